@@ -1,7 +1,7 @@
-//! A disk: time and processor time of a request, by controller, depth and size, in the page cache
-//! and around it.
+//! Disks: time and processor time of a request, by controller, queue depth and size, with and
+//! without the page cache.
 //!
-//! Words after `--` leave some out: `nvme`, `virtio-blk`, `cached`, `direct`.
+//! Words after `--` select a part: `nvme`, `virtio-blk`, `cached`, `direct`.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -18,37 +18,53 @@ use transom_benches::table::{Samples, measured, print, rows_table};
 
 const ROUNDS: usize = 5;
 const SPAN_MIB: usize = 256;
-/// As the kernel has it for this architecture.
+/// The kernel's value on this architecture.
 const O_DIRECT: i32 = 0o40000;
 
-/// What a work is called, bytes, depth, and requests in the page cache and around it.
-type Work = (&'static str, &'static str, u64, [u64; 2]);
+struct Workload {
+    /// `read` or `fill`, in the probe's words.
+    mode: &'static str,
+    /// The size of a request.
+    block: &'static str,
+    depth: u64,
+    /// The number of requests with the page cache, and without it.
+    requests: [u64; 2],
+}
 
-/// Writes come last, so that nothing that is being written disturbs a read.
-const WORKS: [Work; 6] = [
-    ("read", "4K", 1, [20_000, 2000]),
-    ("read", "4K", 32, [200_000, 20_000]),
-    ("read", "128K", 32, [8000, 2000]),
-    ("fill", "4K", 1, [20_000, 2000]),
-    ("fill", "4K", 32, [200_000, 20_000]),
-    ("fill", "128K", 32, [8000, 2000]),
+const fn workload(
+    mode: &'static str,
+    block: &'static str,
+    depth: u64,
+    requests: [u64; 2],
+) -> Workload {
+    Workload { mode, block, depth, requests }
+}
+
+/// Writes come last, so that their writeback does not disturb reads.
+const WORKLOADS: [Workload; 6] = [
+    workload("read", "4K", 1, [20_000, 2000]),
+    workload("read", "4K", 32, [200_000, 20_000]),
+    workload("read", "128K", 32, [8000, 2000]),
+    workload("fill", "4K", 1, [20_000, 2000]),
+    workload("fill", "4K", 32, [200_000, 20_000]),
+    workload("fill", "128K", 32, [8000, 2000]),
 ];
 
-/// A controller, and whether the page cache is left out.
+/// A controller, and whether requests bypass the page cache.
 #[derive(Clone, Copy)]
-struct Way {
+struct Setup {
     controller: Controller,
     direct: bool,
 }
 
-const WAYS: [Way; 4] = [
-    Way { controller: Controller::Virtio, direct: false },
-    Way { controller: Controller::Nvme, direct: false },
-    Way { controller: Controller::Virtio, direct: true },
-    Way { controller: Controller::Nvme, direct: true },
+const SETUPS: [Setup; 4] = [
+    Setup { controller: Controller::Virtio, direct: false },
+    Setup { controller: Controller::Nvme, direct: false },
+    Setup { controller: Controller::Virtio, direct: true },
+    Setup { controller: Controller::Nvme, direct: true },
 ];
 
-impl Way {
+impl Setup {
     fn controller(self) -> &'static str {
         if self.controller == Controller::Nvme { "nvme" } else { "virtio-blk" }
     }
@@ -57,17 +73,17 @@ impl Way {
         if self.direct { "direct" } else { "cached" }
     }
 
-    fn requests(self, work: &Work) -> u64 {
-        work.3[usize::from(self.direct)]
+    fn requests(self, workload: &Workload) -> u64 {
+        workload.requests[usize::from(self.direct)]
     }
 }
 
-/// What one run tells of one work, in microseconds.
+/// The result of one run of a workload, in microseconds.
 #[derive(Clone, Copy)]
 struct Figures {
-    /// At depth 1 the median of their latencies, else the time from one to the next.
+    /// At depth 1 the median latency, otherwise the time per request.
     each: f64,
-    /// Of the process' threads but the guest's processor.
+    /// Processor time of the process per request, without the vCPU's thread.
     processor: f64,
 }
 
@@ -81,26 +97,29 @@ fn main() -> Result<()> {
     }
     file.sync_all().context("a disk")?;
     let words: Vec<_> = std::env::args().skip(1).filter(|it| !it.starts_with("--")).collect();
-    let named = |way: &Way| words.iter().all(|it| [way.controller(), way.cache()].contains(&&**it));
-    for way in WAYS.into_iter().filter(named) {
-        if way.direct && OpenOptions::new().read(true).custom_flags(O_DIRECT).open(&disk).is_err() {
-            eprintln!("not compared: direct, {} cannot", folder.path().display());
+    let named =
+        |setup: &Setup| words.iter().all(|it| [setup.controller(), setup.cache()].contains(&&**it));
+    for setup in SETUPS.into_iter().filter(named) {
+        if setup.direct && OpenOptions::new().read(true).custom_flags(O_DIRECT).open(&disk).is_err()
+        {
+            eprintln!("not compared: direct, {} does not support it", folder.path().display());
             continue;
         }
-        let able: Vec<_> = all.iter().filter(|it| it.has(way.controller, way.direct)).collect();
-        compare(way, &able, &disk)?;
+        let able: Vec<_> = all.iter().filter(|it| it.has(setup.controller, setup.direct)).collect();
+        compare(setup, &able, &disk)?;
     }
     Ok(())
 }
 
-/// Measures all in turn, and the host itself where `fio` is there and there is no cache.
-fn compare(way: Way, all: &[&Rival], disk: &Path) -> Result<()> {
+/// Measures all programs in turn. Without the page cache, also measures the host itself if `fio` is
+/// installed.
+fn compare(setup: Setup, all: &[&Rival], disk: &Path) -> Result<()> {
     let mut rows: Vec<_> = all.iter().map(|rival| (rival.name, rival.note)).collect();
-    let fio = way.direct && Command::new("fio").arg("--version").output().is_ok();
+    let fio = setup.direct && Command::new("fio").arg("--version").output().is_ok();
     if fio {
         rows.push(("fio", "on the host, without any guest"));
     }
-    let mut samples = WORKS.map(|_| vec![[Samples::new(), Samples::new()]; rows.len()]);
+    let mut samples = WORKLOADS.map(|_| vec![[Samples::new(), Samples::new()]; rows.len()]);
     for round in 0..=ROUNDS {
         for (index, (name, _)) in rows.iter().enumerate() {
             let mut cells: Vec<_> = samples.iter_mut().flat_map(|it| &mut it[index]).collect();
@@ -108,8 +127,8 @@ fn compare(way: Way, all: &[&Rival], disk: &Path) -> Result<()> {
                 continue;
             }
             let figures = match all.get(index) {
-                Some(rival) => run(rival, way, disk),
-                None => WORKS.iter().map(|work| host(work, way, disk)).collect(),
+                Some(rival) => run(rival, setup, disk),
+                None => WORKLOADS.iter().map(|workload| host(workload, setup, disk)).collect(),
             };
             let figures: Vec<Figures> =
                 measured(name, cells.drain(..), figures)?.unwrap_or_default();
@@ -120,9 +139,9 @@ fn compare(way: Way, all: &[&Rival], disk: &Path) -> Result<()> {
             }
         }
     }
-    for ((mode, block, depth, _), samples) in WORKS.iter().zip(&samples) {
+    for (Workload { mode, block, depth, .. }, samples) in WORKLOADS.iter().zip(&samples) {
         let name = if *mode == "fill" { "write" } else { mode };
-        let (controller, cache) = (way.controller(), way.cache());
+        let (controller, cache) = (setup.controller(), setup.cache());
         for (column, what) in ["time", "processor time of the host's side"].iter().enumerate() {
             let samples: Vec<_> = samples.iter().map(|it| it[column].clone()).collect();
             let title = format!("{controller}, {cache}, {name}, {block}, depth {depth}: {what}");
@@ -135,17 +154,17 @@ fn compare(way: Way, all: &[&Rival], disk: &Path) -> Result<()> {
     Ok(())
 }
 
-fn run(rival: &Rival, way: Way, disk: &Path) -> Result<Vec<Figures>> {
-    let words = WORKS.map(|work| {
-        let (mode, block, depth, _) = work;
-        let requests = way.requests(&work);
+fn run(rival: &Rival, setup: Setup, disk: &Path) -> Result<Vec<Figures>> {
+    let words = WORKLOADS.map(|workload| {
+        let Workload { mode, block, depth, .. } = workload;
+        let requests = setup.requests(&workload);
         format!("disk={mode},depth={depth},block={block},requests={requests},span={SPAN_MIB}M")
     });
     let words = format!("checks=none then=halt {}", words.join(" "));
-    let disks = [Disk { controller: way.controller, path: disk, direct: way.direct }];
+    let disks = [Disk { controller: setup.controller, path: disk, direct: setup.direct }];
     let equipment = Equipment { disks: &disks, ..Equipment::default() };
     let mut machine = Machine::start(&mut rival.equipped(&words, &equipment)?)?;
-    let parts = machine.parts("disk", WORKS.len())?.into_iter();
+    let parts = machine.parts("disk", WORKLOADS.len())?.into_iter();
     let figures = parts.map(|(finding, used)| {
         let number = |key: &str| finding[key].as_f64().with_context(|| key.to_owned());
         let requests = number("requests")?;
@@ -158,22 +177,22 @@ fn run(rival: &Rival, way: Way, disk: &Path) -> Result<Vec<Figures>> {
     figures.collect()
 }
 
-/// The same by `fio`, with the best that it has.
-fn host(work: &Work, way: Way, disk: &Path) -> Result<Figures> {
-    let (mode, block, depth, _) = work;
-    let requests = way.requests(work);
+/// Runs the workload on the host with `fio`, in its fastest configuration.
+fn host(workload: &Workload, setup: Setup, disk: &Path) -> Result<Figures> {
+    let Workload { mode, block, depth, .. } = workload;
+    let requests = setup.requests(workload);
     let mut fio = Command::new("fio");
     fio.args(["--name=host", "--output-format=json", "--direct=1", "--ioengine=io_uring"]);
     fio.arg(format!("--filename={}", disk.display()));
     fio.arg(format!("--rw={}", if *mode == "read" { "randread" } else { "randwrite" }));
     fio.arg(format!("--bs={block}")).arg(format!("--iodepth={depth}"));
-    // So much, however often the file is gone through.
+    // The total number of bytes, even if it exceeds the size of the file.
     let bytes = block.trim_end_matches('K').parse::<u64>()? * 1024 * requests;
     fio.arg(format!("--size={SPAN_MIB}M")).arg(format!("--io_size={bytes}")).arg("--norandommap");
     let output = fio.output().context("fio")?;
     ensure!(output.status.success(), "fio: {}", String::from_utf8_lossy(&output.stderr));
-    let told: Value = serde_json::from_slice(&output.stdout).context("fio's JSON")?;
-    let job = &told["jobs"][0];
+    let report: Value = serde_json::from_slice(&output.stdout).context("fio's JSON")?;
+    let job = &report["jobs"][0];
     let part = &job[if *mode == "read" { "read" } else { "write" }];
     let number = |value: &Value| value.as_f64().context("a number of fio's");
     let (count, milliseconds) = (number(&part["total_ios"])?, number(&part["runtime"])?);

@@ -1,4 +1,4 @@
-//! What it costs to send a picture: time on one core and bytes, for each encoding.
+//! The cost of sending a picture: time on one core and bytes, for each encoding.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use screen::rfb::picture::{Area, View};
 use transom_benches::pictures::{Picture, Scene, scenes};
 use transom_benches::table::{Spread, print};
 
-/// Frames that count. One more comes before, as a client gets one when it has come.
+/// Measured frames. One more frame comes first, like the one that a new client receives.
 const FRAMES: usize = 15;
 
 /// A column of the table.
@@ -43,7 +43,7 @@ fn columns() -> Vec<Column> {
     all.map(column).into()
 }
 
-/// Milliseconds and kilobytes of a frame.
+/// Measures milliseconds and kilobytes per frame, and rectangles.
 fn measure(scene: &mut Scene, choice: &Choice) -> (Spread, f64, usize) {
     let (mut encoder, mut out) = (Encoder::new(), Vec::new());
     let (mut times, mut bytes, mut rectangles) = (Vec::new(), 0, 0);
@@ -63,14 +63,14 @@ fn measure(scene: &mut Scene, choice: &Choice) -> (Spread, f64, usize) {
     (Spread::of(&times), bytes as f64 / times.len() as f64 / 1e3, rectangles)
 }
 
-/// Processor time of this thread: others that want the core do not count.
+/// Processor time of this thread, so that other threads on this core do not count.
 fn milliseconds() -> f64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     now.tv_sec as f64 * 1e3 + now.tv_nsec as f64 / 1e6
 }
 
 fn main() -> Result<()> {
-    let heads = ["ms", "least", "p90", "kB", "rects"];
+    let heads = ["ms", "min", "p90", "kB", "rects"];
     let mut text = format!("{:<18}{:<10}", "picture", "encoding");
     heads.iter().try_for_each(|head| write!(text, "{head:>10}"))?;
     text.push('\n');
@@ -80,7 +80,7 @@ fn main() -> Result<()> {
             writeln!(
                 text,
                 "{:<18}{name:<10}{:>10.2}{:>10.2}{:>10.2}{kilobytes:>10.1}{rectangles:>10}",
-                scene.name, time.median, time.least, time.ninth
+                scene.name, time.median, time.min, time.p90
             )?;
         }
         print(&text);

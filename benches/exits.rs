@@ -1,4 +1,4 @@
-//! What it costs the guest to leave and come back: the kernel's part, and ours.
+//! The cost of a guest exit: the kernel's part, and ours.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -9,12 +9,12 @@ use transom_benches::rival::{Rival, rivals};
 use transom_benches::table::{Samples, measured, print, table};
 
 const ROUNDS: usize = 5;
-/// Nobody of us is in `exit-cpuid`: it is the kernel's share of the others.
+/// The kernel handles `exit-cpuid` alone: its cost is the kernel's part of the other exits.
 const KINDS: [&str; 3] = ["exit-port", "exit-mmio", "exit-cpuid"];
 
 fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // Where firmware comes first a round takes seconds, and exits are those of the other QEMU.
+    // With firmware a round takes seconds, and the exits are those of the other QEMU machine.
     let all = rivals(&folder, &["qemu q35"])?;
     let mut samples = BTreeMap::from(KINDS.map(|kind| (kind, vec![Samples::new(); all.len()])));
     for _ in 0..ROUNDS {

@@ -1,5 +1,5 @@
-//! An idle machine: processor time of the whole process while its guest halts, with two disks and a
-//! network that were used before.
+//! An idle machine: processor time of the whole process while its guest halts, after it used two
+//! disks and a network.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -15,10 +15,10 @@ use transom_benches::tap::{HOST, NAME, Tap};
 
 const ROUNDS: usize = 3;
 const IDLE: Duration = Duration::from_secs(20);
-/// Until all that polls has stopped.
+/// The time after which all polling has stopped.
 const SETTLE: Duration = Duration::from_secs(1);
-/// What shows that polling stops by itself: 1 % of a core.
-const MOST: f64 = 10_000.0;
+/// The limit in microseconds per second, 1 % of a core. It proves that polling stops by itself.
+const MAX_US: f64 = 10_000.0;
 
 fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -42,12 +42,12 @@ fn main() -> Result<()> {
     let note = |it: &Rival| if it.has(Controller::Nvme, false) { "" } else { "no NVMe" };
     let rows: Vec<_> = all.iter().map(|rival| (rival.name, note(rival))).collect();
     print(&rows_table(&title, "us of processor time a second", &rows, &samples));
-    let most = samples[0].values().iter().copied().fold(0.0, f64::max);
-    ensure!(most < MOST, "our idle machine took {most:.0} us a second");
+    let max = samples[0].values().iter().copied().fold(0.0, f64::max);
+    ensure!(max < MAX_US, "vmm's idle machine took {max:.0} us a second: the limit is {MAX_US} us");
     Ok(())
 }
 
-/// Microseconds of processor time in a second.
+/// Measures the processor time in microseconds per second.
 fn idle(rival: &Rival, [one, other]: &[PathBuf; 2], tap: &Tap) -> Result<f64> {
     let words = format!(
         "checks=none then=halt disk=read,span=4M,wait=interrupt net=arp,host={HOST},count=100"
@@ -64,7 +64,7 @@ fn idle(rival: &Rival, [one, other]: &[PathBuf; 2], tap: &Tap) -> Result<f64> {
     let (before, start) = (machine.all_seconds()?, Instant::now());
     sleep(IDLE);
     let used = machine.all_seconds()? - before;
-    // What was used until now shows that it is counted at all.
-    ensure!(before > 0.0, "no processor time is told of the process");
+    // Startup took processor time, so zero means that the measurement does not work.
+    ensure!(before > 0.0, "the kernel reports no processor time of the process");
     Ok(used / start.elapsed().as_secs_f64() * 1e6)
 }

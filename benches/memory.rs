@@ -1,4 +1,4 @@
-//! Memory of the process beyond the guest's RAM, when the guest has done its work and is idle.
+//! Memory of the process beyond the guest's RAM, after the guest has done its work and is idle.
 #![forbid(unsafe_code)]
 
 use anyhow::Result;

@@ -1,5 +1,5 @@
-//! A network: packets and megabytes per second into a tap, a round trip to this host, and the
-//! processor time of each.
+//! Network: packets and megabytes per second to a tap, a round trip to this host, and the processor
+//! time of each.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -12,14 +12,14 @@ use transom_benches::tap::{HOST, NAME, Tap};
 
 const ROUNDS: usize = 5;
 
-/// What it is called, the probe's word for it, and whether its latency counts.
-const WORKS: [(&str, &str, bool); 3] = [
+/// The name, the probe's word, and whether it measures a round trip.
+const WORKLOADS: [(&str, &str, bool); 3] = [
     ("send 1514 bytes", "net=send,size=1514,depth=256,count=1000000", false),
     ("send 64 bytes", "net=send,size=64,depth=256,count=1000000", false),
-    ("ask the host, 64 bytes there", "net=arp,host=HOST,size=64,count=20000", true),
+    ("round trip to the host, 64 bytes", "net=arp,host=HOST,size=64,count=20000", true),
 ];
 
-/// A program, and how it moves frames.
+/// A program, and its way to move frames.
 struct Entry {
     rival: usize,
     name: &'static str,
@@ -27,15 +27,15 @@ struct Entry {
     vhost: bool,
 }
 
-/// What one run tells of one work, as [`columns`] has it.
+/// The result of one run of a workload. [`columns`] names the figures.
 type Figures = [f64; 3];
 
-/// What the figures are, where they tell something: packets per second in thousands, and megabytes
-/// per second, or else microseconds; and microseconds of the host's side.
-fn columns(asks: bool) -> [Option<(&'static str, &'static str)>; 3] {
+/// The names and units of the figures that are printed: the rate and the throughput, or the latency
+/// of a round trip, and the processor time of the host's side.
+fn columns(is_round_trip: bool) -> [Option<(&'static str, &'static str)>; 3] {
     let (rate, throughput) = (("rate", "thousand/s"), ("throughput", "MB/s"));
     let processor = Some(("processor time of the host's side for each", "us"));
-    if asks {
+    if is_round_trip {
         [Some(("median round trip", "us")), None, processor]
     } else {
         [Some(rate), Some(throughput), processor]
@@ -47,7 +47,7 @@ fn main() -> Result<()> {
     let rivals = rivals(&folder, &["qemu microvm"])?;
     let entries = entries(&rivals);
     let tap = Tap::new()?;
-    let mut samples = WORKS.map(|_| vec![[const { Samples::new() }; 3]; entries.len()]);
+    let mut samples = WORKLOADS.map(|_| vec![[const { Samples::new() }; 3]; entries.len()]);
     for round in 0..=ROUNDS {
         for (index, entry) in entries.iter().enumerate() {
             let mut rows: Vec<_> = samples.iter_mut().flat_map(|it| &mut it[index]).collect();
@@ -63,9 +63,9 @@ fn main() -> Result<()> {
         }
     }
     let rows: Vec<_> = entries.iter().map(|entry| (entry.name, entry.note)).collect();
-    for ((name, _, asks), samples) in WORKS.iter().zip(&samples) {
-        for (column, told) in columns(*asks).into_iter().enumerate() {
-            let Some((what, unit)) = told else { continue };
+    for ((name, _, is_round_trip), samples) in WORKLOADS.iter().zip(&samples) {
+        for (column, head) in columns(*is_round_trip).into_iter().enumerate() {
+            let Some((what, unit)) = head else { continue };
             let samples: Vec<_> = samples.iter().map(|it| it[column].clone()).collect();
             print(&format!("{}\n", rows_table(&format!("{name}: {what}"), unit, &rows, &samples)));
         }
@@ -73,12 +73,13 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Ours, and QEMU with its own way and the kernel's, where that is there.
+/// All programs. QEMU is there with `vhost=off`, and also with `vhost=on` if the host has
+/// vhost-net.
 fn entries(rivals: &[Rival]) -> Vec<Entry> {
     let mut entries = Vec::new();
     let vhost = Path::new("/dev/vhost-net").exists();
     if !vhost {
-        eprintln!("not compared: vhost=on, there is no /dev/vhost-net");
+        eprintln!("not compared: vhost=on: this host has no /dev/vhost-net");
     }
     for (index, rival) in rivals.iter().enumerate() {
         let mut add = |note, vhost| {
@@ -97,16 +98,16 @@ fn entries(rivals: &[Rival]) -> Vec<Entry> {
 }
 
 fn run(entry: &Entry, rival: &Rival, tap: &Tap) -> Result<Vec<Figures>> {
-    let words: Vec<_> = WORKS.iter().map(|(_, word, _)| word.replace("HOST", HOST)).collect();
+    let words: Vec<_> = WORKLOADS.iter().map(|(_, word, _)| word.replace("HOST", HOST)).collect();
     let words = format!("checks=none then=halt {}", words.join(" "));
     let equipment = Equipment { tap: Some(NAME), vhost: entry.vhost, ..Equipment::default() };
     let mut machine = Machine::start(&mut tap.inside(&rival.equipped(&words, &equipment)?))?;
-    let parts = machine.parts("net", WORKS.len())?.into_iter();
-    let figures = parts.zip(WORKS).map(|((finding, used), (_, _, asks))| {
+    let parts = machine.parts("net", WORKLOADS.len())?.into_iter();
+    let figures = parts.zip(WORKLOADS).map(|((finding, used), (_, _, is_round_trip))| {
         let number = |key: &str| finding[key].as_f64().with_context(|| key.to_owned());
         let sent = number("sent")?;
         let rate = sent / number("microseconds")? * 1e3;
-        let first = if asks { number("median_ns")? / 1e3 } else { rate };
+        let first = if is_round_trip { number("median_ns")? / 1e3 } else { rate };
         Ok([first, rate * number("size")? / 1e3, used * 1e6 / sent])
     });
     figures.collect()

@@ -1,5 +1,5 @@
-//! The pod: how soon its page and its guest are there, what its processes take, and its image.
-//! Under Podman, where it is, beside a web server that does nothing else.
+//! The pod: the time to its page and to its guest, the memory of its processes, and the size of its
+//! image. If Podman is installed, also compares a container with one that runs only a web server.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use transom_benches::machine::{Machine, REPORTED};
+use transom_benches::machine::{Machine, REPORT_END};
 use transom_benches::rival::{MEMORY, release};
 use transom_benches::table::{Samples, print, rows_table};
 
 const ROUNDS: usize = 20;
-/// An engine takes its time.
+/// Fewer rounds, because a container engine is slow.
 const ENGINE_ROUNDS: usize = 7;
 const PATIENCE: Duration = Duration::from_secs(60);
 const IMAGE: &str = "localhost/transom-bench";
-/// The other image.
+/// The image with only a web server.
 const SERVER: &str = "localhost/transom-bench-httpd";
 
 fn main() -> Result<()> {
@@ -38,7 +38,7 @@ fn main() -> Result<()> {
             guest.push(later);
         }
     }
-    let rows = [("page", "the first byte of /"), ("guest", "its first byte in the log")];
+    let rows = [("page", "first byte of /"), ("guest", "first byte in the log")];
     print(&rows_table("pod: exec to", "ms", &rows, &[page, guest]));
     let rows = memory(&programs, folder.path())?;
     let names: Vec<_> = rows.iter().map(|(name, _)| (name.as_str(), "")).collect();
@@ -53,7 +53,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// The pod with the probe, outside of any container, with its page at this port.
+/// A pod with the probe, outside of a container, with its page at this port.
 fn pod(programs: &Path, folder: &Path, port: u16) -> Result<Command> {
     let mut command = Command::new(programs.join("transom"));
     command.arg("pod").env_clear().envs(settings(port)?).env("STORAGE", folder);
@@ -62,7 +62,7 @@ fn pod(programs: &Path, folder: &Path, port: u16) -> Result<Command> {
 
 fn settings(port: u16) -> Result<[(&'static str, String); 7]> {
     Ok([
-        // That of the machine before may be free only a moment later.
+        // Use another port each time, because the previous machine's port may still be in use.
         ("VNC_PORT", free_port()?.to_string()),
         ("VERSION", "probe".into()),
         ("NETWORK", "none".into()),
@@ -77,7 +77,7 @@ fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// Milliseconds to the page and to the guest.
+/// Measures the milliseconds to the page and to the guest.
 fn start(programs: &Path, folder: &Path) -> Result<(f64, f64)> {
     let port = free_port()?;
     let begin = Instant::now();
@@ -88,15 +88,16 @@ fn start(programs: &Path, folder: &Path) -> Result<(f64, f64)> {
     Ok((page * 1e3, guest.as_secs_f64() * 1e3))
 }
 
-/// Ends a pod as an engine does: after one that was killed the next waits for its machine's end.
+/// Stops a pod as an engine does. After a kill, the next pod would wait for the end of the old
+/// machine.
 fn end(mut machine: Machine) -> Result<()> {
     let pid = i32::try_from(machine.id()).ok().and_then(Pid::from_raw).context("a process")?;
     kill_process(pid, Signal::TERM)?;
-    while machine.hear().is_ok() {}
+    while machine.read_output().is_ok() {}
     Ok(())
 }
 
-/// Asks for the page until somebody answers: seconds since the start.
+/// Requests the page until it is served, and returns the seconds since `begin`.
 fn first_byte(port: u16, begin: Instant) -> Result<f64> {
     loop {
         if let Ok(mut stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) {
@@ -111,14 +112,14 @@ fn first_byte(port: u16, begin: Instant) -> Result<f64> {
     }
 }
 
-/// What each process takes, and all of them.
+/// Measures the memory of each process, and the total.
 fn memory(programs: &Path, folder: &Path) -> Result<Vec<(String, f64)>> {
     let port = free_port()?;
     let begin = Instant::now();
     let mut machine = Machine::start(&mut pod(programs, folder, port)?)?;
     first_byte(port, begin)?;
-    // Its report is the last that the guest does.
-    machine.wait_for(REPORTED, 1)?;
+    // The report is the guest's last action.
+    machine.wait_for(REPORT_END, 1)?;
     let mut rows = Vec::new();
     for pid in family(machine.id())? {
         let name = fs::read_to_string(format!("/proc/{pid}/comm"))?.trim().to_owned();
@@ -130,7 +131,7 @@ fn memory(programs: &Path, folder: &Path) -> Result<Vec<(String, f64)>> {
     Ok(rows)
 }
 
-/// A process and those below it.
+/// A process and its descendants.
 fn family(pid: u32) -> Result<Vec<u32>> {
     let mut all = vec![pid];
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -142,10 +143,10 @@ fn family(pid: u32) -> Result<Vec<u32>> {
     Ok(all)
 }
 
-/// Podman, or why there is none that can be used.
+/// The command for Podman, or the reason why it cannot be used.
 fn engine() -> Result<Vec<String>> {
     let here = Command::new("podman").arg("--version").stdout(Stdio::null()).status();
-    ensure!(here.is_ok_and(|it| it.success()), "there is no podman");
+    ensure!(here.is_ok_and(|it| it.success()), "podman is not installed");
     ensure!(rustix::process::geteuid().is_root(), "containers with devices need root");
     let words = std::env::var("TRANSOM_PODMAN").unwrap_or_else(|_| "podman".into());
     Ok(words.split_whitespace().map(str::to_owned).collect())
@@ -157,17 +158,17 @@ fn podman(words: &[String], more: &[&str]) -> Command {
     command
 }
 
-fn said(command: &mut Command) -> Result<String> {
+fn output_of(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{command:?}: {error}");
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The image, and from `podman run` to the first byte.
+/// Measures the size of the image, and the time from `podman run` to the first byte.
 fn contained(words: &[String], folder: &TempDir) -> Result<()> {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    said(Command::new(top.join("deploy/image")).args(["--podman", &words.join(" "), IMAGE]))?;
+    output_of(Command::new(top.join("deploy/image")).args(["--podman", &words.join(" "), IMAGE]))?;
     let busybox = PathBuf::from("/bin/busybox");
     ensure!(busybox.exists(), "{}: install busybox-static", busybox.display());
     let stage = folder.path().join("httpd");
@@ -176,8 +177,9 @@ fn contained(words: &[String], folder: &TempDir) -> Result<()> {
     fs::write(stage.join("index.html"), "here")?;
     fs::write(stage.join("Containerfile"), "FROM scratch\nCOPY busybox index.html /\n")?;
     let stage = stage.display().to_string();
-    said(&mut podman(words, &["build", "--quiet", "--tag", SERVER, &stage]))?;
-    let size = said(&mut podman(words, &["image", "inspect", "--format", "{{.Size}}", IMAGE]))?;
+    output_of(&mut podman(words, &["build", "--quiet", "--tag", SERVER, &stage]))?;
+    let size =
+        output_of(&mut podman(words, &["image", "inspect", "--format", "{{.Size}}", IMAGE]))?;
     let size: f64 = size.trim().parse()?;
     print(&format!("\nimage: {:.1} MB\n", size / 1e6));
     let mut samples = [Samples::new(), Samples::new()];
@@ -192,27 +194,27 @@ fn contained(words: &[String], folder: &TempDir) -> Result<()> {
     let rows = [("transom", "the page, while the machine starts"), ("busybox httpd", "a file")];
     print(&format!("\n{}", rows_table("podman run to the first byte", "ms", &rows, &samples)));
     for image in [IMAGE, SERVER] {
-        said(&mut podman(words, &["rmi", image]))?;
+        output_of(&mut podman(words, &["rmi", image]))?;
     }
     Ok(())
 }
 
-/// Milliseconds until a container answers.
+/// Measures the milliseconds until a container answers.
 fn run(words: &[String], ours: bool) -> Result<f64> {
     let port = free_port()?;
-    let mut said_of_it = vec!["run", "--detach", "--network", "host"];
+    let mut arguments = vec!["run", "--detach", "--network", "host"];
     let settings = settings(port)?.map(|(name, value)| format!("{name}={value}"));
     let text = port.to_string();
     if ours {
-        said_of_it.extend(["--device", "/dev/kvm"]);
-        settings.iter().for_each(|it| said_of_it.extend(["--env", it]));
-        said_of_it.push(IMAGE);
+        arguments.extend(["--device", "/dev/kvm"]);
+        settings.iter().for_each(|it| arguments.extend(["--env", it]));
+        arguments.push(IMAGE);
     } else {
-        said_of_it.extend([SERVER, "/busybox", "httpd", "-f", "-p", &text, "-h", "/"]);
+        arguments.extend([SERVER, "/busybox", "httpd", "-f", "-p", &text, "-h", "/"]);
     }
     let begin = Instant::now();
-    // It is waited for beside the engine, which says when it is done only later.
-    let mut command = podman(words, &said_of_it);
+    // Request the page while the engine still runs, because the engine exits only later.
+    let mut command = podman(words, &arguments);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let took = first_byte(port, begin);
     let output = child.wait_with_output()?;
@@ -220,6 +222,6 @@ fn run(words: &[String], ours: bool) -> Result<f64> {
         bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
     let name = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    said(&mut podman(words, &["rm", "--force", "--time", "0", &name]))?;
+    output_of(&mut podman(words, &["rm", "--force", "--time", "0", &name]))?;
     Ok(took? * 1e3)
 }

@@ -1,8 +1,8 @@
-//! A screen, as a viewer gets it: bytes and processor time of an update, updates a second, the time
-//! from the guest's write to the viewer's pixel, and what a still screen costs.
+//! The screen from the view of a viewer: bytes and processor time of an update, updates per second,
+//! the time from the guest's write to the viewer's pixel, and the cost of a still screen.
 //!
-//! Words after `--` choose: `1080p` or `4k`; `desktop`, `scrolling`, `video`, `redraw` or
-//! `animation`; `zrle`, `tight` or `jpeg`; `latency`; `idle`.
+//! Words after `--` select a part: the size (`1080p`, `4k`), the scene (`desktop`, `scrolling`,
+//! `video`, `redraw`, `animation`), the encoding (`zrle`, `tight`, `jpeg`), `latency`, or `idle`.
 #![forbid(unsafe_code)]
 
 #[path = "screen/stage.rs"]
@@ -20,45 +20,46 @@ use transom_benches::machine::Machine;
 use transom_benches::pictures::Picture;
 use transom_benches::rival::{MEMORY, Rival, rivals};
 use transom_benches::table::{Samples, Spread, measured, print, rows_table};
-use transom_benches::viewer::{Viewer, WISHES, Wish};
+use transom_benches::viewer::{PREFERENCES, Preference, Viewer};
 
 use self::stage::{Scene, Stage};
 
 const ROUNDS: usize = 3;
-/// How long something that moves is looked at.
+/// The time to measure a moving scene.
 const SPAN: Duration = Duration::from_secs(2);
-/// So many times something that stays is asked for.
+/// The number of requests for a still scene.
 const FRAMES: u32 = 6;
-/// So many answers are waited for in a round.
+/// The number of answers of each kind in a round.
 const ANSWERS: u32 = 16;
-/// How long a still screen is looked at, and how long all takes to come to rest before.
+/// The time to measure a still screen.
 const IDLE: Duration = Duration::from_secs(20);
+/// The time until everything is at rest.
 const SETTLE: Duration = Duration::from_secs(7);
-/// Of a core, with a viewer that looks at a still screen.
-const MOST: f64 = 0.1;
-/// The symbol of a key.
+/// The limit in percent of a core for a still screen with a viewer.
+const MAX_IDLE_PERCENT: f64 = 0.1;
+/// The key symbol of `a`.
 const KEY: u32 = 0x61;
 
-/// What one run tells of one scene, by names of [`FIGURES`].
+/// The result of one run of a scene, in the order of [`FIGURES`].
 type Figures = [f64; 6];
 
 const FIGURES: [&str; 6] = ["drawn/s", "updates/s", "CPU ms each", "kB each", "CPU ms/s", "kB/s"];
-/// The figures that are compared.
+/// The figures that have a ratio to ours.
 const COMPARED: [usize; 4] = [2, 3, 4, 5];
 
-/// A machine whose screen can be looked at.
+/// A machine with a socket for viewers.
 struct Shown {
     machine: Machine,
     socket: PathBuf,
 }
 
-/// Where things are.
-struct Places {
+/// The paths of the files.
+struct Paths {
     folder: TempDir,
     module: PathBuf,
 }
 
-/// A program, and whether its viewer wants changes without asking.
+/// A program, and whether its viewer uses continuous updates.
 struct Row<'a> {
     rival: &'a Rival,
     streams: bool,
@@ -78,33 +79,33 @@ fn main() -> Result<()> {
     let module = folder.path().join("module");
     let mut stage = Stage::new();
     stage.write(&module)?;
-    let places = Places { folder, module };
+    let paths = Paths { folder, module };
     let words: Vec<_> = std::env::args().skip(1).filter(|it| !it.starts_with("--")).collect();
     let named = |tags: &[&str]| words.iter().all(|word| tags.contains(&&**word));
-    for wish in WISHES {
-        for scene in stage.scenes.iter().filter(|it| named(&[it.size, it.kind, wish.name])) {
+    for preference in PREFERENCES {
+        for scene in stage.scenes.iter().filter(|it| named(&[it.size, it.kind, preference.name])) {
             if scene.kind != "answer" {
-                print(&compare(&all, &places, scene, wish)?);
+                print(&compare(&all, &paths, scene, preference)?);
             }
         }
     }
     let answer = stage.scenes.iter().find(|it| it.kind == "answer").context("a scene")?;
     if named(&["latency"]) {
-        latency(&all, &places, answer)?;
+        latency(&all, &paths, answer)?;
     }
     if named(&["idle"]) {
-        idle(&all, &places, answer)?;
+        idle(&all, &paths, answer)?;
     }
     Ok(())
 }
 
 /// The program with a display and a socket for viewers.
-fn command(rival: &Rival, places: &Places, lossy: bool) -> Result<Command> {
+fn command(rival: &Rival, paths: &Paths, lossy: bool) -> Result<Command> {
     let mut command = rival.command("checks=none then=halt show=yes")?;
-    let (socket, module) = (places.socket().display().to_string(), places.module.display());
+    let (socket, module) = (paths.socket().display().to_string(), paths.module.display());
     if rival.name == "vmm" {
-        let probe = places.folder.path().join("probe.elf");
-        // Our own guest runs where others do not, although it is not the built-in one here.
+        let probe = paths.folder.path().join("probe.elf");
+        // On a KVM that emulates, `vmm` needs this option to run a guest that is not built in.
         command.arg("--accept-emulation").arg("--kernel").arg(probe);
         command.args(["--initrd", &module.to_string(), "--display", "1920x1080"]);
         command.args(["--vnc", &format!("unix:{socket}")]);
@@ -117,32 +118,32 @@ fn command(rival: &Rival, places: &Places, lossy: bool) -> Result<Command> {
     Ok(command)
 }
 
-impl Places {
+impl Paths {
     fn socket(&self) -> PathBuf {
         self.folder.path().join("screen")
     }
 }
 
 impl Shown {
-    fn new(rival: &Rival, places: &Places, lossy: bool) -> Result<Self> {
-        let mut machine = Machine::start_to_talk(&mut command(rival, places, lossy)?)?;
+    fn new(rival: &Rival, paths: &Paths, lossy: bool) -> Result<Self> {
+        let mut machine = Machine::start_with_input(&mut command(rival, paths, lossy)?)?;
         machine.wait_for("ready\n", 1)?;
-        Ok(Self { machine, socket: places.socket() })
+        Ok(Self { machine, socket: paths.socket() })
     }
 
-    /// Shows a scene; tells how many frames there were of the one before.
+    /// Selects a scene. Returns the number of frames drawn of the previous scene.
     fn choose(&mut self, scene: &Scene) -> Result<f64> {
-        self.machine.said.clear();
-        self.machine.say(&[b'a' + scene.number])?;
+        self.machine.output.clear();
+        self.machine.send(&[b'a' + scene.number])?;
         self.machine.wait_for(&format!("scene {}\n", scene.number), 1)?;
-        let drew = self.machine.said.lines().find_map(|line| line.strip_prefix("drew "));
-        drew.context("how many frames were drawn")?.parse().context("a number of frames")
+        let drew = self.machine.output.lines().find_map(|line| line.strip_prefix("drew "));
+        drew.context("no number of drawn frames")?.parse().context("the number of drawn frames")
     }
 
-    /// A viewer that has all of the picture.
-    fn viewer(&self, scene: &Scene, wish: Wish, streams: bool) -> Result<Viewer> {
+    /// Connects a viewer, and waits until it has the whole picture.
+    fn viewer(&self, scene: &Scene, preference: Preference, streams: bool) -> Result<Viewer> {
         let mut viewer = Viewer::new(&self.socket)?;
-        viewer.wish(wish, streams)?;
+        viewer.set_preference(preference, streams)?;
         let size = if scene.size == "4k" { (3840, 2160) } else { (1920, 1080) };
         loop {
             let before = (viewer.width, viewer.height);
@@ -150,34 +151,34 @@ impl Shown {
             let update = viewer.update()?;
             let all = update.pixels >= size.0 * size.1 && before == size;
             let right = |picture: &Picture| viewer.pixels == picture.pixels;
-            if all && (wish.lossy || scene.still.as_ref().is_none_or(right)) {
+            if all && (preference.lossy || scene.still.as_ref().is_none_or(right)) {
                 return Ok(viewer);
             }
         }
     }
 }
 
-/// Compares all in turn.
-fn compare(all: &[Rival], places: &Places, scene: &Scene, wish: Wish) -> Result<String> {
+/// Compares all programs in turn.
+fn compare(all: &[Rival], paths: &Paths, scene: &Scene, preference: Preference) -> Result<String> {
     let mut rows: Vec<_> = all.iter().map(|rival| Row { rival, streams: false }).collect();
-    if wish.lossy && scene.rate > 0 {
-        // Others have no continuous updates.
+    if preference.lossy && scene.rate > 0 {
+        // The rivals do not support continuous updates.
         rows.insert(1, Row { rival: &all[0], streams: true });
     }
     let mut samples: Vec<Vec<Figures>> = vec![Vec::new(); rows.len()];
     for _ in 0..ROUNDS {
         for (row, samples) in rows.iter().zip(&mut samples) {
-            samples.push(run(row, places, scene, wish).with_context(|| row.name())?);
+            samples.push(run(row, paths, scene, preference).with_context(|| row.name())?);
         }
     }
-    table(scene, wish, &rows, &samples)
+    table(scene, preference, &rows, &samples)
 }
 
-fn run(row: &Row, places: &Places, scene: &Scene, wish: Wish) -> Result<Figures> {
-    let mut shown = Shown::new(row.rival, places, wish.lossy)?;
+fn run(row: &Row, paths: &Paths, scene: &Scene, preference: Preference) -> Result<Figures> {
+    let mut shown = Shown::new(row.rival, paths, preference.lossy)?;
     shown.choose(scene)?;
     let (began, still) = (Instant::now(), scene.rate == 0);
-    let mut viewer = shown.viewer(scene, wish, row.streams)?;
+    let mut viewer = shown.viewer(scene, preference, row.streams)?;
     if row.streams {
         viewer.stream(true)?;
     }
@@ -188,7 +189,7 @@ fn run(row: &Row, places: &Places, scene: &Scene, wish: Wish) -> Result<Figures>
         if !row.streams {
             viewer.ask(!still)?;
         }
-        // A resize, or the cursor, is no update.
+        // A resize, or a change of the cursor, does not count as an update.
         while viewer.update()?.pixels == 0 {}
         updates += 1;
     }
@@ -202,9 +203,14 @@ fn run(row: &Row, places: &Places, scene: &Scene, wish: Wish) -> Result<Figures>
     Ok([drawn, updates / seconds, each[0], each[1], second[0], second[1]])
 }
 
-/// One line for each program: medians and their spread, and how many times ours.
-fn table(scene: &Scene, wish: Wish, rows: &[Row], samples: &[Vec<Figures>]) -> Result<String> {
-    let (size, kind, name) = (scene.size, scene.kind, wish.name);
+/// Builds a table with one line for each program: medians, their spread, and the ratio to ours.
+fn table(
+    scene: &Scene,
+    preference: Preference,
+    rows: &[Row],
+    samples: &[Vec<Figures>],
+) -> Result<String> {
+    let (size, kind, name) = (scene.size, scene.kind, preference.name);
     let mut text = format!("{size}, {kind}, {name} ({ROUNDS} rounds in turn)\n  {:<18}", "");
     FIGURES.iter().try_for_each(|head| write!(text, "{head:>23}"))?;
     COMPARED.iter().try_for_each(|at| write!(text, "{:>15}", format!("x {}", FIGURES[*at])))?;
@@ -215,8 +221,8 @@ fn table(scene: &Scene, wish: Wish, rows: &[Row], samples: &[Vec<Figures>]) -> R
     for (row, its) in rows.iter().zip(samples) {
         write!(text, "  {:<18}", row.name())?;
         for at in 0..FIGURES.len() {
-            let Spread { median, least, most, .. } = spread(its, at);
-            write!(text, "{:>23}", format!("{median:.2} ({least:.2}-{most:.2})"))?;
+            let Spread { median, min, max, .. } = spread(its, at);
+            write!(text, "{:>23}", format!("{median:.2} ({min:.2}-{max:.2})"))?;
         }
         for at in COMPARED {
             let ratio = spread(its, at).median / spread(&samples[0], at).median;
@@ -228,15 +234,15 @@ fn table(scene: &Scene, wish: Wish, rows: &[Row], samples: &[Vec<Figures>]) -> R
     Ok(text)
 }
 
-/// From what the guest writes, or a person types, to the pixel that the viewer has decoded.
-fn latency(all: &[Rival], places: &Places, scene: &Scene) -> Result<()> {
+/// Measures the time from the guest's write, or from a key press, to the viewer's decoded pixel.
+fn latency(all: &[Rival], paths: &Paths, scene: &Scene) -> Result<()> {
     let mut samples = vec![[Samples::new(), Samples::new()]; all.len()];
     for _ in 0..ROUNDS {
         for (rival, samples) in all.iter().zip(&mut samples) {
             if samples[0].has_failed() {
                 continue;
             }
-            let answered = answers(rival, places, scene, samples);
+            let answered = answers(rival, paths, scene, samples);
             measured(rival.name, samples, answered)?;
         }
     }
@@ -249,27 +255,22 @@ fn latency(all: &[Rival], places: &Places, scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-fn answers(
-    rival: &Rival,
-    places: &Places,
-    scene: &Scene,
-    samples: &mut [Samples; 2],
-) -> Result<()> {
-    let mut shown = Shown::new(rival, places, false)?;
+fn answers(rival: &Rival, paths: &Paths, scene: &Scene, samples: &mut [Samples; 2]) -> Result<()> {
+    let mut shown = Shown::new(rival, paths, false)?;
     shown.choose(scene)?;
-    let mut viewer = shown.viewer(scene, WISHES[0], false)?;
+    let mut viewer = shown.viewer(scene, PREFERENCES[0], false)?;
     viewer.ask(true)?;
     for answer in 0..2 * ANSWERS {
-        // At all phases of whatever is periodic.
+        // Vary the pause to cover all phases of periodic work.
         sleep(Duration::from_millis(u64::from(100 + answer * 367 % 500)));
         let (by_key, middle) = (answer % 2 == 1, 540 * 1920 + 960);
         let before = viewer.pixels[middle];
-        shown.machine.said.clear();
+        shown.machine.output.clear();
         let mut start = Instant::now();
         if by_key {
             viewer.key(KEY, answer % 4 == 1)?;
         } else {
-            shown.machine.say(b".")?;
+            shown.machine.send(b".")?;
             shown.machine.wait_for("!", 1)?;
             start = Instant::now();
         }
@@ -285,19 +286,19 @@ fn answers(
     Ok(())
 }
 
-/// A still screen, with nobody who looks and with one viewer: processor time and bytes. And what
-/// memory the process has while it only listens.
-fn idle(all: &[Rival], places: &Places, scene: &Scene) -> Result<()> {
+/// Measures a still screen with and without a viewer (processor time and bytes), and the memory of
+/// a process that only listens.
+fn idle(all: &[Rival], paths: &Paths, scene: &Scene) -> Result<()> {
     let titles = [
-        ("a still screen that nobody looks at", "% of a core"),
-        ("a still screen that somebody looks at", "% of a core"),
-        ("the same: what the viewer is sent", "bytes"),
+        ("a still screen without a viewer", "% of a core"),
+        ("a still screen with a viewer", "% of a core"),
+        ("a still screen with a viewer: data sent", "bytes"),
         ("PSS beyond the guest's RAM, listening for viewers, display off", "MiB"),
     ];
     let mut samples = titles.map(|_| vec![Samples::new(); all.len()]);
     for (at, rival) in all.iter().enumerate() {
         let cells = samples.iter_mut().map(|samples| &mut samples[at]);
-        let figures = measured(rival.name, cells, rest(rival, places, scene))?;
+        let figures = measured(rival.name, cells, rest(rival, paths, scene))?;
         let Some(figures) = figures else { continue };
         samples.iter_mut().zip(figures).for_each(|(samples, it)| samples[at].push(it));
     }
@@ -306,14 +307,17 @@ fn idle(all: &[Rival], places: &Places, scene: &Scene) -> Result<()> {
         print(&format!("{}\n", rows_table(title, unit, &rows, samples)));
     }
     let [_, watched, bytes, _] = samples.map(|it| it[0].values()[0]);
-    ensure!(watched < MOST && bytes == 0.0, "a still screen: {watched:.3} %, {bytes} bytes");
+    ensure!(
+        watched < MAX_IDLE_PERCENT && bytes == 0.0,
+        "a still screen: {watched:.3} %, {bytes} bytes"
+    );
     Ok(())
 }
 
-/// Without the module, which a program may keep.
-fn memory(rival: &Rival, places: &Places) -> Result<u64> {
+/// Measures the PSS of a machine without the module, which a program may keep in memory.
+fn memory(rival: &Rival, paths: &Paths) -> Result<u64> {
     let mut command = rival.command("checks=none then=halt")?;
-    let vnc = format!("unix:{}", places.socket().display());
+    let vnc = format!("unix:{}", paths.socket().display());
     command.args(if rival.name == "vmm" { ["--vnc", &vnc] } else { ["-vnc", &vnc] });
     if rival.name != "vmm" {
         command.args(["-device", "VGA,vgamem_mb=64"]);
@@ -324,9 +328,9 @@ fn memory(rival: &Rival, places: &Places) -> Result<u64> {
     machine.memory_kib("Pss", MEMORY)
 }
 
-fn rest(rival: &Rival, places: &Places, scene: &Scene) -> Result<[f64; 4]> {
-    let memory = memory(rival, places)?;
-    let mut shown = Shown::new(rival, places, false)?;
+fn rest(rival: &Rival, paths: &Paths, scene: &Scene) -> Result<[f64; 4]> {
+    let memory = memory(rival, paths)?;
+    let mut shown = Shown::new(rival, paths, false)?;
     shown.choose(scene)?;
     let share = |machine: &Machine, wait: &mut dyn FnMut() -> Result<u64>| {
         let (before, start) = (machine.processor_seconds()?, Instant::now());
@@ -339,9 +343,9 @@ fn rest(rival: &Rival, places: &Places, scene: &Scene) -> Result<[f64; 4]> {
         sleep(IDLE);
         Ok(0)
     })?;
-    let mut viewer = shown.viewer(scene, WISHES[0], false)?;
+    let mut viewer = shown.viewer(scene, PREFERENCES[0], false)?;
     viewer.ask(true)?;
-    // Something that came too late for the first picture may come now.
+    // A change that was too late for the first picture may arrive now.
     viewer.silence(SETTLE)?;
     viewer.ask(true)?;
     let (watched, bytes) = share(&shown.machine, &mut || viewer.silence(IDLE))?;

@@ -1,4 +1,4 @@
-//! From exec to the first byte that the guest writes to its serial port.
+//! The time from exec to the first byte that the guest writes to its serial port.
 #![forbid(unsafe_code)]
 
 use anyhow::Result;
@@ -7,7 +7,7 @@ use transom_benches::rival::{Rival, rivals};
 use transom_benches::table::{interleave, print, table};
 
 const ROUNDS: usize = 30;
-/// A program that needs seconds is measured less often.
+/// A program that needs seconds, and is measured in fewer rounds.
 const SLOW: &str = "qemu q35";
 const SLOW_ROUNDS: usize = 5;
 
@@ -19,7 +19,7 @@ fn main() -> Result<()> {
     let but = ["cloud-hypervisor", "firecracker", "qemu microvm"];
     let slow = rivals(&folder, &but)?;
     if slow.len() > 1 {
-        let title = "start, with a whole firmware in between";
+        let title = "start, with full firmware before the kernel";
         print(&format!("\n{}", table(title, "ms", &slow, &interleave(&slow, SLOW_ROUNDS, start)?)));
     }
     Ok(())
@@ -27,5 +27,5 @@ fn main() -> Result<()> {
 
 fn start(rival: &Rival) -> Result<f64> {
     let mut machine = Machine::start(&mut rival.command("then=halt checks=none")?)?;
-    Ok(machine.first_words()?.as_secs_f64() * 1e3)
+    Ok(machine.wait_for_guest()?.as_secs_f64() * 1e3)
 }

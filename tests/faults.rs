@@ -59,7 +59,7 @@ fn stops(pod: &mut Running) -> Result<()> {
     pod.signal(Signal::TERM)?;
     let status = pod.wait(PATIENCE)?;
     let said = pod.stdout.text();
-    ensure!(status == 143 && !said.contains("is killed"), "{status}: {said}{}", pod.stderr.text());
+    ensure!(status == 143 && !said.contains("killing it"), "{status}: {said}{}", pod.stderr.text());
     Ok(())
 }
 
@@ -290,7 +290,7 @@ fn without_names_and_without_a_way_out_the_machine_runs() -> Result<()> {
     let mut pod = place.start("ip link delete eth0", &[PROBE, ("NETWORK", "nat")])?;
     pod.says("The probe runs", 1)?;
     let said = pod.stdout.text();
-    ensure!(said.contains("the pod has no network") && said.contains("give it one"), "{said}");
+    ensure!(said.contains("the pod has no network") && said.contains("attach it to one"), "{said}");
     stops(&mut pod)?;
     place.has_nothing_left()
 }
@@ -341,7 +341,7 @@ fn a_signal_ends_the_pod_whenever_it_comes() -> Result<()> {
     connect(&place.control())?.ask(&Command::Pause)?;
     stops(&mut pod)?;
     let said = pod.stdout.text();
-    ensure!(said.contains("it runs on, to shut down") && !said.contains("in time"), "{said}");
+    ensure!(said.contains("it is resumed to shut down") && !said.contains("in time"), "{said}");
     // A repeated SIGTERM does not cut off a guest that installs updates; SIGINT does.
     let mut pod = probe(&place, &[("NETWORK", "none")])?;
     kill_process(place::machine(&pod)?, Signal::STOP)?;

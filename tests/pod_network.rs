@@ -271,9 +271,9 @@ fn says_what_is_missing() -> anyhow::Result<()> {
             "24: NETWORK=nat needs a capability: add --cap-add NET_ADMIN",
         ),
         ("setpriv --bounding-set=-net_bind_service", &[], "NET_BIND_SERVICE"),
-        ("", &[("DEV", "eth7")], "24: DEV=eth7: the pod has only lo"),
-        ("", &[("TAP", "eth0")], "24: TAP=eth0: the pod has another interface of this name"),
-        ("", &[("IP", "10.77.0.30")], "24: IP=10.77.0.30: the pod reaches 10.77.0."),
+        ("", &[("DEV", "eth7")], "24: DEV=eth7: there is no such interface"),
+        ("", &[("TAP", "eth0")], "24: TAP=eth0: the pod has another interface with"),
+        ("", &[("IP", "10.77.0.30")], "24: IP=10.77.0.30: the network 10.77.0."),
         ("env PATH=/nowhere", &[], "24: there is no program `nft`"),
     ];
     for (around, settings, sentence) in cases {

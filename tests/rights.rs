@@ -275,7 +275,7 @@ fn a_machine_of_another_user_says_what_its_jail_lacks() -> Result<()> {
     ensure!(lacks.iter().filter(|it| network(it)).count() == 1, "{held}");
     ensure!(lacks.len() == 1 + landlock, "{held}");
     let said = machine.stderr.text();
-    ensure!(said.contains("network namespace stays"), "{said}");
+    ensure!(said.contains("network namespace cannot be left"), "{said}");
     // Only their user may open the sockets.
     for name in ["control", "vnc"] {
         let metadata = fs::metadata(home.own(name))?;
@@ -306,7 +306,7 @@ fn who_insists_has_no_machine_in_a_network_that_stays() -> Result<()> {
     let disk = home.disk("disk")?.display().to_string();
     let mut vmm = home.command("vmm", &["run", "--jail", "must", "--disk", &disk]);
     let ended = finish(&mut vmm)?;
-    let lacks = "--jail must: the network namespace stays: ";
+    let lacks = "--jail must: the network namespace cannot be left: ";
     ensure!(ended.status == 1 && ended.stderr.contains(lacks), "{ended:?}");
     ensure!(!ended.stdout.contains("probe"), "the guest ran: {ended:?}");
     Ok(())

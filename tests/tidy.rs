@@ -17,6 +17,8 @@ mod direction;
 mod limits;
 #[path = "tidy/papers.rs"]
 mod papers;
+#[path = "tidy/prose.rs"]
+mod prose;
 #[path = "tidy/rings.rs"]
 mod rings;
 #[path = "tidy/safety.rs"]
@@ -311,6 +313,18 @@ rules! {
         accepts [
             file("README.md", concat!("deploy/wo", "rk/x ~/wo", "rk/y")),
             file("tests/lab/lab", concat!("mount /ro", "ot/proc")),
+        ];
+    prose_is_plain: prose::plain,
+        refuses [
+            rust("/// What is waited for.\nfn f() {}"),
+            rust("// It is so. Whose byte it is.\n"),
+            rust("/// It holds so many at most.\nfn f() {}"),
+            rust("fn f() { log(\"whoever asks\") }"),
+            rust("fn f() { log(\"the port is told to others\") }"),
+        ],
+        accepts [
+            rust("/// The event of\n/// What we wait for.\nfn f() {}"),
+            rust("/// Limit: so manyfold.\nfn f() { log(\"who: asked\") }"),
         ];
     suites_are_listed: suites::listed,
         refuses [

@@ -1,4 +1,5 @@
-//! Collects what the devices' sources say of their configuration, for `src/reference.rs` to print.
+//! Collects the documentation of the devices' configuration from their sources, for
+//! `src/reference.rs`.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,18 +18,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// Relative to this package: the devices, and the host's side of them.
+/// The folders with the sources, relative to this package: the devices, and their host side.
 const DEVICES: &str = "../devices/src";
 const HOST: &str = "../devices/host/src";
 
-/// One line of the registry: `"edu" Edu: crate::pci::edu::Config,`.
+/// Parses a line of the registry: `"edu" Edu: crate::pci::edu::Config,`.
 fn registered(line: &str) -> Option<(&str, &str)> {
     let (kind, rest) = line.trim().strip_prefix('"')?.split_once('"')?;
     let path = rest.split_once(": crate::")?.1.strip_suffix("::Config,")?;
     Some((kind, path))
 }
 
-/// Writes `fields.rs`: for each kind of device, what its `Config` and that one's fields are for.
+/// Writes `fields.rs`: for each kind of device, the comments on its `Config` and on the fields.
 fn collect_fields() -> Result<()> {
     let package = PathBuf::from(env::var("CARGO_MANIFEST_DIR").context("not started by cargo")?);
     let [devices, host] = [DEVICES, HOST].map(|folder| package.join(folder));
@@ -55,13 +56,13 @@ fn collect_fields() -> Result<()> {
 /// The source of a module.
 fn module(devices: &Path, path: &str) -> Result<String> {
     let file = devices.join(path.replace("::", "/"));
-    let mut places = [file.with_extension("rs"), file.join("config.rs"), file.join("mod.rs")];
-    let place = places.iter_mut().find(|place| place.exists());
-    let place = place.with_context(|| format!("{}: no such module", file.display()))?;
-    fs::read_to_string(&*place).with_context(|| place.display().to_string())
+    let mut files = [file.with_extension("rs"), file.join("config.rs"), file.join("mod.rs")];
+    let found = files.iter_mut().find(|file| file.exists());
+    let found = found.with_context(|| format!("{}: no such module", file.display()))?;
+    fs::read_to_string(&*found).with_context(|| found.display().to_string())
 }
 
-/// The module of `host` whose `Config` this one is under another name.
+/// The module of `host` whose `Config` this source wraps, if it does.
 fn wrapped(source: &str) -> Option<&str> {
     let line = source.lines().find_map(|line| line.strip_prefix("pub struct Config(pub host::"))?;
     line.strip_suffix("::Config);")
@@ -69,8 +70,8 @@ fn wrapped(source: &str) -> Option<&str> {
 
 type Field = (String, String, String);
 
-/// The comment on `Config`, and name, type and comment of its fields. The sources are formatted,
-/// so that lines are what they seem.
+/// The comment on `Config`, and name, type and comment of its fields. Parses line by line, which
+/// works because the sources are formatted.
 fn config(source: &str) -> Result<(String, Vec<Field>)> {
     let mut fields = Vec::new();
     let mut comment = String::new();

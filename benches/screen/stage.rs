@@ -1,4 +1,4 @@
-//! What the guest shows: pictures that it is given in memory, and scenes that are made of them.
+//! The guest's pictures, which it receives in a module, and the scenes that consist of them.
 
 use std::fs;
 use std::path::Path;
@@ -6,47 +6,62 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use transom_benches::pictures::{LINE, Picture};
 
-/// Room for the table, in bytes.
+/// The size of the table of scenes in bytes.
 const HEADER: usize = 4096;
-/// Numbers of a scene in the table.
+/// The number of fields of a scene in the table.
 const FIELDS: usize = 12;
-/// Lines of text that go by until scrolling begins anew, frames of a video, of an animation.
-const SCROLLED: u16 = 60;
-const VIDEO: usize = 8;
-const ANIMATED: u16 = 14;
-/// The side of what is animated, and of what answers.
+/// The number of lines of text until scrolling starts again.
+const SCROLL_LINES: u16 = 60;
+const VIDEO_FRAMES: usize = 8;
+const ANIMATION_FRAMES: u16 = 14;
+/// The width and height of the animation and of the answer in pixels.
 const SMALL: u16 = 64;
 
-/// Where something is.
+/// A rectangle in pixels.
 #[derive(Clone, Copy)]
 struct Area {
     at: (u16, u16),
     size: (u16, u16),
 }
 
-/// A scene: what it is called, and what is in it.
+/// A scene.
 pub(crate) struct Scene {
-    /// As the probe numbers them.
+    /// The probe's number of the scene.
     pub(crate) number: u8,
     /// `1080p` or `4k`.
     pub(crate) size: &'static str,
     pub(crate) kind: &'static str,
-    /// Frames a second.
+    /// Frames per second.
     pub(crate) rate: u32,
-    /// The first frame, of scenes that stay as they are.
+    /// The picture of a scene that does not change.
     pub(crate) still: Option<Picture>,
 }
 
-/// All scenes, and the file that the guest reads them from.
+/// All scenes, and the module that the guest reads them from.
 pub(crate) struct Stage {
     pub(crate) scenes: Vec<Scene>,
     table: Vec<[usize; FIELDS]>,
     pixels: Vec<u32>,
 }
 
-/// Frames one behind the other in the module: where the first is, bytes of a line, how many there
-/// are, and bytes from one to the next.
+/// Frames in the module: the offset of the first frame, the bytes of a line, the number of frames,
+/// and the bytes from one frame to the next.
 type Reel = [usize; 4];
+
+/// The name of a scene, and its rate in frames per second.
+#[derive(Clone, Copy)]
+struct Title {
+    size: &'static str,
+    kind: &'static str,
+    rate: u32,
+}
+
+/// The picture behind a scene, and its offset in the module.
+#[derive(Clone, Copy)]
+struct Backdrop<'a> {
+    offset: usize,
+    picture: &'a Picture,
+}
 
 impl Stage {
     /// Draws everything.
@@ -55,45 +70,47 @@ impl Stage {
         it.screen("1080p", (1920, 1080), [20, 10]);
         let mut desktop = Picture::new(1920, 1080);
         desktop.desktop();
-        let ground = it.add(&desktop);
-        let video = it.reel(VIDEO, (640, 360), |frame, picture| picture.photo(frame));
+        let backdrop = Backdrop { offset: it.add(&desktop), picture: &desktop };
+        let video = it.reel(VIDEO_FRAMES, (640, 360), |frame, picture| picture.photo(frame));
         let area = Area { at: (600, 300), size: (640, 360) };
-        it.scene(("1080p", "video", 25), area, video, (ground, &desktop));
-        let bar = it.reel(ANIMATED.into(), (SMALL, SMALL), |frame, picture| {
+        it.scene(Title { size: "1080p", kind: "video", rate: 25 }, area, video, backdrop);
+        let bar = it.reel(ANIMATION_FRAMES.into(), (SMALL, SMALL), |frame, picture| {
             for (at, pixel) in picture.pixels.iter_mut().enumerate() {
                 let inside = (frame * 4..frame * 4 + 8).contains(&(at % usize::from(SMALL)));
                 *pixel = if inside { 0x00ff_a020 } else { 0x0020_3040 };
             }
         });
         let area = Area { at: (928, 508), size: (SMALL, SMALL) };
-        it.scene(("1080p", "animation", 100), area, bar, (ground, &desktop));
+        it.scene(Title { size: "1080p", kind: "animation", rate: 100 }, area, bar, backdrop);
         let square = it.reel(4, (SMALL, SMALL), |frame, picture| {
             picture.pixels.fill([0x00ff_0000, 0x0000_ff00, 0x0000_00ff, 0x00ff_ffff][frame]);
         });
-        it.scene(("1080p", "answer", 0), area, square, (ground, &desktop));
+        it.scene(Title { size: "1080p", kind: "answer", rate: 0 }, area, square, backdrop);
         it.screen("4k", (3840, 2160), [10, 5]);
         it
     }
 
-    /// A desktop that stays, a page that scrolls so often a second, and the two by turns.
+    /// Adds a still desktop, a page that scrolls `scroll` times per second, and both in alternation
+    /// at the rate `redraw`.
     fn screen(&mut self, name: &'static str, size: (u16, u16), [scroll, redraw]: [u32; 2]) {
         let mut desktop = Picture::new(size.0, size.1);
         desktop.desktop();
         let whole = Area { at: (0, 0), size };
         let (line, screen) = (4 * usize::from(size.0), desktop.pixels.len() * 4);
         let ground = self.add(&desktop);
-        let mut page = Picture::new(size.0, size.1 + SCROLLED * LINE);
+        let backdrop = Backdrop { offset: ground, picture: &desktop };
+        let mut page = Picture::new(size.0, size.1 + SCROLL_LINES * LINE);
         page.text(0);
         let text = self.add(&page);
         let still = [ground, line, 1, 0];
-        self.scene((name, "desktop", 0), whole, still, (ground, &desktop));
-        let down = [text, line, SCROLLED.into(), line * usize::from(LINE)];
-        self.scene((name, "scrolling", scroll), whole, down, (ground, &desktop));
+        self.scene(Title { size: name, kind: "desktop", rate: 0 }, whole, still, backdrop);
+        let down = [text, line, SCROLL_LINES.into(), line * usize::from(LINE)];
+        self.scene(Title { size: name, kind: "scrolling", rate: scroll }, whole, down, backdrop);
         let turns = [ground, line, 2, screen];
-        self.scene((name, "redraw", redraw), whole, turns, (ground, &desktop));
+        self.scene(Title { size: name, kind: "redraw", rate: redraw }, whole, turns, backdrop);
     }
 
-    /// Where a picture is in the module.
+    /// Adds a picture to the module, and returns its offset.
     fn add(&mut self, picture: &Picture) -> usize {
         let at = HEADER + 4 * self.pixels.len();
         self.pixels.extend(&picture.pixels);
@@ -117,12 +134,13 @@ impl Stage {
 
     fn scene(
         &mut self,
-        (size, kind, rate): (&'static str, &'static str, u32),
+        Title { size, kind, rate }: Title,
         area: Area,
         [first, stride, frames, step]: Reel,
-        (ground, desktop): (usize, &Picture),
+        backdrop: Backdrop<'_>,
     ) {
         let number = u8::try_from(self.table.len()).expect("a few scenes");
+        let Backdrop { offset: ground, picture: desktop } = backdrop;
         let sides = [desktop.width, desktop.height, area.at.0, area.at.1, area.size.0, area.size.1];
         let [width, height, left, top, columns, lines] = sides.map(usize::from);
         let rate_of = rate as usize;
@@ -137,7 +155,7 @@ impl Stage {
     ///
     /// # Errors
     ///
-    /// When it cannot be written.
+    /// Fails if the file cannot be written.
     pub(crate) fn write(&mut self, path: &Path) -> Result<()> {
         let count = u32::try_from(self.table.len())?;
         let mut bytes = count.to_le_bytes().to_vec();

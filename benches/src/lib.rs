@@ -1,5 +1,5 @@
-//! What the benchmarks share: the machines that are compared, started alike, what their screens
-//! show and who looks at them, and the table.
+//! Shared parts of the benchmarks: the compared programs, their machines, pictures for the screen,
+//! a viewer, and the result table.
 
 pub mod machine;
 pub mod pictures;

@@ -1,4 +1,4 @@
-//! A machine that runs: its words with the moments at which they came, and its memory.
+//! A running machine: its output with the times of arrival, and its memory.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek as _, Write as _};
@@ -11,42 +11,42 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 /// The end of the probe's report.
-pub const REPORTED: &str = "]}\n";
+pub const REPORT_END: &str = "]}\n";
 
 /// The first line of the probe.
 const FIRST_LINE: &str = "transom probe";
 
-/// A machine that is silent for longer has failed: some tests of disks take minutes.
+/// A machine without output for this time has failed. Some tests of disks take minutes.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A process with a guest; it is killed when this is dropped.
+/// A process with a guest. Dropping it kills the process.
 pub struct Machine {
     child: Child,
     stdin: Option<ChildStdin>,
-    /// What it wrote, and when: read by a thread, so that a silent machine can be given up.
+    /// Chunks of output with their times. A thread reads them, so that there can be a timeout.
     chunks: Receiver<(Vec<u8>, Duration)>,
     stderr: File,
     started: Instant,
-    /// All that the guest has said.
-    pub said: String,
+    /// The output so far.
+    pub output: String,
 }
 
 impl Machine {
-    /// Starts a command; time counts from here.
+    /// Starts a command. Times are counted from here.
     ///
     /// # Errors
     ///
-    /// When it cannot be started.
+    /// Fails if the command cannot be started.
     pub fn start(command: &mut Command) -> Result<Self> {
         Self::launch(command.stdin(Stdio::null()))
     }
 
-    /// The same, to be talked to.
+    /// Starts a command whose guest receives input.
     ///
     /// # Errors
     ///
-    /// When it cannot be started.
-    pub fn start_to_talk(command: &mut Command) -> Result<Self> {
+    /// Fails if the command cannot be started.
+    pub fn start_with_input(command: &mut Command) -> Result<Self> {
         Self::launch(command.stdin(Stdio::piped()))
     }
 
@@ -58,92 +58,93 @@ impl Machine {
         let stdout = child.stdout.take().context("a pipe")?;
         let stdin = child.stdin.take();
         let chunks = read_in_thread(stdout, started);
-        Ok(Self { child, stdin, chunks, stderr, started, said: String::new() })
+        Ok(Self { child, stdin, chunks, stderr, started, output: String::new() })
     }
 
-    /// Says something to the guest's serial port.
+    /// Sends bytes to the guest's serial port.
     ///
     /// # Errors
     ///
-    /// When nobody hears it.
-    pub fn say(&mut self, bytes: &[u8]) -> Result<()> {
-        let stdin = self.stdin.as_mut().context("a machine that is talked to")?;
+    /// Fails if the machine has no input or has ended.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        let stdin = self.stdin.as_mut().context("a machine without input")?;
         stdin.write_all(bytes).context("standard input")
     }
 
-    /// Waits for more words, and tells what they are and when they came.
+    /// Waits for more output, and returns it with its time.
     ///
     /// # Errors
     ///
-    /// When there will be none.
-    pub fn hear(&mut self) -> Result<(String, Duration)> {
+    /// Fails if the machine ends, or is silent for too long.
+    pub fn read_output(&mut self) -> Result<(String, Duration)> {
         let (bytes, at) = match self.chunks.recv_timeout(PATIENCE) {
             Ok(chunk) => chunk,
-            Err(RecvTimeoutError::Timeout) => bail!("nothing came for {} s", PATIENCE.as_secs()),
+            Err(RecvTimeoutError::Timeout) => bail!("no output for {} s", PATIENCE.as_secs()),
             Err(RecvTimeoutError::Disconnected) => bail!("{}", self.why_ended()),
         };
         let words = String::from_utf8_lossy(&bytes).into_owned();
-        self.said.push_str(&words);
+        self.output.push_str(&words);
         Ok((words, at))
     }
 
-    /// The status of a machine that ended early, and the last line that it wrote.
+    /// Describes an early end: the exit status, and the last line of output.
     fn why_ended(&mut self) -> String {
         let status = self.child.wait().map_or_else(|it| it.to_string(), |it| it.to_string());
         let mut errors = String::new();
-        // What cannot be read is not shown.
+        // Unreadable errors are not shown.
         self.stderr.rewind().and_then(|()| self.stderr.read_to_string(&mut errors)).ok();
-        let mut lines = self.said.lines().chain(errors.lines());
-        let last = lines.rfind(|line| !line.trim().is_empty()).unwrap_or("it wrote nothing");
+        let mut lines = self.output.lines().chain(errors.lines());
+        let last = lines.rfind(|line| !line.trim().is_empty()).unwrap_or("no output");
         format!("ended early ({status}): {last}")
     }
 
-    /// Waits for the first words of the guest, and tells when they came. Lines that the program
-    /// itself prints before do not count.
+    /// Waits for the guest's first output, and returns its time. Earlier lines of the program
+    /// itself do not count.
     ///
     /// # Errors
     ///
-    /// When there will be none.
-    pub fn first_words(&mut self) -> Result<Duration> {
+    /// Fails if the machine ends, or is silent for too long.
+    pub fn wait_for_guest(&mut self) -> Result<Duration> {
         loop {
-            let (_, at) = self.hear()?;
-            if has_guest(&self.said) {
+            let (_, at) = self.read_output()?;
+            if has_guest(&self.output) {
                 return Ok(at);
             }
         }
     }
 
-    /// Waits until all that was said has `text` in it so many times; tells when that was, at the
-    /// latest.
+    /// Waits until the output contains `text` at least `times` times. Returns an upper bound of the
+    /// time.
     ///
     /// # Errors
     ///
-    /// When it will not be said.
+    /// Fails if the machine ends, or is silent for too long.
     pub fn wait_for(&mut self, text: &str, times: usize) -> Result<Duration> {
-        while self.said.matches(text).count() < times {
-            self.hear()?;
+        while self.output.matches(text).count() < times {
+            self.read_output()?;
         }
         Ok(self.started.elapsed())
     }
 
-    /// The probe's report, which is waited for.
+    /// Waits for the probe's report.
     ///
     /// # Errors
     ///
-    /// When there is none, or it is not good.
+    /// Fails if there is no report, or if it cannot be parsed.
     pub fn report(&mut self) -> Result<Value> {
-        self.wait_for(REPORTED, 1)?;
-        let line = self.said.lines().find(|line| line.starts_with("{\"probe\""));
+        self.wait_for(REPORT_END, 1)?;
+        let line = self.output.lines().find(|line| line.starts_with("{\"probe\""));
         let report: Value = serde_json::from_str(line.context("a report")?)?;
         Ok(report)
     }
 
-    /// What the probe found of this name, so often, and the processor seconds that other threads
-    /// of the process took for each, from when the probe knew its processor on.
+    /// Waits for `count` findings of the probe with this name. Returns each with the processor
+    /// seconds that threads other than the vCPU's took for it. The first one counts from the
+    /// probe's calibration of its processor.
     ///
     /// # Errors
     ///
-    /// When one of them is missing, or not all was well.
+    /// Fails if a finding is missing, or if the probe reports a failure.
     pub fn parts(&mut self, name: &str, count: usize) -> Result<Vec<(Value, f64)>> {
         self.wait_for("loops_per_us", 1)?;
         let mut times = vec![self.processor_seconds()?];
@@ -159,25 +160,25 @@ impl Machine {
         Ok(found.zip(used).collect())
     }
 
-    /// Memory of the process in KiB without the guest's RAM: a field of `smaps`, added up.
+    /// Memory of the process in KiB without the guest's RAM: the sum of a field of `smaps`.
     ///
     /// # Errors
     ///
-    /// When the process is gone.
+    /// Fails if the process has ended.
     pub fn memory_kib(&self, field: &str, ram_mib: u64) -> Result<u64> {
         Self::memory_of(self.id(), field, ram_mib)
     }
 
-    /// Its process.
+    /// The process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// The same of any process.
+    /// Like [`Self::memory_kib`], for any process.
     ///
     /// # Errors
     ///
-    /// When it is gone.
+    /// Fails if the process has ended.
     pub fn memory_of(pid: u32, field: &str, ram_mib: u64) -> Result<u64> {
         let path = format!("/proc/{pid}/smaps");
         let text = fs::read_to_string(&path).context(path)?;
@@ -187,7 +188,7 @@ impl Machine {
             let key = words.next().unwrap_or_default();
             let number = words.next().and_then(|it| it.parse::<u64>().ok()).unwrap_or(0);
             match key.strip_suffix(':') {
-                // No mapping but the guest's RAM is nearly as large.
+                // No other mapping is nearly as large as the guest's RAM.
                 Some("Size") => ram = number >= ram_mib * 1024 * 3 / 4,
                 Some(key) if key == field && !ram => sum += number,
                 _ => {}
@@ -196,21 +197,21 @@ impl Machine {
         Ok(sum)
     }
 
-    /// Processor time of the process' threads but those that are the guest's processors.
+    /// Processor time in seconds of the process without its vCPU threads.
     ///
     /// # Errors
     ///
-    /// When the process is gone.
+    /// Fails if the process has ended.
     pub fn processor_seconds(&self) -> Result<f64> {
-        // `cpu0` is ours; others have `CPU 0/KVM`, `vcpu0` and `fc_vcpu 0`.
+        // Our thread is `cpu0`. Rivals have `CPU 0/KVM`, `vcpu0` and `fc_vcpu 0`.
         self.seconds(|name| !name.to_lowercase().contains("cpu"))
     }
 
-    /// Processor time of all threads.
+    /// Processor time in seconds of all threads.
     ///
     /// # Errors
     ///
-    /// When the process is gone.
+    /// Fails if the process has ended.
     pub fn all_seconds(&self) -> Result<f64> {
         self.seconds(|_| true)
     }
@@ -220,7 +221,7 @@ impl Machine {
         let mut nanoseconds = 0.0;
         for task in fs::read_dir(&path).context(path)? {
             let task = task?.path();
-            // A thread may end while it is looked at.
+            // A thread may end in the meantime.
             let read = |file| fs::read_to_string(task.join(file)).unwrap_or_default();
             if !counts(&read("comm")) {
                 continue;
@@ -232,21 +233,21 @@ impl Machine {
         Ok(nanoseconds / 1e9)
     }
 
-    /// Threads of the process.
+    /// The number of threads of the process.
     ///
     /// # Errors
     ///
-    /// When the process is gone.
+    /// Fails if the process has ended.
     pub fn threads(&self) -> Result<usize> {
         let path = format!("/proc/{}/task", self.child.id());
         Ok(fs::read_dir(&path).context(path)?.count())
     }
 }
 
-/// Whether a line is the probe's first one, or its beginning: it may come byte by byte.
-fn has_guest(said: &str) -> bool {
+/// Whether the output contains the probe's first line, or a part of it: it may arrive byte by byte.
+fn has_guest(output: &str) -> bool {
     let is_first = |line: &str| line.starts_with(FIRST_LINE) || FIRST_LINE.starts_with(line);
-    said.lines().map(str::trim_end).any(|line| !line.is_empty() && is_first(line))
+    output.lines().map(str::trim_end).any(|line| !line.is_empty() && is_first(line))
 }
 
 fn read_in_thread(
@@ -257,7 +258,7 @@ fn read_in_thread(
     thread::spawn(move || {
         let mut buffer = [0; 4096];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
-            // Nobody hears it once the machine is dropped.
+            // This fails after the machine was dropped.
             sender.send((buffer[..count].to_vec(), started.elapsed())).ok();
         }
     });
@@ -282,9 +283,9 @@ mod test {
     #[test]
     fn lines_of_the_program_before_the_guests_do_not_count() {
         let mut rival = machine("echo 2026 Running Rival v1; sleep 0.2; printf 't'; sleep 9");
-        let at = rival.first_words().unwrap();
+        let at = rival.wait_for_guest().unwrap();
         assert!(at >= Duration::from_millis(200), "{at:?}");
-        assert!(rival.said.starts_with("2026 Running Rival v1\nt"), "{}", rival.said);
+        assert!(rival.output.starts_with("2026 Running Rival v1\nt"), "{}", rival.output);
     }
 
     #[test]
@@ -296,7 +297,7 @@ mod test {
     #[test]
     fn a_machine_that_ends_early_says_why() {
         let mut rival = machine("echo Running; echo no such kernel >&2; exit 3");
-        let error = rival.first_words().unwrap_err().to_string();
+        let error = rival.wait_for_guest().unwrap_err().to_string();
         assert_eq!(error, "ended early (exit status: 3): no such kernel");
     }
 }

@@ -1,4 +1,4 @@
-//! The programs that are compared, each with the same guest: the probe, 512 MiB, one processor.
+//! The compared programs. All run the same guest: the probe with 512 MiB and one processor.
 
 use std::env;
 use std::fs;
@@ -9,13 +9,13 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tempfile::TempDir;
 
-/// What the tables call ours.
+/// The name of our program in the tables.
 pub const OURS: &str = "vmm";
 
-/// MiB of guest memory.
+/// Guest memory in MiB.
 pub const MEMORY: u64 = 512;
 
-/// A controller of disks.
+/// A disk controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Controller {
     /// virtio-blk
@@ -24,46 +24,46 @@ pub enum Controller {
     Nvme,
 }
 
-/// A disk: a raw file, with its controller, in the page cache or around it.
+/// A disk: a raw file and its controller.
 #[derive(Clone, Copy, Debug)]
 pub struct Disk<'a> {
-    /// What the guest sees.
+    /// The controller.
     pub controller: Controller,
-    /// Its file.
+    /// The path of the file.
     pub path: &'a Path,
-    /// Around the page cache.
+    /// Whether requests bypass the page cache.
     pub direct: bool,
 }
 
-/// What a machine has beyond its processor, its memory and its serial port.
+/// The devices of a machine besides its serial port.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Equipment<'a> {
-    /// Its disks.
+    /// The disks.
     pub disks: &'a [Disk<'a>],
-    /// The tap that its virtio network is on.
+    /// The tap of the virtio network.
     pub tap: Option<&'a str>,
-    /// The kernel moves the network's frames, where the program can have it so.
+    /// Whether the kernel moves the network's frames (vhost-net), if the program supports it.
     pub vhost: bool,
 }
 
-/// A program, and how it starts the probe with these words.
+/// A program, and the function that builds its command line.
 pub struct Rival {
-    /// What the table calls it.
+    /// The name in the tables.
     pub name: &'static str,
-    /// What one should know of it when one reads its figures.
+    /// A note for readers of its figures.
     pub note: &'static str,
     make: Make,
-    places: Places,
+    paths: Paths,
 }
 
-type Make = fn(&Places, &str, &Equipment<'_>) -> Result<Command>;
+type Make = fn(&Paths, &str, &Equipment<'_>) -> Result<Command>;
 
-struct Places {
+struct Paths {
     program: PathBuf,
     folder: PathBuf,
 }
 
-impl Places {
+impl Paths {
     fn kernel(&self) -> String {
         self.folder.join("probe.elf").display().to_string()
     }
@@ -74,21 +74,21 @@ impl Rival {
     ///
     /// # Errors
     ///
-    /// When a file that it needs cannot be written.
+    /// Fails if a file for the program cannot be written.
     pub fn command(&self, words: &str) -> Result<Command> {
         self.equipped(words, &Equipment::default())
     }
 
-    /// The same with disks or a network, each in the best way that the program has.
+    /// Like [`Self::command`], with disks or a network in the program's fastest configuration.
     ///
     /// # Errors
     ///
-    /// When a file that it needs cannot be written.
+    /// Fails if a file for the program cannot be written.
     pub fn equipped(&self, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
-        (self.make)(&self.places, words, equipment)
+        (self.make)(&self.paths, words, equipment)
     }
 
-    /// Whether it has such a controller, and a way around the page cache if that is wanted.
+    /// Whether the program supports this controller, and bypassing the page cache if `direct`.
     pub fn has(&self, controller: Controller, direct: bool) -> bool {
         match self.name {
             "cloud-hypervisor" => controller == Controller::Virtio,
@@ -98,7 +98,7 @@ impl Rival {
     }
 }
 
-/// Name, program, note, and how it is started.
+/// Name, program, note, and the function that builds the command.
 type Known = (&'static str, &'static str, &'static str, Make);
 
 const KNOWN: &[Known] = &[
@@ -114,13 +114,13 @@ const KNOWN: &[Known] = &[
     ),
 ];
 
-/// The programs that are here, ours first; says which are not. `but` leaves some out. A program is
-/// where its variable says (`TRANSOM_CLOUD_HYPERVISOR`, …), where `benches/peers` has put it, or
-/// else in `PATH`.
+/// Finds the installed programs, ours first, and prints which ones are missing. Skips those in
+/// `but`. The path of a program is in its variable (`TRANSOM_CLOUD_HYPERVISOR`, …), in the output
+/// folder of `benches/peers`, or in `PATH`.
 ///
 /// # Errors
 ///
-/// When ours cannot be built.
+/// Fails if our own program cannot be built.
 pub fn rivals(folder: &TempDir, but: &[&str]) -> Result<Vec<Rival>> {
     fs::write(folder.path().join("probe.elf"), probe::IMAGE).context("the probe")?;
     let mut found = Vec::new();
@@ -140,8 +140,8 @@ pub fn rivals(folder: &TempDir, but: &[&str]) -> Result<Vec<Rival>> {
             );
             continue;
         };
-        let places = Places { program, folder: folder.path().to_owned() };
-        found.push(Rival { name, note, make: *make, places });
+        let paths = Paths { program, folder: folder.path().to_owned() };
+        found.push(Rival { name, note, make: *make, paths });
     }
     Ok(found)
 }
@@ -151,13 +151,13 @@ fn in_path(program: &str) -> Option<PathBuf> {
     env::split_paths(&paths).map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
-/// The program that `benches/peers` has built.
+/// Finds a program built by `benches/peers`.
 fn built(program: &str) -> Result<Option<PathBuf>> {
     let path = target()?.join("peers").join(program);
     Ok(path.is_file().then_some(path))
 }
 
-/// The target folder: a benchmark is `target/release/deps/BENCH`.
+/// The target folder. A benchmark's path is `target/release/deps/BENCH`.
 fn target() -> Result<PathBuf> {
     let bench = env::current_exe()?;
     Ok(bench.ancestors().nth(3).context("a benchmark in a target folder")?.to_owned())
@@ -167,21 +167,21 @@ fn build() -> Result<PathBuf> {
     Ok(release(&["vmm"])?.join("vmm"))
 }
 
-/// What ships is what is measured: where the release build of these packages is.
+/// Builds these packages for release, as they ship, and returns their folder.
 ///
 /// # Errors
 ///
-/// When they cannot be built.
+/// Fails if they cannot be built.
 pub fn release(packages: &[&str]) -> Result<PathBuf> {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(&top).args(["build", "--quiet", "--release", "--bins"]);
     packages.iter().for_each(|name| _ = cargo.args(["--package", name]));
-    // Packages whose parts are in C look at what cargo tells of a benchmark, and would be built
-    // anew each time.
+    // Packages with parts in C depend on cargo's variables for a benchmark, and would be built
+    // again each time.
     for (name, _) in env::vars_os() {
-        let told = ["CARGO_PKG_", "CARGO_MANIFEST_"];
-        if name.to_str().is_some_and(|name| told.iter().any(|it| name.starts_with(it))) {
+        let prefixes = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if name.to_str().is_some_and(|name| prefixes.iter().any(|it| name.starts_with(it))) {
             cargo.env_remove(name);
         }
     }
@@ -193,8 +193,8 @@ fn on(yes: bool) -> &'static str {
     if yes { "on" } else { "off" }
 }
 
-fn ours(places: &Places, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
-    let mut command = Command::new(&places.program);
+fn ours(paths: &Paths, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
+    let mut command = Command::new(&paths.program);
     command.args(["run", "--memory", &format!("{MEMORY}M"), "--cmdline", words]);
     command.env("VMM_LOG", "off");
     for Disk { controller, path, direct } in equipment.disks {
@@ -208,10 +208,10 @@ fn ours(places: &Places, words: &str, equipment: &Equipment<'_>) -> Result<Comma
     Ok(command)
 }
 
-/// io_uring is what it takes by itself, and a thread for each queue.
-fn cloud_hypervisor(places: &Places, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
-    let mut command = Command::new(&places.program);
-    command.args(["--kernel", &places.kernel(), "--cmdline", words, "--cpus", "boot=1"]);
+/// Cloud Hypervisor uses io_uring by default, and a thread for each queue.
+fn cloud_hypervisor(paths: &Paths, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
+    let mut command = Command::new(&paths.program);
+    command.args(["--kernel", &paths.kernel(), "--cmdline", words, "--cpus", "boot=1"]);
     let memory = format!("size={MEMORY}M,thp=on");
     command.args(["--memory", &memory, "--serial", "tty", "--console", "off"]);
     if !equipment.disks.is_empty() {
@@ -227,10 +227,10 @@ fn cloud_hypervisor(places: &Places, words: &str, equipment: &Equipment<'_>) -> 
     Ok(command)
 }
 
-/// Its devices are on PCI where it is told so, and its disks are io_uring's. Its log would come
-/// between the words of the guest.
-fn firecracker(places: &Places, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
-    let path = places.folder.join("firecracker.json");
+/// Firecracker with devices on PCI, which must be enabled, and with io_uring for disks. Its log is
+/// off, because it would mix with the guest's output.
+fn firecracker(paths: &Paths, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
+    let path = paths.folder.join("firecracker.json");
     let drive = |(number, disk): (usize, &Disk<'_>)| {
         json!({
             "drive_id": format!("disk{number}"),
@@ -244,13 +244,13 @@ fn firecracker(places: &Places, words: &str, equipment: &Equipment<'_>) -> Resul
     let drives: Vec<_> = equipment.disks.iter().enumerate().map(drive).collect();
     let networks = equipment.tap.map(|tap| [json!({ "iface_id": "net", "host_dev_name": tap })]);
     let config = json!({
-        "boot-source": { "kernel_image_path": places.kernel(), "boot_args": words },
+        "boot-source": { "kernel_image_path": paths.kernel(), "boot_args": words },
         "drives": drives,
         "network-interfaces": networks.as_ref().map_or(&[][..], |it| it),
         "machine-config": { "vcpu_count": 1, "mem_size_mib": MEMORY },
     });
     fs::write(&path, config.to_string()).context("a configuration for firecracker")?;
-    let mut command = Command::new(&places.program);
+    let mut command = Command::new(&paths.program);
     command.args(["--no-api", "--log-path", "/dev/null", "--config-file"]).arg(path);
     if !equipment.disks.is_empty() || equipment.tap.is_some() {
         command.arg("--enable-pci");
@@ -258,27 +258,28 @@ fn firecracker(places: &Places, words: &str, equipment: &Equipment<'_>) -> Resul
     Ok(command)
 }
 
-fn qemu(places: &Places, machine: &str, words: &str) -> Command {
-    let mut command = Command::new(&places.program);
-    // Some KVMs offer this feature and refuse to write its MSR, which ends QEMU.
+fn qemu(paths: &Paths, machine: &str, words: &str) -> Command {
+    let mut command = Command::new(&paths.program);
+    // Some KVMs report this feature but refuse writes to its MSR, which makes QEMU exit.
     let processor = "host,-arch-capabilities";
     command.args(["-M", machine, "-accel", "kvm", "-cpu", processor, "-m", &format!("{MEMORY}")]);
     command.args(["-smp", "1", "-nodefaults", "-no-user-config", "-display", "none"]);
-    command.args(["-serial", "stdio", "-kernel", &places.kernel(), "-append", words]);
-    // Threads have names, by which the guest's processor is known.
+    command.args(["-serial", "stdio", "-kernel", &paths.kernel(), "-append", words]);
+    // Name the threads, to recognize the vCPU's thread.
     command.args(["-name", "bench,debug-threads=on"]);
     command
 }
 
-/// It has no PCI, and so none of what is asked for.
-fn qemu_microvm(places: &Places, words: &str, _: &Equipment<'_>) -> Result<Command> {
+/// The microvm machine has no PCI, and so no disks and no network.
+fn qemu_microvm(paths: &Paths, words: &str, _: &Equipment<'_>) -> Result<Command> {
     let machine = "microvm,pit=on,pic=on,rtc=on,isa-serial=on,auto-kernel-cmdline=off";
-    Ok(qemu(places, machine, words))
+    Ok(qemu(paths, machine, words))
 }
 
-/// io_uring, and a thread of its own that polls, where it can have one: NVMe is the main thread's.
-fn qemu_q35(places: &Places, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
-    let mut command = qemu(places, "q35", words);
+/// The q35 machine with io_uring, and a polling I/O thread for virtio disks. NVMe runs on the main
+/// thread.
+fn qemu_q35(paths: &Paths, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
+    let mut command = qemu(paths, "q35", words);
     if equipment.disks.iter().any(|disk| disk.controller == Controller::Virtio) {
         command.args(["-object", "iothread,id=io"]);
     }
@@ -306,8 +307,8 @@ impl Rival {
     /// The rival of this name, started by another program.
     pub(crate) fn known(name: &str, program: &str, folder: &Path) -> Self {
         let (name, _, note, make) = *KNOWN.iter().find(|it| it.0 == name).expect("a known rival");
-        let places = Places { program: program.into(), folder: folder.to_owned() };
-        Self { name, note, make, places }
+        let paths = Paths { program: program.into(), folder: folder.to_owned() };
+        Self { name, note, make, paths }
     }
 }
 
@@ -315,8 +316,8 @@ impl Rival {
 mod test {
     use super::*;
 
-    /// All that a program is told, in its arguments and in its file.
-    fn told(name: &str, equipment: &Equipment<'_>) -> String {
+    /// The whole configuration of a program: its arguments and its file.
+    fn configuration(name: &str, equipment: &Equipment<'_>) -> String {
         let folder = tempfile::tempdir().unwrap();
         let rival = Rival::known(name, name, folder.path());
         let command = rival.equipped("then=halt", equipment).unwrap();
@@ -334,9 +335,9 @@ mod test {
         });
         let equipment = Equipment { disks: &[one, other], tap: Some("tap7"), vhost: false };
         for name in ["vmm", "cloud-hypervisor", "firecracker", "qemu q35"] {
-            let told = told(name, &equipment);
+            let text = configuration(name, &equipment);
             for word in ["then=halt", "/one.img", "/other.img", "tap7"] {
-                assert_eq!(told.matches(word).count(), 1, "{name}: {word}: {told}");
+                assert_eq!(text.matches(word).count(), 1, "{name}: {word}: {text}");
             }
         }
     }
@@ -349,9 +350,9 @@ mod test {
             ("firecracker", &["--enable-pci", "drive_id", "iface_id"]),
             ("qemu q35", &["-object", "-drive", "-device", "-netdev"]),
         ] {
-            let told = told(name, &Equipment::default());
+            let text = configuration(name, &Equipment::default());
             for word in words {
-                assert!(!told.contains(word), "{name}: {word}: {told}");
+                assert!(!text.contains(word), "{name}: {word}: {text}");
             }
         }
     }
@@ -364,8 +365,11 @@ mod test {
             ("cloud-hypervisor", Controller::Virtio, "path=/one.img,direct=on,"),
             ("qemu q35", Controller::Virtio, "cache=none"),
         ] {
-            let told = told(name, &Equipment { disks: &[disk(controller)], ..Default::default() });
-            assert!(told.contains(words), "{name}: {told}");
+            let text = configuration(
+                name,
+                &Equipment { disks: &[disk(controller)], ..Default::default() },
+            );
+            assert!(text.contains(words), "{name}: {text}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One table: a row for each program, with its spread and how it compares to ours.
+//! The result table: a row for each program, with its spread and its ratio to ours.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -7,10 +7,10 @@ use anyhow::{Error, Result};
 
 use crate::rival::{OURS, Rival};
 
-/// Longer reasons of a failure are cut.
+/// The maximum length of a failure's reason. Longer ones are cut off.
 const MAX_REASON: usize = 100;
 
-/// What was measured of one program, in the order of the rounds; or why it could not be.
+/// The measurements of one program in the order of the rounds, or the reason of its failure.
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     values: Vec<f64>,
@@ -18,7 +18,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// None so far.
+    /// No samples.
     pub const fn new() -> Self {
         Self { values: Vec::new(), failure: None }
     }
@@ -33,12 +33,12 @@ impl Samples {
         &self.values
     }
 
-    /// Whether the program failed: it is not measured again.
+    /// Whether the program has failed. It is then not measured again.
     pub fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// Notes why the program failed, in a sentence that fits a row.
+    /// Records the reason of a failure, shortened to fit a row.
     fn fail(&mut self, error: &Error) {
         let reason = format!("{error:#}");
         let reason = reason.lines().next().unwrap_or_default();
@@ -52,12 +52,12 @@ impl From<Vec<f64>> for Samples {
     }
 }
 
-/// What was measured of the program `name`. A rival's failure goes into its rows and is nothing;
-/// the others go on.
+/// Returns the measurement of the program `name`. If a rival failed, records the failure in its
+/// rows and returns `None`, so that the others continue.
 ///
 /// # Errors
 ///
-/// When it is ours that failed: there is nothing to compare with.
+/// Fails if our own program failed: then there is nothing to compare with.
 pub fn measured<'a, T>(
     name: &str,
     rows: impl IntoIterator<Item = &'a mut Samples>,
@@ -73,39 +73,40 @@ pub fn measured<'a, T>(
     }
 }
 
-/// The middle one, and the ends.
+/// The spread of samples.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
-    /// Half of the samples are below.
+    /// The median.
     pub median: f64,
     /// The smallest.
-    pub least: f64,
-    /// Nine of ten are below.
-    pub ninth: f64,
+    pub min: f64,
+    /// The 90th percentile.
+    pub p90: f64,
     /// The largest.
-    pub most: f64,
+    pub max: f64,
 }
 
 impl Spread {
-    /// Of samples, which are some.
+    /// The spread of these samples.
     ///
     /// # Panics
     ///
-    /// When there are none.
+    /// Panics if there are no samples.
     pub fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
         let last = sorted.len() - 1;
-        let [median, ninth] = [last / 2, last * 9 / 10].map(|at| sorted[at]);
-        Self { median, least: sorted[0], ninth, most: sorted[last] }
+        let [median, p90] = [last / 2, last * 9 / 10].map(|at| sorted[at]);
+        Self { median, min: sorted[0], p90, max: sorted[last] }
     }
 }
 
-/// Measures all in turn, so many rounds: what disturbs one round disturbs all alike.
+/// Measures all programs in turn, for a number of rounds, so that a disturbance affects all of them
+/// equally.
 ///
 /// # Errors
 ///
-/// When a measurement of ours fails.
+/// Fails if a measurement of our own program fails.
 pub fn interleave(
     rivals: &[Rival],
     rounds: usize,
@@ -127,13 +128,13 @@ pub fn interleave(
     Ok(all)
 }
 
-/// The table as text; ours is the first row, and `x` says how many times ours the others are.
+/// The table as text. Ours is the first row, and `x ours` is the ratio of a row's median to ours.
 pub fn table(title: &str, unit: &str, rivals: &[Rival], all: &[Samples]) -> String {
     let rows: Vec<_> = rivals.iter().map(|rival| (rival.name, rival.note)).collect();
     rows_table(title, unit, &rows, all)
 }
 
-/// The same of rows that have names and notes. A program that failed has a row with the reason.
+/// Like [`table`], for rows with names and notes. The row of a failed program has the reason.
 pub fn rows_table(title: &str, unit: &str, rows: &[(&str, &str)], all: &[Samples]) -> String {
     let rounds = all.first().map_or(0, |samples| samples.values.len());
     let mut text = format!("{title} ({unit}, {rounds} rounds in turn)\n");
@@ -154,8 +155,8 @@ pub fn rows_table(title: &str, unit: &str, rows: &[(&str, &str)], all: &[Samples
             continue;
         }
         let it = Spread::of(&samples.values);
-        let cells = [it.median, it.least, it.ninth, it.most, it.median / ours];
-        // Of nothing there is no multiple.
+        let cells = [it.median, it.min, it.p90, it.max, it.median / ours];
+        // There is no ratio to zero.
         let text =
             |number: f64| if number.is_finite() { format!("{number:.2}") } else { "-".into() };
         line(name, cells.map(text), note);
@@ -163,7 +164,7 @@ pub fn rows_table(title: &str, unit: &str, rows: &[(&str, &str)], all: &[Samples
     text
 }
 
-/// Prints for whoever reads, or no longer does.
+/// Prints text, and ignores a closed output.
 pub fn print(text: &str) {
     std::io::stdout().write_all(text.as_bytes()).ok();
 }
@@ -177,7 +178,7 @@ mod test {
     #[test]
     fn a_spread_is_of_sorted_samples() {
         let it = Spread::of(&[5.0, 1.0, 3.0, 2.0, 4.0]);
-        assert_eq!([it.median, it.least, it.ninth, it.most], [3.0, 1.0, 4.0, 5.0]);
+        assert_eq!([it.median, it.min, it.p90, it.max], [3.0, 1.0, 4.0, 5.0]);
     }
 
     #[test]

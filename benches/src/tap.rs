@@ -1,26 +1,27 @@
-//! A tap in a network namespace of its own, for one benchmark: nothing of it is seen outside.
+//! A tap in its own network namespace, for one benchmark. It is not visible outside of the
+//! namespace.
 
 use std::ffi::OsStr;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// What the tap is called in there, and this host's address on it.
+/// The name of the tap in the namespace.
 pub const NAME: &str = "bench0";
-/// The host's address.
+/// The host's address on the tap.
 pub const HOST: &str = "10.98.76.1";
 
-/// The namespace; it goes with this value.
+/// The namespace with the tap. Dropping it removes both.
 pub struct Tap {
     space: String,
 }
 
 impl Tap {
-    /// Makes it, which needs root.
+    /// Creates the namespace and the tap, which needs root.
     ///
     /// # Errors
     ///
-    /// When that cannot be done.
+    /// Fails if `ip` fails.
     pub fn new() -> Result<Self> {
         let tap = Self { space: format!("transom-bench-{}", std::process::id()) };
         ip(&format!("netns add {}", tap.space)).context("a network namespace, which needs root")?;
@@ -34,10 +35,10 @@ impl Tap {
         Ok(tap)
     }
 
-    /// The same command, with the tap.
+    /// Wraps a command so that it runs in the namespace.
     pub fn inside(&self, command: &Command) -> Command {
         let mut inside = Command::new("ip");
-        // It becomes the program, so that the process is the program's.
+        // `ip netns exec` replaces itself by the program, so the process ID is the program's.
         inside.args(["netns", "exec", &self.space]).arg(command.get_program());
         inside.args(command.get_args());
         for (key, value) in command.get_envs() {

@@ -1,5 +1,5 @@
-//! A viewer of a screen, by the remote frame buffer protocol: it decodes what it is sent, counts
-//! its bytes, and asks for more.
+//! A viewer of the remote frame buffer protocol: it decodes updates, counts their bytes, and
+//! requests more.
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -11,9 +11,9 @@ use zlib_rs::{Inflate, InflateFlush};
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::zune_core::bytestream::ZCursor;
 
-/// No server is silent for so long when it was asked for something.
+/// The maximum time that a server takes to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Numbers of encodings.
+// Numbers of encodings.
 const COPY_RECT: i32 = 1;
 const TIGHT: i32 = 7;
 const ZRLE: i32 = 16;
@@ -21,36 +21,36 @@ const RESIZE: i32 = -223;
 const LAST_RECT: i32 = -224;
 const FENCE: i32 = -312;
 const CONTINUOUS: i32 = -313;
-/// Of a fence: it wants an answer.
+/// The flag of a fence that requests an answer.
 const REQUEST: u32 = 1 << 31;
-/// Windows of 32 KiB.
+/// The window size of zlib: 32 KiB.
 const WINDOW: u8 = 15;
 
-/// How a viewer wants its pixels.
+/// The encodings that a viewer prefers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
-    /// What tables call it.
+pub struct Preference {
+    /// The name in the tables.
     pub name: &'static str,
-    /// Numbers of encodings, the best first.
+    /// The numbers of the encodings, the preferred one first.
     pub encodings: &'static [i32],
-    /// Whether pictures may be a little worse.
+    /// Whether lossy compression is allowed.
     pub lossy: bool,
 }
 
-/// What is compared. Servers choose how hard they compress, as with most viewers.
-pub const WISHES: [Wish; 3] = [
-    Wish { name: "zrle", encodings: &[ZRLE], lossy: false },
-    Wish { name: "tight", encodings: &[TIGHT], lossy: false },
-    // Quality 8, which TigerVNC asks for.
-    Wish { name: "jpeg", encodings: &[TIGHT, -24], lossy: true },
+/// The compared preferences. Servers choose the level of compression, as with most viewers.
+pub const PREFERENCES: [Preference; 3] = [
+    Preference { name: "zrle", encodings: &[ZRLE], lossy: false },
+    Preference { name: "tight", encodings: &[TIGHT], lossy: false },
+    // Quality 8, which TigerVNC requests.
+    Preference { name: "jpeg", encodings: &[TIGHT, -24], lossy: true },
 ];
 
-/// What one update was.
+/// The size of an update.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Update {
-    /// Rectangles of pixels.
+    /// The number of rectangles with pixels.
     pub rectangles: usize,
-    /// How many pixels they had.
+    /// The number of pixels in them.
     pub pixels: usize,
 }
 
@@ -63,16 +63,16 @@ struct Area {
     height: usize,
 }
 
-/// See the module.
+/// A connected viewer.
 pub struct Viewer {
     line: BufReader<UnixStream>,
-    /// All that came from the server.
+    /// The number of bytes received from the server.
     pub received: u64,
-    /// Pixels of a line.
+    /// The width of the screen in pixels.
     pub width: usize,
-    /// Lines.
+    /// The height of the screen in pixels.
     pub height: usize,
-    /// `0x00RRGGBB`, line by line.
+    /// The pixels as `0x00RRGGBB`, line by line.
     pub pixels: Vec<u32>,
     zrle: Inflate,
     tight: [Inflate; 4],
@@ -81,11 +81,11 @@ pub struct Viewer {
 }
 
 impl Viewer {
-    /// Comes in at a socket that wants no password.
+    /// Connects to a socket that requires no password.
     ///
     /// # Errors
     ///
-    /// When the server is not as expected.
+    /// Fails if the handshake fails, or if the server requires a password.
     pub fn new(path: &Path) -> Result<Self> {
         let line = UnixStream::connect(path).with_context(|| path.display().to_string())?;
         line.set_read_timeout(Some(PATIENCE))?;
@@ -102,38 +102,38 @@ impl Viewer {
             plain: Vec::new(),
         };
         it.take::<12>()?;
-        it.say(b"RFB 003.008\n")?;
+        it.send(b"RFB 003.008\n")?;
         let [count] = it.take()?;
         let kinds = it.bytes(count.into())?;
-        ensure!(kinds.contains(&1), "a password is wanted: {kinds:?}");
-        it.say(&[1])?;
-        ensure!(it.take()? == [0; 4], "not let in");
-        it.say(&[1])?;
+        ensure!(kinds.contains(&1), "the server requires a password: security types {kinds:?}");
+        it.send(&[1])?;
+        ensure!(it.take()? == [0; 4], "the server refused the connection");
+        it.send(&[1])?;
         let [width, height] = it.numbers()?;
         it.resize(width, height);
         it.take::<16>()?;
         let length = u32::from_be_bytes(it.take()?);
         it.bytes(length as usize)?;
-        // 32 bits, 24 of them used, little-endian; red, green and blue from 16, 8 and 0 on.
-        it.say(&[0, 0, 0, 0, 32, 24, 0, 1, 0, 255, 0, 255, 0, 255, 16, 8, 0, 0, 0, 0])?;
+        // 32 bits, 24 of them used, little-endian, with red, green and blue at bits 16, 8 and 0.
+        it.send(&[0, 0, 0, 0, 32, 24, 0, 1, 0, 255, 0, 255, 0, 255, 16, 8, 0, 0, 0, 0])?;
         Ok(it)
     }
 
-    fn say(&mut self, bytes: &[u8]) -> Result<()> {
+    fn send(&mut self, bytes: &[u8]) -> Result<()> {
         self.line.get_mut().write_all(bytes).context("the server is gone")
     }
 
     fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut bytes = [0; N];
-        self.line.read_exact(&mut bytes).context("what the server says")?;
+        self.line.read_exact(&mut bytes).context("reading from the server")?;
         self.received += N as u64;
         Ok(bytes)
     }
 
-    /// The next so many bytes, which are in `packed` until there are others.
+    /// Reads `count` bytes into `packed`, where they stay until the next read.
     fn bytes(&mut self, count: usize) -> Result<&[u8]> {
         self.packed.resize(count, 0);
-        self.line.read_exact(&mut self.packed).context("what the server says")?;
+        self.line.read_exact(&mut self.packed).context("reading from the server")?;
         self.received += count as u64;
         Ok(&self.packed)
     }
@@ -152,63 +152,63 @@ impl Viewer {
         self.pixels.resize(width * height, 0);
     }
 
-    /// Says how it wants its pixels; `streams` also that it wants them without asking.
+    /// Sends the preferred encodings. `streams` announces support for continuous updates.
     ///
     /// # Errors
     ///
-    /// When the server is gone.
-    pub fn wish(&mut self, wish: Wish, streams: bool) -> Result<()> {
-        let mut numbers = wish.encodings.to_vec();
+    /// Fails if the server is gone.
+    pub fn set_preference(&mut self, preference: Preference, streams: bool) -> Result<()> {
+        let mut numbers = preference.encodings.to_vec();
         numbers.extend([COPY_RECT, RESIZE, LAST_RECT]);
         numbers.extend([FENCE, CONTINUOUS].iter().filter(|_| streams));
         let count = u16::try_from(numbers.len())?;
         let mut message = vec![2, 0];
         message.extend(count.to_be_bytes());
         numbers.iter().for_each(|number| message.extend(number.to_be_bytes()));
-        self.say(&message)
+        self.send(&message)
     }
 
-    /// Asks for the whole picture, or for what changes in it.
+    /// Requests the whole picture, or its changes if `incremental`.
     ///
     /// # Errors
     ///
-    /// When the server is gone.
+    /// Fails if the server is gone.
     pub fn ask(&mut self, incremental: bool) -> Result<()> {
-        self.about_all(3, incremental)
+        self.send_area(3, incremental)
     }
 
-    /// Wants changes as they come, or no longer.
+    /// Enables or disables continuous updates.
     ///
     /// # Errors
     ///
-    /// When the server is gone.
+    /// Fails if the server is gone.
     pub fn stream(&mut self, on: bool) -> Result<()> {
-        self.about_all(150, on)
+        self.send_area(150, on)
     }
 
-    fn about_all(&mut self, kind: u8, flag: bool) -> Result<()> {
+    fn send_area(&mut self, kind: u8, flag: bool) -> Result<()> {
         let mut message = vec![kind, flag.into(), 0, 0, 0, 0];
         for side in [self.width, self.height] {
             message.extend(u16::try_from(side)?.to_be_bytes());
         }
-        self.say(&message)
+        self.send(&message)
     }
 
-    /// Presses a key, or lets it go.
+    /// Presses or releases a key.
     ///
     /// # Errors
     ///
-    /// When the server is gone.
+    /// Fails if the server is gone.
     pub fn key(&mut self, symbol: u32, down: bool) -> Result<()> {
         let [a, b, c, d] = symbol.to_be_bytes();
-        self.say(&[4, down.into(), 0, 0, a, b, c, d])
+        self.send(&[4, down.into(), 0, 0, a, b, c, d])
     }
 
-    /// The bytes that come within a while.
+    /// Counts the bytes that arrive within `time`.
     ///
     /// # Errors
     ///
-    /// When the server is gone.
+    /// Fails if the server is gone.
     pub fn silence(&mut self, time: Duration) -> Result<u64> {
         std::thread::sleep(time);
         let mut count = self.line.buffer().len() as u64;
@@ -226,7 +226,7 @@ impl Viewer {
     ///
     /// # Errors
     ///
-    /// When none comes, or it is not as it should be.
+    /// Fails if there is no update in time, or if it is invalid.
     pub fn update(&mut self) -> Result<Update> {
         loop {
             match self.take()? {
@@ -247,12 +247,12 @@ impl Viewer {
                 }
                 [248] => self.answer()?,
                 [250] => drop(self.take::<3>()?),
-                [other] => bail!("message {other}"),
+                [other] => bail!("unknown message {other}"),
             }
         }
     }
 
-    /// A fence.
+    /// Answers a fence.
     fn answer(&mut self) -> Result<()> {
         self.take::<3>()?;
         let flags = u32::from_be_bytes(self.take()?);
@@ -262,7 +262,7 @@ impl Viewer {
         message.push(length);
         message.extend(self.bytes(length.into())?);
         if flags & REQUEST != 0 {
-            self.say(&message)?;
+            self.send(&message)?;
         }
         Ok(())
     }
@@ -281,7 +281,7 @@ impl Viewer {
                 continue;
             }
             let inside = x + width <= self.width && y + height <= self.height;
-            ensure!(inside, "{width}x{height} at {x},{y} is not in the picture");
+            ensure!(inside, "{width}x{height} at {x},{y} is outside of the picture");
             update.rectangles += 1;
             update.pixels += width * height;
             match encoding {
@@ -289,7 +289,7 @@ impl Viewer {
                 COPY_RECT => self.copied(area)?,
                 TIGHT => self.tight(area)?,
                 ZRLE => self.zrle(area)?,
-                other => bail!("encoding {other}"),
+                other => bail!("unknown encoding {other}"),
             }
         }
         Ok(update)
@@ -356,8 +356,8 @@ impl Viewer {
     fn tile(&mut self, area: Area, bytes: &mut Bytes) -> Result<()> {
         let kind = bytes.byte()?;
         let mut palette = [0; 128];
-        for colour in palette.iter_mut().take(usize::from(kind & 127)) {
-            *colour = bytes.pixel()?;
+        for color in palette.iter_mut().take(usize::from(kind & 127)) {
+            *color = bytes.pixel()?;
         }
         match kind {
             1 => self.fill(area, palette[0]),
@@ -392,7 +392,7 @@ impl Viewer {
         Ok(())
     }
 
-    /// Indices of so many bits, the highest first; a row starts with a byte.
+    /// Decodes indexes of `bits` bits, the highest bits first. Each row starts with a new byte.
     fn indexed(
         &mut self,
         area: Area,
@@ -423,8 +423,8 @@ impl Viewer {
         }
         match control >> 4 {
             8 => {
-                let colour = self.take::<3>()?;
-                self.fill(area, rgb(colour));
+                let color = self.take::<3>()?;
+                self.fill(area, rgb(color));
             }
             9 => {
                 let length = self.length()?;
@@ -432,8 +432,8 @@ impl Viewer {
                 let mut decoder = JpegDecoder::new(ZCursor::new(&self.packed));
                 let image = decoder.decode().context("a JPEG image")?;
                 ensure!(image.len() == 3 * area.width * area.height, "a JPEG of another size");
-                let mut colours = image.as_chunks::<3>().0.iter();
-                self.set(area, || colours.next().map_or(0, |colour| rgb(*colour)));
+                let mut colors = image.as_chunks::<3>().0.iter();
+                self.set(area, || colors.next().map_or(0, |color| rgb(*color)));
             }
             kind @ 0..8 => {
                 let [filter] = if kind & 4 == 0 { [0] } else { self.take()? };
@@ -472,8 +472,8 @@ impl Viewer {
             unslope(&mut plain, row);
         }
         if palette.is_empty() {
-            let mut colours = plain.as_chunks::<3>().0.iter();
-            self.set(area, || colours.next().map_or(0, |colour| rgb(*colour)));
+            let mut colors = plain.as_chunks::<3>().0.iter();
+            self.set(area, || colors.next().map_or(0, |color| rgb(*color)));
         } else {
             let bits = if palette.len() == 2 { 1 } else { 8 };
             self.indexed(area, bits, &palette, &mut Bytes(&plain))?;
@@ -482,7 +482,7 @@ impl Viewer {
         Ok(())
     }
 
-    /// Tight's lengths: seven bits, seven bits, eight bits.
+    /// Reads a length of Tight: seven bits, seven bits, eight bits.
     fn length(&mut self) -> Result<usize> {
         let mut length = 0;
         for shift in [0, 7, 14] {
@@ -497,12 +497,12 @@ impl Viewer {
     }
 }
 
-/// Red, green and blue.
 fn rgb([red, green, blue]: [u8; 3]) -> u32 {
     u32::from_be_bytes([0, red, green, blue])
 }
 
-/// Tight's gradient filter: each colour is what its neighbours let expect, and a difference.
+/// Reverts Tight's gradient filter: each color is a prediction from its neighbors plus a
+/// difference.
 fn unslope(plain: &mut [u8], row: usize) {
     for at in 0..plain.len() {
         let near = |is_there: bool, back: usize| {
@@ -515,7 +515,7 @@ fn unslope(plain: &mut [u8], row: usize) {
     }
 }
 
-/// All that can be had from these bytes of a stream.
+/// Decompresses all data in these bytes of a stream.
 fn inflate(stream: &mut Inflate, mut packed: &[u8], plain: &mut Vec<u8>) -> Result<()> {
     let mut length = 0;
     plain.resize(plain.capacity().max(64 << 10), 0);
@@ -536,7 +536,7 @@ fn inflate(stream: &mut Inflate, mut packed: &[u8], plain: &mut Vec<u8>) -> Resu
     }
 }
 
-/// What is still to be read.
+/// The unread bytes.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -556,7 +556,7 @@ impl<'a> Bytes<'a> {
         Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]))
     }
 
-    /// How often a pixel comes, and the pixel.
+    /// Reads a run: its length, and the pixel.
     fn run(&mut self, kind: u8, palette: &[u32]) -> Result<(usize, u32)> {
         let pixel = if kind == 128 {
             self.pixel()?

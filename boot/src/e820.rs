@@ -1,4 +1,4 @@
-//! The memory map that a PC's firmware hands on (ACPI 6.5, 15.1 and 15.2).
+//! The memory map that a PC's firmware passes to the system (ACPI 6.5, 15.1 and 15.2).
 
 use std::ops::Range;
 
@@ -7,23 +7,24 @@ use crate::layout::{IDENTITY_MAP, Ram, VGA};
 /// The end of conventional memory: the last KiB below 640 KiB is the extended BIOS data area.
 pub const CONVENTIONAL_END: u64 = 0x9_FC00;
 
-/// From here to [`LEGACY_END`] is what firmware leaves behind: here, ACPI and SMBIOS.
+/// The start of the area up to [`LEGACY_END`] that holds the firmware's tables: here ACPI and
+/// SMBIOS.
 pub const LEGACY_TABLES: u64 = 0xE_0000;
 
-/// Up to here no RAM of the guest's follows on conventional memory.
+/// Between [`CONVENTIONAL_END`] and this address the guest has no RAM of its own to use.
 pub const LEGACY_END: u64 = 0x10_0000;
 
-/// What a range is (ACPI 6.5, table 15.4).
+/// The type of a range (ACPI 6.5, table 15.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Usable.
+    /// Usable RAM.
     Ram,
-    /// To be left alone.
+    /// Reserved: the guest must not use it.
     Reserved,
 }
 
 impl Kind {
-    /// The number that stands for it in every form of the map.
+    /// The type's number in every form of the map.
     #[must_use]
     pub fn number(self) -> u32 {
         match self {
@@ -33,14 +34,14 @@ impl Kind {
     }
 }
 
-/// One range.
+/// One range of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its first byte.
+    /// The address of the first byte.
     pub base: u64,
-    /// How many bytes.
+    /// The length in bytes.
     pub length: u64,
-    /// What it is.
+    /// The type of the range.
     pub kind: Kind,
 }
 
@@ -50,7 +51,7 @@ impl Entry {
     }
 }
 
-/// The map for firmware: all RAM, with no hole at 640 KiB, since the firmware makes that itself.
+/// The map for firmware: all RAM, without the hole at 640 KiB, which the firmware adds itself.
 #[must_use]
 pub fn for_firmware(ram: Ram) -> Vec<Entry> {
     let mut map: Vec<_> = ram.ranges().iter().map(|r| Entry::new(r, Kind::Ram)).collect();
@@ -58,11 +59,11 @@ pub fn for_firmware(ram: Ram) -> Vec<Entry> {
     map
 }
 
-/// The map for a kernel that no firmware precedes, lowest first.
+/// The map for a kernel that boots without firmware, sorted by address.
 ///
-/// PCIEXBAR is reserved, since Linux uses a window that is announced but not reserved only after a
-/// complaint. What lies between conventional memory and the tables is not named: the VGA window is
-/// PCI's, and Linux takes away from PCI what is reserved.
+/// PCIEXBAR is reserved: Linux uses an announced PCIEXBAR that is not reserved only after a
+/// warning. The area between conventional memory and the tables is left out of the map: the VGA
+/// window belongs to PCI, and Linux withholds reserved ranges from PCI.
 #[must_use]
 pub fn for_direct_boot(ram: Ram, pciexbar: &Range<u64>) -> Vec<Entry> {
     let low = LEGACY_END..ram.low.max(LEGACY_END);
@@ -79,7 +80,7 @@ pub fn for_direct_boot(ram: Ram, pciexbar: &Range<u64>) -> Vec<Entry> {
     map
 }
 
-/// The map as it is in the file `etc/e820` and in the zero page: 20 bytes for each entry.
+/// Encodes the map for the file `etc/e820` and for the zero page: 20 bytes for each entry.
 #[must_use]
 pub fn bytes(map: &[Entry]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(map.len() * 20);

@@ -1,14 +1,14 @@
 //! A file that firmware reads from fw_cfg.
 
-/// The longest name that the directory has room for: 56 bytes, of which the last is 0.
+/// The maximum length of a name: the directory has 56 bytes for it, including the 0 at the end.
 pub const NAME_MAX: usize = 55;
 
-/// A named file.
+/// A file, as fw_cfg offers it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// What the firmware asks for.
+    /// The name that the firmware asks for.
     pub name: String,
-    /// What it gets.
+    /// The content.
     pub bytes: Vec<u8>,
 }
 

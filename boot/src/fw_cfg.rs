@@ -1,8 +1,8 @@
-//! The files and numbers that stock firmware looks up in fw_cfg.
+//! The files and numbers that stock firmware reads from fw_cfg.
 //!
-//! Only contents: the ports, the directory and the transfers are the device's. The ACPI files are
-//! not among [`files`], because they depend on what the firmware does to PCI; see
-//! [`crate::acpi::Tables::files`].
+//! This module provides contents only: the ports, the directory and the transfers belong to the
+//! device. The ACPI files are not among [`files`], because they depend on how the firmware programs
+//! PCI; see [`crate::acpi::Tables::files`].
 
 use anyhow::{Result, ensure};
 
@@ -10,27 +10,28 @@ use crate::e820::{self, Entry};
 use crate::file::File;
 use crate::smbios::Smbios;
 
-/// What the files say.
+/// The contents of the files.
 #[derive(Clone, Debug)]
 pub struct Files<'a> {
     /// The memory map.
     pub e820: &'a [Entry],
-    /// What the firmware publishes as SMBIOS.
+    /// The SMBIOS tables that the firmware publishes.
     pub smbios: &'a Smbios,
-    /// OpenFirmware paths of what to boot, first the first. Empty: whatever the firmware finds.
+    /// OpenFirmware paths of the boot devices in order. If empty, the firmware boots the first
+    /// device that it finds.
     pub boot_order: &'a [String],
-    /// For how long to show the boot menu's prompt.
+    /// How long the firmware shows the boot menu's prompt, in milliseconds.
     pub boot_menu_ms: Option<u16>,
 }
 
-/// S-states: bit 7 says that there is one, the low bits are its sleep type. Only S0 and S5.
+/// S-states: bit 7 marks a supported state, the low bits are its sleep type. Only S0 and S5 exist.
 const SYSTEM_STATES: [u8; 6] = [0x80, 0, 0, 0, 0, 0x80 | crate::acpi::S5_SLEEP_TYPE];
 
-/// Every file but those of ACPI.
+/// Returns all files except those of ACPI.
 ///
 /// # Errors
 ///
-/// A boot order that cannot be a list of lines, or SMBIOS contents that have no encoding.
+/// Fails if the boot order cannot be written as lines, or if SMBIOS cannot encode the contents.
 pub fn files(files: &Files<'_>) -> Result<Vec<File>> {
     let [anchor, tables] = files.smbios.files()?;
     let mut all = vec![
@@ -43,7 +44,7 @@ pub fn files(files: &Files<'_>) -> Result<Vec<File>> {
         for path in files.boot_order {
             ensure!(
                 path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_graphic()),
-                "{path:?} is not the path of something to boot"
+                "{path:?} is not an OpenFirmware path: it must start with `/` and have no spaces"
             );
         }
         // The firmware ignores the file if its last byte is not 0.
@@ -56,24 +57,25 @@ pub fn files(files: &Files<'_>) -> Result<Vec<File>> {
     Ok(all)
 }
 
-/// UUID of the machine.
+/// The key of the machine's UUID.
 pub const KEY_UUID: u16 = 0x0002;
-/// How many processors start: the firmware waits for exactly so many.
+/// The key of the number of processors that start: the firmware waits for exactly this number.
 pub const KEY_CPU_COUNT: u16 = 0x0005;
-/// Whether to prompt for a boot menu.
+/// The key of the flag that enables the boot menu's prompt.
 pub const KEY_BOOT_MENU: u16 = 0x000E;
-/// How many processors there can be.
+/// The key of the maximum number of processors.
 pub const KEY_CPU_COUNT_MAX: u16 = 0x000F;
 
-/// The values of the numeric keys. Those that are not here (no kernel, no initrd…) read as zeros,
-/// and signature and features are the device's own.
+/// Returns the values of the numeric keys. Missing keys (no kernel, no initrd) read as zeros. The
+/// device itself provides the signature and the features.
 ///
 /// # Errors
 ///
-/// A number of processors that the key cannot hold, or none.
+/// Fails if `cpus` is 0 or too large for the key.
 pub fn numbers(cpus: usize, uuid: [u8; 16], boot_menu: bool) -> Result<Vec<(u16, Vec<u8>)>> {
     ensure!(cpus > 0, "a machine without a processor");
-    let count = u16::try_from(cpus).map_err(|_| anyhow::anyhow!("{cpus} processors"))?;
+    let count =
+        u16::try_from(cpus).map_err(|_| anyhow::anyhow!("{cpus} processors: at most 65535"))?;
     Ok(vec![
         (KEY_UUID, uuid.to_vec()),
         (KEY_CPU_COUNT, count.to_le_bytes().to_vec()),

@@ -1,33 +1,33 @@
-//! Where everything is in guest-physical memory.
+//! The layout of guest-physical memory.
 //!
 //! The machine is a Q35, and stock firmware of different ages programs that chip set differently.
-//! What is fixed here holds for all of them; what the firmware decides (PCIEXBAR, BARs) is an
-//! argument.
+//! The constants here hold for all versions. Addresses that the firmware chooses (PCIEXBAR, BARs)
+//! are arguments.
 
 use std::ops::Range;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// RAM below this is low RAM; the rest goes to [`HIGH_RAM`].
+/// The maximum end of low RAM. The rest of the RAM goes to [`HIGH_RAM`].
 ///
-/// 2 GiB, because firmware of 2022 puts PCIEXBAR at 0xB000_0000 and PCI memory behind it, and that
-/// of 2025 wants all from 0x8000_0000 on for PCI. 3 GiB would break the first.
+/// 2 GiB, because firmware of 2022 puts PCIEXBAR at 0xB000_0000 with PCI memory behind it, and
+/// firmware of 2025 uses everything from 0x8000_0000 on for PCI. 3 GiB would break the first.
 pub const LOW_RAM_END_MAX: u64 = 2 * GIB;
 
-/// Where the RAM that does not fit below continues.
+/// The address of the RAM that does not fit below [`LOW_RAM_END_MAX`].
 pub const HIGH_RAM: u64 = 4 * GIB;
 
-/// What PCIEXBAR decodes: 256 buses of 1 MiB.
+/// The size of PCIEXBAR: 256 buses of 1 MiB.
 pub const PCIEXBAR_SIZE: u64 = 256 * MIB;
 
-/// PCIEXBAR where no firmware programs it (direct boot): where firmware of 2025 puts it.
+/// PCIEXBAR when no firmware programs it (direct boot): the address that firmware of 2025 uses.
 pub const PCIEXBAR: Range<u64> = 0xE000_0000..0xE000_0000 + PCIEXBAR_SIZE;
 
-/// The end of the 32-bit PCI windows: the I/O APIC and everything fixed lie above.
+/// The end of the 32-bit PCI windows. The I/O APIC and all fixed devices lie above.
 pub const PCI_MEMORY_END: u64 = IOAPIC.start;
 
-/// The VGA window, decoded by the display and never RAM.
+/// The VGA window. The display decodes it. It is never RAM.
 pub const VGA: Range<u64> = 0xA_0000..0xC_0000;
 
 /// The I/O APIC's register page.
@@ -39,40 +39,40 @@ pub const HPET: Range<u64> = 0xFED0_0000..0xFED0_0400;
 /// The local APICs, and the addresses that message signalled interrupts are written to.
 pub const LAPIC: Range<u64> = 0xFEE0_0000..0xFEF0_0000;
 
-/// What the hypervisor needs in the guest on processors that cannot run real mode natively: an
-/// identity-mapped page table, and three pages of task state. Reserved in every memory map.
+/// Memory that the hypervisor needs on processors that cannot run real mode natively: an
+/// identity-mapped page table, and three pages of task state. It is reserved in every memory map.
 pub const IDENTITY_MAP: Range<u64> = 0xFEFF_C000..0xFF00_0000;
 
-/// RAM, split as the chip set wants it.
+/// The guest's RAM, split between low and high memory as the chip set requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ram {
-    /// Bytes from address 0.
+    /// Size in bytes of the part that starts at address 0.
     pub low: u64,
-    /// Bytes from [`HIGH_RAM`].
+    /// Size in bytes of the part that starts at [`HIGH_RAM`].
     pub high: u64,
 }
 
 impl Ram {
-    /// Splits `total` bytes.
+    /// Splits `total` bytes into both parts.
     #[must_use]
     pub fn new(total: u64) -> Self {
         let low = total.min(LOW_RAM_END_MAX);
         Self { low, high: total - low }
     }
 
-    /// All of it, in bytes.
+    /// The size of both parts in bytes.
     #[must_use]
     pub fn total(self) -> u64 {
         self.low.saturating_add(self.high)
     }
 
-    /// One past the last byte of RAM.
+    /// The address after the last byte of RAM.
     #[must_use]
     pub fn end(self) -> u64 {
         if self.high == 0 { self.low } else { HIGH_RAM.saturating_add(self.high) }
     }
 
-    /// One or two ranges, lowest first.
+    /// The one or two ranges, sorted by address.
     #[must_use]
     pub fn ranges(self) -> Vec<Range<u64>> {
         let high = HIGH_RAM..HIGH_RAM.saturating_add(self.high);
@@ -80,10 +80,11 @@ impl Ram {
     }
 }
 
-/// Where 32-bit BARs may be: from the end of low RAM to [`PCI_MEMORY_END`], around PCIEXBAR.
+/// Returns the windows for 32-bit BARs: from the end of low RAM to [`PCI_MEMORY_END`], except
+/// PCIEXBAR.
 ///
-/// Both sides of PCIEXBAR are given, since firmware of 2022 uses the upper and that of 2025 the
-/// lower.
+/// The result covers both sides of PCIEXBAR, because firmware of 2022 uses the upper and firmware
+/// of 2025 the lower side.
 #[must_use]
 pub fn pci_windows(ram: Ram, pciexbar: &Range<u64>) -> Vec<Range<u64>> {
     let below = ram.low..pciexbar.start.clamp(ram.low, PCI_MEMORY_END);
@@ -91,10 +92,10 @@ pub fn pci_windows(ram: Ram, pciexbar: &Range<u64>) -> Vec<Range<u64>> {
     [below, above].into_iter().filter(|window| !window.is_empty()).collect()
 }
 
-/// Where 64-bit BARs may be: everything that the processor can address above RAM.
+/// Returns the window for 64-bit BARs: all addresses of the processor above RAM.
 ///
-/// Firmware takes the top eighth of that space, but counts at most 47 address bits, so more would
-/// never be used. `None` if RAM leaves no room.
+/// Firmware uses the top eighth of that space, but supports at most 47 address bits, so a larger
+/// window would never be used. `None` if RAM leaves no room.
 #[must_use]
 pub fn pci_window64(ram: Ram, physical_bits: u8) -> Option<Range<u64>> {
     let end = 1u64 << physical_bits.min(47);
@@ -128,7 +129,7 @@ mod test {
             pci_windows(Ram::new(256 * MIB), &PCIEXBAR),
             [0x1000_0000..0xE000_0000, 0xF000_0000..0xFEC0_0000]
         );
-        // A base that a confused guest chose.
+        // A base as a confused guest might choose it.
         for pciexbar in [0..0x1000_0000, 5 * GIB..6 * GIB] {
             assert_eq!(pci_windows(ram, &pciexbar), vec![0x8000_0000..0xFEC0_0000; 1]);
         }

@@ -1,14 +1,14 @@
-//! What a PC finds in its memory and in its firmware's files when it starts.
+//! Memory contents and firmware files that a PC needs to start.
 //!
-//! Pure: a description of the machine goes in, bytes and the place for them come out. Nothing here
-//! knows a hypervisor or a device. There are two ways into a guest, and both get the same tables:
-//!
+//! The crate is pure: it takes a description of the machine, and returns bytes with their
+//! addresses. It knows neither hypervisors nor devices. A guest can start in two ways, and both
+//! provide the same tables:
 //! * **Firmware** ([`fw_cfg`]): stock UEFI firmware asks for files by name. ACPI comes as blobs
 //!   with a linker script ([`acpi::Tables::files`]), SMBIOS as an anchor and its structures.
-//! * **Direct boot** ([`linux`]): the kernel is put into memory by us, with the tables at fixed
+//! * **Direct boot** ([`linux`]): this crate puts the kernel into memory, with the tables at fixed
 //!   addresses ([`acpi::Tables::image`], [`smbios::Smbios::image`]).
 //!
-//! [`layout`] says where everything is in guest-physical memory, [`e820`] says it to the guest.
+//! [`layout`] defines the layout of guest-physical memory, and [`e820`] describes it to the guest.
 
 #![forbid(unsafe_code)]
 
@@ -20,5 +20,5 @@ pub mod layout;
 pub mod linux;
 pub mod smbios;
 
-/// Bytes, each run with the guest-physical address that it belongs to. The runs do not overlap.
+/// Runs of bytes, each with its guest-physical address. The runs do not overlap.
 pub type Image = Vec<(u64, Vec<u8>)>;

@@ -1,10 +1,10 @@
-//! What the machine says about itself (SMBIOS 3.0, DSP0134): the part of it that guests read.
+//! The description of the machine that guests read (SMBIOS 3.0, DSP0134).
 //!
-//! Version 3.0 with its 64-bit anchor, not 2.8 with the 32-bit one, although firmware takes both:
-//! only 3.0 counts more than 255 threads of a processor, and has no 64 KiB limit. UEFI guests find
-//! it through the firmware's configuration table, where also Windows looks. The one case in which
-//! Windows misses the 64-bit anchor, a legacy BIOS, is none of ours; and UEFI firmware publishes
-//! the 32-bit one beside it.
+//! We use version 3.0 with its 64-bit anchor, not 2.8 with the 32-bit one, although firmware
+//! accepts both: only 3.0 supports more than 255 threads in a processor, and tables larger than 64
+//! KiB. UEFI guests, Windows among them, find the tables through the firmware's configuration
+//! table. Windows misses the 64-bit anchor only under a legacy BIOS, which we do not provide, and
+//! UEFI firmware publishes the 32-bit anchor as well.
 
 use std::ops::Range;
 
@@ -20,19 +20,19 @@ pub const TABLES_FILE: &str = "etc/smbios/smbios-tables";
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// The most that one memory module is said to have.
+/// The maximum size that a memory module reports, in bytes.
 const MODULE_MAX: u64 = 16 << 30;
 
-/// Where the anchor is searched for without UEFI (5.2.2): on multiples of 16 from here.
+/// The area in which guests without UEFI search for the anchor, at multiples of 16 (5.2.2).
 const AREA: Range<u64> = 0xF_0000..0x10_0000;
 const ANCHOR_LENGTH: u8 = 24;
 
-/// An optional handle that points to nothing: a cache of a processor.
+/// The handle of a processor's cache when there is none.
 const NO_CACHE: u16 = 0xFFFF;
-/// The same for the error information of memory.
+/// The handle of a memory's error information when there is none.
 const NO_ERROR_INFORMATION: u16 = 0xFFFE;
 
-/// The handles, by type, as they are numbered in virtual machines of QEMU.
+// The handles of each type, numbered as in QEMU's virtual machines.
 const BIOS: u16 = 0x0000;
 const SYSTEM: u16 = 0x0100;
 const CHASSIS: u16 = 0x0300;
@@ -43,66 +43,68 @@ const MAPPED_ADDRESS: u16 = 0x1300;
 const BOOT_INFORMATION: u16 = 0x2000;
 const END: u16 = 0x7F00;
 
-/// The machine, as its maker would describe it.
+/// The description of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Smbios {
-    /// Who made it.
+    /// The manufacturer of the machine.
     pub manufacturer: String,
-    /// What it is called.
+    /// The product name.
     pub product: String,
-    /// Which version of that.
+    /// The version of the product.
     pub version: String,
-    /// Its serial number; may be empty.
+    /// The serial number. May be empty.
     pub serial: String,
-    /// Its UUID, in the order in which it is written.
+    /// The UUID, in the byte order of its text form.
     pub uuid: [u8; 16],
-    /// Its processors.
+    /// The processors.
     pub processors: Processors,
-    /// Its RAM, as guest-physical ranges.
+    /// The RAM, as guest-physical ranges.
     pub memory: Vec<Range<u64>>,
 }
 
-/// Processors, which are all alike.
+/// The machine's processors. All are identical.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Processors {
-    /// How many packages.
+    /// The number of packages.
     pub sockets: u16,
-    /// Cores of each.
+    /// The number of cores in each package.
     pub cores: u16,
-    /// Threads of each core.
+    /// The number of threads in each core.
     pub threads: u16,
-    /// Who made them: the vendor string of CPUID.
+    /// The manufacturer: the vendor string of CPUID.
     pub vendor: String,
-    /// Their brand string.
+    /// The brand string.
     pub model: String,
-    /// CPUID 1: EAX in the low half, EDX in the high one.
+    /// CPUID leaf 1: EAX in the low half, EDX in the high half.
     pub signature: u64,
 }
 
 impl Smbios {
-    /// The two fw_cfg files. Firmware adds type 0, which is about itself.
+    /// The two fw_cfg files. The firmware adds the structure of type 0, which describes the
+    /// firmware.
     ///
     /// # Errors
     ///
-    /// A machine that the structures cannot describe.
+    /// Fails if the structures cannot describe the machine.
     pub fn files(&self) -> Result<[File; 2]> {
         let tables = self.structures(false)?;
         let anchor = anchor(&tables, 0)?;
         Ok([File::new(ANCHOR_FILE, anchor), File::new(TABLES_FILE, tables)])
     }
 
-    /// The finished tables where a guest without firmware looks for them, with a type 0 of ours.
+    /// The finished tables at the address where a guest without firmware looks for them. They
+    /// include our own structure of type 0.
     ///
     /// # Errors
     ///
-    /// A machine that the structures cannot describe, or more of them than there is room for.
+    /// Fails if the structures cannot describe the machine, or do not fit into their area.
     pub fn image(&self) -> Result<Image> {
         let tables = self.structures(true)?;
         let address = AREA.start + u64::from(ANCHOR_LENGTH).next_multiple_of(16);
         let room = AREA.end - address;
         ensure!(
             tables.len() as u64 <= room,
-            "SMBIOS structures of {} bytes, where direct boot has room for {room}",
+            "SMBIOS structures of {} bytes, but direct boot has room for {room}",
             tables.len()
         );
         Ok(vec![(AREA.start, anchor(&tables, address)?), (address, tables)])
@@ -138,7 +140,7 @@ impl Smbios {
             .string(&self.version)
             .string(&self.serial)
             .bytes(&uuid)
-            // Started by the power switch; no SKU, no family.
+            // Started by the power switch, no SKU, no family.
             .bytes(&[6, 0, 0])
     }
 
@@ -151,9 +153,9 @@ impl Smbios {
             .string(&self.version)
             .string(&self.serial)
             .byte(0)
-            // All safe; security unknown.
+            // All states are safe, security is unknown.
             .bytes(&[3, 3, 3, 2])
-            // OEM information; no height, no power cords, no contents, no SKU.
+            // OEM information, no height, no power cords, no contents, no SKU.
             .zeros(4 + 5)
     }
 
@@ -161,11 +163,11 @@ impl Smbios {
     fn memory(&self, tables: &mut Vec<u8>) -> Result<()> {
         let mut total = 0u64;
         for range in &self.memory {
-            ensure!(!range.is_empty(), "a range of RAM with nothing in it at {:#x}", range.start);
+            ensure!(!range.is_empty(), "an empty range of RAM at {:#x}", range.start);
             total = total.checked_add(range.end - range.start).context("RAM beyond 64 bits")?;
         }
         let modules = u16::try_from(total.div_ceil(MODULE_MAX))
-            .with_context(|| format!("{} MiB of memory", total / MIB))?;
+            .with_context(|| format!("{} MiB of memory: too much for SMBIOS", total / MIB))?;
         memory_array(total, modules).end(tables)?;
         for module in 0..modules {
             let size = (total - u64::from(module) * MODULE_MAX).min(MODULE_MAX);
@@ -184,11 +186,11 @@ fn bios_information() -> Structure {
         .string("Transom")
         .string("direct boot")
         .word(0)
-        // Linux takes the alarm of the RTC from ACPI instead of line 8 where this is newer than
-        // 2020, and that wake-up event is not wired here.
+        // If the date is later than 2020, Linux expects the RTC's alarm as an ACPI wake-up event
+        // instead of on line 8, and this machine does not have that event.
         .string("04/01/2014")
         .byte(0)
-        // No characteristics; a virtual machine.
+        // No characteristics except that this is a virtual machine.
         .bytes(&(1u64 << 3).to_le_bytes())
         .bytes(&[0, 1 << 4])
         // Release 0.0, no embedded controller.
@@ -199,27 +201,30 @@ impl Processors {
     /// Type 4 (7.5).
     fn structure(&self, socket: u16) -> Result<Structure> {
         let threads = self.cores.checked_mul(self.threads).with_context(|| {
-            format!("{} cores of {} threads in a socket", self.cores, self.threads)
+            format!(
+                "{} cores of {} threads in a socket: too many for SMBIOS",
+                self.cores, self.threads
+            )
         })?;
         ensure!(threads > 0, "a processor with {} cores of {} threads", self.cores, self.threads);
         let handle = PROCESSOR
             .checked_add(socket)
             .filter(|handle| *handle < MEMORY_ARRAY)
-            .with_context(|| format!("{} sockets", self.sockets))?;
-        // The byte says 255 where only the word can say it.
+            .with_context(|| format!("{} sockets: too many for SMBIOS", self.sockets))?;
+        // 255 in the byte field means that the word field has the number.
         let byte = |count: u16| u8::try_from(count).unwrap_or(0xFF);
         let multi = |count: u16, bit: u16| if count > 1 { 1 << bit } else { 0 };
         let characteristics = 1 << 2 | multi(self.cores, 3) | multi(self.threads, 4);
         Ok(Structure::new(4, handle)
             .string(&format!("CPU {socket}"))
-            // A central processor; of the family "Other".
+            // A central processor of the family "Other".
             .bytes(&[3, 1])
             .string(&self.vendor)
             .bytes(&self.signature.to_le_bytes())
             .string(&self.model)
             // Voltage, clock, and speeds are unknown.
             .zeros(1 + 2 + 2 + 2)
-            // Present and enabled; its socket is of the kind "Other".
+            // Present and enabled, in a socket of the type "Other".
             .bytes(&[0x41, 1])
             .word(NO_CACHE)
             .word(NO_CACHE)
@@ -237,13 +242,13 @@ impl Processors {
 /// Type 16: one array of all modules.
 fn memory_array(total: u64, modules: u16) -> Structure {
     let kib = total / KIB;
-    // From 2 TiB on only the last field says it.
+    // From 2 TiB on, only the last field has the size.
     let (short, long) = match u32::try_from(kib) {
         Ok(kib) if kib < 0x8000_0000 => (kib, 0),
         _ => (0x8000_0000, total),
     };
     Structure::new(16, MEMORY_ARRAY)
-        // Where: "Other". What for: system memory. Error correction: multi-bit.
+        // Location "Other", used as system memory, with multi-bit error correction.
         .bytes(&[1, 3, 6])
         .dword(short)
         .word(NO_ERROR_INFORMATION)
@@ -253,7 +258,7 @@ fn memory_array(total: u64, modules: u16) -> Structure {
 
 /// Type 17: one module of at most [`MODULE_MAX`].
 fn memory_device(module: u16, size: u64) -> Structure {
-    // MiB; or, with the top bit, KiB. 16 GiB is far from the most that MiB can say.
+    // In MiB, or in KiB if the top bit is set. 16 GiB is far below the maximum in MiB.
     let size = match u16::try_from(size / MIB).unwrap_or(0x7FFE) {
         0 => 0x8000 | u16::try_from(size / KIB).unwrap_or(0),
         mib => mib,
@@ -265,22 +270,22 @@ fn memory_device(module: u16, size: u64) -> Structure {
         .word(0xFFFF)
         .word(0xFFFF)
         .word(size)
-        // A DIMM of no set.
+        // A DIMM that does not belong to a set.
         .bytes(&[9, 0])
         .string(&format!("DIMM {module}"))
         .byte(0)
-        // Type RAM, detail "Other"; speed unknown.
+        // Type RAM, detail "Other", speed unknown.
         .byte(7)
         .word(1 << 1)
         .word(0)
         .string("Transom")
-        // No serial number, asset tag, part number; no rank.
+        // No serial number, no asset tag, no part number, no rank.
         .zeros(4)
-        // No extended size; clock and voltages unknown.
+        // No extended size, clock and voltages unknown.
         .zeros(4 + 2 + 6)
 }
 
-/// Type 19: where a part of the array is.
+/// Type 19: the addresses of a part of the array.
 fn mapped_address(i: u16, range: &Range<u64>) -> Structure {
     let start = u32::try_from(range.start / KIB);
     let end = u32::try_from((range.end - 1) / KIB);
@@ -298,7 +303,7 @@ fn mapped_address(i: u16, range: &Range<u64>) -> Structure {
         .qword(wide.end)
 }
 
-/// One structure while it grows: a formatted area, then strings (6.1).
+/// A structure under construction: the formatted area, and the strings that follow it (6.1).
 struct Structure {
     formatted: Vec<u8>,
     strings: Vec<String>,
@@ -334,7 +339,8 @@ impl Structure {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Puts the string's number; 0 for an empty one, which has no other encoding.
+    /// Appends the number of a string. It is 0 if `text` is empty: an empty string has no other
+    /// encoding.
     fn string(mut self, text: &str) -> Self {
         if text.is_empty() {
             return self.byte(0);
@@ -344,7 +350,7 @@ impl Structure {
         self.byte(number)
     }
 
-    /// Sets the length and appends the whole to `tables`.
+    /// Fills in the length, and appends the structure to `tables`.
     fn end(mut self, tables: &mut Vec<u8>) -> Result<()> {
         let length = self.formatted.len();
         self.formatted[1] = u8::try_from(length).with_context(|| {
@@ -354,7 +360,8 @@ impl Structure {
         for text in &self.strings {
             ensure!(
                 text.len() <= 255 && !text.bytes().any(|byte| byte < b' ' || byte == 0x7F),
-                "{text:?} cannot be an SMBIOS string"
+                "{text:?} cannot be an SMBIOS string: use at most 255 bytes and no control \
+                 characters"
             );
             tables.extend(text.as_bytes());
             tables.push(0);
@@ -440,8 +447,8 @@ mod test {
             let mut machine = machine();
             machine.memory = vec![0..total; 1];
             let modules = structures(&machine, 17);
-            let said = modules.iter().map(|m| u16::from_le_bytes([m[0x0C], m[0x0D]]));
-            assert_eq!(said.collect::<Vec<_>>(), sizes);
+            let sizes_reported = modules.iter().map(|m| u16::from_le_bytes([m[0x0C], m[0x0D]]));
+            assert_eq!(sizes_reported.collect::<Vec<_>>(), sizes);
             let array = &structures(&machine, 16)[0];
             assert_eq!(u16::from_le_bytes([array[0x0D], array[0x0E]]) as usize, sizes.len());
             assert_eq!(array[7..11], u32::try_from(total / KIB).unwrap().to_le_bytes());
@@ -482,7 +489,7 @@ mod test {
         assert!(refusal(|m| m.processors.threads = 0).contains("4 cores of 0 threads"));
         assert!(refusal(|m| m.processors.cores = 40000).contains("40000 cores"));
         assert!(refusal(|m| m.processors.sockets = 4000).contains("4000 sockets"));
-        assert!(refusal(|m| m.memory = vec![5..5; 1]).contains("nothing in it"));
+        assert!(refusal(|m| m.memory = vec![5..5; 1]).contains("empty range of RAM"));
         assert!(refusal(|m| m.memory = vec![0..u64::MAX; 2]).contains("64 bits"));
     }
 }

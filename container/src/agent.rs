@@ -1,15 +1,15 @@
-//! The agent in the guest: QEMU's (`qemu-ga`), behind the named port `org.qemu.guest_agent.0`.
+//! Client of QEMU's guest agent (`qemu-ga`), behind the virtio-serial port
+//! `org.qemu.guest_agent.0`.
 //!
-//! The port takes one connection, and this is it, for as long as the machine runs: whoever wants
-//! something of the agent asks here, and is answered in turn. A connection is kept while nobody
-//! asks, too: an agent whose port has nobody at its other end looks ten times a second whether
-//! somebody came.
+//! The port takes a single connection, which [`Agent`] holds for as long as the machine runs: all
+//! requests go through it, one at a time. The connection stays open between requests, because an
+//! agent whose port has no peer polls it ten times a second.
 //!
-//! Every question begins with one that carries a random number, and what the agent says before its
-//! answer to that is thrown away: it is for somebody who has given up waiting.
+//! Each request begins with a `guest-sync-delimited` that carries a random number. Everything that
+//! the agent sends before the answer to it is discarded: it answers a request that timed out.
 //!
-//! Threats: the guest answers what it likes, as slowly and as long as it likes. An answer has a
-//! limit and a deadline, and is JSON of which [`guest`] takes what it knows.
+//! Threats: the guest answers anything, as slowly and at any length it likes. Each answer has a
+//! maximum length and a deadline, and is JSON from which [`guest`] takes only known fields.
 
 pub mod guest;
 pub mod line;
@@ -27,165 +27,182 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::time::timeout;
 
 use self::guest::Guest;
-use self::line::Hearing;
+use self::line::AnswerReader;
 use crate::log::Few;
 use crate::story::Story;
 
-/// The port's name, by which the agent in the guest finds it.
+/// Name of the virtio-serial port. The agent in the guest looks for this name.
 pub const PORT: &str = "org.qemu.guest_agent.0";
 
-/// An agent that is there answers the first question within: a guest may be busy.
-const SYNC: Duration = Duration::from_secs(5);
-/// And any other.
-const ANSWER: Duration = Duration::from_secs(10);
-/// What a program has written is long: up to 16 MiB of output, and as much of errors.
-const HARVEST: Duration = Duration::from_secs(60);
-/// One that shuts the guest down does not say so; one that will not does at once.
-const REFUSAL: Duration = Duration::from_secs(1);
-/// Answers are no longer, but for what a program has written, in letters of base64.
-const SHORT: usize = 1 << 20;
-const LONG: usize = 48 << 20;
-/// What is read at once.
-const PIECE: usize = 16 << 10;
-/// So often a minute it is logged that it comes or goes.
-const LINES: u32 = 10;
-/// Between two looks whether an agent is there, while it is not, and while it is.
-const AWAY: Duration = Duration::from_secs(2);
-const HERE: Duration = Duration::from_secs(10);
+/// Timeout of the sync request, which also detects a missing agent. Generous, because a guest may
+/// be busy.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of other requests.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for the output of a program: up to 16 MiB each from standard output and standard error.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
+/// An agent that shuts the guest down sends no answer; one that refuses does so within this time.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum length of an answer in bytes. `MAX_OUTPUT` is for the output of a program, in base64.
+const MAX_ANSWER: usize = 1 << 20;
+const MAX_OUTPUT: usize = 48 << 20;
+/// Bytes per read.
+const READ_SIZE: usize = 16 << 10;
+/// Maximum log lines per minute about the agent coming and going.
+const MAX_LINES: u32 = 10;
+/// Interval between polls: while no agent answers (`POLL_ABSENT`), and while one does
+/// (`POLL_PRESENT`).
+const POLL_ABSENT: Duration = Duration::from_secs(2);
+const POLL_PRESENT: Duration = Duration::from_secs(10);
 
-/// Why there is no answer.
+/// Limits of an answer.
+#[derive(Clone, Copy)]
+struct Limits {
+    within: Duration,
+    /// Maximum length in bytes.
+    length: usize,
+}
+
+/// Reason why a request failed.
 #[derive(Debug)]
-pub enum Lack {
+pub enum AgentError {
     /// No agent answers.
     Absent(anyhow::Error),
-    /// It will not, and says why.
+    /// The agent refused, for this reason.
     Refused(String),
 }
 
-impl fmt::Display for Lack {
+impl fmt::Display for AgentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Absent(why) => write!(
                 f,
-                "no agent answers in the guest ({why:#}): install qemu-guest-agent there, and see \
-                 that it runs"
+                "no agent answers in the guest ({why:#}): install qemu-guest-agent there, and \
+                 check that it runs"
             ),
             Self::Refused(why) => write!(f, "the guest's agent: {why}"),
         }
     }
 }
 
-impl std::error::Error for Lack {}
+impl std::error::Error for AgentError {}
 
-/// See the module.
+/// Client of the guest's agent. It sends one request at a time.
 pub struct Agent {
     path: PathBuf,
     line: Mutex<Line>,
     answers: watch::Sender<bool>,
 }
 
-/// The connection, if there is one.
+/// State of the connection to the agent's port.
 #[derive(Default)]
 struct Line {
     stream: Option<UnixStream>,
-    /// When it was found out that nobody answers.
+    /// Time of the last failure.
     missed: Option<Instant>,
-    /// The number of the last question.
+    /// Number of the last sync request.
     last: u64,
 }
 
 impl Agent {
-    /// Behind this socket.
+    /// Creates a client of the agent behind this Unix socket. Connects with the first request.
     pub fn new(path: PathBuf) -> Self {
         Self { path, line: Mutex::default(), answers: watch::Sender::new(false) }
     }
 
-    /// Whether it answered when it was last asked.
+    /// Whether the agent answered the last request.
     pub fn answers(&self) -> bool {
         *self.answers.borrow()
     }
 
-    /// Asks, in turn with others.
+    /// Sends a command and returns its answer. Concurrent calls wait for one another.
     ///
     /// # Errors
     ///
-    /// When nobody answers, or the answer is no.
-    pub async fn ask(&self, command: &str, arguments: Value) -> Result<Value, Lack> {
+    /// When no agent answers, or the agent refuses.
+    pub async fn ask(&self, command: &str, arguments: Value) -> Result<Value, AgentError> {
         let mut turn = self.turn().await?;
-        let answer = self.question(&mut turn, command, arguments, (ANSWER, SHORT)).await?;
-        line::returned(&answer).map_err(Lack::Refused)
+        let limits = Limits { within: ANSWER_TIMEOUT, length: MAX_ANSWER };
+        let answer = self.question(&mut turn, command, arguments, limits).await?;
+        line::returned(&answer).map_err(AgentError::Refused)
     }
 
-    /// How a program is that was started, as the agent writes it.
+    /// Queries a program that was started with `guest-exec`. Returns the agent's JSON unparsed.
     ///
     /// # Errors
     ///
-    /// When nobody answers, or the answer is no.
-    pub async fn outcome(&self, pid: i64) -> Result<Vec<u8>, Lack> {
+    /// When no agent answers, or the agent refuses.
+    pub async fn outcome(&self, pid: i64) -> Result<Vec<u8>, AgentError> {
         let mut turn = self.turn().await?;
         let pid = json!({ "pid": pid });
-        let answer = self.question(&mut turn, "guest-exec-status", pid, (HARVEST, LONG)).await?;
+        let limits = Limits { within: OUTPUT_TIMEOUT, length: MAX_OUTPUT };
+        let answer = self.question(&mut turn, "guest-exec-status", pid, limits).await?;
         match line::refused(&answer) {
-            Some(why) => Err(Lack::Refused(why)),
+            Some(why) => Err(AgentError::Refused(why)),
             None => Ok(answer),
         }
     }
 
-    /// Has it shut the guest down.
+    /// Asks the agent to shut the guest down.
     ///
     /// # Errors
     ///
-    /// When nobody answers, or it refuses.
-    pub async fn shut_down(&self) -> Result<(), Lack> {
+    /// When no agent answers, or the agent refuses.
+    pub async fn shut_down(&self) -> Result<(), AgentError> {
         let mut turn = self.turn().await?;
         let powerdown = json!({ "mode": "powerdown" });
-        // No news is good news.
-        let news = self.talk(&mut turn, "guest-shutdown", powerdown, SHORT);
-        match timeout(REFUSAL, news).await {
-            Ok(Ok(answer)) => line::refused(&answer).map_or(Ok(()), |why| Err(Lack::Refused(why))),
+        // A successful shutdown has no answer: silence and a lost connection are success.
+        let news = self.talk(&mut turn, "guest-shutdown", powerdown, MAX_ANSWER);
+        match timeout(REFUSAL_TIMEOUT, news).await {
+            Ok(Ok(answer)) => {
+                line::refused(&answer).map_or(Ok(()), |why| Err(AgentError::Refused(why)))
+            }
             Ok(Err(_)) | Err(_) => Ok(()),
         }
     }
 
-    /// What the guest is, as far as its agent says.
+    /// Queries the guest's operating system and addresses. Empty where the agent does not answer.
     pub async fn guest(&self) -> Guest {
         let system = self.ask("guest-get-osinfo", Value::Null).await.ok();
         let addresses = self.ask("guest-network-get-interfaces", Value::Null).await.ok();
         Guest::new(system.as_ref(), addresses.as_ref())
     }
 
-    /// Keeps the connection, and tells when an agent comes and goes, for as long as it is polled.
-    pub async fn keep(self: Arc<Self>, story: Arc<Story>) {
-        // What was told: others may find out first.
+    /// Keeps the connection open and logs when an agent comes and goes, for as long as it is
+    /// polled.
+    pub async fn monitor(self: Arc<Self>, story: Arc<Story>) {
+        // `was` is the last state that was logged: a request of another task may notice a change
+        // first.
         let (mut was, mut changes) = (false, self.answers.subscribe());
-        let mut lines = Few::new(LINES);
+        let mut lines = Few::new(MAX_LINES);
         loop {
             let is = self.turn().await.is_ok();
-            // An agent may come and go as it likes.
+            // The guest controls how often its agent comes and goes, so these lines are limited.
             let news = is != was && lines.take(Instant::now());
             if news && is {
                 let system = self.guest().await.system;
                 let system = system.map_or(String::new(), |name| format!(": it is {name}"));
-                story.tell(&format!("the guest's agent answers{system}"));
+                story.info(&format!("the guest's agent answers{system}"));
             } else if news {
-                story.tell("the guest's agent answers no more");
+                story.info("the guest's agent does not answer any more");
             }
             was = is;
             changes.mark_unchanged();
-            timeout(if is { HERE } else { AWAY }, changes.changed()).await.ok();
+            timeout(if is { POLL_PRESENT } else { POLL_ABSENT }, changes.changed()).await.ok();
         }
     }
 
-    /// Waits for our turn; the agent hears us then.
-    async fn turn(&self) -> Result<MutexGuard<'_, Line>, Lack> {
+    /// Locks the connection and synchronizes with the agent, so that it is ready for a command.
+    async fn turn(&self) -> Result<MutexGuard<'_, Line>, AgentError> {
         let asked = Instant::now();
         let mut turn = self.line.lock().await;
-        // Who was before us has just found out.
+        // The previous holder of the lock found, while we waited, that no agent answers.
         if turn.missed.is_some_and(|missed| missed >= asked) {
-            return Err(Lack::Absent(anyhow!("it did not answer others")));
+            return Err(AgentError::Absent(anyhow!("it did not answer an earlier request")));
         }
-        let heard = timeout(SYNC, self.sync(&mut turn)).await;
-        let heard = heard.unwrap_or_else(|_| Err(anyhow!("not within {} s", SYNC.as_secs())));
+        let heard = timeout(SYNC_TIMEOUT, self.sync(&mut turn)).await;
+        let late = || anyhow!("no answer within {} s", SYNC_TIMEOUT.as_secs());
+        let heard = heard.unwrap_or_else(|_| Err(late()));
         match heard {
             Ok(()) => {
                 self.answers.send_if_modified(|it| !std::mem::replace(it, true));
@@ -193,39 +210,42 @@ impl Agent {
             }
             Err(error) => {
                 self.lose(&mut turn).await;
-                Err(Lack::Absent(error))
+                Err(AgentError::Absent(error))
             }
         }
     }
 
-    /// Asks the question that shows that the agent hears, and hears us.
+    /// Sends the sync request: its answer shows that the agent reads from this connection.
     async fn sync(&self, line: &mut Line) -> anyhow::Result<()> {
         if line.stream.is_none() {
             line.stream = Some(UnixStream::connect(&self.path).await.context("no machine")?);
         }
-        // Another each time, so that no answer is taken for another's.
+        // A new number each time, so that a late answer to an earlier request is not mistaken for
+        // this one.
         line.last = number(line.last);
         let id = line.last;
         let stream = line.stream.as_mut().context("no connection")?;
         stream.write_all(&line::sync(id)).await?;
-        hear(stream, Hearing::sync(id)).await.map(drop)
+        hear(stream, AnswerReader::sync(id)).await.map(drop)
     }
 
-    /// Asks within a time, for an answer of this length; who does not answer is left.
+    /// Sends a command with a timeout and a maximum length of its answer. Resets the connection if
+    /// there is no answer.
     async fn question(
         &self,
         line: &mut Line,
         command: &str,
         arguments: Value,
-        (within, limit): (Duration, usize),
-    ) -> Result<Vec<u8>, Lack> {
-        let answer = timeout(within, self.talk(line, command, arguments, limit)).await;
+        limits: Limits,
+    ) -> Result<Vec<u8>, AgentError> {
+        let Limits { within, length } = limits;
+        let answer = timeout(within, self.talk(line, command, arguments, length)).await;
         let late = || Err(anyhow!("{command}: no answer within {} s", within.as_secs()));
         match answer.unwrap_or_else(|_| late()) {
             Ok(answer) => Ok(answer),
             Err(error) => {
                 self.lose(line).await;
-                Err(Lack::Absent(error))
+                Err(AgentError::Absent(error))
             }
         }
     }
@@ -239,31 +259,34 @@ impl Agent {
     ) -> anyhow::Result<Vec<u8>> {
         let stream = line.stream.as_mut().context("no connection")?;
         stream.write_all(&line::command(command, arguments)).await?;
-        hear(stream, Hearing::answer(limit)).await
+        hear(stream, AnswerReader::answer(limit)).await
     }
 
-    /// Nobody answers. What was said and not heard is taken back by leaving; then we wait there.
+    /// Handles a missing answer. Reconnecting discards what was sent and not read; the new
+    /// connection stays open for an agent that comes later.
     async fn lose(&self, line: &mut Line) {
         self.answers.send_if_modified(|it| std::mem::replace(it, false));
-        line.stream =
-            timeout(ANSWER, UnixStream::connect(&self.path)).await.ok().and_then(Result::ok);
+        line.stream = timeout(ANSWER_TIMEOUT, UnixStream::connect(&self.path))
+            .await
+            .ok()
+            .and_then(Result::ok);
         line.missed = Some(Instant::now());
     }
 }
 
-/// Reads until there is what was waited for.
-async fn hear(stream: &mut UnixStream, mut hearing: Hearing) -> anyhow::Result<Vec<u8>> {
-    let mut bytes = vec![0; PIECE];
+/// Reads until the expected answer is complete.
+async fn hear(stream: &mut UnixStream, mut reader: AnswerReader) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = vec![0; READ_SIZE];
     loop {
         let count = stream.read(&mut bytes).await?;
-        anyhow::ensure!(count > 0, "it left");
-        if let Some(heard) = hearing.take(&bytes[..count])? {
+        anyhow::ensure!(count > 0, "the agent disconnected");
+        if let Some(heard) = reader.take(&bytes[..count])? {
             return Ok(heard);
         }
     }
 }
 
-/// A number that nobody in the guest guesses; QEMU's integers have a sign.
+/// Random number that the guest cannot guess. 62 bits, because QEMU's integers are signed.
 fn number(last: u64) -> u64 {
     let mut bytes = [0; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
@@ -280,7 +303,7 @@ pub(crate) mod test {
 
     use super::*;
 
-    /// An agent that knows no command but the first.
+    /// Serves as an agent that knows no command except the sync request.
     pub(crate) async fn serve(listener: UnixListener) {
         let (stream, _) = listener.accept().await.unwrap();
         let (read, mut write) = stream.into_split();
@@ -306,10 +329,13 @@ pub(crate) mod test {
         let (agent, story) = (Arc::new(Agent::new(socket)), Story::new());
         agent.ask("guest-ping", Value::Null).await.unwrap_err();
         assert!(agent.answers());
-        let kept = tokio::spawn(agent.clone().keep(story.clone()));
+        let kept = tokio::spawn(agent.clone().monitor(story.clone()));
         let told = async |count: u64| {
             let mut scene = story.scene();
-            timeout(4 * HERE, scene.wait_for(|it| it.lines >= count)).await.unwrap().unwrap();
+            timeout(4 * POLL_PRESENT, scene.wait_for(|it| it.lines >= count))
+                .await
+                .unwrap()
+                .unwrap();
             story.lines(count - 1).0[0].text.clone()
         };
         assert_eq!(told(1).await, "the guest's agent answers");
@@ -317,7 +343,7 @@ pub(crate) mod test {
         assert!(served.await.unwrap_err().is_cancelled());
         agent.ask("guest-ping", Value::Null).await.unwrap_err();
         assert!(!agent.answers());
-        assert_eq!(told(2).await, "the guest's agent answers no more");
+        assert_eq!(told(2).await, "the guest's agent does not answer any more");
         kept.abort();
     }
 }

@@ -1,4 +1,4 @@
-//! Commands for people and for hooks, in the container where the pod runs.
+//! Commands for people and hooks that run in the pod's container and query the running pod.
 
 pub mod exec;
 
@@ -16,30 +16,31 @@ use serde_json::Value;
 use vmm::control::Client;
 
 use crate::pod::child::program;
-use crate::pod::inquiry::{News, Question};
+use crate::pod::inquiry::{LogLines, Question};
 use crate::pod::room::Room;
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
 use crate::story::Line;
 use crate::web::Health;
 
-/// An answer comes within: the longest wait of the pod's own, and some.
-const ANSWER: Duration = Duration::from_secs(120);
-const LEAST: Duration = Duration::from_millis(1);
-/// And is no longer.
-const LONGEST: u64 = 64 << 20;
-/// Also what a pod has not opened yet that could not start, and shows why.
-const NO_POD: &str = "no pod runs here: `transom pod` has not been started, or could not start, \
-                      which the container's log explains";
-/// What is before an answer, and after it.
-const YES: &[u8] = b"{\"ok\":";
-const END: &[u8] = b"}\n";
+/// Timeout of an answer: the pod's own longest wait, and some more.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+const MIN_TIMEOUT: Duration = Duration::from_millis(1);
+/// Maximum length of an answer in bytes.
+const MAX_ANSWER: u64 = 64 << 20;
+/// This is also the state of a pod that could not start: it shows the reason, and has not opened
+/// its socket yet.
+const NO_POD: &str = "no pod runs here: `transom pod` has not been started, or could not start: \
+                      see the container's log";
+/// Text around the JSON of a successful answer.
+const OK_PREFIX: &[u8] = b"{\"ok\":";
+const OK_SUFFIX: &[u8] = b"}\n";
 
-/// The pod that runs here.
+/// Connection to the pod that runs in this container.
 struct Pod(BufReader<UnixStream>);
 
 #[derive(Deserialize)]
-struct No {
+struct Refusal {
     error: String,
     status: u8,
 }
@@ -48,55 +49,56 @@ impl Pod {
     fn find() -> anyhow::Result<Self> {
         let room = Room::find().context(NO_POD)?;
         let stream = UnixStream::connect(room.pod()).context(NO_POD)?;
-        stream.set_read_timeout(Some(ANSWER))?;
-        stream.set_write_timeout(Some(ANSWER))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// Answers are waited for no longer than this, if it is said.
+    /// Sets the timeout of answers: at most `ANSWER_TIMEOUT`, which is also the default.
     fn within(&self, time: Option<Duration>) -> anyhow::Result<()> {
-        // None at all would be for ever.
-        let time = time.unwrap_or(ANSWER).clamp(LEAST, ANSWER);
+        // A socket timeout of zero means no timeout.
+        let time = time.unwrap_or(ANSWER_TIMEOUT).clamp(MIN_TIMEOUT, ANSWER_TIMEOUT);
         Ok(self.0.get_ref().set_read_timeout(Some(time))?)
     }
 
-    /// Asks; what comes back is JSON.
+    /// Sends a question and returns the answer as JSON.
     fn ask(&mut self, question: &Question) -> anyhow::Result<Vec<u8>> {
         let question = format!("{}\n", serde_json::to_string(question)?);
         self.0.get_mut().write_all(question.as_bytes()).context("the pod has ended")?;
         let mut line = Vec::new();
-        (&mut self.0).take(LONGEST).read_until(b'\n', &mut line).context("the pod")?;
-        if let Some(answer) = line.strip_prefix(YES).and_then(|it| it.strip_suffix(END)) {
-            let end = YES.len() + answer.len();
+        (&mut self.0).take(MAX_ANSWER).read_until(b'\n', &mut line).context("the pod")?;
+        if let Some(answer) = line.strip_prefix(OK_PREFIX).and_then(|it| it.strip_suffix(OK_SUFFIX))
+        {
+            let end = OK_PREFIX.len() + answer.len();
             line.truncate(end);
-            line.drain(..YES.len());
+            line.drain(..OK_PREFIX.len());
             return Ok(line);
         }
-        let no: No = serde_json::from_slice(&line).context("the pod has ended")?;
+        let no: Refusal = serde_json::from_slice(&line).context("the pod has ended")?;
         Err(Failure::new(Status::of_code(no.status), no.error))
     }
 }
 
-/// How the machine and its guest are, as JSON.
+/// State of the machine and its guest, as JSON.
 ///
 /// # Errors
 ///
-/// When none runs here.
+/// When no machine runs here.
 pub fn status() -> anyhow::Result<String> {
     let mut state: Value = serde_json::from_slice(&Pod::find()?.ask(&Question::State)?)?;
     let mut machine = state["machine"].take();
     let doing = state["pod"]["doing"].as_str().unwrap_or_default();
-    let told = machine.as_object_mut();
-    let told = told.with_context(|| format!("the machine does not run yet: {doing}"))?;
-    told.insert("agent".into(), state["agent"].take());
+    let object = machine.as_object_mut();
+    let object = object.with_context(|| format!("the machine does not run yet: {doing}"))?;
+    object.insert("agent".into(), state["agent"].take());
     Ok(format!("{machine:#}\n"))
 }
 
-/// Asks the guest to shut down; with a time, waits until it is off.
+/// Asks the guest to shut down. With `wait`, waits at most this long until the machine is off.
 ///
 /// # Errors
 ///
-/// When it cannot be asked, or is not off in time.
+/// When the guest cannot be asked, or is not off in time.
 pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
     let mut pod = Pod::find()?;
     pod.ask(&Question::Shutdown { wait: wait.is_some() })?;
@@ -112,53 +114,53 @@ pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
         let off = match answer {
             Ok(answer) => answer == b"true",
             Err(refused) if refused.is::<Failure>() => return Err(refused),
-            // A pod that is gone has no machine; one that is late may have one.
+            // If the pod is gone, so is its machine. If it is late, the machine may still run.
             Err(_) => start.elapsed() < wait,
         };
         if off {
-            // The pod ends, and all in its container with it, once we have left: that is when the
-            // kernel closes this, which is after our status is known.
+            // The pod ends, and everything in its container with it, when this connection closes.
+            // So the kernel must close it, after our exit status is known.
             forget(pod);
             return Ok(());
         }
     }
 }
 
-/// A connection to the machine of the pod.
+/// Connects to the control socket of the pod's machine.
 fn machine() -> anyhow::Result<Client> {
     let room = Room::find().context("no machine runs here: `transom pod` has not started one")?;
-    Client::connect_within(&room.control(), ANSWER)
+    Client::connect_within(&room.control(), ANSWER_TIMEOUT)
 }
 
-/// Writes what the screen shows as a PNG file.
+/// Writes a screenshot of the guest's screen as a PNG file.
 ///
 /// # Errors
 ///
-/// When nothing is shown, or the file cannot be written.
+/// When the screen shows nothing, or the file cannot be written.
 pub fn screenshot(path: &Path) -> anyhow::Result<()> {
     let png = machine()?.png()?;
     std::fs::write(path, png).with_context(|| path.display().to_string())
 }
 
-/// What probes can ask, in a word.
+/// Names of the probes on the command line.
 pub const PROBES: [(&str, Health); 3] =
     [("live", Health::Live), ("started", Health::Started), ("ready", Health::Ready)];
 
-/// Asks the pod for its health, and tells what it says.
+/// Asks the pod for its health and returns its explanation.
 ///
 /// # Errors
 ///
-/// What it says, when that is no.
+/// When the pod is not healthy: the error is its explanation.
 pub fn probe(of: Health) -> anyhow::Result<String> {
     Ok(serde_json::from_slice(&Pod::find()?.ask(&Question::Health { of })?)?)
 }
 
-/// Gives each line of the log to `tell`, until that has enough: those that are kept, and with
-/// `follow` those that come.
+/// Passes each line of the pod's log to `tell`, with its number: the lines that are kept, then with
+/// `follow` the new ones. Ends when `tell` returns an error, such as that of a closed pipe.
 ///
 /// # Errors
 ///
-/// When no pod runs here, or nobody reads.
+/// When no pod runs here, or the connection fails before the first lines arrive.
 pub fn logs(
     follow: bool,
     mut tell: impl FnMut(u64, &Line) -> std::io::Result<()>,
@@ -168,11 +170,11 @@ pub fn logs(
     loop {
         let news = match pod.ask(&Question::Log { after, wait: follow }) {
             Ok(news) => news,
-            // One that was killed says nothing of its end.
+            // A pod that was killed does not announce its end.
             Err(_) if after > 0 => return Ok(()),
             Err(error) => return Err(error),
         };
-        let News { lines, count, last } = serde_json::from_slice(&news)?;
+        let LogLines { lines, count, last } = serde_json::from_slice(&news)?;
         let first = count.saturating_sub(lines.len() as u64);
         for (number, line) in (first + 1..).zip(&lines) {
             if tell(number, line).is_err() {
@@ -183,7 +185,7 @@ pub fn logs(
             return Ok(());
         }
         if last {
-            // As above: the pod waits until we have left.
+            // As in `shutdown`: the pod waits until this process has ended.
             forget(pod);
             return Ok(());
         }
@@ -191,11 +193,11 @@ pub fn logs(
     }
 }
 
-/// Becomes `vmm doctor`, which looks at this host and at the volume.
+/// Replaces this process with `vmm doctor`, which examines this host and the volume.
 ///
 /// # Errors
 ///
-/// When there is no `vmm`.
+/// When `vmm` cannot be started.
 pub fn doctor(settings: &Settings, words: &[String]) -> anyhow::Result<u8> {
     let program = program();
     let mut doctor = process::Command::new(&program);
@@ -206,12 +208,11 @@ pub fn doctor(settings: &Settings, words: &[String]) -> anyhow::Result<u8> {
     Err(doctor.exec()).with_context(|| program.display().to_string())
 }
 
-/// The password of the screen, and in a second line that of VNC viewers, if the pod listens for
-/// them.
+/// The password of the screen, and on a second line the one for VNC viewers, if VNC is enabled.
 ///
 /// # Errors
 ///
-/// Why there is none.
+/// When there is no password: the error is the reason.
 pub fn password() -> anyhow::Result<String> {
     password_of(Room::find().as_ref())
 }
@@ -225,7 +226,7 @@ fn password_of(room: Option<&Room>) -> anyhow::Result<String> {
     let Some(text) = read(room.password())? else {
         match read(room.open())? {
             Some(why) => bail!("the screen asks for no password: {why}"),
-            None => bail!("the pod has not come so far: ask it again in a second"),
+            None => bail!("the pod is still starting: try again in a second"),
         }
     };
     let vnc = read(room.vnc_password())?.map(|vnc| format!("VNC: {vnc}\n"));
@@ -242,8 +243,8 @@ mod test {
         let room = Room::within(folder.path());
         let no = |room| password_of(room).unwrap_err().to_string();
         assert!(no(None).starts_with("no pod runs here"));
-        assert!(no(Some(&room)).starts_with("the pod has not come so far"));
-        room.keep(room.open(), "PROTECT=N lets everybody in").unwrap();
+        assert!(no(Some(&room)).starts_with("the pod is still starting"));
+        room.keep(room.open(), "PROTECT=N disables it").unwrap();
         assert!(no(Some(&room)).contains("no password: PROTECT=N"));
         room.keep(room.password(), "hush").unwrap();
         assert_eq!(password_of(Some(&room)).unwrap(), "hush\n");

@@ -1,4 +1,4 @@
-//! The command line: one table of commands.
+//! The command line: the table of commands, and their implementations.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -15,101 +15,101 @@ use crate::settings::{Settings, near};
 use crate::status::{Failure, Status};
 use crate::{ask, help, plan, pod};
 
-/// A command: its name, what follows, what it does, and how.
-struct Verb {
+/// A command of the command line.
+struct Command {
     name: &'static str,
     usage: &'static str,
     help: &'static str,
     run: fn(&[String]) -> anyhow::Result<u8>,
 }
 
-const VERBS: &[Verb] = &[
-    Verb {
+const COMMANDS: &[Command] = &[
+    Command {
         name: "pod",
         usage: "",
-        help: "Runs the machine that the environment describes, until it is off or a signal says \
-               to end. The image starts with this.",
+        help: "Runs the machine that the environment describes, until it is off or a signal such \
+               as SIGTERM arrives. The image runs this command by default.",
         run: run_pod,
     },
-    Verb {
+    Command {
         name: "plan",
         usage: "[--json]",
-        help: "Reads the environment and shows what differs from the defaults, how large the \
-               machine would be, what it would run, and what has no effect. The status is that \
-               of what is wrong.",
+        help: "Reads the environment and shows settings that differ from the defaults, the size \
+               of the machine, its source, and variables without effect. If the plan cannot \
+               run, the exit status is that of the error.",
         run: show_plan,
     },
-    Verb {
+    Command {
         name: "status",
         usage: "",
-        help: "How the machine of the pod is, as JSON, and its guest if an agent in it answers.",
+        help: "Prints the state of the machine as JSON, with the guest's if its agent answers.",
         run: show_status,
     },
-    Verb {
+    Command {
         name: "shutdown",
         usage: "[--wait SECONDS]",
-        help: "Asks the guest to shut down, as its power button does, and by its agent; with \
-               --wait, waits until it is off.",
+        help: "Asks the guest to shut down, by its power button and by its agent. With --wait, \
+               waits until it is off, at most SECONDS.",
         run: shut_down,
     },
-    Verb {
+    Command {
         name: "exec",
         usage: "[--timeout SECONDS] [-i] [--] PROGRAM [ARGUMENT...]",
-        help: "Runs a program in the guest, through the agent there (qemu-guest-agent), prints \
-               what it wrote and ends with its status; 128 and the number of a signal, 255 for \
-               what is no status here. With -i (--interactive) it reads what comes at standard \
-               input until that ends, up to 1 MiB. 124: it takes too long, and goes on; 125: no \
-               agent answers; 126: it cannot be run; 127: there is none.",
+        help: "Runs a program in the guest through its agent (qemu-guest-agent), prints the \
+               output and exits with the program's status; 128 + N after signal N, 255 for a \
+               status above 255. With -i (--interactive) the program reads standard input, up \
+               to 1 MiB. 124: the timeout is over, and the program continues; 125: no agent \
+               answers; 126: the agent cannot run the program; 127: it does not exist.",
         run: execute,
     },
-    Verb {
+    Command {
         name: "logs",
         usage: "[--follow] [--json]",
-        help: "What the pod has said since its start, up to 2000 lines; with --follow also what \
-               it says from now on; with --json an object a line.",
+        help: "Prints the last lines of the pod's log, up to 2000. With --follow, continues with \
+               new lines. With --json, each line is an object.",
         run: show_logs,
     },
-    Verb {
+    Command {
         name: "probe",
         usage: "[live|started|ready]",
-        help: "Asks for the health of the pod, for exec probes: the status is 0 for yes. Without a \
-               word: whether the guest is ready for those who come to use it.",
+        help: "Checks the pod's health, for exec probes: the status is 0 if it is good. The \
+               default is ready: whether the guest is ready for use.",
         run: probe,
     },
-    Verb {
+    Command {
         name: "doctor",
         usage: "[--json] [--net TAP]",
-        help: "Tells what this host can run, and how fast its volume is.",
+        help: "Reports what this host can run, and how fast its volume is.",
         run: doctor,
     },
-    Verb {
+    Command {
         name: "screenshot",
         usage: "FILE.png",
-        help: "Writes what the screen shows.",
+        help: "Writes a picture of the screen to FILE.png.",
         run: take_picture,
     },
-    Verb {
+    Command {
         name: "password",
         usage: "",
-        help: "Prints the password of the screen, and in a second line that of VNC viewers, if the \
-               pod listens for them; else says why there is none.",
+        help: "Prints the password of the screen, and in a second line the one for VNC viewers, \
+               if VNC is enabled. If there is no password, reports why.",
         run: show_password,
     },
-    Verb {
+    Command {
         name: "help",
         usage: "[COMMAND|env [--markdown]]",
         help: "Explains a command; `help env` lists the variables of the environment.",
         run: explain,
     },
-    Verb { name: "version", usage: "", help: "Prints the version.", run: version },
+    Command { name: "version", usage: "", help: "Prints the version.", run: version },
 ];
 
-/// Does what the words of the command line say. The number is the exit status.
+/// Executes the command line and returns the exit status.
 ///
 /// # Errors
 ///
-/// When they make no sense, or what they ask for fails.
-pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
+/// When the command line is invalid, or the command fails.
+pub fn run(words: Vec<OsString>) -> anyhow::Result<u8> {
     let words = words.into_iter().map(|word| {
         word.into_string().map_err(|word| usage(format!("{} is not text", word.display())))
     });
@@ -122,15 +122,15 @@ pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
         "-V" | "--version" => "version".to_owned(),
         name => name.to_owned(),
     };
-    let Some(verb) = VERBS.iter().find(|verb| verb.name == name) else {
-        let known: Vec<_> = VERBS.iter().map(|verb| verb.name).collect();
+    let Some(verb) = COMMANDS.iter().find(|verb| verb.name == name) else {
+        let known: Vec<_> = COMMANDS.iter().map(|verb| verb.name).collect();
         let out = match near::nearest(&name, &known) {
             Some(near) => format!("did you mean {near}?"),
-            None => "`transom help` lists them".to_owned(),
+            None => "`transom help` lists all commands".to_owned(),
         };
         return Err(usage(format!("there is no command {name}: {out}")));
     };
-    // What follows a program is for that.
+    // Options after the program belong to the program.
     let own = if verb.name == "exec" { words.len().min(1) } else { words.len() };
     if words[..own].iter().any(|word| word == "--help" || word == "-h") {
         return explain(&[verb.name.to_owned()]);
@@ -142,7 +142,7 @@ fn usage(sentence: impl Into<String>) -> anyhow::Error {
     Failure::new(Status::Usage, sentence)
 }
 
-/// Prints for the person, or the script, that asked. A reader that left is no error of ours.
+/// Prints to standard output. A reader that closed the pipe is not an error.
 fn print(text: &str) -> anyhow::Result<u8> {
     std::io::stdout().write_all(text.as_bytes()).ok();
     Ok(0)
@@ -151,7 +151,7 @@ fn print(text: &str) -> anyhow::Result<u8> {
 fn run_pod(words: &[String]) -> anyhow::Result<u8> {
     if !words.is_empty() {
         return Err(usage(
-            "pod takes no words: the environment says everything (transom help env)",
+            "pod takes no arguments: set variables of the environment (transom help env)",
         ));
     }
     pod::run(&std::env::vars_os().collect())
@@ -167,9 +167,12 @@ fn shut_down(words: &[String]) -> anyhow::Result<u8> {
         [] => None,
         ["--wait", seconds] => {
             let number = seconds.parse().ok().map(Duration::from_secs);
-            Some(number.ok_or_else(|| usage(format!("--wait {seconds}: give seconds")))?)
+            Some(
+                number
+                    .ok_or_else(|| usage(format!("--wait {seconds}: not a number of seconds")))?,
+            )
         }
-        _ => return Err(usage("shutdown takes nothing but --wait SECONDS")),
+        _ => return Err(usage("shutdown takes only --wait SECONDS")),
     };
     ask::shutdown(wait)?;
     Ok(0)
@@ -181,7 +184,8 @@ fn execute(words: &[String]) -> anyhow::Result<u8> {
         match words {
             [option, seconds, rest @ ..] if option == "--timeout" => {
                 let number = seconds.parse().ok().map(Duration::from_secs);
-                let number = number.ok_or_else(|| usage(format!("{option} {seconds}: seconds")));
+                let wrong = || usage(format!("{option} {seconds}: not a number of seconds"));
+                let number = number.ok_or_else(wrong);
                 (limit, words) = (Some(number?), rest);
             }
             [option, rest @ ..] if option == "-i" || option == "--interactive" => {
@@ -192,23 +196,23 @@ fn execute(words: &[String]) -> anyhow::Result<u8> {
                 break;
             }
             [option, ..] if option.starts_with('-') => {
-                return Err(usage(format!("exec has no {option}, or a word is missing after it")));
+                return Err(usage(format!("exec: {option} is unknown, or lacks its value")));
             }
             _ => break,
         }
     }
-    let [program, rest @ ..] = words else { return Err(usage("exec takes a program")) };
+    let [program, rest @ ..] = words else { return Err(usage("exec needs a program")) };
     let input = if reads { Some(exec::input(std::io::stdin())?) } else { None };
     let ended = exec::run(program, rest, input, limit)?;
-    // Readers that left are no error of ours.
+    // A reader that closed the pipe is not an error.
     std::io::stdout().write_all(&ended.output).ok();
     let mut errors = std::io::stderr();
     errors.write_all(&ended.errors).ok();
     if ended.cut {
-        writeln!(errors, "transom: it wrote more than its agent keeps").ok();
+        writeln!(errors, "transom: output is cut: the agent keeps no more").ok();
     }
     if let Some(status) = ended.odd {
-        writeln!(errors, "transom: it ended with {status}").ok();
+        writeln!(errors, "transom: the program ended with {status}").ok();
     }
     Ok(ended.status)
 }
@@ -217,7 +221,7 @@ fn show_logs(words: &[String]) -> anyhow::Result<u8> {
     let has = |name: &str| words.iter().any(|word| word == name);
     let (follow, json) = (has("--follow") || has("-f"), has("--json"));
     if let Some(word) = words.iter().find(|it| !["--follow", "-f", "--json"].contains(&&***it)) {
-        return Err(usage(format!("logs takes --follow and --json, and no {word}")));
+        return Err(usage(format!("logs takes only --follow and --json, not {word}")));
     }
     let mut out = std::io::stdout();
     ask::logs(follow, |number, line| {
@@ -235,10 +239,11 @@ fn probe(words: &[String]) -> anyhow::Result<u8> {
     let word = match words {
         [] => "ready",
         [word] => word.as_str(),
-        _ => return Err(usage("probe takes one word: live, started or ready")),
+        _ => return Err(usage("probe takes one argument: live, started or ready")),
     };
     let health = ask::PROBES.iter().find(|(name, _)| *name == word);
-    let (_, health) = health.ok_or_else(|| usage(format!("there is no probe {word}")))?;
+    let unknown = || usage(format!("there is no probe {word}: say live, started or ready"));
+    let (_, health) = health.ok_or_else(unknown)?;
     print(&ask::probe(*health)?)
 }
 
@@ -246,13 +251,13 @@ fn doctor(words: &[String]) -> anyhow::Result<u8> {
     ask::doctor(&settings()?, words)
 }
 
-/// What the environment says.
+/// Settings from the environment.
 fn settings() -> anyhow::Result<Settings> {
     Ok(environment::read(&std::env::vars_os().collect())?.settings)
 }
 
 fn take_picture(words: &[String]) -> anyhow::Result<u8> {
-    let [path] = words else { return Err(usage("screenshot takes the name of a file")) };
+    let [path] = words else { return Err(usage("screenshot needs the name of a file")) };
     ask::screenshot(Path::new(path))?;
     Ok(0)
 }
@@ -263,14 +268,14 @@ fn show_password(words: &[String]) -> anyhow::Result<u8> {
 }
 
 fn alone(verb: &str, words: &[String]) -> anyhow::Result<()> {
-    if words.is_empty() { Ok(()) } else { Err(usage(format!("{verb} takes no words"))) }
+    if words.is_empty() { Ok(()) } else { Err(usage(format!("{verb} takes no arguments"))) }
 }
 
 fn show_plan(words: &[String]) -> anyhow::Result<u8> {
     let json = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => false,
         ["--json"] => true,
-        _ => return Err(usage("plan takes nothing but --json")),
+        _ => return Err(usage("plan takes only --json")),
     };
     let environment: Environment = std::env::vars_os().collect();
     let plan = Plan::make(&environment, Path::new("/"));
@@ -292,18 +297,18 @@ fn explain(words: &[String]) -> anyhow::Result<u8> {
         ["env"] => print(&help::table(help::width())),
         ["env", "--markdown"] => print(&help::markdown()),
         [topic] => {
-            let verb = VERBS.iter().find(|verb| verb.name == topic);
-            let verb = verb.ok_or_else(|| usage(format!("there is no help on {topic}")))?;
+            let verb = COMMANDS.iter().find(|verb| verb.name == topic);
+            let verb = verb.ok_or_else(|| usage(format!("there is no command {topic}")))?;
             let call = format!("transom {} {}", verb.name, verb.usage);
             print(&format!("{}\n\n{}\n", call.trim_end(), verb.help))
         }
-        _ => Err(usage("help takes one command, or env and --markdown")),
+        _ => Err(usage("help takes one command, or env [--markdown]")),
     }
 }
 
 fn overview() -> String {
     let mut text = String::from("transom: the entry point of the container.\n\n");
-    for verb in VERBS {
+    for verb in COMMANDS {
         let call = format!("transom {} {}", verb.name, verb.usage);
         writeln!(text, "  {}\n      {}", call.trim_end(), verb.help).expect("a string takes all");
     }

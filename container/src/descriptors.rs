@@ -1,4 +1,4 @@
-//! File descriptors: the limit of this process.
+//! The limit of open file descriptors of this process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -12,12 +12,13 @@ pub fn raise() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = maximum.unwrap_or(ENOUGH).min(ENOUGH);
     if current.is_some_and(|current| current < wanted) {
-        // Every process may do this. Where one may not, quotas are smaller.
+        // A process may always raise its soft limit. If this fails nevertheless, quotas are
+        // smaller.
         setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).ok();
     }
 }
 
-/// The number of descriptors that this process may have.
+/// Maximum number of open descriptors of this process.
 #[must_use]
 pub fn limit() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

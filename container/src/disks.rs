@@ -1,6 +1,6 @@
-//! The disks that are there: block devices that are lent, image files that are mounted, and the
-//! files on the volumes, in the order of the reference image. Plan and machine look here, so that
-//! they mean the same disk.
+//! Finds the machine's disks: block devices that are passed to the container, mounted image files,
+//! and files on the volumes, in the order of the reference image. The plan and the machine both
+//! search here, so that they find the same disk.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _};
@@ -13,43 +13,43 @@ use crate::files;
 use crate::settings::{Format, Settings};
 use crate::status::{Failure, Status};
 
-/// How many the machine may have.
-pub const MOST: usize = 6;
-/// Where a partition table and the first file system behind it begin.
-const START: u64 = 100 << 10;
+/// Maximum number of disks.
+pub const MAX_DISKS: usize = 6;
+/// Bytes that are examined: a partition table and the first file system behind it start within.
+const EXAMINED: u64 = 100 << 10;
 
 /// A disk of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// Its file, or a block device.
+    /// Path of an image file or a block device.
     pub path: PathBuf,
-    /// What is in it.
+    /// Format of the image.
     pub format: Format,
-    /// How long the machine is to make it.
+    /// New size in bytes, if the machine is to grow the disk.
     pub longer: Option<u64>,
 }
 
 impl Disk {
-    /// A disk as it is.
+    /// A disk that keeps its size.
     pub fn new(path: PathBuf, format: Format) -> Self {
         Self { path, format, longer: None }
     }
 
-    /// Whether somebody has written to it, as far as its start tells. What cannot be read is taken
-    /// for written.
+    /// Whether the disk has been written to, judging by its first 100 KiB, or by the metadata of
+    /// qcow2. A disk that cannot be read counts as written.
     pub fn is_written(&self) -> bool {
         let read = self.open().and_then(|file| match self.format {
             Format::Qcow2 => qcow2::is_written(&file),
             Format::Raw => {
                 let mut start = Vec::new();
-                file.take(START).read_to_end(&mut start)?;
+                file.take(EXAMINED).read_to_end(&mut start)?;
                 Ok(start.iter().any(|byte| *byte != 0))
             }
         });
         read.unwrap_or(true)
     }
 
-    /// How long it is for the guest, if it is a file that tells.
+    /// Size in bytes that the guest sees, if it can be read. Meaningless for block devices.
     pub fn length(&self) -> Option<u64> {
         let file = self.open().ok()?;
         match self.format {
@@ -58,47 +58,47 @@ impl Disk {
         }
     }
 
-    /// Opens it to be looked at.
+    /// Opens the disk for reading.
     ///
     /// # Errors
     ///
-    /// When it cannot be read.
+    /// When the disk cannot be opened.
     pub fn open(&self) -> io::Result<File> {
         files::open(&self.path, File::options().read(true))
     }
 
-    /// Bytes of the volume that its file has.
+    /// Bytes that the file occupies on the volume.
     pub fn taken(&self) -> u64 {
         fs::metadata(&self.path).map_or(0, |told| told.blocks() * 512)
     }
 }
 
-/// A disk, and whose it is.
+/// A disk that was found, and whether the pod owns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The disk.
     pub disk: Disk,
-    /// It is the pod's own file on its volume, which follows the settings; all others stay as they
-    /// are.
+    /// Whether the disk is the pod's own file on its volume. Such a disk follows the settings; all
+    /// others stay unchanged.
     pub own: bool,
 }
 
-/// The disk with this number, from 0, of the host whose file systems are below `root`; none if it
-/// would have to be made.
+/// Finds disk `number`, counted from 0, on the host whose file systems are below `root`. `None` if
+/// the disk has to be created.
 ///
 /// # Errors
 ///
-/// When the block device that was named is none. When it cannot be known whether a file is there:
-/// no other takes the place of one that cannot be looked at.
+/// When the configured device is not a block device. When it is unknown whether a file exists,
+/// since a new disk must not replace one that cannot be examined.
 pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<Option<Found>> {
     if settings.disk.disable {
         return Ok(None);
     }
-    let lent = match device(number, settings, root)? {
+    let passed = match device(number, settings, root)? {
         Some(path) => Some(Disk::new(path, Format::Raw)),
         None => image(number, root),
     };
-    if let Some(disk) = lent {
+    if let Some(disk) = passed {
         return Ok(Some(Found { disk, own: false }));
     }
     let mut there = Vec::new();
@@ -107,24 +107,24 @@ pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<O
             there.push(disk);
         }
     }
-    // A blank one beside it was made by mistake.
+    // A blank disk beside a written one was created by mistake.
     let disk = there.iter().find(|disk| disk.is_written()).or(there.first()).cloned();
     Ok(disk.map(|disk| Found { disk, own: true }))
 }
 
-/// Whether there is such a file, or a link to one.
+/// Whether the path exists. A broken link, or anything but a file or a block device, is an error.
 fn is_there(path: &Path) -> anyhow::Result<bool> {
     let looked = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         Err(error) => Err(error),
         Ok(_) => fs::metadata(path).and_then(|told| files::check(&told)),
     };
-    let out = "look at the volume; a new disk is made where nothing has this name";
+    let out = "check the volume: a new disk is created only if nothing has this name";
     let fail = |error| Failure::new(Status::Disk, format!("{}: {error}: {out}", path.display()));
     looked.map(|()| true).map_err(fail)
 }
 
-/// The files of the pod's own that a disk may be in, the one that is made if there is none first.
+/// Paths of the pod's own file for a disk. The first one is created if neither exists.
 pub fn own(number: usize, settings: &Settings, root: &Path) -> [Disk; 2] {
     let (folder, name) = match number {
         0 => (settings.storage.folder.clone(), settings.storage.name.0.clone()),
@@ -149,7 +149,7 @@ fn end_of(format: Format) -> &'static str {
     }
 }
 
-/// The block device that was named or lent.
+/// The configured block device, or the one that is passed to the container.
 fn device(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<Option<PathBuf>> {
     let is_block =
         |path: &Path| fs::metadata(path).is_ok_and(|it| it.file_type().is_block_device());
@@ -157,7 +157,7 @@ fn device(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<Opt
         let path = below(root, named);
         if !is_block(&path) {
             let at = if number == 0 { String::new() } else { (number + 1).to_string() };
-            let sentence = "is no block device: lend it to the container with --device";
+            let sentence = "is not a block device: pass it to the container with --device";
             let sentence = format!("DEVICE{at}={}: {sentence}", named.display());
             return Err(Failure::new(Status::Missing, sentence));
         }
@@ -182,7 +182,7 @@ fn image(number: usize, root: &Path) -> Option<Disk> {
     None
 }
 
-/// The first may go without its number.
+/// The name of the first disk may omit the number.
 fn names(number: usize, name: &str) -> Vec<String> {
     let numbered = format!("{name}{}", number + 1);
     match number {
@@ -191,7 +191,7 @@ fn names(number: usize, name: &str) -> Vec<String> {
     }
 }
 
-/// A whole path as it is below another root.
+/// Moves an absolute path below another root.
 pub fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
@@ -260,7 +260,7 @@ mod test {
         std::os::unix::fs::symlink(root.path().join("share/data.img"), &path).unwrap();
         let error = find(0, &settings, root.path()).unwrap_err();
         assert_eq!(Status::of(&error), Status::Disk);
-        assert!(error.to_string().contains("a new disk is made where nothing"), "{error}");
+        assert!(error.to_string().contains("a new disk is created only if nothing"), "{error}");
         fs::create_dir(root.path().join("share")).unwrap();
         fs::write(root.path().join("share/data.img"), "x").unwrap();
         assert_eq!(found(0, &settings, &root), Some(("storage/data.img".into(), true)));

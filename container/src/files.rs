@@ -1,5 +1,5 @@
-//! Files on volumes, where others write too: nothing that they put there leads a write elsewhere,
-//! keeps the pod waiting, or fills its memory.
+//! Safe access to files on volumes where others write too: a link cannot redirect a write, a pipe
+//! cannot block the pod, and a long file cannot fill its memory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -11,23 +11,24 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use tempfile::NamedTempFile;
 
-/// No file of a few words is longer.
-const FEW: u64 = 4096;
+/// Maximum length of a text file in bytes.
+const MAX_TEXT: u64 = 4096;
 
-/// Opens a file or a block device, also behind a link. Nobody is waited for: a pipe is neither.
+/// Opens a file or a block device, and follows links. Never blocks: pipes are refused.
 ///
 /// # Errors
 ///
-/// When it cannot be opened, or is something else.
+/// When the path cannot be opened, or is something else.
 pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open_as(path, options, OFlags::NONBLOCK)
 }
 
-/// The same of a file that is to be written to: what a link leads to is somebody else's.
+/// Opens a file or a block device for writing. Does not follow links, whose target may belong to
+/// others.
 ///
 /// # Errors
 ///
-/// When it cannot be opened, is a link, or something else.
+/// When the path cannot be opened, is a link, or is something else.
 pub fn open_itself(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open_as(path, options, OFlags::NONBLOCK | OFlags::NOFOLLOW)
 }
@@ -38,35 +39,35 @@ fn open_as(path: &Path, options: &mut OpenOptions, flags: OFlags) -> io::Result<
     Ok(file)
 }
 
-/// Whether it is a file or a block device.
+/// Checks that this is a file or a block device.
 ///
 /// # Errors
 ///
 /// When it is something else.
-pub fn check(told: &Metadata) -> io::Result<()> {
-    let kind = told.file_type();
+pub fn check(metadata: &Metadata) -> io::Result<()> {
+    let kind = metadata.file_type();
     if kind.is_file() || kind.is_block_device() {
         return Ok(());
     }
-    Err(io::Error::new(ErrorKind::InvalidInput, "it is no file"))
+    Err(io::Error::new(ErrorKind::InvalidInput, "it is not a file or a block device"))
 }
 
-/// A file of a few words.
+/// Reads a small text file of at most 4 KiB.
 ///
 /// # Errors
 ///
 /// When it cannot be read, is longer, or is not text.
 pub fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    open(path, File::options().read(true))?.take(FEW + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > FEW {
+    open(path, File::options().read(true))?.take(MAX_TEXT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_TEXT {
         return Err(io::Error::new(ErrorKind::InvalidData, "it is too long"));
     }
     Ok(text)
 }
 
-/// Writes a file that only its owner may read, which is there wholly or not at all. What had its
-/// name, also a link, is gone.
+/// Atomically writes a file that only its owner may read. Replaces what has this name; a link
+/// itself, not its target.
 ///
 /// # Errors
 ///
@@ -76,14 +77,14 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io:
     Ok(())
 }
 
-/// The same where nothing has its name.
+/// Like [`write()`], but fails if the name is taken.
 ///
 /// # Errors
 ///
-/// When it cannot be written, or something has come in between.
+/// When it cannot be written, or something has this name.
 pub fn make(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     match beside(path, fill)?.persist_noclobber(path) {
-        // Some file systems have no way to do both at once.
+        // Some file systems cannot rename without replacing.
         Err(error) if error.error.kind() != ErrorKind::AlreadyExists && !path.exists() => {
             error.file.persist(path)?;
         }
@@ -92,7 +93,7 @@ pub fn make(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::
     Ok(())
 }
 
-/// A whole file that has no name of its own yet.
+/// Writes and syncs a temporary file beside `path`, to be renamed.
 fn beside(
     path: &Path,
     fill: impl FnOnce(&mut File) -> io::Result<()>,
@@ -103,14 +104,15 @@ fn beside(
     prefix.push(".new-");
     sweep(folder, &prefix);
     let mut made = tempfile::Builder::new().prefix(&prefix).tempfile_in(folder)?;
-    // Nobody sweeps it away while it is open. Where a file system has no locks, nothing is swept.
+    // The lock keeps `sweep` of other processes away. Without locks, `sweep` removes nothing.
     flock(&made, FlockOperation::NonBlockingLockExclusive).ok();
     fill(made.as_file_mut())?;
     made.as_file().sync_all()?;
     Ok(made)
 }
 
-/// Removes what those began who were stopped before it was whole: nobody holds its lock.
+/// Removes temporary files of processes that were stopped while they wrote: such a file is
+/// unlocked.
 fn sweep(folder: &Path, prefix: &OsStr) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if !entry.file_name().as_bytes().starts_with(prefix.as_bytes()) {
@@ -118,7 +120,7 @@ fn sweep(folder: &Path, prefix: &OsStr) {
         }
         let Ok(file) = open_itself(&entry.path(), File::options().write(true)) else { continue };
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            // What cannot be removed is in nobody's way.
+            // A file that cannot be removed does no harm.
             fs::remove_file(entry.path()).ok();
         }
     }
@@ -150,19 +152,19 @@ mod test {
         let both = both.read(true).write(true);
         assert!(open(&place("pipe"), both).is_err());
         assert!(open(&place("link"), both).is_ok() && open_itself(&place("link"), both).is_err());
-        // Nothing is replaced, or the link itself.
+        // Either nothing is replaced, or the link itself.
         for name in ["link", "pipe", "theirs"] {
             assert_eq!(make(&place(name), text).unwrap_err().kind(), ErrorKind::AlreadyExists);
         }
         write(&place("link"), text).unwrap();
         make(&place("made"), text).unwrap();
-        let told = fs::symlink_metadata(place("link")).unwrap();
-        assert!(told.is_file() && told.mode() & 0o777 == 0o600, "{told:?}");
+        let metadata = fs::symlink_metadata(place("link")).unwrap();
+        assert!(metadata.is_file() && metadata.mode() & 0o777 == 0o600, "{metadata:?}");
         assert_eq!(
             ["link", "made", "theirs"].map(|it| read(&place(it)).unwrap()),
             ["new", "new", "old"]
         );
-        // Of what failed nothing stays.
+        // A failed write leaves nothing behind.
         let all = || fs::read_dir(folder.path()).unwrap().count();
         let count = all();
         write(&place("made"), |_| Err(ErrorKind::StorageFull.into())).unwrap_err();

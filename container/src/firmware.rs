@@ -1,4 +1,4 @@
-//! The firmware: which one the machine has, and what the volume remembers of it.
+//! Selects the machine's firmware, and reads the boot mode that is stored on the volume.
 
 use std::path::{Path, PathBuf};
 
@@ -10,20 +10,20 @@ use crate::settings::version::Version;
 use crate::source::Source;
 use crate::status::{Failure, Status};
 
-/// How the file on the volume ends that names the boot mode.
+/// Extension of the file on the volume that stores the boot mode.
 pub const MODE: &str = "mode";
-/// Where Debian's package has it, and where others have.
+/// Folders of Debian's package, and of other distributions.
 const FOLDERS: [&str; 2] = ["usr/share/OVMF", "usr/share/edk2/ovmf"];
 
-/// Code, and the template of its memory, below `root`.
+/// Finds the firmware's code and the template of its variables, below `root`.
 ///
 /// # Errors
 ///
-/// When they are not there.
+/// When they are missing.
 pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
     let template = match boot.is_secure() {
         false => "OVMF_VARS_4M.fd",
-        // With the keys of Microsoft and of Debian, and switched on.
+        // This template has the keys of Microsoft and of Debian, and enables Secure Boot.
         true => "OVMF_VARS_4M.ms.fd",
     };
     for folder in FOLDERS.map(|folder| root.join(folder)) {
@@ -35,23 +35,23 @@ pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
     let place = FOLDERS[0];
     let sentence = match boot.is_secure() {
         false => format!(
-            "no firmware is at /{place}: take the image as it is, or mount Debian's package ovmf"
+            "no firmware is at /{place}: use the original image, or mount Debian's package ovmf"
         ),
         true => format!(
-            "BOOT_MODE={}: no firmware with Secure Boot is at /{place}: take the image as it is, \
-             or say BOOT_MODE=windows",
+            "BOOT_MODE={}: no firmware with Secure Boot is at /{place}: use the original image, \
+             or set BOOT_MODE=windows",
             boot.show()
         ),
     };
     Err(Failure::new(Status::Boot, sentence))
 }
 
-/// The boot mode of a volume goes on until another one is said: what was installed with Secure
-/// Boot keeps it.
+/// Applies the boot mode that is stored on the volume, unless BOOT_MODE is set: a system that was
+/// installed with Secure Boot keeps it.
 ///
 /// # Errors
 ///
-/// When it is one that this machine does not have.
+/// When this machine does not support the stored mode.
 pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
     if said.settings.windows.version == Version::Probe {
         return Ok(());
@@ -61,22 +61,22 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
     match text.trim() {
         mode @ ("windows_legacy" | "legacy") => {
             let sentence = format!(
-                "{} says {mode}: what is on the disk starts with a BIOS, and this machine has \
-                 UEFI: convert it with mbr2gpt where it runs now, and delete that file",
+                "{}: {mode}: the disk boots with a BIOS, but this machine has UEFI: convert the \
+                 disk with mbr2gpt where it runs now, and delete this file",
                 path.display()
             );
             return Err(Failure::new(Status::Boot, sentence));
         }
         mode if !said.names.contains("BOOT_MODE") => {
-            // Nonsense is nobody's mode.
+            // An invalid mode counts as the default one.
             said.settings.machine.boot = Boot::read(mode).unwrap_or_default();
         }
         mode => {
             let boot = said.settings.machine.boot;
             if Boot::read(mode).is_ok_and(Boot::is_secure) && !boot.is_secure() {
                 said.warnings.push(format!(
-                    "BOOT_MODE={}: this machine was {mode}, with a TPM of that mode: BitLocker \
-                     will ask for its recovery key: leave BOOT_MODE out to keep it",
+                    "BOOT_MODE={}: this machine used {mode}, whose TPM has the keys: BitLocker \
+                     will ask for its recovery key: leave BOOT_MODE out to keep the mode",
                     boot.show()
                 ));
             }
@@ -85,16 +85,18 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The setup of Windows 11 in the hands of a person insists on Secure Boot and a TPM.
-pub fn suit(said: &mut Said, source: &Source) {
+/// Enables Secure Boot (and with it the TPM) for a manual installation of Windows 11, whose setup
+/// requires both.
+pub fn adjust_boot_mode(said: &mut Said, source: &Source) {
     let by_hand = said.settings.windows.manual && matches!(source, Source::Medium(_));
-    if by_hand && insists(said) {
+    if by_hand && lacks_secure_boot(said) {
         said.settings.machine.boot = Boot::Secure;
     }
 }
 
-/// Whether this is Windows 11 without what its setup insists on, and nobody said so.
-pub fn insists(said: &Said) -> bool {
+/// Whether this is Windows 11 without Secure Boot, which its setup requires, and BOOT_MODE is not
+/// set.
+pub fn lacks_secure_boot(said: &Said) -> bool {
     let version = &said.settings.windows.version;
     let eleven = matches!(version, Version::Windows(it) if it.id.starts_with("win11"));
     eleven && !said.settings.machine.boot.is_secure() && !said.names.contains("BOOT_MODE")
@@ -131,7 +133,7 @@ mod test {
         let mut said = Said::default();
         for boot in [Boot::Secure, Boot::SecureBase, Boot::Uefi, Boot::UefiPlain] {
             said.settings.machine.boot = boot;
-            assert_eq!(insists(&said), !boot.is_secure(), "{boot:?}");
+            assert_eq!(lacks_secure_boot(&said), !boot.is_secure(), "{boot:?}");
         }
     }
 

@@ -1,11 +1,12 @@
-//! The variables, for people: `transom help env`, and the paper that is made of it.
+//! Prints the reference of variables: `transom help env`, and `docs/variables.md`, which is
+//! generated from it.
 
 use std::fmt::Write as _;
 
 use crate::settings::list::SECTIONS;
 use crate::settings::variable::{Fate, Variable};
 
-/// How wide the terminal is; 100 columns where there is none.
+/// The terminal's width in columns, limited to 40 to 160; 100 if standard output is not a terminal.
 pub fn width() -> usize {
     let size = rustix::termios::tcgetwinsize(std::io::stdout());
     let columns = size.map_or(0, |size| usize::from(size.ws_col));
@@ -15,7 +16,7 @@ pub fn width() -> usize {
     }
 }
 
-/// What a variable means, with what became of it.
+/// The meaning of a variable, and whether it is translated, ignored or refused.
 fn meaning(variable: &Variable) -> String {
     let meaning = variable.meaning.split_whitespace().collect::<Vec<_>>().join(" ");
     match variable.fate {
@@ -26,7 +27,7 @@ fn meaning(variable: &Variable) -> String {
     }
 }
 
-/// All names: with aliases, and that of the file.
+/// All names of a variable: its own, its aliases, and NAME_FILE.
 fn names(variable: &Variable) -> Vec<String> {
     let mut names: Vec<String> = variable.names().map(str::to_owned).collect();
     names.extend(variable.kind().file.then(|| format!("{}_FILE", variable.name)));
@@ -36,9 +37,9 @@ fn names(variable: &Variable) -> Vec<String> {
 /// The table for a terminal of this width.
 pub fn table(width: usize) -> String {
     let mut text = String::from(
-        "Variables of the environment. Blanks and quotes around a value do not count, and what is \
-         set to nothing is not set. A switch is Y or N, in any of the usual words. NAME_FILE \
-         names a file that has the value.\n",
+        "Variables of the environment. Blanks and quotes around a value are ignored, and an empty \
+         value means unset. A switch is Y or N, in any of the usual words. NAME_FILE names a \
+         file that contains the value.\n",
     );
     text = wrap(&text, 0, width);
     for section in SECTIONS {
@@ -59,7 +60,7 @@ pub fn table(width: usize) -> String {
     text
 }
 
-/// Breaks a paragraph into lines; those after the first begin with blanks.
+/// Breaks a paragraph into lines. All lines but the first are indented.
 fn wrap(text: &str, indent: usize, width: usize) -> String {
     let first = text.len() - text.trim_start().len();
     let mut lines = " ".repeat(first);
@@ -80,16 +81,16 @@ fn wrap(text: &str, indent: usize, width: usize) -> String {
     lines
 }
 
-/// The paper.
+/// The contents of `docs/variables.md`.
 pub fn markdown() -> String {
     let mut text = String::from(
         "# Variables of the container\n\nMade by `transom help env --markdown`.\n\n\
-         Blanks and quotes around a value do not count (but in passwords), and what is set to \
-         nothing is not set. A switch is `Y` or `N`, or yes, true, 1, on, enable, enabled and \
-         their opposites. Sizes are binary: `8G`, `8GB` and `8192M` are the same. `NAME_FILE` \
-         names a file that has the value, where the table says so: a line feed at its end does \
-         not count. A variable that is not known but nearly is one of these gets a question in \
-         the log.\n",
+         Blanks and quotes around a value are ignored (but in passwords), and an empty value \
+         means unset. A switch is `Y` or `N`, or yes, true, 1, on, enable, enabled and their \
+         opposites. Sizes are binary: `8G`, `8GB` and `8192M` are the same. `NAME_FILE` names a \
+         file that contains the value, where the table lists it; a line feed at its end is \
+         ignored. An unknown variable with a name close to one of these is reported in the log, \
+         with the name that was probably meant.\n",
     );
     for section in SECTIONS {
         write!(text, "\n## {}\n\n", section.title).expect("a string takes all");
@@ -113,34 +114,34 @@ pub fn markdown() -> String {
 const STATUSES: &str = "
 ## Exit statuses
 
-Those of the reference image, where it has one.
+They are those of the reference image, where it has one.
 
 | status | meaning |
 |---|---|
-| 0 | all is well |
-| 1 | something that was asked for cannot be done |
-| 2 | a variable or the command line is wrong |
+| 0 | success |
+| 1 | a request cannot be carried out, or another error |
+| 2 | a variable or the command line is invalid |
 | 13 | `STORAGE` is missing or cannot be written |
 | 15 | `CPU_CORES` |
 | 16 | `RAM_SIZE` |
 | 20 | `DHCP` |
 | 24 | the network |
 | 28 | a MAC address or a mask |
-| 29 | a kind of network that cannot be served |
+| 29 | a kind of network that is not supported |
 | 33 | `BOOT_MODE` |
-| 55 | a device that is not there |
+| 55 | a device or an image does not exist |
 | 58 | `VERSION` |
 | 62 | `LANGUAGE` |
-| 64 | the ISO that was given |
-| 68 | what is to be downloaded cannot be had |
-| 70 | the guest did what KVM cannot run: the log has registers and bytes |
+| 64 | the ISO image |
+| 68 | the download is not possible |
+| 70 | KVM cannot run an instruction of the guest: the log has registers and bytes |
 | 73 | the size or kind of a disk |
 | 77 | the machine made a system call that its jail forbids: the log has its number |
 | 88 | no KVM |
-| 124 | `transom exec`: the program takes longer than `--timeout` |
+| 124 | `transom exec`: the program runs longer than `--timeout` |
 | 125 | `transom exec`: no agent answers in the guest |
 | 126 | `transom exec`: the agent cannot run the program |
-| 127 | `transom exec`: there is no such program in the guest |
+| 127 | `transom exec`: the program does not exist in the guest |
 | 128 + N | ended by signal N: 143 when an engine stops the pod, 137 when it kills it |
 ";
 

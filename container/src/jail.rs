@@ -1,5 +1,6 @@
-//! What the pod gives up. Who serves others has no rights from the first moment of its thread; the
-//! main thread prepares the machine, and gives up the rest before the guest's first instruction.
+//! Drops the pod's rights. Threads that serve clients have no rights from their first moment. The
+//! main thread prepares the machine, and drops its other rights before the guest's first
+//! instruction.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -13,18 +14,18 @@ use crate::status::Status;
 
 pub use jail::watch::Rights;
 
-/// So long a thread waits for a kernel that is short of something.
-const PATIENCE: Duration = Duration::from_secs(5);
-const AGAIN: Duration = Duration::from_millis(50);
+/// How long a thread retries while the kernel is short of memory or descriptors.
+const RETRY_FOR: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Where the pod's resolvers are named. The file may be replaced at any time.
+/// The file that names the pod's resolvers. It may be replaced at any time.
 const RESOLV: &str = "/etc/resolv.conf";
-/// How the host is, and the control group; zones, and who the resolvers are.
+/// Readable folders: the host's state, the control group, the resolvers and the time zones.
 const READ: [&str; 4] = ["/proc", "/sys/fs/cgroup", "/etc", "/usr/share/zoneinfo"];
 
 static WALLS: OnceLock<Walls> = OnceLock::new();
 
-/// Says which folders are the pod's own: threads that start from now on reach no others.
+/// Sets the folders that belong to the pod. Threads that start later can reach no others.
 pub fn build(own: &[&Path]) {
     let resolv = std::fs::canonicalize(RESOLV).ok();
     let resolv = resolv.and_then(|path| path.parent().map(Path::to_owned));
@@ -33,28 +34,28 @@ pub fn build(own: &[&Path]) {
     WALLS.get_or_init(|| Walls { read, own, ..Walls::default() });
 }
 
-/// The jail of a thread that serves. Without walls, as in tests, it is as free as its program.
+/// Jails a thread that serves clients. Does nothing before [`build`] has been called, as in tests.
 pub fn serve() {
     if let Some(walls) = WALLS.get() {
-        insist(|| walls.enter(Rights::empty(), &[]));
+        enter_or_exit(|| walls.enter(Rights::empty(), &[]));
     }
 }
 
-/// The jail of a thread that reaches no file at all, from its first moment: it does not wait for
-/// walls.
+/// Jails a thread that needs no files. It works without [`build`].
 pub fn seclude() {
-    insist(|| Walls::default().enter(Rights::empty(), &[]));
+    enter_or_exit(|| Walls::default().enter(Rights::empty(), &[]));
 }
 
-/// A thread that keeps its rights must not serve: the process ends, and its machine with it. The
-/// kernel may be short of memory or descriptors for a moment, which is waited for. A host without
-/// Landlock or seccomp is no mistake, the same for all threads, and the main thread says so.
+/// Ends the process, and the machine with it, if a thread cannot drop its rights: such a thread
+/// must not serve. The kernel may be short of memory or descriptors for a moment, so this retries
+/// for a while. A host without Landlock or seccomp is not an error. It is the same for all threads,
+/// and the main thread reports it.
 #[expect(clippy::exit, reason = "no other thread could end the process with this status")]
-fn insist(enter: impl Fn() -> anyhow::Result<Vec<String>>) {
-    let end = Instant::now() + PATIENCE;
+fn enter_or_exit(enter: impl Fn() -> anyhow::Result<Vec<String>>) {
+    let end = Instant::now() + RETRY_FOR;
     while let Err(error) = enter() {
         if Instant::now() < end {
-            thread::sleep(AGAIN);
+            thread::sleep(RETRY_INTERVAL);
             continue;
         }
         let name = thread::current().name().unwrap_or("?").to_owned();
@@ -65,12 +66,12 @@ fn insist(enter: impl Fn() -> anyhow::Result<Vec<String>>) {
     }
 }
 
-/// The jail of the main thread, which keeps what the end needs: these rights, and signals to
+/// Jails the main thread. It keeps the rights that the shutdown needs, and may send signals to
 /// these processes.
 ///
 /// # Errors
 ///
-/// When the kernel refuses what it should not.
+/// When the kernel refuses a rule.
 pub fn close(keep: Rights, children: &[u32]) -> anyhow::Result<()> {
     watch::hide()?;
     let Some(walls) = WALLS.get() else { return Ok(()) };
@@ -81,11 +82,11 @@ pub fn close(keep: Rights, children: &[u32]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives up rights that were kept, for this thread and those that it starts.
+/// Drops rights that [`close`] kept, for this thread and for those that it starts.
 ///
 /// # Errors
 ///
-/// When the kernel refuses, which it should not.
+/// When the kernel refuses.
 pub fn give_up(rights: Rights) -> anyhow::Result<()> {
     watch::give_up(rights)
 }
@@ -98,7 +99,7 @@ mod test {
 
     use super::*;
 
-    /// What the child of a test is to do.
+    /// Tells the child process of a test which function to call.
     const DEED: &str = "TRANSOM_TEST_DEED";
 
     #[test]
@@ -117,7 +118,7 @@ mod test {
         };
         build(&[Path::new("/tmp")]);
         let limit = getrlimit(Resource::Nofile);
-        // No descriptor is left: the kernel gives none for the rules.
+        // No descriptor is left, so that the kernel cannot create the rule set.
         setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..limit }).unwrap();
         let server = thread::Builder::new().name("server".into());
         let enter = if deed == "serve" { serve } else { seclude };

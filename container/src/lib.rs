@@ -1,4 +1,5 @@
-//! The entry point of the container image: what the environment says, and what becomes of it.
+//! The entry point of the container image: reads the environment, and runs the machine that it
+//! describes.
 #![forbid(unsafe_code)]
 
 pub mod agent;

@@ -1,11 +1,11 @@
-//! The log, for whoever reads standard output: nobody here waits for them.
+//! Writes the log to standard output without ever blocking the caller.
 //!
-//! A reader that stalls would stop whoever says something, signals included, so that a thread of
-//! its own writes what others leave. What finds no room is left out, and how much that was is said
-//! where it is missing.
+//! A reader that stalls would block every thread that logs, signal handling included. So callers
+//! put lines into a bounded queue, and a thread of its own writes them. Lines that do not fit are
+//! dropped, and their number is written where they are missing.
 //!
-//! Whatever others make us say is bounded, as a last resort even here: each level has a
-//! [`Bucket`], which none of our own messages empties.
+//! As a last resort, messages caused by others are also limited here. Each level has a [`Bucket`],
+//! large enough for all of our own messages.
 
 pub mod bucket;
 
@@ -26,42 +26,42 @@ use tracing_subscriber::fmt::MakeWriter;
 use self::bucket::{Bucket, PROGRAM};
 use crate::jail;
 
-/// Bytes that wait for a reader.
-const MOST: usize = 1 << 20;
-/// So long readers have at the end.
-const LAST: Duration = Duration::from_secs(2);
+/// Capacity of the queue in bytes.
+const MAX_QUEUED: usize = 1 << 20;
+/// How long the end of the process waits for readers.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// A handle of the log. See the module.
 #[derive(Clone)]
 pub struct Log(Arc<Shared>);
 
 struct Shared {
     out: BorrowedFd<'static>,
-    /// Lines are objects.
+    /// Write lines as JSON objects.
     json: bool,
-    left: Mutex<Left>,
+    left: Mutex<Queue>,
     changed: Condvar,
 }
 
 /// The log of this process.
 static OWN: OnceLock<Log> = OnceLock::new();
 
-/// What was left to be written.
-struct Left {
+/// The queue between callers and the writing thread.
+struct Queue {
     bytes: Vec<u8>,
-    /// Lines that may come, by their level: the first is the gravest.
+    /// Rate limits by level, the most severe level first.
     buckets: [Bucket; 5],
-    /// Lines that found no room after these bytes.
+    /// Lines dropped since `bytes` was last taken.
     lost: u64,
-    /// There is a thread that writes.
+    /// The writing thread exists.
     served: bool,
-    /// It writes what was left before.
+    /// The thread is writing what it took from `bytes`.
     busy: bool,
 }
 
-/// The place of a level among the buckets.
-fn place(level: Level) -> usize {
+/// Index of a level in `buckets`.
+fn index(level: Level) -> usize {
     match level {
         Level::ERROR => 0,
         Level::WARN => 1,
@@ -72,48 +72,48 @@ fn place(level: Level) -> usize {
 }
 
 impl Log {
-    /// To be written there, in lines of text or of JSON. The first line starts the thread.
+    /// A log that writes to `out`, as text or as JSON objects. The first line starts the thread.
     pub fn new(out: BorrowedFd<'static>, json: bool) -> Self {
         let buckets = [(); 5].map(|()| Bucket::new(PROGRAM));
-        let left = Left { bytes: Vec::new(), buckets, lost: 0, served: false, busy: false };
+        let left = Queue { bytes: Vec::new(), buckets, lost: 0, served: false, busy: false };
         let (left, changed) = (Mutex::new(left), Condvar::new());
         Self(Arc::new(Shared { out, json, left, changed }))
     }
 
-    /// From now on this is the log of this process.
-    pub fn own(&self) {
+    /// Makes this the log of the process.
+    pub fn make_global(&self) {
         OWN.get_or_init(|| self.clone());
     }
 
-    /// Waits until all is written; if nobody reads, not for long.
+    /// Waits until everything is written, at most 2 seconds.
     pub fn end(&self) {
-        self.end_within(LAST);
+        self.end_within(END_TIMEOUT);
     }
 
     fn end_within(&self, time: Duration) {
-        self.tell_missing();
+        self.report_dropped();
         let Shared { changed, .. } = &*self.0;
-        let waits = |left: &mut Left| left.busy || !left.bytes.is_empty();
-        // What was not written by now is not wanted.
+        let waits = |left: &mut Queue| left.busy || !left.bytes.is_empty();
+        // Lines that were not written in time are given up.
         drop(changed.wait_timeout_while(self.0.left(), time, waits));
     }
 
-    /// Says of each level how many lines were left out and not told of yet.
-    fn tell_missing(&self) {
+    /// Writes how many lines of each level were dropped and not reported yet.
+    fn report_dropped(&self) {
         let mut left = self.0.left();
         if !left.served {
             return;
         }
         for level in [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE] {
-            let count = left.buckets[place(level)].missing();
+            let count = left.buckets[index(level)].missing();
             self.0.left_out(&mut left, count, level);
         }
         self.0.changed.notify_all();
     }
 
-    fn leave(&self, level: Level, line: &[u8]) {
+    fn push(&self, level: Level, line: &[u8]) {
         let mut left = self.0.left();
-        let Some(before) = left.buckets[place(level)].take(line.len(), Instant::now()) else {
+        let Some(before) = left.buckets[index(level)].take(line.len(), Instant::now()) else {
             return;
         };
         self.0.left_out(&mut left, before, level);
@@ -125,7 +125,7 @@ impl Log {
         if !left.served {
             drop(left);
             write(self.0.out, line);
-        } else if left.lost > 0 || left.bytes.len() + line.len() > MOST {
+        } else if left.lost > 0 || left.bytes.len() + line.len() > MAX_QUEUED {
             left.lost += 1;
         } else {
             left.bytes.extend(line);
@@ -135,32 +135,32 @@ impl Log {
 }
 
 impl Shared {
-    fn left(&self) -> MutexGuard<'_, Left> {
-        // What a thread that panicked left is lines, and whole ones.
+    fn left(&self) -> MutexGuard<'_, Queue> {
+        // Threads change the queue by whole lines, so it is valid even after a panic.
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says how many lines of a level were left out, if there were some.
-    fn left_out(&self, left: &mut Left, count: u64, level: Level) {
+    /// Writes how many lines of a level were dropped, if any were.
+    fn left_out(&self, left: &mut Queue, count: u64, level: Level) {
         if count > 0 {
             let missing = self.line(&format!("{count} lines of {level} are left out here"));
             left.bytes.extend(missing.as_bytes());
         }
     }
 
-    /// Writes whatever is left, for ever.
+    /// The body of the writing thread.
     fn serve(&self) {
         jail::seclude();
         let mut left = self.left();
         loop {
-            let empty = |left: &mut Left| left.bytes.is_empty();
+            let empty = |left: &mut Queue| left.bytes.is_empty();
             left = self.changed.wait_while(left, empty).unwrap_or_else(PoisonError::into_inner);
             let (bytes, lost) = (mem::take(&mut left.bytes), mem::take(&mut left.lost));
             left.busy = true;
             drop(left);
             write(self.out, &bytes);
             if lost > 0 {
-                write(self.out, self.missing(lost).as_bytes());
+                write(self.out, self.lost_line(lost).as_bytes());
             }
             left = self.left();
             left.busy = false;
@@ -168,9 +168,9 @@ impl Shared {
         }
     }
 
-    /// A line in the place of so many.
-    fn missing(&self, lost: u64) -> String {
-        self.line(&format!("{lost} lines of the log are missing here: nobody read it"))
+    /// The line that replaces dropped lines.
+    fn lost_line(&self, lost: u64) -> String {
+        self.line(&format!("{lost} lines of the log are missing here: the reader was too slow"))
     }
 
     fn line(&self, text: &str) -> String {
@@ -178,18 +178,18 @@ impl Shared {
     }
 }
 
-/// A line for programs.
+/// A line of the log as a JSON object.
 fn object(level: &str, text: &str) -> String {
     format!("{}\n", json!({ "level": level, "fields": { "message": text } }))
 }
 
-/// Writes all of it, unless nobody will ever read it.
+/// Writes all bytes, unless the reader is gone.
 fn write(out: BorrowedFd<'_>, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match rustix::io::write(out, bytes) {
             Ok(count) => bytes = &bytes[count.min(bytes.len())..],
             Err(Errno::INTR) => {}
-            // Somebody else who has it wants it so.
+            // Another process that shares the file description made it nonblocking.
             Err(Errno::AGAIN) => {
                 poll(&mut [PollFd::new(&out, PollFlags::OUT)], None).ok();
             }
@@ -198,13 +198,13 @@ fn write(out: BorrowedFd<'_>, mut bytes: &[u8]) {
     }
 }
 
-/// Writes lines of one level.
-pub struct Leveled<'a>(&'a Log, Level);
+/// Writes lines of one level to the log.
+pub struct LevelWriter<'a>(&'a Log, Level);
 
-/// A line comes as a whole.
-impl Write for Leveled<'_> {
+/// `tracing` passes each line as a whole.
+impl Write for LevelWriter<'_> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.leave(self.1, line);
+        self.0.push(self.1, line);
         Ok(line.len())
     }
 
@@ -214,32 +214,32 @@ impl Write for Leveled<'_> {
 }
 
 impl<'a> MakeWriter<'a> for Log {
-    type Writer = Leveled<'a>;
+    type Writer = LevelWriter<'a>;
 
-    fn make_writer(&'a self) -> Leveled<'a> {
-        Leveled(self, Level::INFO)
+    fn make_writer(&'a self) -> LevelWriter<'a> {
+        LevelWriter(self, Level::INFO)
     }
 
-    fn make_writer_for(&'a self, about: &Metadata<'_>) -> Leveled<'a> {
-        Leveled(self, *about.level())
+    fn make_writer_for(&'a self, about: &Metadata<'_>) -> LevelWriter<'a> {
+        LevelWriter(self, *about.level())
     }
 }
 
-/// So many lines in a minute, where others choose how many there are.
+/// A limit of lines per minute, for events that others can cause.
 pub struct Few {
     most: u32,
     left: u32,
-    /// When the present minute began.
+    /// The start of the current minute.
     since: Option<Instant>,
 }
 
 impl Few {
-    /// None were said yet.
+    /// A limit of `most` lines per minute.
     pub const fn new(most: u32) -> Self {
         Self { most, left: most, since: None }
     }
 
-    /// Whether one more may be said now.
+    /// Takes one line from the limit. Returns false if the minute's lines are used up.
     pub fn take(&mut self, now: Instant) -> bool {
         if self.since.is_none_or(|since| now.duration_since(since) >= MINUTE) {
             (self.since, self.left) = (Some(now), self.most);
@@ -250,8 +250,8 @@ impl Few {
     }
 }
 
-/// Says why the program ends, on standard error, in text or an object of JSON, after all that was
-/// logged; if nobody reads there, not for long.
+/// Writes the reason for the end of the program to standard error, as text or as a JSON object,
+/// after all log lines. Waits at most 2 seconds for the reader.
 pub fn last_word(sentence: &str) {
     let json = OWN.get().is_some_and(|log| {
         log.end();
@@ -259,7 +259,7 @@ pub fn last_word(sentence: &str) {
     });
     let line = if json { object("ERROR", sentence) } else { format!("transom: {sentence}\n") };
     let say = |line: &str| {
-        // It may be closed, and then nobody wants to know.
+        // Standard error may be closed. Then there is nothing else to do.
         io::stderr().write_all(line.as_bytes()).ok();
     };
     let (tell, told) = mpsc::channel();
@@ -269,7 +269,7 @@ pub fn last_word(sentence: &str) {
         tell.send(()).ok();
     };
     match Builder::new().name("last-word".into()).spawn(body) {
-        Ok(_) => drop(told.recv_timeout(LAST)),
+        Ok(_) => drop(told.recv_timeout(END_TIMEOUT)),
         Err(_) => say(&line),
     }
 }
@@ -283,7 +283,7 @@ mod test {
 
     const LEVELS: [Level; 4] = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG];
 
-    /// A log, and its reader.
+    /// A log and the reading end of its pipe.
     fn log(json: bool) -> (Log, BufReader<io::PipeReader>) {
         let (reader, writer) = io::pipe().unwrap();
         let writer: &'static OwnedFd = Box::leak(Box::new(writer.into()));
@@ -300,17 +300,17 @@ mod test {
     fn nobody_waits_for_a_reader_who_is_told_what_is_missing() {
         let (log, mut reader) = log(false);
         let pad = "x".repeat(1000);
-        let all = 4 * MOST / pad.len();
+        let all = 4 * MAX_QUEUED / pad.len();
         for number in 0..all {
-            log.leave(LEVELS[number % 4], format!("{number} {pad}\n").as_bytes());
+            log.push(LEVELS[number % 4], format!("{number} {pad}\n").as_bytes());
         }
         let (mut next, mut gaps) = (0, 0);
-        // There are two gaps where the thread that writes came late.
+        // Up to two gaps: the writing thread may fall behind twice.
         while next < all {
             let line = line(&mut reader);
             if let Some(said) = line.strip_prefix(" WARN ") {
                 let (lost, said) = said.split_once(' ').unwrap();
-                assert_eq!(said, "lines of the log are missing here: nobody read it");
+                assert_eq!(said, "lines of the log are missing here: the reader was too slow");
                 (next, gaps) = (next + lost.parse::<usize>().unwrap(), gaps + 1);
                 continue;
             }
@@ -318,8 +318,8 @@ mod test {
             next += 1;
         }
         assert!(next == all && (1..=2).contains(&gaps), "{gaps} gaps, {next} lines");
-        // And it goes on.
-        log.leave(Level::INFO, b"more\n");
+        // Logging continues afterwards.
+        log.push(Level::INFO, b"more\n");
         assert_eq!(line(&mut reader), "more");
         log.end();
     }
@@ -333,13 +333,13 @@ mod test {
         });
         let line = [b"x".repeat(99), b"\n".to_vec()].concat();
         for number in 0..500_000 {
-            log.leave(Level::TRACE, &line);
+            log.push(Level::TRACE, &line);
             if number % 10_000 == 0 {
-                // The reader keeps up.
+                // Let the reader keep up.
                 log.end_within(MINUTE);
             }
         }
-        log.leave(Level::INFO, b"end\n");
+        log.push(Level::INFO, b"end\n");
         log.end_within(MINUTE);
         let bytes = read.join().unwrap();
         assert!((1 << 20..6 << 20).contains(&bytes), "{bytes} bytes of 50 MB");
@@ -353,8 +353,8 @@ mod test {
             told.unwrap_or_default()
         });
         let line = [b"x".repeat(99), b"\n".to_vec()].concat();
-        (0..50_000).for_each(|_| log.leave(Level::TRACE, &line));
-        // Nothing more comes of this level.
+        (0..50_000).for_each(|_| log.push(Level::TRACE, &line));
+        // No further line of this level follows.
         log.end_within(MINUTE);
         let told = read.join().unwrap();
         assert!(told.contains("lines of TRACE are left out here"), "{told}");
@@ -376,12 +376,12 @@ mod test {
         let count = 5000;
         let read = std::thread::spawn(move || reader.lines().take(count).count());
         for number in 0..count {
-            log.leave(Level::INFO, format!("{number}\n").as_bytes());
+            log.push(Level::INFO, format!("{number}\n").as_bytes());
         }
         log.end_within(MINUTE);
         assert!(log.0.left().bytes.is_empty() && !log.0.left().busy);
         assert_eq!(read.join().unwrap(), count);
-        let line: serde_json::Value = serde_json::from_str(&log.0.missing(7)).unwrap();
+        let line: serde_json::Value = serde_json::from_str(&log.0.lost_line(7)).unwrap();
         assert!(line["fields"]["message"].as_str().unwrap().starts_with("7 lines"), "{line}");
     }
 }

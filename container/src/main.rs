@@ -1,4 +1,4 @@
-//! The `transom` program: reads the command line, and calls what it names.
+//! The `transom` program: reads the command line and runs the command.
 #![forbid(unsafe_code)]
 
 use std::io::IsTerminal as _;
@@ -8,19 +8,19 @@ use container::command;
 use container::log::{Log, last_word};
 use container::settings::value::{strip, switch};
 use container::status::{self, Status};
-use container::story::ear::Ear;
+use container::story::ear::StoryLayer;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::layer;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 fn main() -> ExitCode {
-    let json = said("LOG_FORMAT").eq_ignore_ascii_case("json");
+    let json = variable("LOG_FORMAT").eq_ignore_ascii_case("json");
     let log = log_to_stdout(json);
-    log.own();
-    let obeyed = command::obey(std::env::args_os().skip(1).collect());
+    log.make_global();
+    let result = command::run(std::env::args_os().skip(1).collect());
     log.end();
-    match obeyed {
+    match result {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             status::sentences(&error).iter().for_each(|sentence| last_word(sentence));
@@ -29,26 +29,27 @@ fn main() -> ExitCode {
     }
 }
 
-/// What a variable says that counts before all are read.
-fn said(name: &str) -> String {
+/// The value of a variable that is needed before the whole environment is read.
+fn variable(name: &str) -> String {
     std::env::var(name).map_or_else(|_| String::new(), |text| strip(&text).to_owned())
 }
 
-/// One line for each event, where an engine collects them; `LOG_FORMAT=json` is for programs.
+/// Logs one line per event, for container engines to collect; as JSON objects with
+/// `LOG_FORMAT=json`.
 fn log_to_stdout(json: bool) -> Log {
-    let on = |name| switch(&said(name)).unwrap_or(false);
-    let level = match (on("TRACE"), on("DEBUG")) {
+    let is_on = |name| switch(&variable(name)).unwrap_or(false);
+    let level = match (is_on("TRACE"), is_on("DEBUG")) {
         (true, _) => LevelFilter::TRACE,
         (_, true) => LevelFilter::DEBUG,
         _ => LevelFilter::INFO,
     };
     let log = Log::new(rustix::stdio::stdout(), json);
-    let all = tracing_subscriber::registry().with(level).with(Ear);
+    let all = tracing_subscriber::registry().with(level).with(StoryLayer);
     let layer = layer()
         .with_writer(log.clone())
         .with_ansi(std::io::stdout().is_terminal())
         .with_target(false)
-        // Nobody may read it any more, and that is no reason to end.
+        // A reader of the log that is gone is no reason to end.
         .log_internal_errors(false)
         .without_time();
     if json {

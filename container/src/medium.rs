@@ -1,8 +1,8 @@
-//! Install media, as far as the start of a CD tells whether it is one and who made it (ISO 9660,
-//! ECMA-119; UDF, ECMA-167).
+//! Checks ISO images: whether a file is one, whether it is complete, and whether Microsoft made it
+//! (ISO 9660, ECMA-119; UDF, ECMA-167).
 //!
-//! Threats: a file on the volume may be anything, and what it says of itself is not believed but
-//! compared with its length. Only its start is read.
+//! Threats: a file on the volume may be anything. Sizes in it are not trusted, but compared with
+//! its length. Only its start is read, apart from UDF's descriptors.
 
 use std::fs::File;
 use std::io;
@@ -19,36 +19,37 @@ const SECTOR_BYTES: usize = 2048;
 const SECTOR: u64 = SECTOR_BYTES as u64;
 /// The first volume descriptor, which is the primary one (ECMA-119 6.7.1, 8.4).
 const PRIMARY: u64 = 16 * SECTOR;
-/// Where its name is in a descriptor, of ISO 9660 and of UDF (ECMA-167 2/9.1).
+/// Standard identifiers of volume descriptors, of ISO 9660 and of UDF (ECMA-167 2/9.1).
 const NAMES: [&[u8]; 4] = [b"CD001", b"BEA01", b"NSR02", b"NSR03"];
-/// Descriptors that are looked at: a CD with both file systems has UDF's after the others.
+/// Maximum number of descriptors to read: a CD with both file systems has UDF's after the others.
 const DESCRIPTORS: u64 = 16;
-/// The number of sectors, in a primary volume descriptor (ECMA-119 8.4.8).
+/// Offset of the number of sectors in a primary volume descriptor (ECMA-119 8.4.8).
 const SECTORS: usize = 80;
-/// UDF's anchor (ECMA-167 3/10.2), and where it names the sequence of descriptors.
+/// Sector of UDF's anchor (ECMA-167 3/10.2), and offset of the location of the descriptor sequence.
 const ANCHOR: u64 = 256;
 const SEQUENCE: usize = 20;
-/// Descriptors of the sequence that are looked at.
-const PARTS: u64 = 32;
-/// Tags of an anchor and of a partition (ECMA-167 3/7.2.1), and where that says where it is.
+/// Maximum number of descriptors of the sequence to read.
+const MAX_PARTS: u64 = 32;
+/// Tags of an anchor and of a partition (ECMA-167 3/7.2.1), and offset of the location of a
+/// partition in its descriptor.
 const TAGS: [u16; 2] = [2, 5];
 const PARTITION: usize = 188;
-/// Programs that copy CDs leave out some of what fills it up at the end.
+/// Bytes that may be missing at the end: some programs omit padding when they copy CDs.
 const PADDING: u64 = MIB;
-/// As far as the names of those who made it go.
-const LENGTH: usize = 702;
-/// How it begins: its type, what it is, its version.
+/// Length of the descriptor's start, up to the name of the program that wrote the CD.
+const DESCRIPTOR_LENGTH: usize = 702;
+/// Start of a primary volume descriptor: type, identifier, version.
 const MAGIC: &[u8] = b"\x01CD001\x01";
-/// Where the names of publisher and preparer are.
+/// Offsets of the publisher and of the preparer.
 const MAKERS: [usize; 2] = [318, 446];
-/// And that of the program.
+/// Offset of the application's name.
 const PROGRAM: usize = 574;
 
-/// Looks whether it is an ISO image, and all of it is there, as far as that can be seen.
+/// Checks that a file is a complete ISO image, as far as descriptors show.
 ///
 /// # Errors
 ///
-/// When it is something else, or cannot be read.
+/// When it is something else, is incomplete, or cannot be read.
 pub fn check(path: &Path) -> anyhow::Result<()> {
     let fail = |why: &str| {
         let sentence = format!("{} is not an ISO image: {why}", path.display());
@@ -58,11 +59,11 @@ pub fn check(path: &Path) -> anyhow::Result<()> {
     let file = file.map_err(|error| {
         Failure::new(Status::Iso, format!("{}: {error}: give an ISO image", path.display()))
     })?;
-    // Of a device it says nothing.
-    let told = file.metadata()?;
-    let length = if told.is_file() { told.len() } else { u64::MAX };
-    match kind(&file, length).map_err(|error| fail(&error.to_string()))? {
-        None => Err(fail(&strange(&file, length)?)),
+    // A device has no length here.
+    let found = file.metadata()?;
+    let length = if found.is_file() { found.len() } else { u64::MAX };
+    match length_of(&file, length).map_err(|error| fail(&error.to_string()))? {
+        None => Err(fail(&describe_other(&file, length)?)),
         Some(whole) if whole > length.saturating_add(PADDING) => {
             let [length, whole] = [length, whole].map(|bytes| Size(bytes >> 10 << 10).show());
             let why = format!(
@@ -75,8 +76,8 @@ pub fn check(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// How many bytes a CD says that it has; nothing if it is none.
-fn kind(file: &File, length: u64) -> io::Result<Option<u64>> {
+/// Length of a CD according to its descriptors, or `None` if the file is not a CD.
+fn length_of(file: &File, length: u64) -> io::Result<Option<u64>> {
     let mut whole = None;
     for number in 0..DESCRIPTORS {
         let Some(bytes) = sector(file, PRIMARY / SECTOR + number)? else { break };
@@ -91,13 +92,13 @@ fn kind(file: &File, length: u64) -> io::Result<Option<u64>> {
     }
 }
 
-/// Where the last partition of UDF ends; 0 without UDF.
+/// End of the last UDF partition; 0 without UDF.
 fn udf(file: &File) -> io::Result<u64> {
     let tag = |bytes: &[u8]| u16::from_le_bytes([bytes[0], bytes[1]]);
     let Some(anchor) = sector(file, ANCHOR)?.filter(|it| tag(it) == TAGS[0]) else { return Ok(0) };
     let first = u64::from(u32_at(&anchor, SEQUENCE));
     let mut end = 0;
-    for number in first..first + PARTS {
+    for number in first..first + MAX_PARTS {
         let Some(part) = sector(file, number)?.filter(|it| tag(it) != 0) else { break };
         if tag(&part) == TAGS[1] {
             let [start, count] = [PARTITION, PARTITION + 4].map(|at| u64::from(u32_at(&part, at)));
@@ -107,7 +108,7 @@ fn udf(file: &File) -> io::Result<u64> {
     Ok(end)
 }
 
-/// A sector, if the file has all of it.
+/// Reads a sector. Returns `None` if it is beyond the end of the file.
 fn sector(file: &File, number: u64) -> io::Result<Option<[u8; SECTOR_BYTES]>> {
     let mut bytes = [0; SECTOR_BYTES];
     match file.read_exact_at(&mut bytes, number * SECTOR) {
@@ -123,10 +124,10 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(number)
 }
 
-/// How files begin that people take for an ISO image: in small letters, and what to do.
+/// First bytes of files that people mistake for ISO images, in lower case, and the advice for each.
 const OTHERS: [(&[u8], &str); 8] = [
     (b"<", "it is a web page: download the image itself"),
-    (b"{", "it is an answer of a web server: download the image itself"),
+    (b"{", "it is a web server's response: download the image itself"),
     (b"pk\x03\x04", "it is a ZIP archive: unpack it"),
     (b"7z\xbc\xaf", "it is a 7z archive: unpack it"),
     (b"rar!", "it is a RAR archive: unpack it"),
@@ -135,43 +136,43 @@ const OTHERS: [(&[u8], &str); 8] = [
     (b"qfi\xfb", "it is a disk in the format qcow2: put it onto the volume as data.qcow2"),
 ];
 
-/// What a file is that is no ISO image.
-fn strange(file: &File, length: u64) -> io::Result<String> {
+/// Says how a file differs from an ISO image, and what to do.
+fn describe_other(file: &File, length: u64) -> io::Result<String> {
     let again = "download it again";
     let mut start = [0; 64];
     let count = file.read_at(&mut start, 0)?;
     if count == 0 {
         return Ok(format!("it is empty: {again}"));
     }
-    // A page may begin with a mark of its coding, and empty lines.
+    // A web page may begin with a byte order mark and empty lines.
     let start = start[..count].to_ascii_lowercase();
     let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&start).trim_ascii_start();
     if let Some((_, what)) = OTHERS.iter().find(|(begins, _)| start.starts_with(begins)) {
         return Ok((*what).to_owned());
     }
     if length <= PRIMARY + SECTOR {
-        return Ok(format!("it has {length} bytes alone: {again}"));
+        return Ok(format!("it has only {length} bytes: {again}"));
     }
-    Ok(format!("nothing in it says CD001 or BEA01: {again}"))
+    Ok(format!("it has no file system of a CD (no CD001 or BEA01): {again}"))
 }
 
-/// Whether it is one of Microsoft's, or made with their program: such a CD asks for a key before it
-/// starts. What cannot be read is none.
+/// Whether Microsoft made this CD, or its program wrote it. Such a CD asks for a key before it
+/// boots. Returns false if the file cannot be read.
 pub fn is_microsofts(path: &Path) -> bool {
-    let mut start = [0; LENGTH];
+    let mut start = [0; DESCRIPTOR_LENGTH];
     let file = files::open(path, File::options().read(true));
-    file.is_ok_and(|it| it.read_exact_at(&mut start, PRIMARY).is_ok()) && says(&start)
+    file.is_ok_and(|it| it.read_exact_at(&mut start, PRIMARY).is_ok()) && names_microsoft(&start)
 }
 
-/// Whether a volume descriptor says so.
-fn says(descriptor: &[u8; LENGTH]) -> bool {
+/// Whether a volume descriptor names Microsoft or its programs.
+fn names_microsoft(descriptor: &[u8; DESCRIPTOR_LENGTH]) -> bool {
     let begins = |at: usize, name: &str| descriptor[at..].starts_with(name.as_bytes());
     descriptor.starts_with(MAGIC)
         && (MAKERS.iter().any(|at| begins(*at, "MICROSOFT"))
             || ["CDIMAGE", "OSCDIMG"].iter().any(|name| begins(PROGRAM, name)))
 }
 
-/// A CD that Microsoft made, as far as is looked at.
+/// A CD of Microsoft's, as far as [`is_microsofts`] looks.
 #[cfg(test)]
 pub fn of_microsoft() -> Vec<u8> {
     let mut bytes = vec![0; 20 * 2048];
@@ -181,7 +182,7 @@ pub fn of_microsoft() -> Vec<u8> {
     bytes
 }
 
-/// A CD of nobody's.
+/// A CD that names no maker.
 #[cfg(test)]
 pub fn of_nobody() -> Vec<u8> {
     let mut bytes = of_microsoft();
@@ -210,11 +211,11 @@ mod test {
         for (bytes, words) in [
             (&b""[..], "it is empty: download it again"),
             (b"\n\n<!DOCTYPE html><html>", "it is a web page"),
-            (b"{\"error\": 404}", "an answer of a web server"),
+            (b"{\"error\": 404}", "a web server's response"),
             (b"PK\x03\x04xyz", "unpack it"),
             (b"QFI\xfb\0\0\0\x03", "data.qcow2"),
-            (b"GRUB", "4 bytes alone: download it again"),
-            (&[0; 1 << 20], "nothing in it says CD001"),
+            (b"GRUB", "only 4 bytes: download it again"),
+            (&[0; 1 << 20], "no CD001 or BEA01"),
         ] {
             let said = of(bytes).unwrap_err();
             assert!(
@@ -243,11 +244,11 @@ mod test {
         assert!(said.contains("cut off: 2M of 8M are there: download it again"), "{said}");
         cd.resize(8 << 20, 0);
         assert_eq!(of(&cd), Ok(()));
-        // Without what fills it up.
+        // A copy without the padding.
         cd.resize((8 << 20) - 300_000, 0);
         assert_eq!(of(&cd), Ok(()));
 
-        // One of UDF alone, whose sequence is in sector 32.
+        // A CD with UDF only. Its descriptor sequence is in sector 32.
         let mut cd = vec![0; 1 << 20];
         for (number, name) in (16..).zip(["BEA01", "NSR02", "TEA01"]) {
             cd[number * 2048 + 1..][..5].copy_from_slice(name.as_bytes());
@@ -305,14 +306,14 @@ mod test {
         assert!(is(&with(PROGRAM, "OSCDIMG 2.56 (01/01/2005 TM)")));
         assert!(!is(&with(PROGRAM, "XORRISO-1.5.4")));
         assert!(!is(&with(MAKERS[0], "DEBIAN, AS MICROSOFT DOES")));
-        // Another descriptor, another file system, and whatever ends too early.
+        // Another descriptor type, another file system, and files that are too short.
         let mut other = cd.clone();
         other[at] = 2;
         assert!(!is(&other));
-        for length in [0, 1, at, at + 7, at + LENGTH - 1] {
+        for length in [0, 1, at, at + 7, at + DESCRIPTOR_LENGTH - 1] {
             assert!(!is(&cd[..length]), "{length}");
         }
-        assert!(is(&cd[..at + LENGTH]));
+        assert!(is(&cd[..at + DESCRIPTOR_LENGTH]));
         assert!(!is_microsofts(folder.path()) && !is_microsofts(Path::new("/dev/zero")));
         assert!(!is_microsofts(&folder.path().join("gone.iso")));
     }

@@ -1,4 +1,4 @@
-//! What the pod would do: settings, sizes and source, from the environment and the host.
+//! The plan: settings, sizes and source of the machine, from the environment and the host.
 
 mod media;
 mod notes;
@@ -23,16 +23,16 @@ use crate::settings::version::Version;
 use crate::source::Source;
 use crate::status::{self, Failure, Status};
 
-/// What the pod would do.
+/// Everything that is decided before the machine is prepared.
 #[derive(Debug)]
 pub struct Plan {
-    /// What was said.
+    /// The settings, and which variables are set.
     pub said: Said,
-    /// How large the machine is.
+    /// Processors, memory and disks of the machine.
     pub sizes: Sizes,
-    /// What it runs.
+    /// The source that the machine boots from.
     pub source: Source,
-    /// What there is to say about it, a sentence each.
+    /// Warnings for the user, one sentence each.
     pub warnings: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// When a variable makes no sense, or the machine cannot be made.
+    /// When a variable is invalid, or such a machine is not possible.
     pub fn make(environment: &Environment, root: &Path) -> anyhow::Result<Self> {
         let mut said = environment::read(environment)?;
         let volume = below(root, &said.settings.storage.folder);
@@ -63,11 +63,11 @@ impl Plan {
             (Ok(settled), Ok(source)) => (settled, source),
             (settled, source) => {
                 let mistakes = settled.err().into_iter().chain(source.err());
-                return Err(status::all(mistakes.collect()).expect_err("one of them is none"));
+                return Err(status::all(mistakes.collect()).expect_err("at least one failed"));
             }
         };
         check_media(&source, root, &volume)?;
-        firmware::suit(&mut said, &source);
+        firmware::adjust_boot_mode(&mut said, &source);
         let mut warnings = said.warnings.clone();
         warnings.extend(notes);
         warnings.extend(notes::notes(&said, &source, root));
@@ -76,7 +76,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// What people call what runs: APP, but for the probe if that is not said.
+    /// Name of the guest for people: APP, or "the probe" if that runs and APP is not set.
     pub fn name(&self) -> String {
         match self.source {
             Source::Probe if !self.said.names.contains("APP") => "the probe".to_owned(),
@@ -84,12 +84,12 @@ impl Plan {
         }
     }
 
-    /// The words for what it runs.
+    /// The source in words.
     pub fn runs(&self) -> String {
         match &self.source {
             Source::Probe => "the probe".into(),
             Source::Disk(path) => {
-                // What was installed before goes on, and nothing tells which version that is.
+                // An installed disk is booted whatever VERSION is set to.
                 let said = self.said.names.contains("VERSION");
                 let whatever = if said { ", whatever VERSION says" } else { "" };
                 format!("the disk {}{whatever}", path.show())
@@ -99,7 +99,7 @@ impl Plan {
         }
     }
 
-    /// What it runs and how large that is, in words, for the log.
+    /// The source and the size of the machine in words, for the log.
     pub fn shown(&self) -> String {
         let memory = Size(self.sizes.memory >> 20 << 20).show();
         let what = self.runs();
@@ -109,27 +109,26 @@ impl Plan {
         }
     }
 
-    /// Why this host cannot run it, as far as its KVM is there to look at.
+    /// Why this host's KVM cannot run the machine. Without the device the check is skipped.
     pub fn unfit(&self, device: &Path) -> Option<anyhow::Error> {
         device.exists().then(|| kvm::check(device, &self.source).err()).flatten()
     }
 
-    /// What is missing to do it, if something is.
+    /// The error for a source that would have to be downloaded.
     pub fn missing(&self) -> Option<anyhow::Error> {
         let Source::Download(version) = &self.source else { return None };
         Some(Failure::new(
             Status::Download,
             format!(
-                "VERSION: {} would have to be downloaded, which cannot be done yet: mount its ISO \
-                 as /custom.iso or copy it onto the volume, or set VERSION=probe to see the \
-                 machine without it",
+                "VERSION: downloading {} is not implemented yet: mount its ISO as /custom.iso or \
+                 copy it onto the volume, or set VERSION=probe to try the machine without it",
                 version.name()
             ),
         ))
     }
 }
 
-/// Whether the CDs of a machine are ISO images, before anything is made for it.
+/// Checks that all CDs of the machine are ISO images, before anything is created.
 fn check_media(source: &Source, root: &Path, volume: &Path) -> anyhow::Result<()> {
     if *source == Source::Probe {
         return Ok(());
@@ -140,13 +139,13 @@ fn check_media(source: &Source, root: &Path, volume: &Path) -> anyhow::Result<()
     status::all(all.filter_map(|medium| medium::check(&medium).err()).collect())
 }
 
-/// What there is to run: the probe, the disk that has Windows, a medium, or nothing yet.
+/// Selects the source: the probe, a disk with Windows, an ISO image, or a download.
 fn source(settings: &Settings, root: &Path, disk: Option<Found>) -> anyhow::Result<Source> {
     if settings.windows.version == Version::Probe {
         return Ok(Source::Probe);
     }
     let volume = below(root, &settings.storage.folder);
-    // A medium that the user gives goes first, but not over a disk that already has Windows.
+    // An ISO image of the user goes first, but not before a disk that already has Windows.
     let app = settings.pod.process();
     let disk = disk.map(|found| found.disk).filter(Disk::is_written).map(|disk| disk.path);
     if let Some(disk) = disk.clone().filter(|_| volume.join(format!("{app}.boot")).exists()) {
@@ -159,14 +158,14 @@ fn source(settings: &Settings, root: &Path, disk: Option<Found>) -> anyhow::Resu
         }
     }
     if let Some(folder) = media.iter().find(|path| path.is_dir()) {
-        let sentence = "is a folder, as engines make it of a file that is not there: check the \
-                        path that is mounted";
+        let sentence = "is a folder: container engines create one if the file to mount does \
+                        not exist: check the path of the mount";
         return Err(Failure::new(Status::Iso, format!("{} {sentence}", folder.display())));
     }
     if let Some(medium) = media.into_iter().next() {
         return Ok(Source::Medium(medium));
     }
-    // Whatever is on it, it is somebody's: nothing is installed over it.
+    // A written disk belongs to the user. It is never installed over.
     if let Some(disk) = disk {
         return Ok(Source::Disk(disk));
     }
@@ -175,7 +174,7 @@ fn source(settings: &Settings, root: &Path, disk: Option<Found>) -> anyhow::Resu
             let path = volume.join(name);
             if !path.is_file() {
                 let shown = value::quote(name);
-                let sentence = format!("VERSION={shown}: there is no such file on the volume");
+                let sentence = format!("VERSION={shown}: the volume has no such file");
                 let out = "copy it there, or mount it as /custom.iso";
                 return Err(Failure::new(Status::Version, format!("{sentence}: {out}")));
             }
@@ -188,19 +187,19 @@ fn source(settings: &Settings, root: &Path, disk: Option<Found>) -> anyhow::Resu
     }
 }
 
-/// The entry of a folder with this name, in any case.
+/// The entry of a folder with this name, ignoring case.
 fn named(folder: &Path, name: &str) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).ok()?.flatten();
     let mut fitting: Vec<PathBuf> = entries
         .filter(|entry| entry.file_name().eq_ignore_ascii_case(name))
         .map(|entry| entry.path())
         .collect();
-    // The order of a folder is chance.
+    // The order of a folder's entries is undefined.
     fitting.sort();
     fitting.into_iter().next_back()
 }
 
-/// Settings that are not what they are when nothing is said: their names and how they show.
+/// Names and values of settings that differ from the defaults. Secrets show as `***`.
 fn changed(said: &Said) -> Vec<(&'static str, String)> {
     let unsaid = Settings::unsaid();
     let mut changed = Vec::new();
@@ -215,7 +214,7 @@ fn changed(said: &Said) -> Vec<(&'static str, String)> {
     changed
 }
 
-/// The plan for people; an error is told elsewhere.
+/// The plan as text. Errors are reported elsewhere, so their text is empty.
 pub fn text(plan: &anyhow::Result<Plan>) -> String {
     let Ok(plan) = plan else { return String::new() };
     let mut text = String::new();
@@ -238,7 +237,7 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     text
 }
 
-/// The plan for programs, or the error; with what this KVM lacks for it.
+/// The plan as JSON, with what is missing to run it; or the error.
 pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
     let value = match plan {
         Ok(plan) => {
@@ -280,7 +279,7 @@ mod test {
     use super::*;
     use crate::settings::Boot;
 
-    /// A host with 16 GiB and a volume with these files.
+    /// Makes the plan of a host with 16 GiB of memory and these files.
     fn plan(words: &[(&str, &str)], files: &[&str]) -> anyhow::Result<Plan> {
         let root = tempfile::tempdir().unwrap();
         for folder in ["proc", "storage"] {
@@ -354,16 +353,17 @@ mod test {
         let error = source(&[], &["b.iso", "a\u{1b}.iso", "c.iso", "d.iso"]).unwrap_err();
         assert_eq!(Status::of(&error), Status::Iso);
         let sentence = error.to_string();
-        assert!(sentence.contains("(a\\u{1b}.iso, b.iso, c.iso…): say which"), "{sentence}");
+        assert!(sentence.contains("(a\\u{1b}.iso, b.iso, c.iso…): select one"), "{sentence}");
         let error = source(&[], &["b.iso", "a.iso"]).unwrap_err().to_string();
-        assert!(error.ends_with("(a.iso, b.iso): say which, as in VERSION=a.iso"), "{error}");
+        assert!(error.ends_with("(a.iso, b.iso): select one, as in VERSION=a.iso"), "{error}");
     }
 
     #[test]
     fn a_disk_with_windows_is_never_installed_over() {
         let installed = ["storage/data.img", "storage/windows.boot", "custom.iso"];
         assert_eq!(end(&plan(&[], &installed).unwrap().source), "data.img");
-        // Without the mark nobody knows: the medium is booted, which asks before it writes.
+        // Without the mark an installed disk cannot be recognized. The medium asks before it
+        // writes.
         let unmarked = plan(&[], &["storage/data.qcow2", "custom.iso"]).unwrap();
         assert_eq!(end(&unmarked.source), "custom.iso");
         let alone = plan(&[], &["storage/data.qcow2"]).unwrap();
@@ -384,7 +384,7 @@ mod test {
             let sentence = error.to_string();
             assert!(sentence.contains("iso is not an ISO image: it is a web page"), "{sentence}");
         }
-        // A rescue CD, too, and all that are none.
+        // Rescue CDs are checked, too, and all errors are reported.
         let root = tempfile::tempdir().unwrap();
         for name in files.map(|it| it.trim_end_matches('/')).into_iter().chain(["start.iso"]) {
             match name {
@@ -457,8 +457,8 @@ mod test {
         assert_eq!(
             shown,
             "VERSION=probe\nKEY=***\nPASSWORD=***\nCPU_CORES=3\nRAM_SIZE=8G\nmachine: 3 \
-             processors, 8G of memory, no disk\nruns: the probe\nwarning: GPU has no effect: no \
-             graphics card is lent to the guest: leave it out\n"
+             processors, 8G of memory, no disk\nruns: the probe\nwarning: GPU has no effect: a \
+             graphics card of the host cannot be passed through: leave it out\n"
         );
         let json: Value = serde_json::from_str(&json(&plan, Path::new("/none"))).unwrap();
         assert_eq!(json["settings"]["PASSWORD"], "***");

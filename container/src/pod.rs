@@ -1,4 +1,5 @@
-//! The pod: from the environment to a machine that runs, and to its end. This is the recipe.
+//! The pod: prepares the machine that the environment describes, runs it, and ends it. This file is
+//! the recipe.
 
 pub mod again;
 pub mod asked;
@@ -31,15 +32,15 @@ use tokio::runtime::Builder;
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::sleep;
 
-use self::again::{Again, Asks};
+use self::again::{BootRetry, KeyPrompt};
 use self::balloon::Balloon;
-use self::child::{Child, Manner, News};
-use self::console::{On, Told};
+use self::child::{BootEvents, Child, Options};
+use self::console::{BootDevice, BootEvent};
 use self::guard::Guard;
 use self::heard::Repeats;
 use self::inquiry::Farewell;
 use self::machine::Parts;
-use self::network::{Network, Place};
+use self::network::{GuestAddress, Network};
 use self::room::Room;
 use self::stop::{Budget, Signals};
 use self::tpm::Tpm;
@@ -58,21 +59,23 @@ use crate::status::{Failure, Status};
 use crate::story::{Phase, Story, ear};
 use crate::web::{self, Front};
 
-/// Firmware that has started nothing after so long is worth a look.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Commands that wait for the end of the machine hear of it within, on a busy host too.
-const FAREWELL: Duration = Duration::from_secs(3);
-/// What viewers and other tasks may still say at the end.
-const PARTING: Duration = Duration::from_secs(1);
+/// Warn if the firmware has started nothing after this time.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the pod's end waits for commands that wait for the end of the machine, on a busy host,
+/// too.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the pod's end waits for viewers and other tasks.
+const TASKS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs the pod until its machine is off, or it is told to end. The number is the exit status.
+/// Runs the pod until its machine is off, or a signal ends it. Returns the exit status.
 ///
 /// # Errors
 ///
-/// One sentence: what is missing or wrong, and the way out.
+/// One sentence with the problem and the way out.
 pub fn run(environment: &Environment) -> anyhow::Result<u8> {
     descriptors::raise();
-    // One thread has rights, and gives them up as a whole; whoever helps it has none at all.
+    // Only the main thread has rights, and it drops them step by step. Helper threads start without
+    // rights.
     let runtime = Builder::new_current_thread()
         .thread_keep_alive(Duration::from_secs(5))
         .thread_name("pod")
@@ -81,37 +84,37 @@ pub fn run(environment: &Environment) -> anyhow::Result<u8> {
         .build()
         .context("threads")?;
     let story = Story::new();
-    ear::hear(&story);
+    ear::connect(&story);
     let status = runtime.block_on(async {
         let mut signals = Signals::catch()?;
         let mut shown = false;
         let lived = live(environment, &story, &mut signals, &mut shown).await;
-        hold::hold(lived, environment, (&story, shown), &mut signals).await
+        hold::hold(lived, environment, &story, shown, &mut signals).await
     });
-    runtime.shutdown_timeout(PARTING);
+    runtime.shutdown_timeout(TASKS_TIMEOUT);
     status
 }
 
-/// A pod that has what it needs.
+/// A pod after the first preparations.
 struct Pod {
     plan: Arc<Plan>,
-    /// None for the probe, which keeps nothing.
+    /// `None` for the probe, which keeps nothing.
     volume: Option<Volume>,
     room: Room,
     guard: Guard,
-    /// Whether its CD asks for a key; later nobody may read it here.
-    asks: Asks,
+    /// Whether the CD asks for a key. Determined early: later the pod may have no right to read it.
+    asks: KeyPrompt,
     story: Arc<Story>,
-    /// Where the guest is, once that is known.
-    guest: Arc<OnceLock<Place>>,
-    /// The guest's own hand.
+    /// The guest's address, once it is known.
+    guest: Arc<OnceLock<GuestAddress>>,
     agent: Arc<Agent>,
-    /// How many of our control group the kernel ended before, for want of memory.
+    /// Number of processes of our control group that the kernel had killed for lack of memory when
+    /// the pod began.
     kills: u64,
 }
 
-/// The pod until it ends, or fails. `shown` when its web port is open, which serves on until the
-/// runtime ends.
+/// Runs the pod until it ends or fails. Sets `shown` when the web port is open; it is served until
+/// the runtime ends.
 async fn live(
     environment: &Environment,
     story: &Arc<Story>,
@@ -128,18 +131,18 @@ async fn live(
     }
     kvm::check(Path::new("/dev/kvm"), &plan.source)?;
     let plan = Arc::new(plan);
-    let place = plan.clone();
+    let planned = plan.clone();
     let (room, volume) = tokio::select! {
-        both = apart("place", move || self::place(&place)) => both?,
+        both = apart("folders", move || prepare_folders(&planned)) => both?,
         status = signals.peek() => return Ok(status),
     };
-    // The probe has none of its own; what lies there can be attached to it all the same.
+    // The probe has no volume of its own, but disks on it can be attached to the probe.
     let storage = Some(plan.said.settings.storage.folder.as_path()).filter(|it| it.is_dir());
     jail::build(&[Some(room.folder()), storage].into_iter().flatten().collect::<Vec<_>>());
     let guard = Guard::of(&plan, volume.as_ref(), &room)?;
     let rescue = machine::rescue(Path::new("/"), &plan.said.settings.storage.folder);
-    let asks = Asks::of(&plan.source, rescue.as_deref());
-    let guest = Arc::<OnceLock<Place>>::default();
+    let asks = KeyPrompt::of(&plan.source, rescue.as_deref());
+    let guest = Arc::<OnceLock<GuestAddress>>::default();
     let agent = Arc::new(Agent::new(room.agent()));
     let front = Front::new(story.clone(), room.clone(), &plan, guest.clone(), agent.clone());
     let front = Arc::new(front);
@@ -150,37 +153,37 @@ async fn live(
     }
     *shown = true;
     if let Some(line) = web::line(&pod.plan.said, &pod.guard) {
-        pod.story.tell(&line);
+        pod.story.info(&line);
     }
     let farewell = Farewell::default();
     inquiry::open(&pod.room.pod(), front, farewell.clone()).map(tokio::spawn)?;
     let network = Mutex::new(Network::None);
     let status = tokio::select! {
         started = pod.start(&network) => match started {
-            Ok(both) => {
-                let kept = tokio::spawn(pod.agent.clone().keep(pod.story.clone()));
-                let status = pod.watch(both, signals).await;
+            Ok((child, events)) => {
+                let kept = tokio::spawn(pod.agent.clone().monitor(pod.story.clone()));
+                let status = pod.watch(child, events, signals).await;
                 kept.abort();
                 status
             }
             Err(error) => Err(error),
         },
         status = async {
-            // The machine may run before we have the lock: then it is the watch that hears it.
+            // If the machine starts before the lock is taken, `watch` handles the signal.
             let status = signals.peek().await;
-            // One that is half made could not be taken away.
+            // Wait for the lock: a half-made network could not be removed.
             drop(network.lock().await);
             status
         } => Ok(status),
     };
     network.into_inner().end().await;
-    farewell.say(FAREWELL).await;
+    farewell.send(FAREWELL_TIMEOUT).await;
     status
 }
 
-/// Where the pod keeps its sockets and its guest. The machine of a pod that was killed may take a
-/// while to end, and a volume to answer.
-fn place(plan: &Plan) -> anyhow::Result<(Room, Option<Volume>)> {
+/// Opens the folder for sockets and the volume. This may take a while: the machine of a killed pod
+/// may still be ending, and the volume may be slow.
+fn prepare_folders(plan: &Plan) -> anyhow::Result<(Room, Option<Volume>)> {
     let settings = &plan.said.settings;
     let room = Room::make()?;
     let volume = match plan.source {
@@ -191,18 +194,18 @@ fn place(plan: &Plan) -> anyhow::Result<(Room, Option<Volume>)> {
 }
 
 impl Pod {
-    /// Makes ready what the machine needs, and starts it. Whatever becomes of that, the network is
-    /// the caller's to end.
-    async fn start(self: &Arc<Self>, place: &Mutex<Network>) -> anyhow::Result<(Child, News)> {
+    /// Prepares everything the machine needs, and starts it. The caller ends the network, also
+    /// after an error.
+    async fn start(self: &Arc<Self>, slot: &Mutex<Network>) -> anyhow::Result<(Child, BootEvents)> {
         let settings = &self.plan.said.settings;
         self.story.step("Preparing the machine…");
         let pod = self.clone();
         let mut parts = apart("volume", move || pod.parts()).await?;
         let processors = self.plan.sizes.processors;
-        // Before the queues are there, which programs inherit.
+        // Start swtpm before the network's queues exist, since programs inherit them.
         let tpm = self.tpm()?;
         parts.tpm = tpm.is_some().then(|| self.room.tpm());
-        let mut network = place.lock().await;
+        let mut network = slot.lock().await;
         *network = Network::make(&self.plan.said, processors, &self.room, &self.story).await?;
         parts.cable = network.cable(settings)?;
         if let Some(guest) = network.guest() {
@@ -217,7 +220,7 @@ impl Pod {
         };
         let utc = settings.machine.arguments.as_ref().is_some_and(|it| it.utc);
         let zone = settings.machine.zone.as_ref().map(|zone| zone.0.as_str());
-        let manner = Manner {
+        let options = Options {
             level,
             zone: if utc { Some("UTC") } else { zone },
             repeats: match (&self.plan.source, &settings.machine.serial.is) {
@@ -226,17 +229,17 @@ impl Pod {
                 _ => Repeats::Lines,
             },
         };
-        let (mut child, news) = Child::start(self.room.control(), &self.story, manner)?;
+        let (mut child, events) = Child::start(self.room.control(), &self.story, options)?;
         network.handed_over();
-        child.keep(tpm);
+        child.attach_tpm(tpm);
         jail::close(self.rights(), &child.ids())?;
-        child.tell(&config).await?;
-        // Not before: once there is a process, a signal is for whoever watches it.
+        child.configure(&config).await?;
+        // Keep the lock until the process exists: from then on `watch` handles signals.
         drop(network);
-        Ok((child, news))
+        Ok((child, events))
     }
 
-    /// The machine's TPM, if it has one.
+    /// Starts the machine's TPM, if it has one.
     fn tpm(&self) -> anyhow::Result<Option<Tpm>> {
         let machine = &self.plan.said.settings.machine;
         let wanted = machine.tpm.unwrap_or(machine.boot.is_secure());
@@ -245,31 +248,32 @@ impl Pod {
         Tpm::start(memory, &self.room.tpm()).map(Some)
     }
 
-    /// What the end needs; and, until the guest has started from its disk for the first time,
-    /// writing that down on a volume of another user.
+    /// The rights that the rest of the pod's life needs: those for its end, and, until the guest
+    /// has booted from its disk for the first time, the right to mark that on another user's
+    /// volume.
     fn rights(&self) -> Rights {
         let us = rustix::process::geteuid();
         let mut rights = Rights::empty();
-        // The machine is another user where we are root.
+        // The machine runs as another user if the pod is root.
         rights.set(Rights::KILL, us.is_root());
         let settings = &self.plan.said.settings;
-        // A card on the pod's own network is there until it is deleted.
+        // A card on the pod's own network exists until it is deleted.
         rights.set(Rights::NET_ADMIN, settings.network.dhcp);
         let folder = &settings.storage.folder;
-        let foreign = |told: std::fs::Metadata| told.uid() != us.as_raw();
+        let foreign = |found: std::fs::Metadata| found.uid() != us.as_raw();
         let foreign = std::fs::metadata(folder).is_ok_and(foreign);
         let marks = self.volume.as_ref().is_some_and(|it| !it.has_booted());
         rights.set(Rights::DAC_OVERRIDE, us.is_root() && marks && foreign);
         rights
     }
 
-    /// What the machine is made of but for its network.
+    /// The parts of the machine, except the network.
     fn parts(&self) -> anyhow::Result<Parts> {
         let settings = &self.plan.said.settings;
         let mut parts = Parts {
             control: self.room.control(),
             agent: self.room.agent(),
-            doors: vec![Guard::door(settings, &self.room)],
+            listeners: vec![Guard::screen_socket(settings, &self.room)],
             ..Parts::default()
         };
         if let Some(volume) = &self.volume {
@@ -278,14 +282,14 @@ impl Pod {
         Ok(parts)
     }
 
-    /// Disks, media and the firmware's memory.
+    /// Adds disks, media and the firmware's memory to the parts.
     fn store(&self, volume: &Volume, parts: &mut Parts) -> anyhow::Result<()> {
         let settings = &self.plan.said.settings;
         let boot = settings.machine.boot;
         parts.uuid = volume.uuid()?;
         let (code, template) = firmware::find(boot, Path::new("/"))?;
         let vars = volume.vars(boot, &template, settings.machine.clear)?;
-        volume.remember(boot)?;
+        volume.save_boot_mode(boot)?;
         parts.firmware = Some((code, vars));
         let (root, folder) = (Path::new("/"), &settings.storage.folder);
         parts.rescue = machine::rescue(root, folder);
@@ -300,43 +304,44 @@ impl Pod {
             volume.forget_booted()?;
         }
         parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);
-        parts.disks.extend(volume::more(settings, &self.plan.sizes.more, &self.story)?);
+        parts.disks.extend(volume::further_disks(settings, &self.plan.sizes.more, &self.story)?);
         Ok(())
     }
 
-    /// Looks after the machine until it is off.
+    /// Watches the machine until it is off.
     async fn watch(
         &self,
-        (mut child, mut news): (Child, News),
+        mut child: Child,
+        mut events: BootEvents,
         signals: &mut Signals,
     ) -> anyhow::Result<u8> {
         let app = self.plan.name();
-        let mut patience = std::pin::pin!(sleep(PATIENCE));
-        // The probe has no firmware that would tell.
+        let mut patience = std::pin::pin!(sleep(BOOT_TIMEOUT));
+        // The probe has no firmware that reports booting.
         let mut started = self.volume.is_none();
         let mut from_disk = false;
-        // Whether what runs shuts down when it is asked.
+        // Whether the guest can be expected to react to a shutdown request.
         let mut hears = started;
         if started {
             self.story.enter(Phase::Running, "The probe runs");
         }
-        let mut again = Again::new(self.asks, self.room.control());
+        let mut again = BootRetry::new(self.asks, self.room.control());
         let settings = &self.plan.said.settings.balloon;
-        let mut balloon = Balloon::steer(settings, self.plan.sizes.memory, &self.room.control());
+        let mut balloon = Balloon::start(settings, self.plan.sizes.memory, &self.room.control());
         loop {
             tokio::select! {
                 ended = child.end() => return self.ended(ended?, child.mistake().await),
-                Some((told, last)) = news.recv() => {
-                    let waits = again.hear(&told);
-                    match told {
-                        Told::Starts { name, on } => {
-                            from_disk |= on == On::Disk;
-                            hears = on == On::Disk || hears && on == On::Other;
-                            self.starts(&name, on == On::Disk);
+                Some((event, last)) = events.recv() => {
+                    let waits = again.handle(&event);
+                    match event {
+                        BootEvent::Starts { name, on } => {
+                            from_disk |= on == BootDevice::Disk;
+                            hears = on == BootDevice::Disk || hears && on == BootDevice::Other;
+                            self.starts(&name, on == BootDevice::Disk);
                             started = true;
                         }
-                        Told::Nothing if from_disk || waits => hears = false,
-                        Told::Nothing => {
+                        BootEvent::Nothing if from_disk || waits => hears = false,
+                        BootEvent::Nothing => {
                             child.kill();
                             let boot = self.plan.said.settings.machine.boot;
                             let mark = self.volume.as_ref().and_then(Volume::mark);
@@ -347,9 +352,9 @@ impl Pod {
                 }
                 () = &mut patience, if !started => {
                     started = true;
-                    let seconds = PATIENCE.as_secs();
+                    let seconds = BOOT_TIMEOUT.as_secs();
                     tracing::warn!(
-                        "the firmware has started nothing for {seconds} s: look at the screen"
+                        "the firmware has booted nothing for {seconds} s: look at the screen"
                     );
                 }
                 status = signals.next() => {
@@ -368,17 +373,17 @@ impl Pod {
         }
     }
 
-    /// The firmware hands over.
+    /// The firmware has started something.
     fn starts(&self, name: &str, disk: bool) {
         let app = &self.plan.said.settings.pod.app.0;
         if disk && let Some(volume) = self.volume.as_ref().filter(|it| !it.has_booted()) {
             match volume.mark_booted() {
                 Ok(()) => tracing::info!("{app} starts from its disk for the first time"),
                 Err(error) => {
-                    tracing::warn!("it cannot be remembered that {app} started: {error:#}");
+                    tracing::warn!("the first boot of {app} cannot be marked: {error:#}");
                 }
             }
-            // Nothing else is written on the volume from here.
+            // Nothing else on the volume belongs to another user from here on.
             if let Err(error) = jail::give_up(Rights::DAC_OVERRIDE) {
                 tracing::warn!("the pod keeps the right to write any file: {error:#}");
             }
@@ -386,7 +391,7 @@ impl Pod {
         self.story.enter(Phase::Running, &format!("{} starts", name.trim()));
         let settings = &self.plan.said.settings;
         if settings.screen.web {
-            // Tools wait for this line of the reference image.
+            // Tools wait for this line, which is the reference image's.
             tracing::info!(
                 "{app} started successfully, visit http://127.0.0.1:{}/ to view the screen...",
                 settings.screen.web_port.0
@@ -394,7 +399,7 @@ impl Pod {
         }
     }
 
-    /// The machine is off: an exit status for it.
+    /// The machine's process has ended. Returns the exit status, or an error.
     fn ended(&self, ended: ExitStatus, mistake: Option<String>) -> anyhow::Result<u8> {
         let app = &self.plan.name();
         if let Some(signal) = ended.signal() {
@@ -406,7 +411,7 @@ impl Pod {
         let code = ended.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
         match mistake {
             _ if code == 0 => tracing::info!("{app} is off"),
-            // The log has it.
+            // The error is in the log already.
             Some(mistake) => self.story.failed(&mistake),
             None => self.story.fail(&[format!("the machine ended with status {code}")]),
         }
@@ -414,48 +419,49 @@ impl Pod {
     }
 }
 
-/// A signal ended the machine; for want of memory if it is said whether the pod has a limit.
+/// The error for a machine that a signal ended. `starved` is set if the kernel killed it for lack
+/// of memory; its value says whether the pod has a memory limit.
 fn cut_off(app: &str, signal: i32, starved: Option<bool>) -> anyhow::Error {
     let out = match starved {
         Some(true) => "the container's memory limit was reached: raise it, or lower RAM_SIZE",
         Some(false) => "the host had no memory left: free some there, or lower RAM_SIZE",
         None => "start it again",
     };
-    let kept = "nothing on the disk that was acknowledged is lost";
-    Failure::new(Status::Failed, format!("{app} was ended by signal {signal}: {out}; {kept}"))
+    let kept = "acknowledged writes to its disk are not lost";
+    Failure::new(Status::Failed, format!("{app} was ended by signal {signal}: {out}: {kept}"))
 }
 
-/// Does what takes long in a thread of its own: meanwhile browsers are served, and signals heard.
+/// Runs blocking work in a thread of its own. Meanwhile browsers are served and signals handled.
 async fn apart<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {
     let (tell, told) = oneshot::channel();
     let body = move || {
-        // Who does not wait any more ends.
+        // The receiver may be gone.
         tell.send(work()).ok();
     };
     std::thread::Builder::new().name(name.into()).spawn(body).context("threads")?;
     told.await.context("a thread that broke")?
 }
 
-/// The firmware gave up, and why that may be; with the mark that says that the disk goes before
-/// media, if there is one.
+/// The error for firmware that found nothing to boot, with the likely reason. `mark` is the file
+/// that makes the disk boot before media.
 fn nothing_starts(source: &Source, boot: Boot, mark: Option<&Path>, last: &str) -> anyhow::Error {
     let out = match source {
         _ if boot.is_secure() && last.contains("Access Denied") => {
-            "Secure Boot refused what nobody signed whom it knows: set BOOT_MODE=windows to start \
-             it all the same"
+            "Secure Boot refused an unsigned system, or one with an unknown signature: set \
+             BOOT_MODE=windows to start it without Secure Boot"
                 .to_owned()
         }
         Source::Medium(path) => {
-            format!("{} is not one that UEFI can start: try another medium", path.display())
+            format!("{} cannot be booted with UEFI: try another ISO image", path.display())
         }
         _ => {
-            let disk = "the disk has nothing that UEFI can start: mount an ISO as";
+            let disk = "the disk has no system for UEFI: mount an ISO as";
             match mark {
                 Some(mark) => format!(
-                    "{disk} /start.iso, which is started before the disk, or delete {} and mount \
+                    "{disk} /start.iso, which boots before the disk, or delete {} and mount \
                      it as /custom.iso to install anew",
                     mark.display()
                 ),
@@ -465,7 +471,7 @@ fn nothing_starts(source: &Source, boot: Boot, mark: Option<&Path>, last: &str) 
     };
     Failure::new(
         Status::Failed,
-        format!("the firmware found nothing to start: {out}; it said:\n{last}"),
+        format!("the firmware found nothing to boot: {out}. Its last lines:\n{last}"),
     )
 }
 
@@ -476,7 +482,7 @@ mod test {
     #[test]
     fn a_machine_without_memory_is_told_from_one_that_somebody_ended() {
         let of = |starved| format!("{:#}", cut_off("Windows", 9, starved));
-        assert!(of(None).starts_with("Windows was ended by signal 9: start it again; nothing"));
+        assert!(of(None).starts_with("Windows was ended by signal 9: start it again: "));
         assert!(of(Some(true)).contains("memory limit was reached: raise it, or lower RAM_SIZE"));
         assert!(of(Some(false)).contains("the host had no memory left"));
     }
@@ -489,14 +495,14 @@ mod test {
                       PciRoot(0x0)/Pci(0x2,0x0): Access Denied";
         let (refused, plain) = (of(Boot::Secure, denied), of(Boot::Uefi, denied));
         assert!(refused.contains("BOOT_MODE=windows") && refused.ends_with(denied), "{refused}");
-        assert!(plain.contains("/custom.iso is not one"), "{plain}");
-        assert!(of(Boot::Secure, "BdsDxe: Not Found").contains("/custom.iso is not one"));
+        assert!(plain.contains("/custom.iso cannot be booted"), "{plain}");
+        assert!(of(Boot::Secure, "BdsDxe: Not Found").contains("/custom.iso cannot be booted"));
         let disk = Source::Disk("/storage/data.img".into());
         let of = |mark| format!("{:#}", nothing_starts(&disk, Boot::Uefi, mark, ""));
-        // With the mark the disk is taken before any /custom.iso.
+        // With the mark, the disk boots before any /custom.iso.
         let marked = of(Some(Path::new("/storage/windows.boot")));
         let ways = ["as /start.iso", "delete /storage/windows.boot and mount it as /custom.iso"];
         assert!(ways.iter().all(|way| marked.contains(way)), "{marked}");
-        assert!(of(None).contains("mount an ISO as /custom.iso;"), "{}", of(None));
+        assert!(of(None).contains("mount an ISO as /custom.iso."), "{}", of(None));
     }
 }

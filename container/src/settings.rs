@@ -1,8 +1,8 @@
-//! What the environment says, with types.
+//! The settings of a machine: the environment's variables, parsed into types.
 //!
-//! `list` has a line for every variable: its name, its default, its place here and its meaning. The
-//! type of the place is the parser; `environment` reads all lines, and `settle` makes out of it,
-//! with what the host has, how large the machine is.
+//! `list` has one row per variable: its name, its default, its field in [`Settings`] and its
+//! description. The type of the field is the parser. `environment` reads all variables. `settle`
+//! combines the settings with the resources of the host and computes the sizes of the machine.
 
 pub mod balloon;
 pub mod environment;
@@ -43,40 +43,41 @@ use self::words::{
     Zone,
 };
 
-/// Where VNC viewers look (RFC 6143 9).
+/// The default port of VNC servers (RFC 6143 9).
 const VNC_PORT: u16 = 5900;
 
-/// All settings.
+/// All settings, one field per area.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// Which Windows, and how it is set up.
+    /// The version of Windows, and how it is set up.
     pub windows: Windows,
-    /// Who uses it, and what it is called.
+    /// The user account, and the identity of the computer.
     pub account: Account,
-    /// Where Windows comes from.
+    /// Where the installation media of Windows come from.
     pub media: Media,
-    /// Processors.
+    /// Number and features of the processors.
     pub processor: Processor,
-    /// Memory.
+    /// Size of the memory.
     pub memory: Memory,
-    /// The balloon.
+    /// How the memory balloon is controlled.
     pub balloon: balloon::Balloon,
-    /// The volume, and the disks on it.
+    /// The volume, and the sizes of the disks on it.
     pub storage: Storage,
-    /// What disks are to the guest and to the host.
+    /// How disks are attached to the guest and accessed on the host.
     pub disk: Drives,
-    /// The network.
+    /// The guest's network card, and how the pod connects it.
     pub network: Network,
-    /// The screen.
+    /// The display, and how viewers reach it.
     pub screen: Picture,
-    /// The machine.
+    /// Firmware, chipset and devices.
     pub machine: Machine,
-    /// The life of the pod.
+    /// Logging, shutdown and compatibility of the pod.
     pub pod: Pod,
 }
 
 impl Settings {
-    /// The name of what runs, for pages: APP, unless the probe runs and nobody chose a name.
+    /// The name that web pages show: APP, or `Transom probe` if the probe runs and APP is its
+    /// default.
     pub fn title(&self) -> &str {
         let app = &*self.pod.app.0;
         let usual = list::find("APP").is_some_and(|variable| variable.default == app);
@@ -86,16 +87,17 @@ impl Settings {
         }
     }
 
-    /// The keyboard that the guest expects.
+    /// The keyboard layout that the guest expects.
     pub fn layout(&self) -> Arc<Layout> {
         let windows = &self.windows;
         let name = windows.keyboard.as_ref().map_or_else(|| windows.language.show(), Value::show);
-        // A layout that viewers' symbols cannot be led back to leaves the usual one.
+        // Viewers' key symbols cannot be translated to every layout. The default layout replaces
+        // those.
         let layout = Layout::named(&name).or_else(|_| LayoutName::default().layout());
         layout.expect("the usual layout is in the table")
     }
 
-    /// What is so when nobody sets anything: the defaults of the list.
+    /// The settings of an empty environment: the defaults of the list.
     pub fn unsaid() -> Self {
         let mut settings = Self::default();
         for variable in list::all().filter(|variable| !variable.default.is_empty()) {
@@ -105,7 +107,7 @@ impl Settings {
         settings
     }
 
-    /// The port for VNC viewers, if the pod listens for them.
+    /// The port for VNC viewers, or nothing if the pod has no VNC server.
     pub fn vnc(&self) -> Option<u16> {
         let is = self.screen.display.is;
         let usual = is == Display::Vnc || self.pod.compat == Compat::Dockur;
@@ -115,118 +117,118 @@ impl Settings {
     }
 }
 
-/// Which Windows, and how it is set up.
+/// The version of Windows, and how it is set up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Windows {
-    /// What runs.
+    /// The version of Windows, the probe, or a medium of the user.
     pub version: Version,
-    /// Which image of a medium.
+    /// The image that is installed from a medium with several.
     pub edition: Option<Edition>,
-    /// Its language.
+    /// The display language.
     pub language: Language,
-    /// Its region; that of the language if unsaid.
+    /// The culture of dates and numbers. Defaults to that of the language.
     pub region: Option<Culture>,
-    /// Its keyboard; that of the language if unsaid.
+    /// The keyboard layout. Defaults to that of the language.
     pub keyboard: Option<Keyboard>,
-    /// Its key.
+    /// The product key.
     pub key: Option<ProductKey>,
-    /// Pixels across.
+    /// Width of the screen in pixels.
     pub width: Within<640, 8192>,
-    /// Pixels down.
+    /// Height of the screen in pixels.
     pub height: Within<480, 8192>,
-    /// A person answers.
+    /// Windows Setup asks its questions, and a person answers them.
     pub manual: bool,
-    /// What runs at the end.
+    /// A command that runs at the end of the installation.
     pub command: Option<String>,
-    /// What ran is logged.
+    /// Keeps a log of the commands that ran.
     pub log: bool,
 }
 
-/// Who uses Windows, and what it is called.
+/// The user account, and the identity of the computer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Account {
-    /// The name.
+    /// Account name.
     pub user: UserName,
-    /// The password.
+    /// Password of the account and of the screen.
     pub password: Secret,
-    /// Windows logs it on.
+    /// Windows logs the account on by itself.
     pub autologin: bool,
-    /// The domain to join.
+    /// The Active Directory domain to join.
     pub domain: Option<Domain>,
-    /// The place in the domain.
+    /// The organizational unit of the computer in the domain.
     pub unit: Option<String>,
     /// The workgroup to join.
     pub workgroup: Option<Workgroup>,
-    /// The computer.
+    /// Computer name.
     pub host: Option<HostName>,
 }
 
-/// Where Windows comes from.
+/// Where the installation media of Windows come from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Media {
-    /// Checksums are compared.
+    /// Compares downloads with their known checksums.
     pub verify: bool,
-    /// Media go when they are no longer needed.
+    /// Deletes the medium once Windows starts from its disk.
     pub remove: bool,
-    /// The download page is asked.
+    /// Requests the medium from Microsoft's download page.
     pub mido: bool,
-    /// The catalogue is asked.
+    /// Requests the medium from Microsoft's catalogue of upgrade images.
     pub esd: bool,
-    /// At once.
+    /// Number of parallel connections of a download.
     pub connections: Within<1, 16>,
-    /// The medium is in an archive.
+    /// The download is an archive with the medium inside.
     pub unpack: bool,
 }
 
-/// Processors.
+/// Number and features of the processors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Processor {
-    /// How many.
+    /// Number of processors.
     pub cores: Cores,
-    /// How they are arranged.
+    /// Sockets, cores and threads. It takes the place of `cores`.
     pub topology: Option<Topology>,
-    /// Which.
+    /// Processor model, which is always the host's.
     pub model: Option<Words<Model>>,
-    /// What they can.
+    /// Feature flags in QEMU's words. They only produce notes.
     pub flags: Option<Flags>,
-    /// Hyper-V's enlightenments.
+    /// Enables Hyper-V's enlightenments.
     pub hyperv: bool,
 }
 
-/// Memory.
+/// Size of the memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
-    /// How much.
+    /// Size of the guest's memory.
     pub size: Ram,
-    /// Never more than is free.
+    /// Reduces a size that exceeds the free memory.
     pub check: bool,
-    /// The least that makes sense.
+    /// A smaller memory is an error. The default depends on the version.
     pub minimum: Option<Size>,
 }
 
-/// The volume, and the disks on it.
+/// The volume, and the sizes of the disks on it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Storage {
-    /// Where it is.
+    /// Folder of the volume.
     pub folder: PathBuf,
-    /// The size of the disk.
+    /// Size of the first disk.
     pub size: Disk,
-    /// The least that makes sense.
+    /// A smaller disk is an error. The default depends on the version.
     pub minimum: Option<Size>,
     /// Sizes of the second to the sixth disk.
     pub more: [Option<Disk>; 5],
-    /// Block devices that are disks.
+    /// Block devices that are used in place of disk images.
     pub devices: [Option<PathBuf>; 6],
-    /// The format of new disks; that of the file that is there if unsaid, else raw.
+    /// Format of new disks. Defaults to the format of the existing file, else to raw.
     pub format: Option<Format>,
-    /// The name of the disk's file.
+    /// Name of the disk's file, without its extension.
     pub name: FileName,
 }
 
 choices! {
-    /// The format of a disk's file.
+    /// The format of a disk image.
     Format:
-    /// Bytes as they are.
+    /// The plain content of the disk.
     #[default]
     Raw "raw" or "img";
     /// QEMU's format.
@@ -234,43 +236,43 @@ choices! {
 }
 
 choices! {
-    /// What becomes of what the guest discards.
+    /// Whether the guest's discards free space on the volume.
     Discard:
-    /// It is given back.
+    /// Discarded space is freed.
     #[default]
     Unmap "unmap" or "y", "yes", "true", "1", "on", "enable", "enabled";
-    /// It stays.
+    /// Discarded space stays allocated.
     Ignore "ignore" or "n", "no", "none", "false", "0", "off", "disable", "disabled";
 }
 
-/// What disks are to the guest and to the host.
+/// How disks are attached to the guest and accessed on the host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Drives {
-    /// Their controller.
+    /// Controller of the disks.
     pub controller: Words<Bus>,
-    /// The controller of the install medium.
+    /// Controller of the installation medium.
     pub media: Words<Bus>,
-    /// The host's cache.
+    /// Cache mode of the host.
     pub cache: Words<Cache>,
-    /// The host's way to read and write.
+    /// I/O engine of the host.
     pub io: Words<Engine>,
-    /// Discarding.
+    /// How discards are handled.
     pub discard: Discard,
-    /// There are none.
+    /// The machine has no disk.
     pub disable: bool,
-    /// Their room is taken at once.
+    /// Allocates the whole disk when it is created.
     pub allocate: bool,
 }
 
 /// How the guest reaches the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Way {
-    /// Through a tap of the pod, with address translation.
+    /// Through a tap device of the pod, with address translation.
     #[default]
     Nat,
-    /// By connections of the pod's own.
+    /// User mode: the pod opens a connection of its own for each of the guest's.
     User,
-    /// Not at all.
+    /// The guest has no network.
     None,
 }
 
@@ -298,79 +300,80 @@ impl Value for Way {
     }
 }
 
-/// The network.
+/// The guest's network card, and how the pod connects it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Network {
-    /// How the guest gets there.
+    /// How the guest reaches the network.
     pub kind: Way,
-    /// It has an address of the host's network.
+    /// The guest gets an address of the host's network by DHCP.
     pub dhcp: bool,
-    /// The pod's interface.
+    /// Interface of the pod that leads to the network.
     pub uplink: Option<Interface>,
-    /// The guest's address.
+    /// The guest's IPv4 address.
     pub address: Option<Ipv4Addr>,
-    /// Its network's mask.
+    /// Mask of the guest's network.
     pub mask: Mask,
-    /// Its card's address.
+    /// MAC address of the guest's card.
     pub mac: Option<Mac>,
-    /// The tap.
+    /// Name of the tap interface.
     pub tap: Interface,
-    /// The longest packet.
+    /// MTU in bytes.
     pub mtu: Option<Within<576, 65521>>,
-    /// The guest's card.
+    /// Model of the guest's card.
     pub adapter: Words<Adapter>,
-    /// Ports of the pod.
+    /// Ports that stay with the pod and are not forwarded to the guest.
     pub kept: Ports,
-    /// Ports of the guest in user mode.
+    /// Ports that are forwarded to the guest in user mode.
     pub forwarded: Ports,
 }
 
-/// The screen.
+/// The display, and how viewers reach it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Picture {
-    /// Where it is seen.
+    /// How the screen is shown: in browsers, by VNC, or not at all.
     pub display: Words<Display>,
-    /// What the guest sees.
+    /// Display adapter of the guest.
     pub adapter: Words<Screen>,
-    /// For VNC viewers, where they are asked for.
+    /// VNC port. See [`Settings::vnc`] for its default.
     pub vnc_port: Option<Within<5900, 65535>>,
-    /// Browsers are served.
+    /// Enables the web server.
     pub web: bool,
-    /// For browsers.
+    /// Port of the web server.
     pub web_port: Port,
-    /// A password is asked for.
+    /// Viewers need a password.
     pub protect: Option<bool>,
-    /// That password.
+    /// Password of the viewers.
     pub pass: Option<Secret>,
-    /// What browsers call us.
+    /// Origins that browsers may use for the pod.
     pub web_origin: Option<Origins>,
-    /// Proxies that are believed.
+    /// Trusted proxies.
     pub web_proxy: Option<Proxies>,
 }
 
 choices! {
-    /// The firmware. Words that mean the same have files of their own on the volume.
+    /// The firmware. Synonyms are variants of their own, because each has its own files on the
+    /// volume.
     Boot:
     /// UEFI.
     #[default]
     Uefi "windows";
-    /// The same by another word.
+    /// A synonym of `Uefi`.
     UefiPlain "windows_plain";
-    /// The same by the word of the reference's base image.
+    /// A synonym of `Uefi`, used by the reference image's base image.
     UefiBase "uefi";
     /// UEFI with Secure Boot and a TPM.
     Secure "windows_secure";
-    /// The same by the word of the reference's base image.
+    /// A synonym of `Secure`, used by the reference image's base image.
     SecureBase "secure";
 }
 
 impl Boot {
-    /// Whether it is with Secure Boot.
+    /// Whether Secure Boot is enabled.
     pub fn is_secure(self) -> bool {
         matches!(self, Self::Secure | Self::SecureBase)
     }
 
-    /// All words that mean the same.
+    /// All synonyms of this firmware, itself included.
     pub fn same(self) -> &'static [Self] {
         match self.is_secure() {
             true => &[Self::Secure, Self::SecureBase],
@@ -379,84 +382,84 @@ impl Boot {
     }
 }
 
-/// The machine.
+/// Firmware, chipset and devices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Machine {
-    /// Its kind.
+    /// Chipset.
     pub kind: Words<Kind>,
-    /// Its firmware.
+    /// Firmware, and whether it has Secure Boot.
     pub boot: Boot,
-    /// A TPM.
+    /// Adds a TPM.
     pub tpm: Option<bool>,
-    /// The firmware forgets.
+    /// Resets the firmware's variables.
     pub clear: bool,
-    /// Its USB controller.
+    /// USB controller.
     pub usb: Words<Usb>,
-    /// Its pointer.
+    /// Pointing device.
     pub mouse: Words<Pointer>,
-    /// Random numbers of the host.
+    /// Adds a source of random numbers from the host.
     pub rng: bool,
-    /// Its identity.
+    /// UUID of the machine.
     pub uuid: Option<Uuid>,
-    /// What SMBIOS says.
+    /// Texts of the SMBIOS tables.
     pub smbios: Option<Smbios>,
-    /// A high precision event timer.
+    /// Adds a high precision event timer.
     pub hpet: bool,
-    /// The first serial port.
+    /// Destination of the first serial port.
     pub serial: Words<Serial>,
-    /// The clock's time zone.
+    /// Time zone of the clock.
     pub zone: Option<Zone>,
-    /// What QEMU's options became.
+    /// QEMU options, translated.
     pub arguments: Option<Arguments>,
 }
 
 choices! {
-    /// Whose ways are followed where they are not ours.
+    /// The image whose behavior is followed where it differs from ours.
     Compat:
-    /// Nobody's.
+    /// None: Transom's own behavior.
     #[default]
     None "none" or "transom", "n";
-    /// The reference image's.
+    /// The reference image.
     Dockur "dockur";
 }
 
 choices! {
-    /// How messages are written.
+    /// The format of log messages.
     LogFormat:
-    /// For people.
+    /// Text for people.
     #[default]
     Text "text";
-    /// For programs.
+    /// One JSON object per message.
     Json "json";
 }
 
-/// The life of the pod.
+/// Logging, shutdown and compatibility of the pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pod {
-    /// What runs.
+    /// Name of the pod, shown on pages and used in file names.
     pub app: FileName,
-    /// The guest is asked to shut down.
+    /// Asks the guest to shut down when the pod stops.
     pub shutdown: bool,
-    /// Seconds to stop.
+    /// Seconds that a shutdown may take.
     pub timeout: Within<1, 86400>,
-    /// The same by its old name.
+    /// An older name of `timeout`. It wins if both are set.
     pub timeout_old: Option<Within<1, 86400>>,
-    /// Seconds for which a failure is shown.
+    /// Seconds for which a failure stays visible before the pod exits.
     pub hold: Within<0, 86400>,
-    /// Whose ways.
+    /// The image whose behavior is followed.
     pub compat: Compat,
-    /// How messages are written.
+    /// Format of log messages.
     pub format: LogFormat,
-    /// More messages.
+    /// Logs debug messages.
     pub debug: bool,
-    /// All messages.
+    /// Logs every message.
     pub trace: bool,
-    /// The engine of the container.
+    /// The container engine.
     pub engine: Option<String>,
 }
 
 impl Pod {
-    /// How the names of the pod's files on the volume begin, as in the reference image.
+    /// The prefix of the pod's files on the volume, as in the reference image.
     pub fn process(&self) -> String {
         self.app.0.to_lowercase().replace(' ', "-")
     }

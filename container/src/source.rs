@@ -1,19 +1,19 @@
-//! What the machine runs. The plan decides it; the firmware, the volume and the check of KVM go by
-//! it.
+//! The source that the machine runs from. The plan selects it; the firmware, the volume and the KVM
+//! check depend on it.
 
 use std::path::PathBuf;
 
 use crate::settings::version::Version;
 
-/// What the machine runs.
+/// The guest, or the drive that the machine boots from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The guest that is built in.
+    /// The built-in probe.
     Probe,
-    /// The disk, which Windows has started from before.
+    /// A disk that Windows has booted from before.
     Disk(PathBuf),
-    /// A medium that is there.
+    /// An ISO image that is present.
     Medium(PathBuf),
-    /// A medium that must be downloaded first.
+    /// A version of Windows whose ISO image would have to be downloaded first.
     Download(Version),
 }

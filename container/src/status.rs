@@ -1,15 +1,15 @@
-//! How the process ends: the exit statuses of the reference image, so that scripts that know it
-//! know us.
+//! Exit statuses. They are those of the reference image, so that scripts written for it keep
+//! working.
 
 use std::fmt;
 
-/// What is wrong, as an exit status.
+/// The reason of a failure, as an exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// Something that was asked for cannot be done.
+    /// A request cannot be carried out. Also every error without a status of its own.
     Failed = 1,
-    /// The command line is wrong, or a variable that has no status of its own.
+    /// The command line is invalid, or a variable that has no status of its own.
     Usage = 2,
     /// `STORAGE` is missing or cannot be written.
     Storage = 13,
@@ -23,43 +23,43 @@ pub enum Status {
     Network = 24,
     /// A MAC address or a network mask.
     Address = 28,
-    /// A kind of network that cannot be served.
+    /// A kind of network that is not supported.
     Unsupported = 29,
     /// The boot mode.
     Boot = 33,
-    /// A device or an image that is not there.
+    /// A device or an image does not exist.
     Missing = 55,
     /// The version of Windows.
     Version = 58,
     /// The language.
     Language = 62,
-    /// The ISO that the user gives.
+    /// The ISO image that the user provides.
     Iso = 64,
-    /// Too little memory or disk for this version.
+    /// This version needs more memory or disk space.
     Minimum = 67,
-    /// What is to be downloaded cannot be had.
+    /// The download is not possible.
     Download = 68,
     /// The size or kind of a disk.
     Disk = 73,
     /// No KVM.
     NoKvm = 88,
-    /// A program in the guest takes longer than it may.
+    /// A program in the guest exceeded `--timeout`.
     TimedOut = 124,
-    /// No agent answers in the guest.
+    /// The guest has no agent, or it does not answer.
     Agent = 125,
-    /// The agent cannot run a program.
+    /// The agent cannot run the program.
     NotRun = 126,
-    /// There is no such program in the guest.
+    /// The program does not exist in the guest.
     NotFound = 127,
 }
 
-/// Those that the pod tells a command of.
-const TOLD: [Status; 3] = [Status::Agent, Status::NotRun, Status::NotFound];
+/// Statuses that the pod sends to a command.
+const SENT: [Status; 3] = [Status::Agent, Status::NotRun, Status::NotFound];
 
 impl Status {
     /// The status of an error: its own, that of the first of several, or `Failed`.
     pub fn of(error: &anyhow::Error) -> Self {
-        let first = || error.downcast_ref::<Several>().and_then(|several| several.0.first());
+        let first = || error.downcast_ref::<Errors>().and_then(|several| several.0.first());
         Failure::find(error).unwrap_or_else(|| first().map_or(Self::Failed, Self::of))
     }
 
@@ -68,26 +68,26 @@ impl Status {
         self as u8
     }
 
-    /// The one with this number, as the pod tells it.
+    /// The status that the pod sent as this number.
     pub fn of_code(code: u8) -> Self {
-        TOLD.into_iter().find(|it| it.code() == code).unwrap_or(Self::Failed)
+        SENT.into_iter().find(|it| it.code() == code).unwrap_or(Self::Failed)
     }
 }
 
-/// An error with a status of its own.
+/// An error with an exit status of its own.
 pub type Failure = host::failure::Failure<Status>;
 
-/// Mistakes that were found together. Their status is that of the first.
+/// Errors errors that were found together. The status is that of the first.
 #[derive(Debug)]
-struct Several(Vec<anyhow::Error>);
+struct Errors(Vec<anyhow::Error>);
 
-/// All of these errors as one, or none.
+/// Joins these errors to one. Succeeds if there are none.
 ///
 /// # Errors
 ///
-/// When there is one.
+/// When `errors` is not empty.
 pub fn all(errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
-    let each = |error: anyhow::Error| match error.downcast::<Several>() {
+    let each = |error: anyhow::Error| match error.downcast::<Errors>() {
         Ok(several) => several.0,
         Err(error) => vec![error],
     };
@@ -95,23 +95,23 @@ pub fn all(errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
     match errors.len() {
         0 => Ok(()),
         1 => Err(errors.remove(0)),
-        _ => Err(Several(errors).into()),
+        _ => Err(Errors(errors).into()),
     }
 }
 
-/// What there is to say of an error: a sentence for each mistake.
+/// The sentences of an error: one for each joined error.
 pub fn sentences(error: &anyhow::Error) -> Vec<String> {
-    match error.downcast_ref::<Several>() {
+    match error.downcast_ref::<Errors>() {
         Some(several) => several.0.iter().map(|error| format!("{error:#}")).collect(),
         None => vec![format!("{error:#}")],
     }
 }
 
-impl fmt::Display for Several {
+impl fmt::Display for Errors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sentences: Vec<_> = self.0.iter().map(|error| format!("{error:#}")).collect();
         f.write_str(&sentences.join("\n"))
     }
 }
 
-impl std::error::Error for Several {}
+impl std::error::Error for Errors {}

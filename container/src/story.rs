@@ -1,7 +1,7 @@
-//! What happens, as it is told to those who wait: the phase, how far it is, and the last lines.
+//! The pod's progress, for all who watch it: phase, current step, and the last log lines.
 //!
-//! Whatever takes long says so here, and everything that shows it (the log, the page, the probes of
-//! an orchestrator) reads it here.
+//! Everything that takes long reports to the [`Story`]. The log, the status page and the health
+//! probes of an orchestrator read it.
 
 pub mod ear;
 
@@ -13,123 +13,124 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tracing::Level;
 
-/// So many lines are kept for those who come late.
-const LINES: usize = 2000;
-/// A line of a guest may have any length.
-const LONGEST: usize = 400;
-/// The log is told of progress no more often.
-const QUIET: Duration = Duration::from_secs(10);
+/// Number of log lines kept for late readers.
+const MAX_LINES: usize = 2000;
+/// Maximum characters of a line. A guest may send lines of any length.
+const MAX_LENGTH: usize = 400;
+/// Minimum interval between progress lines in the log.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How far the pod is in its life.
+/// Phase of the pod's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// What the machine needs is made.
+    /// Preparing the machine.
     #[default]
     Preparing,
-    /// The machine is on, and its firmware looks for something to start.
+    /// The machine runs, and its firmware looks for something to boot.
     Booting,
-    /// What the machine is for runs.
+    /// The operating system, or the probe, has been started.
     Running,
-    /// It is asked to end.
+    /// The machine is being shut down.
     Stopping,
 }
 
-/// What is to be said at one moment.
+/// A snapshot of the pod's progress.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Scene {
-    /// How far it all is.
+    /// The current phase.
     pub phase: Phase,
-    /// What is done now, in a few words.
+    /// The current step in a few words.
     pub doing: String,
-    /// How much of that is done, in thousandths, if it is known.
+    /// Progress of the step in thousandths, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thousandths: Option<u16>,
-    /// Seconds that it will take, if anybody can tell.
+    /// Estimated remaining seconds of the step, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds_left: Option<u64>,
-    /// What went wrong: the pod ends.
+    /// The error that ends the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
-    /// Lines that were said so far, to ask for those after them.
+    /// Total number of log lines so far. Readers use it to request later ones.
     pub lines: u64,
 }
 
-/// A line that was said.
+/// A line of the log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// Seconds after the pod began.
+    /// Seconds since the start of the pod.
     pub seconds: f64,
-    /// How grave it is, as the log says it.
+    /// The level of the line, as in the log.
     pub level: String,
-    /// The words.
+    /// The text of the line, without control characters.
     pub text: String,
 }
 
-/// See the module.
+/// Collects progress and lines from all threads. See the module.
 pub struct Story {
     scene: watch::Sender<Scene>,
-    told: Mutex<Told>,
-    /// When the pod began.
+    history: Mutex<History>,
+    /// The start of the pod.
     pub since: Instant,
 }
 
 #[derive(Default)]
-struct Told {
+struct History {
     lines: VecDeque<Line>,
-    /// All that ever were.
+    /// Number of all lines so far, including dropped ones.
     count: u64,
-    /// When the present step began, and when the log last heard of it.
+    /// When the current step began, and when its progress was last logged.
     step: Option<(Instant, Instant)>,
 }
 
 impl Default for Story {
     fn default() -> Self {
         let scene = watch::Sender::new(Scene::default());
-        Self { scene, told: Mutex::default(), since: Instant::now() }
+        Self { scene, history: Mutex::default(), since: Instant::now() }
     }
 }
 
 impl Story {
-    /// A new one, for all who tell of it or listen.
+    /// A new story, in its first phase.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// The present scene, and a way to wait for the next.
+    /// A receiver for the current scene and for changes.
     pub fn scene(&self) -> watch::Receiver<Scene> {
         self.scene.subscribe()
     }
 
-    /// The phase.
+    /// The current phase.
     pub fn phase(&self) -> Phase {
         self.scene.borrow().phase
     }
 
-    /// A phase begins.
+    /// Enters a phase, and logs its first step.
     pub fn enter(&self, phase: Phase, doing: &str) {
         self.scene.send_modify(|scene| {
             *scene = Scene { phase, doing: doing.into(), lines: scene.lines, ..Scene::default() };
         });
         let now = Instant::now();
-        self.told().step = Some((now, now));
-        self.tell(doing);
+        self.history().step = Some((now, now));
+        self.info(doing);
     }
 
-    /// A step of the phase begins.
+    /// Begins another step of the current phase.
     pub fn step(&self, doing: &str) {
         let phase = self.phase();
         self.enter(phase, doing);
     }
 
-    /// So much of the step is done. How long the rest takes is what the part took, in proportion.
+    /// Reports `done` of `of` units of the step. The remaining time is extrapolated from the time
+    /// so far.
     pub fn progress(&self, done: u64, of: u64) {
         let now = Instant::now();
         let (began, loud) = {
-            let mut told = self.told();
-            let (began, last) = told.step.unwrap_or((now, now));
-            let loud = now.duration_since(last) >= QUIET;
-            told.step = Some((began, if loud { now } else { last }));
+            let mut history = self.history();
+            let (began, last) = history.step.unwrap_or((now, now));
+            let loud = now.duration_since(last) >= PROGRESS_INTERVAL;
+            history.step = Some((began, if loud { now } else { last }));
             (began, loud)
         };
         let part = (u128::from(done) * 1000).checked_div(u128::from(of)).unwrap_or(0).min(1000);
@@ -144,78 +145,78 @@ impl Story {
         if loud {
             let doing = self.scene.borrow().doing.clone();
             let (whole, tenth) = (thousandths / 10, thousandths % 10);
-            // Who looks sees it anyway.
-            tracing::info!(target: ear::KEPT, "{doing} ({whole}.{tenth} %)");
+            // The page shows every change, so this goes to the log only now and then.
+            tracing::info!(target: ear::RECORDED, "{doing} ({whole}.{tenth} %)");
         }
     }
 
-    /// The pod ends with these sentences, which the log has not yet.
+    /// The pod fails with these sentences. They are not in the log yet.
     pub fn fail(&self, sentences: &[String]) {
-        sentences.iter().for_each(|why| self.keep(Level::ERROR, why));
+        sentences.iter().for_each(|why| self.record(Level::ERROR, why));
         self.failed(&sentences.join("\n"));
     }
 
-    /// The pod ends with this sentence, which the log has already.
+    /// The pod fails with this sentence, which is in the log already.
     pub fn failed(&self, why: &str) {
         self.scene.send_modify(|scene| scene.failed = Some(why.into()));
     }
 
-    /// Whether it has failed.
+    /// Whether the pod has failed.
     pub fn has_failed(&self) -> bool {
         self.scene.borrow().failed.is_some()
     }
 
-    /// Whether anybody hears of it.
-    pub fn is_heard(&self) -> bool {
+    /// Whether anybody watches the scene.
+    pub fn is_watched(&self) -> bool {
         self.scene.receiver_count() > 0
     }
 
-    /// A line for the log and for those who look.
-    pub fn tell(&self, line: &str) {
-        tracing::info!(target: ear::KEPT, "{line}");
-        self.keep(Level::INFO, line);
+    /// Logs a line, and keeps it for readers.
+    pub fn info(&self, line: &str) {
+        tracing::info!(target: ear::RECORDED, "{line}");
+        self.record(Level::INFO, line);
     }
 
-    /// The same of what may go wrong, or is not as it was asked for.
+    /// Logs a warning, and keeps it for readers.
     pub fn warn(&self, line: &str) {
-        tracing::warn!(target: ear::KEPT, "{line}");
-        self.keep(Level::WARN, line);
+        tracing::warn!(target: ear::RECORDED, "{line}");
+        self.record(Level::WARN, line);
     }
 
-    /// A line that the log has already.
-    pub fn keep(&self, level: Level, line: &str) {
-        // Some of it is the guest's.
-        let text = line.chars().filter(|it| !it.is_control()).take(LONGEST).collect();
+    /// Keeps a line that is in the log already.
+    pub fn record(&self, level: Level, line: &str) {
+        // The guest controls part of the text.
+        let text = line.chars().filter(|it| !it.is_control()).take(MAX_LENGTH).collect();
         let seconds = (self.since.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
         let line = Line { seconds, level: level.to_string(), text };
         let count = {
-            let mut told = self.told();
-            if told.lines.len() == LINES {
-                told.lines.pop_front();
+            let mut history = self.history();
+            if history.lines.len() == MAX_LINES {
+                history.lines.pop_front();
             }
-            told.lines.push_back(line);
-            told.count += 1;
-            told.count
+            history.lines.push_back(line);
+            history.count += 1;
+            history.count
         };
         self.publish(count);
     }
 
-    /// So many lines were said. Who counted first may come last.
+    /// Publishes the number of lines. Threads may arrive here in another order than they counted.
     fn publish(&self, count: u64) {
         self.scene.send_modify(|scene| scene.lines = scene.lines.max(count));
     }
 
-    /// The lines after the first so many, as far as they are kept, and how many there were.
+    /// Lines after the first `after`, as far as they are kept, and the total number.
     pub fn lines(&self, after: u64) -> (Vec<Line>, u64) {
-        let told = self.told();
-        let new = usize::try_from(told.count.saturating_sub(after)).unwrap_or(usize::MAX);
-        let skip = told.lines.len().saturating_sub(new);
-        (told.lines.iter().skip(skip).cloned().collect(), told.count)
+        let history = self.history();
+        let new = usize::try_from(history.count.saturating_sub(after)).unwrap_or(usize::MAX);
+        let skip = history.lines.len().saturating_sub(new);
+        (history.lines.iter().skip(skip).cloned().collect(), history.count)
     }
 
-    fn told(&self) -> std::sync::MutexGuard<'_, Told> {
-        // What a thread that panicked left is lines, and whole ones.
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    fn history(&self) -> std::sync::MutexGuard<'_, History> {
+        // Threads add whole lines, so the history is valid even after a panic.
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -227,10 +228,10 @@ mod test {
     fn who_comes_late_hears_the_last_lines() {
         let story = Story::new();
         for number in 0..3000 {
-            story.keep(Level::INFO, &format!("{number}\u{1b}"));
+            story.record(Level::INFO, &format!("{number}\u{1b}"));
         }
         let (lines, count) = story.lines(0);
-        assert_eq!((lines.len(), lines[0].text.as_str(), count), (LINES, "1000", 3000));
+        assert_eq!((lines.len(), lines[0].text.as_str(), count), (MAX_LINES, "1000", 3000));
         let last: Vec<_> = story.lines(2998).0.into_iter().map(|it| it.text).collect();
         assert_eq!(last, ["2998", "2999"]);
         assert_eq!(story.lines(9999), (Vec::new(), 3000));

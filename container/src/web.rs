@@ -1,7 +1,7 @@
-//! What browsers, probes and programs are told at the web port.
+//! The web port: serves browsers, health probes and programs.
 //!
-//! The gate, the viewer and its WebSocket are those of `vmm`; what is behind them here is the
-//! machine in its own process, and what the pod itself has to say.
+//! The gate, the viewer and its WebSocket come from the crate `screen`. Behind them are the
+//! machine, in its own process, and the pod.
 
 mod address;
 mod api;
@@ -34,14 +34,14 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 pub use self::address::{address, line};
-use self::lent::Lender;
+use self::lent::Images;
 pub use self::ready::Health;
 use self::ready::Ready;
 use crate::agent::Agent;
 use crate::plan::Plan;
 use crate::pod::asked;
 use crate::pod::guard::Guard;
-use crate::pod::network::Place;
+use crate::pod::network::GuestAddress;
 use crate::pod::room::Room;
 use crate::settings::translate::Display;
 use crate::settings::{Compat, Settings};
@@ -49,58 +49,58 @@ use crate::source::Source;
 use crate::status::{Failure, Status};
 use crate::story::{Phase, Story};
 
-/// Who listens at `/events` and `/status` at once, and of them from one address.
-const LISTENERS: usize = 64;
-const NEIGHBOURS: usize = 16;
-/// An agent tells of its guest within.
-const GUEST: Duration = Duration::from_secs(5);
+/// Maximum clients of `/events` and `/status` together, and of one address.
+const MAX_LISTENERS: usize = 64;
+const MAX_PER_ADDRESS: usize = 16;
+/// Timeout of questions to the guest's agent.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is shown.
+/// Everything that the web port serves.
 pub struct Front {
     story: Arc<Story>,
     room: Room,
-    /// How the machine is.
+    /// The machine's status, fetched when needed.
     machine: asked::Status,
-    /// Whoever has it takes a picture of the screen.
+    /// Locked while a picture of the screen is taken.
     picture: Arc<Mutex<()>>,
-    /// Where wrong passwords are counted, of browsers and of VNC viewers.
+    /// Counts wrong passwords, of browsers and of VNC viewers together.
     doors: Arc<Doors>,
     ready: Ready,
     agent: Arc<Agent>,
-    /// Who may be told at once what happens.
+    /// Limits the clients that receive events.
     listeners: Crowd,
-    /// What runs, for people.
+    /// The name of the guest for people.
     name: String,
-    /// There is a screen.
+    /// The machine has a screen that browsers show.
     seen: bool,
     /// Files that may be attached to the machine.
-    lender: Lender,
-    /// The keyboard that the guest expects.
+    images: Images,
+    /// The keyboard layout of the guest.
     keyboard: Arc<Layout>,
 }
 
 impl Front {
-    /// Of a pod whose guest will be at this address, with this agent.
+    /// The front of a pod with this guest and this agent.
     pub fn new(
         story: Arc<Story>,
         room: Room,
         plan: &Plan,
-        guest: Arc<OnceLock<Place>>,
+        guest: Arc<OnceLock<GuestAddress>>,
         agent: Arc<Agent>,
     ) -> Self {
         let ready = Ready { runs: plan.source == Source::Probe, guest, agent };
-        Self::of(story, room, &plan.said.settings, ready)
+        Self::with(story, room, &plan.said.settings, ready)
     }
 
-    /// Of a pod that has failed before it had any of this.
+    /// The front of a pod that failed before it had a machine.
     fn failed(story: Arc<Story>, settings: &Settings) -> Self {
         let room = Room::nowhere();
         let agent = Arc::new(Agent::new(room.agent()));
         let ready = Ready { runs: false, guest: Arc::default(), agent };
-        Self::of(story, room, settings, ready)
+        Self::with(story, room, settings, ready)
     }
 
-    fn of(story: Arc<Story>, room: Room, settings: &Settings, ready: Ready) -> Self {
+    fn with(story: Arc<Story>, room: Room, settings: &Settings, ready: Ready) -> Self {
         Self {
             story,
             machine: asked::Status::new(room.control()),
@@ -109,15 +109,15 @@ impl Front {
             doors: Arc::default(),
             agent: ready.agent.clone(),
             ready,
-            listeners: Crowd::new(LISTENERS, NEIGHBOURS),
+            listeners: Crowd::new(MAX_LISTENERS, MAX_PER_ADDRESS),
             name: settings.title().to_owned(),
             seen: settings.screen.display.is == Display::Web,
-            lender: Lender::new(settings),
+            images: Images::new(settings),
             keyboard: settings.layout(),
         }
     }
 
-    /// What happens.
+    /// The story of the pod's progress.
     pub fn story(&self) -> &Arc<Story> {
         &self.story
     }
@@ -132,19 +132,19 @@ impl Front {
         self.room.control()
     }
 
-    /// How the pod is, its machine, and its guest as far as an agent tells.
+    /// State of the pod, of its machine, and of the guest if its agent answers.
     pub async fn state(&self) -> Value {
         let machine = self.machine.get().await;
         let guest =
             async { if self.agent.answers() { Some(self.agent.guest().await) } else { None } };
-        let guest = timeout(GUEST, guest).await.ok().flatten();
+        let guest = timeout(AGENT_TIMEOUT, guest).await.ok().flatten();
         let scene = self.story.scene().borrow().clone();
         let since = self.story.since.elapsed().as_secs();
         json!({ "name": self.name, "uptime": since, "pod": scene, "machine": machine,
             "agent": guest })
     }
 
-    /// What a page of health says, and whether that is yes.
+    /// The answer to a health question: whether it is good, and the text.
     pub async fn health(&self, page: Health) -> (bool, String) {
         ready::answer(self, page).await
     }
@@ -160,7 +160,7 @@ impl Stage for Front {
             let mut machine = match UnixStream::connect(self.room.screen()).await {
                 Ok(machine) => machine,
                 Err(error) => {
-                    // Whoever comes in may come as often as they like.
+                    // Not a warning: clients choose how often this happens.
                     return tracing::debug!("web: {} sees nothing: {error}", viewer.peer);
                 }
             };
@@ -178,7 +178,7 @@ impl Stage for Front {
     fn about(&self) -> About {
         About {
             keyboard: self.keyboard.clone(),
-            // Texts go to the machine's screen, which has no agent.
+            // Clipboard texts would go to the machine's screen, which has no agent in the guest.
             clipboard: false,
             login: "The name is USERNAME of the container, or Docker. The password is its \
                     PASSWORD; the command “transom password” in the container prints it.",
@@ -202,8 +202,8 @@ impl Stage for Front {
     }
 }
 
-/// Listens for browsers and VNC viewers, where that is asked for; what comes back lets them in for
-/// as long as it is polled.
+/// Listens for browsers and VNC viewers, if they are enabled. The future serves them while it is
+/// polled.
 ///
 /// # Errors
 ///
@@ -221,9 +221,9 @@ pub fn open(
     }))
 }
 
-/// A port at every address of the pod, as listeners read it.
+/// A port on all addresses of the pod, as listeners take it.
 fn everywhere(port: impl std::fmt::Display) -> anyhow::Result<Address> {
-    // Where the kernel has no IPv6 the usual address is not one.
+    // Where the kernel has no IPv6, `[::]` cannot be bound.
     let every = match TcpListener::bind(("::", 0)) {
         Ok(_) => format!("[::]:{port}"),
         Err(_) => format!("{}:{port}", Ipv4Addr::UNSPECIFIED),
@@ -231,8 +231,8 @@ fn everywhere(port: impl std::fmt::Display) -> anyhow::Result<Address> {
     every.try_into().map_err(anyhow::Error::msg)
 }
 
-/// Shows why a pod failed that got no further, to all who come. Nothing else is there: whom to let
-/// in may not be known, nor a password.
+/// Serves the status page of a pod that failed early, to everybody. It serves nothing else:
+/// settings and passwords may not be known.
 ///
 /// # Errors
 ///
@@ -243,7 +243,7 @@ pub fn open_failed(
 ) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
     let front = Arc::new(Front::failed(story.clone(), settings));
     let more = More { health: health(&front), open: open_to_all(&front), ..More::default() };
-    // A page that changes nothing is shown under any name.
+    // The page changes nothing, so any host name is allowed.
     let config = Config { any_name: true, ..config(settings, &Guard::Open) };
     serve(config, settings, front, more)
 }
@@ -260,18 +260,18 @@ fn serve(
     let port = settings.screen.web_port.0;
     config.to = Some(everywhere(port)?);
     let listener = Listener::new(&config).map_err(|error| {
-        // It says itself where that is.
+        // The error names the port.
         Failure::new(Status::Failed, format!("{error:#}"))
     })?;
     Ok(Some(async move {
         let run = listener.run(front, more).await.context("web");
         if let Err(error) = run {
-            tracing::error!("nobody can come in: {error:#}");
+            tracing::error!("the web port serves no more clients: {error:#}");
         }
     }))
 }
 
-/// Who is let in at the web port, and how.
+/// Configuration of the web port: names, proxies and passwords.
 fn config(settings: &Settings, guard: &Guard) -> Config {
     let screen = &settings.screen;
     let mut config = Config {
@@ -284,7 +284,7 @@ fn config(settings: &Settings, guard: &Guard) -> Config {
     };
     match guard {
         Guard::Open => config.auth = web::Auth::None,
-        Guard::Asks { user, password, .. } => {
+        Guard::Password { user, password, .. } => {
             config.user = Some(user.clone());
             config.password = Some(password.clone());
         }
@@ -292,17 +292,17 @@ fn config(settings: &Settings, guard: &Guard) -> Config {
     config
 }
 
-/// How the rules of the web port are set here.
+/// How messages of the web port name its settings.
 fn words(port: impl std::fmt::Display) -> Words {
     Words {
         to: Some(format!("WEB_PORT={port}")),
         origin: "WEB_ORIGIN",
         password: "PROTECT=Y",
-        tls: "have a proxy with TLS before it, and name that in WEB_PROXY",
+        tls: "put a proxy with TLS before it, and set its address in WEB_PROXY",
     }
 }
 
-/// What is served under any name: questions of health.
+/// Health pages, which are served under any host name.
 fn health(front: &Arc<Front>) -> Router {
     Router::new()
         .route("/healthz", get(ready::health))
@@ -311,7 +311,7 @@ fn health(front: &Arc<Front>) -> Router {
         .with_state(front.clone())
 }
 
-/// What is served to everybody.
+/// Pages without a password.
 fn open_to_all(front: &Arc<Front>) -> Router {
     Router::new()
         .route("/msg.html", get(compat::message))
@@ -321,7 +321,7 @@ fn open_to_all(front: &Arc<Front>) -> Router {
         .with_state(front.clone())
 }
 
-/// What is served besides the viewer.
+/// All pages besides the viewer.
 pub fn more(front: &Arc<Front>) -> More {
     let inside = Router::new()
         .route("/log", get(page::log))
@@ -349,7 +349,8 @@ mod test {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
             config(&read(&words).unwrap().settings, guard)
         };
-        let asks = Guard::Asks { user: "bill".into(), password: "/run/password".into(), vnc: None };
+        let asks =
+            Guard::Password { user: "bill".into(), password: "/run/password".into(), vnc: None };
         let plain = of(&[], &asks);
         assert_eq!((plain.proxy, plain.origin, plain.any_name), (None, None, false));
         assert_eq!((plain.user.as_deref(), plain.auth), (Some("bill"), web::Auth::Auto));

@@ -1,8 +1,8 @@
-//! Answers of the agent that are very long; the fuzz target `agent` says the rest.
+//! Very long answers of the agent. The fuzz target `agent` covers the rest.
 
 mod hostile_agent;
 
-/// What answers are made of.
+/// Parts of answers.
 const PARTS: &[&[u8]] = &[
     b"\xff",
     b"\n",

@@ -1,8 +1,8 @@
-//! The fuzzers of the user-mode network, for as long as a test may take and always the same.
+//! Runs the fuzz targets of the user-mode network for a limited time, with fixed seeds.
 
 mod hostile_frames;
 
-/// Bytes that are the same for the same seed (splitmix64), more small ones than any.
+/// Pseudo-random bytes for a seed (splitmix64). Small ones are more frequent.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed;
     let byte = std::iter::from_fn(|| {

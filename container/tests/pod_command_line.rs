@@ -1,8 +1,8 @@
-//! The program as people and scripts call it.
+//! Runs `transom` as people and scripts do.
 
 use std::process::{Command, Output};
 
-/// Calls the program with these words and no other environment than this.
+/// Calls the program with these arguments and this environment only.
 fn transom(words: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_transom"));
     command.args(words).env_clear().envs(environment.iter().copied());

@@ -1,10 +1,10 @@
-//! Values of variables that are very long; the fuzz target `settings` says the rest.
+//! Very long values of variables. The fuzz target `settings` covers the rest.
 
 mod hostile_environment;
 
 use container::settings::list;
 
-/// What values are made of.
+/// Parts of values.
 const PARTS: &[&str] = &[
     "=", ",", ":", " ", "\"", "\\", "-", "/", "..", "@", "%", "1", "half", "file=/x", "https://",
     "\u{e9}", "\u{202e}", "\u{0}", "\n",

@@ -1,4 +1,5 @@
-//! Every variable does what the list says: the list and these cases cannot drift apart.
+//! Tests that every variable does what the list says, so that the list and these cases stay the
+//! same.
 
 use container::settings::Settings;
 use container::settings::environment::{Environment, Said, read};
@@ -6,15 +7,15 @@ use container::settings::list;
 use container::settings::variable::{Fate, Variable};
 use container::status::Status;
 
-/// What a value becomes.
+/// A test case of a variable.
 struct Case {
-    /// The variable.
+    /// The name of the variable.
     name: &'static str,
     /// A value that is not the default.
     text: &'static str,
-    /// What it shows as; of a variable without effect, words of its sentence.
+    /// The value as it is shown; for a variable without effect, words of its warning.
     becomes: &'static str,
-    /// A value that is refused; nothing where every text is one.
+    /// A value that is refused; empty if every text is accepted.
     bad: &'static str,
 }
 
@@ -109,18 +110,18 @@ const CASES: &[Case] = cases! {
     "HOST_PORTS" "7149, 53/udp" => "7149,53/udp" not "7149-7151";
     "USER_PORTS" "22,22,5985/TCP" => "22,5985" not "0";
     "CHECK_PORT" "3389" => "/healthz";
-    "DNSMASQ_OPTS" "--log" => "our own";
+    "DNSMASQ_OPTS" "--log" => "built in";
     "DNSMASQ_DEBUG" "Y" => "DEBUG=Y";
-    "DNSMASQ_DISABLE" "Y" => "our own";
-    "DNSMASQ" "/bin/x" => "our own";
-    "DNSMASQ_PID" "/x" => "our own";
-    "DNSMASQ_CONF_DIR" "/x" => "our own";
+    "DNSMASQ_DISABLE" "Y" => "built in";
+    "DNSMASQ" "/bin/x" => "built in";
+    "DNSMASQ_PID" "/x" => "built in";
+    "DNSMASQ_CONF_DIR" "/x" => "built in";
     "DEBUG_DNS" "Y" => "DEBUG=Y";
-    "PASST" "/bin/x" => "no program";
+    "PASST" "/bin/x" => "built in";
     "PASST_OPTS" "-4" => "USER_PORTS";
     "PASST_DEBUG" "Y" => "DEBUG=Y";
-    "PASST_PID" "/x" => "no program";
-    "PASST_SOCKET" "/x" => "no program";
+    "PASST_PID" "/x" => "built in";
+    "PASST_SOCKET" "/x" => "built in";
     "DISPLAY" "vnc" => "vnc" not "";
     "VGA" "none" => "none" not "";
     "VNC_PORT" "5901" => "5901" not "80";
@@ -240,7 +241,8 @@ fn a_bad_value_is_refused_with_the_status_of_its_variable() {
     for variable in list::all().filter(|variable| variable.slot.is_some()) {
         let case = case(variable);
         if case.bad.is_empty() {
-            // What QEMU has words for by the dozen is never an error: it becomes what is there.
+            // QEMU knows many words here. Unknown ones are no error: they become what the machine
+            // has.
             let strange = read(&environment(case.name, "no-such-thing")).unwrap();
             assert!(strange.warnings[0].contains("no-such-thing"), "{:?}", strange.warnings);
             continue;

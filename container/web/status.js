@@ -1,17 +1,17 @@
-// Follows what the pod does, and leaves for the viewer when there is a screen.
+// Shows the progress of the pod, and reloads for the viewer when there is a screen.
 const part = (id) => document.getElementById(id);
 const seen = ["booting", "running"];
 let shown = 0;
 let busy = false;
 
-// Seconds for people.
+// Formats a number of seconds.
 function span(seconds) {
   if (seconds < 60) return `${seconds} s`;
   if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
   return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
 }
 
-// The log is for those who are logged in; nobody else is shown that there is one.
+// Fetches new lines of the log. It needs a login; without one the log stays hidden.
 async function lines(count) {
   if (busy || count <= shown) return;
   busy = true;
@@ -26,13 +26,13 @@ async function lines(count) {
     shown = log.count;
     part("log").hidden = false;
   } catch {
-    // The next scene asks again.
+    // The next event tries again.
   } finally {
     busy = false;
   }
 }
 
-// Names of variables, with values, and what is in backticks, as code.
+// Marks as code: names of variables with their values, and text in backticks.
 const variables = new Set(document.body.dataset.variables.split(" "));
 function sentence(text) {
   const words = text.split(/(`[^`]+`|\b[A-Z][A-Z0-9_]*\b(?:=(?:"[^"]*"|[^\s:;,)]+))?)/);
@@ -52,7 +52,7 @@ function fail(scene) {
   part("mark").removeAttribute("hidden");
   part("title").textContent = scene.phase === "running" ? `${name} has stopped` : `${name} did not start`;
   part("doing").replaceChildren(...sentence(scene.failed));
-  part("left").textContent = "When the container is started again, this page follows by itself.";
+  part("left").textContent = "This page updates automatically when the container is started again.";
   part("log").open = true;
   lines(scene.lines);
 }
@@ -84,12 +84,12 @@ function listen() {
   const events = new EventSource("events");
   events.onmessage = (event) => show(JSON.parse(event.data));
   events.onerror = () => {
-    // What failed stays to be read, until it is started again.
+    // The error stays visible until the container is started again.
     if (document.body.dataset.phase !== "failed") {
       document.body.dataset.phase = "lost";
       part("left").textContent = "The connection is lost; trying again…";
     }
-    // Whoever was one too many is not asked again by itself.
+    // Browsers do not reconnect after an error status, such as for too many clients.
     if (events.readyState === EventSource.CLOSED) setTimeout(listen, 10000);
   };
 }

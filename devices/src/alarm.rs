@@ -1,4 +1,5 @@
-//! A thread that sleeps until a moment that can be changed. Unset, it costs nothing.
+//! A timer thread whose deadline can be changed at any time. An unset alarm costs no processor
+//! time.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{Builder, JoinHandle};
@@ -6,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 
-/// An alarm clock. Dropping it waits for a ring that is under way.
+/// A timer with its own thread. Dropping it waits until a running callback returns.
 pub struct Alarm {
     shared: Arc<(Mutex<State>, Condvar)>,
     thread: Option<JoinHandle<()>>,
@@ -19,12 +20,13 @@ struct State {
 }
 
 impl Alarm {
-    /// An alarm that calls `ring` each time it is due, once per `set`. `ring` may set it again
-    /// through what it returns. It must not wait for the thread that drops the alarm.
+    /// Starts an alarm that calls `ring` once for each `set`, at the due time. The value that
+    /// `ring` returns is the next due time. `ring` must not wait for the thread that drops the
+    /// alarm.
     ///
     /// # Errors
     ///
-    /// When the host has no thread left.
+    /// Fails if the host cannot start a thread.
     pub fn spawn(
         name: &str,
         mut ring: impl FnMut() -> Option<Instant> + Send + 'static,
@@ -35,7 +37,7 @@ impl Alarm {
             while wait(&ours) {
                 let next = ring();
                 let mut state = ours.0.lock().expect("no alarm panicked");
-                // What was set while it rang is newer than what the ring asks for.
+                // A time that was set during the callback is newer than the callback's result.
                 state.due = state.due.or(next);
             }
         };
@@ -43,7 +45,7 @@ impl Alarm {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Rings at `due` instead of when it was set before, or not at all.
+    /// Replaces the due time. `None` unsets the alarm.
     pub fn set(&self, due: Option<Instant>) {
         let (state, changed) = &*self.shared;
         state.lock().expect("no alarm panicked").due = due;
@@ -51,7 +53,7 @@ impl Alarm {
     }
 }
 
-/// Sleeps until the alarm is due; false when it is gone.
+/// Sleeps until the alarm is due. Returns false if the alarm was dropped.
 fn wait((state, changed): &(Mutex<State>, Condvar)) -> bool {
     let mut state = state.lock().expect("no alarm panicked");
     loop {

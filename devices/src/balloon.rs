@@ -1,6 +1,6 @@
-//! The balloon as the operator sees it: how much memory the guest shall have, and what it says.
+//! The operator's interface to the memory balloon: the target size, and the guest's statistics.
 //!
-//! The device registers when it is built; the control socket asks and sets through the hub.
+//! The device registers with the hub when it is built. The control socket uses the hub.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
@@ -10,31 +10,32 @@ use anyhow::{Context, ensure};
 
 use host::size::Size;
 
-/// What is known of a balloon.
+/// The state of a balloon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Bytes that the guest shall have.
+    /// Requested size of the guest's memory in bytes.
     pub target: u64,
-    /// Bytes that it has, by its own account.
+    /// Current size of the guest's memory in bytes, as the guest reports it.
     pub actual: u64,
-    /// What it last told of its memory: names and numbers.
+    /// The guest's last memory statistics: names and values.
     pub statistics: Vec<(&'static str, u64)>,
-    /// How long ago that was, if ever.
+    /// Age of the statistics. `None` if the guest never sent any.
     pub age: Option<Duration>,
 }
 
-/// A balloon, seen from the host's side.
+/// The host's side of a balloon device.
 pub trait Balloon: Send + Sync {
-    /// Bytes that the guest shall have from now on. What is more than it could ever have is all.
+    /// Sets the size of the guest's memory in bytes. Values above the machine's memory mean all of
+    /// it.
     fn set(&self, bytes: u64);
-    /// What is known of it. It may wait that long for the guest to say how it is.
+    /// Returns the current state. May wait up to `wait` for new statistics from the guest.
     fn report(&self, wait: Duration) -> Report;
 }
 
-/// The balloon of one machine, if it has one.
+/// Gives access to the balloon of a machine, if it has one.
 #[derive(Default)]
 pub struct Hub {
-    /// It ends with its device.
+    /// Weak, so that the hub does not keep the device alive.
     balloon: Mutex<Option<Weak<dyn Balloon>>>,
 }
 
@@ -43,46 +44,46 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// When there is one: two would be asked for the same memory.
+    /// Fails if the machine already has a balloon.
     pub(crate) fn register(&self, balloon: &Arc<impl Balloon + 'static>) -> anyhow::Result<()> {
-        let mut place = self.place();
-        let taken = place.as_ref().is_some_and(|it| it.strong_count() > 0);
-        ensure!(!taken, "this machine has a balloon already, and needs no other");
+        let mut slot = self.lock();
+        let taken = slot.as_ref().is_some_and(|it| it.strong_count() > 0);
+        ensure!(!taken, "this machine already has a balloon: add only one virtio-balloon");
         let balloon: Weak<dyn Balloon> = Arc::downgrade(balloon) as Weak<dyn Balloon>;
-        *place = Some(balloon);
+        *slot = Some(balloon);
         Ok(())
     }
 
-    /// Says how much the guest shall have; false when nobody listens.
+    /// Sets the size of the guest's memory in bytes. Returns false if there is no balloon.
     pub fn set(&self, bytes: u64) -> bool {
         self.find().map(|it| it.set(bytes)).is_some()
     }
 
-    /// Says how much the guest shall have, if that can be.
+    /// Sets the size of the guest's memory. `memory` is the machine's memory, the maximum.
     ///
     /// # Errors
     ///
-    /// When there is no balloon, or not as much memory.
+    /// Fails if there is no balloon, or if `size` exceeds `memory`.
     pub fn ask_for(&self, size: Size, memory: Size) -> anyhow::Result<()> {
         ensure!(size <= memory, "{size} is more than the machine's memory, which is {memory}");
         ensure!(self.set(size.0), "{NONE}");
         Ok(())
     }
 
-    /// What is known of the balloon.
+    /// Returns the state of the balloon. See [`Balloon::report`].
     ///
     /// # Errors
     ///
-    /// When there is none.
+    /// Fails if there is no balloon.
     pub fn report(&self, wait: Duration) -> anyhow::Result<Report> {
         Ok(self.find().context(NONE)?.report(wait))
     }
 
     fn find(&self) -> Option<Arc<dyn Balloon>> {
-        self.place().as_ref().and_then(Weak::upgrade)
+        self.lock().as_ref().and_then(Weak::upgrade)
     }
 
-    fn place(&self) -> std::sync::MutexGuard<'_, Option<Weak<dyn Balloon>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Weak<dyn Balloon>>> {
         self.balloon.lock().expect("no device panicked")
     }
 }

@@ -1,4 +1,5 @@
-//! Where devices sit: it grants what they ask for, writes it down, and parks and runs them.
+//! The board that holds all devices: it grants resources, records the grants, and parks and runs
+//! the devices.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 
 use crate::balloon;
-use crate::bus::{Seat, Spaces, Window, vacant};
+use crate::bus::{Extent, Seat, Spaces, Window, vacant};
 use crate::device::{Device, Kind, Region, Saved};
 use crate::grants::{Claim, Events, Grants, Shared};
 use crate::hypervisor::Host;
@@ -24,7 +25,7 @@ use host::input::Hub;
 use host::memory::Memory;
 use host::net::link::Links;
 
-/// A device and what it was granted.
+/// A device and its grants.
 struct Occupied {
     seat: Arc<Seat>,
     claims: Vec<Claim>,
@@ -57,11 +58,11 @@ impl Board {
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
-    /// Builds one device into the board. It is parked: `run` starts it.
+    /// Builds a device and adds it to the board. The device stays parked until `run`.
     ///
     /// # Errors
     ///
-    /// When the device cannot have what it needs.
+    /// Fails if `build` fails, for example because a resource is taken.
     pub fn add(
         &mut self,
         kind: &str,
@@ -78,11 +79,11 @@ impl Board {
         Ok(())
     }
 
-    /// Pulls out a USB device, which others do not know the place of.
+    /// Unplugs the USB device with this name. (No other device refers to its seat.)
     ///
     /// # Errors
     ///
-    /// When there is no such USB device, with those that there are.
+    /// Fails if there is no such USB device. The error lists the existing ones.
     pub fn pull(&mut self, name: &str) -> anyhow::Result<()> {
         self.shared.usb.pull(name)?;
         if let Some(at) = self.seats.iter().position(|it| it.seat.name == name) {
@@ -93,7 +94,7 @@ impl Board {
         Ok(())
     }
 
-    /// `serial`, and `serial.2` for the second.
+    /// Returns a free name for a device: `serial`, or `serial.2` for the second one.
     fn name(&self, kind: &str) -> String {
         let taken = |name: &String| self.seats.iter().any(|other| other.seat.name == *name);
         let mut count = 1;
@@ -146,12 +147,12 @@ impl Board {
         &self.shared.usb
     }
 
-    /// What was granted, device by device.
+    /// The grants of each device, by its name.
     pub fn claims(&self) -> impl Iterator<Item = (&str, &[Claim])> {
         self.seats.iter().map(|it| (it.seat.name.as_str(), it.claims.as_slice()))
     }
 
-    /// Parks all devices, in the order they came. Processors must be stopped.
+    /// Parks all devices in the order in which they were added. The processors must be stopped.
     pub fn park(&self) -> Vec<(String, Saved)> {
         let park = |it: &Occupied| {
             let saved = it.seat.device.lock().expect("no device panicked").park();
@@ -160,11 +161,12 @@ impl Board {
         self.seats.iter().map(park).collect()
     }
 
-    /// Runs all devices on from `saved`; a device without an entry is powered on.
+    /// Resumes all devices from `saved`. A device without an entry starts from power-on.
     ///
     /// # Errors
     ///
-    /// When a device cannot run, or a state is left over: it is of another machine.
+    /// Fails if a device cannot run, or if `saved` has the state of a device that the machine does
+    /// not have.
     pub fn run(&self, saved: Vec<(String, Saved)>) -> anyhow::Result<()> {
         let mut saved: BTreeMap<String, Saved> = saved.into_iter().collect();
         for it in &self.seats {
@@ -173,24 +175,25 @@ impl Board {
             device.run(state).with_context(|| it.seat.name.clone())?;
         }
         if let Some((name, _)) = saved.pop_first() {
-            bail!("there is a saved state of `{name}`, which this machine does not have");
+            bail!("the saved state has a device `{name}`, which this machine does not have");
         }
         Ok(())
     }
 
-    /// Back to power-on.
+    /// Resets all devices to power-on.
     ///
     /// # Errors
     ///
-    /// When a device cannot run again.
+    /// Fails if a device cannot run again.
     pub fn reset(&self) -> anyhow::Result<()> {
         self.park();
         self.run(Vec::new())
     }
 
-    /// Who holds a part of this range for good.
+    /// Finds the device whose fixed range overlaps this range.
     ///
-    /// 0xCF9 lies within 0xCF8-0xCFF: a range wholly inside another is a finer decoder, and fine.
+    /// A range that lies completely inside another one is allowed: it is a finer decoder, like
+    /// 0xCF9 in 0xCF8-0xCFF.
     fn holder(&self, kind: Kind, range: &Range<u64>) -> Option<(&str, Range<u64>)> {
         self.claims().find_map(|(name, claims)| {
             claims.iter().find_map(|claim| match claim {
@@ -213,8 +216,8 @@ fn encloses(outer: &Range<u64>, inner: &Range<u64>) -> bool {
 }
 
 impl Drop for Board {
-    /// A device's windows know its seat, and the seat the device: taking the devices out ends that
-    /// ring, and with it their threads, wires and doorbells.
+    /// A device's windows refer to its seat, and the seat to the device. Removing the devices
+    /// breaks this reference cycle, and ends their threads, wires and doorbells.
     fn drop(&mut self) {
         for it in self.seats.drain(..) {
             let device = it.seat.device.lock().map(|mut seat| mem::replace(&mut *seat, vacant()));
@@ -223,7 +226,7 @@ impl Drop for Board {
     }
 }
 
-/// The board as one device sees it while it is built.
+/// The board's side of [`Grants`] for one device, while it is built.
 struct BoardGrants<'a> {
     board: &'a mut Board,
     seat: Arc<Seat>,
@@ -241,7 +244,7 @@ impl BoardGrants<'_> {
 impl Resources for BoardGrants<'_> {
     fn claim(&mut self, kind: Kind, range: Range<u64>) -> anyhow::Result<Region> {
         if range.is_empty() {
-            bail!("an empty range at {:#x} was asked for", range.start);
+            bail!("the requested range at {:#x} is empty", range.start);
         }
         if let Some((name, held)) = self.board.holder(kind, &range) {
             bail!(
@@ -261,7 +264,7 @@ impl Resources for BoardGrants<'_> {
     fn window(&mut self, kind: Kind, size: u64) -> Arc<Window> {
         let region = self.region();
         let Shared { spaces, host, .. } = self.board.shared.clone();
-        let window = Window::new((kind, size), region, self.seat.clone(), spaces, host);
+        let window = Window::new(Extent { kind, size }, region, self.seat.clone(), spaces, host);
         let window = Arc::new(window);
         self.claims.push(Claim::Window(window.clone()));
         window

@@ -1,6 +1,6 @@
-//! Address to (device, region, offset): three spaces of one kind.
+//! Maps an address to a device, its region and an offset, in three address spaces.
 //!
-//! The map's lock is held for the look-up alone; the device is called under its own lock only, so
+//! The map's lock is held only during the lookup. A device is called under its own lock only, so
 //! that a register write may move a window. Lock order: device, then map.
 
 use std::fmt;
@@ -13,11 +13,12 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::hypervisor::{Backing, Doorbell, Host};
 
-/// A device in its place on the board.
+/// A device's seat on the board.
 pub(crate) struct Seat {
     pub(crate) name: String,
     pub(crate) device: Mutex<Box<dyn Device>>,
-    /// Which kinds of mistake were logged: once each, a guest must not fill the log.
+    /// Bits for the kinds of invalid access already logged. Each is logged once, so that a guest
+    /// cannot fill the log.
     logged: AtomicU8,
 }
 
@@ -26,12 +27,12 @@ impl Seat {
         Self { name, device: Mutex::new(vacant()), logged: AtomicU8::new(0) }
     }
 
-    fn note(&self, what: u8, verb: &str, hit: &Hit, length: usize) {
-        if self.logged.fetch_or(what, Ordering::Relaxed) & what == 0 {
+    fn log_once(&self, kind: u8, verb: &str, hit: &Hit, length: usize) {
+        if self.logged.fetch_or(kind, Ordering::Relaxed) & kind == 0 {
             tracing::debug!(
                 device = self.name,
-                "the guest {verb} {length} bytes where there is no such register: region {}, \
-                 offset {:#x} (said once)",
+                "the guest {verb} {length} bytes at an invalid register: region {}, \
+                 offset {:#x} (logged once)",
                 hit.region.0,
                 hit.offset
             );
@@ -39,7 +40,7 @@ impl Seat {
     }
 }
 
-/// What sits in a seat until its device is built, and after it is gone.
+/// Returns the placeholder in a seat before its device is built and after it is removed.
 pub(crate) fn vacant() -> Box<dyn Device> {
     Box::new(Vacant)
 }
@@ -77,40 +78,41 @@ struct Hit {
 /// One address space.
 #[derive(Default)]
 pub struct Space {
-    /// By start, larger first: going backwards from an address meets the innermost range first.
+    /// Sorted by start, larger ranges first, so that a backward search finds the innermost range
+    /// first.
     map: RwLock<Vec<Entry>>,
 }
 
 impl Space {
-    /// Fills `data` from the device at `address`; what nobody answers is all-ones.
+    /// Fills `data` from the device at `address`. All bits are ones if there is no device.
     pub fn read(&self, address: u64, data: &mut [u8]) {
-        // Devices may leave bytes alone, and firmware tells an absent device by all-ones.
+        // Devices may leave bytes unchanged, and firmware detects an absent device by all-ones.
         data.fill(0xff);
         let Some(hit) = self.find(address, data.len()) else {
-            tracing::trace!("read {address:#x}: nobody answers");
+            tracing::trace!("read {address:#x}: no device");
             return;
         };
         let access =
             hit.seat.device.lock().expect("no device panicked").read(hit.region, hit.offset, data);
         if access == Access::Ignored {
             data.fill(0xff);
-            hit.seat.note(1, "read", &hit, data.len());
+            hit.seat.log_once(1, "read", &hit, data.len());
         }
         tracing::trace!(device = hit.seat.name, "read {address:#x}: {data:02x?}");
     }
 
-    /// Gives `data` to the device at `address`; what nobody takes is dropped.
+    /// Passes `data` to the device at `address`. The write is ignored if there is no device.
     pub fn write(&self, address: u64, data: &[u8]) {
         tracing::trace!("write {address:#x}: {data:02x?}");
         let Some(hit) = self.find(address, data.len()) else { return };
         let access =
             hit.seat.device.lock().expect("no device panicked").write(hit.region, hit.offset, data);
         if access == Access::Ignored {
-            hit.seat.note(2, "wrote", &hit, data.len());
+            hit.seat.log_once(2, "wrote", &hit, data.len());
         }
     }
 
-    /// The innermost range that holds the whole access.
+    /// Finds the innermost range that contains the whole access.
     fn find(&self, address: u64, length: usize) -> Option<Hit> {
         let last = address.checked_add(length as u64 - 1)?;
         let map = self.map.read().expect("no device panicked");
@@ -140,7 +142,7 @@ impl Space {
 /// The address spaces of one machine.
 #[derive(Default)]
 pub struct Spaces {
-    /// `in` and `out`.
+    /// I/O ports (`in` and `out`).
     pub port: Space,
     /// Guest-physical addresses that are not RAM.
     pub memory: Space,
@@ -149,7 +151,7 @@ pub struct Spaces {
 }
 
 impl Spaces {
-    /// The space of a kind.
+    /// Returns the space of this kind.
     pub fn of(&self, kind: Kind) -> &Space {
         match kind {
             Kind::Port => &self.port,
@@ -159,7 +161,14 @@ impl Spaces {
     }
 }
 
-/// A region that the guest may move at any time; its doorbells and its memory move along.
+/// The address space of a window, and its size in bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) kind: Kind,
+    pub(crate) size: u64,
+}
+
+/// A region that the guest may move at any time. Its doorbells and its memory move with it.
 pub struct Window {
     kind: Kind,
     size: u64,
@@ -167,28 +176,28 @@ pub struct Window {
     seat: Arc<Seat>,
     spaces: Arc<Spaces>,
     host: Arc<dyn Host>,
-    state: Mutex<Placed>,
+    state: Mutex<Placement>,
 }
 
 #[derive(Default)]
-struct Placed {
+struct Placement {
     at: Option<u64>,
     bells: Vec<(Doorbell, Arc<EventFd>)>,
-    lent: Option<Lent>,
+    mapping: Option<Mapping>,
 }
 
-/// Memory for the guest to reach without us.
-struct Lent {
+/// Memory that the guest accesses without an exit.
+struct Mapping {
     backing: Arc<dyn Backing>,
-    /// The host was asked to put it where the window is.
+    /// Whether the host was asked to map the memory at the window's present address.
     tried: bool,
-    /// A guest that aims it at what is there already must not fill the log.
-    told: bool,
+    /// Whether a failure was logged. A guest that maps it over other memory must not fill the log.
+    logged: bool,
 }
 
 impl Window {
     pub(crate) fn new(
-        (kind, size): (Kind, u64),
+        Extent { kind, size }: Extent,
         region: Region,
         seat: Arc<Seat>,
         spaces: Arc<Spaces>,
@@ -197,37 +206,37 @@ impl Window {
         Self { kind, size, region, seat, spaces, host, state: Mutex::default() }
     }
 
-    /// The region that its device is told.
+    /// The region that the device receives with each access.
     pub fn region(&self) -> Region {
         self.region
     }
 
-    /// Ports or memory.
+    /// The address space: ports or memory.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Where it is now.
+    /// The present address, if the window is on the bus.
     pub fn at(&self) -> Option<u64> {
         self.state.lock().expect("no device panicked").at
     }
 
-    /// Moves the window, or takes it off the bus. It may overlap others: guests shuffle BARs one
-    /// by one, and for a moment two lie on one address.
+    /// Moves the window, or removes it from the bus. It may overlap others: guests move BARs one by
+    /// one, so two may be at one address for a moment.
     pub fn place(&self, at: Option<u64>) {
         let mut state = self.state.lock().expect("no device panicked");
         let at = at.filter(|at| at.checked_add(self.size).is_some());
         if state.at == at {
             return;
         }
-        if let Some(lent) = state.lent.as_mut().filter(|lent| lent.tried) {
-            lent.tried = false;
-            lent.backing.place(None).ok();
+        if let Some(mapping) = state.mapping.as_mut().filter(|mapping| mapping.tried) {
+            mapping.tried = false;
+            mapping.backing.place(None).ok();
         }
         if let Some(old) = state.at.take() {
             self.spaces.of(self.kind).remove(self.region, &self.seat);
@@ -244,35 +253,37 @@ impl Window {
         state.at = at;
     }
 
-    /// Memory that the guest finds in all of the window, once it has been `touched`.
+    /// Sets the memory that fills the window for the guest once the window is `touched`.
     pub fn lend(&self, backing: Arc<dyn Backing>) {
-        let lent = Lent { backing, tried: false, told: false };
-        self.state.lock().expect("no device panicked").lent = Some(lent);
+        let mapping = Mapping { backing, tried: false, logged: false };
+        self.state.lock().expect("no device panicked").mapping = Some(mapping);
     }
 
-    /// The guest's access to the window came to its device: from now on it finds the lent memory
-    /// there, if the host can have it so. Until then a window may be moved for nothing, and on KVM
-    /// each change of memory is 5 ms: firmware moves windows often, and many are never used.
+    /// The device calls this when an access of the guest to the window reaches it. From now on the
+    /// guest accesses the memory set by `lend` directly, if the host can map it. Mapping waits for
+    /// the first access because a change of memory takes 5 ms on KVM, and firmware often moves
+    /// windows and never uses many of them.
     pub fn touched(&self) {
         let mut state = self.state.lock().expect("no device panicked");
         let at = state.at;
-        let Some(lent) = state.lent.as_mut().filter(|lent| !lent.tried) else { return };
-        lent.tried = true;
+        let Some(mapping) = state.mapping.as_mut().filter(|it| !it.tried) else { return };
+        mapping.tried = true;
         if let Some(at) = at
-            && let Err(error) = lent.backing.place(Some(at))
-            && !std::mem::replace(&mut lent.told, true)
+            && let Err(error) = mapping.backing.place(Some(at))
+            && !std::mem::replace(&mut mapping.logged, true)
         {
             let device = &self.seat.name;
-            tracing::info!(device, "the guest put memory where there is other: {error:#}");
+            tracing::info!(device, "the guest moved a window over other memory: {error:#}");
         }
     }
 
-    /// An event that a guest's write to `offset` raises without leaving the kernel. Where the host
-    /// cannot do that the write reaches the device as any other, so the device handles both.
+    /// Creates an event that a guest's write to `offset` raises without leaving the kernel. If the
+    /// host does not support this, the write reaches the device instead, so the device handles
+    /// both.
     ///
     /// # Errors
     ///
-    /// When the host is out of file descriptors.
+    /// Fails if the host has no file descriptor left.
     pub fn doorbell(
         &self,
         offset: u64,
@@ -284,8 +295,8 @@ impl Window {
         Ok(event)
     }
 
-    /// Has a guest's write of this length to `offset`, whatever its value, raise an event that the
-    /// device has, until `silence`. As with a doorbell, the write may reach the device instead.
+    /// Makes a guest's write of `length` bytes to `offset`, of any value, raise the device's
+    /// `event`, until `silence`. As with a doorbell, the write may reach the device instead.
     pub fn ring(&self, (offset, length): (u64, u32), event: Arc<EventFd>) {
         let bell = Doorbell { kind: self.kind, address: offset, length, value: None };
         self.connect(bell, event);
@@ -299,7 +310,7 @@ impl Window {
         state.bells.push((bell, event));
     }
 
-    /// From now on writes to `offset` reach the device.
+    /// Disconnects the events at `offset`: writes reach the device from now on.
     pub fn silence(&self, offset: u64) {
         let mut state = self.state.lock().expect("no device panicked");
         let at = state.at;
@@ -337,7 +348,7 @@ impl fmt::Display for Window {
 mod test {
     use super::*;
 
-    /// Answers every read with its own number.
+    /// Fills every read with its own number.
     struct Number(u8);
 
     impl Device for Number {

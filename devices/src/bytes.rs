@@ -1,11 +1,11 @@
-//! A block of bytes of a fixed length in a saved state, as one hexadecimal word.
+//! A block of bytes of fixed length, stored in a saved state as one hexadecimal word.
 
 use std::ops::{Deref, DerefMut};
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
-/// Registers or a buffer: what is read back is as long as what was saved, or is refused.
+/// The bytes of registers or of a buffer. Reading text of another length fails.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Bytes<const N: usize>([u8; N]);
@@ -47,7 +47,7 @@ impl<const N: usize> TryFrom<String> for Bytes<N> {
         let value = |digit: u8| char::from(digit).to_digit(16).and_then(|it| u8::try_from(it).ok());
         for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
             let (Some(high), Some(low)) = (value(pair[0]), value(pair[1])) else {
-                anyhow::bail!("`{}` is no byte", pair.escape_ascii());
+                anyhow::bail!("`{}` is not a hexadecimal byte", pair.escape_ascii());
             };
             *byte = high << 4 | low;
         }

@@ -1,38 +1,42 @@
-//! What a device is: registers that a guest can touch, and a state that can be saved. What a device
-//! may ask for is in `grants.rs`.
+//! The interface of a device: registers that a guest accesses, and a state that can be saved. The
+//! resources that a device may request are in `grants.rs`.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Registers that a guest can touch, and a state that can be taken out and put back.
+/// A device: registers that a guest accesses, and a state that can be saved and restored.
 ///
-/// A device never learns its absolute address, the calling vCPU or the VM. It is told which of its
-/// own regions was hit, and where. The bus holds one lock per device around every call.
+/// A device never learns its absolute address, the calling vCPU or the VM. It receives the region
+/// and the offset of each access. The bus holds one lock per device around every call.
 pub trait Device: Send {
-    /// Fills `data`. What is left `Ignored` reads as all-ones.
+    /// Fills `data`. An `Ignored` read returns all-ones.
     fn read(&mut self, region: Region, offset: u64, data: &mut [u8]) -> Access;
-    /// Takes `data`. What is `Ignored` is dropped.
+    /// Writes `data` to the register. An `Ignored` write has no effect.
     fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Access;
-    /// Goes quiet: after this no thread of ours runs and no guest memory changes.
+    /// Stops the device: after this call, no thread of the device runs and it changes no guest
+    /// memory.
     fn park(&mut self) -> Saved;
-    /// Runs on from `saved`; `Saved::default()` is power-on. vCPUs are stopped during both.
+    /// Resumes from `saved`. `Saved::default()` is power-on. The vCPUs are stopped during both
+    /// calls.
     ///
-    /// These two are reset, pause, resume, snapshot and restore: one path, so one path to test.
+    /// `park` and `run` implement reset, pause, resume, snapshot and restore, so there is only one
+    /// path to test.
     fn run(&mut self, saved: Saved) -> anyhow::Result<()>;
 }
 
-/// `Ignored` is the guest's mistake (no such register, bad width). The bus logs it once.
+/// The result of an access. `Ignored` is the guest's mistake, which the bus logs once.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The register took the access.
+    /// The access was performed.
     Done,
-    /// There is no such register, or not of that width.
+    /// There is no such register, or it does not have this width.
     Ignored,
 }
 
-/// Which of a device's own grants was hit; devices compare it with the ones they were given.
+/// Identifies one of a device's own address ranges. Devices compare it with the regions that they
+/// were granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region(pub(crate) u16);
 
@@ -40,11 +44,11 @@ pub struct Region(pub(crate) u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// `in` and `out`.
+    /// I/O ports (`in` and `out`).
     Port,
     /// Guest-physical addresses that are not RAM.
     Memory,
-    /// PCI configuration: bus, device, function in bits 27:12, the register below.
+    /// PCI configuration space: bus, device and function in bits 27:12, the register below.
     Config,
 }
 
@@ -58,23 +62,24 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A device's state between `park` and `run`. Nothing saved means power-on.
+/// A device's state between `park` and `run`. The default is power-on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Saved(Option<serde_json::Value>);
 
 impl Saved {
-    /// Takes a copy of `state`.
+    /// Saves a copy of `state`.
     pub fn of<T: Serialize>(state: &T) -> Self {
-        // Our own plain structs: no map with other keys than strings, so this cannot fail.
+        // Device states are plain structs without maps whose keys are not strings, so this cannot
+        // fail.
         Self(Some(serde_json::to_value(state).expect("device states are plain data")))
     }
 
-    /// The state that was saved, or power-on.
+    /// Returns the saved state, or power-on.
     ///
     /// # Errors
     ///
-    /// When the state is of another version of the device, or damaged.
+    /// Fails if the state is damaged, or from another version of the device.
     pub fn take<T: DeserializeOwned + Default>(self) -> anyhow::Result<T> {
         self.0.map_or_else(|| Ok(T::default()), |value| Ok(serde_json::from_value(value)?))
     }

@@ -1,4 +1,4 @@
-//! Displays: registers, what their monitor says, and the sizes that it prefers.
+//! Displays: the registers, the monitor's description (EDID), and its preferred resolution.
 
 pub mod bochs;
 mod edid;

@@ -1,4 +1,4 @@
-//! What a machine grants to a device while it is built, and what all devices of a machine share.
+//! The resources that a machine grants to a device at build time, and those that all devices share.
 
 use std::fmt;
 use std::ops::Range;
@@ -23,87 +23,88 @@ use host::net::Network;
 use host::net::link::Links;
 use host::stream::Stream;
 
-/// Everything that a machine grants to one device at build time.
+/// Grants resources to one device at build time.
 pub trait Grants: Resources {
-    /// A PCI function, with its configuration space, BARs and interrupts.
+    /// Grants a PCI function, with its configuration space, BARs and interrupts.
     ///
     /// # Errors
     ///
-    /// When the slot is taken, or the host runs out of interrupt routes.
+    /// Fails if the slot is taken, or if the host runs out of interrupt routes.
     fn pci(&mut self, identity: pci::Identity) -> anyhow::Result<pci::Slot>;
-    /// Tells ACPI of a device: what was granted since the last call of this is its `_CRS`. So one
-    /// chip can be two devices (keyboard and mouse), and what is claimed after the last call is
-    /// nobody's; see `Claim::nodes`.
+    /// Declares an ACPI device. Its `_CRS` consists of the grants since the previous call. One chip
+    /// can thus be two devices (keyboard and mouse). Grants after the last call belong to no ACPI
+    /// device. See `Claim::nodes`.
     fn acpi(&mut self, hid: &'static str);
-    /// What the board calls the device: `nvme`, and `nvme.2` for the second. For people alone.
+    /// The name of the device: `nvme`, or `nvme.2` for the second one. For display only.
     fn name(&self) -> &str;
-    /// What all devices of the machine share.
+    /// The resources that all devices of the machine share.
     fn shared(&self) -> &Shared;
 }
 
-/// One device is one file with one of these. Its fields are the flag, the JSON and the reference.
+/// The configuration of a device, which builds the device. Its fields define the command line flag,
+/// the JSON and the reference.
 pub trait Build: Serialize + DeserializeOwned {
-    /// Asks for what the device needs, and makes it.
+    /// Requests the resources of the device, and builds it.
     ///
     /// # Errors
     ///
-    /// When something that it needs is not to be had.
+    /// Fails if a resource of the machine or the host is not available.
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>>;
 
-    /// Chooses what suits a machine with this many processors, where the user chose nothing.
+    /// Sets fields that the user left open to suit a machine with this number of processors.
     fn suit(&mut self, _processors: u16) {}
 
-    /// Whether the device can be plugged into a running machine.
+    /// Whether the device is a USB device, which can be plugged into a running machine.
     fn is_usb(&self) -> bool {
         false
     }
 
-    /// The part of the host that the device uses and the machine must know of.
+    /// The host resource of the device that the machine must know.
     fn host_side(&self) -> HostSide<'_> {
         HostSide::None
     }
 
-    /// Has the device open this file alone, whatever lies at its path. False if the device has no
-    /// file or cannot be plugged in.
+    /// Makes the device open only this file: opening fails if its path leads to another one.
+    /// Returns false if the device has no file or cannot be plugged in.
     fn expect(&mut self, _file: FileId) -> bool {
         false
     }
 
-    /// Removes what changes the host: `vmm inspect` truncates no log, takes no lock and makes no
-    /// socket.
+    /// Removes every effect on the host, for `vmm inspect`: building the device then truncates no
+    /// log, takes no lock and creates no socket.
     fn leave_host_alone(&mut self) {}
 }
 
-/// The part of the host that a device uses.
+/// The host resource that a device uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostSide<'a> {
-    /// None that the machine must know of.
+    /// No resource that the machine must know.
     None,
-    /// The image of a disk that stays in the machine.
+    /// The image of a disk that cannot be removed from the machine.
     Image(&'a Path),
-    /// The network that the device is connected to.
+    /// The network of the device.
     Network(&'a Network),
-    /// Where its bytes go to and come from.
+    /// The stream for the device's input and output.
     Stream(&'a Stream),
 }
 
-/// One thing that was granted to one device.
+/// A resource granted to a device.
 #[derive(Clone, Debug)]
 pub enum Claim {
     /// A fixed range of an address space.
     Fixed(Kind, Range<u64>),
-    /// A range that the guest places.
+    /// A range whose address the guest programs.
     Window(Arc<Window>),
-    /// An interrupt controller pin.
+    /// A pin of the interrupt controllers.
     Line(u32),
-    /// A PCI function: where, and as what.
+    /// A PCI function: its address and its identity.
     Pci(pci::Address, pci::Id),
-    /// A name in the ACPI namespace, for the claims between the last such and this.
+    /// An ACPI device that owns the claims since the previous `Acpi`.
     Acpi(&'static str),
 }
 
 impl Claim {
-    /// The ACPI devices in one device's claims: name, and what belongs into its `_CRS`.
+    /// Returns the ACPI devices in a device's claims: the name, and the claims for its `_CRS`.
     pub fn nodes(claims: &[Self]) -> impl Iterator<Item = (&'static str, &[Self])> {
         claims.split_inclusive(|claim| matches!(claim, Self::Acpi(_))).filter_map(|part| match part
             .split_last()
@@ -128,23 +129,23 @@ impl fmt::Display for Claim {
     }
 }
 
-/// What a device asks of the machine as a whole.
+/// A request of a device to the machine as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Start again from power-on.
+    /// Reset the machine to power-on.
     Reset,
-    /// Switch off.
+    /// Switch the machine off.
     PowerOff,
-    /// Stop the processors: a device waits for something of the host's, like room for its disk.
+    /// Stop the processors: a device waits for the host, for example for disk space.
     Hold,
-    /// What it waited for is there. There is one of these for each `Hold`.
+    /// The wait is over. Each `Hold` is followed by one `Release`.
     Release,
 }
 
-/// Called by devices, on whatever thread they are; it must not block or call devices.
+/// Called by devices on any thread. It must not block or call devices.
 pub type Events = Arc<dyn Fn(Event) + Send + Sync>;
 
-/// What all devices of a machine share.
+/// The resources that all devices of a machine share.
 #[derive(Clone)]
 pub struct Shared {
     /// Guest RAM.
@@ -153,26 +154,26 @@ pub struct Shared {
     pub host: Arc<dyn Host>,
     /// The address spaces.
     pub spaces: Arc<Spaces>,
-    /// How to reset, and how to switch off.
+    /// Receives the devices' requests to the machine.
     pub events: Events,
-    /// The buttons on the case.
+    /// The buttons of the case.
     pub buttons: Arc<Buttons>,
-    /// Keyboards and mice: devices register here, the screen pushes here.
+    /// Keyboards and mice. Devices register here, and the screen sends its input here.
     pub input: Arc<Hub>,
-    /// What people look at: displays register here.
+    /// The screens of the machine. Displays register here.
     pub screens: Arc<Screens>,
-    /// Disks: controllers register here, the operator makes them longer here.
+    /// Disks. Controllers register here, and the operator grows disks here.
     pub disks: Arc<Disks>,
-    /// Network cables: controllers register here, the operator plugs and pulls.
+    /// Network cables. Controllers register here, and the operator connects and disconnects here.
     pub links: Arc<Links>,
-    /// The balloon: the device registers here, the operator sets it here.
+    /// The balloon. The device registers here, and the operator sets its size here.
     pub balloon: Arc<balloon::Hub>,
-    /// USB ports: controllers bring them, devices are plugged into them.
+    /// USB ports. Controllers add ports, and devices are plugged into them.
     pub usb: Arc<usb::Hub>,
 }
 
 impl Shared {
-    /// Holds the machine while the volume of a disk is full.
+    /// Returns a callback that holds the machine while the file system of a disk image is full.
     pub fn on_full(&self) -> OnFull {
         let events = self.events.clone();
         Arc::new(move |now: Full| events(if now.full { Event::Hold } else { Event::Release }))

@@ -1,4 +1,5 @@
-//! What the hypervisor lends to the board, so that no device knows which one it is.
+//! The services that the board needs from a hypervisor. Devices use these traits, and do not know
+//! which hypervisor implements them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,110 +8,110 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::device::Kind;
 
-/// A hypervisor, as devices see it.
+/// The hypervisor's interface to devices.
 pub trait Host: Send + Sync {
-    /// The pin of the interrupt controllers with this number.
+    /// Returns the pin of the interrupt controllers with this number.
     ///
     /// # Errors
     ///
-    /// When there is no such pin.
+    /// Fails if there is no such pin.
     fn pin(&self, gsi: u32) -> anyhow::Result<Box<dyn Pin>>;
-    /// A way for one message-signalled interrupt.
+    /// Allocates a route for a message-signalled interrupt.
     ///
     /// # Errors
     ///
-    /// When all routes are taken.
+    /// Fails if all routes are taken.
     fn route(&self) -> anyhow::Result<Box<dyn Route>>;
-    /// Makes the guest's writes raise an event in the kernel, where the host can do that.
+    /// Makes the guest's writes raise an event in the kernel, if the host supports it.
     fn ring(&self, bell: Doorbell, event: &Arc<EventFd>);
-    /// Ends what `ring` began.
+    /// Reverts `ring`.
     fn unring(&self, bell: Doorbell, event: &Arc<EventFd>);
-    /// Memory of ours that the guest reads, or reads and writes, without an exit.
+    /// Allocates memory that the guest accesses without an exit, as far as `guest` allows.
     ///
     /// # Errors
     ///
-    /// When the host has no memory, or cannot map it so.
+    /// Fails if the host has no memory, or does not support such a mapping.
     fn backing(&self, size: u64, guest: Guest) -> anyhow::Result<Arc<dyn Backing>>;
-    /// Takes guest RAM back that the guest does not need, as far as these bytes are whole pages of
-    /// the host's. When somebody touches it again, it is there, and reads as zeros. What is not RAM
-    /// is left alone.
+    /// Returns guest RAM in `range` to the host, in whole pages of the host. The guest may use it
+    /// again at any time, and then reads zeros. Parts of `range` that are not RAM are ignored.
     fn release(&self, range: Range<u64>);
 }
 
 /// A level-triggered input of an interrupt controller.
 pub trait Pin: Send + Sync {
-    /// Raises or lowers it.
+    /// Raises or lowers the input.
     fn set(&self, high: bool);
 }
 
-/// One message-signalled interrupt's way to a processor.
+/// The route of a message-signalled interrupt to a processor.
 pub trait Route: Send + Sync {
-    /// What is sent from now on.
+    /// Sets the message that `send` sends.
     ///
     /// # Errors
     ///
-    /// When the host refuses the message.
+    /// Fails if the host refuses the message.
     fn aim(&self, message: Message) -> anyhow::Result<()>;
-    /// Sends it. Wait-free: any thread may call this.
+    /// Sends the message. Wait-free: any thread may call this.
     fn send(&self);
 }
 
-/// The write that is an MSI.
+/// A message-signalled interrupt: a memory write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// Where to (destination processor, mode).
+    /// The address of the write (destination processor, mode).
     pub address: u64,
-    /// What (vector, trigger).
+    /// The data of the write (vector, trigger).
     pub data: u32,
 }
 
-/// A guest's write that is only a signal.
+/// A guest's write that serves only as a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbell {
-    /// Ports or memory.
+    /// The address space: ports or memory.
     pub kind: Kind,
-    /// The address, or the offset in a window.
+    /// The address, or an offset in a window.
     pub address: u64,
-    /// Bytes of the write; 0 is any.
+    /// The length of the write in bytes. 0 matches every length.
     pub length: u32,
-    /// Only this value counts, or any.
+    /// The value of the write. `None` matches every value.
     pub value: Option<u64>,
 }
 
 impl Doorbell {
-    /// The bell of a window that begins at `start`.
+    /// Converts the offset in a window that begins at `start` to an address.
     #[must_use]
     pub fn moved(self, start: u64) -> Self {
         Self { address: self.address + start, ..self }
     }
 }
 
-/// What the guest may do with memory that we lend it.
+/// The guest's access to memory from [`Host::backing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guest {
-    /// Read; writes reach the device.
+    /// Read only: writes reach the device.
     Reads,
     /// Read and write.
     Writes,
-    /// The same, and `Backing::changed` tells where it wrote.
+    /// Read and write, and `Backing::changed` reports the pages written.
     Draws,
 }
 
-/// Memory of ours in the guest's address space. What it holds stays when it is moved, and when its
-/// device is reset; no device saves it with its state: it is as much as RAM, and goes with that.
+/// Memory of a device in the guest's address space. Its content survives moves and resets of the
+/// device. Devices do not save it with their state: like RAM, it is too large, and is saved with
+/// the RAM.
 pub trait Backing: Send + Sync {
-    /// Puts it at an address, or takes it away.
+    /// Maps the memory at an address, or unmaps it.
     ///
     /// # Errors
     ///
-    /// When the host has no place for it there.
+    /// Fails if the host cannot map it there.
     fn place(&self, at: Option<u64>) -> anyhow::Result<()>;
-    /// Copies out; what lies behind the end is left alone.
+    /// Copies bytes out. Bytes of `data` beyond the end of the memory stay unchanged.
     fn read(&self, offset: u64, data: &mut [u8]);
-    /// Copies in; what lies behind the end is dropped.
+    /// Copies bytes in. Bytes beyond the end of the memory are ignored.
     fn write(&self, offset: u64, data: &[u8]);
-    /// The pages (of 4096 bytes) that the guest, or `write`, wrote since this was last asked: bit
-    /// `n % 64` of word `n / 64` is page `n`. Sets bits and clears none, and makes the list as long
-    /// as it must be. Nobody notes this of memory that the guest does not draw in.
+    /// Reports the pages of 4096 bytes that the guest, or `write`, changed since the last call: bit
+    /// `n % 64` of word `n / 64` is page `n`. Sets bits but clears none, and extends `pages` as
+    /// needed. Only memory with [`Guest::Draws`] is tracked.
     fn changed(&self, pages: &mut Vec<u64>);
 }

@@ -1,7 +1,7 @@
-//! Devices of a PC: registers, the back ends behind them, and the buses in front of them.
+//! The devices of a PC: their registers, their back ends, and the buses that connect them.
 //!
-//! Read `device.rs` and `grants.rs` first: what a device is, and what it may ask for. No device
-//! knows the hypervisor; what that lends is in `hypervisor.rs`.
+//! Read `device.rs` (the interface of a device) and `grants.rs` (the resources it may request)
+//! first. No device knows the hypervisor: its services are traits in `hypervisor.rs`.
 #![deny(unsafe_code)]
 
 pub mod alarm;

@@ -1,14 +1,15 @@
-//! Level-triggered wires: several devices hold one, the pin is the OR of them all.
+//! Level-triggered interrupt wires. Several devices may share one: the pin is the OR of their
+//! lines.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use crate::hypervisor::Pin;
 
-/// A pin and how many of its lines are high.
+/// A pin, and the number of its lines that are high.
 pub(crate) struct Wire {
     pin: Box<dyn Pin>,
-    /// The lock orders pin changes: raised by one and lowered by another must end as counted.
+    /// The lock also orders changes of the pin, so that its level always matches the count.
     high: Mutex<u32>,
 }
 
@@ -50,18 +51,18 @@ impl Line {
         Self { wire, state: Mutex::default() }
     }
 
-    /// Asks for service, or no longer.
+    /// Raises or lowers the line.
     pub fn set(&self, high: bool) {
         self.change(|level| level.wanted = high);
     }
 
-    /// Rises and falls: an edge for pins that count those.
+    /// Raises and lowers the line: one edge, for pins that count edges.
     pub fn pulse(&self) {
         self.set(true);
         self.set(false);
     }
 
-    /// Whether the device asks for service, whether or not the wire carries it.
+    /// Whether the device has raised its line, even if the line is gated.
     pub fn is_set(&self) -> bool {
         self.state.lock().expect("no device panicked").wanted
     }
@@ -123,6 +124,6 @@ mod test {
         line.gate(false);
         assert!(pins.is_high(3));
         drop(line);
-        assert!(!pins.is_high(3), "a device that is gone asks for nothing");
+        assert!(!pins.is_high(3), "a dropped line is low");
     }
 }

@@ -1,19 +1,19 @@
-//! Which pages of a memory are meant: a bit for each.
+//! A set of pages of a memory, with one bit for each page.
 
 pub use host::display::PAGE;
 
-/// A list of pages: bit `n % 64` of word `n / 64` is page `n`.
+/// A set of pages: bit `n % 64` of word `n / 64` is page `n`.
 #[derive(Clone, Debug, Default)]
 pub struct Pages(Vec<u64>);
 
 impl Pages {
-    /// None of so many bytes' pages.
+    /// An empty set for a memory of `bytes` bytes.
     pub fn none_of(bytes: u64) -> Self {
         let words = usize::try_from(bytes.div_ceil(PAGE).div_ceil(64)).unwrap_or(0);
         Self(vec![0; words])
     }
 
-    /// Adds the pages of some bytes; those behind the end are not there.
+    /// Adds the pages that contain these bytes. Pages beyond the end are ignored.
     pub fn mark(&mut self, offset: u64, length: usize) {
         let Some(last) = (length as u64).checked_sub(1) else { return };
         for page in offset / PAGE..=offset.saturating_add(last) / PAGE {
@@ -23,12 +23,12 @@ impl Pages {
         }
     }
 
-    /// Adds what is in another list; what is longer is left out.
+    /// Adds the pages of another set. Pages beyond the end are ignored.
     pub fn add(&mut self, more: &[u64]) {
         self.0.iter_mut().zip(more).for_each(|(word, more)| *word |= more);
     }
 
-    /// Moves all to `list`, which is made as long as it must be.
+    /// Moves all pages to `list`, and extends it as needed.
     pub fn move_to(&mut self, list: &mut Vec<u64>) {
         list.resize(list.len().max(self.0.len()), 0);
         list.iter_mut().zip(&mut self.0).for_each(|(to, from)| *to |= std::mem::take(from));
@@ -52,6 +52,6 @@ mod test {
         pages.move_to(&mut list);
         assert_eq!(list, [1 << 63 | 1 << 9 | 0b11, 0b10]);
         pages.move_to(&mut list);
-        assert_eq!(list, [1 << 63 | 1 << 9 | 0b11, 0b10], "told once");
+        assert_eq!(list, [1 << 63 | 1 << 9 | 0b11, 0b10], "reported once");
     }
 }

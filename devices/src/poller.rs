@@ -1,11 +1,11 @@
-//! A thread for what must answer within microseconds: it sleeps on its events, and looks itself for
-//! a moment after it had something to do, where that pays.
+//! A thread for work that must start within microseconds. It sleeps on its events, and polls for a
+//! moment after each piece of work if that is likely to pay off.
 //!
-//! Waking a thread takes 5 to 50 us, more than a small read from a cached disk and as much as one
-//! from a fast disk. So a poller that slept [`SHORT`] or less several times in a row stays awake
-//! instead, with the driver's doorbell switched off: for [`AWAKE`], or for [`SHORT`] while the
-//! driver waits for one request. The first time that nothing comes meanwhile ends it, so that an
-//! idle device costs nothing, and looking in vain little.
+//! Waking a thread takes 5 to 50 us, longer than a small read from a cached disk and as long as one
+//! from a fast disk. After several sleeps in a row that were shorter than [`SHORT_WAIT`], the
+//! thread therefore polls instead, with the driver's doorbell switched off: for [`AWAKE`], or
+//! for [`SHORT_WAIT`] while the driver waits for one request. It stops polling the first time that
+//! nothing arrives. An idle device thus costs nothing, and polling in vain costs little.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -17,33 +17,33 @@ use anyhow::Context;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// How long it looks for more.
+/// The time to poll for new requests.
 pub(crate) const AWAKE: Duration = Duration::from_micros(32);
-/// A sleep that it could have spent looking, waking included; and how long it looks for the end of
-/// a request that the driver waits for.
-const SHORT: Duration = Duration::from_micros(128);
-/// So many short sleeps come before it looks.
-const ENOUGH: u32 = 8;
+/// Sleeps shorter than this, including the wake-up, could have been spent polling. Also the time to
+/// poll for the end of a request that the driver waits for.
+const SHORT_WAIT: Duration = Duration::from_micros(128);
+/// The number of short sleeps in a row before the thread polls.
+const MIN_SHORT_WAITS: u32 = 8;
 
-/// What a poller does.
+/// The work of a poller.
 pub trait Serve: Send + 'static {
-    /// Does what there is to do; false if there was nothing.
+    /// Does all pending work. Returns false if there was none.
     fn serve(&mut self) -> bool;
-    /// One request is in flight, and nothing else is to be done until it ends.
+    /// Whether exactly one request is in flight, and there is no work until it ends.
     fn awaits(&self) -> bool {
         false
     }
-    /// Asks to be woken from now on. True when something came meanwhile.
+    /// Enables wake-ups. Returns true if work arrived in the meantime.
     fn listen(&mut self) -> bool;
-    /// Asks not to be woken: it will look itself.
+    /// Disables wake-ups while the thread polls.
     fn quiet(&mut self);
-    /// What wakes it: readable when there is something to do. They stay what they are.
+    /// The file descriptors that become readable when there is work. They must not change later.
     fn events(&self) -> Vec<RawFd>;
-    /// Empties those of its events that are counters.
+    /// Resets those events that are counters.
     fn heard(&mut self);
 }
 
-/// A thread that serves. Dropping it without `stop` stops it too.
+/// A polling thread. Dropping it stops the thread, like `stop`.
 pub struct Poller<T> {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<T>>,
@@ -51,16 +51,16 @@ pub struct Poller<T> {
 
 struct Stop {
     event: EventFd,
-    /// So that looking costs no system call.
+    /// A copy of the event's state, so that polling needs no system call.
     flag: AtomicBool,
 }
 
 impl<T: Serve> Poller<T> {
-    /// Starts the thread, which first looks whether there is something to do.
+    /// Starts the thread, which first does all pending work.
     ///
     /// # Errors
     ///
-    /// When the host has no thread or file descriptor left.
+    /// Fails if the host has no thread or file descriptor left.
     pub fn spawn(name: &str, mut value: T) -> anyhow::Result<Self> {
         let event = EventFd::new(EFD_NONBLOCK).context("an event for a poller")?;
         let epoll = Epoll::new().context("an epoll for a poller")?;
@@ -78,7 +78,7 @@ impl<T: Serve> Poller<T> {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Ends the thread after what it is doing.
+    /// Ends the thread after its current work, and returns the value.
     pub fn stop(mut self) -> T {
         self.join().expect("a poller is stopped once")
     }
@@ -99,21 +99,21 @@ impl<T> Drop for Poller<T> {
     }
 }
 
-/// Whether looking has paid so far, for one kind of wait.
+/// Predicts whether polling pays off, for one kind of wait.
 #[derive(Default)]
 struct Habit {
-    /// Sleeps in a row that were short.
+    /// The number of short sleeps in a row.
     short: u32,
 }
 
 impl Habit {
-    fn pays(&self) -> bool {
-        self.short >= ENOUGH
+    fn should_poll(&self) -> bool {
+        self.short >= MIN_SHORT_WAITS
     }
 
-    /// Something came so long after the wait began.
+    /// Records the duration of a wait.
     fn learn(&mut self, waited: Duration) {
-        self.short = if waited < SHORT { self.short.saturating_add(1) } else { 0 };
+        self.short = if waited < SHORT_WAIT { self.short.saturating_add(1) } else { 0 };
     }
 }
 
@@ -124,16 +124,16 @@ fn run(value: &mut impl Serve, epoll: &Epoll, stop: &AtomicBool) {
             continue;
         }
         let (habit, span) =
-            if value.awaits() { (&mut ends, SHORT) } else { (&mut commands, AWAKE) };
-        if habit.pays() {
-            if look(value, stop, span) {
+            if value.awaits() { (&mut ends, SHORT_WAIT) } else { (&mut commands, AWAKE) };
+        if habit.should_poll() {
+            if poll(value, stop, span) {
                 continue;
             }
             *habit = Habit::default();
         }
         if !value.listen() {
             let start = Instant::now();
-            // A signal makes it look again, which is no harm.
+            // A signal wakes the thread too, which is harmless.
             epoll.wait(-1, &mut [EpollEvent::default()]).ok();
             habit.learn(start.elapsed());
             value.heard();
@@ -142,15 +142,15 @@ fn run(value: &mut impl Serve, epoll: &Epoll, stop: &AtomicBool) {
     }
 }
 
-/// Looks for so long until there was something to do; false if there was not.
-fn look(value: &mut impl Serve, stop: &AtomicBool, span: Duration) -> bool {
+/// Polls until there was work, for at most `span`. Returns false if there was none.
+fn poll(value: &mut impl Serve, stop: &AtomicBool, span: Duration) -> bool {
     let start = Instant::now();
     while start.elapsed() < span && !stop.load(Ordering::Acquire) {
         if value.serve() {
             return true;
         }
         if span > AWAKE {
-            // Others that want this processor do not wait for us.
+            // Let other threads use this processor.
             thread::yield_now();
         } else {
             std::hint::spin_loop();
@@ -165,17 +165,17 @@ mod test {
 
     use super::*;
 
-    /// Counts what it hears.
+    /// Counts the rings of its bell.
     struct Counter {
         bell: Arc<EventFd>,
         count: u64,
-        looked: Arc<AtomicU64>,
+        polls: Arc<AtomicU64>,
         done: Arc<EventFd>,
     }
 
     impl Serve for Counter {
         fn serve(&mut self) -> bool {
-            self.looked.fetch_add(1, Ordering::Relaxed);
+            self.polls.fetch_add(1, Ordering::Relaxed);
             let rung = self.bell.read().unwrap_or(0);
             self.count += rung;
             if rung > 0 {
@@ -195,10 +195,10 @@ mod test {
 
     fn counter() -> (Poller<Counter>, [Arc<EventFd>; 2], Arc<AtomicU64>) {
         let [bell, done] = [EFD_NONBLOCK, 0].map(|it| Arc::new(EventFd::new(it).unwrap()));
-        let looked = Arc::<AtomicU64>::default();
+        let polls = Arc::<AtomicU64>::default();
         let value =
-            Counter { bell: bell.clone(), count: 0, looked: looked.clone(), done: done.clone() };
-        (Poller::spawn("test", value).unwrap(), [bell, done], looked)
+            Counter { bell: bell.clone(), count: 0, polls: polls.clone(), done: done.clone() };
+        (Poller::spawn("test", value).unwrap(), [bell, done], polls)
     }
 
     #[test]
@@ -217,28 +217,28 @@ mod test {
     #[test]
     fn looking_pays_after_several_short_waits_in_a_row() {
         let mut habit = Habit::default();
-        for wait in 1..ENOUGH {
-            habit.learn(SHORT / 2);
-            assert!(!habit.pays(), "after {wait}");
+        for wait in 1..MIN_SHORT_WAITS {
+            habit.learn(SHORT_WAIT / 2);
+            assert!(!habit.should_poll(), "after {wait}");
         }
-        habit.learn(SHORT);
-        (1..ENOUGH).for_each(|_| habit.learn(AWAKE));
-        assert!(!habit.pays(), "a long wait was between");
-        habit.learn(SHORT / 2);
-        assert!(habit.pays());
+        habit.learn(SHORT_WAIT);
+        (1..MIN_SHORT_WAITS).for_each(|_| habit.learn(AWAKE));
+        assert!(!habit.should_poll(), "a long wait was between");
+        habit.learn(SHORT_WAIT / 2);
+        assert!(habit.should_poll());
     }
 
     #[test]
     fn an_idle_poller_does_not_look() {
-        let (_poller, [bell, done], looked) = counter();
+        let (_poller, [bell, done], polls) = counter();
         let looks = [(); 10].map(|()| {
-            let before = looked.load(Ordering::Relaxed);
+            let before = polls.load(Ordering::Relaxed);
             bell.write(1).unwrap();
             done.read().unwrap();
             thread::sleep(Duration::from_millis(20));
-            looked.load(Ordering::Relaxed) - before
+            polls.load(Ordering::Relaxed) - before
         });
-        // Once for the ring, once before the sleep; a late start of a thread may add some.
-        assert!(looks.iter().any(|it| *it < 10), "looked {looks:?} times");
+        // One for the ring and one before the sleep. A late start of a thread may add some.
+        assert!(looks.iter().any(|it| *it < 10), "polled {looks:?} times");
     }
 }

@@ -1,13 +1,13 @@
-//! The buttons on the case: the operator presses, the device that has the button's wire takes it.
-//! And ACPI's general-purpose events, which reach the guest through the same device.
+//! The buttons of the case, which the operator presses and a device reports to the guest. ACPI's
+//! general-purpose events reach the guest through the same device.
 
 use std::fmt;
 use std::sync::Mutex;
 
-/// What a press does; false when the device that asked for it is gone.
+/// Reports a press to the device. Returns false if the device is gone.
 type Press = Box<dyn Fn() -> bool + Send>;
 
-/// Sets a status bit of GPE0; false when the device that has the register is gone.
+/// Sets a status bit of GPE0. Returns false if the device with the register is gone.
 type Raise = Box<dyn Fn(u8) -> bool + Send>;
 
 /// The buttons of one machine, and its general-purpose events.
@@ -18,24 +18,24 @@ pub struct Buttons {
 }
 
 impl Buttons {
-    /// Presses the power button. False when no device of this machine has one.
+    /// Presses the power button. Returns false if no device of this machine has one.
     pub fn press(&self) -> bool {
         self.power.lock().expect("no device panicked").as_ref().is_some_and(|press| press())
     }
 
-    /// Raises a general-purpose event (ACPI 6.5, 4.8.5.1): the guest runs its `_Exx` method. False
-    /// when no device of this machine has the register.
+    /// Raises a general-purpose event (ACPI 6.5, 4.8.5.1): the guest runs its `_Exx` method.
+    /// Returns false if no device of this machine has the register.
     pub fn raise(&self, event: u8) -> bool {
         self.event.lock().expect("no device panicked").as_ref().is_some_and(|raise| raise(event))
     }
 
-    /// Leads general-purpose events to a device, under the rules of `connect`.
+    /// Sets the device that receives general-purpose events. The rules of `connect` apply.
     pub(crate) fn connect_events(&self, raise: impl Fn(u8) -> bool + Send + 'static) {
         *self.event.lock().expect("no device panicked") = Some(Box::new(raise));
     }
 
-    /// Leads the power button to a device. It may be pressed on any thread, at any time, and must
-    /// not keep the device alive.
+    /// Sets the device that receives the power button. `press` is called on any thread at any time,
+    /// and must not keep the device alive.
     pub(crate) fn connect(&self, press: impl Fn() -> bool + Send + 'static) {
         *self.power.lock().expect("no device panicked") = Some(Box::new(press));
     }

@@ -1,27 +1,29 @@
-//! The queue of a keyboard: keys that go down and up, in order, until the guest reads them.
+//! The queue of a keyboard: presses and releases of keys, in order, until the guest reads them.
 //!
-//! The queue is bounded and loses no half of a key: a press that finds it full is dropped together
-//! with its release, and a key whose press was queued is always released. Senders that can wait do
-//! so while [`Presses::has_room`] is false, before anything is dropped.
+//! The queue is bounded, and never loses half of a keystroke: a press that finds the queue full is
+//! dropped together with its release, and a queued press is always followed by its release. Senders
+//! that can wait do so while [`Presses::has_room`] is false, so that nothing is dropped.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-/// Events from which on senders wait: several thousand characters with their modifiers.
+/// Senders that can wait do so at this number of events: several thousand characters with their
+/// modifiers.
 const ROOM: usize = 16 << 10;
-/// Presses are dropped from here on. What is in between is for senders that cannot wait.
+/// Presses are dropped at this number of events. The room above `ROOM` is for senders that cannot
+/// wait.
 pub(crate) const LIMIT: usize = ROOM + (4 << 10);
 
-/// Keys by their usages.
+/// A queue of keys, identified by their usages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound(deserialize = "U: Ord + Deserialize<'de>"))]
 pub(crate) struct Presses<U> {
-    /// Events that the guest has not read: usages, and whether they went down.
+    /// Events that the guest has not read: the usage, and true for a press.
     events: VecDeque<(U, bool)>,
-    /// Keys that are down once all events are read.
+    /// Keys that are down after the last queued event.
     held: BTreeSet<U>,
-    /// Keys that are down by the events that were read, in the order that they went down.
+    /// Keys that are down after the events read so far, in the order of their presses.
     down: Vec<U>,
 }
 
@@ -32,10 +34,10 @@ impl<U> Default for Presses<U> {
 }
 
 impl<U: Copy + Ord> Presses<U> {
-    /// A key goes down or up. A key that is down already stays so.
+    /// Queues a press or a release. Pressing a key that is already down has no effect.
     pub(crate) fn press(&mut self, usage: U, down: bool) {
         if !down {
-            // Each was pressed before, so this is bounded.
+            // Each release follows a press, so the queue stays bounded.
             if self.held.remove(&usage) {
                 self.events.push_back((usage, false));
             }
@@ -44,8 +46,8 @@ impl<U: Copy + Ord> Presses<U> {
         }
     }
 
-    /// A key that is down repeats. While the guest is behind, it does not: a person who sees the
-    /// text late holds the key for too long.
+    /// Repeats a key that is down, unless the guest has unread events: a user who sees the text
+    /// late holds the key for too long.
     pub(crate) fn repeat(&mut self, usage: U) {
         if self.events.is_empty() && self.held.contains(&usage) {
             self.events.push_back((usage, true));
@@ -60,28 +62,28 @@ impl<U: Copy + Ord> Presses<U> {
             self.down.push(usage);
         }
         if self.events.is_empty() {
-            // The room of a long text goes with it.
+            // Free the memory of a long text.
             self.events.shrink_to(64);
         }
         Some((usage, down))
     }
 
-    /// Whether this key is held, once all events are read.
+    /// Whether this key is down after the last queued event.
     pub(crate) fn is_held(&self, usage: U) -> bool {
         self.held.contains(&usage)
     }
 
-    /// Keys that are down by the events that were taken, in the order that they went down.
+    /// Keys that are down after the events read so far, in the order of their presses.
     pub(crate) fn down(&self) -> &[U] {
         &self.down
     }
 
-    /// Whether all events were taken.
+    /// Whether the guest has read all events.
     pub(crate) fn is_idle(&self) -> bool {
         self.events.is_empty()
     }
 
-    /// Whether a sender that can wait may go on.
+    /// Whether a sender that can wait may send.
     pub(crate) fn has_room(&self) -> bool {
         self.events.len() < ROOM
     }
@@ -103,13 +105,13 @@ mod test {
         }
         (0..251).for_each(|usage| presses.press(usage, false));
         assert!(!presses.has_room());
-        let most = LIMIT + 251;
-        assert!((LIMIT..=most).contains(&presses.events.len()), "{}", presses.events.len());
+        let max = LIMIT + 251;
+        assert!((LIMIT..=max).contains(&presses.events.len()), "{}", presses.events.len());
         let (mut downs, mut ups) = (0, 0);
         while let Some((_, down)) = presses.next() {
             *(if down { &mut downs } else { &mut ups }) += 1;
         }
-        assert_eq!((downs, presses.down()), (ups, &[][..]), "no key hangs");
+        assert_eq!((downs, presses.down()), (ups, &[][..]), "every key is released");
         assert!(presses.is_idle() && presses.has_room());
     }
 

@@ -1,4 +1,4 @@
-//! The list of devices. Adding one is adding its file, and its line here.
+//! The list of devices. To add a device, add its file and a line here.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use host::stream::Stream;
 
 macro_rules! registry {
     ($($name:literal $kind:ident: $config:path,)*) => {
-        /// A device as the configuration names it: `{"kind": "serial", "port": 2}`.
+        /// The configuration of a device, for example `{"kind": "serial", "port": 2}`.
         #[derive(Clone, Debug, Serialize, Deserialize)]
         #[serde(tag = "kind")]
         pub enum Config {
@@ -24,22 +24,22 @@ macro_rules! registry {
             )*
         }
 
-        /// The kinds, in the words of the configuration.
+        /// The names of all kinds in the configuration.
         pub const KINDS: &[&str] = &[$($name),*];
 
         impl Config {
-            /// The word that names this kind.
+            /// The name of this kind in the configuration.
             pub fn kind(&self) -> &'static str {
                 match self { $(Self::$kind(_) => $name),* }
             }
 
-            /// Reads the fields of a device of this kind; none when there is no such kind.
+            /// Reads the fields of a device of this kind. Returns `None` if there is no such kind.
             ///
-            /// This is the door for text, where a field's type decides what a word means.
+            /// For text input, where the type of a field decides how its value is parsed.
             ///
             /// # Errors
             ///
-            /// When the fields do not fit the kind.
+            /// Fails if the fields do not fit the kind.
             pub fn of_kind<'de, D: Deserializer<'de>>(
                 kind: &str,
                 fields: D,
@@ -54,41 +54,41 @@ macro_rules! registry {
             ///
             /// # Errors
             ///
-            /// When it cannot have what it needs.
+            /// Fails if a resource of the machine or the host is not available.
             pub fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
                 match self { $(Self::$kind(config) => config.build(grants)),* }
             }
 
-            /// Chooses what suits a machine with this many processors, where the user chose
-            /// nothing.
+            /// Sets fields that the user left open to suit a machine with this number of
+            /// processors.
             pub fn suit(&mut self, processors: u16) {
                 match self { $(Self::$kind(config) => config.suit(processors)),* }
             }
 
-            /// Whether it can be plugged into a running machine.
+            /// Whether the device can be plugged into a running machine.
             #[must_use]
             pub fn is_usb(&self) -> bool {
                 match self { $(Self::$kind(config) => config.is_usb()),* }
             }
 
-            /// The part of the host that it uses.
             fn host_side(&self) -> HostSide<'_> {
                 match self { $(Self::$kind(config) => config.host_side()),* }
             }
 
-            /// Has it open this file alone, whatever lies at its path.
+            /// Makes the device open only this file: opening fails if its path leads to another
+            /// one.
             ///
             /// # Errors
             ///
-            /// When it has no file or cannot be plugged in.
+            /// Fails if the device has no file or cannot be plugged in.
             pub fn expect(&mut self, file: FileId) -> anyhow::Result<()> {
                 let expects = match self { $(Self::$kind(config) => config.expect(file)),* };
                 ensure!(expects, "`{}` has no file", self.kind());
                 Ok(())
             }
 
-            /// Removes what changes the host: `vmm inspect` truncates no log, takes no lock and
-            /// makes no socket.
+            /// Removes every effect on the host, for `vmm inspect`: building the device then
+            /// truncates no log, takes no lock and creates no socket.
             pub fn leave_host_alone(&mut self) {
                 match self { $(Self::$kind(config) => config.leave_host_alone()),* }
             }
@@ -121,27 +121,26 @@ registry! {
     "xhci" Xhci: crate::usb::xhci::Config,
 }
 
-/// The name of the device of this kind that is built as the `count`th, from 1: `serial`, then
-/// `serial.2`.
+/// The name of the `count`th device of this kind, counted from 1: `serial`, then `serial.2`.
 #[must_use]
 pub fn name(kind: &str, count: usize) -> String {
     if count < 2 { kind.to_owned() } else { format!("{kind}.{count}") }
 }
 
 impl Config {
-    /// The image of a disk that stays in the machine.
+    /// The image, if the device is a disk that cannot be removed from the machine.
     #[must_use]
     pub fn image(&self) -> Option<&Path> {
         if let HostSide::Image(path) = self.host_side() { Some(path) } else { None }
     }
 
-    /// The network that it is connected to.
+    /// The network of the device, if it has one.
     #[must_use]
     pub fn network(&self) -> Option<&Network> {
         if let HostSide::Network(network) = self.host_side() { Some(network) } else { None }
     }
 
-    /// Where its bytes go to and come from.
+    /// The stream for the device's input and output, if it has one.
     #[must_use]
     pub fn stream(&self) -> Option<&Stream> {
         if let HostSide::Stream(stream) = self.host_side() { Some(stream) } else { None }
@@ -154,7 +153,7 @@ mod test {
 
     use super::*;
 
-    /// A device of this kind, with what it needs.
+    /// A device of this kind with its mandatory fields.
     fn device(kind: &str) -> Config {
         let needed = match kind {
             "nvme" | "virtio-blk" | "virtio-scsi" | "usb-storage" | "tpm" => {

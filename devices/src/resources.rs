@@ -7,22 +7,23 @@ use crate::bus::Window;
 use crate::device::{Kind, Region};
 use crate::line::Line;
 
-/// Grants resources to one device: numbers go in, handles come out, and only those are kept.
+/// Grants resources to one device. The device passes numbers, and keeps only the returned handles.
 ///
-/// Every grant is recorded: bus map, ACPI `_CRS` and `vmm inspect` are printed from that one list.
+/// Every grant is recorded. The bus map, ACPI `_CRS` and `vmm inspect` use this one list.
 pub trait Resources {
-    /// A fixed range that no other device has.
+    /// Grants a fixed range that no other device has.
     ///
     /// # Errors
     ///
-    /// When another device holds a part of it.
+    /// Fails if another device has a part of the range.
     fn claim(&mut self, kind: Kind, range: Range<u64>) -> anyhow::Result<Region>;
-    /// A range that moves as the guest programs it; it starts out nowhere.
+    /// Grants a range whose address the guest programs. It is not on the bus until then.
     fn window(&mut self, kind: Kind, size: u64) -> Arc<Window>;
-    /// A wire to an interrupt controller pin. Devices share wires: the pin is the OR of all.
+    /// Grants a line to a pin of the interrupt controllers. Devices share pins: a pin is the OR of
+    /// its lines.
     ///
     /// # Errors
     ///
-    /// When the host cannot connect the pin.
+    /// Fails if the host cannot connect the pin.
     fn line(&mut self, gsi: u32) -> anyhow::Result<Arc<Line>>;
 }

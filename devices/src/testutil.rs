@@ -1,4 +1,4 @@
-//! A host without a hypervisor: what was raised, sent and mapped can be looked at.
+//! A host without a hypervisor. It records interrupts, messages and mappings for inspection.
 
 pub mod driver;
 pub mod hostile;
@@ -18,7 +18,7 @@ use crate::hypervisor::{Backing, Doorbell, Guest, Host, Message, Pin, Route};
 use crate::pages::Pages;
 use host::memory::Memory;
 
-/// Levels and edges of all pins.
+/// The levels and edge counts of all pins.
 #[derive(Clone, Default)]
 pub struct Pins(Arc<Mutex<BTreeMap<u32, (bool, u32)>>>);
 
@@ -28,13 +28,13 @@ impl Pins {
         self.0.lock().unwrap().get(&gsi).is_some_and(|pin| pin.0)
     }
 
-    /// How often it rose.
+    /// The number of rising edges of the pin.
     pub fn edges(&self, gsi: u32) -> u32 {
         self.0.lock().unwrap().get(&gsi).map_or(0, |pin| pin.1)
     }
 }
 
-/// One pin that notes what is done to it.
+/// A pin that records its level and its edges.
 pub(crate) struct Levels {
     pins: Pins,
     gsi: u32,
@@ -55,23 +55,22 @@ impl Pin for Levels {
     }
 }
 
-/// The host of tests, of fuzzers and of `vmm inspect`: nothing is behind it.
+/// The host for tests, fuzzers and `vmm inspect`. It has no hypervisor.
 #[derive(Clone, Default)]
 pub struct FakeHost {
     /// Interrupt pins.
     pub pins: Pins,
-    /// Messages, in the order they were sent.
+    /// The messages sent, in order.
     pub sent: Arc<Mutex<Vec<Message>>>,
-    /// Doorbells that are connected now.
+    /// The doorbells that are connected now.
     pub bells: Arc<Mutex<Vec<Doorbell>>>,
-    /// Guest RAM that was taken back: the first of it, for nobody counts for ever.
+    /// The ranges of guest RAM that were released, up to a limit.
     pub released: Arc<Mutex<Vec<Range<u64>>>>,
-    /// Where memory is lent to the guest now. As on KVM, two pieces do not overlap.
+    /// The memory that is mapped now. As on KVM, mappings do not overlap.
     pub lent: Arc<Mutex<Vec<Range<u64>>>>,
 }
 
-/// Most ranges that are noted.
-const RELEASED: usize = 4096;
+const MAX_RELEASED: usize = 4096;
 
 struct Sender {
     message: Mutex<Message>,
@@ -88,7 +87,7 @@ impl Route for Sender {
     }
 }
 
-/// Memory that no guest sees.
+/// A backing that no guest accesses.
 struct Plain {
     bytes: Mutex<Vec<u8>>,
     at: Mutex<Option<Range<u64>>>,
@@ -161,13 +160,13 @@ impl Host for FakeHost {
     }
     fn release(&self, range: Range<u64>) {
         let mut released = self.released.lock().unwrap();
-        if released.len() < RELEASED {
+        if released.len() < MAX_RELEASED {
             released.push(range);
         }
     }
 }
 
-/// A board on a fake host, with some RAM, and what devices asked of the machine.
+/// A board on a fake host, with RAM and a record of the devices' requests.
 pub struct Bench {
     /// The board.
     pub board: Board,
@@ -175,41 +174,41 @@ pub struct Bench {
     pub host: FakeHost,
     /// The RAM.
     pub memory: Memory,
-    /// What devices asked for so far.
+    /// The devices' requests to the machine so far.
     pub events: Arc<Mutex<Vec<Event>>>,
 }
 
 impl Bench {
-    /// RAM from 0 to `size`.
+    /// A bench with RAM from 0 to `size`.
     ///
     /// # Panics
     ///
-    /// When the machine that runs the tests has no memory.
+    /// Panics if the host has no memory.
     pub fn new(size: usize) -> Self {
         let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).unwrap();
         let memory = Memory::new(Arc::new(ram));
         let host = FakeHost::default();
         let events = Arc::<Mutex<Vec<Event>>>::default();
-        let told = events.clone();
-        let tell = Arc::new(move |event| told.lock().unwrap().push(event));
-        let board = Board::new(memory.clone(), Arc::new(host.clone()), tell);
+        let recorded = events.clone();
+        let record = Arc::new(move |event| recorded.lock().unwrap().push(event));
+        let board = Board::new(memory.clone(), Arc::new(host.clone()), record);
         Self { board, host, memory, events }
     }
 
-    /// Reads a little-endian number.
+    /// Reads `N` bytes from an address space.
     pub fn read<const N: usize>(&self, kind: crate::device::Kind, address: u64) -> [u8; N] {
         let mut data = [0; N];
         self.board.spaces().of(kind).read(address, &mut data);
         data
     }
 
-    /// Writes.
+    /// Writes to an address space.
     pub fn write(&self, kind: crate::device::Kind, address: u64, data: &[u8]) {
         self.board.spaces().of(kind).write(address, data);
     }
 }
 
-/// A board with the host bridge's neighbour alone: the LPC bridge, running.
+/// A board with only an LPC bridge, running.
 #[cfg(test)]
 pub(crate) fn lpc_bench() -> Bench {
     use crate::grants::Build;

@@ -1,4 +1,4 @@
-//! A thread that owns a value while it works, and gives it back when it is told to stop.
+//! A worker thread that owns a value, and returns it when it stops.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use anyhow::Context;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Between two looks whether a thread is done.
-const LOOK: Duration = Duration::from_millis(1);
+/// The interval for checking whether a thread has ended.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A worker thread. Dropping it without `stop` stops it too.
+/// A worker thread. Dropping it stops the thread, like `stop`.
 pub struct Worker<T> {
     stop: EventFd,
     thread: Option<JoinHandle<T>>,
@@ -23,7 +23,7 @@ impl<T: Send + 'static> Worker<T> {
     ///
     /// # Errors
     ///
-    /// When the host has no thread or file descriptor left.
+    /// Fails if the host has no thread or file descriptor left.
     pub fn spawn(
         name: &str,
         value: T,
@@ -37,7 +37,7 @@ impl<T: Send + 'static> Worker<T> {
         let body = move || {
             let id = manager.add_subscriber(round);
             loop {
-                // Only a broken epoll fails here, which is ours alone.
+                // This fails only if the epoll is broken, and only this file uses it.
                 manager.run().expect("epoll works");
                 let round = manager.subscriber_mut(id).expect("it was added above");
                 if round.stopped {
@@ -49,8 +49,8 @@ impl<T: Send + 'static> Worker<T> {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Ends the thread after the step that it is in, if that is done by then. Else it is left alone
-    /// with what it owns, and ends when it can.
+    /// Ends the thread after its current step, and returns the value. If the step takes longer than
+    /// `time`, the thread is detached with the value and ends later.
     pub fn stop_within(mut self, time: Duration) -> Option<T> {
         self.stop.write(1).expect("an eventfd takes a 1");
         let end = Instant::now() + time;
@@ -58,12 +58,12 @@ impl<T: Send + 'static> Worker<T> {
             if Instant::now() >= end {
                 self.thread = None;
             }
-            sleep(LOOK);
+            sleep(CHECK_INTERVAL);
         }
         self.join()
     }
 
-    /// Ends the thread after the step that it is in.
+    /// Ends the thread after its current step, and returns the value.
     pub fn stop(mut self) -> T {
         self.join().expect("a worker is stopped once")
     }
@@ -106,7 +106,7 @@ impl<T, F: FnMut(&mut T, usize)> MutEventSubscriber for Round<T, F> {
             self.stopped = true;
         } else if !self.stopped {
             let number = events.data() as usize;
-            // Empty when another step drained it already.
+            // The bell is empty if another step has already drained it.
             self.bells[number].read().ok();
             (self.step)(&mut self.value, number);
         }
@@ -138,12 +138,13 @@ mod test {
     fn a_step_that_takes_too_long_is_left_alone() {
         let bell = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
         let (go, [begun, gone]) = (Arc::new(EventFd::new(0).unwrap()), events());
-        let (hold, said, value) = (go.clone(), begun.clone(), Said(gone.clone()));
-        let worker = Worker::spawn("test", value, vec![bell.clone()], move |_: &mut Said, _| {
-            said.write(1).unwrap();
-            hold.read().unwrap();
-        })
-        .unwrap();
+        let (hold, said, value) = (go.clone(), begun.clone(), DropSignal(gone.clone()));
+        let worker =
+            Worker::spawn("test", value, vec![bell.clone()], move |_: &mut DropSignal, _| {
+                said.write(1).unwrap();
+                hold.read().unwrap();
+            })
+            .unwrap();
         bell.write(1).unwrap();
         begun.read().unwrap();
         assert!(worker.stop_within(Duration::from_millis(20)).is_none());
@@ -157,10 +158,10 @@ mod test {
         [(); 2].map(|()| Arc::new(EventFd::new(0).unwrap()))
     }
 
-    /// Says when it goes.
-    struct Said(Arc<EventFd>);
+    /// Raises an event when it is dropped.
+    struct DropSignal(Arc<EventFd>);
 
-    impl Drop for Said {
+    impl Drop for DropSignal {
         fn drop(&mut self) {
             self.0.write(1).unwrap();
         }

@@ -1,5 +1,5 @@
-//! What holds for a device of any kind: it takes whatever a guest does, parks, runs on as it was,
-//! comes back to power-on, and leaves nothing behind.
+//! Requirements for devices of every kind: they survive any access, can be parked and run again
+//! unchanged, reset to the power-on state, and leave nothing behind.
 
 mod every_kind;
 
@@ -14,16 +14,17 @@ use host::testutil::in_time;
 use host::testutil::noise::Noise;
 use serde_json::{Value, json};
 
-/// Accesses per device.
+/// Number of accesses to each device.
 const ACCESSES: usize = 50_000;
 
-/// No access may take as long, unless the machine that tests is busy with others just then.
-const SLOWEST: Duration = Duration::from_secs(1);
+/// Limit for a single access, generous because the test machine may be busy.
+const MAX_ACCESS_TIME: Duration = Duration::from_secs(1);
 
-/// What firmware writes into the configuration space of a kind to place what no BAR does.
+/// Registers with which firmware places regions that have no BAR: kind, offset in configuration
+/// space, value.
 const FIRMWARE: &[(&str, u64, u32)] = &[("lpc", 0x40, 0x601), ("lpc", 0x44, 0x80)];
 
-/// What goes on by itself while a device runs: kinds, and where their state holds it.
+/// Values that change by themselves while a device runs: kind, and JSON pointer into its state.
 const CLOCKS: &[(&str, &str)] = &[
     ("hpet", "/count"),
     ("hpet", "/seen"),
@@ -34,7 +35,7 @@ const CLOCKS: &[(&str, &str)] = &[
     ("lpc", "/device/pm/overflow"),
 ];
 
-/// A device of this kind alone, running.
+/// A running bench with one device of this kind.
 fn bench(kind: &str, folder: &tempfile::TempDir) -> Bench {
     let mut bench = Bench::new(1 << 20);
     every_kind::add(&mut bench, kind, folder.path());
@@ -42,23 +43,23 @@ fn bench(kind: &str, folder: &tempfile::TempDir) -> Bench {
     bench
 }
 
-/// The same after many accesses.
+/// A bench after many accesses.
 fn tormented(kind: &str, folder: &tempfile::TempDir, seed: u64) -> Bench {
-    in_time(SLOWEST, format_args!("an access of seed {seed} to `{kind}`"), || {
+    in_time(MAX_ACCESS_TIME, format_args!("an access of seed {seed} to `{kind}`"), || {
         let bench = bench(kind, folder);
         (torment(&bench, seed, kind), bench)
     })
 }
 
-/// How long the slowest access took.
+/// Runs random accesses and returns the duration of the slowest.
 fn torment(bench: &Bench, seed: u64, kind: &str) -> Duration {
     let mut guest = Guest::new(bench, Noise::new(seed));
     let mut slowest = Duration::ZERO;
     for access in 0..ACCESSES {
-        // The second half of a function's life is its registers', which few BARs lead to before.
+        // The second half opens the registers, which only few random accesses reach before.
         if access == ACCESSES / 2 {
             guest = guest.open();
-            place(bench, kind);
+            assign_regions(bench, kind);
         }
         let start = Instant::now();
         guest.step();
@@ -67,7 +68,7 @@ fn torment(bench: &Bench, seed: u64, kind: &str) -> Duration {
     slowest
 }
 
-fn place(bench: &Bench, kind: &str) {
+fn assign_regions(bench: &Bench, kind: &str) {
     let claims = bench.board.claims().flat_map(|(_, claims)| claims);
     let function = claims.into_iter().find_map(|claim| match claim {
         Claim::Pci(at, _) => Some(at.config()),
@@ -79,13 +80,13 @@ fn place(bench: &Bench, kind: &str) {
     }
 }
 
-/// Which pins are high.
+/// The pins that are high.
 fn high(bench: &Bench) -> Vec<u32> {
     (0..24).filter(|gsi| bench.host.pins.is_high(*gsi)).collect()
 }
 
-/// The state without what goes on by itself.
-fn still(kind: &str, saved: &[(String, Saved)]) -> Value {
+/// The state without the values that change by themselves.
+fn without_clocks(kind: &str, saved: &[(String, Saved)]) -> Value {
     let mut state = serde_json::to_value(&saved[0].1).unwrap();
     for (_, pointer) in CLOCKS.iter().filter(|it| it.0 == kind) {
         let clock = state.pointer_mut(pointer);
@@ -94,7 +95,7 @@ fn still(kind: &str, saved: &[(String, Saved)]) -> Value {
     state
 }
 
-/// Where two states differ first.
+/// The first difference of two states.
 fn difference(one: &Value, two: &Value, path: &str) -> Option<String> {
     let inner = match (one, two) {
         (Value::Object(one), Value::Object(two)) if one.len() == two.len() => {
@@ -108,7 +109,7 @@ fn difference(one: &Value, two: &Value, path: &str) -> Option<String> {
     inner.or_else(|| (one != two).then(|| format!("{path}: {one} and {two}")))
 }
 
-/// What differs when a device is tormented, parked after a while, and run on in another machine.
+/// Runs accesses, waits, parks the device, runs it in a new bench and returns the first difference.
 fn moved(kind: &str, seed: u64, wait: Duration) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let old = tormented(kind, &folder, seed);
@@ -118,8 +119,8 @@ fn moved(kind: &str, seed: u64, wait: Duration) -> Option<String> {
     let new = bench(kind, &folder);
     new.board.park();
     new.board.run(saved.clone()).unwrap();
-    let before = json!([pins, still(kind, &saved)]);
-    let after = json!([high(&new), still(kind, &new.board.park())]);
+    let before = json!([pins, without_clocks(kind, &saved)]);
+    let after = json!([high(&new), without_clocks(kind, &new.board.park())]);
     difference(&before, &after, "")
 }
 
@@ -127,8 +128,8 @@ fn moved(kind: &str, seed: u64, wait: Duration) -> Option<String> {
 fn what_was_parked_runs_on_in_another_machine_as_it_was() {
     for kind in KINDS {
         for seed in 0..8 {
-            // A worker may be busy when the device is parked, and goes on after it: it is given
-            // time, and more if that was too short. What is lost in between is lost each time.
+            // A worker may be busy when the device is parked and continue afterwards, so the test
+            // waits, and waits longer after a difference. A real loss shows every time.
             let waits = [2, 10, 50, 250, 1000].map(Duration::from_millis);
             let differs: Vec<_> = waits.into_iter().map_while(|it| moved(kind, seed, it)).collect();
             assert!(
@@ -147,7 +148,8 @@ fn a_reset_is_power_on() {
         let used = tormented(kind, &folder, 10);
         used.board.reset().unwrap();
         assert_eq!(high(&used), [0; 0], "pins that a reset of `{kind}` left high");
-        let differs = difference(&still(kind, &new), &still(kind, &used.board.park()), "");
+        let differs =
+            difference(&without_clocks(kind, &new), &without_clocks(kind, &used.board.park()), "");
         assert_eq!(differs, None, "`{kind}`: new, and after a reset");
     }
 }
@@ -166,7 +168,7 @@ fn nothing_is_left_of_a_device_that_is_gone() {
     }
 }
 
-/// Every state that is `state` with one thing damaged. Of long arrays a few elements are enough.
+/// All states with one damaged value. A few elements of long arrays are enough.
 fn damaged(state: &Value) -> Vec<Value> {
     let mut all = vec![Value::Null, (-1).into(), u64::MAX.into(), "".into(), Value::Array(vec![])];
     match state {
@@ -217,7 +219,7 @@ fn a_damaged_state_is_refused_or_borne() {
             bench.board.park();
         }
         let has_state = !saved[0][1].is_null();
-        assert!(refused > 0 || !has_state, "`{kind}` takes anything for its state");
+        assert!(refused > 0 || !has_state, "`{kind}` accepts every damaged state");
         bench.board.run(Vec::new()).unwrap();
     }
 }

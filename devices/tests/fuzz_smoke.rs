@@ -1,4 +1,4 @@
-//! All kinds on one board, and a guest that does anything at all to them.
+//! All kinds of devices on one board, and a guest with random accesses.
 
 mod every_kind;
 
@@ -12,14 +12,15 @@ use host::testutil::in_time;
 use host::testutil::noise::Noise;
 
 const ACCESSES: u32 = 1_000_000;
-/// Accesses between two looks at what piled up on the host's side.
+/// Accesses between two checks of the host's resources.
 const ROUND: u32 = 10_000;
 
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// There are that many threads again: who joins one goes on a moment before the kernel forgets it.
+/// Waits for the number of threads to return to `before`: a joined thread disappears a moment
+/// later.
 fn assert_threads(before: usize) {
     let end = Instant::now() + Duration::from_secs(10);
     while threads() != before {
@@ -28,19 +29,19 @@ fn assert_threads(before: usize) {
     }
 }
 
-/// Bytes of memory that the process has resident.
+/// Resident memory of this process, in bytes.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
 
-/// The one test of this process: it counts threads.
+/// The only test of this process, because it counts threads.
 #[test]
 fn a_million_accesses_reach_all_and_leave_no_thread_and_no_memory_behind() {
     in_time(Duration::from_secs(10), format_args!("{ROUND} accesses"), || (a_million(), ()));
 }
 
-/// How long the slowest of the rounds took.
+/// Runs the accesses and returns the duration of the slowest round.
 fn a_million() -> Duration {
     let folder = tempfile::tempdir().unwrap();
     let mut bench = Bench::new(1 << 20);
@@ -51,15 +52,15 @@ fn a_million() -> Duration {
     bench.board.run(Vec::new()).unwrap();
     let mut guest = Guest::new(&bench, Noise::new(1));
     let windows: Vec<_> = bench.board.claims().flat_map(|(_, claims)| claims).collect();
-    let is_placed = |claim: &&Claim| matches!(claim, Claim::Window(it) if it.at().is_some());
-    let mut placed = vec![false; windows.len()];
+    let is_mapped = |claim: &&Claim| matches!(claim, Claim::Window(it) if it.at().is_some());
+    let mut mapped = vec![false; windows.len()];
     let (mut warm, mut slowest) = (0, Duration::ZERO);
     for round in 0..ACCESSES / ROUND {
         let start = Instant::now();
         for access in 0..ROUND {
             assert!(guest.step());
             if access % 16 == 0 {
-                placed.iter_mut().zip(&windows).for_each(|(seen, it)| *seen |= is_placed(it));
+                mapped.iter_mut().zip(&windows).for_each(|(seen, it)| *seen |= is_mapped(it));
             }
         }
         slowest = slowest.max(start.elapsed());
@@ -74,7 +75,7 @@ fn a_million() -> Duration {
             bench.board.run(saved).unwrap();
         }
     }
-    for (claim, seen) in windows.iter().zip(placed) {
+    for (claim, seen) in windows.iter().zip(mapped) {
         assert!(seen || !matches!(claim, Claim::Window(_)), "{claim} was never reached");
     }
     let grown = resident().saturating_sub(warm);

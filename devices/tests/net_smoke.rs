@@ -1,4 +1,4 @@
-//! The fuzzer of the network controller, for as long as a test may take and always the same.
+//! Runs the fuzzer of the network controller for a short time, with fixed seeds.
 
 mod hostile_net;
 
@@ -28,8 +28,5 @@ fn neither_a_hostile_driver_nor_a_hostile_peer_breaks_or_stops_the_controller() 
         });
         seen.iter_mut().zip(frames).for_each(|(sum, it)| *sum += it);
     }
-    assert!(
-        !seen.contains(&0),
-        "frames that came out, on the host's side and the guest's: {seen:?}"
-    );
+    assert!(!seen.contains(&0), "frames that arrived at the host and at the guest: {seen:?}");
 }

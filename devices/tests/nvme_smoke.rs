@@ -1,4 +1,4 @@
-//! The fuzzer of the NVMe controller, for as long as a test may take and always the same.
+//! Runs the fuzzer of the NVMe controller for a short time, with fixed seeds.
 
 mod hostile_nvme;
 

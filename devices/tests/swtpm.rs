@@ -1,4 +1,4 @@
-//! The TPM with a real one behind it: swtpm, as Debian has it.
+//! The TPM device with a real TPM emulator: swtpm, as packaged by Debian.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -13,7 +13,7 @@ use host::testutil::swtpm::response;
 use serde_json::json;
 use tempfile::TempDir;
 
-/// Locality 0, and its registers.
+/// Locality 0, and offsets of its registers.
 const BASE: u64 = 0xfed4_0000;
 const LOC_CTRL: u64 = 0x08;
 const CTRL_REQ: u64 = 0x40;
@@ -24,7 +24,7 @@ const DATA_BUFFER: u64 = 0x80;
 /// `TPM_ST_NO_SESSIONS` and `TPM_ST_SESSIONS`
 const PLAIN: u16 = 0x8001;
 const SESSIONS: u16 = 0x8002;
-/// An empty password of whoever is asked for one.
+/// An authorization area with an empty password.
 const PASSWORD: [u8; 13] = [0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0];
 
 const STARTUP: u32 = 0x144;
@@ -32,14 +32,14 @@ const GET_RANDOM: u32 = 0x17b;
 const PCR_READ: u32 = 0x17e;
 const PCR_EXTEND: u32 = 0x182;
 const CREATE_PRIMARY: u32 = 0x131;
-/// `TPM_RC_INITIALIZE`: it is started already, or not yet.
+/// `TPM_RC_INITIALIZE`: started already, or not started yet.
 const INITIALIZE: u32 = 0x100;
 const FAILURE: u32 = 0x101;
 
-/// However busy the machine is that tests.
-const LIMIT: Duration = Duration::from_secs(120);
+/// Generous, because the test machine may be busy.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A machine with a TPM, and the process that is it.
+/// A machine with a TPM, and its swtpm process.
 struct Machine {
     bench: Bench,
     swtpm: Child,
@@ -47,7 +47,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Nothing, if there is no swtpm here.
+    /// Returns None if swtpm is not installed.
     fn new(test: &str) -> Option<Self> {
         if let Err(error) = Command::new("swtpm").arg("--version").output() {
             skip::not_run(test, &format!("swtpm of the package swtpm does not start: {error}"));
@@ -81,10 +81,10 @@ impl Machine {
         self.write(CTRL_START, &[1, 0, 0, 0]);
     }
 
-    /// Carries out a command: the code of the response, and what is behind it.
+    /// Executes a command. Returns the response code and the rest of the response.
     fn execute(&self, tag: u16, code: u32, rest: &[u8]) -> (u32, Vec<u8>) {
         self.start(tag, code, rest);
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + TIMEOUT;
         while self.read(CTRL_START) != 0 {
             assert!(Instant::now() < end, "no response to {code:#x}");
             std::thread::sleep(Duration::from_millis(1));
@@ -101,7 +101,7 @@ impl Machine {
         self.execute(PLAIN, STARTUP, &[0, 0]).0
     }
 
-    /// The value of register 7 with SHA-256.
+    /// The SHA-256 value of PCR 7.
     fn pcr(&self) -> Vec<u8> {
         let (code, rest) = self.execute(PLAIN, PCR_READ, &[0, 0, 0, 1, 0, 0xb, 3, 0x80, 0, 0]);
         assert_eq!(code, 0);
@@ -109,7 +109,7 @@ impl Machine {
     }
 
     fn ended(&mut self) -> bool {
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + TIMEOUT;
         while Instant::now() < end {
             if self.swtpm.try_wait().unwrap().is_some() {
                 return true;
@@ -122,15 +122,15 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // That it is gone already is fine.
+        // The process may have ended already.
         self.swtpm.kill().ok();
         self.swtpm.wait().ok();
     }
 }
 
-/// Waits until the socket is there.
+/// Starts swtpm on a socket at `path`.
 fn start(state: &Path, path: &Path) -> Child {
-    // It is given a socket that listens: one of its own is there before it can be connected to.
+    // swtpm gets a listening socket. Its own socket would exist before it accepts connections.
     let listener = UnixListener::bind(path).unwrap();
     let mut swtpm = Command::new("swtpm");
     swtpm.args(["socket", "--tpm2", "--tpmstate", &format!("dir={}", state.display())]);
@@ -166,14 +166,14 @@ fn it_gives_random_numbers_and_measures_and_a_reset_begins_anew() {
     assert!(machine.ended(), "swtpm outlives its machine");
 }
 
-/// A key of RSA takes a while.
+/// Creating an RSA key takes a while.
 #[test]
 fn a_reset_in_the_middle_of_a_long_command_leaves_a_tpm_that_works() {
     let test = "a_reset_in_the_middle_of_a_long_command_leaves_a_tpm_that_works";
     let Some(machine) = Machine::new(test) else { return };
     let template = [
         &[0, 1, 0, 0xb, 0, 3, 0, 0x72, 0, 0][..],
-        // AES of 128 bits with CFB, no scheme, 2048 bits, the usual exponent, nothing unique.
+        // AES-128 in CFB mode, no scheme, 2048 bits, default exponent, empty unique field.
         &[0, 6, 0, 0x80, 0, 0x43, 0, 0x10, 8, 0, 0, 0, 0, 0, 0, 0],
     ]
     .concat();

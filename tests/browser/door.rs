@@ -65,7 +65,7 @@ fn a_password_opens_the_screen_and_wrong_ones_cost_more_each_time() -> Result<()
     let mut waits = Vec::new();
     for _ in 0..4 {
         waits.push(log_in_patiently(&mut browser, "wrong")?);
-        ensure!(told(&mut browser)? == "That is not the password.", "{}", told(&mut browser)?);
+        ensure!(told(&mut browser)? == "The password is wrong.", "{}", told(&mut browser)?);
     }
     browser.keep(&album(), "wrong-password")?;
     // Even the right one is not heard before that.
@@ -199,6 +199,6 @@ fn a_renewed_certificate_is_shown_and_viewers_stay() -> Result<()> {
     browser.press("y", "KeyY", 89)?;
     crate::reads(&mut browser, "Text", "y_")?;
     let said = machine.stderr.text();
-    ensure!(said.contains("was read again") && !said.contains("left"), "{said}");
+    ensure!(said.contains("certificate reloaded") && !said.contains("disconnected"), "{said}");
     Ok(())
 }

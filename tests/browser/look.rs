@@ -141,7 +141,7 @@ fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result
                  document.querySelector('form button').click()";
     browser.value(wrong)?;
     browser.until(
-        "document.querySelector('.wrong').textContent == 'That name or password is wrong.'",
+        "document.querySelector('.wrong').textContent == 'The name or the password is wrong.'",
     )?;
     browser.until("document.querySelector('[name=user]').value == 'me'")?;
     look(&mut browser, "wrong")?;

@@ -117,7 +117,7 @@ fn it_works_below_a_path_behind_a_proxy_and_behind_its_tls() -> Result<()> {
     let path = format!("https://localhost:{secure}/vm/two/");
     browser.go(&path)?;
     log_in(&mut browser, "wrong")?;
-    browser.until("document.querySelector('.wrong').textContent == 'That is not the password.'")?;
+    browser.until("document.querySelector('.wrong').textContent == 'The password is wrong.'")?;
     log_in(&mut browser, "secret")?;
     browser.until(CONNECTED)?;
     ready(&mut browser)?;
@@ -144,7 +144,7 @@ fn an_open_screen_is_seen_by_tls_that_ends_at_a_proxy_which_nobody_named() -> Re
     let (_open, address) = machine("127.0.0.1:0,auth=none", &[])?;
     let (_proxy, [plain, secure]) = proxy(folder.path(), &address, Path::new("/nowhere"))?;
     browser.go(&format!("http://vm.example:{plain}/vm/one/"))?;
-    browser.until("document.body.textContent.includes('could be anybody')")?;
+    browser.until("document.body.textContent.includes('could be another site')")?;
     // This browser does not say how its WebSocket comes.
     browser.go(&format!("https://vm.example:{secure}/"))?;
     browser.until(CONNECTED)?;

@@ -61,7 +61,7 @@ fn knows_the_guest(town: &Town, pod: &Pod) -> anyhow::Result<()> {
 /// It ends, while a program runs that it has started, and starts again. A guest without a remote
 /// desktop serves as long as it answers.
 pub(crate) fn comes_again(town: &Town, pod: &mut Pod) -> anyhow::Result<()> {
-    let went = pod.said("the guest's agent answers no more");
+    let went = pod.said("the guest's agent does not answer any more");
     // It goes on in the guest, and nobody knows what becomes of it.
     let program = pod.start_transom(&["exec", "tail", "-f", "/dev/null"])?;
     pod.waits(|pod| Ok(!pod.guest(town, "pidof tail")?.is_empty()))?;
@@ -73,7 +73,7 @@ pub(crate) fn comes_again(town: &Town, pod: &mut Pod) -> anyhow::Result<()> {
     let (status, out, err) = says(&pod.transom(&["exec", "true"])?);
     ensure!(status == 125 && out.is_empty(), "{status} {out} {err}");
     ensure!(err.lines().count() == 1 && err.contains("qemu-guest-agent"), "{err}");
-    pod.says("the guest's agent answers no more", went + 1, SOON)?;
+    pod.says("the guest's agent does not answer any more", went + 1, SOON)?;
     pod.guest(town, "/agent.sh &")?;
     pod.until(town, ("/readyz", 200), SOON)?;
     let ran = says(&pod.transom(&["exec", "echo", "here"])?);

@@ -35,7 +35,7 @@ fn what_cannot_run_leaves_the_volume_alone() -> Result<()> {
     is("touch /mnt/boot.iso", &[], 64, &["not an ISO image: it is empty: download it again"])?;
     if Situation::of_this_host() == Situation::Paravirtual {
         let iso = ISO.replace("MARK", MARK);
-        is(&iso, &[], 88, &["/dev/kvm: ", "no Windows runs", "VERSION=probe"])?;
+        is(&iso, &[], 88, &["/dev/kvm: ", "Windows cannot run here", "VERSION=probe"])?;
     }
     Ok(())
 }
@@ -167,7 +167,7 @@ fn the_log_says_where_the_screen_is_and_how_to_log_in() -> Result<()> {
     ] {
         let mut pod = probe(&place, &[&[("NETWORK", "none")], words].concat())?;
         pod.says(says, 1)?;
-        let asks = pod.stdout.text().contains("(name ada; password: that of PASSWORD)");
+        let asks = pod.stdout.text().contains("(name ada; password: set in PASSWORD)");
         ensure!(asks != words.is_empty(), "{}", pod.stdout.text());
         ensure!(!pod.stdout.text().contains("hushhush"), "a secret is in the log");
         stops(&mut pod)?;

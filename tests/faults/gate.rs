@@ -147,7 +147,7 @@ fn viewers_come_where_they_are_asked_to_and_are_called_by_their_address() -> Res
     for bytes in [&b"RFB 003.008\n"[..], &[1], &[1]] {
         browser.write_all(&frame(bytes))?;
     }
-    pod.says("vnc: 10.99.0.2 (web) is connected, with keyboard and mouse", 1)?;
+    pod.says("vnc: 10.99.0.2 (web) connected, with keyboard and mouse", 1)?;
     ensure!(!pod.stdout.text().contains("process 1"), "{}", pod.stdout.text());
     drop((viewer, browser));
     stops(&mut pod)

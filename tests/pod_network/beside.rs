@@ -110,12 +110,12 @@ pub(crate) fn says_what_is_missing() -> anyhow::Result<()> {
     let plain = || OWN_DEV.to_owned();
     let cases = [
         (without("net_admin"), ("DEV", ""), "20: DHCP=Y: a capability is missing: add --cap-add"),
-        (without("mknod"), ("DEV", ""), "20: DHCP=Y: the node of its device cannot be made"),
-        (plain(), ("DEV", "lo"), "20: DHCP=Y: lo is no interface for further cards"),
-        (plain(), ("DEV", "eth7"), "24: DEV=eth7: the pod has only lo"),
-        (plain(), ("TAP", "eth0"), "24: TAP=eth0: the pod has another interface of this name"),
-        (plain(), ("MTU", "9000"), "24: MTU=9000: eth0 takes 1450"),
-        (plain(), ("MAC", own.trim()), "20: DHCP=Y: another one on eth0 has the card"),
+        (without("mknod"), ("DEV", ""), "20: DHCP=Y: the device node cannot be created"),
+        (plain(), ("DEV", "lo"), "20: DHCP=Y: lo does not support macvtap"),
+        (plain(), ("DEV", "eth7"), "24: DEV=eth7: there is no such interface"),
+        (plain(), ("TAP", "eth0"), "24: TAP=eth0: the pod has another interface with"),
+        (plain(), ("MTU", "9000"), "24: MTU=9000: eth0 has an MTU of 1450"),
+        (plain(), ("MAC", own.trim()), "20: DHCP=Y: another guest on eth0 has the"),
     ];
     for (around, setting, sentence) in cases {
         let pod = town.pod_in(9, &around, &[DHCP, setting]);

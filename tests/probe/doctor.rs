@@ -82,7 +82,7 @@ fn a_volume_is_measured_by_a_file_that_is_gone_afterwards() {
     assert_eq!((ended.status, ended.stderr.as_str()), (usual(), ""), "{}", ended.stdout);
     let said = ended.stdout;
     let table = said.split("\nDisk .: ").nth(1).expect("a section for the disk");
-    for part in ["MiB was written there", "bytes are right", "latency", "processor"] {
+    for part in ["MiB was written there", "bytes verified", "latency", "processor"] {
         assert!(table.contains(part), "{part}: {said}");
     }
     assert_eq!(left(), 0);
@@ -100,8 +100,8 @@ fn what_cannot_be_measured_is_said_in_a_sentence() {
         (["--disk", "/dev/null"], "/dev/null is neither a file nor a block device"),
         (["--disk", "a,b"], "a comma"),
         (["--net", "transom-gone"], "ip tuntap add transom-gone"),
-        (["--net", "lo"], "lo is an interface, but no tap"),
-        (["--net", "a/b"], "no name of an interface"),
+        (["--net", "lo"], "lo is a network interface, but not a tap"),
+        (["--net", "a/b"], "is not an interface name"),
     ] {
         let ended = doctor(folder.path(), &words).expect("a doctor");
         assert_eq!((ended.status, ended.stdout.as_str()), (1, ""), "{words:?}: {}", ended.stderr);

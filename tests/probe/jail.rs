@@ -303,9 +303,9 @@ fn where_the_network_stays_nobody_opens_a_socket_and_it_is_said() {
     let held = it.ask(&control::Command::Status)["jail"].clone();
     assert_eq!(held["network"], "no new sockets", "{held}");
     let lacks = held["lacks"].to_string();
-    assert!(lacks.contains("the network namespace stays: "), "{held}");
+    assert!(lacks.contains("the network namespace cannot be left: "), "{held}");
     let said = it.machine.stderr.text();
-    assert!(said.contains("the network namespace stays: "), "{said}");
+    assert!(said.contains("the network namespace cannot be left: "), "{said}");
     // The rings of the first disk were made before the jail; later disks have none.
     let device = format!("usb-storage,path={}", it.path("media/second.iso").display());
     let before = it.rings();
@@ -332,9 +332,9 @@ fn who_insists_is_told_what_cannot_be_had() {
         return;
     }
     let (jail, words) = if is_root() {
-        ("must", "--jail must: it stays root: say user=UID:GID")
+        ("must", "--jail must: the process stays root: set user=UID:GID")
     } else {
-        ("must,user=1", "may not become another one")
+        ("must,user=1", "may not switch to another user")
     };
     let mut machine = Running::vmm(&["run", "--jail", jail]).expect("vmm");
     assert_eq!(machine.wait(PATIENCE).expect("an end"), 1);
@@ -350,5 +350,8 @@ fn who_insists_is_told_what_cannot_be_had() {
     command.args(["run", "--jail", &jail, "--disk"]).arg(disk.path());
     let ended = finish(&mut command).expect("an end");
     assert_eq!(ended.status, 1, "{ended:?}");
-    assert!(ended.stderr.contains("--jail must: the network namespace stays: "), "{ended:?}");
+    assert!(
+        ended.stderr.contains("--jail must: the network namespace cannot be left: "),
+        "{ended:?}"
+    );
 }

@@ -253,7 +253,7 @@ fn a_signal_ends_a_machine_whose_memory_is_still_set_aside() {
         // The host takes a while to free gigabytes, but less than the guest's grace period.
         assert_eq!(machine.wait(Duration::from_secs(30)).expect("an end"), status);
         let said = machine.stderr.text();
-        let parts = ["ended before the guest ran", "of --memory 4G were set aside"];
+        let parts = ["ended before the guest ran", "of --memory 4G were allocated"];
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
         assert_eq!((said.lines().count(), machine.stdout.text().as_str()), (1, ""), "{said}");
         assert!(!socket.exists(), "the socket still exists");

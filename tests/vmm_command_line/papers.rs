@@ -112,5 +112,5 @@ fn the_log_is_as_talkative_as_it_is_told() {
     let ended = finish(Command::new(vmm()).arg("version").env("VMM_LOG", "no=such=level"));
     let ended = ended.expect("vmm");
     assert_eq!(ended.status, 0);
-    assert!(ended.stderr.contains("VMM_LOG=no=such=level is not understood"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("VMM_LOG=no=such=level is invalid"), "{}", ended.stderr);
 }

@@ -252,7 +252,7 @@ fn block_devices_are_refused_as_files_are() {
     let foreign = Loop::on(&path("foreign.img")).expect("a loop device");
     for (name, part) in [
         (foreign.0.display().to_string(), "a VMware image"),
-        ("/dev/loop-that-is-gone".to_owned(), "is not there"),
+        ("/dev/loop-that-is-gone".to_owned(), "does not exist"),
     ] {
         let said = refused(folder.path(), &[&format!("nvme,path={name}")]);
         assert!(said.contains(&name) && said.contains(part), "{said}");

@@ -106,17 +106,17 @@ const STRANGERS: [(&[u8], &str, &str); 6] = [
     (
         b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: a browser\r\n\r\n",
         "HTTP/1.1 400 Bad Request\r\n",
-        "did not come in: it speaks HTTP: this port is for VNC viewers",
+        "was not admitted: it speaks HTTP: this port is for VNC viewers",
     ),
     (
         b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\na=b",
         "This port speaks VNC (RFB), not HTTP: open it with a VNC viewer.",
-        "did not come in: it speaks HTTP: this port is for VNC viewers",
+        "was not admitted: it speaks HTTP: this port is for VNC viewers",
     ),
-    (b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03", "", "did not come in: it speaks TLS at once"),
-    (b"SSH-2.0-OpenSSH_9.2\r\n", "RFB 003.008\n", "did not come in: it said `SSH-2.0-Open`"),
-    (b"RFB 003.008\n\x13", "RFB 003.008\n\x01\x01", "it wants security type 19, where we have 1"),
-    (b"RFB 003.008\n\x01\x01\x63", "RFB 003.008\n", "is gone: a message of the unknown type 99"),
+    (b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03", "", "not admitted: it speaks TLS at once"),
+    (b"SSH-2.0-OpenSSH_9.2\r\n", "RFB 003.008\n", "was not admitted: it sent `SSH-2.0-Open`"),
+    (b"RFB 003.008\n\x13", "RFB 003.008\n\x01\x01", "security type 19: only 1 is offered"),
+    (b"RFB 003.008\n\x01\x01\x63", "RFB 003.008\n", "disconnected: unknown message type 99"),
 ];
 
 #[test]

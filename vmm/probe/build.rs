@@ -1,7 +1,7 @@
-//! Compiles the probe, the guest program in `guest`, for `src/lib.rs` to embed.
+//! Compiles the probe, the guest program in `guest`, so that `src/lib.rs` can embed it.
 //!
-//! The probe is freestanding code for the processor at hand, so that the compiler that builds the
-//! rest will do: no target has to be installed.
+//! The probe is freestanding code for the build host's architecture, so the compiler of the other
+//! crates can build it: no further target has to be installed.
 
 mod font;
 
@@ -11,14 +11,15 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
 
-/// Relative to this package.
+/// The folder with the sources, relative to this package.
 const SOURCES: &str = "guest";
 
 const FLAGS: [&str; 11] = [
     "--edition=2024",
     "--crate-name=probe",
     "--crate-type=bin",
-    // Ring 3 of the guest starts as a process does, SSE2 included; nothing is relocated or unwound.
+    // Ring 3 of the guest starts like a Linux process, including SSE2. Nothing is relocated or
+    // unwound.
     "--target=x86_64-unknown-linux-gnu",
     "-Cpanic=abort",
     "-Crelocation-model=static",
@@ -57,7 +58,7 @@ fn embed_probe() -> Result<()> {
     compile(&sources, &out.join("probe.elf"))
 }
 
-/// The folder tells of files added and removed, each file of a change to it.
+/// The folder reports files that are added or removed; each file reports its own changes.
 fn rerun_for_changes(sources: &Path) -> Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=font.rs");
@@ -75,10 +76,11 @@ fn compile(sources: &Path, image: &Path) -> Result<()> {
     let mut command = Command::new(&rustc);
     command.args(FLAGS).args(LINK.map(|argument| format!("-Clink-arg={argument}")));
     command.arg(format!("-Clink-arg=-Wl,-T,{}", script.display()));
-    // Paths show in panic messages; the image is the same wherever it is built.
+    // Panic messages contain paths. Remap them, so that the image does not depend on the build
+    // folder.
     command.arg(format!("--remap-path-prefix={}=probe", sources.display()));
     command.arg("-o").arg(image).arg(sources.join("main.rs"));
-    // Flags for the host's programs (sanitizers, coverage) mean nothing to a guest.
+    // Flags for programs of the host (sanitizers, coverage) do not apply to the guest.
     command.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
     let status =
         command.status().with_context(|| format!("starting {} for the probe", rustc.display()))?;

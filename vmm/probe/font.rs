@@ -1,5 +1,5 @@
-//! The letters that the probe draws with, in the form that vmm/probe/guest/font.rs reads: Noto
-//! Sans Mono (SIL Open Font License 1.1) as pictures of 16 levels, and three marks.
+//! Packs the glyphs of the probe in the format that vmm/probe/guest/font.rs reads: Noto Sans Mono
+//! (SIL Open Font License 1.1) as pictures with 16 levels, and three marks.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ const FONTS: [(&str, FontWeight, RasterHeight); 4] = [
     ("bold32", FontWeight::Bold, RasterHeight::Size32),
 ];
 
-/// Marks as lines between points of a square whose side is the width of a letter.
+/// Marks, as lines between points of a square. The side of the square is the width of a letter.
 const MARKS: [&[[f64; 4]]; 3] = [
     &[[0.06, 0.55, 0.37, 0.88], [0.37, 0.88, 0.94, 0.16]],
     &[[0.12, 0.14, 0.88, 0.90], [0.88, 0.14, 0.12, 0.90]],
@@ -60,7 +60,7 @@ fn pack(letters: &[RasterizedChar]) -> Result<Vec<u8>> {
     Ok([&sides[..], &entries, &levels].concat())
 }
 
-/// Strokes with soft edges, in the lower part of the box as letters are.
+/// Draws strokes with soft edges, in the lower part of the box like letters.
 fn mark(lines: &[[f64; 4]], width: usize, height: usize) -> Vec<u8> {
     let (side, box_height) = (width as f64, height as f64);
     let is_dot = lines.len() == 1;
@@ -73,8 +73,8 @@ fn mark(lines: &[[f64; 4]], width: usize, height: usize) -> Vec<u8> {
         let along = along.clamp(0.0, 1.0);
         (x - ax - along * (bx - ax)).hypot(y - ay - along * (by - ay))
     };
-    let places = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
-    let cover = places.map(|(x, y)| {
+    let pixels = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
+    let cover = pixels.map(|(x, y)| {
         let near = |line: &[f64; 4]| distance(x as f64 + 0.5, y as f64 + 0.5, *line);
         let nearest = lines.iter().map(near).fold(f64::MAX, f64::min);
         (half + 0.5 - nearest).clamp(0.0, 1.0)

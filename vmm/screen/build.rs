@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The folder tells of files added and removed, each file of a change to it.
+/// Watching the folder finds added and removed files. Watching each file finds changes to it.
 fn rerun_for_changes(sources: &Path) -> Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed={}", sources.display());
@@ -32,12 +32,12 @@ fn rerun_for_changes(sources: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Relative to this package: our page, and which noVNC goes with it.
+/// The folder of our page and of the lock file for noVNC, relative to this package.
 const VIEWER: &str = "web";
-/// What a browser needs of noVNC, and who made it.
+/// The parts of noVNC that a browser needs, and its authors and license.
 const NOVNC: [&str; 5] = ["core", "vendor", "AUTHORS", "LICENSE.txt", "docs/LICENSE.MPL-2.0"];
 
-/// Writes `viewer.rs`: the files of the browser viewer, compressed, and where browsers find them.
+/// Writes `viewer.rs`: the compressed files of the browser viewer, and the URL path they have.
 fn embed_viewer() -> Result<()> {
     let package = PathBuf::from(env::var("CARGO_MANIFEST_DIR").context("not started by cargo")?);
     let sources = package.join(VIEWER);
@@ -51,19 +51,22 @@ fn embed_viewer() -> Result<()> {
         gather(&novnc.join(part), &format!("novnc/{part}"), &mut files)?;
     }
     files.sort();
-    // Other files are found elsewhere, so that browsers may keep these for ever.
+    // The path contains a hash of the files, so browsers may cache them without a time limit.
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
-    let place = format!("files/{:016x}", hasher.finish());
-    let mut list = format!("const PLACE: &str = {place:?};\nconst FILES: &[(&str, &[u8])] = &[\n");
+    let folder_url = format!("files/{:016x}", hasher.finish());
+    let mut list =
+        format!("const FOLDER: &str = {folder_url:?};\nconst FILES: &[(&str, &[u8])] = &[\n");
     let preload: Vec<_> = modules(&files, "viewer.js")?
         .into_iter()
-        .map(|name| format!("<link rel=\"modulepreload\" href=\"{place}/{name}\">"))
+        .map(|name| format!("<link rel=\"modulepreload\" href=\"{folder_url}/{name}\">"))
         .collect();
     for (number, (name, bytes)) in files.into_iter().enumerate() {
         let bytes = if name.ends_with(".html") {
             let text = String::from_utf8(bytes).context("a page")?;
-            text.replace("{PRELOAD}", &preload.join("\n")).replace("{FILES}", &place).into_bytes()
+            text.replace("{PRELOAD}", &preload.join("\n"))
+                .replace("{FILES}", &folder_url)
+                .into_bytes()
         } else {
             bytes
         };
@@ -77,8 +80,9 @@ fn embed_viewer() -> Result<()> {
     fs::write(out.join("viewer.rs"), list).context("viewer.rs")
 }
 
-/// All modules that one imports, directly or not: a browser that is told of them at once need not
-/// find them one after another. The sources are formatted, so that lines are what they seem.
+/// All modules that `first` imports, directly or not. The page lists them for preloading, so that
+/// the browser need not find them one after another. Reading line by line works because the sources
+/// are formatted.
 fn modules(files: &[(String, Vec<u8>)], first: &str) -> Result<Vec<String>> {
     let mut found = vec![first.to_owned()];
     let mut at = 0;
@@ -108,8 +112,8 @@ fn modules(files: &[(String, Vec<u8>)], first: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Has npm put noVNC, exactly as the lock file has it, into a folder; once, while that stays as it
-/// is. No script of a package is run.
+/// Installs the noVNC of the lock file with npm, unless that was done already for the same lock
+/// file. Runs no scripts of packages.
 fn install(sources: &Path, out: &Path) -> Result<PathBuf> {
     const LOCK: &str = "package-lock.json";
     let (novnc, stamp) = (out.join("node_modules/@novnc/novnc"), out.join("installed"));
@@ -127,28 +131,27 @@ fn install(sources: &Path, out: &Path) -> Result<PathBuf> {
     let ended = match npm.output() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             bail!(
-                "npm is missing, which fetches noVNC for the browser viewer: please run apt-get \
-                 install npm"
+                "npm is missing: it fetches noVNC for the browser viewer; run apt-get install npm"
             )
         }
         ended => ended.context("starting npm")?,
     };
-    let said = String::from_utf8_lossy(&ended.stderr);
-    ensure!(ended.status.success(), "npm ci, for the browser viewer: {}", said.trim());
-    fs::write(stamp, lock).context("a note")?;
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.success(), "npm ci, for the browser viewer: {}", stderr.trim());
+    fs::write(stamp, lock).context("installed")?;
     Ok(novnc)
 }
 
-/// A file, or all files of a folder, with their names for browsers.
+/// Collects a file, or all files of a folder, with their paths below the URL.
 fn gather(path: &Path, name: &str, files: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
-    let wrong = || path.display().to_string();
+    let shown = || path.display().to_string();
     if path.is_file() {
-        files.push((name.to_owned(), fs::read(path).with_context(wrong)?));
+        files.push((name.to_owned(), fs::read(path).with_context(shown)?));
         return Ok(());
     }
-    for entry in fs::read_dir(path).with_context(wrong)? {
+    for entry in fs::read_dir(path).with_context(shown)? {
         let entry = entry?;
-        let part = entry.file_name().into_string().ok().context("a name that is no text")?;
+        let part = entry.file_name().into_string().ok().context("a file name is not UTF-8")?;
         let name = if name.is_empty() { part } else { format!("{name}/{part}") };
         gather(&entry.path(), &name, files)?;
     }

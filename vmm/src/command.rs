@@ -1,4 +1,4 @@
-//! The command line: one table of commands, and the options of `config`.
+//! The command line: the table of commands. `config` has the options.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{Config, OPTIONS};
 use crate::control::{COMMANDS, Client, Command};
-use crate::doctor::Asked;
+use crate::doctor::Targets;
 use crate::machine::inspect;
 use crate::status::{Failure, Status};
 use crate::{doctor, reference, run, screenshot};
 use host::keyvalue;
 
-/// A command: its name, what follows, what it does, and how.
+/// A command: its name, its arguments, its help text, and the function that runs it.
 struct Verb {
     name: &'static str,
     usage: &'static str,
@@ -25,8 +25,8 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "run",
         usage: "[OPTION...]",
-        help: "Runs a machine. Without firmware and kernel: the built-in probe, which switches off \
-               at its end, or stays on the screen while that is served to viewers.",
+        help: "Runs a machine. Without firmware and kernel, it runs the built-in probe, which \
+               powers off at its end, or stays on the screen if the screen is served to viewers.",
         run: run_machine,
     },
     Verb {
@@ -38,15 +38,16 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "doctor",
         usage: "[--json] [--disk PATH] [--net TAP]",
-        help: "Tells what this host can run: status 0 all, 1 the probe alone, 88 nothing. Measures \
-               a disk, which is only read, or the volume of a folder, by a file that is written, \
-               compared and deleted; and a tap. What is wrong with one is status 1.",
+        help: "Reports what this host can run. Exit status: 0 everything, 1 only the probe, 88 \
+               nothing. Measures a disk, which is only read; the volume of a folder, with a file \
+               that is written, verified and deleted; and a tap. If one of them fails, the status \
+               is 1.",
         run: see_doctor,
     },
     Verb {
         name: "ctl",
         usage: "--control PATH COMMAND",
-        help: "Asks a running machine: `vmm help ctl` lists the commands.",
+        help: "Controls a running machine. `vmm help ctl` lists the commands.",
         run: control,
     },
     Verb {
@@ -58,12 +59,12 @@ const VERBS: &[Verb] = &[
     Verb { name: "version", usage: "", help: "Prints the version.", run: version },
 ];
 
-/// Does what the words of the command line say. The number is the exit status.
+/// Executes the command line. Returns the exit status.
 ///
 /// # Errors
 ///
-/// When they make no sense, or what they ask for fails.
-pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
+/// Fails if the command line is invalid, or if the command fails.
+pub fn execute(words: Vec<OsString>) -> anyhow::Result<u8> {
     let words = words.into_iter().map(|word| {
         let bad = |word: OsString| usage(format!("{} is not text", word.display()));
         word.into_string().map_err(bad)
@@ -93,7 +94,7 @@ fn usage(sentence: impl Into<String>) -> anyhow::Error {
     Failure::new(Status::Usage, sentence)
 }
 
-/// Prints for the person, or the script, that asked. A reader that left is no error of ours.
+/// Prints to standard output. Ignores errors: a reader may close the pipe.
 fn print(text: &str) -> anyhow::Result<u8> {
     std::io::stdout().write_all(text.as_bytes()).ok();
     Ok(0)
@@ -116,7 +117,7 @@ fn see_doctor(mut words: Vec<String>) -> anyhow::Result<u8> {
         let sentence = format!("doctor takes --json, --disk PATH and --net TAP, not {word}");
         return Err(usage(sentence));
     }
-    let findings = doctor::examine(&Asked { disk, net })?;
+    let findings = doctor::examine(&Targets { disk, net })?;
     print(&findings.show(json)?)?;
     Ok(findings.status())
 }
@@ -132,7 +133,7 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
     print(&format!("{answer:#}\n"))
 }
 
-/// The machine may not write files of ours; it sends the picture, and we write it.
+/// The client writes the file, because the machine may not create files: it sends only the picture.
 fn screenshot(control: &str, words: &[String]) -> anyhow::Result<u8> {
     let [file] = words else {
         return Err(usage("screenshot needs one file to write: `screenshot FILE.png`"));
@@ -146,14 +147,14 @@ fn version(_: Vec<String>) -> anyhow::Result<u8> {
     print(concat!("vmm ", env!("CARGO_PKG_VERSION"), "\n"))
 }
 
-/// Takes a switch out of the words.
+/// Removes a switch from the words. Returns whether it was there.
 fn switch(words: &mut Vec<String>, name: &str) -> bool {
     let before = words.len();
     words.retain(|word| word != name);
     words.len() < before
 }
 
-/// Takes a flag and its value, `--name value` or `--name=value`, out of the words.
+/// Removes a flag and its value from the words: `--name value` or `--name=value`.
 fn value(words: &mut Vec<String>, name: &str) -> anyhow::Result<Option<String>> {
     let inline = |word: &str| word.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
     let given = |word: &String| word == name || inline(word).is_some();
@@ -167,7 +168,7 @@ fn value(words: &mut Vec<String>, name: &str) -> anyhow::Result<Option<String>> 
     Ok(Some(words.remove(at)))
 }
 
-/// Reads `--config FILE` first, then every option over it.
+/// Reads the options. Those of the command line override those of `--config FILE`.
 fn options(mut words: Vec<String>) -> anyhow::Result<Config> {
     let file = value(&mut words, "--config")?;
     let mut config = match file {
@@ -236,7 +237,10 @@ fn overview() -> String {
 
 fn options_help(verb: &str) -> String {
     let mut text = format!("vmm {verb} [--config FILE.json|-] [OPTION...]\n\n");
-    text.push_str("Every option is the same key in the JSON file; options go over the file.\n\n");
+    text.push_str(
+        "Each option is also a key of the JSON file. Options on the command line override the \
+         file.\n\n",
+    );
     for option in OPTIONS {
         let again = if option.repeats { " (may be given more than once)" } else { "" };
         let call = format!("--{} {}", option.key, option.value);

@@ -1,5 +1,5 @@
-//! The configuration of a machine. One list, many readers: each option is a flag, a key of
-//! `--config FILE.json`, a line of `--help` and a row of the reference.
+//! The configuration of a machine. Each entry of `options!` is a command-line flag, a key of
+//! `--config FILE.json`, an entry of `vmm help run` and a row of the reference.
 
 mod boot;
 mod built;
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 pub use self::boot::Order;
 pub use self::display::{Absent, Display};
 pub use self::item::Item;
-use self::meant::meant;
+use self::meant::suggest;
 pub use self::smbios::Smbios;
 pub use crate::msr::Unknown;
 pub use crate::parent::Parent;
@@ -41,38 +41,42 @@ use screen::keys::layout;
 use screen::rfb::listen;
 use screen::web;
 
-/// An option: its key, what follows the flag, and what it does.
+/// A command-line option.
 #[derive(Clone, Copy, Debug)]
 pub struct Opt {
-    /// `--KEY`, and `"KEY"` in JSON.
+    /// `--KEY` on the command line, `"KEY"` in JSON.
     pub key: &'static str,
-    /// What follows; nothing for a switch.
+    /// Syntax of the value. Empty for a switch, which takes none.
     pub value: &'static str,
-    /// What it does, in one sentence or two.
+    /// The help text: one or more sentences.
     pub help: &'static str,
-    /// May be given more than once.
+    /// The option may be given more than once.
     pub repeats: bool,
 }
 
 macro_rules! options {
     ($($(#[doc = $help:literal])+ $key:literal $value:literal $field:ident: $type:ty,)*) => {
-        /// All that can be said of a machine.
+        /// The complete configuration of a machine.
         #[derive(Clone, Debug, Default, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct Config {
             $(
                 $(#[doc = $help])+
-                #[serde(rename = $key, deserialize_with = "word", skip_serializing_if = "unset")]
+                #[serde(
+                    rename = $key,
+                    deserialize_with = "deserialize_option",
+                    skip_serializing_if = "is_default"
+                )]
                 pub $field: $type,
             )*
         }
 
-        /// The options, in the order of `--help`.
+        /// All options, in the order in which the help prints them.
         pub const OPTIONS: &[Opt] = &[$(Opt {
             key: $key,
             value: $value,
             help: concat!($($help),+),
-            repeats: <$type as Word>::REPEATS,
+            repeats: <$type as OptionValue>::REPEATS,
         }),*];
 
         impl Config {
@@ -80,10 +84,10 @@ macro_rules! options {
             ///
             /// # Errors
             ///
-            /// When there is no such option, or its value does not fit.
+            /// Fails if the option does not exist or the value is invalid.
             pub fn set(&mut self, key: &str, text: &str) -> anyhow::Result<()> {
                 let set = match key {
-                    $($key => self.$field.put(text),)*
+                    $($key => self.$field.read_text(text),)*
                     _ => return Err(unknown(key)),
                 };
                 set.with_context(|| format!("--{key} {text}")).map_err(usage)
@@ -93,128 +97,137 @@ macro_rules! options {
 }
 
 options! {
-    /// Processors. COUNT alone is one socket with that many cores.
+    /// Number of processors. COUNT alone means one socket with COUNT cores.
     "cpus" "COUNT[,sockets=N][,cores=N][,threads=N]" cpus: Cpus,
-    /// Guest memory: a number with K, M, G or T. `hugepages=2M` takes it from hugetlbfs,
-    /// `prealloc` takes it all now.
+    /// Guest memory: a number with K, M, G or T. `hugepages=2M` uses huge pages of this size (2M or
+    /// 1G) from hugetlbfs; `prealloc` allocates all memory at startup.
     "memory" "SIZE[,hugepages=SIZE][,prealloc]" memory: Memory,
     /// UEFI firmware: the code half of a stock OVMF image.
     "firmware" "FILE" firmware: Option<PathBuf>,
-    /// The firmware's variable store: your own copy of OVMF_VARS, which it writes to.
+    /// UEFI variable store: your own writable copy of OVMF_VARS. The firmware saves its settings
+    /// there.
     "vars" "FILE" vars: Option<PathBuf>,
-    /// What firmware boots from, first the first: names of devices as `vmm inspect` tells them, as
-    /// in `usb-storage,nvme`. Disks that are not named are not booted. If nothing is said, it is
-    /// what the firmware finds, and remembers.
+    /// Boot order: device names as shown by `vmm inspect`, as in `usb-storage,nvme`. Disks that are
+    /// not listed are not booted. By default, the firmware finds bootable devices by itself and
+    /// remembers them.
     "boot" "DEVICE[,DEVICE...]" boot: Order,
-    /// A Linux kernel: bzImage, or ELF with a PVH entry. It is started directly, or by the firmware
-    /// (bzImage only) when there is one.
+    /// Linux kernel: a bzImage, or an ELF file with a PVH entry point. Started directly, or by the
+    /// firmware if `--firmware` is set (bzImage only).
     "kernel" "FILE" kernel: Option<PathBuf>,
-    /// The kernel's initial RAM disk.
+    /// Initial RAM disk for the kernel.
     "initrd" "FILE" initrd: Option<PathBuf>,
-    /// The kernel's command line.
+    /// Command line for the kernel.
     "cmdline" "TEXT" cmdline: Option<String>,
-    /// The first serial port: `stdio` (Ctrl-A x quits), `file:PATH`, `socket:PATH` or `none`.
+    /// First serial port: `stdio` (default; Ctrl-A x quits), `file:PATH`, `socket:PATH` or `none`.
     "serial" "TO" serial: Option<Stream>,
-    /// The display: what its monitor prefers, which is 1280x800 if nothing is said, and further
-    /// keys of the kind `display`; or `none`.
+    /// Display: the preferred resolution (default 1280x800), then further keys of the `display`
+    /// device; or `none` for no display.
     "display" "none|WIDTHxHEIGHT[,KEY=VALUE...]" display: Display,
-    /// The keyboard that the guest believes in, for viewers that send symbols and for `vmm ctl
-    /// type`: a language or a culture, as in `de`, `ko` or `fr-CA`; `us` if nothing is said.
+    /// Keyboard layout that the guest is configured for, used for viewers that send characters and
+    /// for `vmm ctl type`: a language or locale such as `de`, `ko` or `fr-CA`. Defaults to `us`.
     "keyboard" "NAME" keyboard: layout::Name,
-    /// A disk: a file or block device. It is of the kind `nvme`, which every system has a driver
-    /// for, and has its keys; `--device` has other kinds.
+    /// Disk: an image file or a block device, attached as an `nvme` device, for which every common
+    /// operating system has a driver. Takes the keys of `nvme`; use `--device` for other kinds of
+    /// disks.
     "disk" "PATH[,KEY=VALUE...]" disk: Vec<disk::Config>,
-    /// A TPM 2.0: the control socket of a swtpm that runs, as in `swtpm socket --tpm2 --tpmstate
-    /// dir=DIR --ctrl type=unixio,path=PATH`. It is switched off with the machine.
+    /// TPM 2.0: the control socket of a running swtpm, started with `swtpm socket --tpm2 --tpmstate
+    /// dir=DIR --ctrl type=unixio,path=PATH`. It is shut down with the machine.
     "tpm" "PATH" tpm: Option<tpm::Config>,
-    /// A further device: its kind, then its keys. `vmm help devices` lists them.
+    /// Additional device: its kind, then its keys. `vmm help devices` lists all kinds.
     "device" "KIND[,KEY=VALUE...]" device: Vec<registry::Config>,
-    /// A Unix socket for `vmm ctl`: status, pause, resume, reset, power button. `fd:N` is one that
-    /// was inherited and listens.
+    /// Unix socket for `vmm ctl`, which controls the running machine: status, pause, resume, reset,
+    /// power button and more. `fd:N` is an inherited listening socket.
     "control" "PATH|fd:N" control: Option<UnixAddress>,
-    /// Serve the screen to VNC viewers. A port that other hosts reach needs a password, or the word
-    /// `auth=none`. Passwords are the first lines of files; `view-password` is for looking only.
-    /// With `tls-cert` viewers must use TLS, and their user name can matter. `view-only`: nobody
-    /// may touch. `shared`: nobody gets the screen for themselves. `called`: what messages call the
-    /// place. `announced`, for Unix sockets: clients were let in before, and say in a first line
-    /// who they are. `fd:N` is a socket that was inherited and listens. Each place has words of its
-    /// own.
+    /// Serve the screen to VNC viewers. A port that other hosts can reach needs a password, or
+    /// `auth=none` to allow everybody. Password files hold the password in their first line;
+    /// viewers with the `view-password` cannot send input. With `tls-cert` and `tls-key`, viewers
+    /// must use TLS and can be required to log in as `user`. `view-only` ignores the input of all
+    /// viewers. `shared` refuses exclusive access: a new viewer never disconnects the others.
+    /// `name` is the window title, and `called` the name of this listener in log messages.
+    /// `announced` is for Unix sockets behind a front end that has already authenticated its
+    /// clients: each connection starts with a line that names the client. `fd:N` is an inherited
+    /// listening socket. Each listener has its own settings.
     "vnc" "HOST:PORT|unix:PATH|fd:N[,password=FILE][,view-password=FILE][,user=NAME]\
            [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,shared][,name=TEXT]\
            [,called=TEXT][,announced]"
     vnc: Vec<listen::Config>,
-    /// Serve the screen to web browsers: a page with noVNC. Passwords, TLS and the other words are
-    /// as with `vnc`; files with certificates may be replaced at any time. Behind a proxy, `origin`
-    /// is what browsers call it, and `proxy` is its address, or a network of such, if it may say
-    /// for whom it asks; several of each have blanks between them.
+    /// Serve the screen to web browsers, on a page with noVNC. Passwords, TLS and the other keys
+    /// work as for `--vnc`; certificate files may be replaced at any time. Behind a reverse proxy,
+    /// `origin` is the URL that browsers use, and `proxy` is the address or network of a trusted
+    /// proxy, whose information about the client is believed. Separate several values with spaces.
     "web" "HOST:PORT|unix:PATH|fd:N[,password=FILE][,view-password=FILE][,user=NAME]\
            [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,origin=URL][,proxy=ADDRESS]\
            [,name=TEXT]"
     web: Option<web::Config>,
-    /// What this process gives up before the guest runs. `auto` (default): all capabilities, the
-    /// network namespace and most system calls; files of any path can be named later, if its user
-    /// may open them, and root stays root. `on`: also all files but what is open, what lies in the
-    /// folders of disks and media, and in `folders`; what this host does not let it give up is a
-    /// line of the log. `must`: all of it, or there is no machine; leaving the network namespace
-    /// needs CAP_SYS_ADMIN. `user` is who root becomes. `seccomp=log` lets refused system calls
-    /// work, and the kernel logs them. `debug` leaves the process open to debuggers and core dumps.
+    /// Sandbox: privileges that this process gives up before the guest runs. `auto` (default): all
+    /// capabilities, the network namespace and most system calls. Control commands can still open
+    /// any file that the user of the process may open, and root stays root. `on`: also access to
+    /// all files except those that are open, those in the folders of disks and removable media, and
+    /// those in `folders`; restrictions that this host does not support are logged. `must`: as
+    /// `on`, but the machine does not start if a restriction is unsupported; leaving the network
+    /// namespace needs CAP_SYS_ADMIN. `user` is the user that root switches to. `seccomp=log`
+    /// allows forbidden system calls, and the kernel logs them. `debug` allows debuggers and core
+    /// dumps.
     "jail" "auto|off|on|must[,user=UID[:GID]][,folders=PATH[:PATH...]][,seccomp=on|off|log]\
             [,landlock=on|off][,debug]"
     jail: jail::Config,
-    /// Hyper-V enlightenments: `on`, `off`, or `auto`, which is on with firmware where KVM has
-    /// them and off for a kernel that is started directly.
+    /// Hyper-V enlightenments: `on`, `off` or `auto` (default). `auto` enables them with firmware,
+    /// if KVM supports them, and disables them for a kernel that is started directly.
     "hyperv" "auto|on|off" hyperv: Hyperv,
-    /// Unknown model-specific registers (MSRs): `fault`, `ignore` to read them as zero, or `auto`
-    /// (default), which is `ignore` for a guest that is offered Hyper-V and `fault` for any other.
+    /// Access to unknown model-specific registers (MSRs): `fault`, `ignore` (reads return zero), or
+    /// `auto` (default), which is `ignore` if the guest is offered Hyper-V enlightenments and
+    /// `fault` otherwise.
     "msr" "auto|fault|ignore" msr: Unknown,
-    /// What SMBIOS tells of the machine.
+    /// Identification of the machine in the SMBIOS tables.
     "smbios" "[manufacturer=..][,product=..][,version=..][,serial=..][,uuid=..]" smbios: Smbios,
-    /// The VM Generation ID, by which a guest learns that it was cloned or restored: a UUID. The
-    /// default is derived from the machine's, and so stays the same; `vmm ctl vmgenid` changes it.
+    /// VM Generation ID: a UUID that tells the guest when it was cloned or restored. The default is
+    /// derived from the machine's UUID and therefore stays the same. `vmm ctl vmgenid` changes it.
     "vmgenid" "UUID" vmgenid: Option<String>,
-    /// A file for the guest in fw_cfg: `opt/...=TEXT`, or `opt/...=@FILE`.
+    /// Pass a file to the guest through fw_cfg: `opt/...=TEXT`, or `opt/...=@FILE`.
     "fw-cfg" "NAME=VALUE" fw_cfg: Vec<Item>,
-    /// On SIGTERM, press the power button and wait this long before switching off.
+    /// Time that the guest gets to shut down on SIGTERM: the power button is pressed, and the
+    /// machine is switched off when the time is over. Defaults to 0, which switches it off at once.
     "grace" "SECONDS" grace: Seconds,
-    /// End when the process with this number ends: that of who started it and looks after it.
+    /// Exit when the process with this ID ends, usually the supervisor that started this machine.
     "die-with" "PID" die_with: Parent,
-    /// Run firmware and kernels although this host's KVM only emulates them.
+    /// Run firmware and kernels even if this host's KVM only emulates kernel-mode code.
     "accept-emulation" "" accept_emulation: bool,
 }
 
-/// How a type of an option takes a word of the command line.
-trait Word: Default + DeserializeOwned {
+/// An option's type: how it is read from the command line and from JSON.
+trait OptionValue: Default + DeserializeOwned {
     const REPEATS: bool = false;
-    /// What JSON may say in place of a text.
-    const ELSE: &'static str = "a text";
+    /// The accepted JSON forms, for error messages.
+    const JSON_FORMS: &'static str = "a string";
 
-    /// Takes what was typed.
-    fn put(&mut self, text: &str) -> anyhow::Result<()>;
+    /// Reads the text of one occurrence on the command line.
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()>;
 
-    /// Takes an object of JSON.
     fn object<'de, M: MapAccess<'de>>(map: M) -> Result<Self, M::Error> {
         Self::deserialize(de::value::MapAccessDeserializer::new(map))
     }
 
-    /// Takes a list of JSON.
     fn list<'de, S: SeqAccess<'de>>(list: S) -> Result<Self, S::Error> {
         Self::deserialize(de::value::SeqAccessDeserializer::new(list))
     }
 }
 
-/// Reads a JSON value as the command line's word, or as the object that the word stands for.
-fn word<'de, D: Deserializer<'de>, T: Word>(deserializer: D) -> Result<T, D::Error> {
+/// Deserializes an option from JSON: a string, number or boolean is read like the same text on the
+/// command line; objects and lists are passed to serde.
+fn deserialize_option<'de, D: Deserializer<'de>, T: OptionValue>(
+    deserializer: D,
+) -> Result<T, D::Error> {
     struct Any<T>(std::marker::PhantomData<T>);
 
-    impl<'de, T: Word> Visitor<'de> for Any<T> {
+    impl<'de, T: OptionValue> Visitor<'de> for Any<T> {
         type Value = T;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str(T::ELSE)
+            f.write_str(T::JSON_FORMS)
         }
         fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
             let mut value = T::default();
-            value.put(text).map_err(|error| E::custom(format!("{error:#}")))?;
+            value.read_text(text).map_err(|error| E::custom(format!("{error:#}")))?;
             Ok(value)
         }
         fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
@@ -237,44 +250,44 @@ fn word<'de, D: Deserializer<'de>, T: Word>(deserializer: D) -> Result<T, D::Err
     deserializer.deserialize_any(Any(std::marker::PhantomData))
 }
 
-/// Keeps what is not said out of `vmm inspect --config`.
-fn unset<T: Serialize + Default>(value: &T) -> bool {
+/// Keeps options with default values out of the output of `vmm inspect`.
+fn is_default<T: Serialize + Default>(value: &T) -> bool {
     serde_json::to_value(value).ok() == serde_json::to_value(T::default()).ok()
 }
 
-impl Word for Option<PathBuf> {
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+impl OptionValue for Option<PathBuf> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         anyhow::ensure!(!text.is_empty(), "a path is missing");
         *self = Some(text.into());
         Ok(())
     }
 }
 
-impl Word for Option<String> {
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+impl OptionValue for Option<String> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         *self = Some(text.to_owned());
         Ok(())
     }
 }
 
-impl Word for Option<UnixAddress> {
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+impl OptionValue for Option<UnixAddress> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         *self = Some(UnixAddress::try_from(text.to_owned()).map_err(anyhow::Error::msg)?);
         Ok(())
     }
 }
 
-impl Word for Option<Stream> {
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+impl OptionValue for Option<Stream> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         *self = Some(Stream::try_from(text.to_owned()).map_err(anyhow::Error::msg)?);
         Ok(())
     }
 }
 
-impl Word for bool {
-    const ELSE: &'static str = "true or false";
+impl OptionValue for bool {
+    const JSON_FORMS: &'static str = "true or false";
 
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         *self = match text {
             "" | "true" | "on" => true,
             "false" | "off" => false,
@@ -284,11 +297,11 @@ impl Word for bool {
     }
 }
 
-/// Words that are one serde value: `fault`, `auto`.
+/// Implements `OptionValue` for types that are a single serde value, such as `fault` or `auto`.
 macro_rules! plain_words {
     ($($type:ty),*) => {$(
-        impl Word for $type {
-            fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        impl OptionValue for $type {
+            fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
                 let word = serde_json::Value::from(text);
                 *self = serde_json::from_value(word).map_err(keyvalue::explain)?;
                 Ok(())
@@ -299,13 +312,13 @@ macro_rules! plain_words {
 
 plain_words!(Unknown, Hyperv, layout::Name, Parent);
 
-/// Words that are `first,key=value`.
+/// Implements `OptionValue` for types that are written as `first,key=value`.
 macro_rules! flat_words {
     ($($type:ty: $first:expr, $else:literal;)*) => {$(
-        impl Word for $type {
-            const ELSE: &'static str = $else;
+        impl OptionValue for $type {
+            const JSON_FORMS: &'static str = $else;
 
-            fn put(&mut self, text: &str) -> anyhow::Result<()> {
+            fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
                 *self = keyvalue::parse(text, $first)?;
                 Ok(())
             }
@@ -320,32 +333,32 @@ flat_words! {
     jail::Config: Some("mode"), "a word or an object";
 }
 
-impl Word for Seconds {
-    const ELSE: &'static str = "a number of seconds";
+impl OptionValue for Seconds {
+    const JSON_FORMS: &'static str = "a number of seconds";
 
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         let number = text.parse().ok();
         self.0 = number.with_context(|| format!("`{text}` is not a number of seconds"))?;
         Ok(())
     }
 }
 
-/// Whole seconds.
+/// A number of whole seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Seconds(pub u32);
 
-/// Processors and how they are grouped.
+/// The number of processors and their topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cpus {
-    /// All of them: the product of the rest. 0 while it is not said.
+    /// The total number of processors: `sockets * cores * threads`. Must not be 0.
     pub count: u32,
-    /// Sockets. Windows desktop editions use one or two.
+    /// The number of sockets. Desktop editions of Windows use one or two.
     pub sockets: u32,
-    /// Cores of a socket. 0 while it is not said.
+    /// Cores per socket; 0 means that `settle` computes the number.
     pub cores: u32,
-    /// Threads of a core.
+    /// Threads per core.
     pub threads: u32,
 }
 
@@ -356,25 +369,25 @@ impl Default for Cpus {
 }
 
 impl Cpus {
-    /// Fills in what was not said, and checks that it fits together.
+    /// Fills in `cores` if it is not set, and checks the topology.
     ///
     /// # Errors
     ///
-    /// When it does not.
-    pub fn settle(mut self, most: usize) -> anyhow::Result<Self> {
+    /// Fails if the numbers do not match each other, or if `count` exceeds `max_processors`.
+    pub fn settle(mut self, max_processors: usize) -> anyhow::Result<Self> {
         let Self { count, sockets, cores, threads } = self;
         if count == 0 || sockets == 0 || threads == 0 {
             bail!("--cpus {self}: a machine needs at least one processor, socket and thread");
         }
-        if count as usize > most {
-            bail!("--cpus {self}: this host's KVM allows at most {most} processors");
+        if count as usize > max_processors {
+            bail!("--cpus {self}: this host's KVM allows at most {max_processors} processors");
         }
         let groups = u64::from(sockets) * u64::from(threads);
         if cores == 0 {
             if u64::from(count) % groups != 0 {
                 bail!(
                     "--cpus {self}: {count} processors cannot be shared evenly among {sockets} \
-                     sockets with {threads} threads a core"
+                     sockets with {threads} threads per core"
                 );
             }
             self.cores = u32::try_from(u64::from(count) / groups)?;
@@ -393,11 +406,11 @@ impl fmt::Display for Cpus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { count, sockets, cores, threads } = self;
         write!(f, "{count}")?;
-        // What was not said is not repeated.
-        for (name, value, unsaid) in
+        // Print only values that differ from the default.
+        for (name, value, default) in
             [("sockets", sockets, 1), ("cores", cores, 0), ("threads", threads, 1)]
         {
-            if *value != unsaid {
+            if *value != default {
                 write!(f, ",{name}={value}")?;
             }
         }
@@ -409,12 +422,12 @@ impl fmt::Display for Cpus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Memory {
-    /// How much.
+    /// The size of guest memory in bytes: whole MiB, at least 16 MiB.
     pub size: Size,
-    /// In pages of hugetlbfs of this size.
+    /// Allocate from hugetlbfs, with this page size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepages: Option<Size>,
-    /// Take it from the host now, not when the guest first touches it.
+    /// Allocate all memory at startup, not when the guest first touches it.
     pub prealloc: bool,
 }
 
@@ -426,24 +439,24 @@ impl Default for Memory {
 
 impl Memory {
     fn check(&self) -> anyhow::Result<()> {
-        // OVMF works at 8 MiB and up, and a kernel with its initial RAM disk needs some tens.
-        const LEAST: u64 = 16 << 20;
-        if self.size.0 < LEAST {
+        // OVMF works with 8 MiB; a kernel with its initial RAM disk needs some tens.
+        const MIN_SIZE: u64 = 16 << 20;
+        if self.size.0 < MIN_SIZE {
             let size = self.size;
-            bail!("--memory {size}: a machine needs at least 16M, and 4 GiB are written 4G");
+            bail!("--memory {size}: too small: the minimum is 16M, and 4 GiB are written 4G");
         }
         if !self.size.0.is_multiple_of(1 << 20) {
-            bail!("--memory {}: it is counted in whole MiB", self.size);
+            bail!("--memory {}: not a multiple of 1M", self.size);
         }
         Ok(())
     }
 }
 
-/// Whether the guest sees Hyper-V's leaves.
+/// Whether Hyper-V CPUID leaves are offered to the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hyperv {
-    /// With firmware, where KVM has them.
+    /// Only with firmware, if KVM supports them.
     #[default]
     Auto,
     /// Always.
@@ -453,7 +466,7 @@ pub enum Hyperv {
 }
 
 impl Config {
-    /// Whether somebody may look at the screen at any time.
+    /// Whether the screen is served to viewers, by VNC or to browsers.
     pub fn is_watched(&self) -> bool {
         !self.vnc.is_empty() || self.web.is_some()
     }
@@ -462,18 +475,18 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// When it cannot be read, is not JSON, or has a key that does not exist.
+    /// Fails if the file cannot be read, is not JSON, or has an unknown key.
     pub fn from_file(path: &Path) -> anyhow::Result<Self> {
         let name = path.display().to_string();
         let file = fs::File::open(path).with_context(|| format!("configuration {name}"));
         Self::from_reader(file.map_err(usage)?, &name)
     }
 
-    /// Reads a configuration to its end; the name is for people.
+    /// Reads a configuration until the end of `from`. `name` appears in error messages.
     ///
     /// # Errors
     ///
-    /// As `from_file`.
+    /// Fails like `from_file`.
     pub fn from_reader(mut from: impl Read, name: &str) -> anyhow::Result<Self> {
         let mut text = String::new();
         let read = from.read_to_string(&mut text).map_err(anyhow::Error::from);
@@ -481,18 +494,18 @@ impl Config {
         config.with_context(|| format!("configuration {name}")).map_err(usage)
     }
 
-    /// Reads a configuration.
+    /// Parses a configuration from JSON text.
     ///
     /// # Errors
     ///
-    /// When it is not JSON, or has a key that does not exist.
+    /// Fails if the text is not JSON, or has an unknown key.
     pub fn from_json(text: &str) -> anyhow::Result<Self> {
-        // A list would be taken for the fields in their order.
+        // Serde would take a list for the fields in the order of their declaration.
         if let Some(start @ ('[' | '"' | '0'..='9' | 't' | 'f' | 'n')) =
             text.trim_start().chars().next()
             && serde_json::from_str::<de::IgnoredAny>(text).is_ok()
         {
-            bail!("a configuration is an object, `{{...}}`, and this begins with `{start}`");
+            bail!("a configuration must be an object, `{{...}}`, but begins with `{start}`");
         }
         serde_json::from_str(text).map_err(|error| {
             if error.is_syntax() || error.is_eof() {
@@ -503,11 +516,11 @@ impl Config {
         })
     }
 
-    /// Checks what can be checked without the host.
+    /// Checks everything that can be checked without looking at the host.
     ///
     /// # Errors
     ///
-    /// One sentence that names the option, what is wrong, and the way out.
+    /// Fails with one sentence that names the option, the problem and a way out.
     pub fn check(&self) -> anyhow::Result<()> {
         self.memory.check().map_err(usage)?;
         for (option, uuid) in
@@ -531,7 +544,7 @@ impl Config {
     }
 }
 
-/// An error in what the user wrote.
+/// Turns an error into a usage error, with its exit status.
 #[expect(clippy::needless_pass_by_value, reason = "it is passed to `map_err`")]
 fn usage(error: anyhow::Error) -> anyhow::Error {
     Failure::new(Status::Usage, format!("{error:#}"))
@@ -539,7 +552,7 @@ fn usage(error: anyhow::Error) -> anyhow::Error {
 
 fn unknown(key: &str) -> anyhow::Error {
     let known: Vec<_> = OPTIONS.iter().map(|option| option.key).collect();
-    let hint = meant(key, &known).map_or_else(
+    let hint = suggest(key, &known).map_or_else(
         || "`vmm help run` lists them".into(),
         |near| format!("did you mean --{near}?"),
     );

@@ -1,9 +1,10 @@
-//! The control socket: one JSON object a line each way, and its client.
+//! The control socket and its client. Each request and each answer is one line that holds a JSON
+//! object.
 //!
-//! `{"command": "status"}` is answered `{"ok": {...}}` or `{"error": "..."}`; an argument is a
+//! The answer to `{"command": "status"}` is `{"ok": {...}}` or `{"error": "..."}`. An argument is a
 //! further key, as in `{"command": "balloon", "size": "1G"}`. The answer to `screenshot` is
-//! followed by the bytes of the picture, as many as its `bytes` says. Only who may open the socket
-//! file may speak: it is made for the user that runs the machine.
+//! followed by the bytes of the picture; `bytes` in the answer is their number. The socket file is
+//! accessible only to the user that runs the machine.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -28,23 +29,23 @@ use host::keyvalue;
 use host::size::Size;
 use screen::keys::Combination;
 
-/// How a command is written: its name, what follows, and what it does.
+/// The usage of a command, for the help and for parsing.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
-    /// What follows `vmm ctl`, and the value of `"command"`.
+    /// The word after `vmm ctl`, and the value of `"command"`.
     pub name: &'static str,
-    /// What follows that; nothing for a command that stands alone.
+    /// Syntax of the arguments. Empty for a command without arguments.
     pub value: &'static str,
-    /// The keys in JSON of what must follow, in this order.
-    pub needed: &'static [&'static str],
-    /// And of what may.
-    pub free: &'static [&'static str],
-    /// What it does.
+    /// JSON keys of the required arguments, in the order in which they are typed.
+    pub required: &'static [&'static str],
+    /// JSON keys of the optional arguments, in the order in which they are typed.
+    pub optional: &'static [&'static str],
+    /// The help text.
     pub help: &'static str,
 }
 
 impl Usage {
-    /// As it is typed: `balloon [SIZE]`.
+    /// The command and its arguments as typed: `balloon [SIZE]`.
     pub fn call(&self) -> String {
         format!("{} {}", self.name, self.value).trim_end().to_owned()
     }
@@ -54,9 +55,9 @@ macro_rules! commands {
     ($(
         $(#[doc = $help:literal])+
         $name:literal $value:literal
-        $kind:ident $({ $($needed:ident: $of:ty),*; $($free:ident: $type:ty),* })?,
+        $kind:ident $({ $($required:ident: $of:ty),*; $($optional:ident: $type:ty),* })?,
     )*) => {
-        /// What can be asked of a running machine.
+        /// A request to a running machine.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(tag = "command", deny_unknown_fields)]
         pub enum Command {
@@ -65,104 +66,104 @@ macro_rules! commands {
                 #[serde(rename = $name)]
                 $kind $({
                     $(
-                        /// Must be said.
-                        $needed: $of,
+                        /// Required.
+                        $required: $of,
                     )*
                     $(
-                        /// If it is said this time.
+                        /// Optional.
                         #[serde(default, skip_serializing_if = "Option::is_none")]
-                        $free: Option<$type>,
+                        $optional: Option<$type>,
                     )*
                 })?,
             )*
         }
 
-        /// The commands, in the order of `--help`.
+        /// All commands, in the order in which the help prints them.
         pub const COMMANDS: &[Usage] = &[$(Usage {
             name: $name,
             value: $value,
-            needed: &[$($(stringify!($needed)),*)?],
-            free: &[$($(stringify!($free)),*)?],
+            required: &[$($(stringify!($required)),*)?],
+            optional: &[$($(stringify!($optional)),*)?],
             help: concat!($($help),+),
         }),*];
     };
 }
 
 commands! {
-    /// State, size and number of resets; what the display shows and who looks at it; disks,
-    /// networks, USB devices and drives by their names; the keyboard's lights.
+    /// Show the state of the machine: size, number of resets, display, viewers, disks, networks,
+    /// USB devices and drives with their names, and the lights of the keyboard.
     "status" "" Status,
     /// Stop the processors.
     "pause" "" Pause,
-    /// Let them run on.
+    /// Resume the processors.
     "resume" "" Resume,
-    /// Reset the machine, as its button does.
+    /// Reset the machine, like its reset button.
     "reset" "" Reset,
-    /// Press the power button: the guest switches itself off.
+    /// Press the power button: the guest shuts down.
     "powerdown" "" PowerButton,
-    /// Send a non-maskable interrupt: guests write a crash dump.
+    /// Send a non-maskable interrupt, for which guests write a crash dump.
     "nmi" "" Nmi,
-    /// The registers of all processors.
+    /// Show the registers of all processors.
     "registers" "" Registers,
-    /// The guest's memory: what it shall have, what it has, and what it says of it. With a size,
-    /// like 1G, that is what it shall have from now on.
+    /// Show the target and the actual size of the guest's memory, and the guest's statistics. A
+    /// size, such as 1G, sets a new target.
     "balloon" "[SIZE]" Balloon {; size: Size },
-    /// Make a disk longer and tell its guest: the one with this name (see `status`) or serial
-    /// number. Without a size it is as long as its file or device is now.
+    /// Extend a disk and notify the guest. The disk is given by its name (see `status`) or serial
+    /// number. Without a size, the disk takes the current length of its file or device.
     "grow" "NAME [SIZE]" Grow { name: String; size: Size },
-    /// Pull a network cable or plug it in, or give it another MTU, which a guest sees when it looks
-    /// again, at the latest after a reset. With nothing said: how it is.
+    /// Plug a network cable in or out, or set the MTU, which the guest sees when it reads it again,
+    /// at the latest after a reset. Without arguments: show the state of the link.
     "link" "NAME [up|down] [mtu N]" Link { name: String; state: Plug, mtu: u16 },
-    /// Write what the display shows to a file. In JSON there is no file: lines of pixels follow the
-    /// answer, each pixel 4 bytes: blue, green, red and one that means nothing.
+    /// Save the screen as a PNG file. In JSON there is no file: rows of pixels follow the answer,
+    /// with 4 bytes for each pixel: blue, green, red and an unused byte.
     "screenshot" "FILE.png" Screenshot,
-    /// Press keys together and let them go: by their places on a keyboard with English letters, as
-    /// in ctrl-alt-delete, or by their scan codes, as in 0xe05b (the left logo key).
+    /// Press keys together and release them. Keys have the names of a US keyboard, as in
+    /// ctrl-alt-delete, or are scan codes, as in 0xe05b (the left logo key).
     "key" "KEY[-KEY...]" Key { keys: Combination; },
-    /// Type a text on the machine's keyboard (see `--keyboard`), with Enter for line feeds;
-    /// answered when the guest has fetched all of it. Nothing is typed if that keyboard lacks one
-    /// of its characters. UEFI firmware drops keys that it fetched and its shell did not read in
-    /// time: give it a few words at a time.
+    /// Type a text on the machine's keyboard (see `--keyboard`), with Enter for line feeds. The
+    /// answer is sent when the guest has read all keys. If the keyboard lacks one of the
+    /// characters, nothing is typed. UEFI firmware drops keys that its shell does not read in time:
+    /// send a few words at a time.
     "type" "TEXT" Type { text: String; },
-    /// Move the pointer to a place of the screen: 0 is left and above, 32767 right and below. Bits
-    /// of the buttons that are down: 1 left, 2 right, 4 middle; notches of the wheel, away from a
-    /// person.
+    /// Move the pointer: 0 is the left or upper edge of the screen, 32767 the right or lower edge.
+    /// `buttons` is the sum of the buttons that are pressed: 1 left, 2 right, 4 middle. `wheel` is
+    /// the number of notches that the wheel turns, positive away from the user.
     "pointer" "X Y [buttons N] [wheel N]" Pointer { x: u16, y: u16; buttons: u8, wheel: i32 },
-    /// Plug in a USB device: a kind and its keys, as `--device` takes them, like
-    /// usb-storage,path=win11.iso. The answer has its name. Paths are as the machine sees them:
-    /// whole, or from the folder that it was started in. With `only`, nothing but the file with
-    /// these numbers (`stat -c %d:%i FILE`) is opened.
+    /// Plug in a USB device, written like the value of `--device`, as in
+    /// usb-storage,path=win11.iso. The answer holds its name. Paths are absolute, or relative to
+    /// the folder in which the machine was started. With `only`, the file is opened only if it has
+    /// these numbers (`stat -c %d:%i FILE`).
     "attach" "KIND[,KEY=VALUE...] [only DEV:INODE]" Attach { device: String; only: FileId },
-    /// Pull out the USB device with this name (see `status`), whatever the guest does with it.
+    /// Unplug the USB device with this name (see `status`), even if the guest uses it.
     "detach" "NAME" Detach { name: String; },
-    /// Take the medium out of the drive with this name (see `status`). A guest that holds it is
-    /// asked to let go; `force` takes it all the same.
+    /// Eject the medium of the drive with this name (see `status`). If the guest has locked the
+    /// drive, it is asked to release it; `force` ejects the medium anyway.
     "eject" "NAME [force]" Eject { name: String; force: Force },
-    /// Give the guest another VM Generation ID, random unless it is given, and notify it. The guest
-    /// then acts as one that was cloned or restored: it takes new random numbers, and a domain
-    /// controller gives up the identifiers that its copy could give out, too.
+    /// Change the VM Generation ID, to a random one by default, and notify the guest. The guest
+    /// then behaves as after a clone or a restored snapshot: it reseeds its random numbers, and a
+    /// domain controller discards identifiers that its copy could also assign.
     "vmgenid" "[UUID]" Vmgenid {; id: String },
-    /// Put another medium into a drive that is empty; `only` as for `attach`.
+    /// Insert a medium into an empty drive. `only` works as for `attach`.
     "insert" "NAME PATH [only DEV:INODE]" Insert { name: String, path: PathBuf; only: FileId },
-    /// Switch off at once.
+    /// Switch the machine off at once, without a shutdown of the guest.
     "quit" "" Quit,
 }
 
-/// Whether the guest is not asked.
+/// Whether to override the guest's lock on a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Force {
-    /// It is not.
+    /// The word `force`: override it.
     Force,
 }
 
-/// Whether a cable is plugged in.
+/// The state of a network cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Plug {
-    /// It is.
+    /// Plugged in.
     Up,
-    /// It is not.
+    /// Plugged out.
     Down,
 }
 
@@ -179,11 +180,11 @@ impl From<Button> for Command {
 }
 
 impl Command {
-    /// Reads a command as it is typed: its name, and its arguments.
+    /// Parses a command and its arguments as typed.
     ///
     /// # Errors
     ///
-    /// When there is no such command, or it does not take what follows.
+    /// Fails if the command does not exist, or if it does not accept the arguments.
     pub fn read(words: &[String]) -> anyhow::Result<Self> {
         let Some((name, arguments)) = words.split_first() else {
             bail!("ctl needs a command: `vmm help ctl` lists them");
@@ -193,46 +194,42 @@ impl Command {
             let near = keyvalue::nearest(name, &names).unwrap_or("status");
             bail!("there is no command {name}: did you mean {near}?");
         };
-        let keys = [usage.needed, usage.free].concat();
+        let keys = [usage.required, usage.optional].concat();
         let mut arguments = arguments.iter();
         let mut text = name.clone();
         let mut next = 0;
         while let Some(argument) = arguments.next() {
-            // What may follow can have its key before it: `mtu 1400`.
-            let named = usage.free.iter().position(|key| key == argument);
-            let (at, argument) = match named.filter(|_| next >= usage.needed.len()) {
+            // An optional argument may follow its key: `mtu 1400`.
+            let named = usage.optional.iter().position(|key| key == argument);
+            let (at, argument) = match named.filter(|_| next >= usage.required.len()) {
                 None => (next, argument),
-                Some(at) => match (usage.needed.len() + at, arguments.next()) {
+                Some(at) => match (usage.required.len() + at, arguments.next()) {
                     (at, Some(value)) => (at, value),
-                    // A word that says all by itself: `force`.
+                    // A key that is its own value: `force`.
                     (at, None) if at == next => (at, argument),
                     _ => bail!("{argument} needs a value: `{}`", usage.call()),
                 },
             };
             let Some(key) = keys.get(at) else {
-                bail!("{argument} is too much: write `{}`", usage.call());
+                bail!("unexpected argument {argument}: write `{}`", usage.call());
             };
             text.push_str(&format!(",{key}={}", keyvalue::escaped(argument)));
             next = at + 1;
         }
-        ensure!(
-            next >= usage.needed.len(),
-            "{name} needs to know which one: write `{}`",
-            usage.call()
-        );
+        ensure!(next >= usage.required.len(), "{name} needs an argument: write `{}`", usage.call());
         keyvalue::parse(&text, Some("command"))
     }
 }
 
-/// A command, and the way back.
+/// A command, and the channel for its answer.
 pub struct Request {
-    /// What is asked.
+    /// The command to execute.
     pub command: Command,
     back: Sender<Answer>,
     unwritten: Arc<Unwritten>,
 }
 
-/// What is said: a line, and what may follow it. It counts as unwritten until it is dropped.
+/// A line, and the bytes that follow it. The answer counts as unwritten until it is dropped.
 struct Answer {
     line: Value,
     bytes: Vec<u8>,
@@ -253,7 +250,7 @@ impl Drop for Answer {
     }
 }
 
-/// The number of answers that were given and did not reach their clients yet.
+/// The number of answers that have not reached their clients yet.
 #[derive(Default)]
 struct Unwritten {
     count: Mutex<usize>,
@@ -265,18 +262,18 @@ impl Unwritten {
         self.count.lock().expect("no client's thread panicked")
     }
 
-    /// Waits until all are written, or for so long.
-    fn wait(&self, most: Duration) {
-        let left = self.fewer.wait_timeout_while(self.count(), most, |count| *count > 0);
+    /// Waits until all answers are written, for at most `timeout`.
+    fn wait(&self, timeout: Duration) {
+        let left = self.fewer.wait_timeout_while(self.count(), timeout, |count| *count > 0);
         drop(left.expect("no client's thread panicked"));
     }
 }
 
-/// Passes a request on to the machine: whether there is one.
+/// Passes a request to the machine. Returns false if the machine is gone.
 pub type Submit = Arc<dyn Fn(Request) -> bool + Send + Sync>;
 
 impl Request {
-    /// A command of somebody who does not wait for the answer.
+    /// A command whose sender ignores the answer.
     pub fn unanswered(command: Command) -> Self {
         Self { command, back: mpsc::channel().0, unwritten: Arc::default() }
     }
@@ -285,12 +282,13 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// When the machine refuses, or does not answer in time.
+    /// Fails if the machine refuses, or does not answer in time.
     pub fn ask(command: Command, send: impl FnOnce(Self) -> bool) -> anyhow::Result<Value> {
         let (back, answers) = mpsc::channel();
         let request = Self { command, back, unwritten: Arc::default() };
         ensure!(send(request), "the machine is off");
-        let mut answer = answers.recv_timeout(OWN_ANSWER).context("the machine does not answer")?;
+        let answer = answers.recv_timeout(INTERNAL_TIMEOUT);
+        let mut answer = answer.context("the machine does not answer")?;
         match answer.line.take() {
             Value::Object(mut line) if line.contains_key("ok") => {
                 Ok(line.remove("ok").unwrap_or_default())
@@ -299,18 +297,18 @@ impl Request {
         }
     }
 
-    /// Answers it.
+    /// Sends the answer.
     pub fn answer(self, result: anyhow::Result<Value>) {
         let line = match result {
             Ok(value) => json!({ "ok": value }),
             Err(error) => json!({ "error": format!("{error:#}") }),
         };
-        // A client that left does not want it any more.
+        // The client may have disconnected.
         self.back.send(Answer::new(line, Vec::new(), &self.unwritten)).ok();
     }
 
-    /// Answers it with a picture.
-    pub fn show(self, picture: anyhow::Result<(Picture, Vec<u8>)>) {
+    /// Sends a picture as the answer.
+    pub fn answer_picture(self, picture: anyhow::Result<(Picture, Vec<u8>)>) {
         match picture {
             Err(error) => self.answer(Err(error)),
             Ok((Picture { width, height }, bytes)) => {
@@ -322,23 +320,23 @@ impl Request {
     }
 }
 
-/// Lines longer than this are no command of ours.
-const LONGEST: u64 = 64 << 10;
-/// And answers longer than this none of ours, but for what follows their line.
+/// Maximum length of a request line, in bytes.
+const MAX_REQUEST_BYTES: u64 = 64 << 10;
+/// Maximum length of an answer line, in bytes. Pictures follow the line and do not count.
 pub const LONGEST_ANSWER: u64 = 1 << 20;
-/// Bytes of the largest picture: no display has more memory.
-const LARGEST: usize = 256 << 20;
-/// Commands of this process are answered within.
-const OWN_ANSWER: Duration = Duration::from_secs(5);
-/// What was answered before the end of the machine is written within.
-const LAST_ANSWERS: Duration = Duration::from_secs(1);
-/// More clients at once wait in the listener's queue.
-const MOST: usize = 16;
+/// Maximum size of a picture, in bytes: no display has more memory.
+const MAX_PICTURE_BYTES: usize = 256 << 20;
+/// Time limit for answers to commands of this process.
+const INTERNAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for writing pending answers when the machine ends.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// Further clients wait in the listener's queue.
+const MAX_CLIENTS: usize = 16;
 
-/// How long it takes to see that one of them left.
+/// Interval at which a full server looks whether a client has disconnected.
 const FULL_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// The listening side; its file goes with it.
+/// The listening side. Dropping it removes the socket file.
 pub struct Server {
     /// Closing it ends the thread.
     stop: Option<OwnedFd>,
@@ -347,11 +345,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Accepts clients; `submit` gets their requests.
+    /// Accepts clients, and passes their requests to `submit`.
     ///
     /// # Errors
     ///
-    /// When the host has no thread left.
+    /// Fails if the host cannot create a thread.
     pub fn new(bound: Bound, submit: Submit) -> anyhow::Result<Self> {
         // The thread ends when the other end of this pipe is closed.
         let (ended, stop) = rustix::pipe::pipe().context("--control")?;
@@ -360,7 +358,7 @@ impl Server {
         let body = move || {
             let clients = Arc::new(());
             loop {
-                let full = Arc::strong_count(&clients) > MOST;
+                let full = Arc::strong_count(&clients) > MAX_CLIENTS;
                 let mut fds = vec![PollFd::new(&ended, PollFlags::IN)];
                 if !full {
                     fds.push(PollFd::new(bound.listener(), PollFlags::IN));
@@ -375,7 +373,7 @@ impl Server {
                     continue;
                 }
                 let Ok((client, _)) = bound.listener().accept() else {
-                    // Out of file descriptors, for a while: no reason to spin.
+                    // Out of file descriptors: wait instead of spinning.
                     std::thread::sleep(Duration::from_millis(100));
                     continue;
                 };
@@ -400,12 +398,12 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take() {
             thread.join().expect("a panic ends the process");
         }
-        // The end of the process would cut them off.
-        self.unwritten.wait(LAST_ANSWERS);
+        // Exiting now would cut pending answers off.
+        self.unwritten.wait(FLUSH_TIMEOUT);
     }
 }
 
-/// Talks to one client until it leaves.
+/// Serves one client until it disconnects.
 fn serve(
     mut client: &UnixStream,
     submit: &Submit,
@@ -417,7 +415,7 @@ fn serve(
     let mut lines = BufReader::new(client);
     loop {
         let mut line = String::new();
-        if (&mut lines).take(LONGEST).read_line(&mut line)? == 0 {
+        if (&mut lines).take(MAX_REQUEST_BYTES).read_line(&mut line)? == 0 {
             return Ok(());
         }
         let answer = match serde_json::from_str(&line) {
@@ -443,16 +441,16 @@ pub struct Client {
     stream: BufReader<Stream>,
 }
 
-/// The client's end, which waits no longer than until the time that was set.
+/// The client's end of the connection, with a deadline.
 struct Stream {
     stream: UnixStream,
-    /// All is said within, after each question.
-    within: Option<Duration>,
+    /// Time limit for each request and its answer.
+    timeout: Option<Duration>,
     end: Option<Instant>,
 }
 
 impl Stream {
-    /// What is left of the time.
+    /// The time until the deadline.
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.end.map(|end| end.saturating_duration_since(Instant::now()));
         match left {
@@ -480,14 +478,14 @@ impl Write for Stream {
     }
 }
 
-/// What an answer's line says.
+/// Parses the line of an answer.
 ///
 /// # Errors
 ///
-/// When it is no, or no answer.
+/// Fails if the answer is an error, or not an answer.
 pub fn answer(line: &[u8]) -> anyhow::Result<Value> {
     let whole = line.len() as u64 == LONGEST_ANSWER && !line.ends_with(b"\n");
-    ensure!(!whole, "an answer longer than {LONGEST_ANSWER} bytes: that is no machine of ours");
+    ensure!(!whole, "answer longer than {LONGEST_ANSWER} bytes: not a machine of this program");
     let mut answer: Value = serde_json::from_slice(line).context("the machine is gone")?;
     match answer.get("error").and_then(Value::as_str) {
         Some(error) => bail!("{error}"),
@@ -496,40 +494,42 @@ pub fn answer(line: &[u8]) -> anyhow::Result<Value> {
 }
 
 impl Client {
-    /// Connects.
+    /// Connects, and waits without a time limit.
     ///
     /// # Errors
     ///
-    /// When nobody listens there.
+    /// Fails if no machine listens there.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
-        let stream = UnixStream::connect(path).with_context(|| nobody(path))?;
-        Ok(Self { stream: BufReader::new(Stream { stream, within: None, end: None }) })
+        let stream = UnixStream::connect(path).with_context(|| not_listening(path))?;
+        Ok(Self { stream: BufReader::new(Stream { stream, timeout: None, end: None }) })
     }
 
-    /// Connects; neither that nor any answer is waited for longer than this.
+    /// Connects. `time` limits the connection attempt, and each request with its answer.
     ///
     /// # Errors
     ///
-    /// When nobody listens there, or answers.
+    /// Fails if no machine listens there.
     pub fn connect_within(path: &Path, time: Duration) -> anyhow::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // A listener that sleeps takes a few, and the next one would wait for it.
+        // A listener that does not accept queues a few clients. Further ones would wait in
+        // `connect`.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(time))?;
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?).with_context(|| nobody(path))?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
+            .with_context(|| not_listening(path))?;
         let stream = UnixStream::from(socket);
-        Ok(Self { stream: BufReader::new(Stream { stream, within: Some(time), end: None }) })
+        Ok(Self { stream: BufReader::new(Stream { stream, timeout: Some(time), end: None }) })
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a command and waits for its answer.
     ///
     /// # Errors
     ///
-    /// When the machine says no, or is gone.
+    /// Fails if the machine refuses, or is gone.
     pub fn ask(&mut self, command: &Command) -> anyhow::Result<Value> {
         let question = format!("{}\n", serde_json::to_string(command)?);
         let stream = self.stream.get_mut();
-        stream.end = stream.within.map(|time| Instant::now() + time);
+        stream.end = stream.timeout.map(|time| Instant::now() + time);
         stream.write_all(question.as_bytes()).context("the machine is gone")?;
         let mut line = Vec::new();
         let mut stream = (&mut self.stream).take(LONGEST_ANSWER);
@@ -538,31 +538,31 @@ impl Client {
     }
 }
 
-fn nobody(path: &Path) -> String {
+fn not_listening(path: &Path) -> String {
     format!("{}: no machine listens there (start it with --control)", path.display())
 }
 
 impl Client {
-    /// Asks for what the display shows: its size, and its pixels.
+    /// Requests a picture of the display: its size, and its pixels.
     ///
     /// # Errors
     ///
-    /// When there is no display, or it is off, or the machine is gone.
+    /// Fails if there is no display, if it is off, or if the machine is gone.
     pub fn screenshot(&mut self) -> anyhow::Result<(Picture, Vec<u8>)> {
         let answer = self.ask(&Command::Screenshot)?;
         let picture = Picture::deserialize(&answer).context("an answer without a size")?;
         let count = answer["bytes"].as_u64().and_then(|count| usize::try_from(count).ok());
-        let count = count.filter(|count| *count <= LARGEST);
+        let count = count.filter(|count| *count <= MAX_PICTURE_BYTES);
         let mut pixels = vec![0; count.context("an answer without a number of bytes")?];
         self.stream.read_exact(&mut pixels).context("the machine is gone")?;
         Ok((picture, pixels))
     }
 
-    /// The same in the format of PNG.
+    /// Like `screenshot`, as a PNG file.
     ///
     /// # Errors
     ///
-    /// As `screenshot`.
+    /// Fails like `screenshot`.
     pub fn png(&mut self) -> anyhow::Result<Vec<u8>> {
         let (picture, pixels) = self.screenshot()?;
         let mut png = Vec::new();
@@ -595,7 +595,10 @@ mod test {
                 match request.command {
                     Command::Nmi => request.answer(Err(anyhow::anyhow!("no"))),
                     Command::Screenshot => {
-                        request.show(Ok((Picture { width: 512, height: 2 }, vec![10; 4096])));
+                        request.answer_picture(Ok((
+                            Picture { width: 512, height: 2 },
+                            vec![10; 4096],
+                        )));
                     }
                     _ => request.answer(Ok(json!({ "state": "running" }))),
                 }
@@ -609,7 +612,7 @@ mod test {
         let mut client = Client::connect(&path).unwrap();
         assert_eq!(client.ask(&Command::Status).unwrap()["state"], "running");
         assert_eq!(client.ask(&Command::Nmi).unwrap_err().to_string(), "no");
-        // Its bytes are no lines, and what comes after them is.
+        // The pixels contain line feeds. The line after them is read as a line again.
         let (picture, pixels) = client.screenshot().unwrap();
         assert_eq!((picture, pixels), (Picture { width: 512, height: 2 }, vec![10; 4096]));
         assert_eq!(client.ask(&Command::Status).unwrap()["state"], "running");
@@ -627,17 +630,17 @@ mod test {
         let mut client = UnixStream::connect(&path).unwrap();
         client.write_all(b"{\"command\": \"screenshot\"}\n").unwrap();
         let request = requests.recv().expect("a request");
-        // More than a socket keeps.
-        request.show(Ok((Picture { width: 1024, height: 2048 }, vec![10; 8 << 20])));
+        // More than fits the socket's buffer.
+        request.answer_picture(Ok((Picture { width: 1024, height: 2048 }, vec![10; 8 << 20])));
         assert_eq!(*server.unwritten.count(), 1);
         server.unwritten.wait(Duration::from_millis(1));
-        assert_eq!(*server.unwritten.count(), 1, "nobody has read it");
+        assert_eq!(*server.unwritten.count(), 1, "the client has not read it");
         let mut lines = BufReader::new(client);
         lines.read_line(&mut String::new()).unwrap();
         lines.read_exact(&mut vec![0; 8 << 20]).unwrap();
         server.unwritten.wait(Duration::MAX);
         assert_eq!(*server.unwritten.count(), 0);
-        // Nor does it wait for a question that nobody answered.
+        // A request without an answer does not delay the end.
         lines.get_mut().write_all(b"{\"command\": \"status\"}\n").unwrap();
         let unanswered = requests.recv().expect("a request");
         drop(server);
@@ -653,7 +656,7 @@ mod test {
         let mut client = Client::connect_within(&path, short).unwrap();
         let error = format!("{:#}", client.ask(&Command::Status).unwrap_err());
         assert!(error.contains("the machine is gone"), "{error}");
-        // Nor for a place in the queue of a listener that sleeps.
+        // The same holds for a full queue of a listener that does not accept.
         let mut waiting = Vec::new();
         let refused = loop {
             match Client::connect_within(&path, short) {
@@ -663,7 +666,7 @@ mod test {
         };
         assert!(refused.contains("no machine listens there"), "{refused}");
         drop((waiting, client));
-        // A letter at a time is no answer in time, and an endless line none at all.
+        // An answer that arrives byte by byte is too late, and an endless line is an error.
         let mut client = loop {
             listener.set_nonblocking(true).unwrap();
             if let Err(error) = listener.accept() {
@@ -696,7 +699,7 @@ mod test {
             Command::read(&words).map_err(|error| format!("{error:#}"))
         };
         let sent = |command: Command| serde_json::to_value(command).unwrap();
-        for usage in COMMANDS.iter().filter(|usage| usage.needed.is_empty()) {
+        for usage in COMMANDS.iter().filter(|usage| usage.required.is_empty()) {
             assert_eq!(sent(read(usage.name).unwrap()), json!({ "command": usage.name }));
         }
         let size = Some(Size(1 << 30));

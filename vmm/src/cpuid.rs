@@ -1,4 +1,4 @@
-//! What processors say of themselves: the host's features, our topology, KVM's or Hyper-V's leaves.
+//! CPUID: the host's features, the machine's topology, and the leaves of KVM or Hyper-V.
 
 use std::arch::x86_64::{__cpuid, CpuidResult};
 
@@ -10,8 +10,8 @@ use kvm_ioctls::Kvm;
 use crate::config::Cpus;
 use crate::kvm;
 
-/// How APIC ids are made of thread, core and socket numbers: each has whole bits (Intel SDM 3A,
-/// 10.9.1), so ids have holes when a number is not a power of two.
+/// How APIC IDs are composed of thread, core and socket numbers. Each number has whole bits (Intel
+/// SDM 3A, 10.9.1), so the IDs have gaps if a number is not a power of two.
 #[derive(Clone, Copy, Debug)]
 pub struct Topology {
     cpus: Cpus,
@@ -20,13 +20,13 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// The layout of settled processors.
+    /// The layout for a topology. `cpus` must be settled.
     pub fn new(cpus: Cpus) -> Self {
         let bits = |count: u32| u32::BITS - (count - 1).leading_zeros();
         Self { cpus, thread_bits: bits(cpus.threads), core_bits: bits(cpus.cores) }
     }
 
-    /// The APIC id of a processor.
+    /// The APIC ID of a processor.
     pub fn apic_id(&self, index: u32) -> u32 {
         let Cpus { cores, threads, .. } = self.cpus;
         let (thread, core, socket) =
@@ -34,59 +34,59 @@ impl Topology {
         (socket << self.core_bits | core) << self.thread_bits | thread
     }
 
-    /// Bits below the socket number.
+    /// The number of APIC ID bits below the socket number.
     fn socket_shift(&self) -> u32 {
         self.thread_bits + self.core_bits
     }
 
-    /// Processors of one socket.
+    /// The number of processors of one socket.
     fn per_socket(&self) -> u32 {
         self.cpus.cores * self.cpus.threads
     }
 
-    /// Socket and core number within it.
-    fn place(&self, index: u32) -> (u32, u32) {
+    /// The socket, and the core number within it.
+    fn location(&self, index: u32) -> (u32, u32) {
         let Cpus { cores, threads, .. } = self.cpus;
         (index / threads / cores, index / threads % cores)
     }
 }
 
-/// What all processors of a machine have in common.
+/// The CPUID leaves that all processors of a machine share.
 pub struct Model {
     leaves: Vec<Leaf>,
     topology: Topology,
     amd: bool,
 }
 
-/// Leaf 1: our local APIC has a TSC deadline timer, and there is a hypervisor.
+/// Leaf 1: the local APIC has a TSC deadline timer, and there is a hypervisor.
 const TSC_DEADLINE: u32 = 1 << 24;
 const HYPERVISOR: u32 = 1 << 31;
-/// Leaf 1: nested virtualization, off until somebody asks for it: Windows switches its own
-/// hypervisor on when it sees these, and is slower or does not boot.
+/// Leaf 1: nested virtualization, which is disabled. Windows starts its own hypervisor when it sees
+/// these bits, and is slower or does not boot.
 const VMX: u32 = 1 << 5;
 const SVM: u32 = 1 << 2;
 /// Leaf 1, EDX: MTRRs; more than one processor in a package.
 const MTRR: u32 = 1 << 12;
 const HTT: u32 = 1 << 28;
-/// Leaf 0x80000001, ECX: cores without threads of their own APIC range; leaf 0x8000001E is there;
+/// Leaf 0x80000001, ECX: legacy multi-core mode (CmpLegacy); leaf 0x8000001E is valid;
 /// more performance counters, which Windows Server 2022 expects only together with that leaf.
 const CMP_LEGACY: u32 = 1 << 1;
 const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
 const PERFCTR_CORE: u32 = 1 << 23;
-/// Leaf 7, EDX: a register of Intel's, which KVM offers on AMD too and Windows does not bear there.
+/// Leaf 7, EDX: an Intel register that KVM also offers on AMD, where Windows fails with it.
 const ARCH_CAPABILITIES: u32 = 1 << 29;
 /// Leaf 0x40000004, EAX: recommendations to a Hyper-V guest (TLFS 2.4.5).
 const APIC_BY_MSR: u32 = 1 << 3;
 const DEPRECATE_AUTO_EOI: u32 = 1 << 9;
-/// Leaf 0x80000007, EDX: the TSC runs on at one rate.
+/// Leaf 0x80000007, EDX: the TSC runs at a constant rate.
 const INVARIANT_TSC: u32 = 1 << 8;
 
 impl Model {
-    /// The host's model.
+    /// The host's leaves, adapted to the machine.
     ///
     /// # Errors
     ///
-    /// When KVM does not tell what it supports.
+    /// Fails if KVM does not report which leaves it supports.
     pub fn of_host(kvm: &Kvm, topology: Topology, hyperv: bool) -> anyhow::Result<Self> {
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).context("CPUID")?;
         let hyperv = if hyperv { kvm::hyperv_cpuid(kvm) } else { Vec::new() };
@@ -109,7 +109,7 @@ impl Model {
                 }
                 7 if amd && leaf.index == 0 => leaf.edx &= !ARCH_CAPABILITIES,
                 0x8000_0001 => leaf.ecx &= !SVM,
-                // How it would be virtualized again.
+                // The features of nested SVM.
                 0x8000_000a => (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0),
                 0x8000_0007 if invariant => leaf.edx |= INVARIANT_TSC,
                 _ => {}
@@ -118,7 +118,7 @@ impl Model {
         if amd && topology.cpus.threads > 1 {
             with_threads(&mut leaves);
         }
-        // Rebuilt for our topology, each processor its own.
+        // `of` rebuilds these leaves for each processor.
         leaves.retain(|leaf| ![0xb, 0x1f].contains(&leaf.function));
         if !hyperv.is_empty() {
             with_hyperv(&mut leaves, hyperv);
@@ -130,10 +130,10 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// When there are more leaves than KVM takes.
+    /// Fails if there are more leaves than KVM accepts.
     pub fn of(&self, index: u32) -> anyhow::Result<CpuId> {
         let mut leaves = self.leaves.clone();
-        leaves.iter_mut().for_each(|leaf| self.place(leaf, index));
+        leaves.iter_mut().for_each(|leaf| self.set_position(leaf, index));
         let last = leaves.iter().find(|leaf| leaf.function == 0).map_or(0, |leaf| leaf.eax);
         for function in [0xb, 0x1f].into_iter().filter(|function| *function <= last) {
             leaves.extend(self.levels(function, index));
@@ -141,12 +141,12 @@ impl Model {
         CpuId::from_entries(&leaves).context("CPUID")
     }
 
-    /// Puts the processor's place in the machine into a leaf.
-    fn place(&self, leaf: &mut Leaf, index: u32) {
+    /// Puts the processor's position in the topology into a leaf.
+    fn set_position(&self, leaf: &mut Leaf, index: u32) {
         let topology = &self.topology;
         let id = topology.apic_id(index);
         let shift = topology.socket_shift();
-        let (socket, core) = topology.place(index);
+        let (socket, core) = topology.location(index);
         let threads = topology.cpus.threads;
         let many = topology.per_socket() > 1;
         match leaf.function {
@@ -181,7 +181,7 @@ impl Model {
         }
     }
 
-    /// Leaves 0xB and 0x1F: threads of a core, then processors of a socket.
+    /// Leaves 0xB and 0x1F: the levels thread and core, and the end of the list.
     fn levels(&self, function: u32, index: u32) -> [Leaf; 3] {
         let topology = &self.topology;
         let level = |number: u32, shift, count, kind: u32| Leaf {
@@ -201,19 +201,19 @@ impl Model {
         ]
     }
 
-    /// Bits of guest-physical addresses.
+    /// The width of guest-physical addresses, in bits.
     pub fn physical_bits(&self) -> u8 {
         let leaf = self.leaves.iter().find(|leaf| leaf.function == 0x8000_0008);
         leaf.map_or(36, |leaf| leaf.eax.to_le_bytes()[0])
     }
 
-    /// Family, model and stepping, as SMBIOS wants them: leaf 1's EAX and EDX.
+    /// Family, model and stepping as SMBIOS stores them: leaf 1's EAX and EDX.
     pub fn signature(&self) -> u64 {
         let leaf = self.leaves.iter().find(|leaf| leaf.function == 1);
         leaf.map_or(0, |leaf| u64::from(leaf.edx) << 32 | u64::from(leaf.eax))
     }
 
-    /// The maker, and the name on the lid.
+    /// The vendor and the brand string of the processor.
     pub fn names(&self) -> (String, String) {
         let text = |function, order: [usize; 4], count| {
             let leaf = self.leaves.iter().find(|leaf| leaf.function == function);
@@ -227,35 +227,36 @@ impl Model {
     }
 }
 
-/// One less than the APIC ids that share a cache: the last level is the socket's, others a core's.
+/// The number of APIC IDs that share a cache, minus one. A last-level cache belongs to a socket,
+/// others to a core.
 fn sharing(leaf: &Leaf, topology: &Topology) -> u32 {
     let level = leaf.eax >> 5 & 7;
     let bits = if level >= 3 { topology.socket_shift() } else { topology.thread_bits };
     (1 << bits) - 1
 }
 
-/// What this host's processor says itself.
+/// A leaf of this host's processor.
 fn host_leaf(function: u32) -> Leaf {
     let CpuidResult { eax, ebx, ecx, edx } = __cpuid(function);
     Leaf { function, eax, ebx, ecx, edx, ..Default::default() }
 }
 
-/// Takes from the host what tells no feature and what KVM leaves empty: the processor's name, and
-/// AMD's first-level caches and TLBs, by which systems size their tables.
+/// Copies leaves from the host that describe no feature and that KVM leaves empty: the processor's
+/// name, and AMD's first-level caches and TLBs, by which systems size their tables.
 fn with_host(leaves: &mut Vec<Leaf>, host: fn(u32) -> Leaf) {
     let last = leaves.iter().find(|leaf| leaf.function == 0x8000_0000).map_or(0, |leaf| leaf.eax);
     for function in (0x8000_0002..=0x8000_0005).filter(|function| *function <= last) {
         let empty = |leaf: &&Leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx] == [0; 4];
-        let told = leaves.iter().filter(|leaf| leaf.function == function);
-        if told.clone().count() == told.filter(empty).count() {
+        let known = leaves.iter().filter(|leaf| leaf.function == function);
+        if known.clone().count() == known.filter(empty).count() {
             leaves.retain(|leaf| leaf.function != function);
             leaves.push(host(function));
         }
     }
 }
 
-/// An AMD guest looks for threads in leaf 0x8000001E, and before Linux 6.9 in 0xB only where that
-/// one is announced: so it is, also on a host whose own processor has none.
+/// Announces leaf 0x8000001E, also if the host's own processor has no threads. AMD guests look for
+/// threads in this leaf, and Linux before 6.9 looks in leaf 0xB only if this one is announced.
 fn with_threads(leaves: &mut Vec<Leaf>) {
     const THREADS: u32 = 0x8000_001e;
     for leaf in leaves.iter_mut() {
@@ -270,7 +271,7 @@ fn with_threads(leaves: &mut Vec<Leaf>) {
     }
 }
 
-/// "Microsoft Hv" at 0x40000000, and KVM's own leaves after it.
+/// Puts Hyper-V's leaves ("Microsoft Hv") at 0x40000000, and moves KVM's own leaves after them.
 fn with_hyperv(leaves: &mut Vec<Leaf>, hyperv: &[Leaf]) {
     const BASE: u32 = 0x4000_0000;
     const KVM: u32 = 0x4000_0100;
@@ -280,32 +281,32 @@ fn with_hyperv(leaves: &mut Vec<Leaf>, hyperv: &[Leaf]) {
         }
         leaf.function += KVM - BASE;
     }
-    // Nested virtualization is off, and nobody debugs through KVM's synthetic debugger.
+    // Nested virtualization is disabled, and KVM's synthetic debugger is not used.
     let wanted = hyperv.iter().filter(|leaf| leaf.function <= BASE + 5);
     for mut leaf in wanted.copied() {
         match leaf.function {
             BASE => {
-                // Windows looks at leaf 1 alone, Linux at these letters: "Microsoft Hv".
+                // Windows checks only leaf 1; Linux checks the signature "Microsoft Hv".
                 leaf.eax = BASE + 5;
                 [leaf.ebx, leaf.ecx, leaf.edx] = [0x7263_694d, 0x666f_736f, 0x7648_2074];
             }
             0x4000_0003 => {
-                // Debug, guest idle, nested and reenlightenment privileges need what we lack; so
-                // does crash reporting by message. Hypercalls and the VP index stay: without them
-                // Windows never uses the reference TSC.
+                // Debug, guest idle, nested and reenlightenment privileges need features that this
+                // machine lacks; so does crash reporting by message. Hypercalls and the VP index
+                // stay: without them, Windows never uses the reference TSC.
                 leaf.eax &= 0b1010_0111_1111;
                 leaf.ebx = 0;
                 leaf.edx &= 1 << 4 | 1 << 8 | 1 << 10 | 1 << 14 | 1 << 19;
             }
             0x4000_0004 => {
-                // Relaxed timing, and no nested flushes. With "deprecate AutoEOI" (bit 9) KVM's
-                // APIC can be accelerated, and then an access by MSR (bit 3) would be an exit that
-                // the accelerated one is not.
+                // Relaxed timing, and no nested flushes. With "deprecate AutoEOI" (bit 9), KVM can
+                // use hardware APIC acceleration. Access by MSR (bit 3) would then exit, while
+                // accelerated access does not.
                 leaf.eax = leaf.eax & !(1 << 14) | 1 << 5;
                 if leaf.eax & DEPRECATE_AUTO_EOI != 0 {
                     leaf.eax &= !APIC_BY_MSR;
                 }
-                // Spinlocks: retries before a guest tells the hypervisor that it waits.
+                // The number of spinlock retries before a guest notifies the hypervisor.
                 leaf.ebx = 0xfff;
             }
             _ => {}

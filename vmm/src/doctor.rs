@@ -1,4 +1,4 @@
-//! `vmm doctor`: what this host can run, what is missing, and how fast a disk and a tap are.
+//! `vmm doctor`: reports what this host can run and what is missing, and measures a disk and a tap.
 
 mod disk;
 mod net;
@@ -15,15 +15,15 @@ use self::trial::Trial;
 use crate::kvm::{self, CAPABILITIES, Situation};
 use crate::status::Status;
 
-/// What was found.
+/// The results.
 #[derive(Debug, Serialize)]
 pub struct Findings {
     situation: Situation,
-    /// The situation in words, and the way out.
+    /// The situation in words, with the way out.
     says: String,
-    /// What runs here.
+    /// The kinds of machines, and whether they run here.
     runs: Vec<Runs>,
-    capabilities: Vec<Found>,
+    capabilities: Vec<FoundCapability>,
     processors: u64,
     most_processors: u64,
     memory_free_mib: u64,
@@ -33,12 +33,12 @@ pub struct Findings {
     net: Option<Trial>,
 }
 
-/// What else is to be looked at.
+/// Optional devices to measure.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
-    /// A disk, which is only read, or a folder or a new name, where a file is written.
+pub struct Targets {
+    /// A disk, which is only read; or a folder or a new name, where a file is written.
     pub disk: Option<PathBuf>,
-    /// A tap.
+    /// The name of a tap.
     pub net: Option<String>,
 }
 
@@ -49,29 +49,29 @@ struct Runs {
 }
 
 #[derive(Debug, Serialize)]
-struct Found {
+struct FoundCapability {
     name: &'static str,
     there: bool,
     required: bool,
     purpose: &'static str,
 }
 
-/// Looks at the host, and at the disk and the tap that are asked for.
+/// Examines the host, and measures the disk and the tap if they are given.
 ///
 /// # Errors
 ///
-/// When they cannot be had: why, and the way out.
-pub fn examine(asked: &Asked) -> anyhow::Result<Findings> {
-    let mut findings = look();
-    // Without KVM there is no machine to try them with, and the table says so.
+/// Fails if the disk or the tap cannot be opened, with the reason and the way out.
+pub fn examine(targets: &Targets) -> anyhow::Result<Findings> {
+    let mut findings = examine_host();
+    // Without KVM there is no machine to measure with, and the table shows this.
     if findings.situation != Situation::None {
-        findings.disk = asked.disk.as_deref().map(disk::measure).transpose()?;
-        findings.net = asked.net.as_deref().map(net::measure).transpose()?;
+        findings.disk = targets.disk.as_deref().map(disk::measure).transpose()?;
+        findings.net = targets.net.as_deref().map(net::measure).transpose()?;
     }
     Ok(findings)
 }
 
-fn look() -> Findings {
+fn examine_host() -> Findings {
     let situation = Situation::of_this_host();
     let kvm = kvm::open();
     let checked = kvm
@@ -91,7 +91,7 @@ fn look() -> Findings {
     };
     let runs = vec![
         Runs { what: "the probe", works: checked.is_ok() },
-        // Each line names what was tried, so that nobody takes a capability for a promise.
+        // Each line names what was tested, so that a capability is not taken for a promise.
         Runs { what: "UEFI firmware and Linux (tried on AMD SVM, not on Intel VMX)", works: full },
         Runs {
             what: "the Hyper-V interface for Windows (Windows itself was not tried)",
@@ -115,8 +115,8 @@ fn look() -> Findings {
     }
 }
 
-fn capabilities(kvm: Option<&Kvm>) -> Vec<Found> {
-    let found = |it: &kvm::Capability| Found {
+fn capabilities(kvm: Option<&Kvm>) -> Vec<FoundCapability> {
+    let found = |it: &kvm::Capability| FoundCapability {
         name: it.name,
         there: kvm.is_some_and(|kvm| it.is_there(kvm)),
         required: it.required,
@@ -126,8 +126,8 @@ fn capabilities(kvm: Option<&Kvm>) -> Vec<Found> {
 }
 
 impl Findings {
-    /// 0 when all works that this version has, 1 when the probe alone works or a disk or tap does
-    /// not, 88 when nothing does.
+    /// The exit status: 0 if everything works that this version supports, 1 if only the probe works
+    /// or a disk or tap fails, 88 if nothing works.
     pub fn status(&self) -> u8 {
         let broken = [&self.disk, &self.net].into_iter().flatten().any(|trial| !trial.works);
         let status = match self.situation {
@@ -142,7 +142,7 @@ impl Findings {
     ///
     /// # Errors
     ///
-    /// Never in practice: these are plain data.
+    /// Never fails in practice: these are plain data.
     pub fn show(&self, json: bool) -> anyhow::Result<String> {
         if json {
             return Ok(serde_json::to_string_pretty(self)? + "\n");

@@ -1,16 +1,16 @@
-//! The allocator, which shall not keep what was large.
+//! Configures the allocator to return large buffers to the kernel when they are freed.
 //!
-//! Left to itself, glibc learns from each large buffer that is freed to keep the next ones for
-//! later: after a crowd of viewers has left, their pictures would stay.
+//! By default, glibc raises its threshold with each large buffer that is freed, and keeps the next
+//! ones: after many viewers have disconnected, their pictures would stay in memory.
 
-/// Buffers from this size on are the kernel's again when they are freed: 256 KiB, as most that a
-/// viewer costs has more.
+/// Buffers of at least this size, in bytes, are returned when they are freed. Most buffers of a
+/// viewer are larger.
 const LARGE: libc::c_int = 256 << 10;
 
-/// Gives large buffers back from now on.
+/// Makes the allocator return large buffers from now on.
 #[expect(unsafe_code, reason = "the allocator is set by a function of C's")]
-pub fn give_back() {
-    // Other libraries do not learn.
+pub fn return_large_buffers() {
+    // The allocators of other C libraries have no such threshold.
     #[cfg(target_env = "gnu")]
     // SAFETY: this sets one number of the allocator, under its own lock.
     let _taken = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };

@@ -1,7 +1,7 @@
-//! The VMM: KVM, the machine, and the way to talk to it.
+//! The VMM: KVM, the machine, and the interfaces that control it.
 //!
-//! `command` reads the command line, `machine` is the recipe, `vcpu` the loop of a processor, `run`
-//! the life of a machine from power-on to the exit status.
+//! `command` reads the command line, `machine` builds the machine, `vcpu` runs the processors,
+//! `run` is the main loop from power-on to the exit status.
 
 pub mod command;
 pub mod config;

@@ -1,4 +1,4 @@
-//! The `vmm` program: reads the command line, and calls what it names.
+//! The `vmm` program: reads the command line and runs the command.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -10,33 +10,33 @@ use vmm::status::Status;
 use vmm::{command, heap};
 
 fn main() -> ExitCode {
-    heap::give_back();
+    heap::return_large_buffers();
     log_to_stderr();
     end_on_panic();
     let words: Vec<_> = std::env::args_os().skip(1).collect();
-    let result = command::obey(words);
+    let result = command::execute(words);
     host::stream::restore_terminal();
     match result {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            // Standard error may be closed, and then nobody wants to know.
+            // Standard error may be closed.
             writeln!(std::io::stderr(), "vmm: {error:#}").ok();
             ExitCode::from(Status::of(&error) as u8)
         }
     }
 }
 
-/// Lines for the operator; `VMM_LOG=debug` shows more, `VMM_LOG_FORMAT=json` is for machines.
+/// Logs to standard error. `VMM_LOG=debug` shows more; `VMM_LOG_FORMAT=json` writes JSON.
 fn log_to_stderr() {
     let wanted = std::env::var("VMM_LOG").ok();
     let filter: Option<Targets> = wanted.as_deref().and_then(|text| text.parse().ok());
-    let silly = wanted.filter(|_| filter.is_none());
+    let invalid = wanted.filter(|_| filter.is_none());
     let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
     let layer = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        // Nobody may read it any more, and that is no reason to end.
+        // Standard error may be closed, which must not end the machine.
         .log_internal_errors(false)
         .without_time();
     let log = tracing_subscriber::registry().with(filter);
@@ -45,12 +45,12 @@ fn log_to_stderr() {
     } else {
         log.with(layer).init();
     }
-    if let Some(silly) = silly {
-        tracing::warn!("VMM_LOG={silly} is not understood: take off, error, warn, info or debug");
+    if let Some(invalid) = invalid {
+        tracing::warn!("VMM_LOG={invalid} is invalid: use off, error, warn, info or debug");
     }
 }
 
-/// A thread of a machine that panics leaves it half alive: end it all, with the message.
+/// A panic of one thread leaves the machine half alive: end the whole process, with the message.
 fn end_on_panic() {
     let say = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -1,14 +1,14 @@
-//! What model-specific registers mean that KVM does not know: this machine's policy.
+//! The policy for model-specific registers (MSRs) that KVM does not know.
 //!
 //! Windows reads many registers of real chip sets, some of them without an exception handler. The
-//! usual way out is `kvm.ignore_msrs=1` for the whole host; ours is a list for one machine.
+//! usual workaround is `kvm.ignore_msrs=1` for the whole host; this policy applies to one machine.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
-/// What a register means that is on no list.
+/// How accesses to MSRs that are on no list are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unknown {
@@ -16,18 +16,18 @@ pub enum Unknown {
     /// exception handler; `Fault` for any other.
     #[default]
     Auto,
-    /// A general-protection fault, as on a processor that does not have it.
+    /// A general-protection fault, as on a processor without the register.
     Fault,
-    /// Reads as zero, and takes writes.
+    /// Reads return zero; writes are ignored.
     Ignore,
 }
 
-/// Registers that read as zero and take any write: power, thermal and performance registers that
-/// Windows and its drivers look at, and that mean nothing in a virtual machine.
+/// MSRs that read as zero and ignore writes: power, thermal and performance registers, which
+/// Windows and its drivers access and which have no meaning in a virtual machine.
 const BENIGN: &[std::ops::RangeInclusive<u32>] = &[
     0x34..=0x34,               // SMI_COUNT
     0x4e..=0x4f,               // PPIN_CTL, PPIN: the processor's serial number
-    0x88..=0x8a,               // BBL_CR_D0..: looked at by the HAL
+    0x88..=0x8a,               // BBL_CR_D0..: read by Windows' HAL
     0xe7..=0xe8,               // MPERF, APERF
     0x116..=0x11e,             // BBL_CR_*
     0x198..=0x19c,             // PERF_STATUS, CLOCK_MODULATION, THERM_*
@@ -43,33 +43,33 @@ const BENIGN: &[std::ops::RangeInclusive<u32>] = &[
     0xc001_1020..=0xc001_102d, // LS_CFG .. DE_CFG
 ];
 
-/// One machine's answers.
+/// The policy of one machine, and the MSRs that were already logged.
 pub struct Policy {
     faults: bool,
-    /// Said once each: a guest must not fill the log.
-    said: Mutex<BTreeSet<u32>>,
+    /// Each MSR is logged once, so that a guest cannot flood the log.
+    logged: Mutex<BTreeSet<u32>>,
 }
 
-/// More different registers than any guest asks for honestly are not written down.
-const MOST: usize = 256;
+/// Maximum number of MSRs in the log. No honest guest accesses more.
+const MAX_LOGGED: usize = 256;
 
 impl Policy {
-    /// Answers for what is on no list, to a guest that is offered Hyper-V or is not.
+    /// The policy for MSRs that are on no list. `hyperv`: the guest is offered Hyper-V.
     pub fn new(unknown: Unknown, hyperv: bool) -> Self {
         let faults = match unknown {
             Unknown::Auto => !hyperv,
             Unknown::Fault => true,
             Unknown::Ignore => false,
         };
-        Self { faults, said: Mutex::default() }
+        Self { faults, logged: Mutex::default() }
     }
 
-    /// The value of a register, or a fault.
+    /// The value of a register, or `None` for a fault.
     pub fn read(&self, index: u32) -> Option<u64> {
         self.allows(index, "reads").then_some(0)
     }
 
-    /// Whether a write is taken; else it faults.
+    /// Whether a write is accepted; if not, it faults.
     pub fn write(&self, index: u32, value: u64) -> bool {
         self.allows(index, &format!("writes {value:#x} to"))
     }
@@ -78,8 +78,8 @@ impl Policy {
         if BENIGN.iter().any(|range| range.contains(&index)) {
             return true;
         }
-        let mut said = self.said.lock().expect("no thread panicked");
-        if said.len() < MOST && said.insert(index) {
+        let mut logged = self.logged.lock().expect("no thread panicked");
+        if logged.len() < MAX_LOGGED && logged.insert(index) {
             let answer = if self.faults { "a fault (--msr ignore makes it zero)" } else { "zero" };
             tracing::info!("the guest {verb} unknown MSR {index:#x}: it gets {answer}");
         }
@@ -113,6 +113,6 @@ mod test {
         (0..100_000).for_each(|index| {
             policy.read(index);
         });
-        assert!(policy.said.lock().unwrap().len() <= MOST);
+        assert!(policy.logged.lock().unwrap().len() <= MAX_LOGGED);
     }
 }

@@ -1,43 +1,43 @@
-//! What a machine needs inside its jail: system calls besides those that every machine makes, and
-//! files that it opens or removes later.
+//! Computes the privileges that a machine needs inside its jail: system calls besides those that
+//! every machine makes, and files that it opens or removes later.
 
 use std::path::{Path, PathBuf};
 
 use host::listen::{Address, UnixAddress};
 use host::net::Network;
 use host::stream::Stream;
-use jail::{Held, Needs, Paths, Use};
+use jail::{Needs, Paths, Restrictions, Use};
 use rustix::termios::isatty;
 
 use crate::config::Config;
 use crate::kvm::Situation;
 use crate::machine::Machine;
 
-/// Enters the jail with a machine that is built and switched off.
+/// Enters the jail. The machine must be built and switched off.
 ///
 /// # Errors
 ///
-/// As [`jail::enter`] does.
-pub fn confine(machine: &Machine) -> anyhow::Result<Held> {
-    // The jail hides the files that tell it.
+/// Fails like [`jail::enter`].
+pub fn confine(machine: &Machine) -> anyhow::Result<Restrictions> {
+    // The jail hides the files that this reads: fill its cache now.
     Situation::of_this_host();
     let config = machine.config();
     jail::enter(&config.jail, needs(config, machine), &paths(config, machine))
 }
 
-/// Which calls this machine makes besides those that all make.
+/// The system calls that this machine makes besides those that all machines make.
 fn needs(config: &Config, machine: &Machine) -> Needs {
     let networks = config.device.iter().filter_map(|device| device.network());
     let mut needs = Needs { rings: !machine.disks().all().is_empty(), ..Needs::default() };
     for network in networks {
         needs.network = true;
-        // passt may be started anew.
+        // A connection to passt may have to be made again.
         needs.connect |= matches!(network, Network::Passt(_));
     }
     needs
 }
 
-/// What may be opened later, or is removed at the end.
+/// The files that the machine opens later, or removes at its end.
 fn paths(config: &Config, machine: &Machine) -> Paths {
     let mut paths = Paths::default();
     for disk in machine.disks().all() {
@@ -62,10 +62,10 @@ fn paths(config: &Config, machine: &Machine) -> Paths {
         paths.add_folder_of(file, Use::Read);
     }
     if isatty(rustix::stdio::stdout()) {
-        // It is opened once more, for us alone.
+        // The terminal is opened again, with a file description of our own.
         paths.add(Path::new("/proc/self/fd/1"), Use::Write);
     }
-    // The guest's clock looks at its zone again at each reset.
+    // The RTC reads the host's time zone at each reset.
     for zone in ["/etc/localtime", "/usr/share/zoneinfo"] {
         paths.add(Path::new(zone), Use::Read);
     }
@@ -76,7 +76,7 @@ fn paths(config: &Config, machine: &Machine) -> Paths {
     paths
 }
 
-/// Sockets of ours that have a file.
+/// The socket files that this process creates.
 fn sockets(config: &Config) -> Vec<PathBuf> {
     let control = config.control.iter().filter_map(|control| match control {
         UnixAddress::Path(path) => Some(path.clone()),

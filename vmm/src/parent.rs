@@ -1,5 +1,5 @@
-//! Who started the machine and looks after it: when that process ends, however it does, the machine
-//! has nobody to ask its guest to shut down, and ends too.
+//! `--die-with`: ends the machine when the process that supervises it ends, for whatever reason. No
+//! other process would shut the guest down.
 
 use std::os::fd::OwnedFd;
 use std::thread::Builder;
@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-/// The number of a process, or nobody's.
+/// The process ID of the supervisor, if there is one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Parent(Option<i32>);
@@ -19,7 +19,7 @@ impl TryFrom<String> for Parent {
 
     fn try_from(text: String) -> Result<Self, String> {
         let number = text.parse().ok().filter(|number| *number > 0);
-        let number = number.ok_or_else(|| format!("`{text}` is not the number of a process"))?;
+        let number = number.ok_or_else(|| format!("`{text}` is not a process ID"))?;
         Ok(Self(Some(number)))
     }
 }
@@ -37,24 +37,24 @@ impl From<Parent> for String {
 }
 
 impl Parent {
-    /// Opens it, while that is possible.
+    /// Opens the process, so that `watch` can wait for its end.
     ///
     /// # Errors
     ///
-    /// When it has ended already.
+    /// Fails if the process has already ended.
     pub fn open(self) -> anyhow::Result<Option<OwnedFd>> {
         let Some(number) = self.0 else { return Ok(None) };
-        let pid = Pid::from_raw(number).context("a number of a process")?;
+        let pid = Pid::from_raw(number).context("a process ID")?;
         let opened = pidfd_open(pid, PidfdFlags::empty());
         Ok(Some(opened.with_context(|| format!("--die-with {number}"))?))
     }
 }
 
-/// Calls `ended` when that process has ended; whether the machine was still there is no matter.
+/// Calls `ended` when the process ends. The result of `ended` is ignored: the machine may be gone.
 ///
 /// # Errors
 ///
-/// When the host has no thread left.
+/// Fails if the host cannot create a thread.
 pub fn watch(parent: OwnedFd, ended: impl FnOnce() -> bool + Send + 'static) -> anyhow::Result<()> {
     let body = move || {
         let mut fds = [PollFd::new(&parent, PollFlags::IN)];

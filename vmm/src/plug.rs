@@ -1,6 +1,7 @@
-//! What is plugged and pulled at USB while the machine runs, and what is put into drives.
+//! Hot-plugs USB devices, and inserts and ejects media, while the machine runs.
 //!
-//! Files are opened by their paths here: the jail lets through what lies beside the machine's own.
+//! Files are opened by their paths inside the jail, which allows the folders of the machine's own
+//! files.
 
 use std::path::Path;
 
@@ -11,11 +12,11 @@ use serde_json::{Value, json};
 use crate::config::Config;
 use crate::machine::Machine;
 
-/// Plugs in a device, in the words of `--device`.
+/// Plugs in a device, written like the value of `--device`.
 ///
 /// # Errors
 ///
-/// When it is no device, or cannot be plugged in.
+/// Fails if the device is invalid or cannot be plugged in.
 pub fn attach(machine: &mut Machine, words: &str, only: Option<FileId>) -> anyhow::Result<Value> {
     let mut config = Config::default();
     config.set("device", words).context("attach")?;
@@ -28,33 +29,33 @@ pub fn attach(machine: &mut Machine, words: &str, only: Option<FileId>) -> anyho
     Ok(json!({ "name": name }))
 }
 
-/// Pulls a device out.
+/// Unplugs a USB device.
 ///
 /// # Errors
 ///
-/// When there is none of this name.
+/// Fails if no device has this name.
 pub fn detach(machine: &mut Machine, name: &str) -> anyhow::Result<Value> {
     machine.detach(name)?;
     tracing::info!("{name} is pulled out");
     Ok(json!({}))
 }
 
-/// Takes a medium out.
+/// Ejects the medium of a drive.
 ///
 /// # Errors
 ///
-/// When there is none, or the guest holds it.
+/// Fails if the drive is empty, or if the guest has locked it.
 pub fn eject(machine: &Machine, name: &str, force: bool) -> anyhow::Result<Value> {
     let drive = machine.disks().tray(name)?;
     drive.eject(force)?;
     Ok(show(&*drive))
 }
 
-/// Puts a medium in.
+/// Inserts a medium into a drive.
 ///
 /// # Errors
 ///
-/// When there is one, or it cannot be opened.
+/// Fails if the drive is not empty, or if the file cannot be opened.
 pub fn insert(
     machine: &Machine,
     name: &str,
@@ -67,12 +68,12 @@ pub fn insert(
     Ok(show(&*drive))
 }
 
-/// All drives whose media can be changed.
+/// All drives with removable media.
 pub fn drives(machine: &Machine) -> Vec<Value> {
     machine.disks().trays().iter().map(|drive| show(&**drive)).collect()
 }
 
-/// A drive, and what is in it.
+/// Shows a drive and its medium.
 fn show(drive: &dyn Tray) -> Value {
     let medium = drive.medium().map(|medium| medium.path().display().to_string());
     json!({ "name": drive.name(), "medium": medium, "locked": drive.is_locked() })

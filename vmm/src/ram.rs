@@ -1,6 +1,6 @@
-//! Guest RAM, split as Q35 splits it, in pages as large as the host gives: memory of the process'
-//! own, which hosts make of huge pages by themselves (memory files only where an administrator
-//! said so), or a file of hugetlbfs.
+//! Guest RAM, split like that of a Q35 machine. It is private memory, which hosts back with huge
+//! pages by themselves (for memory files only if an administrator enabled it), or a file of
+//! hugetlbfs.
 
 use std::fs::File;
 use std::ops::Range;
@@ -22,14 +22,15 @@ use crate::config::Memory;
 use crate::signals;
 use host::size::Size;
 
-/// The smallest huge page: guest and host can share one that begins with a page for both.
+/// The size of the smallest huge page, in bytes. Host and guest can both use one page if the
+/// mapping is aligned to it.
 const HUGE: usize = 2 << 20;
 
-/// Maps RAM at these addresses.
+/// Maps RAM at these guest addresses: pairs of start and length in bytes.
 ///
 /// # Errors
 ///
-/// When the host does not have as much, or not in pages of that size.
+/// Fails if the host does not have enough memory, or no pages of the configured size.
 pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMemoryMmap>> {
     let size = Size(ranges.iter().map(|range| range.1).sum());
     let host = sysinfo();
@@ -47,14 +48,14 @@ pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMe
             None => private(length_here),
         };
         let region = region.with_context(|| format!("--memory {size}"))?;
-        // What the guest keeps in memory is not for a core dump of ours, nor for our children.
+        // Keep the guest's memory out of core dumps and child processes.
         hint(&region, Advice::LinuxDontDump);
         hint(&region, Advice::LinuxDontFork);
         if memory.prealloc && file.is_none() {
-            in_steps((start..start + length, size), SMALL_AT_ONCE, |part| {
+            in_steps(start..start + length, size, SMALL_STEP_BYTES, |part| {
                 let part = part.start - start..part.end - start;
                 advise(&region, part, Advice::LinuxPopulateWrite)
-                    .with_context(|| format!("--memory {size} cannot be set aside"))
+                    .with_context(|| format!("--memory {size} cannot be allocated"))
             })?;
         }
         let region = GuestRegionMmap::new(region, GuestAddress(*guest));
@@ -64,96 +65,99 @@ pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMe
     Ok(Arc::new(GuestMemoryMmap::from_regions(regions).context("the layout of memory")?))
 }
 
-/// A part of a file.
+/// Maps a part of a file.
 fn shared(part: FileOffset, length: usize) -> anyhow::Result<MmapRegion> {
     let builder = MmapRegionBuilder::new(length).with_file_offset(part).with_hugetlbfs(true);
     let builder = builder.with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
     Ok(builder.with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE).build()?)
 }
 
-/// Memory of our own, which begins where a huge page does. It stays until the process ends: a
-/// thread of a device may have it for as long.
+/// Maps private memory, aligned to a huge page. The mapping stays until the process ends, because
+/// threads of devices may use it until then.
 #[expect(unsafe_code, reason = "mappings are raw addresses")]
 fn private(length: usize) -> anyhow::Result<MmapRegion> {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    let longer = length.checked_add(HUGE).context("more than an address can say")?;
-    // SAFETY: a mapping where the kernel has room for it touches nothing that there is.
+    let longer = length.checked_add(HUGE).context("more than the address space")?;
+    // SAFETY: the kernel chooses a free range for the mapping, so no other mapping changes.
     let start =
         unsafe { mmap_anonymous(ptr::null_mut(), longer, access, flags | MapFlags::NORESERVE)? };
-    // What is left in front and behind is never touched, and costs nothing.
+    // The unaligned parts in front and behind are never touched and cost nothing.
     let start = start.cast::<u8>().wrapping_add(start.cast::<u8>().align_offset(HUGE));
     let builder = MmapRegionBuilder::new(length).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
     let builder = builder.with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: so many bytes from there on are in the mapping above, which is never taken away.
+    // SAFETY: this range lies within the mapping above, which is never unmapped.
     let region = unsafe { builder.with_raw_mmap_pointer(start) }.build()?;
     hint(&region, Advice::LinuxHugepage);
     Ok(region)
 }
 
-/// Sets a file of huge pages aside: they are taken now or never, for a guest that finds none left
-/// is killed.
+/// Creates a file of huge pages and allocates all of it at once: the host kills a guest that
+/// touches a huge page when none is left.
 fn create(page: Size, size: Size) -> anyhow::Result<File> {
     let kind = match page.0 >> 20 {
         2 => MemfdFlags::HUGE_2MB,
         1024 => MemfdFlags::HUGE_1GB,
-        _ => bail!("--memory {size},hugepages={page}: such pages do not exist: take 2M or 1G"),
+        _ => bail!("--memory {size},hugepages={page}: there are no such pages: take 2M or 1G"),
     };
     if !size.0.is_multiple_of(page.0) {
-        bail!("--memory {size},hugepages={page}: not a multiple");
+        bail!("--memory {size},hugepages={page}: the size is not a multiple of the page size");
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | kind;
     let fd = memfd_create("guest-ram", flags).with_context(|| format!("--memory {size}"))?;
     ftruncate(&fd, size.0).map_err(|error| {
         let text = format!("--memory {size}");
-        let limit = "memory is a file to the host, and may not be longer than `ulimit -f` says";
+        let limit = "memory in huge pages is a file, whose size `ulimit -f` limits";
         let limited = error == rustix::io::Errno::FBIG;
         anyhow::Error::new(error).context(if limited { format!("{text}: {limit}") } else { text })
     })?;
-    set_aside(fd.as_fd(), page, size)?;
+    allocate(fd.as_fd(), page, size)?;
     Ok(File::from(fd))
 }
 
-/// So much at once: a moment's work, and whole pages of any size.
-const AT_ONCE: u64 = 1 << 30;
-const SMALL_AT_ONCE: u64 = 128 << 20;
+/// Bytes allocated at once, between checks for a signal: quick enough, and a multiple of all page
+/// sizes.
+const HUGE_STEP_BYTES: u64 = 1 << 30;
+const SMALL_STEP_BYTES: u64 = 128 << 20;
 
-/// Takes all of it now, which may take long.
-fn set_aside(fd: BorrowedFd<'_>, page: Size, size: Size) -> anyhow::Result<()> {
-    in_steps((0..size.0, size), AT_ONCE, |part| {
+/// Allocates all pages of the file, which may take long.
+fn allocate(fd: BorrowedFd<'_>, page: Size, size: Size) -> anyhow::Result<()> {
+    in_steps(0..size.0, size, HUGE_STEP_BYTES, |part| {
         fallocate(fd, FallocateFlags::empty(), part.start, part.end - part.start).with_context(
             || {
                 format!(
-                    "--memory {size} cannot be set aside (huge pages of {page} are set aside in \
-                     /proc/sys/vm/nr_hugepages)"
+                    "--memory {size} cannot be allocated: reserve huge pages of {page} in \
+                     /proc/sys/vm/nr_hugepages"
                 )
             },
         )
     })
 }
 
-/// Does something to each step of a part of all memory, until somebody wants us to end.
+/// Calls `work` for each step of `part`, and stops at a signal that ends the machine. `size` is
+/// that of all memory, for the message.
 fn in_steps(
-    (part, size): (Range<u64>, Size),
+    part: Range<u64>,
+    size: Size,
     step: u64,
     mut work: impl FnMut(Range<u64>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     for start in part.clone().step_by(usize::try_from(step)?) {
         if signals::arrived().is_some() {
-            bail!("{} of --memory {size} were set aside", Size(start));
+            bail!("{} of --memory {size} were allocated", Size(start));
         }
         work(start..part.end.min(start.saturating_add(step)))?;
     }
     Ok(())
 }
 
-/// Tells the host how a mapping is used, which may be refused where it is switched off.
+/// Advises the kernel how a mapping is used. Ignores a refusal: the feature may be off.
 fn hint(region: &MmapRegion, advice: Advice) {
     if let Err(error) = advise(region, 0..region.size() as u64, advice) {
         tracing::debug!("guest memory: {advice:?}: {error:#}");
     }
 }
 
-/// Has the host do something with a part of a mapping.
+/// Calls `madvise` for a part of a mapping.
 #[expect(unsafe_code, reason = "advice takes a raw range")]
 fn advise(region: &MmapRegion, part: Range<u64>, advice: Advice) -> anyhow::Result<()> {
     let (start, end) = (usize::try_from(part.start)?, usize::try_from(part.end)?);
@@ -164,21 +168,21 @@ fn advise(region: &MmapRegion, part: Range<u64>, advice: Advice) -> anyhow::Resu
     Ok(())
 }
 
-/// Gives guest RAM back to the host, as far as the range is whole pages of it. It stays mapped,
-/// for us and for the guest: who touches it gets new pages, which are zeros.
+/// Returns guest RAM to the host: the whole pages in this range. The range stays mapped, for this
+/// process and for the guest, and reads as zeros until it is written.
 ///
-/// With pages of hugetlbfs the host has to keep as many as its machines may want: one that comes
-/// back when none is left cannot be had, which ends the machine.
+/// With hugetlbfs, the host must reserve enough pages for its machines: if the guest touches a
+/// returned page and no page is free, the machine is killed.
 pub fn release(ram: &GuestMemoryMmap, range: Range<u64>) {
     for region in ram.iter() {
         let part = region.file_offset();
         let Some(page) = part.map_or(Some(PAGE), |part| page_size(part.file())) else { continue };
-        // A region begins with a page, in the guest as in the host.
+        // Regions begin at a page boundary, in the guest and in the host.
         let first = region.start_addr().0;
         let start = range.start.max(first).checked_next_multiple_of(page);
         let end = range.end.min(first.saturating_add(region.len())) / page * page;
         let Some(start) = start.filter(|start| *start < end) else { continue };
-        let given = match part {
+        let released = match part {
             Some(part) => {
                 let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 let offset = part.start() + (start - first);
@@ -186,17 +190,17 @@ pub fn release(ram: &GuestMemoryMmap, range: Range<u64>) {
             }
             None => advise(region, start - first..end - first, Advice::LinuxDontNeed),
         };
-        if let Err(error) = given {
-            static SAID: Once = Once::new();
-            SAID.call_once(|| tracing::warn!("guest memory cannot be given back: {error:#}"));
+        if let Err(error) = released {
+            static LOGGED: Once = Once::new();
+            LOGGED.call_once(|| tracing::warn!("cannot return memory to the host: {error:#}"));
         }
     }
 }
 
-/// The size of a page, where nothing else is said.
+/// The size of a page without hugetlbfs, in bytes.
 const PAGE: u64 = 4096;
 
-/// The size of the pages that a memory file is made of.
+/// The size of the pages of a memory file, in bytes.
 fn page_size(file: &File) -> Option<u64> {
     let size = fstatfs(file).ok().and_then(|found| u64::try_from(found.f_bsize).ok());
     size.filter(|size| size.is_power_of_two())
@@ -208,7 +212,7 @@ mod test {
 
     use super::*;
 
-    /// Bytes of a region that the host has memory for.
+    /// The bytes of a region that the host backs with memory.
     fn resident(region: &GuestRegionMmap) -> u64 {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let start = format!("{:x}-", region.as_ptr().addr());
@@ -235,11 +239,11 @@ mod test {
         ram.write_slice(&vec![7; 3 << 20], high).unwrap();
         let resident = || ram.iter().map(resident).sum::<u64>();
         assert_eq!(resident(), 4 << 20);
-        // Parts of pages, a hole, and what no machine has.
+        // Parts of pages, a hole, and addresses that no machine has.
         release(&ram, 0xff001..0xfffff);
         release(&ram, 2 << 20..3 << 20);
         release(&ram, u64::MAX - 4096..u64::MAX);
-        #[expect(clippy::reversed_empty_ranges, reason = "somebody may compute one")]
+        #[expect(clippy::reversed_empty_ranges, reason = "a guest may cause one")]
         release(&ram, 0x5000..0x3000);
         assert_eq!(resident(), 4 << 20);
         let byte = |at: u64| ram.read_obj::<u8>(GuestAddress(at)).unwrap();
@@ -253,7 +257,7 @@ mod test {
             assert_eq!(byte(high.0), 9, "what was written is there again");
             gone && resident() == (4 << 20) - 0x2000
         };
-        // The host's kernel may make a huge page of what is around it at any moment.
+        // The host's kernel may merge the surrounding pages into a huge page at any moment.
         assert!((0..20).any(|_| gives_back()), "{} bytes are there", resident());
     }
 

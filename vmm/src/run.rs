@@ -1,4 +1,4 @@
-//! The life of a machine: from power-on to the exit status.
+//! Runs a machine from power-on to the exit status: the main thread's event loop.
 
 use std::collections::BTreeMap;
 use std::str::FromStr as _;
@@ -27,67 +27,68 @@ use crate::screenshot::{self, Picture};
 use crate::signals;
 use crate::status::{Failure, Status};
 use crate::vcpu::{OnStop, Stop};
-use crate::viewers::{Closed, Screen};
+use crate::viewers::{Listeners, Screen};
 use host::listen::UnixAddress;
 use host::size::Size;
 use host::uuid::Uuid;
-use jail::Held;
+use jail::Restrictions;
 use screen::keys::layout::Stroke;
 use screen::keys::{Combination, text};
 
-/// What the machine's threads tell the main thread.
+/// An event that another thread sends to the main thread.
 pub enum Notice {
-    /// A device wants a reset, or power off.
+    /// A device requests a reset, power-off or a pause, or ends a pause.
     Device(Event),
-    /// A processor cannot go on.
+    /// A processor stopped by itself.
     Stopped(Stop),
-    /// A signal that means: end.
+    /// A signal that ends the machine, such as SIGTERM.
     Signal(i32),
-    /// A request at the control socket.
+    /// A request from the control socket or from a viewer.
     Control(Request),
 }
 
-fn events(tell: &Sender<Notice>) -> Events {
-    let tell = tell.clone();
+fn events(notices: &Sender<Notice>) -> Events {
+    let notices = notices.clone();
     Arc::new(move |event| {
-        tell.send(Notice::Device(event)).ok();
+        notices.send(Notice::Device(event)).ok();
     })
 }
 
-fn on_stop(tell: &Sender<Notice>) -> OnStop {
-    let tell = tell.clone();
+fn on_stop(notices: &Sender<Notice>) -> OnStop {
+    let notices = notices.clone();
     Arc::new(move |stop| {
-        tell.send(Notice::Stopped(stop)).ok();
+        notices.send(Notice::Stopped(stop)).ok();
     })
 }
 
-/// How long a guest may take to say how its memory is, before the old news are told.
-const ANSWER: Duration = Duration::from_millis(250);
+/// How long `vmm ctl balloon` waits for new statistics from the guest. After that it reports the
+/// previous ones.
+const BALLOON_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// KVM_SYSTEM_EVENT_*
+/// The types of KVM_SYSTEM_EVENT_*.
 const SYSTEM_SHUTDOWN: u32 = 1;
 const SYSTEM_RESET: u32 = 2;
 const SYSTEM_CRASH: u32 = 3;
 
-/// Runs a machine until it is off. The number is the exit status.
+/// Runs a machine until it is off. Returns the exit status.
 ///
 /// # Errors
 ///
-/// When it cannot be built, or broke.
+/// Fails if the machine cannot be built, or if it breaks while it runs.
 pub fn run(config: Config) -> anyhow::Result<u8> {
     config.check()?;
-    let (tell, notices) = mpsc::channel();
-    let told = tell.clone();
-    let signalled = move |signal| told.send(Notice::Signal(signal)).is_ok();
+    let (sender, notices) = mpsc::channel();
+    let signal_sender = sender.clone();
+    let signalled = move |signal| signal_sender.send(Notice::Signal(signal)).is_ok();
     let mut signals = signals::catch(signalled, Duration::from_secs(config.grace.0.into()))?;
     let parent = config.die_with.open()?;
-    // First the socket: what is in use there must end us before the guest touches a disk.
+    // Bind the control socket first: if it is in use, exit before the guest touches a disk.
     let control =
         config.control.as_ref().map(UnixAddress::listen).transpose().context("--control")?;
-    let screen = Closed::new(&config)?;
+    let screen = Listeners::new(&config)?;
     let mut machine =
-        match (machine::build(config, events(&tell), on_stop(&tell)), signals::arrived()) {
-            // There is no guest yet that could be asked.
+        match (machine::build(config, events(&sender), on_stop(&sender)), signals::arrived()) {
+            // There is no guest yet that could be asked to shut down.
             (built, Some(status)) => {
                 let why = built.err().map_or(String::new(), |error| format!(": {error:#}"));
                 tracing::info!("ended before the guest ran{why}");
@@ -95,23 +96,23 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
             }
             (built, None) => built?,
         };
-    // All is open, and nobody else runs.
-    if let Some(status) = signals.rest() {
+    // Everything is open. Enter the jail while no other thread runs.
+    if let Some(status) = signals.stop() {
         tracing::info!("ended before the guest ran");
         return Ok(status);
     }
     let jail = confine(&machine)?;
-    signals.go_on()?;
-    let submit: Submit = Arc::new(move |request| tell.send(Notice::Control(request)).is_ok());
+    signals.start()?;
+    let submit: Submit = Arc::new(move |request| sender.send(Notice::Control(request)).is_ok());
     let quit = submit.clone();
     let quit = move || quit(Request::unanswered(Command::Quit));
     parent.map(|parent| parent::watch(parent, quit)).transpose()?;
     let server = control.map(|bound| Server::new(bound, submit.clone())).transpose()?;
     machine.start()?;
-    // A file that is wrong is said first: it is wrong on every host.
+    // Report a bad kernel file before missing hardware support: the file is bad on every host.
     machine.prepare()?;
     refuse_what_cannot_run(&machine)?;
-    // Not before: what is refused says one line, which is why.
+    // Log the disks only now: a machine that is refused prints one line, the reason.
     for disk in machine.disks().all() {
         let (path, geometry) = (disk.path().display(), disk.geometry());
         let (size, readonly) = (geometry.size, geometry.read_only);
@@ -119,7 +120,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     }
     let screen = screen.map(|screen| screen.open(&machine, submit)).transpose()?;
     machine.resume();
-    let mut life = Life {
+    let mut main_loop = MainLoop {
         screen,
         machine,
         jail,
@@ -128,84 +129,86 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         paused: false,
         holds: 0,
         resets: Resets::default(),
-        crashes: Quiet::default(),
+        crashes: RateLimit::default(),
         end: None,
     };
-    let status = life.run();
+    let status = main_loop.run();
     if status.is_err() {
-        // What devices still hold goes to the host's side, however it ended.
-        life.machine.pause();
-        life.machine.park();
+        // Hand buffered data of devices to the host, whatever the reason of the failure.
+        main_loop.machine.pause();
+        main_loop.machine.park();
     }
-    drop(life);
+    drop(main_loop);
     drop(server);
     status
 }
 
-/// On a host that only emulates kernel-mode code, an operating system gets nowhere; say so now.
+/// Refuses firmware and kernels on a host that only emulates kernel-mode code, where they cannot
+/// make progress. `--accept-emulation` overrides this.
 fn refuse_what_cannot_run(machine: &Machine) -> anyhow::Result<()> {
     let config = machine.config();
     let foreign = config.firmware.is_some() || config.kernel.is_some();
     if foreign && !config.accept_emulation && Situation::of_this_host() == Situation::Paravirtual {
-        let sentence = format!("{} (--accept-emulation tries all the same)", kvm::PARAVIRTUAL);
+        let sentence = format!("{} (--accept-emulation tries anyway)", kvm::PARAVIRTUAL);
         return Err(Failure::new(Status::NoKvm, sentence));
     }
     Ok(())
 }
 
-struct Life {
-    // Before the machine, whose display it shows.
+struct MainLoop {
+    // Dropped before `machine`, whose display it shows.
     screen: Option<Screen>,
     machine: Machine,
-    jail: Held,
+    jail: Restrictions,
     notices: Receiver<Notice>,
-    /// Whose text is typed.
+    /// Held by the thread that types a text, so that texts do not mix.
     typing: Arc<Mutex<()>>,
     paused: bool,
-    /// Devices that wait for something of the host's.
+    /// The number of devices that wait for the host, and keep the processors paused until then.
     holds: u32,
     resets: Resets,
-    /// Crashes are told.
-    crashes: Quiet,
-    /// The guest was asked to switch off: when we stop waiting, and the status then.
+    /// Limits how often guest crashes are logged.
+    crashes: RateLimit,
+    /// After a request to shut down: when to stop waiting for the guest, and the exit status then.
     end: Option<(Instant, u8)>,
 }
 
-/// When something was told: a guest that does it all the time must not fill the log.
+/// Limits a log message to one per `INTERVAL`, so that a guest cannot flood the log. Holds the time
+/// of the last message.
 #[derive(Default)]
-struct Quiet(Option<Instant>);
+struct RateLimit(Option<Instant>);
 
-impl Quiet {
-    const TIME: Duration = Duration::from_secs(10);
+impl RateLimit {
+    const INTERVAL: Duration = Duration::from_secs(10);
 
-    /// Whether it may be told now, which is noted.
-    fn is_over(&mut self) -> bool {
-        let over = self.0.is_none_or(|told| told.elapsed() >= Self::TIME);
-        if over {
+    /// Whether the message may be logged now. If so, records it as logged.
+    fn allow(&mut self) -> bool {
+        let allowed = self.0.is_none_or(|last| last.elapsed() >= Self::INTERVAL);
+        if allowed {
             self.0 = Some(Instant::now());
         }
-        over
+        allowed
     }
 }
 
-/// Counts resets, and tells of them.
+/// Counts resets and logs them.
 #[derive(Default)]
 struct Resets {
     count: u64,
-    told: Quiet,
+    log_limit: RateLimit,
 }
 
 impl Resets {
-    /// One more, which began at `start` and is done.
+    /// Counts a reset that began at `start` and has completed.
     fn count(&mut self, start: Instant) {
         self.count += 1;
-        if self.told.is_over() {
+        if self.log_limit.allow() {
             tracing::info!("reset {} took {:?}", self.count, start.elapsed());
         }
     }
 }
 
-impl Life {
+impl MainLoop {
     fn run(&mut self) -> anyhow::Result<u8> {
         loop {
             let notice = match self.end {
@@ -213,23 +216,23 @@ impl Life {
                 Some((at, status)) => {
                     let left = at.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        return Ok(self.off(status));
+                        return Ok(self.switch_off(status));
                     }
                     match self.notices.recv_timeout(left) {
                         Ok(notice) => Some(notice),
-                        Err(_) => return Ok(self.off(status)),
+                        Err(_) => return Ok(self.switch_off(status)),
                     }
                 }
             };
             let notice = notice.context("all threads of the machine are gone")?;
-            if let Some(status) = self.heed(notice)? {
-                return Ok(self.off(status));
+            if let Some(status) = self.handle(notice)? {
+                return Ok(self.switch_off(status));
             }
         }
     }
 
-    /// Does what a notice says; a number is the end.
-    fn heed(&mut self, notice: Notice) -> anyhow::Result<Option<u8>> {
+    /// Handles an event. Returns the exit status if the machine is to end.
+    fn handle(&mut self, notice: Notice) -> anyhow::Result<Option<u8>> {
         match notice {
             Notice::Device(Event::PowerOff) => return Ok(Some(Status::Off as u8)),
             Notice::Device(Event::Reset) => self.reset()?,
@@ -239,10 +242,10 @@ impl Life {
             }
             Notice::Device(Event::Release) => {
                 self.holds = self.holds.saturating_sub(1);
-                if !self.is_still() {
+                if !self.must_stay_paused() {
                     self.machine.wake_clocks();
                 }
-                self.go_on();
+                self.resume_if_allowed();
             }
             Notice::Stopped(stop) => return self.stopped(stop),
             Notice::Signal(signal) => return Ok(self.signal(signal)),
@@ -256,15 +259,16 @@ impl Life {
             Stop::TripleFault | Stop::System(SYSTEM_RESET, _) => self.reset()?,
             Stop::System(SYSTEM_SHUTDOWN, _) => return Ok(Some(Status::Off as u8)),
             Stop::System(SYSTEM_CRASH, codes) => {
-                // The guest writes its dump now: it goes on, and ends by itself.
+                // The guest now writes its crash dump: let it run. It resets or powers off by
+                // itself.
                 let codes: Vec<_> = codes.iter().map(|code| format!("{code:#x}")).collect();
-                // A guest can say so for ever, and reset the machine in between.
-                if self.crashes.is_over() {
+                // A guest can report crashes endlessly, with resets in between.
+                if self.crashes.allow() {
                     tracing::error!("the guest crashed: {}", codes.join(" "));
                 }
-                self.go_on();
+                self.resume_if_allowed();
             }
-            Stop::System(kind, _) => bail!("KVM raised system event {kind}, which is unknown"),
+            Stop::System(kind, _) => bail!("KVM raised an unknown system event: {kind}"),
             Stop::Broken(report) => {
                 self.machine.pause();
                 let mut report = report;
@@ -280,34 +284,35 @@ impl Life {
     fn reset(&mut self) -> anyhow::Result<()> {
         let start = Instant::now();
         self.machine.pause();
-        // Several processors may have asked, and the guest of before has nothing to say any more.
-        let mut kept = Vec::new();
+        // Several processors may have requested this reset: drop the duplicates. Other events are
+        // handled afterwards.
+        let mut deferred = Vec::new();
         while let Ok(notice) = self.notices.try_recv() {
             match notice {
                 Notice::Device(Event::Reset)
                 | Notice::Stopped(Stop::TripleFault | Stop::System(SYSTEM_RESET, _)) => {}
-                other => kept.push(other),
+                other => deferred.push(other),
             }
         }
         self.machine.prepare()?;
-        self.go_on();
+        self.resume_if_allowed();
         self.resets.count(start);
-        for notice in kept {
-            if let Some(status) = self.heed(notice)? {
+        for notice in deferred {
+            if let Some(status) = self.handle(notice)? {
                 self.end = Some((Instant::now(), status));
             }
         }
         Ok(())
     }
 
-    /// Whether the processors are to stay where they are.
-    fn is_still(&self) -> bool {
+    /// Whether the processors must stay paused.
+    fn must_stay_paused(&self) -> bool {
         self.paused || self.holds > 0
     }
 
-    /// Lets the processors run, unless somebody paused them or a device waits.
-    fn go_on(&self) {
-        if !self.is_still() {
+    /// Resumes the processors, unless they must stay paused.
+    fn resume_if_allowed(&self) {
+        if !self.must_stay_paused() {
             self.machine.resume();
         }
     }
@@ -315,11 +320,12 @@ impl Life {
     fn signal(&mut self, signal: i32) -> Option<u8> {
         let status = u8::try_from(128 + signal).unwrap_or(u8::MAX);
         let grace = self.machine.config().grace.0;
-        // A second signal does not wait, and a paused guest would not see the button.
-        if grace == 0 || self.is_still() || self.end.is_some() {
+        // A second signal ends the machine at once. So does one while paused: the guest would not
+        // see the button.
+        if grace == 0 || self.must_stay_paused() || self.end.is_some() {
             return Some(status);
         }
-        // Windows' driver frees what it gave away before it ends: the sooner the better.
+        // Windows' balloon driver returns all pages before the guest shuts down: begin early.
         self.machine.balloon().set(u64::MAX);
         if !self.machine.buttons().press() {
             return Some(status);
@@ -341,14 +347,14 @@ impl Life {
             Command::Resume => {
                 self.paused = false;
                 self.machine.wake_clocks();
-                self.go_on();
+                self.resume_if_allowed();
                 Ok(json!({}))
             }
             Command::Reset => self.reset().map(|()| json!({})),
             Command::PowerButton => press(self.machine.buttons()),
             Command::Nmi => {
                 let sent = self.machine.nmi();
-                self.go_on();
+                self.resume_if_allowed();
                 sent.map(|()| json!({}))
             }
             Command::Registers => Ok(json!({ "registers": self.registers() })),
@@ -363,7 +369,7 @@ impl Life {
             Command::Insert { name, path, only } => plug::insert(&self.machine, name, path, *only)
                 .map_err(|error| self.jail.explain(error)),
             Command::Screenshot => {
-                request.show(self.screenshot());
+                request.answer_picture(self.screenshot());
                 return None;
             }
             Command::Key { keys } => self.key(keys),
@@ -417,15 +423,15 @@ impl Life {
         }
     }
 
-    /// Sets the balloon, and tells of it.
+    /// Sets the balloon's target if a size is given, and reports the balloon's state.
     fn balloon(&self, size: Option<Size>) -> anyhow::Result<Value> {
         let (balloon, memory) = (self.machine.balloon(), self.machine.config().memory.size);
         if let Some(size) = size {
             balloon.ask_for(size, memory)?;
         }
-        // A guest that is paused says nothing, and what it shall have takes it a while.
-        let asks = size.is_none() && !self.is_still();
-        let report = balloon.report(if asks { ANSWER } else { Duration::ZERO })?;
+        // A paused guest does not answer, and a new target takes time to reach.
+        let waits = size.is_none() && !self.must_stay_paused();
+        let report = balloon.report(if waits { BALLOON_TIMEOUT } else { Duration::ZERO })?;
         let statistics = report.statistics.into_iter().map(|(name, value)| (name, value.into()));
         Ok(json!({
             "target": report.target,
@@ -440,20 +446,20 @@ impl Life {
         screenshot::take(&*display.context("this machine has no display")?)
     }
 
-    /// Makes a disk longer, and tells of it.
+    /// Extends a disk, and reports its new size.
     fn grow(&self, name: &str, size: Option<Size>) -> anyhow::Result<Value> {
         let disk = self.machine.disks().find(name)?;
         disk.grow(size.map(|size| size.0))?;
         Ok(show_disk(&disk))
     }
 
-    /// Changes the VM Generation ID, and shows it.
+    /// Changes the VM Generation ID, and reports the new one.
     fn renew(&self, id: Option<&str>) -> anyhow::Result<Value> {
         self.machine.renew(id.map_or_else(Uuid::random, Uuid::from_str)?)?;
         Ok(json!({ "vmgenid": self.machine.generation().show() }))
     }
 
-    /// Pulls a cable or plugs it in, and tells of it.
+    /// Sets the link state and the MTU of a network device, and reports both.
     fn link(&self, name: &str, state: Option<Plug>, mtu: Option<u16>) -> anyhow::Result<Value> {
         let link = self.machine.links().find(name)?;
         if let Some(mtu) = mtu {
@@ -465,13 +471,13 @@ impl Life {
         Ok(show_link(name, &link))
     }
 
-    /// Presses keys in this order, and lets them go in the other.
+    /// Presses keys in this order, and releases them in reverse order.
     fn key(&self, keys: &Combination) -> anyhow::Result<Value> {
         let input = self.machine.input();
         ensure!(
             input.has_room(),
-            "{keys}: nothing was pressed: the guest has not read thousands of keys; try again when \
-             it runs, or reset it"
+            "{keys}: not pressed: the guest has thousands of unread keys: try again when it reads \
+             them, or reset it"
         );
         let taken = keys.0.iter().filter(|key| input.key(**key, true)).count();
         for key in keys.0.iter().rev() {
@@ -479,57 +485,57 @@ impl Life {
         }
         ensure!(
             taken == keys.0.len(),
-            "{keys}: the guest listens to no keyboard that has all of these keys"
+            "{keys}: no keyboard that the guest uses has all of these keys"
         );
         Ok(json!({}))
     }
 
-    /// What a text is on the machine's keyboard.
+    /// The keystrokes that produce a text on the machine's keyboard.
     fn strokes(&self, text: &str) -> anyhow::Result<Vec<Stroke>> {
         text::plan(&*self.machine.config().keyboard.layout()?, text)
     }
 
-    /// Types, in a thread of its own: the guest takes its time.
+    /// Types in a separate thread, because the guest may read keys slowly.
     fn type_strokes(&self, strokes: Vec<Stroke>, request: Request) {
         let (hub, turn) = (self.machine.input().clone(), self.typing.clone());
         let body = move || {
-            // One text after the other.
+            // Wait until the previous text is typed.
             let _turn = turn.lock().expect("a panic ends the process");
             request.answer(text::send(&hub, &strokes).map(|()| json!({})));
         };
-        // Without a thread the request is dropped, which its client is told.
+        // If no thread can be created, the request is dropped and its client gets an error.
         Builder::new().name("typist".into()).spawn(body).ok();
     }
 
     fn point(&self, position: Position) -> anyhow::Result<Value> {
-        let most = Position::MOST;
-        ensure!(position.x.max(position.y) <= most, "a place on the screen is from 0 to {most}");
+        let limit = Position::MOST;
+        ensure!(position.x.max(position.y) <= limit, "coordinates are from 0 to {limit}");
         let taken = self.machine.input().position(position);
         ensure!(
             taken,
-            "the guest listens to no pointer that has a place: it needs --device xhci and --device \
-             usb-tablet, and its driver"
+            "the guest uses no pointing device with absolute positions: it needs --device xhci, \
+             --device usb-tablet and a driver"
         );
         Ok(json!({}))
     }
 
-    /// The registers of all processors, which stop for it.
+    /// The registers of all processors, which are paused to read them.
     fn registers(&self) -> Vec<String> {
         self.machine.pause();
         let registers = self.machine.registers();
-        self.go_on();
+        self.resume_if_allowed();
         registers
     }
 
-    /// Switches off: from here on nothing of the guest's runs.
-    fn off(&mut self, status: u8) -> u8 {
+    /// Switches the machine off: pauses the processors and parks the devices.
+    fn switch_off(&mut self, status: u8) -> u8 {
         self.machine.pause();
         self.machine.park();
         status
     }
 }
 
-/// Its size, or nothing while it is off.
+/// The display's resolution, or null while it is off.
 fn show_display(display: &dyn Scanout) -> Value {
     let mode = display.mode().map(|mode| format!("{}x{}", mode.width, mode.height));
     json!({ "mode": mode })
@@ -547,7 +553,7 @@ fn show_disk(disk: &Drive) -> Value {
     })
 }
 
-/// `up` is whether frames go through: plugged in, and with another end that is there.
+/// Shows a network device. `up` means that frames pass: it is plugged in and its peer is connected.
 fn show_link(name: &str, link: &Link) -> Value {
     json!({
         "name": name,

@@ -1,4 +1,4 @@
-//! A picture of a display: taken in the machine, written as a PNG file where it is wanted.
+//! Screenshots: read from the display by the machine, and written as a PNG file by the client.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -8,23 +8,23 @@ use anyhow::{Context, ensure};
 use host::display::{Mode, Scanout};
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a pixel: blue, green, red, and one that means nothing.
+/// Bytes of a pixel: blue, green, red, and an unused byte.
 const PIXEL: usize = 4;
 
-/// The size of a picture. Its pixels follow line by line, without gaps.
+/// The size of a picture. The pixels are stored row by row, without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Picture {
-    /// Pixels of a line.
+    /// Pixels of a row.
     pub width: u32,
-    /// Lines.
+    /// Rows.
     pub height: u32,
 }
 
-/// Takes the picture that is shown at this moment.
+/// Reads the picture that the display shows now.
 ///
 /// # Errors
 ///
-/// When nothing is shown.
+/// Fails if the display is off.
 pub fn take(display: &dyn Scanout) -> anyhow::Result<(Picture, Vec<u8>)> {
     let mode = display.mode();
     let mode = mode.context("the display is off: the guest has not switched it on")?;
@@ -41,21 +41,21 @@ pub fn take(display: &dyn Scanout) -> anyhow::Result<(Picture, Vec<u8>)> {
 ///
 /// # Errors
 ///
-/// When the pixels are not as many as the picture has, or the file cannot be written.
+/// Fails if the number of pixels does not match the size, or if the file cannot be written.
 pub fn write(picture: Picture, pixels: Vec<u8>, path: &Path) -> anyhow::Result<()> {
     let file = File::create(path).with_context(|| path.display().to_string())?;
     encode(picture, pixels, BufWriter::new(file)).with_context(|| path.display().to_string())
 }
 
-/// Writes a picture in the format of PNG.
+/// Writes a picture in PNG format.
 ///
 /// # Errors
 ///
-/// As `write`.
+/// Fails like `write`.
 pub fn encode(picture: Picture, mut pixels: Vec<u8>, to: impl Write) -> anyhow::Result<()> {
     let wanted = u64::from(picture.width) * u64::from(picture.height) * PIXEL as u64;
-    ensure!(pixels.len() as u64 == wanted, "{} bytes are no picture of {picture:?}", pixels.len());
-    // PNG has red first, and three bytes of a pixel.
+    ensure!(pixels.len() as u64 == wanted, "{} bytes do not match {picture:?}", pixels.len());
+    // PNG stores red first, and three bytes for each pixel.
     let mut end = 0;
     for from in (0..pixels.len()).step_by(PIXEL) {
         let [blue, green, red] = [pixels[from], pixels[from + 1], pixels[from + 2]];
@@ -76,7 +76,7 @@ pub fn encode(picture: Picture, mut pixels: Vec<u8>, to: impl Write) -> anyhow::
 mod test {
     use super::*;
 
-    /// Shows its bytes, whose values are their places.
+    /// A display whose bytes have the values of their offsets.
     struct Test(Option<Mode>);
 
     impl Scanout for Test {

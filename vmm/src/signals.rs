@@ -1,5 +1,5 @@
-//! The signals that mean "end": they reach the one who decides, and whoever works long before the
-//! guest runs.
+//! Signals that end the machine. The main thread receives them; long work before the guest runs can
+//! poll for them.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Once, OnceLock};
@@ -13,27 +13,27 @@ use rustix::io::Errno;
 use vmm_sys_util::signal::{block_signal, register_signal_handler, unblock_signal};
 
 static SIGNALS: OnceLock<OwnedFd> = OnceLock::new();
-/// The status of the first one that arrived.
+/// The exit status of the first signal that arrived.
 static STATUS: AtomicU8 = AtomicU8::new(0);
 
 extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     if let Some(event) = SIGNALS.get() {
-        // One write of a number: what a signal handler may do. Signals of one moment add up, so
-        // each has a byte of its own.
+        // A single write is allowed in a signal handler. Counts in an eventfd add up, so each
+        // signal has a byte of its own.
         let number = 1_u64 << (8 * slot(signal));
         rustix::io::write(event, &number.to_ne_bytes()).ok();
     }
 }
 
-const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
-/// The byte of the event that means: end the thread.
-const REST: u32 = 7;
+const END_SIGNALS: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+/// The byte of the eventfd that stops the thread.
+const STOP_SLOT: u32 = 7;
 
 fn slot(signal: i32) -> u32 {
-    (0..).zip(ENDING).find(|it| it.1 == signal).map_or(0, |it| it.0)
+    (0..).zip(END_SIGNALS).find(|it| it.1 == signal).map_or(0, |it| it.0)
 }
 
-/// The status to end with, if a signal has arrived: who works long looks now and then.
+/// The exit status, if a signal has arrived. Long work polls this.
 pub fn arrived() -> Option<u8> {
     Some(STATUS.load(Ordering::Relaxed)).filter(|status| *status != 0)
 }
@@ -45,64 +45,65 @@ pub struct Watch {
     body: Option<Body>,
 }
 
-/// What the thread does with a signal; false when nobody listens any more.
+/// Called by the thread for each signal. Returns false if the receiver is gone.
 type Body = Box<dyn Fn(i32) -> bool + Send>;
 
-/// Tells each signal that means "end", until nobody listens any more.
+/// Passes each signal that ends the machine to `notify`, until `notify` returns false. `grace` is
+/// the time the guest gets to shut down.
 ///
 /// # Errors
 ///
-/// When the host has no thread or file descriptor left.
+/// Fails if the host has no thread or file descriptor left.
 pub fn catch(
-    tell: impl Fn(i32) -> bool + Send + 'static,
+    notify: impl Fn(i32) -> bool + Send + 'static,
     grace: Duration,
 ) -> anyhow::Result<Watch> {
     let event = eventfd(0, EventfdFlags::CLOEXEC).context("an event for signals")?;
     let event = SIGNALS.get_or_init(|| event);
-    // A file that may not grow is an error of one request, not the end.
+    // Without SIGXFSZ, a file that reaches its size limit fails one request, not the process.
     block_signal(libc::SIGXFSZ).ok();
-    // They come to the one thread that waits for them: elsewhere they would interrupt system calls
-    // half way, KVM_CREATE_VM among them.
-    for signal in ENDING {
-        // Whoever started us may have blocked it already.
+    // Only the waiting thread receives these signals. In other threads, they would interrupt system
+    // calls such as KVM_CREATE_VM half way.
+    for signal in END_SIGNALS {
+        // The parent process may have blocked it already.
         block_signal(signal).ok();
         register_signal_handler(signal, on_signal).context("signal handlers")?;
     }
     let body: Body = Box::new(move |signal| {
         let order = Ordering::Relaxed;
         STATUS.compare_exchange(0, status(signal), order, order).ok();
-        let heard = tell(signal);
-        if heard {
-            end_at_last(signal, grace);
+        let received = notify(signal);
+        if received {
+            force_exit(signal, grace);
         }
-        heard
+        received
     });
     let mut watch = Watch { event, thread: None, body: Some(body) };
-    watch.go_on()?;
+    watch.start()?;
     Ok(watch)
 }
 
 impl Watch {
-    /// Ends the thread: a signal waits until there is one again. If one has arrived, the status to
-    /// end with.
+    /// Ends the thread. Signals stay pending until `start`. If one has arrived, returns the exit
+    /// status.
     ///
     /// # Panics
     ///
-    /// When the thread panicked, which ends the process anyway.
-    pub fn rest(&mut self) -> Option<u8> {
+    /// Panics if the thread panicked, which ends the process anyway.
+    pub fn stop(&mut self) -> Option<u8> {
         if let Some(thread) = self.thread.take() {
-            rustix::io::write(self.event, &(1_u64 << (8 * REST)).to_ne_bytes()).ok();
+            rustix::io::write(self.event, &(1_u64 << (8 * STOP_SLOT)).to_ne_bytes()).ok();
             self.body = Some(thread.join().expect("a panic ends the process"));
         }
         arrived()
     }
 
-    /// Waits for signals, from here on.
+    /// Starts the thread.
     ///
     /// # Errors
     ///
-    /// When the host has no thread left.
-    pub fn go_on(&mut self) -> anyhow::Result<()> {
+    /// Fails if the host cannot create a thread.
+    pub fn start(&mut self) -> anyhow::Result<()> {
         let Some(body) = self.body.take() else { return Ok(()) };
         let event = self.event;
         let body = move || wait(event, body);
@@ -112,8 +113,8 @@ impl Watch {
     }
 }
 
-fn wait(event: &OwnedFd, tell: Body) -> Body {
-    for signal in ENDING {
+fn wait(event: &OwnedFd, notify: Body) -> Body {
+    for signal in END_SIGNALS {
         unblock_signal(signal).ok();
     }
     let mut number = [0; 8];
@@ -121,43 +122,45 @@ fn wait(event: &OwnedFd, tell: Body) -> Body {
         match rustix::io::read(event, &mut number) {
             Ok(_) => {}
             Err(Errno::INTR) => continue,
-            Err(_) => return tell,
+            Err(_) => return notify,
         }
         let times = |slot: u32| u64::from_ne_bytes(number) >> (8 * slot) & 0xff;
-        // All that came since the last look: the second of them means more than the first.
-        let mut came = ENDING.iter().zip(0..).flat_map(|(it, slot)| (0..times(slot)).map(|_| *it));
-        let heard = came.all(&tell);
-        if times(REST) > 0 || !heard {
-            return tell;
+        // All signals since the last read. A second one ends the machine at once.
+        let mut signals =
+            END_SIGNALS.iter().zip(0..).flat_map(|(it, slot)| (0..times(slot)).map(|_| *it));
+        let received = signals.all(&notify);
+        if times(STOP_SLOT) > 0 || !received {
+            return notify;
         }
     }
 }
 
-/// As a shell says it.
+/// The exit status after a signal, as in shells: 128 + signal.
 fn status(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
-/// How long stopping may take, once the guest's time is over.
-const AT_LAST: Duration = Duration::from_secs(10);
+/// Time for the machine to stop after the guest's grace period.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Ends the process whatever holds it up: a terminal or a pipe that nobody reads, a disk that does
-/// not answer. What the guest was told is durable is with the kernel by then.
-fn end_at_last(signal: i32, grace: Duration) {
+/// Ends the process if stopping takes too long: a terminal or pipe without a reader may block it,
+/// or a disk that does not answer. Data that the guest knows to be durable has reached the kernel
+/// by then.
+fn force_exit(signal: i32, grace: Duration) {
     static WATCHING: Once = Once::new();
     WATCHING.call_once(|| {
         let body = move || {
-            std::thread::sleep(grace + AT_LAST);
+            std::thread::sleep(grace + STOP_TIMEOUT);
             host::stream::restore_terminal();
-            leave(status(signal));
+            exit(status(signal));
         };
-        // Without a thread there is nobody to watch; the orderly way is still there.
+        // Without a thread there is no watchdog; the machine can still stop by itself.
         Builder::new().name("watchdog".into()).spawn(body).ok();
     });
 }
 
-#[expect(clippy::exit, reason = "the one that should return from main does not come back")]
-fn leave(status: u8) {
+#[expect(clippy::exit, reason = "the main thread is blocked and cannot return from main")]
+fn exit(status: u8) {
     std::process::exit(status.into());
 }
 
@@ -169,15 +172,15 @@ mod test {
 
     #[test]
     fn all_signals_of_one_moment_are_told() {
-        let (told, heard) = mpsc::channel();
+        let (sender, received) = mpsc::channel();
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         for (signal, times) in [(libc::SIGTERM, 1), (libc::SIGHUP, 2), (libc::SIGINT, 1)] {
             let number: u64 = times << (8 * slot(signal));
             rustix::io::write(&event, &number.to_ne_bytes()).unwrap();
         }
-        rustix::io::write(&event, &(1_u64 << (8 * REST)).to_ne_bytes()).unwrap();
-        drop(wait(&event, Box::new(move |signal| told.send(signal).is_ok())));
-        let heard: Vec<i32> = heard.iter().collect();
-        assert_eq!(heard, [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGHUP]);
+        rustix::io::write(&event, &(1_u64 << (8 * STOP_SLOT)).to_ne_bytes()).unwrap();
+        drop(wait(&event, Box::new(move |signal| sender.send(signal).is_ok())));
+        let received: Vec<i32> = received.iter().collect();
+        assert_eq!(received, [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGHUP]);
     }
 }

@@ -1,29 +1,29 @@
-//! How the process ends: what scripts tell apart has a status of its own.
+//! Exit statuses: each outcome that scripts distinguish has its own.
 
-/// Exit statuses. 128 + N is: ended by signal N.
+/// Exit statuses. 128 + N means that signal N ended the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// The guest switched itself off.
+    /// The guest powered off.
     Off = 0,
-    /// Something that was asked for cannot be done.
+    /// A request could not be carried out.
     Failed = 1,
     /// The command line or the configuration is wrong.
     Usage = 2,
-    /// The guest did what the hypervisor cannot run (internal error, failed entry).
+    /// KVM cannot run the guest (internal error, failed entry).
     Guest = 70,
-    /// A system call that the jail forbids.
+    /// The jail forbids a system call.
     Jail = 77,
-    /// No KVM, or one that cannot be used: as in the reference image.
+    /// KVM is missing or unusable. The reference image uses the same status.
     NoKvm = 88,
 }
 
 impl Status {
-    /// The status of an error: its own, or `Failed`.
+    /// The exit status of an error: the one it carries, or `Failed`.
     pub fn of(error: &anyhow::Error) -> Self {
         Failure::find(error).unwrap_or(Self::Failed)
     }
 }
 
-/// An error with a status of its own.
+/// An error with an exit status.
 pub type Failure = host::failure::Failure<Status>;

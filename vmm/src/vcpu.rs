@@ -1,4 +1,4 @@
-//! Processors on their threads: run, pause, reset. This loop knows no port and no device.
+//! Runs processors on their threads: run, pause, reset. Knows no ports and no devices.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -12,18 +12,18 @@ use crate::kvm;
 use crate::kvm::vcpu::{Exit, Vcpu};
 use crate::msr::Policy;
 
-/// Why a processor cannot go on.
+/// The reason for which a processor stopped by itself.
 #[derive(Debug)]
 pub enum Stop {
-    /// A triple fault: the guest wants a reset, or is lost.
+    /// A triple fault: the guest requests a reset, or crashed.
     TripleFault,
-    /// KVM's system event: its type, and its data.
+    /// KVM's system event: its type and its data.
     System(u32, Vec<u64>),
-    /// What cannot be run, with registers.
+    /// KVM cannot run the guest: a message with registers.
     Broken(String),
 }
 
-/// Told on the processor's thread; it must not block.
+/// Called on the processor's thread. It must not block.
 pub type OnStop = Arc<dyn Fn(Stop) + Send + Sync>;
 
 /// All processors of a machine. They begin paused, without threads.
@@ -34,8 +34,8 @@ pub struct Processors {
 }
 
 struct Shared {
-    /// Looked at before each entry of the guest, so that pausing needs no lock there.
-    wanted: AtomicBool,
+    /// Checked before each entry into the guest, so that pausing needs no lock there.
+    stop_requested: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
     spaces: Arc<Spaces>,
@@ -45,7 +45,7 @@ struct Shared {
 
 struct State {
     order: Order,
-    /// Counts `resume`s: a processor that stopped by itself waits for the next.
+    /// The number of calls to `resume`. A processor that stopped by itself waits for the next.
     round: u64,
     parked: usize,
 }
@@ -58,11 +58,11 @@ enum Order {
 }
 
 impl Processors {
-    /// Processors that are there and do not run.
+    /// Creates processors that do not run yet.
     pub fn new(vcpus: Vec<Vcpu>, spaces: Arc<Spaces>, policy: Policy, on_stop: OnStop) -> Self {
         let state = State { order: Order::Pause, round: 0, parked: 0 };
         let shared = Arc::new(Shared {
-            wanted: AtomicBool::new(true),
+            stop_requested: AtomicBool::new(true),
             state: Mutex::new(state),
             changed: Condvar::new(),
             spaces,
@@ -77,7 +77,7 @@ impl Processors {
     ///
     /// # Errors
     ///
-    /// When the host has no thread left.
+    /// Fails if the host cannot create a thread.
     pub fn start(&mut self) -> anyhow::Result<()> {
         for (index, cpu) in self.cpus.iter().enumerate() {
             let (shared, cpu) = (self.shared.clone(), cpu.clone());
@@ -88,18 +88,18 @@ impl Processors {
         Ok(())
     }
 
-    /// Stops all processors between two instructions; returns when they have.
+    /// Stops all processors between two instructions. Returns when they have stopped.
     pub fn pause(&self) {
         self.order(Order::Pause);
         self.wait_until_parked();
     }
 
-    /// Lets all processors run on.
+    /// Resumes all processors.
     pub fn resume(&self) {
         let mut state = self.shared.lock();
         state.order = Order::Run;
         state.round += 1;
-        self.shared.wanted.store(false, Ordering::Release);
+        self.shared.stop_requested.store(false, Ordering::Release);
         self.shared.changed.notify_all();
     }
 
@@ -109,29 +109,29 @@ impl Processors {
     }
 
     fn order(&self, order: Order) {
-        self.shared.wanted.store(true, Ordering::Release);
+        self.shared.stop_requested.store(true, Ordering::Release);
         self.shared.lock().order = order;
         self.shared.changed.notify_all();
         self.threads.iter().for_each(kvm::kick);
     }
 
-    /// Kicks again now and then: a processor may wait for the host's side of a device (a terminal
-    /// that nobody reads) and have missed the signal that takes it out.
+    /// Kicks again from time to time. A processor may wait for the host's side of a device (a
+    /// terminal without a reader) and have missed the signal that interrupts it.
     fn wait_until_parked(&self) {
         let mut state = self.shared.lock();
         while state.parked < self.threads.len() {
-            let waited = self.shared.changed.wait_timeout(state, AGAIN);
+            let waited = self.shared.changed.wait_timeout(state, KICK_INTERVAL);
             let (now, late) = waited.expect("a panic ends the process");
             state = now;
-            if late.timed_out() && self.shared.wanted.load(Ordering::Acquire) {
+            if late.timed_out() && self.shared.stop_requested.load(Ordering::Acquire) {
                 self.threads.iter().for_each(kvm::kick);
             }
         }
     }
 }
 
-/// How long a processor may take to stop before it is kicked again.
-const AGAIN: Duration = Duration::from_millis(5);
+/// Time for a processor to stop before it is kicked again.
+const KICK_INTERVAL: Duration = Duration::from_millis(5);
 
 impl Drop for Processors {
     fn drop(&mut self) {
@@ -148,7 +148,7 @@ impl Shared {
         self.state.lock().expect("a panic ends the process")
     }
 
-    /// A processor's thread.
+    /// The body of a processor's thread.
     fn work(&self, cpu: &Mutex<Vcpu>) {
         let mut round = 0;
         while let Some(next) = self.park(round) {
@@ -162,13 +162,13 @@ impl Shared {
             if let Some(stop) = stop {
                 (self.on_stop)(stop);
             } else {
-                // It was told to: the same round goes on when all resume.
+                // Paused, not stopped by itself: continue in the same round when all resume.
                 round = round.saturating_sub(1);
             }
         }
     }
 
-    /// Waits for the order to run in a later round than `done`; `None` is the end.
+    /// Waits for the order to run in a later round than `done`. Returns `None` at the end.
     fn park(&self, done: u64) -> Option<u64> {
         let mut state = self.lock();
         state.parked += 1;
@@ -184,7 +184,7 @@ impl Shared {
     }
 
     fn run(&self, vcpu: &mut Vcpu) -> Option<Stop> {
-        while !self.wanted.load(Ordering::Acquire) {
+        while !self.stop_requested.load(Ordering::Acquire) {
             match vcpu.step(&self.spaces, &self.policy) {
                 Exit::Done | Exit::Interrupted => {}
                 Exit::Shutdown => return Some(Stop::TripleFault),

@@ -1,7 +1,8 @@
-//! The screen's front: the one place with an executor, and only while a screen is served.
+//! Serves the screen to viewers. Only this module uses an async executor, and only while a screen
+//! is served.
 //!
-//! Many clients wait most of the time, and each in the middle of something: that is what tasks are
-//! for. Everything else of this program is threads.
+//! Many clients wait most of the time, each in the middle of a protocol, which is what tasks are
+//! good at. The rest of this program uses threads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,19 +23,19 @@ use screen::web::routes;
 use screen::web::socket::Farewell;
 use screen::web::stage::{Button, Own};
 
-/// Threads that carry bytes.
-const CARRIERS: usize = 2;
-/// Besides those that encode pictures, threads that look at what the guest drew: nobody who wants
-/// much makes the picture old for the others.
-const LOOKERS: usize = 2;
-/// How long they all wait for more to do.
-const IDLE: Duration = Duration::from_secs(5);
-/// Whatever clients do, the end does not wait longer for them, nor for a word of parting.
-const END: Duration = Duration::from_secs(1);
-const PARTING: Duration = Duration::from_millis(200);
+/// Threads for network I/O.
+const IO_THREADS: usize = 2;
+/// Threads that check what the guest drew, besides those that encode pictures: a viewer that needs
+/// much encoding does not delay the picture of the others.
+const UPDATE_THREADS: usize = 2;
+/// Idle time after which blocking threads end.
+const THREAD_KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Time limits for the end, regardless of clients: for all tasks, and for the farewell to browsers.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+const FAREWELL_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Sockets that listen, with nobody behind them yet.
-pub struct Closed {
+/// Listening sockets that are not served yet.
+pub struct Listeners {
     vnc: Vec<rfb::listen::Listener>,
     web: Option<web::listen::Listener>,
 }
@@ -46,30 +47,30 @@ pub struct Screen {
     farewell: Option<Farewell>,
 }
 
-impl Closed {
-    /// Listens, if anything of the kind was asked for; clients wait until `open`.
+impl Listeners {
+    /// Listens, if `--vnc` or `--web` is set. Clients wait until `open`.
     ///
     /// # Errors
     ///
-    /// One sentence: what is in use, or what would let everybody in.
+    /// Fails if an address is in use, or if a listener that other hosts can reach is unprotected.
     pub fn new(config: &Config) -> anyhow::Result<Option<Self>> {
-        let places = config.vnc.iter().map(|vnc| ("vnc", &vnc.to));
-        let places = places.chain(config.web.iter().map(|web| ("web", &web.to)));
+        let addresses = config.vnc.iter().map(|vnc| ("vnc", &vnc.to));
+        let addresses = addresses.chain(config.web.iter().map(|web| ("web", &web.to)));
         let mut taken: Vec<(&str, &Address)> = Vec::new();
-        for (option, place) in places {
-            let Some(place) = place.as_ref().filter(|place| !place.is_any()) else { continue };
-            if let Some((other, _)) = taken.iter().find(|(_, it)| *it == place) {
+        for (option, address) in addresses {
+            let Some(address) = address.as_ref().filter(|it| !it.is_any()) else { continue };
+            if let Some((other, _)) = taken.iter().find(|(_, it)| *it == address) {
                 bail!(
-                    "--{option} {place}: --{other} listens there: choose another place for one of \
-                     them"
+                    "--{option} {address}: --{other} listens there: choose another address for \
+                     one of them"
                 );
             }
-            taken.push((option, place));
+            taken.push((option, address));
         }
         if !config.is_watched() {
             return Ok(None);
         }
-        // Before the jail, in which it is not seen.
+        // Count processors before the jail hides them.
         rfb::processors();
         let vnc = config.vnc.iter().map(rfb::listen::Listener::new);
         let vnc = vnc.collect::<anyhow::Result<_>>()?;
@@ -77,16 +78,16 @@ impl Closed {
         Ok(Some(Self { vnc, web }))
     }
 
-    /// Shows a machine.
+    /// Starts serving the screen of a machine.
     ///
     /// # Errors
     ///
-    /// When the host has no threads left.
+    /// Fails if the host cannot create threads.
     pub fn open(self, machine: &Machine, submit: Submit) -> anyhow::Result<Screen> {
         let runtime = Builder::new_multi_thread()
-            .worker_threads(rfb::processors().min(CARRIERS))
-            .max_blocking_threads(rfb::encoders() + LOOKERS)
-            .thread_keep_alive(IDLE)
+            .worker_threads(rfb::processors().min(IO_THREADS))
+            .max_blocking_threads(rfb::encoders() + UPDATE_THREADS)
+            .thread_keep_alive(THREAD_KEEP_ALIVE)
             .thread_name("screen")
             .enable_all()
             .build()
@@ -103,8 +104,8 @@ impl Closed {
         let hub = machine.input().clone();
         let layout = machine.config().keyboard.layout()?;
         let canvas = Canvas::new(display, hub.clone());
-        let power = Box::new(move |wish| {
-            let command = match wish {
+        let power = Box::new(move |power| {
+            let command = match power {
                 Power::Off => Command::PowerButton,
                 Power::Reset => Command::Reset,
             };
@@ -118,25 +119,25 @@ impl Closed {
             let server = server.clone();
             let serve = move |rules, stream, who| server.clone().serve(rules, stream, who);
             let run = vnc.run(serve);
-            runtime.spawn(async { run.await.inspect_err(|error| nobody("vnc", error)) });
+            runtime.spawn(async { run.await.inspect_err(|error| log_failure("vnc", error)) });
         }
         let farewell = self.web.as_ref().map(web::listen::Listener::farewell);
         if let Some(web) = self.web {
             tracing::info!("web: listening at {}", web.place());
             let own = Own::new(server.clone(), web.name().to_owned(), ask);
             let run = web.run(Arc::new(own), routes::health());
-            runtime.spawn(async { run.await.inspect_err(|error| nobody("web", error)) });
+            runtime.spawn(async { run.await.inspect_err(|error| log_failure("web", error)) });
         }
         Ok(Screen { runtime: Some(runtime), server, farewell })
     }
 }
 
-fn nobody(door: &str, error: &anyhow::Error) {
-    tracing::error!("{door}: nobody can come in: {error:#}");
+fn log_failure(listener: &str, error: &anyhow::Error) {
+    tracing::error!("{listener}: stopped listening: {error:#}");
 }
 
 impl Screen {
-    /// Who looks.
+    /// The connected viewers.
     pub fn status(&self) -> Vec<Value> {
         self.server.status()
     }
@@ -146,9 +147,9 @@ impl Drop for Screen {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             if let Some(farewell) = &self.farewell {
-                runtime.block_on(async { timeout(PARTING, farewell.say()).await.ok() });
+                runtime.block_on(async { timeout(FAREWELL_TIMEOUT, farewell.say()).await.ok() });
             }
-            runtime.shutdown_timeout(END);
+            runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is too long for the control socket; the fuzz target `control` says the rest.
+//! Sends a line that is too long to the control socket. The fuzz target `control` covers the rest.
 
 mod hostile_client;
 

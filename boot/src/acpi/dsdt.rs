@@ -1,7 +1,7 @@
-//! The Differentiated System Description Table: the PCI host bridge, what hangs off the LPC bridge,
-//! and the processors, as AML.
+//! The Differentiated System Description Table (DSDT) in AML: the PCI host bridge, the devices
+//! behind the LPC bridge, and the processors.
 //!
-//! Revision 2, so that integers have 64 bits.
+//! Revision 2, because integers have 64 bits from that revision on.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -15,29 +15,28 @@ use super::node::{self, Bytes, id};
 use super::{PM_LENGTH, Platform, S5_SLEEP_TYPE, table};
 use crate::layout;
 
-/// The configuration ports of PCI, and what lies around them in I/O space.
+/// I/O ports of the PCI configuration mechanism. The windows of I/O space lie around them.
 const PCI_CONFIG: u16 = 0xCF8;
 const PCI_CONFIG_LENGTH: u8 = 8;
 
-/// The LPC bridge: slot 31, function 0.
+/// `_ADR` of the LPC bridge: slot 31, function 0.
 const LPC_ADDRESS: u32 = 0x001F_0000;
 
-/// Slots of a PCI bus.
 const SLOTS: u8 = 32;
 
-/// The feature set that `_OSC` of a host bridge is about (PCI Firmware 3.3, 4.5.1).
+/// UUID of the `_OSC` feature set of a host bridge (PCI Firmware 3.3, 4.5.1).
 const OSC_UUID: &str = "33DB4D5B-1FF7-401C-9657-7441C03DD766";
-/// What the system may take over: PME, AER, the capability structure. No native hotplug and no SHPC
-/// hotplug, since there is neither.
+/// Features that the guest may take over: PME, AER and the capability structure. Neither native nor
+/// SHPC hotplug exists.
 const OSC_GRANTED: u8 = 0x1C;
 const OSC_UNRECOGNISED_UUID: u8 = 0x04;
 const OSC_UNRECOGNISED_REVISION: u8 = 0x08;
 const OSC_MASKED: u8 = 0x10;
 
-/// The line that pin `pin` (0: INTA) of slot `slot` on bus 0 is wired to.
+/// Returns the interrupt line wired to pin `pin` (0: INTA) of slot `slot` on bus 0.
 ///
-/// As in QEMU's Q35: slots 25 to 29 and 31 have PIRQ A to D in order, slot 30 has E to H in order,
-/// and all others E to H, rotated by the slot.
+/// The wiring is that of QEMU's Q35: slots 25 to 29 and 31 use PIRQ A to D in order, slot 30 uses E
+/// to H in order, and all others use E to H, rotated by the slot.
 #[must_use]
 pub fn intx_line(slot: u8, pin: u8) -> u32 {
     let pin = u32::from(pin % 4);
@@ -48,10 +47,9 @@ pub fn intx_line(slot: u8, pin: u8) -> u32 {
     }
 }
 
-/// The table.
 pub(super) fn dsdt(platform: &Platform) -> Result<Vec<u8>> {
     let mut body = Vec::new();
-    // Called with 1 for APIC mode. It is what the _PRT is written for, and there is no other.
+    // The guest calls `_PIC` with 1 for APIC mode. The _PRT describes APIC mode only.
     Name::new("PICF".into(), &ZERO).to_aml_bytes(&mut body);
     Method::new("_PIC".into(), 1, false, vec![&Store::new(&Path::new("PICF"), &Arg(0))])
         .to_aml_bytes(&mut body);
@@ -78,7 +76,7 @@ fn bytes(aml: &dyn Aml) -> Bytes {
     Bytes(bytes)
 }
 
-/// The PCI Express host bridge, and in it the LPC bridge.
+/// The PCI Express host bridge, with the LPC bridge below it.
 fn host_bridge(platform: &Platform) -> Result<Bytes> {
     Ok(bytes(&Device::new(
         "PCI0".into(),
@@ -96,7 +94,7 @@ fn host_bridge(platform: &Platform) -> Result<Bytes> {
     )))
 }
 
-/// What the host bridge passes on to PCI.
+/// `_CRS` of the host bridge: the buses, ports and memory windows that it forwards to PCI.
 fn windows(platform: &Platform) -> Result<Bytes> {
     let mut crs = Vec::new();
     let last_bus = u16::try_from(((platform.pcie.end - platform.pcie.start) >> 20) - 1)?;
@@ -121,7 +119,8 @@ fn windows(platform: &Platform) -> Result<Bytes> {
     Ok(bytes(&Name::new("_CRS".into(), &ResourceTemplate::new(vec![&Bytes(crs)]))))
 }
 
-/// `_PRT`: which line each pin of each slot has. All are wired directly; there are no link devices.
+/// `_PRT`: the interrupt line of each pin of each slot. All are hardwired; there are no link
+/// devices.
 fn routing() -> Bytes {
     let mut table = PackageBuilder::new();
     for slot in 0..SLOTS {
@@ -134,7 +133,7 @@ fn routing() -> Bytes {
     bytes(&Name::new("_PRT".into(), &table))
 }
 
-/// `_OSC`: hands over [`OSC_GRANTED`] of what the system asks for.
+/// `_OSC`: grants the requested features that are in [`OSC_GRANTED`].
 fn osc() -> Bytes {
     let (status, control) = (Path::new("CDW1"), Path::new("CDW3"));
     let field = |name: &Path, at: u8| bytes(&CreateDWordField::new(name, &Arg(3), &at));
@@ -143,7 +142,7 @@ fn osc() -> Bytes {
     bytes(&Method::new(
         "_OSC".into(),
         4,
-        // It creates named fields, so it must not run twice at a time.
+        // Serialized: the method creates named fields, so it must not run twice at the same time.
         true,
         vec![
             &field(&status, 0),
@@ -166,7 +165,7 @@ fn osc() -> Bytes {
     ))
 }
 
-/// The LPC bridge: all devices with nothing but ports and lines.
+/// The LPC bridge, with every device that has only ports and lines.
 fn lpc(platform: &Platform) -> Result<Bytes> {
     let isa = node::devices(&platform.nodes, |node| !node.is_on_system_bus())?;
     let mut ports = Vec::new();
@@ -186,7 +185,7 @@ fn lpc(platform: &Platform) -> Result<Bytes> {
     )))
 }
 
-/// Reserves PCIEXBAR, which no window of the host bridge covers (PCI Firmware 3.3, 4.1.2).
+/// Reserves PCIEXBAR, which is outside of the host bridge's windows (PCI Firmware 3.3, 4.1.2).
 fn pcie_reservation(platform: &Platform) -> Result<Bytes> {
     let pcie = &platform.pcie;
     let base = u32::try_from(pcie.start);
@@ -213,7 +212,7 @@ fn pcie_reservation(platform: &Platform) -> Result<Bytes> {
     )))
 }
 
-/// The processors. Their _UID is what the MADT calls them.
+/// The processors. Their _UIDs match the processor UIDs of the MADT.
 fn cpus(platform: &Platform) -> Bytes {
     let mut cpus = Vec::new();
     for uid in 0..platform.cpus.len() {

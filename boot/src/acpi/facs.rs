@@ -1,4 +1,5 @@
-//! The Firmware ACPI Control Structure (ACPI 6.5, 5.2.10): the global lock, and nothing to wake to.
+//! The Firmware ACPI Control Structure (ACPI 6.5, 5.2.10): the global lock. There is no waking
+//! vector, because the machine has no sleep states to wake from.
 
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{Immutable, IntoBytes};
@@ -17,7 +18,7 @@ struct Facs {
     reserved: [u8; 31],
 }
 
-/// The table. It has no header and no checksum.
+/// The FACS has no standard header and no checksum.
 pub(super) fn facs() -> Vec<u8> {
     let facs = Facs {
         signature: *b"FACS",

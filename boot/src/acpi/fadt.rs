@@ -1,7 +1,7 @@
 //! The Fixed ACPI Description Table (ACPI 3.0, 5.2.9): the ICH9's power management registers.
 //!
-//! Revision 3, which is what guests have seen from a virtual Q35 for years. No SMI command: SCI_EN
-//! is set by the firmware, or by us in direct boot.
+//! Revision 3, which virtual Q35 machines have shown to guests for years. There is no SMI command:
+//! the firmware sets SCI_EN, and in direct boot the machine sets it.
 
 use std::mem::offset_of;
 
@@ -12,7 +12,7 @@ use super::script::Pointer;
 use super::table::{self, Register};
 use super::{Platform, SCI};
 
-/// All behind the header.
+/// The fields after the header.
 #[derive(Default, IntoBytes, Immutable)]
 #[repr(C, packed)]
 struct Fadt {
@@ -70,46 +70,46 @@ struct Fadt {
     x_gpe1_blk: Register,
 }
 
-/// The power management block, relative to PMBASE (ICH9, 13.8.3).
+/// Registers of the power management block, relative to PMBASE (ICH9, 13.8.3).
 const PM1_CNT: u16 = 0x04;
 const PM_TMR: u16 = 0x08;
 const GPE0: u16 = 0x20;
 const GPE0_LENGTH: u8 = 16;
 
-/// The reset control register, and what makes it a full reset.
+/// The reset control register, and the value that requests a full reset.
 const RESET_PORT: u16 = 0xCF9;
 const RESET_VALUE: u8 = 0x0F;
 
-/// A latency above 100 (C2) and above 1000 (C3) says that there is no such state.
+/// A latency above 100 (C2) or above 1000 (C3) means that the state is not supported.
 const NO_C_STATE: u16 = 0x0FFF;
 
-/// Where the RTC keeps the century.
+/// Index of the century in the RTC's RAM.
 const RTC_CENTURY: u8 = 0x32;
 
-/// IAPC_BOOT_ARCH: there is a keyboard controller.
+/// IAPC_BOOT_ARCH: a keyboard controller is present.
 const BOOT_ARCH_8042: u16 = 1 << 1;
-/// IAPC_BOOT_ARCH: no VGA hardware. The display is a frame buffer and has no VGA registers.
+/// IAPC_BOOT_ARCH: no VGA hardware is present. The display is a frame buffer without VGA registers.
 const BOOT_ARCH_NO_VGA: u16 = 1 << 2;
-/// IAPC_BOOT_ARCH: there is no RTC.
+/// IAPC_BOOT_ARCH: no RTC is present.
 const BOOT_ARCH_NO_RTC: u16 = 1 << 5;
 
-/// WBINVD works.
+/// WBINVD works correctly.
 const WBINVD: u32 = 1 << 0;
-/// C1 on every processor.
+/// C1 is supported on every processor.
 const PROC_C1: u32 = 1 << 2;
-/// No fixed sleep button. (The fixed power button is there: PWR_BUTTON, bit 4, is clear.)
+/// There is no fixed sleep button. The fixed power button exists: PWR_BUTTON, bit 4, is clear.
 const SLP_BUTTON: u32 = 1 << 5;
-/// As the virtual Q35 that guests know says; without S4 it has no effect.
+/// Set because QEMU's Q35 sets it. It has no effect without S4.
 const RTC_S4: u32 = 1 << 7;
-/// `reset_reg` is there.
+/// `reset_reg` is valid.
 const RESET_REG_SUP: u32 = 1 << 10;
-/// The PM timer is a better clock than the processors' own.
+/// The guest should prefer the PM timer to the processors' own clocks.
 const USE_PLATFORM_CLOCK: u32 = 1 << 15;
 
-/// The table, and its fields that point to others. `facs` and `dsdt` are places in the blob.
-///
-/// X_FIRMWARE_CTRL stays 0: only one of the two may be set (ACPI 3.0, table 5-9), and firmware that
-/// copies the table would clear it. The DSDT is given in both.
+/// Returns the table and its fields that point to other tables. `facs` and `dsdt` are offsets in
+/// the blob.
+/// X_FIRMWARE_CTRL stays 0: only one of the two FACS fields may be set (ACPI 3.0, table 5-9), and
+/// firmware that copies the table would clear it. Both DSDT fields are set.
 pub(super) fn fadt(platform: &Platform, facs: u32, dsdt: u32) -> (Vec<u8>, Vec<Pointer>) {
     let field = |field: usize, size: u8| Pointer { field: table::HEADER + field, size };
     let pointers = vec![

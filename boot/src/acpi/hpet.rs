@@ -1,4 +1,4 @@
-//! The HPET table (IA-PC HPET 1.0a, 3.2.4), where there is one.
+//! The HPET table (IA-PC HPET 1.0a, 3.2.4). Machines without an HPET have none.
 
 use anyhow::{Context, Result};
 use zerocopy::IntoBytes;
@@ -6,20 +6,21 @@ use zerocopy::IntoBytes;
 use super::table::{self, Register};
 use super::{Node, Platform};
 
-/// The HPET's node.
+/// `_HID` of the node that makes the table necessary.
 const HID: &str = "PNP0103";
 
-/// The event timer block's ID, the upper bits of which are those of the capability register: vendor
-/// 8086, 64-bit counter, three timers; no legacy replacement, which the timer in the kernel lacks.
+/// Event timer block ID. Its bits match the low half of the HPET's capability register: vendor
+/// 8086, 64-bit counter, three timers. There is no legacy replacement, because the timer in the
+/// kernel lacks it.
 const BLOCK_ID: u32 = 0x8086_2201;
 
-/// The table, if a node says that the machine has an HPET.
+/// Returns the table if the platform has an HPET node.
 pub(super) fn hpet(platform: &Platform) -> Result<Option<Vec<u8>>> {
     let Some(node) = platform.node(HID) else { return Ok(None) };
     let address = address(node)?;
     let mut body = BLOCK_ID.to_le_bytes().to_vec();
     body.extend(Register::memory(address, 0).as_bytes());
-    // Number 0; no minimum tick; no page protection.
+    // HPET number 0, no minimum tick, no page protection.
     body.extend([0; 4]);
     table::table(*b"HPET", 1, &body).map(Some)
 }

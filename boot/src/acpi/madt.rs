@@ -1,15 +1,15 @@
-//! The Multiple APIC Description Table (ACPI 6.5, 5.2.12): processors, the I/O APIC, and how the
-//! ISA lines reach it.
+//! The Multiple APIC Description Table (ACPI 6.5, 5.2.12): the processors, the I/O APIC, and the
+//! routing of the ISA lines to it.
 
 use anyhow::Result;
 
 use super::{Platform, SCI, table};
 use crate::layout;
 
-/// The last APIC ID and the last UID that the 8-bit entry can say: 255 stands for all.
+/// The highest APIC ID and UID of an 8-bit entry: 255 means all processors.
 const UID_MAX: u8 = 254;
 
-/// The dual-8259 compatibility bit: there are PICs too, to be masked before APIC mode.
+/// Dual-8259 compatibility: PICs are present too, and must be masked before APIC mode is used.
 const PCAT_COMPAT: u32 = 1;
 
 const ENABLED: u32 = 1;
@@ -17,8 +17,8 @@ const ENABLED: u32 = 1;
 /// Active high, level triggered (ACPI 6.5, table 5.26).
 const LEVEL_HIGH: u16 = 0x000D;
 
-/// The timer's line 0 is wired to input 2. The SCI and the lines that firmware gives PCI devices
-/// are level triggered, unlike the other ISA lines.
+/// ISA line 0 (the timer) is wired to input 2. The SCI and the lines that firmware assigns to PCI
+/// devices are level triggered, unlike the other ISA lines.
 const OVERRIDES: [(u8, u32, u16); 5] = [
     (0, 2, 0),
     (5, 5, LEVEL_HIGH),
@@ -27,9 +27,7 @@ const OVERRIDES: [(u8, u32, u16); 5] = [
     (11, 11, LEVEL_HIGH),
 ];
 
-/// The table.
-///
-/// Revision 1, as long as every entry in it existed then; 3 where x2APIC entries are needed.
+/// Revision 1 while that revision defines all entries, and 3 if x2APIC entries are needed.
 pub(super) fn madt(platform: &Platform) -> Result<Vec<u8>> {
     let mut body = Vec::new();
     body.extend(u32::try_from(layout::LAPIC.start)?.to_le_bytes());
@@ -56,7 +54,7 @@ pub(super) fn madt(platform: &Platform) -> Result<Vec<u8>> {
         body.extend(line.to_le_bytes());
         body.extend(flags.to_le_bytes());
     }
-    // LINT1 of every processor is the NMI.
+    // The NMI is wired to LINT1 of every processor.
     body.extend([4, 6, 0xFF, 0, 0, 1]);
     if wide {
         body.extend([10, 12, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 1, 0, 0, 0]);

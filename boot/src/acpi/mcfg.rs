@@ -1,10 +1,10 @@
-//! Where PCI configuration space is in memory (PCI Firmware 3.3, 4.1.2).
+//! The MCFG table: the address of PCI configuration space in memory (PCI Firmware 3.3, 4.1.2).
 
 use anyhow::Result;
 
 use super::{Platform, table};
 
-/// The table, with the one segment.
+/// The table describes one PCI segment.
 pub(super) fn mcfg(platform: &Platform) -> Result<Vec<u8>> {
     let buses = (platform.pcie.end - platform.pcie.start) >> 20;
     let last = u8::try_from(buses - 1)?;

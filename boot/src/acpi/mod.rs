@@ -1,11 +1,11 @@
-//! The ACPI tables, from one description of the machine, in the two forms that guests take.
+//! The ACPI tables of a machine, in the two forms that guests accept.
 //!
-//! The tables are laid out once, in two blobs (the RSDP, and all else) with the steps that make
-//! them whole: pointers to add, checksums to compute. For firmware the steps become the loader
-//! script of QEMU's fw_cfg; for direct boot they are carried out here.
+//! The tables are laid out once, in two blobs: the RSDP, and all others. A list of steps completes
+//! them: pointers to add and checksums to compute. For firmware the steps become the loader script
+//! of QEMU's fw_cfg. For direct boot this module carries them out.
 //!
-//! The machine is a full-hardware ACPI one (PM1 block, PM timer, SCI on line 9), since that is the
-//! path that guests know best. No S3, no S4; the power button is the fixed one.
+//! The machine is a full-hardware ACPI machine (PM1 block, PM timer, SCI on line 9), because guests
+//! know that path best. There is no S3 and no S4. The power button is the fixed one.
 
 mod dsdt;
 mod facs;
@@ -30,47 +30,47 @@ use self::script::Layout;
 pub use self::script::{DIRECT_GENERATION, RSDP_FILE, SCRIPT_FILE, TABLES_FILE, Tables, event_log};
 pub use self::tpm2::TPM;
 
-/// The line of the system control interrupt.
+/// The interrupt line of the system control interrupt.
 pub const SCI: u8 = 9;
 
-/// What `_S5` says: the sleep type that turns the machine off.
+/// The sleep type in `_S5` that turns the machine off.
 ///
-/// Firmware turns off with this number too, and does not read it anywhere.
+/// Firmware uses this number too, and does not read it from the tables.
 pub const S5_SLEEP_TYPE: u8 = 0;
 
-/// The length of the power management block.
+/// The length of the power management block in bytes.
 const PM_LENGTH: u16 = 0x80;
 
-/// More processors than any hypervisor takes; what they need in the tables is checked with it.
+/// Larger than any hypervisor's limit. The sizes of the tables are checked against it.
 const CPUS_MAX: usize = 4096;
 
-/// One processor.
+/// A processor, as the MADT and the DSDT list it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
-    /// Its local APIC's ID.
+    /// The ID of its local APIC.
     pub apic_id: u32,
 }
 
-/// What the tables describe.
+/// The machine that the tables describe.
 ///
-/// Under firmware, `pcie` is what the guest has programmed into PCIEXBAR, so the tables are to be
-/// built when the firmware asks for them and not before. A guest can program nonsense there, so an
-/// error from [`tables`] is then the guest's mistake and not the machine's.
+/// Under firmware, `pcie` is the guest's setting of PCIEXBAR, so build the tables only when the
+/// firmware asks for them. The guest may set an invalid PCIEXBAR. An error from [`tables`] is then
+/// the guest's mistake and not the machine's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Platform {
-    /// Every processor. A processor's place here is its ACPI processor UID.
+    /// All processors. The index of a processor is its ACPI processor UID.
     pub cpus: Vec<Cpu>,
-    /// PCIEXBAR: the configuration space of as many buses as it has MiB.
+    /// PCIEXBAR: the range of PCI configuration space, 1 MiB for each bus.
     pub pcie: Range<u64>,
-    /// Where 32-bit BARs may be.
+    /// The windows for 32-bit BARs.
     pub windows: Vec<Range<u64>>,
-    /// Where 64-bit BARs may be.
+    /// The window for 64-bit BARs.
     pub window64: Option<Range<u64>>,
     /// The I/O base of the power management block.
     pub pm_base: u16,
-    /// What is neither PCI nor described by a table of its own.
+    /// Devices that are neither on PCI nor described by a table of their own.
     pub nodes: Vec<Node>,
-    /// The VM Generation ID, in the order of its bytes in memory.
+    /// The VM Generation ID, in memory order.
     pub generation: [u8; 16],
 }
 
@@ -81,7 +81,7 @@ impl Platform {
 
     fn check(&self) -> Result<()> {
         ensure!(!self.cpus.is_empty(), "a machine without a processor");
-        ensure!(self.cpus.len() <= CPUS_MAX, "{} processors are too many", self.cpus.len());
+        ensure!(self.cpus.len() <= CPUS_MAX, "{} processors: at most {CPUS_MAX}", self.cpus.len());
         let mut ids: Vec<_> = self.cpus.iter().map(|cpu| cpu.apic_id).collect();
         ids.sort_unstable();
         for pair in ids.windows(2) {
@@ -98,13 +98,13 @@ impl Platform {
         );
         ensure!(
             self.pm_base.is_multiple_of(PM_LENGTH) && self.pm_base < 0xCF8 - PM_LENGTH,
-            "a power management block at port {:#x}",
+            "a power management block at port {:#x}: the address is unaligned or too high",
             self.pm_base
         );
         for window in &self.windows {
             ensure!(
                 !window.is_empty() && window.end <= 1 << 32,
-                "a 32-bit PCI window at {window:#x?}"
+                "a 32-bit PCI window at {window:#x?}: it is empty or above 4 GiB"
             );
         }
         let mut ranges: Vec<_> = self.windows.iter().chain(&self.window64).collect();
@@ -122,11 +122,11 @@ impl Platform {
     }
 }
 
-/// Lays out every table of `platform`.
+/// Builds all tables of `platform`.
 ///
 /// # Errors
 ///
-/// A description that no table can hold, or that would make a guest refuse the tables.
+/// Fails if the tables cannot express `platform`, or if a guest would reject the result.
 pub fn tables(platform: &Platform) -> Result<Tables> {
     platform.check()?;
     let mut layout = Layout::default();
@@ -169,7 +169,7 @@ mod test {
         Node { hid: hid.into(), ports: vec![0x3F8..0x400; 1], ..Node::default() }
     }
 
-    /// Why a platform is refused that `change` was made to.
+    /// Returns the error of [`tables`] for a platform changed by `change`.
     fn refusal(change: impl Fn(&mut Platform)) -> String {
         let mut platform = platform(2);
         change(&mut platform);
@@ -240,7 +240,7 @@ mod test {
     fn has_room_for_a_thousand_processors_in_direct_boot() {
         assert!(tables(&platform(1024)).unwrap().image().is_ok());
         let error = tables(&platform(4096)).unwrap().image().unwrap_err().to_string();
-        assert!(error.contains("where direct boot has room for 65472"), "{error}");
+        assert!(error.contains("but direct boot has room for 65472"), "{error}");
     }
 
     #[test]
@@ -270,7 +270,7 @@ mod test {
             })
         };
         assert!(changed(|n| n.lines = vec![24]).contains("line 24"));
-        assert!(changed(|n| n.ports = vec![0x80..0x80; 1]).contains("no port at 0x80"));
+        assert!(changed(|n| n.ports = vec![0x80..0x80; 1]).contains("an empty port range at 0x80"));
         assert!(changed(|n| n.memory = vec![0..1 << 33; 1]).contains("not below 4 GiB"));
         assert!(refusal(|p| p.nodes = vec![node("PNP0501"); 36]).contains("36 devices"));
         for hid in ["PNP0103", TPM] {

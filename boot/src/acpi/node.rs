@@ -1,4 +1,4 @@
-//! A device that neither PCI nor a table of its own describes, and its resources as ACPI says them.
+//! A device that is neither on PCI nor described by a table of its own, and its ACPI resources.
 
 use std::ops::Range;
 
@@ -6,25 +6,25 @@ use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Res
 use acpi_tables::{Aml, AmlSink};
 use anyhow::{Context, Result, ensure};
 
-/// What one device of the machine claims.
+/// The resources of one device of the machine.
 ///
-/// A device with memory is put below `\_SB`, any other below the LPC bridge. The name and the _UID
-/// follow from its place among those of the same _HID, so they are unique and start at 1.
+/// A device with memory is put below `\_SB`, any other below the LPC bridge. Its name and _UID are
+/// numbered among the devices with the same _HID, so they are unique. The numbers start at 1.
 ///
-/// A keyboard controller is two nodes: PNP0303 with the ports and line 1, PNP0F13 with line 12.
+/// A keyboard controller has two nodes: PNP0303 with the ports and line 1, PNP0F13 with line 12.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
-    /// What it is: an EISA ID (`PNP0501`) or an ACPI ID (`QEMU0002`).
+    /// The `_HID`: an EISA ID (`PNP0501`) or an ACPI ID (`QEMU0002`).
     pub hid: String,
     /// Its I/O ports.
     pub ports: Vec<Range<u16>>,
     /// Its interrupt lines.
     pub lines: Vec<u32>,
-    /// Its memory.
+    /// Its ranges of memory.
     pub memory: Vec<Range<u64>>,
 }
 
-/// The names of known devices; the last letter is a number.
+/// The ACPI names of known devices, by `_HID`. The last letter is replaced by the number.
 const NAMES: [(&str, &str); 8] = [
     ("PNP0103", "HPT"),
     ("PNP0303", "KBD"),
@@ -36,18 +36,18 @@ const NAMES: [(&str, &str); 8] = [
     ("QEMU0002", "FWC"),
 ];
 
-/// What a device without a name of its own is called.
+/// The name of a device that is not in [`NAMES`].
 const OTHER: &str = "DEV";
 
-/// Present, enabled, shown, functioning (ACPI 6.5, 6.3.7).
+/// `_STA`: present, enabled, shown, functioning (ACPI 6.5, 6.3.7).
 const STATUS: u8 = 0x0F;
-/// The same, but not shown: there is no driver to ask a user for.
+/// [`STATUS`] without "shown": no driver exists, so the guest must not ask its user for one.
 const STATUS_HIDDEN: u8 = 0x0B;
 
-/// Lines of the I/O APIC.
+/// The number of inputs of the I/O APIC.
 const LINES: u32 = 24;
 
-/// Lines below 16 that are wired as level triggered; see the overrides in the MADT.
+/// Lines below 16 that are level triggered. The MADT has overrides for them.
 const LEVEL_ISA: [u32; 4] = [5, 9, 10, 11];
 
 impl Node {
@@ -55,21 +55,20 @@ impl Node {
         let hid = &self.hid;
         ensure!(is_id(hid), "{hid:?} is neither an EISA nor an ACPI ID");
         for ports in &self.ports {
-            ensure!(!ports.is_empty(), "{hid} with no port at {:#x}", ports.start);
+            ensure!(!ports.is_empty(), "{hid} with an empty port range at {:#x}", ports.start);
         }
         for line in &self.lines {
-            ensure!(*line < LINES, "{hid} on line {line}, where the I/O APIC has {LINES}");
+            ensure!(*line < LINES, "{hid} on line {line}, but the I/O APIC has only {LINES} lines");
         }
         for memory in &self.memory {
             ensure!(
                 !memory.is_empty() && memory.end < 1 << 32,
-                "{hid} with memory at {memory:#x?}, which is not below 4 GiB"
+                "{hid} with memory at {memory:#x?}, which is empty or not below 4 GiB"
             );
         }
         Ok(())
     }
 
-    /// Whether it belongs below `\_SB`.
     pub(super) fn is_on_system_bus(&self) -> bool {
         !self.memory.is_empty()
     }
@@ -92,7 +91,7 @@ impl Node {
             let length = u32::try_from(memory.end - memory.start)?;
             Memory32Fixed::new(true, base, length).to_aml_bytes(&mut bytes);
         }
-        // The lines of the HPET's legacy mode are the timer's and the RTC's, who claim them.
+        // The HPET's legacy lines belong to the timer and the RTC, which claim them.
         if self.hid != "PNP0103" {
             self.lines.iter().for_each(|line| line_resource(*line, &mut bytes));
         }
@@ -100,7 +99,8 @@ impl Node {
     }
 }
 
-/// All nodes of `nodes` for which `take` holds, as AML devices. Names and _UIDs count all `nodes`.
+/// The nodes that `take` selects, as AML devices. The numbering of names and _UIDs includes all
+/// nodes.
 pub(super) fn devices(nodes: &[Node], take: impl Fn(&Node) -> bool) -> Result<Bytes> {
     let mut bytes = Vec::new();
     for (i, node) in nodes.iter().enumerate() {
@@ -128,7 +128,7 @@ pub(super) fn devices(nodes: &[Node], take: impl Fn(&Node) -> bool) -> Result<By
     Ok(Bytes(bytes))
 }
 
-/// `_HID` or `_CID`, in the form that the ID has. `id` was checked.
+/// `_HID` or `_CID`, encoded as an EISA ID or as a string. The caller has validated `id`.
 pub(super) fn id(name: &str, id: &str) -> Name {
     if id.len() == 7 {
         Name::new(name.into(), &EISAName::new(id))
@@ -137,8 +137,8 @@ pub(super) fn id(name: &str, id: &str) -> Name {
     }
 }
 
-/// Three capitals and four capital hexadecimal digits, or four capitals or digits and four digits
-/// (ACPI 6.5, 6.1.5).
+/// Whether `id` is a valid EISA ID (three capitals, four capital hexadecimal digits) or ACPI ID
+/// (four capitals or digits, four digits) (ACPI 6.5, 6.1.5).
 fn is_id(id: &str) -> bool {
     let hex = |byte: u8| byte.is_ascii_digit() || (b'A'..=b'F').contains(&byte);
     let id = id.as_bytes();
@@ -152,7 +152,7 @@ fn is_id(id: &str) -> bool {
     }
 }
 
-/// I/O ports, in runs that the descriptor's 8-bit length can say.
+/// I/O ports, split into runs that fit the descriptor's 8-bit length.
 pub(super) fn port_resource(ports: &Range<u16>, sink: &mut dyn AmlSink) {
     let mut start = ports.start;
     while start < ports.end {
@@ -162,7 +162,7 @@ pub(super) fn port_resource(ports: &Range<u16>, sink: &mut dyn AmlSink) {
     }
 }
 
-/// An interrupt line: the short form where it is wired as ISA lines are (edge, active high).
+/// An interrupt line. ISA lines (edge triggered, active high) use the short form.
 fn line_resource(line: u32, sink: &mut dyn AmlSink) {
     if line < 16 && !LEVEL_ISA.contains(&line) {
         // IRQNoFlags (ACPI 6.5, 6.4.2.1).
@@ -173,7 +173,7 @@ fn line_resource(line: u32, sink: &mut dyn AmlSink) {
     }
 }
 
-/// AML that is already bytes. (Of no bytes it is nothing at all.)
+/// Encoded AML. An empty value adds nothing.
 pub(super) struct Bytes(pub(super) Vec<u8>);
 
 impl Aml for Bytes {

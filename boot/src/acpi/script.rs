@@ -1,5 +1,5 @@
-//! Where the tables are, what is left to fill in once their address is known, and the two ways of
-//! doing that.
+//! The layout of the tables, the steps that complete them once their addresses are known, and the
+//! two ways to carry these steps out: fw_cfg's loader script, and in place for direct boot.
 
 use anyhow::{Context, Result, ensure};
 use zerocopy::byteorder::little_endian::{U32, U64};
@@ -9,39 +9,39 @@ use super::{table, vmgenid};
 use crate::Image;
 use crate::file::File;
 
-/// The fw_cfg file that holds the loader script.
+/// The fw_cfg file with the loader script.
 pub const SCRIPT_FILE: &str = "etc/table-loader";
-/// The fw_cfg file that holds every table.
+/// The fw_cfg file with all tables except the RSDP.
 pub const TABLES_FILE: &str = "etc/acpi/tables";
-/// The fw_cfg file that holds the RSDP.
+/// The fw_cfg file with the RSDP.
 pub const RSDP_FILE: &str = "etc/acpi/rsdp";
-/// The fw_cfg file that is the log of events of a machine with a TPM.
+/// The fw_cfg file for the TPM event log.
 const LOG_FILE: &str = "etc/tpm/log";
-/// How long that is.
+/// The size of the event log in bytes.
 pub(super) const LOG_LENGTH: u32 = 64 << 10;
 
-/// The FACS must be on a multiple of 64 (ACPI 6.5, 5.2.10); it is the blob's first table.
+/// The FACS must be aligned to 64 bytes (ACPI 6.5, 5.2.10). It is the first table of the blob.
 const TABLES_ALIGN: u32 = 64;
 const RSDP_ALIGN: u32 = 16;
-/// No table needs it; but whoever maps one likes its integers aligned.
+/// No table requires this, but programs that map a table profit from aligned integers.
 const ALIGN: usize = 16;
-/// What is not shared with other things of the firmware's.
+/// Alignment of blobs that must not share a page with other data of the firmware.
 const PAGE_ALIGN: u32 = 4096;
 
-/// Where the legacy search for the RSDP looks (ACPI 6.5, 5.2.5.1), and where we put it.
+/// The area that the legacy search for the RSDP covers (ACPI 6.5, 5.2.5.1). Direct boot puts the
+/// RSDP at its start.
 const RSDP_AREA: u64 = 0xE_0000;
-/// Direct boot's tables lie behind the RSDP, below where SMBIOS has its place.
+/// The tables of direct boot lie after the RSDP and below the SMBIOS area.
 const TABLES_AREA: std::ops::Range<u64> = 0xE_0040..0xF_0000;
 const _: () = assert!(TABLES_AREA.start.is_multiple_of(TABLES_ALIGN as u64));
-/// Direct boot's "page" with the VM Generation ID: the ID alone has a place in it, between the RSDP
-/// and the tables.
+/// Where the page with the VM Generation ID would start in direct boot. Only the ID itself is
+/// written, between the RSDP and the tables.
 const PAGE_AREA: u64 = RSDP_AREA;
-/// Where the VM Generation ID is after direct boot.
+/// The address of the VM Generation ID after direct boot.
 pub const DIRECT_GENERATION: u64 = PAGE_AREA + vmgenid::ID_OFFSET as u64;
 const _: () = assert!(DIRECT_GENERATION >= RSDP_AREA + RSDP_LENGTH as u64);
 const _: () = assert!(DIRECT_GENERATION + 16 <= TABLES_AREA.start);
 
-/// Which of the blobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Blob {
     Rsdp,
@@ -61,32 +61,33 @@ impl Blob {
     }
 }
 
-/// A field inside a table that holds another table's address.
+/// A field of a table that holds the address of another table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pointer {
-    /// Where in the table the field is.
+    /// Offset of the field in its table.
     pub(super) field: usize,
-    /// How wide it is: 4 or 8.
+    /// Width in bytes: 4 or 8.
     pub(super) size: u8,
 }
 
-/// The log of events, still empty: a file beside [`Tables::files`] for a machine with a TPM.
+/// The TPM event log, still empty: an extra file beside [`Tables::files`] for a machine with a TPM.
 #[must_use]
 pub fn event_log() -> File {
     File::new(LOG_FILE, vec![0; LOG_LENGTH as usize])
 }
 
-/// Something to be done once addresses are known. The same things that the script can say.
+/// A step that completes the tables once addresses are known. The loader script has a command for
+/// each.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Adds the address of the tables to the field.
+    /// Adds the address of the tables to the field at `offset` in `blob`.
     Pointer { blob: Blob, offset: u32, size: u8 },
-    /// Makes the sum of the range 0.
+    /// Sets the byte at `result` so that the bytes of the range add up to 0.
     Checksum { blob: Blob, result: u32, start: u32, length: u32 },
-    /// Fills in where the log of events is: at `offset` of the tables there is its length, and then
-    /// its address. Without firmware nobody keeps one, and there is none.
+    /// Fills in the location of the event log. Its length is at `offset` of the tables, its address
+    /// follows. Without firmware no log is kept, and both fields stay empty.
     Log { offset: u32 },
-    /// Adds the address of the page with the VM Generation ID to the field of 4 bytes.
+    /// Adds the address of the page with the VM Generation ID to the 4-byte field at `offset`.
     Page { offset: u32 },
 }
 
@@ -105,7 +106,7 @@ struct Rsdp {
     reserved: [u8; 3],
 }
 
-/// The checksum of the first 20 bytes, which are what ACPI 1.0 knew.
+/// Offset of the checksum over the first 20 bytes, which are the RSDP of ACPI 1.0.
 const RSDP_CHECKSUM: u32 = 8;
 const RSDP_V1_LENGTH: u32 = 20;
 const RSDP_RSDT: u32 = 16;
@@ -113,7 +114,7 @@ const RSDP_XSDT: u32 = 24;
 const RSDP_EXTENDED_CHECKSUM: u32 = 32;
 const RSDP_LENGTH: u32 = 36;
 
-/// The blob of tables while it grows.
+/// The blob of tables under construction.
 #[derive(Default)]
 pub(super) struct Layout {
     tables: Vec<u8>,
@@ -122,15 +123,15 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Puts the FACS, which has no checksum, first.
+    /// Adds the FACS, which has no checksum. It must be the first table.
     pub(super) fn facs(&mut self, bytes: &[u8]) -> u32 {
         debug_assert!(self.tables.is_empty(), "only the blob's start is aligned for the FACS");
         self.tables.extend(bytes);
         0
     }
 
-    /// Puts a table behind the others. `pointers` are its fields that already hold another table's
-    /// place in the blob.
+    /// Appends a table. `pointers` are its fields that already hold the blob offset of another
+    /// table.
     pub(super) fn table(&mut self, bytes: &[u8], pointers: &[Pointer]) -> Result<u32> {
         self.tables.resize(self.tables.len().next_multiple_of(ALIGN), 0);
         let start = offset(self.tables.len())?;
@@ -146,14 +147,15 @@ impl Layout {
         Ok(start)
     }
 
-    /// The same for one that tells of the log of events: its length in `field`, then its address.
+    /// Appends a table that refers to the event log: `field` holds the log's length, the next field
+    /// its address.
     pub(super) fn table_with_log(&mut self, bytes: &[u8], field: usize) -> Result<u32> {
         let start = self.tables.len().next_multiple_of(ALIGN);
         self.steps.push(Step::Log { offset: offset(start + field)? });
         self.table(bytes, &[])
     }
 
-    /// The same for the one that has the address of the page with the VM Generation ID in `field`.
+    /// Appends a table whose `field` holds the address of the page with the VM Generation ID.
     pub(super) fn table_with_page(
         &mut self,
         bytes: &[u8],
@@ -166,7 +168,7 @@ impl Layout {
         self.table(bytes, &[])
     }
 
-    /// Adds the RSDT and XSDT that point to `roots`, and the RSDP that points to them.
+    /// Adds the RSDT and the XSDT with pointers to `roots`, and the RSDP with pointers to both.
     pub(super) fn finish(mut self, roots: &[u32]) -> Result<Tables> {
         let narrow: Vec<u8> = roots.iter().flat_map(|at| at.to_le_bytes()).collect();
         let wide: Vec<u8> = roots.iter().flat_map(|at| u64::from(*at).to_le_bytes()).collect();
@@ -200,12 +202,12 @@ impl Layout {
     }
 }
 
-/// Script and tables count in 32 bits.
+/// The script and the tables use 32-bit offsets.
 fn offset(value: usize) -> Result<u32> {
     u32::try_from(value).with_context(|| format!("ACPI tables of {value} bytes"))
 }
 
-/// All tables, with addresses and checksums still to be filled in.
+/// All tables, before their addresses and checksums are filled in.
 #[derive(Clone, Debug)]
 pub struct Tables {
     rsdp: Vec<u8>,
@@ -215,11 +217,12 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// The four fw_cfg files that change; the fifth is [`event_log`]. The firmware carries the
-    /// script out, and writes the address of the VM Generation ID into [`vmgenid::ADDRESS_FILE`].
+    /// The four fw_cfg files that depend on the tables. The fifth file is [`event_log`]. The
+    /// firmware runs the script, and writes the address of the VM Generation ID to
+    /// [`vmgenid::ADDRESS_FILE`].
     ///
-    /// How long the script is does not depend on any address, only on which tables there are; so a
-    /// directory that was read before the addresses were known stays right about it.
+    /// The length of the script depends only on which tables exist, not on any address. A directory
+    /// that the guest read before the addresses were known therefore stays correct.
     #[must_use]
     pub fn files(&self) -> [File; 4] {
         let mut script = Vec::new();
@@ -230,7 +233,7 @@ impl Tables {
         }
         script.extend(allocate(Blob::Page, PAGE_ALIGN, Zone::High));
         script.extend(self.steps.iter().flat_map(|step| step.command()));
-        script.extend(tell_address());
+        script.extend(write_address());
         [
             File::new(TABLES_FILE, self.tables.clone()),
             File::new(RSDP_FILE, self.rsdp.clone()),
@@ -239,19 +242,19 @@ impl Tables {
         ]
     }
 
-    /// The finished tables for a guest without firmware, and the address of the RSDP.
+    /// Returns the finished tables for a guest without firmware, and the address of the RSDP.
     ///
-    /// They are below 1 MiB, in what [`crate::e820::for_direct_boot`] reserves, so that also a
-    /// kernel that is not told the address finds them.
+    /// The tables are below 1 MiB, in the area that [`crate::e820::for_direct_boot`] reserves, so
+    /// that a kernel finds them even if it does not receive the address.
     ///
     /// # Errors
     ///
-    /// Tables that are too large for that place.
+    /// Fails if the tables are too large for that area.
     pub fn image(&self) -> Result<(Image, u64)> {
         let room = TABLES_AREA.end - TABLES_AREA.start;
         ensure!(
             self.tables.len() as u64 <= room,
-            "ACPI tables of {} bytes, where direct boot has room for {room}",
+            "ACPI tables of {} bytes, but direct boot has room for {room}",
             self.tables.len()
         );
         let mut rsdp = self.rsdp.clone();
@@ -274,7 +277,7 @@ impl Step {
         }
     }
 
-    /// Does to `bytes` what firmware does, with the tables at `address`.
+    /// Does the firmware's part on `bytes`, with the tables loaded at `address`.
     fn carry_out(self, bytes: &mut [u8], address: u64) {
         match self {
             Self::Pointer { offset, size, .. } => {
@@ -296,7 +299,7 @@ impl Step {
         }
     }
 
-    /// The step as the script says it.
+    /// Encodes the step as a command of the script.
     fn command(self) -> [u8; COMMAND] {
         match self {
             Self::Pointer { blob, offset, size } => add_pointer(blob, offset, size, Blob::Tables),
@@ -311,18 +314,18 @@ impl Step {
     }
 }
 
-/// Every command of the script is this long.
+/// The length of a command of the script in bytes.
 const COMMAND: usize = 128;
 const ALLOCATE: u32 = 1;
 const ADD_POINTER: u32 = 2;
 const ADD_CHECKSUM: u32 = 3;
 const WRITE_POINTER: u32 = 4;
 
-/// Where the firmware should put a blob.
+/// The memory zone that firmware allocates a blob in.
 #[derive(Clone, Copy)]
 enum Zone {
     High = 1,
-    /// Where the legacy search for the RSDP looks. UEFI does not care.
+    /// The area of the legacy search for the RSDP. UEFI ignores the difference.
     Fseg = 2,
 }
 
@@ -333,7 +336,7 @@ fn allocate(blob: Blob, align: u32, zone: Zone) -> [u8; COMMAND] {
     command(ALLOCATE, &payload)
 }
 
-/// Adds the address of a blob to a field.
+/// Adds the address of the blob `to` to a field of `blob`.
 fn add_pointer(blob: Blob, offset: u32, size: u8, to: Blob) -> [u8; COMMAND] {
     let mut payload = name(blob).to_vec();
     payload.extend(name(to));
@@ -342,8 +345,9 @@ fn add_pointer(blob: Blob, offset: u32, size: u8, to: Blob) -> [u8; COMMAND] {
     command(ADD_POINTER, &payload)
 }
 
-/// Writes the address of the VM Generation ID back into a file, so that it can be changed later.
-fn tell_address() -> [u8; COMMAND] {
+/// Makes the firmware write the address of the VM Generation ID to a file, so that the ID can be
+/// changed later.
+fn write_address() -> [u8; COMMAND] {
     let mut payload = field(vmgenid::ADDRESS_FILE).to_vec();
     payload.extend(name(Blob::Page));
     payload.extend(0u32.to_le_bytes());
@@ -363,7 +367,7 @@ fn name(blob: Blob) -> [u8; 56] {
     field(blob.file())
 }
 
-/// A file's name in a field of 56 bytes, the last of which is 0.
+/// Encodes a file name as a field of 56 bytes, terminated by 0.
 fn field(name: &str) -> [u8; 56] {
     let mut field = [0; 56];
     field[..name.len()].copy_from_slice(name.as_bytes());

@@ -1,18 +1,17 @@
-//! What all tables have in common (ACPI 6.5, 5.2.6).
+//! The header and the address structure that the tables share (ACPI 6.5, 5.2.6).
 
 use anyhow::{Context, Result};
 use zerocopy::byteorder::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
-/// The length of [`Header`].
+/// The length of [`Header`] in bytes.
 pub(super) const HEADER: usize = 36;
-/// Where in a table the checksum is.
+/// The offset of the checksum in a table.
 pub(super) const CHECKSUM: u32 = 9;
 
-/// Who made the tables.
 pub(super) const OEM_ID: [u8; 6] = *b"TRNSOM";
 
-/// The header of every table but the FACS.
+/// The header of every table except the FACS.
 #[derive(IntoBytes, Immutable)]
 #[repr(C, packed)]
 struct Header {
@@ -27,7 +26,7 @@ struct Header {
     creator_revision: U32,
 }
 
-/// A table with the header of ours, whose checksum is still 0: the loader script wants it so.
+/// Builds a table with our header. The checksum stays 0, as the loader script requires.
 pub(super) fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Result<Vec<u8>> {
     let length = u32::try_from(HEADER + body.len())
         .with_context(|| format!("an ACPI table with {} bytes", body.len()))?;
@@ -47,12 +46,12 @@ pub(super) fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Result<Vec
     Ok(bytes)
 }
 
-/// What a checksum makes 0.
+/// The sum that a checksum byte brings to 0.
 pub(super) fn sum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0, |sum: u8, byte| sum.wrapping_add(*byte))
 }
 
-/// A register's place (Generic Address Structure, ACPI 6.5, 5.2.3.2).
+/// The location of a register (Generic Address Structure, ACPI 6.5, 5.2.3.2).
 #[derive(Clone, Copy, Default, IntoBytes, Immutable)]
 #[repr(C, packed)]
 pub(super) struct Register {
@@ -69,7 +68,7 @@ impl Register {
         Self { space: 1, bits, access, bit_offset: 0, address: u64::from(port).to_le_bytes() }
     }
 
-    /// A 64-bit register in memory, of which no access size is stated.
+    /// A 64-bit register in memory, with an undefined access size.
     pub(super) fn memory(address: u64, bits: u8) -> Self {
         Self { space: 0, bits, access: 0, bit_offset: 0, address: address.to_le_bytes() }
     }

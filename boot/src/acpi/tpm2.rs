@@ -1,5 +1,5 @@
-//! The TPM2 table (TCG ACPI Specification 1.3, 8.3), where there is a TPM: how drivers talk to it,
-//! and where firmware's log is of what it measured.
+//! The TPM2 table (TCG ACPI Specification 1.3, 8.3): the interface of the TPM, and the location of
+//! the firmware's event log. Machines without a TPM have none.
 
 use std::mem::offset_of;
 
@@ -10,19 +10,19 @@ use zerocopy::{Immutable, IntoBytes};
 use super::script::LOG_LENGTH;
 use super::{Node, Platform, table};
 
-/// The TPM's node.
+/// `_HID` of the TPM's node.
 pub const TPM: &str = "MSFT0101";
 
 /// Start method 7: the Command Response Buffer interface.
 const COMMAND_RESPONSE_BUFFER: u32 = 7;
-/// Where in the registers the control area is (TCG PC Client Platform TPM Profile, 6.5.2).
+/// Offset of the control area in the registers (TCG PC Client Platform TPM Profile, 6.5.2).
 const CONTROL_AREA: u64 = 0x40;
 
-/// All behind the header.
+/// The fields after the header.
 #[derive(Default, IntoBytes, Immutable)]
 #[repr(C, packed)]
 struct Tpm2 {
-    /// 0: a client, not a server.
+    /// 0: client, 1: server.
     platform_class: U16,
     reserved: U16,
     control_area: U64,
@@ -32,10 +32,10 @@ struct Tpm2 {
     log_address: U64,
 }
 
-/// Where in the table it says how long the log is; its address is behind that.
+/// Offset in the table of the length of the event log. The log's address follows.
 pub(super) const LOG: usize = table::HEADER + offset_of!(Tpm2, log_length);
 
-/// The table, if a node says that the machine has a TPM.
+/// Returns the table if the platform has a TPM node.
 pub(super) fn tpm2(platform: &Platform) -> Result<Option<Vec<u8>>> {
     let Some(node) = platform.node(TPM) else { return Ok(None) };
     let body = Tpm2 {

@@ -1,7 +1,7 @@
 //! The VM Generation ID (Microsoft, "Virtual Machine Generation ID"; QEMU,
-//! `docs/specs/vmgenid.rst`): a table that leads to 16 bytes in memory, and the event by which the
-//! guest learns that they changed. They change when a machine is cloned or restored; Windows'
-//! domain controllers, and the random number generators of Windows and Linux, look at them.
+//! `docs/specs/vmgenid.rst`): a table that leads to 16 bytes in memory, and the event that tells
+//! the guest that they changed. They change when a machine is cloned or restored. Windows' domain
+//! controllers, and the random number generators of Windows and Linux, check them.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -13,34 +13,34 @@ use anyhow::Result;
 use super::node::Bytes;
 use super::table;
 
-/// The fw_cfg file that firmware copies into memory, with the ID in it.
+/// The fw_cfg file with the ID, which firmware copies into guest memory.
 pub const PAGE_FILE: &str = "etc/vmgenid_guid";
-/// The fw_cfg file into which firmware writes the ID's address.
+/// The fw_cfg file to which firmware writes the ID's address.
 pub const ADDRESS_FILE: &str = "etc/vmgenid_addr";
-/// The general-purpose event that says: the ID changed.
+/// The general-purpose event that signals a change of the ID.
 pub const EVENT: u8 = 5;
 
-/// Bytes of the file: a page that nothing else is in.
+/// The size of the file: a page that holds nothing else.
 const PAGE: usize = 4096;
-/// Where in the page the ID is. Firmware takes what begins like a table for one, so the bytes
-/// before it are zeros, and more than a table's header.
+/// Offset of the ID in the page. Firmware treats a file that begins like a table as one, so zeros
+/// precede the ID, and they are longer than a table header.
 pub(super) const ID_OFFSET: u8 = 40;
 
-/// What a DWORD constant begins with in AML (ACPI 6.5, 20.2.3).
+/// The AML prefix of a DWORD constant (ACPI 6.5, 20.2.3).
 const DWORD_PREFIX: u8 = 0x0c;
-/// Where in the table the page's address is: behind the header, NameOp, the name and the prefix.
+/// Offset in the table of the page's address: after the header, NameOp, the name and the prefix.
 pub(super) const ADDRESS: usize = table::HEADER + 1 + 4 + 1;
 
-/// The page that has the ID in it.
+/// The page that contains the ID.
 pub(super) fn page(id: [u8; 16]) -> Vec<u8> {
     let mut page = vec![0; PAGE];
     page[usize::from(ID_OFFSET)..][..id.len()].copy_from_slice(&id);
     page
 }
 
-/// The table, with an address of 0 for the page.
+/// The table, with 0 as the address of the page.
 pub(super) fn ssdt() -> Result<Vec<u8>> {
-    // NameOp by hand: the crate would write a zero in one byte, with no room for an address.
+    // NameOp by hand: the crate would encode the zero in one byte, with no room for an address.
     let mut body = vec![0x08];
     body.extend(b"VGIA");
     body.extend([DWORD_PREFIX, 0, 0, 0, 0]);
@@ -52,14 +52,14 @@ pub(super) fn ssdt() -> Result<Vec<u8>> {
     table::table(*b"SSDT", 2, &body)
 }
 
-/// The device. Guests look for its _CID and _DDN. Its _HID is ours: QEMU's (`QEMUVGID`) breaks a
-/// rule that iasl checks (ACPI 6.5, 6.1.5).
+/// The device that guests find by its _CID and _DDN. The _HID is our own, because QEMU's
+/// (`QEMUVGID`) violates a rule that iasl checks (ACPI 6.5, 6.1.5).
 fn device() -> Bytes {
     let page = Path::new("VGIA");
     let (unknown, none) = (Equal::new(&page, &ZERO), Return::new(&ZERO));
     let absent = If::new(&unknown, vec![&none]);
     let present = Return::new(&0x0fu8);
-    // ADDR: a package of the address's lower and upper half.
+    // ADDR: a package with the lower and the upper half of the address.
     let zeros = Package::new(vec![&ZERO, &ZERO]);
     let empty = Store::new(&Local(0), &zeros);
     let low = Index::new(&ZERO, &Local(0), &ZERO);

@@ -6,21 +6,21 @@ use anyhow::{Context, Result, ensure};
 use linux_loader::loader::{BzImage, KernelLoader};
 use vm_memory::{GuestAddress, GuestMemoryMmap, ReadVolatile};
 
-use super::{Entrance, KERNEL_MIN, Kernel, check_place, read_up_to};
+use super::{Entrance, KERNEL_MIN, Kernel, check_range, read_up_to};
 use crate::layout::Ram;
 
-/// The 64-bit entry, from where the protected-mode part is loaded.
+/// Offset of the 64-bit entry in the protected-mode part.
 const ENTRY64: u64 = 0x200;
-/// The first version whose header says whether there is a 64-bit entry.
+/// The first version whose header has a flag for the 64-bit entry.
 const VERSION_MIN: u16 = 0x020C;
-/// There is one.
+/// The kernel has a 64-bit entry.
 const XLF_KERNEL_64: u16 = 1 << 0;
-/// A sector of the real-mode part.
+/// The unit of the real-mode part's length, in bytes.
 const SECTOR: u64 = 512;
-/// What `syssize` counts.
+/// The unit of `syssize`, in bytes.
 const PARAGRAPH: u64 = 16;
 
-/// The header's fields, which start at 0x1F1 of the file.
+/// The start of the file. The header's fields begin at 0x1F1.
 struct Header([u8; 0x26C]);
 
 impl Header {
@@ -30,14 +30,14 @@ impl Header {
         u64::from_le_bytes(bytes)
     }
 
-    /// The real-mode part, which is of no use here.
+    /// Length in bytes of the real-mode part, which we do not load.
     fn setup_length(&self) -> u64 {
         let sectors = self.number::<1>(0x1F1);
-        // 0 stands for 4, and the boot sector is not counted.
+        // 0 means 4, and the boot sector is not included.
         (if sectors == 0 { 4 } else { sectors } + 1) * SECTOR
     }
 
-    /// From where to where the kernel runs while it unpacks itself.
+    /// Start and end of the memory that the kernel uses while it unpacks itself.
     fn runtime(&self) -> Result<(u64, u64)> {
         let alignment = self.number::<4>(0x230).max(1);
         let (preferred, size) = (self.number::<8>(0x258), self.number::<4>(0x260));
@@ -50,7 +50,7 @@ impl Header {
     }
 }
 
-/// Loads the kernel of `length` bytes at 1 MiB; it moves itself to where it wants to be.
+/// Loads the kernel of `length` bytes at 1 MiB. The kernel then moves itself to its final address.
 pub(super) fn load<F>(
     memory: &GuestMemoryMmap,
     file: &mut F,
@@ -73,18 +73,18 @@ where
     let setup = header.setup_length();
     ensure!(
         length > setup + ENTRY64,
-        "a bzImage that ends after {length} bytes, where its header alone says {setup}"
+        "a bzImage that ends after {length} bytes, but its real-mode part alone has {setup}"
     );
-    // `syssize` counts paragraphs, the last of which may be a part of one.
+    // `syssize` is in paragraphs, and the last paragraph may be incomplete.
     let payload = header.number::<4>(0x1F4) * PARAGRAPH;
     ensure!(
         length + PARAGRAPH > setup + payload,
-        "a bzImage that ends after {length} bytes, where its header says {}",
+        "a bzImage that ends after {length} bytes, but its header announces {}",
         setup + payload
     );
     let (_, end) = header.runtime()?;
     let footprint = KERNEL_MIN..end.max(KERNEL_MIN + (length - setup));
-    check_place("the kernel", &footprint, ram)?;
+    check_range("the kernel", &footprint, ram)?;
 
     let loaded =
         BzImage::load(memory, Some(GuestAddress(KERNEL_MIN)), file, None).context("the bzImage")?;

@@ -1,4 +1,4 @@
-//! An uncompressed kernel: an ELF file that is loaded where it was linked to.
+//! An uncompressed kernel: an ELF file, loaded at the addresses that it is linked to.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -8,12 +8,12 @@ use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::{Elf, KernelLoader};
 use vm_memory::{GuestMemoryMmap, ReadVolatile};
 
-use super::{Entrance, Kernel, check_place, read_up_to, write};
+use super::{Entrance, Kernel, check_range, read_up_to, write};
 use crate::layout::Ram;
 
 const HEADER: usize = 64;
 const PROGRAM_HEADER: usize = 56;
-/// Far more than any kernel has; keeps a damaged file from making us read for long.
+/// Far more than any kernel has. Bounds the time that a damaged file can make us spend.
 const PROGRAM_HEADERS_MAX: u64 = 256;
 const NOTES_MAX: u64 = 1 << 20;
 
@@ -23,13 +23,13 @@ const MACHINE_X86_64: u64 = 62;
 const PT_LOAD: u64 = 1;
 const PT_NOTE: u64 = 4;
 
-/// The note that says where a PVH guest starts, of the owner "Xen".
+/// The type of the note that contains the PVH entry. Its owner is "Xen".
 const XEN_ELFNOTE_PHYS32_ENTRY: u64 = 18;
 
-/// Linux takes command lines of 2048 bytes, the 0 included. An ELF file does not say.
+/// Linux's limit is 2048 bytes including the 0. An ELF file has no field for it.
 const COMMAND_LINE_MAX: u64 = 2047;
 
-/// One part of the file.
+/// A program header.
 struct Segment {
     kind: u64,
     offset: u64,
@@ -46,7 +46,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(number)
 }
 
-/// Loads the kernel, which is `length` bytes of file.
+/// Loads a kernel from a file of `length` bytes.
 pub(super) fn load<F>(
     memory: &GuestMemoryMmap,
     file: &mut F,
@@ -66,7 +66,8 @@ where
         "an ELF file that is not for x86-64"
     );
     let segments = segments(file, &header, length)?;
-    // Before where it would lie: a program of the host wants other places than a kernel.
+    // Look for the entry before checking the addresses: a host program fails both checks, and "not
+    // a kernel" is the more helpful error.
     let entry = entry(file, &segments, number::<8>(&header, 24))?;
     let footprint = footprint(&segments, ram)?;
     let rip = match &entry {
@@ -74,13 +75,13 @@ where
     };
     ensure!(
         footprint.contains(&rip),
-        "an ELF kernel with its entry at {rip:#x}, outside of what it loads \
+        "an ELF kernel with its entry at {rip:#x}, outside of its segments \
          ({:#x} to {:#x})",
         footprint.start,
         footprint.end
     );
     Elf::load(memory, None, file, None).context("the ELF kernel")?;
-    // The loader leaves what the file does not have; after a reset that is not 0.
+    // The loader does not clear memory beyond the file's bytes, and after a reset it is not 0.
     for segment in segments.iter().filter(|segment| segment.kind == PT_LOAD) {
         let start = segment.physical_address + segment.file_size;
         clear(memory, start..segment.physical_address + segment.memory_size)?;
@@ -88,7 +89,7 @@ where
     Ok(Kernel { entry, footprint, command_line_max: COMMAND_LINE_MAX, initrd_last: u64::MAX })
 }
 
-/// Reads the program headers, and checks what they say about the file.
+/// Reads the program headers, and checks their offsets and sizes against the file.
 fn segments<F: Read + Seek>(file: &mut F, header: &[u8], length: u64) -> Result<Vec<Segment>> {
     let (offset, size, count) =
         (number::<8>(header, 32), number::<2>(header, 54), number::<2>(header, 56));
@@ -114,13 +115,13 @@ fn segments<F: Read + Seek>(file: &mut F, header: &[u8], length: u64) -> Result<
         let end = segment.offset.checked_add(segment.file_size);
         ensure!(
             end.is_some_and(|end| end <= length),
-            "an ELF file of {length} bytes whose part {i} has {} bytes at {:#x}",
+            "an ELF file of {length} bytes whose segment {i} has {} bytes at {:#x}",
             segment.file_size,
             segment.offset
         );
         ensure!(
             segment.kind != PT_LOAD || segment.file_size <= segment.memory_size,
-            "an ELF file whose part {i} has {} bytes for {} bytes of memory",
+            "an ELF file whose segment {i} has {} bytes for {} bytes of memory",
             segment.file_size,
             segment.memory_size
         );
@@ -129,7 +130,7 @@ fn segments<F: Read + Seek>(file: &mut F, header: &[u8], length: u64) -> Result<
     Ok(segments)
 }
 
-/// Checks where the file wants to be loaded, and returns all of it as one range.
+/// Checks the addresses of the segments, and returns the range that spans all of them.
 fn footprint(segments: &[Segment], ram: Ram) -> Result<Range<u64>> {
     let mut all: Option<Range<u64>> = None;
     for segment in segments.iter().filter(|s| s.kind == PT_LOAD && s.memory_size > 0) {
@@ -137,20 +138,20 @@ fn footprint(segments: &[Segment], ram: Ram) -> Result<Range<u64>> {
         let end = start.checked_add(segment.memory_size).with_context(|| {
             format!("an ELF kernel with {:#x} bytes at {start:#x}", segment.memory_size)
         })?;
-        check_place("the kernel", &(start..end), ram)?;
+        check_range("the kernel", &(start..end), ram)?;
         all = Some(all.map_or(start..end, |all| all.start.min(start)..all.end.max(end)));
     }
     all.context("an ELF file with nothing to load")
 }
 
-/// The PVH entry if there is one; else the 64-bit entry, if it is a Linux kernel.
+/// Returns the PVH entry if there is one, else the 64-bit entry of a Linux kernel.
 fn entry<F: Read + Seek>(file: &mut F, segments: &[Segment], entry: u64) -> Result<Entrance> {
     for segment in segments.iter().filter(|segment| segment.kind == PT_NOTE) {
         if let Some(rip) = pvh_entry(file, segment)? {
             return Ok(Entrance::Pvh { rip });
         }
     }
-    // A program is linked to the lower half of the address space, a kernel to the upper.
+    // A program is linked to the lower half of the address space, a kernel to the upper half.
     let is_kernel =
         |segment: &Segment| segment.kind == PT_LOAD && segment.virtual_address >> 63 == 1;
     if !segments.iter().any(is_kernel) {
@@ -166,8 +167,8 @@ fn entry<F: Read + Seek>(file: &mut F, segments: &[Segment], entry: u64) -> Resu
     Ok(Entrance::Linux64 { rip: entry, header: Box::new(header) })
 }
 
-/// Searches one segment of notes. (The loader would too, but forgets what it found in an earlier
-/// one.)
+/// Searches a note segment for the PVH entry. (The loader does the same, but forgets an entry that
+/// it found in an earlier segment.)
 fn pvh_entry<F: Read + Seek>(file: &mut F, segment: &Segment) -> Result<Option<u64>> {
     ensure!(
         segment.file_size <= NOTES_MAX,
@@ -195,7 +196,7 @@ fn pvh_entry<F: Read + Seek>(file: &mut F, segment: &Segment) -> Result<Option<u
     Ok(None)
 }
 
-/// Makes `range`, which was checked, 0.
+/// Fills `range` with zeros. The caller has checked it.
 fn clear(memory: &GuestMemoryMmap, range: Range<u64>) -> Result<()> {
     let zeros = [0; 0x1_0000];
     let mut at = range.start;

@@ -1,17 +1,18 @@
-//! Direct boot: a Linux kernel put into memory without firmware.
+//! Direct boot: loads a Linux kernel into memory without firmware.
 //!
-//! Two protocols, told apart by the file: a bzImage is entered at its 64-bit entry with a zero page
-//! (Linux, `Documentation/arch/x86/boot.rst`), an ELF file at its PVH entry with a start info (Xen,
-//! `docs/misc/pvh.pandoc`), or, if it is a vmlinux without one, at its 64-bit entry like a bzImage.
+//! The file's format selects the protocol. A bzImage starts at its 64-bit entry with a zero page
+//! (Linux, `Documentation/arch/x86/boot.rst`). An ELF file starts at its PVH entry with a start
+//! info (Xen, `docs/misc/pvh.pandoc`). A vmlinux without a PVH entry starts at its 64-bit entry,
+//! like a bzImage.
 //!
-//! The files come from the user and are not trusted to be what they say: every offset, size and
-//! address in them is checked before it is used.
+//! The files come from the user and are not trusted: this module checks every offset, size and
+//! address in them before it uses the value.
 //!
-//! What firmware would have done to the chip set is the machine's to do: RAM at 0xC0000 to 1 MiB,
-//! PCIEXBAR at [`crate::layout::PCIEXBAR`], the power management block where ACPI says it is, and
-//! SCI_EN set, since there is no SMI command to set it with.
+//! The caller must program the chip set as firmware would: RAM from 0xC0000 to 1 MiB, PCIEXBAR at
+//! [`crate::layout::PCIEXBAR`], the power management block at the address in the ACPI tables, and
+//! SCI_EN set, because there is no SMI command that sets it.
 //!
-//! | at | what |
+//! | address | content |
 //! |---|---|
 //! | 0x500 | GDT |
 //! | 0x6000 | PVH start info, its module list and its memory map |
@@ -45,13 +46,13 @@ const PAGE: u64 = 0x1000;
 const START_INFO: u64 = 0x6000;
 const ZERO_PAGE: u64 = 0x7000;
 const COMMAND_LINE: u64 = 0x2_0000;
-/// A command line beyond this would reach the legacy area; no kernel takes nearly as much.
+/// A longer command line would reach the legacy area. All kernels have a much lower limit.
 const COMMAND_LINE_MAX: u64 = 0x1_0000;
 
-/// No kernel may be below, where our own structures are.
+/// The lowest address of a kernel. Our own structures are below.
 const KERNEL_MIN: u64 = LEGACY_END;
 
-/// What to boot, and the machine's part of what the kernel is told.
+/// The files to boot, and the machine's data that the boot protocol passes to the kernel.
 ///
 /// `F` is a file, or a cursor over bytes.
 #[derive(Debug)]
@@ -62,46 +63,47 @@ pub struct Boot<'a, F> {
     pub initrd: Option<&'a mut F>,
     /// The command line.
     pub command_line: &'a str,
-    /// The guest's RAM. `memory` must have it.
+    /// The guest's RAM. The `memory` given to [`load`] must contain all of it.
     pub ram: Ram,
     /// The memory map; see [`crate::e820::for_direct_boot`].
     pub e820: &'a [Entry],
-    /// Where the RSDP is; see [`crate::acpi::Tables::image`].
+    /// The address of the RSDP. See [`crate::acpi::Tables::image`].
     pub rsdp: u64,
 }
 
-/// A kernel that is in memory.
+/// A kernel in guest memory.
 struct Kernel {
     entry: Entrance,
-    /// All memory that it uses before it knows the memory map.
+    /// All memory that the kernel uses before it reads the memory map.
     footprint: Range<u64>,
-    /// The longest command line, without the 0 at its end.
+    /// The maximum length of the command line in bytes, without the 0 at its end.
     command_line_max: u64,
-    /// The last address that the initrd may have.
+    /// The highest address that the initrd may occupy.
     initrd_last: u64,
 }
 
-/// How it is entered.
+/// The boot protocol, and the address of the kernel's first instruction.
 enum Entrance {
     Linux64 { rip: u64, header: Box<setup_header> },
     Pvh { rip: u64 },
 }
 
-/// Where something is in memory, and how long it is. Nothing if the length is 0.
+/// A range of memory. Empty if the length is 0.
 #[derive(Clone, Copy, Default)]
 struct Extent {
     address: u64,
     length: u64,
 }
 
-/// Puts kernel, initrd, command line and all that the boot protocol wants into `memory`.
+/// Writes the kernel, the initrd, the command line and the boot protocol's data into `memory`.
 ///
-/// Returns what the first processor's registers need. To boot once more after a reset, call it
-/// again: a kernel overwrites what is here.
+/// Returns the register values of the first processor. Call this again after a reset, because a
+/// running kernel overwrites this memory.
 ///
 /// # Errors
 ///
-/// A file that is no kernel, is damaged, or does not fit; a command line that is too long.
+/// Fails if the file is not a kernel, is damaged, or does not fit, or if the command line is too
+/// long.
 pub fn load<F>(memory: &GuestMemoryMmap, boot: &mut Boot<'_, F>) -> Result<Start>
 where
     F: Read + ReadVolatile + Seek,
@@ -112,17 +114,17 @@ where
         Some(file) => load_initrd(memory, *file, &kernel, boot.ram)?,
         None => Extent::default(),
     };
-    let told = params::Told { command_line, initrd, e820: boot.e820, rsdp: boot.rsdp };
+    let info = params::BootInfo { command_line, initrd, e820: boot.e820, rsdp: boot.rsdp };
     let start = match kernel.entry {
         Entrance::Linux64 { rip, header } => {
-            write(memory, ZERO_PAGE, &params::zero_page(&header, &told)?)?;
+            write(memory, ZERO_PAGE, &params::zero_page(&header, &info)?)?;
             Start::long64(rip, ZERO_PAGE)
         }
         Entrance::Pvh { rip } => {
-            let start_info = params::start_info(&told, START_INFO)?;
+            let start_info = params::start_info(&info, START_INFO)?;
             ensure!(
                 start_info.len() as u64 <= ZERO_PAGE - START_INFO,
-                "a memory map of {} entries",
+                "a memory map of {} entries does not fit into the start info",
                 boot.e820.len()
             );
             write(memory, START_INFO, &start_info)?;
@@ -133,11 +135,11 @@ where
     Ok(start)
 }
 
-/// Writes every run of `image` to its place.
+/// Writes every run of `image` to its address.
 ///
 /// # Errors
 ///
-/// A run that is not all in guest RAM.
+/// Fails if a run is not completely in guest RAM.
 pub fn write_image(memory: &GuestMemoryMmap, image: &Image) -> Result<()> {
     image.iter().try_for_each(|(address, bytes)| write(memory, *address, bytes))
 }
@@ -183,13 +185,13 @@ fn read_up_to<F: Read + Seek>(file: &mut F, buffer: &mut [u8]) -> Result<usize> 
     Ok(bytes.len())
 }
 
-fn load_command_line(memory: &GuestMemoryMmap, text: &str, longest: u64) -> Result<Extent> {
-    ensure!(!text.contains('\0'), "the command line {text:?} has a 0 in it");
+fn load_command_line(memory: &GuestMemoryMmap, text: &str, max_length: u64) -> Result<Extent> {
+    ensure!(!text.contains('\0'), "the command line {text:?} contains a zero byte");
     let length = u64::try_from(text.len())?;
-    let longest = longest.min(COMMAND_LINE_MAX - 1);
+    let max_length = max_length.min(COMMAND_LINE_MAX - 1);
     ensure!(
-        length <= longest,
-        "the command line has {length} bytes, where this kernel takes {longest}"
+        length <= max_length,
+        "the command line has {length} bytes, but this kernel supports at most {max_length}"
     );
     let mut bytes = text.as_bytes().to_vec();
     bytes.push(0);
@@ -197,7 +199,7 @@ fn load_command_line(memory: &GuestMemoryMmap, text: &str, longest: u64) -> Resu
     Ok(Extent { address: COMMAND_LINE, length })
 }
 
-/// Puts the initrd as high as it may be, out of the kernel's way.
+/// Loads the initrd to the highest possible address, out of the kernel's way.
 fn load_initrd<F>(
     memory: &GuestMemoryMmap,
     file: &mut F,
@@ -227,10 +229,10 @@ where
 }
 
 /// Checks that the kernel's `range` is in low RAM and above our own structures.
-fn check_place(what: &str, range: &Range<u64>, ram: Ram) -> Result<()> {
+fn check_range(what: &str, range: &Range<u64>, ram: Ram) -> Result<()> {
     ensure!(
         range.start >= KERNEL_MIN && range.end <= ram.low,
-        "{what} needs memory from {:#x} to {:#x} ({} KiB), where low RAM is {KERNEL_MIN:#x} to \
+        "{what} needs memory from {:#x} to {:#x} ({} KiB), but low RAM is {KERNEL_MIN:#x} to \
          {:#x} ({} KiB)",
         range.start,
         range.end,

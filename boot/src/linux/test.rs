@@ -1,4 +1,4 @@
-//! Kernels made by hand, good and bad.
+//! Loads small kernel files built by the tests, valid and damaged ones.
 
 use std::io::Cursor;
 
@@ -12,7 +12,7 @@ fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }
 
-/// A bzImage with `body` bytes behind a header of 2 sectors, that runs at 16 MiB with 8 MiB.
+/// A bzImage with `body` bytes after a header of 2 sectors. It runs at 16 MiB and needs 8 MiB.
 fn bzimage(body: usize) -> Vec<u8> {
     let mut file = vec![0; 1024];
     file[0x1F1] = 1;
@@ -30,7 +30,7 @@ fn bzimage(body: usize) -> Vec<u8> {
     file
 }
 
-/// What a note segment holds: its owner, its type and its value.
+/// Encodes an ELF note.
 fn note(owner: &[u8], kind: u32, value: &[u8]) -> Vec<u8> {
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap().to_le_bytes();
     let mut note = [length(owner), length(value), kind.to_le_bytes()].concat();
@@ -41,8 +41,8 @@ fn note(owner: &[u8], kind: u32, value: &[u8]) -> Vec<u8> {
     note
 }
 
-/// An ELF file of one part, that is 0x100 bytes in the file and 0x2000 in memory at 2 MiB, and of
-/// notes.
+/// An ELF file with one segment, 0x100 bytes in the file and 0x2000 bytes in memory at 2 MiB, and
+/// with notes.
 fn elf(virtual_address: u64, notes: &[Vec<u8>]) -> Vec<u8> {
     let mut file = vec![0; 0x300];
     put(&mut file, 0, b"\x7FELF\x02\x01\x01");
@@ -72,7 +72,7 @@ fn pvh(entry: u32) -> Vec<u8> {
     note(b"Xen\0", 18, &entry.to_le_bytes())
 }
 
-/// A machine with `mib` MiB of RAM, full of what was there before.
+/// The memory of a machine with `mib` MiB of RAM, full of old data.
 fn memory(mib: u64) -> GuestMemoryMmap {
     let size = usize::try_from(mib * MIB).unwrap();
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).unwrap();
@@ -134,7 +134,7 @@ fn enters_a_bzimage_in_long_mode_with_a_zero_page() {
     assert_eq!(read_u64(&memory, page + 0x70), 0xE_0000);
     let line = u64::from(read_u32(&memory, page + 0x228));
     assert_eq!(read(&memory, line, 14), b"console=ttyS0\0");
-    // As high as it goes, on a page.
+    // At the highest possible address, on a page boundary.
     let (at, size) = (read_u32(&memory, page + 0x218), read_u32(&memory, page + 0x21C));
     assert_eq!((u64::from(at), size), (32 * MIB - 0x2000, 5000));
     assert_eq!(read(&memory, at.into(), 5000), initrd);
@@ -163,7 +163,7 @@ fn maps_the_first_four_gib_to_themselves() {
     assert_eq!(read_u64(&memory, 0xA000 + 4 * 8), 0);
     let code = read_u64(&memory, start.gdt + u64::from(CODE_SELECTOR));
     assert_eq!(code, start.descriptors[2]);
-    // A 64-bit code segment, and not a 32-bit one.
+    // A 64-bit code segment, not a 32-bit one.
     assert_eq!(code >> 53 & 0b11, 0b01);
 }
 
@@ -175,7 +175,7 @@ fn enters_a_pvh_kernel_in_protected_mode_with_a_start_info() {
     assert_eq!((start.mode, start.rip, start.rbx), (Mode::Protected32, 0x20_0010, 0x6000));
     assert_eq!(start.cr3, 0);
     assert_eq!(start.descriptors[2] >> 53 & 0b11, 0b10);
-    // What the file has, and zeros for what it has not.
+    // The file's bytes, then zeros.
     assert_eq!(read(&memory, 0x20_0000, 0x100), [0x90; 0x100]);
     assert_eq!(read(&memory, 0x20_0100, 0x1F00), [0; 0x1F00]);
     assert_eq!(read(&memory, 0x20_2000, 1), [0xA5]);
@@ -232,7 +232,7 @@ fn refuses_a_file_that_is_not_a_kernel() {
 fn refuses_a_program() {
     let program = elf(0x40_0000, &[note(b"GNU\0", 3, &[1; 20])]);
     assert_eq!(refusal(32, &program), "not a Linux kernel: an ELF file without a PVH entry");
-    // One that is linked to 0, as programs of the host are.
+    // A program linked to 0, as programs of the host are.
     let program = elf(0, &[note(b"GNU\0", 3, &[1; 20])]);
     assert_eq!(refusal(32, &program), "not a Linux kernel: an ELF file without a PVH entry");
     let mut other = elf(0x40_0000, &[]);
@@ -247,7 +247,7 @@ fn refuses_a_bzimage_that_was_cut_off() {
     assert!(boot(32, &kernel, None, "").1.is_ok());
     kernel.truncate(kernel.len() - 16);
     let text = refusal(32, &kernel);
-    assert!(text.contains("ends after 5104 bytes, where its header says 5120"), "{text}");
+    assert!(text.contains("ends after 5104 bytes, but its header announces 5120"), "{text}");
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn refuses_a_32_bit_bzimage() {
 
 #[test]
 fn refuses_a_kernel_that_does_not_fit() {
-    // It needs memory to 24 MiB, whatever the size of its file.
+    // The kernel needs memory up to 24 MiB, although its file is small.
     let text = refusal(20, &bzimage(0x1000));
     assert!(text.contains("0x100000 to 0x1800000") && text.contains("(20480 KiB)"), "{text}");
     assert!(boot(24, &bzimage(0x1000), None, "").1.is_ok());
@@ -305,11 +305,12 @@ fn refuses_a_command_line_that_the_kernel_would_cut() {
     for kernel in [bzimage(0x400), elf(0x20_0000, &[pvh(0x20_0000)])] {
         assert!(boot(32, &kernel, None, &longest).1.is_ok());
         let text = boot(32, &kernel, None, &(longest.clone() + "x")).1.unwrap_err().to_string();
-        assert_eq!(text, "the command line has 2048 bytes, where this kernel takes 2047");
+        let expected = "the command line has 2048 bytes, but this kernel supports at most 2047";
+        assert_eq!(text, expected);
         let text = boot(32, &kernel, None, "a\0b").1.unwrap_err().to_string();
         assert!(text.contains(r"a\0b"), "{text}");
     }
-    // A header that promises more than there is room for.
+    // A header that announces a longer command line than there is room for.
     let mut kernel = bzimage(0x400);
     put(&mut kernel, 0x238, &u32::MAX.to_le_bytes());
     assert!(boot(32, &kernel, None, &"x".repeat(0x1_0000)).1.is_err());
@@ -327,17 +328,17 @@ fn refuses_damaged_elf_files() {
     assert!(damaged(56, &[0, 0]).contains("0 program headers"));
     assert!(damaged(56, &[0xFF, 0xFF]).contains("65535 program headers"));
     assert!(damaged(32, &[0xFF; 8]).contains("0xffffffffffffffff"));
-    assert!(damaged(64 + 8, &[0xFF; 8]).contains("part 0"));
-    assert!(damaged(64 + 32, &0x1000u64.to_le_bytes()).contains("part 0 has 4096 bytes"));
+    assert!(damaged(64 + 8, &[0xFF; 8]).contains("segment 0"));
+    assert!(damaged(64 + 32, &0x1000u64.to_le_bytes()).contains("segment 0 has 4096 bytes"));
     assert!(damaged(64 + 40, &0xFFu64.to_le_bytes()).contains("for 255 bytes of memory"));
-    assert!(damaged(64 + 56 + 32, &[0xFF; 8]).contains("part 1"));
+    assert!(damaged(64 + 56 + 32, &[0xFF; 8]).contains("segment 1"));
     let far = elf(0x20_0000, &[pvh(0x90_0000)]);
-    assert!(refusal(32, &far).contains("0x900000, outside of what it loads"));
+    assert!(refusal(32, &far).contains("0x900000, outside of its segments"));
     let short = elf(0x20_0000, &[note(b"Xen\0", 18, &[1, 2])]);
     assert!(refusal(32, &short).contains("PVH note"));
 }
 
-/// No file may do more than be refused.
+/// A damaged file either loads or fails with an error. It never causes a panic.
 #[test]
 fn survives_every_truncation_and_many_damages() {
     let kernels = [bzimage(0x300), elf(0x20_0000, &[pvh(0x20_0000), note(b"Xen\0", 7, b"x")])];
@@ -367,6 +368,6 @@ fn survives_every_truncation_and_many_damages() {
             loaded += u32::from(try_one(&file));
         }
     }
-    // Most damages hit what does not matter.
+    // Most damages hit bytes that do not matter.
     assert!(loaded > 1000, "{loaded}");
 }

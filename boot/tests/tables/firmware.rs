@@ -1,4 +1,4 @@
-//! The loader script, carried out as UEFI firmware does it, by code that shares nothing with ours.
+//! Runs the loader script as UEFI firmware does, with code that is independent of the crate's.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ struct Blob {
     bytes: Vec<u8>,
 }
 
-/// What a script left behind.
+/// The result of running a script.
 #[derive(Default)]
 struct Loaded {
     blobs: BTreeMap<String, Blob>,
-    /// Addresses that pointers were made to.
+    /// The addresses that pointers lead to.
     pointees: Vec<u64>,
-    /// Addresses that were written back into files.
-    told: BTreeMap<String, u64>,
+    /// The addresses that the firmware wrote back, by the name of the file.
+    written_back: BTreeMap<String, u64>,
 }
 
 fn number(bytes: &[u8], at: usize, size: usize) -> u64 {
@@ -41,7 +41,7 @@ fn sum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0, |sum: u8, byte| sum.wrapping_add(*byte))
 }
 
-/// Runs the script of `files`, checking every rule that firmware has for it.
+/// Runs the script in `files`, and checks every rule that firmware has for scripts.
 fn load(files: &[File]) -> Loaded {
     let file = |name: &str| files.iter().find(|file| file.name == name).expect(name);
     let script = &file("etc/table-loader").bytes;
@@ -96,7 +96,7 @@ fn load(files: &[File]) -> Loaded {
             }
             4 => {
                 allocating = false;
-                loaded.tell(name, payload);
+                loaded.write_back(name, payload);
             }
             other => panic!("command {other}"),
         }
@@ -105,14 +105,14 @@ fn load(files: &[File]) -> Loaded {
 }
 
 impl Loaded {
-    /// Writes an address into a file, as WRITE_POINTER says.
-    fn tell(&mut self, file: String, payload: &[u8]) {
+    /// Writes an address into a file, as WRITE_POINTER requires.
+    fn write_back(&mut self, file: String, payload: &[u8]) {
         let pointee = text(&payload[56..112]);
         let [to, offset] = [112, 116].map(|at| length(payload, at));
         assert_eq!((to, payload[120]), (0, 8), "a file of one address");
         let target = &self.blobs[&pointee];
         assert!(offset < target.bytes.len(), "an address beyond {pointee}");
-        self.told.insert(file, target.address + offset as u64);
+        self.written_back.insert(file, target.address + offset as u64);
     }
 
     fn at(&self, address: u64) -> &[u8] {
@@ -123,7 +123,7 @@ impl Loaded {
         &blob.bytes[usize::try_from(address - blob.address).unwrap()..]
     }
 
-    /// The table at `address`, its length and checksum checked.
+    /// Returns the table at `address` after checking its length and checksum.
     fn table(&self, address: u64) -> &[u8] {
         let bytes = self.at(address);
         let length = length(bytes, 4);
@@ -184,7 +184,7 @@ fn the_fadt_points_to_dsdt_and_facs() {
         assert_eq!(facs % 64, 0);
         assert!(loaded.table(facs).starts_with(b"FACS"));
         assert_eq!(number(fadt, 132, 8), 0);
-        // The second pass of firmware installs what was pointed to: nothing may be left out.
+        // The second pass of firmware installs the tables that pointers lead to: all must be there.
         for table in [dsdt, facs].iter().chain(&roots) {
             assert!(loaded.pointees.contains(table), "{table:#x}");
         }
@@ -204,7 +204,7 @@ fn the_tpm2_table_points_to_the_control_area_and_to_a_log_of_zeros() {
     assert_eq!(number(table, 64, 4), 0x1_0000);
     let log = loaded.at(number(table, 68, 8));
     assert_eq!(log.len(), 0x1_0000);
-    assert!(log.iter().all(|byte| *byte == 0), "firmware takes what is not zero for a table");
+    assert!(log.iter().all(|byte| *byte == 0), "firmware treats nonzero bytes as a table");
 }
 
 #[test]
@@ -212,13 +212,13 @@ fn the_generation_id_is_where_the_table_and_the_address_file_say() {
     for sample in samples() {
         let id = sample.platform.generation;
         let loaded = load(&sample.files());
-        let told = loaded.told["etc/vmgenid_addr"];
-        assert_eq!(loaded.at(told)[..16], id);
-        assert!(told.is_multiple_of(8), "as Windows wants it");
+        let address = loaded.written_back["etc/vmgenid_addr"];
+        assert_eq!(loaded.at(address)[..16], id);
+        assert!(address.is_multiple_of(8), "Windows requires it");
         let tables: Vec<_> = loaded.roots().iter().map(|root| loaded.table(*root)).collect();
         let table = tables.into_iter().find(|table| table.starts_with(b"SSDT")).unwrap();
         assert_eq!(table[36..42], *b"\x08VGIA\x0c");
-        assert_eq!(number(table, 42, 4) + 40, told);
+        assert_eq!(number(table, 42, 4) + 40, address);
         let (image, _) = sample.tables().image().unwrap();
         let at = |address| image.iter().find(|(at, _)| *at == address).map(|(_, bytes)| bytes);
         assert_eq!(at(boot::acpi::DIRECT_GENERATION).unwrap()[..], id);
@@ -230,7 +230,7 @@ fn both_forms_of_the_tables_are_the_same_but_for_addresses() {
     for sample in samples() {
         let tables = sample.tables();
         let (image, rsdp) = tables.image().unwrap();
-        // The image, seen as if firmware had put it there.
+        // The image, treated as if firmware had loaded it.
         let mut direct = Loaded::default();
         for (address, bytes) in image {
             let name = match address {
@@ -258,7 +258,7 @@ fn both_forms_of_the_tables_are_the_same_but_for_addresses() {
                     assert_eq!(direct[10..42], loaded[10..42]);
                     assert_eq!(direct[46..], loaded[46..]);
                 }
-                // Of length 0 and nowhere is the log that nobody keeps.
+                // The log has length 0 and address 0: without firmware nothing writes one.
                 b"TPM2" => {
                     assert_eq!(direct[10..64], loaded[10..64]);
                     assert_eq!(direct[64..], [0; 12]);

@@ -1,6 +1,6 @@
-//! Every byte that a guest gets, compared with what was checked in.
+//! Compares every byte that a guest receives with the checked-in files.
 //!
-//! After a change that is meant, `GOLDEN=update cargo test -p boot` writes the files anew.
+//! After an intended change, `GOLDEN=update cargo test -p boot` writes the files again.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ fn compare(name: &str, bytes: &[u8]) {
     );
 }
 
-/// An image as text: its addresses, and the bytes as a hex dump, so that a difference can be read.
+/// An image as a hex dump with addresses, so that differences are readable.
 fn dump(image: &Image) -> Vec<u8> {
     let mut text = String::new();
     for (address, bytes) in image {

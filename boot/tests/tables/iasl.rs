@@ -1,4 +1,5 @@
-//! The tables through the ACPI reference compiler and back: no error, no warning, no remark.
+//! Disassembles the tables with the ACPI reference compiler, and compiles them again. The compiler
+//! must report no error, no warning and no remark.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +14,7 @@ fn run(directory: &Path, arguments: &[&str]) -> String {
     text
 }
 
-/// Splits the blob of tables, by their headers.
+/// Splits the blob into tables by their headers.
 fn split(mut blob: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut tables = vec![];
     while let Some(start) = blob.iter().position(|byte| *byte != 0) {
@@ -52,12 +53,12 @@ fn iasl_disassembles_and_recompiles_every_table_without_a_remark() {
                 sample.name
             );
             let again = std::fs::read(directory.join("again.aml")).unwrap();
-            // The compiler puts its own name into the header, behind what we fill in.
+            // The compiler writes its own name into the header.
             assert!(again[HEADER..] == bytes[HEADER..], "{}: {name} differs", sample.name);
         }
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }
 
-/// Of a table, what the compiler may write.
+/// Length of a table's header, which the compiler may change.
 const HEADER: usize = 36;

@@ -1,4 +1,5 @@
-//! The bytes that guests get: as checked in, as firmware reads them, as the ACPI compiler does.
+//! Tests the bytes that guests receive, against golden files, a model of firmware, and the ACPI
+//! compiler.
 
 mod firmware;
 mod golden;

@@ -1,4 +1,4 @@
-//! Machines that the tests describe: a small one, one with much that there is, one with a TPM.
+//! Sample machines for the tests: a small one, a large one with many devices, and one with a TPM.
 
 use boot::acpi::{self, Cpu, Node, Platform, Tables};
 use boot::file::File;
@@ -7,9 +7,9 @@ use boot::smbios::{Processors, Smbios};
 
 const MIB: u64 = 1 << 20;
 
-/// A machine.
+/// A description of a machine.
 pub(crate) struct Sample {
-    /// What its golden files are called.
+    /// The prefix of the names of its golden files.
     pub(crate) name: &'static str,
     /// Its RAM.
     pub(crate) ram: Ram,

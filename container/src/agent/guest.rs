@@ -1,4 +1,5 @@
-//! What the agent says of its guest, and of programs there. All of it may be wrong.
+//! Parses answers of the guest's agent: operating system, addresses, and the status of programs.
+//! All of it may be wrong.
 
 use std::net::IpAddr;
 
@@ -10,32 +11,32 @@ use serde_json::Value;
 
 use super::line::plain;
 
-/// Longest name of a system that is shown.
-const NAME: usize = 100;
-/// Addresses that are shown.
-const ADDRESSES: usize = 32;
+/// Maximum length of the operating system's name, in characters.
+const MAX_NAME: usize = 100;
+/// Maximum number of addresses.
+const MAX_ADDRESSES: usize = 32;
 
-/// What the guest is.
+/// Information about the guest, as its agent reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Guest {
-    /// Its operating system, as that calls itself.
+    /// Name of the operating system, such as `Debian GNU/Linux 12 (bookworm)`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
-    /// Its addresses.
+    /// IP addresses of all network interfaces but loopback.
     pub addresses: Vec<IpAddr>,
 }
 
 impl Guest {
-    /// From the answers to `guest-get-osinfo` and `guest-network-get-interfaces`.
+    /// Parses the answers to `guest-get-osinfo` and `guest-network-get-interfaces`.
     pub fn new(system: Option<&Value>, interfaces: Option<&Value>) -> Self {
-        let name = |key: &str| system?[key].as_str().map(|name| plain(name, NAME));
+        let name = |key: &str| system?[key].as_str().map(|name| plain(name, MAX_NAME));
         let cards = interfaces.and_then(Value::as_array).into_iter().flatten();
         let addresses = cards.flat_map(|card| card["ip-addresses"].as_array()).flatten();
         let addresses = addresses.filter_map(|it| {
-            // Windows writes the card behind it.
+            // Windows appends the interface (zone index) after a `%`.
             it["ip-address"].as_str()?.split('%').next()?.parse().ok()
         });
-        let addresses = addresses.filter(|it: &IpAddr| !it.is_loopback()).take(ADDRESSES);
+        let addresses = addresses.filter(|it: &IpAddr| !it.is_loopback()).take(MAX_ADDRESSES);
         Self {
             system: name("pretty-name").or_else(|| name("name")).filter(|it| !it.is_empty()),
             addresses: addresses.collect(),
@@ -43,40 +44,40 @@ impl Guest {
     }
 }
 
-/// How a program is that was started.
+/// State of a program that was started in the guest.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It runs.
+    /// The program is still running.
     Runs,
-    /// It ended.
+    /// The program has ended.
     Ended(Ended),
 }
 
-/// How a program ended.
+/// Result of a program that has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ended {
-    /// Its status, as far as one of a process can be it.
+    /// Exit status, as shells report it: 128 + N for signal N, 255 for a status that does not fit.
     pub status: u8,
-    /// That status is not all of it: what it was.
+    /// Full status, if it does not fit into `status`.
     pub odd: Option<i64>,
-    /// What it wrote to standard output.
+    /// Standard output.
     pub output: Vec<u8>,
-    /// What it wrote to standard error.
+    /// Standard error.
     pub errors: Vec<u8>,
-    /// There was more than the agent keeps.
+    /// Whether the output is truncated: the agent keeps a limited number of bytes.
     pub cut: bool,
 }
 
 #[derive(Deserialize)]
 struct Answer {
     #[serde(rename = "return")]
-    value: Told,
+    value: ExecStatus,
 }
 
-/// `guest-exec-status`
+/// Value of the answer to `guest-exec-status`.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
-struct Told {
+struct ExecStatus {
     exited: bool,
     exitcode: Option<i64>,
     signal: Option<i64>,
@@ -91,34 +92,34 @@ struct Told {
 }
 
 impl Outcome {
-    /// From the answer to `guest-exec-status`.
+    /// Parses the answer to `guest-exec-status`.
     ///
     /// # Errors
     ///
-    /// When it is none.
+    /// When the answer is invalid.
     pub fn read(answer: &[u8]) -> anyhow::Result<Self> {
-        let Answer { value: told } = serde_json::from_slice(answer).context("no answer")?;
-        if !told.exited {
+        let Answer { value: result } = serde_json::from_slice(answer).context("no answer")?;
+        if !result.exited {
             return Ok(Self::Runs);
         }
-        let (status, odd) = match (told.exitcode, told.signal) {
+        let (status, odd) = match (result.exitcode, result.signal) {
             (Some(code), _) => match u8::try_from(code) {
                 Ok(status) => (status, None),
-                // Windows has larger ones, and none of them is a success.
+                // Windows has larger exit codes, and none of them is a success.
                 Err(_) => (u8::MAX, Some(code)),
             },
-            // As shells say it.
+            // Shells report signal N as status 128 + N.
             (None, Some(signal @ 1..=64)) => (128 + u8::try_from(signal)?, None),
-            (None, Some(signal)) => bail!("signal {signal} is none"),
+            (None, Some(signal)) => bail!("signal {signal} is invalid"),
             (None, None) => bail!("it does not say how the program ended"),
         };
         let bytes = |text: &str, of| BASE64_STANDARD.decode(text).context(of);
         Ok(Self::Ended(Ended {
             status,
             odd,
-            output: bytes(&told.out_data, "output")?,
-            errors: bytes(&told.err_data, "errors")?,
-            cut: told.out_truncated || told.err_truncated,
+            output: bytes(&result.out_data, "output")?,
+            errors: bytes(&result.err_data, "errors")?,
+            cut: result.out_truncated || result.err_truncated,
         }))
     }
 }
@@ -144,7 +145,7 @@ mod test {
         let shown: Vec<String> = guest.addresses.iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["172.30.0.2", "fe80::1"]);
         let many = json!([{ "ip-addresses": vec![address("10.0.0.1"); 5000] }]);
-        assert_eq!(Guest::new(None, Some(&many)).addresses.len(), ADDRESSES);
+        assert_eq!(Guest::new(None, Some(&many)).addresses.len(), MAX_ADDRESSES);
         let none = Guest::new(Some(&json!([])), Some(&json!({ "ip-addresses": 1 })));
         assert_eq!(none, Guest::default());
         let short = Guest::new(Some(&json!({ "name": "mswindows", "pretty-name": null })), None);

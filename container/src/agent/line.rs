@@ -1,7 +1,8 @@
-//! What is on the wire to QEMU's guest agent: a JSON object a line, each way.
+//! Wire format of QEMU's guest agent: one JSON object per line, in both directions.
 //!
-//! A byte that is in no text, `0xff`, stands where all that was before is void: before our first
-//! question, so that the agent forgets half a line of somebody who left, and before its answer.
+//! The byte `0xff`, which is never part of UTF-8 text, discards everything before it. We send it
+//! before the sync request, so that the agent drops an incomplete line of an earlier client. The
+//! agent sends it before its answer to the sync request.
 
 use std::mem;
 
@@ -11,19 +12,19 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 const VOID: u8 = 0xff;
-/// The answer that carries a number is no longer.
-const NUMBER: usize = 64;
-/// A reason that people can read.
-const REASON: usize = 400;
+/// Maximum length in bytes of the answer to the sync request.
+const MAX_SYNC: usize = 64;
+/// Maximum length in characters of an error message from the agent.
+const MAX_ERROR: usize = 400;
 
-/// The question that carries a number (`guest-sync-delimited`).
+/// Encodes the sync request (`guest-sync-delimited`) with this number.
 pub fn sync(id: u64) -> Vec<u8> {
     let mut bytes = vec![VOID];
     bytes.extend(command("guest-sync-delimited", json!({ "id": id })));
     bytes
 }
 
-/// Any other question.
+/// Encodes any other command.
 pub fn command(name: &str, arguments: Value) -> Vec<u8> {
     let question = match arguments {
         Value::Null => json!({ "execute": name }),
@@ -32,32 +33,32 @@ pub fn command(name: &str, arguments: Value) -> Vec<u8> {
     format!("{question}\n").into_bytes()
 }
 
-/// What is waited for.
-pub struct Hearing {
-    /// The number of the answer that is waited for; any answer if there is none.
+/// Reads an answer from a stream of bytes.
+pub struct AnswerReader {
+    /// Number of the expected sync answer; `None` accepts any answer.
     id: Option<u64>,
-    /// All that comes now is void.
+    /// Skips bytes until the next `0xff`.
     deaf: bool,
     line: Vec<u8>,
     limit: usize,
 }
 
-impl Hearing {
-    /// The answer with this number.
+impl AnswerReader {
+    /// Expects the answer to the sync request with this number.
     pub fn sync(id: u64) -> Self {
-        Self { id: Some(id), deaf: true, line: Vec::new(), limit: NUMBER }
+        Self { id: Some(id), deaf: true, line: Vec::new(), limit: MAX_SYNC }
     }
 
-    /// Any answer of at most this length.
+    /// Expects any answer of at most `limit` bytes.
     pub fn answer(limit: usize) -> Self {
         Self { id: None, deaf: false, line: Vec::new(), limit }
     }
 
-    /// Takes what came. The answer comes out once it is whole; what follows it was not asked for.
+    /// Consumes received bytes. Returns the answer once it is complete; bytes after it are ignored.
     ///
     /// # Errors
     ///
-    /// When the answer is none, or too long.
+    /// When the answer is invalid or too long.
     pub fn take(&mut self, bytes: &[u8]) -> anyhow::Result<Option<Vec<u8>>> {
         match self.id {
             Some(id) => Ok(bytes.iter().find_map(|byte| self.number(*byte, id))),
@@ -65,7 +66,7 @@ impl Hearing {
         }
     }
 
-    /// Looks for the answer with this number, however much else there is.
+    /// Looks for the sync answer with this number and ignores everything else, however long.
     fn number(&mut self, byte: u8, id: u64) -> Option<Vec<u8>> {
         if byte == VOID {
             (self.deaf, self.line) = (false, Vec::new());
@@ -93,7 +94,7 @@ impl Hearing {
         let line = mem::take(&mut self.line);
         let answer: Result<Answer<IgnoredAny>, _> = serde_json::from_slice(&line);
         let answer = answer.is_ok_and(|it| it.value.is_some() != it.error.is_some());
-        ensure!(answer, "what it says is no answer");
+        ensure!(answer, "its answer is invalid");
         Ok(Some(line))
     }
 }
@@ -111,26 +112,27 @@ struct Refusal {
     desc: String,
 }
 
-/// Why an answer is no, if it is.
+/// The agent's error message, if the answer is an error.
 pub fn refused(answer: &[u8]) -> Option<String> {
     let answer: Answer<IgnoredAny> = serde_json::from_slice(answer).ok()?;
-    answer.error.map(|error| plain(&error.desc, REASON))
+    answer.error.map(|error| plain(&error.desc, MAX_ERROR))
 }
 
-/// What an answer returns.
+/// Returned value of an answer.
 ///
 /// # Errors
 ///
-/// Why it is no.
+/// The agent's error message, or that the answer is invalid.
 pub fn returned(answer: &[u8]) -> Result<Value, String> {
     match serde_json::from_slice(answer) {
-        Ok(Answer { error: Some(error), .. }) => Err(plain(&error.desc, REASON)),
+        Ok(Answer { error: Some(error), .. }) => Err(plain(&error.desc, MAX_ERROR)),
         Ok(Answer { value: Some(value), .. }) => Ok(value),
-        _ => Err("what it says is no answer".into()),
+        _ => Err("its answer is invalid".into()),
     }
 }
 
-/// A text of the guest's that is shown to people: short, and nothing that moves their cursors.
+/// Makes text from the guest safe to show: at most `limit` characters, and no control characters
+/// that could move a terminal's cursor.
 pub fn plain(text: &str, limit: usize) -> String {
     let letters = text.chars().map(|it| if it.is_whitespace() { ' ' } else { it });
     letters.filter(|it| !it.is_control()).take(limit).collect()
@@ -140,8 +142,8 @@ pub fn plain(text: &str, limit: usize) -> String {
 mod test {
     use super::*;
 
-    fn heard(hearing: &mut Hearing, bytes: &[u8]) -> Option<String> {
-        let heard = hearing.take(bytes).unwrap();
+    fn heard(reader: &mut AnswerReader, bytes: &[u8]) -> Option<String> {
+        let heard = reader.take(bytes).unwrap();
         heard.map(|line| String::from_utf8(line).unwrap())
     }
 
@@ -154,7 +156,7 @@ mod test {
 
     #[test]
     fn an_answer_for_somebody_else_is_passed_over() {
-        let mut hearing = Hearing::sync(7);
+        let mut reader = AnswerReader::sync(7);
         let stale = [
             &b"{\"return\": 7}\n"[..],
             b"\xff{\"return\": 8}\n{\"return\": 7}\n",
@@ -165,26 +167,26 @@ mod test {
             b"\"}\n",
         ];
         for bytes in stale {
-            assert_eq!(heard(&mut hearing, bytes), None, "{}", bytes.escape_ascii());
-            assert!(hearing.line.len() <= NUMBER + 1);
+            assert_eq!(heard(&mut reader, bytes), None, "{}", bytes.escape_ascii());
+            assert!(reader.line.len() <= MAX_SYNC + 1);
         }
-        assert_eq!(heard(&mut hearing, b"\xff{\"ret"), None);
-        assert_eq!(heard(&mut hearing, b"urn\": 7}\nmore").as_deref(), Some("{\"return\": 7}"));
+        assert_eq!(heard(&mut reader, b"\xff{\"ret"), None);
+        assert_eq!(heard(&mut reader, b"urn\": 7}\nmore").as_deref(), Some("{\"return\": 7}"));
     }
 
     #[test]
     fn an_answer_is_whole_and_no_longer_than_it_may_be() {
-        let mut hearing = Hearing::answer(20);
-        assert_eq!(heard(&mut hearing, b"{\"return\""), None);
-        assert_eq!(heard(&mut hearing, b": {}}\n{").as_deref(), Some("{\"return\": {}}"));
-        let mut hearing = Hearing::answer(20);
-        hearing.take(&[b' '; 20]).unwrap();
-        let error = hearing.take(b" ").unwrap_err();
+        let mut reader = AnswerReader::answer(20);
+        assert_eq!(heard(&mut reader, b"{\"return\""), None);
+        assert_eq!(heard(&mut reader, b": {}}\n{").as_deref(), Some("{\"return\": {}}"));
+        let mut reader = AnswerReader::answer(20);
+        reader.take(&[b' '; 20]).unwrap();
+        let error = reader.take(b" ").unwrap_err();
         assert!(error.to_string().contains("longer than 20 bytes"), "{error}");
         for wrong in
             [&b"\n"[..], b"{}\n", b"\xff{\"return\":1}\n", b"{\"return\":1,\"error\":1}\n", b"7\n"]
         {
-            assert!(Hearing::answer(99).take(wrong).is_err(), "{}", wrong.escape_ascii());
+            assert!(AnswerReader::answer(99).take(wrong).is_err(), "{}", wrong.escape_ascii());
         }
     }
 

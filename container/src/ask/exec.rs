@@ -1,4 +1,4 @@
-//! A program in the guest, through its agent.
+//! Runs a program in the guest, through the guest's agent.
 
 use std::io::Read;
 use std::thread::sleep;
@@ -14,40 +14,40 @@ use crate::agent::guest::{Ended, Outcome};
 use crate::pod::inquiry::Question;
 use crate::status::{Failure, Status};
 
-/// Between two looks whether it has ended: at first, and at the most.
-const SOON: Duration = Duration::from_millis(20);
-const SELDOM: Duration = Duration::from_millis(500);
-/// A guest that is busy, or starts its agent anew, may be silent for so long.
-const SILENCE: Duration = Duration::from_secs(30);
-/// What a program reads is no longer: it goes to the agent in one piece.
-const INPUT: usize = 1 << 20;
+/// Interval between polls of the program: it doubles from `MIN_POLL` to `MAX_POLL`.
+const MIN_POLL: Duration = Duration::from_millis(20);
+const MAX_POLL: Duration = Duration::from_millis(500);
+/// Maximum time without an answer: a guest may be busy, or restart its agent.
+const MAX_SILENCE: Duration = Duration::from_secs(30);
+/// Maximum length of standard input in bytes: the agent takes it in one piece.
+const MAX_INPUT: usize = 1 << 20;
 
 #[derive(Deserialize)]
 struct Started {
     pid: i64,
 }
 
-/// Reads to the end what a program is to read, as the agent takes it.
+/// Reads the program's standard input to its end, and encodes it as base64 for the agent.
 ///
 /// # Errors
 ///
-/// When that is too long.
+/// When the input is longer than 1 MiB, or cannot be read.
 pub fn input(from: impl Read) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
-    let limit = u64::try_from(INPUT)? + 1;
+    let limit = u64::try_from(MAX_INPUT)? + 1;
     from.take(limit).read_to_end(&mut bytes).context("standard input")?;
-    if bytes.len() > INPUT {
-        let sentence = format!("standard input has more than {INPUT} bytes: give it in parts");
+    if bytes.len() > MAX_INPUT {
+        let sentence = format!("standard input has more than {MAX_INPUT} bytes: split it");
         return Err(Failure::new(Status::Usage, sentence));
     }
     Ok(BASE64_STANDARD.encode(bytes))
 }
 
-/// Runs a program in the guest to its end, if that comes in time.
+/// Runs a program in the guest and waits until it ends, at most for `limit`.
 ///
 /// # Errors
 ///
-/// When no agent answers, or the program cannot be run, or takes too long.
+/// When no agent answers, the program cannot be run, or it takes too long.
 pub fn run(
     program: &str,
     words: &[String],
@@ -58,17 +58,18 @@ pub fn run(
     let left = || limit.map(|limit| limit.saturating_sub(start.elapsed()));
     let late = |what: String| {
         let seconds = limit.unwrap_or_default().as_secs();
-        Failure::new(Status::TimedOut, format!("{program} {what}: {seconds} s are over"))
+        let sentence = format!("{program} {what}: the timeout of {seconds} s is over");
+        Failure::new(Status::TimedOut, sentence)
     };
     let is_over = || left().is_some_and(|left| left.is_zero());
     let question = Question::Start { program: program.to_owned(), words: words.to_vec(), input };
     pod.within(left())?;
     let started = pod
         .ask(&question)
-        .map_err(|error| if is_over() { late("was started or not".into()) } else { error });
+        .map_err(|error| if is_over() { late("may have been started".into()) } else { error });
     let started: Started = serde_json::from_slice(&started?).context("the agent")?;
     let question = Question::Outcome { pid: started.pid };
-    let (mut pause, mut silent) = (SOON, None);
+    let (mut pause, mut silent) = (MIN_POLL, None);
     loop {
         pod.within(left())?;
         match pod.ask(&question) {
@@ -81,20 +82,20 @@ pub fn run(
             Err(_) if is_over() => {}
             Err(error) if Status::of(&error) == Status::Agent => {
                 let since = *silent.get_or_insert_with(Instant::now);
-                if since.elapsed() > SILENCE {
+                if since.elapsed() > MAX_SILENCE {
                     return Err(error);
                 }
             }
             Err(error) => {
-                let sentence = format!("what became of {program} is not known: {error:#}");
+                let sentence = format!("the result of {program} is unknown: {error:#}");
                 return Err(Failure::new(Status::Agent, sentence));
             }
         }
         if is_over() {
-            return Err(late(format!("goes on in the guest as process {}", started.pid)));
+            return Err(late(format!("still runs in the guest as process {}", started.pid)));
         }
         sleep(left().map_or(pause, |left| pause.min(left)));
-        pause = (pause * 2).min(SELDOM);
+        pause = (pause * 2).min(MAX_POLL);
     }
 }
 
@@ -107,7 +108,7 @@ mod test {
         assert_eq!(input(&b"hi\n"[..]).unwrap(), "aGkK");
         assert_eq!(input(&b""[..]).unwrap(), "");
         let most = input(std::io::repeat(0).take(1 << 20)).unwrap();
-        assert!(u64::try_from(most.len()).unwrap() < crate::pod::inquiry::LONGEST);
+        assert!(u64::try_from(most.len()).unwrap() < crate::pod::inquiry::MAX_QUESTION);
         let error = input(std::io::repeat(0)).unwrap_err();
         assert_eq!(Status::of(&error), Status::Usage);
     }

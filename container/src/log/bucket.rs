@@ -1,16 +1,16 @@
-//! How much others may make us log: a token bucket of lines and bytes.
+//! Limits log lines that others can cause: a token bucket of lines and bytes.
 //!
-//! Threats: an engine may keep logs for ever, so that a guest which writes to its serial port as
-//! fast as it can would fill the host's disk. A burst, such as the messages of a kernel that
-//! starts, passes as a whole; after that the rate is small, and the lines left out are counted.
+//! Threats: an engine may keep logs forever, so a guest that writes to its serial port as fast as
+//! it can would fill the host's disk. A burst, such as the messages of a booting kernel, passes as
+//! a whole. After that the rate is small, and dropped lines are counted.
 
 use std::time::{Duration, Instant};
 
-/// A bucket that ran empty is closed for this long: lines and their gaps would alternate else.
+/// How long an empty bucket stays closed. Without this, lines and gaps would alternate.
 const CLOSED: Duration = Duration::from_secs(10);
-/// Bytes of a line besides its text: level, name, or the object around it.
+/// Bytes added to each line besides its text: level, name, or the JSON around it.
 const FRAME: u64 = 64;
-/// Tokens are counted in thousandths, since time is counted in milliseconds.
+/// Tokens per line or byte. Tokens are thousandths, since time is counted in milliseconds.
 const WHOLE: u64 = 1000;
 
 /// A number of lines and of bytes.
@@ -18,43 +18,59 @@ const WHOLE: u64 = 1000;
 pub struct Amount {
     /// Lines.
     pub lines: u64,
-    /// Bytes, 64 for each line among them.
+    /// Bytes, including 64 for each line.
     pub bytes: u64,
 }
 
-/// Lines of the guest at its serial port: at most 22 MiB a day after the burst.
-pub const GUEST: (Amount, Amount) =
-    (Amount { lines: 2000, bytes: 256 << 10 }, Amount { lines: 2, bytes: 256 });
-/// Lines of the guest that look like marks of the firmware: each makes lines of ours, and may start
-/// the machine again.
-pub const MARKS: (Amount, Amount) =
-    (Amount { lines: 64, bytes: 16 << 10 }, Amount { lines: 1, bytes: 64 });
-/// Lines of one of our own programs, or of one level of our log: at most 180 MiB a day after the
-/// burst.
-pub const PROGRAM: (Amount, Amount) =
-    (Amount { lines: 20_000, bytes: 4 << 20 }, Amount { lines: 20, bytes: 2 << 10 });
+/// A burst that passes at once, and the amount added each second.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate {
+    /// Capacity of the bucket.
+    pub burst: Amount,
+    /// Refill per second.
+    pub per_second: Amount,
+}
 
-/// See the module.
+/// The guest's serial port: at most 22 MiB a day after the burst.
+pub const GUEST: Rate = Rate {
+    burst: Amount { lines: 2000, bytes: 256 << 10 },
+    per_second: Amount { lines: 2, bytes: 256 },
+};
+/// Guest lines that look like boot messages of the firmware. Each of them causes
+/// log lines of ours, and may restart the machine.
+pub const MARKS: Rate = Rate {
+    burst: Amount { lines: 64, bytes: 16 << 10 },
+    per_second: Amount { lines: 1, bytes: 64 },
+};
+/// One of our own programs, or of one level of our log: at most 180 MiB a day
+/// after the burst.
+pub const PROGRAM: Rate = Rate {
+    burst: Amount { lines: 20_000, bytes: 4 << 20 },
+    per_second: Amount { lines: 20, bytes: 2 << 10 },
+};
+
+/// A token bucket. See the module.
 pub struct Bucket {
-    most: Amount,
-    per_second: Amount,
+    rate: Rate,
     /// Tokens left, in thousandths.
     left: Amount,
-    /// When it was filled last.
+    /// Time of the last refill.
     filled: Option<Instant>,
-    /// Until when no line passes.
+    /// No line passes before this time.
     closed: Option<Instant>,
     lost: u64,
 }
 
 impl Bucket {
-    /// A full one: what passes at once, and what is added each second.
-    pub fn new((most, per_second): (Amount, Amount)) -> Self {
-        let left = Amount { lines: most.lines * WHOLE, bytes: most.bytes * WHOLE };
-        Self { most, per_second, left, filled: None, closed: None, lost: 0 }
+    /// A full bucket.
+    pub fn new(rate: Rate) -> Self {
+        let burst = rate.burst;
+        let left = Amount { lines: burst.lines * WHOLE, bytes: burst.bytes * WHOLE };
+        Self { rate, left, filled: None, closed: None, lost: 0 }
     }
 
-    /// Whether a line of this length passes; with the number of lines that were left out before it.
+    /// Takes the tokens for a line of this length. Returns the number of lines dropped before it,
+    /// or `None` if this line is dropped, too.
     pub fn take(&mut self, length: usize, now: Instant) -> Option<u64> {
         self.fill(now);
         let cost = u64::try_from(length).unwrap_or(u64::MAX).saturating_add(FRAME);
@@ -72,12 +88,12 @@ impl Bucket {
         Some(self.missing())
     }
 
-    /// When the number of lines left out can be told, if there are some.
+    /// When dropped lines can be reported, if there are any.
     pub fn due(&self) -> Option<Instant> {
         self.closed.filter(|_| self.lost > 0)
     }
 
-    /// The number of lines left out since it was told last.
+    /// Takes the number of lines dropped since the last report.
     pub fn missing(&mut self) -> u64 {
         std::mem::take(&mut self.lost)
     }
@@ -85,13 +101,14 @@ impl Bucket {
     fn fill(&mut self, now: Instant) {
         let since = self.filled.replace(now).map_or(Duration::ZERO, |it| now.duration_since(it));
         let thousandths = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        let filled = |left: u64, rate: u64, most: u64| {
-            left.saturating_add(rate.saturating_mul(thousandths)).min(most * WHOLE)
+        let filled = |left: u64, per_second: u64, burst: u64| {
+            left.saturating_add(per_second.saturating_mul(thousandths)).min(burst * WHOLE)
         };
-        self.left.lines = filled(self.left.lines, self.per_second.lines, self.most.lines);
-        self.left.bytes = filled(self.left.bytes, self.per_second.bytes, self.most.bytes);
+        let Rate { burst, per_second } = self.rate;
+        self.left.lines = filled(self.left.lines, per_second.lines, burst.lines);
+        self.left.bytes = filled(self.left.bytes, per_second.bytes, burst.bytes);
         if thousandths == 0 {
-            // Less than a millisecond is not lost: it counts with the next.
+            // Keep fractions of a millisecond for the next refill.
             self.filled = self.filled.and(Some(now.checked_sub(since).unwrap_or(now)));
         }
     }
@@ -105,7 +122,7 @@ mod test {
     fn a_flood_costs_a_burst_and_then_a_rate() {
         let (mut bucket, start) = (Bucket::new(GUEST), Instant::now());
         let (mut passed, mut bytes, mut lost) = (0, 0, 0);
-        // A day of 100 lines each second.
+        // One day, with 100 lines per second.
         let all = 24 * 3600 * 100_u32;
         for number in 0..all {
             let now = start + Duration::from_millis(10) * number;

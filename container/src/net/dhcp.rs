@@ -1,8 +1,8 @@
-//! DHCP (RFC 2131 and 2132) for one guest, which has one address: bytes in, bytes out.
+//! A DHCP server (RFC 2131 and 2132) for one guest with one address. A pure function of messages.
 //!
-//! Threats: the guest writes any bytes, in any order and number. Options are walked within their
-//! field, lengths are checked, nothing is kept between two messages, and an answer is never longer
-//! than what a message may have. Who is not the guest, by its card's address, gets no answer.
+//! Threats: the guest sends any bytes, in any order and number. Options are read within their
+//! field, lengths are checked, no state is kept between messages, and answers have a maximum size.
+//! Only the guest's MAC address gets answers.
 
 use std::net::Ipv4Addr;
 use std::sync::{Mutex, PoisonError};
@@ -13,25 +13,27 @@ use host::mac::Mac;
 use super::dns;
 use crate::log::Few;
 
-/// So often a minute it is logged that the guest refuses its address: it may do so at any rate.
+/// Limits the log messages on declined addresses per minute. The guest may decline at any rate.
 static DECLINES: Mutex<Few> = Mutex::new(Few::new(3));
 
-/// Where servers listen.
+/// The port of DHCP servers.
 pub const SERVER_PORT: u16 = 67;
-/// Where clients listen.
+/// The port of DHCP clients.
 pub const CLIENT_PORT: u16 = 68;
-/// How long a lease lasts. Half of it later the guest asks again.
+/// Duration of a lease. The guest renews it after half of this time.
 const LEASE_SECONDS: u32 = 3600;
 
-/// RFC 951: the fields before the options, and what some clients want a message to have at least.
+/// Bytes of the fields before the options (RFC 951).
 const HEADER: usize = 236;
-const LEAST: usize = 300;
+/// The minimum size of a message that some clients require, in bytes.
+const MIN_MESSAGE: usize = 300;
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
-/// RFC 2131, 2: an IP packet that every client takes, and what it has before our bytes.
+/// The size of an IP packet that every client accepts, in bytes (RFC 2131, 2).
 const PACKET: u16 = 576;
-const BEFORE: usize = 28;
+/// Bytes of the headers of IP and UDP.
+const IP_HEADERS: usize = 28;
 
-/// RFC 2131, 3: kinds of messages.
+// Types of messages (RFC 2131, 3).
 const DISCOVER: u8 = 1;
 const OFFER: u8 = 2;
 const REQUEST: u8 = 3;
@@ -40,7 +42,7 @@ const ACK: u8 = 5;
 const NAK: u8 = 6;
 const INFORM: u8 = 8;
 
-/// RFC 2132: options.
+/// Options (RFC 2132).
 mod option {
     pub(super) const PAD: u8 = 0;
     pub(super) const MASK: u8 = 1;
@@ -55,7 +57,7 @@ mod option {
     pub(super) const OVERLOAD: u8 = 52;
     pub(super) const KIND: u8 = 53;
     pub(super) const SERVER: u8 = 54;
-    pub(super) const LONGEST: u8 = 57;
+    pub(super) const MAX_SIZE: u8 = 57;
     pub(super) const RENEW: u8 = 58;
     pub(super) const REBIND: u8 = 59;
     pub(super) const CLIENT: u8 = 61;
@@ -64,62 +66,62 @@ mod option {
     pub(super) const END: u8 = 255;
 }
 
-/// What the guest is told.
+/// The guest's network configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The address of its card. Others get no answer.
+    /// MAC address of the guest. Other clients get no answer.
     pub mac: Mac,
-    /// Its own address.
+    /// IPv4 address of the guest.
     pub address: Ipv4Addr,
-    /// Bits of its network.
+    /// Prefix length of its network.
     pub mask: u8,
-    /// Its router, which is also who answers.
+    /// Its router, which is also the DHCP server.
     pub gateway: Ipv4Addr,
     /// Its name server.
     pub dns: Ipv4Addr,
-    /// What it is called.
+    /// Its host name.
     pub host: String,
-    /// Domains to search for a name; the first is its own.
+    /// Search domains. The first one is the guest's own domain.
     pub search: Vec<String>,
-    /// Its longest packet, where that is not the usual one.
+    /// MTU in bytes, unless it is the default of Ethernet.
     pub mtu: Option<u16>,
 }
 
-/// What is sent in answer, from [`SERVER_PORT`] to [`CLIENT_PORT`].
+/// A response, sent from [`SERVER_PORT`] to [`CLIENT_PORT`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// To whom; `BROADCAST` while the guest has no address.
+    /// Destination address. `BROADCAST` while the guest has no address.
     pub to: Ipv4Addr,
-    /// The bytes.
+    /// The message.
     pub payload: Vec<u8>,
 }
 
-/// The answer to a message, if it gets one.
+/// The response to a message. Nothing if it gets none.
 #[must_use]
 pub fn answer(config: &Config, message: &[u8]) -> Option<Answer> {
     let request = Request::read(message).filter(|it| it.mac == config.mac)?;
     let (kind, to) = match request.kind {
         DISCOVER => (OFFER, Ipv4Addr::BROADCAST),
         REQUEST => decide(config, &request)?,
-        // Whoever asks so has an address, and wants to know the rest.
+        // The guest already has its address, and asks for the other options.
         INFORM if request.current == config.address => (ACK, request.current),
         DECLINE => {
             let mut lines = DECLINES.lock().unwrap_or_else(PoisonError::into_inner);
             if lines.take(Instant::now()) {
-                tracing::warn!("the guest says that another host has {}", config.address);
+                tracing::warn!("the guest declines {}: another host has it", config.address);
             }
             return None;
         }
-        // A released address is still the guest's: there is nobody else to have it.
+        // A released address stays reserved for the guest, which is the only client.
         _ => return None,
     };
     Some(Answer { to, payload: write(config, &request, kind) })
 }
 
-/// RFC 2131, 4.3.2: whether the guest may have the address that it wants.
+/// Decides whether the guest may have the address that it wants (RFC 2131, 4.3.2).
 fn decide(config: &Config, request: &Request<'_>) -> Option<(u8, Ipv4Addr)> {
     if request.server.is_some_and(|server| server != config.gateway) {
-        // It took the offer of somebody else.
+        // The guest accepted the offer of another server.
         return None;
     }
     let renews = request.wanted.is_none();
@@ -133,17 +135,18 @@ fn decide(config: &Config, request: &Request<'_>) -> Option<(u8, Ipv4Addr)> {
     Some((ACK, if renews { request.current } else { Ipv4Addr::BROADCAST }))
 }
 
-/// What a message says, as far as it matters.
+/// A parsed message of the guest.
 struct Request<'a> {
     kind: u8,
     transaction: [u8; 4],
     flags: [u8; 2],
-    /// The address that the guest has and uses.
+    /// The address that the guest uses, or unspecified.
     current: Ipv4Addr,
     mac: Mac,
     wanted: Option<Ipv4Addr>,
     server: Option<Ipv4Addr>,
-    longest: u16,
+    /// The maximum size of an IP packet with the response, in bytes.
+    max_size: u16,
     client: Option<&'a [u8]>,
 }
 
@@ -151,7 +154,7 @@ impl<'a> Request<'a> {
     fn read(message: &'a [u8]) -> Option<Self> {
         let (header, rest) = message.split_at_checked(HEADER)?;
         let options = rest.strip_prefix(&COOKIE)?;
-        // Of a client, by Ethernet, with six bytes of an address, and not through a relay.
+        // A request, by Ethernet, with six bytes of address, and not through a relay.
         if header[..3] != [1, 1, 6] || header[24..28] != [0; 4] {
             return None;
         }
@@ -163,7 +166,7 @@ impl<'a> Request<'a> {
             mac: Mac(header[28..34].try_into().ok()?),
             wanted: None,
             server: None,
-            longest: PACKET,
+            max_size: PACKET,
             client: None,
         };
         let overload = request.take(options);
@@ -176,7 +179,7 @@ impl<'a> Request<'a> {
         Some(request)
     }
 
-    /// Takes the options of a field; says in which other fields there are more.
+    /// Takes the options of a field. Returns bits for the other fields that have options.
     fn take(&mut self, mut field: &'a [u8]) -> u8 {
         let mut overload = 0;
         while let Some((code, rest)) = field.split_first() {
@@ -194,7 +197,9 @@ impl<'a> Request<'a> {
                 (option::OVERLOAD, [fields]) => overload = *fields,
                 (option::ADDRESS, value) => self.wanted = address(value),
                 (option::SERVER, value) => self.server = address(value),
-                (option::LONGEST, [high, low]) => self.longest = u16::from_be_bytes([*high, *low]),
+                (option::MAX_SIZE, [high, low]) => {
+                    self.max_size = u16::from_be_bytes([*high, *low]);
+                }
                 (option::CLIENT, value) => self.client = Some(value),
                 _ => {}
             }
@@ -207,7 +212,7 @@ fn address(bytes: &[u8]) -> Option<Ipv4Addr> {
     <[u8; 4]>::try_from(bytes).ok().map(Ipv4Addr::from)
 }
 
-/// An answer of this kind.
+/// A response of this type.
 fn write(config: &Config, request: &Request<'_>, kind: u8) -> Vec<u8> {
     let mut message = vec![0; HEADER];
     message[..3].copy_from_slice(&[2, 1, 6]);
@@ -221,22 +226,22 @@ fn write(config: &Config, request: &Request<'_>, kind: u8) -> Vec<u8> {
     }
     message[28..34].copy_from_slice(&request.mac.0);
     message.extend(COOKIE);
-    let longest = usize::from(request.longest.clamp(PACKET, 1500)) - BEFORE;
-    let mut options = Options { message, longest };
+    let max_size = usize::from(request.max_size.clamp(PACKET, 1500)) - IP_HEADERS;
+    let mut options = Options { message, max_size };
     options.add(option::KIND, &[kind]);
     options.add(option::SERVER, &config.gateway.octets());
-    // RFC 6842: whoever has an identifier finds its answer by it.
+    // A client with an identifier expects it in the response (RFC 6842).
     if let Some(client) = request.client {
         options.add(option::CLIENT, client);
     }
     if kind != NAK {
-        tell(config, request.kind != INFORM, &mut options);
+        add_config(config, request.kind != INFORM, &mut options);
     }
     options.end()
 }
 
-/// What the guest is told with its address.
-fn tell(config: &Config, lease: bool, options: &mut Options) {
+/// Adds the guest's configuration, with the times of the lease if there is one.
+fn add_config(config: &Config, lease: bool, options: &mut Options) {
     if lease {
         options.add(option::LEASE, &LEASE_SECONDS.to_be_bytes());
         options.add(option::RENEW, &(LEASE_SECONDS / 2).to_be_bytes());
@@ -265,20 +270,20 @@ fn tell(config: &Config, lease: bool, options: &mut Options) {
     options.add(option::SEARCH, &list);
 }
 
-/// A message that grows, but not beyond what the guest takes.
+/// A message to which options are added, up to the guest's maximum size.
 struct Options {
     message: Vec<u8>,
-    longest: usize,
+    max_size: usize,
 }
 
 impl Options {
-    /// Whether there is room for an option with a value of this length, and for the end.
+    /// Whether an option with a value of this length fits, and the end after it.
     fn fits(&self, length: usize) -> bool {
         let headers = 2 * length.div_ceil(255).max(1);
-        self.message.len() + headers + length < self.longest
+        self.message.len() + headers + length < self.max_size
     }
 
-    /// Adds an option; nothing that is empty, or has no room. RFC 3396: a long value goes in parts.
+    /// Adds an option, unless its value is empty or does not fit. Long values are split (RFC 3396).
     fn add(&mut self, code: u8, value: &[u8]) {
         if value.is_empty() || !self.fits(value.len()) {
             return;
@@ -292,7 +297,7 @@ impl Options {
 
     fn end(mut self) -> Vec<u8> {
         self.message.push(option::END);
-        let length = self.message.len().max(LEAST);
+        let length = self.message.len().max(MIN_MESSAGE);
         self.message.resize(length, 0);
         self.message
     }
@@ -317,7 +322,7 @@ mod test {
         }
     }
 
-    /// A message of a client with these options.
+    /// A request with these options.
     fn message(current: [u8; 4], options: &[(u8, &[u8])]) -> Vec<u8> {
         let mut message = vec![0; HEADER];
         message[..3].copy_from_slice(&[1, 1, 6]);
@@ -333,7 +338,7 @@ mod test {
         message
     }
 
-    /// An option of an answer, all its parts together.
+    /// The value of an option in a response, with all its parts joined.
     fn find(answer: &[u8], wanted: u8) -> Option<Vec<u8>> {
         let mut field = &answer[HEADER + COOKIE.len()..];
         let mut value = None;
@@ -360,7 +365,7 @@ mod test {
         let answer = answer(&config(), &asked).unwrap();
         assert_eq!(answer.to, Ipv4Addr::BROADCAST);
         let payload = &answer.payload;
-        assert!(payload.len() >= LEAST);
+        assert!(payload.len() >= MIN_MESSAGE);
         assert_eq!((&payload[..3], &payload[4..8]), (&[2, 1, 6][..], &b"abcd"[..]));
         assert_eq!(payload[16..20], [172, 30, 4, 2]);
         let told = |code| find(payload, code).unwrap();
@@ -445,9 +450,9 @@ mod test {
     fn an_answer_is_never_longer_than_the_guest_takes() {
         let search = (0..40).map(|number| format!("{number}.a.rather.long.domain.example"));
         let config = Config { search: search.collect(), ..config() };
-        let length = |longest: u16| {
+        let length = |size: u16| {
             let options =
-                [(option::KIND, &[DISCOVER][..]), (option::LONGEST, &longest.to_be_bytes())];
+                [(option::KIND, &[DISCOVER][..]), (option::MAX_SIZE, &size.to_be_bytes())];
             let told = answer(&config, &message([0; 4], &options)).unwrap();
             let list = find(&told.payload, option::SEARCH).unwrap_or_default();
             assert_eq!(list.last(), Some(&0), "whole names only");

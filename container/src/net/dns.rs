@@ -1,8 +1,9 @@
-//! DNS messages (RFC 1035), as far as a relay looks into them: the question, names of our own, the
-//! search list of the pod, and whether an answer is the answer.
+//! DNS messages (RFC 1035), as far as a relay needs them: questions, local names, the search list
+//! of the pod, and the check that an answer belongs to a question.
 //!
-//! Threats: guest and resolvers write any bytes. A question is walked within its message and has
-//! no pointers; what goes deeper into an answer is the parser's. All lists are bounded.
+//! Threats: guest and resolvers send any bytes. Names of questions are read within the message and
+//! cannot have pointers. Records of answers are left to the parser of a library. All lists are
+//! bounded.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -12,26 +13,27 @@ use simple_dns::{CLASS, Name, Packet, ResourceRecord};
 use super::hosts::Hosts;
 use super::resolv::Resolv;
 
-/// Where resolvers listen.
+/// The port of name servers.
 pub const PORT: u16 = 53;
-/// The pod itself, under a name that the guest can always use.
+/// The name of the pod itself.
 pub const POD: &str = "host.lan";
-/// Whoever the pod's own packets go to first: with Docker, the host.
+/// The name of the pod's default gateway: with Docker, the host.
 const OUTSIDE: &str = "system.lan";
-/// The domain of a guest whose pod has none: Windows asks for no name without one.
+/// The domain of the guest if the pod has no search domain. Windows does not ask DNS for names
+/// without a domain.
 pub const DOMAIN: &str = "lan";
 
-/// RFC 1035, 4.1.1.
+/// Bytes of a header (RFC 1035, 4.1.1).
 const HEADER: usize = 12;
-const LONGEST_NAME: usize = 255;
-/// Most bytes of a datagram, where the guest says nothing else.
-const DATAGRAM: usize = 512;
-/// Most addresses of a name: they fit such a datagram.
-const ADDRESSES: usize = 8;
-/// Seconds that an answer of ours holds.
+const MAX_NAME: usize = 255;
+/// The maximum size of a datagram without EDNS, in bytes.
+const MAX_DATAGRAM: usize = 512;
+/// The maximum number of addresses per name, which fit into such a datagram.
+const MAX_ADDRESSES: usize = 8;
+/// Time to live of our own answers, in seconds.
 const TTL: u32 = 60;
 
-/// Bits of the second word.
+// Bits of the second word of a header.
 const RESPONSE: u16 = 0x8000;
 const OPCODE: u16 = 0x7800;
 const AUTHORITATIVE: u16 = 0x0400;
@@ -40,24 +42,24 @@ const WANTS_RECURSION: u16 = 0x0100;
 const HAS_RECURSION: u16 = 0x0080;
 const CODE: u16 = 0x000f;
 
-/// What a response says about the question.
+/// The code of a response (RFC 1035, 4.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// All is well.
+    /// No error.
     Fine = 0,
-    /// The question is none.
+    /// The question is invalid.
     Malformed = 1,
-    /// Nobody could tell.
+    /// The server failed.
     Failed = 2,
-    /// There is no such name.
+    /// The name does not exist.
     NoName = 3,
-    /// Nobody here does that.
+    /// The server does not support this kind of question.
     Unknown = 4,
-    /// They do not want to.
+    /// The server refuses to answer.
     Refused = 5,
 }
 
-/// Kinds of records.
+// Types of records.
 const A: u16 = 1;
 const PTR: u16 = 12;
 const AAAA: u16 = 28;
@@ -69,20 +71,20 @@ const IN: u16 = 1;
 pub struct Query<'a> {
     id: [u8; 2],
     flags: u16,
-    /// As in the message, with the root at its end.
+    /// In the encoding of messages, with the root at its end.
     name: &'a [u8],
     kind: u16,
     class: u16,
     message: &'a [u8],
 }
 
-/// Two bytes of a message.
+/// The 16-bit number at this offset.
 fn word(message: &[u8], at: usize) -> Option<u16> {
     let bytes = message.get(at..at.checked_add(2)?)?;
     Some(u16::from_be_bytes(bytes.try_into().ok()?))
 }
 
-/// The name of a question.
+/// The encoded name of the first question.
 fn question_name(message: &[u8]) -> Option<&[u8]> {
     let mut end = HEADER;
     loop {
@@ -91,24 +93,24 @@ fn question_name(message: &[u8]) -> Option<&[u8]> {
         if length == 0 {
             return message.get(HEADER..end);
         }
-        // The first name has nothing that it could point to.
-        if length > 63 || end - HEADER >= LONGEST_NAME {
+        // A pointer is longer than 63. The first name has nothing that it could point to.
+        if length > 63 || end - HEADER >= MAX_NAME {
             return None;
         }
     }
 }
 
 impl<'a> Query<'a> {
-    /// Reads a question, or gives what is answered in its place, if anything is.
+    /// Parses a question.
     ///
     /// # Errors
     ///
-    /// When it is none that can be relayed.
+    /// If the message cannot be relayed. The error is the response to it, if it gets one.
     pub fn read(message: &'a [u8]) -> Result<Self, Option<Vec<u8>>> {
         let (Some(id), Some(flags)) = (message.get(..2), word(message, 2)) else {
             return Err(None);
         };
-        // Who answers answers would never stop.
+        // Two servers that answer answers would never stop.
         if flags & RESPONSE != 0 || message.len() < HEADER {
             return Err(None);
         }
@@ -131,13 +133,14 @@ impl<'a> Query<'a> {
         Ok(Self { id: [id[0], id[1]], flags, name, kind, class, message })
     }
 
-    /// The name in small letters with dots; nothing if it has letters that no host's name has.
+    /// The name in lower case, with dots. Nothing if it has characters that are invalid in host
+    /// names.
     #[must_use]
     pub fn text(&self) -> Option<String> {
         self.spelled().map(|name| name.to_ascii_lowercase())
     }
 
-    /// The same in the letters of the guest.
+    /// The same in the guest's spelling.
     fn spelled(&self) -> Option<String> {
         let (mut text, mut rest) = (String::new(), self.name);
         while let Some((length, after)) = rest.split_first().filter(|(length, _)| **length > 0) {
@@ -155,7 +158,7 @@ impl<'a> Query<'a> {
         Some(text).filter(|text| !text.is_empty())
     }
 
-    /// What follows on the name: kind, class and other records.
+    /// The message after the name: type, class and other records.
     fn rest(&self) -> &'a [u8] {
         &self.message[HEADER + self.name.len()..]
     }
@@ -164,7 +167,7 @@ impl<'a> Query<'a> {
         self.class == IN && [A, AAAA].contains(&self.kind)
     }
 
-    /// The same question under another id, and for another name if one is said.
+    /// The same question with another id, and for another name if there is one.
     #[must_use]
     pub fn forward(&self, id: [u8; 2], name: Option<&str>) -> Option<Vec<u8>> {
         let name = match name {
@@ -174,7 +177,7 @@ impl<'a> Query<'a> {
         Some([&id, &self.message[2..HEADER], &name, self.rest()].concat())
     }
 
-    /// An answer of our own without records.
+    /// A response of our own without records.
     #[must_use]
     pub fn refuse(&self, code: Code) -> Vec<u8> {
         self.respond(RESPONSE | HAS_RECURSION | code as u16, 0)
@@ -192,27 +195,27 @@ impl<'a> Query<'a> {
         answer
     }
 
-    /// Says that the answer is too long for a datagram, so that the guest comes by TCP.
+    /// A truncated response, so that the guest asks again by TCP.
     fn truncate(&self) -> Vec<u8> {
         self.respond(RESPONSE | HAS_RECURSION | TRUNCATED, 0)
     }
 
-    /// Most bytes of an answer that the guest takes in a datagram (RFC 6891, 6.2.3).
-    fn datagram(&self) -> usize {
+    /// The maximum size of a datagram that the guest accepts, in bytes (RFC 6891, 6.2.3).
+    fn max_datagram(&self) -> usize {
         let packet = Packet::parse(self.message).ok();
-        let said = packet.and_then(|packet| packet.opt().map(|opt| opt.udp_packet_size));
-        said.map_or(DATAGRAM, |size| usize::from(size).clamp(DATAGRAM, 4096))
+        let size = packet.and_then(|packet| packet.opt().map(|opt| opt.udp_packet_size));
+        size.map_or(MAX_DATAGRAM, |size| usize::from(size).clamp(MAX_DATAGRAM, 4096))
     }
 
-    /// The answer if it fits the way that it goes.
+    /// The answer, truncated if it does not fit into a datagram.
     #[must_use]
     pub fn fit(&self, answer: Vec<u8>, way: Way) -> Vec<u8> {
-        let fits = way == Way::Stream || answer.len() <= self.datagram();
+        let fits = way == Way::Stream || answer.len() <= self.max_datagram();
         if fits { answer } else { self.truncate() }
     }
 }
 
-/// How a message travels.
+/// The transport of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// UDP.
@@ -229,24 +232,24 @@ pub(super) fn labels(name: &str) -> Option<Vec<u8>> {
         bytes.extend(label.as_bytes());
     }
     bytes.push(0);
-    (bytes.len() <= LONGEST_NAME).then_some(bytes)
+    (bytes.len() <= MAX_NAME).then_some(bytes)
 }
 
-/// Names that nobody else knows.
+/// Names that only we know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Local {
-    /// The pod, as the guest sees it.
+    /// Address of the pod, as the guest sees it.
     pub gateway: Ipv4Addr,
-    /// The guest.
+    /// Address of the guest.
     pub guest: Ipv4Addr,
-    /// The pod's own gateway.
+    /// Default gateway of the pod.
     pub outside: Option<Ipv4Addr>,
-    /// What the guest is called.
+    /// Host name of the guest.
     pub host: String,
 }
 
 impl Local {
-    /// The answer, if the question is about one of them, or one that the pod's file has.
+    /// The answer, if the question is about one of these names or one of `hosts`.
     #[must_use]
     pub fn answer(&self, query: &Query<'_>, hosts: &Hosts) -> Option<Vec<u8>> {
         if query.class != IN {
@@ -262,7 +265,7 @@ impl Local {
         let flags = RESPONSE | HAS_RECURSION | AUTHORITATIVE;
         let mut answer = query.respond(flags, u16::try_from(data.len()).ok()?);
         for data in data {
-            // The name of the question, which is the first thing after the header.
+            // A pointer to the name of the question, which follows the header.
             answer.extend([0xc0, 12]);
             answer.extend(query.kind.to_be_bytes());
             answer.extend(IN.to_be_bytes());
@@ -279,15 +282,15 @@ impl Local {
             POD => vec![self.gateway.into()],
             OUTSIDE if self.outside.is_some() => self.outside.map(IpAddr::V4).into_iter().collect(),
             _ if label.eq_ignore_ascii_case(&self.host) => vec![self.guest.into()],
-            // Windows has put our domain to a name without one.
+            // Windows adds our domain to names without one.
             _ => {
                 let short = hosts.addresses(label).filter(|_| label != name);
-                hosts.addresses(name).chain(short).take(ADDRESSES).collect()
+                hosts.addresses(name).chain(short).take(MAX_ADDRESSES).collect()
             }
         }
     }
 
-    /// Whose address this is, backwards.
+    /// The name for a question of a reverse lookup (`in-addr.arpa`).
     fn name_of(&self, reverse: &str) -> Option<String> {
         let octets = reverse.strip_suffix(".in-addr.arpa")?;
         let address: Ipv4Addr = octets.rsplit('.').collect::<Vec<_>>().join(".").parse().ok()?;
@@ -299,7 +302,7 @@ impl Local {
     }
 }
 
-/// An address as a record of this kind has it.
+/// The data of a record of this type. Nothing if the address is of the other family.
 fn record(address: IpAddr, kind: u16) -> Option<Vec<u8>> {
     match (address, kind) {
         (IpAddr::V4(address), A) => Some(address.octets().to_vec()),
@@ -308,8 +311,8 @@ fn record(address: IpAddr, kind: u16) -> Option<Vec<u8>> {
     }
 }
 
-/// The names to ask for, one after the other, until one has an address: as programs in the pod
-/// search. `None` is the name as it came.
+/// The names to ask for, one after the other, until one has an address. They follow the pod's
+/// search list, as for programs in the pod. `None` is the original name.
 #[must_use]
 pub fn candidates(query: &Query<'_>, resolv: &Resolv) -> Vec<Option<String>> {
     let Some(name) = query.text().filter(|_| query.asks_for_address()) else {
@@ -317,7 +320,7 @@ pub fn candidates(query: &Query<'_>, resolv: &Resolv) -> Vec<Option<String>> {
     };
     let is_in = |domain: &str| name.strip_suffix(domain).is_some_and(|it| it.ends_with('.'));
     if let Some(label) = name.strip_suffix(".lan").filter(|label| !label.contains('.')) {
-        // Windows has put our domain to a name that the pod knows without: that of a container.
+        // Windows has added our domain to a short name, for example of another container.
         return vec![None, Some(label.to_owned())];
     }
     if name.ends_with(".arpa") || resolv.search.iter().any(|domain| is_in(domain)) {
@@ -333,11 +336,11 @@ pub fn candidates(query: &Query<'_>, resolv: &Resolv) -> Vec<Option<String>> {
     }
 }
 
-/// Whether this is the answer to what was sent: an answer at all, with its id and its question.
+/// Whether a message is the response to a question: it must repeat its id and its question.
 #[must_use]
 pub fn is_answer(sent: &[u8], received: &[u8]) -> bool {
     let (Some(asked), Some(answered)) = (question_name(sent), question_name(received)) else {
-        // Who cannot read a question says so without it.
+        // A server that cannot parse a question sends an error without it.
         return same_id(sent, received) && received.len() == HEADER && code(received) != Code::Fine;
     };
     let rest = |message: &[u8], name: &[u8]| {
@@ -356,7 +359,7 @@ fn same_id(sent: &[u8], received: &[u8]) -> bool {
     flags & RESPONSE != 0 && received.len() >= HEADER && word(sent, 0) == word(received, 0)
 }
 
-/// What an answer says about the question.
+/// The code of a response.
 #[must_use]
 pub fn code(answer: &[u8]) -> Code {
     match word(answer, 2).unwrap_or(0) & CODE {
@@ -369,21 +372,21 @@ pub fn code(answer: &[u8]) -> Code {
     }
 }
 
-/// Whether an answer has what was asked for.
+/// Whether a response has records, or may have them by TCP.
 #[must_use]
 pub fn is_positive(answer: &[u8]) -> bool {
     let some = word(answer, 6).is_some_and(|records| records > 0);
     code(answer) == Code::Fine && (some || is_truncated(answer))
 }
 
-/// Whether an answer was cut, since it was too long for a datagram.
+/// Whether a response was truncated because it is too long for a datagram.
 #[must_use]
 pub fn is_truncated(answer: &[u8]) -> bool {
     word(answer, 2).is_some_and(|flags| flags & TRUNCATED != 0)
 }
 
-/// The answer under the guest's own id. One to a longer name becomes one to the guest's: an alias
-/// leads from there.
+/// The answer with the guest's id. An answer for a name with a search domain becomes one for the
+/// guest's name, with an alias (CNAME) between them.
 #[must_use]
 pub fn rename(query: &Query<'_>, mut answer: Vec<u8>, name: Option<&str>) -> Option<Vec<u8>> {
     let Some(name) = name else {
@@ -399,7 +402,7 @@ pub fn rename(query: &Query<'_>, mut answer: Vec<u8>, name: Option<&str>) -> Opt
     let alias = RData::CNAME(CNAME(Name::new(name).ok()?));
     packet.answers.insert(0, ResourceRecord::new(asked.clone(), CLASS::IN, TTL, alias));
     packet.questions.first_mut()?.qname = asked;
-    // Nobody needs to know who told.
+    // These sections are optional.
     packet.name_servers.clear();
     packet.additional_records.clear();
     packet.set_id(u16::from_be_bytes(query.id));
@@ -459,7 +462,7 @@ mod test {
         assert_eq!(addresses("WINDOWS.lan"), [Ipv4Addr::new(172, 30, 0, 2)]);
         assert!(told(&answer("host.lan", TYPE::AAAA).unwrap()).1.is_empty());
         assert_eq!(addresses("system.lan"), [Ipv4Addr::new(192, 0, 2, 1)]);
-        // What the pod's file says, with the domain that Windows puts to it, too.
+        // Names of the hosts file, also with the domain that Windows adds.
         let files = [7, 8].map(|last| Ipv4Addr::new(192, 0, 2, last));
         assert_eq!((addresses("files"), addresses("Files.lan")), (files.to_vec(), files.to_vec()));
         assert_eq!(addresses("db.example"), files[..1]);
@@ -525,7 +528,7 @@ mod test {
             is_answer(&sent, &answer)
         };
         assert!(received(&|_| ()));
-        assert!(received(&|it| it[13] = b'E'), "letters may be of another size");
+        assert!(received(&|it| it[13] = b'E'), "the case may differ");
         assert!(!received(&|it| it[0] ^= 1), "another id");
         assert!(!received(&|it| it[2] &= 0x7f), "a question");
         assert!(!received(&|it| it[13] = b'x'), "another name");
@@ -572,6 +575,6 @@ mod test {
             version: 0,
         });
         let message = packet.build_bytes_vec().unwrap();
-        assert_eq!(Query::read(&message).unwrap().datagram(), 1232);
+        assert_eq!(Query::read(&message).unwrap().max_datagram(), 1232);
     }
 }

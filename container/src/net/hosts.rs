@@ -1,22 +1,22 @@
-//! The names of the pod's own file `/etc/hosts`, as hosts(5) has it: `--add-host`, `extra_hosts`
-//! and `hostAliases` write there, and no name server knows them.
+//! The names of the pod's `/etc/hosts` (hosts(5)). `--add-host`, `extra_hosts` and `hostAliases`
+//! are written there, and no name server knows them.
 
 use std::net::IpAddr;
 
-/// Most lines that count.
-const LINES: usize = 4096;
+/// Further lines are ignored.
+const MAX_LINES: usize = 4096;
 
-/// What the file says.
+/// Names and addresses of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hosts(Vec<(String, IpAddr)>);
 
 impl Hosts {
-    /// Reads its text. What makes no sense is passed over, and so is what would lead the guest to
-    /// itself: `localhost` is another there.
+    /// Parses the file. Invalid lines are ignored, and so are loopback addresses: the guest would
+    /// reach itself with them.
     #[must_use]
     pub fn read(text: &str) -> Self {
         let mut all = Vec::new();
-        for line in text.lines().take(LINES) {
+        for line in text.lines().take(MAX_LINES) {
             let line = line.split('#').next().unwrap_or_default();
             let mut words = line.split_whitespace();
             let Some(address) = words.next().and_then(|word| word.parse::<IpAddr>().ok()) else {
@@ -31,7 +31,7 @@ impl Hosts {
         Self(all)
     }
 
-    /// The addresses of a name in lower case.
+    /// The addresses of a name, which must be in lower case.
     pub fn addresses(&self, name: &str) -> impl Iterator<Item = IpAddr> {
         self.0.iter().filter(move |(known, _)| known == name).map(|(_, address)| *address)
     }

@@ -1,6 +1,6 @@
 //! The pod's interfaces, addresses and routes, by rtnetlink(7).
 //!
-//! What is made of them has one owner at a time, and replaces what a killed one has left.
+//! The pod's network has one owner at a time, which replaces what a killed predecessor left.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -24,7 +24,7 @@ use tokio::time::sleep;
 
 use crate::status::{Failure, Status};
 
-/// A block of addresses.
+/// An IPv4 network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) address: Ipv4Addr,
@@ -40,51 +40,51 @@ impl Block {
         u32::MAX.checked_shl(32 - u32::from(mask)).unwrap_or(0)
     }
 
-    /// Whether it is less than all addresses.
-    pub(super) fn is_some(self) -> bool {
-        self.mask > 0
+    /// Whether it is 0.0.0.0/0, the default route.
+    pub(super) fn is_default(self) -> bool {
+        self.mask == 0
     }
 
-    /// Whether they have an address in common.
-    pub(super) fn meets(self, other: Self) -> bool {
+    /// Whether both have an address in common.
+    pub(super) fn overlaps(self, other: Self) -> bool {
         let bits = Self::bits(self.mask.min(other.mask));
         (u32::from(self.address) ^ u32::from(other.address)) & bits == 0
     }
 }
 
-/// The name under which one of us has the pod's network at a time.
+/// The abstract socket whose holder owns the pod's network.
 const OWNER: &str = "transom/nat";
 
-/// So long the rules of a killed predecessor may take to be gone.
+/// The maximum time until the rules of a killed predecessor are removed.
 const PREDECESSOR: Duration = Duration::from_secs(20);
-/// They are gone within so long, unless the host is busy: then it is said what is waited for.
+/// The usual time. If it takes longer, because the host is busy, a message says so.
 const BUSY: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(20);
 
-/// One of us at a time has the pod's network. The kernel forgets this name when its owner dies, and
-/// with a predecessor that was killed who takes its rules away.
+/// Becomes the owner of the pod's network. The kernel frees the socket's name when its holder ends.
+/// A killed predecessor leaves a process that holds it until the rules are removed.
 pub(super) async fn own() -> anyhow::Result<UnixListener> {
     let name = SocketAddr::from_abstract_name(OWNER).context("the name of the owner")?;
-    let (start, mut told) = (Instant::now(), false);
+    let (start, mut logged) = (Instant::now(), false);
     loop {
         if let Ok(owner) = UnixListener::bind_addr(&name) {
             return Ok(owner);
         }
         let waited = start.elapsed();
-        if waited >= BUSY && !told {
-            told = true;
+        if waited >= BUSY && !logged {
+            logged = true;
             tracing::info!(
-                "the pod's network has another Transom, which may end within {PREDECESSOR:?}"
+                "another Transom uses the pod's network: waiting up to {PREDECESSOR:?} for its end"
             );
         }
         if waited >= PREDECESSOR {
             return Err(Failure::new(
                 Status::Network,
-                "the pod's network has another Transom already: give each a pod of its own, or \
-                 say NETWORK=user",
+                "another Transom uses the pod's network: run each in a pod of its own, or set \
+                 NETWORK=user",
             ));
         }
-        sleep(LOOK).await;
+        sleep(POLL).await;
     }
 }
 
@@ -94,9 +94,9 @@ pub(super) struct Link {
     pub(super) index: u32,
     pub(super) name: String,
     pub(super) mtu: u32,
-    /// What it is, if it is no plain card.
+    /// Kind of a virtual interface. Nothing for a card.
     pub(super) kind: Option<InfoKind>,
-    /// It is a macvlan whose neighbours on the same card hear it, and it hears them.
+    /// Whether it is a macvlan in bridge mode, which can communicate with others on the same card.
     pub(super) is_bridged: bool,
 }
 
@@ -125,48 +125,51 @@ impl Link {
     }
 }
 
-/// What the pod has.
+/// The network configuration of the pod.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pod {
     pub(super) links: Vec<Link>,
-    /// Addresses by the index of their interface.
+    /// Index of the interface, address, and prefix length.
     pub(super) addresses: Vec<(u32, IpAddr, u8)>,
-    /// Networks that it knows the way to.
+    /// Destinations of the routes.
     pub(super) routes: Vec<Block>,
-    /// The interface to everything else.
+    /// Interface of the IPv4 default route.
     pub(super) default: Option<u32>,
-    /// The same by IPv6.
+    /// Interface of the IPv6 default route.
     pub(super) default_v6: Option<u32>,
 }
 
 impl Pod {
-    /// The interface with this name.
     pub(super) fn find(&self, name: &str) -> Option<&Link> {
         self.links.iter().find(|link| link.name == name)
     }
 
-    /// The interface to the network: what is said, else as the reference chooses.
-    pub(super) fn uplink(&self, said: Option<&str>) -> anyhow::Result<&Link> {
-        if let Some(name) = said {
+    /// The interface to the network: the one with this name, else the choice of the reference
+    /// image.
+    pub(super) fn uplink(&self, name: Option<&str>) -> anyhow::Result<&Link> {
+        if let Some(name) = name {
             return self.find(name).ok_or_else(|| {
                 let names: Vec<_> = self.links.iter().map(|link| link.name.as_str()).collect();
-                let sentence = format!("DEV={name}: the pod has only {}", names.join(", "));
+                let sentence = format!(
+                    "DEV={name}: there is no such interface: choose one of {}",
+                    names.join(", ")
+                );
                 Failure::new(Status::Network, sentence)
             });
         }
-        // Networks that Kubernetes adds to a pod come before its own.
+        // Interfaces that Kubernetes adds to a pod take precedence over its own.
         let added = ["net3", "net2", "net1", "net0"].into_iter().find_map(|name| self.find(name));
         let default = || self.links.iter().find(|link| Some(link.index) == self.default);
         added.or_else(default).or_else(|| self.find("eth0")).ok_or_else(|| {
             Failure::new(
                 Status::Network,
-                "the pod has no network, no default route and no eth0: give it one, or say \
+                "the pod has no network (no default route and no eth0): attach it to one, or set \
                  NETWORK=none",
             )
         })
     }
 
-    /// The first address of version 4 of an interface.
+    /// The first IPv4 address of an interface.
     pub(super) fn address(&self, link: &Link) -> Option<Ipv4Addr> {
         self.addresses.iter().find_map(|(index, address, _)| match address {
             IpAddr::V4(address) if *index == link.index => Some(*address),
@@ -174,7 +177,7 @@ impl Pod {
         })
     }
 
-    /// Whether an interface has an address of version 6 that is not only for its neighbours.
+    /// Whether an interface has an IPv6 address that is not link-local.
     pub(super) fn has_ipv6(&self, link: &Link) -> bool {
         self.addresses.iter().any(|(index, address, _)| match address {
             IpAddr::V6(address) => *index == link.index && !address.is_unicast_link_local(),
@@ -182,7 +185,7 @@ impl Pod {
         })
     }
 
-    /// Blocks of addresses that are in use.
+    /// IPv4 networks that are in use.
     pub(super) fn used(&self) -> Vec<Block> {
         let addresses = self.addresses.iter().filter_map(|(_, address, mask)| match address {
             IpAddr::V4(address) => Some(Block::new(*address, *mask)),
@@ -192,26 +195,25 @@ impl Pod {
     }
 }
 
-/// The door to the kernel.
+/// A connection to rtnetlink.
 pub(super) struct Links(Handle);
 
 impl Links {
-    /// Opens it.
     pub(super) fn open() -> anyhow::Result<Self> {
         let (connection, handle, _) = rtnetlink::new_connection().context("rtnetlink")?;
-        // It ends with the last handle.
+        // The task ends with the last handle.
         tokio::spawn(connection);
         Ok(Self(handle))
     }
 
-    /// Looks at the pod.
+    /// Reads the configuration of the pod.
     pub(super) async fn look(&self) -> anyhow::Result<Pod> {
         let links = self.0.link().get().execute().map_ok(|message| Link::of(&message));
         let mut pod = Pod { links: links.try_collect().await.context("links")?, ..Pod::default() };
         let mut addresses = self.0.address().get().execute();
         while let Some(message) = addresses.try_next().await.context("addresses")? {
             let (index, mask) = (message.header.index, message.header.prefix_len);
-            // On a link between two, the local one is the own address.
+            // On a point-to-point link, `Address` is the peer's and `Local` is ours.
             let local = message.attributes.iter().find_map(|it| match it {
                 AddressAttribute::Local(address) => Some(*address),
                 _ => None,
@@ -246,7 +248,7 @@ impl Links {
         Ok(pod)
     }
 
-    /// The interface to everything else by IPv6, which some kernels do not have.
+    /// The interface of the IPv6 default route. Some kernels do not have IPv6.
     async fn default_v6(&self) -> Option<u32> {
         let all = RouteMessageBuilder::<Ipv6Addr>::new().build();
         let mut routes = self.0.route().get(all).execute();
@@ -267,7 +269,7 @@ impl Links {
         default
     }
 
-    /// Takes away what a killed predecessor has left under a name.
+    /// Removes the interface of this name that a killed predecessor left.
     pub(super) async fn clear(&self, name: &str) -> anyhow::Result<()> {
         let pod = self.look().await?;
         match pod.find(name) {
@@ -276,13 +278,15 @@ impl Links {
                 self.delete(*index).await
             }
             Some(_) => {
-                let sentence = format!("TAP={name}: the pod has another interface of this name");
+                let sentence = format!(
+                    "TAP={name}: the pod has another interface with this name: choose a new one"
+                );
                 Err(Failure::new(Status::Network, sentence))
             }
         }
     }
 
-    /// Makes a macvtap in bridge mode on an interface. It is down still.
+    /// Creates a macvtap in bridge mode on an interface. It is down at first.
     pub(super) async fn add_macvtap(
         &self,
         name: &str,
@@ -297,35 +301,35 @@ impl Links {
         self.0.link().add(link).execute().await.map_err(to_io)
     }
 
-    /// Sets up an interface on which the pod itself says nothing, by no address of its own.
+    /// Sets an interface up, without an IPv6 address, so that the pod itself does not send on it.
     pub(super) async fn raise(&self, index: u32) -> io::Result<()> {
         let none = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
-        let mute = LinkUnspec::new_with_index(index);
-        let mute = mute.append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![none])).build();
-        // A kernel without IPv6 has none to give anyway.
-        self.0.link().change(mute).execute().await.ok();
+        let silent = LinkUnspec::new_with_index(index);
+        let silent = silent.append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![none])).build();
+        // This fails on a kernel without IPv6, which adds no address anyway.
+        self.0.link().change(silent).execute().await.ok();
         let up = LinkUnspec::new_with_index(index).up().build();
         self.0.link().change(up).execute().await.map_err(to_io)
     }
 
-    /// Takes an interface away.
+    /// Deletes an interface.
     pub(super) async fn delete(&self, index: u32) -> anyhow::Result<()> {
         self.0.link().del(index).execute().await.with_context(|| format!("interface {index}"))
     }
 
-    /// Gives an interface the address of a card.
+    /// Sets the MAC address of an interface.
     pub(super) async fn set_mac(&self, index: u32, mac: Mac) -> anyhow::Result<()> {
         let link = LinkUnspec::new_with_index(index).address(mac.0.to_vec()).build();
         self.0.link().change(link).execute().await.context("the gateway's MAC address")
     }
 
-    /// Gives an interface an address.
+    /// Adds an IPv4 address to an interface.
     pub(super) async fn add(&self, index: u32, address: Ipv4Addr, mask: u8) -> anyhow::Result<()> {
         let request = self.0.address().add(index, address.into(), mask);
         request.execute().await.with_context(|| format!("the address {address}/{mask}"))
     }
 
-    /// Gives an interface an address of IPv6 that nobody else can have there.
+    /// Adds an IPv6 address to an interface, without duplicate address detection.
     pub(super) async fn add_v6(
         &self,
         index: u32,
@@ -338,7 +342,7 @@ impl Links {
         added.with_context(|| format!("the address {address}/{mask}"))
     }
 
-    /// Lets packets through that come by an interface. This goes where /proc/sys is read-only.
+    /// Enables IPv4 forwarding for an interface. Unlike /proc/sys, netlink is never read-only.
     pub(super) async fn forward(&self, index: u32) -> anyhow::Result<()> {
         let mut inet = InetDevConf::default();
         inet.forwarding = 1;
@@ -349,7 +353,7 @@ impl Links {
     }
 }
 
-/// What the kernel says, as an error of its own kind.
+/// The kernel's error as an `io::Error` with its error number.
 fn to_io(error: rtnetlink::Error) -> io::Error {
     match error {
         rtnetlink::Error::NetlinkError(message) => message.to_io(),
@@ -357,16 +361,17 @@ fn to_io(error: rtnetlink::Error) -> io::Error {
     }
 }
 
-/// Whether an interface is a card of the host, which no pod has but on the host's own network.
+/// Whether an interface is a card of the host. A pod has one only on the host's own network.
 pub(super) fn is_card(name: &str) -> bool {
     Path::new("/sys/class/net").join(name).join("device").exists()
 }
-/// Whom the pod's packets go to that are for nobody else.
+
+/// The gateway of the IPv4 default route.
 pub(super) fn default_gateway() -> Option<Ipv4Addr> {
     gateway(&std::fs::read_to_string("/proc/net/route").unwrap_or_default())
 }
 
-/// The gateway of `/proc/net/route`: numbers as this processor has them in memory.
+/// The default gateway in `/proc/net/route`, whose numbers are in host byte order.
 pub(super) fn gateway(routes: &str) -> Option<Ipv4Addr> {
     routes.lines().skip(1).find_map(|line| {
         let fields: Vec<_> = line.split_whitespace().collect();

@@ -1,13 +1,14 @@
-//! A tap of the pod's own, with address translation: the guest has an address of a small network,
-//! all ports of the pod but a few are the guest's, and outside everything comes from the pod.
+//! A tap interface of the pod, with address translation. The guest has an address in a small
+//! network. All ports of the pod except a few are forwarded to it, and its own connections leave
+//! with the pod's address.
 //!
-//! The tap has the gateway's address itself; there is no bridge. `choice` says which addresses and
-//! ports, `six` is the router of IPv6, `rules` is the table of nftables, `service` answers the
-//! guest.
+//! There is no bridge: the tap interface has the gateway's address. `choice` chooses addresses and
+//! ports, `six` is the IPv6 router, `rules` is the nftables table, and `service` has the servers
+//! for the guest.
 //!
-//! Threats: the guest sends any frame, under any name. What has not its card's address and its own
-//! is dropped before anything looks at it; of the pod itself it reaches DHCP, DNS and an echo, and
-//! nothing of the loopback, the screen, or the ports that are kept.
+//! Threats: the guest sends any frame, with any source. Frames without its MAC and IP addresses are
+//! dropped first. The guest reaches only DHCP, DNS and ping of the pod itself, and neither its
+//! loopback nor the screen nor the kept ports.
 
 mod choice;
 mod rules;
@@ -28,7 +29,7 @@ use host::mac::Mac;
 use rustix::io::FdFlags;
 
 pub use self::choice::guest_mac;
-use self::choice::{Kept, OLD_GATEWAY, OLD_MASK, Subnet};
+use self::choice::{KeptPorts, OLD_GATEWAY, OLD_MASK, Subnet};
 use self::rules::{Rules, Table};
 use self::service::Service;
 use self::six::{Prefix, Router};
@@ -41,43 +42,43 @@ use crate::net::right;
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
 
-/// The longest packet of Ethernet, which needs no words.
-const USUAL_MTU: u32 = 1500;
-/// The longest packet of a link with IPv6 is at least this.
-const LEAST_V6: u32 = 1280;
-/// Whether packets may pass through.
+/// The MTU of Ethernet, in bytes. Guests assume it if DHCP does not set another one.
+const DEFAULT_MTU: u32 = 1500;
+/// The minimum MTU of a link with IPv6, in bytes.
+const MIN_MTU_V6: u32 = 1280;
+/// Enables the forwarding of packets between interfaces.
 const FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
 
-/// What is asked besides the settings.
+/// Parameters besides the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wish {
-    /// Pairs of queues of the guest's card.
+    /// Number of queue pairs of the guest's card.
     pub pairs: u16,
-    /// What the pod is called.
+    /// Name of the pod.
     pub pod: String,
-    /// The folder with `resolv.conf` and `hosts`, which name hosts for the pod.
+    /// Folder with the pod's `resolv.conf` and `hosts`.
     pub etc: PathBuf,
 }
 
-/// What was chosen, before anything is made.
-struct Choice {
+/// Addresses and ports, chosen before anything is created.
+struct Plan {
     subnet: Subnet,
     mac: Mac,
     gateway_mac: Mac,
-    kept: Kept,
-    /// The gateway may have its old address, too.
+    kept: KeptPorts,
+    /// Whether the gateway also gets its old address.
     old: bool,
     mtu: u16,
     uplink: Link,
-    /// Where the pod has IPv6.
+    /// The guest's IPv6 network, if the pod has IPv6.
     prefix: Option<Prefix>,
     notes: Vec<String>,
 }
 
-/// The network, while it is there.
+/// The running network.
 pub struct Nat {
     config: Config,
-    choice: Choice,
+    plan: Plan,
     tap: Tap,
     service: Service,
     relay: Arc<Relay>,
@@ -86,116 +87,116 @@ pub struct Nat {
     _owner: UnixListener,
 }
 
-/// The tap, and what goes away with it.
+/// The tap interface, and everything that is removed with it.
 struct Tap {
     name: String,
     index: u32,
     queues: Vec<OwnedFd>,
-    /// We let packets through, who did not pass before: where that is undone.
-    forwards: Option<Forwards>,
-    /// By IPv6.
+    /// Set if we have enabled forwarding.
+    forwarding: Option<Forwarding>,
+    /// The IPv6 router.
     router: Option<Router>,
 }
 
-/// Packets may pass through until it is dropped.
-struct Forwards(fs::File);
+/// Disables IPv4 forwarding when it is dropped.
+struct Forwarding(fs::File);
 
-impl Drop for Forwards {
+impl Drop for Forwarding {
     fn drop(&mut self) {
         match self.0.write_all_at(b"0", 0) {
             Ok(_) => {}
-            // The pod has given up that right, and its network, which is its own, goes with it.
+            // The pod has dropped this privilege. Its network namespace ends with it anyway.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 tracing::debug!("{FORWARD} stays 1: {error}");
             }
-            Err(error) => tracing::warn!("something of the network stays: {FORWARD}: {error}"),
+            Err(error) => tracing::warn!("IPv4 forwarding stays enabled: {FORWARD}: {error}"),
         }
     }
 }
 
 impl Nat {
-    /// Makes it: when this is done, the guest can start.
+    /// Creates the network. The guest can start after this.
     ///
     /// # Errors
     ///
-    /// When something is missing: what, and what to do. Nothing is left behind then.
+    /// If something is missing. The error names it and the way out, and nothing is left behind.
     pub async fn start(settings: &Settings, wish: &Wish) -> anyhow::Result<Self> {
         right::check_tap()?;
         let owner = link::own().await?;
         let links = Links::open()?;
         let name = settings.network.tap.0.as_str();
         links.clear(name).await?;
-        let mut choice = Choice::make(settings, wish, &links.look().await?)?;
+        let mut plan = Plan::make(settings, wish, &links.look().await?)?;
         let local = Local {
-            gateway: choice.subnet.gateway,
-            guest: choice.subnet.guest,
+            gateway: plan.subnet.gateway,
+            guest: plan.subnet.guest,
             outside: link::default_gateway(),
             host: settings.account.host.as_ref().map_or(&settings.pod.app.0, |it| &it.0).clone(),
         };
         let relay = Arc::new(Relay::new(local, &wish.etc));
-        let config = choice.config(&relay);
+        let config = plan.config(&relay);
         let mut tap = Tap {
             name: name.to_owned(),
             index: 0,
-            queues: host::net::tap::make(name, wish.pairs, choice.mtu)?,
-            forwards: None,
+            queues: host::net::tap::make(name, wish.pairs, plan.mtu)?,
+            forwarding: None,
             router: None,
         };
-        let ports = choice::loopback_ports(settings, &choice.kept);
+        let ports = choice::loopback_ports(settings, &plan.kept);
         let set_up = async {
             let table = Table::watch(&owner)?;
-            tap.set_up(&links, &mut choice).await?;
-            Ok((table, Service::open(name, choice.subnet, &ports).await?))
+            tap.set_up(&links, &mut plan).await?;
+            Ok((table, Service::open(name, plan.subnet, &ports).await?))
         };
         match set_up.await {
             Ok((table, service)) => {
-                Ok(Self { config, choice, tap, service, relay, links, table, _owner: owner })
+                Ok(Self { config, plan, tap, service, relay, links, table, _owner: owner })
             }
             Err(error) => {
-                tap.take_away(&links).await.ok();
+                tap.remove(&links).await.ok();
                 Err(error)
             }
         }
     }
 
-    /// The tap's queues, for `fd:N:N…` of `vmm`: processes that are started inherit them. The tap
-    /// is there as long as somebody has one.
+    /// Takes the tap's queues, for `fd:N:N…` of `vmm`. Child processes inherit them. The tap exists
+    /// as long as a process has one of them open.
     #[must_use]
     pub fn take_queues(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.tap.queues)
     }
 
-    /// The address of the guest's card.
+    /// The MAC address of the guest's card.
     #[must_use]
     pub fn mac(&self) -> Mac {
-        self.choice.mac
+        self.plan.mac
     }
 
-    /// The longest packet.
+    /// The MTU in bytes.
     #[must_use]
     pub fn mtu(&self) -> u16 {
-        self.choice.mtu
+        self.plan.mtu
     }
 
     /// The guest's address.
     #[must_use]
     pub fn guest(&self) -> Ipv4Addr {
-        self.choice.subnet.guest
+        self.plan.subnet.guest
     }
 
     /// The pod's address, as the guest sees it.
     #[must_use]
     pub fn gateway(&self) -> Ipv4Addr {
-        self.choice.subnet.gateway
+        self.plan.subnet.gateway
     }
 
-    /// What there is to say about it, a sentence each.
+    /// Notes for the user, one sentence each.
     #[must_use]
     pub fn notes(&self) -> &[String] {
-        &self.choice.notes
+        &self.plan.notes
     }
 
-    /// Serves the guest, and who is in the pod, until it is dropped.
+    /// Serves the guest, and clients on the pod's loopback, until the future is dropped.
     pub async fn serve(&self) {
         let router = async {
             if let Some(router) = &self.tap.router {
@@ -205,40 +206,40 @@ impl Nat {
         tokio::join!(self.service.run(&self.config, &self.relay), router);
     }
 
-    /// Takes everything away again.
+    /// Removes the network.
     ///
     /// # Errors
     ///
-    /// When something stays.
+    /// If something could not be removed.
     pub async fn end(self) -> anyhow::Result<()> {
         drop(self.service);
-        let gone = self.tap.take_away(&self.links).await;
-        self.table.remove().and(gone)
+        let removed = self.tap.remove(&self.links).await;
+        self.table.remove().and(removed)
     }
 }
 
-/// Takes away the rules that a killed predecessor has left, where there is another network now.
+/// Removes the rules that a killed predecessor left, before another kind of network starts.
 pub(super) fn forget() {
-    // Where they cannot be taken away they were not made either.
+    // A pod that may not remove them could not have created them either.
     if let Err(error) = rules::apply(rules::REPLACE) {
         tracing::debug!("{error:#}");
     }
 }
 
-impl Choice {
+impl Plan {
     fn make(settings: &Settings, wish: &Wish, pod: &Pod) -> anyhow::Result<Self> {
         let network = &settings.network;
         let uplink = pod.uplink(network.uplink.as_ref().map(|it| it.0.as_str()))?;
         let name = &uplink.name;
         if link::is_card(name) {
             let sentence = format!(
-                "{name} is a card of the host: NETWORK=nat is not for the host's own network: \
-                 leave out --network host, or say NETWORK=user"
+                "{name} is a card of the host: NETWORK=nat does not work on the host's own \
+                 network: leave out --network host, or set NETWORK=user"
             );
             return Err(Failure::new(Status::Unsupported, sentence));
         }
         let address = pod.address(uplink).ok_or_else(|| {
-            let sentence = format!("{name} has no IPv4 address: name another one with DEV");
+            let sentence = format!("{name} has no IPv4 address: set DEV to another interface");
             Failure::new(Status::Network, sentence)
         })?;
         let resolv = File::new(wish.etc.join("resolv.conf"), Resolv::read).now();
@@ -246,13 +247,13 @@ impl Choice {
         let subnet = Subnet::choose(network.address, network.mask.0, address, &used)?;
         let mac = guest_mac(settings, &wish.pod)?;
         let said = network.mtu.map(|it| it.0);
-        let mtu = said.unwrap_or(uplink.mtu.min(USUAL_MTU));
-        let prefix = Prefix::choose(pod, uplink, mac).filter(|_| mtu >= LEAST_V6);
-        let kept = Kept::of(settings);
+        let mtu = said.unwrap_or(uplink.mtu.min(DEFAULT_MTU));
+        let prefix = Prefix::choose(pod, uplink, mac).filter(|_| mtu >= MIN_MTU_V6);
+        let kept = KeptPorts::of(settings);
         let mut notes = choice::left_out(settings, &kept);
         if prefix.is_none() && pod.has_ipv6(uplink) {
             notes.push(
-                "the guest has IPv4 only: by IPv6 its desktop and USER_PORTS are reached"
+                "the guest has IPv4 only: by IPv6, clients reach only its desktop and USER_PORTS"
                     .to_owned(),
             );
         }
@@ -269,7 +270,7 @@ impl Choice {
         })
     }
 
-    /// What the guest is told.
+    /// The guest's DHCP configuration.
     fn config(&self, relay: &Relay) -> Config {
         let search = relay.resolv().search.clone();
         Config {
@@ -280,64 +281,70 @@ impl Choice {
             dns: self.subnet.gateway,
             host: relay.host().to_owned(),
             search: if search.is_empty() { vec![DOMAIN.to_owned()] } else { search },
-            mtu: (u32::from(self.mtu) != USUAL_MTU).then_some(self.mtu),
+            mtu: (u32::from(self.mtu) != DEFAULT_MTU).then_some(self.mtu),
         }
     }
 }
 
 impl Tap {
-    /// Gives the tap its addresses, and packets their rules.
-    async fn set_up(&mut self, links: &Links, choice: &mut Choice) -> anyhow::Result<()> {
+    /// Adds addresses, rules and forwarding.
+    async fn set_up(&mut self, links: &Links, plan: &mut Plan) -> anyhow::Result<()> {
         let pod = links.look().await?;
         let link = pod.find(&self.name).with_context(|| format!("{} is gone", self.name))?;
         self.index = link.index;
-        let Subnet { gateway, mask, .. } = choice.subnet;
-        links.set_mac(self.index, choice.gateway_mac).await?;
-        choice.prefix = self.route(links, choice).await;
-        if choice.prefix.is_none() {
-            // It would be another way to the pod; the rules stop it where this fails.
+        let Subnet { gateway, mask, .. } = plan.subnet;
+        links.set_mac(self.index, plan.gateway_mac).await?;
+        plan.prefix = self.route(links, plan).await;
+        if plan.prefix.is_none() {
+            // Link-local IPv6 would reach the pod. If this fails, the rules block it.
             let no_ipv6 = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.name);
             fs::write(no_ipv6, "1").ok();
         }
         links.add(self.index, gateway, mask).await?;
-        if choice.old && gateway != OLD_GATEWAY {
+        if plan.old && gateway != OLD_GATEWAY {
             links.add(self.index, OLD_GATEWAY, OLD_MASK).await?;
         }
         let rules = Rules {
             tap: &self.name,
-            mac: choice.mac,
-            subnet: choice.subnet,
-            prefix: choice.prefix,
-            kept: &choice.kept,
+            mac: plan.mac,
+            subnet: plan.subnet,
+            prefix: plan.prefix,
+            kept: &plan.kept,
         };
         rules::apply(&rules.text())?;
-        self.forward(links, choice.uplink.index).await?;
+        self.forward(links, plan.uplink.index).await?;
         for queue in &self.queues {
-            rustix::io::fcntl_setfd(queue, FdFlags::empty()).context("a tap to inherit")?;
+            rustix::io::fcntl_setfd(queue, FdFlags::empty()).context("flags of the tap")?;
         }
         Ok(())
     }
 
-    /// Gives the guest IPv6, if the pod has it and may pass it on.
-    async fn route(&mut self, links: &Links, choice: &mut Choice) -> Option<Prefix> {
-        let prefix = choice.prefix?;
-        let told = (prefix, choice.gateway_mac, choice.mtu);
-        let uplink = &choice.uplink.name;
-        match Router::open(links, (&self.name, self.index), told, uplink).await {
+    /// Starts the IPv6 router, if the pod has IPv6 and may forward it.
+    async fn route(&mut self, links: &Links, plan: &mut Plan) -> Option<Prefix> {
+        let prefix = plan.prefix?;
+        let config = six::Config {
+            tap: &self.name,
+            index: self.index,
+            prefix,
+            mac: plan.gateway_mac,
+            mtu: plan.mtu,
+            uplink: &plan.uplink.name,
+        };
+        match Router::open(links, &config).await {
             Ok(router) => {
                 self.router = Some(router);
                 let network = prefix.0;
-                choice.notes.push(format!("the guest has IPv6 in {network}/{}", six::MASK));
+                plan.notes.push(format!("the guest has IPv6 in {network}/{}", six::MASK));
                 Some(prefix)
             }
             Err(error) => {
-                choice.notes.push(format!("the guest has IPv4 only: {error:#}"));
+                plan.notes.push(format!("the guest has IPv4 only: {error:#}"));
                 None
             }
         }
     }
 
-    /// Lets packets through, if they are not already.
+    /// Enables IPv4 forwarding, if it is not enabled already.
     async fn forward(&mut self, links: &Links, uplink: u32) -> anyhow::Result<()> {
         if fs::read_to_string(FORWARD).is_ok_and(|it| it.trim() == "1") {
             return Ok(());
@@ -346,15 +353,15 @@ impl Tap {
         if let Ok(file) = file
             && file.write_all_at(b"1", 0).is_ok()
         {
-            self.forwards = Some(Forwards(file));
+            self.forwarding = Some(Forwarding(file));
             return Ok(());
         }
-        // What is read-only as a file is a property of these two interfaces all the same.
+        // The file is read-only, but netlink may enable forwarding for single interfaces.
         for index in [self.index, uplink] {
             links.forward(index).await.map_err(|error| {
                 let sentence = format!(
                     "net.ipv4.ip_forward is 0 and cannot be changed ({error:#}): add --sysctl \
-                     net.ipv4.ip_forward=1, or say NETWORK=user"
+                     net.ipv4.ip_forward=1, or set NETWORK=user"
                 );
                 Failure::new(Status::Network, sentence)
             })?;
@@ -362,16 +369,16 @@ impl Tap {
         Ok(())
     }
 
-    /// Takes away what was made, as far as it was.
-    async fn take_away(self, links: &Links) -> anyhow::Result<()> {
-        // The next program does not get them.
+    /// Removes the tap, and everything that `set_up` did.
+    async fn remove(self, links: &Links) -> anyhow::Result<()> {
+        // Programs that are started from now on do not inherit them.
         drop(self.queues);
         drop(self.router);
-        drop(self.forwards);
-        // Somebody who was started may have a queue still.
+        drop(self.forwarding);
+        // A child process may still have a queue open, which keeps the tap alive.
         let pod = links.look().await?;
-        let left = pod.find(&self.name).filter(|link| link.index == self.index);
-        match left {
+        let remaining = pod.find(&self.name).filter(|link| link.index == self.index);
+        match remaining {
             Some(link) => links.delete(link.index).await,
             None => Ok(()),
         }

@@ -1,5 +1,5 @@
-//! The relay: asks the pod's resolvers what the guest asks, each question from a port and with an
-//! id that nobody can guess, and gives back only what answers it.
+//! The DNS relay. It forwards the guest's questions to the pod's resolvers, each from a random port
+//! and with a random id, and returns only answers that match the question.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,45 +17,47 @@ use super::dns::{self, Code, Local, Query, Way};
 use super::hosts::Hosts;
 use super::resolv::{File, Resolv};
 
-/// Questions that wait for an answer at a time; more are not heard.
-const WAITING: usize = 256;
-/// Windows asks again after a second, and gives up after ten: no server has longer than this while
-/// there is another.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The longest datagram with an answer.
-const DATAGRAM: usize = 65535;
+/// Further questions are dropped while this many wait for an answer.
+const MAX_PENDING: usize = 256;
+/// The maximum time for a server while there is another one. Windows repeats a question after one
+/// second, and gives up after ten.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
+/// The maximum size of an answer by UDP, in bytes.
+const MAX_DATAGRAM: usize = 65535;
 
-/// What the guest's name server is.
+/// The guest's name server.
 pub struct Relay {
     local: Local,
     resolv: File,
     hosts: File<Hosts>,
-    waiting: Semaphore,
-    /// The server that answered last: the others may be dead.
+    pending: Semaphore,
+    /// The server that answered last, which is asked first. The others may be dead.
     last: AtomicUsize,
 }
 
 impl Relay {
-    /// A relay to those that the files in this folder name: `/etc`.
+    /// A relay to the resolvers in `resolv.conf` of a folder, which is `/etc`. It also answers with
+    /// names of `hosts` in it.
     #[must_use]
     pub fn new(local: Local, folder: &Path) -> Self {
         let resolv = File::new(folder.join("resolv.conf"), Resolv::read);
         let hosts = File::new(folder.join("hosts"), Hosts::read);
-        let waiting = Semaphore::new(WAITING);
-        Self { local, resolv, hosts, waiting, last: AtomicUsize::new(0) }
+        let pending = Semaphore::new(MAX_PENDING);
+        Self { local, resolv, hosts, pending, last: AtomicUsize::new(0) }
     }
 
-    /// What the pod's resolvers are now.
+    /// The current resolvers of the pod.
     pub fn resolv(&self) -> Arc<Resolv> {
         self.resolv.now()
     }
 
-    /// What the guest is called.
+    /// The guest's host name.
     pub fn host(&self) -> &str {
         &self.local.host
     }
 
-    /// The answer to a message of the guest, which came this way and goes back on it.
+    /// The answer to a message of the guest, for the same transport. Nothing if the message gets
+    /// none.
     pub async fn answer(&self, message: &[u8], way: Way) -> Option<Vec<u8>> {
         let query = match Query::read(message) {
             Ok(query) => query,
@@ -64,19 +66,19 @@ impl Relay {
         if let Some(answer) = self.local.answer(&query, &self.hosts.now()) {
             return Some(answer);
         }
-        let _place = self.waiting.try_acquire().ok()?;
+        let _permit = self.pending.try_acquire().ok()?;
         let answer = self.search(&query, way).await;
         Some(query.fit(answer.unwrap_or_else(|| query.refuse(Code::Failed)), way))
     }
 
-    /// Asks for one name after the other until there is an address. If there is none, what counts
-    /// is what was said about the name as it came.
+    /// Asks for one candidate name after the other until one has an address. If none has, returns
+    /// the answer for the original name.
     async fn search(&self, query: &Query<'_>, way: Way) -> Option<Vec<u8>> {
         let resolv = self.resolv.now();
         let mut plain = None;
         for name in dns::candidates(query, &resolv) {
             let name = name.as_deref();
-            // A name that became too long is none.
+            // With a search domain, the name may be too long.
             let Some(sent) = query.forward(id(), name) else { continue };
             let Some(answer) = self.ask(&resolv, &sent, way).await else { continue };
             let positive = dns::is_positive(&answer);
@@ -90,16 +92,16 @@ impl Relay {
         plain
     }
 
-    /// Asks one server after the other. One that could not tell is believed when all have failed.
+    /// Asks one server after the other. An error response counts only if no server has an answer.
     async fn ask(&self, resolv: &Resolv, sent: &[u8], way: Way) -> Option<Vec<u8>> {
         let count = resolv.servers.len();
-        let patience = if count > 1 { resolv.timeout.min(PATIENCE) } else { resolv.timeout };
+        let limit = if count > 1 { resolv.timeout.min(SERVER_TIMEOUT) } else { resolv.timeout };
         let first = self.last.load(Ordering::Relaxed);
-        let mut unsure = None;
+        let mut failed = None;
         for turn in 0..count * usize::from(resolv.attempts) {
             let index = first.wrapping_add(turn) % count;
             let server = SocketAddr::new(resolv.servers[index], dns::PORT);
-            let Ok(Ok(answer)) = timeout(patience, exchange(server, sent, way)).await else {
+            let Ok(Ok(answer)) = timeout(limit, exchange(server, sent, way)).await else {
                 continue;
             };
             match dns::code(&answer) {
@@ -107,26 +109,26 @@ impl Relay {
                     self.last.store(index, Ordering::Relaxed);
                     return Some(answer);
                 }
-                _ => unsure = Some(answer),
+                _ => failed = Some(answer),
             }
-            // Each says once that it does not know.
+            // A server that has failed is not asked twice.
             if turn + 1 >= count {
                 break;
             }
         }
-        unsure
+        failed
     }
 }
 
-/// A number that nobody can guess.
+/// A random number for a question's id.
 fn id() -> [u8; 2] {
     let mut id = [0; 2];
-    // A kernel that has no random numbers yet lets us wait: an error is for other flags.
+    // Without flags this blocks until the kernel has random numbers, and does not fail.
     rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty()).ok();
     id
 }
 
-/// Asks a server, on the way that the guest came. Who has no TCP is asked by UDP all the same.
+/// Asks a server by the guest's transport. A server without TCP is asked by UDP instead.
 async fn exchange(server: SocketAddr, sent: &[u8], way: Way) -> io::Result<Vec<u8>> {
     match way {
         Way::Datagram => by_udp(server, sent).await,
@@ -139,7 +141,8 @@ async fn exchange(server: SocketAddr, sent: &[u8], way: Way) -> io::Result<Vec<u
     }
 }
 
-/// From a port that the kernel chooses at random, and heard only from whom was asked.
+/// Asks from a random port of the kernel's choice. The socket is connected, so that it receives
+/// from this server only.
 async fn by_udp(server: SocketAddr, sent: &[u8]) -> io::Result<Vec<u8>> {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -148,7 +151,7 @@ async fn by_udp(server: SocketAddr, sent: &[u8]) -> io::Result<Vec<u8>> {
     let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;
     socket.connect(server).await?;
     socket.send(sent).await?;
-    let mut received = vec![0; DATAGRAM];
+    let mut received = vec![0; MAX_DATAGRAM];
     loop {
         let length = socket.recv(&mut received).await?;
         if dns::is_answer(sent, &received[..length]) {
@@ -165,15 +168,15 @@ async fn by_tcp(server: SocketAddr, sent: &[u8]) -> io::Result<Vec<u8>> {
     if dns::is_answer(sent, &received) {
         Ok(received)
     } else {
-        Err(io::Error::new(io::ErrorKind::InvalidData, "an answer to another question"))
+        Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is to another question"))
     }
 }
 
-/// Reads a message with its length before it (RFC 1035, 4.2.2).
+/// Reads a message with a length prefix (RFC 1035, 4.2.2).
 ///
 /// # Errors
 ///
-/// When the stream ends or breaks.
+/// If the stream ends or breaks.
 pub async fn read_framed(stream: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Vec<u8>> {
     let length = stream.read_u16().await?;
     let mut message = vec![0; length.into()];
@@ -181,11 +184,11 @@ pub async fn read_framed(stream: &mut (impl AsyncReadExt + Unpin)) -> io::Result
     Ok(message)
 }
 
-/// Writes a message with its length before it.
+/// Writes a message with a length prefix.
 ///
 /// # Errors
 ///
-/// When the stream breaks, or the message is too long for one.
+/// If the stream breaks, or the message is longer than 65535 bytes.
 pub async fn write_framed(
     stream: &mut (impl AsyncWriteExt + Unpin),
     message: &[u8],

@@ -1,4 +1,4 @@
-//! The pod's resolvers: `/etc/resolv.conf`, as resolv.conf(5) has it.
+//! The pod's resolvers, from `/etc/resolv.conf` (resolv.conf(5)).
 
 use std::fs;
 use std::net::IpAddr;
@@ -7,28 +7,27 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Most servers that are asked, most domains that are searched, and the longest times: those of
-/// glibc.
-const SERVERS: usize = 3;
-const DOMAINS: usize = 32;
-const DOTS: u8 = 15;
-const SECONDS: u8 = 30;
-const ATTEMPTS: u8 = 5;
-/// More of a file is not read.
-const LONGEST: u64 = 64 << 10;
+// The limits of glibc.
+const MAX_SERVERS: usize = 3;
+const MAX_DOMAINS: usize = 32;
+const MAX_DOTS: u8 = 15;
+const MAX_SECONDS: u8 = 30;
+const MAX_ATTEMPTS: u8 = 5;
+/// Larger files are not read.
+const MAX_FILE_BYTES: u64 = 64 << 10;
 
-/// What the file says.
+/// The content of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolv {
-    /// Who is asked, one after the other.
+    /// Name servers, in the order in which they are asked.
     pub servers: Vec<IpAddr>,
-    /// Domains in which a short name is searched.
+    /// Search domains for short names.
     pub search: Vec<String>,
-    /// A name with so many dots is asked for as it is before it is searched.
+    /// A name with at least this number of dots is asked as it is before search domains are tried.
     pub dots: u8,
-    /// How long a server has time.
+    /// The maximum time for an answer of a server.
     pub timeout: Duration,
-    /// How often each is asked.
+    /// The number of attempts per server.
     pub attempts: u8,
 }
 
@@ -40,7 +39,7 @@ impl Default for Resolv {
 }
 
 impl Resolv {
-    /// Reads its text. What makes no sense is passed over, as glibc does.
+    /// Parses the file. Invalid entries are ignored, as in glibc.
     #[must_use]
     pub fn read(text: &str) -> Self {
         let mut resolv = Self::default();
@@ -49,14 +48,14 @@ impl Resolv {
             match words.next() {
                 Some("nameserver") => {
                     let server = words.next().and_then(|word| word.parse::<IpAddr>().ok());
-                    let room = resolv.servers.len() < SERVERS;
+                    let room = resolv.servers.len() < MAX_SERVERS;
                     resolv.servers.extend(server.filter(|_| room));
                 }
-                // The last line of these two counts.
+                // The last `search` or `domain` line counts.
                 Some("search" | "domain") => {
                     let domain = |word: &str| word.trim_matches('.').to_ascii_lowercase();
                     let domains = words.map(domain).filter(|domain| is_domain(domain));
-                    resolv.search = domains.take(DOMAINS).collect();
+                    resolv.search = domains.take(MAX_DOMAINS).collect();
                 }
                 Some("options") => words.for_each(|word| resolv.option(word)),
                 _ => {}
@@ -69,15 +68,15 @@ impl Resolv {
         let Some((name, number)) = word.split_once(':') else { return };
         let Ok(number) = number.parse::<u8>() else { return };
         match name {
-            "ndots" => self.dots = number.min(DOTS),
-            "timeout" => self.timeout = Duration::from_secs(number.clamp(1, SECONDS).into()),
-            "attempts" => self.attempts = number.clamp(1, ATTEMPTS),
+            "ndots" => self.dots = number.min(MAX_DOTS),
+            "timeout" => self.timeout = Duration::from_secs(number.clamp(1, MAX_SECONDS).into()),
+            "attempts" => self.attempts = number.clamp(1, MAX_ATTEMPTS),
             _ => {}
         }
     }
 }
 
-/// Whether it can be a part of a name.
+/// Whether a text is a valid domain.
 fn is_domain(text: &str) -> bool {
     let label = |label: &str| {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
@@ -86,14 +85,14 @@ fn is_domain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(label)
 }
 
-/// A file of this kind, read again when it has changed.
+/// A parsed file, which is read again when it has changed.
 pub struct File<T = Resolv> {
     path: PathBuf,
     read: fn(&str) -> T,
     last: Mutex<(Option<Stamp>, Arc<T>)>,
 }
 
-/// What changes with a file's content.
+/// Properties of a file that change with its content.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -102,13 +101,13 @@ struct Stamp {
 }
 
 impl<T: Default> File<T> {
-    /// The file at this path, and how it is read.
+    /// A file at this path, with its parser.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, read: fn(&str) -> T) -> Self {
         Self { path: path.into(), read, last: Mutex::default() }
     }
 
-    /// What it says now; what it said last while it cannot be read.
+    /// The current content. While the file cannot be read, the last known content.
     pub fn now(&self) -> Arc<T> {
         let mut last = self.last.lock().expect("nothing panics while it is read");
         let stamp = fs::metadata(&self.path).ok().map(|it| Stamp {
@@ -116,7 +115,7 @@ impl<T: Default> File<T> {
             size: it.len(),
             changed: (it.ctime(), it.ctime_nsec()),
         });
-        if stamp.is_some_and(|it| it.size <= LONGEST)
+        if stamp.is_some_and(|it| it.size <= MAX_FILE_BYTES)
             && stamp != last.0
             && let Ok(text) = fs::read(&self.path)
         {

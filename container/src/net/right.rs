@@ -1,5 +1,5 @@
-//! What the process needs for an interface, asked for before anything is made: so that what is
-//! missing is one sentence, and nothing has to be taken back.
+//! Checks the privileges for network interfaces before anything is created, so that a missing one
+//! is one clear error and nothing has to be undone.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -11,17 +11,18 @@ use crate::status::{Failure, Status};
 
 /// linux/capability.h.
 const CAP_NET_ADMIN: u32 = 12;
-/// Where taps come from, and its number.
+/// The device of tap interfaces.
 const TUN: &str = "/dev/net/tun";
+/// Its major and minor number.
 const NUMBER: (u32, u32) = (10, 200);
-const OTHERWISE: &str = "or say NETWORK=user";
+const OTHERWISE: &str = "or set NETWORK=user";
 
-/// Whether interfaces may be made.
+/// Whether the process has CAP_NET_ADMIN.
 pub(super) fn is_admin() -> bool {
     has(&fs::read_to_string("/proc/self/status").unwrap_or_default(), CAP_NET_ADMIN)
 }
 
-/// Refuses with what is missing for a tap.
+/// Checks the privileges for a tap interface.
 pub(super) fn check_tap() -> anyhow::Result<()> {
     if !is_admin() {
         let sentence =
@@ -35,22 +36,22 @@ pub(super) fn check_tap() -> anyhow::Result<()> {
     let sentence = match error.kind() {
         io::ErrorKind::NotFound => format!("there is no {TUN}: add --device {TUN}, {OTHERWISE}"),
         io::ErrorKind::PermissionDenied => format!(
-            "{TUN} cannot be opened: add --device {TUN} (a mounted node alone needs a privileged \
-             container), {OTHERWISE}"
+            "{TUN} cannot be opened: add --device {TUN} (mounting the node alone requires a \
+             privileged container), {OTHERWISE}"
         ),
         _ => format!("{TUN}: {error}: load the module `tun` on the host, {OTHERWISE}"),
     };
     Err(Failure::new(Status::Network, sentence))
 }
 
-/// Whether a capability is there, by `/proc/self/status`.
+/// Whether a capability is in the effective set of `/proc/self/status`.
 fn has(status: &str, capability: u32) -> bool {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let set = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
     set.is_some_and(|set| set >> capability & 1 == 1)
 }
 
-/// Makes the device's node, as the reference does. Whether it may be opened is seen then.
+/// Creates the device node, as the reference image does. The caller then tries to open it.
 fn make_device() {
     let folder = Path::new(TUN).parent().expect("it has one");
     let mode = Mode::from_raw_mode(0o666);

@@ -1,12 +1,12 @@
 //! The user-mode network: the guest's connections become the pod's own, for pods without
 //! `NET_ADMIN` and without `/dev/net/tun`.
 //!
-//! `vmm` speaks Ethernet over a Unix socket as passt(1) has it, and this is the other end. What the
-//! guest sends by TCP, UDP and ICMP leaves by plain sockets of this process: rules for the pod and
-//! a mesh's sidecar apply to it as to any other program. It is one thread with tasks: one reads and
-//! writes frames, and each flow has one that carries its data. Between the guest and the outside
-//! nothing waits without a bound, and a side that does not read holds back the other. Places bound
-//! how many tasks and descriptors there are (`quota`).
+//! `vmm` sends Ethernet frames over a Unix socket in the protocol of passt(1), and this is the
+//! other end. TCP, UDP and ICMP of the guest leave through plain sockets of this process, so that
+//! network policies and the sidecar of a mesh apply to them as to any other program. One thread
+//! runs all tasks: one reads and writes frames, and each flow has one that carries its data. All
+//! queues between the guest and the outside are bounded, and a side that does not read slows down
+//! the other. `quota` limits the number of tasks and descriptors.
 
 pub mod checksum;
 pub mod connection;
@@ -42,7 +42,7 @@ use anyhow::Context as _;
 use tokio::sync::oneshot;
 use tokio::task::{LocalSet, spawn_local};
 
-use self::doors::Doors;
+use self::doors::Listeners;
 use self::lan::{Lan, Pod};
 use self::router::Router;
 use super::dns::Local;
@@ -54,33 +54,33 @@ use crate::settings::Settings;
 use crate::settings::value::Value as _;
 use crate::settings::words::Ports;
 
-/// How often the guest is told of its IPv6 router: well before it forgets.
+/// The interval of IPv6 router advertisements, well below their lifetime.
 const ADVERTISE: Duration = Duration::from_secs(1800);
-/// A pause after somebody who could not be accepted, as there are no files left.
+/// The pause after a connection could not be accepted, for example for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The network, as long as it is there.
+/// The running network. Dropping it ends the network.
 #[derive(Debug)]
 pub struct User {
     socket: PathBuf,
     mtu: u16,
-    said: String,
-    /// Dropped to end it.
+    summary: String,
+    /// Dropped to end the thread.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl User {
-    /// Starts it: opens the forwarded ports, and listens for `vmm` in `folder`. The pod's resolvers
-    /// are those of `etc/resolv.conf` below `root`.
+    /// Opens the forwarded ports, and listens for `vmm` in `folder`. The pod's resolvers are those
+    /// of `etc/resolv.conf` below `root`.
     ///
     /// # Errors
     ///
-    /// When the guest cannot have its address, or the socket cannot be made.
+    /// If the guest's address is invalid, or the socket cannot be created.
     pub fn start(settings: &Settings, root: &Path, folder: &Path) -> anyhow::Result<Self> {
         if let Some(device) = &settings.network.uplink {
             tracing::warn!(
-                "network: DEV={}: in user mode connections go by the pod's routes",
+                "network: DEV={} has no effect: in user mode, connections follow the pod's routes",
                 device.0
             );
         }
@@ -94,16 +94,16 @@ impl User {
         };
         let relay = Relay::new(local, &root.join("etc"));
         let ports = doors::ports(settings);
-        let doors = Doors::open(&ports);
+        let listeners = Listeners::open(&ports);
         let socket = folder.join("network.sock");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let entered = runtime.enter();
         let listener = tokio::net::UnixListener::from_std(listen(&socket)?)?;
-        let tcp = doors.tcp.into_iter().map(tokio::net::TcpListener::from_std);
-        let doors = (tcp.collect::<io::Result<Vec<_>>>()?, doors.udp);
+        let tcp = listeners.tcp.into_iter().map(tokio::net::TcpListener::from_std);
+        let forwarded = Forwarded { tcp: tcp.collect::<io::Result<_>>()?, udp: listeners.udp };
         drop(entered);
         let mtu = lan.mtu;
-        let said = format!(
+        let summary = format!(
             "user mode: the guest is {}, its gateway and name server {}; forwarded: {}",
             lan.guest,
             lan.gateway,
@@ -111,22 +111,22 @@ impl User {
         );
         let (stop, stopped) = oneshot::channel();
         let thread = Builder::new().name("network".into()).spawn(move || {
-            // What the guest sends is read by who has no rights.
+            // Drop privileges before the first frame of the guest is read.
             jail::serve();
             let router = Rc::new(Router::new(lan, relay, descriptors::limit()));
             let serve = async {
-                // A task like the others: all of them have their turn between two of its own.
-                let served = spawn_local(async move { serve(&router, listener, doors).await });
+                // As a task of its own, it takes turns with the others.
+                let served = spawn_local(async move { serve(&router, listener, forwarded).await });
                 tokio::select! {
                     _ = served => {}
-                    // The other end is dropped when it is to end.
+                    // The sender is dropped to end the network.
                     _ = stopped => {}
                 }
             };
             let tasks = LocalSet::new();
             runtime.block_on(tasks.run_until(serve));
         })?;
-        Ok(Self { socket, mtu, said, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { socket, mtu, summary, stop: Some(stop), thread: Some(thread) })
     }
 
     /// The socket, for `vmm run --device virtio-net,to=passt:SOCKET,mtu=MTU`.
@@ -135,19 +135,19 @@ impl User {
         &self.socket
     }
 
-    /// The longest packet, which `vmm` tells the guest.
+    /// The MTU in bytes, which `vmm` reports to the guest.
     #[must_use]
     pub fn mtu(&self) -> u16 {
         self.mtu
     }
 
-    /// What there is, in one line.
+    /// A summary for the log, in one line.
     #[must_use]
     pub fn said(&self) -> &str {
-        &self.said
+        &self.summary
     }
 
-    /// Ends it: connections break off, and ports and socket are free.
+    /// Ends the network: connections break, and ports and socket are freed.
     pub fn end(mut self) {
         self.stop();
     }
@@ -155,7 +155,7 @@ impl User {
     fn stop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // That it panicked was told where it did.
+            // A panic was already reported by its thread.
             thread.join().ok();
             fs::remove_file(&self.socket).ok();
         }
@@ -168,7 +168,7 @@ impl Drop for User {
     }
 }
 
-/// Listens, for our user alone, in place of what a pod that was killed left there.
+/// Listens, for our user alone, in place of the socket that a killed pod left.
 fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     let bind = || {
         if fs::symlink_metadata(path).is_ok() {
@@ -182,16 +182,18 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     bind().with_context(|| path.display().to_string())
 }
 
-/// Serves one guest after another, for ever.
-async fn serve(
-    router: &Rc<Router>,
-    listener: tokio::net::UnixListener,
-    (tcp, udp): (Vec<tokio::net::TcpListener>, Vec<UdpSocket>),
-) {
-    for listener in tcp {
+/// Sockets of the forwarded ports.
+struct Forwarded {
+    tcp: Vec<tokio::net::TcpListener>,
+    udp: Vec<UdpSocket>,
+}
+
+/// Serves one guest after another.
+async fn serve(router: &Rc<Router>, listener: tokio::net::UnixListener, forwarded: Forwarded) {
+    for listener in forwarded.tcp {
         spawn_local(accept(router.clone(), listener));
     }
-    for socket in udp {
+    for socket in forwarded.udp {
         let router = router.clone();
         spawn_local(async move { router.datagrams.serve(&router.network, socket).await });
     }
@@ -206,8 +208,8 @@ async fn serve(
         });
     }
     loop {
-        let say = |error| network.say("vmm", || format!("the socket to vmm: {error}"));
-        let (socket, _) = next(async || listener.accept().await, say).await;
+        let warn = |error| network.warn_once("vmm", || format!("the socket to vmm: {error}"));
+        let (socket, _) = next(async || listener.accept().await, warn).await;
         network.plug();
         let outcome = tokio::select! {
             outcome = link::read(&socket, |frame| router.hear(frame)) => outcome,
@@ -215,28 +217,30 @@ async fn serve(
         };
         router.unplug();
         if let Err(error) = outcome {
-            network.say("link", || format!("the socket to vmm: {error}: it is expected again"));
+            network
+                .warn_once("link", || format!("the socket to vmm: {error}: waiting for vmm again"));
         }
     }
 }
 
-/// Takes connections to a port that is the guest's.
+/// Accepts connections to a forwarded port.
 async fn accept(router: Rc<Router>, listener: tokio::net::TcpListener) {
     let Ok(address) = listener.local_addr() else { return };
     loop {
-        let say =
-            |error| router.network.say("accept", || format!("port {}: {error}", address.port()));
-        let (stream, from) = next(async || listener.accept().await, say).await;
+        let warn = |error| {
+            router.network.warn_once("accept", || format!("port {}: {error}", address.port()));
+        };
+        let (stream, from) = next(async || listener.accept().await, warn).await;
         router.connections.accept(&router.network, stream, from, address.port()).await;
     }
 }
 
-/// The next who comes. What cannot be now is tried again after a pause.
-async fn next<T>(accept: impl AsyncFn() -> io::Result<T>, say: impl Fn(io::Error)) -> T {
+/// Accepts the next connection. After an error it tries again, with a pause.
+async fn next<T>(accept: impl AsyncFn() -> io::Result<T>, warn: impl Fn(io::Error)) -> T {
     loop {
         match accept().await {
-            Ok(came) => return came,
-            Err(error) => say(error),
+            Ok(accepted) => return accepted,
+            Err(error) => warn(error),
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -250,12 +254,12 @@ mod test {
 
     #[tokio::test]
     async fn who_cannot_be_accepted_now_is_accepted_later() {
-        let (asked, said) = (Cell::new(0), RefCell::new(Vec::new()));
-        let accept = async || match asked.replace(asked.get() + 1) {
+        let (attempts, errors) = (Cell::new(0), RefCell::new(Vec::new()));
+        let accept = async || match attempts.replace(attempts.get() + 1) {
             0 | 1 => Err(io::Error::other("no files")),
-            _ => Ok("somebody"),
+            _ => Ok("a client"),
         };
-        let came = next(accept, |error| said.borrow_mut().push(error.to_string())).await;
-        assert_eq!((came, said.into_inner()), ("somebody", vec!["no files".to_owned(); 2]));
+        let accepted = next(accept, |error| errors.borrow_mut().push(error.to_string())).await;
+        assert_eq!((accepted, errors.into_inner()), ("a client", vec!["no files".to_owned(); 2]));
     }
 }

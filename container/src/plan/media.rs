@@ -1,4 +1,4 @@
-//! Media that lie on the volume under a name of their own.
+//! Finds the ISO image to install from among the files on the volume.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,24 +9,24 @@ use crate::settings::value::quote;
 use crate::settings::version::Version;
 use crate::status::{Failure, Status};
 
-/// Those are something else: the rescue CD, drivers.
+/// Names with other meanings: the rescue CD, and drivers.
 const OTHERS: [&str; 3] = ["start.iso", "mount.iso", "drivers.iso"];
-/// How names begin of media that are drivers, as they are downloaded.
+/// Start of the names of driver CDs, as they are downloaded.
 const DRIVERS: &str = "virtio-win";
-/// So many are named where there are too many.
-const SHOWN: usize = 3;
+/// Maximum number of names in the error about several images.
+const MAX_SHOWN: usize = 3;
 
-/// The medium on the volume that is meant: that of the version, under the reference image's name
-/// for it, or the only one there.
+/// The ISO image to install from: the reference image's name for this version, or the only image on
+/// the volume.
 ///
 /// # Errors
 ///
-/// When it may be one of several.
+/// When there are several images to choose from.
 pub(super) fn on_volume(volume: &Path, settings: &Settings) -> anyhow::Result<Option<PathBuf>> {
     let mut names = names(volume);
     let windows = &settings.windows;
     let wanted = match &windows.version {
-        // Not another than the one at that address.
+        // Only the image with the name at the end of the address fits.
         Version::Url(url) => {
             let path = url.split(['?', '#']).next().unwrap_or_default();
             names.retain(|name| path.ends_with(&format!("/{name}")));
@@ -45,10 +45,10 @@ pub(super) fn on_volume(volume: &Path, settings: &Settings) -> anyhow::Result<Op
         [] => Ok(None),
         [name] => Ok(Some(volume.join(name))),
         [first, ..] => {
-            let shown: Vec<_> = names.iter().take(SHOWN).map(|name| quote(name)).collect();
-            let more = if names.len() > SHOWN { "…" } else { "" };
+            let shown: Vec<_> = names.iter().take(MAX_SHOWN).map(|name| quote(name)).collect();
+            let more = if names.len() > MAX_SHOWN { "…" } else { "" };
             let sentence = format!(
-                "STORAGE={}: more than one medium is there ({}{more}): say which, as in \
+                "STORAGE={}: it has several ISO images ({}{more}): select one, as in \
                  VERSION={}",
                 settings.storage.folder.display(),
                 shown.join(", "),
@@ -59,7 +59,7 @@ pub(super) fn on_volume(volume: &Path, settings: &Settings) -> anyhow::Result<Op
     }
 }
 
-/// The names of media on the volume, as VERSION may name them, in their order.
+/// Names of ISO images on the volume, sorted.
 fn names(volume: &Path) -> Vec<String> {
     let entries = fs::read_dir(volume).into_iter().flatten().flatten();
     let files = entries.filter(|entry| entry.path().is_file()).map(|entry| entry.file_name());

@@ -1,4 +1,4 @@
-//! What was said and has no effect on what the machine runs.
+//! Warnings about variables and mounts without effect, and about drivers that Windows' setup lacks.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::settings::value::Value as _;
 use crate::settings::version::Version;
 use crate::source::Source;
 
-/// Variables of an installation that answers itself.
+/// Variables of an unattended installation.
 const INSTALLATION: [&str; 16] = [
     "EDITION",
     "REGION",
@@ -36,7 +36,7 @@ const INSTALLATION: [&str; 16] = [
     "VERSION",
 ];
 
-/// Folders and files that the reference image shares, copies, reads or runs.
+/// Folders and files below `/` that the reference image shares, copies, reads or runs.
 const MOUNTS: [&str; 10] = [
     "shared",
     "data",
@@ -51,25 +51,25 @@ const MOUNTS: [&str; 10] = [
 ];
 const ON_VOLUME: [&str; 5] = ["shared", "data", "oem", "OEM", "custom.xml"];
 
-/// A sentence for each such thing.
+/// The warnings for a plan, one sentence each.
 pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
     let mut notes = Vec::new();
     if let Source::Medium(medium) = source {
         let version = &said.settings.windows.version;
-        let is_its_name = |name: &str| name == "VERSION" && names_it(version, medium);
+        let is_its_name = |name: &str| name == "VERSION" && selects(version, medium);
         let names = INSTALLATION.into_iter().filter(|name| said.names.contains(name));
         let names: Vec<_> = names.filter(|name| !is_its_name(name)).collect();
         let has = if names.len() == 1 { "has" } else { "have" };
         if !names.is_empty() {
             notes.push(format!(
-                "{} {has} no effect: a person installs what is on {}",
+                "{} {has} no effect: {} is installed by hand",
                 names.join(", "),
                 medium.display()
             ));
         }
         let written = disks::find(0, &said.settings, root).ok().flatten();
         if !written.is_some_and(|it| it.disk.is_written()) && is_microsofts(medium) {
-            notes.extend(lacks(said, root));
+            notes.extend(missing_drivers(said, root));
         }
     }
     notes.extend(unused(Path::new("/"), &MOUNTS, source, root));
@@ -77,15 +77,15 @@ pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
     let layout = said.settings.windows.keyboard.as_ref().map(|it| it.show());
     if let Some(layout) = layout.filter(|it| it.parse::<layout::Name>().is_err()) {
         notes.push(format!(
-            "KEYBOARD={layout}: no such layout of viewers is known: the screen takes keys as on \
-             one of the United States"
+            "KEYBOARD={layout}: viewers have no such layout: the screen uses the layout of \
+             the United States"
         ));
     }
     notes
 }
 
-/// What Windows' setup lacks in the hands of a person.
-fn lacks(said: &Said, root: &Path) -> Vec<String> {
+/// Drivers and settings that Windows' setup lacks when a person installs.
+fn missing_drivers(said: &Said, root: &Path) -> Vec<String> {
     let settings = &said.settings;
     let mut notes = Vec::new();
     let drivers = machine::further_media(root, &below(root, &settings.storage.folder));
@@ -100,9 +100,8 @@ fn lacks(said: &Said, root: &Path) -> Vec<String> {
     match driver {
         _ if !drivers.is_empty() => {}
         Some(driver) => notes.push(format!(
-            "DISK_TYPE={}: Windows' setup has no driver for such a disk, nor Windows for the \
-             network card: {mount} and load {driver} and NetKVM from there, or say DISK_TYPE=nvme \
-             and keep it",
+            "DISK_TYPE={}: Windows has no driver for this disk, nor for the network card: \
+             {mount} and load {driver} and NetKVM from there, or set DISK_TYPE=nvme and keep it",
             bus.show()
         )),
         None if settings.network.kind == Way::None => {}
@@ -110,17 +109,17 @@ fn lacks(said: &Said, root: &Path) -> Vec<String> {
             "Windows has no driver for the network card: {mount} and install NetKVM from there"
         )),
     }
-    if firmware::insists(said) {
+    if firmware::lacks_secure_boot(said) {
         notes.push(
-            "if this is Windows 11, its setup wants Secure Boot and a TPM: say MANUAL=Y for both"
+            "if this is Windows 11, its setup requires Secure Boot and a TPM: set MANUAL=Y"
                 .to_owned(),
         );
     }
     notes
 }
 
-/// Whether this medium is taken because of the version.
-fn names_it(version: &Version, medium: &Path) -> bool {
+/// Whether VERSION selected this ISO image.
+fn selects(version: &Version, medium: &Path) -> bool {
     let name = medium.file_name().and_then(OsStr::to_str).unwrap_or_default();
     match version {
         Version::File(_) => true,
@@ -130,7 +129,7 @@ fn names_it(version: &Version, medium: &Path) -> bool {
     }
 }
 
-/// Sentences on what the reference image takes from this folder, and this one does not.
+/// Warnings about folders and files that the reference image uses, and this one does not.
 fn unused(folder: &Path, names: &[&str], source: &Source, root: &Path) -> Vec<String> {
     let installs = matches!(source, Source::Medium(_));
     let sentence = |name: &&str| {
@@ -139,7 +138,7 @@ fn unused(folder: &Path, names: &[&str], source: &Source, root: &Path) -> Vec<St
         let what = match *name {
             "run/start.sh" => "is not run: use an init container, or a hook of the engine",
             "custom.xml" => {
-                "answers nothing: name it Autounattend.xml on an ISO at /mount.iso, where \
+                "is not used: name it Autounattend.xml on an ISO at /mount.iso, where \
                  Windows' setup looks for it"
             }
             "oem" | "OEM" => {
@@ -147,7 +146,7 @@ fn unused(folder: &Path, names: &[&str], source: &Source, root: &Path) -> Vec<St
                  through a remote desktop"
             }
             _ => {
-                "is shared with nobody: mount an ISO of it as /mount.iso, or copy files through \
+                "is not shared: mount an ISO of it as /mount.iso, or copy files through \
                  a remote desktop"
             }
         };
@@ -180,13 +179,13 @@ mod test {
         let words = [("EDITION", "core"), ("VERSION", "10"), ("RAM_SIZE", "8G")];
         assert_eq!(
             of(&words, &medium),
-            ["EDITION, VERSION have no effect: a person installs what is on /custom.iso"]
+            ["EDITION, VERSION have no effect: /custom.iso is installed by hand"]
         );
         let [ten, url] = [("VERSION", "10"), ("VERSION", "https://example.com/x.iso")];
         assert_eq!(of(&[ten], &Source::Medium("/storage/win10x64_de.iso".into())), [""; 0]);
         assert_eq!(of(&[url], &Source::Medium("/storage/x.iso".into())), [""; 0]);
         assert!(of(&[ten], &Source::Medium("/storage/x.iso".into()))[0].starts_with("VERSION has"));
-        // Who has it installed may go on saying how.
+        // On an installed disk, variables of the installation are not reported.
         assert_eq!(of(&words, &Source::Disk("/storage/data.img".into())), [""; 0]);
         let strange = of(&[("KEYBOARD", "zz-ZZ")], &Source::Probe);
         assert!(strange[0].starts_with("KEYBOARD=zz-ZZ: "), "{strange:?}");
@@ -198,7 +197,7 @@ mod test {
         let of = |source: &Source| notes(&read(&[].into()).unwrap(), source, root.path());
         let [medium, disk] = ["/custom.iso", "/storage/data.img"];
         let [medium, disk] = [Source::Medium(medium.into()), Source::Disk(disk.into())];
-        // Disks are no folders.
+        // Files with the names of folders are disks.
         std::fs::create_dir_all(root.path().join("storage")).unwrap();
         std::fs::write(root.path().join("data"), "").unwrap();
         assert_eq!(of(&medium), [""; 0]);
@@ -206,9 +205,7 @@ mod test {
         for name in ["shared", "data", "shared2", "shared3", "storage/shared", "storage/data"] {
             std::fs::create_dir(root.path().join(name)).unwrap();
             let said = of(&disk);
-            assert!(
-                said.iter().any(|it| it.starts_with(&format!("/{name} is shared with nobody")))
-            );
+            assert!(said.iter().any(|it| it.starts_with(&format!("/{name} is not shared: "))));
         }
         for name in ["oem/a", "storage/OEM/a", "custom.xml", "run/start.sh"] {
             let path = root.path().join(name);
@@ -218,7 +215,7 @@ mod test {
         let (installed, all) = (of(&disk), of(&medium));
         assert_eq!((installed.len(), all.len()), (7, 10), "{all:?}");
         assert!(installed[4].starts_with("/run/start.sh is not run: "), "{installed:?}");
-        for start in ["/oem is not copied", "/storage/OEM is not copied", "/custom.xml answers"] {
+        for start in ["/oem is not copied", "/storage/OEM is not", "/custom.xml is not used"] {
             assert!(all.iter().any(|it| it.starts_with(start)), "{start}: {all:?}");
         }
         assert!(all.iter().all(|it| it.len() < 150), "{all:?}");
@@ -233,7 +230,7 @@ mod test {
         let of = |words: &[(&str, &str)]| {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
             let mut said = read(&words).unwrap();
-            firmware::suit(&mut said, &medium);
+            firmware::adjust_boot_mode(&mut said, &medium);
             notes(&said, &medium, root.path())
         };
         std::fs::write(path("custom.iso"), [0; 1 << 16]).unwrap();
@@ -251,7 +248,7 @@ mod test {
         assert_eq!(of(&[("BOOT_MODE", "windows"), ("DISK_TYPE", "nvme")]).len(), 1);
         std::fs::write(path("drivers.iso"), "x").unwrap();
         assert_eq!(of(&[manual]), [""; 0]);
-        // Somebody is past that.
+        // The setup is past that point.
         std::fs::remove_file(path("drivers.iso")).unwrap();
         std::fs::write(path("storage/data.img"), "x").unwrap();
         assert_eq!(of(&[]), [""; 0]);

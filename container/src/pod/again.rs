@@ -1,8 +1,10 @@
-//! CDs that give up: what a person starts may ask for a key, and nobody may be there to press one.
+//! Boots a medium again that gave up: install CDs may ask for a key, and nobody may be there to
+//! press one.
 //!
-//! Microsoft's media ask for any key, for a few seconds. They are answered, once for each start of
-//! the machine, until it has started from its disk. A medium that gave up is started again, soon a
-//! few times, and then when somebody comes to look: until then the machine waits and does nothing.
+//! Microsoft's media wait for any key for a few seconds. Enter is pressed for them, once per start
+//! of the machine, until it has booted from its disk. After a medium gave up, the machine is reset:
+//! a few times with growing pauses, and then whenever a viewer opens the screen. Until then it
+//! waits and does nothing.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,34 +15,35 @@ use tokio::time::{Instant, sleep};
 use vmm::control::Command;
 
 use super::asked;
-use super::console::{On, Told};
+use super::console::{BootDevice, BootEvent};
 use crate::medium::is_microsofts;
 use crate::source::Source;
 
-/// How often Enter is pressed, and how far apart: blindly, as the question is on the screen alone.
+/// Number of key presses, and the pause between them. They are sent blindly, as the question is
+/// only on the screen.
 const PRESSES: u32 = 6;
-const PAUSE: Duration = Duration::from_millis(250);
-/// How often a medium is started again before that waits for somebody to look.
-const TRIES: u32 = 5;
-/// Who used a medium for longer did not overlook its question.
-const LONG: Duration = Duration::from_secs(60);
-/// How often it is looked whether somebody looks.
-const LOOK: Duration = Duration::from_secs(2);
+const PRESS_PAUSE: Duration = Duration::from_millis(250);
+/// Resets of the machine before it waits for a viewer.
+const MAX_TRIES: u32 = 5;
+/// A medium that ran for longer was in use: its question was answered.
+const USED_FOR: Duration = Duration::from_secs(60);
+/// Poll interval for new viewers.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Whether a key is pressed when a CD starts.
+/// Whether a key is pressed when a CD boots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Asks {
-    /// It asks for none, as far as we know, and a key chooses something in its menu.
+pub enum KeyPrompt {
+    /// Never: as far as known, the CD does not ask, and a key would select an entry of its menu.
     #[default]
     Never,
-    /// Once: it goes before the disk, and is not to be started again after each restart.
+    /// Only once: the CD boots before the disk, and must not start again after each restart.
     Once,
-    /// At every start.
+    /// At every start of the machine.
     Always,
 }
 
-impl Asks {
-    /// Of a machine with this rescue CD, if there is one.
+impl KeyPrompt {
+    /// Decides for a machine with this source, and with this rescue CD if there is one.
     pub fn of(source: &Source, rescue: Option<&Path>) -> Self {
         match (rescue, source) {
             (Some(rescue), _) if is_microsofts(rescue) => Self::Once,
@@ -50,55 +53,54 @@ impl Asks {
     }
 }
 
-/// What is to be done.
+/// The reaction to a boot event.
 #[derive(Debug, PartialEq, Eq)]
 enum Act {
-    /// Nothing, and what was under way is at an end.
+    /// Do nothing, and stop what was going on.
     Rest,
-    /// The question is answered.
+    /// Press a key.
     Press,
-    /// The medium of this name gave up: the machine is started again after so long, or when
-    /// somebody looks.
+    /// The medium of this name gave up: reset the machine after this time, or when a viewer comes.
     Again(String, Option<Duration>),
 }
 
-/// What the firmware has started, and what comes of it.
+/// What the firmware has booted since the pod began.
 #[derive(Debug, Default)]
-struct Course {
-    asks: Asks,
-    /// The question was answered since the machine started.
+struct BootState {
+    asks: KeyPrompt,
+    /// The key was pressed since the machine started.
     pressed: bool,
-    /// The medium that was started last, and when.
+    /// The medium that booted last, and when.
     medium: Option<(String, Instant)>,
-    /// How often it gave up.
+    /// Number of times that it gave up.
     tries: u32,
 }
 
-impl Course {
-    fn starts(&mut self, name: &str, on: On, now: Instant) -> Act {
+impl BootState {
+    fn starts(&mut self, name: &str, on: BootDevice, now: Instant) -> Act {
         match on {
-            On::Disk => (self.asks, self.medium) = (Asks::Never, None),
-            On::Medium => {
+            BootDevice::Disk => (self.asks, self.medium) = (KeyPrompt::Never, None),
+            BootDevice::Medium => {
                 self.medium = Some((name.trim().to_owned(), now));
-                if self.asks != Asks::Never && !self.pressed {
+                if self.asks != KeyPrompt::Never && !self.pressed {
                     self.pressed = true;
                     return Act::Press;
                 }
             }
-            On::Other => {}
+            BootDevice::Other => {}
         }
         Act::Rest
     }
 
-    /// Nothing is left to start; none if nothing ever was.
+    /// Nothing is left to boot. Returns `None` if no medium has booted before.
     fn ends(&mut self, now: Instant) -> Option<Act> {
         let (name, since) = self.medium.clone()?;
-        if now - since > LONG {
+        if now - since > USED_FOR {
             self.tries = 0;
         }
-        self.pressed = self.asks == Asks::Once;
+        self.pressed = self.asks == KeyPrompt::Once;
         self.tries += 1;
-        let pause = (self.tries <= TRIES).then(|| Duration::from_secs(1 << self.tries));
+        let pause = (self.tries <= MAX_TRIES).then(|| Duration::from_secs(1 << self.tries));
         if pause.is_none() {
             self.tries = 0;
         }
@@ -106,74 +108,72 @@ impl Course {
     }
 }
 
-/// What is done about it, at the control socket of the machine.
-pub struct Again {
-    course: Course,
+/// Carries out the reactions at the control socket of the machine.
+pub struct BootRetry {
+    state: BootState,
     control: PathBuf,
     task: Option<JoinHandle<()>>,
 }
 
-impl Again {
-    /// Nothing was started yet.
-    pub fn new(asks: Asks, control: PathBuf) -> Self {
-        Self { course: Course { asks, ..Course::default() }, control, task: None }
+impl BootRetry {
+    /// The state of a machine that has not booted yet.
+    pub fn new(asks: KeyPrompt, control: PathBuf) -> Self {
+        Self { state: BootState { asks, ..BootState::default() }, control, task: None }
     }
 
-    /// The firmware told this. Whether there is still something to wait for.
-    pub fn hear(&mut self, told: &Told) -> bool {
+    /// Handles a boot event. Returns whether the machine is kept running.
+    pub fn handle(&mut self, event: &BootEvent) -> bool {
         let now = Instant::now();
-        let act = match told {
-            Told::Starts { name, on } => Some(self.course.starts(name, *on, now)),
-            Told::Nothing => self.course.ends(now),
+        let act = match event {
+            BootEvent::Starts { name, on } => Some(self.state.starts(name, *on, now)),
+            BootEvent::Nothing => self.state.ends(now),
         };
-        self.rest();
-        let first = self.course.tries == 1;
+        self.cancel();
+        let first = self.state.tries == 1;
         let control = self.control.clone();
         self.task = match act {
             None => return false,
             Some(Act::Rest) => None,
             Some(Act::Press) => Some(tokio::spawn(press(control))),
             Some(Act::Again(name, pause)) => {
-                tell(&name, pause, first);
-                Some(tokio::spawn(again(control, pause)))
+                log_retry(&name, pause, first);
+                Some(tokio::spawn(reset(control, pause)))
             }
         };
         true
     }
 
-    fn rest(&mut self) {
+    fn cancel(&mut self) {
         if let Some(task) = self.task.take() {
             task.abort();
         }
     }
 }
 
-impl Drop for Again {
+impl Drop for BootRetry {
     fn drop(&mut self) {
-        self.rest();
+        self.cancel();
     }
 }
 
-/// The log is told of the first try and of the last, and no more until somebody looks.
-fn tell(name: &str, pause: Option<Duration>, first: bool) {
+/// Logs the first try and the last. The others are debug messages.
+fn log_retry(name: &str, pause: Option<Duration>, first: bool) {
     let gave_up = format!("{name} was started and gave up: it may wait for a key");
     match pause {
-        None => tracing::warn!(
-            "{gave_up}: open the screen, or open it anew, and it is started again for you"
-        ),
+        None => tracing::warn!("{gave_up}: open the screen, or open it anew, to start it again"),
         Some(_) if first => {
-            tracing::warn!("{gave_up}: press one at the screen, it is started again");
+            tracing::warn!("{gave_up}: it is started again: press a key at the screen");
         }
         Some(pause) => tracing::debug!("{gave_up}: it is started again after {pause:?}"),
     }
 }
 
-/// Answers a medium that asks for any key.
+/// Presses Enter a few times.
 async fn press(control: PathBuf) {
-    tracing::info!("Enter is pressed for the medium, which asks for a key");
+    tracing::info!("pressing Enter for the medium, which asks for a key");
     let words = ["key", "enter"].map(str::to_owned);
     for _ in 0..PRESSES {
-        sleep(PAUSE).await;
+        sleep(PRESS_PAUSE).await;
         let pressed = async { asked::ask(&control, Command::read(&words)?).await };
         if let Err(error) = pressed.await {
             tracing::warn!("no key can be pressed: {error:#}");
@@ -182,33 +182,33 @@ async fn press(control: PathBuf) {
     }
 }
 
-/// Starts the machine again, after so long or when somebody looks.
-async fn again(control: PathBuf, pause: Option<Duration>) {
+/// Resets the machine, after this time or when a viewer comes.
+async fn reset(control: PathBuf, pause: Option<Duration>) {
     match pause {
         Some(pause) => sleep(pause).await,
-        None => seen(&control).await,
+        None => wait_for_viewer(&control).await,
     }
     if let Err(error) = asked::ask(&control, Command::Reset).await {
         tracing::warn!("the machine cannot be reset: {error:#}");
     }
 }
 
-/// Waits for a viewer that comes from now on.
-async fn seen(control: &Path) {
+/// Waits for a viewer that connects from now on.
+async fn wait_for_viewer(control: &Path) {
     let since = Instant::now();
     loop {
-        sleep(LOOK).await;
-        let Ok(told) = asked::ask(control, Command::Status).await else { continue };
-        if has_come(&told, since.elapsed()) {
+        sleep(POLL_INTERVAL).await;
+        let Ok(status) = asked::ask(control, Command::Status).await else { continue };
+        if has_come(&status, since.elapsed()) {
             return;
         }
     }
 }
 
-/// Whether the machine's status tells of a viewer that has come within this time.
-fn has_come(told: &Value, within: Duration) -> bool {
+/// Whether the machine's status has a viewer that connected within this time.
+fn has_come(status: &Value, within: Duration) -> bool {
     let came = |viewer: &Value| viewer["seconds"].as_u64().is_some_and(|it| it <= within.as_secs());
-    told["viewers"].as_array().is_some_and(|viewers| viewers.iter().any(came))
+    status["viewers"].as_array().is_some_and(|viewers| viewers.iter().any(came))
 }
 
 #[cfg(test)]
@@ -220,8 +220,8 @@ mod test {
     use super::*;
     use crate::medium;
 
-    fn course(asks: Asks) -> Course {
-        Course { asks, ..Course::default() }
+    fn state(asks: KeyPrompt) -> BootState {
+        BootState { asks, ..BootState::default() }
     }
 
     #[test]
@@ -231,48 +231,48 @@ mod test {
         fs::write(&theirs, medium::of_microsoft()).unwrap();
         fs::write(&other, [0; 1 << 16]).unwrap();
         let source = |path: &Path| Source::Medium(path.to_owned());
-        assert_eq!(Asks::of(&source(&theirs), None), Asks::Always);
-        assert_eq!(Asks::of(&source(&other), None), Asks::Never);
-        assert_eq!(Asks::of(&source(&theirs), Some(&other)), Asks::Never);
-        assert_eq!(Asks::of(&Source::Disk(other.clone()), Some(&theirs)), Asks::Once);
-        assert_eq!(Asks::of(&Source::Disk(theirs), None), Asks::Never);
+        assert_eq!(KeyPrompt::of(&source(&theirs), None), KeyPrompt::Always);
+        assert_eq!(KeyPrompt::of(&source(&other), None), KeyPrompt::Never);
+        assert_eq!(KeyPrompt::of(&source(&theirs), Some(&other)), KeyPrompt::Never);
+        assert_eq!(KeyPrompt::of(&Source::Disk(other.clone()), Some(&theirs)), KeyPrompt::Once);
+        assert_eq!(KeyPrompt::of(&Source::Disk(theirs), None), KeyPrompt::Never);
     }
 
     #[test]
     fn the_question_is_answered_once_a_start_until_the_disk_starts() {
         let now = Instant::now();
-        let mut always = course(Asks::Always);
+        let mut always = state(KeyPrompt::Always);
         let mut starts = |name: &str, on| always.starts(name, on, now);
-        assert_eq!(starts("CD", On::Medium), Act::Press);
-        assert_eq!(starts("CD", On::Medium), Act::Rest);
+        assert_eq!(starts("CD", BootDevice::Medium), Act::Press);
+        assert_eq!(starts("CD", BootDevice::Medium), Act::Rest);
         assert!(always.ends(now).is_some());
         let mut starts = |name: &str, on| always.starts(name, on, now);
-        assert_eq!(starts("Menu", On::Other), Act::Rest);
-        assert_eq!(starts("CD", On::Medium), Act::Press);
+        assert_eq!(starts("Menu", BootDevice::Other), Act::Rest);
+        assert_eq!(starts("CD", BootDevice::Medium), Act::Press);
         assert!(always.ends(now).is_some());
         let mut starts = |name: &str, on| always.starts(name, on, now);
-        assert_eq!(starts("Windows Boot Manager", On::Disk), Act::Rest);
+        assert_eq!(starts("Windows Boot Manager", BootDevice::Disk), Act::Rest);
         assert_eq!(always.ends(now), None);
-        assert_eq!(always.starts("CD", On::Medium, now), Act::Rest);
+        assert_eq!(always.starts("CD", BootDevice::Medium, now), Act::Rest);
 
-        let mut once = course(Asks::Once);
-        assert_eq!(once.starts("CD", On::Medium, now), Act::Press);
+        let mut once = state(KeyPrompt::Once);
+        assert_eq!(once.starts("CD", BootDevice::Medium, now), Act::Press);
         assert!(once.ends(now).is_some());
-        assert_eq!(once.starts("CD", On::Medium, now), Act::Rest);
-        assert_eq!(course(Asks::Never).starts("CD", On::Medium, now), Act::Rest);
+        assert_eq!(once.starts("CD", BootDevice::Medium, now), Act::Rest);
+        assert_eq!(state(KeyPrompt::Never).starts("CD", BootDevice::Medium, now), Act::Rest);
     }
 
     #[test]
     fn a_medium_that_gave_up_is_tried_again_with_growing_pauses_and_then_for_who_looks() {
         let now = Instant::now();
-        let mut course = course(Asks::Never);
-        assert_eq!(course.ends(now), None);
-        course.starts("PXE", On::Other, now);
-        assert_eq!(course.ends(now), None);
+        let mut state = state(KeyPrompt::Never);
+        assert_eq!(state.ends(now), None);
+        state.starts("PXE", BootDevice::Other, now);
+        assert_eq!(state.ends(now), None);
         let mut round = |after: Duration, seconds: Option<u64>| {
-            course.starts(" CD ", On::Medium, now);
+            state.starts(" CD ", BootDevice::Medium, now);
             let pause = seconds.map(Duration::from_secs);
-            assert_eq!(course.ends(now + after), Some(Act::Again("CD".into(), pause)));
+            assert_eq!(state.ends(now + after), Some(Act::Again("CD".into(), pause)));
         };
         let soon = Duration::from_secs(5);
         for _ in 0..2 {
@@ -283,8 +283,8 @@ mod test {
         }
         round(soon, Some(2));
         round(soon, Some(4));
-        // It was used.
-        round(2 * LONG, Some(2));
+        // The medium was used.
+        round(2 * USED_FOR, Some(2));
     }
 
     #[test]
@@ -304,18 +304,18 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("vmm.sock");
         let listener = tokio::net::UnixListener::bind(&control).unwrap();
-        let starts = Told::Starts { name: "CD".into(), on: On::Medium };
-        let mut again = Again::new(Asks::Always, control);
-        assert!(!again.hear(&Told::Nothing), "nothing was ever started");
-        assert!(again.hear(&starts));
+        let starts = BootEvent::Starts { name: "CD".into(), on: BootDevice::Medium };
+        let mut again = BootRetry::new(KeyPrompt::Always, control);
+        assert!(!again.handle(&BootEvent::Nothing), "nothing was ever started");
+        assert!(again.handle(&starts));
         for _ in 0..PRESSES {
             assert_eq!(asked_of(&listener).await, r#"{"command":"key","keys":"enter"}"#);
         }
-        assert!(again.hear(&Told::Nothing));
+        assert!(again.handle(&BootEvent::Nothing));
         assert_eq!(asked_of(&listener).await, r#"{"command":"reset"}"#);
     }
 
-    /// The next question, which is answered.
+    /// Accepts and answers the next question, and returns it.
     async fn asked_of(listener: &tokio::net::UnixListener) -> String {
         let (stream, _) = listener.accept().await.unwrap();
         let mut stream = BufReader::new(stream);

@@ -1,9 +1,9 @@
-//! What the pod asks its machine, at the control socket: in bounded time and space, however the
-//! process there is.
+//! Asks the machine at its control socket, in bounded time and space, whatever state its process is
+//! in.
 //!
-//! Threats: a guest that took over its `vmm` answers nothing, or never ends. No thread waits for
-//! it, no answer is longer than [`LONGEST_ANSWER`], and however many want to know how it is, one
-//! question is under way.
+//! Threats: a guest that took over its `vmm` may not answer, or answer endlessly. No thread blocks
+//! on it, no answer is longer than [`LONGEST_ANSWER`], and however many clients ask for its status,
+//! only one question is sent at a time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,28 +17,28 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use vmm::control::{self, Command, LONGEST_ANSWER};
 
-/// What the machine knows it tells within.
-pub const SOON: Duration = Duration::from_secs(5);
-/// What has to wait for its disks, or opens files.
-const LATER: Duration = Duration::from_secs(60);
-/// A long text, for a guest that reads slowly.
+/// Timeout of commands that the machine answers immediately.
+pub const QUICK: Duration = Duration::from_secs(5);
+/// Timeout of commands that wait for disks, or open files.
+const SLOW: Duration = Duration::from_secs(60);
+/// Timeout of typing: a guest may read a long text slowly.
 const TYPING: Duration = Duration::from_secs(900);
 const GONE: &str = "the machine is gone";
 
-/// Asks the machine behind a control socket.
+/// Sends a command to the machine and returns its answer.
 ///
 /// # Errors
 ///
-/// When it says no, or nothing, or is gone.
+/// When the machine refuses, does not answer in time, or is gone.
 pub async fn ask(control: &Path, command: Command) -> anyhow::Result<Value> {
     let time = match command {
         Command::Status
         | Command::Balloon { .. }
         | Command::PowerButton
         | Command::Resume
-        | Command::Quit => SOON,
+        | Command::Quit => QUICK,
         Command::Type { .. } => TYPING,
-        _ => LATER,
+        _ => SLOW,
     };
     ask_within(control, &command, time).await
 }
@@ -59,10 +59,10 @@ async fn answer(control: &Path, command: &Command) -> anyhow::Result<Value> {
     control::answer(&line)
 }
 
-/// What was said last, to a question of that time.
+/// The last answer, and when its question was sent.
 type Last = Option<(Instant, Option<Value>)>;
 
-/// How the machine is, for many who want to know.
+/// The machine's status, shared by many clients.
 #[derive(Clone)]
 pub struct Status {
     control: PathBuf,
@@ -70,14 +70,14 @@ pub struct Status {
 }
 
 impl Status {
-    /// Of the machine behind this control socket.
+    /// The status of the machine behind this control socket.
     pub fn new(control: PathBuf) -> Self {
         Self { control, last: Arc::default() }
     }
 
-    /// What it says now, or nothing.
+    /// Asks for the current status; `None` without an answer.
     pub async fn get(&self) -> Option<Value> {
-        self.get_within(SOON).await
+        self.get_within(QUICK).await
     }
 
     async fn get_within(&self, time: Duration) -> Option<Value> {
@@ -89,7 +89,7 @@ impl Status {
             return value.clone();
         }
         let control = self.control.clone();
-        // Whoever leaves meanwhile leaves the question to the next.
+        // A task of its own: if this client disconnects, the next one uses the answer.
         let asked = tokio::spawn(async move {
             let asked = Instant::now();
             let value = ask_within(&control, &Command::Status, time).await.ok();
@@ -111,14 +111,15 @@ mod test {
 
     const SHORT: Duration = Duration::from_secs(1);
 
-    /// A machine that says this, as often as `times`, to each question, of which it tells first.
+    /// A machine that sends `says` as often as `times` after each question, and notifies the
+    /// receiver of each question.
     fn machine(says: Vec<u8>, times: usize) -> (tempfile::TempDir, PathBuf, Receiver<()>) {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("vmm.sock");
         let listener = UnixListener::bind(&control).unwrap();
         let (tell, asked) = mpsc::channel();
         thread::spawn(move || {
-            // Nobody closes what is not answered.
+            // Keep unanswered connections open.
             let mut kept = Vec::new();
             while let Ok((stream, _)) = listener.accept() {
                 BufReader::new(&stream).read_line(&mut String::new()).unwrap();
@@ -157,8 +158,8 @@ mod test {
         let all = (0..40).map(|_| status.get_within(SHORT));
         let all = futures_util::future::join_all(all).await;
         assert!(all.iter().all(Option::is_none));
-        // That of whoever left, and one for all who came after it.
-        (0..2).for_each(|_| asked.recv_timeout(LATER).unwrap());
+        // One question of the client that left, and one for all others.
+        (0..2).for_each(|_| asked.recv_timeout(SLOW).unwrap());
         assert!(asked.recv_timeout(SHORT).is_err(), "a third question");
         let (_folder, control, asked) = machine(b"{\"ok\":{\"state\":\"running\"}}\n".to_vec(), 1);
         let status = Status::new(control);

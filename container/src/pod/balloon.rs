@@ -1,9 +1,9 @@
-//! The balloon: while the host is short of memory the guest is asked for some of its own, and gets
-//! it back later.
+//! The balloon. While the host is short of memory, the guest is asked to give up some of its
+//! memory. It gets it back later.
 //!
-//! What is asked for is a function of readings: a controller with a proportional and an integral
-//! part follows the share of memory in use, of the host and of the pod's control group. A guest
-//! without a driver gives nothing, and nothing else happens.
+//! The amount is a function of readings: a controller with a proportional and an integral part
+//! follows the share of memory in use, of the host and of the pod's control group. With a guest
+//! that has no driver this has no effect.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,19 +18,19 @@ use crate::settings::balloon::{Balloon as Settings, Debug, Least};
 use crate::settings::host::Load;
 use crate::settings::value::{MIB, Value as _};
 
-/// What a control group shall have left: beyond its limit the kernel ends the machine.
+/// Free memory to leave in a control group: beyond its limit the kernel kills the machine.
 const MARGIN: u64 = 128 * MIB;
 
-/// The controller.
+/// The controller, a function of the readings so far.
 #[derive(Clone, Debug)]
 struct Controller {
     settings: Settings,
-    /// Bytes that the machine has without a balloon, and those that its guest keeps.
+    /// Bytes of the machine without a balloon, and the minimum for its guest.
     memory: u64,
     least: u64,
-    /// Per cent of memory that were too much, times the seconds that they were.
+    /// The integral: percent above the threshold, times seconds.
     sum: f64,
-    /// Bytes that the guest shall have.
+    /// Bytes that the guest currently has.
     target: u64,
 }
 
@@ -44,14 +44,14 @@ impl Controller {
         Self { settings: settings.clone(), memory, least, sum: 0.0, target: memory }
     }
 
-    /// What the guest shall have from now on, if that is to be said.
+    /// Takes a reading. Returns the new amount for the guest if it should change.
     fn step(&mut self, load: &Load) -> Option<u64> {
         let (used, total) = narrowest(load);
         let pressure = load.pressure.unwrap_or(0.0);
         let most = self.memory - self.least;
         let settings = &self.settings;
         let hasty = used >= settings.threshold_hard.0 || pressure >= settings.pressure_max.0;
-        // Who waits for memory already does not wait for the share in use.
+        // Memory pressure counts even before the share in use is high.
         let waits = pressure > settings.pressure.0;
         let over = used - settings.threshold.0;
         let over = if waits { over.max(pressure - settings.pressure.0) } else { over };
@@ -60,14 +60,14 @@ impl Controller {
         } else {
             let seconds = f64::from(settings.interval.0);
             let (kp, ki) = (settings.proportional.0, settings.integral.0);
-            // The sum is no more than what it can bring about: it does not take long to turn.
+            // Bounded, so that the sum does not take long to shrink again.
             let full = percent(most, total);
             let bound = if ki > 0.0 { full / ki } else { 0.0 };
             self.sum = (self.sum + over * seconds).clamp(0.0, bound);
             part(total, (kp * over + ki * self.sum).clamp(0.0, full)).min(most)
         };
         let wanted = (self.memory - taken) / MIB * MIB;
-        // Nothing is given back to a guest while others wait.
+        // Return nothing to the guest while other processes wait for memory.
         let wanted = if waits { wanted.min(self.target) } else { wanted };
         let wanted = wanted.clamp(self.least, self.memory);
         let end = wanted == self.memory || wanted == self.least;
@@ -76,7 +76,8 @@ impl Controller {
     }
 }
 
-/// Per cent in use where least is free, and of how much.
+/// Percent in use, of the host or of the control group, whichever is shorter of memory; and its
+/// size.
 fn narrowest(load: &Load) -> (f64, u64) {
     let host = (percent(load.total.saturating_sub(load.free), load.total), load.total);
     let group = load.group.map(|(limit, free)| {
@@ -86,12 +87,12 @@ fn narrowest(load: &Load) -> (f64, u64) {
     group.filter(|group| group.0 > host.0).unwrap_or(host)
 }
 
-/// How many per cent of a whole a part is.
+/// A part as percent of the whole.
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
 }
 
-/// So many per cent of a whole.
+/// This many percent of the whole.
 fn part(whole: u64, percent: f64) -> u64 {
     let thousandths =
         Duration::try_from_secs_f64(percent.max(0.0)).map_or(u128::MAX, |it| it.as_millis());
@@ -99,7 +100,7 @@ fn part(whole: u64, percent: f64) -> u64 {
     u64::try_from(part).unwrap_or(u64::MAX)
 }
 
-/// The balloon of a machine that runs; steered until this is dropped.
+/// Controls the balloon of a running machine until this is dropped.
 pub struct Balloon {
     task: JoinHandle<()>,
     control: PathBuf,
@@ -107,14 +108,14 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// Steers it, if it is there.
-    pub fn steer(settings: &Settings, memory: u64, control: &Path) -> Option<Self> {
+    /// Starts the controller, if the balloon is enabled.
+    pub fn start(settings: &Settings, memory: u64, control: &Path) -> Option<Self> {
         let controller = settings.on.then(|| Controller::new(settings, memory))?;
-        let task = tokio::spawn(look(controller, control.to_owned()));
+        let task = tokio::spawn(control_loop(controller, control.to_owned()));
         Some(Self { task, control: control.to_owned(), memory })
     }
 
-    /// The guest gets all back: it has more to do when it ends.
+    /// Returns all memory to the guest, which needs it to shut down.
     pub fn give_back(self) {
         self.task.abort();
         let (control, memory) = (self.control.clone(), self.memory);
@@ -128,8 +129,8 @@ impl Drop for Balloon {
     }
 }
 
-/// Looks at the host now and then.
-async fn look(mut controller: Controller, control: PathBuf) {
+/// Reads the host's load in intervals and adjusts the balloon.
+async fn control_loop(mut controller: Controller, control: PathBuf) {
     let pause = Duration::from_secs(u64::from(controller.settings.interval.0));
     let debug = controller.settings.debug;
     loop {
@@ -152,7 +153,7 @@ async fn look(mut controller: Controller, control: PathBuf) {
     }
 }
 
-/// Says what the guest shall have.
+/// Sets the guest's memory.
 async fn ask(control: &Path, bytes: u64) -> anyhow::Result<()> {
     let words = ["balloon".to_owned(), format!("{}M", bytes / MIB)];
     asked::ask(control, Command::read(&words)?).await.map(drop)
@@ -165,19 +166,19 @@ mod test {
 
     const GIB: u64 = 1 << 30;
 
-    /// A machine of 4 GiB with the reference image's settings.
+    /// A controller for 4 GiB with the reference image's settings.
     fn usual() -> Controller {
         let settings = read(&Environment::new()).unwrap().settings.balloon;
         Controller::new(&settings, 4 * GIB)
     }
 
-    /// A host of nearly 16 GiB, of which this is exactly the share in use.
+    /// A host of nearly 16 GiB with this share in use.
     fn host(used: u64) -> Load {
         let total = 100 * 160 * MIB;
         Load { total, free: total / 100 * (100 - used), ..Load::default() }
     }
 
-    /// Takes a step, and does what it says.
+    /// Takes a reading and applies the result.
     fn go(controller: &mut Controller, load: &Load) -> u64 {
         controller.target = controller.step(load).unwrap_or(controller.target);
         controller.target
@@ -203,7 +204,7 @@ mod test {
             go(&mut controller, &host(85));
         }
         assert_eq!(controller.target, controller.least);
-        // The sum is bounded by what there is to take, so that it turns at once.
+        // The sum is bounded by the guest's memory, so the controller reacts at once.
         assert!(go(&mut controller, &host(70)) > controller.least);
         for _ in 0..20 {
             go(&mut controller, &host(60));
@@ -227,7 +228,7 @@ mod test {
         let load = Load { pressure: Some(20.0), ..host(60) };
         let taken = go(&mut controller, &load);
         assert!(taken < 4 * GIB, "{taken}");
-        // Nothing is given back as long as it lasts.
+        // Nothing is returned while the pressure lasts.
         let load = Load { pressure: Some(10.5), ..host(10) };
         assert_eq!(go(&mut controller, &load), taken);
         assert!(go(&mut controller, &host(10)) > taken);

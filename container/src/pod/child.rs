@@ -20,148 +20,148 @@ use vmm::config::Config;
 use vmm::control;
 
 use super::asked;
-use super::console::{self, Console, Told};
-use super::heard::{Heard, Repeats};
+use super::console::{self, BootEvent, Console};
+use super::heard::{GuestLog, Repeats};
 use super::lines::line;
 use super::tpm::Tpm;
 use crate::log::bucket::{Bucket, MARKS, PROGRAM};
 use crate::story::Story;
-use crate::story::ear::KEPT;
+use crate::story::ear::RECORDED;
 
-/// Its last words are read within, once it has ended.
-const SAID: Duration = Duration::from_secs(1);
-/// So much of the firmware's news waits for us. The guest may say as much as it likes.
-const NEWS: usize = 64;
+/// How long the rest of its standard error is read after its end.
+const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(1);
+/// Capacity of the queue of boot events. The guest can write as many such lines as it likes.
+const MAX_EVENTS: usize = 64;
 
-/// The process.
+/// A running machine.
 pub struct Child {
     process: Process,
     control: PathBuf,
-    /// Where it reads what it is to be.
+    /// Where the configuration is written, once.
     input: Option<ChildStdin>,
-    /// What it needs as long as it lives.
+    /// Ends with the machine.
     tpm: Option<Tpm>,
-    /// Repeats what it says, to the end.
-    said: Option<JoinHandle<()>>,
+    /// The task that copies its standard error to the log.
+    reader: Option<JoinHandle<()>>,
     last: Last,
 }
 
-/// The last mistake that the process told.
+/// The last error that the process logged.
 type Last = Arc<Mutex<Option<String>>>;
 
-/// How the process goes about its work.
+/// Options of the process.
 #[derive(Clone, Copy, Debug)]
-pub struct Manner<'a> {
-    /// What it logs.
+pub struct Options<'a> {
+    /// Its log level.
     pub level: &'a str,
-    /// The zone of the guest's clock; that of the container if it is not said.
+    /// The time zone of the guest's clock; the container's if not set.
     pub zone: Option<&'a str>,
-    /// What of the guest's lines at its serial port is repeated.
+    /// The lines of the guest's serial port to log.
     pub repeats: Repeats,
 }
 
-/// What the firmware of the machine tells, each with the last lines at that moment.
-pub type News = mpsc::Receiver<(Told, String)>;
+/// Boot events of the firmware, each with the last lines of the serial port.
+pub type BootEvents = mpsc::Receiver<(BootEvent, String)>;
 
 impl Child {
-    /// Starts it, to listen at this control socket. It waits to be told what it is to be.
+    /// Starts the process, with this control socket. It waits for its configuration.
     ///
     /// # Errors
     ///
-    /// When there is no `vmm`, or it cannot be started.
+    /// When `vmm` does not exist, or cannot be started.
     pub fn start(
         control: PathBuf,
         story: &Arc<Story>,
-        manner: Manner<'_>,
-    ) -> anyhow::Result<(Self, News)> {
+        options: Options<'_>,
+    ) -> anyhow::Result<(Self, BootEvents)> {
         let program = program();
         let mut process = Command::new(&program)
             .args(["run", "--config", "-"])
-            // What the environment says is for us, passwords included.
+            // The environment is the pod's, and has passwords.
             .env_clear()
-            .env("VMM_LOG", manner.level)
+            .env("VMM_LOG", options.level)
             .env("VMM_LOG_FORMAT", "json")
-            .envs(manner.zone.map(|zone| ("TZ", zone)))
+            .envs(options.zone.map(|zone| ("TZ", zone)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A terminal's Ctrl-C is for us: we ask the guest.
+            // A Ctrl-C at the terminal is for the pod, which shuts the guest down.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .with_context(|| program.display().to_string())?;
         let input = process.stdin.take();
-        let (tell, told) = mpsc::channel(NEWS);
+        let (sender, events) = mpsc::channel(MAX_EVENTS);
         let output = process.stdout.take().context("no standard output")?;
-        let heard = Heard::new(story.clone(), manner.repeats);
-        tokio::spawn(listen(output, heard, tell));
+        let guest_log = GuestLog::new(story.clone(), options.repeats);
+        tokio::spawn(listen(output, guest_log, sender));
         let errors = process.stderr.take().context("no standard error")?;
         let last = Last::default();
-        let said = tokio::spawn(repeat(errors, story.clone(), last.clone()));
-        Ok((Self { process, control, input, tpm: None, said: Some(said), last }, told))
+        let reader = tokio::spawn(repeat(errors, story.clone(), last.clone()));
+        Ok((Self { process, control, input, tpm: None, reader: Some(reader), last }, events))
     }
 
-    /// Tells it what it is to be, once.
+    /// Sends the configuration, once.
     ///
     /// # Errors
     ///
-    /// When it has been told.
-    pub async fn tell(&mut self, config: &Config) -> anyhow::Result<()> {
+    /// When the configuration was sent before.
+    pub async fn configure(&mut self, config: &Config) -> anyhow::Result<()> {
         let mut input = self.input.take().context("no standard input")?;
         let text = serde_json::to_string(config)?;
-        // Who ends before it has read all says why.
+        // If the process ended early, its own error says why.
         input.write_all(text.as_bytes()).await.ok();
         Ok(())
     }
 
-    /// Gives it a TPM, for as long as it lives.
-    pub fn keep(&mut self, tpm: Option<Tpm>) {
+    /// Makes the TPM live as long as the machine.
+    pub fn attach_tpm(&mut self, tpm: Option<Tpm>) {
         self.tpm = tpm;
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process.
     ///
     /// # Errors
     ///
-    /// When the kernel does not tell.
+    /// When the kernel reports an error.
     pub async fn end(&mut self) -> io::Result<ExitStatus> {
         self.process.wait().await
     }
 
-    /// The last mistake that it told, once it has ended.
+    /// The last error that the process logged. Call it after the end of the process.
     pub async fn mistake(&mut self) -> Option<String> {
-        if let Some(said) = self.said.take() {
-            // Somebody else may still have its standard error.
-            timeout(SAID, said).await.ok();
+        if let Some(reader) = self.reader.take() {
+            // Another process may still have its standard error open.
+            timeout(LAST_LINES_TIMEOUT, reader).await.ok();
         }
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Its number, while it lives.
+    /// The process ID, while it runs.
     pub fn id(&self) -> Option<u32> {
         self.process.id()
     }
 
-    /// That number, and that of its TPM.
+    /// The process IDs of the machine and of its TPM.
     pub fn ids(&self) -> Vec<u32> {
         self.id().into_iter().chain(self.tpm.as_ref().and_then(Tpm::id)).collect()
     }
 
-    /// Asks the machine.
+    /// Sends a command to the machine's control socket.
     ///
     /// # Errors
     ///
-    /// When it says no, or is gone.
+    /// When the machine refuses, or is gone.
     pub async fn ask(&self, command: control::Command) -> anyhow::Result<Value> {
         asked::ask(&self.control, command).await
     }
 
-    /// Tells it to end, before it listens, too.
+    /// Asks the process to end, even before its control socket is open.
     pub fn terminate(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// Ends it at once.
+    /// Kills the process.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
     }
@@ -169,50 +169,50 @@ impl Child {
     fn signal(&self, signal: Signal) {
         let pid = self.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         if let Some(pid) = pid {
-            // Who is gone needs none.
+            // The process may have ended.
             kill_process(pid, signal).ok();
         }
     }
 }
 
-/// The program beside ours, or the one that the system finds.
+/// The program `vmm` beside ours, or else the one in `PATH`.
 pub fn program() -> PathBuf {
     let beside = std::env::current_exe().ok().map(|path| path.with_file_name("vmm"));
     beside.filter(|path| path.is_file()).unwrap_or_else(|| "vmm".into())
 }
 
-/// Hears the serial port. What the firmware tells is looked for in every line, whether it is
-/// repeated or not; more marks than firmware makes are somebody else's.
+/// Reads the serial port. Boot events are recognized in every line, logged or not. Their number is
+/// limited, since the guest can imitate them.
 async fn listen(
     mut output: impl AsyncRead + Unpin,
-    mut heard: Heard,
-    tell: mpsc::Sender<(Told, String)>,
+    mut guest_log: GuestLog,
+    sender: mpsc::Sender<(BootEvent, String)>,
 ) {
     let (mut console, mut marks) = (Console::default(), Bucket::new(MARKS));
     let mut bytes = vec![0; 4096];
     loop {
         let count = tokio::select! {
             read = output.read(&mut bytes) => read.unwrap_or(0),
-            () = heard.resumes() => continue,
+            () = guest_log.report_when_due() => continue,
         };
         if count == 0 {
             break;
         }
         for line in console.take(&bytes[..count]) {
-            heard.hear(&line);
-            if let Some(told) = console::told(&line)
+            guest_log.handle(&line);
+            if let Some(event) = console::boot_event(&line)
                 && marks.take(line.len(), Instant::now()).is_some()
             {
-                // Nobody listens any more once the machine ends; what finds no room is of no use.
-                tell.try_send((told, console.last())).ok();
+                // At the machine's end there is no receiver; events that do not fit are dropped.
+                sender.try_send((event, console.last())).ok();
             }
         }
     }
-    heard.end();
+    guest_log.end();
 }
 
-/// Repeats what the process says itself, as it says it: a burst, and then at a rate, since a guest
-/// may cause some of it, or have taken the process over.
+/// Copies the log of the process to ours, limited by a bucket: the guest may cause some of it, or
+/// may have taken over the process.
 async fn repeat(errors: ChildStderr, story: Arc<Story>, last: Last) {
     let mut errors = BufReader::new(errors);
     let [mut mistakes, mut others] = [(); 2].map(|()| Bucket::new(PROGRAM));
@@ -227,14 +227,14 @@ async fn repeat(errors: ChildStderr, story: Arc<Story>, last: Last) {
             tracing::warn!("{before} lines of the machine's process are left out here");
         }
         match level {
-            Level::ERROR => tracing::error!(target: KEPT, "{text}"),
-            Level::WARN => tracing::warn!(target: KEPT, "{text}"),
-            Level::INFO => tracing::info!(target: KEPT, "{text}"),
-            Level::DEBUG => tracing::debug!(target: KEPT, "{text}"),
-            _ => tracing::trace!(target: KEPT, "{text}"),
+            Level::ERROR => tracing::error!(target: RECORDED, "{text}"),
+            Level::WARN => tracing::warn!(target: RECORDED, "{text}"),
+            Level::INFO => tracing::info!(target: RECORDED, "{text}"),
+            Level::DEBUG => tracing::debug!(target: RECORDED, "{text}"),
+            _ => tracing::trace!(target: RECORDED, "{text}"),
         }
         if level <= Level::INFO {
-            story.keep(level, &text);
+            story.record(level, &text);
         }
     }
     let missing = mistakes.missing() + others.missing();
@@ -243,7 +243,8 @@ async fn repeat(errors: ChildStderr, story: Arc<Story>, last: Last) {
     }
 }
 
-/// An event of the process' log: how grave it is, and its words. What is none is its last sentence.
+/// Reads an event of the process' log: its level and text. Another line, such as the final error,
+/// is no event.
 fn event(line: &str) -> Option<(Level, String)> {
     let event: Value = serde_json::from_str(line).ok()?;
     let level = event["level"].as_str()?.parse().ok()?;
@@ -272,14 +273,14 @@ mod test {
 
     #[tokio::test]
     async fn news_that_nobody_reads_does_not_pile_up() {
-        let said = "BdsDxe: starting Boot0001 \"x\" from PciRoot(0x0)\r\n".repeat(10 * NEWS);
-        let (tell, mut told) = mpsc::channel(NEWS);
-        listen(said.as_bytes(), Heard::new(Story::new(), Repeats::Nothing), tell).await;
+        let said = "BdsDxe: starting Boot0001 \"x\" from PciRoot(0x0)\r\n".repeat(10 * MAX_EVENTS);
+        let (sender, mut events) = mpsc::channel(MAX_EVENTS);
+        listen(said.as_bytes(), GuestLog::new(Story::new(), Repeats::Nothing), sender).await;
         let mut count = 0;
-        while let Some((Told::Starts { .. }, _)) = told.recv().await {
+        while let Some((BootEvent::Starts { .. }, _)) = events.recv().await {
             count += 1;
         }
-        assert_eq!(count, NEWS);
+        assert_eq!(count, MAX_EVENTS);
     }
 
     #[tokio::test]
@@ -288,10 +289,10 @@ mod test {
         let line = "x".repeat(99);
         let flood = format!("{line}\n").repeat(500_000);
         let said = format!("{flood}BdsDxe: No bootable option or device was found.\n{flood}");
-        let (tell, mut told) = mpsc::channel(NEWS);
-        let heard = Heard::new(story.clone(), Repeats::Lines);
-        listen(said.as_bytes(), heard, tell).await;
-        assert!(matches!(told.recv().await, Some((Told::Nothing, _))));
+        let (sender, mut events) = mpsc::channel(MAX_EVENTS);
+        let guest_log = GuestLog::new(story.clone(), Repeats::Lines);
+        listen(said.as_bytes(), guest_log, sender).await;
+        assert!(matches!(events.recv().await, Some((BootEvent::Nothing, _))));
         let (lines, count) = story.lines(0);
         assert!(count < 2600, "{count} of a million lines");
         let last = &lines.last().unwrap().text;

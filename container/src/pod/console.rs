@@ -1,38 +1,38 @@
-//! What firmware and guest say at the serial port: lines for the log, and how far the machine is.
+//! Splits the serial port's output into lines, and recognizes boot events of the firmware.
 
 use std::collections::VecDeque;
 
-/// Lines that are shown when nothing starts.
-const LAST: usize = 12;
-/// A line of a guest may have any length.
-const LONGEST: usize = 1000;
+/// Number of lines that the error shows if nothing boots.
+const MAX_LAST: usize = 12;
+/// Maximum bytes of a line. A guest may send lines of any length.
+const MAX_LENGTH: usize = 1000;
 
-/// What a line says of the machine.
+/// A boot event, as EDK2 reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// The firmware starts something.
+pub enum BootEvent {
+    /// The firmware boots something.
     Starts {
-        /// What it is called.
+        /// The name of the boot entry.
         name: String,
-        /// What it is on.
-        on: On,
+        /// The kind of device it is on.
+        on: BootDevice,
     },
-    /// The firmware found nothing to start, or its shell alone.
+    /// The firmware found nothing to boot, or only its shell.
     Nothing,
 }
 
-/// What the firmware starts from.
+/// The kind of device that the firmware boots from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum On {
+pub enum BootDevice {
     /// A disk.
     Disk,
     /// A CD.
     Medium,
-    /// A network, or the firmware itself: its menus.
+    /// A network, or the firmware itself, such as its menus.
     Other,
 }
 
-/// The serial port, as bytes come from it.
+/// Collects bytes of the serial port.
 #[derive(Default)]
 pub struct Console {
     line: Vec<u8>,
@@ -40,11 +40,11 @@ pub struct Console {
 }
 
 impl Console {
-    /// Takes bytes; whole lines, without what only terminals understand, come out.
+    /// Takes bytes and returns the lines they complete, without terminal control sequences.
     pub fn take(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut lines = Vec::new();
         for byte in bytes {
-            if *byte == b'\n' || *byte == b'\r' || self.line.len() >= LONGEST {
+            if *byte == b'\n' || *byte == b'\r' || self.line.len() >= MAX_LENGTH {
                 let line = plain(&String::from_utf8_lossy(&self.line));
                 self.line.clear();
                 if !line.is_empty() {
@@ -56,7 +56,7 @@ impl Console {
             }
         }
         for line in &lines {
-            if self.last.len() == LAST {
+            if self.last.len() == MAX_LAST {
                 self.last.pop_front();
             }
             self.last.push_back(line.clone());
@@ -64,48 +64,48 @@ impl Console {
         lines
     }
 
-    /// The last lines.
+    /// The last lines, joined.
     pub fn last(&self) -> String {
         let last: Vec<&str> = self.last.iter().map(String::as_str).collect();
         last.join("\n")
     }
 }
 
-/// What a line of EDK2's boot device selection says.
-pub fn told(line: &str) -> Option<Told> {
+/// Reads a line of EDK2's boot device selection.
+pub fn boot_event(line: &str) -> Option<BootEvent> {
     let said = line.strip_prefix("BdsDxe: ")?;
     if said.starts_with("No bootable option") {
-        return Some(Told::Nothing);
+        return Some(BootEvent::Nothing);
     }
     let rest = said.strip_prefix("starting Boot")?;
     let (_, rest) = rest.split_once('"')?;
     let (name, place) = rest.rsplit_once("\" from ")?;
     if name.contains("Shell") && place.starts_with("Fv(") {
-        return Some(Told::Nothing);
+        return Some(BootEvent::Nothing);
     }
-    Some(Told::Starts { name: name.into(), on: on(name, place) })
+    Some(BootEvent::Starts { name: name.into(), on: on(name, place) })
 }
 
-/// What it is on that is started. An entry that a system made has a place on a partition; one that
-/// the firmware made has the device alone, which may be a drive of CDs or a network.
-fn on(name: &str, place: &str) -> On {
+/// The kind of device of a boot entry. Entries made by an operating system name a partition.
+/// Entries made by the firmware name only the device, which may be a CD drive or a network.
+fn on(name: &str, place: &str) -> BootDevice {
     let has = |words: &[&str]| words.iter().any(|it| place.contains(it));
     let drive = ["CD-ROM", "DVD"].iter().any(|it| name.contains(it));
     match () {
-        () if place.contains("HD(") => On::Disk,
-        () if has(&["Fv(", "MAC(", "Uri("]) => On::Other,
-        () if drive || place.contains("CDROM(") => On::Medium,
-        () => On::Disk,
+        () if place.contains("HD(") => BootDevice::Disk,
+        () if has(&["Fv(", "MAC(", "Uri("]) => BootDevice::Other,
+        () if drive || place.contains("CDROM(") => BootDevice::Medium,
+        () => BootDevice::Disk,
     }
 }
 
-/// Without the sequences that move cursors and change colours.
+/// Removes control sequences and control characters.
 fn plain(text: &str) -> String {
     let mut out = String::new();
     let mut letters = text.chars().peekable();
     while let Some(letter) = letters.next() {
         match letter {
-            // ECMA-48: a control sequence ends with a letter or one of a few signs.
+            // ECMA-48: a control sequence ends with a letter or one of a few other characters.
             '\x1b' if letters.next_if_eq(&'[').is_some() => {
                 while letters.next().is_some_and(|it| !('@'..='~').contains(&it)) {}
             }
@@ -137,47 +137,47 @@ mod test {
 
     #[test]
     fn firmware_tells_what_it_starts() {
-        let starts = |name: &str, on| Some(Told::Starts { name: name.into(), on });
+        let starts = |name: &str, on| Some(BootEvent::Starts { name: name.into(), on });
         for (line, said) in [
             (
                 "BdsDxe: starting Boot0004 \"Windows Boot Manager\" from HD(1,GPT,7B1C)/\\EFI\\\
                  Microsoft\\Boot\\bootmgfw.efi",
-                starts("Windows Boot Manager", On::Disk),
+                starts("Windows Boot Manager", BootDevice::Disk),
             ),
             (
                 "BdsDxe: starting Boot0001 \"UEFI QEMU DVD-ROM QM00003 \" from PciRoot(0x0)/\
                  Pci(0x1F,0x2)/Sata(0x1,0xFFFF,0x0)",
-                starts("UEFI QEMU DVD-ROM QM00003 ", On::Medium),
+                starts("UEFI QEMU DVD-ROM QM00003 ", BootDevice::Medium),
             ),
             (
                 "BdsDxe: starting Boot0001 \"UEFI Transom USB CD-ROM 1 \" from PciRoot(0x0)/\
                  Pci(0x2,0x0)/USB(0x4,0x0)",
-                starts("UEFI Transom USB CD-ROM 1 ", On::Medium),
+                starts("UEFI Transom USB CD-ROM 1 ", BootDevice::Medium),
             ),
             (
                 "BdsDxe: starting Boot0001 \"UEFI TRANSOM SCSI disk \" from PciRoot(0x0)/\
                  Pci(0x3,0x0)/Scsi(0x0,0x0)",
-                starts("UEFI TRANSOM SCSI disk ", On::Disk),
+                starts("UEFI TRANSOM SCSI disk ", BootDevice::Disk),
             ),
             (
                 "BdsDxe: starting Boot0003 \"UEFI PXEv4 (MAC:525400000001)\" from PciRoot(0x0)/\
                  Pci(0x4,0x0)/MAC(525400000001,0x1)/IPv4(0.0.0.0)",
-                starts("UEFI PXEv4 (MAC:525400000001)", On::Other),
+                starts("UEFI PXEv4 (MAC:525400000001)", BootDevice::Other),
             ),
             (
                 "BdsDxe: starting Boot0000 \"UiApp\" from Fv(7CB8BDC9)/FvFile(462C)",
-                starts("UiApp", On::Other),
+                starts("UiApp", BootDevice::Other),
             ),
             ("BdsDxe: loading Boot0001 \"x\" from HD(1)", None),
             (
                 "BdsDxe: starting Boot0000 \"EFI Internal Shell\" from Fv(7CB8BDC9)/FvFile(7C04)",
-                Some(Told::Nothing),
+                Some(BootEvent::Nothing),
             ),
-            ("BdsDxe: No bootable option or device was found.", Some(Told::Nothing)),
+            ("BdsDxe: No bootable option or device was found.", Some(BootEvent::Nothing)),
             ("BdsDxe: starting Boot", None),
             ("Linux version 6.1.0", None),
         ] {
-            assert_eq!(told(line), said, "{line}");
+            assert_eq!(boot_event(line), said, "{line}");
         }
     }
 }

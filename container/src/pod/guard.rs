@@ -1,4 +1,4 @@
-//! Who may see the screen, and where it is shown.
+//! Access to the screen: the passwords for browsers and VNC viewers, and the socket that shows it.
 
 use std::path::PathBuf;
 
@@ -13,39 +13,40 @@ use crate::plan::Plan;
 use crate::settings::{Compat, Settings};
 use crate::source::Source;
 
-/// The letters of a password that we make: none that looks like another.
+/// Letters of generated passwords. None of them looks like another.
 const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
-const LENGTH: usize = 16;
-/// The file on the volume that has it: `windows.password`.
-const KEPT: &str = "password";
-/// VNC authentication sees no more letters. They are none of the other password's: they are easily
-/// found by who overhears one login, since VNC has no TLS here.
+const PASSWORD_LENGTH: usize = 16;
+/// Ending of the file on the volume with the password: `windows.password`.
+const PASSWORD_FILE: &str = "password";
+/// VNC authentication uses only the first letters of a password. Since VNC has no TLS here, an
+/// eavesdropper of one login can easily find them. So viewers have a password of their own, which
+/// is not a part of the other one.
 const VNC_LENGTH: usize = Passwords::SEEN;
-/// The file on the volume for them.
-const VNC_KEPT: &str = "vnc";
+/// Ending of the file on the volume with the password of VNC viewers.
+const VNC_FILE: &str = "vnc";
 
-/// Who may see the screen.
+/// Access to the screen.
 #[derive(Debug)]
 pub enum Guard {
-    /// Everybody who reaches its port.
+    /// No password.
     Open,
-    /// Who knows this.
-    Asks {
-        /// The name.
+    /// A password.
+    Password {
+        /// The user name.
         user: String,
         /// The file with the password.
         password: PathBuf,
-        /// The file with that of VNC viewers, where the pod listens for them.
+        /// The file with the password of VNC viewers, if VNC is enabled.
         vnc: Option<PathBuf>,
     },
 }
 
 impl Guard {
-    /// As the settings say; if they say nothing the screen asks, unless there is nothing to guard.
+    /// Decides by the settings. By default the screen asks for a password, except for the probe.
     ///
     /// # Errors
     ///
-    /// When a password cannot be kept.
+    /// When a password cannot be written.
     pub fn of(plan: &Plan, volume: Option<&Volume>, room: &Room) -> anyhow::Result<Self> {
         let settings = &plan.said.settings;
         let secret = settings.screen.pass.as_ref().map(|it| it.0.clone());
@@ -54,8 +55,8 @@ impl Guard {
         let probe = plan.source == Source::Probe;
         let open = match settings.screen.protect {
             Some(true) => None,
-            Some(false) => Some("PROTECT=N lets everybody in"),
-            // The reference image's word for a password is enough.
+            Some(false) => Some("PROTECT=N disables it"),
+            // The reference image also asks if PASS is set.
             None if secret.is_some() => None,
             None if settings.pod.compat == Compat::Dockur => {
                 Some("with COMPAT=dockur it asks only if PROTECT=Y or PASS is set")
@@ -67,12 +68,12 @@ impl Guard {
         };
         if let Some(why) = open {
             if !probe {
-                tracing::warn!("whoever reaches the screen's port may use it (PROTECT, COMPAT)");
+                tracing::warn!("the screen has no password: set PROTECT=Y to require one");
             }
             room.keep(room.open(), why)?;
             return Ok(Self::Open);
         }
-        // The probe has no volume of its own, but may keep a password on one that is there.
+        // The probe has no volume of its own, but may keep a password on the configured one.
         let folder = &settings.storage.folder;
         let lent = match volume {
             None if probe && folder.is_dir() => Volume::open(settings, &plan.source).ok(),
@@ -81,19 +82,23 @@ impl Guard {
         let volume = volume.or(lent.as_ref());
         let text = match said {
             Some(text) => text,
-            None => kept(volume, KEPT, LENGTH)?,
+            None => kept_password(volume, PASSWORD_FILE, PASSWORD_LENGTH)?,
         };
         let vnc = settings.vnc().map(|_| {
-            let text = kept(volume, VNC_KEPT, VNC_LENGTH)?;
+            let text = kept_password(volume, VNC_FILE, VNC_LENGTH)?;
             room.keep(room.vnc_password(), &text)
         });
         let password = room.keep(room.password(), &text)?;
-        Ok(Self::Asks { user: settings.account.user.0.clone(), password, vnc: vnc.transpose()? })
+        Ok(Self::Password {
+            user: settings.account.user.0.clone(),
+            password,
+            vnc: vnc.transpose()?,
+        })
     }
 
-    /// Where the machine shows its screen: to us alone, who let in whoever comes by a browser or a
-    /// VNC viewer.
-    pub fn door(settings: &Settings, room: &Room) -> listen::Config {
+    /// The socket on which the machine shows its screen. Only the pod connects to it, for browsers
+    /// and VNC viewers.
+    pub fn screen_socket(settings: &Settings, room: &Room) -> listen::Config {
         listen::Config {
             to: Some(Address::Unix(room.screen())),
             announced: true,
@@ -103,32 +108,30 @@ impl Guard {
     }
 }
 
-/// A password that was made for this volume; without one it is another each time.
-fn kept(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::Result<String> {
+/// The password that is kept on the volume, or a new one. Without a volume it is new each time.
+fn kept_password(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::Result<String> {
     let place = match volume {
-        None => "this pod's alone, since no volume keeps it".to_owned(),
+        None => "not kept, since there is no volume".to_owned(),
         Some(volume) => format!("in {}", volume.file(end).display()),
     };
     let text = match volume.and_then(|it| it.read(end)).filter(|text| !text.is_empty()) {
         Some(text) => text,
         None => {
-            let text = made(length)?;
+            let text = random_password(length)?;
             volume.map_or(Ok(()), |volume| volume.write(end, &text))?;
             text
         }
     };
     let whose = match end {
-        KEPT => {
-            "PASSWORD is not set, and one that everybody knows would guard nothing: the screen's"
-        }
+        PASSWORD_FILE => "PASSWORD is not set: a random password for the screen",
         _ => "the password of VNC viewers",
     };
     tracing::info!("{whose} is {place} (`transom password` in the container prints it)");
     Ok(text)
 }
 
-/// A new password.
-fn made(length: usize) -> anyhow::Result<String> {
+/// A new random password.
+fn random_password(length: usize) -> anyhow::Result<String> {
     let mut bytes = vec![0; length];
     let mut filled = 0;
     while filled < length {
@@ -147,7 +150,7 @@ mod test {
     use crate::settings::environment::read;
     use crate::settings::settle::Sizes;
 
-    /// What the screen asks for, if it does, and VNC viewers; else why not.
+    /// The passwords of the screen and of VNC viewers, or the reason for having none.
     fn guarded(words: &[(&str, &str)], probe: bool) -> Result<(String, Option<String>), String> {
         let folder = tempfile::tempdir().unwrap();
         guarded_in(folder.path(), words, probe)
@@ -168,7 +171,7 @@ mod test {
         let room = Room::within(folder);
         match Guard::of(&plan, volume.as_ref(), &room).unwrap() {
             Guard::Open => Err(fs::read_to_string(room.open()).unwrap()),
-            Guard::Asks { password, vnc, .. } => {
+            Guard::Password { password, vnc, .. } => {
                 let read = |path| fs::read_to_string(path).unwrap();
                 Ok((read(password), vnc.map(read)))
             }
@@ -184,7 +187,7 @@ mod test {
         let [dockur, pass, password] =
             [("COMPAT", "dockur"), ("PASS", "hush"), ("PASSWORD", "hushhush")];
         let [yes, no] = ["Y", "N"].map(|word| ("PROTECT", word));
-        assert_eq!(asked(&[], false).map(|it| it.len()), Some(LENGTH));
+        assert_eq!(asked(&[], false).map(|it| it.len()), Some(PASSWORD_LENGTH));
         assert!(guarded(&[], true).unwrap_err().contains("VERSION=probe"));
         for (words, is) in [
             (&[dockur][..], None),
@@ -210,7 +213,7 @@ mod test {
             for probe in [false, true] {
                 let folder = tempfile::tempdir().unwrap();
                 let first = guarded_in(folder.path(), words, probe).unwrap().0;
-                assert_eq!((first.len(), &*first != "admin"), (LENGTH, true), "{words:?}");
+                assert_eq!((first.len(), &*first != "admin"), (PASSWORD_LENGTH, true), "{words:?}");
                 assert_eq!(guarded_in(folder.path(), words, probe).unwrap().0, first);
                 let file = fs::metadata(folder.path().join("windows.password")).unwrap();
                 assert_eq!(file.permissions().mode() & 0o777, 0o600);
@@ -229,7 +232,7 @@ mod test {
         assert_eq!(guarded_in(folder.path(), &words, false).unwrap().1.as_deref(), Some(&*vnc));
         let file = fs::metadata(folder.path().join("windows.vnc")).unwrap();
         assert_eq!(file.permissions().mode() & 0o777, 0o600);
-        // Nobody listens for them unless somebody wants it.
+        // VNC is enabled only if configured.
         assert_eq!(guarded(&words[..1], false).unwrap().1, None);
         let wanted = |words: &[(&str, &str)]| {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
@@ -252,16 +255,17 @@ mod test {
     fn the_machine_shows_its_screen_to_the_pod_alone() {
         let words = [("APP".into(), "A, B=C".into())].into_iter().collect();
         let settings = read(&words).unwrap().settings;
-        let door = Guard::door(&settings, &Room::within("/a,b".as_ref()));
+        let door = Guard::screen_socket(&settings, &Room::within("/a,b".as_ref()));
         let words = "unix:/a,,b/screen.sock,announced,name=A,, B=C";
         assert_eq!(door, host::keyvalue::parse(words, Some("to")).unwrap());
     }
 
     #[test]
     fn a_password_that_is_made_is_another_each_time() {
-        let [one, two] = [made(LENGTH).unwrap(), made(LENGTH).unwrap()];
+        let [one, two] =
+            [random_password(PASSWORD_LENGTH).unwrap(), random_password(PASSWORD_LENGTH).unwrap()];
         assert_ne!(one, two);
-        assert_eq!(one.len(), LENGTH);
+        assert_eq!(one.len(), PASSWORD_LENGTH);
         assert!(one.bytes().all(|it| LETTERS.contains(&it)));
     }
 }

@@ -1,4 +1,4 @@
-//! What of the guest's lines at its serial port is repeated in the log, and how many of them.
+//! Logs the guest's lines at its serial port, with a limit.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,39 +8,40 @@ use tracing::Level;
 
 use crate::log::bucket::{Bucket, GUEST};
 use crate::story::Story;
-use crate::story::ear::KEPT;
+use crate::story::ear::RECORDED;
 
-/// How the report of the probe begins (`vmm/probe/guest/README.md`).
+/// Start of the probe's report (`vmm/probe/guest/README.md`).
 const REPORT: &str = "{\"probe\":1,\"ok\":";
 
-/// What is repeated.
+/// The lines to log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeats {
     /// Every line.
     Lines,
-    /// What the probe found wrong, and a summary: its screen has the rest, and so has `DEBUG=Y`.
+    /// Failed checks of the probe and a summary. The rest is on its screen, and in the log with
+    /// `DEBUG=Y`.
     Probe,
     /// Nothing.
     Nothing,
 }
 
-/// See the module.
-pub struct Heard {
+/// Logs the lines of one guest.
+pub struct GuestLog {
     story: Arc<Story>,
     repeats: Repeats,
     bucket: Bucket,
-    /// Checks of the probe that passed.
+    /// Number of the probe's checks that passed.
     passed: u32,
 }
 
-impl Heard {
-    /// Nothing was heard yet.
+impl GuestLog {
+    /// A log for a new machine.
     pub fn new(story: Arc<Story>, repeats: Repeats) -> Self {
         Self { story, repeats, bucket: Bucket::new(GUEST), passed: 0 }
     }
 
-    /// A line came.
-    pub fn hear(&mut self, line: &str) {
+    /// Handles a line.
+    pub fn handle(&mut self, line: &str) {
         match self.repeats {
             Repeats::Nothing => {}
             Repeats::Lines => self.repeat(Level::INFO, &format!("guest: {line}")),
@@ -51,7 +52,7 @@ impl Heard {
         }
     }
 
-    /// What a line of the probe is to people, if it is for them.
+    /// The level and text of a probe's line, if it is worth logging.
     fn summary(&mut self, line: &str) -> Option<(Level, String)> {
         if line.starts_with("pass ") {
             self.passed += 1;
@@ -63,7 +64,7 @@ impl Heard {
         let passed = self.passed;
         Some(match fine {
             true => (Level::INFO, format!("the probe found nothing wrong: {passed} checks passed")),
-            false => (Level::WARN, format!("the probe found mistakes: {passed} checks passed")),
+            false => (Level::WARN, format!("the probe found errors: {passed} checks passed")),
         })
     }
 
@@ -71,15 +72,15 @@ impl Heard {
         let Some(before) = self.bucket.take(text.len(), Instant::now()) else { return };
         self.left_out(before);
         match level {
-            Level::WARN => tracing::warn!(target: KEPT, "{text}"),
-            Level::INFO => tracing::info!(target: KEPT, "{text}"),
-            _ => return tracing::debug!(target: KEPT, "{text}"),
+            Level::WARN => tracing::warn!(target: RECORDED, "{text}"),
+            Level::INFO => tracing::info!(target: RECORDED, "{text}"),
+            _ => return tracing::debug!(target: RECORDED, "{text}"),
         }
-        self.story.keep(level, text);
+        self.story.record(level, text);
     }
 
-    /// Waits until lines that were left out can be told of, and does so.
-    pub async fn resumes(&mut self) {
+    /// Waits until dropped lines can be reported, and reports them.
+    pub async fn report_when_due(&mut self) {
         match self.bucket.due() {
             Some(due) => sleep_until(due.into()).await,
             None => std::future::pending().await,
@@ -87,7 +88,7 @@ impl Heard {
         self.end();
     }
 
-    /// Tells of the lines that were left out so far.
+    /// Reports the lines dropped so far.
     pub fn end(&mut self) {
         let before = self.bucket.missing();
         self.left_out(before);
@@ -107,7 +108,7 @@ mod test {
     #[test]
     fn the_probe_is_a_line_and_its_mistakes() {
         let story = Story::new();
-        let mut heard = Heard::new(story.clone(), Repeats::Probe);
+        let mut log = GuestLog::new(story.clone(), Repeats::Probe);
         for line in [
             "transom probe",
             "info  cpu           vendor=AuthenticAMD",
@@ -117,19 +118,19 @@ mod test {
             "{\"probe\":1,\"ok\":false,\"dropped\":0,\"findings\":[",
             "\"pass  \"}]}",
         ] {
-            heard.hear(line);
+            log.handle(line);
         }
         let said: Vec<_> = story.lines(0).0.into_iter().map(|it| it.text).collect();
-        let is = ["guest: fail  timer         hz=1", "the probe found mistakes: 2 checks passed"];
+        let is = ["guest: fail  timer         hz=1", "the probe found errors: 2 checks passed"];
         assert_eq!(said, is);
     }
 
     #[test]
     fn a_quiet_guest_is_not_repeated() {
         let story = Story::new();
-        Heard::new(story.clone(), Repeats::Nothing).hear("hello");
+        GuestLog::new(story.clone(), Repeats::Nothing).handle("hello");
         assert_eq!(story.lines(0).1, 0);
-        Heard::new(story.clone(), Repeats::Lines).hear("hello");
+        GuestLog::new(story.clone(), Repeats::Lines).handle("hello");
         assert_eq!(story.lines(0).0[0].text, "guest: hello");
     }
 }

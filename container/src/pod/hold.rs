@@ -1,9 +1,8 @@
-//! The end of a pod that failed: it says why at once, and shows it for a while. An engine that
-//! starts it again would show nothing to anybody else, and spin.
+//! The end of a pod that failed. The pod logs the error at once, and shows it at the web port for a
+//! while: an engine that restarts it immediately would hide the error and loop.
 //!
-//! The log has the sentences immediately. The page at the web port stays, or comes if the pod got
-//! no further than its settings; and the pod ends with the status of its failure, by itself or as
-//! soon as a signal comes.
+//! The page at the web port stays open, or is opened if the pod failed early. The pod ends with the
+//! status of its failure, after the time in ERROR_HOLD or at the next signal.
 
 use std::io::IsTerminal as _;
 use std::sync::Arc;
@@ -21,15 +20,16 @@ use crate::status::{self, Status};
 use crate::story::{Phase, Story};
 use crate::web;
 
-/// Those who look hear why it ends, even where nothing is held.
+/// How long viewers of the page get the error if ERROR_HOLD is 0.
 const LAST_WORD: Duration = Duration::from_millis(200);
 
-/// Takes what became of a pod, and gives it back when the pod is to end. `shown` if its web port is
-/// open already.
+/// Takes the result of a pod's life, and returns it when the pod is to end. `shown` if its web port
+/// is open already.
 pub async fn hold(
     lived: anyhow::Result<u8>,
     environment: &Environment,
-    (story, shown): (&Arc<Story>, bool),
+    story: &Arc<Story>,
+    shown: bool,
     signals: &mut Signals,
 ) -> anyhow::Result<u8> {
     let (code, sentences) = match &lived {
@@ -40,12 +40,12 @@ pub async fn hold(
     if lived.is_err() {
         story.fail(&sentences);
     }
-    // What is wrong in the environment does not hide where its page is to be.
+    // Errors in other variables must not hide the port of the page.
     let settings = read_all(environment).0.settings;
-    let time = left(&settings, story);
+    let time = remaining(&settings, story);
     if time.is_zero() {
-        let heard = story.is_heard();
-        sleep(if heard { LAST_WORD } else { Duration::ZERO }).await;
+        let watched = story.is_watched();
+        sleep(if watched { LAST_WORD } else { Duration::ZERO }).await;
         return lived;
     }
     let said = move || {
@@ -57,10 +57,10 @@ pub async fn hold(
         true => settings.screen.web,
         false => open(&settings, story),
     };
-    // Whoever looks meets nobody with rights.
+    // Drop all rights while the page is served.
     jail::build(&[]);
     jail::serve();
-    story.tell(&line(page.then(|| web::address(&settings)), time, code));
+    story.info(&end_line(page.then(|| web::address(&settings)), time, code));
     tokio::select! {
         () = sleep(time) => {}
         _ = signals.next() => {}
@@ -68,27 +68,27 @@ pub async fn hold(
     Ok(code)
 }
 
-/// How long it is shown: the whole time if nothing ever ran, else what is left of it since the
-/// start, so that a machine which breaks down early does not spin either.
-fn left(settings: &Settings, story: &Story) -> Duration {
+/// How long the error is shown: the whole time if nothing ever ran, else the rest of it since the
+/// pod's start, so that a machine which fails early does not restart in a fast loop either.
+fn remaining(settings: &Settings, story: &Story) -> Duration {
     let all = Duration::from_secs(settings.pod.hold.0.into());
     if story.phase() < Phase::Running { all } else { all.saturating_sub(story.since.elapsed()) }
 }
 
-/// Opens the page; whether there is one.
+/// Opens the page. Returns whether it is open.
 fn open(settings: &Settings, story: &Arc<Story>) -> bool {
     match web::open_failed(settings, story) {
         Ok(Some(page)) => {
             tokio::spawn(page);
             true
         }
-        // What has the port may be why it failed.
+        // A port in use may be the reason of the failure.
         Ok(None) | Err(_) => false,
     }
 }
 
-/// What is going to happen.
-fn line(page: Option<String>, time: Duration, code: u8) -> String {
+/// The line of the log with the time and the status of the end.
+fn end_line(page: Option<String>, time: Duration, code: u8) -> String {
     let seconds = time.as_secs().max(1);
     let now = match std::io::stdin().is_terminal() {
         true => "; Ctrl-C ends it now",
@@ -113,12 +113,12 @@ mod test {
         let settings =
             |seconds: &str| read(&[("ERROR_HOLD".into(), seconds.into())].into()).unwrap().settings;
         let story = Story::new();
-        assert_eq!(left(&settings("30"), &story).as_secs(), 30);
-        assert_eq!(left(&settings("0"), &story).as_secs(), 0);
+        assert_eq!(remaining(&settings("30"), &story).as_secs(), 30);
+        assert_eq!(remaining(&settings("0"), &story).as_secs(), 0);
         std::thread::sleep(Duration::from_millis(1100));
-        assert_eq!(left(&settings("1"), &story).as_secs(), 1);
+        assert_eq!(remaining(&settings("1"), &story).as_secs(), 1);
         story.enter(Phase::Running, "it runs");
-        assert_eq!(left(&settings("1"), &story), Duration::ZERO);
-        assert!(left(&settings("86400"), &story).as_secs() < 86400);
+        assert_eq!(remaining(&settings("1"), &story), Duration::ZERO);
+        assert!(remaining(&settings("86400"), &story).as_secs() < 86400);
     }
 }

@@ -1,7 +1,8 @@
-//! What commands in the container ask the pod: a JSON object a line, each way, as at the machine's
-//! control socket. `{"ask": "state"}` is answered `{"ok": …}`, or `{"error": …, "status": …}`.
+//! The socket for commands in the container. Questions and answers are JSON objects, one per line,
+//! as at the machine's control socket. `{"ask": "state"}` is answered with `{"ok": …}`, or
+//! `{"error": …, "status": …}`.
 //!
-//! Only who may open the socket may ask: it lies in the pod's room, which is its user's alone.
+//! The socket is in the pod's room, so only the pod's user can open it.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,65 +19,67 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
 use super::stop;
-use crate::agent::Lack;
+use crate::agent::AgentError;
 use crate::status::{Failure, Status};
 use crate::story::Line;
 use crate::web::{Front, Health};
 
-/// Who asks at once.
-const MOST: usize = 64;
-/// A program, its words and what it reads are no longer.
-pub const LONGEST: u64 = 3 << 20;
-/// Nobody waits longer for news of the log: then there is none.
-pub const NEWS: Duration = Duration::from_secs(20);
-/// Out of file descriptors, for a while.
-const REST: Duration = Duration::from_millis(100);
+/// Maximum number of connections.
+const MAX_CONNECTIONS: usize = 64;
+/// Maximum bytes of a question, which may contain a program, its arguments and its input.
+pub const MAX_QUESTION: u64 = 3 << 20;
+/// Maximum time to wait for new log lines, or for the end of the machine. After it the answer is
+/// empty.
+pub const MAX_WAIT: Duration = Duration::from_secs(20);
+/// Pause after accepting fails, as without free file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What can be asked.
+/// A question to the pod.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Question {
-    /// How the pod is, its machine and its guest.
+    /// The state of the pod, its machine and its guest.
     State,
-    /// Whether all is well.
+    /// A health check.
     Health {
-        /// Of what.
+        /// The check.
         of: Health,
     },
-    /// What was said.
+    /// Lines of the log.
     Log {
-        /// After so many lines.
+        /// Return lines after this number.
         after: u64,
-        /// If there is nothing, it is waited for. Whoever waits once hears all before the pod ends.
+        /// Wait for new lines if there are none. A client that has waited once gets all lines
+        /// before the pod ends.
         wait: bool,
     },
-    /// To shut the guest down.
+    /// Asks the guest to shut down.
     Shutdown {
-        /// Whoever asks will ask whether it is off, and hears that before the pod ends.
+        /// The client will wait for the machine's end, and gets the answer before the pod ends.
         #[serde(default)]
         wait: bool,
     },
-    /// Whether the machine is off: it is waited for, but not for long.
+    /// Whether the machine is off. Waits for that, up to [`MAX_WAIT`].
     Off,
-    /// To start a program in the guest. The answer is its number there.
+    /// Starts a program in the guest. The answer is its process ID there.
     Start {
-        /// Where it is, or its name.
+        /// The program's path or name.
         program: String,
-        /// What follows.
+        /// Its arguments.
         words: Vec<String>,
-        /// What it reads at standard input, in letters of base64.
+        /// Its standard input in base64.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input: Option<String>,
     },
-    /// How a program is that was started. The answer is the agent's own.
+    /// The state of a started program, as the agent reports it.
     Outcome {
-        /// Its number.
+        /// The process ID in the guest.
         pid: i64,
     },
 }
 
 impl Question {
-    /// Whoever asks this hears of the end of the machine before the pod ends.
+    /// Whether the client must get an answer before the pod ends.
     const fn awaits(&self) -> bool {
         matches!(self, Self::Off | Self::Log { wait: true, .. } | Self::Shutdown { wait: true })
     }
@@ -84,20 +87,20 @@ impl Question {
 
 /// Lines of the log.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct News {
-    /// All that is kept and was not known.
+pub struct LogLines {
+    /// Lines after those that the client knows, as far as they are kept.
     pub lines: Vec<Line>,
-    /// How many there ever were.
+    /// Total number of lines so far.
     pub count: u64,
-    /// The pod ends: these were the last.
+    /// The pod ends, and these are the last lines.
     pub last: bool,
 }
 
-/// Listens; what comes back answers for as long as it is polled.
+/// Listens on the socket. The future answers clients while it is polled.
 ///
 /// # Errors
 ///
-/// When the socket cannot be made.
+/// When the socket cannot be created.
 pub fn open(
     path: &Path,
     front: Arc<Front>,
@@ -110,33 +113,33 @@ pub fn open(
     };
     let listener = bind().with_context(|| path.display().to_string())?;
     Ok(async move {
-        let places = Arc::new(Semaphore::new(MOST));
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, _)) => {
                     let (front, farewell) = (front.clone(), farewell.clone());
                     tokio::spawn(async move {
-                        // Whoever leaves in between needs no answer.
+                        // A client that disconnects needs no answer.
                         serve(stream, &front, &farewell).await.ok();
                         drop(place);
                     });
                 }
-                Err(_) => sleep(REST).await,
+                Err(_) => sleep(ACCEPT_PAUSE).await,
             }
         }
     })
 }
 
-/// Answers one who asks, until they leave.
+/// Answers the questions of one client until it disconnects.
 async fn serve(stream: UnixStream, front: &Front, farewell: &Farewell) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read);
-    // From the first question about what is to come until they have left.
+    // Set by the first question that waits, until the client disconnects.
     let mut off = None;
     loop {
         let mut line = Vec::new();
-        let count = (&mut lines).take(LONGEST).read_until(b'\n', &mut line).await?;
+        let count = (&mut lines).take(MAX_QUESTION).read_until(b'\n', &mut line).await?;
         if count == 0 {
             return Ok(());
         }
@@ -146,7 +149,9 @@ async fn serve(stream: UnixStream, front: &Front, farewell: &Farewell) -> std::i
         }
         let answer = match (question, &mut off) {
             (Ok(Question::Off), Some(off)) => is_off(off).await,
-            (Ok(Question::Log { after, wait: true }), Some(off)) => news(front, after, off).await,
+            (Ok(Question::Log { after, wait: true }), Some(off)) => {
+                wait_for_lines(front, after, off).await
+            }
             (Ok(question), _) => answer(front, question).await,
             (Err(error), _) => Err(error),
         };
@@ -162,14 +167,14 @@ async fn serve(stream: UnixStream, front: &Front, farewell: &Farewell) -> std::i
     }
 }
 
-/// Waits a while for the machine to be off.
+/// Waits until the machine is off, up to [`MAX_WAIT`].
 async fn is_off(off: &mut watch::Receiver<bool>) -> anyhow::Result<Vec<u8>> {
-    let is_off = timeout(NEWS, off.wait_for(|off| *off)).await.is_ok();
+    let is_off = timeout(MAX_WAIT, off.wait_for(|off| *off)).await.is_ok();
     Ok(serde_json::to_vec(&is_off)?)
 }
 
-/// Lines after so many, once there are any or the machine is off; nobody waits long.
-async fn news(
+/// Lines after this number. Waits until there are some or the machine is off, up to [`MAX_WAIT`].
+async fn wait_for_lines(
     front: &Front,
     after: u64,
     off: &mut watch::Receiver<bool>,
@@ -178,25 +183,25 @@ async fn news(
     let last = tokio::select! {
         biased;
         _ = off.wait_for(|off| *off) => true,
-        _ = timeout(NEWS, scene.wait_for(|it| it.lines > after)) => false,
+        _ = timeout(MAX_WAIT, scene.wait_for(|it| it.lines > after)) => false,
     };
     let (lines, count) = front.story().lines(after);
-    Ok(serde_json::to_vec(&News { lines, count, last })?)
+    Ok(serde_json::to_vec(&LogLines { lines, count, last })?)
 }
 
-/// Tells those who wait for the end of the machine, before the pod's own end takes them along.
+/// Reports the end of the machine to waiting clients before the pod ends.
 #[derive(Clone, Default)]
 pub struct Farewell(Arc<watch::Sender<bool>>);
 
 impl Farewell {
-    /// The machine is off. Whoever waits for that hears it, and leaves; if not, not for long.
-    pub async fn say(&self, patience: Duration) {
+    /// Reports that the machine is off, and waits until the clients disconnect, at most `patience`.
+    pub async fn send(&self, patience: Duration) {
         self.0.send_replace(true);
         timeout(patience, self.0.closed()).await.ok();
     }
 }
 
-/// An answer, in JSON.
+/// The answer to a question, as JSON.
 async fn answer(front: &Front, question: Question) -> anyhow::Result<Vec<u8>> {
     let value = match question {
         Question::State => front.state().await,
@@ -206,9 +211,9 @@ async fn answer(front: &Front, question: Question) -> anyhow::Result<Vec<u8>> {
         },
         Question::Log { after, .. } => {
             let (lines, count) = front.story().lines(after);
-            serde_json::to_value(News { lines, count, last: false })?
+            serde_json::to_value(LogLines { lines, count, last: false })?
         }
-        // That is about who asks, not about the pod.
+        // Only a client that asks this itself gets another answer, in `serve`.
         Question::Off => false.into(),
         Question::Shutdown { .. } => stop::ask(&front.control(), front.agent()).await?,
         Question::Start { program, words, input } => {
@@ -217,21 +222,21 @@ async fn answer(front: &Front, question: Question) -> anyhow::Result<Vec<u8>> {
                 call["input-data"] = input.into();
             }
             let started = front.agent().ask("guest-exec", call).await;
-            started.map_err(|lack| failure(&lack))?
+            started.map_err(|error| failure(&error))?
         }
         Question::Outcome { pid } => {
-            return front.agent().outcome(pid).await.map_err(|lack| failure(&lack));
+            return front.agent().outcome(pid).await.map_err(|error| failure(&error));
         }
     };
     Ok(serde_json::to_vec(&value)?)
 }
 
-/// As commands of the kind end: no way, not found, or not to be run.
-fn failure(lack: &Lack) -> anyhow::Error {
-    let status = match lack {
-        Lack::Absent(_) => Status::Agent,
-        Lack::Refused(why) if why.contains("No such file") => Status::NotFound,
-        Lack::Refused(_) => Status::NotRun,
+/// The exit status of such a failure in shells: no agent, not found, or not executable.
+fn failure(error: &AgentError) -> anyhow::Error {
+    let status = match error {
+        AgentError::Absent(_) => Status::Agent,
+        AgentError::Refused(why) if why.contains("No such file") => Status::NotFound,
+        AgentError::Refused(_) => Status::NotRun,
     };
-    Failure::new(status, lack.to_string())
+    Failure::new(status, error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Whether the host's KVM runs what the plan says, before anything is made for it.
+//! Checks that the host's KVM can run the machine, before anything is prepared for it.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
@@ -7,35 +7,34 @@ use std::path::Path;
 use crate::source::Source;
 use crate::status::{Failure, Status};
 
-/// Looks at this device, and at the processor.
+/// Checks this device and the processor.
 ///
 /// # Errors
 ///
-/// When there is no KVM, or it cannot run this.
+/// When KVM is missing, or cannot run the source.
 pub fn check(path: &Path, source: &Source) -> anyhow::Result<()> {
     let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
     if let Err(error) = opened {
-        return Err(closed(path, &error));
+        return Err(open_error(path, &error));
     }
     suits(path, source, Path::new("/"))
 }
 
-/// An operating system needs a processor that virtualizes; the probe does not.
+/// An operating system needs hardware virtualization. The probe does not.
 fn suits(path: &Path, source: &Source, root: &Path) -> anyhow::Result<()> {
     if *source == Source::Probe || virtualizes(root) {
         return Ok(());
     }
     let sentence = format!(
-        "{}: this host's processor does not virtualize (no vmx or svm in /proc/cpuinfo), so that \
-         no firmware and no Windows runs: take a host with hardware virtualization, switch nested \
-         virtualization on where this host is a virtual machine itself, or set VERSION=probe to \
-         see the machine without it",
+        "{}: no hardware virtualization (no vmx or svm in /proc/cpuinfo): Windows cannot run here: \
+         use another host, or enable nested virtualization if this host is a virtual machine \
+         itself, or set VERSION=probe to try the machine without it",
         path.display()
     );
     Err(Failure::new(Status::NoKvm, sentence))
 }
 
-/// Whether the processor has VMX or SVM. What cannot be read is left to `vmm`.
+/// Whether the processor has VMX or SVM. If that cannot be read, `vmm` will find out.
 fn virtualizes(root: &Path) -> bool {
     let Ok(text) = std::fs::read_to_string(root.join("proc/cpuinfo")) else { return true };
     let mut flags = text.lines().filter(|line| line.starts_with("flags")).peekable();
@@ -43,33 +42,34 @@ fn virtualizes(root: &Path) -> bool {
     flags.peek().is_none() || flags.any(has)
 }
 
-/// Why the device does not open.
-fn closed(path: &Path, error: &std::io::Error) -> anyhow::Error {
+/// The error for a device that cannot be opened.
+fn open_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
     let out = match error.kind() {
-        ErrorKind::NotFound => "switch virtualization on in the host's firmware, load its module \
-                                (kvm_intel or kvm_amd), and lend the device to the container with \
+        ErrorKind::NotFound => "enable virtualization in the host's firmware, load the module \
+                                kvm_intel or kvm_amd, and pass the device to the container with \
                                 --device /dev/kvm"
             .to_owned(),
         ErrorKind::PermissionDenied => {
             let group = std::fs::metadata(path).map_or(0, |it| it.gid());
             let in_it = let_in(group, Path::new("/"));
-            format!("lend it to the container with --device /dev/kvm, and let the process {in_it}")
+            format!("pass it to the container with --device /dev/kvm, and let the process {in_it}")
         }
-        _ => "see whether the host's processor can virtualize, and whether this host is a \
-              virtual machine itself without nested virtualization"
+        _ => "check that the host's processor supports virtualization, and that nested \
+              virtualization is enabled if this host is a virtual machine itself"
             .to_owned(),
     };
     Failure::new(Status::NoKvm, format!("{}: {error}: {out}", path.display()))
 }
 
-/// What a process is let to have the group of a file.
+/// How to give a process the group of the device file.
 fn let_in(group: u32, root: &Path) -> String {
     let nobodys = std::fs::read_to_string(root.join("proc/sys/kernel/overflowgid"));
-    // It stands for all groups that this container does not have: those of a rootless user.
+    // The overflow group stands for all groups that the container does not map, such as those of a
+    // rootless user.
     if nobodys.is_ok_and(|it| it.trim().parse() == Ok(group)) {
-        return "keep the groups of its user (--group-add keep-groups, with crun)".to_owned();
+        return "keep its user's groups (--group-add keep-groups, with crun)".to_owned();
     }
-    format!("into group {group} (--group-add {group}, or supplementalGroups)")
+    format!("join group {group} (--group-add {group}, or supplementalGroups)")
 }
 
 #[cfg(test)]
@@ -90,7 +90,7 @@ mod test {
         let (kvm, medium) = (Path::new("/dev/kvm"), Source::Medium("/custom.iso".into()));
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
-        assert!(suits(kvm, &medium, root).is_ok(), "nobody knows");
+        assert!(suits(kvm, &medium, root).is_ok(), "it is unknown");
         std::fs::create_dir(root.join("proc")).unwrap();
         let has = |flags: &str| std::fs::write(root.join("proc/cpuinfo"), flags).unwrap();
         has("processor\t: 0\nflags\t\t: fpu vme svmx hypervisor\n");

@@ -1,4 +1,4 @@
-//! From settings and sizes to the machine, in the words of `vmm`.
+//! Translates settings and sizes to the configuration of `vmm`.
 
 use std::path::{Path, PathBuf};
 
@@ -30,58 +30,58 @@ use crate::settings::{Discard, Format, Settings};
 use crate::source::Source;
 use crate::status::{Failure, Status};
 
-/// Who the machine runs as where we are root: nobody else of the image.
+/// User ID of the machine's process if the pod is root. The image has no other use of it.
 const USER: u32 = 10001;
 
-/// What was made ready for the machine.
+/// Files and sockets prepared for the machine.
 #[derive(Debug, Default)]
 pub struct Parts {
-    /// The firmware's code and its memory; none for the probe.
+    /// The firmware's code and variables; `None` for the probe.
     pub firmware: Option<(PathBuf, PathBuf)>,
-    /// Where its TPM is asked.
+    /// The socket of the TPM.
     pub tpm: Option<PathBuf>,
-    /// The UUID that the volume has for it.
+    /// The UUID kept on the volume.
     pub uuid: Option<Uuid>,
-    /// The disks, the system's first.
+    /// The disks, the system disk first.
     pub disks: Vec<Disk>,
-    /// A CD that is booted before the disks.
+    /// A CD that boots before the disks.
     pub rescue: Option<PathBuf>,
-    /// CDs that are booted where no disk can be, first the first.
+    /// CDs that boot if no disk does, in this order.
     pub media: Vec<PathBuf>,
-    /// The network.
+    /// The network, if there is one.
     pub cable: Option<Cable>,
     /// The control socket.
     pub control: PathBuf,
-    /// The socket behind the port of the guest's agent.
+    /// The socket behind the serial port of the guest's agent.
     pub agent: PathBuf,
-    /// Where the screen is shown.
-    pub doors: Vec<listen::Config>,
+    /// Addresses at which the screen is shown.
+    pub listeners: Vec<listen::Config>,
 }
 
-/// The network card, and where its cable ends.
+/// The network card and its backend.
 #[derive(Debug)]
 pub struct Cable {
-    /// The other end.
+    /// The backend.
     pub to: host::net::Network,
-    /// The card's address.
+    /// The card's MAC address.
     pub mac: Mac,
-    /// The longest packet, where that is not the usual one.
+    /// The MTU, if it is not the usual one.
     pub mtu: Option<u16>,
-    /// Pairs of its queues.
+    /// Number of queue pairs.
     pub pairs: u16,
 }
 
-/// The machine.
+/// The configuration of the machine.
 ///
 /// # Errors
 ///
-/// When the settings ask for what there is not.
+/// When the settings ask for something that the machine does not have.
 pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Result<Config> {
     let mut config = Config {
         control: Some(UnixAddress::Path(text(&parts.control)?)),
-        // Whom nobody could ask to shut down any more.
+        // Without the pod, nobody could shut the machine down.
         die_with: Parent::from(rustix::process::getpid()),
-        vnc: parts.doors.clone(),
+        vnc: parts.listeners.clone(),
         ..Config::default()
     };
     frame(&mut config, settings, sizes);
@@ -92,10 +92,10 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         if let Some(path) = &parts.tpm {
             config.tpm = Some(tpm::Config::new(text(path)?));
         }
-        // Windows reads registers that no hypervisor has.
+        // Windows reads registers that no hypervisor implements.
         config.msr = Unknown::Ignore;
     }
-    hands(&mut config, settings);
+    input_devices(&mut config, settings);
     let mut order = Vec::new();
     if let Some(medium) = &parts.rescue {
         order.extend(insert(&mut config, settings.disk.media.is, medium)?);
@@ -110,7 +110,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         config.device.push(Device::VirtioNet(card(cable)?));
     }
     order.extend(extras(&mut config, settings)?);
-    // Last, so that what comes and goes before it moves no other device.
+    // Last, so that its absence or presence does not change the slots of other devices.
     config.device.push(Device::VirtioSerial(virtio::console::Config {
         name: Some(agent::PORT.to_owned()),
         to: Stream::Socket(text(&parts.agent)?),
@@ -124,11 +124,11 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
     Ok(config)
 }
 
-/// Whether there could be such a machine, before anything is made for it.
+/// Checks that such a machine is possible, before anything is created for it.
 ///
 /// # Errors
 ///
-/// When the settings ask for what there is not.
+/// When the settings ask for something that the machine does not have.
 pub fn check(settings: &Settings, sizes: &Sizes, source: &Source) -> anyhow::Result<()> {
     let mut parts =
         Parts { control: "/control".into(), agent: "/agent".into(), ..Parts::default() };
@@ -140,7 +140,7 @@ pub fn check(settings: &Settings, sizes: &Sizes, source: &Source) -> anyhow::Res
     config(settings, sizes, &parts).map(drop)
 }
 
-/// Processors, memory, firmware's words, the display.
+/// Processors, memory, display, keyboard and serial port.
 fn frame(config: &mut Config, settings: &Settings, sizes: &Sizes) {
     config.cpus = match &settings.processor.topology {
         Some(it) => Cpus {
@@ -165,13 +165,13 @@ fn frame(config: &mut Config, settings: &Settings, sizes: &Sizes) {
     let windows = &settings.windows;
     let keyboard = windows.keyboard.as_ref().map(|it| it.show());
     let keyboard = keyboard.unwrap_or_else(|| windows.language.show());
-    // A layout that viewers' symbols cannot be led back to leaves the usual one.
+    // Unknown layouts fall back to the default.
     config.keyboard = keyboard.parse::<layout::Name>().unwrap_or_default();
-    // We listen in any case: the firmware tells there what it starts.
+    // Always connected: the firmware reports there what it boots.
     config.serial = Some(Stream::Stdio);
 }
 
-/// What the machine says of itself.
+/// The SMBIOS strings and the UUID.
 fn identity(config: &mut Config, settings: &Settings, kept: Option<&Uuid>) -> anyhow::Result<()> {
     let machine = &settings.machine;
     let said = [machine.smbios.as_ref(), machine.arguments.as_ref().map(|it| &it.smbios)];
@@ -187,7 +187,7 @@ fn identity(config: &mut Config, settings: &Settings, kept: Option<&Uuid>) -> an
         if let Some(value) = values.next() {
             value.clone_into(field);
         }
-        ensure!(values.next().is_none(), "SM_BIOS and ARGUMENTS both give {name}=: give it once");
+        ensure!(values.next().is_none(), "SM_BIOS and ARGUMENTS both set {name}=: set it once");
     }
     let uuid = said().filter_map(|it| it.uuid.as_ref()).next();
     if let Some(uuid) = machine.uuid.as_ref().or(uuid).or(kept) {
@@ -196,8 +196,8 @@ fn identity(config: &mut Config, settings: &Settings, kept: Option<&Uuid>) -> an
     Ok(())
 }
 
-/// What people touch.
-fn hands(config: &mut Config, settings: &Settings) {
+/// Mouse and keyboard.
+fn input_devices(config: &mut Config, settings: &Settings) {
     config.device.push(Device::Xhci(Default::default()));
     if settings.screen.display.is != Display::None {
         config.device.push(Device::UsbTablet(Default::default()));
@@ -216,50 +216,54 @@ fn card(cable: &Cable) -> anyhow::Result<virtio::net::Config> {
     })
 }
 
-/// A disk at the controller of the settings; its name.
+/// Attaches a disk at the configured controller. Returns its name.
 fn attach(config: &mut Config, settings: &Settings, disk: &Disk) -> anyhow::Result<Option<String>> {
     let drives = &settings.disk;
     let direct = drives.cache.is == Cache::Direct;
     let image = disk::Config {
-        format: Some(form(disk.format)),
+        format: Some(image_format(disk.format)),
         size: disk.longer.map(mebibytes),
         direct: if direct { Direct::Auto } else { Direct::Off },
         discard: drives.discard == Discard::Unmap,
         ..disk::Config::new(text(&disk.path)?)
     };
-    plug(config, drives.controller.is, image)
+    attach_image(config, drives.controller.is, image)
 }
 
-/// A disk at a controller; its name.
-fn plug(config: &mut Config, bus: Bus, image: disk::Config) -> anyhow::Result<Option<String>> {
+/// Attaches a disk at a controller. Returns its name.
+fn attach_image(
+    config: &mut Config,
+    bus: Bus,
+    image: disk::Config,
+) -> anyhow::Result<Option<String>> {
     config.device.push(match bus {
         Bus::Auto | Bus::Nvme => Device::Nvme(nvme::Config(image)),
         Bus::Scsi => Device::VirtioScsi(virtio::scsi::Config(image)),
         Bus::Blk => Device::VirtioBlk(virtio::blk::Config(image)),
         Bus::Ahci => {
-            let sentence = "DISK_TYPE=ide: the machine has no such controller: say nvme, or scsi \
-                            for a Windows that has virtio's drivers";
+            let sentence = "DISK_TYPE=ide: the machine has no IDE or SATA controller: say nvme, \
+                            or scsi for a Windows that has the virtio drivers";
             return Err(Failure::new(Status::Disk, sentence));
         }
-        Bus::Usb => Device::UsbStorage(stick(image)?),
+        Bus::Usb => Device::UsbStorage(usb_disk(image)?),
         Bus::None => return Ok(None),
     });
-    Ok(newest(config))
+    Ok(name_of_last(config))
 }
 
 /// A disk at USB.
-fn stick(image: disk::Config) -> anyhow::Result<storage::Config> {
+fn usb_disk(image: disk::Config) -> anyhow::Result<storage::Config> {
     let disk::Config { path, format, readonly, direct, discard, size, .. } = image;
     ensure!(
         size.is_none(),
-        "{}: a disk at USB cannot be made longer: say nvme or scsi",
+        "{}: a USB disk cannot be enlarged: say DISK_TYPE=nvme or scsi",
         path.display()
     );
     let path = Some(path);
     Ok(storage::Config { path, format, readonly, direct, discard, ..storage::Config::default() })
 }
 
-/// A CD; its name.
+/// Attaches a CD drive. Returns its name.
 fn insert(config: &mut Config, bus: Bus, medium: &Path) -> anyhow::Result<Option<String>> {
     if bus == Bus::None {
         return Ok(None);
@@ -269,17 +273,17 @@ fn insert(config: &mut Config, bus: Bus, medium: &Path) -> anyhow::Result<Option
         cdrom: Some(true),
         ..storage::Config::default()
     }));
-    Ok(newest(config))
+    Ok(name_of_last(config))
 }
 
-/// What `vmm` calls the device that was added last: its kind, and which of them it is.
-fn newest(config: &Config) -> Option<String> {
+/// The name that `vmm` gives the device added last: its kind and number.
+fn name_of_last(config: &Config) -> Option<String> {
     let kind = config.device.last()?.kind();
     let count = config.device.iter().filter(|it| it.kind() == kind).count();
     Some(registry::name(kind, count))
 }
 
-/// What the process of the machine gives up: it becomes another user, and reaches the volume alone.
+/// The jail of the machine's process: another user, and no files outside of the volume.
 fn confine(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
     let user = User { user: USER, group: USER };
     config.jail = jail::Config {
@@ -291,7 +295,7 @@ fn confine(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What else there is; the names of what can be booted.
+/// Adds optional devices and drives of `ARGUMENTS`. Returns the names of the drives that can boot.
 fn extras(config: &mut Config, settings: &Settings) -> anyhow::Result<Vec<String>> {
     if settings.machine.rng {
         config.device.push(Device::VirtioRng(Default::default()));
@@ -313,55 +317,55 @@ fn extras(config: &mut Config, settings: &Settings) -> anyhow::Result<Vec<String
     }
     let mut order = Vec::new();
     for drive in &arguments.drives {
-        order.extend(further(config, drive)?);
+        order.extend(attach_argument(config, drive)?);
     }
     Ok(order)
 }
 
-/// A drive of `ARGUMENTS`; its name.
-fn further(config: &mut Config, drive: &Drive) -> anyhow::Result<Option<String>> {
+/// Attaches a drive of `ARGUMENTS`. Returns its name.
+fn attach_argument(config: &mut Config, drive: &Drive) -> anyhow::Result<Option<String>> {
     if drive.cdrom {
         return insert(config, drive.bus, &drive.path);
     }
     if drive.bus == Bus::Ahci {
-        let sentence = "the machine has no controller for IDE or SATA: say if=virtio, or a device \
+        let sentence = "the machine has no IDE or SATA controller: say if=virtio, or a device \
                         nvme with drive=";
         let sentence = format!("ARGUMENTS: {}: {sentence}", drive.path.display());
         return Err(Failure::new(Status::Disk, sentence));
     }
     let image = disk::Config {
-        format: drive.format.map(form),
+        format: drive.format.map(image_format),
         readonly: drive.readonly,
         ..disk::Config::new(text(&drive.path)?)
     };
-    plug(config, drive.bus, image)
+    attach_image(config, drive.bus, image)
 }
 
-fn form(format: Format) -> disk::Format {
+fn image_format(format: Format) -> disk::Format {
     match format {
         Format::Raw => disk::Format::Raw,
         Format::Qcow2 => disk::Format::Qcow2,
     }
 }
 
-/// A number of bytes, rounded down to whole MiB.
+/// Rounds down to whole MiB.
 fn mebibytes(bytes: u64) -> Size {
     Size(bytes >> 20 << 20)
 }
 
-/// A path for the configuration. JSON carries no other than text.
+/// Checks that a path is text: JSON cannot carry others.
 fn text(path: &Path) -> anyhow::Result<PathBuf> {
     ensure!(path.to_str().is_some(), "{} is not text", path.display());
     Ok(path.to_owned())
 }
 
-/// Media that are on the volume or mounted, besides that which is booted.
+/// Further CDs on the volume or mounted, such as drivers.
 pub fn further_media(root: &Path, volume: &Path) -> Vec<PathBuf> {
     let places = [root.join("mount.iso"), root.join("drivers.iso"), volume.join("drivers.iso")];
     places.into_iter().filter(|path| path.is_file()).collect()
 }
 
-/// The rescue CD, which is booted before all others.
+/// The rescue CD, which boots before all other drives.
 pub fn rescue(root: &Path, volume: &Path) -> Option<PathBuf> {
     [root.join("start.iso"), volume.join("start.iso")].into_iter().find(|path| path.is_file())
 }
@@ -375,7 +379,7 @@ mod test {
     use crate::plan::Plan;
     use crate::settings::environment::Environment;
 
-    /// The machine of an environment.
+    /// Configuration of the machine of an environment.
     fn filled(words: &[(&str, &str)], cable: Option<Cable>) -> anyhow::Result<Config> {
         let root = tempfile::tempdir()?;
         for folder in ["proc", "storage"] {
@@ -399,7 +403,7 @@ mod test {
             media: vec!["/a,b.iso".into()],
             control: "/run/vmm.sock".into(),
             agent: "/run/agent.sock".into(),
-            doors: vec![
+            listeners: vec![
                 listen::Config {
                     to: Some(Address::Unix("/run/screen.sock".into())),
                     ..listen::Config::default()
@@ -415,18 +419,17 @@ mod test {
         config(&plan.said.settings, &plan.sizes, &parts)
     }
 
-    /// The machine of an environment, as `vmm` reads it.
+    /// The same as JSON, after `vmm` has read it.
     fn made(words: &[(&str, &str)]) -> anyhow::Result<serde_json::Value> {
         let config = filled(words, None)?;
         let text = serde_json::to_string(&config)?;
-        // What is written to `vmm` is what it reads.
+        // Everything that is written can be read by `vmm`.
         let read = Config::from_json(&text)?;
         assert_eq!(serde_json::to_value(&read)?, serde_json::to_value(&config)?);
         Ok(serde_json::to_value(&config)?)
     }
 
-    /// Several machines, byte for byte as `vmm` is given them, but for the number of this process
-    /// and for its user.
+    /// Compares several machines with `machines.txt`, except this process' ID and its user.
     #[test]
     fn a_whole_machine_is_what_is_written_down() {
         let cable = || Cable {
@@ -484,8 +487,8 @@ mod test {
     #[test]
     fn the_usual_machine_is_that_of_the_reference_image() {
         let machine = made(&[]).unwrap();
-        let hands = ["xhci", "usb-tablet", "usb-keyboard"];
-        assert_eq!(kinds(&machine)[..3], hands);
+        let input = ["xhci", "usb-tablet", "usb-keyboard"];
+        assert_eq!(kinds(&machine)[..3], input);
         let all = ["usb-storage", "virtio-scsi", "usb-storage", "virtio-rng", "virtio-serial"];
         assert_eq!(kinds(&machine)[3..], all);
         assert_eq!(machine["device"][7]["to"], "socket:/run/agent.sock");

@@ -1,4 +1,4 @@
-//! The guest's network: what the settings ask for, or the next best that this pod allows.
+//! The guest's network: the configured kind, or the next best that this pod allows.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -17,41 +17,42 @@ use crate::settings::environment::Said;
 use crate::settings::{Settings, Way};
 use crate::story::Story;
 
-/// Where the pod's resolvers are named.
+/// The file that names the pod's resolvers.
 const RESOLV: &str = "/etc/resolv.conf";
-/// More queues than this serve no guest better.
-const PAIRS: u32 = 8;
+/// Maximum queue pairs. More do not make a guest faster.
+const MAX_PAIRS: u32 = 8;
 
-/// The network, as long as it is kept.
+/// The network of a running pod.
 pub enum Network {
-    /// There is none.
+    /// No network.
     None,
-    /// Connections of the pod's own.
+    /// User-mode network: connections of the pod itself.
     User(User),
-    /// A tap with address translation, what answers the guest, and the queues until the machine has
-    /// them.
+    /// A tap with address translation, the task that answers the guest, and the queues until the
+    /// machine has them.
     Nat(Arc<Nat>, JoinHandle<()>, Vec<OwnedFd>),
-    /// A card on the pod's own network, what hears its address, and the same queues.
+    /// A card on the pod's own network, the task that learns its address, and the queues.
     Macvtap(Arc<Macvtap>, JoinHandle<()>, Vec<OwnedFd>),
 }
 
-/// Where we reach the guest ourselves.
+/// The guest's address, seen from the pod.
 #[derive(Debug)]
-pub enum Place {
-    /// At this address.
-    At(IpAddr),
-    /// At the address that was heard last, by this interface.
-    Heard(Heard, String),
-    /// Nowhere: what it does on the network is not seen from here.
-    Unseen,
+pub enum GuestAddress {
+    /// A fixed address.
+    Fixed(IpAddr),
+    /// An address that the guest chose, and the interface that reaches it.
+    Learned(Heard, String),
+    /// Unknown: the pod does not see the guest's packets.
+    Unknown,
 }
 
 impl Network {
-    /// Makes it. What cannot be is said in a line, and the next best is taken.
+    /// Starts the network. If the configured kind is not possible, logs the reason and takes the
+    /// next best.
     ///
     /// # Errors
     ///
-    /// When the guest cannot be where `DHCP=Y` wants it: nothing is the next best to that.
+    /// When `DHCP=Y` is set and not possible: it has no next best.
     pub async fn make(
         said: &Said,
         processors: u32,
@@ -63,25 +64,25 @@ impl Network {
         if settings.network.dhcp {
             story.step("Preparing the network…");
             let pairs = pairs(processors);
-            let wish = macvtap::Wish { pairs, pod: name(), folder: room.folder().to_owned() };
+            let wish = macvtap::Wish { pairs, pod: host_name(), folder: room.folder().to_owned() };
             let mut card = Macvtap::start(settings, &wish).await?;
             let queues = card.take_queues();
             let card = Arc::new(card);
-            card.notes().iter().for_each(|note| story.tell(note));
+            card.notes().iter().for_each(|note| story.info(note));
             let serves = card.clone();
             let served = tokio::spawn(async move { serves.serve().await });
             return Ok(Self::Macvtap(card, served, queues));
         }
-        if wish != Way::None && Resolv::read(&names()).servers.is_empty() {
-            story.tell(&format!("no name server is in {RESOLV}: the guest finds no names"));
+        if wish != Way::None && Resolv::read(&resolv_conf()).servers.is_empty() {
+            story.info(&format!("no name server is in {RESOLV}: the guest cannot resolve names"));
         }
         if wish == Way::Nat {
             story.step("Preparing the network…");
             match nat(settings, processors).await {
                 Ok(mut nat) => {
-                    nat.notes().iter().for_each(|note| story.tell(note));
+                    nat.notes().iter().for_each(|note| story.info(note));
                     let (guest, gateway) = (nat.guest(), nat.gateway());
-                    story.tell(&format!("the guest is {guest}, its gateway {gateway}"));
+                    story.info(&format!("the guest is {guest}, its gateway {gateway}"));
                     let queues = nat.take_queues();
                     let nat = Arc::new(nat);
                     let serves = nat.clone();
@@ -89,9 +90,9 @@ impl Network {
                     return Ok(Self::Nat(nat, served, queues));
                 }
                 Err(error) => {
-                    let line = format!("{error:#}; until then it is as with NETWORK=user");
+                    let line = format!("{error:#}: using NETWORK=user instead");
                     let asked_for = said.names.contains("NETWORK");
-                    if asked_for { story.warn(&line) } else { story.tell(&line) }
+                    if asked_for { story.warn(&line) } else { story.info(&line) }
                 }
             }
         }
@@ -100,7 +101,7 @@ impl Network {
         }
         Ok(match User::start(settings, Path::new("/"), room.folder()) {
             Ok(user) => {
-                story.tell(user.said());
+                story.info(user.said());
                 Self::User(user)
             }
             Err(error) => {
@@ -110,17 +111,17 @@ impl Network {
         })
     }
 
-    /// The end that the machine holds.
+    /// The end of the network for the machine.
     ///
     /// # Errors
     ///
-    /// When the address of the card cannot be remembered.
+    /// When the card's MAC address cannot be kept.
     pub fn cable(&self, settings: &Settings) -> anyhow::Result<Option<Cable>> {
         Ok(match self {
             Self::None => None,
             Self::User(user) => Some(Cable {
                 to: host::net::Network::Passt(user.socket().to_owned()),
-                mac: guest_mac(settings, &name())?,
+                mac: guest_mac(settings, &host_name())?,
                 mtu: Some(user.mtu()),
                 pairs: 1,
             }),
@@ -135,28 +136,28 @@ impl Network {
         })
     }
 
-    /// Where we reach the guest ourselves.
-    pub fn guest(&self) -> Option<Place> {
+    /// The guest's address, seen from the pod.
+    pub fn guest(&self) -> Option<GuestAddress> {
         match self {
             Self::None => None,
-            // By the port that is forwarded.
-            Self::User(_) => Some(Place::At(Ipv4Addr::LOCALHOST.into())),
-            Self::Nat(nat, ..) => Some(Place::At(nat.guest().into())),
+            // Forwarded ports are on the loopback.
+            Self::User(_) => Some(GuestAddress::Fixed(Ipv4Addr::LOCALHOST.into())),
+            Self::Nat(nat, ..) => Some(GuestAddress::Fixed(nat.guest().into())),
             Self::Macvtap(card, ..) => Some(match card.heard() {
-                Some(heard) => Place::Heard(heard, card.uplink().to_owned()),
-                None => Place::Unseen,
+                Some(heard) => GuestAddress::Learned(heard, card.uplink().to_owned()),
+                None => GuestAddress::Unknown,
             }),
         }
     }
 
-    /// The machine has its end of it: the tap goes when the machine does.
+    /// Closes the pod's copies of the queues: the tap disappears when the machine ends.
     pub fn handed_over(&mut self) {
         if let Self::Nat(_, _, queues) | Self::Macvtap(_, _, queues) = self {
             queues.clear();
         }
     }
 
-    /// Takes it away again.
+    /// Removes the network.
     pub async fn end(self) {
         let ended = match self {
             Self::None => Ok(()),
@@ -164,50 +165,50 @@ impl Network {
                 user.end();
                 Ok(())
             }
-            Self::Nat(nat, served, _) => match alone(nat, served).await {
+            Self::Nat(nat, served, _) => match unshared(nat, served).await {
                 Some(nat) => nat.end().await,
                 None => Ok(()),
             },
-            Self::Macvtap(card, served, _) => match alone(card, served).await {
+            Self::Macvtap(card, served, _) => match unshared(card, served).await {
                 Some(card) => card.end().await,
                 None => Ok(()),
             },
         };
         if let Err(error) = ended {
-            tracing::warn!("something of the network stays: {error:#}");
+            tracing::warn!("a part of the network cannot be removed: {error:#}");
         }
     }
 }
 
-/// What was served, once nobody serves it any more.
-async fn alone<T>(shared: Arc<T>, served: JoinHandle<()>) -> Option<T> {
+/// Stops the serving task and returns the network, which nothing shares any more.
+async fn unshared<T>(shared: Arc<T>, served: JoinHandle<()>) -> Option<T> {
     served.abort();
     served.await.ok();
     Arc::into_inner(shared)
 }
 
-/// Queues as the other end of a cable, and how many pairs they are.
+/// The queues as a network of the machine, and the number of pairs.
 fn inherited(queues: &[OwnedFd]) -> (host::net::Network, u16) {
     let numbers = queues.iter().map(|queue| queue.as_raw_fd()).collect();
     (host::net::Network::Fd(numbers), u16::try_from(queues.len()).unwrap_or(u16::MAX))
 }
 
-/// Pairs of queues for so many processors.
+/// Number of queue pairs for this many processors.
 fn pairs(processors: u32) -> u16 {
-    u16::try_from(processors.clamp(1, PAIRS)).unwrap_or(1)
+    u16::try_from(processors.clamp(1, MAX_PAIRS)).unwrap_or(1)
 }
 
 async fn nat(settings: &Settings, processors: u32) -> anyhow::Result<Nat> {
     let pairs = pairs(processors);
-    Nat::start(settings, &Wish { pairs, pod: name(), etc: "/etc".into() }).await
+    Nat::start(settings, &Wish { pairs, pod: host_name(), etc: "/etc".into() }).await
 }
 
-/// What names the pod's resolvers.
-fn names() -> String {
+/// The file that names the pod's resolvers; empty if it cannot be read.
+fn resolv_conf() -> String {
     std::fs::read_to_string(RESOLV).unwrap_or_default()
 }
 
-/// What the pod is called.
-fn name() -> String {
+/// The pod's host name.
+fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -1,4 +1,4 @@
-//! The folder for what lives as long as the pod: sockets, and the password of the screen.
+//! The folder for files that live as long as the pod: sockets, and the password of the screen.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{ErrorKind, Write as _};
@@ -15,44 +15,44 @@ use vmm::control::{Client, Command};
 
 use crate::files;
 
-/// Where it may be, the best first: whoever runs `transom status` looks in this order.
+/// Possible folders, the best first. `transom status` searches them in this order.
 const PLACES: [&str; 3] = ["/run/transom", "/dev/shm/transom", "/tmp/transom"];
 
 /// The control socket of the machine.
 const CONTROL: &str = "vmm.sock";
-/// Where the pod itself is asked.
+/// The socket for commands in the container.
 const POD: &str = "pod.sock";
-/// The file in it that is locked by the pod that has it.
+/// The file that a running pod keeps locked.
 const LOCK: &str = "lock";
-/// So long the machine of a pod that was killed may take to end.
-const LEFT: Duration = Duration::from_secs(20);
-const LOOK: Duration = Duration::from_millis(50);
+/// How long the machine of a killed pod may take to end.
+const OLD_MACHINE_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The folder.
+/// A pod's folder.
 #[derive(Clone, Debug)]
 pub struct Room {
     folder: PathBuf,
-    /// It is ours as long as this is open.
+    /// Keeps the lock.
     _lock: Option<Arc<File>>,
 }
 
 impl Room {
-    /// Makes it where that is possible, with nothing in it that a killed pod left.
+    /// Creates the folder in the first possible place, and removes all files of a killed pod.
     ///
     /// # Errors
     ///
-    /// When no place can be written, or another pod has it.
+    /// When no place is writable, or another pod uses it.
     pub fn make() -> anyhow::Result<Self> {
         let mut why = Vec::new();
         for place in PLACES.map(Path::new) {
             match make(place) {
                 Ok(Some(lock)) => {
-                    end_left(place)?;
+                    end_old_machine(place)?;
                     clear(place).with_context(|| place.display().to_string())?;
                     return Ok(Self { folder: place.into(), _lock: Some(Arc::new(lock)) });
                 }
                 Ok(None) => anyhow::bail!(
-                    "{}: another pod has it: give each a container of its own, or wait for its end",
+                    "{}: another pod has it: run one pod per container, or wait for its end",
                     place.display()
                 ),
                 Err(error) => why.push(format!("{}: {error:#}", place.display())),
@@ -62,34 +62,34 @@ impl Room {
         anyhow::bail!("no folder for sockets ({why}): mount an emptyDir or a tmpfs at /run")
     }
 
-    /// None, of a pod that never had one: nothing is behind its sockets.
+    /// A room that does not exist, for a pod that failed early.
     pub fn nowhere() -> Self {
         Self { folder: "/nonexistent".into(), _lock: None }
     }
 
-    /// One in any folder, for tests and fuzzers.
+    /// A room in any folder, for tests and fuzzers.
     pub fn within(folder: &Path) -> Self {
         Self { folder: folder.into(), _lock: None }
     }
 
-    /// That of the pod that runs here.
+    /// The room of the pod that runs here.
     pub fn find() -> Option<Self> {
         let there = |it: &PathBuf| it.join(POD).exists();
         let folder = PLACES.map(PathBuf::from).into_iter().find(there)?;
         Some(Self { folder, _lock: None })
     }
 
-    /// Where the pod answers the commands of those who are in its container.
+    /// The socket for commands in the container.
     pub fn pod(&self) -> PathBuf {
         self.folder.join(POD)
     }
 
-    /// The other end of the port of the guest's agent.
+    /// The socket of the serial port of the guest's agent.
     pub fn agent(&self) -> PathBuf {
         self.folder.join("agent.sock")
     }
 
-    /// Where the TPM is asked.
+    /// The socket of the TPM.
     pub fn tpm(&self) -> PathBuf {
         self.folder.join("tpm.sock")
     }
@@ -99,7 +99,7 @@ impl Room {
         self.folder.join(CONTROL)
     }
 
-    /// Where the machine shows its screen.
+    /// The socket on which the machine shows its screen.
     pub fn screen(&self) -> PathBuf {
         self.folder.join("screen.sock")
     }
@@ -109,26 +109,26 @@ impl Room {
         &self.folder
     }
 
-    /// The password of the screen.
+    /// The file with the password of the screen.
     pub fn password(&self) -> PathBuf {
         self.folder.join("password")
     }
 
-    /// The password of VNC viewers, where the pod listens for them.
+    /// The file with the password of VNC viewers, if VNC is enabled.
     pub fn vnc_password(&self) -> PathBuf {
         self.folder.join("password.vnc")
     }
 
-    /// Why the screen asks for no password.
+    /// The file with the reason why the screen asks for no password.
     pub fn open(&self) -> PathBuf {
         self.folder.join("open")
     }
 
-    /// Keeps a text in a file of this folder, for ourselves alone.
+    /// Writes a text to a file of this folder that only the pod's user can read.
     ///
     /// # Errors
     ///
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn keep(&self, path: PathBuf, text: &str) -> anyhow::Result<PathBuf> {
         files::write(&path, |file| file.write_all(text.as_bytes()))
             .with_context(|| path.display().to_string())?;
@@ -136,16 +136,16 @@ impl Room {
     }
 }
 
-/// Makes it ours; nothing if it is another's who lives.
+/// Creates and locks a folder. Returns `None` if a running pod has locked it.
 fn make(place: &Path) -> anyhow::Result<Option<File>> {
     match DirBuilder::new().mode(0o700).create(place) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            // Nobody else may have put it there.
-            let told = fs::symlink_metadata(place)?;
+            // The folder must not be a link, nor another user's.
+            let found = fs::symlink_metadata(place)?;
             let ours = rustix::process::geteuid().as_raw();
-            let owner = std::os::unix::fs::MetadataExt::uid(&told);
-            ensure!(told.is_dir() && owner == ours, "somebody else's");
+            let owner = std::os::unix::fs::MetadataExt::uid(&found);
+            ensure!(found.is_dir() && owner == ours, "it belongs to another user");
             fs::set_permissions(place, Permissions::from_mode(0o700))?;
         }
         Err(error) => return Err(error.into()),
@@ -160,22 +160,22 @@ fn make(place: &Path) -> anyhow::Result<Option<File>> {
     }
 }
 
-/// Ends the machine of a pod that was killed, which still has its disks.
-fn end_left(place: &Path) -> anyhow::Result<()> {
+/// Ends the machine of a killed pod, which may still use the disks.
+fn end_old_machine(place: &Path) -> anyhow::Result<()> {
     let control = place.join(CONTROL);
-    let end = Instant::now() + LEFT;
-    while let Ok(mut machine) = Client::connect_within(&control, LEFT) {
+    let end = Instant::now() + OLD_MACHINE_TIMEOUT;
+    while let Ok(mut machine) = Client::connect_within(&control, OLD_MACHINE_TIMEOUT) {
         ensure!(
             Instant::now() < end,
-            "the machine of a pod that was killed does not end: end its process `vmm`"
+            "the machine of a killed pod does not end: kill its process `vmm`"
         );
         machine.ask(&Command::Quit).ok();
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
 
-/// Removes what a pod that was killed has left.
+/// Removes all files of a killed pod.
 fn clear(place: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(place)? {
         let entry = entry?;

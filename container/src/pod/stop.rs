@@ -1,4 +1,5 @@
-//! The end that an engine or a cluster asks for: within its time, whatever the guest does.
+//! Stops the machine when an engine or a cluster asks for it, within its time limit, whatever the
+//! guest does.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,25 +12,25 @@ use vmm::control::Command;
 
 use super::asked;
 use super::child::Child;
-use crate::agent::{Agent, Lack};
+use crate::agent::{Agent, AgentError};
 
-/// The button is pressed again so often: Windows hears it only where somebody is logged on, or
-/// nobody at all.
-const AGAIN: Duration = Duration::from_secs(5);
-/// Who could not press it tries again so soon: the machine may not listen yet.
-const SOON: Duration = Duration::from_secs(1);
+/// Interval between presses of the power button. Windows reacts only while a user is logged on, or
+/// while nobody is, but not in between.
+const PRESS_INTERVAL: Duration = Duration::from_secs(5);
+/// Interval after the button could not be pressed: the machine may not listen yet.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How the time is shared out.
+/// How the time is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// The guest ends by itself.
+    /// Time for the guest to shut down.
     pub ask: Duration,
-    /// After that its devices write what they hold.
+    /// Time for its devices to write their data, after that.
     pub off: Duration,
 }
 
 impl Budget {
-    /// Of so many seconds in all: some of them are for ourselves.
+    /// Divides this many seconds. A part of them is for the pod itself.
     pub fn of(seconds: u32) -> Self {
         let reserve = match seconds {
             30.. => 5,
@@ -43,19 +44,19 @@ impl Budget {
     }
 }
 
-/// Signals that mean the end.
+/// The signals that end the pod.
 pub struct Signals {
     sources: [(Signal, u8); 4],
-    /// One that was seen and is still to be acted upon.
+    /// A signal that was peeked at, and not taken yet.
     seen: Option<u8>,
 }
 
 impl Signals {
-    /// From now on they do not end us.
+    /// Catches the signals. From now on they do not end the process.
     ///
     /// # Errors
     ///
-    /// When the runtime has no place for them.
+    /// When the runtime cannot register them.
     pub fn catch() -> anyhow::Result<Self> {
         let kinds = [
             SignalKind::terminate(),
@@ -72,8 +73,8 @@ impl Signals {
         Ok(Self { sources, seen: None })
     }
 
-    /// The next one, as an exit status. It stays the next for whoever asks after us: we may be cut
-    /// short before we act upon it.
+    /// Waits for the next signal, as an exit status, without taking it: the caller may be canceled
+    /// before it can act.
     pub async fn peek(&mut self) -> u8 {
         if let Some(status) = self.seen {
             return status;
@@ -88,7 +89,7 @@ impl Signals {
         *self.seen.insert(128 + number)
     }
 
-    /// The next one, as an exit status.
+    /// Takes the next signal, as an exit status.
     pub async fn next(&mut self) -> u8 {
         let status = self.peek().await;
         self.seen = None;
@@ -96,10 +97,10 @@ impl Signals {
     }
 }
 
-/// The exit status of one.
+/// The exit status for SIGINT.
 const INTERRUPTED: u8 = 128 + 2;
 
-/// Asks the guest to shut down, once, by both ways that it may hear.
+/// Asks the guest to shut down, once, by its power button and by its agent.
 ///
 /// # Errors
 ///
@@ -107,62 +108,64 @@ const INTERRUPTED: u8 = 128 + 2;
 pub async fn ask(control: &Path, agent: &Arc<Agent>) -> anyhow::Result<Value> {
     let answer = asked::ask(control, Command::PowerButton).await?;
     let agent = agent.clone();
-    // Whoever asks does not wait for an agent that may not be there.
-    tokio::spawn(async move { tell(agent.shut_down().await) });
+    // In the background: an agent that does not exist would only answer late.
+    tokio::spawn(async move { log_result(agent.shut_down().await) });
     Ok(answer)
 }
 
-/// What became of asking the agent. Most guests have none, and that is no news.
-fn tell(asked: Result<(), Lack>) {
+/// Logs the agent's answer. Most guests have no agent, so its absence is not logged.
+fn log_result(asked: Result<(), AgentError>) {
     match asked {
         Ok(()) => tracing::info!("the guest's agent is asked to shut down"),
-        Err(lack @ Lack::Refused(_)) => tracing::info!("{lack}"),
-        Err(Lack::Absent(_)) => {}
+        Err(error @ AgentError::Refused(_)) => tracing::info!("{error}"),
+        Err(AgentError::Absent(_)) => {}
     }
 }
 
-/// Ends the machine: asks the guest, and its agent, if that makes sense; then switches it off, then
-/// kills it. Somebody at a keyboard need not wait.
+/// Stops the machine. Asks the guest and its agent, if `agent` is set. Then turns the machine off,
+/// then kills it. A SIGINT, such as Ctrl-C, skips the first step.
 pub async fn stop(child: &mut Child, budget: Budget, agent: Option<&Agent>, signals: &mut Signals) {
     let start = Instant::now();
     if let Some(agent) = agent {
         let end = start + budget.ask;
         tokio::select! {
-            ended = press(child, agent, end) => if ended { return },
-            () = insisted(signals) => {}
+            ended = press_until_off(child, agent, end) => if ended { return },
+            () = wait_for_sigint(signals) => {}
         }
     }
     let off = Instant::now() + budget.off;
     if !matches!(timeout_at(off, child.ask(Command::Quit)).await, Ok(Ok(_))) {
-        // It does not listen yet, or not any more.
+        // The machine does not listen yet, or does not answer any more.
         child.terminate();
     }
-    // An answer that was late leaves time for what it announces.
+    // If the answer was late, its announcement needs some time.
     if timeout_at(off + budget.off / 2, child.end()).await.is_err() {
-        tracing::warn!("the machine does not end: it is killed");
+        tracing::warn!("the machine does not end: killing it");
         child.kill();
-        // Whom we may not kill ends with us.
+        // A process that cannot be killed ends with the pod.
         timeout_at(off + budget.off, child.end()).await.ok();
     }
 }
 
-/// Returns when somebody has said SIGINT, too. Supervisors say SIGTERM again while a guest installs
-/// its updates, and a terminal says SIGHUP when it goes.
-async fn insisted(signals: &mut Signals) {
+/// Returns after a SIGINT. Other signals are ignored here: supervisors repeat SIGTERM while a guest
+/// installs updates, and a closed terminal sends SIGHUP.
+async fn wait_for_sigint(signals: &mut Signals) {
     while signals.next().await != INTERRUPTED {
-        tracing::info!("the guest is shutting down: SIGINT switches it off at once");
+        tracing::info!("the guest is shutting down: SIGINT turns it off immediately");
     }
 }
 
-/// Presses the power button, and asks the agent, until the machine is off; whether it is.
-async fn press(child: &mut Child, agent: &Agent, end: Instant) -> bool {
+/// Presses the power button and asks the agent until the machine is off. Returns false after `end`.
+async fn press_until_off(child: &mut Child, agent: &Agent, end: Instant) -> bool {
     let (mut next, mut said) = (Instant::now(), String::new());
-    timeout_at(end, wake(child)).await.ok();
+    timeout_at(end, resume_if_paused(child)).await.ok();
     loop {
         let (pause, says) = match timeout_at(end, child.ask(Command::PowerButton)).await {
-            Ok(Ok(_)) => (AGAIN, "the guest is asked to shut down".into()),
-            Ok(Err(error)) => (SOON, format!("the guest cannot be asked to shut down: {error:#}")),
-            Err(_) => (SOON, "the machine does not answer".into()),
+            Ok(Ok(_)) => (PRESS_INTERVAL, "the guest is asked to shut down".into()),
+            Ok(Err(error)) => {
+                (RETRY_INTERVAL, format!("the guest cannot be asked to shut down: {error:#}"))
+            }
+            Err(_) => (RETRY_INTERVAL, "the machine does not answer".into()),
         };
         if says != said {
             tracing::info!("{says}");
@@ -170,7 +173,7 @@ async fn press(child: &mut Child, agent: &Agent, end: Instant) -> bool {
         }
         next = (next + pause).min(end);
         let asked = async {
-            timeout_at(next, agent.shut_down()).await.map(tell).ok();
+            timeout_at(next, agent.shut_down()).await.map(log_result).ok();
             sleep_until(next).await;
         };
         tokio::select! {
@@ -184,12 +187,12 @@ async fn press(child: &mut Child, agent: &Agent, end: Instant) -> bool {
     }
 }
 
-/// Lets a guest run on that somebody paused: it would hear nothing.
-async fn wake(child: &Child) {
+/// Resumes a paused guest, which could not react otherwise.
+async fn resume_if_paused(child: &Child) {
     let status = child.ask(Command::Status).await;
     let paused = status.is_ok_and(|status| status["state"] == "paused");
     if paused && child.ask(Command::Resume).await.is_ok() {
-        tracing::info!("the guest was paused: it runs on, to shut down");
+        tracing::info!("the guest was paused: it is resumed to shut down");
     }
 }
 

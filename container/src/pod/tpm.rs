@@ -1,10 +1,10 @@
-//! The TPM: swtpm(8), a process beside that of the machine, with a file on the volume. It ends when
-//! the machine hangs up, or with the pod.
+//! The TPM: swtpm(8), a process beside the machine's, with a file on the volume. It ends when the
+//! machine disconnects, or with the pod.
 //!
-//! Threats: it reads what guests write, so it may be anybody's. Where the pod is root, it is a user
-//! to whom nothing belongs but that file; and it has that file open from its start, so that it need
-//! not reach the volume. Where the volume gives no files away it stays who we are, without rights.
-//! What it says is ours to log, and how much of it.
+//! Threats: it reads data that guests write, so a guest may take it over. If the pod is root, it
+//! runs as a user that owns only this file. It gets the file opened, so that it needs no access to
+//! the volume. If the owner of the file cannot be changed, it keeps the pod's user, without any
+//! rights. The pod limits how many of its messages are logged.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -25,31 +25,31 @@ use super::lines::line;
 use crate::log::Few;
 use crate::status::{Failure, Status};
 
-/// Who it is where the pod is root: not the user of the machine's process.
+/// User ID of swtpm if the pod is root. The machine's process has another.
 const USER: u32 = 10002;
-/// It says no more in a minute.
-const LINES: u32 = 10;
+/// Maximum warnings per minute.
+const MAX_LINES: u32 = 10;
 
-/// The process. Dropping it ends it.
+/// A running swtpm. Dropping this ends it.
 pub struct Tpm {
     process: Child,
 }
 
 impl Tpm {
-    /// Starts it with this memory, to be asked at this socket.
+    /// Starts swtpm with this memory, and with its control channel at this socket.
     ///
     /// # Errors
     ///
-    /// When there is no `swtpm`, or it cannot be started.
+    /// When `swtpm` does not exist, or cannot be started.
     pub fn start(memory: File, socket: &Path) -> anyhow::Result<Self> {
         let listener = UnixListener::bind(socket).with_context(|| socket.display().to_string())?;
         let mut swtpm = Command::new("swtpm");
         swtpm.args(["socket", "--tpm2", "--terminate"]);
-        // Both are open already, as its standard input and output.
+        // Both are passed as open files, as its standard input and output.
         swtpm.args(["--tpmstate", "backend-uri=file:///proc/self/fd/0"]);
         swtpm.args(["--ctrl", "type=unixio,fd=1"]);
         swtpm.env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
-        // Who cannot give files away has them on a volume of its own, as the same user.
+        // A pod that is not root owns its volume, so swtpm can be the same user.
         let root = rustix::process::geteuid().is_root();
         let given = root.then(|| fchown(&memory, Some(USER), Some(USER)));
         swtpm.stdin(memory).stdout(OwnedFd::from(listener)).stderr(Stdio::piped());
@@ -57,13 +57,17 @@ impl Tpm {
         let started = match given {
             Some(Ok(())) => {
                 swtpm.uid(USER).gid(USER);
-                // It passes on to children, and is ours before the guest's first instruction.
+                // Children inherit it. It is set for the pod before the guest's first instruction
+                // anyway.
                 rustix::thread::set_no_new_privs(true).context("no new privileges")?;
                 swtpm.spawn()
             }
             given => {
                 if let Some(Err(error)) = given {
-                    tracing::warn!("TPM: its file stays root's ({error}), and so does swtpm");
+                    tracing::warn!(
+                        "TPM: the owner of its file cannot be changed: {error}: swtpm runs as \
+                         root, without rights"
+                    );
                 }
                 without_rights(swtpm)?
             }
@@ -74,13 +78,14 @@ impl Tpm {
         Ok(Self { process })
     }
 
-    /// Its number, while it lives.
+    /// The process ID, while it runs.
     pub fn id(&self) -> Option<u32> {
         self.process.id()
     }
 }
 
-/// Starts it from a thread that has no rights, as we still have them: programs inherit those.
+/// Starts a program from a thread without rights: programs inherit them, and the main thread still
+/// has some.
 fn without_rights(mut program: Command) -> anyhow::Result<io::Result<Child>> {
     let runtime = Handle::current();
     let start = move || {
@@ -92,9 +97,9 @@ fn without_rights(mut program: Command) -> anyhow::Result<io::Result<Child>> {
     started.map_err(|_| anyhow::anyhow!("a thread for swtpm"))?
 }
 
-/// Repeats what it says of its mistakes, to its end: it waits for nobody who reads the log.
+/// Logs its error messages until its end, without waiting for readers of the log.
 async fn repeat(errors: impl AsyncRead + Unpin) {
-    let (mut errors, mut few) = (BufReader::new(errors), Few::new(LINES));
+    let (mut errors, mut few) = (BufReader::new(errors), Few::new(MAX_LINES));
     while let Ok(Some(said)) = line(&mut errors).await {
         let said: String = said.chars().filter(|it| !it.is_control()).collect();
         if few.take(Instant::now()) {
@@ -107,10 +112,10 @@ async fn repeat(errors: impl AsyncRead + Unpin) {
 
 fn missing(error: &io::Error) -> anyhow::Error {
     let out = match error.kind() {
-        io::ErrorKind::NotFound => "take the image as it is, or install it",
-        _ => "let the container change users (SETUID, SETGID)",
+        io::ErrorKind::NotFound => "use the original image, or install swtpm",
+        _ => "give the container SETUID and SETGID",
     };
-    Failure::new(Status::Boot, format!("TPM: swtpm: {error}: {out}, or say TPM=N"))
+    Failure::new(Status::Boot, format!("TPM: swtpm: {error}: {out}, or set TPM=N"))
 }
 
 #[cfg(test)]
@@ -122,7 +127,7 @@ mod test {
     use super::super::volume::TPM_MAGIC;
     use super::*;
 
-    /// What its control channel answers to one of its commands (`tpm_ioctl.h`).
+    /// Sends a command to the control channel and reads the answer (`tpm_ioctl.h`).
     fn ask<const N: usize>(control: &mut UnixStream, command: &[u32]) -> [u8; N] {
         let bytes: Vec<u8> = command.iter().flat_map(|number| number.to_be_bytes()).collect();
         control.write_all(&bytes).unwrap();
@@ -131,7 +136,7 @@ mod test {
         answer
     }
 
-    /// A place for its memory and its socket.
+    /// Starts swtpm with its memory and its socket in this folder.
     fn start(folder: &Path) -> Tpm {
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).truncate(false);
@@ -144,7 +149,7 @@ mod test {
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        // What holds for the thread of this test would hold for the next one.
+        // A thread of its own: the rights of this test's thread stay as they are.
         let alone = || {
             watch::keep_for_programs(Rights::all() - Rights::CHOWN).unwrap();
             let folder = tempfile::tempdir().unwrap();
@@ -172,7 +177,7 @@ mod test {
         let _log = tracing::subscriber::set_default(log);
         repeat("swtpm: \u{1b}no\n".repeat(1000).as_bytes()).await;
         let said = std::fs::read_to_string(said.path()).unwrap();
-        assert_eq!(said.lines().count(), LINES as usize, "{said}");
+        assert_eq!(said.lines().count(), MAX_LINES as usize, "{said}");
         for line in said.lines() {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
             assert_eq!(line["level"], "WARN");

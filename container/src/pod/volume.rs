@@ -1,5 +1,5 @@
-//! The files on the volume: by the names that the reference image gives them, so that its volumes
-//! start here, and ours there.
+//! Files on the volume. Their names are those of the reference image, so that both can use each
+//! other's volumes.
 
 use std::cmp::Ordering;
 use std::fs::{self, File, OpenOptions};
@@ -25,25 +25,25 @@ use crate::source::Source;
 use crate::status::{Failure, Status};
 use crate::story::Story;
 
-/// How the memory of a TPM begins (swtpm, `swtpm_nvstore_linear.h`).
+/// First bytes of the memory of a TPM (swtpm, `swtpm_nvstore_linear.h`).
 pub const TPM_MAGIC: &[u8] = b"nilmptws";
 
 /// The volume.
 pub struct Volume {
     folder: PathBuf,
-    /// How the names of its files begin.
+    /// First part of the file names.
     app: String,
-    /// The mark was seen there: later the pod may have no right to look.
+    /// The boot mark has been seen. Later the pod may have no right to look.
     booted: AtomicBool,
 }
 
 impl Volume {
-    /// That of the settings, which can be written. One that is full is good enough for a disk that
-    /// is there: its guest may be the only one who can make room.
+    /// Opens the configured volume and checks that it is writable. A full volume is accepted if the
+    /// source is a disk: only its guest may be able to free space.
     ///
     /// # Errors
     ///
-    /// When there is none, or it cannot be written.
+    /// When it does not exist, or is not writable.
     pub fn open(settings: &Settings, source: &Source) -> anyhow::Result<Self> {
         let folder = settings.storage.folder.clone();
         let trial = folder.join(".transom");
@@ -53,40 +53,42 @@ impl Volume {
         match tried {
             Err(error) if is_full(&error) && matches!(source, Source::Disk(_)) => tracing::warn!(
                 "STORAGE={}: it is full: a guest that writes to new places stands still until \
-                 there is room: make some on the volume, or in the guest before that",
+                 there is room: free space on the volume, or in the guest",
                 folder.display()
             ),
             tried => {
-                tried.map_err(|error| refused(&format!("STORAGE={}", folder.display()), &error))?;
+                tried.map_err(|error| {
+                    write_error(&format!("STORAGE={}", folder.display()), &error)
+                })?;
             }
         }
         Ok(Self { folder, app: settings.pod.process(), booted: AtomicBool::new(false) })
     }
 
-    /// One that needs no trial.
+    /// A volume without the check.
     fn at(folder: &Path, app: &str) -> Self {
         Self { folder: folder.into(), app: app.into(), booted: AtomicBool::new(false) }
     }
 
-    /// A file of the machine's: `windows.END`.
+    /// Path of a file of the machine: `windows.END`.
     pub fn file(&self, end: &str) -> PathBuf {
         self.folder.join(format!("{}.{end}", self.app))
     }
 
-    /// A file of the firmware's, of which each word for a boot mode has its own, whatever APP is:
-    /// `windows_secure.END`. Where it has none, that of another word for the same goes on.
-    fn of_mode(&self, boot: Boot, end: &str) -> PathBuf {
+    /// Path of a file of the firmware: `windows_secure.END`. It is named after the boot mode,
+    /// whatever APP is. If it does not exist, a file under another name of the same mode is used.
+    fn firmware_file(&self, boot: Boot, end: &str) -> PathBuf {
         let file = |word: Boot| self.folder.join(format!("{}.{end}", word.show()));
         let mut words = [boot].into_iter().chain(boot.same().iter().copied()).map(file);
         words.find(|path| path.exists()).unwrap_or_else(|| file(boot))
     }
 
-    /// The machine's UUID: the one that is kept, or a random one that is kept from now on. None on
-    /// a volume that is full: one that changes with each start would be worse.
+    /// The machine's UUID: the one on the volume, or a new random one. `None` on a full volume: a
+    /// UUID that changes at each start would be worse.
     ///
     /// # Errors
     ///
-    /// When the file has something else in it.
+    /// When the file contains no UUID.
     pub fn uuid(&self) -> anyhow::Result<Option<Uuid>> {
         if let Some(kept) = self.read("uuid").filter(|kept| !kept.is_empty()) {
             let path = self.file("uuid");
@@ -102,17 +104,16 @@ impl Volume {
         Ok(Some(new))
     }
 
-    /// The boot mode goes on when nothing is said of it any more; the usual one is not written
-    /// down.
+    /// Keeps the boot mode for starts without BOOT_MODE. The default mode is not written.
     ///
     /// # Errors
     ///
-    /// When it cannot be written.
-    pub fn remember(&self, boot: Boot) -> anyhow::Result<()> {
+    /// When the file cannot be written.
+    pub fn save_boot_mode(&self, boot: Boot) -> anyhow::Result<()> {
         match boot.is_secure() {
             false => match fs::remove_file(self.file(MODE)) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
-                    Err(refused(&self.file(MODE).display().to_string(), &error))
+                    Err(write_error(&self.file(MODE).display().to_string(), &error))
                 }
                 _ => Ok(()),
             },
@@ -121,7 +122,7 @@ impl Volume {
         }
     }
 
-    /// The mark that the guest has started from its disk before, if it has.
+    /// The file that marks a disk which has booted before, if it exists.
     pub fn mark(&self) -> Option<PathBuf> {
         let path = self.file("boot");
         if path.exists() {
@@ -130,57 +131,57 @@ impl Volume {
         self.booted.load(atomic::Ordering::Relaxed).then_some(path)
     }
 
-    /// Whether the guest has started from its disk before.
+    /// Whether the guest has booted from its disk before.
     pub fn has_booted(&self) -> bool {
         self.mark().is_some()
     }
 
-    /// Remembers that it has. The reference image starts such a disk as it is, unless there is a
-    /// `windows.base` that names another medium than it is given: so none is written.
+    /// Marks that the guest has booted from its disk. The reference image starts such a disk as it
+    /// is, unless a `windows.base` names another medium. So that file is not written.
     ///
     /// # Errors
     ///
-    /// When it cannot be written down.
+    /// When the mark cannot be written.
     pub fn mark_booted(&self) -> anyhow::Result<()> {
         let path = self.file("boot");
-        self.give(&path, files::write(&path, |_| Ok(())))?;
+        self.set_owner(&path, files::write(&path, |_| Ok(())))?;
         self.booted.store(true, atomic::Ordering::Relaxed);
         Ok(())
     }
 
-    /// Forgets it: what is on the disk now, or will be, has not.
+    /// Removes the mark, for a disk that is new or will be installed again.
     ///
     /// # Errors
     ///
-    /// When the mark cannot be taken away.
+    /// When the mark cannot be removed.
     pub fn forget_booted(&self) -> anyhow::Result<()> {
         let path = self.file("boot");
         self.booted.store(false, atomic::Ordering::Relaxed);
-        fs::remove_file(&path).map_err(|error| refused(&path.display().to_string(), &error))
+        fs::remove_file(&path).map_err(|error| write_error(&path.display().to_string(), &error))
     }
 
-    /// What a small file says, without its line's end.
+    /// The contents of a small file without the line feed; `None` if it cannot be read.
     pub fn read(&self, end: &str) -> Option<String> {
         files::read(&self.file(end)).ok().map(|text| text.trim().to_owned())
     }
 
-    /// Writes a small file: all of it, or nothing.
+    /// Writes a small file atomically.
     ///
     /// # Errors
     ///
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn write(&self, end: &str, text: &str) -> anyhow::Result<()> {
         let path = self.file(end);
-        self.give(&path, files::write(&path, |file| file.write_all(text.as_bytes())))
+        self.set_owner(&path, files::write(&path, |file| file.write_all(text.as_bytes())))
     }
 
-    /// The firmware's memory: what is there, or a copy of the template.
+    /// The firmware's variables: the file on the volume, or a copy of the template.
     ///
     /// # Errors
     ///
     /// When the template cannot be copied.
     pub fn vars(&self, boot: Boot, template: &Path, clear: bool) -> anyhow::Result<PathBuf> {
-        let path = self.of_mode(boot, "vars");
+        let path = self.firmware_file(boot, "vars");
         let length = fs::metadata(template).with_context(|| template.display().to_string())?.len();
         let there = fs::metadata(&path).ok().filter(|_| !clear);
         if there.as_ref().is_some_and(|it| it.len() == length) {
@@ -189,24 +190,24 @@ impl Volume {
         if there.is_some() {
             let old = path.with_extension("vars.old");
             let (shown, old_shown) = (path.display(), old.display());
-            tracing::warn!("{shown} is of another firmware: it is {old_shown} from now on");
+            tracing::warn!("{shown}: it belongs to another firmware: renamed to {old_shown}");
             fs::rename(&path, &old).with_context(|| path.display().to_string())?;
         }
         let copied = File::open(template).and_then(|mut template| {
             files::write(&path, |file| io::copy(&mut template, file).map(drop))
         });
-        self.give(&path, copied)?;
+        self.set_owner(&path, copied)?;
         Ok(path)
     }
 
-    /// The memory of the TPM, empty if there is none yet. What is none is not written over, as
-    /// swtpm would do.
+    /// The memory of the TPM, empty if it is new. A file with other contents is refused: swtpm
+    /// would overwrite it.
     ///
     /// # Errors
     ///
-    /// When it cannot be written, or is something else.
+    /// When the file cannot be opened, or has other contents.
     pub fn tpm(&self, boot: Boot, clear: bool) -> anyhow::Result<File> {
-        let path = self.of_mode(boot, "tpm");
+        let path = self.firmware_file(boot, "tpm");
         if clear {
             fs::remove_file(&path).ok();
         }
@@ -214,38 +215,38 @@ impl Volume {
         if let Some(other) = self.other_tpm(&path).filter(|_| !clear) {
             let other = other.display();
             tracing::warn!(
-                "{shown}: a new TPM: what {other} knows is of another BOOT_MODE: BitLocker will \
-                 ask for its recovery key"
+                "{shown}: a new TPM: the keys in {other} belong to another BOOT_MODE: BitLocker \
+                 will ask for its recovery key"
             );
         }
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let opened = files::open_itself(&path, options);
-        let file = opened.map_err(|error| refused(&shown.to_string(), &error))?;
+        let file = opened.map_err(|error| write_error(&shown.to_string(), &error))?;
         let mut start = Vec::new();
         (&file).take(TPM_MAGIC.len() as u64).read_to_end(&mut start)?;
         if !start.is_empty() && start != TPM_MAGIC {
-            let out = "take a copy of it back, or move it away for a new one";
-            let sentence = format!("{shown}: this is no memory of a TPM: {out}, or say TPM=N");
+            let out = "restore a backup, or remove it for a new TPM";
+            let sentence = format!("{shown}: it is not the memory of a TPM: {out}, or set TPM=N");
             return Err(Failure::new(Status::Boot, sentence));
         }
         Ok(file)
     }
 
-    /// The memory of a TPM that has been used, while that at this place has not.
+    /// Memory of another TPM that has been used, if the one at this path has not.
     fn other_tpm(&self, path: &Path) -> Option<PathBuf> {
-        let used = |path: &Path| fs::metadata(path).is_ok_and(|told| told.len() > 0);
+        let used = |path: &Path| fs::metadata(path).is_ok_and(|found| found.len() > 0);
         let others = fs::read_dir(&self.folder).ok().filter(|_| !used(path))?;
         let mut others = others.flatten().map(|entry| entry.path());
         others.find(|path| path.extension().is_some_and(|it| it == "tpm") && used(path))
     }
 
-    /// The machine's disk with this number, from 0: one that is lent as it is, the file that is
-    /// there, made longer if that was said, or a new one.
+    /// The machine's disk with this number, from 0: a passed-through one, the file on the volume,
+    /// enlarged if configured, or a new file.
     ///
     /// # Errors
     ///
-    /// When there is no room, or the volume does not take it.
+    /// When the volume has no room, or refuses the file.
     pub fn disk(
         &self,
         number: usize,
@@ -260,18 +261,18 @@ impl Volume {
             None => made,
         };
         if let Some(wanted) = settings.storage.format.filter(|wanted| *wanted != disk.format) {
-            story.tell(&format!(
-                "DISK_FMT={}: the disk is {} and stays so: convert it with qemu-img convert",
+            story.info(&format!(
+                "DISK_FMT={}: the disk is {} and is not converted: use qemu-img convert",
                 wanted.show(),
                 disk.format.show()
             ));
         }
-        self.provide(&mut disk, size, settings, story)?;
+        self.create_or_enlarge(&mut disk, size, settings, story)?;
         Ok(disk)
     }
 
-    /// A file of this size for a disk, unless it is there already.
-    fn provide(
+    /// Creates the file of a disk, or enlarges it.
+    fn create_or_enlarge(
         &self,
         disk: &mut Disk,
         size: u64,
@@ -281,12 +282,12 @@ impl Volume {
         let fail = |error| Failure::new(Status::Disk, format!("DISK_SIZE: {error:#}"));
         let allocate = settings.disk.allocate && disk.format == Format::Raw;
         if settings.disk.allocate && !allocate {
-            story.tell("ALLOCATE=Y: a disk of the format qcow2 takes room as it is written to");
+            story.info("ALLOCATE=Y has no effect on qcow2 disks: they grow as the guest writes");
         }
         self.check_room(disk, size, allocate, story).map_err(fail)?;
         let made = match fs::metadata(&disk.path) {
             Ok(told) if disk.format == Format::Raw => grow(&disk.path, told.len(), size, story),
-            Ok(_) => longer(disk, size, settings, story),
+            Ok(_) => enlarge_qcow2(disk, size, settings, story),
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             Err(_) => {
                 story.step(&format!("Creating a disk of {}…", Size(size).show()));
@@ -294,10 +295,11 @@ impl Volume {
             }
         };
         let taken = made.and_then(|()| if allocate { take_room(&disk.path) } else { Ok(()) });
-        self.give(&disk.path, taken).map_err(fail)
+        self.set_owner(&disk.path, taken).map_err(fail)
     }
 
-    /// Whether the volume has room for all that the guest may write: before anything is taken.
+    /// Checks, before anything is created, that the volume has room for all that the guest may
+    /// write.
     fn check_room(
         &self,
         disk: &Disk,
@@ -319,23 +321,23 @@ impl Volume {
         Ok(())
     }
 
-    /// Files belong to whom the folder belongs, where that is possible.
-    fn give(&self, path: &Path, done: io::Result<()>) -> anyhow::Result<()> {
-        done.map_err(|error| refused(&path.display().to_string(), &error))?;
+    /// Gives a file the owner of the folder, if possible.
+    fn set_owner(&self, path: &Path, done: io::Result<()>) -> anyhow::Result<()> {
+        done.map_err(|error| write_error(&path.display().to_string(), &error))?;
         let told = fs::metadata(&self.folder)?;
         lchown(path, Some(told.uid()), Some(told.gid())).ok();
         Ok(())
     }
 }
 
-/// Further disks: those that are lent, and files on /storage2 and so on.
+/// Further disks: passed-through ones, and files on /storage2 and so on.
 ///
 /// # Errors
 ///
-/// When a device is none, or a file cannot be made.
-pub fn more(
+/// When a device is not a disk, or a file cannot be created.
+pub fn further_disks(
     settings: &Settings,
-    sizes: &[Option<u64>; disks::MOST - 1],
+    sizes: &[Option<u64>; disks::MAX_DISKS - 1],
     story: &Story,
 ) -> anyhow::Result<Vec<Disk>> {
     let mut all = Vec::new();
@@ -352,7 +354,8 @@ pub fn more(
     Ok(all)
 }
 
-/// Makes a disk; a half one never has its name, and another pod's that came meanwhile keeps it.
+/// Creates a disk. It gets its name when it is complete, unless another pod has created one
+/// meanwhile.
 fn create(disk: &Disk, size: u64) -> io::Result<()> {
     files::make(&disk.path, |file| match disk.format {
         Format::Raw => file.set_len(size),
@@ -364,41 +367,41 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
-/// Why something cannot be written, and the way out.
-fn refused(what: &str, error: &io::Error) -> anyhow::Error {
+/// The error for something that cannot be written, with the way out.
+fn write_error(what: &str, error: &io::Error) -> anyhow::Error {
     let out = match error.kind() {
         ErrorKind::NotFound => "mount a volume there, as in -v windows:/storage",
         _ if is_full(error) => "it is full: delete something there, or make it larger",
         ErrorKind::ReadOnlyFilesystem => "it is mounted read-only: mount it for writing",
-        // To root the owner is mostly nothing: then it is a label.
+        // Root can write whatever the owner, so the reason is mostly an SELinux label.
         ErrorKind::PermissionDenied if rustix::process::geteuid().is_root() => {
-            "its owner is another: set fsGroup, or change the owner of the folder, or, where \
-             SELinux is on, mount it with :Z"
+            "it belongs to another user: set fsGroup, or change the owner of the folder, or, \
+             with SELinux, mount it with :Z"
         }
         ErrorKind::PermissionDenied => {
-            "its owner is another: set fsGroup, or change the owner of the folder"
+            "it belongs to another user: set fsGroup, or change the owner of the folder"
         }
-        _ => "look at the volume",
+        _ => "check the volume",
     };
     Failure::new(Status::Storage, format!("{what}: {error}: {out}"))
 }
 
-/// Makes a disk longer. It is never made shorter: what is there would be lost.
+/// Enlarges a disk. It is never made smaller: data would be lost.
 fn grow(path: &Path, now: u64, size: u64, story: &Story) -> io::Result<()> {
     if size > now {
         let file = files::open(path, File::options().write(true))?;
         file.set_len(size)?;
         file.sync_all()?;
     }
-    tell(now, size, story);
+    report_size(now, size, story);
     Ok(())
 }
 
-/// The machine makes an image in QEMU's format longer, which knows its tables.
-fn longer(disk: &mut Disk, size: u64, settings: &Settings, story: &Story) -> io::Result<()> {
+/// Enlarges a qcow2 image. The machine does it, which knows the image's tables.
+fn enlarge_qcow2(disk: &mut Disk, size: u64, settings: &Settings, story: &Story) -> io::Result<()> {
     let (now, can) = qcow2::size(&disk.open()?)?;
     if size > now && (!can || settings.disk.controller.is == Bus::Usb) {
-        story.tell(&format!(
+        story.info(&format!(
             "DISK_SIZE={}: the disk is {}: enlarge it with qemu-img resize",
             Size(size).show(),
             Size(now).show()
@@ -406,25 +409,25 @@ fn longer(disk: &mut Disk, size: u64, settings: &Settings, story: &Story) -> io:
         return Ok(());
     }
     disk.longer = (size > now).then_some(size);
-    tell(now, size, story);
+    report_size(now, size, story);
     Ok(())
 }
 
-/// Says what becomes of a disk of this size.
-fn tell(now: u64, size: u64, story: &Story) {
+/// Reports a changed size, or a smaller DISK_SIZE that is ignored.
+fn report_size(now: u64, size: u64, story: &Story) {
     let [old, new] = [now, size].map(|bytes| Size(bytes).show());
     match size.cmp(&now) {
-        Ordering::Greater => story.tell(&format!(
+        Ordering::Greater => story.info(&format!(
             "the disk is {new} now, and was {old}: enlarge its partition in the guest"
         )),
         Ordering::Less => {
-            story.tell(&format!("DISK_SIZE={new}: the disk is {old} and is never made smaller"));
+            story.info(&format!("DISK_SIZE={new}: the disk is {old} and is never made smaller"));
         }
         Ordering::Equal => {}
     }
 }
 
-/// Takes the room of a disk at once.
+/// Allocates all blocks of a disk.
 fn take_room(path: &Path) -> io::Result<()> {
     let file = files::open(path, File::options().write(true))?;
     let length = file.metadata()?.len();
@@ -437,12 +440,12 @@ mod test {
 
     #[test]
     fn what_keeps_from_writing_is_said_with_a_way_out() {
-        let of = |kind: ErrorKind| format!("{:#}", refused("STORAGE=/storage", &kind.into()));
+        let of = |kind: ErrorKind| format!("{:#}", write_error("STORAGE=/storage", &kind.into()));
         let denied = of(ErrorKind::PermissionDenied);
         assert!(denied.contains("set fsGroup"), "{denied}");
-        // A folder here would have to be there before.
+        // A host folder for `-v` would have to exist before.
         assert!(of(ErrorKind::NotFound).contains("-v windows:/storage"));
-        // Others have less to ask for.
+        // Other users get fewer proposals.
         assert_eq!(denied.contains(":Z"), rustix::process::geteuid().is_root(), "{denied}");
     }
 
@@ -482,19 +485,20 @@ mod test {
     fn each_boot_mode_finds_its_own_files_whatever_the_machine_is_called() {
         let folder = tempfile::tempdir().unwrap();
         let volume = Volume::at(folder.path(), "my-pc");
-        let of =
-            |boot, end| volume.of_mode(boot, end).strip_prefix(folder.path()).unwrap().to_owned();
+        let of = |boot, end| {
+            volume.firmware_file(boot, end).strip_prefix(folder.path()).unwrap().to_owned()
+        };
         for boot in [Boot::Uefi, Boot::Secure].iter().flat_map(|it| it.same()) {
             assert_eq!(of(*boot, "vars"), Path::new(&format!("{}.vars", boot.show())));
         }
-        // A machine that had another word for the same goes on.
+        // A machine with files under another name of the same mode keeps them.
         fs::write(folder.path().join("uefi.vars"), "x").unwrap();
         assert_eq!(of(Boot::Uefi, "vars"), Path::new("uefi.vars"));
         assert_eq!(of(Boot::Secure, "vars"), Path::new("windows_secure.vars"));
         fs::write(folder.path().join("windows.vars"), "x").unwrap();
         assert_eq!(of(Boot::Uefi, "vars"), Path::new("windows.vars"));
         assert_eq!(volume.file("mac"), folder.path().join("my-pc.mac"));
-        volume.remember(Boot::SecureBase).unwrap();
+        volume.save_boot_mode(Boot::SecureBase).unwrap();
         assert_eq!(volume.read(MODE).as_deref(), Some("secure"));
     }
 

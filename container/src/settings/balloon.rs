@@ -1,43 +1,43 @@
-//! How the balloon is steered.
+//! Settings of the balloon's controller.
 
 use anyhow::{Context, ensure};
 use host::size::Size;
 
 use super::value::{Decimal, Value, Within, choices, plain_decimal};
 
-/// How the balloon is steered.
+/// Settings of the balloon's controller.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Balloon {
-    /// It is there.
+    /// Enables the balloon.
     pub on: bool,
-    /// What the guest keeps.
+    /// The memory that the guest keeps in any case.
     pub least: Least,
-    /// Per cent of memory in use.
+    /// Use of the host's memory in per cent from which the balloon grows.
     pub threshold: Decimal,
-    /// The same, for haste.
+    /// Use of the host's memory in per cent from which it grows as fast as possible.
     pub threshold_hard: Decimal,
-    /// Per cent of time.
+    /// Memory pressure (per cent of time) from which the balloon grows.
     pub pressure: Decimal,
-    /// The same, for haste.
+    /// Memory pressure (per cent of time) from which it grows as fast as possible.
     pub pressure_max: Decimal,
-    /// Too small to be done.
+    /// Smaller changes are not made.
     pub hysteresis: Size,
-    /// What is missing now.
+    /// The controller's proportional gain.
     pub proportional: Decimal,
-    /// What was missing.
+    /// The controller's integral gain.
     pub integral: Decimal,
-    /// Seconds.
+    /// Seconds between two measurements.
     pub interval: Within<1, 3600>,
-    /// What it says.
+    /// The subjects of the balloon's log messages.
     pub debug: Debug,
 }
 
-/// What a guest keeps: a share of its memory in per cent, or a size.
+/// The memory that a guest keeps: a share in per cent, or a size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Least {
-    /// Of its memory.
+    /// A share of the guest's memory, in per cent.
     Percent(f64),
-    /// So much.
+    /// A size.
     Bytes(Size),
 }
 
@@ -48,7 +48,7 @@ impl Default for Least {
 }
 
 impl Value for Least {
-    const ACCEPTS: &'static str = "per cent, or size";
+    const ACCEPTS: &'static str = "percentage or size";
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let reason = "give a share like 33%, or a size like 1G";
@@ -68,15 +68,15 @@ impl Value for Least {
 }
 
 choices! {
-    /// What the balloon says of itself.
+    /// The subjects of the balloon's log messages.
     Debug:
-    /// Nothing.
+    /// None.
     #[default]
     Nothing "n" or "no", "none", "false", "0", "off";
-    /// Something.
+    /// All.
     All "all" or "y", "yes", "true", "1", "on";
-    /// What it decides.
+    /// Decisions of the controller.
     Controller "controller";
-    /// What it asks of the machine.
+    /// Requests to the machine.
     Asked "qmp";
 }

@@ -12,34 +12,34 @@ use super::variable::{Fate, Variable};
 use super::{Settings, list, near, value, version};
 use crate::status::{self, Failure};
 
-/// Variables, by name.
+/// Variables by name.
 pub type Environment = BTreeMap<OsString, OsString>;
 
-/// What the environment says.
+/// The parsed environment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Said {
-    /// With types.
+    /// The settings.
     pub settings: Settings,
-    /// Names of the list that were set to something.
+    /// Names of the known variables that are set.
     pub names: BTreeSet<&'static str>,
-    /// Those of them that a file had, whose content nobody may see.
+    /// Those of them that came from a file. Their content is never shown.
     pub files: BTreeSet<&'static str>,
-    /// What there is to say about it, a sentence each.
+    /// Warnings, one sentence each.
     pub warnings: Vec<String>,
 }
 
-/// Reads every variable of the list, and the files that `NAME_FILE` names.
+/// Reads all variables of the list, and the files that `NAME_FILE` points to.
 ///
 /// # Errors
 ///
-/// With the exit status of the first variable that has a mistake: a sentence for each, with its
-/// name, its value unless that is secret, the reason and the way out.
+/// If a variable is invalid. The error has the exit status of the first invalid variable, and one
+/// sentence for each: its name, its value unless that is secret, the reason and the way out.
 pub fn read(environment: &Environment) -> anyhow::Result<Said> {
     let (said, mistakes) = read_all(environment);
     status::all(mistakes).map(|()| said)
 }
 
-/// The same, with all mistakes: what has one is as if it were not said.
+/// Reads all variables, and returns every error. An invalid variable keeps its default.
 pub fn read_all(environment: &Environment) -> (Said, Vec<anyhow::Error>) {
     let mut said = Said { settings: Settings::unsaid(), ..Said::default() };
     let mut mistakes = Vec::new();
@@ -49,12 +49,12 @@ pub fn read_all(environment: &Environment) -> (Said, Vec<anyhow::Error>) {
     if let Some(old) = said.settings.pod.timeout_old {
         said.settings.pod.timeout = old;
     }
-    let unknown = environment.keys().filter_map(|name| slip(name.to_str()?));
+    let unknown = environment.keys().filter_map(|name| suggestion(name.to_str()?));
     said.warnings.extend(unknown);
     (said, mistakes)
 }
 
-/// Takes one variable into the settings.
+/// Stores one variable in the settings.
 fn take(
     variable: &'static Variable,
     environment: &Environment,
@@ -67,7 +67,7 @@ fn take(
         return Ok(());
     };
     let kind = variable.kind();
-    // Of a file nothing is shown, and a password is what it is, with all its quotes.
+    // The content of a file is never shown. A password keeps its quotes and blanks.
     let shown = |text: &str| match kind.shown && !name.ends_with("_FILE") {
         true => format!("{name}={}", value::quote(&version::without_secrets(text))),
         false => name.clone(),
@@ -76,10 +76,10 @@ fn take(
     if text.is_empty() {
         return Ok(());
     }
-    // Kubernetes sets this name itself where a service is called web or vnc.
+    // Kubernetes sets this variable itself where a service is called web or vnc.
     if name.ends_with("_PORT") && (text.starts_with("tcp://") || text.starts_with("udp://")) {
-        let sentence = "is the link to a service of the cluster, and has no effect: give that \
-                        service another name, or set enableServiceLinks to false";
+        let sentence = "has no effect, because Kubernetes sets it for a service of this name: \
+                        rename the service, or set enableServiceLinks to false";
         said.warnings.push(format!("{name} {sentence}"));
         return Ok(());
     }
@@ -107,7 +107,7 @@ fn take(
     Ok(())
 }
 
-/// Whether a text says what is so anyway.
+/// Whether the text is the variable's default, in any spelling.
 fn is_usual(variable: &Variable, text: &str) -> bool {
     let switch = value::switch(text);
     let off = variable.default.is_empty() && switch == Some(false);
@@ -115,7 +115,7 @@ fn is_usual(variable: &Variable, text: &str) -> bool {
     off || same || text.eq_ignore_ascii_case(variable.default)
 }
 
-/// The text of a variable, with the name that it came by. What is set to nothing is not set.
+/// The text of a variable, and the name under which it was set. An empty variable counts as unset.
 fn text_of(
     variable: &Variable,
     environment: &Environment,
@@ -136,7 +136,7 @@ fn text_of(
         }
         if let Some(text) = text {
             let text = text.to_str().with_context(|| {
-                format!("{name}: it is not text: write it in UTF-8, or leave it out")
+                format!("{name}: the value is not UTF-8: correct it, or leave it out")
             })?;
             return Ok(Some((name.to_owned(), text.to_owned())));
         }
@@ -144,24 +144,25 @@ fn text_of(
     Ok(None)
 }
 
-/// What is in a file, without the line feed at its end.
+/// Reads a secret from a file, without the line feed at its end.
 fn secret_of(path: &Path) -> anyhow::Result<String> {
-    // Secrets are short; whatever is longer is another file.
-    const LONGEST: u64 = 4096;
-    let file = File::open(path).context("it cannot be read: mount the secret there")?;
+    // Secrets are short. A longer file is not one.
+    const MAX_LENGTH: u64 = 4096;
+    let file = File::open(path).context("the file cannot be read: mount the secret there")?;
     let mut bytes = Vec::new();
-    file.take(LONGEST + 1).read_to_end(&mut bytes).context("it cannot be read")?;
-    ensure!(bytes.len() as u64 <= LONGEST, "it has more than {LONGEST} bytes: is it the secret?");
-    // The error would show the bytes.
-    let text = String::from_utf8(bytes).ok().context("it is not text: write it in UTF-8")?;
+    file.take(MAX_LENGTH + 1).read_to_end(&mut bytes).context("the file cannot be read")?;
+    let fits = bytes.len() as u64 <= MAX_LENGTH;
+    ensure!(fits, "the file has more than {MAX_LENGTH} bytes: is it the secret?");
+    // The error itself would show the bytes.
+    let text = String::from_utf8(bytes).ok().context("the file is not text: write it in UTF-8")?;
     let text = text.strip_suffix('\n').map_or(&*text, |it| it.strip_suffix('\r').unwrap_or(it));
-    ensure!(!text.is_empty(), "it is empty: write the secret into it");
+    ensure!(!text.is_empty(), "the file is empty: write the secret into it");
     Ok(text.to_owned())
 }
 
-/// A question about a name that is nearly one of ours. Kubernetes sets names for every service, and
-/// shells and images have their own.
-fn slip(name: &str) -> Option<String> {
+/// A suggestion for an unknown name that resembles a variable of the list. Names that Kubernetes
+/// sets for its services, and those of shells and images, get none.
+fn suggestion(name: &str) -> Option<String> {
     const OTHERS: &[&str] = &[
         "PATH",
         "HOME",
@@ -181,7 +182,7 @@ fn slip(name: &str) -> Option<String> {
         "HOSTTYPE",
         "LANGUAGES",
     ];
-    // What other programs call these, and people by habit.
+    // Names that other programs use for these variables, or that users type by habit.
     const ELSEWHERE: &[(&str, &str)] = &[
         ("RAM", "RAM_SIZE"),
         ("MEMORY", "RAM_SIZE"),
@@ -200,7 +201,7 @@ fn slip(name: &str) -> Option<String> {
     let ours = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
     let service = name.contains("_SERVICE_") || name.contains("_PORT_") || name.ends_with("_PORT");
     let foreign = OTHERS.contains(&name) || name.starts_with("LC_") || service;
-    // WEB_POTR is a slip all the same, but FOO_PORT is a service that is called foo.
+    // WEB_POTR is a misspelling, but FOO_PORT belongs to a service that is called foo.
     if foreign || !name.bytes().all(ours) {
         return None;
     }
@@ -211,7 +212,7 @@ fn slip(name: &str) -> Option<String> {
     }
     let known: Vec<&str> = list::all().flat_map(Variable::names).collect();
     let near = near::nearest(name, &known)?;
-    Some(format!("{name} is not known: did you mean {near}?"))
+    Some(format!("{name} is unknown: did you mean {near}?"))
 }
 
 #[cfg(test)]
@@ -307,7 +308,7 @@ mod test {
                 std::fs::write(&path, text).unwrap();
                 let file_name = format!("{}_FILE", variable.name);
                 for words in [[(variable.name, text)], [(&*file_name, file)]] {
-                    // It is no secret where it stands in the environment.
+                    // A user name in the environment itself is not a secret.
                     if words[0].0 == "USERNAME" {
                         continue;
                     }
@@ -403,7 +404,7 @@ mod test {
             ("LANGUAGE", "klingon", Status::Language, "give a language"),
             ("LANGUAGE", "germna", Status::Language, "did you mean german?"),
             ("VERSION", "13", Status::Version, "give a version"),
-            ("DHCP", "maybe", Status::Unsupported, "say Y or N"),
+            ("DHCP", "maybe", Status::Unsupported, "give Y or N"),
             ("KVM", "N", Status::NoKvm, "leave it out"),
             ("VNC_PORT", "80", Status::Usage, "5900"),
         ] {

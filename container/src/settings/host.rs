@@ -1,31 +1,32 @@
-//! What the host has for the pod: processors, memory, room on the volume.
+//! The resources of the host: processors, memory, space on the volume.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What there is, read once.
+/// A snapshot of the host's resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Host {
-    /// Processors that the pod may run on.
+    /// Number of processors that the pod may run on.
     pub processors: u32,
-    /// Processors' worth of time that it gets, if that is limited: rounded up.
+    /// CPU time limit as a number of processors, rounded up. Nothing if unlimited.
     pub quota: Option<u32>,
-    /// Memory that is free on the host, in bytes.
+    /// Free memory of the host, in bytes.
     pub free: u64,
-    /// What of it is free for the pod, whose control group may have a limit.
+    /// Free memory for the pod in bytes, within the limits of its control groups.
     pub memory: u64,
-    /// Its file system's cache, which counts as used, gives way by itself.
+    /// The host uses ZFS, whose cache counts as used memory but shrinks on demand.
     pub zfs: bool,
-    /// Room on the volume in bytes, if there is one: what is free, and what the disk there has.
+    /// Space for the first disk in bytes: free space of the volume, plus the space that the
+    /// existing disk already occupies. Nothing without a volume.
     pub room: Option<u64>,
-    /// Bytes of the disk that is there.
+    /// Size of the existing disk in bytes.
     pub disk: Option<u64>,
-    /// The same for /storage2 to /storage6: nothing where that is not mounted.
+    /// Free space of /storage2 to /storage6 in bytes. Nothing if not mounted.
     pub rooms: [Option<u64>; 5],
 }
 
 impl Host {
-    /// Looks at the host whose file systems are below `root`, and at the volume there.
+    /// Reads the resources of the host whose file systems are below `root`, and of the volume.
     pub fn read(root: &Path, volume: &Path) -> Self {
         let limits = Limits::read(root);
         let free = meminfo(&root.join("proc/meminfo"), "MemAvailable").unwrap_or(0);
@@ -42,22 +43,23 @@ impl Host {
     }
 }
 
-/// How short of memory the host and our control group are at one moment.
+/// Memory load of the host and of the pod's control group, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Bytes that the host has.
+    /// Memory of the host in bytes.
     pub total: u64,
-    /// Bytes of them that are free, or would be at once.
+    /// Bytes that are free or can be freed at once.
     pub free: u64,
-    /// The same of the narrowest control group.
+    /// Limit and free bytes of the control group with the least free memory.
     pub group: Option<(u64, u64)>,
-    /// For which share of the last ten seconds somebody waited for memory, in per cent. Not every
-    /// kernel tells.
+    /// Memory pressure: the share of the last ten seconds in which a task waited for memory, in per
+    /// cent. Not every kernel reports it.
     pub pressure: Option<f64>,
 }
 
 impl Load {
-    /// Looks at the host whose file systems are below `root`.
+    /// Reads the load of the host whose file systems are below `root`. Nothing without
+    /// `/proc/meminfo`.
     pub fn read(root: &Path) -> Option<Self> {
         let file = root.join("proc/meminfo");
         let pressure = fs::read_to_string(root.join("proc/pressure/memory")).ok();
@@ -70,13 +72,13 @@ impl Load {
     }
 }
 
-/// `some avg10=0.00 avg60=...`
+/// Parses `some avg10=0.00 avg60=...`.
 fn average(text: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
     line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
 }
 
-/// How many of our control group the kernel has ended for want of memory.
+/// The number of processes in our control group that the kernel killed for lack of memory.
 pub fn kills(root: &Path) -> u64 {
     Limits::read(root).kills.unwrap_or(0)
 }
@@ -87,7 +89,7 @@ pub fn room(folder: &Path) -> Option<u64> {
     space.f_bavail.checked_mul(space.f_frsize)
 }
 
-/// A line of `/proc/meminfo`, in bytes.
+/// Reads a line of `/proc/meminfo`, in bytes.
 fn meminfo(path: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -95,7 +97,7 @@ fn meminfo(path: &Path, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Processors that we may run on: those of the host, without those that are denied to us.
+/// The number of the host's processors that we may run on.
 fn processors(root: &Path, limits: &Limits) -> u32 {
     let text = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
     let online = text.lines().filter(|line| line.starts_with("processor")).count();
@@ -106,7 +108,7 @@ fn processors(root: &Path, limits: &Limits) -> u32 {
     online.min(allowed.unwrap_or(u32::MAX)).min(limits.set.unwrap_or(u32::MAX))
 }
 
-/// How many a list like `0-3,8` has; nothing if it is empty or none.
+/// The length of a processor list like `0-3,8`. Nothing if it is empty or invalid.
 fn set(list: &str) -> Option<u32> {
     let mut count = 0_u32;
     for part in list.split(',') {
@@ -117,26 +119,26 @@ fn set(list: &str) -> Option<u32> {
     Some(count)
 }
 
-/// What control groups leave us.
+/// The limits of our control groups.
 #[derive(Debug, Default)]
 struct Limits {
-    memory: Option<Narrow>,
+    memory: Option<MemoryLimit>,
     quota: Option<u32>,
     set: Option<u32>,
     kills: Option<u64>,
 }
 
-/// A limit, and what is left of it: the one with the least left comes first.
+/// A memory limit. The derived order puts the limit with the least free memory first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Narrow {
+struct MemoryLimit {
     free: u64,
     limit: u64,
 }
 
-/// Numbers from here on mean that there is no limit: version 1 says the largest page number.
+/// Values from here on mean unlimited. Version 1 reports the largest multiple of the page size.
 const UNLIMITED: u64 = 1 << 60;
 
-impl Narrow {
+impl MemoryLimit {
     fn new(limit: u64, used: u64) -> Self {
         Self { free: limit.saturating_sub(used), limit }
     }
@@ -161,7 +163,8 @@ impl Limits {
                 }
             }
             for kind in kinds.split(',').filter(|kind| ["memory", "cpu", "cpuset"].contains(kind)) {
-                // The folder has the names of all controllers that share it, or a link has one.
+                // The folder is named after all controllers that share it. Some hosts have links
+                // for each.
                 let top = [top.join(kinds), top.join(kind)].into_iter().find(|top| top.exists());
                 for group in top.iter().flat_map(|top| chain(top, own)) {
                     limits.version1(&group);
@@ -174,55 +177,56 @@ impl Limits {
     fn version2(&mut self, group: &Path) {
         let memory = number(&group.join("memory.max")).map(|limit| {
             let used = number(&group.join("memory.current")).unwrap_or(0);
-            Narrow::new(limit, used.saturating_sub(cache(group, "inactive_file")))
+            MemoryLimit::new(limit, used.saturating_sub(cache(group, "inactive_file")))
         });
-        self.lower(memory);
+        self.add_memory(memory);
         let text = fs::read_to_string(group.join("cpu.max")).unwrap_or_default();
         let mut words = text.split_whitespace().map(|word| word.parse().ok());
-        self.time(words.next().flatten(), words.next().flatten());
-        self.members(&group.join("cpuset.cpus.effective"));
-        self.ends(&group.join("memory.events"));
+        self.add_quota(words.next().flatten(), words.next().flatten());
+        self.add_cpuset(&group.join("cpuset.cpus.effective"));
+        self.add_kills(&group.join("memory.events"));
     }
 
     fn version1(&mut self, group: &Path) {
         let memory = number(&group.join("memory.limit_in_bytes"));
         let memory = memory.filter(|limit| *limit < UNLIMITED).map(|limit| {
             let used = number(&group.join("memory.usage_in_bytes")).unwrap_or(0);
-            Narrow::new(limit, used.saturating_sub(cache(group, "total_inactive_file")))
+            MemoryLimit::new(limit, used.saturating_sub(cache(group, "total_inactive_file")))
         });
-        self.lower(memory);
-        // Without a limit it is -1, which is no number of ours.
+        self.add_memory(memory);
+        // An unlimited group has -1, which does not parse as `u64`.
         let quota = number(&group.join("cpu.cfs_quota_us"));
-        self.time(quota, number(&group.join("cpu.cfs_period_us")));
-        self.members(&group.join("cpuset.effective_cpus"));
-        self.members(&group.join("cpuset.cpus"));
-        self.ends(&group.join("memory.oom_control"));
+        self.add_quota(quota, number(&group.join("cpu.cfs_period_us")));
+        self.add_cpuset(&group.join("cpuset.effective_cpus"));
+        self.add_cpuset(&group.join("cpuset.cpus"));
+        self.add_kills(&group.join("memory.oom_control"));
     }
 
-    fn lower(&mut self, memory: Option<Narrow>) {
+    fn add_memory(&mut self, memory: Option<MemoryLimit>) {
         self.memory = self.memory.into_iter().chain(memory).min();
     }
 
-    fn time(&mut self, quota: Option<u64>, period: Option<u64>) {
+    fn add_quota(&mut self, quota: Option<u64>, period: Option<u64>) {
         let (Some(quota), Some(period)) = (quota, period) else { return };
         let Some(quota) = (period != 0).then(|| quota.div_ceil(period)) else { return };
         let quota = u32::try_from(quota).unwrap_or(u32::MAX).max(1);
         self.quota = self.quota.into_iter().chain([quota]).min();
     }
 
-    /// Our own group comes first; those above it count others, too.
-    fn ends(&mut self, file: &Path) {
+    /// Only the first group counts, which is our own. Groups above it include other pods.
+    fn add_kills(&mut self, file: &Path) {
         self.kills = self.kills.or_else(|| line(file, "oom_kill"));
     }
 
-    fn members(&mut self, file: &Path) {
+    fn add_cpuset(&mut self, file: &Path) {
         let text = fs::read_to_string(file).unwrap_or_default();
         self.set = self.set.into_iter().chain(set(text.trim())).min();
     }
 }
 
-/// Our group and those above it, as each may have a limit. In a container the mount is often our
-/// own group although the path is the host's: then it is all that we see.
+/// The folders of our group and of its ancestors, each of which may have a limit. In a container
+/// the mount is often our own group although the path is the host's. Then the mount is all that we
+/// see.
 fn chain(top: &Path, own: &str) -> Vec<PathBuf> {
     let own = own.trim_start_matches('/');
     let plain = !Path::new(own).components().any(|part| part.as_os_str() == "..");
@@ -233,18 +237,18 @@ fn chain(top: &Path, own: &str) -> Vec<PathBuf> {
     below.ancestors().take_while(|group| group.starts_with(top)).map(Path::to_owned).collect()
 }
 
-/// A file with one number; `max` is none.
+/// Reads a file with one number. Nothing for `max`.
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// What of a group's memory is files that nobody has asked for lately: it gives way by itself, and
-/// after a large download it is most of what is used.
+/// The inactive part of a group's page cache. The kernel reclaims it on demand, and after a large
+/// download it is most of the used memory.
 fn cache(group: &Path, name: &str) -> u64 {
     line(&group.join("memory.stat"), name).unwrap_or(0)
 }
 
-/// The number behind a name, in a file with one in each line.
+/// The number after a name, in a file with one name per line.
 fn line(path: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
@@ -256,7 +260,7 @@ mod test {
 
     use super::*;
 
-    /// A host of eight processors and 16 GiB, with these files besides.
+    /// A host with eight processors and 16 GiB of memory, plus these files.
     fn host(files: &[(&str, &str)]) -> Host {
         Host::read(root(files).path(), Path::new("/does/not/exist"))
     }

@@ -1,24 +1,24 @@
-//! Languages of Windows and of keyboards.
+//! Languages of Windows, cultures, and keyboard layouts.
 
 use anyhow::{Context, ensure};
 
 use super::near;
 use super::value::Value;
 
-/// A language that Windows exists in.
+/// A language of Windows.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Row {
-    /// What people write; `xx-*` stands for every culture of the language.
+    /// Accepted words. `xx-*` matches every culture of the language.
     words: &'static [&'static str],
-    /// What stands in file names.
+    /// Its code in file names.
     pub code: &'static str,
-    /// What Microsoft calls it.
+    /// Microsoft's name.
     pub name: &'static str,
-    /// Language and country as Windows knows them.
+    /// Language and country, as in `ko-KR`.
     pub culture: &'static str,
 }
 
-/// The first row that has the word counts: exceptions stand before their language.
+/// The first matching row wins, so exceptions stand before their language.
 #[rustfmt::skip]
 const ROWS: &[Row] = &[
     Row { words: &["ar", "ar-*", "arabic", "arab"],
@@ -101,7 +101,7 @@ const ROWS: &[Row] = &[
         code: "cn", name: "Chinese (Simplified)", culture: "zh-CN" },
 ];
 
-/// A language of the list.
+/// A language of Windows. Defaults to English.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Language(pub &'static Row);
 
@@ -111,7 +111,7 @@ impl Default for Language {
     }
 }
 
-/// The row of a word, in any case, with `_` as `-`.
+/// Finds the row of a word. Case is ignored, and `_` equals `-`.
 fn find(text: &str) -> Option<&'static Row> {
     let text = text.to_lowercase().replace('_', "-");
     ROWS.iter().find(|row| {
@@ -129,10 +129,10 @@ impl Value for Language {
         find(text).map(Self).with_context(|| {
             let words: Vec<_> = ROWS.iter().flat_map(|row| row.words).copied().collect();
             match near::nearest(&text.to_lowercase(), &words) {
-                Some(near) => format!("it is no language that is known: did you mean {near}?"),
-                None => {
-                    "Windows does not come in it: give a language like French, fr or fr-CA".into()
-                }
+                Some(near) => format!("the language is unknown: did you mean {near}?"),
+                None => "Windows is not available in this language: give a language like French, \
+                         fr or fr-CA"
+                    .into(),
             }
         })
     }
@@ -164,7 +164,7 @@ impl Value for Culture {
     }
 }
 
-/// The letters as BCP 47 writes them: language small, script as a name, country large.
+/// Applies the case of BCP 47: language lower, script capitalized, country upper.
 fn cased(text: &str) -> String {
     let case = |(index, part): (usize, &str)| match (index, part.len()) {
         (0, _) => part.to_ascii_lowercase(),
@@ -177,12 +177,12 @@ fn cased(text: &str) -> String {
     text.split('-').enumerate().map(case).collect::<Vec<_>>().join("-")
 }
 
-/// A keyboard: a culture, or the number of a layout as Windows writes it.
+/// A keyboard layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Keyboard {
-    /// The usual one of a culture.
+    /// The default layout of a culture.
     Of(Culture),
-    /// `0409:00000409`, or `00000409` alone.
+    /// A layout number as Windows writes it: `0409:00000409`, or `00000409` alone.
     Layout(String),
 }
 

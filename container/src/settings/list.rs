@@ -1,5 +1,5 @@
-//! All variables that are known, by section. Every one of the reference image is here: done,
-//! translated, or with a sentence that says what to use instead.
+//! All known variables, by section. The list includes every variable of the reference image:
+//! supported, translated, or with a sentence on what to use instead.
 
 mod balloon;
 mod machine;
@@ -11,15 +11,15 @@ mod windows;
 
 use super::variable::Variable;
 
-/// Variables that belong together.
+/// A section of the reference, with related variables.
 pub struct Section {
-    /// Its heading.
+    /// Heading.
     pub title: &'static str,
-    /// Its lines.
+    /// Rows, in the order of the reference.
     pub variables: &'static [Variable],
 }
 
-/// All of them, in the order in which people look for them.
+/// All sections, in the order of the reference.
 pub const SECTIONS: &[Section] = &[
     Section { title: "Windows", variables: windows::WINDOWS },
     Section { title: "Account and names", variables: windows::ACCOUNT },
@@ -39,7 +39,7 @@ pub fn all() -> impl Iterator<Item = &'static Variable> {
     SECTIONS.iter().flat_map(|section| section.variables)
 }
 
-/// The variable of this name or alias.
+/// Finds a variable by its name or an alias.
 pub fn find(name: &str) -> Option<&'static Variable> {
     all().find(|variable| variable.names().any(|own| own == name))
 }

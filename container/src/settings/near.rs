@@ -1,14 +1,14 @@
-//! Which known word somebody may have meant.
+//! Suggests the known word that a misspelled one probably means.
 
 use vmm::config::edits;
 
-/// The known word that is nearest, if a slip or two lie between.
+/// The nearest known word within one or two edits. Words of up to three letters get no suggestion.
 pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let allowed = match word.chars().count() {
         0..=3 => 0,
         4..=6 => 1,
         7..=64 => 2,
-        // Nobody's slip, and its table would be large.
+        // Too long for a typing error, and its table would be large.
         _ => return None,
     };
     let letters = |word: &str| word.chars().collect::<Vec<_>>();

@@ -1,5 +1,5 @@
-//! From settings and host to sizes: what `half` and `max` are here, what must be at least, and what
-//! does not go together. A function of its arguments alone.
+//! Computes the sizes of the machine from settings and host: the values of `half` and `max`,
+//! minimum sizes, and conflicts between settings. A pure function of its arguments.
 
 use host::size::Size;
 
@@ -11,25 +11,25 @@ use super::version::Version;
 use super::{Settings, Way};
 use crate::status::{self, Failure, Status};
 
-/// How large the machine is.
+/// The sizes of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
-    /// Processors.
+    /// Number of processors.
     pub processors: u32,
     /// Bytes of memory.
     pub memory: u64,
-    /// Bytes of the first disk.
+    /// Bytes of the first disk. Zero without one.
     pub disk: u64,
-    /// Bytes of the second to the sixth, where their folder is mounted.
+    /// Bytes of the second to the sixth disk. Nothing if its folder is not mounted.
     pub more: [Option<u64>; 5],
 }
 
-/// Sizes, and what there is to say of them.
+/// The sizes, and notes on them for the user.
 ///
 /// # Errors
 ///
-/// With the exit status of the reference image, when something is too small, or two settings
-/// exclude one another.
+/// If a size is below its minimum, or two settings conflict. The error has the exit status of the
+/// reference image.
 pub fn settle(said: &Said, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> {
     let settings = &said.settings;
     let mut mistakes = Vec::new();
@@ -39,7 +39,7 @@ pub fn settle(said: &Said, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> 
     let bus = settings.disk.media.is;
     if said.names.contains("MEDIA_TYPE") && !matches!(bus, Bus::Usb | Bus::Auto | Bus::None) {
         notes.push(
-            "MEDIA_TYPE: the drive is a USB one, which every Windows that is taken has a driver for"
+            "MEDIA_TYPE: the drive is always at USB, for which every supported Windows has a driver"
                 .to_owned(),
         );
     }
@@ -71,8 +71,8 @@ fn processors(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> u32 
         let count = u32::from(topology.count);
         if count > there {
             notes.push(format!(
-                "SMP={}: the pod may use {there} processors, and the guest will stutter: say as \
-                 many",
+                "SMP={}: the pod may use only {there} processors, and the guest will stutter: set \
+                 SMP to at most {there}",
                 topology.show()
             ));
         }
@@ -87,28 +87,29 @@ fn processors(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> u32 
     let wanted = wanted.max(1);
     if wanted > there {
         notes.push(format!(
-            "CPU_CORES={wanted}: the pod may use {there} processors, and the machine gets as many"
+            "CPU_CORES={wanted}: the pod may use only {there} processors, and the machine gets \
+             {there}"
         ));
         return there;
     }
     if let Some(quota) = host.quota.filter(|quota| wanted > *quota) {
         notes.push(format!(
-            "CPU_CORES={wanted}: the pod gets the time of {quota}, and the guest will stutter: \
-             raise its limit, or set CPU_CORES={quota}"
+            "CPU_CORES={wanted}: the pod's CPU limit is {quota}, and the guest will stutter: raise \
+             the limit, or set CPU_CORES={quota}"
         ));
     }
     wanted
 }
 
-/// What stays free when the machine takes all.
+/// Memory that stays free on the host when the machine takes all.
 const SPARE: u64 = 1536 * MIB;
 const SPARE_LITTLE: u64 = 512 * MIB;
 const THREE_GIB: u64 = 3 * GIB;
-/// What must be left beside the machine.
+/// Memory that the pod needs beside the machine's.
 const MARGIN: u64 = 500 * MIB;
 
-/// All memory that can be had: of the host's as the reference image counts it. What a control group
-/// leaves us is nobody else's, and only our own programs need some of it.
+/// The memory for RAM_SIZE=max, counted as the reference image does. The memory within our control
+/// group's limit is ours alone, so only our own programs need a part of it.
 fn all_of(host: &Host) -> u64 {
     let little = |free: u64| if free < GIB { free / 2 } else { free - SPARE_LITTLE };
     let taken = match host.free.saturating_sub(SPARE) {
@@ -141,12 +142,12 @@ fn memory(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::
         }
     } else if exact && short && free < host.free {
         notes.push(format!(
-            "RAM_SIZE={said}: the pod's memory limit leaves {}: raise it, or take less",
+            "RAM_SIZE={said}: the pod's memory limit leaves {}: raise it, or lower RAM_SIZE",
             in_mib(free)
         ));
     } else if exact && wanted.saturating_add(SPARE) > host.free {
         notes.push(format!(
-            "RAM_SIZE={said}: {} are free, so that little is left for the host: take less if it \
+            "RAM_SIZE={said}: {} are free, so little is left for the host: lower RAM_SIZE if it \
              swaps",
             in_mib(host.free)
         ));
@@ -156,8 +157,8 @@ fn memory(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::
     if wanted < least {
         let name = settings.windows.version.name();
         return Err(fail(format!(
-            "RAM_SIZE={said}: {name} needs {} at least, and {} are what it would get: give it \
-             more, free memory on the host, or lower RAM_MINIMUM",
+            "RAM_SIZE={said}: {name} needs at least {}, and would get {}: raise RAM_SIZE, free \
+             memory on the host, or lower RAM_MINIMUM",
             in_mib(least),
             in_mib(wanted)
         )));
@@ -169,7 +170,7 @@ fn in_mib(bytes: u64) -> String {
     Size(bytes / MIB * MIB).show()
 }
 
-/// What must stay free on the volume.
+/// Space on the volume that stays free.
 const ROOM_LEFT: u64 = GIB;
 
 fn share_of_room(share: Share<Size>, room: u64) -> u64 {
@@ -181,7 +182,7 @@ fn share_of_room(share: Share<Size>, room: u64) -> u64 {
 }
 
 fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Result<u64> {
-    // The probe keeps nothing.
+    // The probe has no disk.
     if settings.disk.disable || settings.windows.version == Version::Probe {
         return Ok(0);
     }
@@ -190,7 +191,7 @@ fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Re
     if let Some(there) = host.disk {
         if size < there && matches!(settings.storage.size.0, Share::Exactly(_)) {
             notes.push(format!(
-                "DISK_SIZE={said}: the disk is {} and is never made smaller",
+                "DISK_SIZE={said}: the disk has {} and cannot shrink",
                 in_mib(there)
             ));
         }
@@ -203,8 +204,8 @@ fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Re
         return Err(Failure::new(
             Status::Disk,
             format!(
-                "DISK_SIZE={said}: {name} needs {} at least, and {} are what it would get: give \
-                 it more, make room on the volume, or lower DISK_MINIMUM",
+                "DISK_SIZE={said}: {name} needs at least {}, and would get {}: raise DISK_SIZE, \
+                 free space on the volume, or lower DISK_MINIMUM",
                 in_mib(least),
                 in_mib(size)
             ),
@@ -218,7 +219,7 @@ fn check_account(said: &Said) -> anyhow::Result<()> {
     let refuse = |sentence: &str| Err(Failure::new(Status::Usage, sentence));
     let Some(domain) = &account.domain else {
         if account.unit.is_some() {
-            return refuse("DOMAIN_OU is a place in a domain: set DOMAIN too, or leave it out");
+            return refuse("DOMAIN_OU needs a domain: set DOMAIN too, or leave DOMAIN_OU out");
         }
         return account.user.check_local().map_err(|error| {
             let file = said.files.contains("USERNAME");
@@ -227,14 +228,14 @@ fn check_account(said: &Said) -> anyhow::Result<()> {
         });
     };
     if account.workgroup.is_some() {
-        return refuse("DOMAIN and WORKGROUP exclude one another: leave one of them out");
+        return refuse("DOMAIN and WORKGROUP are both set: leave one of them out");
     }
     let usual = account.password == Secret("admin".into());
     if !said.names.contains("USERNAME") || !said.names.contains("PASSWORD") || usual {
         return Err(Failure::new(
             Status::Usage,
             format!(
-                "DOMAIN={}: joining it needs an account there: set USERNAME and PASSWORD",
+                "DOMAIN={}: joining a domain needs an account of it: set USERNAME and PASSWORD",
                 domain.show()
             ),
         ));
@@ -242,7 +243,7 @@ fn check_account(said: &Said) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is said of a network of the pod, while the guest is on another one.
+/// Notes on settings for the pod's own network that have no effect while the guest is on another.
 fn without_effect(said: &Said) -> Vec<String> {
     let names = ["IP", "MASK", "HOST_PORTS", "USER_PORTS"];
     let said_so = |name: &&str| said.settings.network.dhcp && said.names.contains(*name);
@@ -251,8 +252,8 @@ fn without_effect(said: &Said) -> Vec<String> {
         .filter(said_so)
         .map(|name| {
             format!(
-                "{name} has no effect with DHCP=Y: the guest has an address of the network's own, \
-                 and all of its ports are there: leave it out"
+                "{name} has no effect with DHCP=Y, because the guest is a host of the network \
+                 itself, with all of its ports: leave it out"
             )
         })
         .collect()
@@ -264,7 +265,7 @@ fn check_network(settings: &Settings) -> anyhow::Result<()> {
         return Err(Failure::new(
             Status::Unsupported,
             format!(
-                "DHCP=Y goes with NETWORK=nat, not with NETWORK={}: leave one of them out",
+                "DHCP=Y is not possible with NETWORK={}: leave one of them out",
                 network.kind.show()
             ),
         ));
@@ -272,7 +273,10 @@ fn check_network(settings: &Settings) -> anyhow::Result<()> {
     if let Some(address) = network.address.filter(|own| network.mask.is_edge(*own)) {
         return Err(Failure::new(
             Status::Network,
-            format!("IP={address} is no machine's address in its network: give one inside of it"),
+            format!(
+                "IP={address}: the first and the last address of a network are reserved: give \
+                 another one"
+            ),
         ));
     }
     if screen.web && settings.vnc().map(u32::from) == Some(screen.web_port.0) {
@@ -292,7 +296,7 @@ mod test {
     use super::super::environment::read;
     use super::*;
 
-    /// Eight processors, 16 GiB free, room for 100 GiB.
+    /// A host with eight processors, 16 GiB of free memory, and 100 GiB of free space.
     fn host() -> Host {
         let room = Some(100 * GIB);
         let rooms = [room, room, room, None, None];
@@ -334,7 +338,7 @@ mod test {
         let more = [Some(99 * GIB), Some(99 * GIB), Some(99 * GIB), None, None];
         let wanted = Sizes { processors: 8, memory, disk: 99 * GIB, more };
         assert_eq!(sizes(&max, &host()), wanted);
-        // What is there stays as it is, and needs no room.
+        // An existing disk keeps its size and needs no space.
         for (disk, said) in [(64 * GIB, "max"), (64 * GIB, "16G"), (8 * GIB, "half")] {
             let full = Host { room: Some(10 * GIB), disk: Some(disk), ..host() };
             let (sizes, notes) = settled(&[("DISK_SIZE", said)], &full).unwrap();
@@ -393,7 +397,7 @@ mod test {
         let (sizes, notes) = of(&[("RAM_SIZE", "4G")], 5 * GIB - 200 * MIB).unwrap();
         assert_eq!((sizes.memory, notes), (4 * GIB, Vec::new()));
         assert_eq!(of(&[("RAM_SIZE", "max")], 8 * GIB).unwrap().0.memory, 8 * GIB - 512 * MIB);
-        // Beside others on the host it is the host that is short.
+        // Without a lower limit of the control group, the host's own memory is the limit.
         assert_eq!(of(&[("RAM_SIZE", "max")], 15 * GIB).unwrap().0.memory, 16 * GIB - 1536 * MIB);
         let (less, notes) = of(&[("RAM_SIZE", "5G")], 5 * GIB).unwrap();
         assert_eq!((less.memory, notes.len()), (5 * GIB - 512 * MIB, 1));
@@ -406,7 +410,7 @@ mod test {
     fn too_little_is_an_error_that_says_how_much() {
         let (status, sentence) = refusal(&[("RAM_SIZE", "1G")], &host());
         assert_eq!(status, Status::Memory);
-        assert!(sentence.contains("Windows 11 Pro needs 2G at least"), "{sentence}");
+        assert!(sentence.contains("Windows 11 Pro needs at least 2G"), "{sentence}");
         let small = Host { memory: 2 * GIB, ..host() };
         assert_eq!(refusal(&[], &small).0, Status::Memory);
         let lowered = [("RAM_SIZE", "1G"), ("RAM_MINIMUM", "1G")];

@@ -1,7 +1,7 @@
-//! QEMU's words, and what they become here.
+//! Translates QEMU's words into ours.
 //!
-//! `table` is the one list: which words, at which place, and what they are here, or the sentence
-//! why they are not and what to use instead.
+//! `table` is the one list. A row has words, the scope in which they are valid, their translation,
+//! or the sentence that says why they have none and what to use instead.
 
 pub mod arguments;
 mod command_line;
@@ -16,37 +16,37 @@ use anyhow::bail;
 pub use self::topology::Topology;
 
 use self::options::Options;
-use self::table::{Becomes, Place};
+use self::table::{Becomes, Scope};
 use super::value::{Value, choices, quote};
 
-/// A closed set of things that QEMU has words for.
-pub trait Spoken: Value + Default + PartialEq {
-    /// Where its words stand in the table.
-    const PLACE: Place;
-    /// Whether a word that nobody knows is an error; else it is what it is if nothing is said.
+/// An enum whose variants QEMU has words for.
+pub trait FromQemu: Value + Default + PartialEq {
+    /// The scope of its words in the table.
+    const SCOPE: Scope;
+    /// Whether an unknown word is an error. Otherwise the default is taken, with a note.
     const STRICT: bool = false;
 }
 
-/// A thing of ours, said in QEMU's words.
+/// A value that is written in QEMU's words.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Words<T> {
-    /// What it is.
+    /// The value.
     pub is: T,
-    /// What of the words has no meaning here.
+    /// Notes on words that have no meaning here.
     pub notes: Vec<String>,
 }
 
-impl<T: Spoken> Value for Words<T> {
+impl<T: FromQemu> Value for Words<T> {
     const ACCEPTS: &'static str = T::ACCEPTS;
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let options = Options::read(text);
         let word = options.first.to_lowercase();
         let mut notes = Vec::new();
-        let is = match table::find(T::PLACE, &word) {
+        let is = match table::find(T::SCOPE, &word) {
             Some(Becomes::Is(own)) => T::read(own)?,
             Some(Becomes::Near(own, why)) => {
-                notes.push(format!("{} is not there, {own} is taken: {why}", quote(&word)));
+                notes.push(format!("{} is not available, {own} is used: {why}", quote(&word)));
                 T::read(own)?
             }
             Some(Becomes::Never(why)) => bail!("{why}"),
@@ -57,7 +57,7 @@ impl<T: Spoken> Value for Words<T> {
             }
             _ => {
                 let (own, all) = (T::default().show(), T::ACCEPTS);
-                notes.push(format!("{} is not known, {own} is taken: give {all}", quote(&word)));
+                notes.push(format!("{} is unknown, {own} is used: give {all}", quote(&word)));
                 T::default()
             }
         };
@@ -72,18 +72,18 @@ impl<T: Spoken> Value for Words<T> {
     }
 }
 
-/// Sets of things, each at its place of the table.
-macro_rules! spoken {
-    ($($name:ident at $place:ident $($strict:ident)?;)+) => {$(
-        impl Spoken for $name {
-            const PLACE: Place = Place::$place;
-            $(const STRICT: bool = spoken!(@$strict);)?
+/// Implements `FromQemu` for enums, each with its scope in the table.
+macro_rules! from_qemu {
+    ($($name:ident at $scope:ident $($strict:ident)?;)+) => {$(
+        impl FromQemu for $name {
+            const SCOPE: Scope = Scope::$scope;
+            $(const STRICT: bool = from_qemu!(@$strict);)?
         }
     )+};
     (@strict) => { true };
 }
 
-spoken! {
+from_qemu! {
     Bus at Bus strict;
     Cache at Cache strict;
     Engine at Engine strict;
@@ -98,9 +98,9 @@ spoken! {
 }
 
 choices! {
-    /// What a disk is connected to.
+    /// The controller of a disk.
     Bus:
-    /// The best for what the guest has drivers for.
+    /// The best one that the guest has drivers for.
     #[default]
     Auto "auto";
     /// virtio-scsi.
@@ -111,28 +111,28 @@ choices! {
     Ahci "ide";
     /// NVMe.
     Nvme "nvme";
-    /// A stick at USB.
+    /// USB mass storage.
     Usb "usb";
-    /// There is none.
+    /// No controller: the disk is not attached.
     None "none";
 }
 
 choices! {
     /// How the host caches a disk.
     Cache:
-    /// Around its page cache.
+    /// Bypasses the host's page cache.
     #[default]
     Direct "none";
-    /// In its page cache.
+    /// Uses the host's page cache.
     Writeback "writeback";
-    /// In memory, until it is convenient.
+    /// Uses the host's page cache and ignores flushes.
     Unsafe "unsafe";
 }
 
 choices! {
-    /// How the host reads and writes.
+    /// The host's I/O engine.
     Engine:
-    /// As it is fastest.
+    /// The fastest engine of this host.
     #[default]
     Native "native";
 }
@@ -146,31 +146,31 @@ choices! {
 }
 
 choices! {
-    /// The guest's display.
+    /// The guest's display adapter.
     Screen:
-    /// The one that firmware and Windows have drivers for.
+    /// The adapter that firmware and Windows have drivers for.
     #[default]
     Standard "std";
-    /// None.
+    /// No adapter.
     None "none";
 }
 
 choices! {
-    /// Where the screen is seen.
+    /// How the screen is shown.
     Display:
     /// In browsers and by VNC.
     #[default]
     Web "web";
     /// By VNC.
     Vnc "vnc";
-    /// Nowhere, and the guest has a display all the same.
+    /// Not at all. The guest still has a display adapter.
     Disabled "disabled";
-    /// Nowhere, and the guest has no display.
+    /// Not at all. The guest has no display adapter.
     None "none";
 }
 
 choices! {
-    /// The kind of machine.
+    /// The chipset.
     Kind:
     /// Intel's Q35.
     #[default]
@@ -180,33 +180,33 @@ choices! {
 choices! {
     /// The USB controller.
     Usb:
-    /// USB 3.
+    /// xHCI (USB 3).
     #[default]
     Xhci "xhci";
 }
 
 choices! {
-    /// The pointer.
+    /// The pointing device.
     Pointer:
-    /// One that says where it is.
+    /// A tablet, which reports absolute positions.
     #[default]
     Tablet "tablet";
 }
 
 choices! {
-    /// The model of the processors.
+    /// The processor model.
     Model:
-    /// The host's.
+    /// The host's own.
     #[default]
     Host "host";
 }
 
 choices! {
-    /// The first serial port.
+    /// The destination of the first serial port.
     Serial:
-    /// What the guest says is a message of the pod.
+    /// The pod's log.
     #[default]
     Stdio "stdio";
-    /// Nowhere.
+    /// None.
     None "none";
 }

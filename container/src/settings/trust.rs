@@ -1,15 +1,15 @@
-//! Whom the web port believes.
+//! Origins and proxies that the web port trusts.
 
 use screen::web::known;
 
 use super::value::Value;
 
-/// What browsers call the pod.
+/// Origins under which browsers reach the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origins(pub known::Origins);
 
 impl Value for Origins {
-    const ACCEPTS: &'static str = "origins like https://example.org, with commas";
+    const ACCEPTS: &'static str = "origins like https://example.org, comma-separated";
 
     fn read(text: &str) -> anyhow::Result<Self> {
         known::Origins::read(text).map(Self)
@@ -19,12 +19,12 @@ impl Value for Origins {
     }
 }
 
-/// Proxies that may say for whom they ask.
+/// Trusted proxies: peers whose forwarding headers are believed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Proxies(pub known::Proxies);
 
 impl Value for Proxies {
-    const ACCEPTS: &'static str = "addresses and networks, with commas";
+    const ACCEPTS: &'static str = "addresses and networks, comma-separated";
 
     fn read(text: &str) -> anyhow::Result<Self> {
         known::Proxies::read(text).map(Self)

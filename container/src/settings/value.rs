@@ -1,4 +1,4 @@
-//! What a variable's text can be: a type for each kind of value, which reads it and shows it.
+//! The types of values, each with its parser and its textual form.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -6,55 +6,55 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use host::size::Size;
 
-/// A value that a text of the environment stands for.
+/// A value that is parsed from a variable.
 pub trait Value: Sized {
-    /// What is accepted, in a few words for the table.
+    /// A short description of accepted values, for the reference table.
     const ACCEPTS: &'static str;
-    /// Whether the text may come from a file, named by the variable with `_FILE` at its end.
+    /// Whether the text may come from a file, whose path is in `NAME_FILE`.
     const FILE: bool = false;
-    /// Whether nobody may see it.
+    /// Whether the value is secret.
     const SECRET: bool = false;
-    /// Whether an error may show the text: not if it says itself which part is wrong, and other
-    /// parts may be secret.
+    /// Whether an error may show the text. False if the error itself names the wrong part, and
+    /// other parts may be secret.
     const SHOWN: bool = true;
 
-    /// Reads a text that is not empty.
+    /// Parses a text, which is not empty.
     ///
     /// # Errors
     ///
-    /// The reason, and what would be right; without the text itself, which the caller shows.
+    /// The reason and the accepted values, without the text itself, which the caller adds.
     fn read(text: &str) -> anyhow::Result<Self>;
 
-    /// The value as people write it; `***` for what nobody may see.
+    /// The value as users write it, or `***` for a secret.
     fn show(&self) -> String;
 
-    /// What there is to say about it: words that became something else, or nothing.
+    /// Notes for the user, for example on words that were replaced by others.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Takes blanks and one pair of quotes from around a text, as environment files often have them.
+/// Removes surrounding blanks and one pair of quotes, which environment files often have.
 pub fn strip(text: &str) -> &str {
     let text = text.trim();
     let quoted = |quote| text.strip_prefix(quote)?.strip_suffix(quote);
     quoted('"').or_else(|| quoted('\'')).map_or(text, str::trim)
 }
 
-/// A text that is safe to show in one line of a message: short, without control characters.
+/// The text as it can be shown in one line of a message: short, without control characters.
 pub fn quote(text: &str) -> String {
-    const LONGEST: usize = 120;
-    let mut shown: String = text.chars().take(LONGEST).flat_map(calm).collect();
-    if text.chars().nth(LONGEST).is_some() {
+    const MAX_CHARACTERS: usize = 120;
+    let mut shown: String = text.chars().take(MAX_CHARACTERS).flat_map(escape).collect();
+    if text.chars().nth(MAX_CHARACTERS).is_some() {
         shown.push('…');
     }
     shown
 }
 
-/// A character, or how it is written where it would move the cursor.
-fn calm(letter: char) -> Vec<char> {
-    let quiet = letter == '"' || letter == '\'' || letter == '\\';
-    if quiet { vec![letter] } else { letter.escape_debug().collect() }
+/// The character, escaped if it is not printable.
+fn escape(letter: char) -> Vec<char> {
+    let harmless = letter == '"' || letter == '\'' || letter == '\\';
+    if harmless { vec![letter] } else { letter.escape_debug().collect() }
 }
 
 impl<T: Value> Value for Option<T> {
@@ -77,7 +77,7 @@ impl<T: Value> Value for Option<T> {
 const YES: &[&str] = &["y", "yes", "true", "1", "on", "enable", "enabled"];
 const NO: &[&str] = &["n", "no", "none", "false", "0", "off", "disable", "disabled"];
 
-/// Reads a switch; nothing if the text is none.
+/// Parses a switch. Nothing if the text is not one.
 pub fn switch(text: &str) -> Option<bool> {
     let is = |word: &&str| word.eq_ignore_ascii_case(text);
     if YES.iter().any(is) {
@@ -90,7 +90,7 @@ impl Value for bool {
     const ACCEPTS: &'static str = "Y or N";
 
     fn read(text: &str) -> anyhow::Result<Self> {
-        switch(text).context("this is a switch: say Y or N")
+        switch(text).context("this is a switch: give Y or N")
     }
     fn show(&self) -> String {
         if *self { "Y".into() } else { "N".into() }
@@ -114,7 +114,7 @@ impl<const MIN: u32, const MAX: u32> Value for Within<MIN, MAX> {
     }
 }
 
-/// The text if it is digits alone: `parse` would take a sign too.
+/// The text if it has only digits. `parse` would accept a sign too.
 fn digits(text: &str) -> Option<&str> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then_some(text)
 }
@@ -138,7 +138,7 @@ impl Value for Decimal {
     }
 }
 
-/// Digits with at most one dot: no sign, no exponent, no infinity.
+/// Parses digits with at most one dot: no sign, no exponent, no infinity.
 pub(super) fn plain_decimal(text: &str) -> Option<f64> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     text.parse().ok().filter(|_| plain)
@@ -149,7 +149,7 @@ impl Value for String {
     const ACCEPTS: &'static str = "text";
 
     fn read(text: &str) -> anyhow::Result<Self> {
-        ensure!(!text.contains(char::is_control), "it has a control character: take that out");
+        ensure!(!text.contains(char::is_control), "it contains a control character: remove that");
         Ok(text.to_owned())
     }
     fn show(&self) -> String {
@@ -157,13 +157,13 @@ impl Value for String {
     }
 }
 
-/// A path from the root.
+/// An absolute path.
 impl Value for PathBuf {
     const ACCEPTS: &'static str = "path";
 
     fn read(text: &str) -> anyhow::Result<Self> {
-        ensure!(text.starts_with('/'), "give a whole path, which starts with /");
-        ensure!(!text.contains(char::is_control), "it has a control character: take that out");
+        ensure!(text.starts_with('/'), "give an absolute path, which starts with /");
+        ensure!(!text.contains(char::is_control), "it contains a control character: remove that");
         Ok(Self::from(text))
     }
     fn show(&self) -> String {
@@ -177,7 +177,7 @@ impl Value for Ipv4Addr {
     fn read(text: &str) -> anyhow::Result<Self> {
         let address: Self = text.parse().ok().context("give an IPv4 address, like 172.30.0.2")?;
         let guest = !address.is_unspecified() && !address.is_multicast() && !address.is_broadcast();
-        ensure!(guest && !address.is_loopback(), "no machine can have this address: give its own");
+        ensure!(guest && !address.is_loopback(), "the address is reserved: give another one");
         Ok(address)
     }
     fn show(&self) -> String {
@@ -185,7 +185,7 @@ impl Value for Ipv4Addr {
     }
 }
 
-/// What nobody may see: it is `***` wherever it would be printed.
+/// A secret text, printed as `***`.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(pub String);
 
@@ -202,8 +202,8 @@ impl Value for Secret {
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let length = text.chars().count();
-        ensure!(length <= 127, "it is {length} characters long: 127 are the most");
-        ensure!(!text.contains(char::is_control), "it has a control character: take that out");
+        ensure!(length <= 127, "it has {length} characters: give at most 127");
+        ensure!(!text.contains(char::is_control), "it contains a control character: remove that");
         Ok(Self(text.to_owned()))
     }
     fn show(&self) -> String {
@@ -211,7 +211,7 @@ impl Value for Secret {
     }
 }
 
-/// A closed set of words, as an enum whose values each have a name and more words for it.
+/// An enum of fixed words. Each variant has one name and optional synonyms.
 macro_rules! choices {
     ($(#[doc = $doc:literal])+ $name:ident: $($(#[$what:meta])+
         $variant:ident $word:literal $(or $($alias:literal),+)?;)+) => {
@@ -243,8 +243,8 @@ pub const MIB: u64 = 1 << 20;
 /// Bytes of a gibibyte.
 pub const GIB: u64 = 1 << 30;
 
-/// Reads a size as the reference image does. It takes fractions, spaces and `GB`, which the parser
-/// of [`Size`] itself refuses. All units are binary. `bare` gives the unit of a number without one.
+/// Parses a size as the reference image does: with fractions, spaces and `GB`, which the parser of
+/// [`Size`] itself refuses. All units are binary. `bare` returns the unit of a number without one.
 fn size_with_unit(text: &str, bare: impl Fn(f64) -> u64) -> anyhow::Result<Size> {
     let upper = text.to_ascii_uppercase().replace(' ', "");
     let end = upper.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(upper.len());
@@ -257,11 +257,11 @@ fn size_with_unit(text: &str, bare: impl Fn(f64) -> u64) -> anyhow::Result<Size>
         "M" | "MB" | "MIB" => MIB,
         "G" | "GB" | "GIB" => GIB,
         "T" | "TB" | "TIB" => 1 << 40,
-        _ => bail!("its unit is not known: give a size, like 512M or 8G"),
+        _ => bail!("the unit is unknown: give a size, like 512M or 8G"),
     };
     #[expect(clippy::cast_precision_loss, reason = "units are powers of two")]
     let bytes = number * scale as f64;
-    ensure!(bytes <= 1e18, "no host has that much: give a size, like 512M or 8G");
+    ensure!(bytes <= 1e18, "the size is too large: give a size, like 512M or 8G");
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1e18")]
     Ok(Size(bytes as u64))
 }
@@ -273,8 +273,8 @@ impl Value for Size {
     fn read(text: &str) -> anyhow::Result<Self> {
         size_with_unit(text, |_| 1)
     }
-    /// Unlike `Display`: always with a unit, since the text may be a setting whose bare numbers
-    /// are gibibytes, and with the units alone that `read` accepts.
+    /// Unlike `Display`, it always writes a unit, because the text may be a setting whose bare
+    /// numbers are gibibytes. It uses only units that `read` accepts.
     fn show(&self) -> String {
         for (unit, letter) in [(1 << 40, "T"), (GIB, "G"), (MIB, "M"), (1 << 10, "K")] {
             if self.0 != 0 && self.0.is_multiple_of(unit) {
@@ -285,14 +285,14 @@ impl Value for Size {
     }
 }
 
-/// So much, or a share of what the host has.
+/// An amount, or a share of the host's resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share<T> {
-    /// As said.
+    /// This amount.
     Exactly(T),
-    /// Half of what there is.
+    /// Half of the available resources.
     Half,
-    /// All that can be had.
+    /// All available resources.
     Max,
 }
 
@@ -324,15 +324,15 @@ impl<T: Value> Share<T> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cores(pub Share<Within<0, 65535>>);
 
-/// The size of memory: bare numbers below 130 are GiB, others MiB.
+/// The size of memory. Bare numbers below 130 are GiB, others MiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ram(pub Share<Size>);
 
-/// The size of a disk: bare numbers are GiB.
+/// The size of a disk. Bare numbers are GiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Disk(pub Share<Size>);
 
-/// A type that is a share of something, with its own rule for the number.
+/// Implements `Value` for types that wrap a [`Share`], each with its own parser of amounts.
 macro_rules! shares {
     ($($name:ident $accepts:literal $read:expr, $help:literal;)+) => {$(
         impl Value for $name {

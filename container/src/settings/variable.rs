@@ -1,76 +1,77 @@
-//! A variable of the environment: a line of the list, which the reader, the help, the paper and the
-//! tests go through.
+//! A variable of the environment: one row of the list, from which parser, help, reference and tests
+//! are derived.
 
 use super::Settings;
 use super::value::Value;
 use crate::status::Status;
 
-/// A variable.
+/// A variable of the environment.
 pub struct Variable {
     /// Its name.
     pub name: &'static str,
-    /// Other names of the same; the name itself goes first where several are set.
+    /// Other names. `name` takes precedence where several are set.
     pub aliases: &'static [&'static str],
-    /// What it is when nobody sets it; nothing where that depends.
+    /// The default value. Empty if the default depends on other settings.
     pub default: &'static str,
-    /// What it does, in a sentence or two.
+    /// Description, one or two sentences.
     pub meaning: &'static str,
-    /// What becomes of it.
+    /// Whether the variable is supported.
     pub fate: Fate,
-    /// How the process ends when its value makes no sense.
+    /// The exit status for an invalid value.
     pub status: Status,
-    /// Where its value goes.
+    /// The field that stores the value. Ignored and refused variables have none.
     pub slot: Option<Slot>,
 }
 
-/// What becomes of a variable of the reference image.
+/// How a variable of the reference image is supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It does what it says.
+    /// Supported.
     Done,
-    /// It is worded for QEMU; what it becomes stands in the table of translations.
+    /// Supported in QEMU's words, which the table of translations maps to ours.
     Translated,
-    /// It has no effect, which is said when it is set: this is what to do in its place.
+    /// Has no effect, and a warning is logged when it is set. The text says what to do instead.
     Ignored(&'static str),
-    /// To go on without it would be wrong or unsafe: this is what to do in its place.
+    /// Refused, because to continue without it would be wrong or unsafe. The text says what to do
+    /// instead.
     Refused(&'static str),
 }
 
-/// A place in the settings, as functions: the type there is the parser.
+/// Access to a field of the settings. The field's type is the parser.
 pub struct Slot {
-    /// What the type accepts, whether files may have it, and whether it is secret.
+    /// Properties of the field's type.
     pub kind: fn() -> Kind,
-    /// Reads a text into the place.
+    /// Parses a text and stores it in the field.
     pub store: fn(&mut Settings, &str) -> anyhow::Result<()>,
-    /// What is there.
+    /// The field's value as text.
     pub show: fn(&Settings) -> String,
-    /// Whether both have the same there.
+    /// Whether the field is equal in both settings.
     pub same: fn(&Settings, &Settings) -> bool,
-    /// What there is to say about what was read.
+    /// Notes on the value that was parsed.
     pub notes: fn(&Settings) -> Vec<String>,
 }
 
-/// What is known of the type of a slot.
+/// Properties of a field's type.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
-    /// What is accepted, in a few words.
+    /// A short description of accepted values.
     pub accepts: &'static str,
     /// Whether `NAME_FILE` exists.
     pub file: bool,
-    /// Whether nobody may see the value.
+    /// Whether the value is secret.
     pub secret: bool,
-    /// Whether an error may show it.
+    /// Whether an error may show the value.
     pub shown: bool,
 }
 
-/// The kind of a place, by its type.
 pub(super) fn kind_of<T: Value>(_: fn(&Settings) -> &T) -> Kind {
     let shown = T::SHOWN && !T::SECRET;
     Kind { accepts: T::ACCEPTS, file: T::FILE, secret: T::SECRET, shown }
 }
 
 impl Variable {
-    /// The kind of its value; of what is not kept, nothing is known.
+    /// The properties of its type. A variable without a slot is neither secret nor read from a
+    /// file.
     pub fn kind(&self) -> Kind {
         let nothing = Kind { accepts: "", file: false, secret: false, shown: true };
         self.slot.as_ref().map_or(nothing, |slot| (slot.kind)())
@@ -82,10 +83,11 @@ impl Variable {
     }
 }
 
-/// The variables of a section, one line each below what they mean.
+/// The variables of a section, one row each. The doc comment above a row is its description.
 ///
-/// `done`, `translated`, `ignored` or `refused`; name and aliases; default; the place in the
-/// settings; the exit status where it is not that of wrong usage; and what to do instead.
+/// A row has a fate (`done`, `translated`, `ignored` or `refused`), the name and its aliases, the
+/// default, the field in the settings, the exit status (unless it is that of wrong usage), and the
+/// text on what to do instead.
 macro_rules! variables {
     ($($(#[doc = $meaning:literal])+
         $fate:ident $name:literal $(or $alias:literal)* = $default:literal

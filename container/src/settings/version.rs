@@ -1,28 +1,28 @@
-//! `VERSION`: which Windows, the probe, or a medium that the user names.
+//! `VERSION`: a version of Windows, the probe, or an installation medium of the user.
 
 use anyhow::{anyhow, ensure};
 
 use super::value::{GIB, MIB, Value, quote};
 
-/// A Windows that people ask for.
+/// A known version of Windows.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Product {
-    /// Its id, which file names are made of.
+    /// Its id, the base of file names.
     pub id: &'static str,
-    /// What people call it.
+    /// Its name for users.
     pub name: &'static str,
-    /// What else they write, in small letters.
+    /// Further accepted words, in lower case.
     words: &'static [&'static str],
-    /// What it needs at least.
+    /// Its minimum requirements.
     pub needs: Needs,
 }
 
-/// What a Windows needs of the machine.
+/// The minimum requirements of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// Memory and disk, in bytes.
     Room(u64, u64),
-    /// A BIOS and its chips, which this machine has not.
+    /// A BIOS and its chips. This machine has only UEFI.
     Bios,
 }
 
@@ -30,7 +30,7 @@ const CLIENT11: Needs = Needs::Room(2 * GIB, 32 * GIB);
 const CLIENT10: Needs = Needs::Room(2 * GIB, 16 * GIB);
 const SERVER: Needs = Needs::Room(2 * GIB, 32 * GIB);
 
-/// All of them, with every word that the reference image takes.
+/// All known versions, with every word that the reference image accepts.
 #[rustfmt::skip]
 const PRODUCTS: &[Product] = &[
     Product { id: "win11x64", name: "Windows 11 Pro", needs: CLIENT11, words: &["11", "11p",
@@ -119,16 +119,16 @@ const PRODUCTS: &[Product] = &[
     Product { id: "reactos", name: "ReactOS", needs: Needs::Bios, words: &[] },
 ];
 
-/// What the machine shall run.
+/// The system that the machine runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// The guest that is built in: it draws what it finds.
+    /// The built-in guest, which displays what it finds.
     Probe,
-    /// A Windows of the list.
+    /// A known version of Windows.
     Windows(&'static Product),
-    /// A medium at this address.
+    /// An installation medium at this URL.
     Url(String),
-    /// A medium of this name on the volume.
+    /// An installation medium on the volume, by its file name.
     File(String),
 }
 
@@ -139,7 +139,7 @@ impl Default for Version {
 }
 
 impl Version {
-    /// Memory and disk that it needs at least, in bytes; little where nobody knows.
+    /// Minimum memory and disk in bytes. Small numbers if the requirements are unknown.
     pub fn needs(&self) -> (u64, u64) {
         match self {
             Self::Windows(Product { needs: Needs::Room(memory, disk), .. }) => (*memory, *disk),
@@ -148,7 +148,7 @@ impl Version {
         }
     }
 
-    /// What people call it.
+    /// Its name for users.
     pub fn name(&self) -> String {
         match self {
             Self::Probe => "the probe".into(),
@@ -159,7 +159,7 @@ impl Version {
     }
 }
 
-/// How names of media end.
+/// Extensions of installation media.
 const MEDIA: &[&str] = &[
     ".iso", ".esd", ".wim", ".img", ".zip", ".7z", ".rar", ".tar", ".gz", ".xz", ".bz2", ".cab",
     ".lzma",
@@ -176,12 +176,12 @@ impl Value for Version {
         if small.starts_with("http:") || small.starts_with("https:") {
             return url(text);
         }
-        let asked = |product: &&Product| product.id == small || product.words.contains(&&*small);
-        if let Some(product) = PRODUCTS.iter().find(asked) {
-            let new = product.needs != Needs::Bios;
+        let named = |product: &&Product| product.id == small || product.words.contains(&&*small);
+        if let Some(product) = PRODUCTS.iter().find(named) {
+            let supported = product.needs != Needs::Bios;
             ensure!(
-                new,
-                "{} needs a BIOS, and this machine has UEFI: take Windows 8.1, Server 2012 R2 or \
+                supported,
+                "{} needs a BIOS, and this machine has UEFI: choose Windows 8.1, Server 2012 R2 or \
                  newer",
                 product.name
             );
@@ -191,7 +191,7 @@ impl Value for Version {
             let plain = !text.contains(['/', '\\']) && !text.contains(char::is_control);
             ensure!(
                 plain && !text.starts_with('.') && text.len() <= 200,
-                "a medium is named without its folder: it lies on the volume of STORAGE"
+                "give the name of the medium without a folder: it must be on the volume (STORAGE)"
             );
             return Ok(Self::File(text.to_owned()));
         }
@@ -212,12 +212,12 @@ fn url(text: &str) -> anyhow::Result<Version> {
     let host = host.flatten().map(|host| host.rsplit('@').next().unwrap_or_default());
     let plain = !text.contains(|letter: char| letter.is_control() || letter.is_whitespace());
     let fits = host.is_some_and(|host| !host.is_empty()) && plain;
-    ensure!(fits, "it is no address: give a URL, like https://example.com/windows.iso");
+    ensure!(fits, "the URL is invalid: give one like https://example.com/windows.iso");
     Ok(Version::Url(text.to_owned()))
 }
 
-/// A text, and if that is an address, without what opens it: name and password before the host,
-/// and the query, where signed links have their signature.
+/// The text with the credentials of a URL replaced: name and password before the host, and the
+/// query, which holds the signature of signed links.
 pub(super) fn without_secrets(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
@@ -236,7 +236,7 @@ fn unknown(text: &str) -> anyhow::Error {
          probe"
             .into()
     });
-    anyhow!("there is no such version: {hint}")
+    anyhow!("the version is unknown: {hint}")
 }
 
 #[cfg(test)]

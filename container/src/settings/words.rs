@@ -1,4 +1,4 @@
-//! Values with a grammar of their own: addresses, ports, names, keys, cultures.
+//! Values with a grammar of their own: addresses, ports, names, keys, time zones.
 
 use std::net::Ipv4Addr;
 
@@ -8,7 +8,7 @@ use host::uuid::Uuid;
 
 use super::value::{Value, quote};
 
-/// Three spellings: with colons, with hyphens, or the digits alone.
+/// Accepts colons, hyphens, or the digits alone.
 impl Value for Mac {
     const ACCEPTS: &'static str = "MAC address";
 
@@ -24,7 +24,7 @@ impl Value for Mac {
         };
         let mac = Self::from_pairs(pairs).context(reason)?;
         ensure!(!mac.is_multicast(), "it is a multicast address: make its first byte even");
-        ensure!(!mac.is_zero(), "no card has the address 0: {reason}");
+        ensure!(!mac.is_zero(), "the address 0 is invalid: {reason}");
         Ok(mac)
     }
     fn show(&self) -> String {
@@ -37,8 +37,8 @@ impl Value for Mac {
 pub struct Mask(pub u8);
 
 impl Mask {
-    /// Whether an address is the first of its network, which is the network, or the last, which is
-    /// all.
+    /// Whether an address is the first of its network, which names the network itself, or the last,
+    /// which is the broadcast address.
     pub fn is_edge(self, address: Ipv4Addr) -> bool {
         let inside = u32::MAX.checked_shr(u32::from(self.0)).unwrap_or(0);
         let own = u32::from(address) & inside;
@@ -64,43 +64,43 @@ impl Value for Mask {
     }
 }
 
-/// The number of ones of a mask, if they all come first.
+/// The number of leading ones of a mask. Nothing if a one follows a zero.
 fn ones(mask: u32) -> Option<u8> {
     let ones = mask.leading_ones();
     (mask.count_ones() == ones).then(|| u8::try_from(ones).ok()).flatten()
 }
 
-/// The protocols of a port that is named in a list.
+/// The protocol of a port in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// `n/tcp`.
+    /// TCP, written `n` or `n/tcp`.
     Tcp,
-    /// `n/udp`.
+    /// UDP, written `n/udp`.
     Udp,
 }
 
-/// A list of ports: `n`, `n/tcp` or `n/udp`, with commas.
+/// A list of ports, separated by commas: `n`, `n/tcp` or `n/udp`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ports(pub Vec<(u16, Protocol)>);
 
 impl Value for Ports {
-    const ACCEPTS: &'static str = "ports: n, n/tcp or n/udp, with commas";
+    const ACCEPTS: &'static str = "ports: n, n/tcp or n/udp, comma-separated";
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let mut ports = Vec::new();
-        // Blanks and stray commas are what people leave behind when they edit a list.
+        // Users leave blanks and stray commas behind when they edit a list.
         let words = text.split([',', ' ']).map(str::trim).filter(|word| !word.is_empty());
         for word in words {
             let (number, protocol) = match word.split_once('/') {
                 None => (word, Protocol::Tcp),
                 Some((number, name)) if name.eq_ignore_ascii_case("tcp") => (number, Protocol::Tcp),
                 Some((number, name)) if name.eq_ignore_ascii_case("udp") => (number, Protocol::Udp),
-                Some(_) => bail!("{} is no port: say n, n/tcp or n/udp", quote(word)),
+                Some(_) => bail!("{} is not a port: give n, n/tcp or n/udp", quote(word)),
             };
             let plain = number.bytes().all(|digit| digit.is_ascii_digit());
             let number = number.parse().ok().filter(|number: &u16| plain && *number != 0);
             let number = number.with_context(|| {
-                format!("{} is no port: say n, n/tcp or n/udp, n from 1 to 65535", quote(word))
+                format!("{} is not a port: give n, n/tcp or n/udp, n from 1 to 65535", quote(word))
             })?;
             if !ports.contains(&(number, protocol)) {
                 ports.push((number, protocol));
@@ -128,7 +128,7 @@ impl Value for Interface {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
         let named = !["", ".", ".."].contains(&text);
         let fits = named && text.len() <= 15 && text.bytes().all(plain);
-        ensure!(fits, "an interface's name has at most 15 letters, digits and - _ .");
+        ensure!(fits, "give the name of an interface: at most 15 letters, digits and - _ . @");
         Ok(Self(text.to_owned()))
     }
     fn show(&self) -> String {
@@ -136,7 +136,7 @@ impl Value for Interface {
     }
 }
 
-/// The name of a file without any folder.
+/// The name of a file, without a folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileName(pub String);
 
@@ -145,8 +145,8 @@ impl Value for FileName {
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let plain = !text.contains(['/', '\\']) && !text.contains(char::is_control);
-        ensure!(plain && !text.starts_with('.'), "give a name alone, without a folder");
-        ensure!(text.len() <= 200, "the name is too long: 200 bytes are the most");
+        ensure!(plain && !text.starts_with('.'), "give the name alone, without a folder");
+        ensure!(text.len() <= 200, "the name is too long: give at most 200 bytes");
         Ok(Self(text.to_owned()))
     }
     fn show(&self) -> String {
@@ -154,7 +154,7 @@ impl Value for FileName {
     }
 }
 
-/// Accounts that Windows makes itself.
+/// Accounts that Windows creates itself.
 const BUILT_IN: &[&str] = &[
     "administrator",
     "guest",
@@ -168,11 +168,11 @@ const BUILT_IN: &[&str] = &[
     "none",
 ];
 
-/// The name of the account, or with a domain the account there.
+/// The name of the local account, or with a domain of the account there.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct UserName(pub String);
 
-/// It may come from a file with secrets.
+/// Hides the name, because it may come from a file with secrets.
 impl std::fmt::Debug for UserName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("***")
@@ -180,15 +180,15 @@ impl std::fmt::Debug for UserName {
 }
 
 impl UserName {
-    /// Checks the name of a local account, whose rules are narrower than those of a domain's.
+    /// Checks the name of a local account, whose rules are stricter than those of a domain.
     ///
     /// # Errors
     ///
-    /// When Windows has no account of this name.
+    /// If Windows does not accept a local account of this name.
     pub fn check_local(&self) -> anyhow::Result<()> {
         let name = self.0.as_str();
-        ensure!(name.chars().count() <= 20, "Windows takes at most 20 characters");
-        ensure!(!name.contains('@'), "an account of this machine has no @ in its name");
+        ensure!(name.chars().count() <= 20, "Windows accepts at most 20 characters");
+        ensure!(!name.contains('@'), "@ is not allowed in the name of a local account");
         let built_in = BUILT_IN.iter().any(|other| other.eq_ignore_ascii_case(name));
         ensure!(!built_in, "Windows has an account of this name already: choose another");
         Ok(())
@@ -201,11 +201,11 @@ impl Value for UserName {
 
     fn read(text: &str) -> anyhow::Result<Self> {
         const FORBIDDEN: &str = "\"/\\[]:;|=,+*?<>%";
-        ensure!(text.chars().count() <= 256, "256 characters are the most");
+        ensure!(text.chars().count() <= 256, "the name is too long: give at most 256 characters");
         if let Some(bad) = text.chars().find(|it| FORBIDDEN.contains(*it) || it.is_control()) {
-            bail!("Windows takes no {} in an account's name", bad.escape_debug());
+            bail!("Windows does not allow {} in the name of an account", bad.escape_debug());
         }
-        ensure!(!text.ends_with('.'), "Windows takes no name that ends with a dot");
+        ensure!(!text.ends_with('.'), "Windows does not allow a dot at the end of the name");
         Ok(Self(text.to_owned()))
     }
     fn show(&self) -> String {
@@ -223,9 +223,10 @@ impl Value for HostName {
     fn read(text: &str) -> anyhow::Result<Self> {
         let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         ensure!(plain && text.len() <= 15, "give at most 15 letters, digits and hyphens");
-        ensure!(!text.starts_with('-') && !text.ends_with('-'), "a hyphen stands between letters");
+        let inner = !text.starts_with('-') && !text.ends_with('-');
+        ensure!(inner, "a hyphen must be between letters or digits");
         let number = text.bytes().all(|byte| byte.is_ascii_digit());
-        ensure!(!number, "Windows takes no name of digits alone");
+        ensure!(!number, "Windows does not allow a name of digits alone");
         Ok(Self(text.to_owned()))
     }
     fn show(&self) -> String {
@@ -233,7 +234,7 @@ impl Value for HostName {
     }
 }
 
-/// A NetBIOS name of a workgroup.
+/// The NetBIOS name of a workgroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workgroup(pub String);
 
@@ -251,7 +252,7 @@ impl Value for Workgroup {
     }
 }
 
-/// The name of a domain of Active Directory.
+/// The name of an Active Directory domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Domain(pub String);
 
@@ -272,7 +273,7 @@ impl Value for Domain {
     }
 }
 
-/// A key of Windows: five groups of five, which nobody may see.
+/// A product key of Windows: five groups of five characters. It is secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ProductKey(pub String);
 
@@ -291,7 +292,7 @@ impl Value for ProductKey {
         let group =
             |group: &str| group.len() == 5 && group.bytes().all(|it| it.is_ascii_alphanumeric());
         let fits = text.split('-').count() == 5 && text.split('-').all(group);
-        ensure!(fits, "give five groups of five letters and digits, with hyphens");
+        ensure!(fits, "give five groups of five letters and digits, separated by hyphens");
         Ok(Self(text.to_ascii_uppercase()))
     }
     fn show(&self) -> String {
@@ -299,7 +300,7 @@ impl Value for ProductKey {
     }
 }
 
-/// An edition, in the letters of its id.
+/// An edition of Windows, normalized to lower case with hyphens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edition(pub String);
 
@@ -320,7 +321,7 @@ impl Value for Edition {
     }
 }
 
-/// The hyphens must be there.
+/// Requires the hyphens.
 impl Value for Uuid {
     const ACCEPTS: &'static str = "UUID";
 
@@ -335,7 +336,7 @@ impl Value for Uuid {
     }
 }
 
-/// A time zone's name, or the rule that it stands for.
+/// The name of a time zone, or a POSIX rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Zone(pub String);
 
@@ -361,7 +362,7 @@ mod test {
         T::read(text).ok().map(|value| value.show())
     }
 
-    /// Each of these is refused.
+    /// Checks that each text is refused.
     fn refuses<T: Value>(texts: &[&str]) {
         for text in texts {
             assert_eq!(shown::<T>(text), None, "{text}");

@@ -1,4 +1,4 @@
-//! What is logged is heard by the story, too: `transom logs` tells what the container's log has.
+//! Copies log events to the story, so that `transom logs` shows the same as the container's log.
 
 use std::fmt::{self, Write as _};
 use std::sync::{Arc, OnceLock};
@@ -10,34 +10,34 @@ use tracing_subscriber::layer::Context;
 
 use super::Story;
 
-/// The target of events that the story has already.
-pub const KEPT: &str = "kept";
+/// The target of events that the story already has.
+pub const RECORDED: &str = "kept";
 
 /// The story of this process.
 static STORY: OnceLock<Arc<Story>> = OnceLock::new();
 
-/// From now on this story hears what is logged. There is one in a process: the first.
-pub fn hear(story: &Arc<Story>) {
+/// Connects the log to this story. Only the first call has an effect.
+pub fn connect(story: &Arc<Story>) {
     STORY.get_or_init(|| story.clone());
 }
 
-/// Hears.
-pub struct Ear;
+/// A `tracing` layer that copies events to the story.
+pub struct StoryLayer;
 
-impl<S: Subscriber> Layer<S> for Ear {
+impl<S: Subscriber> Layer<S> for StoryLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let about = event.metadata();
         let Some(story) = STORY.get() else { return };
-        // What is for those who look for mistakes of ours is in the log alone.
-        if about.target() != KEPT && *about.level() <= Level::INFO {
+        // Debug and trace events are only in the log.
+        if about.target() != RECORDED && *about.level() <= Level::INFO {
             let mut words = Words::default();
             event.record(&mut words);
-            story.keep(*about.level(), &words.0);
+            story.record(*about.level(), &words.0);
         }
     }
 }
 
-/// The words of an event, its message first.
+/// The text of an event: its message, then its fields.
 #[derive(Default)]
 struct Words(String);
 
@@ -64,12 +64,12 @@ mod test {
     #[test]
     fn what_is_logged_is_kept_once() {
         let story = Story::new();
-        hear(&story);
-        let log = tracing_subscriber::registry().with(Ear);
+        connect(&story);
+        let log = tracing_subscriber::registry().with(StoryLayer);
         tracing::subscriber::with_default(log, || {
             tracing::warn!(size = 5, name = "x", "a disk");
             tracing::debug!("nothing for people");
-            story.tell("a step");
+            story.info("a step");
         });
         let said: Vec<_> = story.lines(0).0.into_iter().map(|it| (it.level, it.text)).collect();
         let is = [("WARN", "a disk size=5 name=x"), ("INFO", "a step")];

@@ -1,4 +1,4 @@
-//! Where browsers find the web port, in words for the log.
+//! The address of the web port, as the log shows it.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::settings::translate::Display;
 use crate::settings::value::Value as _;
 use crate::settings::{Picture, Settings};
 
-/// The address of the web port: what browsers call it, or else the pod's own.
+/// The address of the web port: WEB_ORIGIN, or else the pod's own address.
 pub fn address(settings: &Settings) -> String {
     let pod = lan::Pod::read();
     let own = pod.v4.map(IpAddr::from).or(pod.v6.map(IpAddr::from));
@@ -30,7 +30,8 @@ fn address_at(screen: &Picture, own: Option<IpAddr>) -> String {
     format!("http://{host}{port}/")
 }
 
-/// Where the screen is, and who may see it; nothing if browsers are not served.
+/// The line of the log with the address of the screen and the way to log in; `None` if browsers are
+/// not served.
 pub fn line(said: &Said, guard: &Guard) -> Option<String> {
     let settings = &said.settings;
     settings.screen.web.then(|| line_at(said, guard, &address(settings)))
@@ -45,18 +46,18 @@ fn line_at(said: &Said, guard: &Guard, address: &str) -> String {
         None => format!(", or port {port} of the host where it is published"),
     };
     let who = match guard {
-        Guard::Open => "open to all who reach it".to_owned(),
-        Guard::Asks { user, .. } => format!("name {user}; password: {}", password(said)),
+        Guard::Open => "no password".to_owned(),
+        Guard::Password { user, .. } => format!("name {user}; password: {}", password(said)),
     };
     format!("{what}: {address}{published} ({who})")
 }
 
-/// Where the password of the screen is found, and never the password.
+/// Where to find the screen's password. The password itself is never shown.
 fn password(said: &Said) -> String {
     let given = ["PASS", "PASSWORD"].into_iter().find(|name| said.names.contains(name));
     match given {
-        Some(name) if said.files.contains(name) => format!("that in {name}_FILE"),
-        Some(name) => format!("that of {name}"),
+        Some(name) if said.files.contains(name) => format!("set in {name}_FILE"),
+        Some(name) => format!("set in {name}"),
         None => "`transom password` in the container prints it".to_owned(),
     }
 }
@@ -85,7 +86,7 @@ mod test {
     #[test]
     fn who_looks_for_the_screen_is_told_how_to_log_in() {
         let (user, password) = ("Docker".into(), "/run/password".into());
-        let asks = Guard::Asks { user, password, vnc: None };
+        let asks = Guard::Password { user, password, vnc: None };
         let of = |words: &[(&str, &str)], guard: &Guard| line_at(&said(words), guard, "http://x/");
         assert_eq!(
             of(&[], &asks),
@@ -93,10 +94,10 @@ mod test {
              password: `transom password` in the container prints it)"
         );
         let hush = [("PASSWORD", "hush")];
-        assert!(of(&hush, &asks).ends_with("(name Docker; password: that of PASSWORD)"));
+        assert!(of(&hush, &asks).ends_with("(name Docker; password: set in PASSWORD)"));
         let named = [("WEB_ORIGIN", "https://vm.example.org"), ("PASS", "hush")];
-        assert_eq!(of(&named, &Guard::Open), "The screen: http://x/ (open to all who reach it)");
-        assert!(of(&named, &asks).ends_with("that of PASS)"));
+        assert_eq!(of(&named, &Guard::Open), "The screen: http://x/ (no password)");
+        assert!(of(&named, &asks).ends_with("set in PASS)"));
         assert!(of(&[("DISPLAY", "none")], &asks).starts_with("The status page: "));
     }
 }

@@ -1,4 +1,4 @@
-//! What programs may do: a few calls in JSON, behind the gate.
+//! The API for programs: a few calls with JSON, behind the gate.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,34 +16,34 @@ use serde_json::{Value, json};
 use vmm::control::{Client, Command, FileId, Force};
 
 use super::Front;
-use super::lent::{Kind, Lent};
+use super::lent::{Image, Kind};
 use crate::pod::{asked, stop};
 
-/// Bytes of a text that is typed at once: with escapes it is a line of the control socket.
-const LONGEST_TEXT: usize = 8 << 10;
-/// The description of all calls, for programs that make clients of it.
+/// Maximum bytes of a text in one call: with escapes it must fit into a line of the control socket.
+const MAX_TEXT: usize = 8 << 10;
+/// The OpenAPI description of all calls.
 const DOCUMENT: &str = include_str!("../../web/openapi.json");
 
 type Shared = State<Arc<Front>>;
 
-/// The description.
+/// `/api/openapi.json`.
 pub(super) async fn document() -> Response {
     ([(CONTENT_TYPE, "application/json")], DOCUMENT).into_response()
 }
 
-/// How the pod is, and how its machine is.
+/// `GET state`: the state of the pod and of its machine.
 pub(super) async fn state(State(front): Shared) -> Response {
     Json(front.state().await).into_response()
 }
 
-/// What the screen shows, as a PNG file.
+/// `GET screenshot`: the screen as a PNG file.
 pub(super) async fn screenshot(State(front): Shared) -> Response {
     let control = front.room.control();
-    // A picture is large: one at a time.
+    // Pictures are large, so only one is taken at a time.
     let picture = front.picture.clone().lock_owned().await;
     let taken = tokio::task::spawn_blocking(move || {
         let _picture = picture;
-        Client::connect_within(&control, asked::SOON)?.png()
+        Client::connect_within(&control, asked::QUICK)?.png()
     })
     .await;
     match taken.map_err(anyhow::Error::from).flatten() {
@@ -52,10 +52,10 @@ pub(super) async fn screenshot(State(front): Shared) -> Response {
     }
 }
 
-/// What a program says in JSON. What is wrong with it is answered in JSON, too.
-pub(super) struct Said<T>(T);
+/// The JSON body of a request. Errors are answered in JSON, too.
+pub(super) struct JsonBody<T>(T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Said<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Response;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
@@ -74,24 +74,24 @@ pub(super) struct Power {
     action: Button,
 }
 
-/// Power.
-pub(super) async fn power(State(front): Shared, Said(power): Said<Power>) -> Response {
+/// `POST power`: presses a button of the machine.
+pub(super) async fn power(State(front): Shared, JsonBody(power): JsonBody<Power>) -> Response {
     let asked = front.order(power.action).await;
     asked.map_or_else(|error| refusal(&error), |it| Json(it).into_response())
 }
 
-/// A text for the keyboard.
+/// A text to be typed on the guest's keyboard.
 #[derive(Deserialize)]
 pub(super) struct Text {
     text: String,
-    /// Characters that the guest's keyboard lacks are left out; else nothing is typed.
+    /// Leave out characters that the keyboard lacks. Otherwise nothing is typed.
     #[serde(default)]
     skip: bool,
 }
 
-/// Types a text, if the guest's keyboard has all of its characters.
-pub(super) async fn type_text(State(front): Shared, Said(wish): Said<Text>) -> Response {
-    let (text, lacks) = match typable(&front.keyboard, wish) {
+/// `POST type`: types a text.
+pub(super) async fn type_text(State(front): Shared, JsonBody(request): JsonBody<Text>) -> Response {
+    let (text, lacks) = match typable(&front.keyboard, request) {
         Ok(both) => both,
         Err((status, answer)) => return (status, Json(answer)).into_response(),
     };
@@ -102,12 +102,13 @@ pub(super) async fn type_text(State(front): Shared, Said(wish): Said<Text>) -> R
     }
 }
 
-/// What of a text this keyboard can type, and the characters that it lacks; or the refusal.
-fn typable(keyboard: &Layout, wish: Text) -> Result<(String, Vec<char>), (StatusCode, Value)> {
-    let Text { mut text, skip } = wish;
-    if text.len() > LONGEST_TEXT {
+/// The part of a text that this keyboard can type, and the characters that it lacks; or the
+/// refusal.
+fn typable(keyboard: &Layout, request: Text) -> Result<(String, Vec<char>), (StatusCode, Value)> {
+    let Text { mut text, skip } = request;
+    if text.len() > MAX_TEXT {
         let length = text.len();
-        let error = format!("a text of {length} bytes is too long: at most {LONGEST_TEXT} at once");
+        let error = format!("a text of {length} bytes is too long: at most {MAX_TEXT} at once");
         return Err((StatusCode::PAYLOAD_TOO_LARGE, json!({ "error": error })));
     }
     let lacks = text::missing(keyboard, &text);
@@ -125,45 +126,46 @@ fn typable(keyboard: &Layout, wish: Text) -> Result<(String, Vec<char>), (Status
     Ok((text, lacks))
 }
 
-/// What is to become of a drive.
+/// The drive whose medium changes.
 #[derive(Deserialize)]
 pub(super) struct Media {
     drive: String,
-    /// The medium that is put in; without one, what is in is taken out.
+    /// The image to insert. Without it, the drive is ejected.
     path: Option<PathBuf>,
     #[serde(default)]
     force: bool,
 }
 
-/// Media.
-pub(super) async fn media(State(front): Shared, Said(media): Said<Media>) -> Response {
+/// `POST media`: inserts or ejects a medium.
+pub(super) async fn media(State(front): Shared, JsonBody(media): JsonBody<Media>) -> Response {
     let Some(path) = media.path else {
         let force = media.force.then_some(Force::Force);
         return ask(&front, Command::Eject { name: media.drive, force }).await;
     };
-    lend(&front, &path, |lent, only| Command::Insert {
+    with_image(&front, &path, |image, only| Command::Insert {
         name: media.drive,
-        path: lent.path.clone(),
+        path: image.path.clone(),
         only: Some(only),
     })
     .await
 }
 
-/// Sends the machine a command about a file, if that may be attached to it.
-async fn lend(
+/// Sends the machine a command with a file, if the file can be attached.
+async fn with_image(
     front: &Front,
     path: &Path,
-    command: impl FnOnce(&Lent, FileId) -> Command,
+    command: impl FnOnce(&Image, FileId) -> Command,
 ) -> Response {
-    // The file stays open until the machine has answered: no other file gets its number until then.
-    let lent = front.lender.lend(path).and_then(|lent| Ok((lent.id()?, lent)));
-    match lent {
-        Ok((only, lent)) => ask(front, command(&lent, only)).await,
+    // The file stays open until the machine has answered, so that no other file can get its inode
+    // number.
+    let image = front.images.open(path).and_then(|image| Ok((image.id()?, image)));
+    match image {
+        Ok((only, image)) => ask(front, command(&image, only)).await,
         Err(error) => refusal(&error),
     }
 }
 
-/// A stick or a CD-ROM drive that is plugged in, or something that is pulled out.
+/// A USB drive to attach, or a device to detach.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Usb {
@@ -178,16 +180,16 @@ pub(super) enum Usb {
     },
 }
 
-/// USB.
-pub(super) async fn usb(State(front): Shared, Said(usb): Said<Usb>) -> Response {
+/// `POST usb`: attaches a drive or detaches a device.
+pub(super) async fn usb(State(front): Shared, JsonBody(usb): JsonBody<Usb>) -> Response {
     let (path, cdrom, readonly) = match usb {
         Usb::Attach { path, cdrom, readonly } => (path, cdrom, readonly),
         Usb::Detach { name } => return ask(&front, Command::Detach { name }).await,
     };
-    lend(&front, &path, |lent, only| {
-        let cd = lent.kind == Kind::Cd;
+    with_image(&front, &path, |image, only| {
+        let cd = image.kind == Kind::Cd;
         let (cdrom, readonly) = (cdrom.unwrap_or(cd), readonly || cd);
-        let path = keyvalue::escaped(&lent.path.display().to_string());
+        let path = keyvalue::escaped(&image.path.display().to_string());
         let device = format!("usb-storage,path={path},readonly={readonly},cdrom={cdrom}");
         Command::Attach { device, only: Some(only) }
     })
@@ -195,7 +197,7 @@ pub(super) async fn usb(State(front): Shared, Said(usb): Said<Usb>) -> Response 
 }
 
 impl Front {
-    /// Has the machine do this; its guest is asked by all ways that it may hear.
+    /// Carries out a button. Shutdown uses the power button and the guest's agent.
     pub(super) async fn order(&self, button: Button) -> anyhow::Result<Value> {
         match button {
             Button::Shutdown => stop::ask(&self.control(), &self.agent).await,
@@ -236,7 +238,7 @@ mod test {
         let (text, lacks) = of("us", "Grüße, €\n", true).unwrap();
         assert_eq!((&*text, &lacks[..]), ("Gre, \n", &['ü', 'ß', '€'][..]));
         assert_eq!(of("de", "Grüße, €\n", false), Ok(("Grüße, €\n".into(), Vec::new())));
-        assert_eq!(of("us", &"a".repeat(LONGEST_TEXT + 1), true).unwrap_err().0, 413);
+        assert_eq!(of("us", &"a".repeat(MAX_TEXT + 1), true).unwrap_err().0, 413);
     }
 
     #[tokio::test]
@@ -247,7 +249,7 @@ mod test {
             ("text/plain", r#"{"action":"off"}"#, 415),
         ] {
             let request = Request::post("/").header(CONTENT_TYPE, kind).body(body.into()).unwrap();
-            let refused = Said::<Power>::from_request(request, &()).await.err().unwrap();
+            let refused = JsonBody::<Power>::from_request(request, &()).await.err().unwrap();
             assert_eq!(refused.status().as_u16(), status);
             assert_eq!(refused.headers()[CONTENT_TYPE], "application/json");
             let said = axum::body::to_bytes(refused.into_body(), 4096).await.unwrap();
@@ -261,7 +263,7 @@ mod test {
         let document: Value = serde_json::from_str(DOCUMENT).unwrap();
         for call in ["state", "screenshot", "power", "type", "media", "usb"] {
             let call = &document["paths"][format!("/api/v1/{call}")];
-            // What the gate answers, and what a call that takes something does.
+            // Statuses of the gate, and of calls with a body.
             let (method, more) = match &call["post"] {
                 Value::Null => ("get", &[][..]),
                 _ => ("post", &[400, 408, 413, 415, 422][..]),

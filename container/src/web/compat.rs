@@ -1,11 +1,11 @@
-//! What the reference image serves at its web port besides the viewer, for tools that know it.
+//! Pages that the reference image serves besides the viewer, for tools written for it.
 //!
-//! `/status` is a WebSocket that tells lines, each a message of text: `s: HTML` is what is done
-//! now, `c: vnc` that there is a screen to connect to, and `e: HTML` what went wrong, which is the
-//! last. Like `/msg.html` it tells everybody.
+//! `/status` is a WebSocket with a message of text for each change: `s: HTML` is the current step,
+//! `c: vnc` means that the screen can be connected, and `e: HTML` is the error, which ends it. Like
+//! `/msg.html` it needs no login.
 //!
-//! `/audio` would be a WebSocket with sound. There is no sound card, so that it is refused, as the
-//! reference image does without `AUDIO=Y`: a viewer that asks for it stays silent.
+//! `/audio` would be a WebSocket with sound. The machine has no sound card, so it is refused, as by
+//! the reference image without `AUDIO=Y`. A viewer that asks for it stays silent.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ use crate::story::{Phase, Scene};
 
 type Shared = State<Arc<Front>>;
 
-/// The present message, for tools that ask again and again. They take its absence for the sign
-/// that there is a screen.
+/// The current message, for tools that poll it. They take a missing page as the sign that there is
+/// a screen.
 pub(super) async fn message(State(front): Shared) -> Response {
     let scene = front.story.scene().borrow().clone();
     if shows(&scene) {
@@ -33,12 +33,12 @@ pub(super) async fn message(State(front): Shared) -> Response {
     ([(CONTENT_TYPE, "text/html; charset=utf-8")], text).into_response()
 }
 
-/// Whether there is a screen.
+/// Whether the screen can be connected.
 fn shows(scene: &Scene) -> bool {
     matches!(scene.phase, Phase::Booting | Phase::Running) && scene.failed.is_none()
 }
 
-/// What is done now, with how much of it.
+/// The current step as HTML, with its progress.
 fn text(scene: &Scene) -> String {
     let doing = escaped(scene.failed.as_ref().unwrap_or(&scene.doing));
     match scene.thousandths {
@@ -47,7 +47,7 @@ fn text(scene: &Scene) -> String {
     }
 }
 
-/// Messages as they come, the present one first.
+/// Streams messages, the current one first.
 pub(super) async fn status(
     State(front): Shared,
     Extension(door): Extension<Door>,
@@ -55,14 +55,14 @@ pub(super) async fn status(
 ) -> Response {
     let Some(place) = front.listeners.enter(door) else { return full() };
     talk::open(request, |mut talk| async move {
-        tell(&front, &mut talk).await;
+        send_changes(&front, &mut talk).await;
         talk.close().await;
         drop(place);
     })
 }
 
-/// Tells until there is no more to tell, or nobody to hear it.
-async fn tell(front: &Front, talk: &mut Talk) {
+/// Sends messages until the pod fails or the client leaves.
+async fn send_changes(front: &Front, talk: &mut Talk) {
     let mut scenes = front.story.scene();
     loop {
         let scene = scenes.borrow_and_update().clone();
@@ -70,7 +70,7 @@ async fn tell(front: &Front, talk: &mut Talk) {
         if talk.say(&line).await.is_err() || scene.failed.is_some() {
             return;
         }
-        // Most of what changes is nothing that is told here.
+        // Most changes of the scene do not change the message.
         let other = |scene: &Scene| self::line(scene, front.seen) != line;
         tokio::select! {
             changed = scenes.wait_for(other) => if changed.is_err() { return },
@@ -87,7 +87,7 @@ fn line(scene: &Scene, seen: bool) -> String {
     }
 }
 
-/// There is no sound.
+/// Refused: there is no sound.
 pub(super) async fn audio() -> Response {
     (StatusCode::NOT_FOUND, "The machine has no sound card.\n").into_response()
 }

@@ -1,10 +1,10 @@
-//! Files that the API attaches to the machine: ISO and disk images on the volume.
+//! Opens files that the API attaches to the machine: ISO and disk images on the volume.
 //!
-//! Threats: callers choose the path, on an open pod anybody does, and the volume has the pod's own
-//! files, too: passwords, the memory of firmware and TPM, disks. A file that is attached has the
-//! name and the first bytes of an image, lies in the folder itself (no link is followed), and is
-//! none of the pod's own under another name. The pod holds it open until the machine has opened it,
-//! and the machine checks that it opened the same file.
+//! Threats: callers choose the path, on an open pod everybody does, and the volume also has the
+//! pod's own files: passwords, the memory of firmware and TPM, disks. An attached file must have
+//! the name and the first bytes of an image, must lie in the folder itself (no link is followed),
+//! and must not be one of the pod's own files under another name. The pod keeps it open until the
+//! machine has opened it, and the machine checks that it opened the same file.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
@@ -20,67 +20,67 @@ use vmm::control::FileId;
 use crate::disks;
 use crate::settings::Settings;
 
-/// Where volume descriptors are: ECMA-119 6.2.1, ECMA-167 part 2 8.3.1.
+/// Offset of volume descriptors: ECMA-119 6.2.1, ECMA-167 part 2 8.3.1.
 const DESCRIPTORS: u64 = 16 * 2048;
 /// Standard identifiers of an ISO 9660 and of a UDF file system.
 const CD: [&[u8]; 2] = [b"CD001", b"BEA01"];
-/// `QFI\xfb`
+/// Magic number of qcow2.
 const QCOW2: &[u8] = b"QFI\xfb";
-/// The header of a qcow2 image: where the name of its backing file is, and which features it needs.
+/// Offsets in the header of a qcow2 image: name of the backing file, and incompatible features.
 const BACKING: usize = 8;
 const FEATURES: usize = 72;
-/// The feature that its data is in another file.
+/// Incompatible feature: the data is in another file.
 const EXTERNAL: u64 = 1 << 2;
 const HEADER: usize = 80;
 
 /// The kind of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// An ISO image, which is only ever read.
+    /// An ISO image, which is always read-only.
     Cd,
     /// A disk image.
     Disk,
 }
 
 /// A file that may be attached, held open.
-pub(super) struct Lent {
+pub(super) struct Image {
     pub(super) path: PathBuf,
     pub(super) kind: Kind,
     file: File,
 }
 
-impl Lent {
-    /// Which file this is, whatever gets its name.
+impl Image {
+    /// Identifies the file even if its name is reused.
     ///
     /// # Errors
     ///
-    /// When the volume does not tell.
+    /// When the file system reports an error.
     pub(super) fn id(&self) -> anyhow::Result<FileId> {
         Ok(FileId::of(&self.file.metadata()?))
     }
 }
 
-/// Decides which files may be attached.
-pub(super) struct Lender {
+/// Opens attachable files, and refuses all others.
+pub(super) struct Images {
     volume: PathBuf,
-    /// The pod's disks.
+    /// The pod's disks, which are never attached.
     disks: Vec<PathBuf>,
 }
 
-impl Lender {
-    /// From the volume of these settings.
+impl Images {
+    /// Images on the volume of these settings.
     pub(super) fn new(settings: &Settings) -> Self {
-        let disks = (0..disks::MOST).flat_map(|it| disks::own(it, settings, Path::new("/")));
+        let disks = (0..disks::MAX_DISKS).flat_map(|it| disks::own(it, settings, Path::new("/")));
         let disks = disks.map(|disk| disk.path).collect();
         Self { volume: settings.storage.folder.clone(), disks }
     }
 
-    /// Opens a file that may be attached.
+    /// Opens an image.
     ///
     /// # Errors
     ///
-    /// One sentence: why it may not.
-    pub(super) fn lend(&self, path: &Path) -> anyhow::Result<Lent> {
+    /// One sentence: why it cannot be attached.
+    pub(super) fn open(&self, path: &Path) -> anyhow::Result<Image> {
         let named = || path.display().to_string();
         let kind = kind_of(path).with_context(|| {
             format!("{}: only files named .iso, .img, .raw or .qcow2 can be attached", named())
@@ -93,17 +93,17 @@ impl Lender {
         })?;
         let file = open_within(&self.volume, inner).with_context(named)?;
         let found = file.metadata().with_context(named)?;
-        ensure!(found.is_file(), "{}: it is no file", named());
+        ensure!(found.is_file(), "{}: it is not a regular file", named());
         ensure!(
             !self.is_own(&found),
             "{}: it is a file of the pod's own, which is never attached",
             named()
         );
         check(kind, path, &file).with_context(named)?;
-        Ok(Lent { path: self.volume.join(inner), kind: kind.0, file })
+        Ok(Image { path: self.volume.join(inner), kind: kind.0, file })
     }
 
-    /// Whether it is a file of the pod's own, by whatever name.
+    /// Whether it is one of the pod's own files, under any name.
     fn is_own(&self, found: &Metadata) -> bool {
         let id = FileId::of(found);
         let is = |path: &Path| fs::metadata(path).is_ok_and(|own| FileId::of(&own) == id);
@@ -113,8 +113,8 @@ impl Lender {
     }
 }
 
-/// The kind that a file's name says, and whether it is qcow2; none if no such file may be attached.
-/// Hidden files are incomplete, or somebody's own.
+/// The kind that a file's name means, and whether it is qcow2; `None` if such a file cannot be
+/// attached. Hidden files are excluded: they are incomplete or private.
 fn kind_of(path: &Path) -> Option<(Kind, bool)> {
     let hidden = path.file_name().is_none_or(|name| name.as_bytes().starts_with(b"."));
     let end = path.extension().and_then(OsStr::to_str).filter(|_| !hidden)?.to_ascii_lowercase();
@@ -126,35 +126,35 @@ fn kind_of(path: &Path) -> Option<(Kind, bool)> {
     }
 }
 
-/// Opens a file below a folder. No link is followed on the way, and nothing is waited for.
+/// Opens a file below a folder. Follows no link, and never blocks.
 fn open_within(folder: &Path, path: &Path) -> anyhow::Result<File> {
     let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut folder = openat(CWD, folder, way, Mode::empty())?;
     let mut parts = path.components().peekable();
     while let Some(part) = parts.next() {
-        let Component::Normal(name) = part else { bail!("`..` is no part of such a path") };
+        let Component::Normal(name) = part else { bail!("`..` is not allowed in the path") };
         let last = parts.peek().is_none();
         let file = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let flags = if last { file } else { way } | OFlags::NOFOLLOW;
         folder = match openat(&folder, name, flags, Mode::empty()) {
-            // A link in the way is no folder, either.
-            Err(Errno::LOOP) => bail!("it is a link, which is not followed"),
+            // `O_DIRECTORY | O_NOFOLLOW` on a link in the middle fails with `ENOTDIR` instead.
+            Err(Errno::LOOP) => bail!("it is a symbolic link, which is not followed"),
             opened => opened?,
         };
         if last {
             return Ok(folder.into());
         }
     }
-    bail!("it is no file")
+    bail!("it is not a regular file")
 }
 
-/// Whether a file begins as its name says.
+/// Checks that a file begins as its name promises.
 fn check((kind, qcow2): (Kind, bool), path: &Path, file: &File) -> anyhow::Result<()> {
     if kind == Kind::Cd {
         let mut start = [0; 6];
         file.read_exact_at(&mut start, DESCRIPTORS).ok();
         let known = CD.iter().any(|it| start[1..].starts_with(it));
-        ensure!(known, "it is no ISO image: neither ISO 9660 nor UDF: download it again");
+        ensure!(known, "it is not an ISO image (neither ISO 9660 nor UDF): download it again");
         return Ok(());
     }
     let mut start = [0; HEADER];
@@ -169,12 +169,12 @@ fn check((kind, qcow2): (Kind, bool), path: &Path, file: &File) -> anyhow::Resul
             let alone = whole && number(BACKING) == 0 && number(FEATURES) & EXTERNAL == 0;
             ensure!(
                 alone,
-                "another file is behind this image: make it whole with qemu-img convert -O qcow2"
+                "it needs another file: make it self-contained with qemu-img convert -O qcow2"
             );
             Ok(())
         }
-        (true, false) => bail!("it is no qcow2 image"),
-        (false, true) => bail!("it is a qcow2 image: call it {}.qcow2", path.display()),
+        (true, false) => bail!("it is not a qcow2 image"),
+        (false, true) => bail!("it is a qcow2 image: rename it to {}.qcow2", path.display()),
     }
 }
 
@@ -184,8 +184,8 @@ mod test {
 
     use super::*;
 
-    /// A volume with these files, and what may be attached of it.
-    fn volume(files: &[(&str, &[u8])]) -> (tempfile::TempDir, Lender) {
+    /// A volume with these files, and the images on it.
+    fn volume(files: &[(&str, &[u8])]) -> (tempfile::TempDir, Images) {
         let folder = tempfile::tempdir().unwrap();
         let mut settings = Settings::unsaid();
         settings.storage.folder = folder.path().to_owned();
@@ -193,7 +193,7 @@ mod test {
         for (name, bytes) in files {
             fs::write(folder.path().join(name), bytes).unwrap();
         }
-        (folder, Lender::new(&settings))
+        (folder, Images::new(&settings))
     }
 
     fn iso() -> Vec<u8> {
@@ -217,21 +217,21 @@ mod test {
             ("stick.img", b"anything"),
             ("disk.qcow2", &qcow2),
         ];
-        let (folder, lender) = volume(&files);
+        let (folder, images) = volume(&files);
         let kinds = [Kind::Cd, Kind::Cd, Kind::Disk, Kind::Disk];
         for ((name, _), kind) in files.iter().zip(kinds) {
             let whole = folder.path().join(name);
             for path in [&whole, Path::new(name)] {
-                let lent = lender.lend(path).unwrap();
-                assert_eq!((&lent.path, lent.kind), (&whole, kind));
-                assert_eq!(lent.id().unwrap(), FileId::of(&fs::metadata(&whole).unwrap()));
+                let image = images.open(path).unwrap();
+                assert_eq!((&image.path, image.kind), (&whole, kind));
+                assert_eq!(image.id().unwrap(), FileId::of(&fs::metadata(&whole).unwrap()));
             }
         }
     }
 
-    /// What the sentence says of a file that is refused.
-    fn refused(lender: &Lender, path: &Path, why: &str) {
-        let error = format!("{:#}", lender.lend(path).map(|it| it.kind).unwrap_err());
+    /// Checks the reason for which a file is refused.
+    fn refused(images: &Images, path: &Path, why: &str) {
+        let error = format!("{:#}", images.open(path).map(|it| it.kind).unwrap_err());
         assert!(error.contains(why) && !error.contains('\n'), "{path:?}: {error}");
     }
 
@@ -239,7 +239,7 @@ mod test {
     fn files_of_the_pod_and_outside_of_the_volume_are_refused() {
         let far = tempfile::tempdir().unwrap();
         fs::write(far.path().join("far.iso"), iso()).unwrap();
-        let (folder, lender) = volume(&[
+        let (folder, images) = volume(&[
             ("good.iso", &iso()),
             (".half.img", b"half"),
             ("windows.tpm", b"nilmptws"),
@@ -271,7 +271,7 @@ mod test {
             (at("none.iso"), "No such file"),
             (PathBuf::new(), "only files named"),
         ] {
-            refused(&lender, &path, why);
+            refused(&images, &path, why);
         }
     }
 
@@ -279,19 +279,19 @@ mod test {
     fn files_that_are_not_what_their_names_say_are_refused() {
         let mut backed = qcow2();
         backed[15] = 0x70;
-        let (_folder, lender) = volume(&[
+        let (_folder, images) = volume(&[
             ("backed.qcow2", &backed),
             ("wrong.iso", b"<html>"),
             ("short.qcow2", b"QFI"),
             ("hidden.raw", &qcow2()),
         ]);
         for (name, why) in [
-            ("backed.qcow2", "another file is behind"),
-            ("short.qcow2", "no qcow2 image"),
-            ("wrong.iso", "no ISO image"),
+            ("backed.qcow2", "it needs another file"),
+            ("short.qcow2", "not a qcow2 image"),
+            ("wrong.iso", "not an ISO image"),
             ("hidden.raw", "it is a qcow2 image"),
         ] {
-            refused(&lender, Path::new(name), why);
+            refused(&images, Path::new(name), why);
         }
     }
 }

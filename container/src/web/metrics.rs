@@ -1,4 +1,4 @@
-//! Figures in the text format of Prometheus.
+//! Metrics in the text format of Prometheus.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ const PHASES: [(Phase, &str); 4] = [
     (Phase::Stopping, "stopping"),
 ];
 
-/// All figures.
+/// `/metrics`: all metrics.
 pub(super) async fn metrics(State(front): State<Arc<Front>>) -> Response {
-    // A machine that is not there, or does not answer, has none.
+    // Without an answer of the machine, its metrics are left out.
     let machine = front.machine.get().await;
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     ([(CONTENT_TYPE, kind)], text(&front, machine.as_ref())).into_response()
@@ -66,11 +66,11 @@ fn text(front: &Front, machine: Option<&Value>) -> String {
     text.0
 }
 
-/// The text, family by family.
+/// Builds the text, family by family.
 #[derive(Default)]
 struct Text(String);
 
-/// Names of labels and their values.
+/// Pairs of label name and value.
 type Labels<'a> = &'a [(&'a str, &'a str)];
 
 impl Text {
@@ -94,7 +94,7 @@ impl Text {
     }
 }
 
-/// A value between quotes.
+/// Escapes a label value.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,4 +1,4 @@
-//! The page that is shown while there is no screen to see, and what it is fed with.
+//! The status page, which is shown while there is no screen, and the events it shows.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,34 +21,34 @@ use crate::settings::list;
 use crate::settings::variable::Variable;
 use crate::story::Scene;
 
-/// The files of the page.
+/// Files of the page: name, type, contents.
 const FILES: [(&str, &str, &str); 2] = [
     ("status.css", "text/css; charset=utf-8", include_str!("../../web/status.css")),
     ("status.js", "text/javascript; charset=utf-8", include_str!("../../web/status.js")),
 ];
 const PAGE: &str = include_str!("../../web/status.html");
-/// Proxies close what is silent, mostly after a minute.
-const BEAT: Duration = Duration::from_secs(20);
+/// Interval of empty events: proxies close silent connections, most after a minute.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 type Shared = State<Arc<Front>>;
 
-/// The page of a pod of this name, which leaves for the viewer if there will be a screen.
+/// The status page of a pod of this name. It reloads for the viewer if there will be a screen.
 pub(super) fn page(name: &str, screen: bool) -> Response {
     let text = PAGE.replace("{SCREEN}", if screen { "yes" } else { "no" });
     let variables: Vec<_> = list::all().flat_map(Variable::names).collect();
     let text = text.replace("{VARIABLES}", &variables.join(" "));
-    // What somebody chose comes last: no mark in it is one.
+    // The name is replaced last: its text may contain the other marks.
     let text = text.replace("{NAME}", &escaped(name));
     let head = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, "no-store")];
     (head, text).into_response()
 }
 
-/// A text within a page.
+/// Escapes a text for HTML.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// A file of the page.
+/// Serves a file of the page.
 pub(super) async fn file(Path(name): Path<String>) -> Response {
     match FILES.iter().find(|(it, ..)| *it == name) {
         Some((_, kind, text)) => {
@@ -58,14 +58,14 @@ pub(super) async fn file(Path(name): Path<String>) -> Response {
     }
 }
 
-/// Scenes as they come (`text/event-stream`), the present one first.
+/// Streams scenes (`text/event-stream`), the current one first.
 pub(super) async fn events(State(front): Shared, Extension(door): Extension<Door>) -> Response {
     let Some(place) = front.listeners.enter(door) else { return full() };
     let mut scenes = front.story.scene();
     scenes.mark_changed();
-    // Whoever leaves gives the place back with the stream.
+    // The place becomes free when the stream is dropped.
     let events = stream::unfold((scenes, place), |(mut scenes, place)| async move {
-        let text = match timeout(BEAT, scenes.changed()).await {
+        let text = match timeout(KEEP_ALIVE, scenes.changed()).await {
             Ok(Ok(())) => event(&scenes.borrow_and_update()),
             Ok(Err(_)) => return None,
             Err(_) => ":\n\n".to_owned(),
@@ -77,10 +77,10 @@ pub(super) async fn events(State(front): Shared, Extension(door): Extension<Door
     (head, Body::from_stream(events)).into_response()
 }
 
-/// The answer for one too many, who may come again.
+/// The answer when there are too many clients. They may try again.
 pub(super) fn full() -> Response {
     let again = [(RETRY_AFTER, "10")];
-    (StatusCode::SERVICE_UNAVAILABLE, again, "Too many listen already.\n").into_response()
+    (StatusCode::SERVICE_UNAVAILABLE, again, "Too many clients are connected.\n").into_response()
 }
 
 fn event(scene: &Scene) -> String {
@@ -88,14 +88,14 @@ fn event(scene: &Scene) -> String {
     format!("data: {text}\n\n")
 }
 
-/// Which lines of the log are wanted.
+/// The query of `/log`: return lines after this number.
 #[derive(Deserialize)]
 pub(super) struct After {
     #[serde(default)]
     after: u64,
 }
 
-/// Lines of the log: for those who may see the screen, which tells more.
+/// Lines of the log. They need a login, since they contain more than the status page.
 pub(super) async fn log(State(front): Shared, Query(After { after }): Query<After>) -> Response {
     let (lines, count) = front.story.lines(after);
     let lines: Vec<_> = lines.into_iter().map(|line| line.text).collect();

@@ -1,4 +1,4 @@
-//! Health, for orchestrators: whether we live, whether the guest has started, whether it serves.
+//! Health checks for orchestrators: live, started, ready.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -14,27 +14,27 @@ use tokio::time::timeout;
 
 use super::Front;
 use crate::agent::Agent;
-use crate::pod::network::Place;
+use crate::pod::network::GuestAddress;
 use crate::story::Phase;
 
-/// A remote desktop answers within.
-const SOON: Duration = Duration::from_secs(2);
+/// Timeout of a connection to the guest's remote desktop.
+const RDP_TIMEOUT: Duration = Duration::from_secs(2);
 const RDP: u16 = 3389;
 /// A connection request of ITU-T X.224 in a packet of RFC 1006, with the negotiation request of
 /// MS-RDPBCGR 2.2.1.1 that allows TLS and CredSSP.
 const REQUEST: [u8; 19] = [3, 0, 0, 19, 14, 0xe0, 0, 0, 0, 0, 0, 1, 0, 8, 0, 3, 0, 0, 0];
-/// A connection confirm is one of its kind.
+/// Code of a connection confirm, in the upper four bits.
 const CONFIRM: u8 = 0xd0;
 
 type Answer = (StatusCode, String);
 
-/// What it means that the guest serves.
+/// Decides whether the guest is ready for use.
 pub(super) struct Ready {
-    /// It needs no more than to run.
+    /// The guest is ready as soon as it runs.
     pub(super) runs: bool,
-    /// Where it is on the network, once that is known.
-    pub(super) guest: Arc<OnceLock<Place>>,
-    /// Its agent.
+    /// Address of the guest, once it is known.
+    pub(super) guest: Arc<OnceLock<GuestAddress>>,
+    /// The guest's agent. An answer of it means ready.
     pub(super) agent: Arc<Agent>,
 }
 
@@ -45,37 +45,37 @@ impl Ready {
         }
         let guest = match self.guest.get() {
             None => return Err("the guest has no network, and no agent in it answers".into()),
-            // More is not known.
-            Some(Place::Unseen) => return Ok(()),
+            // The guest cannot be reached from the pod, so there is nothing to check.
+            Some(GuestAddress::Unknown) => return Ok(()),
             Some(guest) => guest,
         };
-        match timeout(SOON, greet(guest, RDP)).await {
+        match timeout(RDP_TIMEOUT, speaks_rdp(guest, RDP)).await {
             Ok(Ok(true)) => Ok(()),
-            Ok(Ok(false)) => Err("port 3389 of the guest speaks something else than RDP".into()),
+            Ok(Ok(false)) => Err("port 3389 of the guest does not speak RDP".into()),
             Ok(Err(error)) => Err(format!("port 3389 of the guest: {error:#}")),
             Err(_) => Err("port 3389 of the guest does not answer".into()),
         }
     }
 }
 
-/// A connection to a port of the guest.
-async fn connect(guest: &Place, port: u16) -> anyhow::Result<TcpStream> {
+/// Connects to a port of the guest.
+async fn connect(guest: &GuestAddress, port: u16) -> anyhow::Result<TcpStream> {
     Ok(match guest {
-        Place::At(address) => TcpStream::connect((*address, port)).await?,
-        Place::Heard(heard, interface) => {
+        GuestAddress::Fixed(address) => TcpStream::connect((*address, port)).await?,
+        GuestAddress::Learned(heard, interface) => {
             let address = *heard.borrow();
-            let address = address.context("no address of it was heard yet")?;
-            // Whatever it says that it is, it is there and nowhere else.
+            let address = address.context("its address is not known yet")?;
+            // The guest chooses its address, so the connection is bound to its interface.
             let socket = TcpSocket::new_v4()?;
             socket.bind_device(Some(interface.as_bytes()))?;
             socket.connect(SocketAddr::new(address.into(), port)).await?
         }
-        Place::Unseen => anyhow::bail!("it is not seen from here"),
+        GuestAddress::Unknown => anyhow::bail!("the guest cannot be reached from the pod"),
     })
 }
 
-/// Whether a remote desktop answers there.
-async fn greet(guest: &Place, port: u16) -> anyhow::Result<bool> {
+/// Whether a remote desktop answers at this port.
+async fn speaks_rdp(guest: &GuestAddress, port: u16) -> anyhow::Result<bool> {
     let mut stream = connect(guest, port).await?;
     stream.write_all(&REQUEST).await?;
     let mut answer = [0; 6];
@@ -83,23 +83,23 @@ async fn greet(guest: &Place, port: u16) -> anyhow::Result<bool> {
     Ok(answer[0] == 3 && answer[5] & 0xf0 == CONFIRM)
 }
 
-/// What orchestrators ask for.
+/// The health checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
-    /// We live.
+    /// The pod responds.
     Live,
-    /// The guest has started.
+    /// The guest has been started.
     Started,
-    /// It serves those who come to use it.
+    /// The guest is ready for use.
     Ready,
 }
 
-/// The answer in words, and whether it is yes.
+/// Whether the check passes, and the text for the page.
 pub(super) async fn answer(front: &Front, health: Health) -> (bool, String) {
     let scene = front.story.scene().borrow().clone();
     let fine = match health {
-        // It ends by itself.
+        // The pod answers, so it lives.
         Health::Live => Ok(()),
         _ if scene.failed.is_some() => Err(scene.failed.unwrap_or_default()),
         Health::Started if matches!(scene.phase, Phase::Running | Phase::Stopping) => Ok(()),
@@ -117,17 +117,17 @@ async fn page(front: &Front, health: Health) -> Answer {
     (if fine { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
 }
 
-/// We live: whoever ends us because we do not answer is right. What goes wrong ends us anyway.
+/// `/healthz`: fails only if the pod does not answer. Other failures end the pod anyway.
 pub(super) async fn health(State(front): State<Arc<Front>>) -> Answer {
     page(&front, Health::Live).await
 }
 
-/// The guest has started.
+/// `/startupz`: the guest has been started.
 pub(super) async fn startup(State(front): State<Arc<Front>>) -> Answer {
     page(&front, Health::Started).await
 }
 
-/// The guest serves those who come to use it.
+/// `/readyz`: the guest is ready for use.
 pub(super) async fn readiness(State(front): State<Arc<Front>>) -> Answer {
     page(&front, Health::Ready).await
 }
@@ -159,12 +159,12 @@ mod test {
 
     #[tokio::test]
     async fn only_a_remote_desktop_is_one() {
-        // The answer of Windows' own service: a confirm that takes TLS.
+        // The answer of Windows' own service: a confirm that selects TLS.
         let rdp = [3, 0, 0, 19, 14, 0xd0, 0, 0, 0x12, 0x34, 0, 2, 0, 8, 0, 2, 0, 0, 0];
         for (says, is) in [(&rdp[..], true), (b"SSH-2.0-OpenSSH_9.2\r\n", false)] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let place = listener.local_addr().unwrap();
-            let (guest, port) = (Place::At(place.ip()), place.port());
+            let (guest, port) = (GuestAddress::Fixed(place.ip()), place.port());
             let says = says.to_vec();
             let served = tokio::spawn(async move {
                 let (mut stream, _) = listener.accept().await.unwrap();
@@ -173,7 +173,7 @@ mod test {
                 stream.write_all(&says).await.unwrap();
                 heard
             });
-            assert_eq!(greet(&guest, port).await.unwrap(), is);
+            assert_eq!(speaks_rdp(&guest, port).await.unwrap(), is);
             assert_eq!(served.await.unwrap(), REQUEST);
         }
     }

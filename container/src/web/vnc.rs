@@ -1,9 +1,9 @@
-//! VNC viewers. The pod asks for their password, as it does for browsers', so that guesses are
-//! counted together, and leads those who come in to the machine, whose process has no port.
+//! VNC viewers. The pod checks their password, as it does for browsers, so that wrong guesses are
+//! counted together. It relays accepted viewers to the machine, whose process has no port.
 //!
-//! VNC has no TLS here: whoever reads along sees the screen, and finds the password of eight
-//! letters. So viewers have a password of their own, and the pod listens only where that is asked
-//! for.
+//! VNC has no TLS here: an eavesdropper sees the screen, and can find the password of eight
+//! letters. So viewers have a password of their own, and the pod listens for them only if
+//! configured.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::pod::guard::Guard;
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
 
-/// Listens, if that is asked for.
+/// Listens for VNC viewers, if enabled.
 pub(super) fn open(
     settings: &Settings,
     guard: &Guard,
@@ -30,13 +30,11 @@ pub(super) fn open(
     };
     match guard {
         Guard::Open => config.auth = Auth::None,
-        Guard::Asks { vnc, .. } => config.password.clone_from(vnc),
+        Guard::Password { vnc, .. } => config.password.clone_from(vnc),
     }
     let listener = Listener::new(&config)
         .map_err(|error| Failure::new(Status::Failed, format!("{error:#}")))?;
-    tracing::warn!(
-        "VNC_PORT={port}: without TLS others can read along: reach it by networks that you trust"
-    );
+    tracing::warn!("VNC_PORT={port}: VNC is not encrypted: use it only in networks that you trust");
     let lobby = Arc::new(Lobby::new(front.doors.clone()));
     let front = front.clone();
     let serve = move |rules: Arc<Rules>, stream, who| {
@@ -45,12 +43,12 @@ pub(super) fn open(
     };
     Ok(Some(async {
         if let Err(error) = listener.run(serve).await.context("VNC") {
-            tracing::error!("nobody can come in: {error:#}");
+            tracing::error!("the VNC port serves no more clients: {error:#}");
         }
     }))
 }
 
-/// Shows the screen to one viewer who knows the password, until they leave.
+/// Relays an accepted viewer to the machine until one of them disconnects.
 async fn show(lobby: &Lobby, front: &Front, rules: &Rules, stream: Wire, who: Admission) {
     let Some(entrant) = lobby.admit(rules, stream, &who).await else { return };
     let shown = match UnixStream::connect(front.room.screen()).await {
@@ -58,7 +56,7 @@ async fn show(lobby: &Lobby, front: &Front, rules: &Rules, stream: Wire, who: Ad
         Err(error) => Err(error.into()),
     };
     if let Err(error) = shown {
-        // Whoever comes in may come as often as they like.
+        // Not a warning: clients choose how often this happens.
         tracing::debug!("vnc: {} sees nothing: {error:#}", who.peer);
     }
 }

@@ -1,20 +1,20 @@
-//! Agents that mean no good: nobody waits for them longer than for one that is not there.
+//! Malicious agents: requests to them must fail as fast as without an agent.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use container::agent::{Agent, Lack};
+use container::agent::{Agent, AgentError};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixListener;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::task::JoinHandle;
 
-use super::{PATIENCE, place};
+use super::{PATIENCE, temporary_socket};
 
 type Reader = BufReader<OwnedReadHalf>;
 
-/// The next question, without the byte that may stand before it.
+/// The next request, without the `0xff` that may precede it.
 async fn heard(reader: &mut Reader) -> Option<Value> {
     let mut line = Vec::new();
     let count = reader.read_until(b'\n', &mut line).await.ok()?;
@@ -22,7 +22,7 @@ async fn heard(reader: &mut Reader) -> Option<Value> {
     (count > 0).then(|| serde_json::from_slice(&line[start..]).expect("we ask in JSON"))
 }
 
-/// Answers the question that carries a number.
+/// Answers a sync request.
 async fn sync(reader: &mut Reader, writer: &mut OwnedWriteHalf) -> Option<()> {
     let question = heard(reader).await?;
     assert_eq!(question["execute"], "guest-sync-delimited");
@@ -30,7 +30,7 @@ async fn sync(reader: &mut Reader, writer: &mut OwnedWriteHalf) -> Option<()> {
     writer.write_all(&[&b"\xff"[..], answer.as_bytes()].concat()).await.ok()
 }
 
-/// An agent that does this with each connection.
+/// An agent that handles each connection with this function.
 fn serve<F>(socket: &Path, how: fn(Reader, OwnedWriteHalf) -> F) -> JoinHandle<()>
 where
     F: Future<Output = Option<()>> + Send + 'static,
@@ -38,27 +38,27 @@ where
     let listener = UnixListener::bind(socket).expect("a socket");
     tokio::spawn(async move {
         loop {
-            let (stream, _) = listener.accept().await.expect("somebody comes");
+            let (stream, _) = listener.accept().await.expect("a connection");
             let (read, write) = stream.into_split();
             how(BufReader::new(read), write).await;
         }
     })
 }
 
-/// Hears, and says nothing.
+/// Reads requests and never answers.
 async fn mute(mut reader: Reader, _writer: OwnedWriteHalf) -> Option<()> {
     while heard(&mut reader).await.is_some() {}
     None
 }
 
-/// Does not even hear.
+/// Does not even read.
 async fn deaf(reader: Reader, writer: OwnedWriteHalf) -> Option<()> {
     tokio::time::sleep(PATIENCE).await;
     drop((reader, writer));
     None
 }
 
-/// Answers with any number but ours, without end.
+/// Sends endless answers with wrong numbers.
 async fn guesses(_reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
     let mut number = 0_u64;
     loop {
@@ -68,7 +68,7 @@ async fn guesses(_reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
     }
 }
 
-/// Begins an answer that has no end.
+/// Sends an endless answer.
 async fn babbles(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
     sync(&mut reader, &mut writer).await?;
     heard(&mut reader).await?;
@@ -78,14 +78,14 @@ async fn babbles(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
     }
 }
 
-/// Leaves in the middle of an answer.
+/// Disconnects in the middle of an answer.
 async fn leaves(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
     sync(&mut reader, &mut writer).await?;
     heard(&mut reader).await?;
     writer.write_all(b"{\"return\": ").await.ok()
 }
 
-/// Says what is no answer.
+/// Sends invalid JSON.
 async fn raves(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
     sync(&mut reader, &mut writer).await?;
     heard(&mut reader).await?;
@@ -93,7 +93,7 @@ async fn raves(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
     writer.write_all(b"\n").await.ok()
 }
 
-/// Answers a letter at a time.
+/// Answers one byte at a time.
 async fn drips(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
     sync(&mut reader, &mut writer).await?;
     heard(&mut reader).await?;
@@ -107,15 +107,15 @@ async fn drips(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
 async fn nobody_waits_for_one_that_means_no_good() {
     macro_rules! each {
         ($($how:ident)+) => { tokio::join!($(async {
-            let (_folder, socket) = place();
+            let (_folder, socket) = temporary_socket();
             let served = serve(&socket, $how);
             let agent = Agent::new(socket);
             let start = Instant::now();
             let asked = agent.ask("guest-ping", Value::Null).await;
-            assert!(matches!(asked, Err(Lack::Absent(_))), "{}: {asked:?}", stringify!($how));
+            assert!(matches!(asked, Err(AgentError::Absent(_))), "{}: {asked:?}", stringify!($how));
             assert!(!agent.answers());
             assert!(start.elapsed() < PATIENCE / 2, "{}", stringify!($how));
-            // It does not count as one that shuts down, either.
+            // Disconnecting agents must not count as a successful shutdown, either.
             let down = tokio::time::timeout(PATIENCE / 2, agent.shut_down()).await;
             assert!(down.is_ok(), "{}", stringify!($how));
             served.abort();
@@ -124,11 +124,11 @@ async fn nobody_waits_for_one_that_means_no_good() {
     each!(mute deaf guesses babbles leaves raves drips);
 }
 
-/// Answers the first question only when there is a second one, as one does that was suspended.
+/// Answers the first request only after the second one, like a suspended agent.
 async fn late(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
     sync(&mut reader, &mut writer).await?;
     heard(&mut reader).await?;
-    // What it should have said then comes with what is asked now.
+    // The late answer to the first request comes with the second one.
     let question = heard(&mut reader).await?;
     writer.write_all(b"{\"return\": \"stale\"}\n").await.ok()?;
     let answer = format!("{}\n", json!({ "return": question["arguments"]["id"] }));
@@ -140,7 +140,7 @@ async fn late(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
 
 #[tokio::test]
 async fn an_answer_that_comes_late_is_not_taken_for_another() {
-    let (_folder, socket) = place();
+    let (_folder, socket) = temporary_socket();
     let _served = serve(&socket, late);
     let agent = Agent::new(socket);
     let given_up = agent.ask("guest-info", Value::Null);
@@ -148,7 +148,7 @@ async fn an_answer_that_comes_late_is_not_taken_for_another() {
     assert_eq!(agent.ask("guest-ping", Value::Null).await.unwrap(), "fresh");
 }
 
-/// Shuts down, and says nothing of it, as the protocol has it.
+/// Shuts down without an answer, as the protocol specifies.
 async fn obeys(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
     sync(&mut reader, &mut writer).await?;
     let question = heard(&mut reader).await?;
@@ -159,7 +159,7 @@ async fn obeys(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
 
 #[tokio::test]
 async fn one_that_shuts_down_need_not_say_so() {
-    let (_folder, socket) = place();
+    let (_folder, socket) = temporary_socket();
     let _served = serve(&socket, obeys);
     Agent::new(socket).shut_down().await.unwrap();
 }

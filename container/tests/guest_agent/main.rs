@@ -1,4 +1,4 @@
-//! The guest's agent: QEMU's own, on this host, and some that mean no good.
+//! The client of the guest's agent: tests with QEMU's agent on this host, and with malicious ones.
 //!
 //! It needs Debian's package `qemu-guest-agent`.
 #![forbid(unsafe_code)]
@@ -11,16 +11,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use container::agent::guest::{Ended, Outcome};
-use container::agent::{Agent, Lack};
+use container::agent::{Agent, AgentError};
 use container::story::Story;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
-/// A busy host is slow; one that hangs is found out after this.
+/// Busy hosts are slow. This timeout is for agents that hang.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// QEMU's agent, which listens on a socket as the machine does, and may not shut this host down.
+/// QEMU's agent. It listens on a socket, as the machine does, and cannot shut this host down.
 struct Qga {
     child: Child,
 }
@@ -32,7 +32,7 @@ impl Qga {
         let mut command = Command::new("qemu-ga");
         command.args(["-m", "unix-listen", "-b", "guest-shutdown,guest-suspend-disk", "-p"]);
         command.arg(socket).arg("-t").arg(folder).stderr(Stdio::null()).stdout(Stdio::null());
-        // As administrators' shells have it: the agent looks there for programs.
+        // The `PATH` of an administrator's shell, where the agent looks for programs.
         let child = command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").spawn();
         let child = child.expect("qemu-ga is there: apt-get install qemu-guest-agent");
         let start = Instant::now();
@@ -44,7 +44,7 @@ impl Qga {
     }
 }
 
-/// Whether a socket of this name is not only there, but takes connections.
+/// Whether a socket of this name exists and accepts connections.
 fn listens(socket: &Path) -> bool {
     let sockets = std::fs::read_to_string("/proc/net/unix").expect("Linux lists its sockets");
     let name = socket.to_str().expect("a path in words");
@@ -58,13 +58,13 @@ impl Drop for Qga {
     }
 }
 
-fn place() -> (TempDir, PathBuf) {
+fn temporary_socket() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("agent.sock");
     (folder, socket)
 }
 
-async fn start(agent: &Agent, words: &[&str]) -> Result<i64, Lack> {
+async fn start(agent: &Agent, words: &[&str]) -> Result<i64, AgentError> {
     let call = json!({ "path": words[0], "arg": words[1..], "capture-output": true });
     let started = agent.ask("guest-exec", call).await?;
     Ok(started["pid"].as_i64().expect("a number"))
@@ -88,7 +88,7 @@ async fn run(agent: &Agent, words: &[&str]) -> Ended {
 
 #[tokio::test]
 async fn programs_run_and_what_they_write_comes_whole() {
-    let (_folder, socket) = place();
+    let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let agent = Agent::new(socket);
     assert!(!agent.answers());
@@ -99,7 +99,7 @@ async fn programs_run_and_what_they_write_comes_whole() {
     assert_eq!(run(&agent, &["sh", "-c", "echo out; echo err >&2; exit 7"]).await, is);
     assert_eq!(run(&agent, &["sh", "-c", "kill -9 $$"]).await.status, 137);
     assert_eq!(run(&agent, &["true"]).await, Ended::default());
-    // Words arrive as they are, and so do bytes.
+    // Arguments and output arrive unchanged.
     let odd = "a b'\"\\ \n$HOME é";
     assert_eq!(run(&agent, &["printf", "%s", odd]).await.output, odd.as_bytes());
     let bytes = run(&agent, &["head", "-c", "7000001", "/dev/zero"]).await;
@@ -112,10 +112,10 @@ async fn programs_run_and_what_they_write_comes_whole() {
 
 #[tokio::test]
 async fn what_cannot_be_is_refused_in_the_agents_words() {
-    let (_folder, socket) = place();
+    let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let agent = Agent::new(socket);
-    let Err(Lack::Refused(why)) = start(&agent, &["/no/such/program"]).await else {
+    let Err(AgentError::Refused(why)) = start(&agent, &["/no/such/program"]).await else {
         panic!("there is no such program")
     };
     assert!(why.contains("No such file"), "{why}");
@@ -126,17 +126,17 @@ async fn what_cannot_be_is_refused_in_the_agents_words() {
         ("guest-shutdown", json!({ "mode": "powerdown" })),
     ] {
         let asked = agent.ask(command, arguments).await;
-        assert!(matches!(asked, Err(Lack::Refused(_))), "{command}: {asked:?}");
+        assert!(matches!(asked, Err(AgentError::Refused(_))), "{command}: {asked:?}");
     }
-    assert!(matches!(agent.outcome(1).await, Err(Lack::Refused(_))));
-    // It says at once that it will not.
-    assert!(matches!(agent.shut_down().await, Err(Lack::Refused(_))));
+    assert!(matches!(agent.outcome(1).await, Err(AgentError::Refused(_))));
+    // Its refusal arrives immediately.
+    assert!(matches!(agent.shut_down().await, Err(AgentError::Refused(_))));
     assert!(agent.answers());
 }
 
 #[tokio::test]
 async fn the_guest_is_known_by_its_name_and_addresses() {
-    let (_folder, socket) = place();
+    let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let guest = Agent::new(socket).guest().await;
     let release = std::fs::read_to_string("/etc/os-release").unwrap();
@@ -147,7 +147,7 @@ async fn the_guest_is_known_by_its_name_and_addresses() {
 
 #[tokio::test]
 async fn answers_are_for_those_who_asked() {
-    let (_folder, socket) = place();
+    let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let agent = Arc::new(Agent::new(socket));
     let asked: Vec<_> = (0..12)
@@ -160,7 +160,7 @@ async fn answers_are_for_those_who_asked() {
             })
         })
         .collect();
-    // Who gives up in the middle leaves nothing that others could take for theirs.
+    // A canceled request must not leave an answer that others take for theirs.
     for _ in 0..50 {
         let impatient = agent.ask("guest-get-osinfo", Value::Null);
         timeout(Duration::from_micros(500), impatient).await.ok();
@@ -172,12 +172,12 @@ async fn answers_are_for_those_who_asked() {
 
 #[tokio::test]
 async fn one_that_starts_anew_is_found_again() {
-    let (_folder, socket) = place();
+    let (_folder, socket) = temporary_socket();
     let agent = Arc::new(Agent::new(socket.clone()));
-    assert!(matches!(agent.ask("guest-ping", Value::Null).await, Err(Lack::Absent(_))));
+    assert!(matches!(agent.ask("guest-ping", Value::Null).await, Err(AgentError::Absent(_))));
     let first = Qga::start(&socket).await;
     let story = Story::new();
-    let kept = tokio::spawn(agent.clone().keep(story.clone()));
+    let kept = tokio::spawn(agent.clone().monitor(story.clone()));
     let until = async |answers: bool| {
         let start = Instant::now();
         while agent.answers() != answers {
@@ -188,12 +188,12 @@ async fn one_that_starts_anew_is_found_again() {
     until(true).await;
     let pid = start(&agent, &["sleep", "1000"]).await.unwrap();
     drop(first);
-    assert!(matches!(agent.ask("guest-ping", Value::Null).await, Err(Lack::Absent(_))));
+    assert!(matches!(agent.ask("guest-ping", Value::Null).await, Err(AgentError::Absent(_))));
     assert!(!agent.answers());
     let _second = Qga::start(&socket).await;
     until(true).await;
     assert!(
-        matches!(agent.outcome(pid).await, Err(Lack::Refused(_))),
+        matches!(agent.outcome(pid).await, Err(AgentError::Refused(_))),
         "it knows of no such program"
     );
     kept.abort();

@@ -1,21 +1,21 @@
-//! A guest whose agent says anything.
+//! A guest whose agent sends any bytes.
 
 use container::agent::guest::{Guest, Outcome};
-use container::agent::line::{self, Hearing};
+use container::agent::line::{self, AnswerReader};
 
-/// The number that is waited for.
+/// The number of the expected answer.
 const ID: u64 = 7;
 const LIMIT: usize = 4096;
 
-/// Hears these bytes in pieces, of which each is as long as its first byte says.
+/// Reads these bytes in pieces. The first byte of each piece is its length.
 pub(crate) fn says(bytes: &[u8]) {
-    let (mut number, mut answer) = (Hearing::sync(ID), Hearing::answer(LIMIT));
+    let (mut number, mut answer) = (AnswerReader::sync(ID), AnswerReader::answer(LIMIT));
     let mut over = false;
     let mut rest = bytes;
     while let Some((length, more)) = rest.split_first() {
         let piece;
         (piece, rest) = more.split_at(usize::from(*length).min(more.len()));
-        let heard = number.take(piece).expect("what is not ours is passed over");
+        let heard = number.take(piece).expect("other answers are ignored");
         if let Some(line) = heard {
             assert_eq!(line::returned(&line).expect("it is the answer"), ID);
         }
@@ -35,7 +35,7 @@ pub(crate) fn says(bytes: &[u8]) {
     read(bytes);
 }
 
-/// Takes from an answer what there is.
+/// Parses an answer in all ways, and checks the limits.
 fn read(answer: &[u8]) {
     let (refused, returned) = (line::refused(answer), line::returned(answer));
     if let Some(why) = refused {

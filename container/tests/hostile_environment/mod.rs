@@ -1,4 +1,4 @@
-//! Somebody who writes anything into the environment.
+//! Sets variables to any text.
 
 use container::settings::environment::{Environment, read};
 use container::settings::host::Host;
@@ -6,8 +6,8 @@ use container::settings::list;
 use container::settings::settle::settle;
 use container::settings::variable::Variable;
 
-/// Reads the text as the variable of this number. What is taken is shown and settled; what is not
-/// is told in one line.
+/// Sets the variable with this number to the text. An accepted value is shown and settled; an error
+/// must be one line.
 pub(crate) fn set(number: usize, text: &str) {
     let all: Vec<&Variable> = list::all().collect();
     let variable = all[number % all.len()];

@@ -1,5 +1,4 @@
-//! What a hostile guest may do to the user-mode network: any frames, and any segments of a
-//! connection.
+//! A hostile guest of the user-mode network: it sends any frames, and any segments of a connection.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -20,7 +19,7 @@ use host::mac::Mac;
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
-/// The bytes of a run, and then zeros.
+/// The bytes of a run, followed by zeros.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -47,12 +46,12 @@ fn lan() -> Lan {
     Lan::new(&Settings::unsaid().network, &pod).expect("addresses")
 }
 
-/// As few descriptors as make a network: all quotas are used up at once.
+/// The minimum of file descriptors for a network, so that all quotas are exhausted quickly.
 const FILES: usize = 32;
 
-/// Feeds a network with frames, whole ones with one byte changed here and there, and any bytes, in
-/// bursts without a turn for others, while clients come from outside. All outside hosts are this
-/// one's loopback: nothing leaves it. There are never more tasks than places.
+/// Sends frames to a network: valid ones with single bytes changed, and any bytes, in bursts
+/// without a pause, while clients connect from outside. All outside hosts are the loopback of this
+/// host, so nothing leaves it. There must never be more tasks than places.
 pub(crate) fn frames(bytes: &[u8]) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let lan = lan();
@@ -92,7 +91,7 @@ pub(crate) fn frames(bytes: &[u8]) {
     });
 }
 
-/// A client comes from one of some outside hosts.
+/// A client connects from one of some outside hosts.
 async fn come(router: &Router, number: u8) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let client = listener.local_addr().and_then(TcpStream::connect).expect("it listens");
@@ -109,7 +108,7 @@ async fn come(router: &Router, number: u8) {
     drop(client);
 }
 
-/// From the guest, more or less, to us, to nowhere, or to other hosts.
+/// Addresses of a packet, mostly from the guest: to the gateway, to nowhere, or to other hosts.
 fn addresses(bytes: &mut Bytes<'_>, lan: &Lan, kind: u8) -> (IpAddr, IpAddr) {
     let v6 = lan.v6.expect("there is one");
     let host = |low| Ipv4Addr::new(192, 0, 2, low);
@@ -128,7 +127,7 @@ fn addresses(bytes: &mut Bytes<'_>, lan: &Lan, kind: u8) -> (IpAddr, IpAddr) {
     }
 }
 
-/// A header of ICMP: often of an echo, or of what is asked of neighbours and routers.
+/// An ICMP header: often of an echo, or of a question for neighbours or routers.
 fn icmp(bytes: &mut Bytes<'_>) -> [u8; 8] {
     let kinds = [8, 128, 133, 135, 136, bytes.byte()];
     let kind = kinds[usize::from(bytes.byte()) % kinds.len()];
@@ -179,7 +178,7 @@ fn frame(bytes: &mut Bytes<'_>, lan: &Lan) -> Vec<u8> {
         header[4..6].copy_from_slice(&length.to_be_bytes());
     }
     if kind & 0x10 != 0 {
-        // In parts.
+        // Fragmented.
         let mtu = 48 + usize::from(bytes.byte());
         data = bytes.take(512);
         let draft = Draft { protocol, header: &header, checksum, data };
@@ -190,7 +189,7 @@ fn frame(bytes: &mut Bytes<'_>, lan: &Lan) -> Vec<u8> {
     let length = usize::try_from(u32::from_be_bytes([frame[0], frame[1], frame[2], frame[3]]));
     frame.truncate(4 + length.expect("it is short"));
     let mut frame = frame.split_off(4);
-    // Often something is wrong.
+    // Often with an error.
     if kind & 8 != 0 {
         let at = ETHERNET + usize::from(bytes.byte()) % (frame.len() - ETHERNET);
         frame[at] = bytes.byte();
@@ -198,13 +197,13 @@ fn frame(bytes: &mut Bytes<'_>, lan: &Lan) -> Vec<u8> {
     frame
 }
 
-/// The byte of a stream at a place.
+/// The byte of a stream at an offset.
 fn letter(at: u32) -> u8 {
     at.wrapping_mul(0x9e37).to_be_bytes()[1]
 }
 
-/// A connection under any segments: what comes out is what the guest sent, in order, and never
-/// more is kept than there is room for.
+/// A connection with any segments. The output must be the bytes that the guest sent, in order, and
+/// no more may be buffered than there is room for.
 pub(crate) fn segments(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let (mut now, first) = (Instant::now(), Seq(u32::MAX - 1000));
@@ -222,7 +221,7 @@ pub(crate) fn segments(bytes: &[u8]) {
     let mut tcp = if asks { Tcp::asked(&start, &syn) } else { Tcp::asking(&start) };
     tcp.connected();
     let (mut taken, mut put) = (0_u32, 0_u32);
-    let mut seen = (guest.plus(1), first);
+    let mut numbers = Numbers { initial: guest, next: guest.plus(1), received: first };
     while !bytes.0.is_empty() && tcp.stage() != Stage::Over {
         match bytes.byte() % 8 {
             0 => {
@@ -250,41 +249,51 @@ pub(crate) fn segments(bytes: &[u8]) {
                 tcp.take(count);
             }
             3 if bytes.byte() == 0 => tcp.finish(),
-            _ => hear(&mut tcp, &mut bytes, (guest, seen), now),
+            _ => hear(&mut tcp, &mut bytes, numbers, now),
         }
         let full = bytes.byte() == 7;
         tcp.emit(now, &mut |segment| {
             assert!(segment.data.len() <= usize::from(mss));
             if segment.flags & ACK != 0 {
-                seen.0 = segment.ack;
+                numbers.next = segment.ack;
             }
-            seen.1 = segment.seq.plus(segment.length());
+            numbers.received = segment.seq.plus(segment.length());
             !full
         });
     }
 }
 
-/// A segment that makes sense, more or less.
-fn hear(tcp: &mut Tcp, bytes: &mut Bytes<'_>, (guest, seen): (Seq, (Seq, Seq)), now: Instant) {
+/// Sequence numbers of the guest's end of a connection.
+#[derive(Clone, Copy)]
+struct Numbers {
+    initial: Seq,
+    /// The next one to send. The pod has acknowledged all before it.
+    next: Seq,
+    /// The next one to receive from the pod.
+    received: Seq,
+}
+
+/// A segment, mostly valid.
+fn hear(tcp: &mut Tcp, bytes: &mut Bytes<'_>, numbers: Numbers, now: Instant) {
     let near = |seq: Seq, by: u8| match by {
         0..=199 => seq,
         200..=229 => seq.plus(usize::from(by)),
         _ => Seq(seq.0.wrapping_sub(u32::from(by))),
     };
-    let seq = near(seen.0, bytes.byte());
-    let ack = near(seen.1, bytes.byte());
+    let seq = near(numbers.next, bytes.byte());
+    let ack = near(numbers.received, bytes.byte());
     let mut flags = ACK | PSH;
     let odd = bytes.byte();
     if odd > 230 {
         flags = [ACK | FIN, RST, RST | ACK, SYN, SYN | ACK, FIN, 0, 0xff][usize::from(odd % 8)];
     }
-    // Where the stream begins is said once.
-    let seq = if flags & SYN == 0 { seq } else { guest };
-    let offset = seq.0.wrapping_sub(guest.0).wrapping_sub(1);
+    // The start of the stream is announced only once.
+    let seq = if flags & SYN == 0 { seq } else { numbers.initial };
+    let offset = seq.0.wrapping_sub(numbers.initial.0).wrapping_sub(1);
     let length = u32::from(bytes.word() % 3000);
     let data: Vec<u8> = (0..length).map(|it| letter(offset.wrapping_add(it))).collect();
     let scale = Some(bytes.byte() % 15).filter(|_| flags & SYN != 0);
-    // What a SYN carries is no part of the stream.
+    // Data of a SYN are not part of the stream.
     let data = if flags & SYN == 0 { data } else { Vec::new() };
     let window = bytes.word();
     let (ports, mss) = ((4000, 80), None);

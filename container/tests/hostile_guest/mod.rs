@@ -1,4 +1,4 @@
-//! A guest that says anything to the pod's DHCP and DNS, and resolvers that answer anything.
+//! A guest that sends anything to the pod's DHCP and DNS, and resolvers that answer anything.
 
 use std::net::Ipv4Addr;
 
@@ -12,7 +12,7 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const GUEST: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
 const SEARCH: &str = "search win.svc.cluster.local svc.cluster.local\noptions ndots:5\n";
 
-/// Sends a message of a client, whose card is right whatever else is.
+/// Sends a DHCP message. Only the client's card is corrected.
 pub(crate) fn dhcp(message: &[u8]) {
     let config = dhcp::Config {
         mac: Mac([2, 0, 0, 0, 0, 1]),
@@ -34,11 +34,11 @@ pub(crate) fn dhcp(message: &[u8]) {
     let Some(answer) = dhcp::answer(&config, &message) else { return };
     assert!([GUEST, Ipv4Addr::BROADCAST].contains(&answer.to));
     assert!((300..=1472).contains(&answer.payload.len()));
-    assert_eq!(answer.payload[4..8], message[4..8], "it is for this question");
-    assert_eq!(dhcp::answer(&config, &answer.payload), None, "nobody answers answers");
+    assert_eq!(answer.payload[4..8], message[4..8], "the transaction ID is kept");
+    assert_eq!(dhcp::answer(&config, &answer.payload), None, "an answer gets no answer");
 }
 
-/// Asks a question, to which a resolver answers with the rest of the bytes.
+/// Sends a DNS query. A resolver answers with the rest of the bytes.
 pub(crate) fn dns(data: &[u8]) {
     let Some((cut, data)) = data.split_first() else { return };
     let (message, told) = data.split_at(usize::from(*cut).min(data.len()));
@@ -47,7 +47,7 @@ pub(crate) fn dns(data: &[u8]) {
         Err(refusal) => return no_question(refusal.as_deref()),
     };
     let local = Local { gateway: GATEWAY, guest: GUEST, outside: None, host: "Windows".into() };
-    // The same bytes as a file.
+    // Use the same bytes as a hosts file.
     let hosts = Hosts::read(&String::from_utf8_lossy(told));
     for answer in
         [local.answer(&query, &hosts), Some(query.refuse(dns::Code::Failed))].into_iter().flatten()
@@ -60,7 +60,7 @@ pub(crate) fn dns(data: &[u8]) {
     assert!((1..=1 + resolv.search.len()).contains(&names.len()));
     for name in names {
         let Some(sent) = query.forward([7, 9], name.as_deref()) else { continue };
-        // What somebody in between makes of it, with the right id and question.
+        // An attacker's response, with the right ID and question.
         let mut received = sent.clone();
         received[2] |= 0x80;
         received.extend(told);
@@ -77,15 +77,15 @@ pub(crate) fn dns(data: &[u8]) {
     }
 }
 
-/// What is no question has an answer without records, or none.
+/// An invalid query gets an answer without records, or none.
 fn no_question(refusal: Option<&[u8]>) {
     let Some(refusal) = refusal else { return };
     assert_eq!(refusal.len(), 12);
     assert_ne!(dns::code(refusal), dns::Code::Fine);
-    assert_eq!(Query::read(refusal), Err(None), "nobody answers answers");
+    assert_eq!(Query::read(refusal), Err(None), "an answer gets no answer");
 }
 
-/// A file with resolvers that says anything.
+/// Reads any bytes as a file with resolvers.
 pub(crate) fn resolv(text: &[u8]) {
     let resolv = Resolv::read(&String::from_utf8_lossy(text));
     assert!(resolv.servers.len() <= 3 && resolv.search.len() <= 32);

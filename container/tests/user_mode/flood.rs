@@ -1,5 +1,5 @@
-//! A guest and outside hosts that mean harm: whatever they send and however fast, tasks,
-//! descriptors and memory of the pod stay within limits, and nobody ends connections of others.
+//! A malicious guest and malicious outside hosts: whatever they send, tasks, descriptors and memory
+//! of the pod stay within limits, and nobody can end connections of others.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -27,15 +27,15 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Builder;
 use tokio::task::{LocalSet, spawn_local};
 
-use super::world::{SOON, World};
-use super::{HOST, MIB, apart, memory, serve};
+use super::world::{TIMEOUT, World};
+use super::{HOST, MIB, isolated, memory, serve};
 
 const CARD: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const WORLD: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-/// A packet of the guest in a frame, with its length before it.
+/// A packet of the guest in a frame, preceded by its length.
 fn packet(to: Ipv4Addr, (protocol, checksum): (u8, usize), header: &[u8], data: &[u8]) -> Vec<u8> {
     let ends = Ends { cards: (CARD, GATEWAY_MAC), addresses: (GUEST.into(), to.into()) };
     let mut frame = Vec::new();
@@ -51,11 +51,11 @@ fn datagram(to: Ipv4Addr, ports: (u16, u16), data: &[u8]) -> Vec<u8> {
     packet(to, (UDP, 6), &Datagram::header(ports.0, ports.1, data.len()), data)
 }
 
-/// One frame after the other, none for a flow that was there before.
+/// A frame of a new flow for each number.
 fn nuisance(number: u32) -> Vec<u8> {
     let [_, _, high, low] = number.to_be_bytes();
     let port = u16::from_be_bytes([high, low]).max(1000);
-    // Some are refused at once, and for others nobody answers.
+    // Half of the addresses refuse immediately, and the others do not answer.
     let host = if number.is_multiple_of(2) { WORLD } else { Ipv4Addr::new(10, 77, 0, 100 | low) };
     let syn = |ports| Segment { ports, flags: SYN, window: 999, ..Segment::default() };
     match number % 5 {
@@ -72,7 +72,7 @@ fn nuisance(number: u32) -> Vec<u8> {
     }
 }
 
-/// The most that was seen of tasks, descriptors, and bytes of memory.
+/// Maximum tasks, descriptors and bytes of memory seen.
 #[derive(Debug, Default)]
 struct Most {
     frames: usize,
@@ -93,9 +93,9 @@ fn local(lan: &Lan) -> Local {
 fn a_flood_without_a_pause_costs_tasks_descriptors_and_memory_within_limits() {
     const FRAMES: u32 = 200_000;
     const FILES: usize = 1024;
-    apart(|| {
+    isolated(|| {
         let (world, folder) = (World::new(1500)?, tempfile::tempdir()?);
-        // Nobody has this address.
+        // An unused address.
         let resolv = "nameserver 10.77.0.200\noptions timeout:1 attempts:1\n";
         fs::write(folder.path().join("resolv.conf"), resolv)?;
         world.pod.enter()?;
@@ -123,17 +123,17 @@ fn a_flood_without_a_pause_costs_tasks_descriptors_and_memory_within_limits() {
         let memory = most.memory.saturating_sub(before.1);
         eprintln!("{most:?}, {descriptors} descriptors, {} KiB", memory >> 10);
         ensure!(most.frames == FRAMES as usize, "{most:?}");
-        ensure!(most.tasks > FILES / 8, "hardly anything was begun: {most:?}");
+        ensure!(most.tasks > FILES / 8, "too few tasks were started: {most:?}");
         ensure!(most.tasks <= FILES / 2, "{most:?}");
-        // And what the runtime has.
+        // More descriptors belong to the runtime.
         ensure!(descriptors <= FILES / 2 + 16, "{descriptors} descriptors");
         ensure!(memory < 64 * MIB, "{} KiB", memory >> 10);
         Ok(())
     });
 }
 
-/// Lets a router hear all frames of a socket, as it does with those of `vmm`, and looks what that
-/// costs. In the end all tasks are gone.
+/// Feeds a router with all frames of a socket, as with those of `vmm`, and measures the cost. In
+/// the end all tasks must be gone.
 async fn pour(
     router: Rc<Router>,
     socket: UnixStream,
@@ -148,7 +148,7 @@ async fn pour(
         hearing.hear(frame);
         let mut most = most.borrow_mut();
         most.frames += 1;
-        // Each task has a share of its network.
+        // Each task has a reference to its network.
         let tasks = Rc::strong_count(&hearing.network).saturating_sub(before);
         most.tasks = most.tasks.max(tasks);
         if most.frames.is_multiple_of(500) {
@@ -170,16 +170,16 @@ async fn pour(
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(SOON, ended).await.context("tasks that do not end")
+    tokio::time::timeout(TIMEOUT, ended).await.context("tasks that do not end")
 }
 
-/// A guest that speaks TCP by itself.
+/// A guest that implements TCP itself.
 struct Guest {
     socket: UnixStream,
     segments: Receiver<(SocketAddr, Heard)>,
 }
 
-/// A segment that the guest got.
+/// A segment that the guest received.
 #[derive(Debug)]
 struct Heard {
     port: u16,
@@ -210,7 +210,7 @@ impl Guest {
         Ok(Self { socket, segments })
     }
 
-    /// What is from the world, not from its gateway.
+    /// Parses a segment of an outside host, not of the gateway.
     fn read(frame: &[u8]) -> Option<(SocketAddr, Heard)> {
         let frame = Frame::read(frame)?;
         let packet = Packet::read(frame.kind, frame.payload)?;
@@ -228,10 +228,10 @@ impl Guest {
         Ok(self.socket.write_all(&segment(WORLD, it))?)
     }
 
-    /// Waits for a segment to a port with these bits or data; a reset is an error.
+    /// Waits for a segment to a port that satisfies a condition. A reset is an error.
     fn wait(&self, port: u16, what: impl Fn(&Heard) -> bool) -> anyhow::Result<(u16, Heard)> {
         loop {
-            let (from, heard) = self.segments.recv_timeout(SOON).context("an answer")?;
+            let (from, heard) = self.segments.recv_timeout(TIMEOUT).context("an answer")?;
             if heard.port != port {
                 continue;
             }
@@ -244,7 +244,7 @@ impl Guest {
         }
     }
 
-    /// Sends a letter, and waits for the same one.
+    /// Sends data, and waits for the same data.
     fn ask(&mut self, ports: (u16, u16), before: &Heard, data: &[u8]) -> anyhow::Result<Heard> {
         let (seq, ack) = (before.ack, before.next);
         let plain = Segment { ports, seq, ack, window: 999, flags: ACK, ..Segment::default() };
@@ -257,7 +257,7 @@ impl Guest {
 
 #[test]
 fn incoming_connections_end_neither_the_guests_own_nor_those_of_other_hosts() {
-    apart(|| {
+    isolated(|| {
         let (world, folder) = (World::new(1500)?, tempfile::tempdir()?);
         world.pod.enter()?;
         let user = User::start(&Settings::unsaid(), folder.path(), folder.path())?;
@@ -272,7 +272,7 @@ fn incoming_connections_end_neither_the_guests_own_nor_those_of_other_hosts() {
         guest.say(&syn)?;
         let answer = guest.wait(5000, |heard| heard.flags & SYN != 0)?.1;
         let mut last = guest.ask(own, &answer, b"a")?;
-        // Another host's, whose server is the guest.
+        // A connection of another outside host to a server in the guest.
         let tell = world.outside.spawn(|| {
             let kind = SocketType::STREAM;
             let socket = rustix::net::socket(AddressFamily::INET, kind, None)?;
@@ -284,7 +284,7 @@ fn incoming_connections_end_neither_the_guests_own_nor_those_of_other_hosts() {
         let ports = (3389, port);
         guest.say(&Segment { ports, ack: asked.next, flags: SYN | ACK, ..syn })?;
         let mut other = tell.join().expect("it does not panic")?;
-        // One host, again and again.
+        // One host that connects repeatedly.
         let flood = world.outside.spawn(|| {
             for number in 0..3000 {
                 let stream = TcpStream::connect((GUEST, 3389));
@@ -307,13 +307,13 @@ fn incoming_connections_end_neither_the_guests_own_nor_those_of_other_hosts() {
 fn without_descriptors_no_address_is_taken_for_another_hosts() {
     const CHILD: &str = "TRANSOM_TEST_WITHOUT_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
-        // The limit is the whole process's.
+        // The limit applies to the whole process, so this needs a child process.
         let name = "flood::without_descriptors_no_address_is_taken_for_another_hosts";
         let mut child = Command::new(std::env::current_exe().expect("it runs"));
         let status = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
         return assert!(status.expect("it starts").success());
     }
-    apart(|| {
+    isolated(|| {
         let world = World::new(1500)?;
         world.pod.enter()?;
         let mut settings = Settings::unsaid();

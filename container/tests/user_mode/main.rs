@@ -1,5 +1,5 @@
-//! The user-mode network with programs of Debian at both ends: a stand-in for a guest in a network
-//! namespace, whose frames are carried to the network's socket as `vmm` does, and a world outside.
+//! The user-mode network with Debian's programs at both ends: a network namespace instead of a
+//! guest, whose frames are carried to the network's socket as `vmm` does, and outside hosts.
 //!
 //! It needs root, for the namespaces.
 #![forbid(unsafe_code)]
@@ -21,15 +21,15 @@ use container::settings::value::{Value as _, Within};
 use container::settings::words::Ports;
 use tempfile::TempDir;
 
-use self::world::{SOON, Service, Space, World, until};
+use self::world::{Service, Space, TIMEOUT, World, until};
 
 const MIB: usize = 1 << 20;
-/// Another host, as the guest knows it.
+/// Another host, as the guest sees it.
 const HOST: &str = "192.0.2.1";
 
-/// A network with a guest at it.
+/// A network with a guest.
 struct Net {
-    // Dropped from the top.
+    // Fields are dropped in this order.
     _wire: world::Wire,
     user: User,
     world: World,
@@ -53,7 +53,7 @@ impl Net {
         Ok(net)
     }
 
-    /// Has the guest ask for its address.
+    /// Lets the guest ask for its address.
     fn address(&self) -> anyhow::Result<String> {
         let script = world::lease_script(self.folder.path())?;
         let client = "udhcpc -f -q -n -t 20 -T 1 -O search -O mtu -i g0";
@@ -65,9 +65,9 @@ impl Net {
     }
 }
 
-/// Runs on a thread of its own, which leaves the namespaces of the others alone.
-fn apart(body: impl FnOnce() -> anyhow::Result<()> + Send + 'static) {
-    // One at a time: they measure.
+/// Runs a test on a thread of its own, so that its namespaces do not affect others.
+fn isolated(body: impl FnOnce() -> anyhow::Result<()> + Send + 'static) {
+    // One test at a time, since they measure.
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let outcome = std::thread::spawn(body).join();
@@ -75,7 +75,7 @@ fn apart(body: impl FnOnce() -> anyhow::Result<()> + Send + 'static) {
     outcome.unwrap().unwrap();
 }
 
-/// Serves connections to a port in a namespace, each with this, for ever.
+/// Serves connections to a port in a namespace with this function, forever.
 fn serve(
     space: &Space,
     address: &'static str,
@@ -92,10 +92,10 @@ fn serve(
         }
         Ok(())
     })?;
-    told.recv_timeout(SOON).context("a server")
+    told.recv_timeout(TIMEOUT).context("a server")
 }
 
-/// Sends a datagram from a place to another, and waits for all of its answer.
+/// Sends a datagram between two addresses, and waits for the whole answer.
 fn answers(
     space: &Space,
     (from, to): (&str, &str),
@@ -105,7 +105,7 @@ fn answers(
     let [from, to, words, wanted] = [from, to, words, wanted].map(str::to_owned);
     let ask = move || {
         let socket = UdpSocket::bind(from)?;
-        socket.set_read_timeout(Some(SOON))?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
         socket.connect(to)?;
         socket.send(words.as_bytes())?;
         let (mut said, mut part) = (Vec::new(), vec![0; 1 << 16]);
@@ -120,8 +120,8 @@ fn answers(
     space.spawn(ask)?.join().expect("no test panics")
 }
 
-/// A web server that gives so many bytes, and takes all and says how many they were. What comes
-/// and goes is the same noise.
+/// A web server: sends a number of bytes, or takes bytes and answers with their number. The data
+/// are always the same noise.
 fn web(mut stream: TcpStream, noise: &[u8]) {
     let (mut head, mut byte) = (Vec::new(), [0]);
     while !head.ends_with(b"\r\n\r\n") && stream.read_exact(&mut byte).is_ok() {
@@ -141,7 +141,7 @@ fn web(mut stream: TcpStream, noise: &[u8]) {
     write!(stream, "{ok}Content-Length: {}\r\n\r\n{said}", said.len()).ok();
 }
 
-/// So many bytes that no one guesses (xorshift64), the same every time.
+/// Pseudo-random bytes (xorshift64), the same every time.
 fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let word = std::iter::from_fn(|| {
@@ -155,11 +155,11 @@ fn noise(length: usize) -> Vec<u8> {
 
 #[test]
 fn pings_and_connections_reach_the_world_or_fail_as_they_should() {
-    apart(|| {
+    isolated(|| {
         let net = Net::start(1500, |_| ())?;
         let said = net.guest("ping -c 3 -i 0.2 -W 5 10.77.0.1")?;
         ensure!(said.contains(" 0% packet loss"), "{said}");
-        // In parts, there and back.
+        // With fragments, in both directions.
         let said = net.guest(&format!("ping -c 3 -i 0.2 -W 5 -s 4000 {HOST}"))?;
         ensure!(said.contains(" 0% packet loss"), "{said}");
         let said = net.world.guest.attempt(&format!("ping -c 1 -W 5 -t 1 {HOST}"))?.1;
@@ -176,7 +176,7 @@ fn pings_and_connections_reach_the_world_or_fail_as_they_should() {
 
 #[test]
 fn large_files_arrive_whole_both_ways() {
-    apart(|| {
+    isolated(|| {
         for mtu in [1500, 65520] {
             let net = Net::start(mtu, |_| ())?;
             let data = Arc::new(noise(128 * MIB));
@@ -198,7 +198,7 @@ fn large_files_arrive_whole_both_ways() {
 
 #[test]
 fn iperf_says_how_fast_it_is() {
-    apart(|| {
+    isolated(|| {
         for mtu in [1500, 65520] {
             let net = Net::start(mtu, |_| ())?;
             let _server = Service::start(&net.world.outside, "iperf3 -s")?;
@@ -221,7 +221,7 @@ fn iperf_says_how_fast_it_is() {
 
 #[test]
 fn datagrams_go_out_and_answers_come_back() {
-    apart(|| {
+    isolated(|| {
         let net = Net::start(1500, |_| ())?;
         let _echo = Service::start(
             &net.world.outside,
@@ -229,10 +229,10 @@ fn datagrams_go_out_and_answers_come_back() {
         )?;
         let word = format!("echo hello | socat -t 3 -T 3 - UDP4:{HOST}:7");
         until("an echo", || net.guest(&word).is_ok_and(|said| said == "hello\n"))?;
-        // In parts, there and back.
+        // With fragments, in both directions.
         let long = "x".repeat(20_000);
         answers(&net.world.guest, ("0.0.0.0:0", &format!("{HOST}:7")), &long, &long)?;
-        // Nobody listens: the program hears of it.
+        // Nobody listens there: the program gets the error.
         let start = Instant::now();
         let ask = "python3 -c \"import socket; s=socket.socket(2,2); \
                       s.connect(('192.0.2.1',9)); s.send(b'x'); s.settimeout(20); s.recv(9)\"";
@@ -245,7 +245,7 @@ fn datagrams_go_out_and_answers_come_back() {
 
 #[test]
 fn a_side_that_has_ended_still_hears_the_other() {
-    apart(|| {
+    isolated(|| {
         let net = Net::start(1500, |_| ())?;
         serve(&net.world.outside, HOST, 7, |mut stream| {
             let mut all = Vec::new();
@@ -254,7 +254,7 @@ fn a_side_that_has_ended_still_hears_the_other() {
         })?;
         let said = net.guest(&format!("head -c 300000 /dev/zero | nc -N {HOST} 7 | wc -c"))?;
         ensure!(said.trim() == "300000", "{said}");
-        // And the other way round.
+        // The other direction.
         let (tell, told) = mpsc::channel();
         let tell = Arc::new(Mutex::new(tell));
         serve(&net.world.outside, HOST, 8, move |mut stream| {
@@ -265,7 +265,7 @@ fn a_side_that_has_ended_still_hears_the_other() {
             tell.lock().unwrap().send(all).ok();
         })?;
         net.guest(&format!("socat -t 10 TCP:{HOST}:8 SYSTEM:'cat; sleep 1; echo answer'"))?;
-        let all = told.recv_timeout(SOON)?;
+        let all = told.recv_timeout(TIMEOUT)?;
         ensure!(all == b"askanswer\n", "{}", String::from_utf8_lossy(&all));
         Ok(())
     });
@@ -273,12 +273,12 @@ fn a_side_that_has_ended_still_hears_the_other() {
 
 #[test]
 fn a_machine_that_comes_again_is_served_and_an_end_leaves_nothing() {
-    apart(|| {
+    isolated(|| {
         let net = Net::start(1500, |_| ())?;
         let (gone, went) = mpsc::channel();
         serve(&net.world.outside, HOST, 7, move |mut stream| {
             stream.write_all(b"hello").ok();
-            // What the machine had breaks off with it.
+            // The machine's connections break.
             gone.send(stream.read_to_end(&mut Vec::new()).is_err()).ok();
         })?;
         let _open = Service::start(&net.world.guest, &format!("socat -u TCP:{HOST}:7 STDOUT"))?;
@@ -288,7 +288,7 @@ fn a_machine_that_comes_again_is_served_and_an_end_leaves_nothing() {
         })?;
         let Net { _wire: wire, user, world, folder } = net;
         drop(wire);
-        ensure!(went.recv_timeout(SOON)?, "it ended in order");
+        ensure!(went.recv_timeout(TIMEOUT)?, "it ended in order");
         let wire = world.plug(user.socket())?;
         let said = world.guest.run("ping -c 3 -i 0.2 -W 5 10.77.0.1")?;
         ensure!(said.contains(" 0% packet loss"), "{said}");
@@ -304,7 +304,7 @@ fn a_machine_that_comes_again_is_served_and_an_end_leaves_nothing() {
 
 #[test]
 fn many_connections_at_once_are_all_served() {
-    apart(|| {
+    isolated(|| {
         const MANY: usize = 400;
         let net = Net::start(1500, |_| ())?;
         let (open, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -342,9 +342,9 @@ fn memory() -> anyhow::Result<usize> {
 
 #[test]
 fn a_reader_that_does_not_read_costs_no_memory() {
-    apart(|| {
+    isolated(|| {
         let net = Net::start(65520, |_| ())?;
-        // A reader outside that waits, and one in the guest.
+        // One reader outside that pauses, and one in the guest.
         let (wake, sleep) = mpsc::channel::<()>();
         let sleep = Arc::new(Mutex::new(sleep));
         serve(&net.world.outside, HOST, 7, move |_stream| {
@@ -372,7 +372,7 @@ fn a_reader_that_does_not_read_costs_no_memory() {
 
 #[test]
 fn forwarded_ports_reach_the_guest_and_kept_ones_do_not() {
-    apart(|| {
+    isolated(|| {
         let net = Net::start(1500, |settings| {
             settings.network.forwarded = Ports::read("7000,7001,7002/udp,8006").unwrap();
             settings.network.kept = Ports::read("7001").unwrap();
@@ -393,7 +393,7 @@ fn forwarded_ports_reach_the_guest_and_kept_ones_do_not() {
             "socat UDP4-RECVFROM:3389,fork SYSTEM:'echo $SOCAT_PEERADDR; cat'",
         )?;
         let ask = |to: &str| format!("echo hello | nc -N -w 5 {to} 3389");
-        // From another host: the guest sees who it is.
+        // From another host: the guest sees its address.
         until("a server", || {
             net.world.outside.run(&ask("10.77.0.2")).is_ok_and(|it| !it.is_empty())
         })?;
@@ -401,7 +401,7 @@ fn forwarded_ports_reach_the_guest_and_kept_ones_do_not() {
         ensure!(said == "10.77.0.1\nhello\n", "{said}");
         let said = net.world.outside.run("echo hello | nc -s 192.0.2.1 -N -w 5 10.77.0.2 3389")?;
         ensure!(said == "192.0.2.1\nhello\n", "{said}");
-        // From the pod itself, as `kubectl port-forward` does.
+        // From the pod itself, like `kubectl port-forward`.
         for to in ["127.0.0.1", "::1", "10.77.0.2"] {
             let said = net.world.pod.run(&ask(to))?;
             ensure!(said == "10.77.0.1\nhello\n", "{to}: {said}");
@@ -412,7 +412,7 @@ fn forwarded_ports_reach_the_guest_and_kept_ones_do_not() {
         answers(&net.world.outside, way, "hello\n", "192.0.2.1\nhello\n")?;
         let way = ("127.0.0.1:0", "127.0.0.1:3389");
         answers(&net.world.pod, way, "hello\n", "10.77.0.1\nhello\n")?;
-        // Nobody listens in the guest: the connection breaks off.
+        // Nobody listens in the guest: the connection breaks.
         let (status, said) = net.world.outside.attempt("nc -w 5 10.77.0.2 7000 < /dev/zero")?;
         ensure!(status == Some(0) || status == Some(1), "{status:?} {said}");
         for port in [7001, 8006] {
@@ -426,7 +426,7 @@ fn forwarded_ports_reach_the_guest_and_kept_ones_do_not() {
 
 #[test]
 fn the_guest_reaches_no_service_of_the_pod() {
-    apart(|| {
+    isolated(|| {
         let net = Net::start(1500, |settings| {
             settings.network.address = Some(Ipv4Addr::new(10, 77, 0, 99));
         })?;
@@ -446,7 +446,7 @@ fn the_guest_reaches_no_service_of_the_pod() {
 
 #[test]
 fn addresses_and_names_are_the_pods() {
-    apart(|| {
+    isolated(|| {
         let net = Net::start(1400, |_| ())?;
         net.guest("ip addr flush dev g0")?;
         let said = net.address()?;
@@ -461,12 +461,12 @@ fn addresses_and_names_are_the_pods() {
         let dig = |words: &str| format!("dig +short +tries=1 +time=20 @10.77.0.1 {words}");
         let asked = dig("+time=2 name.test.example");
         until("a name server", || net.guest(&asked).is_ok_and(|said| said.trim() == "192.0.2.77"))?;
-        // What programs in the pod find by its search list.
+        // Programs in the pod find this name with its search list.
         let said = net.guest(&dig("name | tail -n 1"))?;
         ensure!(said.trim() == "192.0.2.77", "{said}");
         let said = net.guest(&dig("+tcp name.test.example"))?;
         ensure!(said.trim() == "192.0.2.77", "{said}");
-        // Too long for a datagram: dig comes again by TCP.
+        // Too long for a datagram: dig asks again with TCP.
         let said = net.guest(&dig("+noedns +bufsize=512 long.test.example TXT"))?;
         ensure!(said.contains("yyyy") && said.contains("zzzz"), "{said}");
         let said = net.guest(&dig("host.lan"))?;
@@ -477,7 +477,7 @@ fn addresses_and_names_are_the_pods() {
 
 #[test]
 fn ipv6_goes_the_same_ways() {
-    apart(|| {
+    isolated(|| {
         let net = Net::start(1500, |_| ())?;
         let address = "ip -6 -o addr show dev g0 scope global | grep -v tentative";
         until("an address", || net.world.guest.attempt(address).is_ok_and(|it| it.0 == Some(0)))?;
@@ -500,7 +500,7 @@ fn ipv6_goes_the_same_ways() {
         let _echo = Service::start(&net.world.outside, &echo)?;
         let ask = format!("head -c 9000 /dev/zero | socat -T 2 -b 65536 - UDP6:[{host}]:7 | wc -c");
         until("an echo", || net.guest(&ask).is_ok_and(|said| said.trim() == "9000"))?;
-        // The pod's address is not the guest's own here, and it is closed.
+        // The pod's address is not the guest's here, and it is closed.
         serve(&net.world.pod, "::", 7, |mut stream| drop(stream.write_all(b"secret")))?;
         for closed in ["fd77::2", "::ffff:127.0.0.1"] {
             let said = net.world.guest.attempt(&format!("nc -v -w 5 {closed} 7"))?.1;
@@ -516,7 +516,7 @@ fn ipv6_goes_the_same_ways() {
     });
 }
 
-/// Processor time of the thread of the network, in ticks, and how often it ran.
+/// Processor time of the network's thread in ticks, and how often it ran.
 fn ran() -> anyhow::Result<Vec<u64>> {
     for thread in fs::read_dir("/proc/self/task")?.flatten() {
         let read = |name: &str| fs::read_to_string(thread.path().join(name)).unwrap_or_default();
@@ -534,13 +534,13 @@ fn ran() -> anyhow::Result<Vec<u64>> {
 
 #[test]
 fn a_network_without_traffic_sleeps() {
-    apart(|| {
+    isolated(|| {
         let net = Net::start(1500, |_| ())?;
         serve(&net.world.outside, HOST, 7, |mut stream| drop(stream.read(&mut [0])))?;
-        // An open connection, of which nobody says anything.
+        // An open connection without traffic.
         let _open = Service::start(&net.world.guest, &format!("socat -u TCP:{HOST}:7 STDOUT"))?;
         net.guest("ping -c 1 -W 5 10.77.0.1")?;
-        // The guest's own system may still say something of its own.
+        // The guest's system may still send packets of its own.
         until("sleep", || {
             let before = ran();
             std::thread::sleep(Duration::from_secs(2));

@@ -1,5 +1,5 @@
-//! Four network namespaces: the guest's, the wire's, the pod's and the world's, and a wire between
-//! the guest's card and the socket of the user-mode network.
+//! Four network namespaces: the guest, the wire, the pod, and outside hosts. The wire carries
+//! frames between the guest's card and the socket of the user-mode network.
 
 use std::fs::{self, File};
 use std::io::{BufReader, Read, Write};
@@ -20,10 +20,10 @@ use rustix::net::{
 };
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// How long anything may take.
-pub(crate) const SOON: Duration = Duration::from_secs(60);
+/// Timeout of every step.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A network namespace by its name; it goes with this value.
+/// A network namespace. It is removed when this is dropped.
 pub(crate) struct Space(String);
 
 impl Space {
@@ -36,7 +36,7 @@ impl Space {
         Ok(space)
     }
 
-    /// Moves the calling thread into it, and what it starts.
+    /// Moves the calling thread, and the programs it starts, into the namespace.
     pub(crate) fn enter(&self) -> anyhow::Result<()> {
         let path = Path::new("/run/netns").join(&self.0);
         let file = File::open(&path).with_context(|| path.display().to_string())?;
@@ -44,7 +44,7 @@ impl Space {
         Ok(())
     }
 
-    /// Runs this on a thread in there.
+    /// Runs a function on a thread in the namespace.
     pub(crate) fn spawn<T: Send + 'static>(
         &self,
         body: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
@@ -52,13 +52,13 @@ impl Space {
         let space = Self(self.0.clone());
         Ok(Builder::new().spawn(move || {
             let entered = space.enter();
-            // It is another's to remove.
+            // The original value removes the namespace.
             std::mem::forget(space);
             entered.and_then(|()| body())
         })?)
     }
 
-    /// A command that runs in there.
+    /// A command that runs in the namespace.
     pub(crate) fn command(&self, words: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.0, "timeout", "-k", "1", "60"]);
@@ -66,12 +66,12 @@ impl Space {
         command
     }
 
-    /// Runs a shell's words in there; the answer is what they say.
+    /// Runs a shell script in the namespace, and returns its output.
     pub(crate) fn run(&self, words: &str) -> anyhow::Result<String> {
         run(&mut self.command(words))
     }
 
-    /// The same of words that may fail: their status, and all that they say.
+    /// Like [`Self::run`] for scripts that may fail: returns the status and all output.
     pub(crate) fn attempt(&self, words: &str) -> anyhow::Result<(Option<i32>, String)> {
         let output = self.command(words).stdin(Stdio::null()).output()?;
         Ok((output.status.code(), texts(&output)))
@@ -98,11 +98,11 @@ fn run(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A program that runs as long as this value is there.
+/// A program that runs until this is dropped.
 pub(crate) struct Service(Child);
 
 impl Service {
-    /// Starts it in a namespace.
+    /// Starts the program in a namespace.
     pub(crate) fn start(space: &Space, words: &str) -> anyhow::Result<Self> {
         let mut command = space.command(&format!("exec {words}"));
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -112,7 +112,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // `timeout` passes on what ends it.
+        // `timeout` forwards the signal.
         if let Some(pid) = rustix::process::Pid::from_raw(self.0.id().cast_signed()) {
             rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
         }
@@ -120,21 +120,21 @@ impl Drop for Service {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> anyhow::Result<()> {
     let start = Instant::now();
     while !is_so() {
-        ensure!(start.elapsed() < SOON, "{what}: not in a minute");
+        ensure!(start.elapsed() < TIMEOUT, "{what}: not in a minute");
         sleep(Duration::from_millis(10));
     }
     Ok(())
 }
 
-/// All of it.
+/// All namespaces.
 pub(crate) struct World {
-    /// The stand-in for a guest, with a card.
+    /// The stand-in for the guest, with a card.
     pub(crate) guest: Space,
-    /// Where the network's own sockets are.
+    /// The namespace of the network's own sockets.
     pub(crate) pod: Space,
     /// Other hosts.
     pub(crate) outside: Space,
@@ -142,7 +142,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Makes it, with this MTU between guest and pod.
+    /// Creates the namespaces, with this MTU between guest and pod.
     pub(crate) fn new(mtu: u16) -> anyhow::Result<Self> {
         let [guest, pod, outside, wire] = ["guest", "pod", "outside", "wire"].map(Space::new);
         let world = Self { guest: guest?, pod: pod?, outside: outside?, wire: wire? };
@@ -151,7 +151,7 @@ impl World {
         guest.ip("link set g0 address 02:00:00:00:00:77")?;
         guest.ip(&format!("link set g0 mtu {mtu}"))?;
         world.wire.ip(&format!("link set w0 mtu {mtu}"))?;
-        // On a wire of its own there would be no checksums to be computed, nor segments to be cut.
+        // A virtual wire would leave checksums and segmentation to the receiver, so disable that.
         guest.run("ethtool -K g0 tx off tso off gso off gro off > /dev/null")?;
         world.wire.run("echo 1 > /proc/sys/net/ipv6/conf/w0/disable_ipv6")?;
         world.wire.ip("link set w0 up")?;
@@ -172,7 +172,7 @@ impl World {
         Ok(world)
     }
 
-    /// Carries frames between the guest's card and this socket, until the value goes.
+    /// Carries frames between the guest's card and this socket until the result is dropped.
     pub(crate) fn plug(&self, socket: &Path) -> anyhow::Result<Wire> {
         let stream = UnixStream::connect(socket).context("the network's socket")?;
         let ended = Arc::new(AtomicBool::new(false));
@@ -183,7 +183,7 @@ impl World {
     }
 }
 
-/// A wire that is plugged in.
+/// A connected wire.
 pub(crate) struct Wire {
     stream: UnixStream,
     ended: Arc<AtomicBool>,
@@ -200,14 +200,14 @@ impl Drop for Wire {
     }
 }
 
-/// Room of the longest frame.
+/// Size of the longest frame.
 const FRAME: usize = 65535 + 18;
 
 fn carry(stream: &UnixStream, theirs: UnixStream, ended: &AtomicBool) -> anyhow::Result<()> {
-    // ETH_P_ALL, in the order of the network.
+    // ETH_P_ALL in network byte order.
     let all = Protocol::from_raw(u32::from(3_u16.to_be()).try_into()?);
     let packets = rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, Some(all))?;
-    // More than windows hold, as a guest's rings would wait and lose nothing.
+    // Larger than TCP windows: like a guest's rings, the socket should not lose frames.
     sockopt::set_socket_recv_buffer_size_force(&packets, 16 << 20)?;
     sockopt::set_socket_send_buffer_size_force(&packets, 16 << 20)?;
     let pause = Some(Duration::from_millis(50));
@@ -221,7 +221,7 @@ fn carry(stream: &UnixStream, theirs: UnixStream, ended: &AtomicBool) -> anyhow:
                 let length = usize::try_from(u32::from_be_bytes(length))?;
                 let Some(frame) = frame.get_mut(..length) else { bail!("{length} bytes") };
                 input.read_exact(frame)?;
-                // Which card it is, its first frame tells.
+                // The first frame tells which card it is.
                 let Some(card) = card.get() else { continue };
                 sendto(&packets, frame, SendFlags::empty(), card)?;
             }
@@ -249,7 +249,7 @@ fn carry(stream: &UnixStream, theirs: UnixStream, ended: &AtomicBool) -> anyhow:
     })
 }
 
-/// A folder with what programs of the guest need.
+/// A script for the guest's DHCP client.
 pub(crate) fn lease_script(folder: &Path) -> anyhow::Result<PathBuf> {
     let path = folder.join("lease.sh");
     fs::write(

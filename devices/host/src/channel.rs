@@ -1,5 +1,5 @@
-//! A byte stream both ways that makes nobody wait and loses nothing: what has no room stays with
-//! who writes, what is not wanted stays with who sends.
+//! A two-way byte stream that neither blocks nor loses data: the writer keeps bytes for which there
+//! is no room, the sender keeps bytes that the reader does not want yet.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -15,8 +15,8 @@ use vmm_sys_util::epoll::EventSet;
 
 use super::stream::{self, Bound, Escape, Stream};
 
-/// What a pipe or a terminal that has any room has room for.
-const PIECE: usize = 4096;
+/// A pipe or terminal that polls as writable has room for at least this many bytes.
+const CHUNK: usize = 4096;
 
 /// The host's side of a stream.
 pub struct Channel(Side);
@@ -25,7 +25,7 @@ enum Side {
     Nowhere,
     Stdio {
         escape: Escape,
-        /// What was typed and not read.
+        /// Input that the guest has not read.
         typed: Vec<u8>,
         output: OwnedFd,
     },
@@ -33,12 +33,12 @@ enum Side {
     Socket(Bound, Option<Client>),
 }
 
-/// Who is connected to a socket.
+/// The client of a socket.
 struct Client {
     stream: UnixStream,
-    /// It sends nothing any more.
+    /// It has shut down its sending side.
     ended: bool,
-    /// It is gone; what it sent may still be there.
+    /// It has disconnected. The socket may still hold data that it sent.
     gone: bool,
 }
 
@@ -47,7 +47,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// When the file or socket cannot be had.
+    /// When the file or socket cannot be opened.
     pub fn open(stream: &Stream) -> anyhow::Result<Self> {
         Ok(Self(match stream {
             Stream::None => Side::Nowhere,
@@ -57,7 +57,7 @@ impl Channel {
                 Side::Stdio { escape, typed, output: stdout().context("standard output")? }
             }
             Stream::File(path) => {
-                // A FIFO without a reader is an error, and does not wait for one.
+                // Opening a FIFO without a reader fails instead of blocking.
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
                 let flags = flags | OFlags::NONBLOCK | OFlags::CLOEXEC;
                 let file = open(path, flags, Mode::from_raw_mode(0o644));
@@ -67,12 +67,13 @@ impl Channel {
         }))
     }
 
-    /// Whether there is somebody at the other end.
+    /// Whether the other end is connected. Always true but for a socket without a client.
     pub fn is_open(&self) -> bool {
         !matches!(&self.0, Side::Socket(_, None))
     }
 
-    /// What to wait for: input if it is wanted, room if that is, and always who comes and goes.
+    /// The events to poll for: input if `input`, room for output if `room`, and always new and
+    /// leaving clients.
     pub fn awaits(&self, input: bool, room: bool) -> Vec<(RawFd, EventSet)> {
         let output = if room { EventSet::OUT } else { EventSet::empty() };
         let flags = |input: bool| output | if input { EventSet::IN } else { EventSet::empty() };
@@ -88,15 +89,15 @@ impl Channel {
             Side::Socket(bound, None) => vec![on(bound.listener(), EventSet::IN)],
             Side::Socket(_, Some(client)) => {
                 let flags = flags(input && !client.ended);
-                // Who is gone says so for ever.
+                // Polling a client that is gone would report EPOLLHUP again and again.
                 let silent = flags.is_empty() && client.gone;
                 (!silent).then(|| on(&client.stream, flags)).into_iter().collect()
             }
         }
     }
 
-    /// Lets somebody in, or sees that somebody left. What one who left has sent is still read, if
-    /// the guest listens.
+    /// Accepts a client, or notices that it left. A client that left stays until its data is read,
+    /// unless the guest does not listen (`listens`).
     pub fn heed(&mut self, listens: bool) {
         let Side::Socket(bound, place) = &mut self.0 else { return };
         let Some(client) = place else {
@@ -106,7 +107,7 @@ impl Channel {
                     *place = client.stream.set_nonblocking(true).is_ok().then_some(client);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // Out of file descriptors, for a while: no reason to spin.
+                // No file descriptor is free. The listener stays ready, so do not spin.
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
             return;
@@ -121,11 +122,11 @@ impl Channel {
         }
     }
 
-    /// Reads what came in.
+    /// Reads available input.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` when there is nothing now, or nothing any more.
+    /// `WouldBlock` when there is no input now, and also at the end of the input.
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let nothing = Err(ErrorKind::WouldBlock.into());
         match &mut self.0 {
@@ -135,7 +136,7 @@ impl Channel {
                     && !escape.has_ended()
                     && has(&rustix::stdio::stdin(), PollFlags::IN)
                 {
-                    escape.read(&mut [0; PIECE], typed);
+                    escape.read(&mut [0; CHUNK], typed);
                 }
                 let count = typed.len().min(buffer.len());
                 for (to, from) in buffer.iter_mut().zip(typed.drain(..count)) {
@@ -149,7 +150,7 @@ impl Channel {
                 match client.stream.read(buffer) {
                     Ok(count) if count > 0 => return Ok(count),
                     Err(error) if is_later(&error) => return nothing,
-                    // It may still want to hear what is said to it.
+                    // It may still read: only its sending side is closed.
                     Ok(_) => client.ended = true,
                     Err(_) => (client.ended, client.gone) = (true, true),
                 }
@@ -161,11 +162,11 @@ impl Channel {
         }
     }
 
-    /// Writes what there is room for.
+    /// Writes as many bytes as there is room for, and returns their number.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` when there is no room now; else there is nobody any more.
+    /// `WouldBlock` when there is no room now. Any other error means that the other end is gone.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.0 {
             Side::Nowhere => Ok(bytes.len()),
@@ -173,8 +174,8 @@ impl Channel {
                 if !has(output, PollFlags::OUT) {
                     return Err(ErrorKind::WouldBlock.into());
                 }
-                let piece = &bytes[..bytes.len().min(PIECE)];
-                Ok(rustix::io::write(&*output, piece)?)
+                let chunk = &bytes[..bytes.len().min(CHUNK)];
+                Ok(rustix::io::write(&*output, chunk)?)
             }
             Side::Socket(_, None) => Err(ErrorKind::BrokenPipe.into()),
             Side::Socket(_, Some(client)) => client.stream.write(bytes),
@@ -182,20 +183,21 @@ impl Channel {
     }
 }
 
-/// Whether it is for later.
+/// Whether the operation may succeed later: it would have blocked, or was interrupted.
 pub fn is_later(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// Whether this, or the end, is there now.
+/// Whether `flags`, an error or a hang-up is pending now.
 fn has(fd: &impl AsFd, what: PollFlags) -> bool {
     let mut fds = [PollFd::new(fd, what)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut fds, Some(&now)).is_ok() && !fds[0].revents().is_empty()
 }
 
-/// Standard output. A terminal that somebody stopped with Ctrl-S makes writers wait, unless they
-/// have opened it for themselves: it may be shared with others, who expect that.
+/// Standard output. A terminal that was stopped with Ctrl-S blocks its writers. To write without
+/// blocking, it is opened anew with `O_NONBLOCK`: setting the flag on the inherited descriptor
+/// would affect the other processes that share it.
 fn stdout() -> io::Result<OwnedFd> {
     let stdout = rustix::stdio::stdout();
     if isatty(stdout) {

@@ -1,39 +1,39 @@
-//! Displays as viewers see them.
+//! The interface between display devices and viewers.
 //!
-//! A display registers its [`Scanout`] when it is built. One viewer of the machine takes what
-//! changed ([`Scanout::changed`] answers once) and hands it on to all who look.
+//! A display registers its [`Scanout`] when it is built. Each change is reported only once
+//! ([`Scanout::changed`]), so a machine has one reader of changes, which serves all viewers.
 
 use std::sync::{Arc, Mutex};
 
-/// Bytes that one bit of [`Scanout::changed`] stands for.
+/// Bytes per bit of [`Scanout::changed`].
 pub const PAGE: u64 = 4096;
 
-/// A picture: its size, and where it lies in the display's memory. A pixel is 32 bits, blue in its
-/// first byte, then green and red; the last is nothing.
+/// A picture: its size, and its location in the display's memory. A pixel has four bytes: blue,
+/// green, red, and one that is unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
-    /// Pixels of a line.
+    /// In pixels.
     pub width: u32,
-    /// Lines.
+    /// In lines.
     pub height: u32,
-    /// Bytes from a line to the next.
+    /// Bytes from one line to the next.
     pub stride: u32,
-    /// The first pixel's first byte.
+    /// Offset of the first pixel in the display's memory, in bytes.
     pub start: u64,
 }
 
 /// A display, seen from the host's side.
 pub trait Scanout: Send + Sync {
-    /// What is shown now, all of it within the display's memory; nothing while the guest has
-    /// switched it off.
+    /// The current picture, which lies within the display's memory. `None` while the guest has the
+    /// display switched off.
     fn mode(&self) -> Option<Mode>;
-    /// The pages of its memory that the guest wrote since this was last asked: bit `n % 64` of word
-    /// `n / 64` is page `n`. Sets bits and clears none; makes the list as long as it must be.
+    /// The pages of its memory that the guest wrote since the last call: bit `n % 64` of word
+    /// `n / 64` is page `n`. Sets bits and clears none; extends the list as needed.
     fn changed(&self, pages: &mut Vec<u64>);
-    /// Copies out of its memory; what lies behind the end is left alone.
+    /// Copies out of the display's memory. The part of `data` beyond its end stays unchanged.
     fn read(&self, offset: u64, data: &mut [u8]);
-    /// The size that a viewer would like: the preferred mode from now on, which a guest sees when
-    /// it looks again, at the latest after a reset.
+    /// Sets the preferred mode to the size that a viewer asks for. The guest sees it when it reads
+    /// the EDID again, at the latest after a reset.
     fn prefer(&self, width: u32, height: u32);
 }
 
@@ -49,7 +49,7 @@ impl Screens {
         self.displays.lock().expect("no display panicked").push(display);
     }
 
-    /// The one that people look at: the first.
+    /// The first display, which is the one that viewers see.
     pub fn first(&self) -> Option<Arc<dyn Scanout>> {
         self.displays.lock().expect("no display panicked").first().cloned()
     }

@@ -1,8 +1,8 @@
-//! Errors with an exit status of their own, for scripts that tell failures apart.
+//! Errors that choose the exit status of the program, so that scripts can tell failures apart.
 
 use std::fmt;
 
-/// One sentence, and the program's own kind of status.
+/// An error message with an exit status. Each program has its own type of status, `S`.
 #[derive(Debug)]
 pub struct Failure<S> {
     status: S,
@@ -10,13 +10,13 @@ pub struct Failure<S> {
 }
 
 impl<S: Copy + fmt::Debug + Send + Sync + 'static> Failure<S> {
-    /// One sentence with the value, the reason and the way out.
+    /// `sentence` names the value, the reason and the way out.
     #[expect(clippy::new_ret_no_self, reason = "it is only ever used as an error")]
     pub fn new(status: S, sentence: impl Into<String>) -> anyhow::Error {
         Self { status, sentence: sentence.into() }.into()
     }
 
-    /// The status of an error, if it has one of this kind.
+    /// The status of an error, if its chain contains a `Failure` of this type.
     pub fn find(error: &anyhow::Error) -> Option<S> {
         error.chain().find_map(|it| it.downcast_ref::<Self>()).map(|it| it.status)
     }

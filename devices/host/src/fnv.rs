@@ -1,7 +1,7 @@
-//! FNV-1a: a number for a name that is the same on every host and in every version of ours, as the
-//! standard library's hashes are not. It keeps no secret.
+//! FNV-1a: a hash that is the same on every host and in every version of this program, unlike the
+//! standard library's hashes. It is not cryptographic.
 
-/// The number of these bytes; another for each seed.
+/// The 64-bit hash of `bytes`. Different seeds give independent hashes.
 pub fn hash(bytes: &[u8], seed: u64) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325 ^ seed, step)

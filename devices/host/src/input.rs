@@ -1,15 +1,15 @@
-//! What a person does at the screen, on its way to the guest's keyboards and mice.
+//! Input events from viewers and the control socket to the guest's keyboards and mice.
 //!
 //! Input devices register a sink when they are built; the screen and the control socket push events
-//! into the hub. The device that came last is asked first, and the first that the guest listens to
-//! takes the event: one key never arrives twice.
+//! into the hub. The hub offers an event to the devices, the newest first, and stops at the first
+//! that the guest listens to, so that no key arrives twice.
 
 use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
-/// A key by its place on the keyboard: its make code in scan code set 1, `0xe0__` where that code
-/// has the prefix. What is printed on the key is the guest's business.
+/// A key by its position on the keyboard: its make code in scan code set 1, `0xe0__` where that
+/// code has the prefix. The guest's keyboard layout decides which character it stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u16", into = "u16")]
 pub struct Key(u16);
@@ -19,12 +19,12 @@ impl Key {
     pub const PAUSE: Self = Self(0xe11d);
     /// Print Screen, which is SysRq together with Alt.
     pub const PRINT: Self = Self(0xe037);
-    /// Hanja (LANG2) and Hangul (LANG1) send their make code and nothing when they are let go.
+    /// Hanja (LANG2). It has no break code: nothing is sent when it is released.
     pub const HANJA: Self = Self(0xf1);
-    /// See `HANJA`.
+    /// Hangul (LANG1). It has no break code, as [`Self::HANJA`].
     pub const HANGUL: Self = Self(0xf2);
 
-    /// The key with this code, if keyboards can have it.
+    /// The key with this code, if it is a make code of scan code set 1.
     pub fn new(code: u16) -> Option<Self> {
         let key = Self(code);
         let special = [Self::PAUSE, Self::HANJA, Self::HANGUL].contains(&key);
@@ -32,7 +32,7 @@ impl Key {
         (special || plain).then_some(key)
     }
 
-    /// The code.
+    /// The make code; see [`Key`].
     pub fn code(self) -> u16 {
         self.0
     }
@@ -52,61 +52,61 @@ impl From<Key> for u16 {
     }
 }
 
-/// What a mouse did, and which of its buttons are down now.
+/// A relative movement of a mouse, and the buttons that are down now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Motion {
-    /// To the right.
+    /// Positive to the right.
     pub dx: i32,
-    /// Downwards, as on screens.
+    /// Positive downwards, as on screens.
     pub dy: i32,
-    /// Notches of the wheel, away from the person.
+    /// Notches of the wheel, positive away from the user.
     pub wheel: i32,
     /// Bit 0 left, 1 right, 2 middle, 3 back, 4 forward.
     pub buttons: u8,
 }
 
-/// Where a pointer is that knows it, and what happened there.
+/// The position of an absolute pointer (a tablet), and the buttons that are down now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Position {
-    /// From the left edge of the screen, 0, to the right, [`Position::MOST`].
+    /// From 0 at the left edge of the screen to [`Position::MOST`] at the right edge.
     pub x: u16,
-    /// From the upper edge to the lower.
+    /// From 0 at the upper edge to [`Position::MOST`] at the lower edge.
     pub y: u16,
-    /// Notches of the wheel, away from the person.
+    /// Notches of the wheel, positive away from the user.
     pub wheel: i32,
-    /// Notches to the right.
+    /// Notches of the horizontal wheel, positive to the right.
     pub pan: i32,
     /// Bit 0 left, 1 right, 2 middle, 3 back, 4 forward.
     pub buttons: u8,
 }
 
 impl Position {
-    /// The right and the lower edge.
+    /// The largest coordinate: the right and the lower edge.
     pub const MOST: u16 = 0x7fff;
 }
 
-/// The lights of a keyboard, as the guest has them.
+/// The LEDs of a keyboard, as the guest set them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Lights {
-    /// Capitals.
+    /// Caps Lock.
     pub caps: bool,
-    /// Digits on the right.
+    /// Num Lock.
     pub num: bool,
-    /// Whatever that is for.
+    /// Scroll Lock.
     pub scroll: bool,
 }
 
-/// One thing that happened.
+/// One input event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A key went down (again: keyboards repeat) or up.
+    /// A key went down (true) or up. A key that is down may go down again: keyboards repeat.
     Key(Key, bool),
     /// A relative pointer moved, or its buttons changed.
     Motion(Motion),
-    /// An absolute pointer is there now.
+    /// An absolute pointer moved, or its buttons changed.
     Position(Position),
 }
 
@@ -114,16 +114,17 @@ pub enum Event {
 pub trait Sink: Send + Sync {
     /// Takes the event; false when the guest does not listen to this device, or is parked.
     fn take(&self, event: Event) -> bool;
-    /// A keyboard's lights; nothing while the guest does not listen to this keyboard.
+    /// A keyboard's lights. `None` for other devices, and while the guest does not listen to this
+    /// keyboard.
     fn lights(&self) -> Option<Lights> {
         None
     }
-    /// Whether the guest has fetched all that was taken.
+    /// Whether the guest has read all events that this device took.
     fn is_idle(&self) -> bool {
         true
     }
-    /// Whether a sender that can wait may go on. Devices queue what the guest has not read, up to a
-    /// bound; past it, whole keys are dropped.
+    /// Whether a sender that can wait may send more. Devices queue events that the guest has not
+    /// read, up to a limit; beyond it they drop whole keys.
     fn has_room(&self) -> bool {
         true
     }
@@ -141,16 +142,16 @@ impl Hub {
         self.sinks.lock().expect("no input device panicked").push(sink);
     }
 
-    /// Takes a device out.
+    /// Removes a device.
     pub fn forget(&self, sink: &Arc<dyn Sink>) {
         let mut sinks = self.sinks.lock().expect("no input device panicked");
         sinks.retain(|it| !Arc::ptr_eq(it, sink));
     }
 
-    /// Presses a key, or lets it go; false when no device took it.
+    /// Presses or releases a key; false when no device took it.
     ///
-    /// All keyboards are told of a release: the guest may have begun to listen to another one after
-    /// the key went down, and it would hang at the first.
+    /// A release goes to all keyboards: the guest may have begun to listen to another keyboard
+    /// after the key went down, and the key would stay down on the first one.
     pub fn key(&self, key: Key, down: bool) -> bool {
         let event = Event::Key(key, down);
         if down {
@@ -160,13 +161,13 @@ impl Hub {
         sinks.iter().rev().filter(|sink| sink.take(event)).count() > 0
     }
 
-    /// Moves the pointer; false when no device took it.
+    /// Moves the pointer by a distance; false when no device took it.
     pub fn motion(&self, motion: Motion) -> bool {
         self.push(Event::Motion(motion))
     }
 
-    /// Moves the pointer to a place; false when no device took it: there is no tablet, or the guest
-    /// does not know it.
+    /// Moves the pointer to a position; false when no device took it: there is no tablet, or the
+    /// guest has no driver for it.
     pub fn position(&self, position: Position) -> bool {
         self.push(Event::Position(position))
     }
@@ -177,24 +178,23 @@ impl Hub {
         sinks.iter().rev().find_map(|sink| sink.lights())
     }
 
-    /// Whether the guest has fetched all keys of the keyboard that it listens to.
+    /// Whether the guest has read all keys of the keyboard that it listens to.
     pub fn is_idle(&self) -> bool {
         self.keyboard().is_none_or(|sink| sink.is_idle())
     }
 
-    /// Whether that keyboard takes more keys. Senders wait for it, or keys are dropped.
+    /// Whether the keyboard that keys go to has room. Senders wait for this, or keys are dropped.
     pub fn has_room(&self) -> bool {
         self.keyboard().is_none_or(|sink| sink.has_room())
     }
 
-    /// The keyboard that keys go to.
     fn keyboard(&self) -> Option<Arc<dyn Sink>> {
         let sinks = self.sinks.lock().expect("no input device panicked");
         sinks.iter().rev().find(|sink| sink.lights().is_some()).cloned()
     }
 
     fn push(&self, event: Event) -> bool {
-        // The lock also keeps the events of two viewers apart.
+        // The lock also prevents interleaving of events from two viewers.
         let sinks = self.sinks.lock().expect("no input device panicked");
         sinks.iter().rev().any(|sink| sink.take(event))
     }
@@ -248,7 +248,7 @@ mod test {
     fn the_last_device_that_listens_takes_the_event_alone() {
         let hub = Hub::default();
         let (old, new) = (Arc::<Counter>::default(), Arc::<Counter>::default());
-        assert!(!hub.key(Key::PAUSE, true), "nobody is there");
+        assert!(!hub.key(Key::PAUSE, true), "there is no device");
         hub.register(old.clone());
         hub.register(new.clone());
         assert!(hub.motion(Motion::default()));

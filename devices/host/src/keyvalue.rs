@@ -1,9 +1,9 @@
-//! The flat front of the configuration: `rng,limit=4096` into the struct that JSON fills too.
+//! Parses options in flat text form: `rng,limit=4096` into the same struct that JSON fills.
 //!
-//! Words are separated by commas, `,,` is a comma (as in QEMU), a word without `=` is a switch that
-//! is on. Text has no types, and serde keeps the wanted type from us where it buffers, as it does
-//! for internally tagged enums. So every word has a few *readings* (`5` is a number, else a text),
-//! words are added one by one, and the first reading that the struct does not refuse stays. That
+//! Words are separated by commas, `,,` is a comma (as in QEMU), and a word without `=` is a switch
+//! that is on. Text has no types, and serde hides the expected type where it buffers, as it does
+//! for internally tagged enums. So every word has a few *readings* (`5` is a number, or else a
+//! text). Words are added one by one, and the first reading that the struct accepts is kept. This
 //! works for any `Deserialize`, at the price of a few extra passes over a handful of words.
 use std::fmt;
 
@@ -43,13 +43,13 @@ pub fn parse<T: DeserializeOwned>(text: &str, first: Option<&'static str>) -> an
     attempt(&read).map_err(explain)
 }
 
-/// A value as it is written after `KEY=`: each of its commas is doubled.
+/// Escapes a value for use after `KEY=`: doubles each comma.
 #[must_use]
 pub fn escaped(value: &str) -> String {
     value.replace(',', ",,")
 }
 
-/// Names the word that is refused, unless the sentence does.
+/// Puts the refused word in front of the error, unless the sentence already names it.
 fn blame(word: &Word, refusal: Refusal) -> anyhow::Error {
     let key = matches!(refusal.kind, Kind::Key);
     let sentence = explain(refusal).to_string();
@@ -59,21 +59,21 @@ fn blame(word: &Word, refusal: Refusal) -> anyhow::Error {
     anyhow!("`{}`: {sentence}", word.text)
 }
 
-/// One pass over the words as they are read so far.
+/// Deserializes the words with their current readings.
 fn attempt<T: DeserializeOwned>(read: &[(&str, Reading)]) -> Result<T, Refusal> {
     T::deserialize(MapDeserializer::new(read.iter().map(|(key, reading)| (*key, reading))))
 }
 
-/// How well a reading suits, best first.
+/// The result of a reading, best first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Fit {
-    /// Nothing is wrong with the words so far.
+    /// The words so far are valid.
     Good,
-    /// Refused for a reason of the struct's own, perhaps because later words are still missing.
+    /// The struct's own check refused it, perhaps because later words are still missing.
     Unsure,
-    /// The type is right, the value or the key is not.
+    /// The type is right; the value or the key is not.
     BadValue,
-    /// A value of another type was wanted.
+    /// The type is wrong.
     BadType,
 }
 
@@ -88,16 +88,16 @@ impl Fit {
     }
 }
 
-/// A word of the text, with its commas restored.
+/// A word of the text, with single commas.
 struct Word {
     key: String,
     value: String,
-    /// As it was written.
+    /// The whole word, for errors.
     text: String,
 }
 
 impl Word {
-    /// What the value may be, the narrowest first; the text itself is always the last.
+    /// The possible readings of the value, the narrowest first. The text itself is always the last.
     fn readings(&self) -> impl Iterator<Item = Reading> {
         let narrow = match self.value.as_str() {
             "true" | "on" => Some(Reading::Bool(true)),
@@ -123,11 +123,11 @@ fn number(text: &str) -> Option<Reading> {
     unsigned.or_else(signed).or_else(|| text.parse().ok().map(Reading::Float))
 }
 
-/// Cuts `text` into words and checks what needs no knowledge of the keys.
+/// Cuts `text` into words. Refuses empty words and keys, and keys that are given twice.
 fn words(text: &str, first: Option<&str>) -> anyhow::Result<Vec<Word>> {
     let mut words: Vec<Word> = Vec::new();
     for (index, word) in split(text).into_iter().enumerate() {
-        ensure!(!word.is_empty(), "`{text}` has an empty word (a comma in a value is `,,`)");
+        ensure!(!word.is_empty(), "`{text}` has an empty word (write a comma in a value as `,,`)");
         let (key, value) = match (word.split_once('='), first) {
             (Some((key, value)), _) => (key, value),
             (None, Some(key)) if index == 0 => (key, word.as_str()),
@@ -139,12 +139,12 @@ fn words(text: &str, first: Option<&str>) -> anyhow::Result<Vec<Word>> {
         }
         words.push(Word { key: key.to_owned(), value: value.to_owned(), text: word });
     }
-    // The tag decides what the other keys are, so it is read before them.
+    // The tag decides which other keys exist, so it comes before them.
     words.sort_by_key(|word| Some(word.key.as_str()) != first);
     Ok(words)
 }
 
-/// Splits at single commas; a doubled one is a comma of the word.
+/// Splits at single commas. A doubled comma is a comma within the word.
 fn split(text: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut letters = text.chars().peekable();
@@ -158,7 +158,7 @@ fn split(text: &str) -> Vec<String> {
     words
 }
 
-/// One reading of a value.
+/// A typed interpretation of a value.
 #[derive(Clone)]
 enum Reading {
     Bool(bool),
@@ -209,7 +209,7 @@ impl<'de> Deserializer<'de> for &Reading {
     ) -> Result<V::Value, Refusal> {
         match self {
             Reading::Text(variant) => visitor.visit_enum(variant.as_str().into_deserializer()),
-            // The visitor refuses it, and says what it wanted.
+            // The visitor refuses it, and its error names the expected type.
             _ => self.deserialize_any(visitor),
         }
     }
@@ -220,7 +220,7 @@ impl<'de> Deserializer<'de> for &Reading {
     }
 }
 
-/// Why a struct refuses the words.
+/// The error of a struct that refuses the words.
 #[derive(Debug)]
 struct Refusal {
     kind: Kind,
@@ -277,17 +277,17 @@ impl de::Error for Refusal {
 }
 
 impl Refusal {
-    /// In serde's words, so that [`explain`] reads one wording, whoever the error is from.
+    /// Uses serde's wording, so that [`explain`] has to parse only one.
     fn unlike(what: &str, word: &str, known: &[&str]) -> String {
         let known: Vec<String> = known.iter().map(|known| format!("`{known}`")).collect();
         format!("unknown {what} `{word}`, expected one of {}", known.join(", "))
     }
 }
 
-/// Says a serde error as one sentence for the one who wrote the key, with the nearest known one.
+/// Rewrites a serde error as one sentence for the user, with the nearest known key.
 ///
-/// The wording of serde ("unknown field `x`, expected one of `a`, `b`") is the only interface that
-/// errors of `serde_json` have; a wording that is not known passes through as it is.
+/// The wording of serde ("unknown field `x`, expected one of `a`, `b`") is the only interface of
+/// `serde_json` errors. An unknown wording stays as it is.
 #[must_use]
 pub fn explain(error: impl std::error::Error) -> anyhow::Error {
     let sentence = error.to_string();
@@ -302,7 +302,8 @@ pub fn explain(error: impl std::error::Error) -> anyhow::Error {
     anyhow!(better.unwrap_or(sentence))
 }
 
-/// "invalid type: string "x", expected u32 at line 1": the value, and what it should be in words.
+/// Rewrites "invalid type: string "x", expected u32 at line 1" as the value and a plain description
+/// of the expected type.
 fn misfit(sentence: &str) -> Option<String> {
     let rest = sentence.strip_prefix("invalid type: ");
     let rest = rest.or_else(|| sentence.strip_prefix("invalid value: "))?;
@@ -319,24 +320,24 @@ fn misfit(sentence: &str) -> Option<String> {
         "struct Config" => "an object with a `path`",
         other => other,
     };
-    // `string "x"`, "integer `1`", `map`: quoted values stand alone, others are words.
+    // `string "x"` and "integer `1`" contain the value in quotes, `map` contains no value.
     let value = found.split_once(['"', '`']).map(|(_, rest)| rest.trim_end_matches(['"', '`']));
     Some(match value {
         Some(value) => format!("`{value}` is not {wanted}{place}"),
-        None => format!("{found} where {wanted} is wanted{place}"),
+        None => format!("found {found}, expected {wanted}{place}"),
     })
 }
 
-/// `rest` is what serde says after "unknown field `": the word, the known ones, in JSON the place.
+/// `rest` follows serde's "unknown field `": the word, the known words, and in JSON the position.
 fn unlike(what: &str, rest: &str) -> Option<String> {
     let (word, rest) = rest.split_once('`')?;
     let mut known: Vec<&str> = rest.split('`').collect();
     let place = known.pop().and_then(|end| end.find(" at line ").map(|at| &end[at..]));
     let place = place.unwrap_or_default();
-    // Between two quoted words there is one separator.
+    // Every second part is a known word; the others are separators.
     let known: Vec<&str> = known.into_iter().skip(1).step_by(2).collect();
     let list = match known.as_slice() {
-        [] => "there is none".to_owned(),
+        [] => "none is allowed here".to_owned(),
         known => format!("known: `{}`", known.join("`, `")),
     };
     Some(match nearest(word, &known) {
@@ -345,9 +346,10 @@ fn unlike(what: &str, rest: &str) -> Option<String> {
     })
 }
 
-/// The one of `known` that `word` is most likely a misspelling of, if any is near enough.
+/// The word of `known` of which `word` is most likely a misspelling, if one is near enough.
 ///
-/// Near is one edit (a letter more, less, other, or two swapped) in three letters.
+/// Near means at most one edit per three letters. An edit adds, removes or replaces a letter, or
+/// swaps two neighbors.
 #[must_use]
 pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let wanted = letters(word);
@@ -359,12 +361,13 @@ pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     known.iter().filter_map(near).min_by_key(|(edits, _)| *edits).map(|(_, known)| known)
 }
 
-/// The letters of a word, whose case does not matter.
+/// The letters of a word in lower case.
 fn letters(word: &str) -> Vec<char> {
     word.chars().flat_map(char::to_lowercase).collect()
 }
 
-/// Edits between two words, a swap of neighbours being one ("optimal string alignment").
+/// The number of edits between two words. A swap of neighbors is one edit ("optimal string
+/// alignment").
 #[must_use]
 pub fn edits(from: &[char], to: &[char]) -> usize {
     let (mut before, mut last) = (Vec::new(), (0..=to.len()).collect::<Vec<_>>());
@@ -450,7 +453,7 @@ mod test {
         count: u32,
     }
 
-    /// Checks itself as a whole: it is wrong until its last word is there.
+    /// Is checked as a whole: it is invalid until its last word is there.
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Layout {

@@ -1,4 +1,4 @@
-//! The host's side of a machine: disk images, networks, streams, sockets, and what people do at
+//! The host's side of a machine: disk images, networks, streams, sockets, and input from people at
 //! a screen. Nothing here knows a register, KVM or the command line; both programs use it.
 #![deny(unsafe_code)]
 

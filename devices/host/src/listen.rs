@@ -1,5 +1,5 @@
-//! Where clients come from: a TCP port, a Unix socket, or a socket that listened before this
-//! process was there, so that it may be one without a network.
+//! Addresses of servers: a TCP port, a Unix socket, or an inherited socket that listens already.
+//! With an inherited socket, this process needs no network of its own.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Address {
-    /// HOST:PORT
+    /// `HOST:PORT`
     Tcp(String),
-    /// A path.
+    /// `unix:PATH`
     Unix(PathBuf),
-    /// A file descriptor that was inherited.
+    /// `fd:N`: an inherited file descriptor.
     Inherited(i32),
 }
 
@@ -29,7 +29,7 @@ impl TryFrom<String> for Address {
     fn try_from(text: String) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             return if path.is_empty() {
-                Err(format!("`{text}` names no path"))
+                Err(format!("`{text}` names no path: write unix:PATH"))
             } else {
                 Ok(Self::Unix(path.into()))
             };
@@ -44,14 +44,14 @@ impl TryFrom<String> for Address {
             return Ok(Self::Tcp(text));
         }
         Err(format!(
-            "`{text}` is no place to listen: write HOST:PORT, like 127.0.0.1:5900, unix:PATH, or \
-             fd:N for a socket that listens already"
+            "`{text}` is not an address: write HOST:PORT, such as 127.0.0.1:5900, unix:PATH, or \
+             fd:N for an inherited socket that listens already"
         ))
     }
 }
 
 impl Address {
-    /// Whether a free port shall be found.
+    /// Whether the kernel chooses a free port: the port is 0.
     pub fn is_any(&self) -> bool {
         matches!(self, Self::Tcp(address) if address.ends_with(":0"))
     }
@@ -73,19 +73,19 @@ impl fmt::Display for Address {
     }
 }
 
-/// The number of a file descriptor: the first three are the terminal's.
+/// The number of an inherited file descriptor. 0 to 2 are standard input, output and error.
 fn inherited(text: &str) -> Result<i32, String> {
     let number = text.parse().ok().filter(|number| *number > 2);
     number.ok_or_else(|| format!("`{text}` names no inherited file descriptor, 3 or above"))
 }
 
-/// Where clients of this host alone come from: a path, or `fd:N`.
+/// A server's address for local clients only: a path, or `fd:N`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum UnixAddress {
-    /// A path.
+    /// The path of the socket.
     Path(PathBuf),
-    /// A file descriptor that was inherited.
+    /// `fd:N`: an inherited file descriptor.
     Inherited(i32),
 }
 
@@ -111,32 +111,37 @@ impl From<UnixAddress> for String {
 }
 
 impl UnixAddress {
-    /// Listens there.
+    /// Listens at this address.
     ///
     /// # Errors
     ///
-    /// When somebody else does, or what was inherited is no Unix socket.
+    /// When another process listens there, or the inherited descriptor is not a Unix socket.
     pub fn listen(&self) -> anyhow::Result<Bound> {
         match self {
             Self::Path(path) => Bound::new(path),
             Self::Inherited(number) => match inherited::listening(*number)? {
                 Listening::Unix(listener) => Ok(Bound::try_from(listener)?),
-                Listening::Tcp(_) => bail!("fd:{number} is a TCP port: a Unix socket is needed"),
+                Listening::Tcp(_) => bail!("fd:{number} is a TCP socket: a Unix socket is needed"),
             },
         }
     }
 }
 
-/// A socket that listens.
+/// A listening socket.
 pub enum Socket {
     /// A TCP port.
     Tcp(TcpListener),
-    /// A Unix socket, whose file goes with it.
+    /// A Unix socket. Dropping it deletes its file.
     Unix(Bound),
 }
 
 impl Socket {
-    /// Listens at a place; `open` is whether nobody would be asked for anything there.
+    /// Listens at an address. `open` is true for a server without authentication, which may
+    /// listen on loopback addresses only.
+    ///
+    /// # Errors
+    ///
+    /// When the address is in use or not of this host, or `open` forbids it.
     pub fn new(address: &Address, open: bool) -> anyhow::Result<Self> {
         Ok(match address {
             Address::Tcp(address) => Self::Tcp(listen(address, open)?),
@@ -152,12 +157,12 @@ impl Socket {
     }
 }
 
-/// Refuses to let in everybody who is elsewhere.
+/// Refuses to serve other hosts without authentication.
 fn guard(addresses: &[SocketAddr], open: bool) -> anyhow::Result<()> {
     if let Some(far) = addresses.iter().find(|it| open && !it.ip().to_canonical().is_loopback()) {
         bail!(
-            "everybody who reaches {} could use the machine: say password=FILE, or auth=none if \
-             that is what you want",
+            "everybody who reaches {} could use the machine: set password=FILE, or auth=none to \
+             allow this",
             far.ip()
         );
     }
@@ -167,14 +172,14 @@ fn guard(addresses: &[SocketAddr], open: bool) -> anyhow::Result<()> {
 fn listen(address: &str, open: bool) -> anyhow::Result<TcpListener> {
     let found: Vec<SocketAddr> = address
         .to_socket_addrs()
-        .map_err(|error| anyhow!("{address} is no address of this host: {error}"))?
+        .map_err(|error| anyhow!("{address} is not an address of this host: {error}"))?
         .collect();
     guard(&found, open)?;
     TcpListener::bind(&found[..]).map_err(|error| match error.kind() {
         ErrorKind::AddrInUse => anyhow!("the port is in use by another process"),
-        ErrorKind::AddrNotAvailable => anyhow!("{address} is no address of this host"),
+        ErrorKind::AddrNotAvailable => anyhow!("{address} is not an address of this host"),
         ErrorKind::PermissionDenied => {
-            anyhow!("ports below 1024 are for root: choose another one ({error})")
+            anyhow!("ports below 1024 need root: choose another port ({error})")
         }
         _ => anyhow!("{error}"),
     })

@@ -1,8 +1,9 @@
-//! Locks on files that two machines must not have at once, and who holds them.
+//! Locks on files that two machines must not use at the same time.
 //!
-//! Open file description locks over the whole file: they work over NFS, between containers of one
-//! node, and against QEMU, whose own are of this kind. They end when the file is closed, however
-//! the process ends. The lock of a block device is one of its name: `claim` has the device itself.
+//! These are open file description locks over the whole file. They work over NFS, between
+//! containers of one node, and against QEMU, which takes locks of the same kind. The kernel
+//! releases them when the file is closed, however the process ends. On a block device such a lock
+//! covers only the device node that was opened; [`claim`] takes the device itself.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -14,58 +15,62 @@ use anyhow::{Context, bail, ensure};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
-/// How long a holder may take to let go: one that was just killed, or a child that has not yet
-/// replaced itself by another program, which has all of its parent's files until then.
+/// How long a visible holder may take to release its lock. It may be a process that was just
+/// killed, or a child that has not called `exec` yet and until then has all of its parent's files.
 const GRACE: Duration = Duration::from_millis(300);
-/// The same where no process is seen that holds it: the kernel lets go of what a ring had some time
-/// after its process has ended, a busy one later.
-const UNSEEN: Duration = Duration::from_secs(3);
-const AGAIN: Duration = Duration::from_millis(10);
+/// The same where no process is found that holds the lock: the kernel closes the files of an
+/// io_uring some time after its process has ended, and a busy kernel later.
+const UNSEEN_GRACE: Duration = Duration::from_secs(3);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Takes the file, which is open for writing, for this process alone, for as long as it is open.
+/// Takes an exclusive lock on `file`, which is open for writing. The lock lasts until it is closed.
 ///
 /// # Errors
 ///
-/// When another holds it: the text says who. When the file system has no locks.
+/// When another process holds a lock: the error names the process. When the file system does not
+/// support locks.
 pub fn exclusive(file: &File, path: &Path) -> anyhow::Result<()> {
     take(file, path, libc::F_WRLCK)
 }
 
-/// Takes the file together with others that only read it.
+/// Takes a shared lock on `file`, for a process that only reads it.
 ///
 /// # Errors
 ///
-/// When another holds it for itself: the text says who. When the file system has no locks.
+/// When another process holds an exclusive lock: the error names the process. When the file system
+/// does not support locks.
 pub fn shared(file: &File, path: &Path) -> anyhow::Result<()> {
     take(file, path, libc::F_RDLCK)
 }
 
-/// Opens a block device for writing, for this process alone: whatever its name is in another
-/// container, and not while the host itself uses it. It may be opened again meanwhile, but not so.
+/// Opens a block device for writing and with `O_EXCL`. This excludes other claims under any device
+/// node, also in other containers, and claims of the host itself (a mount). It does not exclude
+/// processes that open the device without `O_EXCL`.
 ///
 /// # Errors
 ///
-/// As the system says; when it is in use, with who uses it.
+/// The error of `open`; if the device is in use, the error names the user.
 pub fn claim(device: &Path) -> io::Result<File> {
-    let end = Instant::now() + GRACE;
+    let deadline = Instant::now() + GRACE;
     loop {
         let mut options = OpenOptions::new();
         match options.read(true).write(true).custom_flags(libc::O_EXCL).open(device) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                if Instant::now() >= end {
-                    let unseen = "the host (mounted, or a part of something) or another container";
+                if Instant::now() >= deadline {
+                    let unseen = "the host (mounted, or part of a RAID or LVM volume) or another \
+                                  container";
                     let user = user(device).unwrap_or_else(|| unseen.to_owned());
                     let text = format!("{} is in use by {user}", device.display());
                     return Err(io::Error::new(error.kind(), text));
                 }
-                std::thread::sleep(AGAIN);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             other => return other,
         }
     }
 }
 
-/// A process that may write a block device.
+/// A process that has the block device open for writing.
 fn user(device: &Path) -> Option<String> {
     let wanted = fs::metadata(device).ok()?.rdev();
     process(|pid| {
@@ -74,14 +79,14 @@ fn user(device: &Path) -> Option<String> {
             let found = fs::metadata(entry.path());
             let same =
                 found.is_ok_and(|it| it.file_type().is_block_device() && it.rdev() == wanted);
-            // The link has the rights of the open file.
+            // The mode of the link in /proc is the access mode of the open file.
             same && fs::symlink_metadata(entry.path()).is_ok_and(|it| it.mode() & 0o200 != 0)
         })
     })
 }
 
 fn take(file: &File, path: &Path, kind: i32) -> anyhow::Result<()> {
-    // From the start, and as far as a file can reach.
+    // Length 0 means: to the end, also when the file grows.
     let whole = libc::flock {
         l_type: i16::try_from(kind)?,
         l_whence: i16::try_from(libc::SEEK_SET)?,
@@ -95,7 +100,7 @@ fn take(file: &File, path: &Path, kind: i32) -> anyhow::Result<()> {
             Ok(_) => return Ok(()),
             Err(Errno::EAGAIN | Errno::EACCES) => {}
             Err(error) => {
-                return Err(error).with_context(|| format!("a lock on {}", path.display()));
+                return Err(error).with_context(|| format!("lock on {}", path.display()));
             }
         }
         let waited = start.elapsed();
@@ -103,25 +108,27 @@ fn take(file: &File, path: &Path, kind: i32) -> anyhow::Result<()> {
             if let Some(holder) = holder(file) {
                 bail!("{} is in use by {holder}", path.display());
             }
-            // It may be in another container or on another machine, whose processes are not seen.
-            ensure!(waited < UNSEEN, "{} is in use by another process", path.display());
+            // The holder may be in another container or on another host, whose processes are not
+            // visible in /proc.
+            ensure!(waited < UNSEEN_GRACE, "{} is in use by another process", path.display());
         }
-        std::thread::sleep(AGAIN.max(waited / 10));
+        std::thread::sleep(RETRY_INTERVAL.max(waited / 10));
     }
 }
 
-/// The kernel does not tell whose such a lock is, but each process' files tell which they hold.
+/// Finds the process that holds a lock on the file. `F_OFD_GETLK` does not report the process, but
+/// `/proc/PID/fdinfo` lists the locks of each open file.
 fn holder(file: &File) -> Option<String> {
     let inode = file.metadata().ok()?.ino();
     process(|pid| holds(pid, inode))
 }
 
-/// The first process of which this is true, with its name.
-fn process(is: impl Fn(u32) -> bool) -> Option<String> {
+/// The first process that matches, as `process PID (NAME)`.
+fn process(matches: impl Fn(u32) -> bool) -> Option<String> {
     let processes = fs::read_dir("/proc").ok()?;
     let mut pids =
         processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    let pid = pids.find(|pid| is(*pid))?;
+    let pid = pids.find(|pid| matches(*pid))?;
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     Some(format!("process {pid} ({})", name.trim_end()))
 }
@@ -133,8 +140,9 @@ fn holds(pid: u32, inode: u64) -> bool {
     })
 }
 
-/// `lock:  1: OFDLCK  ADVISORY  WRITE -1 08:01:5678 0 EOF`. The device numbers are left alone:
-/// those of an overlay are not the ones that `stat` tells.
+/// Whether a line of `fdinfo` is an open file description lock on this inode:
+/// `lock:  1: OFDLCK  ADVISORY  WRITE -1 08:01:5678 0 EOF`. The device numbers are not compared:
+/// on overlayfs they differ from those that `stat` reports.
 fn locks(line: &str, inode: u64) -> bool {
     let mut words = line.split_whitespace();
     let kind = words.next() == Some("lock:") && words.nth(1) == Some("OFDLCK");

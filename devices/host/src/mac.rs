@@ -1,4 +1,4 @@
-//! MAC addresses: as people write them, and as frames carry them.
+//! MAC addresses: as text, and as the bytes of a frame.
 use std::fmt;
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fnv;
 
-/// The address of a network card: `52:54:00:12:34:56`. A text is only ever that of a single host.
+/// The address of a network card: `52:54:00:12:34:56`. Parsing accepts unicast addresses only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Mac(pub [u8; 6]);
@@ -16,13 +16,13 @@ impl Mac {
     /// The address that every card listens to.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// A locally administered address that is always the same for these words.
+    /// A locally administered address, derived from `words`: the same words give the same address.
     pub fn of(words: &str) -> Self {
         let [a, b, c, d, e, ..] = fnv::hash(words.as_bytes(), 0).to_be_bytes();
         Self([0x02, a, b, c, d, e])
     }
 
-    /// Reads six pairs of hexadecimal digits, for any number of hosts.
+    /// Reads six pairs of hexadecimal digits. Multicast addresses and zero are valid here.
     pub fn from_pairs<'a>(pairs: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         let byte = |pair: &str| {
             let hex = pair.len() == 2 && pair.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -32,12 +32,12 @@ impl Mac {
         bytes?.try_into().ok().map(Self)
     }
 
-    /// Whether it is an address of several cards.
+    /// Whether this is a group address (multicast or broadcast).
     pub fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Whether all of it is 0, which is no card's address.
+    /// Whether all six bytes are 0, an address that no card has.
     pub fn is_zero(self) -> bool {
         self.0 == [0; 6]
     }
@@ -49,9 +49,13 @@ impl FromStr for Mac {
     fn from_str(text: &str) -> anyhow::Result<Self> {
         let mac = Self::from_pairs(text.split([':', '-']));
         let mac =
-            mac.with_context(|| format!("`{text}` is no MAC address: write 52:54:00:12:34:56"))?;
-        let single = !mac.is_multicast() && !mac.is_zero();
-        ensure!(single, "`{text}` is not the address of a single host");
+            mac.with_context(|| format!("`{text}` is not a MAC address: write 52:54:00:12:34:56"))?;
+        let unicast = !mac.is_multicast() && !mac.is_zero();
+        ensure!(
+            unicast,
+            "`{text}` is not the address of a single host: write a unicast address such as \
+             52:54:00:12:34:56"
+        );
         Ok(mac)
     }
 }
@@ -92,7 +96,7 @@ mod test {
         assert_eq!(json, "\"52:54:00:12:34:ab\"");
         assert_eq!(serde_json::from_str::<Mac>(&json).unwrap(), mac);
         let error = serde_json::from_str::<Mac>("\"x\"").unwrap_err().to_string();
-        assert!(error.starts_with("`x` is no MAC address: write 52:54:00:12:34:56"), "{error}");
+        assert!(error.starts_with("`x` is not a MAC address: write 52:54:00:12:34:56"), "{error}");
     }
 
     #[test]

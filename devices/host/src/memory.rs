@@ -1,4 +1,4 @@
-//! Guest RAM for devices: copies in and out, never a reference, and only while it may be used.
+//! Guest RAM for devices: copies in and out, never a reference, and only while DMA is allowed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -8,41 +8,42 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 /// A handle to guest RAM. A closed gate (bus mastering off, device parked) makes every access fail,
-/// as does an address that is not RAM: both are the guest's doing.
+/// as does an address that is not RAM. The guest causes both.
 #[derive(Clone, Debug)]
 pub struct Memory {
     ram: Arc<GuestMemoryMmap>,
     gate: Arc<Gate>,
 }
 
-/// Whether memory may be used, and who is told when that changes.
+/// Whether a device may access memory.
 #[derive(Debug, Default)]
 struct Gate {
     open: AtomicBool,
+    /// Events that are signaled on each change of `open`.
     bells: Mutex<Vec<Weak<EventFd>>>,
 }
 
-/// A range of guest memory that a guest named. It is checked when it is used.
+/// A range of guest memory as the guest gave it, unchecked. Each access checks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Guest-physical.
+    /// Guest-physical address.
     pub address: u64,
-    /// Bytes.
+    /// In bytes.
     pub length: u32,
 }
 
-/// The guest named memory that is not there, or that the device may not use now.
+/// The address is not RAM, or the gate is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoMemory;
 
 impl Memory {
-    /// The machine's RAM, open.
+    /// A handle to the machine's RAM with an open gate.
     pub fn new(ram: Arc<GuestMemoryMmap>) -> Self {
         let gate = Gate { open: AtomicBool::new(true), ..Gate::default() };
         Self { ram, gate: Arc::new(gate) }
     }
 
-    /// A handle with a gate of its own, closed.
+    /// A handle to the same RAM with a gate of its own, which is closed.
     #[must_use]
     pub fn gated(&self) -> Self {
         Self { ram: self.ram.clone(), gate: Arc::default() }
@@ -56,7 +57,8 @@ impl Memory {
         }
     }
 
-    /// Rings this bell whenever the gate is opened or closed from now on, as long as it is there.
+    /// Signals `bell` whenever the gate opens or closes, until `bell` is dropped. Calling this
+    /// again with the same bell changes nothing.
     pub fn watch(&self, bell: &Arc<EventFd>) {
         let (bell, mut bells) =
             (Arc::downgrade(bell), self.gate.bells.lock().expect("no device panicked"));
@@ -65,12 +67,12 @@ impl Memory {
         }
     }
 
-    /// All of it for somebody who heeds the gate himself.
+    /// All RAM, whether the gate is open or closed. The caller (vhost) must watch the gate itself.
     pub fn share(&self) -> Arc<GuestMemoryMmap> {
         self.ram.clone()
     }
 
-    /// The RAM itself, while the gate is open.
+    /// The RAM, while the gate is open.
     ///
     /// # Errors
     ///
@@ -83,7 +85,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// When a part of the range is not RAM.
+    /// When a part of the range is not RAM, or the gate is closed.
     pub fn read(&self, address: u64, data: &mut [u8]) -> Result<(), NoMemory> {
         self.ram()?.read_slice(data, GuestAddress(address)).map_err(|_| NoMemory)
     }
@@ -92,16 +94,17 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// When a part of the range is not RAM; the part before it may have been written.
+    /// When a part of the range is not RAM, or the gate is closed. The part of the range before the
+    /// error may have been written.
     pub fn write(&self, address: u64, data: &[u8]) -> Result<(), NoMemory> {
         self.ram()?.write_slice(data, GuestAddress(address)).map_err(|_| NoMemory)
     }
 
-    /// Copies out the first bytes of these pieces.
+    /// Fills `data` from the pieces, in order.
     ///
     /// # Errors
     ///
-    /// When they are fewer than `data`, or not RAM.
+    /// When the pieces are shorter than `data` or not RAM, or the gate is closed.
     pub fn gather(&self, pieces: &[Piece], data: &mut [u8]) -> Result<(), NoMemory> {
         let mut rest = data;
         for piece in pieces {
@@ -113,11 +116,11 @@ impl Memory {
         if rest.is_empty() { Ok(()) } else { Err(NoMemory) }
     }
 
-    /// Copies into the first bytes of these pieces.
+    /// Copies `data` into the pieces, in order.
     ///
     /// # Errors
     ///
-    /// When they are fewer than `data`, or not RAM.
+    /// When the pieces are shorter than `data` or not RAM, or the gate is closed.
     pub fn scatter(&self, pieces: &[Piece], data: &[u8]) -> Result<(), NoMemory> {
         let mut rest = data;
         for piece in pieces {
@@ -129,7 +132,7 @@ impl Memory {
     }
 }
 
-/// So many bytes of these pieces, from there on.
+/// The pieces of the range that begins after `skip` bytes and is at most `length` bytes long.
 pub fn part(pieces: &[Piece], skip: u64, length: u64) -> Vec<Piece> {
     let (mut skip, mut left, mut found) = (skip, length, Vec::new());
     for piece in pieces {

@@ -1,4 +1,4 @@
-//! Where a PCI function sits, as a user writes it.
+//! Addresses of PCI functions on bus 0, as users write them: `04.0`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
-/// Bus 0: device and function number.
+/// The device and function number of a PCI function on bus 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Address {
@@ -17,28 +17,29 @@ pub struct Address {
 }
 
 impl Address {
-    /// Device and function number.
+    /// For constants: `device` and `function` must be valid.
     ///
     /// # Panics
     ///
-    /// When there is no such number: these are constants of ours.
+    /// When `device` is above 31 or `function` above 7.
     pub const fn new(device: u8, function: u8) -> Self {
         assert!(device < 32 && function < 8);
         Self { device, function }
     }
 
-    /// Where its 4 KiB of configuration space begin.
+    /// The offset of its 4 KiB of configuration space from that of bus 0 (ECAM).
     pub fn config(self) -> u64 {
         u64::from(self.device) << 15 | u64::from(self.function) << 12
     }
 
-    /// The first device number without functions; 0 and 31 are the chip set's, 1 the display's.
+    /// The first device number without functions. 0 and 31 belong to the chip set, 1 to the
+    /// display.
     pub fn first_free<T>(taken: &BTreeMap<Self, T>) -> Option<Self> {
         let free = |device: &u8| !taken.keys().any(|at| at.device == *device);
         (2..31).find(free).map(|device| Self { device, function: 0 })
     }
 
-    /// The interrupt controller pin of this function's INTx pin (0 is INTA), as `_PRT` tells it.
+    /// The interrupt controller's input for this function's INTx pin (0 is INTA), as in `_PRT`.
     pub fn gsi(self, pin: u8) -> u32 {
         let (device, pin) = (u32::from(self.device), u32::from(pin));
         match device {

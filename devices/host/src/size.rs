@@ -1,7 +1,7 @@
 //! Sizes as people write them: `4G`, `512M`, `4096`.
 //!
-//! All units are binary, as QEMU and Kubernetes' `Gi` have them, because memory and disks of guests
-//! come in pages. `GB` is refused: half of its users mean 10⁹.
+//! All units are binary, as in QEMU and in Kubernetes' `Gi`, because memory and disks of guests
+//! come in pages. `GB` is refused because half of its users mean 10⁹.
 use std::fmt;
 use std::str::FromStr;
 
@@ -9,10 +9,11 @@ use anyhow::{Context, bail, ensure};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The units that are accepted, smallest first, with the power of two that each stands for.
+/// The accepted units, smallest first, each with its power of two.
 const UNITS: [(char, u32); 6] = [('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P', 50), ('E', 60)];
 
-/// A number of bytes. Reads `4G`, `4GiB`, `4Gi`, `4096M` or a plain number; prints the shortest.
+/// A number of bytes. Reads `4G`, `4GiB`, `4Gi`, `4096M` or a plain number; prints the largest
+/// unit that is exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Size(pub u64);
 
@@ -44,7 +45,7 @@ impl FromStr for Size {
     }
 }
 
-/// The power of two that `unit` stands for; an empty one is bytes.
+/// The power of two of a unit. An empty unit means bytes.
 fn shift_of(unit: &str) -> anyhow::Result<u32> {
     let mut letters = unit.chars();
     let Some(letter) = letters.next() else { return Ok(0) };
@@ -54,11 +55,11 @@ fn shift_of(unit: &str) -> anyhow::Result<u32> {
         (Some((known, _)), "B" | "b") => {
             bail!("`{unit}` could be decimal or binary: write `{known}`, which is binary")
         }
-        _ => bail!("the unit `{unit}` is none of K, M, G, T, P, E"),
+        _ => bail!("the unit `{unit}` is unknown: write K, M, G, T, P or E"),
     }
 }
 
-/// The largest unit that leaves no remainder, so that what is printed reads back as the same size.
+/// Prints the largest unit that leaves no remainder, so that parsing gives the same size again.
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exact = |shift: u32| self.0 != 0 && self.0.trailing_zeros() >= shift;

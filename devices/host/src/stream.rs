@@ -19,18 +19,18 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use serde::{Deserialize, Serialize};
 
-/// Where a stream goes to and comes from.
+/// The host's end of a byte stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Stream {
-    /// Nowhere.
+    /// No input; output is discarded.
     #[default]
     None,
     /// Standard output and input. In a terminal, Ctrl-A x quits and Ctrl-A a sends a Ctrl-A.
     Stdio,
-    /// A file that is made anew; no input.
+    /// A file that is created or truncated; no input.
     File(PathBuf),
-    /// A Unix socket that we listen on, for one client at a time.
+    /// A listening Unix socket, for one client at a time.
     Socket(PathBuf),
 }
 
@@ -73,19 +73,19 @@ pub type Output = Box<dyn Write + Send>;
 
 /// A stream's input half.
 pub enum Input {
-    /// Standard input, and the escape character that was typed.
+    /// Standard input, and the state of its escape sequences.
     Stdin(Escape),
-    /// A listener, its file, and its client.
+    /// A listening socket and its client.
     Socket(Bound, Client),
 }
 
 /// The client of a socket, shared by both halves.
 pub type Client = Arc<Mutex<Option<UnixStream>>>;
 
-/// Clients that wait to be let in.
+/// Maximum number of clients that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// A listening socket whose file, if we made it, goes away with it.
+/// A listening socket. Dropping it deletes its file, if this process created it.
 pub struct Bound {
     listener: UnixListener,
     path: Option<PathBuf>,
@@ -94,7 +94,7 @@ pub struct Bound {
 impl TryFrom<UnixListener> for Bound {
     type Error = io::Error;
 
-    /// Takes one that somebody else made.
+    /// Takes over an inherited socket. Its file stays.
     fn try_from(listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self { listener, path: None })
@@ -102,20 +102,20 @@ impl TryFrom<UnixListener> for Bound {
 }
 
 impl Bound {
-    /// Listens on a path, for this user alone. A socket file that nobody listens on any more is
-    /// replaced.
+    /// Listens on a path, with mode 0600. Replaces an abandoned socket file: one that refuses
+    /// connections.
     ///
     /// # Errors
     ///
-    /// When somebody listens there already, or the path is something else.
+    /// When another process listens there, or the path exists and is not a socket.
     pub fn new(path: &Path) -> anyhow::Result<Self> {
         let name = || format!("socket {}", path.display());
         let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
         let folder = File::open(folder.unwrap_or(Path::new("."))).with_context(name)?;
-        alone(&folder);
+        lock_folder(&folder);
         let found = fs::symlink_metadata(path).ok();
         if found.is_some_and(|it| !it.file_type().is_socket()) {
-            bail!("{} is not a socket, and is left as it is", path.display());
+            bail!("{} is not a socket: remove it, or choose another path", path.display());
         }
         if path.exists()
             && UnixStream::connect(path)
@@ -128,7 +128,7 @@ impl Bound {
                 anyhow::anyhow!("socket {} is in use by another process", path.display())
             }
             Errno::NAMETOOLONG => anyhow::anyhow!(
-                "socket {}: the path must be shorter: the path of a socket has at most 107 bytes",
+                "socket {}: the path is too long: choose one of at most 107 bytes",
                 path.display()
             ),
             _ => anyhow::anyhow!("socket {}: {error}", path.display()),
@@ -136,15 +136,16 @@ impl Bound {
         Ok(Self { listener, path: Some(path.to_owned()) })
     }
 
-    /// The listener.
+    /// The socket, which does not block.
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
 }
 
-/// Another that starts at this moment must not take our new file for an abandoned one: we take
-/// turns. But in a folder that others share, one who keeps the lock must not keep us.
-fn alone(folder: &File) {
+/// Waits for the lock on the folder, so that a second process that starts at this moment does not
+/// take our new file for an abandoned one. Gives up after a second: in a folder that others share,
+/// a process that never releases the lock must not stop us.
+fn lock_folder(folder: &File) {
     for _ in 0..100 {
         if flock(folder, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK) {
             return;
@@ -156,7 +157,7 @@ fn alone(folder: &File) {
 fn listen(path: &Path) -> rustix::io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file takes the mode of its socket, so there is no moment in which others may connect.
+    // The file takes the mode of its socket, so other users can never connect.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -189,11 +190,11 @@ impl Write for SocketOutput {
     }
 }
 
-/// Opens both halves.
+/// Opens both halves of a stream.
 ///
 /// # Errors
 ///
-/// When the file or socket cannot be had.
+/// When the file or socket cannot be opened.
 pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
     Ok(match stream {
         Stream::None => (Box::new(io::sink()), None),
@@ -202,7 +203,7 @@ pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
             (Box::new(Unbuffered(rustix::stdio::stdout())), Some(Input::Stdin(Escape::default())))
         }
         Stream::File(path) => {
-            // A FIFO without a reader is an error, and does not wait for one.
+            // Opening a FIFO without a reader fails instead of blocking.
             let file = OpenOptions::new()
                 .create(true)
                 .write(true)
@@ -220,27 +221,27 @@ pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
     })
 }
 
-/// Opens a stream that only goes out.
+/// Opens a stream for output only.
 ///
 /// # Errors
 ///
-/// When the file cannot be had, or the stream is a socket: its client comes in by the input half.
+/// When the file cannot be opened, or the stream is a socket: the input half accepts its client.
 pub fn output(stream: &Stream) -> anyhow::Result<Output> {
     match stream {
-        // Nobody reads what is typed, so the terminal stays as it is.
+        // There is no reader of keys, so the terminal's mode stays as it is.
         Stream::Stdio => Ok(Box::new(Unbuffered(rustix::stdio::stdout()))),
         Stream::Socket(_) => bail!(
-            "`{}` cannot be used for output alone: write `stdio`, `file:PATH` or `none`",
+            "`{}` cannot be used for output only: write `stdio`, `file:PATH` or `none`",
             String::from(stream.clone())
         ),
         Stream::None | Stream::File(_) => Ok(open(stream)?.0),
     }
 }
 
-/// A file without a buffer (a prompt has no line end), that a signal takes out of waiting.
+/// An unbuffered file (a prompt has no line end) whose writes a signal interrupts.
 ///
-/// Where nobody reads, the guest waits as with any slow line. But a signal means that its processor
-/// is to stop, and that must not wait: then what is written here is lost.
+/// While the other end does not read, the guest waits, as with any slow line. A signal means that
+/// the vCPU has to stop, which must not wait: the bytes of the interrupted write are lost.
 struct Unbuffered<F>(F);
 
 impl<F: AsFd> Write for Unbuffered<F> {
@@ -257,7 +258,7 @@ impl<F: AsFd> Write for Unbuffered<F> {
 
 static TERMINAL: OnceLock<Termios> = OnceLock::new();
 
-/// Gives the guest each key as it is typed.
+/// Switches the terminal to raw mode, so that the guest receives each key as it is typed.
 pub(super) fn make_raw() {
     let stdin = rustix::stdio::stdin();
     if !isatty(stdin) {
@@ -273,25 +274,26 @@ pub(super) fn make_raw() {
     }
 }
 
-/// Makes the terminal what it was before. To be called before the process ends.
+/// Restores the terminal's mode. Must be called before the process ends.
 pub fn restore_terminal() {
     if let Some(before) = TERMINAL.get() {
         tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, before).ok();
     }
 }
 
-/// Ctrl-A and the key after it.
+/// The state of escape sequences: Ctrl-A and the key after it.
 #[derive(Default)]
 pub struct Escape {
     seen: bool,
-    /// Standard input is at its end: asking again would be answered at once, for ever.
+    /// Standard input is at its end. It would always poll as readable.
     ended: bool,
 }
 
 const CTRL_A: u8 = 1;
 
 impl Escape {
-    /// Reads what was typed, as long as that is no escape; Ctrl-A x ends the process orderly.
+    /// Reads typed keys into `typed`, without escape sequences. Ctrl-A x sends this process
+    /// SIGTERM, for an orderly end.
     pub(super) fn read(&mut self, buffer: &mut [u8], typed: &mut Vec<u8>) {
         let count = match rustix::io::read(rustix::stdio::stdin(), &mut *buffer) {
             Err(Errno::AGAIN | Errno::INTR) => return,
@@ -305,12 +307,11 @@ impl Escape {
         }
     }
 
-    /// Whether nothing will be typed any more.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Takes the escapes out of what was typed; true when the user wants to quit.
+    /// Removes the escape sequences from `typed`; true when the user wants to quit.
     fn filter(&mut self, typed: &mut Vec<u8>) -> bool {
         let mut quit = false;
         let filter = |key| {
@@ -328,7 +329,7 @@ impl Escape {
     }
 }
 
-/// A thread that carries input to a device.
+/// A thread that passes input to a device.
 pub struct Reader {
     wake: Arc<OwnedFd>,
     state: Arc<State>,
@@ -338,16 +339,17 @@ pub struct Reader {
 #[derive(Default)]
 struct State {
     stop: AtomicBool,
-    /// The device took less than there was.
+    /// The device did not take all input.
     full: AtomicBool,
 }
 
 impl Reader {
-    /// Starts a thread that gives `feed` what comes in; it answers how much the device took.
+    /// Starts a thread that passes input to `feed`, which returns the number of bytes that the
+    /// device took.
     ///
     /// # Errors
     ///
-    /// When the host has no thread left.
+    /// When the host cannot create a thread.
     pub fn spawn(
         name: &str,
         mut input: Input,
@@ -373,14 +375,14 @@ impl Reader {
         Ok(Self { wake, state, thread: Some(thread) })
     }
 
-    /// Says that the device has room again.
+    /// Wakes the thread because the device has room again.
     pub fn room(&self) {
         if self.state.full.load(Ordering::Acquire) {
             rustix::io::write(&*self.wake, &1_u64.to_ne_bytes()).ok();
         }
     }
 
-    /// Ends the thread.
+    /// Ends the thread and returns its input.
     ///
     /// # Panics
     ///
@@ -398,14 +400,14 @@ impl Reader {
 }
 
 impl Drop for Reader {
-    /// A socket's file goes with its listener, which the thread has.
+    /// Ends the thread, which owns the listener and thereby the socket's file.
     fn drop(&mut self) {
         self.join();
     }
 }
 
 impl Input {
-    /// Sleeps until there is something to do, and reads what came in unless some is `waiting`.
+    /// Sleeps until there is input or `wake` is signaled. Reads no input while some is `waiting`.
     fn wait(&mut self, wake: BorrowedFd<'_>, waiting: &mut Vec<u8>) {
         let client = match self {
             Self::Stdin(_) => None,
@@ -435,7 +437,7 @@ impl Input {
         }
     }
 
-    /// Reads what came in; the end of the input makes us sleep until we are stopped.
+    /// Reads input, or accepts a client. After the end of standard input, only `wake` is polled.
     fn take(&mut self, client: Option<UnixStream>, waiting: &mut Vec<u8>) {
         let mut buffer = [0; 64];
         match (self, client) {
@@ -447,7 +449,7 @@ impl Input {
             },
             (Self::Socket(bound, shared), None) => {
                 if let Ok((client, _)) = bound.listener.accept() {
-                    // A client that does not read must not stop the guest: what it misses is gone.
+                    // A client that does not read must not stop the guest: it loses output.
                     client.set_nonblocking(true).ok();
                     *shared.lock().expect("no stream panicked") = Some(client);
                 }

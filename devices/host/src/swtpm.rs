@@ -1,13 +1,13 @@
 //! A TPM 2.0 in a process of its own: swtpm(8), as `swtpm socket --tpm2 --ctrl type=unixio,path=…`.
 //!
-//! There are two sockets. Commands of the control channel are numbers and fields, the highest byte
-//! first (swtpm, `tpm_ioctl.h`), each with an answer. Over the other one, which we make and hand
-//! over, go commands and responses as the TPM has them (TPM 2.0 Library, Part 1, 18).
+//! There are two sockets. Commands of the control channel are big-endian numbers and fields (swtpm,
+//! `tpm_ioctl.h`), each with an answer. The data channel is a socket that we create and send to
+//! swtpm. It carries commands and responses in the TPM's own format (TPM 2.0 Library, Part 1, 18).
 //!
-//! Threats: swtpm reads what guests write, so it may be anybody's: it may answer with any bytes at
-//! any pace, or not at all. Each wait has an end, and each length is looked at before so much is
-//! read. The first thing that makes no sense is the end of the connection, since nobody knows where
-//! the next answer would begin: it is said once, and from then on the TPM is broken.
+//! Threats: swtpm parses bytes from the guest, so a guest may have taken it over. It may answer
+//! with any bytes at any pace, or not at all. Each wait has a deadline, and each length is checked
+//! before that many bytes are read. The first invalid answer ends the connection, because the start
+//! of the next one is unknown: one error is logged, and the TPM is broken from then on.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -25,9 +25,9 @@ use rustix::net::{
 };
 use rustix::time::Timespec;
 
-/// The most bytes of a command and of a response.
+/// Maximum length of a command and of a response, in bytes.
 pub const BUFFER: usize = 0xf80;
-/// Tag, size, code: what each command and each response begins with.
+/// Length of the header of commands and responses: tag, size, code.
 pub const HEADER: usize = 10;
 /// `TPM_ST_NO_SESSIONS`.
 pub const NO_SESSIONS: u16 = 0x8001;
@@ -42,32 +42,31 @@ const STOP: u32 = 14;
 const SET_DATAFD: u32 = 16;
 const SET_BUFFERSIZE: u32 = 17;
 
-/// `PTM_CAP_*` of what is asked for here: INIT, SHUTDOWN, SET_LOCALITY, STOP, SET_DATAFD and
+/// `PTM_CAP_*` bits of the commands used here: INIT, SHUTDOWN, SET_LOCALITY, STOP, SET_DATAFD and
 /// SET_BUFFERSIZE.
 const NEEDED: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 10 | 1 << 12 | 1 << 13;
 
 /// `TPM2_GetCapability(TPM_CAP_TPM_PROPERTIES, 0x100, 1)`. A TPM that is not switched on answers
-/// with an error, whose tag says of which kind the TPM is.
+/// with an error, whose tag tells a TPM 2.0 from a TPM 1.2.
 const WHICH_TPM: [u8; 22] =
     [0x80, 1, 0, 0, 0, 22, 0, 0, 1, 0x7a, 0, 0, 0, 6, 0, 0, 1, 0, 0, 0, 0, 1];
 
-/// How long it may take to answer at all, with nothing to do.
-const GREETING: Duration = Duration::from_secs(10);
-/// How long it may take to read its state and to test itself.
-const POWER_ON: Duration = Duration::from_secs(30);
-/// How long it may take to hear that it is switched off.
-const GOODBYE: Duration = Duration::from_secs(1);
-/// How long a command of the TPM may take. A key of RSA takes a slow host a minute; and whether it
-/// was told to give up, a TPM looks now and then only, or never.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for the first answers, when swtpm has no work to do.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for power-on: swtpm reads its state and tests itself.
+const POWER_ON_TIMEOUT: Duration = Duration::from_secs(30);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time limit for a TPM command. An RSA key takes a slow host a minute, and a TPM checks for a
+/// cancellation only now and then, or never.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A connection to swtpm. Dropping it switches the TPM off, if it was on, which ends its process.
+/// A connection to swtpm. Dropping it switches the TPM off, if it was on, which ends swtpm.
 #[derive(Debug)]
 pub struct Swtpm {
     path: PathBuf,
     control: UnixStream,
     data: UnixStream,
-    patience: Duration,
+    timeout: Duration,
     on: bool,
     broken: bool,
 }
@@ -77,7 +76,7 @@ impl Swtpm {
     ///
     /// # Errors
     ///
-    /// When nobody is there, or somebody who is not a TPM 2.0 of swtpm's.
+    /// When no process listens at `path`, or the peer is not an swtpm with a TPM 2.0.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         let control = open(path).with_context(|| {
@@ -87,17 +86,17 @@ impl Swtpm {
             )
         })?;
         let (data, theirs) = UnixStream::pair().context("a socket for the TPM")?;
-        let (path, patience) = (path.to_owned(), PATIENCE);
-        let swtpm = Self { path, control, data, patience, on: false, broken: false };
+        let (path, timeout) = (path.to_owned(), COMMAND_TIMEOUT);
+        let swtpm = Self { path, control, data, timeout, on: false, broken: false };
         swtpm.greet(theirs).with_context(|| {
-            format!("{shown}: this is no swtpm for a TPM 2.0, or another machine has it")
+            format!("{shown}: not an swtpm with a TPM 2.0, or another machine uses it")
         })?;
         Ok(swtpm)
     }
 
-    /// Hands over the other end of our socket, and looks whom we talk to.
+    /// Sends swtpm its end of the data channel, then checks its capabilities and its TPM version.
     fn greet(&self, theirs: UnixStream) -> anyhow::Result<()> {
-        let end = Instant::now() + GREETING;
+        let end = Instant::now() + CONNECT_TIMEOUT;
         let fds = [theirs.as_fd()];
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut rights = SendAncillaryBuffer::new(&mut room);
@@ -105,23 +104,29 @@ impl Swtpm {
         let bytes = SET_DATAFD.to_be_bytes();
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let sent = rustix::net::sendmsg(&self.control, &[IoSlice::new(&bytes)], &mut rights, flags);
-        ensure!(sent? == bytes.len(), "it takes no command");
-        // Who hangs up has the only other end, so that it is noticed.
+        ensure!(sent? == bytes.len(), "it accepts no command");
+        // The peer must have the only other end, or we would not notice when it hangs up.
         drop(theirs);
         self.answer::<0>("SET_DATAFD", end)?;
-        // What was once a number of 64 bits is an error and 32 of them now.
+        // Old versions answer with 64 bits of flags, new ones with an error and 32 bits of flags.
         let has = u32::from_be_bytes(self.ask("GET_CAPABILITY", GET_CAPABILITY, &[], end)?);
-        ensure!(has & NEEDED == NEEDED, "it can do {has:#x}, which lacks some of {NEEDED:#x}");
+        ensure!(
+            has & NEEDED == NEEDED,
+            "its capabilities {has:#x} lack some of {NEEDED:#x}: use a newer swtpm"
+        );
         send(&self.data, &WHICH_TPM, end)?;
         let mut header = [0; HEADER];
         receive(&self.data, &mut header, end)?;
         let left = size(&header)? - HEADER;
         receive(&self.data, &mut vec![0; left], end)?;
-        ensure!(header[..2] == NO_SESSIONS.to_be_bytes(), "it is a TPM 1.2: say `--tpm2` to it");
+        ensure!(
+            header[..2] == NO_SESSIONS.to_be_bytes(),
+            "it is a TPM 1.2: start swtpm with `--tpm2`"
+        );
         Ok(())
     }
 
-    /// Switches the TPM on, or off and on: `_TPM_Init`.
+    /// Switches the TPM on. If it is on, switches it off first. Does `_TPM_Init`.
     pub fn power_on(&mut self) {
         if self.broken {
             return;
@@ -133,27 +138,27 @@ impl Swtpm {
     }
 
     fn init(&self) -> anyhow::Result<()> {
-        let end = Instant::now() + POWER_ON;
+        let end = Instant::now() + POWER_ON_TIMEOUT;
         self.ask::<0>("STOP", STOP, &[], end)?;
         let wanted = u32::try_from(BUFFER)?;
         let sizes: [u8; 12] =
             self.ask("SET_BUFFERSIZE", SET_BUFFERSIZE, &wanted.to_be_bytes(), end)?;
         let size = number(&sizes);
-        ensure!(size == wanted, "it has a buffer of {size} bytes, where {wanted} were asked for");
-        // No flags: what a TPM keeps while it is off stays.
+        ensure!(size == wanted, "it has a buffer of {size} bytes, but {wanted} bytes are needed");
+        // No flags: the TPM keeps its stored state.
         self.ask::<0>("INIT", INIT, &[0; 4], end).context("it cannot use its state")?;
         self.ask::<0>("SET_LOCALITY", SET_LOCALITY, &[0; 4], end)?;
         Ok(())
     }
 
-    /// Whether it will not answer any more.
+    /// Whether an error ended the connection. The TPM does not answer any more.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.broken
     }
 
-    /// Has a command carried out: the response, or nothing from a TPM that is broken. It is told
-    /// to give up as soon as `cancel`, an event, is there.
+    /// Executes a TPM command and returns the response, or `None` when the TPM is broken. When the
+    /// eventfd `cancel` is signaled, asks the TPM to cancel the command.
     pub fn execute(&mut self, command: &[u8], cancel: &OwnedFd) -> Option<Vec<u8>> {
         if self.broken {
             return None;
@@ -169,7 +174,7 @@ impl Swtpm {
     }
 
     fn exchange(&self, command: &[u8], cancel: &OwnedFd) -> anyhow::Result<Vec<u8>> {
-        let end = Instant::now() + self.patience;
+        let end = Instant::now() + self.timeout;
         send(&self.data, command, end)?;
         let (mut response, mut cancelled) = (Vec::new(), false);
         while let Some(missing) = missing(&response)? {
@@ -192,7 +197,8 @@ impl Swtpm {
             }
         }
         if cancelled {
-            // One that carries out commands where it answers us finds that it cannot.
+            // Any result is fine: an swtpm that serves both channels in one thread reads CANCEL
+            // after the command has ended, and answers with an error.
             receive(&self.control, &mut [0; 4], end).context("CANCEL")?;
         }
         Ok(response)
@@ -201,12 +207,12 @@ impl Swtpm {
     fn give_up(&mut self, error: &anyhow::Error) {
         self.broken = true;
         tracing::error!(
-            "swtpm at {}: {error:#}: the guest's TPM fails from now on, and the machine goes on",
+            "swtpm at {}: {error:#}: the guest's TPM fails from now on; the machine keeps running",
             self.path.display()
         );
     }
 
-    /// Sends a command over the control channel, and reads the answer.
+    /// Sends a command over the control channel and reads the answer. `name` is for errors.
     fn ask<const N: usize>(
         &self,
         name: &str,
@@ -219,7 +225,7 @@ impl Swtpm {
         self.answer(name, end)
     }
 
-    /// An error is all that is answered then.
+    /// Reads the answer to a command: a result, then `N` bytes of fields if the result is 0.
     fn answer<const N: usize>(&self, name: &str, end: Instant) -> anyhow::Result<[u8; N]> {
         let mut result = [0; 4];
         receive(&self.control, &mut result, end).with_context(|| name.to_owned())?;
@@ -233,43 +239,43 @@ impl Swtpm {
 
 impl Drop for Swtpm {
     fn drop(&mut self) {
-        // Who was never switched on can serve the next machine.
+        // An swtpm that was never switched on can serve the next machine.
         if !self.on || self.broken {
             return;
         }
-        let end = Instant::now() + GOODBYE;
+        let end = Instant::now() + SHUTDOWN_TIMEOUT;
         if let Err(error) = self.ask::<0>("SHUTDOWN", SHUTDOWN, &[], end) {
             tracing::warn!("swtpm at {}: {error:#}", self.path.display());
         }
     }
 }
 
-/// A socket that does not wait, not even for a listener that accepts nobody.
+/// Connects without blocking, also when the listener accepts no clients.
 fn open(path: &Path) -> anyhow::Result<UnixStream> {
-    let address = SocketAddrUnix::new(path).context("a path that is too long for a socket")?;
+    let address = SocketAddrUnix::new(path).context("the path is too long for a socket")?;
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &address)?;
     Ok(UnixStream::from(socket))
 }
 
-/// The first four bytes.
+/// The first four bytes as a big-endian number; 0 if there are fewer.
 fn number(bytes: &[u8]) -> u32 {
     bytes.first_chunk().map_or(0, |number| u32::from_be_bytes(*number))
 }
 
-/// How long a command or response is that begins so.
+/// The length of a command or response, from its header.
 ///
 /// # Errors
 ///
-/// When none is so long.
+/// When the length is less than the header's or more than [`BUFFER`].
 pub fn size(header: &[u8]) -> anyhow::Result<usize> {
     let size = header.get(2..).map_or(0, number);
     let fits = usize::try_from(size).ok().filter(|size| (HEADER..=BUFFER).contains(size));
-    fits.with_context(|| format!("{size} bytes, where {HEADER} to {BUFFER} can be"))
+    fits.with_context(|| format!("{size} bytes, which is not from {HEADER} to {BUFFER}"))
 }
 
-/// How much of a response is still to come.
+/// The number of bytes that complete the header, or then the response; `None` at its end.
 fn missing(response: &[u8]) -> anyhow::Result<Option<usize>> {
     if response.len() < HEADER {
         return Ok(Some(HEADER - response.len()));
@@ -278,7 +284,7 @@ fn missing(response: &[u8]) -> anyhow::Result<Option<usize>> {
     Ok((left > 0).then_some(left))
 }
 
-/// Sleeps until one of them is ready.
+/// Sleeps until one of `fds` is ready.
 fn wait(fds: &mut [PollFd<'_>], end: Instant) -> anyhow::Result<()> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
@@ -302,7 +308,7 @@ fn send(socket: &UnixStream, mut bytes: &[u8], end: Instant) -> anyhow::Result<(
     Ok(())
 }
 
-/// Reads what is there, if anything.
+/// Reads the available bytes, or 0 without any.
 fn take(socket: &UnixStream, room: &mut [u8]) -> anyhow::Result<usize> {
     match rustix::net::recv(socket, room, RecvFlags::DONTWAIT) {
         Ok((_, 0)) => bail!("it hung up"),
@@ -312,7 +318,7 @@ fn take(socket: &UnixStream, room: &mut [u8]) -> anyhow::Result<usize> {
     }
 }
 
-/// Reads until it is full.
+/// Fills `room`.
 fn receive(socket: &UnixStream, mut room: &mut [u8], end: Instant) -> anyhow::Result<()> {
     while !room.is_empty() {
         wait(&mut [PollFd::new(socket, PollFlags::IN)], end)?;
@@ -341,13 +347,13 @@ mod test {
         let command = response(NO_SESSIONS, DEAF, &[]);
         for cancelled in [false, true] {
             let mut swtpm = Swtpm::connect(&path).unwrap();
-            swtpm.patience = brief;
+            swtpm.timeout = brief;
             swtpm.power_on();
             assert!(!swtpm.is_broken());
             let cancel = eventfd(u32::from(cancelled), EventfdFlags::NONBLOCK).unwrap();
             let start = Instant::now();
             assert_eq!(swtpm.execute(&command, &cancel), None);
-            assert!(swtpm.is_broken() && start.elapsed() < PATIENCE);
+            assert!(swtpm.is_broken() && start.elapsed() < COMMAND_TIMEOUT);
             assert_eq!(swtpm.execute(&response(NO_SESSIONS, 1, &[]), &cancel), None, "for good");
             swtpm.power_on();
             assert!(swtpm.is_broken());
@@ -363,7 +369,7 @@ mod test {
         let listener = UnixListener::bind(&path).unwrap();
         let peer = std::thread::spawn(move || {
             let (mut control, _) = listener.accept().unwrap();
-            // It takes no socket that comes along, and so closes it.
+            // A plain read discards the socket that comes with the command, which closes it.
             control.read_exact(&mut [0; 4]).unwrap();
             control.write_all(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]).unwrap();
             control
@@ -381,7 +387,8 @@ mod test {
         assert_eq!(of(0xf80).unwrap(), Some(0xf80 - 10));
         for size in [0, 9, 0xf81, u32::MAX] {
             let said = format!("{:#}", of(size).unwrap_err());
-            assert!(said.contains(&format!("{size} bytes, where 10 to 3968 can be")), "{said}");
+            let wanted = format!("{size} bytes, which is not from 10 to 3968");
+            assert!(said.contains(&wanted), "{said}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What tests of this crate and of others share.
+//! Shared by the tests of this crate and of others.
 
 pub mod noise;
 pub mod swtpm;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Level, Metadata, Subscriber};
 
-/// How many lines this thread logs meanwhile that operators see.
+/// Counts the log lines of level INFO and above that this thread writes while `deed` runs.
 pub fn lines(deed: impl FnOnce()) -> usize {
     let count = Arc::new(Lines::default());
     tracing::subscriber::with_default(count.clone(), deed);
@@ -44,12 +44,12 @@ impl Subscriber for Lines {
     fn exit(&self, _: &Id) {}
 }
 
-/// Runs what tells how long it took, and again if that was not less than `limit`: a host that is
-/// busy with others makes it late now and then, what blocks is late each time.
+/// Calls `run`, which returns how long it took, up to three times until it takes less than `limit`.
+/// On a busy host it is late now and then; code that blocks is late each time.
 ///
 /// # Panics
 ///
-/// When it was late each time.
+/// When all three calls were late.
 pub fn in_time<T>(
     limit: Duration,
     what: impl Display,
@@ -66,11 +66,11 @@ pub fn in_time<T>(
     panic!("{what} took {times:?}, not less than {limit:?}");
 }
 
-/// The same where all of the run is to be over soon.
+/// As [`in_time`], but measures the whole call of `run`.
 ///
 /// # Panics
 ///
-/// When it was late each time.
+/// When all three calls were late.
 pub fn soon<T>(limit: Duration, what: impl Display, mut run: impl FnMut() -> T) -> T {
     in_time(limit, what, || {
         let start = Instant::now();

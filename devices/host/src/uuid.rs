@@ -1,15 +1,15 @@
-//! UUIDs: reading them and printing them (RFC 9562).
+//! UUIDs (RFC 9562).
 use std::fmt;
 use std::str::FromStr;
 
 use anyhow::Context;
 
-/// A UUID, its bytes in the order in which they are printed.
+/// A UUID. Its bytes are in the order in which they are printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
-    /// A random one (version 4).
+    /// A random UUID (version 4).
     ///
     /// # Errors
     ///
@@ -21,7 +21,7 @@ impl Uuid {
         Ok(Self::stamped(bytes, 4))
     }
 
-    /// Puts a version and the variant of RFC 9562 into 16 bytes.
+    /// Sets the version and the variant of RFC 9562 in 16 bytes.
     #[must_use]
     pub fn stamped(mut bytes: [u8; 16], version: u8) -> Self {
         bytes[6] = bytes[6] & 0xf | version << 4;

@@ -1,15 +1,16 @@
-//! The display 1234:1111 as QEMU's bochs-display has it (docs/specs/standard-vga.rst): a linear
-//! frame buffer in BAR 0, and in BAR 2 the registers of Bochs' VBE extension, the monitor's EDID
-//! and, of VGA, what drivers touch to switch the screen off. UEFI firmware and Linux have drivers;
-//! Windows draws where firmware said.
+//! The display 1234:1111, like QEMU's bochs-display (docs/specs/standard-vga.rst): a linear frame
+//! buffer in BAR 0, and in BAR 2 the registers of Bochs' VBE extension, the monitor's EDID and the
+//! VGA registers that drivers use to switch the screen off. UEFI firmware and Linux have drivers.
+//! Windows draws into the frame buffer that the firmware reports.
 //!
-//! It differs from QEMU's in this: a pixel is 32 bits, little-endian, or nothing is shown; the VGA
-//! registers are there; and the EDID offers sizes above 4095 pixels in an extension.
+//! Differences to QEMU's device: only modes with pixels of 32 bits, little-endian, are shown. The
+//! VGA registers exist. The EDID offers sizes above 4095 pixels in an extension.
 //!
-//! Threats: sizes and offsets are the guest's, and change while a viewer looks: a mode is checked
-//! as a whole each time it is asked for, and shows nothing unless all of it lies in our memory. The
-//! frame buffer is ours and not RAM, so the guest's writes reach nothing else. It may move it as
-//! often as it likes, which costs its own time. What it draws is data for viewers, never a size.
+//! Threats: the guest chooses sizes and offsets, and changes them while viewers watch. The whole
+//! mode is checked each time a viewer needs it, and nothing is shown unless all of it is inside the
+//! frame buffer. The frame buffer is not RAM, so the guest's writes reach nothing else. The guest
+//! may move it at any rate, which costs its own time. The pixels it draws are data for viewers, and
+//! never used as a size.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -30,11 +31,12 @@ use host::size::Size;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The size that the monitor prefers, which firmware starts with.
+    /// Preferred resolution of the monitor, which firmware uses at first.
     pub mode: Resolution,
-    /// The frame buffer: a power of two from 4M to 256M. Only what is drawn in takes memory.
+    /// Size of the frame buffer: a power of two from 4M to 256M. Unused parts take no memory of the
+    /// host.
     pub memory: Size,
-    /// Its PCI slot; the first that is free if there is none given.
+    /// PCI slot. Defaults to the first free slot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
 }
@@ -45,10 +47,10 @@ impl Default for Config {
     }
 }
 
-const LEAST_MEMORY: u64 = 4 << 20;
-const MOST_MEMORY: u64 = 256 << 20;
+const MIN_MEMORY: u64 = 4 << 20;
+const MAX_MEMORY: u64 = 256 << 20;
 
-/// BAR 2.
+/// The size of BAR 2 in bytes.
 const BAR_SIZE: u64 = 4096;
 const EDID: u64 = 0x000;
 const EDID_END: u64 = 0x400;
@@ -58,23 +60,23 @@ const VGA_END: u64 = 0x420;
 /// The DISPI registers, 16 bits each.
 const DISPI: u64 = 0x500;
 const DISPI_END: u64 = DISPI + 2 * DISPI_COUNT;
-/// QEMU's own registers, 32 bits each: how many bytes of them there are, and the byte order.
+/// QEMU's own registers, 32 bits each: their total size in bytes, and the byte order.
 const EXTENDED: u64 = 0x600;
 const EXTENDED_END: u64 = EXTENDED + 8;
 const EXTENDED_SIZE: u32 = 8;
 const LITTLE_ENDIAN: u32 = 0x1e1e_1e1e;
 
-/// VGA: the attribute controller, miscellaneous output (written, read), input status 1.
+// VGA: the attribute controller, miscellaneous output (write, read), input status 1.
 const ATTRIBUTE: u64 = VGA;
 const MISC_WRITE: u64 = VGA + 0x02;
 const MISC_READ: u64 = VGA + 0x0c;
 const STATUS_1: u64 = VGA + 0x1a;
-/// ATTRIBUTE, as an index: the palette belongs to the screen, which shows something.
+/// In an index written to ATTRIBUTE: the screen uses the palette, so it is on.
 const SCREEN_ON: u8 = 1 << 5;
-/// STATUS_1: vertical retrace, and no picture at the moment.
+/// STATUS_1: vertical retrace, and display disabled.
 const RETRACE: u8 = 1 << 3 | 1 << 0;
 
-/// DISPI registers.
+// Indexes of the DISPI registers.
 const ID: usize = 0;
 const X_RES: usize = 1;
 const Y_RES: usize = 2;
@@ -85,22 +87,22 @@ const X_OFFSET: usize = 8;
 const Y_OFFSET: usize = 9;
 const MEMORY_64K: usize = 10;
 const DISPI_COUNT: u64 = 11;
-/// Version 5: the memory register is there.
+/// Version 5, which has the memory register.
 const ID_5: u16 = 0xb0c5;
 const ENABLED: u16 = 1;
-/// Less than this in either direction is no mode.
-const LEAST: u32 = 64;
+/// Minimum width and height of a mode in pixels.
+const MIN_SIZE: u32 = 64;
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let Self { mode, memory, slot } = self;
         ensure!(
-            memory.0.is_power_of_two() && (LEAST_MEMORY..=MOST_MEMORY).contains(&memory.0),
-            "memory={memory}: a frame buffer has a power of two, from 4M to 256M"
+            memory.0.is_power_of_two() && (MIN_MEMORY..=MAX_MEMORY).contains(&memory.0),
+            "memory={memory}: the frame buffer must be a power of two, from 4M to 256M"
         );
         ensure!(
             mode.bytes() <= memory.0,
-            "mode={mode}: this needs memory={}, and memory={memory} is there",
+            "mode={mode}: this needs memory={}, but the configured value is memory={memory}",
             Size(mode.bytes().next_power_of_two())
         );
         let id = Id {
@@ -133,16 +135,16 @@ impl Build for Config {
     }
 }
 
-/// What of the device changes, but for the picture: that is memory, and is kept as RAM is.
+/// The registers. The picture is not part of the saved state: it is memory, and is kept like RAM.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Registers {
-    /// What was written to the DISPI registers. ID and MEMORY_64K read as something else.
+    /// The values written to the DISPI registers. Reads of ID and MEMORY_64K return other values.
     dispi: [u16; 11],
     misc: u8,
     status: u8,
-    /// The next write to ATTRIBUTE is not an index.
+    /// The next write to ATTRIBUTE is data, not an index.
     attribute_data: bool,
-    /// A driver switched the screen off.
+    /// Whether a driver has switched the screen off.
     blank: bool,
 }
 
@@ -157,7 +159,7 @@ impl Registers {
         let size = u64::from(stride) * u64::from(height);
         let start =
             u64::from(register(X_OFFSET)) * 4 + u64::from(register(Y_OFFSET)) * u64::from(stride);
-        let fits = width >= LEAST && height >= LEAST && start + size <= memory;
+        let fits = width >= MIN_SIZE && height >= MIN_SIZE && start + size <= memory;
         fits.then_some(Mode { width, height, stride, start })
     }
 
@@ -186,7 +188,7 @@ impl Registers {
             MISC_READ => self.misc,
             STATUS_1 => {
                 self.attribute_data = false;
-                // Who waits for the one or the other sees it soon.
+                // A driver that waits for either state sees it soon.
                 self.status ^= RETRACE;
                 self.status
             }
@@ -203,13 +205,13 @@ impl Registers {
                 }
                 self.attribute_data = !self.attribute_data;
             }
-            // Palettes and timings of modes that are not here.
+            // Palettes and timings of modes that do not exist here.
             _ => {}
         }
     }
 }
 
-/// What viewers see of the device.
+/// The viewers' interface to the device.
 struct Screen {
     registers: Mutex<Registers>,
     edid: Mutex<Vec<u8>>,
@@ -243,7 +245,7 @@ impl Scanout for Screen {
 
     fn prefer(&self, width: u32, height: u32) {
         let nearest = Resolution::nearest(width, height);
-        // What does not fit the memory cannot be had; the guest keeps what it has.
+        // If the size does not fit into the memory, the EDID stays unchanged.
         if nearest.bytes() <= self.memory {
             *self.edid() = edid::edid(nearest, self.memory, self.serial);
         }
@@ -252,11 +254,11 @@ impl Scanout for Screen {
 
 struct Bochs {
     screen: Arc<Screen>,
-    /// Of BAR 0.
+    /// The window of BAR 0.
     window: Arc<Window>,
 }
 
-/// Copies the bytes of `from` that begin at `offset`; what is behind its end stays.
+/// Copies the bytes of `from` at `offset`. Bytes of `data` beyond its end stay unchanged.
 fn copy(from: &[u8], offset: u64, data: &mut [u8]) -> Access {
     let from = from.iter().skip(usize::try_from(offset).unwrap_or(usize::MAX));
     data.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
@@ -273,7 +275,7 @@ impl Device for Bochs {
         let mut registers = self.screen.registers();
         match offset {
             EDID..EDID_END => {
-                // There is no monitor behind it, and no further extension.
+                // The rest of the EDID area is empty.
                 data.fill(0);
                 copy(&self.screen.edid(), offset - EDID, data)
             }
@@ -306,7 +308,7 @@ impl Device for Bochs {
                 (offset..).zip(data).for_each(|(at, byte)| registers.write_vga(at, *byte));
             }
             DISPI..DISPI_END => return registers.write_dispi(offset - DISPI, data),
-            // Read-only: the monitor, and a byte order that stays.
+            // Read-only: the EDID and the byte order.
             EDID..EDID_END | EXTENDED..EXTENDED_END => {}
             _ => return Access::Ignored,
         }

@@ -1,29 +1,29 @@
-//! What a monitor says of itself: VESA E-EDID 1.4, and DisplayID 1.3 in its extension for what does
-//! not fit. Timings are CVT 1.2's with reduced blanking, at 60 Hz.
+//! The description of the monitor: VESA E-EDID 1.4, with DisplayID 1.3 in an extension for timings
+//! that do not fit. Timings follow CVT 1.2 with reduced blanking, at 60 Hz.
 
 use super::Resolution;
 
-/// Bytes of the base, and of an extension.
+/// Size in bytes of the base block, and of an extension.
 const BLOCK: usize = 128;
 
-/// Of no maker that has registered; the letters of "Transom".
-const MAKER: [u8; 3] = *b"TSM";
+/// Letters of "Transom". No manufacturer has registered this ID.
+const MANUFACTURER: [u8; 3] = *b"TSM";
 const NAME: &[u8] = b"Transom";
 const PRODUCT: u16 = 1;
-/// 2026, counted from 1990; a week of 255 says that it is the model's year.
+/// 2026, counted from 1990. A week of 255 marks it as the model year.
 const YEAR: u8 = 36;
 
-/// 3.6.1: digital, 8 bits a colour, over no interface in particular.
+/// 3.6.1: digital, 8 bits per color, undefined interface.
 const DIGITAL_8_BITS: u8 = 0b1010_0000;
-/// 3.6.4: sRGB, and the first detailed timing is the panel's own.
+/// 3.6.4: sRGB, and the first detailed timing is the native one.
 const FEATURES: u8 = 0b0000_0110;
-/// 2.2, times 100, less 100.
+/// A gamma of 2.2, multiplied by 100, minus 100.
 const GAMMA: u8 = 120;
-/// 3.7: sRGB's primaries and white.
+/// 3.7: the primaries and the white point of sRGB.
 const SRGB: [u8; 10] = [0xee, 0x91, 0xa3, 0x54, 0x4c, 0x99, 0x26, 0x0f, 0x50, 0x54];
-/// 3.8: 640x480, 800x600 and 1024x768 at 60 Hz, which fit the smallest memory.
+/// 3.8: 640x480, 800x600 and 1024x768 at 60 Hz, which fit into the smallest frame buffer.
 const ESTABLISHED: [u8; 3] = [0x21, 0x08, 0x00];
-/// 3.9: widths, heights, and the numbers of their aspect ratios.
+/// 3.9: widths, heights, and the codes of their aspect ratios.
 const STANDARD: [(u16, u16, u8); 8] = [
     (1280, 720, 3),
     (1280, 800, 0),
@@ -34,46 +34,47 @@ const STANDARD: [(u16, u16, u8); 8] = [
     (1920, 1080, 3),
     (1920, 1200, 0),
 ];
-/// What is larger is in the extension: as many as there is room for.
+/// Larger sizes, which are in the extension if there is room.
 const LARGE: [Resolution; 2] = [Resolution::new(2560, 1440), Resolution::new(3840, 2160)];
-/// The base's preferred timing in place of one that does not fit it is at most so large.
-const LARGEST_IN_BASE: (u32, u32) = (3840, 2160);
+/// Maximum size of the base's preferred timing, which replaces a preferred size that does not fit.
+const MAX_IN_BASE: (u32, u32) = (3840, 2160);
 
-/// Tags of display descriptors (3.10.3): name, serial number, nothing.
+// Tags of display descriptors (3.10.3): name, serial number, dummy.
 const TAG_NAME: u8 = 0xfc;
 const TAG_SERIAL: u8 = 0xff;
 const TAG_DUMMY: u8 = 0x10;
 
-/// An extension block that is a DisplayID section: version 1.3, of a monitor that stands alone.
+// An extension block with a DisplayID section: version 1.3, of a standalone monitor.
 const DISPLAY_ID: [u8; 2] = [0x70, 0x13];
 const STANDALONE: u8 = 3;
-/// Bytes of its data blocks, and where they begin.
+// Size in bytes of the section's data blocks, and their offset.
 const PAYLOAD: u8 = 121;
 const PAYLOAD_AT: usize = 5;
-/// Data blocks (DisplayID 1.3, 4): who it is, how large, how it is connected, type I timings.
+// Data blocks (DisplayID 1.3, 4): product, size, interface, type I timings.
 const PRODUCT_IDENTIFICATION: u8 = 0x00;
 const DISPLAY_PARAMETERS: u8 = 0x01;
 const TYPE_1: u8 = 0x03;
 const INTERFACE: u8 = 0x0f;
-/// Interface: digital, and none of those that have a number.
+/// Interface: proprietary digital.
 const PROPRIETARY: u8 = 0xe0;
-/// 8 bits a colour: in RGB, and of 256 levels natively and overall.
+/// 8 bits per color in RGB.
 const DEPTH_8: u8 = 1 << 1;
 const LEVELS_8: u8 = 0x77;
 const TYPE_1_PREFERRED: u8 = 0x80;
 const TYPE_1_NO_ASPECT: u8 = 8;
 const POSITIVE: u32 = 1 << 15;
 
-/// The EDID of a monitor whose own size is `preferred`, on a display with so much memory.
+/// Returns the EDID of a monitor that prefers the size `preferred`, on a display with `memory`
+/// bytes.
 pub(super) fn edid(preferred: Resolution, memory: u64, serial: u32) -> Vec<u8> {
     let own = Timing::new(preferred);
     let in_base = own.descriptor(preferred);
     let first = in_base.or_else(|| {
-        let width = preferred.width().min(LARGEST_IN_BASE.0);
-        let nearest = Resolution::nearest(width, preferred.height().min(LARGEST_IN_BASE.1));
+        let width = preferred.width().min(MAX_IN_BASE.0);
+        let nearest = Resolution::nearest(width, preferred.height().min(MAX_IN_BASE.1));
         Timing::new(nearest).descriptor(preferred)
     });
-    let first = first.expect("a timing of at most LARGEST_IN_BASE fits");
+    let first = first.expect("a timing of at most MAX_IN_BASE fits");
     let mut all = base(preferred, memory, serial, &first);
     all.extend(extension(preferred, memory, serial));
     for block in all.chunks_mut(BLOCK) {
@@ -82,7 +83,7 @@ pub(super) fn edid(preferred: Resolution, memory: u64, serial: u32) -> Vec<u8> {
     all
 }
 
-/// Makes the last byte what makes the sum of all zero.
+/// Sets the last byte so that the sum of all bytes is zero.
 fn seal(bytes: &mut [u8]) {
     if let Some((last, rest)) = bytes.split_last_mut() {
         *last = rest.iter().fold(0, |sum: u8, byte| sum.wrapping_sub(*byte));
@@ -93,34 +94,34 @@ fn low(number: u32) -> u8 {
     number.to_le_bytes()[0]
 }
 
-/// Bits 11:8 of two numbers, in one byte.
+/// Packs bits 11:8 of two numbers into one byte.
 fn high(one: u32, two: u32) -> u8 {
     (one.to_le_bytes()[1] & 0xf) << 4 | two.to_le_bytes()[1] & 0xf
 }
 
-/// Millimetres of so many pixels, 96 to an inch.
-fn millimetres(pixels: u32) -> u32 {
+/// Converts pixels to millimeters at 96 pixels per inch.
+fn millimeters(pixels: u32) -> u32 {
     pixels * 254 / 960
 }
 
 fn base(preferred: Resolution, memory: u64, serial: u32, first: &[u8; 18]) -> Vec<u8> {
     let mut block = vec![0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0];
-    let letters = MAKER.map(|letter| u16::from(letter - b'A' + 1));
+    let letters = MANUFACTURER.map(|letter| u16::from(letter - b'A' + 1));
     block.extend((letters[0] << 10 | letters[1] << 5 | letters[2]).to_be_bytes());
     block.extend(PRODUCT.to_le_bytes());
     block.extend(serial.to_le_bytes());
     block.extend([0xff, YEAR, 1, 4, DIGITAL_8_BITS]);
-    let centimetres = |pixels| low((millimetres(pixels) / 10).min(255));
-    block.extend([centimetres(preferred.width()), centimetres(preferred.height())]);
+    let centimeters = |pixels| low((millimeters(pixels) / 10).min(255));
+    block.extend([centimeters(preferred.width()), centimeters(preferred.height())]);
     block.extend([GAMMA, FEATURES]);
     block.extend(SRGB);
     block.extend(ESTABLISHED);
     let fits = |it: &&(u16, u16, u8)| Resolution::new(it.0, it.1).bytes() <= memory;
     let standard = STANDARD.iter().filter(fits).map(|(width, _, aspect)| {
-        // At 60 Hz, which is 0.
+        // The refresh rate of 60 Hz is encoded as 0.
         [low(u32::from(*width) / 8 - 31), aspect << 6]
     });
-    // 01 01 is an entry without a timing.
+    // 01 01 is an unused entry.
     block.extend(standard.chain([[1, 1]; 8]).take(8).flatten());
     block.extend(first);
     block.extend(text(TAG_NAME, NAME));
@@ -132,7 +133,7 @@ fn base(preferred: Resolution, memory: u64, serial: u32, first: &[u8; 18]) -> Ve
     block
 }
 
-/// A display descriptor with a text of at most 12 letters (3.10.3.4).
+/// A display descriptor with a text of at most 12 characters (3.10.3.4).
 fn text(tag: u8, text: &[u8]) -> [u8; 18] {
     let mut descriptor = [b' '; 18];
     descriptor[..5].copy_from_slice(&[0, 0, 0, tag, 0]);
@@ -142,18 +143,19 @@ fn text(tag: u8, text: &[u8]) -> [u8; 18] {
     descriptor
 }
 
-/// DisplayID 1.3: a section that says the same again, and what the base has no room for.
+/// A DisplayID 1.3 section that repeats the base's data, and adds the timings that do not fit
+/// there.
 fn extension(preferred: Resolution, memory: u64, serial: u32) -> Vec<u8> {
     let mut block = DISPLAY_ID.to_vec();
     block.extend([PAYLOAD, STANDALONE, 0]);
-    let mut product = MAKER.to_vec();
+    let mut product = MANUFACTURER.to_vec();
     product.extend(PRODUCT.to_le_bytes());
     product.extend(serial.to_le_bytes());
-    // The model's year, from 2000, and a name of no letters.
+    // The model year, counted from 2000, and an empty name.
     product.extend([0xff, YEAR - 10, 0]);
     let (width, height) = (preferred.width(), preferred.height());
     let mut parameters = Vec::new();
-    for number in [millimetres(width) * 10, millimetres(height) * 10, width, height] {
+    for number in [millimeters(width) * 10, millimeters(height) * 10, width, height] {
         parameters.extend(u16::try_from(number).unwrap_or(u16::MAX).to_le_bytes());
     }
     let aspect = width.max(height) * 100 / width.min(height);
@@ -172,19 +174,19 @@ fn extension(preferred: Resolution, memory: u64, serial: u32) -> Vec<u8> {
         block.extend(body);
     }
     block.resize(PAYLOAD_AT + usize::from(PAYLOAD) + 1, 0);
-    // The section has a sum of its own, and begins after the extension's tag.
+    // The section begins after the extension's tag, and has its own checksum.
     seal(&mut block[1..]);
     block.push(0);
     block
 }
 
-/// Of a picture, and the least of it that shows nothing (CVT 1.2, 5.4).
+// Duration of a frame, and the minimum blanking time in it (CVT 1.2, 5.4).
 const FRAME_NS: u64 = 1_000_000_000 / 60;
 const BLANK_NS: u64 = 460_000;
 
-/// A video timing (CVT 1.2, 5.4): active pixels, blanking, and in it the sync pulse.
+/// A video timing (CVT 1.2, 5.4): active pixels, and blanking that contains the sync pulse.
 struct Timing {
-    /// Kilohertz.
+    /// Pixel clock in kilohertz.
     clock: u32,
     horizontal: Span,
     vertical: Span,
@@ -201,11 +203,11 @@ impl Timing {
     fn new(size: Resolution) -> Self {
         let (width, height) = (size.width(), size.height());
         let horizontal = Span { active: width, blank: 160, front: 48, sync: 32 };
-        // The width of the pulse tells the aspect ratio (3.4.2).
+        // The width of the pulse encodes the aspect ratio (3.4.2).
         let aspects = [(4, 3, 4), (16, 9, 5), (16, 10, 6), (5, 4, 7), (15, 9, 7)];
         let aspect = aspects.iter().find(|(x, y, _)| width == height * x / y / 8 * 8);
         let sync = aspect.map_or(10, |it| it.2);
-        // At least 460 µs without picture, and room for the pulse between two porches.
+        // At least 460 µs of blanking, and room for the pulse between two porches.
         let lines = BLANK_NS * u64::from(height) / (FRAME_NS - BLANK_NS) + 1;
         let blank = u32::try_from(lines).unwrap_or(0).max(3 + sync + 6);
         let vertical = Span { active: height, blank, front: 3, sync };
@@ -214,16 +216,16 @@ impl Timing {
         Self { clock, horizontal, vertical }
     }
 
-    /// The detailed timing descriptor (E-EDID 1.4, 3.10.2) on a monitor of this size, if its fields
-    /// can hold it.
+    /// The detailed timing descriptor (E-EDID 1.4, 3.10.2) on a monitor of this size, if the values
+    /// fit into its fields.
     fn descriptor(&self, size: Resolution) -> Option<[u8; 18]> {
         let [clock_low, clock_high] = u16::try_from(self.clock / 10).ok()?.to_le_bytes();
         let (h, v) = (&self.horizontal, &self.vertical);
         if [h.active, h.blank, v.active, v.blank].into_iter().any(|it| it > 0xfff) {
             return None;
         }
-        let wide = millimetres(size.width()).min(0xfff);
-        let tall = millimetres(size.height()).min(0xfff);
+        let wide = millimeters(size.width()).min(0xfff);
+        let tall = millimeters(size.height()).min(0xfff);
         Some([
             clock_low,
             clock_high,
@@ -236,19 +238,19 @@ impl Timing {
             low(h.front),
             low(h.sync),
             low(v.front << 4 | v.sync),
-            // The upper bits of those four, which are all zero.
+            // The upper bits of the previous four fields, which are all zero.
             0,
             low(wide),
             low(tall),
             high(wide, tall),
             0,
             0,
-            // Two digital sync pulses: the horizontal one positive, the vertical one negative.
+            // Two digital sync pulses: horizontal positive, vertical negative.
             0b0001_1010,
         ])
     }
 
-    /// The same as DisplayID has it, without the number of an aspect ratio.
+    /// The timing in DisplayID's type I format, without the code of an aspect ratio.
     fn type_1(&self, preferred: bool) -> Vec<u8> {
         let mut bytes = (self.clock / 10 - 1).to_le_bytes()[..3].to_vec();
         bytes.push(TYPE_1_NO_ASPECT | if preferred { TYPE_1_PREFERRED } else { 0 });
@@ -294,7 +296,7 @@ mod test {
         .into_iter()
     }
 
-    /// As firmware reads it: the first detailed timing.
+    /// The size in the first detailed timing, as firmware reads it.
     fn first(edid: &[u8]) -> (u32, u32) {
         let number =
             |low: usize, high: usize| u32::from(edid[low]) | u32::from(edid[high] & 0xf0) << 4;
@@ -320,7 +322,7 @@ mod test {
         }
         assert_eq!(first(&of(4096, 2160)), (3840, 2160));
         assert_eq!(first(&of(8192, 480)), (3840, 480));
-        // The first timing of the extension, and that it is preferred.
+        // The first timing of the extension, with the preferred flag.
         let extension = &of(4096, 2160)[128..];
         assert_eq!(extension[48..51], [TYPE_1, 0, 60]);
         assert_eq!(extension[51 + 3], 0x88);
@@ -329,7 +331,7 @@ mod test {
 
     #[test]
     fn timings_are_those_of_the_standard() {
-        // VESA CVT 1.2: 1920x1080 at 60 Hz with reduced blanking is 138.5 MHz, 2080 by 1111.
+        // VESA CVT 1.2: 1920x1080 at 60 Hz with reduced blanking has 138.5 MHz, 2080 by 1111.
         let timing = Timing::new(Resolution::new(1920, 1080));
         assert_eq!((timing.clock, timing.vertical.blank, timing.vertical.sync), (138_500, 31, 5));
         // 2560x1600: 268.5 MHz, 2720 by 1646.
@@ -343,9 +345,9 @@ mod test {
     #[test]
     fn what_does_not_fit_memory_is_not_offered() {
         let small = edid(Resolution::new(800, 600), 4 << 20, 7);
-        // 1280x720 and 1280x800 do.
+        // 1280x720 and 1280x800 fit.
         assert_eq!(small[38..44], [129, 0xc0, 129, 0, 1, 1]);
-        assert_eq!(small[128 + 48..][..3], [TYPE_1, 0, 20], "its own size alone");
+        assert_eq!(small[128 + 48..][..3], [TYPE_1, 0, 20], "only its own size");
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! Sizes of pictures as people write them: `1920x1080`.
+//! Resolutions in the form `1920x1080`.
 
 use std::fmt;
 
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 
-/// Width and height in pixels, neither less than 640x480 nor more than 8192x8192.
+/// Width and height in pixels, from 640x480 to 8192x8192.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Resolution {
@@ -13,37 +13,37 @@ pub struct Resolution {
     height: u16,
 }
 
-/// Firmware ignores less.
-const LEAST: Resolution = Resolution::new(640, 480);
-const MOST: Resolution = Resolution::new(8192, 8192);
+/// Firmware ignores smaller sizes.
+const MIN: Resolution = Resolution::new(640, 480);
+const MAX: Resolution = Resolution::new(8192, 8192);
 
 impl Resolution {
-    /// A size that is known to be within the limits.
+    /// A resolution that the caller knows to be within the limits.
     pub(super) const fn new(width: u16, height: u16) -> Self {
         Self { width, height }
     }
 
-    /// The nearest that there may be.
+    /// Limits width and height to the valid range.
     #[must_use]
     pub fn nearest(width: u32, height: u32) -> Self {
         let within = |it: u32, [least, most]: [u16; 2]| {
             u16::try_from(it).unwrap_or(u16::MAX).clamp(least, most)
         };
-        let width = within(width, [LEAST.width, MOST.width]);
-        Self { width, height: within(height, [LEAST.height, MOST.height]) }
+        let width = within(width, [MIN.width, MAX.width]);
+        Self { width, height: within(height, [MIN.height, MAX.height]) }
     }
 
-    /// Pixels of a line.
+    /// The width in pixels.
     pub fn width(self) -> u32 {
         self.width.into()
     }
 
-    /// Lines.
+    /// The height in pixels.
     pub fn height(self) -> u32 {
         self.height.into()
     }
 
-    /// Bytes of such a picture.
+    /// The size of a picture in bytes.
     pub(super) fn bytes(self) -> u64 {
         u64::from(self.width) * u64::from(self.height) * 4
     }
@@ -66,19 +66,19 @@ impl TryFrom<String> for Resolution {
 
     fn try_from(text: String) -> anyhow::Result<Self> {
         let number = |digits: &str| {
-            // `+5` is a number to `parse`.
+            // `parse` would accept `+5`.
             let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
             digits.parse().ok().filter(|_| plain)
         };
         let parts = text.split_once('x');
         let parts = parts.and_then(|(width, height)| Some((number(width)?, number(height)?)));
         let (width, height) = parts.with_context(|| {
-            format!("`{text}` is not the size of a picture: write WIDTHxHEIGHT, as in `1920x1080`")
+            format!("`{text}` is not a resolution: write WIDTHxHEIGHT, as in `1920x1080`")
         })?;
         let nearest = Self::nearest(width, height);
         ensure!(
             (nearest.width(), nearest.height()) == (width, height),
-            "`{text}` is no size for a display: from {LEAST} to {MOST} there are all"
+            "`{text}` is not a supported resolution: choose one from {MIN} to {MAX}"
         );
         Ok(nearest)
     }

@@ -1,12 +1,12 @@
 //! The admin command set (NVMe 1.4, 5): queues, features, logs, events.
 //!
-//! Threats: every identifier, size and address is checked here, once, when the queue is made; the
-//! queues' memory is looked at again with each access.
+//! Threats: identifiers, sizes and addresses of queues are checked once, when the queue is created.
+//! The queues' memory is checked on every access.
 
 use std::sync::Arc;
 
 use super::Shared;
-use super::command::{Answer, Command, Status};
+use super::command::{Answer, Command, Prp, Status};
 use super::events::{Event, Events};
 use super::features::{self, Features};
 use super::group::Group;
@@ -17,19 +17,19 @@ use super::opcodes::{
     ABORT, CREATE_COMPLETION, CREATE_SUBMISSION, DELETE_COMPLETION, DELETE_SUBMISSION,
     DOORBELL_BUFFER, EVENT_REQUEST, GET_FEATURES, IDENTIFY, LOG_PAGE, SET_FEATURES,
 };
-use super::prp::{self, LARGEST};
-use super::queues::{Completion, ENTRIES, Shadow, Submission};
+use super::prp::{self, MAX_TRANSFER};
+use super::queues::{Completion, MAX_ENTRIES, Shadow, Submission};
 use super::server::Server;
 
-/// Of a queue's dword 11: physically contiguous, which is required; interrupts.
+/// Bits of dword 11 for a new queue: physically contiguous (required), interrupts enabled.
 const CONTIGUOUS: u16 = 1 << 0;
 const INTERRUPTS: u16 = 1 << 1;
-/// CC: the sizes of I/O queue entries, 2^6 and 2^4 bytes.
+/// CC: the sizes of I/O queue entries, and the only valid value: 2^6 and 2^4 bytes.
 const ENTRY_SIZES: u32 = 0xff << 16;
 const SIZES: u32 = 0x46 << 16;
-/// Get Log Page: the guest asks not to be told of more events yet.
+/// Get Log Page: retain the asynchronous event.
 const RETAIN: u32 = 1 << 15;
-/// An abort that aborted nothing.
+/// Result of an Abort that did not abort the command.
 const NOT_ABORTED: u32 = 1;
 
 /// The state that admin commands read and change.
@@ -40,19 +40,19 @@ pub(super) struct State {
     pub(super) queues: IoQueues,
 }
 
-/// What the controller has to do for a command after `execute`.
+/// How the controller continues with a command after `execute`.
 pub(super) enum Outcome {
     /// Answer it.
     Answered(Answer),
-    /// Nothing: an event answers it later.
+    /// An event answers it later.
     Pending,
-    /// Flush the write cache, and answer it when that is done.
+    /// Flush the write cache, then answer it.
     Flush,
     /// Answer the event request with this identifier as aborted, then the command as successful.
     Aborted(u16),
 }
 
-/// Executes a command as far as the state is concerned.
+/// Executes a command as far as it concerns the state.
 pub(super) fn execute(state: &mut State, command: &Command) -> Outcome {
     if command.is_fused_or_sgl() {
         return Outcome::Answered(Err(Status::INVALID_FIELD));
@@ -76,7 +76,7 @@ pub(super) fn execute(state: &mut State, command: &Command) -> Outcome {
     })
 }
 
-/// The number, size and memory of a queue that is to be.
+/// Checks the parameters of a new queue. Returns its number, size and address.
 fn new_queue(state: &State, command: &Command, exists: bool) -> Result<(u16, u32, u64), Status> {
     let (id, size) = command.halves(10);
     let size = u32::from(size) + 1;
@@ -84,13 +84,13 @@ fn new_queue(state: &State, command: &Command, exists: bool) -> Result<(u16, u32
         return Err(Status::INVALID_QUEUE);
     }
     let sizes = state.shared.registers().cc & ENTRY_SIZES;
-    if !(2..=ENTRIES).contains(&size) || sizes != SIZES {
+    if !(2..=MAX_ENTRIES).contains(&size) || sizes != SIZES {
         return Err(Status::INVALID_QUEUE_SIZE);
     }
     if command.halves(11).0 & CONTIGUOUS == 0 {
         return Err(Status::INVALID_FIELD);
     }
-    let (at, _) = command.prp();
+    let at = command.prp().first;
     if at & u64::from(state.shared.page() - 1) != 0 {
         return Err(Status::PRP_OFFSET);
     }
@@ -102,7 +102,7 @@ fn create_completion(state: &mut State, command: &Command) -> Answer {
     let (id, size, at) = new_queue(state, command, exists)?;
     let (flags, vector) = command.halves(11);
     let shared = &state.shared;
-    // A wire has no vectors.
+    // With an interrupt line there is only vector 0.
     let vectors = if shared.bells.uses_messages() { shared.vectors() } else { 1 };
     if vector >= vectors {
         return Err(Status::INVALID_VECTOR);
@@ -110,10 +110,10 @@ fn create_completion(state: &mut State, command: &Command) -> Answer {
     let vector = (flags & INTERRUPTS != 0).then_some(vector);
     let mut queue = Completion::new(id, size, at, vector);
     if let Some(shadow) = state.queues.shadow_of(id, 1) {
-        queue.follow(&shared.memory, shadow).map_err(|_| Status::DATA_TRANSFER)?;
+        queue.set_shadow(&shared.memory, shadow).map_err(|_| Status::DATA_TRANSFER)?;
     }
     let server = Group::new(shared.clone(), queue).and_then(Server::start).map_err(|error| {
-        shared.told.call_once(|| tracing::warn!("NVMe queue {id} cannot be served: {error:#}"));
+        shared.logged.call_once(|| tracing::warn!("NVMe queue {id} cannot be served: {error:#}"));
         Status::INTERNAL
     })?;
     state.queues.servers.insert(id, server);
@@ -131,12 +131,12 @@ fn create_submission(state: &mut State, command: &Command) -> Answer {
     let server = state.queues.servers.get(&to).ok_or(Status::COMPLETION_QUEUE_INVALID)?;
     let mut queue = Submission::new(id, size, at);
     if let Some(shadow) = state.queues.shadow_of(id, 0) {
-        queue.follow(&shared.memory, shadow).map_err(|_| Status::DATA_TRANSFER)?;
+        queue.set_shadow(&shared.memory, shadow).map_err(|_| Status::DATA_TRANSFER)?;
         state.queues.connect(id, server);
     }
     shared.bells.tail(id).open(size, 0, server.waker());
     server.lock().submissions.push(queue);
-    server.waker().rouse();
+    server.waker().wake_always();
     Ok(0)
 }
 
@@ -149,8 +149,8 @@ fn delete_submission(state: &mut State, command: &Command) -> Answer {
     group.abandon(id);
     group.submissions.retain(|queue| queue.id != id);
     drop(group);
-    // What its other queues have to do, and what was posted without a word.
-    server.waker().rouse();
+    // For the other queues of this server, and for completions without a notification yet.
+    server.waker().wake_always();
     Ok(0)
 }
 
@@ -161,7 +161,7 @@ fn delete_completion(state: &mut State, command: &Command) -> Answer {
         return Err(Status::INVALID_QUEUE_DELETION);
     }
     state.queues.servers.remove(&id);
-    state.shared.bells.settle();
+    state.shared.bells.update_line();
     Ok(0)
 }
 
@@ -185,15 +185,15 @@ fn log_page(state: &mut State, command: &Command) -> Answer {
     }
     let page = log::page(&shared, &state.features, number).ok_or(Status::INVALID_LOG_PAGE)?;
     let start = usize::try_from(offset).unwrap_or(usize::MAX);
-    if offset & 3 != 0 || start > page.len() || length > u64::from(LARGEST) {
+    if offset & 3 != 0 || start > page.len() || length > u64::from(MAX_TRANSFER) {
         return Err(Status::INVALID_FIELD);
     }
     let mut data = page[start..].to_vec();
-    // What lies behind the end is zeros.
+    // Bytes beyond the end of a log page read as zeros.
     data.resize(usize::try_from(length).map_err(|_| Status::INVALID_FIELD)?, 0);
     prp::copy_out(&shared.memory, shared.page(), command.prp(), &data)?;
     if command.dword(10) & RETAIN == 0 {
-        if log::tells_changes(number) {
+        if log::clears_changes(number) {
             shared.health().changed = false;
         }
         state.events.unmask(number);
@@ -201,7 +201,7 @@ fn log_page(state: &mut State, command: &Command) -> Answer {
     Ok(0)
 }
 
-/// What the disk has begun is not stopped; a request for events is.
+/// Only event requests can be aborted. Requests that the disk has started are not stopped.
 fn abort(state: &mut State, command: &Command) -> Outcome {
     let (queue, id) = command.halves(10);
     if queue != 0 || !state.events.abort(id) {
@@ -213,19 +213,19 @@ fn abort(state: &mut State, command: &Command) -> Outcome {
 fn set_feature(state: &mut State, command: &Command) -> Outcome {
     let used = !state.queues.servers.is_empty();
     let answer = state.features.set(&state.shared, command, used);
-    if answer.is_ok() && state.features.tells_of_temperature() {
+    if answer.is_ok() && state.features.reports_temperature() {
         state.events.raise(Event::TEMPERATURE);
     }
-    if answer.is_ok() && features::ends_cache(command) {
+    if answer.is_ok() && features::disables_cache(command) {
         return Outcome::Flush;
     }
     Outcome::Answered(answer)
 }
 
-/// Doorbell Buffer Config: from now on the guest writes doorbells into its memory, and rings only
-/// when it is asked to. A ring is then without value, and need not leave the kernel.
+/// Doorbell Buffer Config: the guest now writes doorbells to its memory, and rings only when asked.
+/// The value of a ring no longer matters, so the kernel can handle it.
 fn shadow_doorbells(state: &mut State, command: &Command) -> Answer {
-    let (doorbells, events) = command.prp();
+    let Prp { first: doorbells, second: events } = command.prp();
     let within = u64::from(state.shared.page() - 1);
     if doorbells & within != 0 || events & within != 0 || doorbells == 0 || events == 0 {
         return Err(Status::INVALID_FIELD);
@@ -237,6 +237,6 @@ fn shadow_doorbells(state: &mut State, command: &Command) -> Answer {
         memory.read(end, &mut [0]).map_err(|_| Status::DATA_TRANSFER)?;
     }
     state.queues.shadow = Some(Shadow { doorbell: doorbells, event: events });
-    state.queues.follow().map_err(|_| Status::DATA_TRANSFER)?;
+    state.queues.enable_shadows().map_err(|_| Status::DATA_TRANSFER)?;
     Ok(0)
 }

@@ -1,16 +1,16 @@
-//! What stands in the queues: commands of 64 bytes, completions of 16 (NVMe 1.4, 4.2 and 4.6).
+//! Queue entries: commands of 64 bytes and completions of 16 bytes (NVMe 1.4, 4.2 and 4.6).
 
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a submission queue entry.
-pub(super) const ENTRY: usize = 64;
+pub(super) const ENTRY_SIZE: usize = 64;
 
-/// A command as the guest wrote it, copied once: what it writes afterwards changes nothing.
+/// A copy of a command. The guest's later writes do not change it.
 #[derive(Clone, Debug)]
-pub(super) struct Command([u8; ENTRY]);
+pub(super) struct Command([u8; ENTRY_SIZE]);
 
 impl Command {
-    pub(super) fn new(bytes: [u8; ENTRY]) -> Self {
+    pub(super) fn new(bytes: [u8; ENTRY_SIZE]) -> Self {
         Self(bytes)
     }
 
@@ -34,44 +34,51 @@ impl Command {
         self.0[0]
     }
 
-    /// The guest's name for the command.
+    /// The command identifier that the guest chose.
     pub(super) fn id(&self) -> u16 {
         self.halves(0).1
     }
 
-    /// The namespace.
+    /// The namespace identifier.
     pub(super) fn nsid(&self) -> u32 {
         self.dword(1)
     }
 
-    /// Fused with another, or data that SGLs describe: neither is offered.
+    /// Fused operations and data described by SGLs are not supported.
     pub(super) fn is_fused_or_sgl(&self) -> bool {
         self.0[1] & 0b1100_0011 != 0
     }
 
-    /// The two entries of the data pointer.
-    pub(super) fn prp(&self) -> (u64, u64) {
-        (self.wide(6), self.wide(8))
+    /// The two PRP entries of the data pointer.
+    pub(super) fn prp(&self) -> Prp {
+        Prp { first: self.wide(6), second: self.wide(8) }
     }
 
-    /// The first logical block of a command that has one.
+    /// Starting logical block, for commands that have one.
     pub(super) fn slba(&self) -> u64 {
         self.wide(10)
     }
 
-    /// Its number of logical blocks.
+    /// Number of logical blocks, for commands that have one.
     pub(super) fn blocks(&self) -> u32 {
         u32::from(self.halves(12).0) + 1
     }
 }
 
-/// How a command ended: status code, its type from bit 8, and "do not retry" (bit 14).
+/// The two entries of a data pointer. The second is a page, or the address of a list.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prp {
+    pub(super) first: u64,
+    pub(super) second: u64,
+}
+
+/// Status of a completion: status code, its type from bit 8, and "do not retry" (bit 14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Status(pub(super) u16);
 
-/// The same command would fail again.
+/// Do not retry: the same command would fail again.
 const DNR: u16 = 1 << 14;
-/// The error log knows more.
+/// The error log has an entry for this command.
 const MORE: u16 = 1 << 13;
 
 impl Status {
@@ -104,22 +111,22 @@ impl Status {
         self != Self::SUCCESS
     }
 
-    /// With the mark that the error log has an entry for it.
+    /// This status with the bit for an error log entry.
     #[must_use]
     pub(super) fn logged(self) -> Self {
         Self(self.0 | MORE)
     }
 }
 
-/// What a command gives back: its dword 0, or what was wrong.
+/// Dword 0 of the completion, or the error status.
 pub(super) type Answer = Result<u32, Status>;
 
-/// A completion queue entry, but for the phase.
+/// A completion queue entry without its phase bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Completed {
     /// Dword 0.
     pub(super) result: u32,
-    /// Where the command came from, and how far that queue was read.
+    /// The submission queue of the command, and its head pointer.
     pub(super) queue: u16,
     pub(super) head: u16,
     pub(super) id: u16,
@@ -127,7 +134,8 @@ pub(super) struct Completed {
 }
 
 impl Completed {
-    /// The first three dwords, and the last, which carries the phase and so is written last.
+    /// The first three dwords, and the last one. It contains the phase bit and must be written
+    /// last.
     pub(super) fn bytes(&self, phase: bool) -> ([u8; 12], u32) {
         let mut bytes = [0; 12];
         bytes[..4].copy_from_slice(&self.result.to_le_bytes());

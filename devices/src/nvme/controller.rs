@@ -1,5 +1,5 @@
-//! The controller behind the registers: it enables, resets and shuts down, and serves the admin
-//! queue, on a thread of its own.
+//! The controller: enables, resets and shuts down, and serves the admin queue. It runs on its own
+//! thread.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,22 +15,22 @@ use super::group;
 use super::health::{Counter, Health, Mistake};
 use super::io_queues::IoQueues;
 use super::queues::{
-    ADMIN_ENTRIES, Completion, INVALID_REGISTER, INVALID_VALUE, Shadow, Submission, Waker,
+    Completion, INVALID_REGISTER, INVALID_VALUE, MAX_ADMIN_ENTRIES, Shadow, Submission, Waker,
 };
 use super::{Registers, Shared};
 use crate::bus::Window;
 use host::disk::{self, Operation, Request};
 use host::memory::NoMemory;
 
-/// CC: enable, command set, page size, arbitration.
+/// Fields of CC: enable, command set, arbitration.
 pub(super) const ENABLE: u32 = 1 << 0;
 const COMMAND_SET: u32 = 7 << 4;
 const ARBITRATION: u32 = 7 << 11;
-/// CC.MPS: pages of 4 KiB to 64 KiB.
-pub(super) const LARGEST_PAGE: u32 = 4;
-/// CC.SHN, and CSTS.SHST when it is under way and when it is done.
+/// Maximum of CC.MPS: pages of 4 KiB to 64 KiB.
+pub(super) const MAX_MPS: u32 = 4;
+/// CC.SHN, and values of CSTS.SHST: shutdown in progress, and complete.
 pub(super) const SHUTDOWN: u32 = 3 << 14;
-const UNDER_WAY: u32 = 1 << 2;
+const IN_PROGRESS: u32 = 1 << 2;
 const COMPLETE: u32 = 2 << 2;
 
 /// The admin queues.
@@ -38,11 +38,11 @@ const COMPLETE: u32 = 2 << 2;
 struct Admin {
     submission: Submission,
     completion: Completion,
-    /// CC.MPS as it was when the controller was enabled.
+    /// CC.MPS at the time when the controller was enabled.
     page: u32,
 }
 
-/// What is saved.
+/// Saved state of the controller.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Frozen {
     registers: Registers,
@@ -58,24 +58,24 @@ pub(super) struct Frozen {
     health: Health,
     reads: Counter,
     writes: Counter,
-    /// Of the disk, in bytes; 0 at power-on.
+    /// Size of the disk in bytes, or 0 at power-on.
     size: u64,
     flushing: Vec<u16>,
 }
 
-/// What the controller's thread works on.
+/// State of the controller's thread.
 pub(super) struct Controller {
     shared: Arc<Shared>,
     state: State,
     waker: Arc<Waker>,
     admin: Option<Admin>,
     commands: Vec<Command>,
-    /// Admin commands that wait for a flush, which waited for room when the device was parked.
+    /// Admin commands that wait for a flush. Parking the device interrupted it.
     flushing: Vec<u16>,
 }
 
 impl Controller {
-    /// A controller as it was saved, or at power-on.
+    /// Creates a controller from a saved or the power-on state.
     pub(super) fn thaw(
         shared: &Arc<Shared>,
         window: &Arc<Window>,
@@ -116,20 +116,20 @@ impl Controller {
         }
         controller.state.queues.thaw(frozen.groups)?;
         bells.set_mask(|_| frozen.mask);
-        // What was asked for and is not done yet.
+        // Continues with pending work.
         bells.kick.write(1)?;
         Ok(controller)
     }
 
-    /// Ends all threads and gives back what is to be saved.
+    /// Stops all threads and returns the state to save.
     pub(super) fn freeze(mut self) -> Frozen {
         let shared = self.shared.clone();
         let groups = self.state.queues.freeze();
         if let Some(Admin { submission, completion, .. }) = &mut self.admin {
             completion.freeze(&shared.bells, &shared.memory);
-            submission.look(&shared.bells, &shared.memory).ok();
+            submission.read_tail(&shared.bells, &shared.memory).ok();
         }
-        self.state.queues.silence();
+        self.state.queues.disconnect_all();
         let registers = shared.registers().clone();
         let health = shared.health().clone();
         Frozen {
@@ -151,9 +151,9 @@ impl Controller {
         }
     }
 
-    /// Does what the registers, the doorbells and the disk ask for.
+    /// Processes changes of registers, doorbells and the disk.
     pub(super) fn step(&mut self) {
-        self.waker.doze();
+        self.waker.prepare_sleep();
         let shared = self.shared.clone();
         if std::mem::take(&mut shared.registers().reset) {
             self.disable();
@@ -162,22 +162,22 @@ impl Controller {
         if cc & ENABLE != 0 && !ready && !shared.is_fatal() {
             self.enable();
         }
-        // Also one that was under way when the device was parked.
+        // Repeats a shutdown that parking interrupted.
         if cc & SHUTDOWN != 0 && shutdown != COMPLETE {
             self.shut_down();
         }
         for id in std::mem::take(&mut self.flushing) {
-            if let Some(answer) = self.empty_cache(id) {
+            if let Some(answer) = self.flush_for(id) {
                 self.answer(id, answer);
             }
         }
-        self.notice();
+        self.raise_events();
         if !shared.is_fatal() && self.serve().is_err() {
             shared.fail();
         }
     }
 
-    /// CC.EN rose: the registers say where the admin queues are.
+    /// CC.EN was set: opens the admin queues that the registers describe.
     fn enable(&mut self) {
         let shared = self.shared.clone();
         let Registers { cc, aqa, asq, acq, .. } = *shared.registers();
@@ -185,7 +185,7 @@ impl Controller {
         let (submissions, completions) = ((aqa & 0xfff) + 1, (aqa >> 16 & 0xfff) + 1);
         let within = (4096_u64 << page) - 1;
         let aligned = asq & within == 0 && acq & within == 0;
-        let known = cc & (COMMAND_SET | ARBITRATION) == 0 && page <= LARGEST_PAGE;
+        let known = cc & (COMMAND_SET | ARBITRATION) == 0 && page <= MAX_MPS;
         if !known || !aligned || submissions < 2 || completions < 2 {
             shared.fail();
             return;
@@ -201,19 +201,19 @@ impl Controller {
         (registers.ready, registers.shutdown) = (true, 0);
     }
 
-    /// CC.EN fell: back to where nothing is under way. The features are as at power-on.
+    /// CC.EN was cleared: ends all requests and restores the default features.
     fn disable(&mut self) {
         let shared = self.shared.clone();
         let bells = &shared.bells;
-        self.state.queues.silence();
-        // Waits for what is under way: nothing reaches the guest's memory after this.
+        self.state.queues.disconnect_all();
+        // Waits for requests in flight: nothing reaches guest memory after this.
         self.state.queues.servers.clear();
         self.admin = None;
         bells.tail(0).close();
         bells.head(0).close();
         bells.take_mistakes();
         bells.set_mask(|_| 0);
-        bells.settle();
+        bells.update_line();
         (self.state.features, self.state.events, self.state.queues.shadow) = Default::default();
         self.flushing.clear();
         self.commands.clear();
@@ -223,25 +223,25 @@ impl Controller {
         (registers.ready, registers.shutdown) = Default::default();
     }
 
-    /// CC.SHN: what was answered must survive.
+    /// CC.SHN was set: makes all acknowledged writes durable.
     fn shut_down(&self) {
-        self.shared.registers().shutdown = UNDER_WAY;
+        self.shared.registers().shutdown = IN_PROGRESS;
         match self.flush() {
             Ok(true) => {}
-            // Nothing is said to survive yet: it goes on when the device runs again.
+            // The shutdown stays in progress. It continues when the device runs again.
             Ok(false) => return,
-            Err(error) => self.shared.told.call_once(|| {
+            Err(error) => self.shared.logged.call_once(|| {
                 tracing::error!(
-                    "the guest shut its NVMe disk down, which could not be flushed: {error:#}"
+                    "NVMe: the guest shut its disk down, but the flush failed: {error:#}"
                 );
             }),
         }
         self.shared.registers().shutdown = COMPLETE;
     }
 
-    /// Flushes, and gives the answer to the command that asked for it: later, if the device is
-    /// parked meanwhile.
-    fn empty_cache(&mut self, id: u16) -> Option<Answer> {
+    /// Flushes, and returns the answer for the command that asked for it. Returns None if parking
+    /// interrupts the flush: the command is answered later.
+    fn flush_for(&mut self, id: u16) -> Option<Answer> {
         match self.flush() {
             Ok(true) => Some(Ok(0)),
             Ok(false) => {
@@ -252,8 +252,8 @@ impl Controller {
         }
     }
 
-    /// Writes what is in the cache. False when it is not done: it waits for room, and the device is
-    /// to be parked, which does not wait for that.
+    /// Flushes the disk. Returns false if the flush waits for disk space and the device is about to
+    /// be parked.
     fn flush(&self) -> anyhow::Result<bool> {
         let shared = &self.shared;
         if shared.read_only {
@@ -268,23 +268,23 @@ impl Controller {
             channel.reap(&mut done);
             if let Some(done) = done.pop() {
                 let fault = done.result.err();
-                return fault.map_or(Ok(true), |fault| bail!("the disk is {fault:?}"));
+                return fault.map_or(Ok(true), |fault| bail!("the disk reports {fault:?}"));
             }
-            if shared.parks.load(Ordering::SeqCst) && !channel.withdraw().is_empty() {
+            if shared.parking.load(Ordering::SeqCst) && !channel.withdraw().is_empty() {
                 return Ok(false);
             }
             disk::wait(channel.as_ref());
         }
     }
 
-    /// Turns what happened into events.
-    fn notice(&mut self) {
+    /// Raises events for doorbell mistakes and for a changed disk size.
+    fn raise_events(&mut self) {
         let shared = &self.shared;
         let mistakes = shared.bells.take_mistakes();
         for (mistake, event) in
             [(INVALID_REGISTER, Event::INVALID_REGISTER), (INVALID_VALUE, Event::INVALID_VALUE)]
         {
-            // Doorbells without a controller are nobody's.
+            // Doorbell mistakes while the controller is disabled raise no event.
             if mistakes & mistake != 0 && self.admin.is_some() {
                 self.state.events.raise(event);
             }
@@ -292,13 +292,13 @@ impl Controller {
         let size = shared.image.geometry().size;
         if shared.size.swap(size, Ordering::SeqCst) != size && self.admin.is_some() {
             shared.health().changed = true;
-            if self.state.features.tells_of_namespaces() {
+            if self.state.features.reports_namespace_changes() {
                 self.state.events.raise(Event::NAMESPACE);
             }
         }
     }
 
-    /// Serves the admin queue as far as there is room for answers.
+    /// Serves the admin queue until it is empty, or until the completion queue is full.
     fn serve(&mut self) -> Result<(), NoMemory> {
         let shared = self.shared.clone();
         let (bells, memory) = (&shared.bells, &shared.memory);
@@ -306,7 +306,7 @@ impl Controller {
             let Some(admin) = &mut self.admin else { return Ok(()) };
             admin.completion.drain(bells, memory)?;
             if !admin.completion.is_full() {
-                admin.submission.look(bells, memory)?;
+                admin.submission.read_tail(bells, memory)?;
                 admin.submission.fetch(memory, &mut self.commands)?;
             }
             let mut commands = std::mem::take(&mut self.commands);
@@ -320,19 +320,19 @@ impl Controller {
             }
             let Some(admin) = &mut self.admin else { return Ok(()) };
             if !worked && !admin.completion.has_room(bells, memory) {
-                admin.completion.tell(bells);
+                admin.completion.notify(bells);
                 return Ok(());
             }
         }
     }
 
-    /// Executes an admin command, and answers it unless that comes later.
+    /// Executes an admin command. Most are answered at once.
     fn execute(&mut self, command: &Command) {
         let id = command.id();
         let answer = match admin::execute(&mut self.state, command) {
             Outcome::Answered(answer) => answer,
             Outcome::Pending => return,
-            Outcome::Flush => match self.empty_cache(id) {
+            Outcome::Flush => match self.flush_for(id) {
                 Some(answer) => answer,
                 None => return,
             },
@@ -344,7 +344,7 @@ impl Controller {
         self.answer(id, answer);
     }
 
-    /// What can be told now. One that has no room waits as it is.
+    /// The next event to report. Events wait while the completion queue is full.
     fn next_event(&mut self) -> Option<(u16, Event)> {
         let room = self.admin.as_ref().is_some_and(|admin| !admin.completion.is_full());
         if room { self.state.events.next() } else { None }
@@ -371,19 +371,19 @@ impl Controller {
 }
 
 impl Frozen {
-    /// A saved state may be damaged: what it could break is refused.
+    /// Rejects damaged states.
     fn check(&self, shared: &Shared) -> anyhow::Result<()> {
         let Self { admin, groups, features, events, health, flushing, .. } = self;
         if let Some(Admin { submission, completion, page }) = admin {
-            let fits =
-                submission.is_valid(0, ADMIN_ENTRIES) && completion.is_valid(0, ADMIN_ENTRIES);
-            ensure!(fits, "the admin queues cannot be");
-            ensure!(*page <= LARGEST_PAGE, "pages of 2^{} bytes", 12 + u64::from(*page));
+            let fits = submission.is_valid(0, MAX_ADMIN_ENTRIES)
+                && completion.is_valid(0, MAX_ADMIN_ENTRIES);
+            ensure!(fits, "the admin queues are invalid");
+            ensure!(*page <= MAX_MPS, "pages of 2^{} bytes", 12 + u64::from(*page));
         }
         let limited = features.is_valid(shared) && events.is_valid() && health.is_valid();
         ensure!(
-            limited && flushing.len() <= ADMIN_ENTRIES as usize,
-            "more is kept than there can be"
+            limited && flushing.len() <= MAX_ADMIN_ENTRIES as usize,
+            "features, events or counters are out of range"
         );
         let block = u64::from(shared.block);
         ensure!(self.size.is_multiple_of(block), "a disk of {} bytes", self.size);

@@ -1,6 +1,7 @@
 //! Asynchronous events, and the guest's requests for them (NVMe 1.4, 5.2).
 //!
-//! Threats: a guest may send any number of requests. At most 4 are kept, and each event waits once.
+//! Threats: a guest may send any number of requests. At most 4 are stored, and each event is queued
+//! once.
 
 use std::collections::VecDeque;
 
@@ -8,15 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use super::command::Status;
 
-/// Log pages that events name.
+/// Log pages that events refer to.
 pub(super) const ERROR: u8 = 0x01;
 pub(super) const HEALTH: u8 = 0x02;
 pub(super) const CHANGED: u8 = 0x04;
 
-/// Something that the guest wants to know.
+/// An asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Event {
-    /// Its type: 0 to 2.
+    /// Event type: 0 to 2.
     kind: u8,
     information: u8,
     page: u8,
@@ -34,29 +35,29 @@ impl Event {
     }
 }
 
-/// Requests for events, and events without request.
+/// Pending requests and pending events.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Events {
     requests: VecDeque<u16>,
     waiting: VecDeque<Event>,
-    /// Types that wait until their log page was read, by bit.
+    /// Bit mask of event types that are suspended until their log page is read.
     masked: u8,
 }
 
-/// Requests that are kept: AERL + 1.
-pub(super) const REQUESTS: usize = 4;
+/// Maximum number of pending requests (AERL + 1).
+pub(super) const MAX_REQUESTS: usize = 4;
 
 impl Events {
-    /// Keeps a request.
+    /// Adds a request.
     pub(super) fn request(&mut self, id: u16) -> Result<(), Status> {
-        if self.requests.len() >= REQUESTS {
+        if self.requests.len() >= MAX_REQUESTS {
             return Err(Status::EVENT_LIMIT);
         }
         self.requests.push_back(id);
         Ok(())
     }
 
-    /// Takes a request back.
+    /// Removes a request. Returns whether it was pending.
     pub(super) fn abort(&mut self, id: u16) -> bool {
         let at = self.requests.iter().position(|it| *it == id);
         at.is_some_and(|at| self.requests.remove(at).is_some())
@@ -68,7 +69,7 @@ impl Events {
         }
     }
 
-    /// The guest read a page, and wants to know of more.
+    /// The guest read this log page: its event type is enabled again.
     pub(super) fn unmask(&mut self, page: u8) {
         match page {
             ERROR => self.masked &= !(1 << 0),
@@ -78,7 +79,7 @@ impl Events {
         }
     }
 
-    /// A request and the event that answers it.
+    /// Takes an event and the request that it answers.
     pub(super) fn next(&mut self) -> Option<(u16, Event)> {
         let at = self.waiting.iter().position(|it| self.masked >> it.kind & 1 == 0)?;
         let request = self.requests.pop_front()?;
@@ -87,9 +88,11 @@ impl Events {
         Some((request, event))
     }
 
-    /// A saved one may be anything.
+    /// Whether a saved state is valid.
     pub(super) fn is_valid(&self) -> bool {
         let known = |event: &Event| event.kind < 3;
-        self.requests.len() <= REQUESTS && self.waiting.len() <= 8 && self.waiting.iter().all(known)
+        self.requests.len() <= MAX_REQUESTS
+            && self.waiting.len() <= 8
+            && self.waiting.iter().all(known)
     }
 }

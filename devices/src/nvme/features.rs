@@ -1,4 +1,4 @@
-//! Get Features and Set Features (NVMe 1.4, 5.15 and 5.21). Nothing is kept over a reset.
+//! Get Features and Set Features (NVMe 1.4, 5.15 and 5.21). A reset restores all defaults.
 
 use std::sync::atomic::Ordering;
 
@@ -19,26 +19,26 @@ const VECTOR: u8 = 0x09;
 const ATOMICITY: u8 = 0x0a;
 const EVENTS: u8 = 0x0b;
 
-/// Set Features: keep over a reset.
+/// Set Features: save the value across resets.
 const SAVE: u32 = 1 << 31;
-/// What Get Features selects.
+/// Select field of Get Features.
 const CURRENT: u32 = 0;
 const CAPABILITIES: u32 = 3;
-/// Capabilities: for a namespace, changeable.
+/// Capability bits: namespace specific, changeable.
 const PER_NAMESPACE: u32 = 1 << 1;
 const CHANGEABLE: u32 = 1 << 2;
 
-/// EVENTS: namespace attribute notices, and the temperature of the health page.
+/// Asynchronous event configuration: namespace attribute notices, and temperature warnings.
 const NAMESPACE_NOTICES: u32 = 1 << 8;
 const TEMPERATURE_NOTICES: u32 = 1 << 1;
 
-/// Kelvin: no host's disk knows better, and it is a comfortable one.
+/// The reported temperature, in kelvin. It is constant, because a disk image has no sensor.
 pub(super) const TEMPERATURE: u16 = 313;
-/// Kelvin, from which the drive would warn, and throttle.
+/// Warning and critical temperature thresholds, in kelvin.
 pub(super) const WARNING: u16 = 343;
 pub(super) const CRITICAL: u16 = 373;
 
-/// What the guest set.
+/// Values set by the guest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Features {
     arbitration: u32,
@@ -46,7 +46,7 @@ pub(super) struct Features {
     under: u16,
     recovery: u32,
     coalescing: u32,
-    /// Vectors that are not to be coalesced.
+    /// Vectors for which coalescing is disabled.
     vectors: Vec<u16>,
     atomicity: u32,
     events: u32,
@@ -68,20 +68,20 @@ impl Default for Features {
 }
 
 impl Features {
-    pub(super) fn tells_of_namespaces(&self) -> bool {
+    pub(super) fn reports_namespace_changes(&self) -> bool {
         self.events & NAMESPACE_NOTICES != 0
     }
 
-    /// Against the thresholds that the guest set.
+    /// Compares the temperature with the guest's thresholds.
     pub(super) fn is_too_warm_or_cold(&self) -> bool {
         TEMPERATURE >= self.over || TEMPERATURE <= self.under
     }
 
-    pub(super) fn tells_of_temperature(&self) -> bool {
+    pub(super) fn reports_temperature(&self) -> bool {
         self.is_too_warm_or_cold() && self.events & TEMPERATURE_NOTICES != 0
     }
 
-    /// A saved one may be anything.
+    /// Whether a saved state is valid.
     pub(super) fn is_valid(&self, shared: &Shared) -> bool {
         self.vectors.len() <= usize::from(shared.vectors())
     }
@@ -101,7 +101,7 @@ impl Features {
                     _ => value,
                 })
             }
-            // Nothing is saved, so that is the default.
+            // No value can be saved, so the default is returned.
             1 | 2 => Self::default().value(shared, feature, argument),
             CAPABILITIES => {
                 Self::default().value(shared, feature, argument & !0xffff)?;
@@ -134,11 +134,11 @@ impl Features {
         })
     }
 
-    /// Set Features, but for the cache, whose end is a flush. `used` when there are I/O queues.
+    /// Set Features. The caller flushes if the cache is disabled. `used`: I/O queues exist.
     pub(super) fn set(&mut self, shared: &Shared, command: &Command, used: bool) -> Answer {
         let [feature, ..] = command.dword(10).to_le_bytes();
         let argument = command.dword(11);
-        // Known at all, before it is known to be wrong.
+        // An unknown feature is reported before any other error.
         Self::default().value(shared, feature, if feature == VECTOR { 0 } else { argument })?;
         if command.dword(10) & SAVE != 0 {
             return Err(Status::NOT_SAVEABLE);
@@ -153,7 +153,7 @@ impl Features {
         }
         match feature {
             ARBITRATION => self.arbitration = argument,
-            // There is one power state.
+            // There is only one power state.
             POWER if argument & 0x1f != 0 => return Err(Status::INVALID_FIELD),
             THRESHOLD => {
                 let [low, high, ..] = argument.to_le_bytes();
@@ -163,7 +163,7 @@ impl Features {
                     Threshold::Under => self.under = kelvin,
                 }
             }
-            // Errors of blocks that were deallocated are not offered.
+            // Deallocated or Unwritten Logical Block Error is not supported.
             RECOVERY if argument & 1 << 16 != 0 => return Err(Status::INVALID_FIELD),
             RECOVERY => self.recovery = argument & 0xffff,
             CACHE => shared.cache.store(argument & 1 != 0, Ordering::SeqCst),
@@ -184,14 +184,14 @@ impl Features {
     }
 }
 
-/// Which temperature a threshold is for.
+/// The type of a temperature threshold.
 enum Threshold {
     Over,
     Under,
 }
 
 fn threshold(argument: u32) -> Result<Threshold, Status> {
-    // The composite temperature is sensor 0; 15 means all there are.
+    // Sensor 0 is the composite temperature, 15 stands for all sensors.
     match (argument >> 16 & 0xf, argument >> 20 & 3) {
         (0 | 0xf, 0) => Ok(Threshold::Over),
         (0 | 0xf, 1) => Ok(Threshold::Under),
@@ -205,7 +205,7 @@ fn vector(shared: &Shared, argument: u32) -> Result<u16, Status> {
     if vector < shared.vectors() { Ok(vector) } else { Err(Status::INVALID_FIELD) }
 }
 
-/// However many are asked for: there are as many as there are.
+/// Number of Queues. The answer is always the number that exists.
 fn queues(shared: &Shared, argument: u32, used: bool) -> Answer {
     if used {
         return Err(Status::SEQUENCE);
@@ -216,8 +216,8 @@ fn queues(shared: &Shared, argument: u32, used: bool) -> Answer {
     Ok(u32::from(shared.queues - 1) * 0x1_0001)
 }
 
-/// Whether a command switches the cache off, so that what is in it must be written first.
-pub(super) fn ends_cache(command: &Command) -> bool {
+/// Whether a command disables the cache. The cache must be flushed then.
+pub(super) fn disables_cache(command: &Command) -> bool {
     let [feature, ..] = command.dword(10).to_le_bytes();
     feature == CACHE && command.dword(11) & 1 == 0
 }

@@ -1,8 +1,8 @@
-//! A completion queue with all its submission queues, and what they have under way.
+//! A completion queue with all its submission queues and their requests in flight.
 //!
-//! One pass looks at every queue, starts what is new with one `submit`, and tells the guest once of
-//! all that is done. The requests under way are bounded for each queue (511: see `queues.rs`), and
-//! so is their memory. What is taken back finds its command by its tag.
+//! One pass reads every queue, submits all new requests with one `submit`, and notifies the guest
+//! once of everything finished. The requests in flight are bounded for each queue (511: see
+//! `queues.rs`), and so is their memory. A finished request finds its command by its tag.
 
 use std::mem;
 use std::os::fd::{AsRawFd, RawFd};
@@ -14,50 +14,50 @@ use serde::{Deserialize, Serialize};
 use super::Shared;
 use super::command::{Command, Completed, Status};
 use super::health::Mistake;
-use super::io::{self, RANGES, Work};
-use super::queues::{Completion, ENTRIES, Submission, Waker};
+use super::io::{self, MAX_RANGES, Work};
+use super::queues::{Completion, MAX_ENTRIES, Submission, Waker};
 use host::disk::{self, Channel, Done, Operation, Request};
 use host::memory::{NoMemory, Piece};
 
-/// Piece lists that are kept for the next commands.
-const SPARE: usize = 64;
+/// Maximum number of empty piece lists kept for reuse.
+const MAX_SPARE: usize = 64;
 
-/// A command that is under way.
+/// A command in flight.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Pending {
-    /// Whose, and what the guest calls it.
+    /// Submission queue, and the guest's identifier.
     queue: u16,
     id: u16,
     opcode: u8,
-    /// The first block, for the error log.
+    /// First block, for the error log.
     block: u64,
-    /// Requests that are not done yet.
+    /// Requests that are not finished yet.
     left: u32,
-    /// Requests that its queue counts for it until it ends.
+    /// Number of requests that count against the limit of the submission queue.
     #[serde(skip)]
     cost: u32,
-    /// A flush is to follow.
+    /// A flush follows.
     flush: bool,
     status: Status,
 }
 
-/// A command whose requests wait, and what is left of them.
+/// A command with requests that the channel did not start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Kept {
+struct Suspended {
     pending: Pending,
     requests: Vec<Request>,
 }
 
-/// What is saved.
+/// Saved state of a group.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Frozen {
     completion: Completion,
     submissions: Vec<Submission>,
-    kept: Vec<Kept>,
+    kept: Vec<Suspended>,
 }
 
 impl Frozen {
-    /// No queue is in two groups, and none is the admin queue.
+    /// Rejects queues that are in two groups, and the admin queue.
     pub(super) fn check(groups: &[Self]) -> anyhow::Result<()> {
         let mut completions: Vec<_> = groups.iter().map(|it| it.completion.id).collect();
         let submissions = groups.iter().flat_map(|it| &it.submissions);
@@ -65,7 +65,7 @@ impl Frozen {
         for ids in [&mut completions, &mut submissions] {
             ids.sort_unstable();
             let twice = ids.windows(2).find(|pair| pair[0] == pair[1]);
-            ensure!(twice.is_none() && ids.first() != Some(&0), "queues that cannot be: {ids:?}");
+            ensure!(twice.is_none() && ids.first() != Some(&0), "invalid queue numbers {ids:?}");
         }
         Ok(())
     }
@@ -77,15 +77,15 @@ pub(super) struct Group {
     pub(super) submissions: Vec<Submission>,
     shared: Arc<Shared>,
     channel: Box<dyn Channel>,
-    /// By the lower half of a request's tag; the upper half numbers the requests of a command.
+    /// Indexed by the lower half of a tag. The upper half numbers the requests of a command.
     pending: Vec<Option<Pending>>,
     free: Vec<u32>,
     commands: Vec<Command>,
     done: Vec<Done>,
     spare: Vec<Vec<Piece>>,
-    /// Something was pushed since the last `submit`.
+    /// Requests were pushed since the last `submit`.
     pushed: bool,
-    /// Requests that the channel has.
+    /// Requests that the channel holds.
     asked: usize,
 }
 
@@ -107,20 +107,20 @@ impl Group {
         })
     }
 
-    /// What is readable when a request is done.
+    /// Readable when a request is finished.
     pub(super) fn event(&self) -> RawFd {
         self.channel.event().as_raw_fd()
     }
 
-    /// One request is in flight.
+    /// Exactly one request is in flight.
     pub(super) fn awaits(&self) -> bool {
         self.asked == 1
     }
 
-    /// Does what there is to do; true when there was something.
+    /// Runs one pass. Returns whether there was work.
     pub(super) fn pass(&mut self) -> bool {
         let worked = self.reap();
-        // Nothing more is done for a guest whose queues are not in its memory.
+        // After a fatal error, nothing more is started.
         if self.shared.is_fatal() {
             return worked;
         }
@@ -140,7 +140,7 @@ impl Group {
                 break;
             }
             let queue = &mut self.submissions[at];
-            queue.look(&shared.bells, &shared.memory)?;
+            queue.read_tail(&shared.bells, &shared.memory)?;
             queue.fetch(&shared.memory, &mut self.commands)?;
             let id = queue.id;
             let mut commands = mem::take(&mut self.commands);
@@ -154,14 +154,14 @@ impl Group {
             self.channel.submit();
             worked |= self.reap();
         }
-        self.completion.tell(&shared.bells);
+        self.completion.notify(&shared.bells);
         Ok(worked)
     }
 
     /// Turns a command into requests, or answers it.
     fn start(&mut self, queue: u16, command: &Command) {
         let mut pieces = self.spare.pop().unwrap_or_default();
-        let work = io::understand(&self.shared, command, &mut pieces);
+        let work = io::plan(&self.shared, command, &mut pieces);
         let status = work.as_ref().err().copied().unwrap_or(Status::SUCCESS);
         let nothing = Work { operation: Operation::Flush, ranges: Vec::new(), flush: false };
         let Work { operation, ranges, flush } = work.unwrap_or(nothing);
@@ -170,11 +170,11 @@ impl Group {
         let cost = io::requests(command);
         let pending = Pending { queue, id, opcode, block, left, cost, flush, status };
         if ranges.is_empty() {
-            self.keep(pieces);
+            self.recycle(pieces);
             self.end(&pending);
             return;
         }
-        let slot = self.slot(pending);
+        let slot = self.insert(pending);
         for (part, (offset, length)) in (0..).zip(ranges) {
             let pieces = mem::take(&mut pieces);
             self.push(Request { tag: tag(slot, part), operation, offset, length, pieces });
@@ -187,23 +187,23 @@ impl Group {
         self.asked += 1;
     }
 
-    fn slot(&mut self, pending: Pending) -> u32 {
+    fn insert(&mut self, pending: Pending) -> u32 {
         if let Some(slot) = self.free.pop() {
             self.pending[slot as usize] = Some(pending);
             return slot;
         }
         self.pending.push(Some(pending));
-        u32::try_from(self.pending.len() - 1).expect("the commands under way are bounded")
+        u32::try_from(self.pending.len() - 1).expect("the commands in flight are bounded")
     }
 
-    fn keep(&mut self, mut pieces: Vec<Piece>) {
-        if self.spare.len() < SPARE {
+    fn recycle(&mut self, mut pieces: Vec<Piece>) {
+        if self.spare.len() < MAX_SPARE {
             pieces.clear();
             self.spare.push(pieces);
         }
     }
 
-    /// Finishes what is done; true when something was.
+    /// Handles finished requests. Returns whether there were any.
     fn reap(&mut self) -> bool {
         let mut done = mem::take(&mut self.done);
         self.channel.reap(&mut done);
@@ -227,7 +227,7 @@ impl Group {
             pending.status = io::status(fault, pending.opcode);
         }
         if pending.left > 0 {
-            self.keep(pieces);
+            self.recycle(pieces);
             return;
         }
         let flush = mem::take(&mut pending.flush) && !pending.status.is_error();
@@ -236,16 +236,16 @@ impl Group {
             self.push(Request { tag, operation: Operation::Flush, offset: 0, length: 0, pieces });
             return;
         }
-        self.keep(pieces);
+        self.recycle(pieces);
         self.close(tag);
     }
 
     fn pending_of(&mut self, tag: u64) -> &mut Pending {
         let pending = self.pending.get_mut(slot_of(tag)).and_then(Option::as_mut);
-        pending.expect("a channel gives back each of our tags once")
+        pending.expect("a channel returns each tag once")
     }
 
-    /// Answers a command that has nothing under way any more.
+    /// Answers a command that has no requests left.
     fn close(&mut self, tag: u64) {
         let slot = slot_of(tag);
         let ended = self.pending[slot].take().expect("a command ends once");
@@ -256,7 +256,7 @@ impl Group {
     fn end(&mut self, pending: &Pending) {
         let Pending { queue, id, block, cost, mut status, .. } = *pending;
         let from = self.submissions.iter_mut().find(|it| it.id == queue);
-        let from = from.expect("a queue with commands under way is not deleted");
+        let from = from.expect("a queue with commands in flight is not deleted");
         from.answered(cost);
         let head = u16::try_from(from.head).expect("a queue has at most 1024 entries");
         if status.is_error() {
@@ -270,7 +270,7 @@ impl Group {
         }
     }
 
-    /// Before sleep: true when there is nothing to do, and whatever comes rings.
+    /// Called before sleep. Returns true if there is no work and new work will wake the thread.
     pub(super) fn is_idle(&mut self) -> bool {
         let Self { completion, submissions, shared, .. } = self;
         if shared.is_fatal() {
@@ -281,17 +281,18 @@ impl Group {
             return !has_room;
         }
         submissions.iter_mut().all(|queue| {
-            // A queue that cannot be looked at any more is found out by the next pass.
-            queue.ask(&shared.memory).is_ok()
-                && queue.look(&shared.bells, &shared.memory).is_ok()
+            // The next pass handles queues that cannot be read any more.
+            queue.request_ring(&shared.memory).is_ok()
+                && queue.read_tail(&shared.bells, &shared.memory).is_ok()
                 && !queue.has_more()
         })
     }
 
-    /// Ends the commands of a queue: what is under way is waited for, what waits is aborted.
+    /// Ends all commands of a submission queue: waits for requests in flight, aborts those not
+    /// started.
     pub(super) fn abandon(&mut self, queue: u16) {
         let mut others = Vec::new();
-        while self.submissions.iter().any(|it| it.id == queue && it.under_way > 0) {
+        while self.submissions.iter().any(|it| it.id == queue && it.in_flight > 0) {
             for request in self.withdraw() {
                 let pending = self.pending_of(request.tag);
                 if pending.queue != queue {
@@ -313,23 +314,23 @@ impl Group {
         self.pushed = false;
     }
 
-    /// Takes back what is not under way.
+    /// Takes back requests that the channel has not started.
     fn withdraw(&mut self) -> Vec<Request> {
         let requests = self.channel.withdraw();
         self.asked -= requests.len();
         requests
     }
 
-    /// Reaps once, waiting for something if there is nothing but there may be.
+    /// Handles finished requests. Blocks once if nothing has finished yet.
     fn wait(&mut self) {
         if !self.reap() && self.asked > 0 {
             disk::wait(self.channel.as_ref());
         }
     }
 
-    /// Ends what is under way, and gives back what is to be saved.
+    /// Waits for requests in flight, and returns the state to save.
     pub(super) fn freeze(mut self) -> Frozen {
-        // By slot, as `pending`.
+        // Indexed by slot, like `pending`.
         let mut kept: Vec<Vec<Request>> = Vec::new();
         while self.asked > 0 {
             for request in self.withdraw() {
@@ -342,40 +343,41 @@ impl Group {
             self.wait();
         }
         let kept = kept.into_iter().enumerate().filter(|(_, requests)| !requests.is_empty());
-        // As they are now: other parts of a command may have ended, or failed.
+        // Read at the end, because other requests of a command may have finished or failed
+        // meanwhile.
         let mut pending =
-            |slot: usize| self.pending[slot].take().expect("what is kept has not ended");
+            |slot: usize| self.pending[slot].take().expect("suspended commands have not ended");
         let kept: Vec<_> =
-            kept.map(|(slot, requests)| Kept { pending: pending(slot), requests }).collect();
+            kept.map(|(slot, requests)| Suspended { pending: pending(slot), requests }).collect();
         let Self { mut completion, submissions, shared, .. } = self;
-        completion.tell(&shared.bells);
+        completion.notify(&shared.bells);
         completion.freeze(&shared.bells, &shared.memory);
         let look = |mut queue: Submission| {
-            // Without memory its last tail is as good as any.
-            queue.look(&shared.bells, &shared.memory).ok();
+            // If the shadow doorbell cannot be read, the last known tail is used.
+            queue.read_tail(&shared.bells, &shared.memory).ok();
             queue
         };
         let submissions = submissions.into_iter().map(look).collect();
         Frozen { completion, submissions, kept }
     }
 
-    /// What `freeze` gave back, on the way again.
+    /// Restores a saved group and starts its requests again.
     pub(super) fn thaw(shared: Arc<Shared>, frozen: Frozen) -> anyhow::Result<Self> {
         let Frozen { completion, submissions, kept } = frozen;
         let queues = shared.queues;
-        ensure!(completion.is_valid(queues, ENTRIES), "a completion queue cannot be");
-        let valid = submissions.iter().all(|it| it.is_valid(queues, ENTRIES));
-        ensure!(valid, "a submission queue cannot be");
+        ensure!(completion.is_valid(queues, MAX_ENTRIES), "a completion queue is invalid");
+        let valid = submissions.iter().all(|it| it.is_valid(queues, MAX_ENTRIES));
+        ensure!(valid, "a submission queue is invalid");
         let mut group = Self { submissions, ..Self::new(shared, completion)? };
-        for Kept { mut pending, requests } in kept {
+        for Suspended { mut pending, requests } in kept {
             let queue = group.submissions.iter_mut().find(|it| it.id == pending.queue);
-            let queue = queue.context("a command of no queue")?;
-            ensure!((1..=RANGES).contains(&requests.len()), "a command without requests");
+            let queue = queue.context("a command without a queue")?;
+            ensure!((1..=MAX_RANGES).contains(&requests.len()), "a command without requests");
             pending.left = u32::try_from(requests.len()).expect("at most 256");
             pending.cost = pending.left;
-            queue.under_way += 1;
+            queue.in_flight += 1;
             queue.requests += pending.cost;
-            let slot = group.slot(pending);
+            let slot = group.insert(pending);
             for (part, request) in (0..).zip(requests) {
                 group.push(Request { tag: tag(slot, part), ..request });
             }
@@ -383,7 +385,7 @@ impl Group {
         Ok(group)
     }
 
-    /// Connects its doorbells.
+    /// Connects the doorbells of all queues.
     pub(super) fn connect(&self, waker: &Arc<Waker>) {
         let bells = &self.shared.bells;
         self.completion.resume(bells, waker);
@@ -392,7 +394,7 @@ impl Group {
         }
     }
 
-    /// Disconnects them.
+    /// Disconnects the doorbells of all queues.
     pub(super) fn disconnect(&self) {
         let bells = &self.shared.bells;
         bells.head(self.completion.id).close();

@@ -1,4 +1,4 @@
-//! Counts of reads and writes, and the errors of the error log (NVMe 1.4, 5.14.1.1 and 5.14.1.2).
+//! Counters of reads and writes, and the error log (NVMe 1.4, 5.14.1.1 and 5.14.1.2).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::command::Status;
 
-/// Entries of the error log.
-pub(super) const ERRORS: usize = 16;
+/// Maximum number of entries in the error log.
+pub(super) const MAX_ERRORS: usize = 16;
 
-/// Reads or writes since power-on.
+/// Counts reads or writes since power-on.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Counter {
     commands: AtomicU64,
@@ -23,13 +23,13 @@ impl Counter {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Commands, and thousands of 512 bytes, begun ones too.
+    /// Number of commands, and number of bytes in units of 1000 * 512, rounded up.
     pub(super) fn totals(&self) -> (u64, u64) {
         let bytes = self.bytes.load(Ordering::Relaxed);
         (self.commands.load(Ordering::Relaxed), bytes.div_ceil(512 * 1000))
     }
 
-    /// As it was saved.
+    /// Restores a saved counter.
     pub(super) fn set(&self, saved: &Self) {
         self.commands.store(saved.commands.load(Ordering::Relaxed), Ordering::Relaxed);
         self.bytes.store(saved.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -42,7 +42,7 @@ impl Counter {
     }
 }
 
-/// A command that failed.
+/// A failed command, as in the error log.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Mistake {
     pub(super) queue: u16,
@@ -51,30 +51,30 @@ pub(super) struct Mistake {
     pub(super) block: u64,
 }
 
-/// What failed since power-on, and what changed.
+/// Errors since power-on, and pending changes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Health {
-    /// The newest first, at most `ERRORS`.
+    /// Newest first, at most `MAX_ERRORS`.
     pub(super) mistakes: VecDeque<Mistake>,
-    /// All there were.
+    /// Total number of errors.
     pub(super) count: u64,
-    /// What the disk could not do.
+    /// Number of media errors.
     pub(super) media: u64,
-    /// The guest was not told that the namespace changed.
+    /// The namespace changed since the guest last read the log page for this.
     pub(super) changed: bool,
 }
 
 impl Health {
     pub(super) fn note(&mut self, mistake: Mistake) {
-        self.mistakes.truncate(ERRORS - 1);
+        self.mistakes.truncate(MAX_ERRORS - 1);
         self.mistakes.push_front(mistake);
         self.count += 1;
         // Status code type 2: media and data integrity.
         self.media += u64::from(mistake.status.0 >> 8 & 7 == 2);
     }
 
-    /// A saved one may be anything.
+    /// Whether a saved state is valid.
     pub(super) fn is_valid(&self) -> bool {
-        self.mistakes.len() <= ERRORS && self.count < u64::MAX / 2 && self.media <= self.count
+        self.mistakes.len() <= MAX_ERRORS && self.count < u64::MAX / 2 && self.media <= self.count
     }
 }

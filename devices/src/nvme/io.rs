@@ -1,7 +1,7 @@
-//! The NVM command set: what a command asks of the disk (NVMe 1.4, 6).
+//! The NVM command set: plans the disk requests of a command (NVMe 1.4, 6).
 //!
-//! Threats: the guest chooses blocks, lengths and where its data is; what is not wholly within the
-//! namespace is refused before it is a request, and the channel checks again.
+//! Threats: the guest chooses blocks, lengths and data addresses. A request that is not entirely
+//! inside the namespace is refused, and the channel checks again.
 
 use super::Shared;
 use super::command::{Command, Status};
@@ -16,27 +16,27 @@ pub(super) const READ: u8 = 0x02;
 pub(super) const WRITE_ZEROES: u8 = 0x08;
 pub(super) const DATASET: u8 = 0x09;
 
-/// Of dword 12: force unit access, and deallocate (Write Zeroes).
+/// Bits of dword 12: force unit access, and deallocate (Write Zeroes).
 const FUA: u32 = 1 << 30;
 const DEALLOCATE: u32 = 1 << 25;
-/// Of dword 12: checks of protection information, which no format has.
+/// Bits of dword 12: protection information, which no LBA format has.
 const PRINFO: u32 = 0xf << 26;
-/// Of Dataset Management's dword 11: deallocate.
+/// Bit of Dataset Management's dword 11: deallocate.
 const DATASET_DEALLOCATE: u32 = 1 << 2;
-/// Bytes of one of its ranges, and their number at most.
-const RANGE: usize = 16;
-pub(super) const RANGES: usize = 256;
+/// Size of a Dataset Management range, and maximum number of ranges.
+const RANGE_SIZE: usize = 16;
+pub(super) const MAX_RANGES: usize = 256;
 
-/// The one namespace, and all of them.
+/// Identifiers of the only namespace, and of all namespaces.
 pub(super) const NAMESPACE: u32 = 1;
 pub(super) const EVERY_NAMESPACE: u32 = u32::MAX;
 
-/// What a command becomes.
+/// The disk requests of a command.
 pub(super) struct Work {
     pub(super) operation: Operation,
-    /// The bytes of the disk: one request for each.
+    /// Offset and length in bytes on the disk: one request for each.
     pub(super) ranges: Vec<(u64, u64)>,
-    /// A flush afterwards, because the operation itself cannot be durable.
+    /// A flush must follow, because the operation itself cannot be durable.
     pub(super) flush: bool,
 }
 
@@ -46,8 +46,8 @@ impl Work {
     }
 }
 
-/// What `command` asks for; its data goes to `pieces`.
-pub(super) fn understand(
+/// Plans a command. The addresses of its data are added to `pieces`.
+pub(super) fn plan(
     shared: &Shared,
     command: &Command,
     pieces: &mut Vec<Piece>,
@@ -94,7 +94,7 @@ fn zeroes(shared: &Shared, command: &Command) -> Result<Work, Status> {
     Ok(Work { flush, ..Work::one(Operation::WriteZeroes { unmap }, offset, length) })
 }
 
-/// Which blocks a command is about, as bytes.
+/// The blocks of a command as offset and length in bytes.
 fn extent(shared: &Shared, command: &Command) -> Result<(u64, u64), Status> {
     if command.dword(12) & PRINFO != 0 {
         return Err(Status::INVALID_FIELD);
@@ -113,28 +113,27 @@ fn writable(shared: &Shared) -> Result<(), Status> {
     if shared.read_only { Err(Status::WRITE_PROTECTED) } else { Ok(()) }
 }
 
-/// Requests that a command comes to at most, and at least one: they are counted before its data are
-/// looked at.
+/// Upper limit of a command's requests, at least 1. It is counted before the ranges are read.
 pub(super) fn requests(command: &Command) -> u32 {
     if command.opcode() == DATASET { u32::from(ranges_of(command)) } else { 1 }
 }
 
-/// The ranges that Dataset Management says it has: 1 to 256.
+/// Number of ranges that a Dataset Management command announces: 1 to 256.
 fn ranges_of(command: &Command) -> u16 {
     (command.halves(10).0 & 0xff) + 1
 }
 
-/// Dataset Management: only the deallocation of ranges does something here, the rest is advice.
+/// Dataset Management. Only deallocation has an effect, other attributes are hints.
 fn dataset(shared: &Shared, command: &Command) -> Result<Work, Status> {
     let count = usize::from(ranges_of(command));
-    let mut bytes = [0; RANGE * RANGES];
-    let bytes = &mut bytes[..count * RANGE];
+    let mut bytes = [0; RANGE_SIZE * MAX_RANGES];
+    let bytes = &mut bytes[..count * RANGE_SIZE];
     prp::copy_in(&shared.memory, shared.page(), command.prp(), bytes)?;
     let mut ranges = Vec::new();
-    for range in bytes.as_chunks::<RANGE>().0 {
+    for range in bytes.as_chunks::<RANGE_SIZE>().0 {
         let [_, _, _, _, a, b, c, d, first @ ..] = *range;
         let (first, blocks) = (u64::from_le_bytes(first), u32::from_le_bytes([a, b, c, d]));
-        // All are checked before the first is gone.
+        // All ranges are checked before the first one is discarded.
         let range = within(shared, first, blocks.into())?;
         if blocks > 0 {
             ranges.push(range);
@@ -148,12 +147,12 @@ fn dataset(shared: &Shared, command: &Command) -> Result<Work, Status> {
     Ok(Work { operation: Operation::Discard, ranges, flush: false })
 }
 
-/// What the guest is told of a request that was not done.
+/// Converts a failed request to a status.
 pub(super) fn status(fault: Fault, opcode: u8) -> Status {
     match (fault, opcode) {
-        // Its blocks were checked: it is the memory that is not there.
+        // The blocks were checked before, so the guest's memory is at fault.
         (Fault::Refused, _) => Status::DATA_TRANSFER,
-        // Advice that cannot be followed is no error.
+        // A hint that cannot be followed is not an error.
         (Fault::Unsupported, DATASET) => Status::SUCCESS,
         (Fault::Unsupported, _) => Status::INVALID_OPCODE,
         (Fault::Full, _) => Status::CAPACITY,

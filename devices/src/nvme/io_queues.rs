@@ -11,18 +11,16 @@ use super::{DOORBELLS, Shared};
 use crate::bus::Window;
 use host::memory::NoMemory;
 
-/// All I/O queues.
 pub(super) struct IoQueues {
-    /// By completion queue.
+    /// Indexed by completion queue.
     pub(super) servers: BTreeMap<u16, Server>,
-    /// The first shadow doorbell, and what the guest compares it with.
+    /// Addresses of the first shadow doorbell and of its event index.
     pub(super) shadow: Option<Shadow>,
     shared: Arc<Shared>,
     window: Arc<Window>,
 }
 
 impl IoQueues {
-    /// No queues yet.
     pub(super) fn new(shared: &Arc<Shared>, window: &Arc<Window>, shadow: Option<Shadow>) -> Self {
         let (shared, window) = (shared.clone(), window.clone());
         Self { servers: BTreeMap::new(), shadow, shared, window }
@@ -39,12 +37,12 @@ impl IoQueues {
             for queue in server.lock().submissions.iter().filter(|_| self.shadow.is_some()) {
                 self.connect(queue.id, server);
             }
-            tracing::trace!("NVMe queue {id} runs on");
+            tracing::trace!("NVMe queue {id} resumes");
         }
         Ok(())
     }
 
-    /// Ends all threads and gives back the queues to be saved.
+    /// Stops all threads and returns the queues to save.
     pub(super) fn freeze(&mut self) -> Vec<group::Frozen> {
         let servers = std::mem::take(&mut self.servers).into_values();
         servers.map(|server| server.stop().freeze()).collect()
@@ -56,7 +54,7 @@ impl IoQueues {
         self.servers.values().find(has)
     }
 
-    /// Where a queue's doorbell is shadowed: `which` is 0 for a tail and 1 for a head.
+    /// Shadow addresses of a queue's doorbell. `which` is 0 for the tail and 1 for the head.
     pub(super) fn shadow_of(&self, queue: u16, which: u64) -> Option<Shadow> {
         let offset = 8 * u64::from(queue) + 4 * which;
         self.shadow.map(|Shadow { doorbell, event }| Shadow {
@@ -65,29 +63,29 @@ impl IoQueues {
         })
     }
 
-    /// Has the guest shadow the doorbells of the queues that there are.
-    pub(super) fn follow(&self) -> Result<(), NoMemory> {
+    /// Enables shadow doorbells for the queues that exist.
+    pub(super) fn enable_shadows(&self) -> Result<(), NoMemory> {
         let (bells, memory) = (&self.shared.bells, &self.shared.memory);
         for (id, server) in &self.servers {
             let mut group = server.lock();
             if let Some(shadow) = self.shadow_of(*id, 1) {
                 group.completion.freeze(bells, memory);
-                group.completion.follow(memory, shadow)?;
+                group.completion.set_shadow(memory, shadow)?;
             }
             for queue in &mut group.submissions {
                 if let Some(shadow) = self.shadow_of(queue.id, 0) {
-                    queue.look(bells, memory)?;
-                    queue.follow(memory, shadow)?;
+                    queue.read_tail(bells, memory)?;
+                    queue.set_shadow(memory, shadow)?;
                     self.connect(queue.id, server);
                 }
             }
             drop(group);
-            server.waker().rouse();
+            server.waker().wake_always();
         }
         Ok(())
     }
 
-    /// Lets a shadowed doorbell ring without an exit. Only the ring counts: the value is in memory.
+    /// Lets a shadowed doorbell ring without an exit. The value of the ring does not matter.
     pub(super) fn connect(&self, queue: u16, server: &Server) {
         self.window.ring(doorbell(queue), server.waker().event.clone());
     }
@@ -97,14 +95,14 @@ impl IoQueues {
     }
 
     /// Disconnects all submission queues.
-    pub(super) fn silence(&self) {
+    pub(super) fn disconnect_all(&self) {
         for queue in 1..=self.shared.queues {
             self.disconnect(queue);
         }
     }
 }
 
-/// Where a submission queue's doorbell is, and its length.
+/// Offset and length of a submission queue's doorbell.
 fn doorbell(queue: u16) -> (u64, u32) {
     (DOORBELLS + 8 * u64::from(queue), 4)
 }

@@ -1,17 +1,17 @@
-//! Log pages (NVMe 1.4, 5.14). The events that send the guest to them are in `events.rs`.
+//! Log pages (NVMe 1.4, 5.14). The events that refer to them are in `events.rs`.
 
 use super::events::{CHANGED, ERROR, HEALTH};
 use super::features::{Features, TEMPERATURE};
-use super::health::ERRORS;
+use super::health::MAX_ERRORS;
 use super::identify::{FIRMWARE, Page};
 use super::{Shared, io, opcodes};
 
-/// Log pages that no event names.
+/// Log pages that no event refers to.
 const SUPPORTED: u8 = 0x00;
 const FIRMWARE_SLOT: u8 = 0x03;
 const COMMANDS: u8 = 0x05;
 
-/// A page of this number, if there is one.
+/// The contents of a log page. None if it is not supported.
 pub(super) fn page(shared: &Shared, features: &Features, number: u8) -> Option<Vec<u8>> {
     Some(match number {
         SUPPORTED => supported(),
@@ -44,7 +44,7 @@ fn supported() -> Vec<u8> {
 }
 
 fn errors(shared: &Shared) -> Vec<u8> {
-    let mut page = Page::new(64 * ERRORS);
+    let mut page = Page::new(64 * MAX_ERRORS);
     let health = shared.health();
     for (mistake, at) in health.mistakes.iter().zip(0_u64..) {
         let entry = 64 * usize::try_from(at).expect("at most 16");
@@ -52,7 +52,7 @@ fn errors(shared: &Shared) -> Vec<u8> {
         page.put(entry + 8, &mistake.queue.to_le_bytes());
         page.put(entry + 10, &mistake.id.to_le_bytes());
         page.put(entry + 12, &(mistake.status.0 << 1).to_le_bytes());
-        // Which byte of the command was wrong is not said.
+        // Parameter error location: not reported.
         page.put(entry + 14, &[0xff, 0xff]);
         if mistake.queue > 0 {
             page.put(entry + 16, &mistake.block.to_le_bytes());
@@ -66,7 +66,7 @@ fn health(shared: &Shared, features: &Features) -> Vec<u8> {
     let mut page = Page::new(512);
     page.put(0, &[u8::from(features.is_too_warm_or_cold()) << 1]);
     page.put(1, &TEMPERATURE.to_le_bytes());
-    // Spare blocks that are left, and when there are few of them.
+    // Available spare blocks and their threshold, in percent.
     page.put(3, &[100, 10]);
     let ((reads, read), (writes, written)) = (shared.reads.totals(), shared.writes.totals());
     for (at, value) in [(32, read), (48, written), (64, reads), (80, writes)] {
@@ -79,28 +79,28 @@ fn health(shared: &Shared, features: &Features) -> Vec<u8> {
     page.take()
 }
 
-/// Commands Supported and Effects: what there is, and what changes blocks.
+/// Commands Supported and Effects.
 fn commands(shared: &Shared) -> Vec<u8> {
-    const IS: u32 = 1 << 0;
+    const SUPPORTED_COMMAND: u32 = 1 << 0;
     const CHANGES_BLOCKS: u32 = 1 << 1;
     let mut page = Page::new(4096);
     for opcode in opcodes::offered(shared) {
-        page.put(4 * usize::from(opcode), &IS.to_le_bytes());
+        page.put(4 * usize::from(opcode), &SUPPORTED_COMMAND.to_le_bytes());
     }
     let mut io = vec![
-        (io::FLUSH, IS),
-        (io::READ, IS),
-        (io::WRITE, IS | CHANGES_BLOCKS),
-        (io::WRITE_ZEROES, IS | CHANGES_BLOCKS),
+        (io::FLUSH, SUPPORTED_COMMAND),
+        (io::READ, SUPPORTED_COMMAND),
+        (io::WRITE, SUPPORTED_COMMAND | CHANGES_BLOCKS),
+        (io::WRITE_ZEROES, SUPPORTED_COMMAND | CHANGES_BLOCKS),
     ];
-    io.extend(shared.discards().then_some((io::DATASET, IS | CHANGES_BLOCKS)));
+    io.extend(shared.discards().then_some((io::DATASET, SUPPORTED_COMMAND | CHANGES_BLOCKS)));
     for (opcode, effects) in io {
         page.put(1024 + 4 * usize::from(opcode), &effects.to_le_bytes());
     }
     page.take()
 }
 
-/// Whether a page tells what changed, so that reading it clears that.
-pub(super) fn tells_changes(page: u8) -> bool {
+/// Whether reading a page clears the pending changes.
+pub(super) fn clears_changes(page: u8) -> bool {
     page == CHANGED
 }

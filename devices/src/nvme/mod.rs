@@ -1,17 +1,17 @@
-//! An NVMe controller with one namespace (NVM Express 1.4): the driverless system disk, which
-//! Windows, Linux and UEFI firmware drive with what they bring along. PCI class 010802.
+//! An NVMe controller with one namespace (NVM Express 1.4): the system disk that Windows, Linux and
+//! UEFI firmware support without extra drivers. PCI class 010802.
 //!
-//! Registers and doorbells are BAR 0, the MSI-X table BAR 2. The admin queue has a thread, and each
-//! I/O completion queue with its submission queues has one; a processor that writes a doorbell only
-//! leaves the value there. A doorbell's value is lost where the kernel takes the write, so that is
-//! arranged only for doorbells that the driver shadows in its memory (Doorbell Buffer Config).
-//! There is no memory buffer, SGL, metadata, Compare, Verify or format.
+//! BAR 0 holds registers and doorbells, BAR 2 the MSI-X table. The admin queue has a thread, and so
+//! has each I/O completion queue together with its submission queues. A vCPU that writes a doorbell
+//! only stores the value. If the kernel takes the write instead, the value is lost, so this is set
+//! up only for doorbells that the driver shadows in its memory (Doorbell Buffer Config). Not
+//! supported: controller memory buffer, SGLs, metadata, Compare, Verify, Format.
 //!
-//! Threats: the guest writes all of the queues, lists and doorbells, at any time and from all
-//! processors. Commands are copied once and then judged; addresses are looked up with every access,
-//! and queues that are not in memory end in a fatal status until the guest resets. What is under
-//! way is bounded for each submission queue: at most 511 requests to the disk (255, and the 256
-//! ranges of one Dataset Management command), which are 2 MiB for 64 queues; further commands wait
+//! Threats: the guest writes all queues, lists and doorbells, at any time and from all vCPUs.
+//! Commands are copied once and then checked. Addresses are checked on every access, and queues
+//! outside of memory lead to a fatal status until the guest resets the controller. The work in
+//! flight is bounded for each submission queue: at most 511 requests to the disk (255, and the 256
+//! ranges of one Dataset Management command), which are 2 MiB for 64 queues. Further commands wait
 //! in the guest's memory.
 
 mod admin;
@@ -36,9 +36,9 @@ use std::sync::{Arc, Mutex, MutexGuard, Once};
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
-use self::controller::{Controller, ENABLE, Frozen, LARGEST_PAGE, SHUTDOWN};
+use self::controller::{Controller, ENABLE, Frozen, MAX_MPS, SHUTDOWN};
 use self::health::{Counter, Health};
-use self::queues::{Doorbells, ENTRIES};
+use self::queues::{Doorbells, MAX_ENTRIES};
 use crate::bus::Window;
 use crate::device::{Access, Device, Region, Saved};
 use crate::grants::{Build, Grants, HostSide};
@@ -49,7 +49,7 @@ use host::fnv;
 use host::memory::Memory;
 use host::uuid::Uuid;
 
-/// What Red Hat lends to emulated NVMe controllers. Drivers match the class.
+/// The ID that Red Hat assigns to emulated NVMe controllers. Drivers match the class.
 const ID: Id = Id {
     vendor: 0x1b36,
     device: 0x0010,
@@ -60,7 +60,7 @@ const ID: Id = Id {
 /// VS: 1.4.0.
 const VERSION: u32 = 0x0001_0400;
 
-/// BAR 0 (NVMe 1.4, 3.1).
+/// Registers in BAR 0 (NVMe 1.4, 3.1).
 const CAP: u64 = 0x00;
 const VS: u64 = 0x08;
 const INTMS: u64 = 0x0c;
@@ -71,31 +71,31 @@ const NSSR: u64 = 0x20;
 const AQA: u64 = 0x24;
 const ASQ: u64 = 0x28;
 const ACQ: u64 = 0x30;
-/// The last of the registers that are not there and read as zero (memory buffers, boot partitions).
+/// End of the registers. Those not implemented (memory buffers, boot partitions) read as zero.
 const END: u64 = 0x1000;
-/// Doorbells, without gaps.
+/// Doorbells, with a stride of 0.
 const DOORBELLS: u64 = 0x1000;
 const BAR_SIZE: u64 = 0x4000;
 
-/// CAP.CQR: queues are contiguous. CAP.CSS: the NVM command set.
+/// CAP.CQR: queues must be contiguous. CAP.CSS: the NVM command set.
 const CONTIGUOUS: u64 = 1 << 16;
 const NVM: u64 = 1 << 37;
-/// CAP.TO: half seconds until the controller is ready, or has ended what was under way.
+/// CAP.TO, in units of 500 ms: maximum time to become ready, or to finish requests in flight.
 const TIMEOUT: u64 = 60 << 24;
-/// Queues of up to `ENTRIES`, pages from 4 KiB on.
+/// Queues of up to `MAX_ENTRIES` entries, pages of at least 4 KiB.
 const CAPABILITIES: u64 =
-    (ENTRIES as u64 - 1) | CONTIGUOUS | TIMEOUT | NVM | (LARGEST_PAGE as u64) << 52;
-/// CC: command set, page size and arbitration stand while the controller is enabled.
+    (MAX_ENTRIES as u64 - 1) | CONTIGUOUS | TIMEOUT | NVM | (MAX_MPS as u64) << 52;
+/// Fields of CC that cannot change while the controller is enabled, and all writable fields.
 const FIXED: u32 = 0x7ff << 4 & !SHUTDOWN;
-const CC_KEPT: u32 = ENABLE | FIXED | SHUTDOWN | 0xff << 16;
+const CC_WRITABLE: u32 = ENABLE | FIXED | SHUTDOWN | 0xff << 16;
 
 /// `--device nvme,path=disk.img`: a disk that all systems have a driver for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Config(pub host::disk::Config);
 
-/// Pairs of queues at most.
-const MOST_QUEUES: u16 = 64;
+/// Maximum number of I/O queue pairs.
+const MAX_QUEUES: u16 = 64;
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
@@ -117,11 +117,11 @@ impl Build for Config {
 }
 
 impl Config {
-    /// The controller of a disk that is open.
+    /// Creates a controller for an image that is already open.
     ///
     /// # Errors
     ///
-    /// When the slot is taken, a value cannot be, or the host runs out of interrupt routes.
+    /// If the slot is taken, if a value is invalid, or if the host has no interrupt routes left.
     pub fn attach(
         self,
         image: Arc<dyn Image>,
@@ -131,10 +131,11 @@ impl Config {
         let drive = self.0.drive(image.clone(), grants.name())?;
         grants.shared().disks.add(&drive);
         ensure!(
-            (1..=MOST_QUEUES).contains(&queues),
-            "queues={queues}: an NVMe controller has 1 to {MOST_QUEUES} pairs of them"
+            (1..=MAX_QUEUES).contains(&queues),
+            "queues={queues}: an NVMe controller has 1 to {MAX_QUEUES} queue pairs"
         );
-        // UEFI firmware asks nobody, makes two, and gives up on a disk that has only one.
+        // UEFI firmware creates two queue pairs without asking, and rejects a disk that has only
+        // one.
         let queues = queues.max(2);
         let identity = Identity {
             at: self.0.slot,
@@ -144,28 +145,28 @@ impl Config {
             ..Identity::new(ID)
         };
         let slot = grants.pci(identity)?;
-        let shared = Shared::new(image, serial, queues, (&slot.memory, &slot.interrupt))?;
+        let shared = Shared::new(image, serial, queues, &slot.memory, &slot.interrupt)?;
         let window = slot.bar(0).clone();
         let device = Nvme { shared: Arc::new(shared), window, drive, worker: None };
         Ok(slot.carry(Box::new(device)))
     }
 }
 
-/// The registers that are more than a doorbell.
+/// The writable registers without the doorbells.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Registers {
     cc: u32,
     aqa: u32,
     asq: u64,
     acq: u64,
-    /// CSTS.RDY, and CSTS.SHST in its place.
+    /// CSTS.RDY, and CSTS.SHST at its bit position.
     ready: bool,
     shutdown: u32,
-    /// CC.EN fell, and what ran then has not ended yet.
+    /// CC.EN was cleared, and the reset is not finished yet.
     reset: bool,
 }
 
-/// What processors, the controller's thread and those of the queues share.
+/// State shared by the vCPUs, the controller's thread and the threads of the queues.
 struct Shared {
     registers: Mutex<Registers>,
     bells: Doorbells,
@@ -174,27 +175,27 @@ struct Shared {
     health: Mutex<Health>,
     reads: Counter,
     writes: Counter,
-    /// Bytes, as the guest was told.
+    /// Size of the namespace that the guest knows, in bytes.
     size: AtomicU64,
     /// CC.MPS, in bytes.
     page: AtomicU32,
-    /// There is a cache, and what it holds is lost without power.
+    /// The volatile write cache is enabled.
     cache: AtomicBool,
     /// CSTS.CFS
     fatal: AtomicBool,
-    /// The device is to be parked: what waits for room is not waited for.
-    parks: AtomicBool,
-    /// Of what the host cannot do there is one line: a guest can ask for ever.
-    told: Once,
+    /// The device is about to be parked: do not wait for requests that wait for disk space.
+    parking: AtomicBool,
+    /// Limits host errors to one line in the log: a guest can cause them again and again.
+    logged: Once,
     fixed: Fixed,
 }
 
-/// What never changes.
+/// Properties of the disk that never change.
 struct Fixed {
-    /// I/O queues of each kind.
+    /// Number of I/O queue pairs.
     queues: u16,
     serial: String,
-    /// Bytes of a logical block, of a physical one, and of what is worth deallocating.
+    /// Sizes in bytes: logical block, physical block, discard granularity (0 without discard).
     block: u32,
     physical_block: u32,
     discard: u32,
@@ -214,7 +215,8 @@ impl Shared {
         image: Arc<dyn Image>,
         serial: String,
         queues: u16,
-        (memory, interrupt): (&Memory, &Interrupt),
+        memory: &Memory,
+        interrupt: &Interrupt,
     ) -> anyhow::Result<Self> {
         let geometry = image.geometry();
         let block = geometry.logical_block;
@@ -239,8 +241,8 @@ impl Shared {
             page: AtomicU32::new(4096),
             cache: AtomicBool::new(true),
             fatal: AtomicBool::new(false),
-            parks: AtomicBool::new(false),
-            told: Once::new(),
+            parking: AtomicBool::new(false),
+            logged: Once::new(),
             fixed,
         })
     }
@@ -253,7 +255,7 @@ impl Shared {
         self.health.lock().expect("no device panicked")
     }
 
-    /// One for each I/O queue, and one for the admin queue.
+    /// Number of interrupt vectors: one for each I/O queue pair, and one for the admin queue.
     fn vectors(&self) -> u16 {
         self.queues + 1
     }
@@ -278,12 +280,12 @@ impl Shared {
         self.discard > 0
     }
 
-    /// Shadow doorbells are for messages: a wire falls with the doorbell that nobody would ring.
+    /// Shadow doorbells need MSI-X: a guest that does not ring cannot lower an interrupt line.
     fn offers_shadows(&self) -> bool {
         self.bells.uses_messages()
     }
 
-    /// Of version 8: made by us.
+    /// UUID version 8, computed from the serial number.
     fn uuid(&self) -> Uuid {
         let lanes = [1, 2].map(|lane| fnv::hash(self.serial.as_bytes(), lane).to_be_bytes());
         Uuid::stamped(std::array::from_fn(|at| lanes[at / 8][at % 8]), 8)
@@ -293,16 +295,16 @@ impl Shared {
         self.fatal.load(Ordering::SeqCst)
     }
 
-    /// The guest's queues cannot be used, which no queue can tell.
+    /// Sets the fatal status: the queues are unusable, so no completion can report the error.
     fn fail(&self) {
         if !self.fatal.swap(true, Ordering::SeqCst) {
             tracing::debug!(
-                "the guest's NVMe queues cannot be used: a fatal status until it resets"
+                "NVMe: the guest's queues are unusable: fatal status until it resets the controller"
             );
         }
     }
 
-    /// The half of a register, for accesses of four bytes.
+    /// Reads a register, or one half of a 64-bit register.
     fn read(&self, offset: u64) -> Option<u32> {
         let wide = |value: u64| {
             let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
@@ -320,7 +322,7 @@ impl Shared {
             AQA => registers.aqa,
             ASQ | 0x2c => wide(registers.asq),
             ACQ | 0x34 => wide(registers.acq),
-            // Doorbells may read as anything.
+            // Reading a doorbell is undefined.
             _ if offset < END || self.is_doorbell(offset) => 0,
             _ => return None,
         })
@@ -347,24 +349,24 @@ impl Shared {
                 let at = if offset < ACQ { &mut registers.asq } else { &mut registers.acq };
                 *at = if offset & 4 == 0 { lower(*at) } else { upper(*at) };
             }
-            // Read-only, or not offered.
+            // Read-only, or not supported.
             CAP | 0x04 | VS | CSTS | NSSR => {}
             _ => return Access::Ignored,
         }
         Access::Done
     }
 
-    /// A write to CC. What it asks for takes time, which is the controller's.
+    /// Handles a write to CC. The controller's thread does the work, because it takes time.
     fn configure(&self, value: u32) {
         let mut registers = self.registers();
         let old = registers.cc;
-        let value = value & CC_KEPT;
+        let value = value & CC_WRITABLE;
         registers.cc = value;
         if old & value & ENABLE != 0 {
             registers.cc = value & !FIXED | old & FIXED;
         }
         registers.reset |= old & !value & ENABLE != 0;
-        // A bell that cannot take one more ring is rung already.
+        // If the event's counter is full, it has rung already.
         self.bells.kick.write(1).ok();
     }
 }
@@ -391,7 +393,7 @@ impl Device for Nvme {
     fn write(&mut self, _: Region, offset: u64, data: &[u8]) -> Access {
         let (words, rest) = data.as_chunks::<4>();
         let aligned = offset.is_multiple_of(4) && rest.is_empty() && words.len() <= 2;
-        // Two doorbells at once are none.
+        // One access must not write two doorbells.
         if !aligned || words.len() == 2 && offset >= DOORBELLS {
             return Access::Ignored;
         }
@@ -407,7 +409,7 @@ impl Device for Nvme {
     fn park(&mut self) -> Saved {
         let Some(worker) = self.worker.take() else { return Saved::default() };
         self.drive.watch(None);
-        self.shared.parks.store(true, Ordering::SeqCst);
+        self.shared.parking.store(true, Ordering::SeqCst);
         let frozen = worker.stop().freeze();
         self.shared.bells.kick.read().ok();
         Saved::of(&frozen)
@@ -415,7 +417,7 @@ impl Device for Nvme {
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
         let frozen: Frozen = saved.take()?;
-        self.shared.parks.store(false, Ordering::SeqCst);
+        self.shared.parking.store(false, Ordering::SeqCst);
         let controller = Controller::thaw(&self.shared, &self.window, frozen)?;
         let bells = vec![self.shared.bells.kick.clone()];
         let step = |controller: &mut Controller, _| controller.step();

@@ -14,7 +14,7 @@ pub(super) const GET_FEATURES: u8 = 0x0a;
 pub(super) const EVENT_REQUEST: u8 = 0x0c;
 pub(super) const DOORBELL_BUFFER: u8 = 0x7c;
 
-/// Every opcode that the controller knows.
+/// All opcodes that the controller implements.
 const OPCODES: &[u8] = &[
     DELETE_SUBMISSION,
     CREATE_SUBMISSION,

@@ -1,29 +1,30 @@
-//! Physical region pages: where a command's data is in the guest's memory (NVMe 1.4, 4.3).
+//! Physical region pages: the guest memory of a command's data (NVMe 1.4, 4.3).
 //!
-//! Threats: pages, lists and chains of lists are the guest's. A transfer is at most `MDTS` long, so
-//! a list has a known number of entries; every list but the first begins a page and so carries
-//! data, and a chain that leads back to itself ends with the transfer.
+//! Threats: pages, lists and chains of lists come from the guest. A transfer is limited by `MDTS`,
+//! so the number of list entries is limited. Every list but the first starts at a page and
+//! therefore describes data, so a chain that leads back to itself ends with the transfer.
 
-use super::command::Status;
+use super::command::{Prp, Status};
 use host::memory::{Memory, Piece};
 
-/// The largest transfer is `1 << MDTS` pages of 4 KiB: 1 MiB.
+/// The largest transfer has `1 << MDTS` pages of 4 KiB: 1 MiB.
 pub(super) const MDTS: u8 = 8;
-/// The same in bytes.
-pub(super) const LARGEST: u32 = 4096 << MDTS;
+/// The largest transfer, in bytes.
+pub(super) const MAX_TRANSFER: u32 = 4096 << MDTS;
 
-/// List entries that are copied at once.
-const CHUNK: usize = 64;
+/// Number of list entries that are copied at once.
+const MAX_CHUNK: usize = 64;
 
-/// Appends the guest's memory of a transfer. `page` is the controller's page size.
+/// Appends the guest memory of a transfer to `pieces`. `page` is the controller's page size.
 pub(super) fn pieces(
     memory: &Memory,
     page: u32,
-    (first, second): (u64, u64),
+    prp: Prp,
     length: u32,
     pieces: &mut Vec<Piece>,
 ) -> Result<(), Status> {
-    if length > LARGEST {
+    let Prp { first, second } = prp;
+    if length > MAX_TRANSFER {
         return Err(Status::INVALID_FIELD);
     }
     if first & 3 != 0 {
@@ -37,14 +38,14 @@ pub(super) fn pieces(
         return Ok(());
     }
     if left <= page {
-        whole(second, page)?;
+        check_aligned(second, page)?;
         push(pieces, second, left);
         return Ok(());
     }
     list(memory, page, second, left, pieces)
 }
 
-/// Follows lists from `at` on for `left` bytes, each page of it whole but the last.
+/// Follows the lists from `at` on, for `left` bytes. Only the last page may be incomplete.
 fn list(
     memory: &Memory,
     page: u32,
@@ -55,21 +56,21 @@ fn list(
     if at & 7 != 0 {
         return Err(Status::PRP_OFFSET);
     }
-    let mut bytes = [0; 8 * CHUNK];
+    let mut bytes = [0; 8 * MAX_CHUNK];
     while left > 0 {
         let here = u64::from(page) - (at & u64::from(page - 1));
-        let slots = usize::try_from(here / 8).unwrap_or(CHUNK);
-        let needed = usize::try_from(left.div_ceil(page)).unwrap_or(CHUNK);
-        let count = slots.min(needed).min(CHUNK);
+        let slots = usize::try_from(here / 8).unwrap_or(MAX_CHUNK);
+        let needed = usize::try_from(left.div_ceil(page)).unwrap_or(MAX_CHUNK);
+        let count = slots.min(needed).min(MAX_CHUNK);
         let read = &mut bytes[..8 * count];
         memory.read(at, read).map_err(|_| Status::DATA_TRANSFER)?;
         let (entries, _) = read.as_chunks::<8>();
-        // The last slot of a page leads on where one entry is not enough.
+        // The last slot of a page points to the next list if more than one entry is left.
         let chained = count == slots && needed > slots;
         at += 8 * count as u64;
         for (slot, entry) in entries.iter().enumerate() {
             let entry = u64::from_le_bytes(*entry);
-            whole(entry, page)?;
+            check_aligned(entry, page)?;
             if chained && slot == count - 1 {
                 at = entry;
                 break;
@@ -82,12 +83,12 @@ fn list(
     Ok(())
 }
 
-/// Only the first entry of a transfer has an offset.
-fn whole(entry: u64, page: u32) -> Result<(), Status> {
+/// Checks that an entry is page aligned: only the first entry of a transfer may have an offset.
+fn check_aligned(entry: u64, page: u32) -> Result<(), Status> {
     if entry & u64::from(page - 1) == 0 { Ok(()) } else { Err(Status::PRP_OFFSET) }
 }
 
-/// Neighbours become one piece: fewer for the host to walk.
+/// Adjacent pages become one piece.
 fn push(pieces: &mut Vec<Piece>, address: u64, length: u32) {
     if let Some(last) = pieces.last_mut()
         && last.address.checked_add(u64::from(last.length)) == Some(address)
@@ -98,30 +99,20 @@ fn push(pieces: &mut Vec<Piece>, address: u64, length: u32) {
     }
 }
 
-/// Copies `data` into the guest's memory, for commands that the controller answers itself.
-pub(super) fn copy_out(
-    memory: &Memory,
-    page: u32,
-    prp: (u64, u64),
-    data: &[u8],
-) -> Result<(), Status> {
+/// Copies `data` to guest memory, for commands that the controller answers itself.
+pub(super) fn copy_out(memory: &Memory, page: u32, prp: Prp, data: &[u8]) -> Result<(), Status> {
     each(memory, page, prp, data.len(), |piece, range| memory.write(piece, &data[range]))
 }
 
-/// Copies the guest's memory into `data`.
-pub(super) fn copy_in(
-    memory: &Memory,
-    page: u32,
-    prp: (u64, u64),
-    data: &mut [u8],
-) -> Result<(), Status> {
+/// Copies guest memory to `data`.
+pub(super) fn copy_in(memory: &Memory, page: u32, prp: Prp, data: &mut [u8]) -> Result<(), Status> {
     each(memory, page, prp, data.len(), |piece, range| memory.read(piece, &mut data[range]))
 }
 
 fn each(
     memory: &Memory,
     page: u32,
-    prp: (u64, u64),
+    prp: Prp,
     length: usize,
     mut copy: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), host::memory::NoMemory>,
 ) -> Result<(), Status> {
@@ -155,8 +146,12 @@ mod test {
         memory.write(at, &bytes).unwrap();
     }
 
-    fn walk(memory: &Memory, prp: (u64, u64), length: u32) -> Result<Vec<(u64, u32)>, Status> {
-        let mut found = Vec::new();
+    fn walk(
+        memory: &Memory,
+        (first, second): (u64, u64),
+        length: u32,
+    ) -> Result<Vec<(u64, u32)>, Status> {
+        let (prp, mut found) = (Prp { first, second }, Vec::new());
         pieces(memory, 4096, prp, length, &mut found)?;
         assert_eq!(found.iter().map(|it| it.length).sum::<u32>(), length);
         Ok(found.iter().map(|it| (it.address, it.length)).collect())
@@ -181,7 +176,7 @@ mod test {
         write(&memory, 0x4000, &[0x20_0000, 0x30_0000]);
         let expected = vec![(0x800, 0x800), (0x10_0000, 4096), (0x20_0000, 4096), (0x30_0000, 8)];
         assert_eq!(walk(&memory, (0x800, 0x2ff0), 0x800 + 8192 + 8), Ok(expected));
-        // Two entries are left and two slots: the last of both is data.
+        // Two entries and two slots are left, so the last slot holds data.
         write(&memory, 0x2ff0, &[0x10_0000, 0x40_0000]);
         let expected = vec![(0x800, 0x800), (0x10_0000, 4096), (0x40_0000, 4096)];
         assert_eq!(walk(&memory, (0x800, 0x2ff0), 0x800 + 8192), Ok(expected));
@@ -201,8 +196,8 @@ mod test {
         let memory = memory();
         let entries: Vec<u64> = (0..256).map(|n| 0x100_0000 + n * 0x2000).collect();
         write(&memory, 0x1000, &entries);
-        assert_eq!(walk(&memory, (0x800, 0x1000), LARGEST).unwrap().len(), 257);
-        assert_eq!(walk(&memory, (0, 0x1000), LARGEST + 512), Err(Status::INVALID_FIELD));
+        assert_eq!(walk(&memory, (0x800, 0x1000), MAX_TRANSFER).unwrap().len(), 257);
+        assert_eq!(walk(&memory, (0, 0x1000), MAX_TRANSFER + 512), Err(Status::INVALID_FIELD));
     }
 
     #[test]
@@ -210,10 +205,10 @@ mod test {
         let memory = memory();
         write(&memory, 0x1ff8, &[0x2000]);
         write(&memory, 0x2000, &[0x2000; 512]);
-        assert_eq!(walk(&memory, (0, 0x1ff8), LARGEST).unwrap().len(), 256);
-        // A page whose one slot leads to the same slot is not aligned.
+        assert_eq!(walk(&memory, (0, 0x1ff8), MAX_TRANSFER).unwrap().len(), 256);
+        // A list in the last slot of a page that points to itself is not aligned.
         write(&memory, 0x1ff8, &[0x1ff8]);
-        assert_eq!(walk(&memory, (0, 0x1ff8), LARGEST), Err(Status::PRP_OFFSET));
+        assert_eq!(walk(&memory, (0, 0x1ff8), MAX_TRANSFER), Err(Status::PRP_OFFSET));
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Queues in the guest's memory, and the doorbells that say how far they were filled and emptied
-//! (NVMe 1.4, 4.1; shadow doorbells 7.13).
+//! Queues in guest memory, and the doorbells with their head and tail values (NVMe 1.4, 4.1; shadow
+//! doorbells 7.13).
 //!
-//! Threats: heads and tails are the guest's, in registers and in shadow memory; a value outside of
-//! the queue is dropped and reported as an event. A full completion queue is never written to: what
-//! is finished waits, and meanwhile nothing new is fetched, so that what waits is bounded.
+//! Threats: heads and tails come from the guest, in registers and in shadow memory. A value outside
+//! of the queue is ignored and reported as an event. A full completion queue is never overwritten:
+//! completions wait, and no command is fetched meanwhile, so the number of waiting ones is bounded.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
@@ -13,25 +13,25 @@ use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::command::{Command, Completed, ENTRY};
+use super::command::{Command, Completed, ENTRY_SIZE};
 use super::io;
 use crate::pci::Interrupt;
 use host::memory::{Memory, NoMemory};
 
-/// Entries of an I/O queue at most (CAP.MQES + 1).
-pub(super) const ENTRIES: u32 = 1024;
-/// Entries of an admin queue at most: AQA has 12 bits.
-pub(super) const ADMIN_ENTRIES: u32 = 4096;
-/// No command is fetched from a queue while this many requests to the disk are under way for it.
-/// A command counts as one, or as its ranges, of which it has at most [`io::RANGES`]. A driver may
-/// have more commands: they wait in its queue.
-const REQUESTS: u32 = 256;
+/// Maximum entries of an I/O queue (CAP.MQES + 1).
+pub(super) const MAX_ENTRIES: u32 = 1024;
+/// Maximum entries of an admin queue: AQA has 12 bits.
+pub(super) const MAX_ADMIN_ENTRIES: u32 = 4096;
+/// No command is fetched from a queue while it has this many requests to the disk in flight. A
+/// command counts as one request, or as its number of ranges, which is at most
+/// [`io::MAX_RANGES`]. Further commands of the driver wait in its queue.
+const MAX_REQUESTS: u32 = 256;
 /// Bytes of a completion.
-const COMPLETION: u64 = 16;
-/// Commands that are copied at once.
+const COMPLETION_SIZE: u64 = 16;
+/// Maximum number of commands that are copied at once.
 const BATCH: usize = 16;
 
-/// Wakes the thread of a queue; a thread that is awake looks at its queues by itself.
+/// Wakes the thread of a queue. A thread that is awake checks its queues by itself.
 pub(super) struct Waker {
     pub(super) event: Arc<EventFd>,
     asleep: AtomicBool,
@@ -44,44 +44,44 @@ impl Waker {
 
     pub(super) fn wake(&self) {
         if self.asleep.swap(false, Ordering::SeqCst) {
-            self.rouse();
+            self.wake_always();
         }
     }
 
-    /// Also when it is not asleep: it will look once more.
-    pub(super) fn rouse(&self) {
-        // A bell that cannot take one more ring is rung already.
+    /// Wakes the thread even if it is awake: it checks its queues once more.
+    pub(super) fn wake_always(&self) {
+        // If the event's counter is full, it has rung already.
         self.event.write(1).ok();
     }
 
-    /// Says that it will sleep: what it looks at after this cannot be missed.
-    pub(super) fn doze(&self) {
+    /// Called before sleep. Work that arrives after this wakes the thread.
+    pub(super) fn prepare_sleep(&self) {
         self.asleep.store(true, Ordering::SeqCst);
     }
 
-    pub(super) fn rise(&self) {
+    pub(super) fn cancel_sleep(&self) {
         self.asleep.store(false, Ordering::SeqCst);
     }
 }
 
-/// One doorbell register. There is one for every queue that could be.
+/// One doorbell register. Every possible queue has one, whether it exists or not.
 #[derive(Default)]
 pub(super) struct Doorbell {
-    /// Entries of its queue, 0 while there is none.
+    /// Entries of the queue, or 0 if it does not exist.
     size: AtomicU32,
     value: AtomicU32,
-    /// Of a completion queue: the driver's head, as far as it matters to the wire.
+    /// For a completion queue: the part of its state that controls the interrupt line.
     level: AtomicU32,
-    /// Of a completion queue: it is full, and its thread waits for the guest.
+    /// For a completion queue: it is full, and its thread waits for the guest.
     full: AtomicBool,
     waker: Mutex<Option<Arc<Waker>>>,
 }
 
-/// Of `level`: the queue has something that the guest has not seen and wants to be told of.
+/// Bit of `level`: the queue has completions that need an interrupt.
 const PENDING: u32 = 1 << 16;
 
 impl Doorbell {
-    /// Connects it to a queue.
+    /// Connects the doorbell to a queue.
     pub(super) fn open(&self, size: u32, value: u32, waker: &Arc<Waker>) {
         *self.waker.lock().expect("no device panicked") = Some(waker.clone());
         self.value.store(value, Ordering::SeqCst);
@@ -107,24 +107,24 @@ impl Doorbell {
     }
 }
 
-/// Guest's mistakes with doorbells, to be reported as events.
+/// Doorbell mistakes of the guest, reported as events.
 pub(super) const INVALID_REGISTER: u8 = 1 << 0;
 pub(super) const INVALID_VALUE: u8 = 1 << 1;
 
-/// All doorbells of the controller, and the wire that depends on them.
+/// All doorbells of the controller, and the interrupt line that depends on them.
 pub(super) struct Doorbells {
     tails: Vec<Doorbell>,
     heads: Vec<Doorbell>,
     interrupt: Interrupt,
-    /// INTMS and INTMC. The lock orders changes of the wire.
+    /// INTMS and INTMC. The interrupt line changes only under this lock.
     mask: Mutex<u32>,
     mistakes: AtomicU8,
-    /// Whom to tell of mistakes.
+    /// Wakes the controller's thread, which reports mistakes.
     pub(super) kick: Arc<EventFd>,
 }
 
 impl Doorbells {
-    /// For queues from 0 to `queues`.
+    /// Creates the doorbells of the queues from 0 to `queues`.
     pub(super) fn new(queues: u16, interrupt: Interrupt) -> anyhow::Result<Self> {
         let bells = || (0..=queues).map(|_| Doorbell::default()).collect();
         let kick = Arc::new(EventFd::new(EFD_NONBLOCK)?);
@@ -157,16 +157,16 @@ impl Doorbells {
         if bell.full.load(Ordering::SeqCst) {
             bell.wake();
         }
-        self.settle();
+        self.update_line();
     }
 
-    pub(super) fn mistake(&self, what: u8) {
-        if self.mistakes.fetch_or(what, Ordering::SeqCst) & what == 0 {
+    pub(super) fn mistake(&self, mistake: u8) {
+        if self.mistakes.fetch_or(mistake, Ordering::SeqCst) & mistake == 0 {
             self.kick.write(1).ok();
         }
     }
 
-    /// What went wrong since this was asked last.
+    /// Returns and clears the mistakes since the last call.
     pub(super) fn take_mistakes(&self) -> u8 {
         self.mistakes.swap(0, Ordering::SeqCst)
     }
@@ -178,13 +178,13 @@ impl Doorbells {
     pub(super) fn set_mask(&self, change: impl FnOnce(u32) -> u32) {
         let mut mask = self.mask.lock().expect("no device panicked");
         *mask = change(*mask);
-        self.level(*mask);
+        self.set_line(*mask);
     }
 
-    /// Makes the wire what the queues say, where it is in use.
-    pub(super) fn settle(&self) {
+    /// Updates the interrupt line, unless MSI-X is in use.
+    pub(super) fn update_line(&self) {
         if !self.uses_messages() {
-            self.level(*self.mask.lock().expect("no device panicked"));
+            self.set_line(*self.mask.lock().expect("no device panicked"));
         }
     }
 
@@ -192,8 +192,8 @@ impl Doorbells {
         self.interrupt.msix.as_ref().is_some_and(|msix| msix.is_enabled())
     }
 
-    /// Under the lock of the mask.
-    fn level(&self, mask: u32) {
+    /// Called with the lock of `mask` held.
+    fn set_line(&self, mask: u32) {
         let Some(line) = &self.interrupt.line else { return };
         let high = self.heads.iter().any(|bell| {
             let level = bell.level.load(Ordering::SeqCst);
@@ -203,26 +203,26 @@ impl Doorbells {
         line.set(high);
     }
 
-    /// For the wire, whether it is in use or not.
+    /// Updates the state for the interrupt line, even while MSI-X is in use.
     fn raise(&self, queue: &Completion) {
         let vector = u32::from(queue.vector) & 31;
         self.head(queue.id).level.store(vector << 17 | PENDING | queue.tail, Ordering::SeqCst);
     }
 
-    /// Tells the guest that a queue has something new.
-    fn tell(&self, queue: &Completion) {
+    /// Interrupts the guest: a queue has new completions.
+    fn notify(&self, queue: &Completion) {
         if !queue.interrupts {
             return;
         }
         self.raise(queue);
         if !self.interrupt.message(queue.vector) {
-            self.level(*self.mask.lock().expect("no device panicked"));
+            self.set_line(*self.mask.lock().expect("no device panicked"));
         }
     }
 }
 
-/// Where a doorbell is shadowed in the guest's memory, and where the guest reads from which value
-/// on a ring is asked for.
+/// Guest addresses of a shadow doorbell and of its event index. The guest rings when its doorbell
+/// passes the event index.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Shadow {
     pub(super) doorbell: u64,
@@ -234,16 +234,16 @@ impl Shadow {
         load(memory, self.doorbell)
     }
 
-    /// Asks for a ring from `value` on. What is read after this cannot be missed.
-    fn ask(self, memory: &Memory, value: u32) -> Result<(), NoMemory> {
+    /// Asks for a ring from `value` on. Values that are read after this cannot be missed.
+    fn request_ring(self, memory: &Memory, value: u32) -> Result<(), NoMemory> {
         store(memory, self.event, value)?;
         fence(Ordering::SeqCst);
         Ok(())
     }
 
-    fn begin(self, memory: &Memory, value: u32) -> Result<(), NoMemory> {
+    fn init(self, memory: &Memory, value: u32) -> Result<(), NoMemory> {
         store(memory, self.doorbell, value)?;
-        self.ask(memory, value)
+        self.request_ring(memory, value)
     }
 }
 
@@ -262,29 +262,29 @@ pub(super) struct Submission {
     pub(super) size: u32,
     pub(super) at: u64,
     pub(super) head: u32,
-    /// As last seen.
+    /// The last known tail.
     pub(super) tail: u32,
     pub(super) shadow: Option<Shadow>,
-    /// Commands that were fetched and not answered, and how many requests these are for.
+    /// Commands fetched and not answered, and the number of requests they count for.
     #[serde(skip)]
-    pub(super) under_way: u32,
+    pub(super) in_flight: u32,
     #[serde(skip)]
     pub(super) requests: u32,
 }
 
 impl Submission {
     pub(super) fn new(id: u16, size: u32, at: u64) -> Self {
-        Self { id, size, at, head: 0, tail: 0, shadow: None, under_way: 0, requests: 0 }
+        Self { id, size, at, head: 0, tail: 0, shadow: None, in_flight: 0, requests: 0 }
     }
 
-    /// Whether it is one of a controller with `queues` queues.
-    pub(super) fn is_valid(&self, queues: u16, most: u32) -> bool {
-        let fits = self.id <= queues && (2..=most).contains(&self.size);
+    /// Whether a saved queue fits a controller with `queues` queues.
+    pub(super) fn is_valid(&self, queues: u16, max_size: u32) -> bool {
+        let fits = self.id <= queues && (2..=max_size).contains(&self.size);
         fits && self.head < self.size && self.tail < self.size
     }
 
-    /// Looks how far the guest filled it.
-    pub(super) fn look(&mut self, bells: &Doorbells, memory: &Memory) -> Result<(), NoMemory> {
+    /// Reads the tail from the doorbell, or from its shadow.
+    pub(super) fn read_tail(&mut self, bells: &Doorbells, memory: &Memory) -> Result<(), NoMemory> {
         let Some(shadow) = self.shadow else {
             self.tail = bells.tail(self.id).value();
             return Ok(());
@@ -296,51 +296,51 @@ impl Submission {
         Ok(())
     }
 
-    /// Has the guest shadow its doorbell.
-    pub(super) fn follow(&mut self, memory: &Memory, shadow: Shadow) -> Result<(), NoMemory> {
+    /// Makes the guest shadow the doorbell.
+    pub(super) fn set_shadow(&mut self, memory: &Memory, shadow: Shadow) -> Result<(), NoMemory> {
         self.shadow = Some(shadow);
-        shadow.begin(memory, self.tail)
+        shadow.init(memory, self.tail)
     }
 
-    /// Before sleep: the next command must ring.
-    pub(super) fn ask(&self, memory: &Memory) -> Result<(), NoMemory> {
-        self.shadow.map_or(Ok(()), |shadow| shadow.ask(memory, self.tail))
+    /// Called before sleep: asks for a ring with the next command.
+    pub(super) fn request_ring(&self, memory: &Memory) -> Result<(), NoMemory> {
+        self.shadow.map_or(Ok(()), |shadow| shadow.request_ring(memory, self.tail))
     }
 
     /// Whether there is a command that may be started.
     pub(super) fn has_more(&self) -> bool {
-        self.head != self.tail && self.requests < REQUESTS
+        self.head != self.tail && self.requests < MAX_REQUESTS
     }
 
-    /// A command was answered, which counted as this many requests.
+    /// Called when a command that counted as `requests` requests is answered.
     pub(super) fn answered(&mut self, requests: u32) {
-        // A saved request for events may be of a queue that had none under way.
-        self.under_way = self.under_way.saturating_sub(1);
+        // A restored event request is not counted in `in_flight`.
+        self.in_flight = self.in_flight.saturating_sub(1);
         self.requests = self.requests.saturating_sub(requests);
     }
 
-    /// Fetches what it has now, up to a limit.
+    /// Fetches all commands that may be started.
     pub(super) fn fetch(
         &mut self,
         memory: &Memory,
         commands: &mut Vec<Command>,
     ) -> Result<(), NoMemory> {
-        let mut bytes = [0; ENTRY * BATCH];
+        let mut bytes = [0; ENTRY_SIZE * BATCH];
         while self.has_more() {
             let end = if self.tail > self.head { self.tail } else { self.size };
-            let room = (REQUESTS - self.requests).min(end - self.head);
+            let room = (MAX_REQUESTS - self.requests).min(end - self.head);
             let count = usize::try_from(room).unwrap_or(BATCH).min(BATCH);
-            let read = &mut bytes[..count * ENTRY];
-            let offset = u64::from(self.head) * ENTRY as u64;
+            let read = &mut bytes[..count * ENTRY_SIZE];
+            let offset = u64::from(self.head) * ENTRY_SIZE as u64;
             memory.read(self.at.checked_add(offset).ok_or(NoMemory)?, read)?;
-            for entry in read.as_chunks::<ENTRY>().0 {
-                // One before it may have many ranges.
+            for entry in read.as_chunks::<ENTRY_SIZE>().0 {
+                // An earlier command of this batch may have many ranges.
                 if !self.has_more() {
                     break;
                 }
                 let command = Command::new(*entry);
                 self.head = (self.head + 1) % self.size;
-                self.under_way += 1;
+                self.in_flight += 1;
                 self.requests += if self.id == 0 { 1 } else { io::requests(&command) };
                 commands.push(command);
             }
@@ -355,17 +355,17 @@ pub(super) struct Completion {
     pub(super) id: u16,
     pub(super) size: u32,
     pub(super) at: u64,
-    /// As last seen.
+    /// The last known head.
     pub(super) head: u32,
     pub(super) tail: u32,
-    /// What the phase bit of the next entry will not be.
+    /// Inverse of the phase bit of the next entry.
     phase: bool,
     pub(super) vector: u16,
     pub(super) interrupts: bool,
     pub(super) shadow: Option<Shadow>,
-    /// What is finished and has no room.
+    /// Completions that wait for a free entry.
     waiting: VecDeque<Completed>,
-    /// Something was posted that the guest was not told of.
+    /// Completions were posted since the last notification.
     #[serde(skip)]
     fresh: bool,
 }
@@ -377,18 +377,18 @@ impl Completion {
         Self { id, size, at, head, tail, phase, vector, interrupts, shadow, waiting, fresh }
     }
 
-    /// Whether it is one of a controller with `queues` queues.
-    pub(super) fn is_valid(&self, queues: u16, most: u32) -> bool {
-        let fits = self.id <= queues && (2..=most).contains(&self.size);
+    /// Whether a saved queue fits a controller with `queues` queues.
+    pub(super) fn is_valid(&self, queues: u16, max_size: u32) -> bool {
+        let fits = self.id <= queues && (2..=max_size).contains(&self.size);
         fits && self.head < self.size && self.tail < self.size
     }
 
-    /// Something is finished that has no room.
+    /// Whether completions wait for a free entry.
     pub(super) fn is_full(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Writes an entry, or keeps it until there is room.
+    /// Writes a completion, or stores it until an entry is free.
     pub(super) fn post(
         &mut self,
         done: Completed,
@@ -399,17 +399,17 @@ impl Completion {
         self.drain(bells, memory)
     }
 
-    /// Writes what has room.
+    /// Writes waiting completions to free entries.
     pub(super) fn drain(&mut self, bells: &Doorbells, memory: &Memory) -> Result<(), NoMemory> {
         while let Some(done) = self.waiting.front().copied() {
             let next = (self.tail + 1) % self.size;
             if next == self.head {
-                self.look(bells, memory)?;
+                self.read_head(bells, memory)?;
                 if next == self.head {
                     break;
                 }
             }
-            let at = self.at.checked_add(u64::from(self.tail) * COMPLETION).ok_or(NoMemory)?;
+            let at = self.at.checked_add(u64::from(self.tail) * COMPLETION_SIZE).ok_or(NoMemory)?;
             let (bytes, last) = done.bytes(!self.phase);
             memory.write(at, &bytes)?;
             store(memory, at + 12, last)?;
@@ -421,8 +421,8 @@ impl Completion {
         Ok(())
     }
 
-    /// Looks how far the guest emptied it.
-    fn look(&mut self, bells: &Doorbells, memory: &Memory) -> Result<(), NoMemory> {
+    /// Reads the head from the doorbell, or from its shadow.
+    fn read_head(&mut self, bells: &Doorbells, memory: &Memory) -> Result<(), NoMemory> {
         let bell = bells.head(self.id);
         let Some(shadow) = self.shadow else {
             self.head = bell.value();
@@ -438,33 +438,33 @@ impl Completion {
         Ok(())
     }
 
-    /// Has the guest shadow its doorbell.
-    pub(super) fn follow(&mut self, memory: &Memory, shadow: Shadow) -> Result<(), NoMemory> {
+    /// Makes the guest shadow the doorbell.
+    pub(super) fn set_shadow(&mut self, memory: &Memory, shadow: Shadow) -> Result<(), NoMemory> {
         self.shadow = Some(shadow);
-        shadow.begin(memory, self.head)
+        shadow.init(memory, self.head)
     }
 
-    /// Tells the guest of what was posted, once for all of it.
-    pub(super) fn tell(&mut self, bells: &Doorbells) {
+    /// Interrupts the guest once for all completions since the last call.
+    pub(super) fn notify(&mut self, bells: &Doorbells) {
         if std::mem::take(&mut self.fresh) {
-            bells.tell(self);
+            bells.notify(self);
         }
     }
 
-    /// Before sleep: true when there is room for what waits, else the guest rings when it makes
-    /// some.
+    /// Called before sleep. Returns true if waiting completions have room now. Otherwise the guest
+    /// rings when it frees entries.
     pub(super) fn has_room(&mut self, bells: &Doorbells, memory: &Memory) -> bool {
         bells.head(self.id).full.store(self.is_full(), Ordering::SeqCst);
         if !self.is_full() {
             return false;
         }
-        let asked = self.shadow.map_or(Ok(()), |shadow| shadow.ask(memory, self.head));
+        let asked = self.shadow.map_or(Ok(()), |shadow| shadow.request_ring(memory, self.head));
         asked.is_ok()
-            && self.look(bells, memory).is_ok()
+            && self.read_head(bells, memory).is_ok()
             && (self.tail + 1) % self.size != self.head
     }
 
-    /// After a while without a thread.
+    /// Connects the doorbell again after a pause.
     pub(super) fn resume(&self, bells: &Doorbells, waker: &Arc<Waker>) {
         bells.head(self.id).open(self.size, self.head, waker);
         if self.interrupts {
@@ -472,9 +472,9 @@ impl Completion {
         }
     }
 
-    /// For a state that is saved.
+    /// Called before the queue is saved.
     pub(super) fn freeze(&mut self, bells: &Doorbells, memory: &Memory) {
-        // Without memory its last head is as good as any.
-        self.look(bells, memory).ok();
+        // If the shadow doorbell cannot be read, the last known head is used.
+        self.read_head(bells, memory).ok();
     }
 }

@@ -1,4 +1,4 @@
-//! The thread of a group of queues. It sleeps while there is nothing to do.
+//! The thread of a queue group. It sleeps while there is no work.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,20 +10,20 @@ use super::group::Group;
 use super::queues::Waker;
 use crate::poller::{Poller, Serve};
 
-/// What the thread and the controller share.
-struct Seat {
+/// State shared by the thread and the controller.
+struct GroupState {
     group: Mutex<Group>,
     waker: Arc<Waker>,
 }
 
-impl Seat {
+impl GroupState {
     fn lock(&self) -> MutexGuard<'_, Group> {
         self.group.lock().expect("no device panicked")
     }
 }
 
 /// The thread's side.
-struct Service(Arc<Seat>);
+struct Service(Arc<GroupState>);
 
 impl Serve for Service {
     fn serve(&mut self) -> bool {
@@ -35,12 +35,12 @@ impl Serve for Service {
     }
 
     fn listen(&mut self) -> bool {
-        self.0.waker.doze();
+        self.0.waker.prepare_sleep();
         !self.0.lock().is_idle()
     }
 
     fn quiet(&mut self) {
-        self.0.waker.rise();
+        self.0.waker.cancel_sleep();
     }
 
     fn events(&self) -> Vec<RawFd> {
@@ -48,14 +48,14 @@ impl Serve for Service {
     }
 
     fn heard(&mut self) {
-        // Empty when it was the disk that woke us.
+        // Empty if a finished disk request woke the thread.
         self.0.waker.event.read().ok();
     }
 }
 
-/// A group with its thread. Dropping it stops the thread and waits for what is under way.
+/// A group with its thread. Dropping it stops the thread and waits for requests in flight.
 pub(super) struct Server {
-    seat: Option<Arc<Seat>>,
+    state: Option<Arc<GroupState>>,
     poller: Option<Poller<Service>>,
 }
 
@@ -66,38 +66,38 @@ impl Server {
         let waker = Arc::new(Waker::new(Arc::new(event)));
         group.connect(&waker);
         let name = format!("nvme-{}", group.completion.id);
-        let seat = Arc::new(Seat { group: Mutex::new(group), waker });
-        // From here on its drop disconnects the doorbells, also when there is no thread left.
-        let mut server = Self { seat: Some(seat.clone()), poller: None };
-        server.poller = Some(Poller::spawn(&name, Service(seat))?);
+        let state = Arc::new(GroupState { group: Mutex::new(group), waker });
+        // From here on, drop disconnects the doorbells, even if no thread can be spawned.
+        let mut server = Self { state: Some(state.clone()), poller: None };
+        server.poller = Some(Poller::spawn(&name, Service(state))?);
         Ok(server)
     }
 
-    fn seat(&self) -> &Arc<Seat> {
-        self.seat.as_ref().expect("it is taken out when the server ends")
+    fn state(&self) -> &Arc<GroupState> {
+        self.state.as_ref().expect("it is only removed when the server ends")
     }
 
-    /// The group, between two of the thread's passes.
+    /// Locks the group between two passes of the thread.
     pub(super) fn lock(&self) -> MutexGuard<'_, Group> {
-        self.seat().lock()
+        self.state().lock()
     }
 
     pub(super) fn waker(&self) -> &Arc<Waker> {
-        &self.seat().waker
+        &self.state().waker
     }
 
-    /// Ends the thread and gives the group back, its doorbells disconnected.
+    /// Stops the thread, disconnects the doorbells and returns the group.
     pub(super) fn stop(mut self) -> Group {
-        let seat = self.end().expect("a server is stopped once");
-        let seat = Arc::into_inner(seat).expect("the thread has ended");
-        seat.group.into_inner().expect("no device panicked")
+        let state = self.end().expect("a server is stopped once");
+        let state = Arc::into_inner(state).expect("the thread has ended");
+        state.group.into_inner().expect("no device panicked")
     }
 
-    fn end(&mut self) -> Option<Arc<Seat>> {
-        let seat = self.seat.take()?;
+    fn end(&mut self) -> Option<Arc<GroupState>> {
+        let state = self.state.take()?;
         drop(self.poller.take());
-        seat.lock().disconnect();
-        Some(seat)
+        state.lock().disconnect();
+        Some(state)
     }
 }
 

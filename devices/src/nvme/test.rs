@@ -1,4 +1,4 @@
-//! A driver's side of the controller, and what it sees.
+//! Tests with a driver that creates queues and checks completions.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +22,7 @@ const GSI: u32 = 20;
 const RAM: usize = 32 << 20;
 const DISK: u64 = 16 << 20;
 
-/// Where the driver keeps its queues and its data.
+/// Guest addresses of the driver's queues and data.
 const ADMIN_SQ: u64 = 0x1_0000;
 const ADMIN_CQ: u64 = 0x2_0000;
 const ADMIN_ENTRIES: u32 = 32;
@@ -31,14 +31,14 @@ const QUEUES_AT: u64 = 0x10_0000;
 const LISTS: u64 = 0x40_0000;
 const DATA: u64 = 0x80_0000;
 
-/// A disk whose requests can be held back, and are noted.
+/// A disk that records its requests and can delay them.
 struct Double {
     below: Arc<dyn Image>,
     state: Arc<DoubleState>,
 }
 
 struct DoubleState {
-    /// `GO`, `HOLD` (under way for long) or `WAIT` (not under way, for want of room).
+    /// `GO`, `HOLD` (in flight for a long time) or `WAIT` (not started, for lack of space).
     mode: AtomicU8,
     seen: Mutex<Vec<Operation>>,
     event: OwnedFd,
@@ -63,7 +63,7 @@ impl DoubleState {
 struct DoubleChannel {
     below: Box<dyn Channel>,
     state: Arc<DoubleState>,
-    kept: Vec<Request>,
+    pending: Vec<Request>,
     failed: Vec<Request>,
 }
 
@@ -73,7 +73,7 @@ impl Image for Double {
     }
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
         let (below, state) = (self.below.channel(memory)?, self.state.clone());
-        Ok(Box::new(DoubleChannel { below, state, kept: Vec::new(), failed: Vec::new() }))
+        Ok(Box::new(DoubleChannel { below, state, pending: Vec::new(), failed: Vec::new() }))
     }
     fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
         self.below.grow(size)
@@ -83,15 +83,15 @@ impl Image for Double {
 impl Channel for DoubleChannel {
     fn push(&mut self, request: Request) {
         self.state.seen.lock().unwrap().push(request.operation);
-        self.kept.push(request);
+        self.pending.push(request);
     }
     fn submit(&mut self) {
         if self.state.mode.load(Ordering::SeqCst) == GO {
             if self.state.fails.load(Ordering::SeqCst) {
-                self.failed.append(&mut self.kept);
+                self.failed.append(&mut self.pending);
                 return;
             }
-            for request in self.kept.drain(..) {
+            for request in self.pending.drain(..) {
                 self.below.push(request);
             }
             self.below.submit();
@@ -111,7 +111,7 @@ impl Channel for DoubleChannel {
     }
     fn withdraw(&mut self) -> Vec<Request> {
         if self.state.mode.load(Ordering::SeqCst) == WAIT {
-            return std::mem::take(&mut self.kept);
+            return std::mem::take(&mut self.pending);
         }
         Vec::new()
     }
@@ -187,7 +187,7 @@ struct Driver {
 }
 
 impl Driver {
-    /// A controller as firmware leaves it.
+    /// A controller in the state that firmware leaves.
     fn new() -> Self {
         Self::with_queues(8)
     }
@@ -208,25 +208,25 @@ impl Driver {
         bench.board.run(Vec::new()).unwrap();
         let mut driver =
             Self { bench, disk: state, image, sq: Vec::new(), cq: Vec::new(), next: 0 };
-        driver.place();
+        driver.assign_bars();
         driver
     }
 
-    /// One with its admin queue.
+    /// A controller with its admin queue enabled.
     fn enabled() -> Self {
         let mut driver = Self::new();
         driver.enable();
         driver
     }
 
-    /// And one pair of I/O queues of this many entries.
+    /// A controller with one pair of I/O queues of `size` entries.
     fn ready(size: u32) -> Self {
         let mut driver = Self::enabled();
         driver.create(1, size);
         driver
     }
 
-    fn place(&mut self) {
+    fn assign_bars(&mut self) {
         self.config(0x10, 0xc000_0000);
         self.config(0x18, 0xd000_0000);
         self.config(0x04, 6);
@@ -284,7 +284,7 @@ impl Driver {
         self.bench.host.sent.lock().unwrap().iter().map(|message| message.data).collect()
     }
 
-    /// Puts a command into a queue, without a ring.
+    /// Puts a command into a queue without ringing the doorbell.
     fn put(&mut self, queue: usize, dwords: Dwords) -> u16 {
         let id = self.next;
         self.next = self.next.wrapping_add(1);
@@ -308,7 +308,7 @@ impl Driver {
         id
     }
 
-    /// The next completion, if there is one.
+    /// Takes the next completion, if there is one.
     fn poll(&mut self, queue: usize) -> Option<Cqe> {
         let ring = &mut self.cq[queue];
         let mut bytes = [0; 16];
@@ -324,7 +324,7 @@ impl Driver {
         Some(Cqe { result, queue, head, id, status })
     }
 
-    /// Tells the controller what was taken.
+    /// Writes the head doorbell.
     fn free(&self, queue: usize) {
         let ring = self.cq[queue];
         self.set(DOORBELLS + 8 * u64::from(ring.id) + 4, ring.index);
@@ -354,7 +354,7 @@ impl Driver {
         self.run(0, dwords)
     }
 
-    /// Creates a pair of I/O queues, which gets the next place in the driver's list.
+    /// Creates a pair of I/O queues. It becomes the next entry of `sq` and `cq`.
     fn create(&mut self, id: u16, size: u32) {
         let at = QUEUES_AT + u64::from(id) * 0x2_0000;
         let zeros = vec![0; 16 * size as usize];
@@ -406,7 +406,7 @@ impl Driver {
         self.admin(with(command(10, 0), &[(10, feature), (11, argument)]))
     }
 
-    /// A list of pages, chained wherever a page of the list ends, and the pointers to it.
+    /// Writes a PRP list that continues wherever a page of it ends. Returns the data pointer.
     fn list(&self, first: u64, pages: &[u64], mut at: u64) -> (u64, u64) {
         match pages {
             [] => return (first, 0),
@@ -417,7 +417,7 @@ impl Driver {
         let mut left = pages;
         while let [page, rest @ ..] = left {
             if at & 0xff8 == 0xff8 && !rest.is_empty() {
-                // The next list is two pages on.
+                // The next list is two pages further.
                 let next = (at & !0xfff) + 0x2000;
                 self.fill(at, &next.to_le_bytes());
                 at = next;
@@ -431,7 +431,7 @@ impl Driver {
     }
 }
 
-/// Bytes that tell where they are from.
+/// Random bytes, different for each seed.
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
     Noise::new(seed).take(length).collect()
 }
@@ -480,7 +480,7 @@ fn accesses_of_other_widths_find_nobody() {
 #[test]
 fn data_moves_through_lists_of_every_shape() {
     let mut driver = Driver::ready(64);
-    // Blocks, the first page's offset, where in its page the list begins.
+    // Number of blocks, offset in the first page, and offset of the list in its page.
     let shapes = [
         (1, 0, 0),
         (1, 0xe00, 0),
@@ -498,7 +498,7 @@ fn data_moves_through_lists_of_every_shape() {
         let length = blocks as usize * 512;
         let sent = pattern(seed, length);
         let block = 100 + seed * 2048;
-        // Pages go backwards, so that no two are neighbours.
+        // Pages in descending order, so that no two are adjacent.
         let count = (offset + length as u64).div_ceil(4096);
         let page = |n: u64, area: u64| area + (count - n) * 0x2000;
         for (opcode, area) in [(1, DATA), (2, DATA + 0x60_0000)] {
@@ -554,7 +554,7 @@ fn several_submission_queues_share_a_completion_queue() {
     let sent = driver.sent();
     assert!(sent[before..].iter().all(|vector| *vector == 1), "{sent:?}");
     assert!((1..=40).contains(&(sent.len() - before)));
-    // The completion queue outlives its submission queues, and not the other way round.
+    // A completion queue can only be deleted after its submission queues.
     let delete = |driver: &mut Driver, opcode, id| {
         driver.admin(with(command(opcode, 0), &[(10, id)])).code()
     };
@@ -571,7 +571,7 @@ fn several_submission_queues_share_a_completion_queue() {
     assert_eq!(driver.run(1, transfer(2, 0, 1, (DATA, 0))).status, 0);
 }
 
-/// Commands of an I/O queue, and the status that each must have.
+/// Invalid commands for an I/O queue, and the expected status of each.
 fn io_mistakes() -> Vec<(&'static str, Dwords, u16)> {
     let last = DISK / 512;
     let zeroes = with(command(8, 1), &[(10, low(last)), (12, 0)]);
@@ -600,7 +600,7 @@ fn io_mistakes() -> Vec<(&'static str, Dwords, u16)> {
     ]
 }
 
-/// Commands of the admin queue, while there is a pair of I/O queues.
+/// Invalid commands for the admin queue, while one pair of I/O queues exists.
 fn admin_mistakes() -> Vec<(&'static str, Dwords, u16)> {
     let queue = |id: u32, size: u32| (10, id | (size - 1) << 16);
     let cq = |id, size, flags| prp(with(command(5, 0), &[queue(id, size), (11, flags)]), (PAGE, 0));
@@ -618,7 +618,7 @@ fn admin_mistakes() -> Vec<(&'static str, Dwords, u16)> {
         ("one entry", cq(2, 1, 3), 0x102),
         ("too many entries", cq(2, 1025, 3), 0x102),
         ("not contiguous", cq(2, 16, 2), 0x02),
-        ("vector of a wire", cq(2, 16, 1 << 16 | 3), 0x108),
+        ("vector with an interrupt line", cq(2, 16, 1 << 16 | 3), 0x108),
         ("not a page", prp(cq(2, 16, 3), (PAGE + 64, 0)), 0x13),
         ("submission queue 0", sq(0, 16, 1 << 16 | 1), 0x101),
         ("submission queue twice", sq(1, 16, 1 << 16 | 1), 0x101),
@@ -630,8 +630,8 @@ fn admin_mistakes() -> Vec<(&'static str, Dwords, u16)> {
         ("not contiguous", sq(2, 16, 1 << 16), 0x02),
         ("delete 0", command(0, 0), 0x101),
         ("delete 2", with(command(4, 0), &[(10, 2)]), 0x101),
-        ("identify what", with(command(6, 0), &[(10, 0xfe)]), 0x02),
-        ("identify whom", with(command(6, 2), &[(10, 0)]), 0x0b),
+        ("unknown structure", with(command(6, 0), &[(10, 0xfe)]), 0x02),
+        ("unknown namespace", with(command(6, 2), &[(10, 0)]), 0x0b),
         ("list after all", with(command(6, u32::MAX), &[(10, 2)]), 0x0b),
         ("other command set", with(command(6, 0), &[(10, 6), (11, 2 << 24)]), 0x02),
         ("identify to nowhere", prp(with(command(6, 0), &[(10, 1)]), (1 << 40, 0)), 0x04),
@@ -646,7 +646,7 @@ fn admin_mistakes() -> Vec<(&'static str, Dwords, u16)> {
         ("sensor 1", with(command(9, 0), &[(10, 4), (11, 1 << 16)]), 0x02),
         ("vector 9", with(command(9, 0), &[(10, 9), (11, 9)]), 0x02),
         ("queues once they are used", with(command(9, 0), &[(10, 7), (11, 0)]), 0x0c),
-        ("shadows for a wire", prp(command(0x7c, 0), (PAGE, PAGE + 4096)), 0x01),
+        ("shadows with an interrupt line", prp(command(0x7c, 0), (PAGE, PAGE + 4096)), 0x01),
     ]
 }
 
@@ -667,7 +667,7 @@ fn every_mistake_has_its_status() {
     assert_eq!(errors[..8], (count as u64).to_le_bytes(), "the newest first");
     assert_eq!(errors[64..72], (count as u64 - 1).to_le_bytes());
     assert_eq!(u16::from_le_bytes([errors[12], errors[13]]) >> 1 & 0x7ff, 0x01);
-    assert_eq!(driver.run(1, transfer(2, 0, 1, (DATA, 0))).status, 0, "and it still works");
+    assert_eq!(driver.run(1, transfer(2, 0, 1, (DATA, 0))).status, 0, "the controller still works");
 }
 
 #[test]
@@ -687,7 +687,7 @@ fn events_are_told_once_until_their_page_is_read() {
     let mut driver = Driver::ready(16);
     let requests: Vec<u16> = (0..4).map(|_| driver.submit(0, command(0x0c, 0))).collect();
     assert_eq!(driver.admin(command(0x0c, 0)).code(), 0x105);
-    // A tail beyond the queue's end, twice, and a queue that is not.
+    // A tail beyond the end of its queue, twice, and a queue that does not exist.
     driver.set(DOORBELLS + 8, 16);
     let cqe = driver.next(0);
     assert_eq!((cqe.id, cqe.result), (requests[0], 0x0001_0100));
@@ -695,7 +695,7 @@ fn events_are_told_once_until_their_page_is_read() {
     driver.set(DOORBELLS + 4 + 8, 0xffff_ffff);
     driver.image.grow(Some(DISK * 2)).unwrap();
     driver.read_feature(6, 0);
-    // That read was answered, then came what is of another kind.
+    // The next completion is an event of another type.
     let cqe = driver.next(0);
     assert_eq!((cqe.id, cqe.result), (requests[1], 0x0004_0002));
     assert_eq!(driver.identify(0, 1)[..8], (DISK / 256).to_le_bytes());
@@ -706,9 +706,9 @@ fn events_are_told_once_until_their_page_is_read() {
     assert_eq!(first.id, requests[2]);
     driver.log(1, 64);
     let second = driver.next(0);
-    let told = BTreeSet::from([first.result, second.result]);
-    assert_eq!(told, BTreeSet::from([0x0001_0000, 0x0001_0100]));
-    assert_eq!(driver.run(1, transfer(2, DISK / 512, 1, (DATA, 0))).status, 0, "what grew");
+    let results = BTreeSet::from([first.result, second.result]);
+    assert_eq!(results, BTreeSet::from([0x0001_0000, 0x0001_0100]));
+    assert_eq!(driver.run(1, transfer(2, DISK / 512, 1, (DATA, 0))).status, 0, "the new blocks");
 }
 
 #[test]
@@ -792,7 +792,8 @@ fn zeroes_and_discards_hit_their_blocks_alone() {
     let pointers = driver.list(DATA, &pages, LISTS);
     assert_eq!(driver.run(1, transfer(1, 0, 128, pointers)).status, 0);
     assert_eq!(driver.run(1, with(command(8, 1), &[(10, 5), (12, 2)])).status, 0);
-    // Blocks 16 to 31, and 64 to 71; and the last of three is wrong, so that none is gone.
+    // Blocks 16 to 31 and 64 to 71. The second command has an invalid range, so nothing is
+    // discarded.
     let range = |first: u64, blocks: u32| {
         [&[0; 4][..], &blocks.to_le_bytes(), &first.to_le_bytes()].concat()
     };
@@ -823,7 +824,7 @@ fn ranges_beyond_a_limit_wait_in_their_queues_and_are_all_done_or_forgotten() {
         driver.enable();
         for id in 1..=QUEUES {
             driver.create(id, 1024);
-            // Beside 255 commands of one request each, one of 256 ranges fits, and no more.
+            // After 255 commands with one request each, one command with 256 ranges still starts.
             for _ in 0..255 {
                 driver.put(id.into(), transfer(2, 0, 1, (DATA, 0)));
             }
@@ -833,20 +834,20 @@ fn ranges_beyond_a_limit_wait_in_their_queues_and_are_all_done_or_forgotten() {
             driver.ring(id.into());
         }
     };
-    let most = usize::from(QUEUES) * 511;
-    assert!(most * size_of::<Request>() < 1 << 20, "memory of what is under way");
-    let under_way = |driver: &Driver| {
-        driver.wait("all there is room for", || driver.disk.seen.lock().unwrap().len() >= most);
+    let max = usize::from(QUEUES) * 511;
+    assert!(max * size_of::<Request>() < 1 << 20, "memory of requests in flight");
+    let in_flight = |driver: &Driver| {
+        driver.wait("all there is room for", || driver.disk.seen.lock().unwrap().len() >= max);
         std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(driver.disk.seen().len(), most);
+        assert_eq!(driver.disk.seen().len(), max);
     };
     driver.disk.set(WAIT);
     start(&mut driver);
-    under_way(&driver);
-    // A pause keeps them, in whatever order; a queue that is deleted ends its own.
+    in_flight(&driver);
+    // A pause keeps them, in any order. Deleting a queue ends only its own commands.
     let saved = driver.bench.board.park();
     driver.bench.board.run(saved).unwrap();
-    under_way(&driver);
+    in_flight(&driver);
     assert_eq!(driver.admin(with(command(0, 0), &[(10, 1)])).status, 0);
     for _ in 0..256 {
         assert_eq!(driver.next(1).code(), 0x08);
@@ -882,7 +883,7 @@ fn a_disk_that_fails_says_so() {
 fn a_full_completion_queue_is_never_written_over() {
     let mut driver = Driver::enabled();
     driver.create(1, 64);
-    // A small one for 64 commands.
+    // A small completion queue for 64 commands.
     let cq = with(command(5, 0), &[(10, 2 | 3 << 16), (11, 3)]);
     let at = QUEUES_AT + 0x4_0000;
     assert_eq!(driver.admin(prp(cq, (at, 0))).status, 0);
@@ -928,7 +929,7 @@ fn the_wire_is_high_while_something_is_not_seen() {
 #[test]
 fn shadow_doorbells_ring_only_when_they_are_asked_to() {
     let mut driver = Driver::enabled();
-    assert_eq!(driver.identify(1, 0)[257], 0, "not for a wire");
+    assert_eq!(driver.identify(1, 0)[257], 0, "not with an interrupt line");
     driver.messages();
     assert_eq!(driver.identify(1, 0)[257], 1);
     driver.create(1, 64);
@@ -956,7 +957,7 @@ fn shadow_doorbells_ring_only_when_they_are_asked_to() {
         let word = |value: u32| u16::try_from(value & 0xffff).unwrap();
         if word(new.wrapping_sub(asked).wrapping_sub(1)) < word(new.wrapping_sub(old)) {
             rings += 1;
-            // Only that it rang counts: the value is in memory.
+            // The value of the ring does not matter.
             driver.set(DOORBELLS + offset, 0);
         }
         let start = Instant::now();
@@ -1012,7 +1013,7 @@ fn what_cannot_be_enabled_is_a_fatal_status_until_the_next_reset() {
         driver.disable();
     }
     driver.enable();
-    // Queues that are not memory.
+    // Queues outside of memory.
     driver.disable();
     driver.set(0x2c, 1);
     driver.set(CC, 0x0046_0001);
@@ -1020,7 +1021,7 @@ fn what_cannot_be_enabled_is_a_fatal_status_until_the_next_reset() {
     driver.set(DOORBELLS, 1);
     driver.wait("the fatal status", || driver.get(CSTS) == 3);
     driver.disable();
-    // One that is memory in part: what was read of it is not for the next.
+    // A queue that is partly in memory: commands read from it must not survive the reset.
     driver.set(AQA, 127 * 0x1_0001);
     driver.set(ASQ, low(RAM as u64 - 4096));
     driver.set(0x2c, 0);
@@ -1031,7 +1032,7 @@ fn what_cannot_be_enabled_is_a_fatal_status_until_the_next_reset() {
     driver.disable();
     driver.enable();
     driver.create(1, 16);
-    // A function that may not use memory does not.
+    // Without bus mastering, the function does not access memory.
     driver.config(0x04, 2);
     driver.submit(1, transfer(2, 0, 1, (DATA, 0)));
     driver.wait("the fatal status", || driver.get(CSTS) == 3);
@@ -1084,7 +1085,7 @@ fn a_reset_in_flight_ends_everything_before_it_says_so() {
         assert!(after.iter().all(|byte| *byte == 0xee), "round {round}: written after the reset");
         driver.enable();
     }
-    // Enabled again before it was seen to be disabled.
+    // Enabled again before the controller noticed that it was disabled.
     driver.create(1, 64);
     driver.set(CC, 0x0046_0000);
     driver.set(CC, 0x0046_0001);
@@ -1186,7 +1187,7 @@ fn what_waits_for_room_is_parked_and_pushed_again() {
     assert_eq!(driver.data::<512>(DATA + 4096), pattern(9, 512)[..]);
 }
 
-/// Parks while a flush waits for room, which nobody makes. It may be begun again until then.
+/// Parks while a flush waits for disk space. The flush may be repeated until then.
 fn park_in_flush(driver: &Driver) -> Vec<(String, Saved)> {
     let (disk, board) = (&driver.disk, &driver.bench.board);
     std::thread::scope(|scope| {
@@ -1195,7 +1196,7 @@ fn park_in_flush(driver: &Driver) -> Vec<(String, Saved)> {
         while !parking.is_finished() {
             if start.elapsed() > Duration::from_secs(20) {
                 disk.set(GO);
-                panic!("the device waits for room before it is parked");
+                panic!("parking waits for disk space");
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -1215,14 +1216,14 @@ fn a_shutdown_that_waits_for_room_is_parked_and_flushes_afterwards() {
     let saved = park_in_flush(&driver);
     driver.bench.board.run(saved.clone()).unwrap();
     driver.wait("the flush again", || !driver.disk.seen.lock().unwrap().is_empty());
-    assert_eq!(driver.get(CSTS), 0b0101, "it is not done");
+    assert_eq!(driver.get(CSTS), 0b0101, "the shutdown is not complete");
     let again = park_in_flush(&driver);
     assert_eq!(again, saved, "nothing has happened");
     driver.disk.set(GO);
     driver.bench.board.run(again).unwrap();
     driver.wait("the shutdown", || driver.get(CSTS) == 0b1001);
     assert_eq!(driver.disk.seen(), [Operation::Flush]);
-    // And a machine that is reset meanwhile has another one.
+    // A machine reset during a shutdown leads to the power-on state.
     driver.disable();
     driver.enable();
     driver.disk.set(WAIT);
@@ -1230,7 +1231,7 @@ fn a_shutdown_that_waits_for_room_is_parked_and_flushes_afterwards() {
     driver.wait("the flush", || !driver.disk.seen.lock().unwrap().is_empty());
     park_in_flush(&driver);
     driver.bench.board.run(Vec::new()).unwrap();
-    driver.place();
+    driver.assign_bars();
     assert_eq!(driver.get(CSTS), 0);
     driver.disk.set(GO);
     driver.enable();
@@ -1310,7 +1311,7 @@ fn a_hostile_driver_gets_nowhere() {
     }
 }
 
-/// Anything at all, most of it nearly right.
+/// Random accesses, most of them nearly valid.
 fn hostile(seed: u64, steps: u32) {
     let mut driver = Driver::ready(16);
     driver.create(2, 64);
@@ -1352,10 +1353,10 @@ fn hostile(seed: u64, steps: u32) {
             30 if value >> 20 < 0x100 => driver.config(0x04, number() & 6),
             31 if value >> 20 < 0x200 => {
                 driver.config(0x04, 6);
-                // What was asked for before is not to be mistaken for what comes now: ready as it
-                // was told to be, or broken.
-                let (status, told) = (|| driver.get(CSTS), || driver.get(CC));
-                driver.wait("an end", || status() & 2 != 0 || (status() ^ told()) & 1 == 0);
+                // The result of the last write to CC must not be mistaken for that of the next one:
+                // wait until CSTS.RDY matches CC.EN, or for a fatal status.
+                let (status, configured) = (|| driver.get(CSTS), || driver.get(CC));
+                driver.wait("an end", || status() & 2 != 0 || (status() ^ configured()) & 1 == 0);
                 driver.set(CC, 0);
                 driver.wait("a reset", || driver.get(CSTS) & 1 == 0);
                 driver.enable();
@@ -1367,7 +1368,7 @@ fn hostile(seed: u64, steps: u32) {
     }
     driver.config(0x04, 6);
     driver.bench.board.reset().unwrap();
-    driver.place();
+    driver.assign_bars();
     driver.enable();
     driver.create(1, 16);
     driver.fill(DATA, &pattern(seed, 512));

@@ -1,15 +1,15 @@
 //! QEMU's educational device 1234:11e8 (docs/specs/edu.rst): liveness, factorials, interrupts and
-//! DMA. It is what the probe and the benchmarks drive: the smallest device that has all that a fast
-//! one has, a worker thread, MSI-X and a doorbell that does not leave the kernel.
+//! DMA. The probe and the benchmarks use it: it is the smallest device with all parts of a fast
+//! one, namely a worker thread, MSI-X and a doorbell that does not leave the kernel.
 //!
-//! It differs from QEMU's in this: MSI-X (one vector, BAR 1) instead of MSI; DMA reaches all of
-//! memory and starts at once; a command without its start bit is kept; and writing 1 to 0x9C, a
-//! doorbell, runs the DMA that is programmed.
+//! Differences to QEMU's device: it has MSI-X (one vector, BAR 1) instead of MSI. DMA reaches all
+//! of memory and starts at once. A command without its start bit is stored. Writing 1 to the
+//! doorbell at 0x9C runs the programmed DMA.
 //!
-//! Threats: source, destination and count are the guest's: a transfer that leaves the buffer or
-//! memory moves nothing, and is finished like any other. A factorial ends when it is zero for
-//! good, so no argument makes the worker busy for long. The guest can have one job of each kind
-//! under way; what it rings meanwhile is one ring.
+//! Threats: the guest chooses source, destination and count. A transfer that leaves the buffer or
+//! memory moves nothing, and completes like any other. The computation of a factorial ends once the
+//! result stays zero, so no argument keeps the worker busy for long. The guest can have one running
+//! job of each kind. Further rings in the meantime count as one.
 
 use std::sync::{Arc, Mutex};
 
@@ -27,12 +27,12 @@ use host::memory::Memory;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Its PCI slot; the first that is free if there is none given.
+    /// PCI slot. Defaults to the first free slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
 }
 
-/// BAR 0. Registers below `DMA_SOURCE` are 4 bytes wide, those from there on 4 or 8.
+// Registers in BAR 0. Those below `DMA_SOURCE` are 4 bytes wide, the others 4 or 8.
 const IDENTIFICATION: u64 = 0x00;
 /// Version 1.0, "edu".
 const VERSION: u32 = 0x0100_00ed;
@@ -46,27 +46,27 @@ const DMA_SOURCE: u64 = 0x80;
 const DMA_DESTINATION: u64 = 0x88;
 const DMA_COUNT: u64 = 0x90;
 const DMA_COMMAND: u64 = 0x98;
-/// Ours: runs the programmed DMA.
+/// Not in QEMU's device: runs the programmed DMA.
 const DMA_DOORBELL: u64 = 0x9c;
 const BAR_SIZE: u64 = 1 << 20;
 
-/// STATUS: a factorial is being computed; raise an interrupt then.
+// STATUS: a factorial is being computed, and its end raises an interrupt.
 const COMPUTING: u32 = 1 << 0;
-const TELL_FACTORIAL: u32 = 1 << 7;
-/// INTERRUPT_STATUS, from us.
+const FACTORIAL_INTERRUPT: u32 = 1 << 7;
+// INTERRUPT_STATUS: the bits that the device sets.
 const FACTORIAL_DONE: u32 = 1 << 0;
 const DMA_DONE: u32 = 1 << 8;
-/// DMA_COMMAND: start, from the buffer to memory instead of the other way, raise an interrupt.
+// DMA_COMMAND: start, direction from the buffer to memory, raise an interrupt at the end.
 const START: u64 = 1 << 0;
 const TO_MEMORY: u64 = 1 << 1;
-const TELL_DMA: u64 = 1 << 2;
-const COMMAND_KEPT: u64 = START | TO_MEMORY | TELL_DMA;
+const DMA_INTERRUPT: u64 = 1 << 2;
+const COMMAND_KEPT: u64 = START | TO_MEMORY | DMA_INTERRUPT;
 
-/// Where DMA finds the device's own buffer, and its length.
+// The DMA address of the device's own buffer, and its length.
 const BUFFER: u64 = 0x4_0000;
 const BUFFER_SIZE: usize = 4096;
 
-/// The bells of the worker, by number.
+// The numbers of the worker's bells.
 const KICK: usize = 0;
 
 impl Build for Config {
@@ -97,7 +97,7 @@ impl Build for Config {
     }
 }
 
-/// What of the device changes, but for the buffer.
+/// The registers, without the buffer.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct State {
     liveness: u32,
@@ -107,7 +107,7 @@ struct State {
     dma: Dma,
 }
 
-/// A transfer as the guest programs it.
+/// A transfer programmed by the guest.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Dma {
     source: u64,
@@ -116,16 +116,16 @@ struct Dma {
     command: u64,
 }
 
-/// What is saved.
+/// The saved state.
 #[derive(Default, Serialize, Deserialize)]
-struct Frozen {
+struct SavedState {
     state: State,
     buffer: Bytes<BUFFER_SIZE>,
-    /// The doorbell was rung and not yet heard.
+    /// The doorbell was rung, and the worker has not handled it yet.
     rung: bool,
 }
 
-/// The registers; processors and the worker reach them.
+/// The registers, shared by the vCPUs and the worker.
 struct Registers {
     state: State,
     interrupt: Interrupt,
@@ -148,7 +148,7 @@ impl Registers {
         self.level();
     }
 
-    /// The wire is high while something is to be acknowledged.
+    /// Sets the line: high while an interrupt is not acknowledged.
     fn level(&self) {
         if let Some(line) = &self.interrupt.line {
             line.set(self.state.interrupts != 0);
@@ -171,7 +171,8 @@ impl Registers {
         })
     }
 
-    /// A write to one of the registers of four bytes; true when the worker has something to do.
+    /// Writes a register of four bytes. Returns true if the worker has work, `None` if there is no
+    /// such register.
     fn write(&mut self, offset: u64, value: u32) -> Option<bool> {
         let state = &mut self.state;
         match offset {
@@ -181,17 +182,17 @@ impl Registers {
                 state.status |= COMPUTING;
                 return Some(true);
             }
-            STATUS => state.status = state.status & COMPUTING | value & TELL_FACTORIAL,
+            STATUS => state.status = state.status & COMPUTING | value & FACTORIAL_INTERRUPT,
             INTERRUPT_RAISE => self.raise(value),
             INTERRUPT_ACKNOWLEDGE => self.acknowledge(value),
-            // Read-only, and the argument of a factorial that is under way.
+            // Read-only registers, and the argument while a factorial is being computed.
             IDENTIFICATION | FACTORIAL | INTERRUPT_STATUS => {}
             _ => return None,
         }
         Some(false)
     }
 
-    /// A write to one of the DMA's registers, which stand while it runs.
+    /// Writes a register of the DMA. They cannot be changed while a transfer runs.
     fn program(&mut self, offset: u64, value: u64) -> Option<bool> {
         let mut dma = self.state.dma;
         match offset {
@@ -210,7 +211,7 @@ impl Registers {
 }
 
 impl Dma {
-    /// Moves what the guest programmed, unless it leaves the buffer or memory.
+    /// Performs the transfer, unless it leaves the buffer or memory.
     fn run(self, buffer: &mut [u8], memory: &Memory) {
         let ours = if self.command & TO_MEMORY == 0 { self.destination } else { self.source };
         let start = ours.checked_sub(BUFFER).and_then(|start| usize::try_from(start).ok());
@@ -220,8 +221,8 @@ impl Dma {
             buffer.get_mut(start..end)
         });
         let Some(bytes) = range else { return };
-        // Memory that is not there, or bus mastering that is off, is the driver's mistake; it
-        // finds the buffer, or the memory, as it was.
+        // Missing memory, or disabled bus mastering, is the driver's mistake: the buffer or the
+        // memory stays unchanged.
         if self.command & TO_MEMORY == 0 {
             memory.read(self.source, bytes).ok();
         } else {
@@ -232,11 +233,11 @@ impl Dma {
 
 /// `n!` modulo 2^32.
 fn factorial(n: u32) -> u32 {
-    // From 34! on there are 32 factors of two in it.
+    // From 34! on, the result has 32 factors of two.
     if n >= 34 { 0 } else { (1..=n).fold(1, u32::wrapping_mul) }
 }
 
-/// What the worker does when the `bell`th bell rings.
+/// Handles the bell number `bell`, on the worker.
 fn work(registers: &Mutex<Registers>, memory: &Memory, buffer: &mut [u8], bell: usize) {
     let lock = || registers.lock().expect("no device panicked");
     if bell != KICK {
@@ -248,8 +249,8 @@ fn work(registers: &Mutex<Registers>, memory: &Memory, buffer: &mut [u8], bell: 
         let mut registers = lock();
         registers.state.factorial = result;
         registers.state.status &= !COMPUTING;
-        // As it is now: the guest may have asked meanwhile.
-        if registers.state.status & TELL_FACTORIAL != 0 {
+        // Read the flag now: the guest may have set it in the meantime.
+        if registers.state.status & FACTORIAL_INTERRUPT != 0 {
             registers.raise(FACTORIAL_DONE);
         }
     }
@@ -257,7 +258,7 @@ fn work(registers: &Mutex<Registers>, memory: &Memory, buffer: &mut [u8], bell: 
         state.dma.run(buffer, memory);
         let mut registers = lock();
         registers.state.dma.command &= !START;
-        if state.dma.command & TELL_DMA != 0 {
+        if state.dma.command & DMA_INTERRUPT != 0 {
             registers.raise(DMA_DONE);
         }
     }
@@ -266,7 +267,7 @@ fn work(registers: &Mutex<Registers>, memory: &Memory, buffer: &mut [u8], bell: 
 struct Edu {
     registers: Arc<Mutex<Registers>>,
     memory: Memory,
-    /// A register says what is to be done.
+    /// Wakes the worker after a write to a register.
     kick: Arc<EventFd>,
     doorbell: Arc<EventFd>,
     /// Owns the buffer while the device runs.
@@ -290,7 +291,7 @@ impl Device for Edu {
         let work = if let Ok(data) = <[u8; 4]>::try_from(data) {
             let value = u32::from_le_bytes(data);
             if offset == DMA_DOORBELL {
-                // The host had no way to ring for the guest. Only a 1 is a ring.
+                // The host does not support doorbells. Only the value 1 rings.
                 if value == 1 {
                     self.doorbell.write(1).ok();
                 }
@@ -304,7 +305,7 @@ impl Device for Edu {
         };
         match work {
             None => return Access::Ignored,
-            // A bell that cannot take one more ring is rung already.
+            // If the write fails because the counter is full, the bell is rung already.
             Some(true) => drop(self.kick.write(1)),
             Some(false) => {}
         }
@@ -312,17 +313,17 @@ impl Device for Edu {
     }
 
     fn park(&mut self) -> Saved {
-        // A device that never ran has nothing in its buffer.
+        // The buffer of a device that never ran is empty.
         let buffer = self.worker.take().map(Worker::stop).unwrap_or_default();
-        // What the kick was for is in the registers.
+        // The registers contain the work that the kick announced.
         self.kick.read().ok();
         let rung = self.doorbell.read().is_ok();
         let state = self.registers.lock().expect("no device panicked").state.clone();
-        Saved::of(&Frozen { state, buffer, rung })
+        Saved::of(&SavedState { state, buffer, rung })
     }
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
-        let Frozen { state, buffer, rung } = saved.take()?;
+        let SavedState { state, buffer, rung } = saved.take()?;
         let pending = state.status & COMPUTING != 0 || state.dma.command & START != 0;
         let mut registers = self.registers.lock().expect("no device panicked");
         registers.state = state;
@@ -358,7 +359,7 @@ mod test {
     /// INTA of slot 4.
     const GSI: u32 = 20;
 
-    /// The device as a driver finds it: BARs placed, decoding memory, mastering the bus.
+    /// A device set up for a driver: BARs have addresses, memory decoding and bus mastering are on.
     fn bench() -> Bench {
         let mut bench = Bench::new(1 << 20);
         bench.board.add("edu", |grants| Config { slot: Some(AT) }.build(grants)).unwrap();
@@ -385,10 +386,10 @@ mod test {
         bench.write(Kind::Memory, BAR0 + at, &value.to_le_bytes());
     }
 
-    fn wait(what: &str, done: impl Fn() -> bool) {
+    fn wait(event: &str, done: impl Fn() -> bool) {
         let start = Instant::now();
         while !done() {
-            assert!(start.elapsed() < Duration::from_secs(10), "{what} never came");
+            assert!(start.elapsed() < Duration::from_secs(10), "timeout: {event}");
             std::thread::yield_now();
         }
     }
@@ -399,8 +400,8 @@ mod test {
         set_wide(bench, DMA_COUNT, count);
     }
 
-    /// Runs a DMA as the specification's example does.
-    fn dma(bench: &Bench, command: u64, (source, destination, count): (u64, u64, u64)) {
+    /// Runs a DMA as in the specification's example.
+    fn dma(bench: &Bench, command: u64, source: u64, destination: u64, count: u64) {
         program(bench, source, destination, count);
         set_wide(bench, DMA_COMMAND, command | START);
         wait("the end of the DMA", || get(bench, DMA_COMMAND) & 1 == 0);
@@ -448,7 +449,7 @@ mod test {
         }
         assert!(!bench.host.pins.is_high(GSI));
         set(&bench, STATUS, u32::MAX);
-        assert_eq!(get(&bench, STATUS), TELL_FACTORIAL);
+        assert_eq!(get(&bench, STATUS), FACTORIAL_INTERRUPT);
         set(&bench, FACTORIAL, 3);
         wait("the interrupt", || bench.host.pins.is_high(GSI));
         set(&bench, INTERRUPT_RAISE, 0x30);
@@ -465,7 +466,7 @@ mod test {
         bench.write(Kind::Memory, BAR1, &0xfee0_0000_u64.to_le_bytes());
         bench.write(Kind::Memory, BAR1 + 8, &0x41_u64.to_le_bytes());
         set_config(&bench, 0x40, 0x8000_0000);
-        dma(&bench, TELL_DMA, (0, BUFFER, 16));
+        dma(&bench, DMA_INTERRUPT, 0, BUFFER, 16);
         wait("the message", || bench.host.sent.lock().unwrap().len() == 1);
         assert_eq!(bench.host.sent.lock().unwrap()[0].data, 0x41);
         assert_eq!(get(&bench, INTERRUPT_STATUS), DMA_DONE);
@@ -476,8 +477,8 @@ mod test {
     fn moves_memory_into_its_buffer_and_out_again() {
         let bench = bench();
         bench.memory.write(0x1000, b"abcd").unwrap();
-        dma(&bench, 0, (0x1000, BUFFER + 4092, 4));
-        dma(&bench, TO_MEMORY, (BUFFER + 4092, 0x2001, 4));
+        dma(&bench, 0, 0x1000, BUFFER + 4092, 4);
+        dma(&bench, TO_MEMORY, BUFFER + 4092, 0x2001, 4);
         assert_eq!(&memory(&bench, 0x2001), b"abcd");
     }
 
@@ -485,7 +486,7 @@ mod test {
     fn a_transfer_out_of_bounds_moves_nothing_and_is_finished() {
         let bench = bench();
         bench.memory.write(0, &[7; 8192]).unwrap();
-        dma(&bench, 0, (0, BUFFER, 4096));
+        dma(&bench, 0, 0, BUFFER, 4096);
         for (source, count) in [
             (BUFFER - 1, 4),
             (BUFFER + 4093, 4),
@@ -496,15 +497,15 @@ mod test {
             (BUFFER + 1, u64::MAX),
         ] {
             bench.memory.write(0x3000, b"kept").unwrap();
-            dma(&bench, TO_MEMORY | TELL_DMA, (source, 0x3000, count));
+            dma(&bench, TO_MEMORY | DMA_INTERRUPT, source, 0x3000, count);
             assert_eq!(&memory(&bench, 0x3000), b"kept", "{source:#x} {count:#x}");
             wait("the interrupt", || get(&bench, INTERRUPT_STATUS) == DMA_DONE);
             set(&bench, INTERRUPT_ACKNOWLEDGE, DMA_DONE);
         }
-        dma(&bench, TO_MEMORY, (BUFFER, u64::MAX - 2, 4));
-        dma(&bench, 0, (1 << 40, BUFFER, 4));
+        dma(&bench, TO_MEMORY, BUFFER, u64::MAX - 2, 4);
+        dma(&bench, 0, 1 << 40, BUFFER, 4);
         set_config(&bench, 0x04, 2);
-        dma(&bench, TO_MEMORY, (BUFFER, 0x3000, 4));
+        dma(&bench, TO_MEMORY, BUFFER, 0x3000, 4);
         assert_eq!(&memory(&bench, 0x3000), b"kept", "the driver allowed no bus mastering");
     }
 
@@ -514,7 +515,7 @@ mod test {
         let bell = |address| Doorbell { kind: Kind::Memory, address, length: 4, value: Some(1) };
         assert_eq!(*bench.host.bells.lock().unwrap(), [bell(BAR0 + DMA_DOORBELL)]);
         bench.memory.write(0x1000, b"ring").unwrap();
-        dma(&bench, 0, (0x1000, BUFFER, 4));
+        dma(&bench, 0, 0x1000, BUFFER, 4);
         program(&bench, BUFFER, 0x2000, 4);
         set(&bench, DMA_COMMAND, 6);
         assert_eq!(get(&bench, DMA_COMMAND), 6, "kept, and not started");
@@ -530,7 +531,7 @@ mod test {
     fn what_was_pending_goes_on_after_a_park_and_is_gone_after_a_reset() {
         let bench = bench();
         bench.memory.write(0x1000, b"data").unwrap();
-        dma(&bench, 0, (0x1000, BUFFER, 4));
+        dma(&bench, 0, 0x1000, BUFFER, 4);
         program(&bench, BUFFER, 0x2000, 4);
         set(&bench, LIVENESS, 5);
         let freeze = |change: &dyn Fn(&mut serde_json::Value)| {
@@ -541,7 +542,7 @@ mod test {
         freeze(&|it| {
             assert_eq!(it["rung"], false);
             it["state"]["dma"]["command"] = (START | TO_MEMORY).into();
-            it["state"]["status"] = (COMPUTING | TELL_FACTORIAL).into();
+            it["state"]["status"] = (COMPUTING | FACTORIAL_INTERRUPT).into();
             it["state"]["factorial"] = 4.into();
         });
         wait("the factorial", || bench.host.pins.is_high(GSI));
@@ -557,7 +558,7 @@ mod test {
         set_config(&bench, 0x10, 0xc000_0000);
         set_config(&bench, 0x04, 6);
         assert_eq!([LIVENESS, FACTORIAL, STATUS, DMA_COUNT].map(|at| get(&bench, at)), [0; 4]);
-        dma(&bench, TO_MEMORY, (BUFFER, 0x2000, 4));
+        dma(&bench, TO_MEMORY, BUFFER, 0x2000, 4);
         assert_eq!(memory(&bench, 0x2000), [0; 4], "the buffer is empty again");
     }
 

@@ -1,4 +1,4 @@
-//! All that PCI functions have in common: a device behind its configuration space.
+//! The common part of all PCI functions: wraps a device, and implements its configuration space.
 
 use std::sync::Arc;
 
@@ -16,15 +16,16 @@ use crate::line::Line;
 use crate::resources::Resources;
 use host::memory::Memory;
 
-/// What a device is granted with its PCI function. `carry` turns the device into the function.
+/// The resources of a PCI function, granted to its device. `carry` wraps the device as the
+/// function.
 pub struct Slot {
-    /// Where it sits.
+    /// The address of the function.
     pub at: Address,
-    /// The region of the registers that the device answers itself.
+    /// The region of the configuration registers that the device implements itself.
     pub config: Region,
-    /// Guest RAM, while the guest allows bus mastering.
+    /// Guest RAM, accessible only while the guest enables bus mastering.
     pub memory: Memory,
-    /// How to ask for service.
+    /// The interrupt of the function.
     pub interrupt: Interrupt,
     identity: Identity,
     bars: Vec<(u8, Bar, Arc<Window>)>,
@@ -57,17 +58,17 @@ impl Slot {
         Ok(Self { at, config, memory, interrupt, identity, bars })
     }
 
-    /// The window of a BAR.
+    /// Returns the window of a BAR.
     ///
     /// # Panics
     ///
-    /// When the identity has no such BAR.
+    /// Panics if the identity has no such BAR.
     pub fn bar(&self, number: u8) -> &Arc<Window> {
         let bar = self.bars.iter().find(|bar| bar.0 == number);
-        &bar.expect("devices ask for the BARs that they named").2
+        &bar.expect("devices use only BARs of their identity").2
     }
 
-    /// The device as a PCI function.
+    /// Wraps the device as a PCI function.
     pub fn carry(self, device: Box<dyn Device>) -> Box<dyn Device> {
         let table = self.identity.msix.map(|(_, bar)| self.bar(bar).region());
         Box::new(Function { header: Header::new(&self.identity), slot: self, device, table })
@@ -82,7 +83,7 @@ struct Function {
     table: Option<Region>,
 }
 
-/// What of a function is saved: its own, and the device's.
+/// The saved state of a function and its device.
 #[derive(Serialize, Deserialize)]
 struct State {
     header: Bytes<{ header::SIZE }>,
@@ -99,7 +100,7 @@ impl Function {
         self.slot.interrupt.line.as_deref()
     }
 
-    /// Makes the machine what the header says.
+    /// Applies the header: places the BARs, and sets bus mastering and the line.
     fn apply(&self) {
         self.slot.memory.open(self.header.is_master());
         let msix = self.slot.interrupt.msix.as_ref();
@@ -107,12 +108,12 @@ impl Function {
             msix.set_control(self.header.msix_control());
         }
         if let Some(line) = self.line() {
-            // MSI-X replaces the wire, which others share.
+            // MSI-X replaces the line, which other devices share.
             let replaced = msix.is_some_and(|msix| msix.is_enabled());
             line.gate(self.header.intx_disabled() || replaced);
         }
         for (number, bar, window) in &self.slot.bars {
-            window.place(self.header.place_of(*number, *bar));
+            window.place(self.header.bar_address(*number, *bar));
         }
     }
 }
@@ -176,7 +177,7 @@ mod test {
     use crate::pci::Id;
     use crate::testutil::Bench;
 
-    /// Keeps the handles where the test can use them.
+    /// A device without registers. The test uses its handles.
     struct Held;
 
     impl Device for Held {

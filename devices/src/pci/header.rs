@@ -1,17 +1,17 @@
-//! The configuration header of one function (PCI Local Bus 3.0, 6.1): bytes, and which bits of them
-//! a guest can write. BAR sizing needs no code: the low bits of a BAR are simply not writable.
+//! The configuration header of a function (PCI Local Bus 3.0, 6.1): its bytes, and a mask of the
+//! bits that the guest can write. BAR sizing needs no extra code, because the low bits of a BAR are
+//! not writable.
 
 use super::{Bar, Identity};
 use crate::bytes::Bytes;
 
-/// Command register.
 const COMMAND: usize = 0x04;
-/// Command: decode ports, decode memory, master the bus, disable INTx.
+// Command register: decode ports, decode memory, bus master, disable INTx.
 const IO: u16 = 1;
 const MEMORY: u16 = 2;
 const MASTER: u16 = 4;
 const NO_INTX: u16 = 1 << 10;
-/// Status register, and its bits "interrupt pending" and "has capabilities".
+// Status register, and its bits "interrupt pending" and "has capabilities".
 const STATUS: usize = 0x06;
 const PENDING: u8 = 1 << 3;
 const CAPABILITIES: u8 = 1 << 4;
@@ -20,15 +20,15 @@ const SUBSYSTEM: usize = 0x2c;
 const FIRST_CAPABILITY: usize = 0x34;
 const LINE: usize = 0x3c;
 const PIN: usize = 0x3d;
-/// Bus masters, and the MSI-X capability behind the standard header.
+/// The first byte after the standard header, where the capabilities begin.
 const BODY: usize = 0x40;
-/// MSI-X: capability id, and the offset of its control word.
+/// The capability ID of MSI-X.
 pub(super) const MSIX: u8 = 0x11;
 
-/// Bytes of a header and what follows it.
+/// The size of conventional configuration space in bytes.
 pub(super) const SIZE: usize = 256;
 
-/// A header: what it reads as, and which bits of that the guest may change.
+/// A header: its bytes, and a mask of the bits that the guest can write.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Header {
     bytes: Bytes<SIZE>,
@@ -36,7 +36,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Power-on.
+    /// The header at power-on.
     pub(super) fn new(identity: &Identity) -> Self {
         let mut header = Self { bytes: Bytes::default(), writable: Bytes::default() };
         let id = identity.id;
@@ -47,8 +47,8 @@ impl Header {
         header.put(SUBSYSTEM, &id.subsystem.0.to_le_bytes());
         header.put(SUBSYSTEM + 2, &id.subsystem.1.to_le_bytes());
         header.put(PIN, &[identity.pin.map_or(0, |pin| pin + 1)]);
-        // All functions have these bits as storage, also without BARs: firmware tests which it can
-        // set, and starts no driver on a bridge whose ports cannot be switched on. So have all PCs
+        // These bits are writable in all functions, even without BARs: firmware tests which bits it
+        // can set, and starts no driver on a bridge whose ports it cannot enable. All PCs also have
         // parity and SERR enable (bits 6 and 8).
         let mut command = IO | MEMORY | MASTER | 1 << 6 | 1 << 8;
         if identity.pin.is_some() {
@@ -82,7 +82,7 @@ impl Header {
                 self.allow(at, &mask.to_le_bytes()[..4]);
             }
             Bar::Memory64(_) => {
-                // 64 bits wide, prefetchable.
+                // 64-bit, prefetchable.
                 self.put(at, &[0b1100]);
                 self.allow(at, &mask.to_le_bytes());
             }
@@ -109,7 +109,7 @@ impl Header {
             self.put(at, &[*id, 0]);
             self.put(at + 2, body);
             if *id == MSIX {
-                // Enable and function mask.
+                // The bits "enable" and "function mask".
                 self.allow(at + 2, &[0, 0xc0]);
             }
             link = at + 1;
@@ -117,20 +117,20 @@ impl Header {
         }
     }
 
-    /// What is saved of it.
+    /// The bytes for the saved state.
     pub(super) fn bytes(&self) -> Bytes<SIZE> {
         self.bytes.clone()
     }
 
-    /// Takes what can change from what was saved.
+    /// Restores the writable bits from a saved state.
     pub(super) fn restore(&mut self, saved: &Bytes<SIZE>) {
         self.write(0, &saved[..]);
     }
 
-    /// Reads; `pending` is the state of the INTx request.
+    /// Reads bytes. `pending` is the state of the INTx request.
     pub(super) fn read(&self, offset: usize, data: &mut [u8], pending: bool) {
         for (at, byte) in (offset..).zip(data) {
-            // Extended configuration space of a conventional function: all-ones.
+            // A conventional function has no extended configuration space, which reads as all-ones.
             *byte = self.bytes.get(at).copied().unwrap_or(0xff);
             if at == STATUS && pending {
                 *byte |= PENDING;
@@ -138,7 +138,7 @@ impl Header {
         }
     }
 
-    /// Writes the bits that can be written.
+    /// Writes the writable bits.
     pub(super) fn write(&mut self, offset: usize, data: &[u8]) {
         for (at, byte) in (offset..).zip(data) {
             let Some(&mask) = self.writable.get(at) else { return };
@@ -150,18 +150,18 @@ impl Header {
         u16::from_le_bytes([self.bytes[COMMAND], self.bytes[COMMAND + 1]])
     }
 
-    /// May the function write memory?
+    /// Whether bus mastering is enabled.
     pub(super) fn is_master(&self) -> bool {
         self.command() & MASTER != 0
     }
 
-    /// Must the function leave its wire alone?
+    /// Whether INTx is disabled.
     pub(super) fn intx_disabled(&self) -> bool {
         self.command() & NO_INTX != 0
     }
 
-    /// Where a BAR lies now; 0 and decode off are nowhere.
-    pub(super) fn place_of(&self, number: u8, bar: Bar) -> Option<u64> {
+    /// The present address of a BAR. `None` if decoding is off, or if the address is 0.
+    pub(super) fn bar_address(&self, number: u8, bar: Bar) -> Option<u64> {
         let at = BARS + 4 * usize::from(number);
         let dword = |at| {
             let mut bytes = [0; 4];
@@ -176,7 +176,7 @@ impl Header {
         (self.command() & enable != 0 && address != 0).then_some(address)
     }
 
-    /// MSI-X's control word, when the function has one.
+    /// The control word of MSI-X. 0 if the function has no MSI-X.
     pub(super) fn msix_control(&self) -> u16 {
         u16::from_le_bytes([self.bytes[BODY + 2], self.bytes[BODY + 3]])
     }

@@ -1,8 +1,8 @@
-//! The Q35 host bridge 8086:29c0 (Intel 3 Series MCH datasheet 319966), and the two doors to
+//! The Q35 host bridge 8086:29c0 (Intel 3 Series MCH datasheet 319966), and the two interfaces to
 //! configuration space: 0xCF8/0xCFC and the ECAM window at PCIEXBAR.
 //!
-//! Threats: the guest chooses every address here; buses other than 0 and functions that do not
-//! exist read all-ones, and ECAM accesses that cross a function's 4 KiB find nobody.
+//! Threats: the guest chooses every address here. Buses other than 0 and missing functions read
+//! all-ones, and so do ECAM accesses that cross the end of a function's 4 KiB.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::grants::{Build, Grants};
 #[serde(deny_unknown_fields)]
 pub struct Config {}
 
-/// Where it sits, and its registers of the datasheet's section 5.1.
+// The bridge's address, and its registers (datasheet, section 5.1).
 const AT: Address = Address::new(0, 0);
 const PCIEXBAR: usize = 0x60;
 const SMRAM: usize = 0x9d;
@@ -29,26 +29,31 @@ const ECAM: u64 = 256 << 20;
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
-        let id =
-            Id { vendor: 0x8086, device: 0x29c0, class: 0x06_0000, revision: 0, subsystem: SUB };
+        let id = Id {
+            vendor: 0x8086,
+            device: 0x29c0,
+            class: 0x06_0000,
+            revision: 0,
+            subsystem: SUBSYSTEM,
+        };
         let own = vec![0x50..0x54, 0x60..0x68, 0x90..0x97, 0x9c..0x9f, 0xa0..0xb2];
         let identity = Identity { at: Some(AT), own, ..Identity::new(id) };
-        // Dword accesses at 0xCF8 are ours; the byte at 0xCF9 is the reset control's.
+        // Dword accesses at 0xCF8 belong to the bridge, the byte at 0xCF9 to the reset control.
         let ports = grants.claim(Kind::Port, 0xcf8..0xd00)?;
         let ecam = grants.window(Kind::Memory, ECAM);
         let spaces = grants.shared().spaces.clone();
         let slot = grants.pci(identity)?;
         let config = slot.config;
-        // The bridge answers its own configuration cycles without going through the bus again,
-        // where it would wait for itself; so the function is kept inside instead of around it.
+        // The bridge must answer its own configuration cycles without the bus, where it would wait
+        // for its own lock. Therefore it contains its function instead of being wrapped in it.
         let registers = Registers { config, ecam: ecam.clone(), state: State::default() };
         let function = slot.carry(Box::new(registers));
         Ok(Box::new(Bridge { ports, config, ecam: ecam.region(), function, spaces, latch: 0 }))
     }
 }
 
-/// Red Hat's subsystem ids mark the machine as virtual, which drivers of guests look for.
-const SUB: (u16, u16) = (0x1af4, 0x1100);
+/// Red Hat's subsystem IDs, by which guest drivers recognize a virtual machine.
+const SUBSYSTEM: (u16, u16) = (0x1af4, 0x1100);
 
 struct Bridge {
     ports: Region,
@@ -56,25 +61,25 @@ struct Bridge {
     ecam: Region,
     function: Box<dyn Device>,
     spaces: Arc<Spaces>,
-    /// 0xCF8: enable in bit 31, bus, device, function, register.
+    /// The register at 0xCF8: enable in bit 31, bus, device, function, register.
     latch: u32,
 }
 
-/// Where a configuration cycle goes.
+/// The target of a configuration cycle.
 enum Cycle {
     Own(u64),
     Other(u64),
 }
 
 impl Bridge {
-    /// The cycle of an access, unless nobody can answer it.
+    /// Returns the cycle of an access, if it has a target.
     fn cycle(&self, region: Region, offset: u64, length: usize) -> Option<Cycle> {
         let address = if region == self.ecam {
             offset
         } else if region == self.config {
             offset + AT.config()
         } else {
-            // 0xCFC-0xCFF: byte lanes within the latched dword.
+            // 0xCFC-0xCFF: the bytes of the selected dword.
             let lane = offset.checked_sub(4)?;
             let enabled = self.latch >> 31 == 1;
             let bus_to_register = u64::from(self.latch & 0xff_ff00) << 4;
@@ -110,7 +115,7 @@ impl Device for Bridge {
     fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Access {
         if region == self.ports && offset < 4 {
             let Ok(data) = <[u8; 4]>::try_from(data) else { return Access::Ignored };
-            // Bits 30:24 and 1:0 are reserved and read zero.
+            // Bits 30:24 and 1:0 are reserved and read as zero.
             self.latch = u32::from_le_bytes(data) & 0x80ff_fffc;
             return Access::Done;
         }
@@ -149,7 +154,7 @@ impl Default for State {
     fn default() -> Self {
         let mut bytes = Bytes::default();
         bytes[PCIEXBAR..PCIEXBAR + 4].copy_from_slice(&0xb000_0000_u32.to_le_bytes());
-        // Compatible SMRAM at segment A, closed; ESMRAMC's cache bits are hard-wired.
+        // Compatible SMRAM at segment A, closed. The cache bits of ESMRAMC are fixed.
         bytes[SMRAM] = 0x02;
         bytes[ESMRAMC] = 0x38;
         Self { bytes }
@@ -157,7 +162,7 @@ impl Default for State {
 }
 
 impl State {
-    /// PCIEXBAR while it is enabled. Its size bits 00 are 256 MiB, which is all that we decode.
+    /// The base of PCIEXBAR while it is enabled. Only the size 256 MiB (bits 00) is supported.
     fn ecam(&self) -> Option<u64> {
         let bar = <[u8; 8]>::try_from(&self.bytes[PCIEXBAR..PCIEXBAR + 8]);
         let bar = u64::from_le_bytes(bar.expect("eight bytes"));
@@ -166,8 +171,8 @@ impl State {
 
     fn write(&mut self, at: usize, byte: u8) {
         self.bytes[at] = match at {
-            // No SMRAM in this machine: 0x50 and 0x9C must not read back what announces more
-            // (extended TSEG sizes, SMRAM at the default SMBASE).
+            // This machine has no SMRAM. A value that reads back from 0x50 or 0x9C would announce
+            // more (extended TSEG sizes, SMRAM at the default SMBASE).
             0x50..=0x51 | 0x9c => 0,
             SMRAM => 0x02 | byte & 0x58,
             ESMRAMC => 0x38 | byte & 0x07,

@@ -1,9 +1,10 @@
-//! The LPC bridge 8086:2918 of the ICH9 (datasheet 316972, 13): the power management block that it
-//! places, and the small ports of the chip set: reset control, APM, fast reset, POST codes.
+//! The LPC bridge 8086:2918 of the ICH9 (datasheet 316972, 13), with the power management block and
+//! the small ports of the chip set: reset control, APM, fast reset, POST codes.
 //!
-//! Threats: the guest moves the block over other ports, which the bus bears; it may ask for a reset
-//! in a loop, and each is one message to the machine. PIRQ routes, RCBA and the APM ports are
-//! storage: no interrupt, memory or SMI comes of them. Reserved bits of a saved state are dropped.
+//! Threats: the guest may move the block over other ports, which the bus allows. It may request
+//! resets in a loop: each is one message to the machine. PIRQ routes, RCBA and the APM ports are
+//! only storage, and have no effect on interrupts, memory or SMIs. Reserved bits of a saved state
+//! are ignored.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,40 +24,40 @@ use crate::platform::pm;
 #[serde(deny_unknown_fields)]
 pub struct Config {}
 
-/// Where it sits: firmware looks nowhere else.
+/// The fixed address where firmware expects the bridge.
 pub(crate) const AT: Address = Address::new(0x1f, 0);
-/// The SCI's pin, as the FADT says and ACPI_CNTL's bits 2:0 at power-on.
+/// The SCI's pin, as in the FADT and in bits 2:0 of ACPI_CNTL at power-on.
 const SCI: u32 = 9;
 
-/// The registers of configuration space that are the bridge's own.
+/// The configuration registers that the bridge implements itself.
 const OWN: Range<u64> = 0x40..0x100;
-/// Where the PM block lies: bits 15:7, and bit 0 for "these are ports".
+/// The base of the PM block in bits 15:7. Bit 0 marks it as ports.
 const PMBASE: usize = 0x40;
-/// Decode the PM block.
+/// ACPI control. ACPI_EN enables the PM block.
 const ACPI_CNTL: usize = 0x44;
 const ACPI_EN: u8 = 1 << 7;
-/// PIRQA to PIRQD and PIRQE to PIRQH; bit 7 is "not routed".
+/// PIRQA to PIRQD and PIRQE to PIRQH. Bit 7 means "not routed".
 const PIRQ: [usize; 8] = [0x60, 0x61, 0x62, 0x63, 0x68, 0x69, 0x6a, 0x6b];
 const PIRQ_OFF: u8 = 1 << 7;
 const GEN_PMCON_1: usize = 0xa0;
-/// GBL_SMI_EN cannot be changed any more, and neither can this bit.
+/// Makes GBL_SMI_EN and this bit read-only.
 const SMI_LOCK: u8 = 1 << 4;
-/// Root complex registers: nothing is decoded there, all-ones are what drivers then find.
+/// Base of the root complex registers. They are not implemented: drivers read all-ones there.
 const RCBA: usize = 0xf0;
 
-/// Ports, and what of them acts.
+// The ports, and their bits with an effect.
 const RESET_CONTROL: u64 = 0xcf9;
-/// RST_CPU: the reset happens when it goes from 0 to 1. SYS_RST and FULL_RST choose its depth,
-/// which is the same here.
+/// RST_CPU resets the machine when it changes from 0 to 1. SYS_RST and FULL_RST select the kind of
+/// reset, which makes no difference here.
 const RST_CPU: u8 = 1 << 2;
 const RESET_KEPT: u8 = 0x0e;
 /// APM_CNT and APM_STS.
 const APM: u64 = 0xb2;
-/// INIT_NOW resets; the A20 line is always open, so its bit reads set.
+/// INIT_NOW resets the machine. The A20 line is always on, so its bit reads as 1.
 const PORT_92: u64 = 0x92;
 const INIT_NOW: u8 = 1 << 0;
 const A20: u8 = 1 << 1;
-/// POST codes; also the cheapest port there is, for delays and measurements.
+/// POST codes. As the cheapest port it is also used for delays and measurements.
 const POST: u64 = 0x80;
 
 impl Build for Config {
@@ -104,10 +105,10 @@ struct Lpc {
     registers: Registers,
 }
 
-/// What of the bridge changes, but for the PM block.
+/// The bridge's registers, without those of the PM block.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Registers {
-    /// Configuration space; the header's part is unused.
+    /// Configuration space. The part of the header is unused.
     config: Bytes<0x100>,
     reset: u8,
     apm: [u8; 2],
@@ -132,7 +133,7 @@ struct State {
     pm: pm::State,
 }
 
-/// Which bits of a byte of configuration space can be written.
+/// The writable bits of a byte of configuration space.
 fn writable(at: usize) -> u8 {
     const PMBASE_1: usize = PMBASE + 1;
     const GEN_PMCON_1_1: usize = GEN_PMCON_1 + 1;
@@ -151,7 +152,7 @@ fn writable(at: usize) -> u8 {
 }
 
 impl Registers {
-    /// Where the PM block lies, when it is decoded.
+    /// The base of the PM block while it is enabled.
     fn pm_base(&self) -> Option<u64> {
         let base = u64::from(u16::from_le_bytes([self.config[PMBASE], self.config[PMBASE + 1]]));
         let base = base & !(pm::SIZE - 1);
@@ -182,8 +183,8 @@ impl Lpc {
         self.window.place(self.registers.pm_base());
     }
 
-    /// A byte register that resets the machine when one of its bits rises.
-    fn raise(events: &Events, (old, new): (u8, u8), bit: u8) -> u8 {
+    /// Returns the new value of a byte register. Resets the machine if `bit` changes from 0 to 1.
+    fn reset_if_set(events: &Events, old: u8, new: u8, bit: u8) -> u8 {
         if new & !old & bit != 0 {
             events(Event::Reset);
         }
@@ -209,7 +210,7 @@ impl Device for Lpc {
             &[registers.post]
         };
         for (at, byte) in (usize::try_from(offset).unwrap_or(usize::MAX)..).zip(data) {
-            // Behind the last register of configuration space: all-ones.
+            // Reads beyond the last configuration register return all-ones.
             *byte = from.get(at).copied().unwrap_or(0xff);
         }
         Access::Done
@@ -230,14 +231,14 @@ impl Device for Lpc {
             }
             return Access::Done;
         }
-        // The other ports are one byte each, and the bus cuts no access.
+        // The other ports are one byte each, and the bus does not split accesses.
         let &[byte] = data else { return Access::Ignored };
         if region == self.ports.reset {
             let new = byte & RESET_KEPT;
-            registers.reset = Self::raise(events, (registers.reset, new), RST_CPU);
+            registers.reset = Self::reset_if_set(events, registers.reset, new, RST_CPU);
         } else if region == self.ports.port_92 {
             let new = byte | A20;
-            registers.port_92 = Self::raise(events, (registers.port_92, new), INIT_NOW);
+            registers.port_92 = Self::reset_if_set(events, registers.port_92, new, INIT_NOW);
         } else if region == self.ports.post {
             registers.post = byte;
         }

@@ -1,7 +1,8 @@
-//! PCI: what a function is, where it sits, and how its registers, BARs and interrupts are granted.
+//! PCI: the identity and the address of a function, and the grants of its registers, BARs and
+//! interrupts.
 //!
-//! Configuration space is an address space like ports and memory: each function claims 4 KiB of it,
-//! and the host bridge translates 0xCF8/0xCFC and ECAM accesses into it.
+//! Configuration space is an address space like ports and memory. Each function claims 4 KiB of it,
+//! and the host bridge translates accesses to 0xCF8/0xCFC and to ECAM.
 
 pub mod edu;
 mod function;
@@ -20,18 +21,18 @@ pub use ::host::pci::Address;
 pub use self::function::Slot;
 pub use self::msix::Msix;
 
-/// What a function says it is.
+/// The identification of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Id {
-    /// Who made it.
+    /// The vendor ID.
     pub vendor: u16,
-    /// What it is, in the maker's numbers.
+    /// The device ID, which the vendor assigns.
     pub device: u16,
-    /// Class, subclass, programming interface: 24 bits.
+    /// Class, subclass and programming interface: 24 bits.
     pub class: u32,
-    /// Revision.
+    /// The revision.
     pub revision: u8,
-    /// Subsystem vendor and device.
+    /// The subsystem's vendor ID and device ID.
     pub subsystem: (u16, u16),
 }
 
@@ -41,21 +42,21 @@ impl fmt::Display for Id {
     }
 }
 
-/// A base address register.
+/// The kind of a base address register, with its size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bar {
-    /// Memory below 4 GiB, this many bytes.
+    /// Memory below 4 GiB.
     Memory32(u64),
-    /// The same, without side effects of reading: memory that may be cached and merged.
+    /// Memory below 4 GiB without side effects of reads, which may be cached and merged.
     Prefetchable32(u64),
-    /// Memory anywhere, prefetchable; takes two registers.
+    /// Prefetchable memory at any address. It occupies two registers.
     Memory64(u64),
-    /// Ports.
+    /// I/O ports.
     Port(u64),
 }
 
 impl Bar {
-    /// Its length.
+    /// The size in bytes.
     pub fn size(self) -> u64 {
         match self {
             Self::Memory32(size)
@@ -66,29 +67,29 @@ impl Bar {
     }
 }
 
-/// What a device asks for to become a PCI function.
+/// A device's request for a PCI function.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Who it is.
+    /// The identification of the function.
     pub id: Id,
-    /// A fixed slot, or the first that is free.
+    /// The address. `None` means the first free slot.
     pub at: Option<Address>,
-    /// Its BARs and their register numbers (0 to 5).
+    /// The BARs, with their register numbers (0 to 5).
     pub bars: Vec<(u8, Bar)>,
-    /// MSI-X: the number of vectors, and the BAR number that holds the table.
+    /// MSI-X: the number of vectors, and the register number of the BAR with the table.
     pub msix: Option<(u16, u8)>,
-    /// INTx: pin 0 is INTA.
+    /// INTx: the pin, where 0 is INTA.
     pub pin: Option<u8>,
-    /// Capabilities after MSI-X: their ids, and what follows id and next pointer.
+    /// Capabilities after MSI-X: the ID, and the bytes after the ID and the next pointer.
     pub capabilities: Vec<(u8, Vec<u8>)>,
-    /// Registers that the device answers itself, as ranges of its configuration space.
+    /// Ranges of configuration registers that the device implements itself.
     pub own: Vec<std::ops::Range<u64>>,
-    /// Function 0 of a device with more than one function.
+    /// Whether this is function 0 of a device with more than one function.
     pub multifunction: bool,
 }
 
 impl Identity {
-    /// A function without BARs, interrupts and capabilities.
+    /// An identity without BARs, interrupts and capabilities.
     pub fn new(id: Id) -> Self {
         Self {
             id,
@@ -103,18 +104,18 @@ impl Identity {
     }
 }
 
-/// How a device asks for service: MSI-X once the driver has switched it on, else the wire.
+/// The interrupt of a function: MSI-X if the driver has enabled it, otherwise the line.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
-    /// The vectors.
+    /// The MSI-X vectors.
     pub msix: Option<Arc<Msix>>,
-    /// The wire.
+    /// The INTx line.
     pub line: Option<Arc<crate::line::Line>>,
 }
 
 impl Interrupt {
-    /// Sends a vector; false when the driver uses the wire, which is level-triggered and so needs
-    /// a status register of the device's that says when to lower it.
+    /// Sends a vector. Returns false if the driver uses the line, which is level-triggered: the
+    /// device must set it according to its status register.
     pub fn message(&self, vector: u16) -> bool {
         self.msix.as_ref().is_some_and(|msix| msix.send(vector))
     }

@@ -1,7 +1,7 @@
 //! MSI-X (PCI Local Bus 3.0, 6.8.2): the vector table, masking and pending bits.
 //!
-//! Threats: the guest aims vectors at will, which only reaches its own processors; it may flood
-//! table writes, so an unchanged entry is not sent to the kernel again.
+//! Threats: the guest may set any message in a vector, which reaches only its own vCPUs. It may
+//! flood the table with writes, so an unchanged entry is not sent to the kernel again.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::hypervisor::{Message, Route};
 
-/// Message control: enable, and mask the whole function.
+// Message control: enable, and mask the whole function.
 const ENABLE: u16 = 1 << 15;
 const MASK_ALL: u16 = 1 << 14;
-/// Bytes of a table entry: address, data, control.
+/// Size of a table entry in bytes: address, data, control.
 const ENTRY: usize = 16;
 
-/// One vector of the table.
+/// An entry of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
     address: u64,
@@ -25,7 +25,7 @@ struct Entry {
     pending: bool,
 }
 
-/// What of the table changes.
+/// The saved state: the table, and the control word.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
     entries: Vec<Entry>,
@@ -34,9 +34,9 @@ pub(super) struct State {
 
 struct Inner {
     state: State,
-    /// What each route was last aimed at.
+    /// The message that each route was last set to.
     aimed: Vec<Option<Message>>,
-    /// A message was refused, and that was said.
+    /// Whether the refusal of a message was logged.
     refused: bool,
 }
 
@@ -46,12 +46,12 @@ pub struct Msix {
     inner: Mutex<Inner>,
 }
 
-/// Bytes of the BAR that holds table and pending bits.
+/// Size in bytes of the BAR with the table and the pending bits.
 pub(super) fn bar_size(vectors: u16) -> u64 {
     u64::from(pending_at(vectors)) * 2
 }
 
-/// Where in it the pending bits begin.
+/// Offset of the pending bits in the BAR.
 pub(super) fn pending_at(vectors: u16) -> u32 {
     (u32::from(vectors) * 16).next_power_of_two().max(2048)
 }
@@ -64,7 +64,7 @@ impl Msix {
         Self { routes, inner: Mutex::new(inner) }
     }
 
-    /// Sends a vector, or remembers it while it is masked. False when MSI-X is off.
+    /// Sends a vector, or marks it as pending while it is masked. Returns false if MSI-X is off.
     pub fn send(&self, vector: u16) -> bool {
         let mut inner = self.inner.lock().expect("no device panicked");
         let state = &mut inner.state;
@@ -72,7 +72,7 @@ impl Msix {
             return false;
         }
         let held = state.control & MASK_ALL != 0;
-        // A driver may give a vector that does not exist: nothing is sent then.
+        // A driver may configure a vector that does not exist: then nothing is sent.
         let Some(entry) = state.entries.get_mut(usize::from(vector)) else { return true };
         if held || entry.masked {
             entry.pending = true;
@@ -82,7 +82,7 @@ impl Msix {
         true
     }
 
-    /// Whether the driver uses MSI-X now.
+    /// Whether the driver has enabled MSI-X.
     pub fn is_enabled(&self) -> bool {
         self.inner.lock().expect("no device panicked").state.control & ENABLE != 0
     }
@@ -120,7 +120,7 @@ impl Msix {
         self.settle(&mut inner);
     }
 
-    /// Aims what is open, and sends what was waiting for it.
+    /// Sets the routes of the unmasked vectors, and sends those that are pending.
     fn settle(&self, inner: &mut Inner) {
         if inner.state.control & (ENABLE | MASK_ALL) != ENABLE {
             return;
@@ -132,7 +132,7 @@ impl Msix {
             let message = Message { address: entry.address, data: entry.data };
             if inner.aimed[number] != Some(message) {
                 if let Err(error) = self.routes[number].aim(message) {
-                    // Said once: the guest chooses the address, and can choose it for ever.
+                    // Log this once: the guest chooses the address, and can repeat this endlessly.
                     if !std::mem::replace(&mut inner.refused, true) {
                         tracing::warn!("MSI-X vector {number} cannot be routed: {error:#}");
                     }

@@ -1,10 +1,10 @@
-//! The debug console of Bochs and QEMU: one port, to which firmware writes what it does.
+//! The debug console of Bochs and QEMU: one port, to which firmware writes its log.
 //!
-//! Firmware knows that somebody listens by reading 0xE9 (OvmfPkg, `PlatformDebugLibIoPort`).
+//! Firmware detects the console by reading 0xE9 (OvmfPkg, `PlatformDebugLibIoPort`).
 //!
-//! Threats: a guest that floods the port costs its own time, since each byte is written by the
-//! processor that sends it, and the room that the person who asked for the file has given. A host
-//! side that is gone or full loses output, never the guest.
+//! Threats: a guest that floods the port uses its own processor time, because the vCPU that sends a
+//! byte also writes it, and the disk space of the user who configured the file. If the host side is
+//! gone or full, output is lost, but the guest continues.
 
 use std::io::Write;
 
@@ -21,7 +21,7 @@ pub struct Config {
     /// The port: 0x402 for OVMF and SeaBIOS, 0xe9 for Bochs.
     #[serde(default = "ovmf")]
     pub port: u16,
-    /// Where the text goes: `stdio`, `file:PATH` or `none`.
+    /// Destination of the text: `stdio`, `file:PATH` or `none`.
     #[serde(default)]
     pub to: Stream,
 }
@@ -30,7 +30,7 @@ fn ovmf() -> u16 {
     0x402
 }
 
-/// What a read gives: "a debug console is here".
+/// The value of every read, by which firmware detects the console.
 const PRESENT: u8 = 0xe9;
 
 impl Build for Config {
@@ -62,7 +62,7 @@ impl Device for Debugcon {
 
     fn write(&mut self, _: Region, _: u64, data: &[u8]) -> Access {
         let [byte] = data else { return Access::Ignored };
-        // The guest cannot know of a full disk on the host.
+        // The guest cannot learn that the host's disk is full.
         self.output.write_all(&[*byte]).ok();
         Access::Done
     }
@@ -97,7 +97,7 @@ mod test {
         bench.board.reset().unwrap();
         bench.write(Kind::Port, 0x402, b"c");
         bench.write(Kind::Port, 0x402, b"xx");
-        assert_eq!(std::fs::read(file.path()).unwrap(), b"abc", "only bytes are text");
+        assert_eq!(std::fs::read(file.path()).unwrap(), b"abc", "only single bytes are written");
         assert_eq!(bench.read(Kind::Port, 0x402), [0xff, 0xff]);
     }
 

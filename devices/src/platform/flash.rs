@@ -1,13 +1,16 @@
-//! The firmware's flash memory: CODE up to 4 GiB, and VARS, which the guest programs, below it.
+//! The firmware's flash memory: CODE ends at 4 GiB, and VARS, which the guest programs, is below
+//! it.
 //!
-//! The part of Intel's command set (`CFI` primary set 1) that OVMF uses: one-byte program, erase
-//! of 4 KiB blocks, status. The guest reads and runs both natively; only its writes come here.
+//! Implements the part of Intel's command set (`CFI` primary set 1) that OVMF uses: one-byte
+//! program, erase of 4 KiB blocks, and status. The guest reads and executes both images directly.
+//! Only its writes reach the device.
 //!
 //! Threats: the guest may write anything at any width at any time. Commands and data stay within
 //! the two images, and CODE is never written. Each byte is in the file (the page cache) before the
-//! guest goes on, in the guest's order: a kill at any moment leaves what a power cut would have
-//! left, for which the firmware's fault-tolerant writes are made. A disk that fails stops that
-//! order at one point; the guest goes on in memory, and sees the program error bit.
+//! guest continues, in the guest's order: killing the process at any moment has the effect of a
+//! power cut, which the firmware's fault-tolerant writes are designed for. If the disk fails, the
+//! file stays at one point of that order. The guest continues in memory, and sees the program error
+//! bit.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -31,20 +34,20 @@ use host::lock;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The firmware. It is only read.
+    /// The firmware image. It is opened read-only.
     pub code: PathBuf,
-    /// Its variable store: a copy of one's own, which is written.
+    /// The firmware's variable store: your own copy of it, which the guest writes to.
     #[serde(default)]
     pub vars: Option<PathBuf>,
-    /// Only reads `vars`: what the guest writes there is gone with the machine.
+    /// Opens `vars` read-only: the guest's changes to it are lost when the machine ends.
     #[serde(default)]
     pub readonly: bool,
 }
 
-/// Firmware ends where 32-bit addresses do: the reset vector is in its last 16 bytes.
+/// Firmware ends at 4 GiB: the reset vector is in its last 16 bytes.
 const END: u64 = 1 << 32;
-/// Below are the processors' local APICs, among others.
-const MOST: u64 = 16 << 20;
+/// Maximum size of both images together. The local APICs, among others, are at lower addresses.
+const MAX_SIZE: u64 = 16 << 20;
 /// The erase block, and the unit of sizes.
 const BLOCK_BYTES: usize = 4096;
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -59,12 +62,13 @@ const NV_DATA: [u8; 16] = [
     0x8d, 0x2b, 0xf1, 0xff, 0x96, 0x76, 0x8b, 0x4c, 0xa9, 0x85, 0x27, 0x47, 0x07, 0x5b, 0x4f, 0x50,
 ];
 
-/// The next write is the data.
+/// Program: the next write is the data.
 const PROGRAM: u8 = 0x10;
-/// The next write is `ERASE_CONFIRM`, or nothing is erased.
+/// Erase: unless the next write is `ERASE_CONFIRM`, nothing is erased.
 const ERASE: u8 = 0x20;
 const ERASE_CONFIRM: u8 = 0xd0;
-/// OVMF reads the array right after this, and the status, which is then all zero, after the next.
+/// Clear status: OVMF then expects to read the array. After the next `READ_STATUS` it expects a
+/// status of zero.
 const CLEAR_STATUS: u8 = 0x50;
 const READ_STATUS: u8 = 0x70;
 
@@ -72,7 +76,8 @@ const STATUS_READY: u8 = 1 << 7;
 const STATUS_ERASE_ERROR: u8 = 1 << 5;
 const STATUS_PROGRAM_ERROR: u8 = 1 << 4;
 
-/// Within this time what was written is on the disk: a run of programs is one flush.
+/// Written data is flushed to the disk within this time, so that a series of programs needs one
+/// flush.
 const SYNC_AFTER: Duration = Duration::from_millis(100);
 
 impl Build for Config {
@@ -82,8 +87,8 @@ impl Build for Config {
         let vars = self.vars.as_deref().map(|path| self.vars(path)).transpose()?;
         let total = code.len() + vars.as_ref().map_or(0, |(bytes, _)| bytes.len());
         ensure!(
-            total as u64 <= MOST,
-            "{} and its variable store have {total} bytes together, but 16 MiB is the most",
+            total as u64 <= MAX_SIZE,
+            "{} and its variable store have {total} bytes together: the maximum is 16 MiB",
             self.code.display()
         );
         let at = END - code.len() as u64;
@@ -105,7 +110,7 @@ impl Build for Config {
 impl Config {
     fn vars(&self, path: &Path) -> anyhow::Result<(Vec<u8>, Writes)> {
         let file = open(path, !self.readonly)?;
-        // Before it is read, so that it is nobody's half-written state.
+        // Lock before reading, so that no other process is in the middle of writing.
         if self.readonly {
             lock::shared(&file, path)?;
         } else {
@@ -114,9 +119,9 @@ impl Config {
         let bytes = read(&file, path)?;
         check_vars(path, &bytes)?;
         let writes = if self.readonly {
-            Writes::Forgotten
+            Writes::Memory
         } else {
-            Writes::Kept(Store::new(path, file, bytes.len() as u64))
+            Writes::File(Store::new(path, file, bytes.len() as u64))
         };
         Ok((bytes, writes))
     }
@@ -124,13 +129,13 @@ impl Config {
 
 fn open(path: &Path, writable: bool) -> anyhow::Result<File> {
     let name = path.display();
-    // Before it is opened: opening a pipe would wait.
+    // Check before opening: opening a pipe would block.
     let found = fs::metadata(path).with_context(|| format!("{name}"))?;
     ensure!(!found.is_dir(), "{name} is a directory, not a flash image");
     ensure!(found.is_file(), "{name} is not a file");
     match OpenOptions::new().read(true).write(writable).open(path) {
         Err(error) if writable && is_refusal(&error) => {
-            bail!("{name} is not writable: make a copy of it, or ask for `readonly`")
+            bail!("{name} is not writable: make a copy of it, or set `readonly=on`")
         }
         other => other.with_context(|| format!("{name}")),
     }
@@ -141,8 +146,9 @@ fn read(file: &File, path: &Path) -> anyhow::Result<Vec<u8>> {
     let size = file.metadata().with_context(|| format!("{name}"))?.len();
     ensure!(size != 0, "{name} is empty");
     ensure!(
-        size.is_multiple_of(BLOCK) && size <= MOST,
-        "{name} has {size} bytes: a flash image has a multiple of 4096, and at most 16 MiB"
+        size.is_multiple_of(BLOCK) && size <= MAX_SIZE,
+        "{name} has {size} bytes: the size of a flash image is a multiple of 4096, and at most \
+         16 MiB"
     );
     let mut bytes = vec![0; usize::try_from(size)?];
     file.read_exact_at(&mut bytes, 0).with_context(|| format!("{name}"))?;
@@ -167,18 +173,18 @@ fn check_code(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 }
 
 fn check_vars(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    // The first block may be torn by a power cut while the firmware rewrote it; then the spare
-    // area has a whole copy, of which the firmware makes it anew.
+    // A power cut while the firmware rewrites the first block may leave it incomplete. The spare
+    // area then has a complete copy, from which the firmware restores the block.
     let (blocks, _) = bytes.as_chunks::<BLOCK_BYTES>();
     ensure!(
         blocks.iter().any(|block| is_store(block)),
-        "{} is not a variable store: no volume of variables (`_FVH` at 0x28) is in it",
+        "{} is not a variable store: it has no volume of variables (`_FVH` at 0x28)",
         path.display()
     );
     let length = u64::from_le_bytes(bytes[FV_LENGTH..][..8].try_into()?);
     ensure!(
         !is_store(bytes) || length == bytes.len() as u64,
-        "{} has {} bytes, but its variable store has {length}",
+        "{} has {} bytes, but the variable store in it has {length}",
         path.display(),
         bytes.len()
     );
@@ -189,12 +195,12 @@ fn is_store(volume: &[u8]) -> bool {
     volume[FV_GUID..].starts_with(&NV_DATA) && volume[FV_SIGNATURE..].starts_with(b"_FVH")
 }
 
-/// What becomes of the guest's writes.
+/// Where the guest's writes go.
 enum Writes {
     Refused,
-    /// They change what the guest sees, and are gone with the machine.
-    Forgotten,
-    Kept(Store),
+    /// To memory only: the changes are lost when the machine ends.
+    Memory,
+    File(Store),
 }
 
 /// One flash chip.
@@ -203,11 +209,11 @@ struct Bank {
     memory: Arc<dyn Backing>,
     writes: Writes,
     chip: Chip,
-    /// The array's bytes where the guest now sees the status.
+    /// The offset and the array's bytes that the status replaces now.
     masked: Option<(u64, Vec<u8>)>,
 }
 
-/// At power-on the array is read, and the status is clear.
+/// The state of a chip. At power-on, reads return the array, and the status is clear.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Chip {
     mode: Mode,
@@ -218,7 +224,7 @@ struct Chip {
 enum Mode {
     #[default]
     Array,
-    /// The status is read where, and as wide as, it was asked for.
+    /// Reads return the status, at the offset and with the width of the command.
     Status {
         offset: u64,
         width: u8,
@@ -239,12 +245,12 @@ impl Bank {
 
     fn command(&mut self, offset: u64, data: &[u8]) {
         self.unmask();
-        // Wider writes are the command in their lowest byte, as on QEMU.
+        // The command is in the lowest byte of wider writes, as in QEMU.
         let command = data.first().copied().unwrap_or_default();
         match std::mem::take(&mut self.chip.mode) {
             Mode::Program => self.program(offset, data, STATUS_PROGRAM_ERROR),
             Mode::Erase => {
-                // OVMF does not go back to the array after this by itself, so the chip does.
+                // The chip returns to the array by itself, because OVMF does not request it.
                 if command == ERASE_CONFIRM {
                     let block = offset - offset % BLOCK;
                     self.program(block, &[0xff; BLOCK_BYTES], STATUS_ERASE_ERROR);
@@ -259,29 +265,29 @@ impl Bank {
                     self.chip.mode = Mode::Status { offset, width };
                     self.mask();
                 }
-                // "Read array", and what the chip does not know.
+                // "Read array", and unknown commands.
                 _ => {}
             },
         }
     }
 
     fn program(&mut self, offset: u64, data: &[u8], error: u8) {
-        let kept = match &mut self.writes {
+        let written = match &mut self.writes {
             Writes::Refused => false,
-            Writes::Forgotten => {
+            Writes::Memory => {
                 self.memory.write(offset, data);
                 true
             }
-            Writes::Kept(store) => {
+            Writes::File(store) => {
                 self.memory.write(offset, data);
                 store.write(offset, data, self.memory.as_ref())
             }
         };
-        self.chip.status |= STATUS_READY | if kept { 0 } else { error };
+        self.chip.status |= STATUS_READY | if written { 0 } else { error };
     }
 
-    /// Shows the status instead of the array where it was asked for: the guest's reads do not come
-    /// here, but it looks nowhere else.
+    /// Writes the status over the array at the offset of the command. The guest's reads do not
+    /// reach the device, and it reads the status only there.
     fn mask(&mut self) {
         if let Mode::Status { offset, width } = self.chip.mode {
             let mut bytes = vec![0; usize::from(width)];
@@ -299,7 +305,7 @@ impl Bank {
 
     fn park(&mut self) -> Chip {
         self.unmask();
-        if let Writes::Kept(store) = &mut self.writes {
+        if let Writes::File(store) = &mut self.writes {
             store.stop(self.memory.as_ref());
         }
         self.chip.clone()
@@ -309,7 +315,7 @@ impl Bank {
         self.unmask();
         self.chip = chip;
         self.mask();
-        if let Writes::Kept(store) = &mut self.writes {
+        if let Writes::File(store) = &mut self.writes {
             store.start()?;
         }
         Ok(())
@@ -321,7 +327,7 @@ struct Flash {
     vars: Option<Bank>,
 }
 
-/// The contents are not a part: they are those of the files.
+/// The saved state. The contents are in the files instead.
 #[derive(Default, Serialize, Deserialize)]
 struct State {
     code: Chip,
@@ -360,99 +366,100 @@ impl Device for Flash {
     }
 }
 
-/// The file behind VARS.
+/// The file of VARS.
 struct Store {
-    medium: Arc<Medium>,
+    file: Arc<SyncedFile>,
     size: u64,
-    /// Flushes, while the machine runs.
+    /// Flushes the file while the machine runs.
     alarm: Option<Alarm>,
-    /// Blocks that the file does not have as the guest sees them, because it could not be written.
-    behind: BTreeSet<u64>,
+    /// Blocks whose content in the file is outdated, because a write failed.
+    outdated: BTreeSet<u64>,
 }
 
-/// What the store shares with the thread that flushes.
-struct Medium {
+/// The file, shared with the thread that flushes it.
+struct SyncedFile {
     file: File,
     path: PathBuf,
-    /// There is something to flush, and the alarm is set.
+    /// There are writes to flush, and the alarm is set.
     unsynced: AtomicBool,
-    /// A flush failed: the host may have dropped any of it.
+    /// A flush failed: the host may have lost any part of the writes.
     lost: AtomicBool,
-    /// One complaint is enough: the guest must not fill the log.
-    told: AtomicBool,
+    /// An error was logged. Later ones are not, so that the guest cannot fill the log.
+    logged: AtomicBool,
 }
 
-impl Medium {
+impl SyncedFile {
     fn sync(&self) {
-        // Cleared first: what is written from now on is for the next flush.
+        // Clear the flag first: later writes belong to the next flush.
         if self.unsynced.swap(false, Ordering::AcqRel)
             && let Err(error) = self.file.sync_data()
         {
             self.lost.store(true, Ordering::Release);
-            self.complain(&error);
+            self.log_once(&error);
         }
     }
 
-    fn complain(&self, error: &io::Error) {
-        if !self.told.swap(true, Ordering::Relaxed) {
+    fn log_once(&self, error: &io::Error) {
+        if !self.logged.swap(true, Ordering::Relaxed) {
             let path = self.path.display();
-            tracing::error!("{path} is not up to date (said once; it is tried again): {error}");
+            tracing::error!("{path} is not up to date (logged once, retried later): {error}");
         }
     }
 }
 
 impl Store {
     fn new(path: &Path, file: File, size: u64) -> Self {
-        let [unsynced, lost, told] = [const { AtomicBool::new(false) }; 3];
+        let [unsynced, lost, logged] = [const { AtomicBool::new(false) }; 3];
         let path = path.to_owned();
-        let medium = Arc::new(Medium { file, path, unsynced, lost, told });
-        Self { medium, size, alarm: None, behind: BTreeSet::new() }
+        let file = Arc::new(SyncedFile { file, path, unsynced, lost, logged });
+        Self { file, size, alarm: None, outdated: BTreeSet::new() }
     }
 
-    /// Writes through what `view` has already; false when the file does not have it yet.
+    /// Writes data to the file that `view` already has. Returns false if the file is not up to
+    /// date.
     ///
-    /// Once a write failed no later one is made before it: the file stays at one moment of the
-    /// guest's history until it can follow again.
+    /// After a failed write, no later write overtakes it: the file stays at one moment of the
+    /// guest's history until it can catch up.
     fn write(&mut self, offset: u64, data: &[u8], view: &dyn Backing) -> bool {
         self.take_back_lost();
-        if self.behind.is_empty() {
-            match self.medium.file.write_all_at(data, offset) {
+        if self.outdated.is_empty() {
+            match self.file.file.write_all_at(data, offset) {
                 Ok(()) => {
                     self.flush_soon();
                     return true;
                 }
-                Err(error) => self.medium.complain(&error),
+                Err(error) => self.file.log_once(&error),
             }
         }
         let last = offset.saturating_add(data.len() as u64).min(self.size).saturating_sub(1);
-        self.behind.extend(offset / BLOCK..=last / BLOCK);
+        self.outdated.extend(offset / BLOCK..=last / BLOCK);
         self.catch_up(view)
     }
 
-    /// What a failed flush may have lost is to be written again: all of it.
+    /// After a failed flush, marks all blocks as outdated, because any of them may be lost.
     fn take_back_lost(&mut self) {
-        if self.medium.lost.swap(false, Ordering::AcqRel) {
-            self.behind.extend(0..self.size / BLOCK);
+        if self.file.lost.swap(false, Ordering::AcqRel) {
+            self.outdated.extend(0..self.size / BLOCK);
         }
     }
 
     fn catch_up(&mut self, view: &dyn Backing) -> bool {
         self.take_back_lost();
-        while let Some(block) = self.behind.first().copied() {
+        while let Some(block) = self.outdated.first().copied() {
             let mut bytes = [0; BLOCK_BYTES];
             view.read(block * BLOCK, &mut bytes);
-            if let Err(error) = self.medium.file.write_all_at(&bytes, block * BLOCK) {
-                self.medium.complain(&error);
+            if let Err(error) = self.file.file.write_all_at(&bytes, block * BLOCK) {
+                self.file.log_once(&error);
                 return false;
             }
-            self.behind.remove(&block);
+            self.outdated.remove(&block);
             self.flush_soon();
         }
         true
     }
 
     fn flush_soon(&self) {
-        if !self.medium.unsynced.swap(true, Ordering::AcqRel)
+        if !self.file.unsynced.swap(true, Ordering::AcqRel)
             && let Some(alarm) = &self.alarm
         {
             alarm.set(Some(Instant::now() + SYNC_AFTER));
@@ -460,9 +467,9 @@ impl Store {
     }
 
     fn start(&mut self) -> anyhow::Result<()> {
-        let medium = self.medium.clone();
+        let file = self.file.clone();
         let ring = move || {
-            medium.sync();
+            file.sync();
             None
         };
         self.alarm = Some(Alarm::spawn("flash", ring)?);
@@ -472,14 +479,14 @@ impl Store {
     fn stop(&mut self, view: &dyn Backing) {
         self.alarm = None;
         self.catch_up(view);
-        self.medium.sync();
+        self.file.sync();
     }
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
         self.alarm = None;
-        self.medium.sync();
+        self.file.sync();
     }
 }
 
@@ -497,7 +504,7 @@ mod test {
     const VARS_SIZE: usize = 0x10000;
     const VARS: u64 = CODE - VARS_SIZE as u64;
 
-    /// An image of each kind, in a folder of their own.
+    /// A CODE image and a VARS image in a temporary folder.
     struct Images {
         folder: tempfile::TempDir,
     }
@@ -555,7 +562,7 @@ mod test {
         bench.read::<1>(Kind::Memory, address)[0]
     }
 
-    /// OVMF's `QemuFlashDetected`, of Debian 12 and then of Debian 13; gives the last status.
+    /// OVMF's `QemuFlashDetected` of Debian 12, then of Debian 13. Returns the last status.
     fn probe(bench: &Bench, at: u64) -> u8 {
         let original = read(bench, at);
         assert!(![CLEAR_STATUS, READ_STATUS, 0].contains(&original));
@@ -588,7 +595,7 @@ mod test {
         write(&bench, VARS + 0x5123, &[PROGRAM, 0x5a]);
         write(&bench, VARS + 0x6000, &[PROGRAM, READ_STATUS]);
         write(&bench, VARS + 0x6001, &[PROGRAM, 0]);
-        assert_eq!(read(&bench, VARS + 0x6000), READ_STATUS, "data is no command");
+        assert_eq!(read(&bench, VARS + 0x6000), READ_STATUS, "data is not a command");
         write(&bench, VARS + 0x6fff, &[ERASE, ERASE_CONFIRM]);
         assert_eq!(read(&bench, VARS + 0x6000), 0xff, "the array, without being asked");
         let mut expected = blank_vars();
@@ -624,9 +631,9 @@ mod test {
         assert_eq!(bench.read(Kind::Memory, at), [1, 2, 3, 4, 5, 6, 7, 8, 0xff]);
         bench.write(Kind::Memory, at, &[READ_STATUS, 0]);
         assert_eq!(bench.read(Kind::Memory, at), [0x80, 0x80, 3]);
-        // Not both chips at once, and an erase that is not confirmed.
+        // An access across both chips, and an erase that is not confirmed.
         bench.write(Kind::Memory, CODE - 2, &[PROGRAM, 0, 0, 0]);
-        assert_eq!(bench.read(Kind::Memory, at), [0x80, 0x80, 3], "nobody took that");
+        assert_eq!(bench.read(Kind::Memory, at), [0x80, 0x80, 3], "the write has no effect");
         write(&bench, at, &[ERASE, 0xff, 0x98, 0xe8, 0x90]);
         assert_eq!(bench.read(Kind::Memory, at), [1, 2, 3]);
         write(&bench, CODE - 1, &[ERASE, ERASE_CONFIRM]);
@@ -705,11 +712,11 @@ mod test {
         let mut bench = Bench::new(4096);
         let build = |grants: &mut dyn Grants| {
             let bytes = blank_vars();
-            // Open for reading alone: each write fails.
+            // Opened read-only: each write fails.
             let file = open(&images.vars(), false)?;
             let store = Store::new(&images.vars(), file, bytes.len() as u64);
             let code = Bank::new(CODE, &[0; 0x4000], Writes::Refused, grants)?;
-            let vars = Some(Bank::new(VARS, &bytes, Writes::Kept(store), grants)?);
+            let vars = Some(Bank::new(VARS, &bytes, Writes::File(store), grants)?);
             Ok(Box::new(Flash { code, vars }) as Box<dyn Device>)
         };
         bench.board.add("flash", build).unwrap();
@@ -717,7 +724,7 @@ mod test {
         write(&bench, VARS + 0x5000, &[PROGRAM, 0x44, READ_STATUS]);
         assert_eq!(read(&bench, VARS + 0x5000), STATUS_READY | STATUS_PROGRAM_ERROR);
         write(&bench, VARS + 0x5000, &[0xff]);
-        assert_eq!(read(&bench, VARS + 0x5000), 0x44, "the guest goes on in memory");
+        assert_eq!(read(&bench, VARS + 0x5000), 0x44, "the guest continues in memory");
         assert_eq!(fs::read(images.vars()).unwrap(), blank_vars());
 
         let view = bench.host.backing(VARS_SIZE as u64, Guest::Reads).unwrap();
@@ -728,8 +735,8 @@ mod test {
             view.write(offset, &data);
             assert!(!store.write(offset, &data, view.as_ref()));
         }
-        assert_eq!(store.behind, BTreeSet::from([4, 5, 9]));
-        Arc::get_mut(&mut store.medium).unwrap().file = open(&images.vars(), true).unwrap();
+        assert_eq!(store.outdated, BTreeSet::from([4, 5, 9]));
+        Arc::get_mut(&mut store.file).unwrap().file = open(&images.vars(), true).unwrap();
         view.write(0xa000, &data);
         assert!(store.write(0xa000, &data, view.as_ref()));
         let mut expected = blank_vars();
@@ -756,14 +763,14 @@ mod test {
             (code(path("")), "is a directory, not a flash image"),
             (code(PathBuf::from("/dev/zero")), "/dev/zero is not a file"),
             (code(file("empty", &[])), "empty is empty"),
-            (code(file("odd", &[1; 4097])), "odd has 4097 bytes: a flash image has a multiple"),
+            (code(file("odd", &[1; 4097])), "odd has 4097 bytes: the size of a flash image"),
             (code(file("ones", &[0xff; 4096])), "ones is not firmware: its last 16 bytes"),
             (code(file("zeros", &[0; 4096])), "are all 0x00"),
             (code(file("large", &vec![1; (16 << 20) + 4096])), "has 16781312 bytes"),
             (code(file("full", &vec![1; 16 << 20])), "16842752 bytes together"),
             (vars(images.code()), "CODE.fd is not a variable store"),
-            (vars(file("short", &cut)), "has 32768 bytes, but its variable store has 65536"),
-            // A kernel file, because a test may be root, which no mode of a file stops.
+            (vars(file("short", &cut)), "has 32768 bytes, but the variable store in it has"),
+            // A file of the kernel, because the test may run as root, which ignores file modes.
             (vars("/sys/devices/system/cpu/online".into()), "is not writable: make a copy"),
         ] {
             let error = format!("{:#}", try_bench(config).err().unwrap());
@@ -781,18 +788,18 @@ mod test {
         bench(images.config());
     }
 
-    /// Says to a child process of a test what to work on.
+    /// Environment variable that passes the folder of the images to a child process.
     const CHILD: &str = "FLASH_TEST_IMAGES";
 
-    /// The `number`th thing that a child does: where, and the byte, or none for an erase. The first
-    /// block is left alone, so that the file remains a variable store.
+    /// The `number`th action of a child: the offset, and the byte to program, or `None` for an
+    /// erase. No action touches the first block, so that the file remains a variable store.
     fn work(number: u64) -> (u64, Option<u8>) {
         let mixed = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let offset = BLOCK + (mixed >> 20) % (VARS_SIZE as u64 - BLOCK);
         (offset, (number % 600 != 599).then_some(mixed.to_le_bytes()[7]))
     }
 
-    /// What a child does until it is killed, or its parent has surely ended.
+    /// The child's work until it is killed. It ends by itself when the parent must have ended.
     fn work_on(folder: &Path) {
         let (code, vars) = (folder.join("CODE.fd"), Some(folder.join("VARS.fd")));
         let bench = bench(Config { code, vars, readonly: false });
@@ -804,7 +811,7 @@ mod test {
         }
     }
 
-    /// Runs this test once more, in a process that works on the images; waits until it does.
+    /// Runs this test in a child process that works on the images, and waits until it has started.
     fn child(test: &str, images: &Images) -> Child {
         let before = fs::read(images.vars()).unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -822,7 +829,7 @@ mod test {
 
     fn kill(mut child: Child) {
         child.kill().unwrap();
-        assert_eq!(child.wait().unwrap().signal(), Some(9), "it was at work");
+        assert_eq!(child.wait().unwrap().signal(), Some(9), "killed at work");
     }
 
     #[test]
@@ -854,7 +861,7 @@ mod test {
                     None => (block..block + BLOCK_BYTES).map(|at| change(at, 0xff)).last().unwrap(),
                 }
             });
-            assert!(moment.is_some(), "the file is not what it was at any moment");
+            assert!(moment.is_some(), "the file never had this content");
             bench(images.config());
         }
     }

@@ -1,12 +1,12 @@
 //! QEMU's firmware configuration device: selector, data port, DMA and file directory
 //! (QEMU `docs/specs/fw_cfg.rst`), as ACPI's `QEMU0002`.
 //!
-//! What is in it comes from a [`Source`]; the ports and the transfers are here.
+//! A [`Source`] provides the items. This file implements the ports and the transfers.
 //!
-//! Threats: a DMA descriptor names any address and up to 4 GiB. Copies go through one small buffer
-//! and end at the first address that is not RAM, so a guest costs itself time, and us no memory. It
-//! writes into writable files alone, within their size. ACPI tables are made at most once per
-//! reset, however often they are selected.
+//! Threats: a DMA descriptor has any address and a length of up to 4 GiB. Copies use one small
+//! buffer and end at the first address that is not RAM, so a guest wastes its own time, but no
+//! memory of the host. It writes only into writable files, within their size. ACPI tables are built
+//! at most once per reset, even if the guest selects them more often.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,82 +19,86 @@ use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::Grants;
 use host::memory::Memory;
 
-/// The selector port; the data port is the next, the DMA address is at 4 and 8 behind it.
+/// The selector port. The data port is at offset 1, the DMA address at offsets 4 and 8.
 const BASE: u64 = 0x510;
-/// What ACPI gives the device: selector, data, DMA address.
+/// The number of ports: selector, data, DMA address.
 const LENGTH: u64 = 12;
 const DATA: u64 = 1;
 const DMA_HIGH: u64 = 4;
 const DMA_LOW: u64 = 8;
 
-/// `FW_CFG_SIGNATURE`: "QEMU", by which firmware knows the device.
+/// `FW_CFG_SIGNATURE`: "QEMU", by which firmware recognizes the device.
 const SIGNATURE: u16 = 0x0000;
-/// `FW_CFG_ID`: what the interface can do.
+/// `FW_CFG_ID`: the features of the interface.
 const ID: u16 = 0x0001;
 /// `FW_CFG_VERSION | FW_CFG_VERSION_DMA`.
 const ID_TRADITIONAL_AND_DMA: u32 = 3;
 /// `FW_CFG_FILE_DIR`.
 const FILE_DIR: u16 = 0x0019;
-/// `FW_CFG_FILE_FIRST`: files are numbered upwards from here.
+/// `FW_CFG_FILE_FIRST`: the key of the first file.
 const FILE_FIRST: u16 = 0x0020;
-/// Bit 14 of a key means "write" in old interfaces, so files end below it.
+/// Keys of files are lower: bit 14 of a key means "write" in old interfaces.
 const FILE_END: u16 = 0x4000;
 /// `FW_CFG_MAX_FILE_PATH`, with the NUL at the end.
 const NAME_LENGTH: usize = 56;
-/// Reading the DMA address says this, big-endian.
+/// The value of the DMA address registers when read, big-endian.
 const DMA_SIGNATURE: [u8; 8] = *b"QEMU CFG";
 
-/// `FW_CFG_DMA_CTL_*`. There is no error for the guest: OVMF waits without end for a zero, and does
-/// not look at the error bit.
+// `FW_CFG_DMA_CTL_*`. We never report an error: OVMF waits forever for a zero, and ignores the
+// error bit.
 const CTL_READ: u32 = 1 << 1;
 const CTL_SKIP: u32 = 1 << 2;
 const CTL_SELECT: u32 = 1 << 3;
 const CTL_WRITE: u32 = 1 << 4;
 
-/// How much is copied at once.
+/// The size of the copy buffer in bytes.
 const CHUNK: usize = 16 << 10;
-/// How far a read may go behind the end of an item: all of it happens while the device is locked.
-const ZEROS: usize = 1 << 20;
-/// The largest file that a guest may write: a few addresses or a mode, never bulk.
+/// The maximum number of zeros that a read returns beyond the end of an item. The device is locked
+/// during the whole read.
+const MAX_ZEROS: usize = 1 << 20;
+/// The maximum size of a writable file in bytes. Guests write a few addresses or a mode, never bulk
+/// data.
 const WRITABLE_MAX: usize = 64 << 10;
 
-/// Where the items come from.
+/// Provides the items.
 pub trait Source: Send {
-    /// Numbered items: the number of processors, a kernel. Asked for once.
+    /// The numbered items, such as the number of processors or a kernel. Called once.
     fn keys(&mut self) -> Vec<(u16, Vec<u8>)>;
-    /// The files. Asked for once: the guest keeps their numbers.
+    /// The files. Called once, because the guest remembers their numbers.
     fn files(&mut self) -> Vec<File>;
     /// Names and contents of the files that are [`Content::Acpi`].
     ///
-    /// Called on a processor's thread when the guest first selects one of them after a reset: PCI
-    /// windows and BARs are programmed by then. It may look at other devices through the bus.
+    /// Called on a vCPU's thread when the guest first selects one of them after a reset: PCI
+    /// windows and BARs are programmed by then. It may access other devices through the bus.
     ///
     /// # Errors
     ///
-    /// When the tables cannot be made; the guest then finds none.
+    /// Fails if the tables cannot be built. The guest then finds empty files.
     fn acpi(&mut self) -> anyhow::Result<Vec<(String, Vec<u8>)>>;
 }
 
-/// Told all that is in a writable file: after each write of the guest, and when the device starts
-/// to run. It is on a processor's thread and must not block or call devices.
+/// Receives the content of a writable file after each write of the guest, and when the device
+/// starts to run. It is called on a vCPU's thread, and must not block or call devices.
 pub type Written = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
 /// A named item.
 pub struct File {
-    /// Its name in the directory, such as `etc/e820` or `opt/org.example/answer`.
+    /// The name in the directory, such as `etc/e820` or `opt/org.example/answer`.
     pub name: String,
-    /// What is in it.
+    /// The content.
     pub content: Content,
 }
 
-/// What is in a file, and who decides.
+/// The content of a file, and its origin.
 pub enum Content {
-    /// It never changes.
+    /// Never changes.
     Fixed(Vec<u8>),
-    /// [`Source::acpi`] makes it, after the directory has told this size: what is left reads as
-    /// zeros. Those are skipped at the end of a loader script (commands of type 0) and of tables.
+    /// Built by [`Source::acpi`] after the guest has read this size in the directory. The rest of
+    /// the size reads as zeros. Guests skip zeros at the end of a loader script (commands of type
+    /// 0) and of tables.
     Acpi(u32),
-    /// The guest writes it; this is what it holds at power-on, and its size for good.
+    /// Written by the guest. These are the content at power-on, which also fixes the size, and the
+    /// function that receives the content.
     Writable(Vec<u8>, Written),
 }
 
@@ -117,7 +121,7 @@ impl Content {
 ///
 /// # Errors
 ///
-/// When the items do not fit the interface, or the ports are taken.
+/// Fails if the items do not fit the interface, or if the ports are taken.
 pub fn build(
     mut source: Box<dyn Source>,
     grants: &mut dyn Grants,
@@ -126,8 +130,8 @@ pub fn build(
     grants.acpi("QEMU0002");
     let items = items(source.as_mut())?;
     let memory = grants.shared().memory.clone();
-    let (registers, told) = (Registers::default(), Once::new());
-    Ok(Box::new(FwCfg { items, memory, source, registers, told }))
+    let (registers, logged) = (Registers::default(), Once::new());
+    Ok(Box::new(FwCfg { items, memory, source, registers, logged }))
 }
 
 fn items(source: &mut dyn Source) -> anyhow::Result<BTreeMap<u16, Item>> {
@@ -138,7 +142,10 @@ fn items(source: &mut dyn Source) -> anyhow::Result<BTreeMap<u16, Item>> {
     files.sort_by(|one, other| one.name.cmp(&other.name));
     items.insert(FILE_DIR, Item::numbered(directory(&files)?));
     for (key, bytes) in source.keys() {
-        ensure!(!(FILE_FIRST..FILE_END).contains(&key), "fw_cfg key {key:#x} is for files");
+        ensure!(
+            !(FILE_FIRST..FILE_END).contains(&key),
+            "fw_cfg key {key:#x} is reserved for files"
+        );
         ensure!(!items.contains_key(&key), "fw_cfg key {key:#x} is taken");
         items.insert(key, Item::numbered(bytes));
     }
@@ -146,22 +153,24 @@ fn items(source: &mut dyn Source) -> anyhow::Result<BTreeMap<u16, Item>> {
     Ok(items)
 }
 
-/// `struct FWCfgFiles`: all big-endian.
+/// Encodes `struct FWCfgFiles`. All numbers are big-endian.
 fn directory(files: &[File]) -> anyhow::Result<Vec<u8>> {
     let room = usize::from(FILE_END - FILE_FIRST);
-    ensure!(files.len() <= room, "{} fw_cfg files, but {room} is the most", files.len());
+    ensure!(files.len() <= room, "{} fw_cfg files: the maximum is {room}", files.len());
     let mut bytes = u32::try_from(files.len())?.to_be_bytes().to_vec();
     for (key, file) in (FILE_FIRST..).zip(files) {
         let (name, size) = (&file.name, file.content.size());
         let fits = (1..NAME_LENGTH).contains(&name.len());
         if !fits || !name.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
-            bail!("a fw_cfg file cannot be called {name:?}: it takes 1 to 55 ASCII characters");
+            bail!("invalid name of a fw_cfg file {name:?}: use 1 to 55 printable ASCII characters");
         }
         if matches!(file.content, Content::Writable(..)) && size > WRITABLE_MAX {
-            bail!("the fw_cfg file {name} has {size} bytes; {WRITABLE_MAX} can be writable");
+            bail!(
+                "the writable fw_cfg file {name} has {size} bytes: the maximum is {WRITABLE_MAX}"
+            );
         }
         let Ok(size) = u32::try_from(size) else {
-            bail!("the fw_cfg file {name} has {size} bytes, which is more than 4 GiB");
+            bail!("the fw_cfg file {name} has {size} bytes: the maximum is 4 GiB");
         };
         bytes.extend(size.to_be_bytes());
         bytes.extend(key.to_be_bytes());
@@ -180,7 +189,7 @@ struct Item {
     /// Empty for numbered items.
     name: String,
     size: usize,
-    /// At most `size`; the rest is zeros.
+    /// At most `size` bytes. The rest of the item reads as zeros.
     bytes: Vec<u8>,
     nature: Nature,
 }
@@ -208,7 +217,7 @@ impl Item {
         Self { name: file.name, size, bytes, nature }
     }
 
-    /// Fills `data` from `offset` on, with zeros behind the end.
+    /// Fills `data` from `offset` on, with zeros beyond the end of the item.
     fn copy(&self, offset: usize, data: &mut [u8]) {
         data.fill(0);
         let from = self.bytes.get(offset..).unwrap_or_default();
@@ -216,12 +225,12 @@ impl Item {
         data[..length].copy_from_slice(&from[..length]);
     }
 
-    /// Whether it changes while the machine runs, and so is a part of its state.
+    /// Whether the item may change while the machine runs, and so is part of the saved state.
     fn changes(&self) -> bool {
         !matches!(self.nature, Nature::Fixed)
     }
 
-    /// Back to what was saved, or to power-on.
+    /// Restores the saved content, or the content at power-on.
     fn restore(&mut self, saved: Option<Vec<u8>>) -> anyhow::Result<()> {
         let Self { name, size, .. } = self;
         self.bytes = match (&self.nature, saved) {
@@ -244,24 +253,24 @@ struct FwCfg {
     memory: Memory,
     source: Box<dyn Source>,
     registers: Registers,
-    /// It is said once that there are no tables: a guest can reset the machine for ever.
-    told: Once,
+    /// Missing tables are logged once, because a guest can reset the machine endlessly.
+    logged: Once,
 }
 
-/// At power-on the signature is selected.
+/// The registers. At power-on the signature is selected.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Registers {
     selected: u16,
     offset: u32,
     dma_high: u32,
-    /// Whether `Source::acpi` was asked since the reset.
+    /// Whether `Source::acpi` was called since the reset.
     made: bool,
 }
 
 #[derive(Default, Serialize, Deserialize)]
 struct State {
     registers: Registers,
-    /// By name: what the guest wrote and what was made for it.
+    /// The contents of the writable files and the ACPI files, by name.
     files: BTreeMap<String, Vec<u8>>,
 }
 
@@ -272,29 +281,30 @@ impl FwCfg {
         let lazy = self.items.get(&key).is_some_and(|it| matches!(it.nature, Nature::Acpi));
         if lazy && !self.registers.made {
             self.registers.made = true;
-            if let Err(error) = self.make() {
-                self.told.call_once(|| tracing::error!("the guest gets no ACPI tables: {error:#}"));
+            if let Err(error) = self.build_acpi() {
+                self.logged
+                    .call_once(|| tracing::error!("the guest gets no ACPI tables: {error:#}"));
             }
         }
     }
 
-    /// All files or none: a loader script is of no use without the tables that it names.
-    fn make(&mut self) -> anyhow::Result<()> {
+    /// Fills all ACPI files, or none: a loader script is useless without its tables.
+    fn build_acpi(&mut self) -> anyhow::Result<()> {
         let mut made = self.source.acpi()?;
         let lazy = |item: &&mut Item| matches!(item.nature, Nature::Acpi);
         let mut filled = Vec::new();
         for item in self.items.values_mut().filter(lazy) {
             let Some(at) = made.iter().position(|(name, _)| *name == item.name) else {
-                bail!("{} was not made", item.name);
+                bail!("{} is missing in the ACPI tables", item.name);
             };
             let (name, bytes) = made.swap_remove(at);
             if bytes.len() > item.size {
-                bail!("{name} has {} bytes, and room for {}", bytes.len(), item.size);
+                bail!("{name} has {} bytes, but only {} fit", bytes.len(), item.size);
             }
             filled.push((item, bytes));
         }
         if let Some((name, _)) = made.first() {
-            bail!("{name} was made, but is not in the directory");
+            bail!("{name} is not in the directory");
         }
         for (item, bytes) in filled {
             item.bytes = bytes;
@@ -313,16 +323,16 @@ impl FwCfg {
 
     fn skip(&mut self, length: u32) {
         let size = self.items.get(&self.registers.selected).map_or(0, |item| item.size);
-        // The directory told each size in 32 bits; a numbered item beyond that is only cut.
+        // The directory limits the size of files to 32 bits. A larger numbered item is cut off.
         let end = u32::try_from(size).unwrap_or(u32::MAX);
         self.registers.offset = self.registers.offset.saturating_add(length).min(end);
     }
 
-    /// Does what the descriptor at `address` says.
+    /// Performs the transfer of the descriptor at `address`.
     fn transfer(&mut self, address: u64) {
         let mut descriptor = [0; 16];
         if self.memory.read(address, &mut descriptor).is_err() {
-            // There is no memory in which the guest could be told.
+            // There is no memory for reporting the error to the guest.
             return;
         }
         let descriptor = u128::from_be_bytes(descriptor);
@@ -334,9 +344,9 @@ impl FwCfg {
             self.select(u16::try_from(control >> 16).unwrap_or(0));
         }
         if control & CTL_READ != 0 {
-            self.give(target, length);
+            self.copy_to_guest(target, length);
         } else if control & CTL_WRITE != 0 {
-            self.take(target, length);
+            self.copy_from_guest(target, length);
         }
         if control & (CTL_READ | CTL_WRITE | CTL_SKIP) != 0 {
             self.skip(length);
@@ -344,12 +354,12 @@ impl FwCfg {
         self.memory.write(address, &0_u32.to_be_bytes()).ok();
     }
 
-    /// Copies from the selected item to the guest, until there is no RAM.
-    fn give(&self, target: u64, length: u32) {
+    /// Copies from the selected item to the guest, up to the first address that is not RAM.
+    fn copy_to_guest(&self, target: u64, length: u32) {
         let item = self.items.get(&self.registers.selected);
-        // What lies behind the end reads as zeros; nobody waits for gigabytes of them.
+        // Bytes beyond the end read as zeros, but not gigabytes of them.
         let rest = item.map_or(0, |item| item.size).saturating_sub(self.registers.offset as usize);
-        let length = length.min(u32::try_from(rest + ZEROS).unwrap_or(u32::MAX));
+        let length = length.min(u32::try_from(rest + MAX_ZEROS).unwrap_or(u32::MAX));
         let mut buffer = [0; CHUNK];
         for (at, to, size) in chunks(self.registers.offset as usize, target, length) {
             let part = &mut buffer[..size];
@@ -363,9 +373,9 @@ impl FwCfg {
         }
     }
 
-    /// Copies from the guest to the selected item. As on QEMU, what does not fit is not written at
-    /// all, nor is what is not RAM.
-    fn take(&mut self, target: u64, length: u32) {
+    /// Copies from the guest to the selected item. As in QEMU, a copy that does not fit, or whose
+    /// source is not RAM, has no effect.
+    fn copy_from_guest(&mut self, target: u64, length: u32) {
         let Some(item) = self.items.get_mut(&self.registers.selected) else { return };
         let Nature::Writable { written, .. } = &item.nature else { return };
         let start = self.registers.offset as usize;
@@ -374,7 +384,7 @@ impl FwCfg {
         else {
             return;
         };
-        // At most `WRITABLE_MAX`.
+        // At most `WRITABLE_MAX` bytes.
         let mut bytes = vec![0; to.len()];
         if self.memory.read(target, &mut bytes).is_ok() {
             to.copy_from_slice(&bytes);
@@ -383,7 +393,7 @@ impl FwCfg {
     }
 }
 
-/// Offset, guest address and length of the parts of a copy; it ends with the address space.
+/// Splits a copy into chunks: offset, guest address and length. It ends with the address space.
 fn chunks(offset: usize, target: u64, length: u32) -> impl Iterator<Item = (usize, u64, usize)> {
     (0..length as usize).step_by(CHUNK).map_while(move |done| {
         let to = target.checked_add(done as u64)?;
@@ -411,7 +421,7 @@ impl Device for FwCfg {
     fn write(&mut self, _: Region, offset: u64, data: &[u8]) -> Access {
         match (offset, data) {
             (0, &[low, high]) => self.select(u16::from_le_bytes([low, high])),
-            // Once a way to write items; there is none behind it any more.
+            // Writing items through this port is obsolete, and has no effect.
             (DATA, [_]) => {}
             (DMA_HIGH, &[a, b, c, d]) => self.registers.dma_high = u32::from_be_bytes([a, b, c, d]),
             (DMA_LOW, &[a, b, c, d]) => {
@@ -440,7 +450,7 @@ impl Device for FwCfg {
             item.restore(files.remove(&item.name))?;
         }
         if let Some((name, _)) = files.pop_first() {
-            bail!("there is a saved fw_cfg file {name}, which this machine does not have");
+            bail!("the saved state has a fw_cfg file {name}, which this machine does not have");
         }
         self.registers = registers;
         Ok(())
@@ -457,7 +467,7 @@ mod test {
 
     const RAM: usize = 64 << 10;
 
-    /// Tables of a size that can be changed, and how often they were made.
+    /// Provides tables of a variable size, and counts how often they were built.
     #[derive(Clone, Default)]
     struct Fake {
         tables: Arc<AtomicUsize>,
@@ -504,7 +514,8 @@ mod test {
         (0..count).map(|_| bench.read::<1>(Kind::Port, 0x511)[0]).collect()
     }
 
-    /// As OVMF does: the descriptor at 0x100, the address in two halves. Gives the control back.
+    /// Starts a transfer as OVMF does, with the descriptor at 0x100 and its address written in two
+    /// halves. Returns the control field afterwards.
     fn dma(bench: &Bench, control: u32, length: u32, target: u64) -> u32 {
         let mut descriptor = control.to_be_bytes().to_vec();
         descriptor.extend(length.to_be_bytes());
@@ -523,7 +534,7 @@ mod test {
         data
     }
 
-    /// Key and size of each file, as firmware finds them.
+    /// The name, key and size of each file, as firmware reads them.
     fn files(bench: &Bench) -> Vec<(String, u16, u32)> {
         select(bench, FILE_DIR);
         let count: [u8; 4] = bytes(bench, 4).try_into().unwrap();
@@ -629,7 +640,7 @@ mod test {
         for control in [0, 1, CTL_WRITE, CTL_SKIP, u32::MAX, 0xffff_ffe0] {
             assert_eq!(dma(&bench, control, u32::MAX, u64::MAX), 0);
         }
-        // In one write, to a descriptor that is not RAM: nothing happens.
+        // A descriptor that is not in RAM, in one write: nothing happens.
         bench.write(Kind::Port, 0x514, &u64::MAX.to_be_bytes());
         bench.write(Kind::Port, 0x514, &(RAM as u64 - 8).to_be_bytes());
     }
@@ -649,7 +660,7 @@ mod test {
     fn only_writable_files_are_written_and_their_owner_is_told() {
         let fake = Fake::default();
         let bench = bench(&fake);
-        assert_eq!(*fake.written.lock().unwrap(), [1; 8], "told at power-on");
+        assert_eq!(*fake.written.lock().unwrap(), [1; 8], "reported at power-on");
         bench.memory.write(0x1000, &[9; 16]).unwrap();
         dma(&bench, 0x0022 << 16 | CTL_SELECT | CTL_SKIP, 4, 0);
         dma(&bench, CTL_WRITE, 2, 0x1000);
@@ -679,7 +690,7 @@ mod test {
         bench.board.run(saved.clone()).unwrap();
         assert_eq!(bench.board.park(), saved);
         bench.board.run(saved).unwrap();
-        // The high half still counts: this descriptor is at 4 GiB, where nothing is.
+        // The high half still applies: this descriptor is at 4 GiB, where there is no memory.
         bench.memory.write(0x100, &CTL_SKIP.to_be_bytes()).unwrap();
         bench.write(Kind::Port, 0x518, &0x100_u32.to_be_bytes());
         assert_eq!(ram(&bench, 0x100), CTL_SKIP.to_be_bytes());
@@ -710,11 +721,11 @@ mod test {
         for (key, files, why) in [
             (0, vec![], "0x0 is taken"),
             (0x19, vec![], "0x19 is taken"),
-            (0x20, vec![], "0x20 is for files"),
+            (0x20, vec![], "0x20 is reserved for files"),
             (2, vec!["a", "b", "a"], "two fw_cfg files a"),
-            (2, vec![""], "cannot be called \"\""),
-            (2, vec!["a\0b"], "cannot be called"),
-            (2, vec![long], "55 ASCII"),
+            (2, vec![""], "invalid name of a fw_cfg file \"\""),
+            (2, vec!["a\0b"], "invalid name of a fw_cfg file"),
+            (2, vec![long], "55 printable ASCII"),
         ] {
             let source = Box::new(Bad(key, files));
             let error = Bench::new(4096).board.add("fw-cfg", |grants| build(source, grants));
@@ -728,7 +739,7 @@ mod test {
         let fake = Fake::default();
         fake.tables.store(100, Ordering::Relaxed);
         let bench = bench(&fake);
-        // xorshift64, seeded: the same million each time.
+        // xorshift64 with a fixed seed: the same million values in every run.
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut random = move || {
             state ^= state << 13;
@@ -751,7 +762,7 @@ mod test {
                 ),
                 4 => bench.write(Kind::Port, 0x514, &(number % (RAM as u64 + 64)).to_be_bytes()),
                 _ => {
-                    // Mostly plausible ones; every 64th length and address are anything.
+                    // Mostly plausible values. Every 64th length and address is random.
                     let wild = what >> 8 & 63 == 0;
                     let control = u32::from(a) | (u32::from(b) % 0x28) << 16;
                     let length = u32::try_from(number >> 32).unwrap();

@@ -1,13 +1,14 @@
 //! The high precision event timers (IA-PC HPET Specification 1.0a) at 0xFED00000: one counter of
-//! 100 MHz, three timers of 64 bits, each periodic or not, on IOAPIC pins 16 to 23.
+//! 100 MHz and three timers of 64 bits, each periodic or one-shot, on IOAPIC pins 16 to 23.
 //!
-//! Off unless asked for: guests that find it prefer it to clocks that cost no exit. It does not
-//! offer "legacy replacement" (timer 0 instead of the PIT): the PIT is the kernel's, drives the
-//! same pin, and no device can silence it. Nor does it offer interrupts by FSB messages.
+//! The device is optional, because guests that find it prefer it to clocks that need no exit. It
+//! does not offer "legacy replacement" (timer 0 instead of the PIT): the kernel implements the PIT,
+//! which drives the same pin, and no device can silence it. It does not offer interrupts by FSB
+//! messages either.
 //!
-//! Threats: the guest sets any period, down to 10 ns; a periodic timer rings 10 000 times a second
-//! at most, and one whose level-triggered interrupt waits does not ring at all. Any comparator is
-//! some moment, at worst one that never comes.
+//! Threats: the guest sets any period, down to 10 ns. A periodic timer fires at most 10 000 times a
+//! second, and not at all while its level-triggered interrupt is pending. Every comparator value is
+//! a valid time, although possibly one that is never reached.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -28,30 +29,30 @@ impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         grants.claim(Kind::Memory, 0xfed0_0000..0xfed0_0400)?;
         grants.acpi("PNP0103");
-        // The guest chooses among the pins, so they are not in the `_CRS`.
+        // The guest chooses one of the pins, so they are not in the `_CRS`.
         let lines = PINS.map(|pin| grants.line(pin)).into_iter().collect::<Result<_, _>>()?;
         let registers = Registers { state: State::default(), lines, epoch: Instant::now() };
         Ok(Box::new(Hpet { registers: Arc::new(Mutex::new(registers)), timer: None }))
     }
 }
 
-/// Those of QEMU's Q35 that are not legacy pins.
+/// The pins that QEMU's Q35 offers, without the legacy pins.
 const PINS: [u32; 8] = [16, 17, 18, 19, 20, 21, 22, 23];
 const ROUTES: u64 = 0x00ff_0000;
 
 /// Nanoseconds per count.
 const PERIOD: u64 = 10;
-/// The period in femtoseconds, vendor 8086, counter of 64 bits, three timers, revision 1.
+/// Period in femtoseconds, vendor 8086, counter of 64 bits, three timers, revision 1.
 const CAPABILITIES: u64 = (PERIOD * 1_000_000) << 32 | 0x8086_2201;
 
-// 2.3.4: registers by their offset.
+// 2.3.4: offsets of the registers.
 const GCAP_ID: u64 = 0x000;
 const GEN_CONF: u64 = 0x010;
 const GINTR_STA: u64 = 0x020;
 const MAIN_CNT: u64 = 0x0f0;
 const TIMERS: u64 = 0x100;
 
-/// General configuration: the counter counts, and timers may interrupt.
+/// General configuration: the counter runs, and timers may interrupt.
 const ENABLE_CNF: u64 = 1 << 0;
 
 // 2.3.8: timer configuration.
@@ -66,10 +67,10 @@ const TN_INT_ROUTE: u64 = 0x1f << 9;
 const TN_WRITABLE: u64 = TN_INT_TYPE_LEVEL | TN_INT_ENB | TN_PERIODIC | TN_VAL_SET | TN_32MODE;
 const TN_CAPABILITIES: u64 = ROUTES << 32 | TN_PER_INT_CAP | TN_SIZE_CAP;
 
-/// A periodic timer does not ring more often.
-const SHORTEST_PERIOD: Duration = Duration::from_micros(100);
-/// Comparators that are far away are looked at again.
-const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+/// The minimum interval between interrupts of a periodic timer.
+const MIN_PERIOD: Duration = Duration::from_micros(100);
+/// Timers that are due later are checked again after this time.
+const MAX_SLEEP: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Timer {
@@ -93,12 +94,14 @@ impl Timer {
         if self.is(TN_32MODE) { u64::from(u32::MAX) } else { u64::MAX }
     }
 
-    /// Counts after `from` until the match, less one: the counter where it is does not match again.
+    /// The number of counts from `from` to the match, minus one: the present count does not match
+    /// again.
     fn distance(&self, from: u64) -> u64 {
         self.comparator.wrapping_sub(from).wrapping_sub(1) & self.mask()
     }
 
-    /// Whether a match lies in the `counts` after `from`; a periodic timer goes on behind it.
+    /// Whether there is a match in the `counts` after `from`. Moves the comparator of a periodic
+    /// timer to the next match.
     fn passes(&mut self, from: u64, counts: u64) -> bool {
         let distance = self.distance(from);
         if distance >= counts {
@@ -113,7 +116,7 @@ impl Timer {
         true
     }
 
-    /// Where its interrupt goes, if anywhere.
+    /// The index of the interrupt pin, if the route is valid.
     fn pin(&self) -> Option<usize> {
         let route = usize::try_from((self.config & TN_INT_ROUTE) >> 9).ok()?;
         route.checked_sub(16).filter(|pin| *pin < PINS.len())
@@ -121,7 +124,7 @@ impl Timer {
 
     fn configure(&mut self, value: u64) {
         let route = (value & TN_INT_ROUTE) >> 9;
-        // A pin that is not offered reads back as the one before.
+        // A write of an invalid pin keeps the old pin.
         let keep = if ROUTES >> route & 1 == 1 { 0 } else { TN_INT_ROUTE };
         let writable = (TN_WRITABLE | TN_INT_ROUTE) & !keep;
         self.config = self.config & !writable | value & writable;
@@ -129,7 +132,8 @@ impl Timer {
         self.period &= self.mask();
     }
 
-    /// 2.3.9.2.2: in periodic mode a write is the period, and with "set value" the comparator too.
+    /// Writes the comparator. 2.3.9.2.2: in periodic mode a write sets the period, and with "set
+    /// value" also the comparator.
     fn compare(&mut self, part: Part) {
         let mask = self.mask();
         if !self.is(TN_PERIODIC) || self.is(TN_VAL_SET) {
@@ -138,12 +142,12 @@ impl Timer {
         if self.is(TN_PERIODIC) {
             self.period = part.over(self.period) & mask;
         }
-        // It falls by itself; software that writes halves writes the low one first.
+        // The bit clears itself. Software that writes two halves writes the low one first.
         self.config &= !TN_VAL_SET;
     }
 }
 
-/// A write to all or half of a register.
+/// A write to a whole register or to one half.
 #[derive(Clone, Copy)]
 struct Part {
     value: u64,
@@ -171,11 +175,11 @@ impl Part {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct State {
     config: u64,
-    /// Level-triggered interrupts that were not acknowledged.
+    /// Level-triggered interrupts that are not acknowledged, one bit for each timer.
     status: u64,
-    /// The counter, at the epoch while it counts.
+    /// The counter's value, at `epoch` if it is running.
     count: u64,
-    /// The count until which matches were worked out.
+    /// The count up to which matches were processed.
     seen: u64,
     timers: [Timer; 3],
 }
@@ -199,7 +203,7 @@ impl Registers {
         self.state.count.wrapping_add(u64::try_from(passed).unwrap_or(u64::MAX))
     }
 
-    /// Sets the counter, whether or not it counts.
+    /// Sets the counter, whether it is running or not.
     fn set_count(&mut self, count: u64) {
         (self.state.count, self.state.seen, self.epoch) = (count, count, Instant::now());
     }
@@ -230,7 +234,8 @@ impl Registers {
         match register {
             GEN_CONF => {
                 self.state.config = part.over(self.state.config) & ENABLE_CNF;
-                // On from where the matches were worked out, so that none is passed over.
+                // Continue at the count up to which matches were processed, so that none is
+                // skipped.
                 self.set_count(self.state.seen);
             }
             GINTR_STA => self.state.status &= !part.value,
@@ -249,7 +254,7 @@ impl Registers {
         self.drive();
     }
 
-    /// Finds the matches since it looked last, and interrupts for them.
+    /// Processes the matches since the last call, and raises their interrupts.
     fn advance(&mut self) {
         let now = self.count();
         let (from, counts) = (self.state.seen, now.wrapping_sub(self.state.seen));
@@ -269,7 +274,7 @@ impl Registers {
         self.drive();
     }
 
-    /// Makes the wires what the level-triggered timers say.
+    /// Sets the lines according to the level-triggered timers.
     fn drive(&self) {
         for (pin, line) in self.lines.iter().enumerate() {
             let asks = |(number, timer): (usize, &Timer)| {
@@ -282,7 +287,7 @@ impl Registers {
         }
     }
 
-    /// When the next interrupt comes, if one can.
+    /// The time of the next interrupt, if one can happen.
     fn due(&self) -> Option<Instant> {
         let after = |(number, timer): (usize, &Timer)| {
             let waits = timer.is(TN_INT_TYPE_LEVEL) && self.state.status >> number & 1 == 1;
@@ -291,15 +296,15 @@ impl Registers {
             }
             let counts = timer.distance(self.state.seen).saturating_add(1);
             let after = Duration::from_nanos(counts.saturating_mul(PERIOD));
-            let shortest = if timer.is(TN_PERIODIC) { SHORTEST_PERIOD } else { Duration::ZERO };
-            Some(after.clamp(shortest, LONGEST_SLEEP))
+            let shortest = if timer.is(TN_PERIODIC) { MIN_PERIOD } else { Duration::ZERO };
+            Some(after.clamp(shortest, MAX_SLEEP))
         };
         let soonest = self.state.timers.iter().enumerate().filter_map(after).min()?;
         self.counts().then(|| Instant::now() + soonest)
     }
 }
 
-/// Which timer a register belongs to, and which of its registers it is.
+/// The number of the timer that a register belongs to, and the register's offset in it.
 fn timer_of(register: u64) -> Option<(usize, u64)> {
     let offset = register.checked_sub(TIMERS)?;
     let number = usize::try_from(offset / 0x20).ok().filter(|number| *number < 3)?;
@@ -335,11 +340,11 @@ impl Device for Hpet {
     }
 
     fn park(&mut self) -> Saved {
-        // The thread may want the registers to come to its end.
+        // The thread may need the lock on the registers to end.
         drop(self.timer.take());
         let mut registers = self.registers.lock().expect("no device panicked");
         registers.advance();
-        // The counter stands still with the guest.
+        // The counter stops while the guest is parked.
         let seen = registers.state.seen;
         registers.set_count(seen);
         Saved::of(&registers.state)
@@ -364,7 +369,7 @@ impl Device for Hpet {
     }
 }
 
-/// 2.3.1: registers are read and written whole, or by halves.
+/// 2.3.1: registers are accessed as a whole or in halves.
 fn is_register(offset: u64, length: usize) -> bool {
     matches!((length, offset % 8), (8, 0) | (4, 0 | 4))
 }
@@ -422,7 +427,7 @@ mod test {
         assert_eq!(read(&bench, TIMER0), 0x00ff_0000_0000_017e, "pin 2 is not offered");
         write32(&bench, BASE + MAIN_CNT + 4, 7);
         write32(&bench, BASE + MAIN_CNT, 9);
-        assert_eq!(read(&bench, BASE + MAIN_CNT), 7 << 32 | 9, "it stands still");
+        assert_eq!(read(&bench, BASE + MAIN_CNT), 7 << 32 | 9, "the counter is stopped");
         write(&bench, BASE + GEN_CONF, u64::MAX);
         assert_eq!(read(&bench, BASE + GEN_CONF), ENABLE_CNF, "no legacy replacement");
     }
@@ -436,8 +441,8 @@ mod test {
         std::thread::sleep(Duration::from_millis(20));
         let least = inside.elapsed().as_nanos() / 10;
         let count = u128::from(read(&bench, BASE + MAIN_CNT));
-        let most = began.elapsed().as_nanos() / 10;
-        assert!((least..=most).contains(&count), "{least} {count} {most}");
+        let max = began.elapsed().as_nanos() / 10;
+        assert!((least..=max).contains(&count), "{least} {count} {max}");
         write(&bench, BASE + GEN_CONF, 0);
         let halted = read(&bench, BASE + MAIN_CNT);
         std::thread::sleep(Duration::from_millis(2));
@@ -495,7 +500,7 @@ mod test {
         let saved = bench.board.park();
         bench.board.run(saved).unwrap();
         write(&bench, BASE + GINTR_STA, 3);
-        assert!(bench.host.pins.is_high(20), "that was for others");
+        assert!(bench.host.pins.is_high(20), "only other bits were cleared");
         write32(&bench, BASE + GINTR_STA, 4);
         assert!(!bench.host.pins.is_high(20) && read(&bench, BASE + GINTR_STA) == 0);
     }
@@ -510,8 +515,8 @@ mod test {
         wait(&bench, 1, began);
         std::thread::sleep(Duration::from_millis(50));
         let edges = u128::from(bench.host.pins.edges(20));
-        let most = began.elapsed().as_micros() / 100 + 10;
-        assert!(edges > 0 && edges <= most, "{edges} edges, {most} at most");
+        let max = began.elapsed().as_micros() / 100 + 10;
+        assert!(edges > 0 && edges <= max, "{edges} edges, at most {max}");
     }
 
     #[test]

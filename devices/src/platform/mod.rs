@@ -1,4 +1,4 @@
-//! The chips that a PC has had since its beginnings, and those that firmware expects of a Q35.
+//! The legacy chips of a PC, and the chips that firmware expects in a Q35.
 
 pub mod debugcon;
 pub mod flash;

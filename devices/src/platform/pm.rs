@@ -1,10 +1,10 @@
 //! The power management block of the ICH9: fixed events, timer, general-purpose events, SMI enables
 //! and TCO (I/O Controller Hub 9 datasheet 316972, 13.8.3 and 13.9; ACPI 6.5, 4.8).
 //!
-//! Threats: the guest hammers the timer, so a read takes no system call that sleeps, makes nothing
-//! and logs nothing. Its overflow drives a thread only while the guest has enabled that event,
-//! which wakes less than once in two seconds. Switching off is the guest's to ask, sleeping is not
-//! offered. Saved states are masked as a guest's writes are.
+//! Threats: the guest may read the timer in a loop, so a read never sleeps, allocates or logs. The
+//! timer's overflow wakes a thread only while the guest has enabled that event, less than once in
+//! two seconds. The guest may switch the machine off. Sleep states are not offered. Saved states
+//! are masked like a guest's writes.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -17,18 +17,19 @@ use crate::grants::{Event, Events};
 use crate::line::Line;
 use crate::power::Buttons;
 
-/// Bytes of the block; PMBASE is aligned to as many.
+/// Size of the block in bytes. PMBASE is aligned to it.
 pub(crate) const SIZE: u64 = 128;
 
-// Offsets of the first and of the last byte. All but the timer are written byte by byte: each
-// field that acts lies within one byte, so that accesses of any width mean what they say.
+// Offsets of the first and of the last byte of each register. Writes are split into bytes, except
+// those to the timer: each field with a side effect lies within one byte, so that accesses of all
+// widths work.
 const PM1_STS: u64 = 0x00;
 const PM1_STS_END: u64 = 0x01;
 const PM1_EN: u64 = 0x02;
 const PM1_EN_END: u64 = 0x03;
 const PM1_CNT: u64 = 0x04;
 const PM1_CNT_END: u64 = 0x05;
-/// The upper half of PM1_CNT, which is 32 bits wide here and 16 in the FADT: reserved.
+/// The reserved upper half of PM1_CNT, which has 32 bits here and 16 in the FADT.
 const PM1_CNT_UPPER: u64 = 0x06;
 const PM1_CNT_UPPER_END: u64 = 0x07;
 const PM1_TMR: u64 = 0x08;
@@ -41,36 +42,36 @@ const SMI_EN: u64 = 0x30;
 const SMI_EN_END: u64 = 0x33;
 const SMI_STS: u64 = 0x34;
 const SMI_STS_END: u64 = 0x37;
-/// The watchdog. It reads as halted and stays so.
+/// The watchdog. It is always halted.
 const TCO: u64 = 0x60;
 const TCO_END: u64 = 0x7f;
 const TCO1_CNT_UPPER: u64 = 0x69;
 /// TCO_TMR_HLT of TCO1_CNT, in its upper byte.
 const TCO_TMR_HLT: u8 = 1 << 3;
 
-/// PM1_STS and PM1_EN: timer overflow, global lock, power button, real-time clock.
+// PM1_STS and PM1_EN: timer overflow, global lock, power button, real-time clock.
 const TMROF: u16 = 1 << 0;
 const PWRBTN: u16 = 1 << 8;
 const PM1_EVENTS: u16 = TMROF | 1 << 5 | PWRBTN | 1 << 10;
-/// PM1_EN's bits that are kept: the events, and "PCI Express wake disable".
+/// The writable bits of PM1_EN: the events, and "PCI Express wake disable".
 const PM1_EN_KEPT: u16 = PM1_EVENTS | 1 << 14;
-/// PM1_CNT: SCI instead of SMI, and the bits that are kept. SLP_EN and GBL_RLS read as zero.
+// PM1_CNT: SCI instead of SMI, and the writable bits. SLP_EN and GBL_RLS read as zero.
 const SCI_EN: u16 = 1 << 0;
 const PM1_CNT_KEPT: u16 = SCI_EN | 1 << 1 | 7 << 10;
-/// SLP_TYP and SLP_EN, in the upper byte of PM1_CNT. Type 0 is S5: firmware that knows no `_S5`
-/// package writes that.
+// SLP_TYP and SLP_EN, in the upper byte of PM1_CNT. Type 0 is S5, because firmware that does not
+// read the `_S5` package writes 0.
 const SLP_TYP: u8 = 7 << 2;
 const SLP_EN: u8 = 1 << 5;
-/// SMI_EN: all of SMM may be used, and writes to APM_CNT make an SMI.
+// SMI_EN: SMIs are enabled globally, and writes to APM_CNT cause an SMI.
 const GBL_SMI_EN: u32 = 1 << 0;
 const APMC_EN: u32 = 1 << 5;
 
-/// ACPI's timer: 24 bits at this rate. It overflows when its uppermost bit changes either way.
+/// The rate of ACPI's 24-bit timer. It overflows whenever its highest bit changes.
 const HERTZ: u32 = 3_579_545;
 const TIMER_MASK: u32 = 0xff_ffff;
 const OVERFLOW: u64 = 1 << 23;
 
-/// What of the block changes.
+/// The registers of the block.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct State {
     /// PM1_STS without TMROF.
@@ -95,14 +96,14 @@ impl Default for State {
             overflow: false,
             gpe_status: [0; 8],
             gpe_enable: [0; 8],
-            // Firmware that would use SMM sees by this bit that somebody else has it: there is
-            // no SMM in this machine.
+            // This bit tells firmware that SMM is in use already, so that it does not try to use
+            // SMM, which this machine does not have.
             smi_enable: APMC_EN,
         }
     }
 }
 
-/// Ticks since power-on of a clock that stands while the machine is parked.
+/// Counts ticks since power-on. It stops while the machine is parked.
 #[derive(Clone, Copy, Default)]
 struct Clock {
     base: u64,
@@ -116,7 +117,7 @@ impl Clock {
         self.base + passed.as_secs() * hertz + nanos * hertz / 1_000_000_000
     }
 
-    /// When so many ticks will have passed.
+    /// The time at which the clock reaches `ticks`.
     fn at(self, ticks: u64) -> Option<Instant> {
         let (left, hertz) = (ticks.saturating_sub(self.base), u64::from(HERTZ));
         let nanos = (left % hertz * 1_000_000_000).div_ceil(hertz);
@@ -125,18 +126,19 @@ impl Clock {
     }
 }
 
-/// The registers; the timer's thread and the operator's reach them too.
+/// The registers, shared with the timer's thread and the operator's.
 struct Registers {
     state: State,
     clock: Clock,
-    /// The tick at which TMROF is, or was, set. Nothing has to happen at that moment.
+    /// The tick at which TMROF is set. It may be in the past, because TMROF is computed when it is
+    /// needed.
     overflow_at: u64,
-    /// SMI_LOCK: GBL_SMI_EN stays as it is.
+    /// SMI_LOCK: GBL_SMI_EN is read-only.
     smi_locked: bool,
-    /// The button was pressed while the machine was parked.
+    /// Whether the button was pressed while the machine was parked.
     pressed: bool,
-    /// A sleep state that is not offered was asked for, and that was logged.
-    told: bool,
+    /// Whether a request for an unsupported sleep state was logged.
+    logged_sleep: bool,
     line: Arc<Line>,
     events: Events,
 }
@@ -146,7 +148,7 @@ impl Registers {
         self.state.status | if ticks >= self.overflow_at { TMROF } else { 0 }
     }
 
-    /// The byte at `at`, if there is a register.
+    /// The byte at offset `at`, if there is a register.
     fn byte(&self, at: u64, ticks: u64) -> Option<u8> {
         let state = &self.state;
         let of_word = |word: u16| word.to_le_bytes()[usize::from(at & 1 == 1)];
@@ -203,13 +205,13 @@ impl Registers {
     fn sleep(&mut self, kind: u8) {
         if kind == 0 {
             (self.events)(Event::PowerOff);
-        } else if !self.told {
-            self.told = true;
-            tracing::info!("the guest asked for sleep type {}, which is not offered", kind >> 2);
+        } else if !self.logged_sleep {
+            self.logged_sleep = true;
+            tracing::info!("the guest requested sleep type {}, which is not supported", kind >> 2);
         }
     }
 
-    /// Drives the wire, and says when the timer alone will change it.
+    /// Drives the line, and returns the time at which the timer will change it.
     fn settle(&self) -> Option<Instant> {
         let state = &self.state;
         let sci = state.control & SCI_EN != 0;
@@ -220,8 +222,8 @@ impl Registers {
         waits.then(|| self.clock.at(self.overflow_at)).flatten()
     }
 
-    /// Sets a status bit of GPE0, which the guest clears. One that comes while the machine is
-    /// parked is lost: what it tells of is found at power-on.
+    /// Sets a status bit of GPE0, which the guest clears. An event while the machine is parked is
+    /// lost: the guest discovers its cause at power-on.
     fn raise(&mut self, event: u8) {
         let (at, bit) = (usize::from(event / 8), event % 8);
         if let Some(byte) = self.state.gpe_status.get_mut(at) {
@@ -240,7 +242,7 @@ impl Registers {
     }
 }
 
-/// Which byte of a register that is `width` bytes wide, and aligned, lies at `at`.
+/// The index of the byte at `at` in an aligned register of `width` bytes.
 fn lane(at: u64, width: u64) -> usize {
     usize::try_from(at % width).expect("less than eight")
 }
@@ -249,11 +251,11 @@ fn next_overflow(ticks: u64) -> u64 {
     (ticks / OVERFLOW + 1) * OVERFLOW
 }
 
-/// The block: registers, and the thread that raises timer overflows while they are enabled.
+/// The registers, and the thread that raises timer overflows while they are enabled.
 pub(crate) struct Block {
     registers: Arc<Mutex<Registers>>,
     alarm: Option<Alarm>,
-    /// The host had no thread for the alarm, and that was logged.
+    /// Whether the host refused a thread for the alarm, which was logged.
     refused: bool,
 }
 
@@ -265,7 +267,7 @@ impl Block {
             overflow_at: OVERFLOW,
             smi_locked: false,
             pressed: false,
-            told: false,
+            logged_sleep: false,
             line,
             events,
         }));
@@ -311,12 +313,12 @@ impl Block {
             && !self.refused
         {
             self.refused = true;
-            tracing::warn!("PM timer overflows will come late: {error:#}");
+            tracing::warn!("PM timer overflows will be late: {error:#}");
         }
         Access::Done
     }
 
-    /// Sets the alarm; there is none before the guest first needs it.
+    /// Sets the alarm, and starts its thread when it is needed for the first time.
     fn arm(&mut self, due: Option<Instant>) -> anyhow::Result<()> {
         if self.alarm.is_none() && due.is_some() {
             let registers = self.registers.clone();
@@ -378,7 +380,7 @@ mod test {
 
     const BASE: u64 = 0x600;
 
-    /// A machine whose firmware has placed the block.
+    /// A machine whose firmware has set the address of the block.
     fn bench() -> Bench {
         let bench = lpc_bench();
         bench.write(Kind::Config, lpc::AT.config() + 0x40, &0x601_u32.to_le_bytes());
@@ -398,7 +400,7 @@ mod test {
         u32::from_le_bytes(bench.read(Kind::Port, BASE + PM1_TMR))
     }
 
-    /// Parks, changes what was saved, and runs on.
+    /// Parks the machine, changes the saved state, and runs it again.
     fn tamper(bench: &Bench, change: impl Fn(&mut serde_json::Value)) {
         let saved = bench.board.park();
         let mut json = serde_json::to_value(saved).unwrap();
@@ -440,7 +442,11 @@ mod test {
         assert_eq!(bench.read(Kind::Port, BASE), [0xff; 8]);
         assert_eq!(bench.read(Kind::Port, BASE), [0xff; 3]);
         bench.write(Kind::Port, BASE + 0x0a, &[0xff; 4]);
-        assert_eq!(bench.read(Kind::Port, BASE + 0x0a), [0xff; 4], "half of it is no register");
+        assert_eq!(
+            bench.read(Kind::Port, BASE + 0x0a),
+            [0xff; 4],
+            "half of the access hits no register"
+        );
     }
 
     #[test]
@@ -484,7 +490,7 @@ mod test {
     #[test]
     fn an_enabled_overflow_raises_the_wire_by_itself() {
         let bench = bench();
-        // 10 ms before the uppermost bit changes.
+        // 10 ms before the highest bit changes.
         tamper(&bench, |pm| pm["timer"] = (0x80_0000 - HERTZ / 100).into());
         set_word(&bench, PM1_CNT, SCI_EN);
         set_word(&bench, PM1_EN, TMROF);
@@ -520,7 +526,7 @@ mod test {
         assert!(bench.host.pins.is_high(9), "the press was kept");
         let pins = bench.host.pins.clone();
         drop(bench);
-        assert!(!pins.is_high(9) && !buttons.press(), "nobody has that wire any more");
+        assert!(!pins.is_high(9) && !buttons.press(), "the button is disconnected");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! A 16550A serial port (vm-superio), as COM1 to COM4.
 //!
-//! Threats: a guest that floods the port costs its own time only: bytes are written by the vCPU
-//! that sends them. What the host types is kept within the chip's 64-byte FIFO; what does not fit
-//! waits on the host's side. A host side that is gone loses output, never the guest.
+//! Threats: a guest that floods the port uses only its own time, because the vCPU that sends a byte
+//! also writes it. Input from the host is limited to the chip's 64-byte FIFO, and further input
+//! waits on the host. If the host side is gone, output is lost, but the guest continues.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -20,10 +20,10 @@ use host::stream::{self, Reader, Stream};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Which COM port: 1 to 4.
+    /// Number of the COM port: 1 to 4.
     #[serde(default = "one")]
     pub port: u8,
-    /// The host side: `stdio`, `file:PATH`, `socket:PATH` or `none`.
+    /// Connection to the host: `stdio`, `file:PATH`, `socket:PATH` or `none`.
     #[serde(default)]
     pub to: Stream,
 }
@@ -34,13 +34,13 @@ fn one() -> u8 {
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
-        // Where PCs have had them since 1981.
+        // The standard addresses of PCs since 1981.
         let (base, gsi) = match self.port {
             1 => (0x3f8, 4),
             2 => (0x2f8, 3),
             3 => (0x3e8, 4),
             4 => (0x2e8, 3),
-            other => anyhow::bail!("there is no serial port {other}: take 1, 2, 3 or 4"),
+            other => anyhow::bail!("there is no serial port {other}: use 1, 2, 3 or 4"),
         };
         grants.claim(Kind::Port, base..base + 8)?;
         let line = Interrupt(grants.line(gsi)?);
@@ -65,21 +65,21 @@ type Uart = vm_superio::Serial<Interrupt, NoEvents, Output>;
 /// Interrupt enable register, and its bit for received data.
 const IER: u8 = 1;
 const ON_RECEIVED: u8 = 1;
-/// Interrupt identification register, when it is read: bits 3..0 say what.
+/// Interrupt identification register (read only). Bits 3..0 are the cause.
 const IIR: u8 = 2;
 const IDENTITY: u8 = 0xf;
 const NO_INTERRUPT: u8 = 1;
 const RECEIVED: u8 = 4;
-/// Line control register: with this bit the divisor stands where IER is.
+/// Line control register. Its bit `DIVISOR` replaces IER by the divisor.
 const LCR: u8 = 3;
 const DIVISOR: u8 = 0x80;
 /// Line status register.
 const LSR: u8 = 5;
 const DATA_READY: u8 = 1;
 
-/// Whether there is something to read and the guest wants an interrupt for it. In the chip that
-/// is a level; vm-superio forgets it with the first byte that is read, and a guest that reads a
-/// few bytes per interrupt would never hear of the rest.
+/// Whether there is data and its interrupt is enabled. In the chip this interrupt is a level.
+/// vm-superio clears it with the first byte that is read, so a guest that reads a few bytes per
+/// interrupt would get no interrupt for the rest.
 fn wants_reading(uart: &mut Uart) -> bool {
     uart.read(LCR) & DIVISOR == 0
         && uart.read(IER) & ON_RECEIVED != 0
@@ -108,7 +108,7 @@ struct Output(Arc<Mutex<Box<dyn io::Write + Send>>>);
 
 impl io::Write for Output {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        // A host side that went away must not stop the guest, which cannot know of it.
+        // A closed host side must not stop the guest, which cannot detect it.
         self.0.lock().expect("no device panicked").write_all(buffer).ok();
         Ok(buffer.len())
     }
@@ -126,7 +126,7 @@ struct Serial {
     reader: Option<Reader>,
 }
 
-/// `SerialState` of vm-superio, field by field: that crate has no serde.
+/// A copy of vm-superio's `SerialState`, because that crate does not support serde.
 #[derive(Serialize, Deserialize)]
 struct State {
     registers: [u8; 9],
@@ -153,9 +153,9 @@ impl Device for Serial {
     fn write(&mut self, _: Region, offset: u64, data: &[u8]) -> Access {
         let (Ok(offset), [byte]) = (u8::try_from(offset), data) else { return Access::Ignored };
         let mut uart = self.uart.lock().expect("no device panicked");
-        // Only a wire or an output that fails is an error here, and neither does.
+        // This fails only if the line or the output fails, and neither ever does.
         uart.write(offset, *byte).ok();
-        // What came before the guest wanted to hear of it.
+        // Data arrived before the guest enabled the interrupt.
         if offset == IER && wants_reading(&mut uart) {
             self.line.0.pulse();
         }
@@ -283,7 +283,7 @@ mod test {
         let mut client = std::os::unix::net::UnixStream::connect(&path).unwrap();
         client.write_all(b"abc").unwrap();
         while bench.read::<1>(Kind::Port, 0x3fd)[0] & DATA_READY == 0 {}
-        assert_eq!(bench.host.pins.edges(4), 0, "nobody asked for interrupts");
+        assert_eq!(bench.host.pins.edges(4), 0, "interrupts are not enabled");
         bench.write(Kind::Port, 0x3f9, &[ON_RECEIVED]);
         assert!(bench.host.pins.edges(4) > 0);
         for byte in *b"abc" {

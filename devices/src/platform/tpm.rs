@@ -1,14 +1,15 @@
-//! A TPM 2.0 as the guest sees it: locality 0 of the Command Response Buffer interface (TCG PC
-//! Client Platform TPM Profile 1.05, 6.5), as ACPI's `MSFT0101`. The TPM itself is behind a socket.
+//! The registers of a TPM 2.0: locality 0 of the Command Response Buffer interface (TCG PC Client
+//! Platform TPM Profile 1.05, 6.5), as ACPI's `MSFT0101`. The TPM itself is a swtpm process behind
+//! a socket.
 //!
-//! A command is in the buffer when the guest writes START, and START reads as 1 until the response
-//! is there in its place. A thread does the waiting: no processor waits for the TPM, nor does who
-//! resets the machine. After that the TPM is switched off and on as soon as the command of before
-//! is done with, which was cancelled, and the guest's next one is carried out then.
+//! The guest puts a command into the buffer and writes START, which reads as 1 until the response
+//! has replaced the command. A thread waits for the TPM, so no vCPU waits for it, and neither does
+//! a reset of the machine. A reset cancels the running command. When it has ended, the TPM is
+//! switched off and on, and then executes the guest's next command.
 //!
-//! Threats: the guest writes any bytes and any length, and starts at any time, also while a command
-//! is carried out. One command at a time is copied out, of a length that is checked; what is
-//! written meanwhile is dropped. Nothing that it writes is read here but the length.
+//! Threats: the guest writes any bytes and any length, and writes START at any time, even while a
+//! command runs. One command at a time is copied out, after its length is checked. Writes to the
+//! buffer in the meantime are ignored. This file reads only the length of a command.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -31,27 +32,28 @@ use host::swtpm::{self, BUFFER, NO_SESSIONS, Swtpm};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The control socket of a swtpm that runs, as in `swtpm socket --tpm2 --tpmstate dir=DIR
-    /// --ctrl type=unixio,path=PATH`. It ends with the machine.
+    /// The control socket of a running swtpm, started for example with `swtpm socket --tpm2
+    /// --tpmstate dir=DIR --ctrl type=unixio,path=PATH`. The swtpm ends with the machine.
     pub path: PathBuf,
-    /// The machine is only looked at: nobody need be there.
+    /// Whether to build the device without a swtpm, for `vmm inspect`.
     #[serde(skip)]
     pub absent: bool,
 }
 
 impl Config {
-    /// The TPM whose control socket is at this path.
+    /// The configuration of a TPM with the control socket at `path`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), absent: false }
     }
 }
 
-/// Where PCs have it (PTP 6.2): locality 0.
+/// The address of locality 0 in PCs (PTP 6.2).
 const BASE: u64 = 0xfed4_0000;
 const LENGTH: u64 = 0x1000;
 
-/// PTP 6.5.3.1: bit 0 no D-RTM was established, bit 1 a locality has it, bit 7 the rest is valid.
+/// PTP 6.5.3.1: bit 0 means that no D-RTM was established, bit 1 that a locality is active, bit 7
+/// that the other bits are valid.
 const LOC_STATE: u64 = 0x00;
 const LOC_STATE_UNASSIGNED: u32 = 0x81;
 const LOC_STATE_ASSIGNED: u32 = 1 << 1;
@@ -61,13 +63,13 @@ const LOC_CTRL_REQUEST: u8 = 1;
 const LOC_CTRL_RELINQUISH: u8 = 1 << 1;
 /// PTP 6.5.3.3: bit 0 granted.
 const LOC_STS: u64 = 0x0c;
-/// PTP 6.5.3.4: type CRB, version 1, transfers of 64 bits, CRB alone there and selected.
+/// PTP 6.5.3.4: type CRB, version 1, transfers of 64 bits, only CRB supported and selected.
 const INTERFACE_ID: u64 = 0x30;
 const INTERFACE_ID_VALUE: u32 = 0x0002_5811;
-/// The other half of it: vendor and device, IBM's as libtpms says.
+/// The other half of the register: vendor and device, IBM's as in libtpms.
 const VENDOR_ID: u64 = 0x34;
 const VENDOR_ID_VALUE: u32 = 0x1014;
-/// PTP 6.5.3.5: both bits read as 0, since both are done at once.
+/// PTP 6.5.3.5: both bits read as 0, because both requests are performed at once.
 const CTRL_REQ: u64 = 0x40;
 const CTRL_REQ_COMMAND_READY: u8 = 1;
 const CTRL_REQ_GO_IDLE: u8 = 1 << 1;
@@ -79,8 +81,8 @@ const CTRL_STS_IDLE: u32 = 1 << 1;
 const CTRL_CANCEL: u64 = 0x48;
 /// PTP 6.5.3.8
 const CTRL_START: u64 = 0x4c;
-/// PTP 6.5.3.10 and following: where the buffer is, for commands and for responses. One that moves
-/// or is made smaller is nothing that anybody needs, so these cannot be written.
+/// PTP 6.5.3.10 and following: address and size of the buffer for commands and responses. These
+/// registers are read-only: no guest needs to move or shrink the buffer.
 const CTRL_CMD_SIZE: u64 = 0x58;
 const CTRL_CMD_LADDR: u64 = 0x5c;
 const CTRL_RSP_SIZE: u64 = 0x64;
@@ -88,14 +90,14 @@ const CTRL_RSP_ADDR: u64 = 0x68;
 const DATA_BUFFER: u64 = 0x80;
 const _: () = assert!(DATA_BUFFER + BUFFER as u64 == LENGTH);
 
-/// So long a pause waits for a command that was cancelled.
-const PAUSE: Duration = Duration::from_millis(250);
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(1);
-/// And so long the end of the machine.
-const LAST: Duration = Duration::from_secs(1);
+/// The maximum time that `park` waits for a cancelled command.
+const PARK_TIMEOUT: Duration = Duration::from_millis(250);
+/// The interval for checking whether the thread is idle.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
+/// The maximum time that the end of the machine waits for a cancelled command.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// TPM 2.0 Library, Part 2, 6.6.3: what a TPM in failure mode answers.
+/// TPM 2.0 Library, Part 2, 6.6.3: the response code of a TPM in failure mode.
 const TPM_RC_FAILURE: u32 = 0x101;
 const TPM_RC_COMMAND_SIZE: u32 = 0x142;
 
@@ -107,7 +109,7 @@ impl Build for Config {
         let cancel = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         Ok(Box::new(Tpm {
             registers: Registers::default(),
-            desk: Arc::default(),
+            exchange: Arc::default(),
             bell: Arc::new(EventFd::new(EFD_NONBLOCK).context("an event for the TPM")?),
             cancel: Arc::new(cancel.context("an event for the TPM")?),
             broken: swtpm.is_none(),
@@ -121,7 +123,7 @@ impl Build for Config {
     }
 }
 
-/// At power-on the TPM is idle, and no locality has it.
+/// The registers. At power-on the TPM is idle, and no locality is active.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Registers {
     granted: bool,
@@ -130,89 +132,89 @@ struct Registers {
     buffer: Bytes<BUFFER>,
 }
 
-/// What lies between the processors and the thread.
+/// State shared between the vCPUs and the thread.
 #[derive(Default)]
-struct Desk {
+struct Exchange {
     power_on: bool,
     command: Option<Vec<u8>>,
     response: Option<Vec<u8>>,
     broken: bool,
-    /// Nothing is begun while the device is parked.
+    /// The device is parked: the thread starts no work.
     parked: bool,
-    /// The thread does something.
+    /// The thread is working.
     at_work: bool,
-    /// A command is carried out.
+    /// The thread executes a command.
     busy: bool,
-    /// It is of the time before a reset: nobody wants its response.
+    /// The command is from before a reset: its response is dropped.
     stale: bool,
 }
 
 struct Tpm {
     registers: Registers,
-    desk: Arc<Mutex<Desk>>,
-    /// Rings when there is something to do.
+    exchange: Arc<Mutex<Exchange>>,
+    /// Wakes the thread when there is work.
     bell: Arc<EventFd>,
-    /// Ends the command that is carried out.
+    /// Cancels the running command.
     cancel: Arc<OwnedFd>,
     broken: bool,
-    /// Until the thread has it. There is none in a machine that is only looked at.
+    /// The connection while the thread does not own it. `None` for `vmm inspect`.
     swtpm: Option<Swtpm>,
     worker: Option<Worker<Swtpm>>,
 }
 
-/// A response that is only an error.
+/// A response with only an error code.
 fn error(code: u32) -> Vec<u8> {
     let size = u32::try_from(swtpm::HEADER).expect("it is 10");
     [&NO_SESSIONS.to_be_bytes()[..], &size.to_be_bytes(), &code.to_be_bytes()].concat()
 }
 
-/// Does what lies on the desk, on the thread.
-fn serve(swtpm: &mut Swtpm, desk: &Mutex<Desk>, cancel: &OwnedFd) {
+/// Performs the pending work. Runs on the thread.
+fn serve(swtpm: &mut Swtpm, exchange: &Mutex<Exchange>, cancel: &OwnedFd) {
     let (power_on, command) = {
-        let mut desk = lock(desk);
-        if desk.parked {
+        let mut exchange = lock(exchange);
+        if exchange.parked {
             return;
         }
-        desk.at_work = true;
-        desk.busy = desk.command.is_some();
-        (std::mem::take(&mut desk.power_on), desk.command.take())
+        exchange.at_work = true;
+        exchange.busy = exchange.command.is_some();
+        (std::mem::take(&mut exchange.power_on), exchange.command.take())
     };
     if power_on {
         swtpm.power_on();
     }
     let response =
         command.map(|it| swtpm.execute(&it, cancel).unwrap_or_else(|| error(TPM_RC_FAILURE)));
-    let mut desk = lock(desk);
-    desk.broken = swtpm.is_broken();
-    (desk.at_work, desk.busy) = (false, false);
-    if std::mem::take(&mut desk.stale) {
-        // It may have been done before it heard that it is cancelled, which the next one is not.
+    let mut exchange = lock(exchange);
+    exchange.broken = swtpm.is_broken();
+    (exchange.at_work, exchange.busy) = (false, false);
+    if std::mem::take(&mut exchange.stale) {
+        // The command may have ended before it was cancelled. Do not cancel the next one.
         drain(cancel);
     } else if response.is_some() {
-        desk.response = response;
+        exchange.response = response;
     }
 }
 
-fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
-    desk.lock().expect("no TPM panicked")
+fn lock(exchange: &Mutex<Exchange>) -> MutexGuard<'_, Exchange> {
+    exchange.lock().expect("no TPM panicked")
 }
 
-/// Nothing is to be cancelled any more.
+/// Clears a pending cancel request.
 fn drain(cancel: &OwnedFd) {
-    // Empty already, for the most part.
+    // Usually the event is clear already.
     rustix::io::read(cancel, &mut [0; 8]).ok();
 }
 
 impl Tpm {
-    /// Takes the response, if it is there.
+    /// Copies the response to the buffer if there is one.
     fn collect(&mut self) {
         if self.swtpm.is_none() && self.worker.is_none() {
             return;
         }
-        let mut desk = lock(&self.desk);
-        self.broken = desk.broken;
-        let response = desk.response.take();
-        drop(desk);
+        let mut exchange = lock(&self.exchange);
+        self.broken = exchange.broken;
+        let response = exchange.response.take();
+        drop(exchange);
         if let Some(response) = response {
             self.respond(&response);
         }
@@ -224,19 +226,19 @@ impl Tpm {
         self.registers.started = false;
     }
 
-    /// Whether the thread has nothing to do, at least soon.
-    fn rests(&self) -> bool {
-        let end = Instant::now() + PAUSE;
-        while lock(&self.desk).at_work {
+    /// Waits until the thread is idle. Returns false after `PARK_TIMEOUT`.
+    fn wait_idle(&self) -> bool {
+        let end = Instant::now() + PARK_TIMEOUT;
+        while lock(&self.exchange).at_work {
             if Instant::now() >= end {
                 return false;
             }
-            sleep(LOOK);
+            sleep(CHECK_INTERVAL);
         }
         true
     }
 
-    /// Has the command in the buffer carried out.
+    /// Starts the command in the buffer.
     fn start(&mut self) {
         self.registers.started = true;
         let Ok(size) = swtpm::size(&self.registers.buffer[..]) else {
@@ -245,13 +247,13 @@ impl Tpm {
         if self.worker.is_none() {
             return self.respond(&error(TPM_RC_FAILURE));
         }
-        let mut desk = lock(&self.desk);
-        if !desk.busy {
-            // What was to be cancelled was the command before.
+        let mut exchange = lock(&self.exchange);
+        if !exchange.busy {
+            // A pending cancel request was for the previous command.
             drain(&self.cancel);
         }
-        desk.command = Some(self.registers.buffer[..size].to_vec());
-        drop(desk);
+        exchange.command = Some(self.registers.buffer[..size].to_vec());
+        drop(exchange);
         self.ring();
     }
 
@@ -260,7 +262,7 @@ impl Tpm {
     }
 
     fn cancel(&self) {
-        // Full only after 2^64 others, which would do as well.
+        // This fails only after about 2^64 requests, and then one is pending anyway.
         rustix::io::write(&*self.cancel, &1_u64.to_ne_bytes()).ok();
     }
 
@@ -285,7 +287,8 @@ impl Tpm {
         u8::try_from(self.register(offset - offset % 4) >> shift & 0xff).unwrap_or(0)
     }
 
-    /// All bits that do something are in the lowest byte of their register.
+    /// Writes a byte of a register. All bits with an effect are in the lowest byte of their
+    /// register.
     fn command(&mut self, offset: u64, byte: u8) {
         match offset {
             LOC_CTRL if byte & LOC_CTRL_RELINQUISH != 0 => self.registers.granted = false,
@@ -302,7 +305,7 @@ impl Tpm {
     }
 }
 
-/// Which byte of the buffer is meant.
+/// The index in the buffer of the byte at `offset`.
 fn in_buffer(offset: u64) -> Option<usize> {
     usize::try_from(offset.checked_sub(DATA_BUFFER)?).ok()
 }
@@ -310,7 +313,7 @@ fn in_buffer(offset: u64) -> Option<usize> {
 impl Device for Tpm {
     fn read(&mut self, _: Region, offset: u64, data: &mut [u8]) -> Access {
         self.collect();
-        // Windows reads bytes, Linux four of them, and others eight.
+        // Windows reads one byte at a time, Linux four, and others eight.
         for (offset, byte) in (offset..).zip(data) {
             *byte = match in_buffer(offset) {
                 Some(at) => self.registers.buffer.get(at).copied().unwrap_or(0),
@@ -324,7 +327,7 @@ impl Device for Tpm {
         self.collect();
         for (offset, byte) in (offset..).zip(data) {
             match in_buffer(offset) {
-                // It is the TPM's while it works.
+                // The TPM owns the buffer while it executes a command.
                 Some(_) if self.registers.started => {}
                 Some(at) => {
                     if let Some(to) = self.registers.buffer.get_mut(at) {
@@ -339,17 +342,17 @@ impl Device for Tpm {
 
     fn park(&mut self) -> Saved {
         if self.worker.is_some() {
-            let mut desk = lock(&self.desk);
-            desk.parked = true;
-            // It is in the buffer.
-            desk.command = None;
-            if desk.busy {
-                // A driver gives one that was cancelled again.
+            let mut exchange = lock(&self.exchange);
+            exchange.parked = true;
+            // The command is still in the buffer.
+            exchange.command = None;
+            if exchange.busy {
+                // The driver sends a cancelled command again.
                 self.cancel();
             }
-            drop(desk);
-            // The thread goes on with what takes longer.
-            if self.rests() {
+            drop(exchange);
+            // If the command takes longer, the thread keeps running.
+            if self.wait_idle() {
                 self.swtpm = self.worker.take().map(Worker::stop);
             }
             self.collect();
@@ -362,19 +365,19 @@ impl Device for Tpm {
         let power_on = saved.is_none();
         self.registers = saved.unwrap_or_default();
         if let Some(swtpm) = self.swtpm.take() {
-            let (desk, cancel) = (self.desk.clone(), self.cancel.clone());
+            let (exchange, cancel) = (self.exchange.clone(), self.cancel.clone());
             let bells = vec![self.bell.clone()];
-            let step = move |swtpm: &mut Swtpm, _: usize| serve(swtpm, &desk, &cancel);
+            let step = move |swtpm: &mut Swtpm, _: usize| serve(swtpm, &exchange, &cancel);
             self.worker = Some(Worker::spawn("tpm", swtpm, bells, step)?);
         }
-        let mut desk = lock(&self.desk);
-        desk.parked = false;
+        let mut exchange = lock(&self.exchange);
+        exchange.parked = false;
         if power_on {
-            (desk.power_on, desk.response, desk.stale) = (true, None, desk.busy);
+            (exchange.power_on, exchange.response, exchange.stale) = (true, None, exchange.busy);
         }
-        // One that was begun before is answered as if nothing had been.
-        let begun = desk.busy && !desk.stale || desk.response.is_some();
-        drop(desk);
+        // A command that started before is answered as usual.
+        let begun = exchange.busy && !exchange.stale || exchange.response.is_some();
+        drop(exchange);
         self.ring();
         if self.registers.started && !begun {
             self.start();
@@ -386,10 +389,10 @@ impl Device for Tpm {
 impl Drop for Tpm {
     fn drop(&mut self) {
         let Some(worker) = self.worker.take() else { return };
-        lock(&self.desk).parked = true;
+        lock(&self.exchange).parked = true;
         self.cancel();
-        if worker.stop_within(LAST).is_none() {
-            tracing::warn!("the TPM does not end what it does: it is left alone");
+        if worker.stop_within(END_TIMEOUT).is_none() {
+            tracing::warn!("the TPM does not end its command: not waiting for it any longer");
         }
     }
 }
@@ -405,7 +408,7 @@ mod test {
         Asked, CANCELED, DEAF, DRIP, GONE, HALF, LATE, LONG, SHORT, SLOW, WHILE, listen, response,
     };
 
-    /// A machine with a TPM alone, switched on, and what its swtpm was asked for.
+    /// A running machine with only a TPM, and the requests that its swtpm received.
     fn bench() -> (Bench, Asked, TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("swtpm");
@@ -425,7 +428,8 @@ mod test {
         bench.write(Kind::Memory, BASE + offset, data);
     }
 
-    /// As drivers do: the locality, the TPM, the command, byte by byte.
+    /// Sends a command as drivers do: requests the locality, makes the TPM ready, and writes the
+    /// command byte by byte.
     fn start(bench: &Bench, command: &[u8]) {
         write(bench, LOC_CTRL, &[LOC_CTRL_REQUEST]);
         write(bench, CTRL_REQ, &[CTRL_REQ_COMMAND_READY, 0, 0, 0]);
@@ -488,7 +492,7 @@ mod test {
     #[test]
     fn a_locality_is_granted_and_given_back_and_the_tpm_made_ready_and_idle() {
         let (bench, ..) = bench();
-        // Bytes that are not the lowest do nothing.
+        // Writes to bytes other than the lowest have no effect.
         write(&bench, LOC_CTRL + 1, &[1]);
         assert_eq!(read(&bench, LOC_STATE), 0x81);
         for (register, value, state, granted, status) in [
@@ -517,7 +521,7 @@ mod test {
             assert_eq!(execute(&bench, 0x17b, &rest), response(NO_SESSIONS, 0, &rest), "{length}");
         }
         assert_eq!(execute(&bench, DRIP, b"slowly"), response(NO_SESSIONS, 0, b"slowly"));
-        assert_eq!(asked.so_far(), [16, 1, 14, 17, 2, 5], "what was asked for at power-on");
+        assert_eq!(asked.so_far(), [16, 1, 14, 17, 2, 5], "the requests at power-on");
         assert_eq!(read(&bench, CTRL_STS), 0);
     }
 
@@ -599,7 +603,7 @@ mod test {
             assert_eq!([CTRL_STS, CTRL_START].map(|it| read(&bench, it)), [2, 0]);
             assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
             assert_eq!(asked.so_far(), [16, 1, 14, 17, 2, 5, LATE, 9, 14, 17, 2, 5]);
-            // And nothing of it cancels what comes next.
+            // The cancel request does not affect the next command.
             start(&bench, &response(NO_SESSIONS, SLOW, &[]));
             asked.wait(SLOW);
             sleep(Duration::from_millis(20));
@@ -628,7 +632,7 @@ mod test {
         let began = Instant::now();
         bench.board.park();
         drop(bench);
-        // Who waits for it waits for minutes.
+        // The TPM would take minutes.
         assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     }
 
@@ -677,7 +681,7 @@ mod test {
         let path = folder.path().join("old");
         let asked = listen(&path, 0xc4);
         let said = build(path);
-        assert!(said.contains("it is a TPM 1.2: say `--tpm2`"), "{said}");
+        assert!(said.contains("it is a TPM 1.2: start swtpm with `--tpm2`"), "{said}");
         assert_eq!(asked.so_far(), [16, 1], "it was not switched on, and so not off");
         let said = build(folder.path().join("x".repeat(200)));
         assert!(said.contains("too long for a socket"), "{said}");

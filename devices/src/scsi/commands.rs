@@ -1,17 +1,17 @@
-//! The commands of a logical unit (SPC-4, SBC-3; for a CD, MMC-5): checks each one and plans what
-//! the transport has to do for it.
+//! The commands of a logical unit (SPC-4, SBC-3; for a CD, MMC-5): checks each one and plans the
+//! transport's work for it.
 //!
-//! Threats: a command's blocks, ranges and lengths are the guest's. They are checked against the
-//! medium before anything is planned, and a list has at most 256 ranges.
+//! Threats: a command's blocks, ranges and lengths come from the guest. They are checked against
+//! the medium before anything is planned, and a list has at most 256 ranges.
 
 use super::sense::Sense;
 use super::unit::{
-    CD_BLOCK, Cdb, Move, Plan, RANGE_BLOCKS, RANGES, Unit, answer, be16, be32, be64,
+    CD_BLOCK, Cdb, MAX_RANGE_BLOCKS, MAX_RANGES, Move, Plan, Unit, answer, be16, be32, be64,
 };
 use super::{cd, inquiry, mode, operations};
 use host::disk::Operation;
 
-/// Operation codes that are named more than once.
+/// Operation codes that are used more than once.
 const INQUIRY: u8 = 0x12;
 const REQUEST_SENSE: u8 = 0x03;
 const REPORT_LUNS: u8 = 0xa0;
@@ -20,10 +20,10 @@ const GET_CONFIGURATION: u8 = 0x46;
 const GET_EVENTS: u8 = 0x4a;
 
 impl Unit<'_> {
-    /// What is to be done.
+    /// Plans a command. Commands with parameters continue in [`Unit::parameters`].
     pub(crate) fn plan(&mut self, cdb: &Cdb) -> Result<Plan, Sense> {
         let cd = self.profile.cdrom;
-        // These are answered whatever happened (SAM-5, 5.14; MMC-5, 4.1.6).
+        // These commands are answered despite pending unit attentions (SAM-5, 5.14; MMC-5, 4.1.6).
         let always = matches!(cdb[0], INQUIRY | REQUEST_SENSE | REPORT_LUNS)
             || cd && matches!(cdb[0], GET_CONFIGURATION | GET_EVENTS);
         if !always && let Some(attention) = self.conditions.attentions.pop_front() {
@@ -63,10 +63,10 @@ impl Unit<'_> {
         }
     }
 
-    /// What is answered for the units that there are not beside this one (SPC-4, 4.3; SAM-5, 5.11).
-    pub(crate) fn plan_beside(cdb: &Cdb) -> Result<Plan, Sense> {
+    /// Plans a command for a logical unit that does not exist (SPC-4, 4.3; SAM-5, 5.11).
+    pub(crate) fn plan_absent_unit(cdb: &Cdb) -> Result<Plan, Sense> {
         match cdb[0] {
-            // Nobody can be at this place.
+            // Peripheral qualifier 3: no device is possible at this unit number.
             INQUIRY if cdb[1] & 1 == 0 => {
                 let mut data = vec![0x7f, 0, 6, 2, 31];
                 data.resize(36, 0);
@@ -78,7 +78,7 @@ impl Unit<'_> {
         }
     }
 
-    /// REPORT LUNS: number 0 alone.
+    /// REPORT LUNS: only unit 0.
     fn report(cdb: &Cdb) -> Plan {
         let mut data = vec![0, 0, 0, 8];
         data.resize(16, 0);
@@ -94,13 +94,13 @@ impl Unit<'_> {
     fn start_stop(&self, cdb: &Cdb) -> Result<Plan, Sense> {
         let (start, eject, power) = (cdb[4] & 1 != 0, cdb[4] & 2 != 0, cdb[4] >> 4);
         if power != 0 || start || !eject || !self.profile.removable || self.medium.is_none() {
-            // A motor that always runs, and a drawer that the operator fills.
+            // The motor always runs, and only the operator loads media.
             return Ok(Plan::Done);
         }
         if self.conditions.prevented { Err(Sense::REMOVAL_PREVENTED) } else { Ok(Plan::Eject) }
     }
 
-    /// Number and bytes of blocks, where there are 32 bits for the number.
+    /// Number of blocks, limited to 32 bits, and their size in bytes.
     fn blocks(&self) -> Option<(u32, u32)> {
         let medium = self.medium?;
         let count = u32::try_from(self.profile.blocks(medium)).unwrap_or(u32::MAX);
@@ -108,7 +108,7 @@ impl Unit<'_> {
     }
 
     fn format_capacities(&self, cdb: &Cdb) -> Plan {
-        // Formatted media, or none, which could be as large as any.
+        // Formatted media, or no medium with the maximum capacity.
         let (count, kind, block) = match self.blocks() {
             Some((count, block)) => (count, 2, block),
             None => (u32::MAX, 3, if self.profile.cdrom { CD_BLOCK } else { 512 }),
@@ -138,10 +138,10 @@ impl Unit<'_> {
         Ok(answer(data, usize::try_from(be32(cdb, 10)).unwrap_or(usize::MAX)))
     }
 
-    /// The blocks that a command names: first, and how many.
+    /// The first block and the number of blocks that a command names.
     fn range(cdb: &Cdb) -> (u64, u64) {
         match cdb[0] >> 5 {
-            // 21 bits, and no blocks are 256.
+            // 21 bits for the block, and 0 means 256 blocks.
             0 => {
                 let count = if cdb[4] == 0 { 256 } else { cdb[4].into() };
                 (u64::from(be32(cdb, 0) & 0x1f_ffff), count)
@@ -169,7 +169,7 @@ impl Unit<'_> {
 
     fn verify(&self, cdb: &Cdb) -> Result<Plan, Sense> {
         let (first, count) = Self::range(cdb);
-        // Comparing with what the guest sends is not to be had.
+        // BYTCHK, comparing with the guest's data, is not supported.
         if cdb[1] & 6 != 0 {
             return Err(Sense::INVALID_FIELD);
         }
@@ -186,11 +186,11 @@ impl Unit<'_> {
 
     fn write_same(&self, cdb: &Cdb) -> Result<Plan, Sense> {
         if self.conditions.write_through {
-            // It cannot be durable by itself: drivers write the zeros instead.
+            // The zeros would not be durable. The driver writes zeros itself instead.
             return Err(Sense::INVALID_COMMAND);
         }
         let (zeros, medium) = (self.zeros(cdb)?, self.medium()?);
-        // NDOB: zeros it is, and none come.
+        // NDOB: zeros without a data buffer.
         if cdb[0] == 0x93 && cdb[1] & 1 != 0 {
             return Ok(zeros);
         }
@@ -198,14 +198,14 @@ impl Unit<'_> {
         Ok(Plan::Parameters(block))
     }
 
-    /// A WRITE SAME of zeros. Drivers write nothing else so.
+    /// Plans a WRITE SAME of zeros. Drivers use it for nothing else.
     fn zeros(&self, cdb: &Cdb) -> Result<Plan, Sense> {
         let unmap = cdb[1] & 8 != 0;
         let known = if cdb[0] == 0x93 { 9 } else { 8 };
         let (first, count) = Self::range(cdb);
-        // No blocks would be all that follow.
-        let many = count == 0 || count > RANGE_BLOCKS.into();
-        if many || cdb[1] & !known != 0 || unmap && !self.discards() {
+        // 0 would mean all following blocks.
+        let out_of_range = count == 0 || count > MAX_RANGE_BLOCKS.into();
+        if out_of_range || cdb[1] & !known != 0 || unmap && !self.discards() {
             return Err(Sense::INVALID_FIELD);
         }
         let range = self.within(first, count)?;
@@ -215,10 +215,10 @@ impl Unit<'_> {
         Ok(Plan::Clear(Operation::WriteZeroes { unmap }, vec![range]))
     }
 
-    /// What a command comes to whose parameters came.
+    /// Plans a command whose parameters have arrived.
     pub(crate) fn parameters(&mut self, cdb: &Cdb, data: &[u8]) -> Result<Plan, Sense> {
         if matches!(cdb[0], 0x15 | 0x55) {
-            return mode::take(self, cdb[0] == 0x55, data);
+            return mode::apply(self, cdb[0] == 0x55, data);
         }
         if cdb[0] != UNMAP {
             let zeros = data.iter().all(|byte| *byte == 0);
@@ -228,12 +228,12 @@ impl Unit<'_> {
         Ok(if ranges.is_empty() { Plan::Done } else { Plan::Clear(Operation::Discard, ranges) })
     }
 
-    /// The ranges of an UNMAP's parameters, in bytes.
+    /// The ranges of an UNMAP parameter list: offset and length in bytes.
     fn ranges(&self, data: &[u8]) -> Result<Vec<(u64, u64)>, Sense> {
         let length = data.get(2..4).map_or(0, |_| be16(data, 2));
         let list = data.get(8..).unwrap_or_default();
         let list = list.get(..length - length % 16).ok_or(Sense::INVALID_PARAMETER)?;
-        if list.len() / 16 > RANGES {
+        if list.len() / 16 > MAX_RANGES {
             return Err(Sense::INVALID_PARAMETER);
         }
         let (ranges, _) = list.as_chunks::<16>();

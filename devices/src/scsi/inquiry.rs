@@ -1,14 +1,14 @@
-//! INQUIRY and the pages of vital product data (SPC-4, 6.6, 7.8; SBC-3, 6.5).
+//! INQUIRY and the vital product data pages (SPC-4, 6.6, 7.8; SBC-3, 6.5).
 
 use super::sense::Sense;
-use super::unit::{Bus, Cdb, Plan, RANGE_BLOCKS, RANGES, Unit, answer, be16};
+use super::unit::{Bus, Cdb, MAX_RANGE_BLOCKS, MAX_RANGES, Plan, Unit, answer, be16};
 use host::fnv;
 
 /// T10 VENDOR IDENTIFICATION.
 const VENDOR: &[u8; 8] = b"TRANSOM ";
 /// PRODUCT REVISION LEVEL.
 const REVISION: &str = "1.00";
-/// Of the last byte of the head: commands may be queued.
+/// CMDQUE in byte 7 of the standard data: the unit supports command queuing.
 const CMDQUE: u8 = 2;
 
 pub(crate) fn plan(unit: &Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
@@ -27,9 +27,9 @@ pub(crate) fn plan(unit: &Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
         0x80 => unit.profile.serial.clone().into_bytes(),
         0x83 => designators(&unit.profile.serial),
         0xb0 if disk => limits(unit),
-        // Not a thing that turns.
+        // Non-rotating medium.
         0xb1 if disk => [&[0, 1][..], &[0; 58]].concat(),
-        // By UNMAP and WRITE SAME; and what is not mapped is taken when it is written.
+        // LBPU, LBPWS and LBPWS10; thin provisioning: unmapped blocks are allocated when written.
         0xb2 if disk && unit.discards() => vec![0, 0xe0, 2, 0],
         0xb2 if disk => vec![0; 4],
         _ => return Err(Sense::INVALID_FIELD),
@@ -49,15 +49,15 @@ fn standard(unit: &Unit<'_>) -> Vec<u8> {
         Bus::Usb => ("USB", 0),
         Bus::Scsi => ("SCSI", CMDQUE),
     };
-    // SPC-4, in the format of all standards since SCSI-2, 31 bytes more.
+    // SPC-4, response data format 2, 31 more bytes.
     let head = [kind(unit), removable, 6, 2, 31, 0, 0, queues];
     let name = if unit.profile.cdrom { "CD-ROM" } else { "disk" };
     let product = format!("{:16}{REVISION}", format!("{bus} {name}"));
     [&head[..], VENDOR, product.as_bytes()].concat()
 }
 
-/// By which the unit is told from others: the maker with the serial number, and a number made of
-/// that (NAA 3, locally assigned).
+/// Device identification: vendor and serial number (T10), and a number computed from the serial
+/// number (NAA 3, locally assigned).
 fn designators(serial: &str) -> Vec<u8> {
     let name = [VENDOR, serial.as_bytes()].concat();
     let number = fnv::hash(serial.as_bytes(), 0) & !(0xf << 60) | 3 << 60;
@@ -69,16 +69,16 @@ fn designators(serial: &str) -> Vec<u8> {
     data
 }
 
-/// Block limits: 60 bytes, of which those of UNMAP and WRITE SAME are of use.
+/// Block limits: 60 bytes, with the fields for UNMAP and WRITE SAME set.
 fn limits(unit: &Unit<'_>) -> Vec<u8> {
     let mut data = vec![0; 60];
-    // A WRITE SAME of no blocks is refused.
+    // WSNZ: a WRITE SAME of 0 blocks is refused.
     data[0] = 1;
-    data[32..40].copy_from_slice(&u64::from(RANGE_BLOCKS).to_be_bytes());
+    data[32..40].copy_from_slice(&u64::from(MAX_RANGE_BLOCKS).to_be_bytes());
     if let (true, Some(medium)) = (unit.discards(), unit.medium) {
-        let ranges = u32::try_from(RANGES).expect("a few hundred");
+        let ranges = u32::try_from(MAX_RANGES).expect("a few hundred");
         let grain = (medium.discard / medium.logical_block.max(1)).max(1);
-        for (at, value) in [(16, RANGE_BLOCKS), (20, ranges), (24, grain), (28, 1 << 31)] {
+        for (at, value) in [(16, MAX_RANGE_BLOCKS), (20, ranges), (24, grain), (28, 1 << 31)] {
             data[at..at + 4].copy_from_slice(&value.to_be_bytes());
         }
     }

@@ -1,10 +1,10 @@
-//! SCSI, whatever carries it: a logical unit that is a disk or a CD-ROM drive.
+//! SCSI without a transport: a logical unit that is a disk or a CD-ROM drive.
 //!
-//! A transport brings commands to a [`Unit`] and gets a [`Plan`] for each: what to answer, or what
-//! the medium is to do, and that is the transport's own affair. Nothing here waits for anything.
+//! A transport passes commands to a [`Unit`] and gets a [`Plan`] for each: an answer, or an
+//! operation on the medium that the transport carries out. Nothing here blocks.
 //!
-//! Threats: commands and all that comes with them are the guest's. Blocks are checked against the
-//! medium before anything is planned; answers and lists are short.
+//! Threats: commands and their parameters come from the guest. Blocks are checked against the
+//! medium before anything is planned. Answers and lists are short.
 
 mod cd;
 mod commands;

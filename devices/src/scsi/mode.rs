@@ -1,26 +1,26 @@
-//! MODE SENSE and MODE SELECT (SPC-4, 6.9, 6.11, 7.5; SBC-3, 6.4; MMC-5, 7). Of all modes a guest
-//! can change one: a disk's write cache (WCE of the caching page).
+//! MODE SENSE and MODE SELECT (SPC-4, 6.9, 6.11, 7.5; SBC-3, 6.4; MMC-5, 7). A guest can change
+//! only one mode: a disk's write cache (WCE of the caching page).
 //!
-//! Threats: a parameter list is at most 64 KiB, and nothing of it is kept but that one bit.
+//! Threats: a parameter list has at most 64 KiB, and only that one bit of it is stored.
 
 use super::sense::Sense;
 use super::unit::{Cdb, Plan, Unit, answer};
 
-/// Pages.
+/// Mode pages.
 const RECOVERY: u8 = 0x01;
 const CACHING: u8 = 0x08;
 const CONTROL: u8 = 0x0a;
 const CAPABILITIES: u8 = 0x2a;
 const ALL: u8 = 0x3f;
 
-/// Of a disk's header: it cannot be written; it knows FUA.
+/// Bits in the header for a disk: write-protected, FUA supported.
 const WRITE_PROTECTED: u8 = 0x80;
 const DPOFUA: u8 = 0x10;
 
-/// CACHING: what is written lasts when it is flushed.
+/// Caching page: writes are durable only after a flush.
 const WCE: u8 = 4;
 
-/// Kilobytes per second that a CD of 50 times the first one's speed gives.
+/// Speed of a 50x CD-ROM drive, in kilobytes per second.
 const SPEED: [u8; 2] = [0x22, 0x60];
 
 pub(crate) fn plan(unit: &Unit<'_>, cdb: &Cdb, room: usize, long: bool) -> Result<Plan, Sense> {
@@ -52,7 +52,7 @@ pub(crate) fn plan(unit: &Unit<'_>, cdb: &Cdb, room: usize, long: bool) -> Resul
     Ok(answer([head, blocks, pages].concat(), room))
 }
 
-/// The bits of a page's body that a guest can change.
+/// Mask of the bits in a page's body that a guest can change.
 fn changeable(unit: &Unit<'_>, page: u8) -> Vec<u8> {
     let mut mask = vec![0; body(unit, page).len()];
     if page == CACHING {
@@ -61,18 +61,18 @@ fn changeable(unit: &Unit<'_>, page: u8) -> Vec<u8> {
     mask
 }
 
-/// MODE SELECT: how many bytes follow.
+/// MODE SELECT: plans to receive the parameter list.
 pub(crate) fn select(cdb: &Cdb, length: usize) -> Result<Plan, Sense> {
     let (format, save) = (cdb[1] & 0x10 != 0, cdb[1] & 1 != 0);
-    // Pages in the form of the standard, which last until the machine is switched off.
+    // Only pages in standard format, without saving them beyond power-off.
     if !format || save {
         return Err(Sense::INVALID_FIELD);
     }
     Ok(if length == 0 { Plan::Done } else { Plan::Parameters(length) })
 }
 
-/// The parameter list of MODE SELECT. It is taken whole or not at all.
-pub(crate) fn take(unit: &mut Unit<'_>, long: bool, data: &[u8]) -> Result<Plan, Sense> {
+/// Applies the parameter list of MODE SELECT, completely or not at all.
+pub(crate) fn apply(unit: &mut Unit<'_>, long: bool, data: &[u8]) -> Result<Plan, Sense> {
     let (head, blocks) = if long { (8, 6..8) } else { (4, 3..4) };
     let blocks = data.get(blocks).ok_or(Sense::INVALID_PARAMETER)?;
     let blocks = blocks.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
@@ -88,11 +88,12 @@ pub(crate) fn take(unit: &mut Unit<'_>, long: bool, data: &[u8]) -> Result<Plan,
     }
     let cache_ends = write_through && !unit.conditions.write_through;
     unit.conditions.write_through = write_through;
-    // What lies in the cache is written before it is off (SBC-3, 6.4.5).
+    // The cache is flushed before it is disabled (SBC-3, 6.4.5).
     Ok(if cache_ends { Plan::Flush } else { Plan::Done })
 }
 
-/// Takes the next page off a parameter list: a disk's own, with nothing new but what can change.
+/// Removes the next page from a parameter list. Bits that cannot change must have their current
+/// value.
 fn next_page<'a>(unit: &Unit<'_>, rest: &mut &'a [u8]) -> Result<Option<(u8, &'a [u8])>, Sense> {
     let [page, length, ..] = **rest else {
         return if rest.is_empty() { Ok(None) } else { Err(Sense::INVALID_PARAMETER) };
@@ -110,7 +111,7 @@ fn next_page<'a>(unit: &Unit<'_>, rest: &mut &'a [u8]) -> Result<Option<(u8, &'a
     same.then_some(Some((page, new))).ok_or(Sense::INVALID_PARAMETER)
 }
 
-/// DEVICE-SPECIFIC PARAMETER, which a CD has none of.
+/// DEVICE-SPECIFIC PARAMETER. It is 0 for CDs.
 fn state(unit: &Unit<'_>) -> u8 {
     match unit.medium {
         _ if unit.profile.cdrom => 0,
@@ -119,7 +120,7 @@ fn state(unit: &Unit<'_>) -> u8 {
     }
 }
 
-/// How many blocks there are, and how long they are; a CD tells that elsewhere.
+/// Block descriptor: number and size of blocks. CDs have none.
 fn descriptor(unit: &Unit<'_>) -> Vec<u8> {
     let Some(medium) = unit.medium.filter(|_| !unit.profile.cdrom) else { return Vec::new() };
     let count = u32::try_from(unit.profile.blocks(medium)).unwrap_or(u32::MAX);
@@ -134,9 +135,9 @@ fn body(unit: &Unit<'_>, page: u8) -> Vec<u8> {
             let cache = if unit.conditions.write_through { 0 } else { WCE };
             [&[cache][..], &[0; 17]].concat()
         }
-        // What is under way together is done in any order.
+        // Unrestricted reordering: commands in flight together finish in any order.
         CONTROL => [&[0, 0x10][..], &[0; 8]].concat(),
-        // What is read: CDs, CD-Rs, DVDs in several sessions; a tray with a lock, which holds now.
+        // Reads CDs, CD-Rs, DVDs, multisession discs. Tray with a lock. Bit 1 is its state.
         _ => {
             let lock = u8::from(unit.conditions.prevented) << 1;
             let [high, low] = SPEED;

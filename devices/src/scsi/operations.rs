@@ -1,15 +1,15 @@
-//! REPORT SUPPORTED OPERATION CODES (SPC-4, 6.35): which commands a disk knows, and which of their
-//! bits it looks at.
+//! REPORT SUPPORTED OPERATION CODES (SPC-4, 6.35): the commands that a disk supports, and the bits
+//! of them that it evaluates.
 
 use super::sense::Sense;
 use super::unit::{Cdb, Plan, Unit, answer, be16, be32};
 
-/// A command: its code, its service action if it has one, and the bits of the bytes that follow.
+/// Operation code, service action if any, and the usage bits of the other bytes.
 type Command = (u8, Option<u8>, &'static [u8]);
 
 const UNMAP: u8 = 0x42;
 
-/// All of a disk's.
+/// Commands of a disk.
 const COMMANDS: &[Command] = &[
     (0x00, None, &[0, 0, 0, 0, 0]),
     (0x03, None, &[1, 0, 0, 0xff, 0]),
@@ -52,18 +52,18 @@ pub(crate) fn plan(unit: &Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
     let same = usize::from(own.unwrap_or(0)) == action;
     Ok(match (cdb[2] & 7, found) {
         (0, _) => answer(all(COMMANDS.iter().filter(known)), room),
-        // Asked for without its action, or with one that it cannot have.
+        // The service action is missing, or the command has none.
         (1, Some(_)) if own.is_some() => return Err(Sense::INVALID_FIELD),
         (2, Some(_)) if own.is_none() => return Err(Sense::INVALID_FIELD),
         (1, Some(it)) => answer(one(it), room),
         (2 | 3, Some(it)) if same => answer(one(it), room),
-        // Not known.
+        // Not supported.
         (1..=3, _) => answer(vec![0, 1, 0, 0], room),
         _ => return Err(Sense::INVALID_FIELD),
     })
 }
 
-/// As the standard has it, with its bits.
+/// The descriptor of one command.
 fn one((code, _, bits): &Command) -> Vec<u8> {
     let length = u8::try_from(bits.len() + 1).expect("16 bytes at most");
     [&[0, 3, 0, length, *code][..], bits].concat()

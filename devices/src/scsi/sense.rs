@@ -1,8 +1,8 @@
-//! What is said when a command was not done (SPC-4, 4.5): key, code, qualifier.
+//! Sense data: why a command failed (SPC-4, 4.5).
 
 use serde::{Deserialize, Serialize};
 
-/// The reason of a CHECK CONDITION.
+/// Sense key, code and qualifier of a CHECK CONDITION.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sense {
     key: u8,
@@ -41,7 +41,7 @@ impl Sense {
         Self { key, code, qualifier }
     }
 
-    /// As REQUEST SENSE gives it: in descriptor format, or in the fixed one.
+    /// Sense data for REQUEST SENSE, in descriptor or fixed format.
     pub(crate) fn data(self, descriptors: bool) -> Vec<u8> {
         let Self { key, code, qualifier } = self;
         if descriptors {

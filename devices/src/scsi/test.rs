@@ -1,12 +1,12 @@
-//! What commands come to, whatever carries them.
+//! Plans for commands, without a transport.
 
-use super::unit::{RANGE_BLOCKS, be32};
+use super::unit::{MAX_RANGE_BLOCKS, be32};
 use super::*;
 use host::disk::{Geometry, Operation};
 
 const BLOCKS: u64 = 2048;
 
-/// A unit that has been heard, and what it plans.
+/// Plans a command for a new unit, after its power-on unit attention.
 fn plan(geometry: &Geometry, cdb: &[u8], cdrom: bool) -> Result<Plan, Sense> {
     let profile = Profile { bus: Bus::Scsi, cdrom, removable: cdrom, serial: "a disk".into() };
     let mut conditions = Conditions::default();
@@ -72,19 +72,19 @@ fn a_command_is_asked_for_with_its_action_or_without() {
         assert_eq!(plan(&disk(), &wrong, false), Err(Sense::INVALID_FIELD), "{wrong:x?}");
     }
     assert_eq!(plan(&disk(), &report(0, 0, 0), true), Err(Sense::INVALID_COMMAND), "a CD");
-    // What a disk that frees nothing has not.
+    // A disk that does not discard does not support UNMAP.
     let plain = Geometry { discard: 0, ..disk() };
     assert_eq!(plan(&plain, &report(3, 0x42, 0), false), Ok(Plan::Answer(vec![0, 1, 0, 0])));
 }
 
 #[test]
 fn an_ssd_says_so_and_how_it_forgets() {
-    assert_eq!(answer(&[0x12, 1, 0xb1, 0, 255, 0])[4..6], [0, 1], "not a thing that turns");
+    assert_eq!(answer(&[0x12, 1, 0xb1, 0, 255, 0])[4..6], [0, 1], "non-rotating");
     assert_eq!(answer(&[0x12, 1, 0xb2, 0, 255, 0]), [0, 0xb2, 0, 4, 0, 0xe0, 2, 0]);
     let limits = answer(&[0x12, 1, 0xb0, 0, 255, 0]);
     assert_eq!((limits.len(), limits[4]), (64, 1));
     let words = [20, 24, 28, 36, 40].map(|at| be32(&limits, at));
-    assert_eq!(words, [RANGE_BLOCKS, 256, 8, 0, RANGE_BLOCKS]);
+    assert_eq!(words, [MAX_RANGE_BLOCKS, 256, 8, 0, MAX_RANGE_BLOCKS]);
     let plain = Geometry { discard: 0, ..disk() };
     let page = plan(&plain, &[0x12, 1, 0xb2, 0, 255, 0], false);
     assert_eq!(page, Ok(Plan::Answer(vec![0, 0xb2, 0, 4, 0, 0, 0, 0])));
@@ -117,7 +117,7 @@ fn write_same_is_of_zeros() {
     assert_eq!(plan(&disk, &short, true), Err(Sense::INVALID_COMMAND), "a CD");
 }
 
-/// A command of 16 bytes, however few it has.
+/// Pads a command to 16 bytes.
 fn cdb(bytes: &[u8]) -> Cdb {
     let mut whole = [0; 16];
     whole[..bytes.len()].copy_from_slice(bytes);
@@ -156,17 +156,17 @@ fn the_write_cache_is_switched_off_and_on() {
 
     let select = cdb(&[0x15, 0x10, 0, 0, 24, 0]);
     assert_eq!(unit.plan(&select), Ok(Plan::Parameters(24)));
-    assert_eq!(unit.parameters(&select, &caching(0)), Ok(Plan::Flush), "what it still holds");
+    assert_eq!(unit.parameters(&select, &caching(0)), Ok(Plan::Flush), "the cached writes");
     assert_eq!((cache(&mut unit, 0), cache(&mut unit, 1)), (0, 4));
     assert!(durable(&mut unit, &write));
     assert!(durable(&mut unit, &cdb(&[0x0a, 0, 0, 9, 1, 0])), "a command without FUA too");
     let read = cdb(&[0x28, 0, 0, 0, 0, 9, 0, 0, 1, 0]);
-    assert!(!durable(&mut unit, &read), "a read has nothing to keep");
+    assert!(!durable(&mut unit, &read), "a read is never durable");
     let zeros = cdb(&[0x41, 0, 0, 0, 0, 9, 0, 0, 4, 0]);
     assert_eq!(unit.plan(&zeros), Err(Sense::INVALID_COMMAND), "it could not be durable");
     unit.conditions.reset();
     assert_eq!(unit.plan(&[0; 16]), Err(Sense::POWER_ON));
-    assert!(durable(&mut unit, &write), "a reset of the unit leaves it so");
+    assert!(durable(&mut unit, &write), "a unit reset keeps the setting");
 
     // The longer form, with a block descriptor.
     let long = cdb(&[0x55, 0x10, 0, 0, 0, 0, 0, 0, 36, 0]);

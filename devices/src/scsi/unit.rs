@@ -1,5 +1,5 @@
-//! The logical unit: what it is, its state, and the plan that a command comes to (SPC-4, SBC-3; for
-//! a CD, MMC-5). The commands are in `commands.rs` and the files that it calls.
+//! The logical unit: its properties, its state, and the plan for a command (SPC-4, SBC-3; for a CD,
+//! MMC-5). The commands are in `commands.rs` and the files that it calls.
 
 use std::collections::VecDeque;
 
@@ -10,56 +10,56 @@ use host::disk::{Fault, Geometry, Operation};
 
 /// Bytes of a CD's block.
 pub(crate) const CD_BLOCK: u32 = 2048;
-/// Most ranges of one UNMAP.
-pub(crate) const RANGES: usize = 256;
-/// Most blocks that one range of an UNMAP, or a WRITE SAME, has.
-pub(crate) const RANGE_BLOCKS: u32 = 1 << 22;
+/// Maximum number of ranges in one UNMAP.
+pub(crate) const MAX_RANGES: usize = 256;
+/// Maximum number of blocks in one range of an UNMAP, or in a WRITE SAME.
+pub(crate) const MAX_RANGE_BLOCKS: u32 = 1 << 22;
 
-/// What carries the commands.
+/// The transport that carries the commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bus {
-    /// The unit does one thing after the other.
+    /// One command at a time.
     Usb,
-    /// A transport of SCSI's own, with many commands at once.
+    /// A SCSI transport, with many commands at once.
     Scsi,
 }
 
-/// What a unit is as long as it is plugged in.
+/// Properties of a unit that do not change while it is attached.
 #[derive(Clone, Debug)]
 pub(crate) struct Profile {
     pub(crate) bus: Bus,
-    /// A CD-ROM drive, else a disk.
+    /// A CD-ROM drive. Otherwise a disk.
     pub(crate) cdrom: bool,
-    /// Its medium can be taken out.
+    /// The medium can be removed.
     pub(crate) removable: bool,
     /// At most 20 ASCII characters.
     pub(crate) serial: String,
 }
 
 impl Profile {
-    /// Bytes of a block of this medium.
+    /// Size of this medium's blocks, in bytes.
     pub(crate) fn block(&self, medium: &Geometry) -> u32 {
         if self.cdrom { CD_BLOCK } else { medium.logical_block }
     }
 
-    /// Blocks of this medium. What is left over at the end of a CD is not part of it.
+    /// Number of blocks of this medium. An incomplete block at the end of a CD does not count.
     pub(crate) fn blocks(&self, medium: &Geometry) -> u64 {
         medium.size / u64::from(self.block(medium))
     }
 }
 
-/// What of it changes.
+/// State of a unit, as it is saved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Conditions {
-    /// Why the last command was not done, until somebody asks.
+    /// Sense data of the last failed command, until REQUEST SENSE reads it.
     pub(super) sense: Option<Sense>,
-    /// What the guest must hear before its next command is done: each at most once.
+    /// Pending unit attentions. Each is reported at most once, before the next command is executed.
     pub(super) attentions: VecDeque<Sense>,
-    /// The guest wants its medium to stay.
+    /// The guest locked the medium in the drive.
     pub(crate) prevented: bool,
-    /// What a CD's guest hears when it asks for events.
+    /// The pending media event of a CD-ROM drive.
     pub(crate) news: News,
-    /// The guest switched the write cache off (WCE): each write is durable when it ends.
+    /// The guest disabled the write cache (WCE): each write is durable when it finishes.
     #[serde(default)]
     pub(crate) write_through: bool,
 }
@@ -83,8 +83,8 @@ impl Default for Conditions {
 }
 
 impl Conditions {
-    /// A reset of the unit. The write cache stays as it was set: drivers do not set it again, and a
-    /// guest that relies on durable writes must not lose them.
+    /// Resets the unit. The write cache setting stays: drivers do not set it again, and a guest
+    /// that relies on durable writes must not lose them.
     pub(crate) fn reset(&mut self) {
         *self = Self { write_through: self.write_through, ..Self::default() };
     }
@@ -95,42 +95,42 @@ impl Conditions {
         }
     }
 
-    /// A command was not done.
+    /// Records why a command failed.
     pub(crate) fn fail(&mut self, sense: Sense) {
         self.sense = Some(sense);
     }
 }
 
-/// What a command comes to.
+/// How the transport continues with a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
-    /// It is done.
+    /// The command is finished, without data.
     Done,
-    /// Bytes for the guest.
+    /// Data for the guest.
     Answer(Vec<u8>),
-    /// Blocks between the guest and the medium, in bytes.
+    /// Data between the guest and the medium.
     Move(Move),
-    /// As many bytes come, which say what [`Unit::parameters`] plans.
+    /// The guest sends this many bytes. They are passed to [`Unit::parameters`].
     Parameters(usize),
-    /// The content of these ranges goes: an operation that has no data, and bytes.
+    /// An operation without data on these ranges: offset and length in bytes.
     Clear(Operation, Vec<(u64, u64)>),
-    /// What was written before is to last.
+    /// Flush: earlier writes become durable.
     Flush,
-    /// The medium is to go.
+    /// Eject the medium.
     Eject,
 }
 
-/// Data on its way.
+/// A transfer between the guest and the medium, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Move {
     pub(crate) write: bool,
-    /// The cache is not enough (FUA).
+    /// Forced unit access (FUA): the write is durable when it finishes.
     pub(crate) durable: bool,
     pub(crate) offset: u64,
     pub(crate) length: u64,
 }
 
-/// A command with its bytes, 16 whatever it has.
+/// A command descriptor block, padded to 16 bytes.
 pub(crate) type Cdb = [u8; 16];
 
 pub(crate) fn be16(cdb: &[u8], at: usize) -> usize {
@@ -145,7 +145,7 @@ pub(crate) fn be64(cdb: &[u8], at: usize) -> u64 {
     u64::from(be32(cdb, at)) << 32 | u64::from(be32(cdb, at + 4))
 }
 
-/// A unit while a command is looked at.
+/// A unit while it plans a command.
 pub(crate) struct Unit<'a> {
     pub(crate) profile: &'a Profile,
     pub(crate) conditions: &'a mut Conditions,
@@ -153,17 +153,17 @@ pub(crate) struct Unit<'a> {
 }
 
 impl Unit<'_> {
-    /// The medium, if there is one.
+    /// Fails without a medium.
     pub(crate) fn medium(&self) -> Result<&Geometry, Sense> {
         self.medium.ok_or(Sense::NO_MEDIUM)
     }
 
-    /// Whether what a guest forgets is of use to the host.
+    /// Whether the host makes use of discarded blocks.
     pub(crate) fn discards(&self) -> bool {
         !self.profile.cdrom && self.medium.is_some_and(|it| it.discard > 0 && !it.read_only)
     }
 
-    /// A range of blocks in bytes of this medium.
+    /// Converts a range of blocks to offset and length in bytes. Fails if the medium is shorter.
     pub(crate) fn within(&self, first: u64, count: u64) -> Result<(u64, u64), Sense> {
         let medium = self.medium()?;
         let end = first.checked_add(count).filter(|end| *end <= self.profile.blocks(medium));
@@ -172,7 +172,7 @@ impl Unit<'_> {
     }
 }
 
-/// What a guest is told when the medium did not do, but for its own memory.
+/// Sense data for a failed transfer. Faults in guest memory are not covered here.
 pub(crate) fn fault(fault: Fault, write: bool) -> Sense {
     match fault {
         Fault::Refused => Sense::OUT_OF_RANGE,
@@ -183,7 +183,7 @@ pub(crate) fn fault(fault: Fault, write: bool) -> Sense {
     }
 }
 
-/// Bytes for the guest, as many as it has room for. No room is no mistake.
+/// Plans to send `data`, cut to the guest's allocation length. A length of 0 is not an error.
 pub(crate) fn answer(mut data: Vec<u8>, room: usize) -> Plan {
     data.truncate(room);
     if data.is_empty() { Plan::Done } else { Plan::Answer(data) }

@@ -1,5 +1,5 @@
-//! The driver's side of a virtio device, for tests: it finds the structures by their capabilities,
-//! as drivers do, and keeps its rings in the bench's memory.
+//! A virtio driver for tests. It finds the device's structures by their capabilities, as real
+//! drivers do, and keeps its rings in the bench's memory.
 
 use std::time::{Duration, Instant};
 
@@ -7,27 +7,27 @@ use super::Bench;
 use crate::device::Kind;
 use crate::pci::Address;
 
-/// Where it puts the function's BARs.
+// The addresses that the driver assigns to the BARs.
 const BAR1: u64 = 0xc000_0000;
 const BAR4: u64 = 0xd000_0000;
-/// From where on it uses memory.
+/// The lowest address of the driver's memory.
 const HEAP: u64 = 0x1000;
 
-/// VIRTIO 1.3, 6: what every modern driver accepts, and the two choices for rings.
+/// VIRTIO 1.3, 6: the feature that every modern driver accepts.
 pub const VERSION_1: u64 = 1 << 32;
-/// Notifications by index.
+/// Feature: notifications by index.
 pub const EVENT_IDX: u64 = 1 << 29;
-/// Tables of descriptors.
+/// Feature: tables of descriptors.
 pub const INDIRECT_DESC: u64 = 1 << 28;
 
-/// Descriptor flags.
+/// Descriptor flag: the chain continues with the next descriptor.
 pub const NEXT: u16 = 1;
-/// The device writes it.
+/// Descriptor flag: the device writes the buffer.
 pub const WRITE: u16 = 2;
-/// It is a table.
+/// Descriptor flag: the buffer is a table of descriptors.
 pub const INDIRECT: u16 = 4;
 
-/// The common configuration's registers.
+// Registers of the common configuration.
 const DRIVER_FEATURE: u64 = 12;
 const NUM_QUEUES: u64 = 18;
 const STATUS: u64 = 20;
@@ -36,52 +36,52 @@ const QUEUE_SIZE: u64 = 24;
 const QUEUE_VECTOR: u64 = 26;
 const QUEUE_ENABLE: u64 = 28;
 const QUEUE_DESC: u64 = 32;
-/// ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK.
+// The steps of the device status: ACKNOWLEDGE, DRIVER, FEATURES_OK, and then DRIVER_OK.
 const STEPS: [u8; 3] = [1, 3, 11];
 const DRIVER_OK: u8 = 15;
 
-/// One queue as its driver keeps it.
+/// The driver's state of a queue.
 #[derive(Clone, Debug, Default)]
 pub struct Rings {
-    /// Entries.
+    /// The number of entries.
     pub size: u16,
-    /// Descriptor table, available ring, used ring.
+    /// The addresses of the descriptor table, the available ring and the used ring.
     pub at: [u64; 3],
     available: u16,
     used: u16,
     next: u16,
 }
 
-/// What came back: the chain's head, and how many bytes the device says it wrote.
+/// An entry of the used ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// The first descriptor of the chain.
     pub head: u32,
-    /// Bytes.
+    /// The number of bytes that the device reports as written.
     pub length: u32,
 }
 
-/// A driver that found its device.
+/// A driver, after it has found its device.
 pub struct Driver<'a> {
-    /// The board that the device sits on.
+    /// The bench with the device's board.
     pub bench: &'a Bench,
     at: Address,
     structures: [u64; 4],
     step: u64,
     heap: u64,
-    /// Its queues, by number.
+    /// The queues, by number.
     pub queues: Vec<Rings>,
 }
 
-/// Types of the capabilities: common, notify, ISR, device.
+/// The number of capability types: common, notify, ISR, device.
 const KINDS: usize = 4;
 
 impl<'a> Driver<'a> {
-    /// Places the BARs, switches the function on, and finds the structures.
+    /// Assigns addresses to the BARs, enables the function, and finds the structures.
     ///
     /// # Panics
     ///
-    /// When a structure is missing.
+    /// Panics if a structure is missing.
     pub fn find(bench: &'a Bench, at: Address) -> Self {
         let config = |register: u64, value: u32| {
             bench.write(Kind::Config, at.config() + register, &value.to_le_bytes());
@@ -110,7 +110,7 @@ impl<'a> Driver<'a> {
         driver
     }
 
-    /// Reads its configuration space.
+    /// Reads the function's configuration space.
     pub fn config<const N: usize>(&self, register: u64) -> [u8; N] {
         self.bench.read(Kind::Config, self.at.config() + register)
     }
@@ -120,17 +120,17 @@ impl<'a> Driver<'a> {
         self.bench.read(Kind::Memory, self.structures[0] + register)
     }
 
-    /// Writes one.
+    /// Writes a register of the common configuration.
     pub fn set_common(&self, register: u64, data: &[u8]) {
         self.bench.write(Kind::Memory, self.structures[0] + register, data);
     }
 
-    /// The device status.
+    /// Reads the device status.
     pub fn status(&self) -> u8 {
         self.common::<1>(STATUS)[0]
     }
 
-    /// Sets it.
+    /// Writes the device status.
     pub fn set_status(&self, status: u8) {
         self.set_common(STATUS, &[status]);
     }
@@ -140,17 +140,17 @@ impl<'a> Driver<'a> {
         self.bench.read::<1>(Kind::Memory, self.structures[2])[0]
     }
 
-    /// Reads the device's own configuration.
+    /// Reads the device-specific configuration.
     pub fn device<const N: usize>(&self, offset: u64) -> [u8; N] {
         self.bench.read(Kind::Memory, self.structures[3] + offset)
     }
 
-    /// Writes it.
+    /// Writes the device-specific configuration.
     pub fn set_device(&self, offset: u64, data: &[u8]) {
         self.bench.write(Kind::Memory, self.structures[3] + offset, data);
     }
 
-    /// All features that the device offers.
+    /// Reads all features that the device offers.
     pub fn features(&self) -> u64 {
         let half = |select: u32| {
             self.set_common(0, &select.to_le_bytes());
@@ -159,7 +159,8 @@ impl<'a> Driver<'a> {
         half(0) | half(1) << 32
     }
 
-    /// Resets the device and agrees on these features and VERSION_1; false if it does not.
+    /// Resets the device and negotiates these features and VERSION_1. Returns false if the device
+    /// refuses.
     pub fn negotiate(&mut self, features: u64) -> bool {
         self.set_status(0);
         self.queues = vec![Rings::default(); usize::from(self.number(NUM_QUEUES))];
@@ -173,19 +174,19 @@ impl<'a> Driver<'a> {
         self.status() == STEPS[2]
     }
 
-    /// A 16-bit register of the common configuration.
+    /// Reads a 16-bit register of the common configuration.
     pub fn number(&self, register: u64) -> u16 {
         u16::from_le_bytes(self.common(register))
     }
 
-    /// Memory of its own, aligned to 16 bytes.
+    /// Allocates memory of the driver, aligned to 16 bytes.
     pub fn allocate(&mut self, bytes: u64) -> u64 {
         let at = self.heap;
         self.heap += bytes.next_multiple_of(16);
         at
     }
 
-    /// Lays a queue out and enables it, with the vector that its number asks for.
+    /// Allocates the rings of a queue and enables it. The queue's vector depends on its number.
     pub fn enable(&mut self, number: u16, size: u16) {
         let bytes = u64::from(size);
         let lengths = [16 * bytes, 6 + 2 * bytes, 6 + 8 * bytes];
@@ -198,19 +199,19 @@ impl<'a> Driver<'a> {
         self.set_common(QUEUE_SIZE, &size.to_le_bytes());
         self.set_common(QUEUE_VECTOR, &(number + 1).to_le_bytes());
         for (register, at) in (QUEUE_DESC..).step_by(8).zip(at) {
-            // In halves, as the drivers for Windows do.
+            // Write two halves, as the drivers for Windows do.
             self.set_common(register, &at.to_le_bytes()[..4]);
             self.set_common(register + 4, &at.to_le_bytes()[4..]);
         }
         self.set_common(QUEUE_ENABLE, &1_u16.to_le_bytes());
     }
 
-    /// The device may work now.
+    /// Sets DRIVER_OK: the device may start to work.
     pub fn start(&self) {
         self.set_status(DRIVER_OK);
     }
 
-    /// Writes one descriptor.
+    /// Writes a descriptor.
     pub fn describe(
         &self,
         queue: u16,
@@ -226,8 +227,8 @@ impl<'a> Driver<'a> {
         self.bench.memory.write(table + 16 * u64::from(index), &bytes).unwrap();
     }
 
-    /// Offers a chain of these pieces (address, length, whether the device writes it) and answers
-    /// with its head. Descriptors are used in turn.
+    /// Offers a chain of these pieces (address, length, whether the device writes it) and returns
+    /// its head. Descriptors are used in turn.
     pub fn offer(&mut self, queue: u16, pieces: &[(u64, u32, bool)]) -> u16 {
         let rings = &self.queues[usize::from(queue)];
         let (size, first) = (rings.size, rings.next);
@@ -242,7 +243,7 @@ impl<'a> Driver<'a> {
         first
     }
 
-    /// Puts a head into the available ring.
+    /// Adds the head of a chain to the available ring.
     pub fn publish(&mut self, queue: u16, head: u16) {
         let rings = &mut self.queues[usize::from(queue)];
         let slot = rings.at[1] + 4 + 2 * u64::from(rings.available % rings.size);
@@ -258,7 +259,7 @@ impl<'a> Driver<'a> {
         self.bench.write(Kind::Memory, bell, &queue.to_le_bytes());
     }
 
-    /// What the device gave back, if it did.
+    /// Takes the next entry of the used ring, if there is one.
     pub fn take(&mut self, queue: u16) -> Option<Used> {
         let rings = &mut self.queues[usize::from(queue)];
         let mut index = [0; 2];
@@ -274,18 +275,18 @@ impl<'a> Driver<'a> {
         Some(Used { head: u32::from_le_bytes([a, b, c, d]), length: u32::from_le_bytes(length) })
     }
 
-    /// Waits for it.
+    /// Waits for the next entry of the used ring.
     ///
     /// # Panics
     ///
-    /// When nothing comes for ten seconds.
+    /// Panics if there is none within ten seconds.
     pub fn wait(&mut self, queue: u16) -> Used {
         let start = Instant::now();
         loop {
             if let Some(used) = self.take(queue) {
                 return used;
             }
-            assert!(start.elapsed() < Duration::from_secs(10), "queue {queue}: nothing came");
+            assert!(start.elapsed() < Duration::from_secs(10), "queue {queue}: no used entry");
             std::thread::yield_now();
         }
     }

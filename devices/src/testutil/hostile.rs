@@ -1,14 +1,15 @@
-//! A guest that means no good: accesses and rings made of arbitrary bytes, aimed at what is there.
+//! A hostile guest: arbitrary bytes control its accesses to existing registers, and its rings.
 
 use crate::device::Kind;
 use crate::grants::Claim;
 use crate::testutil::Bench;
 use crate::testutil::driver::Driver;
 
-/// The first registers of configuration space: commands, BARs, capabilities. Windows move by those.
+/// The length of the first part of configuration space, with commands, BARs and capabilities.
+/// Writes to it move windows.
 const HEADER: u64 = 0x80;
 
-/// The guest. It knows what every device was granted, and follows windows as they move.
+/// The guest. It knows all grants of all devices, and follows windows when they move.
 pub struct Guest<'a, B> {
     bench: &'a Bench,
     targets: Vec<&'a Claim>,
@@ -16,10 +17,10 @@ pub struct Guest<'a, B> {
 }
 
 impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
-    /// A guest of this machine that does what `bytes` say.
+    /// A guest of this machine that `bytes` control.
     pub fn new(bench: &'a Bench, bytes: B) -> Self {
         let claims = bench.board.claims().flat_map(|(_, claims)| claims);
-        // The configuration space of a function is claimed twice: as that, and as a function.
+        // The configuration space of a function is claimed twice: as a range, and as a function.
         let targets = claims.filter(|it| match it {
             Claim::Fixed(kind, _) => *kind != Kind::Config,
             Claim::Window(_) | Claim::Pci(..) => true,
@@ -28,8 +29,8 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
         Self { bench, targets: targets.collect(), bytes }
     }
 
-    /// Sets all functions up as firmware does, BARs placed and decoded, and leaves their
-    /// configuration alone from then on.
+    /// Sets up all functions as firmware does, with addresses for BARs and decoding enabled. The
+    /// guest does not write their configuration later.
     #[must_use]
     pub fn open(mut self) -> Self {
         let (mut memory, mut ports) = (0x4000_0000_u32, 0xc000_u32);
@@ -40,14 +41,14 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
                 config.write(at.config() + 0x10 + 4 * bar, &(memory | ports).to_le_bytes());
                 (memory, ports) = (memory + (8 << 20), ports + 0x40);
             }
-            // Decode ports and memory, master the bus, use the wire.
+            // Enable port decoding, memory decoding, bus mastering and INTx.
             config.write(at.config() + 4, &[7, 0]);
         }
         self.targets.retain(|it| !matches!(it, Claim::Pci(..)));
         self
     }
 
-    /// Makes one access; false when the bytes are used up.
+    /// Makes one access. Returns false if the bytes are used up.
     pub fn step(&mut self) -> bool {
         self.access().is_some()
     }
@@ -60,7 +61,7 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
             power => 1 << (power & 3),
         };
         let aim = self.aim(how >> 4 & 3)?;
-        // A machine without claims, and a window that lies nowhere, take no access.
+        // A machine without claims, and a window that has no address, cannot be accessed.
         let Some(target) = self.targets.get(target % self.targets.len().max(1)) else {
             return Some(());
         };
@@ -74,7 +75,7 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
             Claim::Line(_) | Claim::Acpi(_) => return Some(()),
         };
         let space = self.bench.board.spaces().of(kind);
-        // Mistakes at the end of configuration space are at its very end.
+        // Accesses near the end of configuration space use its full size.
         let size = if kind == Kind::Config && how >> 4 & 2 != 0 { 0x1000 } else { size };
         let address = start.wrapping_add(aim % size);
         let mut data = [0; 8];
@@ -87,7 +88,7 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
         Some(())
     }
 
-    /// An offset: most registers are near the start, most mistakes near the end.
+    /// Chooses an offset: most registers are near the start, most bugs near the end.
     fn aim(&mut self, how: u8) -> Option<u64> {
         let byte = u64::from(self.bytes.next()?);
         Some(match how {
@@ -116,14 +117,15 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
     }
 }
 
-/// What a hostile driver does, by bytes. All answer with nothing when these are used up.
+/// The actions of a hostile driver, which `bytes` control. All methods return `None` when the bytes
+/// are used up.
 pub struct Deeds<B> {
     bytes: B,
     ram: u64,
 }
 
 impl<B: Iterator<Item = u8>> Deeds<B> {
-    /// What `bytes` say, in a machine with RAM from 0 to `ram`.
+    /// The actions that `bytes` control, in a machine with RAM from 0 to `ram`.
     pub fn new(bytes: B, ram: u64) -> Self {
         Self { bytes, ram }
     }
@@ -133,17 +135,17 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
         self.bytes.next()
     }
 
-    /// The next two.
+    /// The next two bytes.
     pub fn short(&mut self) -> Option<u16> {
         Some(u16::from_le_bytes([self.byte()?, self.byte()?]))
     }
 
-    /// The next four.
+    /// The next four bytes.
     pub fn word(&mut self) -> Option<u32> {
         Some(u32::from(self.short()?) | u32::from(self.short()?) << 16)
     }
 
-    /// An address: mostly memory, sometimes its end, rarely anything.
+    /// An address: mostly in RAM, sometimes at its end, rarely any number.
     pub fn address(&mut self) -> Option<u64> {
         let (kind, low) = (self.byte()?, u64::from(self.short()?));
         Some(match kind {
@@ -154,7 +156,7 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
         })
     }
 
-    /// A length: a message, a header or a buffer, rarely anything.
+    /// A length: of a message, a header or a buffer, rarely any number.
     pub fn length(&mut self) -> Option<u32> {
         let (kind, low) = (self.byte()?, u32::from(self.short()?));
         Some(match kind {
@@ -166,18 +168,18 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
         })
     }
 
-    /// What may be done to every device with rings of so many `entries`: descriptors, chains and
-    /// bells, anything in memory or in the status, and a pause of the machine.
+    /// Performs one action that is possible with every device that has rings of `entries` entries:
+    /// it writes descriptors, chains, doorbells, memory or the status, or pauses the machine.
     ///
     /// # Panics
     ///
-    /// When the machine does not run on.
+    /// Panics if the machine does not resume.
     pub fn disturb(&mut self, driver: &mut Driver<'_>, queue: u16, entries: u16) -> Option<()> {
         match self.byte()? {
             0..120 => {
                 let (index, next) = (u16::from(self.byte()?), u16::from(self.byte()?));
                 let piece = (self.address()?, self.length()?);
-                // Most go on to a descriptor that there is, and few are tables.
+                // Most descriptors continue with a valid one, and few are tables.
                 let flags = u16::from(self.byte()?) & if next < 240 { 3 } else { 7 };
                 let next = if next < 250 { next % entries } else { next };
                 driver.describe(queue, index % entries, piece, (flags, next));
@@ -189,7 +191,7 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
             180..220 => driver.kick(queue),
             220..232 => {
                 let saved = driver.bench.board.park();
-                driver.bench.board.run(saved).expect("what was just saved");
+                driver.bench.board.run(saved).expect("the state was just saved");
             }
             232..250 => {
                 let (at, value) = (self.address()?, self.word()?);
@@ -208,7 +210,7 @@ mod test {
     use super::*;
     use crate::device::{Access, Device, Region, Saved};
 
-    /// Notes where it was hit.
+    /// Records the accesses to it.
     struct Target(Arc<Mutex<Vec<(u64, usize)>>>);
 
     impl Device for Target {

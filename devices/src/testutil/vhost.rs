@@ -1,5 +1,5 @@
-//! What stands in for vhost-net where there is none: a kernel that refuses, raises events and moves
-//! positions as a seed says, and serves nothing.
+//! A stand-in for vhost-net on hosts without it: a kernel that refuses calls, raises events and
+//! moves ring positions at random, from a seed, and moves no packets.
 
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,27 +11,27 @@ use vmm_sys_util::eventfd::EventFd;
 use host::net::vhost::{Kernel, Ring, Vhost};
 use host::testutil::noise::Noise;
 
-/// One in so many calls is refused.
-const REFUSED: u64 = 8;
+/// One of this number of calls is refused on average.
+const REFUSAL_PERIOD: u64 = 8;
 
-struct Liar {
+struct RandomKernel {
     ram: Arc<GuestMemoryMmap>,
     state: Mutex<State>,
 }
 
 struct State {
     noise: Noise,
-    rings: [Option<Named>; 2],
+    rings: [Option<KnownRing>; 2],
 }
 
-/// What it knows of a ring.
-struct Named {
+/// A ring that was passed to the kernel.
+struct KnownRing {
     device: u64,
     next: u16,
     events: [EventFd; 2],
 }
 
-impl Liar {
+impl RandomKernel {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic")
     }
@@ -39,12 +39,12 @@ impl Liar {
 
 impl State {
     fn agree(&mut self) -> anyhow::Result<()> {
-        ensure!(self.noise.below(REFUSED) > 0, "the seed says no");
+        ensure!(self.noise.below(REFUSAL_PERIOD) > 0, "refused at random");
         Ok(())
     }
 }
 
-impl Kernel for Liar {
+impl Kernel for RandomKernel {
     fn agree(&self, _: u64) -> anyhow::Result<()> {
         self.state().agree()
     }
@@ -53,19 +53,22 @@ impl Kernel for Liar {
         let mut state = self.state();
         let [call, error] = events;
         let events = [call.try_clone()?, error.try_clone()?];
-        state.rings[number] = Some(Named { device: ring.device, next: ring.next, events });
+        state.rings[number] = Some(KnownRing { device: ring.device, next: ring.next, events });
         state.agree()
     }
 
     fn serve(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()> {
         let mut state = self.state();
         state.agree()?;
-        let (far, errs, calls) =
-            (state.noise.below(400), state.noise.below(REFUSED) == 0, state.noise.below(2) == 0);
+        let (far, errs, calls) = (
+            state.noise.below(400),
+            state.noise.below(REFUSAL_PERIOD) == 0,
+            state.noise.below(2) == 0,
+        );
         let Some(ring) = state.rings[number].as_mut().filter(|_| tap.is_some()) else {
             return Ok(());
         };
-        // As if it had used some buffers, or what a guest wrote there meanwhile.
+        // As if the kernel had used some buffers, or the guest had overwritten the position.
         ring.next = ring.next.wrapping_add(u16::try_from(far)?);
         self.ram.write_obj(ring.next, GuestAddress(ring.device.saturating_add(2))).ok();
         for (event, raised) in ring.events.iter().zip([calls, errs]) {
@@ -89,7 +92,7 @@ impl Kernel for Liar {
     }
 }
 
-/// A kernel for each of these pairs of queues.
+/// Creates a random kernel for each pair of queues.
 pub(crate) fn rehearsed(
     seed: u64,
     pairs: u16,
@@ -99,7 +102,7 @@ pub(crate) fn rehearsed(
         let noise = Noise::new(seed.wrapping_add(pair.into()));
         let state = Mutex::new(State { noise, rings: [None, None] });
         let tap = File::open("/dev/null").context("/dev/null")?;
-        Vhost::over(Box::new(Liar { ram: ram.clone(), state }), tap, ram.clone())
+        Vhost::over(Box::new(RandomKernel { ram: ram.clone(), state }), tap, ram.clone())
     });
     each.collect()
 }

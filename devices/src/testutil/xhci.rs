@@ -1,5 +1,4 @@
-//! A driver's side of an xHCI controller, for tests: it does what drivers do, and what it is told
-//! to do wrong.
+//! An xHCI driver for tests. It works like a real driver, and makes mistakes that a test requests.
 
 use std::time::{Duration, Instant};
 
@@ -7,32 +6,32 @@ use super::Bench;
 use crate::device::Kind;
 use crate::pci::Address;
 
-/// Where its BARs are.
+// The addresses of the BARs.
 const BAR0: u64 = 0xc000_0000;
 const BAR2: u64 = 0xd000_0000;
 
-/// Where it keeps what in memory.
+// The layout of the driver's memory.
 const DCBAA: u64 = 0x1000;
 const COMMANDS: u64 = 0x2000;
 /// The table of the event ring's segments.
 pub const TABLE: u64 = 0x3800;
 const EVENTS: u64 = 0x3000;
-/// An input context.
+/// The address of the input context.
 pub const INPUT: u64 = 0x4000;
 const OUTPUTS: u64 = 0x5000;
 const RINGS: u64 = 0x1_0000;
-/// Blocks of a ring: the last is a link.
+/// The number of blocks in a ring. The last is a link.
 pub const BLOCKS: u64 = 64;
-/// Memory that nothing else is in.
+/// Free memory for the data of a test.
 pub const DATA: u64 = 0x8_0000;
 
-/// Registers.
+// Registers.
 const OPERATIONAL: u64 = 0x80;
-/// USBCMD.
+/// xHCI 5.4.1
 pub const USBCMD: u64 = OPERATIONAL;
-/// USBSTS.
+/// xHCI 5.4.2
 pub const USBSTS: u64 = OPERATIONAL + 4;
-/// CRCR.
+/// xHCI 5.4.5
 pub const CRCR: u64 = OPERATIONAL + 0x18;
 const DCBAAP: u64 = OPERATIONAL + 0x30;
 const CONFIG: u64 = OPERATIONAL + 0x38;
@@ -41,22 +40,22 @@ const PORTS: u64 = OPERATIONAL + 0x400;
 pub const INTERRUPTER: u64 = 0x1020;
 const DOORBELLS: u64 = 0x2000;
 
-/// Types of blocks, in their place.
+/// The type of a normal block, in the position of the type field.
 pub const NORMAL: u32 = 1 << 10;
-/// A chain goes on.
+/// The flag for a chain that continues.
 pub const CHAIN: u32 = 1 << 4;
-/// Tell when it is done.
+/// The flag for an event on completion.
 pub const COMPLETION: u32 = 1 << 5;
 
-/// The endpoints of mass storage: 0x81 and 0x02.
+/// The index of mass storage's endpoint 0x81.
 pub const BULK_IN: u8 = 3;
-/// See `BULK_IN`.
+/// The index of mass storage's endpoint 0x02.
 pub const BULK_OUT: u8 = 4;
 
-/// A block as its four words.
+/// A block (TRB) of four words.
 pub type Block = [u32; 4];
 
-/// A ring that is filled.
+/// The driver's position in a ring that it fills.
 #[derive(Clone, Copy, Debug)]
 struct Producer {
     base: u64,
@@ -72,7 +71,7 @@ impl Producer {
 
 /// The driver.
 pub struct Driver<'a> {
-    /// Where its machine is.
+    /// The bench with the machine.
     pub bench: &'a Bench,
     at: Address,
     commands: Producer,
@@ -85,7 +84,7 @@ pub struct Driver<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Progress(Producer, u64, u32);
 
-/// What a block of this type, with this parameter, is.
+/// Builds a block.
 #[must_use]
 pub fn block(parameter: u64, status: u32, control: u32) -> Block {
     let [low, high] = [parameter & u64::from(u32::MAX), parameter >> 32];
@@ -93,7 +92,7 @@ pub fn block(parameter: u64, status: u32, control: u32) -> Block {
 }
 
 impl<'a> Driver<'a> {
-    /// Finds the controller, and places it.
+    /// Finds the controller, and assigns addresses to its BARs.
     pub fn find(bench: &'a Bench, at: Address) -> Self {
         let driver = Self {
             bench,
@@ -109,12 +108,12 @@ impl<'a> Driver<'a> {
         driver
     }
 
-    /// Writes a register of its configuration space.
+    /// Writes a register of the controller's configuration space.
     pub fn set_config(&self, register: u64, value: u32) {
         self.bench.write(Kind::Config, self.at.config() + register, &value.to_le_bytes());
     }
 
-    /// Switches MSI-X on, with a message for each of the first vectors.
+    /// Enables MSI-X, with a message for each of the first vectors.
     pub fn use_messages(&self) {
         for vector in 0..16_u32 {
             let at = BAR2 + 16 * u64::from(vector);
@@ -134,18 +133,18 @@ impl<'a> Driver<'a> {
         self.bench.write(Kind::Memory, BAR0 + register, &value.to_le_bytes());
     }
 
-    /// Writes a register of 64 bits as most drivers do.
+    /// Writes a register of 64 bits in the way of most drivers.
     pub fn set_wide(&self, register: u64, value: u64) {
         let [low, high, ..] = block(value, 0, 0);
         self.set(register, low);
         self.set(register + 4, high);
     }
 
-    /// Waits until a register is as it should be.
+    /// Waits until the bits of `mask` in a register equal `value`.
     ///
     /// # Panics
     ///
-    /// When it never is.
+    /// Panics if this does not happen in time.
     pub fn wait(&self, register: u64, mask: u32, value: u32) {
         let start = Instant::now();
         while self.get(register) & mask != value {
@@ -155,17 +154,17 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Where PORTSC of a port is, which are counted from 1.
+    /// The offset of PORTSC of a port. Ports are counted from 1.
     #[must_use]
     pub fn port(number: u8) -> u64 {
         PORTS + 16 * (u64::from(number) - 1)
     }
 
-    /// Resets the controller, and lets it run with new rings.
+    /// Resets the controller, and runs it with new rings.
     ///
     /// # Panics
     ///
-    /// When it does not come up.
+    /// Panics if the controller does not start.
     pub fn start(&mut self) {
         self.set(USBCMD, 2);
         self.wait(USBCMD, 2, 0);
@@ -191,18 +190,18 @@ impl<'a> Driver<'a> {
         self.wait(USBSTS, 1, 0);
     }
 
-    /// How far it is with the command ring and the event ring, for a driver that goes on.
+    /// The positions in the command ring and the event ring, for a driver that continues here.
     #[must_use]
     pub fn progress(&self) -> Progress {
         Progress(self.commands, self.event, self.event_cycle)
     }
 
-    /// Goes on where another driver of this controller was.
+    /// Continues at the positions of another driver of this controller.
     pub fn resume(&mut self, Progress(commands, event, cycle): Progress) {
         (self.commands, self.event, self.event_cycle) = (commands, event, cycle);
     }
 
-    /// Makes another command ring, and tells the controller, which stands still.
+    /// Creates another command ring, and passes it to the controller, which must be stopped.
     pub fn new_commands(&mut self, ring: u64) {
         self.link(ring);
         self.commands = Producer::new(ring);
@@ -263,18 +262,18 @@ impl<'a> Driver<'a> {
         Some(event)
     }
 
-    /// Whether there is an event of this type in the ring, where it stays.
+    /// Whether there is an event of this type in the ring. The event stays there.
     #[must_use]
     pub fn holds(&self, kind: u32) -> bool {
         let control = |at| u32::from_le_bytes(self.read(EVENTS + 16 * at + 12));
         (0..BLOCKS).any(|at| control(at) >> 10 & 0x3f == kind)
     }
 
-    /// Waits for an event of this type; others are dropped.
+    /// Waits for an event of this type. Other events are dropped.
     ///
     /// # Panics
     ///
-    /// When none comes.
+    /// Panics if there is none in time.
     pub fn wait_event(&mut self, kind: u32) -> Block {
         let start = Instant::now();
         loop {
@@ -294,13 +293,13 @@ impl<'a> Driver<'a> {
         self.set(DOORBELLS + 4 * u64::from(slot), target.into());
     }
 
-    /// Gives a command, and waits for nothing.
+    /// Sends a command without waiting.
     pub fn begin(&mut self, words: Block) {
         self.commands = self.enqueue(self.commands, words);
         self.ring(0, 0);
     }
 
-    /// Gives a command; its completion code, and its slot.
+    /// Sends a command, and returns its completion code and its slot.
     pub fn command(&mut self, words: Block) -> (u32, u8) {
         self.begin(words);
         let event = self.wait_event(33);
@@ -308,13 +307,13 @@ impl<'a> Driver<'a> {
         (event[2] >> 24, slot)
     }
 
-    /// Resets a port, and sees that it is enabled.
+    /// Resets a port, and checks that it is enabled.
     pub fn reset_port(&self, number: u8) {
         self.set(Self::port(number), 1 << 4 | 0xfe << 16);
         self.wait(Self::port(number), 0x12, 2);
     }
 
-    /// The ring of an endpoint, from its beginning.
+    /// Creates an empty ring for an endpoint, and returns its address.
     pub fn new_ring(&mut self, slot: u8, endpoint: u8) -> u64 {
         let base = RINGS + 16 * BLOCKS * (u64::from(slot % 4) * 32 + u64::from(endpoint));
         self.link(base);
@@ -323,11 +322,11 @@ impl<'a> Driver<'a> {
         base
     }
 
-    /// Puts a block into the ring of an endpoint; where it lies.
+    /// Adds a block to the ring of an endpoint, and returns the block's address.
     ///
     /// # Panics
     ///
-    /// When there is no such ring.
+    /// Panics if there is no such ring.
     pub fn push(&mut self, slot: u8, endpoint: u8, words: Block) -> u64 {
         let at = self.rings.iter().position(|it| (it.0, it.1) == (slot, endpoint));
         let at = at.expect("a ring was made");
@@ -336,7 +335,7 @@ impl<'a> Driver<'a> {
         ring.base + 16 * ring.index
     }
 
-    /// The words of an input context: control, slot, and one endpoint.
+    /// Writes an input context: control, slot, and one endpoint.
     pub fn input(&self, add: u32, slot: [u32; 2], endpoint: (u8, [u32; 4])) {
         self.write(INPUT, &[0; 1024]);
         self.write(INPUT + 4, &add.to_le_bytes());
@@ -344,18 +343,18 @@ impl<'a> Driver<'a> {
         self.put(INPUT + 0x20 * (u64::from(endpoint.0) + 1), endpoint.1);
     }
 
-    /// A word of a device's output context.
+    /// Reads a word of a device's output context.
     #[must_use]
     pub fn output(&self, slot: u8, context: u8, word: u64) -> u32 {
         let at = OUTPUTS + 0x400 * u64::from(slot) + 0x20 * u64::from(context) + 4 * word;
         u32::from_le_bytes(self.read(at))
     }
 
-    /// Enables a slot and gives the device at a port, which is enabled, its address.
+    /// Enables a slot, and addresses the device at an enabled port. Returns the slot.
     ///
     /// # Panics
     ///
-    /// When the controller does not.
+    /// Panics if a command fails.
     pub fn address(&mut self, port: u8) -> u8 {
         let (code, slot) = self.command(block(0, 0, 9 << 10));
         assert_eq!(code, 1, "enable slot");
@@ -368,7 +367,7 @@ impl<'a> Driver<'a> {
         slot
     }
 
-    /// Configures an interrupt endpoint from the device, and the device; the completion code.
+    /// Configures an interrupt IN endpoint, and the device. Returns the completion code.
     pub fn configure(&mut self, slot: u8, endpoint: u8) -> u32 {
         let [low, high, ..] = block(self.new_ring(slot, endpoint) | 1, 0, 0);
         let context = (endpoint, [0, 7 << 3 | 8 << 16, low, high]);
@@ -380,7 +379,7 @@ impl<'a> Driver<'a> {
         code
     }
 
-    /// Configures two bulk endpoints with packets of this size, which mass storage has; the
+    /// Configures the two bulk endpoints of mass storage with packets of this size. Returns the
     /// completion code.
     pub fn configure_bulk(&mut self, slot: u8, packet: u32) -> u32 {
         for (endpoint, kind) in [(BULK_IN, 6), (BULK_OUT, 2)] {
@@ -395,11 +394,12 @@ impl<'a> Driver<'a> {
         self.control(slot, [0, 9, 1, 0, 0, 0, 0, 0], &mut []).0
     }
 
-    /// A transfer of so many bytes at an endpoint; its completion code, and how many went.
+    /// Transfers `length` bytes at an endpoint. Returns the completion code, and the number of
+    /// bytes transferred.
     ///
     /// # Panics
     ///
-    /// When no events tell of it.
+    /// Panics if there is no event for the transfer.
     pub fn transfer(&mut self, slot: u8, endpoint: u8, at: u64, length: u32) -> (u32, u32) {
         let (mut blocks, mut sent) = (Vec::new(), 0);
         loop {
@@ -418,17 +418,17 @@ impl<'a> Driver<'a> {
         let (code, of) = (event[2] >> 24, u64::from(event[1]) << 32 | u64::from(event[0]));
         let went = blocks.iter().find(|it| it.0 == of).map_or(0, |it| it.1);
         if code == 13 && went < length {
-            // The last block asks for an event, too, and tells the same rest.
-            assert_eq!(self.wait_event(32)[2], event[2], "a short packet is told twice");
+            // The last block also requests an event, with the same remaining length.
+            assert_eq!(self.wait_event(32)[2], event[2], "a short packet is reported twice");
         }
         (code, if matches!(code, 1 | 13) { went - (event[2] & 0xff_ffff) } else { 0 })
     }
 
-    /// Lets an endpoint go on that halted, as drivers do.
+    /// Restarts a halted endpoint as drivers do.
     ///
     /// # Panics
     ///
-    /// When the controller does not.
+    /// Panics if a command fails.
     pub fn recover(&mut self, slot: u8, endpoint: u8) {
         let at = u32::from(slot) << 24 | u32::from(endpoint) << 16;
         assert_eq!(self.command(block(0, 0, 14 << 10 | at)).0, 1, "reset endpoint");
@@ -438,7 +438,8 @@ impl<'a> Driver<'a> {
         self.control(slot, [2, 1, 0, 0, address, 0, 0, 0], &mut []);
     }
 
-    /// A control transfer; the completion code of its last stage, and how many bytes came or went.
+    /// Performs a control transfer. Returns the completion code of its last stage, and the number
+    /// of bytes transferred.
     pub fn control(&mut self, slot: u8, setup: [u8; 8], data: &mut [u8]) -> (u32, usize) {
         let is_in = u32::from(setup[0] >> 7);
         let length = u32::try_from(data.len()).expect("short");
@@ -446,7 +447,7 @@ impl<'a> Driver<'a> {
         self.push(slot, 1, block(u64::from_le_bytes(setup), 8, 2 << 10 | 1 << 6));
         if !data.is_empty() {
             self.write(DATA, data);
-            // Short packets are told, as is the end.
+            // Report short packets and the end of the transfer.
             let control = 3 << 10 | is_in << 16 | COMPLETION | 1 << 2;
             self.push(slot, 1, block(DATA, length, control));
         }

@@ -1,8 +1,8 @@
-//! What a device says it is (USB 2.0, 9.6; USB 3.2, 9.6): made once, from what differs.
+//! Standard descriptors (USB 2.0, 9.6; USB 3.2, 9.6), built once from the properties of a device.
 
 use super::Speed;
 
-/// Types of descriptors.
+/// Descriptor types.
 pub(super) const DEVICE: u8 = 1;
 pub(super) const CONFIGURATION: u8 = 2;
 pub(super) const STRING: u8 = 3;
@@ -13,12 +13,12 @@ pub(super) const BOS: u8 = 15;
 const CAPABILITY: u8 = 16;
 const COMPANION: u8 = 48;
 
-/// bmAttributes of a configuration: powered by itself.
+/// bmAttributes of a configuration: self-powered.
 const SELF_POWERED: u8 = 0xc0;
 /// English (United States): the language of strings.
 const LANGUAGE: [u8; 2] = [0x09, 0x04];
 
-/// Who made it.
+/// The vendor, the product, and the strings of a device.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// idVendor.
@@ -33,12 +33,12 @@ pub struct Identity {
     pub serial: String,
 }
 
-/// How an endpoint transfers (bmAttributes).
+/// The transfer type of an endpoint (bmAttributes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// As fast as it goes.
+    /// Large transfers without a guaranteed latency.
     Bulk = 2,
-    /// Little, and soon.
+    /// Small transfers with a bounded latency.
     Interrupt = 3,
 }
 
@@ -47,7 +47,7 @@ pub enum Kind {
 pub struct Endpoint {
     /// bEndpointAddress: bit 7 says that data comes from the device.
     pub address: u8,
-    /// How it transfers.
+    /// The transfer type.
     pub kind: Kind,
     /// wMaxPacketSize.
     pub packet: u16,
@@ -55,7 +55,7 @@ pub struct Endpoint {
     pub interval: u8,
 }
 
-/// An interface, or another setting of one.
+/// An interface, or an alternate setting of one.
 #[derive(Clone, Debug)]
 pub struct Interface {
     /// bInterfaceNumber, from 0 on without gaps.
@@ -64,47 +64,47 @@ pub struct Interface {
     pub alternate: u8,
     /// Class, subclass, protocol.
     pub class: (u8, u8, u8),
-    /// The descriptors of its class, which follow its own.
+    /// The class descriptors, which follow the interface descriptor.
     pub extra: Vec<u8>,
     /// Its endpoints.
     pub endpoints: Vec<Endpoint>,
 }
 
-/// All that a device says of itself when it is asked for standard descriptors.
+/// All standard descriptors of a device.
 #[derive(Clone, Debug)]
 pub struct Descriptors {
-    /// How fast it talks, which decides the port.
+    /// The speed, which decides the port.
     pub speed: Speed,
     pub(super) device: Vec<u8>,
     pub(super) configuration: Vec<u8>,
-    /// None of a device that has one speed of its own alone.
+    /// `None` for a device that supports only one speed.
     pub(super) qualifier: Option<Vec<u8>>,
     pub(super) bos: Option<Vec<u8>>,
     strings: Vec<String>,
-    /// Interfaces, with their alternate settings and the endpoints of each.
+    /// The interfaces and all their alternate settings, with their endpoints.
     pub(super) interfaces: Vec<Interface>,
 }
 
 impl Descriptors {
-    /// A device with one configuration, number 1.
+    /// Builds the descriptors of a device with one configuration, number 1.
     #[must_use]
     pub fn new(speed: Speed, identity: Identity, interfaces: Vec<Interface>) -> Self {
         let (version, packet): (u16, u8) = match speed {
             Speed::Low => (0x0110, 8),
             Speed::Full => (0x0200, 8),
             Speed::High => (0x0200, 64),
-            // As a power of two.
+            // USB 3 has the exponent of two here: 2^9 bytes.
             Speed::Super => (0x0300, 9),
         };
         let mut device = vec![18, DEVICE];
         device.extend(version.to_le_bytes());
-        // The class is the interfaces'.
+        // The class is in the interface descriptors.
         device.extend([0, 0, 0, packet]);
         device.extend(identity.vendor.to_le_bytes());
         device.extend(identity.product.to_le_bytes());
-        // bcdDevice, the strings by number, one configuration.
+        // bcdDevice, the numbers of the three strings, one configuration.
         device.extend([0, 0, 1, 2, 3, 1]);
-        // bcdUSB to bMaxPacketSize0 of the other speed, its configurations: it has none.
+        // bcdUSB to bMaxPacketSize0, and no configurations at the other speed.
         let qualifier = [&[10, QUALIFIER], &device[2..8], &[0, 0]].concat();
         Self {
             speed,
@@ -117,14 +117,14 @@ impl Descriptors {
         }
     }
 
-    /// A string by its number.
+    /// The string descriptor of this number. 0 lists the languages.
     pub(super) fn string(&self, number: u8) -> Option<Vec<u8>> {
         let mut descriptor = vec![0, STRING];
         match usize::from(number).checked_sub(1) {
             None => descriptor.extend(LANGUAGE),
             Some(index) => {
                 let text = self.strings.get(index)?;
-                // Its length is a byte.
+                // The length field is one byte.
                 descriptor.extend(text.encode_utf16().take(126).flat_map(u16::to_le_bytes));
             }
         }
@@ -132,7 +132,7 @@ impl Descriptors {
         Some(descriptor)
     }
 
-    /// Whether some setting of an interface has this endpoint.
+    /// Whether an interface has this endpoint in any setting.
     pub(super) fn has(&self, address: u8) -> bool {
         let mut all = self.interfaces.iter().flat_map(|interface| &interface.endpoints);
         all.any(|endpoint| endpoint.address == address)
@@ -152,7 +152,7 @@ fn configuration(speed: Speed, interfaces: &[Interface]) -> Vec<u8> {
             let kind = endpoint.kind as u8;
             all.extend([7, ENDPOINT, endpoint.address, kind, low, high, endpoint.interval]);
             if speed == Speed::Super {
-                // A burst of 16 packets for bulk, one packet an interval otherwise.
+                // Bulk: bursts of 16 packets. Otherwise: one packet per interval.
                 let bulk = endpoint.kind == Kind::Bulk;
                 let bytes = if bulk { [0, 0] } else { endpoint.packet.to_le_bytes() };
                 let burst = if bulk { 15 } else { 0 };
@@ -162,16 +162,18 @@ fn configuration(speed: Speed, interfaces: &[Interface]) -> Vec<u8> {
     }
     let length = u16::try_from(all.len() + 9).expect("a few interfaces of ours").to_le_bytes();
     let count = interfaces.iter().map(|it| it.number + 1).max().unwrap_or(0);
-    // One configuration, number 1, without a name; 2 mA or 8 mA that nobody measures.
+    // One configuration, number 1, without a name. Its current is 2 mA or 8 mA, which has no
+    // meaning.
     let head = [9, CONFIGURATION, length[0], length[1], count, 1, 0, SELF_POWERED, 1];
     [&head[..], &all].concat()
 }
 
-/// Binary Device Object Store: what USB 3 demands, with no link power states (U1, U2) to leave.
+/// Binary Device Object Store: the capabilities that USB 3 requires, with exit latencies of zero
+/// because there are no link power states (U1, U2).
 fn bos() -> Vec<u8> {
-    // LPM: whoever talks USB 3 says so (9.6.2.1).
+    // LPM, which USB 3 devices must set (9.6.2.1).
     let usb2 = [7, CAPABILITY, 2, 2, 0, 0, 0];
-    // All speeds from full on; all functions from full speed on.
+    // Supports full speed and above, with all functions at full speed.
     let superspeed = [10, CAPABILITY, 3, 0, 0x0e, 0, 1, 0, 0, 0];
     let length = 5 + 7 + 10;
     [&[5, BOS, length, 0, 2][..], &usb2, &superspeed].concat()

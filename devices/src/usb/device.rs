@@ -1,5 +1,5 @@
-//! What all devices at a port have: the standard requests (USB 2.0, 9.4), around the function that
-//! they belong to. A device with a speed of its own alone has one configuration.
+//! The parts that all USB devices share: standard requests (USB 2.0, 9.4), configurations and
+//! halted endpoints, around the [`Function`](super::Function). Every device has one configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
@@ -34,19 +34,19 @@ const SET_ISOCH_DELAY: u8 = 49;
 const ENDPOINT_HALT: u16 = 0;
 const FUNCTION_SUSPEND: u16 = 0;
 
-/// GET_STATUS of a device: powered by itself.
+/// GET_STATUS of a device: self-powered.
 const SELF_POWERED: [u8; 2] = [1, 0];
 
-/// What of it changes, beside the function.
+/// The mutable state of a device besides its function.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct State {
     configuration: u8,
-    /// The settings of interfaces that are not 0.
+    /// Alternate settings by interface, where they are not 0.
     alternates: BTreeMap<u8, u8>,
     halted: BTreeSet<u8>,
 }
 
-/// What is saved: with its name, for the state of another device is none.
+/// The saved state of a device. The name prevents another device from getting it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Frozen {
     name: String,
@@ -55,7 +55,7 @@ pub(super) struct Frozen {
 }
 
 impl Frozen {
-    /// Whether it is the state of this device.
+    /// Whether this is the state of the device `attached`.
     pub(super) fn is_of(&self, attached: &Attached) -> bool {
         self.name == attached.name()
     }
@@ -65,9 +65,9 @@ impl Frozen {
 pub(super) struct Device {
     attached: Arc<Attached>,
     state: State,
-    /// Endpoints with a transfer.
+    /// Endpoints with a transfer in progress.
     busy: BTreeSet<u8>,
-    /// Ends that are to be reaped yet.
+    /// Aborted transfers that were not reaped yet.
     lost: Vec<Done>,
 }
 
@@ -87,7 +87,7 @@ impl Device {
         Ok(Self { attached, state, busy: BTreeSet::new(), lost: Vec::new() })
     }
 
-    /// Goes quiet. What ended meanwhile is in `done`; the rest is to begin again.
+    /// Stops all activity. Appends completed transfers to `done`; the others must begin again.
     pub(super) fn park(mut self, done: &mut Vec<Done>) -> Frozen {
         let function = self.attached.function().park();
         self.reap(done);
@@ -102,20 +102,20 @@ impl Device {
         self.attached.descriptors().speed
     }
 
-    /// The descriptor of its event, if it has one.
+    /// Calls `watch` with the file descriptor of the function's event, if any.
     pub(super) fn watch(&self, watch: impl FnOnce(Option<BorrowedFd<'_>>)) {
         watch(self.attached.function().event());
     }
 
-    /// The bus is reset; transfers are cancelled.
+    /// Resets the bus, and aborts all transfers.
     pub(super) fn reset(&mut self) {
-        self.lose();
+        self.abort_all();
         self.state = State::default();
         self.change(Change::Reset);
     }
 
-    /// Ends all transfers: the device that they were for is another one now.
-    fn lose(&mut self) {
+    /// Aborts all transfers, because the configuration that they were for has ended.
+    fn abort_all(&mut self) {
         let busy = self.busy.clone();
         for endpoint in &busy {
             self.change(Change::Cancel(*endpoint));
@@ -127,7 +127,11 @@ impl Device {
         self.lost = done;
     }
 
-    /// Gives an endpoint a transfer. One that cannot be ends at once.
+    /// Begins a transfer at its endpoint.
+    ///
+    /// # Errors
+    ///
+    /// When the endpoint does not exist, is busy or is halted. The transfer has then ended.
     pub(super) fn begin(&mut self, transfer: Transfer) -> Result<(), Fault> {
         let endpoint = transfer.endpoint;
         let known = self.attached.descriptors().has(endpoint);
@@ -142,7 +146,7 @@ impl Device {
         Ok(())
     }
 
-    /// Takes a transfer back, unless `done` has its end.
+    /// Cancels a transfer. If it was complete already, it is appended to `done`.
     pub(super) fn cancel(&mut self, endpoint: u8, done: &mut Vec<Done>) {
         if self.busy.contains(&endpoint) {
             self.change(Change::Cancel(endpoint));
@@ -151,7 +155,7 @@ impl Device {
         }
     }
 
-    /// What ended by now.
+    /// Appends all completed transfers to `done`.
     pub(super) fn reap(&mut self, done: &mut Vec<Done>) {
         let before = done.len();
         done.append(&mut self.lost);
@@ -164,7 +168,7 @@ impl Device {
         }
     }
 
-    /// A request to the control endpoint. What it answers is at most as long as was asked for.
+    /// Handles a request to the control endpoint. The answer is cut to the requested length.
     pub(super) fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
         let standard = setup.kind & 0x60 == 0;
         let answered = standard && self.standard(setup, data)?;
@@ -177,11 +181,11 @@ impl Device {
         Ok(())
     }
 
-    /// A standard request; false when it is the function's.
+    /// Handles a standard request. Returns false if the function must handle it.
     fn standard(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<bool, Stall> {
         let Setup { value, index, .. } = setup;
         let [low, high] = value.to_le_bytes();
-        match (setup.is_in(), setup.what()) {
+        match (setup.is_in(), setup.kind_and_request()) {
             (true, (TO_DEVICE, GET_DESCRIPTOR)) => *data = self.descriptor(high, low)?,
             (true, (TO_DEVICE, GET_CONFIGURATION)) => data.push(self.state.configuration),
             (false, (TO_DEVICE, SET_CONFIGURATION)) => self.configure(low)?,
@@ -202,10 +206,10 @@ impl Device {
                 }
                 self.state.halted.insert(endpoint);
             }
-            // A USB 3 function is suspended, and nothing follows from it.
+            // Suspending a USB 3 function has no effect.
             (false, (TO_INTERFACE, SET_FEATURE | CLEAR_FEATURE))
                 if value == FUNCTION_SUSPEND && self.speed() == Speed::Super => {}
-            // Latencies that are of use to who saves power.
+            // Latencies matter only for saving power.
             (false, (TO_DEVICE, SET_SEL | SET_ISOCH_DELAY)) if self.speed() == Speed::Super => {}
             (true, (TO_INTERFACE, GET_INTERFACE)) => {
                 let [number, _] = index.to_le_bytes();
@@ -236,7 +240,7 @@ impl Device {
         if number > 1 {
             return Err(Stall);
         }
-        self.lose();
+        self.abort_all();
         self.state = State { configuration: number, ..State::default() };
         self.change(Change::Configure(number));
         Ok(())
@@ -252,7 +256,7 @@ impl Device {
         for endpoint in all.flat_map(|it| &it.endpoints) {
             self.state.halted.remove(&endpoint.address);
         }
-        self.lose();
+        self.abort_all();
         self.state.alternates.insert(number, setting);
         self.change(Change::Alternate(number, setting));
         Ok(())
@@ -263,7 +267,7 @@ impl Device {
     }
 }
 
-/// wIndex names an endpoint by its low byte.
+/// The endpoint address in wIndex: its low byte.
 fn endpoint_of(index: u16) -> u8 {
     index.to_le_bytes()[0]
 }

@@ -1,4 +1,4 @@
-//! The ports of a machine: controllers bring them, devices are plugged into them and pulled, while
+//! The USB ports of a machine. Controllers provide them. Devices are plugged in and pulled while
 //! the machine is built and while it runs.
 
 use std::collections::VecDeque;
@@ -18,41 +18,41 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// As the operator calls it: `usb-keyboard`, and `usb-keyboard.2` for the second.
+    /// The name for operators: `usb-keyboard`, and `usb-keyboard.2` for the second.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it says it is.
+    /// The descriptors.
     pub fn descriptors(&self) -> &Descriptors {
         &self.descriptors
     }
 
-    /// The device itself. The controller has it, one at a time.
+    /// The function. Only the controller that the device is plugged into uses it.
     pub(super) fn function(&self) -> MutexGuard<'_, Box<dyn Function>> {
         self.function.lock().expect("no device panicked")
     }
 }
 
-/// The ports of one controller. A socket has two of them, of which a device uses one: ports from 0
-/// on are USB 2's, and as many USB 3's come after them.
+/// The ports of one controller. Each socket has two ports, of which a device uses one. The first
+/// half of the ports is USB 2, the second half USB 3.
 pub struct Root {
     ports: Mutex<Vec<Option<Arc<Attached>>>>,
     kick: Arc<EventFd>,
 }
 
 impl Root {
-    /// So many sockets; the controller is told of changes by its kick.
+    /// Creates the ports of `sockets` sockets. `kick` wakes the controller after changes.
     pub(super) fn new(sockets: usize, kick: Arc<EventFd>) -> Self {
         Self { ports: Mutex::new(vec![None; 2 * sockets]), kick }
     }
 
-    /// What is plugged in now, port by port.
+    /// The devices that are plugged in now, by port.
     pub(super) fn ports(&self) -> Vec<Option<Arc<Attached>>> {
         self.ports.lock().expect("no device panicked").clone()
     }
 
-    /// Takes out what cannot run.
+    /// Removes a device that cannot run.
     pub(super) fn eject(&self, device: &Arc<Attached>) {
         let mut ports = self.ports.lock().expect("no device panicked");
         for port in ports.iter_mut() {
@@ -67,7 +67,7 @@ impl Root {
         let Some(socket) = (0..sockets).find(free) else { return false };
         let upper = if device.descriptors.speed == Speed::Super { sockets } else { 0 };
         ports[socket + upper] = Some(device.clone());
-        // A bell that cannot take one more ring is rung already.
+        // If the counter is full, the controller is woken anyway.
         self.kick.write(1).ok();
         true
     }
@@ -84,7 +84,7 @@ impl Root {
 #[derive(Default)]
 struct State {
     roots: Vec<Arc<Root>>,
-    /// Plugged in where no port is yet: the order of devices is nobody's to know.
+    /// Devices that wait for a port, because they may be listed before their controller.
     waiting: VecDeque<Arc<Attached>>,
 }
 
@@ -93,30 +93,33 @@ struct State {
 pub struct Hub(Mutex<State>);
 
 impl Hub {
-    /// Brings ports; what waited for some is plugged in.
+    /// Adds the ports of a controller, and plugs in waiting devices.
     pub(super) fn connect(&self, root: Arc<Root>) {
         let mut state = self.state();
         state.waiting.retain(|device| !root.plug(device));
         state.roots.push(root);
     }
 
-    /// Takes ports away.
+    /// Removes the ports of a controller.
     pub(super) fn disconnect(&self, root: &Arc<Root>) {
         self.state().roots.retain(|it| !Arc::ptr_eq(it, root));
     }
 
-    /// Plugs a device into the first port that is free, or that comes.
+    /// Plugs a device into the first free port. Without any ports, it waits for a controller.
     ///
     /// # Errors
     ///
-    /// When there is one of this name, or all ports are taken.
+    /// When the name is in use, or all ports are taken.
     pub fn plug(
         &self,
         name: &str,
         descriptors: Descriptors,
         function: Box<dyn Function>,
     ) -> anyhow::Result<()> {
-        ensure!(!self.names().iter().any(|it| it == name), "there is a USB device `{name}`");
+        ensure!(
+            !self.names().iter().any(|it| it == name),
+            "there is already a USB device `{name}`"
+        );
         let function = Mutex::new(function);
         let device = Arc::new(Attached { name: name.to_owned(), descriptors, function });
         let mut state = self.state();
@@ -132,26 +135,26 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// When there is none of this name, with those that there are.
+    /// When there is no device of this name. The message lists all devices.
     pub fn pull(&self, name: &str) -> anyhow::Result<()> {
         let mut state = self.state();
         let before = state.waiting.len();
         state.waiting.retain(|it| it.name != name);
         if state.waiting.len() == before && !state.roots.iter().any(|root| root.pull(name)) {
             drop(state);
-            bail!("there is no USB device `{name}`, but: {}", self.names().join(", "));
+            bail!("there is no USB device `{name}`: choose one of: {}", self.names().join(", "));
         }
         Ok(())
     }
 
-    /// What is plugged in.
+    /// The names of all devices.
     pub fn names(&self) -> Vec<String> {
         let state = self.state();
         let ports = state.roots.iter().flat_map(|root| root.ports()).flatten();
         ports.chain(state.waiting.iter().cloned()).map(|it| it.name.clone()).collect()
     }
 
-    /// Where a device is: its controller, in the order in which they came, and its port there.
+    /// The index of a device's controller, in the order of their creation, and its port there.
     pub fn port(&self, name: &str) -> Option<(usize, usize)> {
         let at = |root: &Arc<Root>| {
             root.ports().iter().position(|it| it.as_ref().is_some_and(|it| it.name == name))
@@ -160,11 +163,11 @@ impl Hub {
         (0..).zip(&state.roots).find_map(|(controller, root)| Some((controller, at(root)?)))
     }
 
-    /// Once all devices of a machine are built: that each has its port.
+    /// Checks that each device has a port, once all devices of a machine are built.
     ///
     /// # Errors
     ///
-    /// When one has none.
+    /// When a device has no port.
     pub fn check(&self) -> anyhow::Result<()> {
         if let Some(device) = self.state().waiting.front() {
             bail!("`{}` has no USB port: add --device xhci", device.name);
@@ -177,34 +180,34 @@ impl Hub {
     }
 }
 
-/// Plugs a USB device into `hub` for as long as the machine has it: the board's device that is
-/// returned pulls it when it is dropped, and calls `leave`, which releases the host's side.
+/// Plugs a USB device into `hub`. Dropping the returned device pulls it, and calls `release`, which
+/// releases the host's side.
 ///
 /// # Errors
 ///
-/// When there is no port for it.
-pub fn seat(
+/// When there is no free port.
+pub fn plug_device(
     hub: Arc<Hub>,
     name: &str,
     descriptors: Descriptors,
     function: Box<dyn Function>,
-    leave: Box<dyn FnOnce() + Send>,
+    release: Box<dyn FnOnce() + Send>,
 ) -> anyhow::Result<Box<dyn Device>> {
     if let Err(error) = hub.plug(name, descriptors, function) {
-        leave();
+        release();
         return Err(error);
     }
-    Ok(Box::new(Seat { hub, name: name.to_owned(), leave: Some(leave) }))
+    Ok(Box::new(PluggedDevice { hub, name: name.to_owned(), release: Some(release) }))
 }
 
-/// A device whose registers and state are its controller's.
-struct Seat {
+/// The board's handle of a USB device. Registers and state belong to the controller.
+struct PluggedDevice {
     hub: Arc<Hub>,
     name: String,
-    leave: Option<Box<dyn FnOnce() + Send>>,
+    release: Option<Box<dyn FnOnce() + Send>>,
 }
 
-impl Device for Seat {
+impl Device for PluggedDevice {
     fn read(&mut self, _: Region, _: u64, _: &mut [u8]) -> Access {
         Access::Ignored
     }
@@ -219,12 +222,12 @@ impl Device for Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for PluggedDevice {
     fn drop(&mut self) {
         // The operator may have pulled it.
         self.hub.pull(&self.name).ok();
-        if let Some(leave) = self.leave.take() {
-            leave();
+        if let Some(release) = self.release.take() {
+            release();
         }
     }
 }

@@ -1,10 +1,10 @@
-//! USB: what a device at a port is to its controller, and where devices are plugged in.
+//! USB: the interface between devices and their controller, and the ports of a machine.
 //!
-//! The vocabulary of a USB device is [`Function`], with its [`Descriptors`]. The controller gives
-//! it one transfer for each endpoint at a time, and looks for what is done when the function's
-//! event says so: an endpoint that has nothing to say keeps its transfer, which is what a real one
-//! does by NAK. What all devices have (addresses, configurations, halted endpoints, descriptors) is
-//! in `device.rs` and not theirs to know.
+//! A USB device implements [`Function`] and has [`Descriptors`]. The controller gives it at most
+//! one transfer per endpoint at a time, and reaps completed transfers when the function's event is
+//! readable. An endpoint without data keeps its transfer, where a real one would send NAK. The
+//! parts that all devices share (addresses, configurations, halted endpoints, descriptors) are in
+//! `device.rs`, and functions do not see them.
 
 mod descriptors;
 mod device;
@@ -21,9 +21,9 @@ use crate::device::Saved;
 use host::memory::{Memory, NoMemory, Piece};
 
 pub use descriptors::{Descriptors, Endpoint, Identity, Interface, Kind};
-pub use hub::{Attached, Hub, Root, seat};
+pub use hub::{Attached, Hub, Root, plug_device};
 
-/// How fast a device talks (xHCI 7.2.2.1.1, the default speed IDs).
+/// The speed of a device (xHCI 7.2.2.1.1, the default speed IDs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Speed {
     /// 12 Mb/s.
@@ -52,7 +52,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// From its eight bytes.
+    /// Parses the eight bytes of the packet.
     #[must_use]
     pub fn new(bytes: [u8; 8]) -> Self {
         let [kind, request, value_low, value_high, index_low, index_high, low, high] = bytes;
@@ -65,20 +65,20 @@ impl Setup {
         }
     }
 
-    /// Data comes from the device.
+    /// Whether the data stage goes from the device to the host.
     #[must_use]
     pub fn is_in(self) -> bool {
         self.kind & 0x80 != 0
     }
 
-    /// bmRequestType without the direction, and bRequest: what a request is told by.
+    /// The two bytes that identify a request: bmRequestType without the direction, and bRequest.
     #[must_use]
-    pub fn what(self) -> (u8, u8) {
+    pub fn kind_and_request(self) -> (u8, u8) {
         (self.kind & 0x7f, self.request)
     }
 }
 
-/// The device does not know this, or cannot: the request, or the endpoint, stalls.
+/// The device does not support a request, or cannot do it: the request or the endpoint stalls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall;
 
@@ -87,28 +87,28 @@ pub struct Stall;
 pub struct Transfer {
     /// bEndpointAddress: bit 7 says that data comes from the device.
     pub endpoint: u8,
-    /// Where the data is, or goes: as many bytes as the guest has, or has room for. Less than that
-    /// from a device is a short packet, which is no fault.
+    /// The guest's buffer: the data to send, or room for data to receive. A device that sends less
+    /// ends the transfer with a short packet, which is not an error.
     pub pieces: Vec<Piece>,
-    /// Their sum.
+    /// The sum of the lengths of the pieces.
     pub length: u32,
 }
 
 impl Transfer {
-    /// Copies the first bytes of what the guest sends.
+    /// Copies the first bytes that the guest sends.
     ///
     /// # Errors
     ///
-    /// When they are fewer, or not in memory.
+    /// When the guest sends fewer bytes, or the buffer is not in memory.
     pub fn read(&self, memory: &Memory, data: &mut [u8]) -> Result<(), NoMemory> {
         memory.gather(&self.pieces, data)
     }
 
-    /// Gives the guest these bytes, or as many as it has room for, and says how many those are.
+    /// Copies data to the guest, up to the length of its buffer. Returns the number of bytes.
     ///
     /// # Errors
     ///
-    /// When the guest named what is no memory.
+    /// When the buffer is not in memory.
     pub fn write(&self, memory: &Memory, data: &[u8]) -> Result<u32, NoMemory> {
         let length = data.len().min(self.length as usize);
         memory.scatter(&self.pieces, &data[..length])?;
@@ -116,71 +116,73 @@ impl Transfer {
     }
 }
 
-/// Why a transfer did not end well.
+/// The reason that a transfer failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The endpoint halts until the guest clears that ([`Change::Clear`]).
+    /// The endpoint halts until the guest clears the halt ([`Change::Clear`]).
     Stall,
-    /// The guest named what is no memory.
+    /// The guest's buffer is not in memory.
     Memory,
-    /// The device is not there, or does not answer.
+    /// The device is absent, or does not answer.
     Gone,
 }
 
 /// The end of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// Whose.
+    /// The endpoint's bEndpointAddress.
     pub endpoint: u8,
-    /// How many bytes went.
+    /// The number of bytes that were transferred.
     pub result: Result<u32, Fault>,
 }
 
-/// What happens to a device beside transfers. All but `Clear` and `Cancel` come when no transfer is
-/// under way.
+/// An event of a device other than a transfer. All but `Clear` and `Cancel` come while no transfer
+/// is in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A reset of the bus: as after power-on, and not configured.
+    /// A bus reset. The device is as after power-on, and not configured.
     Reset,
-    /// SET_CONFIGURATION; 0 is none.
+    /// SET_CONFIGURATION. 0 means not configured.
     Configure(u8),
-    /// SET_INTERFACE: interface, and alternate setting.
+    /// SET_INTERFACE: the interface and its alternate setting.
     Alternate(u8, u8),
-    /// The endpoint, which may be halted, starts afresh (CLEAR_FEATURE of ENDPOINT_HALT).
+    /// CLEAR_FEATURE of ENDPOINT_HALT: the endpoint starts afresh. It need not be halted.
     Clear(u8),
-    /// The transfer of this endpoint is to end. What is done already is told by `reap` as ever;
-    /// else the function forgets it, and nothing touches the guest's memory for it after this.
+    /// Cancels the transfer of this endpoint. If it is complete, `reap` returns it as usual.
+    /// Otherwise the function forgets it, and does not touch its guest memory after this.
     Cancel(u8),
 }
 
-/// A USB device, as its controller sees it. It lives on the controller's thread; what else can
-/// happen to it (a key, a disk's completion) makes its event readable.
+/// A USB device, as its controller sees it. The controller's thread calls it. Other events, such as
+/// a key press or the completion of a disk request, make its event readable.
 pub trait Function: Send {
-    /// A request to the control endpoint that `device.rs` does not answer: those of classes and
-    /// makers, and descriptors that it does not know. From the device: what it puts into `data`,
-    /// which the controller cuts to `setup.length`. To the device: what came is in `data`.
+    /// Handles a request to the control endpoint that `device.rs` does not answer: class and vendor
+    /// requests, and other descriptors. If data goes from the device, it is put into `data`, which
+    /// the controller cuts to `setup.length`. Otherwise `data` has the bytes from the guest.
     ///
     /// # Errors
     ///
-    /// When there is no such request.
+    /// When the device does not support the request.
     fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall>;
-    /// Something happened to the device.
+    /// Handles an event other than a transfer.
     fn change(&mut self, change: Change);
-    /// Takes a transfer, the only one of its endpoint. It ends with `reap`, at once or later.
+    /// Begins a transfer, the only one of its endpoint. `reap` returns it, at once or later.
     fn begin(&mut self, transfer: Transfer);
-    /// Appends what ended by now, without waiting, and makes the event unreadable until there is
-    /// more. Comes also when there is nothing.
+    /// Appends the completed transfers without waiting, and makes the event unreadable until there
+    /// are more. Is also called when nothing has completed.
     fn reap(&mut self, done: &mut Vec<Done>);
-    /// Readable while there may be something to reap; asked for after each `run`. None of a
-    /// function that is done with all transfers when `begin` returns.
+    /// A file descriptor that is readable while there may be something to reap. Requested after
+    /// each `run`. `None` if all transfers are complete when `begin` returns.
     fn event(&self) -> Option<BorrowedFd<'_>>;
-    /// Goes quiet, as a [`Device`](crate::device::Device) does. What is under way ends first, to be
-    /// reaped once more, or is forgotten: the controller begins it again after `run`.
+    /// Stops all activity, as a [`Device`](crate::device::Device) does. Transfers in progress
+    /// either end first, to be reaped once more, or are forgotten: the controller begins them again
+    /// after `run`.
     fn park(&mut self) -> Saved;
-    /// Runs on from `saved`; `Saved::default()` is power-on. The memory is what pieces lie in.
+    /// Continues from `saved`; `Saved::default()` is power-on. `memory` is the guest memory of all
+    /// transfers.
     ///
     /// # Errors
     ///
-    /// When it cannot, or the state is damaged.
+    /// When the device cannot run, or the state is damaged.
     fn run(&mut self, saved: Saved, memory: &Memory) -> anyhow::Result<()>;
 }

@@ -1,22 +1,24 @@
-//! virtio-balloon: the guest gives memory back, and gets it again (VIRTIO 1.3, 5.5). Inflating,
-//! deflating, statistics, and reporting of free pages.
+//! virtio-balloon: the guest lends memory to the host and takes it back (VIRTIO 1.3, 5.5). Supports
+//! inflating, deflating, statistics, and free page reporting.
 //!
-//! Pages that come are released on the host's side before the driver is told that they were used;
-//! one that the guest touches again is simply there, as zeros. So nothing is done on deflation, and
-//! a driver need not wait for it (MUST_TELL_HOST is not offered).
+//! Inflated pages are released on the host before the driver gets its buffer back. A page that the
+//! guest touches again reads as zeros. Deflating therefore needs no work, and a driver need not
+//! wait for it (MUST_TELL_HOST is not offered).
 //!
-//! **Page frame numbers.** They have 4 bytes (5.5.6). Windows' driver sends 8, up to 4096 bytes a
-//! request, and nothing that it negotiates tells. Below 16 TiB of memory the upper halves are
-//! zeros, and no guest gives page 0 away, where PCs have their real-mode vectors: so all are read
-//! as 4 bytes, page 0 is skipped, and both kinds of driver are understood.
+//! **Page frame numbers** have 4 bytes (5.5.6). The Windows driver sends 8 bytes each, up to 4096
+//! bytes for each request, and negotiates no feature that shows this. Below 16 TiB of memory the
+//! upper halves are zero, and no guest gives page 0 away, because PCs have their real-mode vectors
+//! there. So every number is read as 4 bytes and page 0 is skipped: this works for both kinds of
+//! driver.
 //!
-//! **Queues.** The one for reports has number 4, and 3 with Linux, which does not count the queue
-//! of a feature that is not there: it is the last that the driver enabled.
+//! **Queues.** The reporting queue has number 4. With Linux it has number 3, because Linux does not
+//! count the queue of a feature that was not negotiated. It is always the last queue that the
+//! driver enabled.
 //!
-//! Threats: the guest names any pages, as often as it likes. It can only release RAM of its own,
-//! which costs it the contents. Of a request at most [`LIMIT`] bytes are looked at, and after
-//! [`ROUND`] requests it is asked whether to stop, so that neither a reset nor a pause waits for
-//! long. What it tells of itself is kept in a fixed number of numbers, and believed by nobody.
+//! Threats: the guest names any pages, as often as it likes. It can only release its own RAM, and
+//! loses the contents. At most [`MAX_FRAME_BYTES`] of each request are read, and the worker checks
+//! after [`BATCH`] requests whether it must stop, so resets and pauses are not delayed. Statistics
+//! from the guest are stored in an array of fixed size, and nothing relies on them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -42,16 +44,16 @@ use host::size::Size;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
-    /// Its PCI slot; the first that is free if there is none given.
+    /// PCI slot. Defaults to the first free one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
-    /// Memory that the guest shall have at first, until `vmm ctl balloon` says otherwise; all of it
-    /// if there is none given.
+    /// Memory that the guest has at first, until `vmm ctl balloon` changes it. Defaults to all
+    /// memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
-    /// A guest that runs out of memory takes back what it needs.
+    /// The guest may take memory back when it runs out of it.
     pub deflate_on_oom: bool,
-    /// The guest reports what it does not use, and the host has it until it is used.
+    /// The guest reports its free pages, and the host reuses them until the guest needs them.
     pub reporting: bool,
 }
 
@@ -61,31 +63,33 @@ impl Default for Config {
     }
 }
 
-/// Features (5.5.3).
+/// Feature bits (5.5.3).
 const STATS_VQ: u64 = 1 << 1;
 const DEFLATE_ON_OOM: u64 = 1 << 2;
 const PAGE_POISON: u64 = 1 << 4;
 const REPORTING: u64 = 1 << 5;
 
-/// Queues (5.5.2): the first three have their places, the one for reports is the last.
+/// Queues (5.5.2). The first three have fixed numbers, the reporting queue is the last.
 const INFLATE: u16 = 0;
 const STATISTICS: u16 = 2;
 const REPORTS: u16 = 4;
 const ENTRIES: u16 = 128;
 
-/// The configuration (5.5.4): `num_pages`, `actual`, `free_page_hint_cmd_id`, `poison_val`.
+/// Fields of the configuration (5.5.4): `num_pages`, `actual`, `free_page_hint_cmd_id`,
+/// `poison_val`.
 const ACTUAL: Range<usize> = 4..8;
 const POISON: Range<usize> = 12..16;
 const CONFIG_SIZE: usize = 16;
 
-/// What page frame numbers count, whatever the sizes of pages are.
+/// Unit of page frame numbers, independent of the guest's page size.
 const PAGE: u64 = 4096;
-/// Bytes of page frame numbers in one request: Linux sends 1024, Windows 4096.
-const LIMIT: u64 = 16 << 10;
-/// Requests between two looks whether to stop.
-const ROUND: usize = 16;
+/// Limit for the page frame numbers of one request: Linux sends 1024 bytes, Windows 4096.
+const MAX_FRAME_BYTES: u64 = 16 << 10;
+/// Requests that the worker processes before it checks whether it must stop.
+const BATCH: usize = 16;
 
-/// What a guest tells of its memory (5.5.6.3), by number. Linux has more than the specification.
+/// Names of the guest's statistics (5.5.6.3), indexed by tag. Linux has more than the
+/// specification.
 const NAMES: [&str; 16] = [
     "swap-in",
     "swap-out",
@@ -104,10 +108,9 @@ const NAMES: [&str; 16] = [
     "async-reclaims",
     "direct-reclaims",
 ];
-/// Bytes of one: a number and a value.
-const STATISTIC: usize = 10;
-/// Most of one answer.
-const STATISTICS_LIMIT: u64 = 64 * STATISTIC as u64;
+/// Bytes of one statistic: a tag and a value.
+const STATISTIC_SIZE: usize = 10;
+const MAX_STATISTICS_BYTES: u64 = 64 * STATISTIC_SIZE as u64;
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
@@ -117,7 +120,7 @@ impl Build for Config {
         let size = self.size.map_or(ram, |size| size.0);
         ensure!(
             size <= ram,
-            "size={} is more than the machine's memory, which is {}",
+            "size={}: the machine has only {} of memory: choose a smaller size",
             Size(size),
             Size(ram)
         );
@@ -133,35 +136,34 @@ impl Build for Config {
     }
 }
 
-/// What the operator, the processors' threads and the worker share.
+/// State shared by the operator, the vCPU threads and the worker.
 struct Gauge {
-    /// Bytes of RAM.
+    /// Size of RAM, in bytes.
     ram: u64,
-    /// Pages that the guest is asked to give.
+    /// Number of pages that the guest is asked to give.
     target: AtomicU32,
-    /// The operator said so in this process, which counts more than what was saved in another.
-    chosen: AtomicBool,
-    /// Pages that it has given, by its own account.
+    /// The operator set the target in this process. A restored state does not override that.
+    operator_set: AtomicBool,
+    /// Number of pages that the guest has given, according to the guest.
     actual: AtomicU32,
-    /// What it fills free pages with.
+    /// The pattern that the guest fills free pages with.
     poison: AtomicU32,
-    /// Rung when somebody wants statistics.
+    /// Rung to request new statistics.
     ask: Arc<EventFd>,
-    told: Mutex<Told>,
-    news: Condvar,
+    driver: Mutex<DriverState>,
+    changed: Condvar,
 }
 
-/// What is known while the driver runs, and what it said.
 #[derive(Default)]
-struct Told {
-    /// There between start and stop.
+struct DriverState {
+    /// Some while the driver runs.
     signal: Option<Arc<Signal>>,
-    /// The target changed while there was nobody to tell.
-    unsaid: bool,
-    /// It has a queue for statistics.
-    speaks: bool,
+    /// The target changed while no driver ran.
+    change_pending: bool,
+    /// The driver enabled the statistics queue.
+    has_statistics: bool,
     statistics: [Option<u64>; NAMES.len()],
-    heard: Option<Instant>,
+    updated: Option<Instant>,
 }
 
 impl Gauge {
@@ -169,106 +171,107 @@ impl Gauge {
         let gauge = Self {
             ram,
             target: AtomicU32::new(0),
-            chosen: AtomicBool::new(false),
+            operator_set: AtomicBool::new(false),
             actual: AtomicU32::new(0),
             poison: AtomicU32::new(0),
             ask: Arc::new(EventFd::new(EFD_NONBLOCK).context("an event for the balloon")?),
-            told: Mutex::default(),
-            news: Condvar::new(),
+            driver: Mutex::default(),
+            changed: Condvar::new(),
         };
         gauge.target.store(gauge.pages(size), Ordering::Release);
         Ok(gauge)
     }
 
-    /// Pages to give for so many bytes to have.
+    /// Converts the guest's memory size, in bytes, to a number of pages to give.
     fn pages(&self, size: u64) -> u32 {
         u32::try_from(self.ram.saturating_sub(size) / PAGE).unwrap_or(u32::MAX)
     }
 
-    /// Bytes to have when so many pages are given.
+    /// Converts a number of given pages to the guest's memory size, in bytes.
     fn size(&self, pages: &AtomicU32) -> u64 {
         self.ram.saturating_sub(u64::from(pages.load(Ordering::Acquire)) * PAGE)
     }
 
-    fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().expect("no device panicked")
+    fn driver(&self) -> MutexGuard<'_, DriverState> {
+        self.driver.lock().expect("no device panicked")
     }
 
-    fn aim(&self, pages: u32) {
+    fn set_target(&self, pages: u32) {
         let before = self.target.swap(pages, Ordering::AcqRel);
-        let mut told = self.told();
+        let mut driver = self.driver();
         if before == pages {
             return;
         }
-        match &told.signal {
+        match &driver.signal {
             Some(signal) => signal.configuration(),
-            None => told.unsaid = true,
+            None => driver.change_pending = true,
         }
     }
 
-    /// The driver has the device from now on, or no longer.
-    fn connect(&self, signal: Option<Arc<Signal>>, speaks: bool) {
-        let mut told = self.told();
+    /// Called with the signal when the driver starts, and with None when it stops.
+    fn connect(&self, signal: Option<Arc<Signal>>, has_statistics: bool) {
+        let mut driver = self.driver();
         if let Some(signal) = &signal
-            && std::mem::take(&mut told.unsaid)
+            && std::mem::take(&mut driver.change_pending)
         {
             signal.configuration();
         }
-        (told.signal, told.speaks) = (signal, speaks);
-        self.news.notify_all();
+        (driver.signal, driver.has_statistics) = (signal, has_statistics);
+        self.changed.notify_all();
     }
 
-    /// Takes what the guest tells of itself.
-    fn hear(&self, bytes: &[u8]) {
+    /// Parses a statistics buffer.
+    fn update_statistics(&self, bytes: &[u8]) {
         let mut statistics = [None; NAMES.len()];
-        for entry in bytes.chunks_exact(STATISTIC) {
+        for entry in bytes.chunks_exact(STATISTIC_SIZE) {
             let Some((number, value)) = entry.split_first_chunk() else { continue };
             let Some(value) = value.first_chunk() else { continue };
             let number = usize::from(u16::from_le_bytes(*number));
-            // All ones is what a guest says that does not know.
+            // The guest reports unknown values as all ones.
             let value = Some(u64::from_le_bytes(*value)).filter(|value| *value != u64::MAX);
-            if let Some(place) = statistics.get_mut(number) {
-                *place = value;
+            if let Some(slot) = statistics.get_mut(number) {
+                *slot = value;
             }
         }
-        let mut told = self.told();
-        (told.statistics, told.heard) = (statistics, Some(Instant::now()));
-        self.news.notify_all();
+        let mut driver = self.driver();
+        (driver.statistics, driver.updated) = (statistics, Some(Instant::now()));
+        self.changed.notify_all();
     }
 
-    /// What a driver told is of no interest after it.
-    fn forget(&self) {
-        let mut told = self.told();
-        (told.statistics, told.heard) = ([None; NAMES.len()], None);
+    /// Statistics of an earlier driver are dropped.
+    fn clear_statistics(&self) {
+        let mut driver = self.driver();
+        (driver.statistics, driver.updated) = ([None; NAMES.len()], None);
     }
 }
 
 impl balloon::Balloon for Gauge {
     fn set(&self, bytes: u64) {
-        self.chosen.store(true, Ordering::Release);
-        self.aim(self.pages(bytes));
+        self.operator_set.store(true, Ordering::Release);
+        self.set_target(self.pages(bytes));
     }
 
     fn report(&self, wait: Duration) -> Report {
-        let mut told = self.told();
-        if told.speaks && !wait.is_zero() {
+        let mut driver = self.driver();
+        if driver.has_statistics && !wait.is_zero() {
             let asked = Instant::now();
             self.ask.write(1).ok();
-            let silent = |told: &mut Told| told.speaks && told.heard.is_none_or(|it| it < asked);
-            let waited = self.news.wait_timeout_while(told, wait, silent);
-            told = waited.expect("no device panicked").0;
+            let silent = |driver: &mut DriverState| {
+                driver.has_statistics && driver.updated.is_none_or(|it| it < asked)
+            };
+            let waited = self.changed.wait_timeout_while(driver, wait, silent);
+            driver = waited.expect("no device panicked").0;
         }
-        let named = NAMES.into_iter().zip(told.statistics);
+        let named = NAMES.into_iter().zip(driver.statistics);
         Report {
             target: self.size(&self.target),
             actual: self.size(&self.actual),
             statistics: named.filter_map(|(name, value)| Some((name, value?))).collect(),
-            age: told.heard.map(|heard| heard.elapsed()),
+            age: driver.updated.map(|updated| updated.elapsed()),
         }
     }
 }
 
-/// What of it is saved.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
@@ -307,8 +310,8 @@ impl Virtio for Balloon {
         let mut bytes = [0; CONFIG_SIZE];
         bytes.copy_from_slice(&self.config());
         bytes[offset..offset + data.len()].copy_from_slice(data);
-        for (place, field) in [(ACTUAL, &self.gauge.actual), (POISON, &self.gauge.poison)] {
-            let field_bytes = bytes[place].try_into().expect("four bytes");
+        for (range, field) in [(ACTUAL, &self.gauge.actual), (POISON, &self.gauge.poison)] {
+            let field_bytes = bytes[range].try_into().expect("four bytes");
             field.store(u32::from_le_bytes(field_bytes), Ordering::Release);
         }
     }
@@ -322,7 +325,7 @@ impl Virtio for Balloon {
             _ => Purpose::Nothing,
         };
         let purposes: Vec<_> = queues.iter().map(|queue| purpose(queue.number())).collect();
-        let speaks = purposes.contains(&Purpose::Statistics);
+        let has_statistics = purposes.contains(&Purpose::Statistics);
         let signal = queues.first().map(|queue| queue.signal().clone());
         let mut bells: Vec<_> = queues.iter().map(|queue| queue.bell().clone()).collect();
         bells.push(self.gauge.ask.clone());
@@ -335,7 +338,7 @@ impl Virtio for Balloon {
             waiting: None,
         };
         self.worker = Some(Worker::spawn("virtio-balloon", work, bells, Work::step)?);
-        self.gauge.connect(signal, speaks);
+        self.gauge.connect(signal, has_statistics);
         Ok(())
     }
 
@@ -352,53 +355,52 @@ impl Virtio for Balloon {
 
     fn restore(&mut self, saved: Saved) -> anyhow::Result<()> {
         let saved: Option<State> = saved.take()?;
-        // A reset does not change what the operator wants.
+        // A reset does not change the operator's target.
         if let Some(state) = &saved
-            && !self.gauge.chosen.load(Ordering::Acquire)
+            && !self.gauge.operator_set.load(Ordering::Acquire)
         {
-            self.gauge.aim(state.target);
+            self.gauge.set_target(state.target);
         }
         let State { actual, poison, .. } = saved.unwrap_or_default();
         self.gauge.actual.store(actual, Ordering::Release);
         self.gauge.poison.store(poison, Ordering::Release);
-        self.gauge.forget();
+        self.gauge.clear_statistics();
         Ok(())
     }
 }
 
-/// What a queue is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// Pages come.
+    /// Pages that the guest gives.
     Inflate,
-    /// The guest tells of itself, and gets its buffer back when it is asked to do so again.
+    /// Statistics. The driver's buffer is returned to request new ones.
     Statistics,
-    /// Pages come that the guest does not use just now.
+    /// Free pages that the guest reports.
     Reports,
-    /// Pages go back; whatever it is, it is acknowledged.
+    /// Deflating, and unknown queues: requests are only acknowledged.
     Nothing,
 }
 
-/// What the worker has.
+/// State of the worker thread.
 struct Work {
     queues: Vec<Queue>,
-    /// Of each queue.
+    /// The purpose of each queue, in the same order.
     purposes: Vec<Purpose>,
-    /// The guest says what it fills free pages with.
+    /// PAGE_POISON was negotiated: the guest reports its fill pattern.
     poisoned: bool,
     gauge: Arc<Gauge>,
     host: Arc<dyn Host>,
-    /// The buffer in which it told of itself last, and its queue.
+    /// The last statistics buffer and the index of its queue.
     waiting: Option<(usize, Chain)>,
 }
 
 impl Work {
     fn step(&mut self, at: usize) {
         if at == self.queues.len() {
-            self.ask();
+            self.request_statistics();
             return;
         }
-        for _ in 0..ROUND {
+        for _ in 0..BATCH {
             let Some(chain) = next(&mut self.queues[at]) else {
                 self.queues[at].notify();
                 return;
@@ -406,7 +408,7 @@ impl Work {
             self.take(at, chain);
         }
         self.queues[at].notify();
-        // There may be more, after those who want us to stop.
+        // There may be more requests. They are served after a pending stop.
         self.queues[at].bell().write(1).ok();
     }
 
@@ -421,12 +423,12 @@ impl Work {
                 release(&*self.host, chain.writable.iter().map(extent).collect());
             }
             Purpose::Statistics => {
-                let length = super::length(&chain.readable).min(STATISTICS_LIMIT);
+                let length = super::length(&chain.readable).min(MAX_STATISTICS_BYTES);
                 let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
                 if queue.memory().gather(&chain.readable, &mut bytes).is_ok() {
-                    self.gauge.hear(&bytes);
+                    self.gauge.update_statistics(&bytes);
                 }
-                // There is one such buffer; a driver with two has one back.
+                // A driver should have one such buffer at a time. An older one is returned.
                 if let Some((_, old)) = self.waiting.replace((at, chain)) {
                     queue.push(old, 0);
                 }
@@ -437,8 +439,8 @@ impl Work {
         queue.push(chain, 0);
     }
 
-    /// Has the guest tell of itself: it gets its buffer back.
-    fn ask(&mut self) {
+    /// Requests new statistics: returns the buffer to the driver.
+    fn request_statistics(&mut self) {
         if let Some((at, chain)) = self.waiting.take() {
             self.queues[at].push(chain, 0);
             self.queues[at].notify();
@@ -453,7 +455,7 @@ impl Work {
     }
 }
 
-/// Gives ranges back to the host, as few and as large as they can be.
+/// Releases ranges to the host. Adjacent and overlapping ones are merged.
 fn release(host: &dyn Host, mut ranges: Vec<Range<u64>>) {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut ranges = ranges.into_iter().filter(|range| !range.is_empty());
@@ -468,9 +470,10 @@ fn release(host: &dyn Host, mut ranges: Vec<Range<u64>>) {
     host.release(whole);
 }
 
-/// The pages of a request, if all of it is in memory. See above for how wide their numbers are.
+/// The pages named by a request, as byte ranges. Empty if the request is not entirely in memory.
+/// The comment at the top of this file explains the width of the numbers.
 fn frames(memory: &Memory, pieces: &[Piece]) -> Vec<Range<u64>> {
-    let length = super::length(pieces).min(LIMIT);
+    let length = super::length(pieces).min(MAX_FRAME_BYTES);
     let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
     if memory.gather(pieces, &mut bytes).is_err() {
         return Vec::new();

@@ -1,11 +1,12 @@
 //! virtio-blk: a disk with several queues (VIRTIO 1.3, 5.2).
 //!
-//! Each queue has a thread and a channel of its own to the image; one pass takes everything that
-//! the driver offered, sends it with one call, and answers what is done with one interrupt.
+//! Each queue has its own thread and its own channel to the image. One pass takes all requests that
+//! the driver offered, submits them with one call, and reports the finished ones with one
+//! interrupt.
 //!
-//! Threats: sector, length and segments are the guest's. They are checked against the image here
-//! and in the channel; a request that makes no sense is answered with an error, and one without
-//! room for an answer breaks the device. What a queue can have under way is bounded by its size.
+//! Threats: sector, length and segments come from the guest. They are checked against the image
+//! here and in the channel. An invalid request is answered with an error, and a request without
+//! space for its status breaks the device. The size of the queue limits the requests in flight.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -47,14 +48,14 @@ impl Build for Config {
     }
 }
 
-/// The unit of everything that a driver says, whatever the disk's blocks are.
+/// Unit of the driver's sectors, whatever the disk's block size is.
 const SECTOR: u64 = 512;
-/// Entries of a queue, and pieces of data that fit one of them besides header and status. Windows
-/// makes its longest transfer of this: about 1 MiB.
+/// Entries of a queue, and the maximum number of data pieces of one request, which also needs a
+/// header and a status. Windows derives its longest transfer from this: about 1 MiB.
 const QUEUE_SIZE: u16 = 256;
 const SEGMENTS: u32 = 254;
-/// The most queues.
-pub const QUEUES_MAX: u16 = 64;
+/// Maximum number of queues.
+pub const MAX_QUEUES: u16 = 64;
 
 /// Feature bits (5.2.3).
 const SEG_MAX: u64 = 1 << 2;
@@ -67,7 +68,7 @@ const MQ: u64 = 1 << 12;
 const DISCARD: u64 = 1 << 13;
 const WRITE_ZEROES: u64 = 1 << 14;
 
-/// Where the one field is that a driver writes: write-back (1) or write-through (0).
+/// Offset of the only field that a driver writes: write-back (1) or write-through (0).
 const WRITEBACK: usize = 32;
 
 /// Request types (5.2.6).
@@ -77,18 +78,18 @@ const TYPE_FLUSH: u32 = 4;
 const TYPE_GET_ID: u32 = 8;
 const TYPE_DISCARD: u32 = 11;
 const TYPE_WRITE_ZEROES: u32 = 13;
-/// Bytes of the answer to GET_ID.
-const ID: usize = 20;
-/// Bytes of one range to discard or to zero, the most ranges of a request, and the most sectors of
-/// one.
-const RANGE: usize = 16;
-const DISCARD_RANGES: u32 = 16;
-const ZERO_RANGES: u32 = 1;
-const RANGE_SECTORS: u32 = 1 << 22;
-/// A range's flag: room may be given back.
+/// Length of the answer to GET_ID.
+const ID_SIZE: usize = 20;
+/// Length of one range to discard or to zero, maximum numbers of ranges in a request, and maximum
+/// number of sectors in a range.
+const RANGE_SIZE: usize = 16;
+const MAX_DISCARD_RANGES: u32 = 16;
+const MAX_ZERO_RANGES: u32 = 1;
+const MAX_RANGE_SECTORS: u32 = 1 << 22;
+/// Flag of a range: its space may be released.
 const UNMAP: u32 = 1;
 
-/// The status byte.
+/// Values of the status byte.
 const OK: u8 = 0;
 const IO_ERROR: u8 = 1;
 const UNSUPPORTED: u8 = 2;
@@ -97,26 +98,26 @@ const UNSUPPORTED: u8 = 2;
 pub struct Blk {
     drive: Arc<Drive>,
     queues: u16,
-    serial: [u8; ID],
-    /// Whether writes may wait in caches until they are flushed.
+    serial: [u8; ID_SIZE],
+    /// Whether writes may stay in caches until a flush.
     writeback: Arc<AtomicBool>,
     pollers: Vec<Poller<Server>>,
-    /// Bytes of the disk when the driver was last to look.
+    /// Size of the disk that the driver last knew, in bytes.
     known: u64,
 }
 
 impl Blk {
-    /// A disk with so many queues. The serial number is cut at 20 bytes.
+    /// Creates a disk with `queues` queues. The serial number is cut to 20 bytes.
     ///
     /// # Errors
     ///
-    /// When there are no queues, or too many.
+    /// If `queues` is not in 1..=64.
     pub fn new(drive: Arc<Drive>, queues: u16) -> anyhow::Result<Self> {
         ensure!(
-            (1..=QUEUES_MAX).contains(&queues),
-            "queues={queues}: a disk has 1 to {QUEUES_MAX} queues"
+            (1..=MAX_QUEUES).contains(&queues),
+            "queues={queues}: a disk has 1 to {MAX_QUEUES} queues"
         );
-        let mut id = [0; ID];
+        let mut id = [0; ID_SIZE];
         for (to, from) in id.iter_mut().zip(drive.serial().bytes()) {
             *to = from;
         }
@@ -125,21 +126,22 @@ impl Blk {
         Ok(Self { drive, queues, serial: id, writeback, pollers: Vec::new(), known })
     }
 
-    /// Tells the driver when the disk grows, and now if it did while nobody could be told.
+    /// Notifies the driver whenever the disk grows. Also notifies it now if the disk grew while the
+    /// device was stopped.
     fn watch(&self, signal: &Arc<Signal>) {
-        let told = signal.clone();
-        self.drive.watch(Some(Box::new(move || told.configuration())));
+        let driver = signal.clone();
+        self.drive.watch(Some(Box::new(move || driver.configuration())));
         if self.drive.geometry().size != self.known {
             signal.configuration();
         }
     }
 }
 
-/// What of a disk is saved beside its queues.
+/// Saved state besides the queues.
 #[derive(Serialize, Deserialize)]
 struct State {
     writeback: bool,
-    /// Bytes that the driver knows of.
+    /// The size that the driver knows, in bytes.
     size: u64,
 }
 
@@ -166,7 +168,7 @@ impl Virtio for Blk {
             bytes[at..at + width].copy_from_slice(&value.to_le_bytes()[..width]);
         };
         let blocks = geometry.physical_block / geometry.logical_block.max(1);
-        // Windows trims only what it is told an alignment of, and panics over limits of 0.
+        // Windows trims only if an alignment is reported, and panics if a limit is 0.
         let discard = u64::from(geometry.discard.max(geometry.logical_block)) / SECTOR;
         put(0, geometry.size / SECTOR, 8);
         put(12, SEGMENTS.into(), 4);
@@ -176,11 +178,11 @@ impl Virtio for Blk {
         put(28, 0, 4);
         put(WRITEBACK, self.writeback.load(Ordering::Acquire).into(), 1);
         put(34, self.queues.into(), 2);
-        put(36, RANGE_SECTORS.into(), 4);
-        put(40, DISCARD_RANGES.into(), 4);
+        put(36, MAX_RANGE_SECTORS.into(), 4);
+        put(40, MAX_DISCARD_RANGES.into(), 4);
         put(44, discard, 4);
-        put(48, RANGE_SECTORS.into(), 4);
-        put(52, ZERO_RANGES.into(), 4);
+        put(48, MAX_RANGE_SECTORS.into(), 4);
+        put(52, MAX_ZERO_RANGES.into(), 4);
         put(56, (geometry.discard > 0).into(), 1);
         bytes.to_vec()
     }
@@ -192,7 +194,7 @@ impl Virtio for Blk {
     }
 
     fn start(&mut self, queues: Vec<Queue>, negotiated: u64) -> anyhow::Result<()> {
-        // A driver that can neither flush nor choose wants its writes to last.
+        // A driver that can neither flush nor choose a cache mode needs durable writes.
         if negotiated & (FLUSH | CONFIG_WCE) == 0 {
             self.writeback.store(false, Ordering::Release);
         }
@@ -207,7 +209,7 @@ impl Virtio for Blk {
                 writeback: self.writeback.clone(),
                 serial: self.serial,
                 jobs: std::iter::repeat_with(|| None).take(QUEUE_SIZE.into()).collect(),
-                under_way: 0,
+                in_flight: 0,
                 done: Vec::new(),
                 queue,
             };
@@ -232,48 +234,47 @@ impl Virtio for Blk {
         let saved: Option<State> = saved.take()?;
         let writeback = saved.as_ref().is_none_or(|state| state.writeback);
         self.writeback.store(writeback, Ordering::Release);
-        // A driver that begins looks by itself.
+        // A driver that starts reads the size by itself.
         self.known = saved.map_or_else(|| self.drive.geometry().size, |state| state.size);
         Ok(())
     }
 }
 
-/// A request of the driver that is under way.
+/// A request in flight.
 struct Job {
     chain: Chain,
-    /// Where its status byte goes.
+    /// Guest address of its status byte.
     status: u64,
-    /// What is still to come from the channel.
+    /// Channel requests that are not finished yet.
     parts: u16,
-    /// A flush follows, since the driver's caches are write-through.
+    /// A flush follows, because the driver chose write-through.
     flush: bool,
-    /// What the driver is told is written, besides the status.
+    /// Bytes reported as written, without the status byte.
     written: u32,
     answer: u8,
 }
 
-/// One queue, and the thread's way to the image.
+/// State of the thread that serves one queue.
 struct Server {
     queue: Queue,
     channel: Box<dyn Channel>,
     writeback: Arc<AtomicBool>,
-    serial: [u8; ID],
-    /// By the head of their chain.
+    serial: [u8; ID_SIZE],
+    /// Requests in flight, indexed by the head of their chain.
     jobs: Vec<Option<Job>>,
-    under_way: usize,
+    in_flight: usize,
     done: Vec<Done>,
 }
 
-/// What a request's header and ranges come to.
 enum Plan {
-    /// For the image.
+    /// Requests for the image.
     Ask(Vec<Request>),
-    /// Answered at once: status, and bytes written before it.
+    /// An immediate answer: status, and number of bytes written before it.
     Answer(u8, u32),
 }
 
 impl Server {
-    /// Takes everything that is offered.
+    /// Takes all requests that the driver offered.
     fn take(&mut self) -> bool {
         let mut any = false;
         while let Some(mut chain) = self.queue.pop() {
@@ -295,12 +296,12 @@ impl Server {
         let head = usize::from(chain.head());
         let plan = self.plan(kind, sector, &mut chain);
         let mut job = Job { chain, status, parts: 0, flush: false, written: 0, answer: OK };
-        self.under_way += 1;
+        self.in_flight += 1;
         match plan {
             Plan::Ask(requests) if !requests.is_empty() => {
                 job.parts = u16::try_from(requests.len()).unwrap_or(u16::MAX);
-                let kept = self.writeback.load(Ordering::Acquire);
-                job.flush = matches!(kind, TYPE_DISCARD | TYPE_WRITE_ZEROES) && !kept;
+                let writeback = self.writeback.load(Ordering::Acquire);
+                job.flush = matches!(kind, TYPE_DISCARD | TYPE_WRITE_ZEROES) && !writeback;
                 if kind == TYPE_IN {
                     job.written = u32::try_from(requests[0].length).unwrap_or(0);
                 }
@@ -312,7 +313,7 @@ impl Server {
         }
     }
 
-    /// What to do for a request: nothing has happened yet.
+    /// Decides how to serve a request, without side effects on the image.
     fn plan(&self, kind: u32, sector: u64, chain: &mut Chain) -> Plan {
         let tag = u64::from(chain.head());
         let offset = sector.saturating_mul(SECTOR);
@@ -338,21 +339,21 @@ impl Server {
     }
 
     fn identify(&self, chain: &Chain) -> Plan {
-        let room = usize::try_from(super::length(&chain.writable)).unwrap_or(ID).min(ID);
+        let room = usize::try_from(super::length(&chain.writable)).unwrap_or(ID_SIZE).min(ID_SIZE);
         match self.queue.memory().scatter(&chain.writable, &self.serial[..room]) {
             Ok(()) => Plan::Answer(OK, u32::try_from(room).unwrap_or(0)),
             Err(_) => Plan::Answer(IO_ERROR, 0),
         }
     }
 
-    /// Answers what the channel has done.
+    /// Answers the requests that the channel has finished.
     fn answer(&mut self) -> bool {
         let mut done = std::mem::take(&mut self.done);
         self.channel.reap(&mut done);
         let any = !done.is_empty();
         for one in done.drain(..) {
             let head = usize::try_from(one.tag & 0xffff).unwrap_or(usize::MAX);
-            // Tags are ours, so each has its job.
+            // The tags come from this file, so each has its job.
             let Some(job) = self.jobs.get_mut(head).and_then(Option::as_mut) else { continue };
             if let Err(fault) = one.result {
                 job.answer = match fault {
@@ -368,7 +369,7 @@ impl Server {
                 job.parts = 1;
                 self.channel.push(request(one.tag & 0xffff, Operation::Flush, (0, 0)));
             } else if let Some(mut job) = self.jobs[head].take() {
-                // The vector is of use for the next chain.
+                // Reuses the vector for the next chain.
                 job.chain.readable = one.pieces;
                 self.end(job);
             }
@@ -378,20 +379,20 @@ impl Server {
     }
 
     fn end(&mut self, job: Job) {
-        self.under_way -= 1;
+        self.in_flight -= 1;
         let written = if job.answer == OK { job.written } else { 0 };
-        // A status that is not in memory is the guest's loss.
+        // A status address outside of memory is ignored: only the guest misses the status.
         self.queue.memory().write(job.status, &[job.answer]).ok();
         self.queue.push(job.chain, written + 1);
     }
 
-    /// Waits for what is under way, and leaves what waits for room or for its turn in the queue.
+    /// Waits for requests in flight. Requests that the channel has not started stay in the queue.
     fn finish(mut self) -> Queue {
-        while self.under_way > 0 {
-            // Each time: what is under way may come to wait for room too.
+        while self.in_flight > 0 {
+            // Repeated on each pass: a request in flight may start to wait for space.
             self.withdraw();
             self.channel.submit();
-            if self.under_way > 0 && !self.answer() {
+            if self.in_flight > 0 && !self.answer() {
                 wait(self.channel.as_ref());
             }
         }
@@ -403,7 +404,7 @@ impl Server {
         for request in self.channel.withdraw() {
             let head = usize::try_from(request.tag & 0xffff).unwrap_or(usize::MAX);
             if let Some(job) = self.jobs.get_mut(head).and_then(Option::take) {
-                self.under_way -= 1;
+                self.in_flight -= 1;
                 self.queue.undo(job.chain);
             }
         }
@@ -414,22 +415,23 @@ fn request(tag: u64, operation: Operation, (offset, length): (u64, u64)) -> Requ
     Request { tag, operation, offset, length, pieces: Vec::new() }
 }
 
-/// The ranges of a request to discard or to zero, a request of the channel's for each.
+/// Plans a discard or write-zeroes request: one channel request for each range.
 fn ranges(memory: &Memory, chain: &mut Chain, operation: Operation) -> Plan {
     let length = super::length(&chain.readable);
-    let most = if operation == Operation::Discard { DISCARD_RANGES } else { ZERO_RANGES };
-    let count = length / RANGE as u64;
-    if count == 0 || !length.is_multiple_of(RANGE as u64) || count > most.into() {
+    let max_ranges =
+        if operation == Operation::Discard { MAX_DISCARD_RANGES } else { MAX_ZERO_RANGES };
+    let count = length / RANGE_SIZE as u64;
+    if count == 0 || !length.is_multiple_of(RANGE_SIZE as u64) || count > max_ranges.into() {
         return Plan::Answer(IO_ERROR, 0);
     }
     let mut requests = Vec::new();
     for part in 0..count {
-        let Ok(range) = chain.take::<RANGE>(memory) else { return Plan::Answer(IO_ERROR, 0) };
+        let Ok(range) = chain.take::<RANGE_SIZE>(memory) else { return Plan::Answer(IO_ERROR, 0) };
         let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, flags @ ..] = range;
         let sector = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
         let (sectors, flags) = (u32::from_le_bytes([n0, n1, n2, n3]), u32::from_le_bytes(flags));
         let operation = match operation {
-            // A flag that a command does not know must be refused (5.2.6.2).
+            // Unknown flags must be refused (5.2.6.2).
             Operation::Discard if flags != 0 => return Plan::Answer(UNSUPPORTED, 0),
             Operation::WriteZeroes { .. } if flags & !UNMAP != 0 => {
                 return Plan::Answer(UNSUPPORTED, 0);
@@ -437,7 +439,7 @@ fn ranges(memory: &Memory, chain: &mut Chain, operation: Operation) -> Plan {
             Operation::WriteZeroes { .. } => Operation::WriteZeroes { unmap: flags & UNMAP != 0 },
             other => other,
         };
-        if sectors > RANGE_SECTORS {
+        if sectors > MAX_RANGE_SECTORS {
             return Plan::Answer(IO_ERROR, 0);
         }
         let tag = u64::from(chain.head()) | part << 16;
@@ -455,7 +457,7 @@ impl Serve for Server {
         }
         let answered = self.answer();
         if answered {
-            // Flushes that follow what was answered.
+            // Submits the flushes that follow finished requests.
             self.channel.submit();
         }
         self.queue.notify();
@@ -463,7 +465,7 @@ impl Serve for Server {
     }
 
     fn awaits(&self) -> bool {
-        self.under_way == 1
+        self.in_flight == 1
     }
 
     fn listen(&mut self) -> bool {

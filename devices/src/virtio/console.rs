@@ -1,19 +1,19 @@
-//! virtio-serial: a console, or a named port (VIRTIO 1.3, 5.3), one to a device.
+//! virtio-serial: a console or a named port (VIRTIO 1.3, 5.3). Each device has one port.
 //!
-//! A console is port 0, which drivers that know of no other use too. A named port is port 1, as in
-//! QEMU: 0 is kept for a console, and this device has none. The guest is told whether somebody is
-//! at the other end of a named port; a console is always open.
+//! A console is port 0, which also works with drivers that support a single port only. A named port
+//! is port 1, as in QEMU: port 0 is reserved for a console, and this device has none. The guest
+//! learns whether a client is connected to a named port. A console is always open.
 //!
-//! **An end that does not read.** Of a named port the guest's buffers are held until there is room,
-//! or until who is there leaves: that stops the program that writes. A console's are held for
-//! [`PATIENCE`], and lost then: Linux waits for them with a lock held, so that a terminal which
-//! somebody stopped would stop the whole guest. QEMU does the same, without the patience.
+//! **A client that does not read.** For a named port the guest's buffers are held until the client
+//! has room or disconnects, so the writing program in the guest blocks. A console holds them for
+//! [`CONSOLE_TIMEOUT`] and then drops the data: Linux holds a lock while it waits, so a stopped
+//! terminal would stop the whole guest. QEMU drops it as well, without waiting.
 //!
-//! Threats: a guest that sends more than the other end takes has no buffers left, and we keep none;
-//! one that does not read leaves the bytes in the host's socket. What it should be told is kept as
-//! a few flags, however often it asks and however seldom it listens. One round moves at most
-//! [`ROUND`] buffers each way, of at most [`PIECE`] bytes at a time, and never waits for the other
-//! end, so that a reset or a pause does not either.
+//! Threats: a guest that sends more than the client reads runs out of buffers, and nothing is
+//! stored here. If the guest does not read, the bytes stay in the host's socket. Pending control
+//! messages are a few flags, however often the guest asks for them and however seldom it reads. One
+//! pass moves at most [`BATCH`] buffers each way, at most [`MAX_TRANSFER`] bytes at a time, and
+//! never waits for the client, so resets and pauses are not delayed.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -37,23 +37,24 @@ use host::stream::Stream;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Its PCI slot; the first that is free if there is none given.
+    /// PCI slot. Defaults to the first free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
-    /// The port's name, by which programs in the guest find it; a console if there is none given.
+    /// Name by which programs in the guest find the port. Without a name the port is a console.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The host side: `stdio`, `file:PATH`, `socket:PATH` or `none`.
+    /// Host side of the port: `stdio`, `file:PATH`, `socket:PATH` or `none`.
     #[serde(default)]
     pub to: Stream,
 }
 
-/// Features (5.3.3).
+/// Feature bits (5.3.3).
 const MULTIPORT: u64 = 1 << 1;
 
-/// Entries of a queue, as in QEMU.
+/// Entries of each queue, as in QEMU.
 const ENTRIES: u16 = 128;
-/// Queues (5.3.2): of port 0 to the guest and from it, of control messages, and of port 1.
+/// Queue numbers (5.3.2): 0 and 1 carry data of port 0, `CONTROL` and the next one control
+/// messages, `PORT_1` and the next one data of port 1. The first of each pair leads to the guest.
 const CONTROL: u16 = 2;
 const PORT_1: u16 = 4;
 
@@ -64,25 +65,26 @@ const PORT_READY: u16 = 3;
 const CONSOLE_PORT: u16 = 4;
 const PORT_OPEN: u16 = 6;
 const PORT_NAME: u16 = 7;
-/// Bytes of one: port, event, value.
-const MESSAGE: usize = 8;
+/// Bytes of a control message: port, event, value.
+const MESSAGE_SIZE: usize = 8;
 
-/// Longest name of a port.
-const NAME: usize = 128;
-/// Bytes that are moved at once.
-const PIECE: usize = 4096;
-/// How long a console waits for an end that does not read.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// Buffers that are moved before it is asked whether to stop.
-const ROUND: usize = 32;
+/// Maximum length of a port's name.
+const MAX_NAME: usize = 128;
+/// Maximum number of bytes moved at once.
+const MAX_TRANSFER: usize = 4096;
+/// How long a console waits for a client that does not read.
+const CONSOLE_TIMEOUT: Duration = Duration::from_millis(100);
+/// Buffers that are moved before the thread checks whether it must stop.
+const BATCH: usize = 32;
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         if let Some(name) = &self.name {
             let plain = name.chars().all(|letter| letter.is_ascii_graphic() && letter != '/');
             ensure!(
-                plain && (1..=NAME).contains(&name.len()),
-                "name={name}: a port's name has 1 to {NAME} letters, digits, dots and the like"
+                plain && (1..=MAX_NAME).contains(&name.len()),
+                "name={name}: a port's name has 1 to {MAX_NAME} printable ASCII characters \
+                 other than spaces and `/`"
             );
         }
         let device = Console {
@@ -103,26 +105,26 @@ impl Build for Config {
     }
 }
 
-/// What a driver did, and has to be told.
+/// Saved state: what the driver did, and which control messages are pending.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
-    /// It must hear of the port.
+    /// DEVICE_ADD is pending.
     add: bool,
-    /// It must hear what the port is.
+    /// The port's name or type is pending.
     describe: bool,
-    /// It knows the port.
+    /// The driver sent PORT_READY.
     ready: bool,
-    /// It was told that somebody is at the other end.
+    /// The last PORT_OPEN reported a connected client.
     told: bool,
-    /// A program of the guest has the port.
+    /// A program in the guest has opened the port.
     open: bool,
-    /// How much was taken of the buffer that is held, and which one that is.
+    /// Head of the partly sent buffer, and number of bytes already sent.
     taken: Option<(u16, u32)>,
 }
 
 struct Console {
-    /// With the thread while that runs.
+    /// None while the thread runs, which owns it.
     channel: Option<Channel>,
     name: Option<String>,
     state: State,
@@ -130,7 +132,7 @@ struct Console {
 }
 
 impl Console {
-    /// Ports that there may be, from 0 on.
+    /// Number of ports reported to the driver, including an unused port 0.
     fn ports(&self) -> u16 {
         if self.name.is_some() { 2 } else { 1 }
     }
@@ -149,23 +151,23 @@ impl Virtio for Console {
     }
 
     fn config(&self) -> Vec<u8> {
-        // Columns and rows, which are not offered; ports; the register for emergencies, neither.
+        // Columns and rows (not offered), number of ports, emergency write register (not offered).
         let (none, ports) = ([0; 4], u32::from(self.ports()).to_le_bytes());
         [none, ports, none].concat()
     }
 
     fn start(&mut self, queues: Vec<Queue>, negotiated: u64) -> anyhow::Result<()> {
-        let channel = self.channel.take().context("the port's other end is lost")?;
+        let channel = self.channel.take().context("the port's host side is lost")?;
         let (multiport, name) = (negotiated & MULTIPORT != 0, self.name.clone());
         let port = if name.is_some() { PORT_1 } else { 0 };
         let find = |number: u16| queues.iter().position(|queue| queue.number() == number);
-        // Without control queues there is port 0 alone.
+        // Without control queues only port 0 exists.
         let exists = multiport || name.is_none();
         let control = |number| find(number).filter(|_| multiport);
         let data = |number| find(number).filter(|_| exists);
-        let mut desk = Desk {
-            tells: control(CONTROL),
-            hears: control(CONTROL + 1),
+        let mut server = Server {
+            control_to_guest: control(CONTROL),
+            control_from_guest: control(CONTROL + 1),
             input: data(port),
             output: data(port + 1),
             multiport,
@@ -174,21 +176,21 @@ impl Virtio for Console {
             state: std::mem::take(&mut self.state),
             held: None,
             full: false,
-            since: None,
-            hungry: false,
+            stalled_since: None,
+            guest_has_room: false,
             queues,
         };
-        desk.resume();
-        self.thread = Some(Thread::spawn(desk)?);
+        server.resume();
+        self.thread = Some(Thread::spawn(server)?);
         Ok(())
     }
 
     fn stop(&mut self) -> Vec<Queue> {
         let Some(thread) = self.thread.take() else { return Vec::new() };
-        let mut desk = thread.stop();
-        desk.pause();
-        (self.channel, self.state) = (Some(desk.channel), desk.state);
-        desk.queues
+        let mut server = thread.stop();
+        server.pause();
+        (self.channel, self.state) = (Some(server.channel), server.state);
+        server.queues
     }
 
     fn save(&self) -> Saved {
@@ -202,35 +204,35 @@ impl Virtio for Console {
     }
 }
 
-/// The thread of a port: it waits for the guest and for the other end at once.
+/// The thread of a port. It waits for the guest and for the client.
 struct Thread {
     stop: Arc<EventFd>,
-    thread: Option<JoinHandle<Desk>>,
+    thread: Option<JoinHandle<Server>>,
 }
 
 impl Thread {
-    fn spawn(mut desk: Desk) -> anyhow::Result<Self> {
+    fn spawn(mut server: Server) -> anyhow::Result<Self> {
         let stop = Arc::new(EventFd::new(EFD_NONBLOCK).context("an event for a port")?);
         let epoll = Epoll::new().context("an epoll for a port")?;
-        let bells = desk.queues.iter().map(|queue| queue.bell().as_raw_fd());
+        let bells = server.queues.iter().map(|queue| queue.bell().as_raw_fd());
         for fd in bells.chain([stop.as_raw_fd()]) {
             let rings = EpollEvent::new(EventSet::IN, 0);
             epoll.ctl(ControlOperation::Add, fd, rings).context("an event for a port")?;
         }
-        let told = stop.clone();
+        let stopped = stop.clone();
         let body = move || {
-            desk.run(&epoll, &told);
-            desk
+            server.run(&epoll, &stopped);
+            server
         };
         let builder = Builder::new().name("virtio-serial".into());
         Ok(Self { stop, thread: Some(builder.spawn(body).context("a thread for a port")?) })
     }
 
-    fn stop(mut self) -> Desk {
+    fn stop(mut self) -> Server {
         self.join().expect("a port is stopped once")
     }
 
-    fn join(&mut self) -> Option<Desk> {
+    fn join(&mut self) -> Option<Server> {
         let thread = self.thread.take()?;
         self.stop.write(1).expect("an eventfd takes a 1");
         Some(thread.join().expect("a panic ends the process"))
@@ -243,39 +245,39 @@ impl Drop for Thread {
     }
 }
 
-/// What the thread has.
-struct Desk {
+/// State of the thread.
+struct Server {
     queues: Vec<Queue>,
-    /// Which of the queues carry control messages to the guest and from it.
-    tells: Option<usize>,
-    hears: Option<usize>,
-    /// Which carry bytes to the guest and from it.
+    /// Indices in `queues` of the control queues.
+    control_to_guest: Option<usize>,
+    control_from_guest: Option<usize>,
+    /// Indices in `queues` of the data queues: to the guest, and from the guest.
     input: Option<usize>,
     output: Option<usize>,
     multiport: bool,
     name: Option<String>,
     channel: Channel,
     state: State,
-    /// What is being sent: a buffer of the guest's without what was taken of it.
+    /// The guest's buffer that is being sent, without the part that was sent already.
     held: Option<Chain>,
-    /// The other end has no room.
+    /// The client has no room.
     full: bool,
-    /// Since when it has taken nothing.
-    since: Option<Instant>,
-    /// The guest has room.
-    hungry: bool,
+    /// When the client stopped reading.
+    stalled_since: Option<Instant>,
+    /// The guest offers buffers for input.
+    guest_has_room: bool,
 }
 
-impl Desk {
+impl Server {
     fn run(&mut self, epoll: &Epoll, stop: &EventFd) {
         loop {
-            let wait = if self.serve() { 0 } else { self.patience() };
-            let others = self.channel.awaits(self.hungry && self.listens(), self.full);
+            let wait = if self.serve() { 0 } else { self.timeout() };
+            let others = self.channel.awaits(self.guest_has_room && self.guest_reads(), self.full);
             for (fd, what) in &others {
-                // Refused for plain files, which are always ready.
+                // Fails for plain files, which are always ready.
                 epoll.ctl(ControlOperation::Add, *fd, EpollEvent::new(*what, 0)).ok();
             }
-            // A signal makes it look again, which is no harm.
+            // A signal may end the wait early. This is harmless.
             epoll.wait(wait, &mut [EpollEvent::default()]).ok();
             for (fd, _) in others {
                 epoll.ctl(ControlOperation::Delete, fd, EpollEvent::default()).ok();
@@ -286,56 +288,56 @@ impl Desk {
             for queue in &self.queues {
                 queue.bell().read().ok();
             }
-            self.channel.heed(self.listens());
+            self.channel.heed(self.guest_reads());
         }
     }
 
-    /// Milliseconds until something has to be given up; -1 is never.
-    fn patience(&self) -> i32 {
-        let since = self.since.filter(|_| self.full && self.name.is_none());
+    /// Milliseconds until buffers are dropped, or -1 for no limit.
+    fn timeout(&self) -> i32 {
+        let since = self.stalled_since.filter(|_| self.full && self.name.is_none());
         since.map_or(-1, |since| {
-            let left = PATIENCE.saturating_sub(since.elapsed());
+            let left = CONSOLE_TIMEOUT.saturating_sub(since.elapsed());
             i32::try_from(left.as_millis()).map_or(-1, |left| left + 1)
         })
     }
 
-    /// Moves what can be moved; true when there may be more.
+    /// Moves data and messages. Returns true if there may be more.
     fn serve(&mut self) -> bool {
-        let heard = self.hears.is_some_and(|at| self.hear(at));
+        let handled = self.control_from_guest.is_some_and(|at| self.handle_messages(at));
         let sent = self.output.is_some_and(|at| self.send(at));
         let received = self.input.is_some_and(|at| self.receive(at));
-        // Last: somebody may have left.
-        let told = self.tells.is_some_and(|at| self.tell(at));
-        heard || sent || received || told
+        // Last, because the client may have disconnected.
+        let announced = self.control_to_guest.is_some_and(|at| self.send_messages(at));
+        handled || sent || received || announced
     }
 
-    /// Whether a program of the guest reads.
-    fn listens(&self) -> bool {
+    /// Whether a program in the guest reads the port.
+    fn guest_reads(&self) -> bool {
         self.state.open || !self.multiport
     }
 
-    /// Takes what the driver says.
-    fn hear(&mut self, at: usize) -> bool {
-        for _ in 0..ROUND {
+    /// Handles the driver's control messages.
+    fn handle_messages(&mut self, at: usize) -> bool {
+        for _ in 0..BATCH {
             let queue = &mut self.queues[at];
             let Some(mut chain) = next(queue) else {
                 queue.notify();
                 return false;
             };
-            let message = chain.take::<MESSAGE>(queue.memory());
+            let message = chain.take::<MESSAGE_SIZE>(queue.memory());
             queue.push(chain, 0);
-            // What is too short, or not in memory, says nothing.
+            // Messages that are too short or outside of memory are ignored.
             if let Ok([a, b, c, d, event_low, event_high, value @ ..]) = message {
                 let (port, event) = ([a, b, c, d], [event_low, event_high]);
                 let value = u16::from_le_bytes(value) != 0;
-                self.heed(u32::from_le_bytes(port), u16::from_le_bytes(event), value);
+                self.handle_message(u32::from_le_bytes(port), u16::from_le_bytes(event), value);
             }
         }
         self.queues[at].notify();
         true
     }
 
-    fn heed(&mut self, port: u32, event: u16, value: bool) {
+    fn handle_message(&mut self, port: u32, event: u16, value: bool) {
         let ours = port == self.port();
         match event {
             DEVICE_READY => self.state.add = value,
@@ -352,8 +354,8 @@ impl Desk {
         u32::from(self.name.is_some())
     }
 
-    /// What the driver has to hear next: event, value, and what follows.
-    fn news(&self) -> Option<(u16, bool, &[u8])> {
+    /// The next pending control message: event, value, and data.
+    fn next_message(&self) -> Option<(u16, bool, &[u8])> {
         let open = self.name.is_none() || self.channel.is_open();
         match (&self.state, &self.name) {
             (State { add: true, .. }, _) => Some((DEVICE_ADD, true, &[])),
@@ -364,10 +366,10 @@ impl Desk {
         }
     }
 
-    /// Tells the driver what it has to hear.
-    fn tell(&mut self, at: usize) -> bool {
-        for _ in 0..ROUND {
-            let Some((event, value, more)) = self.news() else { break };
+    /// Sends the pending control messages to the driver.
+    fn send_messages(&mut self, at: usize) -> bool {
+        for _ in 0..BATCH {
+            let Some((event, value, more)) = self.next_message() else { break };
             let mut bytes = self.port().to_le_bytes().to_vec();
             bytes.extend(event.to_le_bytes());
             bytes.extend(u16::from(value).to_le_bytes());
@@ -389,20 +391,21 @@ impl Desk {
         false
     }
 
-    /// Carries bytes from the guest to the other end.
+    /// Moves bytes from the guest to the client.
     fn send(&mut self, at: usize) -> bool {
         self.full = false;
-        let mut buffer = [0; PIECE];
-        for _ in 0..ROUND {
+        let mut buffer = [0; MAX_TRANSFER];
+        for _ in 0..BATCH {
             let queue = &mut self.queues[at];
             let Some(chain) = self.held.take().or_else(|| next(queue)) else {
                 queue.notify();
                 return false;
             };
-            let count = usize::try_from(length(&chain.readable)).unwrap_or(PIECE).min(PIECE);
+            let count =
+                usize::try_from(length(&chain.readable)).unwrap_or(MAX_TRANSFER).min(MAX_TRANSFER);
             let read = queue.memory().gather(&chain.readable, &mut buffer[..count]);
             let written = match read {
-                // Nobody is there to hear it, or it is not in memory: it is gone.
+                // Without a client, or with a buffer outside of memory, the data is dropped.
                 _ if !self.channel.is_open() => None,
                 Err(_) => None,
                 Ok(()) if count == 0 => None,
@@ -421,16 +424,17 @@ impl Desk {
         !self.full
     }
 
-    /// Keeps what is left of a buffer, or gives it back.
+    /// Keeps the rest of a partly sent buffer, or returns the buffer to the guest.
     fn account(&mut self, at: usize, mut chain: Chain, written: Option<usize>) {
         let Some(written) = written else {
-            (self.state.taken, self.since) = (None, None);
+            (self.state.taken, self.stalled_since) = (None, None);
             self.queues[at].push(chain, 0);
             return;
         };
-        self.since = (written == 0).then(|| self.since.unwrap_or_else(Instant::now));
-        let impatient = |since: Instant| self.name.is_none() && since.elapsed() >= PATIENCE;
-        if self.since.is_some_and(impatient) {
+        self.stalled_since =
+            (written == 0).then(|| self.stalled_since.unwrap_or_else(Instant::now));
+        let impatient = |since: Instant| self.name.is_none() && since.elapsed() >= CONSOLE_TIMEOUT;
+        if self.stalled_since.is_some_and(impatient) {
             self.state.taken = None;
             self.queues[at].push(chain, 0);
             return;
@@ -444,25 +448,26 @@ impl Desk {
         }
         let before = self.state.taken.map_or(0, |(_, taken)| taken);
         self.state.taken = Some((chain.head(), before.saturating_add(written)));
-        // An end that takes nothing is waited for.
+        // If nothing was taken, wait until the client reads.
         self.full = written == 0;
         self.held = Some(chain);
     }
 
-    /// Carries bytes from the other end to the guest.
+    /// Moves bytes from the client to the guest.
     fn receive(&mut self, at: usize) -> bool {
-        self.hungry = false;
-        if !self.listens() {
+        self.guest_has_room = false;
+        if !self.guest_reads() {
             return false;
         }
-        let mut buffer = [0; PIECE];
-        for _ in 0..ROUND {
+        let mut buffer = [0; MAX_TRANSFER];
+        for _ in 0..BATCH {
             let queue = &mut self.queues[at];
             let Some(chain) = next(queue) else {
                 queue.notify();
                 return false;
             };
-            let room = usize::try_from(length(&chain.writable)).unwrap_or(PIECE).min(PIECE);
+            let room =
+                usize::try_from(length(&chain.writable)).unwrap_or(MAX_TRANSFER).min(MAX_TRANSFER);
             if room == 0 {
                 queue.push(chain, 0);
                 continue;
@@ -470,10 +475,10 @@ impl Desk {
             let Ok(count) = self.channel.read(&mut buffer[..room]) else {
                 queue.undo(chain);
                 queue.notify();
-                self.hungry = true;
+                self.guest_has_room = true;
                 return false;
             };
-            // A buffer outside of memory loses what it was for.
+            // If the guest's buffer is outside of memory, the data is lost.
             let fits = queue.memory().scatter(&chain.writable, &buffer[..count]).is_ok();
             queue.push(chain, if fits { u32::try_from(count).unwrap_or(0) } else { 0 });
         }
@@ -481,7 +486,7 @@ impl Desk {
         true
     }
 
-    /// Goes on where the device was stopped: in the middle of a buffer, if that is still there.
+    /// Continues a partly sent buffer after a pause, if the driver still offers it.
     fn resume(&mut self) {
         let (Some(at), Some((head, taken))) = (self.output, self.state.taken.take()) else {
             return;
@@ -505,7 +510,7 @@ impl Desk {
     }
 }
 
-/// Takes so many bytes off the front.
+/// Removes the first `bytes` bytes of these pieces.
 fn cut(pieces: &mut Vec<Piece>, mut bytes: u32) {
     pieces.retain_mut(|piece| {
         let off = bytes.min(piece.length);

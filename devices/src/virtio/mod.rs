@@ -1,5 +1,4 @@
-//! VIRTIO 1.3: what makes one device different from another, and (in `pci.rs`, once) all that is
-//! the same.
+//! VIRTIO 1.3: the devices, and the transport that they share (`pci.rs`).
 
 pub mod balloon;
 pub mod blk;
@@ -16,57 +15,58 @@ pub use self::queue::{Chain, Queue, length};
 pub use self::signal::Signal;
 use crate::device::Saved;
 
-/// What a device is before any driver speaks to it.
+/// Properties of a device that no driver changes.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The device type of VIRTIO 1.3, 5.
+    /// The device type (VIRTIO 1.3, 5).
     pub id: u16,
-    /// For the log.
+    /// The name used in logs.
     pub name: &'static str,
-    /// The PCI class: 24 bits.
+    /// The PCI class code, 24 bits.
     pub class: u32,
-    /// The most entries of each queue: powers of two.
+    /// The maximum size of each queue, in entries. Powers of two.
     pub queues: Vec<u16>,
-    /// Its own features; those of queues and transport are added.
+    /// The device's own feature bits. The transport adds those of the queues and its own.
     pub features: u64,
 }
 
 /// A virtio device behind its transport.
 ///
-/// It runs between `start` and `stop`, and only then touches the guest's memory.
+/// It touches guest memory only between `start` and `stop`.
 pub trait Virtio: Send + 'static {
-    /// What it is. Always the same answer.
+    /// Always returns the same properties.
     fn identity(&self) -> Identity;
-    /// The configuration structure as the guest would read it now.
+    /// The device configuration structure, as the guest reads it now.
     fn config(&self) -> Vec<u8> {
         Vec::new()
     }
-    /// The guest writes into it: that part which it may.
+    /// The guest writes to the device configuration. Read-only fields ignore it.
     fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
-    /// Takes the queues that the driver enabled, and serves them on threads of its own.
+    /// Takes the queues that the driver enabled and serves them on threads of the device.
+    /// `negotiated` holds the feature bits.
     ///
     /// # Errors
     ///
-    /// When the host has no thread or file descriptor left.
+    /// If the host has no thread or file descriptor left.
     fn start(&mut self, queues: Vec<Queue>, negotiated: u64) -> anyhow::Result<()>;
-    /// Gives them back, idle: what was begun is done, or undone.
+    /// Returns the queues. Every request is finished or undone.
     fn stop(&mut self) -> Vec<Queue>;
-    /// What the driver told it, beyond its queues.
+    /// The driver's settings beyond the queues.
     fn save(&self) -> Saved {
         Saved::default()
     }
-    /// Takes that back; nothing saved is a reset. Only called while it is stopped.
+    /// Restores a saved state. The empty state is a reset. Only called while the device is stopped.
     ///
     /// # Errors
     ///
-    /// When the state is not one of this device.
+    /// If the state does not belong to this device.
     fn restore(&mut self, _saved: Saved) -> anyhow::Result<()> {
         Ok(())
     }
 }
 
-/// Takes the next chain of a queue. Where there is none, the driver rings for the next: one that
-/// goes by indices rings only when it was asked to.
+/// Takes the next chain. If the queue is empty, asks the driver to ring for the next one: with
+/// EVENT_IDX a driver rings only when asked.
 fn next(queue: &mut Queue) -> Option<Chain> {
     queue.pop().or_else(|| if queue.listen() { queue.pop() } else { None })
 }

@@ -1,14 +1,14 @@
-//! Virtio over PCI (VIRTIO 1.3, 4.1), modern only: capabilities, the common configuration, and the
-//! life of a device from reset to DRIVER_OK.
+//! Virtio over PCI (VIRTIO 1.3, 4.1), modern interface only: capabilities, the common
+//! configuration, and the state of a device from reset to DRIVER_OK.
 //!
-//! Ids are what the drivers for Windows match: 1AF4:1040 + type, subsystem 1100, revision 1. BAR 4
-//! holds everything in pages of its own; BAR 1 the MSI-X table, with one vector for the
+//! The Windows drivers match these ids: 1AF4:1040 + type, subsystem 1100, revision 1. BAR 4 holds
+//! every structure in a page of its own. BAR 1 holds the MSI-X table, with one vector for the
 //! configuration and one for each queue.
 //!
-//! Threats: the guest writes all of this in any order and width. Queue sizes, addresses and vectors
-//! are checked when they are written or when the queue is enabled; what is not a register is
-//! ignored. A queue is only served between DRIVER_OK and reset, and a reset returns when nothing of
-//! it is under way.
+//! Threats: the guest writes all registers in any order and width. Queue sizes, addresses and
+//! vectors are checked when they are written or when the queue is enabled. Accesses to anything
+//! else are ignored. A queue is served only between DRIVER_OK and reset, and a reset returns only
+//! after the device has stopped using it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::queue::{Queue, Ring};
+use super::queue::{Endpoint, Queue, Ring};
 use super::signal::{NO_VECTOR, Signal};
 use super::{Identity, Virtio};
 use crate::device::{Access, Device, Region, Saved};
@@ -25,34 +25,34 @@ use crate::grants::Grants;
 use crate::pci::{self, Address, Bar, Id};
 use host::memory::Memory;
 
-/// The BAR of all structures, its length, and that of the MSI-X table.
+/// The BAR that holds all structures, its size, and the BAR of the MSI-X table.
 const BAR: u8 = 4;
 const BAR_SIZE: u64 = 0x4000;
 const MSIX_BAR: u8 = 1;
-/// Where in the BAR they are: a page each.
+/// Offsets in the BAR: one page for each structure.
 const COMMON: u64 = 0x0000;
 const ISR: u64 = 0x1000;
 const DEVICE: u64 = 0x2000;
 const NOTIFY: u64 = 0x3000;
 const PAGE: u64 = 0x1000;
-/// Bytes from one queue's doorbell to the next.
+/// Bytes from one queue's doorbell to the next (`notify_off_multiplier`).
 const NOTIFY_STEP: u32 = 4;
 
-/// A capability of the vendor's, and its types (4.1.4).
+/// The vendor-specific capability, and its types (4.1.4).
 const VENDOR: u8 = 0x09;
 const TYPE_COMMON: u8 = 1;
 const TYPE_NOTIFY: u8 = 2;
 const TYPE_ISR: u8 = 3;
 const TYPE_DEVICE: u8 = 4;
 const TYPE_WINDOW: u8 = 5;
-/// Where in configuration space the window's capability (TYPE_WINDOW) is: it comes first after
-/// MSI-X. From its `bar` field on the guest writes it.
+/// Offset of the PCI configuration access capability (TYPE_WINDOW) in configuration space: it comes
+/// first after MSI-X. The guest may write to it from its `bar` field on.
 const WINDOW: u64 = 0x4c;
 const WINDOW_BAR: u64 = WINDOW + 4;
 const WINDOW_DATA: u64 = WINDOW + 16;
 const WINDOW_FIELDS: Range<u64> = WINDOW_BAR..WINDOW_DATA + 4;
 
-/// Device status (2.1).
+/// Device status (2.1)
 const ACKNOWLEDGE: u8 = 1;
 const DRIVER: u8 = 2;
 const DRIVER_OK: u8 = 4;
@@ -61,14 +61,14 @@ const NEEDS_RESET: u8 = 64;
 const FAILED: u8 = 128;
 const WRITABLE_STATUS: u8 = ACKNOWLEDGE | DRIVER | DRIVER_OK | FEATURES_OK | FAILED;
 
-/// Features that are the transport's and the queues' (6).
+/// Feature bits of the transport and the queues (6)
 const INDIRECT_DESC: u64 = 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
 const VERSION_1: u64 = 1 << 32;
 const RING_RESET: u64 = 1 << 40;
-const OURS: u64 = INDIRECT_DESC | EVENT_IDX | VERSION_1 | RING_RESET;
+const TRANSPORT_FEATURES: u64 = INDIRECT_DESC | EVENT_IDX | VERSION_1 | RING_RESET;
 
-/// The common configuration (4.1.4.3).
+/// The common configuration (4.1.4.3)
 const DEVICE_FEATURE_SELECT: usize = 0;
 const DEVICE_FEATURE: usize = 4;
 const DRIVER_FEATURE_SELECT: usize = 8;
@@ -89,11 +89,11 @@ const QUEUE_NOTIFY_DATA: usize = 56;
 const QUEUE_RESET: usize = 58;
 const COMMON_SIZE: usize = 64;
 
-/// Makes a device a PCI function.
+/// Puts a virtio device on the PCI bus.
 ///
 /// # Errors
 ///
-/// When the slot is taken, or the host is out of interrupt routes or doorbells.
+/// If the slot is taken, or if the host has no interrupt routes or doorbells left.
 pub fn on_pci(
     device: impl Virtio,
     at: Option<Address>,
@@ -137,7 +137,7 @@ pub fn on_pci(
     Ok(slot.carry(Box::new(transport)))
 }
 
-/// The vendor's capabilities, of which [`WINDOW`] is the first.
+/// The vendor-specific capabilities. [`WINDOW`] is the first.
 fn capabilities(queues: u16) -> Vec<(u8, Vec<u8>)> {
     let body = |kind: u8, offset: u64, length: u32, more: &[u8]| {
         let size = u8::try_from(16 + more.len()).expect("a short capability");
@@ -159,7 +159,7 @@ fn capabilities(queues: u16) -> Vec<(u8, Vec<u8>)> {
     ]
 }
 
-/// What the driver programmed.
+/// The driver's settings, as they are saved.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Registers {
@@ -170,11 +170,11 @@ struct Registers {
     queue_select: u16,
     generation: u8,
     queues: Vec<Ring>,
-    /// Of the configuration, and of each queue.
+    /// Vectors of the configuration (index 0) and of each queue.
     vectors: Vec<u16>,
     isr: u8,
     broken: bool,
-    /// The window's `bar`, padding, `offset` and `length`.
+    /// The window's fields `bar`, padding, `offset` and `length`.
     window: [u8; 12],
     device: Saved,
 }
@@ -199,15 +199,15 @@ struct Transport {
     bells: Vec<Arc<EventFd>>,
     identity: Identity,
     device: Box<dyn Virtio>,
-    /// Between DRIVER_OK and reset: the device has the queues.
+    /// The device owns the queues: true between DRIVER_OK and reset.
     running: bool,
-    /// The configuration when its generation was last asked for.
+    /// The device's configuration at the last read of `config_generation`.
     seen: Vec<u8>,
 }
 
 impl Transport {
     fn features(&self) -> u64 {
-        self.identity.features | OURS
+        self.identity.features | TRANSPORT_FEATURES
     }
 
     fn status(&self) -> u8 {
@@ -215,7 +215,7 @@ impl Transport {
         self.registers.status | broken
     }
 
-    /// The common configuration as it reads now.
+    /// The contents of the common configuration structure, as the guest reads it.
     fn common(&mut self) -> [u8; COMMON_SIZE] {
         let mut bytes = [0; COMMON_SIZE];
         let half = |features: u64, select: u32| match select {
@@ -251,7 +251,7 @@ impl Transport {
         bytes
     }
 
-    /// Another number whenever the configuration is not what it was when this was last asked.
+    /// `config_generation`: changes whenever the configuration has changed since the last read.
     fn generation(&mut self) -> u8 {
         let now = self.device.config();
         if self.seen != now {
@@ -263,8 +263,8 @@ impl Transport {
 
     fn write_common(&mut self, offset: usize, data: &[u8]) -> Access {
         let mut bytes = [0; 8];
-        let Some(place) = bytes.get_mut(..data.len()) else { return Access::Ignored };
-        place.copy_from_slice(data);
+        let Some(start) = bytes.get_mut(..data.len()) else { return Access::Ignored };
+        start.copy_from_slice(data);
         let value = u64::from_le_bytes(bytes);
         let word = value & 0xffff_ffff;
         let short = u16::try_from(value).unwrap_or(u16::MAX);
@@ -277,7 +277,7 @@ impl Transport {
                 registers.driver_feature_select = u32::try_from(word).unwrap_or(0);
             }
             (DRIVER_FEATURE, 4) => self.accept(word),
-            (CONFIG_VECTOR, 2) => self.signal.aim(0, short),
+            (CONFIG_VECTOR, 2) => self.signal.set_vector(0, short),
             (DEVICE_STATUS, 1) => self.set_status(data[0]),
             (QUEUE_SELECT, 2) => registers.queue_select = short,
             (QUEUE_SIZE | QUEUE_VECTOR | QUEUE_ENABLE | QUEUE_RESET, 2) => {
@@ -298,33 +298,33 @@ impl Transport {
         match registers.driver_feature_select {
             0 => *features = *features >> 32 << 32 | half,
             1 => *features = *features & 0xffff_ffff | half << 32,
-            // There are no more than 64.
+            // Feature bits from 64 on do not exist here.
             _ => {}
         }
     }
 
     fn write_queue(&mut self, offset: usize, value: u16) {
         let number = self.registers.queue_select;
-        let Some(most) = self.identity.queues.get(usize::from(number)) else { return };
+        let Some(max_size) = self.identity.queues.get(usize::from(number)) else { return };
         let ring = &mut self.registers.queues[usize::from(number)];
         match offset {
-            QUEUE_SIZE if !ring.enabled && value.is_power_of_two() && value <= *most => {
+            QUEUE_SIZE if !ring.enabled && value.is_power_of_two() && value <= *max_size => {
                 ring.size = value;
             }
-            QUEUE_VECTOR => self.signal.aim(usize::from(number) + 1, value),
+            QUEUE_VECTOR => self.signal.set_vector(usize::from(number) + 1, value),
             QUEUE_ENABLE if value == 1 && !ring.enabled => {
                 ring.enabled = true;
                 self.restart(|_| {});
             }
             QUEUE_RESET if value == 1 => {
-                let new = Ring { size: *most, ..Ring::default() };
+                let new = Ring { size: *max_size, ..Ring::default() };
                 self.restart(|registers| registers.queues[usize::from(number)] = new);
             }
             _ => {}
         }
     }
 
-    /// The three addresses of a queue, whole or in halves.
+    /// Writes one of the queue's three addresses, in one or two parts.
     fn place_ring(&mut self, offset: usize, data: &[u8]) -> Access {
         let select = usize::from(self.registers.queue_select);
         let Some(ring) = self.registers.queues.get_mut(select) else { return Access::Done };
@@ -334,8 +334,8 @@ impl Transport {
             _ => &mut ring.device,
         };
         let (at, mut bytes) = (offset & 7, field.to_le_bytes());
-        let Some(place) = bytes.get_mut(at..at + data.len()) else { return Access::Ignored };
-        place.copy_from_slice(data);
+        let Some(part) = bytes.get_mut(at..at + data.len()) else { return Access::Ignored };
+        part.copy_from_slice(data);
         if !ring.enabled {
             *field = u64::from_le_bytes(bytes);
         }
@@ -362,11 +362,11 @@ impl Transport {
         }
     }
 
-    /// Back to what it was at power-on. Nothing of the device is under way afterwards.
+    /// Returns to the power-on state. The device uses no queue afterwards.
     fn reset(&mut self) {
         self.stop();
         self.power_on(&Registers::new(&self.identity));
-        // Nothing saved cannot be of another device.
+        // The empty state is valid for every device.
         self.device.restore(Saved::default()).ok();
         for bell in &self.bells {
             bell.read().ok();
@@ -382,11 +382,11 @@ impl Transport {
         self.signal.restore(registers.isr, registers.broken);
         for number in 0..=self.bells.len() {
             let vector = registers.vectors.get(number).copied().unwrap_or(NO_VECTOR);
-            self.signal.aim(number, vector);
+            self.signal.set_vector(number, vector);
         }
     }
 
-    /// Changes the queues of a device that may be running: drivers reset single ones.
+    /// Changes the queues of a device that may be running: drivers can reset a single queue.
     fn restart(&mut self, change: impl FnOnce(&mut Registers)) {
         let running = self.running;
         self.stop();
@@ -396,12 +396,13 @@ impl Transport {
         }
     }
 
-    /// Gives the device the queues that are enabled.
+    /// Hands the enabled queues to the device.
     fn start(&mut self) {
         self.running = true;
         match self.queues() {
             Ok(queues) => {
-                // Rung before there was anybody to hear it, or never because it was parked.
+                // The driver may have rung before a thread listened, or before the machine was
+                // paused.
                 for queue in &queues {
                     queue.bell().write(1).ok();
                 }
@@ -421,11 +422,12 @@ impl Transport {
             if !ring.enabled {
                 continue;
             }
-            let most = self.identity.queues[usize::from(number)];
-            let ways = (self.bells[usize::from(number)].clone(), self.signal.clone());
-            let queue = Queue::new((number, most), ring, event_index, self.memory.clone(), ways);
+            let max_size = self.identity.queues[usize::from(number)];
+            let bell = self.bells[usize::from(number)].clone();
+            let endpoint = Endpoint { number, max_size, bell, signal: self.signal.clone() };
+            let queue = Queue::new(endpoint, ring, event_index, self.memory.clone());
             let queue = queue.with_context(|| format!("queue {number}"))?;
-            ensure!(queue.is_in_memory(), "queue {number}: its rings are not in memory");
+            ensure!(queue.is_in_memory(), "queue {number}: its rings are outside of guest memory");
             queues.push(queue);
         }
         Ok(queues)
@@ -439,7 +441,8 @@ impl Transport {
         }
     }
 
-    /// The window into the BAR for those who have only configuration space (4.1.4.9).
+    /// PCI configuration access (4.1.4.9), for firmware that can only reach configuration space:
+    /// the offset and the length of the access to the BAR, if they are valid.
     fn window(&self) -> Option<(u64, usize)> {
         let window = &self.registers.window;
         let word = |at: usize| {
@@ -453,15 +456,15 @@ impl Transport {
     fn read_window(&mut self, offset: u64, data: &mut [u8]) -> Access {
         let Some(at) = offset.checked_sub(WINDOW_DATA) else {
             let at = usize::try_from(offset - WINDOW_BAR).unwrap_or(usize::MAX);
-            for (byte, kept) in data.iter_mut().zip(self.registers.window.iter().skip(at)) {
-                *byte = *kept;
+            for (to, from) in data.iter_mut().zip(self.registers.window.iter().skip(at)) {
+                *to = *from;
             }
             return Access::Done;
         };
         match self.window() {
-            Some((place, length)) if at == 0 && data.len() >= length => {
+            Some((target, length)) if at == 0 && data.len() >= length => {
                 data.fill(0);
-                self.read_bar(place, &mut data[..length])
+                self.read_bar(target, &mut data[..length])
             }
             _ => Access::Ignored,
         }
@@ -470,14 +473,14 @@ impl Transport {
     fn write_window(&mut self, offset: u64, data: &[u8]) -> Access {
         let Some(at) = offset.checked_sub(WINDOW_DATA) else {
             let at = usize::try_from(offset - WINDOW_BAR).unwrap_or(usize::MAX);
-            for (kept, byte) in self.registers.window.iter_mut().skip(at).zip(data) {
-                *kept = *byte;
+            for (to, from) in self.registers.window.iter_mut().skip(at).zip(data) {
+                *to = *from;
             }
             return Access::Done;
         };
         match self.window() {
-            Some((place, length)) if at == 0 && data.len() >= length => {
-                self.write_bar(place, &data[..length])
+            Some((target, length)) if at == 0 && data.len() >= length => {
+                self.write_bar(target, &data[..length])
             }
             _ => Access::Ignored,
         }
@@ -505,7 +508,7 @@ impl Transport {
                 self.device.write_config(at, data);
                 Access::Done
             }
-            // Where the kernel does not ring for the guest.
+            // The kernel did not handle this doorbell write.
             NOTIFY => {
                 let Some(bell) = self.bells.get(at / NOTIFY_STEP as usize) else {
                     return Access::Ignored;
@@ -518,7 +521,7 @@ impl Transport {
     }
 }
 
-/// Reads a structure; what is behind its end reads as zeros.
+/// Reads a structure. Bytes beyond its end read as zeros.
 fn copy(bytes: &[u8], at: usize, data: &mut [u8]) -> Access {
     data.fill(0);
     for (to, from) in data.iter_mut().zip(bytes.iter().skip(at)) {
@@ -573,13 +576,13 @@ impl Device for Transport {
 }
 
 impl Transport {
-    /// A state of another device, or a damaged one.
+    /// Rejects the state of another device, and damaged states.
     fn check(&self, registers: &Registers) -> anyhow::Result<()> {
-        let most = &self.identity.queues;
-        ensure!(registers.queues.len() == most.len(), "{} queues", registers.queues.len());
-        for (ring, most) in registers.queues.iter().zip(most) {
+        let max_size = &self.identity.queues;
+        ensure!(registers.queues.len() == max_size.len(), "{} queues", registers.queues.len());
+        for (ring, max_size) in registers.queues.iter().zip(max_size) {
             let size = ring.size;
-            ensure!(size.is_power_of_two() && size <= *most, "a queue of {size} entries");
+            ensure!(size.is_power_of_two() && size <= *max_size, "a queue of {size} entries");
         }
         Ok(())
     }

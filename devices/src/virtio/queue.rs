@@ -1,12 +1,13 @@
-//! One split virtqueue (VIRTIO 1.3, 2.7) while its device runs: chains go out, and come back used.
+//! One split virtqueue (VIRTIO 1.3, 2.7) of a running device: takes available chains and returns
+//! them as used.
 //!
-//! The ring's indices are `virtio-queue`'s; the descriptors are walked here, because what is wrong
-//! with a chain must be told from the end of a chain.
+//! The `virtio-queue` crate keeps the ring's indices. Descriptors are walked here, because its
+//! iterator does not distinguish a malformed chain from the end of a chain.
 //!
-//! Threats: everything in the rings is the guest's, and may change while it is read. An index, a
-//! descriptor or a table that cannot be breaks the device, which the guest then has to reset, and
-//! is logged once. A chain that is offered twice, or that never ends, cannot make us hold or walk
-//! more than the queue's size. Addresses are only checked when they are used: [`Memory`] does that.
+//! Threats: the guest owns everything in the rings and may change it while it is read. An invalid
+//! index, descriptor or table breaks the device until the guest resets it, and is logged once. A
+//! chain that is offered twice, or that never ends, cannot make the device hold or walk more than
+//! the queue's size. Addresses are checked only when they are used, by [`Memory`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,19 +24,18 @@ use super::signal::Signal;
 use host::memory::{Memory, NoMemory, Piece, part};
 use host::net::vhost;
 
-/// Most pieces of one chain. Linux sends 256 and Windows 514 at once; a host's vector has 1024.
-const PIECES: usize = 1024 + 2;
-/// Most descriptors of one table that are looked at, with those that describe nothing.
-const WALK: u32 = 4096;
-/// Bytes of a descriptor.
-const DESCRIPTOR: u32 = 16;
-/// The driver asks for no interrupts, if it did not negotiate indices for that.
+/// Linux sends up to 256 pieces at once, Windows 514. The host's I/O vector holds 1024.
+const MAX_PIECES: usize = 1024 + 2;
+/// Limit for one table, including empty descriptors.
+const MAX_TABLE_DESCRIPTORS: u32 = 4096;
+const DESCRIPTOR_SIZE: u32 = 16;
+/// The driver wants no interrupts. Used only if EVENT_IDX was not negotiated.
 const NO_INTERRUPT: u16 = 1;
 
-/// Sets one of a queue's addresses.
-type Place = fn(&mut Indices, GuestAddress) -> Result<(), virtio_queue::Error>;
+/// Setter for one of a queue's three addresses.
+type SetAddress = fn(&mut Indices, GuestAddress) -> Result<(), virtio_queue::Error>;
 
-/// What of a queue is saved: what the driver programmed, and how far both sides are.
+/// Saved state of a queue: the driver's settings and both ring positions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Ring {
     pub(super) size: u16,
@@ -45,45 +45,45 @@ pub(super) struct Ring {
     pub(super) device: u64,
     pub(super) next_available: u16,
     pub(super) next_used: u16,
-    /// Chains that were taken and not given back: they are taken again first.
+    /// Heads of the chains that were taken and not returned. They are taken again first.
     pub(super) held: Vec<u16>,
 }
 
-/// A queue of a running device. It goes to the thread that serves it, and back when it stops.
+/// A queue of a running device. The thread that serves it owns it, and returns it when it stops.
 pub struct Queue {
     number: u16,
     indices: Indices,
     memory: Memory,
     bell: Arc<EventFd>,
     signal: Arc<Signal>,
-    /// One bit for each chain that is out.
+    /// Indexed by head: whether the device holds this chain.
     held: Vec<bool>,
-    /// Chains that were out when the device was parked.
+    /// Heads of the chains that are taken again before new ones.
     again: VecDeque<u16>,
-    /// Chains whose vectors are of use again.
+    /// Empty chains whose vectors are reused.
     spare: Vec<Chain>,
-    /// Used since the driver was told, and the index then.
-    untold: bool,
-    told: u16,
+    /// Whether chains were used since the last [`Queue::notify`], and the used index at that time.
+    notify_pending: bool,
+    notified: u16,
     broken: bool,
 }
 
-/// A request of the driver: what it gives, and where it wants the answer.
+/// A descriptor chain: one request of the driver, with space for the device's answer.
 #[derive(Debug, Default)]
 pub struct Chain {
     head: u16,
-    /// From the driver.
+    /// Device-readable pieces.
     pub readable: Vec<Piece>,
-    /// For the driver.
+    /// Device-writable pieces.
     pub writable: Vec<Piece>,
 }
 
-/// Bytes of these pieces together.
+/// Total length of these pieces, in bytes.
 pub fn length(pieces: &[Piece]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.length)).sum()
 }
 
-/// Takes the first bytes of these pieces away.
+/// Removes the first `length` bytes of these pieces.
 fn cut(pieces: &mut Vec<Piece>, length: u32) {
     let mut left = length;
     pieces.retain_mut(|piece| {
@@ -96,16 +96,16 @@ fn cut(pieces: &mut Vec<Piece>, length: u32) {
 }
 
 impl Chain {
-    /// Which chain of the queue it is: unique among those that are out.
+    /// The index of the first descriptor. It is unique among the chains that the device holds.
     pub fn head(&self) -> u16 {
         self.head
     }
 
-    /// Takes the first `N` bytes of what the driver gives, however it cut them.
+    /// Removes and returns the first `N` readable bytes, however the driver split them.
     ///
     /// # Errors
     ///
-    /// When there are fewer, or they are not in memory.
+    /// If fewer than `N` bytes are left, or if they are outside of guest memory.
     pub fn take<const N: usize>(&mut self, memory: &Memory) -> Result<[u8; N], NoMemory> {
         let mut bytes = [0; N];
         memory.gather(&self.readable, &mut bytes)?;
@@ -113,12 +113,12 @@ impl Chain {
         Ok(bytes)
     }
 
-    /// Leaves out the first bytes of what the driver gives.
+    /// Removes the first `length` readable bytes.
     pub fn skip(&mut self, length: u32) {
         cut(&mut self.readable, length);
     }
 
-    /// Takes the first bytes of the room for the answer, if there are so many.
+    /// Removes and returns the first `length` writable bytes. Returns None if there are fewer.
     pub fn take_room(&mut self, length: u32) -> Option<Vec<Piece>> {
         let room = part(&self.writable, 0, length.into());
         if self::length(&room) < length.into() {
@@ -128,7 +128,8 @@ impl Chain {
         Some(room)
     }
 
-    /// Takes the last byte of what the driver wants: most devices put their status there.
+    /// Removes the last writable byte and returns its address. Most devices write their status
+    /// there.
     pub fn take_last(&mut self) -> Option<u64> {
         let last = self.writable.last_mut()?;
         last.length -= 1;
@@ -140,24 +141,32 @@ impl Chain {
     }
 }
 
+/// The parts of a queue that do not change from reset to reset.
+pub(super) struct Endpoint {
+    pub(super) number: u16,
+    pub(super) max_size: u16,
+    pub(super) bell: Arc<EventFd>,
+    pub(super) signal: Arc<Signal>,
+}
+
 impl Queue {
     pub(super) fn new(
-        (number, most): (u16, u16),
+        endpoint: Endpoint,
         ring: &Ring,
         event_index: bool,
         memory: Memory,
-        (bell, signal): (Arc<EventFd>, Arc<Signal>),
     ) -> anyhow::Result<Self> {
-        let mut indices = Indices::new(most).context("a queue of our own")?;
+        let Endpoint { number, max_size, bell, signal } = endpoint;
+        let mut indices = Indices::new(max_size).context("a queue of our own")?;
         indices.try_set_size(ring.size).with_context(|| format!("{} entries", ring.size))?;
-        let places: [(&str, u64, Place); 3] = [
+        let areas: [(&str, u64, SetAddress); 3] = [
             ("descriptors", ring.descriptors, Indices::try_set_desc_table_address),
             ("driver area", ring.driver, Indices::try_set_avail_ring_address),
             ("device area", ring.device, Indices::try_set_used_ring_address),
         ];
-        for (what, address, place) in places {
-            place(&mut indices, GuestAddress(address))
-                .with_context(|| format!("{what} at {address:#x}"))?;
+        for (area, address, set_address) in areas {
+            set_address(&mut indices, GuestAddress(address))
+                .with_context(|| format!("{area} at {address:#x}"))?;
         }
         indices.set_next_avail(ring.next_available);
         indices.set_next_used(ring.next_used);
@@ -165,8 +174,8 @@ impl Queue {
         indices.set_ready(true);
         let mut held = vec![false; usize::from(ring.size)];
         for head in &ring.held {
-            let place = held.get_mut(usize::from(*head));
-            *place.with_context(|| format!("chain {head} of {}", ring.size))? = true;
+            let slot = held.get_mut(usize::from(*head));
+            *slot.with_context(|| format!("chain {head} of {}", ring.size))? = true;
         }
         Ok(Self {
             number,
@@ -177,18 +186,17 @@ impl Queue {
             held,
             again: ring.held.iter().copied().collect(),
             spare: Vec::new(),
-            untold: false,
-            told: ring.next_used,
+            notify_pending: false,
+            notified: ring.next_used,
             broken: false,
         })
     }
 
-    /// Whether the three areas are memory.
+    /// Whether all three areas are inside guest memory.
     pub(super) fn is_in_memory(&self) -> bool {
         self.memory.ram().is_ok_and(|ram| self.indices.is_valid(ram))
     }
 
-    /// What is saved of it.
     pub(super) fn ring(&self) -> Ring {
         let held = (0_u16..).zip(&self.held).filter_map(|(head, out)| out.then_some(head));
         Ring {
@@ -203,27 +211,27 @@ impl Queue {
         }
     }
 
-    /// Its number in the device.
+    /// The index of this queue within its device.
     pub fn number(&self) -> u16 {
         self.number
     }
 
-    /// Rung by the driver when there is something to take.
+    /// The driver writes to this event after it adds buffers.
     pub fn bell(&self) -> &Arc<EventFd> {
         &self.bell
     }
 
-    /// Guest memory, for what is in the chains.
+    /// The guest memory that the chains refer to.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Tells the driver of changes in the device's configuration.
+    /// Interrupts the driver, also for configuration changes.
     pub fn signal(&self) -> &Arc<Signal> {
         &self.signal
     }
 
-    /// Takes the next chain, if there is one.
+    /// Takes the next available chain. Returns None on a broken queue.
     pub fn pop(&mut self) -> Option<Chain> {
         if self.broken {
             return None;
@@ -243,7 +251,7 @@ impl Queue {
     }
 
     fn next(&mut self, chain: &mut Chain) -> anyhow::Result<bool> {
-        // Without bus mastering nothing is done, and nothing is wrong.
+        // Without bus mastering no chain can be taken. This is not an error.
         let Ok(ram) = self.memory.ram() else { return Ok(false) };
         let size = self.indices.size();
         let head = if let Some(head) = self.again.pop_front() {
@@ -261,12 +269,12 @@ impl Queue {
         Ok(true)
     }
 
-    /// Gives a chain back, of whose writable part the first `written` bytes are the answer.
+    /// Returns a chain as used. The first `written` bytes of its writable part are the answer.
     pub fn push(&mut self, chain: Chain, written: u32) {
         self.push_all(std::iter::once((chain, written)));
     }
 
-    /// Gives chains back that hold one answer together: the driver sees all of them, or none.
+    /// Returns chains that hold one answer together. The driver sees all of them at once.
     pub fn push_all(&mut self, chains: impl IntoIterator<Item = (Chain, u32)>) {
         let (first, size) = (self.indices.next_used(), self.indices.size());
         let (mut next, ring) = (first, self.indices.used_ring());
@@ -274,7 +282,7 @@ impl Queue {
             self.held[usize::from(chain.head)] = false;
             let element = u64::from(chain.head) | u64::from(written) << 32;
             let slot = GuestAddress(ring + 4 + 8 * u64::from(next % size));
-            // What cannot be written into the ring is lost on a driver that took its memory away.
+            // An element is lost if the driver took the ring's memory away.
             if let Ok(ram) = self.memory.ram()
                 && !self.broken
                 && ram.write_obj(element.to_le(), slot).is_ok()
@@ -291,21 +299,21 @@ impl Queue {
             && next != first
         {
             self.indices.set_next_used(next);
-            // The elements are seen before the index that covers them.
+            // Release: the driver sees the elements before the index that covers them.
             let published = ram.store(next.to_le(), GuestAddress(ring + 2), Ordering::Release);
-            self.untold |= published.is_ok();
+            self.notify_pending |= published.is_ok();
         }
     }
 
-    /// Leaves a chain as if it had not been taken: it comes again first.
+    /// Returns a chain as if it had not been taken. The next [`Queue::pop`] takes it again.
     pub fn undo(&mut self, chain: Chain) {
         self.again.push_front(chain.head);
         drop(chain);
     }
 
-    /// Interrupts the driver if something was used, and if it wants to know.
+    /// Interrupts the driver if chains were used since the last call and if the driver wants it.
     pub fn notify(&mut self) {
-        if std::mem::take(&mut self.untold) && self.is_awaited() {
+        if std::mem::take(&mut self.notify_pending) && self.is_awaited() {
             self.signal.used(self.number);
         }
     }
@@ -313,38 +321,38 @@ impl Queue {
     fn is_awaited(&mut self) -> bool {
         let Ok(ram) = self.memory.ram() else { return false };
         let now = self.indices.next_used();
-        let told = std::mem::replace(&mut self.told, now);
-        // What was used is seen before the driver's wish is read.
+        let notified = std::mem::replace(&mut self.notified, now);
+        // The driver must see the used index before its event index or flags are read.
         fence(Ordering::SeqCst);
         if self.indices.event_idx_enabled() {
             let event = self.indices.avail_ring() + 4 + 2 * u64::from(self.indices.size());
             let event = ram.load::<u16>(GuestAddress(event), Ordering::Relaxed);
-            // VIRTIO 1.3, 2.7.10.1: whether the index passed the one that the driver named. A ring
-            // that is not memory any more: let the driver find out.
+            // VIRTIO 1.3, 2.7.10.1: whether the used index has passed the driver's event index. If
+            // the ring is no longer in memory, the driver is interrupted and finds out.
             return event.map_or(true, |event| {
                 let passed = now.wrapping_sub(u16::from_le(event)).wrapping_sub(1);
-                passed < now.wrapping_sub(told)
+                passed < now.wrapping_sub(notified)
             });
         }
         let flags = ram.load::<u16>(GuestAddress(self.indices.avail_ring()), Ordering::Relaxed);
         flags.map_or(true, |flags| u16::from_le(flags) & NO_INTERRUPT == 0)
     }
 
-    /// Where the device area is.
+    /// The guest-physical address of the device area (used ring).
     pub fn device_area(&self) -> u64 {
         self.indices.used_ring()
     }
 
-    /// Asks the driver not to ring: we look ourselves.
+    /// Asks the driver not to ring the doorbell. Called while this thread polls the queue.
     pub fn quiet(&mut self) {
         if let Ok(ram) = self.memory.ram() {
             self.indices.disable_notification(ram).ok();
         }
     }
 
-    /// Asks the driver to ring. True when something came meanwhile, for which it did not.
+    /// Asks the driver to ring the doorbell. Returns true if it added chains before it saw that.
     pub fn listen(&mut self) -> bool {
-        // Of a broken ring nothing is taken, whatever its indices say.
+        // Nothing is taken from a broken ring, whatever its indices say.
         if self.broken {
             return false;
         }
@@ -352,8 +360,9 @@ impl Queue {
         !self.again.is_empty() || self.indices.enable_notification(ram).unwrap_or(false)
     }
 
-    /// Lends the rings to somebody else; nothing of this queue is asked until they come back. Not
-    /// while chains are out other than the last ones in their order, or the ring is broken.
+    /// Lends the rings to the kernel (vhost). No other method may be called until
+    /// [`Queue::regain`]. Returns None if the ring is broken, or if the chains held are not the
+    /// last ones taken, in their order.
     pub fn lend(&mut self) -> Option<vhost::Ring<'_>> {
         let ram = self.memory.ram().ok().filter(|_| !self.broken)?;
         let (size, count) = (self.indices.size(), u16::try_from(self.again.len()).ok()?);
@@ -383,24 +392,24 @@ impl Queue {
         })
     }
 
-    /// Has the rings again, this far.
+    /// Takes the rings back. The kernel has processed them up to `position`.
     pub fn regain(&mut self, position: vhost::Position) {
         self.indices.set_next_avail(position.available);
         self.indices.set_next_used(position.used);
-        self.told = position.used;
-        self.untold = false;
-        // Whether the driver was told of the last ones, only the other one knew.
+        self.notified = position.used;
+        self.notify_pending = false;
+        // Only the kernel knows whether it announced the last chains to the driver.
         self.signal.used(self.number);
     }
 
-    /// Breaks the device: the driver has to reset it. For what no chain can answer.
+    /// Breaks the device until the driver resets it. For errors that no chain can report.
     pub fn fail(&mut self, why: &str) {
         self.broken = true;
         self.signal.fail(self.number, why);
     }
 }
 
-/// Collects the pieces of a chain.
+/// Collects the pieces of the chain that starts at `chain.head`.
 fn walk(ram: &GuestMemoryMmap, table: (u64, u16), chain: &mut Chain) -> anyhow::Result<()> {
     let (mut table, mut size) = (table.0, u32::from(table.1));
     let (mut at, mut left) = (u32::from(chain.head), size);
@@ -409,21 +418,22 @@ fn walk(ram: &GuestMemoryMmap, table: (u64, u16), chain: &mut Chain) -> anyhow::
         ensure!(at < size, "descriptor {at} of {size}");
         ensure!(left > 0, "a chain that does not end");
         left -= 1;
-        let place = table.checked_add(u64::from(at * DESCRIPTOR)).context("a descriptor table")?;
-        let descriptor = ram.read_obj::<Descriptor>(GuestAddress(place));
+        let address =
+            table.checked_add(u64::from(at * DESCRIPTOR_SIZE)).context("a descriptor table")?;
+        let descriptor = ram.read_obj::<Descriptor>(GuestAddress(address));
         let descriptor = descriptor
-            .with_context(|| format!("a descriptor at {place:#x}, which is no memory"))?;
+            .with_context(|| format!("a descriptor at {address:#x}, outside of guest memory"))?;
         if descriptor.refers_to_indirect_table() {
             let bytes = descriptor.len();
             ensure!(!indirect, "an indirect table in an indirect table");
             ensure!(!descriptor.has_next(), "an indirect table with a successor");
             ensure!(
-                bytes > 0 && bytes.is_multiple_of(DESCRIPTOR),
+                bytes > 0 && bytes.is_multiple_of(DESCRIPTOR_SIZE),
                 "an indirect table of {bytes} bytes"
             );
-            (table, size) = (descriptor.addr().0, bytes / DESCRIPTOR);
-            // A table can have 2^28 descriptors without a byte: nobody is to walk those.
-            (at, left, indirect) = (0, size.min(WALK), true);
+            (table, size) = (descriptor.addr().0, bytes / DESCRIPTOR_SIZE);
+            // A table can hold 2^28 empty descriptors: limit how many are walked.
+            (at, left, indirect) = (0, size.min(MAX_TABLE_DESCRIPTORS), true);
             continue;
         }
         let piece = Piece { address: descriptor.addr().0, length: descriptor.len() };
@@ -434,12 +444,12 @@ fn walk(ram: &GuestMemoryMmap, table: (u64, u16), chain: &mut Chain) -> anyhow::
             } else if chain.writable.is_empty() {
                 chain.readable.push(piece);
             } else {
-                bail!("a part to read behind a part to write");
+                bail!("a readable piece after a writable one");
             }
         }
         ensure!(
-            chain.readable.len() + chain.writable.len() <= PIECES,
-            "a chain of more than {PIECES} pieces"
+            chain.readable.len() + chain.writable.len() <= MAX_PIECES,
+            "a chain of more than {MAX_PIECES} pieces"
         );
         if !descriptor.has_next() {
             return Ok(());
@@ -453,10 +463,10 @@ mod test {
     use super::*;
     use crate::pci::Interrupt;
 
-    /// Four entries: descriptors, the driver's area, the device's.
+    /// Addresses of a queue of four entries: descriptors, driver area, device area.
     const AT: [u64; 3] = [0x1000, 0x2000, 0x3000];
 
-    /// A queue whose driver offers these heads, of one byte each.
+    /// A queue whose driver offers these heads. Each chain is one byte long.
     fn queue(offered: &[u16], ring: Ring) -> Queue {
         let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap();
         let memory = Memory::new(Arc::new(ram));
@@ -464,8 +474,8 @@ mod test {
             let bytes = [&0x8000_u64.to_le_bytes()[..], &[1, 0, 0, 0, 0, 0, 0, 0]].concat();
             memory.write(AT[0] + 16 * head, &bytes).unwrap();
         }
-        for (place, head) in (0..).zip(offered) {
-            memory.write(AT[1] + 4 + 2 * place, &head.to_le_bytes()).unwrap();
+        for (entry, head) in (0..).zip(offered) {
+            memory.write(AT[1] + 4 + 2 * entry, &head.to_le_bytes()).unwrap();
         }
         let index = u16::try_from(offered.len()).unwrap();
         memory.write(AT[1] + 2, &index.to_le_bytes()).unwrap();
@@ -473,8 +483,9 @@ mod test {
         let ring = Ring { size: 4, enabled: true, descriptors, driver, device, ..ring };
         let interrupt = Interrupt { msix: None, line: None };
         let signal = Arc::new(Signal::new(interrupt, "test", 1));
-        Queue::new((0, 4), &ring, false, memory, (Arc::new(EventFd::new(0).unwrap()), signal))
-            .unwrap()
+        let bell = Arc::new(EventFd::new(0).unwrap());
+        let endpoint = Endpoint { number: 0, max_size: 4, bell, signal };
+        Queue::new(endpoint, &ring, false, memory).unwrap()
     }
 
     #[test]

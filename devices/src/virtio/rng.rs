@@ -1,7 +1,7 @@
-//! virtio-rng: hands entropy of the host to the guest (VIRTIO 1.3, 5.4).
+//! virtio-rng: gives the guest entropy from the host (VIRTIO 1.3, 5.4).
 //!
-//! Threats: the guest chooses how much it asks for. A request is answered in part if it is longer
-//! than the limit, so that nobody makes us allocate or busy at will.
+//! Threats: the guest chooses how much it asks for. A longer request than the limit is answered in
+//! part, so that the guest controls neither our memory use nor our CPU time.
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
@@ -16,13 +16,13 @@ use crate::worker::Worker;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Its PCI slot; the first that is free if there is none given.
+    /// PCI slot. Defaults to the first free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
 }
 
-/// Most bytes of one answer.
-const LIMIT: usize = 64 << 10;
+/// Maximum length of one answer, in bytes.
+const MAX_ANSWER: usize = 64 << 10;
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
@@ -34,15 +34,14 @@ struct Rng {
     worker: Option<Worker<Vec<Queue>>>,
 }
 
-/// Answers everything that is asked.
 fn answer(queue: &mut Queue) {
     while let Some(chain) = super::next(queue) {
         let wanted = super::length(&chain.writable);
-        let mut bytes = vec![0; usize::try_from(wanted).unwrap_or(LIMIT).min(LIMIT)];
-        // Only a start of the host so early that it has no entropy can make this wait.
+        let mut bytes = vec![0; usize::try_from(wanted).unwrap_or(MAX_ANSWER).min(MAX_ANSWER)];
+        // This blocks only if the host has just booted and has no entropy yet.
         let filled = getrandom(&mut bytes[..], GetRandomFlags::empty()).unwrap_or(0);
         let bytes = &bytes[..filled];
-        // A chain outside of memory is the guest's mistake: it goes back empty.
+        // A chain outside of guest memory is the guest's error. It is returned empty.
         let written = queue.memory().scatter(&chain.writable, bytes).map_or(0, |()| bytes.len());
         queue.push(chain, u32::try_from(written).unwrap_or(0));
     }
@@ -91,8 +90,11 @@ mod test {
         driver.kick(0);
         assert_eq!([(); 4].map(|()| driver.wait(0).length), [48, 65536, 0, 0]);
         let bytes = driver.bytes(room, 120);
-        assert!(bytes[..40].iter().any(|byte| *byte != 0), "40 zeros would be a wonder");
-        assert_eq!(bytes[40..100], [0; 60], "what lies between is left alone");
+        assert!(
+            bytes[..40].iter().any(|byte| *byte != 0),
+            "40 random zeros are practically impossible"
+        );
+        assert_eq!(bytes[40..100], [0; 60], "bytes between the pieces stay unchanged");
         assert_ne!(bytes[100..108], [0; 8]);
         assert_eq!(bytes[108..], [0; 12]);
     }

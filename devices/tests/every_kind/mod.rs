@@ -8,10 +8,10 @@ use host::swtpm::NO_SESSIONS;
 use host::testutil::swtpm;
 use serde_json::{Value, json};
 
-/// Fields that a kind cannot do without, and how to make what they name in a folder.
+/// Returns the required fields of a kind, and creates the files that they name.
 type Fields = fn(&Path) -> Value;
 
-/// The kinds that are not built from their defaults.
+/// Kinds that cannot be built from their defaults.
 const MINIMAL: &[(&str, Fields)] = &[
     ("flash", flash),
     ("nvme", disk),
@@ -21,17 +21,17 @@ const MINIMAL: &[(&str, Fields)] = &[
     ("virtio-scsi", disk),
 ];
 
-/// fff12b8d-7696-4c8b-a985-2747075b4f50: a volume of variables.
+/// fff12b8d-7696-4c8b-a985-2747075b4f50: a variable store volume.
 const NV_DATA: [u8; 16] = [
     0x8d, 0x2b, 0xf1, 0xff, 0x96, 0x76, 0x8b, 0x4c, 0xa9, 0x85, 0x27, 0x47, 0x07, 0x5b, 0x4f, 0x50,
 ];
 
-/// Firmware that never ran, and an empty variable store, new each time.
+/// Code that never runs, and a new empty variable store.
 fn flash(folder: &Path) -> Value {
     let (code, vars) = (folder.join("code"), folder.join("vars"));
     std::fs::write(&code, [0x90; 0x8000]).unwrap();
     let mut volume = vec![0xff; 0x4000];
-    // EFI_FIRMWARE_VOLUME_HEADER: whose file system, how long, and its signature.
+    // EFI_FIRMWARE_VOLUME_HEADER: file system GUID, length, signature.
     volume[0x10..0x20].copy_from_slice(&NV_DATA);
     volume[0x20..0x28].copy_from_slice(&0x4000_u64.to_le_bytes());
     volume[0x28..0x2c].copy_from_slice(b"_FVH");
@@ -39,7 +39,7 @@ fn flash(folder: &Path) -> Value {
     json!({ "code": code, "vars": vars })
 }
 
-/// A small disk, the same for all machines of a test.
+/// A small disk, shared by all machines of a test.
 fn disk(folder: &Path) -> Value {
     let path = folder.join("disk");
     let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
@@ -47,7 +47,7 @@ fn disk(folder: &Path) -> Value {
     json!({ "path": path })
 }
 
-/// A TPM that is there once, for all machines of a test.
+/// A TPM, created once for all machines of a test.
 fn tpm(folder: &Path) -> Value {
     let path = folder.join("swtpm");
     if !path.exists() {
@@ -56,16 +56,16 @@ fn tpm(folder: &Path) -> Value {
     json!({ "path": path })
 }
 
-/// The configuration of a kind with nothing in it but what it cannot do without.
+/// The minimal configuration of a kind.
 fn minimal(kind: &str, folder: &Path) -> Config {
-    // Two kinds of disk are two disks.
+    // Each kind of disk has its own file.
     let folder = folder.join(kind);
     std::fs::create_dir_all(&folder).unwrap();
     let fields = MINIMAL.iter().find(|it| it.0 == kind).map_or(json!({}), |it| it.1(&folder));
     match Config::of_kind(kind, fields) {
         Some(Ok(config)) => config,
         Some(Err(error)) => panic!(
-            "`{kind}` is not built from its defaults ({error}): give it its fields in MINIMAL"
+            "`{kind}` cannot be built from its defaults ({error}): add its fields to MINIMAL"
         ),
         None => panic!("there is no `{kind}`"),
     }

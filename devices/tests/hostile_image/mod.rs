@@ -1,4 +1,4 @@
-//! A qcow2 image that anybody may have made, opened and then written by a guest.
+//! A qcow2 image from an untrusted source, opened and then written by a guest.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use host::disk::{self, Channel, Config, Fault, Image, Operation, Request, wait};
-use host::memory::{Memory, Piece};
 use devices::testutil::Bench;
 use devices::testutil::hostile::Deeds;
+use host::disk::{self, Channel, Config, Fault, Image, Operation, Request, wait};
+use host::memory::{Memory, Piece};
 use host::testutil::noise::Noise;
 
-/// Bytes of the disk, and of the guest's memory.
+/// Sizes of the disk and of guest memory.
 const DISK_BYTES: usize = 64 << 10;
 const DISK: u64 = DISK_BYTES as u64;
 const RAM: u64 = 256 << 10;
@@ -20,8 +20,8 @@ const RAM: u64 = 256 << 10;
 const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 const ZERO: u64 = 1;
-/// Where the structures are, in clusters: both levels of both kinds of table, data, and a cluster
-/// that is compressed, of two.
+/// Cluster numbers of the structures: refcount table and block, L1 and L2 table, data, and a
+/// compressed cluster, which takes two.
 const REFTABLE: usize = 1;
 const REFCOUNTS: usize = 2;
 const L1: usize = 3;
@@ -29,37 +29,37 @@ const L2: usize = 4;
 const FILLED: usize = 5;
 const PACKED: usize = 6;
 const CLUSTERS: usize = 8;
-/// What stands in them, and in the file below.
+/// Bytes that fill the data cluster, the compressed cluster, and the backing file.
 const PLAIN: u8 = 0x11;
 const INFLATED: u8 = 0x22;
 const BELOW: u8 = 0x33;
 const BELOW_BYTES: usize = 40 << 10;
-/// Of the header: the backing file's name, and fields that writers change (size, entries of L1,
-/// features that they do not know).
+/// Offset of the backing file's name in the header, and fields that writers change (size, L1
+/// entries, unknown features).
 const NAME: usize = 256;
 const CHANGED: [std::ops::Range<usize>; 3] = [24..32, 36..40, 88..96];
-/// The byte of the header whose lowest bit says that the image is being written. It stays set where
-/// damage keeps the image from being closed.
+/// Offset of the header byte whose lowest bit marks an image in use. It stays set if damage
+/// prevents closing the image.
 const DIRTY: usize = 79;
-/// No small disk is longer on the host, whatever it says of itself.
-const MOST: u64 = 64 << 20;
-/// Nor does the process ever have so much more in memory than before the first.
-const MOST_MEMORY: u64 = 96 << 20;
-/// Where the header has the length of L1 and its place, and those of the refcount table.
+/// Limit for the image's size on the host.
+const MAX_HOST_BYTES: u64 = 64 << 20;
+/// Limit for the growth of this process's peak memory.
+const MAX_MEMORY_GROWTH: u64 = 96 << 20;
+/// Header fields: length and offset of L1, offset and length of the refcount table.
 const L1_ENTRIES: usize = 36;
 const L1_OFFSET: usize = 40;
 const REFTABLE_OFFSET: usize = 48;
 const REFTABLE_CLUSTERS: usize = 56;
-/// The bits of an entry that say where its table is.
+/// The bits of an entry with the offset of its table.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// An image, and what a guest must read from it.
-struct Made {
+/// An image in memory.
+struct TestImage {
     bytes: Vec<u8>,
     cluster: usize,
 }
 
-impl Made {
+impl TestImage {
     fn put(&mut self, at: usize, bytes: &[u8]) {
         let end = (at + bytes.len()).min(self.bytes.len());
         if let Some(to) = self.bytes.get_mut(at..end) {
@@ -67,7 +67,7 @@ impl Made {
         }
     }
 
-    /// An image as it should be.
+    /// A valid image.
     fn new(bits: u32, version: u32, backed: bool) -> Self {
         let cluster = 1_usize << bits;
         let mut image = Self { bytes: vec![0; cluster * CLUSTERS], cluster };
@@ -95,7 +95,7 @@ impl Made {
             image.put(L2 * cluster + 8 * slot, &entry.to_be_bytes());
         }
         image.put(FILLED * cluster, &vec![PLAIN; cluster]);
-        // A last block that is stored as it is: its length, twice.
+        // A final deflate block that is stored uncompressed: length, and its complement.
         let length = u16::try_from(cluster).expect("a small cluster");
         let mut deflated = vec![1];
         deflated.extend(length.to_le_bytes());
@@ -105,7 +105,7 @@ impl Made {
         image
     }
 
-    /// One number of it becomes another.
+    /// Overwrites one number.
     fn damage<B: Iterator<Item = u8>>(&mut self, deeds: &mut Deeds<B>) -> Option<()> {
         let (place, at) = (deeds.byte()?, usize::from(deeds.byte()?));
         let value = self.number(deeds)?;
@@ -125,7 +125,7 @@ impl Made {
         Some(())
     }
 
-    /// Another L1, behind all else, whose entries are one table.
+    /// A second L1 at the end whose entries all point to the same table.
     fn crowd_l1(&mut self, count: usize) {
         let at = self.bytes.len().next_multiple_of(self.cluster);
         self.bytes.resize(at, 0);
@@ -135,9 +135,9 @@ impl Made {
         self.put(L1_OFFSET, &(at as u64).to_be_bytes());
     }
 
-    /// Many more blocks of refcounts, which count once what is not there; and nobody closed it.
+    /// Many refcount blocks that count missing clusters, in an image that was not closed.
     fn crowd_refcounts(&mut self, count: usize) {
-        // Once is enough: it is in memory as well.
+        // Once is enough, because it takes memory as well.
         if self.bytes.len() > 1 << 20 {
             return;
         }
@@ -157,7 +157,7 @@ impl Made {
         self.put(DIRTY, &[1]);
     }
 
-    /// A number as they are in images: mostly of a cluster.
+    /// A number as in images, mostly an offset of a cluster.
     fn number<B: Iterator<Item = u8>>(&self, deeds: &mut Deeds<B>) -> Option<u64> {
         let (kind, low) = (deeds.byte()?, u64::from(deeds.byte()?));
         let cluster = low % 16 * self.cluster as u64;
@@ -173,7 +173,7 @@ impl Made {
         })
     }
 
-    /// What is on the disk, of an image that nobody damaged.
+    /// The contents of the disk, for an undamaged image.
     fn content(&self, backed: bool, version: u32) -> Vec<Option<u8>> {
         let mut content = vec![Some(0); DISK_BYTES];
         if backed {
@@ -187,12 +187,12 @@ impl Made {
     }
 }
 
-/// A guest of the disk.
+/// A guest that uses the disk.
 struct Guest {
     image: std::sync::Arc<dyn Image>,
     channel: Box<dyn Channel>,
     memory: Memory,
-    /// What it must find, byte by byte, where that is known.
+    /// The expected contents, for bytes that are known. None for a damaged image.
     known: Option<Vec<Option<u8>>>,
     tag: u64,
 }
@@ -205,7 +205,7 @@ impl Guest {
         Ok(Self { image, channel, memory, known, tag: 0 })
     }
 
-    /// One request, to its end.
+    /// Sends one request and waits for it.
     fn ask(&mut self, operation: Operation, offset: u64, length: u32) -> Result<(), Fault> {
         self.tag += 1;
         let pieces = match operation {
@@ -234,7 +234,7 @@ impl Guest {
         Some(data)
     }
 
-    /// Reads and compares.
+    /// Reads, and compares with the expected contents.
     fn check(&mut self, offset: u64, length: u32) {
         let data = self.read(offset, length);
         let Some(known) = &self.known else { return };
@@ -244,15 +244,15 @@ impl Guest {
         assert!(same, "{length} bytes at {offset:#x} are not what was written");
     }
 
-    /// What is known from now on of a part of the disk.
-    fn learn(&mut self, offset: u64, length: u32, byte: Option<u8>) {
+    /// Updates the expected contents.
+    fn expect_byte(&mut self, offset: u64, length: u32, byte: Option<u8>) {
         if let Some(known) = &mut self.known {
             let start = usize::try_from(offset).expect("a small disk");
             known[start..start + length as usize].fill(byte);
         }
     }
 
-    fn deed<B: Iterator<Item = u8>>(&mut self, deeds: &mut Deeds<B>) -> Option<()> {
+    fn step<B: Iterator<Item = u8>>(&mut self, deeds: &mut Deeds<B>) -> Option<()> {
         let (what, at, length) = (deeds.byte()?, deeds.byte()?, deeds.byte()?);
         let size = self.image.geometry().size;
         let block = self.image.geometry().logical_block;
@@ -272,18 +272,18 @@ impl Guest {
                 let byte = deeds.byte()?;
                 self.memory.write(0, &vec![byte; length as usize]).expect("it is RAM");
                 let done = self.ask(Operation::Write { durable: what % 8 == 0 }, offset, length);
-                self.learn(offset, length, Some(byte));
+                self.expect_byte(offset, length, Some(byte));
                 done
             }
             170..190 => self.ask(Operation::Flush, 0, 0),
             190..210 => {
-                self.learn(offset, length, None);
+                self.expect_byte(offset, length, None);
                 self.ask(Operation::Discard, offset, length)
             }
             210..245 => {
                 let unmap = what % 2 == 0;
                 let done = self.ask(Operation::WriteZeroes { unmap }, offset, length);
-                self.learn(offset, length, Some(0));
+                self.expect_byte(offset, length, Some(0));
                 done
             }
             _ => {
@@ -298,38 +298,45 @@ impl Guest {
     }
 }
 
-/// Makes an image as the bytes say, opens it, does to it what they say further, and opens it again.
+/// Builds an image from the bytes, uses it as they say, and opens it again.
 pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) {
-    let (Some(way), Some(how), Some(damages)) = (bytes.next(), bytes.next(), bytes.next()) else {
+    let (Some(flags), Some(shape), Some(damage_count)) = (bytes.next(), bytes.next(), bytes.next())
+    else {
         return;
     };
-    let backed = how & 4 != 0;
-    let version = if how & 8 == 0 { 3 } else { 2 };
-    let mut image = Made::new([9, 9, 10, 12][usize::from(how % 4)], version, backed);
+    let backed = shape & 4 != 0;
+    let version = if shape & 8 == 0 { 3 } else { 2 };
+    let mut image = TestImage::new([9, 9, 10, 12][usize::from(shape % 4)], version, backed);
     let path = files(folder);
-    let writes = way & 0x38 != 0;
+    let writes = flags & 0x38 != 0;
     let mut config = Config::new(&path);
-    (config.readonly, config.overlay) = (!writes, way & 0xc0 == 0xc0);
-    config.discard = way & 1 == 0;
-    // Few are nothing but what the bytes say.
-    if how > 250 {
+    (config.readonly, config.overlay) = (!writes, flags & 0xc0 == 0xc0);
+    config.discard = flags & 1 == 0;
+    // Rarely, the bytes themselves are the image.
+    if shape > 250 {
         image.bytes = bytes.collect();
-        play(&path, &image.bytes, (&config, None), &mut Deeds::new(Noise::new(7).take(200), RAM));
+        use_image(
+            &path,
+            &image.bytes,
+            &config,
+            None,
+            &mut Deeds::new(Noise::new(7).take(200), RAM),
+        );
         return;
     }
     let mut deeds = Deeds::new(bytes, RAM);
-    let damages = damages % 12;
-    for _ in 0..damages {
+    let damage_count = damage_count % 12;
+    for _ in 0..damage_count {
         if image.damage(&mut deeds).is_none() {
             return;
         }
     }
-    let known = (damages == 0 && writes).then(|| image.content(backed, version));
-    play(&path, &image.bytes, (&config, known), &mut deeds);
+    let known = (damage_count == 0 && writes).then(|| image.content(backed, version));
+    use_image(&path, &image.bytes, &config, known, &mut deeds);
 }
 
-/// Whether two entries of L1 are one table.
-fn has_twins(image: &[u8]) -> bool {
+/// Whether two entries of L1 point to the same table.
+fn has_duplicate_tables(image: &[u8]) -> bool {
     let number = |at: usize, length: usize| {
         let bytes = image.get(at..at + length).unwrap_or_default();
         bytes.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte))
@@ -342,7 +349,7 @@ fn has_twins(image: &[u8]) -> bool {
     places.windows(2).any(|pair| pair[0] == pair[1])
 }
 
-/// The most bytes that this process ever had in memory.
+/// Peak resident memory of this process, in bytes.
 fn peak() -> u64 {
     let status = fs::read_to_string("/proc/self/status").expect("a process");
     let line = status.lines().find_map(|it| it.strip_prefix("VmHWM:")).expect("its memory");
@@ -350,7 +357,7 @@ fn peak() -> u64 {
     kib << 10
 }
 
-/// The image's path; below it there may be another file.
+/// Creates the backing file and returns the path of the image.
 fn files(folder: &Path) -> PathBuf {
     let below = folder.join("below");
     if !below.exists() {
@@ -359,10 +366,11 @@ fn files(folder: &Path) -> PathBuf {
     folder.join("image.qcow2")
 }
 
-fn play<B: Iterator<Item = u8>>(
+fn use_image<B: Iterator<Item = u8>>(
     path: &Path,
     bytes: &[u8],
-    (config, known): (&Config, Option<Vec<Option<u8>>>),
+    config: &Config,
+    known: Option<Vec<Option<u8>>>,
     deeds: &mut Deeds<B>,
 ) {
     static BEFORE: OnceLock<u64> = OnceLock::new();
@@ -373,18 +381,18 @@ fn play<B: Iterator<Item = u8>>(
         Ok(guest) => guest,
         Err(error) => {
             assert!(!sound, "a sound image: {error:#}");
-            assert!(peak() - before < MOST_MEMORY, "{} bytes for an image", peak() - before);
+            assert!(peak() - before < MAX_MEMORY_GROWTH, "{} bytes for an image", peak() - before);
             return;
         }
     };
     let written = !config.readonly && !config.overlay;
-    assert!(!written || !has_twins(bytes), "two entries are one table");
-    while guest.deed(deeds).is_some() {}
+    assert!(!written || !has_duplicate_tables(bytes), "two entries point to the same table");
+    while guest.step(deeds).is_some() {}
     let known = if config.overlay { None } else { guest.known.take() };
     drop(guest);
-    assert!(peak() - before < MOST_MEMORY, "{} bytes for an image", peak() - before);
+    assert!(peak() - before < MAX_MEMORY_GROWTH, "{} bytes for an image", peak() - before);
     let found = fs::metadata(path).expect("it is there");
-    assert!(found.blocks() * 512 < MOST, "{} bytes", found.blocks() * 512);
+    assert!(found.blocks() * 512 < MAX_HOST_BYTES, "{} bytes", found.blocks() * 512);
     let mut after = [0; 512];
     fs::File::open(path).and_then(|file| file.read_at(&mut after, 0)).expect("it is there");
     for at in (0..bytes.len().min(512)).filter(|at| !CHANGED.iter().any(|it| it.contains(at))) {

@@ -1,4 +1,4 @@
-//! A network controller between a driver and a peer of whom neither means well.
+//! A network controller between a hostile driver and a hostile peer.
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -14,28 +14,29 @@ use serde_json::json;
 
 const AT: Address = Address::new(3, 0);
 const RAM: u64 = 1 << 20;
-/// Receiving, sending, control: of this many entries.
+/// Receive, transmit and control queues, and the number of entries of each.
 const QUEUES: u16 = 3;
 const ENTRIES: u16 = 32;
-/// CTRL_VQ, with all that is behind it.
+/// CTRL_VQ, and the features that depend on it.
 const CONTROL: u64 = 0xbf << 16 | 1 << 5;
 /// With MRG_RXBUF and EVENT_IDX.
 const OFFERED: u64 = CONTROL | 1 << 15 | EVENT_IDX;
-/// Where a command is put together, and a frame behind its header, and where one may arrive.
+/// Guest addresses of a command, a frame to send with its header, and a receive buffer.
 const COMMAND: u64 = 0x8000;
 const FRAME: u64 = 0xa000;
 const BUFFER: u64 = 0x2_0000;
 const HEADER: u32 = 12;
-/// The bit of the status.
+/// A bit of the device status.
 const NEEDS_RESET: u8 = 64;
 
-/// Does what the bytes say, and then shows that a well-meaning driver is served. Tells how often
-/// frames came out on either side.
+/// Runs the actions that the bytes describe, then checks that an ordinary driver is served. Returns
+/// how often a frame arrived at the peer and at the guest.
 pub(crate) fn run(bytes: impl Iterator<Item = u8>) -> [u32; 2] {
     live(bytes, None)
 }
 
-/// The same where a kernel has the rings now and then, and what it does is as these bytes begin.
+/// The same with a simulated kernel that serves the rings at times. The first bytes seed its
+/// behavior.
 pub(crate) fn lent(mut bytes: impl Iterator<Item = u8>) {
     let seed = [(); 8].map(|()| bytes.next().unwrap_or(0));
     live(bytes, Some(u64::from_le_bytes(seed)));
@@ -55,9 +56,9 @@ fn live(bytes: impl Iterator<Item = u8>, rehearsed: Option<u64>) -> [u32; 2] {
     bench.board.run(Vec::new()).expect("power-on");
     let mut driver = start(&bench, OFFERED);
     let mut seen = [0; 2];
-    while deed(&mut deeds, &mut driver, (&mut peer, &mut seen)).is_some() {}
+    while step(&mut deeds, &mut driver, (&mut peer, &mut seen)).is_some() {}
     drop(driver);
-    // The kernel has no rings then, and what it says of rings is not the driver's fault.
+    // Unplugged, the kernel does not serve the rings. Its errors would not be the driver's.
     if rehearsed.is_some() {
         bench.board.links().find("net").expect("it has a link").plug(false);
     }
@@ -82,15 +83,15 @@ fn start(bench: &Bench, features: u64) -> Driver<'_> {
     driver
 }
 
-/// One thing; none when the bytes are used up.
-fn deed<'a, B: Iterator<Item = u8>>(
+/// Runs one action. Returns None at the end of the bytes.
+fn step<'a, B: Iterator<Item = u8>>(
     deeds: &mut Deeds<B>,
     driver: &mut Driver<'a>,
     (peer, seen): (&mut UnixStream, &mut [u32; 2]),
 ) -> Option<()> {
     let (what, bench) = (deeds.byte()?, driver.bench);
     let queue = u16::from(deeds.byte()?) % QUEUES;
-    // A device that was broken does nothing until it is reset.
+    // A broken device ignores everything until it is reset.
     if what < 200 && driver.status() & NEEDS_RESET != 0 {
         *driver = start(bench, if queue == 0 { CONTROL } else { OFFERED });
     }
@@ -102,7 +103,7 @@ fn deed<'a, B: Iterator<Item = u8>>(
             driver.kick(0);
         }
         130..165 => {
-            // Mostly a header that asks for nothing.
+            // Mostly a header without offloads.
             let asks = [deeds.byte()?, deeds.byte()?].map(|it| if it < 250 { 0 } else { it });
             bench.memory.write(FRAME, &asks).expect("memory");
             let length = u32::from(deeds.short()?) % 2000;
@@ -115,7 +116,7 @@ fn deed<'a, B: Iterator<Item = u8>>(
             let prefix = u32::try_from(length).ok()?.to_be_bytes();
             peer.write_all(&[&prefix[..], &vec![0xff; length]].concat()).ok();
         }
-        // What is no frame, after which no other comes: seldom.
+        // An invalid frame, which ends the stream. Therefore rare.
         190..200 if queue == 0 && deeds.byte()? > 200 => {
             drop(peer.write(&[deeds.byte()?, deeds.byte()?]));
         }
@@ -125,14 +126,14 @@ fn deed<'a, B: Iterator<Item = u8>>(
         }
         215..222 => bench.board.links().find("net").ok()?.plug(queue == 0),
         222..244 => {
-            // A command as it should be, but for what it says.
+            // A well-formed command with random contents.
             let command = [deeds.byte()? % 8, deeds.byte()? % 8, deeds.byte()?, deeds.byte()?];
             bench.memory.write(COMMAND, &command).expect("memory");
             let length = u32::from(deeds.byte()?) % 32;
             driver.offer(2, &[(COMMAND, length, false), (COMMAND + 0x100, 1, true)]);
             driver.kick(2);
         }
-        // From the beginning, with fewer or more features.
+        // A new driver, with fewer or more features.
         _ => *driver = start(bench, if queue == 0 { CONTROL } else { OFFERED }),
     }
     Some(())

@@ -1,4 +1,4 @@
-//! An NVMe controller under a driver that means no good.
+//! An NVMe controller with a hostile driver.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,35 +11,35 @@ use devices::testutil::hostile::Deeds;
 use serde_json::{Value, json};
 
 const AT: Address = Address::new(2, 0);
-/// Where its registers and its MSI-X table are put, and its doorbells.
+/// Guest addresses of the registers, the MSI-X table and the doorbells.
 const REGISTERS: u64 = 0xc000_0000;
 const TABLE: u32 = 0xd000_0000;
 const BELLS: u64 = REGISTERS + 0x1000;
-/// Of the MSI-X capability: the control word.
+/// Offset of the control word of the MSI-X capability.
 const CONTROL: u64 = 0x42;
-/// Of the guest's memory, and of the disk.
+/// Sizes of guest memory and of the disk.
 const RAM: u64 = 1 << 18;
 const DISK: u64 = 1 << 18;
-/// The admin queue and three more, each of so many entries, in pages from there on: the queues of
-/// commands and then those of completions.
+/// The admin queue and three I/O queues, and the number of entries of each. One page each, first
+/// all submission queues, then all completion queues.
 const QUEUES: u16 = 4;
 const ENTRIES: u16 = 64;
 const PAGE: u64 = 0x1000;
-/// Data, and lists of pages.
+/// Address of data and PRP lists.
 const DATA: u64 = 0x1_0000;
 
-/// How long a driver waits for what must come.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a driver waits for a response.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 const CREATE_QUEUE: [u8; 2] = [5, 1];
-/// Commands of the admin queue: create and delete queues, log pages, identify, abort, features,
-/// events, keep-alive, doorbell buffers; and one that is not there.
+/// Admin commands: create and delete queues, log pages, identify, abort, features, events,
+/// keep-alive, doorbell buffers, and an unknown one.
 const ADMIN: [u8; 12] = [0, 1, 2, 4, 5, 6, 8, 9, 0x0a, 0x0c, 0x7c, 0x18];
-/// And of the others: flush, write, read, compare, zeroes, data set management.
+/// I/O commands: flush, write, read, compare, write zeroes, dataset management.
 const IO: [u8; 8] = [0, 1, 2, 5, 8, 9, 1, 2];
 
-/// How the disk is made in a folder.
-const WAYS: &[fn(&Path) -> Value] = &[
+/// Configurations of the disk.
+const CONFIGS: &[fn(&Path) -> Value] = &[
     |folder| json!({ "path": disk(folder), "overlay": true }),
     |folder| json!({ "path": disk(folder), "queues": 3 }),
     |folder| json!({ "path": disk(folder), "sector": 4096, "iops": 2000 }),
@@ -53,12 +53,12 @@ fn disk(folder: &Path) -> PathBuf {
     path
 }
 
-/// What a driver knows of its queues.
+/// The driver's view of its queues.
 struct Driver<'a> {
     bench: &'a Bench,
     tails: [u16; QUEUES as usize],
     heads: [u16; QUEUES as usize],
-    /// What a completion has that was not seen yet.
+    /// The phase bit of a new completion.
     phases: [bool; QUEUES as usize],
 }
 
@@ -71,8 +71,8 @@ fn completions(queue: u16) -> u64 {
 }
 
 impl<'a> Driver<'a> {
-    /// Places the BARs and enables the controller with its admin queue. It interrupts by messages,
-    /// or by its wire, which has one vector.
+    /// Assigns the BARs and enables the controller with its admin queue. Interrupts are MSI-X
+    /// messages, or the interrupt line, which has one vector.
     fn start(bench: &'a Bench, messages: bool) -> Self {
         let config = |at: u64, value: u32| {
             bench.write(Kind::Config, AT.config() + at, &value.to_le_bytes());
@@ -91,7 +91,7 @@ impl<'a> Driver<'a> {
         let is_ready = |wanted: bool| {
             let start = Instant::now();
             while (bench.read::<4>(Kind::Memory, REGISTERS + 0x1c)[0] & 1 == 1) != wanted {
-                assert!(start.elapsed() < PATIENCE, "it should be ready: {wanted}");
+                assert!(start.elapsed() < TIMEOUT, "it should be ready: {wanted}");
                 std::thread::yield_now();
             }
         };
@@ -109,7 +109,7 @@ impl<'a> Driver<'a> {
         Self { bench, tails: [0; 4], heads: [0; 4], phases: [true; 4] }
     }
 
-    /// Puts a command into its queue: opcode, and dwords from the namespace on.
+    /// Puts a command into a queue: opcode, identifier, and the dwords from the namespace on.
     fn submit(&mut self, queue: u16, (opcode, id): (u8, u8), dwords: [u32; 15]) {
         let mut bytes = vec![opcode, 0, id, 0];
         bytes.extend(dwords.iter().flat_map(|it| it.to_le_bytes()));
@@ -119,7 +119,7 @@ impl<'a> Driver<'a> {
         *tail = (*tail + 1) % ENTRIES;
     }
 
-    /// Tells how far a queue was filled.
+    /// Writes the tail doorbell.
     fn ring(&self, queue: u16) {
         self.bell(2 * queue, u32::from(self.tails[usize::from(queue)]));
     }
@@ -128,7 +128,7 @@ impl<'a> Driver<'a> {
         self.bench.write(Kind::Memory, BELLS + 4 * u64::from(bell), &value.to_le_bytes());
     }
 
-    /// Takes what is completed, and tells how far; the status of the last.
+    /// Takes all completions and writes the head doorbell. Returns the last status.
     fn reap(&mut self, queue: u16) -> Option<u16> {
         let number = usize::from(queue);
         let mut last = None;
@@ -137,7 +137,7 @@ impl<'a> Driver<'a> {
             let at = completions(queue) + u64::from(self.heads[number]) * 16;
             self.bench.memory.read(at + 14, &mut status).expect("it is RAM");
             let status = u16::from_le_bytes(status);
-            // A driver that wrote over its own queue could go on for ever.
+            // A driver that overwrote its own queue would never stop.
             if (status & 1 == 1) != self.phases[number] || last.is_some() && self.heads[number] == 0
             {
                 break;
@@ -151,11 +151,11 @@ impl<'a> Driver<'a> {
     }
 }
 
-/// Does to a controller what the bytes say, and then shows that it still serves. The first byte
-/// chooses its disk. Tells how often something was read, written or flushed without an error.
+/// Runs the actions that the bytes describe, then checks that the controller still works. The first
+/// byte selects the configuration. Returns how often reads, writes or flushes succeeded.
 pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) -> u32 {
     let Some(way) = bytes.next() else { return 0 };
-    let mut fields = WAYS[usize::from(way) % WAYS.len()](folder);
+    let mut fields = CONFIGS[usize::from(way) % CONFIGS.len()](folder);
     fields["slot"] = json!("02.0");
     let config =
         Config::of_kind("nvme", fields).expect("it is in the registry").expect("its fields");
@@ -165,10 +165,10 @@ pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) -> u32 {
     let mut driver = Driver::start(&bench, true);
     let mut deeds = Deeds::new(bytes, RAM);
     let mut served = 0;
-    while deed(&mut deeds, &mut driver, &mut served).is_some() {}
+    while step(&mut deeds, &mut driver, &mut served).is_some() {}
     bench.board.reset().expect("power-on again");
     let mut driver = Driver::start(&bench, false);
-    // IDENTIFY: the controller.
+    // IDENTIFY of the controller.
     driver.submit(0, (6, 0), dwords(0, (DATA, 0), (1, 0, 0)));
     driver.ring(0);
     let start = Instant::now();
@@ -176,14 +176,14 @@ pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) -> u32 {
         if let Some(status) = driver.reap(0) {
             break status;
         }
-        assert!(start.elapsed() < PATIENCE, "nothing came");
+        assert!(start.elapsed() < TIMEOUT, "nothing came");
         std::thread::yield_now();
     };
     assert_eq!(status, 0);
     served
 }
 
-/// A command from its namespace on: its data, and its dwords 10 to 12.
+/// The dwords of a command: namespace, data pointer, and dwords 10 to 12.
 fn dwords(space: u32, (first, second): (u64, u64), own: (u32, u32, u32)) -> [u32; 15] {
     let mut dwords = [0; 15];
     dwords[0] = space;
@@ -196,8 +196,8 @@ fn dwords(space: u32, (first, second): (u64, u64), own: (u32, u32, u32)) -> [u32
     dwords
 }
 
-/// One thing; none when the bytes are used up.
-fn deed<B: Iterator<Item = u8>>(
+/// Runs one action. Returns None at the end of the bytes.
+fn step<B: Iterator<Item = u8>>(
     deeds: &mut Deeds<B>,
     driver: &mut Driver<'_>,
     served: &mut u32,
@@ -238,13 +238,13 @@ fn deed<B: Iterator<Item = u8>>(
             bench.board.reset().expect("power-on again");
             *driver = Driver::start(bench, true);
         }
-        // From the beginning.
+        // A new driver.
         _ => *driver = Driver::start(bench, queue != 0),
     }
     Some(())
 }
 
-/// A pair of queues as it should be, but for rare ones.
+/// Creates a pair of queues, mostly a valid one.
 fn create<B: Iterator<Item = u8>>(
     deeds: &mut Deeds<B>,
     driver: &mut Driver<'_>,
@@ -253,7 +253,7 @@ fn create<B: Iterator<Item = u8>>(
     let odd = u32::from(deeds.byte()?);
     let number = u32::from(queue) | u32::from(ENTRIES - 1 - u16::from(odd == 1)) << 16;
     for (opcode, at) in CREATE_QUEUE.into_iter().zip([completions(queue), commands(queue)]) {
-        // Contiguous; a vector, and with interrupts; or the queue of completions.
+        // Contiguous, with interrupts and a vector, or with the completion queue's number.
         let flags = match opcode {
             5 if odd % 4 == 0 => 3,
             5 => u32::from(queue) << 16 | 3,
@@ -271,7 +271,7 @@ fn create<B: Iterator<Item = u8>>(
     Some(())
 }
 
-/// A command as it should be, but for what it says.
+/// A well-formed command with random contents.
 fn command<B: Iterator<Item = u8>>(
     deeds: &mut Deeds<B>,
     driver: &mut Driver<'_>,
@@ -282,7 +282,7 @@ fn command<B: Iterator<Item = u8>>(
     let opcode =
         if choice < 250 { list[usize::from(choice) % list.len()] } else { deeds.byte()? };
     let space = if shape < 200 { 1 } else { u32::from(deeds.byte()?).wrapping_sub(2) };
-    // Whole pages of data and a list of them; or anything.
+    // Whole pages with a PRP list, or random addresses.
     let list = DATA + 0x8000 + u64::from(deeds.byte()? & 0xf8);
     let data = match shape % 8 {
         0 => (deeds.address()?, deeds.address()?),
@@ -296,9 +296,9 @@ fn command<B: Iterator<Item = u8>>(
     let small = |byte: u8| u32::from(byte % if queue == 0 { 16 } else { 64 });
     let own = match (queue, shape % 4) {
         (_, 0) => (deeds.word()?, deeds.word()?, deeds.word()?),
-        // The page or feature, and how much of it; queue 1 for one that is deleted.
+        // Log page or feature, and length. For deletions: a queue number.
         (0, _) => (small(deeds.byte()?) | small(deeds.byte()?) << 16, deeds.short()?.into(), 0),
-        // The block, and how many.
+        // First block and number of blocks.
         _ => (small(deeds.byte()?) * 8, 0, small(deeds.byte()?) | u32::from(shape & 0xc) << 28),
     };
     driver.submit(queue, (opcode, choice), dwords(space, data, own));

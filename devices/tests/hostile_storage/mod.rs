@@ -1,5 +1,4 @@
-//! A disk and a CD-ROM drive at USB under a driver that means no good, and an operator who changes
-//! the medium meanwhile.
+//! A USB disk and a USB CD-ROM drive with a hostile driver, while an operator changes the media.
 
 use std::path::Path;
 
@@ -14,20 +13,20 @@ const RAM: u64 = 1 << 20;
 const DISK: u64 = 256 << 10;
 /// The USB 3 ports of the first two sockets.
 const PORTS: [u8; 2] = [9, 10];
-/// Where status wrappers go.
+/// Guest address of status wrappers.
 const STATUS: u64 = DATA + 0x1_0000;
 
-/// What drivers send, some of it often.
+/// Operation codes of commands. Some occur more than once to be used more often.
 const OPCODES: [u8; 43] = [
     0x00, 0x03, 0x08, 0x0a, 0x12, 0x1a, 0x1b, 0x1e, 0x23, 0x25, 0x28, 0x28, 0x28, 0x2a, 0x2a, 0x2a,
     0x2b, 0x2f, 0x35, 0x41, 0x42, 0x42, 0x43, 0x46, 0x4a, 0x51, 0x52, 0x5a, 0x88, 0x8a, 0x8f, 0x91,
     0x93, 0x9e, 0xa0, 0xa3, 0xa8, 0xaa, 0xad, 0xaf, 0xbb, 0xbd, 0xbe,
 ];
 
-/// What is done, by bytes.
-struct Deeds<B>(B);
+/// The source of actions: a stream of bytes.
+struct Actions<B>(B);
 
-impl<B: Iterator<Item = u8>> Deeds<B> {
+impl<B: Iterator<Item = u8>> Actions<B> {
     fn byte(&mut self) -> Option<u8> {
         self.0.next()
     }
@@ -36,7 +35,7 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
         Some(u32::from_le_bytes([self.byte()?, self.byte()?, self.byte()?, self.byte()?]))
     }
 
-    /// A length: mostly one that means something.
+    /// A length, mostly a plausible one.
     fn length(&mut self) -> Option<u32> {
         let value = u32::from(self.byte()?);
         Some(match self.byte()? {
@@ -49,7 +48,7 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
         })
     }
 
-    /// A command, in its wrapper.
+    /// A command in its wrapper.
     fn wrapper(&mut self) -> Option<[u8; 31]> {
         let mut bytes = [0; 31];
         bytes[..4].copy_from_slice(b"USBC");
@@ -57,7 +56,7 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
         bytes[8..12].copy_from_slice(&length.to_le_bytes());
         bytes[12] = self.byte()? & 0x80;
         (bytes[14], bytes[15]) = (16, OPCODES[usize::from(self.byte()?) % OPCODES.len()]);
-        // Few of the bytes: small numbers are those that lie on the medium.
+        // Only a few bytes are set, because small block numbers exist on the medium.
         for _ in 0..self.byte()? & 7 {
             let at = usize::from(self.byte()? & 0xf);
             bytes[15 + at.max(1)] = self.byte()?;
@@ -78,7 +77,7 @@ fn add(bench: &mut Bench, kind: &str, fields: Value) {
     bench.board.add(kind, |grants| config.build(grants)).expect("there is room");
 }
 
-/// Does to the devices what the bytes say, and then shows that they still serve.
+/// Runs the actions that the bytes describe, then checks that the devices still work.
 pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     let folder = tempfile::tempdir().expect("a folder");
     let [disk, cd] = ["disk", "cd.iso"].map(|name| folder.path().join(name));
@@ -93,8 +92,8 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     bench.board.run(Vec::new()).expect("power-on");
     let mut driver = Driver::find(&bench, AT);
     let slots = begin(&mut driver);
-    let mut deeds = Deeds(bytes);
-    while deed(&mut deeds, &mut driver, slots, [&disk, &cd]).is_some() {}
+    let mut actions = Actions(bytes);
+    while step(&mut actions, &mut driver, slots, [&disk, &cd]).is_some() {}
     for (name, path) in [("usb-storage", &disk), ("usb-storage.2", &cd)] {
         let tray = bench.board.disks().tray(name).expect("it was built");
         if tray.medium().is_none() {
@@ -103,13 +102,13 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     }
     bench.board.reset().expect("power-on again");
     let mut driver = Driver::find(&bench, AT);
-    // One block of a CD has as many bytes as four of the disk.
+    // One block of a CD is as long as four blocks of the disk.
     for (slot, blocks) in begin(&mut driver).into_iter().zip([4, 1]) {
         reads(&mut driver, slot, blocks);
     }
 }
 
-/// Both devices, configured; their slots.
+/// Configures both devices and returns their slots.
 fn begin(driver: &mut Driver<'_>) -> [u8; 2] {
     driver.start();
     PORTS.map(|port| {
@@ -120,7 +119,7 @@ fn begin(driver: &mut Driver<'_>) -> [u8; 2] {
     })
 }
 
-/// Reads the first blocks as drivers do, which hear first that the power was off.
+/// Reads the first blocks, after the power-on unit attention.
 fn reads(driver: &mut Driver<'_>, slot: u8, blocks: u8) {
     let mut wrapper = [0; 31];
     wrapper[..4].copy_from_slice(b"USBC");
@@ -140,29 +139,29 @@ fn reads(driver: &mut Driver<'_>, slot: u8, blocks: u8) {
     assert_eq!(driver.read::<13>(STATUS)[8..], [0; 5]);
 }
 
-/// One thing; none when the bytes are used up.
-fn deed<B: Iterator<Item = u8>>(
-    deeds: &mut Deeds<B>,
+/// Runs one action. Returns None at the end of the bytes.
+fn step<B: Iterator<Item = u8>>(
+    actions: &mut Actions<B>,
     driver: &mut Driver<'_>,
     slots: [u8; 2],
     paths: [&Path; 2],
 ) -> Option<()> {
-    let (what, bench) = (deeds.byte()?, driver.bench);
-    let which = usize::from(deeds.byte()? & 1);
+    let (what, bench) = (actions.byte()?, driver.bench);
+    let which = usize::from(actions.byte()? & 1);
     let slot = slots[which];
-    let endpoint = if deeds.byte()? & 1 == 0 { BULK_IN } else { BULK_OUT };
+    let endpoint = if actions.byte()? & 1 == 0 { BULK_IN } else { BULK_OUT };
     match what {
         0..100 => {
-            let wrapper = deeds.wrapper()?;
-            let at = DATA + 0x40 * u64::from(deeds.byte()? & 0xf);
+            let wrapper = actions.wrapper()?;
+            let at = DATA + 0x40 * u64::from(actions.byte()? & 0xf);
             driver.write(at, &wrapper);
             driver.push(slot, BULK_OUT, block(at, 31, NORMAL | COMPLETION));
             driver.ring(slot, BULK_OUT);
         }
         100..170 => {
-            let (length, at) = (deeds.length()?, DATA + u64::from(deeds.word()? & 0xffff));
-            // Some of it is beyond the memory's end.
-            let at = if deeds.byte()? > 240 { RAM - 512 } else { at };
+            let (length, at) = (actions.length()?, DATA + u64::from(actions.word()? & 0xffff));
+            // Some of the buffer is beyond the end of memory.
+            let at = if actions.byte()? > 240 { RAM - 512 } else { at };
             driver.push(slot, endpoint, block(at, length, NORMAL | COMPLETION | 1 << 2));
             driver.ring(slot, endpoint);
         }
@@ -171,9 +170,9 @@ fn deed<B: Iterator<Item = u8>>(
             driver.ring(slot, BULK_IN);
         }
         185..205 => {
-            // Stop, reset, or go on elsewhere.
+            // Stop Endpoint, Reset Endpoint, or Set TR Dequeue Pointer.
             let place = u32::from(slot) << 24 | u32::from(endpoint) << 16;
-            let kind = u32::from(deeds.byte()?) % 3;
+            let kind = u32::from(actions.byte()?) % 3;
             let ring = if kind == 2 { driver.new_ring(slot, endpoint) | 1 } else { 0 };
             driver.begin(block(ring, 0, (14 + kind) << 10 | place));
         }
@@ -192,7 +191,7 @@ fn deed<B: Iterator<Item = u8>>(
             let name = ["usb-storage", "usb-storage.2"][which];
             let tray = bench.board.disks().tray(name).expect("it was built");
             if tray.medium().is_some() {
-                tray.eject(deeds.byte()? & 1 == 0).ok();
+                tray.eject(actions.byte()? & 1 == 0).ok();
             } else {
                 tray.insert(paths[which], None).expect("the file is free");
             }
@@ -201,7 +200,7 @@ fn deed<B: Iterator<Item = u8>>(
             let saved = bench.board.park();
             bench.board.run(saved).expect("what was just saved");
         }
-        _ => drop(bench.memory.write(DATA, &deeds.word()?.to_le_bytes())),
+        _ => drop(bench.memory.write(DATA, &actions.word()?.to_le_bytes())),
     }
     Some(())
 }

@@ -1,4 +1,4 @@
-//! The virtio devices but for the network, each under a driver that means no good.
+//! The virtio devices except virtio-net, each with a hostile driver.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,82 +14,82 @@ use serde_json::{Value, json};
 const AT: Address = Address::new(3, 0);
 const RAM: u64 = 1 << 20;
 const ENTRIES: u16 = 32;
-/// The features of devices, which each driver may accept or not.
-const OWN: u64 = 0xff_ffff;
-/// Where a request is put together, and where its data is.
+/// The device-specific feature bits. A driver may accept each of them or not.
+const DEVICE_FEATURES: u64 = 0xff_ffff;
+/// Guest addresses of a request and of its data.
 const REQUEST: u64 = 0x8000;
 const DATA: u64 = 0x9000;
-/// Bytes of a disk.
+/// Size of a disk, in bytes.
 const DISK: u64 = 1 << 20;
 
-/// The bit of the status.
+/// A bit of the device status.
 const NEEDS_RESET: u8 = 64;
 
 type Bytes<'a> = dyn Iterator<Item = u8> + 'a;
 type Chain = Vec<(u64, u32, bool)>;
 
-/// How a device is made in a folder and what its driver asks: requests as they should be, but for
-/// what they say.
+/// A device to test: its configurations, and a function that builds well-formed requests with
+/// random contents.
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
-    /// What it is given beside its slot, in all its ways.
-    ways: &'static [fn(&Path) -> Value],
-    ask: fn(&mut Deeds<&mut Bytes<'_>>, &Bench) -> Option<Chain>,
-    /// What every driver may ask in the end, without any feature: of a queue, a chain.
-    last: (u16, &'static [(u64, u32, bool)]),
+    /// The fields of each configuration, besides the slot.
+    configs: &'static [fn(&Path) -> Value],
+    build: fn(&mut Deeds<&mut Bytes<'_>>, &Bench) -> Option<Chain>,
+    /// A queue and a request for the final check. It works without any feature.
+    final_request: (u16, &'static [(u64, u32, bool)]),
 }
 
-/// All of them.
+/// All devices.
 pub(crate) const KINDS: &[Kind] = &[
     Kind {
         name: "virtio-rng",
-        ways: &[|_| json!({})],
-        ask: |deeds, _| Some(vec![(DATA, deeds.length()?, true)]),
-        last: (0, &[(DATA, 64, true)]),
+        configs: &[|_| json!({})],
+        build: |deeds, _| Some(vec![(DATA, deeds.length()?, true)]),
+        final_request: (0, &[(DATA, 64, true)]),
     },
     Kind {
         name: "virtio-balloon",
-        ways: &[|_| json!({ "size": "512K" }), |_| json!({ "reporting": false })],
-        ask: pages,
-        last: (1, &[(DATA, 64, false)]),
+        configs: &[|_| json!({ "size": "512K" }), |_| json!({ "reporting": false })],
+        build: pages,
+        final_request: (1, &[(DATA, 64, false)]),
     },
     Kind {
         name: "virtio-serial",
-        ways: &[
+        configs: &[
             |_| json!({ "to": "none" }),
             |folder| json!({ "to": socket(folder) }),
             |folder| json!({ "name": "port", "to": socket(folder) }),
         ],
-        ask: message,
-        last: (1, &[(DATA, 64, false)]),
+        build: message,
+        final_request: (1, &[(DATA, 64, false)]),
     },
     Kind {
         name: "virtio-blk",
-        ways: &[
+        configs: &[
             |folder| json!({ "path": disk(folder), "queues": 2 }),
             |folder| json!({ "path": disk(folder), "sector": 4096 }),
             |folder| json!({ "path": disk(folder), "overlay": true, "iops": 2000 }),
             |folder| json!({ "path": disk(folder), "readonly": true }),
         ],
-        ask: request,
-        // FLUSH, of zeros.
-        last: (0, &[(0xff000, 16, false), (0xff010, 1, true)]),
+        build: request,
+        // FLUSH, in a header of zeros.
+        final_request: (0, &[(0xff000, 16, false), (0xff010, 1, true)]),
     },
     Kind {
         name: "virtio-scsi",
-        ways: &[
+        configs: &[
             |folder| json!({ "path": disk(folder), "queues": 2 }),
             |folder| json!({ "path": disk(folder), "sector": 4096 }),
             |folder| json!({ "path": disk(folder), "overlay": true, "iops": 2000 }),
             |folder| json!({ "path": disk(folder), "readonly": true }),
         ],
-        ask: command,
-        // For nobody.
-        last: (2, &[(0xff000, 51, false), (0xff040, 108, true)]),
+        build: command,
+        // A request to a target that does not exist.
+        final_request: (2, &[(0xff000, 51, false), (0xff040, 108, true)]),
     },
 ];
 
-/// What SCSI's drivers send, some of it often.
+/// Operation codes of SCSI commands. Some occur more than once to be used more often.
 const OPCODES: [u8; 34] = [
     0x00, 0x03, 0x08, 0x0a, 0x12, 0x12, 0x1a, 0x1b, 0x25, 0x28, 0x28, 0x2a, 0x2a, 0x2f, 0x35, 0x41,
     0x41, 0x42, 0x42, 0x5a, 0x88, 0x88, 0x8a, 0x8a, 0x8f, 0x91, 0x93, 0x93, 0x9e, 0xa0, 0xa3, 0xa8,
@@ -118,7 +118,7 @@ fn pages(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
         bench.memory.write(REQUEST + 4 * at, &u32::from(page).to_le_bytes()).expect("memory");
     }
     let length = deeds.length()?;
-    // A report of free pages is memory that the device may write.
+    // A report of free pages consists of device-writable memory.
     Some(vec![(REQUEST, length, length % 3 == 0)])
 }
 
@@ -136,7 +136,7 @@ fn request(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
     let mut header = u64::from(kind % 16).to_le_bytes().to_vec();
     header.extend(sector.to_le_bytes());
     bench.memory.write(REQUEST, &header).expect("memory");
-    // To discard or to zero: a sector, a count and flags.
+    // A range to discard or to zero: sector, count and flags.
     let mut range = sector.to_le_bytes().to_vec();
     range.extend(deeds.word()?.to_le_bytes());
     range.extend(u32::from(deeds.byte()? % 4).to_le_bytes());
@@ -148,7 +148,7 @@ fn request(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
     Some(vec![(REQUEST, 16, false), data, (REQUEST + 16, 1, true)])
 }
 
-/// Unit, name, command, response and data; or something to be done to tasks.
+/// Unit, tag, command, response and data, or a task management request.
 fn command(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
     let (what, id) = (deeds.byte()?, u64::from(deeds.byte()? % 8));
     let unit = [1, what / 240, 0x40, deeds.byte()? / 250, 0, 0, 0, 0];
@@ -161,7 +161,7 @@ fn command(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
     }
     let mut cdb = [0; 32];
     cdb[0] = OPCODES[usize::from(deeds.byte()?) % OPCODES.len()];
-    // Few of the bytes: small numbers are those that lie on the medium.
+    // Only a few bytes are set, because small block numbers exist on the medium.
     for _ in 0..deeds.byte()? & 7 {
         let at = usize::from(deeds.byte()? & 0xf);
         cdb[at.max(1)] = deeds.byte()?;
@@ -184,12 +184,12 @@ fn command(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
     Some(if outward { vec![header, data, response] } else { vec![header, response, data] })
 }
 
-/// Does to a device of this kind what the bytes say, and then shows that it still serves. The first
-/// byte chooses the way it is made.
+/// Runs the actions that the bytes describe, then checks that the device still works. The first
+/// byte selects the configuration.
 pub(crate) fn run(name: &str, folder: &Path, mut bytes: impl Iterator<Item = u8>) {
     let kind = KINDS.iter().find(|it| it.name == name).expect("a kind that is here");
-    let Some(way) = bytes.next() else { return };
-    let mut fields = kind.ways[usize::from(way) % kind.ways.len()](folder);
+    let Some(choice) = bytes.next() else { return };
+    let mut fields = kind.configs[usize::from(choice) % kind.configs.len()](folder);
     let named = fields.get("name").is_some();
     fields["slot"] = json!("03.0");
     let config = Config::of_kind(name, fields).expect("it is in the registry").expect("its fields");
@@ -198,18 +198,18 @@ pub(crate) fn run(name: &str, folder: &Path, mut bytes: impl Iterator<Item = u8>
     bench.board.run(Vec::new()).expect("power-on");
     let bytes: &mut Bytes<'_> = &mut bytes;
     let mut deeds = Deeds::new(bytes, RAM);
-    let mut driver = start(&bench, EVENT_IDX | OWN);
+    let mut driver = start(&bench, EVENT_IDX | DEVICE_FEATURES);
     let mut peer = None;
-    while deed(&mut deeds, kind, (&mut driver, &mut peer), folder).is_some() {}
+    while step(&mut deeds, kind, (&mut driver, &mut peer), folder).is_some() {}
     drop((driver, peer));
     bench.board.reset().expect("power-on again");
     bench.memory.write(0xff000, &[4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).expect("memory");
     let mut driver = start(&bench, 0);
     assert_eq!(driver.status(), 15);
-    let (queue, chain) = kind.last;
+    let (queue, chain) = kind.final_request;
     driver.offer(queue, chain);
     driver.kick(queue);
-    // Without control queues there is no port but a console.
+    // Without control queues, only a console has a port.
     if !named {
         driver.wait(queue);
     }
@@ -226,8 +226,8 @@ fn start(bench: &Bench, features: u64) -> Driver<'_> {
     driver
 }
 
-/// One thing; none when the bytes are used up.
-fn deed<'a>(
+/// Runs one action. Returns None at the end of the bytes.
+fn step<'a>(
     deeds: &mut Deeds<&mut Bytes<'_>>,
     kind: &Kind,
     (driver, peer): (&mut Driver<'a>, &mut Option<UnixStream>),
@@ -236,14 +236,14 @@ fn deed<'a>(
     let (what, bench) = (deeds.byte()?, driver.bench);
     let queues = u16::try_from(driver.queues.len()).ok()?;
     let queue = u16::from(deeds.byte()?) % queues;
-    // A device that was broken does nothing until it is reset.
+    // A broken device ignores everything until it is reset.
     if what < 200 && driver.status() & NEEDS_RESET != 0 {
-        *driver = start(bench, OWN | EVENT_IDX);
+        *driver = start(bench, DEVICE_FEATURES | EVENT_IDX);
     }
     match what {
         0..110 => deeds.disturb(driver, queue, ENTRIES)?,
         110..205 => {
-            let chain = (kind.ask)(deeds, bench)?;
+            let chain = (kind.build)(deeds, bench)?;
             driver.offer(queue, &chain);
             driver.kick(queue);
         }
@@ -254,13 +254,13 @@ fn deed<'a>(
             bench.board.disks().all().iter().for_each(|disk| drop(disk.grow(Some(size))));
         }
         230..243 => talk(deeds, peer, folder)?,
-        // From the beginning, with fewer or more features.
+        // A new driver, with fewer or more features.
         _ => *driver = start(bench, u64::from(deeds.short()?) | EVENT_IDX),
     }
     Some(())
 }
 
-/// Who is at the other end comes, sends, reads, and goes.
+/// The client of a port connects, sends, reads or disconnects.
 fn talk(
     deeds: &mut Deeds<&mut Bytes<'_>>,
     peer: &mut Option<UnixStream>,

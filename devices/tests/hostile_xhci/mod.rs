@@ -1,21 +1,21 @@
-//! An xHCI controller with a keyboard and a tablet under a driver that means no good.
+//! An xHCI controller with a keyboard and a tablet, and a hostile driver.
 
-use host::input::{Key, Position};
 use devices::pci::Address;
 use devices::registry::Config;
 use devices::testutil::Bench;
 use devices::testutil::xhci::{Block, DATA, Driver, INPUT, USBCMD, block};
+use host::input::{Key, Position};
 use serde_json::json;
 
 const AT: Address = Address::new(3, 0);
 const RAM: u64 = 1 << 20;
-/// The endpoint of both devices.
+/// The interrupt endpoint of both devices.
 const IN: u8 = 3;
 
-/// What is done, by bytes.
-struct Deeds<B>(B);
+/// The source of actions: a stream of bytes.
+struct Actions<B>(B);
 
-impl<B: Iterator<Item = u8>> Deeds<B> {
+impl<B: Iterator<Item = u8>> Actions<B> {
     fn byte(&mut self) -> Option<u8> {
         self.0.next()
     }
@@ -24,7 +24,7 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
         Some(u32::from_le_bytes([self.byte()?, self.byte()?, self.byte()?, self.byte()?]))
     }
 
-    /// An address: mostly memory that is used, sometimes its end, rarely anything.
+    /// An address: mostly used memory, sometimes the end of memory, rarely a random one.
     fn address(&mut self) -> Option<u64> {
         let (kind, low) = (self.byte()?, u64::from(self.word()?));
         Some(match kind {
@@ -36,7 +36,7 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
         })
     }
 
-    /// A block of one of the types that there are, mostly.
+    /// A transfer request block, mostly of a valid type.
     fn block(&mut self) -> Option<Block> {
         let (kind, flags) = (u32::from(self.byte()?), u32::from(self.byte()?));
         let kind = if kind < 230 { kind % 9 } else { kind & 0x3f };
@@ -46,7 +46,7 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
     }
 }
 
-/// Does to the controller what the bytes say, and then shows that it still serves.
+/// Runs the actions that the bytes describe, then checks that the controller still works.
 pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     let mut bench = Bench::new(usize::try_from(RAM).expect("a megabyte"));
     for (kind, fields) in [
@@ -61,8 +61,8 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     bench.board.run(Vec::new()).expect("power-on");
     let mut driver = Driver::find(&bench, AT);
     let slots = begin(&mut driver);
-    let mut deeds = Deeds(bytes);
-    while deed(&mut deeds, &mut driver, slots).is_some() {}
+    let mut actions = Actions(bytes);
+    while step(&mut actions, &mut driver, slots).is_some() {}
     bench.board.reset().expect("power-on again");
     let mut driver = Driver::find(&bench, AT);
     let [slot, _] = begin(&mut driver);
@@ -73,7 +73,7 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     assert_eq!(driver.read(DATA), [0, 0, 0x48, 0, 0, 0, 0, 0]);
 }
 
-/// Both devices, configured; their slots.
+/// Configures both devices and returns their slots.
 fn begin(driver: &mut Driver<'_>) -> [u8; 2] {
     driver.start();
     [1, 2].map(|port| {
@@ -84,63 +84,63 @@ fn begin(driver: &mut Driver<'_>) -> [u8; 2] {
     })
 }
 
-/// One thing; none when the bytes are used up.
-fn deed<B: Iterator<Item = u8>>(
-    deeds: &mut Deeds<B>,
+/// Runs one action. Returns None at the end of the bytes.
+fn step<B: Iterator<Item = u8>>(
+    actions: &mut Actions<B>,
     driver: &mut Driver<'_>,
     slots: [u8; 2],
 ) -> Option<()> {
-    let (what, bench) = (deeds.byte()?, driver.bench);
-    let slot = slots[usize::from(deeds.byte()? & 1)];
-    let endpoint = if deeds.byte()? & 1 == 0 { 1 } else { IN };
+    let (what, bench) = (actions.byte()?, driver.bench);
+    let slot = slots[usize::from(actions.byte()? & 1)];
+    let endpoint = if actions.byte()? & 1 == 0 { 1 } else { IN };
     match what {
         0..70 => {
-            let block = deeds.block()?;
+            let block = actions.block()?;
             driver.push(slot, endpoint, block);
             driver.ring(slot, endpoint);
         }
         70..100 => {
-            // A request as it should be, but for what it asks.
+            // A well-formed control transfer with random contents.
             let mut setup = [0; 8];
             for byte in &mut setup {
-                *byte = deeds.byte()?;
+                *byte = actions.byte()?;
             }
             setup[0] &= 0xa3;
             setup[1] &= 0xf;
             setup[7] = 0;
             let setup = u64::from_le_bytes(setup);
             driver.push(slot, 1, block(setup, 8, 2 << 10 | 1 << 6));
-            let status = deeds.block()?;
+            let status = actions.block()?;
             driver.push(slot, 1, status);
             driver.push(slot, 1, block(0, 0, 4 << 10));
             driver.ring(slot, 1);
         }
         100..150 => {
-            let (kind, flags) = (u32::from(deeds.byte()?), u32::from(deeds.byte()?));
+            let (kind, flags) = (u32::from(actions.byte()?), u32::from(actions.byte()?));
             let place = u32::from(slot) << 24 | u32::from(endpoint) << 16;
-            let at = if flags & 1 == 0 { INPUT } else { deeds.address()? };
+            let at = if flags & 1 == 0 { INPUT } else { actions.address()? };
             driver.begin(block(at, 0, (9 + kind % 16) << 10 | place | (flags & 2) << 8));
         }
-        150..165 => drop(bench.memory.write(deeds.address()?, &deeds.word()?.to_le_bytes())),
+        150..165 => drop(bench.memory.write(actions.address()?, &actions.word()?.to_le_bytes())),
         165..180 => {
-            let at = INPUT + u64::from(deeds.word()? & 0x7c);
-            bench.memory.write(at, &deeds.word()?.to_le_bytes()).ok();
+            let at = INPUT + u64::from(actions.word()? & 0x7c);
+            bench.memory.write(at, &actions.word()?.to_le_bytes()).ok();
         }
         180..200 => drop(driver.event()),
-        200..210 => driver.set(u64::from(deeds.word()? & 0x3ffc), deeds.word()?),
-        210..220 => driver.set(Driver::port(deeds.byte()? & 0xf | 1), deeds.word()?),
+        200..210 => driver.set(u64::from(actions.word()? & 0x3ffc), actions.word()?),
+        210..220 => driver.set(Driver::port(actions.byte()? & 0xf | 1), actions.word()?),
         220..230 => {
-            if let Some(key) = Key::new(u16::from(deeds.byte()?)) {
+            if let Some(key) = Key::new(u16::from(actions.byte()?)) {
                 bench.board.input().key(key, what & 1 == 0);
             }
-            let x = u16::from(deeds.byte()?) << 7;
+            let x = u16::from(actions.byte()?) << 7;
             bench.board.input().position(Position { x, ..Position::default() });
         }
         230..240 => {
             let saved = bench.board.park();
             bench.board.run(saved).expect("what was just saved");
         }
-        240..248 => driver.set(USBCMD, 4 | u32::from(deeds.byte()? & 3)),
+        240..248 => driver.set(USBCMD, 4 | u32::from(actions.byte()? & 3)),
         _ => driver.set(USBCMD, 5),
     }
     Some(())

@@ -1,12 +1,12 @@
-//! Which system calls there are from now on: a list for all threads, since they share one memory
-//! anyway, so that the smallest list would be the sum of all.
+//! The system calls that are allowed from now on: one list for all threads. They share their memory
+//! anyway, so an attacker could use the lists of all threads.
 //!
-//! A call is on the list with those of its arguments that are let through, as far as a filter can
-//! see them: numbers, not what pointers point to. What a machine does not have is not on it: no
-//! connections without passt, no rings of io_uring without a disk. A ring is used and never made or
-//! changed here: no filter sees its operations, and those of a disk's rings were restricted before.
-//! The kernel remembers which calls are allowed whatever their arguments, so that most of them cost
-//! nothing.
+//! A call on the list is allowed with certain arguments, as far as a filter can see them: numbers,
+//! but not memory behind pointers. Calls that a machine does not need are not on its list: no
+//! connections without passt, no io_uring without a disk. Existing rings can be used, but no ring
+//! can be created or changed in the jail, because a filter cannot see a ring's operations; those of
+//! a disk's ring were restricted before. The kernel caches which calls are allowed with any
+//! arguments, so most calls cost nothing.
 
 use std::collections::BTreeMap;
 
@@ -18,18 +18,18 @@ use seccompiler::{
 
 use super::words::Seccomp;
 
-/// What a machine needs besides.
+/// The needs of a machine that not every machine has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// To use the rings of its disks.
+    /// To use the io_uring rings of its disks.
     pub rings: bool,
     /// To connect to Unix sockets again.
     pub connect: bool,
-    /// A network, or a tap.
+    /// A network device.
     pub network: bool,
 }
 
-/// Calls whatever their arguments.
+/// Calls that are allowed with any arguments.
 pub(crate) const PLAIN: &[i64] = &[
     // Memory.
     libc::SYS_brk,
@@ -58,7 +58,7 @@ pub(crate) const PLAIN: &[i64] = &[
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
-    // Files. Which of them may be opened is Landlock's to say.
+    // Files. Landlock limits which of them can be opened.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -102,7 +102,7 @@ pub(crate) const PLAIN: &[i64] = &[
     libc::SYS_timerfd_gettime,
     libc::SYS_pipe,
     libc::SYS_pipe2,
-    // Sockets that are there, and those who come by them.
+    // Existing sockets, and clients that connect to them.
     libc::SYS_accept4,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
@@ -111,8 +111,8 @@ pub(crate) const PLAIN: &[i64] = &[
     libc::SYS_recvmsg,
 ];
 
-/// What is set of a socket that is there. No other: some of them make it another socket's kind, as
-/// those of TCP Fast Open do, by which data alone connects.
+/// Options of an existing socket that may be set: level and name. Others could change the kind of
+/// the socket, such as those of TCP Fast Open, with which sending data connects.
 const OPTIONS: &[(i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
@@ -123,19 +123,20 @@ const OPTIONS: &[(i32, i32)] = &[
     (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
 ];
 
-/// How data is sent. `MSG_FASTOPEN` is not among these: it connects a socket of the network that
-/// was left, to an address that no filter sees.
-const SENDING: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+/// Flags for sending. `MSG_FASTOPEN` is not among them: it connects a socket of the old network
+/// namespace, to an address that no filter sees.
+const SEND_FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 
-/// What makes rings of io_uring, and changes them.
-const MAKES_RINGS: [i64; 2] = [libc::SYS_io_uring_setup, libc::SYS_io_uring_register];
-/// What disks ask their rings by.
-const USES_RINGS: i64 = libc::SYS_io_uring_enter;
+/// Calls that create rings of io_uring, and change them.
+const RING_SETUP: [i64; 2] = [libc::SYS_io_uring_setup, libc::SYS_io_uring_register];
+/// The call by which disks use their rings.
+const RING_ENTER: i64 = libc::SYS_io_uring_enter;
 
-/// The kind and number of an ioctl; the rest of its code is the size of what it takes.
+/// Mask of the type and number of an ioctl. The rest of its code is the size of its argument, and
+/// the direction.
 pub(crate) const IOCTL: u64 = 0xffff;
 
-/// Those of a machine that runs, the most frequent one first.
+/// The ioctls of a running machine, the most frequent one first.
 const KVM: &[u64] = &[
     0xae80, // RUN
     0xae61, // IRQ_LINE
@@ -169,7 +170,7 @@ const KVM: &[u64] = &[
     0xaead, // KVMCLOCK_CTRL
 ];
 
-/// Terminals, and file descriptors of any kind.
+/// Ioctls of terminals, and of all file descriptors.
 pub(crate) const FILES: &[u64] = &[
     0x5401, // TCGETS
     0x5402, // TCSETS
@@ -180,7 +181,7 @@ pub(crate) const FILES: &[u64] = &[
     0x5451, // FIOCLEX
 ];
 
-/// Block devices.
+/// Ioctls of block devices.
 const BLOCK: &[u64] = &[
     0x1268, // BLKSSZGET
     0x1272, // BLKGETSIZE64
@@ -189,7 +190,7 @@ const BLOCK: &[u64] = &[
     0x127f, // BLKZEROOUT
 ];
 
-/// Taps, and the kernel's side of their rings.
+/// Ioctls of taps and of vhost-net.
 const NETWORK: &[u64] = &[
     0x54d0, // TUNSETOFFLOAD
     0x54d9, // TUNSETQUEUE
@@ -214,49 +215,49 @@ pub(crate) const FCNTL: &[i32] = &[
     libc::F_OFD_SETLK,
 ];
 
-/// The type of a socket; the rest of that word is flags (`SOCK_TYPE_MASK`).
+/// Mask of the type of a socket. The other bits are flags (`SOCK_TYPE_MASK`).
 const SOCKET_TYPE: u64 = 0xf;
 
-/// The list.
+/// The allowed calls, each with its rules. A call without rules is allowed with any arguments.
 pub(crate) type Calls = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// A rule about the lower half of an argument, in which all numbers that we look at lie.
+/// A rule for the lower 32 bits of an argument, which hold all values that are compared here.
 pub(crate) fn only(argument: u8, compare: SeccompCmpOp, value: u64) -> anyhow::Result<SeccompRule> {
     let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, compare, value)?;
     Ok(SeccompRule::new(vec![condition])?)
 }
 
-/// The same as a part of a rule.
+/// Like `only`, as a condition of a rule.
 fn word(argument: u8, compare: SeccompCmpOp, value: i32) -> anyhow::Result<SeccompCondition> {
     Ok(SeccompCondition::new(argument, SeccompCmpArgLen::Dword, compare, flag(value))?)
 }
 
-/// One of these values.
+/// Allows these values of an argument.
 pub(crate) fn one_of(argument: u8, values: &[u64]) -> anyhow::Result<Vec<SeccompRule>> {
     values.iter().map(|value| only(argument, SeccompCmpOp::Eq, *value)).collect()
 }
 
-/// These bits, of those that the mask has.
+/// Allows an argument whose bits under the mask have this value.
 pub(crate) fn bits(argument: u8, mask: u64, value: u64) -> anyhow::Result<Vec<SeccompRule>> {
     Ok(vec![only(argument, SeccompCmpOp::MaskedEq(mask), value)?])
 }
 
-/// A flag's bits, which no flag has the sign in.
+/// The bits of a flag as an unsigned number. No flag is negative.
 pub(crate) fn flag(bits: i32) -> u64 {
     u64::from(bits.unsigned_abs())
 }
 
 fn allowed(needs: Needs) -> anyhow::Result<Calls> {
     let mut calls: Calls = PLAIN.iter().map(|call| (*call, Vec::new())).collect();
-    // Memory is never made a program.
+    // Memory never becomes executable.
     calls.insert(libc::SYS_mmap, bits(2, flag(libc::PROT_EXEC), 0)?);
     calls.insert(libc::SYS_mprotect, bits(2, flag(libc::PROT_EXEC), 0)?);
-    // Threads, and no processes. The kind of call whose flags cannot be seen is not there
-    // (`absent`), and the C library takes the other one.
+    // Threads, but no processes. seccomp cannot see the flags of clone3, so `absent` makes it fail,
+    // and the C library uses clone.
     let thread = flag(libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND);
     calls.insert(libc::SYS_clone, bits(0, thread, thread)?);
     calls.insert(libc::SYS_clone3, Vec::new());
-    // Signals, to ourselves alone.
+    // Signals, only to this process.
     let us = u64::from(std::process::id());
     calls.insert(libc::SYS_kill, one_of(0, &[us])?);
     calls.insert(libc::SYS_tgkill, one_of(0, &[us])?);
@@ -264,38 +265,38 @@ fn allowed(needs: Needs) -> anyhow::Result<Calls> {
     calls.insert(libc::SYS_prctl, one_of(0, &names)?);
     let commands: Vec<_> = FCNTL.iter().map(|command| flag(*command)).collect();
     calls.insert(libc::SYS_fcntl, one_of(1, &commands)?);
-    // Ours alone: a limit is read, and none is set.
+    // Only for this process: limits can be read, but not set.
     let nothing = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
     calls.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![nothing])?]);
     let network = if needs.network { NETWORK } else { &[] };
     let ioctls = [KVM, FILES, BLOCK, network].concat();
     let ioctls = ioctls.iter().map(|code| only(1, SeccompCmpOp::MaskedEq(IOCTL), *code));
     calls.insert(libc::SYS_ioctl, ioctls.collect::<anyhow::Result<_>>()?);
-    // Both ends are ours: the runtime of the screen wakes itself so. A pair for datagrams could
-    // send to any socket that has a path.
+    // Both ends belong to this process: the async runtime wakes itself with a pair. A datagram
+    // socket could send to any socket that has a path.
     calls.insert(libc::SYS_socketpair, unix_streams()?);
     if needs.connect {
         calls.insert(libc::SYS_socket, unix_streams()?);
-        // Not by TCP, which Landlock says (Linux 6.7): no filter sees an address.
+        // Landlock forbids TCP (Linux 6.7): a filter cannot see the address.
         calls.insert(libc::SYS_connect, Vec::new());
     }
-    // To the peer that a socket has, and to no other address. That of a message is not seen; a
-    // socket of streams does not look at it.
-    let others = u64::from(!SENDING.unsigned_abs());
+    // Only to the peer of a connected socket, not to another address. A filter cannot see the
+    // address of a message, but stream sockets ignore it.
+    let others = u64::from(!SEND_FLAGS.unsigned_abs());
     let plain = |argument| word(argument, SeccompCmpOp::MaskedEq(others), 0);
-    let nobody = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
-    calls.insert(libc::SYS_sendto, vec![SeccompRule::new(vec![plain(3)?, nobody])?]);
+    let no_address = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
+    calls.insert(libc::SYS_sendto, vec![SeccompRule::new(vec![plain(3)?, no_address])?]);
     calls.insert(libc::SYS_sendmsg, vec![SeccompRule::new(vec![plain(2)?])?]);
-    calls.insert(libc::SYS_setsockopt, options()?);
-    // A listener whose reading ends is no listener any more, and could be connected.
+    calls.insert(libc::SYS_setsockopt, socket_options()?);
+    // A listener that is shut down for reading stops listening, and could then connect.
     calls.insert(libc::SYS_shutdown, one_of(1, &[flag(libc::SHUT_WR)])?);
-    // Those that are not there either are for the other filter.
-    calls.extend(MAKES_RINGS.into_iter().chain([USES_RINGS]).map(|call| (call, Vec::new())));
+    // Calls that `absent` makes fail must pass this filter.
+    calls.extend(RING_SETUP.into_iter().chain([RING_ENTER]).map(|call| (call, Vec::new())));
     Ok(calls)
 }
 
-/// What of a socket may be set: its level, and the name there.
-fn options() -> anyhow::Result<Vec<SeccompRule>> {
+/// Rules for the socket options that may be set.
+fn socket_options() -> anyhow::Result<Vec<SeccompRule>> {
     let rule = |(level, name): &(i32, i32)| {
         let [level, name] =
             [(1, *level), (2, *name)].map(|(at, it)| word(at, SeccompCmpOp::Eq, it));
@@ -304,21 +305,21 @@ fn options() -> anyhow::Result<Vec<SeccompRule>> {
     OPTIONS.iter().map(rule).collect()
 }
 
-/// Unix sockets of streams, whatever their other flags.
+/// Allows Unix stream sockets, with any flags.
 fn unix_streams() -> anyhow::Result<Vec<SeccompRule>> {
     let unix = word(0, SeccompCmpOp::Eq, libc::AF_UNIX)?;
     let stream = word(1, SeccompCmpOp::MaskedEq(SOCKET_TYPE), libc::SOCK_STREAM)?;
     Ok(vec![SeccompRule::new(vec![unix, stream])?])
 }
 
-/// What those who ask are told is not there, and which they do without.
+/// Calls that fail with ENOSYS. Their callers have a fallback.
 fn absent(needs: Needs) -> Calls {
-    let unused = (!needs.rings).then_some(USES_RINGS);
-    let all = [libc::SYS_clone3].into_iter().chain(MAKES_RINGS).chain(unused);
+    let unused = (!needs.rings).then_some(RING_ENTER);
+    let all = [libc::SYS_clone3].into_iter().chain(RING_SETUP).chain(unused);
     all.map(|call| (call, Vec::new())).collect()
 }
 
-/// The programs for the kernel, of which the strictest wins.
+/// The filter programs. The strictest result of all programs wins.
 pub(crate) fn programs(needs: Needs, mode: Seccomp) -> anyhow::Result<Vec<BpfProgram>> {
     let otherwise = match mode {
         Seccomp::Off => return Ok(Vec::new()),
@@ -329,15 +330,15 @@ pub(crate) fn programs(needs: Needs, mode: Seccomp) -> anyhow::Result<Vec<BpfPro
     let enosys = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
     let absent = SeccompFilter::new(absent(needs), SeccompAction::Allow, enosys, arch)?;
     let list = SeccompFilter::new(allowed(needs)?, otherwise, SeccompAction::Allow, arch)?;
-    // The last one to be applied must let the call pass that applies it, so the list comes last.
+    // The list forbids the call that applies further programs, so it comes last.
     Ok(vec![absent.try_into()?, list.try_into()?])
 }
 
-/// Applies them, for this thread and those that it starts.
+/// Applies the programs to this thread and the threads that it starts.
 ///
 /// # Errors
 ///
-/// When this kernel has no filters, or a container engine forbids them.
+/// Fails if this kernel has no seccomp filters, or if a container engine forbids them.
 pub(crate) fn apply(programs: &[BpfProgram]) -> anyhow::Result<()> {
     programs.iter().try_for_each(|program| apply_filter(program)).context("seccomp")
 }
@@ -359,36 +360,36 @@ mod test {
     use super::*;
     use crate::STATUS;
 
-    /// What the child of a test is to do.
-    const DEED: &str = "TRANSOM_TEST_DEED";
+    /// The environment variable with the action of a test's child process.
+    const ACTION: &str = "TRANSOM_TEST_ACTION";
 
     /// Runs a test of this module again, in a process of its own.
-    fn child(test: &str, deed: &str) -> Output {
+    fn child(test: &str, action: &str) -> Output {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", &format!("filter::test::{test}"), "--nocapture"]);
-        command.env(DEED, deed).output().unwrap()
+        command.env(ACTION, action).output().unwrap()
     }
 
-    /// Goes in, as a machine does, and does it.
-    fn inside(needs: Needs, deed: impl FnOnce() + Send) {
+    /// Enters the jail like a machine, and runs an action.
+    fn inside(needs: Needs, action: impl FnOnce() + Send) {
         thread::scope(|scope| {
             let inmate = thread::Builder::new().name("inmate".into());
             let body = || {
                 kernel::end_on_refusal().unwrap();
                 apply(&programs(needs, Seccomp::On).unwrap()).unwrap();
-                deed();
+                action();
             };
             inmate.spawn_scoped(scope, body).unwrap().join().unwrap();
         });
     }
 
-    /// A call that is not allowed, with a listener that was there before.
-    type Deed = (&'static str, i64, fn(&TcpListener));
+    /// A call that is not allowed: name, system call and action, which gets a listener made before.
+    type Action = (&'static str, i64, fn(&TcpListener));
 
-    /// A flag that is none of the standard's.
+    /// A flag that rustix does not have.
     const FAST_OPEN: SendFlags = SendFlags::from_bits_retain(libc::MSG_FASTOPEN.unsigned_abs());
 
-    const FORBIDDEN: &[Deed] = &[
+    const FORBIDDEN: &[Action] = &[
         ("socket", libc::SYS_socket, |_| {
             rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).ok();
         }),
@@ -396,11 +397,11 @@ mod test {
             std::os::unix::net::UnixDatagram::pair().ok();
         }),
         ("program", libc::SYS_execve, |_| {
-            // The process that it would run in is one thing, and what it runs another.
+            // Executing a program, without a new process.
             drop(std::os::unix::process::CommandExt::exec(&mut Command::new("/bin/true")));
         }),
         ("process", libc::SYS_clone, |_| {
-            // Whichever call it is that the C library makes for it.
+            // The call that the C library uses for a new process.
             Command::new("/bin/true").status().ok();
         }),
         ("rights", libc::SYS_setresuid, |_| {
@@ -408,15 +409,15 @@ mod test {
             rustix::thread::set_thread_res_uid(id, id, id).ok();
         }),
         ("ioctl", libc::SYS_ioctl, |_| {
-            // TIOCSTI's neighbour: a terminal's foreground.
+            // The ioctl next to TIOCSTI: a terminal's foreground process.
             rustix::termios::tcgetpgrp(rustix::stdio::stdin()).ok();
         }),
         ("signal", libc::SYS_kill, |_| {
             let first = rustix::process::Pid::from_raw(1).unwrap();
             rustix::process::test_kill_process(first).ok();
         }),
-        // A listener that hangs up is a socket again, of the network that it was made in, and its
-        // first bytes would connect it.
+        // A listener that is shut down becomes an ordinary socket of the old network namespace, and
+        // the first bytes sent could connect it.
         ("hang up", libc::SYS_shutdown, |listener| {
             rustix::net::shutdown(listener, rustix::net::Shutdown::Both).ok();
         }),
@@ -432,11 +433,11 @@ mod test {
             rustix::net::send(listener, b"x", FAST_OPEN).ok();
         }),
         ("connect later", libc::SYS_setsockopt, |listener| {
-            // TCP_FASTOPEN_CONNECT has no name here; this one is as little ours.
+            // rustix has no TCP_FASTOPEN_CONNECT. This option is not allowed either.
             sockopt::set_tcp_quickack(listener, true).ok();
         }),
         ("option", libc::SYS_setsockopt, |listener| {
-            // TCP_KEEPCNT's number, at the level of sockets.
+            // The number of TCP_KEEPCNT, at the socket level.
             sockopt::set_socket_broadcast(listener, true).ok();
         }),
     ];
@@ -444,17 +445,17 @@ mod test {
     #[test]
     fn what_is_not_on_the_list_ends_the_process_with_a_sentence() {
         let test = "what_is_not_on_the_list_ends_the_process_with_a_sentence";
-        if let Ok(deed) = std::env::var(DEED) {
-            let deed = FORBIDDEN.iter().find(|it| it.0 == deed).unwrap().2;
+        if let Ok(action) = std::env::var(ACTION) {
+            let action = FORBIDDEN.iter().find(|it| it.0 == action).unwrap().2;
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            inside(Needs { network: true, rings: true, connect: false }, || deed(&listener));
+            inside(Needs { network: true, rings: true, connect: false }, || action(&listener));
             return;
         }
         for (name, call, _) in FORBIDDEN {
             let ended = child(test, name);
             let said = String::from_utf8_lossy(&ended.stderr).into_owned();
             if *name == "process" {
-                // The C library lets no signal through meanwhile, and then there is no sentence.
+                // The C library blocks all signals meanwhile, so there is no message.
                 assert!(!ended.status.success(), "{name}: {said}");
                 continue;
             }
@@ -467,7 +468,7 @@ mod test {
     #[test]
     fn no_ring_is_made_or_changed_and_a_socket_reaches_its_peer_alone() {
         let test = "no_ring_is_made_or_changed_and_a_socket_reaches_its_peer_alone";
-        if std::env::var_os(DEED).is_none() {
+        if std::env::var_os(ACTION).is_none() {
             let ended = child(test, "rings");
             assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
             return;
@@ -481,7 +482,7 @@ mod test {
         drop(later.1);
         let before = rings();
         inside(Needs { rings: true, ..Needs::default() }, || {
-            // A disk that comes later does without, and says so in the log alone.
+            // A disk that is opened later works without a ring, and only logs it.
             let image = open(&Config::new(&later.0), None).unwrap();
             assert_eq!((rings(), image.geometry().size), (before, 1 << 20));
             let pair = UnixStream::pair().unwrap();
@@ -499,7 +500,7 @@ mod test {
         assert!(rings() < before || before == 0, "{before} rings of a disk that was there before");
     }
 
-    /// How many rings this process has.
+    /// The number of rings of this process.
     fn rings() -> usize {
         let links = fs::read_dir("/proc/self/fd").unwrap().flatten();
         let links = links.filter_map(|link| fs::read_link(link.path()).ok());
@@ -509,13 +510,13 @@ mod test {
     #[test]
     fn threads_and_memory_are_there_with_the_smallest_list() {
         let test = "threads_and_memory_are_there_with_the_smallest_list";
-        if std::env::var_os(DEED).is_none() {
+        if std::env::var_os(ACTION).is_none() {
             let ended = child(test, "threads");
             assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
             return;
         }
         inside(Needs::default(), || {
-            // The C library asks for the call that is absent first.
+            // The C library tries clone3 first, which is absent.
             let sum = thread::spawn(|| vec![1_u64; 1 << 20].iter().sum::<u64>()).join().unwrap();
             assert_eq!(sum, 1 << 20);
         });

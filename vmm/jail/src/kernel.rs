@@ -1,4 +1,4 @@
-//! What the kernel's interface makes unsafe: leaving the network, and what a signal tells.
+//! The parts that need unsafe code: leaving the network namespace, and the handler of SIGSYS.
 #![expect(unsafe_code, reason = "a signal's details are a union, and a name space is a raw call")]
 
 use std::ffi::c_void;
@@ -9,25 +9,26 @@ use vmm_sys_util::signal::register_signal_handler;
 
 use crate::STATUS;
 
-/// Moves this thread, and those that it starts, to a network that has nothing. Sockets that are
-/// open stay where they were made.
+/// Moves this thread, and the threads that it starts, to an empty network namespace. Open sockets
+/// stay in the namespace in which they were made.
 ///
 /// # Errors
 ///
-/// When we may not.
+/// Fails without the privilege to do so.
 pub(crate) fn leave_network() -> io::Result<()> {
     // SAFETY: only the network of later sockets changes; no memory and no file descriptor does.
     let left = unsafe { libc::unshare(libc::CLONE_NEWNET) };
     if left < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Says which system call is not allowed, and in which thread, and ends the process.
+/// Makes a forbidden system call end the process, with a message that names the call and the
+/// thread.
 ///
 /// # Errors
 ///
-/// When there can be no handler.
+/// Fails if the signal handler cannot be installed.
 pub(crate) fn end_on_refusal() -> anyhow::Result<()> {
-    register_signal_handler(libc::SIGSYS, refused).context("a handler for refusals")
+    register_signal_handler(libc::SIGSYS, refused).context("a handler for SIGSYS")
 }
 
 /// `siginfo_t` of SIGSYS.
@@ -41,10 +42,10 @@ struct Refusal {
 }
 
 extern "C" fn refused(_: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
-    // SAFETY: the kernel gives a whole `siginfo_t`, whose first 32 bytes are these for SIGSYS.
+    // SAFETY: the kernel passes a whole `siginfo_t`; for SIGSYS it begins with these 32 bytes.
     let refusal = unsafe { info.cast::<Refusal>().read_unaligned() };
     let mut name = [0_u8; 16];
-    // SAFETY: PR_GET_NAME writes 16 bytes, and so many are there.
+    // SAFETY: PR_GET_NAME writes 16 bytes, which is the size of `name`.
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
     let mut line = Line::default();
     line.add(b"vmm: the jail forbids system call ");
@@ -52,13 +53,13 @@ extern "C" fn refused(_: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
     line.add(b" in thread `");
     let length = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
     line.add(&name[..length]);
-    line.add(b"`: please report it; `--jail seccomp=off` goes without\n");
+    line.add(b"`: please report it; `--jail seccomp=off` disables the filter\n");
     rustix::io::write(rustix::stdio::stderr(), line.text()).ok();
-    // SAFETY: it ends the process, and nothing of it runs any more.
+    // SAFETY: it ends the process, so no further code runs.
     unsafe { libc::_exit(STATUS.into()) };
 }
 
-/// Text without an allocator, which the thread may have been in the middle of.
+/// A line of text in a fixed buffer. The allocator may be locked by the interrupted code.
 struct Line {
     bytes: [u8; 160],
     length: usize,
@@ -84,7 +85,7 @@ impl Line {
         let mut first = digits.len();
         loop {
             first -= 1;
-            // A digit is small.
+            // A digit always fits.
             digits[first] = b'0' + u8::try_from(rest % 10).unwrap_or(0);
             rest /= 10;
             if rest == 0 {

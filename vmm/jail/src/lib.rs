@@ -1,15 +1,15 @@
-//! The jail: what this process gives up once its files and sockets are open, before the guest's
-//! first instruction.
+//! The jail: the privileges that this process gives up once its files and sockets are open, before
+//! the guest's first instruction.
 //!
-//! A guest that breaks out of a device has this process' memory, and then what the process may do:
-//! so it may do little. `user` is who it is and what it may, `paths` the files that it may open
-//! (Landlock), `filter` its system calls (seccomp), and `kernel` the network that it leaves and the
-//! line that a refused call ends with. All of it holds for one thread and those that it starts, so
-//! it is done while there is only one. `watch` is the jail of who looks after a machine from
-//! outside.
+//! A guest that breaks out of a device controls this process and gets its privileges, so they
+//! should be few. `user` changes the user and drops capabilities, `paths` limits the files that can
+//! be opened (Landlock), `filter` limits the system calls (seccomp), and `kernel` leaves the
+//! network namespace and prints the message for a forbidden call. All of this applies to one thread
+//! and the threads that it starts, so it is done while there is only one. `watch` is the jail of a
+//! process that supervises a machine from outside.
 //!
-//! Nothing of it is silently missing: what this host does not let us give up is in a line, in
-//! `vmm ctl status`, and the end with `--jail must`.
+//! No restriction is silently missing. Each one that this host does not support appears in the log
+//! and in `vmm ctl status`, and ends the process with `--jail must`.
 
 mod filter;
 mod kernel;
@@ -31,36 +31,36 @@ pub use self::filter::Needs;
 pub use self::paths::{Paths, Use};
 pub use self::words::{Config, Folders, Landlock, Mode, Seccomp, User};
 
-/// How long a thread takes to be gone after it has ended.
-const LEAVING: Duration = Duration::from_secs(1);
+/// Time for a thread to disappear from /proc after it has ended.
+const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What holds.
+/// The restrictions that are in force.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct Restrictions {
     mode: Mode,
-    /// Who we are now.
+    /// The current user and group.
     user: u32,
     group: u32,
-    /// Whether the network is one of our own that has nothing.
+    /// Whether the process has an empty network namespace of its own.
     network: bool,
-    /// Whether Unix sockets may be connected all the same.
+    /// Whether connecting to Unix sockets is still allowed.
     connects: bool,
-    landlock: Option<paths::Kept>,
+    landlock: Option<paths::Enforced>,
     files: bool,
     seccomp: Seccomp,
     capabilities: bool,
-    /// What could not be had, each with the reason.
+    /// The restrictions that could not be applied, each with the reason.
     lacks: Vec<String>,
 }
 
-impl Held {
-    /// Looks who we are: it cannot be asked later.
-    fn who(&mut self) {
+impl Restrictions {
+    /// Records the user and group: the calls are forbidden later.
+    fn record_user(&mut self) {
         (self.user, self.group) = (getuid().as_raw(), getgid().as_raw());
     }
 
-    /// The network that new sockets would have.
-    fn reach(&self) -> &'static str {
+    /// The network that new sockets would have, as shown by `vmm ctl status`.
+    fn network(&self) -> &'static str {
         match (self.network, self.mode, self.seccomp) {
             (true, ..) => "none",
             (false, Mode::Off, _) | (.., Seccomp::Off | Seccomp::Log) => "as it was",
@@ -69,7 +69,7 @@ impl Held {
         }
     }
 
-    /// For `vmm ctl status`.
+    /// The state of the jail, for `vmm ctl status`.
     pub fn status(&self) -> Value {
         let on = self.mode != Mode::Off;
         let capabilities = match (on, self.capabilities) {
@@ -79,20 +79,20 @@ impl Held {
         };
         let landlock = self
             .landlock
-            .map(|kept| json!({ "abi": kept.abi, "whole": kept.whole, "files": self.files }));
+            .map(|it| json!({ "abi": it.abi, "whole": it.whole, "files": self.files }));
         json!({
             "mode": self.mode,
             "user": self.user,
             "group": self.group,
             "capabilities": capabilities,
-            "network": self.reach(),
+            "network": self.network(),
             "landlock": landlock,
             "seccomp": if on { self.seccomp } else { Seccomp::Off },
             "lacks": self.lacks,
         })
     }
 
-    /// What a file that cannot be opened has to do with the jail.
+    /// Adds an explanation to an error, if the jail may be the reason that a file cannot be opened.
     pub fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         let refused = |cause: &(dyn std::error::Error + 'static)| {
             let cause = cause.downcast_ref::<std::io::Error>();
@@ -103,71 +103,74 @@ impl Held {
         }
         match (self.files, self.mode) {
             (true, _) => anyhow!(
-                "{error:#}: in its jail the machine opens what lies beside its disks and media, \
-                 and in the folders of --jail folders=PATH"
+                "{error:#}: in its jail the machine can open only files in the folders of its \
+                 disks and media, and in those of --jail folders=PATH"
             ),
             (false, Mode::Auto) if self.user == 0 => anyhow!(
-                "{error:#}: in its jail root has no capabilities, and opens what root owns or all \
-                 may open: give the file to root, or start the machine as its owner"
+                "{error:#}: in its jail root has no capabilities, and can open only files that \
+                 root or everybody may open: give the file to root, or start the machine as its \
+                 owner"
             ),
             _ => error,
         }
     }
 }
 
-/// The exit status of a process that made a system call which its jail forbids.
+/// The exit status after a system call that the jail forbids.
 pub const STATUS: u8 = 77;
 
-/// Enters the jail of a machine that is built and switched off.
+/// Enters the jail. The machine must be built and switched off.
 ///
 /// # Errors
 ///
-/// With `--jail must`, what this host does not let us give up; else what the kernel refuses
-/// although it should not.
-pub fn enter(config: &Config, needs: Needs, paths: &Paths) -> anyhow::Result<Held> {
+/// Fails with `--jail must` if this host does not support a restriction. Otherwise fails only if
+/// the kernel refuses unexpectedly.
+pub fn enter(config: &Config, needs: Needs, paths: &Paths) -> anyhow::Result<Restrictions> {
     if config.mode == Mode::Off {
-        let mut held = Held { mode: Mode::Off, ..Held::default() };
-        held.who();
-        return Ok(held);
+        let mut jail = Restrictions { mode: Mode::Off, ..Restrictions::default() };
+        jail.record_user();
+        return Ok(jail);
     }
-    let mut held = Held { mode: config.mode, seccomp: config.seccomp, ..Held::default() };
-    held.files = config.mode != Mode::Auto && config.landlock == Landlock::On;
+    let mut jail =
+        Restrictions { mode: config.mode, seccomp: config.seccomp, ..Restrictions::default() };
+    jail.files = config.mode != Mode::Auto && config.landlock == Landlock::On;
     let threads = threads();
     if threads > 1 {
-        held.lacks.push(format!("{} threads stay outside: please report it", threads - 1));
+        jail.lacks.push(format!("{} threads are not restricted: please report it", threads - 1));
     }
-    held.connects = needs.connect;
+    jail.connects = needs.connect;
     let programs = filter::programs(needs, config.seccomp)?;
-    let rules = paths.rules(held.files)?;
+    let rules = paths.rules(jail.files)?;
     match kernel::leave_network() {
-        Ok(()) => held.network = true,
-        Err(error) => held.lacks.push(format!("the network namespace stays: {error}")),
+        Ok(()) => jail.network = true,
+        Err(error) => jail.lacks.push(format!("the network namespace cannot be left: {error}")),
     }
-    become_nobody(config, needs, &mut held)?;
-    // Another start tells who has a disk by our open files, which only root sees then.
+    drop_privileges(config, needs, &mut jail)?;
+    // Another process that wants the same disk finds its user through our open files, which would
+    // then be visible only to root.
     if config.mode != Mode::Auto && !config.debug {
         user::hide()?;
     }
     if config.landlock == Landlock::On {
-        match paths::close(rules) {
-            Ok(kept) => held.landlock = Some(kept),
-            Err(error) => held.lacks.push(format!("{error:#}")),
+        match paths::restrict(rules) {
+            Ok(enforced) => jail.landlock = Some(enforced),
+            Err(error) => jail.lacks.push(format!("{error:#}")),
         }
     }
     kernel::end_on_refusal()?;
-    held.who();
+    jail.record_user();
     if let Err(error) = filter::apply(&programs) {
-        held.seccomp = Seccomp::Off;
-        held.lacks.push(format!("{error:#}"));
+        jail.seccomp = Seccomp::Off;
+        jail.lacks.push(format!("{error:#}"));
     }
-    tell(config, &held)?;
-    Ok(held)
+    report(config, &jail)?;
+    Ok(jail)
 }
 
-/// How many threads there are: the kernel does most of this for the calling one alone. One that
-/// has ended may still be leaving.
+/// The number of threads: the kernel applies most restrictions to the calling thread only. Waits a
+/// moment for threads that have ended but are still listed.
 fn threads() -> usize {
-    let end = Instant::now() + LEAVING;
+    let end = Instant::now() + THREAD_EXIT_TIMEOUT;
     loop {
         let count = fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
         if count <= 1 || Instant::now() >= end {
@@ -177,44 +180,45 @@ fn threads() -> usize {
     }
 }
 
-/// Gives up the user and all rights, as far as the configuration says.
-fn become_nobody(config: &Config, needs: Needs, held: &mut Held) -> anyhow::Result<()> {
+/// Drops the user and the capabilities, as configured.
+fn drop_privileges(config: &Config, needs: Needs, jail: &mut Restrictions) -> anyhow::Result<()> {
     let root = getuid().is_root();
-    // A passt that is started again is another user, and so is its socket.
+    // A passt that is started again runs as another user, who owns its socket.
     let keep = if config.mode == Mode::Auto && config.user.is_none() && root && needs.connect {
-        held.capabilities = true;
+        jail.capabilities = true;
         CapabilitySet::DAC_OVERRIDE
     } else {
         CapabilitySet::empty()
     };
-    user::close_ways_back(keep)?;
+    user::prevent_regaining(keep)?;
     match config.user {
         Some(user) => {
             if let Err(error) = user::change(user) {
-                held.lacks.push(format!("{error:#}"));
+                jail.lacks.push(format!("{error:#}"));
             }
         }
         None if root && config.mode != Mode::Auto => {
-            held.lacks.push("it stays root: say user=UID:GID".into());
+            jail.lacks.push("the process stays root: set user=UID:GID".into());
         }
         None => {}
     }
     user::drop_capabilities(keep)
 }
 
-/// What could not be had, in a line: to insist on it is an error.
-fn tell(config: &Config, held: &Held) -> anyhow::Result<()> {
-    let lacks = held.lacks.join("; ");
-    // Where nobody can open a socket, its network namespace is the second of two walls: few
-    // containers may have both.
-    let second = held.lacks.len() == 1 && !held.network && held.seccomp == Seccomp::On;
+/// Reports the restrictions that could not be applied: as an error with `--jail must`, otherwise in
+/// the log.
+fn report(config: &Config, jail: &Restrictions) -> anyhow::Result<()> {
+    let lacks = jail.lacks.join("; ");
+    // Without new sockets, the network namespace is only a second line of defense, and few
+    // containers allow both. Do not warn if only this is missing.
+    let only_network = jail.lacks.len() == 1 && !jail.network && jail.seccomp == Seccomp::On;
     match config.mode {
         Mode::Must if !lacks.is_empty() => bail!("--jail must: {lacks}"),
-        Mode::On if second => tracing::info!("jail: {lacks}; seccomp refuses new sockets"),
+        Mode::On if only_network => tracing::info!("jail: {lacks}; seccomp refuses new sockets"),
         Mode::On if !lacks.is_empty() => tracing::warn!("jail: {lacks}"),
         _ if !lacks.is_empty() => tracing::debug!("jail: {lacks}"),
         _ => {}
     }
-    tracing::debug!("jail: {}", held.status());
+    tracing::debug!("jail: {}", jail.status());
     Ok(())
 }

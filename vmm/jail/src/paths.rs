@@ -1,8 +1,9 @@
-//! Which files may still be opened: Landlock.
+//! Limits the files that can still be opened, with Landlock.
 //!
-//! What is open stays open, with all its rights. Beyond it there are the folders of the machine's
-//! media, whose neighbours can be put into its drives; folders that were named; what is read again
-//! at times, as certificates are; and folders that sockets of ours are removed from at the end.
+//! Open files stay open, with all their rights. Further access is allowed to the folders of the
+//! machine's disks and media, so that other media can be inserted; to configured folders; to files
+//! that are read repeatedly, such as certificates; and to folders from which sockets of this
+//! process are removed at the end.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,19 +16,19 @@ use landlock::{
     Scope,
 };
 
-/// What we know to ask for. A kernel that knows less keeps less away.
-const KNOWN: ABI = ABI::V6;
+/// The newest Landlock version that this program uses. An older kernel restricts less.
+const LANDLOCK_ABI: ABI = ABI::V6;
 
-/// What is done with what lies there.
+/// The access that a path needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Use {
-    /// It is read.
+    /// Files are read.
     Read,
-    /// It is read and written, and nothing is made.
+    /// Files are read and written, but not created.
     Write,
     /// Files are removed.
     Remove,
-    /// Files are read and written, made, renamed and removed.
+    /// Files are read, written, created, renamed and removed.
     Own,
 }
 
@@ -36,7 +37,8 @@ impl Use {
         let read = AccessFs::ReadFile | AccessFs::ReadDir;
         match self {
             Self::Read => read,
-            // A disk that is plugged in later may be a device, whose size is asked for.
+            // A disk that is plugged in later may be a block device, whose size is read with an
+            // ioctl.
             Self::Write => read | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev,
             Self::Remove => AccessFs::RemoveFile.into(),
             Self::Own => {
@@ -48,12 +50,12 @@ impl Use {
     }
 }
 
-/// Paths, each with all that is done there.
+/// Paths, each with the access that it needs.
 #[derive(Debug, Default)]
 pub struct Paths(BTreeMap<PathBuf, Vec<Use>>);
 
 impl Paths {
-    /// A file or folder.
+    /// Adds a file or folder.
     pub fn add(&mut self, path: &Path, what: Use) {
         let uses = self.0.entry(path.to_owned()).or_default();
         if !uses.contains(&what) {
@@ -61,12 +63,12 @@ impl Paths {
         }
     }
 
-    /// The folder that a file lies in. That of a device has all other devices, and the root folder
-    /// has everything: there it is the file alone.
+    /// Adds the folder of a file. The folder of a device contains all other devices, and the root
+    /// folder contains everything: in these cases, adds only the file.
     pub fn add_folder_of(&mut self, path: &Path, what: Use) {
         let Ok(whole) = fs::canonicalize(path) else { return };
         let plain = fs::metadata(&whole).is_ok_and(|it| it.is_file());
-        // Links lie elsewhere than what they lead to, and are read anew.
+        // A symbolic link is in another folder than its target, and is resolved again later.
         for path in [whole.as_path(), path] {
             let folder = path.parent().filter(|it| plain && it.parent().is_some());
             match folder {
@@ -76,46 +78,48 @@ impl Paths {
         }
     }
 
-    /// Opens them, while it is still possible.
+    /// Opens the paths and builds the rules. Must run while the paths can still be opened. With
+    /// `files`, access to files is restricted too.
     ///
     /// # Errors
     ///
-    /// When Landlock refuses what it should not.
+    /// Fails if Landlock refuses unexpectedly.
     pub(crate) fn rules(&self, files: bool) -> anyhow::Result<RulesetCreated> {
         let mut rules = Ruleset::default()
-            .handle_access(AccessNet::from_all(KNOWN))?
-            .scope(Scope::from_all(KNOWN))?;
+            .handle_access(AccessNet::from_all(LANDLOCK_ABI))?
+            .scope(Scope::from_all(LANDLOCK_ABI))?;
         if files {
-            rules = rules.handle_access(AccessFs::from_all(KNOWN))?;
+            rules = rules.handle_access(AccessFs::from_all(LANDLOCK_ABI))?;
         }
         let rules = rules.create().context("Landlock")?;
         if files { self.open(rules) } else { Ok(rules) }
     }
 
-    /// The same for who has children to signal and a network to serve: files alone.
+    /// Like `rules`, but restricts only files: for a process that signals children and serves a
+    /// network.
     ///
     /// # Errors
     ///
-    /// When Landlock refuses what it should not.
+    /// Fails if Landlock refuses unexpectedly.
     pub(crate) fn rules_for_files(&self) -> anyhow::Result<RulesetCreated> {
         let rules = Ruleset::default()
-            .handle_access(AccessFs::from_all(KNOWN))?
+            .handle_access(AccessFs::from_all(LANDLOCK_ABI))?
             .scope(Scope::AbstractUnixSocket)?;
         self.open(rules.create().context("Landlock")?)
     }
 
     fn open(&self, mut rules: RulesetCreated) -> anyhow::Result<RulesetCreated> {
         for (path, uses) in &self.0 {
-            // What is not there will not be opened.
-            let Ok(place) = PathFd::new(path) else { continue };
+            // A file that does not exist needs no rule.
+            let Ok(file) = PathFd::new(path) else { continue };
             let mut rights: BitFlags<AccessFs> =
                 uses.iter().fold(BitFlags::empty(), |all, one| all | one.rights());
             if !fs::metadata(path).is_ok_and(|it| it.is_dir()) {
-                rights &= AccessFs::from_file(KNOWN);
+                rights &= AccessFs::from_file(LANDLOCK_ABI);
             }
             if !rights.is_empty() {
                 rules = rules
-                    .add_rule(PathBeneath::new(place, rights))
+                    .add_rule(PathBeneath::new(file, rights))
                     .with_context(|| format!("Landlock: {}", path.display()))?;
             }
         }
@@ -123,28 +127,27 @@ impl Paths {
     }
 }
 
-/// What the kernel makes of it: the version of Landlock that holds, and how much of what we ask
-/// for.
+/// The restrictions that Landlock enforces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
-    /// The kernel's version.
+pub(crate) struct Enforced {
+    /// The Landlock version of the kernel.
     pub(crate) abi: i32,
-    /// Whether it knows all that we ask for.
+    /// Whether the kernel supports all restrictions that this program uses.
     pub(crate) whole: bool,
 }
 
-/// Closes everything else, for this thread and those that it starts.
+/// Applies the rules to this thread and the threads that it starts.
 ///
 /// # Errors
 ///
-/// When this kernel has no Landlock.
-pub(crate) fn close(rules: RulesetCreated) -> anyhow::Result<Kept> {
+/// Fails if this kernel has no Landlock.
+pub(crate) fn restrict(rules: RulesetCreated) -> anyhow::Result<Enforced> {
     let status = rules.restrict_self().context("Landlock")?;
     let RestrictionStatus { ruleset, landlock, .. } = status;
     match landlock {
         LandlockStatus::Available { effective_abi, kernel_abi } => {
             let abi = kernel_abi.unwrap_or(effective_abi as i32);
-            Ok(Kept { abi, whole: ruleset == RulesetStatus::FullyEnforced })
+            Ok(Enforced { abi, whole: ruleset == RulesetStatus::FullyEnforced })
         }
         LandlockStatus::NotEnabled => {
             anyhow::bail!("Landlock is not enabled: add it to `lsm=` of the host's command line")
@@ -167,10 +170,10 @@ mod test {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
         TcpStream::connect(to).unwrap();
-        // What holds for the thread of this test would hold for the next one.
+        // Use another thread: the restrictions of this one would apply to the next test.
         let body = move || {
-            let kept = close(Paths::default().rules(false).unwrap()).ok()?;
-            (kept.abi >= 4).then(|| TcpStream::connect(to).unwrap_err().kind())
+            let enforced = restrict(Paths::default().rules(false).unwrap()).ok()?;
+            (enforced.abi >= 4).then(|| TcpStream::connect(to).unwrap_err().kind())
         };
         match thread::spawn(body).join().unwrap() {
             Some(kind) => assert_eq!(kind, std::io::ErrorKind::PermissionDenied),

@@ -1,7 +1,7 @@
-//! Who we are and what we may: groups, the user, capabilities, and that none of it comes back.
+//! Drops groups, the user and capabilities, and prevents regaining them.
 //!
-//! The kernel keeps all of this for each thread. It is done while there is only one, and those that
-//! it starts inherit it.
+//! The kernel keeps all of this per thread. It is done while there is only one thread, and threads
+//! started later inherit it.
 
 use anyhow::{Context, ensure};
 use rustix::io::Errno;
@@ -15,19 +15,19 @@ use rustix::thread::{
 
 use super::words::User;
 
-/// Becomes a user without groups, if we may. Capabilities stay until they are dropped.
+/// Switches to a user without supplementary groups. Capabilities stay until they are dropped.
 ///
 /// # Errors
 ///
-/// When we are somebody else and must stay that.
+/// Fails if the process runs as another user and may not switch.
 pub(crate) fn change(user: User) -> anyhow::Result<()> {
     if (getuid().as_raw(), getgid().as_raw()) == (user.user, user.group)
-        && !may(CapabilitySet::SETGID)
+        && !has_capability(CapabilitySet::SETGID)
     {
         return Ok(());
     }
     ensure!(
-        may(CapabilitySet::SETUID) && may(CapabilitySet::SETGID),
+        has_capability(CapabilitySet::SETUID) && has_capability(CapabilitySet::SETGID),
         "{}",
         cannot_change(user, getuid().as_raw())
     );
@@ -37,29 +37,30 @@ pub(crate) fn change(user: User) -> anyhow::Result<()> {
     set_thread_res_uid(uid, uid, uid).with_context(|| format!("user {}", user.user))
 }
 
-/// Why this user does not become another one. Root without its capabilities is no root.
-fn cannot_change(user: User, us: u32) -> String {
-    let out = match us {
+/// The message if this user may not switch to another one. Root may have lost the capabilities for
+/// it.
+fn cannot_change(user: User, current: u32) -> String {
+    let out = match current {
         0 => "give it the capabilities SETUID and SETGID, which it lost (--cap-add SETUID,SETGID)",
         _ => "start it as root, or as that user",
     };
-    format!("user={user}: user {us} may not become another one: {out}")
+    format!("user={user}: user {current} may not switch to another user: {out}")
 }
 
-/// Whether we have a capability.
-fn may(what: CapabilitySet) -> bool {
+fn has_capability(what: CapabilitySet) -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(what))
 }
 
-/// What programs that we start could get back goes first: only who may change it can give it up.
+/// Prevents programs that this process starts from regaining capabilities. Must run first, because
+/// it needs a capability itself.
 ///
 /// # Errors
 ///
-/// When the kernel refuses what it should not.
-pub(crate) fn close_ways_back(keep: CapabilitySet) -> anyhow::Result<()> {
+/// Fails if the kernel refuses unexpectedly.
+pub(crate) fn prevent_regaining(keep: CapabilitySet) -> anyhow::Result<()> {
     clear_ambient_capability_set().context("ambient capabilities")?;
-    if !may(CapabilitySet::SETPCAP) {
-        // Nothing is gained by programs all the same, of which there are none.
+    if !has_capability(CapabilitySet::SETPCAP) {
+        // The jail cannot execute programs, so a set-uid program cannot help an attacker.
         return Ok(());
     }
     close_bounding_set(keep)?;
@@ -74,9 +75,9 @@ pub(crate) fn close_ways_back(keep: CapabilitySet) -> anyhow::Result<()> {
     set_capabilities_secure_bits(bits).context("secure bits")
 }
 
-/// Takes from what programs could ever get, if we may.
+/// Removes all capabilities but `keep` from the bounding set, if the process may.
 fn close_bounding_set(keep: CapabilitySet) -> anyhow::Result<()> {
-    if !may(CapabilitySet::SETPCAP) {
+    if !has_capability(CapabilitySet::SETPCAP) {
         return Ok(());
     }
     for number in 0..u64::BITS {
@@ -86,7 +87,7 @@ fn close_bounding_set(keep: CapabilitySet) -> anyhow::Result<()> {
         }
         match remove_capability_from_bounding_set(one) {
             Ok(()) => {}
-            // It is one more than this kernel knows.
+            // The number is above the last capability of this kernel.
             Err(Errno::INVAL) => break,
             Err(error) => return Err(error).with_context(|| format!("capability {number}")),
         }
@@ -94,11 +95,11 @@ fn close_bounding_set(keep: CapabilitySet) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives up all capabilities but those that stay, and that anything could bring them back.
+/// Drops all capabilities but `keep`, and prevents regaining them.
 ///
 /// # Errors
 ///
-/// When the kernel refuses, which it should not.
+/// Fails if the kernel refuses unexpectedly.
 pub(crate) fn drop_capabilities(keep: CapabilitySet) -> anyhow::Result<()> {
     let mut sets = capabilities(None).context("capabilities")?;
     for set in [&mut sets.effective, &mut sets.permitted] {
@@ -109,12 +110,12 @@ pub(crate) fn drop_capabilities(keep: CapabilitySet) -> anyhow::Result<()> {
     set_no_new_privs(true).context("no new privileges")
 }
 
-/// Keeps these capabilities alone, if they are there, for this thread and the programs that it
-/// starts, whoever their user is.
+/// Keeps only these capabilities, as far as the process has them, for this thread and for programs
+/// that it starts, whatever user they run as.
 ///
 /// # Errors
 ///
-/// When the kernel refuses, which it should not.
+/// Fails if the kernel refuses unexpectedly.
 pub(crate) fn keep_for_programs(rights: CapabilitySet) -> anyhow::Result<()> {
     close_bounding_set(rights)?;
     let mut sets = capabilities(None).context("capabilities")?;
@@ -128,11 +129,12 @@ pub(crate) fn keep_for_programs(rights: CapabilitySet) -> anyhow::Result<()> {
     set_no_new_privs(true).context("no new privileges")
 }
 
-/// No other process of this user reads our memory, and none of it is in a core dump.
+/// Prevents other processes of this user from reading this process' memory, and disables core
+/// dumps.
 ///
 /// # Errors
 ///
-/// When the kernel refuses, which it should not.
+/// Fails if the kernel refuses unexpectedly.
 pub(crate) fn hide() -> anyhow::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not dumpable")
 }

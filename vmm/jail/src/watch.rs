@@ -1,8 +1,8 @@
-//! The jail of who looks after a machine that runs in another process, as `transom pod` does.
+//! The jail of a process that supervises a machine in another process, as `transom pod` does.
 //!
-//! Each thread enters for itself, since the kernel keeps all of this for a thread: one that serves
-//! others as soon as it starts, and the one that prepares the machine last. What is not allowed is
-//! refused with an error and ends nothing: whoever looks after a machine goes on doing so.
+//! Each thread enters by itself, because the kernel keeps all of this per thread: threads that
+//! serve clients enter when they start, and the thread that prepares the machine enters last. A
+//! forbidden call fails with an error and does not end the process, which must go on supervising.
 
 use std::path::PathBuf;
 
@@ -14,20 +14,20 @@ use super::filter::{self, Calls, FCNTL, FILES, IOCTL, PLAIN, bits, flag, one_of,
 use super::paths::{self, Paths, Use};
 use super::user;
 
-/// What there is outside for a thread.
+/// The files that a thread may access.
 #[derive(Clone, Debug, Default)]
 pub struct Walls {
-    /// Files and folders that are read.
+    /// Files and folders for reading.
     pub read: Vec<PathBuf>,
-    /// Files that are written, too.
+    /// Files for reading and writing.
     pub written: Vec<PathBuf>,
-    /// Folders that files are made in, and removed from.
+    /// Folders in which files are created and removed.
     pub own: Vec<PathBuf>,
 }
 
-/// What a watcher does, and a machine's process does not: whatever the arguments.
+/// System calls that a supervisor needs besides those of a machine's process, with any arguments.
 const CALLS: &[i64] = &[
-    // Sockets to serve at, and to reach the guest's peers by.
+    // Sockets to serve on, and to reach the guest's peers.
     libc::SYS_bind,
     libc::SYS_connect,
     libc::SYS_listen,
@@ -59,11 +59,11 @@ const CALLS: &[i64] = &[
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_epoll_pwait2,
-    // The end of the machine's processes.
+    // Waiting for the machine's processes.
     libc::SYS_wait4,
     libc::SYS_waitid,
     libc::SYS_pidfd_open,
-    // Who we are, and how much there is.
+    // Users, limits and sizes.
     libc::SYS_getuid,
     libc::SYS_geteuid,
     libc::SYS_getgid,
@@ -73,7 +73,7 @@ const CALLS: &[i64] = &[
     libc::SYS_getrusage,
     libc::SYS_sysinfo,
     libc::SYS_uname,
-    // Threads that start later enter for themselves: none of these gives anything back.
+    // Threads that start later enter the jail themselves. None of these calls lifts a restriction.
     libc::SYS_capget,
     libc::SYS_capset,
     libc::SYS_seccomp,
@@ -93,7 +93,7 @@ const PRCTL: &[i32] = &[
     libc::PR_GET_SECCOMP,
 ];
 
-/// How many bytes can be read.
+/// The number of bytes that can be read.
 const FIONREAD: u64 = 0x541b;
 
 fn allowed(children: &[u32]) -> anyhow::Result<Calls> {
@@ -101,7 +101,7 @@ fn allowed(children: &[u32]) -> anyhow::Result<Calls> {
     let mut calls: Calls = plain.map(|call| (*call, Vec::new())).collect();
     calls.insert(libc::SYS_mmap, bits(2, flag(libc::PROT_EXEC), 0)?);
     calls.insert(libc::SYS_mprotect, bits(2, flag(libc::PROT_EXEC), 0)?);
-    // Threads, and no processes or programs.
+    // Threads, but no processes or programs.
     let thread = flag(libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND);
     calls.insert(libc::SYS_clone, bits(0, thread, thread)?);
     let us = u64::from(getpid().as_raw_nonzero().get().unsigned_abs());
@@ -122,7 +122,7 @@ fn allowed(children: &[u32]) -> anyhow::Result<Calls> {
 fn programs(children: &[u32]) -> anyhow::Result<[BpfProgram; 2]> {
     let error = |number: i32| SeccompAction::Errno(number.unsigned_abs());
     let arch = TargetArch::x86_64;
-    // Its flags cannot be seen, and the C library takes the other call where it is not there.
+    // seccomp cannot see the flags of clone3. The C library uses clone if clone3 does not exist.
     let absent: Calls = [(libc::SYS_clone3, Vec::new())].into();
     let mut list = allowed(children)?;
     list.insert(libc::SYS_clone3, Vec::new());
@@ -132,12 +132,13 @@ fn programs(children: &[u32]) -> anyhow::Result<[BpfProgram; 2]> {
 }
 
 impl Walls {
-    /// Enters, for this thread and those that it starts. These rights stay, and signals to these
-    /// processes. What comes back is what could not be had, each with the reason.
+    /// Enters the jail, for this thread and the threads that it starts. The capabilities `keep`
+    /// stay, and signals may be sent to `children`. Returns the restrictions that could not be
+    /// applied, each with the reason.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses what it should not.
+    /// Fails if the kernel refuses unexpectedly.
     pub fn enter(&self, keep: Rights, children: &[u32]) -> anyhow::Result<Vec<String>> {
         let programs = programs(children)?;
         let mut paths = Paths::default();
@@ -147,41 +148,40 @@ impl Walls {
             all.iter().for_each(|path| paths.add(path, what));
         }
         let rules = paths.rules_for_files()?;
-        // No program is started any more: none has a right by that.
-        user::close_ways_back(Rights::empty())?;
+        // No program is started any more, so no program needs a capability.
+        user::prevent_regaining(Rights::empty())?;
         user::drop_capabilities(keep)?;
-        let closed = paths::close(rules).map(drop);
+        let restricted = paths::restrict(rules).map(drop);
         let applied = filter::apply(&programs);
-        let lacks = [closed, applied].into_iter().filter_map(Result::err);
+        let lacks = [restricted, applied].into_iter().filter_map(Result::err);
         Ok(lacks.map(|error| format!("{error:#}")).collect())
     }
 }
 
-/// Keeps these rights alone, for the programs that this thread starts: whoever their user is, they
-/// have them, and no others.
+/// Keeps only these capabilities, for programs that this thread starts, whatever user they run as.
 ///
 /// # Errors
 ///
-/// When the kernel refuses, which it should not.
+/// Fails if the kernel refuses unexpectedly.
 pub fn keep_for_programs(rights: Rights) -> anyhow::Result<()> {
     user::keep_for_programs(rights)
 }
 
-/// Gives up rights that this thread kept, for it and those that it starts.
+/// Drops these capabilities, for this thread and the threads that it starts.
 ///
 /// # Errors
 ///
-/// When the kernel refuses, which it should not.
+/// Fails if the kernel refuses unexpectedly.
 pub fn give_up(rights: Rights) -> anyhow::Result<()> {
     user::drop_capabilities(rights.complement())
 }
 
-/// No other process of this user reads our memory, where passwords are, and none of it is in a core
-/// dump. This holds for all threads.
+/// Prevents other processes of this user from reading this process' memory, which holds passwords,
+/// and disables core dumps. Applies to all threads.
 ///
 /// # Errors
 ///
-/// When the kernel refuses, which it should not.
+/// Fails if the kernel refuses unexpectedly.
 pub fn hide() -> anyhow::Result<()> {
     user::hide()
 }
@@ -207,7 +207,7 @@ mod test {
         let [own, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         fs::write(other.path().join("read"), "x").unwrap();
         let [mine, theirs] = [&own, &other].map(|folder| folder.path().to_owned());
-        // What holds for the thread of this test would hold for the next one.
+        // Use another thread: the restrictions of this one would apply to the next test.
         let sleep = || Command::new("sleep").arg("600").spawn().unwrap();
         let (mut ours, mut stray) = ([sleep(), sleep()], sleep());
         let ids = ours.each_ref().map(Child::id);

@@ -1,76 +1,77 @@
-//! The words of `--jail`.
+//! The configuration of the jail: the value of `--jail`.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// `--jail`
+/// The value of `--jail`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How much of it.
+    /// How strict the jail is.
     pub mode: Mode,
-    /// Who root becomes.
+    /// The user that the process switches to, which needs root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
-    /// Folders besides those of the machine's media, whose files may be opened later.
+    /// Further folders whose files may be opened later, besides those of the machine's disks and
+    /// media.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folders: Option<Folders>,
-    /// System calls.
+    /// How forbidden system calls are handled.
     pub seccomp: Seccomp,
-    /// Files, by Landlock.
+    /// Whether Landlock restricts access to files.
     pub landlock: Landlock,
-    /// Debuggers and core dumps are let in.
+    /// Whether debuggers and core dumps are allowed.
     pub debug: bool,
 }
 
-/// How much is given up.
+/// How strict the jail is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// What changes nothing of what can be asked of the machine later.
+    /// The strictest jail that still allows every control command, such as opening new disks.
     #[default]
     Auto,
-    /// Nothing.
+    /// No restrictions.
     Off,
-    /// Everything that this host lets us give up.
+    /// All restrictions that this host supports.
     On,
-    /// Everything, or there is no machine.
+    /// All restrictions; fails if one is not supported.
     Must,
 }
 
-/// What happens to system calls that are not on the list.
+/// How a system call that is not on the list is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Seccomp {
-    /// They end the process.
+    /// It ends the process.
     #[default]
     On,
-    /// They work.
+    /// It is allowed.
     Off,
-    /// They work, and the kernel logs them.
+    /// It is allowed, and the kernel logs it.
     Log,
 }
 
-/// Whether Landlock keeps files away.
+/// Whether Landlock restricts access to files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Landlock {
-    /// It does.
+    /// Restricted.
     #[default]
     On,
-    /// It does not.
+    /// Not restricted.
     Off,
 }
 
-/// A user and a group, by their numbers.
+/// A user and a group, by their IDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct User {
-    /// Its number.
+    /// The user ID.
     pub user: u32,
-    /// The number of its group.
+    /// The group ID.
     pub group: u32,
 }
 
@@ -79,11 +80,11 @@ impl TryFrom<String> for User {
 
     fn try_from(text: String) -> Result<Self, String> {
         let (user, group) = text.split_once(':').unwrap_or((&text, &text));
-        // The largest number means "as it is" to the kernel.
+        // The largest number means "unchanged" to the kernel.
         let number = |text: &str| text.parse().ok().filter(|number| (1..u32::MAX).contains(number));
         match (number(user), number(group)) {
             (Some(user), Some(group)) => Ok(Self { user, group }),
-            _ => Err(format!("`{text}` is no user: write UID or UID:GID, as numbers above 0")),
+            _ => Err(format!("`{text}` is not a user: write UID or UID:GID, as numbers above 0")),
         }
     }
 }
@@ -100,7 +101,7 @@ impl fmt::Display for User {
     }
 }
 
-/// Paths with `:` between them.
+/// A list of paths, separated by `:` in text form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Folders(pub Vec<PathBuf>);
@@ -110,7 +111,7 @@ impl TryFrom<String> for Folders {
 
     fn try_from(text: String) -> Result<Self, String> {
         if text.split(':').any(str::is_empty) {
-            return Err(format!("`{text}` names an empty path: write PATH or PATH:PATH"));
+            return Err(format!("`{text}` has an empty path: write PATH or PATH:PATH"));
         }
         Ok(Self(text.split(':').map(PathBuf::from).collect()))
     }

@@ -1,11 +1,11 @@
-//! ACPI's tables (ACPI 6.5, 5.2), as far as the loader says where they are.
+//! Finds ACPI tables (ACPI 6.5, 5.2), if the loader provides their address.
 use crate::io::{read_memory, read32};
 use crate::start::Start;
 
 /// Bytes of a table's header.
 const HEADER: u64 = 36;
 
-/// A table: where it is, and its bytes.
+/// The address of a table, and its length in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Table {
     pub(crate) address: u64,
@@ -13,7 +13,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The first one with this signature.
+    /// The first table with this signature.
     pub(crate) fn find(start: &Start, signature: [u8; 4]) -> Option<Self> {
         let rsdp = start.rsdp;
         if rsdp == 0 || read_memory(rsdp, 8) != u64::from_le_bytes(*b"RSD PTR ") {
@@ -38,7 +38,7 @@ impl Table {
     }
 }
 
-/// Within what the page tables map.
+/// Whether the page tables map an address.
 fn mapped(address: u64) -> bool {
     (1..0xffff_0000).contains(&address)
 }

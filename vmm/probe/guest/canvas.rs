@@ -1,10 +1,10 @@
-//! The picture: plain areas, and text in cells of which only those that changed are drawn.
+//! Draws areas and text. Text consists of cells; only cells that changed are drawn.
 use core::fmt::{self, Write};
 
 use crate::font::Font;
 use crate::io::{read32, write32, write64};
 
-/// What a cell looks like: the place of its text's colour in the palette, and its ground's.
+/// The appearance of a cell: two indices into the palette, for text and background.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Style(u8);
 
@@ -39,8 +39,8 @@ impl Style {
     pub(crate) const SOME_BAD: Self = Self::of(PAGE, 7);
     pub(crate) const WORKING: Self = Self::of(PAGE, 8);
 
-    const fn of(text: u8, ground: u8) -> Self {
-        Self(text | ground << 4)
+    const fn of(text: u8, background: u8) -> Self {
+        Self(text | background << 4)
     }
 
     fn colours(self) -> [u32; 2] {
@@ -48,7 +48,7 @@ impl Style {
     }
 }
 
-/// Pixels of four bytes, line after line.
+/// A frame buffer with four bytes per pixel, row by row.
 #[derive(Clone, Copy)]
 pub(crate) struct Canvas {
     pub(crate) picture: u64,
@@ -61,18 +61,18 @@ impl Canvas {
         self.picture + 4 * (u64::from(y) * u64::from(self.width) + u64::from(x))
     }
 
-    /// The page's ground everywhere.
+    /// Fills the screen with the page's background color.
     pub(crate) fn clear(&self) {
         let pair = u64::from(PALETTE[usize::from(PAGE)]) * 0x1_0000_0001;
         let end = self.at(0, self.height);
         (self.picture..end & !7).step_by(8).for_each(|at| write64(at, pair));
     }
 
-    /// An area from left and top to right and bottom, in the ground of a style.
+    /// Fills an area (left, top, right, bottom) with the background color of a style.
     pub(crate) fn fill(&self, [left, top, right, bottom]: [u32; 4], style: Style) {
-        let [_, ground] = style.colours();
+        let [_, background] = style.colours();
         for y in top..bottom {
-            (left..right).for_each(|x| self.set(x, y, ground));
+            (left..right).for_each(|x| self.set(x, y, background));
         }
     }
 
@@ -86,10 +86,10 @@ impl Canvas {
         }
     }
 
-    /// One cell: its ground, and a glyph in the middle of its height.
+    /// Draws a cell: its background, and a glyph in the middle of its height.
     fn cell(&self, layer: &Layer, index: usize, cell: Cell) {
-        let [text, ground] = cell.style.colours();
-        let shades: [u32; 16] = core::array::from_fn(|level| mix(text, ground, level as u32));
+        let [text, background] = cell.style.colours();
+        let shades: [u32; 16] = core::array::from_fn(|level| mix(text, background, level as u32));
         let (column, row) = (index % layer.columns, index / layer.columns);
         let (width, height) = (layer.font.width(), layer.font.height());
         let left = layer.x + column as u32 * width;
@@ -106,15 +106,15 @@ impl Canvas {
     }
 }
 
-/// A colour so many fifteenths of the way from the ground to the text.
-fn mix(text: u32, ground: u32, level: u32) -> u32 {
+/// Mixes two colors: `level` fifteenths of the text, and the rest of the background.
+fn mix(text: u32, background: u32, level: u32) -> u32 {
     [0, 8, 16].into_iter().fold(0, |sum, shift| {
-        let [text, ground] = [text, ground].map(|colour| colour >> shift & 0xff);
-        sum | (text * level + ground * (15 - level)) / 15 << shift
+        let [text, background] = [text, background].map(|colour| colour >> shift & 0xff);
+        sum | (text * level + background * (15 - level)) / 15 << shift
     })
 }
 
-/// A letter, and how it is shown.
+/// A glyph and its style.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cell {
     code: u8,
@@ -122,43 +122,43 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Of which memory is made.
+    /// The initial content of static memory.
     pub(crate) const ZERO: Self = Self { code: 0, style: Style(0) };
     pub(crate) const EMPTY: Self = Self { code: b' ', style: Style::PAGE };
 }
 
-/// A grid of cells of one font.
+/// A grid of cells with one font.
 pub(crate) struct Layer {
     pub(crate) font: Font,
-    /// Pixels from the left and from the top, and of a line.
+    /// The position of the grid, and the height of a row, in pixels.
     pub(crate) x: u32,
     pub(crate) y: u32,
     pub(crate) line: u32,
     pub(crate) columns: usize,
     pub(crate) rows: usize,
-    /// What shall be there, and what is.
+    /// The wanted content, and the content that is on the screen.
     pub(crate) wanted: &'static mut [Cell],
     pub(crate) shown: &'static mut [Cell],
 }
 
 impl Layer {
-    /// Begins anew, with nothing.
+    /// Clears the wanted content.
     pub(crate) fn blank(&mut self) {
         self.wanted.fill(Cell::EMPTY);
     }
 
-    /// As it is on a screen that was cleared: what shall be there is drawn again.
+    /// Marks the screen as cleared, so that everything is drawn again.
     pub(crate) fn forget(&mut self) {
         self.shown.fill(Cell::EMPTY);
     }
 
-    /// A pen that writes from there to a column, and no further.
+    /// A pen that writes into a row, from `column` to `end` (exclusive).
     pub(crate) fn pen(&mut self, row: usize, column: usize, end: usize) -> Pen<'_> {
         let end = end.min(self.columns);
         Pen { layer: self, row, begin: column, column, end, style: Style::TEXT }
     }
 
-    /// Draws what changed.
+    /// Draws the cells that changed.
     pub(crate) fn draw(&mut self, canvas: &Canvas) {
         let count = (self.columns * self.rows).min(self.wanted.len()).min(self.shown.len());
         for index in 0..count {
@@ -171,7 +171,7 @@ impl Layer {
     }
 }
 
-/// Writes on one line of a layer, as far as there is room.
+/// Writes into one row of a layer, and cuts text that does not fit.
 pub(crate) struct Pen<'a> {
     layer: &'a mut Layer,
     row: usize,
@@ -187,14 +187,14 @@ impl Pen<'_> {
         self
     }
 
-    /// Text in a style.
-    pub(crate) fn say(&mut self, style: Style, text: fmt::Arguments) -> &mut Self {
+    /// Writes text in a style.
+    pub(crate) fn write(&mut self, style: Style, text: fmt::Arguments) -> &mut Self {
         self.style = style;
         self.write_fmt(text).ok();
         self
     }
 
-    /// A letter by its number in the font: some are no characters.
+    /// Writes a glyph by its number in the font. Some glyphs are not characters.
     pub(crate) fn glyph(&mut self, code: u8) {
         let index = self.row * self.layer.columns + self.column;
         if self.row >= self.layer.rows {
@@ -209,7 +209,7 @@ impl Pen<'_> {
         }
     }
 
-    /// Marks text that goes on where there is no room.
+    /// Marks that text was cut.
     fn cut(&mut self) {
         let index = (self.row * self.layer.columns + self.end).checked_sub(1);
         let last = index.and_then(|index| self.layer.wanted.get_mut(index));
@@ -218,12 +218,12 @@ impl Pen<'_> {
         }
     }
 
-    /// The column after what was written.
+    /// The column after the text.
     pub(crate) fn column(&self) -> usize {
         self.column
     }
 
-    /// The rest of the line in this style.
+    /// Fills the rest of the row with the current style.
     pub(crate) fn fill(&mut self) {
         while self.row < self.layer.rows && self.column < self.end {
             self.glyph(b' ');

@@ -1,4 +1,4 @@
-//! The clock that other clocks are measured against: the ACPI PM timer, else channel 2 of the PIT.
+//! The reference clock: the ACPI PM timer, or else channel 2 of the PIT.
 use crate::io::{in8, in32, out8, tsc};
 
 const PM_TIMER_HZ: u64 = 3_579_545;
@@ -8,20 +8,20 @@ const PM_TIMER_MASK: u32 = 0xff_ffff;
 
 const READINGS: u32 = 5;
 
-/// A clock of known frequency. Good for spans up to 50 ms.
+/// A clock of known frequency, for spans of up to 50 ms.
 pub(crate) enum Clock {
     PmTimer { port: u16 },
     Pit,
 }
 
-/// A moment on the clock, and on the time stamp counter.
+/// A reading of the clock, and of the time stamp counter at the same time.
 pub(crate) struct Moment {
     clock: u32,
     tsc: u64,
 }
 
 impl Clock {
-    /// The first clock that moves.
+    /// The first clock that advances.
     pub(crate) fn find(pm_base: u16) -> Option<Self> {
         [Self::PmTimer { port: pm_base + 8 }, Self::Pit].into_iter().find(Self::moves)
     }
@@ -38,10 +38,10 @@ impl Clock {
         (0..1000).any(|_| self.since(&start).0 > 0)
     }
 
-    /// Starts a measurement; the PIT starts over.
+    /// Starts a measurement, which restarts the PIT.
     pub(crate) fn start(&self) -> Moment {
         if let Self::Pit = self {
-            // Gate off, mode 0, the longest count; gate on, speaker off.
+            // Gate off, mode 0, the maximum count; gate on, speaker off.
             let gate = in8(0x61) & 0xfc;
             out8(0x61, gate);
             out8(0x43, 0xb0);
@@ -52,14 +52,15 @@ impl Clock {
         self.now()
     }
 
-    /// The best of some readings: one that the host interrupted tells the two apart.
+    /// The best of several readings. If the host interrupts a reading, its two values are not from
+    /// the same time.
     fn now(&self) -> Moment {
         let readings = (0..READINGS).map(|_| self.read());
         let best = readings.min_by_key(|(gap, _)| *gap);
         best.map_or(Moment { clock: 0, tsc: 0 }, |(_, moment)| moment)
     }
 
-    /// A reading, and how long it took.
+    /// Takes a reading. Also returns its duration in time stamp counts.
     fn read(&self) -> (u64, Moment) {
         let before = tsc();
         let clock = match self {

@@ -1,34 +1,35 @@
-//! COM1, and the store for text that outlives its making.
+//! COM1, and a store for text with static lifetime.
 use core::fmt::{self, Write};
 
 use crate::io::{in8, out8};
 
 pub(crate) const COM1: u16 = 0x3f8;
-/// Interrupt enable: when something came in.
+/// Interrupt enable, and its bit for received data.
 const IER: u16 = COM1 + 1;
 const RECEIVED: u8 = 1;
-/// FIFO control, interrupt identification.
+/// FIFO control (write), interrupt identification (read).
 const FCR: u16 = COM1 + 2;
 const LCR: u16 = COM1 + 3;
-/// Modem control: on PCs, one of its outputs lets interrupts through.
+/// Modem control: on PCs, OUT2 enables interrupts.
 const MCR: u16 = COM1 + 4;
 const DTR_RTS_OUT2: u8 = 0xb;
 const LSR: u16 = COM1 + 5;
 const DATA_READY: u8 = 1;
 const TRANSMITTER_EMPTY: u8 = 0x20;
-/// A status read is an exit like a write, so it is asked for once per full FIFO.
+/// Bytes of the FIFO. Reading the status costs an exit like a write, so it is read once per full
+/// FIFO.
 const FIFO: u8 = 16;
-/// Some milliseconds: longer than a real UART takes, and no hang where there is none.
-const PATIENCE: u32 = 2000;
+/// Number of polls, some milliseconds: longer than a real UART takes, and short if there is none.
+const MAX_POLLS: u32 = 2000;
 
-/// The serial port as a place to write text to.
+/// The serial port, for writing text.
 pub(crate) struct Console {
     room: u8,
     fifo: u8,
 }
 
 impl Console {
-    /// Says hello; the first letter was sent by the entry code.
+    /// Opens the port and prints the greeting. The entry code has sent its first letter.
     pub(crate) fn open() -> Self {
         let mut console = Self { room: 0, fifo: 1 };
         console.wait();
@@ -42,7 +43,7 @@ impl Console {
     }
 
     fn wait(&mut self) {
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_POLLS {
             if in8(LSR) & TRANSMITTER_EMPTY != 0 {
                 break;
             }
@@ -64,18 +65,18 @@ impl Write for Console {
     }
 }
 
-/// The port interrupts from now on when something comes in.
-pub(crate) fn listen() {
+/// Enables the interrupt for received data.
+pub(crate) fn enable_interrupt() {
     out8(MCR, DTR_RTS_OUT2);
     out8(IER, RECEIVED);
 }
 
-/// A byte that came in.
-pub(crate) fn heard() -> Option<u8> {
+/// A received byte.
+pub(crate) fn receive() -> Option<u8> {
     (in8(LSR) & DATA_READY != 0).then(|| in8(COM1))
 }
 
-/// Text put together once and kept for good, up to a bound.
+/// Stores text permanently, up to a limit.
 pub(crate) struct Store {
     bytes: &'static mut [u8],
 }
@@ -101,7 +102,7 @@ impl Store {
         Self { bytes }
     }
 
-    /// Keeps what `arguments` say; when the store is full, as much of it as there is room for.
+    /// Stores formatted text. If the store is full, the text is cut.
     pub(crate) fn keep(&mut self, arguments: fmt::Arguments) -> &'static str {
         let bytes = core::mem::take(&mut self.bytes);
         let mut filling = Filling { bytes, used: 0 };

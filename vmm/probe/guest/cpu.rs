@@ -1,4 +1,4 @@
-//! The processor: who it is, how fast it counts, how fast it runs.
+//! The processor: its identification, the rate of its time stamp counter, and its speed.
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 
@@ -8,7 +8,7 @@ use crate::entry::{control_registers, cpuid};
 use crate::io::tsc;
 use crate::report::Finding;
 
-/// What later checks need to know.
+/// Properties that later checks need.
 pub(crate) struct Cpu {
     pub(crate) tsc_hz: u64,
     pub(crate) gib_pages: bool,
@@ -17,7 +17,7 @@ pub(crate) struct Cpu {
 }
 
 impl Cpu {
-    /// Time stamp counts in so many microseconds.
+    /// The number of time stamp counts in a time.
     pub(crate) fn counts(&self, microseconds: u64) -> u64 {
         self.tsc_hz * microseconds / 1_000_000
     }
@@ -49,7 +49,7 @@ pub(crate) fn check(session: &mut Session, clock: Option<&Clock>) -> Cpu {
     let physical_bits = if extended >= 0x8000_0008 { cpuid(0x8000_0008, 0)[0] & 0xff } else { 36 };
     let logical = logical(highest, b1);
     let (family, model) = family_and_model(signature);
-    // Where the host runs ring 3 as a process of its own, CPUID there may answer for the host.
+    // If the host runs ring 3 as a process of its own, CPUID there may return the host's values.
     let ring3 = __cpuid_count(1, 0);
     session.add(
         Finding::info("cpu")
@@ -83,7 +83,7 @@ impl Concat for [[u32; 4]; 3] {
     }
 }
 
-/// Registers as the characters that they hold.
+/// Registers as text.
 fn text(session: &mut Session, words: &[u32]) -> &'static str {
     let mut bytes = [0; 48];
     for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
@@ -101,7 +101,7 @@ fn family_and_model(signature: u32) -> (u32, u32) {
     (whole_family, if extended { model | signature >> 12 & 0xf0 } else { model })
 }
 
-/// Logical processors of this package: leaf 0xB's highest level, else leaf 1's count.
+/// The logical processors of this package: from leaf 0xB's highest level, or else from leaf 1.
 fn logical(highest: u32, leaf1_ebx: u32) -> u64 {
     let mut count = 0;
     if highest >= 0xb {
@@ -120,10 +120,10 @@ fn frequency(session: &mut Session, clock: Option<&Clock>, highest: u32) -> u64 
     let [denominator, numerator, crystal, _] =
         if highest >= 0x15 { cpuid(0x15, 0) } else { [0; 4] };
     let ratio = u64::from(crystal) * u64::from(numerator);
-    let told = ratio.checked_div(denominator.into()).unwrap_or(0);
+    let nominal = ratio.checked_div(denominator.into()).unwrap_or(0);
     let Some(clock) = clock else {
-        session.add(Finding::check("tsc", false).text("clock", "none").number("told_hz", told));
-        return told.max(1_000_000_000);
+        session.add(Finding::check("tsc", false).text("clock", "none").number("told_hz", nominal));
+        return nominal.max(1_000_000_000);
     };
     let start = clock.start();
     let mut passed = (0, 0);
@@ -135,12 +135,13 @@ fn frequency(session: &mut Session, clock: Option<&Clock>, highest: u32) -> u64 
         Finding::check("tsc", (100_000_000..20_000_000_000).contains(&hz))
             .text("clock", clock.name())
             .number("hz", hz)
-            .number("told_hz", told),
+            .number("told_hz", nominal),
     );
     hz.max(1)
 }
 
-/// A loop of two instructions, at best one turn per cycle: tells native from interpreted.
+/// Measures a loop of two instructions, which takes at least one cycle per turn. The result
+/// distinguishes native from interpreted code.
 fn speed(session: &mut Session, cpu: &Cpu) {
     const TURNS: u64 = 4_000_000;
     let start = tsc();

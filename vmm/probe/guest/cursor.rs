@@ -1,7 +1,7 @@
-//! The pointer's mark: an arrow over whatever is there, which is put back when it moves on.
+//! The mouse pointer: an arrow that is drawn over the page. Moving it restores the pixels below.
 use crate::canvas::Canvas;
 
-/// Each line from the left: bits of its border, and bits of its inside.
+/// The rows of the arrow, the leftmost pixel in bit 0: bits of its border, and bits of its inside.
 const ARROW: [(u16, u16); 17] = [
     (0b1, 0),
     (0b11, 0),
@@ -25,37 +25,37 @@ const WIDTH: u32 = 11;
 const HEIGHT: u32 = ARROW.len() as u32;
 const BORDER: u32 = 0x00_0000;
 const INSIDE: u32 = 0xff_ffff;
-/// It is enlarged no more than so.
-const MOST: u32 = 2;
+/// Maximum magnification.
+const MAX_SCALE: u32 = 2;
 
 pub(crate) struct Cursor {
     scale: u32,
     at: Option<(u32, u32)>,
-    under: [u32; (WIDTH * MOST * HEIGHT * MOST) as usize],
+    under: [u32; (WIDTH * MAX_SCALE * HEIGHT * MAX_SCALE) as usize],
 }
 
 impl Cursor {
     pub(crate) fn new(scale: u32) -> Self {
-        Self { scale: scale.min(MOST), at: None, under: [0; _] }
+        Self { scale: scale.min(MAX_SCALE), at: None, under: [0; _] }
     }
 
-    /// Where its pixels are, from its tip.
-    fn places(&self) -> impl Iterator<Item = (usize, u32, u32)> + use<> {
+    /// The pixels of the arrow: index, and position relative to its tip.
+    fn pixels(&self) -> impl Iterator<Item = (usize, u32, u32)> + use<> {
         let (width, height) = (WIDTH * self.scale, HEIGHT * self.scale);
         (0..width * height).map(move |index| (index as usize, index % width, index / width))
     }
 
-    /// Puts back what was there.
+    /// Removes the arrow: restores the pixels below it.
     pub(crate) fn lift(&mut self, canvas: &Canvas) {
         let Some((left, top)) = self.at.take() else { return };
-        for (index, x, y) in self.places() {
+        for (index, x, y) in self.pixels() {
             canvas.set(left + x, top + y, self.under[index]);
         }
     }
 
-    /// Shows it with its tip there; it is nowhere else.
+    /// Draws the arrow with its tip at this position. It must not be drawn elsewhere.
     pub(crate) fn put(&mut self, canvas: &Canvas, left: u32, top: u32) {
-        for (index, x, y) in self.places() {
+        for (index, x, y) in self.pixels() {
             self.under[index] = canvas.get(left + x, top + y);
             let (border, inside) = ARROW[(y / self.scale) as usize];
             let has = |bits: u16| bits >> (x / self.scale) & 1 == 1;

@@ -1,4 +1,4 @@
-//! `disk=MODE,KEY=NUMBER,…`: drives the first disk there is, by polling, and verifies its bytes.
+//! `disk=MODE,KEY=NUMBER,…`: drives the first disk of the machine, and verifies its data.
 use crate::Session;
 use crate::cpu::Cpu;
 use crate::io::tsc;
@@ -13,7 +13,7 @@ use crate::timer;
 use crate::virtio_blk::VirtioBlk;
 use crate::waiting::{NO_INTERRUPTS, Waiting, by_interrupt, waits_by_interrupt};
 
-/// What a disk is told to do.
+/// The kinds of requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Read,
@@ -21,7 +21,7 @@ pub(crate) enum Operation {
     Flush,
 }
 
-/// One thing for it to do.
+/// A request to a disk. Offset and length are in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) operation: Operation,
@@ -35,40 +35,41 @@ impl Request {
         Self { operation: Operation::Flush, offset: 0, address: 0, length: 0 };
 }
 
-/// What a disk is.
+/// The properties of a disk.
 pub(crate) struct Shape {
     pub(crate) kind: &'static str,
     pub(crate) bytes: u64,
-    /// Requests are multiples of this.
+    /// Requests are multiples of this number of bytes.
     pub(crate) sector: u64,
-    /// How many requests it takes at once.
+    /// Maximum number of requests in flight.
     pub(crate) depth: usize,
-    /// It interrupts where it is asked to.
+    /// Whether the disk can interrupt.
     pub(crate) interrupts: bool,
 }
 
-/// A disk that is asked by numbers below its depth, and looked at for answers.
+/// A disk driver. Requests have tags, from 0 to the depth of the disk.
 pub(crate) trait Disk {
     fn shape(&self) -> Shape;
-    /// Whether a write is durable when it is done. False: it cannot be had so.
+    /// Sets whether each write must be durable when it completes. Returns false if the disk does
+    /// not support this.
     fn write_through(&mut self, on: bool) -> bool;
-    /// Gives it a request, under a number that is free. It need not look before [`Disk::ring`].
+    /// Queues a request under a free tag. The disk may ignore it until [`Disk::ring`].
     fn put(&mut self, tag: usize, request: &Request);
     fn ring(&mut self);
-    /// Asks for an interrupt with the next answer.
-    fn listen(&mut self);
-    /// A request that is done, and whether it went well.
+    /// Requests an interrupt for the next answer.
+    fn request_interrupt(&mut self);
+    /// The tag of a completed request, and whether it succeeded.
     fn done(&mut self) -> Option<(usize, bool)>;
 }
 
-/// The most requests at once.
+/// Maximum number of requests in flight.
 pub(crate) const DEPTH: usize = 64;
-/// A disk that does nothing for so long will not any more.
-const PATIENCE_SECONDS: u64 = 16;
-/// So many latencies are kept.
+/// A disk that completes nothing for this long is considered dead.
+const TIMEOUT_SECONDS: u64 = 16;
+/// Number of latencies that are kept.
 const LATENCIES: u64 = 1 << 16;
 
-/// The words of a command.
+/// A parsed value of `disk=`.
 pub(crate) struct Job {
     mode: &'static str,
     pub(crate) seed: u64,
@@ -130,7 +131,7 @@ impl Job {
     }
 }
 
-/// Does what the words say, in their order.
+/// Executes all `disk=` words in order.
 pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words) {
     if words.get("disk").is_none() {
         return;
@@ -140,17 +141,17 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
     if let Some(at) = VirtioBlk::find()
         && let Some(mut disk) = VirtioBlk::open(at, &mut room, interrupts, cpu)
     {
-        return all(session, &mut disk, words, (cpu, &room));
+        return all(session, &mut disk, words, cpu, &room);
     }
     if let Some(at) = Nvme::find()
         && let Some(mut disk) = Nvme::open(at, &mut room, interrupts, cpu)
     {
-        return all(session, &mut disk, words, (cpu, &room));
+        return all(session, &mut disk, words, cpu, &room);
     }
     session.add(Finding::check("disk", false).text("kind", "none that works"));
 }
 
-fn all(session: &mut Session, disk: &mut dyn Disk, words: Words, (cpu, room): (&Cpu, &Room)) {
+fn all(session: &mut Session, disk: &mut dyn Disk, words: Words, cpu: &Cpu, room: &Room) {
     for word in words.all("disk") {
         let Some(mut job) = Job::parse(word) else {
             session.add(Finding::check("disk", false).text("wants", "MODE,KEY=NUMBER,..."));
@@ -166,11 +167,11 @@ fn all(session: &mut Session, disk: &mut dyn Disk, words: Words, (cpu, room): (&
             session.add(Finding::check("disk", false).text("wants", NO_INTERRUPTS));
             return;
         }
-        let waiting = Waiting::new(job.by_interrupt, PATIENCE_SECONDS, cpu);
-        let finding = match Drive::new(disk, &job, (waiting, &mut room)) {
+        let waiting = Waiting::new(job.by_interrupt, TIMEOUT_SECONDS, cpu);
+        let finding = match Drive::new(disk, &job, waiting, &mut room) {
             Some(mut drive) => {
-                let finding = obey(session, &mut drive, &job, (cpu, &mut room));
-                drive.waiting.tell(finding)
+                let finding = run_job(session, &mut drive, &job, cpu, &mut room);
+                drive.waiting.finish(finding)
             }
             None => Finding::check("disk", false)
                 .text("wants", "a span, depth and block that fit the disk and the memory"),
@@ -179,11 +180,12 @@ fn all(session: &mut Session, disk: &mut dyn Disk, words: Words, (cpu, room): (&
     }
 }
 
-fn obey(
+fn run_job(
     session: &mut Session,
     drive: &mut Drive,
     job: &Job,
-    (cpu, room): (&Cpu, &mut Room),
+    cpu: &Cpu,
+    room: &mut Room,
 ) -> Finding {
     match job.mode {
         "write" | "verify" | "read" | "fill" => transfer(drive, job, cpu),
@@ -193,17 +195,17 @@ fn obey(
     }
 }
 
-/// A disk with a buffer for each request.
+/// A disk, with a buffer for each request in flight.
 pub(crate) struct Drive<'a> {
     disk: &'a mut dyn Disk,
     buffers: u64,
-    /// From one buffer to the next.
+    /// Bytes from one buffer to the next.
     stride: u64,
     free: [usize; DEPTH],
     left: usize,
     depth: usize,
     latencies: &'static mut [u64],
-    /// What each request was, and when.
+    /// The request of each tag, and when it was made.
     asked: [(Request, u64); DEPTH],
     pub(crate) answered: u64,
     pub(crate) errors: u64,
@@ -211,11 +213,7 @@ pub(crate) struct Drive<'a> {
 }
 
 impl<'a> Drive<'a> {
-    fn new(
-        disk: &'a mut dyn Disk,
-        job: &Job,
-        (waiting, room): (Waiting, &mut Room),
-    ) -> Option<Self> {
+    fn new(disk: &'a mut dyn Disk, job: &Job, waiting: Waiting, room: &mut Room) -> Option<Self> {
         let depth = usize::try_from(job.depth).ok()?;
         let shape = disk.shape();
         let fits = (1..=shape.depth.min(DEPTH)).contains(&depth)
@@ -240,7 +238,7 @@ impl<'a> Drive<'a> {
         })
     }
 
-    /// The number and the buffer of a request that may be made now.
+    /// Takes a free tag and its buffer for a new request.
     pub(crate) fn free(&mut self) -> Option<(usize, u64)> {
         self.left = self.left.checked_sub(1)?;
         let tag = self.free[self.left];
@@ -260,7 +258,7 @@ impl<'a> Drive<'a> {
         self.disk.ring();
     }
 
-    /// What is done by now: its number stays taken until [`Drive::release`].
+    /// A completed request. Its tag stays in use until [`Drive::release`].
     pub(crate) fn done(&mut self) -> Option<(usize, Request)> {
         let (tag, right) = self.disk.done()?;
         let (request, since) = self.asked[tag];
@@ -270,12 +268,12 @@ impl<'a> Drive<'a> {
         Some((tag, request))
     }
 
-    /// What is done, waited for; `None` where nothing comes any more.
+    /// Waits for a request to complete. `None` if none completes in time.
     pub(crate) fn wait(&mut self) -> Option<(usize, Request)> {
         let mut waiting = self.waiting;
         let found = waiting.wait(|ask| {
             if ask {
-                self.disk.listen();
+                self.disk.request_interrupt();
             }
             self.done()
         });
@@ -288,7 +286,7 @@ impl<'a> Drive<'a> {
         self.left += 1;
     }
 
-    /// Flushes, with nothing else under way.
+    /// Flushes, with no other request in flight.
     fn flush(&mut self) -> bool {
         let Some((tag, _)) = self.free() else { return false };
         self.put(tag, Request::FLUSH);
@@ -299,7 +297,7 @@ impl<'a> Drive<'a> {
     }
 }
 
-/// All blocks in an order that jumps about, each of them once.
+/// All blocks in a scattered order, each of them once.
 struct Order {
     first: u64,
     step: u64,
@@ -321,26 +319,27 @@ impl Order {
     }
 }
 
-/// The greatest that divides both.
+/// The greatest common divisor.
 fn divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { divisor(b, a % b) }
 }
 
-/// What came of a run.
+/// The result of a transfer.
 struct Outcome {
-    /// Words of eight bytes, and the first of them.
+    /// The number of wrong eight-byte words, and the offset of the first.
     mismatches: u64,
     first_bad: u64,
-    /// It went to its end.
+    /// Whether all requests completed.
     whole: bool,
 }
 
-/// Writes or reads as many blocks as the span has, or as was said, and flushes after writes.
+/// Reads or writes the blocks of the span, or the configured number of requests. Flushes after
+/// writes.
 fn transfer(drive: &mut Drive, job: &Job, cpu: &Cpu) -> Finding {
     let count = if job.requests == 0 { job.places() } else { job.requests };
     let start = tsc();
     let end = start.saturating_add(cpu.counts(job.seconds.min(1 << 20) * 1_000_000));
-    let mut outcome = blocks(drive, job, (count, if job.seconds == 0 { u64::MAX } else { end }));
+    let mut outcome = blocks(drive, job, count, if job.seconds == 0 { u64::MAX } else { end });
     let requests = drive.answered;
     let kept = requests.min(LATENCIES) as usize;
     if matches!(job.mode, "write" | "fill") {
@@ -367,8 +366,8 @@ fn transfer(drive: &mut Drive, job: &Job, cpu: &Cpu) -> Finding {
         .number("p99_ns", worst)
 }
 
-/// So many of them, or as many as are begun before the time stamp counter is there.
-fn blocks(drive: &mut Drive, job: &Job, (mut count, end): (u64, u64)) -> Outcome {
+/// Transfers `count` blocks. Starts none once the time stamp counter has reached `end`.
+fn blocks(drive: &mut Drive, job: &Job, mut count: u64, end: u64) -> Outcome {
     let (pattern, order) = (Pattern::new(job.seed), Order::new(job.seed, job.places()));
     let operation = match job.mode {
         "write" | "fill" => Operation::Write,
@@ -386,7 +385,7 @@ fn blocks(drive: &mut Drive, job: &Job, (mut count, end): (u64, u64)) -> Outcome
             let request = Request { operation, offset, address, length };
             match job.mode {
                 "write" => pattern.write(offset, address, job.block),
-                // What was there before must not pass for what was read.
+                // Overwrite the buffer, so that old data cannot pass as data that was read.
                 "verify" => fill(address, job.block, 0x5a),
                 _ => {}
             }

@@ -1,4 +1,4 @@
-//! A display 1234:1111: its registers, what its monitor prefers, and a picture.
+//! The display 1234:1111: its registers, its monitor's preferred resolution, and its picture.
 use crate::Session;
 use crate::canvas::Canvas;
 use crate::config::Function;
@@ -10,7 +10,7 @@ use crate::start::Words;
 use crate::timer;
 
 const DEVICE: u32 = 0x1111_1234;
-/// BAR 2: the monitor's EDID, and the registers of Bochs' VBE extension.
+/// Offset in BAR 2 of the registers of Bochs' VBE extension. The monitor's EDID is at offset 0.
 const DISPI: u64 = 0x500;
 const ID: u64 = 0;
 const X_RES: u64 = 1;
@@ -18,16 +18,16 @@ const Y_RES: u64 = 2;
 const BPP: u64 = 3;
 const ENABLE: u64 = 4;
 const MEMORY_64K: u64 = 10;
-/// Thirty pictures a second.
+/// Thirty pictures per second.
 const PERIOD_US: u64 = 33_333;
-/// ENABLE: on, and the frame buffer is linear.
+/// ENABLE: on, with a linear frame buffer.
 const ON: u16 = 0x41;
-/// EDID: bytes of a block, and the first detailed timing.
+/// EDID: bytes of a block, and offsets in the first detailed timing.
 const BLOCK: u64 = 128;
 const WIDTH: u64 = 56;
 const HEIGHT: u64 = 59;
 
-/// What may be in the picture.
+/// The content of the picture.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Picture {
     /// The page.
@@ -36,7 +36,7 @@ pub(crate) enum Picture {
     Pattern,
     /// `draw=moving`
     Moving,
-    /// `draw=no`, and `torture`, which moves the display about.
+    /// `draw=no`, or `torture`, which moves the display's registers.
     None,
 }
 
@@ -52,9 +52,9 @@ impl Picture {
     }
 }
 
-/// The first display there is.
+/// The first display of the machine.
 pub(crate) struct Display {
-    shall: Picture,
+    content: Picture,
     picture: u64,
     registers: u64,
     width: u64,
@@ -66,11 +66,11 @@ impl Display {
     pub(crate) fn find(words: Words) -> Option<Self> {
         let function = Function::find(DEVICE)?;
         function.switch_on();
-        // Both are of 32 bits, and so where all of memory is mapped.
-        let place = |bar| function.memory(bar).filter(|it| *it >> 32 == 0);
-        let (picture, registers) = (place(0)?, place(2)?);
-        let shall = Picture::of(words);
-        let mut display = Self { shall, picture, registers, width: 0, height: 0, memory: 0 };
+        // Both BARs have 32 bits, so memory below 4 GiB is mapped.
+        let address = |bar| function.memory(bar).filter(|it| *it >> 32 == 0);
+        let (picture, registers) = (address(0)?, address(2)?);
+        let content = Picture::of(words);
+        let mut display = Self { content, picture, registers, width: 0, height: 0, memory: 0 };
         (display.width, display.height) = display.preferred();
         display.memory = u64::from(display.get(MEMORY_64K)) << 16;
         Some(display)
@@ -81,9 +81,9 @@ impl Display {
         self.width >= 640 && self.height >= 480 && pixels * 4 <= self.memory
     }
 
-    /// Switches it on for a page, if there shall be one.
+    /// Switches the display on for the page, if the page is to be shown.
     pub(crate) fn canvas(&self) -> Option<Canvas> {
-        if self.shall != Picture::Page || !self.fits() || !self.is_mapped() {
+        if self.content != Picture::Page || !self.fits() || !self.is_mapped() {
             return None;
         }
         self.switch_on();
@@ -91,7 +91,8 @@ impl Display {
         Some(Canvas { picture: self.picture, width, height })
     }
 
-    /// Switches it on with this size, which it may not prefer: where its picture is.
+    /// Switches the display on with this size, whatever it prefers. Returns the address of the
+    /// picture.
     pub(crate) fn open(&mut self, width: u64, height: u64) -> Option<u64> {
         (self.width, self.height) = (width, height);
         let able = self.fits() && self.is_mapped();
@@ -101,7 +102,7 @@ impl Display {
         })
     }
 
-    /// The tables map no more.
+    /// Whether the picture is in the first 4 GiB, which are mapped.
     fn is_mapped(&self) -> bool {
         self.picture != 0 && self.picture + self.memory <= 1 << 32
     }
@@ -109,7 +110,7 @@ impl Display {
     pub(crate) fn check(&self, session: &mut Session) {
         let id = self.get(ID);
         let edid = self.edid_adds_up();
-        if matches!(self.shall, Picture::Pattern | Picture::Moving) && self.fits() {
+        if matches!(self.content, Picture::Pattern | Picture::Moving) && self.fits() {
             self.switch_on();
             self.draw(0);
         }
@@ -120,7 +121,7 @@ impl Display {
                 .number("width", self.width)
                 .number("height", self.height)
                 .number("memory", self.memory)
-                .flag("drawn", self.shall != Picture::None && self.fits()),
+                .flag("drawn", self.content != Picture::None && self.fits()),
         );
     }
 
@@ -156,9 +157,9 @@ impl Display {
         }
     }
 
-    /// Draws the pattern again and again, further up each time, for as long as the machine runs.
+    /// Draws the pattern repeatedly, shifted up by a row each time. Does not return.
     pub(crate) fn move_on(&self, cpu: &Cpu) {
-        if self.shall != Picture::Moving || !self.fits() {
+        if self.content != Picture::Moving || !self.fits() {
             return;
         }
         timer::tick(cpu, PERIOD_US);
@@ -168,7 +169,7 @@ impl Display {
         }
     }
 
-    /// Fills the screen: red tells the column, green the line, and blue both.
+    /// Fills the screen: red is the column, green the row, and blue their exclusive or.
     fn draw(&self, up: u64) {
         let pixel = |x: u64, y: u64| {
             let y = y + up;

@@ -1,5 +1,6 @@
-//! The educational device 1234:11e8, as `vmm` has it: a worker's answer, DMA both ways and a
-//! doorbell, each told by a message-signalled interrupt. QEMU's has no MSI-X, and is left alone.
+//! The educational device 1234:11e8 of `vmm`: checks its factorial, DMA in both directions and its
+//! doorbell, each completed by a message-signaled interrupt. QEMU's device has no MSI-X and is not
+//! tested.
 use crate::Session;
 use crate::config::Function;
 use crate::cpu::Cpu;
@@ -12,9 +13,9 @@ use crate::report::Finding;
 
 const ID: u32 = 0x11e8_1234;
 const VERSION: u32 = 0x0100_00ed;
-/// Of its registers and its own memory.
+/// The size of the BAR, which has the registers and the device's buffer.
 const BAR_SIZE: u64 = 1 << 20;
-/// COMMAND: memory, bus master.
+/// COMMAND of PCI: memory, bus master.
 const ON: u32 = 6;
 
 const LIVENESS: u64 = 0x04;
@@ -32,14 +33,14 @@ const DOORBELL: u64 = 0x9c;
 const START: u32 = 1;
 const TO_MEMORY: u32 = 2;
 const TELL: u32 = 4;
-/// Where the device's own memory is for its DMA.
+/// The address of the device's buffer, for DMA.
 const BUFFER: u64 = 0x4_0000;
 
 const BYTES: u64 = 1024;
 const ROUNDS: usize = 64;
-const PATIENCE_MS: u64 = 2000;
+const TIMEOUT_MS: u64 = 2000;
 
-/// What is sent, and what comes back.
+/// The buffers for sending and for receiving.
 static mut MEMORY: [[u64; BYTES as usize / 8]; 2] = [[0; BYTES as usize / 8]; 2];
 
 struct Edu<'a> {
@@ -60,22 +61,22 @@ pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
     let factorial = edu.factorial();
     let dma = edu.round_trip();
     let mut times = [0; ROUNDS];
-    let rung = times.iter_mut().all(|time| edu.ring().map(|took| *time = took).is_some());
+    let doorbell = times.iter_mut().all(|time| edu.ring().map(|took| *time = took).is_some());
     set_interrupts(false);
     times.sort_unstable();
     session.add(
-        Finding::check("edu", alive && factorial && dma && rung)
+        Finding::check("edu", alive && factorial && dma && doorbell)
             .flag("alive", alive)
             .flag("factorial", factorial)
             .flag("dma", dma)
-            .flag("doorbell", rung)
+            .flag("doorbell", doorbell)
             .number("interrupts", edu.interrupts.into())
             .number("min_ns", cpu.nanoseconds(times[0]))
             .number("median_ns", cpu.nanoseconds(times[ROUNDS / 2])),
     );
 }
 
-/// Switches the function and its one interrupt vector on; the address of its registers.
+/// Enables the function and its interrupt vector. Returns the address of its registers.
 fn set_up(function: Function, cpu: &Cpu) -> Option<u64> {
     function.write_command(ON);
     let bar = map_device(function.memory(0)?, BAR_SIZE, cpu)?;
@@ -96,28 +97,28 @@ impl Edu<'_> {
         self.read(0) == VERSION && self.read(LIVENESS) == !0x1234_5678
     }
 
-    /// Does `action`, and waits for the interrupt; the time stamp's difference, if it came.
+    /// Runs `action` and waits for the interrupt. Returns the time stamp counts until it arrived.
     fn wait(&mut self, action: impl FnOnce(&Self)) -> Option<u64> {
         let before = device_interrupts();
         let start = tsc();
         action(self);
         while device_interrupts() == before {
-            if self.cpu.nanoseconds(tsc() - start) > PATIENCE_MS * 1_000_000 {
+            if self.cpu.nanoseconds(tsc() - start) > TIMEOUT_MS * 1_000_000 {
                 return None;
             }
             core::hint::spin_loop();
         }
         let took = tsc() - start;
         self.interrupts += device_interrupts() - before;
-        let told = self.read(INTERRUPT_STATUS);
-        self.write(ACKNOWLEDGE, told);
-        (told != 0 && self.read(INTERRUPT_STATUS) == 0).then_some(took)
+        let status = self.read(INTERRUPT_STATUS);
+        self.write(ACKNOWLEDGE, status);
+        (status != 0 && self.read(INTERRUPT_STATUS) == 0).then_some(took)
     }
 
     fn factorial(&mut self) -> bool {
         self.write(STATUS, TELL_FACTORIAL);
-        let told = self.wait(|edu| edu.write(FACTORIAL, 10)).is_some();
-        told && self.read(FACTORIAL) == 3_628_800
+        let interrupted = self.wait(|edu| edu.write(FACTORIAL, 10)).is_some();
+        interrupted && self.read(FACTORIAL) == 3_628_800
     }
 
     fn program(&self, source: u64, destination: u64, command: u32) {
@@ -127,9 +128,9 @@ impl Edu<'_> {
         self.write(COMMAND, command);
     }
 
-    /// Sends random bytes into the device, and has them back elsewhere.
+    /// Copies random bytes into the device, and back to another buffer.
     fn round_trip(&mut self) -> bool {
-        let [out, back] = places();
+        let [out, back] = buffers();
         let mut random = Random::new(11);
         for at in (0..BYTES).step_by(8) {
             write_memory(out + at, 8, random.next());
@@ -137,25 +138,25 @@ impl Edu<'_> {
         }
         let sent = self.wait(|edu| edu.program(out, BUFFER, START | TELL)).is_some();
         let got = self.wait(|edu| edu.program(BUFFER, back, START | TO_MEMORY | TELL)).is_some();
-        sent && got && arrived()
+        sent && got && is_copied()
     }
 
-    /// The same way back once more, programmed first and then started by the doorbell.
+    /// Copies back again. The transfer is programmed first, and then started by the doorbell.
     fn ring(&mut self) -> Option<u64> {
-        let [_, back] = places();
+        let [_, back] = buffers();
         (0..BYTES).step_by(8).for_each(|at| write_memory(back + at, 8, 0));
         self.program(BUFFER, back, TO_MEMORY | TELL);
         let took = self.wait(|edu| edu.write(DOORBELL, 1))?;
-        arrived().then_some(took)
+        is_copied().then_some(took)
     }
 }
 
-fn places() -> [u64; 2] {
+fn buffers() -> [u64; 2] {
     let first = &raw const MEMORY as u64;
     [first, first + BYTES]
 }
 
-fn arrived() -> bool {
-    let [out, back] = places();
+fn is_copied() -> bool {
+    let [out, back] = buffers();
     (0..BYTES).step_by(8).all(|at| read_memory(out + at, 8) == read_memory(back + at, 8))
 }

@@ -1,9 +1,10 @@
-//! The way in, and everything that runs in ring 0.
+//! The entry point, and all code that runs in ring 0.
 //!
-//! A paravirtual-only KVM interprets ring 0, about a million instructions a second and not all of
-//! them. So ring 0 is this file alone: straight-line assembly of plain integer instructions that
-//! ends in ring 3, interrupt stubs, one gate for the few privileged things, and the start of other
-//! processors. Page tables are data, so that no loop has to build them.
+//! A paravirtual-only KVM interprets ring 0, at about a million instructions per second, and does
+//! not support all instructions. Only this file therefore runs in ring 0: straight-line assembly of
+//! plain integer instructions that ends in ring 3, interrupt stubs, one gate for the few privileged
+//! operations, and the start of other processors. Page tables are static data, so no loop has to
+//! build them.
 use core::arch::{asm, global_asm};
 
 // Entry (PVH): 32-bit protected mode, flat segments, no paging, EBX = start info.
@@ -161,7 +162,8 @@ ring3_entry:
     options(att_syntax)
 );
 
-// Interrupts, exceptions and the gate. A stub is 16 bytes, so that ring 3 can fill the IDT.
+// Interrupts, exceptions and the gate. A stub is 16 bytes long, so that ring 3 can compute its
+// address for the IDT.
 global_asm!(
     r#"
     .section .text.entry, "ax"
@@ -312,7 +314,7 @@ spurious_count:
     options(att_syntax)
 );
 
-// What another processor runs after INIT-SIPI, copied to TRAMPOLINE: real mode, long mode, count.
+// The code of another processor after INIT-SIPI, copied to TRAMPOLINE: real mode, long mode, count.
 global_asm!(
     r#"
     .section .data
@@ -359,15 +361,15 @@ processors_started:
     options(att_syntax)
 );
 
-/// Where the trampoline goes; SIPI vector 8.
+/// Address of the trampoline. SIPI vector 8.
 pub(crate) const TRAMPOLINE: usize = 0x8000;
 /// Interrupt vector of the local APIC timer.
 pub(crate) const TIMER_VECTOR: u8 = 0x40;
-/// Interrupt vector of PCI devices, by message.
+/// Interrupt vector of PCI devices (MSI-X) and of ISA devices.
 pub(crate) const DEVICE_VECTOR: u8 = 0x41;
 /// Interrupt vector of spurious interrupts.
 pub(crate) const SPURIOUS_VECTOR: u8 = 0x4f;
-/// What INT3 raises.
+/// The vector of INT3.
 const GATE_VECTOR: u64 = 3;
 
 unsafe extern "C" {
@@ -389,12 +391,12 @@ unsafe extern "C" {
     static image_end: u8;
 }
 
-/// First and last address (exclusive) of this image with its stacks.
+/// First and last address (exclusive) of this image, including its stacks.
 pub(crate) fn image() -> (u64, u64) {
     (&raw const image_start as u64, &raw const image_end as u64)
 }
 
-/// Fills the interrupt table; until then any exception ends the machine.
+/// Fills the interrupt table. Before this, any exception ends the machine.
 pub(crate) fn fill_interrupt_table() {
     for vector in 0..128u64 {
         let stub = match vector {
@@ -413,43 +415,43 @@ pub(crate) fn fill_interrupt_table() {
     }
 }
 
-/// The topmost page table; entries may be added at any time.
+/// The top-level page table. Entries may be added at any time.
 pub(crate) fn page_tables() -> *mut u64 {
     (&raw mut page_map).cast()
 }
 
-/// Timer interrupts so far.
+/// The number of timer interrupts so far.
 pub(crate) fn timer_interrupts() -> u32 {
     // SAFETY: an aligned counter that only an interrupt stub writes.
     unsafe { (&raw const timer_count).read_volatile() }
 }
 
-/// Interrupts of devices so far.
+/// The number of device interrupts so far.
 pub(crate) fn device_interrupts() -> u32 {
     // SAFETY: an aligned counter that only an interrupt stub writes.
     unsafe { (&raw const device_count).read_volatile() }
 }
 
-/// Non-maskable interrupts so far.
+/// The number of non-maskable interrupts so far.
 pub(crate) fn nmis() -> u32 {
     // SAFETY: an aligned counter that only an interrupt stub writes.
     unsafe { (&raw const nmi_count).read_volatile() }
 }
 
-/// The counter that a started processor adds one to.
+/// The counter that each started processor increments.
 pub(crate) fn started_counter() -> *mut u32 {
     &raw mut processors_started
 }
 
-/// The code that is to be copied to [`TRAMPOLINE`].
+/// The code to be copied to [`TRAMPOLINE`].
 pub(crate) fn trampoline_code() -> &'static [u8] {
     let start = &raw const trampoline;
     let length = &raw const trampoline_end as usize - start as usize;
-    // SAFETY: both symbols delimit initialized, constant bytes of this image.
+    // SAFETY: the two symbols delimit initialized, constant bytes of this image.
     unsafe { core::slice::from_raw_parts(start, length) }
 }
 
-/// RAX, RBX, RCX, RDX after a call through the gate.
+/// RAX, RBX, RCX and RDX after a call through the gate.
 pub(crate) type Registers = [u64; 4];
 
 fn gate(function: u64, first: u64, second: u64) -> Registers {
@@ -462,18 +464,18 @@ fn gate(function: u64, first: u64, second: u64) -> Registers {
     [a, b, c, d]
 }
 
-/// Waits for an interrupt with interrupts enabled.
+/// Enables interrupts and waits for one.
 pub(crate) fn halt_once() {
     gate(0, 0, 0);
 }
 
-/// Reads a model specific register; one that does not exist is an exception.
+/// Reads a model-specific register. A register that does not exist raises an exception.
 pub(crate) fn read_msr(index: u32) -> u64 {
     let [low, _, _, high] = gate(1, index.into(), 0);
     high << 32 | low & 0xffff_ffff
 }
 
-/// Switches maskable interrupts on or off.
+/// Enables or disables maskable interrupts.
 pub(crate) fn set_interrupts(on: bool) {
     gate(2, if on { 0x202 } else { 2 }, 0);
 }
@@ -484,18 +486,18 @@ pub(crate) fn control_registers() -> [u64; 3] {
     [cr0, cr3, cr4]
 }
 
-/// CPUID as ring 0 sees it. (Where ring 3 runs natively, its own CPUID may be the host's.)
+/// CPUID as ring 0 sees it. If ring 3 runs natively, CPUID there may return the host's values.
 pub(crate) fn cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
     gate(4, leaf.into(), subleaf.into()).map(|register| register as u32)
 }
 
-/// Halts for good, interrupts enabled: an idle guest.
+/// Halts forever with interrupts enabled: an idle guest.
 pub(crate) fn halt() -> ! {
     gate(5, 0, 0);
     unreachable!()
 }
 
-/// Takes an exception without an interrupt table: the processor shuts down.
+/// Raises an exception without an interrupt table, so that the processor shuts down.
 pub(crate) fn triple_fault() -> ! {
     gate(6, 0, 0);
     // SAFETY: raises an exception, which ends the machine.

@@ -1,4 +1,4 @@
-//! `bench=exits`: what it costs to leave the guest and come back.
+//! `bench=exits`: measures the time to leave the guest and come back.
 use core::arch::x86_64::__cpuid_count;
 
 use crate::Session;
@@ -8,7 +8,8 @@ use crate::report::Finding;
 
 const ROUNDS: usize = 4000;
 const WARM_UP: usize = 100;
-/// Nobody answers here on a PC without a TPM: reads as ones, from wherever the machine decides so.
+/// No device is here on a PC without a TPM. Reads return ones, from whatever part of the machine
+/// handles unassigned addresses.
 const UNASSIGNED: u64 = 0xfed4_0000;
 
 pub(crate) fn measure(session: &mut Session, cpu: &Cpu) {
@@ -24,22 +25,22 @@ pub(crate) fn measure(session: &mut Session, cpu: &Cpu) {
     exit(session, cpu, "exit-none", || {});
 }
 
-fn exit(session: &mut Session, cpu: &Cpu, name: &'static str, leave: impl Fn()) {
+fn exit(session: &mut Session, cpu: &Cpu, name: &'static str, action: impl Fn()) {
     let mut costs = [0u64; ROUNDS];
-    (0..WARM_UP).for_each(|_| leave());
+    (0..WARM_UP).for_each(|_| action());
     for cost in &mut costs {
         let start = tsc();
-        leave();
+        action();
         *cost = tsc() - start;
     }
     costs.sort_unstable();
-    let (least, median) = (costs[0], costs[ROUNDS / 2]);
+    let (min, median) = (costs[0], costs[ROUNDS / 2]);
     session.add(
         Finding::info(name)
             .number("rounds", ROUNDS as u64)
-            .number("min_cycles", least)
+            .number("min_cycles", min)
             .number("median_cycles", median)
-            .number("min_ns", cpu.nanoseconds(least))
+            .number("min_ns", cpu.nanoseconds(min))
             .number("median_ns", cpu.nanoseconds(median)),
     );
 }

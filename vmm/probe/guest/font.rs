@@ -1,10 +1,10 @@
-//! Letters as `vmm/probe/font.rs` packs them: Noto Sans Mono, and marks of our own.
+//! Glyphs as packed by `vmm/probe/font.rs`: Noto Sans Mono, and marks.
 //!
-//! A font is its width and its height, then for each glyph from the space on two bytes of where
-//! its levels begin, and left, top, width and height of the box that is not empty; then the
-//! levels, from 0 to 15, two in a byte, the first in the lower half.
+//! A font begins with its width and height. Then, for each glyph from the space on: the offset of
+//! its levels in two bytes, and left, top, width and height of its bounding box. The levels follow,
+//! from 0 to 15, two in a byte, the first in the lower half.
 
-/// After the last character of ASCII: what is right, what is wrong, what is not known.
+/// Glyphs after the last ASCII character: passed, failed, unknown.
 pub(crate) const RIGHT: u8 = 0x7f;
 pub(crate) const WRONG: u8 = 0x80;
 pub(crate) const DOT: u8 = 0x81;
@@ -21,7 +21,7 @@ macro_rules! font {
     };
 }
 
-/// A font, perhaps enlarged.
+/// A font, perhaps magnified.
 #[derive(Clone, Copy)]
 pub(crate) struct Font {
     bytes: &'static [u8],
@@ -29,7 +29,7 @@ pub(crate) struct Font {
 }
 
 impl Font {
-    /// For a page, from the largest to the smallest.
+    /// Fonts for a page, from the largest to the smallest.
     pub(crate) const SIZES: [Self; 6] = [
         Self { bytes: font!("regular24"), scale: 3 },
         Self { bytes: font!("regular24"), scale: 2 },
@@ -39,10 +39,9 @@ impl Font {
         Self { bytes: font!("regular16"), scale: 1 },
     ];
 
-    /// The last of them.
     pub(crate) const SMALLEST: Self = Self::SIZES[Self::SIZES.len() - 1];
 
-    /// For a title above such a page.
+    /// The font of the title of a page in this font.
     pub(crate) fn title(self) -> Self {
         Self { bytes: font!("bold32"), scale: self.scale }
     }
@@ -59,14 +58,15 @@ impl Font {
         u32::from(self.bytes[1]) * self.scale
     }
 
-    /// How much of a pixel is covered by a glyph, in fifteenths. Enlarged, edges stay smooth.
+    /// How much of a pixel a glyph covers, in fifteenths. Edges stay smooth when the font is
+    /// magnified.
     pub(crate) fn level(&self, code: u8, x: u32, y: u32) -> u32 {
         let glyph = self.glyph(code);
         let scale = self.scale;
         if scale == 1 {
             return glyph.level(x as i32, y as i32);
         }
-        // In halves of a pixel of the enlarged letter, from the centre of the first small one.
+        // In half pixels of the magnified letter, relative to the center of the first small pixel.
         let split = |at: u32| {
             let from = (2 * at + 1) as i32 - scale as i32;
             let step = 2 * scale as i32;

@@ -1,4 +1,4 @@
-//! What a person does at the screen: a PS/2 keyboard and a PS/2 mouse, which interrupt.
+//! User input: a PS/2 keyboard and a PS/2 mouse, both with interrupts.
 use crate::entry::DEVICE_VECTOR;
 use crate::io::{in8, out8, read32, write32};
 use crate::keys::{PAUSE, PREFIXED, character};
@@ -12,43 +12,44 @@ const FROM_MOUSE: u8 = 1 << 5;
 const WRITE_CONTROL: u8 = 0x60;
 const ENABLE_MOUSE: u8 = 0xa8;
 const TO_MOUSE: u8 = 0xd4;
-/// Interrupts of both, and codes of set 1.
+/// Controller configuration: interrupts of both devices, and translation to scan codes of set 1.
 const CONTROL: u8 = 0x47;
 const ACK: u8 = 0xfa;
-/// To a mouse: these sample rates make it one with a wheel, which it tells.
+/// A sequence of sample rates that switches a mouse with a wheel to packets of four bytes. The last
+/// command reads its type.
 const KNOCK: [u8; 7] = [0xf3, 200, 0xf3, 100, 0xf3, 80, 0xf2];
 const WITH_WHEEL: u8 = 3;
 const REPORT: u8 = 0xf4;
-const PATIENCE: u32 = 200;
+const MAX_POLLS: u32 = 200;
 
-/// The I/O APIC: which register, and what is in it.
+/// The I/O APIC: register select and register window.
 const IO_APIC: u64 = 0xfec0_0000;
 const WINDOW: u64 = IO_APIC + 0x10;
 const REDIRECTION: u32 = 0x10;
 const LINES: [u32; 2] = [1, 12];
-/// Of the local APIC.
+/// The ID register of the local APIC.
 const APIC_ID: u64 = 0x20;
 
 const LEFT_SHIFT: u8 = 0x2a;
 const RIGHT_SHIFT: u8 = 0x36;
 const CAPS_LOCK: u8 = 0x3a;
 
-/// So many keys and characters are shown.
+/// Numbers of recent keys and of characters that are kept.
 const RECENT: usize = 24;
 const TEXT: usize = 160;
 
-/// All that came.
-pub(crate) struct Hands {
-    /// The newest at the end.
+/// The state of keyboard and mouse, and recent input.
+pub(crate) struct UserInput {
+    /// Recent keys, the newest at the end.
     recent: [u8; RECENT],
     count: usize,
-    /// A bit for each key that is down.
+    /// One bit for each key that is pressed.
     held: [u128; 2],
     capitals: bool,
     prefix: Prefix,
     text: [u8; TEXT],
     length: usize,
-    /// Characters so far, with line feeds.
+    /// Number of characters so far, including line feeds.
     pub(crate) typed: u32,
     pub(crate) pointer: Pointer,
     packet: [u8; 4],
@@ -56,33 +57,33 @@ pub(crate) struct Hands {
     size: usize,
 }
 
-/// What came before a code.
+/// The prefix of the next scan code.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Prefix {
     None,
     E0,
-    /// So many bytes of it are still to come.
+    /// The number of bytes that follow.
     E1(u8),
 }
 
-/// Where the mouse has gone.
+/// The position of the mouse, and its buttons.
 pub(crate) struct Pointer {
-    /// Pixels.
+    /// Pixels from the upper left.
     pub(crate) x: i32,
     pub(crate) y: i32,
     width: i32,
     height: i32,
     pub(crate) buttons: u8,
-    /// Notches away from the person.
+    /// Notches, positive away from the user.
     pub(crate) wheel: i32,
-    /// It moved, once.
+    /// Whether the mouse has moved at least once.
     pub(crate) seen: bool,
 }
 
-impl Hands {
-    /// Switches both on; interrupts are for this processor, whose local APIC is on already.
+impl UserInput {
+    /// Enables both devices, with interrupts for this processor, whose local APIC must be enabled.
     pub(crate) fn open((width, height): (u32, u32)) -> Option<Self> {
-        // There is none where nobody answers.
+        // The status reads as ones if there is no controller.
         if in8(STATUS) == 0xff {
             return None;
         }
@@ -90,9 +91,9 @@ impl Hands {
         command(WRITE_CONTROL);
         data(CONTROL);
         command(ENABLE_MOUSE);
-        let answers = KNOCK.map(tell_mouse);
+        let answers = KNOCK.map(send_to_mouse);
         let wheel = answers.iter().all(|&ok| ok) && answer() == Some(WITH_WHEEL);
-        tell_mouse(REPORT);
+        send_to_mouse(REPORT);
         LINES.into_iter().for_each(route);
         let pointer = Pointer {
             x: 0,
@@ -119,13 +120,14 @@ impl Hands {
         })
     }
 
-    /// Takes what there is, but not for ever: somebody wants to see it. True if there was any.
-    pub(crate) fn take(&mut self) -> bool {
-        let before = (0..64).take_while(|_| self.take_one()).count();
+    /// Reads the available input, up to a limit, so that it can be shown. Returns whether there was
+    /// any.
+    pub(crate) fn read_all(&mut self) -> bool {
+        let before = (0..64).take_while(|_| self.read_one()).count();
         before > 0
     }
 
-    fn take_one(&mut self) -> bool {
+    fn read_one(&mut self) -> bool {
         let status = in8(STATUS);
         if status & OUTPUT_FULL == 0 {
             return false;
@@ -147,7 +149,7 @@ impl Hands {
             (Prefix::None, 0xe1) => self.prefix = Prefix::E1(2),
             (Prefix::E1(2), _) => self.prefix = Prefix::E1(1),
             (Prefix::E1(_), _) => self.key(PAUSE, down),
-            // Shifts that a keyboard adds for programs of 1984.
+            // Fake shifts that a keyboard adds for compatibility.
             (Prefix::E0, 0x2a | 0x36 | 0xaa | 0xb6) => {}
             (Prefix::E0, _) => self.key(key | PREFIXED, down),
             (Prefix::None, _) => self.key(key, down),
@@ -200,11 +202,11 @@ impl Hands {
         }
         self.got = 0;
         let [flags, dx, dy, wheel] = self.packet;
-        let way = |low: u8, sign: u8| i32::from(low) - i32::from(flags >> sign & 1) * 256;
+        let delta = |low: u8, sign: u8| i32::from(low) - i32::from(flags >> sign & 1) * 256;
         let pointer = &mut self.pointer;
-        pointer.x = (pointer.x + way(dx, 4)).clamp(0, pointer.width - 1);
-        // Mice count upwards, screens downwards.
-        pointer.y = (pointer.y - way(dy, 5)).clamp(0, pointer.height - 1);
+        pointer.x = (pointer.x + delta(dx, 4)).clamp(0, pointer.width - 1);
+        // The y axis of mice points up, that of screens down.
+        pointer.y = (pointer.y - delta(dy, 5)).clamp(0, pointer.height - 1);
         pointer.buttons = flags & 7;
         if self.size == 4 {
             pointer.wheel -= i32::from(wheel as i8);
@@ -216,24 +218,24 @@ impl Hands {
         self.held[usize::from(key >> 7)] >> (key & 0x7f) & 1 == 1
     }
 
-    /// Keys that were pressed, the newest first.
+    /// The keys that were pressed, the newest first.
     pub(crate) fn recent(&self) -> impl Iterator<Item = u8> {
         self.recent.iter().rev().take(self.count).copied()
     }
 
-    /// The last so many of them, the newest at the end.
+    /// The last `count` of these keys, the newest at the end.
     pub(crate) fn last(&self, count: usize) -> impl Iterator<Item = u8> {
         self.recent[RECENT - count.min(self.count)..].iter().copied()
     }
 
-    /// The end of what was typed, as far as there is room.
+    /// The end of the typed text, at most `room` characters.
     pub(crate) fn text(&self, room: usize) -> &str {
         let from = self.length.saturating_sub(room);
         core::str::from_utf8(&self.text[from..self.length]).unwrap_or("?")
     }
 }
 
-/// Lets an ISA device interrupt this processor, by the I/O APIC.
+/// Routes an ISA interrupt to this processor through the I/O APIC.
 pub(crate) fn route(line: u32) {
     let to = read32(LOCAL_APIC + APIC_ID);
     let register = REDIRECTION + 2 * line;
@@ -244,7 +246,7 @@ pub(crate) fn route(line: u32) {
 }
 
 fn wait(bit: u8, wanted: u8) -> bool {
-    (0..PATIENCE).any(|_| in8(STATUS) & bit == wanted)
+    (0..MAX_POLLS).any(|_| in8(STATUS) & bit == wanted)
 }
 
 fn command(byte: u8) {
@@ -270,10 +272,10 @@ fn drain() {
     }
 }
 
-/// Whether it said that it heard.
-fn tell_mouse(byte: u8) -> bool {
+/// Sends a byte to the mouse. Returns whether the mouse acknowledged it.
+fn send_to_mouse(byte: u8) -> bool {
     command(TO_MOUSE);
     data(byte);
-    // A key may have come in between.
+    // A scan code may arrive before the acknowledgment.
     (0..4).any(|_| answer() == Some(ACK))
 }

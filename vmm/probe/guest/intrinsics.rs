@@ -1,10 +1,10 @@
-//! What the compiler calls by name. String instructions, so that nothing here can become a call
-//! of itself.
+//! Functions that the compiler calls by name. They use string instructions, so that the compiler
+//! cannot turn them into calls of themselves.
 use core::arch::asm;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, length: usize) -> *mut u8 {
-    // SAFETY: the caller vouches for both ranges.
+    // SAFETY: the caller guarantees both ranges.
     unsafe {
         asm!("rep movsb", inout("rcx") length => _, inout("rdi") to => _, inout("rsi") from => _,
             options(nostack, preserves_flags));
@@ -15,11 +15,11 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, length: usize) -> *mut
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, length: usize) -> *mut u8 {
     if (to as usize).wrapping_sub(from as usize) >= length {
-        // SAFETY: as the caller vouches; copying upwards never overwrites what is still to be read.
+        // SAFETY: the caller guarantees both ranges; copying upwards never overwrites unread bytes.
         return unsafe { memcpy(to, from, length) };
     }
     let (last_to, last_from) = (to.wrapping_add(length), from.wrapping_add(length));
-    // SAFETY: as the caller vouches; downwards, for the same reason.
+    // SAFETY: the caller guarantees both ranges; copying downwards never overwrites unread bytes.
     unsafe {
         asm!("std", "rep movsb", "cld", inout("rcx") length => _,
             inout("rdi") last_to.wrapping_sub(1) => _, inout("rsi") last_from.wrapping_sub(1) => _,
@@ -30,7 +30,7 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, length: usize) -> *mu
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memset(to: *mut u8, value: i32, length: usize) -> *mut u8 {
-    // SAFETY: the caller vouches for the range.
+    // SAFETY: the caller guarantees the range.
     unsafe {
         asm!("rep stosb", inout("rcx") length => _, inout("rdi") to => _, in("al") value as u8,
             options(nostack, preserves_flags));
@@ -41,7 +41,7 @@ unsafe extern "C" fn memset(to: *mut u8, value: i32, length: usize) -> *mut u8 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcmp(left: *const u8, right: *const u8, length: usize) -> i32 {
     let (a, b): (u32, u32);
-    // SAFETY: the caller vouches for both ranges; with length 0 nothing is read.
+    // SAFETY: the caller guarantees both ranges; with length 0 nothing is read.
     unsafe {
         asm!(
             "xor {a:e}, {a:e}", "xor {b:e}, {b:e}", "test rcx, rcx", "jz 2f", "repe cmpsb",

@@ -1,4 +1,4 @@
-//! Port and memory-mapped accesses, all of them from ring 3.
+//! Port and memory-mapped I/O, all from ring 3.
 use core::arch::asm;
 
 macro_rules! ports {
@@ -6,7 +6,7 @@ macro_rules! ports {
         #[doc = concat!("Reads a ", stringify!($type), " from a port.")]
         pub(crate) fn $read(port: u16) -> $type {
             let value;
-            // SAFETY: the I/O bitmap allows all ports; no memory of ours is behind one.
+            // SAFETY: the I/O bitmap allows all ports, and reading one changes no memory.
             unsafe {
                 asm!(concat!("in ", $register, ", dx"), in("dx") port, out($register) value,
                     options(nomem, nostack, preserves_flags));
@@ -16,7 +16,7 @@ macro_rules! ports {
 
         #[doc = concat!("Writes a ", stringify!($type), " to a port.")]
         pub(crate) fn $write(port: u16, value: $type) {
-            // SAFETY: as for reading. A device told to write memory is told where by its driver.
+            // SAFETY: as for reading. A driver that starts DMA chooses memory that is free for it.
             unsafe {
                 asm!(concat!("out dx, ", $register), in("dx") port, in($register) value,
                     options(nostack, preserves_flags));
@@ -36,14 +36,14 @@ macro_rules! memory {
         #[doc = concat!("Reads a ", stringify!($type), " of device memory, aligned or not.")]
         pub(crate) fn $read(address: u64) -> $type {
             let value;
-            // SAFETY: the caller names mapped device memory or RAM; reading changes neither.
+            // SAFETY: the caller passes mapped device memory or RAM; reading changes neither.
             unsafe { asm!($load, a = in(reg) address, v = out($class) value, options(nostack)) };
             value
         }
 
         #[doc = concat!("Writes a ", stringify!($type), " of device memory, aligned or not.")]
         pub(crate) fn $write(address: u64, value: $type) {
-            // SAFETY: the caller names device memory, or RAM that no variable of ours lives in.
+            // SAFETY: the caller passes device memory, or RAM that holds no variable.
             unsafe { asm!($store, a = in(reg) address, v = in($class) value, options(nostack)) };
         }
     )*};
@@ -76,7 +76,7 @@ pub(crate) fn write_memory(address: u64, width: usize, value: u64) {
     }
 }
 
-/// The time stamp counter, after all that comes before it.
+/// The time stamp counter, read after all earlier instructions.
 pub(crate) fn tsc() -> u64 {
     let (low, high): (u64, u64);
     // SAFETY: reads a counter; CR4.TSD is clear.

@@ -1,8 +1,8 @@
-//! What is printed on the keys of a US keyboard, by their codes in scan code set 1.
+//! The labels of a US keyboard, by scan codes of set 1.
 
-/// Keys with the prefix E0 come after those without.
+/// Added to the codes of keys with the prefix E0.
 pub(crate) const PREFIXED: u8 = 0x80;
-/// The one key with the prefix E1, by a code that no other key has.
+/// The code of the only key with the prefix E1. No other key has it.
 pub(crate) const PAUSE: u8 = 0xfe;
 
 const PLAIN: &[u8; 0x3a] =
@@ -11,7 +11,7 @@ const SHIFTED: &[u8; 0x3a] =
     b"\0\x1b!@#$%^&*()_+\x08\tQWERTYUIOP{}\n\0ASDFGHJKL:\"~\0|ZXCVBNM<>?\0*\0 ";
 const KEYPAD: (u8, &[u8; 13]) = (0x47, b"789-456+1230.");
 
-/// The character that a key types, control characters included.
+/// The character that a key types, including control characters.
 pub(crate) fn character(key: u8, shift: bool, capitals: bool) -> Option<u8> {
     let typed = match key {
         0x9c => b'\n',
@@ -66,7 +66,7 @@ const NAMES: &[(u8, &str)] = &[
     (PAUSE, "Pause"),
 ];
 
-/// What a key is called.
+/// The label of a key.
 pub(crate) enum Name {
     Text(&'static str),
     Function(u8),

@@ -1,6 +1,6 @@
-//! The probe: a guest of our own that looks at the machine from within, and says what it found.
+//! The probe: a guest program that checks the machine from within and reports the results.
 //!
-//! README.md beside this file lists the words of its command line and the fields of its report.
+//! README.md in this folder documents the command line and the fields of the report.
 #![no_std]
 #![no_main]
 
@@ -52,25 +52,25 @@ use clock::Clock;
 use console::{Console, Store};
 use cpu::Cpu;
 use display::Display;
-use hands::Hands;
+use hands::UserInput;
 use page::Page;
 use report::{Finding, Report};
 use start::{Start, Words};
 
 static mut COMMAND_LINE: [u8; 1024] = [0; 1024];
 static mut TEXT: [u8; 16 << 10] = [0; 16 << 10];
-/// How to end when something goes wrong on the way.
+/// Command line and PM base, for ending the run after an exception or a panic.
 static mut END: (Words, u16) = (Words(""), 0x600);
-/// Where it is told then, too.
+/// The page, for showing an exception or a panic.
 static mut PAGE: *mut Option<Page> = core::ptr::null_mut();
 
-/// What every check is given: a place to tell, and a place to keep text.
+/// The state that all checks share: the report, and storage for text.
 pub(crate) struct Session {
     pub(crate) console: Console,
     report: Report,
     store: Store,
     page: Option<Page>,
-    /// The local APIC takes interrupts.
+    /// Whether the local APIC accepts interrupts.
     interruptible: bool,
 }
 
@@ -91,7 +91,7 @@ impl Session {
     }
 }
 
-/// Ring 3 begins here.
+/// The entry point in ring 3.
 #[unsafe(no_mangle)]
 extern "C" fn ring3_main(start_info: u64) -> ! {
     let began = io::tsc();
@@ -99,22 +99,22 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     entry::fill_interrupt_table();
     let start = Start::read(start_info);
     let (line, text) = (&raw mut COMMAND_LINE, &raw mut TEXT);
-    // SAFETY: the one use of this variable; there is one thread.
+    // SAFETY: this is the only use of the variable, and there is one thread.
     let line = unsafe { &mut *line };
     // SAFETY: the same.
     let text = unsafe { &mut *text };
     let words = Words(start.command_line(line));
     config::open(&start, words);
     let pm_base = pci::pm_base();
-    // SAFETY: there is one thread; a fault reads it after this or not at all.
+    // SAFETY: there is one thread; a fault handler reads it only after this write.
     unsafe { END = (words, pm_base) };
     let (report, store) = (Report::new(), Store::new(text));
     let mut session = Session { console, report, store, page: None, interruptible: false };
     let mut moving = None;
-    // SAFETY: as for `END`; the session stays where it is.
+    // SAFETY: as for `END`; the session is not moved.
     unsafe { PAGE = &raw mut session.page };
     if words.get("checks") != Some("none") {
-        moving = checks(&mut session, &start, words, (began, pm_base));
+        moving = checks(&mut session, &start, words, began, pm_base);
     } else if words.get("show").is_some() {
         let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
         show::run(&mut session, &start, &cpu, words);
@@ -126,13 +126,13 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     }
     session.report.json(&mut session.console).ok();
     if words.get("then").is_none_or(|then| then == "halt") {
-        live(&mut session, moving, pm_base);
+        show_live(&mut session, moving, pm_base);
     }
     end::end(words, pm_base)
 }
 
-/// Moves the picture, or shows what a person does for as long as there is a page; idle meanwhile.
-fn live(session: &mut Session, moving: Option<(Display, Cpu)>, pm_base: u16) {
+/// With `then=halt`: moves the picture, or shows keys and mouse on the page. Halts in between.
+fn show_live(session: &mut Session, moving: Option<(Display, Cpu)>, pm_base: u16) {
     if let Some((display, cpu)) = moving.filter(|_| session.interruptible) {
         display.move_on(&cpu);
     }
@@ -140,22 +140,22 @@ fn live(session: &mut Session, moving: Option<(Display, Cpu)>, pm_base: u16) {
         return;
     }
     let button = end::Button::open(pm_base);
-    let hands = session.page.as_ref().and_then(|page| Hands::open(page.size()));
+    let hands = session.page.as_ref().and_then(|page| UserInput::open(page.size()));
     let (Some(page), Some(mut hands)) = (session.page.as_mut(), hands) else { wait(button) };
     page.show(&session.report, Some(&hands));
     loop {
-        button.obey();
-        while hands.take() {
-            page.show_hands(&hands);
+        button.poll();
+        while hands.read_all() {
+            page.show_input(&hands);
         }
         entry::halt_once();
     }
 }
 
-/// Nobody sees it, or nobody can touch it: the power button is all there is.
+/// Without a page or without input devices: waits for the power button.
 fn wait(button: end::Button) -> ! {
     loop {
-        button.obey();
+        button.poll();
         entry::halt_once();
     }
 }
@@ -164,7 +164,8 @@ fn checks(
     session: &mut Session,
     start: &Start,
     words: Words,
-    (began, pm_base): (u64, u16),
+    began: u64,
+    pm_base: u16,
 ) -> Option<(Display, Cpu)> {
     let display = Display::find(words);
     session.page = display.as_ref().and_then(Display::canvas).map(Page::open);
@@ -198,13 +199,13 @@ fn checks(
     display.map(|display| (display, cpu))
 }
 
-/// An exception: vector, error code, RIP, RAX and CR2, as the stub saved them.
+/// Reports an exception: vector, error code, RIP, RAX and CR2, as the stub saved them.
 #[unsafe(no_mangle)]
 extern "C" fn ring3_fault(record: &[u64; 5]) -> ! {
     let [vector, error, rip, rax, cr2] = *record;
     let mut console = Console::open();
     writeln!(console, "fail  exception     vector={vector} error={error:#x} rip={rip:#x}").ok();
-    tell(format_args!("Exception {vector} at {rip:#x}"));
+    show_failure(format_args!("Exception {vector} at {rip:#x}"));
     write!(console, "{{\"probe\":1,\"ok\":false,\"exception\":{{\"vector\":{vector},").ok();
     write!(console, "\"error\":\"{error:#x}\",\"rip\":\"{rip:#x}\",\"rax\":\"{rax:#x}\",").ok();
     writeln!(console, "\"cr2\":\"{cr2:#x}\"}}}}").ok();
@@ -216,21 +217,21 @@ fn panic(info: &PanicInfo) -> ! {
     let mut console = Console::open();
     writeln!(console, "fail  panic         {info}").ok();
     let line = info.location().map_or(0, |location| location.line());
-    tell(format_args!("The probe itself failed"));
+    show_failure(format_args!("The probe itself failed"));
     writeln!(console, "{{\"probe\":1,\"ok\":false,\"panic\":{{\"line\":{line}}}}}").ok();
     stop()
 }
 
-/// Tells on the page why there will be nothing more.
-fn tell(what: Arguments) {
-    // SAFETY: there is one thread, and it is here for good: whoever had the page is gone.
+/// Shows on the page why the run ended early.
+fn show_failure(what: Arguments) {
+    // SAFETY: there is one thread, and it never returns to the code that used the page.
     if let Some(page) = unsafe { PAGE.as_mut() }.and_then(Option::as_mut) {
-        page.break_off(what);
+        page.show_failure(what);
     }
 }
 
 fn stop() -> ! {
-    // SAFETY: there is one thread, and it is here.
+    // SAFETY: there is one thread, which runs this.
     let (words, pm_base) = unsafe { END };
     end::end(words, pm_base)
 }

@@ -1,4 +1,4 @@
-//! Memory: the map as given, and a pattern test over a sample of it.
+//! Memory: prints the memory map, and tests samples of RAM with a pattern.
 use core::mem::size_of;
 
 use crate::Session;
@@ -11,14 +11,14 @@ use crate::report::Finding;
 use crate::start::{Range, Start};
 
 const RAM: u32 = 1;
-/// Where what entry.rs mapped ends.
+/// The end of the memory that entry.rs maps.
 const LOW: u64 = 4 << 30;
-/// A sample is so many 8-byte words.
+/// The size of a sample, in 8-byte words.
 const WORDS: usize = 64;
 const SAMPLE: u64 = (WORDS * size_of::<u64>()) as u64;
-/// Samples per range: few, since each may make the host allocate 2 MiB.
+/// Samples per range: few, because each may make the host allocate 2 MiB.
 const SAMPLES: u64 = 32;
-const MOST_SAMPLES: usize = 128;
+const MAX_SAMPLES: usize = 128;
 
 pub(crate) fn check(session: &mut Session, start: &Start, cpu: &Cpu) {
     let mut total = 0;
@@ -38,9 +38,9 @@ pub(crate) fn check(session: &mut Session, start: &Start, cpu: &Cpu) {
     pattern(session, start, cpu);
 }
 
-/// Writes every sample before it reads one, so that two addresses of one byte are found out.
+/// Writes all samples before reading any, which reveals two addresses of the same memory.
 fn pattern(session: &mut Session, start: &Start, cpu: &Cpu) {
-    let mut samples = Samples { addresses: [0; MOST_SAMPLES], used: 0 };
+    let mut samples = Samples { addresses: [0; MAX_SAMPLES], used: 0 };
     let mut unmapped = 0;
     for range in start.ranges().filter(|range| range.kind == RAM) {
         let length = map_ram(range.base, range.length, cpu);
@@ -48,7 +48,7 @@ fn pattern(session: &mut Session, start: &Start, cpu: &Cpu) {
         unmapped += range.length - length;
         samples.choose(&mapped, start);
     }
-    let mut saved = [[0u64; WORDS]; MOST_SAMPLES];
+    let mut saved = [[0u64; WORDS]; MAX_SAMPLES];
     let words = |address: u64| (0..WORDS as u64).map(move |word| address + word * 8);
     let mut random = Random::new(1);
     for (address, saved) in samples.iter().zip(&mut saved) {
@@ -83,7 +83,7 @@ fn pattern(session: &mut Session, start: &Start, cpu: &Cpu) {
 }
 
 struct Samples {
-    addresses: [u64; MOST_SAMPLES],
+    addresses: [u64; MAX_SAMPLES],
     used: usize,
 }
 
@@ -92,7 +92,7 @@ impl Samples {
         self.addresses[..self.used].iter().copied()
     }
 
-    /// The first bytes of 2 MiB pages spread over the range, and its very last bytes.
+    /// Adds the first bytes of 2 MiB pages spread over the range, and the last bytes of the range.
     fn choose(&mut self, range: &Range, start: &Start) {
         const PAGE: u64 = 2 << 20;
         let end = range.base + range.length;
@@ -110,7 +110,7 @@ impl Samples {
     fn add(&mut self, address: u64, start: &Start) {
         let (image_start, image_end) = image();
         let ours = address < image_end && image_start < address + SAMPLE;
-        // The first MiB holds the loader's tables, whoever it is.
+        // The first MiB has tables of the loader, whichever it is.
         if ours || address < 1 << 20 || start.uses(address, SAMPLE) {
             return;
         }
@@ -121,14 +121,14 @@ impl Samples {
     }
 }
 
-/// A range of memory for a check to use: whole pages of RAM that nothing else lives in.
+/// Free memory for a check: whole pages of RAM that are used for nothing else.
 pub(crate) struct Room {
     next: u64,
     end: u64,
 }
 
 impl Room {
-    /// The largest range below 4 GiB, from where the image and what the loader gave lie behind us.
+    /// The largest free range below 4 GiB, after the image and the loader's data.
     pub(crate) fn find(start: &Start) -> Self {
         const FIRST: u64 = 4 << 20;
         let free = |range: &Range| {
@@ -144,7 +144,7 @@ impl Room {
         largest.unwrap_or(Self { next: 0, end: 0 })
     }
 
-    /// Takes so many bytes, as whole pages of zeros.
+    /// Allocates memory, as whole pages of zeros.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
         let end = self.next.checked_add(bytes.next_multiple_of(PAGE))?;
         if end > self.end {
@@ -155,7 +155,7 @@ impl Room {
         Some(at)
     }
 
-    /// What is left, for a check that gives all of it back.
+    /// The free memory, for a check that returns all of it.
     pub(crate) fn rest(&self) -> Self {
         Self { ..*self }
     }
@@ -163,14 +163,14 @@ impl Room {
 
 const PAGE: u64 = 4096;
 
-/// Sets all bytes of a range of [`Room`].
+/// Sets all bytes of memory from a [`Room`].
 pub(crate) fn fill(address: u64, bytes: u64, value: u8) {
-    // SAFETY: memory that a loader gave us, and that no variable of ours lives in.
+    // SAFETY: memory that the loader provided, and that holds no variable.
     unsafe { core::ptr::write_bytes(address as *mut u8, value, bytes as usize) };
 }
 
-/// A range of [`Room`] as numbers that no device writes to.
+/// Memory from a [`Room`] as numbers. No device may write to it.
 pub(crate) fn numbers(address: u64, count: u64) -> &'static mut [u64] {
-    // SAFETY: whole pages that are mapped, of zeros at first, and given to one check at a time.
+    // SAFETY: whole mapped pages, initialized with zeros, and used by one check at a time.
     unsafe { core::slice::from_raw_parts_mut(address as *mut u64, count as usize) }
 }

@@ -1,4 +1,4 @@
-//! MSI-X (PCI Local Bus 3.0, 6.8.2): the first vector of a function, sent to this processor.
+//! MSI-X (PCI Local Bus 3.0, 6.8.2): routes the first vector of a function to this processor.
 use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::entry::DEVICE_VECTOR;
@@ -8,20 +8,21 @@ use crate::timer::LOCAL_APIC;
 
 const MSIX: u8 = 0x11;
 const MSIX_ENABLE: u32 = 1 << 31;
-/// Of the local APIC.
+/// The ID register of the local APIC.
 const APIC_ID: u64 = 0x20;
 
-/// The table's place in its BAR.
+/// The table's offset in its BAR.
 fn offset(table: u32) -> u64 {
     u64::from(table & !7)
 }
 
-/// Switches it on; false where there is none. The local APIC is on already.
+/// Enables MSI-X. Returns false if the function does not support it. The local APIC must be
+/// enabled.
 pub(crate) fn switch_on(function: Function, cpu: &Cpu) -> bool {
     let Some(msix) = function.capability(MSIX) else { return false };
     let table = function.read(msix + 4);
-    let place = function.memory(table as u8 & 7).and_then(|bar| bar.checked_add(offset(table)));
-    let Some(entry) = place.and_then(|address| map_device(address, 16, cpu)) else { return false };
+    let table = function.memory(table as u8 & 7).and_then(|bar| bar.checked_add(offset(table)));
+    let Some(entry) = table.and_then(|address| map_device(address, 16, cpu)) else { return false };
     let to = LOCAL_APIC as u32 | read32(LOCAL_APIC + APIC_ID) >> 24 << 12;
     for (field, value) in [(0, to), (4, 0), (8, DEVICE_VECTOR.into()), (12, 0)] {
         write32(entry + field, value);

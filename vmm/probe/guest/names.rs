@@ -1,6 +1,6 @@
-//! What PCI functions are, in plain words.
+//! Names of PCI functions for the page.
 
-/// The display that has a page.
+/// The display on which the page is shown.
 pub(crate) const DISPLAY: &str = "1234:1111";
 
 const IDS: &[(&str, &str)] = &[
@@ -23,7 +23,7 @@ const IDS: &[(&str, &str)] = &[
     ("1af4:105a", "Shared folder, virtio"),
 ];
 
-/// By class, subclass and interface; those that matter.
+/// Names by class, subclass and interface: value, mask, name.
 const CLASSES: &[(u64, u64, &str)] = &[
     (0x01_0802, 0xff_ffff, "Disk, NVMe"),
     (0x01_0600, 0xff_ff00, "SATA controller"),

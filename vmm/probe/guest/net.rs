@@ -1,5 +1,5 @@
-//! `net=MODE,KEY=NUMBER,…`: drives the first network controller there is, and verifies the bytes
-//! that come back.
+//! `net=MODE,KEY=NUMBER,…`: drives the first network controller of the machine, and verifies the
+//! frames that come back.
 use crate::Session;
 use crate::cpu::Cpu;
 use crate::io::{read8, read16, read64, tsc, write8, write16, write64};
@@ -11,42 +11,44 @@ use crate::timer;
 use crate::virtio_net::{Arrival, BUFFER, HEADER, VirtioNet};
 use crate::waiting::{NO_INTERRUPTS, Waiting, by_interrupt, waits_by_interrupt};
 
-/// IEEE 802: for experiments of one's own. A peer sends the first kind back, and loses the other.
+/// EtherTypes of IEEE 802 for local experiments. A peer sends back frames of the first type, and
+/// drops those of the second.
 const EXPERIMENT: u16 = 0x88b5;
 const ONE_WAY: u16 = 0x88b6;
 const ARP: u16 = 0x0806;
-/// An address that no bridge passes on (IEEE 802.1Q, 8.6.3).
+/// An address that bridges do not forward (IEEE 802.1Q, 8.6.3).
 const NEAREST: [u8; 6] = [1, 0x80, 0xc2, 0, 0, 1];
 const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// Where things are in a frame: kind, its name, and the pattern.
+/// Offsets in a frame: EtherType, the frame's number, and the pattern.
 const KIND: u64 = 12;
-const NAME: u64 = 14;
+const NUMBER: u64 = 14;
 const FILLED: u64 = 22;
-/// ARP (RFC 826): the operation, addresses of both, and all of it with the Ethernet header.
+/// ARP (RFC 826), offsets including the Ethernet header: operation, addresses of sender and target,
+/// and the end.
 const ARP_OPERATION: u64 = 20;
 const ARP_REPLY: u16 = 2;
 const ARP_SENDER: u64 = 22;
 const ARP_TARGET: u64 = 32;
 const ARP_LENGTH: u64 = 42;
 
-/// The most frames at once.
+/// Maximum number of frames in flight.
 const DEPTH: usize = 256;
-/// So many frames of somebody else, and it is as if there had been none.
-const STRANGERS: u32 = 1024;
-/// So many round trips are kept.
+/// After this many foreign frames, the controller counts as silent.
+const MAX_FOREIGN_FRAMES: u32 = 1024;
+/// Number of round trips that are kept.
 const LATENCIES: u64 = 1 << 16;
-/// The name of no frame.
-const NOBODY: u64 = u64::MAX;
+/// The number that no frame has.
+const NO_FRAME: u64 = u64::MAX;
 
-/// The words of a command.
+/// A parsed value of `net=`.
 struct Job {
     mode: &'static str,
     seed: u64,
     depth: u64,
     size: u64,
     count: u64,
-    patience: u64,
+    timeout: u64,
     peer: [u8; 6],
     /// An IPv4 address.
     host: [u8; 4],
@@ -64,7 +66,7 @@ impl Job {
             depth: 1,
             size: 64,
             count: 1000,
-            patience: 10,
+            timeout: 10,
             peer,
             host: [0; 4],
             by_interrupt: false,
@@ -76,7 +78,7 @@ impl Job {
                 "depth" => &mut job.depth,
                 "size" => &mut job.size,
                 "count" => &mut job.count,
-                "patience" => &mut job.patience,
+                "patience" => &mut job.timeout,
                 "peer" => {
                     job.peer = bytes(value, ':', 16)?;
                     continue;
@@ -93,14 +95,14 @@ impl Job {
             };
             *field = number(value)?;
         }
-        let least = if mode == "arp" { ARP_LENGTH } else { FILLED };
-        let fits = (least..=BUFFER - HEADER - 8).contains(&job.size) && job.count > 0;
+        let min_size = if mode == "arp" { ARP_LENGTH } else { FILLED };
+        let fits = (min_size..=BUFFER - HEADER - 8).contains(&job.size) && job.count > 0;
         let asks = mode != "arp" || (job.depth == 1 && job.host != [0; 4]);
-        (fits && asks && job.patience <= 3600).then_some(job)
+        (fits && asks && job.timeout <= 3600).then_some(job)
     }
 }
 
-/// So many numbers between marks.
+/// Parses `COUNT` numbers separated by `mark`.
 fn bytes<const COUNT: usize>(text: &str, mark: char, radix: u32) -> Option<[u8; COUNT]> {
     let mut parts = text.split(mark);
     let mut bytes = [0; COUNT];
@@ -110,7 +112,7 @@ fn bytes<const COUNT: usize>(text: &str, mark: char, radix: u32) -> Option<[u8; 
     parts.next().is_none().then_some(bytes)
 }
 
-/// Does what the words say, in their order.
+/// Executes all `net=` words in order.
 pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words) {
     if words.get("net").is_none() {
         return;
@@ -133,11 +135,11 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
             return;
         }
         let mut room = room.rest();
-        let waiting = Waiting::new(job.by_interrupt, job.patience, cpu);
-        let finding = match Wire::new(&mut net, &job, (waiting, &mut room)) {
+        let waiting = Waiting::new(job.by_interrupt, job.timeout, cpu);
+        let finding = match Wire::new(&mut net, &job, waiting, &mut room) {
             Some(mut wire) => {
-                let finding = wire.obey(cpu);
-                wire.waiting.tell(finding)
+                let finding = wire.run_job(cpu);
+                wire.waiting.finish(finding)
             }
             None => Finding::check("net", false)
                 .text("wants", "a depth that fits the controller and the memory"),
@@ -146,7 +148,7 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
     }
 }
 
-/// A controller with a buffer for each frame that leaves.
+/// A controller, with a buffer for each frame in flight.
 struct Wire<'a> {
     net: &'a mut VirtioNet,
     job: &'a Job,
@@ -154,10 +156,10 @@ struct Wire<'a> {
     buffers: u64,
     free: [usize; DEPTH],
     left: usize,
-    /// The frame that is out under each number, and since when.
+    /// The frame in flight under each tag, and when it was sent.
     asked: [(u64, u64); DEPTH],
-    /// Whether the controller has it still.
-    leaving: [bool; DEPTH],
+    /// Whether the controller still has the frame.
+    in_device: [bool; DEPTH],
     latencies: &'static mut [u64],
     tally: Tally,
     waiting: Waiting,
@@ -167,10 +169,10 @@ struct Wire<'a> {
 struct Tally {
     sent: u64,
     received: u64,
-    /// Frames that are not what was sent, and where in the first of them.
+    /// The number of wrong frames, and the offset of the first error.
     mismatches: u64,
     first_bad: u64,
-    /// Frames of somebody else.
+    /// Frames of other senders.
     others: u64,
 }
 
@@ -178,7 +180,8 @@ impl<'a> Wire<'a> {
     fn new(
         net: &'a mut VirtioNet,
         job: &'a Job,
-        (waiting, room): (Waiting, &mut Room),
+        waiting: Waiting,
+        room: &mut Room,
     ) -> Option<Self> {
         let depth = usize::try_from(job.depth).ok()?;
         if !(1..=net.depth().min(DEPTH)).contains(&depth) {
@@ -189,8 +192,8 @@ impl<'a> Wire<'a> {
             pattern: Pattern::new(job.seed),
             free: core::array::from_fn(|index| index),
             left: depth,
-            asked: [(NOBODY, 0); DEPTH],
-            leaving: [false; DEPTH],
+            asked: [(NO_FRAME, 0); DEPTH],
+            in_device: [false; DEPTH],
             latencies: numbers(room.take(LATENCIES * 8)?, LATENCIES),
             tally: Tally::default(),
             waiting,
@@ -199,11 +202,11 @@ impl<'a> Wire<'a> {
         })
     }
 
-    fn obey(&mut self, cpu: &Cpu) -> Finding {
+    fn run_job(&mut self, cpu: &Cpu) -> Finding {
         let start = tsc();
         let whole = match self.job.mode {
             "send" => self.send(),
-            _ => self.converse(),
+            _ => self.exchange(),
         };
         let took = cpu.nanoseconds(tsc() - start) / 1000;
         while self.sent().is_some() {}
@@ -232,7 +235,7 @@ impl<'a> Wire<'a> {
         self.buffers + BUFFER * tag as u64
     }
 
-    /// A number that is free, for the next frame. Both together are its name.
+    /// Takes a free tag for the next frame. The index and the tag are the frame's number.
     fn take(&mut self, next: u64) -> Option<usize> {
         self.left = self.left.checked_sub(1)?;
         let tag = self.free[self.left];
@@ -241,26 +244,26 @@ impl<'a> Wire<'a> {
     }
 
     fn put(&mut self, tag: usize) {
-        self.leaving[tag] = true;
+        self.in_device[tag] = true;
         self.asked[tag].1 = tsc();
         self.net.put(tag, self.buffer(tag), self.job.size);
     }
 
     fn release(&mut self, tag: usize) {
-        self.asked[tag].0 = NOBODY;
+        self.asked[tag].0 = NO_FRAME;
         self.free[self.left] = tag;
         self.left += 1;
     }
 
-    /// What the controller has sent by now.
+    /// A frame that the controller has sent.
     fn sent(&mut self) -> Option<usize> {
         let tag = self.net.sent()?;
-        self.leaving[tag] = false;
+        self.in_device[tag] = false;
         self.tally.sent += 1;
         Some(tag)
     }
 
-    /// Waits for what a look finds, which asks for an interrupt if it is told to.
+    /// Waits until `look` returns something. Its argument tells it to request an interrupt.
     fn wait<T>(&mut self, look: impl Fn(&mut Self, bool) -> Option<T>) -> Option<T> {
         let mut waiting = self.waiting;
         let found = waiting.wait(|ask| look(self, ask));
@@ -268,7 +271,7 @@ impl<'a> Wire<'a> {
         found
     }
 
-    /// Only sends, as fast as frames are taken: each has a number, and the rest is as it was.
+    /// Only sends, as fast as the controller takes frames. Only the number in each frame changes.
     fn send(&mut self) -> bool {
         (0..self.left).for_each(|tag| self.write(tag));
         let (mut next, mut done) = (0, 0);
@@ -276,14 +279,14 @@ impl<'a> Wire<'a> {
             while next < self.job.count
                 && let Some(tag) = self.take(next)
             {
-                write64(self.frame(tag) + NAME, next);
+                write64(self.frame(tag) + NUMBER, next);
                 self.put(tag);
                 next += 1;
             }
             self.net.ring();
             let mut sent = self.wait(|wire, ask| {
                 if ask {
-                    wire.net.listen(true);
+                    wire.net.request_interrupt(true);
                 }
                 wire.sent()
             });
@@ -299,8 +302,8 @@ impl<'a> Wire<'a> {
         true
     }
 
-    /// Sends, and compares what comes back.
-    fn converse(&mut self) -> bool {
+    /// Sends frames, and compares the answers.
+    fn exchange(&mut self) -> bool {
         let (mut next, mut done) = (0, 0);
         while done < self.job.count {
             while next < self.job.count
@@ -316,8 +319,8 @@ impl<'a> Wire<'a> {
                 return false;
             }
             while let Some(tag) = answered {
-                // It came back; that the controller has let go of it may show later.
-                if !self.let_go(tag) {
+                // The answer may arrive before the controller reports that the frame was sent.
+                if !self.wait_until_sent(tag) {
                     return false;
                 }
                 self.release(tag);
@@ -328,12 +331,12 @@ impl<'a> Wire<'a> {
         true
     }
 
-    /// The number of a frame that is answered by what has arrived. Asks for an interrupt before
-    /// each look, if at all: the one asked for is gone with what is taken.
+    /// The tag of a frame for which an answer has arrived. With `ask`, requests an interrupt before
+    /// each look, because a foreign frame uses up the previous request.
     fn answer(&mut self, ask: bool) -> Option<usize> {
-        for _ in 0..STRANGERS {
+        for _ in 0..MAX_FOREIGN_FRAMES {
             if ask {
-                self.net.listen(false);
+                self.net.request_interrupt(false);
             }
             let arrival = self.net.received()?;
             let answered = self.answers(&arrival);
@@ -349,13 +352,14 @@ impl<'a> Wire<'a> {
         self.buffer(tag) + HEADER
     }
 
-    /// Writes a frame of the name that this number has.
+    /// Writes the frame with the number of this tag.
     fn write(&self, tag: usize) {
-        let (frame, job, name) = (self.frame(tag), self.job, self.asked[tag].0);
+        let (frame, job, number) = (self.frame(tag), self.job, self.asked[tag].0);
         put(frame, &job.peer);
         put(frame + 6, &self.net.mac);
         if job.mode == "arp" {
-            // Ethernet and IPv4, a question; of one who has no IPv4 address yet (RFC 5227).
+            // An ARP request for IPv4 over Ethernet, from a sender without an IPv4 address (RFC
+            // 5227).
             put(frame + KIND, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
             put(frame + ARP_SENDER, &self.net.mac);
             put(frame + ARP_TARGET + 6, &job.host);
@@ -363,11 +367,11 @@ impl<'a> Wire<'a> {
         }
         let kind = if job.mode == "send" { ONE_WAY } else { EXPERIMENT };
         write16(frame + KIND, kind.to_be());
-        write64(frame + NAME, name);
-        self.pattern.write(name << 12, frame + FILLED, job.size - FILLED);
+        write64(frame + NUMBER, number);
+        self.pattern.write(number << 12, frame + FILLED, job.size - FILLED);
     }
 
-    /// The number of the frame that this one is an answer to, if it is one.
+    /// The tag of the frame that this one answers, if it is an answer.
     fn answers(&mut self, arrival: &Arrival) -> Option<usize> {
         let (now, frame) = (tsc(), arrival.address);
         let (kind, long) = (u16::from_be(read16(frame + KIND)), arrival.length);
@@ -375,25 +379,25 @@ impl<'a> Wire<'a> {
             "arp" if kind != ARP || long < ARP_LENGTH => None,
             "arp" => holds(frame + ARP_SENDER + 6, &self.job.host).then_some(0),
             _ if kind != EXPERIMENT || long < FILLED => None,
-            _ => Some(read64(frame + NAME) as usize % DEPTH),
+            _ => Some(read64(frame + NUMBER) as usize % DEPTH),
         };
         let Some(tag) = mine else {
             self.tally.others += 1;
             return None;
         };
-        let (name, since) = self.asked[tag];
+        let (number, since) = self.asked[tag];
         let wrong = match self.job.mode {
-            "arp" => self.wrong_answer(frame),
-            // Nobody asked for it, or it came twice.
-            _ if read64(frame + NAME) != name => Some(NAME),
-            _ => self.wrong_echo(frame, (long, name)),
+            "arp" => self.error_in_answer(frame),
+            // Not sent by this run, or received twice.
+            _ if read64(frame + NUMBER) != number => Some(NUMBER),
+            _ => self.error_in_echo(frame, long, number),
         };
         if let Some(at) = wrong {
             let first = self.tally.mismatches == 0;
             self.tally.first_bad = if first { at } else { self.tally.first_bad };
             self.tally.mismatches += 1;
         }
-        if wrong == Some(NAME) || name == NOBODY {
+        if wrong == Some(NUMBER) || number == NO_FRAME {
             return None;
         }
         self.latencies[(self.tally.received % LATENCIES) as usize] = now - since;
@@ -401,9 +405,9 @@ impl<'a> Wire<'a> {
         Some(tag)
     }
 
-    /// Where a frame that came back differs from what was sent.
-    fn wrong_echo(&self, frame: u64, (length, name): (u64, u64)) -> Option<u64> {
-        let base = name << 12;
+    /// The offset of the first difference between an echo and the frame that was sent.
+    fn error_in_echo(&self, frame: u64, length: u64, number: u64) -> Option<u64> {
+        let base = number << 12;
         if !holds(frame, &self.net.mac) || !holds(frame + 6, &self.job.peer) {
             return Some(0);
         }
@@ -414,25 +418,24 @@ impl<'a> Wire<'a> {
         first.map(|offset| FILLED + offset - base)
     }
 
-    /// Where an answer is none: it goes to us, for us.
-    fn wrong_answer(&self, frame: u64) -> Option<u64> {
+    /// The offset of an error in an ARP answer, which must be a reply to this controller.
+    fn error_in_answer(&self, frame: u64) -> Option<u64> {
         if read16(frame + ARP_OPERATION) != ARP_REPLY.to_be() {
             return Some(ARP_OPERATION);
         }
         [0, ARP_TARGET].into_iter().find(|at| !holds(frame + at, &self.net.mac))
     }
 
-    fn let_go(&mut self, tag: usize) -> bool {
+    fn wait_until_sent(&mut self, tag: usize) -> bool {
         let waiting = self.waiting;
         let gone = || {
             while self.sent().is_some() {}
-            (!self.leaving[tag]).then_some(())
+            (!self.in_device[tag]).then_some(())
         };
         waiting.poll(gone).is_some()
     }
 }
 
-/// Writes bytes.
 fn put(address: u64, bytes: &[u8]) {
     bytes.iter().zip(address..).for_each(|(byte, at)| write8(at, *byte));
 }

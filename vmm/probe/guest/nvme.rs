@@ -1,5 +1,5 @@
-//! NVMe (NVM Express 1.4): one pair of I/O queues, polled, with doorbells in memory where they are
-//! offered (5.7, Doorbell Buffer Config).
+//! NVMe (NVM Express 1.4): one pair of I/O queues, with doorbells in memory if the controller
+//! supports them (5.7, Doorbell Buffer Config).
 use core::sync::atomic::{Ordering, fence};
 
 use crate::config::Function;
@@ -10,7 +10,7 @@ use crate::memory::Room;
 use crate::msix;
 use crate::paging::map_device;
 
-/// Mass storage, non-volatile memory, NVM Express.
+/// Class code: mass storage, non-volatile memory, NVM Express.
 const CLASS: u32 = 0x01_0802;
 const BAR_SIZE: u64 = 0x2000;
 const PAGE: u64 = 4096;
@@ -22,14 +22,14 @@ const AQA: u64 = 0x24;
 const ASQ: u64 = 0x28;
 const ACQ: u64 = 0x30;
 const DOORBELLS: u64 = 0x1000;
-/// CC: enabled, entries of 64 and of 16 bytes.
+/// CC: enabled, with entries of 64 and 16 bytes.
 const RUN: u32 = 1 | 6 << 16 | 4 << 20;
 const READY: u32 = 1;
-const PATIENCE_MS: u64 = 30_000;
+const TIMEOUT_MS: u64 = 30_000;
 
 const CREATE_SQ: u32 = 0x01;
 const CREATE_CQ: u32 = 0x05;
-/// Of a queue.
+/// Flags of a queue.
 const CONTIGUOUS: u32 = 1;
 const INTERRUPTS: u32 = 2;
 const IDENTIFY: u32 = 0x06;
@@ -37,7 +37,7 @@ const DOORBELL_BUFFER: u32 = 0x7c;
 /// Identify: a namespace, the controller.
 const NAMESPACE: u32 = 0;
 const CONTROLLER: u32 = 1;
-/// Of the controller: bits of optional admin commands, and that of doorbells in memory.
+/// Identify Controller: optional admin commands, and the bit of Doorbell Buffer Config.
 const OACS: u64 = 256;
 const OACS_DOORBELLS: u16 = 1 << 8;
 
@@ -47,11 +47,11 @@ const READ: u32 = 2;
 const FUA: u32 = 1 << 30;
 
 const ADMIN_ENTRIES: u32 = 16;
-/// More than are under way, so that only every now and then a completion has to be given back.
+/// More entries than requests in flight, so that the completion doorbell is rung only occasionally.
 const ENTRIES: u32 = 128;
-const UNTOLD: u32 = 32;
+const MAX_UNREPORTED: u32 = 32;
 
-/// A pair of queues.
+/// A submission queue and its completion queue.
 struct Queues {
     number: u64,
     entries: u32,
@@ -60,8 +60,8 @@ struct Queues {
     tail: u32,
     head: u32,
     phase: bool,
-    /// Completions that were not given back yet.
-    untold: u32,
+    /// Completions that were read, but not yet reported through the doorbell.
+    unreported: u32,
 }
 
 impl Queues {
@@ -76,7 +76,7 @@ impl Queues {
             tail: 0,
             head: 0,
             phase: true,
-            untold: 0,
+            unreported: 0,
         })
     }
 
@@ -88,7 +88,7 @@ impl Queues {
         self.tail = (self.tail + 1) % self.entries;
     }
 
-    /// Identifier and status of a command that has ended.
+    /// The identifier and status of a completed command.
     fn done(&mut self) -> Option<(u16, u32)> {
         let last = read32(self.completion + 16 * u64::from(self.head) + 12);
         if (last >> 16 & 1 == 1) != self.phase {
@@ -97,21 +97,21 @@ impl Queues {
         fence(Ordering::Acquire);
         self.head = (self.head + 1) % self.entries;
         self.phase ^= self.head == 0;
-        self.untold += 1;
+        self.unreported += 1;
         Some((last as u16, last >> 17))
     }
 }
 
-/// A controller, and its first namespace.
+/// A controller and its first namespace.
 pub(crate) struct Nvme {
     bar: u64,
     /// Bytes from one doorbell to the next.
     step: u64,
-    /// Doorbells in memory, and where the controller says which ones it wants to hear.
+    /// Doorbells in memory, and the indices at which the controller wants register writes.
     shadow: Option<[u64; 2]>,
     admin: Queues,
     io: Queues,
-    /// A list of pages for each request, and of which buffer it is.
+    /// A page list for each request, and the buffer that it describes.
     lists: u64,
     listed: [u64; DEPTH],
     block_shift: u32,
@@ -126,7 +126,7 @@ impl Nvme {
         Function::all().find(|at| at.read(8) >> 8 == CLASS)
     }
 
-    /// Takes the controller over from whoever had it.
+    /// Resets the controller and starts it, whatever its state.
     pub(crate) fn open(
         function: Function,
         room: &mut Room,
@@ -152,10 +152,12 @@ impl Nvme {
         disk.identify(room, cpu)?;
         let both = (ENTRIES - 1) << 16 | 1;
         let [submission, completion] = [disk.io.submission, disk.io.completion];
-        // Contiguous, with interrupts by the first vector or none; completions go to the queue 1.
-        let way = if disk.interrupts { CONTIGUOUS | INTERRUPTS } else { CONTIGUOUS };
-        disk.ask(CREATE_CQ, (0, [completion, 0]), [both, way], cpu)?;
-        disk.ask(CREATE_SQ, (0, [submission, 0]), [both, 1 << 16 | CONTIGUOUS], cpu)?;
+        // Contiguous, with interrupts by the first vector or none. Completions go to queue 1.
+        let flags = if disk.interrupts { CONTIGUOUS | INTERRUPTS } else { CONTIGUOUS };
+        let (data, own) = ([completion, 0], [both, flags]);
+        disk.execute(AdminCommand { opcode: CREATE_CQ, namespace: 0, data, own }, cpu)?;
+        let (data, own) = ([submission, 0], [both, 1 << 16 | CONTIGUOUS]);
+        disk.execute(AdminCommand { opcode: CREATE_SQ, namespace: 0, data, own }, cpu)?;
         Some(disk)
     }
 
@@ -174,32 +176,30 @@ impl Nvme {
 
     fn identify(&mut self, room: &mut Room, cpu: &Cpu) -> Option<()> {
         let page = room.take(PAGE)?;
-        self.ask(IDENTIFY, (1, [page, 0]), [NAMESPACE, 0], cpu)?;
+        let (data, own) = ([page, 0], [NAMESPACE, 0]);
+        self.execute(AdminCommand { opcode: IDENTIFY, namespace: 1, data, own }, cpu)?;
         let format = u64::from(read8(page + 26) & 0xf);
         self.block_shift = read32(page + 128 + 4 * format) >> 16 & 0xff;
         if !(9..=12).contains(&self.block_shift) {
             return None;
         }
         self.bytes = read64(page) << self.block_shift;
-        self.ask(IDENTIFY, (0, [page, 0]), [CONTROLLER, 0], cpu)?;
+        let own = [CONTROLLER, 0];
+        self.execute(AdminCommand { opcode: IDENTIFY, namespace: 0, data, own }, cpu)?;
         if read16(page + OACS) & OACS_DOORBELLS != 0 {
-            let places = [room.take(PAGE)?, room.take(PAGE)?];
-            self.ask(DOORBELL_BUFFER, (0, places), [0, 0], cpu)?;
-            self.shadow = Some(places);
+            let data = [room.take(PAGE)?, room.take(PAGE)?];
+            let opcode = DOORBELL_BUFFER;
+            self.execute(AdminCommand { opcode, namespace: 0, data, own: [0, 0] }, cpu)?;
+            self.shadow = Some(data);
         }
         Some(())
     }
 
-    /// An admin command for a namespace, with two addresses and two dwords of its own.
-    fn ask(
-        &mut self,
-        opcode: u32,
-        (namespace, data): (u32, [u64; 2]),
-        own: [u32; 2],
-        cpu: &Cpu,
-    ) -> Option<()> {
+    /// Executes an admin command.
+    fn execute(&mut self, admin: AdminCommand, cpu: &Cpu) -> Option<()> {
+        let AdminCommand { opcode, namespace, data, own } = admin;
         self.admin.put(&command(opcode, namespace, data, [own[0], own[1], 0]));
-        // The admin queue's doorbells are always heard.
+        // The controller always reads the doorbell registers of the admin queue.
         write32(self.bar + DOORBELLS, self.admin.tail);
         let mut status = None;
         wait(cpu, || {
@@ -210,8 +210,9 @@ impl Nvme {
         status.filter(|(_, status)| status & 0x7ff == 0).map(|_| ())
     }
 
-    /// Writes a doorbell, in memory first, and as a register where the controller wants to hear it.
-    fn bell(&self, index: u64, value: u32) {
+    /// Rings a doorbell: writes it to memory first, and to the register if the controller requests
+    /// it.
+    fn ring_doorbell(&self, index: u64, value: u32) {
         let register = self.bar + DOORBELLS + index * self.step;
         let Some([shadow, events]) = self.shadow else { return write32(register, value) };
         let at = index * self.step;
@@ -224,20 +225,20 @@ impl Nvme {
         }
     }
 
-    /// Tells how far completions were seen.
-    fn give_back(&mut self) {
-        self.io.untold = 0;
-        self.bell(2 * self.io.number + 1, self.io.head);
+    /// Reports through the doorbell which completions were read.
+    fn report_completions(&mut self) {
+        self.io.unreported = 0;
+        self.ring_doorbell(2 * self.io.number + 1, self.io.head);
     }
 
-    /// The second address of a request's data: a page, or a list of pages.
+    /// The second address of a request's data (PRP2): a page, or a list of pages.
     fn second(&mut self, tag: usize, request: &Request) -> u64 {
         let list = self.lists + PAGE * tag as u64;
         match u64::from(request.length) {
             0..=PAGE => 0,
             length if length <= 2 * PAGE => request.address + PAGE,
             _ => {
-                // As long as any request can be; buffers stay where they are.
+                // The list covers the largest request. Buffers do not move, so it stays valid.
                 if self.listed[tag] != request.address {
                     for page in 1..256 {
                         write64(list + 8 * (page - 1), request.address + PAGE * page);
@@ -250,7 +251,15 @@ impl Nvme {
     }
 }
 
-/// What comes first in a command, and the three dwords that are its own.
+/// An admin command: opcode, namespace, two data addresses, and dwords 10 and 11.
+struct AdminCommand {
+    opcode: u32,
+    namespace: u32,
+    data: [u64; 2],
+    own: [u32; 2],
+}
+
+/// A submission queue entry. `own` are dwords 10 to 12.
 fn command(opcode: u32, namespace: u32, data: [u64; 2], own: [u32; 3]) -> [u32; 16] {
     let [first, second] = data.map(|it| [it as u32, (it >> 32) as u32]);
     let mut command = [0; 16];
@@ -264,7 +273,7 @@ fn command(opcode: u32, namespace: u32, data: [u64; 2], own: [u32; 3]) -> [u32; 
 fn wait(cpu: &Cpu, mut until: impl FnMut() -> bool) -> Option<()> {
     let start = tsc();
     while !until() {
-        if cpu.nanoseconds(tsc() - start) > PATIENCE_MS * 1_000_000 {
+        if cpu.nanoseconds(tsc() - start) > TIMEOUT_MS * 1_000_000 {
             return None;
         }
     }
@@ -307,17 +316,17 @@ impl Disk for Nvme {
 
     fn ring(&mut self) {
         fence(Ordering::Release);
-        self.bell(2 * self.io.number, self.io.tail);
+        self.ring_doorbell(2 * self.io.number, self.io.tail);
     }
 
-    fn listen(&mut self) {
-        self.give_back();
+    fn request_interrupt(&mut self) {
+        self.report_completions();
     }
 
     fn done(&mut self) -> Option<(usize, bool)> {
         let (tag, status) = self.io.done()?;
-        if self.io.untold >= UNTOLD {
-            self.give_back();
+        if self.io.unreported >= MAX_UNREPORTED {
+            self.report_completions();
         }
         Some((usize::from(tag), status & 0x7ff == 0))
     }

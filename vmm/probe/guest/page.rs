@@ -1,48 +1,48 @@
-//! The report as a page on the display, which grows while the checks run; and what a person types
-//! and points at once they are done.
+//! Shows the report as a page on the display while the checks run. Afterwards, shows keys and
+//! mouse.
 use core::fmt::{self, Arguments, Write};
 
 use crate::canvas::{Canvas, Cell, Layer, Pen, Style};
 use crate::cursor::Cursor;
 use crate::font::{DOT, Font, RIGHT, WRONG};
-use crate::hands::Hands;
+use crate::hands::UserInput;
 use crate::keys::Name;
 use crate::names;
 use crate::report::{Finding, Report, Verdict};
 use crate::units::{Bytes, Hertz, Microseconds};
 
-/// A page has at most so many columns and rows, and shows all in so many.
-const MOST: [usize; 2] = [240, 64];
-const LEAST: [usize; 2] = [86, 26];
-const CELLS: usize = MOST[0] * MOST[1];
+/// Maximum and minimum size of a page, in columns and rows. The minimum fits all panels.
+const MAX_SIZE: [usize; 2] = [240, 64];
+const MIN_SIZE: [usize; 2] = [86, 26];
+const CELLS: usize = MAX_SIZE[0] * MAX_SIZE[1];
 const TITLE: usize = 64;
 const PANELS: usize = 7;
-/// Rows of the panels of a fixed height, with their headings; columns between panels.
+/// Rows of panels with a fixed height, including the heading.
 const PROCESSOR: usize = 7;
 const MEMORY: usize = 4;
 const STORAGE: usize = 3;
 const INPUT: usize = 4;
-/// Rows of checks, at least.
+/// Minimum number of rows for checks; columns between panels.
 const CHECKS: usize = 2;
 const GAP: usize = 2;
-/// Failures that are shown in full.
+/// Number of failures that are shown in full.
 const FAILURES: usize = 3;
-/// Columns from a panel's edge to its text, of a label (or a place on the bus), and of a check.
+/// Columns from a panel's edge to its text; of a label; of a label with a PCI address; of a check.
 const PADDING: usize = 2;
 const LABEL: usize = 12;
-const PLACE: usize = 9;
+const ADDRESS: usize = 9;
 const CHECK: usize = 17;
-/// Columns of the number of characters that were typed.
+/// Columns of the count of typed characters.
 const COUNT: usize = 13;
 
-/// What shall be on the screen, and what is.
+/// The wanted content, and the content on the screen, of each layer.
 struct Cells {
     title: [[Cell; TITLE]; 2],
     verdict: [[Cell; TITLE]; 2],
     body: [[Cell; CELLS]; 2],
 }
 
-// Not among what is zeroed at the start: a run without a page does not touch it.
+// Not in .bss, which is zeroed at the start: a run without a page does not touch this memory.
 #[unsafe(link_section = ".early")]
 static mut STORE: Cells = Cells {
     title: [[Cell::ZERO; TITLE]; 2],
@@ -50,62 +50,61 @@ static mut STORE: Cells = Cells {
     body: [[Cell::ZERO; CELLS]; 2],
 };
 
-/// A page on a display.
 pub(crate) struct Page {
     canvas: Canvas,
     title: Layer,
     verdict: Layer,
     body: Layer,
-    /// Where the panels are drawn.
+    /// The position of the panels as drawn.
     panels: [Area; PANELS],
     cursor: Cursor,
-    /// Microseconds after which all was done.
+    /// Duration of the checks in microseconds, once they are done.
     took: Option<u64>,
 }
 
-/// Where the text is, for a font.
-struct Place {
+/// The position of the text for a font.
+struct TextLayout {
     font: Font,
     x: u32,
     margin: u32,
-    /// Of the text below the title.
+    /// The top of the text below the title.
     top: u32,
     line: u32,
     columns: usize,
     rows: usize,
 }
 
-impl Place {
+impl TextLayout {
     fn of(font: Font, canvas: &Canvas) -> Self {
         let scale = font.scale();
         let (width, height) = (font.width(), font.height());
-        // Where there is little room, none is lost between the lines.
+        // Small fonts need no space between the rows.
         let small = height <= 16;
         let line = if small { height } else { height + 4 * scale };
         let margin = if small { 8 } else { line };
         let top = margin + font.title().height() + line * 3 / 4;
         let columns = (canvas.width.saturating_sub(2 * margin) / width) as usize;
-        let columns = columns.min(MOST[0]);
+        let columns = columns.min(MAX_SIZE[0]);
         let x = (canvas.width - columns as u32 * width) / 2;
         let rows = (canvas.height.saturating_sub(top + margin) / line) as usize;
-        Self { font, x, margin, top, line, columns, rows: rows.min(MOST[1]) }
+        Self { font, x, margin, top, line, columns, rows: rows.min(MAX_SIZE[1]) }
     }
 
-    /// With the largest letters in which all has room.
+    /// The layout with the largest font that fits all panels.
     fn best(canvas: &Canvas) -> Self {
-        let fits = |place: &Self| place.columns >= LEAST[0] && place.rows >= LEAST[1];
+        let fits = |it: &Self| it.columns >= MIN_SIZE[0] && it.rows >= MIN_SIZE[1];
         let smallest = Self::of(Font::SMALLEST, canvas);
         Font::SIZES.into_iter().map(|font| Self::of(font, canvas)).find(fits).unwrap_or(smallest)
     }
 }
 
 impl Page {
-    /// An empty page; there is one.
+    /// Creates an empty page. Must be called only once.
     pub(crate) fn open(canvas: Canvas) -> Self {
         let store = &raw mut STORE;
-        // SAFETY: the one use of this variable; there is one thread, and any bytes are cells.
+        // SAFETY: the only use of the variable, by the only thread; any bytes are cells.
         let cells = unsafe { &mut *store };
-        let Place { font, x, margin, top, line, columns, rows } = Place::best(&canvas);
+        let TextLayout { font, x, margin, top, line, columns, rows } = TextLayout::best(&canvas);
         let big = font.title();
         let across = columns as u32 * font.width();
         let half = TITLE.min((across / big.width() / 2) as usize);
@@ -130,12 +129,12 @@ impl Page {
         let end = page.title.columns;
         let version = env!("CARGO_PKG_VERSION");
         let mut pen = page.title.pen(0, 0, end);
-        pen.say(Style::TITLE, format_args!("Transom probe"));
-        pen.say(Style::SUBTITLE, format_args!(" {version}"));
+        pen.write(Style::TITLE, format_args!("Transom probe"));
+        pen.write(Style::SUBTITLE, format_args!(" {version}"));
         page
     }
 
-    /// Nothing is on the screen.
+    /// Clears the screen.
     fn clear(&mut self) {
         self.canvas.clear();
         for layer in [&mut self.title, &mut self.verdict, &mut self.body] {
@@ -143,7 +142,8 @@ impl Page {
         }
     }
 
-    /// Where the panels are, from the number of checks and what of them is told in full.
+    /// The positions of the panels, which depend on the number of checks and of failures shown in
+    /// full.
     fn areas(&self, report: &Report) -> [Area; PANELS] {
         let (columns, rows) = (self.body.columns, self.body.rows);
         let per_row = ((columns - 2 * PADDING) / CHECK).max(1);
@@ -168,8 +168,8 @@ impl Page {
         ]
     }
 
-    /// The ground of all panels, which reaches a little beyond their rows.
-    fn furnish(&mut self, panels: [Area; PANELS]) {
+    /// Draws the background of all panels, which extends a little above and below their rows.
+    fn draw_panels(&mut self, panels: [Area; PANELS]) {
         self.clear();
         self.panels = panels;
         let body = &self.body;
@@ -186,16 +186,16 @@ impl Page {
         (self.canvas.width, self.canvas.height)
     }
 
-    /// All is done, after so many microseconds.
+    /// Ends the checks, which took this many microseconds.
     pub(crate) fn finish(&mut self, microseconds: u64) {
         self.took = Some(microseconds);
     }
 
-    /// Shows what is known now.
-    pub(crate) fn show(&mut self, report: &Report, hands: Option<&Hands>) {
+    /// Shows the report so far.
+    pub(crate) fn show(&mut self, report: &Report, hands: Option<&UserInput>) {
         let panels = self.areas(report);
         if panels != self.panels {
-            self.furnish(panels);
+            self.draw_panels(panels);
         }
         self.body.blank();
         self.sum_up(report);
@@ -210,13 +210,13 @@ impl Page {
         self.draw(hands);
     }
 
-    /// Shows what a person did since.
-    pub(crate) fn show_hands(&mut self, hands: &Hands) {
+    /// Updates the panel of keyboard and mouse.
+    pub(crate) fn show_input(&mut self, hands: &UserInput) {
         self.input(self.panels[PANELS - 1], Some(hands));
         self.draw(Some(hands));
     }
 
-    fn draw(&mut self, hands: Option<&Hands>) {
+    fn draw(&mut self, hands: Option<&UserInput>) {
         let pointer = hands.map(|hands| &hands.pointer).filter(|pointer| pointer.seen);
         self.cursor.lift(&self.canvas);
         self.title.draw(&self.canvas);
@@ -227,46 +227,48 @@ impl Page {
         }
     }
 
-    /// The processor met an exception, or we made a mistake: that is all there is to say.
-    pub(crate) fn break_off(&mut self, what: Arguments) {
-        self.say(Style::SOME_BAD, what);
+    /// Shows that an exception or a panic ended the run.
+    pub(crate) fn show_failure(&mut self, what: Arguments) {
+        self.show_verdict(Style::SOME_BAD, what);
         self.verdict.draw(&self.canvas);
     }
 
     fn sum_up(&mut self, report: &Report) {
         let wrong = report.findings().filter(is_wrong).count();
         match (self.took, report.is_ok()) {
-            (_, false) if wrong == 1 => self.say(Style::SOME_BAD, format_args!("1 check failed")),
-            (_, false) => self.say(Style::SOME_BAD, format_args!("{wrong} checks failed")),
-            (None, true) => self.say(Style::WORKING, format_args!("Checking")),
-            (Some(_), true) => self.say(Style::ALL_GOOD, format_args!("All is well")),
+            (_, false) if wrong == 1 => {
+                self.show_verdict(Style::SOME_BAD, format_args!("1 check failed"))
+            }
+            (_, false) => self.show_verdict(Style::SOME_BAD, format_args!("{wrong} checks failed")),
+            (None, true) => self.show_verdict(Style::WORKING, format_args!("Checking")),
+            (Some(_), true) => self.show_verdict(Style::ALL_GOOD, format_args!("All is well")),
         }
     }
 
-    /// What is to be known at once, on the right.
-    fn say(&mut self, style: Style, what: Arguments) {
+    /// Shows the overall result at the upper right.
+    fn show_verdict(&mut self, style: Style, what: Arguments) {
         self.verdict.blank();
         let end = self.verdict.columns;
         let width = width(what) + 2;
-        self.verdict.pen(0, end.saturating_sub(width), end).say(style, format_args!(" {what} "));
+        self.verdict.pen(0, end.saturating_sub(width), end).write(style, format_args!(" {what} "));
     }
 
     fn processor(&mut self, area: Area, report: &Report) {
         let mut panel = Panel::open(&mut self.body, area, "Processor");
         if let Some(cpu) = report.find("cpu") {
-            let brand = [cpu.said("brand"), cpu.said("vendor")];
+            let brand = [cpu.text_of("brand"), cpu.text_of("vendor")];
             let brand = brand.into_iter().find(|text| !text.is_empty()).unwrap_or("unknown");
             let [family, model, stepping] =
                 ["family", "model", "stepping"].map(|key| cpu.count(key));
             let bits = cpu.count("physical_bits");
-            let hypervisor = cpu.said("hypervisor");
+            let hypervisor = cpu.text_of("hypervisor");
             let steady = if cpu.count("invariant_tsc") == 1 { ", invariant" } else { "" };
             panel.line("Model", format_args!("{brand}"));
             panel.line("Family", format_args!("{family}, model {model}, stepping {stepping}"));
             panel.note(format_args!("{bits} address bits"));
             panel.line("Hypervisor", format_args!("{hypervisor}"));
             if let Some(tsc) = report.find("tsc") {
-                let (hz, clock) = (Hertz(tsc.count("hz")), tsc.said("clock"));
+                let (hz, clock) = (Hertz(tsc.count("hz")), tsc.text_of("clock"));
                 panel.line("TSC", format_args!("{hz}{steady}"));
                 panel.note(format_args!("by {clock}"));
             }
@@ -312,7 +314,7 @@ impl Page {
             Some(took) => {
                 panel.line("Report", format_args!("{} after the start", Microseconds(took)))
             }
-            None => panel.line("Report", format_args!("under way")),
+            None => panel.line("Report", format_args!("in progress")),
         }
         if let Some(timer) = report.find("timer") {
             panel.line("APIC clock", format_args!("{}", Hertz(timer.count("hz"))));
@@ -329,21 +331,21 @@ impl Page {
 
     fn devices(&mut self, area: Area, report: &Report) {
         let mut panel = Panel::open(&mut self.body, area, "Devices");
-        panel.label = PLACE;
+        panel.label = ADDRESS;
         let functions = || report.findings().filter(|it| it.name() == "pci-function");
         let (count, room) = (functions().count(), panel.room());
         let shown = if count > room { room.saturating_sub(1) } else { count };
         for function in functions().take(shown) {
-            let id = function.said("id");
+            let id = function.text_of("id");
             let name = names::name(id, function.count("class"));
-            let place = function.said("bdf");
+            let address = function.text_of("bdf");
             match report.find("display").filter(|_| id == names::DISPLAY) {
                 Some(it) => {
                     let [width, height] = ["width", "height"].map(|key| it.count(key));
                     let memory = Bytes(it.count("memory"));
-                    panel.line(place, format_args!("{name}, {width}x{height}, {memory}"));
+                    panel.line(address, format_args!("{name}, {width}x{height}, {memory}"));
                 }
-                None => panel.line(place, format_args!("{name}")),
+                None => panel.line(address, format_args!("{name}")),
             }
             panel.note(format_args!("{id}"));
         }
@@ -378,8 +380,8 @@ impl Page {
         let mut panel = Panel::open(&mut self.body, area, "Checks");
         let per_row = ((right - left) / CHECK).max(1);
         for (index, finding) in report.findings().filter(is_check).enumerate() {
-            let (row, place) = (index / per_row, index % per_row);
-            let from = left + place * CHECK;
+            let (row, column) = (index / per_row, index % per_row);
+            let from = left + column * CHECK;
             mark(panel.pen(row, from, from + CHECK - 1), finding);
         }
         let rows = report.findings().filter(is_check).count().div_ceil(per_row);
@@ -389,7 +391,7 @@ impl Page {
         }
     }
 
-    fn input(&mut self, area: Area, hands: Option<&Hands>) {
+    fn input(&mut self, area: Area, hands: Option<&UserInput>) {
         let (right, left) = (area.right - PADDING, area.left + PADDING + LABEL);
         let mut panel = Panel::open(&mut self.body, area, "Keyboard and mouse");
         let Some(hands) = hands else {
@@ -405,38 +407,38 @@ impl Page {
         let shown = hands.recent().take_while(fits).count();
         for key in hands.last(shown) {
             let style = if hands.is_held(key) { Style::HELD } else { Style::KEY };
-            pen.say(style, format_args!(" {} ", Name::of(key)));
-            pen.say(Style::TEXT, format_args!(" "));
+            pen.write(style, format_args!(" {} ", Name::of(key)));
+            pen.write(Style::TEXT, format_args!(" "));
         }
         if hands.recent().next().is_none() {
-            pen.say(Style::LABEL, format_args!("type something"));
+            pen.write(Style::LABEL, format_args!("type something"));
         }
         panel.line("Text", format_args!("{}_", hands.text(right - left - 1 - COUNT)));
         if hands.typed > 0 {
             let mut pen = panel.pen(1, right - COUNT, right);
-            pen.say(Style::LABEL, format_args!("{:>7} typed", hands.typed));
+            pen.write(Style::LABEL, format_args!("{:>7} typed", hands.typed));
         }
         let pointer = &hands.pointer;
         if !pointer.seen {
             panel.line("Mouse", format_args!(""));
             let mut pen = panel.pen(2, left, right);
-            pen.say(Style::LABEL, format_args!("move it over this page"));
+            pen.write(Style::LABEL, format_args!("move it over this page"));
             return;
         }
         let [x, y, wheel] = [pointer.x, pointer.y, pointer.wheel];
         panel.line("Mouse", format_args!("at {x}, {y}"));
         let mut pen = panel.pen(2, left + 16, right);
         for (bit, name) in [(0, "Left"), (2, "Middle"), (1, "Right")] {
-            // Without a ground of its own, a button that is up does not look pressed.
+            // A background would make a button that is up look pressed.
             let style = if pointer.buttons >> bit & 1 == 1 { Style::HELD } else { Style::LABEL };
-            pen.say(style, format_args!(" {name} "));
-            pen.say(Style::TEXT, format_args!(" "));
+            pen.write(style, format_args!(" {name} "));
+            pen.write(Style::TEXT, format_args!(" "));
         }
-        pen.say(Style::TEXT, format_args!("  wheel {wheel}"));
+        pen.write(Style::TEXT, format_args!("  wheel {wheel}"));
     }
 }
 
-/// How long that would be.
+/// The width of a formatted text, in columns.
 fn width(text: Arguments) -> usize {
     struct Count(usize);
     impl Write for Count {
@@ -466,10 +468,10 @@ fn mark(mut pen: Pen, finding: &Finding) {
     };
     pen.style(style).glyph(code);
     let style = if finding.verdict() == Verdict::Fail { Style::BAD } else { Style::TEXT };
-    pen.say(style, format_args!(" {}", finding.name()));
+    pen.write(style, format_args!(" {}", finding.name()));
 }
 
-/// A part of the page, in cells; the last of them is outside.
+/// A part of the page, in cells. `right` and `bottom` are exclusive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Area {
     left: usize,
@@ -482,13 +484,13 @@ impl Area {
     const NONE: Self = Self { left: 0, right: 0, top: 0, bottom: 0 };
 }
 
-/// An area with a heading, that is filled from the top.
+/// An area with a heading. It is filled from the top.
 struct Panel<'a> {
     layer: &'a mut Layer,
     area: Area,
-    /// Columns of labels.
+    /// Columns of a label.
     label: usize,
-    /// The row of the next line, and the column after the last.
+    /// The row of the next line, and the column after the last text.
     next: usize,
     end: usize,
 }
@@ -502,40 +504,40 @@ impl<'a> Panel<'a> {
         if area.bottom > area.top {
             let left = area.left + PADDING;
             let mut pen = panel.layer.pen(area.top, left, area.right);
-            pen.say(Style::HEADING, format_args!("{heading}"));
+            pen.write(Style::HEADING, format_args!("{heading}"));
         }
         panel
     }
 
-    /// Rows that are left.
+    /// The number of free rows.
     fn room(&self) -> usize {
         self.area.bottom.saturating_sub(self.next)
     }
 
-    /// A label and what it is about.
+    /// Adds a line with a label and a text.
     fn line(&mut self, label: &str, text: Arguments) {
         if self.room() == 0 {
             self.end = usize::MAX;
             return;
         }
         let (left, right) = (self.area.left + PADDING, self.area.right.saturating_sub(1));
-        self.layer.pen(self.next, left, right).say(Style::LABEL, format_args!("{label}"));
+        self.layer.pen(self.next, left, right).write(Style::LABEL, format_args!("{label}"));
         let mut pen = self.layer.pen(self.next, left + self.label, right);
-        pen.say(Style::TEXT, text);
+        pen.write(Style::TEXT, text);
         self.end = pen.column();
         self.next += 1;
     }
 
-    /// More on that, at the right end of its line if there is room.
+    /// Adds a note at the right end of the last line, if there is room.
     fn note(&mut self, text: Arguments) {
         let right = self.area.right.saturating_sub(PADDING);
         let left = right.saturating_sub(width(text));
         if left > self.end {
-            self.layer.pen(self.next - 1, left, right).say(Style::LABEL, text);
+            self.layer.pen(self.next - 1, left, right).write(Style::LABEL, text);
         }
     }
 
-    /// A pen on a row below the heading.
+    /// A pen for a row below the heading.
     fn pen(&mut self, row: usize, left: usize, right: usize) -> Pen<'_> {
         let row = self.area.top + 1 + row;
         let end = if row < self.area.bottom { right } else { left };

@@ -1,24 +1,24 @@
-//! Page tables for what lies above the first 4 GiB, which entry.rs has as data.
+//! Page tables for addresses above the first 4 GiB, which entry.rs maps.
 //!
-//! RAM is mapped to itself, by 1 GiB where the processor has such pages. Devices may have their
-//! registers anywhere, and the processor more physical than linear addresses: so they are seen
-//! through windows of 2 MiB in a GiB that is kept for them, uncached.
+//! RAM is identity-mapped, with 1 GiB pages if the processor supports them. Registers of devices
+//! may have any physical address, and there are more physical than linear addresses. Devices are
+//! therefore mapped through windows of 2 MiB, uncached, in a GiB that is reserved for them.
 use crate::cpu::Cpu;
 use crate::entry::page_tables;
 use crate::io::{read64, write64};
 
 const GIB: u64 = 1 << 30;
-/// Where what entry.rs mapped ends.
+/// The end of the memory that entry.rs maps.
 const LOW: u64 = 4 * GIB;
 const PAGE: u64 = 2 << 20;
 const ENTRIES: u64 = 512;
-/// PRESENT, WRITABLE, USER: a table.
+/// PRESENT, WRITABLE and USER: a table.
 const TABLE: u64 = 7;
-/// The same and PAGE SIZE.
+/// `TABLE`, and PAGE SIZE.
 const LARGE_PAGE: u64 = 0x87;
-/// Write-through, and cache disabled.
+/// Write-through, and cache disable.
 const UNCACHED: u64 = 0x18;
-/// The GiB of the windows: the last one that the table of entry.rs has.
+/// The GiB of the windows: the last entry of the pointer table in entry.rs.
 const WINDOWS: u64 = ENTRIES - 1;
 
 #[repr(align(4096))]
@@ -27,13 +27,13 @@ struct Directory {
     _entries: [u64; ENTRIES as usize],
 }
 
-/// For RAM where there are no 1 GiB pages.
+/// Directories for RAM, if there are no 1 GiB pages.
 const DIRECTORIES: usize = 8;
 static mut HIGH: [Directory; DIRECTORIES] = [Directory { _entries: [0; 512] }; DIRECTORIES];
-/// For the windows.
+/// The directory of the windows.
 static mut DEVICES: Directory = Directory { _entries: [0; 512] };
 
-/// Makes RAM accessible where it is, as far as the tables reach: so many bytes of it.
+/// Maps RAM at its own address, as far as the tables reach. Returns the number of bytes mapped.
 pub(crate) fn map_ram(base: u64, length: u64, cpu: &Cpu) -> u64 {
     let reach = if cpu.gib_pages { WINDOWS * GIB } else { LOW + DIRECTORIES as u64 * GIB };
     let end = base.saturating_add(length).min(reach.min(reach_of(cpu))).max(base);
@@ -43,8 +43,8 @@ pub(crate) fn map_ram(base: u64, length: u64, cpu: &Cpu) -> u64 {
     end - base
 }
 
-/// Makes a device's registers accessible, and tells where; `None` if they are nowhere, where the
-/// processor does not reach, or more than there are windows for.
+/// Maps a device's registers and returns their linear address. Returns `None` if the address is 0
+/// or beyond the processor's physical addresses, or if there are not enough windows.
 pub(crate) fn map_device(address: u64, length: u64, cpu: &Cpu) -> Option<u64> {
     let end = address.checked_add(length)?;
     if address == 0 || end > reach_of(cpu) {
@@ -58,12 +58,12 @@ pub(crate) fn map_device(address: u64, length: u64, cpu: &Cpu) -> Option<u64> {
     Some(WINDOWS * GIB + window * PAGE + (address - first))
 }
 
-/// The first of as many windows in a row as so many pages need: they are there, or free.
+/// The first of `count` consecutive windows that already map these pages, or are free.
 fn windows(first: u64, count: u64) -> Option<u64> {
     let directory = &raw const DEVICES as u64;
     let entry = |window: u64| directory + window * 8;
     let shows = |page: u64| (first + page * PAGE) | LARGE_PAGE | UNCACHED;
-    // The processor notes in an entry that it used it.
+    // The processor sets bits in an entry when it uses it.
     let fits = |window: u64, page: u64| {
         let is = read64(entry(window + page)) & !ACCESSED;
         is == 0 || is == shows(page)
@@ -80,7 +80,7 @@ fn windows(first: u64, count: u64) -> Option<u64> {
 /// ACCESSED and DIRTY.
 const ACCESSED: u64 = 0x60;
 
-/// Where physical addresses end.
+/// The end of physical addresses.
 fn reach_of(cpu: &Cpu) -> u64 {
     1 << cpu.physical_bits.clamp(32, 52)
 }
@@ -98,7 +98,7 @@ fn map_gib(gib: u64, gib_pages: bool) {
     write64(pointer(gib), entry);
 }
 
-/// The entry of a GiB: the pointer table follows the topmost table.
+/// The entry of a GiB. The pointer table follows the top-level table.
 fn pointer(gib: u64) -> u64 {
     page_tables() as u64 + 4096 + gib * 8
 }

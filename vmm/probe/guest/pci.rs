@@ -1,4 +1,5 @@
-//! PCI: the functions on bus 0, their BARs, and whether both ways to configuration space agree.
+//! PCI: lists the functions on bus 0 with their BARs, and compares the two ways to access
+//! configuration space.
 use core::fmt::{self, Display, Formatter};
 
 use crate::Session;
@@ -7,18 +8,18 @@ use crate::io::read32;
 use crate::report::Finding;
 use crate::start::{Start, Words, number};
 
-/// COMMAND: answer to ports and memory.
+/// COMMAND: I/O and memory decoding.
 const DECODE: u32 = 3;
 const Q35: u32 = 0x29c0_8086;
 const PCIEXBAR: u8 = 0x60;
 const HOST_BRIDGE: Function = Function { device: 0, function: 0 };
 const LPC: Function = Function { device: 31, function: 0 };
-/// ICH9 LPC: where the PM block is, and whether it is there.
+/// ICH9 LPC bridge: the address of the PM block, and its enable bit.
 const PMBASE: u8 = 0x40;
 const ACPI_CNTL: u8 = 0x44;
 const USUAL_PMBASE: u16 = 0x600;
 
-/// I/O base of the ACPI PM block, put in its usual place if nobody did so before.
+/// The I/O base of the ACPI PM block. Sets the usual address if it is not set.
 pub(crate) fn pm_base() -> u16 {
     if LPC.read(0) & 0xffff != 0x8086 || LPC.read(8) >> 16 != 0x0601 {
         return USUAL_PMBASE;
@@ -69,8 +70,8 @@ pub(crate) fn check(session: &mut Session, start: &Start, pm_base: u16) {
     );
 }
 
-/// `bars=ADDRESS`: gives all BARs of 64 bits places from there on, as firmware does that has them
-/// high up.
+/// `bars=ADDRESS`: moves all 64-bit BARs to addresses from there on, like firmware that places them
+/// above 4 GiB.
 pub(crate) fn move_bars(session: &mut Session, words: Words) {
     let Some(word) = words.get("bars") else { return };
     let mut next = number(word).filter(|&first| first >= 1 << 32);
@@ -81,15 +82,15 @@ pub(crate) fn move_bars(session: &mut Session, words: Words) {
         let command = at.read(COMMAND);
         at.write_command(command & !DECODE);
         for bar in bars.list[..bars.used].iter().filter(|bar| bar.flags & 7 == 4) {
-            let Some(place) = next.and_then(|it| it.checked_next_multiple_of(bar.length)) else {
+            let Some(address) = next.and_then(|it| it.checked_next_multiple_of(bar.length)) else {
                 break;
             };
             let register = 0x10 + 4 * bar.index;
-            at.write(register, place as u32);
-            at.write(register + 4, (place >> 32) as u32);
+            at.write(register, address as u32);
+            at.write(register + 4, (address >> 32) as u32);
             moved += 1;
-            wrong += u64::from(at.memory(bar.index) != Some(place));
-            next = place.checked_add(bar.length);
+            wrong += u64::from(at.memory(bar.index) != Some(address));
+            next = address.checked_add(bar.length);
         }
         at.write_command(command);
     }
@@ -100,18 +101,19 @@ pub(crate) fn move_bars(session: &mut Session, words: Words) {
     );
 }
 
-/// The enhanced configuration window: of the Q35 host bridge, where it is switched on, or else as
-/// ACPI tells.
+/// The enhanced configuration window: of the Q35 host bridge if it is enabled, or else according to
+/// ACPI.
 fn ecam(start: &Start) -> Option<u64> {
     if HOST_BRIDGE.read(0) != Q35 {
         return config::window(start);
     }
     let (low, high) = (HOST_BRIDGE.read(PCIEXBAR), HOST_BRIDGE.read(PCIEXBAR + 4));
-    // Bus 0 is all that is looked at, so that the size does not matter.
+    // Only bus 0 is accessed, so the size of the window does not matter.
     (low & 1 == 1 && high == 0).then_some(u64::from(low & 0xfc00_0000))
 }
 
-/// Dwords compared, dwords that differ: a header, or only its absence.
+/// Compares a header, or only the ID if the function does not exist. Returns the number of dwords,
+/// and how many of them differ.
 fn compare(at: Function, base: u64) -> (u64, u64) {
     let window = at.within(base);
     let dwords = if at.exists() { 16 } else { 1 };
@@ -155,7 +157,7 @@ struct Bars {
 }
 
 impl Bars {
-    /// Finds sizes by writing ones, with decoding off meanwhile, and puts everything back.
+    /// Determines the sizes of BARs by writing ones, with decoding disabled, and restores them.
     fn size(&mut self, at: Function, count: u8) {
         let command = at.read(COMMAND);
         at.write_command(command & !DECODE);

@@ -1,4 +1,4 @@
-//! The other processors: what the MADT lists, and how many of them come up.
+//! Starts the other processors, and compares their number with the MADT.
 use core::hint::spin_loop;
 
 use crate::Session;
@@ -11,16 +11,16 @@ use crate::start::Start;
 use crate::timer::LOCAL_APIC;
 
 const COMMAND: u64 = LOCAL_APIC + 0x300;
-/// To all but ourselves: INIT, level, asserted; and SIPI to the trampoline's page.
+/// To all processors but this one: INIT, level, asserted; and SIPI to the trampoline's page.
 const INIT: u32 = 0x000c_4500;
 const STARTUP: u32 = 0x000c_4600 | (TRAMPOLINE >> 12) as u32;
-const PATIENCE_US: u64 = 500_000;
+const TIMEOUT_US: u64 = 500_000;
 
 pub(crate) fn check(session: &mut Session, start: &Start, cpu: &Cpu) {
     let listed = listed(start);
     let expected = listed.unwrap_or(cpu.logical);
     let (online, milliseconds) = if expected > 1 { bring_up(cpu, expected) } else { (1, 0) };
-    // Without a table, CPUID says how many there may be, not how many there are.
+    // Without a MADT, CPUID reports the maximum number, not the actual one.
     let finding = match listed {
         Some(listed) => Finding::check("processors", online == listed),
         None => Finding::info("processors"),
@@ -34,14 +34,14 @@ pub(crate) fn check(session: &mut Session, start: &Start, cpu: &Cpu) {
     );
 }
 
-/// How many processors run in the end, and after how long.
+/// The number of running processors, and the milliseconds until they ran.
 fn bring_up(cpu: &Cpu, expected: u64) -> (u64, u64) {
     let code = trampoline_code();
-    let place = |index: usize| (TRAMPOLINE + index) as u64;
+    let address = |index: usize| (TRAMPOLINE + index) as u64;
     let mut saved = [0; 256];
     for ((index, byte), saved) in code.iter().enumerate().zip(&mut saved) {
-        *saved = read_memory(place(index), 1);
-        write_memory(place(index), 1, u64::from(*byte));
+        *saved = read_memory(address(index), 1);
+        write_memory(address(index), 1, u64::from(*byte));
     }
     write_memory(started_counter() as u64, 4, 0);
     let started = || read_memory(started_counter() as u64, 4);
@@ -52,10 +52,10 @@ fn bring_up(cpu: &Cpu, expected: u64) -> (u64, u64) {
         write32(COMMAND, STARTUP);
         wait(cpu, 200, || started() + 1 >= expected);
     }
-    wait(cpu, PATIENCE_US, || started() + 1 >= expected);
+    wait(cpu, TIMEOUT_US, || started() + 1 >= expected);
     let milliseconds = cpu.nanoseconds(tsc() - begin) / 1_000_000;
     for ((index, _), saved) in code.iter().enumerate().zip(saved) {
-        write_memory(place(index), 1, saved);
+        write_memory(address(index), 1, saved);
     }
     (started() + 1, milliseconds)
 }
@@ -67,7 +67,7 @@ fn wait(cpu: &Cpu, microseconds: u64, done: impl Fn() -> bool) {
     }
 }
 
-/// Enabled processors in the MADT (ACPI 6.5, 5.2.12), if there is one.
+/// The number of enabled processors in the MADT (ACPI 6.5, 5.2.12), if there is one.
 fn listed(start: &Start) -> Option<u64> {
     let madt = Table::find(start, *b"APIC")?;
     let (mut offset, mut count) = (44, 0);

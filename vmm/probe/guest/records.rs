@@ -1,10 +1,11 @@
-//! Records for tests of crash consistency: `disk=record` writes them for ever and says which ones
-//! it was told are durable, `disk=recall` finds out whether they are there.
+//! Records for tests of crash consistency. `disk=record` writes records forever, and prints up to
+//! which one the disk has reported them as durable. `disk=recall` checks that these are on the
+//! disk.
 //!
-//! Record N is one block: N and the seed tell its place, and each byte of it. Each of its sectors
-//! begins with N, and the rest depends on it. Places come again, so that old is overwritten by new.
-//! Of a record that nobody called durable each sector may be old or new. After a crash the records
-//! after the last durable one are written again, equal to what they were.
+//! A record is one block. Its number N and the seed determine its place and each of its bytes: each
+//! sector begins with N, and the rest depends on N. Places repeat, so that new records overwrite
+//! old ones. Each sector of a record that was not reported as durable may be old or new. After a
+//! crash, the records after the last durable one are written again with the same content.
 use core::fmt::Write;
 
 use crate::Session;
@@ -15,13 +16,13 @@ use crate::random::{STEP, mix};
 use crate::report::Finding;
 
 const SECTOR: u64 = 512;
-/// How far writing may be ahead of what is durable.
+/// Maximum number of records that are written but not yet durable.
 const WINDOW: u64 = 1024;
-/// The debug console: one exit for a byte, and no waiting.
+/// The debug console: one exit per byte, without waiting.
 const DEBUG_CONSOLE: u16 = 0x402;
 const PRESENT: u8 = 0xe9;
 
-/// What a record is.
+/// The layout of the records.
 struct Records {
     base: u64,
     block: u64,
@@ -34,12 +35,12 @@ impl Records {
         Self { base, block: job.block, places: job.places() }
     }
 
-    /// Where it is, in blocks.
+    /// The place of a record, in blocks.
     fn place(&self, record: u64) -> u64 {
         mix(self.base ^ record.wrapping_mul(STEP)) % self.places
     }
 
-    /// A word of a sector; the first one is the record's number.
+    /// A word of a sector. The first word is the number of the record.
     fn word(&self, record: u64, at: u64) -> u64 {
         if at % SECTOR == 0 {
             return record;
@@ -53,7 +54,7 @@ impl Records {
         }
     }
 
-    /// The record that a sector holds, 0 for none; `Err` if it holds neither.
+    /// The number of the record that a sector holds, 0 for none. `Err` if the sector is corrupt.
     fn read(&self, place: u64, address: u64, sector: u64) -> Result<u64, u64> {
         let record = read64(address + sector);
         let mut words = (sector..sector + SECTOR).step_by(8);
@@ -67,13 +68,13 @@ impl Records {
     }
 }
 
-/// Tells the host, as fast as it can be told.
-struct Teller<'a> {
+/// Prints the durable records as fast as possible: on the debug console if there is one.
+struct Printer<'a> {
     session: &'a mut Session,
     fast: bool,
 }
 
-impl Write for Teller<'_> {
+impl Write for Printer<'_> {
     fn write_str(&mut self, text: &str) -> core::fmt::Result {
         if !self.fast {
             return self.session.console.write_str(text);
@@ -89,17 +90,18 @@ struct Writing<'a, 'b> {
     records: Records,
     next: u64,
     durable: u64,
-    /// What will be durable when the flush that is under way is done.
+    /// The record up to which all are durable when the pending flush is done.
     flushing: Option<u64>,
-    /// The records under way, by their requests' numbers; 0 is none.
-    under_way: [u64; crate::disk::DEPTH],
+    /// The records in flight, by the tags of their requests; 0 for none.
+    in_flight: [u64; crate::disk::DEPTH],
 }
 
 impl Writing<'_, '_> {
-    /// Starts what may be started.
+    /// Starts all requests that can be started.
     fn start(&mut self, every: u64) {
         let mut put = false;
-        // A flush in the midst of writes is the interesting one: it covers those before it alone.
+        // Flush while writes are in flight, which is the interesting case: the flush covers only
+        // writes that completed before it.
         let written = self.written();
         if self.flushing.is_none()
             && written >= self.durable + every
@@ -116,7 +118,7 @@ impl Writing<'_, '_> {
             let length = self.records.block as u32;
             let request = Request { operation: Operation::Write, offset, address, length };
             self.drive.put(tag, request);
-            self.under_way[tag] = self.next;
+            self.in_flight[tag] = self.next;
             self.next += 1;
             put = true;
         }
@@ -125,25 +127,25 @@ impl Writing<'_, '_> {
         }
     }
 
-    /// Two writes of one place at once would end in any order.
+    /// Whether a write to this place is in flight. Two at once could complete in any order.
     fn is_busy(&self, place: u64) -> bool {
-        self.under_way.iter().any(|&record| record != 0 && self.records.place(record) == place)
+        self.in_flight.iter().any(|&record| record != 0 && self.records.place(record) == place)
     }
 
     /// The last record up to which all are written.
     fn written(&self) -> u64 {
-        let under_way = self.under_way.iter().filter(|&&record| record != 0);
-        under_way.min().copied().unwrap_or(self.next) - 1
+        let in_flight = self.in_flight.iter().filter(|&&record| record != 0);
+        in_flight.min().copied().unwrap_or(self.next) - 1
     }
 
-    /// Waits for something to be done; true if more is durable for it.
+    /// Waits for a request to complete. Returns whether more records are durable than before.
     fn finish(&mut self, through: bool) -> Option<bool> {
         let (tag, request) = self.drive.wait()?;
         let before = self.durable;
         if request.operation == Operation::Flush {
             self.durable = self.flushing.take().unwrap_or(before);
         } else {
-            self.under_way[tag] = 0;
+            self.in_flight[tag] = 0;
             if through {
                 self.durable = self.written();
             }
@@ -153,19 +155,19 @@ impl Writing<'_, '_> {
     }
 }
 
-/// Writes until it is killed, or until something goes wrong.
+/// Writes until the machine is killed, or until an error occurs.
 pub(crate) fn write(session: &mut Session, drive: &mut Drive, job: &Job) -> Finding {
     let (through, durable) = (job.through != 0, job.durable);
     let records = Records::new(job);
     let fast = in8(DEBUG_CONSOLE) == PRESENT;
-    let mut teller = Teller { session, fast };
+    let mut printer = Printer { session, fast };
     let mut it = Writing {
         drive,
         records,
         next: durable + 1,
         durable,
         flushing: None,
-        under_way: [0; crate::disk::DEPTH],
+        in_flight: [0; crate::disk::DEPTH],
     };
     loop {
         it.start(if through { u64::MAX >> 1 } else { job.every });
@@ -174,7 +176,7 @@ pub(crate) fn write(session: &mut Session, drive: &mut Drive, job: &Job) -> Find
             break;
         }
         if more {
-            writeln!(teller, "{}", it.durable).ok();
+            writeln!(printer, "{}", it.durable).ok();
         }
     }
     let (durable, next) = (it.durable, it.next);
@@ -184,18 +186,19 @@ pub(crate) fn write(session: &mut Session, drive: &mut Drive, job: &Job) -> Find
         .number("next", next)
 }
 
-/// What is wrong with the sectors of a disk.
+/// The errors of `disk=recall`.
 #[derive(Default)]
 struct Losses {
     sectors: u64,
     first_bad: u64,
     expected: u64,
     found: u64,
-    /// The newest record that was seen.
+    /// The newest record that was found.
     newest: u64,
 }
 
-/// Reads every place: its newest durable record, or one after that which is not durable yet.
+/// Reads every place. It must hold its newest durable record, or a later one that is not durable
+/// yet.
 pub(crate) fn check(drive: &mut Drive, job: &Job, room: &mut Room) -> Finding {
     let records = Records::new(job);
     let Some(table) = room.take(records.places * 8) else {
@@ -234,7 +237,8 @@ pub(crate) fn check(drive: &mut Drive, job: &Job, room: &mut Room) -> Finding {
         .number("found", losses.found)
 }
 
-/// Shows every block with its place; false if the disk does not answer.
+/// Reads all blocks and passes each with its place to `show`. Returns false if the disk does not
+/// answer.
 fn read_all(drive: &mut Drive, records: &Records, mut show: impl FnMut(u64, u64)) -> bool {
     let mut next = 0;
     loop {
@@ -242,7 +246,7 @@ fn read_all(drive: &mut Drive, records: &Records, mut show: impl FnMut(u64, u64)
             && let Some((tag, address)) = drive.free()
         {
             let (offset, length) = (next * records.block, records.block as u32);
-            // What was there before must not pass for what was read.
+            // Overwrite the buffer, so that old data cannot pass as data that was read.
             fill(address, records.block, 0x5a);
             drive.put(tag, Request { operation: Operation::Read, offset, address, length });
             next += 1;

@@ -1,7 +1,7 @@
-//! One list of findings, told twice: as lines for people, and as one line of JSON.
+//! A list of findings, printed twice: as lines for people, and as one line of JSON.
 use core::fmt::{self, Write};
 
-/// What a finding means for the machine.
+/// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     Pass,
@@ -22,7 +22,7 @@ impl Verdict {
 #[derive(Clone, Copy)]
 pub(crate) enum Value {
     Number(u64),
-    /// JSON has no such number: it becomes a string, `"0x1f"`.
+    /// A string in JSON, `"0x1f"`, which has no hexadecimal numbers.
     Hex(u64),
     Flag(bool),
     Text(&'static str),
@@ -31,7 +31,7 @@ pub(crate) enum Value {
 const FIELDS: usize = 14;
 const FINDINGS: usize = 96;
 
-/// One thing that was looked at.
+/// The result of one check or measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Finding {
     name: &'static str,
@@ -45,17 +45,17 @@ impl Finding {
         Self { name, verdict, fields: [("", Value::Flag(false)); FIELDS], used: 0 }
     }
 
-    /// Something to know; nothing that could be wrong.
+    /// A finding that cannot fail.
     pub(crate) fn info(name: &'static str) -> Self {
         Self::new(name, Verdict::Info)
     }
 
-    /// Something that is right or wrong.
+    /// A finding that passes or fails.
     pub(crate) fn check(name: &'static str, right: bool) -> Self {
         Self::new(name, if right { Verdict::Pass } else { Verdict::Fail })
     }
 
-    /// Wrong, unless this is right, too.
+    /// Fails the finding unless `right` is true.
     pub(crate) fn and(self, right: bool) -> Self {
         Self { verdict: if right { self.verdict } else { Verdict::Fail }, ..self }
     }
@@ -73,7 +73,7 @@ impl Finding {
         fields.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
     }
 
-    /// A number that was told; 0 if none was.
+    /// A numeric field; 0 if there is none.
     pub(crate) fn count(&self, key: &str) -> u64 {
         match self.get(key) {
             Some(Value::Number(number) | Value::Hex(number)) => number,
@@ -82,8 +82,8 @@ impl Finding {
         }
     }
 
-    /// A text that was told; nothing if none was.
-    pub(crate) fn said(&self, key: &str) -> &'static str {
+    /// A text field; empty if there is none.
+    pub(crate) fn text_of(&self, key: &str) -> &'static str {
         match self.get(key) {
             Some(Value::Text(text)) => text,
             _ => "",
@@ -112,7 +112,7 @@ impl Finding {
         self.with(key, Value::Text(value))
     }
 
-    /// `pass  timer          ticks=10 period_us=2000`
+    /// Prints a line such as `pass  timer          ticks=10 period_us=2000`.
     pub(crate) fn line(&self, to: &mut dyn Write) -> fmt::Result {
         write!(to, "{}  {:<13}", self.verdict.name(), self.name)?;
         for (key, value) in &self.fields[..self.used] {
@@ -155,7 +155,7 @@ pub(crate) fn quoted(text: &str, to: &mut dyn Write) -> fmt::Result {
     to.write_char('"')
 }
 
-/// The list.
+/// All findings.
 pub(crate) struct Report {
     findings: [Option<Finding>; FINDINGS],
     used: usize,
@@ -168,7 +168,7 @@ impl Report {
         Self { findings: [None; FINDINGS], used: 0, dropped: 0, ok: true }
     }
 
-    /// Keeps a finding for the end and tells it at once. A full list counts what it leaves out.
+    /// Prints a finding and keeps it for the JSON line. Findings that do not fit are only counted.
     pub(crate) fn add(&mut self, finding: Finding, to: &mut dyn Write) {
         finding.line(to).ok();
         self.ok &= finding.verdict != Verdict::Fail;
@@ -181,22 +181,22 @@ impl Report {
         }
     }
 
-    /// In the order in which they were found.
+    /// All findings, in the order in which they were added.
     pub(crate) fn findings(&self) -> impl Iterator<Item = &Finding> + Clone {
         self.findings.iter().flatten()
     }
 
-    /// The first of this name.
+    /// The first finding with this name.
     pub(crate) fn find(&self, name: &str) -> Option<&Finding> {
         self.findings().find(|finding| finding.name == name)
     }
 
-    /// Nothing is wrong so far.
+    /// Whether no finding has failed so far.
     pub(crate) fn is_ok(&self) -> bool {
         self.ok
     }
 
-    /// The line that programs read.
+    /// Prints the line of JSON.
     pub(crate) fn json(&self, to: &mut dyn Write) -> fmt::Result {
         write!(to, "{{\"probe\":1,\"ok\":{},\"dropped\":{},\"findings\":[", self.ok, self.dropped)?;
         for (index, finding) in self.findings.iter().flatten().enumerate() {

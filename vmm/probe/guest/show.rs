@@ -1,8 +1,8 @@
-//! `show=yes`: plays scenes from the loader's module on the display, as it is told by the serial
-//! port. Who measures screens has made them, so that every machine shows the same.
+//! `show=yes`: plays scenes from the loader's module on the display, controlled through the serial
+//! port. Benchmarks of screens create the module, so that every machine shows the same.
 //!
-//! A module begins with how many scenes there are, and a table of them ([`Scene`]); all numbers
-//! have 32 bits.
+//! A module begins with the number of scenes and a table of them ([`Scene`]). All numbers have 32
+//! bits.
 use core::fmt::Write;
 
 use crate::Session;
@@ -10,43 +10,43 @@ use crate::console::{self, Console};
 use crate::cpu::Cpu;
 use crate::display::Display;
 use crate::entry::{halt_once, timer_interrupts};
-use crate::hands::{self, Hands};
+use crate::hands::{self, UserInput};
 use crate::io::{out8, read32};
 use crate::report::Finding;
 use crate::start::{Start, Words};
 use crate::timer;
 
-/// The number of the serial port's interrupt.
+/// The interrupt line of the serial port.
 const COM1_LINE: u32 = 4;
 const FIRST: u8 = b'a';
 const NEXT: u8 = b'.';
 
-/// Part of a screen, and what is there frame by frame.
+/// A part of the screen, and its content frame by frame.
 struct Scene {
-    /// Of the display.
+    /// The resolution of the display.
     width: u64,
     height: u64,
-    /// Of the part that changes; what is around it is the scene's first frame.
+    /// The part that changes. The rest of the screen shows the scene's background.
     left: u64,
     top: u64,
     columns: u64,
     lines: u64,
-    /// Where the first frame is in the module, and bytes from a line to the next.
+    /// The offset of the first frame in the module, and the bytes from one row to the next.
     first: u64,
     stride: u64,
-    /// Frames, and bytes from one to the next.
+    /// The number of frames, and the bytes from one to the next.
     frames: u64,
     step: u64,
-    /// Frames a second; with 0 each is asked for.
+    /// Frames per second; 0 if each frame is requested.
     rate: u64,
-    /// Where in the module what is around it is, a screen full of pixels.
-    ground: u64,
+    /// The offset of the background in the module: a full screen of pixels.
+    background: u64,
 }
 
 const FIELDS: u64 = 12;
 
 impl Scene {
-    /// One of the table, if all that it shows is in the module.
+    /// Reads a scene of the table. `None` if a part of it is outside of the module.
     fn read(module: (u64, u64), number: u64) -> Option<Self> {
         let (at, size) = module;
         let count = if size < 4 { 0 } else { u64::from(read32(at)) };
@@ -60,10 +60,10 @@ impl Scene {
         };
         let [width, height, left, top] = [(); 4].map(|()| field());
         let [columns, lines, first, stride] = [(); 4].map(|()| field());
-        let [frames, step, rate, ground] = [(); 4].map(|()| field());
+        let [frames, step, rate, background] = [(); 4].map(|()| field());
         let last = first + frames.checked_sub(1)? * step;
         let end = last + lines.checked_sub(1)? * stride + 4 * columns;
-        let inside = end <= size && ground + 4 * width * height <= size;
+        let inside = end <= size && background + 4 * width * height <= size;
         let fits = left + columns <= width && top + lines <= height;
         let scene = Self {
             width,
@@ -77,14 +77,14 @@ impl Scene {
             frames,
             step,
             rate,
-            ground,
+            background,
         };
         (inside && fits).then_some(scene)
     }
 
-    /// What is around it.
-    fn lay(&self, module: u64, picture: u64) {
-        copy(module + self.ground, picture, 4 * self.width * self.height);
+    /// Draws the background.
+    fn draw_background(&self, module: u64, picture: u64) {
+        copy(module + self.background, picture, 4 * self.width * self.height);
     }
 
     fn draw(&self, module: u64, picture: u64, frame: u64) {
@@ -98,14 +98,14 @@ impl Scene {
 
 /// Copies from the module to the display.
 fn copy(from: u64, to: u64, bytes: u64) {
-    // SAFETY: the module is RAM that nobody writes, the display's memory is no variable's, and
-    // both are as large as was checked.
+    // SAFETY: the module is RAM that no device writes, the display's memory holds no variable, and
+    // the sizes of both were checked.
     unsafe {
         core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes as usize);
     }
 }
 
-/// What is played.
+/// The scene that is playing, and its state.
 struct Player {
     module: (u64, u64),
     display: Display,
@@ -116,7 +116,7 @@ struct Player {
 }
 
 impl Player {
-    /// Another scene; tells how many frames the one before had.
+    /// Starts another scene. Prints the number of frames drawn for the previous one.
     fn choose(&mut self, number: u8, cpu: &Cpu, console: &mut Console) {
         timer::stop();
         writeln!(console, "drew {}", self.frame).ok();
@@ -134,7 +134,7 @@ impl Player {
             };
             (self.picture, self.size) = (picture, (scene.width, scene.height));
         }
-        scene.lay(self.module.0, self.picture);
+        scene.draw_background(self.module.0, self.picture);
         scene.draw(self.module.0, self.picture, 0);
         if let Some(period) = 1_000_000_u64.checked_div(scene.rate) {
             timer::tick(cpu, period);
@@ -150,7 +150,7 @@ impl Player {
     }
 }
 
-/// Plays for good; returns only where there is nothing to play, or no way to.
+/// Plays forever. Returns only if the display, the module or the local APIC is missing.
 pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words) {
     let display = Display::find(words);
     let module = start.module();
@@ -159,15 +159,15 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
     let ready = display.is_some() && module.is_some() && able;
     session.add(Finding::check("show", ready).number("module", size).flag("local_apic", able));
     let (Some(display), Some(module), true) = (display, module, able) else { return };
-    let mut hands = Hands::open((640, 480));
+    let mut hands = UserInput::open((640, 480));
     hands::route(COM1_LINE);
-    console::listen();
+    console::enable_interrupt();
     let (picture, size) = (0, (0, 0));
     let mut player = Player { module, display, picture, size, scene: None, frame: 0 };
     writeln!(session.console, "ready").ok();
     let mut ticks = timer_interrupts();
     loop {
-        while let Some(byte) = console::heard() {
+        while let Some(byte) = console::receive() {
             match byte {
                 NEXT => step(&mut player),
                 b'a'..=b'z' => player.choose(byte - FIRST, cpu, &mut session.console),
@@ -175,7 +175,7 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
             }
             ticks = timer_interrupts();
         }
-        if hands.as_mut().is_some_and(Hands::take) {
+        if hands.as_mut().is_some_and(UserInput::read_all) {
             step(&mut player);
         }
         if core::mem::replace(&mut ticks, timer_interrupts()) != ticks {
@@ -185,7 +185,7 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
     }
 }
 
-/// The next frame, because somebody wants it: tells the moment at which it begins.
+/// Draws the next frame on request. Prints the moment at which it begins.
 fn step(player: &mut Player) {
     out8(console::COM1, b'!');
     player.next();

@@ -1,14 +1,14 @@
-//! What the loader hands over: the PVH start info, with command line and memory map.
+//! The PVH start info, which the loader provides: command line and memory map.
 use crate::io::{read_memory, read32};
 
 /// XEN_HVM_START_MAGIC_VALUE
 const MAGIC: u32 = 0x336e_c578;
-/// All that the loader gives lies below 4 GiB, where everything is mapped.
+/// The end of the memory that entry.rs maps. The loader's data is below it.
 const MAPPED: u64 = 1 << 32;
-const LONGEST_COMMAND_LINE: u64 = 1024;
-const MOST_RANGES: u64 = 32;
+const MAX_COMMAND_LINE_BYTES: u64 = 1024;
+const MAX_RANGES: u64 = 32;
 
-/// `struct hvm_start_info`, found at `address`.
+/// `struct hvm_start_info` at `address`.
 pub(crate) struct Start {
     address: u64,
     pub(crate) valid: bool,
@@ -17,7 +17,7 @@ pub(crate) struct Start {
     map: u64,
     ranges: u64,
     command_line: u64,
-    /// The list's address, and how many there are.
+    /// The address of the list of modules, and their number.
     modules: (u64, u64),
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Start {
 pub(crate) struct Range {
     pub(crate) base: u64,
     pub(crate) length: u64,
-    /// As in e820: 1 is RAM.
+    /// The type of the range as in e820: 1 is RAM.
     pub(crate) kind: u32,
 }
 
@@ -43,19 +43,19 @@ impl Start {
             version,
             rsdp: below(field(32)),
             map: field(40),
-            ranges: if with_map { u64::from(read32(address + 48)).min(MOST_RANGES) } else { 0 },
+            ranges: if with_map { u64::from(read32(address + 48)).min(MAX_RANGES) } else { 0 },
             command_line: below(field(24)),
             modules: (below(field(16)), read32(address + 12).into()),
         }
     }
 
-    /// Copies the command line out, before anything else writes to memory.
+    /// Copies the command line. Must run before anything else writes to memory.
     pub(crate) fn command_line(&self, to: &'static mut [u8]) -> &'static str {
         if self.command_line == 0 {
             return "";
         }
         let mut length = 0;
-        for (index, byte) in to.iter_mut().enumerate().take(LONGEST_COMMAND_LINE as usize) {
+        for (index, byte) in to.iter_mut().enumerate().take(MAX_COMMAND_LINE_BYTES as usize) {
             *byte = read_memory(self.command_line + index as u64, 1) as u8;
             if *byte == 0 || !byte.is_ascii() {
                 break;
@@ -65,7 +65,7 @@ impl Start {
         core::str::from_utf8(&to[..length]).unwrap_or("")
     }
 
-    /// The first module, which others call the initial RAM disk: its address and size.
+    /// Address and size of the first module, also called the initial RAM disk.
     pub(crate) fn module(&self) -> Option<(u64, u64)> {
         let (list, count) = self.modules;
         if list == 0 || count == 0 {
@@ -84,12 +84,12 @@ impl Start {
         })
     }
 
-    /// Whether `length` bytes at `address` hold something that the loader gave us.
+    /// Whether the range overlaps data of the loader.
     pub(crate) fn uses(&self, address: u64, length: u64) -> bool {
         [
             (self.address, 64),
             (self.map, self.ranges * 24),
-            (self.command_line, LONGEST_COMMAND_LINE),
+            (self.command_line, MAX_COMMAND_LINE_BYTES),
             (self.rsdp, 36),
         ]
         .iter()
@@ -116,7 +116,7 @@ impl Words {
     }
 }
 
-/// A number, perhaps of KiB, MiB, GiB or TiB.
+/// Parses a number with an optional suffix K, M, G or T.
 pub(crate) fn number(text: &str) -> Option<u64> {
     let units = [("K", 10), ("M", 20), ("G", 30), ("T", 40)];
     let unit = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));

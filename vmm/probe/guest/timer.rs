@@ -1,4 +1,4 @@
-//! The local APIC timer: does it tick, at the rate it was told, in ring 3 and out of a halt?
+//! The local APIC timer: checks its rate, while ring 3 runs and while the processor halts.
 use core::hint::spin_loop;
 
 use crate::Session;
@@ -9,7 +9,7 @@ use crate::entry::{
 use crate::io::{out8, read32, tsc, write32};
 use crate::report::Finding;
 
-/// The local APIC where it is after a reset.
+/// The address of the local APIC after a reset.
 pub(crate) const LOCAL_APIC: u64 = 0xfee0_0000;
 const IA32_APIC_BASE: u32 = 0x1b;
 const SPURIOUS: u64 = 0xf0;
@@ -25,11 +25,11 @@ const DIVIDE_BY_1: u32 = 0xb;
 
 const TICKS: u32 = 10;
 const PERIOD_US: u64 = 2000;
-const PATIENCE_US: u64 = 1_000_000;
-/// So often it is tried at most.
-const SERIES: u32 = 3;
+const TIMEOUT_US: u64 = 1_000_000;
+/// Maximum number of attempts.
+const MAX_ATTEMPTS: u32 = 3;
 
-/// Switches the local APIC on. False when it is not where (or not as) it should be.
+/// Enables the local APIC. Returns false if its address or state is wrong.
 pub(crate) fn enable(session: &mut Session) -> bool {
     let (base, usable) = switch_on();
     let [id, version] = if usable { [0x20, 0x30].map(|r| read32(LOCAL_APIC + r)) } else { [0; 2] };
@@ -42,15 +42,16 @@ pub(crate) fn enable(session: &mut Session) -> bool {
     usable
 }
 
-/// The same without a word: what its base register says, and whether it is on.
+/// Like `enable`, without a finding. Returns the base register, and whether the local APIC is
+/// usable.
 pub(crate) fn switch_on() -> (u64, bool) {
-    // The 8259s stay quiet.
+    // Mask all interrupts of the 8259s.
     out8(0x21, 0xff);
     out8(0xa1, 0xff);
     let base = read_msr(IA32_APIC_BASE);
     let usable = base & 0xf_ffff_f000 == LOCAL_APIC && base >> 10 & 3 == 2;
     if usable {
-        // The task priority is 0 already, and QEMU rewrites the code that it sees writing there.
+        // The task priority is 0 already. QEMU patches code that writes it, so do not.
         for (register, value) in [
             (SPURIOUS, 0x100 | u32::from(SPURIOUS_VECTOR)),
             (LVT_LINT0, MASKED),
@@ -62,20 +63,20 @@ pub(crate) fn switch_on() -> (u64, bool) {
     (base, usable)
 }
 
-/// Ticks from now on, every so many microseconds.
+/// Starts periodic ticks.
 pub(crate) fn tick(cpu: &Cpu, period_us: u64) {
     let count = frequency(cpu) * period_us / 1_000_000;
     write32(LOCAL_APIC + LVT_TIMER, PERIODIC | u32::from(TIMER_VECTOR));
     write32(LOCAL_APIC + INITIAL_COUNT, u32::try_from(count).unwrap_or(u32::MAX).max(1));
 }
 
-/// Ticks no more.
+/// Stops the ticks.
 pub(crate) fn stop() {
     write32(LOCAL_APIC + LVT_TIMER, MASKED);
     write32(LOCAL_APIC + INITIAL_COUNT, 0);
 }
 
-/// How a timer ticked.
+/// The result of one run of the timer.
 struct Series {
     ticks: u64,
     elapsed_us: u64,
@@ -84,20 +85,21 @@ struct Series {
 }
 
 impl Series {
-    /// A busy host delays ticks, or delivers some of them at once; it never makes them early.
+    /// Whether the ticks are right. A busy host delays ticks, or delivers some of them at once, but
+    /// never early.
     fn is_right(&self) -> bool {
         let due = self.ticks * PERIOD_US;
         self.halts == TICKS && (due * 85 / 100..due * 5).contains(&self.elapsed_us)
     }
 }
 
-/// Runs the timer, first while ring 3 computes, then while the processor is halted. A host that is
-/// busier than that now is not each time; a timer that is slow is.
+/// Runs the timer, first while ring 3 computes, then while the processor halts. Tries again,
+/// because a host may be too busy once, while a broken timer is always wrong.
 pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
     let hz = frequency(cpu);
     let count = u32::try_from(hz * PERIOD_US / 1_000_000).unwrap_or(u32::MAX).max(1);
     let mut series = run(cpu, count);
-    for _ in 1..SERIES {
+    for _ in 1..MAX_ATTEMPTS {
         if !series.is_right() {
             series = run(cpu, count);
         }
@@ -120,13 +122,13 @@ fn run(cpu: &Cpu, count: u32) -> Series {
     set_interrupts(true);
     let start = tsc();
     write32(LOCAL_APIC + INITIAL_COUNT, count);
-    while arrived() < TICKS && tsc() - start < cpu.counts(PATIENCE_US) {
+    while arrived() < TICKS && tsc() - start < cpu.counts(TIMEOUT_US) {
         spin_loop();
     }
     let running_us = cpu.nanoseconds(tsc() - start) / 1000;
     let ticks = arrived();
     let mut halts = 0;
-    // A halt without a timer would be for ever.
+    // A halt without a working timer would never end.
     while ticks >= TICKS && halts < TICKS {
         halt_once();
         halts += 1;

@@ -1,7 +1,7 @@
 //! `torture=SEED,COUNT`: pseudo-random accesses to everything that a machine emulates.
 //!
-//! What would end the run by design is left out: reset and power-off registers, SMIs, moving or
-//! disabling the PM block, and interrupts other than fixed ones.
+//! Accesses that end the run by design are left out: reset and power-off registers, SMIs, moving or
+//! disabling the PM block, and interrupts with a delivery mode other than fixed.
 use core::fmt::Write;
 
 use crate::Session;
@@ -12,10 +12,11 @@ use crate::report::Finding;
 
 const IO_APIC: u64 = 0xfec0_0000;
 const HPET: u64 = 0xfed0_0000;
-/// The LPC bridge's PMBASE and ACPI_CNTL, next to each other: where the PM block is, and whether.
+/// The LPC bridge's PMBASE and ACPI_CNTL, which are adjacent: address and enable bit of the PM
+/// block.
 const LPC_PM: u32 = 31 << 11 | 0x40;
 
-/// Runs if the command line says so; a word that does not parse is a failure, not a shrug.
+/// Runs the accesses. A word that does not parse is a failed check.
 pub(crate) fn run(session: &mut Session, cpu: &Cpu, pm_base: u16, words: &str) {
     let parsed = words
         .split_once(',')
@@ -26,7 +27,7 @@ pub(crate) fn run(session: &mut Session, cpu: &Cpu, pm_base: u16, words: &str) {
     };
     let mut torture = Torture { random: Random::new(seed), pm_base, done: [0; 3], digest: 0 };
     let start = tsc();
-    // A sign of life for each tenth, unless they are small.
+    // Print progress for each tenth, if it is large enough.
     let tenth = (count / 10).max(1000);
     for access in 0..count {
         if access > 0 && access % tenth == 0 {
@@ -50,9 +51,9 @@ pub(crate) fn run(session: &mut Session, cpu: &Cpu, pm_base: u16, words: &str) {
 struct Torture {
     random: Random,
     pm_base: u16,
-    /// Accesses to ports, memory and PCI configuration space.
+    /// The number of accesses to ports, memory and PCI configuration space.
     done: [u64; 3],
-    /// Of all values read; tells two runs apart.
+    /// A digest of all values read, for comparing two runs.
     digest: u64,
 }
 
@@ -69,14 +70,14 @@ impl Torture {
     }
 
     fn port(&mut self) -> u64 {
-        // Most of the space is empty: half of the accesses go where devices are.
+        // Most of the port space is empty: half of the accesses go to the range of devices.
         let port = if self.random.below(2) == 0 {
             self.random.below(0x1_0000) as u16
         } else {
             self.random.below(0x1000) as u16
         };
         let width = 1 << self.random.below(3);
-        // What reaches beyond the last port is an exception: the I/O bitmap ends there.
+        // An access beyond the last port raises an exception, because the I/O bitmap ends there.
         let port = port.min(0u16.wrapping_sub(width));
         let value = self.random.next() as u32;
         if self.random.below(2) == 0 {
@@ -95,13 +96,13 @@ impl Torture {
     fn ends_the_run(&self, port: u16, width: u16, value: u32) -> bool {
         let at = |register: u16| register.wrapping_sub(port) < width;
         let byte = |register: u16| (value >> (8 * register.wrapping_sub(port))) as u8;
-        // Keyboard controller: pulse reset, and set the output port, of which bit 0 is reset.
+        // The keyboard controller: pulse reset, and set the output port, whose bit 0 is reset.
         let keyboard = at(0x64) && (byte(0x64) & 0xf1 == 0xf0 || byte(0x64) == 0xd1);
         let reset_control = at(0xcf9) && !(port == 0xcf8 && width == 4);
         let sleep = at(self.pm_base + 4) || at(self.pm_base + 5);
-        // The address latch holds the last of config()'s, which may be PMBASE.
+        // The address latch holds the last address of config(), which may be PMBASE.
         let config_data = (0xcfc..=0xcff).any(at);
-        // What goes to COM1 would be read as part of the report.
+        // Bytes sent to COM1 would become part of the report.
         let serial = (0x3f8..=0x3ff).any(at);
         serial || keyboard || reset_control || sleep || at(0x92) || at(0xb2) || config_data
     }
@@ -118,7 +119,7 @@ impl Torture {
         if self.random.below(2) == 0 {
             return read_memory(address, width);
         }
-        // A redirection entry may say INIT or SMI: fixed delivery only.
+        // The delivery mode of a redirection entry may be INIT or SMI: write only fixed ones.
         let fixed =
             if address >> 12 == IO_APIC >> 12 { value & !0x0700_0700_0700_0700 } else { value };
         write_memory(address, width, fixed);
@@ -129,7 +130,7 @@ impl Torture {
         let random = &mut self.random;
         let bus = if random.below(8) == 0 { random.below(256) } else { 0 };
         let function = random.below(256);
-        // The devices that a machine of ours has sit at both ends.
+        // The devices of a `vmm` machine are at both ends of the bus.
         let function = if random.below(2) == 0 { function & 0x3f } else { function | 0xf8 };
         let register = random.below(64) << 2;
         let address = (1 << 31 | bus << 16 | function << 8 | register) as u32;

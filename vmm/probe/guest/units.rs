@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Formats numbers with units.
 use core::fmt::{Display, Formatter, Result};
 
 /// `512 MiB`, `16.5 KiB`

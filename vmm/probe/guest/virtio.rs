@@ -1,4 +1,4 @@
-//! virtio over PCI (VIRTIO 1.3, 4.1) with split queues (2.7): what all of its devices share.
+//! virtio over PCI (VIRTIO 1.3, 4.1) with split queues (2.7): the parts that all devices share.
 use core::sync::atomic::{Ordering, fence};
 
 use crate::config::Function;
@@ -30,7 +30,7 @@ const QUEUE_DESC: u64 = 32;
 const QUEUE_DRIVER: u64 = 40;
 const QUEUE_DEVICE: u64 = 48;
 
-/// No interrupt.
+/// The vector number that means no interrupt.
 const NO_VECTOR: u16 = 0xffff;
 
 /// Device status: ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK.
@@ -45,30 +45,30 @@ const VERSION_1: u64 = 1 << 32;
 /// Flags of a descriptor: another one follows; the device writes.
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
-/// A driver that is no friend of interrupts, where indices do not say it.
+/// The driver wants no interrupts. Used without EVENT_IDX.
 const NO_INTERRUPT: u16 = 1;
-/// A device that looks by itself.
+/// The device wants no notifications. Used without EVENT_IDX.
 const NO_NOTIFY: u16 = 1;
 
 const ENTRIES: u16 = 256;
-/// So often in the queue's indices the place of the next interrupt is moved out of reach.
+/// Distance by which the index of the next interrupt is moved out of reach.
 const AHEAD: u16 = 0x4000;
 
-/// A device that was taken over.
+/// A device that was reset and configured.
 pub(crate) struct Transport {
     function: Function,
     common: u64,
     notify_register: u8,
     notify: u64,
-    /// Its own configuration.
+    /// The address of the device-specific configuration.
     pub(crate) device: u64,
     pub(crate) features: u64,
-    /// The first vector interrupts us.
+    /// Whether the first vector interrupts this processor.
     pub(crate) interrupts: bool,
 }
 
 impl Transport {
-    /// The first one on bus 0 with one of these device identifiers.
+    /// The first device on bus 0 with one of these device IDs.
     pub(crate) fn find(ids: [u32; 2]) -> Option<Function> {
         Function::all().find(|at| {
             let id = at.read(0);
@@ -76,8 +76,8 @@ impl Transport {
         })
     }
 
-    /// Takes the device over from whoever had it, with those of the wanted features that it has,
-    /// and with interrupts if they are wanted.
+    /// Resets the device. Negotiates the wanted features that it has, and enables interrupts if
+    /// they are wanted.
     pub(crate) fn open(
         function: Function,
         wanted: u64,
@@ -85,17 +85,17 @@ impl Transport {
         cpu: &Cpu,
     ) -> Option<Self> {
         function.switch_on();
-        let place = |kind| place(function, kind, cpu);
-        let (_, common) = place(TYPE_COMMON)?;
-        let (notify_register, notify) = place(TYPE_NOTIFY)?;
-        let (_, device) = place(TYPE_DEVICE)?;
+        let structure = |kind| structure(function, kind, cpu);
+        let (_, common) = structure(TYPE_COMMON)?;
+        let (notify_register, notify) = structure(TYPE_NOTIFY)?;
+        let (_, device) = structure(TYPE_DEVICE)?;
         let features = negotiate(common, wanted | EVENT_IDX | VERSION_1)?;
         let interrupts = interrupts && msix::switch_on(function, cpu);
         write16(common + CONFIG_MSIX_VECTOR, NO_VECTOR);
         Some(Self { function, common, notify_register, notify, device, features, interrupts })
     }
 
-    /// Gives the device a queue.
+    /// Sets up a queue.
     pub(crate) fn queue(&self, number: u16, room: &mut Room) -> Option<Queue> {
         let common = self.common;
         write16(common + QUEUE_SELECT, number);
@@ -113,13 +113,13 @@ impl Transport {
         let queue = Queue {
             number,
             size,
-            bell: self.notify + u64::from(read16(common + QUEUE_NOTIFY_OFF)) * step,
+            doorbell: self.notify + u64::from(read16(common + QUEUE_NOTIFY_OFF)) * step,
             by_index: self.features & EVENT_IDX != 0,
             descriptors: room.take(4096)?,
             available: room.take(4096)?,
             used: room.take(4096)?,
             put: 0,
-            told: 0,
+            notified: 0,
             seen: 0,
         };
         let areas = [queue.descriptors, queue.available, queue.used];
@@ -127,19 +127,19 @@ impl Transport {
             write32(common + register, address as u32);
             write32(common + register + 4, (address >> 32) as u32);
         }
-        queue.want_no_interrupt();
+        queue.suppress_interrupts();
         write16(common + QUEUE_ENABLE, 1);
         Some(queue)
     }
 
-    /// All queues are there.
+    /// Starts the device, once all queues are set up.
     pub(crate) fn run(&self) {
         write8(self.common + DEVICE_STATUS, STATUS_RUNS);
     }
 }
 
-/// The register of a structure's capability, and where the structure is.
-fn place(function: Function, kind: u32, cpu: &Cpu) -> Option<(u8, u64)> {
+/// The offset of a structure's capability, and the mapped address of the structure.
+fn structure(function: Function, kind: u32, cpu: &Cpu) -> Option<(u8, u64)> {
     let at =
         function.capabilities(VENDOR_CAPABILITY).find(|&at| function.read(at) >> 24 == kind)?;
     let (bar, offset) = (function.read(at + 4) as u8, function.read(at + 8));
@@ -150,7 +150,7 @@ fn place(function: Function, kind: u32, cpu: &Cpu) -> Option<(u8, u64)> {
 fn negotiate(common: u64, wanted: u64) -> Option<u64> {
     write8(common + DEVICE_STATUS, 0);
     while read8(common + DEVICE_STATUS) != 0 {}
-    // One step at a time (3.1.1): there are devices that take nothing else.
+    // Set one bit at a time (3.1.1): some devices accept nothing else.
     write8(common + DEVICE_STATUS, STATUS_ACKNOWLEDGE);
     write8(common + DEVICE_STATUS, STATUS_DRIVER);
     let half = |index: u32| {
@@ -167,30 +167,31 @@ fn negotiate(common: u64, wanted: u64) -> Option<u64> {
     (agreed && features & VERSION_1 != 0).then_some(features)
 }
 
-/// A split queue.
+/// A descriptor: a buffer, its flags and the next descriptor of the chain.
+pub(crate) struct Descriptor {
+    pub(crate) address: u64,
+    pub(crate) length: u32,
+    pub(crate) flags: u16,
+    pub(crate) next: u16,
+}
+
 pub(crate) struct Queue {
     number: u16,
     pub(crate) size: u16,
-    bell: u64,
-    /// Both sides say by index when they want to hear of something.
+    doorbell: u64,
+    /// Whether both sides request notifications by index (EVENT_IDX).
     by_index: bool,
     descriptors: u64,
     available: u64,
     used: u64,
     put: u16,
-    told: u16,
+    notified: u16,
     seen: u16,
 }
 
 impl Queue {
-    /// Writes a descriptor: where, how much, its flags and the next one.
-    pub(crate) fn describe(
-        &self,
-        index: u16,
-        address: u64,
-        length: u32,
-        (flags, next): (u16, u16),
-    ) {
+    pub(crate) fn describe(&self, index: u16, descriptor: Descriptor) {
+        let Descriptor { address, length, flags, next } = descriptor;
         let at = self.descriptors + 16 * u64::from(index);
         write64(at, address);
         write32(at + 8, length);
@@ -198,7 +199,7 @@ impl Queue {
         write16(at + 14, next);
     }
 
-    /// Makes the chain that begins with this descriptor available, once [`Queue::ring`] tells.
+    /// Queues the chain that begins with this descriptor. [`Queue::ring`] makes it available.
     pub(crate) fn put(&mut self, first: u16) {
         write16(self.available + 4 + 2 * u64::from(self.put % self.size), first);
         self.put = self.put.wrapping_add(1);
@@ -207,25 +208,25 @@ impl Queue {
     pub(crate) fn ring(&mut self) {
         fence(Ordering::Release);
         write16(self.available + 2, self.put);
-        // The index is seen before the device's wish is read.
+        // The device must see the index before its notification request is read.
         fence(Ordering::SeqCst);
-        if self.is_to_be_told() {
-            write16(self.bell, self.number);
+        if self.needs_notification() {
+            write16(self.doorbell, self.number);
         }
-        self.told = self.put;
+        self.notified = self.put;
     }
 
-    fn is_to_be_told(&self) -> bool {
+    fn needs_notification(&self) -> bool {
         if !self.by_index {
             return read16(self.used) & NO_NOTIFY == 0;
         }
-        // 2.7.10.1: whether the index passed the one that the device named.
+        // 2.7.10.1: whether the index has passed the one that the device requested.
         let event = read16(self.used + 4 + 8 * u64::from(self.size));
         let passed = self.put.wrapping_sub(event).wrapping_sub(1);
-        passed < self.put.wrapping_sub(self.told)
+        passed < self.put.wrapping_sub(self.notified)
     }
 
-    /// The first descriptor of a chain that was used, and how much was written to it.
+    /// The first descriptor of a used chain, and the number of bytes written to it.
     pub(crate) fn done(&mut self) -> Option<(u32, u32)> {
         if read16(self.used + 2) == self.seen {
             return None;
@@ -234,32 +235,32 @@ impl Queue {
         let at = self.used + 4 + 8 * u64::from(self.seen % self.size);
         self.seen = self.seen.wrapping_add(1);
         if self.seen % AHEAD == 0 {
-            self.want_no_interrupt();
+            self.suppress_interrupts();
         }
         Some((read32(at), read32(at + 4)))
     }
 
-    /// Asks for an interrupt with the next chain that is used.
-    pub(crate) fn listen(&self) {
+    /// Requests an interrupt for the next used chain.
+    pub(crate) fn request_interrupt(&self) {
         if self.by_index {
-            self.want_interrupt_at(self.seen);
+            self.set_interrupt_index(self.seen);
         } else {
             write16(self.available, 0);
         }
-        // The wish is seen before we look again.
+        // The device must see the request before the queue is polled again.
         fence(Ordering::SeqCst);
     }
 
-    /// Names an index that is far away as the one to interrupt at.
-    fn want_no_interrupt(&self) {
+    /// Suppresses interrupts by requesting one at a distant index.
+    fn suppress_interrupts(&self) {
         if self.by_index {
-            self.want_interrupt_at(self.seen.wrapping_add(2 * AHEAD));
+            self.set_interrupt_index(self.seen.wrapping_add(2 * AHEAD));
         } else {
             write16(self.available, NO_INTERRUPT);
         }
     }
 
-    fn want_interrupt_at(&self, index: u16) {
+    fn set_interrupt_index(&self, index: u16) {
         write16(self.available + 4 + 2 * u64::from(self.size), index);
     }
 }

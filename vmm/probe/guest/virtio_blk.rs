@@ -4,16 +4,17 @@ use crate::cpu::Cpu;
 use crate::disk::{Disk, Operation, Request, Shape};
 use crate::io::{read8, read32, write8, write32, write64};
 use crate::memory::Room;
-use crate::virtio::{NEXT, Queue, Transport, WRITE};
+use crate::virtio::{Descriptor, NEXT, Queue, Transport, WRITE};
 
-/// A modern device, and one that old drivers know, too.
+/// Device IDs: modern, and transitional.
 const IDS: [u32; 2] = [0x1042, 0x1001];
 
 const BLK_SIZE: u64 = 1 << 6;
 const FLUSH: u64 = 1 << 9;
 const CONFIG_WCE: u64 = 1 << 11;
 
-/// The disk's configuration: sectors, bytes of a block, and whether writes may wait in caches.
+/// Offsets in the device configuration: number of sectors, block size in bytes, and whether there
+/// is a write-back cache.
 const CAPACITY: u64 = 0;
 const BLOCK: u64 = 20;
 const WRITEBACK: u64 = 32;
@@ -23,14 +24,14 @@ const TYPE_IN: u32 = 0;
 const TYPE_OUT: u32 = 1;
 const TYPE_FLUSH: u32 = 4;
 
-/// Header, data and status of each request have descriptors of their own.
-const EACH: u16 = 3;
+/// Descriptors of a request: header, data and status.
+const DESCRIPTORS_PER_REQUEST: u16 = 3;
 
 /// A disk, and its queue in memory.
 pub(crate) struct VirtioBlk {
     transport: Transport,
     queue: Queue,
-    /// 16 bytes of header and a status byte for each request, 32 bytes apart.
+    /// A header of 16 bytes and a status byte for each request, 32 bytes apart.
     headers: u64,
 }
 
@@ -40,7 +41,7 @@ impl VirtioBlk {
         Transport::find(IDS)
     }
 
-    /// Takes the disk over from whoever had it.
+    /// Resets the disk and starts it, whatever its state.
     pub(crate) fn open(
         function: Function,
         room: &mut Room,
@@ -59,12 +60,12 @@ impl Disk for VirtioBlk {
     fn shape(&self) -> Shape {
         let device = self.transport.device;
         let [low, high] = [0, 4].map(|at| u64::from(read32(device + CAPACITY + at)));
-        let told = self.transport.features & BLK_SIZE != 0;
+        let has_block_size = self.transport.features & BLK_SIZE != 0;
         Shape {
             kind: "virtio-blk",
             bytes: (high << 32 | low) * SECTOR,
-            sector: if told { read32(device + BLOCK).into() } else { SECTOR },
-            depth: usize::from(self.queue.size / EACH),
+            sector: if has_block_size { read32(device + BLOCK).into() } else { SECTOR },
+            depth: usize::from(self.queue.size / DESCRIPTORS_PER_REQUEST),
             interrupts: self.transport.interrupts,
         }
     }
@@ -73,9 +74,9 @@ impl Disk for VirtioBlk {
         if self.transport.features & CONFIG_WCE == 0 {
             return !on;
         }
-        let place = self.transport.device + WRITEBACK;
-        write8(place, u8::from(!on));
-        read8(place) == u8::from(!on)
+        let register = self.transport.device + WRITEBACK;
+        write8(register, u8::from(!on));
+        read8(register) == u8::from(!on)
     }
 
     fn put(&mut self, tag: usize, request: &Request) {
@@ -89,12 +90,14 @@ impl Disk for VirtioBlk {
         write32(header + 4, 0);
         write64(header + 8, request.offset / SECTOR);
         write8(header + 16, 0xff);
-        let first = tag as u16 * EACH;
+        let first = tag as u16 * DESCRIPTORS_PER_REQUEST;
         let (data, status) = (first + 1, first + 2);
         let second = if request.length == 0 { status } else { data };
-        self.queue.describe(first, header, 16, (NEXT, second));
-        self.queue.describe(data, request.address, request.length, (NEXT | flags, status));
-        self.queue.describe(status, header + 16, 1, (WRITE, 0));
+        let descriptor = |address, length, flags, next| Descriptor { address, length, flags, next };
+        self.queue.describe(first, descriptor(header, 16, NEXT, second));
+        let described = descriptor(request.address, request.length, NEXT | flags, status);
+        self.queue.describe(data, described);
+        self.queue.describe(status, descriptor(header + 16, 1, WRITE, 0));
         self.queue.put(first);
     }
 
@@ -102,13 +105,13 @@ impl Disk for VirtioBlk {
         self.queue.ring();
     }
 
-    fn listen(&mut self) {
-        self.queue.listen();
+    fn request_interrupt(&mut self) {
+        self.queue.request_interrupt();
     }
 
     fn done(&mut self) -> Option<(usize, bool)> {
         let (first, _) = self.queue.done()?;
-        let tag = first / u32::from(EACH);
+        let tag = first / u32::from(DESCRIPTORS_PER_REQUEST);
         let status = read8(self.headers + 32 * u64::from(tag) + 16);
         Some((tag as usize, status == 0))
     }

@@ -3,19 +3,19 @@ use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::io::read8;
 use crate::memory::Room;
-use crate::virtio::{Queue, Transport, WRITE};
+use crate::virtio::{Descriptor, Queue, Transport, WRITE};
 
-/// A modern device, and one that old drivers know, too.
+/// Device IDs: modern, and transitional.
 const IDS: [u32; 2] = [0x1041, 0x1000];
 const MAC: u64 = 1 << 5;
-/// Where that is in the configuration.
+/// The offset of the MAC address in the device configuration.
 const ADDRESS: u64 = 0;
-/// Bytes before each frame: without offloads they are zeros.
+/// Bytes of the header before each frame. Without offloads, it is zeros.
 pub(crate) const HEADER: u64 = 12;
 /// Bytes of a buffer.
 pub(crate) const BUFFER: u64 = 4096;
 
-/// A frame that has arrived.
+/// A received frame.
 #[derive(Clone, Copy)]
 pub(crate) struct Arrival {
     buffer: u16,
@@ -23,13 +23,13 @@ pub(crate) struct Arrival {
     pub(crate) length: u64,
 }
 
-/// A controller, with buffers for what arrives.
+/// A controller, with buffers for received frames.
 pub(crate) struct VirtioNet {
-    arriving: Queue,
-    leaving: Queue,
+    receive: Queue,
+    transmit: Queue,
     buffers: u64,
     pub(crate) mac: [u8; 6],
-    /// It interrupts where it is asked to.
+    /// Whether the controller can interrupt.
     pub(crate) interrupts: bool,
 }
 
@@ -39,7 +39,7 @@ impl VirtioNet {
         Transport::find(IDS)
     }
 
-    /// Takes the controller over from whoever had it.
+    /// Resets the controller and starts it, whatever its state.
     pub(crate) fn open(
         function: Function,
         room: &mut Room,
@@ -48,59 +48,62 @@ impl VirtioNet {
     ) -> Option<Self> {
         let transport = Transport::open(function, MAC, interrupts, cpu)?;
         let byte = |at| read8(transport.device + ADDRESS + at);
-        // Any will do where the device has none of its own.
-        let given = transport.features & MAC != 0;
-        let mac = if given { [0, 1, 2, 3, 4, 5].map(byte) } else { [2, 0, 0, 0, 0, 2] };
-        let mut arriving = transport.queue(0, room)?;
-        let leaving = transport.queue(1, room)?;
-        let buffers = room.take(BUFFER * u64::from(arriving.size))?;
-        for buffer in 0..arriving.size {
+        // Any address will do if the device has none.
+        let has_mac = transport.features & MAC != 0;
+        let mac = if has_mac { [0, 1, 2, 3, 4, 5].map(byte) } else { [2, 0, 0, 0, 0, 2] };
+        let mut receive = transport.queue(0, room)?;
+        let transmit = transport.queue(1, room)?;
+        let buffers = room.take(BUFFER * u64::from(receive.size))?;
+        for buffer in 0..receive.size {
             let address = buffers + BUFFER * u64::from(buffer);
-            arriving.describe(buffer, address, BUFFER as u32, (WRITE, 0));
-            arriving.put(buffer);
+            let length = BUFFER as u32;
+            receive.describe(buffer, Descriptor { address, length, flags: WRITE, next: 0 });
+            receive.put(buffer);
         }
         transport.run();
-        arriving.ring();
-        Some(Self { arriving, leaving, buffers, mac, interrupts: transport.interrupts })
+        receive.ring();
+        Some(Self { receive, transmit, buffers, mac, interrupts: transport.interrupts })
     }
 
-    /// How many frames can be on their way out.
+    /// The maximum number of frames in flight.
     pub(crate) fn depth(&self) -> usize {
-        self.leaving.size.into()
+        self.transmit.size.into()
     }
 
-    /// Sends the frame behind the header at an address, under a number that is free, once
-    /// [`VirtioNet::ring`] tells.
+    /// Queues the frame behind the header at an address, under a free number. [`VirtioNet::ring`]
+    /// notifies the device.
     pub(crate) fn put(&mut self, tag: usize, address: u64, length: u64) {
         let (tag, length) = (tag as u16, (HEADER + length) as u32);
-        self.leaving.describe(tag, address, length, (0, 0));
-        self.leaving.put(tag);
+        self.transmit.describe(tag, Descriptor { address, length, flags: 0, next: 0 });
+        self.transmit.put(tag);
     }
 
     pub(crate) fn ring(&mut self) {
-        self.leaving.ring();
+        self.transmit.ring();
     }
 
-    /// A number whose frame was sent.
+    /// The number of a frame that was sent.
     pub(crate) fn sent(&mut self) -> Option<usize> {
-        self.leaving.done().map(|(tag, _)| tag as usize)
+        self.transmit.done().map(|(tag, _)| tag as usize)
     }
 
     pub(crate) fn received(&mut self) -> Option<Arrival> {
-        let (buffer, length) = self.arriving.done()?;
+        let (buffer, length) = self.receive.done()?;
         let address = self.buffers + BUFFER * u64::from(buffer) + HEADER;
         let length = u64::from(length).saturating_sub(HEADER);
         Some(Arrival { buffer: buffer as u16, address, length })
     }
 
-    /// Asks for an interrupt when a frame was sent, or else when one has arrived.
-    pub(crate) fn listen(&self, sending: bool) {
-        if sending { self.leaving.listen() } else { self.arriving.listen() }
+    /// Requests an interrupt for the next frame that is sent, or else for the next one that is
+    /// received.
+    pub(crate) fn request_interrupt(&self, sending: bool) {
+        let queue = if sending { &self.transmit } else { &self.receive };
+        queue.request_interrupt();
     }
 
-    /// Its buffer is free for another one.
+    /// Returns the buffer of a received frame to the device.
     pub(crate) fn give_back(&mut self, arrival: Arrival) {
-        self.arriving.put(arrival.buffer);
-        self.arriving.ring();
+        self.receive.put(arrival.buffer);
+        self.receive.ring();
     }
 }

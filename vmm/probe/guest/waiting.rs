@@ -1,7 +1,8 @@
-//! How a check waits for a device: it looks all the time, or halts until there is an interrupt.
+//! Waits for a device: by polling, or by halting until there is an interrupt.
 //!
-//! Ring 3 has interrupts off, so that one which comes after the last look ends the halt at once.
-//! The timer ends it, too: what was there then without an interrupt is an interrupt that was lost.
+//! Interrupts are disabled in ring 3, so an interrupt that arrives after the last poll ends the
+//! halt at once. The timer also ends it. If the device has an answer then, but sent no interrupt,
+//! the interrupt counts as lost.
 use core::hint::spin_loop;
 
 use crate::cpu::Cpu;
@@ -10,44 +11,44 @@ use crate::report::Finding;
 use crate::start::Words;
 use crate::timer;
 
-/// What a device lacks that cannot interrupt.
+/// The features that a device lacks if it cannot interrupt.
 pub(crate) const NO_INTERRUPTS: &str = "MSI-X and a local APIC";
 
-/// `wait=interrupt` or `wait=poll`.
+/// Parses `wait=interrupt` and `wait=poll`.
 pub(crate) fn by_interrupt(value: &str) -> Option<bool> {
-    ["poll", "interrupt"].iter().position(|way| *way == value).map(|way| way == 1)
+    ["poll", "interrupt"].iter().position(|it| *it == value).map(|at| at == 1)
 }
 
-/// Whether any of these words waits so: interrupts are routed before a device runs.
+/// Whether any of these words waits by interrupt. Interrupts are routed before a device runs.
 pub(crate) fn waits_by_interrupt(words: Words, key: &str) -> bool {
     words.all(key).any(|word| word.split(',').any(|part| part == "wait=interrupt"))
 }
 
-/// So many looks are about a second. They do not count while the machine is paused.
-const SECOND: u64 = 1 << 24;
-const TICKS: u64 = 10;
-const TICK_US: u64 = 1_000_000 / TICKS;
+/// Number of polls in about a second. The count stops while the machine is paused.
+const POLLS_PER_SECOND: u64 = 1 << 24;
+const TICKS_PER_SECOND: u64 = 10;
+const TICK_US: u64 = 1_000_000 / TICKS_PER_SECOND;
 
-/// A way to wait, and what came of it.
+/// A way to wait, and its statistics.
 #[derive(Clone, Copy)]
 pub(crate) struct Waiting {
     by_interrupt: bool,
-    patience_seconds: u64,
+    timeout_seconds: u64,
     before: u32,
     lost: u64,
 }
 
 impl Waiting {
-    /// Starts the timer, if need be; [`Waiting::tell`] stops it.
-    pub(crate) fn new(by_interrupt: bool, patience_seconds: u64, cpu: &Cpu) -> Self {
+    /// Starts the timer if needed. [`Waiting::finish`] stops it.
+    pub(crate) fn new(by_interrupt: bool, timeout_seconds: u64, cpu: &Cpu) -> Self {
         if by_interrupt {
             timer::tick(cpu, TICK_US);
         }
-        Self { by_interrupt, patience_seconds, before: device_interrupts(), lost: 0 }
+        Self { by_interrupt, timeout_seconds, before: device_interrupts(), lost: 0 }
     }
 
-    /// Ends it, and adds how many interrupts there were.
-    pub(crate) fn tell(self, finding: Finding) -> Finding {
+    /// Stops the timer, and adds the number of interrupts to the finding.
+    pub(crate) fn finish(self, finding: Finding) -> Finding {
         if !self.by_interrupt {
             return finding;
         }
@@ -57,15 +58,15 @@ impl Waiting {
         finding.number("lost_interrupts", self.lost)
     }
 
-    /// Waits until a look finds something, but not for ever. A look with `true` first asks the
-    /// device for an interrupt.
+    /// Calls `look` until it returns something, but not longer than the timeout. `look(true)` first
+    /// requests an interrupt from the device.
     pub(crate) fn wait<T>(&mut self, mut look: impl FnMut(bool) -> Option<T>) -> Option<T> {
         if self.by_interrupt { self.halt(look) } else { self.poll(|| look(false)) }
     }
 
-    /// Waits without any interrupt for what takes a moment.
+    /// Polls, without interrupts, for something that takes a moment.
     pub(crate) fn poll<T>(&self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-        for _ in 0..self.patience_seconds * SECOND {
+        for _ in 0..self.timeout_seconds * POLLS_PER_SECOND {
             if let Some(found) = look() {
                 return Some(found);
             }
@@ -77,14 +78,14 @@ impl Waiting {
     fn halt<T>(&mut self, mut look: impl FnMut(bool) -> Option<T>) -> Option<T> {
         let mut found = look(true);
         let mut ticks = 0;
-        while found.is_none() && ticks < self.patience_seconds * TICKS {
-            let (rung, ticked) = sleep();
+        while found.is_none() && ticks < self.timeout_seconds * TICKS_PER_SECOND {
+            let (interrupted, ticked) = sleep();
             ticks += u64::from(ticked);
-            if rung {
+            if interrupted {
                 found = look(true);
-            } else if ticked && ticks % TICKS == 0 {
+            } else if ticked && ticks % TICKS_PER_SECOND == 0 {
                 found = look(true);
-                // Perhaps it was on its way just now.
+                // The interrupt may have been on its way at this moment.
                 self.lost += u64::from(found.is_some() && !sleep().0);
             }
         }
@@ -92,7 +93,7 @@ impl Waiting {
     }
 }
 
-/// Halts; tells whether a device and whether the timer ended that.
+/// Halts. Returns whether a device, and whether the timer, ended the halt.
 fn sleep() -> (bool, bool) {
     let before = (device_interrupts(), timer_interrupts());
     halt_once();

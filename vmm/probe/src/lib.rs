@@ -1,12 +1,12 @@
-//! The probe: a guest of our own, which checks the machine from within and reports on COM1.
+//! The probe: a guest program that checks the machine from within and reports on COM1.
 //!
-//! Its sources, the words of its command line and the fields of its report are in
-//! vmm/probe/guest. It runs on every KVM, a paravirtual-only one included.
+//! vmm/probe/guest has its sources and describes its command line and its report. The probe runs on
+//! every KVM, including a paravirtual-only one.
 
 /// The probe as an ELF file: a PVH kernel that loads at 1 MiB.
 pub const IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/probe.elf"));
 
-// The guest's own pure parts, so that they are tested on the host.
+// Modules of the guest that need no hardware, so that they can be tested on the host.
 #[cfg(test)]
 #[path = "../guest/random.rs"]
 mod random;
@@ -24,7 +24,7 @@ mod test {
         IMAGE[offset..offset + width].iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
     }
 
-    /// Type, file offset, physical address, size in the file and in memory of each segment.
+    /// Type, file offset, physical address, size in the file and size in memory of each segment.
     fn segments() -> Vec<[u64; 5]> {
         let first = usize::try_from(field(32, 8)).expect("a file offset");
         let header = |index: u64| first + 56 * usize::try_from(index).expect("a small index");
@@ -37,7 +37,7 @@ mod test {
     #[test]
     fn image_is_a_small_file_that_loads_at_one_mib() {
         assert_eq!(IMAGE[..5], *b"\x7fELF\x02");
-        // A third of it is the page: 21 KiB of letters in four sizes, and what draws them.
+        // A third of it is the page: 21 KiB of glyphs in four sizes, and the code that draws them.
         assert!(IMAGE.len() < 144 << 10, "{} bytes", IMAGE.len());
         let loads: Vec<_> = segments().into_iter().filter(|segment| segment[0] == 1).collect();
         assert_eq!(loads.len(), 1);
@@ -101,7 +101,7 @@ mod test {
         let found = report.find("disk").expect("the first of them");
         assert_eq!((found.name(), found.verdict()), ("disk", Verdict::Pass));
         assert_eq!(
-            (found.said("kind"), found.said("requests"), found.said("none")),
+            (found.text_of("kind"), found.text_of("requests"), found.text_of("none")),
             ("nvme", "", "")
         );
         let counts = ["requests", "quick", "base", "kind", "none"].map(|key| found.count(key));

@@ -1,4 +1,4 @@
-//! Keys by their names, as operators write them: what is printed on them where letters are English.
+//! Names of keys for operators: the labels of a US keyboard.
 
 pub mod fingers;
 pub mod layout;
@@ -80,12 +80,12 @@ const NAMES: &[(&str, u16)] = &[
     ("pause", 0xe11d),
 ];
 
-/// Rows of letters and digits, and the code of the first of each.
+/// Rows of letters and digits, each with the code of its first key.
 const ROWS: &[(&str, u16)] =
     &[("1234567890", 0x02), ("qwertyuiop", 0x10), ("asdfghjkl", 0x1e), ("zxcvbnm", 0x2c)];
 
-/// More keys than fingers are a mistake.
-const MOST: usize = 10;
+/// One key per finger; more are a mistake.
+const MAX_KEYS: usize = 10;
 
 /// Keys that are pressed together: `ctrl-alt-delete`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,12 +97,12 @@ impl FromStr for Combination {
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
         let keys: Vec<Key> = text.split('-').map(key).collect::<Result<_, _>>()?;
-        ensure!(keys.len() <= MOST, "{text}: {} keys at once, of at most {MOST}", keys.len());
+        ensure!(keys.len() <= MAX_KEYS, "{text}: {} keys: at most {MAX_KEYS} at once", keys.len());
         Ok(Self(keys))
     }
 }
 
-/// A key by its name or its code.
+/// Parses the name or the code of a key.
 fn key(name: &str) -> anyhow::Result<Key> {
     let named = NAMES.iter().find(|it| it.0 == name).map(|it| it.1);
     let lettered = ROWS.iter().find_map(|(row, first)| {

@@ -1,7 +1,8 @@
-//! The screen: viewers that speak RFB, browsers, and from what they type to keys of the guest.
+//! The screen server: VNC clients (RFB), browsers, and the translation of their keys for the guest.
 //!
-//! It knows a display ([`host::display::Scanout`]) and keyboards ([`host::input::Hub`]), and no
-//! machine: `vmm` shows its own, the container that of another process.
+//! This crate knows a display ([`host::display::Scanout`]) and keyboards ([`host::input::Hub`]),
+//! but no machine. `vmm` serves the screen of its own machine, the container that of another
+//! process.
 
 pub mod keys;
 pub mod rfb;

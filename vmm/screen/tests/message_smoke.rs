@@ -1,12 +1,12 @@
-//! The fuzzer of the parsers of what clients send, for as long as a test may take and always the
-//! same.
+//! Runs the fuzzer of the parsers for client messages for a limited time, always with the same
+//! input.
 
 mod hostile_message;
 
 use host::testutil::noise::Noise;
 
 const ROUNDS: u64 = 60_000;
-/// Kinds of messages, and one that there is not.
+/// Message types, one of which does not exist.
 const KINDS: [u8; 13] = [0, 2, 3, 4, 5, 6, 150, 248, 250, 251, 255, 77, 6];
 
 #[test]
@@ -18,7 +18,7 @@ fn whatever_comes_is_a_message_when_it_is_whole_and_not_before() {
         for _ in 0..noise.below(12) {
             bytes.push(noise.of(&KINDS));
             let count = usize::try_from(noise.below(30)).unwrap();
-            // Mostly zeros: lengths are short then.
+            // Mostly zeros, so that lengths are short.
             let few = noise.below(3) > 0;
             bytes.extend(noise.by_ref().take(count).map(|byte| if few { byte & 1 } else { byte }));
         }

@@ -1,9 +1,9 @@
-//! The fuzzer of the encodings, for as long as a test may take and always the same.
+//! Runs the fuzzer of the encodings for a limited time, always with the same input.
 
 mod hostile_picture;
 
 use host::testutil::noise::Noise;
-// The decoder is a part of that crate's tests, and finds what it needs there.
+// The decoder is shared with the unit tests of that crate, and imports from `rfb`.
 use screen::rfb;
 
 const ROUNDS: u64 = 400;

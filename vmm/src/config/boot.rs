@@ -1,18 +1,18 @@
-//! What firmware is to boot.
+//! `--boot`: the boot order.
 
 use serde::{Deserialize, Serialize};
 
-use super::Word;
+use super::OptionValue;
 
-/// Names of devices, first the first.
+/// Names of boot devices, in the order in which the firmware tries them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Order(pub Vec<String>);
 
-impl Word for Order {
-    const ELSE: &'static str = "a list of names of devices";
+impl OptionValue for Order {
+    const JSON_FORMS: &'static str = "a list of device names";
 
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         self.0 = text.split(',').map(|name| name.trim().to_owned()).collect();
         Ok(())
     }

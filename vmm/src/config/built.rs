@@ -1,4 +1,4 @@
-//! `--disk`, `--tpm` and `--device`: devices in the words of their own configuration.
+//! `--disk`, `--tpm` and `--device`: options that are read as a device's own `Config`.
 
 use devices::platform::tpm;
 use devices::registry;
@@ -7,24 +7,24 @@ use serde::Deserialize;
 use serde::de::MapAccess;
 use serde::de::value::MapAccessDeserializer;
 
-use super::Word;
+use super::OptionValue;
 use host::keyvalue;
 
-impl Word for Vec<registry::Config> {
+impl OptionValue for Vec<registry::Config> {
     const REPEATS: bool = true;
-    const ELSE: &'static str = "a list of objects";
+    const JSON_FORMS: &'static str = "a list of objects";
 
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         self.push(keyvalue::parse(text, Some("kind"))?);
         Ok(())
     }
 }
 
-impl Word for Vec<disk::Config> {
+impl OptionValue for Vec<disk::Config> {
     const REPEATS: bool = true;
-    const ELSE: &'static str = "a list of objects";
+    const JSON_FORMS: &'static str = "a list of objects";
 
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         let disk: disk::Config = keyvalue::parse(text, Some("path"))?;
         anyhow::ensure!(!disk.path.as_os_str().is_empty(), "a path is missing");
         self.push(disk);
@@ -32,10 +32,10 @@ impl Word for Vec<disk::Config> {
     }
 }
 
-impl Word for Option<tpm::Config> {
-    const ELSE: &'static str = "a path or an object";
+impl OptionValue for Option<tpm::Config> {
+    const JSON_FORMS: &'static str = "a path or an object";
 
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         let tpm: tpm::Config = keyvalue::parse(text, Some("path"))?;
         anyhow::ensure!(!tpm.path.as_os_str().is_empty(), "a path is missing");
         *self = Some(tpm);

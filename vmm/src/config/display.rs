@@ -1,24 +1,24 @@
-//! `--display`: a word that says there is none, or what there is.
+//! `--display`: `none`, or the configuration of the display.
 
 use devices::display::bochs;
 use serde::de::MapAccess;
 use serde::de::value::MapAccessDeserializer;
 use serde::{Deserialize, Serialize};
 
-use super::Word;
+use super::OptionValue;
 use host::keyvalue;
 
-/// What people look at.
+/// The machine's display.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Display {
-    /// There is none.
+    /// No display: `none`.
     Absent(Absent),
-    /// There is this one.
+    /// A display with this configuration.
     Present(bochs::Config),
 }
 
-/// The word for it.
+/// The value `none`, as a type of its own so that serde reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Absent {
@@ -32,10 +32,10 @@ impl Default for Display {
     }
 }
 
-impl Word for Display {
-    const ELSE: &'static str = "`none`, the size of a picture or an object";
+impl OptionValue for Display {
+    const JSON_FORMS: &'static str = "`none`, a resolution or an object";
 
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         *self = match text {
             "none" => Self::Absent(Absent::None),
             _ => Self::Present(keyvalue::parse(text, Some("mode"))?),

@@ -1,12 +1,12 @@
-//! UUIDs that are derived: from a machine's disk, and from another UUID.
+//! Derived UUIDs: of a machine from its first disk, and of a VM Generation ID from another UUID.
 
 use std::path::Path;
 
 use host::uuid::Uuid;
 use ring::digest::{SHA256, digest};
 
-/// The UUID of a machine that was given none: the same as long as its first disk lies in the same
-/// place of the same host.
+/// The default UUID of a machine. It stays the same as long as the first disk keeps its path on the
+/// same host.
 pub(crate) fn of_disk(disk: &Path) -> Uuid {
     let host = std::fs::read("/etc/machine-id").unwrap_or_default();
     let place = std::fs::canonicalize(disk).unwrap_or_else(|_| disk.to_owned());

@@ -5,37 +5,37 @@ use std::fs;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::Word;
+use super::OptionValue;
 
-/// A file for fw_cfg.
+/// A file in fw_cfg.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Item {
-    /// `opt/...`
+    /// The file's name in fw_cfg: `opt/...`, at most 55 ASCII characters.
     pub name: String,
     value: String,
 }
 
 impl Item {
-    /// A file for fw_cfg: its name, and its text or `@` and the path of a file.
+    /// A file with this name. `value` is its text, or `@` and the path of a file on the host.
     ///
     /// # Errors
     ///
-    /// When it cannot have this name.
+    /// Fails if the name is invalid.
     pub fn new(name: &str, value: String) -> Result<Self, String> {
         if !name.starts_with("opt/") || name.len() > 55 || !name.is_ascii() {
             return Err(format!(
-                "`{name}` is not a name for it: take `opt/...`, at most 55 ASCII characters"
+                "`{name}`: invalid name: use `opt/...`, at most 55 ASCII characters"
             ));
         }
         Ok(Self { name: name.into(), value })
     }
 
-    /// What the guest reads.
+    /// The contents of the file.
     ///
     /// # Errors
     ///
-    /// When it is a file that cannot be read.
+    /// Fails if the file on the host cannot be read.
     pub fn bytes(&self) -> anyhow::Result<Vec<u8>> {
         match self.value.strip_prefix('@') {
             Some(path) => fs::read(path).with_context(|| format!("--fw-cfg {}: {path}", self.name)),
@@ -61,11 +61,11 @@ impl From<Item> for String {
     }
 }
 
-impl Word for Vec<Item> {
+impl OptionValue for Vec<Item> {
     const REPEATS: bool = true;
-    const ELSE: &'static str = "a list of NAME=VALUE";
+    const JSON_FORMS: &'static str = "a list of NAME=VALUE";
 
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         self.push(Item::try_from(text.to_owned()).map_err(anyhow::Error::msg)?);
         Ok(())
     }

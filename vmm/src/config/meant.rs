@@ -1,8 +1,8 @@
-//! Which option somebody may have meant.
+//! Suggestions for misspelled options: "did you mean".
 
 use host::keyvalue;
 
-/// Words of other programs for options of ours.
+/// Option names of other programs, and our equivalents.
 const OTHER_WORDS: [(&str, &str); 12] = [
     ("iso", "device usb-storage,path=FILE.iso"),
     ("cdrom", "device usb-storage,path=FILE.iso"),
@@ -18,9 +18,9 @@ const OTHER_WORDS: [(&str, &str); 12] = [
     ("vga", "display"),
 ];
 
-/// The option that somebody may have meant: a slip, the beginning of a name or a longer form of it,
-/// or a word of another program.
-pub(super) fn meant<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
+/// The option that the user probably meant. It is an equivalent of another program's option, a name
+/// with few different letters, or a name that `key` abbreviates or extends.
+pub(super) fn suggest<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
     let key = key.to_lowercase();
     let other = OTHER_WORDS.iter().find(|(word, _)| *word == key).map(|(_, ours)| *ours);
     let begins = |known: &&&str| {

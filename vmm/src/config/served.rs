@@ -1,18 +1,18 @@
-//! `--vnc` and `--web`: a place to listen, then what holds there.
+//! `--vnc` and `--web`: an address to listen on, then the settings of this listener.
 
 use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, MapAccess, SeqAccess};
 
-use super::{Word, word};
+use super::{OptionValue, deserialize_option};
 use host::keyvalue;
 use screen::rfb::listen;
 use screen::web;
 
-impl Word for Option<web::Config> {
-    const ELSE: &'static str = "a place or an object";
+impl OptionValue for Option<web::Config> {
+    const JSON_FORMS: &'static str = "an address or an object";
 
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         *self = Some(keyvalue::parse(text, Some("to"))?);
         Ok(())
     }
@@ -22,11 +22,11 @@ impl Word for Option<web::Config> {
     }
 }
 
-impl Word for Vec<listen::Config> {
+impl OptionValue for Vec<listen::Config> {
     const REPEATS: bool = true;
-    const ELSE: &'static str = "a place, an object, or a list of them";
+    const JSON_FORMS: &'static str = "an address, an object, or a list of them";
 
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         self.push(keyvalue::parse(text, Some("to"))?);
         Ok(())
     }
@@ -41,11 +41,11 @@ impl Word for Vec<listen::Config> {
     }
 }
 
-/// One of the list, which may be a text or an object.
+/// One element of the JSON list: a string or an object.
 struct Each(Vec<listen::Config>);
 
 impl<'de> Deserialize<'de> for Each {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        word(deserializer).map(Self)
+        deserialize_option(deserializer).map(Self)
     }
 }

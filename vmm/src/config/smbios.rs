@@ -1,21 +1,21 @@
-//! `--smbios`
+//! `--smbios`: the machine's identification.
 
 use serde::{Deserialize, Serialize};
 
-/// What SMBIOS tells.
+/// Strings and UUID of the SMBIOS tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Smbios {
-    /// Who made the machine.
+    /// The manufacturer of the machine.
     pub manufacturer: String,
-    /// What it is called.
+    /// The product name.
     pub product: String,
-    /// Its version.
+    /// The product version.
     pub version: String,
-    /// Its serial number.
+    /// The serial number of the machine.
     pub serial: String,
-    /// Its UUID, in the usual form. Derived from the first disk's place when it is empty, so that a
-    /// machine keeps it; all zeros without a disk.
+    /// The machine's UUID. If empty, it is derived from the path of the first disk, so that a
+    /// machine keeps it. A machine without a disk gets the nil UUID, all zeros.
     pub uuid: String,
 }
 

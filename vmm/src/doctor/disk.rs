@@ -1,4 +1,4 @@
-//! `vmm doctor --disk PATH`: how fast a disk or a volume is. A disk that exists is only read.
+//! `vmm doctor --disk PATH`: measures a disk or a volume. An existing disk is only read.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -8,19 +8,19 @@ use anyhow::{Context, ensure};
 
 use super::trial::{self, Trial};
 
-/// The file on a volume, if there is room for several of it.
-const MIB: u64 = 256;
-const LEAST_MIB: u64 = 16;
-/// A slow disk is not asked for longer.
+/// Size of the file on a volume, in MiB: at most this, and at most a quarter of the free space.
+const MAX_MIB: u64 = 256;
+const MIN_MIB: u64 = 16;
+/// Time limit of each measurement, so that slow disks end too.
 const SECONDS: u64 = 5;
-/// Block, depth and most requests of what is measured.
+/// Block size, queue depth and maximum number of requests of each measurement.
 const READS: [(&str, u64, u64); 3] = [("128K", 32, 2000), ("4K", 1, 10_000), ("4K", 32, 100_000)];
 
-/// Measures a disk, or the volume that a folder is on.
+/// Measures a disk, or the volume of a folder.
 ///
 /// # Errors
 ///
-/// When it cannot be opened: why, and the way out.
+/// Fails if it cannot be opened, with the reason and the way out.
 pub(super) fn measure(path: &Path) -> anyhow::Result<Trial> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => on_volume(path, path),
@@ -32,50 +32,50 @@ pub(super) fn measure(path: &Path) -> anyhow::Result<Trial> {
     }
 }
 
-/// Words for the probe: so much of these reads.
+/// Command-line words for the probe: read measurements over this span of the disk.
 fn reads(span: &str) -> impl Iterator<Item = String> {
     READS.into_iter().map(move |(block, depth, requests)| {
-        let way = format!("block={block},depth={depth},requests={requests}");
-        format!("disk=read,{way},span={span},seconds={SECONDS}")
+        let settings = format!("block={block},depth={depth},requests={requests}");
+        format!("disk=read,{settings},span={span},seconds={SECONDS}")
     })
 }
 
-/// The words of `--device` for a file; a comma would end its name.
+/// The value of `--device` for a file. A comma would end the path.
 fn device(path: &Path, more: &str) -> anyhow::Result<String> {
     let text = path.to_str().with_context(|| format!("{} is not text", path.display()))?;
-    ensure!(!text.contains(','), "{text}: a comma in a name ends it here: give it another name");
+    ensure!(!text.contains(','), "{text}: the path contains a comma: rename the file");
     Ok(format!("virtio-blk,path={text}{more}"))
 }
 
 fn existing(path: &Path) -> anyhow::Result<Trial> {
     let words: Vec<_> = reads("0").collect();
     let outcome = trial::run(&device(path, ",readonly=on")?, "disk", &words)?;
-    Ok(tell(path, "it was only read", outcome))
+    Ok(trial_of(path, "it was only read", outcome))
 }
 
-/// Writes a file, which nobody else sees and which is gone with this process, and reads it.
+/// Writes a file and reads it. The file has no name, and disappears with this process.
 fn on_volume(path: &Path, folder: &Path) -> anyhow::Result<Trial> {
     let space = rustix::fs::statvfs(folder)
         .with_context(|| format!("{}: no folder to measure in", folder.display()))?;
     let free = (space.f_bavail.saturating_mul(space.f_frsize) / 4) >> 20;
-    let mib = free.min(MIB);
+    let mib = free.min(MAX_MIB);
     ensure!(
-        mib >= LEAST_MIB,
-        "{} has too little free space to be measured: {} MiB are wanted",
+        mib >= MIN_MIB,
+        "{}: too little free space to measure: {} MiB are needed",
         folder.display(),
-        4 * LEAST_MIB
+        4 * MIN_MIB
     );
-    let (file, place) = nameless(folder)?;
+    let (file, path_in_proc) = nameless(folder)?;
     file.set_len(mib << 20).with_context(|| format!("{mib} MiB in {}", folder.display()))?;
-    let way = format!("block=128K,depth=32,span={mib}M");
-    let both = ["write", "verify"].map(|mode| format!("disk={mode},{way}"));
+    let settings = format!("block=128K,depth=32,span={mib}M");
+    let both = ["write", "verify"].map(|mode| format!("disk={mode},{settings}"));
     let words: Vec<_> = both.into_iter().chain(reads(&format!("{mib}M"))).collect();
-    let outcome = trial::run(&device(&place, "")?, "disk", &words)?;
-    let says = format!("a file of {mib} MiB was written there, compared, and is gone");
-    Ok(tell(path, &says, outcome))
+    let outcome = trial::run(&device(&path_in_proc, "")?, "disk", &words)?;
+    let says = format!("a file of {mib} MiB was written there, verified and deleted");
+    Ok(trial_of(path, &says, outcome))
 }
 
-/// A new file without a name, and how another process can open it.
+/// Creates a file without a name, and returns the path by which another process can open it.
 fn nameless(folder: &Path) -> anyhow::Result<(File, PathBuf)> {
     let process = std::process::id();
     let name = folder.join(format!(".transom-doctor-{process}"));
@@ -83,16 +83,16 @@ fn nameless(folder: &Path) -> anyhow::Result<(File, PathBuf)> {
     let file = options.read(true).write(true).create_new(true).open(&name);
     let file = file.with_context(|| format!("{}: a file to measure with", name.display()))?;
     fs::remove_file(&name).with_context(|| name.display().to_string())?;
-    let place = PathBuf::from(format!("/proc/{process}/fd/{}", file.as_raw_fd()));
-    Ok((file, place))
+    let path = PathBuf::from(format!("/proc/{process}/fd/{}", file.as_raw_fd()));
+    Ok((file, path))
 }
 
-fn tell(path: &Path, did: &str, outcome: trial::Outcome) -> Trial {
+fn trial_of(path: &Path, action: &str, outcome: trial::Outcome) -> Trial {
     let cached = outcome.log.contains("page cache");
     let cache = if cached { "through the page cache" } else { "around the page cache" };
     Trial {
         name: path.display().to_string(),
-        says: format!("{did}; {cache}"),
+        says: format!("{action}; {cache}"),
         works: outcome.parts.iter().all(trial::Part::works),
         parts: outcome.parts,
     }
@@ -107,9 +107,9 @@ mod test {
     #[test]
     fn a_file_to_measure_with_has_no_name_and_can_be_opened() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut file, place) = nameless(folder.path()).unwrap();
+        let (mut file, path) = nameless(folder.path()).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        File::options().write(true).open(&place).unwrap().write_all(b"seen").unwrap();
+        File::options().write(true).open(&path).unwrap().write_all(b"seen").unwrap();
         let mut text = String::new();
         file.seek(SeekFrom::Start(0)).unwrap();
         file.read_to_string(&mut text).unwrap();

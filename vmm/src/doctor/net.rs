@@ -1,5 +1,5 @@
-//! `vmm doctor --net TAP`: how fast a tap takes frames, and how fast this host answers on it. The
-//! frames have an address that no bridge passes on: nothing of them gets beyond this host.
+//! `vmm doctor --net TAP`: measures how fast a tap takes frames, and how fast this host answers on
+//! it. The frames have an address that bridges do not forward: they do not leave this host.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
@@ -10,9 +10,9 @@ use host::net::Network;
 
 use super::trial::{self, Trial};
 
-/// Frames as large as most links take, and as many as take some tenths of a second.
+/// Frames of the maximum size of most links, and enough of them to take some tenths of a second.
 const SENT: &str = "size=1514,depth=256,count=200000";
-/// Round trips.
+/// ARP round trips.
 const ASKED: &str = "count=2000,patience=2";
 /// IFF_UP
 const UP: u32 = 1;
@@ -21,7 +21,7 @@ const UP: u32 = 1;
 ///
 /// # Errors
 ///
-/// When there is none, it is not up, or somebody else has it: why, and the way out.
+/// Fails if the tap does not exist, is not up, or is in use, with the reason and the way out.
 pub(super) fn measure(name: &str) -> anyhow::Result<Trial> {
     let name = name.strip_prefix("tap:").unwrap_or(name);
     Network::try_from(format!("tap:{name}")).map_err(anyhow::Error::msg)?;
@@ -29,8 +29,8 @@ pub(super) fn measure(name: &str) -> anyhow::Result<Trial> {
     let is_known = known.lines().any(|line| line.trim_start().starts_with(&format!("{name}:")));
     ensure!(
         is_known,
-        "there is no tap {name}: `ip tuntap add {name} mode tap` makes one, \
-         `ip link set {name} up` switches it on"
+        "there is no tap {name}: create it with `ip tuntap add {name} mode tap`, \
+         and enable it with `ip link set {name} up`"
     );
     let folder = Path::new("/sys/class/net").join(name);
     check(&folder, name)?;
@@ -41,35 +41,35 @@ pub(super) fn measure(name: &str) -> anyhow::Result<Trial> {
     let silent = host.is_some() && parts.last().is_some_and(|part| !part.is_answered());
     let says = match host {
         Some(host) if silent => format!("this host has {host}, but does not answer for it there"),
-        Some(host) => format!("frames went to this host, which was asked for {host}"),
-        None => "frames went to this host, which has no IPv4 address there to ask for".into(),
+        Some(host) => format!("frames went to this host, which received ARP requests for {host}"),
+        None => "frames went to this host, which has no IPv4 address there for ARP requests".into(),
     };
-    // A host may have its reasons not to answer.
+    // Not answering ARP is no failure: the host may be configured so.
     parts.retain(|part| !silent || part.is_answered());
     let works = parts.iter().all(trial::Part::works);
     Ok(Trial { name: name.to_owned(), says, works, parts })
 }
 
-/// What would only show as frames that are lost. Where `/sys` is that of another network namespace,
-/// it does not know the tap, and nothing is said.
+/// Detects mistakes that would otherwise show only as lost frames. If `/sys` belongs to another
+/// network namespace, it does not know the tap, and the check is skipped.
 fn check(folder: &Path, name: &str) -> anyhow::Result<()> {
     if !folder.exists() {
         return Ok(());
     }
-    ensure!(folder.join("tun_flags").exists(), "{name} is an interface, but no tap");
+    ensure!(folder.join("tun_flags").exists(), "{name} is a network interface, but not a tap");
     let flags = fs::read_to_string(folder.join("flags")).with_context(|| name.to_owned())?;
     let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16);
     ensure!(flags.is_ok_and(|it| it & UP != 0), "{name} is down: `ip link set {name} up`");
     Ok(())
 }
 
-/// An IPv4 address that this host has on the tap, or on the bridge that the tap is part of.
+/// The IPv4 address of this host on the tap, or on the bridge of the tap.
 fn address(folder: &Path, name: &str) -> Option<Ipv4Addr> {
     let bridge = fs::canonicalize(folder.join("master")).ok();
     let bridge = bridge.as_ref().and_then(|path| path.file_name()?.to_str());
     let routes = fs::read_to_string("/proc/net/route").ok()?;
     let neighbour = neighbour(&routes, bridge.unwrap_or(name))?;
-    // As whom the host would speak to somebody there; nothing is sent.
+    // Use the source address that the kernel chooses for a peer there. Nothing is sent.
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     socket.connect((neighbour, 9)).ok()?;
     match socket.local_addr().ok()?.ip() {
@@ -78,12 +78,12 @@ fn address(folder: &Path, name: &str) -> Option<Ipv4Addr> {
     }
 }
 
-/// Somebody who could be on an interface, as the table of routes (proc_net_route) has it.
+/// A possible address of a peer on an interface, from the routing table (proc_net_route).
 fn neighbour(routes: &str, interface: &str) -> Option<Ipv4Addr> {
     routes.lines().skip(1).find_map(|line| {
         let words: Vec<_> = line.split_ascii_whitespace().collect();
         let number = |at: usize| u32::from_str_radix(words.get(at)?, 16).ok();
-        // The kernel prints them as they are in memory.
+        // The kernel prints the numbers in memory order.
         let [network, gateway, mask] = [number(1)?, number(2)?, number(7)?].map(u32::from_le);
         let [network, mask] = [network, mask].map(|it| u32::from_be_bytes(it.to_le_bytes()));
         let mine = words.first() == Some(&interface) && gateway == 0 && mask != 0;
@@ -112,8 +112,8 @@ tap0\t0008090A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
     #[test]
     fn what_is_no_tap_is_refused_by_its_name() {
         let said = |name| measure(name).unwrap_err().to_string();
-        assert!(said("a/b").contains("no name"));
+        assert!(said("a/b").contains("not an interface name"));
         assert!(said("tap:transom-gone").contains("ip tuntap add transom-gone"));
-        assert!(said("lo").contains("no tap"));
+        assert!(said("lo").contains("not a tap"));
     }
 }

@@ -1,4 +1,5 @@
-//! A trial: the probe, in a machine of its own, works a device of this host, and tells how it went.
+//! Runs a trial: starts the probe in a machine of its own, which uses a device of this host, and
+//! reads its report.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,24 +14,24 @@ use anyhow::{Context, bail, ensure};
 use serde::Serialize;
 use serde_json::Value;
 
-/// How long one part of a trial may take.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// The last thing that the probe tells before it begins.
+/// Time limit of one part of a trial.
+const PART_TIMEOUT: Duration = Duration::from_secs(120);
+/// Marks the last line that the probe prints before it begins.
 const BEGINS: &str = " speed ";
 
-/// What came of a trial.
+/// The result of a trial.
 #[derive(Debug, Serialize)]
 pub(super) struct Trial {
-    /// The disk or tap that was asked for.
+    /// The disk or tap.
     pub(super) name: String,
-    /// What was done to it.
+    /// A description of the trial.
     pub(super) says: String,
-    /// Everything went well.
+    /// Whether all parts passed.
     pub(super) works: bool,
     pub(super) parts: Vec<Part>,
 }
 
-/// One part of it.
+/// One part of a trial.
 #[derive(Debug, Serialize)]
 pub(super) struct Part {
     /// `read`, `write`, `verify`, `send` or `arp`.
@@ -38,25 +39,25 @@ pub(super) struct Part {
     works: bool,
     /// Bytes of a block or a frame.
     size: u64,
-    /// How many at once.
+    /// Requests in flight.
     depth: u64,
     count: u64,
     per_second: f64,
     mib_per_second: f64,
-    /// From asking to the answer.
+    /// Latency in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     median_us: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     p99_us: Option<f64>,
-    /// Processor time of the host's side for each.
+    /// Processor time of the host for each request, without the guest's processors.
     processor_us: f64,
-    /// Bytes that were compared with what was written.
+    /// Bytes that were compared with the written data.
     #[serde(skip_serializing_if = "Option::is_none")]
     verified_bytes: Option<u64>,
 }
 
 impl Trial {
-    /// For people.
+    /// The result as text.
     pub(super) fn show(&self, what: &str) -> String {
         let parts: String = self.parts.iter().map(Part::show).collect();
         format!("\n{what} {}: {}\n{parts}", self.name, self.says)
@@ -64,12 +65,12 @@ impl Trial {
 }
 
 impl Part {
-    /// Nothing was wrong.
+    /// Whether the part passed.
     pub(super) fn works(&self) -> bool {
         self.works
     }
 
-    /// There was an answer at all.
+    /// Whether there was an answer at all.
     pub(super) fn is_answered(&self) -> bool {
         self.count > 0
     }
@@ -79,12 +80,12 @@ impl Part {
             "  {:<7}{:>7} bytes, depth {:>3}: {:>9.0}/s, {:>7.1} MiB/s",
             self.does, self.size, self.depth, self.per_second, self.mib_per_second
         );
-        if let Some((median, most)) = self.median_us.zip(self.p99_us) {
-            text += &format!(", latency {median:.1} us, 99 % within {most:.1} us");
+        if let Some((median, p99)) = self.median_us.zip(self.p99_us) {
+            text += &format!(", latency {median:.1} us, 99 % within {p99:.1} us");
         }
         text += &format!(", processor {:.1} us each", self.processor_us);
         if let Some(bytes) = self.verified_bytes.filter(|_| self.works) {
-            text += &format!(", {bytes} bytes are right");
+            text += &format!(", {bytes} bytes verified");
         }
         let verdict = if self.works { "" } else { ": FAILED" };
         text + verdict + "\n"
@@ -122,23 +123,24 @@ fn tenths(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
 
-/// What the probe found, and what the machine logged.
+/// The probe's results, and the machine's log.
 pub(super) struct Outcome {
     pub(super) parts: Vec<Part>,
     pub(super) log: String,
 }
 
-/// Runs the probe with this device and these words for it: the findings of this name.
+/// Runs the probe with this device and these command-line words, and returns the findings called
+/// `name`.
 ///
 /// # Errors
 ///
-/// When the machine cannot be built: its own sentence. When it stands still.
+/// Fails if the machine cannot be built, with the machine's own message, or if it hangs.
 pub(super) fn run(device: &str, name: &str, words: &[String]) -> anyhow::Result<Outcome> {
     let mut machine = Machine::start(device, &words.join(" "))?;
     let mut times = Vec::new();
     let mut report = None;
     let mark = format!("  {name} ");
-    while let Some(line) = machine.hear()? {
+    while let Some(line) = machine.next_line()? {
         if line.contains(BEGINS) || line.contains(&mark) {
             times.push(machine.processor());
         }
@@ -147,7 +149,7 @@ pub(super) fn run(device: &str, name: &str, words: &[String]) -> anyhow::Result<
         }
     }
     let log = machine.end();
-    let Some(report) = report else { bail!(complaint(&log)) };
+    let Some(report) = report else { bail!(last_error(&log)) };
     let findings = report["findings"].as_array().into_iter().flatten();
     let mine = findings.filter(|finding| finding["name"] == name);
     let used = times.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
@@ -156,18 +158,18 @@ pub(super) fn run(device: &str, name: &str, words: &[String]) -> anyhow::Result<
     Ok(Outcome { parts, log })
 }
 
-/// What the machine said when it ended early.
-fn complaint(log: &str) -> String {
+/// The last error message in the log of a machine that ended early.
+fn last_error(log: &str) -> String {
     let last = log.lines().rev().find_map(|line| line.strip_prefix("vmm: "));
     last.unwrap_or("the machine with the probe ended early").to_owned()
 }
 
-/// A machine in a process of its own, which ends with this value.
+/// A machine in a process of its own. Dropping the value kills it.
 struct Machine {
     child: Child,
     lines: Receiver<String>,
     log: Option<thread::JoinHandle<String>>,
-    /// The nanoseconds of its threads, as they were last seen.
+    /// Processor time of its threads in nanoseconds, as last read.
     used: BTreeMap<OsString, u64>,
 }
 
@@ -182,10 +184,10 @@ impl Machine {
         let mut child = command.spawn().context("a machine for the probe")?;
         let stdout = child.stdout.take().context("a pipe")?;
         let mut stderr = child.stderr.take().context("a pipe")?;
-        let (tell, lines) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-            lines.take_while(|line| tell.send(line.clone()).is_ok()).for_each(drop);
+            lines.take_while(|line| sender.send(line.clone()).is_ok()).for_each(drop);
         });
         let log = thread::spawn(move || {
             let mut log = Vec::new();
@@ -195,23 +197,24 @@ impl Machine {
         Ok(Self { child, lines, log: Some(log), used: BTreeMap::new() })
     }
 
-    /// The next line; none when there will be no more.
-    fn hear(&self) -> anyhow::Result<Option<String>> {
-        match self.lines.recv_timeout(PATIENCE) {
+    /// The next line of output, or `None` at its end.
+    fn next_line(&self) -> anyhow::Result<Option<String>> {
+        match self.lines.recv_timeout(PART_TIMEOUT) {
             Ok(line) => Ok(Some(line)),
             Err(mpsc::RecvTimeoutError::Disconnected) => Ok(None),
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                bail!("the probe said nothing for {} s: is the device stuck?", PATIENCE.as_secs())
+                let seconds = PART_TIMEOUT.as_secs();
+                bail!("the probe reported nothing for {seconds} s: the device may hang")
             }
         }
     }
 
-    /// Processor time of its threads but those that are the guest's processors, with what those
-    /// had used who have ended since.
+    /// The processor time of all threads except the guest's processors. Includes threads that have
+    /// ended since.
     fn processor(&mut self) -> Duration {
         let folder = format!("/proc/{}/task", self.child.id());
         for task in fs::read_dir(folder).into_iter().flatten().flatten() {
-            // A thread may end while it is looked at.
+            // A thread may end while it is read.
             let read = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
             let (name, text) = (read("comm"), read("schedstat"));
             let first = text.split_ascii_whitespace().next().and_then(|it| it.parse().ok());
@@ -224,10 +227,10 @@ impl Machine {
         Duration::from_nanos(self.used.values().sum())
     }
 
-    /// Waits for its end; what it logged.
+    /// Waits for the end of the process, and returns its log.
     fn end(&mut self) -> String {
         let start = Instant::now();
-        while start.elapsed() < PATIENCE && matches!(self.child.try_wait(), Ok(None)) {
+        while start.elapsed() < PART_TIMEOUT && matches!(self.child.try_wait(), Ok(None)) {
             thread::sleep(Duration::from_millis(5));
         }
         self.child.kill().ok();
@@ -258,9 +261,9 @@ mod test {
         assert_eq!((part.per_second, part.mib_per_second), (4096.0, 16.0));
         assert_eq!((part.median_us, part.processor_us), (Some(80.1), 2.0));
         assert_eq!(part.verified_bytes, Some(8 << 20));
-        assert!(part.show().contains("8388608 bytes are right"), "{}", part.show());
+        assert!(part.show().contains("8388608 bytes verified"), "{}", part.show());
         let bad = Part { works: false, ..part };
-        assert!(bad.show().ends_with(": FAILED\n") && !bad.show().contains("right"));
+        assert!(bad.show().ends_with(": FAILED\n") && !bad.show().contains("verified"));
     }
 
     #[test]
@@ -276,7 +279,7 @@ mod test {
 
     #[test]
     fn a_machine_that_ends_early_has_its_own_words() {
-        assert_eq!(complaint(" INFO disk\nvmm: nobody: no disk\n"), "nobody: no disk");
-        assert!(complaint("").contains("ended early"));
+        assert_eq!(last_error(" INFO disk\nvmm: nobody: no disk\n"), "nobody: no disk");
+        assert!(last_error("").contains("ended early"));
     }
 }

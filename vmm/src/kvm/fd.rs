@@ -1,4 +1,4 @@
-//! The ioctls and shared pages that `kvm-ioctls` does not make safe.
+//! The ioctls and shared pages for which `kvm-ioctls` has no safe interface.
 #![expect(unsafe_code, reason = "KVM's memory slots and run pages are raw pointers by nature")]
 
 use std::cell::Cell;
@@ -16,7 +16,6 @@ use vmm_sys_util::ioctl::{ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ref
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vmm_sys_util::{ioctl_io_nr, ioctl_ior_nr, ioctl_iow_nr, ioctl_iowr_nr};
 
-/// A memory slot.
 #[derive(Clone, Copy)]
 pub(super) struct Slot {
     pub(super) number: u32,
@@ -24,7 +23,7 @@ pub(super) struct Slot {
     pub(super) guest: u64,
 }
 
-/// Gives KVM a piece of our memory, or takes it back when `host` is `None`.
+/// Maps host memory into the guest, or removes the mapping if `host` is `None`.
 pub(super) fn set_slot(vm: &VmFd, slot: Slot, host: Option<&MmapRegion>) -> anyhow::Result<()> {
     let region = kvm_userspace_memory_region {
         slot: slot.number,
@@ -33,18 +32,18 @@ pub(super) fn set_slot(vm: &VmFd, slot: Slot, host: Option<&MmapRegion>) -> anyh
         memory_size: host.map_or(0, |host| host.size() as u64),
         userspace_addr: host.map_or(0, |host| host.as_ptr() as u64),
     };
-    // SAFETY: the region is a live mapping of that size, and whoever gives it keeps it until the VM
-    // is gone or the slot is taken back (`lent::Lent` and `vm::Vm::ram` own both).
+    // SAFETY: the region is a live mapping of that size, and its owner keeps it until the VM
+    // is gone or the slot is taken back (`lent::DeviceMemory` and `vm::Vm::ram` own both).
     unsafe { vm.set_user_memory_region(region) }
         .with_context(|| format!("memory slot {} at {:#x}", slot.number, slot.guest))
 }
 
 ioctl_iowr_nr!(KVM_GET_SUPPORTED_HV_CPUID, kvm_bindings::KVMIO, 0xc1, kvm_cpuid2);
 
-/// The Hyper-V leaves that KVM can offer; none where it was built without them.
+/// The Hyper-V CPUID leaves that KVM supports. Empty if KVM was built without them.
 pub fn hyperv_cpuid(kvm: &Kvm) -> Vec<kvm_cpuid_entry2> {
     let Ok(mut cpuid) = CpuId::new(kvm_bindings::KVM_MAX_CPUID_ENTRIES) else { return Vec::new() };
-    // SAFETY: the pointer is to a header that is followed by as many entries as it says.
+    // SAFETY: the pointer is to a header and the number of entries that it states.
     let result = unsafe {
         ioctl_with_mut_ptr(kvm, KVM_GET_SUPPORTED_HV_CPUID(), cpuid.as_mut_fam_struct_ptr())
     };
@@ -57,10 +56,10 @@ pub fn hyperv_cpuid(kvm: &Kvm) -> Vec<kvm_cpuid_entry2> {
 
 ioctl_io_nr!(KVM_REINJECT_CONTROL, kvm_bindings::KVMIO, 0x71);
 
-/// Ticks of the interval timer (PIT) that a guest misses are lost, and not delivered late.
+/// Makes the interval timer (PIT) drop ticks that a guest missed, instead of delivering them late.
 pub(super) fn discard_lost_ticks(vm: &VmFd) -> anyhow::Result<()> {
     let control = kvm_reinject_control::default();
-    // SAFETY: the ioctl reads one structure from where it is told, which outlives the call.
+    // SAFETY: the ioctl reads one structure through a pointer that outlives the call.
     let done = unsafe { ioctl_with_ref(vm, KVM_REINJECT_CONTROL(), &control) };
     anyhow::ensure!(done == 0, "KVM_REINJECT_CONTROL: {}", std::io::Error::last_os_error());
     Ok(())
@@ -69,46 +68,48 @@ pub(super) fn discard_lost_ticks(vm: &VmFd) -> anyhow::Result<()> {
 ioctl_iow_nr!(KVM_X86_SETUP_MCE, kvm_bindings::KVMIO, 0x9c, u64);
 ioctl_ior_nr!(KVM_X86_GET_MCE_CAP_SUPPORTED, kvm_bindings::KVMIO, 0x9d, u64);
 
-/// Machine-check banks as in a PC, with what KVM has of: control register, corrected-error
-/// interrupts (without them Windows faults on their entry of the local APIC), software recovery.
+/// Gives a processor the machine-check banks of a PC, with the features that KVM supports: control
+/// register, corrected-error interrupts (without them, Windows faults when it accesses their entry
+/// of the local APIC), software recovery.
 pub(super) fn set_up_machine_checks(kvm: &Kvm, vcpu: &VcpuFd) {
     const BANKS: u64 = 10;
     const WANTED: u64 = 1 << 8 | 1 << 10 | 1 << 24;
     let mut supported = 0_u64;
-    // SAFETY: the ioctl writes one u64 to where it is told, which outlives the call.
+    // SAFETY: the ioctl writes one u64 through a pointer that outlives the call.
     let known = unsafe { ioctl_with_mut_ref(kvm, KVM_X86_GET_MCE_CAP_SUPPORTED(), &mut supported) };
     if known < 0 {
         return;
     }
     let capability = supported & WANTED | BANKS;
-    // SAFETY: the ioctl reads one u64 from where it is told, which outlives the call.
+    // SAFETY: the ioctl reads one u64 through a pointer that outlives the call.
     let done = unsafe { ioctl_with_ref(vcpu, KVM_X86_SETUP_MCE(), &capability) };
     if done < 0 {
         tracing::debug!("KVM refuses machine checks with capability {capability:#x}");
     }
 }
 
-/// The data of a port access, and the width of one: a string instruction is one exit with many.
+/// The data of a port access, and the width of one access in bytes: a string instruction is one
+/// exit with many accesses.
 pub(super) fn port_data(vcpu: &mut VcpuFd) -> (usize, &mut [u8]) {
     let run = vcpu.get_kvm_run();
     // SAFETY: called after KVM_EXIT_IO, for which KVM fills this member; any bytes are valid.
     let io = unsafe { run.__bindgen_anon_1.io };
     let start = ptr::from_mut(run).cast::<u8>();
     let offset = usize::try_from(io.data_offset).expect("the run area fits memory");
-    // SAFETY: KVM points into the run area, which is mapped whole as long as the processor lives.
+    // SAFETY: the offset is within the run area, which is mapped as long as the processor exists.
     let data = unsafe { start.add(offset) };
     let width = usize::from(io.size);
     let length = width * usize::try_from(io.count).expect("the run area fits memory");
-    // SAFETY: KVM says that so many bytes lie there; the exclusive borrow of `vcpu` is theirs.
+    // SAFETY: KVM put this many bytes there; the slice borrows `vcpu` exclusively.
     (width, unsafe { std::slice::from_raw_parts_mut(data, length) })
 }
 
-/// The two numbers and the instruction bytes of KVM_EXIT_INTERNAL_ERROR.
+/// The suberror and the instruction bytes of KVM_EXIT_INTERNAL_ERROR.
 pub(super) fn internal_error(vcpu: &mut VcpuFd) -> (u32, Vec<u8>) {
     let run = vcpu.get_kvm_run();
     // SAFETY: called after KVM_EXIT_INTERNAL_ERROR, for which KVM fills this; any bytes are valid.
     let error = unsafe { run.__bindgen_anon_1.internal };
-    // struct kvm_run.emulation_failure: ndata, flags (bit 0: bytes are there), size, 15 bytes.
+    // struct kvm_run.emulation_failure: ndata, flags (bit 0: bytes are present), size, 15 bytes.
     let has_bytes = error.suberror == 1 && error.ndata >= 3 && error.data[0] & 1 == 1;
     let mut bytes = Vec::new();
     if has_bytes {
@@ -118,7 +119,7 @@ pub(super) fn internal_error(vcpu: &mut VcpuFd) -> (u32, Vec<u8>) {
     (error.suberror, bytes)
 }
 
-/// Answers a hypercall that nobody handles: HV_STATUS_INVALID_HYPERCALL_CODE.
+/// Fails a hypercall that this machine does not implement: HV_STATUS_INVALID_HYPERCALL_CODE.
 pub(super) fn refuse_hypercall(vcpu: &mut VcpuFd) {
     const KVM_EXIT_HYPERV_HCALL: u32 = 2;
     const INVALID_CODE: u64 = 2;
@@ -137,7 +138,7 @@ thread_local! {
 
 static HANDLER: Once = Once::new();
 
-/// The signal that takes a thread out of KVM_RUN.
+/// The signal that interrupts KVM_RUN.
 pub(super) fn kick_signal() -> libc::c_int {
     SIGRTMIN()
 }
@@ -153,15 +154,15 @@ extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_v
     });
 }
 
-/// Without this the signal ends the process.
+/// Installs the handler of the kick signal, which would otherwise end the process.
 fn catch_kicks() {
     HANDLER.call_once(|| {
         register_signal_handler(kick_signal(), on_kick).expect("real-time signals are free");
     });
 }
 
-/// While it lives, the kick signal makes this thread's processor leave KVM_RUN, also when it comes
-/// just before the call.
+/// While this value exists, the kick signal makes this thread's processor leave KVM_RUN, even if
+/// the signal arrives just before the call.
 pub(super) struct Kickable;
 
 impl Kickable {
@@ -178,7 +179,7 @@ impl Drop for Kickable {
     }
 }
 
-/// Sends the kick signal to a thread of ours.
+/// Sends the kick signal to a processor's thread.
 pub fn kick(thread: &std::thread::JoinHandle<()>) {
     use std::os::unix::thread::JoinHandleExt;
     // The thread may not have run its processor yet.

@@ -1,4 +1,5 @@
-//! Memory of ours that the guest sees: firmware in flash, a display's picture.
+//! Host memory that is mapped into the guest for a device: firmware in flash, a display's frame
+//! buffer.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -12,11 +13,12 @@ use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 
 use super::fd::{self, Slot};
 
-/// I/O APIC and local APICs. A slot would hide them, while in a PC they hide what is behind them.
+/// The I/O APIC and the local APICs. A slot would hide them; in a PC, they hide the memory behind
+/// them.
 const CHIPS: Range<u64> = 0xfec0_0000..0xfef0_0000;
 
-/// A mapping, and the slot by which the guest sees it.
-pub(super) struct Lent {
+/// A mapping, and the memory slot that shows it to the guest.
+pub(super) struct DeviceMemory {
     vm: Arc<VmFd>,
     region: MmapRegion,
     state: Mutex<State>,
@@ -24,28 +26,29 @@ pub(super) struct Lent {
 
 struct State {
     slot: Slot,
-    /// KVM has the slot now.
-    placed: bool,
-    /// What was written and not yet told: by us, and maybe by the guest in an earlier place.
+    /// Whether KVM has the slot now.
+    mapped: bool,
+    /// Pages that were written and not yet reported: by the host, and perhaps by the guest at an
+    /// earlier address.
     changed: Pages,
 }
 
-impl Lent {
-    /// A mapping for a slot that nobody else has; its address comes with `place`.
+impl DeviceMemory {
+    /// A mapping with a slot of its own. It is not in the guest until `place` gives it an address.
     pub(super) fn new(vm: Arc<VmFd>, region: MmapRegion, slot: Slot) -> Self {
-        let noted = if notes(slot) { region.size() as u64 } else { 0 };
-        let state = State { slot, placed: false, changed: Pages::none_of(noted) };
+        let tracked = if tracks_writes(slot) { region.size() as u64 } else { 0 };
+        let state = State { slot, mapped: false, changed: Pages::none_of(tracked) };
         Self { vm, region, state: Mutex::new(state) }
     }
 
-    /// Takes KVM's list of what the guest wrote; from then on KVM begins a new one.
+    /// Fetches and clears KVM's list of pages that the guest wrote.
     fn collect(&self, state: &mut State) {
-        if !state.placed || !notes(state.slot) {
+        if !state.mapped || !tracks_writes(state.slot) {
             return;
         }
         match self.vm.get_dirty_log(state.slot.number, self.region.size()) {
             Ok(pages) => state.changed.add(&pages),
-            // Rather too much is looked at than something missed.
+            // Without the list, report all pages: none may be missed.
             Err(error) => {
                 tracing::debug!("memory slot {}: no list of writes: {error}", state.slot.number);
                 state.changed.mark(0, self.region.size());
@@ -54,30 +57,30 @@ impl Lent {
     }
 }
 
-/// Whether KVM notes which pages of a slot are written.
-fn notes(slot: Slot) -> bool {
+/// Whether KVM tracks writes to a slot.
+fn tracks_writes(slot: Slot) -> bool {
     slot.flags & KVM_MEM_LOG_DIRTY_PAGES != 0
 }
 
-impl Backing for Lent {
+impl Backing for DeviceMemory {
     fn place(&self, at: Option<u64>) -> anyhow::Result<()> {
         let mut state = self.state.lock().expect("no thread panicked");
-        // KVM does not move a slot whose contents the guest may not write: take away, then put.
-        if std::mem::take(&mut state.placed) {
+        // KVM cannot move a slot that the guest may not write: remove it, then add it.
+        if std::mem::take(&mut state.mapped) {
             fd::set_slot(&self.vm, state.slot, None).ok();
-            // Its list of writes went with it, and processors may have written until then.
+            // KVM dropped the slot's list of writes, and processors may have written until then.
             state.changed.mark(0, self.region.size());
         }
         if let Some(at) = at {
             let end = at.saturating_add(self.region.size() as u64);
             ensure!(
                 end <= CHIPS.start || CHIPS.end <= at,
-                "{at:#x}-{:#x}: interrupt controllers are there",
+                "{at:#x}-{:#x}: reserved for interrupt controllers",
                 end - 1
             );
             state.slot.guest = at;
             fd::set_slot(&self.vm, state.slot, Some(&self.region))?;
-            state.placed = true;
+            state.mapped = true;
         }
         Ok(())
     }
@@ -101,7 +104,7 @@ impl Backing for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         self.place(None).ok();
     }

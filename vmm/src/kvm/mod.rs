@@ -1,4 +1,5 @@
-//! KVM: which one this host has, the virtual machine, its processors. Every ioctl is in here.
+//! KVM: what this host's KVM can do, the virtual machine and its processors. All ioctls are in this
+//! folder.
 
 mod fd;
 mod lent;
@@ -19,20 +20,21 @@ use crate::status::{Failure, Status};
 
 const DEVICE: &str = "/dev/kvm";
 
-/// Which of the three situations a host is in.
+/// How well this host supports KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Situation {
     /// The processor runs guests itself (VMX or SVM, nested or not).
     Full,
-    /// `/dev/kvm` opens, but the processor has neither: guest code in kernel mode is emulated.
+    /// `/dev/kvm` opens, but the processor has neither VMX nor SVM: guest code in kernel mode is
+    /// emulated.
     Paravirtual,
     /// No usable `/dev/kvm`.
     None,
 }
 
 impl Situation {
-    /// Looks at the host, once: it stays what it is, and a jail hides it.
+    /// Examines the host once: the result does not change, and a jail hides the files.
     pub fn of_this_host() -> Self {
         static FOUND: OnceLock<Situation> = OnceLock::new();
         *FOUND.get_or_init(|| {
@@ -57,7 +59,8 @@ pub const PARAVIRTUAL: &str = "this host's KVM is paravirtual only (no VMX or SV
 ///
 /// # Errors
 ///
-/// When there is none, or it may not be opened; both have the status of the reference image.
+/// Fails if there is no KVM, or if this user may not open it. Both errors have the status that the
+/// reference image uses.
 pub fn open() -> anyhow::Result<Kvm> {
     let kvm = Kvm::new().map_err(|error| {
         let reason = match std::io::Error::from(error).kind() {
@@ -85,20 +88,20 @@ pub fn open() -> anyhow::Result<Kvm> {
     Ok(kvm)
 }
 
-/// A capability that we ask for, and what it is for.
+/// A KVM capability that this program uses.
 pub struct Capability {
     /// KVM's name.
     pub name: &'static str,
-    /// Its number.
+    /// KVM's number for it.
     pub cap: u32,
-    /// A machine cannot be built without it.
+    /// Whether a machine cannot be built without it.
     pub required: bool,
-    /// What works with it.
+    /// What the capability is used for.
     pub purpose: &'static str,
 }
 
 impl Capability {
-    /// Whether this KVM has it.
+    /// Whether this host's KVM has it.
     pub fn is_there(&self, kvm: &Kvm) -> bool {
         kvm.check_extension_raw(self.cap.into()) > 0
     }
@@ -106,7 +109,7 @@ impl Capability {
 
 macro_rules! capabilities {
     ($($name:ident $cap:ident, $required:literal, $purpose:literal;)*) => {
-        /// What we ask KVM for, in the order in which `vmm doctor` prints it.
+        /// The capabilities, in the order in which `vmm doctor` prints them.
         pub const CAPABILITIES: &[Capability] = &[$(Capability {
             name: stringify!($name), cap: kb::$cap, required: $required, purpose: $purpose,
         }),*];
@@ -124,18 +127,18 @@ capabilities! {
     READONLY_MEM KVM_CAP_READONLY_MEM, true, "firmware in flash";
     USER_NMI KVM_CAP_USER_NMI, false, "NMI from the control socket";
     X2APIC_API KVM_CAP_X2APIC_API, false, "more than 255 processors";
-    X86_USER_SPACE_MSR KVM_CAP_X86_USER_SPACE_MSR, false, "our own answer to unknown registers";
+    X86_USER_SPACE_MSR KVM_CAP_X86_USER_SPACE_MSR, false, "`--msr` (unknown registers)";
     HYPERV_CPUID KVM_CAP_HYPERV_CPUID, false, "Hyper-V enlightenments (Windows is slow without)";
     HYPERV_SYNIC2 KVM_CAP_HYPERV_SYNIC2, false, "Hyper-V timers (Windows uses slower ones without)";
     TSC_CONTROL KVM_CAP_TSC_CONTROL, false, "a chosen TSC frequency";
     X86_SMM KVM_CAP_X86_SMM, false, "Secure Boot that the guest cannot switch off";
 }
 
-/// The first required capability that is missing.
+/// Checks that KVM has all required capabilities.
 ///
 /// # Errors
 ///
-/// When one is missing: it is named.
+/// Fails with the name of the first that is missing.
 pub fn check(kvm: &Kvm) -> anyhow::Result<()> {
     let missing = CAPABILITIES.iter().find(|it| it.required && !it.is_there(kvm));
     match missing {

@@ -1,4 +1,4 @@
-//! The interrupt routing table: pins of the two kinds of interrupt controller, and messages.
+//! The interrupt routing table: pins of the two kinds of interrupt controllers, and messages (MSI).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,12 +12,12 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Pins of the IOAPIC; message routes are numbered from here on.
+/// Pins of the IOAPIC. Message routes have the numbers after them.
 pub const PINS: u32 = 24;
-/// KVM_MAX_IRQ_ROUTES.
-const MOST: usize = 4096;
+/// KVM_MAX_IRQ_ROUTES
+const MAX_ROUTES: usize = 4096;
 
-/// The table as KVM has it.
+/// The routing table, as loaded into KVM.
 pub(super) struct Table {
     entries: Vec<kvm_irq_routing_entry>,
     next: u32,
@@ -35,7 +35,7 @@ impl Default for Table {
         let master =
             (0..8).filter(|gsi| *gsi != 2).map(|gsi| pin(gsi, KVM_IRQCHIP_PIC_MASTER, gsi));
         let slave = (8..16).map(|gsi| pin(gsi, KVM_IRQCHIP_PIC_SLAVE, gsi - 8));
-        // The timer is wired to pin 2, as the MADT says.
+        // The timer is wired to pin 2, as in the MADT.
         let ioapic = (0..PINS).filter(|gsi| *gsi != 2).map(|gsi| {
             let input = if gsi == 0 { 2 } else { gsi };
             pin(gsi, KVM_IRQCHIP_IOAPIC, input)
@@ -62,7 +62,7 @@ impl Table {
     }
 }
 
-/// A message route: an event that KVM turns into the interrupt.
+/// A message route: an event file descriptor that KVM turns into the interrupt.
 pub(super) struct Irqfd {
     vm: Arc<VmFd>,
     table: Arc<Mutex<Table>>,
@@ -76,7 +76,8 @@ impl Irqfd {
         let gsi = {
             let mut table = table.lock().expect("no thread panicked");
             let gsi = table.next;
-            anyhow::ensure!((gsi as usize) < MOST, "all {MOST} interrupt routes are taken");
+            let free = (gsi as usize) < MAX_ROUTES;
+            anyhow::ensure!(free, "all {MAX_ROUTES} interrupt routes are taken");
             table.next += 1;
             gsi
         };
@@ -91,7 +92,8 @@ impl Route for Irqfd {
         let before = table.entries.clone();
         table.aim(self.gsi, message);
         if let Err(error) = table.load(&self.vm) {
-            // An address that no processor has: the routes of all others must stay loadable.
+            // No processor has this address. Restore the table, so that the other routes stay
+            // loadable.
             table.entries = before;
             return Err(error);
         }
@@ -103,7 +105,7 @@ impl Route for Irqfd {
     }
 
     fn send(&self) {
-        // Full only after 2^64 interrupts that nobody took.
+        // The counter is full only after 2^64 interrupts that KVM did not take.
         self.event.write(1).ok();
     }
 }

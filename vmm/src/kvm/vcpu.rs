@@ -1,4 +1,5 @@
-//! One processor: its power-on state, one step of running it, and what it looks like when it broke.
+//! One processor: its power-on state, running it until the next exit, and its registers for error
+//! messages.
 
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
@@ -16,17 +17,19 @@ use super::fd;
 use super::vm::Vm;
 use crate::msr::Policy;
 
-/// The time stamp counter runs on through a reset, as do the registers that shift it.
+/// Registers that a reset keeps: the time stamp counter, and IA32_TSC_ADJUST, which shifts it.
 const TSC: [u32; 2] = [0x10, 0x3b];
-/// IA32_MISC_ENABLE: fast strings, as all firmware leaves it.
+/// IA32_MISC_ENABLE: fast strings, as firmware sets it.
 const MISC_ENABLE: (u32, u64) = (0x1a0, 1);
-/// IA32_FEATURE_CONTROL: locked, as firmware leaves it; what is not there takes no write.
+/// IA32_FEATURE_CONTROL: locked, as firmware sets it. A processor without it ignores the write.
 const FEATURE_CONTROL: (u32, u64) = (0x3a, 1);
-/// HV_X64_MSR_SCONTROL: the synthetic interrupt controller is on at power-on, which KVM forgets.
+/// HV_X64_MSR_SCONTROL: the synthetic interrupt controller is enabled at power-on. KVM does not do
+/// this itself.
 const SCONTROL: (u32, u64) = (0x4000_0080, 1);
 
-/// What KVM keeps too but does not list: MTRRs, and of Hyper-V's synthetic interrupt controller the
-/// pages, sources and timers. Left as they were, an old guest's timer would write into a new one.
+/// MSRs that KVM saves but does not list: MTRRs, and the pages, sources and timers of Hyper-V's
+/// synthetic interrupt controller. Without resetting them, a timer of the previous guest would
+/// write into the memory of the new one.
 const UNLISTED: &[RangeInclusive<u32>] = &[
     0x200..=0x20f,
     0x250..=0x250,
@@ -37,7 +40,7 @@ const UNLISTED: &[RangeInclusive<u32>] = &[
     0x4000_0090..=0x4000_009f,
     0x4000_00b0..=0x4000_00b7,
 ];
-/// KVM_SYSTEM_EVENT_CRASH, and where Hyper-V guests have put what they say of it.
+/// KVM_SYSTEM_EVENT_CRASH, and the MSRs in which Hyper-V guests report the reason.
 const CRASH: u32 = 3;
 const CRASH_PARAMETERS: RangeInclusive<u32> = 0x4000_0100..=0x4000_0104;
 
@@ -48,7 +51,7 @@ pub struct Vcpu {
     power_on: PowerOn,
 }
 
-/// All that a reset puts back.
+/// The state that a reset restores.
 struct PowerOn {
     regs: kvm_regs,
     sregs: kvm_sregs,
@@ -60,35 +63,44 @@ struct PowerOn {
     debug: kvm_debugregs,
 }
 
-/// Why a step ended without being a mere access.
+/// The result of one step.
 #[derive(Debug)]
 pub enum Exit {
-    /// It was an access, and the device has answered.
+    /// An access, which the device has answered.
     Done,
-    /// A signal came: somebody may want this processor to stop.
+    /// A signal arrived: this processor may have to stop.
     Interrupted,
     /// A triple fault.
     Shutdown,
     /// KVM_EXIT_SYSTEM_EVENT: its type and its data.
     System(u32, Vec<u64>),
-    /// What KVM cannot run, in a sentence, with registers and instruction bytes.
+    /// KVM cannot run the guest: a message with registers and instruction bytes.
     Broken(String),
 }
 
+/// The number of a processor, from 0, and its APIC ID.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessorId {
+    /// The number of the processor. 0 is the one that boots.
+    pub index: usize,
+    /// The APIC ID, which depends on the topology.
+    pub apic_id: u32,
+}
+
 impl Vcpu {
-    /// Makes processor `index` with this APIC id and CPUID.
+    /// Creates a processor with this CPUID.
     ///
     /// # Errors
     ///
-    /// When KVM refuses.
+    /// Fails if KVM refuses.
     pub fn new(
         kvm: &Kvm,
         vm: &Vm,
-        (index, apic_id): (usize, u32),
+        id: ProcessorId,
         cpuid: &CpuId,
         hyperv: bool,
     ) -> anyhow::Result<Self> {
-        let fd = vm.fd().create_vcpu(u64::from(apic_id)).context("a processor")?;
+        let fd = vm.fd().create_vcpu(u64::from(id.apic_id)).context("a processor")?;
         fd.set_cpuid2(cpuid).context("the features of a processor")?;
         if hyperv && vm.fd().check_extension(Cap::HypervSynic2) {
             let synic = kvm_enable_cap { cap: Cap::HypervSynic2 as u32, ..Default::default() };
@@ -99,23 +111,23 @@ impl Vcpu {
         set_msr(&fd, MISC_ENABLE.0, MISC_ENABLE.1);
         set_msr(&fd, FEATURE_CONTROL.0, FEATURE_CONTROL.1);
         let power_on = PowerOn::of(kvm, &fd)?;
-        let vcpu = Self { fd, index, power_on };
+        let vcpu = Self { fd, index: id.index, power_on };
         vcpu.set_mp_state()?;
         Ok(vcpu)
     }
 
-    /// The first processor starts; the others wait for it to wake them.
+    /// Lets the first processor run. The others wait until it starts them.
     fn set_mp_state(&self) -> anyhow::Result<()> {
         let mp_state =
             if self.index == 0 { KVM_MP_STATE_RUNNABLE } else { KVM_MP_STATE_UNINITIALIZED };
         self.fd.set_mp_state(kvm_mp_state { mp_state }).context("the state of a processor")
     }
 
-    /// Back to power-on.
+    /// Resets the processor to its power-on state.
     ///
     /// # Errors
     ///
-    /// When KVM refuses.
+    /// Fails if KVM refuses.
     pub fn reset(&self) -> anyhow::Result<()> {
         let PowerOn { regs, sregs, fpu, xcrs, msrs, lapic, events, debug } = &self.power_on;
         self.fd.set_regs(regs).context("registers")?;
@@ -131,19 +143,19 @@ impl Vcpu {
         self.fd.set_debug_regs(debug).context("debug registers")
     }
 
-    /// Starts a kernel without firmware: the state that its boot protocol asks for.
+    /// Sets the state that a kernel's boot protocol requires, to start it without firmware.
     ///
     /// # Errors
     ///
-    /// When KVM refuses.
+    /// Fails if KVM refuses.
     pub fn enter(
         &self,
-        how: impl FnOnce(&mut kvm_regs, &mut kvm_sregs),
+        set_registers: impl FnOnce(&mut kvm_regs, &mut kvm_sregs),
         msrs: &[(u32, u64)],
     ) -> anyhow::Result<()> {
         let mut regs = self.power_on.regs;
         let mut sregs = self.power_on.sregs;
-        how(&mut regs, &mut sregs);
+        set_registers(&mut regs, &mut sregs);
         self.fd.set_sregs(&sregs).context("system registers")?;
         self.fd.set_regs(&regs).context("registers")?;
         for (index, value) in msrs {
@@ -152,12 +164,13 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Makes the kick signal stop this processor while it runs on this thread.
+    /// Lets the kick signal stop this processor while it runs on this thread.
     pub fn kickable(&mut self) -> impl Drop + use<> {
         fd::Kickable::new(&mut self.fd)
     }
 
-    /// Tells the guest's clock of a pause; guests without KVM's clock refuse it.
+    /// Tells the guest's clock that the guest was paused. Ignores the error of guests that do not
+    /// use KVM's clock.
     pub fn wake_clock(&self) {
         self.fd.kvmclock_ctrl().ok();
     }
@@ -166,12 +179,12 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When KVM refuses.
+    /// Fails if KVM refuses.
     pub fn nmi(&self) -> anyhow::Result<()> {
         self.fd.nmi().context("a non-maskable interrupt")
     }
 
-    /// Runs until the next exit, and answers it when it is an access.
+    /// Runs the guest until the next exit. If the exit is an access, performs it.
     pub fn step(&mut self, spaces: &Spaces, policy: &Policy) -> Exit {
         match self.fd.run() {
             Ok(VcpuExit::IoIn(port, _)) => {
@@ -192,7 +205,7 @@ impl Vcpu {
                 *exit.error = u8::from(!policy.write(exit.index, exit.data));
             }
             Ok(VcpuExit::Hyperv) => fd::refuse_hypercall(&mut self.fd),
-            // Without events to wait for it halts in the kernel; this is a spurious wake-up.
+            // The processor halts in the kernel, so this is a spurious wake-up.
             Ok(VcpuExit::Hlt | VcpuExit::IrqWindowOpen) => {}
             Ok(VcpuExit::Intr) => return self.interrupted(),
             Ok(VcpuExit::Shutdown) => return Exit::Shutdown,
@@ -218,7 +231,8 @@ impl Vcpu {
         Exit::Interrupted
     }
 
-    /// What a Hyper-V guest says of its crash: the code of the bug check, and four parameters.
+    /// The reason that a Hyper-V guest reports for its crash: the bug check code and four
+    /// parameters.
     fn crash_codes(&self) -> Vec<u64> {
         let wanted = CRASH_PARAMETERS.map(|index| kvm_msr_entry { index, ..Default::default() });
         let Ok(mut msrs) = Msrs::from_entries(&wanted.collect::<Vec<_>>()) else {
@@ -228,8 +242,8 @@ impl Vcpu {
         msrs.as_slice()[..count].iter().map(|msr| msr.data).collect()
     }
 
-    /// Completes the access that the last exit was about, without running on: only then are the
-    /// registers what the guest will see. An access across two pages comes as two.
+    /// Completes the access of the last exit without running further guest code. The registers are
+    /// valid only after this. An access across two pages is two exits.
     pub fn settle(&mut self, spaces: &Spaces, policy: &Policy) {
         self.fd.set_kvm_immediate_exit(1);
         while matches!(self.step(spaces, policy), Exit::Done) {
@@ -260,7 +274,7 @@ impl Vcpu {
         Exit::Broken(format!("processor {}: {sentence}\n{}", self.index, self.registers()))
     }
 
-    /// The registers, as a table.
+    /// The registers, as lines of text.
     pub fn registers(&self) -> String {
         let (Ok(r), Ok(s)) = (self.fd.get_regs(), self.fd.get_sregs()) else {
             return "the registers cannot be read".into();
@@ -323,7 +337,7 @@ impl PowerOn {
     }
 }
 
-/// All MSRs that KVM keeps for a processor, but the time stamp counter.
+/// All MSRs that KVM saves for a processor, except the time stamp counter.
 fn msrs(kvm: &Kvm, fd: &VcpuFd) -> anyhow::Result<Vec<kvm_msr_entry>> {
     let list = kvm.get_msr_index_list().context("the list of MSRs")?;
     let listed = list.as_slice().iter().copied().filter(|index| !TSC.contains(index));
@@ -331,7 +345,7 @@ fn msrs(kvm: &Kvm, fd: &VcpuFd) -> anyhow::Result<Vec<kvm_msr_entry>> {
     let mut wanted: Vec<_> =
         wanted.map(|index| kvm_msr_entry { index, ..Default::default() }).collect();
     let mut known = Vec::new();
-    // KVM stops at the first that this processor does not have.
+    // KVM stops at the first MSR that this processor does not have.
     while !wanted.is_empty() {
         let mut batch = Msrs::from_entries(&wanted).context("a list of MSRs")?;
         let count = fd.get_msrs(&mut batch).context("MSRs")?;
@@ -341,7 +355,7 @@ fn msrs(kvm: &Kvm, fd: &VcpuFd) -> anyhow::Result<Vec<kvm_msr_entry>> {
     Ok(known)
 }
 
-/// Writes many MSRs; KVM stops at each that does not take its value, and there we go on.
+/// Writes many MSRs. KVM stops at each one that refuses its value; the loop continues after it.
 fn set_msrs(fd: &VcpuFd, mut msrs: &[kvm_msr_entry]) -> anyhow::Result<()> {
     while !msrs.is_empty() {
         let batch = Msrs::from_entries(msrs).context("a list of MSRs")?;
@@ -354,7 +368,7 @@ fn set_msrs(fd: &VcpuFd, mut msrs: &[kvm_msr_entry]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes an MSR. What a processor does not have, or refuses, stays as it is.
+/// Writes an MSR. If the processor does not have it or refuses the value, it stays unchanged.
 fn set_msr(fd: &VcpuFd, index: u32, data: u64) {
     let entry = kvm_msr_entry { index, data, ..Default::default() };
     let written = Msrs::from_entries(&[entry]).map(|msrs| fd.set_msrs(&msrs));

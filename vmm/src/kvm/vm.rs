@@ -1,4 +1,5 @@
-//! The virtual machine: memory slots, interrupt controllers, and what it lends to devices.
+//! The virtual machine: memory slots, interrupt controllers, and the resources it provides to
+//! devices.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -16,41 +17,41 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegi
 use vmm_sys_util::eventfd::EventFd;
 
 use super::fd::{self, Slot};
-use super::lent::Lent;
+use super::lent::DeviceMemory;
 use super::routes::{Irqfd, PINS, Table};
 use crate::ram;
 
-/// Where KVM keeps three pages of its own on Intel processors, and its identity map before them:
-/// `boot::layout` reserves the 16 KiB.
+/// Three pages that KVM uses on Intel processors, and its identity map before them. `boot::layout`
+/// reserves the 16 KiB.
 const IDENTITY_MAP: u64 = 0xfeff_c000;
 const TSS: usize = 0xfeff_d000;
-/// The vCPU that exits for a system-management interrupt sees other slots: their numbers carry an
-/// address space in bits 31:16. Only 0 is used until the machine has SMM.
+/// Address space of a slot, bits 31:16 of its number. A vCPU in system-management mode sees another
+/// address space. Only 0 is used until the machine supports SMM.
 const NORMAL: u32 = 0;
 
 /// A virtual machine without processors.
 pub struct Vm {
     fd: Arc<VmFd>,
-    /// Kept as long as KVM maps it.
+    /// Kept alive as long as KVM maps it.
     ram: Arc<GuestMemoryMmap>,
     next_slot: Mutex<u32>,
     table: Arc<Mutex<Table>>,
     chips: Mutex<Option<Chips>>,
 }
 
-/// The interrupt controllers and the timer at power-on.
+/// The power-on state of the interrupt controllers and the timer.
 struct Chips {
     chips: Vec<kvm_irqchip>,
     pit: kvm_pit_state2,
 }
 
 impl Vm {
-    /// A machine with this RAM. Interrupt controllers come with `finish`: each slot that is added
-    /// after them waits for a grace period of the kernel, which is 5 ms.
+    /// Creates a machine with this RAM. `finish` adds the interrupt controllers later: each slot
+    /// that is added after them waits for a grace period of the kernel, which takes 5 ms.
     ///
     /// # Errors
     ///
-    /// When KVM refuses.
+    /// Fails if KVM refuses.
     pub fn new(kvm: &Kvm, ram: &Arc<GuestMemoryMmap>) -> anyhow::Result<Self> {
         let fd = Arc::new(kvm.create_vm().context("a virtual machine")?);
         let table = Arc::new(Mutex::new(Table::default()));
@@ -68,11 +69,11 @@ impl Vm {
         Slot { number: NORMAL << 16 | (*next - 1), flags, guest }
     }
 
-    /// Adds interrupt controllers and timer. Devices should have their memory by now.
+    /// Adds the interrupt controllers and the timer. Devices should have their memory slots by now.
     ///
     /// # Errors
     ///
-    /// When KVM refuses.
+    /// Fails if KVM refuses.
     pub fn finish(&self) -> anyhow::Result<()> {
         if self.fd.check_extension(Cap::SetIdentityMapAddr) {
             self.fd.set_identity_map_address(IDENTITY_MAP).context("the identity map page")?;
@@ -84,14 +85,14 @@ impl Vm {
         let config = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
         self.fd.create_pit2(config).context("the timer")?;
         if self.fd.check_extension(Cap::ReinjectControl) {
-            // As QEMU's q35 (`lost_tick_policy=discard`). KVM cannot use AVIC and APICv while it
-            // reinjects, since it must see each end of the timer's interrupt.
+            // Like QEMU's q35 (`lost_tick_policy=discard`). KVM cannot use AVIC and APICv while it
+            // reinjects ticks, because it must see the end of each timer interrupt.
             fd::discard_lost_ticks(&self.fd)?;
         }
         self.table.lock().expect("no thread panicked").load(&self.fd)?;
         self.enable(KVM_CAP_X2APIC_API, 3);
-        // Unknown and invalid MSRs exit to us: what they mean is this machine's policy, and not
-        // that of all machines of the host.
+        // Unknown and invalid MSRs exit to this process, so that the policy is per machine and not
+        // per host.
         self.enable(KVM_CAP_X86_USER_SPACE_MSR, 0b11);
         let mut chips = Vec::new();
         for chip_id in [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC] {
@@ -104,7 +105,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Switches a capability on where there is one.
+    /// Enables a capability if KVM has it.
     fn enable(&self, cap: u32, flags: u64) {
         if self.fd.check_extension_raw(cap.into()) > 0 {
             let request = kvm_enable_cap { cap, args: [flags, 0, 0, 0], ..Default::default() };
@@ -114,11 +115,11 @@ impl Vm {
         }
     }
 
-    /// Interrupt controllers and timer back to power-on.
+    /// Resets the interrupt controllers and the timer to their power-on state.
     ///
     /// # Errors
     ///
-    /// When KVM refuses.
+    /// Fails if KVM refuses.
     pub fn reset(&self) -> anyhow::Result<()> {
         let chips = self.chips.lock().expect("no thread panicked");
         let chips = chips.as_ref().context("the machine has no interrupt controllers yet")?;
@@ -128,7 +129,7 @@ impl Vm {
         self.fd.set_pit2(&chips.pit).context("the timer")
     }
 
-    /// A file descriptor for processors.
+    /// The file descriptor, for creating processors.
     pub(super) fn fd(&self) -> &Arc<VmFd> {
         &self.fd
     }
@@ -141,7 +142,7 @@ struct KvmPin {
 
 impl Pin for KvmPin {
     fn set(&self, high: bool) {
-        // Refused only without interrupt controllers, when no processor runs either.
+        // Fails only without interrupt controllers, when no processor runs either.
         if let Err(error) = self.vm.set_irq_line(self.gsi, high) {
             tracing::debug!("interrupt pin {}: {error}", self.gsi);
         }
@@ -160,7 +161,8 @@ impl Host for Vm {
 
     fn ring(&self, bell: Doorbell, event: &Arc<EventFd>) {
         if let Err(error) = doorbell(&self.fd, bell, event, true) {
-            // Two bells on one address, while a guest shuffles BARs: the write reaches the device.
+            // Two doorbells have the same address while a guest moves BARs. The write then reaches
+            // the device itself.
             tracing::debug!("doorbell at {:#x}: {error}", bell.address);
         }
     }
@@ -177,7 +179,7 @@ impl Host for Vm {
             Guest::Writes => 0,
             Guest::Draws => KVM_MEM_LOG_DIRTY_PAGES,
         };
-        Ok(Arc::new(Lent::new(self.fd.clone(), region, self.slot(flags, 0))))
+        Ok(Arc::new(DeviceMemory::new(self.fd.clone(), region, self.slot(flags, 0))))
     }
 
     fn release(&self, range: Range<u64>) {
@@ -190,7 +192,7 @@ fn doorbell(vm: &VmFd, bell: Doorbell, event: &EventFd, on: bool) -> Result<(), 
         Kind::Port => IoEventAddress::Pio(bell.address),
         _ => IoEventAddress::Mmio(bell.address),
     };
-    // The type of the value is the width of the write.
+    // The width of the write is the type of the value.
     macro_rules! with {
         ($value:expr) => {
             if on {

@@ -1,4 +1,4 @@
-//! What firmware does to the chip set and to PCI before it starts a kernel, through the same
+//! Programs the chip set and PCI as firmware does before it starts a kernel, through the same
 //! registers: the configuration windows, the power-management block, every BAR.
 
 use std::ops::Range;
@@ -6,31 +6,31 @@ use std::ops::Range;
 use boot::layout;
 use devices::bus::Spaces;
 
-/// 0xCF8 and 0xCFC.
+/// CONFIG_ADDRESS and CONFIG_DATA.
 const ADDRESS: u64 = 0xcf8;
 const DATA: u64 = 0xcfc;
 
-/// Registers of the header, and its command bits "ports", "memory".
+/// Registers of the PCI header, and the command bits "I/O space" and "memory space".
 const COMMAND: u8 = 0x04;
 const BARS: std::ops::RangeInclusive<u8> = 0..=5;
 const DECODE: u32 = 3;
 
-/// Host bridge: PCIEXBAR. LPC bridge: PMBASE, ACPI control.
+/// The host bridge's PCIEXBAR; the LPC bridge's PMBASE and ACPI_CNTL.
 const PCIEXBAR: u8 = 0x60;
 const LPC: (u8, u8) = (31, 0);
 const PM_BASE: u8 = 0x40;
 const ACPI_CNTL: u8 = 0x44;
-/// Where stock firmware puts the block; bit 0 of the register is the kind of space, bit 7 of the
-/// control register switches it on.
+/// The address at which stock firmware puts the power-management block. Bit 0 of PMBASE is the kind
+/// of space; bit 7 of ACPI_CNTL enables the block.
 const PM_PORTS: u64 = 0x600;
 const ACPI_EN: u32 = 0x80;
 /// PM1_CNT, and its bit that hands the block over to the operating system.
 const PM1_CNT: u64 = PM_PORTS + 4;
 const SCI_EN: u16 = 1;
-/// Ports below are the chip set's.
+/// Ports for BARs. Lower ports belong to the chip set.
 const PORTS: Range<u64> = 0x6000..0x1_0000;
 
-/// Sets all up.
+/// Programs the windows, the power-management block and all BARs.
 pub(super) fn set_up(spaces: &Spaces, memory: Range<u64>, high: Option<Range<u64>>) {
     let config = Config { spaces };
     let ecam = u32::try_from(layout::PCIEXBAR.start).expect("PCIEXBAR is below 4 GiB");
@@ -54,7 +54,7 @@ pub(super) fn set_up(spaces: &Spaces, memory: Range<u64>, high: Option<Range<u64
     }
 }
 
-/// What is left of each window.
+/// The free part of each window.
 struct Room {
     port: Range<u64>,
     memory: Range<u64>,
@@ -79,7 +79,7 @@ fn place_bars(config: &Config<'_>, at: (u8, u8), room: &mut Room) {
     config.write(at, COMMAND, command & 0xffff | DECODE);
 }
 
-/// Asks a BAR for its size, and takes so much of the window that it belongs into.
+/// Reads the size of a BAR, and allocates this much from the window of its kind.
 fn find(config: &Config<'_>, at: (u8, u8), register: u8, room: &mut Room) -> Option<u64> {
     let kind = config.read(at, register);
     config.write(at, register, u32::MAX);
@@ -109,7 +109,7 @@ fn find(config: &Config<'_>, at: (u8, u8), register: u8, room: &mut Room) -> Opt
     Some(start)
 }
 
-/// Configuration space through the ports, as firmware reaches it.
+/// Configuration space through the I/O ports, as firmware accesses it.
 struct Config<'a> {
     spaces: &'a Spaces,
 }

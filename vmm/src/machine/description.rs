@@ -1,5 +1,5 @@
-//! What the machine is, for its firmware and its guest: from what devices were granted to the
-//! tables that say so.
+//! Describes the machine for its firmware and its guest: turns the resources that devices were
+//! granted into ACPI and SMBIOS tables.
 
 use std::ops::Range;
 use std::str::FromStr as _;
@@ -17,11 +17,12 @@ use host::uuid::Uuid;
 
 use super::{Generation, Plan};
 
-/// The machine as ACPI and SMBIOS tell it. Windows move, so it is asked anew each time.
+/// The content of the ACPI and SMBIOS tables. The guest can move windows, so ACPI's part is
+/// computed each time.
 pub struct Description {
-    /// Where RAM lies.
+    /// The layout of RAM.
     pub ram: Ram,
-    /// What SMBIOS tells.
+    /// The content of the SMBIOS tables.
     pub smbios: Smbios,
     physical_bits: u8,
     apic_ids: Vec<u32>,
@@ -31,15 +32,15 @@ pub struct Description {
     generation: Arc<Generation>,
 }
 
-/// PMBASE before anybody has programmed it: where stock firmware puts it.
+/// PMBASE while it is not programmed: the address at which stock firmware puts it.
 const PM_BASE: u64 = 0x600;
 
 impl Description {
-    /// Takes down what is on a board.
+    /// Collects the description of all devices on a board.
     ///
     /// # Errors
     ///
-    /// When a device is missing that every machine has.
+    /// Fails if a device that every machine has is missing.
     pub(super) fn new(plan: &Plan, board: &Board) -> anyhow::Result<Self> {
         Ok(Self {
             ram: plan.ram,
@@ -53,11 +54,11 @@ impl Description {
         })
     }
 
-    /// What ACPI tells at this moment.
+    /// The current content of the ACPI tables.
     ///
     /// # Errors
     ///
-    /// When the guest has put the windows where no table can describe them.
+    /// Fails if the guest has moved a window to an address that no table can describe.
     pub(super) fn platform(&self) -> anyhow::Result<Platform> {
         let pcie = self.ecam.at().map_or(layout::PCIEXBAR, |at| at..at + self.ecam.size());
         Ok(Platform {
@@ -71,7 +72,7 @@ impl Description {
         })
     }
 
-    /// Where BARs of 32 and of 64 bits may lie when nobody has placed them yet.
+    /// The address ranges for 32-bit and 64-bit BARs before any is placed.
     pub(super) fn bar_windows(&self) -> (Range<u64>, Option<Range<u64>>) {
         let windows = layout::pci_windows(self.ram, &layout::PCIEXBAR);
         let largest = windows.into_iter().max_by_key(|window| window.end - window.start);
@@ -88,7 +89,7 @@ fn window(board: &Board, device: &str, kind: Kind) -> anyhow::Result<Arc<Window>
     window.with_context(|| format!("a machine without `{device}`"))
 }
 
-/// Every device that told ACPI of itself, with what it was granted.
+/// The ACPI nodes: all devices that have one, with their granted resources.
 fn nodes(board: &Board) -> Vec<Node> {
     let mut nodes = Vec::new();
     for (_, claims) in board.claims() {
@@ -112,21 +113,21 @@ fn ports(range: &Range<u64>) -> Option<Range<u16>> {
     Some(u16::try_from(range.start).ok()?..u16::try_from(range.end).ok()?)
 }
 
-/// What SMBIOS tells of a plan.
+/// The content of the SMBIOS tables.
 ///
 /// # Errors
 ///
-/// When a number has no place in its tables.
+/// Fails if a number does not fit its field.
 pub(super) fn smbios(plan: &Plan) -> anyhow::Result<Smbios> {
-    let told = &plan.config.smbios;
+    let config = &plan.config.smbios;
     let cpus = plan.config.cpus;
     let (vendor, model) = plan.model.names();
     Ok(Smbios {
-        manufacturer: told.manufacturer.clone(),
-        product: told.product.clone(),
-        version: told.version.clone(),
-        serial: told.serial.clone(),
-        uuid: Uuid::from_str(&told.uuid)?.0,
+        manufacturer: config.manufacturer.clone(),
+        product: config.product.clone(),
+        version: config.version.clone(),
+        serial: config.serial.clone(),
+        uuid: Uuid::from_str(&config.uuid)?.0,
         processors: Processors {
             sockets: u16::try_from(cpus.sockets)?,
             cores: u16::try_from(cpus.cores)?,

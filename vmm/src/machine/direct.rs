@@ -1,4 +1,4 @@
-//! Starting a kernel without firmware: what firmware would have left behind, then the kernel.
+//! Starts a kernel without firmware: prepares the machine as firmware would, then loads the kernel.
 
 use std::fs::File;
 use std::io::{Cursor, Read, Seek};
@@ -15,7 +15,7 @@ use super::bars;
 use super::description::Description;
 use crate::kvm::vcpu::Vcpu;
 
-/// A kernel and what it is told.
+/// A kernel, with its command line and the machine's description.
 pub(super) struct Direct {
     kernel: Kernel,
     command_line: String,
@@ -31,7 +31,7 @@ enum Kernel {
 /// Linux complains about a machine whose RAM is uncached.
 const MTRR_DEF_TYPE: (u32, u64) = (0x2ff, 0x806);
 
-/// CR0: protection, extension type, numeric errors, paging.
+/// CR0: protection enable, extension type, paging.
 const CR0_PE: u64 = 1;
 const CR0_ET: u64 = 1 << 4;
 const CR0_PG: u64 = 1 << 31;
@@ -49,9 +49,10 @@ impl Direct {
         Self { kernel: Kernel::Image(image), command_line, description }
     }
 
-    /// Kernel (with its name, for messages) and initial RAM disk.
+    /// A kernel file and an optional initial RAM disk. `name` appears in error messages.
     pub(super) fn files(
-        (name, kernel): (String, File),
+        name: String,
+        kernel: File,
         initrd: Option<File>,
         command_line: String,
         description: Arc<OnceLock<Description>>,
@@ -59,11 +60,11 @@ impl Direct {
         Self { kernel: Kernel::Files { name, kernel, initrd }, command_line, description }
     }
 
-    /// Makes memory, devices and the first processor ready for the kernel.
+    /// Prepares memory, devices and the first processor for the kernel.
     ///
     /// # Errors
     ///
-    /// When the kernel is not one, or does not fit.
+    /// Fails if the kernel is invalid or does not fit.
     pub(super) fn start(
         &mut self,
         memory: &GuestMemoryMmap,
@@ -77,10 +78,10 @@ impl Direct {
         let (tables, rsdp) = acpi::tables(&description.platform()?)?.image()?;
         linux::write_image(memory, &tables)?;
         let e820 = e820::for_direct_boot(description.ram, &layout::PCIEXBAR);
-        let told = Told { command_line: &self.command_line, ram: description.ram, e820, rsdp };
+        let loader = Loader { command_line: &self.command_line, ram: description.ram, e820, rsdp };
         let start = match &mut self.kernel {
-            Kernel::Image(image) => told.load(memory, &mut Cursor::new(*image), None)?,
-            Kernel::Files { name, kernel, initrd } => told
+            Kernel::Image(image) => loader.load(memory, &mut Cursor::new(*image), None)?,
+            Kernel::Files { name, kernel, initrd } => loader
                 .load(memory, kernel, initrd.as_mut())
                 .with_context(|| format!("--kernel {name}"))?,
         };
@@ -88,14 +89,14 @@ impl Direct {
     }
 }
 
-struct Told<'a> {
+struct Loader<'a> {
     command_line: &'a str,
     ram: layout::Ram,
     e820: Vec<e820::Entry>,
     rsdp: u64,
 }
 
-impl Told<'_> {
+impl Loader<'_> {
     fn load<F: Read + ReadVolatile + Seek>(
         &self,
         memory: &GuestMemoryMmap,
@@ -134,7 +135,7 @@ fn enter(start: &Start, regs: &mut kvm_regs, sregs: &mut kvm_sregs) {
     }
 }
 
-/// What a segment register holds after it was loaded from the table (Intel SDM 3A, 3.4.5).
+/// The segment register after the selector was loaded from the GDT (Intel SDM 3A, 3.4.5).
 fn segment(start: &Start, selector: u16) -> kvm_segment {
     let entry = start.descriptors[usize::from(selector / 8)];
     let bits =

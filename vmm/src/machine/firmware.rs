@@ -1,4 +1,4 @@
-//! What firmware finds in fw_cfg.
+//! The contents of fw_cfg, for firmware.
 
 use std::fs;
 use std::path::Path;
@@ -19,16 +19,16 @@ use super::description::Description;
 use super::{Plan, order};
 use crate::config::Config;
 
-/// Room for the ACPI files: their sizes are told before their contents are known, and what is left
-/// over reads as zeros, which loaders skip.
-const ROOM: [(&str, u32); 4] = [
+/// Reserved sizes of the ACPI files. Sizes are announced before the contents are known; the rest
+/// reads as zeros, which loaders skip.
+const RESERVED_BYTES: [(&str, u32); 4] = [
     (acpi::TABLES_FILE, 128 << 10),
     (acpi::RSDP_FILE, 4 << 10),
     (acpi::SCRIPT_FILE, 8 << 10),
     (vmgenid::PAGE_FILE, 4 << 10),
 ];
 
-/// The files of one machine.
+/// The fw_cfg files of one machine.
 pub(super) struct Source {
     keys: Vec<(u16, Vec<u8>)>,
     files: Vec<(String, Vec<u8>)>,
@@ -37,11 +37,11 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Prepares all that does not change once the other devices are there.
+    /// Prepares all files that do not change later. All other devices must be on the board.
     ///
     /// # Errors
     ///
-    /// When something has no place in a table, or a file cannot be read.
+    /// Fails if a value does not fit a table, or if a file cannot be read.
     pub(super) fn new(
         plan: &Plan,
         board: &Board,
@@ -54,8 +54,8 @@ impl Source {
         let smbios = super::description::smbios(plan)?;
         let map = e820::for_firmware(plan.ram);
         let order = order::paths(&plan.config.boot.0, board)?;
-        let told = Files { e820: &map, smbios: &smbios, boot_order: &order, boot_menu_ms: None };
-        let files = files::files(&told)?.into_iter().map(|file| (file.name, file.bytes));
+        let tables = Files { e820: &map, smbios: &smbios, boot_order: &order, boot_menu_ms: None };
+        let files = files::files(&tables)?.into_iter().map(|file| (file.name, file.bytes));
         let mut files: Vec<_> = files.collect();
         files.extend(event_log(board));
         for item in &plan.config.fw_cfg {
@@ -65,7 +65,7 @@ impl Source {
     }
 }
 
-/// Room in which firmware tells the system what it measured, where there is a TPM.
+/// With a TPM: the buffer in which firmware logs its measurements for the operating system.
 fn event_log(board: &Board) -> Option<(String, Vec<u8>)> {
     let is_tpm = |claim: &Claim| matches!(claim, Claim::Acpi(acpi::TPM));
     let found = board.claims().any(|(_, claims)| claims.iter().any(is_tpm));
@@ -73,14 +73,14 @@ fn event_log(board: &Board) -> Option<(String, Vec<u8>)> {
     Some((log.name, log.bytes))
 }
 
-/// Sizes and data of what firmware is to start: the kernel's set-up part and the rest of it, the
+/// The keys for size and data of each part: the kernel's set-up part, the rest of the kernel, the
 /// initial RAM disk, the command line.
 const SETUP: (u16, u16) = (0x17, 0x18);
 const KERNEL: (u16, u16) = (0x08, 0x11);
 const INITRD: (u16, u16) = (0x0b, 0x12);
 const COMMAND_LINE: (u16, u16) = (0x14, 0x15);
-/// In a bzImage (Linux, Documentation/arch/x86/boot.rst): sectors of the set-up part after the
-/// first, 0 for 4; and the magic that makes it one.
+/// Offsets in a bzImage (Linux, Documentation/arch/x86/boot.rst): the number of set-up sectors
+/// after the first, where 0 means 4; and the magic number.
 const SETUP_SECTORS: usize = 0x1f1;
 const MAGIC: std::ops::Range<usize> = 0x202..0x206;
 
@@ -91,7 +91,7 @@ fn kernel(config: &Config) -> anyhow::Result<Vec<(u16, Vec<u8>)>> {
     };
     let mut setup = read("kernel", path)?;
     if setup.get(MAGIC) != Some(b"HdrS") {
-        bail!("--kernel {}: firmware starts bzImage kernels, and this is none", path.display());
+        bail!("--kernel {}: not a bzImage, as firmware needs it", path.display());
     }
     let sectors = match setup[SETUP_SECTORS] {
         0 => 4,
@@ -121,8 +121,10 @@ impl fw_cfg::Source for Source {
     fn files(&mut self) -> Vec<File> {
         let fixed = self.files.drain(..);
         let fixed = fixed.map(|(name, bytes)| File { name, content: Content::Fixed(bytes) });
-        let lazy =
-            ROOM.map(|(name, size)| File { name: name.to_owned(), content: Content::Acpi(size) });
+        let lazy = RESERVED_BYTES.map(|(name, size)| {
+            let content = Content::Acpi(size);
+            File { name: name.to_owned(), content }
+        });
         fixed.chain(lazy).chain([self.generation.address_file()]).collect()
     }
 

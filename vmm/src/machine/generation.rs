@@ -1,4 +1,4 @@
-//! The VM Generation ID of a machine: what it is, where the guest has it, and its change.
+//! The VM Generation ID of a machine: its value, its address in the guest, and how it changes.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,39 +9,39 @@ use devices::power::Buttons;
 use host::memory::Memory;
 use host::uuid::Uuid;
 
-/// The ID, shared by the firmware's files, by direct boot and by `vmm ctl vmgenid`.
+/// The ID, shared by the firmware's files, direct boot and `vmm ctl vmgenid`.
 pub struct Generation {
     state: Mutex<State>,
 }
 
 struct State {
     id: Uuid,
-    /// Where the guest has it; 0 until firmware has said so.
+    /// The guest-physical address of the ID; 0 until firmware has reported it.
     address: u64,
 }
 
 impl Generation {
-    /// An ID that no guest has yet.
+    /// An ID that has no address in the guest yet.
     pub(super) fn new(id: Uuid) -> Self {
         Self { state: Mutex::new(State { id, address: 0 }) }
     }
 
-    /// The ID, as it is written.
+    /// The ID as text.
     pub fn show(&self) -> String {
         self.state().id.to_string()
     }
 
-    /// The ID as it is in the guest's memory.
+    /// The ID in the byte order of the guest's memory.
     pub(super) fn bytes(&self) -> [u8; 16] {
         self.state().id.in_memory()
     }
 
-    /// A directly started guest has it where direct boot put it.
+    /// Records the address at which direct boot puts the ID.
     pub(super) fn started_directly(&self) {
         self.state().address = acpi::DIRECT_GENERATION;
     }
 
-    /// The file into which firmware writes where it put the ID.
+    /// The fw_cfg file into which firmware writes the address of the ID.
     pub(super) fn address_file(self: &Arc<Self>) -> File {
         let generation = self.clone();
         let written = move |bytes: &[u8]| {
@@ -52,17 +52,17 @@ impl Generation {
         File { name: vmgenid::ADDRESS_FILE.to_owned(), content }
     }
 
-    /// Changes the ID and notifies the guest, if it has it already.
+    /// Changes the ID, and notifies the guest if it knows the ID.
     ///
     /// # Errors
     ///
-    /// When the guest said that it is where no RAM is.
+    /// Fails if the address that the guest reported is not in RAM.
     pub fn change(&self, id: Uuid, memory: &Memory, buttons: &Buttons) -> anyhow::Result<()> {
         let mut state = self.state();
         if state.address != 0 {
             let placed = memory.write(state.address, &id.in_memory());
             placed.ok().with_context(|| {
-                format!("the guest has its VM Generation ID at {:#x}: no RAM", state.address)
+                format!("the guest put its VM Generation ID at {:#x}: not RAM", state.address)
             })?;
             buttons.raise(vmgenid::EVENT);
         }

@@ -15,19 +15,19 @@ use super::Plan;
 use crate::config::Config;
 use crate::kvm;
 
-/// Builds the machine on a host that is not there, and tells of it.
+/// Builds the machine on a fake host, and describes it as a table or as JSON.
 ///
 /// # Errors
 ///
-/// When `run` would not build it either.
+/// Fails if `run` could not build the machine either.
 pub fn show(config: Config, json: bool) -> anyhow::Result<String> {
     let plan = Plan::new(config, &kvm::open()?)?.dry();
-    // The layout is real, and nobody touches what it costs nothing to map.
+    // The real layout: mapping memory that is never touched costs nothing.
     let ranges: Vec<_> = plan.ram.ranges().into_iter().map(region).collect::<Result<_, _>>()?;
     let memory = Memory::new(Arc::new(GuestMemoryMmap::from_ranges(&ranges)?));
     let mut board = Board::new(memory, Arc::new(FakeHost::default()), Arc::new(|_| {}));
-    let description = plan.furnish(&mut board)?;
-    let platform = description.get().expect("it was furnished").platform()?;
+    let description = plan.add_devices(&mut board)?;
+    let platform = description.get().expect("`add_devices` sets it").platform()?;
     let facts = json!({
         "config": plan.config,
         "memory": memory_map(&plan),
@@ -107,7 +107,7 @@ fn acpi_facts(platform: &acpi::Platform) -> anyhow::Result<Value> {
     }))
 }
 
-/// The facts for people: parts with a heading, and columns in each.
+/// The facts as text: sections with a heading and columns.
 fn table(facts: &Value) -> String {
     let mut text = String::new();
     part(&mut text, "Memory", &facts["memory"], &["start", "end", "kind"]);
@@ -119,7 +119,7 @@ fn table(facts: &Value) -> String {
         let claims = device["claims"].as_array().into_iter().flatten();
         let mut claims: Vec<_> = claims.map(words).collect();
         if claims.is_empty() {
-            // At USB, for one.
+            // USB devices, for example, claim nothing of the board.
             claims.push("nothing of the board".into());
         }
         for claim in claims {
@@ -138,7 +138,7 @@ fn table(facts: &Value) -> String {
     text
 }
 
-/// A heading and its rows, each column as wide as its widest cell.
+/// Appends a heading and its rows. Each column is as wide as its widest cell.
 fn part(text: &mut String, heading: &str, rows: &Value, columns: &[&str]) {
     writeln!(text, "{heading}").expect("a string takes all");
     let rows = rows.as_array().into_iter().flatten();

@@ -1,6 +1,6 @@
-//! The recipe: what a machine is made of, in the order in which it is put together.
+//! Builds a machine from its parts, in a fixed order.
 //!
-//! Here, and nowhere else, devices meet the tables that describe them.
+//! No other module connects devices with the tables that describe them.
 
 mod bars;
 mod description;
@@ -40,7 +40,7 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::config::{Config, Display, Hyperv, guid};
 use crate::cpuid::{Model, Topology};
-use crate::kvm::vcpu::Vcpu;
+use crate::kvm::vcpu::{ProcessorId, Vcpu};
 use crate::kvm::vm::Vm;
 use crate::msr::Policy;
 use crate::status::{Failure, Status};
@@ -52,49 +52,49 @@ use self::direct::Direct;
 use self::firmware::Source;
 pub use self::generation::Generation;
 
-/// Where the display is if nothing else is said.
+/// Default slot of the display.
 const DISPLAY_SLOT: Address = Address::new(1, 0);
-/// Where PCs of this kind have USB; out of the way of disks and networks.
+/// Slot of the USB controller, as in common PCs. Disks and networks do not get this slot.
 const USB_SLOT: Address = Address::new(0x1d, 0);
 
 /// A machine that is off.
 pub struct Machine {
     config: Config,
-    // Processors first: fields are dropped in this order, and they use all the rest.
+    // Processors first: fields are dropped in this order, and processors use all the others.
     processors: Processors,
     board: Board,
     vm: Arc<Vm>,
     ram: Arc<GuestMemoryMmap>,
-    /// How a kernel is started without firmware.
+    /// Boots a kernel without firmware.
     direct: Option<Direct>,
     generation: Arc<Generation>,
-    /// No processor has run: interrupt controllers and processors are as KVM made them.
+    /// No processor has run yet: interrupt controllers and processors are as KVM created them.
     fresh: bool,
 }
 
-/// What is the same for a machine that runs and one that is only looked at.
+/// The parts of a machine that `run` and `inspect` share.
 pub struct Plan {
-    /// The configuration, with what was not said filled in.
+    /// The configuration, with defaults filled in.
     pub config: Config,
-    /// Where RAM lies.
+    /// The layout of RAM.
     pub ram: Ram,
-    /// Processors as they see themselves.
+    /// The CPUID model of the processors.
     pub model: Model,
-    /// APIC ids, processor by processor.
+    /// The APIC IDs, by processor.
     pub apic_ids: Vec<u32>,
     /// The VM Generation ID.
     pub generation: Arc<Generation>,
     hyperv: bool,
-    /// Only looked at: devices leave the host's files and terminals alone.
+    /// `inspect`: devices do not touch the host's files and terminals.
     dry: bool,
 }
 
 impl Plan {
-    /// Fills in what was not said, from what this host's KVM can do.
+    /// Fills in the defaults, which depend on this host's KVM.
     ///
     /// # Errors
     ///
-    /// When the configuration does not fit this host.
+    /// Fails if the configuration does not fit this host.
     pub fn new(mut config: Config, kvm: &Kvm) -> anyhow::Result<Self> {
         config.check()?;
         let settled = config.cpus.settle(kvm.get_max_vcpus());
@@ -108,11 +108,11 @@ impl Plan {
         let model = Model::of_host(kvm, topology, hyperv)?;
         let apic_ids: Vec<_> = (0..config.cpus.count).map(|it| topology.apic_id(it)).collect();
         let last = apic_ids.last().copied().unwrap_or(0) as usize;
-        let most = kvm.get_max_vcpu_id();
+        let limit = kvm.get_max_vcpu_id();
         anyhow::ensure!(
-            last < most,
+            last < limit,
             "--cpus {}: with this layout the last processor has id {last}, and this host's KVM \
-             allows ids below {most}; make cores and threads powers of two",
+             allows ids below {limit}; make cores and threads powers of two",
             config.cpus
         );
         let ram = Ram::new(config.memory.size.0);
@@ -120,13 +120,13 @@ impl Plan {
         Ok(Self { config, ram, model, apic_ids, generation, hyperv, dry: false })
     }
 
-    /// The same plan, to be looked at only.
+    /// Makes the plan one for `inspect`.
     #[must_use]
     pub fn dry(self) -> Self {
         Self { dry: true, ..self }
     }
 
-    /// The devices that a machine has, in the order in which they are built.
+    /// The devices of the machine, in the order in which they are built.
     pub fn devices(&self) -> Vec<registry::Config> {
         let config = &self.config;
         let serial = config.serial.clone().unwrap_or(Stream::Stdio);
@@ -137,21 +137,22 @@ impl Plan {
             registry::Config::I8042(Default::default()),
         ];
         if let Display::Present(display) = &config.display {
-            // Drivers find it anywhere; people look for it here.
+            // Drivers find the display in any slot; users expect it in this one.
             let slot = display.slot.or(Some(DISPLAY_SLOT));
             let display = bochs::Config { slot, ..display.clone() };
             devices.push(registry::Config::Display(display));
-            devices.extend(self.hands());
+            devices.extend(self.usb_input());
         }
         if let Some(code) = &config.firmware {
             let (code, vars) = (code.clone(), config.vars.clone());
             let readonly = false;
             devices.push(registry::Config::Flash(flash::Config { code, vars, readonly }));
         }
-        // After the flash, whose lock keeps a second start of this machine away from our log.
+        // After the flash: its lock stops a second start of this machine before it truncates our
+        // log.
         devices.push(registry::Config::Serial(serial::Config { port: 1, to: serial }));
         devices.extend(config.tpm.iter().cloned().map(registry::Config::Tpm));
-        // A controller that every system has a driver for.
+        // NVMe: every common operating system has a driver.
         let disks = config.disk.iter().cloned().map(nvme::Config);
         devices.extend(disks.map(registry::Config::Nvme));
         devices.extend(config.device.iter().cloned());
@@ -163,9 +164,9 @@ impl Plan {
         devices
     }
 
-    /// What the person before the screen has, unless the user plugs USB devices of his own: a
-    /// tablet, whose pointer is where the viewer's is, and a keyboard, both driven everywhere.
-    fn hands(&self) -> Vec<registry::Config> {
+    /// The default USB input devices, unless the user configures a USB controller: a keyboard, and
+    /// a tablet, whose pointer follows the viewer's. Common systems have drivers for both.
+    fn usb_input(&self) -> Vec<registry::Config> {
         if self.config.device.iter().any(|device| matches!(device, registry::Config::Xhci(_))) {
             return Vec::new();
         }
@@ -181,8 +182,8 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// When one of them cannot have what it needs.
-    pub fn furnish(&self, board: &mut Board) -> anyhow::Result<Arc<OnceLock<Description>>> {
+    /// Fails if a device cannot have a resource that it needs.
+    pub fn add_devices(&self, board: &mut Board) -> anyhow::Result<Arc<OnceLock<Description>>> {
         let description = Arc::<OnceLock<Description>>::default();
         for device in self.devices() {
             board.add(device.kind(), |place| device.build(place))?;
@@ -198,11 +199,11 @@ impl Plan {
     }
 }
 
-/// Builds a machine, switched off: all that it is made of is there and open, and no thread runs.
+/// Builds a machine, switched off: everything is open, and no thread runs.
 ///
 /// # Errors
 ///
-/// When the host, a file or the configuration does not allow it.
+/// Fails if the host, a file or the configuration does not allow it.
 pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<Machine> {
     let kvm = kvm::open()?;
     kvm::check(&kvm)?;
@@ -212,13 +213,14 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     let vm = Arc::new(Vm::new(&kvm, &ram)?);
 
     let mut board = Board::new(Memory::new(ram.clone()), vm.clone() as Arc<dyn Host>, events);
-    let description = plan.furnish(&mut board)?;
+    let description = plan.add_devices(&mut board)?;
     let direct = direct(&plan.config, description)?;
 
     vm.finish()?;
     let vcpus = (0..).zip(&plan.apic_ids).map(|(index, apic_id)| {
         let cpuid = plan.model.of(index)?;
-        Vcpu::new(&kvm, &vm, (index as usize, *apic_id), &cpuid, plan.hyperv)
+        let id = ProcessorId { index: index as usize, apic_id: *apic_id };
+        Vcpu::new(&kvm, &vm, id, &cpuid, plan.hyperv)
     });
     let vcpus = vcpus.collect::<anyhow::Result<_>>()?;
     let (policy, generation) = (Policy::new(plan.config.msr, plan.hyperv), plan.generation);
@@ -227,8 +229,8 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     Ok(Machine { config, processors, board, vm, ram, direct, generation, fresh: true })
 }
 
-/// Fills in the machine's UUID, where none was given and there is a disk to derive it from, and
-/// gives its VM Generation ID.
+/// Fills in the machine's UUID, derived from the first disk unless it is configured, and returns
+/// the VM Generation ID.
 fn identify(config: &mut Config) -> anyhow::Result<Generation> {
     if config.smbios.uuid.is_empty() {
         let first = config.disk.first().map(|disk| &*disk.path);
@@ -244,7 +246,7 @@ fn identify(config: &mut Config) -> anyhow::Result<Generation> {
     Ok(Generation::new(id))
 }
 
-/// What is started without firmware: the kernel that was named, or the probe.
+/// The image to start without firmware: the configured kernel, or the probe.
 fn direct(
     config: &Config,
     description: Arc<OnceLock<Description>>,
@@ -257,18 +259,18 @@ fn direct(
     };
     let command_line = config.cmdline.clone();
     let Some(kernel) = &config.kernel else {
-        // Whoever has a screen to look at does so after the end, too.
+        // If the screen is served, the probe stays on it at its end.
         let then = if config.is_watched() { "then=halt" } else { "then=poweroff" };
         let words = command_line.unwrap_or_else(|| then.into());
         return Ok(Some(Direct::image(probe::IMAGE, words, description)));
     };
     let command_line = command_line.unwrap_or_default();
     let initrd = config.initrd.as_deref().map(|path| open("initrd", path)).transpose()?;
-    let kernel = (kernel.display().to_string(), open("kernel", kernel)?);
-    Ok(Some(Direct::files(kernel, initrd, command_line, description)))
+    let (name, kernel) = (kernel.display().to_string(), open("kernel", kernel)?);
+    Ok(Some(Direct::files(name, kernel, initrd, command_line, description)))
 }
 
-/// Opens what must be a plain file: a folder has no length, and a pipe would make us wait.
+/// Opens a regular file. A directory has no length, and opening a pipe would block.
 fn open(path: &Path) -> anyhow::Result<File> {
     let found = std::fs::metadata(path)?;
     anyhow::ensure!(!found.is_dir(), "it is a directory");
@@ -277,20 +279,20 @@ fn open(path: &Path) -> anyhow::Result<File> {
 }
 
 impl Machine {
-    /// Starts the threads of the processors, which wait.
+    /// Starts the processors' threads, paused.
     ///
     /// # Errors
     ///
-    /// When the host has no thread left.
+    /// Fails if the host cannot create a thread.
     pub fn start(&mut self) -> anyhow::Result<()> {
         self.processors.start()
     }
 
-    /// Makes everything as new, with the kernel in its place; `resume` starts it.
+    /// Resets the machine and loads the kernel. `resume` starts it.
     ///
     /// # Errors
     ///
-    /// When a device or KVM refuses, or the kernel is not one.
+    /// Fails if a device or KVM refuses, or if the kernel is invalid.
     pub fn prepare(&mut self) -> anyhow::Result<()> {
         self.board.reset()?;
         if !std::mem::take(&mut self.fresh) {
@@ -312,31 +314,32 @@ impl Machine {
         self.processors.pause();
     }
 
-    /// Lets the processors run on.
+    /// Resumes the processors.
     pub fn resume(&self) {
         self.processors.resume();
     }
 
-    /// Tells guests with KVM's clock that they were paused, so that they see no lock-up.
+    /// Tells guests that use KVM's clock that they were paused, so that they report no lock-up.
     pub fn wake_clocks(&self) {
         self.processors.each().for_each(|vcpu| vcpu.wake_clock());
     }
 
-    /// Stops the devices: what they hold is on the host's side now. Processors must be paused.
+    /// Parks the devices, which hand their buffered data to the host. Processors must be paused.
     pub fn park(&self) {
         self.board.park();
     }
 
-    /// Plugs in one more USB device; its name.
+    /// Plugs in a USB device, and returns its name.
     ///
     /// # Errors
     ///
-    /// When it is no USB device, cannot have what it needs, or all ports are taken.
+    /// Fails if it is not a USB device, if it cannot have a resource that it needs, or if all ports
+    /// are taken.
     pub fn attach(&mut self, mut device: registry::Config) -> anyhow::Result<String> {
         let kind = device.kind();
         anyhow::ensure!(
             device.is_usb(),
-            "`{kind}` cannot be plugged into a machine that runs: USB devices can"
+            "`{kind}` cannot be plugged into a running machine; only USB devices can"
         );
         device.suit(u16::try_from(self.config.cpus.count).unwrap_or(u16::MAX));
         let before = self.board.usb().names();
@@ -353,21 +356,21 @@ impl Machine {
         new.with_context(|| format!("`{kind}` is gone already"))
     }
 
-    /// Pulls out a USB device.
+    /// Unplugs a USB device.
     ///
     /// # Errors
     ///
-    /// When there is none of this name.
+    /// Fails if no device has this name.
     pub fn detach(&mut self, name: &str) -> anyhow::Result<()> {
         self.board.pull(name)
     }
 
-    /// The names of its USB devices.
+    /// The names of the USB devices.
     pub fn usb(&self) -> Vec<String> {
         self.board.usb().names()
     }
 
-    /// The configuration, with what was not said filled in.
+    /// The configuration, with defaults filled in.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -376,7 +379,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// When the guest has it where no RAM is.
+    /// Fails if the guest has placed the ID outside of RAM.
     pub fn renew(&self, id: Uuid) -> anyhow::Result<()> {
         let memory = Memory::new(self.ram.clone());
         self.generation.change(id, &memory, self.board.buttons())
@@ -387,41 +390,41 @@ impl Machine {
         &self.generation
     }
 
-    /// The buttons on the case.
+    /// The power and other buttons.
     pub fn buttons(&self) -> &Buttons {
         self.board.buttons()
     }
 
-    /// The balloon, if it has one.
+    /// The connection to the balloon, if there is one.
     pub fn balloon(&self) -> &balloon::Hub {
         self.board.balloon()
     }
 
-    /// Its displays.
+    /// The displays.
     pub fn screens(&self) -> &Arc<Screens> {
         self.board.screens()
     }
 
-    /// Its keyboards and mice.
+    /// The keyboards and mice.
     pub fn input(&self) -> &Arc<Hub> {
         self.board.input()
     }
 
-    /// Its disks.
+    /// The disks.
     pub fn disks(&self) -> &Disks {
         self.board.disks()
     }
 
-    /// Its network cables.
+    /// The network links.
     pub fn links(&self) -> &Links {
         self.board.links()
     }
 
-    /// Sends a non-maskable interrupt to the first processor; all are paused then.
+    /// Pauses all processors, and sends a non-maskable interrupt to the first.
     ///
     /// # Errors
     ///
-    /// When KVM refuses.
+    /// Fails if KVM refuses.
     pub fn nmi(&self) -> anyhow::Result<()> {
         self.processors.pause();
         self.processors.each().next().map_or(Ok(()), |vcpu| vcpu.nmi())

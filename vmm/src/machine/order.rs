@@ -1,16 +1,16 @@
-//! The order in which firmware boots, as the paths of OpenFirmware by which it finds devices
-//! (OVMF, `QemuBootOrderLib`).
+//! The boot order, as the OpenFirmware paths by which firmware finds devices (OVMF,
+//! `QemuBootOrderLib`).
 
 use anyhow::{bail, ensure};
 use devices::board::Board;
 use devices::grants::Claim;
 use devices::pci::Address;
 
-/// The paths of what these names stand for.
+/// The OpenFirmware paths of these devices.
 ///
 /// # Errors
 ///
-/// When there is no such device, it is nothing to boot from, or it is named twice.
+/// Fails if a device does not exist, is not bootable, or is listed twice.
 pub(super) fn paths(names: &[String], board: &Board) -> anyhow::Result<Vec<String>> {
     let mut paths = Vec::new();
     for name in names {
@@ -18,11 +18,11 @@ pub(super) fn paths(names: &[String], board: &Board) -> anyhow::Result<Vec<Strin
             let all: Vec<_> =
                 board.claims().map(|it| it.0).filter(|it| path(it, board).is_some()).collect();
             if all.is_empty() {
-                bail!("--boot {name}: this machine has nothing to boot from");
+                bail!("--boot {name}: this machine has no bootable device");
             }
-            bail!("--boot {name}: that is nothing to boot from, but: {}", all.join(", "));
+            bail!("--boot {name}: not a bootable device; bootable: {}", all.join(", "));
         };
-        ensure!(!paths.contains(&path), "--boot {name}: it is named twice");
+        ensure!(!paths.contains(&path), "--boot {name}: it is listed twice");
         paths.push(path);
     }
     Ok(paths)
@@ -43,7 +43,7 @@ fn path(name: &str, board: &Board) -> Option<String> {
     }
     let at = slot(board.claims().find(|it| it.0 == name)?.1)?;
     Some(match kind {
-        // The second number is the EUI-64, which needs a number that the IEEE sells.
+        // The second number is the EUI-64. It is 0, because real ones are assigned by the IEEE.
         "nvme" => format!("/pci@i0cf8/pci8086,5845@{at}/namespace@1,0"),
         "virtio-blk" => format!("/pci@i0cf8/scsi@{at}/disk@0,0"),
         "virtio-scsi" => format!("/pci@i0cf8/scsi@{at}/channel@0/disk@0,0"),
@@ -52,12 +52,12 @@ fn path(name: &str, board: &Board) -> Option<String> {
     })
 }
 
-/// `nvme` of `nvme.2`.
+/// The kind in a device's name: `nvme` in `nvme.2`.
 fn kind_of(name: &str) -> &str {
     name.split('.').next().unwrap_or_default()
 }
 
-/// A PCI slot in the words of OpenFirmware: device, and function where it is not 0.
+/// An OpenFirmware unit address: the device number, and the function unless it is 0.
 fn slot(claims: &[Claim]) -> Option<String> {
     claims.iter().find_map(|claim| match claim {
         Claim::Pci(at, _) => Some(unit(*at)),

@@ -1,4 +1,5 @@
-//! A client of the control socket that sends anything, and a machine that says what it was asked.
+//! A client of the control socket that sends arbitrary bytes, and a machine that answers with the
+//! request.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use vmm::control::{Command, Request, Server};
 
-/// The machine. It ends with its socket.
+/// The machine. It ends when its socket is dropped.
 pub(crate) struct Machine {
     path: PathBuf,
     _server: Server,
@@ -35,19 +36,19 @@ impl Machine {
         Self { path, _server: server, _folder: folder }
     }
 
-    /// Sends these bytes, and sees that each line is answered until there is one that is no text.
+    /// Sends these bytes. Checks that each line gets an answer, up to the first that is not text.
     pub(crate) fn serve(&self, bytes: &[u8]) {
         let client = UnixStream::connect(&self.path).expect("it listens");
         let mut sender = client.try_clone().expect("a socket");
         let mut answers = 0;
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                // Who sends what is no text is hung up on.
+                // The server disconnects a client that sends a line that is not text.
                 sender.write_all(bytes).ok();
                 sender.shutdown(Shutdown::Write).ok();
             });
             for line in BufReader::new(client).lines() {
-                // So too, with what was not read yet.
+                // The same: unread input resets the connection.
                 let Ok(line) = line else { break };
                 check(&line);
                 answers += 1;
@@ -55,12 +56,12 @@ impl Machine {
         });
         let lines = bytes.split_inclusive(|byte| *byte == b'\n');
         let texts = lines.take_while(|line| std::str::from_utf8(line).is_ok());
-        // A line that is too long is several.
+        // A line that is too long counts as several.
         assert!(answers >= texts.count() || bytes.len() > 64 << 10, "{answers} answers");
     }
 }
 
-/// An answer is what was understood, which is understood again, or a sentence.
+/// Checks an answer: the request as understood, which can be parsed again, or an error message.
 fn check(line: &str) {
     let answer: Value = serde_json::from_str(line).expect("JSON");
     match (answer.get("ok"), answer.get("error").and_then(Value::as_str)) {
@@ -73,7 +74,7 @@ fn check(line: &str) {
     }
 }
 
-/// The same as it is typed after `vmm ctl`: what is understood can be sent.
+/// Parses a command as typed after `vmm ctl`. A command that parses must survive serialization.
 pub(crate) fn typed(text: &str) {
     let words: Vec<_> = text.split(' ').map(str::to_owned).collect();
     match Command::read(&words) {

@@ -1,9 +1,10 @@
-//! A user who writes anything: options of the command line, and the configuration file.
+//! A user who writes arbitrary options and configuration files.
 
 use vmm::config::{Config, OPTIONS};
 
-/// Reads the text as the option of this number, or as a file where there is none. What is accepted
-/// is what `vmm inspect` prints, and reads back; what is not is told in a sentence.
+/// Parses the text as option number `option`, or as a configuration file if there is no such
+/// option. A configuration that is accepted must survive printing and parsing; a refusal must have
+/// a message.
 pub(crate) fn read(option: usize, text: &str) {
     let mut config = Config::default();
     let read = match OPTIONS.get(option) {

@@ -1,8 +1,8 @@
-//! Which address the guest has, by what it says to its neighbours (RFC 826): whoever wants to reach
-//! anybody asks all of them first.
+//! Learns the guest's address from its ARP packets (RFC 826). A host broadcasts one before it
+//! reaches any other host.
 //!
-//! Threats: anybody on the network can say this in the guest's name, as they can to each other. An
-//! address that no other host can have is not taken, and of the others there are few lines.
+//! Threats: any host on the network can spoof these packets, as it can for every other host.
+//! Special addresses are ignored, and the number of log messages is limited.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -16,54 +16,54 @@ use tokio::time::sleep;
 
 use crate::log::Few;
 
-/// The address that was heard last.
+/// The last address of the guest.
 pub type Heard = watch::Receiver<Option<Ipv4Addr>>;
 
-/// After an error that may come at once again.
-const BREATH: Duration = Duration::from_millis(100);
+/// The pause after an error, which may repeat immediately.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 const ARP: u16 = 0x0806;
 /// Ethernet, IPv4, and the lengths of their addresses.
 const KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
-/// Hears the guest.
-pub(super) struct Ear {
-    /// A socket of packets, which are received as datagrams are.
+/// Receives the guest's ARP packets.
+pub(super) struct Listener {
+    /// A packet socket. Its packets can be received like datagrams.
     socket: UdpSocket,
     mac: Mac,
-    tell: watch::Sender<Option<Ipv4Addr>>,
+    address: watch::Sender<Option<Ipv4Addr>>,
     lines: Mutex<Few>,
 }
 
-impl Ear {
-    /// Opens it at this interface, which needs NET_RAW.
+impl Listener {
+    /// Listens on an interface. Needs NET_RAW.
     pub(super) fn open(mac: Mac, interface: u32) -> io::Result<Self> {
         let socket = host::net::tap::hear(ARP, interface)?;
         let socket = UdpSocket::from_std(std::net::UdpSocket::from(socket))?;
-        Ok(Self { socket, mac, tell: watch::Sender::default(), lines: Mutex::new(Few::new(1)) })
+        Ok(Self { socket, mac, address: watch::Sender::default(), lines: Mutex::new(Few::new(1)) })
     }
 
     pub(super) fn heard(&self) -> Heard {
-        self.tell.subscribe()
+        self.address.subscribe()
     }
 
-    /// Listens until it is dropped.
+    /// Receives packets until the future is dropped.
     pub(super) async fn listen(&self) {
         let mut packet = [0; 64];
         loop {
-            // An interface that goes down for a while is an error, and the next packet none.
+            // An interface that is down causes errors, but may come up again.
             let Ok(length) = self.socket.recv(&mut packet).await else {
-                sleep(BREATH).await;
+                sleep(RETRY_DELAY).await;
                 continue;
             };
             let Some(address) = said(&packet[..length], self.mac) else { continue };
-            self.hear(address);
+            self.learn(address);
         }
     }
 
-    /// The guest has this address, or somebody says so.
-    fn hear(&self, address: Ipv4Addr) {
-        let told = |last: &mut Option<Ipv4Addr>| last.replace(address) != Some(address);
-        if !self.tell.send_if_modified(told) {
+    /// Stores and logs the address of a packet, which may be spoofed.
+    fn learn(&self, address: Ipv4Addr) {
+        let changed = |last: &mut Option<Ipv4Addr>| last.replace(address) != Some(address);
+        if !self.address.send_if_modified(changed) {
             return;
         }
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,7 +75,8 @@ impl Ear {
     }
 }
 
-/// The address that the owner of a card says that it has.
+/// The sender's address in an ARP packet, if the sender has this MAC address and the address is one
+/// of a host.
 #[must_use]
 pub fn said(packet: &[u8], mac: Mac) -> Option<Ipv4Addr> {
     let (kind, rest) = packet.split_first_chunk::<6>()?;

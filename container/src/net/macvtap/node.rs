@@ -1,5 +1,5 @@
-//! The device through which a macvtap's frames go. Its number is the interface's own, and in a
-//! container nobody makes its node but us.
+//! Opens the character device of a macvtap. Each macvtap has its own device number, and in a
+//! container no other program creates the node.
 
 use std::fs::{self, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -13,29 +13,30 @@ use rustix::io::{Errno, FdFlags};
 use super::refusal;
 use crate::net::link::Link;
 
-/// Where nodes of all devices may be: the host's own /dev, and that which the reference mounts.
+/// Folders that may have nodes of all devices: the host's /dev, also where users of the reference
+/// image mount it.
 const SHARED: [&str; 2] = ["/dev", "/dev0"];
-/// A folder of the container's own that is always mounted for devices.
+/// A folder of the container in which device nodes always work.
 const DEV: &str = "/dev";
 
-/// Opens the device, once for each pair of queues. Whoever is started inherits them.
+/// Opens the device, once for each queue pair. Child processes inherit the descriptors.
 pub(super) fn open(link: &Link, folder: &Path, pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
     let name = format!("tap{}", link.index);
     let number = Path::new("/sys/class/net").join(&link.name).join(&name).join("dev");
     let text = fs::read_to_string(&number).with_context(|| number.display().to_string())?;
     let device = read(&text).with_context(|| format!("{}: {text}", number.display()))?;
-    let mut shared = SHARED.iter().map(|place| Path::new(place).join(&name));
+    let mut shared = SHARED.iter().map(|folder| Path::new(folder).join(&name));
     let queues = match shared.find(|path| is_device(path, device)) {
-        Some(path) => enter(&path, pairs),
-        None => make(device, &[folder, Path::new(DEV)], pairs),
+        Some(path) => open_queues(&path, pairs),
+        None => open_new_node(device, &[folder, Path::new(DEV)], pairs),
     }?;
     for queue in &queues {
-        rustix::io::fcntl_setfd(queue, FdFlags::empty()).context("a macvtap to inherit")?;
+        rustix::io::fcntl_setfd(queue, FdFlags::empty()).context("flags of the macvtap")?;
     }
     Ok(queues)
 }
 
-/// The number of a device, as sysfs says it.
+/// Parses a device number of sysfs, `major:minor`.
 fn read(text: &str) -> Option<u64> {
     let (major, minor) = text.trim().split_once(':')?;
     Some(makedev(major.parse().ok()?, minor.parse().ok()?))
@@ -43,22 +44,21 @@ fn read(text: &str) -> Option<u64> {
 
 fn is_device(path: &Path, device: u64) -> bool {
     fs::symlink_metadata(path)
-        .is_ok_and(|told| told.file_type().is_char_device() && told.rdev() == device)
+        .is_ok_and(|file| file.file_type().is_char_device() && file.rdev() == device)
 }
 
-/// Opens a device by a node that is made for that, in the first place where it can be.
-fn make(device: u64, places: &[&Path], pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
-    let mut places = places.iter().map(|place| {
-        let node = Node::make(place.join("transom-macvtap"), device)?;
-        enter(&node.0, pairs)
+/// Opens a device by a temporary node, in the first of these folders where that works.
+fn open_new_node(device: u64, folders: &[&Path], pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
+    let mut attempts = folders.iter().map(|folder| {
+        let node = Node::make(folder.join("transom-macvtap"), device)?;
+        open_queues(&node.0, pairs)
     });
-    let first = places.next().context("no place for a node")?;
-    // Its reason is the nearest.
-    first.or_else(|error| places.find_map(Result::ok).ok_or(error))
+    let first = attempts.next().context("no folder for a node")?;
+    // If all fail, the first error is the most useful.
+    first.or_else(|error| attempts.find_map(Result::ok).ok_or(error))
 }
 
-/// Opens the device at a path.
-fn enter(path: &Path, pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
+fn open_queues(path: &Path, pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
     if let Err(error) = OpenOptions::new().read(true).write(true).open(path) {
         return Err(refusal(match Errno::from_io_error(&error) {
             Some(Errno::PERM) => "its device may not be opened: add device_cgroup_rules: \
@@ -70,19 +70,19 @@ fn enter(path: &Path, pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
     host::net::tap::open(path, pairs)
 }
 
-/// A node, which goes away once the device was opened.
+/// A device node, removed when dropped.
 struct Node(PathBuf);
 
 impl Node {
     fn make(path: PathBuf, device: u64) -> anyhow::Result<Self> {
-        // That of one who was killed meanwhile.
+        // A killed predecessor may have left one.
         fs::remove_file(&path).ok();
         let mode = Mode::from_raw_mode(0o600);
         match mknodat(CWD, &path, FileType::CharacterDevice, mode, device) {
             Ok(()) => Ok(Self(path)),
             Err(error) => Err(refusal(format!(
-                "the node of its device cannot be made: {error}: add --cap-add MKNOD (which no \
-                 container of a user namespace can have)"
+                "the device node cannot be created: {error}: add --cap-add MKNOD (which has no \
+                 effect in a user namespace)"
             ))),
         }
     }

@@ -1,5 +1,6 @@
-//! What is chosen for the guest: addresses of cards and of its network, and the ports that stay
-//! with the pod. The reference image's rules, so that Windows sees the network that it knows.
+//! Chooses the guest's MAC address, its network, and the ports that stay with the pod. The rules
+//! are those of the reference image, so that existing installations of Windows recognize their
+//! network.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -18,9 +19,9 @@ use crate::settings::version::Version;
 use crate::settings::words::{Ports, Protocol};
 use crate::status::{Failure, Status};
 
-/// The pod's address in the networks of old installations, which know it by number.
+/// The gateway's former address, which old installations may have stored.
 pub(super) const OLD_GATEWAY: Ipv4Addr = Ipv4Addr::new(20, 20, 20, 1);
-/// The network of that address.
+/// Prefix length of its network.
 pub(super) const OLD_MASK: u8 = 24;
 
 /// The guest's network.
@@ -32,7 +33,8 @@ pub(super) struct Subnet {
 }
 
 impl Subnet {
-    /// The guest's address is what is wanted, or made of the pod's; nothing of it may be in use.
+    /// The network of the `wanted` address of the guest, else one that is derived from the pod's
+    /// address. It must not overlap with the `used` ones.
     pub(super) fn choose(
         wanted: Option<Ipv4Addr>,
         mask: u8,
@@ -49,8 +51,8 @@ impl Subnet {
                 Some(block) => Err(Failure::new(
                     Status::Network,
                     format!(
-                        "IP={wanted}: the pod reaches {}/{} elsewhere: choose an address of \
-                         another network, or leave IP out",
+                        "IP={wanted}: the network {}/{} is already in use in the pod: choose an \
+                         address of another network, or leave IP out",
                         block.address, block.mask
                     ),
                 )),
@@ -64,7 +66,7 @@ impl Subnet {
             Failure::new(
                 Status::Network,
                 format!(
-                    "the pod has routes to all of 172.30.{third}.0 to 172.254.{third}.0: set IP"
+                    "all networks from 172.30.{third}.0 to 172.254.{third}.0 are in use: set IP"
                 ),
             )
         })?;
@@ -77,8 +79,8 @@ impl Subnet {
     }
 }
 
-/// Blocks of addresses that are no guest's: the pod's own, and its name servers, which may be
-/// behind the way to everything else.
+/// Networks that the guest cannot have: those of the pod, and the addresses of its name servers,
+/// which may be behind the default route.
 pub(super) fn used(pod: &Pod, resolv: &Resolv) -> Vec<Block> {
     let servers = resolv.servers.iter().filter_map(|server| match server {
         IpAddr::V4(server) => Some(Block::new(*server, 32)),
@@ -87,50 +89,53 @@ pub(super) fn used(pod: &Pod, resolv: &Resolv) -> Vec<Block> {
     pod.used().into_iter().chain(servers).collect()
 }
 
-/// Which of them has addresses of a network. The way to everything else is no use.
+/// The first of the `used` networks that overlaps with this one. The default route does not count.
 pub(super) fn taken(used: &[Block], network: Block) -> Option<&Block> {
-    used.iter().find(|block| block.is_some() && block.meets(network))
+    used.iter().find(|block| !block.is_default() && block.overlaps(network))
 }
 
-/// An address of a card that is made of a text, as `echo TEXT | md5sum` has it.
-fn made_of(text: &str) -> Mac {
+/// The MAC address that the reference image derives from a text, with `echo TEXT | md5sum`.
+fn derived_mac(text: &str) -> Mac {
     let md5::Digest(sum) = md5::compute(format!("{text}\n"));
     Mac([2, sum[0], sum[1], sum[2], sum[3], sum[4]])
 }
 
-/// The gateway's card. By it Windows knows its network again.
+/// The gateway's MAC address, by which Windows recognizes its network.
 pub(super) fn gateway_mac(guest: Mac) -> Mac {
-    made_of(&guest.show())
+    derived_mac(&guest.show())
 }
 
-/// The guest's card: what is said, what is kept on the volume, or what is made of the pod's name
-/// and kept from now on.
+/// The guest's MAC address: that of the settings, else that on the volume, else one that is derived
+/// from the pod's name and stored on the volume.
 ///
 /// # Errors
 ///
-/// When it cannot be kept, or what is kept is none.
+/// If it cannot be stored, or the stored one is invalid.
 pub fn guest_mac(settings: &Settings, host: &str) -> anyhow::Result<Mac> {
     if let Some(mac) = settings.network.mac {
         return Ok(mac);
     }
     let name = format!("{}.mac", settings.pod.process());
     let path = settings.storage.folder.join(name);
-    if let Some(kept) = kept_mac(&path)? {
-        return Ok(kept);
+    if let Some(stored) = stored_mac(&path)? {
+        return Ok(stored);
     }
-    let mac = made_of(host.split('.').next().unwrap_or(host));
-    // The probe keeps nothing.
+    let mac = derived_mac(host.split('.').next().unwrap_or(host));
+    // The probe stores nothing.
     if settings.windows.version == Version::Probe {
         return Ok(mac);
     }
     files::write(&path, |file| writeln!(file, "{}", mac.show())).with_context(|| {
-        format!("{} cannot be written: the guest's card would be another each time", path.display())
+        format!(
+            "{} cannot be written: the guest's MAC address would change at every start",
+            path.display()
+        )
     })?;
     Ok(mac)
 }
 
-/// What the file says, if there is one with anything in it.
-fn kept_mac(path: &Path) -> anyhow::Result<Option<Mac>> {
+/// The address in the file. Nothing if the file is missing or empty.
+fn stored_mac(path: &Path) -> anyhow::Result<Option<Mac>> {
     let text = match files::read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -149,12 +154,12 @@ fn kept_mac(path: &Path) -> anyhow::Result<Option<Mac>> {
 
 /// Ports of the pod that stay with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct KeptPorts {
     pub(super) tcp: BTreeSet<u16>,
     pub(super) udp: BTreeSet<u16>,
 }
 
-impl Kept {
+impl KeptPorts {
     pub(super) fn of(settings: &Settings) -> Self {
         let mut kept = Self::default();
         let screen = &settings.screen;
@@ -172,27 +177,29 @@ impl Kept {
     }
 }
 
-/// Ports of the guest that the pod has on its loopback too: Remote Desktop, and those that are
-/// said.
-pub(super) fn loopback_ports(settings: &Settings, kept: &Kept) -> BTreeSet<u16> {
-    let said = settings.network.forwarded.0.iter();
-    let said = said.filter(|(_, protocol)| *protocol == Protocol::Tcp).map(|(port, _)| *port);
-    said.chain([3389]).filter(|port| !kept.tcp.contains(port)).collect()
+/// TCP ports that are also forwarded from the pod's loopback: Remote Desktop, and USER_PORTS.
+pub(super) fn loopback_ports(settings: &Settings, kept: &KeptPorts) -> BTreeSet<u16> {
+    let ports = settings.network.forwarded.0.iter();
+    let ports = ports.filter(|(_, protocol)| *protocol == Protocol::Tcp).map(|(port, _)| *port);
+    ports.chain([3389]).filter(|port| !kept.tcp.contains(port)).collect()
 }
 
-/// Sentences on ports that are said and are not among these.
-pub(super) fn left_out(settings: &Settings, kept: &Kept) -> Vec<String> {
+/// Notes on ports of USER_PORTS that are not forwarded from the loopback.
+pub(super) fn left_out(settings: &Settings, kept: &KeptPorts) -> Vec<String> {
     let is_kept = |(port, protocol): &(u16, Protocol)| match protocol {
         Protocol::Tcp => kept.tcp.contains(port),
         Protocol::Udp => kept.udp.contains(port),
     };
-    let said = settings.network.forwarded.0.iter().copied();
-    let (stay, go): (Vec<_>, Vec<_>) = said.partition(is_kept);
+    let ports = settings.network.forwarded.0.iter().copied();
+    let (stay, go): (Vec<_>, Vec<_>) = ports.partition(is_kept);
     let udp = go.into_iter().filter(|(_, protocol)| *protocol == Protocol::Udp).collect();
     let [stay, udp] = [stay, udp].map(Ports);
     let sentences = [
-        (&stay, "stays with the pod: HOST_PORTS has it, or the screen"),
-        (&udp, "goes to the guest, but not from the loopback and by IPv6: there it has TCP alone"),
+        (&stay, "stays with the pod: it is in HOST_PORTS, or the screen uses it"),
+        (
+            &udp,
+            "is forwarded to the guest, but not from the loopback or by IPv6, where only TCP is",
+        ),
     ];
     let sentences = sentences.into_iter().filter(|(ports, _)| !ports.0.is_empty());
     sentences.map(|(ports, what)| format!("USER_PORTS={} {what}", ports.show())).collect()
@@ -218,7 +225,7 @@ mod test {
         assert_eq!(choose(None, "172.30.7.9", &[]).unwrap(), address("172.31.7.2"));
         let routes = [("0.0.0.0", 0), ("172.30.0.0", 16), ("172.31.7.128", 25)];
         assert_eq!(choose(None, "10.244.7.9", &routes).unwrap(), address("172.32.7.2"));
-        // Where the pod asks for names nobody else may be.
+        // The address of a name server is in use.
         let resolv = Resolv::read("nameserver 172.30.7.10\nnameserver fd00::a\n");
         let chosen =
             Subnet::choose(None, 24, address("10.244.7.9"), &used(&Pod::default(), &resolv));
@@ -234,7 +241,7 @@ mod test {
     #[test]
     fn cards_have_the_addresses_that_the_reference_gave_them() {
         // `echo windows | md5sum`, and the same of the upper-case address.
-        let guest = made_of("windows");
+        let guest = derived_mac("windows");
         assert_eq!(guest.show(), "02:B4:75:56:AA:E8");
         assert_eq!(gateway_mac(guest).show(), "02:8A:9B:F3:62:E7");
     }
@@ -246,7 +253,7 @@ mod test {
         settings.storage.folder = folder.path().to_owned();
         let file = folder.path().join("windows.mac");
         let made = guest_mac(&settings, "windows.example.org").unwrap();
-        assert_eq!(made, made_of("windows"));
+        assert_eq!(made, derived_mac("windows"));
         assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{}\n", made.show()));
         assert_eq!(guest_mac(&settings, "another").unwrap(), made);
         std::fs::write(&file, "02-11-22-33-44-55\r\n").unwrap();
@@ -261,17 +268,17 @@ mod test {
     #[test]
     fn what_the_pod_serves_stays_with_it() {
         let mut settings = Settings::unsaid();
-        let kept = Kept::of(&settings);
-        assert_eq!(kept.tcp, [8006].into(), "nobody asked for VNC: its port is the guest's");
+        let kept = KeptPorts::of(&settings);
+        assert_eq!(kept.tcp, [8006].into(), "without VNC its port is the guest's");
         settings.screen.display.is = Display::Vnc;
-        let kept = Kept::of(&settings);
+        let kept = KeptPorts::of(&settings);
         assert_eq!(kept.tcp, [5900, 8006].into());
         assert_eq!(loopback_ports(&settings, &kept), [3389].into());
         settings.network.kept.0 = vec![(3389, Protocol::Tcp), (161, Protocol::Udp)];
         settings.network.forwarded.0 = vec![(22, Protocol::Tcp), (53, Protocol::Udp)];
         settings.screen.web = false;
         settings.screen.display.is = Display::None;
-        let kept = Kept::of(&settings);
+        let kept = KeptPorts::of(&settings);
         assert_eq!((&kept.tcp, &kept.udp), (&[3389].into(), &[161].into()));
         assert_eq!(loopback_ports(&settings, &kept), [22].into());
     }
@@ -280,14 +287,14 @@ mod test {
     fn ports_that_are_not_led_to_the_guest_are_told() {
         let mut settings = Settings::unsaid();
         settings.screen.display.is = Display::Vnc;
-        let mut told = |ports| {
+        let mut notes = |ports| {
             settings.network.forwarded = Ports::read(ports).unwrap();
-            left_out(&settings, &Kept::of(&settings))
+            left_out(&settings, &KeptPorts::of(&settings))
         };
-        assert_eq!(told("22,2222"), [""; 0]);
-        let said = told("22,5900,5000/udp,5900/udp,8006");
-        assert!(said[0].starts_with("USER_PORTS=5900,8006 stays with the pod"), "{said:?}");
-        assert!(said[1].starts_with("USER_PORTS=5000/udp,5900/udp goes to"), "{said:?}");
-        assert_eq!(said.len(), 2);
+        assert_eq!(notes("22,2222"), [""; 0]);
+        let notes = notes("22,5900,5000/udp,5900/udp,8006");
+        assert!(notes[0].starts_with("USER_PORTS=5900,8006 stays with the pod"), "{notes:?}");
+        assert!(notes[1].starts_with("USER_PORTS=5000/udp,5900/udp is forwarded"), "{notes:?}");
+        assert_eq!(notes.len(), 2);
     }
 }

@@ -1,5 +1,5 @@
-//! The rules of the pod's packets, as nft(8) reads them: one table of our own, made in one
-//! transaction in place of what a killed predecessor left, and removed in one.
+//! The packet rules of the pod, in the language of nft(8). They are one table, which one
+//! transaction creates in place of a killed predecessor's, and another one removes.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -15,35 +15,37 @@ use anyhow::{Context, bail};
 use host::mac::Mac;
 use jail::watch::{self, Rights};
 
-use super::choice::{Kept, OLD_GATEWAY, Subnet};
+use super::choice::{KeptPorts, OLD_GATEWAY, Subnet};
 use super::six::{MASK, Prefix};
 use crate::settings::value::Value as _;
 use crate::status::{Failure, Status};
 
-/// What the rules are about.
+/// Parameters of the rules.
 pub(super) struct Rules<'a> {
     pub(super) tap: &'a str,
     pub(super) mac: Mac,
     pub(super) subnet: Subnet,
-    /// Its network of IPv6, if it has one.
+    /// The guest's IPv6 network, if it has one.
     pub(super) prefix: Option<Prefix>,
-    pub(super) kept: &'a Kept,
+    pub(super) kept: &'a KeptPorts,
 }
 
-/// What neighbours say to each other, and what they ask a router.
+/// Neighbor discovery, and questions for a router.
 const NEIGHBOURS: &str = "{ nd-router-solicit, nd-neighbor-solicit, nd-neighbor-advert }";
-/// Makes the table new: there is none, or that of a predecessor.
+/// Deletes the table, whether or not a predecessor has left one. (`delete` alone fails without a
+/// table.)
 pub(super) const REPLACE: &str = "table inet transom\ndelete table inet transom\n";
 
 impl Rules<'_> {
-    /// What `nft` is told.
+    /// The input for `nft`.
     pub(super) fn text(&self) -> String {
         let parts = [self.guard(), self.translation(), self.limits(), self.six()];
         format!("{REPLACE}table inet transom {{\n{}}}\n", parts.concat())
     }
 
-    /// Who is what it says it is, before anything else. Outside nobody is the guest or the gateway;
-    /// the guest has one card and one address, and IPv6 only where `six` guards it.
+    /// Drops spoofed packets before all other rules. Packets from outside cannot have the guest's
+    /// or the gateway's address. The guest has one MAC address and one IPv4 address, and IPv6 only
+    /// if the rules of `six` check it.
     fn guard(&self) -> String {
         let Subnet { guest, gateway, .. } = self.subnet;
         let (tap, mac) = (self.tap, self.mac.show());
@@ -66,7 +68,7 @@ ip daddr 127.0.0.0/8 drop
         )
     }
 
-    /// What arrives at the pod, from outside, from the guest or from within, goes to the guest.
+    /// Forwards packets for the pod to the guest, from outside, from the guest and from the pod.
     fn translation(&self) -> String {
         let Subnet { guest, gateway, .. } = self.subnet;
         let to_guest = to_guest(guest, self.kept);
@@ -92,8 +94,8 @@ oifname != \"lo\" ip saddr {guest} masquerade
         )
     }
 
-    /// The same for IPv6, where the guest chooses its address itself in a network of its own. None
-    /// of its ports are there: what the pod passes on to it goes by IPv4.
+    /// The same for IPv6, where the guest chooses its address in a network of its own. Ports are
+    /// not forwarded by IPv6: the pod's relay connects to the guest by IPv4.
     fn six(&self) -> String {
         let Some(prefix) = self.prefix else { return String::new() };
         let (tap, network) = (self.tap, format!("{}/{MASK}", prefix.0));
@@ -116,8 +118,8 @@ oifname != {{ \"{tap}\", \"lo\" }} ip6 saddr {network} masquerade
         )
     }
 
-    /// Packets that fit, nobody who was not sent by us, and of the pod itself only what a guest
-    /// needs: addresses, names, and an echo.
+    /// Clamps TCP segments to the MTU, blocks connections to the guest that were not forwarded, and
+    /// limits the guest's access to the pod to DHCP, DNS and ping.
     fn limits(&self) -> String {
         let (tap, gateway) = (self.tap, self.subnet.gateway);
         let six = match self.prefix {
@@ -153,8 +155,8 @@ icmp type echo-request accept
     }
 }
 
-/// Sends all ports to the guest but those that are kept.
-fn to_guest(guest: Ipv4Addr, kept: &Kept) -> String {
+/// The rules that forward all ports except the kept ones to the guest.
+fn to_guest(guest: Ipv4Addr, kept: &KeptPorts) -> String {
     let mut text = String::new();
     for (protocol, ports) in [("tcp", &kept.tcp), ("udp", &kept.udp)] {
         let but = match list(ports) {
@@ -171,17 +173,19 @@ fn list(ports: &BTreeSet<u16>) -> Option<String> {
     (!ports.is_empty()).then(|| ports.join(", "))
 }
 
-/// Who takes the table away, however we end: a program that has heard what to do, and does it when
-/// its input ends. So we need no right for it, and a pod that is killed leaves no rules behind.
+/// A process that removes the table when we end. It is an `nft` whose input is already written: it
+/// acts when its input is closed. So removal needs no privilege of ours, and a pod that is killed
+/// leaves no rules behind.
 pub(super) struct Table(Option<Child>);
 
 impl Table {
-    /// Starts it. It keeps the socket that says whose the network is until it is done.
+    /// Starts the process. It inherits the socket that marks the owner of the network, so that a
+    /// successor waits until the rules are removed.
     pub(super) fn watch(owner: &UnixListener) -> anyhow::Result<Self> {
         let owner = OwnedFd::from(owner.try_clone().context("the socket of the owner")?);
         let start = move || {
             watch::keep_for_programs(Rights::NET_ADMIN)?;
-            // A terminal's Ctrl-C is not for it.
+            // A terminal's Ctrl-C must not reach it.
             let mut nft = nft();
             nft.stdout(owner).process_group(0).spawn().map_err(not_started)
         };
@@ -192,14 +196,14 @@ impl Table {
         Ok(Self(Some(child)))
     }
 
-    /// Lets it do it.
+    /// Removes the table now.
     pub(super) fn remove(mut self) -> anyhow::Result<()> {
         self.0.take().map_or(Ok(()), finish)
     }
 }
 
 impl Drop for Table {
-    /// The same for a network that was not finished: why is told already.
+    /// Removes the table after a failed start, whose reason is already reported.
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.take().map(finish) {
             tracing::debug!("{error:#}");
@@ -207,11 +211,11 @@ impl Drop for Table {
     }
 }
 
-/// Does what the text says, or nothing.
+/// Executes the commands in one transaction.
 pub(super) fn apply(text: &str) -> anyhow::Result<()> {
     let mut child = nft().spawn().map_err(not_started)?;
     let input = child.stdin.as_mut().context("the input of nft")?;
-    // What it says is better than that it does not listen.
+    // If it exited already, its own message says more than a broken pipe.
     input.write_all(text.as_bytes()).ok();
     finish(child)
 }
@@ -219,7 +223,7 @@ pub(super) fn apply(text: &str) -> anyhow::Result<()> {
 fn nft() -> Command {
     let mut nft = Command::new("nft");
     nft.args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    // What the environment says is for us, passwords included.
+    // Our environment has passwords.
     nft.env_clear().envs(env::var_os("PATH").map(|path| ("PATH", path)));
     nft
 }
@@ -228,13 +232,13 @@ fn not_started(error: io::Error) -> anyhow::Error {
     match error.kind() {
         io::ErrorKind::NotFound => Failure::new(
             Status::Network,
-            "there is no program `nft`: install nftables, or say NETWORK=user",
+            "there is no program `nft`: install nftables, or set NETWORK=user",
         ),
         _ => anyhow::Error::new(error).context("nft"),
     }
 }
 
-/// Ends its input, and hears how it went.
+/// Closes its input, and waits for the result.
 fn finish(child: Child) -> anyhow::Result<()> {
     let ended = child.wait_with_output().context("nft")?;
     if ended.status.success() {
@@ -243,9 +247,9 @@ fn finish(child: Child) -> anyhow::Result<()> {
     let said = String::from_utf8_lossy(&ended.stderr);
     let said = said.lines().next().unwrap_or("nothing").trim();
     if said.contains("Operation not permitted") {
-        bail!("nftables: {said}: add --cap-add NET_ADMIN, or say NETWORK=user");
+        bail!("nftables: {said}: add --cap-add NET_ADMIN, or set NETWORK=user");
     }
-    bail!("nftables refuses the rules: {said}: the host needs nft_nat, nft_masq and nft_fib")
+    bail!("nftables refuses the rules: {said}: load nft_nat, nft_masq and nft_fib on the host")
 }
 
 #[cfg(test)]
@@ -257,13 +261,13 @@ mod test {
     #[test]
     fn who_takes_the_table_away_is_waited_for_however_that_comes() {
         for end in [|table: Table| drop(table), |table: Table| table.remove().unwrap()] {
-            // It ends when its input does, too.
+            // Like `nft`, it ends with its input.
             let mut program = Command::new("cat");
             program.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
             let child = program.spawn().unwrap();
-            let place = format!("/proc/{}", child.id());
+            let folder = format!("/proc/{}", child.id());
             end(Table(Some(child)));
-            assert!(!Path::new(&place).exists(), "{place} is left");
+            assert!(!Path::new(&folder).exists(), "{folder} is left");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What the pod serves on the tap and on its own loopback: addresses, names, and a way to the
-//! guest's ports for those who are in the pod already (`kubectl port-forward`, probes by `exec`).
+//! The pod's servers: DHCP and DNS on the tap, and on the loopback a relay to the guest's ports,
+//! for clients inside of the pod (`kubectl port-forward`, probes by `exec`).
 //!
-//! Threats: guest and clients may open connections without end and say nothing. Each kind has a
-//! number that it cannot exceed, and who is silent at the name server is shown out.
+//! Threats: guest and clients may open any number of connections and send nothing. Each kind of
+//! connection has a limit, and the name server closes idle connections.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -24,32 +24,28 @@ use crate::net::dns::{self, Way};
 use crate::net::relay::{Relay, read_framed, write_framed};
 use crate::status::{Failure, Status};
 
-/// Questions by UDP, connections to the name server, and connections to one port of the guest, at
-/// a time.
-const QUESTIONS: usize = 512;
-const ASKERS: usize = 32;
-const VISITORS: usize = 512;
-/// Connections that wait to be let in.
+const MAX_QUESTIONS: usize = 512;
+const MAX_DNS_CONNECTIONS: usize = 32;
+/// Per port.
+const MAX_FORWARDED: usize = 512;
 const BACKLOG: u32 = 1024;
-/// How long a connection to the name server may be silent, and one to the guest may take to begin.
-const SILENCE: Duration = Duration::from_secs(10);
-/// After an error that comes at once again.
-const BREATH: Duration = Duration::from_millis(100);
-/// The longest message of a client: what fits a packet.
-const MESSAGE: usize = 1500;
+/// For idle connections to the name server, and for connecting to the guest.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The pause after an error, which may repeat immediately.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+/// The maximum size of a DHCP message, in bytes: one packet.
+const MAX_MESSAGE: usize = 1500;
 
-/// The sockets, which are open from the beginning: who cannot be served is told before the guest
-/// starts.
+/// The sockets. All are opened before the guest starts, so that errors are reported early.
 pub(super) struct Service {
     guest: Ipv4Addr,
-    addresses: UdpSocket,
-    names: Arc<UdpSocket>,
-    askers: TcpListener,
-    doors: Vec<TcpListener>,
+    dhcp: UdpSocket,
+    dns: Arc<UdpSocket>,
+    dns_tcp: TcpListener,
+    forwarded: Vec<TcpListener>,
 }
 
 impl Service {
-    /// Opens them.
     pub(super) async fn open(
         tap: &str,
         subnet: Subnet,
@@ -58,91 +54,93 @@ impl Service {
         let udp = |ip: Ipv4Addr, port: u16| async move {
             UdpSocket::bind((ip, port)).await.map_err(|error| refused(ip, port, &error))
         };
-        // A guest that has no address yet reaches only who listens everywhere.
-        let addresses = udp(Ipv4Addr::UNSPECIFIED, SERVER_PORT).await?;
-        let on_tap = addresses.bind_device(Some(tap.as_bytes()));
-        let on_tap = on_tap.and_then(|()| addresses.set_broadcast(true));
+        // Broadcasts of a guest without an address reach only sockets without an address.
+        let dhcp = udp(Ipv4Addr::UNSPECIFIED, SERVER_PORT).await?;
+        let on_tap = dhcp.bind_device(Some(tap.as_bytes()));
+        let on_tap = on_tap.and_then(|()| dhcp.set_broadcast(true));
         on_tap.map_err(|error| {
             let sentence = format!(
-                "DHCP cannot be bound to {tap}: {error}: add --cap-add NET_RAW, or say NETWORK=user"
+                "DHCP cannot be bound to {tap}: {error}: add --cap-add NET_RAW, or set NETWORK=user"
             );
             Failure::new(Status::Network, sentence)
         })?;
-        let names = Arc::new(udp(subnet.gateway, dns::PORT).await?);
-        let askers = TcpListener::bind((subnet.gateway, dns::PORT)).await;
-        let askers = askers.map_err(|error| refused(subnet.gateway, dns::PORT, &error))?;
-        let mut doors = Vec::new();
+        let dns = Arc::new(udp(subnet.gateway, dns::PORT).await?);
+        let dns_tcp = TcpListener::bind((subnet.gateway, dns::PORT)).await;
+        let dns_tcp = dns_tcp.map_err(|error| refused(subnet.gateway, dns::PORT, &error))?;
+        let mut forwarded = Vec::new();
         for port in ports {
-            doors.extend(open_doors(*port).await);
+            forwarded.extend(listen(*port).await);
         }
-        Ok(Self { guest: subnet.guest, addresses, names, askers, doors })
+        Ok(Self { guest: subnet.guest, dhcp, dns, dns_tcp, forwarded })
     }
 
-    /// Serves until it is dropped.
+    /// Serves until the future is dropped.
     pub(super) async fn run(&self, config: &Config, relay: &Arc<Relay>) {
-        let doors = self.doors.iter().map(|door| self.let_in(door));
-        let doors = futures_util::future::join_all(doors);
-        tokio::join!(self.lease(config), self.tell(relay), self.hear(relay), doors);
+        let forwarded = self.forwarded.iter().map(|listener| self.forward(listener));
+        let forwarded = futures_util::future::join_all(forwarded);
+        tokio::join!(
+            self.serve_dhcp(config),
+            self.serve_dns(relay),
+            self.serve_dns_tcp(relay),
+            forwarded
+        );
     }
 
-    /// Gives the guest its address.
-    async fn lease(&self, config: &Config) {
-        let mut message = [0; MESSAGE];
+    async fn serve_dhcp(&self, config: &Config) {
+        let mut message = [0; MAX_MESSAGE];
         loop {
-            let Some((length, _)) = lasting(self.addresses.recv_from(&mut message)).await else {
+            let Some((length, _)) = or_pause(self.dhcp.recv_from(&mut message)).await else {
                 continue;
             };
             let Some(answer) = dhcp::answer(config, &message[..length]) else { continue };
-            let sent = self.addresses.send_to(&answer.payload, (answer.to, CLIENT_PORT)).await;
+            let sent = self.dhcp.send_to(&answer.payload, (answer.to, CLIENT_PORT)).await;
             if let Err(error) = sent {
                 tracing::warn!("DHCP: {}: {error}", answer.to);
             }
         }
     }
 
-    /// Answers questions for names by UDP.
-    async fn tell(&self, relay: &Arc<Relay>) {
+    async fn serve_dns(&self, relay: &Arc<Relay>) {
         let mut tasks = JoinSet::new();
         let mut message = vec![0; usize::from(u16::MAX)];
         loop {
             while tasks.try_join_next().is_some() {}
-            let Some((length, from)) = lasting(self.names.recv_from(&mut message)).await else {
+            let Some((length, from)) = or_pause(self.dns.recv_from(&mut message)).await else {
                 continue;
             };
-            if from.ip() != self.guest || tasks.len() >= QUESTIONS {
+            if from.ip() != self.guest || tasks.len() >= MAX_QUESTIONS {
                 continue;
             }
-            let (relay, names, message) =
-                (relay.clone(), self.names.clone(), message[..length].to_vec());
+            let (relay, dns, message) =
+                (relay.clone(), self.dns.clone(), message[..length].to_vec());
             tasks.spawn(async move {
                 if let Some(answer) = relay.answer(&message, Way::Datagram).await {
-                    names.send_to(&answer, from).await.ok();
+                    dns.send_to(&answer, from).await.ok();
                 }
             });
         }
     }
 
-    /// Answers questions for names by TCP.
-    async fn hear(&self, relay: &Arc<Relay>) {
+    async fn serve_dns_tcp(&self, relay: &Arc<Relay>) {
         let (guest, relay) = (IpAddr::V4(self.guest), relay.clone());
-        accept(&self.askers, ASKERS, move |stream, from| {
+        accept(&self.dns_tcp, MAX_DNS_CONNECTIONS, move |stream, from| {
             let relay = relay.clone();
             async move {
                 if from.ip() == guest {
-                    converse(stream, &relay).await;
+                    answer_all(stream, &relay).await;
                 }
             }
         })
         .await;
     }
 
-    /// Leads connections to a port of the loopback to the same port of the guest.
-    async fn let_in(&self, door: &TcpListener) {
-        let Ok(port) = door.local_addr().map(|address| address.port()) else { return };
+    /// Forwards connections of a listener to the same port of the guest.
+    async fn forward(&self, listener: &TcpListener) {
+        let Ok(port) = listener.local_addr().map(|address| address.port()) else { return };
         let guest = SocketAddr::new(self.guest.into(), port);
-        accept(door, VISITORS, move |mut stream, _| async move {
-            if let Ok(Ok(mut to)) = timeout(SILENCE, TcpStream::connect(guest)).await {
-                // Small packets at once: a keystroke is one.
+        accept(listener, MAX_FORWARDED, move |mut stream, _| async move {
+            if let Ok(Ok(mut to)) = timeout(TIMEOUT, TcpStream::connect(guest)).await {
+                // Small packets such as keystrokes are sent immediately.
                 stream.set_nodelay(true).and_then(|()| to.set_nodelay(true)).ok();
                 copy_bidirectional(&mut stream, &mut to).await.ok();
             }
@@ -151,32 +149,32 @@ impl Service {
     }
 }
 
-/// Why a port cannot be had.
+/// The error for a port that cannot be opened.
 fn refused(ip: Ipv4Addr, port: u16, error: &io::Error) -> anyhow::Error {
     let way_out = match error.kind() {
         io::ErrorKind::PermissionDenied => "add --cap-add NET_BIND_SERVICE",
-        io::ErrorKind::AddrInUse => "another program in the pod has it: end that",
-        _ => "look at the pod's network",
+        io::ErrorKind::AddrInUse => "another program in the pod uses it: stop that program",
+        _ => "check the pod's network",
     };
     let sentence =
-        format!("{ip}, port {port}, for the guest: {error}: {way_out}, or say NETWORK=user");
+        format!("{ip}, port {port}, for the guest: {error}: {way_out}, or set NETWORK=user");
     Failure::new(Status::Network, sentence)
 }
 
-/// A port of the loopback, and of all addresses of version 6 where there are some: no rule leads
-/// from there to the guest. It may be a program's of the pod.
-async fn open_doors(port: u16) -> Vec<TcpListener> {
+/// Listens on a port of the loopback, and of all IPv6 addresses if there are some. No rule forwards
+/// from these to the guest. Another program in the pod may use the port.
+async fn listen(port: u16) -> Vec<TcpListener> {
     let loopback = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
     if let Err(error) = &loopback {
         tracing::warn!(
-            "port {port} of the guest is not on the pod's loopback (port-forward): {error}"
+            "port {port} of the guest is not forwarded from the pod's loopback: {error}"
         );
     }
-    // Not every pod has version 6.
-    loopback.into_iter().chain(open_v6(port)).collect()
+    // Not every pod has IPv6.
+    loopback.into_iter().chain(listen_v6(port)).collect()
 }
 
-fn open_v6(port: u16) -> io::Result<TcpListener> {
+fn listen_v6(port: u16) -> io::Result<TcpListener> {
     let socket = TcpSocket::new_v6()?;
     set_ipv6_v6only(&socket, true)?;
     socket.set_reuseaddr(true)?;
@@ -184,43 +182,44 @@ fn open_v6(port: u16) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// What came, or nothing after an error, and then not at once.
-async fn lasting<T>(wait: impl Future<Output = io::Result<T>>) -> Option<T> {
+/// The result, or nothing after an error and a pause.
+async fn or_pause<T>(wait: impl Future<Output = io::Result<T>>) -> Option<T> {
     match wait.await {
-        Ok(came) => Some(came),
+        Ok(result) => Some(result),
         Err(error) => {
             tracing::debug!("network of the guest: {error}");
-            sleep(BREATH).await;
+            sleep(RETRY_DELAY).await;
             None
         }
     }
 }
 
-/// Takes connections, so many at a time, until it is dropped: they end with it.
+/// Serves connections, up to `limit` at the same time, until the future is dropped. All connections
+/// end with it.
 async fn accept<T: Future<Output = ()> + Send + 'static>(
     listener: &TcpListener,
-    most: usize,
+    limit: usize,
     serve: impl Fn(TcpStream, SocketAddr) -> T,
 ) {
-    let places = Arc::new(Semaphore::new(most));
+    let permits = Arc::new(Semaphore::new(limit));
     let mut tasks = JoinSet::new();
     loop {
         while tasks.try_join_next().is_some() {}
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        let Some((stream, from)) = lasting(listener.accept()).await else { continue };
+        let Ok(permit) = permits.clone().acquire_owned().await else { return };
+        let Some((stream, from)) = or_pause(listener.accept()).await else { continue };
         let served = serve(stream, from);
         tasks.spawn(async move {
             served.await;
-            drop(place);
+            drop(permit);
         });
     }
 }
 
-/// One question after the other.
-async fn converse(mut stream: TcpStream, relay: &Relay) {
-    while let Ok(Ok(message)) = timeout(SILENCE, read_framed(&mut stream)).await {
+/// Answers the questions of a DNS connection, one after the other.
+async fn answer_all(mut stream: TcpStream, relay: &Relay) {
+    while let Ok(Ok(message)) = timeout(TIMEOUT, read_framed(&mut stream)).await {
         let Some(answer) = relay.answer(&message, Way::Stream).await else { return };
-        if !matches!(timeout(SILENCE, write_framed(&mut stream, &answer)).await, Ok(Ok(()))) {
+        if !matches!(timeout(TIMEOUT, write_framed(&mut stream, &answer)).await, Ok(Ok(()))) {
             return;
         }
     }

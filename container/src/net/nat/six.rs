@@ -1,8 +1,9 @@
-//! IPv6 of the guest, where the pod has it: a network of the guest's own (RFC 4193), which we
-//! advertise on the tap as its router, and outside the pod's address. Names are told by IPv4.
+//! IPv6 for the guest, if the pod has it. The guest gets a network of its own (RFC 4193), which we
+//! advertise on the tap as its router. Outside, its packets have the pod's address. DNS is served
+//! by IPv4 only.
 //!
-//! Threats: what the guest says to its router is answered with the same few bytes at most twice a
-//! second.
+//! Threats: the guest may send any number of router solicitations. The answer is always the same
+//! few bytes, at most twice per second.
 
 use std::fs;
 use std::net::{Ipv6Addr, SocketAddrV6};
@@ -20,19 +21,19 @@ use crate::net::user::lan::LanV6;
 use crate::net::user::neighbours::{ALL_NODES, advertise};
 use crate::settings::value::Value as _;
 
-/// Bits of the network.
+/// Prefix length of the network, in bits.
 pub(super) const MASK: u8 = 64;
-/// The router's own address on the link, from which it speaks.
+/// The router's link-local address, the source of its advertisements.
 const ROUTER: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
-/// All routers of the link.
+/// The multicast group of all routers on the link.
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
-/// Who asks for the router (RFC 4861, 4.1).
+/// The type of router solicitations (RFC 4861, 4.1).
 const SOLICITATION: u8 = 133;
-/// How often it is told without a question: a router is one for 9000 seconds.
-const REMINDER: Duration = Duration::from_secs(600);
-/// Between two answers.
-const BREATH: Duration = Duration::from_millis(500);
-/// Whether packets may pass through.
+/// The interval of unsolicited advertisements, each of which is valid for 9000 seconds.
+const INTERVAL: Duration = Duration::from_secs(600);
+/// The minimum time between two advertisements.
+const MIN_DELAY: Duration = Duration::from_millis(500);
+/// Enables the forwarding of packets between interfaces.
 const FORWARD: &str = "/proc/sys/net/ipv6/conf/all/forwarding";
 
 /// The guest's network.
@@ -40,13 +41,13 @@ const FORWARD: &str = "/proc/sys/net/ipv6/conf/all/forwarding";
 pub(super) struct Prefix(pub(super) Ipv6Addr);
 
 impl Prefix {
-    /// That of the guest with this card, if the pod has a way outside by IPv6.
+    /// The network of the guest with this MAC address, if the pod has an IPv6 default route.
     pub(super) fn choose(pod: &Pod, uplink: &Link, mac: Mac) -> Option<Self> {
         let there = pod.default_v6 == Some(uplink.index) && pod.has_ipv6(uplink);
         there.then(|| Self::of(mac))
     }
 
-    /// The same card has the same network each time.
+    /// Derives the network from the MAC address, so that it does not change between starts.
     fn of(mac: Mac) -> Self {
         let md5::Digest(sum) = md5::compute(mac.show());
         let mut bytes = [0; 16];
@@ -63,23 +64,33 @@ impl Prefix {
     }
 }
 
-/// The router, while it is one.
+/// Parameters of the router.
+pub(super) struct Config<'a> {
+    pub(super) tap: &'a str,
+    /// Index of the tap interface.
+    pub(super) index: u32,
+    pub(super) prefix: Prefix,
+    /// MAC address of the gateway.
+    pub(super) mac: Mac,
+    pub(super) mtu: u16,
+    /// Interface of the pod to the network.
+    pub(super) uplink: &'a str,
+}
+
+/// The running router.
 pub(super) struct Router {
     socket: UdpSocket,
     message: Vec<u8>,
     index: u32,
-    /// What was changed, and what it was.
+    /// Settings of the kernel that were changed, with their former values.
     changed: Vec<(fs::File, &'static str)>,
 }
 
 impl Router {
-    /// Makes the tap one of the router's. What was done before an error stays with the tap.
-    pub(super) async fn open(
-        links: &Links,
-        (tap, index): (&str, u32),
-        (prefix, mac, mtu): (Prefix, Mac, u16),
-        uplink: &str,
-    ) -> anyhow::Result<Self> {
+    /// Adds the router's addresses to the tap and enables forwarding. After an error, the addresses
+    /// stay until the tap is removed.
+    pub(super) async fn open(links: &Links, config: &Config<'_>) -> anyhow::Result<Self> {
+        let Config { tap, index, prefix, mac, mtu, uplink } = *config;
         for address in [ROUTER, prefix.router()] {
             links.add_v6(index, address, MASK).await?;
         }
@@ -91,24 +102,24 @@ impl Router {
         Ok(router)
     }
 
-    /// Lets packets through, if they are not already.
+    /// Enables forwarding, if it is not enabled already.
     fn forward(&mut self, uplink: &str) -> anyhow::Result<()> {
-        let said = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
-        if said(FORWARD) == "1" {
+        let value = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        if value(FORWARD) == "1" {
             return Ok(());
         }
-        // Who passes packets on hears no routers any more, unless it is told to: the pod's own way
-        // outside may be one that it has heard.
-        let hears = format!("/proc/sys/net/ipv6/conf/{uplink}/accept_ra");
-        let wanted = [(hears.as_str(), "1", b"2"), (FORWARD, "0", b"1")];
+        // With forwarding, the kernel ignores router advertisements unless accept_ra is 2. The
+        // pod's own default route may come from one.
+        let accept_ra = format!("/proc/sys/net/ipv6/conf/{uplink}/accept_ra");
+        let wanted = [(accept_ra.as_str(), "1", b"2"), (FORWARD, "0", b"1")];
         for (path, was, is) in wanted {
-            if said(path) == was {
+            if value(path) == was {
                 let file = fs::OpenOptions::new().write(true).open(path);
                 let file = file.and_then(|file| file.write_all_at(is, 0).map(|()| file));
                 let file = file.map_err(|error| {
                     anyhow::anyhow!(
-                        "net.ipv6.conf.all.forwarding is 0 and cannot be changed ({error}): \
-                         --sysctl net.ipv6.conf.all.forwarding=1 does it"
+                        "net.ipv6.conf.all.forwarding is 0 and cannot be changed ({error}): add \
+                         --sysctl net.ipv6.conf.all.forwarding=1"
                     )
                 })?;
                 self.changed.push((file, was));
@@ -117,7 +128,7 @@ impl Router {
         Ok(())
     }
 
-    /// Tells the guest who its router is, until it is dropped.
+    /// Advertises the router to the guest, until the future is dropped.
     pub(super) async fn run(&self) {
         let mut message = [0; 64];
         loop {
@@ -125,17 +136,17 @@ impl Router {
             if let Err(error) = self.socket.send_to(&self.message, to).await {
                 tracing::debug!("router advertisement: {error}");
             }
-            sleep(BREATH).await;
-            let asked = async {
+            sleep(MIN_DELAY).await;
+            let solicited = async {
                 loop {
                     match self.socket.recv(&mut message).await {
                         Ok(1..) if message[0] == SOLICITATION => return,
                         Ok(_) => {}
-                        Err(_) => sleep(BREATH).await,
+                        Err(_) => sleep(MIN_DELAY).await,
                     }
                 }
             };
-            timeout(REMINDER, asked).await.ok();
+            timeout(INTERVAL, solicited).await.ok();
         }
     }
 }
@@ -144,19 +155,19 @@ impl Drop for Router {
     fn drop(&mut self) {
         for (file, was) in self.changed.iter().rev() {
             if let Err(error) = file.write_all_at(was.as_bytes(), 0) {
-                tracing::warn!("whether the pod passes IPv6 on: {error}");
+                tracing::warn!("IPv6 forwarding cannot be restored: {error}");
             }
         }
     }
 }
 
-/// A socket for what neighbours say to routers.
+/// A socket for messages to routers.
 fn listen(tap: &str, index: u32) -> anyhow::Result<UdpSocket> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let kind = Some(ipproto::ICMPV6);
     let socket = socket_with(AddressFamily::INET6, SocketType::RAW, flags, kind)
         .context("its router needs --cap-add NET_RAW")?;
-    // Who is nearer than a router has not less.
+    // Hosts ignore advertisements with less, which may come from beyond a router.
     sockopt::set_ipv6_multicast_hops(&socket, 255)?;
     sockopt::set_ipv6_add_membership(&socket, &ALL_ROUTERS, index)?;
     bind(&socket, &SocketAddrV6::new(ROUTER, 0, 0, index)).context("the router's address")?;

@@ -1,14 +1,13 @@
-//! The checksum of the Internet (RFC 1071).
+//! The Internet checksum (RFC 1071).
 
 use std::net::IpAddr;
 
-/// Adds up 16-bit words, in the order of this processor; what is odd at the end counts as if a
-/// zero followed.
+/// Adds 16-bit words in native byte order. An odd byte at the end is padded with a zero.
 #[must_use]
 pub fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
-    // Words of 32 bits are as good, and one addition for two. None of them carries out of 64 bits:
-    // nothing that is summed here has 16 GiB.
+    // Adding words of 32 bits is equivalent, and faster. The sum cannot overflow 64 bits with less
+    // than 16 GiB.
     let mut sum = words
         .iter()
         .fold(0_u64, |sum, word| sum.wrapping_add(u64::from(u32::from_ne_bytes(*word))));
@@ -22,7 +21,7 @@ pub fn sum(bytes: &[u8]) -> u64 {
     sum
 }
 
-/// The checksum of what was summed, as it stands in a header.
+/// The checksum for a sum, as written into a header.
 #[must_use]
 pub fn finish(mut sum: u64) -> [u8; 2] {
     while sum > 0xffff {
@@ -32,7 +31,7 @@ pub fn finish(mut sum: u64) -> [u8; 2] {
     (!folded).to_ne_bytes()
 }
 
-/// What TCP, UDP and ICMPv6 sum before their own bytes (RFC 9293, 3.1; RFC 8200, 8.1).
+/// The sum of the pseudo header of TCP, UDP and ICMPv6 (RFC 9293, 3.1; RFC 8200, 8.1).
 #[must_use]
 pub fn pseudo(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> u64 {
     let mut total = u64::from(u16::from_ne_bytes([0, protocol]));

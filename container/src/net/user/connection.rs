@@ -1,8 +1,8 @@
-//! A connection of the guest and its other end, a socket of the pod or the gateway's name server:
-//! bytes are carried between.
+//! A TCP connection: copies bytes between the guest and the other end, which is a socket of the pod
+//! or the gateway's name server.
 //!
-//! A side that does not read holds the other one back: what waits in between has a bound (`tcp`),
-//! and the rest waits in windows, here and outside.
+//! A side that does not read slows down the other: buffers in between are bounded (`tcp`), and the
+//! TCP windows on both sides close.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -21,43 +21,44 @@ use super::packet::{Draft, Pair, TCP};
 use super::segment::{CHECKSUM, Segment};
 use super::tcp::{Stage, Tcp};
 
-/// How long memory that holds nothing is kept for what may come.
+/// The time after which empty buffers of an idle connection are freed.
 const KEEP: Duration = Duration::from_secs(5);
 
-/// The side that asked for a connection.
+/// The side that opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// The guest, to an outside host.
     Guest,
     /// The guest, to the gateway's name server.
     Names,
-    /// An outside host, known by this address.
+    /// An outside host, identified by this address.
     Host(IpAddr),
 }
 
 /// A connection.
 #[derive(Debug)]
 pub struct Connection {
-    pair: Pair,
-    /// The side that asked for it.
+    /// Its ends.
+    pub pair: Pair,
+    /// The side that opened it.
     pub origin: Origin,
     tcp: RefCell<Tcp>,
     wake: Notify,
-    /// When something last went either way.
+    /// The last time that data was sent in either direction.
     pub used: Cell<Instant>,
 }
 
 /// The other end.
 pub enum Outside {
-    /// To be connected; with the guest's packet, which errors quote.
+    /// An outside host to connect to. ICMP errors quote these bytes of the guest's packet.
     Dial(Vec<u8>),
-    /// Connected.
+    /// A connected socket.
     Here(TcpStream),
     /// The gateway's name server.
     Names,
 }
 
-/// What bytes are exchanged with.
+/// The connected other end.
 enum Stream<'a> {
     Socket(TcpStream),
     Names(&'a Names),
@@ -81,7 +82,7 @@ impl Stream<'_> {
     /// Waits until there is something to read.
     async fn readable(&self) {
         match self {
-            // An error is read as well.
+            // After an error, the next read returns it.
             Self::Socket(stream) => drop(stream.readable().await),
             Self::Names(names) => names.readable().await,
         }
@@ -95,11 +96,11 @@ impl Stream<'_> {
         }
     }
 
-    /// No more bytes follow.
+    /// Ends the data to the other end.
     fn shutdown(&self) {
         match self {
             Self::Socket(stream) => {
-                // It may be gone already.
+                // The connection may have ended already.
                 rustix::net::shutdown(stream, Shutdown::Write).ok();
             }
             Self::Names(names) => names.shutdown(),
@@ -107,36 +108,37 @@ impl Stream<'_> {
     }
 }
 
-/// What a connection waits for.
-struct Wish {
+/// The events that a connection waits for.
+struct Interests {
     read: bool,
     write: bool,
+    /// Room on the link to the guest.
     room: bool,
     due: Option<Instant>,
 }
 
 impl Connection {
-    /// A connection that begins.
+    /// A new connection.
     #[must_use]
     pub fn new(pair: Pair, origin: Origin, tcp: Tcp) -> Self {
         let used = Cell::new(Instant::now());
         Self { pair, origin, tcp: RefCell::new(tcp), wake: Notify::new(), used }
     }
 
-    /// The guest sent something.
+    /// Handles a segment of the guest.
     pub fn hear(&self, segment: &Segment<'_>, now: Instant) {
         self.used.set(now);
         self.tcp.borrow_mut().hear(segment, now);
         self.wake.notify_one();
     }
 
-    /// It ends at once.
+    /// Aborts the connection.
     pub fn abort(&self) {
         self.tcp.borrow_mut().abort();
         self.wake.notify_one();
     }
 
-    /// Lives until it is over.
+    /// Runs the connection until it ends.
     pub async fn live(&self, network: &Rc<Network>, outside: Outside) {
         let stream = match outside {
             Outside::Here(stream) => {
@@ -145,33 +147,33 @@ impl Connection {
             }
             Outside::Dial(packet) => self.dial(network, &packet).await,
             Outside::Names => {
-                // Few connections are for names: the others need no room for this.
+                // Boxed, so that the futures of other connections do not need its memory.
                 Box::pin(self.name(network)).await;
                 None
             }
         };
         if let Some(stream) = stream {
-            // What is not there to be told is no loss: small pieces wait, dead peers are not found.
+            // The connection also works without these options.
             stream.set_nodelay(true).ok();
             sockopt::set_socket_keepalive(&stream, true).ok();
             let stream = Stream::Socket(stream);
             let in_order = self.carry(network, &stream).await;
             if let (false, Stream::Socket(stream)) = (in_order, &stream) {
-                // Whoever is outside is to see that this was no orderly end.
+                // The peer must see a reset, because the connection did not end in order.
                 sockopt::set_socket_linger(stream, Some(Duration::ZERO)).ok();
             }
         }
         self.emit(network);
     }
 
-    /// Has the gateway's name server answer, within this very task.
+    /// Serves the gateway's name server, within this task.
     async fn name(&self, network: &Rc<Network>) {
         self.tcp.borrow_mut().connected();
         let names = Names::default();
         let stream = Stream::Names(&names);
         let serve = async {
             names.serve(&network.relay).await;
-            // The guest is still to hear the end.
+            // `carry` still has to send the end to the guest.
             std::future::pending::<()>().await;
         };
         tokio::select! {
@@ -180,7 +182,7 @@ impl Connection {
         }
     }
 
-    /// Connects; the guest hears of it, whatever comes of it.
+    /// Connects to the outside host, and reports the result to the guest.
     async fn dial(&self, network: &Rc<Network>, packet: &[u8]) -> Option<TcpStream> {
         let dialled = tokio::select! {
             dialled = connect(network.outside(self.pair.peer)) => dialled,
@@ -196,33 +198,32 @@ impl Connection {
         match Why::of(&error) {
             Some(Why::NoPort) | None if error.kind() != io::ErrorKind::TimedOut => {
                 if Why::of(&error).is_none() {
-                    network.say("connect", || format!("{}: {error}", self.pair.peer));
+                    network.warn_once("connect", || format!("{}: {error}", self.pair.peer));
                 }
                 self.abort();
             }
             Some(why) => network.refuse(self.pair.back(), why, packet),
-            // It took as long as it takes the guest to find out for itself.
+            // After a timeout, the guest has given up as well.
             None => {}
         }
         None
     }
 
-    /// Until it is over without us.
+    /// Waits until the guest gives up, or the connection is aborted.
     async fn given_up(&self) {
         loop {
             self.wake.notified().await;
-            // Aborted or reset.
             if self.tcp.borrow().is_over() {
                 return;
             }
         }
     }
 
-    /// Carries bytes until it is over; says whether it ended in order.
+    /// Copies bytes until the connection ends. Returns whether it ended in order.
     async fn carry(&self, network: &Rc<Network>, stream: &Stream<'_>) -> bool {
         let (mut read_all, mut shut) = (false, false);
         loop {
-            let wish = self.exchange(network, stream, &mut read_all);
+            let interests = self.exchange(network, stream, &mut read_all);
             if !shut && self.tcp.borrow().has_ended() {
                 shut = true;
                 stream.shutdown();
@@ -233,12 +234,12 @@ impl Connection {
             if shut && self.tcp.borrow().is_done() {
                 return true;
             }
-            self.wait(network, stream, &wish).await;
+            self.wait(network, stream, &interests).await;
         }
     }
 
-    /// Does all that can be done now.
-    fn exchange(&self, network: &Network, stream: &Stream<'_>, read_all: &mut bool) -> Wish {
+    /// Does all work that does not block.
+    fn exchange(&self, network: &Network, stream: &Stream<'_>, read_all: &mut bool) -> Interests {
         let now = Instant::now();
         let mut tcp = self.tcp.borrow_mut();
         tcp.tick(now);
@@ -272,36 +273,36 @@ impl Connection {
         let full = !network.link.has_room();
         let read = !full && !*read_all && tcp.space() > 0;
         let room = !sent || (full && !*read_all);
-        Wish { read, write, room, due: tcp.due() }
+        Interests { read, write, room, due: tcp.due() }
     }
 
-    /// Waits until there is something to do.
-    async fn wait(&self, network: &Network, stream: &Stream<'_>, wish: &Wish) {
-        let quiet = self.tcp.borrow_mut().is_loaded().then(|| Instant::now() + KEEP);
-        let due = [wish.due, quiet].into_iter().flatten().min();
+    /// Waits for one of these events, or until empty buffers can be freed.
+    async fn wait(&self, network: &Network, stream: &Stream<'_>, interests: &Interests) {
+        let idle = self.tcp.borrow_mut().is_loaded().then(|| Instant::now() + KEEP);
+        let due = [interests.due, idle].into_iter().flatten().min();
         let due = due.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
         tokio::select! {
-            () = stream.readable(), if wish.read => {}
-            () = stream.writable(), if wish.write => {}
-            () = network.link.room(), if wish.room => {}
+            () = stream.readable(), if interests.read => {}
+            () = stream.writable(), if interests.write => {}
+            () = network.link.room(), if interests.room => {}
             () = self.wake.notified() => {}
             () = tokio::time::sleep_until(due.into()) => self.tcp.borrow_mut().release(),
         }
     }
 
-    /// Sends what there is to send.
+    /// Sends the pending segments.
     fn emit(&self, network: &Network) {
         send(&mut self.tcp.borrow_mut(), self.pair, network, Instant::now());
     }
 }
 
-/// Sends what a connection has for the guest; false when the link is full.
+/// Sends the pending segments of a connection to the guest. Returns false if the link is full.
 fn send(tcp: &mut Tcp, pair: Pair, network: &Network, now: Instant) -> bool {
     let ends = network.ends(pair.back());
     tcp.emit(now, &mut |segment| {
         let header = segment.header();
         let data = segment.data;
-        // What is short does not wait: it is what the guest waits for.
+        // Segments without data use the spare room of the link: the guest waits for them.
         if !data.is_empty() && !network.link.has_room() {
             return false;
         }

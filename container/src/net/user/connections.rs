@@ -1,9 +1,9 @@
 //! All TCP connections: those of the guest, and those of outside hosts to forwarded ports.
 //!
-//! Threats: the guest opens connections as fast as the link goes, and outside hosts as fast as
-//! their networks go. Each side has places and a budget for buffers of its own, so that outside
-//! hosts end none of the guest's connections. Of them no host has more than half of the places, and
-//! when places are scarce the host with the most connections loses its oldest one.
+//! Threats: the guest and outside hosts open connections as fast as their links allow. Each side
+//! has its own places and its own budget for buffers, so that outside hosts cannot end the guest's
+//! connections. An outside host gets at most half of the incoming places. When these are scarce,
+//! the host with the most connections loses its least recently used one.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -24,9 +24,9 @@ use super::segment::{self, Segment, Seq};
 use super::tcp::buffer::Budget;
 use super::tcp::{Start, Tcp};
 
-/// Bytes that buffers of incoming connections share.
+/// The budget for buffers of incoming connections, in bytes.
 const INCOMING: usize = 32 << 20;
-/// How much of the guest's SYN is kept for errors: enough for the guest to know it again.
+/// Bytes of the guest's SYN packet that are kept for ICMP errors: all headers.
 const QUOTED: usize = 80;
 
 /// All connections.
@@ -36,19 +36,20 @@ pub struct Connections {
     guests: Side,
     names: Side,
     incoming: Side,
-    /// How many connections one outside host may have.
-    host: usize,
+    /// The maximum number of connections per outside host.
+    max_per_host: usize,
+    /// The secret for initial sequence numbers.
     secret: RandomState,
 }
 
-/// Places and memory of connections that begin alike.
+/// Places and memory for connections of one kind of origin.
 #[derive(Debug)]
 struct Side {
     places: Places,
     budget: Budget,
 }
 
-/// The address by which an outside host is known. An IPv6 host may have all of a /64.
+/// The address that identifies an outside host. An IPv6 host may use all addresses of a /64.
 fn host(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -56,8 +57,20 @@ fn host(address: IpAddr) -> IpAddr {
     }
 }
 
+/// A SYN of the guest.
+pub struct Syn<'a> {
+    /// The ends of the new connection.
+    pub pair: Pair,
+    /// Whether it is to the gateway's name server.
+    pub origin: Origin,
+    /// The segment.
+    pub segment: &'a Segment<'a>,
+    /// The beginning of its packet, for ICMP errors.
+    pub packet: &'a [u8],
+}
+
 impl Connections {
-    /// None, with so many places.
+    /// An empty table with these limits.
     #[must_use]
     pub fn new(limits: &Limits) -> Self {
         let (shared, incoming) = (Budget::default(), Budget::new(INCOMING));
@@ -70,12 +83,12 @@ impl Connections {
             guests: side(limits.connections, &shared),
             names: side(limits.names, &shared),
             incoming: side(limits.incoming, &incoming),
-            host: limits.incoming / 2,
+            max_per_host: limits.incoming / 2,
             secret: RandomState::new(),
         }
     }
 
-    /// All connections end.
+    /// Aborts all connections.
     pub fn end(&self) {
         self.all.borrow().values().for_each(|connection| connection.abort());
     }
@@ -94,28 +107,23 @@ impl Connections {
         }
     }
 
-    /// Begins a connection that the guest asks for with this SYN, in this packet. Without a place
-    /// the SYN is dropped: the guest sends it again after a second.
-    pub fn ask(
-        self: &Rc<Self>,
-        network: &Rc<Network>,
-        (pair, origin): (Pair, Origin),
-        syn: &Segment<'_>,
-        packet: &[u8],
-    ) {
+    /// Starts a connection of the guest. Without a free place the SYN is dropped. The guest repeats
+    /// it after a second.
+    pub fn ask(self: &Rc<Self>, network: &Rc<Network>, syn: &Syn<'_>) {
+        let Syn { pair, origin, segment, packet } = *syn;
         let Some(place) = self.side(origin).places.take() else { return };
         self.make_room(network, origin);
-        let tcp = Tcp::asked(&self.start(&network.lan, &pair, origin), syn);
+        let tcp = Tcp::asked(&self.start(&network.lan, &pair, origin), segment);
         let outside = match origin {
             Origin::Names => Outside::Names,
             Origin::Guest | Origin::Host(_) => {
                 Outside::Dial(packet[..packet.len().min(QUOTED)].to_vec())
             }
         };
-        self.begin(network, (pair, origin, place), tcp, outside);
+        self.begin(network, Connection::new(pair, origin, tcp), place, outside);
     }
 
-    /// Begins a connection of an outside host to a forwarded port, once there is a place.
+    /// Starts a connection of an outside host to a forwarded port, once a place is free.
     pub async fn accept(
         self: &Rc<Self>,
         network: &Rc<Network>,
@@ -131,15 +139,16 @@ impl Connections {
             return;
         };
         let tcp = Tcp::asking(&self.start(&network.lan, &pair, origin));
-        self.begin(network, (pair, origin, place), tcp, Outside::Here(stream));
+        let connection = Connection::new(pair, origin, tcp);
+        self.begin(network, connection, place, Outside::Here(stream));
     }
 
-    /// The ends of an incoming connection, if there is a guest and a free port.
+    /// The ends of an incoming connection. Nothing without a guest or a free port.
     fn pair(&self, network: &Network, from: SocketAddr, port: u16) -> Option<Pair> {
         let (guest, peer) = network.seen(from);
         let mut pair = Pair { guest: SocketAddr::new(guest, port), peer };
         let connections = self.all.borrow();
-        // Two clients can look the same only where neither has an address that the guest knows.
+        // Two clients can have the same ends only if the guest sees both at the gateway's address.
         let free = (0..256).any(|_| {
             let free = !connections.contains_key(&pair);
             if !free {
@@ -150,23 +159,24 @@ impl Connections {
         (free && network.link.is_connected()).then_some(pair)
     }
 
-    /// Ends a connection where a new one of this origin would be one too many.
+    /// Ends the least recently used connection, if a new one of this origin would exceed a limit.
     fn make_room(&self, network: &Network, origin: Origin) {
         let Some(oldest) = self.victim(origin).and_then(|pair| self.all.borrow_mut().remove(&pair))
         else {
             return;
         };
-        network.say("connections", || {
+        network.warn_once("connections", || {
             let whose = match origin {
                 Origin::Guest => "the guest has",
                 Origin::Names => "the guest's DNS client has",
                 Origin::Host(_) => "outside hosts have",
             };
-            format!("{whose} too many connections: the one unused for longest ends")
+            format!("{whose} too many connections: the least recently used one is ended")
         });
         oldest.abort();
     }
 
+    /// The connection that must end for a new one of this origin, if any.
     fn victim(&self, origin: Origin) -> Option<Pair> {
         let connections = self.all.borrow();
         let scarce = self.side(origin).places.are_scarce();
@@ -179,7 +189,7 @@ impl Connections {
                     }
                 }
                 match counts.get(&origin) {
-                    Some(count) if *count >= self.host => origin,
+                    Some(count) if *count >= self.max_per_host => origin,
                     _ if scarce => counts.into_iter().max_by_key(|(_, count)| *count)?.0,
                     _ => return None,
                 }
@@ -208,17 +218,18 @@ impl Connections {
     fn begin(
         self: &Rc<Self>,
         network: &Rc<Network>,
-        (pair, origin, place): (Pair, Origin, Place),
-        tcp: Tcp,
+        connection: Connection,
+        place: Place,
         outside: Outside,
     ) {
-        let connection = Rc::new(Connection::new(pair, origin, tcp));
+        let pair = connection.pair;
+        let connection = Rc::new(connection);
         self.all.borrow_mut().insert(pair, connection.clone());
         let (all, network) = (self.clone(), network.clone());
         spawn_local(async move {
             connection.live(&network, outside).await;
             all.forget(&pair, &connection);
-            // Its buffers go before its place.
+            // Its buffers are freed before its place.
             drop(connection);
             drop(place);
         });
@@ -226,7 +237,7 @@ impl Connections {
 
     fn forget(&self, pair: &Pair, connection: &Rc<Connection>) {
         let mut all = self.all.borrow_mut();
-        // It may have given way to another one already.
+        // A newer connection may have replaced it already.
         if all.get(pair).is_some_and(|it| Rc::ptr_eq(it, connection)) {
             all.remove(pair);
         }
@@ -235,7 +246,7 @@ impl Connections {
 
 #[cfg(test)]
 mod test {
-    use super::super::tcp::buffer::{LEAST, SHARED};
+    use super::super::tcp::buffer::{MIN_ROOM, SHARED};
     use super::*;
 
     #[test]
@@ -243,11 +254,11 @@ mod test {
         let limits = Limits::of(usize::MAX);
         assert_eq!(limits.sum(), 4512);
         let Limits { connections, incoming, names, questions, .. } = limits;
-        let rooms = (connections + incoming + names) * 2 * LEAST + SHARED + INCOMING;
-        // A question, what its server sends, and the answer of it; a task and its socket.
+        let rooms = (connections + incoming + names) * 2 * MIN_ROOM + SHARED + INCOMING;
+        // A question, the message of its server, and the answer. A task and its socket.
         let questions = (questions + names) * ((4 + 64 + 64) << 10);
         let tasks = limits.sum() * (4 << 10);
-        // Frames on their way, and packets in parts.
+        // Queued frames, and incomplete packets.
         let link = 4 << 20;
         assert!(rooms + questions + tasks + link <= 256 << 20);
     }

@@ -1,11 +1,12 @@
-//! UDP of the guest: a socket of the pod for each pair of ends.
+//! UDP flows of the guest: a socket of the pod for each pair of ends.
 //!
-//! All sockets of one port of the guest have one port of the pod, so that whoever learns of it from
-//! one host finds it from another (RFC 4787, 4.1), and each hears its own peer alone. Clients of
-//! forwarded ports share the socket that listens there.
+//! All sockets for one port of the guest have the same port of the pod, as NAT traversal needs it
+//! (RFC 4787, 4.1), and each receives from its own peer only. Clients of a forwarded port share its
+//! socket.
 //!
-//! Threats: floods from either side. Nothing is queued: a datagram goes on at once or is lost. When
-//! places are scarce the oldest flow gives way to a new one, and without a place nothing is opened.
+//! Threats: floods from either side. Nothing is queued: a datagram is sent immediately or dropped.
+//! When places are scarce, a new flow replaces the least recently used one. Without a free place,
+//! no flow is opened.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -26,31 +27,31 @@ use super::network::{Network, Way};
 use super::packet::{Datagram, Draft, Packet, Pair, UDP};
 use super::quota::{Place, Places};
 
-/// How long a flow without traffic lives (RFC 4787, 4.3), and one that asks a name server.
+/// The idle time after which a flow ends (RFC 4787, 4.3).
 const IDLE: Duration = Duration::from_secs(120);
+/// The same for a flow to a name server.
 const IDLE_DNS: Duration = Duration::from_secs(15);
 const DNS: u16 = 53;
-/// Most bytes of a datagram.
-const LONGEST: usize = 65535;
-/// How many datagrams of one flow go in a row.
-const TURN: usize = 32;
-/// How much of a packet is kept to be quoted in errors: all headers.
+/// The maximum size of a datagram, in bytes.
+const MAX_DATAGRAM: usize = 65535;
+/// The maximum number of datagrams of one flow before other tasks run.
+const MAX_BURST: usize = 32;
+/// Bytes of a packet that are kept for ICMP errors: all headers.
 const QUOTED: usize = 80;
-/// How many clients without an address of their own a forwarded port may have.
-const MASKED: usize = 256;
+/// The maximum number of clients per forwarded port that the guest sees at the gateway's address.
+const MAX_MASKED: usize = 256;
 
-/// Flows.
+/// All flows.
 #[derive(Debug)]
 pub struct Datagrams {
     flows: RefCell<HashMap<Pair, Rc<Flow>>>,
-    /// The pod's port for each of the guest's, and how many sockets have it.
+    /// The pod's port for each port of the guest, and its number of sockets.
     ports: RefCell<HashMap<SocketAddr, (u16, usize)>>,
-    doors: RefCell<Vec<Rc<Door>>>,
+    forwarded: RefCell<Vec<Rc<ForwardedPort>>>,
     room: RefCell<Vec<u8>>,
     places: Places,
 }
 
-/// A flow.
 #[derive(Debug)]
 struct Flow {
     pair: Pair,
@@ -59,37 +60,37 @@ struct Flow {
     end: Notify,
     /// The beginning of the guest's last packet.
     quoted: RefCell<Vec<u8>>,
-    /// Given back after the socket.
+    /// Released after the socket.
     _place: Place,
 }
 
-/// A port of the pod that is the guest's.
+/// A UDP port of the pod that is forwarded to the guest.
 #[derive(Debug)]
-struct Door {
+struct ForwardedPort {
     socket: UdpSocket,
-    port: u16,
+    number: u16,
     v4: bool,
-    /// Clients that the guest sees at the gateway, by the ports that they have there.
+    /// Clients that the guest sees at the gateway's address, by their ports there.
     masked: RefCell<HashMap<u16, SocketAddr>>,
 }
 
 impl Datagrams {
-    /// No flows, with so many places.
+    /// An empty table with this number of places.
     #[must_use]
     pub fn new(places: usize) -> Self {
         Self {
             flows: RefCell::default(),
             ports: RefCell::default(),
-            doors: RefCell::default(),
-            room: RefCell::new(vec![0; LONGEST]),
+            forwarded: RefCell::default(),
+            room: RefCell::new(vec![0; MAX_DATAGRAM]),
             places: Places::new(places),
         }
     }
 
-    /// All flows end.
+    /// Ends all flows.
     pub fn end(&self) {
         self.flows.borrow().values().for_each(|flow| flow.end.notify_one());
-        self.doors.borrow().iter().for_each(|door| door.masked.borrow_mut().clear());
+        self.forwarded.borrow().iter().for_each(|port| port.masked.borrow_mut().clear());
     }
 
     /// Sends a datagram of the guest.
@@ -119,7 +120,7 @@ impl Datagrams {
             Err(error) => {
                 match Why::of(&error) {
                     Some(why) => network.refuse(pair.back(), why, packet.quoted()),
-                    None => network.say("datagram", || format!("{}: {error}", pair.peer)),
+                    None => network.warn_once("datagram", || format!("{}: {error}", pair.peer)),
                 }
                 return;
             }
@@ -130,39 +131,41 @@ impl Datagrams {
             quoted.clear();
             quoted.extend(packet.whole.iter().take(QUOTED));
         }
-        // A socket says once what became of what it sent before. Not by way of the tasks, where a
-        // new socket would have to be waited for.
+        // The first attempt may return the error of an earlier datagram. This bypasses tokio, where
+        // a new socket is not ready yet.
         for _ in 0..2 {
             match rustix::net::send(&flow.socket, datagram.data, SendFlags::DONTWAIT) {
                 Ok(_) | Err(Errno::AGAIN) => return,
-                Err(error) => flow.tell(network, &error.into()),
+                Err(error) => flow.refuse(network, &error.into()),
             }
         }
     }
 
-    /// Sends what a forwarded port answers; false when this is no such answer.
+    /// Sends a datagram from a forwarded port to its client. Returns false if it is for none.
     fn answer(&self, pair: &Pair, data: &[u8], way: Way) -> bool {
-        let doors = self.doors.borrow();
-        let fits = |door: &&Rc<Door>, to: &SocketAddr| {
-            door.port == pair.guest.port() && door.v4 == to.is_ipv4()
+        let forwarded = self.forwarded.borrow();
+        let fits = |port: &&Rc<ForwardedPort>, to: &SocketAddr| {
+            port.number == pair.guest.port() && port.v4 == to.is_ipv4()
         };
-        let masked = doors.iter().filter(|door| door.port == pair.guest.port());
-        let mut masked = masked.filter_map(|door| {
-            let peer = *door.masked.borrow().get(&pair.peer.port())?;
-            fits(&door, &peer).then_some((door, peer))
+        let masked = forwarded.iter().filter(|port| port.number == pair.guest.port());
+        let mut masked = masked.filter_map(|port| {
+            let peer = *port.masked.borrow().get(&pair.peer.port())?;
+            fits(&port, &peer).then_some((port, peer))
         });
         let found = match way {
             Way::Gateway => masked.next_back(),
-            Way::Outside => doors.iter().find(|it| fits(it, &pair.peer)).map(|it| (it, pair.peer)),
+            Way::Outside => {
+                forwarded.iter().find(|it| fits(it, &pair.peer)).map(|it| (it, pair.peer))
+            }
             Way::Closed | Way::Nowhere => None,
         };
-        let Some((door, peer)) = found else { return false };
-        // What is not taken at once is lost, as on any network.
-        rustix::net::sendto(&door.socket, data, SendFlags::DONTWAIT, &peer).ok();
+        let Some((port, peer)) = found else { return false };
+        // If the socket is not ready, the datagram is lost, as on any network.
+        rustix::net::sendto(&port.socket, data, SendFlags::DONTWAIT, &peer).ok();
         true
     }
 
-    /// Opens a flow; none without a place.
+    /// Opens a flow. Nothing without a free place.
     fn open(self: &Rc<Self>, network: &Rc<Network>, pair: Pair) -> io::Result<Option<Rc<Flow>>> {
         let Some(place) = self.places.take() else { return Ok(None) };
         let mut flows = self.flows.borrow_mut();
@@ -186,7 +189,7 @@ impl Datagrams {
         Ok(Some(flow))
     }
 
-    /// A socket at the port of the pod that is the guest's, connected.
+    /// A connected socket, at the port of the pod that belongs to the guest's port.
     fn socket(&self, pair: &Pair, peer: SocketAddr) -> io::Result<UdpSocket> {
         let v4 = peer.is_ipv4();
         let any: IpAddr =
@@ -200,7 +203,7 @@ impl Datagrams {
             sockopt::set_socket_reuseaddr(&socket, true)?;
             rustix::net::bind(&socket, &SocketAddr::new(any, port))?;
         } else {
-            // Another one than anybody has, and only then one to be shared.
+            // A port that no other socket has. It can be shared after that.
             rustix::net::bind(&socket, &SocketAddr::new(any, 0))?;
             sockopt::set_socket_reuseaddr(&socket, true)?;
         }
@@ -213,7 +216,7 @@ impl Datagrams {
 
     fn forget(&self, flow: &Rc<Flow>) {
         let mut flows = self.flows.borrow_mut();
-        // It may have given way to another one already.
+        // A newer flow may have replaced it already.
         if flows.get(&flow.pair).is_some_and(|it| Rc::ptr_eq(it, flow)) {
             flows.remove(&flow.pair);
         }
@@ -226,24 +229,24 @@ impl Datagrams {
         }
     }
 
-    /// Serves a port of the pod that is the guest's, for ever.
+    /// Serves a forwarded port.
     pub async fn serve(&self, network: &Network, socket: std::net::UdpSocket) -> io::Result<()> {
         let socket = UdpSocket::from_std(socket)?;
         let address = socket.local_addr()?;
-        let (port, v4, masked) = (address.port(), address.is_ipv4(), RefCell::default());
-        let door = Rc::new(Door { socket, port, v4, masked });
-        self.doors.borrow_mut().push(door.clone());
+        let (number, v4, masked) = (address.port(), address.is_ipv4(), RefCell::default());
+        let port = Rc::new(ForwardedPort { socket, number, v4, masked });
+        self.forwarded.borrow_mut().push(port.clone());
         loop {
-            door.socket.readable().await?;
-            for _ in 0..TURN {
+            port.socket.readable().await?;
+            for _ in 0..MAX_BURST {
                 let mut room = self.room.borrow_mut();
-                // An error is about a datagram that was sent: there is nobody to be told.
-                let (count, from) = match door.socket.try_recv_from(&mut room) {
+                // An error belongs to a datagram that was sent. It cannot be reported to the guest.
+                let (count, from) = match port.socket.try_recv_from(&mut room) {
                     Ok(received) => received,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(_) => continue,
                 };
-                door.pass(network, from, &room[..count]);
+                port.pass(network, from, &room[..count]);
             }
             tokio::task::yield_now().await;
         }
@@ -256,16 +259,16 @@ pub fn pass(network: &Network, pair: &Pair, data: &[u8]) {
     network.send(pair.back(), &Draft { protocol: UDP, header: &header, checksum: 6, data });
 }
 
-impl Door {
-    /// Passes on what a client sent.
+impl ForwardedPort {
+    /// Passes a datagram of a client to the guest.
     fn pass(&self, network: &Network, from: SocketAddr, data: &[u8]) {
         let (guest, mut peer) = network.seen(from);
         if peer.ip() == IpAddr::V4(network.lan.gateway) {
             let mut masked = self.masked.borrow_mut();
             let known = masked.iter().find(|(_, it)| **it == from).map(|(port, _)| *port);
             let port = known.unwrap_or_else(|| {
-                if masked.len() >= MASKED {
-                    // Whoever comes again gets another port.
+                if masked.len() >= MAX_MASKED {
+                    // All clients get new ports.
                     masked.clear();
                 }
                 let wanted = from.port().max(1024);
@@ -277,12 +280,12 @@ impl Door {
             });
             peer.set_port(port);
         }
-        pass(network, &Pair { guest: SocketAddr::new(guest, self.port), peer }, data);
+        pass(network, &Pair { guest: SocketAddr::new(guest, self.number), peer }, data);
     }
 }
 
 impl Flow {
-    /// Lives until nothing goes either way any more. `room` is for datagrams on their way.
+    /// Runs until the flow is idle or ended. `room` is a buffer for datagrams.
     async fn live(&self, network: &Network, room: &RefCell<Vec<u8>>) {
         let idle = if self.pair.peer.port() == DNS { IDLE_DNS } else { IDLE };
         loop {
@@ -306,31 +309,31 @@ impl Flow {
         }
     }
 
-    /// Something is wrong with what was sent.
+    /// Handles an error of an earlier datagram.
     fn fail(&self, network: &Network) {
         if let Ok(Some(error)) = self.socket.take_error() {
-            self.tell(network, &error);
+            self.refuse(network, &error);
         }
-        // That is known now: it is the next one that is waited for.
-        let known = || io::Result::<()>::Err(io::ErrorKind::WouldBlock.into());
-        self.socket.try_io(Interest::ERROR, known).ok();
+        // This clears tokio's readiness, so that it waits for the next error.
+        let clear = || io::Result::<()>::Err(io::ErrorKind::WouldBlock.into());
+        self.socket.try_io(Interest::ERROR, clear).ok();
     }
 
     fn receive(&self, network: &Network, room: &mut [u8]) {
-        for _ in 0..TURN {
+        for _ in 0..MAX_BURST {
             match self.socket.try_recv(room) {
                 Ok(count) => {
                     self.used.set(Instant::now());
                     pass(network, &self.pair, &room[..count]);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => self.tell(network, &error),
+                Err(error) => self.refuse(network, &error),
             }
         }
     }
 
-    /// Tells the guest what became of its datagram.
-    fn tell(&self, network: &Network, error: &io::Error) {
+    /// Reports an error to the guest, by ICMP.
+    fn refuse(&self, network: &Network, error: &io::Error) {
         if let Some(why) = Why::of(error) {
             network.refuse(self.pair.back(), why, &self.quoted.borrow());
         }

@@ -1,5 +1,5 @@
-//! Ports of the pod that are the guest's: they listen on all addresses of the pod, its loopback
-//! among them, which is where `kubectl port-forward` comes from.
+//! Ports of the pod that are forwarded to the guest. They listen on all addresses of the pod,
+//! including its loopback, to which `kubectl port-forward` connects.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -10,22 +10,20 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use crate::settings::Settings;
 use crate::settings::words::Protocol;
 
-/// The guest's desktop.
+/// The port of Remote Desktop.
 const RDP: u16 = 3389;
-/// Connections that wait to be accepted.
-const WAITING: i32 = 128;
+const BACKLOG: i32 = 128;
 
-/// What listens.
+/// Sockets of the forwarded ports.
 #[derive(Debug, Default)]
-pub struct Doors {
-    /// For connections.
+pub struct Listeners {
+    /// TCP listeners.
     pub tcp: Vec<TcpListener>,
-    /// For datagrams.
+    /// UDP sockets.
     pub udp: Vec<UdpSocket>,
 }
 
-/// The ports that go to the guest: its desktop and those that the user names, but none that the pod
-/// keeps.
+/// The forwarded ports: Remote Desktop and USER_PORTS, without those that stay with the pod.
 #[must_use]
 pub fn ports(settings: &Settings) -> Vec<(u16, Protocol)> {
     let rdp = [(RDP, Protocol::Tcp), (RDP, Protocol::Udp)];
@@ -34,18 +32,18 @@ pub fn ports(settings: &Settings) -> Vec<(u16, Protocol)> {
         if ports.contains(&port) {
             continue;
         }
-        match keeper(settings, port) {
+        match reason_to_keep(settings, port) {
             None => ports.push(port),
-            Some(keeper) => {
-                tracing::warn!("network: port {} stays with the pod: {keeper}", port.0);
+            Some(reason) => {
+                tracing::warn!("network: port {} stays with the pod: {reason}", port.0);
             }
         }
     }
     ports
 }
 
-/// Who keeps a port, if somebody does.
-fn keeper(settings: &Settings, port: (u16, Protocol)) -> Option<&'static str> {
+/// The reason why a port stays with the pod. Nothing if it does not.
+fn reason_to_keep(settings: &Settings, port: (u16, Protocol)) -> Option<&'static str> {
     let tcp = |number: u32| port == (u16::try_from(number).unwrap_or(0), Protocol::Tcp);
     if settings.network.kept.0.contains(&port) {
         Some("it is in HOST_PORTS")
@@ -58,39 +56,39 @@ fn keeper(settings: &Settings, port: (u16, Protocol)) -> Option<&'static str> {
     }
 }
 
-impl Doors {
-    /// Listens on these. What cannot be had is told, and the rest is there without it.
+impl Listeners {
+    /// Listens on these ports. Ports that cannot be opened are logged and left out.
     #[must_use]
     pub fn open(ports: &[(u16, Protocol)]) -> Self {
-        let mut doors = Self::default();
+        let mut listeners = Self::default();
         for (number, protocol) in ports {
             let both: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
             for address in both {
                 match (listen(SocketAddr::new(address, *number), *protocol), protocol) {
-                    (Ok(socket), Protocol::Tcp) => doors.tcp.push(socket.into()),
-                    (Ok(socket), Protocol::Udp) => doors.udp.push(socket.into()),
+                    (Ok(socket), Protocol::Tcp) => listeners.tcp.push(socket.into()),
+                    (Ok(socket), Protocol::Udp) => listeners.udp.push(socket.into()),
                     // A pod without IPv6.
                     (Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL), _) if address.is_ipv6() => {}
-                    (Err(error), _) => tell(*number, *protocol, error),
+                    (Err(error), _) => warn(*number, *protocol, error),
                 }
             }
         }
-        doors
+        listeners
     }
 }
 
-fn tell(number: u16, protocol: Protocol, error: Errno) {
+fn warn(number: u16, protocol: Protocol, error: Errno) {
     let protocol = match protocol {
         Protocol::Tcp => "tcp",
         Protocol::Udp => "udp",
     };
     let way_out = match error {
-        Errno::ADDRINUSE => "something in the pod listens there; leave it to that with HOST_PORTS",
+        Errno::ADDRINUSE => "another program in the pod uses it: add the port to HOST_PORTS",
         Errno::ACCESS => {
-            "ports below 1024 need --sysctl net.ipv4.ip_unprivileged_port_start=0, or as root the \
-             capability NET_BIND_SERVICE: else take another number"
+            "for ports below 1024, add --sysctl net.ipv4.ip_unprivileged_port_start=0 (or, as \
+             root, --cap-add NET_BIND_SERVICE), or choose a higher port"
         }
-        _ => "it does not reach the guest",
+        _ => "it is not forwarded to the guest",
     };
     tracing::warn!("network: port {number}/{protocol}: {error}: {way_out}");
 }
@@ -108,12 +106,12 @@ fn listen(address: SocketAddr, protocol: Protocol) -> Result<OwnedFd, Errno> {
         sockopt::set_ipv6_v6only(&socket, true)?;
     }
     if protocol == Protocol::Tcp {
-        // Connections of a pod that was here before do not count.
+        // Closed connections of a former pod do not block the port.
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
     rustix::net::bind(&socket, &address)?;
     if protocol == Protocol::Tcp {
-        rustix::net::listen(&socket, WAITING)?;
+        rustix::net::listen(&socket, BACKLOG)?;
     }
     Ok(socket)
 }
@@ -143,8 +141,8 @@ mod test {
     fn a_port_that_is_in_use_is_left_out() {
         let taken = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let port = taken.local_addr().unwrap().port();
-        let doors = Doors::open(&[(port, Protocol::Tcp), (port, Protocol::Udp)]);
-        assert!(doors.tcp.iter().all(|it| it.local_addr().unwrap().is_ipv6()));
-        assert!(doors.udp.iter().any(|it| it.local_addr().unwrap().is_ipv4()));
+        let listeners = Listeners::open(&[(port, Protocol::Tcp), (port, Protocol::Udp)]);
+        assert!(listeners.tcp.iter().all(|it| it.local_addr().unwrap().is_ipv6()));
+        assert!(listeners.udp.iter().any(|it| it.local_addr().unwrap().is_ipv4()));
     }
 }

@@ -1,8 +1,8 @@
-//! Pings of the guest, by sockets that may send echoes and nothing else (`IPPROTO_ICMP` with
-//! datagrams): no right is needed but the group range of `net.ipv4.ping_group_range`.
+//! Pings of the guest, by sockets that can only send echoes (datagram sockets of `IPPROTO_ICMP`).
+//! They need no privilege, only a group in the range of `net.ipv4.ping_group_range`.
 //!
-//! Threats: floods of ever other pings. When places are scarce the oldest flow gives way to a new
-//! one, and without a place nothing is opened.
+//! Threats: floods of pings with changing addresses. When places are scarce, a new flow replaces
+//! the least recently used one. Without a free place, no flow is opened.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -21,17 +21,17 @@ use super::network::Network;
 use super::packet::Packet;
 use super::quota::{Place, Places};
 
-/// How long an answer may take.
+/// The maximum time for an answer.
 const IDLE: Duration = Duration::from_secs(30);
-/// Most bytes of an answer.
-const LONGEST: usize = 65535;
-/// How many answers of one flow go in a row.
-const TURN: usize = 32;
+/// The maximum size of an answer, in bytes.
+const MAX_MESSAGE: usize = 65535;
+/// The maximum number of answers of one flow before other tasks run.
+const MAX_BURST: usize = 32;
 
-/// Who asks whom, and which of its programs.
+/// Source, destination, and identifier of the guest's program.
 type Key = (IpAddr, IpAddr, [u8; 2]);
 
-/// Flows.
+/// All flows.
 #[derive(Debug)]
 pub struct Echoes {
     flows: RefCell<HashMap<Key, Rc<Flow>>>,
@@ -41,27 +41,27 @@ pub struct Echoes {
 #[derive(Debug)]
 struct Flow {
     key: Key,
-    /// It takes and gives messages of ICMP as one for UDP does datagrams.
+    /// An ICMP socket, whose messages are sent and received like UDP datagrams.
     socket: UdpSocket,
     used: Cell<Instant>,
     end: Notify,
-    /// Given back after the socket.
+    /// Released after the socket.
     _place: Place,
 }
 
 impl Echoes {
-    /// No flows, with so many places.
+    /// An empty table with this number of places.
     #[must_use]
     pub fn new(places: usize) -> Self {
         Self { flows: RefCell::default(), places: Places::new(places) }
     }
 
-    /// All flows end.
+    /// Ends all flows.
     pub fn end(&self) {
         self.flows.borrow().values().for_each(|flow| flow.end.notify_one());
     }
 
-    /// Sends an echo of the guest.
+    /// Sends an echo request of the guest.
     pub fn send(self: &Rc<Self>, network: &Rc<Network>, packet: &Packet<'_>, echo: &Echo<'_>) {
         let key = (packet.from, packet.to, echo.ident);
         let back = (packet.to, packet.from);
@@ -75,8 +75,8 @@ impl Echoes {
         let Err(error) = sent else { return };
         let why = Why::of(&error);
         if why == Some(Why::Forbidden) {
-            network.say("ping", || {
-                "the guest cannot ping: the pod may send no echoes; set its sysctl \
+            network.warn_once("ping", || {
+                "the guest cannot ping, because the pod may not send echoes: set its sysctl \
                  net.ipv4.ping_group_range to \"0 2147483647\""
                     .to_owned()
             });
@@ -86,7 +86,7 @@ impl Echoes {
         }
     }
 
-    /// Opens a flow; none without a place.
+    /// Opens a flow. Nothing without a free place.
     fn open(self: &Rc<Self>, network: &Rc<Network>, key: Key) -> io::Result<Option<Rc<Flow>>> {
         let Some(place) = self.places.take() else { return Ok(None) };
         let (family, protocol) = match key.1 {
@@ -125,7 +125,7 @@ impl Echoes {
 }
 
 impl Flow {
-    /// Lives until no answer is to be expected any more.
+    /// Runs until the flow is idle or ended.
     async fn live(&self, network: &Network) {
         loop {
             let due = self.used.get() + IDLE;
@@ -147,20 +147,19 @@ impl Flow {
         }
     }
 
-    /// Passes answers on.
     fn receive(&self, network: &Network) {
-        let mut room = vec![0; LONGEST];
-        for _ in 0..TURN {
+        let mut room = vec![0; MAX_MESSAGE];
+        for _ in 0..MAX_BURST {
             match self.socket.try_recv(&mut room) {
                 Ok(count) => self.pass(network, &room[..count]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // About an echo that was sent.
+                // An error of an earlier request.
                 Err(_) => {}
             }
         }
     }
 
-    /// Passes an answer on; the kernel has put in a number of its own for who asked.
+    /// Passes an answer to the guest, with the guest's identifier in place of the kernel's.
     fn pass(&self, network: &Network, message: &[u8]) {
         let (guest, peer, ident) = self.key;
         let Some((header, data)) = message.split_first_chunk::<HEADER>() else { return };

@@ -1,46 +1,48 @@
-//! Packets that the guest sends in parts (RFC 791, 3.2; RFC 8200, 4.5), put together again.
+//! Reassembles fragments of the guest (RFC 791, 3.2; RFC 8200, 4.5).
 //!
-//! Threats: parts that overlap, repeat, end twice, or never come. Few packets are put together at a
-//! time, each has at most the size of a packet, and one that makes no sense is lost as a whole.
+//! Threats: fragments that overlap, repeat, have two ends, or are missing. The number of incomplete
+//! packets and the size of each are bounded, and an inconsistent packet is dropped as a whole.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::packet::{Fragment, Packet};
 
-/// How many packets may be incomplete.
-const PACKETS: usize = 16;
-/// How many parts one may have: the longest packet in the shortest frames.
-const PARTS: usize = 128;
-/// How long the parts of a packet may take.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// Most bytes of a packet.
-const LONGEST: usize = 65535;
+/// The maximum number of incomplete packets.
+const MAX_PACKETS: usize = 16;
+/// The maximum number of fragments per packet: the longest packet in the shortest frames.
+const MAX_PARTS: usize = 128;
+/// The maximum time for all fragments of a packet.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// The maximum size of a packet, in bytes.
+const MAX_PACKET: usize = 65535;
 
+/// Source, destination, protocol and id.
 type Key = (IpAddr, IpAddr, u8, u32);
 
-/// A packet that is not whole yet.
+/// An incomplete packet.
 #[derive(Debug)]
 struct Partial {
     key: Key,
     since: Instant,
+    /// Offsets and contents.
     parts: Vec<(usize, Vec<u8>)>,
-    /// Where it ends, once that is known.
+    /// Total length, once the last fragment is known.
     length: Option<usize>,
 }
 
-/// Packets that are not whole yet, the oldest first.
+/// Incomplete packets, the oldest first.
 #[derive(Debug, Default)]
 pub struct Fragments(Vec<Partial>);
 
 impl Fragments {
-    /// Takes a part; gives what the packet carries once it is whole.
+    /// Takes a fragment. Returns the payload of the packet when it is complete.
     pub fn take(&mut self, packet: &Packet<'_>, part: Fragment, now: Instant) -> Option<Vec<u8>> {
-        self.0.retain(|partial| now.saturating_duration_since(partial.since) < PATIENCE);
+        self.0.retain(|partial| now.saturating_duration_since(partial.since) < TIMEOUT);
         let key = (packet.from, packet.to, packet.protocol, part.id);
         let found = self.0.iter().position(|partial| partial.key == key);
         let at = found.unwrap_or_else(|| {
-            if self.0.len() == PACKETS {
+            if self.0.len() == MAX_PACKETS {
                 self.0.remove(0);
             }
             self.0.push(Partial { key, since: now, parts: Vec::new(), length: None });
@@ -58,14 +60,14 @@ impl Fragments {
 }
 
 impl Partial {
-    /// Takes a part; says whether the packet is whole now, or nothing if it never will be.
+    /// Takes a fragment. Returns whether the packet is complete, or nothing if it is inconsistent.
     fn take(&mut self, part: Fragment, bytes: &[u8]) -> Option<bool> {
         let end = part.offset + bytes.len();
         let odd = part.more && (bytes.is_empty() || !bytes.len().is_multiple_of(8));
-        if odd || end > LONGEST || self.parts.len() == PARTS {
+        if odd || end > MAX_PACKET || self.parts.len() == MAX_PARTS {
             return None;
         }
-        // The very same part may come twice on any network.
+        // Any network may duplicate a packet.
         if self.parts.iter().any(|(offset, other)| *offset == part.offset && other == bytes) {
             return Some(false);
         }
@@ -133,15 +135,15 @@ mod test {
         }
         fragments.take(&packet(&bytes), part(1, 0, true), now);
         fragments.take(&packet(&bytes[..60]), part(1, 32, false), now);
-        assert!(fragments.0.is_empty(), "what overlaps is lost");
+        assert!(fragments.0.is_empty(), "overlapping fragments are dropped");
         fragments.take(&packet(&bytes), part(1, 64, false), now);
         fragments.take(&packet(&bytes), part(1, 128, false), now);
         assert!(fragments.0.is_empty(), "it ends once");
         for id in 0..100 {
             fragments.take(&packet(&bytes), part(id, 0, true), now);
         }
-        assert_eq!(fragments.0.len(), PACKETS);
-        fragments.take(&packet(&bytes), part(1000, 0, true), now + PATIENCE);
+        assert_eq!(fragments.0.len(), MAX_PACKETS);
+        fragments.take(&packet(&bytes), part(1000, 0, true), now + TIMEOUT);
         assert_eq!(fragments.0.len(), 1);
     }
 }

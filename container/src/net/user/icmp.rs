@@ -1,4 +1,4 @@
-//! ICMP (RFC 792) and ICMPv6 (RFC 4443): why something did not arrive, and echoes.
+//! ICMP (RFC 792) and ICMPv6 (RFC 4443): errors and echoes.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,26 +9,26 @@ use super::packet::{Draft, ICMP, ICMPV6, Packet};
 
 /// Bytes of a header.
 pub const HEADER: usize = 8;
-/// Where in a header its checksum is.
+/// Offset of the checksum in a header.
 pub const CHECKSUM: usize = 2;
 
-/// Why a packet did not arrive.
+/// The reason why a packet did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// There is no way there.
+    /// Network unreachable.
     NoNetwork,
-    /// Nobody is there.
+    /// Host unreachable.
     NoHost,
-    /// Nobody listens on the port.
+    /// Port unreachable.
     NoPort,
-    /// It is forbidden.
+    /// Administratively prohibited.
     Forbidden,
-    /// It passed too many routers.
+    /// Time exceeded: the hop limit is used up.
     TooFar,
 }
 
 impl Why {
-    /// What an error of a socket says about the way, if it does.
+    /// The reason for a socket error. Nothing if the error has no equivalent in ICMP.
     #[must_use]
     pub fn of(error: &io::Error) -> Option<Self> {
         match Errno::from_io_error(error)? {
@@ -40,7 +40,7 @@ impl Why {
         }
     }
 
-    /// Type and code.
+    /// Type and code of the message.
     fn numbers(self, v4: bool) -> [u8; 2] {
         match (self, v4) {
             (Self::NoNetwork, true) => [3, 0],
@@ -56,7 +56,7 @@ impl Why {
         }
     }
 
-    /// The message about a packet, of which it quotes the beginning.
+    /// The error message, with the beginning of the packet. `room` stores its header.
     #[must_use]
     pub fn draft<'a>(self, v4: bool, room: &'a mut [u8; HEADER], quoted: &'a [u8]) -> Draft<'a> {
         *room = [0; HEADER];
@@ -65,29 +65,29 @@ impl Why {
     }
 }
 
-/// A message.
+/// The payload of a packet with this message.
 #[must_use]
 pub fn draft<'a>(v4: bool, header: &'a [u8; HEADER], data: &'a [u8]) -> Draft<'a> {
     Draft { protocol: if v4 { ICMP } else { ICMPV6 }, header, checksum: CHECKSUM, data }
 }
 
-/// An echo that the guest asks for.
+/// An echo request of the guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Echo<'a> {
-    /// Which of its programs asks.
+    /// Identifier of the program that sends it.
     pub ident: [u8; 2],
     /// The whole message.
     pub message: &'a [u8],
 }
 
-/// Types of echoes: what is asked, and the answer.
+/// Types of echo requests and echo replies.
 #[must_use]
 pub fn echo_types(v4: bool) -> (u8, u8) {
     if v4 { (8, 0) } else { (128, 129) }
 }
 
 impl<'a> Echo<'a> {
-    /// Reads a packet, if it asks for an echo.
+    /// Parses a packet. Nothing if it is not an echo request.
     #[must_use]
     pub fn read(packet: &Packet<'a>) -> Option<Self> {
         let (v4, message) = (packet.from.is_ipv4(), packet.payload);
@@ -97,7 +97,7 @@ impl<'a> Echo<'a> {
         asks.then_some(Self { ident: [header[4], header[5]], message })
     }
 
-    /// The header of the answer.
+    /// The header of the reply, with a checksum of zero.
     #[must_use]
     pub fn answer(&self, v4: bool) -> [u8; HEADER] {
         let mut header = [0; HEADER];
@@ -107,14 +107,14 @@ impl<'a> Echo<'a> {
         header
     }
 
-    /// What comes back.
+    /// The data after the header, which the reply repeats.
     #[must_use]
     pub fn data(&self) -> &'a [u8] {
         &self.message[HEADER..]
     }
 }
 
-/// Whether a message has the right checksum.
+/// Whether the checksum of a message is correct.
 #[must_use]
 pub fn is_sound(packet: &Packet<'_>) -> bool {
     match packet.from {

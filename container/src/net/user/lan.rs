@@ -1,9 +1,9 @@
-//! Who has which address on the link between the guest and us.
+//! Addresses on the link between the guest and us.
 //!
-//! The guest has the pod's own address, so that what it says of itself is true outside as well. Its
-//! gateway is the pod's, where that is in the same network, else the first address there. Nothing
-//! but DHCP, DNS and ping is at the gateway's address: what else is sent to it leaves the pod like
-//! anything else, so that no service of the pod is behind it.
+//! The guest has the pod's own address, so that other hosts can use the address that the guest
+//! reports. Its gateway has the address of the pod's gateway if that is in the same network, else
+//! the first address there. We serve only DHCP, DNS and ping at the gateway's address. All other
+//! packets to it leave the pod, so that no service of the pod is reachable there.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -14,62 +14,62 @@ use crate::net::link::default_gateway;
 use crate::settings::Network;
 use crate::settings::words::Mask;
 
-/// A pod without a way outside gets these: the addresses that user networks always had.
-const NOWHERE: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(10, 0, 2, 15), Ipv4Addr::new(10, 0, 2, 2));
-/// The longest packet where nothing is said: the one that every driver takes.
-const MTU: u16 = 1500;
-/// And the longest that can be said. Connections end here and begin anew outside, so that long
-/// packets cost less. A multiple of 8, as passt(1) has it.
-const LONGEST: u16 = 65520;
-/// The bits of the largest network that a guest is told of.
-const LARGEST: u8 = 8;
-/// Those of MASK's default.
-const USUAL: u8 = 24;
-/// Our card, for a guest that is not told otherwise.
+/// Addresses of guest and gateway if the pod has no route: those of QEMU's user networks.
+const ISOLATED: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(10, 0, 2, 15), Ipv4Addr::new(10, 0, 2, 2));
+/// The default MTU in bytes, which every driver supports.
+const DEFAULT_MTU: u16 = 1500;
+/// The maximum MTU. Large packets are cheaper, and connections are terminated here, so that the MTU
+/// outside does not matter. A multiple of 8, as in passt(1).
+const MAX_MTU: u16 = 65520;
+/// The minimum prefix length of the guest's network.
+const MIN_PREFIX: u8 = 8;
+/// The prefix length of MASK's default.
+const DEFAULT_PREFIX: u8 = 24;
+/// The MAC address of the gateway.
 pub const GATEWAY_MAC: Mac = Mac([0x02, 0x54, 0x52, 0x4e, 0x53, 0x01]);
 
-/// The link's addresses.
+/// Addresses of the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lan {
-    /// The guest's.
+    /// IPv4 address of the guest.
     pub guest: Ipv4Addr,
-    /// The bits of its network.
+    /// Prefix length of its network.
     pub prefix: u8,
-    /// Ours.
+    /// IPv4 address of the gateway.
     pub gateway: Ipv4Addr,
-    /// Our card's.
+    /// MAC address of the gateway.
     pub mac: Mac,
-    /// The longest packet.
+    /// MTU in bytes.
     pub mtu: u16,
-    /// IPv6, where the pod has it.
+    /// IPv6 addresses, if the pod has IPv6.
     pub v6: Option<LanV6>,
 }
 
-/// The addresses of IPv6.
+/// IPv6 addresses of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LanV6 {
-    /// The network, 64 bits of it: the pod's own.
+    /// The network of the guest, a /64.
     pub prefix: Ipv6Addr,
-    /// Ours.
+    /// Link-local address of the gateway.
     pub gateway: Ipv6Addr,
 }
 
-/// What the pod has.
+/// Addresses of the pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
-    /// Its address.
+    /// IPv4 address.
     pub v4: Option<Ipv4Addr>,
-    /// Its gateway.
+    /// IPv4 gateway.
     pub gateway: Option<Ipv4Addr>,
-    /// Its IPv6 address.
+    /// Global IPv6 address.
     pub v6: Option<Ipv6Addr>,
 }
 
 impl Pod {
-    /// Looks at where packets would leave.
+    /// Reads the addresses from which packets to the Internet would be sent.
     #[must_use]
     pub fn read() -> Self {
-        // Addresses for documentation: nothing is sent, and no route is more special.
+        // Addresses for documentation, which only the default route matches. Nothing is sent.
         let v4 = source("192.0.2.1:9")
             .and_then(|it| if let IpAddr::V4(it) = it { Some(it) } else { None });
         let v6 = source("[2001:db8::1]:9")
@@ -78,12 +78,12 @@ impl Pod {
     }
 }
 
-/// Whether hosts beyond the link know an address.
+/// Whether an address is valid beyond the link.
 fn is_global(address: &Ipv6Addr) -> bool {
     !address.is_unicast_link_local() && !address.is_loopback() && !address.is_unspecified()
 }
 
-/// Which address of ours a packet would have.
+/// The source address that the kernel chooses for this destination.
 fn source(to: &str) -> Option<IpAddr> {
     let to: SocketAddr = to.parse().ok()?;
     let any: IpAddr =
@@ -98,32 +98,33 @@ impl Lan {
     ///
     /// # Errors
     ///
-    /// When the guest's address is none that a host has.
+    /// If the guest's address is invalid for a host.
     pub fn new(network: &Network, pod: &Pod) -> anyhow::Result<Self> {
-        let nowhere = network.address.is_none() && pod.v4.is_none();
-        let guest = network.address.or(pod.v4).unwrap_or(NOWHERE.0);
-        // Two hosts and two addresses that are none: a network has at least so many.
-        let said = network.mask.0.clamp(LARGEST, 30);
-        // The pod's network may be larger than MASK's default, and its address no edge there.
-        let prefix = match network.address.is_none() && network.mask.0 == USUAL {
-            true => (LARGEST..=said).rev().find(|it| !Mask(*it).is_edge(guest)).unwrap_or(said),
-            false => said,
+        let isolated = network.address.is_none() && pod.v4.is_none();
+        let guest = network.address.or(pod.v4).unwrap_or(ISOLATED.0);
+        // A /30 has two hosts and two reserved addresses. Smaller networks are not possible.
+        let bits = network.mask.0.clamp(MIN_PREFIX, 30);
+        // The pod's network may be larger than MASK's default. Its address may be reserved in the
+        // small network, but not in the large one.
+        let prefix = match network.address.is_none() && network.mask.0 == DEFAULT_PREFIX {
+            true => (MIN_PREFIX..=bits).rev().find(|it| !Mask(*it).is_edge(guest)).unwrap_or(bits),
+            false => bits,
         };
         let mask = u32::MAX << (32 - prefix);
         let (number, net) = (u32::from(guest), u32::from(guest) & mask);
         let strange = guest.is_loopback() || guest.is_multicast() || guest.is_unspecified();
         ensure!(
             !Mask(prefix).is_edge(guest) && !strange,
-            "IP={guest}: a guest cannot have this address in a network of /{prefix}: set another \
-             IP or MASK"
+            "IP={guest}: the address is reserved in its /{prefix} network: set another IP or MASK"
         );
         let inside = |it: &Ipv4Addr| u32::from(*it) & mask == net && *it != guest;
         let first = if number == net + 1 { net + 2 } else { net + 1 };
-        let gateway = if nowhere { Some(NOWHERE.1) } else { pod.gateway };
+        let gateway = if isolated { Some(ISOLATED.1) } else { pod.gateway };
         let gateway = gateway.filter(inside).unwrap_or(Ipv4Addr::from(first));
-        let mtu =
-            network.mtu.map_or(MTU, |mtu| u16::try_from(mtu.0).unwrap_or(LONGEST).min(LONGEST));
-        // IPv6 has no links with less (RFC 8200, 5).
+        let mtu = network
+            .mtu
+            .map_or(DEFAULT_MTU, |mtu| u16::try_from(mtu.0).unwrap_or(MAX_MTU).min(MAX_MTU));
+        // IPv6 needs an MTU of at least 1280 (RFC 8200, 5).
         let v6 = pod.v6.filter(|_| mtu >= 1280).map(|address| LanV6 {
             prefix: Ipv6Addr::from(u128::from(address) & (u128::MAX << 64)),
             gateway: link_local(GATEWAY_MAC),
@@ -131,7 +132,7 @@ impl Lan {
         Ok(Self { guest, prefix, gateway, mac: GATEWAY_MAC, mtu, v6 })
     }
 
-    /// Whether this is the address of a whole network, or of no host.
+    /// Whether an address is a broadcast address, or the first address of the guest's network.
     #[must_use]
     pub fn is_broadcast(&self, address: Ipv4Addr) -> bool {
         let mask = u32::MAX << (32 - u32::from(self.prefix));
@@ -140,7 +141,7 @@ impl Lan {
     }
 }
 
-/// The address that a card gives itself (RFC 4291, appendix A).
+/// The link-local address of a MAC address (RFC 4291, appendix A).
 fn link_local(mac: Mac) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac.0.map(u16::from);
     Ipv6Addr::new(0xfe80, 0, 0, 0, ((a ^ 2) << 8) | b, (c << 8) | 0xff, 0xfe00 | d, (e << 8) | f)
@@ -167,7 +168,7 @@ mod test {
         let lan = lan(pod([172, 17, 0, 2], [172, 17, 0, 1]), |_| ()).unwrap();
         assert_eq!(lan.guest, Ipv4Addr::new(172, 17, 0, 2));
         assert_eq!((lan.gateway, lan.prefix), (Ipv4Addr::new(172, 17, 0, 1), 24));
-        assert_eq!((lan.mtu, lan.v6), (MTU, None));
+        assert_eq!((lan.mtu, lan.v6), (DEFAULT_MTU, None));
     }
 
     #[test]
@@ -194,7 +195,7 @@ mod test {
         }
         let docker = lan(pod([172, 17, 3, 0], [172, 17, 2, 1]), |_| ()).unwrap();
         assert_eq!((docker.prefix, docker.gateway), (23, Ipv4Addr::new(172, 17, 2, 1)));
-        // There is none that is large enough, or a mask that was said.
+        // No network is large enough, or the mask is set.
         for (own, mask) in [([10, 0, 0, 0], 24), ([10, 255, 255, 255], 24), ([10, 0, 4, 0], 23)] {
             let refused = lan(pod(own, [10, 0, 0, 1]), |network| network.mask.0 = mask);
             assert!(refused.unwrap_err().to_string().contains("set another IP"), "{own:?}");
@@ -203,14 +204,14 @@ mod test {
 
     #[test]
     fn what_the_user_says_counts() {
-        let said = lan(pod([172, 17, 0, 2], [172, 17, 0, 1]), |network| {
+        let chosen = lan(pod([172, 17, 0, 2], [172, 17, 0, 1]), |network| {
             network.address = Some(Ipv4Addr::new(192, 168, 77, 9));
             network.mask.0 = 16;
             network.mtu = Some(crate::settings::value::Within(1400));
         });
-        let said = said.unwrap();
-        assert_eq!((said.guest, said.prefix), (Ipv4Addr::new(192, 168, 77, 9), 16));
-        assert_eq!((said.gateway, said.mtu), (Ipv4Addr::new(192, 168, 0, 1), 1400));
+        let chosen = chosen.unwrap();
+        assert_eq!((chosen.guest, chosen.prefix), (Ipv4Addr::new(192, 168, 77, 9), 16));
+        assert_eq!((chosen.gateway, chosen.mtu), (Ipv4Addr::new(192, 168, 0, 1), 1400));
         for bad in [[192, 168, 77, 0], [192, 168, 77, 255], [127, 0, 0, 2], [224, 0, 0, 5]] {
             let refused = lan(Pod::default(), |network| network.address = Some(bad.into()));
             assert!(refused.unwrap_err().to_string().contains("set another IP"), "{bad:?}");
@@ -220,7 +221,7 @@ mod test {
     #[test]
     fn a_pod_without_a_way_outside_has_a_guest_all_the_same() {
         let lan = lan(Pod::default(), |_| ()).unwrap();
-        assert_eq!((lan.guest, lan.gateway), NOWHERE);
+        assert_eq!((lan.guest, lan.gateway), ISOLATED);
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! The socket to `vmm`: before each frame its length, four bytes, the highest first (as passt(1)
-//! and QEMU's `-netdev stream` speak).
+//! The socket to `vmm`. Each frame has a length prefix of four bytes in big-endian order, as in
+//! passt(1) and QEMU's `-netdev stream`.
 //!
-//! Threats: `vmm` may have been taken over by its guest. A length that no frame has ends the
-//! connection; a peer that does not read holds data back, and loses what cannot wait.
+//! Threats: a guest may have taken over `vmm`. An invalid length ends the connection. If the peer
+//! does not read, data waits at its source, and other frames are dropped.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -12,20 +12,20 @@ use tokio::sync::Notify;
 
 use super::packet::ETHERNET;
 
-/// Bytes of a length.
+/// Bytes of a length prefix.
 const LENGTH: usize = 4;
-/// Most bytes of a frame: the longest packet, an Ethernet header and a VLAN tag.
-const FRAME: usize = 65535 + ETHERNET + 4;
-/// What one read may bring: several of the longest frames.
+/// The maximum size of a frame in bytes: the longest packet, an Ethernet header and a VLAN tag.
+const MAX_FRAME: usize = 65535 + ETHERNET + 4;
+/// The size of the input buffer in bytes: several of the longest frames.
 const INPUT: usize = 256 << 10;
-/// How many frames are taken in a row before other tasks have their turn.
-const TURN: usize = 256;
-/// As much may wait to be sent, and the frame that comes then.
+/// The maximum number of frames that are handled before other tasks run.
+const MAX_BURST: usize = 256;
+/// The output buffer is full at this size, in bytes. The last frame may exceed it.
 const OUTPUT: usize = 256 << 10;
-/// What cannot wait has so much more room.
+/// Additional output for frames that cannot wait, in bytes.
 const URGENT: usize = 128 << 10;
 
-/// Frames on their way to the guest.
+/// Frames to the guest.
 #[derive(Debug, Default)]
 pub struct Link {
     output: RefCell<Vec<u8>>,
@@ -35,7 +35,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Whether there is room for what can wait.
+    /// Whether there is room for frames that can wait.
     pub fn has_room(&self) -> bool {
         self.output.borrow().len() < OUTPUT
     }
@@ -53,15 +53,16 @@ impl Link {
         self.connected.get()
     }
 
-    /// The guest is there, or is gone with all that was for it.
+    /// Sets whether there is a guest, and drops all queued frames.
     pub fn connect(&self, connected: bool) {
         self.connected.set(connected);
         self.output.borrow_mut().clear();
         self.drained.notify_waiters();
     }
 
-    /// Has a frame written, or several; false where the link is so full that they are lost. What
-    /// is for nobody is lost as well, but then it need not be tried again.
+    /// Queues frames, which `write` appends. Returns false if the link is full and they are
+    /// dropped. Without a guest they are dropped as well, but this returns true, as no retry is
+    /// needed.
     pub fn send(&self, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let mut output = self.output.borrow_mut();
         if !self.connected.get() {
@@ -75,7 +76,7 @@ impl Link {
         true
     }
 
-    /// Sends what there is, for as long as there is a peer.
+    /// Sends queued frames until the peer disconnects.
     pub async fn drain(&self, socket: &UnixStream) -> io::Result<()> {
         let mut chunk = Vec::new();
         loop {
@@ -98,7 +99,7 @@ impl Link {
     }
 }
 
-/// Reads frames until the peer hangs up, and gives each to `take`.
+/// Reads frames until the peer disconnects, and passes each to `take`.
 pub async fn read(socket: &UnixStream, mut take: impl FnMut(&[u8])) -> io::Result<()> {
     let mut input = vec![0; INPUT];
     let mut filled = 0;
@@ -117,7 +118,7 @@ pub async fn read(socket: &UnixStream, mut take: impl FnMut(&[u8])) -> io::Resul
                 break;
             }
             used += count;
-            // The tasks that these frames are for go on before there are more.
+            // Lets the tasks run that these frames are for.
             tokio::task::yield_now().await;
         }
         input.copy_within(used..filled, 0);
@@ -125,16 +126,16 @@ pub async fn read(socket: &UnixStream, mut take: impl FnMut(&[u8])) -> io::Resul
     }
 }
 
-/// Gives whole frames to `take`, up to [`TURN`]; the answer is how many bytes they were.
+/// Passes complete frames to `take`, up to [`MAX_BURST`]. Returns the number of their bytes.
 fn split(input: &[u8], take: &mut impl FnMut(&[u8])) -> io::Result<usize> {
     let mut rest = input;
-    for _ in 0..TURN {
+    for _ in 0..MAX_BURST {
         let Some((length, behind)) = rest.split_first_chunk::<LENGTH>() else { break };
         let number = u32::from_be_bytes(*length);
         let length = usize::try_from(number).unwrap_or(usize::MAX);
-        if !(ETHERNET..=FRAME).contains(&length) {
-            let what = format!("a frame of {number} bytes");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        if !(ETHERNET..=MAX_FRAME).contains(&length) {
+            let sentence = format!("a frame of {number} bytes is invalid");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, sentence));
         }
         let Some((frame, behind)) = behind.split_at_checked(length) else { break };
         take(frame);
@@ -158,10 +159,10 @@ mod test {
 
     #[test]
     fn a_burst_leaves_turns_to_others() {
-        let input = [&[0, 0, 0, 14][..], &[1; 14]].concat().repeat(TURN + 1);
+        let input = [&[0, 0, 0, 14][..], &[1; 14]].concat().repeat(MAX_BURST + 1);
         let mut count = 0;
-        assert_eq!(split(&input, &mut |_| count += 1).unwrap(), 18 * TURN);
-        assert_eq!(count, TURN);
+        assert_eq!(split(&input, &mut |_| count += 1).unwrap(), 18 * MAX_BURST);
+        assert_eq!(count, MAX_BURST);
     }
 
     #[test]
@@ -174,7 +175,7 @@ mod test {
     #[test]
     fn a_peer_that_does_not_read_has_frames_lost_and_no_memory_grown() {
         let link = Link::default();
-        assert!(link.send(|_| panic!("there is nobody")));
+        assert!(link.send(|_| panic!("there is no guest")));
         link.connect(true);
         while link.send(|output| output.extend([0; 60_000])) {}
         assert!(!link.has_room() && link.output.borrow().len() < OUTPUT + URGENT + 60_000);

@@ -1,8 +1,8 @@
-//! The gateway's name server at the other end of a TCP connection of the guest: messages with
-//! their lengths before them (RFC 1035, 4.2.2). No socket is in between.
+//! The gateway's name server for TCP connections of the guest: messages with length prefixes (RFC
+//! 1035, 4.2.2). It is connected without a socket.
 //!
-//! Threats: the guest sends any bytes, or reads nothing. One question is taken at a time, and the
-//! next one once the guest has taken the answer.
+//! Threats: the guest sends any bytes, or does not read. Questions are handled one at a time. The
+//! next one is accepted when the guest has read the answer.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -15,21 +15,21 @@ use super::tcp::buffer::Buffer;
 use crate::net::dns::Way;
 use crate::net::relay::Relay;
 
-/// How long a connection may ask nothing, or leave an answer unread (RFC 7766, 6.2.3).
+/// The maximum time without a question, and for reading an answer (RFC 7766, 6.2.3).
 const IDLE: Duration = Duration::from_secs(30);
-/// Bytes of a length.
+/// Bytes of a length prefix.
 const LENGTH: usize = 2;
-/// Most bytes of a question. The longest name takes 255 of them.
-pub const QUESTION: usize = 4096;
+/// The maximum size of a question in bytes. A name has at most 255 of them.
+pub const MAX_QUESTION: usize = 4096;
 
 /// Both ends: the connection writes questions and reads answers, and [`Names::serve`] answers.
 #[derive(Debug, Default)]
 pub struct Names {
     question: RefCell<Vec<u8>>,
     answer: RefCell<Buffer>,
-    /// The guest asks nothing more.
+    /// The guest has ended its side.
     ended: Cell<bool>,
-    /// There are no more answers.
+    /// No more answers follow.
     closed: Cell<bool>,
     /// Wakes the connection.
     answered: Notify,
@@ -38,21 +38,22 @@ pub struct Names {
 }
 
 impl Names {
-    /// How many bytes of the question are missing.
+    /// The number of missing bytes of the question.
     fn missing(&self) -> usize {
         let question = self.question.borrow();
         let length = question.first_chunk().map_or(0, |length| u16::from_be_bytes(*length).into());
         (LENGTH + length).saturating_sub(question.len())
     }
 
-    /// Takes bytes of a question.
+    /// Writes bytes of a question.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` while a question waits for its answer, others when it is the end.
+    /// `WouldBlock` while a question waits for its answer. `BrokenPipe` after the end, or if the
+    /// question is too long.
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let missing = self.missing();
-        if self.closed.get() || missing > QUESTION {
+        if self.closed.get() || missing > MAX_QUESTION {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         if missing == 0 {
@@ -64,7 +65,7 @@ impl Names {
         Ok(taken)
     }
 
-    /// Puts bytes of an answer into the spare room of `room`; none at the end.
+    /// Appends bytes of an answer to `room`, within its capacity. Returns 0 at the end.
     ///
     /// # Errors
     ///
@@ -82,21 +83,21 @@ impl Names {
         Ok(count)
     }
 
-    /// Waits until [`Names::try_read_buf`] has something to say.
+    /// Waits until [`Names::try_read_buf`] does not block.
     pub async fn readable(&self) {
         while self.answer.borrow().is_empty() && !self.closed.get() {
             self.answered.notified().await;
         }
     }
 
-    /// Waits until [`Names::try_write`] has something to say.
+    /// Waits until [`Names::try_write`] does not block.
     pub async fn writable(&self) {
         while self.missing() == 0 && !self.closed.get() {
             self.answered.notified().await;
         }
     }
 
-    /// The guest asks nothing more.
+    /// Ends the guest's side.
     pub fn shutdown(&self) {
         self.ended.set(true);
         self.asked.notify_waiters();
@@ -124,7 +125,7 @@ impl Names {
         self.answered.notify_waiters();
     }
 
-    /// Waits for a whole question. There is none after the end.
+    /// Waits for a complete question. Nothing after the end.
     async fn question(&self) -> Option<Vec<u8>> {
         while self.missing() > 0 {
             if self.ended.get() {
@@ -135,7 +136,7 @@ impl Names {
         Some(self.question.borrow()[LENGTH..].to_vec())
     }
 
-    /// Waits until the answer was taken.
+    /// Waits until the answer has been read.
     async fn taken(&self) {
         while !self.answer.borrow().is_empty() {
             self.asked.notified().await;
@@ -158,7 +159,7 @@ mod test {
         Relay::new(local, Path::new("/nowhere"))
     }
 
-    /// A question for the address of `host.lan`, with its length before it.
+    /// A question for the address of `host.lan`, with its length prefix.
     fn question() -> Vec<u8> {
         let head = [0, 26, 7, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
         [&head[..], b"\x04host\x03lan\0", &[0, 1, 0, 1]].concat()

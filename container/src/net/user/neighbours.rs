@@ -1,4 +1,4 @@
-//! Neighbour discovery (RFC 4861): who has an address, and who is the router.
+//! Neighbor discovery (RFC 4861): the MAC addresses of neighbors, and the router.
 
 use std::net::Ipv6Addr;
 
@@ -8,41 +8,41 @@ use super::icmp;
 use super::lan::LanV6;
 use super::packet::{Draft, ICMPV6, Packet};
 
-/// All hosts on the link, and their cards (RFC 2464, 7).
+/// The multicast group of all hosts on the link.
 pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-/// The address of the frame.
+/// The MAC address of this group (RFC 2464, 7).
 pub const ALL_NODES_CARD: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
 
-/// Types of messages.
+// Types of messages.
 const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
 
-/// How long a router is one, in seconds: the longest that there is, since it is told only once.
+/// The lifetime of an advertisement in seconds: the maximum, because it is repeated rarely.
 const ROUTER_LIFETIME: u16 = 9000;
 
-/// What the guest wants to know.
+/// A neighbor discovery message of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Who routes.
+    /// A router solicitation.
     Router,
-    /// Who has this address.
+    /// A neighbor solicitation for this address.
     Neighbour(Ipv6Addr),
-    /// Nothing.
+    /// Any other message, which gets no answer.
     Other,
 }
 
 impl Question {
-    /// Reads a message about neighbours, if it is one.
+    /// Parses a packet. Nothing if it has no neighbor discovery message.
     #[must_use]
     pub fn read(packet: &Packet<'_>) -> Option<Self> {
         let kind = *packet.payload.first()?;
         if !(ROUTER_SOLICITATION..=REDIRECT).contains(&kind) {
             return None;
         }
-        // What a router has passed on is from no neighbour.
+        // A lower hop limit shows that a router has forwarded the message.
         if packet.hops != 255 || packet.payload.get(1) != Some(&0) {
             return Some(Self::Other);
         }
@@ -57,22 +57,22 @@ impl Question {
     }
 }
 
-/// What is said.
+/// A message to the guest.
 #[derive(Clone, Debug)]
 pub struct Message(Vec<u8>);
 
 impl Message {
-    /// As it is sent.
+    /// The payload of a packet with the message.
     #[must_use]
     pub fn draft(&self) -> Draft<'_> {
         Draft { protocol: ICMPV6, header: &self.0, checksum: icmp::CHECKSUM, data: &[] }
     }
 }
 
-/// An address is behind our card (4.4).
+/// A neighbor advertisement: this address has our MAC address (4.4).
 #[must_use]
 pub fn answer(wanted: Ipv6Addr, mac: Mac) -> Message {
-    // We are a router, and it was asked for; what is known already is right, too.
+    // The flags router, solicited and override.
     let mut bytes = vec![NEIGHBOUR_ADVERTISEMENT, 0, 0, 0, 0xe0, 0, 0, 0];
     bytes.extend(wanted.octets());
     bytes.extend([2, 1]);
@@ -80,7 +80,7 @@ pub fn answer(wanted: Ipv6Addr, mac: Mac) -> Message {
     Message(bytes)
 }
 
-/// We are the router of this network (4.2).
+/// A router advertisement for this network (4.2).
 #[must_use]
 pub fn advertise(lan: &LanV6, mac: Mac, mtu: u16) -> Message {
     let mut bytes = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0];
@@ -90,7 +90,8 @@ pub fn advertise(lan: &LanV6, mac: Mac, mtu: u16) -> Message {
     bytes.extend(mac.0);
     bytes.extend([5, 1, 0, 0]);
     bytes.extend(u32::from(mtu).to_be_bytes());
-    // The guest makes its address of it, but its other hosts are behind us: they are outside.
+    // The prefix is for the guest's own address, but not on-link: other hosts of the network are
+    // outside, behind us.
     bytes.extend([3, 4, 64, 0x40]);
     bytes.extend([0xff; 8]);
     bytes.extend([0; 4]);

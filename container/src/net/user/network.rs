@@ -1,8 +1,8 @@
-//! The network between the guest and its router: addresses, the way to the guest, and where the
-//! addresses that it sends to lead.
+//! The network between the guest and its router: addresses, the link to the guest, and the decision
+//! where packets of the guest go.
 //!
-//! Threats: the guest sends to any address. The pod's own addresses, those of its loopback and all
-//! that names no single host are nowhere; so is the loopback behind IPv6 names for IPv4 addresses.
+//! Threats: the guest sends to any address. It cannot reach the addresses of the pod, of its
+//! loopback, and those that are not of a single host, not even as IPv4 addresses within IPv6 ones.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -19,19 +19,19 @@ use super::neighbours;
 use super::packet::{ARP, ArpRequest, Draft, Ends, Frame, Packet, write_frame};
 use crate::net::relay::Relay;
 
-/// For how long an address that was found out not to be the pod's is not.
-const RECENT: Duration = Duration::from_secs(1);
+/// The time for which the last decision is cached.
+const CACHED: Duration = Duration::from_secs(1);
 
-/// Where a packet goes.
+/// The destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// To us.
+    /// The gateway.
     Gateway,
-    /// To another host.
+    /// Another host.
     Outside,
-    /// To the pod itself, or to what the guest could only find by mistake.
+    /// The pod itself, or an address of no use to the guest. Packets are refused.
     Closed,
-    /// To several hosts, or to none.
+    /// Several hosts, or none. Packets are dropped.
     Nowhere,
 }
 
@@ -39,26 +39,26 @@ pub enum Way {
 pub struct Network {
     /// Addresses.
     pub lan: Lan,
-    /// The way to the guest.
+    /// The link to the guest.
     pub link: Link,
-    /// The pod's resolvers.
+    /// The DNS relay.
     pub relay: Relay,
-    /// The guest's card.
+    /// MAC address of the guest.
     card: Cell<Mac>,
-    /// The guest's IPv6 address that other hosts know.
+    /// Global IPv6 address of the guest.
     guest_v6: Cell<Option<Ipv6Addr>>,
-    /// What was said already.
-    said: RefCell<HashSet<&'static str>>,
-    /// Where the last packet went, and when that was found out.
+    /// Kinds of warnings that were logged.
+    warned: RefCell<HashSet<&'static str>>,
+    /// The last destination address, and when its `Way` was decided.
     last: Cell<Option<(IpAddr, Instant, Way)>>,
-    /// The number of the next packet that goes in parts.
-    parts: Cell<u16>,
-    /// A port of the loopback in place of all outside hosts.
+    /// The id of the next fragmented packet.
+    fragment_id: Cell<u16>,
+    /// For tests: a port of the loopback in place of all outside hosts.
     diverted: Cell<Option<u16>>,
 }
 
 impl Network {
-    /// A network with these addresses, and nobody on it.
+    /// A network with these addresses, without a guest.
     #[must_use]
     pub fn new(lan: Lan, relay: Relay) -> Self {
         Self {
@@ -67,20 +67,20 @@ impl Network {
             relay,
             card: Cell::new(Mac::BROADCAST),
             guest_v6: Cell::new(None),
-            said: RefCell::default(),
+            warned: RefCell::default(),
             last: Cell::new(None),
-            parts: Cell::new(0),
+            fragment_id: Cell::new(0),
             diverted: Cell::new(None),
         }
     }
 
-    /// Has all that is for outside hosts go to this port of the loopback, so that nothing that a
-    /// fuzzer makes leaves the host.
+    /// Redirects all traffic to outside hosts to this port of the loopback, so that no packet of a
+    /// fuzzer leaves the host.
     pub fn divert(&self, port: u16) {
         self.diverted.set(Some(port));
     }
 
-    /// Where sockets for an outside host are connected to.
+    /// The address to connect to for an outside host.
     #[must_use]
     pub fn outside(&self, peer: SocketAddr) -> SocketAddr {
         let loopback: IpAddr =
@@ -88,7 +88,7 @@ impl Network {
         self.diverted.get().map_or(peer, |port| SocketAddr::new(loopback, port))
     }
 
-    /// The guest is there.
+    /// The guest has connected.
     pub fn plug(&self) {
         self.link.connect(true);
         if self.lan.v6.is_some() {
@@ -96,32 +96,32 @@ impl Network {
         }
     }
 
-    /// The guest is gone.
+    /// The guest has disconnected.
     pub fn unplug(&self) {
         self.link.connect(false);
         self.guest_v6.set(None);
     }
 
-    /// Says something the first time that it happens.
-    pub fn say(&self, what: &'static str, sentence: impl FnOnce() -> String) {
-        if self.said.borrow_mut().insert(what) {
+    /// Logs a warning, once for each kind.
+    pub fn warn_once(&self, kind: &'static str, sentence: impl FnOnce() -> String) {
+        if self.warned.borrow_mut().insert(kind) {
             tracing::warn!("network: {}", sentence());
         }
     }
 
-    /// The guest's card.
+    /// The MAC address of the guest. Broadcast until its first frame.
     #[must_use]
     pub fn card(&self) -> Mac {
         self.card.get()
     }
 
-    /// The ends of a packet for the guest.
+    /// Source and destination of a packet to the guest.
     #[must_use]
     pub fn ends(&self, addresses: (IpAddr, IpAddr)) -> Ends {
         Ends { cards: (self.lan.mac, self.card.get()), addresses }
     }
 
-    /// Our address, of the family of another one.
+    /// The gateway's address, of the same family as another address.
     #[must_use]
     pub fn gateway(&self, like: IpAddr) -> IpAddr {
         match (like, self.lan.v6) {
@@ -130,16 +130,17 @@ impl Network {
         }
     }
 
-    /// Sends the guest what is not TCP; false when that is lost.
+    /// Sends a packet other than TCP to the guest, in fragments if needed. Returns false if it is
+    /// dropped.
     pub fn send(&self, addresses: (IpAddr, IpAddr), draft: &Draft<'_>) -> bool {
-        let id = self.parts.get();
-        self.parts.set(id.wrapping_add(1));
+        let id = self.fragment_id.get();
+        self.fragment_id.set(id.wrapping_add(1));
         let ends = self.ends(addresses);
         let parts = (usize::from(self.lan.mtu), id);
         self.link.send(|output| draft.write_in_parts(output, &ends, parts))
     }
 
-    /// Tells the guest why its packet did not arrive. `addresses` are those of an answer.
+    /// Sends an ICMP error to the guest. `addresses` are source and destination of an answer.
     pub fn refuse(&self, addresses: (IpAddr, IpAddr), why: Why, packet: &[u8]) {
         let (peer, guest) = addresses;
         let from = if why == Why::NoPort { peer } else { self.gateway(guest) };
@@ -148,7 +149,7 @@ impl Network {
         self.send((from, guest), &draft);
     }
 
-    /// Reads a frame of the guest, if it is for us or for all; its card is known from then on.
+    /// Parses a frame of the guest, if it is for us or a multicast. Stores the guest's MAC address.
     pub fn take<'a>(&self, bytes: &'a [u8]) -> Option<Frame<'a>> {
         let frame = Frame::read(bytes)?;
         let for_many = frame.to.is_multicast();
@@ -159,11 +160,11 @@ impl Network {
         Some(frame)
     }
 
-    /// Answers ARP. Every address but the guest's own is behind our card, so that its neighbours
-    /// are, too.
+    /// Answers ARP requests. All addresses except the guest's own have our MAC address, also those
+    /// of other hosts in its network.
     pub fn hear_arp(&self, bytes: &[u8]) {
         let Some(request) = ArpRequest::read(bytes) else { return };
-        // Who asks for its own address wants to know whether it has it alone.
+        // A request for the guest's own address detects duplicates, and must get no answer.
         let own = request.wanted == request.from || request.wanted == self.lan.guest;
         if own || request.from.is_unspecified() && request.wanted != self.lan.gateway {
             return;
@@ -173,7 +174,7 @@ impl Network {
         self.link.send(|output| write_frame(output, cards, ARP, &answer));
     }
 
-    /// Where a packet goes, if it is one of the guest's that may go on.
+    /// The destination of a packet. Nothing if its source or its hop limit is invalid.
     #[must_use]
     pub fn admit(&self, packet: &Packet<'_>) -> Option<Way> {
         if !self.is_guest(packet.from) {
@@ -187,7 +188,7 @@ impl Network {
         Some(way)
     }
 
-    /// Whether this is an address that a guest can have; an IPv6 one is remembered.
+    /// Whether a guest can have this address. Stores the guest's global IPv6 address.
     fn is_guest(&self, address: IpAddr) -> bool {
         match address {
             IpAddr::V4(address) => {
@@ -209,13 +210,13 @@ impl Network {
         }
     }
 
-    /// Where a packet goes that is for this address.
+    /// The destination of packets to this address.
     #[must_use]
     pub fn way(&self, to: IpAddr) -> Way {
         match to {
             IpAddr::V4(to) if to == self.lan.gateway => Way::Gateway,
             IpAddr::V4(to) => {
-                // 0.0.0.0/8 is a name of the pod's own loopback, and 240.0.0.0/4 is nobody's.
+                // 0.0.0.0/8 also means the pod's loopback. 240.0.0.0/4 is reserved.
                 let first = to.octets()[0];
                 if to.is_loopback() || first == 0 {
                     Way::Closed
@@ -227,7 +228,7 @@ impl Network {
             }
             IpAddr::V6(to) if self.lan.v6.is_some_and(|lan| lan.gateway == to) => Way::Gateway,
             IpAddr::V6(to) => {
-                // ::/96 and ::ffff:0:0/96 are other names of IPv4 addresses.
+                // ::/96 and ::ffff:0:0/96 contain IPv4 addresses.
                 let v4 = to.to_ipv4().is_some();
                 if to.is_multicast() || to.is_unicast_link_local() {
                     Way::Nowhere
@@ -240,18 +241,18 @@ impl Network {
         }
     }
 
-    /// Whether the gateway's address is another host's as well.
+    /// Whether the gateway's address is also that of an outside host.
     #[must_use]
     pub fn is_outside(&self, gateway: IpAddr) -> bool {
         self.unless_own(gateway) == Way::Outside
     }
 
-    /// Outside, unless the address is one of the pod's now.
+    /// Outside, unless the pod has this address.
     fn unless_own(&self, to: IpAddr) -> Way {
         let now = Instant::now();
         if let Some((last, since, way)) = self.last.get()
             && last == to
-            && now.saturating_duration_since(since) < RECENT
+            && now.saturating_duration_since(since) < CACHED
         {
             return way;
         }
@@ -261,24 +262,24 @@ impl Network {
                 self.last.set(Some((to, now, way)));
                 way
             }
-            // It may be one of the pod's.
+            // The pod may have the address.
             Err(error) => {
-                self.say("probe", || {
-                    format!("{to}: whose address this is cannot be found out now: {error}")
+                self.warn_once("probe", || {
+                    format!("{to} is blocked: cannot check whether the pod has it: {error}")
                 });
                 Way::Closed
             }
         }
     }
 
-    /// The address of the guest for a client from outside, and the client's as the guest sees it:
-    /// its own, unless that would lead the guest elsewhere than back to it.
+    /// The guest's address for an outside client, and the client's address as the guest sees it:
+    /// its own, if answers to that reach the client, else the gateway's.
     #[must_use]
     pub fn seen(&self, from: SocketAddr) -> (IpAddr, SocketAddr) {
-        let honest = self.way(from.ip()) == Way::Outside;
+        let reachable = self.way(from.ip()) == Way::Outside;
         match (from.ip(), self.guest_v6.get()) {
-            (IpAddr::V4(_), _) if honest => (self.lan.guest.into(), from),
-            (IpAddr::V6(_), Some(guest)) if honest => (guest.into(), from),
+            (IpAddr::V4(_), _) if reachable => (self.lan.guest.into(), from),
+            (IpAddr::V6(_), Some(guest)) if reachable => (guest.into(), from),
             _ => {
                 let gateway = SocketAddr::new(self.lan.gateway.into(), from.port());
                 (self.lan.guest.into(), gateway)
@@ -286,7 +287,7 @@ impl Network {
         }
     }
 
-    /// Answers what is asked of neighbours and routers of IPv6; false for any other packet.
+    /// Answers IPv6 neighbor and router solicitations. Returns false for any other packet.
     pub fn hear_neighbour(&self, packet: &Packet<'_>) -> bool {
         if self.lan.v6.is_none() || !icmp::is_sound(packet) {
             return false;
@@ -295,7 +296,7 @@ impl Network {
             None => return false,
             Some(neighbours::Question::Router) => self.advertise(),
             Some(neighbours::Question::Neighbour(wanted)) => {
-                // Its own addresses are those of no other host; it asks to be sure of that.
+                // A solicitation for its own address detects duplicates, and must get no answer.
                 let own = packet.from.is_unspecified() || self.guest_v6.get() == Some(wanted);
                 if !own {
                     let answer = neighbours::answer(wanted, self.lan.mac);
@@ -307,18 +308,18 @@ impl Network {
         true
     }
 
-    /// Tells the guest of its router and its network.
+    /// Sends a router advertisement.
     pub fn advertise(&self) {
         let Some(lan) = self.lan.v6 else { return };
-        let told = neighbours::advertise(&lan, self.lan.mac, self.lan.mtu);
+        let message = neighbours::advertise(&lan, self.lan.mac, self.lan.mtu);
         let all = IpAddr::V6(neighbours::ALL_NODES);
         let cards = (self.lan.mac, neighbours::ALL_NODES_CARD);
         let ends = Ends { cards, addresses: (lan.gateway.into(), all) };
-        self.link.send(|output| told.draft().write(output, &ends));
+        self.link.send(|output| message.draft().write(output, &ends));
     }
 }
 
-/// Whether an address is another host's: the kernel lets nobody bind to one.
+/// Checks whether the pod has an address: the kernel refuses to bind to one of another host.
 fn probe(address: IpAddr) -> io::Result<Way> {
     match UdpSocket::bind((address, 0)) {
         Ok(_) => Ok(Way::Closed),

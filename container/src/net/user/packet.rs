@@ -1,8 +1,7 @@
-//! What travels on the link to the guest: Ethernet frames with ARP, IPv4 and IPv6 in them, read and
-//! written.
+//! Parses and writes Ethernet frames with ARP, IPv4 and IPv6.
 //!
-//! Threats: the guest writes every byte of what is read here. A length is never believed before it
-//! was compared with what is there, and a checksum that is wrong is a frame that is lost.
+//! Threats: the guest controls every byte that is parsed here. Each length is compared with the
+//! available bytes before it is used, and a frame with a wrong checksum is dropped.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,14 +9,14 @@ use host::mac::Mac;
 
 use super::checksum;
 
-/// IEEE 802: kinds of frames.
+/// ARP. This and the next two are EtherTypes (IEEE 802).
 pub const ARP: u16 = 0x0806;
 /// IPv4.
 pub const IPV4: u16 = 0x0800;
 /// IPv6.
 pub const IPV6: u16 = 0x86dd;
 
-/// IANA: protocols in IP.
+/// ICMP. This and the next three are protocol numbers of IP (IANA).
 pub const ICMP: u8 = 1;
 /// TCP.
 pub const TCP: u8 = 6;
@@ -35,26 +34,27 @@ pub const HEADER_V6: usize = 40;
 /// Bytes of a UDP header.
 pub const HEADER_UDP: usize = 8;
 
-/// The hop limit of what we write.
+/// The hop limit of our packets.
 const HOPS: u8 = 64;
-/// The hop limit that proves that what is said of neighbours comes from one (RFC 4861, 11.2).
-const NEAR: u8 = 255;
+/// The hop limit of neighbor discovery, which proves that no router has forwarded a message (RFC
+/// 4861, 11.2).
+const LINK_HOPS: u8 = 255;
 
-/// A frame.
+/// An Ethernet frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// To which card.
+    /// Destination.
     pub to: Mac,
-    /// From which card.
+    /// Source.
     pub from: Mac,
-    /// What it carries.
+    /// EtherType.
     pub kind: u16,
-    /// What follows the header.
+    /// Content after the header.
     pub payload: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// Reads the header.
+    /// Parses the header.
     #[must_use]
     pub fn read(bytes: &'a [u8]) -> Option<Self> {
         let (header, payload) = bytes.split_first_chunk::<ETHERNET>()?;
@@ -65,22 +65,22 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// A question for the card of an address (RFC 826).
+/// An ARP request for the MAC address of an IPv4 address (RFC 826).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArpRequest {
-    /// Who asks.
+    /// MAC address of the sender.
     pub mac: Mac,
-    /// Its address.
+    /// IPv4 address of the sender.
     pub from: Ipv4Addr,
-    /// Which address it looks for.
+    /// The address to resolve.
     pub wanted: Ipv4Addr,
 }
 
-/// Ethernet, IPv4, 6 and 4 bytes of address.
+/// Ethernet, IPv4, and the lengths of their addresses.
 const ARP_KINDS: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
 impl ArpRequest {
-    /// Reads a question; answers and other protocols are none.
+    /// Parses a request. Nothing for replies and other protocols.
     #[must_use]
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.first_chunk::<28>()?;
@@ -93,7 +93,7 @@ impl ArpRequest {
         Some(Self { mac, from: Ipv4Addr::from(from), wanted: Ipv4Addr::from(wanted) })
     }
 
-    /// The answer: that card is `mac`.
+    /// The reply with this MAC address.
     #[must_use]
     pub fn answer(&self, mac: Mac) -> Vec<u8> {
         let mut answer = ARP_KINDS.to_vec();
@@ -106,38 +106,38 @@ impl ArpRequest {
     }
 }
 
-/// A part of a larger packet.
+/// The position of a fragment in its packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fragment {
-    /// Which packet.
+    /// Id of the packet.
     pub id: u32,
-    /// Where in it.
+    /// Offset in bytes.
     pub offset: usize,
-    /// More follows.
+    /// Whether more fragments follow.
     pub more: bool,
 }
 
 /// An IP packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// Who sent it.
+    /// Source.
     pub from: IpAddr,
-    /// To whom.
+    /// Destination.
     pub to: IpAddr,
-    /// What is in it.
+    /// Protocol of the payload.
     pub protocol: u8,
-    /// How many routers it may pass.
+    /// Hop limit, or time to live.
     pub hops: u8,
-    /// It is only a part.
+    /// Set if this is a fragment of a packet.
     pub fragment: Option<Fragment>,
-    /// What is in it, without the headers of IP.
+    /// Content without the headers of IP.
     pub payload: &'a [u8],
-    /// All of it.
+    /// The whole packet.
     pub whole: &'a [u8],
 }
 
 impl<'a> Packet<'a> {
-    /// Reads what a frame carries, if that is IP as it should be.
+    /// Parses the payload of a frame with this EtherType. Nothing if it is not a valid IP packet.
     #[must_use]
     pub fn read(kind: u16, bytes: &'a [u8]) -> Option<Self> {
         match kind {
@@ -155,7 +155,7 @@ impl<'a> Packet<'a> {
         if fixed[0] >> 4 != 4 || header < HEADER_V4 || total < header {
             return None;
         }
-        // Short frames are filled up to what Ethernet wants.
+        // Short frames have padding, up to the minimum of Ethernet.
         let whole = bytes.get(..total)?;
         if checksum::finish(checksum::sum(&whole[..header])) != [0, 0] {
             return None;
@@ -199,7 +199,7 @@ impl<'a> Packet<'a> {
         Some(packet)
     }
 
-    /// Steps over the headers that routers and receivers look at, and that say nothing to us.
+    /// Skips the extension headers for routers and receivers, and takes the position of a fragment.
     fn skip_extensions(&mut self) -> Option<()> {
         const HOP_BY_HOP: u8 = 0;
         const ROUTING: u8 = 43;
@@ -208,7 +208,7 @@ impl<'a> Packet<'a> {
         while self.fragment.is_none() {
             let length = match self.protocol {
                 HOP_BY_HOP | DESTINATION => usize::from(*self.payload.get(1)?) * 8 + 8,
-                // A route that is not at its end is not ours to go on with.
+                // A source route with hops left is not supported.
                 ROUTING if *self.payload.get(3)? == 0 => usize::from(*self.payload.get(1)?) * 8 + 8,
                 FRAGMENT => {
                     let header = self.payload.first_chunk::<8>()?;
@@ -228,7 +228,7 @@ impl<'a> Packet<'a> {
         Some(())
     }
 
-    /// Whether the checksum over the payload is right: that of TCP, UDP or ICMPv6.
+    /// Whether the checksum of TCP, UDP or ICMPv6 over the payload is correct.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let Self { from, to, protocol, payload, .. } = *self;
@@ -236,7 +236,7 @@ impl<'a> Packet<'a> {
         checksum::finish(head + checksum::sum(payload)) == [0, 0]
     }
 
-    /// As much of it as an error of ICMP has: RFC 1812, 4.3.2.3, and RFC 4443, 2.4 (c).
+    /// The beginning of the packet that ICMP errors quote (RFC 1812, 4.3.2.3; RFC 4443, 2.4 (c)).
     #[must_use]
     pub fn quoted(&self) -> &'a [u8] {
         let most = if self.from.is_ipv4() { 548 } else { 1232 };
@@ -244,7 +244,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// A number of 16 bits in a header.
+/// The 16-bit number at this offset of a header.
 fn word<const N: usize>(header: &[u8; N], at: usize) -> u16 {
     u16::from_be_bytes([header[at], header[at + 1]])
 }
@@ -252,22 +252,22 @@ fn word<const N: usize>(header: &[u8; N], at: usize) -> u16 {
 /// A UDP datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    /// The port of who sent it.
+    /// Source port.
     pub from: u16,
-    /// The port that it is for.
+    /// Destination port.
     pub to: u16,
-    /// Its data.
+    /// Content.
     pub data: &'a [u8],
 }
 
 impl<'a> Datagram<'a> {
-    /// Reads a packet's payload (RFC 768).
+    /// Parses the payload of a packet (RFC 768).
     #[must_use]
     pub fn read(packet: &Packet<'a>) -> Option<Self> {
         let header = packet.payload.first_chunk::<HEADER_UDP>()?;
         let length = usize::from(word(header, 4));
         let payload = packet.payload.get(..length)?;
-        // In IPv4 a checksum may be left out, which is told by a zero.
+        // In IPv4 the checksum is optional. Zero means none.
         let summed = packet.from.is_ipv6() || header[6..] != [0, 0];
         if summed && !(Packet { payload, ..*packet }).is_sound() {
             return None;
@@ -276,7 +276,7 @@ impl<'a> Datagram<'a> {
         Some(Self { from: word(header, 0), to: word(header, 2), data })
     }
 
-    /// The header of so much data.
+    /// The header for `length` bytes of data, without checksum.
     #[must_use]
     pub fn header(from: u16, to: u16, length: usize) -> [u8; HEADER_UDP] {
         let mut header = [0; HEADER_UDP];
@@ -288,40 +288,40 @@ impl<'a> Datagram<'a> {
     }
 }
 
-/// The guest's end, and the other one as the guest knows it.
+/// The two ends of a flow, as the guest sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pair {
-    /// The guest's.
+    /// Address and port of the guest.
     pub guest: SocketAddr,
-    /// The other one.
+    /// Address and port of the peer.
     pub peer: SocketAddr,
 }
 
 impl Pair {
-    /// Of a packet that the guest sent, by its ports.
+    /// The ends of a packet from the guest, with its source and destination ports.
     #[must_use]
     pub fn of(packet: &Packet<'_>, (from, to): (u16, u16)) -> Self {
         let guest = SocketAddr::new(packet.from, from);
         Self { guest, peer: SocketAddr::new(packet.to, to) }
     }
 
-    /// The addresses of a packet for the guest.
+    /// Source and destination of packets to the guest.
     #[must_use]
     pub fn back(&self) -> (IpAddr, IpAddr) {
         (self.peer.ip(), self.guest.ip())
     }
 }
 
-/// The ends of a packet that we write: cards and addresses.
+/// Source and destination of a packet that we write.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
-    /// Our card, and the guest's.
+    /// MAC addresses of the source and the destination.
     pub cards: (Mac, Mac),
-    /// As whom we write, and to whom.
+    /// IP addresses of the source and the destination, of one family.
     pub addresses: (IpAddr, IpAddr),
 }
 
-/// Writes a frame behind its length, as the socket wants it.
+/// Appends a frame with a length prefix, in the format of the socket to `vmm`.
 pub fn write_frame(out: &mut Vec<u8>, cards: (Mac, Mac), kind: u16, payload: &[u8]) {
     start(out, cards, kind, payload.len());
     out.extend(payload);
@@ -335,16 +335,16 @@ fn start(out: &mut Vec<u8>, (from, to): (Mac, Mac), kind: u16, length: usize) {
     out.extend(kind.to_be_bytes());
 }
 
-/// What is written of a packet: its protocol, a header whose checksum is still to come, and data.
+/// The payload of a packet that we write.
 #[derive(Clone, Copy, Debug)]
 pub struct Draft<'a> {
-    /// What it is.
+    /// Protocol of the payload.
     pub protocol: u8,
-    /// Its header. The bytes of the checksum are zero.
+    /// Header of the protocol, with a checksum of zero.
     pub header: &'a [u8],
-    /// Where in the header the checksum belongs.
+    /// Offset of the checksum in the header.
     pub checksum: usize,
-    /// What follows.
+    /// Data after the header.
     pub data: &'a [u8],
 }
 
@@ -353,7 +353,7 @@ impl Draft<'_> {
         self.header.len() + self.data.len()
     }
 
-    /// Writes a frame with this packet behind its length, as the socket wants it.
+    /// Appends a frame with this packet and a length prefix, in the format of the socket to `vmm`.
     pub fn write(&self, out: &mut Vec<u8>, ends: &Ends) {
         let sum = self.checksum(ends);
         self.start(out, ends, self.length(), [0, 0, 0x40, 0]);
@@ -363,14 +363,14 @@ impl Draft<'_> {
         out.extend(self.data);
     }
 
-    /// The same in frames of at most `mtu` bytes. `id` tells its parts from those of others.
+    /// The same in fragments of at most `mtu` bytes, with this packet id.
     pub fn write_in_parts(&self, out: &mut Vec<u8>, ends: &Ends, (mtu, id): (usize, u16)) {
         let v4 = ends.addresses.0.is_ipv4();
         let before = if v4 { HEADER_V4 } else { HEADER_V6 };
         if before + self.length() <= mtu {
             return self.write(out, ends);
         }
-        // The part header of IPv6 has 8 bytes, and offsets count by 8.
+        // The fragment header of IPv6 has 8 bytes. Offsets are multiples of 8.
         let part = mtu.saturating_sub(before + if v4 { 0 } else { 8 }).max(8) / 8 * 8;
         let mut whole = self.header.to_vec();
         whole[self.checksum..][..2].copy_from_slice(&self.checksum(ends));
@@ -403,13 +403,14 @@ impl Draft<'_> {
         };
         let total = head + checksum::sum(self.header) + checksum::sum(self.data);
         match checksum::finish(total) {
-            // To UDP a zero is a checksum that is left out.
+            // In UDP, a checksum of zero means none.
             [0, 0] if self.protocol == UDP => [0xff, 0xff],
             sum => sum,
         }
     }
 
-    /// The headers of Ethernet and IP before so many bytes; `id` is the second word of IPv4's.
+    /// Appends the headers of Ethernet and IP for a payload of `length` bytes. `id` is the second
+    /// word of the IPv4 header.
     fn start(&self, out: &mut Vec<u8>, ends: &Ends, length: usize, id: [u8; 4]) {
         match ends.addresses {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
@@ -431,12 +432,12 @@ impl Draft<'_> {
                 let length = u16::try_from(length).expect("a packet has at most 64 KiB");
                 out.extend([0x60, 0, 0, 0]);
                 out.extend(length.to_be_bytes());
-                let hops = if self.protocol == ICMPV6 { NEAR } else { HOPS };
+                let hops = if self.protocol == ICMPV6 { LINK_HOPS } else { HOPS };
                 out.extend([self.protocol, hops]);
                 out.extend(from.octets());
                 out.extend(to.octets());
             }
-            _ => unreachable!("both ends of what we write have addresses of one family"),
+            _ => unreachable!("both ends have addresses of one family"),
         }
     }
 }

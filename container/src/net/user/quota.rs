@@ -1,7 +1,8 @@
-//! How many tasks and descriptors the guest and outside hosts may use at a time.
+//! Limits the number of tasks and descriptors that the guest and outside hosts may use at the same
+//! time.
 //!
-//! A place is taken before a task starts or a descriptor is opened, and given back once the task
-//! has ended. A task that was told to end keeps its place until then. Without a place a frame is
+//! A place (a permit) is acquired before a task starts or a descriptor is opened, and released when
+//! the task has ended. A task keeps its place while it ends. Without a free place, a frame is
 //! dropped, as on any busy network.
 
 use std::sync::Arc;
@@ -26,11 +27,11 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The limits for a process that may have so many descriptors: all kinds together take at most
+    /// The limits for a process that may open `files` descriptors. All kinds together use at most
     /// half of them. The other half is for the web port, probes and the machine.
     #[must_use]
     pub fn of(files: usize) -> Self {
-        let share = |parts: usize, most: usize| (files / 32 * parts).clamp(2, most);
+        let share = |parts: usize, max: usize| (files / 32 * parts).clamp(2, max);
         Self {
             connections: share(6, 2048),
             incoming: share(4, 1024),
@@ -41,7 +42,7 @@ impl Limits {
         }
     }
 
-    /// All places together.
+    /// The total number of places.
     #[must_use]
     pub fn sum(&self) -> usize {
         let Self { connections, incoming, datagrams, echoes, questions, names } = self;
@@ -49,7 +50,7 @@ impl Limits {
     }
 }
 
-/// A place that is taken. Dropping it gives it back.
+/// An acquired place. Dropping it releases the place.
 pub type Place = OwnedSemaphorePermit;
 
 /// Places of one kind.
@@ -60,13 +61,13 @@ pub struct Places {
 }
 
 impl Places {
-    /// So many places.
+    /// Creates this number of places.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self { free: Arc::new(Semaphore::new(limit)), spare: (limit / 8).max(1) }
     }
 
-    /// Takes a place, if one is free.
+    /// Acquires a place, if one is free.
     #[must_use]
     pub fn take(&self) -> Option<Place> {
         self.free.clone().try_acquire_owned().ok()
@@ -77,8 +78,8 @@ impl Places {
         self.free.clone().acquire_owned().await.expect("the semaphore is never closed")
     }
 
-    /// Whether fewer than an eighth of the places are free. An old task must then end for each new
-    /// one, so that there are places left while the old ones end.
+    /// Whether fewer than an eighth of the places are free. Then an old task must end for each new
+    /// one, so that some places stay free while old tasks end.
     #[must_use]
     pub fn are_scarce(&self) -> bool {
         self.free.available_permits() < self.spare

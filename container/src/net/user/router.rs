@@ -1,15 +1,15 @@
-//! The router between the guest and the pod's sockets: each frame of the guest goes to what it
-//! belongs to, and nothing of the guest reaches the pod itself.
+//! The router between the guest and the pod's sockets. It passes each frame of the guest to its
+//! flow, and none to the pod itself.
 //!
-//! Threats: the guest sends any frames from any addresses. All tables have a bound, beyond which
-//! what was unused for longest goes; a task has its place (`quota`) before it starts.
+//! Threats: the guest sends any frames from any addresses. All tables are bounded and drop the
+//! least recently used entry. A task needs a place (`quota`) before it starts.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Instant;
 
 use super::connection::Origin;
-use super::connections::Connections;
+use super::connections::{Connections, Syn};
 use super::datagrams::Datagrams;
 use super::echoes::Echoes;
 use super::fragments::Fragments;
@@ -25,21 +25,21 @@ use crate::net::relay::Relay;
 
 /// The router, and all flows of the guest.
 pub struct Router {
-    /// Addresses, and the way to the guest. Each task of a flow has a share of it.
+    /// Addresses, and the link to the guest. All tasks share it.
     pub network: Rc<Network>,
-    /// Flows of UDP.
+    /// UDP flows.
     pub datagrams: Rc<Datagrams>,
-    /// Flows of pings.
+    /// Pings.
     echoes: Rc<Echoes>,
-    /// Connections.
+    /// TCP connections.
     pub connections: Rc<Connections>,
-    /// What the gateway itself serves.
+    /// Services of the gateway.
     server: Server,
     fragments: RefCell<Fragments>,
 }
 
 impl Router {
-    /// A router of a network with these addresses, for a process that may have so many files.
+    /// A router for a network with these addresses, in a process that may open `files` descriptors.
     #[must_use]
     pub fn new(lan: Lan, relay: Relay, files: usize) -> Self {
         let limits = Limits::of(files);
@@ -53,7 +53,7 @@ impl Router {
         }
     }
 
-    /// The guest is gone, and all that it had.
+    /// Ends all flows, when the guest has disconnected.
     pub fn unplug(&self) {
         self.network.unplug();
         self.connections.end();
@@ -61,7 +61,7 @@ impl Router {
         self.echoes.end();
     }
 
-    /// A frame came from the guest.
+    /// Handles a frame from the guest.
     pub fn hear(&self, bytes: &[u8]) {
         let Some(frame) = self.network.take(bytes) else { return };
         match frame.kind {
@@ -119,21 +119,22 @@ impl Router {
             return connection.hear(&segment, Instant::now());
         }
         let Some(way) = self.network.admit(packet) else { return };
-        let open = match way {
+        let may_connect = match way {
             Way::Outside => true,
             Way::Gateway if segment.ports.1 == dns::PORT => true,
             Way::Gateway => packet.to.is_ipv4() && self.network.is_outside(packet.to),
             Way::Closed | Way::Nowhere => false,
         };
-        if !open || segment.flags & (SYN | ACK | RST) != SYN {
+        if !may_connect || segment.flags & (SYN | ACK | RST) != SYN {
             return self.reset(&pair, &segment);
         }
         let names = way == Way::Gateway && segment.ports.1 == dns::PORT;
         let origin = if names { Origin::Names } else { Origin::Guest };
-        self.connections.ask(&self.network, (pair, origin), &segment, packet.quoted());
+        let syn = Syn { pair, origin, segment: &segment, packet: packet.quoted() };
+        self.connections.ask(&self.network, &syn);
     }
 
-    /// There is no such connection.
+    /// Resets a connection that does not exist.
     fn reset(&self, pair: &Pair, segment: &Segment<'_>) {
         let Some(refusal) = segment.refusal() else { return };
         let header = refusal.header();

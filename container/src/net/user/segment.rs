@@ -1,52 +1,51 @@
-//! TCP segments (RFC 9293, 3.1), read and written, and their sequence numbers.
+//! Parses and writes TCP segments (RFC 9293, 3.1), and compares sequence numbers.
 
 use super::packet::Packet;
 
 /// Bytes of a header without options.
 pub const HEADER: usize = 20;
-/// Where in a header its checksum is.
+/// Offset of the checksum in a header.
 pub const CHECKSUM: usize = 16;
 
-/// Bits of a header.
+/// The sender has no more data.
 pub const FIN: u8 = 0x01;
 /// A connection begins.
 pub const SYN: u8 = 0x02;
-/// There is no connection.
+/// The connection does not exist, or is aborted.
 pub const RST: u8 = 0x04;
-/// The receiver is to have it now.
+/// The receiver should deliver the data immediately.
 pub const PSH: u8 = 0x08;
-/// The acknowledgement counts.
+/// The acknowledgment number is valid.
 pub const ACK: u8 = 0x10;
 
 /// The largest shift of a window (RFC 7323, 2.3).
 pub const MAX_SCALE: u8 = 14;
 
-/// A sequence number: they go round.
+/// A sequence number. Numbers wrap around at 2^32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seq(pub u32);
 
 impl Seq {
-    /// The one so many bytes later.
+    /// The number `bytes` later.
     #[must_use]
     pub fn plus(self, bytes: usize) -> Self {
         let bytes = u32::try_from(bytes).expect("no window is larger than 2^32");
         Self(self.0.wrapping_add(bytes))
     }
 
-    /// How many bytes it is after another one, which is not after it.
+    /// The number of bytes since another number, which must not be later.
     #[must_use]
     pub fn since(self, other: Self) -> usize {
         self.0.wrapping_sub(other.0) as usize
     }
 
-    /// Whether it is after another one. Of two, one is, or they are the same: the shorter way round
-    /// counts.
+    /// Whether it is after another number: less than 2^31 ahead of it.
     #[must_use]
     pub fn is_after(self, other: Self) -> bool {
         (1..1 << 31).contains(&self.0.wrapping_sub(other.0))
     }
 
-    /// The later one.
+    /// The later one of both.
     #[must_use]
     pub fn later(self, other: Self) -> Self {
         if self.is_after(other) { self } else { other }
@@ -56,26 +55,26 @@ impl Seq {
 /// A segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment<'a> {
-    /// The ports of who sent it, and of whom it is for.
+    /// Source and destination ports.
     pub ports: (u16, u16),
-    /// Where its data belongs.
+    /// Sequence number of the first byte.
     pub seq: Seq,
-    /// What comes next from the other side, if [`ACK`] is set.
+    /// Next expected sequence number of the other side, if [`ACK`] is set.
     pub ack: Seq,
-    /// Bits.
+    /// Flag bits.
     pub flags: u8,
-    /// How much the other side may send, to be shifted.
+    /// Window of the sender, unscaled.
     pub window: u16,
-    /// The most data of one segment, if it says so.
+    /// Option: maximum segment size, in bytes.
     pub mss: Option<u16>,
-    /// By how much windows are shifted, if it says so.
+    /// Option: window scale, as a shift.
     pub scale: Option<u8>,
-    /// Its data.
+    /// Data.
     pub data: &'a [u8],
 }
 
 impl<'a> Segment<'a> {
-    /// Reads a packet's payload.
+    /// Parses the payload of a packet.
     #[must_use]
     pub fn read(packet: &Packet<'a>) -> Option<Self> {
         let bytes = packet.payload;
@@ -125,19 +124,19 @@ impl<'a> Segment<'a> {
         }
     }
 
-    /// Whether it has this bit.
+    /// Whether a flag is set.
     #[must_use]
     pub fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
-    /// How many sequence numbers it takes.
+    /// The number of sequence numbers that it occupies, with SYN and FIN.
     #[must_use]
     pub fn length(&self) -> usize {
         self.data.len() + usize::from(self.has(SYN)) + usize::from(self.has(FIN))
     }
 
-    /// Its header, with options; the checksum is still to come.
+    /// Its header with options, and a checksum of zero.
     #[must_use]
     pub fn header(&self) -> Header {
         let mut header = Header { bytes: [0; HEADER + 8], length: HEADER };
@@ -160,7 +159,7 @@ impl<'a> Segment<'a> {
         header
     }
 
-    /// The answer to a segment of no connection (RFC 9293, 3.10.7.1), if it gets one.
+    /// The reset for a segment without a connection (RFC 9293, 3.10.7.1), if it gets one.
     #[must_use]
     pub fn refusal(&self) -> Option<Segment<'static>> {
         let ports = (self.ports.1, self.ports.0);
@@ -175,7 +174,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// A header as it is sent.
+/// An encoded header.
 #[derive(Clone, Copy, Debug)]
 pub struct Header {
     bytes: [u8; HEADER + 8],

@@ -1,4 +1,4 @@
-//! What the gateway itself serves the guest: addresses by DHCP, and names by DNS.
+//! The services of the gateway: DHCP and DNS.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 use tokio::task::spawn_local;
 
 use super::datagrams;
-use super::names::QUESTION;
+use super::names::MAX_QUESTION;
 use super::network::Network;
 use super::packet::{Datagram, Packet, Pair};
 use super::quota::Places;
@@ -15,18 +15,18 @@ use crate::net::dns::{self, Way};
 
 /// The gateway's services.
 pub struct Server {
-    /// Places of questions for names that came by UDP.
+    /// Places of DNS questions by UDP.
     questions: Places,
 }
 
 impl Server {
-    /// Services with so many places for questions.
+    /// Services with this number of places for questions.
     #[must_use]
     pub fn new(questions: usize) -> Self {
         Self { questions: Places::new(questions) }
     }
 
-    /// Answers a datagram to a service of the gateway; false when it is for none.
+    /// Answers a datagram to a service of the gateway. Returns false if it is for none.
     pub fn hear(
         &self,
         network: &Rc<Network>,
@@ -37,7 +37,7 @@ impl Server {
             (IpAddr::V4(to), dhcp::SERVER_PORT)
                 if to.is_broadcast() || to == network.lan.gateway =>
             {
-                lease(network, datagram);
+                answer_dhcp(network, datagram);
                 true
             }
             (to, dns::PORT) if to == network.gateway(to) => {
@@ -49,9 +49,9 @@ impl Server {
         }
     }
 
-    /// Answers a question for names. Without a place it is dropped: the guest asks again.
+    /// Answers a DNS question. Without a free place it is dropped, and the guest asks again.
     fn answer(&self, network: &Rc<Network>, pair: Pair, question: &[u8]) {
-        if question.len() > QUESTION {
+        if question.len() > MAX_QUESTION {
             return;
         }
         let Some(place) = self.questions.take() else { return };
@@ -65,7 +65,7 @@ impl Server {
     }
 }
 
-fn lease(network: &Network, datagram: &Datagram<'_>) {
+fn answer_dhcp(network: &Network, datagram: &Datagram<'_>) {
     let (lan, relay) = (&network.lan, &network.relay);
     let config = dhcp::Config {
         mac: network.card(),

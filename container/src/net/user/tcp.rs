@@ -1,8 +1,8 @@
-//! One connection as the guest sees it (RFC 9293): segments in, segments out, and bytes between.
-//! Nothing here knows of sockets; `connection` carries the bytes outside.
+//! Our end of a TCP connection with the guest (RFC 9293): segments in, segments out, and the bytes
+//! of both directions. It has no sockets: `connection` carries the bytes to the outside.
 //!
-//! Threats: the guest sends any segment at any time. What is outside of what it may send is
-//! answered as the RFC has it, and what it may send is bounded: see `buffer`.
+//! Threats: the guest sends any segment at any time. Segments outside of the window are answered as
+//! the RFC requires, and the window is bounded: see `buffer`.
 
 pub mod buffer;
 pub mod receiver;
@@ -12,53 +12,53 @@ use std::time::{Duration, Instant};
 
 use self::buffer::{Budget, Room};
 use self::receiver::Receiver;
-use self::sender::{Heard, Sender};
+use self::sender::{AckKind, Sender};
 use super::segment::{ACK, MAX_SCALE, PSH, RST, SYN, Segment, Seq};
 
-/// Room of each direction while the budget has it, and at most.
+/// Initial room of each direction in bytes, if the budget has it.
 const ROOM: usize = 64 << 10;
-const LARGE: usize = 1 << 20;
-/// How long until something is sent again at first, and at most: the guest is near, but may stand
-/// still for a while.
+/// The maximum room of each direction, in bytes.
+const MAX_ROOM: usize = 1 << 20;
+/// The first retransmission timeout. It is short, because the guest is near.
 const RETRY: Duration = Duration::from_millis(250);
-const SLOWEST: Duration = Duration::from_secs(30);
-/// How often something is sent again: some minutes together.
-const TRIES: u32 = 14;
-/// The same of a connection that does not begin: half a minute, since whoever is outside waits.
-const SYN_TRIES: u32 = 6;
-/// How long until a guest that says nothing is asked whether it still knows of the connection: it
-/// may have been reset.
-const QUIET: Duration = Duration::from_secs(300);
-/// The most data of a segment for one who does not say (RFC 9293, 3.7.1).
+/// The maximum retransmission timeout. The guest may be paused for a while.
+const MAX_RETRY: Duration = Duration::from_secs(30);
+/// The maximum number of retransmissions: some minutes in total.
+const MAX_TRIES: u32 = 14;
+/// The same for a SYN: half a minute in total, because the peer outside waits.
+const MAX_SYN_TRIES: u32 = 6;
+/// The idle time after which the guest is probed. It may have been reset and lost the connection.
+const KEEPALIVE: Duration = Duration::from_secs(300);
+/// The maximum segment size without an option (RFC 9293, 3.7.1).
 const DEFAULT_MSS: usize = 536;
 
-/// How far a connection is.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// The guest asked; the outside did not answer yet.
+    /// The guest has sent a SYN. The outside is not connected yet.
     Asked,
-    /// The guest gets our SYN.
+    /// We send a SYN to the guest.
     Asking,
-    /// The guest gets our SYN with the answer to its own.
+    /// We send a SYN with an acknowledgment of the guest's SYN.
     Answering,
-    /// Data may go.
+    /// The connection is established.
     Open,
-    /// It is over.
+    /// The connection has ended.
     Over,
 }
 
-/// What is known before the first segment.
+/// Parameters of a new connection.
 #[derive(Clone, Debug)]
 pub struct Start {
     /// Our port, and the guest's.
     pub ports: (u16, u16),
-    /// Our first number.
+    /// Our initial sequence number.
     pub first: Seq,
-    /// The most data of a segment that fits on the link.
+    /// The maximum segment size of the link, in bytes.
     pub mss: u16,
-    /// What connections share.
+    /// The shared budget for buffers.
     pub budget: Budget,
-    /// Now.
+    /// The current time.
     pub now: Instant,
 }
 
@@ -70,27 +70,27 @@ pub struct Tcp {
     stage: Stage,
     sender: Sender,
     receiver: Receiver,
-    /// The SYN is to be sent.
+    /// A SYN must be sent.
     syn: bool,
-    /// The guest is to be asked whether it is there, and how large its window is.
+    /// A probe must be sent, to learn whether the guest is alive, and its window.
     probe: bool,
-    /// It was asked and did not answer.
+    /// A probe was sent and is not answered yet.
     probed: bool,
-    /// Something is to be done then.
+    /// The next timeout.
     due: Option<Instant>,
     tries: u32,
-    /// When the guest last said something.
+    /// The time of the guest's last segment.
     heard: Instant,
-    /// What ends it at once.
+    /// A reset that must be sent.
     reset: Option<Segment<'static>>,
 }
 
 impl Tcp {
     fn new(start: &Start, stage: Stage) -> Self {
-        // The largest segments take a window of several.
+        // The window must have room for several segments of the maximum size.
         let mss = usize::from(start.mss);
         let size = (4 * mss).clamp(ROOM, 4 * ROOM);
-        let room = || Room::new(size, LARGE, &start.budget);
+        let room = || Room::new(size, MAX_ROOM, &start.budget);
         Self {
             ports: start.ports,
             mss: start.mss,
@@ -107,7 +107,7 @@ impl Tcp {
         }
     }
 
-    /// The guest wants a connection.
+    /// A connection that the guest opens with this SYN.
     #[must_use]
     pub fn asked(start: &Start, segment: &Segment<'_>) -> Self {
         let mut tcp = Self::new(start, Stage::Asked);
@@ -115,26 +115,26 @@ impl Tcp {
         tcp
     }
 
-    /// Somebody wants a connection to the guest.
+    /// A connection that is opened to the guest.
     #[must_use]
     pub fn asking(start: &Start) -> Self {
         let mut tcp = Self::new(start, Stage::Asking);
-        tcp.receiver.scale = Receiver::best_scale(LARGE);
+        tcp.receiver.scale = Receiver::best_scale(MAX_ROOM);
         tcp.syn = true;
         tcp
     }
 
-    /// Takes from the guest's SYN what is in it. `scaled` says whether we offer to shift windows.
+    /// Takes sequence number and options of the guest's SYN. `scaled`: we offer window scaling.
     fn learn(&mut self, segment: &Segment<'_>, scaled: bool) {
         let most = usize::from(self.mss);
-        // Less than that is no segment, but a way to make us work.
+        // A smaller maximum is an attempt to make us send many tiny segments.
         let mss = segment.mss.map_or(DEFAULT_MSS, |mss| usize::from(mss).max(64));
         self.sender.mss = mss.min(most);
         self.receiver.begin(segment.seq.plus(1));
         match segment.scale.filter(|_| scaled) {
             Some(scale) => {
                 self.sender.scale = scale.min(MAX_SCALE);
-                self.receiver.scale = Receiver::best_scale(LARGE);
+                self.receiver.scale = Receiver::best_scale(MAX_ROOM);
             }
             None => self.receiver.scale = 0,
         }
@@ -148,18 +148,18 @@ impl Tcp {
         }
     }
 
-    /// How far it is.
+    /// Its state.
     #[must_use]
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// A segment came from the guest.
+    /// Handles a segment of the guest.
     pub fn hear(&mut self, segment: &Segment<'_>, now: Instant) {
         self.heard = now;
         match self.stage {
             Stage::Over => {}
-            // It grows impatient, or gave up.
+            // The guest repeats its SYN, or gives up.
             Stage::Asked => {
                 if segment.has(RST) {
                     self.stage = Stage::Over;
@@ -178,12 +178,12 @@ impl Tcp {
                 self.stage = Stage::Over;
             }
         } else if segment.has(ACK) && !answers {
-            // Of a connection that was here before.
+            // An answer to a former connection.
             self.reset = segment.refusal();
         } else if segment.has(SYN) && answers {
             self.learn(segment, true);
             self.sender.open(0);
-            // A window in a SYN is not shifted.
+            // The window in a SYN is not scaled.
             let scale = std::mem::take(&mut self.sender.scale);
             self.sender.open(segment.window);
             self.sender.scale = scale;
@@ -203,7 +203,8 @@ impl Tcp {
     /// RFC 9293, 3.10.7.4
     fn hear_more(&mut self, segment: &Segment<'_>, now: Instant) {
         if segment.has(RST) {
-            // Exactly the next number, or anybody could end it (RFC 5961, 3.2).
+            // Only a reset with exactly the next number counts, else it may be spoofed (RFC 5961,
+            // 3.2).
             if segment.seq == self.receiver.next {
                 self.stage = Stage::Over;
             } else if self.receiver.expects(segment.seq) {
@@ -212,7 +213,8 @@ impl Tcp {
             return;
         }
         if segment.has(SYN) {
-            // The guest repeats itself, or has forgotten us and will say so (RFC 5961, 4.2).
+            // The guest repeats its SYN, or has lost the connection. In this case it answers our
+            // acknowledgment with a reset (RFC 5961, 4.2).
             if self.stage == Stage::Answering {
                 self.syn = true;
             } else {
@@ -233,28 +235,29 @@ impl Tcp {
         }
         let probed = std::mem::take(&mut self.probed);
         match self.sender.hear(segment) {
-            Heard::Nonsense => {
+            AckKind::Invalid => {
                 self.receiver.owes = true;
                 return;
             }
-            Heard::News => {
+            AckKind::New => {
                 self.tries = 0;
                 self.due = None;
             }
-            // It lives: it is asked again, but not more often, and never given up.
-            Heard::Nothing if probed => self.tries = self.tries.min(TRIES / 2),
-            Heard::Nothing => {}
+            // The guest answers the probe, so it is alive. Probing continues at the same rate, and
+            // never gives up.
+            AckKind::Duplicate if probed => self.tries = self.tries.min(MAX_TRIES / 2),
+            AckKind::Duplicate => {}
         }
         self.receiver.hear(segment);
         self.rearm(now);
     }
 
-    /// Sends all that is to be sent; false when the link is full.
+    /// Sends all pending segments. Returns false if the link is full.
     pub fn emit(&mut self, now: Instant, send: &mut dyn FnMut(&Segment<'_>) -> bool) -> bool {
         if let Some(reset) = self.reset.take() {
-            // Where the link is full the guest hears it when it next says something.
+            // If the link is full, the guest gets a reset for its next segment.
             send(&reset);
-            // A stray answer does not end what we ask for.
+            // A stray answer does not end the connection that we open.
             if self.stage != Stage::Asking {
                 self.stage = Stage::Over;
             }
@@ -292,31 +295,32 @@ impl Tcp {
         let window = self.receiver.window(false);
         let ports = self.ports;
         let plain = Segment { ports, ack: self.receiver.next, window, ..Segment::default() };
-        let mut told = false;
+        let mut acknowledged = false;
         let sent = self.sender.emit(&mut |seq, flags, data| {
             let push = if data.is_empty() { 0 } else { PSH };
             let sent = send(&Segment { seq, flags: flags | push | ACK, data, ..plain });
-            told |= sent;
+            acknowledged |= sent;
             sent
         });
         if std::mem::take(&mut self.probe) {
-            // A number that it has acknowledged: it says so again, and how large its window is.
+            // A number that is already acknowledged. The guest repeats its acknowledgment and its
+            // window.
             let seq = Seq(self.sender.una.0.wrapping_sub(1));
-            told |= send(&Segment { seq, flags: ACK, ..plain });
+            acknowledged |= send(&Segment { seq, flags: ACK, ..plain });
         }
-        if self.receiver.owes && !told {
+        if self.receiver.owes && !acknowledged {
             let seq = self.sender.next;
-            told = send(&Segment { seq, flags: ACK, ..plain });
+            acknowledged = send(&Segment { seq, flags: ACK, ..plain });
         }
-        self.receiver.owes &= !told;
-        // What is missing is told by an acknowledgement for each segment that came early.
+        self.receiver.owes &= !acknowledged;
+        // One duplicate acknowledgment for each segment that came out of order.
         for _ in 0..std::mem::take(&mut self.receiver.repeats) {
             send(&Segment { seq: self.sender.next, flags: ACK, ..plain });
         }
         sent && !self.receiver.owes
     }
 
-    /// Something is due while the guest owes an answer.
+    /// Sets the timeout while the guest has to answer, and clears it otherwise.
     fn rearm(&mut self, now: Instant) {
         let waits = match self.stage {
             Stage::Asked | Stage::Over => false,
@@ -327,29 +331,29 @@ impl Tcp {
             (false, _) => self.due = None,
             (true, None) => {
                 let pause = RETRY.saturating_mul(1 << self.tries.min(16));
-                self.due = Some(now + pause.min(SLOWEST));
+                self.due = Some(now + pause.min(MAX_RETRY));
             }
             (true, Some(_)) => {}
         }
     }
 
-    /// When something is to be done if nothing comes.
+    /// The time at which [`Tcp::tick`] must be called if no segment comes before.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         match self.stage {
-            Stage::Open => Some(self.due.unwrap_or(self.heard + QUIET)),
+            Stage::Open => Some(self.due.unwrap_or(self.heard + KEEPALIVE)),
             _ => self.due,
         }
     }
 
-    /// It is late enough for what is due.
+    /// Handles the timeout, if it is due.
     pub fn tick(&mut self, now: Instant) {
         if self.due().is_none_or(|due| due > now) {
             return;
         }
         self.due = None;
         self.tries += 1;
-        if self.tries > if self.stage == Stage::Open { TRIES } else { SYN_TRIES } {
+        if self.tries > if self.stage == Stage::Open { MAX_TRIES } else { MAX_SYN_TRIES } {
             self.abort();
             return;
         }
@@ -362,7 +366,7 @@ impl Tcp {
         self.rearm(now);
     }
 
-    /// It ends at once, and the guest is told.
+    /// Aborts the connection with a reset to the guest.
     pub fn abort(&mut self) {
         let (ports, seq) = (self.ports, self.sender.next);
         self.reset = match self.stage {
@@ -378,60 +382,60 @@ impl Tcp {
         }
     }
 
-    /// How much may be read from outside now.
+    /// The number of bytes that may be read from outside now.
     pub fn space(&mut self) -> usize {
         if self.stage == Stage::Open { self.sender.space() } else { 0 }
     }
 
-    /// Has whoever knows how put bytes for the guest at the end of what waits.
+    /// Appends bytes for the guest to the queue, which has at least `room` bytes of capacity.
     pub fn fill<T>(&mut self, room: usize, fill: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         self.sender.data.fill(room, fill)
     }
 
-    /// No more comes from outside.
+    /// Ends the data from outside.
     pub fn finish(&mut self) {
         self.sender.ended = true;
     }
 
-    /// What the outside is to take.
+    /// Received bytes that must be written to the outside.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         self.receiver.data.bytes()
     }
 
-    /// The outside took so much.
+    /// Removes bytes that were written to the outside.
     pub fn take(&mut self, count: usize) {
         self.receiver.take(count);
     }
 
-    /// Whether the guest sends nothing more, and the outside took all.
+    /// Whether the guest has ended its side, and all its data was written to the outside.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.receiver.ended && self.receiver.data.is_empty()
     }
 
-    /// Whether both sides have ended and know it of each other.
+    /// Whether both sides have ended and all is acknowledged.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.has_ended() && self.sender.is_done() && !self.receiver.owes
     }
 
-    /// Whether nothing will come of it any more.
+    /// Whether the connection has ended, or will end before it was open.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.stage == Stage::Over || (self.stage == Stage::Asked && self.reset.is_some())
     }
 
-    /// Whether there is memory that holds nothing, or room that is kept for nothing.
+    /// Whether it has empty buffers, or room that it does not need.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.sender.is_loaded() || self.receiver.data.is_loaded()
     }
 
-    /// Gives back memory that holds nothing, and room for it.
+    /// Frees empty buffers, and their room.
     pub fn release(&mut self) {
         self.sender.release();
-        // The guest may fill the window that it was told of: the receiver's room stays.
+        // The receiver keeps its room, because the guest may fill the advertised window.
         self.receiver.data.release();
     }
 }

@@ -1,92 +1,92 @@
-//! The machine, and the life of the pod.
+//! Variables of the machine and of the pod.
 
 use crate::settings::variable::{Variable, variables};
 
-/// The machine.
 pub(super) const MACHINE: &[Variable] = variables! {
-    /// The kind of machine.
+    /// The type of the machine.
     translated "MACHINE" = "q35" (machine.kind);
-    /// The firmware: `windows` (UEFI), `windows_secure` (with Secure Boot and a TPM), and uefi and
-    /// secure, which are the same with files of their own on the volume. That remembers Secure Boot
-    /// until another mode is said.
+    /// The firmware: `windows` (UEFI) or `windows_secure` (UEFI with Secure Boot and a TPM).
+    /// `windows_plain`, `uefi` and `secure` are synonyms, each with its own files on the volume.
+    /// The volume remembers Secure Boot until BOOT_MODE is set to another mode.
     done "BOOT_MODE" = "windows" (machine.boot): Boot;
-    /// A firmware of one's own.
+    /// A custom firmware file.
     refused "BIOS" = "": Boot
-        => "the machine has UEFI firmware of its own, and no BIOS: leave it out, or say \
+        => "the firmware is built in and is always UEFI: leave it out, or set \
         BOOT_MODE=windows_secure for Secure Boot";
     /// System management mode.
-    ignored "SMM" = "" => "Secure Boot does without it, and is set by BOOT_MODE: leave it out";
-    /// The machine has a TPM; else as BOOT_MODE needs it.
+    ignored "SMM" = "" => "Secure Boot needs no SMM here: set BOOT_MODE, and leave it out";
+    /// Adds a TPM. Defaults to Y where BOOT_MODE needs one.
     done "TPM" = "" (machine.tpm);
-    /// A picture while the firmware starts.
-    ignored "LOGO" = "N" => "the firmware is unchanged and shows its own: leave it out";
-    /// The firmware forgets its settings at every start.
+    /// A logo that is shown while the firmware starts.
+    ignored "LOGO" = "N" => "the firmware is unchanged and shows its own logo: leave it out";
+    /// Resets the firmware's variables at every start.
     done "CLEAR" = "N" (machine.clear);
-    /// An image that other containers boot.
-    ignored "BOOT" = "" => "name the medium by VERSION, or mount it as /boot.iso";
-    /// The place of the install medium in the boot order.
-    ignored "BOOT_INDEX" = "9" => "the medium is booted until the disk has Windows: leave it out";
+    /// The image to boot, in other images of the reference image's family.
+    ignored "BOOT" = "" => "set VERSION to the name of the medium, or mount it as /boot.iso";
+    /// The position of the installation medium in the boot order.
+    ignored "BOOT_INDEX" = "9"
+        => "the medium is booted until Windows is installed on the disk: leave it out";
     /// The bus of PCI devices.
-    ignored "PCI_BUS" = "pcie.0" => "devices have places of their own: leave it out";
+    ignored "PCI_BUS" = "pcie.0" => "devices have fixed places on the bus: leave it out";
     /// The USB controller.
     translated "USB" = "qemu-xhci,id=xhci,p2=7,p3=7" (machine.usb);
-    /// The pointer.
+    /// The pointing device.
     translated "MOUSE" = "usb-tablet" (machine.mouse);
-    /// The guest gets random numbers from the host.
+    /// Provides random numbers of the host to the guest (virtio-rng).
     done "RNG" = "Y" (machine.rng);
-    /// The UUID of the machine, which activation and management tools know it by; else a random one
-    /// that is kept on the volume, in `windows.uuid`.
+    /// The UUID of the machine, by which activation and management tools identify it. Defaults to a
+    /// random one, which is kept on the volume in `windows.uuid`.
     done "UUID" = "" (machine.uuid);
-    /// The serial number of the machine, or QEMU's words for what SMBIOS says.
+    /// The serial number of the machine, or texts of the SMBIOS tables as in QEMU's `-smbios`.
     translated "SM_BIOS" = "" (machine.smbios);
-    /// The machine has a high precision event timer.
+    /// Adds a high precision event timer (HPET).
     done "HPET" = "N" (machine.hpet);
-    /// A port of VMware's.
+    /// The I/O port of VMware.
     ignored "VMPORT" = "N" => "the machine has no such port: leave it out";
-    /// The first serial port.
+    /// The destination of the first serial port: `stdio` (the log) or `none`.
     translated "SERIAL" = "mon:stdio" (machine.serial);
-    /// The time zone of the clock.
+    /// The time zone of the clock, like Europe/Berlin.
     done "TZ" = "" (machine.zone);
-    /// Options of QEMU's command line: those that have a meaning here are translated, every other
-    /// one gets a line that says what to use instead.
+    /// Options of QEMU's command line. Supported ones are translated. For every other one, a log
+    /// message names the setting to use instead.
     translated "ARGUMENTS" = "" (machine.arguments);
 };
 
-/// How the pod starts, stops and speaks.
+/// Start, stop and messages of the pod.
 pub(super) const POD: &[Variable] = variables! {
-    /// The name of what runs, for messages and pages; in small letters, how the names of its files
-    /// on the volume begin.
+    /// The name of the system, in messages and on pages. In lower case, it is the prefix of its
+    /// files on the volume.
     done "APP" = "Windows" (pod.app);
-    /// What the image was made for.
+    /// The processor architecture of the image.
     ignored "PLATFORM" = "x64" => "this image is for x64: leave it out";
-    /// Where users find help.
+    /// The address of a support page.
     ignored "SUPPORT" = "" => "pages have no such link: leave it out";
-    /// The guest is asked to shut down when the pod stops.
+    /// Asks the guest to shut down when the pod stops.
     done "SHUTDOWN" = "Y" (pod.shutdown);
-    /// Seconds that the pod has to stop, all in all.
+    /// The total time for stopping the pod, in seconds.
     done "TIMEOUT" = "105" (pod.timeout);
-    /// An old name of TIMEOUT, which goes over it.
+    /// The former name of TIMEOUT. It takes precedence if both are set.
     done "QEMU_TIMEOUT" = "" (pod.timeout_old);
-    /// Seconds for which a pod that cannot start shows the reason at its web port before it ends,
-    /// so that an engine which starts it again does so slowly; 0 ends it at once.
+    /// Seconds for which a pod that cannot start shows the reason at its web port before it exits.
+    /// This slows down an engine that restarts it. With 0 it exits immediately.
     done "ERROR_HOLD" = "30" (pod.hold);
-    /// `dockur` brings back what the reference image does and this one holds unsafe: a screen
-    /// without a password.
+    /// `dockur` restores behavior of the reference image that is unsafe: a screen without a
+    /// password.
     done "COMPAT" = "none" (pod.compat);
-    /// A monitor of QEMU's.
+    /// QEMU's monitor.
     refused "MONITOR" = ""
-        => "whoever reaches a monitor owns the machine: use `transom` in the container, or the \
-        API at the web port";
-    /// A control socket of QEMU's.
-    refused "QMP" = ""
-        => "whoever reaches a control socket owns the machine: use `transom` in the container, \
+        => "a client of the monitor controls the whole machine: use `transom` in the container, \
         or the API at the web port";
-    /// How messages are written: `text`, a line each, or `json`, for programs that collect them.
+    /// QEMU's control socket.
+    refused "QMP" = ""
+        => "a client of the control socket controls the whole machine: use `transom` in the \
+        container, or the API at the web port";
+    /// The format of log messages: `text`, one line each, or `json`, for log collectors.
     done "LOG_FORMAT" = "text" (pod.format);
-    /// More messages.
+    /// Logs debug messages.
     done "DEBUG" = "N" (pod.debug);
-    /// All messages.
+    /// Logs all messages.
     done "TRACE" = "N" (pod.trace);
-    /// Which engine runs the container: Podman sets it.
+    /// The container engine. Podman sets this variable.
     done "container" = "" (pod.engine);
 };

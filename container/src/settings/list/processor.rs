@@ -1,31 +1,30 @@
-//! Processors and memory.
+//! Variables of processors and memory.
 
 use crate::settings::variable::{Variable, variables};
 
-/// Processors and memory.
 pub(super) const PROCESSOR: &[Variable] = variables! {
-    /// How many processors the machine has; `half` and `max` are of those that the pod may use.
+    /// The number of processors: a number, or `half` or `max` of those that the pod may use.
     done "CPU_CORES" = "2" (processor.cores): Processors;
-    /// Sockets, cores and threads, as in QEMU; it goes over CPU_CORES.
+    /// Sockets, cores and threads, as in QEMU. Takes precedence over CPU_CORES.
     translated "SMP" = "" (processor.topology): Processors;
-    /// The model of the processors; it is always the host's.
+    /// The processor model, which is always that of the host.
     translated "CPU_MODEL" = "" (processor.model);
-    /// Features of the processors that are added or taken away, as in QEMU.
+    /// Processor features to add or remove, as in QEMU.
     translated "CPU_FLAGS" = "" (processor.flags);
-    /// The guest is told that it is in a virtual machine.
+    /// Shows the guest that it runs in a virtual machine.
     ignored "VM" = "Y" => "a guest always sees that it is in a virtual machine";
-    /// The machine runs on KVM.
+    /// Runs the machine on KVM.
     refused "KVM" = "Y": NoKvm
-        => "the machine runs on KVM alone: leave it out, and give the pod /dev/kvm";
-    /// The guest may run virtual machines itself, as WSL 2 and Hyper-V do.
+        => "the machine cannot run without KVM: leave it out, and give the pod /dev/kvm";
+    /// Nested virtualization, for WSL 2 and Hyper-V in the guest.
     ignored "VMX" = "N"
         => "nested virtualization is off: WSL 2 and Hyper-V do not run in the guest";
-    /// The guest is offered what Hyper-V offers, which Windows is faster with.
+    /// Enables the Hyper-V enlightenments, which make Windows faster.
     done "HV" = "Y" (processor.hyperv);
-    /// The size of memory; `half` and `max` are of what is free in the pod and on its host.
+    /// The size of memory: a size, or `half` or `max` of the free memory of the pod and its host.
     done "RAM_SIZE" = "4G" (memory.size): Memory;
-    /// Memory that is not free is not taken: the machine gets less, and a line says so.
+    /// Reduces RAM_SIZE to the free memory if it is larger, and logs that.
     done "RAM_CHECK" = "Y" (memory.check);
-    /// Less memory than this is an error; else it depends on the version.
+    /// The minimum memory. Less is an error. The default depends on the version.
     done "RAM_MINIMUM" = "" (memory.minimum): Memory;
 };

@@ -1,17 +1,16 @@
-//! Disks.
+//! Variables of the disks.
 
 use crate::settings::variable::{Variable, variables};
 
-/// Disks, and the volume that they lie on.
 pub(super) const STORAGE: &[Variable] = variables! {
-    /// The folder of the volume, where all is that shall last.
+    /// The folder of the volume, which keeps all persistent data.
     done "STORAGE" = "/storage" (storage.folder): Storage;
-    /// The size of the disk; `half` and `max` are of what is free on the volume. A larger size
-    /// makes an existing disk longer, a smaller one is passed over.
+    /// The size of the first disk: a size, or `half` or `max` of the free space on the volume. An
+    /// existing disk grows to a larger size. A smaller size is ignored.
     done "DISK_SIZE" = "64G" (storage.size): Disk;
-    /// A smaller disk than this is an error; else it depends on the version.
+    /// The minimum size of the disk. A smaller one is an error. The default depends on the version.
     done "DISK_MINIMUM" = "" (storage.minimum): Disk;
-    /// The size of the second disk, which is made where /storage2 is mounted; else DISK_SIZE.
+    /// The size of the second disk, which exists if /storage2 is mounted. Defaults to DISK_SIZE.
     done "DISK2_SIZE" = "" (storage.more[0]): Disk;
     /// The size of the third disk, in /storage3.
     done "DISK3_SIZE" = "" (storage.more[1]): Disk;
@@ -21,43 +20,43 @@ pub(super) const STORAGE: &[Variable] = variables! {
     done "DISK5_SIZE" = "" (storage.more[3]): Disk;
     /// The size of the sixth disk, in /storage6.
     done "DISK6_SIZE" = "" (storage.more[4]): Disk;
-    /// A block device of the host that is the first disk.
+    /// A block device of the host to use as the first disk.
     done "DEVICE" = "" (storage.devices[0]): Missing;
-    /// A block device that is the second disk.
+    /// A block device to use as the second disk.
     done "DEVICE2" = "" (storage.devices[1]): Missing;
-    /// A block device that is the third disk.
+    /// A block device to use as the third disk.
     done "DEVICE3" = "" (storage.devices[2]): Missing;
-    /// A block device that is the fourth disk.
+    /// A block device to use as the fourth disk.
     done "DEVICE4" = "" (storage.devices[3]): Missing;
-    /// A block device that is the fifth disk.
+    /// A block device to use as the fifth disk.
     done "DEVICE5" = "" (storage.devices[4]): Missing;
-    /// A block device that is the sixth disk.
+    /// A block device to use as the sixth disk.
     done "DEVICE6" = "" (storage.devices[5]): Missing;
-    /// The format of a disk that is made: raw or qcow2.
+    /// The format of new disk images: raw or qcow2.
     done "DISK_FMT" = "" (storage.format): Disk;
-    /// What the disks are connected to.
+    /// The controller of the disks.
     translated "DISK_TYPE" = "scsi" (disk.controller): Disk;
-    /// What the drive of the install medium is connected to.
+    /// The controller of the installation medium's drive.
     translated "MEDIA_TYPE" = "ide" (disk.media): Disk;
-    /// How the host caches what the disks write.
+    /// The cache mode of the host.
     translated "DISK_CACHE" = "none" (disk.cache): Disk;
-    /// How the host reads and writes.
+    /// The I/O engine of the host.
     translated "DISK_IO" = "native" (disk.io): Disk;
-    /// What the guest no longer needs is given back to the volume: unmap or ignore.
+    /// Whether space that the guest discards is freed on the volume: unmap or ignore.
     done "DISK_DISCARD" = "unmap" (disk.discard): Disk;
-    /// How fast the guest believes that its disk turns: 1 is a disk without moving parts.
+    /// The rotation rate that disks report. 1 means an SSD.
     ignored "DISK_ROTATION" = "1" => "a disk is always one without moving parts: leave it out";
-    /// How a qcow2 image is made.
-    ignored "DISK_FLAGS" = "" => "images are made as they are fastest: leave it out";
+    /// Options for new qcow2 images.
+    ignored "DISK_FLAGS" = "" => "images are created with the fastest options: leave it out";
     /// Further options of QEMU's disks.
     ignored "DISK_OPTIONS" = ""
-        => "they are QEMU's: say what is needed by DISK_TYPE and DISK_CACHE";
-    /// The name of the disk's file, without its end.
+        => "these options exist in QEMU only: set DISK_TYPE and DISK_CACHE instead";
+    /// The name of the disk's file, without extension.
     done "DISK_NAME" = "data" (storage.name): Disk;
-    /// PCI slots that are left free before the disks.
-    ignored "DISK_OFFSET" = "0" => "disks have places of their own on the PCI bus: leave it out";
-    /// The machine has no disk.
+    /// The number of PCI slots to leave free before the disks.
+    ignored "DISK_OFFSET" = "0" => "disks have fixed places on the PCI bus: leave it out";
+    /// Runs the machine without a disk.
     done "DISK_DISABLE" = "N" (disk.disable);
-    /// The room of a disk is taken at once.
+    /// Allocates the whole disk when it is created.
     done "ALLOCATE" = "N" (disk.allocate);
 };

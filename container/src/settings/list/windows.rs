@@ -1,19 +1,18 @@
-//! What Windows it is, who uses it, and where it comes from.
+//! Variables of Windows: its version and setup, the account, the download, and shared folders.
 
 use crate::settings::variable::{Variable, variables};
 
-/// Which Windows, and how it is set up.
 pub(super) const WINDOWS: &[Variable] = variables! {
-    /// Which Windows: a version of the list, the URL of a medium, the name of a file on the volume,
-    /// or `probe`, the guest that is built in and shows what it finds.
+    /// The version of Windows, the URL of an installation medium, the name of one on the volume, or
+    /// `probe`, a small built-in guest that displays the hardware it finds.
     done "VERSION" = "11" (windows.version): Version;
-    /// The edition that is installed where a medium has several.
+    /// The edition to install from a medium with several.
     done "EDITION" = "" (windows.edition);
-    /// The language of Windows, and of region and keyboard where those are not said.
+    /// The language of Windows, and the default of REGION and KEYBOARD.
     done "LANGUAGE" = "en" (windows.language): Language;
-    /// The culture of dates and numbers.
+    /// The culture of dates and numbers. Defaults to that of LANGUAGE.
     done "REGION" = "" (windows.region);
-    /// The keyboard.
+    /// The keyboard layout. Defaults to that of LANGUAGE.
     done "KEYBOARD" = "" (windows.keyboard);
     /// The product key.
     done "KEY" = "" (windows.key);
@@ -21,70 +20,68 @@ pub(super) const WINDOWS: &[Variable] = variables! {
     done "WIDTH" = "1280" (windows.width);
     /// The height of the screen in pixels.
     done "HEIGHT" = "720" (windows.height);
-    /// Nothing is answered: a person installs by hand, at the screen. Windows 11 gets a machine
-    /// with Secure Boot and a TPM then, unless BOOT_MODE is said.
+    /// Installs manually: a person answers the questions of Windows Setup at the screen. For
+    /// Windows 11, the machine then has Secure Boot and a TPM unless BOOT_MODE is set.
     done "MANUAL" = "N" (windows.manual);
-    /// A command that runs at the end of the installation, after those of /oem/install.bat.
+    /// A command that runs at the end of the installation, after /oem/install.bat.
     done "COMMAND" = "" (windows.command);
-    /// What install.bat writes is kept, in C:\OEM\install.log.
+    /// Keeps the output of install.bat in C:\OEM\install.log.
     done "LOG" = "N" (windows.log);
 };
 
-/// Who uses it, and what it is called.
 pub(super) const ACCOUNT: &[Variable] = variables! {
-    /// The account that is made in Windows, and who may see the screen. With DOMAIN: an account
-    /// there, which Windows logs on.
+    /// The name of the Windows account to create, which is also the user name for the screen. With
+    /// DOMAIN, the name of an existing account there, which Windows logs on.
     done "USERNAME" = "Docker" (account.user);
     /// The password of the account, of the built-in Administrator, and of the screen.
     done "PASSWORD" = "admin" (account.password);
-    /// Windows logs the account on by itself.
+    /// Logs the account on automatically.
     done "AUTOLOGIN" = "Y" (account.autologin);
-    /// The domain of Active Directory that Windows joins; it needs USERNAME and PASSWORD.
+    /// The Active Directory domain to join. Needs USERNAME and PASSWORD.
     done "DOMAIN" = "" (account.domain);
     /// The organizational unit of the computer in the domain.
     done "DOMAIN_OU" = "" (account.unit);
-    /// The workgroup that Windows joins.
+    /// The workgroup to join.
     done "WORKGROUP" = "" (account.workgroup);
-    /// The name of the computer in Windows and on the network; else a random one, and Windows.
+    /// The name of the computer in Windows and on the network. Defaults to a random name in
+    /// Windows, and to APP on the network.
     done "HOST" or "VM_NET_HOST" = "" (account.host);
 };
 
-/// Where Windows comes from.
 pub(super) const MEDIA: &[Variable] = variables! {
-    /// What was downloaded is compared with the checksum that is known of it.
+    /// Compares downloads with their known checksums.
     done "VERIFY" = "N" (media.verify);
-    /// The medium is deleted once Windows starts from its disk.
+    /// Deletes the installation medium once Windows starts from its disk.
     done "REMOVE" = "Y" (media.remove);
-    /// Microsoft is asked for the medium as its download page does it.
+    /// Requests the medium from Microsoft's download page.
     done "MIDO" = "Y" (media.mido);
-    /// Microsoft's catalogue of upgrade images is asked too.
+    /// Requests the medium from Microsoft's catalog of upgrade images, too.
     done "ESD" = "Y" (media.esd);
-    /// How many connections a download uses.
+    /// The number of parallel connections of a download.
     done "CONNECTIONS" = "4" (media.connections);
-    /// What was downloaded is an archive with the medium inside.
+    /// The download is an archive that contains the medium.
     done "UNPACK" = "N" (media.unpack);
-    /// An old way to make the medium anew.
+    /// Rebuilds the medium, in old versions.
     ignored "REBUILD" = "N" => "media are never changed here: leave it out";
 };
 
-/// Folders of the host in Windows.
 pub(super) const SHARES: &[Variable] = variables! {
-    /// A network share with the folder /shared.
+    /// A network share of the folder /shared.
     ignored "SAMBA" = "N"
-        => "there is no share of our own: mount an ISO of the files as /mount.iso, or copy them "
-        "through a remote desktop";
-    /// What the share's server says.
-    ignored "SAMBA_DEBUG" = "N" => "there is no share of our own: leave it out";
-    /// The share cannot be written.
-    ignored "SAMBA_READONLY" = "N" => "there is no share of our own: leave it out";
-    /// Where the share's configuration is written.
-    ignored "SAMBA_CONFIG" = "" => "there is no share of our own: leave it out";
-    /// A further interface of the share.
-    ignored "SAMBA_INTERFACE" = "" => "there is no share of our own: leave it out";
+        => "there is no share server: mount an ISO with the files as /mount.iso, or copy them \
+        through a remote desktop";
+    /// Log messages of the share server.
+    ignored "SAMBA_DEBUG" = "N" => "there is no share server: leave it out";
+    /// Makes the share read-only.
+    ignored "SAMBA_READONLY" = "N" => "there is no share server: leave it out";
+    /// The path of the share server's configuration.
+    ignored "SAMBA_CONFIG" = "" => "there is no share server: leave it out";
+    /// A further network interface of the share server.
+    ignored "SAMBA_INTERFACE" = "" => "there is no share server: leave it out";
     /// A shortcut to the share on the desktop.
-    ignored "SHORTCUT" = "N" => "there is no share of our own: leave it out";
-    /// Further folders of the share, in old versions.
+    ignored "SHORTCUT" = "N" => "there is no share server: leave it out";
+    /// Further folders to share, in old versions.
     ignored "SHARES" = ""
-        => "there is no share of our own: put files into /oem before the installation, or copy "
-        "them through a remote desktop";
+        => "there is no share server: put files into /oem before the installation, or copy them \
+        through a remote desktop";
 };

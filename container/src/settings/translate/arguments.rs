@@ -1,4 +1,4 @@
-//! `ARGUMENTS`: what options of QEMU's command line become, each by a function.
+//! `ARGUMENTS`: one function per supported option of QEMU's command line.
 
 use std::path::PathBuf;
 
@@ -10,33 +10,32 @@ use crate::settings::Format;
 use crate::settings::translate::Bus;
 use crate::settings::value::{Value, quote};
 
-/// What options of QEMU became.
+/// The translation of QEMU's options.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Arguments {
-    /// What the machine says of itself.
+    /// Texts of the SMBIOS tables.
     pub smbios: Smbios,
-    /// Files of fw_cfg: their names and what is in them.
+    /// Files of fw_cfg: name and content.
     pub files: Vec<(String, Content)>,
     /// Further disks and CDs.
     pub drives: Vec<Drive>,
-    /// The clock shows UTC.
+    /// The clock shows UTC instead of local time.
     pub utc: bool,
-    /// The guest's memory is taken at once.
+    /// Allocates the guest's memory at the start.
     pub prealloc: bool,
-    /// What has no meaning here.
     pub(super) notes: Vec<String>,
 }
 
-/// What is in a file of fw_cfg.
+/// The content of a fw_cfg file.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Content {
     /// This text.
     Text(String),
-    /// What is in this file.
+    /// The content of this file.
     File(PathBuf),
 }
 
-/// Texts may be secret: guests get keys so.
+/// Hides texts, because guests receive secrets this way.
 impl std::fmt::Debug for Content {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -46,54 +45,54 @@ impl std::fmt::Debug for Content {
     }
 }
 
-/// A further disk, or a CD.
+/// A further disk or CD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drive {
-    /// Its file.
+    /// Path of the disk image.
     pub path: PathBuf,
-    /// The file's format, if it is said.
+    /// Format of the image, if given.
     pub format: Option<Format>,
-    /// What it is connected to.
+    /// Controller of the drive.
     pub bus: Bus,
-    /// It is a CD.
+    /// Whether it is a CD.
     pub cdrom: bool,
-    /// The guest cannot write it.
+    /// Whether the guest cannot write to it.
     pub readonly: bool,
-    /// What devices call it.
+    /// The id by which a `-device` refers to it.
     name: String,
-    /// Whether it is connected.
+    /// Whether it has a controller.
     pub(super) used: bool,
 }
 
-/// More would be somebody's mistake.
-const MOST: usize = 64;
+/// The maximum number of drives, of files and of notes. A longer list is a mistake.
+const MAX_ENTRIES: usize = 64;
 
 impl Arguments {
-    /// Says what has no meaning here, as long as there is little of it.
+    /// Adds a note, up to the maximum.
     pub(super) fn note(&mut self, sentence: String) {
-        if self.notes.len() < MOST {
+        if self.notes.len() < MAX_ENTRIES {
             self.notes.push(sentence);
         }
     }
 
-    /// `-drive`, and what stands for it.
+    /// `-drive`, and options that are short for it.
     pub(super) fn drive(&mut self, options: &Options) -> anyhow::Result<()> {
-        let path = options.get("file").context("no file= is said: name the file")?;
+        let path = options.get("file").context("file= is missing: name the file")?;
         let path = PathBuf::read(path.strip_prefix("file:").unwrap_or(path))?;
         let cdrom = options.get("media") == Some("cdrom");
         let bus = match options.get("if") {
             None | Some("ide" | "scsi") if cdrom => Bus::Ahci,
-            // QEMU's own choice is one that the machine has not.
+            // This machine does not have QEMU's default controller.
             None => Bus::Auto,
             Some("ide") => Bus::Ahci,
             Some("virtio") => Bus::Blk,
             Some("scsi") => Bus::Scsi,
             Some("none") => Bus::None,
-            Some("pflash") => bail!("the firmware is our own: leave it out, or see BOOT_MODE"),
-            Some(other) => bail!("{} is no if= of a drive here: say virtio", quote(other)),
+            Some("pflash") => bail!("the firmware is built in: leave it out, or set BOOT_MODE"),
+            Some(other) => bail!("if={} is not supported: use if=virtio", quote(other)),
         };
         let format = options.get("format").map(Format::read).transpose()?;
-        ensure!(self.drives.len() < MOST, "{MOST} drives are the most");
+        ensure!(self.drives.len() < MAX_ENTRIES, "at most {MAX_ENTRIES} drives are supported");
         self.drives.push(Drive {
             path,
             format,
@@ -106,7 +105,7 @@ impl Arguments {
         Ok(())
     }
 
-    /// A file that is a disk or CD by itself.
+    /// Adds a drive for a file that is given by its path alone.
     fn medium(&mut self, path: &str, cdrom: bool) -> anyhow::Result<()> {
         let media = if cdrom { "cdrom" } else { "disk" };
         let said = [("file", path), ("media", media)];
@@ -114,17 +113,17 @@ impl Arguments {
         self.drive(&Options { first: String::new(), rest })
     }
 
-    /// `-cdrom`: the value is the path, and may have commas.
+    /// `-cdrom`: the value is a path, which may contain commas.
     pub(super) fn cdrom(&mut self, options: &Options) -> anyhow::Result<()> {
         self.medium(&options.first, true)
     }
 
-    /// `-hda` and the like.
+    /// `-hda` to `-hdd`.
     pub(super) fn hard_disk(&mut self, options: &Options) -> anyhow::Result<()> {
         self.medium(&options.first, false)
     }
 
-    /// A device that connects a drive.
+    /// `-device` with a `drive=`: sets the controller of that drive.
     pub(super) fn connect(&mut self, options: &Options) -> anyhow::Result<()> {
         let (bus, cdrom) = match options.first.to_lowercase().as_str() {
             "nvme" => (Bus::Nvme, false),
@@ -135,10 +134,10 @@ impl Arguments {
             "ide-cd" => (Bus::Ahci, true),
             _ => (Bus::Blk, false),
         };
-        let name = options.get("drive").context("no drive= is said: name a drive")?;
+        let name = options.get("drive").context("drive= is missing: name a drive")?;
         let drive = self.drives.iter_mut().find(|drive| drive.name == name && !name.is_empty());
         let drive = drive.with_context(|| {
-            let sentence = "is not there: a -drive with this id must stand before";
+            let sentence = "does not exist: put a -drive with this id before it";
             format!("the drive {} {sentence}", quote(name))
         })?;
         (drive.bus, drive.used) = (bus, true);
@@ -163,13 +162,13 @@ impl Arguments {
         let name = options.get("name").unwrap_or(&options.first);
         let plain = name.bytes().all(|byte| byte.is_ascii_graphic());
         let fits = name.starts_with("opt/") && name.len() <= 55 && plain;
-        ensure!(fits, "a file of fw_cfg is called opt/…, with at most 55 characters");
+        ensure!(fits, "give a fw_cfg name that starts with opt/ and has at most 55 characters");
         let content = match (options.get("string"), options.get("file")) {
             (Some(text), None) => Content::Text(text.to_owned()),
             (None, Some(path)) => Content::File(PathBuf::read(path)?),
-            _ => bail!("say string= or file="),
+            _ => bail!("give either string= or file="),
         };
-        ensure!(self.files.len() < MOST, "{MOST} files are the most");
+        ensure!(self.files.len() < MAX_ENTRIES, "at most {MAX_ENTRIES} files are supported");
         self.files.push((name.to_owned(), content));
         Ok(())
     }
@@ -179,7 +178,7 @@ impl Arguments {
         match options.get("base") {
             Some("utc") => self.utc = true,
             None | Some("localtime") => self.utc = false,
-            Some(_) => bail!("the clock shows the host's time: say base=utc or base=localtime"),
+            Some(_) => bail!("the clock shows the host's time: use base=utc or base=localtime"),
         }
         Ok(())
     }

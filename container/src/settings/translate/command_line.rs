@@ -1,21 +1,21 @@
-//! `ARGUMENTS`: reads options of QEMU's command line, and looks up in the table what each becomes.
+//! `ARGUMENTS`: parses QEMU's command line and looks up each option in the table.
 
 use anyhow::{Context, bail, ensure};
 
 use super::arguments::Arguments;
 use super::options::{self, Options};
-use super::table::{self, Becomes, Place};
+use super::table::{self, Becomes, Scope};
 use crate::settings::value::{Value, quote};
 
 impl Arguments {
-    /// Obeys an option; `word` has its dash.
+    /// Applies an option. `word` includes its dash.
     fn take(&mut self, word: &str, value: &str) -> anyhow::Result<()> {
         let options = Options::read(value);
         let mut said = word.to_owned();
-        let mut found = table::find(Place::Option, word);
-        if let Some(Becomes::Below(place)) = found {
+        let mut found = table::find(Scope::Option, word);
+        if let Some(Becomes::Below(scope)) = found {
             said = format!("{word} {}", quote(&options.first));
-            found = table::find(place, &options.first.to_lowercase());
+            found = table::find(scope, &options.first.to_lowercase());
         }
         match found {
             Some(Becomes::Take(take)) => take(self, &options).context(said),
@@ -26,7 +26,7 @@ impl Arguments {
                 Ok(())
             }
             _ => {
-                let why = "has no effect: nothing is known that it could become here";
+                let why = "has no effect: it has no equivalent here";
                 self.note(format!("{said} {why}"));
                 Ok(())
             }
@@ -34,7 +34,8 @@ impl Arguments {
     }
 }
 
-/// The option that a word is, with one dash: QEMU takes two as well.
+/// The name of an option with one dash. QEMU accepts two dashes as well. Nothing if the word is no
+/// option.
 fn option(word: &str) -> Option<String> {
     let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
     name.starts_with(|first: char| first.is_ascii_alphabetic()).then(|| format!("-{name}"))
@@ -51,20 +52,21 @@ impl Value for Arguments {
             let Some(name) = option(&word) else {
                 ensure!(
                     !word.starts_with('-'),
-                    "{} is no option of QEMU: take it out",
+                    "{} is not an option of QEMU: leave it out",
                     quote(&word)
                 );
-                // QEMU takes a word without a dash for a disk; here it is a slip more often.
-                arguments.note(format!("{} has no effect: no option is before it", quote(&word)));
+                // QEMU takes a word without a dash for a disk image. Here it is more likely a
+                // mistake.
+                arguments.note(format!("{} has no effect: no option precedes it", quote(&word)));
                 continue;
             };
-            // A switch has no value, and no value begins as an option does.
+            // A switch takes no value, and a value does not start like an option.
             let switch = table::is_switch(&name);
             let value = words.next_if(|next| !switch && option(next).is_none());
             arguments.take(&quote(&name), &value.unwrap_or_default())?;
         }
         for drive in arguments.drives.extract_if(.., |drive| !drive.used) {
-            let sentence = "has no effect: no -device has it";
+            let sentence = "has no effect: no -device refers to it";
             arguments.notes.push(format!("-drive {} {sentence}", drive.path.show()));
         }
         Ok(arguments)
@@ -124,7 +126,7 @@ mod test {
         let arguments = read("-drive file=/a.img,id=x,if=none");
         assert_eq!(arguments.drives, []);
         assert!(arguments.notes()[0].contains("/a.img"));
-        assert!(refusal("-device nvme,drive=y").contains("the drive y is not there"));
+        assert!(refusal("-device nvme,drive=y").contains("the drive y does not exist"));
     }
 
     #[test]

@@ -1,20 +1,19 @@
-//! `CPU_FLAGS`: features of processors in QEMU's words.
+//! `CPU_FLAGS`: processor features in QEMU's words.
 
 use super::options::Options;
-use super::table::{self, Becomes, Place};
+use super::table::{self, Becomes, Scope};
 use crate::settings::value::{Value, quote};
 
-/// What flags became: nothing but sentences, as features are always the host's.
+/// Processor flags. They only produce notes, because the features are always the host's.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Flags {
-    /// The flags, as they were said.
+    /// The flags in normalized form.
     said: Vec<String>,
-    /// What has no meaning here.
     notes: Vec<String>,
 }
 
 impl Value for Flags {
-    const ACCEPTS: &'static str = "+feature, -feature, with commas";
+    const ACCEPTS: &'static str = "+feature or -feature, comma-separated";
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let text = String::read(text)?;
@@ -28,16 +27,16 @@ impl Value for Flags {
                 (_, Some("off")) => (word.as_str(), false),
                 _ => (word.as_str(), true),
             };
-            // QEMU takes both spellings of most features.
+            // QEMU accepts both spellings of most features.
             let name = name.to_lowercase().replace('_', "-");
             let key = format!("{}{name}", if on { '+' } else { '-' });
             let group = name.split('-').next().unwrap_or_default();
             let group = format!("{}{group}-*", if on { '+' } else { '-' });
-            let found = table::find(Place::Flag, &key).or(table::find(Place::Flag, &group));
+            let found = table::find(Scope::Flag, &key).or(table::find(Scope::Flag, &group));
             let why = match found {
                 Some(Becomes::Already) => None,
                 Some(Becomes::Not(why)) => Some(why),
-                _ => Some("the guest's processors have what the host's have"),
+                _ => Some("the guest's processors have the features of the host's"),
             };
             let note = why.map(|why| format!("{} has no effect: {why}", quote(&key)));
             flags.notes.extend(note);

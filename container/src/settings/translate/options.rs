@@ -1,22 +1,23 @@
-//! The grammar of QEMU's options: `word,key=value,switch`, where `,,` is a comma.
+//! The grammar of QEMU's options: `word,key=value,switch`. A doubled comma `,,` is a literal one.
 
 use crate::settings::value::quote;
 
-/// Keys that say where QEMU puts a thing, or what it calls it: nothing is lost without them.
+/// Keys that give a device an address or a name. They need no note, as nothing is lost without
+/// them.
 const QUIET: &[&str] =
     &["id", "bus", "addr", "p2", "p3", "romfile", "netdev", "bootindex", "channel", "lun"];
 
-/// An option, taken apart.
+/// A parsed option.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// The first word, if it has no `=`.
     pub first: String,
-    /// The others; a switch has no value.
+    /// Keys and their values. A switch has no value.
     pub rest: Vec<(String, Option<String>)>,
 }
 
 impl Options {
-    /// Takes a text apart; any text is one.
+    /// Parses a text. Every text is valid.
     pub fn read(text: &str) -> Self {
         let mut options = Self::default();
         for (index, word) in words(text).into_iter().enumerate() {
@@ -30,28 +31,27 @@ impl Options {
         options
     }
 
-    /// The value of a key; the last counts, as in QEMU.
+    /// The value of a key. The last one wins, as in QEMU.
     pub fn get(&self, key: &str) -> Option<&str> {
         let found = self.rest.iter().rev().find(|(own, _)| own == key);
         found.and_then(|(_, value)| value.as_deref())
     }
 
-    /// Whether a switch is on: `key`, `key=on`.
+    /// Whether a switch is on: `key` or `key=on`.
     pub fn on(&self, key: &str) -> bool {
         let found = self.rest.iter().rev().find(|(own, _)| own == key);
         found.is_some_and(|(_, value)| value.as_deref().is_none_or(|value| value == "on"))
     }
 
-    /// Sentences on keys that have no meaning here, all but the quiet ones. Values are not told:
-    /// they may be secret.
+    /// Notes on keys that have no meaning here. Values are not shown, because they may be secret.
     pub fn without_meaning(&self) -> Vec<String> {
         let keys = self.rest.iter().map(|(key, _)| key.as_str());
         let keys = keys.filter(|key| !QUIET.contains(key));
-        keys.map(|key| format!("its option {} has no meaning here", quote(key))).collect()
+        keys.map(|key| format!("its option {} has no effect", quote(key))).collect()
     }
 }
 
-/// The words between single commas, with doubled commas as one.
+/// Splits at single commas. A doubled comma becomes one.
 fn words(text: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut letters = text.chars().peekable();
@@ -65,11 +65,12 @@ fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// Splits a line into words as a shell would: blanks, quotes, backslashes; nothing is expanded.
+/// Splits a line into words as a shell does, by blanks, quotes and backslashes. Nothing is
+/// expanded.
 ///
 /// # Errors
 ///
-/// When a quote is not closed.
+/// If a quote is not closed.
 pub fn split(line: &str) -> anyhow::Result<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -86,7 +87,7 @@ pub fn split(line: &str) -> anyhow::Result<Vec<String>> {
             (None | Some('"'), '\\') => {
                 let next = letters.next();
                 let word = word.get_or_insert_default();
-                // Inside quotes a backslash is one, unless it hides what would end them.
+                // Inside quotes a backslash stays, unless it escapes a special character.
                 if quote.is_some() && !matches!(next, Some('"' | '\\' | '$' | '`')) {
                     word.push('\\');
                 }
@@ -95,7 +96,7 @@ pub fn split(line: &str) -> anyhow::Result<Vec<String>> {
             (_, letter) => word.get_or_insert_default().push(letter),
         }
     }
-    anyhow::ensure!(quote.is_none(), "a quote is not closed: add the second one");
+    anyhow::ensure!(quote.is_none(), "a quote is not closed: add the closing one");
     words.extend(word);
     Ok(words)
 }
@@ -129,6 +130,6 @@ mod test {
     #[test]
     fn says_no_value_of_what_it_does_not_take() {
         let notes = Options::read("secret,id=a,data=hush").without_meaning();
-        assert_eq!(notes, ["its option data has no meaning here"]);
+        assert_eq!(notes, ["its option data has no effect"]);
     }
 }

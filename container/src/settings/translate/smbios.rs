@@ -1,4 +1,4 @@
-//! `SM_BIOS` and `-smbios`: what the machine says of itself.
+//! `SM_BIOS` and `-smbios`: texts of the SMBIOS tables.
 
 use anyhow::{bail, ensure};
 use host::uuid::Uuid;
@@ -6,33 +6,33 @@ use host::uuid::Uuid;
 use super::options::Options;
 use crate::settings::value::{Value, quote};
 
-/// What the machine says of itself.
+/// Texts of the SMBIOS system information (type 1).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Smbios {
-    /// Who made it.
+    /// Manufacturer.
     pub manufacturer: Option<String>,
-    /// What it is called.
+    /// Product name.
     pub product: Option<String>,
-    /// Which of them.
+    /// Version of the product.
     pub version: Option<String>,
-    /// Its number.
+    /// Serial number.
     pub serial: Option<String>,
-    /// Its identity.
+    /// UUID of the machine.
     pub uuid: Option<Uuid>,
-    /// What has no meaning here.
+    /// Notes on keys that have no meaning here.
     pub notes: Vec<String>,
 }
 
 impl Smbios {
-    /// Takes what one `-smbios` says.
+    /// Applies one `-smbios` option.
     ///
     /// # Errors
     ///
-    /// When a value is too long for a table, or no UUID.
+    /// If a text is empty or too long for a table, or the UUID is invalid.
     pub fn take(&mut self, options: &Options) -> anyhow::Result<()> {
         let kind = options.get("type").unwrap_or("none");
         if kind != "1" {
-            let sentence = "has no meaning here: only type=1, the machine itself, can be said";
+            let sentence = "has no effect: only type=1, the system information, can be set";
             self.notes.push(format!("-smbios type={} {sentence}", quote(kind)));
             return Ok(());
         }
@@ -49,8 +49,8 @@ impl Smbios {
                 }
                 "type" => continue,
                 other => {
-                    let sentence = "has no meaning here: manufacturer, product, version, serial \
-                                    and uuid have";
+                    let sentence = "has no effect: only manufacturer, product, version, serial \
+                                    and uuid can be set";
                     self.notes.push(format!("{} of -smbios {sentence}", quote(other)));
                     continue;
                 }
@@ -61,10 +61,10 @@ impl Smbios {
     }
 }
 
-/// A text that fits into a table.
+/// Checks that a text fits into a table.
 fn line(text: &str) -> anyhow::Result<String> {
-    ensure!(text.len() <= 255, "what SMBIOS says has at most 255 bytes");
-    ensure!(!text.is_empty(), "SMBIOS takes no empty text: leave the word out");
+    ensure!(text.len() <= 255, "a text of SMBIOS has at most 255 bytes: shorten it");
+    ensure!(!text.is_empty(), "a text of SMBIOS cannot be empty: leave the key out");
     String::read(text)
 }
 

@@ -1,11 +1,11 @@
-//! The table of translations: one row for words of QEMU at a place.
+//! The table of translations: each row translates words of QEMU in one scope.
 
 use super::arguments::Arguments;
 use super::options::Options;
 
-/// Where words stand.
+/// The variable or option in which a word is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Scope {
     /// `DISK_TYPE` and `MEDIA_TYPE`.
     Bus,
     /// `DISK_CACHE`.
@@ -38,56 +38,56 @@ pub enum Place {
     Object,
 }
 
-/// What words become.
+/// The translation of a word.
 #[derive(Clone, Copy)]
 pub enum Becomes {
-    /// This word of ours.
+    /// Our word with the same meaning.
     Is(&'static str),
-    /// This word of ours, which is not quite the same: why.
+    /// Our nearest word, and the reason why it is taken.
     Near(&'static str, &'static str),
-    /// What the machine has or does anyway.
+    /// No effect, because the machine always has this.
     Already,
-    /// What there is a function for.
+    /// A function applies the option.
     Take(fn(&mut Arguments, &Options) -> anyhow::Result<()>),
-    /// What the words of another place say.
-    Below(Place),
-    /// Nothing: what to use instead.
+    /// The option's value is looked up in another scope.
+    Below(Scope),
+    /// No effect. The text says what to use instead.
     Not(&'static str),
-    /// An error, as going on would be unsafe or wrong: what to use instead.
+    /// An error, because to continue would be unsafe or wrong. The text says what to use instead.
     Never(&'static str),
 }
 
 /// A row of the table.
 pub struct Row {
-    /// Where the words stand.
-    pub place: Place,
-    /// The words, in small letters; `*` at the end stands for any ending.
+    /// The scope in which the words are valid.
+    pub scope: Scope,
+    /// The words in lower case. A `*` at the end matches any suffix.
     pub words: &'static [&'static str],
-    /// What they become.
+    /// Their translation.
     pub becomes: Becomes,
 }
 
 macro_rules! rows {
-    ($($place:ident $($word:literal)+ => $becomes:expr;)+) => {
-        &[$(Row { place: Place::$place, words: &[$($word),+], becomes: $becomes }),+]
+    ($($scope:ident $($word:literal)+ => $becomes:expr;)+) => {
+        &[$(Row { scope: Scope::$scope, words: &[$($word),+], becomes: $becomes }),+]
     };
 }
 
 use Becomes::{Already, Below, Is, Near, Never, Not, Take};
 
-const DOOR: &str = "whoever reaches it owns the machine: use `transom` in the container, or the \
-                    API at the web port";
+const CONTROL: &str = "its clients control the whole machine: use `transom` in the container, or \
+                       the API at the web port";
 const VIEWER: &str = "the screen is at WEB_PORT and VNC_PORT: set DISPLAY";
-const OLD_CARD: &str = "Windows needs its virtio driver, which the installation brings";
-const NO_CARD: &str = "cards of the host are not lent to the guest";
+const VIRTIO_ONLY: &str = "the only card is virtio, whose driver the installation adds to Windows";
+const NO_PASS_THROUGH: &str = "devices of the host cannot be passed through to the guest";
 const NO_SOUND: &str = "the machine has no sound card: listen through a remote desktop";
-const USB_HOST: &str = "USB devices of the host are not passed on: use the redirection of a \
-                        remote desktop, or usbip";
-const SHARES: &str = "there is no share of our own: copy files through a remote desktop";
-const NETWORKS: &str = "the network is set by NETWORK, IP, MAC, MTU and USER_PORTS";
-const CONTROLLER: &str = "disks bring their controllers: set DISK_TYPE";
+const USB_HOST: &str = "USB devices of the host cannot be passed through: use the redirection of \
+                        a remote desktop, or usbip";
+const SHARES: &str = "there is no share server: copy files through a remote desktop";
+const NETWORKS: &str = "set NETWORK, IP, MAC, MTU and USER_PORTS for the network";
+const CONTROLLER: &str = "controllers are added with their disks: set DISK_TYPE";
 
-/// All rows. The first that fits counts.
+/// All rows. The first match wins.
 #[rustfmt::skip]
 pub const TABLE: &[Row] = rows! {
     Bus "scsi" "virtio-scsi" "virtio-scsi-pci" => Is("scsi");
@@ -100,21 +100,21 @@ pub const TABLE: &[Row] = rows! {
 
     Cache "none" "directsync" => Is("none");
     Cache "writeback" => Is("writeback");
-    Cache "writethrough" => Near("none", "what the guest flushes is on the disk with both");
-    Cache "unsafe" => Near("writeback", "what the guest flushes is never only pretended");
+    Cache "writethrough" => Near("none", "both write flushed data to the disk");
+    Cache "unsafe" => Near("writeback", "the guest's flushes are never ignored");
 
     Engine "native" "io_uring" => Is("native");
-    Engine "threads" => Near("native", "which way is fastest is found out at the start");
+    Engine "threads" => Near("native", "the fastest engine is chosen at the start");
 
     Adapter "virtio" "virtio-net" "virtio-net-pci" "virtio-net-pci-non-transitional"
         "virtio-net-pci-transitional" => Is("virtio");
     Adapter "e1000" "e1000e" "e1000-*" "rtl8139" "pcnet" "ne2k_*" "vmxnet3" "i82*" "igb"
-        "usb-net" "tulip" => Near("virtio", OLD_CARD);
+        "usb-net" "tulip" => Near("virtio", VIRTIO_ONLY);
 
     Screen "virtio" "std" "vga" "bochs-display" "virtio-vga" "virtio-gpu" => Is("std");
     Screen "none" "n" "no" "off" => Is("none");
     Screen "qxl" "cirrus" "vmware" "virtio-vga-gl" "virtio-gpu-gl" "ramfb" "tcx" "cg3" "xenfb"
-        => Near("std", "the display is one that every Windows has a driver for");
+        => Near("std", "every Windows has a driver for it");
 
     Display "web" ":*" => Is("web");
     Display "vnc" "vnc=*" => Is("vnc");
@@ -125,34 +125,34 @@ pub const TABLE: &[Row] = rows! {
 
     Kind "q35" "pc-q35-*" => Is("q35");
     Kind "pc" "pc-i440fx-*" "isapc" "microvm" "virt"
-        => Never("the machine is a Q35: leave MACHINE out, or say q35");
+        => Never("the machine is always a Q35: leave MACHINE out, or set it to q35");
 
     Usb "qemu-xhci" "xhci" "nec-usb-xhci" "y" "yes" "true" "1" "on" => Is("xhci");
     Usb "n" "no" "none" "off" "false" "0" "disable" "disabled"
-        => Near("xhci", "the pointer of the screen and the CDs are at USB, so it stays");
+        => Near("xhci", "the pointing device and the CD drives need it");
     Usb "usb-ehci" "ich9-usb-*" "piix3-usb-uhci" "piix4-usb-uhci" "pci-ohci" "vt82c686b-usb-uhci"
-        => Near("xhci", "every Windows that is taken has a driver for USB 3");
+        => Near("xhci", "every supported Windows has a driver for USB 3");
 
     Pointer "usb-tablet" "tablet" => Is("tablet");
     Pointer "usb-mouse" "mouse" "ps2" "virtio-mouse-pci" "virtio-tablet-pci" "usb-wacom-tablet"
-        => Near("tablet", "it needs no driver, and is where the viewer's pointer is");
+        => Near("tablet", "it needs no driver, and follows the viewer's pointer exactly");
 
     Model "host" "max" => Is("host");
-    Model "*" => Near("host", "KVM runs the host's processors as they are");
+    Model "*" => Near("host", "KVM provides the processor of the host");
 
     Serial "mon:stdio" "stdio" "y" => Is("stdio");
     Serial "none" "null" "n" => Is("none");
     Serial "tcp:*" "telnet:*" "udp:*" "websocket:*" "unix:*" "chardev:*" "mon:*"
-        => Never("whoever reaches it is at the machine's console: set SERIAL=stdio and read the \
-            log, or SERIAL=none");
+        => Never("its clients get the machine's console: set SERIAL=stdio and read the log, or \
+            set SERIAL=none");
     Serial "file:*" "pipe:*" "pty" "vc" "vc:*" "/dev/*" => Near("stdio",
-        "what the guest says there is in the log of the container");
+        "its output is in the log of the container");
 
     Flag "+hypervisor" "-vmx" "-svm" "+hv-*" "+kvm" "+kvm-*" "-migratable" "+l3-cache"
         "+invtsc" "+x2apic" "+tsc-deadline" "+topoext" => Already;
     Flag "-hypervisor" "-kvm" "-kvm-*" => Not("the guest always sees that it is in a virtual \
         machine");
-    Flag "-hv-*" => Not("Hyper-V's enlightenments are switched together: set HV=N");
+    Flag "-hv-*" => Not("Hyper-V's enlightenments can only be disabled together: set HV=N");
     Flag "+vmx" "+svm" => Not("nested virtualization is off: WSL 2 and Hyper-V do not run in the \
         guest");
 
@@ -164,28 +164,28 @@ pub const TABLE: &[Row] = rows! {
     Option "-fw_cfg" => Take(Arguments::file);
     Option "-rtc" => Take(Arguments::clock);
     Option "-mem-prealloc" => Take(Arguments::prealloc);
-    Option "-device" => Below(Place::Device);
-    Option "-object" => Below(Place::Object);
-    Option "-qmp" "-qmp-pretty" "-monitor" "-mon" => Never(DOOR);
-    Option "-gdb" "-s" => Never("whoever reaches it owns the machine: leave it out, and use \
+    Option "-device" => Below(Scope::Device);
+    Option "-object" => Below(Scope::Object);
+    Option "-qmp" "-qmp-pretty" "-monitor" "-mon" => Never(CONTROL);
+    Option "-gdb" "-s" => Never("its clients control the whole machine: leave it out, and use \
         `transom` in the container");
-    Option "-vnc" "-spice" => Never("it would be a screen without our password: set VNC_PORT, \
+    Option "-vnc" "-spice" => Never("it would show the screen without a password: set VNC_PORT, \
         WEB_PORT and PASSWORD");
-    Option "-incoming" => Never("a machine is not taken over from elsewhere: leave it out, and \
-        use the disk that is on the volume");
+    Option "-incoming" => Never("migration is not supported: leave it out, and use the disk on \
+        the volume");
     Option "-serial" "-parallel" "-chardev" "-debugcon" => Not("set SERIAL for the serial port");
     Option "-m" => Not("set RAM_SIZE");
     Option "-smp" => Not("set CPU_CORES or SMP");
     Option "-cpu" => Not("set CPU_FLAGS");
-    Option "-machine" "-M" => Not("the machine is a Q35: see BOOT_MODE, SMM and HPET");
+    Option "-machine" "-M" => Not("the machine is always a Q35: set BOOT_MODE and HPET");
     Option "-vga" => Not("set VGA");
     Option "-display" "-nographic" "-full-screen" => Not(VIEWER);
     Option "-k" => Not("set KEYBOARD");
     Option "-bios" "-pflash" "-kernel" "-initrd" "-append" "-option-rom" =>
-        Not("the firmware is our own: see BOOT_MODE");
-    Option "-boot" => Not("the disk is booted, and the medium until the disk has Windows");
-    Option "-snapshot" => Never("the disk would forget what is written: leave it out, and make a \
-        copy of the volume to use instead");
+        Not("the firmware is built in: set BOOT_MODE");
+    Option "-boot" => Not("the medium is booted until Windows is installed, and then the disk");
+    Option "-snapshot" => Never("the disk would lose all writes: leave it out, and use a copy of \
+        the volume instead");
     Option "-fda" "-fdb" => Not("the machine has no floppy drive: use an ISO");
     Option "-net" "-netdev" "-nic" => Not(NETWORKS);
     Option "-usb" "-enable-kvm" "-accel" "-nodefaults" "-no-user-config" "-name" "-no-hpet"
@@ -194,17 +194,17 @@ pub const TABLE: &[Row] = rows! {
     Option "-audio" "-audiodev" "-soundhw" => Not(NO_SOUND);
     Option "-virtfs" "-fsdev" => Not(SHARES);
     Option "-tpmdev" => Not("set TPM=Y, or BOOT_MODE=windows_secure");
-    Option "-watchdog" "-watchdog-action" => Not("a guest that hangs is restarted by a liveness \
-        probe at /healthz");
-    Option "-mem-path" => Not("memory is the container's: limit and hugepages are set there");
-    Option "-numa" => Not("the machine has one node of memory");
-    Option "-global" => Not("it sets what is inside of QEMU");
-    Option "-blockdev" => Not("say -drive with file=, format= and if=virtio");
-    Option "-acpitable" => Not("tables are our own");
+    Option "-watchdog" "-watchdog-action" => Not("use a liveness probe at /healthz to restart a \
+        guest that hangs");
+    Option "-mem-path" => Not("memory is that of the container: set its limit and hugepages there");
+    Option "-numa" => Not("the machine has a single NUMA node");
+    Option "-global" => Not("it changes internals of QEMU");
+    Option "-blockdev" => Not("use -drive with file=, format= and if=virtio");
+    Option "-acpitable" => Not("the ACPI tables are built in");
     Option "-pidfile" "-daemonize" "-msg" "-overcommit" "-D" "-d" "-trace"
         "-sandbox" "-runas" "-run-with" "-compat" "-action" "-no-reboot" "-no-shutdown" =>
-        Not("the life of the machine is the container's: see SHUTDOWN, TIMEOUT and DEBUG");
-    Option "-loadvm" "-S" => Not("the machine starts at once, from its disk");
+        Not("the machine starts and stops with the container: set SHUTDOWN, TIMEOUT and DEBUG");
+    Option "-loadvm" "-S" => Not("the machine always starts immediately, from its disk");
 
     Device "virtio-rng" "virtio-rng-pci" "virtio-rng-device" => Already;
     Device "qemu-xhci" "nec-usb-xhci" "usb-tablet" "usb-kbd" "pcie-root-port" "pci-bridge"
@@ -214,11 +214,11 @@ pub const TABLE: &[Row] = rows! {
     Device "virtio-scsi" "virtio-scsi-pci" "ich9-ahci" "ahci" "lsi" "lsi53c895a" "megasas"
         "pvscsi" "sdhci-pci" => Not(CONTROLLER);
     Device "usb-host" "usb-redir" => Not(USB_HOST);
-    Device "vfio-pci" "vfio-*" => Not(NO_CARD);
+    Device "vfio-pci" "vfio-*" => Not(NO_PASS_THROUGH);
     Device "virtio-balloon" "virtio-balloon-pci" => Not("set BALLOONING=Y");
     Device "e1000" "e1000e" "rtl8139" "pcnet" "virtio-net" "virtio-net-pci" "vmxnet3" "igb"
-        => Not("the machine has one network card: it is set by NETWORK, MAC and MTU");
-    Device "ivshmem-*" "ivshmem" => Not("no memory is shared with other programs");
+        => Not("the machine has one network card: set NETWORK, MAC and MTU");
+    Device "ivshmem-*" "ivshmem" => Not("memory cannot be shared with other programs");
     Device "virtio-9p*" "vhost-user-fs*" "virtio-fs*" => Not(SHARES);
     Device "tpm-*" => Not("set TPM=Y, or BOOT_MODE=windows_secure");
     Device "qxl*" "vga" "virtio-vga*" "virtio-gpu*" "bochs-display" "ramfb" => Not("set VGA");
@@ -227,27 +227,27 @@ pub const TABLE: &[Row] = rows! {
     Device "intel-hda" "ich9-intel-hda" "hda-*" "ac97" "usb-audio" "virtio-sound*" =>
         Not(NO_SOUND);
     Device "virtio-serial*" "virtserialport" "virtconsole" "isa-serial" "pci-serial*" =>
-        Not("a port of its own for the guest's agent is there; set SERIAL for the serial port");
-    Device "vhost-vsock*" => Not("the guest is reached by the network");
+        Not("the machine has a port for the guest agent already: set SERIAL for the serial port");
+    Device "vhost-vsock*" => Not("use the network to reach the guest");
     Device "isa-debugcon" "pvpanic*" "i6300esb" "edu" "intel-iommu" "virtio-iommu*" =>
         Not("the machine has no such device");
 
     Object "rng-random" "rng-builtin" "rng-egd" "iothread" => Already;
-    Object "memory-backend-*" => Not("memory is set by RAM_SIZE");
-    Object "secret" "tls-creds-*" => Not("certificates and passwords are our own: set PASSWORD");
+    Object "memory-backend-*" => Not("set RAM_SIZE for memory");
+    Object "secret" "tls-creds-*" => Not("certificates and passwords are built in: set PASSWORD");
 };
 
-/// What a word becomes at a place; small letters but for options, where `-M` is not `-m`.
-pub fn find(place: Place, word: &str) -> Option<Becomes> {
+/// The translation of a word in a scope. Words are in lower case, except options: `-M` is not `-m`.
+pub fn find(scope: Scope, word: &str) -> Option<Becomes> {
     let fits = |own: &&str| match own.strip_suffix('*') {
         Some(start) => word.starts_with(start),
         None => word == *own,
     };
-    let rows = TABLE.iter().filter(|row| row.place == place);
+    let rows = TABLE.iter().filter(|row| row.scope == scope);
     rows.filter(|row| row.words.iter().any(fits)).map(|row| row.becomes).next()
 }
 
-/// Options of QEMU that take no value.
+/// QEMU options without a value.
 const SWITCHES: &[&str] = &[
     "-s",
     "-S",
@@ -279,19 +279,19 @@ mod test {
     };
     use crate::settings::value::Value;
 
-    fn takes(place: Place, word: &str) -> bool {
-        match place {
-            Place::Bus => Bus::read(word).is_ok(),
-            Place::Cache => Cache::read(word).is_ok(),
-            Place::Engine => Engine::read(word).is_ok(),
-            Place::Adapter => Adapter::read(word).is_ok(),
-            Place::Screen => Screen::read(word).is_ok(),
-            Place::Display => Display::read(word).is_ok(),
-            Place::Kind => Kind::read(word).is_ok(),
-            Place::Usb => Usb::read(word).is_ok(),
-            Place::Pointer => Pointer::read(word).is_ok(),
-            Place::Model => Model::read(word).is_ok(),
-            Place::Serial => Serial::read(word).is_ok(),
+    fn takes(scope: Scope, word: &str) -> bool {
+        match scope {
+            Scope::Bus => Bus::read(word).is_ok(),
+            Scope::Cache => Cache::read(word).is_ok(),
+            Scope::Engine => Engine::read(word).is_ok(),
+            Scope::Adapter => Adapter::read(word).is_ok(),
+            Scope::Screen => Screen::read(word).is_ok(),
+            Scope::Display => Display::read(word).is_ok(),
+            Scope::Kind => Kind::read(word).is_ok(),
+            Scope::Usb => Usb::read(word).is_ok(),
+            Scope::Pointer => Pointer::read(word).is_ok(),
+            Scope::Model => Model::read(word).is_ok(),
+            Scope::Serial => Serial::read(word).is_ok(),
             _ => false,
         }
     }
@@ -301,10 +301,10 @@ mod test {
         for row in TABLE {
             assert!(!row.words.is_empty());
             match row.becomes {
-                Is(own) | Near(own, _) => assert!(takes(row.place, own), "{:?}", row.words),
+                Is(own) | Near(own, _) => assert!(takes(row.scope, own), "{:?}", row.words),
                 Already | Not(_) | Never(_) => {}
-                Take(_) => assert!(matches!(row.place, Place::Option | Place::Device)),
-                Below(_) => assert_eq!(row.place, Place::Option),
+                Take(_) => assert!(matches!(row.scope, Scope::Option | Scope::Device)),
+                Below(_) => assert_eq!(row.scope, Scope::Option),
             }
             if let Near(_, why) | Not(why) | Never(why) = row.becomes {
                 assert!(why.len() >= 7 && !why.ends_with('.'), "{:?}: {why}", row.words);
@@ -321,7 +321,7 @@ mod test {
                         Some(start) => word.starts_with(start),
                         None => word == own,
                     };
-                    other.place == row.place && other.words.iter().any(fits)
+                    other.scope == row.scope && other.words.iter().any(fits)
                 });
                 assert!(first.is_some_and(|first| std::ptr::eq(first, row)), "{word}");
             }
@@ -330,7 +330,7 @@ mod test {
 
     #[test]
     fn small_and_large_options_differ() {
-        assert!(matches!(find(Place::Option, "-m"), Some(Not("set RAM_SIZE"))));
-        assert!(matches!(find(Place::Option, "-M"), Some(Not(why)) if why.contains("Q35")));
+        assert!(matches!(find(Scope::Option, "-m"), Some(Not("set RAM_SIZE"))));
+        assert!(matches!(find(Scope::Option, "-M"), Some(Not(why)) if why.contains("Q35")));
     }
 }

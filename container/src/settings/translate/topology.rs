@@ -1,22 +1,24 @@
-//! `SMP`: how processors are arranged.
+//! `SMP`: sockets, cores and threads.
 
 use anyhow::{Context, bail, ensure};
 
 use super::options::Options;
 use crate::settings::value::{Value, quote};
 
-/// How processors are arranged.
+const TOO_MANY: &str = "give 1 to 1024 processors";
+
+/// Sockets, cores and threads of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
-    /// All of them.
+    /// Number of processors, the product of the others.
     pub count: u16,
-    /// Sockets.
+    /// Number of sockets.
     pub sockets: u16,
-    /// Cores of a socket.
+    /// Cores per socket.
     pub cores: u16,
-    /// Threads of a core.
+    /// Threads per core.
     pub threads: u16,
-    /// What has no meaning here.
+    /// Notes on keys that have no meaning here.
     pub notes: Vec<String>,
 }
 
@@ -36,31 +38,34 @@ impl Value for Topology {
                 "cores" => cores = Some(value),
                 "threads" => threads = Some(value),
                 "dies" | "clusters" | "modules" | "books" | "drawers" => {
-                    inner = inner.checked_mul(value).context("no machine has as many")?;
+                    inner = inner.checked_mul(value).context(TOO_MANY)?;
                 }
-                "maxcpus" => notes.push("processors are not plugged in later: no maxcpus".into()),
-                _ => bail!("{} is none of sockets, cores and threads", quote(key)),
+                "maxcpus" => {
+                    notes.push("maxcpus has no effect: processors cannot be hot-plugged".into());
+                }
+                _ => bail!("{} is unknown: give sockets, cores and threads", quote(key)),
             }
         }
         if inner > 1 {
-            notes.push("cores of all dies of a socket are one group here".into());
+            notes.push("the cores of all dies of a socket form one group".into());
         }
         let of = |part: Option<u16>| u32::from(part.unwrap_or(1));
         let said = of(sockets) * of(threads);
         let whole = count.map(u32::from);
-        // What is not said are cores, as people expect it of Windows, which counts sockets.
+        // Missing counts become cores, as users expect: Windows limits the number of sockets.
         let cores = match (cores, whole) {
             (Some(cores), _) => u32::from(cores) * u32::from(inner),
             (None, Some(count)) => count.checked_div(said).unwrap_or(0),
             (None, None) => u32::from(inner),
         };
         let product = said.checked_mul(cores).filter(|product| (1..=1024).contains(product));
-        let product = product.context("give 1 to 1024 processors")?;
+        let product = product.context(TOO_MANY)?;
         ensure!(
             whole.is_none_or(|whole| whole == product),
-            "sockets, cores and threads make {product} processors: make them as many as are said"
+            "sockets, cores and threads make {product} processors, which differs from the given \
+             number: correct one of them"
         );
-        let small = |number: u32| u16::try_from(number).context("no machine has as many");
+        let small = |number: u32| u16::try_from(number).context(TOO_MANY);
         Ok(Self {
             count: small(product)?,
             sockets: small(of(sockets))?,
@@ -78,7 +83,7 @@ impl Value for Topology {
     }
 }
 
-/// A whole number of at most 1024.
+/// A whole number from 1 to 1024.
 fn number(text: &str) -> anyhow::Result<u16> {
     let plain = text.bytes().all(|digit| digit.is_ascii_digit());
     let number = text.parse().ok().filter(|number| plain && (1..=1024).contains(number));

@@ -1,4 +1,4 @@
-//! What a user says of a disk, and how it is opened.
+//! Configuration of a disk, and how a disk is opened.
 
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
@@ -24,71 +24,72 @@ use crate::memory::Memory;
 use crate::pci::Address;
 use crate::size::Size;
 
-/// The keys of a disk, which are the same whatever its controller is.
+/// The keys of a disk. They are the same for every controller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The file or block device.
+    /// The disk image or block device.
     pub path: PathBuf,
-    /// `raw` or `qcow2`. Without it, a file whose name ends in .qcow2 is one and every other is
-    /// raw, never by what is in it: that is the guest's to write.
+    /// `raw` or `qcow2`. Defaults to `qcow2` for a file name that ends in .qcow2, and to `raw` for
+    /// every other. The content is never used to detect the format, because the guest can write it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<Format>,
-    /// It is at least so long: a shorter one grows when the machine is switched on.
+    /// Minimum size. A smaller file grows when the machine is switched on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
-    /// The guest cannot write; several machines may read one disk so.
+    /// The guest cannot write. Several machines may share a read-only disk.
     #[serde(default)]
     pub readonly: bool,
-    /// Around the host's page cache: `on`, `off`, or `auto`, which is on where the file system can.
+    /// Direct I/O, which bypasses the host's page cache: `on`, `off`, or `auto`, which uses it
+    /// where the file system supports it.
     #[serde(default)]
     pub direct: Direct,
-    /// Bytes of the guest's sectors: 512 (which says that 4096 are better) or 4096.
+    /// Bytes of the guest's sectors: 4096, or 512, which still reports 4096 as the preferred size.
     #[serde(default)]
     pub sector: Sector,
-    /// Requests per second, at most.
+    /// Maximum number of requests per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops: Option<u64>,
-    /// Bytes per second, at most.
+    /// Maximum number of bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Size>,
-    /// What the guest discards is given back to the host.
+    /// Space that the guest discards is returned to the host.
     #[serde(default = "yes")]
     pub discard: bool,
-    /// Writes stay in memory and are gone with the machine. The file is only read.
+    /// Writes go to memory and are lost when the machine ends. The file is only read.
     #[serde(default)]
     pub overlay: bool,
-    /// A qcow2 image's backing file may be anywhere. Without it, in the image's own folder only:
-    /// the name stands in the image, which may come from a stranger.
+    /// Allows the backing file of a qcow2 image to be in any folder. Otherwise it must be in the
+    /// image's own folder, because its name comes from the image, which may not be trusted.
     #[serde(default)]
     pub backing: bool,
-    /// Its controller's PCI slot; the first that is free if there is none given.
+    /// PCI slot of the controller. Defaults to the first free slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
-    /// How many queues its controller has: one for each processor, at most 16, if not given.
+    /// Number of queues of the controller. Defaults to one for each processor, at most 16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queues: Option<u16>,
-    /// Its serial number, by which a guest knows it again: at most 20 ASCII characters. Made of the
-    /// file's name if not given.
+    /// Serial number by which the guest recognizes the disk: at most 20 ASCII characters. Defaults
+    /// to one that is derived from the file's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// What is found at the path.
+    /// The file that is expected at the path.
     #[serde(skip)]
     pub file: Expected,
 }
 
-/// A file by what its name cannot hide: its device and its inode there, as `DEV:INODE`.
+/// Identity of a file that does not depend on its name: device and inode, as `DEV:INODE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct FileId {
-    /// Its file system.
+    /// The device number of the file system.
     pub device: u64,
-    /// Its number there.
+    /// The inode number within the file system.
     pub inode: u64,
 }
 
 impl FileId {
-    /// That of an open file.
+    /// The identity of an open file.
     #[must_use]
     pub fn of(found: &Metadata) -> Self {
         Self { device: found.dev(), inode: found.ino() }
@@ -102,7 +103,7 @@ impl TryFrom<String> for FileId {
         let pair = text.split_once(':');
         let pair = pair.and_then(|(device, inode)| Some((device.parse(), inode.parse().ok()?)));
         let Some((Ok(device), inode)) = pair else {
-            return Err(format!("`{text}` is no file: write DEV:INODE, two numbers"));
+            return Err(format!("`{text}` is not a file identity: write DEV:INODE, two numbers"));
         };
         Ok(Self { device, inode })
     }
@@ -114,47 +115,46 @@ impl From<FileId> for String {
     }
 }
 
-/// What is found at the path of a disk.
+/// The file that is expected at the path of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Expected {
-    /// Whatever is there.
+    /// Any file.
     #[default]
     Any,
-    /// This file, or it is not opened.
+    /// This file only. Opening any other is an error.
     Only(FileId),
-    /// The machine is only looked at: the file is left alone, and need not be there.
+    /// No file: the machine is only inspected. The file is not opened and need not exist.
     Nothing,
 }
 
-/// Queues where nobody says how many processors there are.
-const QUEUES: u16 = 4;
-/// More queues than this, unless the user chose them, serve no guest better.
+/// Used where the number of processors is unknown.
+const DEFAULT_QUEUES: u16 = 4;
+/// More queues than this do not make any guest faster. Users may still configure more.
 const MAX_SUITABLE_QUEUES: u16 = 16;
-/// Characters of a serial number.
-const SERIAL: usize = 20;
+const MAX_SERIAL: usize = 20;
 
 fn yes() -> bool {
     true
 }
 
-/// Whether the host's page cache is left out.
+/// Whether to bypass the host's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direct {
-    /// Where the file system can.
+    /// If the file system supports direct I/O.
     #[default]
     Auto,
-    /// Always; else an error.
+    /// Always. Opening fails if the file system does not support it.
     On,
     /// Never.
     Off,
 }
 
-/// The smallest read or write of a guest.
+/// The logical sector size: the smallest read or write of a guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub enum Sector {
-    /// 512 bytes, what every guest knows.
+    /// 512 bytes, which every guest supports.
     #[default]
     Half,
     /// 4096 bytes, "4Kn".
@@ -162,7 +162,7 @@ pub enum Sector {
 }
 
 impl Sector {
-    /// The number.
+    /// The size in bytes.
     #[must_use]
     pub fn bytes(self) -> u32 {
         match self {
@@ -185,13 +185,13 @@ impl TryFrom<u32> for Sector {
         match bytes {
             512 => Ok(Self::Half),
             4096 => Ok(Self::Four),
-            other => Err(format!("sectors of {other} bytes: take 512 or 4096")),
+            other => Err(format!("sectors of {other} bytes are not supported: use 512 or 4096")),
         }
     }
 }
 
 impl Config {
-    /// The disk at `path`, with everything as it is without being said.
+    /// The disk at `path`, with defaults for everything else.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -213,17 +213,17 @@ impl Config {
         }
     }
 
-    /// Chooses as many queues as this many processors can use, unless the user chose.
+    /// Sets the number of queues to what this many processors can use, unless it is configured.
     pub fn suit(&mut self, processors: u16) {
         self.queues.get_or_insert(processors.clamp(1, MAX_SUITABLE_QUEUES));
     }
 
-    /// Opens the disk for a controller; `full` is called when its volume is full, and when there
-    /// is room again.
+    /// Opens the disk for a controller. `full` is called when the volume is full, and again when it
+    /// has free space.
     ///
     /// # Errors
     ///
-    /// As [`open`] does.
+    /// See [`open`].
     pub fn open(&self, full: OnFull) -> anyhow::Result<Arc<dyn Image>> {
         if self.file == Expected::Nothing {
             return Ok(super::memory(self.sector.bytes().into()));
@@ -231,26 +231,26 @@ impl Config {
         open(self, Some(full))
     }
 
-    /// An open disk as the operator sees it, by its controller's name.
+    /// Wraps an open disk for operators, who use the controller's name.
     ///
     /// # Errors
     ///
-    /// When the configured serial number is invalid.
+    /// Fails if the configured serial number is invalid.
     pub fn drive(&self, image: Arc<dyn Image>, name: &str) -> anyhow::Result<Arc<Drive>> {
         Ok(Arc::new(Drive::new(name, self.serial()?, &self.path, image)))
     }
 
-    /// How many queues a controller gets.
+    /// The number of queues of the controller.
     #[must_use]
     pub fn queues(&self) -> u16 {
-        self.queues.unwrap_or(QUEUES)
+        self.queues.unwrap_or(DEFAULT_QUEUES)
     }
 
-    /// The serial number.
+    /// The configured serial number, or one that is derived from the path.
     ///
     /// # Errors
     ///
-    /// When what was given is none.
+    /// Fails if the configured serial number is invalid.
     pub fn serial(&self) -> anyhow::Result<String> {
         let Some(serial) = &self.serial else {
             let name = self.path.as_os_str().as_bytes();
@@ -258,28 +258,28 @@ impl Config {
         };
         let printable = !serial.is_empty() && serial.bytes().all(|it| matches!(it, b' '..=b'~'));
         ensure!(
-            printable && serial.len() <= SERIAL,
-            "`serial={serial}` is no serial number: it has 1 to {SERIAL} ASCII characters"
+            printable && serial.len() <= MAX_SERIAL,
+            "`serial={serial}` is not a serial number: write 1 to {MAX_SERIAL} ASCII characters"
         );
         Ok(serial.clone())
     }
 
-    /// Whether the file is only read.
     pub(super) fn is_read_only(&self) -> bool {
         self.readonly || self.overlay
     }
 }
 
-/// Opens a disk, locks it, and puts before it what its configuration asks for. `full` is told when
-/// the volume has no room, and when it has again.
+/// Opens and locks a disk, and adds the layers of its configuration: an overlay, waiting for free
+/// space, rate limits. `full` is called when the volume is full, and again when it has free space.
 ///
 /// # Errors
 ///
-/// One sentence, with the way out: no file, no permission, nothing in it, not this format, in use.
+/// When the file does not exist, is empty, in use or of another format, or permissions are missing.
+/// The error is one sentence with the way out.
 pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Image>> {
     let name = config.path.display().to_string();
     for (key, limit) in [("iops", config.iops), ("bandwidth", config.bandwidth.map(|it| it.0))] {
-        ensure!(limit != Some(0), "`{key}=0` would never do anything: leave it out for no limit");
+        ensure!(limit != Some(0), "`{key}=0` would block the disk: leave it out for no limit");
     }
     let opened = open_locked(&config.path, config.is_read_only())?;
     if let Expected::Only(file) = config.file {
@@ -324,30 +324,30 @@ fn overlay(name: &str, base: Arc<dyn Medium>, config: &Config) -> Arc<dyn Image>
     Arc::new(Threaded::new(name, overlay, 2))
 }
 
-/// A raw disk, by io_uring where the host lets us.
+/// A raw disk. It uses io_uring if the host allows that, and threads otherwise.
 pub(super) struct File {
     raw: Arc<Raw>,
     report: Arc<Report>,
-    /// Made before there is a guest: in its jail the process makes no more.
+    /// Created before the guest runs: in its jail the process cannot create more.
     rings: Option<Arc<Rings>>,
 }
 
-/// How many threads read and write where there is no io_uring.
+/// Threads per channel without io_uring.
 const THREADS: usize = 4;
-/// Queues of the smallest and the largest controller, whatever is configured.
-const SERVED: (u16, u16) = (2, 64);
+/// The minimum and maximum number of rings, whatever is configured, without the ring for flushes.
+const QUEUE_RANGE: (u16, u16) = (2, 64);
 
 impl File {
     fn new(raw: Arc<Raw>, name: &str, queues: u16) -> Self {
-        // One more, by which a controller flushes.
-        let found = Rings::new(&raw.file, queues.clamp(SERVED.0, SERVED.1) + 1);
+        // One more ring, which controllers use to flush.
+        let found = Rings::new(&raw.file, queues.clamp(QUEUE_RANGE.0, QUEUE_RANGE.1) + 1);
         if let Err(reason) = &found {
-            tracing::info!(disk = name, "by {THREADS} threads, without io_uring: {reason}");
+            tracing::info!(disk = name, "using {THREADS} threads instead of io_uring: {reason}");
         }
         Self { raw, report: Arc::new(Report::new(name)), rings: found.ok().map(Arc::new) }
     }
 
-    /// As on a host that has no io_uring.
+    /// The same disk as on a host without io_uring.
     #[cfg(test)]
     pub(super) fn by_threads(config: &Config) -> anyhow::Result<Arc<dyn Image>> {
         let raw = Raw::new(open_locked(&config.path, config.is_read_only())?, config)?;
@@ -363,10 +363,10 @@ impl Image for File {
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
         let (raw, report) = (self.raw.clone(), self.report.clone());
-        // Who needs more than there are does without.
-        match self.rings.as_ref().and_then(|rings| rings.lend(&raw.file).ok()) {
+        // If no ring is left and no more can be created, threads do the work.
+        match self.rings.as_ref().and_then(|rings| rings.lease(&raw.file).ok()) {
             Some(ring) => Ok(Box::new(Ring::new(ring, raw, report, memory))),
-            None => Threaded::of(raw, report, THREADS).channel(memory),
+            None => Threaded::with_report(raw, report, THREADS).channel(memory),
         }
     }
 
@@ -386,7 +386,7 @@ mod test {
     use super::super::rehearsal::sparse;
     use super::*;
 
-    /// What is said when it cannot be opened, in one sentence that names it.
+    /// Opens an invalid disk. Returns the error, which must be one sentence that names the file.
     fn refusal(config: &Config) -> String {
         let Err(error) = open(config, None) else { panic!("{config:?} was opened") };
         let said = format!("{error:#}");
@@ -407,7 +407,7 @@ mod test {
     fn says_what_is_wrong_with_a_file_and_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
         let said = refusal(&Config::new(folder.path().join("none")));
-        assert!(said.contains("is not there: `truncate -s 64G "), "{said}");
+        assert!(said.contains("does not exist: `truncate -s 64G "), "{said}");
         let said = refusal(&Config::new(folder.path()));
         assert!(said.contains("is a folder"), "{said}");
         let said = refusal(&Config::new("/dev/null"));
@@ -437,7 +437,7 @@ mod test {
             let config = written(folder, "foreign", head);
             let said = refusal(&config);
             assert!(said.contains(&format!("`qemu-img convert -f {kind} -O raw ")), "{said}");
-            // Whoever says raw gets it raw.
+            // An explicit `format=raw` is obeyed.
             open(&Config { format: Some(Format::Raw), ..config }, None).unwrap();
         }
         let mut vdi = [0; 0x44];
@@ -487,7 +487,7 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let path = sparse(&folder, "disk", 4096);
         fs::set_permissions(&path, Permissions::from_mode(0o400)).unwrap();
-        // Root may open everything: this thread gives that up, and ends.
+        // Root may open everything. This thread drops the capability and ends afterwards.
         let body = move || {
             let own = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
             let mut sets = capabilities(None).unwrap();

@@ -1,6 +1,6 @@
-//! The disks of a machine as the operator sees them: which there are, and how long they are.
+//! The list of a machine's disks, for the operator: their names, paths and sizes.
 //!
-//! Controllers put their disk here when they are built, and say whom to tell when it grew.
+//! Controllers register their disk here when they are built, with a callback for changes of size.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -9,10 +9,10 @@ use anyhow::bail;
 
 use super::{Geometry, Image, Tray};
 
-/// Called when the guest is to look again, on the thread that made the disk longer.
+/// Called after a disk has grown, on the thread that made it grow. Notifies the guest.
 pub type Watch = Box<dyn Fn() + Send>;
 
-/// A disk and who has it.
+/// A disk and its controller.
 pub struct Drive {
     name: String,
     serial: String,
@@ -22,49 +22,51 @@ pub struct Drive {
 }
 
 impl Drive {
-    /// The image at `path`, whose controller has this name on the board.
+    /// The image at `path`. `name` is the name of its controller on the board.
     pub fn new(name: &str, serial: String, path: &Path, image: Arc<dyn Image>) -> Self {
         let (name, path) = (name.to_owned(), path.to_owned());
         Self { name, serial, path, image, watch: Mutex::default() }
     }
 
-    /// Its controller's name: `nvme`, and `nvme.2` for the second.
+    /// The controller's name: `nvme`, or `nvme.2` for the second.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its controller's kind, as the configuration says it.
+    /// The controller's kind, as in the configuration: `nvme`.
     pub fn kind(&self) -> &str {
         self.name.split('.').next().unwrap_or_default()
     }
 
-    /// By which the guest knows it.
+    /// The serial number that the guest sees.
     pub fn serial(&self) -> &str {
         &self.serial
     }
 
-    /// The file or block device.
+    /// The path of the file or block device.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is on it.
+    /// The disk image.
     pub fn image(&self) -> &Arc<dyn Image> {
         &self.image
     }
 
-    /// What it is now.
+    /// The current geometry, whose size may have grown.
     pub fn geometry(&self) -> Geometry {
         self.image.geometry()
     }
 
-    /// Makes it longer, and tells its guest; without a size, as long as its file or device is now.
+    /// Grows the disk to `size`, or without one to the current size of its file or device. Notifies
+    /// the guest.
     ///
     /// # Errors
     ///
-    /// When it cannot be, or would become shorter.
+    /// When the disk would shrink, or its image cannot grow.
     pub fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
-        // One growth is told before the next: the guest is never left with the older one.
+        // Held until the guest is notified, so that notifications keep the order of changes and the
+        // guest never ends up with an old size.
         let watch = self.watching();
         let before = self.geometry().size;
         self.image.grow(size)?;
@@ -74,8 +76,8 @@ impl Drive {
         Ok(())
     }
 
-    /// Calls `watch` after each growth from now on, in place of what was called before. It must not
-    /// keep the disk alive.
+    /// Calls `watch` after each growth from now on, instead of the previous one. It must not keep
+    /// the disk alive.
     pub fn watch(&self, watch: Option<Watch>) {
         *self.watching() = watch;
     }
@@ -85,7 +87,8 @@ impl Drive {
     }
 }
 
-/// The disks of a machine, in the order of their controllers. A disk ends with its controller.
+/// The disks of a machine, in the order of their controllers. A disk disappears with its
+/// controller.
 #[derive(Default)]
 pub struct Disks {
     drives: Mutex<Vec<Weak<Drive>>>,
@@ -93,32 +96,32 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// One more.
+    /// Adds a disk.
     pub fn add(&self, drive: &Arc<Drive>) {
         let mut drives = self.drives.lock().expect("no device panicked");
-        // Media come and go.
+        // Ejected media are gone.
         drives.retain(|it| it.strong_count() > 0);
         drives.push(Arc::downgrade(drive));
     }
 
-    /// One more that may have media.
+    /// Adds a drive whose medium may be removable.
     pub fn add_tray(&self, tray: &Arc<dyn Tray>) {
         let mut trays = self.trays.lock().expect("no device panicked");
         trays.retain(|it| it.strong_count() > 0);
         trays.push(Arc::downgrade(tray));
     }
 
-    /// All whose media can be changed.
+    /// The drives with removable media.
     pub fn trays(&self) -> Vec<Arc<dyn Tray>> {
         let trays = self.trays.lock().expect("no device panicked");
         trays.iter().filter_map(Weak::upgrade).filter(|it| it.is_removable()).collect()
     }
 
-    /// The one with this name.
+    /// The drive `name`, whose medium is removable.
     ///
     /// # Errors
     ///
-    /// When there is none, with those that there are.
+    /// When there is no such drive. The error lists the existing ones.
     pub fn tray(&self, name: &str) -> anyhow::Result<Arc<dyn Tray>> {
         let all = self.trays();
         if let Some(tray) = all.iter().find(|it| it.name() == name) {
@@ -127,24 +130,27 @@ impl Disks {
         let names: Vec<_> = all.iter().map(|it| it.name()).collect();
         if names.is_empty() {
             bail!(
-                "this machine has no drive whose medium can be changed: attach \
+                "this machine has no drive with removable media: attach \
                  `usb-storage,path=FILE,removable` or `usb-storage,cdrom`"
             );
         }
-        bail!("there is no drive `{name}` whose medium can be changed, but {}", names.join(", "))
+        bail!(
+            "there is no drive `{name}` with removable media: this machine has {}",
+            names.join(", ")
+        )
     }
 
-    /// All of them.
+    /// All disks, including inserted media.
     pub fn all(&self) -> Vec<Arc<Drive>> {
         let drives = self.drives.lock().expect("no device panicked");
         drives.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The disk whose controller has this name, or else the one with this serial number.
+    /// The disk whose controller has this name, or else the disk with this serial number.
     ///
     /// # Errors
     ///
-    /// When there is none, with those that there are, or when there are several.
+    /// When there is no such disk, or several have the serial number. The error lists them.
     pub fn find(&self, name: &str) -> anyhow::Result<Arc<Drive>> {
         let all = self.all();
         if let Some(drive) = all.iter().find(|drive| drive.name == name) {
@@ -154,19 +160,19 @@ impl Disks {
         match (same.next(), same.next()) {
             (Some(drive), None) => Ok(drive.clone()),
             (Some(one), Some(two)) => bail!(
-                "{} and {} both have the serial number {name}: take one of these names",
+                "{} and {} both have the serial number {name}: use one of these names",
                 one.name,
                 two.name
             ),
             (None, _) if all.is_empty() => {
-                bail!("this machine has no disk: add --disk PATH when it is started")
+                bail!("this machine has no disk: start it with --disk PATH")
             }
             (None, _) => {
                 let show = |it: &Arc<Drive>| {
                     format!("{} (serial {}, {})", it.name, it.serial, it.path.display())
                 };
                 let list: Vec<_> = all.iter().map(show).collect();
-                bail!("there is no disk `{name}`, but {}", list.join(", "))
+                bail!("there is no disk `{name}`: this machine has {}", list.join(", "))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A guest's driver for tests: one request at a time, or a few at once.
+//! A guest's disk driver for tests: sends one request at a time, or a few at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use super::{Channel, Done, Fault, Image, Operation, Request};
 use crate::memory::{Memory, Piece};
 
-/// How long a test waits for what must come.
+/// How long a test waits for answers.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) struct Driver {
@@ -18,7 +18,7 @@ pub(super) struct Driver {
     tag: u64,
 }
 
-/// RAM with a hole, so that pieces can end at it.
+/// 16 MiB of RAM in two regions, so that pieces can cross their border.
 pub(super) fn ram() -> Memory {
     let ranges = [(GuestAddress(0), 8 << 20), (GuestAddress(8 << 20), 8 << 20)];
     Memory::new(Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap()))
@@ -34,7 +34,7 @@ impl Driver {
         Self { channel: image.channel(&memory).unwrap(), memory, tag: 0 }
     }
 
-    /// Pushes, and tells the tag.
+    /// Pushes a request for the range `(offset, length)` and returns its tag.
     pub(super) fn push(
         &mut self,
         operation: Operation,
@@ -47,7 +47,7 @@ impl Driver {
         self.tag
     }
 
-    /// Waits as a worker does: for the event, and then reaps.
+    /// Waits for `count` answers as a worker does: polls the event, then reaps.
     pub(super) fn wait(&mut self, count: usize) -> Vec<Done> {
         let mut done = Vec::new();
         let end = Instant::now() + PATIENCE;
@@ -62,7 +62,7 @@ impl Driver {
         done
     }
 
-    /// One request, to its end.
+    /// Sends one request and waits for its answer.
     pub(super) fn ask(
         &mut self,
         operation: Operation,

@@ -1,8 +1,8 @@
-//! What kind of image a file is, by its first bytes, and what is to be done with such a one.
+//! Chooses the format of an image, and recognizes foreign images by their first bytes.
 //!
-//! Threats: what stands in a raw disk is the guest's. It may write a qcow2 header there, with any
-//! file of the host as backing file, and wait for the next start. So the bytes never choose the
-//! format: the configuration does, or else the file's name. The bytes only ever lead to a refusal.
+//! Threats: the guest controls the content of a raw disk. It may write a qcow2 header there, with
+//! any file of the host as backing file, and wait for the next start. So the content never chooses
+//! the format: the configuration does, or else the file's name. The content only leads to refusals.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,20 +11,20 @@ use std::path::Path;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
-/// How the disk lies in the file.
+/// The format of a disk image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// As it is.
+    /// The bytes of the disk, without a header.
     Raw,
-    /// QEMU's, with clusters that are allocated as they are written, and perhaps a backing file.
+    /// QEMU's format, which allocates clusters when they are written and may have a backing file.
     Qcow2,
 }
 
 /// `QFI\xfb`
 pub(super) const QCOW2: &[u8] = b"QFI\xfb";
 
-/// Where which bytes are, and whose they are.
+/// Known images: offset, magic bytes, description, name of the format in `qemu-img`.
 const FOREIGN: &[(usize, &[u8], &str, &str)] = &[
     (0, b"KDMV", "a VMware image", "vmdk"),
     (0, b"COWD", "a VMware image", "vmdk"),
@@ -35,40 +35,42 @@ const FOREIGN: &[(usize, &[u8], &str, &str)] = &[
     (0, b"QED\0", "a QED image", "qed"),
     (0, QCOW2, "a qcow2 image", "qcow2"),
 ];
-const LONGEST: usize = 0x44;
+/// Bytes of a file that are compared with `FOREIGN`.
+const HEAD_BYTES: usize = 0x44;
 
-/// The format that was asked for, or that the name tells; refuses a file that is evidently not so.
+/// Returns the configured format, or else the one of the file's name.
 ///
 /// # Errors
 ///
-/// With a way out.
+/// When the content contradicts the format, or a file without a configured format begins like a
+/// known image. The error names the way out.
 pub(super) fn choose(wanted: Option<Format>, path: &Path, file: &File) -> anyhow::Result<Format> {
     let named = path.extension().is_some_and(|it| it.eq_ignore_ascii_case("qcow2"));
     let format = wanted.unwrap_or(if named { Format::Qcow2 } else { Format::Raw });
-    let mut head = [0; LONGEST];
-    // What cannot be read, or is shorter, has nothing to tell.
+    let mut head = [0; HEAD_BYTES];
+    // A shorter or unreadable file is compared with the bytes that were read.
     let length = file.read_at(&mut head, 0).unwrap_or_default();
     let found = FOREIGN.iter().find(|(at, magic, ..)| {
         head[..length].get(*at..).is_some_and(|bytes| bytes.starts_with(magic))
     });
     let name = path.display();
     match (format, wanted, found) {
-        // Whoever says raw means raw: it may be the guest who wrote what is there.
+        // An explicit `raw` is final: the guest may have written the magic bytes.
         (Format::Raw, Some(_), _) | (Format::Raw, None, None) => {}
         (Format::Qcow2, _, Some((_, magic, ..))) if *magic == QCOW2 => {}
         (Format::Raw, None, Some((_, magic, ..))) if *magic == QCOW2 => bail!(
-            "{name} begins like a qcow2 image: say `format=qcow2` if it is one, or `format=raw` \
-             if its guest may have written that"
+            "{name} begins like a qcow2 image: set `format=qcow2` if it is one, or `format=raw` \
+             if its guest may have written these bytes"
         ),
         (_, _, Some((_, _, what, kind))) => bail!(
-            "{name} is {what}, which is not read here: `qemu-img convert -f {kind} -O raw {name} \
-             disk.raw` makes a disk of it"
+            "{name} is {what}, which is not supported: convert it with `qemu-img convert -f {kind} \
+             -O raw {name} disk.raw`"
         ),
         (Format::Qcow2, Some(_), None) => {
-            bail!("{name} is not a qcow2 image: leave `format=qcow2` out if it is a raw one")
+            bail!("{name} is not a qcow2 image: leave `format=qcow2` out if it is a raw image")
         }
         (Format::Qcow2, None, None) => {
-            bail!("{name} is not a qcow2 image, despite its name: say `format=raw` if it is raw")
+            bail!("{name} is not a qcow2 image, despite its name: set `format=raw` if it is raw")
         }
     }
     Ok(format)

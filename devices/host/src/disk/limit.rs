@@ -1,8 +1,8 @@
-//! Limits of requests and bytes per second: two token buckets per disk, over all its queues.
+//! Limits of requests and bytes per second: two token buckets per disk, shared by all its queues.
 //!
-//! A bucket holds what may be used in a tenth of a second, so that a disk that was idle answers a
-//! short burst at once. A request larger than that is let through by a full bucket, and the debt is
-//! waited for.
+//! A bucket holds the tokens of a tenth of a second, so that an idle disk answers a short burst at
+//! once. A request begins as soon as there is one token. If it costs more, it leaves a debt, and
+//! later requests wait until that is paid.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -13,19 +13,21 @@ use super::timer::Timer;
 use super::{Channel, Done, Geometry, Image, Operation, Request};
 use crate::memory::Memory;
 
-/// How much of a second a bucket holds.
+/// Capacity of a bucket, in seconds of its rate.
 const BURST: f64 = 0.1;
 
-/// An image whose channels keep to limits.
+/// An image whose channels obey limits.
 pub(super) struct Limited {
     inner: Arc<dyn Image>,
     buckets: Arc<Mutex<Buckets>>,
 }
 
-/// Tokens, which may be below zero.
+/// A token bucket.
 struct Bucket {
+    /// Tokens per second.
     rate: f64,
-    most: f64,
+    capacity: f64,
+    /// Below zero after a request that is larger than the capacity.
     tokens: f64,
 }
 
@@ -33,17 +35,17 @@ impl Bucket {
     #[expect(clippy::cast_precision_loss, reason = "2⁵³ bytes per second are no limit")]
     fn new(rate: u64) -> Self {
         let rate = rate as f64;
-        let most = (rate * BURST).max(1.0);
-        Self { rate, most, tokens: most }
+        let capacity = (rate * BURST).max(1.0);
+        Self { rate, capacity, tokens: capacity }
     }
 
     fn fill(&mut self, seconds: f64) {
-        self.tokens = (self.tokens + self.rate * seconds).min(self.most);
+        self.tokens = (self.tokens + self.rate * seconds).min(self.capacity);
     }
 
-    /// How long until something may begin.
+    /// Seconds until a request may begin.
     fn wait(&self) -> f64 {
-        // One token, or a full bucket, whichever is less: so any request begins at some time.
+        // A request needs one token, whatever its cost. So every request begins at some time.
         ((1.0 - self.tokens) / self.rate).max(0.0)
     }
 }
@@ -55,7 +57,7 @@ struct Buckets {
 }
 
 impl Buckets {
-    /// Takes what a request costs, or tells how long to wait before asking again.
+    /// Takes the tokens of a request. The error is the time to wait before the next attempt.
     #[expect(clippy::cast_precision_loss, reason = "no request has 2⁵³ bytes")]
     fn take(&mut self, request: &Request, now: Instant) -> Result<(), Duration> {
         let seconds = now.saturating_duration_since(self.filled).as_secs_f64();
@@ -66,7 +68,7 @@ impl Buckets {
             wait = wait.max(bucket.wait());
         }
         if wait > 0.0 {
-            // A nanosecond too early would be a round for nothing.
+            // Rounded up: a timer that fires a nanosecond early would find too few tokens.
             return Err(Duration::from_secs_f64(wait.min(3600.0)) + Duration::from_micros(1));
         }
         if let Some(requests) = &mut self.requests {
@@ -112,14 +114,14 @@ struct Queue {
     inner: Box<dyn Channel>,
     timer: Timer,
     buckets: Arc<Mutex<Buckets>>,
-    /// In the order they came.
+    /// Waiting requests, in the order of arrival.
     queue: VecDeque<Request>,
-    /// When the first of them may go.
+    /// The time at which the first of them may begin.
     due: Option<Instant>,
 }
 
 impl Queue {
-    /// Passes on what the limits allow now. Returns whether there was something.
+    /// Passes on the requests that the limits allow now. Returns whether there was one.
     fn pass(&mut self) -> bool {
         let now = Instant::now();
         if self.due.is_some_and(|due| due > now) {
@@ -168,7 +170,8 @@ impl Channel for Queue {
     }
 
     fn withdraw(&mut self) -> Vec<Request> {
-        // The bucket was not asked for these; those from within have paid, and pay again.
+        // Queued requests have taken no tokens. Those of the inner channel have, and take them
+        // again when they are pushed again.
         let mut withdrawn = self.inner.withdraw();
         withdrawn.extend(self.queue.drain(..));
         self.due = None;
@@ -201,7 +204,7 @@ mod test {
     #[test]
     fn keeps_to_requests_per_second_after_a_burst() {
         soon(Duration::from_secs(1), "80 requests", || {
-            // 20 of them are the burst, the rest comes at 5 ms each.
+            // The burst is 20 requests; the others take 5 ms each.
             let took = took(&mut Driver::new(&image(Some(200), None)), 80, 512);
             assert!(took >= 0.29, "{took}");
         });
@@ -210,7 +213,7 @@ mod test {
     #[test]
     fn keeps_to_bytes_per_second_even_for_a_request_larger_than_the_bucket() {
         soon(Duration::from_millis(800), "2 MiB", || {
-            // 0.4 MiB are in the bucket. The first goes with a debt, the second waits for its end.
+            // The bucket holds 0.4 MiB. The first request leaves a debt, the second waits for it.
             let took = took(&mut Driver::new(&image(None, Some(4 << 20))), 2, 1 << 20);
             assert!(took >= 0.14, "{took}");
         });
@@ -230,7 +233,7 @@ mod test {
 
     #[test]
     fn sleeps_while_it_waits_and_gives_back_what_waits() {
-        // The first goes with a debt of 16 s.
+        // The first request leaves a debt of 16 s.
         let mut driver = Driver::new(&image(None, Some(64 << 10)));
         for _ in 0..3 {
             driver.push(Operation::Read, (0, 1 << 20), &[piece(0, 1 << 20)]);

@@ -1,4 +1,4 @@
-//! Images that are read and written one request at a time, from buffers of our own.
+//! Images that are read and written one request at a time, with our own buffers.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,59 +8,58 @@ use rustix::io::Errno;
 use super::{Fault, Geometry, Operation, Request};
 use crate::memory::Memory;
 
-/// How much is copied at once, whatever a guest asks for.
+/// Maximum bytes to copy at once, whatever a guest requests.
 const CHUNK: usize = 1 << 20;
-/// What direct I/O wants of a buffer, everywhere.
+/// Buffer alignment in bytes that suffices for direct I/O on every host.
 const ALIGNMENT: usize = 4096;
 
-/// What [`super::threads`] makes an image of. Ranges are whole blocks within the size; buffers are
-/// aligned to 4096 bytes.
+/// The base of an image from [`super::threads`]. Ranges are whole blocks within the size. Buffers
+/// are aligned to 4096 bytes.
 pub(super) trait Medium: Send + Sync {
-    /// What it is now.
     fn geometry(&self) -> Geometry;
     /// Fills the buffer.
     fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Takes all of the buffer.
+    /// Writes the whole buffer. `durable`: it then survives a loss of power.
     fn write(&self, buffer: &[u8], offset: u64, durable: bool) -> io::Result<()>;
-    /// What was written before survives a loss of power.
+    /// Makes everything that was written before survive a loss of power.
     fn flush(&self) -> io::Result<()>;
-    /// Forgets, where that frees something.
+    /// Discards a range, if that frees anything.
     fn discard(&self, offset: u64, length: u64) -> io::Result<()>;
-    /// Makes it zeros, and frees the room if it may.
+    /// Makes a range zeros. `unmap`: its space may be freed.
     fn zero(&self, offset: u64, length: u64, unmap: bool) -> io::Result<()>;
-    /// Makes it longer; without a size, as long as its file or device is now.
+    /// Grows to `size`, or to the current length of the file or device if `size` is `None`.
     fn grow(&self, size: Option<u64>) -> anyhow::Result<()>;
 }
 
-/// No room on the volume, or none for this user.
+/// Whether the volume is full, or the user's quota is exceeded.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
 }
 
-/// Says once per disk why something was not done.
+/// Logs the first error of a disk.
 pub(super) struct Report {
     name: String,
-    said: AtomicBool,
+    reported: AtomicBool,
 }
 
 impl Report {
     pub(super) fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), said: AtomicBool::new(false) }
+        Self { name: name.into(), reported: AtomicBool::new(false) }
     }
 
-    /// What the guest is told, and in the log what it is not told.
+    /// The fault that the guest sees. The first error is logged in full.
     pub(super) fn fault(&self, request: &Request, error: &io::Error) -> Fault {
         match Errno::from_io_error(error) {
             _ if is_full(error) && request.operation != Operation::Read => Fault::Full,
             Some(Errno::OPNOTSUPP) => Fault::Unsupported,
             _ => {
-                if !self.said.swap(true, Ordering::Relaxed) {
+                if !self.reported.swap(true, Ordering::Relaxed) {
                     tracing::error!(
                         disk = self.name,
                         offset = request.offset,
                         length = request.length,
-                        "{:?}: {error}: the guest is told; further errors of this disk are not \
-                         logged",
+                        "{:?}: {error}: the guest sees the error; further errors of this disk are \
+                         not logged",
                         request.operation
                     );
                 }
@@ -70,7 +69,7 @@ impl Report {
     }
 }
 
-/// A buffer that direct I/O takes, made when it is needed and kept.
+/// A buffer with the alignment of direct I/O. It is allocated when needed and kept.
 #[derive(Default)]
 pub(super) struct Buffer(Vec<u8>);
 
@@ -85,7 +84,7 @@ impl Buffer {
     }
 }
 
-/// Does one request.
+/// Performs one request.
 pub(super) fn perform(
     medium: &dyn Medium,
     request: &Request,
@@ -97,9 +96,7 @@ pub(super) fn perform(
     let (offset, length) = (request.offset, request.length);
     let done = match request.operation {
         Operation::Read => return read(medium, request, memory, buffer, report),
-        Operation::Write { durable } => {
-            return write(medium, request, (memory, durable), buffer, report);
-        }
+        Operation::Write { .. } => return write(medium, request, memory, buffer, report),
         Operation::Flush => medium.flush(),
         Operation::Discard | Operation::WriteZeroes { .. } if length == 0 => Ok(()),
         Operation::Discard => medium.discard(offset, length),
@@ -127,10 +124,11 @@ fn read(
 fn write(
     medium: &dyn Medium,
     request: &Request,
-    (memory, durable): (&Memory, bool),
+    memory: &Memory,
     buffer: &mut Buffer,
     report: &Report,
 ) -> Result<(), Fault> {
+    let durable = request.operation == Operation::Write { durable: true };
     let mut pieces = Cursor::new(request);
     for (offset, length) in chunks(request) {
         let chunk = buffer.take(length);
@@ -140,7 +138,7 @@ fn write(
     Ok(())
 }
 
-/// Offsets and lengths of at most [`CHUNK`] bytes.
+/// Splits a request into offsets and lengths of at most [`CHUNK`] bytes.
 fn chunks(request: &Request) -> impl Iterator<Item = (u64, usize)> + use<> {
     let (offset, length) = (request.offset, request.length);
     (0..length).step_by(CHUNK).map(move |at| {
@@ -149,7 +147,7 @@ fn chunks(request: &Request) -> impl Iterator<Item = (u64, usize)> + use<> {
     })
 }
 
-/// Where in the guest's pieces the next bytes are.
+/// A position in the guest's pieces.
 struct Cursor<'a> {
     request: &'a Request,
     piece: usize,
@@ -161,7 +159,7 @@ impl<'a> Cursor<'a> {
         Self { request, piece: 0, at: 0 }
     }
 
-    /// Calls with guest addresses and ranges that cover `0..length`.
+    /// Calls `copy` with guest addresses and the ranges of `0..length` that belong there.
     fn each<E>(
         &mut self,
         length: usize,

@@ -1,8 +1,8 @@
-//! Disks: what a controller asks of an image, whatever the image is.
+//! Disks: the interface between a controller and an image, which is the same for all images.
 //!
-//! A controller opens an [`Image`] and takes one [`Channel`] for each of its queues. All kinds of
-//! image have this one path for requests; what every disk has (patience with a full volume, rate
-//! limits) stands before it as a channel of its own.
+//! A controller opens an [`Image`] and takes one [`Channel`] for each of its queues. Features that
+//! every disk has (waiting for free space on the volume, rate limits) are layers with a channel of
+//! their own in front of the image's.
 
 mod config;
 mod device;
@@ -39,16 +39,16 @@ pub use overlay::memory;
 pub use patience::{Full, OnFull};
 pub use tray::{Opener, Tray};
 
-/// What a controller tells its guest of an image. All numbers are bytes.
+/// The properties of an image that a controller reports to its guest. All numbers are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// The length, which grows when the image does. A multiple of `logical_block`.
+    /// The size of the disk. It grows when the image does. A multiple of `logical_block`.
     pub size: u64,
     /// The smallest read or write: 512 or 4096.
     pub logical_block: u32,
-    /// Writes of this size and alignment need no reading before: a power of two.
+    /// Writes of this size and alignment need no read before them. A power of two.
     pub physical_block: u32,
-    /// Discards of this size and alignment free room; 0 where nothing is ever freed.
+    /// Discards of this size and alignment free space. 0 if discards never free any.
     pub discard: u32,
     /// Writes and discards are refused.
     pub read_only: bool,
@@ -56,63 +56,64 @@ pub struct Geometry {
 
 /// One disk, open and locked.
 pub trait Image: Send + Sync {
-    /// What it is now.
+    /// The current geometry.
     fn geometry(&self) -> Geometry;
-    /// Another way to it, for another queue, whose requests name pieces of `memory`. Requests are
-    /// not ordered, on one channel or on several: who wants an order waits for the answer.
+    /// Opens a channel, one for each queue, whose requests refer to pieces of `memory`. Requests
+    /// are not ordered, neither on one channel nor across several. A caller that needs an order
+    /// waits for the answer.
     ///
     /// # Errors
     ///
-    /// When the host has no file descriptor, memory or thread left.
+    /// Fails if the host has no file descriptor, memory or thread left.
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>>;
-    /// Makes it longer; without a size, as long as its file or device is now. Controllers are told
-    /// by who calls this: see [`Drive::grow`].
+    /// Grows the image to `size`, or to the current length of its file or device if `size` is
+    /// `None`. The caller notifies controllers (see [`Drive::grow`]).
     ///
     /// # Errors
     ///
-    /// When it cannot be, or would become shorter.
+    /// Fails if the image cannot grow, or would shrink.
     fn grow(&self, size: Option<u64>) -> anyhow::Result<()>;
 }
 
-/// What is asked.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
-    /// Into the guest's memory.
+    /// Reads into the guest's memory.
     Read,
-    /// From the guest's memory. Durable: completed means that it survives a loss of power.
+    /// Writes from the guest's memory.
     Write {
-        /// As a write and a flush of it (FUA).
+        /// Completion means that the write survives a loss of power (FUA).
         durable: bool,
     },
-    /// Everything that completed before this was pushed survives a loss of power.
+    /// Makes everything that completed before this was pushed survive a loss of power.
     Flush,
-    /// The content is of no interest any more; it reads as zeros or as before.
+    /// The content is no longer needed. It then reads as zeros or as before.
     Discard,
-    /// Reads as zeros afterwards.
+    /// The range then reads as zeros.
     WriteZeroes {
-        /// Room may be given back to the host.
+        /// The space may be returned to the host.
         unmap: bool,
     },
 }
 
-/// One request. The controller has checked that it lies within the image and is whole blocks; the
-/// channel checks again, because a guest must never reach anything else.
+/// One request. The controller has checked that it lies within the image and consists of whole
+/// blocks. The channel checks again, because a guest must never reach anything else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Comes back with the answer. Unique among what is under way on this channel.
+    /// Identifies the answer. Unique among the requests in flight on a channel.
     pub tag: u64,
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
     /// The first byte on the disk.
     pub offset: u64,
-    /// How many bytes: of `pieces` together, for a read or a write.
+    /// The number of bytes. For a read or a write, the sum of `pieces`.
     pub length: u64,
     /// The guest's memory, for a read or a write.
     pub pieces: Vec<Piece>,
 }
 
 impl Operation {
-    /// Whether it changes the disk.
+    /// Whether the operation modifies the disk.
     #[must_use]
     pub fn changes(self) -> bool {
         matches!(self, Self::Write { .. } | Self::Discard | Self::WriteZeroes { .. })
@@ -120,11 +121,11 @@ impl Operation {
 }
 
 impl Request {
-    /// Whether it may be done on such a disk.
+    /// Checks the request against the geometry of the disk.
     ///
     /// # Errors
     ///
-    /// [`Fault::Refused`].
+    /// [`Fault::Refused`] if the request is not permitted.
     pub fn check(&self, geometry: &Geometry) -> Result<(), Fault> {
         if self.operation == Operation::Flush {
             return Ok(());
@@ -148,57 +149,56 @@ impl Request {
     }
 }
 
-/// Why a request was not done. The reason for people is in the log, once.
+/// The reason why a request failed. The log has the details, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Not within the image, not whole blocks, not the guest's memory, a write to what is
-    /// read-only: the guest's doing.
+    /// The guest's fault: outside the image, not whole blocks, not the guest's memory, or a write
+    /// to a read-only disk.
     Refused,
-    /// The host's device or file system.
+    /// The host's device or file system failed.
     Broken,
-    /// Not something that this image can do.
+    /// The image does not support the operation.
     Unsupported,
-    /// The volume has no room. Patience keeps such requests until there is some, so that a
-    /// controller does not see this of what [`open`] gives.
+    /// The volume has no free space. Images from [`open`] hold such requests until there is some,
+    /// so controllers do not see this fault.
     Full,
 }
 
-/// The end of a request.
+/// The completion of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Done {
-    /// Whose.
+    /// The tag of the request.
     pub tag: u64,
-    /// How it went.
+    /// The outcome.
     pub result: Result<(), Fault>,
-    /// The request's pieces, to be used again.
+    /// The request's pieces, for reuse.
     pub pieces: Vec<Piece>,
 }
 
-/// A way to an image. What is dropped with requests under way waits for them first: nothing
-/// touches the guest's memory afterwards, and nothing is written that the guest did not ask for
-/// before.
+/// A channel to an image. Dropping it waits for the requests in flight. After that nothing touches
+/// the guest's memory any more, and only what the guest requested before is written.
 pub trait Channel: Send {
     /// Takes a request, which may wait for `submit`.
     fn push(&mut self, request: Request);
     /// Sends everything that was pushed.
     fn submit(&mut self);
-    /// Appends what is done by now, without waiting.
+    /// Appends the requests that are completed by now, without waiting.
     fn reap(&mut self, done: &mut Vec<Done>);
-    /// Readable while there may be something to reap; may be readable without need.
+    /// Readable while there may be completions. Spurious wakeups are possible.
     fn event(&self) -> BorrowedFd<'_>;
-    /// Takes back what waits and is not under way: for room on the volume, or for its turn under a
-    /// limit. These are not answered. A controller that parks keeps them, reaps the rest, and
-    /// pushes them again when it runs on; after a reset nobody misses them.
+    /// Takes back requests that are not in flight: they wait for free space on the volume or for a
+    /// rate limit. They are not answered. A controller that parks keeps them, reaps the rest, and
+    /// pushes them again when it runs on. After a reset they may be forgotten.
     fn withdraw(&mut self) -> Vec<Request> {
         Vec::new()
     }
 }
 
-/// Sleeps until something may be reaped, or for a moment: what comes to wait for room meanwhile
-/// makes nothing readable.
+/// Sleeps until there may be completions, at most 10 ms. The limit is needed because a request that
+/// begins to wait for free space makes nothing readable.
 pub fn wait(channel: &dyn Channel) {
     let event = channel.event();
     let mut polled = [PollFd::new(&event, PollFlags::IN)];
-    // A signal is no reason to do anything else than look.
+    // A signal merely ends the wait early.
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 })).ok();
 }

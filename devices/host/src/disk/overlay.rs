@@ -1,5 +1,5 @@
-//! A disk whose writes stay in memory: over nothing for tests, over another for what is to leave
-//! no trace.
+//! A disk whose writes stay in memory: without a base for tests, or over a disk image that must not
+//! change.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,18 +11,18 @@ use super::medium::Medium;
 use super::threads::Threaded;
 use super::{Geometry, Image};
 
-/// The unit that is kept.
+/// The unit of memory.
 const PAGE_BYTES: usize = 4096;
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A disk of zeros, all in memory, with sectors of 512 bytes. Each request is done when `submit`
+/// A disk of zeros, in memory only, with sectors of 512 bytes. Requests are complete when `submit`
 /// returns.
 #[must_use]
 pub fn memory(size: u64) -> Arc<dyn Image> {
     Arc::new(Threaded::inline("memory", Arc::new(Overlay::empty(size))))
 }
 
-/// What was written, over what there was.
+/// Written pages over an optional base.
 pub(super) struct Overlay {
     base: Option<Arc<dyn Medium>>,
     state: RwLock<State>,
@@ -30,7 +30,7 @@ pub(super) struct Overlay {
 
 struct State {
     geometry: Geometry,
-    /// By number. `None` is zeros, which hide what is below.
+    /// Written pages by number. `None` is a page of zeros, which hides the base's page.
     pages: BTreeMap<u64, Option<Box<[u8; PAGE_BYTES]>>>,
 }
 
@@ -41,7 +41,7 @@ impl State {
 }
 
 impl Overlay {
-    /// Over nothing.
+    /// A disk of zeros, without a base.
     pub(super) fn empty(size: u64) -> Self {
         let geometry = Geometry {
             size: size - size % 512,
@@ -53,18 +53,19 @@ impl Overlay {
         Self { base: None, state: RwLock::new(State::new(geometry)) }
     }
 
-    /// Hides `base`, which is only read from now on.
+    /// An overlay over `base`, which is never written.
     pub(super) fn over(base: Arc<dyn Medium>, read_only: bool) -> Self {
         let geometry = Geometry { read_only, discard: 4096, ..base.geometry() };
         Self { base: Some(base), state: RwLock::new(State::new(geometry)) }
     }
 
-    fn below(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    /// Reads the base; zeros without one and beyond its end.
+    fn read_base(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let Some(base) = &self.base else {
             buffer.fill(0);
             return Ok(());
         };
-        // An overlay may have grown beyond what it hides.
+        // The overlay may have grown beyond its base.
         let there = base.geometry().size.saturating_sub(offset);
         let there = usize::try_from(there).map_or(buffer.len(), |it| it.min(buffer.len()));
         let (within, beyond) = buffer.split_at_mut(there);
@@ -72,7 +73,7 @@ impl Overlay {
         if within.is_empty() { Ok(()) } else { base.read(within, offset) }
     }
 
-    /// Writes a part of one page.
+    /// Writes within one page. A new page gets its other bytes from the base.
     fn put(&self, state: &mut State, at: u64, part: &[u8]) -> io::Result<()> {
         let (number, start) = split(at);
         let page = match state.pages.get_mut(&number) {
@@ -81,7 +82,7 @@ impl Overlay {
             None => {
                 let mut page = Box::new([0; PAGE_BYTES]);
                 if part.len() < PAGE_BYTES {
-                    self.below(page.as_mut_slice(), number * PAGE)?;
+                    self.read_base(page.as_mut_slice(), number * PAGE)?;
                 }
                 state.pages.entry(number).or_default().insert(page)
             }
@@ -91,12 +92,12 @@ impl Overlay {
     }
 }
 
-/// The page's number, and where in it.
+/// The number of the page, and the offset in it.
 fn split(at: u64) -> (u64, usize) {
     (at / PAGE, usize::try_from(at % PAGE).expect("below 4096"))
 }
 
-/// Cuts at the pages' borders: where, and how long.
+/// Cuts a range at page borders: the offset and length of each part.
 fn parts(offset: u64, length: u64) -> impl Iterator<Item = (u64, u64)> {
     let end = offset + length;
     let mut at = offset;
@@ -116,7 +117,7 @@ impl Medium for Overlay {
     fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let mut at = 0;
-        // What is not kept is asked of the base in one go, over all pages that touch.
+        // Adjacent pages that were not written are read from the base in one go.
         let mut missing = 0..0;
         for (position, length) in parts(offset, buffer.len() as u64) {
             let length = usize::try_from(length).expect("at most a page");
@@ -128,7 +129,7 @@ impl Medium for Overlay {
                     }
                     None => buffer[at..at + length].fill(0),
                 }
-                self.below(&mut buffer[missing.clone()], offset + missing.start as u64)?;
+                self.read_base(&mut buffer[missing.clone()], offset + missing.start as u64)?;
                 missing = at + length..at + length;
             } else {
                 missing.end = at + length;
@@ -136,7 +137,7 @@ impl Medium for Overlay {
             at += length;
         }
         let start = missing.start as u64;
-        self.below(&mut buffer[missing], offset + start)
+        self.read_base(&mut buffer[missing], offset + start)
     }
 
     fn write(&self, buffer: &[u8], offset: u64, _: bool) -> io::Result<()> {
@@ -154,8 +155,8 @@ impl Medium for Overlay {
         Ok(())
     }
 
-    /// Only what is kept here is forgotten. What is below would show through, older than what the
-    /// guest wrote over it, so that zeros stand before it.
+    /// Frees written pages. Over a base, a page of zeros takes their place: otherwise the guest
+    /// would read the base's data, which is older than its own.
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         let pages = offset.div_ceil(PAGE)..(offset + length) / PAGE;
@@ -192,7 +193,7 @@ impl Medium for Overlay {
 
     fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
         let size = size.context(
-            "a disk whose writes stay in memory has no length but its own: say how much",
+            "the disk's writes stay in memory, so its file cannot tell the new size: give a size",
         )?;
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         let now = state.geometry.size;

@@ -1,8 +1,9 @@
-//! A volume without room is no error of the disk: what does not fit is kept and tried again.
+//! Handles a full volume: requests that found no room are kept and tried again, instead of being
+//! reported to the guest as errors.
 //!
-//! The machine's owner is told, so that it pauses; it resumes when there is room. Reads go on
-//! meanwhile. A machine that is switched off or reset drops the channel, and what is kept with it:
-//! the guest never heard that it was done.
+//! A callback is called when the volume is full, so that the machine pauses, and again when there
+//! is room, so that it resumes. Reads continue meanwhile. A machine that is switched off or reset
+//! drops the channel with the kept requests, whose completion the guest has never seen.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -14,42 +15,42 @@ use super::timer::Timer;
 use super::{Channel, Done, Fault, Geometry, Image, Operation, Request};
 use crate::memory::Memory;
 
-/// How often it is tried again.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A volume has no room for a disk, or has again.
+/// A change: the volume of a disk is full, or has room again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Full {
-    /// The disk.
+    /// The path of the disk image.
     pub path: PathBuf,
-    /// No room now. Said once, until it is not.
+    /// Whether the volume is full. Only changes are reported.
     pub full: bool,
 }
 
-/// Who is told. Called on the threads of devices: it must not wait for them.
+/// Called when a volume becomes full and when it has room again. It runs on the threads of devices
+/// and must not wait for them.
 ///
-/// The machine's processors are to stop, its devices are not: they try again, and tell when the
-/// last request has found room. A machine whose devices are parked or reset meanwhile takes its
-/// requests back, which tells that nothing waits any more; when it runs on and pushes them again,
-/// it is told again.
+/// The callback should stop the machine's processors but not its devices: they try again, and
+/// report when the last request has found room. Parking or resetting the devices meanwhile
+/// withdraws the requests, which reports room. If they are pushed again, a full volume is reported
+/// again.
 pub type OnFull = Arc<dyn Fn(Full) + Send + Sync>;
 
-/// An image whose channels wait for room.
+/// An image whose channels keep requests until the volume has room.
 pub(super) struct Patient {
     inner: Arc<dyn Image>,
     volume: Arc<Volume>,
 }
 
-/// What all channels of a disk share.
+/// State shared by all channels of a disk.
 struct Volume {
     path: PathBuf,
-    tell: Option<OnFull>,
-    /// How many requests wait, over all channels.
+    on_full: Option<OnFull>,
+    /// Number of waiting requests, over all channels.
     waiting: Mutex<usize>,
 }
 
 impl Volume {
-    /// Counts requests that begin or end to wait, and tells when the first or the last one does.
+    /// Adds `more` waiting requests and subtracts `fewer`. Calls `on_full` at changes from or to 0.
     fn count(&self, more: usize, fewer: usize) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let before = *waiting;
@@ -64,16 +65,16 @@ impl Volume {
         } else {
             tracing::info!(disk = %path.display(), "there is room again");
         }
-        // Within the lock, so that the two are told in their order.
-        if let Some(tell) = &self.tell {
-            tell(Full { path, full });
+        // Called within the lock, so that reports keep their order.
+        if let Some(on_full) = &self.on_full {
+            on_full(Full { path, full });
         }
     }
 }
 
 impl Patient {
-    pub(super) fn new(inner: Arc<dyn Image>, path: &Path, tell: Option<OnFull>) -> Self {
-        let volume = Volume { path: path.to_owned(), tell, waiting: Mutex::new(0) };
+    pub(super) fn new(inner: Arc<dyn Image>, path: &Path, on_full: Option<OnFull>) -> Self {
+        let volume = Volume { path: path.to_owned(), on_full, waiting: Mutex::new(0) };
         Self { inner, volume: Arc::new(volume) }
     }
 }
@@ -90,7 +91,7 @@ impl Image for Patient {
             inner,
             timer,
             volume: self.volume.clone(),
-            under_way: HashMap::new(),
+            in_flight: HashMap::new(),
             kept: Vec::new(),
             due: None,
         }))
@@ -101,12 +102,12 @@ impl Image for Patient {
     }
 }
 
-/// What a request was, but for its pieces, which come back with the answer.
-struct Asked {
+/// A request in flight, without its pieces, which come back with the answer.
+struct InFlight {
     operation: Operation,
     offset: u64,
     length: u64,
-    /// It was kept before, and is tried again.
+    /// Whether this is a retry.
     again: bool,
 }
 
@@ -114,11 +115,11 @@ struct Waiting {
     inner: Box<dyn Channel>,
     timer: Timer,
     volume: Arc<Volume>,
-    /// All but reads, by their tags.
-    under_way: HashMap<u64, Asked>,
-    /// For these there was no room.
+    /// Requests by their tags, without reads.
+    in_flight: HashMap<u64, InFlight>,
+    /// Requests that found no room.
     kept: Vec<Request>,
-    /// When they are tried again.
+    /// The time of the next attempt with the kept requests.
     due: Option<Instant>,
 }
 
@@ -126,27 +127,27 @@ impl Waiting {
     fn send(&mut self, request: Request, again: bool) {
         if request.operation != Operation::Read {
             let Request { operation, offset, length, .. } = request;
-            let asked = Asked { operation, offset, length, again };
-            self.under_way.insert(request.tag, asked);
+            let sent = InFlight { operation, offset, length, again };
+            self.in_flight.insert(request.tag, sent);
         }
         self.inner.push(request);
     }
 
-    /// Keeps what found no room; the rest is done.
+    /// Keeps a request that found no room; returns every other answer.
     fn sort(&mut self, answer: Done) -> Option<Done> {
-        // Reads are not noted, and never full.
-        let Some(asked) = self.under_way.remove(&answer.tag) else { return Some(answer) };
+        // Reads are not in the map, and never find the volume full.
+        let Some(sent) = self.in_flight.remove(&answer.tag) else { return Some(answer) };
         if answer.result != Err(Fault::Full) {
-            self.volume.count(0, usize::from(asked.again));
+            self.volume.count(0, usize::from(sent.again));
             return Some(answer);
         }
-        self.volume.count(usize::from(!asked.again), 0);
-        let Asked { operation, offset, length, .. } = asked;
+        self.volume.count(usize::from(!sent.again), 0);
+        let InFlight { operation, offset, length, .. } = sent;
         let Done { tag, pieces, .. } = answer;
         self.kept.push(Request { tag, operation, offset, length, pieces });
         if self.due.is_none() {
-            self.due = Some(Instant::now() + AGAIN);
-            self.timer.set(Some(AGAIN));
+            self.due = Some(Instant::now() + RETRY_INTERVAL);
+            self.timer.set(Some(RETRY_INTERVAL));
         }
         None
     }
@@ -164,7 +165,7 @@ impl Channel for Waiting {
     fn reap(&mut self, done: &mut Vec<Done>) {
         let start = done.len();
         self.inner.reap(done);
-        if done[start..].iter().any(|it| self.under_way.contains_key(&it.tag)) {
+        if done[start..].iter().any(|it| self.in_flight.contains_key(&it.tag)) {
             let answers: Vec<Done> = done.drain(start..).collect();
             done.extend(answers.into_iter().filter_map(|it| self.sort(it)));
         }
@@ -185,11 +186,11 @@ impl Channel for Waiting {
     fn withdraw(&mut self) -> Vec<Request> {
         let mut withdrawn = self.inner.withdraw();
         for request in &withdrawn {
-            let asked = self.under_way.remove(&request.tag);
-            self.volume.count(0, usize::from(asked.is_some_and(|it| it.again)));
+            let sent = self.in_flight.remove(&request.tag);
+            self.volume.count(0, usize::from(sent.is_some_and(|it| it.again)));
         }
-        // Still full as far as anybody knows, but nothing waits here any more. Who pushes them
-        // again finds out, and tells again.
+        // The volume may still be full, but no request waits here any more. If they are pushed
+        // again, a full volume is reported again.
         self.volume.count(0, self.kept.len());
         withdrawn.append(&mut self.kept);
         self.due = None;
@@ -200,7 +201,7 @@ impl Channel for Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let again = self.under_way.values().filter(|it| it.again).count();
+        let again = self.in_flight.values().filter(|it| it.again).count();
         self.volume.count(0, self.kept.len() + again);
     }
 }
@@ -216,18 +217,20 @@ mod test {
     use super::super::{Config, medium::Medium, open};
     use super::*;
 
-    type Told = Arc<Mutex<Vec<bool>>>;
+    /// The reported changes of a volume.
+    type Reports = Arc<Mutex<Vec<bool>>>;
 
-    fn listener() -> (Told, OnFull) {
-        let told = Told::default();
-        let tell = told.clone();
-        (told, Arc::new(move |full: Full| tell.lock().unwrap().push(full.full)))
+    fn listener() -> (Reports, OnFull) {
+        let told = Reports::default();
+        let reports = told.clone();
+        (told, Arc::new(move |full: Full| reports.lock().unwrap().push(full.full)))
     }
 
-    /// A disk whose volume has no room while `full` is set, and for which reason.
+    /// A disk whose volume has no room while `full` is set.
     struct Tight {
         disk: Overlay,
         full: Arc<Mutex<bool>>,
+        /// The error of writes to the full volume.
         errno: rustix::io::Errno,
     }
 
@@ -258,11 +261,11 @@ mod test {
         }
     }
 
-    fn tight() -> (Arc<dyn Image>, Arc<Mutex<bool>>, Told) {
+    fn tight() -> (Arc<dyn Image>, Arc<Mutex<bool>>, Reports) {
         refusing(rustix::io::Errno::NOSPC)
     }
 
-    fn refusing(errno: rustix::io::Errno) -> (Arc<dyn Image>, Arc<Mutex<bool>>, Told) {
+    fn refusing(errno: rustix::io::Errno) -> (Arc<dyn Image>, Arc<Mutex<bool>>, Reports) {
         let full = Arc::new(Mutex::new(true));
         let tight = Tight { disk: Overlay::empty(1 << 20), full: full.clone(), errno };
         let (told, tell) = listener();
@@ -282,7 +285,7 @@ mod test {
         one.channel.submit();
         two.push(WRITE, (1024, 512), &[piece(0, 512)]);
         two.channel.submit();
-        // Reads go on.
+        // Reads continue.
         assert_eq!(one.ask(Operation::Read, (0, 512), &[piece(4096, 512)]), Ok(()));
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(1200) {
@@ -332,7 +335,7 @@ mod test {
         let kept = driver.channel.withdraw();
         assert_eq!(*told.lock().unwrap(), [true, false]);
         *full.lock().unwrap() = false;
-        // The machine runs on, with another channel.
+        // The machine continues with another channel.
         let mut after = Driver::new(&image);
         after.memory = driver.memory.clone();
         after.channel = image.channel(&after.memory).unwrap();
@@ -408,7 +411,7 @@ mod test {
             };
             let limit = Duration::from_secs(10);
             reap(&|took| took > limit || !told.lock().unwrap().is_empty());
-            // It is said once.
+            // The full volume is reported once, although the requests are tried again.
             reap(&|took| took > Duration::from_millis(300));
             assert_eq!(*told.lock().unwrap(), [true], "{done:?}");
             std::fs::remove_file(&ballast).unwrap();
@@ -421,7 +424,7 @@ mod test {
             if path.extension().is_some_and(|it| it == "qcow2") {
                 super::super::rehearsal::check(&path);
             }
-            // The ring may hold the file a little longer, but not its room.
+            // The ring may keep the file open a little longer; emptying it frees its room now.
             std::fs::write(&path, []).unwrap();
         }
     }

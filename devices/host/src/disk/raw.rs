@@ -16,7 +16,7 @@ use super::medium::{Buffer, Medium, is_full};
 use super::{Config, Direct, Geometry, device};
 use crate::lock;
 
-/// What zeros are written with where the host has no better way.
+/// Bytes of the buffer of zeros, for hosts that cannot zero a range by themselves.
 const ZEROS: usize = 256 << 10;
 
 /// A file or a block device, open and locked.
@@ -30,19 +30,19 @@ pub(super) struct Raw {
     discard: u32,
     read_only: bool,
     device: bool,
-    /// The page cache is not used; and what the host wants of addresses in memory.
+    /// The required alignment of direct I/O; `None` if the page cache is used.
     direct: Option<Alignment>,
-    /// The host refused to punch holes.
+    /// Whether discards are supported. Cleared when the host refuses one.
     discards: AtomicBool,
-    /// A flush failed. What the kernel could not write it has forgotten, and the next flush would
-    /// succeed: so none does any more.
+    /// Set when a flush fails. The kernel then drops the pages that it could not write, and its
+    /// next flush would succeed. So all later flushes must fail.
     lost: AtomicBool,
-    /// What reached the file, in its order, for tests that cut the power.
+    /// The operations on the file, in order, for tests of power losses.
     #[cfg(test)]
     pub(super) journal: Option<std::sync::Mutex<Vec<Event>>>,
 }
 
-/// What happened to a file.
+/// An operation on a file.
 #[cfg(test)]
 #[derive(Clone)]
 pub(super) enum Event {
@@ -51,30 +51,32 @@ pub(super) enum Event {
     Flushed,
 }
 
-/// What direct I/O wants.
+/// The alignment that direct I/O requires, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Alignment {
+    /// Alignment of addresses in memory.
     pub(super) memory: u64,
+    /// Alignment of offsets and lengths.
     pub(super) length: u64,
 }
 
-/// Opens a file or a block device, whatever is in it, and takes its lock.
+/// Opens a file or a block device without looking at its content, and locks it.
 ///
 /// # Errors
 ///
 /// One sentence with the way out.
 pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<Opened> {
     let name = path.display();
-    // Before it is opened: opening a pipe would wait.
+    // Checked before it is opened, because opening a pipe would block.
     let found = match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            bail!("{name} is not there: `truncate -s 64G {name}` makes an empty disk")
+            bail!("{name} does not exist: `truncate -s 64G {name}` creates an empty disk")
         }
         Err(error) => return Err(explain(error, path, read_only)),
         Ok(found) => found,
     };
     let kind = found.file_type();
-    ensure!(!kind.is_dir(), "{name} is a folder, not a disk: give a file in it");
+    ensure!(!kind.is_dir(), "{name} is a folder, not a disk: name a file in it");
     ensure!(
         kind.is_file() || kind.is_block_device(),
         "{name} is neither a file nor a block device"
@@ -98,35 +100,34 @@ pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<Opened
     let (found, file) = open(false)?;
     ensure!(
         (held.dev(), held.ino()) == (found.dev(), found.ino()),
-        "{name} was replaced while it was opened"
+        "{name} was replaced while it was opened: try again"
     );
     Ok(Opened { file, found, lock })
 }
 
-/// A file, and a lock on it. They are two descriptions of it: the kernel takes rings apart after
-/// their process is gone, and a lock of the ring's file would outlive a machine that was killed,
-/// and keep its successor from starting.
+/// An open file and its lock, which are two open file descriptions. The kernel closes the files of
+/// a ring some time after its process has ended. A lock on the ring's own file description would
+/// outlive a killed machine and keep its successor from starting.
 pub(super) struct Opened {
     pub(super) file: File,
     pub(super) found: fs::Metadata,
     lock: File,
 }
 
-/// Why a disk cannot be opened.
 fn explain(error: io::Error, path: &Path, read_only: bool) -> anyhow::Error {
     let name = path.display();
-    let way_out = if read_only { "" } else { ", or say `readonly`" };
+    let way_out = if read_only { "" } else { ", or set `readonly`" };
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
             let use_ = if read_only { "reading" } else { "writing" };
             let text = format!(
-                "no permission to open {name} for {use_}: give this process' user the right\
+                "no permission to open {name} for {use_}: give the user of this process access\
                  {way_out}"
             );
             io::Error::new(error.kind(), text).into()
         }
         io::ErrorKind::ReadOnlyFilesystem => {
-            anyhow::anyhow!("{name} is on a file system that is read-only: say `readonly`")
+            anyhow::anyhow!("{name} is on a read-only file system: set `readonly`")
         }
         io::ErrorKind::ResourceBusy => anyhow::Error::new(error),
         _ => anyhow::Error::new(error).context(name.to_string()),
@@ -134,7 +135,7 @@ fn explain(error: io::Error, path: &Path, read_only: bool) -> anyhow::Error {
 }
 
 impl Raw {
-    /// Makes a disk of a file that is open and locked.
+    /// Creates a disk from an open and locked file.
     ///
     /// # Errors
     ///
@@ -145,7 +146,7 @@ impl Raw {
         let device = found.file_type().is_block_device();
         let size = file.seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
         let empty = device && size == 0;
-        ensure!(!empty, "{name} is a device of 0 bytes: nothing is attached to it");
+        ensure!(!empty, "{name} is a device of 0 bytes: it has no disk attached");
         let read_only = config.is_read_only();
         let direct = direct(&file, config)?;
         let discard = if config.discard && !read_only { discard(&file, &found, size) } else { 0 };
@@ -186,23 +187,24 @@ impl Raw {
         self.discards.load(Ordering::Relaxed)
     }
 
-    /// Whether a flush failed, ever.
+    /// Whether a flush has failed. All later flushes must fail too.
     pub(super) fn lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// What a failed flush is to the guest. Where writes go through the page cache it is no full
-    /// volume, which would pass: the cache forgets what had no room. Around the cache each write
-    /// had its answer, and what the file system still has to note can be tried again.
+    /// Handles a failed flush and returns the error for the guest. A full volume is a temporary
+    /// error only with direct I/O: there each write had its own answer, and the flush of the file
+    /// system's metadata can be tried again. The page cache, in contrast, drops the data that found
+    /// no room.
     pub(super) fn lose(&self, error: io::Error) -> io::Error {
         if self.direct.is_some() && is_full(&error) {
             return error;
         }
         self.lost.store(true, Ordering::Release);
-        io::Error::other(format!("what was written before is lost: {error}"))
+        io::Error::other(format!("earlier writes are lost: {error}"))
     }
 
-    /// Whether the kernel would refuse such a buffer.
+    /// Whether the buffer's address is invalid for direct I/O.
     fn misaligned(&self, buffer: &[u8]) -> bool {
         let address = buffer.as_ptr().addr() as u64;
         self.direct.is_some_and(|need| !address.is_multiple_of(need.memory))
@@ -227,19 +229,23 @@ impl Raw {
     }
 }
 
-/// Whole sectors, and not none.
+/// Checks that a disk has at least one sector and no partial one.
 pub(super) fn check_size(path: &Path, size: u64, sector: u32) -> anyhow::Result<()> {
     let name = path.display();
-    ensure!(size > 0, "{name} has 0 bytes: `truncate -s 64G {name}` makes an empty disk of it");
+    ensure!(size > 0, "{name} has 0 bytes: `truncate -s 64G {name}` makes it an empty disk");
     ensure!(
         size.is_multiple_of(u64::from(sector)),
-        "{name} has {size} bytes, which are not whole sectors of {sector}: a part is missing, or \
-         it is no disk; `truncate -s %{sector} {name}` fills the last sector with zeros"
+        "{name} has {size} bytes, which are not whole sectors of {sector}: it is incomplete, or \
+         not a disk; `truncate -s %{sector} {name}` fills the last sector with zeros"
     );
     Ok(())
 }
 
-/// Switches to direct I/O if that is wanted and can be.
+/// Switches to direct I/O as configured. `None` means the page cache.
+///
+/// # Errors
+///
+/// When direct I/O is required and not possible.
 fn direct(file: &File, config: &Config) -> anyhow::Result<Option<Alignment>> {
     if config.direct == Direct::Off {
         return Ok(None);
@@ -251,27 +257,28 @@ fn direct(file: &File, config: &Config) -> anyhow::Result<Option<Alignment>> {
         match fcntl_setfl(file, flags | OFlags::DIRECT).ok().and_then(|()| alignment(file)) {
             Some(alignment) if alignment.length <= sector => return Ok(Some(alignment)),
             Some(Alignment { length, .. }) => format!(
-                "it takes blocks of {length} bytes, and the disk has sectors of {sector} \
-             (`sector=4096` would do)"
+                "it needs blocks of {length} bytes, but the disk has sectors of {sector} \
+             (use `sector=4096`)"
             ),
-            None => "its file system does not take it".to_owned(),
+            None => "its file system does not support it".to_owned(),
         };
     ensure!(config.direct == Direct::Auto, "no direct I/O on {name}: {refusal}");
     fcntl_setfl(file, flags).with_context(|| name.to_string())?;
-    tracing::info!(disk = %name, "no direct I/O, but through the page cache: {refusal}");
+    tracing::info!(disk = %name, "no direct I/O, using the page cache: {refusal}");
     Ok(None)
 }
 
-/// What direct I/O, which is on, wants of this file; none when it does not work at all.
+/// The alignment that direct I/O requires for this file, on which it is enabled. `None` if it does
+/// not work at all.
 fn alignment(file: &File) -> Option<Alignment> {
-    let told = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
-    if told.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {
-        let memory = u64::from(told.stx_dio_mem_align);
-        let length = u64::from(told.stx_dio_offset_align);
+    let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {
+        let memory = u64::from(found.stx_dio_mem_align);
+        let length = u64::from(found.stx_dio_offset_align);
         let sound = memory.is_power_of_two() && length.is_power_of_two();
         return sound.then_some(Alignment { memory, length });
     }
-    // Older kernels, and file systems that do not tell: by trial.
+    // Older kernels and some file systems do not report it, so try.
     let mut buffer = Buffer::default();
     let buffer = buffer.take(8192);
     let mut works = |start: usize, length: usize| {
@@ -283,13 +290,13 @@ fn alignment(file: &File) -> Option<Alignment> {
     Some(Alignment { memory: memory as u64, length: length as u64 })
 }
 
-/// In what unit room can be given back; 0 where it cannot.
+/// The granularity of discards in bytes; 0 if they are not supported.
 fn discard(file: &File, found: &fs::Metadata, size: u64) -> u32 {
     if found.file_type().is_block_device() {
         let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
         let queue = |name: &str| -> Option<u64> {
             let device = format!("/sys/dev/block/{major}:{minor}");
-            // A partition has its disk's queue.
+            // A partition has no queue of its own; its disk has.
             let text = fs::read_to_string(format!("{device}/queue/{name}"))
                 .or_else(|_| fs::read_to_string(format!("{device}/../queue/{name}")));
             text.ok()?.trim().parse().ok()
@@ -301,21 +308,21 @@ fn discard(file: &File, found: &fs::Metadata, size: u64) -> u32 {
             u32::try_from(unit).unwrap_or_default()
         };
     }
-    // Behind the end there is nothing to lose.
+    // The trial is beyond the end of the file, where there is no data to lose.
     let unit = u32::try_from(found.blksize()).ok().filter(|it| it.is_power_of_two());
     let unit = unit.unwrap_or(4096).clamp(4096, 1 << 20);
     let behind = size.next_multiple_of(u64::from(unit));
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    // Some file systems need room to give room back: that is no reason never to ask again.
+    // Some file systems need room to free room, so a full volume does not mean no support.
     let tried = fallocate(file, punch, behind, u64::from(unit)).map_err(io::Error::from);
     let works = tried.is_ok() || tried.is_err_and(|error| is_full(&error));
     if works { unit } else { 0 }
 }
 
-/// Which way of `fallocate` makes zeros.
+/// The flags of `fallocate` that zero a range, freeing its room if `unmap`.
 pub(super) fn zeroing(unmap: bool) -> FallocateFlags {
-    let way = if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
-    way | FallocateFlags::KEEP_SIZE
+    let mode = if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
+    mode | FallocateFlags::KEEP_SIZE
 }
 
 impl Medium for Raw {
@@ -343,7 +350,7 @@ impl Medium for Raw {
             let mut part = [IoSliceMut::new(&mut buffer[done..])];
             match preadv2(&self.file, &mut part, offset + done as u64, ReadWriteFlags::empty()) {
                 Ok(length) if length > 0 && length.is_multiple_of(block) => done += length,
-                // The file was cut off while it was open: zeros, as after the end of a sparse one.
+                // The file was truncated while it was open. The missing bytes read as zeros.
                 Ok(length) => {
                     buffer[done + length..].fill(0);
                     return Ok(());
@@ -372,7 +379,7 @@ impl Medium for Raw {
             let part = [IoSlice::new(&buffer[done..])];
             match pwritev2(&self.file, &part, offset + done as u64, flags) {
                 Ok(length) if length < block => return Err(io::ErrorKind::WriteZero.into()),
-                // A part of a block is written again with the rest of it.
+                // A partly written block is written again, as a whole.
                 Ok(length) => done += length - length % block,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -385,7 +392,7 @@ impl Medium for Raw {
         if self.lost() {
             return Err(io::Error::other("an earlier flush failed"));
         }
-        // The disk is what it is: there is nothing to flush, and on NFS it may not be allowed.
+        // There is nothing to flush, and on NFS it may not be allowed.
         if self.read_only {
             return Ok(());
         }
@@ -407,19 +414,19 @@ impl Medium for Raw {
             fallocate(&self.file, punch, offset, length).map_err(io::Error::from)
         };
         match done {
-            // What cannot be freed stays as it was, which is as good.
+            // A discard is a hint: the range may keep its room and its content.
             Err(error) if unsupported(&error) => {
                 self.discards.store(false, Ordering::Relaxed);
                 Ok(())
             }
-            // Who waited for room in order to give room back would wait for ever.
+            // Not reported as full: waiting for room in order to free room would never end.
             Err(error) if is_full(&error) => Ok(()),
             other => other,
         }
     }
 
     fn zero(&self, offset: u64, length: u64, unmap: bool) -> io::Result<()> {
-        // `discard=off` is for a disk that shall keep all of its room.
+        // With `discard=off` the disk must keep all of its room.
         let first = unmap && self.discards();
         for unmap in [first, false] {
             match fallocate(&self.file, zeroing(unmap), offset, length).map_err(io::Error::from) {
@@ -438,10 +445,10 @@ impl Medium for Raw {
         ensure!(size >= now, "{name} has {now} bytes and cannot shrink to {size}");
         check_size(&self.path, size, self.logical_block)?;
         if there < size {
-            ensure!(!self.device, "{name} is a device of {there} bytes: make it longer first");
+            ensure!(!self.device, "{name} is a device of {there} bytes: enlarge the device first");
             ensure!(
                 !self.read_only,
-                "{name} has {there} bytes and is only read: make it longer first"
+                "{name} has {there} bytes and is opened read-only: enlarge the file first"
             );
             self.file.set_len(size).with_context(|| format!("{name}: {size} bytes"))?;
         }
@@ -450,7 +457,7 @@ impl Medium for Raw {
     }
 }
 
-/// Not by this file system or device, or not of such a range.
+/// Whether the file system or device does not support the operation, or not for this range.
 fn unsupported(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL))
 }
@@ -464,7 +471,7 @@ mod test {
     use super::super::{Fault, Image, Operation, config, open};
     use super::*;
 
-    /// By a ring, as it is on hosts that have them, and by threads.
+    /// Opens the disk with io_uring, if the host supports it, and with threads.
     fn both(config: &Config) -> [Box<dyn Fn() -> Arc<dyn Image> + '_>; 2] {
         let rings = || open(config, None).unwrap();
         let threads = || config::File::by_threads(config).unwrap();
@@ -538,7 +545,7 @@ mod test {
         image.grow(Some(2 << 20)).unwrap();
         driver.write(1 << 20, &[5; 512]).unwrap();
         assert_eq!(path.metadata().unwrap().len(), 2 << 20);
-        // Somebody else made it longer.
+        // Another process enlarges the file.
         File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
         image.grow(None).unwrap();
         assert_eq!(image.geometry().size, 3 << 20);
@@ -554,16 +561,12 @@ mod test {
         };
         assert_eq!(
             said(Errno::ACCESS, false),
-            "no permission to open a.img for writing: give this process' user the right, or say \
-             `readonly`"
+            "no permission to open a.img for writing: give the user of this process access, or \
+             set `readonly`"
         );
-        assert!(
-            said(Errno::ACCESS, true).ends_with("for reading: give this process' user the right")
-        );
-        assert_eq!(
-            said(Errno::ROFS, false),
-            "a.img is on a file system that is read-only: say `readonly`"
-        );
+        let reading = "for reading: give the user of this process access";
+        assert!(said(Errno::ACCESS, true).ends_with(reading));
+        assert_eq!(said(Errno::ROFS, false), "a.img is on a read-only file system: set `readonly`");
         assert_eq!(said(Errno::NAMETOOLONG, false), "a.img");
     }
 

@@ -1,4 +1,4 @@
-//! Tests of all kinds of images: the same requests against a model in memory.
+//! Tests of all kinds of images: sends the same requests to an image and to a model in memory.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -21,7 +21,7 @@ pub(super) fn sparse(folder: &TempDir, name: &str, size: u64) -> PathBuf {
     path
 }
 
-/// Whether there is a `qemu-img`.
+/// Whether `qemu-img` is installed. If not, reports `test` as skipped.
 pub(super) fn qemu_img(test: &str) -> bool {
     let there = Command::new("qemu-img").arg("--version").output().is_ok();
     if !there {
@@ -30,8 +30,9 @@ pub(super) fn qemu_img(test: &str) -> bool {
     there
 }
 
-/// What such a command comes to. It has no patience with locks; and a program that another test
-/// starts has all files of this process, and with them our locks, until it runs.
+/// Runs a command of `qemu-img`, and again while a lock is the reason of its failure. `qemu-img`
+/// does not wait for locks, and a child process that another test starts holds all files of this
+/// process, with their locks, until it calls `exec`.
 pub(super) fn patient(command: &mut Command) -> Output {
     let end = Instant::now() + Duration::from_secs(10);
     loop {
@@ -44,7 +45,7 @@ pub(super) fn patient(command: &mut Command) -> Output {
     }
 }
 
-/// Makes an image with `qemu-img create`.
+/// Creates an image with `qemu-img create`.
 pub(super) fn create(path: &Path, options: &[&str], size: &str) {
     let mut command = Command::new("qemu-img");
     command.args(["create", "-q", "-f", "qcow2"]).args(options).arg(path).arg(size);
@@ -52,12 +53,13 @@ pub(super) fn create(path: &Path, options: &[&str], size: &str) {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// Leaks are what a kill may leave; anything else is damage.
+/// Runs `qemu-img check` and returns its output. Leaked clusters are fine, because a kill may leave
+/// them; any other finding is damage.
 pub(super) fn check(path: &Path) -> String {
     let mut command = Command::new("qemu-img");
     let check = patient(command.args(["check", "-f", "qcow2"]).arg(path));
     let said = String::from_utf8_lossy(&check.stdout) + String::from_utf8_lossy(&check.stderr);
-    // 0: clean. 3: leaks and nothing else.
+    // 0: no errors. 3: leaks only.
     assert!(matches!(check.status.code(), Some(0 | 3)), "{:?}: {said}", check.status);
     said.into_owned()
 }
@@ -66,7 +68,7 @@ fn buffered(path: PathBuf) -> Config {
     Config { direct: Direct::Off, ..Config::new(path) }
 }
 
-/// One request that was pushed, and what it carries.
+/// A request in flight and its data.
 struct Step {
     tag: u64,
     operation: Operation,
@@ -74,7 +76,7 @@ struct Step {
     data: Vec<u8>,
 }
 
-/// Pushes something at random that stays within `lane`.
+/// Pushes a random request within lane `number`, a range of `lane` bytes.
 fn propose(driver: &mut Driver, dice: &mut Noise, number: u64, lane: u64) -> Step {
     let start = dice.below(lane / 512) * 512;
     let most = if dice.below(4) == 0 { 200_000 } else { 20_000 };
@@ -91,7 +93,7 @@ fn propose(driver: &mut Driver, dice: &mut Noise, number: u64, lane: u64) -> Ste
     };
     let mut pieces = Vec::new();
     if matches!(operation, Operation::Read | Operation::Write { .. }) {
-        // Scattered over memory, at addresses that suit direct I/O or not.
+        // Scattered over memory, at addresses that are aligned for direct I/O or not.
         let skew = [0, 0, 512, 4][usize::try_from(dice.below(4)).unwrap()];
         let mut address = number * (2 << 20) + skew;
         let mut rest = data.as_slice();
@@ -108,8 +110,8 @@ fn propose(driver: &mut Driver, dice: &mut Noise, number: u64, lane: u64) -> Ste
     Step { tag, operation, range, data }
 }
 
-/// Compares the answer with the model, or does the same there.
-fn settle(image: &Arc<dyn Image>, memory: &Memory, model: &mut [u8], (step, answer): (Step, Done)) {
+/// Compares the answer with the model, or applies the request to the model.
+fn settle(image: &Arc<dyn Image>, memory: &Memory, model: &mut [u8], step: Step, answer: Done) {
     let Step { operation, range, data, .. } = step;
     assert_eq!(answer.result, Ok(()), "{operation:?} {range:?}");
     match operation {
@@ -126,7 +128,7 @@ fn settle(image: &Arc<dyn Image>, memory: &Memory, model: &mut [u8], (step, answ
         Operation::WriteZeroes { .. } => model[range].fill(0),
         Operation::Flush => {}
         Operation::Discard => {
-            // As before or zeros, block by block.
+            // Each block is unchanged or zero.
             let now = driver_read(image, &range);
             for (block, now) in range.step_by(512).zip(now.chunks(512)) {
                 let before = &mut model[block..block + 512];
@@ -137,8 +139,9 @@ fn settle(image: &Arc<dyn Image>, memory: &Memory, model: &mut [u8], (step, answ
     }
 }
 
-/// Reads, writes, discards, zeroes and flushes at random, many at once where they do not touch.
-pub(super) fn rehearse(image: &Arc<dyn Image>, model: &mut [u8], (seed, rounds): (u64, u64)) {
+/// Sends random requests to the image, many at once in separate ranges, and compares it with the
+/// model.
+pub(super) fn rehearse(image: &Arc<dyn Image>, model: &mut [u8], seed: u64, rounds: u64) {
     let mut driver = Driver::new(image);
     let mut dice = Noise::new(seed);
     for _ in 0..rounds {
@@ -154,7 +157,7 @@ pub(super) fn rehearse(image: &Arc<dyn Image>, model: &mut [u8], (seed, rounds):
         driver.channel.submit();
         for answer in driver.wait(steps.len()) {
             let found = steps.iter().position(|step| step.tag == answer.tag).unwrap();
-            settle(image, &driver.memory, model, (steps.swap_remove(found), answer));
+            settle(image, &driver.memory, model, steps.swap_remove(found), answer);
         }
     }
     driver.flush().unwrap();
@@ -176,11 +179,11 @@ pub(super) fn compare(image: &Arc<dyn Image>, model: &[u8]) {
 
 const SIZE: usize = 9 << 20;
 
-/// Twice, the second time by another opening of the file.
+/// Runs [`rehearse`] twice, opening the file anew each time, and compares again after opening.
 fn against_model(open: impl Fn() -> Arc<dyn Image>, start: &[u8], rounds: u64) {
     let mut model = start.to_vec();
     for seed in 0..2 {
-        rehearse(&open(), &mut model, (seed, rounds));
+        rehearse(&open(), &mut model, seed, rounds);
         compare(&open(), &model);
     }
 }
@@ -213,10 +216,10 @@ fn an_overlay_is_as_the_model_and_leaves_the_file_alone() {
     let before: Vec<u8> = (0..SIZE).map(|at| u8::try_from(at % 251).unwrap()).collect();
     std::fs::write(&path, &before).unwrap();
     let config = Config { overlay: true, ..Config::new(path.clone()) };
-    rehearse(&open(&config, None).unwrap(), &mut before.clone(), (1, 60));
+    rehearse(&open(&config, None).unwrap(), &mut before.clone(), 1, 60);
     assert!(std::fs::read(&path).unwrap() == before);
     compare(&open(&config, None).unwrap(), &before);
-    rehearse(&memory(SIZE as u64), &mut vec![0; SIZE], (2, 60));
+    rehearse(&memory(SIZE as u64), &mut vec![0; SIZE], 2, 60);
 }
 
 #[test]
@@ -248,7 +251,7 @@ fn qcow2_is_as_the_model_and_as_qemu_reads_it() {
     }
 }
 
-/// What QEMU reads is what we read.
+/// Checks that QEMU reads the same data as this crate.
 fn same_for_qemu(path: &Path, folder: &TempDir) {
     let raw = folder.path().join("converted");
     let convert = ["convert", "-f", "qcow2", "-O", "raw"];
@@ -264,7 +267,7 @@ fn qcow2_with_backing_files_is_as_the_model() {
     }
     let folder = tempfile::tempdir().unwrap();
     let noise: Vec<u8> = (0..SIZE).map(|at| u8::try_from(at / 3 % 253).unwrap()).collect();
-    // Shorter than what stands on it, and not even whole clusters.
+    // Shorter than the image on top of it, and not a whole number of clusters.
     let short = SIZE - (1 << 20) - 512;
     let raw = folder.path().join("below.raw");
     std::fs::write(&raw, &noise[..short]).unwrap();
@@ -285,7 +288,7 @@ fn qcow2_with_backing_files_is_as_the_model() {
         assert!(!said.contains("leaked"), "{said}");
         same_for_qemu(&path, &folder);
     }
-    // A compressed image that is written itself.
+    // Writes to the compressed image itself.
     let open = || open(&Config::new(packed.clone()), None).unwrap();
     let size = usize::try_from(open().geometry().size).unwrap();
     against_model(open, &model[..size], 40);
@@ -320,12 +323,12 @@ fn block_devices_are_as_the_model() {
     outcome.unwrap();
 }
 
-/// The disk of the victim, and how it is opened.
+/// The variable that makes a test process the victim: the path of its disk.
 const VICTIM: &str = "TRANSOM_TEST_DISK";
 const SLOTS: u64 = 96;
 const SLOT: u64 = 24 << 10;
 
-/// The `n`th thing that the victim does: where, and whether zeros.
+/// The victim's write with this number: its slot, and whether it writes zeros.
 fn act(number: u64) -> (u64, bool) {
     let mut dice = Noise::new(number);
     (dice.below(SLOTS), dice.below(5) == 0)
@@ -352,7 +355,8 @@ fn victim(config: &Config) {
     }
 }
 
-/// Kills a process that writes, and looks whether all is there that it was told is durable.
+/// Kills a writing process `rounds` times. Checks each time that all writes are on the disk that
+/// were reported as durable.
 fn kill_often(test: &str, config: &Config, rounds: u64) {
     if std::env::var_os(VICTIM).is_some_and(|path| Path::new(&path) == config.path) {
         return victim(config);
@@ -390,7 +394,7 @@ fn kill_often(test: &str, config: &Config, rounds: u64) {
         if config.path.extension().is_some() {
             check(&config.path);
         }
-        // What was written after the last flush may be there or not: no number is used twice.
+        // Writes after the last flush may be on the disk or not, so no number is used twice.
         first = last + 1000;
         let image = open(config, None).unwrap();
         let mut driver = Driver::new(&image);
@@ -413,7 +417,7 @@ fn verify(config: &Config, durable: &[Option<u64>], last: u64) {
     for (slot, durable) in (0..).zip(durable) {
         let Some(durable) = *durable else { continue };
         let data = driver.read(slot * SLOT, usize::try_from(SLOT).unwrap()).unwrap();
-        // Pieces of later writes that were not flushed may be there, in any part.
+        // Any part of later writes that were not flushed may be on the disk.
         for bytes in data.chunks(512) {
             let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
             let later = |it: u64| it >= durable && act(it).0 == slot;
@@ -453,7 +457,7 @@ fn qcow2_keeps_what_is_durable_through_kills_and_stays_sound() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk.qcow2");
-    // Small clusters: many tables, and blocks of refcounts.
+    // Small clusters make many tables and refcount blocks.
     create(&path, &["-o", "cluster_size=4096"], "16M");
     kill_often(test, &Config::new(path), 10);
 }
@@ -472,10 +476,10 @@ fn qcow2_survives_a_loss_of_power_at_any_point() {
     let before = std::fs::read(&path).unwrap();
     let (image, journal) = qcow2::journaled(&path);
     let mut model = vec![0; 4 << 20];
-    // What is durable after which event.
+    // Numbers of events with the model that is durable after them.
     let mut durable = Vec::new();
     for seed in 0..12 {
-        rehearse(&image, &mut model, (seed, 5));
+        rehearse(&image, &mut model, seed, 5);
         durable.push((journal().len(), model.clone()));
     }
     let journal: Vec<Event> = journal();
@@ -498,7 +502,7 @@ fn qcow2_survives_a_loss_of_power_at_any_point() {
     assert!(leaks > 10, "{leaks}");
 }
 
-/// Makes the file as it may be when the power goes after these events, and checks it.
+/// Writes the file as a power loss after these events may leave it, and checks it.
 fn lose_power(path: &Path, before: &[u8], events: &[raw::Event], dice: &mut Noise) {
     use raw::Event;
 
@@ -507,7 +511,7 @@ fn lose_power(path: &Path, before: &[u8], events: &[raw::Event], dice: &mut Nois
     std::fs::write(path, before).unwrap();
     let file = File::options().write(true).open(path).unwrap();
     for (number, event) in events.iter().enumerate() {
-        // What was not flushed may have reached the disk, or not, in any order.
+        // Writes that were not flushed may have reached the disk or not, in any order.
         if number > synced && dice.below(2) == 0 {
             continue;
         }

@@ -1,10 +1,10 @@
-//! The rings of io_uring for one disk: made when the disk is opened, each lent to a channel, and
-//! kept for the next one afterwards.
+//! The io_uring instances of one disk. They are created when the disk is opened. A channel
+//! leases one and returns it when it is dropped.
 //!
-//! No filter of system calls sees what a ring is asked for, and a ring could open sockets. So each
-//! ring is restricted (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10) to the operations of a disk
-//! before it is enabled: to reads and writes of files that are open already. A process in its jail
-//! cannot make another one, which would have no restrictions.
+//! A system call filter does not see which operations a ring performs, and a ring could open
+//! sockets. So before each ring is enabled, it is restricted (`IORING_REGISTER_RESTRICTIONS`, Linux
+//! 5.10) to the operations of a disk: reads and writes of files that are already open. A jailed
+//! process cannot create another ring, which would have no restrictions.
 
 use std::fs::File;
 use std::io;
@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use io_uring::register::Restriction;
 use io_uring::{Builder, IoUring, opcode};
 
-/// Entries of a submission queue.
+/// Size of the submission queue.
 pub(super) const ENTRIES: u32 = 512;
 
-/// The operations of a disk.
+/// The permitted operations.
 const OPERATIONS: [u8; 9] = [
     opcode::Nop::CODE,
     opcode::Read::CODE,
@@ -30,32 +30,32 @@ const OPERATIONS: [u8; 9] = [
     opcode::PollAdd::CODE,
     opcode::PollRemove::CODE,
 ];
-/// `IOSQE_FIXED_FILE`: the entry names a registered file.
+/// `IOSQE_FIXED_FILE`: the entry uses a registered file.
 const FIXED_FILE: u8 = 1;
 
-/// The rings of a disk that no channel has.
+/// The rings of a disk that are not leased.
 pub(super) struct Rings(Mutex<Vec<IoUring>>);
 
 impl Rings {
-    /// Makes this many rings on a file.
+    /// Creates `count` rings for a file.
     ///
     /// # Errors
     ///
-    /// When this host has no rings, or none that can be restricted.
+    /// Fails if the host does not support rings, or does not support restrictions.
     pub(super) fn new(file: &File, count: u16) -> io::Result<Self> {
         let rings = (0..count).map(|_| make(file)).collect::<io::Result<_>>()?;
         Ok(Self(Mutex::new(rings)))
     }
 
-    /// Lends a ring on the file; one more is made where all are lent.
+    /// Leases a ring for the file. If all are leased, it creates another one.
     ///
     /// # Errors
     ///
-    /// When no more can be made, as in the jail.
-    pub(super) fn lend(self: &Arc<Self>, file: &File) -> io::Result<Lent> {
+    /// Fails if no ring can be created, as in the jail.
+    pub(super) fn lease(self: &Arc<Self>, file: &File) -> io::Result<Lease> {
         let spare = self.spare().pop();
         let ring = spare.map_or_else(|| make(file), Ok)?;
-        Ok(Lent { ring: Some(ring), home: self.clone() })
+        Ok(Lease { ring: Some(ring), home: self.clone() })
     }
 
     fn spare(&self) -> MutexGuard<'_, Vec<IoUring>> {
@@ -63,39 +63,38 @@ impl Rings {
     }
 }
 
-/// A ring that goes back when it is dropped. Nothing may be in flight then.
-pub(super) struct Lent {
-    /// There until it is dropped.
+/// A leased ring, which is returned when this is dropped. No request may be in flight then.
+pub(super) struct Lease {
+    /// `Some` until this is dropped.
     ring: Option<IoUring>,
     home: Arc<Rings>,
 }
 
-/// What `Lent::ring` guarantees.
-const THERE: &str = "a ring that is lent is there";
+const HAS_RING: &str = "a lease has its ring until it is dropped";
 
-impl Deref for Lent {
+impl Deref for Lease {
     type Target = IoUring;
 
     fn deref(&self) -> &IoUring {
-        self.ring.as_ref().expect(THERE)
+        self.ring.as_ref().expect(HAS_RING)
     }
 }
 
-impl DerefMut for Lent {
+impl DerefMut for Lease {
     fn deref_mut(&mut self) -> &mut IoUring {
-        self.ring.as_mut().expect(THERE)
+        self.ring.as_mut().expect(HAS_RING)
     }
 }
 
-impl Drop for Lent {
+impl Drop for Lease {
     fn drop(&mut self) {
         self.home.spare().extend(self.ring.take());
     }
 }
 
-/// A ring whose only registered file is this one, and which does nothing that a disk does not.
+/// Creates a ring with this file as its only registered file, restricted to `OPERATIONS`.
 fn make(file: &File) -> io::Result<IoUring> {
-    // Completions need not interrupt the thread: it asks. Not on kernels before 5.19.
+    // Completions need not interrupt the thread, because it polls. Kernels before 5.19 lack this.
     let ring = build(|builder| builder.setup_coop_taskrun().setup_taskrun_flag())
         .or_else(|_| build(|builder| builder))?;
     let submitter = ring.submitter();
@@ -114,7 +113,9 @@ fn build(more: impl FnOnce(&mut Builder) -> &mut Builder) -> io::Result<IoUring>
         match error.kind() {
             io::ErrorKind::InvalidInput => io::Error::other("the kernel is older than 5.10"),
             // ENOSYS
-            io::ErrorKind::Unsupported => io::Error::other("no new rings on this host or in jail"),
+            io::ErrorKind::Unsupported => {
+                io::Error::other("io_uring is not available on this host, or in the jail")
+            }
             _ => error,
         }
     })

@@ -1,4 +1,4 @@
-//! Channels over a medium: done at once, or by a few threads.
+//! Channels over a medium. Requests are done in `submit`, or by a few threads.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -13,7 +13,7 @@ use super::medium::{Buffer, Medium, Report, perform};
 use super::{Channel, Done, Geometry, Image, Request};
 use crate::memory::Memory;
 
-/// An image of a medium.
+/// An image that is made from a medium.
 pub(super) struct Threaded {
     medium: Arc<dyn Medium>,
     report: Arc<Report>,
@@ -21,18 +21,22 @@ pub(super) struct Threaded {
 }
 
 impl Threaded {
-    /// Requests are done by `submit`, on its thread: for what never waits.
+    /// `submit` does the requests on the caller's thread. For media that never block.
     pub(super) fn inline(name: &str, medium: Arc<dyn Medium>) -> Self {
         Self::new(name, medium, 0)
     }
 
-    /// Each channel has so many threads.
+    /// Each channel has this number of threads.
     pub(super) fn new(name: &str, medium: Arc<dyn Medium>, threads: usize) -> Self {
-        Self::of(medium, Arc::new(Report::new(name)), threads)
+        Self::with_report(medium, Arc::new(Report::new(name)), threads)
     }
 
-    /// As `new`, with what another way to the medium says.
-    pub(super) fn of(medium: Arc<dyn Medium>, report: Arc<Report>, threads: usize) -> Self {
+    /// As `new`, but shares the error report with another channel to the medium.
+    pub(super) fn with_report(
+        medium: Arc<dyn Medium>,
+        report: Arc<Report>,
+        threads: usize,
+    ) -> Self {
         Self { medium, report, threads }
     }
 }
@@ -49,7 +53,7 @@ impl Image for Threaded {
             memory: memory.clone(),
             queue: Mutex::default(),
             more: Condvar::new(),
-            event: Bell::new()?,
+            event: Event::new()?,
         });
         if self.threads == 0 {
             return Ok(Box::new(Inline { shared, pushed: Vec::new(), buffer: Buffer::default() }));
@@ -62,17 +66,17 @@ impl Image for Threaded {
     }
 }
 
-/// An event that is set or not.
-struct Bell(OwnedFd);
+/// An eventfd that is either set or clear.
+struct Event(OwnedFd);
 
-impl Bell {
+impl Event {
     fn new() -> anyhow::Result<Self> {
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
         Ok(Self(eventfd(0, flags).context("an event for a disk")?))
     }
 
     fn set(&self) {
-        // Full only when it is set already.
+        // Fails only if the counter is full, and then it is set already.
         rustix::io::write(&self.0, &1_u64.to_ne_bytes()).ok();
     }
 
@@ -81,15 +85,15 @@ impl Bell {
     }
 }
 
-/// What a channel and its threads share.
+/// State shared between a channel and its threads.
 struct Shared {
     medium: Arc<dyn Medium>,
     report: Arc<Report>,
     memory: Memory,
     queue: Mutex<Queue>,
-    /// Something to do, or the end.
+    /// Signaled for new requests and for the end.
     more: Condvar,
-    event: Bell,
+    event: Event,
 }
 
 #[derive(Default)]
@@ -111,7 +115,7 @@ impl Shared {
         let mut queue = self.queue();
         queue.done.push(done);
         if queue.done.len() == 1 {
-            // Within the lock, so that it is not drained before it is set.
+            // Set within the lock, so that `reap` cannot clear it before it is set.
             self.event.set();
         }
     }
@@ -129,7 +133,7 @@ impl Shared {
     }
 }
 
-/// The whole life of a thread.
+/// The main loop of a thread.
 fn serve(shared: &Shared) {
     let mut buffer = Buffer::default();
     loop {
@@ -215,7 +219,7 @@ impl Channel for Pool {
 }
 
 impl Drop for Pool {
-    /// What was submitted is done first.
+    /// Waits until everything that was submitted is done.
     fn drop(&mut self) {
         self.shared.queue().ended = true;
         self.shared.more.notify_all();

@@ -1,4 +1,5 @@
-//! One descriptor for a channel and a moment: what stands before another channel waits for both.
+//! A file descriptor that combines the event of a channel with a timer. Channels that wrap another
+//! channel wait for both.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -10,14 +11,14 @@ use rustix::time::{
     timerfd_settime,
 };
 
-/// Readable when the channel is, or when the moment has come.
+/// Readable when the channel is, or when the timer has expired.
 pub(super) struct Timer {
     timer: OwnedFd,
     both: OwnedFd,
 }
 
 impl Timer {
-    /// Around the event of a channel.
+    /// Combines a timer that is not set with the event of a channel.
     pub(super) fn around(event: BorrowedFd<'_>) -> anyhow::Result<Self> {
         let both = epoll::create(epoll::CreateFlags::CLOEXEC).context("an epoll for a disk")?;
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
@@ -33,14 +34,14 @@ impl Timer {
         self.both.as_fd()
     }
 
-    /// Sets the moment, or takes it back.
+    /// Sets the timer, or clears it.
     pub(super) fn set(&self, after: Option<Duration>) {
-        // All zeros would be no moment at all.
+        // Zero would clear the timer.
         let after = after.map_or(Duration::ZERO, |it| it.max(Duration::from_nanos(1)));
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         let it_value = Timespec::try_from(after).unwrap_or(none);
         let once = Itimerspec { it_interval: none, it_value };
-        // Setting it again takes back that it is readable.
+        // Setting the timer also makes it unreadable again.
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once).ok();
     }
 }

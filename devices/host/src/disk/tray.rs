@@ -1,35 +1,35 @@
-//! Drives whose medium can be changed while the machine runs.
+//! Drives with removable media, which can be changed while the machine runs.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use super::{Config, Disks, Drive, Expected, FileId, OnFull};
 
-/// What the operator takes media out of.
+/// A drive from which the operator can eject a medium.
 pub trait Tray: Send + Sync {
-    /// As the board calls it.
+    /// The name of the drive on the board.
     fn name(&self) -> &str;
-    /// Whether there is anything to be taken out or put in.
+    /// Whether the medium can be removed.
     fn is_removable(&self) -> bool;
-    /// The guest wants its medium to stay.
+    /// Whether the guest prevents the removal of the medium.
     fn is_locked(&self) -> bool;
-    /// What is in it.
+    /// The inserted medium.
     fn medium(&self) -> Option<Arc<Drive>>;
-    /// Takes the medium out: its file is free when this returns.
+    /// Removes the medium. Its file is closed when this returns.
     ///
     /// # Errors
     ///
-    /// When there is none, it cannot be, or the guest holds it and nobody forces it.
+    /// When there is no medium, it is not removable, or the guest locks it and `force` is false.
     fn eject(&self, force: bool) -> anyhow::Result<()>;
-    /// Puts a medium in: if it is said, this file and no other that has the path.
+    /// Inserts the medium at `path`. With `only`, the path must lead to this file.
     ///
     /// # Errors
     ///
-    /// When there is one, or it cannot be opened.
+    /// When there is a medium already, or it cannot be opened.
     fn insert(&self, path: &Path, only: Option<FileId>) -> anyhow::Result<()>;
 }
 
-/// Opens one medium after the other, as the configuration says it of the first.
+/// Opens the media of a drive, one after the other, with the configuration of the first.
 pub struct Opener {
     config: Config,
     name: String,
@@ -38,7 +38,7 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// For the controller with this name, whose drives the operator finds in `disks`.
+    /// `name` is the controller's. Opened media are added to `disks`.
     pub fn new(config: Config, name: &str, full: OnFull, disks: Arc<Disks>) -> Self {
         Self { config, name: name.to_owned(), full, disks }
     }
@@ -48,11 +48,11 @@ impl Opener {
         &self.name
     }
 
-    /// Opens a medium, and puts it where the operator finds it for as long as it is there.
+    /// Opens a medium and adds it to the list of disks.
     ///
     /// # Errors
     ///
-    /// As [`super::open`] does.
+    /// As for [`super::open`].
     pub fn open(&self, path: &Path, only: Option<FileId>) -> anyhow::Result<Arc<Drive>> {
         let file = only.map_or(Expected::Any, Expected::Only);
         let config = Config { path: path.to_owned(), file, ..self.config.clone() };

@@ -1,13 +1,13 @@
 //! Raw disks through io_uring: one ring per channel, one system call per batch.
 //!
-//! The guest's memory is read and written by the kernel itself. What does not go that way (buffers
-//! that direct I/O refuses, a file that was cut off, file systems without holes) goes aside, to a
-//! thread that copies.
+//! The kernel reads and writes the guest's memory itself. Requests that cannot go through the ring
+//! (buffers that are not aligned for direct I/O, a truncated file, file systems without holes) go
+//! to a fallback: a thread that copies.
 //!
-//! Threats: lengths and addresses are the guest's. A request is checked against the disk, and each
-//! piece against RAM, before the kernel sees it; the ring keeps RAM mapped and waits for the kernel
-//! before it goes away.
-#![expect(unsafe_code, reason = "the kernel is told addresses of memory that it fills later")]
+//! Threats: the guest chooses lengths and addresses. Before the kernel sees a request, it is
+//! checked against the disk, and each of its pieces against RAM. The ring keeps RAM mapped, and is
+//! not dropped before the kernel has finished.
+#![expect(unsafe_code, reason = "the kernel gets addresses of memory that it fills later")]
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,77 +22,77 @@ use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use super::medium::{Medium, Report, is_full};
 use super::raw::{Alignment, Raw, zeroing};
-use super::rings::{ENTRIES, Lent};
+use super::rings::{ENTRIES, Lease};
 use super::threads::Threaded;
 use super::{Channel, Done, Fault, Image, Operation, Request};
 use crate::memory::Memory;
 
-/// How many requests the kernel has at once; more wait for their turn.
+/// Maximum number of requests in the kernel. Further ones wait.
 const DEPTH: u16 = 256;
-/// The kernel's limit of pieces in one go (`UIO_MAXIOV`).
-const PIECES: usize = 1024;
-/// What one system call moves at most, well within the kernel's limit of 2 GiB.
-const MOST: u64 = 1 << 30;
-/// Not a request: the thread aside has something.
-const ASIDE: u64 = u64::MAX;
-/// Not a request: the thread aside is waited for no more.
-const UNWATCH: u64 = u64::MAX - 1;
+/// The kernel's limit of vectors per request (`UIO_MAXIOV`).
+const MAX_PIECES: usize = 1024;
+/// Maximum bytes per system call, well within the kernel's limit of 2 GiB.
+const MAX_TRANSFER: u64 = 1 << 30;
+/// User data of the poll entry: the fallback has completed something.
+const FALLBACK_READY: u64 = u64::MAX;
+/// User data of the entry that cancels the poll.
+const FALLBACK_CANCELED: u64 = u64::MAX - 1;
 
-const _: () = assert!(ENTRIES >= 2 * DEPTH as u32, "room for all slots and what is aside");
+const _: () = assert!(ENTRIES >= 2 * DEPTH as u32, "room for all slots and the poll entries");
 
-/// Where a request is.
+/// The step that a request has reached.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// The operation itself.
     Main,
     /// The flush of a durable write.
     Flush,
-    /// Nothing to do but to answer.
+    /// The answer is known. A no-op delivers it.
     Answer(Result<(), Fault>),
 }
 
-/// A request that the kernel has.
+/// A request that is in the kernel.
 struct Slot {
     request: Request,
     stage: Stage,
-    /// How many bytes are done.
+    /// Bytes that are done.
     done: u64,
-    /// Stays where it is while the kernel reads it: the vector is not touched until then.
+    /// The kernel reads the vectors until it answers, so they are not changed before.
     vectors: Vec<libc::iovec>,
 }
 
-// SAFETY: the addresses are of RAM, which `Ring::memory` keeps mapped, and which any thread may
-// tell the kernel.
+// SAFETY: the addresses are in RAM, which `Ring::memory` keeps mapped, and any thread may pass them
+// to the kernel.
 unsafe impl Send for Slot {}
 
-/// A channel to a raw disk through a ring.
+/// A channel to a raw disk through an io_uring.
 pub(super) struct Ring {
-    ring: Lent,
+    ring: Lease,
     raw: Arc<Raw>,
     report: Arc<Report>,
     memory: Memory,
     slots: Vec<Option<Slot>>,
     free: Vec<u16>,
-    /// No slot is free for these.
+    /// Requests that wait for a free slot.
     waiting: VecDeque<Request>,
-    /// In the submission queue, not yet told to the kernel.
+    /// The submission queue has entries that are not submitted yet.
     queued: bool,
-    aside: Aside,
+    fallback: Fallback,
 }
 
-/// What is done by copying.
+/// The channel of the copying thread, created when it is first needed.
 #[derive(Default)]
-struct Aside {
+struct Fallback {
     channel: Option<Box<dyn Channel>>,
     count: usize,
-    /// The ring waits for the channel's event.
+    /// The ring polls the channel's event.
     watched: bool,
     pushed: bool,
 }
 
 impl Ring {
-    /// On the ring that is lent, whose registered file is the disk's.
-    pub(super) fn new(ring: Lent, raw: Arc<Raw>, report: Arc<Report>, memory: &Memory) -> Self {
+    /// Uses a leased ring, whose registered file is the disk's.
+    pub(super) fn new(ring: Lease, raw: Arc<Raw>, report: Arc<Report>, memory: &Memory) -> Self {
         Self {
             ring,
             raw,
@@ -102,15 +102,15 @@ impl Ring {
             free: (0..DEPTH).rev().collect(),
             waiting: VecDeque::new(),
             queued: false,
-            aside: Aside::default(),
+            fallback: Fallback::default(),
         }
     }
 
     fn queue(&mut self, entry: &Entry) {
-        // SAFETY: what the entry points to is in a slot and in RAM, and both stay until the kernel
-        // has answered: `complete` frees slots, `drop` waits, and `memory` keeps RAM.
+        // SAFETY: the entry points into a slot and into RAM. Both stay until the kernel has
+        // answered: `complete` frees slots, `drop` waits, and `memory` keeps RAM mapped.
         let pushed = unsafe { self.ring.submission().push(entry) };
-        // Each slot has one entry at most, and there are twice as many.
+        // Each slot has at most one entry, and the queue has room for twice as many.
         pushed.expect("the queue has room for all slots");
         self.queued = true;
     }
@@ -120,7 +120,7 @@ impl Ring {
             self.waiting.push_back(request);
             return;
         };
-        let stage = match self.judge(&request) {
+        let stage = match self.immediate_answer(&request) {
             Some(answer) => Stage::Answer(answer),
             None => Stage::Main,
         };
@@ -129,8 +129,8 @@ impl Ring {
         self.proceed(number);
     }
 
-    /// The answer, if there is nothing to do.
-    fn judge(&self, request: &Request) -> Option<Result<(), Fault>> {
+    /// The answer to a request that needs no operation: an invalid or an empty one.
+    fn immediate_answer(&self, request: &Request) -> Option<Result<(), Fault>> {
         if let Err(fault) = request.check(&self.raw.geometry()) {
             return Some(Err(fault));
         }
@@ -145,22 +145,22 @@ impl Ring {
         }
     }
 
-    /// Queues what is next of a slot.
+    /// Queues the next step of a slot.
     fn proceed(&mut self, number: u16) {
         let Some(mut slot) = self.slots[usize::from(number)].take() else { return };
         let entry = match self.entry(&mut slot) {
             Ok(entry) => entry,
-            Err(Elsewhere::Answer(fault)) => {
+            Err(NoEntry::Answer(fault)) => {
                 slot.stage = Stage::Answer(Err(fault));
                 opcode::Nop::new().build()
             }
-            Err(Elsewhere::Aside) => return self.put_aside(number, slot),
+            Err(NoEntry::Fallback) => return self.fall_back(number, slot),
         };
         self.slots[usize::from(number)] = Some(slot);
         self.queue(&entry.user_data(u64::from(number)));
     }
 
-    fn entry(&self, slot: &mut Slot) -> Result<Entry, Elsewhere> {
+    fn entry(&self, slot: &mut Slot) -> Result<Entry, NoEntry> {
         let fd = types::Fixed(0);
         let request = &slot.request;
         let sync = || opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build();
@@ -172,21 +172,21 @@ impl Ring {
             (Stage::Answer(_), _) => opcode::Nop::new().build(),
             (Stage::Flush, _) | (_, Operation::Flush) => sync(),
             (_, Operation::Read | Operation::Write { .. }) => return self.transfer(slot),
-            (_, Operation::Discard) if self.raw.is_device() => return Err(Elsewhere::Aside),
+            (_, Operation::Discard) if self.raw.is_device() => return Err(NoEntry::Fallback),
             (_, Operation::Discard) => hole(true),
             (_, Operation::WriteZeroes { unmap }) => hole(unmap && self.raw.discards()),
         })
     }
 
-    /// A read or a write of what is left of a request.
-    fn transfer(&self, slot: &mut Slot) -> Result<Entry, Elsewhere> {
+    /// A read or write of the rest of a request.
+    fn transfer(&self, slot: &mut Slot) -> Result<Entry, NoEntry> {
         let fd = types::Fixed(0);
         self.vectors(slot)?;
         let offset = slot.request.offset + slot.done;
-        let [first, ..] = slot.vectors[..] else { return Err(Elsewhere::Answer(Fault::Refused)) };
+        let [first, ..] = slot.vectors[..] else { return Err(NoEntry::Answer(Fault::Refused)) };
         let (many, count) = (slot.vectors.as_ptr(), slot.vectors.len());
         let alone = (count == 1).then(|| u32::try_from(first.iov_len).ok()).flatten();
-        let count = u32::try_from(count).map_err(|_| Elsewhere::Aside)?;
+        let count = u32::try_from(count).map_err(|_| NoEntry::Fallback)?;
         let base = first.iov_base.cast::<u8>();
         Ok(match (slot.request.operation, alone) {
             (Operation::Write { durable }, alone) => {
@@ -206,12 +206,12 @@ impl Ring {
         })
     }
 
-    /// Where in memory the next bytes of a request are.
-    fn vectors(&self, slot: &mut Slot) -> Result<(), Elsewhere> {
-        let refused = Elsewhere::Answer(Fault::Refused);
+    /// Sets the slot's vectors to the guest memory of the request's remaining bytes.
+    fn vectors(&self, slot: &mut Slot) -> Result<(), NoEntry> {
+        let refused = NoEntry::Answer(Fault::Refused);
         let ram = self.memory.ram().map_err(|_| refused)?;
         slot.vectors.clear();
-        let (mut skip, mut room) = (slot.done, MOST);
+        let (mut skip, mut room) = (slot.done, MAX_TRANSFER);
         for piece in &slot.request.pieces {
             let length = u64::from(piece.length);
             if skip >= length {
@@ -227,70 +227,70 @@ impl Ring {
                 slot.vectors.push(libc::iovec { iov_base: base, iov_len: slice.len() });
             }
             room -= length as u64;
-            // More pieces than the kernel takes, or more bytes: the rest comes after.
-            if slot.vectors.len() >= PIECES || room == 0 {
+            // The request exceeds the kernel's limits, so the rest follows later.
+            if slot.vectors.len() >= MAX_PIECES || room == 0 {
                 break;
             }
         }
-        slot.vectors.truncate(PIECES);
+        slot.vectors.truncate(MAX_PIECES);
         let fits = |it: &libc::iovec, need: Alignment| {
             (it.iov_base.addr() as u64).is_multiple_of(need.memory)
                 && (it.iov_len as u64).is_multiple_of(need.length)
         };
         match self.raw.direct() {
-            Some(need) if !slot.vectors.iter().all(|it| fits(it, need)) => Err(Elsewhere::Aside),
+            Some(need) if !slot.vectors.iter().all(|it| fits(it, need)) => Err(NoEntry::Fallback),
             _ => Ok(()),
         }
     }
 
-    fn put_aside(&mut self, number: u16, slot: Slot) {
+    fn fall_back(&mut self, number: u16, slot: Slot) {
         self.free.push(number);
-        if self.aside.channel.is_none() {
-            let image = Threaded::of(self.raw.clone(), self.report.clone(), 1);
-            self.aside.channel = image.channel(&self.memory).ok();
+        if self.fallback.channel.is_none() {
+            let image = Threaded::with_report(self.raw.clone(), self.report.clone(), 1);
+            self.fallback.channel = image.channel(&self.memory).ok();
         }
-        let Some(channel) = &mut self.aside.channel else {
+        let Some(channel) = &mut self.fallback.channel else {
             let number = self.free.pop().expect("it was pushed above");
             let stage = Stage::Answer(Err(Fault::Broken));
             self.slots[usize::from(number)] = Some(Slot { stage, ..slot });
             return self.proceed(number);
         };
         channel.push(slot.request);
-        self.aside.count += 1;
-        self.aside.pushed = true;
+        self.fallback.count += 1;
+        self.fallback.pushed = true;
         self.watch();
     }
 
-    /// Lets the ring wake whoever waits for it when the thread aside is done with something.
+    /// Polls the fallback's event through the ring, so that its completions make the ring readable.
     fn watch(&mut self) {
-        let Some(channel) = &self.aside.channel else { return };
-        if self.aside.count > 0 && !self.aside.watched {
+        let Some(channel) = &self.fallback.channel else { return };
+        if self.fallback.count > 0 && !self.fallback.watched {
             let event = types::Fd(channel.event().as_raw_fd());
             let readable = u32::try_from(libc::POLLIN).unwrap_or_default();
-            let entry = opcode::PollAdd::new(event, readable).build().user_data(ASIDE);
-            self.aside.watched = true;
+            let entry = opcode::PollAdd::new(event, readable).build().user_data(FALLBACK_READY);
+            self.fallback.watched = true;
             self.queue(&entry);
         }
     }
 
-    /// What the kernel says of a slot.
+    /// Handles the kernel's answer for a slot.
     fn complete(&mut self, number: u16, result: i32, done: &mut Vec<Done>) {
         let Some(mut slot) = self.slots[usize::from(number)].take() else { return };
-        match self.judge_result(&mut slot, result) {
+        match self.check_result(&mut slot, result) {
             Ok(answer) => {
                 self.free.push(number);
                 let Request { tag, pieces, .. } = slot.request;
                 done.push(Done { tag, result: answer, pieces });
             }
-            Err(Next::Again) => {
+            Err(Next::Retry) => {
                 self.slots[usize::from(number)] = Some(slot);
                 self.proceed(number);
             }
-            Err(Next::Aside) => self.put_aside(number, slot),
+            Err(Next::Fallback) => self.fall_back(number, slot),
         }
     }
 
-    fn judge_result(&self, slot: &mut Slot, result: i32) -> Result<Result<(), Fault>, Next> {
+    fn check_result(&self, slot: &mut Slot, result: i32) -> Result<Result<(), Fault>, Next> {
         if let Stage::Answer(answer) = slot.stage {
             return Ok(answer);
         }
@@ -300,11 +300,11 @@ impl Ring {
         let Ok(length) = u64::try_from(result) else {
             let error = io::Error::from_raw_os_error(-result);
             return match Errno::from_raw_os_error(-result) {
-                Errno::INTR | Errno::AGAIN => Err(Next::Again),
+                Errno::INTR | Errno::AGAIN => Err(Next::Retry),
                 _ if flushes => Ok(Err(self.report.fault(&slot.request, &self.raw.lose(error)))),
-                Errno::INVAL if moves && self.raw.direct().is_some() => Err(Next::Aside),
-                Errno::OPNOTSUPP | Errno::INVAL if !moves => Err(Next::Aside),
-                // As `Raw::discard` does.
+                Errno::INVAL if moves && self.raw.direct().is_some() => Err(Next::Fallback),
+                Errno::OPNOTSUPP | Errno::INVAL if !moves => Err(Next::Fallback),
+                // As in `Raw::discard`.
                 _ if operation == Operation::Discard && is_full(&error) => Ok(Ok(())),
                 _ => Ok(Err(self.report.fault(&slot.request, &error))),
             };
@@ -317,15 +317,15 @@ impl Ring {
         if slot.done >= slot.request.length {
             if operation == (Operation::Write { durable: true }) && self.raw.direct().is_none() {
                 slot.stage = Stage::Flush;
-                return Err(Next::Again);
+                return Err(Next::Retry);
             }
             return Ok(Ok(()));
         }
-        // The file's end within a block, or nothing at all: the copying way knows what to do.
-        Err(if length == 0 || !length.is_multiple_of(block) { Next::Aside } else { Next::Again })
+        // The file ended within a block, or nothing was transferred. The fallback handles both.
+        Err(if length == 0 || !length.is_multiple_of(block) { Next::Fallback } else { Next::Retry })
     }
 
-    /// Tells the kernel what is queued.
+    /// Submits the queued entries.
     fn enter(&mut self, wait: usize) {
         while self.queued || wait > 0 {
             match self.ring.submit_and_wait(wait) {
@@ -335,16 +335,16 @@ impl Ring {
                         return;
                     }
                 }
-                // Completions that nobody took: the next `reap` does, and submits again.
+                // The completion queue is full. The next `reap` empties it and submits again.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) && wait == 0 => return,
-                // The kernel is short of memory, or a signal came.
+                // The kernel is short of memory.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM)) => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                // Only a sandbox that takes away what `available` found.
+                // Only a sandbox that removes system calls later can cause this.
                 Err(error) => {
-                    tracing::error!("io_uring does not take requests any more: {error}");
+                    tracing::error!("io_uring no longer accepts requests: {error}");
                     std::thread::sleep(Duration::from_millis(1));
                     return;
                 }
@@ -352,31 +352,31 @@ impl Ring {
         }
     }
 
-    /// Lets the kernel put down what it has for us, where it waits for being asked.
-    fn poke(&mut self) {
+    /// Makes the kernel post completions that it has deferred.
+    fn run_deferred(&mut self) {
         let submission = self.ring.submission();
         if submission.taskrun() || submission.cq_overflow() {
             drop(submission);
             let flags = EnterFlags::GETEVENTS.bits();
-            // SAFETY: nothing is submitted or waited for, and there is no argument.
+            // SAFETY: the call submits nothing, waits for nothing and has no argument.
             let entered = unsafe { self.ring.submitter().enter::<()>(0, 0, flags, None) };
-            // The next time is as good.
+            // If it fails, the next call does it.
             entered.ok();
         }
     }
 }
 
-/// Why there is no entry for a request.
+/// The reason why a request gets no ring entry.
 #[derive(Clone, Copy)]
-enum Elsewhere {
+enum NoEntry {
     Answer(Fault),
-    Aside,
+    Fallback,
 }
 
-/// What follows on an answer of the kernel that is not the end.
+/// The next step after an answer that does not complete the request.
 enum Next {
-    Again,
-    Aside,
+    Retry,
+    Fallback,
 }
 
 impl Channel for Ring {
@@ -389,33 +389,33 @@ impl Channel for Ring {
     }
 
     fn submit(&mut self) {
-        if let (true, Some(channel)) = (self.aside.pushed, &mut self.aside.channel) {
+        if let (true, Some(channel)) = (self.fallback.pushed, &mut self.fallback.channel) {
             channel.submit();
-            self.aside.pushed = false;
+            self.fallback.pushed = false;
         }
         self.enter(0);
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
-        self.poke();
+        self.run_deferred();
         loop {
-            // One at a time, because each may queue another.
+            // One at a time, because each may queue another entry.
             let Some(entry) = self.ring.completion().next() else { break };
             match u16::try_from(entry.user_data()) {
                 Ok(number) if number < DEPTH => self.complete(number, entry.result(), done),
-                _ => self.aside.watched = false,
+                _ => self.fallback.watched = false,
             }
         }
-        if !self.aside.watched
-            && self.aside.count > 0
-            && let Some(channel) = &mut self.aside.channel
+        if !self.fallback.watched
+            && self.fallback.count > 0
+            && let Some(channel) = &mut self.fallback.channel
         {
             let before = done.len();
             channel.reap(done);
-            self.aside.count -= done.len() - before;
+            self.fallback.count -= done.len() - before;
             self.watch();
         }
-        // What goes aside leaves a slot, too.
+        // Requests that went to the fallback left their slots free, too.
         while !self.free.is_empty()
             && let Some(next) = self.waiting.pop_front()
         {
@@ -425,7 +425,7 @@ impl Channel for Ring {
     }
 
     fn event(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring's descriptor is open as long as the ring, which is borrowed.
+        // SAFETY: the ring's descriptor stays open as long as the ring, which is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 
@@ -435,13 +435,15 @@ impl Channel for Ring {
 }
 
 impl Drop for Ring {
-    /// The kernel still writes to memory for what it has: that is waited for, and not gone on with.
-    /// The next channel finds the ring empty.
+    /// Waits for the kernel, which still writes to memory for requests in flight, but starts no
+    /// further steps of them. The next channel finds the ring empty.
     fn drop(&mut self) {
-        self.aside.channel = None;
+        self.fallback.channel = None;
         let mut others = 0;
-        if self.aside.watched {
-            self.queue(&opcode::PollRemove::new(ASIDE).build().user_data(UNWATCH));
+        if self.fallback.watched {
+            self.queue(
+                &opcode::PollRemove::new(FALLBACK_READY).build().user_data(FALLBACK_CANCELED),
+            );
             others = 2;
         }
         while others > 0 || self.slots.iter().any(Option::is_some) {
@@ -514,7 +516,7 @@ mod test {
         let Some((folder, image)) = disk(Direct::Off) else { return };
         let mut driver = Driver::new(&image);
         let count = usize::from(DEPTH) * 3;
-        // The kernel reads nothing of a file that was cut off.
+        // A read of a truncated file returns nothing.
         File::options().write(true).open(folder.path().join("disk")).unwrap().set_len(0).unwrap();
         for number in 0..count as u64 {
             driver.push(Operation::Read, (number * 512, 512), &[piece(number * 512, 512)]);
@@ -543,7 +545,7 @@ mod test {
                 let write = Operation::Write { durable: false };
                 assert_eq!(driver.ask(write, (8192, 4096), &pieces), Err(Fault::Refused));
             }
-            // Across two regions of RAM is well.
+            // A piece may span two regions of RAM.
             let pieces = [piece((8 << 20) - 2048, 4096)];
             driver.ask(Operation::Read, (8192, 4096), &pieces).unwrap();
             assert_eq!(driver.read(8192, 512).unwrap(), vec![16; 512]);
@@ -608,7 +610,7 @@ mod test {
         let Some((folder, _image)) = disk(Direct::Off) else { return };
         let path = folder.path().join("disk");
         let other = File::open(&path).unwrap();
-        let mut ring = rings(&path, 1).unwrap().lend(&other).unwrap();
+        let mut ring = rings(&path, 1).unwrap().lease(&other).unwrap();
         let (inet, stream) = (libc::AF_INET, libc::SOCK_STREAM);
         let peer = libc::sockaddr_un { sun_family: 1, sun_path: [0; 108] };
         let (peer, length) = ((&raw const peer).cast(), 2);
@@ -623,13 +625,13 @@ mod test {
             (opcode::Close::new(file).build(), -libc::EACCES),
             (opcode::OpenAt::new(types::Fd(-1), c"/".as_ptr()).build(), -libc::EACCES),
         ] {
-            // SAFETY: what an entry points to outlives the answer, which is waited for.
+            // SAFETY: everything an entry points to outlives the answer, which the test waits for.
             unsafe { ring.submission().push(&entry) }.unwrap();
             ring.submit_and_wait(1).unwrap();
             let said = ring.completion().next().unwrap().result();
             assert_eq!(said, answer, "{entry:?}");
         }
-        // And nobody gives it other files, or takes the restrictions back.
+        // The ring accepts no other files, and its restrictions cannot be lifted.
         let refused = ring.submitter().register_files_update(0, &[0]).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
         let again = ring.submitter().register_restrictions(&mut []).unwrap_err();
@@ -641,7 +643,7 @@ mod test {
         let Some((_folder, image)) = disk(Direct::Auto) else { return };
         for round in 0..50 {
             let mut driver = Driver::new(&image);
-            // Some go aside, which is waited for through the ring.
+            // Some requests go to the fallback, which the ring polls.
             for number in 0..8 {
                 driver.push(Operation::Read, (0, 4096), &[piece(number * 8192 + 4, 4096)]);
             }

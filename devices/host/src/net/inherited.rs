@@ -1,5 +1,5 @@
-//! What was open before this process was: taps, and sockets that are connected or listen, told
-//! apart.
+//! Inherited file descriptors: detects whether they are taps, connected sockets or listening
+//! sockets.
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::tap::duplicate;
 
-/// What was inherited.
+/// The network behind inherited file descriptors.
 pub enum Inherited {
     /// Queues of a tap or macvtap.
     Taps(Vec<OwnedFd>),
@@ -19,11 +19,12 @@ pub enum Inherited {
     Stream(UnixStream),
 }
 
-/// Takes what was inherited, and tells what it is.
+/// Duplicates inherited file descriptors and detects their kind.
 ///
 /// # Errors
 ///
-/// When a number is none, or what it stands for is neither tap nor stream.
+/// Fails if a number is not an open file descriptor, or is neither a tap nor a connected stream
+/// socket.
 pub fn inherit(list: &[i32]) -> anyhow::Result<Inherited> {
     let mut taps = Vec::new();
     for number in list {
@@ -35,9 +36,13 @@ pub fn inherit(list: &[i32]) -> anyhow::Result<Inherited> {
                 let kind = sockopt::socket_type(&fd)?;
                 ensure!(
                     kind == SocketType::STREAM,
-                    "file descriptor {number} is a socket, but no stream: passt has a stream"
+                    "file descriptor {number} is a socket, but no stream: passt uses a stream \
+                     socket"
                 );
-                ensure!(list.len() == 1, "a socket carries one pair of queues: give it alone");
+                ensure!(
+                    list.len() == 1,
+                    "a socket carries one pair of queues: write it alone, as fd:{number}"
+                );
                 let stream = UnixStream::from(fd);
                 let peer = stream.peer_addr();
                 peer.with_context(|| format!("the socket {number} is not connected"))?;
@@ -49,20 +54,20 @@ pub fn inherit(list: &[i32]) -> anyhow::Result<Inherited> {
     Ok(Inherited::Taps(taps))
 }
 
-/// A socket that listened already.
+/// An inherited socket that listens.
 #[derive(Debug)]
 pub enum Listening {
-    /// At a TCP port.
+    /// On a TCP port.
     Tcp(TcpListener),
-    /// At a path, or under another name of this host's.
+    /// On a path, or on an abstract name.
     Unix(UnixListener),
 }
 
-/// Takes a socket that was inherited, if clients can come by it.
+/// Duplicates an inherited socket that listens.
 ///
 /// # Errors
 ///
-/// When the number is none, or what it stands for does not listen.
+/// Fails if the number is not an open file descriptor, or not a socket that listens.
 pub fn listening(number: i32) -> anyhow::Result<Listening> {
     let fd = duplicate(number)?;
     let kind = sockopt::socket_type(&fd);

@@ -1,31 +1,31 @@
-//! The state of a cable: whether it is plugged in at both ends, and the longest packet that fits.
-//! The controller's guest, the peer and the operator share it.
+//! The state of a network link: whether both ends are connected, and the MTU. The guest, the
+//! backend's peer and the operator share it.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{bail, ensure};
 
-/// The cables of a machine, by their controllers' names on the board.
+/// The links of a machine, by the names of their controllers on the board.
 #[derive(Default)]
 pub struct Links(Mutex<Vec<(String, Arc<Link>)>>);
 
 impl Links {
-    /// One more.
+    /// Adds the link of the controller `name`.
     pub fn add(&self, name: &str, link: Arc<Link>) {
         self.0.lock().expect("no network panicked").push((name.to_owned(), link));
     }
 
-    /// All of them, in the order of their controllers.
+    /// All links, in the order of their controllers.
     pub fn all(&self) -> Vec<(String, Arc<Link>)> {
         self.0.lock().expect("no network panicked").clone()
     }
 
-    /// The cable of the controller with this name.
+    /// The link of the controller `name`.
     ///
     /// # Errors
     ///
-    /// When there is none, with those that there are.
+    /// When there is no such controller. The error lists the existing ones.
     pub fn find(&self, name: &str) -> anyhow::Result<Arc<Link>> {
         let all = self.all();
         if let Some((_, link)) = all.iter().find(|(other, _)| other == name) {
@@ -33,55 +33,54 @@ impl Links {
         }
         let names: Vec<_> = all.iter().map(|(name, _)| name.as_str()).collect();
         match names.as_slice() {
-            [] => bail!("this machine has no network: add --device virtio-net when it is started"),
-            names => bail!("there is no network `{name}`, but {}", names.join(", ")),
+            [] => bail!("this machine has no network: start it with --device virtio-net"),
+            names => bail!("there is no network `{name}`: this machine has {}", names.join(", ")),
         }
     }
 }
 
-/// The least MTU that there is (VIRTIO 1.3, 5.1.4.1).
+/// The smallest valid MTU (VIRTIO 1.3, 5.1.4.1).
 pub const LEAST_MTU: u16 = 68;
 
-/// Called when the guest is to look again, on the thread that changed something.
+/// Called after each change of a link, on the thread that changed it. Notifies the guest.
 pub type Watch = Box<dyn Fn() + Send>;
 
-/// One cable.
+/// One network link.
 pub struct Link {
     state: Mutex<State>,
     watch: Mutex<Option<Watch>>,
-    /// Pairs of queues that the kernel serves.
+    /// Number of queue pairs that the kernel serves.
     in_kernel: AtomicU16,
 }
 
-/// What can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct State {
-    /// The operator plugged it in.
+    /// The operator's setting.
     plugged: bool,
-    /// There is a peer.
+    /// The backend has a peer.
     connected: bool,
     mtu: Option<u16>,
 }
 
 impl Link {
-    /// A cable with a peer, plugged in.
+    /// A link that is up: plugged in, with a peer.
     pub fn new(mtu: Option<u16>) -> Self {
         let state = State { plugged: true, connected: true, mtu };
         Self { state: Mutex::new(state), watch: Mutex::default(), in_kernel: AtomicU16::new(0) }
     }
 
-    /// How many pairs of queues the kernel serves now (vhost-net), and not this process.
+    /// The number of queue pairs that the kernel serves now (vhost-net), and not this process.
     pub fn in_kernel(&self) -> u16 {
         self.in_kernel.load(Ordering::Relaxed)
     }
 
-    /// One more pair of queues is the kernel's, or one less.
+    /// Counts one more queue pair that the kernel serves, or one less.
     pub fn count_in_kernel(&self, more: bool) {
         let one = if more { 1 } else { u16::MAX };
         self.in_kernel.fetch_add(one, Ordering::Relaxed);
     }
 
-    /// Whether frames go through.
+    /// Whether the link is up: plugged in, with a peer.
     pub fn is_up(&self) -> bool {
         let state = self.state.lock().expect("no network panicked");
         state.plugged && state.connected
@@ -92,40 +91,44 @@ impl Link {
         self.state.lock().expect("no network panicked").plugged
     }
 
-    /// The longest packet, where that is known.
+    /// The MTU, where it is known.
     pub fn mtu(&self) -> Option<u16> {
         self.state.lock().expect("no network panicked").mtu
     }
 
-    /// The operator plugs the cable in, or pulls it.
+    /// Sets whether the operator has the cable plugged in.
     pub fn plug(&self, plugged: bool) {
         self.change(|state| state.plugged = plugged);
     }
 
-    /// The peer comes, or goes.
+    /// Sets whether the backend has a peer.
     pub fn connect(&self, connected: bool) {
         self.change(|state| state.connected = connected);
     }
 
-    /// The MTU is another one from now on.
+    /// Changes the MTU.
     ///
     /// # Errors
     ///
-    /// When there is no such MTU, or the guest never learnt of one, so that it does not look.
+    /// When `mtu` is too small, or the link had no MTU: then the guest does not read it.
     pub fn resize(&self, mtu: u16) -> anyhow::Result<()> {
-        ensure!(mtu >= LEAST_MTU, "an MTU of {mtu}: the least is {LEAST_MTU}");
-        ensure!(self.mtu().is_some(), "its guest knows of no MTU: say mtu=N when it is started");
+        ensure!(mtu >= LEAST_MTU, "mtu {mtu}: too small: the minimum is {LEAST_MTU}");
+        ensure!(
+            self.mtu().is_some(),
+            "the guest was started without an MTU, so it cannot change: start it with mtu=N"
+        );
         self.change(|state| state.mtu = Some(mtu));
         Ok(())
     }
 
-    /// Calls `watch` after each change from now on, in place of what was called before.
+    /// Calls `watch` after each change from now on, instead of the previous one.
     pub fn watch(&self, watch: Option<Watch>) {
         *self.watch.lock().expect("no network panicked") = watch;
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
-        // One change is told before the next: the guest is never left with the older one.
+        // Held until the guest is notified, so that notifications keep the order of changes and the
+        // guest never ends up with an old state.
         let watch = self.watch.lock().expect("no network panicked");
         let mut state = self.state.lock().expect("no network panicked");
         let before = *state;
@@ -174,7 +177,8 @@ mod test {
         links.add("virtio-net", Arc::new(Link::new(None)));
         links.add("virtio-net.2", Arc::new(Link::new(Some(1500))));
         assert_eq!(links.find("virtio-net.2").unwrap().mtu(), Some(1500));
-        assert_eq!(said("eth0"), "there is no network `eth0`, but virtio-net, virtio-net.2");
+        let wanted = "there is no network `eth0`: this machine has virtio-net, virtio-net.2";
+        assert_eq!(said("eth0"), wanted);
         let unknown = links.find("virtio-net").unwrap().resize(1400).unwrap_err();
         assert!(unknown.to_string().contains("mtu=N"), "{unknown}");
     }

@@ -1,11 +1,12 @@
-//! Networks: what a network controller asks of the other end of its cable, whatever that is.
+//! Networks: the interface between a network controller and its backend.
 //!
-//! A controller opens a [`Side`] and takes one [`Port`] for each pair of its queues. Frames travel
-//! behind a `virtio_net_hdr_v1` (VIRTIO 1.3, 5.1.6), from and into the guest's own memory.
+//! A controller opens a [`Side`] and takes one [`Port`] for each pair of its queues. Each frame
+//! follows a `virtio_net_hdr_v1` (VIRTIO 1.3, 5.1.6) and is read from or written to the guest's own
+//! memory.
 //!
-//! Threats: the guest chooses where a frame lies and what its header says; the kernel checks the
-//! header, and what it refuses is a frame that is lost. The peer chooses what arrives and when:
-//! lengths are checked, one frame at most is kept, and nothing here ever waits.
+//! Threats: the guest chooses where a frame lies and what its header contains. The kernel checks
+//! the header, and a frame that it refuses is lost. The peer chooses what arrives and when. Lengths
+//! are checked, at most one frame is kept, and nothing here blocks.
 
 pub mod inherited;
 pub mod link;
@@ -30,23 +31,23 @@ use crate::memory::{Memory, NoMemory, Piece};
 
 /// Bytes of the header before each frame.
 pub const HEADER: usize = 12;
-/// Most bytes of a frame: the longest IP packet, an Ethernet header and a VLAN tag.
+/// Maximum bytes of a frame: the longest IP packet, an Ethernet header and a VLAN tag.
 pub const FRAME: usize = 65535 + 14 + 4;
-/// Least bytes of a frame: an Ethernet header.
+/// Minimum bytes of a frame: an Ethernet header.
 pub const RUNT: usize = 14;
 
-/// What is behind a network controller.
+/// The backend of a network controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Network {
-    /// Nothing: the link is down.
+    /// None: the link is down.
     #[default]
     None,
-    /// A tap interface of the host by its name; it is made if there is none.
+    /// A tap interface of the host, by its name. It is created if it does not exist.
     Tap(String),
-    /// A macvtap's character device, `/dev/tapN`.
+    /// The character device of a macvtap, `/dev/tapN`.
     Macvtap(PathBuf),
-    /// What we inherited: taps, one for each pair of queues, or one socket.
+    /// Inherited file descriptors: one tap for each pair of queues, or one socket.
     Fd(Vec<i32>),
     /// The socket on which `passt` listens.
     Passt(PathBuf),
@@ -61,8 +62,8 @@ impl TryFrom<String> for Network {
             None if text == "none" => Ok(Self::None),
             Some(("tap", name)) if tap::is_name(name) => Ok(Self::Tap(name.to_owned())),
             Some(("tap", name)) => Err(format!(
-                "`{name}` is no name of an interface: 1 to 15 letters, without `/`, `:`, `%` and \
-                 spaces"
+                "`{name}` is not an interface name: write 1 to 15 letters, without `/`, `:`, `%` \
+                 and spaces"
             )),
             Some(("macvtap", path)) if !path.is_empty() => Ok(Self::Macvtap(path.into())),
             Some(("passt", path)) if !path.is_empty() => Ok(Self::Passt(path.into())),
@@ -100,26 +101,26 @@ impl fmt::Display for Network {
     }
 }
 
-/// What may be left to the one who receives a frame.
+/// Offloads: work that the sender may leave to the receiver of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offloads {
-    /// To compute a checksum.
+    /// Computing a checksum.
     pub checksum: bool,
-    /// To cut a large TCP segment over IPv4.
+    /// Segmenting TCP over IPv4.
     pub tso4: bool,
-    /// To cut one over IPv6.
+    /// Segmenting TCP over IPv6.
     pub tso6: bool,
-    /// To cut one with ECN bits.
+    /// Segmenting TCP with ECN bits.
     pub ecn: bool,
-    /// To cut a large UDP datagram, over IPv4 and IPv6.
+    /// Segmenting UDP, over IPv4 and IPv6.
     pub uso: bool,
 }
 
 impl Offloads {
-    /// All of them.
+    /// All offloads.
     pub const ALL: Self = Self { checksum: true, tso4: true, tso6: true, ecn: true, uso: true };
 
-    /// Those that are in both. Nothing is cut by one who computes no checksums.
+    /// The offloads that are in both. Segmentation requires checksums, so without them it is off.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let checksum = self.checksum && other.checksum;
@@ -132,86 +133,95 @@ impl Offloads {
         }
     }
 
-    /// Whether frames may be longer than the link's MTU allows.
+    /// Whether frames may be longer than the link's MTU.
     pub fn is_large(self) -> bool {
         self.tso4 || self.tso6 || self.uso
     }
 }
 
-/// The other end of a cable: what all pairs of queues of a controller share.
+/// A network backend, shared by all pairs of queues of a controller.
 pub trait Side: Send + Sync {
-    /// What it can do, in both directions.
+    /// The supported offloads, in both directions.
     fn offloads(&self) -> Offloads;
-    /// From now on it may leave this to the guest, and nothing else.
+    /// Enables exactly these receive offloads: the backend may leave this work to the guest.
     fn leave(&self, offloads: Offloads);
-    /// Whether frames for the guest may come by this port.
+    /// Enables or disables the delivery of frames to the guest by this port.
     fn attach(&self, port: usize, on: bool);
-    /// The address that the guest must have for frames to reach it, where that is so.
+    /// The address that the guest must use to receive frames, if the backend requires one.
     fn mac(&self) -> Option<Mac> {
         None
     }
-    /// Whether it is there at all, and its MTU.
+    /// The state of the link and its MTU.
     fn link(&self) -> &Arc<Link>;
-    /// A way for each pair of queues, once.
+    /// The ports, one for each pair of queues. Called once.
     fn ports(&self) -> Vec<Box<dyn Port>>;
-    /// A file for each port that the kernel can serve in our place, where that is so.
+    /// A file for each port that vhost-net can serve. Empty if the backend does not support that.
     fn taps(&self) -> anyhow::Result<Vec<File>> {
         Ok(Vec::new())
     }
 }
 
-/// Why no frame went through.
+/// The reason why no frame was transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// Nothing has arrived, or nothing more can be sent: see [`Port::wait`].
+    /// No frame has arrived, or none can be sent now (see [`Port::wait`]).
     Wait,
-    /// The guest's memory is not there, or its frame is none: the guest's doing.
+    /// The guest's fault: a buffer outside its memory, or an invalid frame.
     Refused,
 }
 
-/// What a thread sleeps on until there may be something to do.
+/// The events that a thread waits for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wait<'a> {
     /// Readable when a frame has arrived, and writable when one can be sent.
     pub fd: Option<BorrowedFd<'a>>,
-    /// Counts the connections: another one may have the same file descriptor.
+    /// Number of the connection. A new one may have the same file descriptor.
     pub connection: u32,
-    /// The last frame could not be sent: wait for that too.
+    /// The last frame could not be sent, so wait for room too.
     pub full: bool,
-    /// Look again at this moment in any case.
+    /// The latest time to look again.
     pub due: Option<Instant>,
 }
 
-/// The way of one pair of queues.
+/// The port of one pair of queues.
 pub trait Port: Send {
-    /// Puts the next frame behind its header into the guest's memory, and what does not fit there
-    /// into `rest`, which is as long as any frame. Gives the length of both together, with header.
+    /// Writes the next frame, after its header, to the guest's memory. Bytes that do not fit there
+    /// go to `rest`, which has room for any frame. Returns the length of header and frame.
     ///
     /// # Errors
     ///
-    /// When there is none, or the memory is not there: the frame is lost then.
+    /// Fails if there is no frame, or if the memory does not exist, in which case the frame is
+    /// lost.
     fn receive(&mut self, memory: &Memory, to: &[Piece], rest: &mut [u8]) -> Result<usize, Stop>;
-    /// Sends the frame behind its header. Where nobody is, it is lost like on any cable.
+    /// Sends the frame that follows its header. Without a peer, the frame is lost as on any cable.
     ///
     /// # Errors
     ///
-    /// When it must be tried again, or is no frame.
+    /// Fails if the frame must be sent again later, or is invalid.
     fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), Stop>;
-    /// What to sleep on. This is also where a port does what does not belong to a frame.
+    /// The events to wait for. The port also reconnects here and flushes its output.
     fn wait(&mut self) -> Wait<'_>;
 }
 
-/// Bytes of these pieces together.
+/// The guest's `pieces` without their first `skip` bytes.
+#[derive(Clone, Copy)]
+struct GuestBytes<'a> {
+    memory: &'a Memory,
+    pieces: &'a [Piece],
+    skip: usize,
+}
+
+/// The total length of the pieces in bytes.
 #[must_use]
 pub fn length(pieces: &[Piece]) -> usize {
     pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.length as usize))
 }
 
-/// Copies into these pieces from a place in them on; gives how much there was room for.
+/// Copies `data` into the pieces, from offset `at` on. Returns the number of bytes that fit.
 ///
 /// # Errors
 ///
-/// When they are not memory.
+/// Fails if a piece is not in guest memory.
 pub fn put(memory: &Memory, pieces: &[Piece], at: usize, data: &[u8]) -> Result<usize, NoMemory> {
     let mut done = 0;
     each(pieces, at, data.len(), |address, length| {
@@ -222,11 +232,11 @@ pub fn put(memory: &Memory, pieces: &[Piece], at: usize, data: &[u8]) -> Result<
     Ok(done)
 }
 
-/// Copies out of these pieces from a place in them on; gives how much there was.
+/// Copies from the pieces into `data`, from offset `at` on. Returns the number of copied bytes.
 ///
 /// # Errors
 ///
-/// When they are not memory.
+/// Fails if a piece is not in guest memory.
 pub fn get(
     memory: &Memory,
     pieces: &[Piece],
@@ -242,7 +252,7 @@ pub fn get(
     Ok(done)
 }
 
-/// Walks `length` bytes of these pieces.
+/// Calls `run` with the address and length of each part of `length` bytes, from offset `at` on.
 fn each(
     pieces: &[Piece],
     at: usize,
@@ -266,12 +276,12 @@ fn each(
     Ok(())
 }
 
-/// What is asked of a network when it is opened.
+/// A controller's requirements for its network.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
-    /// Pairs of queues.
+    /// Number of queue pairs.
     pub pairs: u16,
-    /// The MTU, where the network's own is not to be told.
+    /// The MTU to report, instead of the network's own.
     pub mtu: Option<u16>,
 }
 
@@ -279,10 +289,10 @@ pub struct Wish {
 ///
 /// # Errors
 ///
-/// When it cannot be had: what is missing, and the way out.
+/// Fails if the network is not available. The error says what is missing, and the way out.
 pub fn open(network: &Network, wish: Wish) -> anyhow::Result<Arc<dyn Side>> {
     Ok(match network {
-        Network::None => Arc::new(Nothing::new(wish)),
+        Network::None => Arc::new(Disconnected::new(wish)),
         Network::Tap(name) => Arc::new(tap::Tap::open(name, wish)?),
         Network::Macvtap(path) => Arc::new(tap::Tap::open_device(path, wish)?),
         Network::Passt(path) => Arc::new(passt::Passt::new(path, wish)?),
@@ -293,13 +303,13 @@ pub fn open(network: &Network, wish: Wish) -> anyhow::Result<Arc<dyn Side>> {
     })
 }
 
-/// No network.
-struct Nothing {
+/// A controller without a network.
+struct Disconnected {
     link: Arc<Link>,
     pairs: u16,
 }
 
-impl Nothing {
+impl Disconnected {
     fn new(wish: Wish) -> Self {
         let link = Link::new(wish.mtu);
         link.connect(false);
@@ -307,7 +317,7 @@ impl Nothing {
     }
 }
 
-impl Side for Nothing {
+impl Side for Disconnected {
     fn offloads(&self) -> Offloads {
         Offloads::default()
     }
@@ -317,14 +327,14 @@ impl Side for Nothing {
         &self.link
     }
     fn ports(&self) -> Vec<Box<dyn Port>> {
-        (0..self.pairs).map(|_| Box::new(Nobody) as Box<dyn Port>).collect()
+        (0..self.pairs).map(|_| Box::new(DisconnectedPort) as Box<dyn Port>).collect()
     }
 }
 
-/// A cable whose other end lies on the floor.
-struct Nobody;
+/// Drops all frames.
+struct DisconnectedPort;
 
-impl Port for Nobody {
+impl Port for DisconnectedPort {
     fn receive(&mut self, _: &Memory, _: &[Piece], _: &mut [u8]) -> Result<usize, Stop> {
         Err(Stop::Wait)
     }

@@ -1,4 +1,4 @@
-//! Sockets that hear packets of one kind at one interface (packet(7)).
+//! Packet sockets: they receive the packets of one protocol at one interface (packet(7)).
 #![expect(unsafe_code, reason = "no library makes an address of this family")]
 
 use std::io;
@@ -6,15 +6,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-/// A socket, not waiting, of what is said at this interface in the protocol of this number, without
-/// the header of the frame. It takes NET_RAW.
+/// Opens a non-blocking socket that receives the packets of a protocol at an interface, without the
+/// frame's header. Needs CAP_NET_RAW.
 ///
 /// # Errors
 ///
-/// When we may not, or there is no such interface.
+/// Fails without the capability, or if there is no such interface.
 pub fn hear(protocol: u16, interface: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // Without a protocol it hears nothing before it is bound.
+    // With protocol 0 the socket receives nothing before it is bound.
     let socket = socket_with(AddressFamily::PACKET, SocketType::DGRAM, flags, None)?;
     let address = libc::sockaddr_ll {
         sll_family: AddressFamily::PACKET.as_raw(),
@@ -26,7 +26,7 @@ pub fn hear(protocol: u16, interface: u32) -> io::Result<OwnedFd> {
         sll_addr: [0; 8],
     };
     let length = libc::socklen_t::try_from(size_of_val(&address)).map_err(io::Error::other)?;
-    // SAFETY: the address is a whole one of its family, and is there during the call.
+    // SAFETY: the address is a complete one of its family, and lives during the call.
     let bound = unsafe {
         libc::bind(socket.as_raw_fd(), (&raw const address).cast::<libc::sockaddr>(), length)
     };
@@ -46,7 +46,7 @@ mod test {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {}
             other => {
                 assert_eq!(Errno::from_io_error(&other.unwrap_err()), Some(Errno::NODEV));
-                // The loopback, which each network has.
+                // The loopback interface, which every network namespace has.
                 hear(ARP, 1).unwrap();
             }
         }

@@ -1,11 +1,11 @@
-//! A Unix stream socket as QEMU's `-netdev stream` and passt(1) speak it: before each frame its
-//! length, four bytes, the highest first. There is no header, so there are no offloads: ours is
-//! taken off and put on here.
+//! A Unix stream socket with the protocol of QEMU's `-netdev stream` and passt(1): each frame
+//! follows its length, a big-endian number of four bytes. The protocol has no `virtio_net_hdr`, so
+//! there are no offloads: the header is removed and added here.
 //!
-//! Threats: the peer may send any bytes at any pace, or none, and may not read. A length that no
-//! frame has ends the connection, since nobody knows where the next one would begin. What arrives
-//! waits in a buffer of fixed size. One frame at most is kept half sent, and a peer that does not
-//! read for a second loses frames, as on any cable; the guest waits for it no longer.
+//! Threats: the peer may send any bytes at any pace, or none, and may not read. An invalid length
+//! ends the connection, because the start of the next frame is unknown. Input is buffered in a
+//! fixed size. At most one partly sent frame is kept. A peer that does not read for a second loses
+//! frames, as on any cable, and the guest no longer waits for it.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -19,48 +19,51 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 
 use super::link::Link;
 use super::tap::Vectors;
-use super::{FRAME, HEADER, Offloads, Port, RUNT, Side, Stop, Wait, Wish, get, put};
+use super::{FRAME, GuestBytes, HEADER, Offloads, Port, RUNT, Side, Stop, Wait, Wish, get, put};
 use crate::memory::{Memory, NoMemory, Piece};
 
-/// Bytes of a length.
+/// Bytes of the length before each frame.
 const LENGTH: usize = 4;
-/// What one read may bring: the longest frame, or many that are shorter.
+/// Bytes of the input buffer, which has room for the longest frame.
 const BUFFER: usize = 128 << 10;
-/// How often a peer that is not there is looked for.
-const AGAIN: Duration = Duration::from_secs(1);
-/// How long a peer may not read until frames for it are lost.
-const PATIENCE: Duration = Duration::from_secs(1);
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
+/// If the peer has not read for this long, frames for it are dropped.
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A peer at the other end of a socket.
+/// A network backend: passt, or another peer with the same protocol.
 pub struct Passt {
     link: Arc<Link>,
     port: Mutex<Option<Stream>>,
 }
 
 impl Passt {
-    /// A peer that listens on a path, now or later.
+    /// Connects to the peer that listens at `path`, now or when it starts later.
     ///
     /// # Errors
     ///
-    /// When more pairs of queues are wanted than a stream can carry, or the path is too long.
+    /// When more than one pair of queues is requested, or the path is too long.
     pub fn new(path: &Path, wish: Wish) -> anyhow::Result<Self> {
         SocketAddrUnix::new(path)
-            .map_err(|_| anyhow::anyhow!("{} is too long for a socket", path.display()))?;
+            .map_err(|_| anyhow::anyhow!("{} is too long for a socket's path", path.display()))?;
         Self::with(Some(path.to_owned()), None, wish)
     }
 
-    /// A peer that is connected already. When it goes, it does not come back.
+    /// Uses a connected socket. There is no reconnection.
     ///
     /// # Errors
     ///
-    /// When more pairs of queues are wanted than a stream can carry.
+    /// When more than one pair of queues is requested.
     pub fn of(socket: UnixStream, wish: Wish) -> anyhow::Result<Self> {
         socket.set_nonblocking(true)?;
         Self::with(None, Some(socket), wish)
     }
 
     fn with(path: Option<PathBuf>, socket: Option<UnixStream>, wish: Wish) -> anyhow::Result<Self> {
-        ensure!(wish.pairs == 1, "a socket carries one pair of queues, not {}", wish.pairs);
+        ensure!(
+            wish.pairs == 1,
+            "a socket carries one pair of queues, not {}: use a tap, or a single pair",
+            wish.pairs
+        );
         let link = Arc::new(Link::new(wish.mtu));
         link.connect(socket.is_some());
         let mut port = Stream {
@@ -68,13 +71,13 @@ impl Passt {
             link: link.clone(),
             socket,
             connection: 0,
-            again: None,
+            reconnect_at: None,
             input: vec![0; BUFFER],
             filled: 0..0,
             output: Vec::new(),
-            stuck: None,
+            stuck_since: None,
             vectors: Vectors::default(),
-            said: false,
+            warned: false,
         };
         port.connect();
         Ok(Self { link, port: Mutex::new(Some(port)) })
@@ -96,28 +99,28 @@ impl Side for Passt {
     }
 }
 
-/// The connection, or the search for one.
+/// The connection to the peer, or the attempts to connect.
 struct Stream {
-    /// Where to look for the peer.
+    /// `None` for an inherited socket.
     path: Option<PathBuf>,
     link: Arc<Link>,
     socket: Option<UnixStream>,
+    /// The number of the connection, for [`Wait`].
     connection: u32,
-    /// When to look next.
-    again: Option<Instant>,
+    reconnect_at: Option<Instant>,
     input: Vec<u8>,
-    /// What of `input` has arrived and was not taken.
+    /// The received bytes of `input` that are not delivered yet.
     filled: std::ops::Range<usize>,
-    /// The end of a frame whose beginning was sent.
+    /// The rest of a frame that is partly sent.
     output: Vec<u8>,
-    /// Since when the peer does not read.
-    stuck: Option<Instant>,
+    /// The time since which the peer does not read.
+    stuck_since: Option<Instant>,
     vectors: Vectors,
-    /// That the peer is not there was said.
-    said: bool,
+    /// Whether the missing peer has been logged.
+    warned: bool,
 }
 
-/// A socket that does not wait, not even for a listener that accepts nobody.
+/// Connects without blocking, also when the listener accepts no clients.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -126,26 +129,26 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
 }
 
 impl Stream {
-    /// Looks for the peer, if it is time to.
+    /// Connects to the peer if there is no connection and the time of the next attempt has come.
     fn connect(&mut self) {
         let Some(path) = self.path.as_deref().filter(|_| self.socket.is_none()) else { return };
         let now = Instant::now();
-        if self.again.is_some_and(|again| now < again) {
+        if self.reconnect_at.is_some_and(|time| now < time) {
             return;
         }
-        self.again = Some(now + AGAIN);
+        self.reconnect_at = Some(now + RECONNECT_INTERVAL);
         match connect(path) {
             Ok(socket) => {
                 tracing::info!("the user-mode network at {} is connected", path.display());
                 self.socket = Some(socket);
                 self.connection = self.connection.wrapping_add(1);
-                self.said = false;
+                self.warned = false;
                 self.link.connect(true);
             }
-            Err(error) if !self.said => {
-                self.said = true;
+            Err(error) if !self.warned => {
+                self.warned = true;
                 tracing::warn!(
-                    "the user-mode network at {}: {error}: the link is down until it is there",
+                    "the user-mode network at {}: {error}: the link is down until it is available",
                     path.display()
                 );
             }
@@ -153,19 +156,19 @@ impl Stream {
         }
     }
 
-    /// The peer is gone, or makes no sense.
+    /// Ends the connection: the peer is gone, or sent an invalid length.
     fn disconnect(&mut self, why: &str) {
         tracing::warn!("passt: {why}: the link is down");
         self.socket = None;
-        // Soon, but never so often that a peer which hangs up at once keeps us busy.
-        self.again = Some(Instant::now() + AGAIN);
+        // The delay keeps us from being busy with a peer that hangs up at once, again and again.
+        self.reconnect_at = Some(Instant::now() + RECONNECT_INTERVAL);
         self.filled = 0..0;
         self.output.clear();
-        self.stuck = None;
+        self.stuck_since = None;
         self.link.connect(false);
     }
 
-    /// The next frame that is here whole.
+    /// The position of the next complete frame in `input`. An invalid length is an error.
     fn frame(&self) -> Result<Option<std::ops::Range<usize>>, u32> {
         let waiting = &self.input[self.filled.clone()];
         let Some((length, rest)) = waiting.split_first_chunk::<LENGTH>() else { return Ok(None) };
@@ -178,10 +181,10 @@ impl Stream {
         Ok((rest.len() >= length).then(|| start..start + length))
     }
 
-    /// Reads what has arrived; false when there is nothing.
+    /// Receives available bytes; false without any.
     fn fill(&mut self) -> bool {
         let Some(socket) = &self.socket else { return false };
-        // A frame that is not whole moves to the front: there is room for all of it there.
+        // An incomplete frame moves to the front, where the buffer has room for all of it.
         self.input.copy_within(self.filled.clone(), 0);
         self.filled = 0..self.filled.len();
         let room = &mut self.input[self.filled.end..];
@@ -197,14 +200,14 @@ impl Stream {
         false
     }
 
-    /// Sends what is left of a frame; true when nothing is.
+    /// Sends the rest of a partly sent frame; true when none remains.
     fn flush(&mut self) -> bool {
         while let (Some(socket), false) = (&self.socket, self.output.is_empty()) {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             match rustix::net::send(socket, &self.output, flags) {
                 Ok(count) => {
                     self.output.drain(..count);
-                    self.stuck = None;
+                    self.stuck_since = None;
                 }
                 Err(rustix::io::Errno::AGAIN) => return false,
                 Err(rustix::io::Errno::INTR) => {}
@@ -214,25 +217,26 @@ impl Stream {
         true
     }
 
-    /// The peer takes nothing now. For a while that is a reason to wait.
+    /// The socket is full. Until `SEND_TIMEOUT` the guest has to wait; then its frames are dropped.
     fn full(&mut self) -> Result<(), Stop> {
-        let since = *self.stuck.get_or_insert_with(Instant::now);
-        if since.elapsed() < PATIENCE { Err(Stop::Wait) } else { Ok(()) }
+        let since = *self.stuck_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < SEND_TIMEOUT { Err(Stop::Wait) } else { Ok(()) }
     }
 
-    /// Sends a frame of this length, or its beginning.
+    /// Sends a frame of `length` bytes, or its beginning; the rest goes to `output`.
     fn start(&mut self, memory: &Memory, from: &[Piece], length: usize) -> Result<(), Stop> {
         let Some(socket) = &self.socket else { return Ok(()) };
         let prefix = u32::try_from(length).map_err(|_| Stop::Refused)?.to_be_bytes();
-        let sent = self.vectors.send(socket.as_fd(), &prefix, (memory, from, HEADER));
+        let frame = GuestBytes { memory, pieces: from, skip: HEADER };
+        let sent = self.vectors.send(socket.as_fd(), &prefix, frame);
         match sent.map_err(|NoMemory| Stop::Refused)? {
             Ok(count) => {
-                self.stuck = None;
+                self.stuck_since = None;
                 if count < LENGTH + length {
                     self.output.extend(prefix.iter().skip(count));
                     let (kept, skip) = (self.output.len(), count.saturating_sub(LENGTH));
                     self.output.resize(kept + length - skip, 0);
-                    // The beginning is out: whatever its end is now, there must be one.
+                    // The beginning is sent, so the rest must follow, even if its memory is gone.
                     get(memory, from, HEADER + skip, &mut self.output[kept..]).ok();
                 }
                 Ok(())
@@ -277,7 +281,7 @@ impl Port for Stream {
         let length = super::length(from).checked_sub(HEADER).ok_or(Stop::Refused)?;
         let mut header = [0; HEADER];
         get(memory, from, 0, &mut header).map_err(|NoMemory| Stop::Refused)?;
-        // Flags and GSO type: what was not agreed on, nobody here would do.
+        // No offloads are negotiated, so a header with NEEDS_CSUM or a GSO type is invalid.
         if !(RUNT..=FRAME).contains(&length) || header[0] & 1 != 0 || header[1] != 0 {
             return Err(Stop::Refused);
         }
@@ -290,13 +294,14 @@ impl Port for Stream {
         if !flushed {
             self.full().ok();
         }
-        let patience = self.stuck.map(|since| since + PATIENCE).filter(|it| *it > Instant::now());
-        let again = self.again.filter(|_| self.socket.is_none() && self.path.is_some());
+        let give_up = self.stuck_since.map(|since| since + SEND_TIMEOUT);
+        let give_up = give_up.filter(|it| *it > Instant::now());
+        let reconnect = self.reconnect_at.filter(|_| self.socket.is_none() && self.path.is_some());
         Wait {
             fd: self.socket.as_ref().map(AsFd::as_fd),
             connection: self.connection,
-            full: self.stuck.is_some(),
-            due: patience.or(again),
+            full: self.stuck_since.is_some(),
+            due: give_up.or(reconnect),
         }
     }
 }
@@ -378,7 +383,7 @@ mod test {
         }
         let outside = [piece(0x1000, 12), piece(1 << 20, 60)];
         assert_eq!(port.send(&memory, &outside), Err(Stop::Refused));
-        // As many pieces as a vector takes, and more.
+        // The maximum number of pieces of a vector, and more.
         let crumbs =
             |count: usize| [vec![piece(0x1000, 12)], vec![piece(0x2000, 1); count]].concat();
         assert_eq!(port.send(&memory, &crumbs(1021)), Ok(()));
@@ -398,7 +403,7 @@ mod test {
         }
         let wait = port.wait();
         assert!(wait.full && wait.due.is_some());
-        std::thread::sleep(PATIENCE + Duration::from_millis(20));
+        std::thread::sleep(SEND_TIMEOUT + Duration::from_millis(20));
         assert_eq!(port.send(&memory, &from), Ok(()), "lost");
         assert!(port.wait().due.is_none(), "nothing to wake up for");
         let mut frame = vec![0; 60_004];
@@ -422,7 +427,7 @@ mod test {
             assert!(!link.is_up(), "{bad}");
             assert_eq!(peer.read(&mut [0]).unwrap(), 0);
             let wait = port.wait();
-            assert!(wait.fd.is_none() && wait.due.is_none(), "what was inherited is gone");
+            assert!(wait.fd.is_none() && wait.due.is_none(), "the inherited socket is gone");
             assert_eq!(port.send(&memory, &[piece(0, 12), piece(0, 60)]), Ok(()));
         }
     }
@@ -456,14 +461,14 @@ mod test {
         assert!(Passt::new(&path, Wish { pairs: 2, mtu: None }).is_err());
     }
 
-    /// Sums up 16-bit words as the Internet does (RFC 1071).
+    /// The Internet checksum (RFC 1071).
     fn checksum(bytes: &[u8]) -> u16 {
         let words = bytes.chunks(2).map(|it| u32::from(it[0]) << 8 | u32::from(it[1]));
         let sum: u32 = words.sum();
         !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap()
     }
 
-    /// A DHCPDISCOVER (RFC 2131) of a machine that has just started, behind its header.
+    /// A DHCPDISCOVER (RFC 2131) of a machine that has just started, after a `virtio_net_hdr`.
     fn discover() -> Vec<u8> {
         let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
         let mut bootp = vec![1, 1, 6, 0, 0xca, 0xfe, 0xba, 0xbe];
@@ -479,7 +484,7 @@ mod test {
         [&[0; HEADER][..], &[0xff; 6], &mac, &[8, 0], &ip, &udp, &bootp].concat()
     }
 
-    /// passt itself, which goes with this.
+    /// A passt process. Dropping this kills it.
     struct Program(std::process::Child);
 
     impl Drop for Program {
@@ -503,7 +508,7 @@ mod test {
         const TEST: &str = "passt_itself_offers_an_address_and_again_after_it_was_started_anew";
 
         let folder = tempfile::tempdir().unwrap();
-        // passt makes itself somebody else before it makes its socket.
+        // passt changes its user before it creates its socket.
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
         let path = folder.path().join("passt");
         let (memory, side) = (memory(), Passt::new(&path, WISH).unwrap());

@@ -1,12 +1,12 @@
-//! Tap interfaces (Documentation/networking/tuntap.rst of Linux), macvtap devices, and what was
-//! inherited of both: the kernel gives and takes frames behind a `virtio_net_hdr_v1`.
+//! Tap interfaces (Documentation/networking/tuntap.rst of Linux) and macvtap devices, opened here
+//! or inherited. Each frame follows a `virtio_net_hdr_v1`.
 //!
-//! Each pair of queues has a file descriptor of its own; the kernel spreads flows among those that
-//! are attached. A frame goes straight from and into the guest's memory with one system call.
+//! Each pair of queues has its own file descriptor; the kernel distributes flows among those that
+//! are attached. One system call moves a frame directly from or to the guest's memory.
 //!
-//! Threats: the guest's header is the kernel's to check. Here it is lengths and pieces: a frame
-//! that is too short, too long, or cut into more pieces than a vector takes is refused, and memory
-//! that is not the guest's is never named to the kernel.
+//! Threats: the kernel checks the guest's header. This file checks lengths and pieces: it refuses
+//! a frame that is too short, too long, or has more pieces than a vector takes, and never passes
+//! memory to the kernel that is not the guest's.
 #![expect(unsafe_code, reason = "ioctls, and vectors of guest memory, which has no safe slices")]
 
 use std::fs::{File, OpenOptions};
@@ -23,12 +23,12 @@ use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use super::link::Link;
 pub use super::packet::hear;
-use super::{FRAME, HEADER, Offloads, Port, RUNT, Side, Stop, Wait, Wish};
+use super::{FRAME, GuestBytes, HEADER, Offloads, Port, RUNT, Side, Stop, Wait, Wish};
 use crate::mac::Mac;
 use crate::memory::{Memory, NoMemory, Piece};
 
-/// Most entries of a vector (UIO_MAXIOV), of which one is ours.
-const VECTORS: usize = 1024;
+/// Maximum entries of a vector (UIO_MAXIOV). One of them is for our own buffer.
+const MAX_VECTORS: usize = 1024;
 
 /// linux/if_tun.h.
 const IFF_TAP: u16 = 0x0002;
@@ -52,7 +52,7 @@ const SIOCGIFHWADDR: u64 = 0x8927;
 /// linux/if.h.
 const IFF_UP: u16 = 1;
 
-/// What TUNSETOFFLOAD takes: TUN_F_CSUM and so on.
+/// Bits of TUNSETOFFLOAD: TUN_F_CSUM and so on.
 const CSUM: usize = 0x01;
 const TSO4: usize = 0x02;
 const TSO6: usize = 0x04;
@@ -70,7 +70,7 @@ struct Request {
 impl Request {
     fn of(name: &str) -> Self {
         let mut request = Self::default();
-        // A longer name was refused, and the last byte stays zero.
+        // Longer names were refused before. The last byte stays zero.
         for (to, from) in request.name.iter_mut().take(15).zip(name.bytes()) {
             *to = from;
         }
@@ -92,37 +92,36 @@ impl Request {
     }
 }
 
-/// An ioctl with a `struct ifreq`.
 fn request(fd: BorrowedFd<'_>, code: u64, request: &mut Request) -> io::Result<()> {
-    // SAFETY: all codes that come here take a `struct ifreq`, which has these 40 bytes.
+    // SAFETY: all callers pass a code that takes a `struct ifreq`, which has these 40 bytes.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), code, std::ptr::from_mut(request)) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// An ioctl whose argument is a number that is behind a pointer.
+/// An ioctl whose argument is a pointer to a number.
 fn set_int(fd: BorrowedFd<'_>, code: u64, value: i32) -> io::Result<()> {
     // SAFETY: TUNSETVNETHDRSZ and TUNSETVNETLE read an `int`.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), code, std::ptr::from_ref(&value)) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// What the kernel may leave to us from now on.
+/// Enables exactly these receive offloads.
 fn set_offload(fd: BorrowedFd<'_>, bits: usize) -> io::Result<()> {
-    // SAFETY: TUNSETOFFLOAD takes its number as it is, and no pointer.
+    // SAFETY: TUNSETOFFLOAD takes a number and no pointer.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD, bits) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A second file descriptor of one that we inherited by its number.
+/// Duplicates an inherited file descriptor.
 pub(super) fn duplicate(number: i32) -> anyhow::Result<OwnedFd> {
     // SAFETY: the descriptor is only borrowed for this one call, which does not need it to be open.
     let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
     ensure!(copy >= 0, "file descriptor {number} is not open: was it inherited?");
-    // SAFETY: the kernel has just made it for us.
+    // SAFETY: the kernel has just created it for us.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// `struct iovec`, whose address is a number so that threads may hand it on.
+/// `struct iovec`. Its address is a number so that it is `Send`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Vector {
@@ -130,15 +129,15 @@ struct Vector {
     length: usize,
 }
 
-/// A vector that is filled anew for each frame.
+/// A vector that is refilled for each frame.
 #[derive(Default)]
 pub(super) struct Vectors(Vec<Vector>);
 
 impl Vectors {
-    /// Names the guest's pieces but for the first `skip` bytes; gives the length of the rest.
-    fn guest(&mut self, memory: &Memory, pieces: &[Piece], skip: usize) -> Result<usize, NoMemory> {
-        let (ram, mut skip, mut total) = (memory.ram()?, skip, 0);
-        for piece in pieces {
+    /// Adds the guest's bytes and returns their length.
+    fn add_guest(&mut self, from: GuestBytes<'_>) -> Result<usize, NoMemory> {
+        let (ram, mut skip, mut total) = (from.memory.ram()?, from.skip, 0);
+        for piece in from.pieces {
             let length = piece.length as usize;
             let cut = skip.min(length);
             skip -= cut;
@@ -150,15 +149,15 @@ impl Vectors {
                 total += slice.len();
             }
         }
-        if self.0.len() < VECTORS { Ok(total) } else { Err(NoMemory) }
+        if self.0.len() < MAX_VECTORS { Ok(total) } else { Err(NoMemory) }
     }
 
-    fn ours(&mut self, start: *const u8, length: usize) {
+    fn add_ours(&mut self, start: *const u8, length: usize) {
         self.0.push(Vector { start: start.expose_provenance(), length });
     }
 
     fn count(&self) -> i32 {
-        // At most VECTORS.
+        // At most MAX_VECTORS.
         i32::try_from(self.0.len()).unwrap_or(i32::MAX)
     }
 
@@ -171,10 +170,10 @@ impl Vectors {
         rest: &mut [u8],
     ) -> Result<io::Result<usize>, NoMemory> {
         self.0.clear();
-        self.guest(memory, pieces, 0)?;
-        self.ours(rest.as_mut_ptr(), rest.len());
+        self.add_guest(GuestBytes { memory, pieces, skip: 0 })?;
+        self.add_ours(rest.as_mut_ptr(), rest.len());
         let vectors = self.0.as_ptr().cast();
-        // SAFETY: each entry was named just now: guest memory, which stays mapped as long as
+        // SAFETY: each entry was added just now: guest memory, which stays mapped as long as
         // `memory` and to which there are no references, and `rest`, which we hold alone.
         let count = unsafe { libc::readv(fd.as_raw_fd(), vectors, self.count()) };
         Ok(usize::try_from(count).map_err(|_| io::Error::last_os_error()))
@@ -188,25 +187,25 @@ impl Vectors {
         pieces: &[Piece],
     ) -> Result<io::Result<usize>, NoMemory> {
         self.0.clear();
-        self.guest(memory, pieces, 0)?;
+        self.add_guest(GuestBytes { memory, pieces, skip: 0 })?;
         let vectors = self.0.as_ptr().cast();
-        // SAFETY: each entry is guest memory that was named just now, and stays mapped as long as
+        // SAFETY: each entry is guest memory that was added just now, and stays mapped as long as
         // `memory`; the kernel only reads it.
         let count = unsafe { libc::writev(fd.as_raw_fd(), vectors, self.count()) };
         Ok(usize::try_from(count).map_err(|_| io::Error::last_os_error()))
     }
 
-    /// Sends `prefix` and the guest's pieces behind their first `skip` bytes on a socket. A peer
-    /// that is gone is an error, and no signal.
+    /// Sends `prefix` and the guest's bytes on a socket. A peer that is gone causes an error, but
+    /// no SIGPIPE.
     pub(super) fn send(
         &mut self,
         socket: BorrowedFd<'_>,
         prefix: &[u8],
-        (memory, pieces, skip): (&Memory, &[Piece], usize),
+        from: GuestBytes<'_>,
     ) -> Result<io::Result<usize>, NoMemory> {
         self.0.clear();
-        self.ours(prefix.as_ptr(), prefix.len());
-        self.guest(memory, pieces, skip)?;
+        self.add_ours(prefix.as_ptr(), prefix.len());
+        self.add_guest(from)?;
         let message = libc::msghdr {
             msg_name: std::ptr::null_mut(),
             msg_namelen: 0,
@@ -218,40 +217,41 @@ impl Vectors {
         };
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         // SAFETY: the message has no name and no control data, and each entry of its vector was
-        // named just now: `prefix`, and guest memory, which stays mapped as long as `memory`.
+        // added just now: `prefix`, and guest memory, which stays mapped as long as `from.memory`.
         let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
         Ok(usize::try_from(count).map_err(|_| io::Error::last_os_error()))
     }
 }
 
-/// Whether the kernel takes this as the name of an interface. `%` would make it choose a number.
+/// Whether the kernel accepts `name` for an interface. With `%` it would choose a number.
 pub(super) fn is_name(name: &str) -> bool {
     let odd = |byte: u8| !byte.is_ascii_graphic() || b"/:%".contains(&byte);
     (1..16).contains(&name.len()) && !name.bytes().any(odd) && name != "." && name != ".."
 }
 
-/// An interface with a queue for each pair.
+/// An interface with one kernel queue for each pair of the controller's queues.
 pub struct Tap {
     queues: Vec<Arc<Queue>>,
     offloads: Offloads,
     mac: Option<Mac>,
     link: Arc<Link>,
-    /// What the kernel refuses is said once: a guest can ask for ever.
-    told: Once,
+    /// Errors of the kernel are logged once: a guest can cause any number.
+    warned: Once,
 }
 
-/// A queue, and whether the kernel gives it frames: it is dead to reads meanwhile.
 struct Queue {
     fd: OwnedFd,
+    /// A detached queue receives no frames, and reading it is an error.
     attached: AtomicBool,
 }
 
 impl Tap {
-    /// Opens an interface by its name, or makes it. One that we made goes up, and away with us.
+    /// Opens an interface by its name, or creates it. A created interface is set up, and the kernel
+    /// deletes it when it is closed.
     ///
     /// # Errors
     ///
-    /// When we may not, or it is in use, or of another kind.
+    /// When permissions are missing, or the interface is in use or not a tap.
     pub fn open(name: &str, wish: Wish) -> anyhow::Result<Self> {
         let control = control()?;
         let exists = request(control.as_fd(), SIOCGIFFLAGS, &mut Request::of(name)).is_ok();
@@ -260,7 +260,7 @@ impl Tap {
         let first = open()?;
         let mut multi = wish.pairs > 1;
         if let Err(error) = enlist(&first, name, multi) {
-            // An interface that was made for many queues does not take one who wants a single one.
+            // A multi-queue interface does not accept a request without IFF_MULTI_QUEUE.
             multi = true;
             let single = wish.pairs == 1 && error.raw_os_error() == Some(libc::EINVAL);
             if !single || enlist(&first, name, true).is_err() {
@@ -277,43 +277,46 @@ impl Tap {
             if let Some(mtu) = wish.mtu {
                 let mut wanted = Request::of(name).with(&i32::from(mtu).to_ne_bytes());
                 request(control.as_fd(), SIOCSIFMTU, &mut wanted)
-                    .with_context(|| format!("an MTU of {mtu} for {name}"))?;
+                    .with_context(|| format!("mtu {mtu} for {name}"))?;
             }
             raise(control.as_fd(), name).with_context(|| format!("{name} cannot be set up"))?;
         }
         Self::of(queues, wish)
     }
 
-    /// Opens a macvtap's device: each opening is a queue of its own.
+    /// Opens the device of a macvtap, once for each queue.
     ///
     /// # Errors
     ///
-    /// When we may not, or it is something else.
+    /// When permissions are missing, or the path is not a macvtap.
     pub fn open_device(path: &Path, wish: Wish) -> anyhow::Result<Self> {
         let queue = || {
             let queue = OwnedFd::from(character(path)?);
-            // The device knows its interface: only the flags are taken.
+            // The device belongs to one interface, so the kernel uses the flags only.
             enlist(&queue, "", wish.pairs > 1)
-                .with_context(|| format!("{} is no macvtap", path.display()))?;
+                .with_context(|| format!("{} is not a macvtap", path.display()))?;
             anyhow::Ok(queue)
         };
         let queues = (0..wish.pairs).map(|_| queue()).collect::<anyhow::Result<_>>()?;
         Self::of(queues, wish)
     }
 
-    /// An interface whose queues are open.
+    /// Uses the open queues of an interface.
     ///
     /// # Errors
     ///
-    /// When there are too few of them, or they do not carry headers as we need them.
+    /// When their number is wrong, or they were opened without the needed headers.
     pub fn of(queues: Vec<OwnedFd>, wish: Wish) -> anyhow::Result<Self> {
         let (count, pairs) = (queues.len(), wish.pairs);
-        ensure!(count == usize::from(pairs), "{count} taps for {pairs} pairs of queues");
+        ensure!(
+            count == usize::from(pairs),
+            "{pairs} pairs of queues need {pairs} taps: got {count}"
+        );
         let mut interface = Request::default();
         for queue in &queues {
-            request(queue.as_fd(), TUNGETIFF, &mut interface).context("no tap")?;
+            request(queue.as_fd(), TUNGETIFF, &mut interface).context("not a tap")?;
             let (name, flags) = (interface.name(), interface.short());
-            ensure!(flags & IFF_TAP != 0, "{name} is no tap, but a tun");
+            ensure!(flags & IFF_TAP != 0, "{name} is a tun, not a tap");
             ensure!(flags & IFF_NO_PI != 0, "{name} was opened without IFF_NO_PI");
             ensure!(flags & IFF_VNET_HDR != 0, "{name} was opened without IFF_VNET_HDR");
             let header = i32::try_from(HEADER).expect("twelve");
@@ -321,29 +324,29 @@ impl Tap {
                 .with_context(|| format!("{name}: a header of {HEADER} bytes"))?;
             set_int(queue.as_fd(), TUNSETVNETLE, 1)
                 .with_context(|| format!("{name}: a little-endian header"))?;
-            rustix::io::ioctl_fionbio(queue, true).context("a tap that does not wait")?;
+            rustix::io::ioctl_fionbio(queue, true).context("a non-blocking tap")?;
         }
         let first = queues[0].as_fd();
         let offloads = offloads(first);
         set_offload(first, 0).with_context(|| format!("{}: no offloads", interface.name()))?;
         let mtu = wish.mtu.or_else(|| mtu(&interface));
-        // A macvlan's frames are those for its own address.
+        // A macvtap only receives frames for its own address.
         let mac = if is_macvtap(first) { address(first) } else { None };
         let queue = |fd| Arc::new(Queue { fd, attached: AtomicBool::new(true) });
         let queues = queues.into_iter().map(queue).collect();
-        Ok(Self { queues, offloads, mac, link: Arc::new(Link::new(mtu)), told: Once::new() })
+        Ok(Self { queues, offloads, mac, link: Arc::new(Link::new(mtu)), warned: Once::new() })
     }
 }
 
-/// Makes an interface for another process, which inherits its queues: one file for each pair. It
-/// goes away with the last of them.
+/// Creates an interface for another process, which inherits its queues: one file for each pair.
+/// The kernel deletes the interface when the last one is closed.
 ///
 /// # Errors
 ///
-/// When we may not, or it is there already.
+/// When permissions are missing, or the interface exists already.
 pub fn make(name: &str, pairs: u16, mtu: u16) -> anyhow::Result<Vec<OwnedFd>> {
     let found = request(control()?.as_fd(), SIOCGIFFLAGS, &mut Request::of(name)).is_ok();
-    ensure!(is_name(name) && !found, "{name} is there already, or no name of an interface");
+    ensure!(is_name(name) && !found, "{name} exists already, or is not an interface name");
     let tap = Tap::open(name, Wish { pairs, mtu: Some(mtu) })?;
     Ok(tap.taps()?.into_iter().map(OwnedFd::from).collect())
 }
@@ -352,13 +355,13 @@ pub fn make(name: &str, pairs: u16, mtu: u16) -> anyhow::Result<Vec<OwnedFd>> {
 ///
 /// # Errors
 ///
-/// When we may not, or it is something else.
+/// When permissions are missing, or the path is not a macvtap.
 pub fn open(path: &Path, pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
     let tap = Tap::open_device(path, Wish { pairs, mtu: None })?;
     Ok(tap.taps()?.into_iter().map(OwnedFd::from).collect())
 }
 
-/// A socket for questions about interfaces.
+/// A socket for ioctls about interfaces.
 fn control() -> anyhow::Result<OwnedFd> {
     rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).context("a socket")
 }
@@ -368,36 +371,35 @@ fn character(path: &Path) -> anyhow::Result<File> {
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
     file.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => anyhow!(
-            "there is no {}: load the module `tun`, or give the container the device",
+            "{} does not exist: load the module `tun`, or give the container the device",
             path.display()
         ),
         io::ErrorKind::PermissionDenied => anyhow!(
-            "{} cannot be opened: it needs root, or the device in the container's list",
+            "{}: permission denied: run as root, or add the device to the container's list",
             path.display()
         ),
         _ => anyhow!("{}: {error}", path.display()),
     })
 }
 
-/// Makes a file a queue of the interface.
+/// Makes an open file a queue of the interface.
 fn enlist(queue: &OwnedFd, name: &str, multi: bool) -> io::Result<()> {
     let more = if multi { IFF_MULTI_QUEUE } else { 0 };
     let flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR | more;
     request(queue.as_fd(), TUNSETIFF, &mut Request::of(name).with(&flags.to_ne_bytes()))
 }
 
-/// Why an interface could not be had, and what to do.
 fn explain(error: &io::Error, name: &str, pairs: u16) -> anyhow::Error {
     match error.raw_os_error() {
         Some(libc::EPERM) => anyhow!(
-            "tap {name} needs CAP_NET_ADMIN, or an interface that was made for this user: `ip \
+            "tap {name} needs CAP_NET_ADMIN, or an interface that was created for this user: `ip \
              tuntap add {name} mode tap user NAME`"
         ),
         Some(libc::EBUSY) => anyhow!("tap {name} is in use by another process"),
         Some(libc::EINVAL) if pairs > 1 => anyhow!(
-            "{name} is no tap of many queues: make it with `multi_queue`, or ask for one pair"
+            "{name} is not a multi-queue tap: create it with `multi_queue`, or use one queue pair"
         ),
-        Some(libc::EINVAL) => anyhow!("{name} is another kind of interface, and no tap"),
+        Some(libc::EINVAL) => anyhow!("{name} is another kind of interface, not a tap"),
         Some(libc::E2BIG) => anyhow!("tap {name} has too few queues for {pairs} pairs"),
         _ => anyhow!("tap {name}: {error}"),
     }
@@ -410,7 +412,7 @@ fn raise(control: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     request(control, SIOCSIFFLAGS, &mut Request::of(name).with(&up.to_ne_bytes()))
 }
 
-/// What this kernel can do: those since 6.2 cut UDP datagrams too.
+/// The offloads of this kernel. Kernels since 6.2 segment UDP too.
 fn offloads(queue: BorrowedFd<'_>) -> Offloads {
     let old = CSUM | TSO4 | TSO6 | TSO_ECN;
     let known = [old | USO, old, CSUM].into_iter().find(|bits| set_offload(queue, *bits).is_ok());
@@ -424,7 +426,7 @@ fn offloads(queue: BorrowedFd<'_>) -> Offloads {
     }
 }
 
-/// The interface's MTU; none when it is in another network namespace than we are.
+/// The interface's MTU; `None` when the interface is in another network namespace.
 fn mtu(interface: &Request) -> Option<u16> {
     let mut asked = Request { value: [0; 24], ..*interface };
     request(control().ok()?.as_fd(), SIOCGIFMTU, &mut asked).ok()?;
@@ -432,13 +434,13 @@ fn mtu(interface: &Request) -> Option<u16> {
     u16::try_from(mtu).ok()
 }
 
-/// The one device that makes taps is misc 200; each macvtap has a number of its own.
+/// `/dev/net/tun`, the device of all taps, is 10:200. Each macvtap has a number of its own.
 fn is_macvtap(queue: BorrowedFd<'_>) -> bool {
     let device = rustix::fs::fstat(queue).map(|it| it.st_rdev);
     device.is_ok_and(|it| (rustix::fs::major(it), rustix::fs::minor(it)) != (10, 200))
 }
 
-/// The interface's own address.
+/// The interface's MAC address.
 fn address(queue: BorrowedFd<'_>) -> Option<Mac> {
     let mut asked = Request::default();
     request(queue, SIOCGIFHWADDR, &mut asked).ok()?;
@@ -459,12 +461,12 @@ impl Side for Tap {
             | bit(offloads.ecn && (offloads.tso4 || offloads.tso6), TSO_ECN)
             | bit(offloads.uso, USO);
         for queue in &self.queues {
-            // An interface that is gone, and a queue that is detached, need none.
+            // EBADFD: the interface was deleted, or the queue is detached. It needs no offloads.
             if let Err(error) = set_offload(queue.fd.as_fd(), bits)
                 && error.raw_os_error() != Some(libc::EBADFD)
             {
-                self.told.call_once(|| {
-                    tracing::warn!("tap: offloads {bits:#x} are refused: {error}");
+                self.warned.call_once(|| {
+                    tracing::warn!("tap: the kernel refuses offloads {bits:#x}: {error}");
                 });
             }
         }
@@ -475,7 +477,7 @@ impl Side for Tap {
         if queue.attached.load(Ordering::Acquire) == on {
             return;
         }
-        // Before it is dead, and after it lives.
+        // The flag is cleared before the queue is detached, and set after it is attached.
         if !on {
             queue.attached.store(false, Ordering::Release);
         }
@@ -484,7 +486,7 @@ impl Side for Tap {
         match request(queue.fd.as_fd(), TUNSETQUEUE, &mut wanted) {
             Ok(()) => queue.attached.store(on, Ordering::Release),
             Err(error) => {
-                self.told.call_once(|| {
+                self.warned.call_once(|| {
                     tracing::warn!("tap: queue {port} cannot be attached or detached: {error}");
                 });
                 queue.attached.store(!on, Ordering::Release);
@@ -517,13 +519,12 @@ impl Side for Tap {
     }
 }
 
-/// One queue.
 struct TapPort {
     queue: Arc<Queue>,
     link: Arc<Link>,
     vectors: Vectors,
     full: bool,
-    /// The interface was deleted under us.
+    /// The interface was deleted on the host.
     gone: bool,
 }
 
@@ -532,17 +533,17 @@ impl TapPort {
         !self.gone && self.queue.attached.load(Ordering::Acquire)
     }
 
-    /// What an error of the kernel means; true when it is worth another try.
+    /// Handles an error of the kernel; true when the operation can be tried again later.
     fn judge(&mut self, error: &io::Error) -> bool {
         match error.raw_os_error() {
             Some(libc::EAGAIN) => return true,
-            // It is not there any more, and will not come back: polling it would never sleep.
+            // The interface is gone for good. Polling its queue would return at once, every time.
             Some(libc::EBADFD | libc::ENODEV) if self.is_alive() => {
                 self.gone = true;
                 tracing::warn!("the tap was deleted on the host: the link is down for good");
                 self.link.connect(false);
             }
-            // A frame that the kernel refuses, or an interface that is not up: it is lost.
+            // The kernel refuses the frame, or the interface is down: the frame is lost.
             _ => tracing::trace!("tap: {error}"),
         }
         false
@@ -678,7 +679,7 @@ mod test {
         });
     }
 
-    /// The first bytes of `TO`.
+    /// The pieces of the first `length` bytes of `TO`.
     fn cut(length: usize) -> Vec<Piece> {
         let mut left = length;
         let mut cut = TO.to_vec();
@@ -768,7 +769,7 @@ mod test {
             assert!(refused(two).contains("`multi_queue`"), "{}", refused(two));
             let first = Tap::open(NAME, Wish { pairs: 1, mtu: Some(9000) }).unwrap();
             assert!(refused(ONE).contains("in use"), "{}", refused(ONE));
-            assert_eq!(first.link().mtu(), Some(9000), "as it was asked for");
+            assert_eq!(first.link().mtu(), Some(9000), "the requested MTU");
             drop(first);
             ip("link set vm0 mtu 1400");
             assert_eq!(Tap::open(NAME, ONE).unwrap().link().mtu(), Some(1400));
@@ -778,7 +779,7 @@ mod test {
             assert_eq!(Tap::open(NAME, two).unwrap().ports().len(), 2);
             ip("link del vm0");
             ip("tuntap add vm0 mode tun");
-            assert!(refused(ONE).contains("no tap"), "{}", refused(ONE));
+            assert!(refused(ONE).contains("not a tap"), "{}", refused(ONE));
         });
     }
 

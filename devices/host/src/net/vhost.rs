@@ -1,13 +1,15 @@
-//! vhost-net (Documentation/virt and drivers/vhost of Linux): the kernel serves the rings of a tap
-//! itself, and our process sees none of the frames.
+//! vhost-net (Documentation/virt and drivers/vhost of Linux): the kernel serves the rings of a
+//! tap itself. Our process sees none of the frames.
 //!
-//! Each pair of queues has a file of `/dev/vhost-net`. It knows all of the guest's RAM from its
-//! opening on, and has rings between [`Vhost::take`] and [`Vhost::leave`].
+//! Each pair of queues has an open file of `/dev/vhost-net`. The kernel knows all of the guest's
+//! RAM from the time it is opened, and serves the rings between [`Vhost::take`] and
+//! [`Vhost::leave`].
 //!
 //! Threats: rings and descriptors are the guest's, and the kernel checks them as it does for any
-//! VMM: what is no RAM of the guest it refuses, and a ring that it cannot read it calls broken. It
-//! filters no addresses, so a driver sees all that the tap has, as on a hub. That an interface was
-//! deleted on the host it does not say: frames are lost then until the rings come back.
+//! VMM. It refuses addresses outside the guest's RAM, and reports a ring that it cannot read as
+//! broken. It does not filter addresses, so a driver sees everything that arrives at the tap, as on
+//! a hub. It does not report that an interface was deleted on the host: frames are lost until the
+//! rings come back.
 
 use std::fs::File;
 use std::io;
@@ -26,41 +28,41 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::memory::Memory;
 
-/// Features that are the kernel's to know (VIRTIO 1.3, 5.1.3 and 6): merged buffers, indirect
-/// tables, indices for events, version 1. It is of no use to us without one of them.
+/// Features that the kernel must support (VIRTIO 1.3, 5.1.3 and 6): merged receive buffers,
+/// indirect descriptors, event indices, version 1. Without one of them we do not use it.
 const NEEDED: u64 = 1 << 15 | 1 << 28 | 1 << 29 | 1 << 32;
 
 /// Whether the kernel serves the rings of a tap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
-    /// Where `/dev/vhost-net` can be opened.
+    /// If `/dev/vhost-net` can be opened.
     #[default]
     Auto,
-    /// Always; else an error.
+    /// Always. Fails if it cannot be opened.
     On,
     /// Never.
     Off,
 }
 
-/// A split ring, and how its driver rings.
+/// A split ring and its doorbell.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring<'a> {
-    /// Entries.
+    /// Number of entries.
     pub size: u16,
-    /// Where its three areas are.
+    /// Guest address of the descriptor table.
     pub descriptors: u64,
-    /// The driver area, or available ring.
+    /// Guest address of the driver area (available ring).
     pub driver: u64,
-    /// The device area, or used ring.
+    /// Guest address of the device area (used ring).
     pub device: u64,
-    /// The next entry to take.
+    /// Index of the next available entry to take.
     pub next: u16,
-    /// Rung by the driver.
+    /// The doorbell, which the driver rings.
     pub bell: &'a EventFd,
 }
 
-/// How far a ring is: the next entry to take, and the next one to give back.
+/// The indices of both rings: the next entry to take, and the next one to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// In the available ring.
@@ -69,33 +71,33 @@ pub struct Position {
     pub used: u16,
 }
 
-/// What serves rings: vhost-net, or what a test puts in its place.
+/// The interface to vhost-net, which tests replace.
 pub trait Kernel: Send {
-    /// Serves the rings with these features.
+    /// Sets the features with which the rings are served.
     ///
     /// # Errors
     ///
-    /// When it cannot.
+    /// Fails if the kernel refuses them.
     fn agree(&self, features: u64) -> anyhow::Result<()>;
 
-    /// The ring of this number, and the events for used buffers and for a ring that cannot be.
+    /// Configures a ring, and its two events: used buffers, and an invalid ring.
     ///
     /// # Errors
     ///
-    /// When it refuses the ring.
+    /// Fails if the kernel refuses the ring.
     fn name(&self, number: usize, ring: &Ring<'_>, events: [&EventFd; 2]) -> anyhow::Result<()>;
 
-    /// Serves the ring with this tap; without one, nobody.
+    /// Serves a ring with this tap, or stops serving it if `tap` is `None`.
     ///
     /// # Errors
     ///
-    /// When it does not.
+    /// Fails if the kernel refuses.
     fn serve(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()>;
 
-    /// This bell is the ring's from now on.
+    /// Replaces the ring's doorbell.
     fn hear(&self, number: usize, bell: &EventFd);
 
-    /// The next entry that it would take.
+    /// The index of the next available entry that it would take.
     fn next(&self, number: usize) -> Option<u16>;
 }
 
@@ -116,7 +118,7 @@ impl Kernel for Net<Arc<GuestMemoryMmap>> {
         };
         let [call, error] = events;
         self.set_vring_num(number, ring.size).context("the size of a ring")?;
-        self.set_vring_base(number, ring.next).context("the place in a ring")?;
+        self.set_vring_base(number, ring.next).context("the index in a ring")?;
         self.set_vring_addr(number, &areas).context("the addresses of a ring")?;
         self.set_vring_call(number, call).context("an interrupt")?;
         self.set_vring_err(number, error).context("an event for errors")?;
@@ -137,32 +139,34 @@ impl Kernel for Net<Arc<GuestMemoryMmap>> {
     }
 }
 
-/// The kernel's end of one pair of queues.
+/// The vhost-net backend of one pair of queues.
 pub struct Vhost {
     kernel: Box<dyn Kernel>,
     ram: Arc<GuestMemoryMmap>,
     tap: File,
-    /// Raised by the kernel for a queue that has used buffers, receiving and sending.
+    /// Raised by the kernel when the receive queue or the transmit queue has used buffers.
     pub calls: [Arc<EventFd>; 2],
-    /// Raised for a ring that cannot be.
+    /// Raised for an invalid ring.
     pub error: Arc<EventFd>,
-    /// Rung by nobody: for rings that the kernel does not have.
+    /// A doorbell that the driver never rings, for rings that the kernel does not serve.
     silence: EventFd,
-    /// What goes wrong with a guest's rings is said once in a machine's life.
+    /// Errors of a guest's rings are logged once per machine.
     pub told: Once,
 }
 
-/// Opens the device for each of these taps, as it was chosen. None of them: we serve the rings.
+/// Opens vhost-net for each of these taps, if it is configured and available. The result is empty
+/// if this process is to serve the rings.
 ///
 /// # Errors
 ///
-/// When it is to be used and cannot be: what is missing, and the way out.
+/// Fails if vhost-net is required but not available. The error says what is missing, and the way
+/// out.
 pub fn open(choice: Choice, taps: Vec<File>, memory: &Memory) -> anyhow::Result<Vec<Vhost>> {
     if choice == Choice::Off {
         return Ok(Vec::new());
     }
     if taps.is_empty() {
-        ensure!(choice == Choice::Auto, "vhost=on: it is for taps alone, and this is none");
+        ensure!(choice == Choice::Auto, "vhost=on: the network is not a tap: leave vhost out");
         return Ok(Vec::new());
     }
     let each = taps.into_iter().map(|tap| Vhost::open(tap, memory.share()));
@@ -179,7 +183,7 @@ pub fn open(choice: Choice, taps: Vec<File>, memory: &Memory) -> anyhow::Result<
     }
 }
 
-/// Why the device could not be had, and what to do.
+/// Explains why vhost-net could not be opened, and what to do.
 fn explain(error: Error) -> anyhow::Error {
     let Error::VhostOpen(error) = error else { return anyhow!("vhost-net: {error}") };
     match error.kind() {
@@ -215,7 +219,7 @@ impl Vhost {
         Self::over(Box::new(net), tap, ram)
     }
 
-    /// One of any kernel.
+    /// Builds on any implementation of [`Kernel`].
     pub fn over(
         kernel: Box<dyn Kernel>,
         tap: File,
@@ -227,11 +231,11 @@ impl Vhost {
         Ok(Self { kernel, ram, tap, calls, error, silence, told })
     }
 
-    /// Names the kernel the rings: receiving, sending. It does nothing with them yet.
+    /// Configures the receive ring and the transmit ring. The kernel does not serve them yet.
     ///
     /// # Errors
     ///
-    /// When it refuses them.
+    /// Fails if the kernel refuses them.
     pub fn prepare(&self, rings: [Ring<'_>; 2], features: u64) -> anyhow::Result<()> {
         self.kernel.agree(features & NEEDED)?;
         for (number, ring) in rings.iter().enumerate() {
@@ -240,20 +244,20 @@ impl Vhost {
         Ok(())
     }
 
-    /// Gives the kernel the rings that were named. It raises `calls` from now on. Whoever asked has
-    /// to ring both doorbells, for what came while nobody could take it.
+    /// Starts serving the configured rings. From now on the kernel raises `calls`. The caller must
+    /// ring both doorbells afterwards, for buffers that arrived while the rings were not served.
     ///
     /// # Errors
     ///
-    /// When it refuses them; it may have used one of them until [`Vhost::leave`].
+    /// Fails if the kernel refuses. It may still use one of the rings until [`Vhost::leave`].
     pub fn take(&self) -> anyhow::Result<()> {
-        // An error of rings that it had before says nothing of these.
+        // Clears an error of earlier rings, which does not concern these.
         self.error.read().ok();
         (0..self.calls.len()).try_for_each(|number| self.kernel.serve(number, Some(&self.tap)))
     }
 
-    /// Takes the rings back, which are those at these device areas, and says how far they are.
-    /// Nothing is under way afterwards.
+    /// Stops serving the rings, and returns their positions. `devices` are the addresses of their
+    /// device areas. Nothing is in flight afterwards.
     pub fn leave(&self, devices: [u64; 2]) -> [Position; 2] {
         for number in 0..self.calls.len() {
             if let Err(error) = self.kernel.serve(number, None) {
@@ -261,12 +265,12 @@ impl Vhost {
                     tracing::warn!("vhost-net: queue {number} does not stop: {error:#}");
                 });
             }
-            // Whoever serves the ring now hears the bell alone.
+            // The doorbell now belongs to this process alone.
             self.kernel.hear(number, &self.silence);
         }
         [0, 1].map(|number| {
             let used = GuestAddress(devices[number].saturating_add(2));
-            // It was memory when the kernel took it, and stays so.
+            // The address was in RAM when the kernel accepted the ring, and RAM does not change.
             let used = self.ram.load::<u16>(used, Ordering::Acquire).map_or(0, u16::from_le);
             Position { available: self.kernel.next(number).unwrap_or(used), used }
         })
@@ -277,7 +281,7 @@ impl Vhost {
 mod test {
     use super::*;
 
-    /// Agrees to everything.
+    /// Accepts everything.
     struct Agreeing;
 
     impl Kernel for Agreeing {

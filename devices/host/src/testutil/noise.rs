@@ -1,6 +1,6 @@
-//! Bytes that look like chance and can be had again.
+//! Pseudorandom bytes that can be reproduced.
 
-/// Bytes without end that are the same for the same seed (splitmix64).
+/// An endless sequence of pseudorandom bytes, the same for the same seed (splitmix64).
 #[derive(Clone, Debug)]
 pub struct Noise {
     state: u64,
@@ -9,7 +9,7 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// The noise of a seed.
+    /// Starts the sequence of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { state: seed, left: 0, count: 0 }
@@ -21,11 +21,11 @@ impl Noise {
         u64::from_le_bytes(bytes) % limit
     }
 
-    /// One of these.
+    /// One of `choices`.
     ///
     /// # Panics
     ///
-    /// When there is none.
+    /// When `choices` is empty.
     pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         let number = self.below(choices.len() as u64);
         choices[usize::try_from(number).expect("it is below a length")]

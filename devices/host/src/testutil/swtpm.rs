@@ -1,5 +1,4 @@
-//! What answers as swtpm does, and as it should not: by the code of a command it is as bad as it
-//! can be.
+//! A fake swtpm. It answers as swtpm does; commands with special codes make it misbehave.
 
 use std::io::IoSliceMut;
 use std::io::{Read, Write};
@@ -13,46 +12,46 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
-/// Nothing is answered until it is cancelled, and then `TPM_RC_CANCELED`.
+/// Code of a command without a response until it is canceled; then it is `TPM_RC_CANCELED`.
 pub const SLOW: u32 = 0x2000_0001;
-/// It hangs up.
+/// Code of a command that makes the fake hang up.
 pub const GONE: u32 = 0x2000_0002;
-/// The response says that it is longer than any buffer.
+/// Code of a command whose response claims a length above the buffer's.
 pub const LONG: u32 = 0x2000_0003;
-/// The response says that it is shorter than its header.
+/// Code of a command whose response claims a length below the header's.
 pub const SHORT: u32 = 0x2000_0004;
-/// The response comes byte by byte.
+/// Code of a command whose response is sent byte by byte.
 pub const DRIP: u32 = 0x2000_0005;
-/// Of the response only a part comes before it hangs up.
+/// Code of a command that makes the fake hang up in the middle of the response.
 pub const HALF: u32 = 0x2000_0006;
 
-/// The response comes a good while after it was cancelled.
+/// Code of a command whose response comes [`WHILE`] after it was canceled.
 pub const LATE: u32 = 0x2000_0008;
-/// How long that is.
+/// The delay of the response to [`LATE`].
 pub const WHILE: Duration = Duration::from_secs(1);
 
-/// Nothing is answered, whatever happens.
+/// Code of a command that is never answered.
 pub const DEAF: u32 = 0x2000_0007;
 
 /// `TPM_RC_CANCELED`
 pub const CANCELED: u32 = 0x909;
 
-/// Most commands that are noted.
-const NOTED: usize = 4096;
+/// Maximum number of recorded commands.
+const MAX_NOTED: usize = 4096;
 
-/// How long tests wait for what must come.
+/// How long tests wait for an expected command.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What was asked for over the control channel, by its number, and the codes
-/// of commands that are answered late or never.
+/// A record of the numbers of control commands, and of the codes of TPM commands that are answered
+/// late or never.
 #[derive(Clone, Default)]
 pub struct Asked(Arc<(Mutex<Vec<u32>>, Condvar)>);
 
 impl Asked {
     fn note(&self, command: u32) {
         let mut asked = self.0.0.lock().unwrap();
-        // Nobody counts for ever.
-        if asked.len() < NOTED {
+        // Bounds memory: long tests send any number of commands.
+        if asked.len() < MAX_NOTED {
             asked.push(command);
         }
         self.0.1.notify_all();
@@ -62,17 +61,17 @@ impl Asked {
     ///
     /// # Panics
     ///
-    /// When the thread that notes them did.
+    /// When the recording thread panicked.
     #[must_use]
     pub fn so_far(&self) -> Vec<u32> {
         self.0.0.lock().unwrap().clone()
     }
 
-    /// Waits until this was asked for.
+    /// Waits until `command` is recorded.
     ///
     /// # Panics
     ///
-    /// When it takes too long.
+    /// When that takes a minute.
     pub fn wait(&self, command: u32) {
         let (asked, changed) = &*self.0;
         let end = Instant::now() + LIMIT;
@@ -85,11 +84,11 @@ impl Asked {
     }
 }
 
-/// Listens at `path`, and serves all clients in one thread; `tag` is that of its responses.
+/// Listens at `path`, and serves all clients in one thread. All responses have the tag `tag`.
 ///
 /// # Panics
 ///
-/// When the path cannot be had.
+/// When it cannot listen at `path`.
 pub fn listen(path: &Path, tag: u16) -> Asked {
     let listener = UnixListener::bind(path).unwrap();
     let asked = Asked::default();
@@ -99,7 +98,7 @@ pub fn listen(path: &Path, tag: u16) -> Asked {
         loop {
             let mut fds = vec![PollFd::new(&listener, PollFlags::IN)];
             for peer in &peers {
-                // In place of a socket that is not there yet, the other one again.
+                // A peer without a data socket gets its control socket twice.
                 let data = peer.data.as_ref().unwrap_or(&peer.control);
                 fds.extend([&peer.control, data].map(|it| PollFd::new(it, PollFlags::IN)));
             }
@@ -124,16 +123,16 @@ struct Peer {
     control: UnixStream,
     data: Option<UnixStream>,
     tag: u16,
-    /// A command waits until it is cancelled, and this long.
+    /// A command waits to be canceled; its response comes this long afterwards.
     slow: Option<Duration>,
     asked: Asked,
 }
 
 impl Peer {
-    /// Does one thing; nothing when the client, or it itself, hangs up.
+    /// Handles one command; `None` when the client or the fake hangs up.
     fn serve(&mut self, control: bool, data: bool) -> Option<()> {
         match (control, data) {
-            // A command is there before what cancels it.
+            // A command comes before the CANCEL for it.
             (_, true) if self.data.is_some() => self.command(),
             (true, _) => self.control(),
             _ => Some(()),
@@ -209,7 +208,7 @@ impl Peer {
     }
 }
 
-/// A response, or a command: both look so.
+/// A response or a command: both have the same format.
 #[must_use]
 pub fn response(tag: u16, code: u32, rest: &[u8]) -> Vec<u8> {
     let size = u32::try_from(10 + rest.len()).unwrap_or(u32::MAX);

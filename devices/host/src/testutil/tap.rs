@@ -1,4 +1,4 @@
-//! Tests with a tap: a network of their own, and packets of its guest.
+//! For tests with a tap: a network namespace, and packets from the guest.
 #![expect(unsafe_code, reason = "a thread moves into a network namespace")]
 
 use std::path::Path;
@@ -6,18 +6,18 @@ use std::process::Command;
 
 use crate::net::HEADER;
 
-/// The guest's address, as the host's neighbours know it.
+/// The guest's MAC address, as in the host's neighbor table.
 pub const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
-/// Runs a test in a network namespace of its own, which ends with the thread. Where there can be
-/// none, `skipped` is called with the test's name and the reason.
+/// Runs a test on a thread in a network namespace of its own, which ends with the thread. If that
+/// is not possible, calls `skipped` with the test's name and the reason.
 ///
 /// # Panics
 ///
 /// When the test does.
 pub fn in_namespace(skipped: fn(&str, &str), test: impl FnOnce() + Send + 'static) {
     let body = move || {
-        // SAFETY: it only moves this thread, which is new, into an empty network.
+        // SAFETY: it only moves this new thread into an empty network namespace.
         let moved = unsafe { libc::unshare(libc::CLONE_NEWNET) };
         if moved < 0 || !Path::new("/dev/net/tun").exists() {
             let name = std::thread::current().name().unwrap_or_default().to_owned();
@@ -29,25 +29,25 @@ pub fn in_namespace(skipped: fn(&str, &str), test: impl FnOnce() + Send + 'stati
     std::thread::Builder::new().name(name).spawn(body).unwrap().join().unwrap();
 }
 
-/// Runs `ip` of iproute2; what it prints.
+/// Runs `ip` of iproute2 and returns its output.
 ///
 /// # Panics
 ///
-/// When it fails.
+/// When `ip` fails.
 pub fn ip(words: &str) -> String {
     let done = Command::new("ip").args(words.split(' ')).output().unwrap();
     assert!(done.status.success(), "ip {words}: {}", String::from_utf8_lossy(&done.stderr));
     String::from_utf8(done.stdout).unwrap()
 }
 
-/// Gives the host's end an address, and makes it know the guest's.
+/// Gives the host's end an IP address, and adds the guest to the neighbor table.
 pub fn address() {
     ip("addr add 10.9.0.1/24 dev vm0");
     ip("link set vm0 up");
     ip("neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev vm0");
 }
 
-/// The checksum of the Internet (RFC 1071).
+/// The Internet checksum (RFC 1071) of `parts`, before its complement is taken.
 pub fn sum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let mut sum: u32 =
@@ -58,11 +58,12 @@ pub fn sum(parts: &[&[u8]]) -> u16 {
     u16::try_from(sum).unwrap()
 }
 
-/// A UDP packet of the guest to port 7 of the host, whose checksum is the host's to finish.
+/// A UDP packet from the guest to port 7 of the host. Its checksum is partial: the host has to
+/// complete it. With `gso`, it is to be cut into datagrams with this payload size.
 pub fn packet(payload: &[u8], gso: Option<u16>) -> Vec<u8> {
     let length = u16::try_from(8 + payload.len()).unwrap();
     let mut header = [0; HEADER];
-    // NEEDS_CSUM, from byte 34 on, to be put 6 bytes behind that.
+    // NEEDS_CSUM: the checksum begins at byte 34, and is stored 6 bytes behind that.
     header[0] = 1;
     header[6..10].copy_from_slice(&[34, 0, 6, 0]);
     if let Some(size) = gso {

@@ -1,4 +1,4 @@
-//! Tests of the display, as a driver and as a viewer see it.
+//! Tests of the display from the view of a driver and of a viewer.
 
 use super::*;
 use crate::device::Kind;
@@ -37,7 +37,7 @@ fn get(bench: &Bench, index: usize) -> u16 {
     u16::from_le_bytes(bench.read(Kind::Memory, BAR2 + DISPI + 2 * index as u64))
 }
 
-/// As drivers do: off, the size, on.
+/// Sets a mode as drivers do: disables the display, sets the size, and enables it.
 fn set_mode(bench: &Bench, width: u16, height: u16) {
     for (index, value) in [(ENABLE, 0), (BPP, 32), (X_RES, width), (Y_RES, height)] {
         set(bench, index, value);
@@ -49,8 +49,8 @@ fn screen(bench: &Bench) -> Arc<dyn Scanout> {
     bench.board.screens().first().unwrap()
 }
 
-/// Where memory is lent to the guest.
-fn lent(bench: &Bench) -> Vec<u64> {
+/// The addresses where memory is mapped for the guest.
+fn mapped(bench: &Bench) -> Vec<u64> {
     bench.host.lent.lock().unwrap().iter().map(|range| range.start).collect()
 }
 
@@ -82,11 +82,11 @@ fn registers_keep_what_is_written_and_say_what_they_must() {
         assert_eq!(get(&bench, index.into()), 0x1100 + index);
     }
     assert_eq!((get(&bench, ID), get(&bench, MEMORY_64K)), (0xb0c5, 0x100));
-    // Two at once, and a byte of one.
+    // Two registers at once, and one byte of a register.
     bench.write(Kind::Memory, BAR2 + DISPI + 2, &[1, 2, 3, 4]);
     assert_eq!((get(&bench, X_RES), get(&bench, Y_RES)), (0x0201, 0x0403));
     assert_eq!(bench.read::<1>(Kind::Memory, BAR2 + DISPI + 5), [4]);
-    // Bytes and odd places are no registers; neither is what lies between.
+    // Accesses of single bytes, at odd offsets, and between the register blocks are invalid.
     bench.write(Kind::Memory, BAR2 + DISPI + 2, &[9]);
     bench.write(Kind::Memory, BAR2 + DISPI + 3, &[9, 9]);
     assert_eq!((get(&bench, X_RES), get(&bench, Y_RES)), (0x0201, 0x0403));
@@ -107,7 +107,7 @@ fn a_mode_is_shown_when_it_is_whole_and_switched_on() {
     set(&bench, Y_OFFSET, 3);
     let start = 10 * 4 + 3 * 8000;
     assert_eq!(mode(), Some(Mode { width: 1728, height: 1117, stride: 8000, start }));
-    // Narrower than the picture: the picture's width counts.
+    // A virtual width below the picture's width: the picture's width is used.
     set(&bench, VIRTUAL_WIDTH, 100);
     assert_eq!(mode().unwrap().stride, 6912);
     for (index, bad, good) in [(BPP, 24, 32), (BPP, 16, 32), (X_RES, 63, 1728), (Y_RES, 0, 1117)] {
@@ -116,7 +116,7 @@ fn a_mode_is_shown_when_it_is_whole_and_switched_on() {
         set(&bench, index, good);
         assert!(mode().is_some());
     }
-    // 1117 lines of 6912 bytes, and as many further as fit 16 MiB.
+    // 1117 lines of 6912 bytes, and the further lines that fit into 16 MiB.
     set(&bench, X_OFFSET, 0);
     set(&bench, Y_OFFSET, 1310);
     assert_eq!(mode().unwrap().start, 1310 * 6912);
@@ -133,7 +133,7 @@ fn nothing_that_a_guest_writes_leaves_the_memory() {
     let mut noise = Noise::new(5);
     let mut shown = 0;
     for _ in 0..200_000 {
-        // Of a few bits, so that some of them make a mode.
+        // Values with few set bits, so that some are valid modes.
         let value = u16::try_from(noise.below(1 << 16) & noise.below(1 << 16)).unwrap();
         let index = usize::try_from(noise.below(11)).unwrap();
         set(&bench, index, value);
@@ -163,7 +163,7 @@ fn the_screen_goes_dark_as_drivers_make_it() {
     set_mode(&bench, 1280, 800);
     let port = |port: u64| BAR2 + VGA + port - 0x3c0;
     let shows = || screen(&bench).mode().is_some();
-    // Linux: colour, throw the flip-flop, then the index.
+    // Linux: selects color, resets the flip-flop, then writes the index.
     let blank = |value: u8| {
         bench.write(Kind::Memory, port(0x3c2), &[1]);
         bench.read::<1>(Kind::Memory, port(0x3da));
@@ -175,13 +175,13 @@ fn the_screen_goes_dark_as_drivers_make_it() {
         blank(0x20);
         assert!(shows());
     }
-    // The second write is data, whatever it is.
+    // The second write is data.
     bench.write(Kind::Memory, port(0x3c0), &[0]);
     assert!(shows());
     assert_eq!(bench.read::<1>(Kind::Memory, port(0x3cc)), [1]);
     let [one, two] = [(); 2].map(|()| bench.read::<1>(Kind::Memory, port(0x3da)));
     assert_ne!(one, two, "a retrace comes and goes");
-    // Firmware fills a palette that nobody needs.
+    // Firmware fills a palette, which has no effect.
     bench.write(Kind::Memory, port(0x3c8), &[0]);
     assert_eq!(bench.read::<1>(Kind::Memory, port(0x3c8)), [0xff]);
 }
@@ -197,20 +197,20 @@ fn what_is_drawn_is_seen_once_and_stays_when_it_moves() {
         (0..4096).filter(|page| pages[page / 64] >> (page % 64) & 1 == 1).collect::<Vec<_>>()
     };
     assert_eq!(
-        (changed(), lent(&bench)),
+        (changed(), mapped(&bench)),
         (vec![], vec![]),
-        "nothing is mapped that nobody touched"
+        "memory is mapped only after an access"
     );
     bench.write(Kind::Memory, BAR0 + 5 * PAGE + 4094, &[1, 2, 3, 4]);
     assert_eq!(changed(), [5, 6]);
     assert_eq!(changed(), [0; 0]);
-    assert_eq!(lent(&bench), [BAR0]);
+    assert_eq!(mapped(&bench), [BAR0]);
     set_config(&bench, 0x10, 0xc800_0000);
-    assert_eq!(lent(&bench), [0; 0], "nobody touched it there");
+    assert_eq!(mapped(&bench), [0; 0], "no access there yet");
     assert_eq!(bench.read(Kind::Memory, 0xc800_0000 + 5 * PAGE + 4094), [1, 2, 3, 4]);
-    assert_eq!(lent(&bench), [0xc800_0000]);
+    assert_eq!(mapped(&bench), [0xc800_0000]);
     set_config(&bench, 0x04, 0);
-    assert_eq!(lent(&bench), [0; 0], "memory decoding is off");
+    assert_eq!(mapped(&bench), [0; 0], "memory decoding is off");
     bench.board.reset().unwrap();
     let mut seen = [0; 4];
     screen.read(5 * PAGE + 4094, &mut seen);
@@ -227,12 +227,12 @@ fn memory_where_there_is_other_is_reached_through_the_device() {
     other.place(Some(BAR0 + PAGE)).unwrap();
     bench.write(Kind::Memory, BAR0, &[7]);
     assert_eq!(bench.read(Kind::Memory, BAR0), [7]);
-    assert_eq!(lent(&bench), [BAR0 + PAGE], "the other's alone");
+    assert_eq!(mapped(&bench), [BAR0 + PAGE], "only the other mapping");
     other.place(None).unwrap();
-    // It is tried again where the guest puts it next.
+    // The mapping is tried again at the next address.
     set_config(&bench, 0x10, 0xc800_0000);
     assert_eq!(bench.read(Kind::Memory, 0xc800_0000), [7]);
-    assert_eq!(lent(&bench), [0xc800_0000]);
+    assert_eq!(mapped(&bench), [0xc800_0000]);
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn what_cannot_be_is_refused_with_a_way_out() {
     let refused = |config: &Config| format!("{:#}", built(config).err().unwrap());
     for memory in [0, 2 << 20, 48 << 20, 512 << 20] {
         let error = refused(&Config { memory: Size(memory), ..Config::default() });
-        assert!(error.contains("a power of two, from 4M to 256M"), "{error}");
+        assert!(error.contains("must be a power of two, from 4M to 256M"), "{error}");
     }
     let mode = Resolution::try_from("4096x2160".to_owned()).unwrap();
     let error = refused(&Config { mode, memory: Size(16 << 20), slot: None });

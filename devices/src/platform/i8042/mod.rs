@@ -1,10 +1,10 @@
 //! The keyboard controller of a PC (Intel 8042, as in the IBM PS/2 Hardware Interface Technical
-//! Reference) with a PS/2 keyboard and a PS/2 mouse plugged in.
+//! Reference) with a PS/2 keyboard and a PS/2 mouse connected.
 //!
-//! Threats: the guest sends any byte to either port; commands that are not there do nothing,
-//! answers that are not read pile up to a small bound, and the one command that leaves the chip is
-//! the reset, which a guest may have by other ways too. The host's side brings keys and movement:
-//! these are bounded too, and a guest that never reads them costs at most 100 KB.
+//! Threats: the guest sends any byte to either port. Unknown commands do nothing, unread answers
+//! have a small limit, and the only command with an effect outside of the chip is the reset, which
+//! a guest can cause in other ways too. Keys and movement from the host are bounded too: a guest
+//! that never reads them costs at most 100 KB.
 
 mod keyboard;
 mod mouse;
@@ -22,7 +22,7 @@ use host::input::{self, Sink};
 use keyboard::Keyboard;
 use mouse::Mouse;
 
-/// `--device i8042`: the keyboard and the mouse that need no driver.
+/// `--device i8042`: a PS/2 keyboard and a PS/2 mouse, which need no extra driver.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}
@@ -44,7 +44,7 @@ impl Build for Config {
     }
 }
 
-// What both devices answer.
+// Answers of both devices.
 const ACK: u8 = 0xfa;
 const RESEND: u8 = 0xfe;
 const BAT_PASSED: u8 = 0xaa;
@@ -53,7 +53,7 @@ const BAT_PASSED: u8 = 0xaa;
 const OUTPUT_FULL: u8 = 1 << 0;
 const SYSTEM: u8 = 1 << 2;
 const COMMAND: u8 = 1 << 3;
-/// The key switch on the front is open.
+/// The keyboard lock is open.
 const UNLOCKED: u8 = 1 << 4;
 const MOUSE_OUTPUT_FULL: u8 = 1 << 5;
 
@@ -73,11 +73,11 @@ const WRITE_OUTPUT_PORT: u8 = 0xd1;
 const WRITE_KEYBOARD_OUTPUT: u8 = 0xd2;
 const WRITE_MOUSE_OUTPUT: u8 = 0xd3;
 const WRITE_MOUSE: u8 = 0xd4;
-/// From here on: pulse the output lines whose bit is clear.
+/// Commands from here on pulse the output lines whose bit is clear.
 const PULSE: u8 = 0xf0;
 
 const SELF_TEST_PASSED: u8 = 0x55;
-/// Not locked.
+/// The keyboard is not locked.
 const INPUT_PORT: u8 = 0x80;
 
 // Control byte.
@@ -93,21 +93,21 @@ const TRANSLATE: u8 = 1 << 6;
 const NO_RESET: u8 = 1 << 0;
 const OUTPUT_PORT_FULL: u8 = 1 << 4;
 const OUTPUT_PORT_MOUSE_FULL: u8 = 1 << 5;
-/// Reset inactive, A20 on, and the lines that nothing is connected to.
+/// Reset inactive, A20 on, and the unconnected lines.
 const OUTPUT_PORT: u8 = 0xcf;
 
-/// Answers on the way to the guest, of a device or the controller.
+/// Answers of a device that the guest has not read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 struct Answers(VecDeque<u8>);
 
 impl Answers {
-    /// More than any driver leaves unread.
-    const MOST: usize = 16;
+    /// Capacity in bytes, more than any driver leaves unread.
+    const CAPACITY: usize = 16;
 
-    /// Gives an answer, whole or not at all.
+    /// Queues an answer. An answer that does not fit completely is dropped.
     fn give(&mut self, answer: &[u8]) {
-        if self.0.len() + answer.len() <= Self::MOST {
+        if self.0.len() + answer.len() <= Self::CAPACITY {
             self.0.extend(answer);
         }
     }
@@ -117,7 +117,7 @@ impl Answers {
     }
 }
 
-/// Whose byte is in the output buffer.
+/// Which device (keyboard or mouse) filled the output buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Source {
     Keyboard,
@@ -129,16 +129,16 @@ struct State {
     control: u8,
     output_port: u8,
     system: bool,
-    /// The last write was a command.
+    /// Whether the last write was a command.
     commanded: bool,
-    /// The command whose data comes next.
+    /// The command that waits for its data.
     command: Option<u8>,
-    /// The output buffer: what it holds, and for whom if it was not read.
+    /// The output buffer. `full` is the source of its byte if the guest has not read it.
     byte: u8,
     full: Option<Source>,
-    /// What the controller itself has to say: it has room for one byte.
+    /// The controller's own answer. It has room for one byte.
     answer: Option<(u8, Source)>,
-    /// 0xF0 came from the keyboard, and is translated together with the next byte.
+    /// The keyboard sent 0xF0, which is translated together with the next byte.
     breaking: bool,
     keyboard: Keyboard,
     mouse: Mouse,
@@ -191,7 +191,7 @@ impl State {
         self.answer = Some((byte, Source::Keyboard));
     }
 
-    /// A command; true when it resets the processor.
+    /// Performs a command. Returns true if it resets the machine.
     fn command(&mut self, command: u8) -> bool {
         self.commanded = true;
         self.command = None;
@@ -215,7 +215,8 @@ impl State {
         false
     }
 
-    /// Data for the last command, or for the keyboard; true when it resets the processor.
+    /// Receives data for the last command, or for the keyboard. Returns true if it resets the
+    /// machine.
     fn data(&mut self, byte: u8) -> bool {
         self.commanded = false;
         match self.command.take() {
@@ -229,7 +230,7 @@ impl State {
             }
             Some(WRITE_KEYBOARD_OUTPUT) => self.answer = Some((byte, Source::Keyboard)),
             Some(WRITE_MOUSE_OUTPUT) => self.answer = Some((byte, Source::Mouse)),
-            // Talking to a device switches it on.
+            // Sending a byte to a device enables the device.
             Some(WRITE_MOUSE) => {
                 self.control &= !MOUSE_OFF;
                 self.mouse.write(byte);
@@ -242,7 +243,7 @@ impl State {
         false
     }
 
-    /// The next byte for an output buffer that was read.
+    /// Takes the next byte for the empty output buffer.
     fn next(&mut self) -> Option<(u8, Source)> {
         if let Some(answer) = self.answer.take() {
             return Some(answer);
@@ -270,10 +271,10 @@ impl State {
     }
 }
 
-/// The state, and what it drives.
+/// The state of the controller, and its connections.
 struct Chip {
     state: State,
-    /// Parked, it takes nothing from the host's side.
+    /// False while parked: the chip then takes no input from the host.
     running: bool,
     keyboard_line: Arc<Line>,
     mouse_line: Arc<Line>,
@@ -281,8 +282,8 @@ struct Chip {
 }
 
 impl Chip {
-    /// Fills the output buffer, and asks for it to be read. The lines fall when it is read and rise
-    /// for the next byte, which is an interrupt each.
+    /// Fills the output buffer if it is empty, and drives the lines. A line falls when the guest
+    /// reads the byte, and rises for the next one, so that each byte causes an interrupt.
     fn settle(&mut self) {
         let state = &mut self.state;
         if state.full.is_none()
@@ -307,7 +308,7 @@ impl Chip {
     }
 }
 
-/// Where the host's side is plugged in.
+/// The receiver of the host's input.
 struct Plug(Mutex<Chip>);
 
 impl Plug {
@@ -412,7 +413,7 @@ mod test {
         }
     }
 
-    /// All that there is to read, with the status it had.
+    /// Reads all available bytes, each with the mouse bit of its status.
     fn drain(bench: &Bench) -> Vec<(u8, u8)> {
         let mut bytes = Vec::new();
         while status(bench) & OUTPUT_FULL != 0 {
@@ -429,12 +430,12 @@ mod test {
         bytes.iter().map(|byte| (MOUSE_OUTPUT_FULL, *byte)).collect()
     }
 
-    fn say(bench: &Bench, bytes: &[u8]) -> Vec<(u8, u8)> {
+    fn send(bench: &Bench, bytes: &[u8]) -> Vec<(u8, u8)> {
         bytes.iter().for_each(|byte| bench.write(Kind::Port, 0x60, &[*byte]));
         drain(bench)
     }
 
-    fn say_mouse(bench: &Bench, bytes: &[u8]) -> Vec<(u8, u8)> {
+    fn send_mouse(bench: &Bench, bytes: &[u8]) -> Vec<(u8, u8)> {
         bytes.iter().for_each(|byte| command(bench, &[WRITE_MOUSE, *byte]));
         drain(bench)
     }
@@ -455,12 +456,12 @@ mod test {
         assert_eq!(status(&bench), 0x1d);
         assert_eq!(drain(&bench), keyboard(&[0x55]));
         command(&bench, &[WRITE_CONTROL, 0x67]);
-        assert_eq!(say(&bench, &[0xf4]), keyboard(&[0xfa]));
+        assert_eq!(send(&bench, &[0xf4]), keyboard(&[0xfa]));
         command(&bench, &[TEST_KEYBOARD]);
         assert_eq!(drain(&bench), keyboard(&[0]));
-        assert_eq!(say(&bench, &[0xff]), keyboard(&[0xfa, 0xaa]));
+        assert_eq!(send(&bench, &[0xff]), keyboard(&[0xfa, 0xaa]));
         for byte in [0xf0, 0x02, 0xf4, 0xed, 0x00] {
-            assert_eq!(say(&bench, &[byte]), keyboard(&[0xfa]), "{byte:#x}");
+            assert_eq!(send(&bench, &[byte]), keyboard(&[0xfa]), "{byte:#x}");
         }
         press(&bench, 0x1e);
         assert_eq!(drain(&bench), keyboard(&[0x1e, 0x9e]));
@@ -478,16 +479,16 @@ mod test {
         assert_eq!(drain(&bench), keyboard(&[0]));
         command(&bench, &[WRITE_KEYBOARD_OUTPUT, 0xa5]);
         assert_eq!(drain(&bench), keyboard(&[0xa5]));
-        assert_eq!(say(&bench, &[0xf2]), keyboard(&[0xfa, 0xab, 0x83]));
-        assert_eq!(say_mouse(&bench, &[0xf2]), mouse(&[0xfa, 0x00]));
-        assert_eq!(say_mouse(&bench, &[0xff]), mouse(&[0xfa, 0xaa, 0x00]));
-        say_mouse(&bench, &[0xf3, 200, 0xf3, 100, 0xf3, 80]);
-        assert_eq!(say_mouse(&bench, &[0xf2]), mouse(&[0xfa, 0x03]));
-        assert_eq!(say(&bench, &[0xf0, 0]), keyboard(&[0xfa, 0xfa, 2]));
+        assert_eq!(send(&bench, &[0xf2]), keyboard(&[0xfa, 0xab, 0x83]));
+        assert_eq!(send_mouse(&bench, &[0xf2]), mouse(&[0xfa, 0x00]));
+        assert_eq!(send_mouse(&bench, &[0xff]), mouse(&[0xfa, 0xaa, 0x00]));
+        send_mouse(&bench, &[0xf3, 200, 0xf3, 100, 0xf3, 80]);
+        assert_eq!(send_mouse(&bench, &[0xf2]), mouse(&[0xfa, 0x03]));
+        assert_eq!(send(&bench, &[0xf0, 0]), keyboard(&[0xfa, 0xfa, 2]));
         press(&bench, 0xe048);
         assert_eq!(drain(&bench), keyboard(&[0xe0, 0x75, 0xe0, 0xf0, 0x75]));
         command(&bench, &[WRITE_CONTROL, 0x43]);
-        assert_eq!(say(&bench, &[0xf2]), keyboard(&[0xfa, 0xab, 0x41]), "as every controller");
+        assert_eq!(send(&bench, &[0xf2]), keyboard(&[0xfa, 0xab, 0x41]), "as every controller");
     }
 
     #[test]
@@ -498,7 +499,7 @@ mod test {
         assert!(pins.is_high(1));
         assert_eq!((drain(&bench).len(), pins.edges(1)), (5, 5));
         assert!(!pins.is_high(1));
-        say_mouse(&bench, &[0xf4]);
+        send_mouse(&bench, &[0xf4]);
         let before = pins.edges(12);
         bench.board.input().motion(Motion { dx: 3, dy: -4, wheel: 0, buttons: 1 });
         assert_eq!(drain(&bench), mouse(&[0x09, 3, 4]));
@@ -507,7 +508,7 @@ mod test {
         press(&bench, 0x1e);
         assert!(status(&bench) & OUTPUT_FULL != 0 && !pins.is_high(1));
         command(&bench, &[WRITE_CONTROL, KEYBOARD_INTERRUPT]);
-        assert!(pins.is_high(1), "what waits is said when it is asked for");
+        assert!(pins.is_high(1), "enabling the interrupt raises it for a pending byte");
     }
 
     #[test]
@@ -543,7 +544,7 @@ mod test {
         let fresh = bench.board.park();
         bench.board.run(fresh.clone()).unwrap();
         command(&bench, &[WRITE_CONTROL, 0x47]);
-        say_mouse(&bench, &[0xf4, 0xe8]);
+        send_mouse(&bench, &[0xf4, 0xe8]);
         bench.board.input().key(Key::new(0x2a).unwrap(), true);
         bench.board.input().motion(Motion { dx: 300, ..Motion::default() });
         bench.write(Kind::Port, 0x64, &[WRITE_MOUSE]);
@@ -553,7 +554,7 @@ mod test {
         assert_eq!(bench.board.park(), saved);
         bench.board.run(saved).unwrap();
         bench.write(Kind::Port, 0x60, &[2]);
-        assert_eq!(drain(&bench)[..2], [(0, 0x2a), (MOUSE_OUTPUT_FULL, 0xfa)], "goes on midway");
+        assert_eq!(drain(&bench)[..2], [(0, 0x2a), (MOUSE_OUTPUT_FULL, 0xfa)], "continues midway");
         bench.board.reset().unwrap();
         assert!(!bench.host.pins.is_high(1) && !bench.host.pins.is_high(12));
         assert_eq!(bench.board.park(), fresh);

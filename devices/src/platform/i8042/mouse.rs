@@ -1,8 +1,8 @@
-//! A PS/2 mouse that becomes an IntelliMouse (wheel) or IntelliMouse Explorer (five buttons) when
-//! a driver knocks with the sample rates for that (Microsoft, "Mouse Products for PS/2").
+//! A PS/2 mouse that becomes an IntelliMouse (wheel) or IntelliMouse Explorer (five buttons) when a
+//! driver sets the sequence of sample rates for it (Microsoft, "Mouse Products for PS/2").
 //!
-//! Movement is never lost, it adds up until the guest reads; the sample rate and resolution are
-//! kept and reported, but do not slow or scale what the host's pointer does.
+//! Movement is never lost: it accumulates until the guest reads it. The sample rate and the
+//! resolution are stored and reported, but do not slow or scale the movement of the host's pointer.
 
 use std::collections::VecDeque;
 
@@ -28,13 +28,13 @@ const DEFAULTS: u8 = 0xf6;
 const RESEND_LAST: u8 = 0xfe;
 const RESET: u8 = 0xff;
 
-/// The knocks, oldest first, and what the mouse then is.
+/// The sequences of sample rates, oldest first, and the ID that the mouse then has.
 const KNOCKS: [([u8; 3], u8); 2] = [([200, 100, 80], WHEEL), ([200, 200, 80], EXPLORER)];
 const WHEEL: u8 = 3;
 const EXPLORER: u8 = 4;
 
-/// Changes of buttons that are kept while the guest does not read.
-const CHANGES: usize = 16;
+/// The maximum number of unread button changes.
+const MAX_CHANGES: usize = 16;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Mouse {
@@ -47,14 +47,14 @@ pub(super) struct Mouse {
     reporting: bool,
     /// The last three sample rates.
     knocked: [u8; 3],
-    /// The command whose parameter comes next.
+    /// The command that waits for its parameter.
     command: Option<u8>,
     answers: Answers,
-    /// What is left of the packet that is being read.
+    /// The unread rest of the current packet.
     packet: VecDeque<u8>,
-    /// What 0xFE asks for again.
+    /// The last packet or answer, for `RESEND_LAST`.
     last: Vec<u8>,
-    /// What was not reported yet: movement of each stretch of equal buttons.
+    /// Movement that is not reported yet, one entry for each state of the buttons.
     moves: VecDeque<Motion>,
     buttons: u8,
 }
@@ -81,7 +81,7 @@ impl Default for Mouse {
 }
 
 impl Mouse {
-    /// The pointer moved; false when nobody listens.
+    /// Queues a movement. Returns false if the guest has disabled reports.
     pub(super) fn motion(&mut self, motion: Motion) -> bool {
         let changed = motion.buttons != self.buttons;
         self.buttons = motion.buttons;
@@ -92,7 +92,7 @@ impl Mouse {
         if still && !changed {
             return true;
         }
-        let full = self.moves.len() >= CHANGES;
+        let full = self.moves.len() >= MAX_CHANGES;
         match self.moves.back_mut() {
             Some(last) if full || last.buttons == motion.buttons => {
                 last.dx = last.dx.saturating_add(motion.dx);
@@ -105,7 +105,7 @@ impl Mouse {
         true
     }
 
-    /// The next byte on the wire.
+    /// Takes the next byte for the controller.
     pub(super) fn pop(&mut self) -> Option<u8> {
         if let Some(answer) = self.answers.pop() {
             return Some(answer);
@@ -118,7 +118,7 @@ impl Mouse {
         self.packet.pop_front()
     }
 
-    /// One packet of what was not reported yet.
+    /// Builds a packet from the movement that is not reported yet.
     fn report(&mut self) -> Vec<u8> {
         let now = Motion { buttons: self.buttons, ..Motion::default() };
         let motion = self.moves.front_mut().map_or(now, |first| {
@@ -138,7 +138,7 @@ impl Mouse {
         }
         let double = self.scaling && !self.remote;
         let scaled = |count| if double { scale(count) } else { count };
-        // Mice count upwards, screens downwards.
+        // On a mouse, up is positive. On a screen, down is positive.
         let (dx, dy) = (scaled(motion.dx), scaled(-motion.dy));
         let signs = u8::from(dx < 0) << 4 | u8::from(dy < 0) << 5;
         let mut packet = vec![0x08 | motion.buttons & 7 | signs, low_byte(dx), low_byte(dy)];
@@ -150,9 +150,9 @@ impl Mouse {
         packet
     }
 
-    /// A byte from the controller.
+    /// Receives a byte from the controller.
     pub(super) fn write(&mut self, byte: u8) {
-        // Whatever was being sent is given up.
+        // A packet that is being sent is discarded.
         self.packet.clear();
         if self.wrap && byte != LEAVE_WRAP && byte != RESET {
             return self.answers.give(&[byte]);
@@ -231,7 +231,7 @@ impl Mouse {
     }
 }
 
-/// 2:1 scaling: small movements stay small.
+/// 2:1 scaling, which keeps small movements small.
 fn scale(count: i32) -> i32 {
     let scaled = match count.abs() {
         few @ (0 | 1 | 3) => few,
@@ -255,7 +255,7 @@ mod test {
         std::iter::from_fn(|| mouse.pop()).collect()
     }
 
-    fn say(mouse: &mut Mouse, bytes: &[u8]) -> Vec<u8> {
+    fn send(mouse: &mut Mouse, bytes: &[u8]) -> Vec<u8> {
         bytes.iter().for_each(|byte| mouse.write(*byte));
         drain(mouse)
     }
@@ -263,24 +263,24 @@ mod test {
     #[test]
     fn drivers_find_the_wheel_and_the_five_buttons_by_knocking() {
         let mut mouse = Mouse::default();
-        assert_eq!(say(&mut mouse, &[RESET]), [ACK, BAT_PASSED, 0]);
-        say(&mut mouse, &[0xf3, 200, 0xf3, 100, 0xf3, 80]);
-        assert_eq!(say(&mut mouse, &[READ_ID]), [ACK, 3]);
-        say(&mut mouse, &[ENABLE]);
+        assert_eq!(send(&mut mouse, &[RESET]), [ACK, BAT_PASSED, 0]);
+        send(&mut mouse, &[0xf3, 200, 0xf3, 100, 0xf3, 80]);
+        assert_eq!(send(&mut mouse, &[READ_ID]), [ACK, 3]);
+        send(&mut mouse, &[ENABLE]);
         mouse.motion(Motion { dx: 5, dy: -3, wheel: 1, buttons: 1 });
         assert_eq!(drain(&mut mouse), [0x09, 5, 3, 0xff]);
-        say(&mut mouse, &[0xf3, 200, 0xf3, 200, 0xf3, 80]);
-        assert_eq!(say(&mut mouse, &[READ_ID]), [ACK, 4]);
+        send(&mut mouse, &[0xf3, 200, 0xf3, 200, 0xf3, 80]);
+        assert_eq!(send(&mut mouse, &[READ_ID]), [ACK, 4]);
         mouse.motion(Motion { dx: -1, dy: 1, wheel: -2, buttons: 0x18 });
         assert_eq!(drain(&mut mouse), [0x38, 0xff, 0xff, 0x32]);
-        assert_eq!(say(&mut mouse, &[RESET, READ_ID])[3..], [ACK, 0], "a reset forgets it");
+        assert_eq!(send(&mut mouse, &[RESET, READ_ID])[3..], [ACK, 0], "a reset forgets it");
     }
 
     #[test]
     fn movement_adds_up_and_short_clicks_stay() {
         let mut mouse = Mouse::default();
         assert!(!mouse.motion(Motion { dx: 1, ..Motion::default() }), "it does not report yet");
-        say(&mut mouse, &[ENABLE]);
+        send(&mut mouse, &[ENABLE]);
         for _ in 0..300 {
             mouse.motion(Motion { dx: 1, ..Motion::default() });
         }
@@ -296,31 +296,31 @@ mod test {
             let buttons = u8::try_from(button % 2).unwrap();
             mouse.motion(Motion { dx: i32::MAX, dy: i32::MIN, wheel: i32::MIN, buttons });
         }
-        assert!(mouse.moves.len() <= CHANGES);
+        assert!(mouse.moves.len() <= MAX_CHANGES);
         assert_eq!(mouse.pop(), Some(0x08));
     }
 
     #[test]
     fn remote_mode_reports_when_it_is_asked() {
         let mut mouse = Mouse::default();
-        say(&mut mouse, &[REMOTE, SCALING_2_1, SET_RESOLUTION, 3]);
+        send(&mut mouse, &[REMOTE, SCALING_2_1, SET_RESOLUTION, 3]);
         assert!(mouse.motion(Motion { dx: 7, buttons: 2, ..Motion::default() }));
         assert!(drain(&mut mouse).is_empty());
-        assert_eq!(say(&mut mouse, &[STATUS]), [ACK, 0x51, 3, 100]);
-        assert_eq!(say(&mut mouse, &[READ_DATA]), [ACK, 0x0a, 7, 0], "scaling is for streams");
-        assert_eq!(say(&mut mouse, &[READ_DATA]), [ACK, 0x0a, 0, 0]);
-        say(&mut mouse, &[STREAM, ENABLE]);
+        assert_eq!(send(&mut mouse, &[STATUS]), [ACK, 0x51, 3, 100]);
+        assert_eq!(send(&mut mouse, &[READ_DATA]), [ACK, 0x0a, 7, 0], "scaling is for streams");
+        assert_eq!(send(&mut mouse, &[READ_DATA]), [ACK, 0x0a, 0, 0]);
+        send(&mut mouse, &[STREAM, ENABLE]);
         mouse.motion(Motion { dx: 7, dy: 4, wheel: 0, buttons: 0 });
         assert_eq!(drain(&mut mouse), [0x28, 14, 0xfa]);
-        assert_eq!(say(&mut mouse, &[RESEND_LAST]), [0x28, 14, 0xfa]);
+        assert_eq!(send(&mut mouse, &[RESEND_LAST]), [0x28, 14, 0xfa]);
     }
 
     #[test]
     fn wrap_mode_echoes_and_unknown_commands_are_refused() {
         let mut mouse = Mouse::default();
-        assert_eq!(say(&mut mouse, &[WRAP, 0x12, READ_ID, LEAVE_WRAP]), [ACK, 0x12, 0xf2, ACK]);
+        assert_eq!(send(&mut mouse, &[WRAP, 0x12, READ_ID, LEAVE_WRAP]), [ACK, 0x12, 0xf2, ACK]);
         assert_eq!(
-            say(&mut mouse, &[0xe1, 0x00, SET_RESOLUTION, 9]),
+            send(&mut mouse, &[0xe1, 0x00, SET_RESOLUTION, 9]),
             [RESEND, RESEND, ACK, RESEND]
         );
     }

@@ -1,14 +1,15 @@
-//! Scan codes: what a key sends in the three sets, and the controller's translation of set 2 to 1.
+//! Scan codes: the bytes of each key in the three sets, and the controller's translation of set 2
+//! to set 1.
 //!
-//! Codes: IBM Personal System/2 Hardware Interface Technical Reference, "Keyboards"; the same
-//! tables as in Microsoft's "USB HID to PS/2 Scan Code Translation Table".
+//! The codes are from the IBM Personal System/2 Hardware Interface Technical Reference,
+//! "Keyboards". Microsoft's "USB HID to PS/2 Scan Code Translation Table" has the same tables.
 
 use host::input::Key;
 
-/// The prefix of a key let go, in sets 2 and 3.
+/// The prefix of a released key in sets 2 and 3.
 pub(super) const BREAK: u8 = 0xf0;
 
-/// Set 1 make code (7 bits) to set 2.
+/// Maps a make code of set 1 (7 bits) to set 2.
 const SET2: [u8; 128] = [
     0x00, 0x76, 0x16, 0x1e, 0x26, 0x25, 0x2e, 0x36, 0x3d, 0x3e, 0x46, 0x45, 0x4e, 0x55, 0x66, 0x0d,
     0x15, 0x1d, 0x24, 0x2d, 0x2c, 0x35, 0x3c, 0x43, 0x44, 0x4d, 0x54, 0x5b, 0x5a, 0x14, 0x1c, 0x1b,
@@ -20,8 +21,8 @@ const SET2: [u8; 128] = [
     0x13, 0x19, 0x39, 0x51, 0x53, 0x5c, 0x5f, 0x62, 0x63, 0x64, 0x65, 0x67, 0x68, 0x6a, 0x6d, 0x6e,
 ];
 
-/// Set 2 to set 1: the table in the controller's ROM. Answers of the keyboard are translated too:
-/// those from 0x85 up to themselves.
+/// Maps set 2 to set 1: the table in the controller's ROM. It also translates the keyboard's
+/// answers: bytes from 0x85 on map to themselves.
 const TRANSLATED: [u8; 256] = {
     let mut table = [0; 256];
     let mut code: u8 = 0xff;
@@ -34,19 +35,19 @@ const TRANSLATED: [u8; 256] = {
         table[SET2[code as usize] as usize] = code;
         code += 1;
     }
-    // The two codes that stand for keys with codes above 0x7f, and "too many keys".
+    // The two exceptions for keys with codes above 0x7f, and "too many keys".
     table[0x02] = 0x41;
     table[0x7f] = 0x54;
     table[0x00] = 0xff;
     table
 };
 
-/// What the controller makes of a byte from the keyboard; `breaking` when 0xF0 was before it.
+/// Translates a byte from the keyboard. `breaking` means that 0xF0 preceded it.
 pub(super) fn translate(byte: u8, breaking: bool) -> u8 {
     TRANSLATED[usize::from(byte)] | if breaking { 0x80 } else { 0 }
 }
 
-/// Which modifiers are down; they change what Print Screen and Pause send.
+/// The modifiers that are down. They change the codes of Print Screen and Pause.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Modifiers {
     pub(super) ctrl: bool,
@@ -54,7 +55,7 @@ pub(super) struct Modifiers {
     pub(super) shift: bool,
 }
 
-/// The bytes of one key going down or up in sets 1 and 2.
+/// The bytes of a press or a release in set 1.
 pub(super) fn set1(key: Key, down: bool, modifiers: Modifiers) -> Vec<u8> {
     let mut breaking = false;
     let translated = set2(key, down, modifiers).into_iter().filter_map(|byte| {
@@ -70,12 +71,12 @@ pub(super) fn set1(key: Key, down: bool, modifiers: Modifiers) -> Vec<u8> {
     translated.collect()
 }
 
-/// See `set1`.
+/// The bytes of a press or a release in set 2.
 pub(super) fn set2(key: Key, down: bool, modifiers: Modifiers) -> Vec<u8> {
     let Modifiers { ctrl, alt, shift } = modifiers;
     let bytes: &[u8] = match (key, down) {
         (Key::PAUSE | Key::HANGUL | Key::HANJA, false) => &[],
-        // Ctrl makes it Break; it is let go at once.
+        // With Ctrl the key is Break, which is released at once.
         (Key::PAUSE, true) if ctrl => &[0xe0, 0x7e, 0xe0, BREAK, 0x7e],
         (Key::PAUSE, true) => &[0xe1, 0x14, 0x77, 0xe1, BREAK, 0x14, BREAK, 0x77],
         (Key::PRINT, true) if alt => &[0x84],
@@ -94,13 +95,13 @@ fn plain(key: Key, down: bool) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(3);
     bytes.extend((prefix != 0).then_some(prefix));
     bytes.extend((!down).then_some(BREAK));
-    // Only Hangul and Hanja lie above, and are the same in all sets.
+    // Only Hangul and Hanja have higher codes, which are the same in all sets.
     bytes.push(SET2.get(usize::from(code)).copied().unwrap_or(code));
     bytes
 }
 
-/// The code of a key in set 3, which has neither prefixes nor modes; none for the keys that
-/// keyboards with set 3 did not have.
+/// The code of a key in set 3, which has no prefixes and does not depend on modifiers. `None` for
+/// keys that keyboards with set 3 did not have.
 pub(super) fn set3(key: Key) -> Option<u8> {
     Some(match key.code() {
         0x01 => 0x08,
@@ -118,7 +119,7 @@ pub(super) fn set3(key: Key) -> Option<u8> {
         0x37 => 0x7e,
         0x4a => 0x84,
         0x4e => 0x7c,
-        // The rest of the number pad, and the letters, digits and Shift, are as in set 2.
+        // The rest of the number pad, the letters, the digits and Shift are as in set 2.
         code @ (0x02..=0x39 | 0x47..=0x53) => SET2[usize::from(code)],
         0xe01c => 0x79,
         0xe01d => 0x58,

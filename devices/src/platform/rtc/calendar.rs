@@ -1,6 +1,6 @@
-//! Time as the clock chip writes it: seconds since 1970 to registers and back.
+//! Converts between seconds since 1970 and the time registers of the clock chip.
 
-/// Registers of time, in the order of the data sheet.
+// The time registers, in the order of the data sheet.
 pub(super) const SECONDS: usize = 0x00;
 pub(super) const SECONDS_ALARM: usize = 0x01;
 pub(super) const MINUTES: usize = 0x02;
@@ -11,10 +11,10 @@ pub(super) const WEEKDAY: usize = 0x06;
 pub(super) const DAY: usize = 0x07;
 pub(super) const MONTH: usize = 0x08;
 pub(super) const YEAR: usize = 0x09;
-/// Not of the chip: where PCs keep it, and what the FADT says.
+/// The century is not part of the chip: PCs keep it here, as the FADT states.
 pub(super) const CENTURY: usize = 0x32;
 
-/// All that the clock counts.
+/// All registers that the clock counts.
 pub(super) const TIME: [usize; 8] = [SECONDS, MINUTES, HOURS, WEEKDAY, DAY, MONTH, YEAR, CENTURY];
 
 pub(super) const MINUTE: i64 = 60;
@@ -22,10 +22,10 @@ pub(super) const HOUR: i64 = 60 * MINUTE;
 const A_DAY: i64 = 24 * HOUR;
 /// Bit 7 of the hours in 12-hour mode.
 const PM: u8 = 0x80;
-/// Alarm bytes from here up match every time.
+/// Alarm bytes from this value on match every time.
 const ANY: u8 = 0xc0;
 
-/// How numbers are written: register B, "DM" and "24/12".
+/// The format of numbers: the bits "DM" and "24/12" of register B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Format {
     pub(super) binary: bool,
@@ -33,11 +33,11 @@ pub(super) struct Format {
 }
 
 impl Format {
-    /// `number` is below 100.
+    /// Encodes a number below 100.
     fn write(self, number: i64) -> u8 {
         let number = number.rem_euclid(100);
         let written = if self.binary { number } else { number / 10 * 16 + number % 10 };
-        u8::try_from(written).expect("99 is 0x99 at most")
+        u8::try_from(written).expect("99 is at most 0x99")
     }
 
     fn read(self, byte: u8) -> i64 {
@@ -59,7 +59,7 @@ impl Format {
         self.read(byte & !PM) % 12 + if byte & PM == 0 { 0 } else { 12 }
     }
 
-    /// A register of the time that is `seconds` after the beginning of 1970.
+    /// The value of a time register at `seconds` since 1970.
     pub(super) fn register(self, seconds: i64, register: usize) -> u8 {
         let days = seconds.div_euclid(A_DAY);
         let of_day = seconds.rem_euclid(A_DAY);
@@ -68,7 +68,7 @@ impl Format {
             SECONDS => self.write(of_day % MINUTE),
             MINUTES => self.write(of_day / MINUTE % 60),
             HOURS => self.write_hour(of_day / HOUR),
-            // 1 January 1970 was a Thursday; Sunday is 1.
+            // 1 January 1970 was a Thursday. Sunday is 1.
             WEEKDAY => self.write((days + 4).rem_euclid(7) + 1),
             DAY => self.write(day),
             MONTH => self.write(month),
@@ -77,8 +77,8 @@ impl Format {
         }
     }
 
-    /// The time that the registers say. Dates that are not in the calendar are those so many days
-    /// after the beginning of their month: any bytes are some time.
+    /// The time in the registers, in seconds since 1970. Days beyond the end of a month count into
+    /// the next month, so that all register contents are a valid time.
     pub(super) fn seconds(self, bytes: &[u8]) -> i64 {
         let number = |register: usize| self.read(bytes[register]);
         let month = number(MONTH).clamp(1, 12);
@@ -88,7 +88,7 @@ impl Format {
         days * A_DAY + hour * HOUR + number(MINUTES) * MINUTE + number(SECONDS)
     }
 
-    /// The first time after `seconds` that the alarm registers name; none when they name no time.
+    /// The first time after `seconds` that matches the alarm registers, if any.
     pub(super) fn next_alarm(self, bytes: &[u8], seconds: i64) -> Option<i64> {
         let any = |register: usize, read: i64| (bytes[register] < ANY).then_some(read);
         let second = any(SECONDS_ALARM, self.read(bytes[SECONDS_ALARM]));
@@ -99,7 +99,7 @@ impl Format {
         let mut at = seconds + 1;
         while at <= end {
             let of_day = at.rem_euclid(A_DAY);
-            // Whole hours and minutes are skipped: some 140 steps at most.
+            // Whole hours and minutes are skipped, so there are at most about 140 steps.
             at = if differs(hour, of_day / HOUR) {
                 at - at.rem_euclid(HOUR) + HOUR
             } else if differs(minute, of_day / MINUTE % 60) {
@@ -114,9 +114,9 @@ impl Format {
     }
 }
 
-/// Days from 1970 to the first of a month (Gregorian; H. Hinnant's `days_from_civil`).
+/// Days from 1970 to the first of a month (Gregorian calendar, H. Hinnant's `days_from_civil`).
 fn days(year: i64, month: i64) -> i64 {
-    // Years begin in March, so that the leap day is their last.
+    // Years begin in March, so that the leap day is the last day.
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);
     let of_era = year.rem_euclid(400);
@@ -124,7 +124,7 @@ fn days(year: i64, month: i64) -> i64 {
     era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
 
-/// Year, month and day; the inverse of `days`.
+/// Year, month and day: the inverse of `days`.
 fn date(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);

@@ -1,11 +1,12 @@
 //! The clock and CMOS memory of a PC: Motorola MC146818A at ports 0x70 and 0x71, with 128 bytes.
 //!
-//! The time is the host's, moved by what the guest set. Flags of register C are worked out when
-//! they are read; a timer runs only while an interrupt is enabled whose flag is down.
+//! The time is the host's time plus an offset that the guest sets. The flags of register C are
+//! computed when the guest reads them. A timer runs only while an interrupt is enabled whose flag
+//! is clear.
 //!
-//! Threats: the guest writes any byte to any register; whatever the registers say is some time.
-//! The fastest interrupt is 8192 a second, and one that the guest does not acknowledge (register C)
-//! stops the timer. The guest learns the host's clock and the offset of its time zone.
+//! Threats: the guest writes any byte to any register, and every register content is a valid time.
+//! There are at most 8192 interrupts a second, and the timer stops while an interrupt is not
+//! acknowledged (register C). The guest learns the host's time and the offset of its time zone.
 
 mod calendar;
 mod registers;
@@ -26,22 +27,22 @@ use wall::Wall;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// What the clock shows: `local` time by `TZ`, as Windows expects it, or `utc`.
+    /// Time of the clock: `local` time according to `TZ`, as Windows expects it, or `utc`.
     #[serde(default)]
     pub base: Base,
-    /// The moment at which the clock starts instead of now, for tests: `2026-03-29T00:59:59Z`.
+    /// Start time of the clock instead of the current time, for tests: `2026-03-29T00:59:59Z`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<String>,
 }
 
-/// What the clock shows.
+/// The time that the clock shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Base {
-    /// Local time by `TZ`, with its summer time.
+    /// Local time according to `TZ`, with daylight saving time.
     #[default]
     Local,
-    /// Universal time.
+    /// Coordinated universal time.
     Utc,
 }
 
@@ -65,7 +66,7 @@ struct Rtc {
 }
 
 impl Rtc {
-    /// Lets `act` work on the registers, and sets the timer for what comes next.
+    /// Runs `act` on the registers, and then sets the timer for the next interrupt.
     fn with<T>(&mut self, act: impl FnOnce(&mut Registers) -> T) -> T {
         let mut registers = self.registers.lock().expect("no device panicked");
         let done = act(&mut registers);
@@ -92,7 +93,7 @@ impl Device for Rtc {
     }
 
     fn park(&mut self) -> Saved {
-        // The thread may want the registers to come to its end.
+        // The thread may need the lock on the registers to end.
         drop(self.timer.take());
         Saved::of(self.registers.lock().expect("no device panicked").state())
     }
@@ -155,7 +156,7 @@ mod test {
         write(&bench, 0x8a, 0x26);
         write(&bench, 0x8b, 0x02);
         assert_eq!(read(&bench, 0x0b), 0x02);
-        // It goes on meanwhile.
+        // The clock continues in the meantime.
         let [date @ .., second] = time(&bench);
         assert_eq!(date, [0x20, 0x26, 0x03, 0x29, 0x23, 0x58]);
         assert!(second >= 0x07, "{second:#x}");
@@ -179,12 +180,12 @@ mod test {
         write(&bench, 2, 0x59);
         write(&bench, 0, 0x59);
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(read(&bench, 0), 0x59, "it stands still");
+        assert_eq!(read(&bench, 0), 0x59, "the clock is stopped");
         write(&bench, 0x0b, 0x02);
         let before = Instant::now();
         write(&bench, 0x0a, 0x26);
         let released = Instant::now();
-        // The first second after the divider starts is half a second.
+        // The first second after the divider starts lasts half a second.
         let shown = time(&bench);
         let is_over = before.elapsed() >= Duration::from_millis(500);
         assert!(is_over || shown == [0x19, 0x99, 0x12, 0x31, 0x23, 0x59, 0x59], "{shown:x?}");
@@ -207,7 +208,7 @@ mod test {
             let asked = Instant::now();
             std::thread::sleep(ms(9));
             let held = time(&bench);
-            // A busy host may take the time away that this is about: then again.
+            // A busy host may delay the reads beyond the limits of this test. Then try again.
             let on_time = asked - began < ms(3) && asked.elapsed() < ms(10);
             on_time.then_some((bench, first, held))
         };
@@ -226,7 +227,7 @@ mod test {
             while !updating() {}
             read(&bench, 0x0c);
             let before = read(&bench, 0);
-            // Unless a busy host slept through it.
+            // A busy host may miss the update.
             updating().then(|| {
                 while updating() {}
                 (before, read(&bench, 0), read(&bench, 0x0c), read(&bench, 0x0c))
@@ -251,7 +252,7 @@ mod test {
         assert!(!bench.host.pins.is_high(8));
         write(&bench, 0x0b, 0x12);
         wait(&bench, 2);
-        // An update is one second after the alarm, or more of them.
+        // An update is one or more seconds after the alarm.
         assert!(began.elapsed() > Duration::from_millis(1100), "{:?}", began.elapsed());
         assert_eq!(read(&bench, 0x0c) & 0xb0, 0x90);
     }
@@ -267,7 +268,8 @@ mod test {
             wait(&bench, edge);
             assert_eq!(read(&bench, 0x0c) & 0xc0, 0xc0);
         }
-        // On the grid: delays of single interrupts do not add up, unless one takes a whole period.
+        // Interrupts stay on a fixed grid: delays of single ones do not add up, unless a delay is
+        // longer than a period.
         let took = began.elapsed();
         assert!(took > Duration::from_millis(240), "{took:?}");
         wait(&bench, 65);
@@ -284,9 +286,9 @@ mod test {
     fn memory_is_told_and_bytes_are_kept_until_reset() {
         let bench = bench("2026-01-01T00:00:00Z");
         // 64 MiB: 768 units of 64 KiB above 16 MiB; 63 MiB above 1 MiB.
-        let told = [0x34, 0x35, 0x5b, 0x5c, 0x5d, 0x15, 0x16, 0x17, 0x18, 0x30, 0x31];
-        let told = told.map(|index| read(&bench, index));
-        assert_eq!(told, [0x00, 0x03, 0, 0, 0, 0x80, 0x02, 0x00, 0xfc, 0x00, 0xfc]);
+        let registers = [0x34, 0x35, 0x5b, 0x5c, 0x5d, 0x15, 0x16, 0x17, 0x18, 0x30, 0x31];
+        let sizes = registers.map(|index| read(&bench, index));
+        assert_eq!(sizes, [0x00, 0x03, 0, 0, 0, 0x80, 0x02, 0x00, 0xfc, 0x00, 0xfc]);
         write(&bench, 0x0f, 0xfe);
         write(&bench, 0x7f, 0x5a);
         write(&bench, 0x0c, 0xff);

@@ -1,4 +1,4 @@
-//! What the clock chip does with its registers (MC146818A data sheet, "Registers A to D").
+//! The registers of the clock chip (MC146818A data sheet, "Registers A to D").
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ const D: usize = 0x0d;
 // Register A.
 /// Update in progress.
 const UIP: u8 = 0x80;
-/// The divider: counting up to 0x20, held in reset above.
+/// The divider. The clock runs up to the value 0x20, and higher values hold it in reset.
 const DIVIDER: u8 = 0x70;
 const COUNTS: u8 = 0x20;
 const RATE: u8 = 0x0f;
-/// 32 768 Hz, 1024 interrupts a second.
+/// A crystal of 32 768 Hz, and 1024 interrupts a second.
 const A_POWER_ON: u8 = 0x26;
 
 // Register B.
@@ -31,41 +31,41 @@ const UIE: u8 = 0x10;
 const BINARY: u8 = 0x04;
 const HOURS24: u8 = 0x02;
 
-// Register C: the flags PF, AF and UF lie where B has their enables.
+// Register C: the flags PF, AF and UF have the same bits as their enables in B.
 const IRQF: u8 = 0x80;
 const PF: u8 = 0x40;
 const AF: u8 = 0x20;
 const UF: u8 = 0x10;
 const FLAGS: u8 = PF | AF | UF;
 
-/// Register D: RAM and time are valid.
+/// Register D: the RAM and the time are valid.
 const VRT: u8 = 0x80;
 
 const SECOND: i64 = 1_000_000;
-/// UIP rises 244 us before the update, which takes 1984 us.
+/// The time in microseconds that UIP is set: 244 us before the update, and 1984 us during it.
 const UPDATE: i64 = 244 + 1984;
-/// For so long after UIP was seen low the time holds still. The chip promises 244 us, in which its
-/// drivers read it all; ours pay an exit for each register.
+/// The time does not change for this long after a read finds UIP clear. The chip guarantees 244 us,
+/// in which drivers read all registers. Here each register costs the driver an exit.
 const HOLDS: Duration = Duration::from_millis(10);
-/// The wall clock may be stepped under a sleeping alarm: it looks again now and then.
-const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+/// The host's clock may be changed while the alarm sleeps, so it checks the time again after this.
+const MAX_SLEEP: Duration = Duration::from_secs(60);
 const TICKS_PER_SECOND: u128 = 32_768;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct State {
     index: u8,
     bytes: Vec<u8>,
-    /// What the guest set, against the host: microseconds.
+    /// The offset of the guest's clock from the host's, in microseconds.
     offset: i64,
-    /// The second until which UF and AF were worked out.
+    /// The second up to which UF and AF were computed.
     seen: Option<i64>,
 }
 
-/// More than the years that the registers can say: 31 000, in microseconds.
-const FAR: u64 = 1_000_000_000_000_000_000;
+/// Limit of the offset in microseconds: 31 000 years, more than the registers can represent.
+const MAX_OFFSET: u64 = 1_000_000_000_000_000_000;
 
 impl State {
-    /// Power-on, with the sizes of memory where firmware looks for them.
+    /// The state at power-on, with the sizes of memory in the bytes where firmware expects them.
     pub(super) fn power_on(ram: &GuestMemoryMmap) -> Self {
         let mut bytes = vec![0; 128];
         (bytes[A], bytes[B]) = (A_POWER_ON, HOURS24);
@@ -84,12 +84,12 @@ impl State {
                 bytes[*index] = byte;
             }
         };
-        // KiB: 640 below 1 MiB, and what is above, as far as 16 bits go.
+        // In KiB: 640 below 1 MiB, and the memory above it, limited to 16 bits.
         put(&[0x15, 0x16], 640);
         let above_1_mib = (low.saturating_sub(1 << 20) >> 10).min(0xffff);
         put(&[0x17, 0x18], above_1_mib);
         put(&[0x30, 0x31], above_1_mib);
-        // Units of 64 KiB: above 16 MiB, and above 4 GiB.
+        // In units of 64 KiB: the memory above 16 MiB, and above 4 GiB.
         put(&[0x34, 0x35], (low.saturating_sub(16 << 20) >> 16).min(0xffff));
         put(&[0x5b, 0x5c, 0x5d], (high >> 16).min(0xff_ffff));
         Self { index: 0, bytes, offset: 0, seen: None }
@@ -100,15 +100,15 @@ pub(super) struct Registers {
     state: State,
     wall: Wall,
     line: Arc<Line>,
-    /// Periodic interrupts count from here.
+    /// The start of the time grid for periodic interrupts.
     epoch: Instant,
-    /// The tick until which PF was worked out.
+    /// The tick up to which PF was computed.
     ticked: u64,
-    /// Since when the time holds still for the reader, and at which second.
+    /// While the time is held for the reader: the start of the hold, and the second shown.
     held: Option<(Instant, i64)>,
-    /// The timer was set to something at last.
+    /// Whether the timer was last set to a due time.
     timed: bool,
-    /// Something happened that the timer may depend on.
+    /// Whether the timer's due time may have changed.
     changed: bool,
 }
 
@@ -124,21 +124,28 @@ impl Registers {
 
     pub(super) fn restore(&mut self, state: State) -> anyhow::Result<()> {
         let length = state.bytes.len();
-        anyhow::ensure!(length == 128, "a clock with {length} bytes of memory instead of 128");
+        anyhow::ensure!(
+            length == 128,
+            "a saved clock with {length} bytes of memory instead of 128"
+        );
         let far = state.offset.unsigned_abs().max(state.seen.unwrap_or(0).unsigned_abs());
-        anyhow::ensure!(far < FAR, "a clock that is {} us from the host's", state.offset);
+        anyhow::ensure!(
+            far < MAX_OFFSET,
+            "a saved clock with an offset of {} us",
+            self.state.offset
+        );
         self.state = state;
         (self.epoch, self.ticked, self.held) = (Instant::now(), 0, None);
         self.interrupt();
         Ok(())
     }
 
-    /// Port 0x70, read.
+    /// Reads port 0x70.
     pub(super) fn index(&self) -> u8 {
         self.state.index
     }
 
-    /// Port 0x70, written: bit 7 masks the NMI, and is not part of the index.
+    /// Writes port 0x70. Bit 7 masks the NMI, and is not part of the index.
     pub(super) fn select(&mut self, index: u8) {
         self.state.index = index;
     }
@@ -147,7 +154,7 @@ impl Registers {
         usize::from(self.state.index & 0x7f)
     }
 
-    /// Port 0x71, read.
+    /// Reads port 0x71.
     pub(super) fn read(&mut self) -> u8 {
         match self.selected() {
             A => self.read_a(),
@@ -174,11 +181,11 @@ impl Registers {
         self.state.bytes[A] | if updates { UIP } else { 0 }
     }
 
-    /// Port 0x71, written.
+    /// Writes port 0x71.
     pub(super) fn write(&mut self, byte: u8) {
         match self.selected() {
             A => self.control(A, byte & !UIP),
-            // While the time is set it is not updated.
+            // The clock is not updated while SET is on.
             B => self.control(B, if byte & SET == 0 { byte } else { byte & !UIE }),
             C | D => {}
             index if TIME.contains(&index) && self.runs() => {
@@ -187,14 +194,14 @@ impl Registers {
                 self.start(false);
             }
             index => {
-                // What the old alarm has rung stays rung.
+                // Process the old alarm first.
                 self.advance();
                 self.state.bytes[index] = byte;
             }
         }
     }
 
-    /// A or B is written: the clock may stop or go on.
+    /// Writes register A or B, which may stop or start the clock.
     fn control(&mut self, register: usize, byte: u8) {
         self.advance();
         let (ran, counted) = (self.runs(), self.counts());
@@ -209,7 +216,7 @@ impl Registers {
         self.interrupt();
     }
 
-    /// The time goes into the registers, where it stands still.
+    /// Stops the clock: copies the time into the registers.
     fn stop(&mut self) {
         let (format, second) = (self.format(), self.second());
         for index in TIME {
@@ -217,13 +224,13 @@ impl Registers {
         }
     }
 
-    /// The clock goes on from the registers: within the second as it was, or, when the divider
-    /// starts to count, in the middle of it.
+    /// Starts the clock from the time in the registers, at the old fraction of the second, or in
+    /// the middle of the second if the divider starts to count.
     fn start(&mut self, divider_starts: bool) {
         let second = self.format().seconds(&self.state.bytes);
         let now = self.now();
         let within = if divider_starts { SECOND / 2 } else { now.rem_euclid(SECOND) };
-        // Years 0 to 16 665 in microseconds are far from the ends of 64 bits.
+        // Years 0 to 16 665 in microseconds are far from the limits of 64 bits.
         self.state.offset += second * SECOND + within - now;
         self.state.seen = Some(second);
         self.held = None;
@@ -255,7 +262,7 @@ impl Registers {
     fn period(&self) -> Option<u64> {
         let rate = match self.state.bytes[A] & RATE {
             0 => return None,
-            // The two that would be too fast are the slow ones at the end of the 4 MHz range.
+            // The two rates that would be too fast are the slow ones at the end of the 4 MHz range.
             fast @ (1 | 2) => fast + 7,
             rate => rate,
         };
@@ -267,7 +274,7 @@ impl Registers {
         u64::try_from(ticks).unwrap_or(u64::MAX)
     }
 
-    /// Raises the flags of what happened since they were looked at.
+    /// Sets the flags of all events since the last call.
     fn advance(&mut self) {
         let tick = self.ticks();
         if let Some(period) = self.period()
@@ -291,7 +298,7 @@ impl Registers {
         self.interrupt();
     }
 
-    /// IRQF and the wire say whether an enabled flag is up.
+    /// Sets IRQF and the line if a flag is set whose interrupt is enabled.
     fn interrupt(&mut self) {
         let flags = self.state.bytes[C] & FLAGS;
         let asks = flags & self.state.bytes[B] != 0;
@@ -300,20 +307,20 @@ impl Registers {
         self.changed = true;
     }
 
-    /// The timer rang; when it is to ring again.
+    /// Called when the timer is due. Returns the next due time.
     pub(super) fn ring(&mut self) -> Option<Instant> {
         self.advance();
         self.due()
     }
 
-    /// Whether the timer has to be set anew.
+    /// Whether the timer must be set again.
     pub(super) fn has_new_due(&mut self) -> bool {
         let before = self.timed;
         self.timed = self.state.bytes[B] & FLAGS != 0;
         std::mem::take(&mut self.changed) && (before || self.timed)
     }
 
-    /// When the next flag rises that is enabled and down.
+    /// The time at which the next flag that is enabled and clear will be set.
     pub(super) fn due(&self) -> Option<Instant> {
         let wanted = self.state.bytes[B] & FLAGS & !self.state.bytes[C];
         let mut after = Vec::with_capacity(3);
@@ -341,7 +348,7 @@ impl Registers {
                 after.extend(second.map(until));
             }
         }
-        let soonest = after.into_iter().min()?.min(LONGEST_SLEEP);
+        let soonest = after.into_iter().min()?.min(MAX_SLEEP);
         Some(Instant::now() + soonest)
     }
 }

@@ -1,4 +1,4 @@
-//! The host's clock, in the zone that the guest's clock shows.
+//! The host's clock, in the time zone of the guest's clock.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,10 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::Base;
 
-/// Where the time comes from.
+/// The source of the time.
 pub(super) struct Wall {
     zone: TimeZone,
-    /// A moment that is taken for another one.
+    /// The configured start time, and the moment when the machine started.
     start: Option<(Instant, Timestamp)>,
 }
 
@@ -21,7 +21,7 @@ impl Wall {
     pub(super) fn new(base: Base, start: Option<&str>) -> anyhow::Result<Self> {
         let parse = |text: &str| text.parse().with_context(|| format!("start time `{text}`"));
         let start: Option<Timestamp> = start.map(parse).transpose()?;
-        // Read once: a jailed process does not see the zone's file any more.
+        // The zone is read only here, because a jailed process cannot open the zone's file later.
         let zone = match base {
             Base::Utc => TimeZone::UTC,
             Base::Local => system_zone(),
@@ -29,7 +29,7 @@ impl Wall {
         Ok(Self { zone, start: start.map(|start| (Instant::now(), start)) })
     }
 
-    /// Microseconds since 1970 as the zone's clocks on the wall count them.
+    /// Microseconds since 1970 in the zone's local time.
     pub(super) fn micros(&self) -> i64 {
         self.micros_at(self.now())
     }
@@ -46,25 +46,26 @@ impl Wall {
     }
 
     fn micros_at(&self, now: Timestamp) -> i64 {
-        // The zone's rule of that moment: summer time begins while the guest runs.
+        // Use the offset at that moment, because daylight saving time may begin while the guest
+        // runs.
         let offset = self.zone.to_offset(now).seconds();
         now.as_microsecond() + i64::from(offset) * 1_000_000
     }
 }
 
-/// The zone of `TZ` or of the host.
+/// The time zone of `TZ` or of the host.
 fn system_zone() -> TimeZone {
     let name = std::env::var_os("TZ").map(|name| name.to_string_lossy().into_owned());
     zone(name.as_deref()).unwrap_or_else(|error| {
-        tracing::warn!("no local time for the guest's clock, it shows UTC: {error:#}");
+        tracing::warn!("the guest's clock shows UTC instead of local time: {error:#}");
         TimeZone::UTC
     })
 }
 
-/// What `TZ` says (POSIX.1-2024, 8.3), or the host's zone when it is not set.
+/// Reads the time zone in `TZ` (POSIX.1-2024, 8.3), or the host's zone if `TZ` is not set.
 ///
-/// The one file that is named is read. The library would look at all zones that there are, which
-/// takes longer than all the rest of a machine's start.
+/// This reads only the named file. The library would examine all existing zones, which takes longer
+/// than the rest of a machine's start.
 fn zone(name: Option<&str>) -> anyhow::Result<TimeZone> {
     let Some(name) = name else {
         let host = fs::read("/etc/localtime").ok();
@@ -75,7 +76,7 @@ fn zone(name: Option<&str>) -> anyhow::Result<TimeZone> {
         return Ok(TimeZone::UTC);
     }
     ensure!(!name.contains(".."), "TZ `{name}` is not a time zone");
-    // An absolute path stays what it is.
+    // `join` keeps an absolute path.
     match fs::read(Path::new("/usr/share/zoneinfo").join(name)) {
         Ok(bytes) => read(name, &bytes),
         Err(_) if name == "UTC" => Ok(TimeZone::UTC),
@@ -93,7 +94,7 @@ mod test {
 
     #[test]
     fn local_time_jumps_with_its_zone() {
-        // Amsterdam's rule, written out, so that the test needs no zone files.
+        // Amsterdam's rule in full, so that the test needs no zone files.
         let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").unwrap();
         let wall = Wall { zone, start: None };
         let shown = |text: &str| {
@@ -120,7 +121,7 @@ mod test {
         if Path::new("/usr/share/zoneinfo/Asia/Tokyo").exists() {
             assert_eq!(hours("Asia/Tokyo").unwrap(), 9);
         } else {
-            eprintln!("not tried: zones by name, for this host has no zone files");
+            eprintln!("not tested: zones by name, because this host has no zone files");
         }
     }
 

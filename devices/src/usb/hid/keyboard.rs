@@ -1,7 +1,7 @@
-//! A keyboard of 101 keys and more, with the report of the boot protocol (HID 1.11, B.1): firmware
-//! takes it as it is. Its media keys are a second interface.
+//! A keyboard with 101 keys and more. It uses the report of the boot protocol (HID 1.11, B.1),
+//! which firmware supports. Its media keys are a second interface.
 //!
-//! Keys repeat in the guest, which is told when they go down and up: repetitions of the host's
+//! The guest receives presses and releases, and repeats keys by itself. Key repeats from the host's
 //! keyboard are not passed on.
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use crate::grants::{Build, Grants};
 use crate::presses::Presses;
 use host::input::{Event, Key, Lights};
 
-/// `--device usb-keyboard`: a keyboard at the first USB port that is free.
+/// `--device usb-keyboard`: a keyboard at the first free USB port.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}
@@ -28,21 +28,21 @@ impl Build for Config {
     }
 }
 
-/// Keys of a report beside Ctrl, Shift, Alt and the logo keys.
+/// Keys per report, besides Ctrl, Shift, Alt and the logo keys.
 const KEYS: usize = 6;
-/// What a report says of more: ErrorRollOver.
+/// ErrorRollOver: the report for more keys.
 const TOO_MANY: u8 = 1;
-/// The first of the eight keys that have a bit each.
+/// The first of the eight modifiers, which have a bit each.
 const MODIFIERS: u8 = 0xe0;
 
-/// The boot protocol's report: modifiers, a reserved byte, six keys; five lights to the device. The
-/// last keys are up to 0xFF, for other languages' are above 101.
+/// The report of the boot protocol: modifiers, a reserved byte, six keys, and five lights as
+/// output. Keys go up to 0xFF, because keys for other languages are above 101.
 const REPORT: &[u8] = &[
     0x05, 0x01, 0x09, 0x06, 0xa1, 0x01, // Generic Desktop: Keyboard
     0x05, 0x07, 0x19, 0xe0, 0x29, 0xe7, 0x15, 0x00, 0x25, 0x01, 0x75, 0x01, 0x95, 0x08, 0x81, 0x02,
     0x75, 0x08, 0x95, 0x01, 0x81, 0x01, // reserved
     0x05, 0x08, 0x19, 0x01, 0x29, 0x05, 0x75, 0x01, 0x95, 0x05, 0x91, 0x02, // lights
-    0x75, 0x03, 0x95, 0x01, 0x91, 0x01, // and what fills their byte
+    0x75, 0x03, 0x95, 0x01, 0x91, 0x01, // padding of their byte
     0x05, 0x07, 0x19, 0x00, 0x2a, 0xff, 0x00, 0x15, 0x00, 0x26, 0xff, 0x00, 0x75, 0x08, 0x95, 0x06,
     0x81, 0x00, 0xc0, // an array of keys
 ];
@@ -55,7 +55,7 @@ struct Keyboard {
 }
 
 impl Keyboard {
-    /// The boot protocol's report.
+    /// The report of the boot protocol.
     fn report(&self) -> Vec<u8> {
         let mut report = vec![0; 2];
         let (modifiers, keys): (Vec<u8>, Vec<u8>) =
@@ -74,7 +74,7 @@ impl Model for Keyboard {
     fn take(&mut self, event: Event) -> bool {
         let Event::Key(key, down) = event else { return false };
         let Some(usage) = usages::of(key) else { return self.media.take(key, down) };
-        // These say nothing when they are let go: they are let go as soon as they are pressed.
+        // These keys send no release, so they are released as soon as they are pressed.
         let once = [Key::HANGUL, Key::HANJA].contains(&key);
         if down || !once {
             self.keys.press(usage, down);
@@ -111,7 +111,7 @@ impl Model for Keyboard {
     }
 
     fn is_idle(&self) -> bool {
-        // Firmware never asks for the other interface's.
+        // Firmware never reads the reports of the other interface.
         self.keys.is_idle()
     }
 
@@ -182,7 +182,7 @@ mod test {
         assert!(keyboard.is_idle());
         assert_eq!(keyboard.next(1).unwrap()[..3], [1, 0xe2, 0]);
         assert_eq!((keyboard.next(1), keyboard.again(0, 1)), (None, None));
-        assert_eq!(keyboard.again(0, 0).unwrap()[2], 4, "as it was told");
+        assert_eq!(keyboard.again(0, 0).unwrap()[2], 4, "the last report again");
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Human interface devices (HID 1.11): interfaces with one interrupt endpoint each, over which
-//! reports go when a person did something, or when the idle rate has them repeated.
+//! Human interface devices (HID 1.11). Each interface has one interrupt endpoint, which sends a
+//! report after user input, or when the idle rate demands a repetition.
 //!
-//! Threats: what the guest sends is at most a report long, and looked at as such. What people do
-//! is queued up to a bound when the guest does not ask for it.
+//! Threats: data from the guest is at most one report long, and is parsed as such. User input that
+//! the guest does not fetch is queued up to a limit.
 
 pub mod keyboard;
 mod media;
@@ -23,19 +23,19 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Change, Descriptors, Done, Endpoint, Fault, Function, Identity, Interface, Kind, Setup, Speed,
-    Stall, Transfer, seat,
+    Stall, Transfer, plug_device,
 };
 use crate::device::{Device, Saved};
 use crate::grants::Grants;
 use host::input::{Event, Lights, Sink};
 use host::memory::Memory;
 
-/// As QEMU's: the vendor, and the product.
+/// The vendor and the product that QEMU uses.
 const ADOMAX: u16 = 0x0627;
 const PRODUCT: u16 = 0x0001;
 
-/// The endpoint of the first interface; the next has the next. Each is asked every millisecond (2^3
-/// microframes).
+/// The endpoint of the first interface. The next interface has the next endpoint. Each is polled
+/// every millisecond (2^3 microframes).
 const ENDPOINT: u8 = 0x81;
 const INTERVAL: u8 = 4;
 const PACKET: u16 = 8;
@@ -45,7 +45,7 @@ const HID: u8 = 3;
 const HID_DESCRIPTOR: u8 = 0x21;
 const REPORT_DESCRIPTOR: u8 = 0x22;
 
-/// bmRequestType without its direction: to an interface, of its class or standard.
+/// bmRequestType without the direction: class and standard requests to an interface.
 const CLASS: u8 = 0x21;
 const STANDARD: u8 = 0x01;
 /// bRequest (7.2).
@@ -56,26 +56,26 @@ const GET_DESCRIPTOR: u8 = 6;
 const SET_REPORT: u8 = 9;
 const SET_IDLE: u8 = 10;
 const SET_PROTOCOL: u8 = 11;
-/// wValue's upper half: an input report.
+/// The upper half of wValue: an input report.
 const INPUT: u8 = 1;
 
-/// What differs from device to device. Its default is power-on.
+/// The parts that differ between devices. The default is the state after power-on.
 trait Model: Clone + Default + Serialize + DeserializeOwned + Send + 'static {
     /// The report descriptor (6.2.2) of each interface.
     const REPORTS: &'static [&'static [u8]];
-    /// Takes what a person did; false when it is not for such a device.
+    /// Handles user input. Returns false if it is not for this kind of device.
     fn take(&mut self, event: Event) -> bool;
-    /// The next report of this interface that says something new.
+    /// The next report of this interface with a change.
     fn next(&mut self, interface: usize) -> Option<Vec<u8>>;
-    /// The last report of this interface and number (0 where reports have none), again.
+    /// The last report of this interface and report ID (0 where reports have no ID) again.
     fn again(&self, interface: usize, number: u8) -> Option<Vec<u8>>;
-    /// An output report of the first interface.
+    /// Handles an output report of the first interface.
     fn output(&mut self, _: &[u8]) {}
-    /// Its lights.
+    /// The lights of a keyboard.
     fn lights(&self) -> Option<Lights> {
         None
     }
-    /// Whether the guest has fetched all that was taken.
+    /// Whether the guest has fetched all input.
     fn is_idle(&self) -> bool {
         true
     }
@@ -85,14 +85,15 @@ trait Model: Clone + Default + Serialize + DeserializeOwned + Send + 'static {
     }
 }
 
-/// What of it changes.
+/// The saved state of a device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct State<M> {
     configured: bool,
-    /// Of the first interface, in steps of 4 ms; 0 is never. Others have none.
+    /// The idle rate of the first interface in units of 4 ms. 0: no repetition. Other interfaces
+    /// have no idle rate.
     idle: u8,
-    /// Of the first interface. 1: reports are as the descriptor says, which is as at boot for these
-    /// devices.
+    /// The protocol of the first interface. 1: the report protocol, which equals the boot protocol
+    /// for these devices.
     protocol: u8,
     model: M,
 }
@@ -105,24 +106,25 @@ impl<M: Model> Default for State<M> {
 
 struct Inner<M> {
     state: State<M>,
-    /// Parked, it takes nothing from the host's side.
+    /// `None` while parked. The device then takes no input from the host.
     memory: Option<Memory>,
-    /// The guest waits for reports: one transfer an endpoint.
-    asked: Vec<Transfer>,
-    /// A report of the first interface is due although nothing is new.
+    /// Transfers of the guest that wait for a report, one per endpoint.
+    pending: Vec<Transfer>,
+    /// The idle rate demands a report of the first interface, even without a change.
     due: bool,
 }
 
-/// Where the host's side is plugged in.
-struct Plug<M> {
+/// The state shared between the controller's thread and the host's input.
+struct Shared<M> {
     inner: Mutex<Inner<M>>,
-    /// Readable when there is a report: at once, or when the idle rate says so.
+    /// Readable when a report is due: after input, or by the idle rate.
     timer: OwnedFd,
 }
 
-impl<M: Model> Plug<M> {
+impl<M: Model> Shared<M> {
     fn new() -> anyhow::Result<Self> {
-        let inner = Inner { state: State::default(), memory: None, asked: Vec::new(), due: false };
+        let inner =
+            Inner { state: State::default(), memory: None, pending: Vec::new(), due: false };
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags);
         let timer = timer.context("a timer for an input device")?;
@@ -133,9 +135,9 @@ impl<M: Model> Plug<M> {
         self.inner.lock().expect("no device panicked")
     }
 
-    /// Makes the timer readable then, or never.
+    /// Makes the timer readable after this time, or never.
     fn wake(&self, after: Option<Duration>) {
-        // All zeros would be no moment at all.
+        // A time of zero would disarm the timer.
         let after = after.map_or(Duration::ZERO, |it| it.max(Duration::from_nanos(1)));
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         let it_value = Timespec::try_from(after).unwrap_or(none);
@@ -143,13 +145,13 @@ impl<M: Model> Plug<M> {
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once).ok();
     }
 
-    /// When the last report is to be repeated.
-    fn rest(&self, idle: u8) {
+    /// Starts the timer for the repetition of the last report.
+    fn start_idle(&self, idle: u8) {
         self.wake(Some(Duration::from_millis(4 * u64::from(idle))).filter(|it| !it.is_zero()));
     }
 }
 
-impl<M: Model> Sink for Plug<M> {
+impl<M: Model> Sink for Shared<M> {
     fn take(&self, event: Event) -> bool {
         let mut inner = self.inner();
         let listens = inner.memory.is_some() && inner.state.configured;
@@ -174,50 +176,50 @@ impl<M: Model> Sink for Plug<M> {
     }
 }
 
-/// The device, as its controller has it.
+/// The function of the device, on the controller's thread.
 struct Hid<M> {
-    plug: Arc<Plug<M>>,
+    shared: Arc<Shared<M>>,
     done: Vec<Done>,
 }
 
 impl<M: Model> Hid<M> {
-    /// Answers a guest that waits, where there is something to say.
+    /// Completes pending transfers for which there is a report.
     fn answer(&mut self) {
-        let mut inner = self.plug.inner();
+        let mut inner = self.shared.inner();
         let inner = &mut *inner;
         let Some(memory) = &inner.memory else { return };
-        let mut told = false;
-        for transfer in std::mem::take(&mut inner.asked) {
+        let mut reported = false;
+        for transfer in std::mem::take(&mut inner.pending) {
             let endpoint = transfer.endpoint;
             let interface = usize::from(endpoint.saturating_sub(ENDPOINT));
             let fresh = inner.state.model.next(interface);
             let due = inner.due && interface == 0;
             let again = || due.then(|| inner.state.model.again(0, 0)).flatten();
             let Some(report) = fresh.or_else(again) else {
-                inner.asked.push(transfer);
+                inner.pending.push(transfer);
                 continue;
             };
             if interface == 0 {
-                (inner.due, told) = (false, true);
+                (inner.due, reported) = (false, true);
             }
             let result = transfer.write(memory, &report).map_err(|_| Fault::Memory);
             self.done.push(Done { endpoint, result });
         }
-        if told {
-            self.plug.rest(inner.state.idle);
+        if reported {
+            self.shared.start_idle(inner.state.idle);
         }
     }
 
     fn class(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
         let [low, high] = setup.value.to_le_bytes();
         let interface = usize::from(setup.index);
-        let mut inner = self.plug.inner();
+        let mut inner = self.shared.inner();
         let state = &mut inner.state;
         if setup.is_in() && setup.request == GET_REPORT && high == INPUT {
             *data = state.model.again(interface, low).ok_or(Stall)?;
             return Ok(());
         }
-        // The rest is what boot devices need, which the first interface may be (7.2).
+        // The other requests are for boot devices, which only the first interface may be (7.2).
         if interface != 0 {
             return Err(Stall);
         }
@@ -227,8 +229,8 @@ impl<M: Model> Hid<M> {
             (false, SET_REPORT) => state.model.output(data),
             (false, SET_IDLE) => {
                 state.idle = high;
-                // Not just from the last report on: what wakes us now may be a person.
-                self.plug.wake(Some(Duration::ZERO));
+                // Wakes at once, because the timer may have been set for pending user input.
+                self.shared.wake(Some(Duration::ZERO));
             }
             (false, SET_PROTOCOL) if low < 2 => state.protocol = low,
             _ => return Err(Stall),
@@ -241,7 +243,7 @@ impl<M: Model> Function for Hid<M> {
     fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
         let [_, kind] = setup.value.to_le_bytes();
         let report = M::REPORTS.get(usize::from(setup.index));
-        match (setup.what(), report) {
+        match (setup.kind_and_request(), report) {
             ((STANDARD, GET_DESCRIPTOR), Some(report)) if kind == HID_DESCRIPTOR => {
                 *data = descriptor(report);
             }
@@ -255,27 +257,27 @@ impl<M: Model> Function for Hid<M> {
     }
 
     fn change(&mut self, change: Change) {
-        let mut inner = self.plug.inner();
+        let mut inner = self.shared.inner();
         match change {
             Change::Reset => inner.state = State::default(),
             Change::Configure(number) => {
                 inner.state = State { configured: number > 0, ..State::default() };
             }
-            Change::Cancel(endpoint) => inner.asked.retain(|it| it.endpoint != endpoint),
+            Change::Cancel(endpoint) => inner.pending.retain(|it| it.endpoint != endpoint),
             Change::Alternate(..) | Change::Clear(_) => {}
         }
     }
 
     fn begin(&mut self, transfer: Transfer) {
-        self.plug.inner().asked.push(transfer);
+        self.shared.inner().pending.push(transfer);
         self.answer();
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
         let mut count = [0; 8];
-        if rustix::io::read(&self.plug.timer, &mut count).is_ok() {
-            // Whether a person or the idle rate woke us: what is new goes first.
-            let mut inner = self.plug.inner();
+        if rustix::io::read(&self.shared.timer, &mut count).is_ok() {
+            // After input as well as by the idle rate: reports with changes go first.
+            let mut inner = self.shared.inner();
             inner.due = inner.state.idle > 0;
             drop(inner);
             self.answer();
@@ -284,33 +286,33 @@ impl<M: Model> Function for Hid<M> {
     }
 
     fn event(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.plug.timer.as_fd())
+        Some(self.shared.timer.as_fd())
     }
 
     fn park(&mut self) -> Saved {
-        let mut inner = self.plug.inner();
-        (inner.memory, inner.asked) = (None, Vec::new());
+        let mut inner = self.shared.inner();
+        (inner.memory, inner.pending) = (None, Vec::new());
         Saved::of(&inner.state)
     }
 
     fn run(&mut self, saved: Saved, memory: &Memory) -> anyhow::Result<()> {
         let state: Option<State<M>> = saved.take()?;
-        let mut inner = self.plug.inner();
+        let mut inner = self.shared.inner();
         inner.state = state.unwrap_or_default();
         inner.memory = Some(memory.clone());
-        self.plug.rest(inner.state.idle);
+        self.shared.start_idle(inner.state.idle);
         Ok(())
     }
 }
 
 /// The HID descriptor (6.2.1): HID 1.11, no country, one report descriptor.
 fn descriptor(report: &[u8]) -> Vec<u8> {
-    let length = u16::try_from(report.len()).expect("ours are short").to_le_bytes();
+    let length = u16::try_from(report.len()).expect("our reports are short").to_le_bytes();
     vec![9, HID_DESCRIPTOR, 0x11, 0x01, 0, 1, REPORT_DESCRIPTOR, length[0], length[1]]
 }
 
-/// Plugs in such a device; subclass and protocol of its first interface are those of boot devices
-/// (4.2, 4.3).
+/// Plugs in a device. `boot` is the subclass and the protocol of the first interface, for boot
+/// devices (4.2, 4.3).
 fn build<M: Model>(
     grants: &dyn Grants,
     name: &str,
@@ -341,12 +343,12 @@ fn build<M: Model>(
         serial: grants.name().into(),
     };
     let descriptors = Descriptors::new(Speed::High, identity, interfaces);
-    let plug = Arc::new(Plug::<M>::new()?);
-    let sink: Arc<dyn Sink> = plug.clone();
+    let shared = Arc::new(Shared::<M>::new()?);
+    let sink: Arc<dyn Sink> = shared.clone();
     let input = grants.shared().input.clone();
     input.register(sink.clone());
-    let leave = Box::new(move || input.forget(&sink));
+    let release = Box::new(move || input.forget(&sink));
     let hub = grants.shared().usb.clone();
-    let function = Box::new(Hid { plug, done: Vec::new() });
-    seat(hub, grants.name(), descriptors, function, leave)
+    let function = Box::new(Hid { shared, done: Vec::new() });
+    plug_device(hub, grants.name(), descriptors, function, release)
 }

@@ -1,9 +1,9 @@
-//! A tablet: a pointer that knows where it is, which viewers on the network need, and which all
-//! systems have a driver for. Its report has five buttons, the place, the wheel, and the wheel to
-//! the side.
+//! A tablet: a pointer with absolute positions, which viewers on the network need, and for which
+//! all systems have a driver. Its report has five buttons, the position, the wheel, and the
+//! horizontal wheel.
 //!
-//! Movements that the guest did not ask for yet become one; buttons that went down and up do not,
-//! while there is room for them.
+//! Movements that the guest has not fetched yet are merged. Changes of buttons are kept apart while
+//! there is room.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,8 @@ use crate::device::Device;
 use crate::grants::{Build, Grants};
 use host::input::{Event, Position};
 
-/// `--device usb-tablet`: a pointer at the first USB port that is free, without a mouse's drift.
+/// `--device usb-tablet`: an absolute pointer at the first free USB port, which does not drift like
+/// a mouse.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}
@@ -29,19 +30,19 @@ impl Build for Config {
     }
 }
 
-/// States of the buttons that are kept apart.
-const BUFFER: usize = 32;
-/// The buttons that there are.
+/// The maximum number of positions that the guest has not fetched.
+const MAX_POSITIONS: usize = 32;
+/// The mask of the five buttons.
 const BUTTONS: u8 = 0x1f;
-/// The most notches of a report, and the most that wait.
+/// Wheel notches: the maximum per report, and the maximum that is pending.
 const NOTCHES: i32 = 127;
-const MOST_NOTCHES: i32 = 1024;
+const MAX_NOTCHES: i32 = 1024;
 
 const REPORT: &[u8] = &[
     0x05, 0x01, 0x09, 0x02, 0xa1, 0x01, 0x09, 0x01, 0xa1,
     0x00, // Generic Desktop: Mouse, Pointer
     0x05, 0x09, 0x19, 0x01, 0x29, 0x05, 0x15, 0x00, 0x25, 0x01, 0x75, 0x01, 0x95, 0x05, 0x81, 0x02,
-    0x75, 0x03, 0x95, 0x01, 0x81, 0x01, // what fills the byte of the buttons
+    0x75, 0x03, 0x95, 0x01, 0x81, 0x01, // padding of the byte of the buttons
     0x05, 0x01, 0x09, 0x30, 0x09, 0x31, 0x15, 0x00, 0x26, 0xff, 0x7f, 0x35, 0x00, 0x46, 0xff, 0x7f,
     0x75, 0x10, 0x95, 0x02, 0x81, 0x02, // X and Y, absolute
     0x09, 0x38, 0x15, 0x81, 0x25, 0x7f, 0x35, 0x00, 0x45, 0x00, 0x75, 0x08, 0x95, 0x01, 0x81, 0x06,
@@ -51,9 +52,9 @@ const REPORT: &[u8] = &[
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Tablet {
-    /// What is to be told.
+    /// Positions that the guest has not fetched yet.
     positions: VecDeque<Position>,
-    /// What was told, without notches.
+    /// The position of the last report, without notches.
     last: Position,
 }
 
@@ -68,13 +69,13 @@ impl Model for Tablet {
             buttons: new.buttons & BUTTONS,
             ..new
         };
-        let full = self.positions.len() >= BUFFER;
+        let full = self.positions.len() >= MAX_POSITIONS;
         if let Some(old) = self.positions.pop_back_if(|it| full || it.buttons == new.buttons) {
             new.wheel = new.wheel.saturating_add(old.wheel);
             new.pan = new.pan.saturating_add(old.pan);
         }
-        new.wheel = new.wheel.clamp(-MOST_NOTCHES, MOST_NOTCHES);
-        new.pan = new.pan.clamp(-MOST_NOTCHES, MOST_NOTCHES);
+        new.wheel = new.wheel.clamp(-MAX_NOTCHES, MAX_NOTCHES);
+        new.pan = new.pan.clamp(-MAX_NOTCHES, MAX_NOTCHES);
         self.positions.push_back(new);
         true
     }
@@ -119,7 +120,7 @@ mod test {
     fn drain(tablet: &mut Tablet) -> Vec<(u16, u8, i8)> {
         let reports = std::iter::from_fn(|| tablet.next(0));
         let read = |it: Vec<u8>| {
-            assert_eq!((it.len(), &it[3..5]), (7, &[0xff, 0x7f][..]), "as far down as it goes");
+            assert_eq!((it.len(), &it[3..5]), (7, &[0xff, 0x7f][..]), "at the bottom edge");
             (u16::from_le_bytes([it[1], it[2]]), it[0], i8::from_le_bytes([it[5]]))
         };
         reports.map(read).collect()
@@ -142,7 +143,7 @@ mod test {
         let turned: i32 = drain(&mut tablet).iter().map(|it| i32::from(it.2)).sum();
         assert_eq!(turned, 300);
         assert!((0..10).all(|_| tablet.take(at(1, 0, -i32::MAX))));
-        assert_eq!(drain(&mut tablet).iter().map(|it| i32::from(it.2)).sum::<i32>(), -MOST_NOTCHES);
+        assert_eq!(drain(&mut tablet).iter().map(|it| i32::from(it.2)).sum::<i32>(), -MAX_NOTCHES);
     }
 
     #[test]
@@ -152,7 +153,7 @@ mod test {
             tablet.take(at(round, u8::from(round % 2 == 0) | 0xe0, 0));
         }
         let reports = drain(&mut tablet);
-        assert!(reports.len() <= BUFFER);
+        assert!(reports.len() <= MAX_POSITIONS);
         assert_eq!(reports.last(), Some(&(9999, 0, 0)));
     }
 }

@@ -1,42 +1,42 @@
-//! The wrappers of commands and their statuses (Bulk-Only Transport 1.0, 5), and how far one is.
+//! Command and status wrappers (Bulk-Only Transport 1.0, 5), and the progress of a command.
 
 use serde::{Deserialize, Serialize};
 
 use crate::scsi::{Cdb, Move};
 use host::disk::Operation;
 
-/// Bytes of a Command Block Wrapper and of a Command Status Wrapper.
+/// The sizes of a Command Block Wrapper and of a Command Status Wrapper in bytes.
 pub(super) const CBW: u32 = 31;
 pub(super) const CSW: u32 = 13;
 const CBW_SIGNATURE: [u8; 4] = *b"USBC";
 const CSW_SIGNATURE: [u8; 4] = *b"USBS";
 
-/// How a command ended (bCSWStatus).
+/// The status of a command (bCSWStatus).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Status {
     Passed = 0,
     Failed = 1,
-    /// Guest and device do not mean the same (6.7): the guest has to reset the device.
+    /// Wrapper and command disagree about the data (6.7). The guest must reset the device.
     PhaseError = 2,
 }
 
-/// A command, as its wrapper has it, and how far it is.
+/// A command with the data of its wrapper, and its progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Command {
     tag: u32,
-    /// What the guest wants to send or get, in bytes.
+    /// The bytes that the guest wants to send or receive.
     pub(super) wanted: u32,
-    /// Data comes from the device.
+    /// Data goes from the device to the guest.
     pub(super) is_in: bool,
-    /// Bytes that went over the bus, of those that are wanted.
+    /// The bytes of them that went over the bus.
     pub(super) went: u32,
-    /// Bytes of them that were of use.
+    /// The bytes of those that the command used.
     pub(super) moved: u32,
     pub(super) status: Status,
 }
 
 impl Command {
-    /// Reads a wrapper; nothing when it is none, or means nothing (6.2).
+    /// Parses a wrapper. `None` if it is not valid or not meaningful (6.2).
     pub(super) fn read(bytes: &[u8; CBW as usize]) -> Option<(Self, Cdb)> {
         let [a, b, c, d, t0, t1, t2, t3, l0, l1, l2, l3, flags, unit, length, block @ ..] = *bytes;
         let meaningful = flags & 0x7f == 0 && unit == 0 && (1..=16).contains(&length);
@@ -44,7 +44,7 @@ impl Command {
             return None;
         }
         let mut cdb = block;
-        // What is behind the command is anything.
+        // The bytes behind the command are undefined.
         cdb[usize::from(length)..].fill(0);
         let command = Self {
             tag: u32::from_le_bytes([t0, t1, t2, t3]),
@@ -57,7 +57,7 @@ impl Command {
         Some((command, cdb))
     }
 
-    /// The wrapper of its end.
+    /// The status wrapper at the end of the command.
     pub(super) fn end(&self) -> [u8; CSW as usize] {
         let mut bytes = [0; CSW as usize];
         bytes[..4].copy_from_slice(&CSW_SIGNATURE);
@@ -68,12 +68,12 @@ impl Command {
         bytes
     }
 
-    /// What the guest still has to send or to get.
+    /// The bytes that the guest still has to send or to receive.
     pub(super) fn left(&self) -> u32 {
         self.wanted.saturating_sub(self.went)
     }
 
-    /// So many bytes went, of which so many were of use.
+    /// Adds bytes that went over the bus, and the bytes of them that the command used.
     pub(super) fn advance(&mut self, went: u64, moved: u64) {
         let add = |sum: u32, more: u64| {
             u32::try_from(u64::from(sum).saturating_add(more)).unwrap_or(u32::MAX)
@@ -82,36 +82,45 @@ impl Command {
     }
 }
 
-/// What a command is about to do.
+/// The next action of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Data {
-    /// These bytes are for the guest.
+    /// Send these bytes to the guest.
     Answer(Vec<u8>),
-    /// As many bytes come; these did. They belong to this command.
-    Parameters(Cdb, usize, Vec<u8>),
-    /// Blocks go between the guest and the medium.
+    /// Receive parameters from the guest.
+    Parameters(Parameters),
+    /// Move blocks between the guest and the medium.
     Move(Move),
-    /// The content of these ranges of the medium goes, of the last first.
+    /// Clear these ranges of the medium, the last one first.
     Clear(Operation, Vec<(u64, u64)>),
-    /// The medium is flushed.
+    /// Flush the medium.
     Flush,
-    /// The guest wants more than there is: its next transfer is refused.
+    /// Refuse the next transfer, because the guest wants more data than there is.
     Refuse,
 }
 
+/// Parameters that the guest sends for a command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Parameters {
+    pub(super) cdb: Cdb,
+    /// The expected number of bytes.
+    pub(super) length: usize,
+    pub(super) received: Vec<u8>,
+}
+
 impl Data {
-    /// Whether another medium would be another matter.
-    pub(super) fn is_of_the_medium(&self) -> bool {
+    /// Whether the action needs the medium, so that it fails without it.
+    pub(super) fn needs_medium(&self) -> bool {
         !matches!(self, Self::Answer(_) | Self::Refuse)
     }
 
-    /// Whether it can be, on a medium of this size: a state that is read back may say anything.
+    /// Whether the action is possible on a medium of this size. A saved state may contain anything.
     fn is_sound(&self, size: u64) -> bool {
         let within =
             |offset: u64, length: u64| offset.checked_add(length).is_some_and(|end| end <= size);
         match self {
             Self::Answer(_) | Self::Flush | Self::Refuse => true,
-            Self::Parameters(_, length, have) => have.len() <= *length && *length <= 0xffff,
+            Self::Parameters(it) => it.received.len() <= it.length && it.length <= 0xffff,
             Self::Move(it) => within(it.offset, it.length),
             Self::Clear(Operation::Discard | Operation::WriteZeroes { .. }, ranges) => {
                 ranges.iter().all(|it| within(it.0, it.1))
@@ -122,22 +131,23 @@ impl Data {
 }
 
 impl Phase {
-    /// Whether it can be, on a medium of this size.
+    /// Whether the phase is possible on a medium of this size.
     pub(super) fn is_sound(&self, size: u64) -> bool {
         !matches!(self, Self::Data(_, data) if !data.is_sound(size))
     }
 }
 
-/// Where the transport is (5.3).
+/// The phase of the transport (5.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Phase {
-    /// A command may come.
+    /// Waiting for a command.
     #[default]
     Ready,
-    /// It is being done.
+    /// A command is in progress.
     Data(Command, Data),
-    /// Its end is to be told.
+    /// The status of the command must be sent.
     Ended(Command),
-    /// No command came (6.6.1): everything is refused until a Bulk-Only Mass Storage Reset.
+    /// The guest sent an invalid command (6.6.1). Everything is refused until a Bulk-Only Mass
+    /// Storage Reset.
     Broken,
 }

@@ -1,14 +1,14 @@
 //! Mass storage (USB Mass Storage Class, Bulk-Only Transport 1.0): a disk or a CD-ROM drive with
-//! the commands of SCSI. Firmware boots from it, and Windows' setup reads its CD from nothing else
-//! that we have.
+//! SCSI commands. Firmware boots from it. Windows setup can read its CD from no other device here.
 //!
-//! Data goes between the guest's memory and the image's channel without a copy of ours. It is done
-//! on the controller's thread, but for what the operator does, who waits until the device let go.
+//! Data moves between guest memory and the image's channel without a copy. This happens on the
+//! controller's thread. Commands of the operator run on the operator's thread, which waits until
+//! the device has released the medium.
 //!
-//! Threats: wrappers, commands, and all lengths in them are the guest's. What it says twice (how
-//! much it wants, and what the command moves) is compared before anything is done; blocks are
-//! checked against the medium here and in the channel. At most one part of one transfer is under
-//! way, and the answers are short.
+//! Threats: the guest controls wrappers, commands, and all lengths in them. Each command has two
+//! data lengths, in its wrapper and in its SCSI block, which are compared before anything is done.
+//! Blocks are checked against the medium here and in the channel. At most one part of one transfer
+//! is in flight, and answers are short.
 
 mod bulk;
 mod transport;
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use self::transport::{IN, OUT, State, Transport};
 use super::{
     Change, Descriptors, Done, Endpoint, Function, Identity, Interface, Kind, Setup, Speed, Stall,
-    Transfer, seat,
+    Transfer, plug_device,
 };
 use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants};
@@ -35,46 +35,48 @@ use host::disk::{self, Direct, Drive, Expected, FileId, Format, Opener, Sector, 
 use host::memory::Memory;
 use host::size::Size;
 
-/// `--device usb-storage,path=win11.iso`: a disk or a CD-ROM drive at the first USB port that is
-/// free.
+/// `--device usb-storage,path=win11.iso`: a disk or a CD-ROM drive at the first free USB port.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The file or block device. A CD-ROM drive, or a disk that is removable, can do without.
+    /// The file or block device. Optional for CD-ROM drives and removable disks, which may be
+    /// empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// A CD-ROM drive, which only reads. Without it, a file whose name ends in .iso is in one.
+    /// A CD-ROM drive, which is read-only. Defaults to `on` for files whose names end in .iso.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cdrom: Option<bool>,
-    /// A disk that can be taken out, as `eject` does; a CD always can.
+    /// The disk can be removed by `eject`. CDs always can.
     pub removable: bool,
-    /// `high` (USB 2) or `super` (USB 3), which is what it is if nothing is said.
+    /// The speed: `high` (USB 2) or `super` (USB 3, the default).
     pub speed: Rate,
-    /// As for other disks: `raw` or `qcow2`.
+    /// The format, as for other disks: `raw` or `qcow2`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<Format>,
-    /// The guest cannot write; several machines may read one disk so.
+    /// Read-only for the guest. Several machines may then read the same disk.
     pub readonly: bool,
-    /// Around the host's page cache: `on`, `off`, or `auto`, which is on where the file system can.
+    /// Bypasses the host's page cache: `on`, `off`, or `auto`, which is on where the file system
+    /// can.
     pub direct: Direct,
-    /// Bytes of a disk's sectors: 512 or 4096. Those of a CD have 2048.
+    /// The bytes per sector of a disk: 512 or 4096. CDs have 2048.
     pub sector: Sector,
-    /// Requests per second, at most.
+    /// The maximum number of requests per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iops: Option<u64>,
-    /// Bytes per second, at most.
+    /// The maximum number of bytes per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Size>,
-    /// What the guest discards is given back to the host.
+    /// Space that the guest discards is freed on the host.
     pub discard: bool,
-    /// Writes stay in memory and are gone with the machine. The file is only read.
+    /// Writes stay in memory and are lost when the machine ends. The file is not changed.
     pub overlay: bool,
-    /// A qcow2 image's backing file may be anywhere; without it, in the image's own folder only.
+    /// Allows the backing file of a qcow2 image in any folder. By default, only in that of the
+    /// image.
     pub backing: bool,
-    /// Its serial number: at most 20 ASCII characters. Made of the file's name if not given.
+    /// The serial number: at most 20 ASCII characters. By default, made from the name of the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// What is found at the path.
+    /// The file that is expected at the path.
     #[serde(skip)]
     pub file: Expected,
 }
@@ -101,24 +103,24 @@ impl Default for Config {
     }
 }
 
-/// How fast it talks.
+/// The speed of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rate {
-    /// 480 Mb/s, as USB 2 does.
+    /// USB 2: 480 Mb/s.
     High,
-    /// 5 Gb/s, as USB 3 does.
+    /// USB 3: 5 Gb/s.
     #[default]
     Super,
 }
 
 /// Mass storage, transparent SCSI, bulk only.
 const CLASS: (u8, u8, u8) = (8, 6, 0x50);
-/// As QEMU's: the vendor, and the product.
+/// The vendor and the product that QEMU uses.
 const VENDOR: u16 = 0x46f4;
 const PRODUCT: u16 = 0x0001;
 
-/// bmRequestType without its direction: of the class, to an interface; and bRequest (3).
+/// bmRequestType without the direction (class, to an interface), and bRequest (3).
 const RESET: (u8, u8) = (0x21, 0xff);
 const GET_MAX_LUN: (u8, u8) = (0x21, 0xfe);
 
@@ -129,7 +131,7 @@ impl Config {
         self.cdrom.unwrap_or_else(|| self.path.as_ref().is_some_and(iso))
     }
 
-    /// As other controllers say it.
+    /// The configuration that all kinds of disks share.
     fn disk(&self) -> disk::Config {
         disk::Config {
             format: self.format,
@@ -151,11 +153,11 @@ impl Config {
         let cdrom = self.is_cdrom();
         ensure!(
             !cdrom || self.sector == Sector::default(),
-            "a CD has sectors of 2048 bytes: leave `sector` out, or say `cdrom=off`"
+            "a CD has sectors of 2048 bytes: remove `sector`, or set `cdrom=off`"
         );
         ensure!(
             cdrom || self.removable || self.path.is_some(),
-            "`usb-storage` needs `path=FILE`, or `removable` or `cdrom`, which may be empty"
+            "`usb-storage` needs `path=FILE`; only with `removable` or `cdrom` it may be empty"
         );
         Ok(())
     }
@@ -185,8 +187,8 @@ impl Config {
     }
 }
 
-/// A serial number of at least twelve of the digits that the transport allows (4.1.1): Windows
-/// takes no other for one.
+/// A serial number of at least twelve hexadecimal digits, as the transport demands (4.1.1). Windows
+/// ignores any other.
 fn number(serial: &str) -> String {
     let fits =
         serial.len() >= 12 && serial.bytes().all(|it| matches!(it, b'0'..=b'9' | b'A'..=b'F'));
@@ -219,19 +221,19 @@ impl Build for Config {
             }
             _ => None,
         };
-        let plug = Arc::new(Plug::new(grants, opener, Transport::new(profile, medium))?);
-        grants.shared().disks.add_tray(&(plug.clone() as Arc<dyn Tray>));
-        let function = Box::new(Storage(plug.clone()));
-        // The file is free when the device is pulled, be its controller ever so slow, and nobody
-        // finds it under its name, which another may have then.
-        let leave = Box::new(move || {
-            plug.with(|transport| {
+        let shared = Arc::new(Shared::new(grants, opener, Transport::new(profile, medium))?);
+        grants.shared().disks.add_tray(&(shared.clone() as Arc<dyn Tray>));
+        let function = Box::new(Storage(shared.clone()));
+        // Pulling the device releases the file at once, even if the controller is slow. It is no
+        // longer found by its name either, which another device may get.
+        let release = Box::new(move || {
+            shared.with(|transport| {
                 transport.take_out();
                 transport.profile.removable = false;
             });
         });
         let hub = grants.shared().usb.clone();
-        seat(hub, grants.name(), self.descriptors(&serial), function, leave)
+        plug_device(hub, grants.name(), self.descriptors(&serial), function, release)
     }
 
     fn is_usb(&self) -> bool {
@@ -248,7 +250,7 @@ impl Build for Config {
     }
 }
 
-/// Opens a medium.
+/// Opens the file of a medium. `only` is the file that it must be.
 fn open(
     opener: &Opener,
     path: &Path,
@@ -259,7 +261,7 @@ fn open(
     let size = drive.geometry().size;
     let rest = size % u64::from(CD_BLOCK);
     if cdrom {
-        ensure!(size > rest, "{}: {size} bytes are less than a block of a CD", path.display());
+        ensure!(size > rest, "{}: {size} bytes are less than one block of a CD", path.display());
         if rest > 0 {
             let path = path.display();
             tracing::warn!(
@@ -271,25 +273,25 @@ fn open(
     Ok(drive)
 }
 
-/// Where guest and operator meet.
-struct Plug {
+/// State shared between the controller's thread and the operator.
+struct Shared {
     opener: Opener,
-    /// The guest's side. Nobody waits for it but the operator, for as long as a part takes.
+    /// The guest's side. Only the operator waits for this lock, at most for one part of a transfer.
     transport: Mutex<Transport>,
-    /// The operator did something.
+    /// Signaled after commands of the operator.
     kick: Arc<OwnedFd>,
-    /// The medium grew.
+    /// The medium has grown.
     grown: Arc<AtomicBool>,
-    /// Readable when the operator or the medium did something.
+    /// Readable after events of the operator or of the medium.
     events: OwnedFd,
 }
 
-impl Plug {
+impl Shared {
     fn new(grants: &dyn Grants, opener: Opener, transport: Transport) -> anyhow::Result<Self> {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC);
         let events = events.with_context(|| format!("an epoll for {}", grants.name()))?;
         let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
-        let kick = Arc::new(kick.with_context(|| format!("a bell for {}", grants.name()))?);
+        let kick = Arc::new(kick.with_context(|| format!("an event for {}", grants.name()))?);
         watch(&events, &kick)?;
         let transport = Mutex::new(transport);
         Ok(Self { opener, transport, kick, grown: Arc::default(), events })
@@ -299,17 +301,17 @@ impl Plug {
         self.transport.lock().expect("no device panicked")
     }
 
-    /// Does something on the operator's thread, and lets the guest's hear of it.
+    /// Runs `act` on the operator's thread, then wakes the controller's thread.
     fn with<T>(&self, act: impl FnOnce(&mut Transport) -> T) -> T {
         let mut transport = self.transport();
         let result = act(&mut transport);
         transport.proceed();
         drop(transport);
-        ring(&self.kick);
+        signal(&self.kick);
         result
     }
 
-    /// Connects a medium to the guest's memory.
+    /// Opens a channel between the medium and guest memory.
     fn connect(&self, transport: &mut Transport) -> anyhow::Result<()> {
         let (Some(medium), Some(memory)) = (&transport.medium, &transport.memory) else {
             return Ok(());
@@ -320,28 +322,28 @@ impl Plug {
         let (grown, kick) = (self.grown.clone(), self.kick.clone());
         medium.watch(Some(Box::new(move || {
             grown.store(true, Ordering::Release);
-            ring(&kick);
+            signal(&kick);
         })));
         Ok(())
     }
 }
 
-fn ring(bell: &OwnedFd) {
-    // A bell that cannot take one more ring is rung already.
-    rustix::io::write(bell, &1_u64.to_ne_bytes()).ok();
+fn signal(event: &OwnedFd) {
+    // If the counter is full, the thread is woken anyway.
+    rustix::io::write(event, &1_u64.to_ne_bytes()).ok();
 }
 
-/// Hears of this too. What is closed is forgotten.
+/// Adds a file descriptor to an epoll. Closing it removes it again.
 fn watch(events: &OwnedFd, event: impl AsFd) -> anyhow::Result<()> {
     let data = epoll::EventData::new_u64(0);
     match epoll::add(events, event, data, epoll::EventFlags::IN) {
-        // A disk gives the ring of its last channel to the next one.
+        // A disk passes the ring of its last channel on to the next one.
         Err(Errno::EXIST) => Ok(()),
         added => added.context("an event of a disk"),
     }
 }
 
-impl Tray for Plug {
+impl Tray for Shared {
     fn name(&self) -> &str {
         self.opener.name()
     }
@@ -363,16 +365,16 @@ impl Tray for Plug {
         self.with(|transport| {
             ensure!(
                 transport.profile.removable,
-                "the medium of {name} cannot be taken out: start it with `removable`, or pull all \
-                 of it by `detach`"
+                "the medium of {name} cannot be removed: start it with `removable`, or pull the \
+                 whole device by `detach`"
             );
             ensure!(transport.medium.is_some(), "there is no medium in {name}");
             let conditions = &mut transport.state.conditions;
             if conditions.prevented && !force {
                 conditions.news = News::EjectRequest;
                 anyhow::bail!(
-                    "the guest holds the medium of {name}: it was asked to let go of it; `force` \
-                     takes it all the same"
+                    "the guest has locked the medium of {name}, and was asked to release it: use \
+                     `force` to remove it anyway"
                 );
             }
             transport.take_out();
@@ -382,8 +384,11 @@ impl Tray for Plug {
 
     fn insert(&self, path: &Path, only: Option<FileId>) -> anyhow::Result<()> {
         let name = self.name();
-        ensure!(self.is_removable(), "the medium of {name} cannot be changed");
-        ensure!(self.medium().is_none(), "there is a medium in {name}: `eject` it first");
+        ensure!(
+            self.is_removable(),
+            "the medium of {name} cannot be changed: start it with `removable`"
+        );
+        ensure!(self.medium().is_none(), "there is already a medium in {name}: `eject` it first");
         let cdrom = self.transport().profile.cdrom;
         let drive = open(&self.opener, path, only, cdrom)?;
         self.with(|transport| {
@@ -400,12 +405,12 @@ impl Tray for Plug {
     }
 }
 
-/// The device, as its controller has it.
-struct Storage(Arc<Plug>);
+/// The function of the device, on the controller's thread.
+struct Storage(Arc<Shared>);
 
 impl Function for Storage {
     fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
-        match (setup.is_in(), setup.what()) {
+        match (setup.is_in(), setup.kind_and_request()) {
             (true, GET_MAX_LUN) if setup.value == 0 && setup.index == 0 => data.push(0),
             (false, RESET) if setup.value == 0 && setup.index == 0 => self.0.transport().recover(),
             _ => return Err(Stall),
@@ -419,7 +424,7 @@ impl Function for Storage {
             Change::Reset => transport.reset(),
             Change::Configure(_) | Change::Alternate(..) => transport.recover(),
             Change::Cancel(endpoint) => transport.cancel(endpoint),
-            // What was refused before it was halted is over; what is broken stays so.
+            // A command that was refused has ended already. The broken phase stays until a reset.
             Change::Clear(_) => {}
         }
     }
@@ -456,7 +461,10 @@ impl Function for Storage {
         let mut transport = self.0.transport();
         let size = transport.medium.as_ref().map_or(0, |it| it.geometry().size);
         let state = state.unwrap_or_default();
-        ensure!(state.phase.is_sound(size) || state.out, "a command beyond the medium's end");
+        ensure!(
+            state.phase.is_sound(size) || state.out,
+            "saved state: a command beyond the end of the medium"
+        );
         transport.state = state;
         if transport.state.out {
             transport.take_out();

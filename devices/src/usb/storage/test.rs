@@ -1,4 +1,4 @@
-//! A driver's view of disks and CDs at USB, and a hostile driver's.
+//! Disks and CDs at USB, as seen by a driver and by a hostile driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use host::disk::{Channel, Fault, Geometry, Image, Operation, Request};
 use host::memory::Piece;
 
 const AT: Address = Address::new(4, 0);
-/// Where wrappers and data are in the guest's memory.
+/// The addresses of wrappers and data in guest memory.
 const WRAPPER: u64 = 0x9_0000;
 const STATUS: u64 = 0x9_1000;
 const DATA: u64 = 0x20_0000;
@@ -31,7 +31,7 @@ fn add(bench: &mut Bench, kind: &str, fields: Value) -> anyhow::Result<()> {
     bench.board.add(kind, |grants| config.build(grants))
 }
 
-/// A machine with such a device.
+/// A machine with a device of this configuration.
 fn machine(fields: Value) -> Bench {
     let mut bench = Bench::new(8 << 20);
     add(&mut bench, "xhci", json!({ "slot": "04.0" })).unwrap();
@@ -41,7 +41,7 @@ fn machine(fields: Value) -> Bench {
     bench
 }
 
-/// A file whose every block is told from others.
+/// A file whose blocks all differ.
 fn image(folder: &tempfile::TempDir, name: &str, size: usize) -> PathBuf {
     let path = folder.path().join(name);
     let numbers = (0..u32::try_from(size.div_ceil(4)).unwrap()).flat_map(u32::to_le_bytes);
@@ -49,18 +49,18 @@ fn image(folder: &tempfile::TempDir, name: &str, size: usize) -> PathBuf {
     path
 }
 
-/// What a command wants.
+/// The data of a command.
 enum Data<'a> {
     None,
     In(u32),
     Out(&'a [u8]),
 }
 
-/// How it ended: status, residue, and what came.
+/// The end of a command: the status, the residue, and the received data.
 #[derive(Debug, PartialEq, Eq)]
 struct Ended(u8, u32, Vec<u8>);
 
-/// A guest's driver of mass storage.
+/// A mass storage driver of the guest.
 struct Host<'a> {
     driver: Driver<'a>,
     slot: u8,
@@ -77,7 +77,7 @@ impl<'a> Host<'a> {
         Self { driver, slot, tag: 0 }
     }
 
-    /// A driver of a unit that has said that it was powered on.
+    /// A driver of a unit that has reported its power-on condition already.
     fn attended(bench: &'a Bench) -> Self {
         let mut host = Self::new(bench);
         assert_eq!(host.ask(&[0; 6]).0, 1);
@@ -103,7 +103,7 @@ impl<'a> Host<'a> {
         self.driver.transfer(self.slot, BULK_OUT, WRAPPER, length).0
     }
 
-    /// The status wrapper, as the specification has it read: once more after a stall (5.3.3).
+    /// Reads the status wrapper, once more after a stall as the specification demands (5.3.3).
     fn status(&mut self) -> (u8, u32) {
         let mut ended = self.driver.transfer(self.slot, BULK_IN, STATUS, 13);
         if ended.0 == STALL {
@@ -157,7 +157,7 @@ impl<'a> Host<'a> {
         (data[2], data[12], data[13])
     }
 
-    /// That it fails, and why.
+    /// Checks that a command fails, and returns the sense data.
     fn refused(&mut self, cdb: &[u8], data: &Data<'_>) -> (u8, u8, u8) {
         assert_eq!(self.command(cdb, data).0, 1, "{cdb:x?}");
         self.sense()
@@ -188,7 +188,7 @@ fn says_what_it_is() {
     let mut most = [9];
     assert_eq!(host.driver.control(host.slot, [0xa1, 0xfe, 0, 0, 0, 0, 1, 0], &mut most).0, 1);
     assert_eq!(most, [0], "one unit");
-    // INQUIRY is answered before the guest hears of power-on.
+    // INQUIRY works before the power-on condition is reported.
     let data = host.get(&[0x12, 0, 0, 0, 36, 0], 36);
     assert_eq!((data[0], data[1], data[4], &data[8..16]), (0, 0x80, 31, &b"TRANSOM "[..]));
     assert_eq!(host.refused(&[0; 6], &Data::None), (6, 0x29, 0));
@@ -255,13 +255,13 @@ fn one_command_is_carried_by_several_transfers() {
     let mut data = vec![0; 200 * 512];
     bench.memory.read(DATA, &mut data).unwrap();
     assert_eq!(data, before[..200 * 512]);
-    // Answers can be cut anywhere.
+    // Answers can be cut at any byte.
     let wrapper = host.wrapper(&[0x12, 0, 0, 0, 36, 0], 36, true);
     assert_eq!(host.send(&wrapper), SUCCESS);
     assert_eq!(host.driver.transfer(host.slot, BULK_IN, DATA, 5), (SUCCESS, 5));
     assert_eq!(host.driver.transfer(host.slot, BULK_IN, DATA, 31), (SUCCESS, 31));
     assert_eq!(host.status(), (0, 0));
-    // Blocks cannot: it would be babble.
+    // Blocks cannot, which would be babble.
     let wrapper = host.wrapper(&read10(0, 2), 1024, true);
     assert_eq!(host.send(&wrapper), SUCCESS);
     assert_eq!(host.driver.transfer(host.slot, BULK_IN, DATA, 100).0, STALL);
@@ -269,7 +269,7 @@ fn one_command_is_carried_by_several_transfers() {
     assert_eq!(host.status().0, 2);
 }
 
-/// Number, command, what the guest has, status, residue, how much came.
+/// Number, command, data of the guest, status, residue, received bytes.
 type Case<'a> = (u8, &'a [u8], &'a Data<'a>, u8, u32, usize);
 
 #[test]
@@ -301,7 +301,7 @@ fn the_thirteen_cases_end_as_they_should() {
         assert_eq!((ended.0, ended.1, ended.2.len()), (status, residue, came), "case {case}");
     }
     let after = fs::read(&path).unwrap();
-    assert_eq!((after[1023], after[1024]), (7, 0), "no more was written than was said");
+    assert_eq!((after[1023], after[1024]), (7, 0), "no more was written than the command says");
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn what_is_no_command_breaks_the_transport_until_it_is_reset() {
         host.driver.recover(host.slot, BULK_OUT);
         assert_eq!(host.ask(&[0; 6]).0, 0);
     }
-    // Wrappers where no memory is, and data.
+    // Wrappers and data outside of memory.
     let far = 1 << 40;
     assert_eq!(host.driver.transfer(host.slot, BULK_OUT, far, 31).0, 2, "data buffer error");
     host.driver.recover(host.slot, BULK_OUT);
@@ -358,7 +358,7 @@ fn a_cd_has_one_track_and_blocks_of_2048() {
     let mut host = Host::attended(&bench);
     assert_eq!(host.get(&[0x12, 0, 0, 0, 36, 0], 36)[..2], [5, 0x80]);
     let capacity = host.get(&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], 8);
-    assert_eq!(capacity, [0, 0, 1, 0xff, 0, 0, 8, 0], "what is left over is left out");
+    assert_eq!(capacity, [0, 0, 1, 0xff, 0, 0, 8, 0], "the incomplete block is left out");
     assert_eq!(host.get(&read10(511, 1), 2048), before[511 * 2048..512 * 2048]);
     assert_eq!(host.refused(&read10(512, 1), &Data::In(2048)), (5, 0x21, 0));
     assert_eq!(host.refused(&write10(0, 1), &Data::Out(&[0; 2048])), (5, 0x20, 0));
@@ -375,7 +375,7 @@ fn a_cd_has_one_track_and_blocks_of_2048() {
     let length = u32::from_be_bytes([features[0], features[1], features[2], features[3]]);
     assert_eq!(length as usize + 4, features.len());
     let one = host.get(&[0x46, 2, 0, 0x1f, 0, 0, 0, 0, 64, 0], 64);
-    assert_eq!(one[8..12], [0, 0x1f, 4, 4], "no DVD now");
+    assert_eq!(one[8..12], [0, 0x1f, 4, 4], "the DVD feature is not current");
     assert_eq!(host.get(&[0x4a, 1, 0, 0, 0x10, 0, 0, 0, 8, 0], 8), [0, 6, 4, 0x10, 0, 2, 0, 0]);
     assert_eq!(host.get(&[0x51, 0, 0, 0, 0, 0, 0, 0, 34, 0], 34)[1..4], [32, 0x0e, 1]);
     assert_eq!(host.get(&[0x52, 1, 0, 0, 0, 1, 0, 0, 36, 0], 36)[24..28], [0, 0, 2, 0]);
@@ -393,11 +393,11 @@ fn a_medium_is_taken_out_and_another_is_put_in() {
     let mut host = Host::attended(&bench);
     let tray = bench.board.disks().tray("usb-storage").unwrap();
     assert!(bench.board.disks().tray("sda").err().unwrap().to_string().contains("usb-storage"));
-    assert_eq!(host.ask(&[0x1e, 0, 0, 0, 1, 0]).0, 0, "the guest holds it");
+    assert_eq!(host.ask(&[0x1e, 0, 0, 0, 1, 0]).0, 0, "the guest locks it");
     assert_eq!(host.refused(&[0x1b, 0, 0, 0, 2, 0], &Data::None), (5, 0x53, 2));
     assert!(tray.is_locked() && tray.eject(false).unwrap_err().to_string().contains("force"));
     let events = [0x4a, 1, 0, 0, 0x10, 0, 0, 0, 8, 0];
-    assert_eq!(host.get(&events, 8)[4..6], [1, 2], "it is asked to let go");
+    assert_eq!(host.get(&events, 8)[4..6], [1, 2], "the guest is asked to release it");
     assert!(tray.insert(&two, None).unwrap_err().to_string().contains("eject"));
     assert_eq!(host.ask(&[0x1e, 0, 0, 0, 0, 0]).0, 0);
     tray.eject(false).unwrap();
@@ -414,11 +414,11 @@ fn a_medium_is_taken_out_and_another_is_put_in() {
     assert_eq!(host.get(&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], 8)[2..4], [3, 0xff]);
     assert_eq!(host.ask(&[0x1b, 0, 0, 0, 2, 0]).0, 0, "the guest ejects");
     assert!(tray.medium().is_none());
-    // What is out stays out.
+    // A removed medium stays removed.
     bench.board.reset().unwrap();
     let mut host = Host::attended(&bench);
     assert_eq!(host.refused(&[0; 6], &Data::None), (2, 0x3a, 0));
-    // Another file under the name of one that was looked at.
+    // Another file under the name of the one that was checked.
     let file = FileId::of(&fs::metadata(&two).unwrap());
     let error = tray.insert(&one, Some(file)).unwrap_err().to_string();
     assert!(error.contains("was replaced before it was opened"), "{error}");
@@ -449,7 +449,7 @@ fn a_device_is_plugged_and_pulled_while_the_machine_runs() {
             let slot = driver.address(1);
             assert_eq!(driver.configure_bulk(slot, 512), SUCCESS);
             let mut host = Host { driver, slot, tag: 0 };
-            // Pulled while the guest waits for an answer.
+            // The device is pulled while the guest waits for data.
             let wrapper = host.wrapper(&read10(0, 2), 1024, true);
             assert_eq!(host.send(&wrapper), SUCCESS);
         }
@@ -528,7 +528,7 @@ fn a_transfer_that_waits_is_taken_back_and_done_when_it_comes_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 1 << 20);
     let before = fs::read(&path).unwrap();
-    // The first second is free; what comes then waits.
+    // The first second is not limited. Later requests wait.
     let bench = machine(json!({ "path": path, "bandwidth": "64K" }));
     let mut host = Host::attended(&bench);
     let wrapper = host.wrapper(&read10(0, 128), 65536, true);
@@ -545,9 +545,9 @@ fn a_transfer_that_waits_is_taken_back_and_done_when_it_comes_again() {
     assert_eq!(host.driver.command(block(0, 0, 15 << 10 | at)).0, 1, "stop endpoint");
     let mut data = vec![0; 65536];
     bench.memory.read(DATA, &mut data).unwrap();
-    assert!(data.iter().all(|it| *it == 0xee), "nothing came yet");
+    assert!(data.iter().all(|it| *it == 0xee), "no data has arrived yet");
     host.driver.ring(slot, BULK_IN);
-    // And once more, by a pause of the machine.
+    // The same with a pause of the machine.
     let saved = bench.board.park();
     bench.board.run(saved).unwrap();
     assert_eq!(host.driver.wait_event(32)[2], 1 << 24);
@@ -556,7 +556,7 @@ fn a_transfer_that_waits_is_taken_back_and_done_when_it_comes_again() {
     assert_eq!(data, before[65536..131_072]);
 }
 
-/// An image on a host that is out of order.
+/// An image whose host is faulty.
 struct Sick(Fault);
 
 struct SickChannel(Fault, Vec<disk::Done>, OwnedFd);
@@ -590,7 +590,7 @@ impl Channel for SickChannel {
     }
 }
 
-/// The transport alone, with such a medium; its memory.
+/// A transport with a faulty medium, and its memory.
 fn alone(fault: Fault) -> (Transport, Memory) {
     let drive = Drive::new("disk", "x".into(), Path::new("sick"), Arc::new(Sick(fault)));
     let (bus, serial) = (Bus::Usb, "x".into());

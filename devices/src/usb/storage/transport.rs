@@ -1,60 +1,62 @@
-//! The transport (Bulk-Only Transport 1.0): what comes out of the guest is a command, data, or
-//! nothing that has a meaning; what goes in is data, or how a command ended.
+//! The transport (Bulk-Only Transport 1.0). The guest sends commands and data, and receives data
+//! and the statuses of commands.
 //!
-//! One thing is under way at a time, as the transport has it. A transfer counts when it is over:
-//! one that is taken back leaves the command where it was, and is done again when it comes again.
+//! Only one command is in progress at a time, as the transport specifies. A transfer counts when it
+//! is complete. A canceled transfer leaves the command unchanged, and is done anew when the guest
+//! submits it again.
 
 use std::mem;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::bulk::{CBW, CSW, Command, Data, Phase, Status};
+use super::bulk::{CBW, CSW, Command, Data, Parameters, Phase, Status};
 use crate::scsi::{self, Cdb, Conditions, Move, News, Plan, Profile, Sense, Unit};
 use crate::usb::{Done, Fault, Transfer};
 use host::disk::{self, Channel, Drive, Operation, Request, wait};
 use host::memory::{Memory, part};
 
-/// The endpoints.
+/// The endpoint addresses.
 pub(super) const IN: u8 = 0x81;
 pub(super) const OUT: u8 = 0x02;
 
-/// Bytes that are asked of the medium at once: so long may it take to stop.
+/// The maximum bytes per request to the medium, which bounds the time that it takes to stop.
 const PART: u64 = 1 << 20;
 
-/// What of it changes, as it is saved.
+/// The saved state of the transport.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) conditions: Conditions,
-    /// The medium was taken out.
+    /// The medium was removed.
     pub(super) out: bool,
 }
 
-/// Something that the medium does.
-struct Flight {
-    /// For whom, if a guest waits with a transfer.
+/// A transfer, or a command without data, that the medium is working on.
+struct InFlight {
+    /// The guest's transfer, if the command has data.
     transfer: Option<Transfer>,
-    /// Bytes to move, and those that did.
+    /// The bytes to move.
     total: u64,
+    /// The bytes that were moved.
     done: u64,
-    /// The channel has a part of it.
-    asked: bool,
+    /// A request for a part is in the channel.
+    submitted: bool,
 }
 
-/// The device, between its guest and its operator.
+/// The state machine of the device. Both the guest and the operator act on it.
 pub(super) struct Transport {
     pub(super) profile: Profile,
     pub(super) state: State,
     pub(super) medium: Option<Arc<Drive>>,
-    /// While it runs.
+    /// `None` while parked.
     pub(super) memory: Option<Memory>,
-    /// While it runs and has a medium.
+    /// `None` while parked or without a medium.
     pub(super) channel: Option<Box<dyn Channel>>,
-    /// What the guest waits with.
+    /// Pending transfers of the guest.
     incoming: Option<Transfer>,
     outgoing: Option<Transfer>,
-    flight: Option<Flight>,
+    flight: Option<InFlight>,
     done: Vec<Done>,
     tag: u64,
 }
@@ -75,58 +77,58 @@ impl Transport {
         }
     }
 
-    /// Takes a transfer.
+    /// Begins a transfer.
     pub(super) fn begin(&mut self, transfer: Transfer) {
         let slot = if transfer.endpoint == IN { &mut self.incoming } else { &mut self.outgoing };
         *slot = Some(transfer);
         self.proceed();
     }
 
-    /// What is over.
+    /// Appends completed transfers.
     pub(super) fn reap(&mut self, done: &mut Vec<Done>) {
-        if self.heed() {
+        if self.reap_channel() {
             self.proceed();
         }
         done.append(&mut self.done);
     }
 
-    /// Takes a transfer back. One whose data is on its way to or from the medium may end instead.
+    /// Cancels a transfer. If its data is in flight to or from the medium, it may complete instead.
     pub(super) fn cancel(&mut self, endpoint: u8) {
-        self.still();
-        let of = |it: &Option<Transfer>| it.as_ref().is_some_and(|it| it.endpoint == endpoint);
-        self.flight.take_if(|flight| of(&flight.transfer));
+        self.quiesce();
+        let is_it = |it: &Option<Transfer>| it.as_ref().is_some_and(|it| it.endpoint == endpoint);
+        self.flight.take_if(|flight| is_it(&flight.transfer));
         self.incoming.take_if(|it| it.endpoint == endpoint);
         self.outgoing.take_if(|it| it.endpoint == endpoint);
         self.proceed();
     }
 
-    /// As after power-on for the guest, with its transfers gone.
+    /// Resets the guest's side to the state after power-on, and forgets its transfers.
     pub(super) fn reset(&mut self) {
         self.forget();
         self.state.phase = Phase::Ready;
         self.state.conditions.reset();
     }
 
-    /// Bulk-Only Mass Storage Reset (3.1): the next that comes is a command.
+    /// Bulk-Only Mass Storage Reset (3.1): waits for a command again.
     pub(super) fn recover(&mut self) {
-        self.still();
+        self.quiesce();
         let flight = self.flight.take();
         self.state.phase = Phase::Ready;
-        // Who waits goes on waiting.
+        // A pending transfer stays pending.
         if let Some(transfer) = flight.and_then(|it| it.transfer) {
             self.begin(transfer);
         }
     }
 
-    /// Nothing is under way after this, and all transfers that did not end are forgotten.
+    /// Stops all activity, and forgets all transfers that did not complete.
     pub(super) fn forget(&mut self) {
-        self.still();
+        self.quiesce();
         (self.flight, self.incoming, self.outgoing) = (None, None, None);
     }
 
-    /// Takes the medium out; what was about it fails.
+    /// Removes the medium. A command that needs it fails.
     pub(super) fn take_out(&mut self) {
-        self.still();
+        self.quiesce();
         self.channel = None;
         if let Some(medium) = self.medium.take() {
             medium.watch(None);
@@ -134,24 +136,24 @@ impl Transport {
         let conditions = &mut self.state.conditions;
         (self.state.out, conditions.prevented, conditions.news) = (true, false, News::Removal);
         if let Some(flight) = self.flight.take() {
-            self.lose(flight.transfer, Sense::NO_MEDIUM);
-        } else if matches!(&self.state.phase, Phase::Data(_, data) if data.is_of_the_medium()) {
+            self.fail_transfer(flight.transfer, Sense::NO_MEDIUM);
+        } else if matches!(&self.state.phase, Phase::Data(_, data) if data.needs_medium()) {
             let Phase::Data(command, _) = mem::take(&mut self.state.phase) else { return };
             self.fail(command, Sense::NO_MEDIUM);
         }
     }
 
-    /// Goes on as far as it can.
+    /// Makes as much progress as possible.
     pub(super) fn proceed(&mut self) {
         loop {
             while self.flight.is_none() && self.memory.is_some() && self.step() {}
-            if !self.ask() {
+            if !self.submit() {
                 return;
             }
         }
     }
 
-    /// One step; false when somebody has to come first.
+    /// Makes one step. Returns false if it must wait for a transfer or for the medium.
     fn step(&mut self) -> bool {
         match mem::take(&mut self.state.phase) {
             Phase::Ready => {
@@ -163,7 +165,7 @@ impl Transport {
                     self.state.phase = Phase::Ended(command);
                     return false;
                 };
-                self.tell(command, &transfer);
+                self.send_status(command, &transfer);
             }
             Phase::Broken => {
                 self.state.phase = Phase::Broken;
@@ -181,7 +183,7 @@ impl Transport {
         self.done.push(Done { endpoint: transfer.endpoint, result });
     }
 
-    /// A command, or what comes in its place.
+    /// Handles a transfer that should contain a command.
     fn command(&mut self, transfer: &Transfer) {
         let mut bytes = [0; CBW as usize];
         let read = match &self.memory {
@@ -199,13 +201,13 @@ impl Transport {
         self.perform(command, &cdb);
     }
 
-    fn unit<T>(&mut self, ask: impl FnOnce(&mut Unit<'_>) -> T) -> T {
+    fn unit<T>(&mut self, act: impl FnOnce(&mut Unit<'_>) -> T) -> T {
         let medium = self.medium.as_ref().map(|it| it.geometry());
         let (profile, conditions) = (&self.profile, &mut self.state.conditions);
-        ask(&mut Unit { profile, conditions, medium: medium.as_ref() })
+        act(&mut Unit { profile, conditions, medium: medium.as_ref() })
     }
 
-    /// Begins a command: what it is about to move decides which of the thirteen cases it is (6.7).
+    /// Begins a command. The data that it moves decides which of the thirteen cases applies (6.7).
     fn perform(&mut self, mut command: Command, cdb: &Cdb) {
         let planned = self.unit(|unit| unit.plan(cdb));
         let (need, inward) = match &planned {
@@ -222,15 +224,17 @@ impl Transport {
             command.status = Status::PhaseError;
             return self.close(command);
         }
-        self.follow(command, planned, cdb);
+        self.execute(command, planned, cdb);
     }
 
-    /// Goes by a plan.
-    fn follow(&mut self, command: Command, planned: Result<Plan, Sense>, cdb: &Cdb) {
+    /// Executes the plan of a command.
+    fn execute(&mut self, command: Command, planned: Result<Plan, Sense>, cdb: &Cdb) {
         let data = match planned {
             Ok(Plan::Answer(data)) => Data::Answer(data),
             Ok(Plan::Move(it)) => Data::Move(it),
-            Ok(Plan::Parameters(length)) => Data::Parameters(*cdb, length, Vec::new()),
+            Ok(Plan::Parameters(length)) => {
+                Data::Parameters(Parameters { cdb: *cdb, length, received: Vec::new() })
+            }
             Ok(Plan::Clear(operation, ranges)) => Data::Clear(operation, ranges),
             Ok(Plan::Flush) => Data::Flush,
             Ok(Plan::Eject) => {
@@ -243,7 +247,7 @@ impl Transport {
         self.state.phase = Phase::Data(command, data);
     }
 
-    /// The command is over but for the data that its guest still has or wants.
+    /// Ends a command, apart from data that the guest still wants to send or receive.
     fn close(&mut self, command: Command) {
         self.state.phase = if command.left() > 0 {
             Phase::Data(command, Data::Refuse)
@@ -258,11 +262,11 @@ impl Transport {
         self.close(command);
     }
 
-    /// How it ended.
-    fn tell(&mut self, command: Command, transfer: &Transfer) {
+    /// Sends the status of a command.
+    fn send_status(&mut self, command: Command, transfer: &Transfer) {
         let Some(memory) = &self.memory else { return };
         if transfer.length < CSW {
-            // There is no short status: the guest has to look for it again.
+            // A status is never short. The guest must read it again.
             self.state.phase = Phase::Ended(command);
             return self.end(transfer, Err(Fault::Stall));
         }
@@ -275,12 +279,13 @@ impl Transport {
         }
     }
 
-    /// A step of what a command does. False when a transfer has to come first.
+    /// Makes one step of a command. Returns false if it must wait for a transfer.
     fn data(&mut self, command: Command, data: Data) -> bool {
         let transfer = match &data {
             Data::Clear(..) | Data::Flush => {
                 self.state.phase = Phase::Data(command, data);
-                self.flight = Some(Flight { transfer: None, total: 0, done: 0, asked: false });
+                self.flight =
+                    Some(InFlight { transfer: None, total: 0, done: 0, submitted: false });
                 return true;
             }
             _ if command.is_in => self.incoming.take(),
@@ -292,10 +297,8 @@ impl Transport {
         };
         match data {
             Data::Answer(rest) => self.answer(command, rest, &transfer),
-            Data::Parameters(cdb, length, have) => {
-                self.gather(command, (cdb, length, have), &transfer);
-            }
-            Data::Move(it) => self.carry(command, it, transfer),
+            Data::Parameters(parameters) => self.receive(command, parameters, &transfer),
+            Data::Move(it) => self.move_blocks(command, it, transfer),
             _ => {
                 self.state.phase = Phase::Ended(command);
                 self.end(&transfer, Err(Fault::Stall));
@@ -316,22 +319,18 @@ impl Transport {
         if !rest.is_empty() {
             self.state.phase = Phase::Data(command, Data::Answer(rest));
         } else if length < transfer.length {
-            // A short packet: the guest knows that nothing else comes.
+            // A short packet ends the data.
             self.state.phase = Phase::Ended(command);
         } else {
             self.close(command);
         }
     }
 
-    /// Parameters come.
-    fn gather(
-        &mut self,
-        mut command: Command,
-        (cdb, length, mut have): (Cdb, usize, Vec<u8>),
-        transfer: &Transfer,
-    ) {
+    /// Receives parameters.
+    fn receive(&mut self, mut command: Command, mut parameters: Parameters, transfer: &Transfer) {
         let Some(memory) = &self.memory else { return };
-        let part = (length - have.len()).min(transfer.length as usize);
+        let left = parameters.length - parameters.received.len();
+        let part = left.min(transfer.length as usize);
         let mut data = vec![0; part];
         if transfer.read(memory, &mut data).is_err() {
             self.end(transfer, Err(Fault::Memory));
@@ -339,22 +338,23 @@ impl Transport {
         }
         self.end(transfer, Ok(transfer.length));
         command.advance(transfer.length.into(), part as u64);
-        have.extend(data);
-        if have.len() < length {
-            self.state.phase = Phase::Data(command, Data::Parameters(cdb, length, have));
+        parameters.received.extend(data);
+        if parameters.received.len() < parameters.length {
+            self.state.phase = Phase::Data(command, Data::Parameters(parameters));
             return;
         }
-        let planned = self.unit(|unit| unit.parameters(&cdb, &have));
-        self.follow(command, planned, &cdb);
+        let Parameters { cdb, received, .. } = parameters;
+        let planned = self.unit(|unit| unit.parameters(&cdb, &received));
+        self.execute(command, planned, &cdb);
     }
 
-    /// Blocks go from the medium into a transfer, or the other way.
-    fn carry(&mut self, mut command: Command, it: Move, transfer: Transfer) {
+    /// Begins to move blocks between the medium and a transfer.
+    fn move_blocks(&mut self, mut command: Command, it: Move, transfer: Transfer) {
         let total = it.length.min(transfer.length.into());
         let block = self.medium.as_ref().map_or(1, |it| u64::from(it.geometry().logical_block));
         if total < it.length && !total.is_multiple_of(block.max(1)) {
-            // It ends within a packet, or within a block of the medium, before its time: from the
-            // guest that is less than it promised, and to it more than fits (babble).
+            // The transfer ends early, within a packet or within a block of the medium. Either the
+            // guest sends less than it announced, or the data would not fit (babble).
             self.end(&transfer, Err(Fault::Stall));
             command.status = Status::PhaseError;
             self.state.phase = Phase::Ended(command);
@@ -364,22 +364,23 @@ impl Transport {
         if total == 0 {
             self.end(&transfer, Ok(0));
         } else if self.channel.is_none() {
-            self.lose(Some(transfer), Sense::NO_MEDIUM);
+            self.fail_transfer(Some(transfer), Sense::NO_MEDIUM);
         } else {
-            self.flight = Some(Flight { transfer: Some(transfer), total, done: 0, asked: false });
+            self.flight =
+                Some(InFlight { transfer: Some(transfer), total, done: 0, submitted: false });
         }
     }
 
-    /// Asks the medium for the next part of what is under way. True when that is over already.
-    fn ask(&mut self) -> bool {
-        let Some(flight) = self.flight.as_mut().filter(|it| !it.asked) else { return false };
+    /// Submits the next part to the medium. Returns true if the command has failed already.
+    fn submit(&mut self) -> bool {
+        let Some(flight) = self.flight.as_mut().filter(|it| !it.submitted) else { return false };
         let Phase::Data(_, data) = &self.state.phase else { return false };
         let Some(channel) = &mut self.channel else {
             let transfer = self.flight.take().and_then(|it| it.transfer);
-            self.lose(transfer, Sense::NO_MEDIUM);
+            self.fail_transfer(transfer, Sense::NO_MEDIUM);
             return true;
         };
-        flight.asked = true;
+        flight.submitted = true;
         self.tag += 1;
         let tag = self.tag;
         let plain = |operation, (offset, length)| {
@@ -406,19 +407,19 @@ impl Transport {
         false
     }
 
-    /// What the medium did. True when something ended.
-    fn heed(&mut self) -> bool {
+    /// Handles the medium's answer, if any. Returns true if there was one.
+    fn reap_channel(&mut self) -> bool {
         let mut answers = Vec::new();
         if let Some(channel) = &mut self.channel {
             channel.reap(&mut answers);
         }
         let Some(answer) = answers.into_iter().find(|it| it.tag == self.tag) else { return false };
-        let Some(mut flight) = self.flight.take_if(|it| it.asked) else { return false };
-        flight.asked = false;
+        let Some(mut flight) = self.flight.take_if(|it| it.submitted) else { return false };
+        flight.submitted = false;
         let Phase::Data(command, data) = &mut self.state.phase else { return true };
         if let Err(fault) = answer.result {
             let write = !matches!(data, Data::Move(it) if !it.write);
-            self.broken(flight.transfer, fault, write);
+            self.handle_fault(flight.transfer, fault, write);
             return true;
         }
         match (data, flight.transfer.take()) {
@@ -446,37 +447,37 @@ impl Transport {
         true
     }
 
-    /// A transfer has its data, or gave it.
+    /// Ends a transfer whose data was moved.
     fn moved(&mut self, mut command: Command, rest: Move, transfer: &Transfer, total: u64) {
         let length = u32::try_from(total).unwrap_or(u32::MAX);
-        // What the guest sent and nobody wanted went too; what it had room for did not.
+        // Excess data from the guest counts as transferred. Unused room for data does not.
         let went = if rest.write { transfer.length } else { length };
         self.end(transfer, Ok(went));
         command.advance(went.into(), total);
         if rest.length > 0 {
             self.state.phase = Phase::Data(command, Data::Move(rest));
         } else if went < transfer.length {
-            // A short packet: the guest knows that nothing else comes.
+            // A short packet ends the data.
             self.state.phase = Phase::Ended(command);
         } else {
             self.close(command);
         }
     }
 
-    /// The medium, or the guest's memory, did not do.
-    fn broken(&mut self, transfer: Option<Transfer>, fault: disk::Fault, write: bool) {
-        // What lies within the medium was checked: it is the guest's memory.
+    /// Handles a fault of the medium or of guest memory.
+    fn handle_fault(&mut self, transfer: Option<Transfer>, fault: disk::Fault, write: bool) {
+        // The range in the medium was checked before, so the guest's buffer is invalid.
         if let (disk::Fault::Refused, Some(transfer)) = (fault, &transfer) {
             self.end(transfer, Err(Fault::Memory));
             let Phase::Data(command, _) = mem::take(&mut self.state.phase) else { return };
             return self.fail(command, Sense::ABORTED);
         }
         let sense = scsi::fault(fault, write);
-        self.lose(transfer, sense);
+        self.fail_transfer(transfer, sense);
     }
 
-    /// What the command is about cannot be: its transfer is refused, and it failed.
-    fn lose(&mut self, transfer: Option<Transfer>, sense: Sense) {
+    /// Fails a command whose action is impossible, and refuses its transfer.
+    fn fail_transfer(&mut self, transfer: Option<Transfer>, sense: Sense) {
         let Phase::Data(mut command, _) = mem::take(&mut self.state.phase) else { return };
         let Some(transfer) = transfer else { return self.fail(command, sense) };
         self.end(&transfer, Err(Fault::Stall));
@@ -485,18 +486,19 @@ impl Transport {
         self.state.phase = Phase::Ended(command);
     }
 
-    /// Waits until the channel has nothing of ours. What it did counts, and nothing new begins.
-    fn still(&mut self) {
-        while self.flight.as_ref().is_some_and(|it| it.asked) {
+    /// Waits until the channel has no request of this device. Completed requests count, and nothing
+    /// new begins.
+    fn quiesce(&mut self) {
+        while self.flight.as_ref().is_some_and(|it| it.submitted) {
             let Some(channel) = &mut self.channel else { return };
-            // Each time: what is under way may come to wait for room, or for its turn.
+            // Repeated, because a request in flight may begin to wait for space or for its turn.
             let back = channel.withdraw();
             channel.submit();
             if back.iter().any(|it| it.tag == self.tag) {
                 if let Some(flight) = &mut self.flight {
-                    flight.asked = false;
+                    flight.submitted = false;
                 }
-            } else if !self.heed()
+            } else if !self.reap_channel()
                 && let Some(channel) = &self.channel
             {
                 wait(channel.as_ref());

@@ -8,10 +8,10 @@ use super::trb::{COMMAND_COMPLETION, Code, Ring, TRANSFER_EVENT, Trb};
 use super::{context, endpoint};
 use host::memory::NoMemory;
 
-/// Commands at a time: a reset comes through between.
+/// The maximum number of commands per round. Resets are handled between rounds.
 const COMMANDS: u32 = 32;
 
-/// Types of command TRBs.
+/// Command TRB types.
 const ENABLE_SLOT: u32 = 9;
 const DISABLE_SLOT: u32 = 10;
 const ADDRESS_DEVICE: u32 = 11;
@@ -33,11 +33,11 @@ impl From<NoMemory> for Code {
     }
 }
 
-/// How a command ends.
+/// The result of a command: the completion code, if it failed.
 type Outcome = Result<(), Code>;
 
 impl Controller {
-    /// Takes commands; true when there may be more.
+    /// Executes commands. Returns true if there may be more.
     pub(super) fn commands(&mut self) -> bool {
         for _ in 0..COMMANDS {
             let (mut ring, run) = {
@@ -48,7 +48,7 @@ impl Controller {
                 return false;
             }
             match ring.next(&self.shared.memory, &mut 0) {
-                // A ring that is no memory has no commands.
+                // A ring outside of memory has no commands.
                 Ok(None) | Err(NoMemory) => return false,
                 Ok(Some((at, trb))) => {
                     self.shared.registers().commands = ring;
@@ -60,7 +60,8 @@ impl Controller {
         true
     }
 
-    /// Command Stop or Abort: no command is under way for longer than we look at it.
+    /// Command Stop or Abort. No command is in progress at this time, because each is executed at
+    /// once.
     pub(super) fn stop_commands(&mut self) -> bool {
         let mut registers = self.shared.registers();
         registers.commands_run = false;
@@ -85,13 +86,13 @@ impl Controller {
             SET_DEQUEUE => self.set_dequeue(slot, number, trb),
             RESET_DEVICE => self.reset_device(slot),
             NO_OP_COMMAND => Ok(()),
-            // Virtualization, bandwidth, latencies: not offered.
+            // Virtualization, bandwidth, latencies: not supported.
             _ => Err(Code::Trb),
         };
         let code = outcome.err().unwrap_or(Code::Success);
         let mut event = Trb::event(COMMAND_COMPLETION, code, at);
         event.control |= u32::from(slot) << 24;
-        self.tell(0, event);
+        self.push_event(0, event);
     }
 
     fn slot(&mut self, number: u8) -> Result<&mut Slot, Code> {
@@ -99,8 +100,8 @@ impl Controller {
     }
 
     fn enable_slot(&mut self) -> Result<u8, Code> {
-        let [most, ..] = self.shared.registers().config.to_le_bytes();
-        let free = (1..=most.min(SLOTS)).find(|number| !self.slots.contains_key(number));
+        let [max, ..] = self.shared.registers().config.to_le_bytes();
+        let free = (1..=max.min(SLOTS)).find(|number| !self.slots.contains_key(number));
         let number = free.ok_or(Code::NoSlots)?;
         self.slots.insert(number, Slot::default());
         Ok(number)
@@ -110,10 +111,10 @@ impl Controller {
         self.slot(number)?;
         self.withdraw_all(number, 1);
         let mut slot = self.slots.remove(&number).ok_or(Code::SlotNotEnabled)?;
-        // One that was never addressed has no context.
+        // A slot that was never addressed has no context.
         if slot.state > 0 {
             slot.state = 0;
-            slot.show_state(&self.shared.memory, number);
+            slot.write_slot_context(&self.shared.memory, number);
         }
         Ok(())
     }
@@ -172,7 +173,7 @@ impl Controller {
         if input.drop & 3 != 0 || input.add & 3 != 1 {
             return Err(Code::Parameter);
         }
-        // All is looked at before anything is changed.
+        // Everything is checked before anything is changed.
         let added = (2..CONTEXTS).filter(|number| input.add >> number & 1 != 0);
         let read = |number| Ok((number, input.context(number)?));
         let added: Vec<(u8, Context)> = added.map(read).collect::<Result<_, NoMemory>>()?;
@@ -192,14 +193,14 @@ impl Controller {
         self.end_configuration(number, CONFIGURED)
     }
 
-    /// Disables the endpoints, but for the control endpoint, whose bits are set.
+    /// Disables the endpoints whose bits are set, except for the control endpoint.
     fn drop_endpoints(&mut self, number: u8, which: u32) {
         let memory = self.shared.memory.clone();
         for it in (2..CONTEXTS).filter(|it| which >> it & 1 != 0) {
             self.withdraw(number, it);
             let Some(slot) = self.slots.get_mut(&number) else { return };
             if slot.endpoints.remove(&it).is_some() {
-                slot.show(&memory, it);
+                slot.write_context(&memory, it);
             }
         }
     }
@@ -208,12 +209,13 @@ impl Controller {
         let memory = self.shared.memory.clone();
         let slot = self.slot(number)?;
         slot.state = if slot.endpoints.len() > 1 { CONFIGURED } else { state };
-        slot.show_state(&memory, number);
+        slot.write_slot_context(&memory, number);
         Ok(())
     }
 
-    /// What may change is the longest exit latency and the interrupter of a slot, and the packet
-    /// size of its control endpoint; none of them is of use here, and all are shown.
+    /// Copies the fields that may change: the maximum exit latency and the interrupter of a slot,
+    /// and the packet size of its control endpoint. They are only written to the output context,
+    /// because nothing here uses them.
     fn evaluate(&mut self, number: u8, at: u64) -> Outcome {
         let memory = self.shared.memory.clone();
         let slot = self.slot(number)?;
@@ -235,8 +237,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Puts an endpoint that is in one of these states into another.
-    fn pass(&mut self, slot: u8, number: u8, from: &[State]) -> Result<&mut Endpoint, Code> {
+    /// Moves an endpoint from one of these states to `Stopped`.
+    fn stop(&mut self, slot: u8, number: u8, from: &[State]) -> Result<&mut Endpoint, Code> {
         let endpoint = self.slot(slot)?.endpoints.get_mut(&number);
         let endpoint = endpoint.ok_or(Code::EndpointNotEnabled)?;
         if !from.contains(&endpoint.state) {
@@ -246,31 +248,32 @@ impl Controller {
         Ok(endpoint)
     }
 
-    fn show(&mut self, slot: u8, number: u8) {
+    fn write_context(&mut self, slot: u8, number: u8) {
         if let Some(slot) = self.slots.get(&slot) {
-            slot.show(&self.shared.memory, number);
+            slot.write_context(&self.shared.memory, number);
         }
     }
 
     fn reset_endpoint(&mut self, slot: u8, number: u8) -> Outcome {
-        let endpoint = self.pass(slot, number, &[State::Halted])?;
+        let endpoint = self.stop(slot, number, &[State::Halted])?;
         endpoint.setup = None;
-        self.show(slot, number);
+        self.write_context(slot, number);
         Ok(())
     }
 
     fn stop_endpoint(&mut self, slot: u8, number: u8) -> Outcome {
-        // What ends by being stopped ends before the command, and may halt the endpoint.
+        // A transfer that completes because of the stop completes before the command, and may halt
+        // the endpoint.
         let flight = self.withdraw(slot, number);
-        let endpoint = self.pass(slot, number, &[State::Running])?;
+        let endpoint = self.stop(slot, number, &[State::Running])?;
         endpoint.rung = false;
         if let Some((at, trb)) = flight.and_then(|td| td.trbs.first().copied()) {
             let mut event = Trb::event(TRANSFER_EVENT, Code::Stopped, at);
             event.status |= trb.length();
             event.control |= u32::from(slot) << 24 | u32::from(number) << 16;
-            self.tell(trb.interrupter(), event);
+            self.push_event(trb.interrupter(), event);
         }
-        self.show(slot, number);
+        self.write_context(slot, number);
         Ok(())
     }
 
@@ -279,10 +282,10 @@ impl Controller {
         if trb.status >> 16 != 0 {
             return Err(Code::Parameter);
         }
-        let endpoint = self.pass(slot, number, &[State::Stopped, State::Error])?;
+        let endpoint = self.stop(slot, number, &[State::Stopped, State::Error])?;
         endpoint.ring = Ring::new(trb.parameter);
         endpoint.setup = None;
-        self.show(slot, number);
+        self.write_context(slot, number);
         Ok(())
     }
 
@@ -295,19 +298,19 @@ impl Controller {
         let memory = self.shared.memory.clone();
         let slot = self.slot(number)?;
         slot.state = DEFAULT;
-        slot.show_state(&memory, number);
+        slot.write_slot_context(&memory, number);
         Ok(())
     }
 
-    /// Takes back what the endpoints from this number on have under way.
+    /// Withdraws the transfers of all endpoints from this number on.
     fn withdraw_all(&mut self, slot: u8, from: u8) {
         for number in from..CONTEXTS {
             self.withdraw(slot, number);
         }
     }
 
-    /// Takes back the transfer that the device has, if it does not end at this very moment. It is
-    /// taken from its ring again when the endpoint goes on.
+    /// Withdraws the transfer of an endpoint from the device, unless it completes at this moment.
+    /// The transfer is taken from its ring again when the endpoint continues.
     pub(super) fn withdraw(&mut self, slot: u8, number: u8) -> Option<Td> {
         let it = self.slots.get(&slot)?;
         let port = it.port?;

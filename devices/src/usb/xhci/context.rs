@@ -2,12 +2,12 @@
 
 use host::memory::{Memory, NoMemory};
 
-/// Bytes of a context.
+/// The size of a context in bytes.
 const SIZE: u64 = 32;
-/// Contexts of a device: the slot's, and those of its endpoints.
+/// The number of contexts of a device: one for the slot, and one per endpoint.
 pub(super) const CONTEXTS: u8 = 32;
 
-/// A context as it was copied: eight words.
+/// A copy of a context: eight words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Context(pub [u32; 8]);
 
@@ -36,40 +36,40 @@ impl Context {
         memory.write(at, &bytes)
     }
 
-    // A slot's.
+    // Slot contexts.
 
-    /// The root hub's port, from 1 on; none of a device behind another hub.
+    /// The port of the root hub, counted from 1. `None` for a device behind another hub.
     pub(super) fn port(&self) -> Option<u8> {
         let [_, _, port, _] = self.0[1].to_le_bytes();
         (self.0[0] & 0xf_ffff == 0).then_some(port)
     }
 
-    /// The state and the address that the controller has given.
+    /// Sets the slot state and the device address.
     pub(super) fn set_state(&mut self, state: u32, address: u8) {
         self.0[3] = state << 27 | u32::from(address);
     }
 
-    /// How many contexts are in use.
+    /// Sets the number of contexts in use.
     pub(super) fn set_entries(&mut self, entries: u8) {
         self.0[0] = self.0[0] & !(0x1f << 27) | u32::from(entries) << 27;
     }
 
-    // An endpoint's.
+    // Endpoint contexts.
 
-    /// Whether this can be the endpoint of this number.
+    /// Whether the context is valid for the endpoint of this number.
     pub(super) fn fits(&self, number: u8) -> bool {
         let kind = self.0[1] >> 3 & 7;
         let streams = self.0[0] >> 10 & 0x1f;
         let known = match number {
             1 => kind == CONTROL,
-            // Bulk and interrupt, from the device and to it.
+            // Bulk and interrupt: first from the device, then to it.
             _ if number % 2 == 1 => matches!(kind, 6 | 7),
             _ => matches!(kind, 2 | 3),
         };
         known && streams == 0
     }
 
-    /// The transfer ring.
+    /// The pointer to the transfer ring, with the cycle bit.
     pub(super) fn pointer(&self) -> u64 {
         u64::from(self.0[3]) << 32 | u64::from(self.0[2])
     }
@@ -82,7 +82,7 @@ impl Context {
     }
 }
 
-/// An input context: what is to be dropped and added, and the new contexts.
+/// An input context: bits of the contexts to drop and to add, and the new contexts.
 pub(super) struct Input<'a> {
     memory: &'a Memory,
     at: u64,
@@ -97,13 +97,13 @@ impl<'a> Input<'a> {
         Ok(Self { memory, at, drop: control.0[0], add: control.0[1] })
     }
 
-    /// The context of this number, 0 being the slot's.
+    /// Reads the context of this number. 0 is the slot context.
     pub(super) fn context(&self, number: u8) -> Result<Context, NoMemory> {
         Context::read(self.memory, offset(self.at, number + 1)?)
     }
 }
 
-/// Where the context of this number is in a device's contexts.
+/// The address of the context of this number in the contexts of a device.
 pub(super) fn offset(base: u64, number: u8) -> Result<u64, NoMemory> {
     base.checked_add(SIZE * u64::from(number)).ok_or(NoMemory)
 }

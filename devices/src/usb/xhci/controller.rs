@@ -1,4 +1,5 @@
-//! The controller's thread: it does what registers and rings ask for, and reaps what devices end.
+//! The controller's thread: executes orders from the registers, processes the rings, and reaps
+//! completed transfers of the devices.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -17,53 +18,57 @@ use crate::poller::Serve;
 use crate::usb::device::{self, Device};
 use crate::usb::{Attached, Done};
 
-/// What of a controller is saved.
+/// The saved state of a controller.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Frozen {
     registers: Registers,
     slots: BTreeMap<u8, Slot>,
-    /// By port.
+    /// Devices by port.
     devices: Vec<Option<device::Frozen>>,
 }
 
 impl Frozen {
-    /// Power-on.
+    /// The state after power-on.
     pub(super) fn new(sockets: u8) -> Self {
         let registers = Registers::new(sockets);
         Self { devices: vec![None; registers.ports.len()], registers, slots: BTreeMap::new() }
     }
 
-    /// That it is of such a controller.
+    /// Checks that the state fits a controller with this number of sockets.
     ///
     /// # Errors
     ///
-    /// When it is not.
+    /// When it does not fit.
     pub(super) fn check(&self, sockets: u8) -> anyhow::Result<()> {
         self.registers.check(sockets)?;
         let ports = self.registers.ports.len();
-        ensure!(self.devices.len() == ports, "{} ports, not {ports}", self.devices.len());
+        ensure!(
+            self.devices.len() == ports,
+            "saved state: {} ports instead of {ports}",
+            self.devices.len()
+        );
         endpoint::check(&self.slots, ports)
     }
 }
 
-/// What the thread owns.
+/// The state of the controller's thread.
 pub(super) struct Controller {
     pub(super) shared: Arc<Shared>,
     pub(super) slots: BTreeMap<u8, Slot>,
-    /// By port.
+    /// Devices by port.
     pub(super) devices: Vec<Option<Device>>,
-    /// The events of the devices.
+    /// An epoll of the events of all devices.
     events: OwnedFd,
-    /// Whether transfers may be under way.
+    /// Whether transfers may be in progress.
     running: bool,
-    /// The endpoint, by slot and number, whose ring was looked at last.
+    /// The endpoint whose ring was processed last: slot and endpoint number.
     pub(super) last: (u8, u8),
-    /// Blocks that this round has taken from transfer rings.
+    /// The number of TRBs that this round has read from transfer rings.
     pub(super) spent: u32,
 }
 
 impl Controller {
-    /// Runs a controller and its devices on.
+    /// Continues a controller and its devices from a saved state.
     ///
     /// # Errors
     ///
@@ -80,7 +85,7 @@ impl Controller {
         let ports = shared.root.ports();
         for (port, (attached, frozen)) in ports.into_iter().zip(frozen.devices).enumerate() {
             let Some(attached) = attached else {
-                // What was there is not in this machine.
+                // The device of the saved state is not in this machine.
                 if frozen.is_some() {
                     controller.release(port);
                     controller.connect(port, None);
@@ -97,11 +102,11 @@ impl Controller {
                 }
             }
         }
-        controller.shared.registers().settle(&shared.interrupt);
+        controller.shared.registers().update_interrupts(&shared.interrupt);
         Ok(controller)
     }
 
-    /// Goes quiet, and is what is to be saved.
+    /// Stops all activity, and returns the state to save.
     pub(super) fn freeze(mut self) -> Frozen {
         let devices = mem::take(&mut self.devices);
         let mut frozen = Vec::new();
@@ -115,7 +120,7 @@ impl Controller {
             endpoint.flight = None;
         }
         let registers = self.shared.registers().clone();
-        // A wire goes down with its device.
+        // The interrupt line is low while the device is parked.
         if let Some(line) = &self.shared.interrupt.line {
             line.set(false);
         }
@@ -132,7 +137,7 @@ impl Controller {
         device.watch(|event| {
             let Some(event) = event else { return };
             let data = epoll::EventData::new_u64(0);
-            // Out of memory for it: the device is heard when something else is.
+            // If this fails for lack of memory, the device is served together with others.
             epoll::add(&self.events, event, data, epoll::EventFlags::IN).ok();
         });
         self.devices[port] = Some(device);
@@ -154,8 +159,8 @@ impl Controller {
         self.release(port);
     }
 
-    /// The slot of a device that is gone has no port any more. It stays enabled, and what it is
-    /// asked for fails, until the guest disables it; a new device at the port gets another slot.
+    /// Removes the port from the slot of a device that is gone. The slot stays enabled, and its
+    /// requests fail, until the guest disables it. A new device at the port gets another slot.
     fn release(&mut self, port: usize) {
         for slot in self.slots.values_mut().filter(|slot| slot.port == Some(port)) {
             slot.port = None;
@@ -168,8 +173,8 @@ impl Controller {
         registers.ports[port].connect(speed, usb3);
     }
 
-    /// What was plugged and pulled.
-    fn look(&mut self) -> bool {
+    /// Handles devices that were plugged in or pulled. Returns true if there were any.
+    fn update_ports(&mut self) -> bool {
         let mut changed = false;
         for (port, attached) in self.shared.root.ports().into_iter().enumerate() {
             let same = match (&self.devices[port], &attached) {
@@ -190,7 +195,7 @@ impl Controller {
             match self.attach(port, attached.clone(), None) {
                 Ok(()) => self.connect(port, Some(speed)),
                 Err(error) => {
-                    tracing::warn!("{name} cannot be plugged in: {error:#}");
+                    tracing::warn!("cannot plug in {name}: {error:#}");
                     self.shared.root.eject(&attached);
                 }
             }
@@ -198,7 +203,7 @@ impl Controller {
         changed
     }
 
-    /// HCRST: all but what is plugged in is as after power-on.
+    /// HCRST: everything but the devices in the ports is as after power-on.
     fn reset(&mut self) {
         self.slots.clear();
         self.running = false;
@@ -212,7 +217,7 @@ impl Controller {
                 self.connect(port, Some(speed));
             }
         }
-        self.shared.registers().settle(&self.shared.interrupt);
+        self.shared.registers().update_interrupts(&self.shared.interrupt);
     }
 
     fn reset_port(&mut self, port: usize) {
@@ -227,7 +232,7 @@ impl Controller {
         registers.ports[port].end_reset(usb3);
     }
 
-    /// Starts to run, or stands still: then nothing touches the guest's memory.
+    /// Starts or halts the controller. While it is halted, nothing touches guest memory.
     fn set_running(&mut self, run: bool) {
         self.running = run;
         if run {
@@ -244,45 +249,45 @@ impl Controller {
         self.shared.registers().halt();
     }
 
-    /// Tells the guest of ports. True when there was something to tell.
-    fn announce(&mut self) -> bool {
+    /// Reports port changes to the guest. Returns true if there were any.
+    fn report_port_changes(&mut self) -> bool {
         let mut registers = self.shared.registers();
         if registers.is_blocked() || !registers.runs() {
             return false;
         }
-        let mut news = Vec::new();
+        let mut events = Vec::new();
         for (number, port) in (1_u64..).zip(&mut registers.ports) {
             if port.take_news() {
-                news.push(Trb::event(PORT_STATUS_CHANGE, Code::Success, number << 24));
+                events.push(Trb::event(PORT_STATUS_CHANGE, Code::Success, number << 24));
             }
         }
-        let told = !news.is_empty();
-        if told {
+        let some = !events.is_empty();
+        if some {
             registers.status |= PORT_CHANGE;
-            news.into_iter().for_each(|event| registers.push(0, event));
+            events.into_iter().for_each(|event| registers.push(0, event));
         }
-        told
+        some
     }
 
-    /// Tells an interrupter's guest.
-    pub(super) fn tell(&mut self, interrupter: usize, event: Trb) {
+    /// Queues an event for an interrupter.
+    pub(super) fn push_event(&mut self, interrupter: usize, event: Trb) {
         self.shared.registers().push(interrupter, event);
     }
 
-    /// Writes events, and asks for service.
+    /// Writes queued events to the rings, and updates interrupts.
     pub(super) fn flush(&mut self) {
         let mut registers = self.shared.registers();
         registers.flush(&self.shared.memory);
-        registers.settle(&self.shared.interrupt);
+        registers.update_interrupts(&self.shared.interrupt);
     }
 
-    /// Whether what makes events must wait.
+    /// Whether nothing that causes events may be processed now.
     pub(super) fn is_blocked(&self) -> bool {
         let registers = self.shared.registers();
         registers.is_blocked() || !registers.runs()
     }
 
-    /// What devices have done.
+    /// Reaps completed transfers of all devices. Returns true if there were any.
     fn reap(&mut self) -> bool {
         let mut some = false;
         for port in 0..self.devices.len() {
@@ -298,14 +303,14 @@ impl Controller {
 
 impl Serve for Controller {
     fn serve(&mut self) -> bool {
-        // First what waits: where there is room for it now, there is for more.
+        // Queued events first, because the room in the rings decides what may be processed.
         self.flush();
         let orders = self.shared.registers().orders();
         if orders.reset {
             self.reset();
             return true;
         }
-        let mut did = self.look() || !orders.resets.is_empty() || !orders.bells.is_empty();
+        let mut did = self.update_ports() || !orders.resets.is_empty() || !orders.bells.is_empty();
         for port in orders.resets {
             self.reset_port(port);
         }
@@ -315,16 +320,16 @@ impl Serve for Controller {
         }
         did |= self.reap();
         if orders.run {
-            did |= self.announce();
+            did |= self.report_port_changes();
             did |= orders.stop_commands && self.stop_commands();
-            // What was told so far does not keep back what this round begins.
+            // Written now, so that these events do not block the rest of this round.
             self.flush();
             did |= self.commands();
-            self.hear(&orders.bells);
+            self.ring_endpoints(&orders.bells);
             did |= self.transfers();
         }
         self.flush();
-        // Nobody rings for a system error, which stops it in the next round.
+        // A system error halts the controller in the next round, without a kick.
         did || self.running != self.shared.registers().may_run()
     }
 

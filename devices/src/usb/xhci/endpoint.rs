@@ -1,5 +1,5 @@
-//! Slots and endpoints, as the controller has them. What of them the guest is to see is in its
-//! memory too (output contexts).
+//! Slots and endpoints, as the controller keeps them. The parts that the guest may see are also in
+//! guest memory (output contexts).
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::trb::{Ring, Trb};
 use crate::usb::Setup;
 use host::memory::Memory;
 
-/// What an endpoint does (Table 6-8); one that is disabled is not there.
+/// The state of an endpoint (Table 6-8). Disabled endpoints do not exist here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum State {
     Running = 1,
@@ -21,17 +21,17 @@ pub(super) enum State {
     Error = 4,
 }
 
-/// A transfer descriptor that was taken from a ring.
+/// A transfer descriptor (TD) that was taken from a ring.
 #[derive(Clone, Debug)]
 pub(super) struct Td {
-    /// Its blocks and where they lie; at least one.
+    /// The TRBs with their addresses. There is at least one.
     pub(super) trbs: Vec<(u64, Trb)>,
-    /// What comes after it.
+    /// The ring position after the descriptor.
     pub(super) next: Ring,
 }
 
 impl Td {
-    /// Bytes of all buffers. There are 4096 blocks of 128 KiB at most.
+    /// The total length of all buffers in bytes. There are at most 4096 TRBs of 128 KiB.
     pub(super) fn length(&self) -> u32 {
         self.trbs.iter().map(|(_, trb)| trb.length()).sum()
     }
@@ -41,13 +41,15 @@ impl Td {
 pub(super) struct Endpoint {
     pub(super) state: State,
     pub(super) ring: Ring,
-    /// There may be something in the ring.
+    /// The doorbell was rung: there may be TRBs in the ring.
     pub(super) rung: bool,
-    /// A control transfer that has begun, whether the device has done it, and the data for it.
+    /// The setup packet of a control transfer in progress.
     pub(super) setup: Option<Setup>,
+    /// The device has handled the control transfer already.
     pub(super) answered: bool,
+    /// The data of the control transfer for the device.
     pub(super) data: Vec<u8>,
-    /// What the device has now. It is taken from the ring again after a pause.
+    /// The transfer that the device has now. After a pause, it is taken from the ring again.
     #[serde(skip)]
     pub(super) flight: Option<Td>,
 }
@@ -69,21 +71,21 @@ impl Endpoint {
 /// A device slot that is enabled.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Slot {
-    /// The output context.
+    /// The address of the output context.
     pub(super) context: u64,
-    /// The port of its device, from 0 on: from when it was addressed until it is pulled.
+    /// The port of the device, counted from 0, from Address Device until the device is pulled.
     pub(super) port: Option<usize>,
-    /// DEFAULT, ADDRESSED or CONFIGURED; 0 before.
+    /// DEFAULT, ADDRESSED or CONFIGURED. 0 before Address Device.
     pub(super) state: u32,
-    /// By number (DCI): 1 is the control endpoint, and every other has the double of its address,
-    /// and one more if it is from the device.
+    /// Endpoints by number (DCI). The control endpoint has 1. Others have twice their address, plus
+    /// one if data goes from the device.
     pub(super) endpoints: BTreeMap<u8, Endpoint>,
 }
 
 impl Slot {
-    /// Shows the guest the state of an endpoint, and where it stands.
-    pub(super) fn show(&self, memory: &Memory, number: u8) {
-        // Contexts that are no memory any more are the guest's doing.
+    /// Writes the state and the ring position of an endpoint to its output context.
+    pub(super) fn write_context(&self, memory: &Memory, number: u8) {
+        // A context outside of memory is a mistake of the guest, which is ignored.
         let Ok(at) = context::offset(self.context, number) else { return };
         let Ok(mut context) = Context::read(memory, at) else { return };
         let endpoint = self.endpoints.get(&number);
@@ -92,8 +94,8 @@ impl Slot {
         context.write(memory, at).ok();
     }
 
-    /// Shows the guest the state of the slot.
-    pub(super) fn show_state(&self, memory: &Memory, number: u8) {
+    /// Writes the state of the slot to its output context.
+    pub(super) fn write_slot_context(&self, memory: &Memory, number: u8) {
         let Ok(mut context) = Context::read(memory, self.context) else { return };
         let address = if self.state > context::DEFAULT { number } else { 0 };
         context.set_state(self.state, address);
@@ -102,11 +104,11 @@ impl Slot {
     }
 }
 
-/// That a saved state has nothing that a guest could not have made.
+/// Checks that a saved state contains only values that a guest could have caused.
 ///
 /// # Errors
 ///
-/// When it has.
+/// When it contains others.
 pub(super) fn check(slots: &BTreeMap<u8, Slot>, ports: usize) -> anyhow::Result<()> {
     for (number, slot) in slots {
         ensure!((1..=SLOTS).contains(number), "there is no slot {number}");
@@ -118,7 +120,7 @@ pub(super) fn check(slots: &BTreeMap<u8, Slot>, ports: usize) -> anyhow::Result<
     Ok(())
 }
 
-/// bEndpointAddress of the endpoint of this number.
+/// The bEndpointAddress of the endpoint of this number.
 pub(super) fn address(number: u8) -> u8 {
     number >> 1 | (number & 1) << 7
 }

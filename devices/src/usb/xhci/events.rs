@@ -1,7 +1,7 @@
-//! Interrupters and their event rings (xHCI 4.9.4, 4.17, 5.5.2): what the controller tells.
+//! Interrupters and their event rings (xHCI 4.9.4, 4.17, 5.5.2).
 //!
-//! What does not fit into a ring waits here. The controller does nothing new while something waits,
-//! so that is bounded.
+//! Events that do not fit into a ring are queued here. The controller processes nothing new while
+//! events are queued, so the queue is bounded.
 
 use std::collections::VecDeque;
 
@@ -15,10 +15,10 @@ pub(super) const PENDING: u32 = 1 << 0;
 pub(super) const ENABLE: u32 = 1 << 1;
 /// ERDP: the event handler is busy.
 const BUSY: u64 = 1 << 3;
-/// As HCSPARAMS2 has it: 2^4 segments.
+/// The maximum number of segments, as an exponent of two for HCSPARAMS2.
 pub(super) const SEGMENTS_LOG: u32 = 4;
 const SEGMENTS: u32 = 1 << SEGMENTS_LOG;
-/// What a segment may have (Table 6-85).
+/// The number of entries that a segment may have (Table 6-85).
 const ENTRIES: std::ops::RangeInclusive<u32> = 16..=4096;
 
 /// Registers of an interrupter: IMAN, IMOD, ERSTSZ, ERSTBA, ERDP.
@@ -28,10 +28,10 @@ const ERSTSZ: u64 = 0x08;
 const ERSTBA: u64 = 0x10;
 const ERDP: u64 = 0x18;
 
-/// Where the next event goes.
+/// The position of the next event.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Producer {
-    /// Segments: address and entries.
+    /// The address and the number of entries of each segment.
     table: Vec<(u64, u32)>,
     segment: usize,
     index: u32,
@@ -54,7 +54,7 @@ impl Producer {
         Ok(Self { table, segment: 0, index: 0, cycle: true })
     }
 
-    /// The address of the next entry; none where a damaged state points nowhere.
+    /// The address of the next entry. `None` if a damaged saved state is outside of the table.
     fn at(&self) -> Option<u64> {
         let (base, entries) = self.table.get(self.segment)?;
         let index = Some(self.index).filter(|index| index < entries)?;
@@ -72,7 +72,7 @@ impl Producer {
         }
     }
 
-    /// Entries that are free, one of which always stays so: 0, 1, or more.
+    /// The number of free entries, without the one that always stays free: 0, 1, or 2 for more.
     fn room(&self, dequeue: u64) -> u32 {
         let mut ahead = self.clone();
         for room in 0..2 {
@@ -95,7 +95,7 @@ pub(super) struct Interrupter {
     erdp: u64,
     producer: Option<Producer>,
     waiting: VecDeque<Trb>,
-    /// The guest was told that the ring is full.
+    /// The last event in the ring reports that the ring is full.
     told: bool,
 }
 
@@ -116,7 +116,7 @@ impl Interrupter {
             IMAN => self.iman = self.iman & !value & PENDING | value & ENABLE,
             IMOD => self.imod = value,
             ERSTSZ => self.erstsz = value & 0xffff,
-            // The ring begins anew, with what the table says when there is something to tell.
+            // The ring begins anew. The next event reads the segment table.
             ERSTBA | 0x14 => {
                 set_half(&mut self.erstba, offset, value);
                 self.erstba &= !0x3f;
@@ -135,7 +135,7 @@ impl Interrupter {
         }
     }
 
-    /// The guest has not seen all that was told.
+    /// Whether the guest has not handled all events.
     fn is_behind(&self) -> bool {
         let next = self.producer.as_ref().and_then(Producer::at);
         next.is_some_and(|next| next != self.erdp & !0xf)
@@ -145,20 +145,20 @@ impl Interrupter {
         self.waiting.push_back(event);
     }
 
-    pub(super) fn waits(&self) -> bool {
+    pub(super) fn has_queued(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Puts into the ring what fits.
+    /// Writes queued events to the ring as far as there is room.
     ///
     /// # Errors
     ///
-    /// When there is no ring in memory.
+    /// When the ring is not in memory.
     pub(super) fn flush(&mut self, memory: &Memory) -> Result<(), NoMemory> {
         while let Some(event) = self.waiting.front().copied() {
             let producer = match &mut self.producer {
                 Some(producer) => producer,
-                // Nobody listens: what is told to an interrupter that was never set up is lost.
+                // The interrupter was never set up: its events are lost.
                 None if self.erstsz == 0 => {
                     self.waiting.clear();
                     return Ok(());
@@ -193,23 +193,23 @@ impl Interrupter {
         self.iman |= PENDING;
     }
 
-    /// It asks for service.
+    /// Whether the interrupter demands an interrupt.
     pub(super) fn is_raised(&self) -> bool {
         self.iman & (PENDING | ENABLE) == PENDING | ENABLE
     }
 
-    /// It was asked for by a message.
+    /// Called after the interrupt was sent as a message.
     pub(super) fn sent(&mut self) {
         self.iman &= !PENDING;
     }
 
-    /// Something new is to be told of in USBSTS.
+    /// Whether Interrupt Pending is set.
     pub(super) fn is_pending(&self) -> bool {
         self.iman & PENDING != 0
     }
 }
 
-/// The half of a register of 64 bits.
+/// The half of a 64-bit register at this offset.
 pub(super) fn half(value: u64, offset: u64) -> u32 {
     let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
     u32::from_le_bytes(if offset & 4 == 0 { [a, b, c, d] } else { [e, f, g, h] })

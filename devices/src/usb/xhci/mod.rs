@@ -1,18 +1,18 @@
-//! A USB 3 host controller (xHCI 1.0 as of its registers; sections are those of xHCI 1.2), with
-//! sockets for devices of all speeds. PCI class 0C0330, which Windows, Linux and UEFI firmware
-//! bring a driver for.
+//! A USB 3 host controller with sockets for devices of all speeds. Its registers are those of xHCI
+//! 1.0; section numbers are those of xHCI 1.2. It has PCI class 0C0330, for which Windows, Linux
+//! and UEFI firmware have a driver.
 //!
-//! Registers are BAR 0, the MSI-X table BAR 2. One thread does what the rings ask for; processors
-//! leave their doorbells and resets there for it. It sleeps on its kick and on the events of the
-//! devices, so an idle controller costs nothing. There are no streams, no isochronous transfers, no
-//! hubs, no bandwidth to negotiate, and links that save power save none.
+//! BAR 0 has the registers, BAR 2 the MSI-X table. One thread processes the rings. The vCPUs leave
+//! doorbells and resets in the registers for this thread, which sleeps on its kick and on the
+//! events of the devices, so an idle controller costs nothing. There are no streams, no isochronous
+//! transfers, no hubs, no bandwidth negotiation, and link power states save no power.
 //!
-//! Threats: rings, contexts and buffers are the guest's, which writes them while we read. Blocks
-//! are copied once and then judged; chains and links are bounded; an address that is no memory
-//! stops an endpoint, or the controller until it is reset. What does not fit into an event ring
-//! waits, and nothing new is done meanwhile. A ring that never ends keeps this controller's thread
-//! busy, as it would a processor of the guest's; a reset and a stop have their turn after a few
-//! thousand blocks, and so has each of the other endpoints that are busy.
+//! Threats: the guest owns rings, contexts and buffers, and writes them while we read. TRBs are
+//! copied once and then checked. Chains and links are bounded. An address outside of memory stops
+//! an endpoint, or stops the controller until a reset. Events that do not fit into an event ring
+//! wait, and nothing new is processed meanwhile. A ring that never ends keeps this controller's
+//! thread busy, as it would a vCPU. After a few thousand TRBs, resets and stops have their turn,
+//! and so has each other busy endpoint.
 
 mod command;
 mod context;
@@ -40,7 +40,7 @@ use crate::pci::{Address, Bar, Id, Identity, Interrupt};
 use crate::poller::Poller;
 use host::memory::Memory;
 
-/// What Red Hat lends to emulated xHCI controllers. Drivers match the class.
+/// The ID that Red Hat provides for emulated xHCI controllers. Drivers match the class.
 const ID: Id = Id {
     vendor: 0x1b36,
     device: 0x000d,
@@ -48,22 +48,22 @@ const ID: Id = Id {
     revision: 1,
     subsystem: (0x1af4, 0x1100),
 };
-/// SBRN: USB 3.0; FLADJ: frames as long as they should be.
+/// SBRN: USB 3.0. FLADJ: the standard frame length.
 const SERIAL_BUS_RELEASE: std::ops::Range<u64> = 0x60..0x62;
 const RELEASE: [u8; 2] = [0x30, 0x20];
 
-/// Sockets if nobody says how many, and the most.
+/// The default number of sockets.
 const SOCKETS: u8 = 8;
-const MOST_SOCKETS: u8 = 15;
+const MAX_SOCKETS: u8 = 15;
 
 /// `--device xhci`: USB 2 and USB 3 ports for devices like `usb-tablet`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Its PCI slot; the first that is free if there is none given.
+    /// The PCI slot. By default, the first free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
-    /// How many devices can be plugged in: 1 to 15, each at USB 2 or USB 3; 8 if it is not said.
+    /// The maximum number of devices, each at USB 2 or USB 3: 1 to 15, by default 8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ports: Option<u8>,
 }
@@ -72,8 +72,8 @@ impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let sockets = self.ports.unwrap_or(SOCKETS);
         ensure!(
-            (1..=MOST_SOCKETS).contains(&sockets),
-            "ports={sockets}: an xHCI controller has 1 to {MOST_SOCKETS} of them here"
+            (1..=MAX_SOCKETS).contains(&sockets),
+            "ports={sockets}: an xHCI controller can have 1 to {MAX_SOCKETS} ports"
         );
         let identity = Identity {
             at: self.slot,
@@ -108,7 +108,7 @@ impl Build for Config {
     }
 }
 
-/// What processors and the controller's thread share.
+/// State shared between the vCPUs and the controller's thread.
 struct Shared {
     registers: Mutex<Registers>,
     memory: Memory,
@@ -123,7 +123,7 @@ impl Shared {
     }
 
     fn kick(&self) {
-        // A bell that cannot take one more ring is rung already.
+        // If the counter is full, the thread is woken anyway.
         self.kick.write(1).ok();
     }
 }
@@ -134,7 +134,7 @@ struct Xhci {
     config: Region,
     sockets: u8,
     hub: Arc<Hub>,
-    /// MFINDEX counts from here.
+    /// The time when MFINDEX was zero.
     start: Instant,
     poller: Option<Poller<Controller>>,
 }
@@ -161,7 +161,7 @@ impl Device for Xhci {
         }
         let microframes = self.microframes();
         let registers = self.shared.registers();
-        // Drivers read CAPLENGTH as the byte that it is.
+        // Drivers read CAPLENGTH as a single byte.
         let within = usize::try_from(offset % 4).expect("less than 4");
         for (word, at) in data.chunks_mut(4).zip((offset & !3..).step_by(4)) {
             let bytes = registers.read(at, microframes).to_le_bytes();
@@ -181,7 +181,7 @@ impl Device for Xhci {
         for (word, at) in words.iter().zip((offset..).step_by(4)) {
             work |= registers.write(at, u32::from_le_bytes(*word));
         }
-        registers.settle(&self.shared.interrupt);
+        registers.update_interrupts(&self.shared.interrupt);
         drop(registers);
         if work {
             self.shared.kick();

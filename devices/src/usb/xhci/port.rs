@@ -11,8 +11,8 @@ const RESET: u32 = 1 << 4;
 const LINK: u32 = 0xf << 5;
 const POWER: u32 = 1 << 9;
 const SPEED: u32 = 0xf << 10;
-/// PIC: lamps that are kept.
-const LAMPS: u32 = 3 << 14;
+/// PIC: the indicator lights, which are only stored.
+const INDICATORS: u32 = 3 << 14;
 const LINK_STROBE: u32 = 1 << 16;
 const CONNECT_CHANGE: u32 = 1 << 17;
 const WARM_RESET_CHANGE: u32 = 1 << 19;
@@ -35,11 +35,11 @@ const RESUME: u32 = 15;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Port {
     portsc: u32,
-    /// PORTPMSC and PORTHLPMC: kept, for links that save no power.
+    /// PORTPMSC and PORTHLPMC, which are only stored: links save no power.
     power: [u32; 2],
-    /// A reset that the controller's thread is to do, and whether it is warm.
+    /// A pending reset for the controller's thread, and whether it is warm.
     reset: Option<bool>,
-    /// A change that the guest is to be told of.
+    /// A change was not reported to the guest yet.
     news: bool,
 }
 
@@ -60,7 +60,7 @@ impl Port {
         }
     }
 
-    /// A write. True when the controller's thread has something to do.
+    /// Handles a write. Returns true if the controller's thread has something to do.
     pub(super) fn write(&mut self, offset: u64, value: u32, usb3: bool) -> bool {
         match offset {
             0 => self.control(value, usb3),
@@ -73,7 +73,7 @@ impl Port {
 
     fn control(&mut self, value: u32, usb3: bool) {
         self.portsc &= !(value & CHANGES);
-        self.portsc = self.portsc & !(LAMPS | WAKE) | value & (LAMPS | WAKE);
+        self.portsc = self.portsc & !(INDICATORS | WAKE) | value & (INDICATORS | WAKE);
         if value & RESET != 0 || usb3 && value & WARM_RESET != 0 {
             self.portsc |= RESET;
             self.reset = Some(value & WARM_RESET != 0);
@@ -83,12 +83,12 @@ impl Port {
             self.portsc &= !ENABLED;
             self.set_link(if usb3 { DISABLED } else { POLLING });
         } else if value & LINK_STROBE != 0 {
-            self.steer(value >> 5 & 0xf, usb3);
+            self.request_link(value >> 5 & 0xf, usb3);
         }
     }
 
-    /// The guest wants the link in another state.
-    fn steer(&mut self, to: u32, usb3: bool) {
+    /// Handles the guest's request for another link state.
+    fn request_link(&mut self, to: u32, usb3: bool) {
         let from = self.portsc >> 5 & 0xf;
         let enabled = self.portsc & ENABLED != 0;
         match to {
@@ -116,7 +116,8 @@ impl Port {
         self.portsc |= bits;
     }
 
-    /// A link that finds its device, or none: USB 3 trains at once, USB 2 waits for a reset.
+    /// Sets the link state after a device was detected, or removed. USB 3 links train at once, USB
+    /// 2 links wait for a reset.
     fn settle(&mut self, usb3: bool) {
         self.portsc &= !ENABLED;
         match (self.portsc & CONNECTED != 0, usb3) {
@@ -129,7 +130,7 @@ impl Port {
         }
     }
 
-    /// A device comes or goes.
+    /// Called when a device is plugged in (with its speed) or pulled.
     pub(super) fn connect(&mut self, speed: Option<Speed>, usb3: bool) {
         self.portsc &= !(CONNECTED | SPEED);
         if let Some(speed) = speed {
@@ -139,17 +140,17 @@ impl Port {
         self.changed(CONNECT_CHANGE);
     }
 
-    /// Whether a device is there and was reset.
+    /// Whether a device is plugged in and was reset.
     pub(super) fn is_enabled(&self) -> bool {
         self.portsc & ENABLED != 0
     }
 
-    /// A reset that is to be done now.
+    /// Whether a reset is pending.
     pub(super) fn wants_reset(&self) -> bool {
         self.reset.is_some()
     }
 
-    /// It is done.
+    /// Completes a reset.
     pub(super) fn end_reset(&mut self, usb3: bool) {
         let warm = self.reset.take().unwrap_or(false);
         self.portsc &= !RESET;
@@ -161,12 +162,12 @@ impl Port {
         self.changed(RESET_CHANGE | if warm { WARM_RESET_CHANGE } else { 0 });
     }
 
-    /// The controller begins to run, and tells what changed before.
+    /// Marks earlier changes as not reported. Called when the controller begins to run.
     pub(super) fn announce(&mut self) {
         self.news |= self.portsc & CHANGES != 0;
     }
 
-    /// Whether the guest is to be told, once.
+    /// Whether a change must be reported to the guest. Clears this mark.
     pub(super) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.news)
     }
@@ -213,7 +214,7 @@ mod test {
         assert_eq!(link(&mut port, RESUME), (RESUME, 0));
         assert_eq!(link(&mut port, U0), (U0, LINK_CHANGE));
         port.write(0, ENABLED, false);
-        assert_eq!(link(&mut port, U3), (POLLING, 0), "it is off");
+        assert_eq!(link(&mut port, U3), (POLLING, 0), "the port is disabled");
         port.connect(None, false);
         assert_eq!(port.read(0), POWER | RX_DETECT << 5 | CONNECT_CHANGE);
     }

@@ -1,5 +1,5 @@
-//! The registers (xHCI 5.3 to 5.6, 7): what processors read and write, and what they leave there
-//! for the controller's thread.
+//! The registers (xHCI 5.3 to 5.6, 7). The vCPUs read and write them, and leave orders in them for
+//! the controller's thread.
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
@@ -10,12 +10,12 @@ use super::trb::{Ring, Trb};
 use crate::pci::Interrupt;
 use host::memory::Memory;
 
-/// Device slots.
+/// The number of device slots.
 pub(super) const SLOTS: u8 = 64;
-/// Interrupters, each with its vector.
+/// The number of interrupters, each with an MSI-X vector.
 pub(super) const INTERRUPTERS: u16 = 16;
 
-/// Where the sets of registers begin.
+/// The offsets of the register sets.
 const OPERATIONAL: u64 = 0x80;
 const PORTS: u64 = OPERATIONAL + 0x400;
 const RUNTIME: u64 = 0x1000;
@@ -28,10 +28,10 @@ const USB2: u64 = 0x30;
 const USB3: u64 = 0x40;
 /// "USB ".
 const NAME: u32 = 0x2042_5355;
-/// USBLEGSUP: who has the controller.
+/// USBLEGSUP: the owner of the controller.
 const FIRMWARE: u32 = 1 << 16;
 const SYSTEM: u32 = 1 << 24;
-/// USBLEGCTLSTS: the interrupts that firmware would like; there are none.
+/// USBLEGCTLSTS: interrupt enables for firmware, which never fire.
 const LEGACY_ENABLES: u32 = 0xe011;
 
 /// USBCMD.
@@ -61,30 +61,31 @@ pub(super) struct Registers {
     pub(super) command: u32,
     pub(super) status: u32,
     notification: u32,
-    /// The command ring, and whether it runs.
+    /// The command ring.
     pub(super) commands: Ring,
+    /// The command ring is running.
     pub(super) commands_run: bool,
-    /// CRCR asked for the end of that.
+    /// Command Stop or Abort was written to CRCR.
     stop_commands: bool,
     pub(super) dcbaap: u64,
     pub(super) config: u32,
     legacy: [u32; 2],
     pub(super) ports: Vec<Port>,
     interrupters: Vec<Interrupter>,
-    /// Doorbells that were rung, by slot: a bit for each endpoint.
+    /// Doorbells that were rung: a bit per endpoint, by slot.
     bells: Vec<u32>,
-    /// HCRST, until the controller's thread has done it.
+    /// HCRST, until the controller's thread has completed it.
     reset: bool,
 }
 
-/// What the controller's thread is to do.
+/// Orders for the controller's thread.
 pub(super) struct Orders {
     pub(super) reset: bool,
     pub(super) run: bool,
     pub(super) stop_commands: bool,
-    /// Slots, and the endpoints whose bells were rung.
+    /// Slots, each with the endpoints whose doorbells were rung.
     pub(super) bells: Vec<(u8, u32)>,
-    /// Ports that are to be reset.
+    /// Ports to reset.
     pub(super) resets: Vec<usize>,
 }
 
@@ -107,18 +108,18 @@ impl Registers {
         }
     }
 
-    /// That a state is one of this controller.
+    /// Checks that a saved state fits a controller with this number of sockets.
     pub(super) fn check(&self, sockets: u8) -> anyhow::Result<()> {
         let lengths = [self.ports.len(), self.interrupters.len(), self.bells.len()];
         let expected = [2 * usize::from(sockets), INTERRUPTERS.into(), usize::from(SLOTS) + 1];
         ensure!(
             lengths == expected,
-            "ports, interrupters and slots: {lengths:?}, not {expected:?}"
+            "saved state: ports, interrupters and slots: {lengths:?} instead of {expected:?}"
         );
         Ok(())
     }
 
-    /// Ports are in two halves.
+    /// The first half of the ports is USB 2, the second half USB 3.
     pub(super) fn is_usb3(&self, port: usize) -> bool {
         port >= self.ports.len() / 2
     }
@@ -127,7 +128,7 @@ impl Registers {
         self.command & RUN != 0
     }
 
-    /// The register of four bytes at this offset.
+    /// Reads the 32-bit register at this offset.
     pub(super) fn read(&self, offset: u64, microframes: u32) -> u32 {
         match offset {
             0..LEGACY => self.capability(offset),
@@ -156,13 +157,13 @@ impl Registers {
             0x00 => 0x0100_0000 | u32::try_from(OPERATIONAL).expect("a byte"),
             // HCSPARAMS1.
             0x04 => u32::from(SLOTS) | u32::from(INTERRUPTERS) << 8 | ports << 24,
-            // HCSPARAMS2: a frame is what it takes to schedule; no scratchpads.
+            // HCSPARAMS2: scheduling takes up to a frame. No scratchpads.
             0x08 => 0xf | SEGMENTS_LOG << 4,
-            // HCCPARAMS1: 64-bit addresses, the extended capabilities; small contexts, no streams.
+            // HCCPARAMS1: 64-bit addresses, extended capabilities, small contexts, no streams.
             0x10 => 1 | u32::try_from(LEGACY / 4).expect("a byte") << 16,
             0x14 => u32::try_from(DOORBELLS).expect("in the BAR"),
             0x18 => u32::try_from(RUNTIME).expect("in the BAR"),
-            // HCSPARAMS3: no latencies. HCCPARAMS2: nothing of 1.1.
+            // HCSPARAMS3: no latencies. HCCPARAMS2: no features of xHCI 1.1.
             _ => 0,
         }
     }
@@ -170,13 +171,13 @@ impl Registers {
     fn extended(&self, offset: u64) -> u32 {
         let sockets = u32::try_from(self.ports.len() / 2).unwrap_or(0);
         match offset {
-            // The next one is so many words on.
+            // Bits 8 to 15: the offset of the next capability in words.
             LEGACY => 1 | 4 << 8 | self.legacy[0],
             0x24 => self.legacy[1],
             USB2 => 0x0200_0402,
             USB3 => 0x0300_0002,
             0x34 | 0x44 => NAME,
-            // Counted from 1.
+            // The first port, counted from 1, and the number of ports.
             0x38 => 1 | sockets << 8,
             0x48 => (sockets + 1) | sockets << 8,
             _ => 0,
@@ -198,16 +199,16 @@ impl Registers {
         }
     }
 
-    /// A write; true when the controller's thread has something to do.
+    /// Handles a write. Returns true if the controller's thread has something to do.
     pub(super) fn write(&mut self, offset: u64, value: u32) -> bool {
-        // A controller that resets takes nothing.
+        // Writes during a reset are ignored.
         if self.reset {
             return false;
         }
         match offset {
             LEGACY => {
                 let owners = value & (FIRMWARE | SYSTEM);
-                // The firmware gives it away as soon as it is asked: there is none.
+                // There is no firmware driver, so ownership is given up at once.
                 self.legacy[0] = if owners & SYSTEM != 0 { SYSTEM } else { owners };
                 false
             }
@@ -215,7 +216,7 @@ impl Registers {
                 self.legacy[1] = value & LEGACY_ENABLES;
                 false
             }
-            OPERATIONAL..PORTS => self.operate(offset - OPERATIONAL, value),
+            OPERATIONAL..PORTS => self.write_operational(offset - OPERATIONAL, value),
             PORTS..RUNTIME => {
                 let (port, register) = port_at(offset);
                 let usb3 = self.is_usb3(port);
@@ -232,7 +233,7 @@ impl Registers {
         }
     }
 
-    fn operate(&mut self, offset: u64, value: u32) -> bool {
+    fn write_operational(&mut self, offset: u64, value: u32) -> bool {
         match offset {
             0x00 => {
                 self.reset = value & RESET != 0;
@@ -243,7 +244,7 @@ impl Registers {
                 if value & SAVE != 0 {
                     self.status &= !RESTORE_ERROR;
                 }
-                // Nothing was saved: the guest begins anew.
+                // Nothing was saved, so the guest must initialize the controller.
                 if value & RESTORE != 0 {
                     self.status |= RESTORE_ERROR;
                 }
@@ -270,7 +271,7 @@ impl Registers {
         false
     }
 
-    /// A doorbell; those of a controller that stands still are not heard.
+    /// Rings a doorbell. Ignored while the controller is halted.
     fn ring(&mut self, slot: u64, value: u32) -> bool {
         let bell = usize::try_from(slot).ok().and_then(|slot| self.bells.get_mut(slot));
         let (Some(bell), true) = (bell, self.command & RUN != 0) else { return false };
@@ -282,17 +283,17 @@ impl Registers {
         true
     }
 
-    /// Whether it is told to run, and can.
+    /// Whether the controller should run, and has no system error.
     pub(super) fn may_run(&self) -> bool {
         self.runs() && self.status & SYSTEM_ERROR == 0
     }
 
-    /// What is to be done now. Nothing that makes events is, while events wait.
+    /// Takes the current orders. While events are queued, none of them causes further events.
     pub(super) fn orders(&mut self) -> Orders {
         let run = self.may_run();
-        let hears = run && !self.is_blocked();
+        let accepts = run && !self.is_blocked();
         let mut bells = Vec::new();
-        if hears {
+        if accepts {
             let rung = (0..).zip(&mut self.bells).filter(|(_, bells)| **bells != 0);
             bells.extend(rung.map(|(slot, bells)| (slot, std::mem::take(bells))));
         }
@@ -300,20 +301,21 @@ impl Registers {
         Orders {
             reset: self.reset,
             run,
-            stop_commands: hears && std::mem::take(&mut self.stop_commands),
+            stop_commands: accepts && std::mem::take(&mut self.stop_commands),
             bells,
             resets: resets.collect(),
         }
     }
 
-    /// Power-on, but for who has the controller; devices stay where they are.
+    /// Resets all registers to their state after power-on, except for the owner of the controller.
     pub(super) fn restart(&mut self) {
-        let sockets = u8::try_from(self.ports.len() / 2).expect("as many as at the start");
+        let sockets =
+            u8::try_from(self.ports.len() / 2).expect("the number of sockets never changes");
         *self = Self { legacy: self.legacy, ..Self::new(sockets) };
     }
 
-    /// It stands still. The command ring stops with it (5.4.5), and goes on with the next doorbell
-    /// where it is, unless the guest names another place.
+    /// Halts the controller and the command ring (5.4.5). The next doorbell continues the command
+    /// ring at its position, unless the guest sets another one.
     pub(super) fn halt(&mut self) {
         if !self.runs() {
             self.status |= HALTED;
@@ -321,7 +323,8 @@ impl Registers {
         }
     }
 
-    /// Does something to an interrupter, and notes in USBSTS what comes of it.
+    /// Runs `act` on an interrupter. If an interrupt becomes pending, sets Event Interrupt in
+    /// USBSTS.
     fn interrupter(&mut self, number: usize, act: impl FnOnce(&mut Interrupter)) {
         let Some(interrupter) = self.interrupters.get_mut(number) else { return };
         let before = interrupter.is_pending();
@@ -331,7 +334,7 @@ impl Registers {
         }
     }
 
-    /// Puts an event into the ring of an interrupter; of one that is not there, into the first.
+    /// Queues an event for an interrupter. If there is no such interrupter, uses the first.
     pub(super) fn push(&mut self, number: usize, event: Trb) {
         if !self.reset {
             let number = if number < self.interrupters.len() { number } else { 0 };
@@ -339,26 +342,28 @@ impl Registers {
         }
     }
 
-    /// Writes what waits, as far as there is room.
+    /// Writes queued events to the rings, as far as there is room.
     pub(super) fn flush(&mut self, memory: &Memory) {
         for number in 0..self.interrupters.len() {
             let mut written = Ok(());
             self.interrupter(number, |it| written = it.flush(memory));
             if written.is_err() && self.status & SYSTEM_ERROR == 0 {
-                tracing::debug!("the guest's xHCI event ring is no memory: stopped until a reset");
+                tracing::debug!(
+                    "xHCI: the guest's event ring is outside of memory: halted until a reset"
+                );
                 self.status |= SYSTEM_ERROR;
                 self.command &= !RUN;
             }
         }
     }
 
-    /// Events wait for room.
+    /// Whether events are queued.
     pub(super) fn is_blocked(&self) -> bool {
-        self.interrupters.iter().any(Interrupter::waits)
+        self.interrupters.iter().any(Interrupter::has_queued)
     }
 
-    /// Sends messages, or sets the wire.
-    pub(super) fn settle(&mut self, interrupt: &Interrupt) {
+    /// Sends pending interrupts as messages, or sets the interrupt line.
+    pub(super) fn update_interrupts(&mut self, interrupt: &Interrupt) {
         let enabled = self.command & INTERRUPT_ENABLE != 0;
         let mut high = false;
         for (number, interrupter) in (0..).zip(&mut self.interrupters) {
@@ -376,13 +381,14 @@ impl Registers {
     }
 }
 
-/// Ports have four registers each.
+/// The port and the register at an offset. Ports have four registers each.
 fn port_at(offset: u64) -> (usize, u64) {
     let port = usize::try_from((offset - PORTS) / 16).expect("within the BAR");
     (port, offset % 16)
 }
 
-/// Interrupters have eight, behind those of the whole.
+/// The interrupter and the register at an offset. Interrupters have eight registers each, after
+/// those of the controller (`None`).
 fn interrupter_at(offset: u64) -> (Option<usize>, u64) {
     let number = (offset - RUNTIME) / 32;
     (usize::try_from(number).ok().and_then(|number| number.checked_sub(1)), offset % 32)

@@ -1,4 +1,4 @@
-//! A driver's view of the controller, with a keyboard and a tablet behind it.
+//! The controller as seen by a driver, with a keyboard and a tablet in its ports.
 
 mod event_data;
 
@@ -19,7 +19,7 @@ use host::input::{Key, Lights, Position};
 const AT: Address = Address::new(4, 0);
 /// INTA of slot 4.
 const GSI: u32 = 20;
-/// The number of the devices' endpoint 0x81.
+/// The endpoint number (DCI) of endpoint 0x81.
 const IN: u8 = 3;
 
 /// A machine with these devices.
@@ -48,7 +48,7 @@ fn both() -> Bench {
     machine(&["xhci", "usb-keyboard", "usb-tablet"])
 }
 
-/// A driver that has started, and the slot of the device at this port, configured.
+/// A started driver, and the slot of the configured device at this port.
 fn configured(bench: &Bench, port: u8) -> (Driver<'_>, u8) {
     let mut driver = Driver::find(bench, AT);
     driver.start();
@@ -58,17 +58,17 @@ fn configured(bench: &Bench, port: u8) -> (Driver<'_>, u8) {
     (driver, slot)
 }
 
-/// Asks for a report of eight bytes; where the block lies.
+/// Requests a report of eight bytes. Returns the address of the TRB.
 fn ask(driver: &mut Driver<'_>, slot: u8) -> u64 {
     let at = driver.push(slot, IN, block(DATA, 8, NORMAL | COMPLETION | 1 << 2));
     driver.ring(slot, IN);
     at
 }
 
-/// Waits until the transfer at the first port is under way that was asked for.
+/// Waits until the requested transfer at the first port is in progress.
 ///
-/// Resets of ports and doorbells are looked at together, once in a round: what was rung before the
-/// first one is heard in its round, and that is over when the next one is done.
+/// Port resets and doorbells are taken together, once per round. A doorbell that was rung before
+/// the first reset is handled in the same round, which is over when the second reset is complete.
 fn heard(driver: &Driver<'_>) {
     (0..2).for_each(|_| driver.reset_port(2));
 }
@@ -89,7 +89,7 @@ fn says_what_it_is() {
     assert_eq!(bench.read(Kind::Memory, 0xc000_0002), [0x00, 0x01], "HCIVERSION");
     assert_eq!(driver.get(0x04), 16 << 24 | 16 << 8 | 64);
     assert_eq!(driver.get(0x10) & 0xffff, 1, "AC64 alone");
-    // The extended capabilities, one after the other.
+    // The list of extended capabilities.
     let (mut at, mut found) = (u64::from(driver.get(0x10) >> 16) * 4, Vec::new());
     loop {
         let [id, next, _, major] = driver.get(at).to_le_bytes();
@@ -108,7 +108,7 @@ fn firmware_gives_the_controller_away() {
     let bench = machine(&["xhci"]);
     let driver = Driver::find(&bench, AT);
     driver.set(0x20, 1 << 16);
-    assert_eq!(driver.get(0x20) >> 16, 1, "firmware says that it has it");
+    assert_eq!(driver.get(0x20) >> 16, 1, "firmware owns it");
     driver.set(0x20, driver.get(0x20) | 1 << 24);
     assert_eq!(driver.get(0x20) >> 16, 1 << 8);
 }
@@ -157,7 +157,7 @@ fn an_unknown_request_stalls_and_the_endpoint_goes_on_after_it() {
     assert_eq!(driver.control(slot, [0x80, 6, 0, 0x77, 0, 0, 8, 0], &mut data).0, 6);
     assert_eq!(driver.output(slot, 1, 0) & 7, 2, "halted");
     let at = u32::from(slot) << 24 | 1 << 16;
-    assert_eq!(driver.command(block(0, 0, 15 << 10 | at)).0, 19, "it does not run");
+    assert_eq!(driver.command(block(0, 0, 15 << 10 | at)).0, 19, "the endpoint is not running");
     assert_eq!(driver.command(block(0, 0, 14 << 10 | at)).0, 1, "reset endpoint");
     let ring = driver.new_ring(slot, 1);
     assert_eq!(driver.command(block(ring | 1, 0, 16 << 10 | at)).0, 1, "set dequeue pointer");
@@ -178,7 +178,7 @@ fn keys_arrive_when_they_are_asked_for_and_as_they_were_pressed() {
     assert_eq!(u64::from(event[0]), at);
     assert_eq!(event[2], 1 << 24, "all of eight bytes");
     assert_eq!(driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
-    // What comes meanwhile waits, and nothing of it is lost.
+    // Keys that are pressed meanwhile are queued, and none is lost.
     bench.board.input().key(key(0x2a), true);
     bench.board.input().key(key(0x1e), false);
     ask(&mut driver, slot);
@@ -207,7 +207,7 @@ fn positions_arrive_exactly_and_are_short_packets() {
 #[test]
 fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
     let bench = machine(&["i8042", "xhci", "usb-keyboard"]);
-    assert!(bench.board.input().key(key(0x1e), true), "the PS/2 keyboard took it");
+    assert!(bench.board.input().key(key(0x1e), true), "the PS/2 keyboard handles it");
     assert!(bench.host.pins.is_high(1));
     bench.read::<1>(Kind::Port, 0x60);
     assert_eq!(bench.board.input().lights(), Some(Lights::default()), "the PS/2 keyboard's");
@@ -245,7 +245,7 @@ fn media_keys_have_an_interface_of_their_own() {
     assert_eq!(driver.read(DATA + 0x100), [1, 0xe2, 0, 0, 0, 0, 0]);
     assert!(bench.board.input().key(key(0x1e), true));
     assert_eq!(driver.wait_event(32)[2], 1 << 24);
-    assert_eq!(driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0], "letters where they were");
+    assert_eq!(driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0], "letters are on the first interface");
     let report = driver.control(slot, [0xa1, 1, 1, 1, 1, 0, 7, 0], &mut data);
     assert_eq!((report, &data[..3]), ((1, 7), &[1, 0xe2, 0][..]), "GET_REPORT");
     let idle = driver.control(slot, [0x21, 10, 0, 0, 1, 0, 0, 0], &mut []);
@@ -266,7 +266,7 @@ fn an_idle_rate_repeats_what_was_said() {
     ask(&mut driver, slot);
     std::thread::sleep(Duration::from_millis(30));
     let late = std::iter::from_fn(|| driver.event()).count();
-    assert!(late <= 1, "one that was due when it was switched off");
+    assert!(late <= 1, "at most one that was due when repetition was disabled");
 }
 
 #[test]
@@ -279,13 +279,13 @@ fn messages_and_the_wire_ask_for_service() {
     driver.set(INTERRUPTER, 3);
     while driver.event().is_some() {}
     driver.set(INTERRUPTER, 3);
-    assert!(!bench.host.pins.is_high(GSI), "all was seen");
+    assert!(!bench.host.pins.is_high(GSI), "all events were handled");
     driver.use_messages();
     bench.host.sent.lock().unwrap().clear();
     driver.command(block(0, 0, 23 << 10));
     assert_eq!(bench.host.sent.lock().unwrap().last().unwrap().data, 0x40);
     assert!(!bench.host.pins.is_high(GSI));
-    assert_eq!(driver.get(INTERRUPTER) & 1, 0, "a message clears what it tells");
+    assert_eq!(driver.get(INTERRUPTER) & 1, 0, "a message clears Interrupt Pending");
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn commands_in_the_wrong_state_are_refused() {
     for (kind, code) in [(10, 11), (11, 11), (12, 11), (13, 11), (14, 11), (15, 11), (17, 11)] {
         assert_eq!(driver.command(block(INPUT, 0, kind << 10 | on(1, 1))).0, code, "{kind}");
     }
-    assert_eq!(driver.command(block(0, 0, 21 << 10)).0, 5, "no bandwidth to tell of");
+    assert_eq!(driver.command(block(0, 0, 21 << 10)).0, 5, "bandwidth commands are not supported");
     let (code, slot) = driver.command(block(0, 0, 9 << 10));
     assert_eq!((code, slot), (1, 1));
     driver.input(3, [0, 1 << 16], (1, [0, 4 << 3, 0x9001, 0]));
@@ -310,7 +310,7 @@ fn commands_in_the_wrong_state_are_refused() {
     driver.reset_port(1);
     let slot = driver.address(1);
     let base = on(slot.into(), 0);
-    assert_eq!(driver.command(block(INPUT, 0, 11 << 10 | base)).0, 19, "it has its address");
+    assert_eq!(driver.command(block(INPUT, 0, 11 << 10 | base)).0, 19, "it has an address already");
     assert_eq!(driver.command(block(0, 0, 15 << 10 | base | 3 << 16)).0, 12, "no such endpoint");
     for kind in [1, 2, 4, 5] {
         driver.input(1 | 1 << IN, [0, 0], (IN, [0, kind << 3, 0x9001, 0]));
@@ -331,9 +331,9 @@ fn a_stopped_endpoint_gives_its_transfer_back_and_takes_it_again() {
     let command = block(0, 0, 15 << 10 | u32::from(slot) << 24 | u32::from(IN) << 16);
     driver.begin(command);
     let event = driver.wait_event(32);
-    assert_eq!((u64::from(event[0]), event[2]), (at, 26 << 24 | 8), "stopped, all of it left");
+    assert_eq!((u64::from(event[0]), event[2]), (at, 26 << 24 | 8), "stopped, with all bytes left");
     assert_eq!(driver.wait_event(33)[2] >> 24, 1);
-    assert_eq!(u64::from(driver.output(slot, IN, 2)), at | 1, "where it goes on");
+    assert_eq!(u64::from(driver.output(slot, IN, 2)), at | 1, "the position to continue at");
     bench.board.input().key(key(0x1e), true);
     std::thread::sleep(Duration::from_millis(20));
     assert!(driver.event().is_none(), "it is stopped");
@@ -356,7 +356,7 @@ fn chains_event_data_and_immediate_data_are_what_the_driver_meant() {
     assert_eq!(event[3] & 4, 4, "event data");
     assert_eq!(driver.read(DATA), [0, 0x34, 0x12]);
     assert_eq!(driver.read(DATA + 0x100), [0x78, 0x56, 0, 0]);
-    // SET_REPORT of a keyboard would do nothing here: what is checked is the data stage.
+    // SET_REPORT has no effect on a keyboard here. The test checks the data stage.
     driver.push(slot, 1, block(u64::from_le_bytes([0x21, 9, 0, 2, 0, 0, 2, 0]), 8, 2 << 10 | 0x40));
     driver.push(slot, 1, block(0x0201, 2, 3 << 10 | COMPLETION | 0x40));
     driver.push(slot, 1, block(0, 0, 4 << 10 | 1 << 16 | COMPLETION));
@@ -369,7 +369,7 @@ fn chains_event_data_and_immediate_data_are_what_the_driver_meant() {
 fn a_full_event_ring_loses_nothing() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
-    // More than the ring has, and nothing is taken from it meanwhile.
+    // More events than the ring has entries, while the guest handles none.
     let (transfers, commands) = (BLOCKS - 14, 30);
     for _ in 0..transfers {
         driver.push(slot, IN, block(0, 0, 8 << 10 | COMPLETION));
@@ -379,7 +379,10 @@ fn a_full_event_ring_loses_nothing() {
     let (mut seen, mut full) = ([0, 0], 0);
     let start = Instant::now();
     while !driver.holds(37) {
-        assert!(start.elapsed() < Duration::from_secs(10), "nobody says that it is full");
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "no event reports that the ring is full"
+        );
         std::thread::yield_now();
     }
     while seen != [transfers, commands] {
@@ -388,11 +391,11 @@ fn a_full_event_ring_loses_nothing() {
             Some((32, 1)) => seen[0] += 1,
             Some((33, 1)) => seen[1] += 1,
             Some((37, 21)) => full += 1,
-            Some(other) => panic!("{other:?} was not asked for"),
+            Some(other) => panic!("unexpected event: {other:?}"),
             None => std::thread::yield_now(),
         }
     }
-    assert!(full >= 1, "the guest is told");
+    assert!(full >= 1, "an event reports that the ring is full");
 }
 
 #[test]
@@ -401,12 +404,12 @@ fn rings_that_lead_nowhere_end() {
     let (mut driver, slot) = configured(&bench, 1);
     let ring = driver.new_ring(slot, IN);
     let at = u32::from(slot) << 24 | u32::from(IN) << 16;
-    // A link to itself; a chain without end; a ring that is no memory.
+    // A link to itself, a chain that never ends, and a ring outside of memory.
     driver.put(ring, block(ring, 0, 6 << 10 | 1));
     assert_eq!(driver.command(block(0, 0, 15 << 10 | at)).0, 1);
     assert_eq!(driver.command(block(ring | 1, 0, 16 << 10 | at)).0, 1);
     driver.ring(slot, IN);
-    assert_eq!(driver.command(block(0, 0, 23 << 10)).0, 1, "it still takes commands");
+    assert_eq!(driver.command(block(0, 0, 23 << 10)).0, 1, "it still executes commands");
     driver.put(ring, block(DATA, 1, NORMAL | CHAIN | 1));
     driver.put(ring + 16, block(ring, 0, 6 << 10 | 1));
     driver.ring(slot, IN);
@@ -417,12 +420,12 @@ fn rings_that_lead_nowhere_end() {
     assert_eq!(driver.wait_event(32)[2] >> 24, 5);
     driver.write(TABLE, &u64::MAX.to_le_bytes());
     driver.set_wide(INTERRUPTER + 0x10, TABLE);
-    // It sleeps, and is woken once.
+    // It sleeps, and is woken only once.
     std::thread::sleep(Duration::from_millis(20));
     driver.begin(block(0, 0, 23 << 10));
     driver.wait(USBSTS, 5, 5);
     driver.start();
-    assert_eq!(driver.command(block(0, 0, 23 << 10)).0, 1, "a reset mends it");
+    assert_eq!(driver.command(block(0, 0, 23 << 10)).0, 1, "a reset repairs it");
 }
 
 #[test]
@@ -451,7 +454,7 @@ fn a_transfer_goes_on_after_a_park_and_a_reset_of_the_machine_ends_it() {
     ask(&mut driver, slot);
     heard(&driver);
     let saved = bench.board.park();
-    assert!(!bench.board.input().key(key(0x1e), true), "parked, nobody listens");
+    assert!(!bench.board.input().key(key(0x1e), true), "a parked keyboard takes no input");
     bench.board.run(saved).unwrap();
     assert!(bench.board.input().key(key(0x1e), true));
     driver.wait_event(32);
@@ -528,8 +531,8 @@ fn the_command_ring_stops_with_the_controller_and_may_be_another_afterwards() {
     assert_eq!(driver.get(CRCR), 0);
     driver.set(USBCMD, 5);
     driver.wait(USBSTS, 1, 0);
-    assert_eq!(driver.get(CRCR), 0, "until its doorbell is rung");
-    assert_eq!(driver.command(block(0, 0, 23 << 10)).0, 1, "where it was");
+    assert_eq!(driver.get(CRCR), 0, "stopped until the doorbell is rung");
+    assert_eq!(driver.command(block(0, 0, 23 << 10)).0, 1, "it continues at its position");
     driver.set(USBCMD, 4);
     driver.wait(USBSTS, 1, 1);
     driver.new_commands(INPUT);
@@ -547,7 +550,7 @@ fn rings_without_end_let_a_stop_and_other_endpoints_through() {
     let bench = machine_of(devices);
     let mut driver = Driver::find(&bench, AT);
     driver.start();
-    // A descriptor of as many blocks as there may be, which do nothing, and come again.
+    // A descriptor with the maximum number of TRBs, which do nothing, in an endless ring.
     let ring = DATA + 0x2_0000;
     for at in 0..4096_u64 {
         let words = match at {
@@ -577,7 +580,7 @@ fn rings_without_end_let_a_stop_and_other_endpoints_through() {
         }
     };
     busy(&slots);
-    // All of them together have work for many times ten seconds if nothing ends a round.
+    // All of them together have work for much more than ten seconds if nothing ends a round.
     let soon = |what: &str, done: &mut dyn FnMut()| {
         std::thread::sleep(Duration::from_millis(100));
         let start = Instant::now();

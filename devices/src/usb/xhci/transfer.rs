@@ -1,5 +1,5 @@
-//! Transfer rings (xHCI 4.10, 4.11.2, 4.11.5): from transfer descriptors to transfers, and back to
-//! events.
+//! Transfer rings (xHCI 4.10, 4.11.2, 4.11.5): turns transfer descriptors (TDs) into transfers, and
+//! completed transfers into events.
 
 use super::controller::Controller;
 use super::endpoint::{self, Endpoint, State, Td};
@@ -8,16 +8,16 @@ use crate::usb::device::Device;
 use crate::usb::{Done, Fault, Setup, Transfer};
 use host::memory::{Memory, NoMemory, Piece};
 
-/// Blocks of a descriptor: 16 MiB in pages.
-const BLOCKS: usize = 4096;
-/// Descriptors of an endpoint at a time.
-const TURN: u32 = 64;
-/// Blocks that a round looks at in all rings before it looks for a stop or a reset, links among
-/// them: less than a millisecond. It ends the descriptor that it is in.
-const ROUND: u32 = 1024;
-/// Bytes that a block can carry itself.
+/// The maximum number of TRBs per descriptor: enough for 16 MiB in pages.
+const MAX_TRBS: usize = 4096;
+/// The maximum number of descriptors of one endpoint in a round.
+const MAX_TURN: u32 = 64;
+/// The number of TRBs, including links, that a round reads from all rings before it checks for a
+/// stop or a reset. They take less than a millisecond. The last descriptor of a round is completed.
+const MAX_ROUND: u32 = 1024;
+/// The maximum number of bytes of immediate data.
 const IMMEDIATE: u32 = 8;
-/// Of a transfer event: its pointer is the data of an Event Data TRB.
+/// A bit of transfer events (ED): the pointer is the data of an Event Data TRB.
 const CARRIES_DATA: u32 = 1 << 2;
 
 impl From<Fault> for Code {
@@ -31,8 +31,8 @@ impl From<Fault> for Code {
 }
 
 impl Controller {
-    /// Doorbells.
-    pub(super) fn hear(&mut self, bells: &[(u8, u32)]) {
+    /// Marks the endpoints whose doorbells were rung, and restarts stopped ones.
+    pub(super) fn ring_endpoints(&mut self, bells: &[(u8, u32)]) {
         for (slot, mask) in bells {
             let Some(slot) = self.slots.get_mut(slot) else { continue };
             for number in (1..32).filter(|number| mask >> number & 1 != 0) {
@@ -42,39 +42,39 @@ impl Controller {
                     (endpoint.state, endpoint.rung) = (State::Running, true);
                 }
                 if stopped {
-                    slot.show(&self.shared.memory, number);
+                    slot.write_context(&self.shared.memory, number);
                 }
             }
         }
     }
 
-    /// Begins what is in the rings, up to a limit; true when there may be more.
+    /// Begins the transfers in the rings, up to a limit. Returns true if there may be more.
     pub(super) fn transfers(&mut self) -> bool {
         let mut ready = Vec::new();
         for (slot, it) in &self.slots {
             let rung = it.endpoints.iter().filter(|(_, it)| it.rung && it.flight.is_none());
             ready.extend(rung.map(|(number, _)| (*slot, *number)));
         }
-        // It goes on where the last round ended, so that every endpoint has its turn.
+        // Continues after the last endpoint of the last round, so that every endpoint has its turn.
         let before = ready.partition_point(|it| *it <= self.last);
         ready.rotate_left(before);
         self.spent = 0;
         let mut more = false;
         for (slot, number) in ready {
-            if self.spent >= ROUND {
+            if self.spent >= MAX_ROUND {
                 return true;
             }
             self.last = (slot, number);
             let mut turn = 0;
-            while turn < TURN
-                && self.spent < ROUND
+            while turn < MAX_TURN
+                && self.spent < MAX_ROUND
                 && !self.is_blocked()
                 && self.transfer(slot, number)
             {
                 self.flush();
                 turn += 1;
             }
-            more |= turn == TURN || self.spent >= ROUND;
+            more |= turn == MAX_TURN || self.spent >= MAX_ROUND;
         }
         more
     }
@@ -83,7 +83,7 @@ impl Controller {
         self.slots.get_mut(&slot)?.endpoints.get_mut(&number)
     }
 
-    /// Takes one descriptor; false when there is none that can be taken now.
+    /// Processes one descriptor. Returns false if none can be processed now.
     fn transfer(&mut self, slot: u8, number: u8) -> bool {
         let memory = self.shared.memory.clone();
         let Some(endpoint) = self.endpoint(slot, number) else { return false };
@@ -105,8 +105,8 @@ impl Controller {
             }
         };
         let first = td.trbs[0].1.kind();
-        let tells_only = td.trbs.iter().all(|(_, trb)| trb.kind() == EVENT_DATA);
-        if first == NO_OP || tells_only {
+        let has_no_data = td.trbs.iter().all(|(_, trb)| trb.kind() == EVENT_DATA);
+        if first == NO_OP || has_no_data {
             self.end(slot, number, &td, Ok(0));
         } else if number == 1 {
             let result = self.stage(slot, &td);
@@ -119,7 +119,7 @@ impl Controller {
         true
     }
 
-    /// Gives the device its transfer.
+    /// Begins a transfer of the device.
     fn begin(&mut self, slot: u8, number: u8, td: Td) {
         let transfer = Transfer {
             endpoint: endpoint::address(number),
@@ -141,7 +141,7 @@ impl Controller {
         self.finish(port.unwrap_or(0), &done);
     }
 
-    /// What the device at this port has done.
+    /// Completes transfers of the device at this port.
     pub(super) fn finish(&mut self, port: usize, done: &[Done]) {
         for done in done {
             let number = endpoint::number(done.endpoint);
@@ -154,7 +154,7 @@ impl Controller {
         }
     }
 
-    /// A stage of a control transfer.
+    /// Executes one stage of a control transfer.
     fn stage(&mut self, slot: u8, td: &Td) -> Result<u32, Code> {
         let memory = self.shared.memory.clone();
         let it = self.slots.get_mut(&slot).ok_or(Code::Trb)?;
@@ -181,7 +181,7 @@ impl Controller {
         }
     }
 
-    /// The end of a descriptor.
+    /// Completes a descriptor.
     fn end(&mut self, slot: u8, number: u8, td: &Td, result: Result<u32, Code>) {
         match result {
             Err(code) => self.fail(slot, number, td.trbs[0], code),
@@ -198,21 +198,21 @@ impl Controller {
         let mut event = Trb::event(TRANSFER_EVENT, code, at);
         event.status |= trb.length();
         event.control |= u32::from(slot) << 24 | u32::from(number) << 16;
-        self.tell(trb.interrupter(), event);
+        self.push_event(trb.interrupter(), event);
         let Some(slot) = self.slots.get_mut(&slot) else { return };
         if let Some(endpoint) = slot.endpoints.get_mut(&number) {
             endpoint.state = if code == Code::Trb { State::Error } else { State::Halted };
             (endpoint.rung, endpoint.setup) = (false, None);
         }
-        slot.show(&self.shared.memory, number);
+        slot.write_context(&self.shared.memory, number);
     }
 
-    /// The events of a descriptor that ended well, be it with less than there was room for.
+    /// Queues the events of a descriptor that completed, perhaps with a short packet.
     ///
-    /// A short packet is told by the block in which it ended, if that asks for it (ISP), and by
-    /// every later one that asks for an event, with the same rest (4.10.1.1.2): usually by two, of
-    /// which drivers drop one. `sum` is the EDTLA (4.11.5.2), which begins anew with each
-    /// descriptor.
+    /// A short packet is reported for the TRB in which it ended, if that TRB requests it (ISP), and
+    /// for every later TRB that requests an event, with the same residue (4.10.1.1.2). Usually
+    /// these are two events, of which drivers drop one. `sum` is the EDTLA (4.11.5.2), which begins
+    /// anew with each descriptor.
     fn report(&mut self, slot: u8, number: u8, td: &Td, moved: u32) {
         let (mut left, mut sum, mut short) = (moved, 0_u32, None);
         for (at, trb) in &td.trbs {
@@ -234,12 +234,13 @@ impl Controller {
             } else {
                 event.status |= short.unwrap_or(0);
             }
-            self.tell(trb.interrupter(), event);
+            self.push_event(trb.interrupter(), event);
         }
     }
 }
 
-/// The data of a control transfer: from the device at once, to the device with the status stage.
+/// Executes a data stage. Data from the device is transferred at once. Data to the device is kept
+/// until the status stage.
 fn data_stage(
     endpoint: &mut Endpoint,
     device: &mut Device,
@@ -264,7 +265,7 @@ fn data_stage(
     Ok(td.length())
 }
 
-/// Whether a descriptor is made of buffers, the first of this kind.
+/// Whether a descriptor consists of data TRBs, the first of this type.
 fn is_data(td: &Td, kind: u32) -> bool {
     td.trbs[0].1.kind() == kind
         && td.trbs.iter().skip(1).all(|(_, trb)| matches!(trb.kind(), NORMAL | EVENT_DATA))
@@ -274,22 +275,23 @@ fn is_data(td: &Td, kind: u32) -> bool {
 fn pieces(td: &Td) -> Vec<Piece> {
     let filled = td.trbs.iter().filter(|(_, trb)| trb.length() > 0);
     let piece = |(at, trb): &(u64, Trb)| Piece {
-        // What a block carries itself lies where the block does.
+        // Immediate data is in the TRB itself.
         address: if trb.is_immediate() { *at } else { trb.parameter },
         length: trb.length(),
     };
     filled.map(piece).collect()
 }
 
-/// Takes a whole descriptor from a ring, and counts the blocks that it looks at. None while the
-/// guest has not filled all of it; where it lies, if it is none.
+/// Takes a whole descriptor from a ring, and adds the number of TRBs that were read to `spent`.
+/// Returns `None` while the guest has not filled all of it. The error is the address of a TRB that
+/// is invalid.
 fn parse(ring: Ring, memory: &Memory, spent: &mut u32) -> Result<Option<Td>, u64> {
     let (mut next, mut trbs) = (ring, Vec::new());
     loop {
         match next.next(memory, spent) {
             Err(NoMemory) => return Err(next.at),
             Ok(None) => return Ok(None),
-            Ok(Some((at, _))) if trbs.len() == BLOCKS => return Err(at),
+            Ok(Some((at, _))) if trbs.len() == MAX_TRBS => return Err(at),
             Ok(Some((at, trb))) => {
                 trbs.push((at, trb));
                 if !trb.is_chained() {

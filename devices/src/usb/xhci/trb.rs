@@ -1,4 +1,4 @@
-//! Transfer request blocks (xHCI 6.4) and the rings that they lie in (4.9), as guests fill them.
+//! Transfer request blocks, TRBs (xHCI 6.4), and the rings that guests fill with them (4.9).
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use host::memory::{Memory, NoMemory};
 
-/// Bytes of a TRB.
+/// The size of a TRB in bytes.
 pub(super) const SIZE: u64 = 16;
-/// Links that may follow one another: a ring that consists of them is empty.
-const LINKS: u32 = 8;
+/// The maximum number of consecutive link TRBs. A ring that consists of links counts as empty.
+const MAX_LINKS: u32 = 8;
 
-/// Types of TRBs (Table 6-91).
+/// TRB types (Table 6-91).
 pub(super) const NORMAL: u32 = 1;
 pub(super) const SETUP: u32 = 2;
 pub(super) const DATA: u32 = 3;
@@ -24,7 +24,7 @@ pub(super) const COMMAND_COMPLETION: u32 = 33;
 pub(super) const PORT_STATUS_CHANGE: u32 = 34;
 pub(super) const HOST_CONTROLLER: u32 = 37;
 
-/// Control.
+/// Bits of the control word.
 const CYCLE: u32 = 1 << 0;
 const TOGGLE: u32 = 1 << 1;
 const SHORT: u32 = 1 << 2;
@@ -52,7 +52,6 @@ pub(super) enum Code {
     Stopped = 26,
 }
 
-/// One block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Trb {
     pub(super) parameter: u64,
@@ -61,7 +60,7 @@ pub(super) struct Trb {
 }
 
 impl Trb {
-    /// An event.
+    /// Builds an event TRB.
     pub(super) fn event(kind: u32, code: Code, parameter: u64) -> Self {
         Self { parameter, status: (code as u32) << 24, control: kind << 10 }
     }
@@ -84,17 +83,17 @@ impl Trb {
         self.control & SHORT != 0
     }
 
-    /// Its data is its parameter.
+    /// Immediate Data: the data is in the parameter.
     pub(super) fn is_immediate(self) -> bool {
         self.control & IMMEDIATE != 0
     }
 
-    /// A data stage from the device.
+    /// Whether this is a data stage from the device.
     pub(super) fn is_in(self) -> bool {
         self.control & IN != 0
     }
 
-    /// Bytes of its buffer.
+    /// The length of the buffer in bytes.
     pub(super) fn length(self) -> u32 {
         match self.kind() {
             NORMAL | DATA => self.status & 0x1_ffff,
@@ -102,7 +101,7 @@ impl Trb {
         }
     }
 
-    /// Which interrupter its events are for.
+    /// The interrupter for the events of this TRB.
     pub(super) fn interrupter(self) -> usize {
         (self.status >> 22) as usize
     }
@@ -114,7 +113,7 @@ impl Trb {
         Self { parameter, status: word(64), control: word(96) }
     }
 
-    /// Writes it with this cycle bit: the word that has it comes last.
+    /// Writes the TRB with this cycle bit. The word with the cycle bit is written last.
     pub(super) fn write(self, memory: &Memory, at: u64, cycle: bool) -> Result<(), NoMemory> {
         let mut first = [0; 12];
         first[..8].copy_from_slice(&self.parameter.to_le_bytes());
@@ -126,17 +125,17 @@ impl Trb {
     }
 }
 
-/// A place in a ring that the guest fills.
+/// A position in a ring that the guest fills.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Ring {
-    /// The next block.
+    /// The address of the next TRB.
     pub(super) at: u64,
-    /// What its cycle bit is if the guest has filled it.
+    /// The cycle bit that the next TRB has once the guest has filled it.
     pub(super) cycle: bool,
 }
 
 impl Ring {
-    /// From a pointer whose lowest bit is the cycle.
+    /// Parses a pointer whose lowest bit is the cycle bit.
     pub(super) fn new(pointer: u64) -> Self {
         Self { at: pointer & !0xf, cycle: pointer & 1 != 0 }
     }
@@ -145,14 +144,14 @@ impl Ring {
         self.at | u64::from(self.cycle)
     }
 
-    /// Takes the next block and its address, if the guest has filled it. Counts the blocks that it
-    /// looks at.
+    /// Takes the next TRB and its address, if the guest has filled it. Adds the number of TRBs that
+    /// were read to `count`.
     pub(super) fn next(
         &mut self,
         memory: &Memory,
         count: &mut u32,
     ) -> Result<Option<(u64, Trb)>, NoMemory> {
-        for _ in 0..LINKS {
+        for _ in 0..MAX_LINKS {
             *count += 1;
             let mut bytes = [0; 16];
             memory.read(self.at, &mut bytes)?;
@@ -160,7 +159,7 @@ impl Ring {
             if (trb.control & CYCLE != 0) != self.cycle {
                 return Ok(None);
             }
-            // The rest of a block is written before its cycle bit: it is read after it.
+            // The guest writes the rest of a TRB before its cycle bit, so it is read after that.
             fence(Ordering::Acquire);
             memory.read(self.at, &mut bytes)?;
             trb = Trb { control: trb.control, ..Trb::from_bytes(bytes) };

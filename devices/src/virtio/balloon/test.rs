@@ -1,4 +1,4 @@
-//! The balloon as drivers use it, those of Windows among them, and as hostile ones do.
+//! The balloon with drivers like those of Linux and Windows, and with hostile ones.
 
 use super::*;
 use crate::testutil::Bench;
@@ -23,7 +23,7 @@ fn bench(fields: &str) -> Bench {
     bench
 }
 
-/// A driver with these features and queues, running.
+/// Starts a driver with these features and queues.
 fn driver<'a>(bench: &'a Bench, features: u64, queues: &[u16]) -> Driver<'a> {
     let mut driver = Driver::find(bench, AT);
     assert!(driver.negotiate(features));
@@ -45,7 +45,7 @@ fn released(bench: &Bench) -> Vec<(u64, u64)> {
     bench.host.released.lock().unwrap().drain(..).map(|range| (range.start, range.end)).collect()
 }
 
-/// What one request on `queue` made the host take back.
+/// Sends one request on `queue` and returns the ranges that the host released.
 fn give(driver: &mut Driver<'_>, queue: u16, pieces: &[(u64, u32, bool)]) -> Vec<(u64, u64)> {
     driver.offer(queue, pieces);
     driver.kick(queue);
@@ -76,11 +76,11 @@ fn pages_of_linux_and_of_windows_are_released_in_as_few_ranges_as_can_be() {
     let windows = numbers.map(|number| u64::from(number).to_le_bytes());
     let windows = put(&mut driver, &windows.concat());
     assert_eq!(give(&mut driver, 0, &[windows]), wanted);
-    // However it is cut, and whatever is left of a number.
+    // The same list in two pieces, with an incomplete number at the end.
     let (at, length, _) = linux;
     let cut = [(at, 6, false), (at + 6, length - 8, false)];
     assert_eq!(give(&mut driver, 0, &cut), wanted);
-    // 4096 bytes, as Windows sends at most: scattered, none beside another.
+    // 4096 bytes, the most that Windows sends: no two pages are adjacent.
     let many: Vec<u8> = (0..512_u64).flat_map(|it| (0x100 + 2 * it).to_le_bytes()).collect();
     let many = put(&mut driver, &many);
     assert_eq!(give(&mut driver, 0, &[many]).len(), 512);
@@ -95,17 +95,17 @@ fn page_0_and_requests_outside_of_memory_release_nothing() {
     assert_eq!(give(&mut driver, 0, &[zeros]), []);
     assert_eq!(give(&mut driver, 0, &[(RAM - 8, 16, false)]), []);
     assert_eq!(give(&mut driver, 0, &[(zeros.0, 64, true)]), [], "nothing to read");
-    let most = put(&mut driver, &[0xff; 4]);
-    // Whether there is such memory is the host's to know.
-    assert_eq!(give(&mut driver, 0, &[most]), [pages(0xffff_ffff, 0xffff_ffff)]);
-    // All of RAM, read as numbers: only the beginning is looked at.
+    let last = put(&mut driver, &[0xff; 4]);
+    // The device does not check whether such memory exists: the host does.
+    assert_eq!(give(&mut driver, 0, &[last]), [pages(0xffff_ffff, 0xffff_ffff)]);
+    // All of RAM, read as numbers: only the beginning is read.
     let flood = [(0, u32::try_from(RAM).unwrap(), false); 15];
-    assert!(give(&mut driver, 0, &flood).len() as u64 <= LIMIT / 4);
+    assert!(give(&mut driver, 0, &flood).len() as u64 <= MAX_FRAME_BYTES / 4);
 }
 
 #[test]
 fn reported_pages_are_released_unless_they_keep_a_pattern() {
-    // By the specification its queue is 4; Linux counts without gaps.
+    // The specification gives the reporting queue number 4. Linux counts without gaps.
     for (features, queues, reports) in [
         (REPORTING, [0, 1, 4].as_slice(), 4),
         (REPORTING | STATS_VQ, &[0, 1, 2, 4], 4),
@@ -131,31 +131,31 @@ fn the_operator_sets_the_target_and_the_guest_says_how_far_it_is() {
     let mut driver = driver(&bench, ALL, &[0, 1, 2]);
     assert_eq!([0, 4, 8, 12].map(|at| word(&driver, at)), [64, 0, 0, 0]);
     driver.set_device(4, &10_u32.to_le_bytes());
-    // Only these fields are the driver's.
+    // The driver can write only these two fields.
     driver.set_device(0, &7_u32.to_le_bytes());
     driver.set_device(8, &7_u32.to_le_bytes());
     assert_eq!([0, 4, 8, 12].map(|at| word(&driver, at)), [64, 10, 0, 0]);
-    let told = report(&bench);
-    assert_eq!((told.target, told.actual), (768 << 10, RAM - 10 * PAGE));
+    let current = report(&bench);
+    assert_eq!((current.target, current.actual), (768 << 10, RAM - 10 * PAGE));
     let generation = driver.common::<1>(21);
     assert!(!bench.host.pins.is_high(GSI));
     let (memory, balloon) = (Size(RAM), bench.board.balloon());
     balloon.ask_for(Size(256 << 10), memory).unwrap();
-    // Windows' driver knows the wire alone, and asks the ISR byte.
+    // The Windows driver uses only the interrupt line and reads the ISR byte.
     assert!(bench.host.pins.is_high(GSI));
     assert_eq!((driver.isr(), driver.isr()), (2, 0));
     assert_eq!(word(&driver, 0), 192);
     assert_ne!(driver.common::<1>(21), generation);
     assert!(balloon.ask_for(Size(RAM + 1), memory).is_err());
     assert_eq!(word(&driver, 0), 192);
-    // The same again is no news; all of it is what one says who switches off.
+    // Setting the same target again causes no interrupt. Setting all memory turns the balloon off.
     balloon.ask_for(Size(256 << 10), memory).unwrap();
     assert_eq!(driver.isr(), 0);
     assert!(balloon.set(u64::MAX));
     assert_eq!((driver.isr(), word(&driver, 0)), (2, 0));
     let page = put(&mut driver, &0x20_u32.to_le_bytes());
     give(&mut driver, 0, &[page]);
-    assert_eq!(driver.isr(), 1, "acknowledged by the wire");
+    assert_eq!(driver.isr(), 1, "acknowledged by the interrupt line");
 }
 
 #[test]
@@ -183,15 +183,15 @@ fn what_changes_while_the_device_is_parked_is_told_when_it_runs() {
     let saved = old.board.park();
     old.board.balloon().set(256 << 10);
     old.board.run(saved.clone()).unwrap();
-    // What was said in this process counts more than what was saved.
+    // The target set in this process overrides the saved one.
     assert_eq!([0, 4].map(|at| word(&driver_of_old, at)), [192, 10]);
     assert_eq!(driver_of_old.isr(), 2);
-    // Another process has the operator's word from what was saved, over its configuration.
+    // In a new process the saved target overrides the configured one.
     let new = bench(r#"{"size": "128K"}"#);
     new.board.park();
     new.board.run(saved).unwrap();
-    let told = report(&new);
-    assert_eq!((told.target, told.actual), (512 << 10, RAM - 10 * PAGE));
+    let current = report(&new);
+    assert_eq!((current.target, current.actual), (512 << 10, RAM - 10 * PAGE));
 }
 
 /// Statistics as Linux writes them.
@@ -202,15 +202,15 @@ fn statistics(entries: &[(u16, u64)]) -> Vec<u8> {
     entries.iter().flat_map(entry).collect()
 }
 
-/// Waits until the device has heard of the guest.
-fn heard(bench: &Bench) -> Report {
+/// Waits until the device has received statistics.
+fn wait_for_statistics(bench: &Bench) -> Report {
     let start = Instant::now();
     loop {
-        let told = report(bench);
-        if !told.statistics.is_empty() {
-            return told;
+        let current = report(bench);
+        if !current.statistics.is_empty() {
+            return current;
         }
-        assert!(start.elapsed() < Duration::from_secs(10), "{told:?}");
+        assert!(start.elapsed() < Duration::from_secs(10), "{current:?}");
         std::thread::yield_now();
     }
 }
@@ -227,9 +227,9 @@ fn the_guest_tells_of_itself_each_time_it_is_asked() {
     );
     driver.offer(2, &[(at, length, false)]);
     driver.kick(2);
-    let told = heard(&bench).statistics;
-    assert_eq!(told, [("free-memory", 1000), ("total-memory", 6000), ("direct-reclaims", 7)]);
-    assert_eq!(driver.take(2), None, "the buffer waits for a question");
+    let current = wait_for_statistics(&bench).statistics;
+    assert_eq!(current, [("free-memory", 1000), ("total-memory", 6000), ("direct-reclaims", 7)]);
+    assert_eq!(driver.take(2), None, "the device keeps the buffer until the next request");
     std::thread::scope(|scope| {
         let hub = bench.board.balloon().clone();
         let answer = scope.spawn(move || hub.report(Duration::from_secs(60)).unwrap());
@@ -237,17 +237,17 @@ fn the_guest_tells_of_itself_each_time_it_is_asked() {
         bench.memory.write(at, &statistics(&[(4, 2000)])).unwrap();
         driver.offer(2, &[(at, length, false)]);
         driver.kick(2);
-        let told = answer.join().unwrap();
-        assert_eq!(told.statistics[0], ("free-memory", 2000));
-        assert!(told.age.unwrap() < waited.elapsed());
+        let current = answer.join().unwrap();
+        assert_eq!(current.statistics[0], ("free-memory", 2000));
+        assert!(current.age.unwrap() < waited.elapsed());
     });
-    // It is heard again after a park, because its buffer is still there.
+    // The statistics arrive again after a park, because the buffer is still queued.
     let saved = bench.board.park();
     let silent = bench.board.balloon().report(Duration::from_secs(60)).unwrap();
-    assert_eq!(silent.statistics[0].1, 2000, "nobody waits for a guest that is parked");
+    assert_eq!(silent.statistics[0].1, 2000, "a parked guest is not waited for");
     bench.board.run(saved).unwrap();
-    assert_eq!(heard(&bench).statistics[0], ("free-memory", 2000));
-    // A second buffer frees the first, and a reset both.
+    assert_eq!(wait_for_statistics(&bench).statistics[0], ("free-memory", 2000));
+    // A second buffer returns the first, and a reset drops both.
     driver.offer(2, &[(at, length, false)]);
     driver.kick(2);
     driver.wait(2);
@@ -264,7 +264,7 @@ fn a_driver_that_goes_by_indices_is_asked_to_ring_again() {
     for count in 1..4_u16 {
         give(&mut driver, 0, &[page]);
         let start = Instant::now();
-        // The device names the index that it wants to hear of, behind the used ring.
+        // The device writes the index at which it wants a notification, after the used ring.
         while driver.bytes(used + 4 + 8 * 16, 2) != count.to_le_bytes() {
             assert!(start.elapsed() < Duration::from_secs(10), "after {count}");
             std::thread::yield_now();
@@ -293,7 +293,7 @@ fn there_is_one_balloon_of_a_size_that_there_can_be() {
     assert_eq!(driver.number(18), 3, "no queue for reports");
 }
 
-/// Requests of any bytes, in any direction, on any queue, with resets and parks in between.
+/// Requests of random bytes, in any direction, on any queue, with resets and parks in between.
 #[test]
 fn a_hostile_driver_hurts_nobody() {
     for seed in 0..8 {
@@ -332,7 +332,7 @@ fn a_hostile_driver_hurts_nobody() {
             assert_eq!(driver.status(), 0);
             bench.host.released.lock().unwrap().clear();
         }
-        // It still works.
+        // The device still works.
         let mut driver = driver(&bench, ALL, &[0, 1]);
         let page = put(&mut driver, &0x20_u32.to_le_bytes());
         assert_eq!(give(&mut driver, 0, &[page]), [pages(0x20, 0x20)]);

@@ -1,4 +1,4 @@
-//! A disk as its drivers use it, and as hostile ones do.
+//! A disk with ordinary drivers, and with hostile ones.
 
 use std::path::Path;
 
@@ -35,8 +35,8 @@ fn driver(bench: &Bench, features: u64) -> Driver<'_> {
 
 const ALL: u64 = FLUSH | CONFIG_WCE | MQ | DISCARD | WRITE_ZEROES;
 
-/// A request of `kind` on `queue`: what it carries goes out in pieces of these lengths, or comes
-/// in. Answers with the head.
+/// Sends a request of `kind` to `queue`, without waiting. Its data is split into pieces of these
+/// lengths. Returns the head and the address of the status byte.
 fn begin(
     driver: &mut Driver<'_>,
     (queue, kind, sector): (u16, u32, u64),
@@ -60,7 +60,8 @@ fn begin(
     (driver.offer(queue, &pieces), status)
 }
 
-/// The same, and waits: status byte, and bytes that were written.
+/// Sends a request and waits for the answer. Returns the status byte and the number of bytes
+/// written.
 fn ask(
     driver: &mut Driver<'_>,
     what: (u16, u32, u64),
@@ -133,7 +134,7 @@ fn the_serial_is_twenty_bytes() {
     assert_eq!(driver.bytes(at, 20), b"a serial of more tha");
 }
 
-/// One range of a request to discard or to zero.
+/// Sends ranges to discard or to zero. Returns the status byte.
 fn range(driver: &mut Driver<'_>, kind: u32, ranges: &[(u64, u32, u32)]) -> u8 {
     let mut bytes = Vec::new();
     for (sector, sectors, flags) in ranges {
@@ -313,12 +314,12 @@ fn a_disk_that_grows_is_told_of_by_a_configuration_interrupt() {
     driver.isr();
     drive.grow(Some(2 * SIZE)).unwrap();
     assert_eq!(driver.isr(), 0, "it is as long as before");
-    // While nobody can be told.
+    // It grows while the device is parked.
     let saved = bench.board.park();
     drive.grow(Some(3 * SIZE)).unwrap();
     bench.board.run(saved).unwrap();
     assert_eq!((driver.isr(), sectors(&driver)), (2, 3 * SIZE / SECTOR));
-    // A driver that begins looks by itself.
+    // A driver that starts reads the size by itself.
     bench.board.park();
     drive.grow(Some(4 * SIZE)).unwrap();
     bench.board.run(Vec::new()).unwrap();

@@ -1,4 +1,4 @@
-//! Ports as drivers use them, with somebody at the other end, nobody, and one who does not read.
+//! Ports with a client, without one, and with a client that does not read.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -12,8 +12,8 @@ use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(3, 0);
 const RAM: u64 = 1 << 20;
-const TELLS: u16 = CONTROL;
-const HEARS: u16 = CONTROL + 1;
+const CONTROL_TO_GUEST: u16 = CONTROL;
+const CONTROL_FROM_GUEST: u16 = CONTROL + 1;
 const INPUT: u16 = PORT_1;
 const OUTPUT: u16 = PORT_1 + 1;
 const AGENT: &str = "org.qemu.guest_agent.0";
@@ -26,7 +26,7 @@ fn bench(name: Option<&str>, to: Stream) -> Bench {
     bench
 }
 
-/// A folder with a socket, and a named port on it.
+/// A folder with a socket, and a named port that listens on it.
 fn agent() -> (tempfile::TempDir, PathBuf, Bench) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent");
@@ -40,7 +40,7 @@ fn connect(path: &Path) -> UnixStream {
     client
 }
 
-/// A driver with all queues, running.
+/// Starts a driver with all queues.
 fn driver<'a>(bench: &'a Bench, features: u64) -> Driver<'a> {
     let mut driver = Driver::find(bench, AT);
     assert!(driver.negotiate(features));
@@ -58,7 +58,7 @@ fn put(driver: &mut Driver<'_>, bytes: &[u8]) -> (u64, u32, bool) {
     (at, u32::try_from(bytes.len()).unwrap(), false)
 }
 
-/// Sends bytes and waits until they were taken.
+/// Sends bytes and waits until the device has taken them.
 fn send(driver: &mut Driver<'_>, queue: u16, bytes: &[u8]) {
     let piece = put(driver, bytes);
     driver.offer(queue, &[piece]);
@@ -66,7 +66,7 @@ fn send(driver: &mut Driver<'_>, queue: u16, bytes: &[u8]) {
     driver.wait(queue);
 }
 
-/// Offers a buffer, and waits until something is in it.
+/// Offers a buffer and waits until it is returned.
 fn receive(driver: &mut Driver<'_>, queue: u16, room: u32) -> Vec<u8> {
     let at = driver.allocate(room.into());
     driver.offer(queue, &[(at, room, true)]);
@@ -80,23 +80,23 @@ fn message(port: u32, event: u16, value: u16) -> Vec<u8> {
     [&port.to_le_bytes()[..], &event.to_le_bytes(), &value.to_le_bytes()].concat()
 }
 
-fn say(driver: &mut Driver<'_>, event: u16, value: u16) {
-    send(driver, HEARS, &message(1, event, value));
+fn send_message(driver: &mut Driver<'_>, event: u16, value: u16) {
+    send(driver, CONTROL_FROM_GUEST, &message(1, event, value));
 }
 
-fn hear(driver: &mut Driver<'_>) -> Vec<u8> {
-    receive(driver, TELLS, 64)
+fn receive_message(driver: &mut Driver<'_>) -> Vec<u8> {
+    receive(driver, CONTROL_TO_GUEST, 64)
 }
 
-/// A driver of the agent's port that knows it, and has it open.
+/// Starts a driver that has opened the agent's port.
 fn open<'a>(bench: &'a Bench, features: u64) -> Driver<'a> {
     let mut driver = driver(bench, features | MULTIPORT);
-    say(&mut driver, DEVICE_READY, 1);
-    assert_eq!(hear(&mut driver), message(1, DEVICE_ADD, 1));
-    say(&mut driver, PORT_READY, 1);
+    send_message(&mut driver, DEVICE_READY, 1);
+    assert_eq!(receive_message(&mut driver), message(1, DEVICE_ADD, 1));
+    send_message(&mut driver, PORT_READY, 1);
     let named = [&message(1, PORT_NAME, 1), AGENT.as_bytes()].concat();
-    assert_eq!(hear(&mut driver), named);
-    say(&mut driver, PORT_OPEN, 1);
+    assert_eq!(receive_message(&mut driver), named);
+    send_message(&mut driver, PORT_OPEN, 1);
     driver
 }
 
@@ -117,7 +117,7 @@ fn a_console_needs_no_control_queue() {
         client.read_exact(&mut got).unwrap();
         assert_eq!(got, [b'b', round, b'c']);
     }
-    // Nobody is there: a console goes on.
+    // Without a client the console continues.
     drop(client);
     send(&mut driver, 1, b"lost");
     let mut client = connect(&path);
@@ -131,15 +131,15 @@ fn a_console_is_announced_as_one_that_is_always_open() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let bench = bench(None, Stream::File(file.path().to_owned()));
     let mut driver = driver(&bench, MULTIPORT);
-    send(&mut driver, HEARS, &message(0, DEVICE_READY, 1));
-    assert_eq!(hear(&mut driver), message(0, DEVICE_ADD, 1));
-    send(&mut driver, HEARS, &message(0, PORT_READY, 1));
-    assert_eq!(hear(&mut driver), message(0, CONSOLE_PORT, 1));
-    assert_eq!(hear(&mut driver), message(0, PORT_OPEN, 1));
+    send(&mut driver, CONTROL_FROM_GUEST, &message(0, DEVICE_READY, 1));
+    assert_eq!(receive_message(&mut driver), message(0, DEVICE_ADD, 1));
+    send(&mut driver, CONTROL_FROM_GUEST, &message(0, PORT_READY, 1));
+    assert_eq!(receive_message(&mut driver), message(0, CONSOLE_PORT, 1));
+    assert_eq!(receive_message(&mut driver), message(0, PORT_OPEN, 1));
     send(&mut driver, 1, b"hello\n");
-    send(&mut driver, 1, &[b'x'; 3 * PIECE]);
+    send(&mut driver, 1, &[b'x'; 3 * MAX_TRANSFER]);
     let written = std::fs::read(file.path()).unwrap();
-    assert_eq!(written, [b"hello\n".as_slice(), &[b'x'; 3 * PIECE]].concat());
+    assert_eq!(written, [b"hello\n".as_slice(), &[b'x'; 3 * MAX_TRANSFER]].concat());
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn the_guest_hears_of_each_client_that_comes_and_goes() {
     assert_eq!(driver.device(4), 2_u32.to_le_bytes(), "port 0, which is not there, and port 1");
     for word in ["one", "two"] {
         let mut client = connect(&path);
-        assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+        assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 1));
         client.write_all(word.as_bytes()).unwrap();
         assert_eq!(receive(&mut driver, INPUT, 100), word.as_bytes());
         send(&mut driver, OUTPUT, word.as_bytes());
@@ -157,17 +157,17 @@ fn the_guest_hears_of_each_client_that_comes_and_goes() {
         client.read_exact(&mut got).unwrap();
         assert_eq!(got, word.as_bytes());
         drop(client);
-        assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 0));
-        send(&mut driver, OUTPUT, b"nobody hears this");
+        assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 0));
+        send(&mut driver, OUTPUT, b"nothing reads this");
     }
-    // What one sent who left at once is still heard, and his leaving after it.
+    // Data from a client that disconnects at once still arrives, followed by the disconnect.
     connect(&path).write_all(b"bye").unwrap();
-    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+    assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 1));
     assert_eq!(receive(&mut driver, INPUT, 2), b"by");
     assert_eq!(receive(&mut driver, INPUT, 2), b"e");
     driver.offer(INPUT, &[(0x1000, 1, true)]);
     driver.kick(INPUT);
-    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 0));
+    assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 0));
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn who_only_stops_sending_still_hears_the_answer() {
     let (_folder, path, bench) = agent();
     let mut driver = open(&bench, EVENT_IDX);
     let mut client = connect(&path);
-    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+    assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 1));
     client.write_all(b"question").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(receive(&mut driver, INPUT, 100), b"question");
@@ -187,7 +187,7 @@ fn who_only_stops_sending_still_hears_the_answer() {
     assert_eq!(&got, b"answer");
 }
 
-/// Writes without waiting until there is no room; answers how much there was.
+/// Writes without blocking until there is no room. Returns the number of bytes written.
 fn fill(client: &mut UnixStream, byte: impl Fn(usize) -> u8) -> usize {
     client.set_nonblocking(true).unwrap();
     let mut count = 0;
@@ -206,14 +206,14 @@ fn what_the_guest_does_not_read_stays_with_who_sends() {
     let (_folder, path, bench) = agent();
     let mut client = connect(&path);
     let mut driver = open(&bench, 0);
-    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
-    say(&mut driver, PORT_OPEN, 0);
+    assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 1));
+    send_message(&mut driver, PORT_OPEN, 0);
     driver.offer(INPUT, &[(0x1000, 64, true)]);
     driver.kick(INPUT);
     let pattern = |at: usize| u8::try_from(at % 251).unwrap();
     let count = fill(&mut client, pattern);
     assert_eq!(driver.take(INPUT), None, "no program reads");
-    say(&mut driver, PORT_OPEN, 1);
+    send_message(&mut driver, PORT_OPEN, 1);
     let first = driver.wait(INPUT).length as usize;
     let mut got = driver.bytes(0x1000, first);
     let room = driver.allocate(8192);
@@ -221,7 +221,7 @@ fn what_the_guest_does_not_read_stays_with_who_sends() {
         driver.offer(INPUT, &[(room, 3000, true), (room + 3000, 5000, true)]);
         driver.kick(INPUT);
         let length = driver.wait(INPUT).length as usize;
-        assert!(length <= PIECE);
+        assert!(length <= MAX_TRANSFER);
         got.extend(driver.bytes(room, length));
     }
     assert!(got.iter().enumerate().all(|(at, byte)| *byte == pattern(at)));
@@ -232,15 +232,15 @@ fn what_the_client_does_not_read_stays_with_the_guest_through_a_park() {
     let (_folder, path, bench) = agent();
     let mut driver = open(&bench, EVENT_IDX);
     let mut client = connect(&path);
-    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
-    // One buffer of odd length after the other, until they stay.
+    assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 1));
+    // Offers buffers of odd length until the device stops returning them.
     let pattern: Vec<u8> = (0..=255).cycle().take(50_001).collect();
     let (at, length, _) = put(&mut driver, &pattern);
     let offer = |driver: &mut Driver<'_>| {
         driver.offer(OUTPUT, &[(at, 101, false), (at + 101, length - 101, false)]);
         driver.kick(OUTPUT);
     };
-    // Some of it has room.
+    // The first buffer fits.
     offer(&mut driver);
     driver.wait(OUTPUT);
     let (mut offered, mut used) = (1, 1);
@@ -250,9 +250,9 @@ fn what_the_client_does_not_read_stays_with_the_guest_through_a_park() {
         std::thread::sleep(Duration::from_millis(20));
         used += std::iter::from_fn(|| driver.take(OUTPUT)).count();
     }
-    // Control messages are answered all the same.
-    say(&mut driver, DEVICE_READY, 1);
-    assert_eq!(hear(&mut driver), message(1, DEVICE_ADD, 1));
+    // Control messages are still answered.
+    send_message(&mut driver, DEVICE_READY, 1);
+    assert_eq!(receive_message(&mut driver), message(1, DEVICE_ADD, 1));
     let mut got: Vec<u8> = Vec::new();
     let mut buffer = vec![0; 30_000];
     while got.len() < offered * pattern.len() {
@@ -261,7 +261,7 @@ fn what_the_client_does_not_read_stays_with_the_guest_through_a_park() {
         let count = client.read(&mut buffer).unwrap();
         got.extend(&buffer[..count]);
     }
-    assert!(got.chunks(pattern.len()).all(|chunk| chunk == pattern), "something is lost or twice");
+    assert!(got.chunks(pattern.len()).all(|chunk| chunk == pattern), "data is lost or duplicated");
     while used < offered {
         driver.wait(OUTPUT);
         used += 1;
@@ -286,9 +286,9 @@ fn a_console_that_nobody_reads_stops_no_guest() {
         driver.wait(1);
     }
     let took = start.elapsed();
-    // With patience for each of them it would be twice as long.
-    assert!(took >= PATIENCE && took < 50 * PATIENCE, "{took:?}");
-    // What had room is still there, and then what came when there was room again.
+    // A timeout for each buffer would take twice as long.
+    assert!(took >= CONSOLE_TIMEOUT && took < 50 * CONSOLE_TIMEOUT, "{took:?}");
+    // The client gets what fit before the stall, and then what came after it.
     client.set_nonblocking(true).unwrap();
     let mut got = 0;
     while let Ok(count) = client.read(&mut [0; 4096]) {
@@ -307,7 +307,7 @@ fn a_client_that_leaves_frees_the_guest() {
     let (_folder, path, bench) = agent();
     let mut driver = open(&bench, 0);
     let client = connect(&path);
-    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+    assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 1));
     let piece = put(&mut driver, &[7; 50_000]);
     let mut offered = 0;
     while driver.take(OUTPUT).is_some() || offered < 12 {
@@ -317,15 +317,15 @@ fn a_client_that_leaves_frees_the_guest() {
         std::thread::sleep(Duration::from_millis(20));
     }
     drop(client);
-    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 0));
+    assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 0));
     while driver.take(OUTPUT).is_some() {}
-    send(&mut driver, OUTPUT, b"nobody");
+    send(&mut driver, OUTPUT, b"dropped");
     let mut client = connect(&path);
-    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+    assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 1));
     send(&mut driver, OUTPUT, b"new");
     let mut got = [0; 3];
     client.read_exact(&mut got).unwrap();
-    assert_eq!(&got, b"new", "and nothing of what was for another");
+    assert_eq!(&got, b"new", "without data for the earlier client");
 }
 
 #[test]
@@ -334,23 +334,23 @@ fn a_driver_that_starts_again_is_told_again() {
     let _client = connect(&path);
     for _ in 0..2 {
         let mut driver = open(&bench, 0);
-        assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
-        // Messages wait for room, in their order, however often they are asked for.
+        assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 1));
+        // Messages wait for buffers, in order, and only once each.
         for _ in 0..20 {
-            say(&mut driver, DEVICE_READY, 1);
-            say(&mut driver, PORT_READY, 1);
+            send_message(&mut driver, DEVICE_READY, 1);
+            send_message(&mut driver, PORT_READY, 1);
         }
-        assert_eq!(receive(&mut driver, TELLS, 7), b"", "no room for any");
-        assert_eq!(hear(&mut driver), message(1, DEVICE_ADD, 1));
-        assert_eq!(hear(&mut driver)[4..6], PORT_NAME.to_le_bytes());
-        assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
-        driver.offer(TELLS, &[(0x1000, 64, true)]);
-        driver.kick(TELLS);
-        // Of other ports, unknown, or too short.
-        send(&mut driver, HEARS, &message(0, PORT_READY, 1));
-        send(&mut driver, HEARS, &message(1, 99, 1));
-        send(&mut driver, HEARS, &[1, 0]);
-        assert_eq!(driver.take(TELLS), None);
+        assert_eq!(receive(&mut driver, CONTROL_TO_GUEST, 7), b"", "no room for any");
+        assert_eq!(receive_message(&mut driver), message(1, DEVICE_ADD, 1));
+        assert_eq!(receive_message(&mut driver)[4..6], PORT_NAME.to_le_bytes());
+        assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 1));
+        driver.offer(CONTROL_TO_GUEST, &[(0x1000, 64, true)]);
+        driver.kick(CONTROL_TO_GUEST);
+        // Messages for other ports, unknown events, and short messages.
+        send(&mut driver, CONTROL_FROM_GUEST, &message(0, PORT_READY, 1));
+        send(&mut driver, CONTROL_FROM_GUEST, &message(1, 99, 1));
+        send(&mut driver, CONTROL_FROM_GUEST, &[1, 0]);
+        assert_eq!(driver.take(CONTROL_TO_GUEST), None);
     }
 }
 
@@ -364,7 +364,7 @@ fn a_name_is_one_that_guests_can_use() {
     }
 }
 
-/// Chains of any shape on any queue, while a client comes, floods and goes.
+/// Chains of any shape on any queue, while a client connects, sends and disconnects.
 #[test]
 fn a_hostile_driver_hurts_nobody() {
     let (_folder, path, bench) = agent();
@@ -394,7 +394,7 @@ fn a_hostile_driver_hurts_nobody() {
             driver.kick(queue);
             if let Some(client) = &mut client {
                 client.set_nonblocking(true).unwrap();
-                // As much as there is room for, and as much as there is.
+                // Writes as much as fits and reads what is available.
                 client.write_all(&[byte(); 100]).ok();
                 client.read_exact(&mut [0; 100]).ok();
             }
@@ -410,16 +410,16 @@ fn a_hostile_driver_hurts_nobody() {
         driver.set_status(0);
         assert_eq!(driver.status(), 0);
     }
-    // It still works.
+    // The device still works.
     let mut driver = open(&bench, 0);
     let mut client = connect(&path);
-    while hear(&mut driver) != message(1, PORT_OPEN, 1) {}
-    // Clients of before may have come and gone without having been let in: words that they get are
-    // lost with them, and what they sent is read first, as by any guest that has the port open.
+    while receive_message(&mut driver) != message(1, PORT_OPEN, 1) {}
+    // Earlier clients may have connected and disconnected without having been accepted. Output for
+    // them is lost, and their input is read first, as with any guest that has the port open.
     client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let (room, mut got) = (driver.allocate(4096), [0; 4]);
     driver.offer(INPUT, &[(room, 4096, true)]);
-    let heard = (0..100).any(|_| {
+    let arrived = (0..100).any(|_| {
         driver.kick(INPUT);
         while driver.take(INPUT).is_some() {
             driver.offer(INPUT, &[(room, 4096, true)]);
@@ -428,5 +428,5 @@ fn a_hostile_driver_hurts_nobody() {
         send(&mut driver, OUTPUT, b"well");
         client.read_exact(&mut got).is_ok()
     });
-    assert!(heard && &got == b"well", "{got:?}");
+    assert!(arrived && &got == b"well", "{got:?}");
 }

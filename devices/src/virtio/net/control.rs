@@ -1,14 +1,13 @@
-//! What a driver says of a network device through its control queue (VIRTIO 1.3, 5.1.6.5): which
-//! frames it wants, its address, how many pairs of queues it uses, and what it lets the host leave
-//! undone.
+//! The control queue of a network device (VIRTIO 1.3, 5.1.6.5): the driver sets its receive
+//! filters, its MAC address, the number of queue pairs and the receive offloads.
 //!
-//! Every command is answered with OK, known or not. NetKVM sends classes that were not offered,
-//! waits for the answer in a loop, and gives the adapter up on anything else: on ERR (0.1.271 to
-//! 0.1.285) and on an answer that is not exactly one byte long (later ones). What makes no sense
-//! changes nothing.
+//! Every command is answered with OK, even an unknown one. NetKVM sends classes that were not
+//! offered, waits for the answer in a loop, and gives up on the adapter after any other answer:
+//! after ERR (0.1.271 to 0.1.285), or after an answer that is not exactly one byte long (later
+//! versions). Invalid commands change nothing.
 //!
-//! Threats: tables are as long as the driver says. Of each [`TABLE`] addresses are kept; a longer
-//! one lets everything of its kind through, as the specification allows.
+//! Threats: the driver chooses the length of its tables. Each table keeps up to [`MAX_TABLE`]
+//! addresses. A longer table accepts every frame of its kind, as the specification allows.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,15 +15,14 @@ use crate::bytes::Bytes;
 use host::memory::{Memory, Piece};
 use host::net::get;
 
-/// Most addresses of a table.
-const TABLE: usize = 64;
-/// The answer that there is.
+/// Maximum number of addresses in a table.
+const MAX_TABLE: usize = 64;
+/// The answer to every command.
 pub(super) const OK: u8 = 0;
 
-/// A MAC address.
 pub(super) type Address = [u8; 6];
 
-/// Classes and commands, as `class << 8 | command`.
+/// Classes and commands, as `class << 8 | command`
 const RX_PROMISC: u16 = 0x0000;
 const RX_ALLMULTI: u16 = 0x0001;
 const RX_ALLUNI: u16 = 0x0002;
@@ -39,19 +37,18 @@ const ANNOUNCE_ACK: u16 = 0x0300;
 const MQ_VQ_PAIRS_SET: u16 = 0x0400;
 const GUEST_OFFLOADS_SET: u16 = 0x0500;
 
-/// What a driver said, since the reset.
+/// The driver's settings since the last reset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Control {
-    /// Which frames it wants.
     pub(super) filter: Filter,
-    /// Its address, where it chose one.
+    /// The address that the driver set, if it did.
     pub(super) mac: Option<Address>,
-    /// How many pairs of queues frames may come by.
+    /// The number of queue pairs that may receive frames.
     pub(super) pairs: u16,
-    /// What may be left to it, as feature bits, where it is less than was agreed on.
+    /// Feature bits of the enabled receive offloads. None enables all that were negotiated.
     pub(super) offloads: Option<u64>,
-    /// It is to tell its network where it is now.
+    /// VIRTIO_NET_S_ANNOUNCE: the driver is asked to announce itself to its network.
     pub(super) announce: bool,
 }
 
@@ -61,11 +58,11 @@ impl Default for Control {
     }
 }
 
-/// Which frames a driver wants.
+/// The receive filter of a driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Filter {
-    /// All; so it is until the driver says otherwise.
+    /// Accept every frame. This is on until the driver changes it.
     promiscuous: bool,
     all_multicast: bool,
     all_unicast: bool,
@@ -74,7 +71,7 @@ pub(super) struct Filter {
     no_broadcast: bool,
     unicast: Table,
     multicast: Table,
-    /// One bit for each VLAN that it wants.
+    /// One bit for each VLAN that is accepted.
     vlans: Bytes<512>,
 }
 
@@ -94,7 +91,7 @@ impl Default for Filter {
     }
 }
 
-/// Addresses, or more than we keep.
+/// A MAC filter table, or the fact that the driver's table was too long.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
@@ -107,12 +104,12 @@ impl Table {
         self.overflow || self.addresses.contains(&address)
     }
 
-    /// Reads a table: a number, and as many addresses. Gives it and where it ends.
+    /// Reads a table: a count and that number of addresses. Returns it and the offset of its end.
     fn read(memory: &Memory, from: &[Piece], at: usize) -> Option<(Self, usize)> {
         let count = u32::from_le_bytes(bytes(memory, from, at)?);
         let count = usize::try_from(count).ok()?;
         let end = count.checked_mul(6)?.checked_add(at + 4)?;
-        if count > TABLE {
+        if count > MAX_TABLE {
             return Some((Self { addresses: Vec::new(), overflow: true }, end));
         }
         let address = |number: usize| bytes(memory, from, at + 4 + 6 * number);
@@ -121,7 +118,7 @@ impl Table {
     }
 }
 
-/// Bytes of a command, if there are so many.
+/// Reads `N` bytes of a command. Returns None if it is shorter.
 fn bytes<const N: usize>(memory: &Memory, from: &[Piece], at: usize) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     let count = get(memory, from, at, &mut bytes).ok()?;
@@ -129,8 +126,8 @@ fn bytes<const N: usize>(memory: &Memory, from: &[Piece], at: usize) -> Option<[
 }
 
 impl Filter {
-    /// Whether the driver of this address wants a frame that begins so; `by_vlan` if it agreed on
-    /// saying which.
+    /// Whether the driver accepts a frame that begins with these bytes. `own` is the driver's MAC
+    /// address, and `by_vlan` says whether CTRL_VLAN was negotiated.
     pub(super) fn wants(&self, frame: &[u8; 16], own: Address, by_vlan: bool) -> bool {
         if self.promiscuous {
             return true;
@@ -152,16 +149,21 @@ impl Filter {
         }
     }
 
-    /// A state that could have been.
-    pub(super) fn is_sound(&self) -> bool {
-        [&self.unicast, &self.multicast].iter().all(|table| table.addresses.len() <= TABLE)
+    /// Whether a saved filter is valid.
+    pub(super) fn is_valid(&self) -> bool {
+        [&self.unicast, &self.multicast].iter().all(|table| table.addresses.len() <= MAX_TABLE)
     }
 }
 
 impl Control {
-    /// Does what a command says, of a device with so many pairs of queues. None when it makes no
-    /// sense, or is none of ours.
-    pub(super) fn obey(&mut self, memory: &Memory, from: &[Piece], most: u16) -> Option<()> {
+    /// Executes a command for a device with `max_pairs` queue pairs. Returns None if the command is
+    /// invalid or unknown.
+    pub(super) fn execute(
+        &mut self,
+        memory: &Memory,
+        from: &[Piece],
+        max_pairs: u16,
+    ) -> Option<()> {
         let command = u16::from_be_bytes(bytes(memory, from, 0)?);
         let on = || bytes::<1>(memory, from, 2).map(|byte| byte[0] != 0);
         let short = || bytes(memory, from, 2).map(u16::from_le_bytes);
@@ -187,7 +189,7 @@ impl Control {
             }
             ANNOUNCE_ACK => self.announce = false,
             MQ_VQ_PAIRS_SET => {
-                self.pairs = short().filter(|pairs| (1..=most).contains(pairs))?;
+                self.pairs = short().filter(|pairs| (1..=max_pairs).contains(pairs))?;
             }
             GUEST_OFFLOADS_SET => self.offloads = Some(u64::from_le_bytes(bytes(memory, from, 2)?)),
             _ => return None,
@@ -206,16 +208,16 @@ mod test {
 
     const OWN: Address = [2, 0, 0, 0, 0, 1];
 
-    fn said(control: &mut Control, words: &[u8]) -> Option<()> {
+    fn run(control: &mut Control, words: &[u8]) -> Option<()> {
         let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 16)]).unwrap();
         let memory = Memory::new(Arc::new(ram));
         memory.write(0x100, words).unwrap();
         let length = u32::try_from(words.len()).unwrap();
-        // Cut as NetKVM cuts it: the command, and its data.
+        // NetKVM sends the command and its data as separate pieces.
         let cut = length.min(2);
         let from =
             [Piece { address: 0x100, length: cut }, Piece { address: 0x102, length: length - cut }];
-        control.obey(&memory, &from, 4)
+        control.execute(&memory, &from, 4)
     }
 
     fn frame(to: Address, vlan: Option<u16>) -> [u8; 16] {
@@ -236,59 +238,59 @@ mod test {
         let seen = |control: &Control| {
             [OWN, other, group, all].map(|to| control.filter.wants(&frame(to, None), OWN, true))
         };
-        assert_eq!(seen(&control), [true; 4], "before it said anything");
-        said(&mut control, &[0, 0, 0]).unwrap();
+        assert_eq!(seen(&control), [true; 4], "before the first command");
+        run(&mut control, &[0, 0, 0]).unwrap();
         assert_eq!(seen(&control), [true, false, false, true]);
         let table = [&[1, 0, 1, 0, 0, 0][..], &other, &[1, 0, 0, 0], &group].concat();
-        said(&mut control, &table).unwrap();
+        run(&mut control, &table).unwrap();
         assert_eq!(seen(&control), [true; 4]);
-        said(&mut control, &[0, 3, 1]).unwrap();
-        said(&mut control, &[0, 5, 1]).unwrap();
+        run(&mut control, &[0, 3, 1]).unwrap();
+        run(&mut control, &[0, 5, 1]).unwrap();
         assert_eq!(seen(&control), [true, true, false, false]);
-        said(&mut control, &[0, 4, 1]).unwrap();
+        run(&mut control, &[0, 4, 1]).unwrap();
         assert_eq!(seen(&control), [false; 4]);
         for (command, value) in [(4, 0), (3, 0), (5, 0), (1, 1), (2, 1)] {
-            said(&mut control, &[0, command, value]).unwrap();
+            run(&mut control, &[0, command, value]).unwrap();
         }
-        said(&mut control, &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        run(&mut control, &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
         assert_eq!(seen(&control), [true; 4], "all of both kinds");
     }
 
     #[test]
     fn knows_vlans_only_of_drivers_that_speak_of_them() {
         let mut control = Control::default();
-        said(&mut control, &[0, 0, 0]).unwrap();
+        run(&mut control, &[0, 0, 0]).unwrap();
         let tagged = frame(OWN, Some(0x2005));
         let wants =
             |control: &Control| [true, false].map(|it| control.filter.wants(&tagged, OWN, it));
         assert_eq!(wants(&control), [false, true]);
-        said(&mut control, &[2, 0, 5, 0]).unwrap();
+        run(&mut control, &[2, 0, 5, 0]).unwrap();
         assert_eq!(wants(&control), [true, true]);
-        said(&mut control, &[2, 1, 5, 0]).unwrap();
+        run(&mut control, &[2, 1, 5, 0]).unwrap();
         assert_eq!(wants(&control), [false, true]);
-        assert_eq!(said(&mut control, &[2, 0, 0, 0x10]), None, "there is no VLAN 4096");
+        assert_eq!(run(&mut control, &[2, 0, 0, 0x10]), None, "there is no VLAN 4096");
     }
 
     #[test]
     fn a_table_that_is_too_long_lets_all_through_and_one_that_is_cut_short_changes_nothing() {
         let mut control = Control::default();
-        said(&mut control, &[0, 0, 0]).unwrap();
+        run(&mut control, &[0, 0, 0]).unwrap();
         let long = [&[1, 0, 65, 0, 0, 0][..], &[2; 65 * 6], &[0; 4]].concat();
-        said(&mut control, &long).unwrap();
+        run(&mut control, &long).unwrap();
         assert!(control.filter.wants(&frame([2; 6], None), OWN, false));
         assert!(!control.filter.wants(&frame([3; 6], None), OWN, false));
         let before = control.clone();
         for short in [&long[..300], &long[..5], &[1, 0], &[1], &[], &[1, 0, 255, 255, 255, 255]] {
-            assert_eq!(said(&mut control, short), None, "{} bytes", short.len());
+            assert_eq!(run(&mut control, short), None, "{} bytes", short.len());
         }
         for nonsense in
             [&[4, 0, 0, 0][..], &[4, 0, 5, 0], &[4, 1, 1], &[9, 9, 9], &[5, 0, 1], &[0, 0]]
         {
-            assert_eq!(said(&mut control, nonsense), None, "{nonsense:?}");
+            assert_eq!(run(&mut control, nonsense), None, "{nonsense:?}");
         }
         assert_eq!(control, before);
-        said(&mut control, &[4, 0, 4, 0]).unwrap();
-        said(&mut control, &[1, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+        run(&mut control, &[4, 0, 4, 0]).unwrap();
+        run(&mut control, &[1, 1, 2, 3, 4, 5, 6, 7]).unwrap();
         assert_eq!((control.pairs, control.mac), (4, Some([2, 3, 4, 5, 6, 7])));
     }
 }

@@ -1,5 +1,5 @@
-//! The receiving half of a pair of queues: from the driver's buffers to a frame in them (VIRTIO
-//! 1.3, 5.1.6.4).
+//! The receiving half of a queue pair: collects the driver's buffers and puts frames into them
+//! (VIRTIO 1.3, 5.1.6.4).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,49 +11,49 @@ use crate::virtio::{Chain, Queue};
 use host::memory::{NoMemory, Piece};
 use host::net::{FRAME, HEADER, get, length, put};
 
-/// Most pieces of buffers that a frame is received into.
-const PIECES: usize = 1000;
-/// Room for a frame as most are, and for one that the host did not cut.
+/// Maximum number of pieces that one frame is received into.
+const MAX_PIECES: usize = 1000;
+/// Room for a usual frame, and for one that the host did not segment.
 const SMALL: usize = HEADER + 2048;
 const LARGE: usize = HEADER + FRAME;
-/// For how many frames large ones are expected after one of them.
-const EXPECT: u32 = 64;
-/// Where a header says into how many buffers its frame went.
+/// Number of frames for which large ones are expected after a large one.
+const EXPECT_LARGE: u32 = 64;
+/// Offset of `num_buffers` in the header: the number of buffers that hold the frame.
 const NUM_BUFFERS: usize = 10;
-/// Buffers that are of no use, before the thread looks at its orders.
-const JUNK: usize = 1024;
+/// Maximum number of unusable buffers in a row, before the thread checks its orders.
+const MAX_UNUSABLE: usize = 1024;
 
-/// What the driver and the device negotiated about received frames.
+/// The features that the driver and the device negotiated about received frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
-    /// A frame may go into more than one buffer.
+    /// A frame may span several buffers (MRG_RXBUF).
     pub(super) merge: bool,
-    /// The driver accepts frames whose checksum is not computed yet.
+    /// The driver accepts frames whose checksum is not computed yet (GUEST_CSUM).
     pub(super) checksum: bool,
-    /// The driver names the VLANs whose frames it wants.
+    /// The driver filters by VLAN (CTRL_VLAN).
     pub(super) by_vlan: bool,
 }
 
-/// Buffers, and a frame that does not fit into them yet.
+/// The driver's buffers, and a frame that does not fit into them yet.
 pub(super) struct Inbox {
-    /// Buffers that were taken and not used, and the pieces of all.
+    /// Buffers that were taken and hold no frame yet, and the pieces of all of them.
     buffers: VecDeque<Chain>,
     pieces: Vec<Piece>,
     room: usize,
-    /// What did not fit into them.
+    /// The part of a frame that did not fit into the buffers.
     rest: Vec<u8>,
-    /// Buffers of a frame, and how much of it is in each.
+    /// The buffers of the current frame, each with its number of bytes.
     filled: Vec<(Chain, u32)>,
-    /// What of `rest` is the end of that frame, and waits for more buffers.
+    /// The range of `rest` that still needs buffers. It is the end of the current frame.
     late: Range<usize>,
-    /// Frames until small ones are expected again.
+    /// Number of frames until small ones are expected again.
     large: u32,
-    /// The driver has to ring: it gave no buffers.
-    hungry: bool,
-    /// The driver's words, as this pair has heard them.
+    /// The driver has no buffers left in the queue, and rings when it adds some.
+    starved: bool,
+    /// Copies of the driver's settings, and the number of commands they reflect.
     filter: Filter,
     mac: Address,
-    heard: Option<u32>,
+    settings_version: Option<u32>,
 }
 
 impl Inbox {
@@ -70,76 +70,77 @@ impl Inbox {
             filled: Vec::new(),
             late: 0..0,
             large: 0,
-            hungry: false,
+            starved: false,
             filter: Filter::default(),
             mac: Address::default(),
-            heard: None,
+            settings_version: None,
         }
     }
 
-    /// Whether nothing can be received until the driver gives buffers, for which it rings.
-    pub(super) fn is_hungry(&self) -> bool {
-        self.hungry
+    /// Whether nothing can be received until the driver adds buffers. It rings the doorbell then.
+    pub(super) fn is_starved(&self) -> bool {
+        self.starved
     }
 
-    /// A place for what nobody wants.
+    /// A buffer for frames that are discarded.
     pub(super) fn rest(&mut self) -> &mut [u8] {
         &mut self.rest
     }
 
-    /// Where the next frame goes: the driver's memory, and what does not fit there.
-    pub(super) fn place(&mut self) -> (&[Piece], &mut [u8]) {
+    /// The destination of the next frame: guest memory first, then a buffer for the excess.
+    pub(super) fn destination(&mut self) -> (&[Piece], &mut [u8]) {
         (&self.pieces, &mut self.rest)
     }
 
-    /// Gives buffers back untouched, the last one first, so that they come again in order.
+    /// Returns unused buffers to the queue, the last one first, so that they are taken again in
+    /// order.
     pub(super) fn undo(&mut self, queue: &mut Queue) {
         self.buffers.drain(..).rev().for_each(|chain| queue.undo(chain));
         self.filled.drain(..).rev().for_each(|(chain, _)| queue.undo(chain));
         *self = Self::with(std::mem::take(&mut self.rest));
     }
 
-    /// Learns what the driver said since.
-    pub(super) fn hear(&mut self, nic: &Nic) {
-        let said = nic.said.load(Ordering::Acquire);
-        if self.heard != Some(said) {
-            self.heard = Some(said);
+    /// Copies the driver's settings if they have changed.
+    pub(super) fn update_filter(&mut self, nic: &Nic) {
+        let commands = nic.commands.load(Ordering::Acquire);
+        if self.settings_version != Some(commands) {
+            self.settings_version = Some(commands);
             (self.filter, self.mac) = nic.filter();
         }
     }
 
-    /// The next buffer; none, and hungry, when the driver gave no more.
+    /// The next buffer. If the queue is empty, sets `starved` and asks the driver to ring.
     fn next(&mut self, queue: &mut Queue) -> Option<Chain> {
         loop {
             let chain = queue.pop();
             if chain.is_some() {
-                if std::mem::take(&mut self.hungry) {
+                if std::mem::take(&mut self.starved) {
                     queue.quiet();
                 }
                 return chain;
             }
             if !queue.listen() {
-                self.hungry = true;
+                self.starved = true;
                 return None;
             }
         }
     }
 
-    /// Takes buffers for one frame; false when there are none.
+    /// Takes buffers for one frame. Returns false if the queue is empty.
     pub(super) fn gather(&mut self, queue: &mut Queue, merge: bool) -> bool {
         if !self.complete(queue) {
             return false;
         }
-        let wish = match (merge, self.large) {
+        let needed = match (merge, self.large) {
             (false, _) => 1,
             (true, 0) => SMALL,
             (true, _) => LARGE,
         };
-        for _ in 0..JUNK {
-            if self.room >= wish || self.pieces.len() >= PIECES {
+        for _ in 0..MAX_UNUSABLE {
+            if self.room >= needed || self.pieces.len() >= MAX_PIECES {
                 break;
             }
-            // With some in hand it is enough to look again when those are used up.
+            // With some buffers at hand, ask for the doorbell only when those are used up.
             let next = if self.buffers.is_empty() { self.next(queue) } else { queue.pop() };
             let Some(chain) = next else { break };
             let room = length(&chain.writable);
@@ -154,7 +155,7 @@ impl Inbox {
         !self.buffers.is_empty()
     }
 
-    /// Gives all buffers back empty: they are no memory.
+    /// Returns all buffers empty, because they are outside of guest memory.
     pub(super) fn refuse(&mut self, queue: &mut Queue) {
         queue.push_all(self.filled.drain(..).map(|(chain, _)| (chain, 0)));
         queue.push_all(self.buffers.drain(..).map(|chain| (chain, 0)));
@@ -163,15 +164,15 @@ impl Inbox {
         self.late = 0..0;
     }
 
-    /// Gives the driver a frame that was received, if it wants it.
+    /// Hands a received frame of `whole` bytes to the driver if its filter accepts it.
     pub(super) fn deliver(&mut self, queue: &mut Queue, whole: usize, terms: Terms) {
         let fits = whole <= self.room;
-        // Hardware drops what is longer than its buffers, too.
+        // Hardware also drops frames that are longer than its buffers.
         if whole < HEADER || whole - self.room.min(whole) > self.rest.len() || !fits && !terms.merge
         {
             return;
         }
-        self.large = if whole > SMALL { EXPECT } else { self.large.saturating_sub(1) };
+        self.large = if whole > SMALL { EXPECT_LARGE } else { self.large.saturating_sub(1) };
         match self.is_wanted(queue, terms) {
             Ok(true) => {}
             Ok(false) => return,
@@ -192,7 +193,8 @@ impl Inbox {
         self.complete(queue);
     }
 
-    /// Looks at a frame's beginning, and makes its header one that was agreed on.
+    /// Applies the filter to a frame, and clears the header's flags if GUEST_CSUM was not
+    /// negotiated.
     fn is_wanted(&self, queue: &Queue, terms: Terms) -> Result<bool, NoMemory> {
         let (memory, mut head) = (queue.memory(), [0; 16]);
         let there = get(memory, &self.pieces, HEADER, &mut head)?;
@@ -205,10 +207,10 @@ impl Inbox {
         Ok(self.filter.wants(&head, self.mac, terms.by_vlan))
     }
 
-    /// Puts the end of a frame into buffers, and gives the driver the whole; false while there are
-    /// too few.
+    /// Puts the end of a frame into further buffers, then returns all of its buffers as used.
+    /// Returns false if there are too few.
     fn complete(&mut self, queue: &mut Queue) -> bool {
-        for _ in 0..JUNK {
+        for _ in 0..MAX_UNUSABLE {
             if self.late.is_empty() {
                 break;
             }
@@ -230,7 +232,8 @@ impl Inbox {
             && let Some((first, _)) = self.filled.first()
         {
             let count = u16::try_from(self.filled.len()).unwrap_or(u16::MAX).to_le_bytes();
-            // What was memory a moment ago; if not, the driver finds its own header there.
+            // The guest may have taken this memory away. Then the driver finds its own header
+            // there.
             put(queue.memory(), &first.writable, NUM_BUFFERS, &count).ok();
             queue.push_all(self.filled.drain(..));
         }

@@ -1,33 +1,33 @@
-//! A pair of queues whose rings the kernel serves (vhost-net) as long as it can: while the cable is
-//! plugged in, the driver uses the pair, and the device is a bus master. At any other time the
-//! pair's thread serves them itself, from where the kernel left off.
+//! A queue pair whose rings the kernel serves (vhost-net) while the cable is plugged in, the driver
+//! uses the pair, and the device is a bus master. At any other time the pair's thread serves the
+//! rings from the position that the kernel reached.
 //!
-//! While the kernel has the rings, the thread answers the control queue, and hands interrupts on:
-//! so masks, pending bits and the wire are what they are for every other device.
+//! While the kernel serves the rings, the thread answers the control queue and forwards interrupts.
+//! Masks, pending bits and the interrupt line therefore work as for every other device.
 //!
-//! Threats: rings that the kernel refuses, or calls broken, are served by the thread until the next
-//! reset, and it is the thread that finds out what is wrong with them. A guest that is no bus
-//! master any more keeps the kernel writing for the moment until the thread has heard of it.
+//! Threats: if the kernel refuses the rings or reports an error, the thread serves them until the
+//! next reset and finds out what is wrong. When a guest clears bus mastering, the kernel keeps
+//! writing for a moment, until the thread is informed.
 
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::sleep::{Orders, Sleep, Wish};
+use super::sleep::{Interest, Orders, Sleep};
 use crate::virtio::Queue;
 use host::net::Wait;
 use host::net::link::Link;
 use host::net::vhost::Vhost;
 
-/// Which of the bells is that of a broken ring; those of the two queues come before it.
+/// Index of the doorbell for ring errors. It follows those of the two queues.
 const ERROR: usize = 2;
 
-/// What the kernel has of a pair.
+/// The kernel's side of one queue pair.
 pub(super) struct Lease {
     vhost: Vhost,
     link: Arc<Link>,
-    /// What was agreed on with the driver.
+    /// The negotiated feature bits.
     features: u64,
     sleep: Sleep,
     out: bool,
@@ -36,10 +36,11 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Nothing is lent yet. The thread will hear of orders, and of the control queue, too.
+    /// The thread serves the rings at first. It is also woken by its orders and the control queue.
     pub(super) fn new(
         vhost: Vhost,
-        (link, features): (&Arc<Link>, u64),
+        link: &Arc<Link>,
+        features: u64,
         orders: &Orders,
         control: Option<&Arc<EventFd>>,
     ) -> anyhow::Result<Self> {
@@ -50,17 +51,17 @@ impl Lease {
         Ok(Self { vhost, link: link.clone(), features, sleep, out: false, refused: false })
     }
 
-    /// Whether the kernel has the rings.
+    /// Whether the kernel serves the rings now.
     pub(super) fn is_out(&self) -> bool {
         self.out
     }
 
-    /// Whether it can have these rings at all.
+    /// Whether the kernel can serve these rings at all.
     pub(super) fn is_possible(&self) -> bool {
         !self.refused
     }
 
-    /// Gives the kernel the rings: receiving, sending.
+    /// Hands the rings to the kernel: receiving, sending.
     pub(super) fn begin(&mut self, [receive, transmit]: [&mut Queue; 2]) {
         let rings = receive.lend().zip(transmit.lend()).context("chains that are out of order");
         let named = rings
@@ -75,20 +76,20 @@ impl Lease {
             return self.end([receive, transmit]);
         }
         for queue in [receive, transmit] {
-            // One that cannot take one more ring is rung already.
+            // If the doorbell's counter is full, it has rung already.
             queue.bell().write(1).ok();
         }
     }
 
     fn refuse(&mut self, error: &anyhow::Error) {
-        // Rings are the guest's, who can reset the device for ever.
+        // A guest can cause this again after each reset: warn once.
         self.vhost.told.call_once(|| {
             tracing::warn!("vhost-net: this process serves the rings instead: {error:#}");
         });
         self.refused = true;
     }
 
-    /// Takes them back.
+    /// Takes the rings back from the kernel.
     pub(super) fn end(&mut self, queues: [&mut Queue; 2]) {
         let [receive, transmit] = &queues;
         let positions = self.vhost.leave([receive.device_area(), transmit.device_area()]);
@@ -99,20 +100,20 @@ impl Lease {
         self.link.count_in_kernel(false);
     }
 
-    /// Sleeps until there is something to do besides what the kernel does, and interrupts.
+    /// Waits for work that the kernel does not do, and forwards its interrupts.
     pub(super) fn sleep(&mut self, queues: [&mut Queue; 2]) {
-        let heard = self.sleep.until(&Wait::default(), Wish { receive: false, send: false });
+        let rung = self.sleep.until(&Wait::default(), Interest { receive: false, send: false });
         for (number, queue) in queues.into_iter().enumerate() {
-            if heard & 1 << number != 0 {
+            if rung & 1 << number != 0 {
                 queue.signal().used(queue.number());
             }
         }
-        if heard & 1 << ERROR != 0 {
+        if rung & 1 << ERROR != 0 {
             self.refuse(&anyhow!("the kernel cannot read a ring"));
         }
     }
 
-    /// Nothing is lent any more.
+    /// Only called after the rings were taken back.
     pub(super) fn into_vhost(self) -> Vhost {
         self.vhost
     }

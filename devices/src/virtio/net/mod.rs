@@ -1,11 +1,11 @@
 //! virtio-net: a network controller (VIRTIO 1.3, 5.1).
 //!
-//! One thread serves each pair of queues, and the first one the control queue too. What the other
-//! end of the cable cannot do is not offered. Nothing runs while nothing happens.
+//! One thread serves each queue pair, and the first one also serves the control queue. Offloads
+//! that the peer does not support are not offered. An idle device uses no CPU time.
 //!
-//! Threats: all that a driver may do to rings is the queue's to bear, buffers are `inbox.rs`'s,
-//! commands `control.rs`'s, and frames those of the host's side, which hands headers to the kernel
-//! as they are: it checks them as it checks those of any process that has a tap.
+//! Threats: `queue.rs` bounds what a driver can do to rings, `inbox.rs` checks buffers and
+//! `control.rs` commands. The host's side checks frames. It passes their headers on to the kernel,
+//! which checks them like those of any process that has a tap.
 
 mod control;
 mod inbox;
@@ -39,28 +39,29 @@ use host::net::{self, Network, Offloads, Port, Side};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The other end of the cable: `tap:NAME`, `macvtap:PATH`, `passt:SOCKET`, `fd:N` (with more
-    /// pairs of queues `fd:N:N...`) or `none`.
+    /// The network backend: `tap:NAME`, `macvtap:PATH`, `passt:SOCKET`, `fd:N` (with more queue
+    /// pairs `fd:N:N...`) or `none`.
     pub to: Network,
-    /// Its address. Without one it is a macvtap's, or made of `to` and the slot: always the same,
-    /// but also that of the same words on another host. Give one where such guests meet.
+    /// MAC address. Defaults to that of the macvtap, or to one derived from `to` and the slot. A
+    /// derived address is stable, but guests on other hosts with the same `to` and slot have the
+    /// same one: set it where such guests share a network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// Pairs of queues, 1 to 16: as many processors can send and receive at once.
+    /// Number of queue pairs, 1 to 16: this many processors can send and receive at once.
     pub pairs: u16,
-    /// The longest packet, which the guest is told; else that of the tap.
+    /// Maximum packet size (MTU) that is reported to the guest. Defaults to that of the tap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// Leave checksums and the cutting of large packets to the other end, and to the guest, where
-    /// the other end can do that.
+    /// Offload checksums and segmentation of large packets to the backend, and to the guest, where
+    /// the backend supports it.
     pub offloads: bool,
-    /// Let the kernel serve a tap's rings (vhost-net): `auto`, which is where `/dev/vhost-net` can
-    /// be opened, `on` or `off`. Which it is now, `status` says: so many pairs of queues.
+    /// Let the kernel serve a tap's queues (vhost-net): `auto`, which uses it if `/dev/vhost-net`
+    /// can be opened, `on` or `off`. `status` reports how many queue pairs the kernel serves now.
     pub vhost: Choice,
-    /// Its PCI slot; the first that is free if there is none given.
+    /// PCI slot. Defaults to the first free one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
-    /// In the kernel's place, a test's: what it does is as this seed says.
+    /// Tests only: replaces vhost-net by a simulation with this seed.
     #[serde(skip)]
     pub rehearsed: Option<u64>,
 }
@@ -81,14 +82,14 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The same network where something of a test's stands in for vhost-net.
+    /// The same configuration with a simulation in place of vhost-net, for tests.
     #[must_use]
     pub fn rehearse(self, seed: u64) -> Self {
         Self { rehearsed: Some(seed), ..self }
     }
 }
 
-/// Features (5.1.3).
+/// Feature bits (5.1.3)
 const CSUM: u64 = 1 << 0;
 const GUEST_CSUM: u64 = 1 << 1;
 const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
@@ -114,7 +115,7 @@ const GUEST_USO6: u64 = 1 << 55;
 const HOST_USO: u64 = 1 << 56;
 const SPEED_DUPLEX: u64 = 1 << 63;
 
-/// Features of every one, whatever is at the other end.
+/// Feature bits that are offered whatever the backend supports.
 const ALWAYS: u64 = MAC
     | MRG_RXBUF
     | STATUS
@@ -126,25 +127,28 @@ const ALWAYS: u64 = MAC
     | CTRL_MAC_ADDR
     | SPEED_DUPLEX;
 
-/// The status of the link (5.1.4).
+/// Link status bits (5.1.4)
 const LINK_UP: u16 = 1;
 const ANNOUNCE: u16 = 2;
-/// What the guest is told of the link: Mbit/s, and full duplex.
+/// The reported link: speed in Mbit/s, and full duplex.
 const SPEED: u32 = 10_000;
 const FULL: u8 = 1;
 
-/// Entries of a queue. NetKVM puts up to 64 KiB behind each one that receives.
-const ENTRIES: u16 = 256;
-const CONTROL_ENTRIES: u16 = 64;
-/// Most pairs: as many as NetKVM uses.
-const PAIRS: u16 = 16;
+/// Entries of a queue. NetKVM puts up to 64 KiB behind each entry of a receive queue.
+const QUEUE_SIZE: u16 = 256;
+const CONTROL_QUEUE_SIZE: u16 = 64;
+/// Maximum number of queue pairs: NetKVM uses no more.
+const MAX_PAIRS: u16 = 16;
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let pairs = self.pairs;
-        ensure!((1..=PAIRS).contains(&pairs), "{pairs} pairs of queues: there are 1 to {PAIRS}");
+        ensure!(
+            (1..=MAX_PAIRS).contains(&pairs),
+            "pairs={pairs}: a network device has 1 to {MAX_PAIRS} queue pairs"
+        );
         if let Some(mtu) = self.mtu {
-            ensure!(mtu >= LEAST_MTU, "an MTU of {mtu}: the least is {LEAST_MTU}");
+            ensure!(mtu >= LEAST_MTU, "mtu={mtu}: the minimum is {LEAST_MTU}");
         }
         let side = net::open(&self.to, net::Wish { pairs, mtu: self.mtu })?;
         grants.shared().links.add(grants.name(), side.link().clone());
@@ -165,7 +169,7 @@ impl Build for Config {
     }
 }
 
-/// What was agreed on, for those who receive.
+/// The receive offloads that these feature bits contain.
 fn offloads(features: u64) -> Offloads {
     let has = |bits: u64| features & bits == bits;
     Offloads {
@@ -173,12 +177,12 @@ fn offloads(features: u64) -> Offloads {
         tso4: has(GUEST_TSO4),
         tso6: has(GUEST_TSO6),
         ecn: has(GUEST_ECN),
-        // Taps know both or none.
+        // Taps enable both or neither.
         uso: has(GUEST_USO4 | GUEST_USO6),
     }
 }
 
-/// What can be offered.
+/// The feature bits that are offered.
 fn features(side: &dyn Side, config: &Config) -> u64 {
     let can = if config.offloads { side.offloads() } else { Offloads::default() };
     let can = can.and(Offloads::ALL);
@@ -196,19 +200,19 @@ fn features(side: &dyn Side, config: &Config) -> u64 {
     .fold(0, |sum, (on, bits)| if on { sum | bits } else { sum })
 }
 
-/// What all threads of a controller share.
+/// State shared between the controller and the threads of its queue pairs.
 struct Nic {
     side: Arc<dyn Side>,
     control: Mutex<Control>,
-    /// Counts the driver's commands.
-    said: AtomicU32,
-    /// Frames for the guest may come by this many pairs.
+    /// Number of commands executed. A pair reads the filter again when it changes.
+    commands: AtomicU32,
+    /// Number of pairs that may receive frames.
     active: AtomicU16,
     mac: Mac,
     pairs: u16,
-    /// What was agreed on.
+    /// The negotiated feature bits.
     negotiated: Mutex<u64>,
-    /// To each pair.
+    /// One for each pair.
     orders: Vec<Orders>,
 }
 
@@ -222,34 +226,34 @@ impl Nic {
         (control.filter.clone(), control.mac.unwrap_or(self.mac.0))
     }
 
-    /// Does what the driver says.
-    fn obey(&self, memory: &Memory, command: &[Piece]) {
+    /// Executes a command of the driver.
+    fn execute(&self, memory: &Memory, command: &[Piece]) {
         let mut control = self.control();
         let before = control.clone();
-        if control.obey(memory, command, self.pairs).is_none() || *control == before {
+        if control.execute(memory, command, self.pairs).is_none() || *control == before {
             return;
         }
         if control.offloads != before.offloads {
-            self.leave(&control);
+            self.set_offloads(&control);
         }
         if control.pairs != before.pairs {
             self.activate(&control);
         }
         drop(control);
-        self.said.fetch_add(1, Ordering::Release);
+        self.commands.fetch_add(1, Ordering::Release);
     }
 
     fn negotiated(&self) -> u64 {
         *self.negotiated.lock().expect("no device panicked")
     }
 
-    /// Tells the other end what it may leave to the driver.
-    fn leave(&self, control: &Control) {
+    /// Enables exactly the receive offloads that the driver wants.
+    fn set_offloads(&self, control: &Control) {
         let wanted = control.offloads.unwrap_or(u64::MAX);
         self.side.leave(offloads(self.negotiated() & wanted));
     }
 
-    /// Opens as many pairs as the driver uses. A driver that does not know of pairs uses one.
+    /// Activates the pairs that the driver uses. A driver without MQ uses one.
     fn activate(&self, control: &Control) {
         let pairs = if self.negotiated() & MQ == 0 { 1 } else { control.pairs.min(self.pairs) };
         (0..pairs).for_each(|pair| self.side.attach(pair.into(), true));
@@ -262,8 +266,8 @@ impl Nic {
         self.orders.iter().for_each(Orders::wake);
     }
 
-    /// The link is another one than it was.
-    fn changed(&self) {
+    /// Called when the link has changed.
+    fn link_changed(&self) {
         if self.side.link().is_up() && self.negotiated() & GUEST_ANNOUNCE != 0 {
             self.control().announce = true;
         }
@@ -271,19 +275,18 @@ impl Nic {
     }
 }
 
-/// The controller.
 struct Net {
     nic: Arc<Nic>,
     features: u64,
-    /// Those that no thread has.
+    /// Ports that no thread uses now.
     ports: Vec<Option<Box<dyn Port>>>,
-    /// The kernel's ends of them, where it serves the rings.
+    /// The vhost-net instances of these ports, where the kernel may serve the rings.
     kernel: Vec<Option<Vhost>>,
     threads: Vec<JoinHandle<Option<Pair>>>,
-    /// Queues that the driver enabled for no use.
+    /// Enabled queues that no thread serves.
     idle: Vec<Queue>,
-    /// The link as the guest last could have known it.
-    known: (bool, Option<u16>),
+    /// The link state (plugged in, MTU) when the device last stopped.
+    last_link: (bool, Option<u16>),
 }
 
 impl Net {
@@ -296,7 +299,7 @@ impl Net {
         let orders = (0..config.pairs).map(|_| Orders::new()).collect::<anyhow::Result<_>>()?;
         let nic = Nic {
             control: Mutex::default(),
-            said: AtomicU32::new(0),
+            commands: AtomicU32::new(0),
             active: AtomicU16::new(1),
             mac,
             pairs: config.pairs,
@@ -311,13 +314,13 @@ impl Net {
             kernel: kernel.into_iter().map(Some).collect(),
             threads: Vec::new(),
             idle: Vec::new(),
-            known: (side.link().is_up(), side.link().mtu()),
+            last_link: (side.link().is_up(), side.link().mtu()),
         })
     }
 
-    /// Which pair a queue belongs to, and as what: receiving, sending, control.
+    /// The pair that a queue belongs to, and its role: 0 receives, 1 sends, 2 is the control queue.
     fn role(&self, queue: u16, negotiated: u64) -> Option<(usize, u16)> {
-        // 5.1.2: without MQ, the control queue comes right after the first pair.
+        // 5.1.2: without MQ, the control queue follows the first pair.
         let pairs = if negotiated & MQ == 0 { 1 } else { self.nic.pairs };
         match queue {
             _ if queue < 2 * pairs => Some((usize::from(queue / 2), queue % 2)),
@@ -343,8 +346,8 @@ impl Net {
         let nic = self.nic.clone();
         let body = move || take.recv().ok().map(|pair| pair.run(&nic.orders[at]));
         let thread = Builder::new().name(format!("net-{number}")).spawn(body);
-        let thread = thread.context("a thread for a pair of queues")?;
-        let port = self.ports[at].take().context("a port for each pair of queues")?;
+        let thread = thread.context("a thread for a queue pair")?;
+        let port = self.ports[at].take().context("a port for each queue pair")?;
         let [receive, transmit, control] = queues;
         let lease = self.lease(at, control.as_ref())?;
         let pair = Pair {
@@ -362,33 +365,34 @@ impl Net {
             pulled: false,
         };
         self.nic.orders[at].set_stop(false);
-        give.send(pair).ok().context("a thread for a pair of queues")?;
+        give.send(pair).ok().context("a thread for a queue pair")?;
         self.threads.push(thread);
         Ok(())
     }
 
-    /// What the kernel may do for a pair.
+    /// The lease of a pair, if the kernel may serve its rings.
     fn lease(&mut self, at: usize, control: Option<&Queue>) -> anyhow::Result<Option<Lease>> {
         let Some(vhost) = self.kernel.get_mut(at).and_then(Option::take) else { return Ok(None) };
-        let agreed = (self.nic.side.link(), self.nic.negotiated());
-        Lease::new(vhost, agreed, &self.nic.orders[at], control.map(Queue::bell)).map(Some)
+        let (link, features) = (self.nic.side.link(), self.nic.negotiated());
+        let orders = &self.nic.orders[at];
+        Lease::new(vhost, link, features, orders, control.map(Queue::bell)).map(Some)
     }
 
-    /// Tells the guest of the link, now and from now on.
+    /// Reports link changes to the guest, starting with those since the last stop.
     fn watch(&mut self, signal: Option<Arc<super::Signal>>) {
         let link = self.nic.side.link();
         let Some(signal) = signal else {
             link.watch(None);
-            self.known = (link.is_up(), link.mtu());
+            self.last_link = (link.is_up(), link.mtu());
             return;
         };
-        let (nic, told) = (self.nic.clone(), signal.clone());
+        let (nic, notified) = (self.nic.clone(), signal.clone());
         link.watch(Some(Box::new(move || {
-            nic.changed();
-            told.configuration();
+            nic.link_changed();
+            notified.configuration();
         })));
-        if (link.is_up(), link.mtu()) != self.known {
-            self.nic.changed();
+        if (link.is_up(), link.mtu()) != self.last_link {
+            self.nic.link_changed();
             signal.configuration();
         }
     }
@@ -396,8 +400,8 @@ impl Net {
 
 impl Virtio for Net {
     fn identity(&self) -> Identity {
-        let mut queues = vec![ENTRIES; 2 * usize::from(self.nic.pairs)];
-        queues.push(CONTROL_ENTRIES);
+        let mut queues = vec![QUEUE_SIZE; 2 * usize::from(self.nic.pairs)];
+        queues.push(CONTROL_QUEUE_SIZE);
         Identity { id: 1, name: "net", class: 0x02_0000, queues, features: self.features }
     }
 
@@ -418,7 +422,7 @@ impl Virtio for Net {
         *self.nic.negotiated.lock().expect("no device panicked") = negotiated;
         {
             let control = self.nic.control();
-            self.nic.leave(&control);
+            self.nic.set_offloads(&control);
             self.nic.activate(&control);
         }
         let signal = queues.first().map(|queue| queue.signal().clone());
@@ -466,18 +470,18 @@ impl Virtio for Net {
 
     fn restore(&mut self, saved: Saved) -> anyhow::Result<()> {
         let control: Control = saved.take()?;
-        ensure!(control.filter.is_sound(), "a table of too many addresses");
+        ensure!(control.filter.is_valid(), "a filter table with too many addresses");
         let pairs = control.pairs;
         ensure!((1..=self.nic.pairs).contains(&pairs), "{pairs} of {} pairs", self.nic.pairs);
         *self.nic.control() = control;
-        self.nic.said.fetch_add(1, Ordering::Release);
+        self.nic.commands.fetch_add(1, Ordering::Release);
         Ok(())
     }
 }
 
 impl Drop for Net {
     fn drop(&mut self) {
-        // The link knows us, and we the link.
+        // Breaks a reference cycle: the link's callback refers to us, and we refer to the link.
         self.stop();
     }
 }
@@ -500,7 +504,7 @@ mod test {
     const AT: Address = Address::new(3, 0);
     const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-    /// A network of datagrams, each a frame behind its header, and what was asked of it.
+    /// A network of datagrams, each a frame behind its header. It records the calls it received.
     struct Lab {
         link: Arc<Link>,
         ends: Mutex<Vec<UnixDatagram>>,
@@ -509,7 +513,7 @@ mod test {
     }
 
     impl Lab {
-        /// With the far ends of its cables.
+        /// Also returns the far ends of its cables.
         fn new(pairs: usize, offloads: Offloads) -> (Arc<Self>, Vec<UnixDatagram>) {
             let pairs = (0..pairs).map(|_| {
                 let (ours, theirs) = UnixDatagram::pair().unwrap();
@@ -592,7 +596,7 @@ mod test {
         (bench, lab, ends)
     }
 
-    /// A driver with these features, all of its queues enabled and vectors open.
+    /// A driver that negotiated these features, with its first `queues` queues enabled.
     fn driver(bench: &Bench, features: u64, queues: u16) -> Driver<'_> {
         let mut driver = Driver::find(bench, AT);
         assert!(driver.negotiate(features), "{features:#x} of {:#x}", driver.features());
@@ -601,7 +605,7 @@ mod test {
         driver
     }
 
-    /// A frame for the guest, or of it, behind its header.
+    /// A frame to or from the guest, behind its header.
     fn frame(seed: u8, length: usize) -> Vec<u8> {
         let payload = (0..length - 14).map(|at| seed.wrapping_add(at.to_le_bytes()[0]));
         [&[0; HEADER][..], &OWN, &[2, 0, 0, 0, 0, seed], &[8, 0]]
@@ -611,7 +615,7 @@ mod test {
             .collect()
     }
 
-    /// What the driver finds in buffers that came back.
+    /// The frame in the next used buffers, and their number.
     fn content(driver: &mut Driver<'_>, buffers: &[(u64, u32)]) -> (Vec<u8>, usize) {
         let mut bytes = Vec::new();
         let first = driver.wait(0);
@@ -622,14 +626,14 @@ mod test {
         bytes.extend(taken(driver, first));
         let count = usize::from(u16::from_le_bytes([bytes[10], bytes[11]]));
         for _ in 1..count {
-            // All of them are there at once.
+            // All buffers of a frame are returned at once.
             let used = driver.take(0).expect("a frame comes whole");
             bytes.extend(taken(driver, used));
         }
         (bytes, count)
     }
 
-    /// Buffers of this length in queue 0, each its own chain.
+    /// Adds buffers of this length to queue 0, each as its own chain.
     fn offer(driver: &mut Driver<'_>, count: usize, length: u32) -> Vec<(u64, u32)> {
         let buffers: Vec<_> =
             (0..count).map(|_| (driver.allocate(length.into()), length)).collect();
@@ -644,7 +648,7 @@ mod test {
         got.len() == sent.len() && got[..10] == sent[..10] && got[12..] == sent[12..]
     }
 
-    /// Asks the control queue, and checks that it is answered as NetKVM demands.
+    /// Sends a command and checks that the answer is the one that NetKVM expects.
     fn command(driver: &mut Driver<'_>, queue: u16, words: &[u8]) {
         let at = driver.allocate(words.len() as u64 + 16);
         driver.bench.memory.write(at, words).unwrap();
@@ -686,7 +690,7 @@ mod test {
         assert_eq!(driver.device(6), [0, 0, 2, 0, 0x28, 0x23]);
         let (plain, ..) = self::bench(1, Offloads::default());
         let offered = Driver::find(&plain, AT).features();
-        assert_eq!(offered & (0x3f87 | 7 << 54 | MQ), 0, "nobody would do these");
+        assert_eq!(offered & (0x3f87 | 7 << 54 | MQ), 0, "the peer has no offloads");
         assert_eq!(offered & ALWAYS, ALWAYS);
     }
 
@@ -731,7 +735,7 @@ mod test {
         }
         let mut buffers = offer(&mut driver, 1, 1000);
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(driver.take(0), None, "a part of a frame is none");
+        assert_eq!(driver.take(0), None, "a frame is only delivered complete");
         buffers.extend(offer(&mut driver, 3, 1000));
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(driver.take(0), None);
@@ -775,7 +779,7 @@ mod test {
             assert_eq!(asked.iter().any(|it| it == "attach 3 true"), more != 0);
             assert_eq!(asked[0], "leave [1, 1, 1, 0, 0]");
             assert!(asked.iter().any(|it| it == "leave [1, 0, 0, 0, 0]"));
-            // Nothing to write the answer to, and nothing to read.
+            // A command without room for the answer, and one without readable bytes.
             let (none, room) = (driver.allocate(16), driver.allocate(16));
             driver.offer(queue, &[(none, 2, false)]);
             driver.offer(queue, &[(room, 4, true)]);
@@ -820,20 +824,27 @@ mod test {
         let at = driver.allocate(100);
         driver.offer(1, &[(at, 72, false)]);
         driver.kick(1);
-        assert_eq!(driver.wait(1).length, 0, "into nowhere");
+        assert_eq!(driver.wait(1).length, 0, "sent, but lost");
         std::thread::sleep(Duration::from_millis(20));
         lab.link.plug(true);
-        assert_eq!((driver.isr() & 2, driver.device(6)), (2, [3, 0]), "up, and to announce itself");
+        assert_eq!(
+            (driver.isr() & 2, driver.device(6)),
+            (2, [3, 0]),
+            "link up, and a request to announce"
+        );
         command(&mut driver, 2, &[3, 0]);
         assert_eq!(driver.device(6), [1, 0]);
-        // When our thread comes late there may be no room: the socket wakes its sender only when
-        // most of it is read, and the guest has four buffers.
+        // There may be no room yet: a socket wakes its sender only when most of it is read, and the
+        // guest has four buffers.
         ends[0].set_nonblocking(true).unwrap();
         wait("the old frame's end", || {
             ends[0].send(&frame(2, 61)).ok();
             driver.bytes(buffers[0].0 + 12, 6) == OWN
         });
-        assert!(is_same(&content(&mut driver, &buffers).0, &frame(2, 61)), "not what came before");
+        assert!(
+            is_same(&content(&mut driver, &buffers).0, &frame(2, 61)),
+            "frames from before are lost"
+        );
         assert!(ends[0].recv(&mut [0; 100]).is_err());
         bench.board.reset().unwrap();
         lab.link.resize(1400).unwrap();
@@ -881,7 +892,7 @@ mod test {
         for round in 0..25_u8 {
             let mut driver = driver(&bench, MRG_RXBUF | CTRL_VQ | MQ | GUEST_CSUM, 5);
             let buffers = offer(&mut driver, 20, 300);
-            // Frames under way in both directions.
+            // Frames in flight in both directions.
             for _ in 0..20 {
                 let at = driver.allocate(80);
                 driver.bench.memory.write(at, &frame(round, 60)).unwrap();
@@ -903,7 +914,7 @@ mod test {
         }
         let mut driver = driver(&bench, MRG_RXBUF, 2);
         let buffers = offer(&mut driver, 60, 1000);
-        // What was on its way comes first.
+        // Frames from before the reset come first.
         let mut frames = 0;
         loop {
             ends[0].send(&frame(99, 77)).ok();
@@ -911,7 +922,7 @@ mod test {
             if is_same(&content(&mut driver, &buffers).0, &frame(99, 77)) {
                 break;
             }
-            assert!(frames < 60, "old frames without end");
+            assert!(frames < 60, "an endless run of old frames");
         }
     }
 
@@ -926,7 +937,7 @@ mod test {
         driver.offer(0, &[(at, 2000, true)]);
         driver.kick(0);
         ends[0].send(&frame(1, 60)).unwrap();
-        // The good one goes back with the one that is no memory.
+        // The valid buffer is returned together with the one outside of memory.
         assert_eq!([(); 4].map(|()| driver.wait(0).length), [0; 4]);
         driver.offer(0, &[(at, 2000, true)]);
         driver.kick(0);
@@ -959,14 +970,14 @@ mod test {
         assert_ne!(address("tap:vm0"), address("tap:vm1"));
     }
 
-    /// The driver of a controller on `vm0`, with these features, and its buffers to receive into.
+    /// A driver of a controller on `vm0` with these features, and its receive buffers.
     fn on_tap(bench: &Bench, features: u64) -> (Driver<'_>, Vec<(u64, u32)>) {
         let mut driver = Driver::find(bench, AT);
         assert!(driver.negotiate(features | EVENT_IDX | CTRL_VQ));
         (0..3).for_each(|queue| driver.enable(queue, 64));
         driver.start();
         assert_eq!(driver.device(10), 1500_u16.to_le_bytes());
-        // The host learns of a cable a moment after it was plugged in.
+        // The host notices a plugged cable a moment later.
         wait("the carrier", || ip("-o link show vm0").contains(" state UP "));
         let buffers = offer(&mut driver, 60, 3000);
         (driver, buffers)
@@ -988,7 +999,7 @@ mod test {
         socket
     }
 
-    /// One datagram of the host to the guest; gives its frame.
+    /// Sends one datagram from the host to the guest. Returns its frame.
     fn to_guest(
         driver: &mut Driver<'_>,
         buffers: &[(u64, u32)],
@@ -998,7 +1009,7 @@ mod test {
         socket.send_to(&[byte; 1400], "10.9.0.2:9").unwrap();
         loop {
             let frame = content(driver, buffers).0;
-            // There are also the host's own for its neighbours.
+            // The host also sends neighbor discovery frames.
             if frame.len() == HEADER + 42 + 1400 {
                 assert_eq!(frame[HEADER + 42..], [byte; 1400]);
                 return frame;
@@ -1006,7 +1017,7 @@ mod test {
         }
     }
 
-    /// Offers a datagram of the guest.
+    /// Offers one datagram for sending.
     fn send(driver: &mut Driver<'_>, byte: u8) {
         let sent = packet(&[byte; 999], None);
         let at = driver.allocate(sent.len() as u64);
@@ -1015,7 +1026,7 @@ mod test {
         driver.kick(1);
     }
 
-    /// One datagram of the guest to the host.
+    /// Sends one datagram from the guest to the host.
     fn to_host(driver: &mut Driver<'_>, socket: &UdpSocket, byte: u8) {
         send(driver, byte);
         let mut got = [0; 2000];
@@ -1024,7 +1035,7 @@ mod test {
         driver.wait(1);
     }
 
-    /// Who may serve the rings here.
+    /// Values of `vhost` that this host supports.
     fn choices() -> &'static [Choice] {
         if std::path::Path::new("/dev/vhost-net").exists() {
             return &[Choice::Off, Choice::On];
@@ -1048,7 +1059,7 @@ mod test {
                     for round in 0..20_u8 {
                         let frame = to_guest(&mut driver, &buffers, &socket, round);
                         let partial = u8::from(offloads);
-                        assert_eq!(frame[0] & 1, partial, "a checksum that is not done");
+                        assert_eq!(frame[0] & 1, partial, "the checksum is left to the receiver");
                         to_host(&mut driver, &socket, round);
                     }
                 }
@@ -1075,7 +1086,7 @@ mod test {
                 lent(1);
                 to_guest(&mut driver, &buffers, &socket, round);
                 to_host(&mut driver, &socket, round);
-                // Frames of a cable that was pulled are lost, both ways.
+                // Frames are lost in both directions while the cable is unplugged.
                 link.plug(false);
                 lent(0);
                 send(&mut driver, 0xee);
@@ -1094,7 +1105,8 @@ mod test {
                 bench.board.run(saved).unwrap();
             }
             lent(1);
-            // What no descriptor has breaks the device, whoever reads it.
+            // An invalid descriptor index breaks the device, whether the kernel or the thread reads
+            // it.
             driver.publish(1, 999);
             driver.kick(1);
             wait("the device to break", || driver.status() & 64 != 0);
@@ -1105,7 +1117,7 @@ mod test {
             lent(1);
             to_guest(&mut driver, &buffers, &socket, 7);
             driver.set_status(0);
-            assert_eq!(link.in_kernel(), 0, "nothing of it is under way after a reset");
+            assert_eq!(link.in_kernel(), 0, "nothing is in flight after a reset");
         });
     }
 
@@ -1117,7 +1129,7 @@ mod test {
             let mut bench = Bench::new(1 << 20);
             bench.board.add("net", |grants| config.build(grants)).err().map(|it| format!("{it:#}"))
         };
-        assert!(refused(Choice::On, "none").unwrap().contains("taps alone"));
+        assert!(refused(Choice::On, "none").unwrap().contains("not a tap"));
         assert_eq!(refused(Choice::Auto, "none"), None);
     }
 }

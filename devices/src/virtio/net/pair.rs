@@ -1,13 +1,13 @@
-//! One pair of queues of a network device, and the thread that serves it (VIRTIO 1.3, 5.1.6).
+//! One queue pair of a network device, and the thread that serves it (VIRTIO 1.3, 5.1.6).
 //!
-//! A frame is received into as many of the driver's buffers as it may need at once, by one system
-//! call, and what was not needed stays for the next. Where the buffers that there are do not hold
-//! it, its end waits in a buffer of ours for more of them. Without buffers the host's side is not
-//! asked: what can wait there waits.
+//! One system call receives a frame into as many of the driver's buffers as a frame may need.
+//! Buffers that stay unused are kept for the next frame. If the buffers are too small, the end of
+//! the frame is kept in a buffer of this process until the driver adds more. Without buffers
+//! nothing is read from the port, so frames wait on the host's side.
 //!
-//! Threats: a buffer without room for the header, or outside of memory, goes back empty. A frame to
-//! send that is none goes back unsent. The thread looks at its orders after a bounded number of
-//! frames, so neither the guest nor its peer keeps a device from being stopped.
+//! Threats: a buffer without room for the header, or outside of memory, is returned empty. An
+//! invalid frame is returned unsent. The thread checks its orders after a bounded number of frames,
+//! so neither the guest nor its peer can prevent a device from being stopped.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,17 +17,17 @@ use super::Nic;
 use super::control::OK;
 use super::inbox::{Inbox, Terms};
 use super::lease::Lease;
-use super::sleep::{Orders, Sleep, Wish};
+use super::sleep::{Interest, Orders, Sleep};
 use crate::poller::AWAKE;
 use crate::virtio::Queue;
 use host::net::{Port, Stop, put};
 
-/// Frames in one direction, before the other one and the orders are looked at.
-const ROUND: usize = 256;
-/// Frames that waited behind a cable that was pulled.
-const STALE: usize = 4096;
+/// Frames in one direction, before the other direction and the orders are served.
+const MAX_FRAMES_PER_ROUND: usize = 256;
+/// Frames that are discarded when the cable is plugged in again.
+const MAX_STALE_FRAMES: usize = 4096;
 
-/// One pair.
+/// A queue pair with everything that its thread needs.
 pub(super) struct Pair {
     pub(super) number: u16,
     pub(super) receive: Option<Queue>,
@@ -38,25 +38,25 @@ pub(super) struct Pair {
     pub(super) terms: Terms,
     pub(super) inbox: Inbox,
     pub(super) sleep: Sleep,
-    /// The kernel may serve the rings.
+    /// Present if the kernel may serve the rings.
     pub(super) lease: Option<Lease>,
-    /// The peer takes nothing now.
+    /// The peer accepts no more frames at the moment.
     pub(super) full: bool,
-    /// The cable was pulled.
+    /// The cable is not plugged in.
     pub(super) pulled: bool,
 }
 
 impl Pair {
-    /// Serves the queues until it is told to stop, and leaves them as if nothing had been begun.
+    /// Serves the queues until it is asked to stop. No request is half done afterwards.
     pub(super) fn run(mut self, orders: &Orders) -> Self {
-        let mut looks = false;
+        let mut polls = false;
         self.quiet();
         while !orders.stop.load(Ordering::Acquire) {
-            if self.serve() || looks && self.look(orders) {
+            if self.serve() || polls && self.poll(orders) {
                 continue;
             }
             if !self.listen() {
-                looks = self.sleep() < AWAKE;
+                polls = self.sleep() < AWAKE;
             }
             self.quiet();
         }
@@ -69,12 +69,12 @@ impl Pair {
         self
     }
 
-    /// Whether the kernel has the rings. They are not ours to touch then.
+    /// Whether the kernel serves the rings. This thread must not touch them then.
     fn is_lent(&self) -> bool {
         self.lease.as_ref().is_some_and(Lease::is_out)
     }
 
-    /// Whether the kernel should have them.
+    /// Whether the kernel should serve the rings now.
     fn is_for_kernel(&self) -> bool {
         let possible = self.lease.as_ref().is_some_and(Lease::is_possible);
         possible
@@ -84,8 +84,8 @@ impl Pair {
             && self.nic.side.link().is_plugged()
     }
 
-    /// Gives the kernel the rings, or takes them back, as it should be now.
-    fn settle(&mut self) {
+    /// Hands the rings to the kernel or takes them back, as the current state demands.
+    fn update_owner(&mut self) {
         match (self.is_lent(), self.is_for_kernel()) {
             (true, false) => self.regain(),
             (false, true) => self.lend(),
@@ -94,7 +94,7 @@ impl Pair {
     }
 
     fn lend(&mut self) {
-        // What came while the cable was pulled goes first.
+        // Discards the frames that came while the cable was unplugged.
         self.is_open();
         let (Some(receive), Some(transmit)) = (&mut self.receive, &mut self.transmit) else {
             return;
@@ -114,9 +114,9 @@ impl Pair {
         }
     }
 
-    /// Does what there is to do; false if there was nothing.
+    /// Serves everything once. Returns false if there was nothing to do.
     fn serve(&mut self) -> bool {
-        self.settle();
+        self.update_owner();
         let answered = self.answer();
         if self.is_lent() {
             return answered;
@@ -126,8 +126,8 @@ impl Pair {
         answered || sent || received
     }
 
-    /// Looks until there was something to do; false if there was not.
-    fn look(&mut self, orders: &Orders) -> bool {
+    /// Polls for a short time. Returns false if nothing came.
+    fn poll(&mut self, orders: &Orders) -> bool {
         let start = Instant::now();
         while start.elapsed() < AWAKE && !orders.stop.load(Ordering::Acquire) {
             if self.serve() {
@@ -138,7 +138,7 @@ impl Pair {
         false
     }
 
-    /// Asks the driver not to ring. Buffers to receive into are only missed when there are none.
+    /// Disables doorbells. The receive queue is only waited for when it has no buffers.
     fn quiet(&mut self) {
         let own = !self.is_lent();
         let (receive, transmit) = (self.receive.as_mut(), self.transmit.as_mut());
@@ -146,36 +146,36 @@ impl Pair {
         queues.into_iter().flatten().for_each(Queue::quiet);
     }
 
-    /// Asks the driver to ring for what it gives us to do. True when something came meanwhile.
+    /// Enables the doorbells that are needed. Returns true if something came in the meantime.
     fn listen(&mut self) -> bool {
         let own = !self.is_lent();
-        let receive = self.receive.as_mut().filter(|_| own && self.inbox.is_hungry());
+        let receive = self.receive.as_mut().filter(|_| own && self.inbox.is_starved());
         let transmit = self.transmit.as_mut().filter(|_| own && !self.full);
         let queues = [receive, transmit, self.control.as_mut()];
         queues.into_iter().flatten().any(Queue::listen)
     }
 
-    /// Answers the control queue; true if it had something.
+    /// Serves the control queue. Returns true if it had commands.
     fn answer(&mut self) -> bool {
         let Some(queue) = &mut self.control else { return false };
-        for round in 0..ROUND {
+        for round in 0..MAX_FRAMES_PER_ROUND {
             let Some(chain) = queue.pop() else { return round > 0 };
-            self.nic.obey(queue.memory(), &chain.readable);
-            let told = put(queue.memory(), &chain.writable, 0, &[OK]);
-            queue.push(chain, u32::from(told == Ok(1)));
+            self.nic.execute(queue.memory(), &chain.readable);
+            let written = put(queue.memory(), &chain.writable, 0, &[OK]);
+            queue.push(chain, u32::from(written == Ok(1)));
             queue.notify();
         }
         true
     }
 
-    /// Sends what the driver has; true if it sent something.
+    /// Sends the driver's frames. Returns true if there were any.
     fn send(&mut self) -> bool {
         let Some(queue) = &mut self.transmit else { return false };
         let plugged = self.nic.side.link().is_plugged();
         let mut sent = 0;
-        while sent < ROUND {
+        while sent < MAX_FRAMES_PER_ROUND {
             let Some(chain) = queue.pop() else { break };
-            // A cable that was pulled leads nowhere.
+            // Without a cable, frames are discarded.
             let result =
                 if plugged { self.port.send(queue.memory(), &chain.readable) } else { Ok(()) };
             self.full = result == Err(Stop::Wait);
@@ -190,7 +190,7 @@ impl Pair {
         sent > 0
     }
 
-    /// Whether frames are to come by this pair now.
+    /// Whether this pair may receive frames now.
     fn is_open(&mut self) -> bool {
         let Some(queue) = &self.receive else { return false };
         if self.number >= self.nic.active.load(Ordering::Acquire) {
@@ -198,8 +198,8 @@ impl Pair {
         }
         let plugged = self.nic.side.link().is_plugged();
         if plugged && self.pulled {
-            // What came in while nobody could have heard it.
-            for _ in 0..STALE {
+            // Discard what came while the cable was unplugged.
+            for _ in 0..MAX_STALE_FRAMES {
                 if self.port.receive(queue.memory(), &[], self.inbox.rest()) == Err(Stop::Wait) {
                     break;
                 }
@@ -209,16 +209,16 @@ impl Pair {
         plugged
     }
 
-    /// Receives what has arrived; true if there was something.
+    /// Receives the frames that have arrived. Returns true if there were any.
     fn accept(&mut self) -> bool {
         if !self.is_open() {
             return false;
         }
         let Some(queue) = &mut self.receive else { return false };
-        self.inbox.hear(&self.nic);
+        self.inbox.update_filter(&self.nic);
         let mut received = 0;
-        while received < ROUND && self.inbox.gather(queue, self.terms.merge) {
-            let (pieces, rest) = self.inbox.place();
+        while received < MAX_FRAMES_PER_ROUND && self.inbox.gather(queue, self.terms.merge) {
+            let (pieces, rest) = self.inbox.destination();
             match self.port.receive(queue.memory(), pieces, rest) {
                 Ok(length) => self.inbox.deliver(queue, length, self.terms),
                 Err(Stop::Refused) => self.inbox.refuse(queue),
@@ -230,21 +230,21 @@ impl Pair {
         received > 0
     }
 
-    /// Sleeps until there may be something to do; says how long.
+    /// Waits until there may be something to do. Returns how long it waited.
     fn sleep(&mut self) -> Duration {
         if let (Some(lease), Some(receive), Some(transmit)) =
             (&mut self.lease, &mut self.receive, &mut self.transmit)
             && lease.is_out()
         {
             lease.sleep([receive, transmit]);
-            // There is nothing to look for that the kernel does not see first.
+            // The kernel sees frames first, so polling afterwards is useless.
             return Duration::MAX;
         }
-        let receive = self.is_open() && !self.inbox.is_hungry();
+        let receive = self.is_open() && !self.inbox.is_starved();
         let wait = self.port.wait();
-        let wish = Wish { receive, send: self.full || wait.full };
+        let interest = Interest { receive, send: self.full || wait.full };
         let start = Instant::now();
-        self.sleep.until(&wait, wish);
+        self.sleep.until(&wait, interest);
         start.elapsed()
     }
 }

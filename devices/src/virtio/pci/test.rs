@@ -1,4 +1,4 @@
-//! The transport as drivers use it, and as hostile ones do.
+//! The transport with ordinary drivers, and with hostile ones.
 
 use super::*;
 use crate::device::Kind;
@@ -13,23 +13,23 @@ const AT: Address = Address::new(3, 0);
 /// INTA of slot 3.
 const GSI: u32 = 23;
 const QUEUES: usize = 2;
-/// A feature of the echo's.
+/// A feature bit of the echo device.
 const LOUD: u64 = 1 << 3;
 
-/// Gives back what it was given. It keeps a chain that begins with `keep` for itself.
+/// Returns what it received. It holds chains that begin with `keep`.
 #[derive(Default)]
 struct Echo {
     config: Vec<u8>,
-    worker: Option<Worker<Desk>>,
+    worker: Option<Worker<Server>>,
 }
 
 #[derive(Default)]
-struct Desk {
+struct Server {
     queues: Vec<Queue>,
-    kept: Vec<Chain>,
+    held: Vec<Chain>,
 }
 
-impl Desk {
+impl Server {
     fn serve(&mut self) {
         for queue in &mut self.queues {
             while let Some(chain) = queue.pop() {
@@ -37,7 +37,7 @@ impl Desk {
                 let mut bytes = vec![0; length];
                 let read = queue.memory().gather(&chain.readable, &mut bytes);
                 if bytes == b"keep" {
-                    self.kept.push(chain);
+                    self.held.push(chain);
                     continue;
                 }
                 let echoed = read.and_then(|()| queue.memory().scatter(&chain.writable, &bytes));
@@ -67,8 +67,8 @@ impl Virtio for Echo {
     }
     fn start(&mut self, queues: Vec<Queue>, _: u64) -> anyhow::Result<()> {
         let bells = queues.iter().map(|queue| queue.bell().clone()).collect();
-        let desk = Desk { queues, kept: Vec::new() };
-        self.worker = Some(Worker::spawn("echo", desk, bells, |desk, _| desk.serve())?);
+        let server = Server { queues, held: Vec::new() };
+        self.worker = Some(Worker::spawn("echo", server, bells, |server, _| server.serve())?);
         Ok(())
     }
     fn stop(&mut self) -> Vec<Queue> {
@@ -91,7 +91,7 @@ fn bench() -> Bench {
     bench
 }
 
-/// A driver with both queues of 16 entries, running.
+/// Starts a driver with two queues of 16 entries.
 fn driver(bench: &Bench, features: u64) -> Driver<'_> {
     let mut driver = Driver::find(bench, AT);
     assert!(driver.negotiate(features));
@@ -108,7 +108,7 @@ fn put(driver: &mut Driver<'_>, bytes: &[u8]) -> u64 {
     at
 }
 
-/// Sends `words` through a queue, in two pieces each way, and answers what came back.
+/// Sends `words` through a queue, in two pieces each way, and returns the echo.
 fn echo(driver: &mut Driver<'_>, queue: u16, words: &[u8]) -> Vec<u8> {
     let length = u32::try_from(words.len()).unwrap();
     let (from, to) = (put(driver, words), driver.allocate(words.len() as u64));
@@ -124,7 +124,7 @@ fn echo(driver: &mut Driver<'_>, queue: u16, words: &[u8]) -> Vec<u8> {
     got
 }
 
-/// Switches MSI-X on, with vector n aimed at data n.
+/// Enables MSI-X. The message of vector n has data n.
 fn messages(bench: &Bench) {
     let table = 0xc000_0000;
     for vector in 0..=QUEUES as u64 {
@@ -147,7 +147,7 @@ fn is_what_the_drivers_for_windows_match() {
     assert_eq!(driver.config(0x2c), [0xf4, 0x1a, 0, 0x11]);
     assert_eq!(driver.features(), LOUD | VERSION_1 | EVENT_IDX | INDIRECT_DESC | RING_RESET);
     assert_eq!(driver.number(18), 2);
-    // Their mapping of all doorbells is one page at most.
+    // The Windows drivers map at most one page of doorbells.
     assert_eq!(bench.host.bells.lock().unwrap().len(), QUEUES);
 }
 
@@ -177,7 +177,11 @@ fn refuses_features_that_it_does_not_offer_and_drivers_of_old() {
     assert!(driver.negotiate(LOUD));
     driver.set_common(8, &0_u32.to_le_bytes());
     driver.set_common(12, &0_u32.to_le_bytes());
-    assert_eq!(u32::from_le_bytes(driver.common(12)), u32::try_from(LOUD).unwrap(), "settled");
+    assert_eq!(
+        u32::from_le_bytes(driver.common(12)),
+        u32::try_from(LOUD).unwrap(),
+        "features cannot change any more"
+    );
 }
 
 #[test]
@@ -185,7 +189,7 @@ fn sizes_and_vectors_that_cannot_be_are_not_taken() {
     let bench = bench();
     let mut driver = Driver::find(&bench, AT);
     assert!(driver.negotiate(0));
-    assert_eq!(driver.number(24), 256, "the most");
+    assert_eq!(driver.number(24), 256, "the maximum");
     for bad in [0_u16, 3, 100, 512, 0x8000, 0xffff] {
         driver.set_common(24, &bad.to_le_bytes());
         assert_eq!(driver.number(24), 256, "{bad} entries");
@@ -244,7 +248,7 @@ fn does_not_interrupt_a_driver_that_does_not_want_it() {
     bench.memory.write(plain.queues[0].at[1], &1_u16.to_le_bytes()).unwrap();
     echo(&mut plain, 0, b"quiet");
     let mut indexed = driver(&bench, EVENT_IDX);
-    // Only the third is of interest.
+    // The driver wants an interrupt only for the third chain.
     let used_event = indexed.queues[0].at[1] + 4 + 2 * 16;
     bench.memory.write(used_event, &2_u16.to_le_bytes()).unwrap();
     for _ in 0..2 {
@@ -259,7 +263,7 @@ fn does_not_interrupt_a_driver_that_does_not_want_it() {
     wait(|| sent(&bench) == [1]);
 }
 
-/// What a hostile driver puts into its rings, and what the log says of it.
+/// Writes invalid rings. The name beside it describes the attack.
 type Attack = fn(&mut Driver<'_>);
 
 const ATTACKS: &[(&str, Attack)] = &[
@@ -268,7 +272,7 @@ const ATTACKS: &[(&str, Attack)] = &[
         driver.bench.memory.write(ring + 2, &0x8000_u16.to_le_bytes()).unwrap();
     }),
     ("a head beyond the table", |driver| driver.publish(0, 16)),
-    ("a chain without end", |driver| {
+    ("an endless chain", |driver| {
         driver.describe(0, 0, (0x8000, 4), (NEXT, 1));
         driver.describe(0, 1, (0x8000, 4), (NEXT, 0));
         driver.publish(0, 0);
@@ -277,7 +281,7 @@ const ATTACKS: &[(&str, Attack)] = &[
         driver.describe(0, 0, (0x8000, 4), (NEXT, 77));
         driver.publish(0, 0);
     }),
-    ("a part to read behind a part to write", |driver| {
+    ("a readable piece after a writable one", |driver| {
         driver.describe(0, 0, (0x8000, 4), (NEXT | WRITE, 1));
         driver.describe(0, 1, (0x8000, 4), (0, 0));
         driver.publish(0, 0);
@@ -305,12 +309,12 @@ const ATTACKS: &[(&str, Attack)] = &[
         driver.describe(0, 0, (0x8000, 16), (INDIRECT | NEXT, 1));
         driver.publish(0, 0);
     }),
-    ("a table that is not memory", |driver| {
+    ("a table outside of memory", |driver| {
         driver.describe(0, 0, (u64::MAX - 15, 16), (INDIRECT, 0));
         driver.publish(0, 0);
     }),
     ("a table of a million entries", |driver| {
-        // Zeros do not chain, so these do: each points to itself.
+        // A table of zeros would end at once, so each entry points to itself.
         driver.describe(0, 0, (0x8000, 16 << 20), (INDIRECT, 0));
         let entry = [0x9000_u64.to_le_bytes(), (4 | 1_u64 << 32).to_le_bytes()].concat();
         driver.bench.memory.write(0x8000, &entry).unwrap();
@@ -358,7 +362,7 @@ fn pieces_outside_of_memory_and_of_no_length_are_the_devices_to_answer() {
 #[test]
 fn rings_that_are_not_memory_break_the_device() {
     let bench = bench();
-    for place in [32, 40, 48] {
+    for area in [32, 40, 48] {
         for at in [0xfff8_u64, 0x10_0000, !0xf, 0x1_0000_0001] {
             let mut driver = Driver::find(&bench, AT);
             assert!(driver.negotiate(0));
@@ -367,12 +371,12 @@ fn rings_that_are_not_memory_break_the_device() {
             for register in [32, 40, 48] {
                 driver.set_common(register, &0x2000_u64.to_le_bytes());
             }
-            // 8 of 64 KiB are not aligned for a table, but are for the rings.
-            driver.set_common(place, &at.to_le_bytes());
+            // 0xfff8 is not aligned for a descriptor table, but for the other two rings.
+            driver.set_common(area, &at.to_le_bytes());
             driver.set_common(28, &1_u16.to_le_bytes());
             driver.start();
             let broken = driver.status() & NEEDS_RESET != 0;
-            assert_eq!(broken, at != 0xfff8 || place == 32, "{place}: {at:#x}");
+            assert_eq!(broken, at != 0xfff8 || area == 32, "{area}: {at:#x}");
         }
     }
 }
@@ -386,7 +390,7 @@ fn a_chain_that_is_out_survives_a_park() {
     let head = driver.offer(0, &[(at, 4, false), (answer, 4, true)]);
     driver.kick(0);
     assert_eq!(echo(&mut driver, 1, b"behind it"), b"behind it");
-    // What the device then does with it shows that it was taken again.
+    // The result shows that the device took the chain again.
     let saved = bench.board.park();
     bench.memory.write(at, b"give").unwrap();
     bench.board.run(saved).unwrap();
@@ -438,7 +442,7 @@ fn the_generation_changes_with_the_configuration() {
     let first = generation();
     assert_eq!(generation(), first);
     driver.set_device(1, &[7, 8]);
-    assert_eq!(driver.device(0), [1, 7, 8, 4, 5, 0, 0, 0], "what is behind it reads as zeros");
+    assert_eq!(driver.device(0), [1, 7, 8, 4, 5, 0, 0, 0], "bytes beyond the end read as zeros");
     assert_ne!(generation(), first);
     driver.set_device(4, &[1, 1]);
     assert_eq!(driver.device(4), [5, 0], "a write beyond the end is dropped");

@@ -1,5 +1,5 @@
-//! The control queue, which ends what the others do, and the events (VIRTIO 1.3, 5.6.6.2 and
-//! 5.6.6.3).
+//! The control queue, which manages tasks of the request queues, and the event queue (VIRTIO 1.3,
+//! 5.6.6.2 and 5.6.6.3).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -13,12 +13,12 @@ use super::{CONTROL, EVENTS};
 use crate::poller::Serve;
 use crate::virtio::{Chain, Queue};
 
-/// Types of control requests: to manage tasks, to ask for asynchronous events, to subscribe them.
+/// Types of control requests: task management, query and subscription of asynchronous events.
 const TASKS: u32 = 0;
 const QUERY: u32 = 1;
 const SUBSCRIBE: u32 = 2;
 
-/// What can be done to tasks.
+/// Task management functions.
 const ABORT_TASK: u32 = 0;
 const ABORT_TASK_SET: u32 = 1;
 const CLEAR_TASK_SET: u32 = 3;
@@ -27,18 +27,18 @@ const LOGICAL_UNIT_RESET: u32 = 5;
 const QUERY_TASK: u32 = 6;
 const QUERY_TASK_SET: u32 = 7;
 
-/// The event of a unit that changed, and how: CAPACITY DATA HAS CHANGED.
+/// The event type for a changed unit, and its reason: CAPACITY DATA HAS CHANGED.
 const PARAM_CHANGE: u32 = 3;
 const CAPACITY_CHANGED: u32 = 0x092a;
 
 pub(super) struct Control {
-    /// By their numbers, if the driver has them.
+    /// Indexed by queue number. None if the driver did not enable the queue.
     queues: [Option<Queue>; 2],
     servers: Vec<Arc<Mutex<Server>>>,
     target: Arc<Target>,
-    /// The driver wants to hear of changes.
-    told: bool,
-    /// Where events go.
+    /// CHANGE was negotiated: the driver wants events for parameter changes.
+    wants_events: bool,
+    /// Buffers for events.
     room: VecDeque<Chain>,
 }
 
@@ -46,12 +46,13 @@ impl Control {
     pub(super) fn new(
         queues: [Option<Queue>; 2],
         servers: Vec<Arc<Mutex<Server>>>,
-        (target, told): (Arc<Target>, bool),
+        target: Arc<Target>,
+        wants_events: bool,
     ) -> Self {
-        Self { queues, servers, target, told, room: VecDeque::new() }
+        Self { queues, servers, target, wants_events, room: VecDeque::new() }
     }
 
-    /// Its queues, as the driver left them.
+    /// Returns the queues with the buffers that are not used.
     pub(super) fn finish(self) -> Vec<Queue> {
         let [control, mut events] = self.queues;
         if let Some(queue) = &mut events {
@@ -64,8 +65,8 @@ impl Control {
         self.queues[usize::from(number)].as_mut()
     }
 
-    /// Does what the driver asks for. False when there is nothing.
-    fn obey(&mut self) -> bool {
+    /// Serves one control request. Returns false if there was none.
+    fn serve_control(&mut self) -> bool {
         let Some(mut chain) = self.queue(CONTROL).and_then(Queue::pop) else { return false };
         let answer = self.request(&mut chain);
         let Some(queue) = self.queue(CONTROL) else { return false };
@@ -75,12 +76,12 @@ impl Control {
             queue.notify();
         } else {
             queue.undo(chain);
-            queue.fail("a control request that is none, or without room for its response");
+            queue.fail("an invalid control request, or one without room for its response");
         }
         true
     }
 
-    /// What is answered.
+    /// The response to a request. None if the request is invalid.
     fn request(&mut self, chain: &mut Chain) -> Option<Vec<u8>> {
         let memory = self.queues[usize::from(CONTROL)].as_ref()?.memory();
         let word = |bytes: [u8; 4]| u32::from_le_bytes(bytes);
@@ -90,14 +91,14 @@ impl Control {
                 let (lun, id) = (chain.take(memory).ok()?, chain.take(memory).ok()?);
                 Some(vec![self.manage(function, lun, u64::from_le_bytes(id))])
             }
-            // There are no asynchronous events of media: the drivers poll.
+            // There are no asynchronous media events: the drivers poll.
             QUERY | SUBSCRIBE => {
                 let lun = chain.take(memory).ok()?;
                 word(chain.take(memory).ok()?);
                 let response = match Addressee::of(lun) {
                     Addressee::Unit => OK,
-                    Addressee::Beside => INCORRECT_LUN,
-                    Addressee::Nobody => BAD_TARGET,
+                    Addressee::OtherUnit => INCORRECT_LUN,
+                    Addressee::NoTarget => BAD_TARGET,
                 };
                 Some(vec![0, 0, 0, 0, response])
             }
@@ -105,11 +106,11 @@ impl Control {
         }
     }
 
-    /// Task management (SAM-5, 7): the response.
+    /// Task management (SAM-5, 7). Returns the response code.
     fn manage(&self, function: u32, lun: [u8; 8], id: u64) -> u8 {
         match Addressee::of(lun) {
-            Addressee::Nobody => return BAD_TARGET,
-            Addressee::Beside if function != I_T_NEXUS_RESET => return INCORRECT_LUN,
+            Addressee::NoTarget => return BAD_TARGET,
+            Addressee::OtherUnit if function != I_T_NEXUS_RESET => return INCORRECT_LUN,
             _ => {}
         }
         match function {
@@ -139,24 +140,24 @@ impl Control {
         self.servers().any(|mut server| server.has(id))
     }
 
-    /// Tells the driver what happened, as soon as it has room for that.
-    fn tell(&mut self) -> bool {
+    /// Sends an event if the disk has grown and the driver offers a buffer.
+    fn send_events(&mut self) -> bool {
         let Self { queues, room, target, .. } = self;
         let Some(queue) = &mut queues[usize::from(EVENTS)] else { return false };
         let before = room.len();
         room.extend(std::iter::from_fn(|| queue.pop()));
         let any = room.len() > before;
-        if !self.told {
-            target.told();
+        if !self.wants_events {
+            target.clear_grown();
         }
         if !target.is_grown() {
             return any;
         }
         let Some(chain) = room.pop_front() else { return any };
-        target.told();
+        target.clear_grown();
         let [event, reason] = [PARAM_CHANGE, CAPACITY_CHANGED].map(u32::to_le_bytes);
         let bytes = [&event[..], &[1, 0, 0, 0, 0, 0, 0, 0], &reason].concat();
-        // What the driver has no memory for is its loss.
+        // If the buffer is outside of memory, the event is lost.
         let written = queue.memory().scatter(&chain.writable, &bytes).map_or(0, |()| bytes.len());
         queue.push(chain, u32::try_from(written).unwrap_or(0));
         queue.notify();
@@ -166,12 +167,12 @@ impl Control {
 
 impl Serve for Control {
     fn serve(&mut self) -> bool {
-        let obeyed = self.obey();
-        self.tell() || obeyed
+        let served = self.serve_control();
+        self.send_events() || served
     }
 
     fn listen(&mut self) -> bool {
-        // The first one that has something keeps this thread awake; the other is asked then.
+        // It stops at the first queue with work. The other one is checked on the next call.
         self.queues.iter_mut().flatten().any(Queue::listen)
     }
 

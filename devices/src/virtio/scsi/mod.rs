@@ -1,15 +1,15 @@
-//! virtio-scsi: a disk behind a SCSI controller (VIRTIO 1.3, 5.6). Machines of QEMU have their disk
-//! there, and what was installed on one of them boots from nothing else.
+//! virtio-scsi: a disk behind a SCSI controller (VIRTIO 1.3, 5.6). QEMU machines often have their
+//! disk there, and a system installed on one of them boots from no other controller.
 //!
-//! The controller has one target, number 0, with one unit, number 0. Each request queue has a
-//! thread and a channel of its own to the image, as those of virtio-blk have; one more thread
-//! serves the control queue and the events.
+//! The controller has one target with one logical unit, both number 0. Each request queue has its
+//! own thread and its own channel to the image, as in virtio-blk. One more thread serves the
+//! control queue and the events.
 //!
-//! Threats: units, commands, lengths and segments are the guest's. They are checked against the
-//! image in the SCSI layer and in the channel; a request that makes no sense is answered with an
-//! error, and one without room for an answer breaks the device. What a queue has under way is
-//! bounded: its 256 commands, and at most 511 requests to the disk (255, and the 256 ranges of one
-//! UNMAP), which are 2 MiB for 64 queues; further commands wait.
+//! Threats: units, commands, lengths and segments come from the guest. They are checked against the
+//! image in the SCSI layer and in the channel. An invalid request is answered with an error, and a
+//! request without space for its response breaks the device. The work in flight is bounded for each
+//! queue: its 256 commands, and at most 511 requests to the disk (255, and the 256 ranges of one
+//! UNMAP), which are 2 MiB for 64 queues. Further commands wait.
 
 mod control;
 mod request;
@@ -57,35 +57,37 @@ impl Build for Config {
     }
 }
 
-/// Entries of a queue, and pieces of data that fit one of them besides request and response.
+/// Entries of a queue, and the maximum number of data pieces of one command, which also needs a
+/// request and a response.
 const QUEUE_SIZE: u16 = 256;
 const SEGMENTS: u32 = 254;
-/// The most request queues.
-const QUEUES_MAX: u16 = 64;
+/// Maximum number of request queues.
+const MAX_QUEUES: u16 = 64;
 
-/// The queues that come before those of requests.
+/// Numbers of the control queue, the event queue and the first request queue.
 const CONTROL: u16 = 0;
 const EVENTS: u16 = 1;
 const REQUESTS: u16 = 2;
 
-/// Feature bits (5.6.3). Linux offers room for events only to controllers with HOTPLUG.
+/// Feature bits (5.6.3). Linux offers event buffers only to controllers with HOTPLUG.
 const HOTPLUG: u64 = 1 << 1;
 const CHANGE: u64 = 1 << 2;
 
-/// Sectors of 512 bytes of one command, commands of a unit, and the last target and unit: as QEMU
-/// says them. The driver for Windows looks for no target when the last one is 0.
-const SECTORS_MAX: u32 = 0xffff;
-const COMMANDS_MAX: u32 = 128;
-const TARGET_MAX: u16 = 255;
-const UNIT_MAX: u32 = 16383;
-/// Bytes of an event.
-const EVENT: u32 = 16;
+/// Maximum number of sectors (of 512 bytes) in a command, maximum number of commands of a unit, and
+/// highest target and unit number, as in QEMU. The Windows driver looks for no target if the
+/// highest number is 0.
+const MAX_SECTORS: u32 = 0xffff;
+const MAX_COMMANDS: u32 = 128;
+const MAX_TARGET: u16 = 255;
+const MAX_UNIT: u32 = 16383;
+/// Length of an event.
+const EVENT_SIZE: u32 = 16;
 
-/// Where the two fields are that a driver writes.
+/// Offsets of the two fields that a driver writes.
 const SENSE_SIZE: usize = 20;
 const CDB_SIZE: usize = 24;
 
-/// How long two parts of a request are.
+/// Lengths of the sense data and the command in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Sizes {
     sense: u32,
@@ -93,11 +95,11 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// As a driver finds them (5.6.4).
+    /// Power-on values (5.6.4).
     const NEW: Self = Self { sense: 96, cdb: 32 };
 
-    /// The standards have no longer ones (SPC-4, 4.5.1 and 4.2.5).
-    fn are_sound(self) -> bool {
+    /// No standard has longer ones (SPC-4, 4.5.1 and 4.2.5).
+    fn are_valid(self) -> bool {
         self.sense <= 252 && self.cdb <= 260
     }
 }
@@ -109,20 +111,20 @@ pub struct Scsi {
     sizes: Sizes,
     control: Option<Poller<Control>>,
     servers: Vec<Poller<Locked>>,
-    /// Bytes of the disk when the driver was last to look.
+    /// Size of the disk that the driver last knew, in bytes.
     known: u64,
 }
 
 impl Scsi {
-    /// A controller with so many request queues, and this disk.
+    /// Creates a controller with `queues` request queues and this disk.
     ///
     /// # Errors
     ///
-    /// When there are no queues, or too many, or the host has no file descriptor left.
+    /// If `queues` is not in 1..=64, or if the host has no file descriptor left.
     pub fn new(drive: Arc<Drive>, queues: u16) -> anyhow::Result<Self> {
         ensure!(
-            (1..=QUEUES_MAX).contains(&queues),
-            "queues={queues}: a disk has 1 to {QUEUES_MAX} queues"
+            (1..=MAX_QUEUES).contains(&queues),
+            "queues={queues}: a disk has 1 to {MAX_QUEUES} queues"
         );
         let known = drive.geometry().size;
         let target = Arc::new(Target::new(drive)?);
@@ -130,7 +132,8 @@ impl Scsi {
         Ok(Self { target, queues, sizes: Sizes::NEW, control, servers, known })
     }
 
-    /// Tells the driver when the disk grows, and now if it did while nobody could be told.
+    /// Notifies the driver whenever the disk grows. Also notifies it now if the disk grew while the
+    /// device was stopped.
     fn watch(&self) {
         let target = Arc::downgrade(&self.target);
         self.target.drive.watch(Some(Box::new(move || {
@@ -144,12 +147,12 @@ impl Scsi {
     }
 }
 
-/// What of a controller is saved beside its queues.
+/// Saved state besides the queues.
 #[derive(Serialize, Deserialize)]
 struct State {
     conditions: Conditions,
     sizes: Sizes,
-    /// Bytes that the driver knows of.
+    /// The size that the driver knows, in bytes.
     size: u64,
 }
 
@@ -161,14 +164,14 @@ impl Virtio for Scsi {
     }
 
     fn config(&self) -> Vec<u8> {
-        let words = [self.queues.into(), SEGMENTS, SECTORS_MAX, COMMANDS_MAX, EVENT];
+        let words = [self.queues.into(), SEGMENTS, MAX_SECTORS, MAX_COMMANDS, EVENT_SIZE];
         let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
         bytes.extend(self.sizes.sense.to_le_bytes());
         bytes.extend(self.sizes.cdb.to_le_bytes());
-        // One channel.
+        // `max_channel`: only channel 0.
         bytes.extend([0, 0]);
-        bytes.extend(TARGET_MAX.to_le_bytes());
-        bytes.extend(UNIT_MAX.to_le_bytes());
+        bytes.extend(MAX_TARGET.to_le_bytes());
+        bytes.extend(MAX_UNIT.to_le_bytes());
         bytes
     }
 
@@ -179,7 +182,7 @@ impl Virtio for Scsi {
             CDB_SIZE => Sizes { cdb: value, ..self.sizes },
             _ => return,
         };
-        if sizes.are_sound() {
+        if sizes.are_valid() {
             self.sizes = sizes;
         }
     }
@@ -188,8 +191,8 @@ impl Virtio for Scsi {
         self.watch();
         let (mut others, mut servers) = ([None, None], Vec::new());
         for queue in queues {
-            if let Some(place) = others.get_mut(usize::from(queue.number())) {
-                *place = Some(queue);
+            if let Some(slot) = others.get_mut(usize::from(queue.number())) {
+                *slot = Some(queue);
                 continue;
             }
             let name = format!("scsi-{}", queue.number() - REQUESTS);
@@ -200,8 +203,9 @@ impl Virtio for Scsi {
         }
         let [control, events] = others;
         if control.is_some() || events.is_some() {
-            let told = negotiated & CHANGE != 0;
-            let control = Control::new([control, events], servers, (self.target.clone(), told));
+            let wants_events = negotiated & CHANGE != 0;
+            let control =
+                Control::new([control, events], servers, self.target.clone(), wants_events);
             self.control = Some(Poller::spawn("scsi-control", control)?);
         }
         Ok(())
@@ -209,11 +213,12 @@ impl Virtio for Scsi {
 
     fn stop(&mut self) -> Vec<Queue> {
         self.target.drive.watch(None);
-        // Who could not be told is told when it runs on.
+        // If the event was not sent yet, the old size stays: the driver is notified when it runs
+        // again.
         if !self.target.is_grown() {
             self.known = self.target.drive.geometry().size;
         }
-        // It may be about to end what the others do.
+        // First: the control thread may be aborting tasks of the others.
         let others = self.control.take().map(|it| it.stop().finish()).unwrap_or_default();
         let servers = self.servers.drain(..).map(Poller::stop);
         others.into_iter().chain(servers.map(Locked::finish)).collect()
@@ -226,11 +231,11 @@ impl Virtio for Scsi {
 
     fn restore(&mut self, saved: Saved) -> anyhow::Result<()> {
         let saved: Option<State> = saved.take()?;
-        // A driver that begins looks by itself.
+        // A driver that starts reads the size by itself.
         let size = self.target.drive.geometry().size;
         let new = State { conditions: Conditions::default(), sizes: Sizes::NEW, size };
         let State { conditions, sizes, size } = saved.unwrap_or(new);
-        ensure!(sizes.are_sound(), "a request with {sizes:?}");
+        ensure!(sizes.are_valid(), "a request with {sizes:?}");
         self.target.restore(conditions);
         (self.sizes, self.known) = (sizes, size);
         Ok(())

@@ -1,4 +1,5 @@
-//! A request queue: commands, and their way to the image and back (VIRTIO 1.3, 5.6.6.1).
+//! A request queue: takes commands, passes them to the image, and answers them (VIRTIO 1.3,
+//! 5.6.6.1).
 
 use std::collections::VecDeque;
 use std::mem;
@@ -14,62 +15,61 @@ use host::disk::{Channel, Done, Fault, Operation, Request, wait};
 use host::memory::{Piece, part};
 
 /// Bytes of a request before its command, and of a response before its sense data.
-const HEADER: usize = 19;
-const RESPONSE: u32 = 12;
+const HEADER_SIZE: usize = 19;
+const RESPONSE_SIZE: u32 = 12;
 
-/// No command is begun while the channel has this many requests of its queue. An UNMAP has one for
-/// each of its ranges, every other command has one.
-const REQUESTS: usize = 256;
+/// No command is started while the channel has this many requests of one queue. An UNMAP has a
+/// request for each of its ranges, every other command has at most one.
+const MAX_REQUESTS: usize = 256;
 
-/// The statuses of a command.
 const GOOD: u8 = 0;
 const CHECK_CONDITION: u8 = 2;
 
-/// A request as the driver wrote it.
+/// The header of a request.
 struct Header {
     lun: [u8; 8],
     id: u64,
     cdb: Cdb,
 }
 
-/// A command that has not begun, and where its response goes.
+/// A command that has not been started, and the buffer for its response.
 struct Offered {
     chain: Chain,
     header: Header,
     response: Vec<Piece>,
 }
 
-/// A command that is under way.
+/// A command in flight.
 struct Job {
     chain: Chain,
-    /// By which the driver names it when it wants it to end.
+    /// The driver's tag, which task management refers to.
     id: u64,
-    /// Where the response goes.
+    /// The buffer for the response.
     response: Vec<Piece>,
-    /// Bytes that the driver gives or has room for, and those that move if all goes well.
+    /// Length of the driver's data buffer, and number of bytes that a successful command moves.
     room: u64,
     moved: u64,
-    /// Whether these go to the driver.
+    /// Data moves to the driver.
     inward: bool,
-    /// What is still to come from the channel.
+    /// Channel requests that are not finished yet.
     parts: usize,
-    /// The driver wants it to end, and this is what it hears.
+    /// The response to send, if the driver aborted the command.
     aborted: Option<u8>,
     result: Result<(), Refusal>,
 }
 
-/// One queue, and the thread's way to the image.
+/// State of the thread that serves one queue.
 pub(super) struct Server {
     queue: Queue,
     channel: Box<dyn Channel>,
     target: Arc<Target>,
     sizes: Sizes,
-    /// Commands that the channel has no room for yet, in their order.
+    /// Commands that wait for the channel, in order.
     offered: VecDeque<Offered>,
-    /// By the head of their chain.
+    /// Commands in flight, indexed by the head of their chain.
     jobs: Vec<Option<Job>>,
-    under_way: usize,
-    /// Requests that the channel has.
+    in_flight: usize,
+    /// Number of requests that the channel holds.
     asked: usize,
     done: Vec<Done>,
 }
@@ -79,17 +79,17 @@ impl Server {
         let channel = target.drive.image().channel(queue.memory())?;
         let jobs = std::iter::repeat_with(|| None).take(QUEUE_SIZE.into()).collect();
         let (offered, done) = Default::default();
-        let (under_way, asked) = (0, 0);
-        Ok(Self { queue, channel, target, sizes, offered, jobs, under_way, asked, done })
+        let (in_flight, asked) = (0, 0);
+        Ok(Self { queue, channel, target, sizes, offered, jobs, in_flight, asked, done })
     }
 
-    /// Takes everything that is offered, and begins as much of it as it may.
+    /// Takes all offered commands, and starts as many as allowed.
     fn take(&mut self) -> bool {
         let mut any = false;
         while let Some(mut chain) = self.queue.pop() {
             any = true;
             let header = self.header(&mut chain);
-            let response = chain.take_room(RESPONSE + self.sizes.sense);
+            let response = chain.take_room(RESPONSE_SIZE + self.sizes.sense);
             let (Some(header), Some(response)) = (header, response) else {
                 self.queue.undo(chain);
                 self.queue.fail("a request without a command, or without room for its response");
@@ -97,18 +97,18 @@ impl Server {
             };
             self.offered.push_back(Offered { chain, header, response });
         }
-        self.begin_offered();
+        self.start_offered();
         any
     }
 
-    /// True when something began.
-    fn begin_offered(&mut self) -> bool {
+    /// Returns whether a command was started.
+    fn start_offered(&mut self) -> bool {
         let mut any = false;
-        while self.asked < REQUESTS
+        while self.asked < MAX_REQUESTS
             && let Some(offered) = self.offered.pop_front()
         {
             any = true;
-            self.begin(offered);
+            self.start(offered);
         }
         any
     }
@@ -116,7 +116,7 @@ impl Server {
     fn header(&self, chain: &mut Chain) -> Option<Header> {
         let memory = self.queue.memory();
         let [l0, l1, l2, l3, l4, l5, l6, l7, i0, i1, i2, i3, i4, i5, i6, i7, ..] =
-            chain.take::<HEADER>(memory).ok()?;
+            chain.take::<HEADER_SIZE>(memory).ok()?;
         let mut cdb = Cdb::default();
         let known = cdb.len().min(usize::try_from(self.sizes.cdb).ok()?);
         memory.gather(&chain.readable, &mut cdb[..known]).ok()?;
@@ -128,13 +128,13 @@ impl Server {
         Some(Header { lun: [l0, l1, l2, l3, l4, l5, l6, l7], id, cdb })
     }
 
-    fn begin(&mut self, offered: Offered) {
+    fn start(&mut self, offered: Offered) {
         let Offered { chain, header, response } = offered;
-        let (gives, wants) = (length(&chain.readable), length(&chain.writable));
+        let (readable, writable) = (length(&chain.readable), length(&chain.writable));
         let mut job = Job::new(chain, header.id, response);
-        self.under_way += 1;
-        let planned = if gives > 0 && wants > 0 {
-            // Both ways at once: that was not offered (INOUT).
+        self.in_flight += 1;
+        let planned = if readable > 0 && writable > 0 {
+            // Bidirectional commands need INOUT, which is not offered.
             Err(Refusal::Response(FAILURE))
         } else {
             let planned = self.target.plan(header.lun, &header.cdb);
@@ -153,7 +153,7 @@ impl Server {
         }
     }
 
-    /// What the channel is asked for a plan; nothing when that is done with.
+    /// The channel requests for a plan. Empty if the plan is complete without the channel.
     fn requests(&self, plan: Plan, cdb: &Cdb, job: &mut Job) -> Result<Vec<Request>, Refusal> {
         let (tag, memory) = (u64::from(job.chain.head()), self.queue.memory());
         let failed = |_| Refusal::Response(FAILURE);
@@ -191,7 +191,7 @@ impl Server {
         }
     }
 
-    /// Answers what the channel has done.
+    /// Answers the commands that the channel has finished.
     fn answer(&mut self) -> bool {
         let mut done = mem::take(&mut self.done);
         self.channel.reap(&mut done);
@@ -201,15 +201,15 @@ impl Server {
         any
     }
 
-    /// A part of a command is over.
+    /// Handles one finished channel request.
     fn account(&mut self, one: Done) {
         self.asked -= 1;
         let head = head(one.tag);
-        // Tags are ours, so each has its job.
+        // The tags come from this file, so each has its job.
         let Some(job) = self.jobs.get_mut(head).and_then(Option::as_mut) else { return };
         if let Err(fault) = one.result {
             job.result = Err(Refusal::Sense(match fault {
-                // What lies within the medium was checked: it is the guest's memory.
+                // The range was checked against the disk, so the guest's memory is at fault.
                 Fault::Refused if job.moved > 0 => Sense::ABORTED,
                 fault => scsi::fault(fault, !job.inward),
             }));
@@ -218,7 +218,7 @@ impl Server {
         if job.parts == 0
             && let Some(mut job) = self.jobs[head].take()
         {
-            // The vector is of use for the next chain.
+            // Reuses the vector for the next chain.
             job.chain.readable = one.pieces;
             if let Some(response) = job.aborted {
                 job.result = Err(Refusal::Response(response));
@@ -228,7 +228,7 @@ impl Server {
     }
 
     fn end(&mut self, job: Job) {
-        self.under_way -= 1;
+        self.in_flight -= 1;
         let moved = if job.result.is_ok() { job.moved } else { 0 };
         let (status, response, mut sense) = match job.result {
             Ok(()) => (GOOD, OK, Vec::new()),
@@ -237,34 +237,36 @@ impl Server {
         };
         sense.truncate(self.sizes.sense as usize);
         let word = |value: u64| u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes();
-        let (told, left) = (word(sense.len() as u64), word(job.room - moved));
-        let mut bytes = [&told[..], &left, &[0, 0, status, response], &sense].concat();
-        bytes.resize((RESPONSE + self.sizes.sense) as usize, 0);
-        // A response that is not in memory is the guest's loss.
+        let (sense_length, left) = (word(sense.len() as u64), word(job.room - moved));
+        let mut bytes = [&sense_length[..], &left, &[0, 0, status, response], &sense].concat();
+        bytes.resize((RESPONSE_SIZE + self.sizes.sense) as usize, 0);
+        // A response buffer outside of memory is ignored: only the guest misses the response.
         self.queue.memory().scatter(&job.response, &bytes).ok();
         let written = bytes.len() as u64 + if job.inward { moved } else { 0 };
         self.queue.push(job.chain, u32::try_from(written).unwrap_or(u32::MAX));
     }
 
-    /// Whether a task of this name is under way, or any.
+    /// Whether a task with this tag is in flight. None stands for any task.
     pub(super) fn has(&mut self, id: Option<u64>) -> bool {
-        self.begin_all();
+        self.start_all();
         let offered = self.offered.iter().map(|it| it.header.id);
         let mut ids = offered.chain(self.jobs.iter().flatten().map(|job| job.id));
-        ids.any(|it| is(it, id))
+        ids.any(|it| matches(it, id))
     }
 
-    /// Ends a task, or all of them, with this response: nothing of it is under way afterwards.
+    /// Ends the task with this tag, or all tasks, with this response. Returns when no such task is
+    /// in flight.
     pub(super) fn abort(&mut self, id: Option<u64>, response: u8) {
-        self.begin_all();
+        self.start_all();
         let offered = mem::take(&mut self.offered).into_iter();
-        let (ended, left) = offered.partition::<VecDeque<_>, _>(|it| is(it.header.id, id));
+        let (ended, left) = offered.partition::<VecDeque<_>, _>(|it| matches(it.header.id, id));
         self.offered = left;
         ended.into_iter().for_each(|it| self.refuse(it, response));
-        let meant = self.jobs.iter_mut().flatten().filter(|job| is(job.id, id));
-        meant.for_each(|job| job.aborted = Some(response));
+        let selected = self.jobs.iter_mut().flatten().filter(|job| matches(job.id, id));
+        selected.for_each(|job| job.aborted = Some(response));
         while self.jobs.iter().flatten().any(|job| job.aborted.is_some()) {
-            // Each time: what is under way may come to wait for room, or for its turn.
+            // Repeated on each pass: a request in flight may start to wait for space or for its
+            // turn.
             for request in self.channel.withdraw() {
                 let job = self.jobs.get(head(request.tag)).and_then(Option::as_ref);
                 if job.is_none_or(|job| job.aborted.is_some()) {
@@ -280,39 +282,39 @@ impl Server {
                 wait(self.channel.as_ref());
             }
         }
-        self.begin_offered();
+        self.start_offered();
         self.channel.submit();
         self.queue.notify();
     }
 
-    /// Ends a command that has not begun.
+    /// Ends a command that has not been started.
     fn refuse(&mut self, offered: Offered, response: u8) {
         let Offered { chain, header, response: at } = offered;
         let result = Err(Refusal::Response(response));
-        self.under_way += 1;
+        self.in_flight += 1;
         self.end(Job { result, ..Job::new(chain, header.id, at) });
     }
 
-    /// What the driver offered before it asked for something else.
-    fn begin_all(&mut self) {
+    /// Starts the commands that were offered before a control request.
+    fn start_all(&mut self) {
         self.take();
         self.channel.submit();
     }
 
-    /// Waits for what is under way, and leaves what waits for room or for its turn in the queue.
+    /// Waits for commands in flight. Commands that the channel has not started stay in the queue.
     fn finish(mut self) -> Queue {
-        // The first one is undone last: it is the first to be taken again.
+        // The first command is undone last, so that it is taken first again.
         mem::take(&mut self.offered).into_iter().rev().for_each(|it| self.queue.undo(it.chain));
-        while self.under_way > 0 {
-            // Each time: what is under way may come to wait for room too.
+        while self.in_flight > 0 {
+            // Repeated on each pass: a request in flight may start to wait for space.
             for request in self.channel.withdraw() {
                 if let Some(job) = self.jobs.get_mut(head(request.tag)).and_then(Option::take) {
-                    self.under_way -= 1;
+                    self.in_flight -= 1;
                     self.queue.undo(job.chain);
                 }
             }
             self.channel.submit();
-            if self.under_way > 0 && !self.answer() {
+            if self.in_flight > 0 && !self.answer() {
                 wait(self.channel.as_ref());
             }
         }
@@ -323,21 +325,21 @@ impl Server {
 
 impl Job {
     fn new(chain: Chain, id: u64, response: Vec<Piece>) -> Self {
-        let (gives, wants) = (length(&chain.readable), length(&chain.writable));
+        let (readable, writable) = (length(&chain.readable), length(&chain.writable));
         Self {
             chain,
             id,
             response,
-            room: gives.max(wants),
+            room: readable.max(writable),
             moved: 0,
-            inward: gives == 0,
+            inward: readable == 0,
             parts: 0,
             aborted: None,
             result: Ok(()),
         }
     }
 
-    /// Takes the pieces of what moves. The driver may have more of them, but not fewer.
+    /// Takes the data buffer, cut to `wanted` bytes. Fails if it is shorter.
     fn data(&mut self, write: bool, wanted: u64) -> Result<Vec<Piece>, Refusal> {
         let pieces = if write { &mut self.chain.readable } else { &mut self.chain.writable };
         let there = length(pieces);
@@ -349,8 +351,7 @@ impl Job {
     }
 }
 
-/// Whether a task is meant by this name, or by none.
-fn is(task: u64, id: Option<u64>) -> bool {
+fn matches(task: u64, id: Option<u64>) -> bool {
     id.is_none_or(|id| id == task)
 }
 
@@ -362,7 +363,7 @@ fn plain(tag: u64, operation: Operation, (offset, length): (u64, u64)) -> Reques
     Request { tag, operation, offset, length, pieces: Vec::new() }
 }
 
-/// A server that its own thread runs, and in which another one ends tasks.
+/// A server that its own thread runs, and in which the control thread aborts tasks.
 pub(super) struct Locked(pub(super) Arc<Mutex<Server>>);
 
 impl Locked {
@@ -384,7 +385,7 @@ impl Serve for Locked {
             server.channel.submit();
         }
         let answered = server.answer();
-        if answered && server.begin_offered() {
+        if answered && server.start_offered() {
             server.channel.submit();
         }
         server.queue.notify();
@@ -392,7 +393,7 @@ impl Serve for Locked {
     }
 
     fn awaits(&self) -> bool {
-        self.server().under_way == 1
+        self.server().in_flight == 1
     }
 
     fn listen(&mut self) -> bool {

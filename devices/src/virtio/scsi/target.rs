@@ -1,4 +1,4 @@
-//! What all queues share: the target with its unit, and what happened to it.
+//! State shared by all queues: the target, its unit, and pending unit attentions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -9,14 +9,14 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::scsi::{Bus, Cdb, Conditions, Plan, Profile, Sense, Unit};
 use host::disk::Drive;
 
-/// Whom a request means (5.6.6.1).
+/// The unit that a request addresses (5.6.6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Addressee {
-    /// The one unit that there is.
+    /// The only unit of the target.
     Unit,
-    /// Another one of its target.
-    Beside,
-    Nobody,
+    /// Another unit of the target.
+    OtherUnit,
+    NoTarget,
 }
 
 impl Addressee {
@@ -24,18 +24,18 @@ impl Addressee {
         match lun {
             // By peripheral or by flat space addressing (SAM-5, 4.7.7).
             [1, 0, 0 | 0x40, 0, ..] => Self::Unit,
-            [1, 0, 0 | 0x40..=0x7f, ..] => Self::Beside,
-            _ => Self::Nobody,
+            [1, 0, 0 | 0x40..=0x7f, ..] => Self::OtherUnit,
+            _ => Self::NoTarget,
         }
     }
 }
 
-/// Why a command was not done.
+/// Why a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The unit says so: CHECK CONDITION.
+    /// Reported by the unit: CHECK CONDITION.
     Sense(Sense),
-    /// The controller says so: a response other than OK.
+    /// Reported by the controller: a response other than OK.
     Response(u8),
 }
 
@@ -45,7 +45,7 @@ impl From<Sense> for Refusal {
     }
 }
 
-/// Responses (5.6.6.1, 5.6.6.2).
+/// Response codes (5.6.6.1, 5.6.6.2).
 pub(super) const OK: u8 = 0;
 pub(super) const OVERRUN: u8 = 1;
 pub(super) const ABORTED: u8 = 2;
@@ -60,9 +60,9 @@ pub(super) struct Target {
     pub(super) drive: Arc<Drive>,
     profile: Profile,
     conditions: Mutex<Conditions>,
-    /// The driver has not yet been told that the disk grew, by an event.
+    /// The disk grew, and the event for this is not sent yet.
     grown: AtomicBool,
-    /// Rung when that happens.
+    /// Wakes the control thread when the disk grows.
     kick: EventFd,
 }
 
@@ -70,7 +70,7 @@ impl Target {
     pub(super) fn new(drive: Arc<Drive>) -> anyhow::Result<Self> {
         let serial = drive.serial().to_owned();
         let profile = Profile { bus: Bus::Scsi, cdrom: false, removable: false, serial };
-        let kick = EventFd::new(EFD_NONBLOCK).context("a bell for a SCSI controller")?;
+        let kick = EventFd::new(EFD_NONBLOCK).context("an event for a SCSI controller")?;
         let (conditions, grown) = (Mutex::default(), AtomicBool::new(false));
         Ok(Self { drive, profile, conditions, grown, kick })
     }
@@ -79,26 +79,26 @@ impl Target {
         self.conditions.lock().expect("no device panicked")
     }
 
-    /// As it was, or as after power-on.
+    /// Restores a saved or the power-on state.
     pub(super) fn restore(&self, conditions: Conditions) {
         self.grown.store(false, Ordering::Release);
         *self.conditions() = conditions;
     }
 
-    /// The disk grew: the driver hears of it with its next command, and by an event.
+    /// Called when the disk grows. The driver is notified with its next command, and by an event.
     pub(super) fn grow(&self) {
         self.conditions().attend(Sense::CAPACITY_CHANGED);
         self.grown.store(true, Ordering::Release);
         self.kick.write(1).ok();
     }
 
-    /// Whether an event is due.
+    /// Whether an event is pending.
     pub(super) fn is_grown(&self) -> bool {
         self.grown.load(Ordering::Acquire)
     }
 
-    /// It was told.
-    pub(super) fn told(&self) {
+    /// Called after the event was sent, or if the driver does not want it.
+    pub(super) fn clear_grown(&self) {
         self.grown.store(false, Ordering::Release);
     }
 
@@ -112,16 +112,16 @@ impl Target {
         ask(&mut Unit { profile: &self.profile, conditions, medium: Some(&geometry) })
     }
 
-    /// What a command comes to.
+    /// Plans a command without its parameters.
     pub(super) fn plan(&self, lun: [u8; 8], cdb: &Cdb) -> Result<Plan, Refusal> {
         match Addressee::of(lun) {
             Addressee::Unit => Ok(self.unit(|unit| unit.plan(cdb))?),
-            Addressee::Beside => Ok(Unit::plan_beside(cdb)?),
-            Addressee::Nobody => Err(Refusal::Response(BAD_TARGET)),
+            Addressee::OtherUnit => Ok(Unit::plan_absent_unit(cdb)?),
+            Addressee::NoTarget => Err(Refusal::Response(BAD_TARGET)),
         }
     }
 
-    /// What it comes to when its parameters came.
+    /// Plans a command whose parameters have arrived.
     pub(super) fn parameters(&self, cdb: &Cdb, data: &[u8]) -> Result<Plan, Refusal> {
         Ok(self.unit(|unit| unit.parameters(cdb, data))?)
     }

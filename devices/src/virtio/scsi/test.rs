@@ -1,4 +1,4 @@
-//! A controller as its drivers use it, and as hostile ones do.
+//! A controller with ordinary drivers, and with hostile ones.
 
 use std::fs::File;
 use std::mem;
@@ -45,7 +45,7 @@ fn bench_with(queues: u16, image: Arc<dyn Image>) -> Bench {
     bench
 }
 
-/// A disk that counts the requests that it has, and gives them back while it is held.
+/// A disk that counts its requests. While `held` is set, it starts none of them.
 struct Counted {
     below: Arc<dyn Image>,
     state: Arc<State>,
@@ -55,13 +55,13 @@ struct Counted {
 struct State {
     held: AtomicBool,
     has: AtomicUsize,
-    most: AtomicUsize,
+    max: AtomicUsize,
 }
 
 struct CountedChannel {
     below: Box<dyn Channel>,
     state: Arc<State>,
-    kept: Vec<Request>,
+    pending: Vec<Request>,
 }
 
 impl Image for Counted {
@@ -70,7 +70,7 @@ impl Image for Counted {
     }
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
         let (below, state) = (self.below.channel(memory)?, self.state.clone());
-        Ok(Box::new(CountedChannel { below, state, kept: Vec::new() }))
+        Ok(Box::new(CountedChannel { below, state, pending: Vec::new() }))
     }
     fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
         self.below.grow(size)
@@ -80,12 +80,12 @@ impl Image for Counted {
 impl Channel for CountedChannel {
     fn push(&mut self, request: Request) {
         let has = self.state.has.fetch_add(1, Ordering::SeqCst) + 1;
-        self.state.most.fetch_max(has, Ordering::SeqCst);
-        self.kept.push(request);
+        self.state.max.fetch_max(has, Ordering::SeqCst);
+        self.pending.push(request);
     }
     fn submit(&mut self) {
         if !self.state.held.load(Ordering::SeqCst) {
-            self.kept.drain(..).for_each(|request| self.below.push(request));
+            self.pending.drain(..).for_each(|request| self.below.push(request));
             self.below.submit();
         }
     }
@@ -99,8 +99,8 @@ impl Channel for CountedChannel {
         self.below.event()
     }
     fn withdraw(&mut self) -> Vec<Request> {
-        self.state.has.fetch_sub(self.kept.len(), Ordering::SeqCst);
-        mem::take(&mut self.kept)
+        self.state.has.fetch_sub(self.pending.len(), Ordering::SeqCst);
+        mem::take(&mut self.pending)
     }
 }
 
@@ -118,21 +118,21 @@ fn driver(bench: &Bench) -> Driver<'_> {
     driver
 }
 
-/// The same, when it has heard that the power was off.
+/// Starts a driver and consumes its power-on unit attention.
 fn attended(bench: &Bench) -> Driver<'_> {
     let mut driver = driver(bench);
     assert_eq!(ask(&mut driver, &[0; 6], &Data::None).sense(), POWER_ON);
     driver
 }
 
-/// What a command carries: it goes out, or comes in.
+/// The data of a command: to the device, or from the device.
 enum Data<'a> {
     None,
     Out(&'a [u8]),
     In(u32),
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 struct Ended {
     response: u8,
@@ -157,7 +157,7 @@ impl Ended {
 
 use self::target::{ABORTED, BAD_TARGET, FAILURE, INCORRECT_LUN, OK, OVERRUN, REJECTED, RESET};
 
-/// A command that is under way: its chain, where its response goes, and its data.
+/// A command in flight: its head, and addresses of its response and data with the data's length.
 struct Begun(u16, u64, u64, u32);
 
 fn begin(driver: &mut Driver<'_>, to: (u16, [u8; 8], u64), cdb: &[u8], data: &Data<'_>) -> Begun {
@@ -167,7 +167,7 @@ fn begin(driver: &mut Driver<'_>, to: (u16, [u8; 8], u64), cdb: &[u8], data: &Da
     let (header, response) = (driver.allocate(51), driver.allocate(108));
     driver.bench.memory.write(header, &bytes).unwrap();
     driver.bench.memory.write(response, &[0xee; 108]).unwrap();
-    // However a driver cuts it.
+    // The header in two pieces.
     let mut chain = vec![(header, 20, false), (header + 20, 31, false)];
     let (at, length) = match data {
         Data::None => (0, 0),
@@ -230,7 +230,7 @@ fn read(driver: &mut Driver<'_>, block: u64, blocks: u32) -> Vec<u8> {
     ask(driver, &transfer(0x88, block, blocks), &Data::In(blocks * 512)).data()
 }
 
-/// A control request's response.
+/// Sends a task management request. Returns the response code.
 fn manage(driver: &mut Driver<'_>, function: u32, lun: [u8; 8], id: u64) -> u8 {
     let function = function.to_le_bytes();
     let bytes = [&[0; 4][..], &function, &lun, &id.to_le_bytes()].concat();
@@ -297,7 +297,7 @@ fn who_has_more_room_than_comes_is_told_and_who_has_less_gets_nothing() {
         let ended = ask(&mut driver, &cdb, &data);
         assert_eq!((ended.response, ended.used), (OVERRUN, 108), "{cdb:x?}");
     }
-    // Both ways at once.
+    // A bidirectional command.
     let begun = begin(&mut driver, (FIRST, UNIT, 1), &[0; 6], &Data::Out(&[0; 512]));
     driver.kick(FIRST);
     driver.wait(FIRST);
@@ -347,7 +347,7 @@ fn rooms_and_lists_that_are_wrong_are_refused_and_right_ones_clear_what_they_nam
     let bench = bench(1);
     let mut driver = attended(&bench);
     write(&mut driver, 0, &[7; 16384]);
-    // UNMAP of two ranges, which may stay as they were.
+    // UNMAP of two ranges, whose contents may stay.
     let mut list = [&[0, 38, 0, 32][..], &[0; 4]].concat();
     for block in [0_u64, 8] {
         list.extend([&block.to_be_bytes()[..], &8_u32.to_be_bytes(), &[0; 4]].concat());
@@ -374,7 +374,7 @@ fn rooms_and_lists_that_are_wrong_are_refused_and_right_ones_clear_what_they_nam
     }
     list[16] = 0x80;
     assert_eq!(ask(&mut driver, &unmap, &Data::Out(&list)).sense(), (5, 0x21, 0));
-    // Data outside of memory, after which nothing is broken.
+    // A data buffer outside of memory, which does not break the device.
     let begun = begin(&mut driver, (FIRST, UNIT, 1), &[0; 6], &Data::None);
     driver.kick(FIRST);
     driver.wait(FIRST);
@@ -437,7 +437,7 @@ fn a_disk_that_grows_is_told_of_by_an_event_and_with_the_next_command() {
     let mut driver = attended(&bench);
     let drive = bench.board.disks().find("virtio-scsi").unwrap();
     let event = driver.allocate(16);
-    let told = |driver: &mut Driver<'_>| {
+    let grown_size = |driver: &mut Driver<'_>| {
         assert_eq!(driver.wait(EVENTS).length, 16);
         assert_eq!(driver.bytes(event, 16), [3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x2a, 9, 0, 0]);
         assert_eq!(ask(driver, &[0; 6], &Data::None).sense(), GREW);
@@ -448,23 +448,23 @@ fn a_disk_that_grows_is_told_of_by_an_event_and_with_the_next_command() {
     };
     driver.offer(EVENTS, &[(event, 16, true)]);
     drive.grow(Some(2 * SIZE)).unwrap();
-    assert_eq!(told(&mut driver), 2 * SIZE);
+    assert_eq!(grown_size(&mut driver), 2 * SIZE);
     write(&mut driver, SIZE / 512, &[7; 512]);
-    // There is no room for an event until later.
+    // The event buffer comes later.
     drive.grow(Some(3 * SIZE)).unwrap();
     let saved = bench.board.park();
     bench.board.run(saved).unwrap();
     driver.offer(EVENTS, &[(event, 16, true)]);
     driver.kick(EVENTS);
-    assert_eq!(told(&mut driver), 3 * SIZE);
-    // While nobody can be told; what the driver offered stays its own.
+    assert_eq!(grown_size(&mut driver), 3 * SIZE);
+    // The disk grows while the device is parked, with an event buffer offered before.
     driver.offer(EVENTS, &[(event, 16, true)]);
     let saved = bench.board.park();
     drive.grow(Some(4 * SIZE)).unwrap();
     bench.board.run(saved).unwrap();
-    assert_eq!(told(&mut driver), 4 * SIZE);
+    assert_eq!(grown_size(&mut driver), 4 * SIZE);
     assert_eq!(driver.take(EVENTS), None, "each growth once");
-    // A driver that begins looks by itself.
+    // A driver that starts reads the size by itself.
     bench.board.park();
     drive.grow(Some(5 * SIZE)).unwrap();
     bench.board.run(Vec::new()).unwrap();
@@ -619,7 +619,7 @@ fn ranges_beyond_a_limit_wait_and_are_all_done_or_ended() {
     let unmap = [0x42, 0, 0, 0, 0, 0, 0, 16, 8, 0];
     let all = |driver: &mut Driver<'_>| {
         state.held.store(true, Ordering::SeqCst);
-        state.most.store(0, Ordering::SeqCst);
+        state.max.store(0, Ordering::SeqCst);
         let begun: Vec<_> = (0..40)
             .map(|task| begin(driver, (FIRST, UNIT, task), &unmap, &Data::Out(&list)))
             .collect();
@@ -636,23 +636,23 @@ fn ranges_beyond_a_limit_wait_and_are_all_done_or_ended() {
             assert_eq!((ended.response, ended.status), (response, 0));
         }
     };
-    // Each of them is there, begun or not, and the last is ended alone.
+    // All tasks are known, started or not. The last one is aborted.
     let mut begun = all(&mut driver);
     assert_eq!(manage(&mut driver, 6, UNIT, 39), 10, "it is there");
     assert_eq!(manage(&mut driver, 0, UNIT, 39), OK);
     ends(&mut driver, &begun.split_off(39), ABORTED);
     assert_eq!(manage(&mut driver, 6, UNIT, 39), OK, "it is not there");
-    // They are parked as they are, and done afterwards.
+    // A park keeps the others, which finish afterwards.
     let saved = bench.board.park();
     bench.board.run(saved).unwrap();
     state.held.store(false, Ordering::SeqCst);
     driver.kick(FIRST);
     ends(&mut driver, &begun, OK);
-    assert!(state.most.load(Ordering::SeqCst) < 512, "{state:?}");
+    assert!(state.max.load(Ordering::SeqCst) < 512, "{state:?}");
     let begun = all(&mut driver);
     assert_eq!(manage(&mut driver, 1, UNIT, 0), OK);
     ends(&mut driver, &begun, ABORTED);
-    assert!((256..512).contains(&state.most.load(Ordering::SeqCst)), "{state:?}");
+    assert!((256..512).contains(&state.max.load(Ordering::SeqCst)), "{state:?}");
 }
 
 #[test]

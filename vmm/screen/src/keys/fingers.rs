@@ -1,58 +1,58 @@
-//! What a client's keys become in the guest.
+//! Translates a client's keys to keys of the guest.
 //!
-//! A client says which symbols it types, and the guest wants to know which keys are down. Where the
-//! modifiers that the client holds are those that the symbol needs on the guest's keyboard, the key
-//! alone is sent. Otherwise other modifiers are pressed or let go around it: on a Mac, `@` comes
-//! with Option, and a German guest wants AltGr. What a symbol became when it went down is let go
-//! when it goes up, whatever is held by then.
+//! A client sends the symbols that it types, but the guest needs the keys that are down. If the
+//! client holds the modifiers that the symbol needs on the guest's keyboard, the key alone is sent.
+//! Otherwise other modifiers are pressed or released around it. For example, a Mac sends `@` with
+//! Option, but a German guest expects AltGr. When a symbol is released, the key that it was
+//! translated to when it was pressed goes up, whatever other keys are down by then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use host::input::{Key, Lights};
 
-use super::layout::{Layout, Stroke, Way};
+use super::layout::{Layout, Sequence, Stroke};
 use super::symbol::{self, Symbol};
 
-/// A key, and whether it goes down.
+/// A key, and whether it is pressed (`true`) or released.
 pub type Step = (Key, bool);
 
-/// A keyboard has so many keys: who holds more sends noise.
-const MOST_HELD: usize = 32;
+/// A client that holds more keys sends noise, which is ignored.
+const MAX_HELD: usize = 32;
 const SHIFT: [u16; 2] = [0x2a, 0x36];
 const CONTROL: [u16; 2] = [0x1d, 0xe01d];
 const ALT: u16 = 0x38;
-/// The right Alt key, which is AltGr where there is such a thing.
-const THIRD: u16 = 0xe038;
+/// The right Alt key, which is AltGr in layouts that have it.
+const RIGHT_ALT: u16 = 0xe038;
 const LOGO: [u16; 2] = [0xe05b, 0xe05c];
-/// ISO_Level3_Shift and Mode_switch: nothing but the choice of a symbol.
+/// ISO_Level3_Shift and Mode_switch, which only select a symbol.
 const LEVELS: [u32; 2] = [0xfe03, 0xff7e];
 const HANGUL: u32 = 0xff31;
 const HANJA: u32 = 0xff34;
 
-/// What the client speaks of.
+/// The key that an event of the client is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
-    /// X's number of a symbol.
+    /// A keysym of X.
     Symbol(u32),
-    /// The key itself.
+    /// A physical key.
     Place(Key),
 }
 
-/// The fingers of one client.
+/// The keys that one client holds, and the state of the guest's keyboard.
 pub struct Fingers {
     layout: Arc<Layout>,
-    /// What the client holds, and the key that it became, if any.
+    /// The keys that the client holds, each with the guest's key that was pressed for it, if any.
     held: BTreeMap<Source, Option<Key>>,
-    /// What is down in the guest.
+    /// The keys that are down in the guest.
     down: BTreeSet<Key>,
-    /// For which of them the modifiers are not the client's own.
-    fit: Option<Source>,
+    /// The held key for which the modifiers differ from those that the client holds.
+    adjusted_for: Option<Source>,
     last: Option<Source>,
     steps: Vec<Step>,
 }
 
-/// The modifiers of a moment.
+/// The modifiers that are held at one moment.
 #[derive(Clone, Copy)]
 struct Mods {
     shift: bool,
@@ -63,13 +63,14 @@ struct Mods {
 }
 
 impl Fingers {
-    /// Fingers that hold nothing, on this keyboard.
+    /// Creates the state of a client that holds no keys.
     pub fn new(layout: Arc<Layout>) -> Self {
         let (held, down, steps) = <_>::default();
-        Self { layout, held, down, fit: None, last: None, steps }
+        Self { layout, held, down, adjusted_for: None, last: None, steps }
     }
 
-    /// A client's key goes down, maybe again, or up: what is to be done for it, in this order.
+    /// Handles a key event of the client: press, repeated press, or release. Returns the steps for
+    /// the guest, in order.
     pub fn feel(&mut self, source: Source, down: bool, lights: Option<Lights>) -> Vec<Step> {
         if down {
             self.press(source, lights.unwrap_or_default());
@@ -79,14 +80,14 @@ impl Fingers {
         std::mem::take(&mut self.steps)
     }
 
-    /// Whether the client holds this.
+    /// Whether the client holds this key.
     pub fn holds(&self, source: Source) -> bool {
         self.held.contains_key(&source)
     }
 
-    /// Lets everything go, modifiers last.
+    /// Releases all keys, modifiers last.
     pub fn leave(&mut self) -> Vec<Step> {
-        (self.fit, self.last) = (None, None);
+        (self.adjusted_for, self.last) = (None, None);
         self.held.clear();
         let (modifiers, keys): (Vec<Key>, Vec<Key>) =
             std::mem::take(&mut self.down).into_iter().partition(|key| is_modifier(*key));
@@ -95,16 +96,16 @@ impl Fingers {
 
     fn press(&mut self, source: Source, lights: Lights) {
         if let Some(key) = self.held.get(&source).copied() {
-            // Keyboards repeat; a modifier that was let go for another key stays so.
+            // Keyboards repeat. A modifier that was released for another key stays released.
             if let Some(key) = key.filter(|key| !is_modifier(*key)) {
                 self.turn(key, true);
             }
             return;
         }
-        if self.held.len() >= MOST_HELD {
+        if self.held.len() >= MAX_HELD {
             return;
         }
-        let Some((way, key)) = self.choose(source, lights) else {
+        let Some((sequence, key)) = self.choose(source, lights) else {
             self.held.insert(source, None);
             if let Source::Symbol(keysym) = source {
                 tracing::debug!("the keyboard {} has no {keysym:#x}", self.layout.name());
@@ -119,19 +120,19 @@ impl Fingers {
             }
             return;
         }
-        let own = self.own();
-        if let Some(way) = way {
-            if let Some(before) = way.before {
+        let own = self.held_modifiers();
+        if let Some(sequence) = sequence {
+            if let Some(before) = sequence.before {
                 let wanted = self.wanted(&before, lights);
-                self.hold(&wanted);
+                self.set_modifiers(&wanted);
                 self.tap(before.key);
             }
-            let wanted = self.wanted(&way.stroke, lights);
-            self.hold(&wanted);
-            self.fit = (wanted != own).then_some(source);
+            let wanted = self.wanted(&sequence.stroke, lights);
+            self.set_modifiers(&wanted);
+            self.adjusted_for = (wanted != own).then_some(source);
         } else {
-            self.hold(&own);
-            self.fit = None;
+            self.set_modifiers(&own);
+            self.adjusted_for = None;
         }
         self.held.insert(source, Some(key));
         self.last = Some(source);
@@ -142,11 +143,11 @@ impl Fingers {
         let source = if self.holds(source) {
             source
         } else {
-            // Shift changed meanwhile, and the client speaks of the other symbol on the same key;
-            // or of the key itself; or of a symbol that is elsewhere on this keyboard: a key must
-            // not hang for it.
+            // If Shift changed meanwhile, the client may send the other symbol of the same key, the
+            // physical key, or a symbol that is on another key of the guest's keyboard. The key
+            // must not hang in these cases.
             let typed = matches!(source, Source::Symbol(it) if !is_named(it));
-            match self.same(source).or(self.last.filter(|_| typed)) {
+            match self.find_held(source).or(self.last.filter(|_| typed)) {
                 Some(other) => other,
                 None => return,
             }
@@ -158,77 +159,81 @@ impl Fingers {
         if !self.held.values().any(|other| *other == Some(key)) && self.down.contains(&key) {
             self.turn(key, false);
         }
-        if self.fit == Some(source) || self.fit.is_some_and(|fit| !self.held.contains_key(&fit)) {
+        if self.adjusted_for == Some(source)
+            || self.adjusted_for.is_some_and(|source| !self.held.contains_key(&source))
+        {
             self.restore();
         }
     }
 
-    /// What is held of this key, or of the one that this symbol is on.
-    fn same(&self, source: Source) -> Option<Source> {
+    /// The held key that becomes the same key of the guest as this one.
+    fn find_held(&self, source: Source) -> Option<Source> {
         let (_, key) = self.choose(source, Lights::default())?;
         self.held.iter().find(|it| *it.1 == Some(key)).map(|it| *it.0)
     }
 
-    /// The key for a symbol, and the modifiers if they matter.
-    fn choose(&self, source: Source, lights: Lights) -> Option<(Option<Way>, Key)> {
+    /// The guest's key for a source. The sequence is `None` if the modifiers do not matter.
+    fn choose(&self, source: Source, lights: Lights) -> Option<(Option<Sequence>, Key)> {
         let keysym = match source {
             Source::Place(key) => return Some((None, key)),
             Source::Symbol(keysym) => keysym,
         };
-        if let Some(pad) = symbol::pad(keysym) {
+        if let Some(pad) = symbol::keypad_key(keysym) {
             let typed = pad.typed.map(Symbol::Char);
             return match (typed, pad.twin) {
                 (Some(digit), _) if !lights.num => {
-                    self.best(digit, lights).map(|way| (Some(way), way.stroke.key))
+                    self.best(digit, lights).map(|sequence| (Some(sequence), sequence.stroke.key))
                 }
                 (None, Some(twin)) if lights.num => Some((None, twin)),
                 _ => Some((None, pad.key)),
             };
         }
         if !self.layout.has_third() && LEVELS.contains(&keysym) {
-            // It chose the client's symbol, and is no key of this keyboard.
+            // It only selected the client's symbol. The guest's keyboard has no such key.
             return None;
         }
         let korean = |code| (self.layout.name() == "ko").then(|| Key::new(code)).flatten();
         let asian = match keysym {
-            HANGUL => korean(THIRD),
+            HANGUL => korean(RIGHT_ALT),
             HANJA => korean(CONTROL[1]),
             _ => None,
         };
-        if let Some(key) = asian.or_else(|| symbol::place(keysym)) {
+        if let Some(key) = asian.or_else(|| symbol::fixed_key(keysym)) {
             return Some((None, key));
         }
         let wanted = Symbol::of(keysym)?;
         let alone = || wanted.alone().and_then(|symbol| self.best(symbol, lights));
-        if let Some(way) = self.best(wanted, lights).or_else(alone) {
-            return Some((Some(way), way.stroke.key));
+        if let Some(sequence) = self.best(wanted, lights).or_else(alone) {
+            return Some((Some(sequence), sequence.stroke.key));
         }
         let Symbol::Char(character) = wanted else { return None };
         let second = self.layout.second(character);
-        second.or_else(|| us(character)).map(|key| (None, key))
+        second.or_else(|| us_key(character)).map(|key| (None, key))
     }
 
-    /// The way for which the least is to be done.
-    fn best(&self, symbol: Symbol, lights: Lights) -> Option<Way> {
-        let own = self.own();
-        let ways = self.layout.ways(symbol);
-        let fits = |way: &&Way| way.before.is_none() && self.wanted(&way.stroke, lights) == own;
-        ways.iter().find(fits).or_else(|| ways.first()).copied()
+    /// The sequence that needs no change of modifiers, or else the simplest one.
+    fn best(&self, symbol: Symbol, lights: Lights) -> Option<Sequence> {
+        let own = self.held_modifiers();
+        let sequences = self.layout.sequences(symbol);
+        let fits = |sequence: &&Sequence| {
+            sequence.before.is_none() && self.wanted(&sequence.stroke, lights) == own
+        };
+        sequences.iter().find(fits).or_else(|| sequences.first()).copied()
     }
 
     /// The modifiers that the client holds.
-    fn own(&self) -> BTreeSet<Key> {
+    fn held_modifiers(&self) -> BTreeSet<Key> {
         self.held.values().flatten().copied().filter(|key| is_modifier(*key)).collect()
     }
 
-    fn mods(&self, of: &BTreeSet<Key>) -> Mods {
-        let has = |code: u16| of.iter().any(|key| key.code() == code);
+    fn mods(&self, keys: &BTreeSet<Key>) -> Mods {
+        let has = |code: u16| keys.iter().any(|key| key.code() == code);
         let any = |codes: [u16; 2]| codes.into_iter().any(has);
-        let (control, right) = (any(CONTROL), has(THIRD));
+        let (control, right) = (any(CONTROL), has(RIGHT_ALT));
         let third = self.layout.has_third();
         Mods {
             shift: any(SHIFT),
-            // As Windows does, and clients that run there.
+            // Windows, and clients that run there, treat Ctrl-Alt as AltGr.
             third: third && (right || control && has(ALT)),
             control,
             alt: has(ALT) || right && !third,
@@ -238,7 +243,7 @@ impl Fingers {
 
     /// The modifiers for a stroke, given those that the client holds.
     fn wanted(&self, stroke: &Stroke, lights: Lights) -> BTreeSet<Key> {
-        let mut wanted = self.own();
+        let mut wanted = self.held_modifiers();
         let mods = self.mods(&wanted);
         let shift = stroke.shift != (stroke.locks && lights.caps);
         let mut set = |codes: &[u16], down: bool| {
@@ -251,22 +256,22 @@ impl Fingers {
         let command = mods.control || mods.alt || mods.logo;
         match (stroke.third, mods.third) {
             (true, false) => {
-                // Option chose this symbol.
+                // Option selected this symbol.
                 set(&[ALT], false);
-                set(&[THIRD], true);
+                set(&[RIGHT_ALT], true);
             }
             (false, true) => {
                 let chosen = LEVELS.iter().any(|it| self.held.contains_key(&Source::Symbol(*it)));
                 if !chosen || mods.control {
-                    // Ctrl-Alt-x, or Alt-x with the right Alt.
+                    // A shortcut: Ctrl-Alt-x, or Alt-x with the right Alt.
                     return wanted;
                 }
-                set(&[THIRD], false);
+                set(&[RIGHT_ALT], false);
             }
             (true, true) => {}
             (false, false) if command && (stroke.letter || mods.shift == shift) => return wanted,
             (false, false) if mods.alt && !mods.control && shift => {
-                set(&[ALT, THIRD], false);
+                set(&[ALT, RIGHT_ALT], false);
             }
             (false, false) => {}
         }
@@ -274,25 +279,25 @@ impl Fingers {
         wanted
     }
 
-    /// Makes these modifiers the ones that are down. What is new goes down first: an Alt key that
-    /// goes up alone opens a menu.
-    fn hold(&mut self, wanted: &BTreeSet<Key>) {
+    /// Makes exactly these modifiers be down. New ones are pressed before others are released,
+    /// because an Alt key that goes up alone opens a menu.
+    fn set_modifiers(&mut self, wanted: &BTreeSet<Key>) {
         let modifiers = self.down.iter().copied().filter(|key| is_modifier(*key));
         let down: BTreeSet<Key> = modifiers.collect();
         wanted.difference(&down).for_each(|key| self.turn(*key, true));
         down.difference(wanted).for_each(|key| self.turn(*key, false));
     }
 
-    /// Gives the client its own modifiers back. Alt and the logo keys wait for the next key: alone
-    /// they would open a menu.
+    /// Restores the modifiers that the client holds. Alt and the logo keys are not pressed before
+    /// the next key, because they would open a menu when released.
     fn restore(&mut self) {
-        self.fit = None;
-        let mut wanted = self.own();
+        self.adjusted_for = None;
+        let mut wanted = self.held_modifiers();
         wanted.retain(|key| {
-            let alone = [ALT, THIRD].contains(&key.code()) || LOGO.contains(&key.code());
+            let alone = [ALT, RIGHT_ALT].contains(&key.code()) || LOGO.contains(&key.code());
             self.down.contains(key) || !alone
         });
-        self.hold(&wanted);
+        self.set_modifiers(&wanted);
     }
 
     fn tap(&mut self, key: Key) {
@@ -314,16 +319,15 @@ impl Fingers {
 
 fn is_modifier(key: Key) -> bool {
     let code = key.code();
-    let all = [SHIFT, CONTROL, [ALT, THIRD], LOGO];
+    let all = [SHIFT, CONTROL, [ALT, RIGHT_ALT], LOGO];
     all.iter().any(|codes| codes.contains(&code))
 }
 
-/// Whether the symbol names a key, and what another key types cannot stand for it.
+/// Whether the keysym names a key, rather than a symbol that another key might type.
 fn is_named(keysym: u32) -> bool {
     Symbol::of(keysym).is_none()
 }
 
-/// The key that types this in the United States: a guest with two keyboards knows what it means.
 /// The characters that viewers can type at this layout, in order.
 pub fn characters(layout: &Arc<Layout>) -> String {
     let fingers = Fingers::new(layout.clone());
@@ -333,16 +337,18 @@ pub fn characters(layout: &Arc<Layout>) -> String {
         let wanted = Symbol::Char(*it);
         let alone = || wanted.alone().and_then(|symbol| fingers.best(symbol, Lights::default()));
         let plain = || fingers.best(wanted, Lights::default());
-        plain().or_else(alone).is_some() || layout.second(*it).or_else(|| us(*it)).is_some()
+        plain().or_else(alone).is_some() || layout.second(*it).or_else(|| us_key(*it)).is_some()
     };
     all.into_iter().filter(typed).collect()
 }
 
-fn us(character: char) -> Option<Key> {
+/// The key that types this character on a US keyboard. A guest with two layouts, one of them
+/// English, understands it.
+fn us_key(character: char) -> Option<Key> {
     static US: std::sync::LazyLock<Option<Arc<Layout>>> =
         std::sync::LazyLock::new(|| Layout::named("us").ok());
-    let ways = US.as_ref()?.ways(Symbol::Char(character));
-    ways.first().map(|way| way.stroke.key)
+    let sequences = US.as_ref()?.sequences(Symbol::Char(character));
+    sequences.first().map(|sequence| sequence.stroke.key)
 }
 
 #[cfg(test)]
@@ -373,7 +379,8 @@ mod test {
     const ALT_R: u32 = 0xffea;
     const LEVEL3: u32 = 0xfe03;
 
-    /// A client on this keyboard: `+` before what goes down and `-` before what goes up.
+    /// The steps for a client's events on this keyboard. `+` marks pressed keys, `-` released
+    /// ones.
     fn typed(keyboard: &str, events: &[(char, u32)], lights: Lights) -> Vec<String> {
         let mut fingers = Fingers::new(Layout::named(keyboard).unwrap());
         let feel = |(sign, symbol): &(char, u32)| {
@@ -396,9 +403,13 @@ mod test {
         assert_eq!(plain("us", &[('+', SHIFT_L), ('+', at), ('-', at)]), "+2a +3 -3");
         assert_eq!(plain("de", &[('+', LEVEL3), ('+', at), ('-', at)]), "+e038 +10 -10");
         let windows = [('+', CONTROL_L), ('+', ALT_L), ('+', at), ('-', at)];
-        assert_eq!(plain("de", &windows), "+1d +38 +10 -10", "as clients on Windows say AltGr");
+        assert_eq!(
+            plain("de", &windows),
+            "+1d +38 +10 -10",
+            "clients on Windows send Ctrl-Alt for AltGr"
+        );
         let shortcut = [('+', CONTROL_L), ('+', SHIFT_L), ('+', u32::from(b't'))];
-        assert_eq!(plain("de", &shortcut), "+1d +2a +14", "no case matters for it");
+        assert_eq!(plain("de", &shortcut), "+1d +2a +14", "the case does not matter for shortcuts");
         assert_eq!(plain("fr", &[('+', CONTROL_L), ('+', u32::from(b'a'))]), "+1d +10");
     }
 
@@ -406,13 +417,21 @@ mod test {
     fn other_modifiers_are_set_around_the_key_and_back() {
         let at = u32::from(b'@');
         let option = [('+', ALT_L), ('+', at), ('-', at)];
-        assert_eq!(plain("de", &option), "+38 +e038 -38 +10 -10 -e038", "a Mac's");
+        assert_eq!(plain("de", &option), "+38 +e038 -38 +10 -10 -e038", "a Mac sends Option");
         let then = [&option[..], &[('-', ALT_L)]].concat();
-        assert_eq!(plain("de", &then), "+38 +e038 -38 +10 -10 -e038", "which opens no menu");
+        assert_eq!(plain("de", &then), "+38 +e038 -38 +10 -10 -e038", "this opens no menu");
         let then = [&option[..], &[('+', u32::from(b'f'))]].concat();
-        assert_eq!(plain("de", &then), "+38 +e038 -38 +10 -10 -e038 +38 +21", "and is there again");
+        assert_eq!(
+            plain("de", &then),
+            "+38 +e038 -38 +10 -10 -e038 +38 +21",
+            "Alt is down again for the next key"
+        );
         let german = [('+', LEVEL3), ('+', at), ('-', at), ('-', LEVEL3)];
-        assert_eq!(plain("us", &german), "+2a +3 -3 -2a", "a German client's AltGr is no key here");
+        assert_eq!(
+            plain("us", &german),
+            "+2a +3 -3 -2a",
+            "AltGr of a German client is no key here"
+        );
         let slash =
             [('+', SHIFT_L), ('+', u32::from(b'/')), ('-', u32::from(b'/')), ('-', SHIFT_L)];
         assert_eq!(
@@ -432,7 +451,7 @@ mod test {
         let shifted = [('+', SHIFT_L), ('+', large), ('-', SHIFT_L), ('-', small)];
         assert_eq!(plain("us", &shifted), "+2a +1e -2a -1e");
         let elsewhere = [('+', LEVEL3), ('+', 0x40), ('-', LEVEL3), ('-', u32::from(b'q'))];
-        assert_eq!(plain("us", &elsewhere), "+2a +3 -3 -2a", "@ came from Q, and is not there");
+        assert_eq!(plain("us", &elsewhere), "+2a +3 -3 -2a", "@ came from Q, which is released");
         assert_eq!(plain("us", &[('+', small), ('+', 0x0100_d55c), ('-', 0x0100_d55c)]), "+1e");
         assert_eq!(plain("us", &[('+', small), ('+', small), ('-', small)]), "+1e +1e -1e");
     }
@@ -467,9 +486,9 @@ mod test {
         assert_eq!(plain("de", &tap(0xfe52)), "+29 -29", "dead_circumflex");
         assert_eq!(plain("de", &tap(0xea)), "+29 -29 +12 -12", "ê");
         assert_eq!(plain("de", &tap(u32::from(b'^'))), "+29 -29 +39 -39");
-        assert_eq!(plain("us", &tap(0xfe52)), "+2a +7 -7 -2a", "^ is all that there is");
+        assert_eq!(plain("us", &tap(0xfe52)), "+2a +7 -7 -2a", "^ instead of the dead key");
         assert_eq!(plain("us", &tap(0xea)), "", "nothing types it");
-        assert_eq!(plain("ru", &tap(u32::from(b'w'))), "+11 -11", "there is a second keyboard");
+        assert_eq!(plain("ru", &tap(u32::from(b'w'))), "+11 -11", "the guest has a second layout");
     }
 
     #[test]
@@ -496,7 +515,7 @@ mod test {
         }
         let mut fingers = Fingers::new(Layout::named("ko").unwrap());
         let steps = fingers.feel(Source::Place(Key::HANGUL), true, None);
-        assert_eq!(steps, [(Key::HANGUL, true)], "who knows the place is believed");
+        assert_eq!(steps, [(Key::HANGUL, true)], "physical keys are sent as they are");
     }
 
     #[test]
@@ -510,7 +529,7 @@ mod test {
         assert_eq!(off(seven), "+2a +8 -8 -2a", "the digit above the letters");
     }
 
-    /// A guest that sees what is down.
+    /// A guest that tracks which keys are down.
     #[derive(Default)]
     struct Guest(BTreeSet<Key>);
 

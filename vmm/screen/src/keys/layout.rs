@@ -1,14 +1,14 @@
-//! Keyboard layouts: which symbol is on which key, for the keyboards of Windows' languages.
+//! Keyboard layouts: which symbol is on which key, for the languages of Windows.
 //!
-//! The table is made from X's keyboard data (`tests/keyboards/xkb`), with the rows in which
-//! Windows' keyboard of that language differs. It is read when a machine starts.
+//! `tests/keyboards/xkb` makes the table from the keyboard data of X, with extra rows where the
+//! layout of Windows differs. The table is read when a machine starts.
 //!
-//! Windows differs from X in this: it has no AltGr on the keyboards of the United States, China,
-//! Japan and Korea. Most others have fewer symbols with AltGr: X's further ones are left out.
-//! Symbols that are elsewhere, or are dead keys in one of the two alone, are the rows with `!`.
-//! Caps Lock shifts digits in Germany and France. The keyboards of `ar`, `lv`, `th` and `uk` are
-//! X's as they are. What Caps Lock does to the upper row of Czech and Slovak keyboards is not in
-//! the table.
+//! Windows differs from X as follows. It has no AltGr on US, Chinese, Japanese and Korean
+//! keyboards. Most other layouts have fewer symbols with AltGr, and the table omits the additional
+//! ones of X. Rows with `!` are symbols that are on other keys, or that are dead keys in only one
+//! of the two. Caps Lock shifts digits in Germany and France. The layouts of `ar`, `lv`, `th` and
+//! `uk` are those of X, unchanged. The effect of Caps Lock on the upper row of Czech and Slovak
+//! keyboards is not in the table.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ use super::symbol::Symbol;
 use host::keyvalue;
 
 const TABLE: &str = include_str!("layouts.txt");
-/// The key beside the left Shift, which many keyboards do not have.
+/// The key next to the left Shift, which many keyboards do not have.
 const SPARE: u16 = 0x56;
 const LAST_LEVEL: usize = 3;
 
@@ -35,18 +35,18 @@ pub struct Stroke {
     pub shift: bool,
     /// AltGr is down.
     pub third: bool,
-    /// Caps Lock turns Shift around.
+    /// Caps Lock inverts Shift.
     pub locks: bool,
-    /// It types a letter.
+    /// The symbol is a letter.
     pub letter: bool,
 }
 
-/// How a symbol is typed.
+/// The strokes that type a symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
-    /// A dead key that is pressed and let go before.
+pub struct Sequence {
+    /// A dead key that is pressed and released first.
     pub before: Option<Stroke>,
-    /// The key that types.
+    /// The key that types the symbol.
     pub stroke: Stroke,
 }
 
@@ -54,14 +54,15 @@ pub struct Way {
 #[derive(Debug, Default)]
 pub struct Layout {
     names: Vec<&'static str>,
-    /// X's names of the layout and its variant.
+    /// The names of the layout and its variant in X.
     x: (&'static str, &'static str),
     strokes: BTreeMap<Symbol, Vec<Stroke>>,
-    /// What a dead key makes of the next symbol, by what is made.
+    /// Composed characters, each with the pairs of a dead key and a base character that make it.
     composed: BTreeMap<char, Vec<(Symbol, char)>>,
-    /// Keys that a method of input makes these of: with what modifiers is its business.
+    /// The keys that an input method turns into these characters. Which modifiers are needed
+    /// depends on the input method.
     second: BTreeMap<char, Key>,
-    /// Rows of Windows that X does not have.
+    /// Keys on which Windows differs from X.
     foreign: Vec<Key>,
     third: bool,
 }
@@ -71,7 +72,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// When there is none, with the nearest name.
+    /// When there is no such layout. The message suggests the nearest name.
     pub fn named(name: &str) -> anyhow::Result<Arc<Self>> {
         let wanted = name.replace('_', "-");
         let mut blocks = TABLE.split("\nlayout ").skip(1);
@@ -94,13 +95,13 @@ impl Layout {
         }
     }
 
-    /// The names of all layouts, of each its own first.
+    /// The names of all layouts. The first name of each is its main one.
     pub fn names() -> impl Iterator<Item = impl Iterator<Item = &'static str>> {
         let blocks = TABLE.split("\nlayout ").skip(1);
         blocks.map(|block| block.lines().next().unwrap_or_default().split(' '))
     }
 
-    /// Its name.
+    /// The main name.
     pub fn name(&self) -> &'static str {
         self.names.first().copied().unwrap_or_default()
     }
@@ -110,22 +111,23 @@ impl Layout {
         self.third
     }
 
-    /// How a symbol is typed, the simplest way first.
-    pub fn ways(&self, symbol: Symbol) -> Vec<Way> {
-        let plain = |stroke: &Stroke| Way { before: None, stroke: *stroke };
-        let mut ways: Vec<_> = self.strokes.get(&symbol).into_iter().flatten().map(plain).collect();
-        if let (Symbol::Char(character), true) = (symbol, ways.is_empty()) {
+    /// The sequences that type a symbol, the simplest first.
+    pub fn sequences(&self, symbol: Symbol) -> Vec<Sequence> {
+        let plain = |stroke: &Stroke| Sequence { before: None, stroke: *stroke };
+        let mut sequences: Vec<_> =
+            self.strokes.get(&symbol).into_iter().flatten().map(plain).collect();
+        if let (Symbol::Char(character), true) = (symbol, sequences.is_empty()) {
             for (dead, base) in self.composed.get(&character).into_iter().flatten() {
                 let first = |symbol| self.strokes.get(&symbol).and_then(|it| it.first()).copied();
                 if let (Some(before), Some(stroke)) = (first(*dead), first(Symbol::Char(*base))) {
-                    ways.push(Way { before: Some(before), stroke });
+                    sequences.push(Sequence { before: Some(before), stroke });
                 }
             }
         }
-        ways
+        sequences
     }
 
-    /// Characters that this layout types by itself, with dead keys, or through a method of input.
+    /// The characters that can be typed: directly, with dead keys, or with an input method.
     pub fn characters(&self) -> impl Iterator<Item = char> {
         let typed = self.strokes.keys().filter_map(|symbol| match symbol {
             Symbol::Char(character) => Some(*character),
@@ -134,7 +136,7 @@ impl Layout {
         typed.chain(self.composed.keys().copied()).chain(self.second.keys().copied())
     }
 
-    /// The key that a method of input makes this of.
+    /// The key that an input method turns into this character.
     pub fn second(&self, character: char) -> Option<Key> {
         self.second.get(&character).copied()
     }
@@ -180,7 +182,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// A key, and its symbols by level.
+    /// Adds a key with its symbols by level.
     fn row<'a>(&mut self, code: &str, words: impl Iterator<Item = &'a str>) -> anyhow::Result<()> {
         let key = key(code)?;
         let read = |word: &str| (word != "none").then(|| word.parse()).transpose();
@@ -216,7 +218,7 @@ fn key(word: &str) -> anyhow::Result<Key> {
     code.with_context(|| format!("`{word}` is not a key"))
 }
 
-/// The name of a layout that there is, as the configuration has it.
+/// The name of an existing layout, as configured.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
@@ -228,11 +230,11 @@ impl Default for Name {
 }
 
 impl Name {
-    /// Reads its layout.
+    /// Loads the layout.
     ///
     /// # Errors
     ///
-    /// Never for a table that the tests have seen.
+    /// Never: the tests read all layouts of the table.
     pub fn layout(&self) -> anyhow::Result<Arc<Layout>> {
         Layout::named(&self.0)
     }
@@ -276,7 +278,7 @@ mod test {
     use super::*;
     use crate::keys::fingers::{Fingers, Source};
 
-    /// The languages that Windows is installed in: a short name, and the culture.
+    /// The languages of Windows: a short name and the culture.
     const LANGUAGES: [(&str, &str); 39] = [
         ("ar", "ar-SA"),
         ("bg", "bg-BG"),
@@ -355,9 +357,9 @@ mod test {
     fn the_keyboards_of_latin_letters_type_all_of_ascii() {
         let others = ["ar", "bg", "el", "he", "ru", "th", "uk"];
         for layout in all().into_iter().filter(|it| !others.contains(&it.name())) {
-            let lacks = |it: &char| layout.ways(Symbol::Char(*it)).is_empty();
+            let lacks = |it: &char| layout.sequences(Symbol::Char(*it)).is_empty();
             let missing: String = (' '..='~').filter(lacks).collect();
-            // As everybody knows who writes programs there.
+            // Italian keyboards really lack these two.
             let known = if layout.name() == "it" { "`~" } else { "" };
             assert_eq!(missing, known, "{}", layout.name());
         }
@@ -381,30 +383,30 @@ mod test {
             ("he", 'א', 0x14, false, false),
             ("th", 'ก', 0x20, false, false),
         ] {
-            let ways = Layout::named(keyboard).unwrap().ways(Symbol::Char(character));
-            let stroke = ways.first().unwrap().stroke;
+            let sequences = Layout::named(keyboard).unwrap().sequences(Symbol::Char(character));
+            let stroke = sequences.first().unwrap().stroke;
             let found = (stroke.key.code(), stroke.shift, stroke.third);
             assert_eq!(found, (code, shift, third), "{keyboard} {character}");
         }
-        let ways = Layout::named("fr").unwrap().ways(Symbol::Char('ñ'));
-        let before = ways[0].before.unwrap();
+        let sequences = Layout::named("fr").unwrap().sequences(Symbol::Char('ñ'));
+        let before = sequences[0].before.unwrap();
         assert_eq!(
-            (before.key.code(), before.third, ways[0].stroke.key.code()),
+            (before.key.code(), before.third, sequences[0].stroke.key.code()),
             (0x03, true, 0x31)
         );
     }
 
-    /// Tells the person who runs the tests.
-    fn say(sentence: &str) {
+    /// Prints a sentence for the person who runs the tests.
+    fn report(sentence: &str) {
         writeln!(std::io::stderr(), "keyboards: {sentence}").ok();
     }
 
-    /// What X's own library says; nothing where it is not installed.
+    /// Runs the library of X. `None` where it is not installed.
     fn xkb(verb: &str, input: &str) -> Option<Output> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/keyboards/xkb");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/keyboards/xkb");
         let mut command = Command::new(script);
         command.arg(verb).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().ok()?;
+        let mut child = command.spawn().expect("the script can be started");
         let (mut stdin, input) = (child.stdin.take().unwrap(), input.to_owned());
         let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
         let output = child.wait_with_output().unwrap();
@@ -433,19 +435,19 @@ mod test {
                 let mut fingers = Fingers::new(layout.clone());
                 let steps = fingers.feel(Source::Symbol(number(*symbol)), true, None);
                 let sent: Vec<_> = steps.iter().filter(|it| it.1).map(|it| it.0.code()).collect();
-                let ways = strokes.iter().map(|stroke| {
+                let sequences = strokes.iter().map(|stroke| {
                     let held = [(stroke.shift, 0x2a), (stroke.third, 0xe038)];
                     let held = held.into_iter().filter(|it| it.0).map(|it| it.1);
                     held.chain([stroke.key.code()]).collect::<Vec<u16>>()
                 });
-                let ways: Vec<_> = ways.collect();
-                assert_eq!(sent, ways[0], "{} {shown}", layout.name());
-                for (stroke, way) in strokes.iter().zip(ways) {
+                let sequences: Vec<_> = sequences.collect();
+                assert_eq!(sent, sequences[0], "{} {shown}", layout.name());
+                for (stroke, sequence) in strokes.iter().zip(sequences) {
                     if layout.foreign.contains(&stroke.key) {
                         foreign += 1;
                         continue;
                     }
-                    let codes: Vec<_> = way.iter().map(|code| format!("{code:x}")).collect();
+                    let codes: Vec<_> = sequence.iter().map(|code| format!("{code:x}")).collect();
                     lines += &format!("{x} {variant} {shown} {}\n", codes.join("+"));
                 }
             }
@@ -455,7 +457,7 @@ mod test {
         if let Some(output) = xkb("judge", &lines) {
             let wrong = String::from_utf8(output.stdout).unwrap();
             assert_eq!(wrong, "", "of {count}");
-            say(&format!("{count} symbols are X's, {foreign} are Windows' alone"));
+            report(&format!("{count} symbols are X's, {foreign} are Windows' alone"));
         }
     }
 

@@ -1,4 +1,4 @@
-//! X's symbols ("keysyms"): characters, dead keys, and keys that are the same on all keyboards.
+//! X11 keysyms: characters, dead keys, and keys that are the same in all layouts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,16 +7,16 @@ use std::sync::LazyLock;
 use anyhow::Context;
 use host::input::Key;
 
-/// What a key types.
+/// The symbol that a key types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Symbol {
     /// A character.
     Char(char),
-    /// A dead key, by X's number.
+    /// A dead key, by its keysym.
     Dead(u32),
 }
 
-/// Names of dead keys in the table of layouts, their numbers, and what they look like.
+/// Dead keys: the name in the table of layouts, the keysym, and the accent as a character.
 const DEAD: &[(&str, u32, char)] = &[
     ("dead_grave", 0xfe50, '`'),
     ("dead_acute", 0xfe51, '´'),
@@ -34,7 +34,7 @@ const DEAD: &[(&str, u32, char)] = &[
 ];
 
 impl Symbol {
-    /// The symbol with this number; nothing for what is neither a character nor a dead key.
+    /// The symbol of a keysym. `None` if it is neither a character nor a dead key.
     pub fn of(keysym: u32) -> Option<Self> {
         let character = match keysym {
             0x20..=0x7e | 0xa0..=0xff => Some(keysym),
@@ -48,7 +48,7 @@ impl Symbol {
         character.map(Self::Char).or_else(dead)
     }
 
-    /// What a dead key looks like: better than nothing on a keyboard that does not have it.
+    /// The accent of a dead key as a character, for layouts without that dead key.
     pub fn alone(self) -> Option<Self> {
         let Self::Dead(number) = self else { return None };
         DEAD.iter().find(|it| it.1 == number).map(|it| Self::Char(it.2))
@@ -69,7 +69,7 @@ impl fmt::Display for Symbol {
 impl FromStr for Symbol {
     type Err = anyhow::Error;
 
-    /// As the table of layouts has it: the character, `U+0020` or `dead_acute`.
+    /// Parses the format of the table of layouts: the character, `U+0020` or `dead_acute`.
     fn from_str(word: &str) -> anyhow::Result<Self> {
         let mut characters = word.chars();
         if let (Some(only), None) = (characters.next(), characters.next()) {
@@ -78,11 +78,12 @@ impl FromStr for Symbol {
         let number = word.strip_prefix("U+").and_then(|it| u32::from_str_radix(it, 16).ok());
         let dead = || DEAD.iter().find(|it| it.0 == word).map(|it| Self::Dead(it.1));
         let character = number.and_then(char::from_u32).map(Self::Char);
-        character.or_else(dead).with_context(|| format!("`{word}` is no symbol"))
+        character.or_else(dead).with_context(|| format!("`{word}` is not a symbol"))
     }
 }
 
-/// The numbers that symbols had before Unicode: the first, and characters that follow.
+/// Keysyms from before Unicode. Each line of the table has the first keysym of a run, and the
+/// characters of the run.
 fn legacy(keysym: u32) -> Option<u32> {
     static RUNS: LazyLock<Vec<(u32, Vec<u32>)>> = LazyLock::new(|| {
         let lines = include_str!("symbols.txt").lines().filter(|line| !line.starts_with('#'));
@@ -98,8 +99,8 @@ fn legacy(keysym: u32) -> Option<u32> {
     run.get(usize::try_from(keysym - first).ok()?).copied()
 }
 
-/// Keys that are the same on all keyboards: X11's symbol and the place.
-const PLACES: &[(u32, u16)] = &[
+/// Keys that are the same in all layouts: the keysym and the scan code.
+const FIXED_KEYS: &[(u32, u16)] = &[
     (0xff08, 0x0e),   // BackSpace
     (0xff09, 0x0f),   // Tab
     (0xfe20, 0x0f),   // ISO_Left_Tab
@@ -170,7 +171,7 @@ const PLACES: &[(u32, u16)] = &[
     (0xff7e, 0xe038),      // Mode_switch
     (0xffeb, 0xe05b),      // Super_L
     (0xffec, 0xe05c),      // Super_R
-    (0xff20, 0xe05d),      // Multi_key: where Compose is, there is Menu
+    (0xff20, 0xe05d),      // Multi_key: Compose is at the place of Menu
     (0x1008_ff11, 0xe02e), // XF86AudioLowerVolume
     (0x1008_ff12, 0xe020), // XF86AudioMute
     (0x1008_ff13, 0xe030), // XF86AudioRaiseVolume
@@ -194,30 +195,30 @@ const PLACES: &[(u32, u16)] = &[
     (0x1008_ff33, 0xe06b), // XF86MyComputer
 ];
 
-/// The key of a symbol that is no character, if it is on all keyboards.
-pub fn place(keysym: u32) -> Option<Key> {
-    let place = match keysym {
+/// The key of a keysym that is not a character, if all layouts have it at the same place.
+pub fn fixed_key(keysym: u32) -> Option<Key> {
+    let code = match keysym {
         // F1 to F10, and the keypad's F1 to F4
         0xffbe..=0xffc7 => u16::try_from(keysym - 0xffbe + 0x3b).ok(),
         0xff91..=0xff94 => u16::try_from(keysym - 0xff91 + 0x3b).ok(),
-        _ => PLACES.iter().find(|(symbol, _)| *symbol == keysym).map(|(_, place)| *place),
+        _ => FIXED_KEYS.iter().find(|(symbol, _)| *symbol == keysym).map(|(_, code)| *code),
     };
-    place.and_then(Key::new)
+    code.and_then(Key::new)
 }
 
-/// A key of the keypad that has two meanings.
+/// A key of the keypad whose meaning depends on Num Lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pad {
+pub struct KeypadKey {
     /// The key.
     pub key: Key,
-    /// What it types with Num Lock; nothing when the other meaning was sent.
+    /// The character that the keysym means. `None` for the meaning without Num Lock.
     pub typed: Option<char>,
-    /// The key beside the keypad that means the same as this without Num Lock.
+    /// The key beside the keypad with the same meaning. `None` if the keysym means a character.
     pub twin: Option<Key>,
 }
 
-/// The keypad: the place, X's symbols with Num Lock and without it, what is typed, and the twin.
-const PAD: &[(u16, u32, u32, char, u16)] = &[
+/// The keypad: the scan code, the keysyms with and without Num Lock, the character, and the twin.
+const KEYPAD: &[(u16, u32, u32, char, u16)] = &[
     (0x52, 0xffb0, 0xff9e, '0', 0xe052),
     (0x4f, 0xffb1, 0xff9c, '1', 0xe04f),
     (0x50, 0xffb2, 0xff99, '2', 0xe050),
@@ -232,12 +233,12 @@ const PAD: &[(u16, u32, u32, char, u16)] = &[
     (0x53, 0xffac, 0xff9f, ',', 0xe053),
 ];
 
-/// The key of the keypad with this symbol.
-pub fn pad(keysym: u32) -> Option<Pad> {
-    let found = PAD.iter().find(|it| it.1 == keysym || it.2 == keysym)?;
+/// The key of the keypad with this keysym.
+pub fn keypad_key(keysym: u32) -> Option<KeypadKey> {
+    let found = KEYPAD.iter().find(|it| it.1 == keysym || it.2 == keysym)?;
     let typed = (found.1 == keysym).then_some(found.3);
     let twin = Key::new(found.4).filter(|_| typed.is_none());
-    Some(Pad { key: Key::new(found.0)?, typed, twin })
+    Some(KeypadKey { key: Key::new(found.0)?, typed, twin })
 }
 
 #[cfg(test)]
@@ -272,15 +273,15 @@ mod test {
 
     #[test]
     fn every_place_is_a_key_and_none_is_a_character() {
-        for (symbol, code) in PLACES {
+        for (symbol, code) in FIXED_KEYS {
             assert!(Key::new(*code).is_some() && Symbol::of(*symbol).is_none(), "{symbol:#x}");
-            assert_eq!(PLACES.iter().filter(|it| it.0 == *symbol).count(), 1, "{symbol:#x}");
+            assert_eq!(FIXED_KEYS.iter().filter(|it| it.0 == *symbol).count(), 1, "{symbol:#x}");
         }
-        assert_eq!(place(0xffbe).unwrap().code(), 0x3b, "F1");
-        assert_eq!(place(0xffc7).unwrap().code(), 0x44, "F10");
-        assert_eq!(place(0xff13), Some(Key::PAUSE));
-        assert!(PAD.iter().all(|it| Key::new(it.0).is_some() && Key::new(it.4).is_some()));
-        assert_eq!(pad(0xffb7).unwrap().typed, Some('7'));
-        assert_eq!(pad(0xff95).unwrap().twin.unwrap().code(), 0xe047);
+        assert_eq!(fixed_key(0xffbe).unwrap().code(), 0x3b, "F1");
+        assert_eq!(fixed_key(0xffc7).unwrap().code(), 0x44, "F10");
+        assert_eq!(fixed_key(0xff13), Some(Key::PAUSE));
+        assert!(KEYPAD.iter().all(|it| Key::new(it.0).is_some() && Key::new(it.4).is_some()));
+        assert_eq!(keypad_key(0xffb7).unwrap().typed, Some('7'));
+        assert_eq!(keypad_key(0xff95).unwrap().twin.unwrap().code(), 0xe047);
     }
 }

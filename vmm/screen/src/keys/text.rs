@@ -1,5 +1,5 @@
-//! Typing a text for somebody: the strokes of a layout, no faster than the guest fetches them from
-//! its keyboard.
+//! Types a text for an operator: the key strokes of a layout, no faster than the guest fetches them
+//! from its keyboard.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,46 +13,46 @@ use super::symbol::Symbol;
 const RETURN: u16 = 0x1c;
 const TAB: u16 = 0x0f;
 const SHIFT: u16 = 0x2a;
-const THIRD: u16 = 0xe038;
+const ALT_GR: u16 = 0xe038;
 
-/// A guest that fetches nothing for so long will not.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Between looks at the guest; also the least time that a character takes.
-const LOOK: Duration = Duration::from_millis(2);
-/// So many of the characters that cannot be typed are named.
-const NAMED: usize = 10;
+/// A guest that fetches no keys for this long is given up.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+/// The interval between checks of the guest, which is also the minimum time per character.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Further characters that cannot be typed are only counted in messages.
+const MAX_NAMED: usize = 10;
 
-/// Characters of a text that this keyboard cannot type, each once.
+/// The characters of a text that this layout cannot type, each once.
 pub fn missing(layout: &Layout, text: &str) -> Vec<char> {
     let mut missing = Vec::new();
     for character in text.chars().filter(|it| !['\n', '\r', '\t'].contains(it)) {
-        if !missing.contains(&character) && layout.ways(Symbol::Char(character)).is_empty() {
+        if !missing.contains(&character) && layout.sequences(Symbol::Char(character)).is_empty() {
             missing.push(character);
         }
     }
     missing
 }
 
-/// The first of some characters, for people.
+/// A list of characters for messages. A long list is cut off.
 pub fn named(characters: &[char]) -> String {
-    let named: Vec<_> = characters.iter().take(NAMED).map(|it| format!("`{it}`")).collect();
-    let more = match characters.len().saturating_sub(NAMED) {
+    let named: Vec<_> = characters.iter().take(MAX_NAMED).map(|it| format!("`{it}`")).collect();
+    let more = match characters.len().saturating_sub(MAX_NAMED) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
     named.join(", ") + &more
 }
 
-/// What a text is on a keyboard.
+/// Translates a text to the key strokes that type it.
 ///
 /// # Errors
 ///
-/// When some of its characters cannot be typed there; they are named.
+/// When the layout cannot type some of the characters. The message names them.
 pub fn plan(layout: &Layout, text: &str) -> anyhow::Result<Vec<Stroke>> {
     let missing = missing(layout, text);
     if !missing.is_empty() {
         bail!(
-            "the keyboard {} cannot type {}; nothing was typed (--keyboard has other keyboards)",
+            "the keyboard {} cannot type {}; nothing was typed: --keyboard selects another layout",
             layout.name(),
             named(&missing)
         )
@@ -68,9 +68,9 @@ pub fn plan(layout: &Layout, text: &str) -> anyhow::Result<Vec<Stroke>> {
             '\n' | '\r' => strokes.extend(plain(RETURN)),
             '\t' => strokes.extend(plain(TAB)),
             _ => {
-                let way = layout.ways(Symbol::Char(character)).into_iter().next();
+                let sequence = layout.sequences(Symbol::Char(character)).into_iter().next();
                 strokes.extend(
-                    way.into_iter().flat_map(|it| it.before.into_iter().chain([it.stroke])),
+                    sequence.into_iter().flat_map(|it| it.before.into_iter().chain([it.stroke])),
                 );
             }
         }
@@ -78,17 +78,17 @@ pub fn plan(layout: &Layout, text: &str) -> anyhow::Result<Vec<Stroke>> {
     Ok(strokes)
 }
 
-/// Types it.
+/// Types the strokes.
 ///
 /// # Errors
 ///
-/// When the guest does not listen, or stops taking keys.
+/// When the guest has no active keyboard, or stops fetching keys.
 pub fn send(hub: &Hub, strokes: &[Stroke]) -> anyhow::Result<()> {
     for (done, stroke) in strokes.iter().enumerate() {
         wait(hub).with_context(|| format!("after {done} of {} keys", strokes.len()))?;
         let caps = hub.lights().is_some_and(|lights| lights.caps);
         let shift = stroke.shift != (stroke.locks && caps);
-        let held = [(shift, SHIFT), (stroke.third, THIRD)];
+        let held = [(shift, SHIFT), (stroke.third, ALT_GR)];
         let held = held.into_iter().filter(|it| it.0).filter_map(|it| Key::new(it.1));
         let keys: Vec<_> = held.chain([stroke.key]).collect();
         let taken = keys.iter().filter(|key| hub.key(**key, true)).count();
@@ -104,15 +104,15 @@ pub fn send(hub: &Hub, strokes: &[Stroke]) -> anyhow::Result<()> {
     wait(hub)
 }
 
-/// Waits until the guest has fetched what was typed.
+/// Waits until the guest has fetched all keys.
 fn wait(hub: &Hub) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
-        sleep(LOOK);
+        sleep(POLL_INTERVAL);
         if hub.is_idle() {
             return Ok(());
         }
-        ensure!(start.elapsed() < PATIENCE, "the guest takes no keys for {PATIENCE:?}");
+        ensure!(start.elapsed() < MAX_WAIT, "the guest has fetched no keys for {MAX_WAIT:?}");
     }
 }
 
@@ -125,7 +125,7 @@ mod test {
 
     use super::*;
 
-    /// A keyboard with room for few keys, and a guest that looks now and then.
+    /// A keyboard with a small buffer, which the guest polls now and then.
     #[derive(Default)]
     struct Slow {
         waiting: Mutex<VecDeque<(u16, bool)>>,
@@ -177,7 +177,7 @@ mod test {
             "a dead key, and space"
         );
         assert_eq!(typed("de", "ê", false), [0x29, 0x12].map(tap).concat());
-        assert_eq!(typed("us", "A", true), tap(0x1e), "Caps Lock does it");
+        assert_eq!(typed("us", "A", true), tap(0x1e), "Caps Lock replaces Shift");
         assert_eq!(
             typed("us", "a", true),
             [(0x2a, true), (0x1e, true), (0x1e, false), (0x2a, false)]

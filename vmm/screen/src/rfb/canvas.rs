@@ -1,11 +1,11 @@
-//! The picture that all clients are shown: a copy of what the display has.
+//! The picture that all clients see: a copy of the display's memory.
 //!
-//! It exists while somebody looks, and is brought up to date while somebody waits for changes: what
-//! the guest wrote is copied, compared, and what really differs is marked for each client. Nobody
-//! who looks costs nothing; a client that does not read is not waited for.
+//! The copy exists while there are viewers, and is updated while any of them waits for changes.
+//! Pages that the guest wrote are copied and compared, and tiles that really differ are marked for
+//! each client. Without viewers there is no cost. A client that does not read delays no other.
 //!
-//! Threats: the guest chooses the mode at any moment. It is checked, taken once for each look, and
-//! a picture and the sets of tiles that belong to it change under one lock.
+//! Threats: the guest may change the mode at any moment. The mode is checked and read once per
+//! scan. The picture and the sets of tiles of its size change under one lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
@@ -16,102 +16,109 @@ use host::input::{Hub, Lights};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use super::owed::Owed;
+use super::owed::PendingUpdate;
 use super::picture::Picture;
 use super::scroll::Scroll;
 use super::tiles::{TILE, Tiles};
 
-/// What is shown before there was a picture: dim, so that it is seen that somebody is there.
-const DIM: u32 = 0x0018_1818;
-/// And how large that is.
-const NOTHING: (u16, u16) = (640, 480);
-/// No picture is wider or higher: what a display of 64 MiB can have.
-const MOST: u32 = 8192;
-/// No display has more memory.
-const FARTHEST: u64 = 1 << 30;
-/// Who wants the picture as it is now waits no longer than that for it.
-const LATE: Duration = Duration::from_secs(1);
-/// More changed pages than this are copied on a thread of their own.
-const FEW_PAGES: u32 = 256;
+/// Color before the first picture: dim instead of black, so that the viewer's window is visible.
+const FIRST_COLOUR: u32 = 0x0018_1818;
+/// Size before the first picture.
+const FIRST_SIZE: (u16, u16) = (640, 480);
+/// Maximum width and height. A display of 64 MiB cannot have more.
+const MAX_SIDE: u32 = 8192;
+/// Maximum offset of the picture's end in the display's memory.
+const MAX_END: u64 = 1 << 30;
+/// Maximum time to wait for a refresh.
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
+/// If more pages than this have changed, they are copied on a blocking thread.
+const MAX_INLINE_PAGES: u32 = 256;
 
-/// What one client has not been sent yet.
+/// State of one client: pixels to be sent, and wake-ups.
 pub struct Viewer {
-    owed: Mutex<Owed>,
-    /// It waits for changes.
+    pending: Mutex<PendingUpdate>,
+    /// The client waits for changes.
     waits: AtomicBool,
-    /// Something is there for it.
+    /// Notified when there may be something to send.
     pub wake: Notify,
-    /// The canvas'.
+    /// Shared with the canvas.
     wanted: Arc<Notify>,
 }
 
 impl Drop for Viewer {
-    /// The last one takes the picture along.
+    /// Wakes the canvas, which frees the picture when the last viewer is gone.
     fn drop(&mut self) {
         self.wanted.notify_one();
     }
 }
 
 impl Viewer {
-    /// Works on what it is to be sent.
-    pub fn owed<T>(&self, work: impl FnOnce(&mut Owed) -> T) -> T {
-        work(&mut self.owed.lock().expect("no viewer panicked"))
+    /// Accesses the pending changes of this client.
+    pub fn pending<T>(&self, work: impl FnOnce(&mut PendingUpdate) -> T) -> T {
+        work(&mut self.pending.lock().expect("no viewer panicked"))
     }
 
-    /// Works on its set of tiles.
+    /// Accesses the tiles that are to be sent to this client.
     pub fn dirty<T>(&self, work: impl FnOnce(&mut Tiles) -> T) -> T {
-        self.owed(|owed| work(owed.dirty()))
+        self.pending(|pending| work(pending.dirty()))
     }
 }
 
-/// See the module.
+/// The shared picture of a display. See the module.
 pub struct Canvas {
     scanout: Option<Arc<dyn Scanout>>,
     hub: Arc<Hub>,
     picture: RwLock<Picture>,
     viewers: Mutex<Vec<Weak<Viewer>>>,
-    look: Mutex<Look>,
-    /// Of the keyboard, when somebody last looked.
+    scan: Mutex<Scan>,
+    /// State of the keyboard's lights at the last scan.
     lights: Mutex<Option<Lights>>,
-    /// Somebody begins to wait, or leaves.
+    /// Notified when a viewer begins to wait, arrives or leaves.
     wanted: Arc<Notify>,
-    /// Somebody did something, to which the guest may answer.
+    /// Notified on input, because the guest may draw in response.
     hurry: Notify,
-    /// Looks that were begun.
+    /// Number of scans that were started.
     begun: AtomicU64,
-    /// And the last one of them that is over.
-    over: watch::Sender<u64>,
+    /// Number of the last scan that is complete.
+    done: watch::Sender<u64>,
 }
 
-/// What only looking needs.
+/// State that only scans use.
 #[derive(Default)]
-struct Look {
+struct Scan {
     mode: Option<Mode>,
     pages: Vec<u64>,
     line: Vec<u8>,
-    /// For those who can be told of moves.
+    /// Present while any client supports moves.
     scroll: Option<Scroll>,
 }
 
-/// When the next look is.
+/// A picture that is being updated, and its tiles that have changed so far.
+struct Target<'a> {
+    picture: &'a mut Picture,
+    changed: &'a mut Tiles,
+}
+
+/// Decides when the next scan starts.
 struct Pace {
     interval: Duration,
     still: u32,
 }
 
 impl Pace {
-    /// Sixty a second, and a little more: timers are late.
+    /// A little more than 60 scans per second, because timers are late.
     const FAST: Duration = Duration::from_millis(15);
-    /// What changes after a pause is seen that late at most.
+    /// Interval after a pause: the maximum delay of the first change.
     const SLOW: Duration = Duration::from_millis(40);
-    /// And after a long one, which mostly ends by a key: this is what a still screen costs.
+    /// Interval after a long pause, which mostly ends with a key press. It decides what a still
+    /// screen costs.
     const SLOWEST: Duration = Duration::from_millis(200);
-    /// What a key or a click does is often drawn by then.
-    const SOON: Duration = Duration::from_millis(4);
-    /// So many looks without a change are a pause.
-    const PATIENCE: u32 = 32;
-    /// And so many a long one, of some five seconds.
-    const LONG: u32 = Self::PATIENCE + 125;
+    /// Delay of the first scan after input. The guest has often drawn its response by then.
+    const AFTER_INPUT: Duration = Duration::from_millis(4);
+    /// Scans without a change that count as a pause.
+    const PAUSE: u32 = 32;
+    /// Scans without a change that count as a long pause: about five seconds.
+    const LONG_PAUSE: u32 = Self::PAUSE + 125;
 
     fn new() -> Self {
         Self { interval: Self::FAST, still: 0 }
@@ -120,46 +127,46 @@ impl Pace {
     fn saw(&mut self, change: bool) {
         self.still = if change { 0 } else { self.still.saturating_add(1) };
         self.interval = match self.still {
-            still if still > Self::LONG => Self::SLOWEST,
-            still if still > Self::PATIENCE => Self::SLOW,
+            still if still > Self::LONG_PAUSE => Self::SLOWEST,
+            still if still > Self::PAUSE => Self::SLOW,
             _ => Self::FAST,
         };
     }
 }
 
 impl Canvas {
-    /// A canvas for a display, or for a machine without one.
+    /// Creates a canvas for a display, or for a machine without one.
     pub fn new(scanout: Option<Arc<dyn Scanout>>, hub: Arc<Hub>) -> Arc<Self> {
         Arc::new(Self {
             scanout,
             hub,
             picture: RwLock::default(),
             viewers: Mutex::default(),
-            look: Mutex::default(),
+            scan: Mutex::default(),
             lights: Mutex::default(),
             wanted: Arc::default(),
             hurry: Notify::new(),
             begun: AtomicU64::new(0),
-            over: watch::Sender::new(0),
+            done: watch::Sender::new(0),
         })
     }
 
-    /// The display.
+    /// The display, if the machine has one.
     pub fn scanout(&self) -> Option<&Arc<dyn Scanout>> {
         self.scanout.as_ref()
     }
 
-    /// The keyboard's lights when somebody last looked.
+    /// The keyboard's lights at the last scan.
     pub fn lights(&self) -> Option<Lights> {
-        *self.lights.lock().expect("no look panicked")
+        *self.lights.lock().expect("no scan panicked")
     }
 
-    /// Works on the picture and what of it one client lacks, which are of one size meanwhile.
+    /// Locks the picture for reading. Its size equals that of all clients' sets of tiles meanwhile.
     pub fn show<T>(&self, work: impl FnOnce(&Picture) -> T) -> T {
         work(&self.picture.read().expect("no canvas panicked"))
     }
 
-    /// Lets somebody look; all of the picture is new to them.
+    /// Adds a viewer, which has received nothing of the picture.
     pub fn admit(&self) -> Arc<Viewer> {
         let picture = loop {
             let picture = self.picture.read().expect("no canvas panicked");
@@ -167,10 +174,10 @@ impl Canvas {
                 break picture;
             }
             drop(picture);
-            self.look(true);
+            self.scan(true);
         };
         let viewer = Arc::new(Viewer {
-            owed: Mutex::new(Owed::all(picture.size())),
+            pending: Mutex::new(PendingUpdate::all(picture.size())),
             waits: AtomicBool::new(false),
             wake: Notify::new(),
             wanted: self.wanted.clone(),
@@ -181,34 +188,35 @@ impl Canvas {
         viewer
     }
 
-    /// A client waits for changes, or has enough to do.
+    /// Sets whether a viewer waits for changes.
     pub fn wait(&self, viewer: &Viewer, waits: bool) {
         if viewer.waits.swap(waits, Ordering::Relaxed) != waits && waits {
             self.wanted.notify_one();
         }
     }
 
-    /// Somebody typed or clicked.
+    /// Schedules a scan soon, because a client typed or clicked.
     pub fn hurry(&self) {
         self.hurry.notify_one();
     }
 
-    /// Waits until the picture is as it is now, whether somebody waited for changes before or not.
+    /// Waits until a scan that starts after this call is complete. It starts one even if no viewer
+    /// waited for changes.
     pub async fn refresh(&self, viewer: &Viewer) {
         let next = self.begun.load(Ordering::SeqCst) + 1;
-        let mut over = self.over.subscribe();
+        let mut done = self.done.subscribe();
         self.wait(viewer, true);
         self.hurry();
-        timeout(LATE, over.wait_for(|last| *last >= next)).await.ok();
+        timeout(REFRESH_TIMEOUT, done.wait_for(|last| *last >= next)).await.ok();
     }
 
-    /// Keeps the picture up to date, for as long as it is polled.
+    /// Keeps the picture up to date while it is polled.
     pub async fn run(self: Arc<Self>) {
         let mut pace = Pace::new();
         loop {
             let viewers = self.viewers();
             if viewers.is_empty() {
-                self.forget();
+                self.free();
                 self.wanted.notified().await;
                 continue;
             }
@@ -221,123 +229,125 @@ impl Canvas {
             let start = Instant::now();
             let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
             pace.saw(self.clone().step().await);
-            self.over.send_replace(number);
-            // However large the picture is, looking takes half of a processor at most.
+            self.done.send_replace(number);
+            // However large the picture is, scans take at most half of a processor.
             let sleep = pace.interval.saturating_sub(start.elapsed()).max(start.elapsed());
             tokio::select! {
                 () = tokio::time::sleep(sleep) => {}
                 () = self.hurry.notified() => {
                     pace = Pace::new();
-                    // Mice move a thousand times a second.
+                    // Mice send up to a thousand events per second.
                     let early = (Pace::FAST / 2).saturating_sub(start.elapsed());
-                    tokio::time::sleep(Pace::SOON.max(early)).await;
+                    tokio::time::sleep(Pace::AFTER_INPUT.max(early)).await;
                 }
             }
         }
     }
 
-    /// Looks once; true when something had changed.
+    /// Scans once. Returns true if something changed.
     async fn step(self: Arc<Self>) -> bool {
-        if !self.ask() {
+        if !self.poll() {
             return false;
         }
-        let few = {
-            let look = self.look.lock().expect("no look panicked");
-            look.pages.iter().map(|it| it.count_ones()).sum::<u32>() < FEW_PAGES
+        let inline = {
+            let scan = self.scan.lock().expect("no scan panicked");
+            scan.pages.iter().map(|it| it.count_ones()).sum::<u32>() < MAX_INLINE_PAGES
         };
-        if few {
-            return self.look(false);
+        if inline {
+            return self.scan(false);
         }
-        tokio::task::spawn_blocking(move || self.look(false)).await.unwrap_or(false)
+        tokio::task::spawn_blocking(move || self.scan(false)).await.unwrap_or(false)
     }
 
-    /// Asks the display and the keyboard; true when there is something to look at.
-    fn ask(&self) -> bool {
+    /// Reads the lights and the list of written pages. Returns true if the picture may have
+    /// changed.
+    fn poll(&self) -> bool {
         let lights = self.hub.lights();
-        let before = std::mem::replace(&mut *self.lights.lock().expect("no look panicked"), lights);
+        let before = std::mem::replace(&mut *self.lights.lock().expect("no scan panicked"), lights);
         if before != lights {
             self.viewers().iter().for_each(|viewer| viewer.wake.notify_one());
         }
         let Some(scanout) = &self.scanout else { return false };
-        let mut look = self.look.lock().expect("no look panicked");
-        let look = &mut *look;
-        scanout.changed(&mut look.pages);
-        look.pages.iter().any(|word| *word != 0) || checked(scanout.mode()) != look.mode
+        let mut scan = self.scan.lock().expect("no scan panicked");
+        let scan = &mut *scan;
+        scanout.changed(&mut scan.pages);
+        scan.pages.iter().any(|word| *word != 0) || checked(scanout.mode()) != scan.mode
     }
 
-    /// Those who look.
     fn viewers(&self) -> Vec<Arc<Viewer>> {
         let mut viewers = self.viewers.lock().expect("no canvas panicked");
         viewers.retain(|viewer| viewer.strong_count() > 0);
         viewers.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Frees all memory, unless somebody has come.
-    fn forget(&self) {
-        let mut look = self.look.lock().expect("no look panicked");
+    /// Frees the picture, unless a viewer has arrived.
+    fn free(&self) {
+        let mut scan = self.scan.lock().expect("no scan panicked");
         let mut picture = self.picture.write().expect("no canvas panicked");
         if self.viewers().is_empty() {
             *picture = Picture::default();
-            *look = Look::default();
+            *scan = Scan::default();
         }
     }
 
-    /// Copies what changed, or `all`; true when something is different.
-    fn look(&self, all: bool) -> bool {
-        let mut look = self.look.lock().expect("no look panicked");
-        let look = &mut *look;
+    /// Copies the written pages, or everything if `all` is set. Returns true if a pixel changed.
+    fn scan(&self, all: bool) -> bool {
+        let mut scan = self.scan.lock().expect("no scan panicked");
+        let scan = &mut *scan;
         if let Some(scanout) = self.scanout.as_ref().filter(|_| all) {
-            // What was written until now is in the picture that we take.
-            scanout.changed(&mut look.pages);
+            // Resets the list of written pages: this scan copies them all.
+            scanout.changed(&mut scan.pages);
         }
         let mode = checked(self.scanout.as_ref().and_then(|it| it.mode()));
-        look.moves(self.viewers().iter().any(|it| it.owed(|owed| owed.copies())));
+        scan.moves(self.viewers().iter().any(|it| it.pending(|pending| pending.copies())));
         let mut picture = self.picture.write().expect("no canvas panicked");
         let before = picture.size();
         let mut changed = Tiles::none(before.0, before.1);
-        let anew = all || mode != look.mode;
-        look.mode = mode;
+        let anew = all || mode != scan.mode;
+        scan.mode = mode;
         match (mode, &self.scanout) {
             (Some(mode), Some(scanout)) => {
                 let size = size(&mode);
                 if size != before || picture.pixels.is_empty() {
-                    picture.fill(size, DIM);
+                    picture.fill(size, FIRST_COLOUR);
                     changed = Tiles::all(size.0, size.1);
                 }
                 if anew {
-                    look.pages.clear();
+                    scan.pages.clear();
                     let end = mode.start + u64::from(mode.stride) * u64::from(mode.height);
-                    look.pages.resize(to_usize(end.div_ceil(PAGE).div_ceil(64)), u64::MAX);
+                    scan.pages.resize(to_usize(end.div_ceil(PAGE).div_ceil(64)), u64::MAX);
                 }
-                look.copy(&mode, scanout.as_ref(), &mut picture, &mut changed);
+                let to = &mut Target { picture: &mut picture, changed: &mut changed };
+                scan.copy(&mode, scanout.as_ref(), to);
             }
             _ if anew || picture.pixels.is_empty() => {
                 let first = picture.pixels.is_empty();
-                picture.fill(if first { NOTHING } else { before }, if first { DIM } else { 0 });
+                let (size, colour) = if first { (FIRST_SIZE, FIRST_COLOUR) } else { (before, 0) };
+                picture.fill(size, colour);
                 changed = Tiles::all(picture.width, picture.height);
             }
             _ => {}
         }
-        look.pages.fill(0);
-        let moves = look.scroll.as_mut().map(|it| it.find(&picture, &changed)).unwrap_or_default();
+        scan.pages.fill(0);
+        let moves = scan.scroll.as_mut().map(|it| it.find(&picture, &changed)).unwrap_or_default();
         if changed.is_empty() {
             return false;
         }
-        // Still with the picture's lock: their sets are of its size.
+        // Keep the lock of the picture: the clients' sets must have its size.
         for viewer in self.viewers() {
-            viewer.owed(|owed| owed.change(&changed, &moves));
+            viewer.pending(|pending| pending.change(&changed, &moves));
             viewer.wake.notify_one();
         }
         true
     }
 }
 
-/// A mode that a picture can have; else the screen counts as switched off.
+/// Rejects modes that a picture cannot have. The screen then counts as switched off.
 fn checked(mode: Option<Mode>) -> Option<Mode> {
     mode.filter(|mode| {
-        let sides = (1..=MOST).contains(&mode.width) && (1..=MOST).contains(&mode.height);
+        let sides = (1..=MAX_SIDE).contains(&mode.width) && (1..=MAX_SIDE).contains(&mode.height);
         let end = mode.start.checked_add(u64::from(mode.stride) * u64::from(mode.height));
-        let near = end.is_some_and(|end| end <= FARTHEST);
+        let near = end.is_some_and(|end| end <= MAX_END);
         sides && near && u64::from(mode.stride) >= u64::from(mode.width) * 4
     })
 }
@@ -351,8 +361,8 @@ fn to_usize(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-impl Look {
-    /// Whether anybody can be told of moves; the room for it is not there else.
+impl Scan {
+    /// Allocates or frees the search for moves, depending on whether any client supports them.
     fn moves(&mut self, wanted: bool) {
         if !wanted {
             self.scroll = None;
@@ -361,11 +371,11 @@ impl Look {
         }
     }
 
-    /// Copies the pages, and says which tiles are different for it.
-    fn copy(&mut self, mode: &Mode, from: &dyn Scanout, to: &mut Picture, changed: &mut Tiles) {
+    /// Copies the written pages and marks the tiles that differ.
+    fn copy(&mut self, mode: &Mode, from: &dyn Scanout, to: &mut Target<'_>) {
         if let Some(scroll) = &mut self.scroll {
             let pages: usize = self.pages.iter().map(|it| it.count_ones() as usize).sum();
-            scroll.keep(to, pages * to_usize(PAGE / 4));
+            scroll.save(to.picture, pages * to_usize(PAGE / 4));
         }
         let mut next = 0;
         let count = self.pages.len() as u64 * 64;
@@ -380,18 +390,18 @@ impl Look {
             while end < count && self.pages[to_usize(end / 64)] >> (end % 64) & 1 != 0 {
                 end += 1;
             }
-            self.copy_bytes(mode, first * PAGE..end * PAGE, from, (to, changed));
+            self.copy_bytes(mode, first * PAGE..end * PAGE, from, to);
             next = end;
         }
     }
 
-    /// Copies what of the picture lies in a range of the display's memory, line by line.
+    /// Copies the part of the picture in a range of the display's memory, row by row.
     fn copy_bytes(
         &mut self,
         mode: &Mode,
         range: std::ops::Range<u64>,
         from: &dyn Scanout,
-        (to, changed): (&mut Picture, &mut Tiles),
+        to: &mut Target<'_>,
     ) {
         let (stride, width) = (u64::from(mode.stride), u64::from(mode.width) * 4);
         let start = range.start.saturating_sub(mode.start);
@@ -401,7 +411,7 @@ impl Look {
         let lines = start / stride..end.div_ceil(stride).min(mode.height.into());
         for y in lines {
             let line = y * stride;
-            // Whole pixels.
+            // Align to whole pixels.
             let left = start.saturating_sub(line).min(width) & !3;
             let right = (end - line).min(width).next_multiple_of(4);
             if left >= right {
@@ -410,15 +420,15 @@ impl Look {
             self.line.resize(to_usize(right - left), 0);
             from.read(mode.start + line + left, &mut self.line);
             let x = to_usize(left / 4);
-            let at = to_usize(y) * usize::from(to.width) + x;
+            let at = to_usize(y) * usize::from(to.picture.width) + x;
             let (new, _) = self.line.as_chunks::<4>();
-            let Some(old) = to.pixels.get_mut(at..at + new.len()) else { return };
-            compare(old, new, (x, to_usize(y)), changed);
+            let Some(old) = to.picture.pixels.get_mut(at..at + new.len()) else { return };
+            compare(old, new, (x, to_usize(y)), to.changed);
         }
     }
 }
 
-/// Takes a part of a line over; where it differs, the tile is changed.
+/// Copies a part of a row, and marks the tiles that differ.
 fn compare(old: &mut [u32], new: &[[u8; 4]], (x, y): (usize, usize), changed: &mut Tiles) {
     let tile = usize::from(TILE);
     let pixel = |four: &[u8; 4]| u32::from_le_bytes(*four) & 0x00ff_ffff;
@@ -426,7 +436,7 @@ fn compare(old: &mut [u32], new: &[[u8; 4]], (x, y): (usize, usize), changed: &m
     while at < new.len() {
         let end = (at + tile - (x + at) % tile).min(new.len());
         let (old, new) = (&mut old[at..end], &new[at..end]);
-        // All are looked at, which is quicker than to stop early: mostly nothing differs.
+        // Compare without stopping early. This is faster, because mostly nothing differs.
         let differ = |all, (old, new): (&u32, &[u8; 4])| all | (old ^ pixel(new));
         if old.iter().zip(new).fold(0, differ) != 0 {
             old.iter_mut().zip(new).for_each(|(old, new)| *old = pixel(new));
@@ -456,15 +466,15 @@ mod test {
     #[test]
     fn a_picture_that_stays_is_looked_at_less_and_less_until_it_changes() {
         let mut pace = Pace::new();
-        let mut looks = Vec::new();
+        let mut intervals = Vec::new();
         let mut time = Duration::ZERO;
         while time < Duration::from_secs(20) {
             pace.saw(false);
-            looks.push(pace.interval);
+            intervals.push(pace.interval);
             time += pace.interval;
         }
-        assert!(looks.is_sorted() && looks.contains(&Pace::SLOW), "{looks:?}");
-        assert_eq!(looks.last(), Some(&Pace::SLOWEST));
+        assert!(intervals.is_sorted() && intervals.contains(&Pace::SLOW), "{intervals:?}");
+        assert_eq!(intervals.last(), Some(&Pace::SLOWEST));
         pace.saw(true);
         assert_eq!(pace.interval, Pace::FAST);
     }
@@ -477,16 +487,16 @@ mod test {
         assert_eq!(areas(&viewer), [area(0, 0, 200, 100)]);
         fake.draw(40, 70, 0x0012_3456);
         fake.touch();
-        assert!(canvas.ask() && canvas.look(false));
+        assert!(canvas.poll() && canvas.scan(false));
         assert_eq!(areas(&viewer), [area(32, 64, 32, 32)]);
         canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 40], 0x0012_3456));
         canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 41], 0));
         fake.touch();
-        assert!(canvas.ask() && !canvas.look(false), "written, and still the same");
-        // The fourth byte of a pixel is nothing, whatever is in it.
+        assert!(canvas.poll() && !canvas.scan(false), "written, but unchanged");
+        // The fourth byte of a pixel is ignored.
         fake.draw(40, 70, 0xff12_3456);
-        assert!(canvas.ask() && !canvas.look(false), "the same colour");
-        assert!(!canvas.ask(), "not written");
+        assert!(canvas.poll() && !canvas.scan(false), "the same color");
+        assert!(!canvas.poll(), "not written");
         assert!(areas(&viewer).is_empty());
     }
 
@@ -501,7 +511,7 @@ mod test {
         let last = |canvas: &Canvas| canvas.show(|picture| picture.pixels[39 * 33 + 32]);
         assert_eq!(last(&canvas), 0x00ab_cdef);
         fake.draw(32, 39, 0x0000_0001);
-        assert!(canvas.ask() && canvas.look(false));
+        assert!(canvas.poll() && canvas.scan(false));
         assert_eq!(last(&canvas), 1);
         assert_eq!(areas(&viewer), [area(32, 32, 1, 8)]);
     }
@@ -513,10 +523,10 @@ mod test {
         let viewer = canvas.admit();
         areas(&viewer);
         fake.set(Some(Mode { width: 100, height: 50, stride: 400, start: 0 }));
-        assert!(canvas.ask() && canvas.look(false));
+        assert!(canvas.poll() && canvas.scan(false));
         assert_eq!(areas(&viewer), [area(0, 0, 100, 50)]);
         fake.set(None);
-        assert!(canvas.ask() && canvas.look(false));
+        assert!(canvas.poll() && canvas.scan(false));
         assert_eq!(canvas.show(Picture::size), (100, 50));
         canvas.show(|picture| assert!(picture.pixels.iter().all(|pixel| *pixel == 0)));
         for silly in [
@@ -526,7 +536,7 @@ mod test {
             Mode { width: 100, height: 50, stride: 400, start: u64::MAX },
         ] {
             fake.set(Some(silly));
-            assert!(!canvas.ask(), "{silly:?} is off");
+            assert!(!canvas.poll(), "{silly:?} is off");
         }
     }
 
@@ -535,10 +545,10 @@ mod test {
         let canvas = Canvas::new(None, Arc::default());
         let viewer = canvas.admit();
         assert_eq!(areas(&viewer), [area(0, 0, 640, 480)]);
-        assert!(!canvas.ask());
+        assert!(!canvas.poll());
         drop(viewer);
         assert!(canvas.viewers().is_empty());
-        canvas.forget();
+        canvas.free();
         canvas.show(|picture| assert_eq!(picture.pixels.capacity(), 0));
     }
 }

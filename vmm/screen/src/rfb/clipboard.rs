@@ -1,10 +1,10 @@
 //! Text that is copied on one side and pasted on the other.
 //!
-//! The guest's side is an agent's: it takes what clients offer ([`Clipboard`]), and what the guest
-//! copies is given to all clients. Clients that know the extended clipboard (rfbproto) speak UTF-8
-//! and are asked before anything is sent; others have ISO 8859-1.
+//! An agent represents the guest: it receives the texts of clients ([`Clipboard`]), and texts that
+//! the guest copies are offered to all clients. Clients with the extended clipboard (rfbproto) use
+//! UTF-8, and texts are sent to them on request. Other clients get ISO 8859-1.
 //!
-//! Threats: what a client packs is unpacked up to [`LONGEST_TEXT`] and no further.
+//! Threats: compressed texts of clients may be bombs. Decompression stops at [`LONGEST_TEXT`].
 
 use std::io::{Read as _, Write as _};
 use std::sync::OnceLock;
@@ -16,13 +16,13 @@ use flate2::write::ZlibEncoder;
 
 use super::message::LONGEST_TEXT;
 
-/// The guest's side.
+/// The guest's clipboard agent.
 pub trait Clipboard: Send + Sync {
-    /// A client copied this.
+    /// Called when a client with full access copied a text.
     fn copied(&self, text: &str);
 }
 
-/// The one format that we carry.
+/// The only format that we support.
 const TEXT: u32 = 1 << 0;
 const CAPS: u32 = 1 << 24;
 const REQUEST: u32 = 1 << 25;
@@ -30,29 +30,30 @@ const PEEK: u32 = 1 << 26;
 const NOTIFY: u32 = 1 << 27;
 const PROVIDE: u32 = 1 << 28;
 
-/// What a client says of its clipboard.
+/// A message of the extended clipboard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Say {
-    /// What it can: whether it may be asked for text, and told of it.
+    /// The features of the client.
     Caps {
-        /// It answers requests.
+        /// The client answers requests.
         request: bool,
-        /// It wants to be told.
+        /// The client wants notifications.
         notify: bool,
     },
-    /// It wants ours.
+    /// The client requests our text.
     Request,
-    /// It wants to know whether we have something.
+    /// The client asks whether we have a text.
     Peek,
-    /// It has some text, or none.
+    /// Whether the client has a text.
     Notify(bool),
-    /// Its text.
+    /// The client's text.
     Provide(String),
-    /// Formats that we do not carry.
+    /// A message about formats that we do not support.
     Other,
 }
 
-/// A text of the guest. What clients can ask for as often as they like is made once for all.
+/// A text that the guest copied. Its encoded forms are made once and shared by all clients, which
+/// may request them as often as they like.
 pub struct Text {
     text: String,
     latin: OnceLock<Vec<u8>>,
@@ -60,22 +61,22 @@ pub struct Text {
 }
 
 impl Text {
-    /// What the guest copied.
+    /// A text that the guest copied.
     pub fn new(text: &str) -> Self {
         Self { text: text.to_owned(), latin: OnceLock::new(), packed: OnceLock::new() }
     }
 
-    /// See [`latin`].
+    /// Appends the text as [`latin`] does.
     pub fn latin(&self, out: &mut Vec<u8>) {
         out.extend(made(&self.latin, |out| latin(&self.text, out)));
     }
 
-    /// See [`provide`].
+    /// Appends the text as [`provide`] does.
     pub fn provide(&self, out: &mut Vec<u8>) {
         out.extend(made(&self.packed, |out| provide(&self.text, out)));
     }
 
-    /// The text of a guest that copied none.
+    /// Appends the reply to a request while the guest has not copied anything.
     pub fn nothing(out: &mut Vec<u8>) {
         static NOTHING: OnceLock<Vec<u8>> = OnceLock::new();
         out.extend(made(&NOTHING, |out| provide("", out)));
@@ -90,7 +91,7 @@ fn made(place: &OnceLock<Vec<u8>>, make: impl FnOnce(&mut Vec<u8>)) -> &[u8] {
     })
 }
 
-/// Whether an extended message carries a text, which takes time to unpack.
+/// Whether an extended message contains a text, which takes time to decompress.
 pub fn is_text(bytes: &[u8]) -> bool {
     let flags = bytes.first_chunk().map_or(0, |flags| u32::from_be_bytes(*flags));
     flags & CAPS == 0 && flags & PROVIDE != 0
@@ -100,7 +101,7 @@ pub fn is_text(bytes: &[u8]) -> bool {
 ///
 /// # Errors
 ///
-/// When it is none, or its text is too long.
+/// If the message is invalid, or its text is too long.
 pub fn read(bytes: &[u8]) -> anyhow::Result<Say> {
     let (flags, rest) = bytes.split_first_chunk().context("a clipboard message without flags")?;
     let flags = u32::from_be_bytes(*flags);
@@ -115,29 +116,33 @@ pub fn read(bytes: &[u8]) -> anyhow::Result<Say> {
         // Text is the first of all formats.
         PROVIDE if text => Say::Provide(unpack(rest)?),
         REQUEST | PROVIDE => Say::Other,
-        _ => bail!("a clipboard message with the flags {flags:#x}"),
+        _ => bail!("a clipboard message with invalid flags {flags:#x}"),
     })
 }
 
 fn unpack(packed: &[u8]) -> anyhow::Result<String> {
     let mut unpacked = ZlibDecoder::new(packed);
     let mut length = [0; 4];
-    unpacked.read_exact(&mut length).context("a clipboard's length")?;
+    unpacked.read_exact(&mut length).context("the length of a clipboard text")?;
     let length = u32::from_be_bytes(length) as usize;
-    ensure!(length <= LONGEST_TEXT, "a clipboard of {length} bytes, where we take {LONGEST_TEXT}");
+    ensure!(length <= LONGEST_TEXT, "a clipboard text of {length} bytes: at most {LONGEST_TEXT}");
     let mut text = Vec::new();
-    unpacked.take(length as u64).read_to_end(&mut text).context("a clipboard's text")?;
-    ensure!(text.len() == length, "a clipboard of {} bytes that said {length}", text.len());
-    let text = String::from_utf8(text).context("a clipboard's text")?;
+    unpacked.take(length as u64).read_to_end(&mut text).context("a clipboard text")?;
+    ensure!(
+        text.len() == length,
+        "a clipboard text of {} bytes: {length} were announced",
+        text.len()
+    );
+    let text = String::from_utf8(text).context("a clipboard text")?;
     Ok(text.trim_end_matches('\0').replace("\r\n", "\n"))
 }
 
-/// A text in ISO 8859-1, with line ends as they are here.
+/// Converts a text from ISO 8859-1, and its line ends to `\n`.
 pub fn from_latin(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| char::from(*byte)).collect::<String>().replace("\r\n", "\n")
 }
 
-/// ServerCutText as RFC 6143 has it; what ISO 8859-1 has not is a question mark.
+/// Appends `ServerCutText` of RFC 6143. Characters outside ISO 8859-1 become question marks.
 pub fn latin(text: &str, out: &mut Vec<u8>) {
     let letter = |letter: char| u8::try_from(u32::from(letter)).unwrap_or(b'?');
     let bytes: Vec<u8> = text.chars().map(letter).collect();
@@ -146,22 +151,22 @@ pub fn latin(text: &str, out: &mut Vec<u8>) {
     out.extend(bytes);
 }
 
-/// What we can: text, after it was asked for.
+/// Appends our features: text, on request.
 pub fn caps(out: &mut Vec<u8>) {
     message(TEXT | CAPS | REQUEST | PEEK | NOTIFY | PROVIDE, &0_u32.to_be_bytes(), out);
 }
 
-/// Asks for the client's text.
+/// Appends a request for the client's text.
 pub fn request(out: &mut Vec<u8>) {
     message(TEXT | REQUEST, &[], out);
 }
 
-/// Says that there is text, or none.
+/// Appends a notification whether we have a text.
 pub fn notify(text: bool, out: &mut Vec<u8>) {
     message(NOTIFY | if text { TEXT } else { 0 }, &[], out);
 }
 
-/// Gives the text.
+/// Appends the text.
 pub fn provide(text: &str, out: &mut Vec<u8>) {
     let text = format!("{}\0", text.replace('\n', "\r\n"));
     let length = u32::try_from(text.len()).unwrap_or(0).to_be_bytes();
@@ -183,7 +188,7 @@ fn message(flags: u32, rest: &[u8], out: &mut Vec<u8>) {
 mod test {
     use super::*;
 
-    /// What follows the header of our own messages, which is of the same form as a client's.
+    /// The body of one of our messages, which has the same format as a client's.
     fn body(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
         let mut out = Vec::new();
         write(&mut out);
@@ -213,7 +218,7 @@ mod test {
         };
         assert!(read(&bomb(u32::MAX, 8 << 20)).is_err());
         let first = read(&bomb(3, 8 << 20)).unwrap();
-        assert_eq!(first, Say::Provide("000".into()), "the rest is not looked at");
+        assert_eq!(first, Say::Provide("000".into()), "the rest is ignored");
         assert!(read(&bomb(9, 3)).is_err(), "too short");
         for bad in [&[][..], &[1, 2, 3], &[0, 0, 0, 0], &[6, 0, 0, 1], &[16, 0, 0, 1, 9, 9, 9]] {
             assert!(read(bad).is_err(), "{bad:?}");

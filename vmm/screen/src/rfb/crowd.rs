@@ -1,10 +1,11 @@
-//! Places for those who are not known yet, of which nobody takes all.
+//! Limits the connections of clients that are not authenticated yet, so that no peer can take all
+//! places.
 //!
-//! Threats: somebody who opens connections keeps others out. One address has a part of the places
-//! only. Addresses of this host have no such limit: a proxy speaks for many there, and whoever runs
-//! here has better ways to be a nuisance. A part of the places is theirs alone. And who only waits
-//! gives way to a newcomer, so that not even many addresses that say nothing keep anybody out. An
-//! address is remembered for as long as it has a place.
+//! Threats: a peer that opens many connections could keep others out. Each address can take only a
+//! part of the places. Addresses of this host have no such limit, because a proxy there may serve
+//! many clients, and its users could do worse things anyway. Some places are reserved for them. A
+//! connection that only waits gives way to newcomers, so even many silent addresses cannot keep
+//! others out. No data about an address outlives its connections.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,28 +14,28 @@ use tokio::sync::Notify;
 
 use super::security::Door;
 
-/// One place of so many is for addresses of this host alone.
-const OURS: usize = 8;
+/// One of this many places is reserved for addresses of this host.
+const RESERVED_SHARE: usize = 8;
 
-/// See the module.
+/// A limited number of places. See the module.
 #[derive(Clone)]
 pub struct Crowd {
-    most: usize,
+    max: usize,
     each: usize,
-    /// Addresses of this host are as all others.
+    /// Addresses of this host are treated like all others.
     equal: bool,
     taken: Taken,
 }
 
-/// In the order in which they gave up what they were at: the first has waited longest.
+/// Ordered by the time since which they wait, longest first.
 type Taken = Arc<Mutex<Vec<Arc<Seat>>>>;
 
 /// A place that is taken.
 struct Seat {
     door: Door,
-    /// Reasons not to give way.
+    /// Number of reasons not to give way.
     busy: AtomicUsize,
-    /// Somebody else has it now.
+    /// Notified when the place was given to another connection.
     lost: Notify,
 }
 
@@ -44,55 +45,56 @@ impl Seat {
     }
 }
 
-/// Somebody in a place of theirs.
+/// A place that a connection holds until it is dropped.
 pub struct Place {
     taken: Taken,
     seat: Arc<Seat>,
 }
 
-/// A reason not to give way, for as long as this is there.
+/// While this exists, the connection does not give way.
 pub struct Busy {
     taken: Taken,
     seat: Arc<Seat>,
 }
 
 impl Crowd {
-    /// So many places, of which one address has so many.
-    pub fn new(most: usize, each: usize) -> Self {
-        Self { most, each, equal: false, taken: Taken::default() }
+    /// Creates `max` places, of which one address can take `each`.
+    pub fn new(max: usize, each: usize) -> Self {
+        Self { max, each, equal: false, taken: Taken::default() }
     }
 
-    /// The same, where addresses of this host are as all others.
-    pub(crate) fn of_equals(most: usize, each: usize) -> Self {
-        Self { equal: true, ..Self::new(most, each) }
+    /// Like [`Crowd::new`], but treats addresses of this host like all others.
+    pub(crate) fn of_equals(max: usize, each: usize) -> Self {
+        Self { equal: true, ..Self::new(max, each) }
     }
 
-    /// Takes a place to stay in, if there is one.
+    /// Takes a place that never gives way, if one is free.
     pub fn enter(&self, door: Door) -> Option<Place> {
         self.take(door, 1)
     }
 
-    /// Takes a place to wait in, which gives way to whoever comes later.
+    /// Takes a place that gives way to newcomers.
     pub(crate) fn wait(&self, door: Door) -> Option<Place> {
         self.take(door, 0)
     }
 
     fn take(&self, door: Door, busy: usize) -> Option<Place> {
         let mut taken = lock(&self.taken);
-        let (each, most) = match (self.equal, door.is_here()) {
-            (true, _) => (self.each, self.most),
-            (false, true) => (self.most, self.most),
-            (false, false) => (self.each, self.most - self.most / OURS),
+        let (each, max) = match (self.equal, door.is_here()) {
+            (true, _) => (self.each, self.max),
+            (false, true) => (self.max, self.max),
+            (false, false) => (self.each, self.max - self.max / RESERVED_SHARE),
         };
         let count = |door| taken.iter().filter(|it| it.door == door).count();
-        // Where an address has all that it may have, it loses one itself; else who has most does.
+        // If the address has reached its limit, it loses one of its own places. Otherwise the
+        // address with the most places loses one.
         let own = || taken.iter().find(|it| it.door == door && it.waits());
         let crowded = || {
             let others = taken.iter().filter(|it| !it.door.is_here() && it.waits());
-            // The last of equals is found, which is the first in the list.
+            // `max_by_key` returns the last of equal maximums, which is the first of the list.
             others.rev().max_by_key(|it| count(it.door))
         };
-        let gone = match (count(door) >= each, taken.len() >= most) {
+        let gone = match (count(door) >= each, taken.len() >= max) {
             (false, false) => None,
             (true, _) => Some(own()?.clone()),
             (false, true) => Some(crowded().or_else(own)?.clone()),
@@ -112,12 +114,12 @@ fn lock(taken: &Taken) -> MutexGuard<'_, Vec<Arc<Seat>>> {
 }
 
 impl Place {
-    /// Waits until the place is somebody else's.
+    /// Waits until the place was given to another connection.
     pub(crate) async fn lost(&self) {
         self.seat.lost.notified().await;
     }
 
-    /// Does not give way from now on.
+    /// The connection does not give way until the result is dropped.
     pub(crate) fn busy(&self) -> Busy {
         let _taken = lock(&self.taken);
         self.seat.busy.fetch_add(1, Ordering::Relaxed);
@@ -135,7 +137,7 @@ impl Drop for Busy {
     fn drop(&mut self) {
         let mut taken = lock(&self.taken);
         self.seat.busy.fetch_sub(1, Ordering::Relaxed);
-        // It waits from now on, and is the last to give way.
+        // The connection waits from now on, and is the last to give way.
         if let Some(at) = taken.iter().position(|it| Arc::ptr_eq(it, &self.seat)) {
             let seat = taken.remove(at);
             taken.push(seat);
@@ -153,7 +155,7 @@ mod test {
         Door::of(text.parse().unwrap())
     }
 
-    /// Whether nobody has taken it away.
+    /// Whether the place is still held.
     fn stays(place: &Place) -> bool {
         let lost = std::pin::pin!(place.lost());
         lost.poll(&mut Context::from_waker(Waker::noop())).is_pending()
@@ -170,7 +172,7 @@ mod test {
         assert_eq!(taken.len(), 8);
         assert!(enter("10.0.0.2").is_none() && crowd.enter(Door::Local).is_none());
         taken.clear();
-        // However many strangers there are, this host has a place.
+        // However many strangers there are, a place for this host remains.
         taken.extend((0..9).filter_map(|last| enter(&format!("10.0.1.{last}"))));
         assert_eq!(taken.len(), 7);
         assert!(enter("127.0.0.1").is_some() && enter("10.0.0.2").is_none());
@@ -190,7 +192,7 @@ mod test {
         let fourth = wait("10.0.0.1");
         assert_eq!(mine.iter().map(stays).collect::<Vec<_>>(), [true, false, true]);
         let all = [mine[2].busy(), fourth.busy()];
-        assert!(crowd.wait(door("10.0.0.1")).is_none(), "all that it may have are busy");
+        assert!(crowd.wait(door("10.0.0.1")).is_none(), "all places of the address are busy");
         assert!(stays(&wait("10.0.0.2")), "another address");
         drop(all);
         let next = wait("10.0.0.1");
@@ -204,16 +206,20 @@ mod test {
         let crowd = Crowd::new(8, 3);
         let wait = |text: &str| crowd.wait(door(text));
         let many: Vec<_> = (0..100).map(|last| wait(&format!("10.0.1.{last}")).unwrap()).collect();
-        assert_eq!(many.iter().filter(|it| stays(it)).count(), 7, "one is this host's");
+        assert_eq!(
+            many.iter().filter(|it| stays(it)).count(),
+            7,
+            "one place is reserved for this host"
+        );
         assert_eq!(crowd.taken.lock().unwrap().len(), 7);
-        // Who has most loses first.
+        // The address with the most places loses first.
         let first = wait("10.0.0.1").unwrap();
         let second = wait("10.0.0.1").unwrap();
         let _third = wait("10.0.0.2").unwrap();
-        assert!(!stays(&first) && stays(&second), "not one of who has less");
+        assert!(!stays(&first) && stays(&second), "an address with fewer places lost one");
         let here: Vec<_> = (0..8).map(|_| wait("127.0.0.1").unwrap()).collect();
         assert!(here.iter().all(stays));
-        assert!(wait("10.0.0.9").is_none(), "nobody takes those of this host");
+        assert!(wait("10.0.0.9").is_none(), "places of this host are reserved");
         assert!(stays(&wait("127.0.0.1").unwrap()) && !stays(&here[0]));
     }
 }

@@ -1,32 +1,33 @@
-//! Pixel formats (RFC 6143, 7.4): how a client wants its pixels.
+//! Pixel formats (RFC 6143, 7.4).
 //!
-//! Threats: the sixteen bytes come from a client. A shift or a width that does not fit would make
-//! us shift bits out of a pixel, so that such a format is refused before anything is encoded.
+//! Threats: the sixteen bytes come from a client. An invalid shift or width would move bits out of
+//! a pixel, so such a format is rejected before anything is encoded.
 
 use anyhow::{Result, ensure};
 
-/// One of red, green, blue.
+/// One of the colors red, green and blue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Channel {
-    /// The largest value, a power of two less one.
+    /// The maximum value: a power of two minus one.
     pub max: u16,
-    /// How far left it stands in the pixel.
+    /// Position of its lowest bit in the pixel.
     pub shift: u8,
 }
 
 impl Channel {
-    /// The bits that it takes of a pixel.
+    /// The bits of the pixel that belong to this color.
     pub const fn mask(self) -> u64 {
         (self.max as u64) << self.shift
     }
 
-    /// Eight bits of intensity at their place in the pixel, to the nearest that there is.
+    /// Rounds an intensity of eight bits to this channel, and shifts it to its position.
     pub fn place(self, intensity: u8) -> u32 {
         ((u32::from(intensity) * u32::from(self.max) + 127) / 255) << self.shift
     }
 }
 
-/// A client's pixel format, which can be kept: `read` is the only way to another's.
+/// A valid pixel format. [`PixelFormat::read`] is the only way to make another than
+/// [`PixelFormat::OURS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PixelFormat {
     bits: u8,
@@ -38,7 +39,7 @@ pub struct PixelFormat {
 }
 
 impl PixelFormat {
-    /// What a client gets that does not ask: 0x00RRGGBB in 32 bits, the least byte first.
+    /// The format until a client chooses one: `0x00RRGGBB` in 32 bits, little-endian.
     pub const OURS: Self = Self {
         bits: 32,
         depth: 24,
@@ -47,20 +48,20 @@ impl PixelFormat {
         channels: [channel(255, 16), channel(255, 8), channel(255, 0)],
     };
 
-    /// The colours of a client that wants a map are spread like this over its 256 entries.
+    /// Meaning of the 256 entries of the color map, for clients that want one.
     const MAPPED: [Channel; 3] = [channel(7, 5), channel(7, 2), channel(3, 0)];
 
     /// Reads `PIXEL_FORMAT`.
     ///
     /// # Errors
     ///
-    /// When no pixel can have this format.
+    /// If the format is invalid.
     pub fn read(bytes: &[u8; 16]) -> Result<Self> {
         let [bits, depth, big_endian, true_colour, ..] = *bytes;
-        ensure!(matches!(bits, 8 | 16 | 32), "{bits} bits per pixel: there are 8, 16 and 32");
-        ensure!(depth <= bits, "a depth of {depth} in {bits} bits per pixel");
+        ensure!(matches!(bits, 8 | 16 | 32), "{bits} bits per pixel: must be 8, 16 or 32");
+        ensure!(depth <= bits, "a depth of {depth}: at most {bits}, the bits per pixel");
         let mapped = true_colour == 0;
-        ensure!(!mapped || bits == 8, "a colour map for {bits} bits per pixel: it is for 8");
+        ensure!(!mapped || bits == 8, "a color map for {bits} bits per pixel: must be 8");
         let wide = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         let channels = if mapped {
             Self::MAPPED
@@ -69,11 +70,17 @@ impl PixelFormat {
         };
         let mut taken = 0_u64;
         for Channel { max, shift } in channels {
-            ensure!(max & max.wrapping_add(1) == 0, "a largest intensity of {max}: not 2^n - 1");
-            ensure!(shift < bits, "a shift of {shift} in {bits} bits per pixel");
+            ensure!(
+                max & max.wrapping_add(1) == 0,
+                "a maximum intensity of {max}: must be 2^n - 1"
+            );
+            ensure!(
+                shift < bits,
+                "a shift of {shift}: must be less than {bits}, the bits per pixel"
+            );
             let mask = channel(max, shift).mask();
             ensure!(mask >> bits == 0, "{max} << {shift} does not fit into {bits} bits per pixel");
-            ensure!(mask & taken == 0, "{max} << {shift}: the bits are of another colour as well");
+            ensure!(mask & taken == 0, "{max} << {shift} overlaps another color");
             taken |= mask;
         }
         Ok(Self { bits, depth, big_endian: big_endian != 0, mapped, channels })
@@ -95,12 +102,12 @@ impl PixelFormat {
         bytes
     }
 
-    /// Whether the client looks colours up in a map, which must be sent with `colour_map` then.
+    /// Whether the client uses a color map, which [`Self::colour_map`] must then send.
     pub const fn is_mapped(&self) -> bool {
         self.mapped
     }
 
-    /// `SetColourMapEntries` (RFC 6143, 7.6.2) for all 256 colours: three bits of red, three of
+    /// `SetColourMapEntries` (RFC 6143, 7.6.2) for all 256 colors: three bits of red, three of
     /// green, two of blue.
     pub fn colour_map() -> Vec<u8> {
         let mut message = vec![1, 0, 0, 0, 1, 0];
@@ -113,12 +120,12 @@ impl PixelFormat {
         message
     }
 
-    /// Bytes of a pixel: 1, 2 or 4.
+    /// Bytes per pixel: 1, 2 or 4.
     pub fn bytes(&self) -> usize {
         usize::from(self.bits / 8)
     }
 
-    /// Bits that count.
+    /// Number of bits that carry color.
     pub const fn depth(&self) -> u8 {
         self.depth
     }
@@ -133,8 +140,8 @@ impl PixelFormat {
         self.channels
     }
 
-    /// Whether it has all that our pixels have, eight bits for each colour in four bytes: only
-    /// then Tight leaves the fourth away, and pictures can be sent as JPEG.
+    /// Whether a pixel has eight bits per color in four bytes, as ours. Only then does Tight omit
+    /// the fourth byte, and only then may pictures be sent as JPEG.
     pub fn is_full(&self) -> bool {
         self.bits == 32 && self.depth == 24 && self.channels.iter().all(|it| it.max == 255)
     }
@@ -166,13 +173,16 @@ mod test {
             change.iter().for_each(|(at, value)| bytes[*at] = *value);
             PixelFormat::read(&bytes).unwrap_err().to_string()
         };
-        assert_eq!(refused(&[(0, 24)]), "24 bits per pixel: there are 8, 16 and 32");
-        assert_eq!(refused(&[(1, 17)]), "a depth of 17 in 16 bits per pixel");
-        assert_eq!(refused(&[(3, 0)]), "a colour map for 16 bits per pixel: it is for 8");
-        assert_eq!(refused(&[(5, 30)]), "a largest intensity of 30: not 2^n - 1");
-        assert_eq!(refused(&[(10, 200)]), "a shift of 200 in 16 bits per pixel");
+        assert_eq!(refused(&[(0, 24)]), "24 bits per pixel: must be 8, 16 or 32");
+        assert_eq!(refused(&[(1, 17)]), "a depth of 17: at most 16, the bits per pixel");
+        assert_eq!(refused(&[(3, 0)]), "a color map for 16 bits per pixel: must be 8");
+        assert_eq!(refused(&[(5, 30)]), "a maximum intensity of 30: must be 2^n - 1");
+        assert_eq!(
+            refused(&[(10, 200)]),
+            "a shift of 200: must be less than 16, the bits per pixel"
+        );
         assert_eq!(refused(&[(10, 12)]), "31 << 12 does not fit into 16 bits per pixel");
-        assert_eq!(refused(&[(12, 1)]), "31 << 1: the bits are of another colour as well");
+        assert_eq!(refused(&[(12, 1)]), "31 << 1 overlaps another color");
         assert_eq!(
             refused(&[(4, 255), (5, 255), (10, 15)]),
             "65535 << 15 does not fit into 16 bits per pixel"

@@ -1,7 +1,7 @@
-//! What one client does with keyboard and mouse, on its way to the guest.
+//! Passes the keyboard and pointer input of one client to the guest.
 //!
-//! Everything that a client holds is let go when it leaves: a modifier that sticks would change all
-//! that is typed after it.
+//! When a client disconnects, all its keys and buttons are released. A modifier that remains
+//! pressed would change everything that is typed afterwards.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,79 +12,81 @@ use tokio::time::{Instant, sleep};
 use crate::keys::fingers::{Fingers, Source, Step};
 use crate::keys::layout::Layout;
 
-/// The hands of one client.
+/// Keyboard and pointer state of one client.
 pub struct Hands {
     hub: Arc<Hub>,
     fingers: Fingers,
     pointer: Pointer,
-    /// The guest has read no key for a long time: further keys are dropped until it does.
+    /// The guest has not read keys for a long time. Further keys are dropped until it does.
     gave_up: bool,
 }
 
-/// Where a client's pointer is.
 #[derive(Default)]
 struct Pointer {
-    /// As the protocol numbers them.
+    /// Bits as in the protocol's `PointerEvent`.
     buttons: u16,
-    /// Pixels.
+    /// Position in pixels.
     x: i32,
-    /// Pixels.
+    /// Position in pixels.
     y: i32,
-    /// Of the picture.
+    /// Size of the picture in pixels.
     size: (u16, u16),
-    /// There is no tablet: only ways count.
+    /// The guest has no tablet, so only relative movements work.
     relative: bool,
 }
 
-/// The wheel's two buttons, away from the person and towards.
+/// Buttons that mean turns of the wheel: up and down.
 const WHEEL: [u16; 2] = [1 << 3, 1 << 4];
-/// The wheel to the left and to the right.
+/// Buttons that mean turns of the wheel: left and right.
 const PAN: [u16; 2] = [1 << 5, 1 << 6];
-/// Between looks at a guest whose queue of keys is full.
-const LOOK: Duration = Duration::from_millis(10);
-/// No way at all, for clients that send ways.
-const STILL: i32 = 0x7fff;
+/// How often to check whether a full queue has room again.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Coordinate that means no movement, for clients that send movements.
+const NO_MOVEMENT: i32 = 0x7fff;
 
 impl Hands {
-    /// Hands that hold nothing.
+    /// Input state without pressed keys or buttons.
     pub fn new(hub: Arc<Hub>, layout: Arc<Layout>) -> Self {
         let (pointer, gave_up) = (Pointer::default(), false);
         Self { hub, fingers: Fingers::new(layout), pointer, gave_up }
     }
 
-    /// Whether the client must wait before it presses another key: thousands are queued.
+    /// Whether the client must wait before it presses another key, because the guest's queue is
+    /// full.
     pub fn must_wait(&mut self) -> bool {
         let room = self.hub.has_room();
         self.gave_up &= !room;
         !room && !self.gave_up
     }
 
-    /// Waits until the guest reads keys again, but not for longer than `patience`; whether it does.
+    /// Waits until the guest reads keys again, for at most `patience`. Returns whether it does.
     pub async fn wait(&mut self, patience: Duration) -> bool {
         let start = Instant::now();
         while self.must_wait() {
             self.gave_up = start.elapsed() > patience;
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
         !self.gave_up
     }
 
-    /// Whether clients should send ways, not places.
+    /// Whether clients should send relative movements instead of positions.
     pub fn is_relative(&self) -> bool {
         self.pointer.relative
     }
 
-    /// A key is pressed or let go.
+    /// Presses or releases a key.
     pub fn key(&mut self, source: Source, down: bool) {
         let lights = self.hub.lights();
         let steps = self.fingers.feel(source, down, lights);
         self.send(steps);
     }
 
-    /// A key of which the client knows its place, if we do, and its symbol, is pressed or let go.
+    /// Presses or releases a key for which the client sends the symbol, and the position on the
+    /// keyboard if we know it.
     pub fn key_at(&mut self, place: Option<Key>, keysym: u32, down: bool) {
         let symbol = Source::Symbol(keysym);
-        // It may have gone down before the client knew that places are understood here.
+        // The key may have been pressed by its symbol, before the client knew that positions are
+        // supported.
         let before = !down && self.fingers.holds(symbol);
         self.key(place.filter(|_| !before).map_or(symbol, Source::Place), down);
     }
@@ -95,19 +97,20 @@ impl Hands {
         }
     }
 
-    /// The pointer is at a pixel of a picture of `size`.
+    /// Moves the pointer to a pixel of a picture of `size`, and sets the buttons.
     pub fn point(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
         let (x, y) = (i32::from(x), i32::from(y));
-        let way = (x - self.pointer.x, y - self.pointer.y);
-        self.go(way, buttons, size);
+        let distance = (x - self.pointer.x, y - self.pointer.y);
+        self.move_by(distance, buttons, size);
     }
 
-    /// The pointer goes a way; both numbers are [`STILL`] for none.
+    /// Moves the pointer by a distance, which is encoded with an offset of 0x7fff, and sets the
+    /// buttons.
     pub fn push(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
-        self.go((i32::from(x) - STILL, i32::from(y) - STILL), buttons, size);
+        self.move_by((i32::from(x) - NO_MOVEMENT, i32::from(y) - NO_MOVEMENT), buttons, size);
     }
 
-    fn go(&mut self, (dx, dy): (i32, i32), buttons: u16, size: (u16, u16)) {
+    fn move_by(&mut self, (dx, dy): (i32, i32), buttons: u16, size: (u16, u16)) {
         let pressed = buttons & !self.pointer.buttons;
         let notches = |[more, less]: [u16; 2]| {
             i32::from(pressed & more != 0) - i32::from(pressed & less != 0)
@@ -124,8 +127,8 @@ impl Hands {
             u16::try_from(scaled.clamp(0, most)).unwrap_or(0)
         };
         let (x, y) = (place(pointer.x, size.0), place(pointer.y, size.1));
-        let buttons = order(buttons);
-        // A tablet may come at any time, as it does when an operating system has started.
+        let buttons = our_buttons(buttons);
+        // A tablet may appear at any time, for example when an operating system has started.
         pointer.relative = !self.hub.position(Position { x, y, wheel, pan, buttons });
         if pointer.relative {
             self.hub.motion(Motion { dx, dy, wheel, buttons });
@@ -133,8 +136,8 @@ impl Hands {
     }
 }
 
-/// From the protocol's order of buttons to ours.
-fn order(buttons: u16) -> u8 {
+/// Converts the protocol's order of buttons to ours.
+fn our_buttons(buttons: u16) -> u8 {
     // Left, right, middle, back, forward.
     let theirs = [0, 2, 1, 7, 8];
     (0..)
@@ -146,9 +149,9 @@ impl Drop for Hands {
     fn drop(&mut self) {
         let steps = self.fingers.leave();
         self.send(steps);
-        if order(self.pointer.buttons) != 0 {
-            // There where they are held.
-            self.go((0, 0), 0, self.pointer.size);
+        if our_buttons(self.pointer.buttons) != 0 {
+            // Release the buttons at the current position.
+            self.move_by((0, 0), 0, self.pointer.size);
         }
     }
 }
@@ -184,7 +187,7 @@ mod test {
         (Hands::new(hub, Layout::named("us").unwrap()), seen)
     }
 
-    /// A keyboard whose guest reads when the test says so.
+    /// A keyboard whose queue is full while the flag is set.
     #[derive(Default)]
     struct Full(AtomicBool);
 
@@ -209,18 +212,21 @@ mod test {
         assert!(!hands.must_wait() && hands.wait(LONG).await);
         full.0.store(true, Ordering::Relaxed);
         let reads = async {
-            sleep(5 * LOOK).await;
+            sleep(5 * POLL_INTERVAL).await;
             full.0.store(false, Ordering::Relaxed);
         };
         let (read, ()) = tokio::join!(hands.wait(LONG), reads);
-        assert!(read, "it reads in time");
+        assert!(read, "the guest read in time");
         full.0.store(true, Ordering::Relaxed);
-        assert!(hands.must_wait() && !hands.wait(2 * LOOK).await, "it reads nothing");
-        assert!(!hands.must_wait() && !hands.wait(LONG).await, "and is not waited for again");
+        assert!(
+            hands.must_wait() && !hands.wait(2 * POLL_INTERVAL).await,
+            "the guest reads nothing"
+        );
+        assert!(!hands.must_wait() && !hands.wait(LONG).await, "a second wait");
         full.0.store(false, Ordering::Relaxed);
         assert!(!hands.must_wait());
         full.0.store(true, Ordering::Relaxed);
-        assert!(hands.must_wait(), "it has read since");
+        assert!(hands.must_wait(), "the guest has read since, so wait again");
     }
 
     #[test]
@@ -243,7 +249,7 @@ mod test {
     #[test]
     fn a_key_that_was_pressed_by_its_symbol_is_let_go_by_its_place() {
         let (mut hands, seen) = hands();
-        // On this keyboard `z` is where it says; the client's own has it elsewhere.
+        // The guest's keyboard has `z` at another position than the client's.
         for (keysym, place, guest) in [(0xff0d, 0x1c, 0x1c), (0x7a, 0x15, 0x2c)] {
             hands.key(Source::Symbol(keysym), true);
             for down in [false, true, false] {

@@ -1,7 +1,8 @@
-//! How a client comes in (RFC 6143 7.1 to 7.3; VeNCrypt as the community's rfbproto has it).
+//! Handshake and authentication of clients (RFC 6143 7.1 to 7.3; VeNCrypt as in the community's
+//! rfbproto).
 //!
-//! Threats: nobody is known yet. Everything is of fixed length or bounded, the whole takes a
-//! bounded time (`Server::serve`), and a wrong password costs time (`security`).
+//! Threats: the peer is unknown. All messages have a fixed or bounded length, the whole handshake
+//! takes a bounded time (`Server::serve`), and wrong passwords cause delays (`security`).
 
 use anyhow::{Context, bail, ensure};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -11,19 +12,19 @@ use tokio::time::{Duration, timeout};
 use super::security::{Denied, Door, Doors, Right};
 use super::{Admission, Duplex, Entry, Rules, Wire};
 
-/// A client that is in.
+/// A client that was let in.
 pub(super) struct Welcome {
-    /// The line, which may be TLS by now.
+    /// The connection, which may be TLS by now.
     pub stream: Wire,
-    /// What it may do.
+    /// Whether the client may use keyboard and mouse.
     pub right: Right,
-    /// It does not mind others.
+    /// The client shares the screen with others.
     pub shared: bool,
-    /// How it came in, for people.
+    /// Name of the authentication method, for logs and status.
     pub security: &'static str,
 }
 
-/// The versions that make a difference.
+/// Protocol versions that behave differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Version {
     V3,
@@ -31,26 +32,27 @@ enum Version {
     V8,
 }
 
-/// What both sides say first.
+/// The first message of both sides.
 pub(super) const GREETING: &[u8; 12] = b"RFB 003.008\n";
 /// Security types.
 pub(super) const NONE: u8 = 1;
 const VNC: u8 = 2;
 const VENCRYPT: u8 = 19;
-/// Those of VeNCrypt that we have: TLS with a certificate.
+/// The VeNCrypt types that we support: TLS with a certificate.
 const X509_NONE: u32 = 260;
 const X509_VNC: u32 = 261;
 const X509_PLAIN: u32 = 262;
-/// How somebody came in who was let in before this server saw them.
-const BEFORE: &str = "checked before";
-/// Longer names and passwords are nobody's.
-const LONGEST_NAME: u32 = 1024;
-/// What programs do by themselves takes no longer, until a person is asked for a password.
-const QUICK: Duration = Duration::from_secs(20);
-/// Whoever speaks first is no VNC client; this long we listen for it.
-const FIRST: Duration = Duration::from_millis(20);
+/// Authentication method of clients that were authenticated elsewhere.
+const ELSEWHERE: &str = "checked before";
+/// Maximum bytes of a name or a password.
+const MAX_NAME: u32 = 1024;
+/// Time limit for steps that need no person. A person then has more time to type a password.
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
+/// VNC clients wait for the server to speak first. A peer that sends anything within this time is
+/// not one.
+const SILENCE: Duration = Duration::from_millis(20);
 
-/// Talks until the client is in.
+/// Performs the whole handshake.
 pub(super) async fn greet(
     rules: &Rules,
     doors: &Doors,
@@ -63,7 +65,7 @@ pub(super) async fn greet(
         Entry::Open { view_only } => {
             quick(choose(&mut stream, version, NONE)).await?;
             let right = if view_only { Right::View } else { Right::Full };
-            return finish(stream, version, right, BEFORE).await;
+            return finish(stream, version, right, ELSEWHERE).await;
         }
         Entry::Ask(door) => door,
     };
@@ -75,14 +77,14 @@ pub(super) async fn greet(
     let needed = rules.passwords.are_needed();
     let kind = if rules.tls.is_some() { VENCRYPT } else { [NONE, VNC][usize::from(needed)] };
     quick(choose(&mut stream, version, kind)).await?;
-    let talk = Talk { rules, doors, door, version };
+    let authentication = Authentication { rules, doors, door, version };
     match kind {
         NONE => finish(stream, version, Right::Full, "none").await,
         VNC => {
-            let right = talk.vnc(&mut stream).await?;
+            let right = authentication.vnc(&mut stream).await?;
             finish(stream, version, right, "vnc").await
         }
-        _ => talk.vencrypt(stream).await,
+        _ => authentication.vencrypt(stream).await,
     }
 }
 
@@ -90,38 +92,38 @@ fn too_many(left: Duration) -> String {
     format!("too many wrong passwords: try again in {} s", left.as_secs() + 1)
 }
 
-async fn quick<T>(talk: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    timeout(QUICK, talk).await.context("it said nothing for a while")?
+async fn quick<T>(step: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    timeout(STEP_TIMEOUT, step).await.context("it did not reply in time")?
 }
 
-/// Tells a client that it cannot come in.
+/// Rejects a client with a reason.
 pub(super) async fn refuse(stream: &mut Wire, reason: &str) -> anyhow::Result<()> {
     let version = versions(stream, false).await?;
     refuse_early(stream, version, reason).await
 }
 
-/// Both sides say their version.
+/// Exchanges the versions.
 async fn versions(stream: &mut Wire, listens: bool) -> anyhow::Result<Version> {
-    let mut said = [0; 12];
+    let mut received = [0; 12];
     let mut count = 0;
-    if listens && let Ok(read) = timeout(FIRST, stream.read(&mut said)).await {
+    if listens && let Ok(read) = timeout(SILENCE, stream.read(&mut received)).await {
         count = read?;
-        ensure!(count > 0, "it left without a word");
-        foreigner(stream, &said[..count]).await?;
+        ensure!(count > 0, "it disconnected during the handshake");
+        detect_other_protocol(stream, &received[..count]).await?;
     }
     stream.write_all(GREETING).await?;
     stream.flush().await?;
-    while count < said.len() {
-        let read = stream.read(&mut said[count..]).await?;
-        ensure!(read > 0, "it left without a word");
+    while count < received.len() {
+        let read = stream.read(&mut received[count..]).await?;
+        ensure!(read > 0, "it disconnected during the handshake");
         count += read;
-        foreigner(stream, &said[..count]).await?;
+        detect_other_protocol(stream, &received[..count]).await?;
     }
-    parse_version(&said)
+    parse_version(&received)
 }
 
-fn parse_version(said: &[u8; 12]) -> anyhow::Result<Version> {
-    let text = std::str::from_utf8(said).ok();
+fn parse_version(received: &[u8; 12]) -> anyhow::Result<Version> {
+    let text = std::str::from_utf8(received).ok();
     let numbers = text.and_then(|text| text.strip_prefix("RFB ")?.strip_suffix('\n'));
     let numbers = numbers.and_then(|numbers| numbers.split_once('.'));
     let number = |text: &str| {
@@ -129,18 +131,18 @@ fn parse_version(said: &[u8; 12]) -> anyhow::Result<Version> {
         plain.then(|| text.parse::<u16>().ok()).flatten()
     };
     let version = numbers.and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
-    Ok(match version.with_context(|| format!("it said `{}`", said.escape_ascii()))? {
-        // What was never a version of the protocol is treated as the first one.
+    Ok(match version.with_context(|| format!("it sent `{}`", received.escape_ascii()))? {
+        // Versions that never existed are treated as the first one.
         (0..=2, _) | (3, 0..=6) => Version::V3,
         (3, 7) => Version::V7,
         _ => Version::V8,
     })
 }
 
-/// Somebody who wants something else here.
-async fn foreigner(stream: &mut Wire, said: &[u8]) -> anyhow::Result<()> {
+/// Detects peers that use another protocol.
+async fn detect_other_protocol(stream: &mut Wire, received: &[u8]) -> anyhow::Result<()> {
     const METHODS: &[&[u8]] = &[b"GET ", b"HEAD", b"POST", b"PUT ", b"OPTI", b"CONN", b"PRI "];
-    if METHODS.iter().any(|method| said.starts_with(method)) {
+    if METHODS.iter().any(|method| received.starts_with(method)) {
         let text = "This port speaks VNC (RFB), not HTTP: open it with a VNC viewer.\n";
         let answer = format!(
             "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\
@@ -149,19 +151,21 @@ async fn foreigner(stream: &mut Wire, said: &[u8]) -> anyhow::Result<()> {
         );
         stream.write_all(answer.as_bytes()).await?;
         stream.flush().await?;
-        // What we did not read would make the kernel throw our answer away.
+        // Unread input would make the kernel discard our answer.
         let mut rest = [0; 4096];
-        timeout(FIRST, stream.read(&mut rest)).await.ok();
+        timeout(SILENCE, stream.read(&mut rest)).await.ok();
         stream.shutdown().await?;
         bail!("it speaks HTTP: this port is for VNC viewers");
     }
-    if said.starts_with(&[0x16, 0x03]) {
-        bail!("it speaks TLS at once: VNC viewers begin with RFB, and TLS follows (VeNCrypt)");
+    if received.starts_with(&[0x16, 0x03]) {
+        bail!(
+            "it speaks TLS at once: VNC viewers start with RFB, and switch to TLS later (VeNCrypt)"
+        );
     }
     Ok(())
 }
 
-/// Offers one security type, and hears that it is taken.
+/// Offers one security type, which the client must select.
 async fn choose(stream: &mut Wire, version: Version, kind: u8) -> anyhow::Result<()> {
     if version == Version::V3 {
         if kind == VENCRYPT {
@@ -176,37 +180,37 @@ async fn choose(stream: &mut Wire, version: Version, kind: u8) -> anyhow::Result
     stream.write_all(&[1, kind]).await?;
     stream.flush().await?;
     let taken = stream.read_u8().await?;
-    ensure!(taken == kind, "it wants security type {taken}, where we have {kind}");
+    ensure!(taken == kind, "it selected security type {taken}: only {kind} is offered");
     Ok(())
 }
 
-/// Refuses in place of offering security types.
+/// Sends a refusal instead of the security types.
 async fn refuse_early(stream: &mut Wire, version: Version, reason: &str) -> anyhow::Result<()> {
     if version == Version::V3 {
         stream.write_u32(0).await?;
     } else {
         stream.write_u8(0).await?;
     }
-    say(stream, reason).await
+    send_text(stream, reason).await
 }
 
-/// A text with its length.
-async fn say<S: Duplex + ?Sized>(stream: &mut S, text: &str) -> anyhow::Result<()> {
+/// Sends a text with its length.
+async fn send_text<S: Duplex + ?Sized>(stream: &mut S, text: &str) -> anyhow::Result<()> {
     stream.write_u32(u32::try_from(text.len())?).await?;
     stream.write_all(text.as_bytes()).await?;
     stream.flush().await?;
     Ok(())
 }
 
-/// Says that it may come in, and hears how.
+/// Sends the result of authentication, and reads `ClientInit`.
 async fn finish(
     mut stream: Wire,
     version: Version,
     right: Right,
     security: &'static str,
 ) -> anyhow::Result<Welcome> {
-    // Before 3.8 there is no result where nothing was asked for.
-    if version == Version::V8 || !matches!(security, "none" | BEFORE) {
+    // Before 3.8 there is no result if there was no authentication.
+    if version == Version::V8 || !matches!(security, "none" | ELSEWHERE) {
         stream.write_u32(0).await?;
         stream.flush().await?;
     }
@@ -214,19 +218,20 @@ async fn finish(
     Ok(Welcome { stream, right, shared, security })
 }
 
-struct Talk<'a> {
+struct Authentication<'a> {
     rules: &'a Rules,
     doors: &'a Doors,
     door: Door,
     version: Version,
 }
 
-impl Talk<'_> {
-    /// VNC authentication: a challenge, and its answer.
+impl Authentication<'_> {
+    /// VNC authentication: a challenge and a response.
     async fn vnc<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Right> {
         let mut challenge = [0; 16];
-        let count = getrandom(&mut challenge, GetRandomFlags::empty()).context("randomness")?;
-        ensure!(count == challenge.len(), "randomness");
+        let count = getrandom(&mut challenge, GetRandomFlags::empty())
+            .context("cannot read random bytes")?;
+        ensure!(count == challenge.len(), "cannot read random bytes");
         stream.write_all(&challenge).await?;
         stream.flush().await?;
         let mut answer = [0; 16];
@@ -234,18 +239,18 @@ impl Talk<'_> {
         self.judge(stream, || self.rules.passwords.check_answer(&challenge, &answer)).await
     }
 
-    /// A name and a password, within TLS.
+    /// Reads a name and a password, within TLS.
     async fn plain<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Right> {
         let (user, password) = (stream.read_u32().await?, stream.read_u32().await?);
-        let most = user.max(password);
-        ensure!(most <= LONGEST_NAME, "a name or password of {most} bytes");
+        let longest = user.max(password);
+        ensure!(longest <= MAX_NAME, "a name or password of {longest} bytes: at most {MAX_NAME}");
         let mut both = vec![0; user as usize + password as usize];
         stream.read_exact(&mut both).await?;
         let (user, password) = both.split_at(user as usize);
         self.judge(stream, || self.rules.passwords.check_plain(user, password)).await
     }
 
-    /// Lets it in, or says no.
+    /// Checks a password. If it is wrong, the client gets a refusal.
     async fn judge<S: Duplex + ?Sized>(
         &self,
         stream: &mut S,
@@ -253,14 +258,14 @@ impl Talk<'_> {
     ) -> anyhow::Result<Right> {
         let reason = match self.doors.judge(self.door, check) {
             Ok(right) => return Ok(right),
-            Err(Denied::Wrong(count)) => format!("wrong password, number {count} from there"),
-            // Others may have guessed while this one waited.
+            Err(Denied::Wrong(count)) => format!("wrong password, failure number {count}"),
+            // Others may have guessed while this client waited.
             Err(Denied::Later(left)) => too_many(left),
         };
         stream.write_u32(1).await?;
         if self.version == Version::V8 {
             let short = reason.split_once(',').map_or(&*reason, |it| it.0);
-            say(stream, short).await?;
+            send_text(stream, short).await?;
         }
         stream.flush().await?;
         stream.shutdown().await?;
@@ -273,7 +278,12 @@ impl Talk<'_> {
         let wanted = [stream.read_u8().await?, stream.read_u8().await?];
         stream.write_u8(u8::from(wanted != [0, 2])).await?;
         stream.flush().await?;
-        ensure!(wanted == [0, 2], "it wants VeNCrypt {}.{}", wanted[0], wanted[1]);
+        ensure!(
+            wanted == [0, 2],
+            "it requested VeNCrypt {}.{}: only 0.2 is supported",
+            wanted[0],
+            wanted[1]
+        );
         let offered = self.offered();
         stream.write_u8(u8::try_from(offered.len())?).await?;
         for kind in &offered {
@@ -284,19 +294,20 @@ impl Talk<'_> {
         let known = offered.contains(&kind);
         stream.write_u8(known.into()).await?;
         stream.flush().await?;
-        ensure!(known, "it wants VeNCrypt's type {kind}, where we have {offered:?}");
+        ensure!(known, "it selected VeNCrypt type {kind}: only {offered:?} are offered");
         let files = self.rules.tls.as_ref().context("TLS without a certificate")?;
         let mut secure = files.acceptor().accept(stream).await.context("TLS")?;
         let (right, security) = match kind {
             X509_VNC => (self.vnc(&mut secure).await?, "x509-vnc"),
             X509_PLAIN => (self.plain(&mut secure).await?, "x509-plain"),
-            // Its result follows in all versions, as for the others.
+            // All versions send a result here, as for the other types.
             _ => (Right::Full, "x509-none"),
         };
         finish(Box::new(secure), self.version, right, security).await
     }
 
-    /// VNC authentication would look at a part of a long password, and at no name.
+    /// VNC authentication would ignore all names and the end of a long password, so it is not
+    /// offered then.
     fn offered(&self) -> Vec<u32> {
         let passwords = &self.rules.passwords;
         match (passwords.are_needed(), passwords.are_long() || passwords.user.is_some()) {

@@ -1,12 +1,12 @@
-//! Places on the keyboard, as clients send them that know more than symbols.
+//! Scan codes of clients that send more than symbols.
 
 use host::input::Key;
 
-/// The key of a QEMU extended key event: scan code set 1, with E0 as the highest bit of the byte.
+/// The key of a QEMU Extended Key Event: scan code set 1, with E0 as the highest bit of the byte.
 pub fn of_code(code: u32) -> Option<Key> {
     let code = u16::try_from(code).ok()?;
     match code {
-        // As QEMU numbers them, and as browsers do.
+        // Codes that QEMU and browsers use.
         0xc6 => Some(Key::PAUSE),
         0x54 => Some(Key::PRINT),
         0x71 | 0xf1 => Some(Key::HANJA),

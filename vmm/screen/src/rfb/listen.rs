@@ -1,4 +1,5 @@
-//! What is asked of clients where they come from.
+//! Listening sockets for VNC clients: their configuration, and the rules that apply to their
+//! clients.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,52 +20,52 @@ use host::listen::{Address, Socket};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
-    /// Where to listen.
+    /// Address to listen at.
     pub to: Option<Address>,
-    /// A file with the password.
+    /// File whose first line is the password.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub password: Option<PathBuf>,
-    /// A file with a second password, for those who may only look.
+    /// File with a second password, which gives access without keyboard and mouse.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub view_password: Option<PathBuf>,
-    /// The name that goes with the passwords.
+    /// User name that belongs to the passwords. It requires TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// A certificate in PEM format: clients must use TLS then.
+    /// Certificate in PEM format. If set, clients must use TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_cert: Option<PathBuf>,
-    /// Its private key.
+    /// Private key of the certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_key: Option<PathBuf>,
-    /// `none` lets everybody in who reaches the port.
+    /// `none` allows clients without a password.
     pub auth: Auth,
-    /// Nobody may touch.
+    /// No client may use keyboard and mouse.
     pub view_only: bool,
-    /// Clients that want the screen for themselves share it all the same.
+    /// Clients that request exclusive access share the screen all the same.
     pub shared: bool,
-    /// What windows are called.
+    /// Desktop name, which viewers show in the title of their window. Defaults to `Transom`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What messages call this place, for those who do not know that it is said here.
+    /// Name of this listener in messages, for users who do not configure it with `--vnc`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub called: Option<String>,
-    /// Clients were let in before, and say who they are in a line before all else: for a Unix
-    /// socket that only a front of ours reaches.
+    /// Clients were authenticated before, and their first line is their name: for a Unix socket
+    /// that only a front end of ours reaches.
     pub announced: bool,
 }
 
-/// Whether a password is needed.
+/// Whether a password is required.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Auth {
-    /// Wherever somebody else may come from: on a port that other hosts reach.
+    /// Required on addresses that other hosts can reach.
     #[default]
     Auto,
-    /// No.
+    /// Not required.
     None,
 }
 
-/// A socket that listens, and the rules that hold there.
+/// A listening socket and the rules for its clients.
 pub struct Listener {
     socket: Socket,
     rules: Rules,
@@ -72,11 +73,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens, and reads passwords and certificates. Nobody is let in yet.
+    /// Opens the socket, and reads passwords and certificates. No client is accepted before
+    /// [`Listener::run`].
     ///
     /// # Errors
     ///
-    /// One sentence: what is in use, what is wrong with a file, or what would let everybody in.
+    /// In one sentence: the address is in use, a file is invalid, or the configuration would let
+    /// everybody in.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
         Self::open(config).with_context(|| called(config))
     }
@@ -88,14 +91,14 @@ impl Listener {
         let needed = passwords.are_needed();
         ensure!(
             tls.is_some() || config.user.is_none(),
-            "user={} needs tls-cert and tls-key: without TLS, viewers ask for no name",
+            "user={} needs tls-cert and tls-key: viewers send a user name only with TLS",
             config.user.as_deref().unwrap_or("")
         );
         if tls.is_none() && passwords.are_long() {
-            // Whoever calls it otherwise has no such option.
-            let way = if config.called.is_none() { " (tls-cert)" } else { "" };
+            // A listener with another name is not configured with this option.
+            let option = if config.called.is_none() { " (tls-cert)" } else { "" };
             tracing::warn!(
-                "{}: without TLS{way} viewers send {} letters of a password only",
+                "{}: without TLS{option}, viewers send only the first {} bytes of a password",
                 called(config),
                 Passwords::SEEN
             );
@@ -105,7 +108,7 @@ impl Listener {
         let announced = config.announced;
         ensure!(
             !announced || matches!(socket, Socket::Unix(_)) && !needed,
-            "announced is for Unix sockets without a password: who comes was asked for it before"
+            "announced needs a Unix socket without a password: its clients are authenticated before"
         );
         let name = config.name.clone().unwrap_or_else(|| "Transom".into());
         ensure!(name.len() <= 256, "a name of {} bytes: at most 256", name.len());
@@ -114,7 +117,7 @@ impl Listener {
         Ok(Self { socket, rules, announced })
     }
 
-    /// Where we listen, with the port that was found.
+    /// The address that we listen at, with the actual port.
     pub fn place(&self) -> String {
         match &self.socket {
             Socket::Tcp(socket) => {
@@ -124,11 +127,11 @@ impl Listener {
         }
     }
 
-    /// Hands clients over, for as long as it is polled.
+    /// Accepts clients and passes them to `serve`, while it is polled.
     ///
     /// # Errors
     ///
-    /// When the runtime cannot take the socket.
+    /// If the runtime rejects the socket.
     pub async fn run<F: Future<Output = ()> + Send + 'static>(
         self,
         serve: impl Fn(Arc<Rules>, Wire, Admission) -> F + Send + Sync + 'static,
@@ -141,7 +144,7 @@ impl Listener {
                 loop {
                     match socket.accept().await {
                         Ok((stream, peer)) => {
-                            // A key's echo is one small packet.
+                            // The echo of a key press is one small packet.
                             stream.set_nodelay(true).ok();
                             keep_alive(&stream).ok();
                             let address = peer.ip().to_canonical();
@@ -176,7 +179,7 @@ impl Listener {
     }
 }
 
-/// Who comes by a Unix socket.
+/// Describes a client of a Unix socket. An announced client sends its name first.
 async fn meet(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admission)> {
     let process = stream.peer_cred().ok().and_then(|it| it.pid());
     let mut stream = Box::new(Meter::new(stream));
@@ -187,13 +190,13 @@ async fn meet(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admissi
     match lobby::announced(&mut stream).await {
         Ok(peer) => Some((stream, Admission { peer, entry: Entry::Open { view_only: false } })),
         Err(error) => {
-            tracing::debug!("vnc: nobody comes in: {error:#}");
+            tracing::debug!("vnc: a client was not admitted: {error:#}");
             None
         }
     }
 }
 
-/// The option that says where we listen.
+/// Name of the listener in messages.
 fn called(config: &Config) -> String {
     match (&config.called, &config.to) {
         (Some(option), _) => option.clone(),
@@ -202,7 +205,7 @@ fn called(config: &Config) -> String {
     }
 }
 
-/// A client whose host is gone leaves its place after two minutes.
+/// Makes the kernel close connections to hosts that are gone, after two minutes.
 pub(crate) fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
@@ -210,17 +213,17 @@ pub(crate) fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
     sockopt::set_tcp_keepcnt(stream, 6)
 }
 
-/// Out of file descriptors, for a while: no reason to spin.
+/// Waits after a failed `accept`: without free file descriptors it would fail again at once.
 pub(crate) async fn rest(error: &std::io::Error) {
-    tracing::debug!("vnc: nobody can come in: {error}");
+    tracing::debug!("vnc: cannot accept clients: {error}");
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-/// Reads the passwords that a configuration names.
+/// Reads and checks the passwords of a configuration.
 ///
 /// # Errors
 ///
-/// What is wrong with a file, or with all of it together.
+/// If a file is invalid, or the settings contradict one another.
 pub(crate) fn passwords(config: &Config) -> anyhow::Result<Passwords> {
     let read =
         |key, path: &Option<PathBuf>| path.as_ref().map(|path| password(key, path)).transpose();
@@ -237,16 +240,16 @@ pub(crate) fn passwords(config: &Config) -> anyhow::Result<Passwords> {
     );
     ensure!(
         !needed || config.auth == Auth::Auto,
-        "auth=none lets everybody in, and there is a password: leave one of them out"
+        "auth=none and a password exclude one another: leave one of them out"
     );
     ensure!(
         passwords.full.is_none() || passwords.full != passwords.view,
-        "password and view-password are the same: who has it could be either"
+        "password and view-password are the same: choose two different passwords"
     );
     Ok(passwords)
 }
 
-/// The first line of a file.
+/// Reads a password: the first line of a file.
 fn password(key: &str, path: &PathBuf) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(path);
     let text = text.with_context(|| format!("{key}={}", path.display()))?;
@@ -289,7 +292,10 @@ mod test {
         assert_eq!(said(&format!("unix:{}", folder.path().join("s").display())), "fine");
         assert_eq!(said("0.0.0.0:0,auth=none"), "fine");
         let announced = said("127.0.0.1:0,announced");
-        assert!(announced.contains("for Unix sockets"), "anybody could say anything: {announced}");
+        assert!(
+            announced.contains("needs a Unix socket"),
+            "any peer could announce itself: {announced}"
+        );
         assert_eq!(said(&format!("0.0.0.0:0,password={good}")), "fine");
         for (text, words) in [
             ("0.0.0.0:0".to_owned(), "auth=none"),

@@ -1,9 +1,8 @@
-//! Where clients wait until they are known: places for them, patience with those who guess, and
-//! what the log says of those who do not come in.
+//! Admits clients: limits unauthenticated connections, delays guesses, and logs failures.
 //!
-//! A machine's own [`Server`](super::Server) has one. A pod, whose machine is another process, has
-//! one of its own, so that guesses of VNC viewers and of browsers are counted together, and leads
-//! those who come in to the machine ([`Entrant::relay`]).
+//! The [`Server`](super::Server) of a machine has a lobby. A pod, whose machine is another process,
+//! has its own, so that guesses of VNC viewers and of browsers are counted together. It relays
+//! admitted clients to the machine ([`Entrant::relay`]).
 
 use std::sync::Arc;
 
@@ -19,24 +18,24 @@ use super::paint::{PIECE, STALL};
 use super::security::{Door, Doors, Right};
 use super::{Admission, Duplex, Entry, MOST, Rules, Wire};
 
-/// Besides [`MOST`] clients, those who have not said a password yet.
-const STRANGERS: usize = 32;
-/// And of those, from one address.
-const NEIGHBOURS: usize = 8;
-/// Of those who find no place, this many are told.
-const REFUSALS: usize = 8;
-/// A person types a password meanwhile.
+/// Maximum clients that are not authenticated yet, in addition to [`MOST`].
+const MAX_STRANGERS: usize = 32;
+/// Maximum of these per address.
+const MAX_PER_ADDRESS: usize = 8;
+/// Maximum refusals that are sent at the same time. Further clients are disconnected silently.
+const MAX_REFUSALS: usize = 8;
+/// Time limit for the whole handshake, in which a person types a password.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(120);
-/// How long a refusal may take.
+/// Time limit for a refusal.
 const REFUSAL: Duration = Duration::from_secs(5);
-/// A pod says this fast who comes.
+/// Time limit for the line that announces a client.
 const INTRODUCTION: Duration = Duration::from_secs(5);
-/// What is under way when one end leaves has arrived within.
+/// How long to go on sending to one side after the other has disconnected.
 const GRACE: Duration = Duration::from_secs(1);
-/// Bytes of the line that says it.
-const LONGEST: usize = 100;
+/// Maximum bytes of the line that announces a client.
+const MAX_LINE: usize = 100;
 
-/// See the module.
+/// Admits clients. See the module.
 pub struct Lobby {
     doors: Arc<Doors>,
     pub(super) places: Arc<Semaphore>,
@@ -45,38 +44,37 @@ pub struct Lobby {
     refusals: Semaphore,
 }
 
-/// Where a client is until it is known. A stranger has no place of those who are in: else they
-/// would take all of these, and nobody could give way.
-enum Waits {
+/// The place of a client during the handshake. Strangers do not take places of admitted clients:
+/// they could take all of them, and those places never give way.
+enum HandshakePlace {
     Inside(OwnedSemaphorePermit),
     Outside(Place),
 }
 
-/// A client that is in, with its place.
+/// An admitted client and its place.
 pub struct Entrant {
-    /// Its line, and what it may do.
+    /// Its connection and rights.
     pub(super) welcome: Welcome,
     pub(super) place: OwnedSemaphorePermit,
 }
 
 impl Lobby {
-    /// One where guesses are counted at these doors.
+    /// Creates a lobby that counts wrong passwords in `doors`.
     pub fn new(doors: Arc<Doors>) -> Self {
         Self {
             doors,
             places: Arc::new(Semaphore::new(MOST)),
-            strangers: Crowd::new(STRANGERS, NEIGHBOURS),
+            strangers: Crowd::new(MAX_STRANGERS, MAX_PER_ADDRESS),
             complaints: Complaints::default(),
-            refusals: Semaphore::new(REFUSALS),
+            refusals: Semaphore::new(MAX_REFUSALS),
         }
     }
 
-    /// Where guesses are counted.
     pub(super) fn doors(&self) -> &Doors {
         &self.doors
     }
 
-    /// Lets a client in, or says why not.
+    /// Performs the handshake. A client that is not admitted gets the reason.
     pub async fn admit(
         &self,
         rules: &Rules,
@@ -84,9 +82,11 @@ impl Lobby {
         admission: &Admission,
     ) -> Option<Entrant> {
         let place = match admission.entry {
-            Entry::Open { .. } => self.places.clone().try_acquire_owned().ok().map(Waits::Inside),
+            Entry::Open { .. } => {
+                self.places.clone().try_acquire_owned().ok().map(HandshakePlace::Inside)
+            }
             Entry::Ask(_) if self.places.available_permits() == 0 => None,
-            Entry::Ask(door) => self.strangers.wait(door).map(Waits::Outside),
+            Entry::Ask(door) => self.strangers.wait(door).map(HandshakePlace::Outside),
         };
         let Some(place) = place else {
             self.turn_away(stream, admission).await;
@@ -96,27 +96,27 @@ impl Lobby {
         let greet = timeout(HANDSHAKE, greet);
         let entered = async {
             let (welcome, place) = match place {
-                Waits::Inside(place) => (greet.await, Ok(place)),
-                Waits::Outside(stranger) => tokio::select! {
+                HandshakePlace::Inside(place) => (greet.await, Ok(place)),
+                HandshakePlace::Outside(stranger) => tokio::select! {
                     welcome = greet => (welcome, self.places.clone().try_acquire_owned()),
-                    () = stranger.lost() => bail!("it gave way to a newcomer"),
+                    () = stranger.lost() => bail!("its place was given to a newer client"),
                 },
             };
-            let welcome = welcome.context("it said nothing more").flatten()?;
-            let place = place.context("all places were taken meanwhile")?;
+            let welcome = welcome.context("it did not complete the handshake in time").flatten()?;
+            let place = place.context("all places were taken during the handshake")?;
             Ok(Entrant { welcome, place })
         };
         match entered.await {
             Ok(entrant) => Some(entrant),
             Err(error) => {
-                self.complain(admission, &format!("did not come in: {error:#}"));
+                self.complain(admission, &format!("was not admitted: {error:#}"));
                 None
             }
         }
     }
 
     fn complain(&self, admission: &Admission, what: &str) {
-        // Who was let in elsewhere was counted there.
+        // Clients with open entry were counted elsewhere.
         let Admission { peer, entry } = admission;
         let door = if let Entry::Ask(door) = entry { *door } else { Door::Local };
         self.complaints.log(door, &format!("vnc: {peer} {what}"));
@@ -124,35 +124,41 @@ impl Lobby {
 
     async fn turn_away(&self, mut stream: Wire, admission: &Admission) {
         let Ok(_turn) = self.refusals.try_acquire() else { return };
-        self.complain(admission, "was turned away: too many clients are there");
-        let reason = format!("too many clients are there: {MOST}, or {STRANGERS} at the door");
+        self.complain(admission, "was refused: too many clients");
+        let reason =
+            format!("too many clients: at most {MOST}, and {MAX_STRANGERS} without a login yet");
         timeout(REFUSAL, handshake::refuse(&mut stream, &reason)).await.ok();
     }
 }
 
 impl Entrant {
-    /// Leads the client to a machine in another process, by a socket of it that is `announced`, and
-    /// carries bytes until one of both leaves.
+    /// Relays the client to a machine in another process, over one of its `announced` sockets,
+    /// until one side disconnects.
     ///
     /// # Errors
     ///
-    /// When the machine does not take it.
+    /// If the machine does not accept the client.
     pub async fn relay(self, peer: &str, mut machine: impl Duplex) -> anyhow::Result<()> {
-        ensure!(self.welcome.right == Right::Full, "it may only look, which machines are not told");
+        ensure!(
+            self.welcome.right == Right::Full,
+            "view-only access cannot be relayed to a machine"
+        );
         let shared = u8::from(self.welcome.shared);
-        timeout(HANDSHAKE, enter(&mut machine, peer, shared)).await.context("the machine")??;
+        timeout(HANDSHAKE, enter(&mut machine, peer, shared))
+            .await
+            .context("the machine did not reply")??;
         carry(self.welcome.stream, machine).await;
         drop(self.place);
         Ok(())
     }
 }
 
-/// Carries bytes between a client and its machine until one of both leaves: then the other is let
-/// go, too, as soon as it has what was under way to it.
+/// Copies bytes between a client and its machine until one side disconnects. The other side is then
+/// disconnected too, after it got the data in flight.
 pub async fn carry(client: impl Duplex, machine: impl Duplex) {
     let (mut said, mut shown) = split(client);
     let (mut picture, mut input) = split(machine);
-    // How it ends is no news: clients leave as they like.
+    // Errors are ignored: clients may disconnect in any way.
     let up = async {
         copy(&mut said, &mut input).await.ok();
         input.shutdown().await.ok();
@@ -164,7 +170,7 @@ pub async fn carry(client: impl Duplex, machine: impl Duplex) {
                 shown.write_all(&piece[..count]).await?;
                 shown.flush().await
             };
-            // Nor does anybody notice behind it that the machine has left.
+            // While the client stalls, a disconnect of the machine would go unnoticed.
             if !timeout(STALL, give).await.is_ok_and(|given| given.is_ok()) {
                 return;
             }
@@ -178,46 +184,46 @@ pub async fn carry(client: impl Duplex, machine: impl Duplex) {
     };
 }
 
-/// What a client says until it is in (RFC 6143 7.1 to 7.3.1).
+/// Performs the client's side of the handshake with a machine (RFC 6143 7.1 to 7.3.1).
 async fn enter(machine: &mut impl Duplex, peer: &str, shared: u8) -> anyhow::Result<()> {
     announce(machine, peer).await?;
     machine.read_exact(&mut [0; GREETING.len()]).await?;
     machine.write_all(GREETING).await?;
     let mut kinds = vec![0; machine.read_u8().await?.into()];
     machine.read_exact(&mut kinds).await?;
-    ensure!(kinds.contains(&NONE), "the machine asks for a password, or has no place");
+    ensure!(kinds.contains(&NONE), "the machine requires a password, or has too many clients");
     machine.write_u8(NONE).await?;
-    ensure!(machine.read_u32().await? == 0, "the machine refuses it");
+    ensure!(machine.read_u32().await? == 0, "the machine refused the client");
     machine.write_u8(shared).await?;
     Ok(machine.flush().await?)
 }
 
-/// Says who comes, to a machine at a socket that is `announced`: a line before all else.
+/// Announces a client to a machine at an `announced` socket. The line precedes all other data.
 ///
 /// # Errors
 ///
-/// When the machine is gone.
+/// If the machine has disconnected.
 pub async fn announce(machine: &mut impl Duplex, peer: &str) -> std::io::Result<()> {
     machine.write_all(format!("{peer}\n").as_bytes()).await
 }
 
-/// Hears who comes.
+/// Reads the line that announces a client.
 ///
 /// # Errors
 ///
-/// When that is no short line of ASCII.
+/// If the first line is not a short line of ASCII.
 pub(super) async fn announced(stream: &mut impl Duplex) -> anyhow::Result<String> {
     let line = async {
         let mut line = String::new();
         loop {
             match stream.read_u8().await? {
                 b'\n' => return Ok(line),
-                byte @ b' '..=b'~' if line.len() < LONGEST => line.push(byte.into()),
-                _ => bail!("its first line does not say who it is"),
+                byte @ b' '..=b'~' if line.len() < MAX_LINE => line.push(byte.into()),
+                _ => bail!("its first line does not announce a client"),
             }
         }
     };
-    timeout(INTRODUCTION, line).await.context("it did not say who it is")?
+    timeout(INTRODUCTION, line).await.context("it did not announce a client in time")?
 }
 
 #[cfg(test)]
@@ -246,7 +252,7 @@ mod test {
         let welcome =
             Welcome { stream: Box::new(client), right: Right::Full, shared: true, security: "" };
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        let led = tokio::spawn(Entrant { welcome, place }.relay("somebody", relayed));
+        let led = tokio::spawn(Entrant { welcome, place }.relay("a client", relayed));
         announced(&mut machine).await.unwrap();
         machine.write_all(GREETING).await.unwrap();
         machine.read_exact(&mut [0; GREETING.len()]).await.unwrap();
@@ -256,7 +262,7 @@ mod test {
         assert_eq!(machine.read_u8().await.unwrap(), 1);
         machine.write_all(b"the last word").await.unwrap();
         drop(machine);
-        // The client says nothing and stays.
+        // The client sends nothing and does not disconnect.
         timeout(HANDSHAKE, led).await.expect("an end").unwrap().unwrap();
         let mut heard = Vec::new();
         screen.read_to_end(&mut heard).await.unwrap();

@@ -1,25 +1,26 @@
-//! What clients send once they are in (RFC 6143 7.5, and the extensions of the community's
+//! Messages of clients after the handshake (RFC 6143 7.5, and the extensions of the community's
 //! rfbproto).
 //!
-//! Threats: every byte is the client's. Lengths are bounded before anything waits for them: text
-//! that is longer than [`LONGEST_TEXT`] is skipped, everything else is short by its type.
+//! Threats: every byte is controlled by the client. Lengths are checked before we wait for the
+//! data: a text longer than [`LONGEST_TEXT`] is skipped, and the lengths of all other messages are
+//! limited by their types.
 
 use anyhow::bail;
 
 use super::format::PixelFormat;
 use super::picture::Area;
 
-/// Longer texts of a clipboard are skipped.
+/// Maximum bytes of a clipboard text. Longer ones are skipped.
 pub const LONGEST_TEXT: usize = 1 << 20;
 
-/// A screen within the desktop.
+/// A screen in `SetDesktopSize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Screen {
-    /// Its number.
+    /// Identifier of the screen.
     pub id: u32,
-    /// Where it is.
+    /// Position and size within the desktop.
     pub area: Area,
-    /// To be kept as they are.
+    /// Reserved flags, which must be preserved.
     pub flags: u32,
 }
 
@@ -32,82 +33,82 @@ pub enum Message {
     Encodings(Vec<i32>),
     /// FramebufferUpdateRequest
     Request {
-        /// Only what changed.
+        /// Only changes are requested.
         incremental: bool,
-        /// Of this part.
+        /// The requested area.
         area: Area,
     },
     /// KeyEvent
     Key {
-        /// Pressed.
+        /// Pressed or released.
         down: bool,
-        /// The symbol of X11.
+        /// X11 keysym.
         keysym: u32,
     },
     /// PointerEvent
     Pointer {
-        /// As the protocol numbers them; from bit 7 on they are back and forward.
+        /// Bits as in the protocol. From bit 7 on they are the buttons back and forward.
         buttons: u16,
-        /// The place, or the way.
+        /// Position, or movement.
         x: u16,
-        /// See `x`.
+        /// Position, or movement.
         y: u16,
     },
     /// ClientCutText in ISO 8859-1
     CutText(Vec<u8>),
     /// ClientCutText of the extended clipboard
     Clipboard(Vec<u8>),
-    /// A text that is too long: so many bytes follow.
+    /// A text that is too long. This many bytes of it follow.
     TooLong(usize),
     /// EnableContinuousUpdates
     Continuous {
-        /// From now on.
+        /// Enable or disable.
         on: bool,
-        /// Of this part.
+        /// The area to be updated.
         area: Area,
     },
     /// ClientFence
     Fence {
-        /// What it waits for, and whether it asks.
+        /// Synchronization flags, and whether this is a request.
         flags: u32,
         /// At most 64 bytes.
         payload: Vec<u8>,
     },
     /// xvp
     Power {
-        /// Of the extension.
+        /// Version of the extension.
         version: u8,
-        /// What to do.
+        /// The requested action.
         code: u8,
     },
     /// SetDesktopSize
     Size {
-        /// The width.
+        /// Width of the desktop.
         width: u16,
-        /// The height.
+        /// Height of the desktop.
         height: u16,
-        /// How it is divided.
+        /// The screens of the desktop.
         screens: Vec<Screen>,
     },
     /// QEMU Extended Key Event
     Code {
-        /// Pressed.
+        /// Pressed or released.
         down: bool,
-        /// The symbol of X11, or 0.
+        /// X11 keysym, or 0.
         keysym: u32,
-        /// The place on the keyboard.
+        /// Scan code: the position on the keyboard.
         code: u32,
     },
-    /// Something that we never offered and can skip.
+    /// A message that we never offered and can skip.
     Other,
 }
 
-/// Reads the first message of `bytes`, and how many they are; nothing while it is not complete.
-/// `more_buttons` is whether the client knows the extended pointer event.
+/// Parses the first message of `bytes`. Returns it with its length, or nothing if it is incomplete.
+/// `more_buttons` is whether the client uses the extended pointer event.
 ///
 /// # Errors
 ///
-/// When that is no message: where the next one begins is then unknown.
+/// If the message is invalid. The start of the next message is then unknown.
 pub fn parse(bytes: &[u8], more_buttons: bool) -> anyhow::Result<Option<(Message, usize)>> {
     let mut reader = Reader { bytes, at: 1 };
     let Some(kind) = bytes.first() else { return Ok(None) };
@@ -126,12 +127,12 @@ pub fn parse(bytes: &[u8], more_buttons: bool) -> anyhow::Result<Option<(Message
         250 => reader.power(),
         251 => reader.size(),
         255 => reader.qemu()?,
-        other => bail!("a message of the unknown type {other}"),
+        other => bail!("unknown message type {other}"),
     };
     Ok(message.map(|message| (message, reader.at)))
 }
 
-/// Takes numbers from the front; nothing when there are too few bytes.
+/// Reads numbers from the front. Methods return nothing if there are too few bytes.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -203,7 +204,7 @@ impl Reader<'_> {
         let signed = length.cast_signed();
         let length = signed.unsigned_abs() as usize;
         if signed < 0 && length < 4 {
-            bail!("a clipboard message of {length} bytes");
+            bail!("a clipboard message of {length} bytes: at least 4");
         }
         if length > LONGEST_TEXT {
             return Ok(Some(Message::TooLong(length)));
@@ -220,7 +221,7 @@ impl Reader<'_> {
         let head = self.skip(3).and_then(|()| Some((self.u32()?, self.u8()?)));
         let Some((flags, length)) = head else { return Ok(None) };
         if length > 64 {
-            bail!("a fence with {length} bytes, which has at most 64");
+            bail!("a fence with {length} bytes: at most 64");
         }
         Ok(self.take(length.into()).map(|payload| Message::Fence { flags, payload }))
     }
@@ -242,13 +243,13 @@ impl Reader<'_> {
         Some(Message::Size { width, height, screens })
     }
 
-    /// QEMU Client Message: keys, and sound, which we do not offer.
+    /// QEMU Client Message: key events, and audio, which we do not offer.
     fn qemu(&mut self) -> anyhow::Result<Option<Message>> {
         let Some(kind) = self.u8() else { return Ok(None) };
         Ok(match kind {
             0 => self.code(),
             1 => self.sound(),
-            other => bail!("a QEMU message of the unknown type {other}"),
+            other => bail!("unknown QEMU message type {other}"),
         })
     }
 

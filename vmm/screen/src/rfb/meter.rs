@@ -1,9 +1,8 @@
-//! How much one client may say.
+//! Limits how fast one client is read.
 //!
-//! People type and point, and now and then they paste a long text: nobody has more to say than the
-//! meter lets through. Who floods us waits in the kernel's buffer, so that what is left of the
-//! processors is for the others. Only reading is metered, below TLS and WebSockets, where each byte
-//! costs us something.
+//! People type and point, and paste a long text now and then. The limit is above all of that. The
+//! bytes of a client that floods us stay in the kernel's buffer, so the processors remain free for
+//! others. Only reading is metered, below TLS and WebSockets, where each byte costs processor time.
 
 use std::io;
 use std::pin::Pin;
@@ -13,21 +12,20 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Bytes a second: many times what a mouse says that moves a thousand times a second.
+/// Bytes per second: many times the traffic of a mouse with a thousand events per second.
 const RATE: i64 = 256 << 10;
-/// Who said little for a while may say this at once: some of the longest texts there are.
-const MOST: i64 = 4 << 20;
-/// And who has just come: enough to get in.
-const FIRST: i64 = 64 << 10;
-/// In nanoseconds.
+/// Bytes that a quiet client may send at once: enough for several texts of the maximum length.
+const MAX_CREDIT: i64 = 4 << 20;
+/// Bytes that a new client may send at once: enough for the handshake.
+const FIRST_CREDIT: i64 = 64 << 10;
 const SECOND: i64 = 1_000_000_000;
-/// Not each byte is waited for.
+/// Minimum pause, so that the reader does not wake up for every byte.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A line of which so much is read, and no more.
+/// A stream whose reads are limited to `RATE`.
 pub(crate) struct Meter<S> {
     line: S,
-    /// Bytes that may be read; what was read at once beyond that is below zero.
+    /// Bytes that may be read. Negative if the last read exceeded the credit.
     credit: i64,
     since: Instant,
     rest: Option<Pin<Box<Sleep>>>,
@@ -35,15 +33,15 @@ pub(crate) struct Meter<S> {
 
 impl<S> Meter<S> {
     pub(crate) fn new(line: S) -> Self {
-        Self { line, credit: FIRST, since: Instant::now(), rest: None }
+        Self { line, credit: FIRST_CREDIT, since: Instant::now(), rest: None }
     }
 
-    /// Adds what the time is worth that went by.
+    /// Adds the credit for the time since the last call.
     fn earn(&mut self, now: Instant) {
         let nanos = i64::try_from((now - self.since).as_nanos()).unwrap_or(i64::MAX);
         let earned = nanos.saturating_mul(RATE) / SECOND;
-        self.credit = self.credit.saturating_add(earned).min(MOST);
-        // The moment that is worth less than a byte is not lost.
+        self.credit = self.credit.saturating_add(earned).min(MAX_CREDIT);
+        // Keep the time that is too short for a whole byte.
         let rest = nanos.saturating_mul(RATE) % SECOND / RATE;
         self.since = now - Duration::from_nanos(rest.unsigned_abs());
     }
@@ -137,10 +135,10 @@ mod test {
         for micros in 1..=2_000_000 {
             meter.earn(start + Duration::from_micros(micros));
         }
-        let two_seconds = FIRST + 2 * RATE;
+        let two_seconds = FIRST_CREDIT + 2 * RATE;
         let near = two_seconds * 999 / 1000..=two_seconds;
         assert!(near.contains(&meter.credit), "{}", meter.credit);
         meter.earn(start + Duration::from_secs(3600));
-        assert_eq!(meter.credit, MOST);
+        assert_eq!(meter.credit, MAX_CREDIT);
     }
 }

@@ -1,19 +1,20 @@
-//! The remote frame buffer protocol (RFC 6143, and what its community added since): the screen in
-//! any VNC client.
+//! Server of the remote frame buffer protocol (RFC 6143 and the extensions of the community's
+//! rfbproto), which shows the screen in any VNC client.
 //!
-//! One [`Server`] has the picture (`canvas`) and all clients. What of it only moved is found once
-//! for all of them (`scroll`), and told to those who can move what they have (`owed`). A client is
-//! a stream and what is known of it ([`Admission`]): listeners hand theirs over (`listen`), and so
-//! does the browser's WebSocket. `lobby` and `handshake` let it in; then `session` reads what it
-//! sends and `paint` writes to it, as two futures of one task.
+//! One [`Server`] owns the picture (`canvas`) and all clients. Moved content is detected once for
+//! all of them (`scroll`), and sent as moves to clients that support CopyRect (`owed`). A client is
+//! a stream and an [`Admission`]. Listeners hand clients over (`listen`), and so does the browser's
+//! WebSocket. `lobby` and `handshake` let a client in. Then `session` reads its messages and
+//! `paint` writes to it, as two futures of one task.
 //!
-//! Threats: whoever reaches the port, and the guest, whose picture is only ever bytes. A client
-//! costs a bounded amount of memory: 1 MiB of what it sends, which is twice that while it grows
-//! (`message`), 64 KiB of answers or one text of the guest (`session`), 1 MiB of picture
-//! ([`paint::CHUNK`]) and its compressors (`encode`), hardly ever a tenth of that; besides, all
-//! together have [`BUDGET`]. Who does not read is waited for by its own task alone, and closed
-//! after a while. Who asks all the time has a turn like all others, and behind them if it asks for
-//! what it has; who says more than people do is read slowly (`meter`).
+//! Threats: everybody who reaches the port, and the guest, whose picture is only ever treated as
+//! bytes. A client costs a bounded amount of memory: 1 MiB of received messages, twice that while
+//! the buffer grows (`message`), 64 KiB of replies or one text of the guest (`session`), 1 MiB of
+//! picture ([`paint::CHUNK`]) and its compressors (`encode`). It rarely uses a tenth of that. All
+//! clients together have [`BUDGET`] in addition. A client that does not read blocks only its own
+//! task, and is disconnected after a while. A client that requests updates all the time takes turns
+//! like all others, and comes after them if it requests pixels that it already has. A client that
+//! sends more than people do is read slowly (`meter`).
 
 pub mod canvas;
 pub mod clipboard;
@@ -64,90 +65,92 @@ use self::security::{Door, Doors, Passwords, Right};
 use self::session::State;
 use crate::keys::layout::Layout;
 
-/// Clients at once.
+/// Maximum connected clients.
 pub const MOST: usize = 64;
-/// The most that encode at once.
+/// Maximum threads that encode at the same time.
 const ENCODERS: usize = 4;
-/// Whole updates that wait in memory, in KiB, for all clients that take none in parts.
+/// KiB of memory for updates that are encoded as a whole, shared by all clients that cannot take
+/// them in parts.
 const BUDGET: usize = 128 << 10;
 
-/// How many processors we have, asked once: in a jail nobody sees how many of them are ours.
+/// Number of processors available to this process. The first call reads it, which must happen
+/// before the jail hides it.
 pub fn processors() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// How many pictures are encoded at once.
+/// Number of pictures that are encoded at the same time.
 pub fn encoders() -> usize {
     processors().min(ENCODERS)
 }
 
-/// A line to a client.
+/// A bidirectional byte stream.
 pub trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
-/// Any line.
+/// A stream of any kind: TCP, Unix, TLS or WebSocket.
 pub type Wire = Box<dyn Duplex>;
 
-/// What is known of a client before it said anything.
+/// Facts about a client before it sends anything.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// Where it is, for people.
+    /// Address or description of the client, for logs.
     pub peer: String,
-    /// Whether it must say a password.
+    /// Whether the client must authenticate.
     pub entry: Entry,
 }
 
-/// See [`Admission`].
+/// How a client is let in, see [`Admission`].
 #[derive(Clone, Copy, Debug)]
 pub enum Entry {
-    /// As the rules are; failures are counted at this door.
+    /// The client authenticates as the rules require. Failures are counted for this door.
     Ask(Door),
-    /// It has shown elsewhere that it may come in.
+    /// The client was authenticated elsewhere.
     Open {
-        /// To look only.
+        /// The client may not use keyboard and mouse.
         view_only: bool,
     },
 }
 
-/// What holds for those who come in by one door.
+/// Settings of one listener.
 #[derive(Default)]
 pub struct Rules {
-    /// Who may come in.
+    /// Passwords that let clients in.
     pub passwords: Passwords,
-    /// With it, who comes in does so by TLS.
+    /// Certificate and key. If set, clients must use TLS.
     pub tls: Option<tls::Files>,
-    /// Nobody may touch.
+    /// No client may use keyboard and mouse.
     pub view_only: bool,
-    /// Clients that want the screen for themselves share it all the same.
+    /// Clients that request exclusive access share the screen all the same.
     pub always_shared: bool,
-    /// What windows are called.
+    /// Desktop name, which viewers show in their window's title.
     pub name: String,
 }
 
-/// What a client asks of the machine (xvp).
+/// Button of the machine that a client presses (xvp extension).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Power {
-    /// Press the power button.
+    /// The power button.
     Off,
-    /// Press the reset button.
+    /// The reset button.
     Reset,
 }
 
-/// What the server reaches outside of itself.
+/// Interfaces of the server to the rest of the machine.
 pub struct Outside {
-    /// Keyboards and mice.
+    /// Keyboards and mice of the guest.
     pub hub: Arc<Hub>,
-    /// What symbols mean.
+    /// Keyboard layout that turns symbols into keys.
     pub layout: Arc<Layout>,
-    /// The guest's agent; without one, texts go nowhere.
+    /// The guest's clipboard agent. Without one, texts are dropped.
     pub clipboard: Option<Arc<dyn Clipboard>>,
-    /// The machine's buttons.
+    /// Presses a button of the machine.
     pub power: Box<dyn Fn(Power) + Send + Sync>,
 }
 
-/// See the module.
+/// The server of one screen. See the module.
 pub struct Server {
     canvas: Arc<Canvas>,
     outside: Outside,
@@ -155,13 +158,13 @@ pub struct Server {
     clients: Mutex<BTreeMap<u64, Arc<Client>>>,
     next: AtomicU64,
     budget: Arc<Semaphore>,
-    /// Who may encode now.
+    /// Permits to encode.
     encoders: Arc<Semaphore>,
-    /// Of those whose clients may have the picture already, one at a time.
-    patient: Arc<Semaphore>,
+    /// A single permit to encode updates whose clients may have the picture already.
+    repeats: Arc<Semaphore>,
 }
 
-/// A client that is in.
+/// A client that was let in.
 struct Client {
     peer: String,
     rules: Arc<Rules>,
@@ -171,9 +174,9 @@ struct Client {
     security: &'static str,
     viewer: Arc<Viewer>,
     state: Mutex<State>,
-    /// There is room for answers again.
+    /// Notified when pending replies were written.
     room: Notify,
-    /// It must go.
+    /// Notified when the client must be disconnected.
     kick: Notify,
     sent: AtomicU64,
 }
@@ -185,7 +188,7 @@ impl Client {
 }
 
 impl Server {
-    /// A server for a display; `canvas().run()` is to be polled meanwhile.
+    /// A server for a display. The caller must poll `canvas().run()`.
     pub fn new(canvas: Arc<Canvas>, outside: Outside) -> Arc<Self> {
         Arc::new(Self {
             canvas,
@@ -195,38 +198,38 @@ impl Server {
             next: AtomicU64::new(1),
             budget: Arc::new(Semaphore::new(BUDGET)),
             encoders: Arc::new(Semaphore::new(encoders())),
-            patient: Arc::new(Semaphore::new(1)),
+            repeats: Arc::new(Semaphore::new(1)),
         })
     }
 
-    /// What it reaches outside of itself.
+    /// Interfaces to the rest of the machine.
     pub fn outside(&self) -> &Outside {
         &self.outside
     }
 
-    /// The picture.
+    /// The picture that all clients see.
     pub fn canvas(&self) -> &Arc<Canvas> {
         &self.canvas
     }
 
-    /// Where guesses are counted, whichever way they come.
+    /// Failed logins, counted for VNC viewers and browsers together.
     pub fn doors(&self) -> &Doors {
         self.lobby.doors()
     }
 
-    /// Serves one client until it leaves; the rules are those of the door that it came in by.
+    /// Serves one client until it disconnects, with the rules of its listener.
     pub async fn serve(self: Arc<Self>, rules: Arc<Rules>, stream: Wire, admission: Admission) {
         let Some(entrant) = self.lobby.admit(&rules, stream, &admission).await else { return };
         let Entrant { welcome, place: _place } = entrant;
         let peer = admission.peer;
-        match self.host(welcome, &peer, rules).await {
-            Ok(()) => tracing::info!("vnc: {peer} left"),
-            Err(error) => tracing::info!("vnc: {peer} is gone: {error:#}"),
+        match self.show_screen(welcome, &peer, rules).await {
+            Ok(()) => tracing::info!("vnc: {peer} disconnected"),
+            Err(error) => tracing::info!("vnc: {peer} disconnected: {error:#}"),
         }
     }
 
-    /// Shows the screen to one who is in.
-    async fn host(
+    /// Shows the screen to a client that was let in.
+    async fn show_screen(
         self: &Arc<Self>,
         mut welcome: Welcome,
         peer: &str,
@@ -241,7 +244,7 @@ impl Server {
             welcome.stream.write_all(&init).await?;
             welcome.stream.flush().await
         };
-        timeout(HANDSHAKE, greet).await.context("it does not read")??;
+        timeout(HANDSHAKE, greet).await.context("it stopped reading")??;
         let client = Arc::new(Client {
             peer: peer.to_owned(),
             since: Instant::now(),
@@ -255,39 +258,42 @@ impl Server {
             kick: Notify::new(),
             sent: AtomicU64::new(0),
         });
-        let _seat = self.seat(&client)?;
-        let may = if right == Right::Full { "with keyboard and mouse" } else { "to look only" };
-        tracing::info!("vnc: {peer} is connected, {may} (security {})", client.security);
+        let _registration = self.register(&client)?;
+        let access = if right == Right::Full { "with keyboard and mouse" } else { "view-only" };
+        tracing::info!("vnc: {peer} connected, {access} (security {})", client.security);
         let (reader, writer) = tokio::io::split(welcome.stream);
         let session = session::Session::new(self.clone(), client.clone());
         let painter = paint::Painter::new(self.clone(), client.clone(), (width, height));
         tokio::select! {
             ended = session.run(reader) => ended,
             ended = painter.run(writer) => ended,
-            () = client.kick.notified() => bail!("another client wants the screen for itself"),
+            () = client.kick.notified() => bail!("another client requested exclusive access"),
         }
     }
 
-    /// Finds a seat among those who are there: who wants to be alone sends the others away, unless
-    /// it only looks.
-    fn seat(self: &Arc<Self>, client: &Arc<Client>) -> anyhow::Result<Seat> {
+    /// Registers the client. A client with exclusive access disconnects all others, unless it is
+    /// view-only.
+    fn register(self: &Arc<Self>, client: &Arc<Client>) -> anyhow::Result<Registration> {
         let mut clients = self.clients.lock().expect("no client panicked");
         let alone = !client.shared && client.right == Right::Full;
         if alone {
             clients.values().for_each(|other| other.kick.notify_one());
         } else if client.right == Right::Full {
             let taken = clients.values().any(|it| !it.shared && it.right == Right::Full);
-            ensure!(!taken, "another client has the screen for itself");
+            ensure!(!taken, "another client has exclusive access");
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         clients.insert(number, client.clone());
-        Ok(Seat { server: self.clone(), number })
+        Ok(Registration { server: self.clone(), number })
     }
 
-    /// The guest copied a text: whoever may touch can paste it.
+    /// Offers a text that the guest copied to all clients with full access.
     pub fn copied(&self, text: &str) {
         if text.len() > message::LONGEST_TEXT {
-            return tracing::debug!("vnc: a clipboard of {} bytes stays in the guest", text.len());
+            return tracing::debug!(
+                "vnc: clipboard text of {} bytes is too long to send",
+                text.len()
+            );
         }
         let text = Arc::new(Text::new(text));
         for client in self.all().into_iter().filter(|it| it.right == Right::Full) {
@@ -300,7 +306,7 @@ impl Server {
         self.clients.lock().expect("no client panicked").values().cloned().collect()
     }
 
-    /// Who is there.
+    /// Describes all connected clients for the control interface.
     pub fn status(&self) -> Vec<Value> {
         let show = |client: Arc<Client>| {
             let encoding = client.state(|state| state.wishes.choice(0).encoding);
@@ -318,19 +324,19 @@ impl Server {
     }
 }
 
-/// A place in the list of those who are there.
-struct Seat {
+/// Registration in the list of clients, removed on drop.
+struct Registration {
     server: Arc<Server>,
     number: u64,
 }
 
-impl Drop for Seat {
+impl Drop for Registration {
     fn drop(&mut self) {
         self.server.clients.lock().expect("no client panicked").remove(&self.number);
     }
 }
 
-/// RFC 6143 7.3.2
+/// `ServerInit` (RFC 6143 7.3.2).
 fn server_init((width, height): (u16, u16), name: &str) -> anyhow::Result<Vec<u8>> {
     let mut out = Vec::new();
     out.extend(width.to_be_bytes());

@@ -1,56 +1,56 @@
-//! What one client has not been sent yet: tiles whose pixels it lacks, and moves of what it has.
+//! Tracks what a client has not received yet: dirty tiles, and moves (CopyRect) to be sent first.
 //!
-//! This holds between any two calls. Take the client's picture as it is when all that was planned
-//! has arrived, and do the moves that wait, one after the other: that is the canvas' picture, but
-//! for tiles that are dirty.
+//! Invariant, between any two calls: apply all pending moves to the client's picture, in order, as
+//! it is once every planned update has arrived. Then every tile that is not dirty equals the
+//! canvas.
 //!
-//! Pixels are taken when they are encoded, later than they were planned. A tile that is planned and
-//! not encoded yet (it flies) will be as the picture is then, which nobody knows now: what comes
-//! out of one is no move. That a tile *changes* meanwhile is no harm: it is dirty again. And what
-//! the client moves is its own: that the picture changed there since is no matter, as its pixels
-//! come behind all moves that were found before.
+//! Pixels are taken when they are encoded, which is later than they are planned. A tile is *in
+//! flight* from the moment its update is planned until it is encoded. Its final content is unknown
+//! until then, so a move must not copy from it. Changing it meanwhile is harmless: the tile becomes
+//! dirty again. A move copies within the client's own picture, so later changes of the canvas do
+//! not disturb it: their pixels are sent after all moves that were found before.
 
 use super::picture::{Area, Move};
 use super::tiles::Tiles;
 
-/// So many moves wait at most; what moves then is sent as pixels.
-const MOST: usize = 32;
+/// Further moves are sent as pixels instead.
+const MAX_PENDING_MOVES: usize = 32;
 
-/// See the module.
-pub struct Owed {
+/// Changes that one client has not received yet.
+pub struct PendingUpdate {
     dirty: Tiles,
-    flying: Tiles,
+    in_flight: Tiles,
     moves: Vec<Move>,
     copies: bool,
 }
 
-impl Owed {
-    /// All of a picture.
+impl PendingUpdate {
+    /// A client that has received nothing of a picture of this size.
     pub fn all((width, height): (u16, u16)) -> Self {
-        let (dirty, flying) = (Tiles::all(width, height), Tiles::none(width, height));
-        Self { dirty, flying, moves: Vec::new(), copies: false }
+        let (dirty, in_flight) = (Tiles::all(width, height), Tiles::none(width, height));
+        Self { dirty, in_flight, moves: Vec::new(), copies: false }
     }
 
-    /// The tiles whose pixels it lacks.
+    /// The tiles whose pixels the client lacks.
     pub fn dirty(&mut self) -> &mut Tiles {
         &mut self.dirty
     }
 
-    /// Whether it can be told of moves.
+    /// Whether moves are recorded for this client.
     pub fn copies(&self) -> bool {
         self.copies
     }
 
-    /// Says whether it can; what waits becomes pixels if it can no longer.
+    /// Enables or disables moves. When disabled, pending moves are replaced with dirty tiles.
     pub fn set_copies(&mut self, copies: bool) {
         self.copies = copies;
         if !copies {
-            self.give_up();
+            self.drop_moves();
         }
     }
 
-    /// The picture changed: in these tiles, of which some are what was elsewhere before. The moves
-    /// are all of the picture as it was.
+    /// Records a change of the canvas. The `moves` explain some of the `changed` tiles; their
+    /// sources are in the picture before the change.
     pub fn change(&mut self, changed: &Tiles, moves: &[Move]) {
         if self.dirty.size() != changed.size() {
             *self = Self { copies: self.copies, ..Self::all(changed.size()) };
@@ -60,14 +60,14 @@ impl Owed {
             self.dirty.unite(changed);
             return;
         }
-        // What the client does not have as the picture was.
+        // Tiles of the previous picture that the client does not have.
         let mut other = self.dirty.clone();
-        other.unite(&self.flying);
+        other.unite(&self.in_flight);
         self.dirty.unite(changed);
         for it in moves {
             let mut left = self.dirty.clone();
             it.carry(&other, &mut left);
-            if self.moves.len() < MOST && left.count() < self.dirty.count() {
+            if self.moves.len() < MAX_PENDING_MOVES && left.count() < self.dirty.count() {
                 self.moves.push(*it);
                 self.dirty = left;
                 other.insert_area(it.to);
@@ -75,37 +75,39 @@ impl Owed {
         }
     }
 
-    /// Plans what is asked for: moves that come first, and tiles of which pixels follow.
+    /// Plans an update of the requested area: moves, which come first, and tiles whose pixels
+    /// follow.
     pub fn take(&mut self, asked: Area) -> (Vec<Move>, Tiles) {
         if !self.moves.iter().all(|it| asked.covers(it.to)) {
-            self.give_up();
+            self.drop_moves();
         }
         let tiles = self.dirty.split_off(asked);
-        // What is sent anyway need not be moved, unless it is moved on.
+        // A final move is useless if the pixels of its target are sent anyway.
         while self.moves.pop_if(|last| tiles.covers(last.to)).is_some() {}
-        self.fly(&tiles);
+        self.set_in_flight(&tiles);
         (std::mem::take(&mut self.moves), tiles)
     }
 
-    /// These are planned, and not encoded yet.
-    pub fn fly(&mut self, tiles: &Tiles) {
+    /// Sets the tiles that are planned and not encoded yet.
+    pub fn set_in_flight(&mut self, tiles: &Tiles) {
         if tiles.size() == self.dirty.size() {
-            self.flying.clone_from(tiles);
+            self.in_flight.clone_from(tiles);
         } else {
-            // A picture of another size is there, and nothing of what was planned will be.
-            self.flying = Tiles::none(self.dirty.size().0, self.dirty.size().1);
+            // The picture has a new size. Nothing of the old plan will be encoded.
+            self.in_flight = Tiles::none(self.dirty.size().0, self.dirty.size().1);
         }
     }
 
-    /// Where something would have been moved to, its pixels are sent.
-    fn give_up(&mut self) {
+    /// Replaces all pending moves with dirty tiles.
+    fn drop_moves(&mut self) {
         self.moves.drain(..).for_each(|it| self.dirty.insert_area(it.to));
     }
 }
 
 impl Move {
-    /// Moves along what holds for tiles: one of the target has it if something of its source had it
-    /// in `before`, or if it had it and keeps something. What a set says of other tiles stays.
+    /// Applies the move to a property of tiles. A target tile gets the property if its source has
+    /// it in `before`, or if the tile itself has it there and is only partly overwritten. Other
+    /// tiles in `set` are unchanged.
     pub fn carry(&self, before: &Tiles, set: &mut Tiles) {
         for tile in before.touched(self.to) {
             let to = tile.common(self.to);
@@ -121,13 +123,13 @@ mod test {
     use super::*;
     use crate::rfb::picture::Picture;
     use crate::rfb::scroll::Scroll;
-    use crate::rfb::testing::{Chance, move_pixels, stir};
+    use crate::rfb::testing::{Chance, draw_randomly, move_pixels};
 
-    /// Something else, and sometimes another size.
+    /// Draws something, and sometimes changes the size.
     fn draw(picture: &mut Picture, chance: &mut Chance) {
         if chance.below(40) > 0 {
             let size = picture.size();
-            return stir(&mut picture.pixels, size, chance);
+            return draw_randomly(&mut picture.pixels, size, chance);
         }
         let mut side = || 200 + 10 * chance.below(6);
         (picture.width, picture.height) = (side(), side());
@@ -135,13 +137,13 @@ mod test {
         picture.pixels = (0..count).map(|_| chance.colour()).collect();
     }
 
-    /// A client that asks, is planned for and encoded for whenever chance wants.
+    /// A client whose requests, plans and encodings come at random times.
     struct Reader {
-        owed: Owed,
+        pending: PendingUpdate,
         size: (u16, u16),
         pixels: Vec<u32>,
         planned: Tiles,
-        /// How likely it does nothing: so many in ten.
+        /// The client does nothing in this many of ten turns.
         lazy: u16,
         whole: bool,
         moved: usize,
@@ -149,30 +151,30 @@ mod test {
 
     impl Reader {
         fn new(lazy: u16, whole: bool, copies: bool, size: (u16, u16)) -> Self {
-            let mut owed = Owed::all(size);
-            owed.set_copies(copies);
+            let mut pending = PendingUpdate::all(size);
+            pending.set_copies(copies);
             let planned = Tiles::none(0, 0);
-            Self { owed, size: (0, 0), pixels: Vec::new(), planned, lazy, whole, moved: 0 }
+            Self { pending, size: (0, 0), pixels: Vec::new(), planned, lazy, whole, moved: 0 }
         }
 
         fn plan(&mut self, chance: &mut Chance, settle: bool) {
-            let size = self.owed.dirty().size();
+            let size = self.pending.dirty().size();
             if size != self.size {
                 self.size = size;
                 self.pixels = vec![0; usize::from(size.0) * usize::from(size.1)];
             }
             if !settle && chance.below(20) == 0 {
-                let copies = self.owed.copies();
-                self.owed.set_copies(false);
-                self.owed.set_copies(copies);
+                let copies = self.pending.copies();
+                self.pending.set_copies(false);
+                self.pending.set_copies(copies);
             }
             let all = Area { x: 0, y: 0, width: u16::MAX, height: u16::MAX };
             let whole = self.whole || settle || chance.below(2) == 0;
             let asked = if whole { all } else { chance.area(size) };
             if chance.below(30) == 0 {
-                self.owed.dirty().insert_area(asked);
+                self.pending.dirty().insert_area(asked);
             }
-            let (moves, tiles) = self.owed.take(asked);
+            let (moves, tiles) = self.pending.take(asked);
             for it in moves {
                 self.moved += it.to.pixels();
                 move_pixels(&mut self.pixels, size.0.into(), it);
@@ -180,7 +182,7 @@ mod test {
             self.planned = tiles;
         }
 
-        /// Plans, or takes pixels for a part of what is planned.
+        /// Plans an update, or takes the pixels of a part of the planned one.
         fn work(&mut self, picture: &Picture, chance: &mut Chance, settle: bool) {
             if self.planned.is_empty() {
                 self.plan(chance, settle);
@@ -197,11 +199,13 @@ mod test {
                 let row = start..start + usize::from(row.width);
                 self.pixels[row.clone()].copy_from_slice(&picture.pixels[row]);
             }
-            self.owed.fly(&self.planned);
+            self.pending.set_in_flight(&self.planned);
         }
 
         fn is_settled(&mut self) -> bool {
-            self.planned.is_empty() && self.owed.dirty.is_empty() && self.owed.moves.is_empty()
+            self.planned.is_empty()
+                && self.pending.dirty.is_empty()
+                && self.pending.moves.is_empty()
         }
     }
 
@@ -220,8 +224,8 @@ mod test {
         changed
     }
 
-    /// What is drawn, when a client asks, when it is planned for and when its pixels are taken come
-    /// in any order; in the end all have the same picture.
+    /// Drawing, requests, plans and encodings come in any order. In the end all clients have the
+    /// same picture.
     #[test]
     fn whoever_moves_what_it_has_sees_what_the_others_see() {
         let mut moved = [0; 6];
@@ -245,11 +249,11 @@ mod test {
                 draw(&mut picture, &mut chance);
                 let changed = different(&old, &picture);
                 if old.size() == picture.size() && chance.below(10) > 0 {
-                    scroll.keep(&old, old.pixels.len());
+                    scroll.save(&old, old.pixels.len());
                 }
                 let moves = scroll.find(&picture, &changed);
                 for it in &mut readers {
-                    it.owed.change(&changed, &moves);
+                    it.pending.change(&changed, &moves);
                     while chance.below(10) >= it.lazy && round < 130 && chance.below(3) > 0 {
                         it.work(&picture, &mut chance, false);
                     }
@@ -270,70 +274,73 @@ mod test {
 
     #[test]
     fn what_would_come_out_of_something_that_flies_is_sent_as_pixels() {
-        let mut owed = Owed::all((128, 128));
-        owed.set_copies(true);
+        let mut pending = PendingUpdate::all((128, 128));
+        pending.set_copies(true);
         let all = Area { x: 0, y: 0, width: 128, height: 128 };
         let changed = Tiles::all(128, 128);
         let up = Move { from: (0, 20), to: Area { x: 0, y: 0, width: 128, height: 96 } };
-        // All of it is planned, and its pixels may be taken before or after the move.
-        assert_eq!(owed.take(all).0, []);
-        owed.change(&changed, &[up]);
-        assert_eq!((owed.moves.len(), owed.dirty.count()), (0, 16));
-        assert_eq!(owed.take(all).0, []);
-        owed.fly(&Tiles::none(128, 128));
-        owed.change(&changed, &[up]);
+        // All tiles are planned, and their pixels may be taken before or after the move.
+        assert_eq!(pending.take(all).0, []);
+        pending.change(&changed, &[up]);
+        assert_eq!((pending.moves.len(), pending.dirty.count()), (0, 16));
+        assert_eq!(pending.take(all).0, []);
+        pending.set_in_flight(&Tiles::none(128, 128));
+        pending.change(&changed, &[up]);
         assert_eq!(
-            (owed.moves.as_slice(), owed.dirty.bounds()),
+            (pending.moves.as_slice(), pending.dirty.bounds()),
             (&[up][..], Area { x: 0, y: 96, width: 128, height: 32 })
         );
-        // The next one finds that below unknown, and moves the rest on.
-        owed.change(&changed, &[up]);
-        assert_eq!((owed.moves.len(), owed.dirty.bounds().y), (2, 64));
-        let (moves, tiles) = owed.take(Area { height: 90, ..all });
-        assert!(moves.is_empty() && tiles.count() == 12, "not all of it was asked for");
+        // The next move finds the lowest part unknown, and moves the rest again.
+        pending.change(&changed, &[up]);
+        assert_eq!((pending.moves.len(), pending.dirty.bounds().y), (2, 64));
+        let (moves, tiles) = pending.take(Area { height: 90, ..all });
+        assert!(moves.is_empty() && tiles.count() == 12, "a request for a part cannot use moves");
     }
 
     #[test]
     fn what_a_move_overwrites_is_no_source_of_the_next() {
-        let mut owed = Owed::all((64, 64));
-        owed.set_copies(true);
-        owed.dirty().put(Area { x: 0, y: 0, width: 64, height: 64 }, false);
+        let mut pending = PendingUpdate::all((64, 64));
+        pending.set_copies(true);
+        pending.dirty().put(Area { x: 0, y: 0, width: 64, height: 64 }, false);
         let part = |x: u16| Area { x, y: 0, width: 32, height: 64 };
         let across = |from: u16, to: u16| Move { from: (from, 0), to: part(to) };
-        // The two halves change places, which only one of them can do.
-        owed.change(&Tiles::all(64, 64), &[across(0, 32), across(32, 0)]);
-        assert_eq!((owed.moves.as_slice(), owed.dirty.bounds()), (&[across(0, 32)][..], part(0)));
+        // The halves swap places. Only one of them can be a move.
+        pending.change(&Tiles::all(64, 64), &[across(0, 32), across(32, 0)]);
+        assert_eq!(
+            (pending.moves.as_slice(), pending.dirty.bounds()),
+            (&[across(0, 32)][..], part(0))
+        );
     }
 
     #[test]
     fn a_tile_that_is_partly_moved_keeps_what_else_is_in_it() {
         let part = Move { from: (64, 40), to: Area { x: 64, y: 0, width: 19, height: 64 } };
         for lacks in [false, true] {
-            let mut owed = Owed::all((128, 128));
-            owed.set_copies(true);
-            owed.dirty().put(Area { x: 0, y: 0, width: 128, height: 128 }, false);
+            let mut pending = PendingUpdate::all((128, 128));
+            pending.set_copies(true);
+            pending.dirty().put(Area { x: 0, y: 0, width: 128, height: 128 }, false);
             if lacks {
-                owed.dirty().insert(95, 0);
+                pending.dirty().insert(95, 0);
             }
             let mut changed = Tiles::none(128, 128);
             changed.insert_area(part.to);
-            owed.change(&changed, &[part]);
+            pending.change(&changed, &[part]);
             let rest = if lacks { 32 } else { 0 };
-            assert_eq!((owed.moves.len(), owed.dirty.bounds().height), (1, rest));
+            assert_eq!((pending.moves.len(), pending.dirty.bounds().height), (1, rest));
         }
     }
 
     #[test]
     fn no_more_moves_wait_than_there_is_room_for() {
-        let mut owed = Owed::all((64, 640));
-        owed.set_copies(true);
-        owed.dirty().put(Area { x: 0, y: 0, width: 64, height: 640 }, false);
+        let mut pending = PendingUpdate::all((64, 640));
+        pending.set_copies(true);
+        pending.dirty().put(Area { x: 0, y: 0, width: 64, height: 640 }, false);
         let to = Area { x: 0, y: 0, width: 64, height: 32 };
         for _ in 0..100 {
             let mut changed = Tiles::none(64, 640);
             changed.insert_area(to);
-            owed.change(&changed, &[Move { from: (0, 320), to }]);
+            pending.change(&changed, &[Move { from: (0, 320), to }]);
         }
-        assert_eq!((owed.moves.len(), owed.dirty.count()), (MOST, 2));
+        assert_eq!((pending.moves.len(), pending.dirty.count()), (MAX_PENDING_MOVES, 2));
     }
 }

@@ -1,10 +1,11 @@
-//! What a client is sent: one update after the other, each when the one before is written.
+//! Sends updates to one client, one after another.
 //!
-//! An update is made of the tiles that are marked when it begins, so a guest that draws all the
-//! time cannot make one endless. It is encoded and written in parts of [`CHUNK`] pixels, which is
-//! all the memory that a slow client holds. How many rectangles it has is said before it, so for a
-//! client that cannot be told its end (LastRect) they are counted first; only Tight's depend on the
-//! pixels, and those clients get an update in one piece, and share one budget for that.
+//! An update consists of the tiles that are dirty when it begins, so a guest that draws all the
+//! time cannot make it endless. It is encoded and written in parts of [`CHUNK`] pixels, which
+//! limits the memory that a slow client occupies. An update begins with its number of rectangles.
+//! Clients that support LastRect do not need the number. For others the rectangles are counted in
+//! advance. This is impossible only for Tight, where the number depends on the pixels. Those
+//! clients get each update as a whole, and share one budget of memory for this.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,48 +20,48 @@ use tokio::time::timeout;
 use super::canvas::Canvas;
 use super::encode::{self, Choice, Encoder, Encoding};
 use super::format::PixelFormat;
-use super::owed::Owed;
+use super::owed::PendingUpdate;
 use super::picture::{Area, Move, View};
 use super::session::{Report, State, milestone};
 use super::tiles::Tiles;
 use super::wishes::{Pointer, number};
 use super::{BUDGET, Client, Server};
 
-/// Pixels that are encoded at once; one row of tiles can be a little more. Without compression they
-/// are 1 MiB.
+/// Maximum pixels per part. A row of tiles may be a little more. Without compression this is 1 MiB.
 pub const CHUNK: usize = 1 << 18;
-/// Fewer pixels than this are encoded where we are: another thread would cost more.
-const SMALL: usize = 1 << 13;
-/// A client that takes nothing for so long is gone.
+/// Updates with at most this many pixels are encoded on the current thread, because a switch would
+/// cost more.
+const SMALL_JOB: usize = 1 << 13;
+/// A client that accepts no data for this long is disconnected.
 pub(super) const STALL: Duration = Duration::from_secs(30);
-/// Bytes for which a client has that long.
+/// Bytes that a client must accept within `STALL`.
 pub(super) const PIECE: usize = 64 << 10;
-/// So long an update waits for its part of the budget; then it needs none.
+/// How long an update waits for memory from the budget, before it is sent in Raw, which needs none.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// What a buffer keeps between two updates.
-const KEPT: usize = 64 << 10;
-/// What is black is encoded in pieces of this size, which are a chunk.
-const BLACK: (u16, u16) = (2048, 128);
-/// When nothing changed for so long, what was sent worse than asked for is sent again.
-const STILL: Duration = Duration::from_millis(300);
+/// Capacity that a buffer keeps between two updates.
+const KEPT_CAPACITY: usize = 64 << 10;
+/// Pieces in which black areas are encoded. Each has `CHUNK` pixels.
+const BLACK_PIECE: (u16, u16) = (2048, 128);
+/// If nothing changed for this long, tiles of reduced quality are sent again.
+const SETTLED: Duration = Duration::from_millis(300);
 
-/// The writing half.
+/// Writer of one client's updates.
 pub(super) struct Painter {
     server: Arc<Server>,
     client: Arc<Client>,
     encoder: Option<Encoder>,
     out: Vec<u8>,
-    told: Told,
-    /// Sent with less than the quality that the client asked for.
+    known: Known,
+    /// Tiles that were sent with less quality than the client asked for.
     coarse: Tiles,
     last: Instant,
 }
 
-/// What the client knows.
-struct Told {
+/// State that the client already knows.
+struct Known {
     size: (u16, u16),
-    /// The picture's size, for a client that keeps its own.
-    inside: (u16, u16),
+    /// Actual size of the picture. It differs from `size` if the client cannot be resized.
+    picture_size: (u16, u16),
     codes: bool,
     buttons: bool,
     name: bool,
@@ -68,53 +69,58 @@ struct Told {
     lights: Option<Lights>,
 }
 
-/// What is to be done next.
+/// Data to be sent next.
 #[derive(Default)]
 struct Plan {
-    /// Messages, and updates without pixels.
+    /// Messages and updates without pixels.
     first: Vec<u8>,
-    /// Rectangles without pixels, to go before those that have them.
-    signs: Vec<u8>,
-    signs_count: u16,
-    /// The pixels.
+    /// Rectangles without pixels, to be sent before those with pixels.
+    pseudo: PseudoRectangles,
     job: Option<Job>,
 }
 
-impl Plan {
-    fn sign(&mut self, at: (u16, u16), size: (u16, u16), number: i32, data: &[u8]) {
-        rectangle(at, size, number, &mut self.signs);
-        self.signs.extend(data);
-        self.signs_count += 1;
+/// Encoded rectangles without pixels: changes of the client's state, and moves.
+#[derive(Default)]
+struct PseudoRectangles {
+    bytes: Vec<u8>,
+    count: u16,
+}
+
+impl PseudoRectangles {
+    fn add(&mut self, at: (u16, u16), size: (u16, u16), number: i32, data: &[u8]) {
+        rectangle(at, size, number, &mut self.bytes);
+        self.bytes.extend(data);
+        self.count += 1;
     }
 }
 
-/// An update's pixels.
+/// Pixels of an update.
 struct Job {
     tiles: Tiles,
     choice: Choice,
     format: PixelFormat,
-    /// What the client knows the picture's size to be.
+    /// Size of the picture as the client knows it.
     clip: (u16, u16),
-    /// What the picture does not reach any more, of a client that keeps its size.
+    /// Areas that the client sees and the picture no longer covers. They are sent in black.
     rest: Vec<Area>,
-    /// It may have been sent before: others, who wait for what is new, come first.
-    again: bool,
+    /// The client may have the pixels already. Updates with new pixels come first.
+    repeated: bool,
     last_rect: bool,
     fence: bool,
 }
 
-/// How a client knows where an update ends.
+/// How a client finds the end of an update.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// Behind its last rectangle.
-    Told,
-    /// After so many rectangles.
+    /// A LastRect rectangle follows the last one.
+    LastRect,
+    /// The number of rectangles was counted in advance.
     Counted(u16),
-    /// When there are as many as turned out.
-    Known,
+    /// The whole update is encoded before its number of rectangles is written.
+    Buffered,
 }
 
-/// A part of them, encoded.
+/// An encoded part of a job.
 struct Part {
     job: Job,
     encoder: Encoder,
@@ -129,9 +135,9 @@ impl Painter {
             client,
             encoder: Some(Encoder::new()),
             out: Vec::new(),
-            told: Told {
+            known: Known {
                 size,
-                inside: size,
+                picture_size: size,
                 codes: false,
                 buttons: false,
                 name: false,
@@ -143,15 +149,15 @@ impl Painter {
         }
     }
 
-    /// Writes until the client is gone.
+    /// Writes until the client disconnects.
     pub(super) async fn run<W: AsyncWrite + Unpin>(mut self, mut writer: W) -> anyhow::Result<()> {
         loop {
-            if self.client.state(|state| std::mem::take(&mut state.anew)) {
-                // Who asks for all of it each time never waits for changes.
+            if self.client.state(|state| std::mem::take(&mut state.refresh)) {
+                // A client that always requests the whole picture never waits for changes.
                 self.server.canvas.refresh(&self.client.viewer).await;
             }
             let plan = self.plan();
-            if plan.first.is_empty() && plan.signs.is_empty() && plan.job.is_none() {
+            if plan.first.is_empty() && plan.pseudo.count == 0 && plan.job.is_none() {
                 self.wait().await;
                 continue;
             }
@@ -160,43 +166,44 @@ impl Painter {
                 self.client.room.notify_one();
             }
             match plan.job {
-                Some(job) => self.update(&mut writer, job, (plan.signs, plan.signs_count)).await?,
-                None if plan.signs_count > 0 => {
-                    let mut message = header(plan.signs_count);
-                    message.extend(plan.signs);
+                Some(job) => self.update(&mut writer, job, plan.pseudo).await?,
+                None if plan.pseudo.count > 0 => {
+                    let mut message = header(plan.pseudo.count);
+                    message.extend(plan.pseudo.bytes);
                     self.write(&mut writer, &message).await?;
                 }
                 None => {}
             }
-            // TLS and WebSockets keep something back until then.
-            timeout(STALL, writer.flush()).await.context("it does not read")??;
+            // TLS and WebSockets hold data back until they are flushed.
+            timeout(STALL, writer.flush()).await.context("it stopped reading")??;
         }
     }
 
-    /// Sleeps until there may be something to do.
+    /// Waits until there may be something to send.
     async fn wait(&self) {
         let wake = self.client.viewer.wake.notified();
         if self.coarse.is_empty() {
             return wake.await;
         }
-        timeout(STILL, wake).await.ok();
+        timeout(SETTLED, wake).await.ok();
     }
 
-    /// Decides what to send, and takes it from what waits.
+    /// Decides what to send, and removes it from the client's pending changes.
     fn plan(&mut self) -> Plan {
         let (client, canvas) = (self.client.clone(), self.server.canvas.clone());
         let lights = canvas.lights();
-        // In this order everywhere: picture, state, tiles. Not the picture: who copies it has it
-        // for a while, and the tiles' size is its size.
+        // The order of locks is always picture, state, tiles. The picture is not locked here,
+        // because scans hold that lock for a while. The size of the tiles is the size of the
+        // picture.
         client.state(|state| {
-            client.viewer.owed(|owed| {
+            client.viewer.pending(|pending| {
                 let mut plan =
                     Plan { first: std::mem::take(&mut state.replies), ..Plan::default() };
-                let size = owed.dirty().size();
+                let size = pending.dirty().size();
                 self.resize(size, state, &mut plan);
-                owed.set_copies(state.wishes.can.copy && self.told.size == size);
-                self.signs(lights, state, &mut plan);
-                self.pixels(owed, state, &mut plan);
+                pending.set_copies(state.wishes.can.copy && self.known.size == size);
+                self.pseudo_rectangles(lights, state, &mut plan.pseudo);
+                self.pixels(pending, state, &mut plan);
                 self.pointer(state, &mut plan);
                 let asks = plan.job.is_none() && state.request.is_some();
                 canvas.wait(&client.viewer, asks || is_streaming(state));
@@ -205,10 +212,10 @@ impl Painter {
         })
     }
 
-    /// Tells the client of another size, and answers its wishes.
+    /// Announces a new size, and replies to requests for one.
     fn resize(&mut self, size: (u16, u16), state: &mut State, plan: &mut Plan) {
         let can = &state.wishes.can;
-        if size != self.told.size {
+        if size != self.known.size {
             if can.screens {
                 let report = Report { reason: 0, status: 0 };
                 if !state.reports.contains(&report) {
@@ -220,17 +227,17 @@ impl Painter {
             } else {
                 return;
             }
-            self.told.inside = size;
-            // Who waits for all of the picture waits for all of the new one.
+            self.known.picture_size = size;
+            // A client that waits for the whole picture now waits for the whole new picture.
             let whole = |area: &mut Area| {
-                let covers = (area.x, area.y) == (0, 0) && area.width >= self.told.size.0;
-                if covers && area.height >= self.told.size.1 {
+                let covers = (area.x, area.y) == (0, 0) && area.width >= self.known.size.0;
+                if covers && area.height >= self.known.size.1 {
                     (area.width, area.height) = size;
                 }
             };
             state.request.as_mut().map(whole);
             state.continuous.as_mut().map(whole);
-            self.told.size = size;
+            self.known.size = size;
             self.coarse = Tiles::none(size.0, size.1);
         }
         while let Some(report) = state.reports.pop_front() {
@@ -239,57 +246,62 @@ impl Painter {
         }
     }
 
-    /// Tells the client what else it can know.
-    fn signs(&mut self, lights: Option<Lights>, state: &mut State, plan: &mut Plan) {
-        let (can, told, name) = (&state.wishes.can, &mut self.told, &self.client.rules.name);
-        let mut sign = |x: u16, number: i32, data: &[u8]| plan.sign((x, 0), (0, 0), number, data);
-        if can.codes && !std::mem::replace(&mut told.codes, can.codes) {
-            sign(0, number::CODES, &[]);
+    /// Sends other state that changed, to clients that support it.
+    fn pseudo_rectangles(
+        &mut self,
+        lights: Option<Lights>,
+        state: &mut State,
+        out: &mut PseudoRectangles,
+    ) {
+        let (can, known, name) = (&state.wishes.can, &mut self.known, &self.client.rules.name);
+        let mut add = |x: u16, number: i32, data: &[u8]| out.add((x, 0), (0, 0), number, data);
+        if can.codes && !std::mem::replace(&mut known.codes, can.codes) {
+            add(0, number::CODES, &[]);
         }
-        if can.buttons && !std::mem::replace(&mut told.buttons, can.buttons) {
-            sign(0, number::BUTTONS, &[]);
+        if can.buttons && !std::mem::replace(&mut known.buttons, can.buttons) {
+            add(0, number::BUTTONS, &[]);
         }
-        if can.name && !std::mem::replace(&mut told.name, can.name) {
+        if can.name && !std::mem::replace(&mut known.name, can.name) {
             let length = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
-            sign(0, number::NAME, &[&length[..], name.as_bytes()].concat());
+            add(0, number::NAME, &[&length[..], name.as_bytes()].concat());
         }
-        if can.motion && state.relative != state.told_relative {
-            state.told_relative = state.relative;
-            sign(u16::from(!state.relative), number::MOTION, &[]);
+        if can.motion && state.relative != state.announced_relative {
+            state.announced_relative = state.relative;
+            add(u16::from(!state.relative), number::MOTION, &[]);
         }
         if (can.lights || can.vmware_lights)
-            && let Some(now) = lights.filter(|now| told.lights != Some(*now))
+            && let Some(now) = lights.filter(|now| known.lights != Some(*now))
         {
-            told.lights = Some(now);
+            known.lights = Some(now);
             let bits = u8::from(now.scroll) | u8::from(now.num) << 1 | u8::from(now.caps) << 2;
             if can.lights {
-                sign(0, number::LIGHTS, &[bits]);
+                add(0, number::LIGHTS, &[bits]);
             } else {
-                sign(0, number::VMWARE_LIGHTS, &u32::from(bits).to_be_bytes());
+                add(0, number::VMWARE_LIGHTS, &u32::from(bits).to_be_bytes());
             }
         }
     }
 
-    /// The guest's pointer is in its picture, so the client shall show none of its own: it is given
-    /// one that cannot be seen. One without a size would not do: LibVNC tells its programs nothing
-    /// of it, gtk-vnc takes it for none at all, and vncdotool breaks. The pixel is in the client's
-    /// format, as those are that it goes with.
+    /// Makes the client's pointer invisible, because the guest's pointer is part of the picture.
+    /// The image is one transparent pixel. An empty image would not work: LibVNC does not report it
+    /// to its programs, gtk-vnc treats it as no image at all, and vncdotool fails. The pixel has
+    /// the client's current format, like those of the same update.
     fn pointer(&mut self, state: &State, plan: &mut Plan) {
         let Some(kind) = state.wishes.can.pointer.filter(|_| plan.job.is_some()) else { return };
-        if std::mem::replace(&mut self.told.pointer, true) {
+        if std::mem::replace(&mut self.known.pointer, true) {
             return;
         }
         let (number, pixel) = match kind {
-            // The pixel, and its mask.
+            // A pixel and its mask.
             Pointer::Masked => (number::CURSOR, vec![0; state.format.bytes() + 1]),
-            // The number of Raw, and the pixel, which has its own format.
+            // The number of Raw, and a pixel in the format of this encoding.
             Pointer::Alpha => (number::ALPHA_CURSOR, vec![0; 8]),
         };
-        plan.sign((0, 0), (1, 1), number, &pixel);
+        plan.pseudo.add((0, 0), (1, 1), number, &pixel);
     }
 
     /// Takes the tiles that the client waits for.
-    fn pixels(&mut self, owed: &mut Owed, state: &mut State, plan: &mut Plan) {
+    fn pixels(&mut self, pending: &mut PendingUpdate, state: &mut State, plan: &mut Plan) {
         let streams = is_streaming(state);
         let asked = match (state.request, state.continuous.filter(|_| streams)) {
             (Some(one), Some(_)) | (Some(one), None) => one,
@@ -297,19 +309,19 @@ impl Painter {
             (None, None) => return,
         };
         let slow = state.rate.slow();
-        let (moves, tiles) = owed.take(asked);
+        let (moves, tiles) = pending.take(asked);
         let mut job = Job {
             tiles,
             choice: state.wishes.choice(slow),
             format: state.format,
-            clip: self.told.size,
+            clip: self.known.size,
             rest: Vec::new(),
-            again: state.again,
+            repeated: state.repeated,
             last_rect: state.wishes.can.last_rect,
             fence: state.wishes.can.fence,
         };
-        if job.tiles.size() != std::mem::replace(&mut self.told.inside, job.tiles.size()) {
-            job.rest = outside(job.clip, self.told.inside);
+        if job.tiles.size() != std::mem::replace(&mut self.known.picture_size, job.tiles.size()) {
+            job.rest = outside(job.clip, self.known.picture_size);
         }
         let same = job.tiles.size() == self.coarse.size();
         if !same {
@@ -317,29 +329,29 @@ impl Painter {
         }
         self.moves(&moves, plan);
         if job.tiles.is_empty() && moves.is_empty() {
-            if self.coarse.is_empty() || self.last.elapsed() < STILL {
+            if self.coarse.is_empty() || self.last.elapsed() < SETTLED {
                 return;
             }
             job.tiles = self.coarse.split_off(asked);
             if job.tiles.is_empty() {
                 return;
             }
-            owed.fly(&job.tiles);
+            pending.set_in_flight(&job.tiles);
             job.choice = state.wishes.choice(0);
         } else if slow > 0 && job.choice.quality.is_some() {
             self.coarse.unite(&job.tiles);
         } else {
             self.coarse.subtract(&job.tiles);
         }
-        (state.request, state.again) = (None, false);
+        (state.request, state.repeated) = (None, false);
         plan.job = Some(job);
     }
 
-    /// Says what the client is to move, before any pixels; what it has of that may be coarse.
+    /// Adds moves, which precede all pixels. Moved tiles may be of reduced quality.
     fn moves(&mut self, moves: &[Move], plan: &mut Plan) {
         for it in moves {
-            encode::copy(it.to, it.from.0, it.from.1, &mut plan.signs);
-            plan.signs_count += 1;
+            encode::copy(it.to, it.from.0, it.from.1, &mut plan.pseudo.bytes);
+            plan.pseudo.count += 1;
             let before = self.coarse.clone();
             it.carry(&before, &mut self.coarse);
         }
@@ -350,23 +362,23 @@ impl Painter {
         &mut self,
         writer: &mut W,
         mut job: Job,
-        (signs, count): (Vec<u8>, u16),
+        pseudo: PseudoRectangles,
     ) -> anyhow::Result<()> {
         let fence = job.fence;
         let number = self.client.state(|state| state.rate.sending());
-        let (end, _budget) = self.end(&mut job, count).await;
-        let mut rectangles = usize::from(count);
+        let (end, _budget) = self.end(&mut job, pseudo.count).await;
+        let mut rectangles = usize::from(pseudo.count);
         let (mut bytes, mut open) = (0, false);
         let mut message = std::mem::take(&mut self.out);
         message.extend(header(0));
-        message.extend(signs);
+        message.extend(pseudo.bytes);
         while !job.is_done() {
             let part = self.encode(job, message).await?;
             (job, message) = (part.job, part.out);
-            self.client.viewer.owed(|owed| owed.fly(&job.tiles));
+            self.client.viewer.pending(|pending| pending.set_in_flight(&job.tiles));
             rectangles += part.rectangles;
             self.encoder = Some(part.encoder);
-            if end != End::Known && !job.is_done() {
+            if end != End::Buffered && !job.is_done() {
                 if !std::mem::replace(&mut open, true) {
                     let count = if let End::Counted(count) = end { count } else { u16::MAX };
                     message[2..4].copy_from_slice(&count.to_be_bytes());
@@ -377,8 +389,8 @@ impl Painter {
             }
         }
         match end {
-            End::Told if open => rectangle((0, 0), (0, 0), number::LAST_RECT, &mut message),
-            // The mode changed meanwhile, and the rest will come with the new picture.
+            End::LastRect if open => rectangle((0, 0), (0, 0), number::LAST_RECT, &mut message),
+            // The mode has changed meanwhile. The new picture follows in the next update.
             End::Counted(count) if open => {
                 (rectangles..count.into()).for_each(|_| pixel(&job.format, &mut message));
             }
@@ -394,7 +406,7 @@ impl Painter {
         self.client.state(|state| state.rate.sent(number, bytes));
         self.write(writer, &message).await?;
         message.clear();
-        message.shrink_to(KEPT);
+        message.shrink_to(KEPT_CAPACITY);
         self.out = message;
         self.last = Instant::now();
         if !fence {
@@ -407,11 +419,12 @@ impl Painter {
         Ok(())
     }
 
-    /// How the client will know the end of an update, which has `more` rectangles than its pixels
-    /// are; and its part of the budget, which others wait for while it is taken.
+    /// Decides how the client will find the end of an update, which has `more` rectangles besides
+    /// those of its pixels. Also returns the permit for memory from the budget, if the update needs
+    /// any.
     async fn end(&self, job: &mut Job, more: u16) -> (End, Option<OwnedSemaphorePermit>) {
         if job.last_rect {
-            return (End::Told, None);
+            return (End::LastRect, None);
         }
         let counted = |job: &Job| {
             let count = job.rectangles()?.checked_add(more.into())?;
@@ -422,38 +435,39 @@ impl Painter {
         }
         let pixels = job.tiles.pixels();
         if pixels <= CHUNK {
-            return (End::Known, None);
+            return (End::Buffered, None);
         }
         let kib = u32::try_from((pixels * 4).div_ceil(1 << 10).min(BUDGET)).unwrap_or(u32::MAX);
         let budget = self.server.budget.clone().acquire_many_owned(kib);
         if let Ok(Ok(budget)) = timeout(PATIENCE, budget).await {
-            return (End::Known, Some(budget));
+            return (End::Buffered, Some(budget));
         }
-        // Every client knows Raw, and its rectangles are easily counted.
+        // Every client supports Raw, and its rectangles can be counted.
         job.choice.encoding = Encoding::Raw;
-        (counted(job).unwrap_or(End::Known), None)
+        (counted(job).unwrap_or(End::Buffered), None)
     }
 
-    /// Encodes the next part of a job behind what is in `out`.
+    /// Encodes the next part of a job and appends it to `out`.
     async fn encode(&mut self, job: Job, out: Vec<u8>) -> anyhow::Result<Part> {
         let encoder = self.encoder.take().context("an encoder was lost")?;
         let part = Part { job, encoder, out, rectangles: 0 };
         let canvas = self.server.canvas.clone();
-        if part.job.rest.is_empty() && part.job.tiles.pixels() <= SMALL {
+        if part.job.rest.is_empty() && part.job.tiles.pixels() <= SMALL_JOB {
             return Ok(part.encode(&canvas));
         }
         let turn = async |turns: &Arc<Semaphore>| turns.clone().acquire_owned().await;
-        let patient = if part.job.again { Some(turn(&self.server.patient).await?) } else { None };
+        let repeats =
+            if part.job.repeated { Some(turn(&self.server.repeats).await?) } else { None };
         let turn = turn(&self.server.encoders).await?;
         let encode = move || {
-            // Whoever waits for this part may be gone; the turn is over when it is encoded.
-            let _turns = (turn, patient);
+            // Keep the permits until encoding ends, even if the client disconnects.
+            let _turns = (turn, repeats);
             part.encode(&canvas)
         };
-        tokio::task::spawn_blocking(encode).await.context("an encoder")
+        tokio::task::spawn_blocking(encode).await.context("an encoder panicked")
     }
 
-    /// Writes, as long as the client takes something from time to time.
+    /// Writes all bytes, unless the client stalls.
     async fn write<W: AsyncWrite + Unpin>(
         &self,
         writer: &mut W,
@@ -461,7 +475,7 @@ impl Painter {
     ) -> anyhow::Result<()> {
         for piece in bytes.chunks(PIECE) {
             let write = timeout(STALL, writer.write_all(piece)).await;
-            write.context("it does not read")??;
+            write.context("it stopped reading")??;
             self.client.sent.fetch_add(piece.len() as u64, Ordering::Relaxed);
         }
         Ok(())
@@ -469,12 +483,12 @@ impl Painter {
 }
 
 impl Job {
-    /// Whether all of it is encoded.
+    /// Whether everything is encoded.
     fn is_done(&self) -> bool {
         self.rest.is_empty() && self.tiles.is_empty()
     }
 
-    /// How many rectangles it will be, unless that depends on the pixels.
+    /// Number of rectangles, unless it depends on the pixels.
     fn rectangles(&self) -> Option<usize> {
         let count = |area: &Area| self.choice.encoding.rectangles(&self.format, *area);
         let sum = |areas: &[Area]| areas.iter().map(count).sum::<Option<usize>>();
@@ -486,7 +500,7 @@ impl Job {
     }
 }
 
-/// Takes what is to be encoded next of a picture, of whose size a client knows so much.
+/// Takes the next part of a picture, clipped to the size that the client knows.
 fn next(tiles: &mut Tiles, size: (u16, u16)) -> Vec<Area> {
     let mut areas = Vec::new();
     tiles.take(CHUNK, &mut areas);
@@ -502,14 +516,14 @@ fn next(tiles: &mut Tiles, size: (u16, u16)) -> Vec<Area> {
 impl Part {
     fn encode(mut self, canvas: &Canvas) -> Self {
         if let Some(area) = self.job.rest.pop() {
-            // One line is all lines.
+            // With a stride of 0, one row serves as all rows.
             let black = vec![0; usize::from(area.x) + usize::from(area.width)];
             self.add(&View { pixels: &black, stride: 0, area });
             return self;
         }
         canvas.show(|picture| {
             if picture.size() != self.job.tiles.size() {
-                // All of the new picture is marked for the next update.
+                // All of the new picture is dirty for the next update.
                 self.job.tiles = Tiles::none(0, 0);
                 return;
             }
@@ -527,27 +541,27 @@ impl Part {
     }
 }
 
-/// What of a client's size a smaller picture leaves.
+/// Areas that the client sees and a smaller picture no longer covers.
 fn outside(client: (u16, u16), picture: (u16, u16)) -> Vec<Area> {
     let (right, bottom) = (client.0.saturating_sub(picture.0), client.1.saturating_sub(picture.1));
     let beside = Area { x: picture.0, y: 0, width: right, height: client.1 };
     let below = Area { x: 0, y: picture.1, width: client.0 - right, height: bottom };
-    [beside, below].into_iter().flat_map(|it| it.pieces(BLACK.0, BLACK.1)).collect()
+    [beside, below].into_iter().flat_map(|it| it.pieces(BLACK_PIECE.0, BLACK_PIECE.1)).collect()
 }
 
-/// Whether changes are sent without being asked for, and more of them may be on their way.
+/// Whether changes are sent without requests, and the connection has room for more.
 fn is_streaming(state: &State) -> bool {
     state.continuous.is_some() && state.rate.is_open()
 }
 
-/// FramebufferUpdate
+/// Header of a `FramebufferUpdate`.
 fn header(rectangles: u16) -> Vec<u8> {
     let mut out = vec![0, 0];
     out.extend(rectangles.to_be_bytes());
     out
 }
 
-/// A rectangle that changes as little as one can: a black pixel in the corner.
+/// A rectangle that changes as little as possible: a black pixel in the corner.
 fn pixel(format: &PixelFormat, out: &mut Vec<u8>) {
     rectangle((0, 0), (1, 1), Encoding::Raw.number(), out);
     out.extend(std::iter::repeat_n(0, format.bytes()));
@@ -561,11 +575,11 @@ fn rectangle(at: (u16, u16), size: (u16, u16), encoding: i32, out: &mut Vec<u8>)
     out.extend(encoding.to_be_bytes());
 }
 
-/// ExtendedDesktopSize with our one screen.
+/// `ExtendedDesktopSize` with our single screen.
 fn screens(report: Report, size: (u16, u16), out: &mut Vec<u8>) {
     rectangle((report.reason, report.status), size, number::SCREENS, out);
     out.extend([1, 0, 0, 0]);
-    // Its number: LibVNC takes none that is 0 for a screen, and then asks for no size.
+    // The screen's number. LibVNC treats 0 as no screen, and then requests no sizes.
     out.extend(1_u32.to_be_bytes());
     for part in [0, 0, size.0, size.1] {
         out.extend(part.to_be_bytes());

@@ -1,25 +1,25 @@
-//! Pictures of a screen, and the areas of them that are sent or moved.
+//! Pictures of a screen, and areas within them.
 
 /// A screen's content.
 #[derive(Default)]
 pub struct Picture {
-    /// Row after row, `0x00RRGGBB`; empty while no client looks.
+    /// Row by row, `0x00RRGGBB`. Empty while there are no viewers.
     pub pixels: Vec<u32>,
-    /// Pixels of a row.
+    /// Pixels per row.
     pub width: u16,
-    /// Rows.
+    /// Number of rows.
     pub height: u16,
 }
 
 impl Picture {
-    /// Gives it this size and one colour.
+    /// Sets the size, and one color for all pixels.
     pub(super) fn fill(&mut self, size: (u16, u16), colour: u32) {
         (self.width, self.height) = size;
         self.pixels.clear();
         self.pixels.resize(usize::from(size.0) * usize::from(size.1), colour);
     }
 
-    /// Its width and height.
+    /// Width and height in pixels.
     pub fn size(&self) -> (u16, u16) {
         (self.width, self.height)
     }
@@ -32,43 +32,43 @@ pub struct Area {
     pub x: u16,
     /// Distance from the upper edge.
     pub y: u16,
-    /// Pixels in a row.
+    /// Pixels per row.
     pub width: u16,
-    /// Rows.
+    /// Number of rows.
     pub height: u16,
 }
 
 impl Area {
-    /// Whether there is no pixel in it.
+    /// Whether the area has no pixels.
     pub const fn is_empty(self) -> bool {
         self.width == 0 || self.height == 0
     }
 
-    /// How many pixels it has.
+    /// Number of pixels.
     pub const fn pixels(self) -> usize {
         self.width as usize * self.height as usize
     }
 
-    /// Where it ends: the first column and the first row that are not in it.
+    /// The first column and the first row behind the area.
     pub fn end(self) -> (u32, u32) {
         let end = |start: u16, length: u16| u32::from(start) + u32::from(length);
         (end(self.x, self.width), end(self.y, self.height))
     }
 
-    /// Whether all of another area is in this one.
+    /// Whether another area lies within this one.
     pub fn covers(self, other: Self) -> bool {
         let ((right, bottom), (its_right, its_bottom)) = (self.end(), other.end());
         self.x <= other.x && self.y <= other.y && its_right <= right && its_bottom <= bottom
     }
 
-    /// Whether a pixel is in both.
+    /// Whether both areas overlap.
     pub fn meets(self, other: Self) -> bool {
         let ((right, bottom), (its_right, its_bottom)) = (self.end(), other.end());
         let beside = right <= other.x.into() || its_right <= self.x.into();
         !beside && bottom > other.y.into() && its_bottom > self.y.into()
     }
 
-    /// What is in both.
+    /// The intersection of both areas.
     pub fn common(self, other: Self) -> Self {
         let range = |start: u16, length: u16, its: u16, its_length: u16| {
             let end = start.saturating_add(length).min(its.saturating_add(its_length));
@@ -80,7 +80,7 @@ impl Area {
         Self { x, y, width, height }
     }
 
-    /// This area in pieces that are at most so large, row by row.
+    /// Splits the area into pieces of at most this size, row by row.
     pub fn pieces(self, width: u16, height: u16) -> impl Iterator<Item = Self> {
         steps(self.y, self.height, height).flat_map(move |(y, height)| {
             steps(self.x, self.width, width).map(move |(x, width)| Self { x, y, width, height })
@@ -88,52 +88,52 @@ impl Area {
     }
 }
 
-/// Something that is on the screen, and comes to another place of it.
+/// Content that moves to another position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// The upper left corner of where it is before.
+    /// Upper left corner of the source.
     pub from: (u16, u16),
-    /// Where it is then; both may overlap. Tiles that are partly in it do not change besides.
+    /// The target, which may overlap the source. If the target covers a tile only in part, the rest
+    /// of that tile is unchanged.
     pub to: Area,
 }
 
 impl Move {
-    /// Where it is before.
+    /// The source area.
     pub const fn source(&self) -> Area {
         let Area { width, height, .. } = self.to;
         Area { x: self.from.0, y: self.from.1, width, height }
     }
 }
 
-/// `length` from `start` on, in steps: where each starts and how long it is.
+/// Splits a length into steps: start and length of each.
 fn steps(start: u16, length: u16, step: u16) -> impl Iterator<Item = (u16, u16)> {
     (0..length).step_by(usize::from(step)).map(move |at| (start + at, step.min(length - at)))
 }
 
-/// Pixels as 0x00RRGGBB, row after row, and the part of them that is to be sent.
+/// Pixels of a screen, and an area of them to be encoded.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
-    /// The whole screen, from its upper left corner on.
+    /// `0x00RRGGBB`, row by row, from the upper left corner of the screen.
     pub pixels: &'a [u32],
-    /// Pixels from the start of a row to that of the next.
+    /// Distance in pixels between the starts of two rows.
     pub stride: usize,
-    /// What is to be sent. It lies within `pixels`.
+    /// The area to be encoded. It lies within `pixels`.
     pub area: Area,
 }
 
 impl<'a> View<'a> {
-    /// The same pixels, another area.
+    /// The same pixels with another area.
     pub(super) const fn of(&self, area: Area) -> Self {
         Self { pixels: self.pixels, stride: self.stride, area }
     }
 
-    /// The pixels of one row of the area, counted from its upper edge.
+    /// One row of the area, counted from its upper edge.
     pub(super) fn row(self, row: usize) -> &'a [u32] {
         let start = (usize::from(self.area.y) + row) * self.stride + usize::from(self.area.x);
         &self.pixels[start..start + usize::from(self.area.width)]
     }
 
-    /// All rows of the area.
     pub(super) fn rows(self) -> impl Iterator<Item = &'a [u32]> {
         (0..usize::from(self.area.height)).map(move |row| self.row(row))
     }

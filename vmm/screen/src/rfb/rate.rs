@@ -1,28 +1,28 @@
-//! How fast a client is: how much may be on its way to it, and how good pictures can be.
+//! Measures the speed of a client's connection. It limits the data in flight, and lowers the
+//! quality of pictures on slow connections.
 //!
-//! A client that answers fences tells when an update has arrived; any other tells it by asking for
-//! the next. As long as the answers come about as soon as they ever did, more may be on its way;
-//! when they come late, what we send only waits in somebody's queue.
+//! Clients that support fences confirm each update. For others, the next request is the
+//! confirmation. While confirmations arrive about as fast as they ever did, the limit grows. When
+//! they are late, more data would only wait in the queues of the network, and the limit shrinks.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// So much is on its way at least, and so much at most.
+/// Limits of the bytes in flight.
 const WINDOW: std::ops::RangeInclusive<usize> = 64 << 10..=4 << 20;
-/// An answer that comes this much later than the fastest is late.
+/// Margin in comparisons with the fastest confirmation.
 const SLACK: Duration = Duration::from_millis(30);
-/// A picture that takes longer than this makes pictures worse.
+/// If a confirmation takes this much longer than the fastest, the quality is lowered.
 const SLOW: Duration = Duration::from_millis(150);
-/// And one that takes less makes them better again.
+/// If a confirmation is at most this much slower than the fastest, the quality is raised again.
 const QUICK: Duration = Duration::from_millis(50);
-/// Updates below this say nothing about a line.
+/// Updates of at most this many bytes never lower the quality.
 const SMALL: usize = 16 << 10;
-/// So many steps worse at most.
-const STEPS: u8 = 8;
-/// So many answers are waited for at most.
-const MOST: usize = 64;
+/// Maximum steps by which the quality is lowered.
+const MAX_STEPS: u8 = 8;
+/// Maximum updates in flight.
+const MAX_IN_FLIGHT: usize = 64;
 
-/// What is known of one client's line.
 pub(super) struct Rate {
     sent: VecDeque<Sent>,
     next: u64,
@@ -47,34 +47,34 @@ impl Rate {
     /// Whether another update may be sent.
     pub(super) fn is_open(&self) -> bool {
         let bytes: usize = self.sent.iter().map(|it| it.bytes).sum();
-        self.sent.len() < MOST && bytes < self.window
+        self.sent.len() < MAX_IN_FLIGHT && bytes < self.window
     }
 
-    /// How many steps worse than asked for pictures should be.
+    /// Number of steps by which the quality should be lowered.
     pub(super) fn slow(&self) -> u8 {
         self.slow
     }
 
-    /// An update of so many bytes begins; the number is its fence's.
+    /// Records the start of an update. Returns its number, which its fence carries.
     pub(super) fn sending(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
-        // Who asks again and again, and never says that anything has arrived, is owed no memory.
-        if self.sent.len() >= MOST {
+        // A client that requests updates without confirming any must not make the list grow.
+        if self.sent.len() >= MAX_IN_FLIGHT {
             self.sent.pop_front();
         }
         self.sent.push_back(Sent { number, bytes: 0, at: Instant::now() });
         number
     }
 
-    /// It had so many bytes.
+    /// Records the size of an update in bytes.
     pub(super) fn sent(&mut self, number: u64, bytes: usize) {
         if let Some(sent) = self.sent.iter_mut().find(|it| it.number == number) {
             sent.bytes = bytes;
         }
     }
 
-    /// An update, and all before it, has arrived.
+    /// Records that an update has arrived, and all updates before it.
     pub(super) fn arrived(&mut self, number: u64, now: Instant) {
         while let Some(sent) = self.sent.pop_front_if(|it| it.number <= number) {
             if sent.number == number {
@@ -83,7 +83,7 @@ impl Rate {
         }
     }
 
-    /// Everything that was sent has arrived: the client asks for more.
+    /// Records that all updates have arrived, because the client requests another.
     pub(super) fn all_arrived(&mut self, now: Instant) {
         if let Some(last) = self.sent.back().map(|it| it.number) {
             self.arrived(last, now);
@@ -101,7 +101,7 @@ impl Rate {
             self.window = (self.window + sent.bytes).min(most);
         }
         if took > fastest + SLOW && sent.bytes > SMALL {
-            self.slow = (self.slow + 1).min(STEPS);
+            self.slow = (self.slow + 1).min(MAX_STEPS);
         } else if took < fastest + QUICK {
             self.slow = self.slow.saturating_sub(1);
         }
@@ -123,7 +123,7 @@ mod test {
     fn a_line_that_keeps_up_may_have_more_on_its_way() {
         let mut rate = Rate::default();
         (0..100).for_each(|_| round(&mut rate, 100 << 10, 80));
-        assert_eq!((rate.window, rate.slow), (*WINDOW.end(), 0), "far away, and fast");
+        assert_eq!((rate.window, rate.slow), (*WINDOW.end(), 0), "long delay, high bandwidth");
         let number = rate.sending();
         rate.sent(number, 4 << 20);
         assert!(!rate.is_open());
@@ -136,7 +136,7 @@ mod test {
         let mut rate = Rate::default();
         round(&mut rate, 1 << 10, 10);
         (0..20).for_each(|_| round(&mut rate, 100 << 10, 900));
-        assert_eq!((rate.window, rate.slow), (*WINDOW.start(), STEPS));
+        assert_eq!((rate.window, rate.slow), (*WINDOW.start(), MAX_STEPS));
         (0..20).for_each(|_| round(&mut rate, 1 << 10, 12));
         assert_eq!(rate.slow, 0);
     }
@@ -146,14 +146,14 @@ mod test {
         let mut rate = Rate::default();
         rate.arrived(u64::MAX, Instant::now());
         rate.all_arrived(Instant::now());
-        for _ in 0..MOST {
+        for _ in 0..MAX_IN_FLIGHT {
             assert!(rate.is_open());
             rate.sending();
         }
-        assert!(!rate.is_open(), "answers that never come");
-        for _ in 0..10 * MOST {
+        assert!(!rate.is_open(), "too many updates are unconfirmed");
+        for _ in 0..10 * MAX_IN_FLIGHT {
             rate.sending();
         }
-        assert_eq!(rate.sent.len(), MOST, "however often it asks all the same");
+        assert_eq!(rate.sent.len(), MAX_IN_FLIGHT, "the list does not grow");
     }
 }

@@ -1,12 +1,14 @@
-//! What of a picture moved since the last look: text that scrolls, a window that is dragged.
+//! Detects moved content between two frames: text that scrolls, a window that is dragged.
 //!
-//! Small windows of the new picture, of which each is there once, are looked for in rows of the old
-//! one, at any place; each that is found votes for a way. For the ways with the most votes, tiles
-//! are compared: what is said to have moved is equal, pixel by pixel. Where large changes are no
-//! moves, as in a film, they are looked at ever less often.
+//! The search hashes small windows of the new picture and keeps those that occur exactly once. It
+//! then looks for them at every position of some rows of the old picture. Each match is a vote for
+//! an offset. For the offsets with the most votes, whole tiles are compared: every reported move is
+//! equal pixel by pixel. While large changes contain no moves, as in a film, the search runs less
+//! and less often.
 //!
-//! Threats: the guest draws what it likes. Work is bounded by the picture's size: a window that is
-//! there twice does not vote, a place votes once, and the votes have a room that does not grow.
+//! Threats: the guest draws what it likes. The work is bounded by the picture's size. A window that
+//! occurs twice does not vote, a position of the old picture votes once, and the vote table has a
+//! fixed size.
 
 mod grid;
 
@@ -14,59 +16,62 @@ use self::grid::Grid;
 use super::picture::{Area, Move, Picture};
 use super::tiles::{TILE, Tiles};
 
-/// What changed is looked at if it is this part of the picture or more; or the next, if that is so
-/// many pixels.
-const PART: usize = 16;
-const SMALL_PART: usize = 64;
-const MANY: usize = 32 << 10;
-/// A move is worth it for this part of what changed or more.
-const WORTH: usize = 16;
-/// So many moves are found in one look, of which so many are whole tiles.
-const MOST: usize = 16;
-const BLOCKS: usize = 4;
-/// A window: so many pixels of a row, and as many of the row so far below, as rows of letters are
-/// often alike. That is odd, because each of them may be there twice.
-const WINDOW: usize = 32;
-const BELOW: usize = 7;
-/// Columns of windows, of which there is one in each row.
+/// A search starts if at least `min(pixels / LARGE_SHARE, max(MANY_PIXELS, pixels / SMALL_SHARE))`
+/// pixels changed.
+const LARGE_SHARE: usize = 16;
+const SMALL_SHARE: usize = 64;
+const MANY_PIXELS: usize = 32 << 10;
+/// A move must contain at least 1/16 of the changed tiles.
+const MIN_SHARE: usize = 16;
+/// Maximum moves of one search, and maximum blocks of whole tiles among them.
+const MAX_MOVES: usize = 16;
+const MAX_BLOCKS: usize = 4;
+/// A window is `WINDOW_WIDTH` pixels of a row, and the pixels `ROW_GAP` rows below them, because
+/// single rows of letters often look alike. The gap is odd because scaled text may have each row
+/// twice.
+const WINDOW_WIDTH: usize = 32;
+const ROW_GAP: usize = 7;
+/// Columns in which windows are taken; each has one window per row.
 const COLUMNS: usize = 8;
-/// Rows of the old picture in which they are looked for: one for so many that changed.
-const ROWS: std::ops::RangeInclusive<usize> = 16..=64;
-const EACH: usize = 8;
-/// Words of 64 bits.
-const SIEVE: usize = 1024;
-/// Ways that are voted for, and how many of them are tried.
-const WAYS: usize = 1024;
-const TRIED: usize = 3;
-/// Votes without which none is tried.
-const VOTES: u32 = 4;
-/// So many failures are nothing; then ever more looks are left out, up to so many.
-const PATIENCE: u32 = 3;
-const PAUSE: u32 = 31;
-/// A place that is none.
-const NOWHERE: u16 = u16::MAX;
-/// Numbers without a pattern.
-const BASE: u64 = 0x9e37_79b9_7f4a_7c15;
-const LOWER: u64 = 0xc2b2_ae3d_27d4_eb4f;
-const MIX: u64 = 0xd6e8_feb8_6659_fd93;
+/// Number of rows of the old picture that are searched: one for every `ROW_SPACING` changed rows,
+/// within these limits.
+const SEARCHED_ROWS: std::ops::RangeInclusive<usize> = 16..=64;
+const ROW_SPACING: usize = 8;
+/// Size of the sieve in words of 64 bits.
+const SIEVE_WORDS: usize = 1024;
+/// Slots of the vote table, and how many of the best offsets are tried.
+const VOTE_SLOTS: usize = 1024;
+const MAX_TRIED: usize = 3;
+/// Offsets with fewer votes are not tried.
+const MIN_VOTES: u32 = 4;
+/// Failed searches before pauses begin. Each further failure doubles the pause, up to `MAX_PAUSE`
+/// skipped searches.
+const FREE_FAILURES: u32 = 3;
+const MAX_PAUSE: u32 = 31;
+/// Marks a missing coordinate.
+const MISSING: u16 = u16::MAX;
+/// Odd constants for hashing.
+const HASH_BASE: u64 = 0x9e37_79b9_7f4a_7c15;
+const LOWER_FACTOR: u64 = 0xc2b2_ae3d_27d4_eb4f;
+const MIX_FACTOR: u64 = 0xd6e8_feb8_6659_fd93;
 
-/// See the module.
+/// State of the search between frames, shared by all clients of a canvas.
 #[derive(Default)]
 pub struct Scroll {
-    /// The picture before it was overwritten, but for tiles that changed since.
+    /// The previous picture, except for the tiles in `stale`.
     before: Vec<u32>,
     stale: Tiles,
-    /// `before` is the picture before this look.
-    kept: bool,
+    /// `before` is the picture right before the current change.
+    saved: bool,
     failures: u32,
     pause: u32,
     search: Search,
 }
 
 impl Scroll {
-    /// Before a picture is overwritten in so many of its pixels at most.
-    pub fn keep(&mut self, picture: &Picture, written: usize) {
-        self.kept = false;
+    /// Saves the picture before at most `written` of its pixels are overwritten.
+    pub fn save(&mut self, picture: &Picture, written: usize) {
+        self.saved = false;
         if !is_much(written, picture) {
             return;
         }
@@ -74,7 +79,7 @@ impl Scroll {
             self.pause -= 1;
             return;
         }
-        self.kept = true;
+        self.saved = true;
         if self.stale.size() != picture.size() || self.before.len() != picture.pixels.len() {
             self.before.clone_from(&picture.pixels);
             self.stale = Tiles::none(picture.width, picture.height);
@@ -92,9 +97,10 @@ impl Scroll {
         }
     }
 
-    /// What moved, when these tiles have changed. Moves are to be done one after the other.
+    /// Returns the moves that explain some of the changed tiles. They must be applied in this
+    /// order.
     pub fn find(&mut self, picture: &Picture, changed: &Tiles) -> Vec<Move> {
-        if !std::mem::take(&mut self.kept) {
+        if !std::mem::take(&mut self.saved) {
             if self.stale.size() == changed.size() {
                 self.stale.unite(changed);
             } else {
@@ -106,61 +112,60 @@ impl Scroll {
         if !is_much(changed.pixels(), picture) {
             return Vec::new();
         }
-        let both = Both { old: &self.before, new: &picture.pixels, size: picture.size() };
-        let moves = self.search.run(&both, changed);
-        self.learn(!moves.is_empty());
+        let frames = Frames { old: &self.before, new: &picture.pixels, size: picture.size() };
+        let moves = self.search.run(&frames, changed);
+        self.record_result(!moves.is_empty());
         moves
     }
 
-    fn learn(&mut self, found: bool) {
+    fn record_result(&mut self, found: bool) {
         self.failures = if found { 0 } else { self.failures.saturating_add(1) };
-        let doubled = self.failures.saturating_sub(PATIENCE).min(PAUSE);
-        self.pause = ((1_u32 << doubled.min(8)) - 1).min(PAUSE);
+        let doubled = self.failures.saturating_sub(FREE_FAILURES).min(MAX_PAUSE);
+        self.pause = ((1_u32 << doubled.min(8)) - 1).min(MAX_PAUSE);
     }
 }
 
-/// Whether so many pixels are worth a search.
 fn is_much(pixels: usize, picture: &Picture) -> bool {
     let all = picture.pixels.len();
-    pixels >= (all / PART).min(MANY.max(all / SMALL_PART))
+    pixels >= (all / LARGE_SHARE).min(MANY_PIXELS.max(all / SMALL_SHARE))
 }
 
-/// The picture before and after.
-struct Both<'a> {
+/// The picture before and after a change.
+struct Frames<'a> {
     old: &'a [u32],
     new: &'a [u32],
     size: (u16, u16),
 }
 
-impl Both<'_> {
+impl Frames<'_> {
     fn width(&self) -> usize {
         self.size.0.into()
     }
 
-    /// Looks at a tile beside a rectangle that moved: as far from there as the first number, at
-    /// least, it has changed, and as far as the second one it moved as well.
-    fn depth(&self, tile: Area, side: Side, way: Way) -> (u16, u16) {
+    /// Measures a tile beside a block that moved, in lines counted from the block: the smallest
+    /// depth that contains all changes, and the largest depth that matches the moved source.
+    fn depth(&self, tile: Area, side: Side, offset: Offset) -> (u16, u16) {
         let length = side.length(tile);
-        let is_still = |line: &u16| self.is_moved(side.lines(tile, *line, 1), Way::default());
-        let moved = |line: &u16| self.is_moved(side.lines(tile, *line, 1), way);
+        let is_still = |line: &u16| self.is_moved(side.lines(tile, *line, 1), Offset::default());
+        let moved = |line: &u16| self.is_moved(side.lines(tile, *line, 1), offset);
         let still = (0..length).rev().take_while(is_still).count();
         let moved = (0..length).take_while(moved).count();
         (length - number(still), number(moved))
     }
 
-    /// What moved beside a rectangle in parts of tiles, where nothing else has changed in them.
-    fn fringe(&self, block: Area, side: Side, way: Way, left: &Tiles) -> Vec<Area> {
+    /// Finds moved strips in the tiles beside a block, where the rest of each tile is unchanged.
+    fn fringe(&self, block: Area, side: Side, offset: Offset, left: &Tiles) -> Vec<Area> {
         let mut strips: Vec<(Area, u16, u16)> = Vec::new();
         for tile in side.beside(block, self.size).pieces(TILE, TILE) {
-            let (changed, moved) = self.depth(tile, side, way);
+            let (changed, moved) = self.depth(tile, side, offset);
             if changed > moved || (changed > 0 && !left.touches(tile)) {
                 continue;
             }
             if let Some((area, least, most)) = strips.last_mut()
-                && let Some(both) = joined(*area, tile)
+                && let Some(merged) = joined(*area, tile)
                 && changed.max(*least) <= moved.min(*most)
             {
-                (*area, *least, *most) = (both, changed.max(*least), moved.min(*most));
+                (*area, *least, *most) = (merged, changed.max(*least), moved.min(*most));
             } else {
                 strips.push((tile, changed, moved));
             }
@@ -169,9 +174,9 @@ impl Both<'_> {
         strips.map(|(area, depth, _)| side.lines(area, 0, depth)).collect()
     }
 
-    /// Whether an area of the new picture was elsewhere in the old one.
-    fn is_moved(&self, to: Area, way: Way) -> bool {
-        let Some(from) = way.back(to, self.size) else { return false };
+    /// Whether this area of the new picture equals the source area of the old one.
+    fn is_moved(&self, to: Area, offset: Offset) -> bool {
+        let Some(from) = offset.back(to, self.size) else { return false };
         let row = |pixels, area: Area, row: u16| -> &[u32] {
             let pixels: &[u32] = pixels;
             let start = (usize::from(area.y) + usize::from(row)) * self.width();
@@ -182,7 +187,6 @@ impl Both<'_> {
     }
 }
 
-/// A side of a rectangle.
 #[derive(Clone, Copy)]
 enum Side {
     Above,
@@ -194,7 +198,7 @@ enum Side {
 impl Side {
     const ALL: [Self; 4] = [Self::Above, Self::Below, Self::Left, Self::Right];
 
-    /// The tiles at this side of some tiles; there may be none.
+    /// The tiles beside an area on this side, clipped to the picture; may be empty.
     fn beside(self, it: Area, (width, height): (u16, u16)) -> Area {
         let before = |start: u16| (start.saturating_sub(TILE), start.min(TILE));
         let behind = |start: u16, length: u16, most: u16| {
@@ -214,12 +218,11 @@ impl Side {
         Area { x, y, width: wide, height: high }
     }
 
-    /// How far a tile that is beside something reaches away from it.
     fn length(self, tile: Area) -> u16 {
         if matches!(self, Self::Above | Self::Below) { tile.height } else { tile.width }
     }
 
-    /// So many lines of a tile that is beside something, counted from there.
+    /// `count` lines of a tile beside a block, starting `first` lines away from the block.
     fn lines(self, tile: Area, first: u16, count: u16) -> Area {
         match self {
             Self::Above => Area { y: tile.y + tile.height - first - count, height: count, ..tile },
@@ -230,7 +233,7 @@ impl Side {
     }
 }
 
-/// An area and the one that follows it, in a row or a column, as one.
+/// The union of two areas if `next` directly follows `one` in a row or a column.
 fn joined(one: Area, next: Area) -> Option<Area> {
     if (one.y, one.height) == (next.y, next.height) && one.end().0 == u32::from(next.x) {
         return Some(Area { width: one.width + next.width, ..one });
@@ -239,33 +242,33 @@ fn joined(one: Area, next: Area) -> Option<Area> {
     below.then(|| Area { height: one.height + next.height, ..one })
 }
 
-/// How far something moved.
+/// Distance of a move in pixels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Way {
+struct Offset {
     right: i16,
     down: i16,
 }
 
-impl Way {
+impl Offset {
     fn between(from: (usize, usize), to: (u16, u16)) -> Self {
-        let way = |from: usize, to: u16| {
+        let offset = |from: usize, to: u16| {
             let from = i32::try_from(from).unwrap_or(0);
             i16::try_from(i32::from(to) - from).unwrap_or(0)
         };
-        Self { right: way(from.0, to.0), down: way(from.1, to.1) }
+        Self { right: offset(from.0, to.0), down: offset(from.1, to.1) }
     }
 
-    /// Where an area was, if that was in the picture.
+    /// The source area, if it lies within the picture.
     fn back(self, to: Area, (width, height): (u16, u16)) -> Option<Area> {
-        let back = |to: u16, way: i16, length: u16, most: u16| {
-            let from = u16::try_from(i32::from(to) - i32::from(way)).ok()?;
+        let back = |to: u16, offset: i16, length: u16, most: u16| {
+            let from = u16::try_from(i32::from(to) - i32::from(offset)).ok()?;
             (u32::from(from) + u32::from(length) <= u32::from(most)).then_some(from)
         };
         let x = back(to.x, self.right, to.width, width)?;
         Some(Area { x, y: back(to.y, self.down, to.height, height)?, ..to })
     }
 
-    /// A number of its own, below `limit`.
+    /// A hash of the offset, below `limit`.
     fn slot(self, limit: usize) -> usize {
         let bits =
             u64::from(self.right.cast_unsigned()) << 16 | u64::from(self.down.cast_unsigned());
@@ -273,82 +276,84 @@ impl Way {
     }
 }
 
-/// Room to search in.
+/// Buffers that are reused by each search.
 #[derive(Default)]
 struct Search {
-    /// Windows by what is in them; half of the places are free at least.
+    /// Hash table of windows, at most half full.
     windows: Vec<Window>,
-    /// A bit for each that may be there, so that hardly any other is looked for.
+    /// One bit for each hash in `windows`, to reject most positions quickly.
     sieve: Vec<u64>,
-    ways: Vec<(Way, u32)>,
-    /// A row of the old picture, as it is summed up.
+    votes: Vec<(Offset, u32)>,
+    /// Hash input of the row that is being searched.
     row: Vec<u64>,
 }
 
-/// A window of the new picture.
 #[derive(Clone, Copy)]
 struct Window {
-    /// What is in it.
+    /// Lower half of the window's hash.
     sum: u32,
-    /// Where it is; no row if it is there twice, no column if there is none.
+    /// Position in the new picture. The row is `MISSING` if the window occurs twice, the column if
+    /// the slot is free.
     place: (u16, u16),
 }
 
-/// The sum of two rows' windows: what leaves and what comes in can be taken off and added.
+/// Combines the pixels of a window's two rows, so that the rolling hash can add and remove them
+/// together.
 fn pixel(upper: u32, lower: u32) -> u64 {
-    u64::from(upper).wrapping_add(u64::from(lower).wrapping_mul(LOWER))
+    u64::from(upper).wrapping_add(u64::from(lower).wrapping_mul(LOWER_FACTOR))
 }
 
 fn next(sum: u64, pixel: u64) -> u64 {
-    sum.wrapping_mul(BASE).wrapping_add(pixel)
+    sum.wrapping_mul(HASH_BASE).wrapping_add(pixel)
 }
 
 fn mixed(sum: u64) -> u64 {
-    let sum = (sum ^ sum >> 32).wrapping_mul(MIX);
+    let sum = (sum ^ sum >> 32).wrapping_mul(MIX_FACTOR);
     sum ^ sum >> 32
 }
 
-/// The power of [`BASE`] that what leaves a window has got.
-const LEAVES: u64 = {
+/// Factor of the pixel that leaves the window: [`HASH_BASE`] to the power of `WINDOW_WIDTH`.
+const LEAVING_FACTOR: u64 = {
     let (mut power, mut count) = (1_u64, 0);
-    while count < WINDOW {
-        power = power.wrapping_mul(BASE);
+    while count < WINDOW_WIDTH {
+        power = power.wrapping_mul(HASH_BASE);
         count += 1;
     }
     power
 };
 
-/// Where a window's bit is.
+/// Index of the sieve's word for this hash.
 fn word(sum: u32) -> usize {
-    sum as usize / 64 % SIEVE
+    sum as usize / 64 % SIEVE_WORDS
 }
 
 impl Search {
-    fn run(&mut self, both: &Both<'_>, changed: &Tiles) -> Vec<Move> {
+    fn run(&mut self, frames: &Frames<'_>, changed: &Tiles) -> Vec<Move> {
         let area = changed.bounds();
-        if usize::from(area.width) < WINDOW || usize::from(area.height) <= BELOW {
+        if usize::from(area.width) < WINDOW_WIDTH || usize::from(area.height) <= ROW_GAP {
             return Vec::new();
         }
-        self.collect(both, area, changed);
+        self.collect(frames, area, changed);
         let mut moved = Vec::new();
-        let least = (changed.count() / WORTH).max(1);
+        let least = (changed.count() / MIN_SHARE).max(1);
         let mut left = changed.clone();
         let mut blocks = 0;
-        for way in self.vote(both, area) {
-            let mut grid = Grid::new(both, area, way, &left);
-            while blocks < BLOCKS
+        for offset in self.vote(frames, area) {
+            let mut grid = Grid::new(frames, area, offset, &left);
+            while blocks < MAX_BLOCKS
                 && let Some(block) = grid.best(least)
             {
                 blocks += 1;
                 grid.clear(block);
                 let mut all = vec![block];
-                // What goes aslant would be in its own way.
-                if way.right == 0 || way.down == 0 {
-                    let fringe = |side: Side| both.fringe(block, side, way, &left);
+                // With a diagonal offset, the block and its strips could overwrite each other's
+                // source.
+                if offset.right == 0 || offset.down == 0 {
+                    let fringe = |side: Side| frames.fringe(block, side, offset, &left);
                     all.extend(Side::ALL.into_iter().flat_map(fringe));
                 }
                 for to in all {
-                    let from = way.back(to, both.size).filter(|_| moved.len() < MOST);
+                    let from = offset.back(to, frames.size).filter(|_| moved.len() < MAX_MOVES);
                     moved.extend(from.map(|from| Move { from: (from.x, from.y), to }));
                     left.put(to, false);
                 }
@@ -357,27 +362,27 @@ impl Search {
         in_order(moved)
     }
 
-    /// Collects windows of the new picture.
-    fn collect(&mut self, both: &Both<'_>, area: Area, changed: &Tiles) {
-        let rows = usize::from(area.height) - BELOW;
-        let columns = COLUMNS.min(usize::from(area.width) / WINDOW);
+    /// Fills the table with windows of the new picture.
+    fn collect(&mut self, frames: &Frames<'_>, area: Area, changed: &Tiles) {
+        let rows = usize::from(area.height) - ROW_GAP;
+        let columns = COLUMNS.min(usize::from(area.width) / WINDOW_WIDTH);
         self.windows.clear();
-        let free = Window { sum: 0, place: (NOWHERE, NOWHERE) };
+        let free = Window { sum: 0, place: (MISSING, MISSING) };
         self.windows.resize((2 * rows * columns).next_power_of_two(), free);
         self.sieve.clear();
-        self.sieve.resize(SIEVE, 0);
+        self.sieve.resize(SIEVE_WORDS, 0);
         let gap = usize::from(area.width) / columns;
         for column in 0..columns {
-            let x = usize::from(area.x) + column * gap + (gap - WINDOW) / 2;
+            let x = usize::from(area.x) + column * gap + (gap - WINDOW_WIDTH) / 2;
             for y in usize::from(area.y)..usize::from(area.y) + rows {
                 let place = (number(x), number(y));
                 if !changed.touches(Area { x: place.0, y: place.1, width: 1, height: 1 }) {
                     continue;
                 }
-                let start = y * both.width() + x;
-                let upper = &both.new[start..start + WINDOW];
-                let start = start + BELOW * both.width();
-                let lower = &both.new[start..start + WINDOW];
+                let start = y * frames.width() + x;
+                let upper = &frames.new[start..start + WINDOW_WIDTH];
+                let start = start + ROW_GAP * frames.width();
+                let lower = &frames.new[start..start + WINDOW_WIDTH];
                 if is_plain(upper) && is_plain(lower) {
                     continue;
                 }
@@ -387,14 +392,14 @@ impl Search {
         }
     }
 
-    /// Where a window with such content is, or would be; nowhere where many are.
+    /// The slot that holds this hash, or a free one. None if the probed slots are full.
     fn position(&self, sum: u64) -> Option<(usize, u32)> {
         let (start, mask) = (usize::try_from(sum >> 32).unwrap_or(0), self.windows.len() - 1);
         let sum = u32::try_from(sum & u64::from(u32::MAX)).unwrap_or(0);
         let mut places = (start..start + 8).map(|place| place & mask);
         let place = places.find(|place| {
             let it = &self.windows[*place];
-            it.place.0 == NOWHERE || it.sum == sum
+            it.place.0 == MISSING || it.sum == sum
         });
         place.map(|place| (place, sum))
     }
@@ -403,58 +408,60 @@ impl Search {
         let Some((at, sum)) = self.position(sum) else { return };
         self.sieve[word(sum)] |= 1 << (sum % 64);
         let it = &mut self.windows[at];
-        if it.place.0 == NOWHERE {
+        if it.place.0 == MISSING {
             *it = Window { sum, place };
         } else {
-            it.place.1 = NOWHERE;
+            it.place.1 = MISSING;
         }
     }
 
-    /// Looks for the windows in the old picture; the ways that most of them went.
-    fn vote(&mut self, both: &Both<'_>, area: Area) -> Vec<Way> {
-        self.ways.clear();
-        self.ways.resize(WAYS, (Way::default(), 0));
-        let count = (usize::from(area.height) / EACH).clamp(*ROWS.start(), *ROWS.end());
-        let area = around(area, both.size);
-        let rows = usize::from(area.height) - BELOW;
+    /// Looks for the windows in the old picture. Returns the offsets with the most votes.
+    fn vote(&mut self, frames: &Frames<'_>, area: Area) -> Vec<Offset> {
+        self.votes.clear();
+        self.votes.resize(VOTE_SLOTS, (Offset::default(), 0));
+        let count = (usize::from(area.height) / ROW_SPACING)
+            .clamp(*SEARCHED_ROWS.start(), *SEARCHED_ROWS.end());
+        let area = around(area, frames.size);
+        let rows = usize::from(area.height) - ROW_GAP;
         let count = count.min(rows);
         for row in 0..count {
-            // Not in the rhythm of lines of text.
+            // The varying start avoids rows at the same height of each text line.
             let (start, end) = (row * rows / count, (row + 1) * rows / count);
             let y = usize::from(area.y) + start + row * 7 % (end - start);
-            self.vote_in(both, area, y);
+            self.vote_in(frames, area, y);
         }
-        let mut best: Vec<_> = self.ways.iter().filter(|it| it.1 >= VOTES).copied().collect();
+        let mut best: Vec<_> = self.votes.iter().filter(|it| it.1 >= MIN_VOTES).copied().collect();
         best.sort_unstable_by_key(|it| std::cmp::Reverse(it.1));
         let least = best.first().map_or(0, |it| it.1 / 8);
-        best.iter().take(TRIED).filter(|it| it.1 >= least).map(|it| it.0).collect()
+        best.iter().take(MAX_TRIED).filter(|it| it.1 >= least).map(|it| it.0).collect()
     }
 
-    /// The votes of one row of the old picture.
-    fn vote_in(&mut self, both: &Both<'_>, area: Area, y: usize) {
+    /// Collects the votes of one row of the old picture.
+    fn vote_in(&mut self, frames: &Frames<'_>, area: Area, y: usize) {
         let (left, width) = (usize::from(area.x), usize::from(area.width));
-        let start = y * both.width() + left;
-        let upper = &both.old[start..start + width];
-        let start = start + BELOW * both.width();
-        let lower = &both.old[start..start + width];
+        let start = y * frames.width() + left;
+        let upper = &frames.old[start..start + width];
+        let start = start + ROW_GAP * frames.width();
+        let lower = &frames.old[start..start + width];
         self.row.clear();
-        // What leaves the first window is before the row.
-        self.row.resize(WINDOW, 0);
+        // Nothing leaves the first windows.
+        self.row.resize(WINDOW_WIDTH, 0);
         let pixels = upper.iter().zip(lower).map(|(upper, lower)| pixel(*upper, *lower));
         self.row.extend(pixels);
         let row = std::mem::take(&mut self.row);
         let mut sum = 0;
-        for (at, (enters, leaves)) in row[WINDOW..].iter().zip(&row).enumerate() {
-            sum = next(sum, enters.wrapping_sub(leaves.wrapping_mul(LEAVES)));
-            // The first ones are not whole.
-            if at + 1 >= WINDOW {
-                self.find((left + at + 1 - WINDOW, y), mixed(sum));
+        for (at, (enters, leaves)) in row[WINDOW_WIDTH..].iter().zip(&row).enumerate() {
+            sum = next(sum, enters.wrapping_sub(leaves.wrapping_mul(LEAVING_FACTOR)));
+            // The window is not full before.
+            if at + 1 >= WINDOW_WIDTH {
+                self.find((left + at + 1 - WINDOW_WIDTH, y), mixed(sum));
             }
         }
         self.row = row;
     }
 
-    /// Looks for what is at a place of the old picture.
+    /// Votes for the offset of the window at this position of the old picture, if it is in the
+    /// table.
     fn find(&mut self, from: (usize, usize), mixed: u64) {
         let sum = u32::try_from(mixed & u64::from(u32::MAX)).unwrap_or(0);
         if self.sieve[word(sum)] >> (sum % 64) & 1 == 0 {
@@ -462,28 +469,29 @@ impl Search {
         }
         let Some((at, _)) = self.position(mixed) else { return };
         let it = self.windows[at];
-        if it.place.1 != NOWHERE && it.sum == sum {
-            self.count(Way::between(from, it.place));
+        if it.place.1 != MISSING && it.sum == sum {
+            self.count(Offset::between(from, it.place));
         }
     }
 
-    /// One vote. Of ways that share a room, the one that has the majority is left.
-    fn count(&mut self, way: Way) {
-        if way == Way::default() {
+    /// Counts one vote. If offsets share a slot, the one with the majority remains.
+    fn count(&mut self, offset: Offset) {
+        if offset == Offset::default() {
             return;
         }
-        let room = &mut self.ways[way.slot(WAYS)];
-        if room.0 == way {
-            room.1 += 1;
-        } else if room.1 == 0 {
-            *room = (way, 1);
+        let slot = &mut self.votes[offset.slot(VOTE_SLOTS)];
+        if slot.0 == offset {
+            slot.1 += 1;
+        } else if slot.1 == 0 {
+            *slot = (offset, 1);
         } else {
-            room.1 -= 1;
+            slot.1 -= 1;
         }
     }
 }
 
-/// An area and as much on all sides of it, where what is there now may come from.
+/// The area enlarged by its own size on all sides and clipped to the picture: moved content is
+/// searched there.
 fn around(area: Area, (width, height): (u16, u16)) -> Area {
     let range = |start: u16, length: u16, most: u16| {
         let from = start.saturating_sub(length);
@@ -495,17 +503,16 @@ fn around(area: Area, (width, height): (u16, u16)) -> Area {
     Area { x, y, width: wide, height: high }
 }
 
-/// Whether all pixels have one colour.
 fn is_plain(pixels: &[u32]) -> bool {
     pixels.iter().fold(0, |all, pixel| all | (pixel ^ pixels[0])) == 0
 }
 
 fn number(at: usize) -> u16 {
-    u16::try_from(at).unwrap_or(NOWHERE)
+    u16::try_from(at).unwrap_or(MISSING)
 }
 
-/// As they can be done one after the other: none overwrites what one behind it needs. Of rectangles
-/// that go the same way there is always one that can be first.
+/// Sorts the moves so that none overwrites the source of a later one. Among rectangles with the
+/// same offset, one can always be first.
 fn in_order(mut moves: Vec<Move>) -> Vec<Move> {
     let mut ordered = Vec::with_capacity(moves.len());
     while !moves.is_empty() {
@@ -541,8 +548,8 @@ mod test {
         Picture { pixels: (0..count).map(pixel).collect(), width, height }
     }
 
-    /// Letters of 8 by 16 pixels on white, each row of them twice, with white between the lines and
-    /// behind their ends.
+    /// Letters of 8 by 16 pixels on white, with each of their rows twice, and white between the
+    /// lines and behind their ends.
     fn text(width: u16, height: u16, first: usize) -> Picture {
         let columns = usize::from(width);
         let letter = |line: usize, column: usize| {
@@ -563,7 +570,7 @@ mod test {
         })
     }
 
-    /// Writes a part of another picture of this size over one.
+    /// Copies an area from a picture of the same size.
     fn put(to: &mut Picture, from: &Picture, area: Area) {
         for y in area.y..area.y + area.height {
             let start = usize::from(y) * usize::from(to.width) + usize::from(area.x);
@@ -581,11 +588,11 @@ mod test {
         changed
     }
 
-    /// One look, and a check of what it found.
-    fn look(scroll: &mut Scroll, old: &Picture, new: &Picture) -> Vec<Move> {
-        scroll.keep(old, new.pixels.len());
+    /// Runs one search and checks its result.
+    fn search(scroll: &mut Scroll, old: &Picture, new: &Picture) -> Vec<Move> {
+        scroll.save(old, new.pixels.len());
         let moves = scroll.find(new, &different(old, new));
-        assert!(moves.len() <= MOST);
+        assert!(moves.len() <= MAX_MOVES);
         for it in &moves {
             for (to, from) in it.to.pieces(9999, 1).zip(it.source().pieces(9999, 1)) {
                 let row = |of: &Picture, area: Area| {
@@ -594,14 +601,14 @@ mod test {
                 };
                 assert_eq!(row(new, to), row(old, from), "{it:?}");
             }
-            // What else is in a tile is as it was, or moved too.
+            // All other pixels of the tile are unchanged, or moved too.
             let other = different(old, new);
             for y in 0..usize::from(new.height) {
                 for x in 0..usize::from(new.width) {
                     let at = y * usize::from(new.width) + x;
                     let pixel = area(number(x), number(y), 1, 1);
-                    let told = moves.iter().any(|it| it.to.covers(pixel));
-                    if other.touches(pixel) && it.to.meets(tile_of(pixel)) && !told {
+                    let found = moves.iter().any(|it| it.to.covers(pixel));
+                    if other.touches(pixel) && it.to.meets(tile_of(pixel)) && !found {
                         assert_eq!(new.pixels[at], old.pixels[at], "{x}, {y} of {it:?}");
                     }
                 }
@@ -614,13 +621,13 @@ mod test {
         area(pixel.x / TILE * TILE, pixel.y / TILE * TILE, TILE, TILE)
     }
 
-    fn way(it: &Move) -> (i32, i32) {
-        let way = |to: u16, from: u16| i32::from(to) - i32::from(from);
-        (way(it.to.x, it.from.0), way(it.to.y, it.from.1))
+    fn offset(it: &Move) -> (i32, i32) {
+        let offset = |to: u16, from: u16| i32::from(to) - i32::from(from);
+        (offset(it.to.x, it.from.0), offset(it.to.y, it.from.1))
     }
 
     fn moved(old: &Picture, new: &Picture) -> Vec<Move> {
-        look(&mut Scroll::default(), old, new)
+        search(&mut Scroll::default(), old, new)
     }
 
     #[test]
@@ -628,7 +635,7 @@ mod test {
         for (lines, from, rows) in [(20, 20, 768 - 32), (60, 60, 768 - 64), (500, 500, 768 - 512)] {
             let moves = moved(&text(1024, 768, 0), &text(1024, 768, lines));
             let [only] = moves[..] else { panic!("{lines} lines: {moves:?}") };
-            // To the right of all text it may begin later.
+            // The move may start lower, since the right part of the picture is blank.
             assert_eq!((only.from, only.to.y, only.to.height), ((0, from), 0, rows));
             assert!(only.to.width > 400, "{only:?}");
         }
@@ -645,19 +652,19 @@ mod test {
         let window = area(301, 155, 500, 400);
         put(&mut before, &text(1280, 800, 100), window);
         put(&mut after, &text(1280, 800, 120), window);
-        // And a clock.
+        // A clock changes as well.
         after.pixels[1270] ^= 0x00ff_ffff;
         let moves = moved(&before, &after);
         assert!(!moves.is_empty() && moves.iter().all(|it| window.covers(it.to)), "{moves:?}");
-        assert!(moves.iter().all(|it| way(it) == (0, -20)), "{moves:?}");
-        // The window begins and ends within tiles, and what moved does so too.
+        assert!(moves.iter().all(|it| offset(it) == (0, -20)), "{moves:?}");
+        // The window begins and ends within tiles, and so do the moves.
         assert!(moves.iter().any(|it| it.to.x == 301), "{moves:?}");
         assert!(moves.iter().any(|it| it.to.height >= 320), "{moves:?}");
         let back = moved(&after, &before);
-        assert!(!back.is_empty() && back.iter().all(|it| way(it) == (0, 20)), "{back:?}");
+        assert!(!back.is_empty() && back.iter().all(|it| offset(it) == (0, 20)), "{back:?}");
     }
 
-    /// A guest is looked at in the middle of what it draws.
+    /// The guest's picture may be read while it is half drawn.
     #[test]
     fn what_has_scrolled_so_far_is_found_up_to_the_pixel() {
         let (before, after) = (text(1024, 768, 0), text(1024, 768, 20));
@@ -666,10 +673,10 @@ mod test {
         let mut left = different(&before, &one);
         let moves = moved(&before, &one);
         moves.iter().for_each(|it| left.put(it.to, false));
-        assert!(left.count() <= 1, "where the seam is: {:?}", left.bounds());
+        assert!(left.count() <= 1, "only the seam remains: {:?}", left.bounds());
         let mut left = different(&one, &after);
         moved(&one, &after).iter().for_each(|it| left.put(it.to, false));
-        assert_eq!(left.bounds().y, 736, "what came in below: {:?}", left.bounds());
+        assert_eq!(left.bounds().y, 736, "only the new rows remain: {:?}", left.bounds());
     }
 
     #[test]
@@ -687,7 +694,7 @@ mod test {
         for (x, y) in [(113, 90), (87, 111), (100, 77), (140, 100), (500, 450)] {
             let moves = moved(&with(100, 100), &with(x, y));
             let wanted = (i32::from(x) - 100, i32::from(y) - 100);
-            assert!(moves.iter().all(|it| way(it) == wanted), "to {x}, {y}: {moves:?}");
+            assert!(moves.iter().all(|it| offset(it) == wanted), "to {x}, {y}: {moves:?}");
             let pixels: usize = moves.iter().map(|it| it.to.pixels()).sum();
             assert!(pixels > 380 * 230, "to {x}, {y}: {moves:?}");
         }
@@ -700,11 +707,11 @@ mod test {
         put(&mut before, &text(1280, 800, 1000), area(0, 0, 1280, 400));
         put(&mut after, &text(1280, 800, 1020), area(0, 0, 1280, 400));
         put(&mut after, &text(1280, 800, 60), area(0, 400, 1280, 400));
-        let mut ways: Vec<u16> =
+        let mut offsets: Vec<u16> =
             moved(&before, &after).iter().map(|it| it.from.1 - it.to.y).collect();
-        ways.sort_unstable();
-        ways.dedup();
-        assert_eq!(ways, [20, 60]);
+        offsets.sort_unstable();
+        offsets.dedup();
+        assert_eq!(offsets, [20, 60]);
     }
 
     #[test]
@@ -719,12 +726,12 @@ mod test {
         }
         let mut other = text(640, 480, 0);
         other.pixels[5 * 640..9 * 640].fill(3);
-        assert_eq!(moved(&page, &other), [], "too little");
+        assert_eq!(moved(&page, &other), [], "too few pixels changed");
     }
 
     #[test]
     fn patterns_are_moves_only_where_they_are_equal() {
-        // Every row the same, rows that repeat, columns that repeat, both.
+        // Equal rows, repeating rows, repeating columns, both.
         let kinds: [fn(usize, usize) -> usize; 4] =
             [|x, _| x * x, |_, y| y % 40, |x, _| x % 40, |x, y| (x / 4 + y / 4) % 2];
         for kind in kinds {
@@ -737,13 +744,13 @@ mod test {
         }
     }
 
-    /// How long a processor has worked for this thread.
+    /// CPU time of this thread.
     fn worked() -> Duration {
         let time = clock_gettime(ClockId::ThreadCPUTime);
         Duration::try_from(time).unwrap()
     }
 
-    /// What costs most that a guest can draw, and how long.
+    /// Measures the most expensive pictures that a guest can draw.
     #[test]
     fn whatever_is_drawn_the_work_is_bounded() {
         let size = (1920, 1080);
@@ -756,7 +763,7 @@ mod test {
             picture(size.0, size.1, |at| small(at % 64 * 7 + at / 1920 % 64)),
             picture(size.0, size.1, |at| u32::from(at % 2 == 0)),
         ];
-        // Each tile moved, but for its last pixel.
+        // Every tile moved, except for its last pixel.
         let mut torn = text(size.0, size.1, 20);
         for y in (31..1080).step_by(32) {
             for x in (31..1920).step_by(32) {
@@ -770,16 +777,16 @@ mod test {
             for (old, new) in [(&page(), &other), (&other, &page())] {
                 let changed = different(old, new);
                 let mut scroll = Scroll::default();
-                scroll.keep(old, old.pixels.len());
+                scroll.save(old, old.pixels.len());
                 let start = worked();
-                assert!(scroll.find(new, &changed).len() <= MOST);
+                assert!(scroll.find(new, &changed).len() <= MAX_MOVES);
                 longest = longest.max(worked() - start);
                 let start = worked();
                 assert_ne!(different(old, new), Tiles::default());
                 plain = plain.min(worked() - start);
             }
         }
-        eprintln!("a search takes {longest:?} at most, to look at all pixels once {plain:?}");
+        eprintln!("a search takes at most {longest:?}, a comparison of all pixels {plain:?}");
         assert!(longest < 100 * plain + Duration::from_secs(2), "{longest:?}");
     }
 
@@ -792,9 +799,9 @@ mod test {
         let mut tries = Vec::new();
         for at in 0..400 {
             let new = frame();
-            scroll.keep(&old, new.pixels.len());
-            if scroll.kept {
-                assert!(scroll.before == old.pixels, "whatever was left out");
+            scroll.save(&old, new.pixels.len());
+            if scroll.saved {
+                assert!(scroll.before == old.pixels, "the saved picture is outdated");
                 tries.push(at);
             }
             assert_eq!(scroll.find(&new, &different(&old, &new)), []);
@@ -807,7 +814,7 @@ mod test {
         for lines in 0..100 {
             let (old, new) = (text(320, 200, lines * 10), text(320, 200, lines * 10 + 10));
             scroll.stale = Tiles::all(320, 200);
-            found += usize::from(!look(&mut scroll, &old, &new).is_empty());
+            found += usize::from(!search(&mut scroll, &old, &new).is_empty());
         }
         assert!(found > 60, "{found}");
     }

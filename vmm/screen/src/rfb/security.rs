@@ -1,12 +1,12 @@
-//! Who may look, and who may touch: passwords, and patience with those who guess.
+//! Passwords, access rights, and delays after wrong passwords.
 //!
-//! Threats: VNC authentication is DES with a key of eight bytes, as it has been since 1998; whoever
-//! reads the line can guess at home. So it is for loopback and Unix sockets, or within TLS. Whoever
-//! guesses here gets slower with each guess, however many connections they open. Guesses of many
-//! addresses share one budget, which does not hold for addresses that logged in before, nor for
-//! this host: a flood of guesses from everywhere never locks those out. The loopback is one door,
-//! whichever of its many addresses somebody takes: guesses there become slow like all others, and
-//! cost that door alone.
+//! Threats: VNC authentication is DES with a key of eight bytes, as it has been since 1998. An
+//! attacker who can read the connection can find the password offline, so this method is only for
+//! loopback, Unix sockets and TLS. Each wrong password makes the next attempt from the same door
+//! slower, however many connections the attacker opens. Attempts from many addresses share one
+//! budget. It does not apply to addresses that logged in before, nor to this host: a distributed
+//! attack never locks those out. All addresses of the loopback network are one door, so guesses
+//! there slow down in the same way, and affect that door alone.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,14 +19,14 @@ use des::cipher::{Block, BlockCipherEncrypt, KeyInit};
 use ring::digest::{SHA256, digest};
 use subtle::{Choice, ConstantTimeEq};
 
-/// Whose guesses are counted together.
+/// Origin of a client. Wrong passwords are counted per door.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Door {
-    /// A Unix socket, which is its owner's.
+    /// A Unix socket, which only its owner can use.
     Local,
-    /// This host, by any of the addresses that it calls itself.
+    /// Any loopback address of this host.
     Loopback,
-    /// An address; of IPv6 the network, because everybody has many addresses.
+    /// An IPv4 address, or an IPv6 network of 64 bits, because each host has many addresses there.
     Network(u128),
 }
 
@@ -40,7 +40,7 @@ impl Door {
         }
     }
 
-    /// Whether it is of this host alone.
+    /// Whether only this host can use the door.
     pub fn is_here(self) -> bool {
         matches!(self, Self::Local | Self::Loopback)
     }
@@ -51,7 +51,8 @@ impl fmt::Display for Door {
         match self {
             Self::Local => f.write_str("this host"),
             Self::Loopback => f.write_str("the loopback"),
-            // An IPv6 network has bits above those of any IPv4 address, but for `::/64` itself.
+            // The upper bits of an IPv6 network are never those of an IPv4 address, except for
+            // `::/64`.
             Self::Network(bits) => match u32::try_from(*bits) {
                 Ok(bits) if bits != 0 => Ipv4Addr::from_bits(bits).fmt(f),
                 _ => write!(f, "{}/64", Ipv6Addr::from_bits(*bits)),
@@ -60,22 +61,22 @@ impl fmt::Display for Door {
     }
 }
 
-/// Doors with failures that are remembered.
-const MOST_DOORS: usize = 1024;
-/// Doors that are remembered because somebody logged in there.
-const MOST_FRIENDS: usize = 256;
-/// Wrong passwords of all other doors together before they wait for each other.
+/// Maximum doors whose failures are remembered.
+const MAX_DOORS: usize = 1024;
+/// Maximum doors that are remembered because of a login.
+const MAX_TRUSTED: usize = 256;
+/// Wrong passwords that all untrusted doors together may send before they must wait.
 const BURST: u32 = 64;
-/// After this time one more is allowed.
+/// Interval in which the budget grows by one.
 const REFILL: Duration = Duration::from_secs(10);
-/// The first delay; each further failure doubles it.
-const FIRST: Duration = Duration::from_secs(1);
-/// The longest.
-const LONGEST: Duration = Duration::from_secs(60);
-/// After so long without a guess everything is forgotten.
-const FORGET: Duration = Duration::from_secs(15 * 60);
+/// Delay after the second failure. Each further failure doubles it.
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+/// Maximum delay.
+const MAX_DELAY: Duration = Duration::from_secs(60);
+/// Failures are forgotten after this long without an attempt.
+const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
 
-/// Who failed, and until when they wait.
+/// Counts failed logins and delays further attempts.
 #[derive(Default)]
 pub struct Doors {
     book: Mutex<Book>,
@@ -84,15 +85,14 @@ pub struct Doors {
 #[derive(Default)]
 struct Book {
     failures: HashMap<Door, Failures>,
-    /// Doors that the full password was said at, and when that was the last time.
-    friends: HashMap<Door, Instant>,
+    /// Doors with a login by the full password, and the time of the last one.
+    trusted: HashMap<Door, Instant>,
     budget: Budget,
 }
 
-/// Wrong passwords that all strangers together have left: a token bucket.
+/// Token bucket: the number of wrong passwords that all strangers together may still send.
 struct Budget {
     left: u32,
-    /// When it was last filled.
     filled: Option<Instant>,
 }
 
@@ -103,7 +103,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// How long until there is one left; nothing if there is one now.
+    /// Time until the next attempt is allowed, or nothing if one is allowed now.
     fn wait(&mut self, now: Instant) -> Option<Duration> {
         let filled = *self.filled.get_or_insert(now);
         let since = now.saturating_duration_since(filled);
@@ -119,12 +119,12 @@ impl Budget {
     }
 }
 
-/// Why a password was not accepted.
+/// Reason why a password was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
-    /// It was wrong; the number counts those of this door.
+    /// The password was wrong. The number counts the failures of this door.
     Wrong(u32),
-    /// It was not looked at: this door has to wait.
+    /// The password was not checked, because the door must wait this long.
     Later(Duration),
 }
 
@@ -135,10 +135,10 @@ struct Failures {
 }
 
 impl Failures {
-    /// One slip of the fingers is free.
+    /// The first failure causes no delay: it may be a typing error.
     fn delay(self) -> Duration {
-        let doubled = FIRST.saturating_mul(1 << self.count.saturating_sub(2).min(16));
-        if self.count < 2 { Duration::ZERO } else { doubled.min(LONGEST) }
+        let doubled = FIRST_DELAY.saturating_mul(1 << self.count.saturating_sub(2).min(16));
+        if self.count < 2 { Duration::ZERO } else { doubled.min(MAX_DELAY) }
     }
 
     fn left(self, now: Instant) -> Duration {
@@ -147,9 +147,9 @@ impl Failures {
 }
 
 impl Book {
-    /// Whether the common budget does not hold here.
+    /// Whether the common budget does not apply to this door.
     fn trusts(&self, door: Door) -> bool {
-        door.is_here() || self.friends.contains_key(&door)
+        door.is_here() || self.trusted.contains_key(&door)
     }
 
     fn closed(&mut self, door: Door, now: Instant) -> Option<Duration> {
@@ -162,9 +162,9 @@ impl Book {
         if !self.trusts(door) {
             self.budget.left = self.budget.left.saturating_sub(1);
         }
-        self.failures.retain(|_, it| now.saturating_duration_since(it.last) < FORGET);
-        if self.failures.len() >= MOST_DOORS && !self.failures.contains_key(&door) {
-            // The one that waits least loses least.
+        self.failures.retain(|_, it| now.saturating_duration_since(it.last) < FORGET_AFTER);
+        if self.failures.len() >= MAX_DOORS && !self.failures.contains_key(&door) {
+            // Forget the door with the shortest remaining delay.
             let least = self.failures.iter().min_by_key(|(_, it)| (it.left(now), it.last));
             let least = least.map(|(door, _)| *door);
             least.map(|door| self.failures.remove(&door));
@@ -175,33 +175,34 @@ impl Book {
         entry.count
     }
 
-    /// Who may look with a password may still be guessing the other one.
+    /// Records a login. A login by the view password does not reset the failures, because the
+    /// client may still be guessing the full password.
     fn opened(&mut self, door: Door, right: Right, now: Instant) {
         if right != Right::Full {
             return;
         }
         self.failures.remove(&door);
-        if self.friends.len() >= MOST_FRIENDS && !self.friends.contains_key(&door) {
-            let oldest = self.friends.iter().min_by_key(|(_, since)| **since);
+        if self.trusted.len() >= MAX_TRUSTED && !self.trusted.contains_key(&door) {
+            let oldest = self.trusted.iter().min_by_key(|(_, since)| **since);
             let oldest = oldest.map(|(door, _)| *door);
-            oldest.map(|door| self.friends.remove(&door));
+            oldest.map(|door| self.trusted.remove(&door));
         }
-        self.friends.insert(door, now);
+        self.trusted.insert(door, now);
     }
 }
 
 impl Doors {
-    /// How long no password is looked at here; nothing when they may try.
+    /// Time during which no password is checked at this door, or nothing if one may be sent now.
     pub fn closed(&self, door: Door) -> Option<Duration> {
         self.book(|book, now| book.closed(door, now))
     }
 
-    /// Looks at a password, unless this door has to wait. No two are looked at at once, so that
-    /// guesses that come together count like those that come one by one.
+    /// Checks a password, unless this door must wait. Only one check runs at a time, so parallel
+    /// attempts count like sequential ones.
     ///
     /// # Errors
     ///
-    /// When it is wrong, or not the time for it.
+    /// If the password is wrong, or the door must wait.
     pub fn judge(
         &self,
         door: Door,
@@ -217,13 +218,11 @@ impl Doors {
         })
     }
 
-    /// Counts a wrong password.
     #[cfg(test)]
     pub(crate) fn failed(&self, door: Door) -> u32 {
         self.book(|book, now| book.failed(door, now))
     }
 
-    /// Counts a right one.
     #[cfg(test)]
     pub(crate) fn opened(&self, door: Door, right: Right) {
         self.book(|book, now| book.opened(door, right, now));
@@ -237,48 +236,49 @@ impl Doors {
 /// The passwords of a screen.
 #[derive(Clone, Debug, Default)]
 pub struct Passwords {
-    /// Who has this may touch.
+    /// Password for full access.
     pub full: Option<String>,
-    /// Who has this may look.
+    /// Password for access without keyboard and mouse.
     pub view: Option<String>,
-    /// The name that goes with them, where names are asked for; without it every name will do.
+    /// User name that belongs to them, for methods that have one. Without it, every name is
+    /// accepted.
     pub user: Option<String>,
 }
 
-/// What somebody with a right password may do.
+/// Rights that a password gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
-    /// Look and touch.
+    /// Screen, keyboard and mouse.
     Full,
-    /// Look.
+    /// Screen only.
     View,
 }
 
 impl Passwords {
-    /// Whether anything must be said to come in.
+    /// Whether clients must send a password.
     pub fn are_needed(&self) -> bool {
         self.full.is_some() || self.view.is_some()
     }
 
-    /// VNC authentication uses this much of a password.
+    /// Number of bytes of a password that VNC authentication uses.
     pub const SEEN: usize = 8;
 
-    /// Whether VNC authentication would look at a part of them only.
+    /// Whether VNC authentication would ignore a part of a password.
     pub fn are_long(&self) -> bool {
         [&self.full, &self.view].into_iter().flatten().any(|it| it.len() > Self::SEEN)
     }
 
-    /// Checks the answer to a challenge (RFC 6143 7.2.2).
+    /// Checks the response to a challenge (RFC 6143 7.2.2).
     pub fn check_answer(&self, challenge: &[u8; 16], answer: &[u8; 16]) -> Option<Right> {
         let check = |password: &Option<String>| match password {
             Some(password) => answer.ct_eq(&encrypt(password, challenge)),
             None => Choice::from(0),
         };
-        // Both, always: what is right must not be seen by the time it takes.
+        // Always check both, so that the time does not depend on which password is right.
         Self::pick(check(&self.full), check(&self.view))
     }
 
-    /// Checks a name and a password.
+    /// Checks a user name and a password.
     pub fn check_plain(&self, user: &[u8], password: &[u8]) -> Option<Right> {
         let named = self.user.as_ref().map_or(Choice::from(1), |it| same(it, user));
         let check = |right: &Option<String>| match right {
@@ -297,13 +297,13 @@ impl Passwords {
     }
 }
 
-/// Whether somebody said this; the time that it takes does not even tell how long it is.
-fn same(secret: &str, said: &[u8]) -> Choice {
+/// Compares a secret. The time does not reveal even its length.
+fn same(secret: &str, received: &[u8]) -> Choice {
     let digest = |bytes| digest(&SHA256, bytes);
-    digest(secret.as_bytes()).as_ref().ct_eq(digest(said).as_ref())
+    digest(secret.as_bytes()).as_ref().ct_eq(digest(received).as_ref())
 }
 
-/// DES with the bits of each byte of the key reversed, as RFC 6143 has it by an old mistake.
+/// DES with the bits of each byte of the key reversed: RFC 6143 keeps this old mistake.
 fn encrypt(password: &str, challenge: &[u8; 16]) -> [u8; 16] {
     let mut key = [0; Passwords::SEEN];
     for (key, letter) in key.iter_mut().zip(password.bytes()) {
@@ -326,7 +326,7 @@ mod test {
 
     #[test]
     fn answers_are_those_of_the_protocol() {
-        // The usual test vector of DES, with the key's bits reversed.
+        // The usual test vector of DES, with the bits of its key reversed.
         let key = "\x40\x02\x22\x62\x4a\x2a\x3e\x7f";
         assert_eq!(encrypt("", &[0; 16])[..8], [0x8c, 0xa6, 0x4d, 0xe9, 0xc1, 0xb1, 0x23, 0xa7]);
         assert_ne!(encrypt(key, &[0; 16]), encrypt("", &[0; 16]));
@@ -358,28 +358,28 @@ mod test {
         let now = Instant::now();
         let door = Door::of("10.0.0.1".parse().unwrap());
         book.failed(door, now);
-        assert_eq!(book.closed(door, now), None, "one slip is free");
+        assert_eq!(book.closed(door, now), None, "the first failure causes no delay");
         let mut last = Duration::ZERO;
         for _ in 0..5 {
             book.failed(door, now);
             let wait = book.closed(door, now).unwrap();
-            assert!(wait > last && wait <= LONGEST);
+            assert!(wait > last && wait <= MAX_DELAY);
             last = wait;
         }
-        assert_eq!(book.closed(Door::Local, now), None, "another's guesses");
-        for address in 0..3 * MOST_DOORS {
+        assert_eq!(book.closed(Door::Local, now), None, "failures of another door");
+        for address in 0..3 * MAX_DOORS {
             book.failed(Door::Network(address as u128), now);
         }
-        assert!(book.failures.len() <= MOST_DOORS);
-        assert!(book.failures.contains_key(&door), "it waits longest and stays");
+        assert!(book.failures.len() <= MAX_DOORS);
+        assert!(book.failures.contains_key(&door), "the door with the longest delay is kept");
         book.opened(door, Right::View, now);
-        assert!(book.failures.contains_key(&door), "the password for looking is no way around");
+        assert!(book.failures.contains_key(&door), "the view password does not reset failures");
         book.opened(door, Right::Full, now);
         assert_eq!(book.closed(door, now), None);
-        for address in 0..3 * MOST_FRIENDS {
+        for address in 0..3 * MAX_TRUSTED {
             book.opened(Door::Network(address as u128), Right::Full, now);
         }
-        assert_eq!(book.friends.len(), MOST_FRIENDS);
+        assert_eq!(book.trusted.len(), MAX_TRUSTED);
     }
 
     #[test]
@@ -389,7 +389,7 @@ mod test {
         let network = |text: &str| Door::of(text.parse().unwrap());
         let (friend, stranger) = (network("10.0.0.1"), network("10.0.0.2"));
         book.opened(friend, Right::Full, start);
-        // Ever other addresses guess, as often as they are heard.
+        // Other addresses guess all the time, as often as they are allowed.
         let mut next = 1_u128 << 96;
         let mut guess = |book: &mut Book, count: u32, now| {
             let heard = |_: &u32| -> bool {
@@ -402,14 +402,18 @@ mod test {
         };
         assert_eq!(guess(&mut book, 10_000, start), 64, "at once");
         assert_eq!(book.closed(stranger, start), Some(REFILL));
-        assert_eq!(book.closed(friend, start), None, "who logged in before does so again");
-        assert_eq!(book.closed(network("127.0.0.1"), start), None, "and so does this host");
-        // A day of guesses.
+        assert_eq!(
+            book.closed(friend, start),
+            None,
+            "a door with an earlier login is not affected"
+        );
+        assert_eq!(book.closed(network("127.0.0.1"), start), None, "this host is not affected");
+        // Guesses during one day.
         let day: usize = (1..=86_400).map(|second| guess(&mut book, 3, at(second))).sum();
         assert_eq!(day, 8640);
         assert!(book.closed(stranger, at(86_400)).is_some());
-        assert_eq!(book.closed(stranger, at(86_410)), None, "when they stop, all are heard");
-        // Their own delays hold all the same.
+        assert_eq!(book.closed(stranger, at(86_410)), None, "after the attack, all may log in");
+        // The delay of each door applies too.
         for _ in 0..3 {
             book.failed(friend, at(86_410));
         }
@@ -422,7 +426,7 @@ mod test {
         let door = Door::of("10.0.0.1".parse().unwrap());
         assert_eq!(doors.judge(door, || None), Err(Denied::Wrong(1)));
         assert_eq!(doors.judge(door, || None), Err(Denied::Wrong(2)));
-        let early = doors.judge(door, || panic!("it is looked at"));
+        let early = doors.judge(door, || panic!("the password was checked"));
         assert!(matches!(early, Err(Denied::Later(_))), "{early:?}");
         assert_eq!(doors.judge(Door::Local, || Some(Right::Full)), Ok(Right::Full));
     }

@@ -1,4 +1,4 @@
-//! What a client says, and what follows from it.
+//! Reads a client's messages and acts on them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,75 +18,76 @@ use super::wishes::Wishes;
 use super::{Client, Power, Server, keys};
 use crate::keys::fingers::Source;
 
-/// Answers that wait: whoever does not read them is not heard any further.
-const MOST_REPLIES: usize = 64 << 10;
-/// Answers to wishes of another size that wait.
-const MOST_REPORTS: usize = 16;
-/// What is read at once.
-const READ: usize = 16 << 10;
-/// So many messages are heeded before it is somebody else's turn.
-const TURN: usize = 64;
-/// So often a button can be pressed in so long.
-const PRESSES: (u32, Duration) = (4, Duration::from_secs(1));
-/// How long a client is not read while the guest reads none of its keys.
+/// Maximum bytes of pending replies. A client that does not read them is not read any further.
+const MAX_REPLY_BYTES: usize = 64 << 10;
+/// Maximum pending replies to resize requests.
+const MAX_REPORTS: usize = 16;
+/// Bytes per read.
+const READ_SIZE: usize = 16 << 10;
+/// Messages that are handled before other tasks get a turn.
+const MAX_BATCH: usize = 64;
+/// Maximum presses of the machine's buttons, and the time in which they count.
+const MAX_PRESSES: (u32, Duration) = (4, Duration::from_secs(1));
+/// How long to wait for a guest that reads no keys, before keys are dropped.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// No wish is larger.
-const LARGEST: u16 = 8192;
+/// Maximum width and height that a client may request.
+const MAX_SIDE: u16 = 8192;
 
-/// EndOfContinuousUpdates
+/// `EndOfContinuousUpdates`
 const END_OF_CONTINUOUS: u8 = 150;
-/// A fence that asks for an answer.
+/// Request: the peer must reply to this fence.
 const FENCE_REQUEST: u32 = 1 << 31;
-/// A fence for which the next message belongs to what comes after.
+/// SyncNext: the reply must go out together with the effects of the next message.
 const FENCE_SYNC_NEXT: u32 = 1 << 2;
-/// The flags that we understand.
+/// Flags that a reply may carry.
 const FENCE_KNOWN: u32 = 0b111;
 
-/// ExtendedDesktopSize: why, and how it went.
+/// Content of an `ExtendedDesktopSize` rectangle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Report {
-    /// 0 the guest's doing or a question, 1 this client's wish.
+    /// 0: the server changed the size, or the client asked for it. 1: this client requested a size.
     pub reason: u16,
-    /// 0 it is so, 1 not allowed, 3 no such screen, 4 the guest was asked.
+    /// 0: no error. 1: prohibited. 3: invalid screen layout. 4: the request was forwarded to the
+    /// guest.
     pub status: u16,
 }
 
-/// What reader and writer of one client share.
+/// State shared between the reader and the writer of one client.
 pub(super) struct State {
-    /// How it wants its pixels.
+    /// Pixel format that the client chose.
     pub format: PixelFormat,
-    /// What else it wants.
+    /// Encodings and extensions that the client declared.
     pub wishes: Wishes,
-    /// It waits for this.
+    /// Area of the pending update request.
     pub request: Option<Area>,
-    /// It wants all changes here.
+    /// Area of continuous updates, if enabled.
     pub continuous: Option<Area>,
-    /// It asked for what it may have already.
-    pub again: bool,
-    /// It asked for it now, and the picture may be older.
-    pub anew: bool,
-    /// Messages to be sent before anything else.
+    /// The pending update may contain pixels that the client already has, or that are not new.
+    pub repeated: bool,
+    /// A non-incremental request is pending: the picture must be refreshed before it is answered.
+    pub refresh: bool,
+    /// Messages to be sent before the next update.
     pub replies: Vec<u8>,
-    /// What it is to be told of the picture's size.
+    /// Pending reports of the picture's size.
     pub reports: VecDeque<Report>,
-    /// Clients should send ways, not places.
+    /// The pointer is relative: clients should send movements instead of positions.
     pub relative: bool,
-    /// And this one knows.
-    pub told_relative: bool,
-    /// How fast it is.
+    /// The value of `relative` that was announced to the client.
+    pub announced_relative: bool,
+    /// Measured speed of the connection.
     pub rate: Rate,
-    /// What the guest copied last.
+    /// Last text that the guest copied.
     text: Option<Arc<Text>>,
-    /// The client wants to be told of it.
+    /// The client wants to be notified of new texts.
     notify: bool,
-    /// An answer that goes out together with what the next message changes.
+    /// A fence's reply that goes out with the effects of the next message (SyncNext).
     fence: Option<Vec<u8>>,
-    greeted: Greeted,
+    confirmed: Confirmed,
 }
 
-/// Extensions that were confirmed: once is enough.
+/// Extensions that were confirmed. Each is confirmed once.
 #[derive(Default)]
-struct Greeted {
+struct Confirmed {
     fence: bool,
     continuous: bool,
     power: bool,
@@ -99,27 +100,27 @@ impl Default for State {
             wishes: Wishes::default(),
             request: None,
             continuous: None,
-            // There is nothing that it has yet, but that is long ago.
-            again: true,
-            anew: false,
+            // The first picture is not new to anybody, so clients that wait for changes come first.
+            repeated: true,
+            refresh: false,
             replies: Vec::new(),
             reports: VecDeque::new(),
             relative: false,
-            told_relative: false,
+            announced_relative: false,
             rate: Rate::default(),
             text: None,
             notify: true,
             fence: None,
-            greeted: Greeted::default(),
+            confirmed: Confirmed::default(),
         }
     }
 }
 
 impl State {
-    /// The guest copied a text.
+    /// Announces or sends a text that the guest copied.
     pub(super) fn offer(&mut self, text: &Arc<Text>) {
         self.text = Some(text.clone());
-        if self.replies.len() > MOST_REPLIES {
+        if self.replies.len() > MAX_REPLY_BYTES {
             return;
         }
         if !self.wishes.can.clipboard {
@@ -129,18 +130,18 @@ impl State {
         }
     }
 
-    /// SetEncodings
-    fn wish(&mut self, numbers: &[i32], right: Right) {
+    /// Handles `SetEncodings`.
+    fn set_encodings(&mut self, numbers: &[i32], right: Right) {
         self.wishes = Wishes::read(numbers);
         let (can, replies) = (&self.wishes.can, &mut self.replies);
-        let first = |can: bool, greeted: &mut bool| can && !std::mem::replace(greeted, can);
-        if first(can.fence, &mut self.greeted.fence) {
+        let first = |can: bool, confirmed: &mut bool| can && !std::mem::replace(confirmed, can);
+        if first(can.fence, &mut self.confirmed.fence) {
             fence(FENCE_REQUEST, &0_u64.to_be_bytes(), replies);
         }
-        if first(can.continuous, &mut self.greeted.continuous) {
+        if first(can.continuous, &mut self.confirmed.continuous) {
             replies.push(END_OF_CONTINUOUS);
         }
-        if right == Right::Full && first(can.power, &mut self.greeted.power) {
+        if right == Right::Full && first(can.power, &mut self.confirmed.power) {
             power(XVP_INIT, replies);
         }
         if can.clipboard && right == Right::Full {
@@ -148,8 +149,8 @@ impl State {
         }
     }
 
-    /// FramebufferUpdateRequest
-    fn ask(&mut self, incremental: bool, area: Area) {
+    /// Handles `FramebufferUpdateRequest`.
+    fn add_request(&mut self, incremental: bool, area: Area) {
         if !self.wishes.can.fence {
             self.rate.all_arrived(Instant::now());
         }
@@ -159,18 +160,18 @@ impl State {
                 self.report(report);
             }
         }
-        self.again |= !incremental;
-        self.anew |= !incremental;
+        self.repeated |= !incremental;
+        self.refresh |= !incremental;
         self.request = Some(self.request.map_or(area, |before| around(before, area)));
     }
 
     fn report(&mut self, report: Report) {
-        if self.reports.len() < MOST_REPORTS {
+        if self.reports.len() < MAX_REPORTS {
             self.reports.push_back(report);
         }
     }
 
-    /// What the client says of its clipboard; its text, if that is what it says.
+    /// Handles a message of the extended clipboard. Returns the text if the client provides one.
     fn clipboard(&mut self, say: Say, agent: bool) -> Option<String> {
         let replies = &mut self.replies;
         match say {
@@ -180,7 +181,7 @@ impl State {
                 None => Text::nothing(replies),
             },
             Say::Peek => clipboard::notify(self.text.is_some(), replies),
-            // Only for somebody: a text without an agent would go nowhere.
+            // Without an agent, the text would have no destination.
             Say::Notify(true) if agent => clipboard::request(replies),
             Say::Provide(text) => return Some(text),
             Say::Notify(_) | Say::Other => {}
@@ -189,7 +190,7 @@ impl State {
     }
 }
 
-/// The smallest area with both in it.
+/// The smallest area that contains both.
 fn around(one: Area, other: Area) -> Area {
     let end = |start: u16, length: u16| start.saturating_add(length);
     let (x, y) = (one.x.min(other.x), one.y.min(other.y));
@@ -198,7 +199,7 @@ fn around(one: Area, other: Area) -> Area {
     Area { x, y, width: right - x, height: bottom - y }
 }
 
-/// ServerFence
+/// Appends a `ServerFence`.
 pub(super) fn fence(flags: u32, payload: &[u8], out: &mut Vec<u8>) {
     out.extend([248, 0, 0, 0]);
     out.extend(flags.to_be_bytes());
@@ -206,12 +207,12 @@ pub(super) fn fence(flags: u32, payload: &[u8], out: &mut Vec<u8>) {
     out.extend(payload);
 }
 
-/// A fence behind an update: its answer says that the update has arrived.
+/// Appends a fence behind an update. The client's reply confirms that the update has arrived.
 pub(super) fn milestone(number: u64, out: &mut Vec<u8>) {
     fence(FENCE_REQUEST | 1, &number.to_be_bytes(), out);
 }
 
-/// xvp
+/// Codes of the xvp extension.
 const XVP_FAIL: u8 = 0;
 const XVP_INIT: u8 = 1;
 const XVP_SHUTDOWN: u8 = 2;
@@ -221,17 +222,17 @@ fn power(code: u8, out: &mut Vec<u8>) {
     out.extend([250, 0, 1, code]);
 }
 
-/// The reading half.
+/// Reader of one client's messages.
 pub(super) struct Session {
     server: Arc<Server>,
     client: Arc<Client>,
     hands: Hands,
     buffer: Vec<u8>,
-    /// Bytes to come that nobody wants.
+    /// Bytes of an oversized message that are still to be skipped.
     skip: usize,
-    /// The next message is a key, and the guest is too far behind to take it.
+    /// The next message is a key press, and the guest's queue is full.
     ahead: bool,
-    /// How often it pressed a button of the machine, since when.
+    /// Number of button presses, and the time since which they are counted.
     pressed: (u32, Instant),
 }
 
@@ -242,9 +243,9 @@ impl Session {
         Self { server, client, hands, buffer: Vec::new(), skip: 0, ahead: false, pressed }
     }
 
-    /// Reads until the client leaves.
+    /// Reads until the client disconnects.
     pub(super) async fn run<R: AsyncRead + Unpin>(mut self, mut reader: R) -> anyhow::Result<()> {
-        let mut bytes = vec![0; READ];
+        let mut bytes = vec![0; READ_SIZE];
         loop {
             let count = reader.read(&mut bytes).await?;
             if count == 0 {
@@ -255,7 +256,7 @@ impl Session {
             self.buffer.extend_from_slice(&bytes[skipped..count]);
             while self.take()? {
                 yield_now().await;
-                while self.is_owed_much() {
+                while self.has_unread_replies() {
                     self.client.room.notified().await;
                 }
                 if self.ahead && !self.hands.wait(PATIENCE).await {
@@ -266,22 +267,22 @@ impl Session {
         }
     }
 
-    /// Whether answers wait for a client that does not read them.
-    fn is_owed_much(&self) -> bool {
-        self.client.state(|state| state.replies.len()) > MOST_REPLIES
+    /// Whether the client leaves too many replies unread.
+    fn has_unread_replies(&self) -> bool {
+        self.client.state(|state| state.replies.len()) > MAX_REPLY_BYTES
     }
 
-    /// Whether this is a key that is pressed too early.
+    /// Whether this message is a key press that the guest has no room for.
     fn is_ahead(&mut self, message: &Message) -> bool {
         let pressed =
             matches!(message, Message::Key { down: true, .. } | Message::Code { down: true, .. });
         pressed && self.client.right == Right::Full && self.hands.must_wait()
     }
 
-    /// Takes some of what came in; true if there is more, or too many answers wait.
+    /// Handles buffered messages. Returns true if more remain, or if too many replies are pending.
     fn take(&mut self) -> anyhow::Result<bool> {
         let (mut start, mut count, mut more) = (0, 0, true);
-        while more && count < TURN && !self.is_owed_much() {
+        while more && count < MAX_BATCH && !self.has_unread_replies() {
             let more_buttons = self.client.state(|state| state.wishes.can.buttons);
             let Some((message, used)) = message::parse(&self.buffer[start..], more_buttons)? else {
                 more = false;
@@ -292,44 +293,46 @@ impl Session {
                 break;
             }
             (start, count) = (start + used, count + 1);
-            self.heed(message);
+            self.handle(message);
             let skipped = self.skip.min(self.buffer.len() - start);
             self.skip -= skipped;
             start += skipped;
         }
         self.buffer.drain(..start);
         if self.buffer.is_empty() {
-            // A long message is over, and so is its room.
-            self.buffer.shrink_to(READ);
+            // Free the memory of a long message.
+            self.buffer.shrink_to(READ_SIZE);
         }
         self.client.viewer.wake.notify_one();
         Ok(more)
     }
 
-    /// Does what a message says.
-    fn heed(&mut self, message: Message) {
+    fn handle(&mut self, message: Message) {
         let before = self.client.state(|state| state.fence.take());
         match message {
             Message::Key { .. } | Message::Pointer { .. } | Message::Code { .. } => {
-                self.touch(&message);
+                self.input(&message);
             }
             Message::CutText(bytes) => self.copied(|| clipboard::from_latin(&bytes)),
             Message::Clipboard(bytes) => self.clipboard(&bytes),
             Message::Power { version, code } => self.power(version, code),
             Message::Size { width, height, screens } => self.size((width, height), &screens),
             Message::TooLong(length) => {
-                tracing::debug!("vnc: {}: a text of {length} bytes is left out", self.client.peer);
+                tracing::debug!(
+                    "vnc: {}: ignored a text of {length} bytes: too long",
+                    self.client.peer
+                );
                 self.skip = length;
             }
-            other => self.settle(other),
+            other => self.handle_display(other),
         }
         if let Some(fence) = before {
             self.client.state(|state| state.replies.extend(fence));
         }
     }
 
-    /// What concerns the picture alone.
-    fn settle(&self, message: Message) {
+    /// Handles messages that only concern the picture and the connection.
+    fn handle_display(&self, message: Message) {
         let client = &self.client;
         match message {
             Message::PixelFormat(format) => client.state(|state| {
@@ -339,13 +342,13 @@ impl Session {
                 }
             }),
             Message::Encodings(numbers) => {
-                client.state(|state| state.wish(&numbers, client.right));
+                client.state(|state| state.set_encodings(&numbers, client.right));
             }
             Message::Request { incremental, area } => {
                 if !incremental {
                     client.viewer.dirty(|dirty| dirty.insert_area(area));
                 }
-                client.state(|state| state.ask(incremental, area));
+                client.state(|state| state.add_request(incremental, area));
             }
             Message::Continuous { on, area } => client.state(|state| {
                 state.continuous = on.then_some(area);
@@ -372,8 +375,8 @@ impl Session {
         }
     }
 
-    /// Keyboard and mouse.
-    fn touch(&mut self, message: &Message) {
+    /// Handles keyboard and pointer events.
+    fn input(&mut self, message: &Message) {
         if self.client.right != Right::Full {
             return;
         }
@@ -384,7 +387,7 @@ impl Session {
             }
             Message::Pointer { buttons, x, y } => {
                 let size = self.client.viewer.dirty(|dirty| dirty.size());
-                if self.client.state(|state| state.told_relative) {
+                if self.client.state(|state| state.announced_relative) {
                     self.hands.push(x, y, buttons, size);
                 } else {
                     self.hands.point(x, y, buttons, size);
@@ -397,11 +400,14 @@ impl Session {
         self.server.canvas.hurry();
     }
 
-    /// A text for the guest, which is not even looked at where it cannot go.
+    /// Passes a text to the guest's agent. It is not decoded if it has no destination.
     fn copied(&self, text: impl FnOnce() -> String) {
         match &self.server.outside.clipboard {
             Some(agent) if self.client.right == Right::Full => agent.copied(&text()),
-            _ => tracing::debug!("vnc: {}: a text has nobody to go to", self.client.peer),
+            _ => tracing::debug!(
+                "vnc: {}: ignored a text: no agent, or view-only access",
+                self.client.peer
+            ),
         }
     }
 
@@ -424,33 +430,36 @@ impl Session {
     }
 
     fn power(&mut self, version: u8, code: u8) {
-        let wish = match (version, code) {
+        let button = match (version, code) {
             (1, XVP_SHUTDOWN) => Some(Power::Off),
             (1, XVP_RESET) => Some(Power::Reset),
-            // No button makes a guest start again by itself.
+            // No button of the machine reboots a guest gracefully.
             _ => None,
         };
-        if self.pressed.1.elapsed() > PRESSES.1 {
+        if self.pressed.1.elapsed() > MAX_PRESSES.1 {
             self.pressed = (0, Instant::now());
         }
-        let early = self.pressed.0 >= PRESSES.0;
-        match wish.filter(|_| self.client.right == Right::Full && !early) {
-            Some(wish) => {
+        let early = self.pressed.0 >= MAX_PRESSES.0;
+        match button.filter(|_| self.client.right == Right::Full && !early) {
+            Some(button) => {
                 self.pressed.0 += 1;
-                tracing::info!("vnc: {} presses a button: {wish:?}", self.client.peer);
-                (self.server.outside.power)(wish);
+                tracing::info!(
+                    "vnc: {} pressed a button of the machine: {button:?}",
+                    self.client.peer
+                );
+                (self.server.outside.power)(button);
             }
             None => self.client.state(|state| power(XVP_FAIL, &mut state.replies)),
         }
     }
 
-    /// SetDesktopSize
+    /// Handles `SetDesktopSize`.
     fn size(&self, (width, height): (u16, u16), screens: &[Screen]) {
-        let fits = (1..=LARGEST).contains(&width) && (1..=LARGEST).contains(&height);
+        let fits = (1..=MAX_SIDE).contains(&width) && (1..=MAX_SIDE).contains(&height);
         let status = match (self.server.canvas.scanout(), screens) {
             _ if self.client.right != Right::Full => 1,
             (None, _) => 1,
-            // Where it is does not matter: LibVNC says whatever was in its memory.
+            // The position is ignored: LibVNC sends uninitialized memory in it.
             (Some(scanout), [Screen { area, .. }])
                 if fits && (area.width, area.height) == (width, height) =>
             {
@@ -460,7 +469,7 @@ impl Session {
             _ => 3,
         };
         self.client.state(|state| {
-            // Who does not know what an answer looks like would fall over it.
+            // A client without the extension could not parse the reply.
             if state.wishes.can.screens {
                 state.report(Report { reason: 1, status });
             }

@@ -1,4 +1,4 @@
-//! Whole sessions, over lines in memory.
+//! Whole sessions over in-memory connections.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -28,8 +28,8 @@ use super::lobby::Lobby;
 use super::picture::Area;
 use super::security::{Door, Doors, Passwords};
 use super::testing::{
-    CERTIFICATE, Chance, Eye, Fake, Heard, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY, lock_out,
-    stir,
+    CERTIFICATE, Chance, Eye, Fake, KEY, OTHER_CERTIFICATE, OTHER_KEY, Received, THIRD_KEY,
+    draw_randomly, lock_out,
 };
 use super::{Admission, BUDGET, Entry, MOST, Outside, Power, Rules, Server, tls};
 use crate::keys::layout::Layout;
@@ -37,7 +37,7 @@ use crate::rfb::format::PixelFormat;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A keyboard that remembers.
+/// A keyboard that records events.
 #[derive(Default)]
 struct Board {
     events: std::sync::Mutex<Vec<Event>>,
@@ -77,7 +77,7 @@ struct Bench {
     board: Arc<Board>,
     agent: Arc<Agent>,
     power: Arc<std::sync::Mutex<Vec<Power>>>,
-    /// Everybody who came.
+    /// The tasks of all clients.
     served: std::sync::Mutex<Vec<JoinHandle<()>>>,
     rules: Arc<Rules>,
 }
@@ -117,7 +117,7 @@ impl Bench {
         timeout(LONG, Eye::open(Box::new(line), true)).await.unwrap().unwrap()
     }
 
-    /// Waits until a sight is as it should be, asking for changes.
+    /// Requests changes until the client's picture equals the display's.
     async fn sees_all(&self, eye: &mut Eye) {
         let look = async {
             while eye.pixels != self.fake.pixels() {
@@ -159,7 +159,7 @@ async fn a_picture_and_its_changes_arrive_as_they_are() {
     eye.encodings(&[0, -224]).await;
     eye.ask(false).await;
     eye.see().await.unwrap();
-    assert!(eye.pixels == bench.fake.pixels(), "the first update is all of it");
+    assert!(eye.pixels == bench.fake.pixels(), "the first update is the whole picture");
     for seed in 2..6 {
         bench.fake.paint(seed);
         bench.sees_all(&mut eye).await;
@@ -168,7 +168,7 @@ async fn a_picture_and_its_changes_arrive_as_they_are() {
     bench.sees_all(&mut eye).await;
     let start = Instant::now();
     eye.ask(true).await;
-    let quiet = timeout(Duration::from_millis(200), eye.hear()).await;
+    let quiet = timeout(Duration::from_millis(200), eye.receive()).await;
     assert!(quiet.is_err() && start.elapsed() >= Duration::from_millis(200), "nothing changed");
 }
 
@@ -181,7 +181,7 @@ async fn who_asks_for_all_of_the_picture_is_shown_what_it_is_now() {
         bench.fake.paint(seed);
         eye.ask(false).await;
         timeout(LONG, eye.see()).await.unwrap().unwrap();
-        assert!(eye.pixels == bench.fake.pixels(), "an older one at {seed}");
+        assert!(eye.pixels == bench.fake.pixels(), "an older picture, seed {seed}");
     }
 }
 
@@ -200,13 +200,13 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
     let screens = |eye: &Eye| eye.signs.iter().filter(|it| it.0 == -308).count();
     assert_eq!(screens(&extended), 1, "the answer to a full request");
     let wish = [251, 0, 2, 128, 1, 224, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 128, 1, 224, 0, 0, 0, 0];
-    extended.say(&wish).await;
+    extended.send(&wish).await;
     extended.see().await.unwrap();
     let (_, place, _) = extended.signs.last().unwrap();
     assert_eq!(*place, [1, 4, 320, 200], "forwarded to the guest");
     assert_eq!(bench.fake.preferred(), Some((640, 480)));
-    // One that cannot be answered wishes all the same.
-    plain.say(&wish).await;
+    // A client that cannot parse the reply may request sizes too.
+    plain.send(&wish).await;
     plain.ask(false).await;
     plain.see().await.unwrap();
     assert!(plain.signs.is_empty(), "{:?}", plain.signs);
@@ -215,7 +215,7 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
     bench.sees_all(&mut extended).await;
     bench.sees_all(&mut plain).await;
     assert_eq!((extended.size, plain.size), ((640, 480), (640, 480)));
-    // A client that cannot be told sees the corner that it knows.
+    // A client that does not support resizing sees the corner of its size.
     let corner = |picture: &[u32], stride: usize| -> Vec<u32> {
         (0..200).flat_map(|y| picture[y * stride..y * stride + 320].to_vec()).collect()
     };
@@ -244,7 +244,7 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
         timeout(LONG, extended.see()).await.unwrap().unwrap();
         extended.ask(true).await;
     }
-    assert_eq!(extended.size, (640, 480), "off is black, and as large");
+    assert_eq!(extended.size, (640, 480), "a display without a mode is black and keeps its size");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -253,19 +253,19 @@ async fn extensions_are_confirmed_and_answered() {
     let mut eye = bench.eye().await;
     *bench.board.lights.lock().unwrap() = Some(Lights { caps: true, num: false, scroll: true });
     eye.encodings(&[0, -224, -257, -258, -261, -307, -309, -312, -313, -316, -1_063_131_698]).await;
-    assert_eq!(eye.hear().await.unwrap(), Heard::Fence(1 << 31, vec![0; 8]));
-    assert_eq!(eye.hear().await.unwrap(), Heard::EndOfContinuous);
-    assert_eq!(eye.hear().await.unwrap(), Heard::Power(1));
-    let Heard::Clipboard(caps) = eye.hear().await.unwrap() else { panic!("no caps") };
+    assert_eq!(eye.receive().await.unwrap(), Received::Fence(1 << 31, vec![0; 8]));
+    assert_eq!(eye.receive().await.unwrap(), Received::EndOfContinuous);
+    assert_eq!(eye.receive().await.unwrap(), Received::Power(1));
+    let Received::Clipboard(caps) = eye.receive().await.unwrap() else { panic!("no caps") };
     assert_eq!(clipboard::read(&caps).unwrap(), Say::Caps { request: true, notify: true });
-    eye.say(&[248, 0, 0, 0, 0x80, 0, 0x10, 3, 2, 7, 8]).await;
+    eye.send(&[248, 0, 0, 0, 0x80, 0, 0x10, 3, 2, 7, 8]).await;
     eye.ask(false).await;
     let (mut fence, mut lights) = (false, false);
     while !(fence && lights) {
         eye.ask(true).await;
-        match timeout(LONG, eye.hear()).await.unwrap().unwrap() {
-            Heard::Fence(3, payload) => fence = payload == [7, 8],
-            Heard::Fence(flags, payload) => {
+        match timeout(LONG, eye.receive()).await.unwrap().unwrap() {
+            Received::Fence(3, payload) => fence = payload == [7, 8],
+            Received::Fence(flags, payload) => {
                 assert_eq!((flags, payload.len()), (1 << 31 | 1, 8), "a milestone");
             }
             _ => lights = eye.signs.iter().any(|it| it.0 == -261),
@@ -276,9 +276,9 @@ async fn extensions_are_confirmed_and_answered() {
     assert!([-258, -307, -316].iter().all(|it| signs.contains(it)), "{signs:?}");
     assert_eq!(eye.signs.iter().find(|it| it.0 == -261).unwrap().2, [0b101]);
     for code in [2, 4, 3] {
-        eye.say(&[250, 0, 1, code]).await;
+        eye.send(&[250, 0, 1, code]).await;
     }
-    while eye.hear().await.unwrap() != Heard::Power(0) {}
+    while eye.receive().await.unwrap() != Received::Power(0) {}
     assert_eq!(*bench.power.lock().unwrap(), [Power::Off, Power::Reset]);
 }
 
@@ -289,7 +289,7 @@ async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
     for (numbers, wanted) in [
         (&[0, -224][..], [None, None]),
         (&[0, -239, -314], [bytes(5), None]),
-        // Whose updates are counted.
+        // A client without LastRect, so that its rectangles are counted.
         (&[2, -314], [None, bytes(8)]),
     ] {
         let mut eye = bench.eye().await;
@@ -310,12 +310,12 @@ async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
         };
         assert_eq!([-239, -314].map(content), wanted, "{numbers:?}");
     }
-    // Its pixel is as all pixels are, whenever the client says how: two bytes of each.
+    // The pixel of the pointer has the client's format of two bytes, whenever the client sets it.
     let mut eye = bench.eye().await;
     eye.encodings(&[0, -239]).await;
-    let early = timeout(Duration::from_millis(100), eye.hear()).await;
+    let early = timeout(Duration::from_millis(100), eye.receive()).await;
     assert!(early.is_err(), "it goes with pixels: {early:?}");
-    eye.say(&[0, 0, 0, 0, 16, 16, 0, 1, 0, 31, 0, 63, 0, 31, 11, 5, 0, 0, 0, 0]).await;
+    eye.send(&[0, 0, 0, 0, 16, 16, 0, 1, 0, 31, 0, 63, 0, 31, 11, 5, 0, 0, 0, 0]).await;
     eye.ask(false).await;
     let mut start = [0; 4 + 12 + 3];
     timeout(LONG, eye.stream.read_exact(&mut start)).await.unwrap().unwrap();
@@ -330,38 +330,38 @@ async fn continuous_updates_come_unasked_until_they_end() {
     let bench = bench(rules(Passwords::default()));
     let mut eye = bench.eye().await;
     eye.encodings(&[0, -224, -312, -313]).await;
-    eye.say(&[150, 1, 0, 0, 0, 0, 1, 64, 0, 200]).await;
+    eye.send(&[150, 1, 0, 0, 0, 0, 1, 64, 0, 200]).await;
     let mut updates = 0;
     for seed in 0..20 {
         bench.fake.paint(seed + 10);
         while eye.pixels != bench.fake.pixels() {
-            match timeout(LONG, eye.hear()).await.unwrap().unwrap() {
-                Heard::Update => updates += 1,
-                Heard::Fence(_, payload) => {
+            match timeout(LONG, eye.receive()).await.unwrap().unwrap() {
+                Received::Update => updates += 1,
+                Received::Fence(_, payload) => {
                     let mut answer = vec![248, 0, 0, 0, 0, 0, 0, 1, 8];
                     answer.extend(payload);
-                    eye.say(&answer).await;
+                    eye.send(&answer).await;
                 }
                 _ => {}
             }
         }
     }
     assert!(updates >= 20);
-    eye.say(&[150, 0, 0, 0, 0, 0, 1, 64, 0, 200]).await;
-    while timeout(LONG, eye.hear()).await.unwrap().unwrap() != Heard::EndOfContinuous {}
+    eye.send(&[150, 0, 0, 0, 0, 0, 1, 64, 0, 200]).await;
+    while timeout(LONG, eye.receive()).await.unwrap().unwrap() != Received::EndOfContinuous {}
     bench.fake.paint(99);
-    assert!(timeout(Duration::from_millis(200), eye.hear()).await.is_err());
+    assert!(timeout(Duration::from_millis(200), eye.receive()).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_reach_the_guest_and_are_let_go_when_the_client_drops() {
     let bench = bench(rules(Passwords::default()));
     let mut eye = bench.eye().await;
-    eye.say(&[4, 1, 0, 0, 0, 0, 0xff, 0xe1]).await;
-    eye.say(&[4, 1, 0, 0, 0, 0, 0, b'A']).await;
-    eye.say(&[4, 0, 0, 0, 0, 0, 0, b'a']).await;
-    eye.say(&[255, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x9d]).await;
-    eye.say(&[5, 1, 0, 4, 0, 3]).await;
+    eye.send(&[4, 1, 0, 0, 0, 0, 0xff, 0xe1]).await;
+    eye.send(&[4, 1, 0, 0, 0, 0, 0, b'A']).await;
+    eye.send(&[4, 0, 0, 0, 0, 0, 0, b'a']).await;
+    eye.send(&[255, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x9d]).await;
+    eye.send(&[5, 1, 0, 4, 0, 3]).await;
     let count = || bench.board.events.lock().unwrap().len();
     while count() < 5 {
         sleep(Duration::from_millis(5)).await;
@@ -389,17 +389,17 @@ async fn who_types_faster_than_the_guest_reads_waits_and_others_do_not() {
     full(true);
     let (mut typist, mut other) = (bench.eye().await, bench.eye().await);
     for letter in b'a'..=b'z' {
-        typist.say(&[4, 1, 0, 0, 0, 0, 0, letter]).await;
-        typist.say(&[4, 0, 0, 0, 0, 0, 0, letter]).await;
+        typist.send(&[4, 1, 0, 0, 0, 0, 0, letter]).await;
+        typist.send(&[4, 0, 0, 0, 0, 0, 0, letter]).await;
     }
-    // Who only looks is served, before the guest reads and after.
-    other.say(&[5, 0, 0, 4, 0, 3]).await;
+    // A client that does not type is served all the time.
+    other.send(&[5, 0, 0, 4, 0, 3]).await;
     bench.sees_all(&mut other).await;
     let keys = || {
         let events = bench.board.events.lock().unwrap();
         events.iter().filter(|it| matches!(it, Event::Key(..))).count()
     };
-    assert_eq!(keys(), 0, "not one is pressed before there is room");
+    assert_eq!(keys(), 0, "a key was pressed although the queue is full");
     full(false);
     let typed = async {
         while keys() < 52 {
@@ -417,29 +417,31 @@ async fn texts_go_both_ways() {
     let bench = bench(rules(Passwords::default()));
     let (mut new, mut old) = (bench.eye().await, bench.eye().await);
     new.encodings(&[0, -1_063_131_698]).await;
-    assert!(matches!(new.hear().await.unwrap(), Heard::Clipboard(_)));
-    old.say(b"\x06\0\0\0\0\0\0\x02h\xe4").await;
+    assert!(matches!(new.receive().await.unwrap(), Received::Clipboard(_)));
+    old.send(b"\x06\0\0\0\0\0\0\x02h\xe4").await;
     let mut provide = Vec::new();
     clipboard::provide("€\n", &mut provide);
     provide[0] = 6;
-    new.say(&provide).await;
-    // Too long, and the message after it is understood.
-    old.say(&[6, 0, 0, 0, 0, 32, 0, 0]).await;
+    new.send(&provide).await;
+    // The text is too long, but the message behind it is read.
+    old.send(&[6, 0, 0, 0, 0, 32, 0, 0]).await;
     for _ in 0..64 {
-        old.say(&vec![b'x'; 32 << 10]).await;
+        old.send(&vec![b'x'; 32 << 10]).await;
     }
-    old.say(b"\x06\0\0\0\0\0\0\x03end").await;
+    old.send(b"\x06\0\0\0\0\0\0\x03end").await;
     while bench.agent.0.lock().unwrap().len() < 3 {
         sleep(Duration::from_millis(5)).await;
     }
     let texts: BTreeSet<_> = bench.agent.0.lock().unwrap().iter().cloned().collect();
     assert_eq!(texts, BTreeSet::from(["hä".into(), "€\n".into(), "end".into()]));
     bench.server.copied("ö€");
-    assert_eq!(old.hear().await.unwrap(), Heard::Text(b"\xf6?".to_vec()));
-    let Heard::Clipboard(notify) = new.hear().await.unwrap() else { panic!("not told") };
+    assert_eq!(old.receive().await.unwrap(), Received::Text(b"\xf6?".to_vec()));
+    let Received::Clipboard(notify) = new.receive().await.unwrap() else {
+        panic!("no notification")
+    };
     assert_eq!(clipboard::read(&notify).unwrap(), Say::Notify(true));
-    new.say(&[6, 0, 0, 0, 255, 255, 255, 252, 2, 0, 0, 1]).await;
-    let Heard::Clipboard(text) = new.hear().await.unwrap() else { panic!("not given") };
+    new.send(&[6, 0, 0, 0, 255, 255, 255, 252, 2, 0, 0, 1]).await;
+    let Received::Clipboard(text) = new.receive().await.unwrap() else { panic!("no text") };
     assert_eq!(clipboard::read(&text).unwrap(), Say::Provide("ö€".into()));
 }
 
@@ -454,17 +456,20 @@ async fn who_wants_to_be_alone_sends_others_away_and_lookers_do_not() {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(LONG, both).await.expect("a looker sends nobody away");
+    timeout(LONG, both).await.expect("a view-only client disconnects no other");
     let alone = bench.connect(Entry::Open { view_only: false });
     let _alone = Eye::open(Box::new(alone), false).await.unwrap();
-    assert!(timeout(LONG, first.hear()).await.unwrap().is_err(), "gone");
+    assert!(timeout(LONG, first.receive()).await.unwrap().is_err(), "gone");
     let late = bench.connect(Entry::Open { view_only: false });
     let mut late = Eye::open(Box::new(late), true).await.unwrap();
-    assert!(timeout(LONG, late.hear()).await.unwrap().is_err(), "somebody is alone there");
+    assert!(
+        timeout(LONG, late.receive()).await.unwrap().is_err(),
+        "another client has exclusive access"
+    );
     drop(looker);
 }
 
-/// Says a version, and answers VNC authentication.
+/// Sends a version, and performs VNC authentication. Returns the result.
 async fn vnc(line: &mut DuplexStream, version: &[u8; 12], password: &str) -> anyhow::Result<u32> {
     let mut greeting = [0; 12];
     line.read_exact(&mut greeting).await?;
@@ -504,8 +509,12 @@ async fn passwords_are_asked_for_in_every_version() {
     let mut line = bench.connect(network(1));
     assert_eq!(vnc(&mut line, b"RFB 003.008\n", "view").await.unwrap(), 0);
     let mut looker = Eye::init(Box::new(line), true).await.unwrap();
-    looker.say(&[4, 1, 0, 0, 0, 0, 0, b'a', 250, 0, 1, 4]).await;
-    assert_eq!(looker.hear().await.unwrap(), Heard::Power(0), "a looker may not");
+    looker.send(&[4, 1, 0, 0, 0, 0, 0, b'a', 250, 0, 1, 4]).await;
+    assert_eq!(
+        looker.receive().await.unwrap(),
+        Received::Power(0),
+        "a view-only client may not press buttons"
+    );
     assert!(bench.board.events.lock().unwrap().is_empty());
     for _ in 0..2 {
         let mut line = bench.connect(network(2));
@@ -519,7 +528,11 @@ async fn passwords_are_asked_for_in_every_version() {
     let mut line = bench.connect(network(2));
     assert!(vnc(&mut line, b"RFB 003.008\n", "full").await.is_err(), "too many guesses");
     let mut line = bench.connect(network(3));
-    assert_eq!(vnc(&mut line, b"RFB 003.008\n", "full").await.unwrap(), 0, "not from there");
+    assert_eq!(
+        vnc(&mut line, b"RFB 003.008\n", "full").await.unwrap(),
+        0,
+        "other addresses may log in"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -532,7 +545,7 @@ async fn viewers_that_another_process_let_in_are_called_as_it_says() {
     let server = bench.server.clone();
     let serve = move |rules, stream, who| server.clone().serve(rules, stream, who);
     tokio::spawn(async { listener.run(serve).await });
-    // The other process.
+    // This is the other process.
     let doors = Arc::<Doors>::default();
     let lobby = Arc::new(Lobby::new(doors.clone()));
     let connect = |peer: &'static str, entry| {
@@ -567,13 +580,13 @@ struct Then;
 
 impl TimeProvider for Then {
     fn current_time(&self) -> Option<UnixTime> {
-        // Within the life of the certificate, whatever the clock of this host says.
+        // A time at which the certificate is valid, whatever the clock of this host says.
         Some(UnixTime::since_unix_epoch(Duration::from_secs(2_000_000_000)))
     }
 }
 
-/// Shakes hands as a viewer with X509Plain does: what certificate it is shown, the line, and what
-/// becomes of the password.
+/// Performs the handshake of a viewer with X509Plain. Returns the server's certificate, the
+/// connection, and the result of authentication.
 async fn over_tls(
     bench: &Bench,
     password: &str,
@@ -608,7 +621,7 @@ async fn over_tls(
     secure.write_all(format!("me{password}").as_bytes()).await.unwrap();
     secure.flush().await.unwrap();
     let result = secure.read_u32().await.unwrap();
-    assert_eq!(secure.get_ref().1.tls13_tickets_received(), 0, "TigerVNC stumbles over them");
+    assert_eq!(secure.get_ref().1.tls13_tickets_received(), 0, "TigerVNC cannot handle tickets");
     (shown, secure, result)
 }
 
@@ -637,7 +650,7 @@ async fn names_and_passwords_go_through_tls_whose_certificate_can_be_replaced() 
     sleep(Duration::from_millis(1100)).await;
     let (shown, _line, result) = over_tls(&bench, "nope").await;
     assert_eq!((shown, result), (is(OTHER_CERTIFICATE), 1));
-    // Who is in stays.
+    // A connected client is not affected.
     bench.fake.paint(2);
     bench.sees_all(&mut eye).await;
 }
@@ -653,13 +666,13 @@ async fn each_door_has_its_own_rules() {
     tokio::spawn(bench.server.clone().serve(next, Box::new(far), admission));
     let neighbour = timeout(LONG, Eye::open(Box::new(near), true)).await.unwrap().unwrap();
     assert_eq!((looker.name.as_str(), neighbour.name.as_str()), ("Prüfung", "next"));
-    // A seat is taken after the size was told.
+    // Clients are registered after they got the size.
     let seated = async {
         while bench.server.status().len() < 2 {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(LONG, seated).await.expect("both are in");
+    timeout(LONG, seated).await.expect("both are connected");
     let access = |it: serde_json::Value| it["access"].as_str().unwrap().to_owned();
     let access: BTreeSet<_> = bench.server.status().into_iter().map(access).collect();
     assert_eq!(access, ["full", "view"].map(ToOwned::to_owned).into());
@@ -681,8 +694,11 @@ async fn http_is_answered_and_noise_is_closed() {
         assert!(answer.is_empty() || answer == b"RFB 003.008\n");
     }
     let mut eye = bench.eye().await;
-    eye.say(&[77]).await;
-    assert!(timeout(LONG, eye.hear()).await.unwrap().is_err(), "closed alone");
+    eye.send(&[77]).await;
+    assert!(
+        timeout(LONG, eye.receive()).await.unwrap().is_err(),
+        "the client was not disconnected"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -691,8 +707,8 @@ async fn clients_with_a_map_of_colours_are_sent_one() {
     let mut eye = bench.eye().await;
     let mut format = PixelFormat::OURS.write();
     (format[0], format[1], format[3]) = (8, 8, 0);
-    eye.say(&[&[0, 0, 0, 0][..], &format].concat()).await;
-    assert_eq!(eye.hear().await.unwrap(), Heard::Colours);
+    eye.send(&[&[0, 0, 0, 0][..], &format].concat()).await;
+    assert_eq!(eye.receive().await.unwrap(), Received::Colours);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -707,7 +723,7 @@ async fn more_clients_than_there_is_room_for_are_told() {
     let mut answer = Vec::new();
     timeout(LONG, line.read_to_end(&mut answer)).await.unwrap().unwrap();
     let text = String::from_utf8_lossy(&answer);
-    assert!(text.contains("too many clients are there: 64"), "{text}");
+    assert!(text.contains("too many clients: at most 64"), "{text}");
     eyes.pop();
     let again = async {
         while bench.server.lobby.places.available_permits() == 0 {
@@ -721,7 +737,7 @@ async fn more_clients_than_there_is_room_for_are_told() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_says_no_password_gives_way_to_who_does() {
     let bench = bench(rules(both()));
-    // Places for those who are in are not theirs either.
+    // Nor do silent clients take places of admitted ones.
     let mut eyes = Vec::new();
     for _ in 0..MOST - 8 {
         eyes.push(bench.eye().await);
@@ -740,8 +756,8 @@ async fn who_says_no_password_gives_way_to_who_does() {
     drop(eyes);
 }
 
-/// Any bytes at all, as a client that is in and as one that is not: nothing of it ends more than
-/// that client.
+/// Random bytes of clients, before and after authentication. They may disconnect only the client
+/// that sent them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_bytes_end_their_own_client_alone() {
     let bench = bench(rules(both()));
@@ -759,7 +775,7 @@ async fn any_bytes_end_their_own_client_alone() {
         let mut bytes = b"RFB 003.008\n\x01\x01".to_vec();
         for _ in 0..random() % 40 {
             bytes.push(KINDS[usize::try_from(random() % 12).unwrap()]);
-            // Mostly zeros: lengths are short then, and more of a message is read.
+            // Mostly zeros, so that lengths are short and more of a message is parsed.
             let byte = |it: u64| if it.is_multiple_of(3) { it.to_le_bytes()[1] } else { 0 };
             bytes.extend((0..random() % 20).map(|_| byte(random())));
         }
@@ -784,8 +800,9 @@ async fn any_bytes_end_their_own_client_alone() {
     bench.sees_all(&mut eye).await;
 }
 
-/// A client that cannot be told the end of an update has it in parts all the same, as many as were
-/// announced, whatever becomes of the picture; and what it does not reach any more is black.
+/// A client without LastRect gets an update in parts too. The number of rectangles equals the
+/// announced one, even if the mode changes meanwhile. Areas that the new picture does not cover
+/// become black.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
     let mode = |width, height| Some(Mode { width, height, stride: 4 * width, start: 0 });
@@ -796,7 +813,7 @@ async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
         let (mut old, mut new) = (bench.eye().await, bench.eye().await);
         old.encodings(&[encoding]).await;
         old.ask(false).await;
-        // It is on its way now, and there is no room for all of it there.
+        // The update has begun, and the connection cannot hold all of it.
         let mut first = [0; 4];
         timeout(LONG, old.stream.read_exact(&mut first)).await.unwrap().unwrap();
         assert!(u16::from_be_bytes([first[2], first[3]]) > 2, "{first:?}");
@@ -821,7 +838,7 @@ async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
     }
 }
 
-/// Whoever does not read what was packed for it keeps nobody waiting who needs the same.
+/// Clients that do not read occupy the budget, and must not block others that need it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
     let bench = bench(rules(Passwords::default()));
@@ -829,7 +846,7 @@ async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
     bench.fake.set(Some(Mode { width: 2200, height: 1900, stride: 8800, start: 0 }));
     bench.fake.paint(1);
     let mut slow = Vec::new();
-    // Tight, without the end that can be told: more of them than there is room for.
+    // More clients with Tight and without LastRect than the budget allows.
     for _ in 0..BUDGET * 1024 / (2200 * 1900 * 4) + 2 {
         let mut eye = bench.eye().await;
         assert_eq!(eye.size, size);
@@ -842,16 +859,16 @@ async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(LONG, taken).await.expect("they take it");
+    timeout(LONG, taken).await.expect("clients occupy the budget");
     let mut eye = bench.eye().await;
     eye.encodings(&[7]).await;
     eye.ask(false).await;
-    // In Raw, then.
+    // The update is sent in Raw.
     timeout(LONG, eye.see()).await.expect("an update").unwrap();
     assert!(eye.pixels == bench.fake.pixels());
 }
 
-/// Every question that has a longer answer than it is, and none is read: memory is bounded.
+/// A client sends requests with long replies and reads none: memory is bounded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_asks_and_does_not_read_is_not_heard_any_further() {
     let bench = bench(rules(Passwords::default()));
@@ -866,11 +883,11 @@ async fn who_asks_and_does_not_read_is_not_heard_any_further() {
         let all = [&mapped[..], &text].concat().repeat(100);
         while writer.write_all(&all).await.is_ok() {}
     };
-    assert!(timeout(Duration::from_secs(1), flood).await.is_err(), "it is not gone");
-    let client = bench.server.all().pop().expect("it is there");
+    assert!(timeout(Duration::from_secs(1), flood).await.is_err(), "the client was disconnected");
+    let client = bench.server.all().pop().expect("the client is connected");
     let waits = client.state(|state| state.replies.len());
     assert!(waits < (64 << 10) + (64 << 10), "{waits} bytes wait");
-    // And goes on when it reads.
+    // The server continues when the client reads.
     let read = async { while reader.read(&mut [0; 65536]).await.is_ok_and(|count| count > 0) {} };
     let more = async { writer.write_all(&[0; 1 << 20]).await.ok() };
     timeout(LONG, async {
@@ -880,8 +897,8 @@ async fn who_asks_and_does_not_read_is_not_heard_any_further() {
     .unwrap();
 }
 
-/// Fifty clients: good ones keep seeing the picture while others stall, dribble, send noise and
-/// come and go; afterwards nobody is left, and nothing of the picture.
+/// Fifty clients: good ones keep seeing the picture while others stall, read slowly, send noise,
+/// and reconnect. In the end, all clients are gone and the picture is freed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_clients_do_not_disturb_good_ones() {
     let bench = bench(rules(Passwords::default()));
@@ -891,8 +908,8 @@ async fn bad_clients_do_not_disturb_good_ones() {
         let line = bench.connect(Entry::Open { view_only: kind % 2 == 0 });
         bad.spawn(misbehave(kind, line));
     }
-    // The host has other things to do meanwhile, which makes some rounds worse and none better:
-    // far from what one who blocks would make of it.
+    // Other load on the host makes some rounds slower and none faster. A client that blocks others
+    // would make all of them far slower than this limit.
     let mut together = 0.0_f64;
     for _ in 0..3 {
         together = together.max(frames(&bench).await);
@@ -913,8 +930,8 @@ async fn bad_clients_do_not_disturb_good_ones() {
 
 const GOOD: u32 = 10;
 
-/// How many updates a second good clients see of a picture that changes for two seconds, and on
-/// until they saw some.
+/// Number of updates per second that good clients see of a changing picture. Measures two seconds,
+/// and longer until there were some.
 async fn frames(bench: &Bench) -> f64 {
     let seen = Arc::new(AtomicU32::new(0));
     let mut good = tokio::task::JoinSet::new();
@@ -945,7 +962,7 @@ async fn frames(bench: &Bench) -> f64 {
 async fn misbehave(kind: u32, line: DuplexStream) {
     let Ok(mut eye) = Eye::open(Box::new(line), true).await else { return };
     match kind % 4 {
-        // Asks for everything and never reads.
+        // Requests the whole picture all the time and never reads.
         0 => loop {
             let full = [3, 0, 0, 0, 0, 0, 1, 64, 0, 200];
             if eye.stream.write_all(&full).await.is_err() {
@@ -960,17 +977,18 @@ async fn misbehave(kind: u32, line: DuplexStream) {
                 sleep(Duration::from_millis(20)).await;
             }
         }
-        // Noise.
+        // Sends noise.
         2 => {
             let noise: Vec<u8> = (0..255_u32).map(|it| (it * kind + 7).to_le_bytes()[0]).collect();
             while eye.stream.write_all(&noise).await.is_ok() {}
         }
-        // Leaves in the middle of an update.
+        // Disconnects in the middle of an update.
         _ => eye.ask(false).await,
     }
 }
 
-/// Shows what scrolls to a client that says these numbers; how many pixels it moved, and was sent.
+/// Shows scrolling content to a client with these encodings. Returns the numbers of pixels that it
+/// moved and received.
 async fn scrolls(bench: &Bench, encodings: &[i32]) -> (usize, usize) {
     let mut eye = bench.eye().await;
     eye.encodings(encodings).await;
@@ -996,14 +1014,14 @@ async fn what_scrolls_is_moved_by_those_who_can() {
     let (moved, drawn) = scrolls(&bench, &[0]).await;
     assert!(moved == 0 && drawn >= 10 * all, "{drawn} pixels");
     for encodings in [&[0, 1][..], &[1, 0, -224], &[1, 0, -223, -308]] {
-        // A look may fall into the middle of a write, and finds less then.
+        // A scan may run in the middle of a write, and then finds less.
         let (moved, drawn) = scrolls(&bench, encodings).await;
         assert!(moved > 5 * all && drawn < 7 * all, "{moved} pixels moved, {drawn} sent");
     }
 }
 
-/// Asks for parts, for everything again, late, or for changes as they come.
-async fn look_around(mut eye: Eye, seed: u32) -> Eye {
+/// Requests updates of parts, of everything, with delays, or of changes as they come.
+async fn request_randomly(mut eye: Eye, seed: u32) -> Eye {
     let mut chance = Chance::new(seed);
     let mut numbers = vec![0, -223];
     numbers.extend([1].iter().filter(|_| seed > 0));
@@ -1025,14 +1043,14 @@ async fn look_around(mut eye: Eye, seed: u32) -> Eye {
     eye
 }
 
-/// Everything at once: in the end those who move what they have see what is on the display, as do
-/// those who cannot.
+/// All kinds of clients at once. In the end, clients with and without CopyRect see the picture of
+/// the display.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_moves_all_clients_see_the_same_in_the_end() {
     let bench = bench(rules(Passwords::default()));
     let mut clients = tokio::task::JoinSet::new();
     for seed in 0..6 {
-        clients.spawn(look_around(bench.eye().await, seed));
+        clients.spawn(request_randomly(bench.eye().await, seed));
     }
     let mut chance = Chance::new(11);
     let mut eyes = Vec::new();
@@ -1043,7 +1061,7 @@ async fn whatever_moves_all_clients_see_the_same_in_the_end() {
         }
         bench.fake.redraw(|pixels, width| {
             let height = u16::try_from(pixels.len() / width).unwrap();
-            stir(pixels, (u16::try_from(width).unwrap(), height), &mut chance);
+            draw_randomly(pixels, (u16::try_from(width).unwrap(), height), &mut chance);
         });
         sleep(Duration::from_millis(chance.below(12).into())).await;
         while let Some(eye) = clients.try_join_next() {

@@ -9,14 +9,14 @@ use super::Wire;
 use super::picture::{Area, Move};
 use super::security::{Door, Doors};
 
-/// Shows that so many guesses were counted, and closes the door for so long that it is still closed
-/// to whoever comes next, however busy the host is.
+/// Checks that this number of wrong passwords was counted. Then closes the door for so long that
+/// the next client finds it closed, however slow the host is.
 pub(crate) fn lock_out(doors: &Doors, door: Door, guesses: u32) {
     assert_eq!(doors.failed(door), guesses + 1);
     while doors.failed(door) < 8 {}
 }
 
-/// Memory of a display, written by a test.
+/// The memory of a display, which tests write to.
 pub(crate) struct Fake {
     state: Mutex<State>,
 }
@@ -29,7 +29,7 @@ struct State {
 }
 
 impl Fake {
-    /// A picture that is black.
+    /// Creates a black picture.
     pub(crate) fn new(width: u32, height: u32) -> Arc<Self> {
         let mode = Some(Mode { width, height, stride: width * 4, start: 0 });
         let bytes = vec![0; 16 << 20];
@@ -37,12 +37,12 @@ impl Fake {
         Arc::new(Self { state: Mutex::new(State { mode, bytes, changed, preferred: None }) })
     }
 
-    /// Another mode, or none.
+    /// Sets the mode, or switches the display off.
     pub(super) fn set(&self, mode: Option<Mode>) {
         self.state.lock().unwrap().mode = mode;
     }
 
-    /// One pixel.
+    /// Draws one pixel.
     pub(super) fn draw(&self, x: u32, y: u32, colour: u32) {
         let mut state = self.state.lock().unwrap();
         let mode = state.mode.unwrap();
@@ -54,7 +54,7 @@ impl Fake {
         }
     }
 
-    /// All of the picture in one colour, and noise in it.
+    /// Fills the picture with noise.
     pub(crate) fn paint(&self, seed: u32) {
         let mut state = self.state.lock().unwrap();
         let mode = state.mode.unwrap();
@@ -70,7 +70,8 @@ impl Fake {
         state.changed.fill(u64::MAX);
     }
 
-    /// Has something drawn, row by row as programs do: pages are written where it is different.
+    /// Draws like a program that overwrites rows: only pages with different pixels count as
+    /// written.
     pub(super) fn redraw<T>(&self, work: impl FnOnce(&mut [u32], usize) -> T) -> T {
         let mut pixels = self.pixels();
         let mut state = self.state.lock().unwrap();
@@ -87,7 +88,7 @@ impl Fake {
         result
     }
 
-    /// The picture.
+    /// The pixels of the picture.
     pub(super) fn pixels(&self) -> Vec<u32> {
         let state = self.state.lock().unwrap();
         let mode = state.mode.unwrap();
@@ -97,12 +98,12 @@ impl Fake {
         pixels.map(|it| u32::from_le_bytes(it.try_into().unwrap()) & 0x00ff_ffff).collect()
     }
 
-    /// Everything counts as written.
+    /// Marks all pages as written.
     pub(super) fn touch(&self) {
         self.state.lock().unwrap().changed.fill(u64::MAX);
     }
 
-    /// What a viewer asked for.
+    /// The size that a viewer requested.
     pub(super) fn preferred(&self) -> Option<(u32, u32)> {
         self.state.lock().unwrap().preferred
     }
@@ -134,7 +135,7 @@ impl Scanout for Fake {
     }
 }
 
-/// Numbers that look like chance.
+/// Pseudo-random numbers.
 pub(super) struct Chance(u32);
 
 impl Chance {
@@ -163,7 +164,7 @@ impl Chance {
     }
 }
 
-/// Moves pixels as a client does.
+/// Moves pixels as a client does for CopyRect.
 pub(super) fn move_pixels(pixels: &mut [u32], stride: usize, it: Move) {
     let before = pixels.to_vec();
     let at = |x: u16, y: u16| usize::from(y) * stride + usize::from(x);
@@ -174,8 +175,8 @@ pub(super) fn move_pixels(pixels: &mut [u32], stride: usize, it: Move) {
     }
 }
 
-/// Draws something: mostly text that scrolls or a window that is dragged, and all else.
-pub(super) fn stir(pixels: &mut [u32], size: (u16, u16), chance: &mut Chance) {
+/// Draws at random: mostly text that scrolls or a window that is dragged.
+pub(super) fn draw_randomly(pixels: &mut [u32], size: (u16, u16), chance: &mut Chance) {
     let stride = usize::from(size.0);
     let paint = |pixels: &mut [u32], area: Area, colour: &mut dyn FnMut() -> u32| {
         for y in area.y..area.y + area.height {
@@ -201,7 +202,7 @@ pub(super) fn stir(pixels: &mut [u32], size: (u16, u16), chance: &mut Chance) {
             };
             let from = (from(to.x, to.width, size.0), from(to.y, to.height, size.1));
             move_pixels(pixels, stride, Move { from, to });
-            // What was there stays behind, or something else is there now.
+            // The source remains, or other content appears there.
             if chance.below(2) == 0 {
                 let new = Area { height: to.height.min(9), ..to };
                 paint(pixels, new, &mut || chance.colour());
@@ -219,7 +220,7 @@ MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgMyyUNJJbLldwsQeQ\n\
 sMmCIustC/jGy7HsBtdj2O0OZJShRANCAASTYq7pl+E7jSXql1o6EKXCNjGarckX\n\
 yWQkkWP6BAN/OjIpPwRDRcxZSGxt1vj8+312U/WzhvcEqW3q8gnvH8n1\n\
 -----END PRIVATE KEY-----\n";
-/// Another pair for `localhost`.
+/// Another certificate for `localhost`.
 pub(crate) const OTHER_CERTIFICATE: &str = "\
 -----BEGIN CERTIFICATE-----\n\
 MIIBkTCCATigAwIBAgIUJRQWviHmEuZe+49KEhGYRYbnzqAwCgYIKoZIzj0EAwIw\n\
@@ -232,7 +233,7 @@ VR0RBA0wC4IJbG9jYWxob3N0MAwGA1UdEwEB/wQCMAAwCgYIKoZIzj0EAwIDRwAw\n\
 RAIgYEpYZo7ZPcc64iGCUvscbYKA/k8+8G/gu3askobf+K0CIGPx+pI4hl8jYEhw\n\
 rP881ba3XS9j/5oCrWuB/ofmObAp\n\
 -----END CERTIFICATE-----\n";
-/// Its key.
+/// Key of `OTHER_CERTIFICATE`.
 pub(crate) const THIRD_KEY: &str = "\
 -----BEGIN PRIVATE KEY-----\n\
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgUZyiispMqMoLbLIB\n\
@@ -240,9 +241,9 @@ Y7ldEEaOaTEKYLgYunJldo+GOR6hRANCAAQThF9OQEeYD+ltSXTVi3x8aieuXkpp\n\
 H00faQZtin9ytMuveLojbnVkzSZfXVz5J87vcslL8CIvbBXB0sUr4frD\n\
 -----END PRIVATE KEY-----\n";
 
-/// What a client hears.
+/// A message from the server.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum Received {
     Update,
     Colours,
     Fence(u32, Vec<u8>),
@@ -252,21 +253,21 @@ pub(super) enum Heard {
     Clipboard(Vec<u8>),
 }
 
-/// A client that knows Raw and looks at everything.
+/// A client that decodes Raw and checks all messages.
 pub(super) struct Eye {
     pub(super) stream: Wire,
     pub(super) size: (u16, u16),
     pub(super) name: String,
     pub(super) pixels: Vec<u32>,
-    /// Pseudo-rectangles: number, place and size, content.
+    /// Pseudo-rectangles: number, position and size, content.
     pub(super) signs: Vec<(i32, [u16; 4], Vec<u8>)>,
-    /// Pixels that came, and those that it had elsewhere.
+    /// Number of pixels that were received, and of pixels that were moved.
     pub(super) drawn: usize,
     pub(super) moved: usize,
 }
 
 impl Eye {
-    /// Comes in without a password.
+    /// Performs the handshake without a password.
     pub(super) async fn open(mut stream: Wire, shared: bool) -> anyhow::Result<Self> {
         let mut version = [0; 12];
         stream.read_exact(&mut version).await?;
@@ -279,7 +280,7 @@ impl Eye {
         Self::init(stream, shared).await
     }
 
-    /// The rest, once the result was good.
+    /// Performs the rest of the handshake, after authentication succeeded.
     pub(super) async fn init(mut stream: Wire, shared: bool) -> anyhow::Result<Self> {
         stream.write_all(&[u8::from(shared)]).await?;
         let size = (stream.read_u16().await?, stream.read_u16().await?);
@@ -292,7 +293,7 @@ impl Eye {
         Ok(Self { stream, size, name, pixels, signs: Vec::new(), drawn: 0, moved: 0 })
     }
 
-    pub(super) async fn say(&mut self, bytes: &[u8]) {
+    pub(super) async fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).await.unwrap();
     }
 
@@ -300,7 +301,7 @@ impl Eye {
         let mut out = vec![2, 0];
         out.extend(u16::try_from(numbers.len()).unwrap().to_be_bytes());
         numbers.iter().for_each(|number| out.extend(number.to_be_bytes()));
-        self.say(&out).await;
+        self.send(&out).await;
     }
 
     pub(super) async fn ask(&mut self, incremental: bool) {
@@ -308,50 +309,50 @@ impl Eye {
         self.ask_for(incremental, [0, 0, width, height]).await;
     }
 
-    /// Asks for a part.
+    /// Requests an update of an area.
     pub(super) async fn ask_for(&mut self, incremental: bool, area: [u16; 4]) {
         let mut out = vec![3, u8::from(incremental)];
         area.iter().for_each(|number| out.extend(number.to_be_bytes()));
-        self.say(&out).await;
+        self.send(&out).await;
     }
 
-    pub(super) async fn hear(&mut self) -> anyhow::Result<Heard> {
+    pub(super) async fn receive(&mut self) -> anyhow::Result<Received> {
         let stream = &mut self.stream;
         Ok(match stream.read_u8().await? {
             0 => {
                 self.update().await?;
-                Heard::Update
+                Received::Update
             }
             1 => {
                 stream.read_exact(&mut [0; 5 + 256 * 6]).await?;
-                Heard::Colours
+                Received::Colours
             }
             3 => {
                 stream.read_exact(&mut [0; 3]).await?;
                 let length = stream.read_i32().await?;
                 let mut text = vec![0; length.unsigned_abs() as usize];
                 stream.read_exact(&mut text).await?;
-                if length < 0 { Heard::Clipboard(text) } else { Heard::Text(text) }
+                if length < 0 { Received::Clipboard(text) } else { Received::Text(text) }
             }
-            150 => Heard::EndOfContinuous,
+            150 => Received::EndOfContinuous,
             248 => {
                 stream.read_exact(&mut [0; 3]).await?;
                 let flags = stream.read_u32().await?;
                 let mut payload = vec![0; stream.read_u8().await?.into()];
                 stream.read_exact(&mut payload).await?;
-                Heard::Fence(flags, payload)
+                Received::Fence(flags, payload)
             }
             250 => {
                 stream.read_exact(&mut [0; 2]).await?;
-                Heard::Power(stream.read_u8().await?)
+                Received::Power(stream.read_u8().await?)
             }
             other => anyhow::bail!("message {other}"),
         })
     }
 
-    /// Hears until there is an update.
+    /// Receives messages up to the next update.
     pub(super) async fn see(&mut self) -> anyhow::Result<()> {
-        while self.hear().await? != Heard::Update {}
+        while self.receive().await? != Received::Update {}
         Ok(())
     }
 
@@ -361,7 +362,7 @@ impl Eye {
         self.rectangles(count).await
     }
 
-    /// The rest of an update.
+    /// Receives the rectangles of an update.
     pub(super) async fn rectangles(&mut self, count: u16) -> anyhow::Result<()> {
         for _ in 0..count {
             let mut place = [0; 4];
@@ -389,7 +390,7 @@ impl Eye {
                 -261 => 1,
                 0x574d_5668 => 4,
                 -307 => self.stream.read_u32().await? as usize,
-                // Of one pixel: itself and its mask, or its encoding and itself.
+                // An image of one pixel: the pixel and its mask, or its encoding and the pixel.
                 -239 => 5,
                 -314 => 8,
                 -224 | -223 | -257 | -258 | -316 => 0,
@@ -409,7 +410,7 @@ impl Eye {
         Ok(())
     }
 
-    /// CopyRect
+    /// Receives a CopyRect.
     async fn copied(&mut self, [x, y, width, height]: [u16; 4]) -> anyhow::Result<()> {
         let from = (self.stream.read_u16().await?, self.stream.read_u16().await?);
         self.moved += usize::from(width) * usize::from(height);
@@ -418,7 +419,7 @@ impl Eye {
         Ok(())
     }
 
-    /// RRE
+    /// Receives an RRE rectangle.
     async fn on_ground(&mut self, [x, y, width, height]: [u16; 4]) -> anyhow::Result<()> {
         let count = self.stream.read_u32().await?;
         let ground = self.stream.read_u32_le().await?;

@@ -1,8 +1,8 @@
-//! Which parts of a picture are to be sent: one bit for each tile.
+//! Sets of tiles of a picture, one bit per tile.
 
 use super::picture::Area;
 
-/// Pixels of a tile's edge: a letter is not much smaller, and a bit costs little.
+/// Edge of a tile in pixels: about the size of a letter, the smallest thing that usually changes.
 pub const TILE: u16 = 32;
 
 /// A set of tiles of a picture of one size.
@@ -14,20 +14,20 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// No tile.
+    /// The empty set.
     pub fn none(width: u16, height: u16) -> Self {
         let count = usize::from(width.div_ceil(TILE)) * usize::from(height.div_ceil(TILE));
         Self { width, height, bits: vec![false; count] }
     }
 
-    /// Every tile.
+    /// The set of all tiles.
     pub fn all(width: u16, height: u16) -> Self {
         let mut tiles = Self::none(width, height);
         tiles.bits.fill(true);
         tiles
     }
 
-    /// The size of the picture.
+    /// Width and height of the picture in pixels.
     pub fn size(&self) -> (u16, u16) {
         (self.width, self.height)
     }
@@ -36,7 +36,7 @@ impl Tiles {
         usize::from(self.width.div_ceil(TILE))
     }
 
-    /// The tile at a pixel.
+    /// Inserts the tile that contains a pixel.
     pub fn insert(&mut self, x: u16, y: u16) {
         let at = usize::from(y / TILE) * self.columns() + usize::from(x / TILE);
         if let Some(bit) = self.bits.get_mut(at) {
@@ -44,12 +44,12 @@ impl Tiles {
         }
     }
 
-    /// All tiles that an area touches; what is not within the picture is nothing.
+    /// Inserts all tiles that an area touches. Parts of the area outside the picture are ignored.
     pub fn insert_area(&mut self, area: Area) {
         self.put(area, true);
     }
 
-    /// Says of all tiles that an area touches whether they are in the set.
+    /// Inserts or removes all tiles that an area touches.
     pub fn put(&mut self, area: Area, is_in: bool) {
         let (columns, rows) = self.reach(area);
         let width = self.columns();
@@ -58,34 +58,34 @@ impl Tiles {
         }
     }
 
-    /// The tiles of another set.
+    /// Inserts the tiles of another set of the same picture.
     pub fn unite(&mut self, other: &Self) {
         debug_assert_eq!(self.size(), other.size(), "sets of one picture");
         self.bits.iter_mut().zip(&other.bits).for_each(|(bit, other)| *bit |= other);
     }
 
-    /// Takes away the tiles of another set.
+    /// Removes the tiles of another set of the same picture.
     pub fn subtract(&mut self, other: &Self) {
         debug_assert_eq!(self.size(), other.size(), "sets of one picture");
         self.bits.iter_mut().zip(&other.bits).for_each(|(bit, other)| *bit &= !other);
     }
 
-    /// How many there are.
+    /// Number of tiles.
     pub fn count(&self) -> usize {
         self.bits.iter().filter(|bit| **bit).count()
     }
 
-    /// How many pixels they are at most.
+    /// Upper bound of the number of pixels: tiles at the edges of the picture count in full.
     pub fn pixels(&self) -> usize {
         self.count() * usize::from(TILE) * usize::from(TILE)
     }
 
-    /// Whether there is none.
+    /// Whether the set has no tiles.
     pub fn is_empty(&self) -> bool {
         !self.bits.contains(&true)
     }
 
-    /// Whether an area touches one.
+    /// Whether an area touches any tile of the set.
     pub fn touches(&self, area: Area) -> bool {
         let (columns, rows) = self.reach(area);
         let width = self.columns();
@@ -99,7 +99,7 @@ impl Tiles {
         rows.into_iter().all(|y| columns.clone().all(|x| self.bits[y * width + x]))
     }
 
-    /// The pixels of each tile that an area touches, in the set or not.
+    /// The pixels of each tile that an area touches, whether the tile is in the set or not.
     pub fn touched(&self, area: Area) -> impl Iterator<Item = Area> {
         let (columns, rows) = self.reach(area);
         let width = self.columns();
@@ -107,7 +107,7 @@ impl Tiles {
             .flat_map(move |y| columns.clone().map(move |x| self.area(y * width + x, 1, 1)))
     }
 
-    /// The smallest area with all of them in it.
+    /// The smallest area that contains all tiles of the set.
     pub fn bounds(&self) -> Area {
         let columns = self.columns().max(1);
         let (mut left, mut right) = (columns, 0);
@@ -124,7 +124,7 @@ impl Tiles {
         self.area(top * columns + left, right - left, bottom - top)
     }
 
-    /// Takes away the tiles that an area touches.
+    /// Removes the tiles that an area touches, and returns them.
     pub fn split_off(&mut self, area: Area) -> Self {
         let mut taken = Self::none(self.width, self.height);
         let (columns, rows) = self.reach(area);
@@ -137,7 +137,7 @@ impl Tiles {
         taken
     }
 
-    /// The columns and rows of tiles that an area touches.
+    /// The ranges of columns and rows of tiles that an area touches.
     fn reach(&self, area: Area) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
         let range = |start: u16, length: u16, most: u16| {
             let end = start.saturating_add(length).min(most);
@@ -149,15 +149,16 @@ impl Tiles {
         (range(area.x, area.width, self.width), range(area.y, area.height, self.height))
     }
 
-    /// Takes tiles away as rectangles, until they are `most` pixels or more.
-    pub fn take(&mut self, most: usize, areas: &mut Vec<Area>) {
+    /// Removes tiles and appends them to `areas` as rectangles, until these have at least `limit`
+    /// pixels.
+    pub fn take(&mut self, limit: usize, areas: &mut Vec<Area>) {
         let (columns, mut pixels) = (self.columns(), 0);
-        while pixels < most {
+        while pixels < limit {
             let Some(first) = self.bits.iter().position(|bit| *bit) else { return };
             let row = &self.bits[first..(first / columns + 1) * columns];
             let run = row.iter().take_while(|bit| **bit).count();
             let pixels_of_row = run * usize::from(TILE) * usize::from(TILE);
-            let room = ((most - pixels) / pixels_of_row).max(1);
+            let room = ((limit - pixels) / pixels_of_row).max(1);
             let mut rows = 0;
             while rows < room {
                 let start = first + rows * columns;
@@ -174,7 +175,7 @@ impl Tiles {
         }
     }
 
-    /// The pixels of `run` by `rows` tiles.
+    /// The pixels of a block of `run` by `rows` tiles whose upper left tile has the index `first`.
     fn area(&self, first: usize, run: usize, rows: usize) -> Area {
         let at = |tiles: usize, most: u16| {
             let pixel = tiles * usize::from(TILE);

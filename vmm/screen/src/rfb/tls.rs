@@ -1,5 +1,5 @@
-//! TLS from files, which may be replaced at any time: certificates do not live long. For VeNCrypt,
-//! and for browsers.
+//! TLS for VeNCrypt and browsers. Certificates are short-lived, so the files may be replaced at any
+//! time.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -14,31 +14,31 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{Error, ServerConfig};
 
-/// The files are looked at as often as that, and only when somebody comes.
-const LOOK: Duration = Duration::from_secs(1);
+/// Minimum interval between two checks of the files. They are checked only when a client connects.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What tells a file from the one that was there before: device, number, size and time.
+/// Identifies a version of a file: device, inode, size, and modification time.
 type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
-/// A certificate and its key.
+/// A certificate and its key, reloaded when the files change.
 pub struct Files {
     cert: PathBuf,
     key: PathBuf,
-    now: Mutex<Now>,
+    now: Mutex<Loaded>,
 }
 
-struct Now {
+struct Loaded {
     acceptor: TlsAcceptor,
     stamps: [Stamp; 2],
-    looked: Instant,
+    checked: Instant,
 }
 
 impl Files {
-    /// Reads both, if there are any.
+    /// Reads both files, if they are configured.
     ///
     /// # Errors
     ///
-    /// When one is missing, or they are no pair.
+    /// If only one is configured, or a file is invalid, or they do not belong together.
     pub fn new(cert: Option<&PathBuf>, key: Option<&PathBuf>) -> anyhow::Result<Option<Self>> {
         let (cert, key) = match (cert, key) {
             (Some(cert), Some(key)) => (cert.clone(), key.clone()),
@@ -47,22 +47,22 @@ impl Files {
             (None, Some(_)) => bail!("tls-key needs tls-cert, the certificate for that key"),
         };
         let stamps = [stamp(&cert), stamp(&key)];
-        let now = Now { acceptor: load(&cert, &key)?, stamps, looked: Instant::now() };
+        let now = Loaded { acceptor: load(&cert, &key)?, stamps, checked: Instant::now() };
         Ok(Some(Self { cert, key, now: Mutex::new(now) }))
     }
 
-    /// As the files are now. While they are no pair, perhaps because only one of them has been
-    /// replaced so far, the last good one stays.
+    /// Returns the acceptor for the current files. While these are not a valid pair, perhaps
+    /// because only one has been replaced so far, the previous pair remains in use.
     pub fn acceptor(&self) -> TlsAcceptor {
-        let mut now = self.now.lock().expect("no look panicked");
-        if now.looked.elapsed() >= LOOK {
-            self.look(&mut now);
+        let mut now = self.now.lock().expect("no reload panicked");
+        if now.checked.elapsed() >= CHECK_INTERVAL {
+            self.reload(&mut now);
         }
         now.acceptor.clone()
     }
 
-    fn look(&self, now: &mut Now) {
-        now.looked = Instant::now();
+    fn reload(&self, now: &mut Loaded) {
+        now.checked = Instant::now();
         let stamps = [stamp(&self.cert), stamp(&self.key)];
         if stamps == now.stamps {
             return;
@@ -71,9 +71,9 @@ impl Files {
         match load(&self.cert, &self.key) {
             Ok(acceptor) => {
                 now.acceptor = acceptor;
-                tracing::info!("tls-cert={} was read again", self.cert.display());
+                tracing::info!("tls-cert={}: certificate reloaded", self.cert.display());
             }
-            Err(error) => tracing::warn!("the old certificate stays: {error:#}"),
+            Err(error) => tracing::warn!("the previous certificate remains in use: {error:#}"),
         }
     }
 }
@@ -83,11 +83,11 @@ fn stamp(path: &Path) -> Stamp {
     Some((meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
 }
 
-/// Reads a certificate, with those that it is signed by, and its key.
+/// Reads a certificate chain and the private key.
 ///
 /// # Errors
 ///
-/// One sentence that names the file.
+/// In one sentence that names the file.
 pub fn load(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
     let named = |path: &Path| format!("{}", path.display());
     let text = read("tls-cert", certificate)?;
@@ -97,8 +97,8 @@ pub fn load(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
     let text = read("tls-key", key)?;
     ensure!(
         !is_locked(&text),
-        "tls-key={}: the key is locked with a passphrase, which nobody could type here: write it \
-         without one (openssl pkey -in {0} -out FILE)",
+        "tls-key={}: the key is encrypted with a passphrase, which cannot be entered here: \
+         write it without one (openssl pkey -in {0} -out FILE)",
         named(key)
     );
     let secret = PrivateKeyDer::from_pem_slice(&text);
@@ -109,8 +109,8 @@ pub fn load(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
         .with_no_client_auth();
     match builder.with_single_cert(chain, secret) {
         Ok(mut config) => {
-            // Up to 1.12, TigerVNC's viewer takes a ticket for the end of what there is to read:
-            // what came together with it waits for ever.
+            // TigerVNC's viewer up to 1.12 treats a ticket as the end of the available data. Data
+            // that arrived with it would wait forever.
             config.send_tls13_tickets = 0;
             Ok(TlsAcceptor::from(Arc::new(config)))
         }
@@ -127,13 +127,13 @@ fn read(word: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("{word}={}", path.display()))
 }
 
-/// Whether a key is encrypted, in the new way or in the old one.
+/// Whether a key is encrypted, in PKCS #8 or in the old PEM format.
 fn is_locked(text: &[u8]) -> bool {
     let has = |words: &[u8]| text.windows(words.len()).any(|it| it == words);
     has(b"-----BEGIN ENCRYPTED PRIVATE KEY") || has(b"Proc-Type: 4,ENCRYPTED")
 }
 
-/// What is wrong with a file, for people.
+/// Describes a damaged file.
 fn damaged(word: &str, path: &Path, error: &pem::Error) -> anyhow::Error {
     let path = path.display();
     match error {

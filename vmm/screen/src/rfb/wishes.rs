@@ -1,8 +1,8 @@
-//! What a client can and wants: the numbers of SetEncodings.
+//! Encodings, pseudo-encodings and levels that a client lists in `SetEncodings`.
 
 use super::encode::{COPY_RECT, Choice, Encoding};
 
-/// What a client declares by pseudo-encodings, and by the one that has no pixels.
+/// Features that a client supports: pseudo-encodings, and CopyRect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Abilities {
     /// CopyRect
@@ -33,33 +33,33 @@ pub struct Abilities {
     pub buttons: bool,
     /// Extended Clipboard
     pub clipboard: bool,
-    /// Which kind of pointer it draws.
+    /// The kind of pointer that the client draws.
     pub pointer: Option<Pointer>,
 }
 
-/// A kind of pointer.
+/// A kind of pointer image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pointer {
-    /// Cursor: pixels as in the picture, and a mask.
+    /// Cursor: pixels in the client's format, and a mask.
     Masked,
     /// Cursor With Alpha
     Alpha,
 }
 
-/// What a client wants.
+/// Preferences and features of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wishes {
-    /// The first of its encodings that we have.
+    /// The first encoding of its list that we support.
     pub encoding: Option<Encoding>,
-    /// How good a picture it asks for: 0 to 9. Without it nothing may be lost.
+    /// Quality of pictures, 0 to 9. Without it, encoding is lossless.
     pub quality: Option<u8>,
-    /// How hard to pack: 0 to 9.
+    /// Effort of compression, 0 to 9.
     pub compression: Option<u8>,
-    /// What it can.
+    /// Supported features.
     pub can: Abilities,
 }
 
-/// The numbers of the pseudo-encodings.
+/// Numbers of the pseudo-encodings.
 pub mod number {
     /// DesktopSize
     pub const RESIZE: i32 = -223;
@@ -94,7 +94,7 @@ pub mod number {
 }
 
 impl Wishes {
-    /// Understands what there is to understand; clients send many numbers that are others'.
+    /// Reads the list. Unknown numbers are ignored: clients send many that belong to other servers.
     pub fn read(numbers: &[i32]) -> Self {
         let mut wishes = Self::default();
         let can = &mut wishes.can;
@@ -102,7 +102,7 @@ impl Wishes {
             let level = |first: i32| u8::try_from(number - first).ok();
             match *number {
                 -32..=-23 => wishes.quality = level(-32),
-                // 0 to 100, of TurboVNC.
+                // Fine levels of TurboVNC, 0 to 100.
                 -512..=-412 => {
                     let fine = level(-512).map(|it| (it / 11).min(9));
                     wishes.quality = wishes.quality.or(fine);
@@ -130,11 +130,11 @@ impl Wishes {
         wishes
     }
 
-    /// What is sent while the line is as it should be. `slow` steps are taken off the quality, and
-    /// make us pack harder.
+    /// The parameters for encoding. Each step of `slow` lowers the quality by one. If the client
+    /// set no effort, any step raises the effort of compression.
     pub fn choice(&self, slow: u8) -> Choice {
         let encoding = self.encoding.unwrap_or(Encoding::Raw);
-        // A client that asks for little gets no less than that.
+        // The quality is never lowered below 1, unless the client asked for 0.
         let quality = self.quality.map(|it| it.saturating_sub(slow).max(it.min(1)));
         let compression = self.compression.unwrap_or(if slow == 0 { 2 } else { 6 });
         Choice { encoding, quality, compression }

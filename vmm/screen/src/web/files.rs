@@ -1,4 +1,4 @@
-//! The files of the viewer, as the build packed them: our page, and noVNC as it was published.
+//! The viewer's files as packed by the build: our page, and unmodified noVNC.
 
 use std::io::Read as _;
 
@@ -12,26 +12,26 @@ use flate2::read::GzDecoder;
 
 include!(concat!(env!("OUT_DIR"), "/web/viewer.rs"));
 
-/// For as long as browsers like: the place of a file that changed is another.
-const FOR_EVER: &str = "public, max-age=31536000, immutable";
-/// Pages tell of the person who looks at them.
-const NOT_AT_ALL: &str = "no-store";
+/// The path contains a hash of the content, so a changed file has another path.
+const IMMUTABLE: &str = "public, max-age=31536000, immutable";
+/// Pages contain details about the user.
+const NO_STORE: &str = "no-store";
 
-/// A file by the path after `files/`.
+/// Serves a file by the path after `files/`.
 pub(super) fn file(path: &str, headers: &HeaderMap) -> Option<Response> {
-    let name = path.strip_prefix(PLACE.strip_prefix("files/")?)?.strip_prefix('/')?;
+    let name = path.strip_prefix(FOLDER.strip_prefix("files/")?)?.strip_prefix('/')?;
     let mut response = packed(name, headers)?;
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static(FOR_EVER));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static(IMMUTABLE));
     Some(response)
 }
 
-/// A page.
+/// Serves a page with its placeholders filled in.
 pub(super) fn page(status: StatusCode, name: &str, fill: &[(&str, &str)]) -> Response {
     let mut text = unpacked(find(name).unwrap_or_default());
     for (mark, value) in fill {
         text = text.replace(mark, &escaped(value));
     }
-    let head = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, NOT_AT_ALL)];
+    let head = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, NO_STORE)];
     (status, head, text).into_response()
 }
 
@@ -64,14 +64,14 @@ fn packed(name: &str, headers: &HeaderMap) -> Option<Response> {
     Some(response)
 }
 
-/// The text of a file; what the build packed is whole.
+/// Decompresses a file. The build wrote it, so it is valid.
 fn unpacked(bytes: &[u8]) -> String {
     let mut text = String::new();
     GzDecoder::new(bytes).read_to_string(&mut text).ok();
     text
 }
 
-/// A text within a page.
+/// Escapes a text for HTML.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for letter in text.chars() {
@@ -97,7 +97,7 @@ mod test {
             let text = unpacked(find(name).unwrap());
             let names: Vec<_> = text
                 .split('"')
-                .filter_map(|it| it.strip_prefix(PLACE)?.strip_prefix('/'))
+                .filter_map(|it| it.strip_prefix(FOLDER)?.strip_prefix('/'))
                 .collect();
             assert!(names.len() >= 3, "{name}: {text}");
             for file in names {
@@ -125,8 +125,8 @@ mod test {
             let text = unpacked(bytes);
             let imports = text.lines().filter_map(|line| {
                 let line = line.trim();
-                let said = line.starts_with("import ") || line.starts_with("} from ");
-                said.then(|| line.split(['"', '\'']).nth(1)).flatten()
+                let is_import = line.starts_with("import ") || line.starts_with("} from ");
+                is_import.then(|| line.split(['"', '\'']).nth(1)).flatten()
             });
             for import in imports {
                 let mut path: Vec<_> = folder.split('/').filter(|it| !it.is_empty()).collect();

@@ -1,12 +1,13 @@
-//! Who asks, and whether they may.
+//! Authentication and authorization of requests: names, origins, passwords and sessions.
 //!
-//! Threats: a page from elsewhere can make a browser ask us anything, with the cookies that it has
-//! for us. So a request that changes something has an `Origin` that is ours; or it is no browser's:
-//! browsers send `Origin` with everything but plain reading, and no page can hide that. And such a
-//! page can have its own name lead to our address (DNS rebinding): its origin then is what it calls
-//! us. It has no cookie then; but where no password is needed, every request has to call us by a
-//! name that nobody else could have ([`Gate::named`]), for reading, too. What a proxy says of
-//! others counts when `proxy` names it, or it comes by a Unix socket.
+//! Threats: a foreign page can make a browser send us any request, with the cookies that the
+//! browser holds for us. A request that changes something must therefore carry an `Origin` of ours,
+//! or must not come from a browser: browsers send `Origin` with everything but plain reads, and no
+//! page can hide it. A foreign page can also point its own name at our address (DNS rebinding). Its
+//! origin then equals the name it uses for us. It has no cookie for that name, but where no
+//! password is needed, every request, reads included, must use a name that no stranger could own
+//! ([`Gate::named`]). The headers of a proxy count only if `proxy` lists its address, or if it
+//! connects by a Unix socket.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -20,51 +21,51 @@ use super::known::{Origins, Proxies};
 use super::sessions::{Session, Sessions, random};
 use crate::rfb::security::{Denied, Door, Doors, Passwords, Right};
 
-/// Fetch Metadata 2.2: where the page that asks is from, as browsers see it.
+/// The request's relation to the page that made it, as the browser sees it (Fetch Metadata 2.2).
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// What names end with that are of no use outside of a network (RFC 6761, 6762, 8375, clusters).
-const OWN: [&str; 6] = [".local", ".lan", ".internal", ".home.arpa", ".svc", ".test"];
+/// Suffixes of names that have no meaning outside of one network (RFC 6761, 6762, 8375, clusters).
+const PRIVATE_SUFFIXES: [&str; 6] = [".local", ".lan", ".internal", ".home.arpa", ".svc", ".test"];
 
-/// How somebody is connected.
+/// How a client is connected.
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
-    /// The other end; none for a Unix socket.
+    /// The address of the peer, or `None` for a Unix socket.
     pub address: Option<IpAddr>,
-    /// It is TLS.
+    /// Whether this connection uses TLS.
     pub tls: bool,
 }
 
-/// What holds for everybody.
+/// Access rules, the same for all clients.
 #[derive(Default)]
 pub struct Rules {
-    /// Who may come in.
+    /// The passwords, if any.
     pub passwords: Passwords,
-    /// `auth=none` was said: everybody may.
+    /// `auth=none` is set: clients need no password.
     pub open: bool,
-    /// Nobody may touch.
+    /// All clients are view-only.
     pub view_only: bool,
-    /// Nobody minds what browsers call us.
+    /// Accepts any host name, so DNS rebinding is not prevented.
     pub any_name: bool,
-    /// What browsers call us, besides what they ask for.
+    /// Origins that are ours in addition to the one that the request addresses.
     pub origins: Origins,
-    /// Who may say for whom it asks.
+    /// Trusted proxies: peers whose `X-Forwarded-*` headers are believed.
     pub proxies: Proxies,
-    /// What the window is called.
+    /// The title of the window.
     pub name: String,
-    /// How these rules are set.
+    /// The names of the options for these rules, used in messages.
     pub words: Words,
 }
 
-/// How options are called where they are set, for those who read why they are refused.
+/// The names of options as the user sets them, for messages that suggest a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Words {
-    /// Where we listen, if that is not `--web` and the place.
+    /// The option for the listening address, unless it is `--web` with the address.
     pub to: Option<String>,
-    /// What browsers call us.
+    /// The option for additional origins.
     pub origin: &'static str,
-    /// A password is asked for.
+    /// The option for the password.
     pub password: &'static str,
-    /// Nobody reads along.
+    /// The options for TLS.
     pub tls: &'static str,
 }
 
@@ -79,81 +80,77 @@ impl Default for Words {
     }
 }
 
-/// Somebody who asks.
-pub(super) struct Asker {
-    /// For people.
+/// The client that sent a request.
+pub(super) struct Client {
+    /// The address, for logs.
     pub(super) peer: String,
-    /// Where guesses are counted.
+    /// The source that wrong passwords are counted for.
     pub(super) door: Door,
-    /// What they call us: one name or address, perhaps with a port. None where they call us
-    /// something else, or by more than one name, of which others may believe another.
+    /// The host that the request addresses: one name or address, with an optional port. `None` if
+    /// the header is invalid or repeated: another reader might pick the other value.
     host: Option<String>,
-    /// Their way to us is TLS; not known behind some proxies.
+    /// Whether the client uses TLS, which is unknown behind some proxies.
     pub(super) secure: Option<bool>,
-    /// A browser asked for that name by TLS: whoever answered has a certificate for it.
+    /// A browser asked for this name by TLS, so the server that answers has a certificate for it.
     certified: bool,
 }
 
-impl Asker {
-    /// What they call us, in one way.
+impl Client {
     fn host(&self) -> &str {
         self.host.as_deref().unwrap_or_default()
     }
 }
 
-/// Somebody who may come in.
-pub(super) struct Guest {
-    /// What they may do.
+pub(super) struct Admitted {
     pub(super) right: Right,
-    /// How they are known, if that can end.
+    /// The session, for clients that can log out.
     pub(super) session: Option<Arc<Session>>,
 }
 
-/// Why somebody may not.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// They have shown no password.
+    /// No password and no valid cookie was sent.
     Unknown,
-    /// It was wrong.
+    /// The password was wrong.
     Wrong,
-    /// Too often: nobody is heard for so many seconds.
-    Later(u64),
-    /// They come from somewhere else; the sentence says what can be done.
-    Elsewhere(String),
-    /// What they call us is not one name.
-    Unnamed,
+    /// Too many wrong passwords: all are refused for this number of seconds.
+    RetryAfter(u64),
+    /// The request has a foreign origin or host name. The sentence says what can be done.
+    Foreign(String),
+    /// The host is missing, invalid or ambiguous.
+    InvalidHost,
 }
 
 impl Refusal {
-    /// The status of the answer.
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::Unknown | Self::Wrong => StatusCode::UNAUTHORIZED,
-            Self::Later(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Elsewhere(_) => StatusCode::FORBIDDEN,
-            Self::Unnamed => StatusCode::BAD_REQUEST,
+            Self::RetryAfter(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Foreign(_) => StatusCode::FORBIDDEN,
+            Self::InvalidHost => StatusCode::BAD_REQUEST,
         }
     }
 
-    /// What people read.
+    /// The message that the user reads.
     pub(super) fn sentence(&self) -> String {
         match self {
             Self::Unknown => "Please log in.".into(),
-            Self::Wrong => "That is not the password.".into(),
-            Self::Later(seconds) => format!("Too many wrong passwords: try again in {seconds} s."),
-            Self::Elsewhere(sentence) => sentence.clone(),
-            Self::Unnamed => "Host, or a proxy's X-Forwarded-Host, is not one name or address, \
-                              perhaps with a port."
+            Self::Wrong => "The password is wrong.".into(),
+            Self::RetryAfter(seconds) => {
+                format!("Too many wrong passwords: try again in {seconds} s.")
+            }
+            Self::Foreign(sentence) => sentence.clone(),
+            Self::InvalidHost => "Host, or X-Forwarded-Host of a proxy, must be one name or \
+                                  address, with an optional port."
                 .into(),
         }
     }
 }
 
-/// See the module.
 pub(super) struct Gate {
     rules: Rules,
     sessions: Sessions,
-    /// Who knows this has asked by TLS before; without randomness nobody does.
+    /// The value of the cookie that proves an earlier request by TLS. `None` without randomness.
     proof: Option<String>,
 }
 
@@ -162,63 +159,63 @@ impl Gate {
         Self { rules, sessions: Sessions::default(), proof: random().ok() }
     }
 
-    /// Whether there is anything to say at the door.
-    pub(super) fn asks(&self) -> bool {
+    /// Whether clients need a password.
+    pub(super) fn needs_password(&self) -> bool {
         self.rules.passwords.are_needed()
     }
 
-    /// Whether a name is asked for, too.
-    pub(super) fn asks_name(&self) -> bool {
+    /// Whether clients need a user name, too.
+    pub(super) fn needs_user(&self) -> bool {
         self.rules.passwords.user.is_some()
     }
 
-    /// Who asks.
-    pub(super) fn asker(&self, line: Line, headers: &HeaderMap) -> Asker {
-        let said = |name: &str| last(headers, name);
+    /// Identifies the client from its connection and its headers.
+    pub(super) fn client(&self, line: Line, headers: &HeaderMap) -> Client {
         let proxy = match line.address {
             Some(address) => self.rules.proxies.have(address),
             None => true,
         };
-        let told = |name| proxy.then(|| said(name)).flatten();
-        let address = told("x-forwarded-for").and_then(|it| it.parse().ok()).or(line.address);
+        let forwarded = |name| proxy.then(|| last(headers, name)).flatten();
+        let address = forwarded("x-forwarded-for").and_then(|it| it.parse().ok()).or(line.address);
         let host = only(headers, &header::HOST);
-        let host = host.map(|host| told("x-forwarded-host").unwrap_or(host));
-        let scheme = told("x-forwarded-proto").map(|it| it.eq_ignore_ascii_case("https"));
+        let host = host.map(|host| forwarded("x-forwarded-host").unwrap_or(host));
+        let scheme = forwarded("x-forwarded-proto").map(|it| it.eq_ignore_ascii_case("https"));
         let secure = if line.tls { Some(true) } else { scheme };
-        // Browsers say `Sec-Fetch-Site` (Fetch Metadata) by TLS alone, but for names of this host,
-        // and scripts cannot. An `Origin` says how the page came, and not how it asks.
+        // Browsers send `Sec-Fetch-Site` (Fetch Metadata) only by TLS and to names of this host,
+        // and scripts cannot set it. An `Origin` tells how the page was loaded, not how this
+        // request is sent.
         let certified = secure == Some(true) || headers.contains_key(SEC_FETCH_SITE);
-        let asker = Asker {
+        let client = Client {
             peer: address.map_or("local".into(), |it: IpAddr| it.to_canonical().to_string()),
             door: address.map_or(Door::Local, Door::of),
             host: host.map(|it| it.to_ascii_lowercase()).filter(|it| is_plain(it)),
             secure,
             certified,
         };
-        Asker { certified: asker.certified || self.is_proven(&asker, headers), ..asker }
+        Client { certified: client.certified || self.is_proven(&client, headers), ..client }
     }
 
-    /// The cookie that proves at a WebSocket that its page came by TLS, where that is a question:
-    /// not all browsers say `Sec-Fetch-Site` there. It is `Secure`, so that what has the same name
-    /// and no TLS never has it.
-    pub(super) fn proof(&self, asker: &Asker) -> Option<String> {
-        let doubted = !self.asks() && asker.secure.is_none() && asker.certified;
+    /// The cookie that proves to the WebSocket that its page came by TLS. It is set only where this
+    /// is in doubt: not all browsers send `Sec-Fetch-Site` with a WebSocket. It is `Secure`, so a
+    /// page of the same name without TLS never gets it.
+    pub(super) fn proof(&self, client: &Client) -> Option<String> {
+        let doubted = !self.needs_password() && client.secure.is_none() && client.certified;
         let proof = self.proof.as_ref().filter(|_| doubted)?;
-        Some(format!("{}={proof}; HttpOnly; SameSite=Strict; Secure", proof_name(asker)))
+        Some(format!("{}={proof}; HttpOnly; SameSite=Strict; Secure", proof_name(client)))
     }
 
-    fn is_proven(&self, asker: &Asker, headers: &HeaderMap) -> bool {
-        let said = cookie(headers, &proof_name(asker));
-        let both = self.proof.as_ref().zip(said);
-        both.is_some_and(|(proof, said)| proof.as_bytes().ct_eq(said.as_bytes()).into())
+    fn is_proven(&self, client: &Client, headers: &HeaderMap) -> bool {
+        let sent = cookie(headers, &proof_name(client));
+        let both = self.proof.as_ref().zip(sent);
+        both.is_some_and(|(proof, sent)| proof.as_bytes().ct_eq(sent.as_bytes()).into())
     }
 
-    /// Whether the page that asks is ours.
-    pub(super) fn same_origin(&self, asker: &Asker, headers: &HeaderMap) -> Result<(), Refusal> {
+    /// Refuses requests from foreign pages.
+    pub(super) fn same_origin(&self, client: &Client, headers: &HeaderMap) -> Result<(), Refusal> {
         let mut origins = headers.get_all(header::ORIGIN).iter();
         let origin = match (origins.next(), origins.next()) {
             (Some(origin), None) => origin.to_str().unwrap_or_default().to_ascii_lowercase(),
-            // No browser asks so for a page, and nothing is sent along unasked.
+            // Browsers never add this header by themselves, and no page can make them send it.
             (None, None) if headers.contains_key(header::AUTHORIZATION) => return Ok(()),
             _ => String::new(),
         };
@@ -226,35 +223,35 @@ impl Gate {
             return Ok(());
         }
         let same = origin.split_once("://").is_some_and(|(scheme, place)| {
-            let fits = match asker.secure {
+            let fits = match client.secure {
                 Some(secure) => scheme == if secure { "https" } else { "http" },
                 None => matches!(scheme, "http" | "https"),
             };
-            fits && !place.is_empty() && plain(scheme, place) == plain(scheme, asker.host())
+            fits && !place.is_empty() && plain(scheme, place) == plain(scheme, client.host())
         });
         if same {
             return Ok(());
         }
-        let place = short(asker.host());
-        Err(Refusal::Elsewhere(match &*origin {
+        let place = short(client.host());
+        Err(Refusal::Foreign(match &*origin {
             "" => format!(
-                "This request has no header Origin: a page's is this place, `{place}`; a program \
-                 sends JSON (Content-Type: application/json), and no Cookie, Referer or \
-                 Sec-Fetch-Site."
+                "This request has no Origin header: a page must send the origin of `{place}`, and \
+                 a program must send JSON (Content-Type: application/json) without Cookie, \
+                 Referer and Sec-Fetch-Site."
             ),
             _ => format!(
-                "This request is from `{}`, and this place is called `{place}`: behind a proxy, \
-                 set {}, or have the proxy pass on the header Host.",
+                "This request is from `{}`, but it addresses `{place}`: behind a proxy, set {}, or \
+                 let the proxy pass on the Host header.",
                 short(&origin),
                 self.rules.words.origin
             ),
         }))
     }
 
-    /// Whether what changes something may be asked for: by a page of ours, or by a program that is
-    /// no browser. Even a browser that sent no `Origin` could not send JSON to another place: that
-    /// is asked for beforehand (CORS), and never answered here.
-    pub(super) fn may_act(&self, asker: &Asker, headers: &HeaderMap) -> Result<(), Refusal> {
+    /// Refuses changes unless they come from a page of ours, or from a program that is no browser.
+    /// Even a browser that omits `Origin` cannot send JSON to another site: it sends a preflight
+    /// request first (CORS), and we never answer that.
+    pub(super) fn may_act(&self, client: &Client, headers: &HeaderMap) -> Result<(), Refusal> {
         let browsers = [header::ORIGIN, header::COOKIE, header::REFERER, SEC_FETCH_SITE];
         let kind = headers.get(header::CONTENT_TYPE).and_then(|it| it.to_str().ok());
         let kind = kind.and_then(|it| it.split(';').next()).unwrap_or_default();
@@ -262,32 +259,33 @@ impl Gate {
         if json && !browsers.iter().any(|name| headers.contains_key(name)) {
             return Ok(());
         }
-        self.same_origin(asker, headers)
+        self.same_origin(client, headers)
     }
 
-    /// Refuses names that anybody could have given us, where no password is asked for. Where an
-    /// owner said that everybody may come in, more names are ours: one without a dot, one of a
-    /// network at home or of a cluster, and one that a browser asked for by TLS.
-    pub(super) fn named(&self, asker: &Asker) -> Result<(), Refusal> {
-        let host = asker.host.as_deref().ok_or(Refusal::Unnamed)?;
+    /// Refuses names that a stranger could own, where no password is needed. With `auth=none`, more
+    /// names are accepted: names without a dot, names of home networks and clusters, and names that
+    /// a browser asked for by TLS.
+    pub(super) fn named(&self, client: &Client) -> Result<(), Refusal> {
+        let host = client.host.as_deref().ok_or(Refusal::InvalidHost)?;
         let name = name_of(host);
-        if self.asks() || self.rules.any_name || self.is_known(name) {
+        if self.needs_password() || self.rules.any_name || self.is_known(name) {
             return Ok(());
         }
-        let near = OWN.iter().any(|end| name.trim_end_matches('.').ends_with(end));
-        let own = asker.certified || !name.contains('.') || near;
+        let near = PRIVATE_SUFFIXES.iter().any(|end| name.trim_end_matches('.').ends_with(end));
+        let own = client.certified || !name.contains('.') || near;
         if self.rules.open && own {
             return Ok(());
         }
         let Words { origin, password, .. } = self.rules.words;
         let (name, host) = (short(name), short(host));
-        Err(Refusal::Elsewhere(format!(
-            "No password is asked for here, and `{name}` could be anybody's name for this address: \
-             set {origin} to `http://{host}` if it is yours, or {password}, or come by the address."
+        Err(Refusal::Foreign(format!(
+            "No password is set, and `{name}` could be another site's name for this address: set \
+             {origin} to `http://{host}` if the name is yours, or set {password}, or use the IP \
+             address."
         )))
     }
 
-    /// Whether nobody else can be called so, or an owner has said it.
+    /// Whether no stranger can own this name, or the configuration lists it.
     fn is_known(&self, name: &str) -> bool {
         name == "localhost"
             || name.ends_with(".localhost")
@@ -295,54 +293,54 @@ impl Gate {
             || self.rules.origins.hosts().any(|host| name_of(host) == name)
     }
 
-    /// Whether somebody may come in, and to do what.
+    /// Decides whether the client is admitted, and with which rights.
     pub(super) fn admit(
         &self,
-        asker: &Asker,
+        client: &Client,
         headers: &HeaderMap,
         doors: &Doors,
-    ) -> Result<Guest, Refusal> {
-        self.named(asker)?;
-        if !self.asks() {
-            return Ok(self.guest(Right::Full, None));
+    ) -> Result<Admitted, Refusal> {
+        self.named(client)?;
+        if !self.needs_password() {
+            return Ok(self.admitted(Right::Full, None));
         }
         if let Some((user, password)) = basic(headers) {
-            let right = self.judge(asker.door, &user, &password, doors)?;
-            return Ok(self.guest(right, None));
+            let right = self.judge(client.door, &user, &password, doors)?;
+            return Ok(self.admitted(right, None));
         }
-        let session = Self::cookie(asker, headers).and_then(|it| self.sessions.find(it));
+        let session = Self::cookie(client, headers).and_then(|it| self.sessions.find(it));
         let session = session.ok_or(Refusal::Unknown)?;
-        Ok(self.guest(session.right, Some(session)))
+        Ok(self.admitted(session.right, Some(session)))
     }
 
-    fn guest(&self, right: Right, session: Option<Arc<Session>>) -> Guest {
+    fn admitted(&self, right: Right, session: Option<Arc<Session>>) -> Admitted {
         let right = if self.rules.view_only { Right::View } else { right };
-        Guest { right, session }
+        Admitted { right, session }
     }
 
-    /// Judges a password; a right one starts a session, whose cookie this is.
+    /// Checks a password. On success, starts a session and returns its cookie.
     pub(super) fn log_in(
         &self,
-        asker: &Asker,
+        client: &Client,
         user: &[u8],
         password: &[u8],
         doors: &Doors,
     ) -> Result<String, Refusal> {
-        let right = self.judge(asker.door, user, password, doors)?;
+        let right = self.judge(client.door, user, password, doors)?;
         let cookie = self.sessions.start(right).map_err(|error| {
             tracing::error!("web: {error:#}");
             Refusal::Unknown
         })?;
-        tracing::info!("web: {} logged in", asker.peer);
-        Ok(Self::written(asker, &cookie))
+        tracing::info!("web: {} logged in", client.peer);
+        Ok(Self::written(client, &cookie))
     }
 
-    /// Ends a session; the answer is the cookie that takes the cookie away.
-    pub(super) fn log_out(&self, asker: &Asker, headers: &HeaderMap) -> String {
-        if let Some(cookie) = Self::cookie(asker, headers) {
+    /// Ends a session. Returns the header value that makes the browser delete the cookie.
+    pub(super) fn log_out(&self, client: &Client, headers: &HeaderMap) -> String {
+        if let Some(cookie) = Self::cookie(client, headers) {
             self.sessions.end(cookie);
         }
-        format!("{}; Max-Age=0", Self::written(asker, ""))
+        format!("{}; Max-Age=0", Self::written(client, ""))
     }
 
     fn judge(
@@ -354,7 +352,7 @@ impl Gate {
     ) -> Result<Right, Refusal> {
         doors.judge(door, || self.rules.passwords.check_plain(user, password)).map_err(|denied| {
             match denied {
-                Denied::Later(left) => Refusal::Later(left.as_secs() + 1),
+                Denied::Later(left) => Refusal::RetryAfter(left.as_secs() + 1),
                 Denied::Wrong(count) => {
                     tracing::warn!("web: a wrong password, number {count} from {door}");
                     Refusal::Wrong
@@ -363,15 +361,15 @@ impl Gate {
         })
     }
 
-    /// A cookie has no path: browsers then send it to the folder that set it, whatever proxies
-    /// call that. Ports share their cookies, so the name tells them apart.
-    fn written(asker: &Asker, value: &str) -> String {
-        let secure = if asker.secure == Some(true) { "; Secure" } else { "" };
-        format!("{}={value}; HttpOnly; SameSite=Strict{secure}", cookie_name(asker))
+    /// The cookie has no path: browsers then send it to the folder that set it, whatever a proxy
+    /// calls that folder. Cookies are shared between ports, so the name contains the port.
+    fn written(client: &Client, value: &str) -> String {
+        let secure = if client.secure == Some(true) { "; Secure" } else { "" };
+        format!("{}={value}; HttpOnly; SameSite=Strict{secure}", cookie_name(client))
     }
 
-    fn cookie<'a>(asker: &Asker, headers: &'a HeaderMap) -> Option<&'a str> {
-        cookie(headers, &cookie_name(asker))
+    fn cookie<'a>(client: &Client, headers: &'a HeaderMap) -> Option<&'a str> {
+        cookie(headers, &cookie_name(client))
     }
 }
 
@@ -381,19 +379,19 @@ fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
-fn proof_name(asker: &Asker) -> String {
-    format!("{}-tls", cookie_name(asker))
+fn proof_name(client: &Client) -> String {
+    format!("{}-tls", cookie_name(client))
 }
 
-fn cookie_name(asker: &Asker) -> String {
-    let host = asker.host();
+fn cookie_name(client: &Client) -> String {
+    let host = client.host();
     let port = host.strip_prefix(name_of(host)).unwrap_or_default();
     let digits: String = port.chars().filter(char::is_ascii_digit).take(5).collect();
     format!("transom{digits}")
 }
 
-/// Whether this is a name or an address, perhaps with a port (RFC 9110 7.2), as browsers write it.
-/// Programs may call us nothing.
+/// Whether this is a name or an address with an optional port (RFC 9110 7.2), as browsers write it.
+/// An empty host is allowed, as programs may omit it.
 fn is_plain(host: &str) -> bool {
     let name = name_of(host);
     match name.strip_prefix('[') {
@@ -402,7 +400,6 @@ fn is_plain(host: &str) -> bool {
     }
 }
 
-/// A host without its port.
 fn name_of(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -410,13 +407,13 @@ fn name_of(host: &str) -> &str {
     }
 }
 
-/// A host without the port that its scheme has anyway.
+/// Removes the default port of the scheme from a host.
 fn plain<'a>(scheme: &str, host: &'a str) -> &'a str {
     let port = if scheme == "https" { ":443" } else { ":80" };
     host.strip_suffix(port).unwrap_or(host)
 }
 
-/// What a header says that may be there once; nothing where it is not there.
+/// The value of a header that must not be repeated. Empty if the header is absent.
 fn only(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -426,13 +423,13 @@ fn only(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
     }
 }
 
-/// What the nearest one said: the last of a list.
+/// The value that the nearest proxy added: the last of the list.
 fn last(headers: &HeaderMap, name: &str) -> Option<String> {
     let value = headers.get_all(name).iter().next_back()?.to_str().ok()?;
     value.rsplit(',').next().map(|it| it.trim().to_owned()).filter(|it| !it.is_empty())
 }
 
-/// A name and a password of RFC 7617.
+/// The user name and the password of Basic authentication (RFC 7617).
 fn basic(headers: &HeaderMap) -> Option<(Vec<u8>, Vec<u8>)> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, text) = value.split_once(' ')?;
@@ -465,7 +462,7 @@ mod test {
 
     fn same(gate: &Gate, line: Line, list: &[(&'static str, &str)]) -> bool {
         let headers = headers(list);
-        gate.same_origin(&gate.asker(line, &headers), &headers).is_ok()
+        gate.same_origin(&gate.client(line, &headers), &headers).is_ok()
     }
 
     #[test]
@@ -477,7 +474,7 @@ mod test {
         assert!(asks("a.org", "https://A.org", true));
         assert!(asks("a.org", "https://a.org:443", true));
         assert!(asks("[::1]:6080", "http://[::1]:6080", false));
-        assert!(asks("a.org", "https://a.org", false), "a proxy that says nothing of TLS");
+        assert!(asks("a.org", "https://a.org", false), "a proxy that does not report TLS");
         for (host, origin, tls) in [
             ("a.org", "http://b.org", false),
             ("a.org", "http://a.org:81", false),
@@ -490,12 +487,15 @@ mod test {
         ] {
             assert!(!asks(host, origin, tls), "{host} {origin}");
         }
-        assert!(!same(&gate, near(false), &[("host", "a.org")]), "no origin, no way to be known");
+        assert!(
+            !same(&gate, near(false), &[("host", "a.org")]),
+            "neither an origin nor a password"
+        );
         let twice = [("host", "a.org"), ("origin", "http://a.org"), ("origin", "http://b.org")];
         assert!(!same(&gate, near(false), &twice[..1]) && same(&gate, near(false), &twice[..2]));
         let mut both = headers(&twice[..2]);
         both.append("origin", HeaderValue::from_static("http://b.org"));
-        assert!(gate.same_origin(&gate.asker(near(false), &both), &both).is_err());
+        assert!(gate.same_origin(&gate.client(near(false), &both), &both).is_err());
         let script = [("host", "a.org"), ("authorization", "Basic eDp5")];
         assert!(same(&gate, near(false), &script), "no page can add this header");
     }
@@ -511,16 +511,16 @@ mod test {
         ];
         let stranger = Gate::new(Rules::default());
         assert!(!same(&stranger, near(false), &told));
-        let asker = stranger.asker(near(false), &headers(&told));
-        assert_eq!((asker.peer.as_str(), asker.secure), ("127.0.0.1", None));
+        let client = stranger.client(near(false), &headers(&told));
+        assert_eq!((client.peer.as_str(), client.secure), ("127.0.0.1", None));
         let proxies = Proxies::read("127.0.0.0/8").unwrap();
         let friend = Gate::new(Rules { proxies, ..Rules::default() });
         let socket = Line { address: None, tls: false };
         for (gate, line) in [(&friend, near(false)), (&stranger, socket)] {
             assert!(same(gate, line, &told));
-            let asker = gate.asker(line, &headers(&told));
-            assert_eq!((asker.peer.as_str(), asker.secure), ("10.0.0.7", Some(true)));
-            assert_eq!(asker.door, Door::of("10.0.0.7".parse().unwrap()));
+            let client = gate.client(line, &headers(&told));
+            assert_eq!((client.peer.as_str(), client.secure), ("10.0.0.7", Some(true)));
+            assert_eq!(client.door, Door::of("10.0.0.7".parse().unwrap()));
         }
         let origins = Origins::read("https://a.org").unwrap();
         let configured = Gate::new(Rules { origins, ..Rules::default() });
@@ -533,7 +533,7 @@ mod test {
         let gate = Gate::new(Rules::default());
         let comes = |gate: &Gate, host| {
             let headers = headers(&[("host", host)]);
-            gate.admit(&gate.asker(near(false), &headers), &headers, &doors).is_ok()
+            gate.admit(&gate.client(near(false), &headers), &headers, &doors).is_ok()
         };
         for host in ["127.0.0.1:6080", "[::1]:6080", "LocalHost:1", "vm.localhost", "192.0.2.1"] {
             assert!(comes(&gate, host), "{host}");
@@ -545,9 +545,13 @@ mod test {
         let named = Gate::new(Rules { origins, ..Rules::default() });
         assert!(comes(&named, "vm.org") && !comes(&named, "evil.org"));
         let passwords = Passwords { full: Some("full".into()), ..Passwords::default() };
-        let asks = Gate::new(Rules { passwords, ..Rules::default() });
+        let guarded = Gate::new(Rules { passwords, ..Rules::default() });
         let any = headers(&[("host", "any.org")]);
-        assert_eq!(asks.named(&asks.asker(near(false), &any)), Ok(()), "it has no cookie");
+        assert_eq!(
+            guarded.named(&guarded.client(near(false), &any)),
+            Ok(()),
+            "a foreign page has no cookie"
+        );
     }
 
     #[test]
@@ -560,7 +564,7 @@ mod test {
         let from = |address: &str, list: &[(&'static str, &str)]| {
             let line = Line { address: Some(address.parse().unwrap()), tls: false };
             let headers = headers(list);
-            gate.admit(&gate.asker(line, &headers), &headers, &doors).map(drop)
+            gate.admit(&gate.client(line, &headers), &headers, &doors).map(drop)
         };
         let reads = |list: &[(&'static str, &str)]| from("10.9.9.9", list);
         for host in ["evil.example:8006", "evil.example", "evil.example.", "a.localhost.evil.org"] {
@@ -571,11 +575,11 @@ mod test {
             assert!(says.contains(host), "{says}");
             let origin = format!("http://{host}");
             assert_eq!(reads(&[("host", host), ("origin", &origin)]), Err(refused));
-            // What a script can write is not believed, unless a proxy is that we trust.
+            // Headers that a script can set are believed only from a trusted proxy.
             let told = [("host", host), ("x-forwarded-proto", "https")];
             assert!(reads(&told).is_err(), "{host}");
             assert_eq!(from("10.0.0.1", &told), Ok(()), "{host}");
-            // A page of theirs may have come by TLS, from another place.
+            // A foreign page may have come by TLS, but from another server.
             assert!(reads(&[("host", host), ("origin", &format!("https://{host}"))]).is_err());
             // TLS ends at a proxy that has a certificate for that name.
             assert_eq!(reads(&[("host", host), ("sec-fetch-site", "none")]), Ok(()), "{host}");
@@ -593,19 +597,19 @@ mod test {
             assert_eq!(reads(&[("host", host)]), Ok(()), "{host}");
         }
         for host in ["evil.example,localhost", "localhost evil.example", "a@localhost", "[::1]a"] {
-            assert_eq!(reads(&[("host", host)]), Err(Refusal::Unnamed), "{host}");
+            assert_eq!(reads(&[("host", host)]), Err(Refusal::InvalidHost), "{host}");
             let told = [("host", "localhost"), ("x-forwarded-host", host)];
             let list = host.contains(',');
             assert_eq!(
                 from("10.0.0.1", &told).is_ok(),
                 list,
-                "the last of a list is the nearest's"
+                "the nearest proxy added the last entry"
             );
-            assert_eq!(reads(&told), Ok(()), "nobody believes it");
+            assert_eq!(reads(&told), Ok(()), "the header is ignored");
         }
         let any = Gate::new(Rules { open: true, any_name: true, ..Rules::default() });
         let evil = headers(&[("host", "evil.example:8006")]);
-        assert_eq!(any.named(&any.asker(near(false), &evil)), Ok(()));
+        assert_eq!(any.named(&any.client(near(false), &evil)), Ok(()));
     }
 
     #[test]
@@ -613,11 +617,11 @@ mod test {
         let gate = Gate::new(Rules { open: true, ..Rules::default() });
         let reads = |list: &[(&'static str, &str)]| {
             let headers = headers(list);
-            gate.admit(&gate.asker(near(false), &headers), &headers, &Doors::default()).map(drop)
+            gate.admit(&gate.client(near(false), &headers), &headers, &Doors::default()).map(drop)
         };
         let (host, tls) = (("host", "evil.example"), ("sec-fetch-site", "none"));
         let shown = |gate: &Gate, list: &[(&'static str, &str)]| {
-            gate.proof(&gate.asker(near(false), &headers(list)))
+            gate.proof(&gate.client(near(false), &headers(list)))
         };
         let proof = shown(&gate, &[host, tls]).unwrap();
         assert!(proof.ends_with("; HttpOnly; SameSite=Strict; Secure"), "{proof}");
@@ -634,7 +638,7 @@ mod test {
         let gate = Gate::new(Rules { open: true, ..Rules::default() });
         let acts = |list: &[(&'static str, &str)]| {
             let headers = headers(list);
-            gate.may_act(&gate.asker(near(false), &headers), &headers)
+            gate.may_act(&gate.client(near(false), &headers), &headers)
         };
         let (host, json) = (("host", "10.0.0.1:8006"), ("content-type", "application/json"));
         assert_eq!(acts(&[host, json]), Ok(()));
@@ -663,27 +667,30 @@ mod test {
             Passwords { full: Some("full".into()), view: Some("look".into()), user: None };
         let gate = Gate::new(Rules { passwords, ..Rules::default() });
         let bare = headers(&[("host", "a.org:6080")]);
-        let asker = gate.asker(near(true), &bare);
+        let client = gate.client(near(true), &bare);
         let admit = |list: &[(&'static str, &str)]| {
-            gate.admit(&asker, &headers(list), &doors).map(|it| it.right)
+            gate.admit(&client, &headers(list), &doors).map(|it| it.right)
         };
         assert_eq!(admit(&[]), Err(Refusal::Unknown));
-        let cookie = gate.log_in(&asker, b"", b"look", &doors).unwrap();
+        let cookie = gate.log_in(&client, b"", b"look", &doors).unwrap();
         assert!(cookie.ends_with("; HttpOnly; SameSite=Strict; Secure"), "{cookie}");
         let pair = cookie.split(';').next().unwrap();
         assert!(pair.starts_with("transom6080=") && pair.len() > 60, "{pair}");
         let mixed = format!("a=b; {pair}; c=d");
         assert_eq!(admit(&[("cookie", &mixed)]), Ok(Right::View));
         assert_eq!(admit(&[("cookie", "transom6080=0")]), Err(Refusal::Unknown));
-        let gone = gate.log_out(&asker, &headers(&[("cookie", pair)]));
+        let gone = gate.log_out(&client, &headers(&[("cookie", pair)]));
         assert!(gone.ends_with("Max-Age=0"));
         assert_eq!(admit(&[("cookie", pair)]), Err(Refusal::Unknown));
         let basic = |text: &str| format!("Basic {}", BASE64_STANDARD.encode(text));
         assert_eq!(admit(&[("authorization", &basic("me:full"))]), Ok(Right::Full));
         assert_eq!(admit(&[("authorization", &basic("me:wrong"))]), Err(Refusal::Wrong));
-        assert_eq!(gate.log_in(&asker, b"", b"wrong", &doors), Err(Refusal::Wrong));
-        let later = gate.log_in(&asker, b"", b"full", &doors);
-        assert!(matches!(later, Err(Refusal::Later(1..=2))), "{later:?}");
-        assert!(matches!(admit(&[("authorization", &basic("me:full"))]), Err(Refusal::Later(_))));
+        assert_eq!(gate.log_in(&client, b"", b"wrong", &doors), Err(Refusal::Wrong));
+        let later = gate.log_in(&client, b"", b"full", &doors);
+        assert!(matches!(later, Err(Refusal::RetryAfter(1..=2))), "{later:?}");
+        assert!(matches!(
+            admit(&[("authorization", &basic("me:full"))]),
+            Err(Refusal::RetryAfter(_))
+        ));
     }
 }

@@ -1,4 +1,4 @@
-//! What an owner says of the world before us: names that are ours, and proxies that are believed.
+//! Configured origins that are ours, and trusted proxies.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,16 +6,16 @@ use std::net::IpAddr;
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 
-/// What browsers call us, like `https://example.org`: a list with blanks or commas.
+/// Additional origins, such as `https://example.org`: a list separated by blanks or commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origins(Vec<String>);
 
 impl Origins {
-    /// Reads the list.
+    /// Parses the list.
     ///
     /// # Errors
     ///
-    /// Which of them is none.
+    /// Names the first origin that is invalid.
     pub fn read(text: &str) -> anyhow::Result<Self> {
         let read = |word: &str| {
             let place = word.split_once("://").filter(|(scheme, _)| {
@@ -34,12 +34,11 @@ impl Origins {
         words(text).map(read).collect::<anyhow::Result<_>>().map(Self)
     }
 
-    /// Whether this is one of them.
     pub(super) fn has(&self, origin: &str) -> bool {
         self.0.iter().any(|it| it.eq_ignore_ascii_case(origin))
     }
 
-    /// Their hosts, with their ports.
+    /// The hosts of the origins, with their ports.
     pub(super) fn hosts(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|it| it.split_once("://")).map(|(_, host)| host)
     }
@@ -51,17 +50,17 @@ impl fmt::Display for Origins {
     }
 }
 
-/// Proxies that may say for whom they ask: addresses and networks, a list with blanks or commas.
+/// Trusted proxies: a list of IP addresses and networks, separated by blanks or commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Proxies(Vec<(IpAddr, u32)>);
 
 impl Proxies {
-    /// Reads the list.
+    /// Parses the list.
     ///
     /// # Errors
     ///
-    /// Which of them is none.
+    /// Names the first entry that is invalid.
     pub fn read(text: &str) -> anyhow::Result<Self> {
         let read = |word: &str| {
             let (address, bits) =
@@ -74,13 +73,12 @@ impl Proxies {
             });
             network.with_context(|| {
                 let word = shown(word);
-                format!("{word} is no IP address like 10.0.0.1, and no network like 10.0.0.0/8")
+                format!("{word}: write an IP address like 10.0.0.1 or a network like 10.0.0.0/8")
             })
         };
         words(text).map(read).collect::<anyhow::Result<_>>().map(Self)
     }
 
-    /// Whether this address is one of theirs.
     pub(super) fn have(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.0.iter().any(|(network, bits)| match (network, address) {
@@ -121,7 +119,7 @@ impl fmt::Display for Proxies {
     }
 }
 
-/// What somebody wrote, in one line that is not too long.
+/// Escapes and shortens user input for messages.
 fn shown(word: &str) -> String {
     word.escape_debug().take(80).collect()
 }

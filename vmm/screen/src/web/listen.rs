@@ -1,8 +1,8 @@
-//! What browsers speak where they come from: TLS if there is a certificate, and HTTP.
+//! Accepts connections from browsers: TLS if a certificate is configured, and HTTP.
 //!
-//! Threats: nobody is known here. There are [`MOST`] connections at once, of which those that wait
-//! for a request give way to new ones (`places`); a request's head is small and comes at once, and
-//! a connection ends after a while unless it became a WebSocket, of which the server has few
+//! Threats: clients are not authenticated here. At most [`MAX_CONNECTIONS`] are open, and idle ones
+//! give way to new ones (`places`). The head of a request is small and must arrive in time. A
+//! connection ends after a while unless it becomes a WebSocket, and the server limits those
 //! ([`crate::rfb::MOST`]).
 
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use super::gate::{Line, Rules};
 use super::known::{Origins, Proxies};
-use super::places::{Place, Places};
+use super::places::{Slot, Slots};
 use super::socket::Farewell;
 use super::stage::{More, Stage};
 use super::{Config, routes};
@@ -32,21 +32,18 @@ use crate::rfb::security::Door;
 use crate::rfb::{self, tls};
 use host::listen::Socket;
 
-/// Connections at once.
-const MOST: usize = 256;
-/// Of them, from one address, unless it is a proxy's or of this host: browsers open six.
-const EACH: usize = 64;
-/// TLS is agreed on within.
-const AGREE: Duration = Duration::from_secs(10);
-/// A request's head comes within.
-const HEAD: Duration = Duration::from_secs(10);
-/// And is no longer: cookies of other ports come along.
-const LONGEST_HEAD: usize = 32 << 10;
-/// So long a connection is used again, and then it may say its last.
-const LIFE: Duration = Duration::from_secs(120);
-const LAST: Duration = Duration::from_secs(10);
+const MAX_CONNECTIONS: usize = 256;
+/// From one address, unless it is a proxy or this host. Browsers open six.
+const MAX_PER_ADDRESS: usize = 64;
+const TLS_TIMEOUT: Duration = Duration::from_secs(10);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Large enough for cookies, which browsers send to all ports of a host.
+const MAX_HEAD_BYTES: usize = 32 << 10;
+/// Connections are kept alive for this long. Then pending responses have [`CLOSE_TIMEOUT`] left.
+const MAX_LIFETIME: Duration = Duration::from_secs(120);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A socket that listens, and the rules that hold there.
+/// A listening socket with its access rules.
 pub struct Listener {
     socket: Socket,
     tls: Option<tls::Files>,
@@ -54,22 +51,22 @@ pub struct Listener {
     farewell: Farewell,
 }
 
-/// What connections share.
-struct Inside {
+/// State shared between connections.
+struct Shared {
     router: Router,
     tls: Option<tls::Files>,
-    places: Places,
+    slots: Slots,
     proxies: Proxies,
 }
 
 impl Listener {
-    /// Listens, and reads passwords and certificates. Nobody is let in yet.
+    /// Opens the socket, and reads passwords and certificates. Connections are accepted by `run`.
     ///
     /// # Errors
     ///
-    /// One sentence: what is in use, what is wrong with a file, or what would let everybody in.
+    /// When the address is in use, a file is invalid, or the port would be open to everybody.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        Self::open(config).with_context(|| called(config))
+        Self::open(config).with_context(|| option_name(config))
     }
 
     fn open(config: &Config) -> anyhow::Result<Self> {
@@ -86,13 +83,14 @@ impl Listener {
         let origin = config.origin.as_deref().unwrap_or_default();
         let origins = Origins::read(origin).with_context(|| format!("origin={origin}"))?;
         let open = config.auth == listen::Auth::None;
-        let (unguarded, needed) = (!open && !passwords.are_needed(), passwords.are_needed());
+        let needed = passwords.are_needed();
+        let unguarded = !open && !needed;
         let socket = Socket::new(place, unguarded)?;
         if let (Socket::Tcp(socket), None, true) = (&socket, &tls, needed) {
             let far = socket.local_addr().is_ok_and(|it| !it.ip().to_canonical().is_loopback());
             if far && config.proxy.is_none() {
-                let (called, way) = (called(config), config.words.tls);
-                tracing::warn!("{called}: without TLS others can read passwords: {way}");
+                let (option, tls) = (option_name(config), config.words.tls);
+                tracing::warn!("{option}: without TLS, others can read passwords: set {tls}");
             }
         }
         let rules = Rules {
@@ -106,21 +104,21 @@ impl Listener {
             name: config.name.clone().unwrap_or_else(|| "Transom".into()),
         };
         let length = rules.name.len();
-        ensure!(length <= 256, "a name of {length} bytes: at most 256");
+        ensure!(length <= 256, "a name of {length} bytes: at most 256 are allowed");
         Ok(Self { socket, tls, rules, farewell: Farewell::default() })
     }
 
-    /// To be said before the end.
+    /// The handle that closes all WebSockets before the process ends.
     pub fn farewell(&self) -> Farewell {
         self.farewell.clone()
     }
 
-    /// What the window is called.
+    /// The title of the window.
     pub fn name(&self) -> &str {
         &self.rules.name
     }
 
-    /// Where we listen, with the port that was found.
+    /// The URL for clients, with the port that was allocated.
     pub fn place(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         match &self.socket {
@@ -131,16 +129,16 @@ impl Listener {
         }
     }
 
-    /// Lets browsers in, for as long as it is polled.
+    /// Accepts connections for as long as it is polled.
     ///
     /// # Errors
     ///
-    /// When the runtime cannot take the socket.
+    /// When the runtime cannot take over the socket.
     pub async fn run(self, stage: Arc<dyn Stage>, more: More) -> anyhow::Result<()> {
         let proxies = self.rules.proxies.clone();
         let router = routes::router(stage, self.rules, self.farewell, more);
-        let places = Places::new(MOST, EACH);
-        let inside = Arc::new(Inside { router, tls: self.tls, places, proxies });
+        let slots = Slots::new(MAX_CONNECTIONS, MAX_PER_ADDRESS);
+        let shared = Arc::new(Shared { router, tls: self.tls, slots, proxies });
         match self.socket {
             Socket::Tcp(socket) => {
                 socket.set_nonblocking(true)?;
@@ -148,10 +146,10 @@ impl Listener {
                 loop {
                     match socket.accept().await {
                         Ok((stream, peer)) => {
-                            // A key's echo is one small packet.
+                            // The echo of a key press is one small packet.
                             stream.set_nodelay(true).ok();
                             keep_alive(&stream).ok();
-                            tokio::spawn(inside.clone().tcp(stream, peer.ip()));
+                            tokio::spawn(shared.clone().tcp(stream, peer.ip()));
                         }
                         Err(error) => rest(&error).await,
                     }
@@ -162,7 +160,7 @@ impl Listener {
                 loop {
                     match socket.accept().await {
                         Ok((stream, _)) => {
-                            tokio::spawn(inside.clone().unix(stream));
+                            tokio::spawn(shared.clone().unix(stream));
                         }
                         Err(error) => rest(&error).await,
                     }
@@ -172,36 +170,38 @@ impl Listener {
     }
 }
 
-impl Inside {
+impl Shared {
     async fn tcp(self: Arc<Self>, mut stream: net::TcpStream, address: IpAddr) {
         let door = if self.proxies.have(address) { Door::Local } else { Door::of(address) };
-        let Some(place) = self.places.enter(door) else {
-            return tracing::debug!("web: a connection too many from {address}");
+        let Some(slot) = self.slots.enter(door) else {
+            return tracing::debug!("web: too many connections: refused {address}");
         };
-        let speak = async {
-            if self.tls.is_some() && timeout(AGREE, speaks_http(&stream)).await.unwrap_or(false) {
-                timeout(AGREE, explain(&mut stream)).await.ok();
+        let serve = async {
+            if self.tls.is_some()
+                && timeout(TLS_TIMEOUT, speaks_http(&stream)).await.unwrap_or(false)
+            {
+                timeout(TLS_TIMEOUT, explain(&mut stream)).await.ok();
                 return;
             }
-            self.connection(Box::new(Meter::new(stream)), Some(address), &place).await;
+            self.connection(Box::new(Meter::new(stream)), Some(address), &slot).await;
         };
-        until_lost(&place, speak).await;
+        until_evicted(&slot, serve).await;
     }
 
     async fn unix(self: Arc<Self>, stream: net::UnixStream) {
-        let Some(place) = self.places.enter(Door::Local) else {
-            return tracing::debug!("web: a connection too many");
+        let Some(slot) = self.slots.enter(Door::Local) else {
+            return tracing::debug!("web: too many connections: refused one at the Unix socket");
         };
-        until_lost(&place, self.connection(Box::new(Meter::new(stream)), None, &place)).await;
+        until_evicted(&slot, self.connection(Box::new(Meter::new(stream)), None, &slot)).await;
     }
 
-    /// One connection until it ends, or is a WebSocket.
-    async fn connection(&self, stream: rfb::Wire, address: Option<IpAddr>, place: &Place) {
+    /// Serves one connection until it ends or becomes a WebSocket.
+    async fn connection(&self, stream: rfb::Wire, address: Option<IpAddr>, slot: &Slot) {
         let (stream, tls): (rfb::Wire, bool) = match &self.tls {
-            Some(files) => match timeout(AGREE, files.acceptor().accept(stream)).await {
+            Some(files) => match timeout(TLS_TIMEOUT, files.acceptor().accept(stream)).await {
                 Ok(Ok(stream)) => (Box::new(stream), true),
-                Ok(Err(error)) => return tracing::debug!("web: no TLS: {error}"),
-                Err(_) => return tracing::debug!("web: no TLS in time"),
+                Ok(Err(error)) => return tracing::debug!("web: TLS handshake failed: {error}"),
+                Err(_) => return tracing::debug!("web: TLS handshake timed out"),
             },
             None => (stream, false),
         };
@@ -209,34 +209,34 @@ impl Inside {
         let service = TowerToHyperService::new(self.router.clone());
         let service = service_fn(|mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(line);
-            let (request, asked) = place.request(request);
+            let (request, active) = slot.request(request);
             let answer = hyper::service::Service::call(&service, request);
-            async move { answer.await.map(|it| asked.until_sent(it)) }
+            async move { answer.await.map(|it| active.until_sent(it)) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD)
-            .max_buf_size(LONGEST_HEAD)
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(MAX_HEAD_BYTES)
             .serve_connection(TokioIo::new(stream), service)
             .with_upgrades();
         let mut connection = std::pin::pin!(connection);
-        if timeout(LIFE, &mut connection).await.is_err() {
+        if timeout(MAX_LIFETIME, &mut connection).await.is_err() {
             connection.as_mut().graceful_shutdown();
-            timeout(LAST, connection).await.ok();
+            timeout(CLOSE_TIMEOUT, connection).await.ok();
         }
     }
 }
 
-/// Serves a connection for as long as it has its place.
-async fn until_lost(place: &Place, serve: impl Future<Output = ()>) {
+/// Serves a connection until it ends or its slot is given to another connection.
+async fn until_evicted(slot: &Slot, serve: impl Future<Output = ()>) {
     tokio::select! {
         () = serve => {}
-        () = place.lost() => tracing::debug!("web: a connection that waited gave way to a new one"),
+        () = slot.evicted() => tracing::debug!("web: closed an idle connection for a new one"),
     }
 }
 
-/// The option that says where we listen.
-fn called(config: &Config) -> String {
+/// The option that sets the listening address, for messages.
+fn option_name(config: &Config) -> String {
     match (&config.words.to, &config.to) {
         (Some(option), _) => option.clone(),
         (None, Some(place)) => format!("--web {place}"),
@@ -244,22 +244,22 @@ fn called(config: &Config) -> String {
     }
 }
 
-/// Whether somebody begins with a method of HTTP where TLS is wanted.
+/// Whether the client sends plain HTTP to a TLS port.
 async fn speaks_http(stream: &net::TcpStream) -> bool {
     let mut first = [0];
     let count = stream.peek(&mut first).await;
     count.is_ok_and(|count| count == 1) && first[0].is_ascii_uppercase()
 }
 
-/// Tells a browser that was given the wrong address.
+/// Answers plain HTTP on a TLS port with an error that names the right scheme.
 async fn explain(stream: &mut net::TcpStream) -> std::io::Result<()> {
-    let text = "This port speaks TLS: the address begins with https://\n";
+    let text = "This port uses TLS: its address begins with https://\n";
     let answer = format!(
         "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\
          Connection: close\r\n\r\n{text}",
         text.len()
     );
-    // What we did not read would make the kernel throw our answer away.
+    // Closing with unread input makes the kernel send a reset, which discards our answer.
     let _rest = stream.read(&mut [0; 4096]).await?;
     stream.write_all(answer.as_bytes()).await?;
     stream.shutdown().await

@@ -1,15 +1,15 @@
-//! The screen in any browser: a page of ours with noVNC, over a WebSocket of the same process.
+//! The screen in a browser: our page with noVNC, connected by a WebSocket to the same process.
 //!
-//! `listen` takes connections and speaks TLS, `routes` answers, `gate` knows who may come in, and
-//! `socket` makes a WebSocket the line of one client of the
-//! [`Server`](crate::rfb::Server). All addresses in the pages
-//! are relative, so the whole works below any path, behind any proxy.
+//! `listen` accepts connections and terminates TLS, `routes` answers requests, `gate` authenticates
+//! them, and `socket` turns a WebSocket into a client connection of the
+//! [`Server`](crate::rfb::Server). All links in the pages are relative, so they work below any path
+//! and behind any proxy.
 //!
-//! Threats: whoever reaches the port, and pages from elsewhere in the browser of somebody who is
-//! in. Of the first, each request is small and soon over (`listen`), guesses become slow at the
-//! same doors as those of VNC clients, and cookies are random. The second can neither open the
-//! WebSocket nor log anybody in or out (`Origin`), nor embed the page, nor reach a screen without
-//! a password under a name of their own (DNS rebinding: see [`gate`]).
+//! Threats: any client that reaches the port, and foreign pages in the browser of a user who is
+//! logged in. Against the first, requests are small and short-lived (`listen`), password guesses
+//! are slowed down by the same counters as those of VNC clients, and cookies are random. The second
+//! cannot open the WebSocket, log anybody in or out (`Origin`), embed the page, or reach a screen
+//! without a password under a name of their own (DNS rebinding: see [`gate`]).
 
 mod files;
 pub mod gate;
@@ -38,41 +38,41 @@ use host::listen::Address;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
-    /// Where to listen.
+    /// The address to listen at.
     pub to: Option<Address>,
     /// A file with the password.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub password: Option<PathBuf>,
-    /// A file with a second password, for those who may only look.
+    /// A file with a second password, which gives view-only access.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub view_password: Option<PathBuf>,
-    /// The name that goes with the passwords.
+    /// The user name that goes with the passwords.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// A certificate in PEM format: browsers must use TLS then.
+    /// A TLS certificate in PEM format. Browsers must then use TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_cert: Option<PathBuf>,
-    /// Its private key.
+    /// The private key of the certificate, in PEM format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_key: Option<PathBuf>,
-    /// `none` lets everybody in who reaches the port.
+    /// `none` allows access without a password.
     pub auth: Auth,
-    /// Nobody may touch.
+    /// Viewers cannot use keyboard, mouse or clipboard.
     pub view_only: bool,
-    /// What browsers call us, like `https://example.org`, where a proxy hides that, or nobody is
-    /// asked for a password; several with blanks between them.
+    /// Additional origins of this page, such as `https://example.org`, separated by blanks. Needed
+    /// behind a proxy that hides the host name, or for a name without a password.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// The address of a proxy that may say for whom it asks, or a network of such.
+    /// Trusted proxies: IP addresses and networks whose `X-Forwarded-*` headers are believed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proxy: Option<Proxies>,
-    /// What the window is called.
+    /// The title of the window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// How all this is called where it is set.
+    /// The names of these options, used in messages.
     #[serde(skip)]
     pub words: Words,
-    /// Nobody minds what browsers call us.
+    /// Accepts any host name, so DNS rebinding is not prevented.
     #[serde(skip)]
     pub any_name: bool,
 }

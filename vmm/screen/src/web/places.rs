@@ -1,9 +1,9 @@
-//! Places for connections. One that waits for a request gives way to a new one, so that whoever
-//! opens many and says nothing keeps nobody out; where all are busy, a few are left for questions
-//! of health.
+//! Slots for connections. An idle connection gives way to a new one, so a client that opens many
+//! and sends nothing keeps no other client out. If all slots are busy, a few spare ones still
+//! answer health checks.
 //!
-//! Threats: somebody who opens connections ([`Crowd`]). A place is busy from the end of a request
-//! until its answer was sent: what is begun and never ended is no reason to stay.
+//! Threats: a client that opens many connections ([`Crowd`]). A slot is busy from the end of a
+//! request until its answer is sent: a request that never ends does not keep the slot.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -16,57 +16,55 @@ use hyper::body::{Body as Content, Frame, SizeHint};
 use crate::rfb::crowd::{self, Busy, Crowd};
 use crate::rfb::security::Door;
 
-/// Places besides, where questions of health are answered and nothing else, and of them for one
-/// address.
+/// Spare slots, in total and per address. They answer health checks only.
 const SPARE: usize = 16;
-const SPARE_EACH: usize = 4;
+const MAX_SPARE_EACH: usize = 4;
 
-/// Marks requests that come by such a place.
+/// Marks requests on a spare slot.
 #[derive(Clone, Copy)]
 pub(super) struct Spare;
 
-/// See the module.
-pub(super) struct Places {
+pub(super) struct Slots {
     all: Crowd,
     spare: Crowd,
 }
 
-/// A connection in its place.
-pub(super) struct Place {
+/// A connection's slot.
+pub(super) struct Slot {
     place: Arc<crowd::Place>,
     spare: bool,
 }
 
-impl Places {
-    /// This many places, and how many of them one address has.
-    pub(super) fn new(most: usize, each: usize) -> Self {
-        Self { all: Crowd::new(most, each), spare: Crowd::of_equals(SPARE, SPARE_EACH) }
+impl Slots {
+    /// Limits connections in total and per address.
+    pub(super) fn new(max: usize, max_each: usize) -> Self {
+        Self { all: Crowd::new(max, max_each), spare: Crowd::of_equals(SPARE, MAX_SPARE_EACH) }
     }
 
-    /// Takes a place, perhaps that of a connection that waits for a request.
-    pub(super) fn enter(&self, door: Door) -> Option<Place> {
+    /// Takes a slot, which may evict a connection that waits for a request.
+    pub(super) fn enter(&self, door: Door) -> Option<Slot> {
         let place = self.all.wait(door);
         let spare = place.is_none();
         let place = place.or_else(|| self.spare.enter(door))?;
-        Some(Place { place: Arc::new(place), spare })
+        Some(Slot { place: Arc::new(place), spare })
     }
 }
 
-impl Place {
-    /// Waits until the place is somebody else's.
-    pub(super) async fn lost(&self) {
+impl Slot {
+    /// Waits until the slot is given to another connection.
+    pub(super) async fn evicted(&self) {
         self.place.lost().await;
     }
 
-    /// A request begins, which marks its place when it has ended; what it keeps until it is
-    /// answered.
-    pub(super) fn request<B>(&self, request: Request<B>) -> (Request<Body>, Asked)
+    /// Begins a request. Its slot becomes busy when the request is read to its end. Keep the second
+    /// value until the answer is sent.
+    pub(super) fn request<B>(&self, request: Request<B>) -> (Request<Body>, ActiveRequest)
     where
         B: Content<Data = Bytes, Error: Into<axum::BoxError>> + Send + Unpin + 'static,
     {
-        let asked = Asked::default();
+        let asked = ActiveRequest::default();
         let (place, mark) = (self.place.clone(), asked.clone());
-        let mut request = request.map(|body| Body::new(Question { body, place, asked: mark }));
+        let mut request = request.map(|body| Body::new(RequestBody { body, place, asked: mark }));
         if request.body().is_end_stream() {
             asked.0.get_or_init(|| self.place.busy());
         }
@@ -77,25 +75,25 @@ impl Place {
     }
 }
 
-/// A request that is not answered wholly; its place is busy once it has come to its end.
+/// A request in progress. It holds its slot busy from its end until it is dropped.
 #[derive(Clone, Default)]
-pub(super) struct Asked(Arc<OnceLock<Busy>>);
+pub(super) struct ActiveRequest(Arc<OnceLock<Busy>>);
 
-impl Asked {
-    /// The answer, which keeps its place until it is sent.
+impl ActiveRequest {
+    /// Wraps the answer, so that the slot stays busy until it is sent.
     pub(super) fn until_sent(self, response: Response<Body>) -> Response<Body> {
-        response.map(|body| Body::new(Answer { body, _asked: self }))
+        response.map(|body| Body::new(ResponseBody { body, _request: self }))
     }
 }
 
-/// What is said with a request.
-struct Question<B> {
+/// The body of a request. It marks the slot busy at its end.
+struct RequestBody<B> {
     body: B,
     place: Arc<crowd::Place>,
-    asked: Asked,
+    asked: ActiveRequest,
 }
 
-impl<B: Content + Unpin> Content for Question<B> {
+impl<B: Content + Unpin> Content for RequestBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -123,12 +121,12 @@ impl<B: Content + Unpin> Content for Question<B> {
     }
 }
 
-struct Answer {
+struct ResponseBody {
     body: Body,
-    _asked: Asked,
+    _request: ActiveRequest,
 }
 
-impl Content for Answer {
+impl Content for ResponseBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -156,9 +154,9 @@ mod test {
         Door::of(text.parse().unwrap())
     }
 
-    /// Whether nobody has taken it away.
-    fn stays(place: &Place) -> bool {
-        let lost = std::pin::pin!(place.lost());
+    /// Whether the slot is not evicted.
+    fn stays(slot: &Slot) -> bool {
+        let lost = std::pin::pin!(slot.evicted());
         let mut context = Context::from_waker(std::task::Waker::noop());
         lost.poll(&mut context).is_pending()
     }
@@ -169,8 +167,8 @@ mod test {
 
     #[test]
     fn who_is_answered_stays_and_who_has_not_asked_yet_gives_way() {
-        let places = Places::new(8, 3);
-        let enter = |text: &str| places.enter(door(text)).unwrap();
+        let slots = Slots::new(8, 3);
+        let enter = |text: &str| slots.enter(door(text)).unwrap();
         let mine: Vec<_> = (0..3).map(|_| enter("10.0.0.1")).collect();
         let (_, asked) = mine[0].request(plain(""));
         // This one is not read to its end.
@@ -181,15 +179,15 @@ mod test {
         let fourth = enter("10.0.0.1");
         assert_eq!(mine.iter().map(stays).collect::<Vec<_>>(), [true, false, true]);
         let (_, last) = fourth.request(plain(""));
-        // All that it may have are busy: what it is told then is how we are.
-        let spares: Vec<_> = (0..SPARE_EACH).map(|_| enter("10.0.0.1")).collect();
+        // All slots of this address are busy: it gets spare ones, for health checks only.
+        let spares: Vec<_> = (0..MAX_SPARE_EACH).map(|_| enter("10.0.0.1")).collect();
         assert!(spares.iter().all(|it| it.spare) && !fourth.spare);
-        assert!(places.enter(door("10.0.0.1")).is_none());
+        assert!(slots.enter(door("10.0.0.1")).is_none());
         assert!(!enter("10.0.0.2").spare, "another address");
         drop((begun, unasked, ended));
         assert!(stays(&mine[2]));
         let answer = third.until_sent(Response::new(Body::from("yes")));
-        assert!(places.enter(door("10.0.0.1")).is_none(), "it is not sent yet");
+        assert!(slots.enter(door("10.0.0.1")).is_none(), "it is not sent yet");
         drop(answer);
         let next = enter("10.0.0.1");
         assert!(!next.spare && !stays(&mine[2]) && stays(&fourth) && stays(&mine[0]));

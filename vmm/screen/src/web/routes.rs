@@ -1,4 +1,4 @@
-//! What is asked for, and the answers. A router, which others may nest below a path of theirs.
+//! The routes and their answers. The router can be nested below any path.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::files;
-use super::gate::{Asker, Gate, Line, Refusal, Rules};
+use super::gate::{Client, Gate, Line, Refusal, Rules};
 use super::places::Spare;
-use super::socket::{self, Farewell};
+use super::socket::{ByteStream, Farewell};
 use super::stage::{Button, More, Stage, Viewer};
 use super::talk;
 use crate::keys::fingers;
@@ -30,18 +30,16 @@ use crate::rfb::complaints::Complaints;
 use crate::rfb::crowd::Crowd;
 use crate::rfb::security::Right;
 
-/// A name and a password are shorter.
-const LONGEST_FORM: usize = 4096;
-/// And so is whatever else is said with a request.
-const LONGEST: usize = 64 << 10;
-/// It is on its way for no longer.
-const SAYING: Duration = Duration::from_secs(10);
+const MAX_FORM_BYTES: usize = 4096;
+const MAX_BODY_BYTES: usize = 64 << 10;
+/// The time limit for the body of a request.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Of as many as see the screen at once, those from one address.
-const NEIGHBOURS: usize = 16;
+/// The maximum number of viewers from one address.
+const MAX_VIEWERS_PER_ADDRESS: usize = 16;
 
-/// Said with every answer. Scripts and styles are files of ours, nothing is embedded elsewhere, and
-/// nothing that is no script is taken for one. noVNC draws cursors and pictures as `data:`.
+/// Sent with every answer. Scripts and styles come from our files only, foreign pages cannot embed
+/// ours, and browsers do not guess content types. noVNC draws cursors and pictures as `data:`.
 const HEADERS: [(HeaderName, &str); 6] = [
     (
         HeaderName::from_static("content-security-policy"),
@@ -51,39 +49,39 @@ const HEADERS: [(HeaderName, &str); 6] = [
     ),
     (HeaderName::from_static("x-content-type-options"), "nosniff"),
     (HeaderName::from_static("x-frame-options"), "SAMEORIGIN"),
-    // To ourselves, so that forms say where they are from.
+    // Same-origin requests keep the referrer, so that forms send their origin.
     (HeaderName::from_static("referrer-policy"), "same-origin"),
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
-/// What the answers are made of.
+/// State shared between all routes.
 struct Web {
     gate: Gate,
     complaints: Complaints,
-    /// Who sees the screen, or is about to.
+    /// Connected viewers, and those about to connect.
     viewers: Crowd,
     stage: Arc<dyn Stage>,
     farewell: Farewell,
 }
 
 type Shared = State<Arc<Web>>;
-type Wire = Extension<Line>;
+type Connection = Extension<Line>;
 
-/// All of it. Each request must carry a [`Line`] as its extension.
+/// Builds the router. Each request must carry a [`Line`] as its extension.
 pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: More) -> Router {
     let (gate, complaints) = (Gate::new(rules), Complaints::default());
-    let viewers = Crowd::new(MOST, NEIGHBOURS);
+    let viewers = Crowd::new(MOST, MAX_VIEWERS_PER_ADDRESS);
     let web = Arc::new(Web { gate, complaints, viewers, stage, farewell });
     let guard = from_fn_with_state(web.clone(), guard);
     let named = from_fn_with_state(web.clone(), named);
-    let open = more.open.layer(from_fn_with_state(web.clone(), tell));
+    let open = more.open.layer(from_fn_with_state(web.clone(), pass_door));
     let machine = Router::new()
         .route("/machine", get(machine))
         .route("/machine/{button}", post(press))
         .route_layer(guard.clone())
         .with_state(web.clone());
-    // Where there are none it would panic.
+    // `route_layer` panics on a router without routes.
     let inside = more.inside;
     let inside = if inside.has_routes() { inside.route_layer(guard) } else { inside };
     Router::new()
@@ -100,92 +98,93 @@ pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: Mor
         .fallback(|| async { (StatusCode::NOT_FOUND, "There is no such page.\n") })
         .layer(named)
         .merge(more.health)
-        .layer(map_response(safe))
+        .layer(map_response(add_headers))
 }
 
-/// What `vmm` itself serves besides.
+/// The health check of `vmm` itself.
 pub fn health() -> More {
     let health = Router::new().route("/healthz", get(|| async { "ok\n" }));
     More { health, ..More::default() }
 }
 
-/// Answers nothing under a name that anybody could have given us, and nothing where there are only
-/// places left for questions of health.
+/// Refuses host names that a stranger could own, and everything on spare slots, which are for
+/// health checks.
 async fn named(
     State(web): Shared,
-    Extension(line): Wire,
+    Extension(line): Connection,
     request: Request,
     next: Next,
 ) -> Response {
     if request.extensions().get::<Spare>().is_some() {
-        return crowded("Too many connections.\n");
+        return too_many("Too many connections.\n");
     }
-    match web.gate.named(&web.gate.asker(line, request.headers())) {
+    match web.gate.named(&web.gate.client(line, request.headers())) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refuse(&refusal),
     }
 }
 
-/// Tells by which door somebody comes, who may be anybody. Pages of others open no WebSocket, which
-/// browsers, unlike all else, would let them read; programs that are no pages say no origin.
-async fn tell(
+/// Passes on the [`Door`](super::stage::Door) of a client, which need not be authenticated. Refuses
+/// WebSockets of foreign pages: unlike other answers, browsers would let them read those. Programs
+/// that are not pages send no origin.
+async fn pass_door(
     State(web): Shared,
-    Extension(line): Wire,
+    Extension(line): Connection,
     mut request: Request,
     next: Next,
 ) -> Response {
     let headers = request.headers();
-    let asker = web.gate.asker(line, headers);
+    let client = web.gate.client(line, headers);
     if headers.contains_key(UPGRADE)
         && headers.contains_key(ORIGIN)
-        && let Err(refusal) = web.gate.same_origin(&asker, headers)
+        && let Err(refusal) = web.gate.same_origin(&client, headers)
     {
         return refuse(&refusal);
     }
-    request.extensions_mut().insert(asker.door);
+    request.extensions_mut().insert(client.door);
     next.run(request).await
 }
 
-/// All that is said with a request, if it is said in time, or the status of the answer.
-async fn heard(body: Body, most: usize) -> Result<Bytes, StatusCode> {
-    match timeout(SAYING, to_bytes(body, most)).await {
-        Ok(Ok(said)) => Ok(said),
+/// Reads the body of a request. An error is the status of the answer.
+async fn read_body(body: Body, max: usize) -> Result<Bytes, StatusCode> {
+    match timeout(BODY_TIMEOUT, to_bytes(body, max)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(_)) => Err(StatusCode::PAYLOAD_TOO_LARGE),
         Err(_) => Err(StatusCode::REQUEST_TIMEOUT),
     }
 }
 
-/// Lets in those who may, with what changes something from pages of ours alone, once all of it is
-/// there.
+/// Admits authenticated clients, after their whole body is read. Changes are accepted from our own
+/// pages only.
 async fn guard(
     State(web): Shared,
-    Extension(line): Wire,
+    Extension(line): Connection,
     request: Request,
     next: Next,
 ) -> Response {
-    let asker = web.gate.asker(line, request.headers());
+    let client = web.gate.client(line, request.headers());
     let origin = match request.method().is_safe() {
         true => Ok(()),
-        false => web.gate.may_act(&asker, request.headers()),
+        false => web.gate.may_act(&client, request.headers()),
     };
     let admitted =
-        origin.and_then(|()| web.gate.admit(&asker, request.headers(), web.stage.doors()));
+        origin.and_then(|()| web.gate.admit(&client, request.headers(), web.stage.doors()));
     match admitted {
-        Ok(guest) if guest.right == Right::Full || request.method().is_safe() => {
+        Ok(admitted) if admitted.right == Right::Full || request.method().is_safe() => {
             let (parts, body) = request.into_parts();
-            match heard(body, LONGEST).await {
-                Ok(said) => next.run(Request::from_parts(parts, said.into())).await,
+            match read_body(body, MAX_BODY_BYTES).await {
+                Ok(bytes) => next.run(Request::from_parts(parts, bytes.into())).await,
                 Err(status) => status.into_response(),
             }
         }
         Ok(_) => {
-            (StatusCode::FORBIDDEN, "Those who may only look change nothing.\n").into_response()
+            (StatusCode::FORBIDDEN, "View-only access: changes are refused.\n").into_response()
         }
         Err(refusal) => refuse(&refusal),
     }
 }
 
-async fn safe(mut response: Response) -> Response {
+async fn add_headers(mut response: Response) -> Response {
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
@@ -194,54 +193,58 @@ async fn safe(mut response: Response) -> Response {
     response
 }
 
-/// A refusal for programs, and for people who see it all the same.
+/// The answer to a refused request, as plain text for programs and people.
 fn refuse(refusal: &Refusal) -> Response {
     let sentence = format!("{}\n", refusal.sentence());
     let mut response = (refusal.status(), sentence).into_response();
-    delay(refusal, &mut response);
+    set_retry_after(refusal, &mut response);
     response
 }
 
-fn delay(refusal: &Refusal, response: &mut Response) {
-    if let Refusal::Later(seconds) = refusal {
+fn set_retry_after(refusal: &Refusal, response: &mut Response) {
+    if let Refusal::RetryAfter(seconds) = refusal {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(*seconds));
     }
 }
 
-/// The answer for one too many, who may come again.
-fn crowded(sentence: &'static str) -> Response {
+/// The answer when a limit is reached. The client may retry.
+fn too_many(sentence: &'static str) -> Response {
     let again = [(RETRY_AFTER, "10")];
     (StatusCode::SERVICE_UNAVAILABLE, again, sentence).into_response()
 }
 
-/// Elsewhere; the place is relative, so that it is right below any path.
-fn see(place: &'static str) -> Response {
-    (StatusCode::SEE_OTHER, [(LOCATION, place)]).into_response()
+/// A redirect. The target is relative, so it works below any path.
+fn redirect(target: &'static str) -> Response {
+    (StatusCode::SEE_OTHER, [(LOCATION, target)]).into_response()
 }
 
-async fn page(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
+async fn page(State(web): Shared, Extension(line): Connection, headers: HeaderMap) -> Response {
     if let Some(page) = web.stage.instead() {
         return page;
     }
-    let asker = web.gate.asker(line, &headers);
-    match web.gate.admit(&asker, &headers, web.stage.doors()) {
+    let client = web.gate.client(line, &headers);
+    match web.gate.admit(&client, &headers, web.stage.doors()) {
         Ok(_) => files::page(StatusCode::OK, "index.html", &[]),
-        Err(Refusal::Unknown) => see("login"),
+        Err(Refusal::Unknown) => redirect("login"),
         Err(refusal) => refuse(&refusal),
     }
 }
 
-async fn login_page(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
-    let asker = web.gate.asker(line, &headers);
-    match web.gate.admit(&asker, &headers, web.stage.doors()) {
-        Ok(_) => see("./"),
+async fn login_page(
+    State(web): Shared,
+    Extension(line): Connection,
+    headers: HeaderMap,
+) -> Response {
+    let client = web.gate.client(line, &headers);
+    match web.gate.admit(&client, &headers, web.stage.doors()) {
+        Ok(_) => redirect("./"),
         Err(Refusal::Unknown) => form(&web, StatusCode::OK, "", b""),
         Err(refusal) => refuse(&refusal),
     }
 }
 
-fn form(web: &Web, status: StatusCode, said: &str, user: &[u8]) -> Response {
-    let named = web.gate.asks_name();
+fn form(web: &Web, status: StatusCode, message: &str, user: &[u8]) -> Response {
+    let named = web.gate.needs_user();
     let name = if named { "named" } else { "unnamed" };
     let user = String::from_utf8_lossy(user);
     let (first, second) = match named && user.is_empty() {
@@ -249,45 +252,46 @@ fn form(web: &Web, status: StatusCode, said: &str, user: &[u8]) -> Response {
         false => ("", "autofocus"),
     };
     let hint = web.stage.about().login;
-    let fill = [("{NAMED}", name), ("{SAID}", said), ("{HINT}", hint)];
+    let fill = [("{NAMED}", name), ("{SAID}", message), ("{HINT}", hint)];
     let focus = [("{FOCUS_NAME}", first), ("{FOCUS_PASSWORD}", second)];
-    // What somebody typed comes last: no mark in it is one.
+    // The user's input is filled in last, so placeholders in it are not replaced.
     let fill: Vec<_> = fill.into_iter().chain(focus).chain([("{USER}", &*user)]).collect();
     let fill = &fill[..];
     files::page(status, "login.html", fill)
 }
 
-async fn log_in(State(web): Shared, Extension(line): Wire, request: Request) -> Response {
+async fn log_in(State(web): Shared, Extension(line): Connection, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
-    let asker = web.gate.asker(line, headers);
-    if let Err(refusal) = web.gate.same_origin(&asker, headers) {
+    let client = web.gate.client(line, headers);
+    if let Err(refusal) = web.gate.same_origin(&client, headers) {
         return refuse(&refusal);
     }
-    if !web.gate.asks() {
-        return see("./");
+    if !web.gate.needs_password() {
+        return redirect("./");
     }
-    let text = match heard(body, LONGEST_FORM).await {
-        Ok(said) => String::from_utf8_lossy(&said).into_owned(),
+    let text = match read_body(body, MAX_FORM_BYTES).await {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(status) => return status.into_response(),
     };
     let (user, password) = (field(&text, "user"), field(&text, "password"));
-    match web.gate.log_in(&asker, &user, &password, web.stage.doors()) {
-        Ok(cookie) => with_cookie(see("./"), &cookie),
+    match web.gate.log_in(&client, &user, &password, web.stage.doors()) {
+        Ok(cookie) => with_cookie(redirect("./"), &cookie),
         Err(refusal) => {
-            // Which of both is wrong is nobody's business.
-            let said = match refusal {
-                Refusal::Wrong if web.gate.asks_name() => "That name or password is wrong.".into(),
+            // The message does not tell which of the two is wrong.
+            let message = match refusal {
+                Refusal::Wrong if web.gate.needs_user() => {
+                    "The name or the password is wrong.".into()
+                }
                 _ => refusal.sentence(),
             };
-            let mut response = form(&web, refusal.status(), &said, &user);
-            delay(&refusal, &mut response);
+            let mut response = form(&web, refusal.status(), &message, &user);
+            set_retry_after(&refusal, &mut response);
             response
         }
     }
 }
 
-/// A field of a form (`application/x-www-form-urlencoded`).
 fn field(text: &str, name: &str) -> Vec<u8> {
     let mut pairs = text.split('&').filter_map(|it| it.split_once('='));
     let value = pairs.find(|(key, _)| *key == name).map_or("", |it| it.1);
@@ -304,32 +308,32 @@ fn with_cookie(mut response: Response, cookie: &str) -> Response {
     }
 }
 
-async fn log_out(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
-    let asker = web.gate.asker(line, &headers);
-    if let Err(refusal) = web.gate.same_origin(&asker, &headers) {
+async fn log_out(State(web): Shared, Extension(line): Connection, headers: HeaderMap) -> Response {
+    let client = web.gate.client(line, &headers);
+    if let Err(refusal) = web.gate.same_origin(&client, &headers) {
         return refuse(&refusal);
     }
-    let cookie = web.gate.log_out(&asker, &headers);
-    with_cookie(see("login"), &cookie)
+    let cookie = web.gate.log_out(&client, &headers);
+    with_cookie(redirect("login"), &cookie)
 }
 
-/// What the page needs to know before it begins.
-async fn session(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
-    let asker = web.gate.asker(line, &headers);
-    match web.gate.admit(&asker, &headers, web.stage.doors()) {
-        Ok(guest) => {
-            let access = if guest.right == Right::Full { "full" } else { "view" };
+/// The settings that the page reads before it connects.
+async fn session(State(web): Shared, Extension(line): Connection, headers: HeaderMap) -> Response {
+    let client = web.gate.client(line, &headers);
+    match web.gate.admit(&client, &headers, web.stage.doors()) {
+        Ok(admitted) => {
+            let access = if admitted.right == Right::Full { "full" } else { "view" };
             let about = web.stage.about();
             let answer = json!({
                 "access": access,
-                "logout": guest.session.is_some(),
+                "logout": admitted.session.is_some(),
                 "keyboard": about.keyboard.name(),
                 "characters": fingers::characters(&about.keyboard),
                 "clipboard": about.clipboard,
                 "again": about.again,
             });
             let answer = as_json(&answer);
-            match web.gate.proof(&asker) {
+            match web.gate.proof(&client) {
                 Some(cookie) => with_cookie(answer, &cookie),
                 None => answer,
             }
@@ -342,12 +346,10 @@ fn as_json(value: &Value) -> Response {
     ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
 
-/// How the machine is.
 async fn machine(State(web): Shared) -> Response {
     pressed(web, None).await
 }
 
-/// A button of the machine.
 async fn press(State(web): Shared, Path(button): Path<String>) -> Response {
     match serde_json::from_value::<Button>(Value::String(button)) {
         Ok(button) => pressed(web, Some(button)).await,
@@ -367,22 +369,26 @@ async fn file(Path(path): Path<String>, headers: HeaderMap) -> Response {
     found.unwrap_or_else(|| (StatusCode::NOT_FOUND, "There is no such file.\n").into_response())
 }
 
-async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Request) -> Response {
+async fn websocket(
+    State(web): Shared,
+    Extension(line): Connection,
+    mut request: Request,
+) -> Response {
     let headers = request.headers();
-    let asker = web.gate.asker(line, headers);
-    let admitted = web.gate.same_origin(&asker, headers);
-    let admitted = admitted.and_then(|()| web.gate.admit(&asker, headers, web.stage.doors()));
-    let guest = match admitted {
-        Ok(guest) => guest,
+    let client = web.gate.client(line, headers);
+    let admitted = web.gate.same_origin(&client, headers);
+    let admitted = admitted.and_then(|()| web.gate.admit(&client, headers, web.stage.doors()));
+    let admitted = match admitted {
+        Ok(admitted) => admitted,
         Err(refusal) => {
-            let line = format!("web: {} was refused: {}", asker.peer, refusal.sentence());
-            web.complaints.log(asker.door, &line);
+            let line = format!("web: {} was refused: {}", client.peer, refusal.sentence());
+            web.complaints.log(client.door, &line);
             return refuse(&refusal);
         }
     };
-    // What it costs to show the screen is bounded before anything of it is there.
-    let Some(place) = web.viewers.enter(asker.door) else {
-        return crowded("Too many look already.\n");
+    // The number of viewers is limited before anything is allocated for the screen.
+    let Some(place) = web.viewers.enter(client.door) else {
+        return too_many("Too many viewers are connected.\n");
     };
     let (response, upgrade) = match talk::upgrade(&mut request) {
         Ok(both) => both,
@@ -390,21 +396,21 @@ async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Reque
     };
     tokio::spawn(async move {
         let _place = place;
-        let Asker { peer, door, .. } = asker;
+        let Client { peer, door, .. } = client;
         let upgraded = match talk::upgraded(upgrade).await {
             Ok(upgraded) => upgraded,
             Err(error) => {
-                let line = format!("web: {peer} did not come in: {error}");
+                let line = format!("web: {peer} did not open the WebSocket: {error}");
                 return web.complaints.log(door, &line);
             }
         };
-        let line = Box::new(socket::Line::new(upgraded, &web.farewell).await);
-        let view_only = guest.right == Right::View;
+        let line = Box::new(ByteStream::new(upgraded, &web.farewell).await);
+        let view_only = admitted.right == Right::View;
         let serve = web.stage.clone().show(Viewer { line, peer: peer.clone(), view_only });
-        match guest.session {
+        match admitted.session {
             Some(session) => tokio::select! {
                 () = serve => {}
-                () = session.over() => tracing::info!("vnc: {peer} (web) logged out"),
+                () = session.ended() => tracing::info!("vnc: {peer} (web) logged out"),
             },
             None => serve.await,
         }

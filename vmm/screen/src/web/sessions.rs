@@ -1,4 +1,4 @@
-//! Who has shown a password, and is known by a cookie since.
+//! Sessions: clients that have shown a password, identified by a cookie.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -11,28 +11,24 @@ use tokio::sync::Semaphore;
 
 use crate::rfb::security::Right;
 
-/// So many people at once.
-const MOST: usize = 1024;
-/// Whoever was not there for so long says the password again.
-const FORGET: Duration = Duration::from_secs(12 * 60 * 60);
+const MAX_SESSIONS: usize = 1024;
+/// A session that is unused for this long ends.
+const MAX_IDLE: Duration = Duration::from_secs(12 * 60 * 60);
 
-/// One of them.
 pub(super) struct Session {
-    /// What they may do.
     pub(super) right: Right,
-    /// Closed when they log out, with whatever they have open, and for all who look later.
-    over: Semaphore,
+    /// Closed when the session ends. This ends all connections of the session, now and later.
+    ended: Semaphore,
 }
 
 impl Session {
-    /// Waits until it is over.
-    pub(super) async fn over(&self) {
-        // There never is a permit.
-        self.over.acquire().await.map_or_else(|_| (), drop);
+    pub(super) async fn ended(&self) {
+        // The semaphore never has a permit, so this returns only when it is closed.
+        self.ended.acquire().await.map_or_else(|_| (), drop);
     }
 }
 
-/// 256 random bits.
+/// Returns 256 random bits in hexadecimal.
 pub(super) fn random() -> anyhow::Result<String> {
     let mut bytes = [0; 32];
     let count = getrandom(&mut bytes, GetRandomFlags::empty()).context("randomness")?;
@@ -43,39 +39,37 @@ pub(super) fn random() -> anyhow::Result<String> {
     }))
 }
 
-/// All of them, by their cookies: 256 random bits each, so that the time that a search takes
-/// tells nothing.
+/// All sessions by cookie. Cookies have 256 random bits, so the time of a search reveals nothing.
 #[derive(Default)]
 pub(super) struct Sessions(Mutex<HashMap<String, (Arc<Session>, Instant)>>);
 
 impl Sessions {
-    /// A new one. Where all places are taken, it has that of the one who was away longest.
+    /// Starts a session. If the maximum is reached, it replaces the one that was unused for
+    /// longest.
     pub(super) fn start(&self, right: Right) -> anyhow::Result<String> {
         let cookie = random()?;
         let mut all = self.0.lock().expect("no session panicked");
-        all.retain(|_, (_, used)| used.elapsed() < FORGET);
-        if all.len() >= MOST {
+        all.retain(|_, (_, used)| used.elapsed() < MAX_IDLE);
+        if all.len() >= MAX_SESSIONS {
             let oldest = all.iter().min_by_key(|(_, (_, used))| *used);
             let oldest = oldest.map(|(cookie, _)| cookie.clone());
-            oldest.and_then(|it| all.remove(&it)).inspect(|(it, _)| it.over.close());
+            oldest.and_then(|it| all.remove(&it)).inspect(|(it, _)| it.ended.close());
         }
-        let session = Session { right, over: Semaphore::new(0) };
+        let session = Session { right, ended: Semaphore::new(0) };
         all.insert(cookie.clone(), (Arc::new(session), Instant::now()));
         Ok(cookie)
     }
 
-    /// The one of a cookie.
     pub(super) fn find(&self, cookie: &str) -> Option<Arc<Session>> {
         let mut all = self.0.lock().expect("no session panicked");
-        let (session, used) = all.get_mut(cookie).filter(|(_, used)| used.elapsed() < FORGET)?;
+        let (session, used) = all.get_mut(cookie).filter(|(_, used)| used.elapsed() < MAX_IDLE)?;
         *used = Instant::now();
         Some(session.clone())
     }
 
-    /// It is over.
     pub(super) fn end(&self, cookie: &str) {
-        let ended = self.0.lock().expect("no session panicked").remove(cookie);
-        ended.inspect(|(session, _)| session.over.close());
+        let removed = self.0.lock().expect("no session panicked").remove(cookie);
+        removed.inspect(|(session, _)| session.ended.close());
     }
 }
 
@@ -90,20 +84,20 @@ mod test {
         assert_eq!(first.len(), 64);
         let second = sessions.start(Right::View).unwrap();
         assert_eq!(sessions.find(&second).unwrap().right, Right::View);
-        assert!(sessions.find(&first).is_some(), "and is the one used last");
+        assert!(sessions.find(&first).is_some(), "it is now the one used last");
         let mut last = String::new();
-        for _ in 0..MOST - 1 {
+        for _ in 0..MAX_SESSIONS - 1 {
             last = sessions.start(Right::Full).unwrap();
         }
-        assert_eq!(sessions.0.lock().unwrap().len(), MOST);
+        assert_eq!(sessions.0.lock().unwrap().len(), MAX_SESSIONS);
         assert!(sessions.find(&second).is_none());
         assert!(sessions.find(&first).is_some() && sessions.find(&last).is_some());
         let session = sessions.find(&first).unwrap();
         sessions.end(&first);
-        // Even for somebody who only now begins to wait.
-        let over = std::pin::pin!(session.over());
+        // This holds for a caller that begins to wait only now, too.
+        let ended = std::pin::pin!(session.ended());
         assert!(
-            over.poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready()
+            ended.poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready()
         );
         assert!(sessions.find(&first).is_none() && sessions.find("").is_none());
     }

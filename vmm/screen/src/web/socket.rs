@@ -1,8 +1,9 @@
-//! A WebSocket as the line of one client (RFC 6455): frames that are binary, one after another,
-//! are its bytes.
+//! A WebSocket as the byte stream of one client (RFC 6455): the payloads of its binary frames, one
+//! after another.
 //!
-//! Threats: a frame is at most [`LONGEST`] bytes, and text is refused. Who says nothing at all for
-//! a while, not even the answers that browsers give by themselves, is gone.
+//! Threats: a message is at most [`MAX_MESSAGE_BYTES`] long, and text is refused. A client that
+//! sends nothing for [`MAX_SILENCE`], not even the pongs that browsers send by themselves, is
+//! disconnected.
 
 use std::io;
 use std::pin::Pin;
@@ -26,39 +27,38 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error, Message};
 
-/// What a client may say at once: more than the longest text of a clipboard.
-const LONGEST: usize = 2 << 20;
-/// What goes into one frame.
-const FRAME: usize = 64 << 10;
-/// Often enough for proxies, which close what is silent, mostly after a minute.
-const BEAT: Duration = Duration::from_secs(25);
-/// After so long without an answer nobody is there.
-const SILENCE: Duration = Duration::from_secs(100);
-/// The name for plain bytes that clients of the kind know.
+/// More than the longest text of a clipboard.
+const MAX_MESSAGE_BYTES: usize = 2 << 20;
+const MAX_FRAME_BYTES: usize = 64 << 10;
+/// Proxies close idle connections, mostly after a minute.
+const PING_INTERVAL: Duration = Duration::from_secs(25);
+/// A client that is silent for longer is disconnected.
+const MAX_SILENCE: Duration = Duration::from_secs(100);
+/// The WebSocket subprotocol for plain bytes that VNC clients use.
 const PROTOCOL: &str = "binary";
-/// Why there is nothing more to see.
-const OFF: &str = "The machine is off.";
+/// The reason in the close frame.
+const CLOSE_REASON: &str = "The machine is off.";
 
-/// The headers that accept a WebSocket.
+/// Builds the response headers that accept a WebSocket.
 ///
 /// # Errors
 ///
-/// What is wrong with the request.
+/// The status and a sentence if the request is invalid.
 pub(super) fn accept(headers: &HeaderMap) -> Result<HeaderMap, (StatusCode, &'static str)> {
     let has = |name, word: &str| {
         let values = headers.get_all(name).iter().filter_map(|it| it.to_str().ok());
         values.flat_map(|it| it.split(',')).any(|it| it.trim().eq_ignore_ascii_case(word))
     };
     if !has(header::CONNECTION, "upgrade") || !has(header::UPGRADE, "websocket") {
-        return Err((StatusCode::UPGRADE_REQUIRED, "this is for WebSockets only"));
+        return Err((StatusCode::UPGRADE_REQUIRED, "this address accepts WebSockets only"));
     }
     if !has(header::SEC_WEBSOCKET_VERSION, "13") {
-        return Err((StatusCode::UPGRADE_REQUIRED, "only version 13 of WebSockets is known"));
+        return Err((StatusCode::UPGRADE_REQUIRED, "only WebSocket version 13 is supported"));
     }
     let key = headers.get(header::SEC_WEBSOCKET_KEY).map(HeaderValue::as_bytes);
     let key = key.filter(|it| BASE64_STANDARD.decode(it).is_ok_and(|it| it.len() == 16));
     let Some(key) = key else {
-        return Err((StatusCode::BAD_REQUEST, "a Sec-WebSocket-Key of 16 bytes is missing"));
+        return Err((StatusCode::BAD_REQUEST, "Sec-WebSocket-Key must be 16 bytes in Base64"));
     };
     // RFC 6455 1.3
     let text = [key, b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"].concat();
@@ -67,7 +67,7 @@ pub(super) fn accept(headers: &HeaderMap) -> Result<HeaderMap, (StatusCode, &'st
     out.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
     out.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
     let answer = HeaderValue::try_from(answer);
-    let answer = answer.map_err(|_| (StatusCode::BAD_REQUEST, "Sec-WebSocket-Key"))?;
+    let answer = answer.map_err(|_| (StatusCode::BAD_REQUEST, "Sec-WebSocket-Key is invalid"))?;
     out.insert(header::SEC_WEBSOCKET_ACCEPT, answer);
     if has(header::SEC_WEBSOCKET_PROTOCOL, PROTOCOL) {
         out.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(PROTOCOL));
@@ -75,7 +75,7 @@ pub(super) fn accept(headers: &HeaderMap) -> Result<HeaderMap, (StatusCode, &'st
     Ok(out)
 }
 
-/// What is said to all before nobody is here any more.
+/// Closes all WebSockets before the process ends.
 #[derive(Clone)]
 pub struct Farewell(Arc<watch::Sender<bool>>);
 
@@ -86,14 +86,14 @@ impl Default for Farewell {
 }
 
 impl Farewell {
-    /// Says it, and waits until all have heard it.
+    /// Tells all clients that the machine is off, and waits until their connections are closed.
     pub async fn say(&self) {
         self.0.send_replace(true);
         self.0.closed().await;
     }
 
-    /// Ready when it is said. It is waited for whoever keeps what comes of this.
-    fn heard(&self) -> Heard {
+    /// Waits for [`Farewell::say`], which in turn waits until the result is dropped.
+    fn wait(&self) -> FarewellSaid {
         let mut said = self.0.subscribe();
         Box::pin(async move {
             said.wait_for(|said| *said).await.ok();
@@ -102,79 +102,75 @@ impl Farewell {
     }
 }
 
-type Heard = Pin<Box<dyn Future<Output = watch::Receiver<bool>> + Send>>;
+type FarewellSaid = Pin<Box<dyn Future<Output = watch::Receiver<bool>> + Send>>;
 
-/// See [`Farewell`].
 enum End {
-    /// It may be said yet.
-    Awaited(Heard),
-    /// It was, and this is the proof that we are still here.
-    Here { _proof: watch::Receiver<bool> },
+    /// [`Farewell::say`] was not called yet.
+    Pending(FarewellSaid),
+    /// It was called, and waits until this receiver is dropped.
+    Received { _proof: watch::Receiver<bool> },
 }
 
-/// The line.
-pub(super) struct Line {
+pub(super) struct ByteStream {
     socket: WebSocketStream<TokioIo<Upgraded>>,
-    /// What came and was not read yet.
-    rest: Bytes,
-    beat: Interval,
-    heard: Instant,
+    /// Bytes that were received but not read yet.
+    unread: Bytes,
+    ping: Interval,
+    last_received: Instant,
     end: End,
 }
 
-impl Line {
-    /// On a connection that has been upgraded.
+impl ByteStream {
     pub(super) async fn new(upgraded: Upgraded, farewell: &Farewell) -> Self {
         let config = WebSocketConfig::default()
-            .max_message_size(Some(LONGEST))
-            .max_frame_size(Some(LONGEST))
+            .max_message_size(Some(MAX_MESSAGE_BYTES))
+            .max_frame_size(Some(MAX_MESSAGE_BYTES))
             .read_buffer_size(16 << 10)
-            .write_buffer_size(FRAME)
-            .max_write_buffer_size(4 * FRAME);
+            .write_buffer_size(MAX_FRAME_BYTES)
+            .max_write_buffer_size(4 * MAX_FRAME_BYTES);
         let io = TokioIo::new(upgraded);
         let socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await;
-        let mut beat = interval(BEAT);
-        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let end = End::Awaited(farewell.heard());
-        Self { socket, rest: Bytes::new(), beat, heard: Instant::now(), end }
+        let mut ping = interval(PING_INTERVAL);
+        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let end = End::Pending(farewell.wait());
+        Self { socket, unread: Bytes::new(), ping, last_received: Instant::now(), end }
     }
 
-    /// Ready when all that is left is to close: the browser is told why.
-    fn part(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if let End::Awaited(heard) = &mut self.end {
-            let said = ready!(heard.as_mut().poll(cx));
-            self.end = End::Here { _proof: said };
-            let reason = CloseFrame { code: CloseCode::Away, reason: OFF.into() };
+    /// Ready after the farewell, once the close frame with its reason is flushed.
+    fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let End::Pending(farewell) = &mut self.end {
+            let said = ready!(farewell.as_mut().poll(cx));
+            self.end = End::Received { _proof: said };
+            let reason = CloseFrame { code: CloseCode::Away, reason: CLOSE_REASON.into() };
             let mut socket = Pin::new(&mut self.socket);
-            // Who does not read learns it from the line's end.
+            // A client that does not read sees only the end of the connection.
             if let Poll::Ready(ready) = socket.as_mut().poll_ready(cx) {
-                ready.map_err(wrong)?;
-                socket.start_send(Message::Close(Some(reason))).map_err(wrong)?;
+                ready.map_err(to_io_error)?;
+                socket.start_send(Message::Close(Some(reason))).map_err(to_io_error)?;
             }
         }
-        Pin::new(&mut self.socket).poll_flush(cx).map_err(wrong)
+        Pin::new(&mut self.socket).poll_flush(cx).map_err(to_io_error)
     }
 
-    /// Asks now and then whether anybody is there.
-    fn beat(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        while self.beat.poll_tick(cx).is_ready() {
-            if self.heard.elapsed() > SILENCE {
+    /// Sends pings. Fails if the client is silent for too long.
+    fn poll_ping(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        while self.ping.poll_tick(cx).is_ready() {
+            if self.last_received.elapsed() > MAX_SILENCE {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            // Who has much to read anyway needs no question.
+            // A client with a full send buffer needs no ping.
             if let Poll::Ready(ready) = Pin::new(&mut self.socket).poll_ready(cx) {
-                ready.map_err(wrong)?;
+                ready.map_err(to_io_error)?;
                 let ping = Message::Ping(Bytes::new());
-                Pin::new(&mut self.socket).start_send(ping).map_err(wrong)?;
-                let _later = Pin::new(&mut self.socket).poll_flush(cx).map_err(wrong)?;
+                Pin::new(&mut self.socket).start_send(ping).map_err(to_io_error)?;
+                let _later = Pin::new(&mut self.socket).poll_flush(cx).map_err(to_io_error)?;
             }
         }
         Ok(())
     }
 }
 
-/// What went wrong, for those who know streams.
-fn wrong(error: Error) -> io::Error {
+fn to_io_error(error: Error) -> io::Error {
     match error {
         Error::Io(error) => error,
         Error::ConnectionClosed | Error::AlreadyClosed => io::ErrorKind::BrokenPipe.into(),
@@ -182,32 +178,32 @@ fn wrong(error: Error) -> io::Error {
     }
 }
 
-impl AsyncRead for Line {
+impl AsyncRead for ByteStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.part(cx)?.is_ready() {
+        if self.poll_farewell(cx)?.is_ready() {
             return Poll::Ready(Ok(()));
         }
-        self.beat(cx)?;
+        self.poll_ping(cx)?;
         loop {
-            if !self.rest.is_empty() {
-                let count = self.rest.len().min(buf.remaining());
-                buf.put_slice(&self.rest.split_to(count));
+            if !self.unread.is_empty() {
+                let count = self.unread.len().min(buf.remaining());
+                buf.put_slice(&self.unread.split_to(count));
                 return Poll::Ready(Ok(()));
             }
             let message = match ready!(Pin::new(&mut self.socket).poll_next(cx)) {
-                Some(message) => message.map_err(wrong)?,
+                Some(message) => message.map_err(to_io_error)?,
                 None => return Poll::Ready(Ok(())),
             };
-            self.heard = Instant::now();
+            self.last_received = Instant::now();
             match message {
-                Message::Binary(bytes) => self.rest = bytes,
+                Message::Binary(bytes) => self.unread = bytes,
                 Message::Close(_) => return Poll::Ready(Ok(())),
                 Message::Text(_) => {
-                    let error = "text came where bytes belong";
+                    let error = "received a text frame: only binary frames are accepted";
                     return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
                 }
                 Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
@@ -216,25 +212,25 @@ impl AsyncRead for Line {
     }
 }
 
-impl AsyncWrite for Line {
+impl AsyncWrite for ByteStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(wrong)?;
-        let bytes = &bytes[..bytes.len().min(FRAME)];
+        ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(to_io_error)?;
+        let bytes = &bytes[..bytes.len().min(MAX_FRAME_BYTES)];
         let message = Message::Binary(Bytes::copy_from_slice(bytes));
-        Pin::new(&mut self.socket).start_send(message).map_err(wrong)?;
+        Pin::new(&mut self.socket).start_send(message).map_err(to_io_error)?;
         Poll::Ready(Ok(bytes.len()))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx).map_err(wrong)
+        Pin::new(&mut self.socket).poll_flush(cx).map_err(to_io_error)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_close(cx).map_err(wrong)
+        Pin::new(&mut self.socket).poll_close(cx).map_err(to_io_error)
     }
 }
 

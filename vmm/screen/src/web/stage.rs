@@ -1,4 +1,4 @@
-//! What browsers come to see: the screen of this process' machine, or of one elsewhere.
+//! The machine behind the web server: one of this process, or one elsewhere.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,82 +15,83 @@ pub use crate::rfb::crowd::Crowd;
 pub use crate::rfb::security::{Door, Doors};
 use crate::rfb::{self, Admission, Entry, Server, Wire};
 
-/// The answer of a machine whose button is pressed.
+/// The status of a machine after a [`Button`] is pressed.
 pub type Answer = Pin<Box<dyn Future<Output = anyhow::Result<Value>> + Send>>;
 
-/// A screen, behind a gate that asks for passwords.
+/// A machine with a screen. Clients reach it after the gate has admitted them.
 pub trait Stage: Send + Sync + 'static {
-    /// Where wrong passwords are counted.
+    /// The counters of wrong passwords.
     fn doors(&self) -> &Doors;
 
-    /// Shows the screen to somebody, until they leave.
+    /// Serves the screen to a viewer until it disconnects.
     fn show(self: Arc<Self>, viewer: Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// The page in place of the viewer while there is nothing to view, for everybody to see.
+    /// A page to show to everybody while there is no screen, instead of the viewer.
     fn instead(&self) -> Option<Response> {
         None
     }
 
-    /// What pages say of the machine.
+    /// Facts about the machine for the pages.
     fn about(&self) -> About;
 
-    /// Presses a button, or none; how the machine is then: `{"state": "running"}`.
+    /// Presses a button, if any. Returns the status after it, such as `{"state": "running"}`.
     fn press(self: Arc<Self>, button: Option<Button>) -> Answer;
 }
 
-/// What pages say of the machine.
+/// Facts about the machine for the pages.
 pub struct About {
-    /// The keyboard that the guest expects.
+    /// The keyboard layout that the guest expects.
     pub keyboard: Arc<Layout>,
-    /// Texts of viewers reach the guest's clipboard.
+    /// Whether viewers can set the guest's clipboard.
     pub clipboard: bool,
-    /// Where name and password come from.
+    /// The hint on where user name and password are set.
     pub login: &'static str,
-    /// How the machine is started again.
+    /// The hint on how to start the machine again.
     pub again: &'static str,
 }
 
-/// What may be done to a machine.
+/// Commands for a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Button {
-    /// The guest is asked to shut down.
+    /// Asks the guest to shut down.
     Shutdown,
-    /// It starts anew at once.
+    /// Resets the machine at once.
     Reset,
-    /// Its processors stop.
+    /// Stops the vCPUs.
     Pause,
-    /// They run on.
+    /// Continues after a pause.
     Resume,
-    /// It is off at once.
+    /// Powers off at once.
     Off,
 }
 
-/// Presses a button of this process' machine, or asks for its status.
+/// Presses a button of this process's machine, or asks for its status.
 pub type Ask = Arc<dyn Fn(Option<Button>) -> anyhow::Result<Value> + Send + Sync>;
 
-/// Somebody who was let in.
+/// A client that the gate has admitted.
 pub struct Viewer {
-    /// Their bytes, which are RFB.
+    /// The RFB byte stream.
     pub line: Wire,
-    /// Who they are, for people.
+    /// The client's address, for logs.
     pub peer: String,
-    /// They may not touch.
+    /// Ignores input from this client.
     pub view_only: bool,
 }
 
-/// What else is served at the same port.
+/// Additional routes at the same port.
 #[derive(Default)]
 pub struct More {
-    /// To everybody, by any name, and however many connections there are: nothing of the guest's.
+    /// Open to everybody, under any host name, and not limited by the number of connections. Must
+    /// not reveal anything about the guest.
     pub health: Router,
-    /// To everybody; each request carries its [`Door`].
+    /// Open to everybody. Each request carries its [`Door`].
     pub open: Router,
-    /// To those whom the gate lets in; what changes something, to pages of ours alone.
+    /// Open to authenticated clients. Changes are accepted from our own pages only.
     pub inside: Router,
 }
 
-/// The screen of this process' machine.
+/// The screen of this process's machine.
 pub struct Own {
     server: Arc<Server>,
     rules: Arc<rfb::Rules>,
@@ -98,9 +99,9 @@ pub struct Own {
 }
 
 impl Own {
-    /// Under this name.
+    /// Creates a stage whose window has this title.
     pub fn new(server: Arc<Server>, name: String, ask: Ask) -> Self {
-        // Who may touch is known already, and nobody sends others away.
+        // The gate has decided who may use the keyboard, and viewers do not disconnect each other.
         let rules = rfb::Rules { name, always_shared: true, ..rfb::Rules::default() };
         Self { server, rules: Arc::new(rules), ask }
     }
@@ -122,7 +123,7 @@ impl Stage for Own {
         About {
             keyboard: outside.layout.clone(),
             clipboard: outside.clipboard.is_some(),
-            login: "They are set by the option --web of vmm: user=NAME, password=FILE.",
+            login: "Name and password are set by --web of vmm: user=NAME,password=FILE.",
             again: "Run vmm again to start it.",
         }
     }
@@ -136,7 +137,7 @@ impl Stage for Own {
                     _ => Ok(json!({ "state": (self.ask)(None)?["state"] })),
                 }
             };
-            tokio::task::spawn_blocking(work).await.context("a thread")?
+            tokio::task::spawn_blocking(work).await.context("the thread for the command")?
         })
     }
 }

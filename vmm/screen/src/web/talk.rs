@@ -1,8 +1,8 @@
-//! A WebSocket on which lines of text are told to whoever listens (RFC 6455).
+//! A WebSocket that sends lines of text to a client (RFC 6455).
 //!
-//! Threats: a message of theirs is at most [`LONGEST`] bytes, and thrown away. Of the answers to
-//! what asks for some no more waits than [`ROOM`]. Who takes nothing for a while, or does not
-//! answer, is gone.
+//! Threats: an incoming message is at most [`MAX_MESSAGE_BYTES`] long, and is discarded. Queued
+//! answers, such as pongs, take at most [`MAX_QUEUED_BYTES`]. A client that does not read for a
+//! while, or does not answer, is disconnected.
 
 use std::io;
 use std::time::Duration;
@@ -22,54 +22,51 @@ use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use super::socket;
 use crate::rfb::Wire;
 
-/// From the answer to the WebSocket.
-const UPGRADE: Duration = Duration::from_secs(10);
-/// Listeners have little to say.
-const LONGEST: usize = 4096;
-/// What waits for them to take it.
-const ROOM: usize = 4 * LONGEST;
-/// Proxies close what is silent, mostly after a minute.
-const BEAT: Duration = Duration::from_secs(25);
-/// After so long without an answer nobody is there.
-const SILENCE: Duration = Duration::from_secs(100);
-/// A line is taken within.
-const TAKE: Duration = Duration::from_secs(10);
+/// From the answer until the connection is a WebSocket.
+const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Clients have little to send.
+const MAX_MESSAGE_BYTES: usize = 4096;
+const MAX_QUEUED_BYTES: usize = 4 * MAX_MESSAGE_BYTES;
+/// Proxies close idle connections, mostly after a minute.
+const PING_INTERVAL: Duration = Duration::from_secs(25);
+/// A client that is silent for longer is disconnected.
+const MAX_SILENCE: Duration = Duration::from_secs(100);
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Somebody who listens.
+/// The connection to one client.
 pub struct Talk {
     socket: WebSocketStream<Wire>,
-    beat: Interval,
-    heard: Instant,
+    ping_timer: Interval,
+    last_received: Instant,
 }
 
-/// A request that may become a WebSocket, and the connection that does.
+/// Accepts a WebSocket: returns the answer, and the connection after it.
 ///
 /// # Errors
 ///
-/// The answer to one that may not.
-#[expect(clippy::result_large_err, reason = "the answer is what is given back, once")]
+/// The answer to an invalid request.
+#[expect(clippy::result_large_err, reason = "returned once per connection")]
 pub(super) fn upgrade(request: &mut Request) -> Result<(Response, OnUpgrade), Response> {
     let answer = socket::accept(request.headers())
         .map_err(|(status, sentence)| (status, format!("{sentence}\n")).into_response())?;
-    let upgrade = request
-        .extensions_mut()
-        .remove::<OnUpgrade>()
-        .ok_or_else(|| (StatusCode::UPGRADE_REQUIRED, "This needs HTTP/1.1.\n").into_response())?;
+    let upgrade = request.extensions_mut().remove::<OnUpgrade>().ok_or_else(|| {
+        (StatusCode::UPGRADE_REQUIRED, "A WebSocket needs HTTP/1.1.\n").into_response()
+    })?;
     let mut response = (StatusCode::SWITCHING_PROTOCOLS, Body::empty()).into_response();
     response.headers_mut().extend(answer);
     Ok((response, upgrade))
 }
 
-/// Waits for the connection.
+/// Waits until the connection is a WebSocket.
 ///
 /// # Errors
 ///
-/// When whoever asked does not come.
+/// When the client disconnects, or does not upgrade in time.
 pub(super) async fn upgraded(upgrade: OnUpgrade) -> io::Result<Upgraded> {
-    timeout(UPGRADE, upgrade).await?.map_err(io::Error::other)
+    timeout(UPGRADE_TIMEOUT, upgrade).await?.map_err(io::Error::other)
 }
 
-/// Answers a request for a WebSocket, and talks there.
+/// Answers a request for a WebSocket, and runs `talk` on the connection in a task.
 pub fn open<F>(mut request: Request, talk: impl FnOnce(Talk) -> F + Send + 'static) -> Response
 where
     F: Future<Output = ()> + Send,
@@ -79,7 +76,7 @@ where
         Err(response) => return response,
     };
     tokio::spawn(async move {
-        // Who does not come has nothing to hear.
+        // A client that disconnected needs no answer.
         let Ok(upgraded) = upgraded(upgrade).await else { return };
         talk(Talk::new(Box::new(TokioIo::new(upgraded))).await).await;
     });
@@ -89,39 +86,40 @@ where
 impl Talk {
     async fn new(wire: Wire) -> Self {
         let config = WebSocketConfig::default()
-            .max_message_size(Some(LONGEST))
-            .max_frame_size(Some(LONGEST))
-            .read_buffer_size(LONGEST)
-            .write_buffer_size(LONGEST)
-            .max_write_buffer_size(ROOM);
+            .max_message_size(Some(MAX_MESSAGE_BYTES))
+            .max_frame_size(Some(MAX_MESSAGE_BYTES))
+            .read_buffer_size(MAX_MESSAGE_BYTES)
+            .write_buffer_size(MAX_MESSAGE_BYTES)
+            .max_write_buffer_size(MAX_QUEUED_BYTES);
         let socket = WebSocketStream::from_raw_socket(wire, Role::Server, Some(config)).await;
-        let mut beat = interval_at(Instant::now() + BEAT, BEAT);
-        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { socket, beat, heard: Instant::now() }
+        let mut ping_timer = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
+        ping_timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { socket, ping_timer, last_received: Instant::now() }
     }
 
-    /// Says a line.
+    /// Sends a line of text.
     ///
     /// # Errors
     ///
-    /// When nobody takes it.
+    /// When the client does not take it in time.
     pub async fn say(&mut self, line: &str) -> io::Result<()> {
         let line = Message::Text(line.into());
-        timeout(TAKE, self.socket.send(line)).await?.map_err(io::Error::other)
+        timeout(SEND_TIMEOUT, self.socket.send(line)).await?.map_err(io::Error::other)
     }
 
-    /// Waits until they have left. Whoever waits for something else, too, asks again after that.
+    /// Waits until the client has disconnected. Cancel-safe: can be called again in a `select!`
+    /// loop.
     pub async fn left(&mut self) {
         loop {
             tokio::select! {
                 message = self.socket.next() => match message {
                     Some(Ok(Message::Close(_)) | Err(_)) | None => return,
-                    Some(Ok(_)) => self.heard = Instant::now(),
+                    Some(Ok(_)) => self.last_received = Instant::now(),
                 },
-                _ = self.beat.tick() => {
+                _ = self.ping_timer.tick() => {
                     let ping = self.socket.send(Message::Ping(Bytes::new()));
-                    let sent = timeout(TAKE, ping).await.is_ok_and(|sent| sent.is_ok());
-                    if !sent || self.heard.elapsed() > SILENCE {
+                    let sent = timeout(SEND_TIMEOUT, ping).await.is_ok_and(|sent| sent.is_ok());
+                    if !sent || self.last_received.elapsed() > MAX_SILENCE {
                         return;
                     }
                 }
@@ -129,10 +127,10 @@ impl Talk {
         }
     }
 
-    /// Takes leave.
+    /// Closes the connection.
     pub async fn close(mut self) {
-        // Who is gone already needs none.
-        timeout(TAKE, self.socket.close(None)).await.ok();
+        // The client may be gone already.
+        timeout(SEND_TIMEOUT, self.socket.close(None)).await.ok();
     }
 }
 
@@ -143,9 +141,9 @@ mod test {
 
     use super::*;
 
-    /// What the connection itself holds.
+    /// The capacity of the connection itself.
     const PIPE: usize = 1024;
-    /// What a ping carries at most.
+    /// The maximum payload of a ping.
     const PING: u8 = 125;
     const MOMENT: Duration = Duration::from_millis(20);
 
@@ -159,10 +157,10 @@ mod test {
         let (mut talk, mut them) = talk().await;
         // RFC 6455 5.2, with a mask of zeros.
         let ping = [&[0x89, 0x80 | PING, 0, 0, 0, 0][..], &[1; PING as usize]].concat();
-        let pings = ping.repeat(4 * ROOM / ping.len());
+        let pings = ping.repeat(4 * MAX_QUEUED_BYTES / ping.len());
         tokio::select! {
-            () = talk.left() => panic!("they are still there"),
-            asked = them.write_all(&pings) => asked.unwrap(),
+            () = talk.left() => panic!("the client is still connected"),
+            sent = them.write_all(&pings) => sent.unwrap(),
         }
         let mut answers = Vec::new();
         let take = async {
@@ -171,26 +169,31 @@ mod test {
             }
         };
         tokio::select! {
-            () = talk.left() => panic!("they are still there"),
+            () = talk.left() => panic!("the client is still connected"),
             () = take => {}
         }
         assert!(answers.starts_with(&[0x8a, PING, 1]), "{:?}", answers.first_chunk::<3>());
-        // Some of them were not read before others were taken.
-        assert!(answers.len() <= 2 * ROOM, "{} of {} bytes", answers.len(), pings.len());
+        // Some were read before others were written.
+        assert!(
+            answers.len() <= 2 * MAX_QUEUED_BYTES,
+            "{} of {} bytes",
+            answers.len(),
+            pings.len()
+        );
     }
 
     #[tokio::test]
     async fn who_is_told_much_is_asked_all_the_same() {
         let (mut talk, mut them) = talk().await;
-        talk.beat = interval(3 * MOMENT);
-        talk.beat.tick().await;
+        talk.ping_timer = interval(3 * MOMENT);
+        talk.ping_timer.tick().await;
         for _ in 0..5 {
             assert!(timeout(MOMENT, talk.left()).await.is_err());
         }
         let mut ping = [0; 2];
-        timeout(TAKE, them.read_exact(&mut ping)).await.unwrap().unwrap();
+        timeout(SEND_TIMEOUT, them.read_exact(&mut ping)).await.unwrap().unwrap();
         assert_eq!(ping, [0x89, 0]);
-        talk.heard = Instant::now().checked_sub(2 * SILENCE).unwrap();
-        timeout(TAKE, talk.left()).await.expect("nobody has answered for long");
+        talk.last_received = Instant::now().checked_sub(2 * MAX_SILENCE).unwrap();
+        timeout(SEND_TIMEOUT, talk.left()).await.expect("a silent client is disconnected");
     }
 }

@@ -1,4 +1,4 @@
-//! A browser's way in, over real sockets: pages, cookies, refusals, the WebSocket, TLS.
+//! Tests of the web server over real sockets: pages, cookies, refusals, the WebSocket, TLS.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -41,9 +41,9 @@ use crate::web::gate::{Line, Rules};
 use crate::web::stage::{Button, More, Own};
 use host::keyvalue;
 
-const LONG: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A keyboard that remembers.
+/// A keyboard that records its events.
 #[derive(Default)]
 struct Board(Mutex<Vec<Event>>);
 
@@ -56,7 +56,7 @@ impl Sink for Board {
 
 struct Bench {
     place: String,
-    /// The path that all others are below.
+    /// The path prefix of all pages.
     base: &'static str,
     server: Arc<Server>,
     board: Arc<Board>,
@@ -78,7 +78,7 @@ fn server() -> (Arc<Server>, Arc<Board>) {
     (Server::new(canvas, outside), board)
 }
 
-/// A machine that is paused when it is asked to, and cannot be reset.
+/// A machine that can be paused, and cannot be reset.
 fn obeys(button: Option<Button>) -> anyhow::Result<serde_json::Value> {
     match button {
         None => Ok(serde_json::json!({ "state": "paused", "pid": 1 })),
@@ -87,26 +87,25 @@ fn obeys(button: Option<Button>) -> anyhow::Result<serde_json::Value> {
     }
 }
 
-/// A stage for it.
 fn own(server: &Arc<Server>) -> Arc<Own> {
     Arc::new(Own::new(server.clone(), "a test".into(), Arc::new(obeys)))
 }
 
-/// What is served besides, as a container does it.
+/// Additional routes, like those of a container.
 fn more() -> More {
     let told =
         get(|request: Request| async { talk::open(request, async |talk| talk.close().await) });
     let health = routes::health();
     let more = More { open: axum::Router::new().route("/told", told), ..health };
     let power = get(|| async { "on" }).post(|| async { "off" });
-    let waits = get(|| async { sleep(LONG * 3).await });
+    let waits = get(|| async { sleep(TIMEOUT * 3).await });
     let hears = post(|said: String| async { said });
     let inside = axum::Router::new().route("/power", power).route("/waits", waits);
     let inside = inside.route("/hears", hears);
     More { inside, ..more }
 }
 
-/// Listens as `--web 127.0.0.1:0` and these words say.
+/// Listens at `--web 127.0.0.1:0` with these further options.
 fn bench(words: &str) -> Bench {
     let words = format!("127.0.0.1:0,name=a test{words}");
     let config: Config = keyvalue::parse(&words, Some("to")).expect("a configuration");
@@ -119,14 +118,13 @@ fn bench(words: &str) -> Bench {
     Bench { place, base: "", server, board }
 }
 
-/// A file with a password.
+/// Writes a password file.
 fn secret(folder: &Path, name: &str, text: &str) -> String {
     let path = folder.join(name);
     std::fs::write(&path, text).unwrap();
     path.display().to_string()
 }
 
-/// What a request is answered with.
 struct Answer {
     status: u16,
     head: String,
@@ -150,7 +148,7 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The pair of a cookie.
+    /// The cookie as a request header.
     fn cookie(&self) -> String {
         format!("Cookie: {}", self.header("set-cookie").split(';').next().unwrap())
     }
@@ -160,7 +158,7 @@ async fn say<S: crate::rfb::Duplex>(mut stream: S, request: &str) -> Answer {
     let request = request.trim_start().replace('\n', "\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut bytes = Vec::new();
-    timeout(LONG, stream.read_to_end(&mut bytes)).await.expect("an answer").ok();
+    timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await.expect("an answer").ok();
     Answer::read(&bytes)
 }
 
@@ -177,14 +175,14 @@ impl Bench {
         say(self.connect().await, &text).await
     }
 
-    /// The status of the answer, if there is one: where many come at once, who has not been read
-    /// yet may give way to who comes next.
+    /// The status of the answer, if there is one. Where many connect at once, a connection whose
+    /// request has not been read may give way to a newer one.
     async fn tries(&self, line: &str) -> Option<u16> {
         let mut stream = self.connect().await;
         let text = format!("{line} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.place);
         stream.write_all(text.as_bytes()).await.ok()?;
         let mut bytes = Vec::new();
-        timeout(LONG, stream.read_to_end(&mut bytes)).await.expect("an end").ok();
+        timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await.expect("an end").ok();
         (!bytes.is_empty()).then(|| Answer::read(&bytes).status)
     }
 
@@ -202,7 +200,6 @@ impl Bench {
         say(self.connect().await, &text).await
     }
 
-    /// Asks for the WebSocket.
     async fn knock(&self, headers: &[&str]) -> (TcpStream, Answer) {
         self.knock_at("websockify", headers).await
     }
@@ -220,7 +217,8 @@ impl Bench {
         stream.write_all(text.replace('\n', "\r\n").as_bytes()).await.unwrap();
         let mut bytes = Vec::new();
         while !bytes.ends_with(b"\r\n\r\n") {
-            let byte = timeout(LONG, stream.read_u8()).await.expect("an answer").expect("a head");
+            let byte =
+                timeout(TIMEOUT, stream.read_u8()).await.expect("an answer").expect("a head");
             bytes.push(byte);
         }
         (stream, Answer::read(&bytes))
@@ -230,7 +228,7 @@ impl Bench {
         self.knock(headers).await.1.status
     }
 
-    /// Comes in, as noVNC does.
+    /// Connects as noVNC does.
     async fn look(&self, headers: &[&str]) -> Viewer {
         let (stream, answer) = self.knock(headers).await;
         assert_eq!(answer.status, 101, "{}", answer.head);
@@ -240,7 +238,7 @@ impl Bench {
         let mut viewer = Viewer { socket, came: Vec::new() };
         assert_eq!(viewer.read(12).await, b"RFB 003.008\n");
         viewer.say(b"RFB 003.008\n").await;
-        assert_eq!(viewer.read(2).await, [1, 1], "nothing more is asked");
+        assert_eq!(viewer.read(2).await, [1, 1], "no password is needed");
         viewer.say(&[1]).await;
         assert_eq!(viewer.read(4).await, [0; 4]);
         viewer.say(&[1]).await;
@@ -250,7 +248,7 @@ impl Bench {
         viewer
     }
 
-    /// Waits until this is what those who are there may do.
+    /// Waits until the connected viewers have exactly these rights.
     async fn access(&self, wanted: &[&str]) {
         let mut found = Vec::new();
         for _ in 0..200 {
@@ -277,7 +275,7 @@ impl Viewer {
 
     async fn read(&mut self, count: usize) -> Vec<u8> {
         while self.came.len() < count {
-            let message = timeout(LONG, self.socket.next()).await.expect("bytes");
+            let message = timeout(TIMEOUT, self.socket.next()).await.expect("bytes");
             match message.expect("more").expect("a message") {
                 Message::Binary(bytes) => self.came.extend(bytes),
                 Message::Ping(_) => {}
@@ -287,7 +285,7 @@ impl Viewer {
         self.came.drain(..count).collect()
     }
 
-    /// Whether the server lets go.
+    /// Whether the server closes the connection.
     async fn ends(mut self) -> bool {
         let end = async {
             while let Some(Ok(message)) = self.socket.next().await {
@@ -296,7 +294,7 @@ impl Viewer {
                 }
             }
         };
-        timeout(LONG, end).await.is_ok()
+        timeout(TIMEOUT, end).await.is_ok()
     }
 }
 
@@ -349,7 +347,7 @@ async fn without_a_password_only_pages_of_ours_reach_the_screen() {
     let origin = bench.origin();
     let mut viewer = bench.look(&[&origin]).await;
     bench.access(&["full"]).await;
-    // The A key goes down, and the whole picture comes.
+    // The A key goes down, and the whole picture arrives.
     viewer.say(&[4, 1, 0, 0, 0, 0, 0, b'a']).await;
     viewer.say(&[3, 0, 0, 0, 0, 0, 0, 64, 0, 48]).await;
     let update = viewer.read(4).await;
@@ -361,13 +359,13 @@ async fn without_a_password_only_pages_of_ours_reach_the_screen() {
     assert_eq!(bench.status(&[]).await, 403, "no origin");
     assert_eq!(bench.status(&["Origin: http://evil.example"]).await, 403);
     assert_eq!(bench.status(&["Origin: null"]).await, 403);
-    // A name of somebody else's that leads here.
+    // A foreign name that resolves to our address.
     let rebound = ["Host: evil.example:6080", "Origin: http://evil.example:6080"];
     assert_eq!(bench.status(&rebound).await, 403);
     let page = bench.ask("GET /", &rebound[..1]).await;
     assert_eq!(page.status, 403);
     assert!(page.text().contains("origin="), "{}", page.text());
-    // Text is not for this line.
+    // Text frames are refused.
     viewer.socket.send(Message::Text("hello".into())).await.unwrap();
     assert!(viewer.ends().await);
 }
@@ -395,14 +393,14 @@ async fn where_everybody_may_come_pages_of_anybodys_name_do_not_reach_the_screen
     let bench = bench(",auth=none,origin=http://vm.example");
     let rebound = ["Host: evil.example:6080", "Origin: http://evil.example:6080"];
     assert_eq!(bench.status(&rebound).await, 403);
-    // Nor does one read anything, and it is told why.
+    // Reads are refused, too, with an explanation.
     for path in ["/", "/power", "/session", "/login", "/told", "/files/x", "/nothing"] {
         let answer = bench.ask(&format!("GET {path}"), &rebound[..1]).await;
         assert_eq!(answer.status, 403, "{path}");
         assert!(answer.text().contains("origin="), "{}", answer.text());
     }
     assert_eq!(bench.ask("GET /healthz", &rebound[..1]).await.status, 200);
-    // A page of theirs that came by TLS says so of itself, and not of its way to us.
+    // A foreign page that came by TLS proves this for itself, not for its connection to us.
     let elsewhere = ["Host: evil.example", "Origin: https://evil.example"];
     assert_eq!(bench.ask("GET /power", &elsewhere).await.status, 403);
     assert_eq!(bench.status(&elsewhere).await, 403);
@@ -486,11 +484,11 @@ async fn a_password_opens_the_page_and_logging_out_closes_it() {
     assert_eq!(out.status, 403);
     let out = bench.ask("POST /logout", &[&origin, &cookie]).await;
     assert_eq!((out.status, out.header("location")), (303, "login"));
-    assert!(viewer.ends().await, "what was open is closed");
+    assert!(viewer.ends().await, "open connections are closed");
     assert_eq!(bench.status(&[&origin, &cookie]).await, 401);
-    // Others stay.
+    // Other viewers stay connected.
     bench.access(&["view"]).await;
-    // Programs say it with each request.
+    // Programs send the password with each request.
     let basic = format!("Authorization: Basic {}", BASE64_STANDARD.encode("me:f u+ll"));
     bench.look(&[&basic]).await;
 }
@@ -503,11 +501,11 @@ async fn wrong_passwords_cost_time_at_every_door() {
     let origin = bench.origin();
     let wrong = bench.log_in(&origin, "password=nope").await;
     assert_eq!((wrong.status, wrong.header("set-cookie")), (401, ""));
-    assert!(wrong.text().contains("That is not the password."));
+    assert!(wrong.text().contains("The password is wrong."));
     let basic = format!("Authorization: Basic {}", BASE64_STANDARD.encode("me:nope"));
     assert_eq!(bench.status(&[&basic]).await, 401);
     let (doors, door) = (bench.server.doors(), Door::of("127.0.0.1".parse().unwrap()));
-    // VNC clients wait at the same door.
+    // VNC clients share the counters of wrong passwords.
     lock_out(doors, door, 2);
     let early = bench.log_in(&origin, "password=full").await;
     assert_eq!(early.status, 429, "even with the right one");
@@ -581,12 +579,16 @@ async fn guesses_of_many_addresses_are_limited_together() {
     }
     // One more for each ten seconds that this took.
     assert!((64..100).contains(&heard), "{heard} of 200 guesses were heard");
-    assert_eq!(try_it("10.0.0.1", "full").await, 200, "who was there before comes in again");
+    assert_eq!(
+        try_it("10.0.0.1", "full").await,
+        200,
+        "an address that was admitted before is not limited"
+    );
     let doors = bench.server.doors();
     let vnc = Door::of("10.0.0.9".parse().unwrap());
-    assert!(doors.closed(vnc).is_some(), "VNC clients wait for the same");
+    assert!(doors.closed(vnc).is_some(), "VNC clients share the limit");
     let near = bench.log_in(&bench.origin(), "password=full").await;
-    assert_eq!(near.status, 303, "and this host does not");
+    assert_eq!(near.status, 303, "this host is not limited");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -647,13 +649,13 @@ async fn what_is_too_long_or_too_many_is_turned_away() {
     let mut talker = bench.connect().await;
     talker.write_all(b"GET / HTTP/1.1\r\nCookie: ").await.unwrap();
     let talks = async {
-        // Until nobody listens any more, which is long before a head takes too long.
+        // Until the server stops reading, which is long before the time limit of the head.
         while talker.write_all(&[b'x'; 4096]).await.is_ok() {
             sleep(Duration::from_millis(5)).await;
         }
     };
     timeout(Duration::from_secs(5), talks).await.expect("an end");
-    // Who says nothing gives way to who does.
+    // Idle clients give way to active ones.
     let mut idle = Vec::new();
     for _ in 0..300 {
         idle.push(bench.connect().await);
@@ -662,21 +664,21 @@ async fn what_is_too_long_or_too_many_is_turned_away() {
         }
     }
     drop(idle);
-    // Where all places are busy, health is told and nothing else.
+    // If all slots are busy, only health checks are answered.
     let mut busy = Vec::new();
     let crowded = async {
-        // One whose question was not read yet has given way to ours.
+        // A connection whose request was not read yet gave way to ours.
         while busy.len() < 256 || bench.tries("GET /session").await != Some(503) {
             let mut stream = bench.connect().await;
             stream.write_all(b"GET /waits HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
             busy.push(stream);
         }
     };
-    timeout(LONG, crowded).await.expect("all places are busy");
+    timeout(TIMEOUT, crowded).await.expect("all slots are busy");
     assert_eq!(bench.ask("GET /healthz", &[]).await.status, 200);
     drop(busy);
     let open = async { while bench.tries("GET /session").await != Some(200) {} };
-    timeout(LONG, open).await.expect("and then there are places again");
+    timeout(TIMEOUT, open).await.expect("slots are free again");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -731,7 +733,7 @@ async fn one_address_has_a_part_of_the_viewers_and_is_told() {
     assert_eq!(bench.status(&[&origin, other]).await, 101);
     drop(there);
     let again = async { while bench.status(&[&origin, one]).await != 101 {} };
-    timeout(LONG, again).await.expect("those who left have left their places");
+    timeout(TIMEOUT, again).await.expect("disconnected viewers free their slots");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -756,9 +758,9 @@ async fn all_addresses_of_the_loopback_guess_at_one_door() {
         assert!([401, 429].contains(&answer.status), "{}", answer.status);
         heard += u32::from(answer.status == 401);
     }
-    // Two at once, and the time between others doubles.
+    // Two at once, then the time between guesses doubles.
     assert!((2..20).contains(&heard), "{heard} of 600 guesses were heard");
-    // It costs nobody else.
+    // Other addresses are not affected.
     let door = Door::of("10.0.0.1".parse().unwrap());
     assert_eq!(bench.server.doors().closed(door), None);
 }
@@ -781,13 +783,13 @@ async fn a_proxy_at_a_unix_socket_says_for_whom_it_asks() {
         assert_eq!(say(line, text).await.status, 401);
     }
     let door = |text: &str| Door::of(text.parse().unwrap());
-    assert_eq!(server.doors().failed(door("10.0.0.7")), 3, "this one waits");
-    assert!(server.doors().closed(door("10.0.0.8")).is_none(), "and no other");
+    assert_eq!(server.doors().failed(door("10.0.0.7")), 3, "this address is slowed down");
+    assert!(server.doors().closed(door("10.0.0.8")).is_none(), "others are not");
     let text = text.replace("10.0.0.7", "10.0.0.8").replace("=nope", "=full");
     let line = tokio::net::UnixStream::connect(&path).await.unwrap();
     let entered = say(line, &text).await;
     assert_eq!(entered.status, 303);
-    assert!(entered.header("set-cookie").ends_with("; secure"), "the browser's line is TLS");
+    assert!(entered.header("set-cookie").ends_with("; secure"), "the browser uses TLS");
 }
 
 #[derive(Debug)]
@@ -800,7 +802,7 @@ impl TimeProvider for Then {
     }
 }
 
-/// The certificate that is shown, and the answer to a request.
+/// Returns the server's certificate and the answer to a request.
 async fn over_tls(bench: &Bench, path: &str) -> (CertificateDer<'static>, Answer) {
     let mut roots = RootCertStore::empty();
     for text in [CERTIFICATE, OTHER_CERTIFICATE] {
@@ -828,7 +830,7 @@ async fn certificates_can_be_replaced_while_it_runs() {
     let is = |text: &str| CertificateDer::from_pem_slice(text.as_bytes()).unwrap();
     let (shown, answer) = over_tls(&bench, "/").await;
     assert_eq!((shown, answer.status), (is(CERTIFICATE), 200));
-    // A key that is for neither.
+    // A key that matches neither certificate.
     file("key", OTHER_KEY);
     sleep(Duration::from_millis(1100)).await;
     assert_eq!(over_tls(&bench, "/").await.0, is(CERTIFICATE), "the old one stays");
@@ -837,11 +839,11 @@ async fn certificates_can_be_replaced_while_it_runs() {
     sleep(Duration::from_millis(1100)).await;
     let (shown, answer) = over_tls(&bench, "/healthz").await;
     assert_eq!((shown, answer.status), (is(OTHER_CERTIFICATE), 200));
-    // Who speaks no TLS is told.
+    // Plain HTTP gets an explanation.
     let mut plain = bench.connect().await;
     plain.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     let mut bytes = Vec::new();
-    timeout(LONG, plain.read_to_end(&mut bytes)).await.expect("an end").ok();
+    timeout(TIMEOUT, plain.read_to_end(&mut bytes)).await.expect("an end").ok();
     let answer = Answer::read(&bytes);
     assert_eq!(answer.status, 400);
     assert!(answer.text().contains("https://"));

@@ -1,5 +1,4 @@
-//! VNC viewers at the front of a machine that is another process: what lets them in there, beside
-//! browsers.
+//! Types for programs that serve VNC viewers for a machine in another process, beside browsers.
 
 pub use crate::rfb::listen::{Auth, Config, Listener};
 pub use crate::rfb::lobby::{Lobby, announce, carry};

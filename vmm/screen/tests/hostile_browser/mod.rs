@@ -1,4 +1,4 @@
-//! A browser that says anything: requests, forms, cookies, and the frames of its WebSocket.
+//! A hostile browser: arbitrary requests, forms, cookies, and WebSocket frames.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -7,9 +7,6 @@ use host::input::Hub;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex, split};
-use tokio::runtime::{Builder, Runtime};
-use tokio::time::timeout;
 use screen::keys::layout::Layout;
 use screen::rfb::canvas::Canvas;
 use screen::rfb::security::Passwords;
@@ -18,14 +15,17 @@ use screen::web::gate::{Line, Rules};
 use screen::web::routes;
 use screen::web::socket::Farewell;
 use screen::web::stage::Own;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex, split};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
 
-/// What is wrong.
-const WAYS: u8 = 6;
-/// Whatever it says, it is over by then.
-const END: Duration = Duration::from_secs(20);
+/// The number of kinds of hostile input.
+const KINDS: u8 = 6;
+/// The server must end every connection within this time.
+const TIMEOUT: Duration = Duration::from_secs(20);
 const SECRET: &str = "s3cret-that-nobody-guesses";
 
-/// What takes long to make, once.
+/// State that is slow to create, shared between all runs.
 pub(crate) struct Bench {
     runtime: Runtime,
     layout: Arc<Layout>,
@@ -37,7 +37,7 @@ impl Bench {
         Self { runtime, layout: Layout::named("us").expect("a keyboard") }
     }
 
-    /// The one for all that is said.
+    /// The instance for all runs.
     pub(crate) fn shared() -> &'static Self {
         static BENCH: OnceLock<Bench> = OnceLock::new();
         BENCH.get_or_init(Self::new)
@@ -51,42 +51,42 @@ impl Bench {
         Server::new(canvas, outside)
     }
 
-    /// One connection, from its first byte to its last. What is answered shows nobody in, unless
-    /// there is no password.
+    /// Runs one connection from its first byte to its last. Checks that the answer admits no
+    /// client, unless no password is needed.
     pub(crate) fn talk(&self, bytes: &[u8]) {
-        let Some((way, bytes)) = bytes.split_first() else { return };
-        let way = way % WAYS;
-        let full = (way != 5).then(|| SECRET.to_owned());
+        let Some((kind, bytes)) = bytes.split_first() else { return };
+        let kind = kind % KINDS;
+        let full = (kind != 5).then(|| SECRET.to_owned());
         let passwords = Passwords { full, ..Passwords::default() };
-        let (said, rules) = (request(way, bytes), Rules { passwords, ..Rules::default() });
+        let (sent, rules) = (request(kind, bytes), Rules { passwords, ..Rules::default() });
         let server = self.server();
         let own =
             Arc::new(Own::new(server.clone(), String::new(), Arc::new(|_| Ok(Default::default()))));
         let router = routes::router(own, rules, Farewell::default(), routes::health());
         let answer = self.runtime.block_on(async {
             let (near, far) = duplex(64 << 10);
-            let line = Line { address: "10.0.0.9".parse().ok(), tls: way == 4 };
+            let line = Line { address: "10.0.0.9".parse().ok(), tls: kind == 4 };
             let service = TowerToHyperService::new(router.layer(axum::Extension(line)));
             let serve = http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(END)
+                .header_read_timeout(TIMEOUT)
                 .max_buf_size(32 << 10)
                 .serve_connection(TokioIo::new(far), service)
                 .with_upgrades();
             let (mut reader, mut writer) = split(near);
-            let speak = async {
-                writer.write_all(&said).await.ok();
+            let send = async {
+                writer.write_all(&sent).await.ok();
                 writer.shutdown().await.ok();
             };
-            let hear = async {
+            let receive = async {
                 let mut all = Vec::new();
                 reader.read_to_end(&mut all).await.ok();
                 all
             };
-            let all = async { tokio::join!(serve, speak, hear).2 };
-            timeout(END, all).await.expect("the end of what is said ends the connection")
+            let all = async { tokio::join!(serve, send, receive).2 };
+            timeout(TIMEOUT, all).await.expect("the end of the input ends the connection")
         });
-        if way != 5 {
+        if kind != 5 {
             let answer = String::from_utf8_lossy(&answer).to_lowercase();
             assert!(!answer.contains("101 switching"), "{answer}");
             assert!(!answer.contains("set-cookie: transom=") || answer.contains("max-age=0"));
@@ -95,14 +95,14 @@ impl Bench {
     }
 }
 
-/// What comes before anything is wrong, and behind it.
-fn request(way: u8, bytes: &[u8]) -> Vec<u8> {
-    // No line ends where one would begin another header.
+/// Puts the hostile bytes into a request of this kind.
+fn request(kind: u8, bytes: &[u8]) -> Vec<u8> {
+    // Without the bytes that would end a header line.
     let line = || -> Vec<u8> {
         bytes.iter().copied().filter(|byte| !matches!(byte, b'\r' | b'\n' | 0)).collect()
     };
     let head = |rest: &str| format!("{rest} HTTP/1.1\r\nHost: vm.example\r\n");
-    match way {
+    match kind {
         0 => bytes.to_vec(),
         // A form.
         1 => {
@@ -115,12 +115,12 @@ fn request(way: u8, bytes: &[u8]) -> Vec<u8> {
             let rest = b"\r\nConnection: close\r\n\r\n";
             [(head("GET /session") + "Cookie: ").as_bytes(), &line(), rest].concat()
         }
-        // A name and a password.
+        // A user name and a password.
         3 => {
             let rest = b"\r\nConnection: close\r\n\r\n";
             [(head("GET /") + "Authorization: Basic ").as_bytes(), &line(), rest].concat()
         }
-        // Where it is from.
+        // An origin.
         4 => {
             let rest = b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
             [(head("POST /login") + "Origin: ").as_bytes(), &line(), rest].concat()

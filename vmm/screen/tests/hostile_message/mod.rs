@@ -1,11 +1,11 @@
-//! What a client sends, parsed as often as its bytes come in.
+//! Parses arbitrary client messages, complete and in parts.
 
 use screen::rfb::clipboard::{self, Say};
 use screen::rfb::format::PixelFormat;
 use screen::rfb::message::{self, LONGEST_TEXT, Message};
 use screen::rfb::wishes::Wishes;
 
-/// Reads messages until there is none, and what is in them. Answers how many there were.
+/// Parses messages and their contents until the input ends or is invalid. Returns how many.
 pub(crate) fn read(bytes: &[u8]) -> usize {
     let Some((kind, mut rest)) = bytes.split_first() else { return 0 };
     if kind % 4 == 3 {
@@ -22,9 +22,10 @@ pub(crate) fn read(bytes: &[u8]) -> usize {
     count
 }
 
-/// A message is read when it is complete, from the same bytes, and not before.
+/// Checks that a message is parsed from its exact bytes, and from no fewer.
 fn whole(bytes: &[u8], more_buttons: bool, message: &Message) {
-    let again = message::parse(bytes, more_buttons).expect("it was one").expect("all of it");
+    let again =
+        message::parse(bytes, more_buttons).expect("a valid message").expect("a complete one");
     assert_eq!((&again.0, again.1), (message, bytes.len()));
     for end in [bytes.len() - 1, bytes.len() / 2] {
         let part = message::parse(&bytes[..end], more_buttons);

@@ -1,5 +1,5 @@
-//! A guest that draws anything, and a client that wants it in any way: what the client decodes is
-//! the picture.
+//! A guest that draws anything, and a client that requests any encoding and format. Checks that the
+//! client decodes exactly the picture.
 
 use screen::rfb::encode::{Choice, Encoder, Encoding};
 use screen::rfb::format::PixelFormat;
@@ -10,15 +10,15 @@ mod decoder;
 
 use decoder::{Bytes, Client};
 
-/// The longest side of a picture; beyond 2048, Tight begins another rectangle.
-const LONGEST: u16 = 2100;
-/// And the most pixels.
-const MOST: usize = 1 << 15;
+/// The maximum width of a picture. Beyond 2048, Tight begins another rectangle.
+const MAX_WIDTH: u16 = 2100;
+/// The maximum number of pixels.
+const MAX_PIXELS: usize = 1 << 15;
 
-/// Bytes, and then zeros.
-struct Deeds<I>(I);
+/// The input of the fuzzer, followed by zeros.
+struct Input<I>(I);
 
-impl<I: Iterator<Item = u8>> Deeds<I> {
+impl<I: Iterator<Item = u8>> Input<I> {
     fn byte(&mut self) -> u8 {
         self.0.next().unwrap_or(0)
     }
@@ -35,7 +35,7 @@ impl<I: Iterator<Item = u8>> Deeds<I> {
         u32::from_be_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
     }
 
-    /// Plain, few colours, runs, a gradient, noise: each over a part.
+    /// A picture of plain color, few colors, runs, a gradient and noise, each over a part.
     fn picture(&mut self, width: usize, height: usize) -> Vec<u32> {
         let mut pixels = vec![self.word(); width * height];
         for _ in 0..self.byte() % 6 {
@@ -71,44 +71,44 @@ fn small(number: usize) -> u32 {
     u32::try_from(number).expect("a side of a picture")
 }
 
-/// A client's life. Answers how many pictures there were.
+/// Runs one client. Returns the number of pictures.
 pub(crate) fn run(bytes: impl Iterator<Item = u8>) -> usize {
     let mut bytes = bytes.peekable();
     let mut encoder = Encoder::new();
     let mut client = Client::new(PixelFormat::OURS, 1, 1);
     let mut count = 0;
     while bytes.peek().is_some() && count < 24 {
-        round(&mut Deeds(&mut bytes), &mut encoder, &mut client);
+        round(&mut Input(&mut bytes), &mut encoder, &mut client);
         count += 1;
     }
     count
 }
 
-fn round(deeds: &mut Deeds<impl Iterator<Item = u8>>, encoder: &mut Encoder, client: &mut Client) {
-    if deeds.byte().is_multiple_of(4) {
+fn round(input: &mut Input<impl Iterator<Item = u8>>, encoder: &mut Encoder, client: &mut Client) {
+    if input.byte().is_multiple_of(4) {
         let mut format = [0; 16];
-        format.fill_with(|| deeds.byte());
+        format.fill_with(|| input.byte());
         if let Ok(format) = PixelFormat::read(&format) {
             client.format = format;
         }
     }
-    let (width, height) = (1 + deeds.below(LONGEST), 1 + deeds.below(300));
-    let height = usize::from(height).min((MOST / usize::from(width)).max(1));
+    let (width, height) = (1 + input.below(MAX_WIDTH), 1 + input.below(300));
+    let height = usize::from(height).min((MAX_PIXELS / usize::from(width)).max(1));
     let (stride, rows) = (usize::from(width), height);
     let height = u16::try_from(height).expect("one of 300");
-    let (x, y) = (deeds.below(width), deeds.below(height));
+    let (x, y) = (input.below(width), input.below(height));
     let area =
-        Area { x, y, width: deeds.below(width - x + 1), height: deeds.below(height - y + 1) };
-    let pixels = deeds.picture(stride, rows);
-    let choice = deeds.choice();
+        Area { x, y, width: input.below(width - x + 1), height: input.below(height - y + 1) };
+    let pixels = input.picture(stride, rows);
+    let choice = input.choice();
     client.width = stride;
     client.screen = vec![0x5555_5555; stride * rows];
     let view = View { pixels: &pixels, stride, area };
     let mut out = Vec::new();
     let format = client.format;
     let made = encoder.encode(&choice, &format, &view, &mut out);
-    if let Some(told) = choice.encoding.rectangles(&format, area) {
-        assert_eq!(made, told, "{choice:?} {area:?}: as many as were announced");
+    if let Some(announced) = choice.encoding.rectangles(&format, area) {
+        assert_eq!(made, announced, "{choice:?} {area:?}: the announced number");
     }
     let mut came = Bytes(&out);
     for _ in 0..made {

@@ -1,5 +1,5 @@
-//! A client of the screen that says anything: before it is in, within TLS, and when it is in, where
-//! a picture changes meanwhile and a text was copied.
+//! A hostile VNC client: arbitrary bytes before it is admitted, within TLS, and after it is
+//! admitted, while the picture changes and a text was copied.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,6 +7,11 @@ use std::time::Duration;
 
 use host::display::{Mode, Scanout};
 use host::input::Hub;
+use screen::keys::layout::Layout;
+use screen::rfb::canvas::Canvas;
+use screen::rfb::clipboard::Clipboard;
+use screen::rfb::security::{Door, Passwords};
+use screen::rfb::{Admission, Duplex, Entry, Outside, Rules, Server, Wire, tls};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex, split};
 use tokio::runtime::{Builder, Runtime};
@@ -19,20 +24,15 @@ use tokio_rustls::rustls::client::danger::{
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
-use screen::keys::layout::Layout;
-use screen::rfb::canvas::Canvas;
-use screen::rfb::clipboard::Clipboard;
-use screen::rfb::security::{Door, Passwords};
-use screen::rfb::{Admission, Duplex, Entry, Outside, Rules, Server, Wire, tls};
 
-/// How it comes.
+/// The number of ways to connect.
 const WAYS: u8 = 6;
-/// What it says at once.
+/// The number of bytes that the client sends at once.
 const PIECE: usize = 48;
-/// Whatever it says, it is over by then.
-const END: Duration = Duration::from_secs(20);
+/// The server must end every session within this time.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A picture that is different each time that somebody looks, and has another size now and then.
+/// A picture that differs at each look, and changes its size now and then.
 #[derive(Default)]
 struct Moving(AtomicU32);
 
@@ -59,7 +59,7 @@ impl Scanout for Moving {
     fn prefer(&self, _: u32, _: u32) {}
 }
 
-/// An agent that takes every text.
+/// An agent that accepts every text.
 struct Agent;
 
 impl Clipboard for Agent {
@@ -68,7 +68,8 @@ impl Clipboard for Agent {
     }
 }
 
-/// A client that trusts everybody: what is looked at here is what it says then.
+/// A certificate verifier that accepts everything, because the tests are about the bytes after the
+/// handshake.
 #[derive(Debug)]
 struct Trusting;
 
@@ -107,7 +108,7 @@ impl ServerCertVerifier for Trusting {
     }
 }
 
-/// What takes long to make, once.
+/// State that is slow to create, shared between all runs.
 pub(crate) struct Bench {
     runtime: Runtime,
     layout: Arc<Layout>,
@@ -135,7 +136,7 @@ impl Bench {
         }
     }
 
-    /// The one for all that is said.
+    /// The instance for all runs.
     pub(crate) fn shared() -> &'static Self {
         static BENCH: OnceLock<Bench> = OnceLock::new();
         BENCH.get_or_init(Self::new)
@@ -156,7 +157,7 @@ impl Bench {
         (Server::new(canvas, outside), Arc::new(rules))
     }
 
-    /// One client, from its first byte to its last.
+    /// Runs one client from its first byte to its last.
     pub(crate) fn talk(&self, bytes: &[u8]) {
         let Some((way, bytes)) = bytes.split_first() else { return };
         let way = way % WAYS;
@@ -171,30 +172,30 @@ impl Bench {
             let (near, far) = duplex(64 << 10);
             let admission = Admission { peer: "hostile".into(), entry };
             let serve = server.clone().serve(rules, Box::new(far), admission);
-            let speak = async {
+            let write = async {
                 if let Some(line) = self.begin(way, near).await {
-                    say(line, bytes, &server).await;
+                    send(line, bytes, &server).await;
                 }
             };
-            let all = async { tokio::join!(serve, speak) };
+            let all = async { tokio::join!(serve, write) };
             tokio::select! {
                 () = server.canvas().clone().run() => {}
-                // The end of what is said ends the session: one that goes on hangs.
-                ended = timeout(END, all) => drop(ended.expect("the session ends")),
+                // The end of the input ends the session. A session that continues hangs.
+                ended = timeout(TIMEOUT, all) => drop(ended.expect("the session ends")),
             }
         });
-        assert!(server.status().is_empty(), "nobody is left");
+        assert!(server.status().is_empty(), "no client is left");
     }
 
-    /// What comes before anything is wrong.
+    /// Sends the valid beginning of a connection.
     async fn begin(&self, way: u8, mut line: DuplexStream) -> Option<Wire> {
         match way {
             1..=3 => line.write_all(b"RFB 003.008\n\x01\x01").await.ok()?,
             // VeNCrypt with X509Plain: the name and the password follow.
             5 => {
                 line.write_all(b"RFB 003.008\n\x13\x00\x02\x00\x00\x01\x06").await.ok()?;
-                // The version, one type, VeNCrypt's version, that it is right, two types, and that
-                // the first is.
+                // The version, one type, the version of VeNCrypt, its acceptance, two subtypes, and
+                // the acceptance of the first.
                 line.read_exact(&mut [0; 12 + 2 + 2 + 1 + 1 + 8 + 1]).await.ok()?;
                 let name = ServerName::try_from("localhost").ok()?;
                 return Some(Box::new(self.connector.connect(name, line).await.ok()?));
@@ -205,10 +206,10 @@ impl Bench {
     }
 }
 
-/// Says it in pieces, so that there are answers meanwhile, and hears them.
-async fn say<S: Duplex>(line: S, bytes: &[u8], server: &Server) {
+/// Sends the bytes in pieces, so that answers come meanwhile, and reads those.
+async fn send<S: Duplex>(line: S, bytes: &[u8], server: &Server) {
     let (mut reader, mut writer) = split(line);
-    let speak = async {
+    let write = async {
         for (at, piece) in bytes.chunks(PIECE).enumerate() {
             writer.write_all(piece).await.ok();
             writer.flush().await.ok();
@@ -221,13 +222,13 @@ async fn say<S: Duplex>(line: S, bytes: &[u8], server: &Server) {
         }
         writer.shutdown().await.ok();
     };
-    let hear = async {
+    let read = async {
         let mut drain = [0; 4096];
         while reader.read(&mut drain).await.is_ok_and(|count| count > 0) {}
     };
-    tokio::join!(speak, hear);
+    tokio::join!(write, read);
 }
 
-/// For `localhost`.
+/// A certificate for `localhost`.
 const CERTIFICATE: &str = include_str!("../../../../tests/vnc_clients/certificate.pem");
 const KEY: &str = include_str!("../../../../tests/vnc_clients/key.pem");

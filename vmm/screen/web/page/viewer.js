@@ -1,41 +1,42 @@
-// The page around noVNC's RFB: it connects by itself, comes back by itself, and has what a keyboard
-// or a finger cannot do otherwise. Addresses are relative to the page, whatever path it is at.
+// The page around noVNC's RFB: it connects and reconnects by itself, and offers what a keyboard or
+// a finger cannot do. All URLs are relative to the page, so it works below any path.
 import RFB from "./novnc/core/rfb.js";
 import keysyms from "./novnc/core/input/keysymdef.js";
 import XK from "./novnc/core/input/keysym.js";
 
 const $ = (id) => document.getElementById(id);
-const FIRST_PAUSE = 500;
-const LONGEST_PAUSE = 10000;
-// A connection that lasts no longer than this was none.
-const LASTING = 5000;
-// Nobody needs to read what is over at once.
-const SOON = 700;
-// Between looks at a line that is full, and bytes that may wait on it.
-const LOOK = 20;
-const FULL = 16384;
-// How long a message is read, and between looks at a machine that is paused.
-const MESSAGE = 6000;
-const PAUSED = 3000;
-// By then a window is as large as it will be.
+// Times are in milliseconds. Between attempts to connect; the delay doubles after each.
+const FIRST_DELAY = 500;
+const MAX_DELAY = 10000;
+// A connection that ends sooner counts as a failed attempt.
+const MIN_LIFETIME = 5000;
+// The message about connecting is shown only if it takes longer than this.
+const SHOW_CONNECTING = 700;
+// While text is typed: no more than MAX_BUFFERED bytes are queued, which is checked at this interval.
+const POLL = 20;
+const MAX_BUFFERED = 16384;
+// How long a message stays, and how often the state of a paused machine is read.
+const TOAST_TIME = 6000;
+const PAUSED_POLL = 3000;
+// A window that has not changed for this long has its final size.
 const SETTLED = 500;
 
-// As the host says it.
+// The reason in the close frame of the server (socket.rs).
 const OFF = "The machine is off.";
 
 let rfb = null;
-let pause = FIRST_PAUSE;
+let delay = FIRST_DELAY;
 let timer = 0;
-let looks = false;
-// What the host said when it closed the line.
+let viewOnly = false;
+// The reason that the host gave when it closed the connection.
 let farewell = "";
-// The connection, and what the host says of the machine: keys, clipboard, how to start it again.
+// The WebSocket, and facts about the machine from the host: keys, clipboard, how to start it again.
 let line = null;
 let machine = { characters: "", keyboard: "", clipboard: false, again: "" };
 
-// --- what is remembered; a browser may forbid it
+// --- settings that are remembered, unless the browser forbids it
 const remember = (key, value) => {
-  try { localStorage.setItem(`transom.${key}`, value); } catch { /* then not */ }
+  try { localStorage.setItem(`transom.${key}`, value); } catch { /* not remembered */ }
 };
 const remembered = (key, otherwise) => {
   try { return localStorage.getItem(`transom.${key}`) ?? otherwise; } catch { return otherwise; }
@@ -44,34 +45,34 @@ const remembered = (key, otherwise) => {
 function show(state, text) {
   document.body.dataset.state = state;
   $("state").textContent = text;
-  // While it tries again, what can be touched stays where it is.
+  // The button stays where it is during another attempt.
   if (state !== "connecting") {
     $("again").hidden = state === "connected";
   }
   $("hope").hidden = state === "connected";
   $("resume").hidden = true;
   if (state === "connected") {
-    say("");
+    showCover("");
   }
 }
 
-// What is to be read over the picture.
-function say(text, how = "") {
+// Shows a message over the picture.
+function showCover(text, how = "") {
   $("reason").textContent = text;
   $("how").textContent = how;
   $("how").hidden = !how;
   $("cover").hidden = !text;
 }
 
-// What passes: a message at the lower edge.
-let passing = 0;
-function tell(text) {
+// Shows a message at the lower edge for a while.
+let toastTimer = 0;
+function showToast(text) {
   $("toast").textContent = text;
-  clearTimeout(passing);
-  passing = setTimeout(() => { $("toast").textContent = ""; }, MESSAGE);
+  clearTimeout(toastTimer);
+  toastTimer = setTimeout(() => { $("toast").textContent = ""; }, TOAST_TIME);
 }
 
-// The last picture stays in sight, dimmed.
+// Keeps the last picture in sight, dimmed.
 function keep(picture) {
   if (!picture?.width || !picture.height) {
     return;
@@ -95,32 +96,32 @@ async function connect() {
   show("connecting", "connecting");
   setTimeout(() => {
     if (document.body.dataset.state === "connecting" && $("cover").hidden) {
-      say("Connecting…");
+      showCover("Connecting…");
       $("hope").hidden = true;
     }
-  }, SOON);
+  }, SHOW_CONNECTING);
   let session;
   try {
     session = await fetch("session", { cache: "no-store" });
   } catch {
-    return later(farewell || "The machine is off, or its host cannot be reached.", machine.again);
+    return retryLater(farewell || "The machine is off, or its host cannot be reached.", machine.again);
   }
   if (session.status === 401) {
     location.replace("login");
     return;
   }
   if (!session.ok) {
-    return later(await session.text());
+    return retryLater(await session.text());
   }
   const { access, logout, ...about } = await session.json();
   machine = about;
   if (rfb) {
     return;
   }
-  looks = access === "view";
-  $("looks").hidden = !looks;
+  viewOnly = access === "view";
+  $("looks").hidden = !viewOnly;
   $("out").hidden = !logout;
-  document.body.classList.toggle("looking", looks);
+  document.body.classList.toggle("looking", viewOnly);
   const url = new URL("websockify", location.href);
   url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
   open(url.href);
@@ -129,9 +130,9 @@ async function connect() {
 function open(url) {
   line = new WebSocket(url, ["binary"]);
   line.addEventListener("close", (event) => { farewell = event.reason; });
-  asked = null;
+  requested = null;
   rfb = new RFB($("screen"), line, { shared: true });
-  rfb.viewOnly = looks;
+  rfb.viewOnly = viewOnly;
   rfb.focusOnClick = !typing();
   rfb.background = "#000";
   arrange();
@@ -144,7 +145,7 @@ function open(url) {
     $("last")?.remove();
     show("connected", "connected");
     zoom();
-    state();
+    showState();
     rfb.focus({ preventScroll: true });
   });
   rfb.addEventListener("securityfailure", (event) => { reason = event.detail.reason || reason; });
@@ -155,11 +156,11 @@ function open(url) {
     $("buttons").hidden = true;
     document.querySelectorAll(".menu:popover-open").forEach((menu) => menu.hidePopover());
     keep(picture);
-    if (Date.now() - since > LASTING) {
-      pause = FIRST_PAUSE;
+    if (Date.now() - since > MIN_LIFETIME) {
+      delay = FIRST_DELAY;
     }
     clearTimeout(paused);
-    later(farewell || reason, farewell === OFF ? machine.again : "");
+    retryLater(farewell || reason, farewell === OFF ? machine.again : "");
   });
   rfb.addEventListener("desktopname", (event) => {
     $("name").textContent = event.detail.name;
@@ -168,31 +169,31 @@ function open(url) {
   rfb.addEventListener("clipboard", (event) => { $("text").value = event.detail.text; });
   rfb.addEventListener("clippingviewport", (event) => { $("drag").hidden = !event.detail; });
   rfb.addEventListener("capabilities", (event) => {
-    $("buttons").hidden = looks || !event.detail.capabilities.power;
+    $("buttons").hidden = viewOnly || !event.detail.capabilities.power;
   });
 }
 
-function later(reason, how = "") {
+function retryLater(reason, how = "") {
   show("waiting", "not connected");
-  say(reason.trim(), how);
+  showCover(reason.trim(), how);
   clearTimeout(timer);
-  timer = setTimeout(connect, pause);
-  pause = Math.min(2 * pause, LONGEST_PAUSE);
+  timer = setTimeout(connect, delay);
+  delay = Math.min(2 * delay, MAX_DELAY);
 }
 
-function now() {
+function retryNow() {
   if (!rfb && document.body.dataset.state === "waiting") {
-    pause = FIRST_PAUSE;
+    delay = FIRST_DELAY;
     connect();
   }
 }
 
-$("again").addEventListener("click", now);
-addEventListener("online", now);
-document.addEventListener("visibilitychange", () => document.hidden || now());
+$("again").addEventListener("click", retryNow);
+addEventListener("online", retryNow);
+document.addEventListener("visibilitychange", () => document.hidden || retryNow());
 addEventListener("pageshow", (event) => event.persisted && location.reload());
 
-// --- how it is shown
+// --- size and quality of the picture
 function arrange() {
   const size = remembered("size", "fit");
   const quality = remembered("quality", "6");
@@ -202,14 +203,14 @@ function arrange() {
     return;
   }
   rfb.scaleViewport = size !== "real";
-  rfb.resizeSession = size === "follow" && !looks;
+  rfb.resizeSession = size === "follow" && !viewOnly;
   rfb.clipViewport = size === "real";
   rfb.dragViewport = size === "real" && $("drags").checked;
   rfb.qualityLevel = Number(quality);
   zoom();
 }
 
-// --- a wide picture on an upright phone: as high as there is room, and a finger moves it
+// --- zoom for a wide picture on an upright phone: it gets the full height, and a finger moves it
 let zoomed = false;
 function zoom() {
   const [pane, canvas] = [$("pane"), $("screen").querySelector("div canvas")];
@@ -228,13 +229,13 @@ $("zoom").addEventListener("click", () => {
   $("move").setAttribute("aria-pressed", "true");
   zoom();
   if (zoomed) {
-    tell("A finger moves the picture.");
+    showToast("A finger moves the picture.");
   }
 });
 $("move").addEventListener("click", () => {
   const moves = $("move").ariaPressed !== "true";
   $("move").setAttribute("aria-pressed", String(moves));
-  tell(moves ? "A finger moves the picture." : "A finger is the mouse.");
+  showToast(moves ? "A finger moves the picture." : "A finger is the mouse.");
   zoom();
 });
 new ResizeObserver(zoom).observe($("pane"));
@@ -247,23 +248,23 @@ for (const key of ["size", "quality"]) {
 }
 $("drags").addEventListener("change", arrange);
 
-// noVNC asks for no size while the answer to another one is on its way, nor for the size that the picture
-// has; so the machine could be left with the wish for a window that is no more.
-let asked = null;
+// noVNC requests no size while the answer to another request is pending, and never the current size
+// of the picture. Without the observer below, the machine could keep the size of an earlier window.
+let requested = null;
 let settled = 0;
 const { setDesktopSize } = RFB.messages;
-RFB.messages.setDesktopSize = (...words) => {
-  asked = words;
-  setDesktopSize(...words);
+RFB.messages.setDesktopSize = (...args) => {
+  requested = args;
+  setDesktopSize(...args);
 };
 new ResizeObserver(() => {
   clearTimeout(settled);
   settled = setTimeout(() => {
     const { clientWidth, clientHeight } = $("screen");
-    if (!rfb?.resizeSession || !asked) {
+    if (!rfb?.resizeSession || !requested) {
       return;
     }
-    const [line, width, height, ...rest] = asked;
+    const [line, width, height, ...rest] = requested;
     if (width !== clientWidth || height !== clientHeight) {
       RFB.messages.setDesktopSize(line, clientWidth, clientHeight, ...rest);
     }
@@ -280,7 +281,7 @@ document.addEventListener("fullscreenchange", () => {
   const full = Boolean(document.fullscreenElement);
   $("full").setAttribute("aria-pressed", String(full));
   document.body.classList.remove("shown");
-  // So that Escape, Alt-Tab and the like are the machine's, where browsers allow it.
+  // Sends Escape, Alt-Tab and the like to the machine, where browsers allow it.
   if (full) {
     navigator.keyboard?.lock?.().catch(() => {});
   } else {
@@ -350,7 +351,7 @@ function key(parent, name, work) {
   if (NAMES[name]) {
     button.setAttribute("aria-label", NAMES[name]);
   }
-  // A phone's keyboard stays where it is.
+  // Without this, the tap would hide a phone's keyboard.
   button.addEventListener("pointerdown", (event) => event.preventDefault());
   button.addEventListener("click", () => work(button));
   parent.append(button);
@@ -372,7 +373,7 @@ $("cad").addEventListener("click", () => {
   rfb?.focus();
 });
 
-// A phone's keyboard is wanted; a touch of the picture must not take it away.
+// Whether a phone's keyboard is open. A touch of the picture must not close it then.
 function typing() {
   return !$("strip").hidden && matchMedia("(pointer: coarse)").matches;
 }
@@ -394,12 +395,12 @@ $("board").addEventListener("click", () => {
   }
 });
 
-// --- what a phone's keyboard types, which has no keys: texts come and go
+// --- text from a phone's keyboard, which sends changes of a text instead of keys
 const FILL = "\u00a0".repeat(16);
 const typed = $("typed");
 typed.value = FILL;
 
-// Characters that the machine's keyboard has no key for.
+// The characters that the machine's keyboard has no key for.
 function lacking(text) {
   return [...new Set(text)].filter((it) => !"\r\n\t".includes(it) && !machine.characters.includes(it));
 }
@@ -412,7 +413,7 @@ function noKey(lacks) {
 function letters(text) {
   const lacks = lacking(text);
   if (lacks.length > 0) {
-    tell(noKey(lacks));
+    showToast(noKey(lacks));
   }
   for (const letter of text) {
     if (letter === "\n") {
@@ -432,7 +433,7 @@ function backspace() {
 
 let before = FILL;
 typed.addEventListener("input", (event) => {
-  // The machine sees what a word turns into while it is still being put together.
+  // While a word is being composed, the machine gets each change of it.
   const after = typed.value;
   let same = 0;
   while (same < before.length && before[same] === after[same]) {
@@ -454,72 +455,72 @@ typed.addEventListener("blur", () => {
 });
 
 // --- the clipboard
-let asks = false;
-function told(text) {
+let confirmed = false;
+function clipboardStatus(text) {
   $("told").textContent = text;
 }
 
 $("text").addEventListener("input", () => {
-  told("");
-  asks = false;
+  clipboardStatus("");
+  confirmed = false;
   $("type").textContent = "Type it";
 });
 $("paste").addEventListener("click", () => {
   const text = $("text").value;
   if (!machine.clipboard) {
-    told("Not sent: no agent in the machine takes text. “Type it” presses its keys instead.");
+    clipboardStatus("Not sent: no agent in the machine accepts text. “Type it” presses the keys instead.");
     return;
   }
   rfb?.clipboardPasteFrom(text);
-  told(`Sent to the machine's clipboard: ${text.length} characters.`);
+  clipboardStatus(`Sent to the machine's clipboard: ${text.length} characters.`);
 });
 $("type").addEventListener("click", async () => {
   const text = [...$("text").value.replaceAll("\r\n", "\n")];
   const lacks = lacking(text);
-  if (lacks.length > 0 && !asks) {
-    told(`${noKey(lacks)}. Nothing was typed.`);
-    asks = true;
+  if (lacks.length > 0 && !confirmed) {
+    clipboardStatus(`${noKey(lacks)}. Nothing was typed.`);
+    confirmed = true;
     $("type").textContent = "Type the rest";
     return;
   }
-  asks = false;
+  confirmed = false;
   $("type").textContent = "Type it";
-  told("");
+  clipboardStatus("");
   $("clipboard").hidePopover();
   const [own, typed] = [rfb, text.filter((it) => !lacks.includes(it))];
   let count = 0;
   for (const letter of typed) {
-    // The host reads no more when the machine is far behind.
-    while (rfb === own && line.bufferedAmount > FULL) {
-      tell(`Typing: ${count} of ${typed.length} characters…`);
-      await new Promise((done) => { setTimeout(done, LOOK); });
+    // The host stops reading when the machine is far behind.
+    while (rfb === own && line.bufferedAmount > MAX_BUFFERED) {
+      showToast(`Typing: ${count} of ${typed.length} characters…`);
+      await new Promise((done) => { setTimeout(done, POLL); });
     }
     if (!own || rfb !== own) {
-      tell(`The connection ended: ${count} of ${typed.length} characters were typed.`);
+      showToast(`The connection ended: ${count} of ${typed.length} characters were typed.`);
       return;
     }
     letters(letter);
     count += 1;
   }
   const left = lacks.length > 0 ? `, without ${lacks.join(" ")}` : "";
-  tell(`Typed ${count} characters${left}.`);
+  showToast(`Typed ${count} characters${left}.`);
 });
 
 // --- buttons of the machine
-const SURE = {
-  reset: "Reset the machine? What it has not written to its disks is lost.",
-  off: "Switch the machine off at once? What it has not written to its disks is lost.",
+const QUESTIONS = {
+  reset: "Reset the machine? Data that it has not written to its disks is lost.",
+  off: "Switch the machine off at once? Data that it has not written to its disks is lost.",
 };
-const DONE = {
+const RESULTS = {
   shutdown: "The guest was asked to shut down.",
-  reset: "The machine starts anew.",
-  resume: "The machine runs on.",
+  reset: "The machine restarts.",
+  resume: "The machine continues.",
   off: "The machine is switched off.",
 };
 let paused = 0;
 
-// Whether the machine is paused; others may pause it, too.
-async function state(answer) {
+// Shows whether the machine is paused. Others may pause it, too.
+async function showState(answer) {
   clearTimeout(paused);
   const found = await (answer ?? fetch("machine", { cache: "no-store" })).catch(() => null);
   if (!rfb || document.body.dataset.state !== "connected" || !found?.ok) {
@@ -528,18 +529,18 @@ async function state(answer) {
   const still = (await found.json()).state === "paused";
   $("pause").dataset.press = still ? "resume" : "pause";
   $("pause").textContent = still ? "Resume" : "Pause";
-  $("pause").title = still ? "Let the machine run on" : "Stop the machine where it is";
+  $("pause").title = still ? "Continue the machine" : "Stop the machine until it is resumed";
   $("state").textContent = still ? "paused" : "connected";
-  $("resume").hidden = !still || looks;
+  $("resume").hidden = !still || viewOnly;
   document.body.classList.toggle("still", still);
-  say(still ? "The machine is paused." : "");
+  showCover(still ? "The machine is paused." : "");
   if (still) {
-    paused = setTimeout(state, PAUSED);
+    paused = setTimeout(showState, PAUSED_POLL);
   }
 }
 
-async function push(button) {
-  if (SURE[button] && !confirm(SURE[button])) {
+async function pressButton(button) {
+  if (QUESTIONS[button] && !confirm(QUESTIONS[button])) {
     return;
   }
   $("power-told").textContent = "";
@@ -549,22 +550,22 @@ async function push(button) {
     return;
   }
   $("power").hidePopover();
-  tell(DONE[button] ?? "");
-  state(Promise.resolve(answer));
+  showToast(RESULTS[button] ?? "");
+  showState(Promise.resolve(answer));
 }
 
 document.querySelectorAll("[data-press]").forEach((button) => {
-  button.addEventListener("click", () => push(button.dataset.press));
+  button.addEventListener("click", () => pressButton(button.dataset.press));
 });
-$("resume").addEventListener("click", () => push("resume"));
+$("resume").addEventListener("click", () => pressButton("resume"));
 $("power").addEventListener("beforetoggle", (event) => {
   $("power-told").textContent = "";
   if (event.newState === "open") {
-    state();
+    showState();
   }
 });
 
-// --- more keys than there is room for: the edge says so
+// --- arrows at the edges show that there are more keys than fit
 const strip = $("strip");
 function edges() {
   const end = strip.scrollWidth - strip.clientWidth - strip.scrollLeft;

@@ -1,18 +1,17 @@
-//! Bytes in a row, put in at one end and taken out at the other, and how much room all of them may
-//! have together.
+//! Byte queues, and a limit of their total memory.
 //!
 //! Each direction of a connection has a small room of its own. All other memory comes from a budget
-//! that connections share: many connections have smaller windows than a few.
+//! that connections share: the more connections, the smaller their windows.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Bytes that the guest's own connections share.
+/// The budget of the guest's own connections, in bytes.
 pub const SHARED: usize = 64 << 20;
-/// The room of one direction that is not part of a budget.
-pub const LEAST: usize = 16 << 10;
+/// The minimum room of one direction, in bytes. It is not part of a budget.
+pub const MIN_ROOM: usize = 16 << 10;
 
-/// What is left of the bytes that connections share.
+/// The rest of the bytes that connections share.
 #[derive(Clone, Debug)]
 pub struct Budget(Rc<Cell<usize>>);
 
@@ -23,7 +22,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// So many bytes to share.
+    /// A budget of this number of bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self(Rc::new(Cell::new(bytes)))
@@ -34,41 +33,41 @@ impl Budget {
 #[derive(Debug)]
 pub struct Room {
     size: usize,
-    most: usize,
+    max: usize,
     budget: Budget,
 }
 
 impl Room {
-    /// A room of `size` bytes if the budget has them, else of [`LEAST`]. It may grow to `most`.
+    /// A room of `size` bytes if the budget has them, else of [`MIN_ROOM`]. It may grow to `max`.
     #[must_use]
-    pub fn new(size: usize, most: usize, budget: &Budget) -> Self {
-        let mut room = Self { size: LEAST, most, budget: budget.clone() };
-        room.add(size.saturating_sub(LEAST));
+    pub fn new(size: usize, max: usize, budget: &Budget) -> Self {
+        let mut room = Self { size: MIN_ROOM, max, budget: budget.clone() };
+        room.add(size.saturating_sub(MIN_ROOM));
         room
     }
 
-    /// The bytes that fit in now.
+    /// Its current size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Doubles it, if the budget has so many bytes.
+    /// Doubles it, if the budget has the bytes.
     pub fn grow(&mut self) {
-        self.add(self.size.min(self.most.saturating_sub(self.size)));
+        self.add(self.size.min(self.max.saturating_sub(self.size)));
     }
 
     fn add(&mut self, more: usize) {
-        if let Some(left) = self.budget.0.get().checked_sub(more) {
-            self.budget.0.set(left);
+        if let Some(rest) = self.budget.0.get().checked_sub(more) {
+            self.budget.0.set(rest);
             self.size += more;
         }
     }
 
-    /// Gives back what it has of the budget.
+    /// Returns its bytes to the budget.
     pub fn shrink(&mut self) {
-        let lent = std::mem::replace(&mut self.size, LEAST) - LEAST;
-        self.budget.0.set(self.budget.0.get() + lent);
+        let shared = std::mem::replace(&mut self.size, MIN_ROOM) - MIN_ROOM;
+        self.budget.0.set(self.budget.0.get() + shared);
     }
 }
 
@@ -78,46 +77,46 @@ impl Drop for Room {
     }
 }
 
-/// Bytes in a row.
+/// A byte queue.
 #[derive(Debug, Default)]
 pub struct Buffer {
     bytes: Vec<u8>,
-    /// What was taken out.
+    /// The number of bytes at the front that were removed.
     start: usize,
 }
 
 impl Buffer {
-    /// All that is in it.
+    /// The queued bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
 
-    /// How much is in it.
+    /// The number of queued bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start
     }
 
-    /// Whether nothing is in it.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Puts something in.
+    /// Appends bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.make_room(bytes.len());
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Has at least `room` bytes put in at the end of what is there, by whoever knows how many.
+    /// Appends bytes by a function. The vector has at least `room` bytes of spare capacity.
     pub fn fill<T>(&mut self, room: usize, fill: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         self.make_room(room);
         fill(&mut self.bytes)
     }
 
-    /// Moves what is there to the front, before more memory is asked for.
+    /// Makes spare capacity: moves the bytes to the front, and allocates memory if needed.
     fn make_room(&mut self, room: usize) {
         if self.bytes.capacity() - self.bytes.len() < room {
             self.bytes.drain(..self.start);
@@ -126,7 +125,7 @@ impl Buffer {
         }
     }
 
-    /// Takes bytes out.
+    /// Removes bytes from the front.
     pub fn take(&mut self, count: usize) {
         self.start = (self.start + count).min(self.bytes.len());
         if self.start == self.bytes.len() {
@@ -135,13 +134,13 @@ impl Buffer {
         }
     }
 
-    /// Whether it has memory, but nothing is in it.
+    /// Whether it is empty but has memory.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.is_empty() && self.bytes.capacity() > 0
     }
 
-    /// Gives memory back, if nothing is in it.
+    /// Frees its memory if it is empty.
     pub fn release(&mut self) {
         if self.is_empty() {
             *self = Self::default();
@@ -183,11 +182,11 @@ mod test {
         for _ in 0..10 {
             rooms.iter_mut().for_each(Room::grow);
         }
-        let lent: usize = rooms.iter().map(|room| room.size() - LEAST).sum();
-        assert!(lent <= SHARED && lent > SHARED - (1 << 20), "{lent}");
+        let shared: usize = rooms.iter().map(|room| room.size() - MIN_ROOM).sum();
+        assert!(shared <= SHARED && shared > SHARED - (1 << 20), "{shared}");
         assert!(rooms.iter().all(|room| room.size() <= 1 << 20));
         rooms[..2000].iter_mut().for_each(Room::shrink);
-        assert!(rooms[..2000].iter().all(|room| room.size() == LEAST));
+        assert!(rooms[..2000].iter().all(|room| room.size() == MIN_ROOM));
         rooms.clear();
         assert_eq!(budget.0.get(), SHARED);
     }

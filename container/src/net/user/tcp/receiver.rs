@@ -1,16 +1,16 @@
-//! What comes from the guest on one connection, until the outside has taken it.
+//! Receives data from the guest, and keeps it until it is written to the outside.
 
 use super::super::segment::{FIN, MAX_SCALE, Segment, Seq};
 use super::buffer::{Buffer, Room};
 
-/// How many segments may come early: each is searched for.
-const EARLY: usize = 256;
-/// Memory that a segment takes besides its data.
-const HEAD: usize = 128;
-/// How often the guest is told in a row what is missing: thrice is a reason to send it again.
-const REPEATS: u8 = 3;
+/// The maximum number of segments out of order, which are searched linearly.
+const MAX_EARLY: usize = 256;
+/// Memory of such a segment besides its data, in bytes.
+const EARLY_OVERHEAD: usize = 128;
+/// The maximum number of pending duplicate acknowledgments. Three make the guest retransmit.
+const MAX_REPEATS: u8 = 3;
 
-/// A segment that came early.
+/// A segment that came out of order, before its predecessor.
 #[derive(Debug)]
 struct Early {
     seq: Seq,
@@ -18,34 +18,35 @@ struct Early {
     last: bool,
 }
 
-/// What comes from the guest.
+/// The receiving side of a connection.
 #[derive(Debug)]
 pub struct Receiver {
-    /// What comes next.
+    /// The next expected number (RCV.NXT).
     pub next: Seq,
-    /// The end of what the guest may send: a promise that is kept.
+    /// The end of the advertised window, which never moves back.
     edge: Seq,
-    /// By how much our windows are shifted.
+    /// Our window scale, as a shift.
     pub scale: u8,
-    /// What was not taken.
+    /// Data in order that was not written to the outside yet.
     pub data: Buffer,
     room: Room,
-    /// How much came since there last was more room.
-    came: usize,
-    /// What came before it was its turn.
+    /// Bytes received since the room last grew.
+    received: usize,
+    /// Segments that came out of order.
     early: Vec<Early>,
-    /// Nothing follows `data`.
+    /// No more data follows `data`.
     pub ended: bool,
-    /// The guest is to be told something.
+    /// An acknowledgment must be sent.
     pub owes: bool,
-    /// And so many times more, so that it sees what is missing (RFC 5681, 3.2).
+    /// The number of duplicate acknowledgments that must be sent, to report missing data (RFC 5681,
+    /// 3.2).
     pub repeats: u8,
-    /// The most data of a segment.
+    /// Maximum segment size in bytes.
     mss: usize,
 }
 
 impl Receiver {
-    /// A receiver of what follows this number.
+    /// A receiver that expects this number next.
     pub fn new(next: Seq, mss: usize, room: Room) -> Self {
         Self {
             next,
@@ -53,7 +54,7 @@ impl Receiver {
             scale: 0,
             data: Buffer::default(),
             room,
-            came: 0,
+            received: 0,
             early: Vec::new(),
             ended: false,
             owes: false,
@@ -62,25 +63,25 @@ impl Receiver {
         }
     }
 
-    /// The guest's side begins with this number.
+    /// Sets the guest's first number after its SYN.
     pub fn begin(&mut self, next: Seq) {
         (self.next, self.edge) = (next, next);
     }
 
-    /// A shift with which the largest window can be told.
-    pub fn best_scale(most: usize) -> u8 {
-        (0..MAX_SCALE).find(|shift| usize::from(u16::MAX) << shift >= most).unwrap_or(MAX_SCALE)
+    /// The smallest window scale with which a window of `max` bytes can be advertised.
+    pub fn best_scale(max: usize) -> u8 {
+        (0..MAX_SCALE).find(|shift| usize::from(u16::MAX) << shift >= max).unwrap_or(MAX_SCALE)
     }
 
-    /// Whether a number is where data may come (RFC 9293, 3.10.7.4).
+    /// Whether a number is within the window (RFC 9293, 3.10.7.4).
     pub fn expects(&self, seq: Seq) -> bool {
         !self.next.is_after(seq) && !seq.is_after(self.edge)
     }
 
-    /// Takes what is next of a segment, and keeps what follows a gap.
+    /// Takes the data of a segment, or stores it if it came out of order.
     pub fn hear(&mut self, segment: &Segment<'_>) {
         if segment.length() == 0 {
-            // A probe is before what is next; whoever sends it wants an answer.
+            // A probe has a number before the next one, and needs an answer.
             self.owes |= segment.seq != self.next;
             return;
         }
@@ -102,14 +103,14 @@ impl Receiver {
         }
     }
 
-    /// Takes what is new of these bytes, whose first is not after the next.
+    /// Appends the new part of these bytes, whose first number is at most `next`.
     fn append(&mut self, seq: Seq, data: &[u8], last: bool) {
         let fresh = data.get(self.next.since(seq)..).filter(|_| !self.ended);
         let Some(fresh) = fresh else { return };
         let taken = fresh.len().min(self.edge.since(self.next));
         self.data.push(&fresh[..taken]);
         self.next = self.next.plus(taken);
-        self.came += taken;
+        self.received += taken;
         if last && taken == fresh.len() {
             self.next = self.next.plus(1);
             self.ended = true;
@@ -117,13 +118,13 @@ impl Receiver {
         }
     }
 
-    /// Keeps what came early, if it is within the window. It fits into what of the window is not in
-    /// order yet, unless its parts overlap.
+    /// Stores a segment that came out of order, if it is within the window. The room is sufficient,
+    /// unless such segments overlap.
     fn keep(&mut self, segment: &Segment<'_>) {
-        self.repeats = self.repeats.saturating_add(1).min(REPEATS);
+        self.repeats = self.repeats.saturating_add(1).min(MAX_REPEATS);
         let end = segment.seq.plus(segment.data.len());
-        let held = self.held() + HEAD + segment.data.len();
-        let fits = held <= self.room.size() && self.early.len() < EARLY;
+        let held = self.held() + EARLY_OVERHEAD + segment.data.len();
+        let fits = held <= self.room.size() && self.early.len() < MAX_EARLY;
         let known = self.early.iter().any(|it| it.seq == segment.seq);
         if fits && !known && !end.is_after(self.edge) {
             let (data, last) = (segment.data.to_vec(), segment.has(FIN));
@@ -131,22 +132,22 @@ impl Receiver {
         }
     }
 
-    /// The bytes that it holds, in order and early.
+    /// The bytes that it stores, in order and out of order.
     pub fn held(&self) -> usize {
-        let early: usize = self.early.iter().map(|it| HEAD + it.data.len()).sum();
+        let early: usize = self.early.iter().map(|it| EARLY_OVERHEAD + it.data.len()).sum();
         self.data.len() + early
     }
 
-    /// The outside took so much.
+    /// Removes bytes that were written to the outside, and may open the window.
     pub fn take(&mut self, count: usize) {
         self.data.take(count);
-        if self.came >= self.room.size() {
-            self.came = 0;
+        if self.received >= self.room.size() {
+            self.received = 0;
             self.room.grow();
         }
-        // RFC 9293, 3.8.6.2.2: no crumbs of a window.
-        let told = if self.ended { 0 } else { self.edge.since(self.next) };
-        let more = self.space().saturating_sub(told);
+        // Small window updates are avoided (RFC 9293, 3.8.6.2.2).
+        let advertised = if self.ended { 0 } else { self.edge.since(self.next) };
+        let more = self.space().saturating_sub(advertised);
         self.owes |= !self.ended && more >= (self.room.size() / 2).min(2 * self.mss);
     }
 
@@ -154,14 +155,14 @@ impl Receiver {
         self.room.size().saturating_sub(self.data.len())
     }
 
-    /// The window as it is told now, unshifted in a SYN.
+    /// The window to advertise now, unscaled in a SYN.
     pub fn window(&mut self, syn: bool) -> u16 {
         let scale = if syn { 0 } else { self.scale };
         if self.ended {
             return u16::try_from(self.space() >> scale).unwrap_or(u16::MAX);
         }
-        let told = self.edge.since(self.next);
-        let open = u16::try_from(self.space().max(told) >> scale).unwrap_or(u16::MAX);
+        let advertised = self.edge.since(self.next);
+        let open = u16::try_from(self.space().max(advertised) >> scale).unwrap_or(u16::MAX);
         self.edge = self.edge.later(self.next.plus(usize::from(open) << scale));
         open
     }

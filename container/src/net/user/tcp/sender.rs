@@ -1,64 +1,65 @@
-//! What goes to the guest on one connection, until the guest has acknowledged it.
+//! Sends data to the guest, and keeps it until it is acknowledged.
 //!
-//! The link to the guest is short and in order: what is not acknowledged in time is sent again from
-//! there on (go-back-N), and what three acknowledgements in a row ask for at once. The guest's
-//! window is all that holds data back; a full link is waited for and loses nothing.
+//! The link to the guest is short and keeps the order. After a timeout, everything from the first
+//! unacknowledged byte is sent again (go-back-N). After three duplicate acknowledgments, the
+//! missing segment is sent immediately. There is no congestion window: only the guest's window
+//! limits the sender, and a full link delays data without loss.
 
 use super::super::segment::{FIN, Segment, Seq};
-use super::buffer::{Buffer, LEAST, Room};
+use super::buffer::{Buffer, MIN_ROOM, Room};
 
-/// Acknowledgements in a row that ask for the same (RFC 5681, 3.2).
+/// The number of duplicate acknowledgments that trigger a retransmission (RFC 5681, 3.2).
 const DUPLICATES: u8 = 3;
 
-/// What goes to the guest.
+/// The sending side of a connection.
 #[derive(Debug)]
 pub struct Sender {
-    /// What is not acknowledged yet begins here; so do `data`.
+    /// The first unacknowledged number (SND.UNA), where `data` begins.
     pub una: Seq,
-    /// What is sent next.
+    /// The next number to send (SND.NXT).
     pub next: Seq,
-    /// The end of what was ever sent.
-    most: Seq,
+    /// The end of all data that was ever sent.
+    max_sent: Seq,
     /// The end of the guest's window.
     edge: Seq,
-    /// By how much the guest's windows are shifted.
+    /// Window scale of the guest, as a shift.
     pub scale: u8,
-    /// The most data of one segment.
+    /// Maximum segment size in bytes.
     pub mss: usize,
-    /// What was not acknowledged.
+    /// Unacknowledged and unsent data.
     pub data: Buffer,
     room: Room,
-    /// Nothing follows `data`.
+    /// No more data follows `data`.
     pub ended: bool,
-    /// And the guest has acknowledged that.
+    /// The guest has acknowledged the end.
     done: bool,
     duplicates: u8,
-    /// What was sent when something was found lost.
+    /// The end of the data sent when the last loss was detected.
     recover: Seq,
-    /// One segment only until the guest answers.
+    /// Only one segment may be in flight until the guest answers.
     careful: bool,
-    /// The first segment goes again.
+    /// The first unacknowledged segment must be sent again.
     again: bool,
 }
 
-/// What an acknowledgement was.
+/// The kind of an acknowledgment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// Of something new.
-    News,
-    /// Of what was acknowledged before.
-    Nothing,
-    /// Of what was never sent.
-    Nonsense,
+pub enum AckKind {
+    /// It acknowledges new data.
+    New,
+    /// It acknowledges nothing new.
+    Duplicate,
+    /// It acknowledges data that was never sent.
+    Invalid,
 }
 
 impl Sender {
-    /// A sender whose first byte has the number after `first`, which is that of its SYN.
+    /// A sender whose SYN has the number `first`.
     pub fn new(first: Seq, mss: usize, room: Room) -> Self {
         Self {
             una: first,
             next: first.plus(1),
-            most: first.plus(1),
+            max_sent: first.plus(1),
             edge: first.plus(1),
             scale: 0,
             mss,
@@ -73,14 +74,14 @@ impl Sender {
         }
     }
 
-    /// The SYN was acknowledged.
+    /// Handles the acknowledgment of the SYN.
     pub fn open(&mut self, window: u16) {
         self.una = self.next;
         self.recover = self.next;
         self.edge = self.next.plus(usize::from(window) << self.scale);
     }
 
-    /// How much more may be read from outside.
+    /// The number of bytes that may be read from outside. Grows the room if it is full.
     pub fn space(&mut self) -> usize {
         if self.ended {
             return 0;
@@ -91,12 +92,12 @@ impl Sender {
         self.room.size().saturating_sub(self.data.len())
     }
 
-    /// Whether nothing waits, and yet there is memory for it, or room for more than a little.
+    /// Whether it is empty, but has memory or more than the minimum room.
     pub fn is_loaded(&self) -> bool {
-        self.data.is_loaded() || self.data.is_empty() && self.room.size() > LEAST
+        self.data.is_loaded() || self.data.is_empty() && self.room.size() > MIN_ROOM
     }
 
-    /// Gives back memory that holds nothing, and room for more than a little.
+    /// If it is empty, frees its memory and the room above the minimum.
     pub fn release(&mut self) {
         if self.data.is_empty() {
             self.data.release();
@@ -104,33 +105,33 @@ impl Sender {
         }
     }
 
-    /// Whether something was sent that is not acknowledged.
+    /// Whether sent data is not acknowledged yet.
     pub fn in_flight(&self) -> bool {
-        self.most != self.una
+        self.max_sent != self.una
     }
 
-    /// Whether something waits for a window.
+    /// Whether data waits for the guest's window, with nothing in flight.
     pub fn is_held_back(&self) -> bool {
         !self.in_flight() && !self.done && (self.ended || !self.data.is_empty())
     }
 
-    /// Whether the FIN went out.
+    /// Whether the FIN was sent.
     fn has_finished(&self) -> bool {
         self.next.since(self.una) > self.data.len()
     }
 
-    /// Whether all is acknowledged, and the end as well.
+    /// Whether all data and the end are acknowledged.
     pub fn is_done(&self) -> bool {
         self.done
     }
 
-    /// An acknowledgement came.
-    pub fn hear(&mut self, segment: &Segment<'_>) -> Heard {
-        if segment.ack.is_after(self.most) {
-            return Heard::Nonsense;
+    /// Handles an acknowledgment.
+    pub fn hear(&mut self, segment: &Segment<'_>) -> AckKind {
+        if segment.ack.is_after(self.max_sent) {
+            return AckKind::Invalid;
         }
         if self.una.is_after(segment.ack) {
-            return Heard::Nothing;
+            return AckKind::Duplicate;
         }
         let edge = segment.ack.plus(usize::from(segment.window) << self.scale);
         let same = edge == self.edge;
@@ -140,27 +141,27 @@ impl Sender {
             let repeated = same && segment.length() == 0 && self.in_flight();
             self.duplicates = if repeated { self.duplicates.saturating_add(1) } else { 0 };
             if self.duplicates == DUPLICATES && !self.recover.is_after(self.una) {
-                self.recover = self.most;
+                self.recover = self.max_sent;
                 self.again = true;
             }
-            return Heard::Nothing;
+            return AckKind::Duplicate;
         }
-        // Only an end that was sent takes a number after the last byte.
+        // Only the FIN has a number after the last byte.
         self.done = count > self.data.len();
         self.data.take(count.min(self.data.len()));
         self.una = segment.ack;
         self.next = self.next.later(self.una);
         self.duplicates = 0;
         self.careful = false;
-        // More was lost than the one segment (RFC 6582).
+        // A partial acknowledgment: another segment was lost (RFC 6582).
         self.again = self.recover.is_after(self.una);
         if !self.recover.is_after(self.una) {
             self.recover = self.una;
         }
-        Heard::News
+        AckKind::New
     }
 
-    /// Too long without an acknowledgement: all goes again, first one segment.
+    /// Handles a timeout: sends everything again, beginning with a single segment.
     pub fn go_back(&mut self) {
         self.next = self.una;
         self.recover = self.una;
@@ -169,7 +170,7 @@ impl Sender {
         self.duplicates = 0;
     }
 
-    /// Sends what may be sent; false when the link is full.
+    /// Sends all segments that the window allows. Returns false if the link is full.
     pub fn emit(&mut self, send: &mut dyn FnMut(Seq, u8, &[u8]) -> bool) -> bool {
         if std::mem::take(&mut self.again) {
             let size = self.mss.min(self.data.len());
@@ -186,7 +187,7 @@ impl Sender {
                 return false;
             }
             self.next = self.next.plus(size + usize::from(fin));
-            self.most = self.most.later(self.next);
+            self.max_sent = self.max_sent.later(self.next);
         }
         true
     }
@@ -199,12 +200,14 @@ impl Sender {
         }
         let unsent = self.data.len().checked_sub(sent)?;
         let open = if self.edge.is_after(self.next) { self.edge.since(self.next) } else { 0 };
-        // What was sent before was within the window then: the guest drops it if that has shrunk.
-        let open = if self.most.is_after(self.next) { open.max(self.mss) } else { open };
+        // A retransmission was within the window before. If the window has shrunk, the guest drops
+        // it.
+        let open = if self.max_sent.is_after(self.next) { open.max(self.mss) } else { open };
         let size = unsent.min(self.mss).min(open);
         let fin = self.ended && size == unsent;
-        // A small piece of a large rest only fills windows with crumbs (RFC 9293, 3.8.6.2.1).
-        let crumb = size < self.mss && size < unsent && sent > 0;
-        (!crumb && (size > 0 || fin)).then_some((size, fin))
+        // A segment that the window makes small waits, to avoid the silly window syndrome (RFC
+        // 9293, 3.8.6.2.1).
+        let silly = size < self.mss && size < unsent && sent > 0;
+        (!silly && (size > 0 || fin)).then_some((size, fin))
     }
 }

@@ -1,4 +1,4 @@
-//! Two of them talk to each other over a link that loses what it is told to lose.
+//! Two connections communicate over a link that loses chosen segments.
 
 use super::super::segment::{ACK, FIN, RST, SYN, Segment, Seq};
 use super::buffer::Budget;
@@ -11,7 +11,7 @@ fn start(first: u32, mss: u16, now: Instant) -> Start {
     Start { ports: (80, 4000), first: Seq(first), mss, budget: Budget::default(), now }
 }
 
-/// All that it sends now.
+/// All segments that it sends now.
 fn emit(tcp: &mut Tcp, now: Instant) -> Vec<Sent> {
     let mut sent = Vec::new();
     tcp.emit(now, &mut |segment| {
@@ -33,7 +33,7 @@ fn a_connection_that_carries_nothing_keeps_no_room() {
     assert!(!near.is_loaded());
 }
 
-/// Two ends that are connected, and the time.
+/// Two connected ends, and the time.
 struct Pair {
     near: Tcp,
     far: Tcp,
@@ -59,7 +59,7 @@ impl Pair {
         Self { near, far, now }
     }
 
-    /// Carries segments both ways until nothing more comes; those are lost whose number says so.
+    /// Carries segments both ways until both ends are quiet. `lost` chooses segments by number.
     fn settle(&mut self, mut lost: impl FnMut(usize) -> bool) {
         let (mut number, mut quiet) = (0, 0);
         while quiet < 3 {
@@ -112,7 +112,7 @@ fn data_arrives_whole_whatever_is_lost() {
         };
         while got.len() < data.len() {
             put += pair.put(&data[put..]);
-            // Never the same ones, so that some of each come through.
+            // The losses differ each time, so that every segment arrives in the end.
             pair.settle(&mut lost);
             assert_eq!(pair.near.stage(), Stage::Open, "with {percent} in 100 lost");
             got.extend(pair.got());
@@ -136,12 +136,12 @@ fn a_window_that_closed_is_asked_for_and_opens_again() {
         pair.settle(|_| false);
     }
     let held = pair.far.data().len();
-    assert!(held <= 64 << 10 && put - held <= LARGE, "{held} of {put}");
-    // What opens it is lost, and still it is found out.
+    assert!(held <= 64 << 10 && put - held <= MAX_ROOM, "{held} of {put}");
+    // The window update is lost, and a probe finds out.
     let mut got = pair.got().len();
     emit(&mut pair.far, pair.now);
     for _ in 0..60 {
-        pair.now += SLOWEST;
+        pair.now += MAX_RETRY;
         pair.near.tick(pair.now);
         pair.settle(|_| false);
         got += pair.got().len();
@@ -161,7 +161,7 @@ fn a_guest_that_is_gone_is_found_out() {
     }
     assert_eq!(pair.near.stage(), Stage::Over);
     assert!(asked > 5);
-    // One that answers is left alone.
+    // A guest that answers keeps its connection.
     for _ in 0..100 {
         let due = pair.far.due().unwrap();
         pair.now = due;
@@ -251,7 +251,7 @@ fn many_connections_together_hold_little_more_than_their_budget() {
             emit(&mut tcp, now);
             let plain = Segment { seq: Seq(1), flags: ACK, ack: Seq(8), ..Segment::default() };
             tcp.hear(&plain, now);
-            // What the window takes in order, and then parts that overlap behind a gap.
+            // A part of the window in order, and then overlapping segments behind a gap.
             let window = tcp.receiver.window(false);
             let window = usize::from(window) << tcp.receiver.scale;
             let data = vec![0; window.max(mss.into())];
@@ -267,7 +267,7 @@ fn many_connections_together_hold_little_more_than_their_budget() {
             all.push(tcp);
         }
         let held: usize = all.iter().map(|it| it.sender.data.len() + it.receiver.held()).sum();
-        let most = MANY * 2 * buffer::LEAST + (8 << 20);
+        let most = MANY * 2 * buffer::MIN_ROOM + (8 << 20);
         assert!(held <= most, "{held} bytes of {most}");
         assert!(held > most / 2, "{held} bytes are no test");
     }

@@ -1,4 +1,4 @@
-//! Empty images: creates one, and reports the size of an image and whether anything is in it.
+//! Empty images: creates an image, and reports its size and whether anything was written to it.
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
@@ -6,25 +6,25 @@ use std::os::unix::fs::FileExt;
 use super::super::format::QCOW2;
 use super::header::Header;
 
-/// Bytes of a cluster, as a power of two: QEMU's own choice.
+/// Bits of the cluster size: QEMU's default.
 const BITS: u32 = 16;
 const CLUSTER: u64 = 1 << BITS;
-/// Bytes of an entry of tables, and of a refcount.
+/// Sizes in bytes of a table entry and of a refcount.
 const ENTRY: u64 = 8;
 const COUNT: u64 = 2;
 
-/// Writes an image of this size, of version 3, without a backing file.
+/// Writes an image of this size in version 3, without a backing file.
 ///
 /// # Errors
 ///
-/// When it cannot be written, or is too large for one.
+/// Fails if the file cannot be written, or if the size is 0 or too large.
 pub fn create(file: &File, size: u64) -> io::Result<()> {
-    let wrong = || io::Error::new(ErrorKind::InvalidInput, "no qcow2 image is as large");
-    // The size that one table of the second level maps.
+    let wrong = || io::Error::new(ErrorKind::InvalidInput, "a qcow2 image cannot have this size");
+    // The size that one L2 table maps.
     let reach = CLUSTER / ENTRY * CLUSTER;
     let entries = size.div_ceil(reach);
-    // The header, the table of refcounts, one block of them, which counts far more clusters than
-    // there are tables, and the table of the first level.
+    // The header, the refcount table, one refcount block (which counts far more clusters than there
+    // are tables), and the L1 table.
     let clusters = 3 + (entries * ENTRY).div_ceil(CLUSTER);
     if clusters > CLUSTER / COUNT || size == 0 {
         return Err(wrong());
@@ -58,27 +58,27 @@ fn read(file: &File) -> io::Result<Header> {
     let mut magic = [0; QCOW2.len()];
     file.read_exact_at(&mut magic, 0)?;
     if magic != QCOW2 {
-        return Err(wrong("this is no qcow2 image".into()));
+        return Err(wrong("this is not a qcow2 image".into()));
     }
     Header::read(file).map_err(|error| wrong(format!("{error:#}")))
 }
 
 /// The size of the disk in an image, and whether [`Image::grow`](super::super::Image::grow) can
-/// make it longer: it has no backing file, and its clusters are not smaller than QEMU's own choice.
+/// make it larger: it has no backing file, and its clusters are not smaller than QEMU's default.
 ///
 /// # Errors
 ///
-/// When the file is no such image.
+/// Fails if the file is not a supported qcow2 image.
 pub fn size(file: &File) -> io::Result<(u64, bool)> {
     let header = read(file)?;
     Ok((header.size, header.backing.is_none() && header.cluster_bits >= BITS))
 }
 
-/// Whether anything is in an image: a cluster of its own, or a backing file.
+/// Whether an image contains data: a cluster of its own, or a backing file.
 ///
 /// # Errors
 ///
-/// When the file is no such image.
+/// Fails if the file is not a supported qcow2 image.
 pub fn is_written(file: &File) -> io::Result<bool> {
     let header = read(file)?;
     let mut l1 = vec![0; header.l1_entries * size_of::<u64>()];

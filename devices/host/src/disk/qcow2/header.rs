@@ -1,7 +1,7 @@
 //! The header of a qcow2 image (QEMU's docs/interop/qcow2.rst, "Header").
 //!
-//! Threats: an image may come from a stranger. Nothing here is believed: sizes and offsets are
-//! bounded before anything is allocated or added up.
+//! Threats: an image may come from a stranger, so no field is trusted. Sizes and offsets are
+//! bounded before anything is allocated or added.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::super::format::QCOW2;
 
-/// The fields by their offsets.
+/// Offsets of the fields.
 const VERSION: usize = 4;
 /// `backing_file_offset`.
 const BACKING: usize = 8;
@@ -28,24 +28,26 @@ pub(super) const AUTOCLEAR: usize = 88;
 const REFCOUNT_ORDER: usize = 96;
 const LENGTH: usize = 100;
 const COMPRESSION: usize = 104;
-/// All fields up to there exist in version 3.
+/// All fields up to this offset exist in version 3.
 const VERSION_3: usize = 104;
-/// What is read of the file: the fields, extensions and the backing file's name are within.
+/// Bytes that are read from the file. They must contain the fields, the extensions and the backing
+/// file's name.
 const HEAD: usize = 4096;
 
-/// Header extensions: the backing file's format, and the names of features.
+/// Header extensions.
 const BACKING_FORMAT: u32 = 0xe279_2aca;
 const FEATURE_NAMES: u32 = 0x6803_f857;
 /// QEMU's limits of the two tables, in bytes.
-const MOST_L1: u64 = 32 << 20;
-const MOST_REFTABLE: u64 = 8 << 20;
-/// Names are no longer than this.
-const MOST_NAME: usize = 1023;
+const MAX_L1_BYTES: u64 = 32 << 20;
+const MAX_REFTABLE_BYTES: u64 = 8 << 20;
+/// Maximum length of the backing file's name, in bytes.
+const MAX_NAME_LENGTH: usize = 1023;
 
-/// For an image that is not sound.
-pub(super) const WAY_OUT: &str = "`qemu-img check -r all` mends it, and `readonly` reads it";
+/// Advice for a damaged image.
+pub(super) const WAY_OUT: &str =
+    "repair it with `qemu-img check -r all`, or set `readonly` to read it";
 
-/// What an image says of itself.
+/// The parsed header of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) version: u32,
@@ -61,7 +63,7 @@ pub(super) struct Header {
     pub(super) refcount_order: u32,
     pub(super) backing: Option<String>,
     pub(super) backing_format: Option<String>,
-    /// There are extensions that are not known here, which may have clusters of their own.
+    /// The image has unknown extensions, which may own clusters.
     pub(super) extended: bool,
 }
 
@@ -81,7 +83,7 @@ fn number64(head: &[u8], at: usize) -> u64 {
 }
 
 impl Header {
-    /// Reads and checks it.
+    /// Reads and checks the header of a file.
     pub(super) fn read(file: &File) -> anyhow::Result<Self> {
         let mut head = vec![0; HEAD];
         let mut length = 0;
@@ -95,7 +97,7 @@ impl Header {
         Self::parse(&head)
     }
 
-    /// The header of an image of version 3 without extensions and backing file.
+    /// Encodes the header of a version 3 image without extensions and backing file.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut head = vec![0; VERSION_3];
         let mut put = |at: usize, bytes: &[u8]| head[at..at + bytes.len()].copy_from_slice(bytes);
@@ -117,21 +119,26 @@ impl Header {
     pub(super) fn parse(head: &[u8]) -> anyhow::Result<Self> {
         ensure!(head.len() >= 72, "its header is cut off after {} bytes", head.len());
         let version = number32(head, VERSION);
-        ensure!(matches!(version, 2 | 3), "version {version} of qcow2 is not known here");
+        ensure!(matches!(version, 2 | 3), "version {version} of qcow2 is not supported");
         let cluster_bits = number32(head, CLUSTER_BITS);
-        ensure!((9..=21).contains(&cluster_bits), "clusters of 2^{cluster_bits} bytes");
+        ensure!((9..=21).contains(&cluster_bits), "invalid clusters of 2^{cluster_bits} bytes");
         let cluster = 1_u64 << cluster_bits;
-        ensure!(number32(head, CRYPT) == 0, "it is encrypted, which is not read here");
+        ensure!(
+            number32(head, CRYPT) == 0,
+            "it is encrypted, which is not supported: `qemu-img convert` it"
+        );
         let size = number64(head, SIZE);
-        ensure!(size > 0 && size.is_multiple_of(512), "a disk of {size} bytes");
+        ensure!(size > 0 && size.is_multiple_of(512), "an invalid disk size of {size} bytes");
         let covered = cluster * (cluster / 8);
         let needed = size.div_ceil(covered);
         let entries = u64::from(number32(head, L1_SIZE));
-        ensure!(entries >= needed, "a table of {entries} entries for a disk that needs {needed}");
-        ensure!(entries * 8 <= MOST_L1, "a table of {entries} entries");
+        ensure!(entries >= needed, "an L1 table of {entries} entries, but {needed} are needed");
+        ensure!(entries * 8 <= MAX_L1_BYTES, "an L1 table of {entries} entries, which is too long");
         let clusters = u64::from(number32(head, REFTABLE_CLUSTERS));
-        let reftable = clusters.checked_mul(cluster).filter(|it| *it <= MOST_REFTABLE);
-        let reftable = reftable.with_context(|| format!("refcounts of {clusters} clusters"))?;
+        let reftable = clusters.checked_mul(cluster).filter(|it| *it <= MAX_REFTABLE_BYTES);
+        let reftable = reftable.with_context(|| {
+            format!("a refcount table of {clusters} clusters, which is too long")
+        })?;
         let mut header = Self {
             version,
             cluster_bits,
@@ -160,17 +167,21 @@ impl Header {
             self.incompatible = number64(head, INCOMPATIBLE);
             self.autoclear = number64(head, AUTOCLEAR);
             self.refcount_order = number32(head, REFCOUNT_ORDER);
-            ensure!(self.refcount_order <= 6, "refcounts of 2^{} bits", self.refcount_order);
+            ensure!(
+                self.refcount_order <= 6,
+                "invalid refcounts of 2^{} bits",
+                self.refcount_order
+            );
             at = usize::try_from(number32(head, LENGTH))?;
-            let most = usize::try_from(cluster)?.min(HEAD);
-            ensure!((VERSION_3..=most).contains(&at), "a header of {at} bytes");
+            let max = usize::try_from(cluster)?.min(HEAD);
+            ensure!((VERSION_3..=max).contains(&at), "an invalid header length of {at} bytes");
             let compression = if at > COMPRESSION { head.get(COMPRESSION) } else { None };
             if let (Some(kind), true) = (compression, self.incompatible & COMPRESSION_TYPE != 0) {
                 ensure!(*kind == 0, "it is compressed with zstd: `qemu-img convert` it");
                 self.incompatible &= !COMPRESSION_TYPE;
             }
         }
-        // What is not known is left alone, and a chain that leaves what was read ends there.
+        // Unknown extensions are ignored. A chain that exceeds the bytes read ends there.
         while let Some(data) = head.get(at + 8..) {
             let (kind, length) = (number32(head, at), number32(head, at + 4) as usize);
             let Some(data) = data.get(..length).filter(|_| kind != 0) else { break };
@@ -184,19 +195,19 @@ impl Header {
         Ok(())
     }
 
-    /// Whether it is marked while it is written, so that its next user looks for clusters that a
-    /// kill has left to nobody.
+    /// Whether writers set the dirty bit, so that the next one looks for clusters that a kill has
+    /// leaked.
     pub(super) fn is_marked(&self) -> bool {
         self.version == 3 && !self.extended
     }
 
-    /// Whether it can be read, or even written, here.
+    /// Fails if this image cannot be read here, or cannot be written if `writes` is set.
     pub(super) fn check(&self, writes: bool) -> anyhow::Result<()> {
         let bits = self.incompatible;
         ensure!(bits & DATA_FILE == 0, "its data is in another file: `qemu-img convert` it");
         ensure!(bits & EXTENDED_L2 == 0, "it has extended L2 entries: `qemu-img convert` it");
         let unknown = bits & !(DIRTY | CORRUPT);
-        ensure!(unknown == 0, "it has features {unknown:#x}, which are not known here");
+        ensure!(unknown == 0, "it has unknown features {unknown:#x}: `qemu-img convert` it");
         if !writes {
             return Ok(());
         }
@@ -204,12 +215,12 @@ impl Header {
         ensure!(bits == 0 || !self.extended, "it was not closed: {WAY_OUT}");
         ensure!(
             self.snapshots == 0,
-            "it has {} snapshots in it: delete them with `qemu-img snapshot -d`, or say `readonly`",
+            "it has {} snapshots in it: delete them with `qemu-img snapshot -d`, or set `readonly`",
             self.snapshots
         );
         ensure!(
             self.refcount_order == 4,
-            "its refcounts have {} bits, not 16: `qemu-img convert` it, or say `readonly`",
+            "its refcounts have {} bits, not 16: `qemu-img convert` it, or set `readonly`",
             1 << self.refcount_order
         );
         Ok(())
@@ -220,7 +231,7 @@ fn aligned(head: &[u8], at: usize, cluster: u64) -> anyhow::Result<u64> {
     let offset = number64(head, at);
     // Offsets have 56 bits.
     let sound = offset > 0 && offset.is_multiple_of(cluster) && offset < 1 << 56;
-    ensure!(sound, "a table at {offset:#x}");
+    ensure!(sound, "an invalid table offset {offset:#x}");
     Ok(offset)
 }
 
@@ -230,15 +241,15 @@ fn backing(head: &[u8]) -> anyhow::Result<Option<String>> {
         return Ok(None);
     }
     let at = usize::try_from(at)?;
-    let name = at.checked_add(length).filter(|_| length <= MOST_NAME);
+    let name = at.checked_add(length).filter(|_| length <= MAX_NAME_LENGTH);
     let Some(name) = name.and_then(|end| head.get(at..end)) else {
-        bail!("the name of its backing file is at {at}, with {length} bytes");
+        bail!("its backing file's name has an invalid position: {length} bytes at {at:#x}");
     };
     Ok(Some(text(name)?))
 }
 
 fn text(bytes: &[u8]) -> anyhow::Result<String> {
-    let text = String::from_utf8(bytes.to_vec()).context("a name that is no text")?;
+    let text = String::from_utf8(bytes.to_vec()).context("a name that is not UTF-8")?;
     ensure!(!text.chars().any(char::is_control), "a name with control characters: {text:?}");
     Ok(text)
 }

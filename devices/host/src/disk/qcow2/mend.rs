@@ -1,11 +1,13 @@
-//! What a kill may leave in an image: clusters that count as used, and belong to nobody.
+//! Frees leaked clusters: those that count as used but are not referred to, as a kill leaves
+//! them.
 //!
-//! An image says that it is being written (the dirty bit) from its first change until it is closed.
-//! Who opens one that says so counts what its tables refer to. Counts that are too high go down.
-//! One that is too low is not of our doing: such an image is refused, and nothing is changed.
+//! The dirty bit of an image is set from the first change until the image is closed. When an image
+//! with this bit is opened, all references in its tables are counted, and refcounts that are too
+//! high are lowered. We never write a refcount that is too low, so an image with one is refused and
+//! stays unchanged.
 //!
-//! Threats: an image may count clusters that are not there, as many as it likes. All that is in
-//! memory is two bytes for each cluster of the file, and one block of counts after another.
+//! Threats: an image may count any number of clusters that do not exist. So memory holds only two
+//! bytes per cluster of the file, and one refcount block at a time.
 
 use std::io;
 
@@ -15,49 +17,50 @@ use super::entry::{COMPRESSED, packed_at};
 use super::header::Header;
 use super::tables::{Tables, damaged};
 
-/// Of a counted cluster: a table entry that is not compressed refers to it.
+/// Flag of a counted cluster: an entry that is not compressed refers to it.
 const PLAIN: u16 = 1 << 15;
 
-/// Most clusters to count, whatever length a file claims: 16 TiB of the usual size.
-const MOST: u64 = 1 << 28;
+/// Limit of the clusters to count, whatever length a file claims: 16 TiB with the usual cluster
+/// size.
+const MAX_CLUSTERS: u64 = 1 << 28;
 
-/// How often each cluster of the file is referred to.
+/// The number of references to each cluster of the file.
 struct References {
     counts: Vec<u16>,
     bits: u32,
 }
 
 impl References {
-    /// Counts one to each cluster of a range.
+    /// Adds a reference to each cluster of a byte range.
     fn add(&mut self, at: u64, length: u64, mark: u16) -> io::Result<()> {
         let end = at.saturating_add(length).div_ceil(1 << self.bits);
         for number in at >> self.bits..end {
             let count = usize::try_from(number).ok().and_then(|it| self.counts.get_mut(it));
             let count = count.ok_or_else(|| damaged("a cluster behind the end of the file"))?;
             if *count & !PLAIN == !PLAIN {
-                return Err(damaged("a cluster that too much refers to"));
+                return Err(damaged("a cluster with too many references"));
             }
             *count = (*count + 1) | mark;
         }
         Ok(())
     }
 
-    fn of(&self, number: u64) -> (u64, bool) {
+    fn get(&self, number: u64) -> (u64, bool) {
         let count = usize::try_from(number).ok().and_then(|it| self.counts.get(it));
         let count = count.copied().unwrap_or_default();
         (u64::from(count & !PLAIN), count & PLAIN != 0)
     }
 
-    /// Whether any of these clusters is referred to.
+    /// Whether any cluster of the range is referred to.
     fn any(&self, from: u64, to: u64) -> bool {
-        let most = self.counts.len();
-        let index = |number: u64| usize::try_from(number).map_or(most, |it| it.min(most));
+        let max = self.counts.len();
+        let index = |number: u64| usize::try_from(number).map_or(max, |it| it.min(max));
         self.counts[index(from)..index(to)].iter().any(|count| *count > 0)
     }
 }
 
 impl Tables {
-    /// Gives back what nobody refers to: how many clusters that were.
+    /// Frees leaked clusters. Returns how many.
     pub(super) fn mend(&mut self, raw: &Raw, header: &Header) -> io::Result<usize> {
         let references = self.references(raw, header)?;
         self.check(raw, &references)?;
@@ -75,8 +78,8 @@ impl Tables {
     fn references(&mut self, raw: &Raw, header: &Header) -> io::Result<References> {
         let cluster = self.cluster();
         let clusters = self.end.div_ceil(cluster);
-        let counted = usize::try_from(clusters).ok().filter(|_| clusters <= MOST);
-        let clusters = counted.ok_or_else(|| damaged("more clusters than can be counted here"))?;
+        let counted = usize::try_from(clusters).ok().filter(|_| clusters <= MAX_CLUSTERS);
+        let clusters = counted.ok_or_else(|| damaged("more clusters than can be counted"))?;
         let mut found = References { counts: vec![0; clusters], bits: header.cluster_bits };
         found.add(0, cluster, PLAIN)?;
         for (offset, entries) in self.roots() {
@@ -100,39 +103,39 @@ impl Tables {
         Ok(found)
     }
 
-    /// Looks whether any cluster counts too low.
+    /// Fails if the refcount of any cluster is too low.
     fn check(&mut self, raw: &Raw, references: &References) -> io::Result<()> {
         let (blocks, per_block) = self.count_blocks();
         for block in 0..blocks {
             let first = block * per_block;
             let Some(counts) = self.counts(raw, block)? else {
                 if references.any(first, first + per_block) {
-                    return Err(damaged("clusters in use that are not counted"));
+                    return Err(damaged("clusters in use without refcounts"));
                 }
                 continue;
             };
-            if (first..).zip(counts).any(|(number, count)| count < references.of(number).0) {
-                return Err(damaged("clusters in use that count as free"));
+            if (first..).zip(counts).any(|(number, count)| count < references.get(number).0) {
+                return Err(damaged("clusters in use whose refcounts are too low"));
             }
         }
         if references.any(blocks * per_block, u64::MAX) {
-            return Err(damaged("clusters in use that cannot be counted"));
+            return Err(damaged("clusters in use beyond the refcount table"));
         }
         Ok(())
     }
 
-    /// Lowers the counts of one block that are too high: how many those were.
+    /// Lowers the refcounts of one block that are too high. Returns how many it lowered.
     fn lower(&mut self, raw: &Raw, references: &References, block: u64) -> io::Result<usize> {
         let (cluster, end) = (self.cluster(), self.end);
         self.change_counts(raw, block, |number, count| {
-            let (wanted, plain) = references.of(number);
-            // An entry says whether its cluster is its own: that would have to change as well.
+            let (wanted, plain) = references.get(number);
+            // The COPIED flag of the entry would have to change as well.
             if count <= wanted || plain && wanted > 0 {
                 return count;
             }
             let at = number * cluster;
             if wanted == 0 && at < end {
-                // As where clusters are given back otherwise.
+                // As where clusters are freed during use.
                 raw.discard(at, cluster).ok();
             }
             wanted

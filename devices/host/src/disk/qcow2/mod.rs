@@ -1,16 +1,19 @@
 //! qcow2 images, read and written (QEMU's docs/interop/qcow2.rst, versions 2 and 3).
 //!
-//! With backing files and compressed clusters (deflate). Not with internal snapshots, encryption,
-//! external data files, extended L2 entries: those are refused with a word on what to do.
+//! Backing files and compressed clusters (deflate) are supported. Internal snapshots, encryption,
+//! external data files and extended L2 entries are not: such images are refused with an error that
+//! says what to do.
 //!
-//! Threats: images come from strangers, and their owners' guests write them. Every number of the
-//! file is checked where it is used; what is wrong is an error of that request. The name of a
-//! backing file is a wish to read any file of this host: it is followed within the image's own
-//! folder only, links resolved, unless the user says `backing=on`; and never to the network.
+//! Threats: images come from strangers, and the guests of their owners write them. Every number in
+//! the file is checked where it is used, and an invalid one fails only that request. The name of a
+//! backing file could make us read any file of the host. It is followed only within the image's own
+//! folder, after links are resolved, unless the user sets `backing=on`. It is never followed to the
+//! network.
 //!
-//! Why not a library: of those that are there, imago 0.2.6 is the best kept, and writes an L1 entry
-//! before the refcount of the table that it refers to. A process that is killed then leaves an
-//! image that `qemu-img check` calls corrupt, and the next start may hand that cluster out again.
+//! Why not a library: imago 0.2.6 is the best maintained one, but it writes an L1 entry before the
+//! refcount of the table that the entry refers to. A process that is killed in between leaves an
+//! image that `qemu-img check` reports as corrupt, and the next start may allocate that cluster
+//! again.
 
 mod empty;
 mod entry;
@@ -35,16 +38,16 @@ use tables::{Tables, damaged};
 
 pub use empty::{create, is_written, size};
 
-/// A chain is no longer: it may be a ring.
-const MOST_BACKING: usize = 32;
+/// Maximum length of a backing chain, which may be circular.
+const MAX_BACKING_FILES: usize = 32;
 
-/// Makes a disk of a file that is open and locked, and opens what it stands on.
+/// Turns an open, locked file into a disk, and opens its backing files.
 ///
 /// # Errors
 ///
-/// What is wrong with it, without its name.
+/// The reason, without the name of the file.
 pub(super) fn open(file: Opened, config: &Config) -> anyhow::Result<Qcow2> {
-    chain(file, config, MOST_BACKING)
+    chain(file, config, MAX_BACKING_FILES)
 }
 
 fn chain(opened: Opened, config: &Config, more: usize) -> anyhow::Result<Qcow2> {
@@ -56,13 +59,13 @@ fn chain(opened: Opened, config: &Config, more: usize) -> anyhow::Result<Qcow2> 
         Some(name) => Some(backing(name, &header, config, more)?),
         None => None,
     };
-    // Tables of such an image are smaller than what direct I/O may want.
+    // With small clusters, tables may be smaller than the alignment of direct I/O.
     let small = header.cluster_bits < 12 && config.direct == Direct::Auto;
     let direct = if small { Direct::Off } else { config.direct };
     let raw = Raw::new(opened, &Config { direct, ..config.clone() })?;
     let end = raw.geometry().size;
     if writes && header.autoclear != 0 {
-        // Such features are of those who know them: a writer who does not says so.
+        // A writer that does not support an autoclear feature must clear its bit.
         set_header(&raw, &[(header::AUTOCLEAR, &[0; 8])])?;
         header.autoclear = 0;
     }
@@ -74,9 +77,9 @@ fn chain(opened: Opened, config: &Config, more: usize) -> anyhow::Result<Qcow2> 
             Ok(clusters) => tracing::debug!(
                 disk = %config.path.display(),
                 clusters,
-                "was not closed: what belonged to nobody is free again"
+                "was not closed: freed its leaked clusters"
             ),
-            // Later, then: nothing is wrong with such clusters but that nobody has them.
+            // No space for it now. Leaked clusters do no harm, so a later start can free them.
             Err(error) if is_full(&error) => {}
             Err(error) => {
                 return Err(error).context(format!("it was not closed: {}", header::WAY_OUT));
@@ -95,20 +98,22 @@ fn chain(opened: Opened, config: &Config, more: usize) -> anyhow::Result<Qcow2> 
     })
 }
 
-/// Opens what an image stands on, for reading.
+/// Opens the backing file of an image for reading.
 fn backing(
     name: &str,
     header: &Header,
     config: &Config,
     more: usize,
 ) -> anyhow::Result<Arc<dyn Medium>> {
-    ensure!(more > 0, "more than {MOST_BACKING} backing files, one on another");
-    let path = place(name, config)?;
+    ensure!(more > 0, "more than {MAX_BACKING_FILES} backing files in a chain");
+    let path = backing_path(name, config)?;
     let format = match header.backing_format.as_deref() {
         Some("qcow2") => Some(Format::Qcow2),
         Some("raw" | "file") => Some(Format::Raw),
         None => None,
-        Some(other) => bail!("its backing file {name} has the format {other}, not read here"),
+        Some(other) => {
+            bail!("its backing file {name} has the format {other}, which is not supported")
+        }
     };
     let below = Config { path, format, readonly: true, overlay: false, ..config.clone() };
     let context = || format!("its backing file {}", below.path.display());
@@ -119,11 +124,11 @@ fn backing(
     })
 }
 
-/// Where a backing file is, if it may be there.
-fn place(name: &str, config: &Config) -> anyhow::Result<PathBuf> {
+/// The resolved path of a backing file, if it is allowed.
+fn backing_path(name: &str, config: &Config) -> anyhow::Result<PathBuf> {
     let plain = name.strip_prefix("file:").unwrap_or(name);
     let scheme = plain.split('/').next().is_some_and(|first| first.contains(':'));
-    ensure!(!scheme, "its backing file {name} is not a file, and nothing else is read here");
+    ensure!(!scheme, "its backing file {name} is not a file, and only files are supported");
     let image = config.path.canonicalize().with_context(|| config.path.display().to_string())?;
     let folder = image.parent().unwrap_or(Path::new("/"));
     // An absolute name replaces the folder.
@@ -132,12 +137,12 @@ fn place(name: &str, config: &Config) -> anyhow::Result<PathBuf> {
     let path = wanted.canonicalize().with_context(context)?;
     ensure!(
         config.backing || path.parent() == Some(folder),
-        "its backing file {name} is not in its own folder: say `backing=on` if you trust the image"
+        "its backing file {name} is not in its own folder: set `backing=on` if you trust the image"
     );
     Ok(path)
 }
 
-/// Changes the header, within its first sector.
+/// Changes the header within its first sector.
 fn change_header(raw: &Raw, change: impl FnOnce(&mut [u8])) -> io::Result<()> {
     let mut buffer = Buffer::default();
     let length = raw.direct().map_or(512, |it| usize::try_from(it.length).unwrap_or(4096)).max(512);
@@ -157,41 +162,41 @@ fn set_header(raw: &Raw, fields: &[(usize, &[u8])]) -> io::Result<()> {
     })
 }
 
-/// An image, open and locked.
+/// An open, locked image.
 pub(super) struct Qcow2 {
     raw: Raw,
     header: Header,
     size: AtomicU64,
     backing: Option<Arc<dyn Medium>>,
     tables: Mutex<Tables>,
-    /// Shared while clusters stay where they are, alone while they change places: a cluster that
-    /// is read or written in place is not given to another.
+    /// Held shared while clusters stay in place, and exclusively while their allocation changes.
+    /// So a cluster is never reallocated while it is read or written in place.
     moves: RwLock<()>,
-    /// The file says that it is being written.
+    /// Whether the dirty bit is set in the file.
     marked: AtomicBool,
-    /// The compressed cluster that was read last.
+    /// The compressed cluster that was read last: its entry, and its content.
     inflated: Mutex<Option<(u64, Vec<u8>)>>,
 }
 
-/// Where the bytes of a part of one cluster are.
+/// Where the data of a part of one cluster is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// In the file. In place: nobody else refers to it.
+enum Location {
+    /// In the file, at this offset. `in_place`: nothing else refers to the cluster.
     File { at: u64, in_place: bool },
-    /// Nowhere: zeros.
+    /// Nowhere: it reads as zeros.
     Zeros,
-    /// In what is below, or zeros if there is nothing.
+    /// In the backing file. Without one, it reads as zeros.
     Below,
-    /// Compressed, by this entry.
+    /// In a compressed cluster. The value is its table entry.
     Packed(u64),
 }
 
-/// A part of a request within one cluster.
+/// The part of a request that is within one cluster.
 #[derive(Clone, Copy)]
 struct Part {
-    /// On the disk.
+    /// Offset on the disk.
     offset: u64,
-    /// In the buffer.
+    /// Offset in the buffer.
     at: usize,
     length: usize,
 }
@@ -201,12 +206,12 @@ impl Qcow2 {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says in the file that its tables change, or that they are as they should be.
+    /// Sets or clears the dirty bit in the file.
     fn mark(&self, on: bool) -> io::Result<()> {
         if !self.header.is_marked() || self.marked.load(Ordering::Relaxed) == on {
             return Ok(());
         }
-        // Big endian: the lowest bits are last.
+        // The number is big endian: its lowest bits are in the last byte.
         let bit = header::DIRTY.to_be_bytes()[7];
         change_header(&self.raw, |sector| {
             let byte = &mut sector[header::INCOMPATIBLE + 7];
@@ -220,7 +225,7 @@ impl Qcow2 {
         1 << self.header.cluster_bits
     }
 
-    /// Cuts at the clusters' borders.
+    /// Splits a range at cluster boundaries.
     fn parts(&self, offset: u64, length: usize) -> impl Iterator<Item = Part> + use<> {
         let cluster = self.cluster();
         let mut at = 0;
@@ -233,32 +238,32 @@ impl Qcow2 {
         })
     }
 
-    fn place(&self, tables: &mut Tables, part: Part) -> io::Result<Place> {
+    fn locate(&self, tables: &mut Tables, part: Part) -> io::Result<Location> {
         let entry = tables.entry(&self.raw, part.offset)?;
         if entry & COMPRESSED != 0 {
-            return Ok(Place::Packed(entry));
+            return Ok(Location::Packed(entry));
         }
         if entry & ZERO != 0 && self.header.version == 3 {
-            return Ok(Place::Zeros);
+            return Ok(Location::Zeros);
         }
         Ok(match tables.data_at(entry)? {
             Some(at) => {
                 let at = at + part.offset % self.cluster();
-                Place::File { at, in_place: entry & COPIED != 0 }
+                Location::File { at, in_place: entry & COPIED != 0 }
             }
-            None => Place::Below,
+            None => Location::Below,
         })
     }
 
-    fn read_part(&self, place: Place, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        match place {
-            Place::File { at, .. } => self.raw.read(buffer, at),
-            Place::Zeros => {
+    fn read_part(&self, location: Location, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        match location {
+            Location::File { at, .. } => self.raw.read(buffer, at),
+            Location::Zeros => {
                 buffer.fill(0);
                 Ok(())
             }
-            Place::Below => self.read_below(buffer, offset),
-            Place::Packed(entry) => self.read_packed(entry, buffer, offset),
+            Location::Below => self.read_below(buffer, offset),
+            Location::Packed(entry) => self.read_packed(entry, buffer, offset),
         }
     }
 
@@ -279,7 +284,7 @@ impl Qcow2 {
         let mut inflated = self.inflated.lock().unwrap_or_else(PoisonError::into_inner);
         if inflated.as_ref().is_none_or(|(of, _)| *of != entry) {
             let (at, length) = packed_at(entry, self.header.cluster_bits);
-            // Direct I/O wants whole blocks around it.
+            // Direct I/O needs whole blocks around the compressed data.
             let first = at - at % 4096;
             let skip = usize::try_from(at - first).unwrap_or_default();
             let mut packed = Buffer::default();
@@ -291,7 +296,7 @@ impl Qcow2 {
                 &mut plain, packed, false, true,
             );
             if count != Ok(cluster) {
-                return Err(damaged("a compressed cluster that is none"));
+                return Err(damaged("an invalid compressed cluster"));
             }
             *inflated = Some((entry, plain));
         }
@@ -300,44 +305,45 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Reads or writes all parts where they are. None when one of a write has no place of its own.
+    /// Reads or writes all parts in place. Returns `None` for a write to a cluster that first has
+    /// to be allocated.
     fn in_place(
         &self,
         parts: impl Iterator<Item = Part>,
-        mut transfer: impl FnMut(Place, Part) -> io::Result<()>,
+        mut transfer: impl FnMut(Location, Part) -> io::Result<()>,
         writes: bool,
     ) -> io::Result<Option<()>> {
         let _stay = self.moves.read().unwrap_or_else(PoisonError::into_inner);
-        let mut run: Option<(Place, Part)> = None;
+        let mut run: Option<(Location, Part)> = None;
         let mut runs = Vec::new();
         let mut tables = self.tables();
         for part in parts {
-            let place = self.place(&mut tables, part)?;
-            if writes && !matches!(place, Place::File { in_place: true, .. }) {
+            let location = self.locate(&mut tables, part)?;
+            if writes && !matches!(location, Location::File { in_place: true, .. }) {
                 return Ok(None);
             }
-            match (&mut run, place) {
-                (Some((Place::File { at, .. }, first)), Place::File { at: next, .. })
+            match (&mut run, location) {
+                (Some((Location::File { at, .. }, first)), Location::File { at: next, .. })
                     if *at + first.length as u64 == next =>
                 {
                     first.length += part.length;
                 }
-                _ => runs.extend(run.replace((place, part))),
+                _ => runs.extend(run.replace((location, part))),
             }
         }
         drop(tables);
         runs.extend(run);
-        for (place, part) in runs {
-            transfer(place, part)?;
+        for (location, part) in runs {
+            transfer(location, part)?;
         }
         Ok(Some(()))
     }
 
-    /// Writes a part of a cluster that has no place of its own yet.
+    /// Writes a part of a cluster, which it allocates first if necessary.
     fn write_anew(&self, tables: &mut Tables, part: Part, bytes: &[u8]) -> io::Result<()> {
         let (cluster, offset) = (self.cluster(), part.offset);
-        let place = self.place(tables, part)?;
-        if let Place::File { at, in_place: true } = place {
+        let location = self.locate(tables, part)?;
+        if let Location::File { at, in_place: true } = location {
             return self.raw.write(bytes, at, false);
         }
         self.mark(true)?;
@@ -345,39 +351,42 @@ impl Qcow2 {
         let old = tables.entry(&self.raw, offset)?;
         let at = tables.allocate(&self.raw)?;
         let start = offset - offset % cluster;
-        let fresh = at >= tables.end && self.reads_zeros(place);
-        // Before it is written: what fails may have been written in part.
+        let fresh = at >= tables.end && self.reads_zeros(location);
+        // This comes before the write, because a write that fails may have written a part.
         tables.end = tables.end.max(at + cluster);
         let written = if fresh || bytes.len() as u64 == cluster {
-            // Around it are zeros, because the file was never that long; or there is no around.
+            // The rest of the cluster is zeros because the file was never that long, or there is no
+            // rest.
             self.raw.write(bytes, at + (offset - start), false)
         } else {
             let mut buffer = Buffer::default();
             let whole = buffer.take(usize::try_from(cluster).unwrap_or_default());
-            let place = match place {
-                Place::File { at, in_place } => Place::File { at: at - (offset - start), in_place },
+            let location = match location {
+                Location::File { at, in_place } => {
+                    Location::File { at: at - (offset - start), in_place }
+                }
                 other => other,
             };
             let inside = usize::try_from(offset - start).unwrap_or_default();
-            self.read_part(place, whole, start).and_then(|()| {
+            self.read_part(location, whole, start).and_then(|()| {
                 whole[inside..inside + bytes.len()].copy_from_slice(bytes);
                 self.raw.write(whole, at, false)
             })
         };
         let mapped = written.and_then(|()| tables.set_entry(&self.raw, offset, at | COPIED));
         if let Err(error) = mapped {
-            // The cluster is not referred to: what was written does not matter.
+            // Nothing refers to the cluster, so its content does not matter.
             tables.forget(&self.raw, at)?;
             return Err(error);
         }
         self.release(tables, old)
     }
 
-    fn reads_zeros(&self, place: Place) -> bool {
-        place == Place::Zeros || (place == Place::Below && self.backing.is_none())
+    fn reads_zeros(&self, location: Location) -> bool {
+        location == Location::Zeros || (location == Location::Below && self.backing.is_none())
     }
 
-    /// Gives back what an entry referred to, which no table in memory does any more.
+    /// Frees the clusters of an old entry, which no table in memory contains any more.
     fn release(&self, tables: &mut Tables, entry: u64) -> io::Result<()> {
         if entry & COMPRESSED != 0 {
             let (at, length) = packed_at(entry, self.header.cluster_bits);
@@ -393,7 +402,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// What an entry becomes when its cluster is to read as zeros; none when that needs writing.
+    /// The new entry of a cluster that is to read as zeros. `None` if zeros have to be written.
     fn zeroed(&self, entry: u64, keep: bool) -> Option<u64> {
         let plain = entry & COMPRESSED == 0 && entry & COPIED != 0;
         match (self.header.version, &self.backing) {
@@ -404,7 +413,7 @@ impl Qcow2 {
         }
     }
 
-    /// Whole clusters become zeros, and return what was not done: the rest of partial ones.
+    /// Clears whole clusters. Returns the parts of clusters that still have to be written.
     fn clear(&self, offset: u64, length: u64, keep: bool) -> io::Result<Vec<Part>> {
         let _alone = self.moves.write().unwrap_or_else(PoisonError::into_inner);
         let mut tables = self.tables();
@@ -414,14 +423,14 @@ impl Qcow2 {
         let mut at = offset;
         while at < end {
             let next = (at - at % cluster + cluster).min(end);
-            // The last cluster of a disk may be used in part only.
+            // The disk may end within its last cluster.
             let whole =
                 at.is_multiple_of(cluster) && (next.is_multiple_of(cluster) || next == size);
             let part = Part { offset: at, at: 0, length: usize::try_from(next - at).unwrap_or(0) };
-            let place = self.place(&mut tables, part)?;
+            let location = self.locate(&mut tables, part)?;
             let entry = tables.entry(&self.raw, at)?;
             match self.zeroed(entry, keep).filter(|_| whole) {
-                _ if self.reads_zeros(place) && (keep || tables.data_at(entry)?.is_none()) => {}
+                _ if self.reads_zeros(location) && (keep || tables.data_at(entry)?.is_none()) => {}
                 Some(new) => {
                     self.mark(true)?;
                     tables.relieve(&self.raw)?;
@@ -439,9 +448,10 @@ impl Qcow2 {
 }
 
 impl Drop for Qcow2 {
-    /// Nothing that was completed needs this; it spares the image the leaks of a kill.
+    /// Not needed for the safety of completed requests. It avoids the leaked clusters that a kill
+    /// leaves.
     fn drop(&mut self) {
-        // The second one is for the clusters that the first one gave back.
+        // The second flush frees the clusters that the first one released.
         if self.flush().and_then(|()| self.flush()).is_ok() {
             self.mark(false).ok();
         }
@@ -457,19 +467,19 @@ impl Medium for Qcow2 {
     }
 
     fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        // As what another image stands on it may be asked for more than it has.
+        // As a backing file, it may be asked for more than its size.
         let size = self.size.load(Ordering::Acquire).saturating_sub(offset);
         let there = usize::try_from(size).map_or(buffer.len(), |it| it.min(buffer.len()));
         buffer[there..].fill(0);
-        let read = |place: Place, part: Part| {
-            self.read_part(place, &mut buffer[part.at..part.at + part.length], part.offset)
+        let read = |location: Location, part: Part| {
+            self.read_part(location, &mut buffer[part.at..part.at + part.length], part.offset)
         };
         self.in_place(self.parts(offset, there), read, false).map(|_| ())
     }
 
     fn write(&self, buffer: &[u8], offset: u64, durable: bool) -> io::Result<()> {
-        let write = |place: Place, part: Part| match place {
-            Place::File { at, .. } => {
+        let write = |location: Location, part: Part| match location {
+            Location::File { at, .. } => {
                 self.raw.write(&buffer[part.at..part.at + part.length], at, false)
             }
             _ => Err(damaged("a cluster that moved")),
@@ -495,7 +505,7 @@ impl Medium for Qcow2 {
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
         if self.raw.geometry().discard > 0 {
-            // Parts of clusters stay as they are.
+            // Partial clusters keep their content.
             self.clear(offset, length, false)?;
         }
         Ok(())
@@ -514,20 +524,21 @@ impl Medium for Qcow2 {
     }
 
     fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
-        let size = size.context("a qcow2 image is as long as it says: say how much")?;
+        let size = size.context("a qcow2 image does not grow with its file: give a size")?;
         let now = self.size.load(Ordering::Acquire);
         ensure!(size >= now, "the disk has {now} bytes and cannot shrink to {size}");
         check_size(Path::new("the disk"), size, self.raw.geometry().logical_block)?;
-        ensure!(!self.raw.geometry().read_only, "the disk is only read");
+        ensure!(!self.raw.geometry().read_only, "the disk is opened read-only");
         let below = self.backing.as_ref().map_or(0, |it| it.geometry().size);
         ensure!(
             below <= now,
-            "what is below would show: `qemu-img resize` it while it is not used"
+            "its backing file is larger and would show: `qemu-img resize` the image while no \
+             machine uses it"
         );
         let _alone = self.moves.write().unwrap_or_else(PoisonError::into_inner);
         let mut tables = self.tables();
-        let entries = tables.extend(&self.raw, size).context("a longer table")?.context(
-            "its table has no room for that: `qemu-img resize` it while no machine uses it",
+        let entries = tables.extend(&self.raw, size).context("a longer L1 table")?.context(
+            "its L1 table has no room for this size: `qemu-img resize` it while no machine uses it",
         )?;
         let fields: [(usize, &[u8]); 2] =
             [(header::SIZE, &size.to_be_bytes()), (header::L1_SIZE, &entries.to_be_bytes())];
@@ -537,7 +548,7 @@ impl Medium for Qcow2 {
     }
 }
 
-/// An image whose writes are noted, for tests that cut the power.
+/// An image that records its writes, for tests of power loss.
 #[cfg(test)]
 pub(super) fn journaled(
     path: &Path,
@@ -582,7 +593,7 @@ mod test {
         for name in [absolute.as_str(), "../secret.raw", "link.raw"] {
             create(&image, &["-u", "-b", name, "-F", "raw"], "1M");
             let said = refusal(&image);
-            assert!(said.contains("is not in its own folder: say `backing=on`"), "{said}");
+            assert!(said.contains("is not in its own folder: set `backing=on`"), "{said}");
             let config = Config { backing: true, ..Config::new(&image) };
             let disk = open_disk(&config, None).unwrap();
             assert_eq!(Driver::new(&disk).read(0, 512).unwrap(), [0x55; 512]);
@@ -593,7 +604,7 @@ mod test {
             let disk = open_disk(&Config::new(&image), None).unwrap();
             let mut driver = Driver::new(&disk);
             assert_eq!(driver.read(0, 512).unwrap(), [0x66; 512]);
-            // Who writes below would change what stands on it.
+            // A writer to the backing file would change the disk above it.
             let said = refusal(&inner.join("near.raw"));
             assert!(said.contains("is in use by"), "{said}");
             driver.write(0, &[1; 512]).unwrap();
@@ -605,12 +616,13 @@ mod test {
         }
         create(&image, &["-u", "-b", "gone.raw", "-F", "raw"], "1M");
         assert!(refusal(&image).contains("gone.raw"), "{}", refusal(&image));
-        // Without a format it is raw by its name, never qcow2 by what its guest wrote there.
+        // Without a format, the name decides that it is raw. Bytes that its guest wrote cannot make
+        // it qcow2.
         create(&image, &["-u", "-b", "near.raw", "-F", "raw"], "1M");
         let mut bytes = fs::read(&image).unwrap();
         let format = [0xe2, 0x79, 0x2a, 0xca];
         let at = bytes.windows(4).position(|it| it == format).unwrap();
-        // An extension that nobody knows.
+        // An extension of unknown type.
         bytes[at] = 0x01;
         fs::write(&image, bytes).unwrap();
         fs::write(inner.join("near.raw"), b"QFI\xfb\0\0\0\x03").unwrap();
@@ -656,7 +668,7 @@ mod test {
         assert!(patient(command.args(snapshot).arg(&image)).status.success());
         assert!(refusal(&image).contains("has 1 snapshots"), "{}", refusal(&image));
         open_disk(&Config { readonly: true, ..Config::new(&image) }, None).unwrap();
-        // Not closed by one who counts late, or damaged.
+        // Marked dirty with refcounts that are too low (lazy refcounts), or marked corrupt.
         create(&image, &[], "1M");
         let mut bytes = fs::read(&image).unwrap();
         let number = |bytes: &[u8], at| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
@@ -686,7 +698,7 @@ mod test {
         driver.write(0, &[1; 64 << 10]).unwrap();
         driver.flush().unwrap();
         driver.ask(Operation::Discard, (0, 32 << 10), &[]).unwrap();
-        // What is given up counts until the second flush after that.
+        // Released clusters stay counted until the second flush.
         driver.flush().unwrap();
         fs::copy(&path, &killed).unwrap();
         assert!(check(&killed).contains("8 leaked clusters"), "{}", check(&killed));
@@ -731,7 +743,7 @@ mod test {
         assert_eq!(disk.geometry().size, 9 << 20);
         assert_eq!(Driver::new(&disk).read((9 << 20) - 512, 512).unwrap(), [2; 512]);
         drop(disk);
-        // At the start, too; and what is longer stays so.
+        // It also grows at start, and a larger image keeps its size.
         for (said, is) in [(10 << 20, 10 << 20), (1 << 20, 10 << 20)] {
             let config = Config { size: Some(Size(said)), ..Config::new(&path) };
             assert_eq!(open_disk(&config, None).unwrap().geometry().size, is);
@@ -747,10 +759,11 @@ mod test {
         create(&path, &["-b", "below.raw", "-F", "raw"], "1M");
         let disk = open_disk(&Config::new(&path), None).unwrap();
         let said = disk.grow(Some(9 << 20)).unwrap_err().to_string();
-        assert!(said.contains("what is below would show"), "{said}");
+        assert!(said.contains("its backing file is larger"), "{said}");
     }
 
-    /// Whatever is in the file, requests end with an answer.
+    /// Every request on an invalid image must end with an answer. Returns whether it could be
+    /// opened.
     fn torment(path: &Path) -> bool {
         let Ok(disk) = open_disk(&Config { discard: false, ..Config::new(path) }, None) else {
             return false;
@@ -797,7 +810,8 @@ mod test {
             let mut dice = Noise::new(11);
             for _ in 0..250 {
                 let mut torn = bytes.clone();
-                // The header, the tables behind it, or anywhere; a bit, a byte, or a number.
+                // Damages the header, the tables behind it, or any place: a bit, a byte, or a
+                // number.
                 for _ in 0..=dice.below(4) {
                     let within = [112, 112, 300_000, torn.len() as u64];
                     let within = within[usize::try_from(dice.below(4)).unwrap()];
@@ -836,7 +850,8 @@ mod test {
         let l1 = usize::try_from(number(header::L1_OFFSET)).unwrap();
         let l2 = usize::try_from(number(l1) & !COPIED).unwrap();
         for (at, entry) in [
-            // Beyond the file, not at a cluster's border, a cluster that is compressed by nobody.
+            // Behind the end of the file, not aligned to a cluster, and compressed data that is
+            // invalid.
             (l1, COPIED | 1 << 50),
             (l1, COPIED | 0x200),
             (l2, COPIED | 0x200),
@@ -849,7 +864,7 @@ mod test {
             let disk: Arc<dyn Image> = open_disk(&Config::new(&path), None).unwrap();
             assert_eq!(Driver::new(&disk).read(0, 512), Err(Fault::Broken), "{entry:#x}");
         }
-        // All refcounts are zero: the next cluster to hand out would be the header.
+        // All refcounts are zero: the next cluster to be allocated would be the header.
         let block = usize::try_from(number(usize::try_from(number(48)).unwrap())).unwrap();
         let mut lies = bytes.clone();
         lies[block..block + 64].fill(0);
@@ -859,7 +874,8 @@ mod test {
         assert_eq!(Driver::new(&disk).read(0, 512).unwrap(), [1; 512]);
     }
 
-    /// An image with one table of data and one cluster of it, and its numbers by their places.
+    /// An image with one L2 table and one data cluster. Returns its bytes, and a function that
+    /// reads a number at an offset.
     fn written(path: &Path) -> (Vec<u8>, impl Fn(usize) -> u64 + use<>) {
         create(path, &[], "1M");
         let disk = open_disk(&Config::new(path), None).unwrap();
@@ -881,8 +897,9 @@ mod test {
         let reftable = usize::try_from(number(48)).unwrap();
         let l1 = usize::try_from(number(header::L1_OFFSET)).unwrap();
         let l2 = usize::try_from(number(l1) & !COPIED).unwrap();
-        // The header as a compressed cluster, which would be given back when it is written over;
-        // no block for the first clusters, which would begin where they do.
+        // First, the header as a compressed cluster, which would be freed when the guest overwrites
+        // it. Second, no refcount block for the first clusters, which would be created in the
+        // header's place.
         for (at, entry, answer) in [(l2, COMPRESSED, Ok(())), (reftable, 0, Err(Fault::Broken))] {
             let mut lies = bytes.clone();
             lies[at..at + 8].copy_from_slice(&entry.to_be_bytes());
@@ -903,12 +920,12 @@ mod test {
             return;
         }
         let path = folder.path().join("disk.qcow2");
-        // Whether it was closed, or is to be counted.
+        // With a clean image, and with one whose references are counted because it is marked dirty.
         for mark in [0, 1] {
             let (mut bytes, number) = written(&path);
             bytes[79] = mark;
             let l1 = usize::try_from(number(header::L1_OFFSET)).unwrap();
-            // There is room for them in the table's cluster.
+            // The table's cluster has room for three entries.
             bytes[header::L1_SIZE..][..4].copy_from_slice(&3_u32.to_be_bytes());
             bytes.copy_within(l1..l1 + 8, l1 + 16);
             fs::write(&path, bytes).unwrap();
@@ -932,7 +949,7 @@ mod test {
             assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         };
         for went_back in [false, true] {
-            // Neither what is cut off nor what a snapshot did without makes the table shorter.
+            // Neither shrinking nor reverting to a snapshot makes the table shorter.
             create(&path, &["-o", "cluster_size=512"], if went_back { "1M" } else { "16M" });
             if went_back {
                 run(&["snapshot", "-c", "one", "disk.qcow2"]);
@@ -955,10 +972,10 @@ mod test {
         }
     }
 
-    /// What the child of a test is to open.
+    /// The variable that names the image which the child process of a test opens.
     const CHILD: &str = "TRANSOM_TEST_COUNTS";
 
-    /// The most bytes that this process ever had in memory.
+    /// Peak memory of this process, in bytes.
     fn peak() -> u64 {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find_map(|it| it.strip_prefix("VmHWM:")).unwrap();
@@ -982,7 +999,8 @@ mod test {
         let path = folder.path().join("disk.qcow2");
         let (mut bytes, number) = written(&path);
         bytes[79] = 1;
-        // Blocks that count each cluster of 2 TiB once: of all but a few there is nothing.
+        // Refcount blocks that count each cluster of 2 TiB once, although the file has only a few
+        // of them.
         let blocks = 1 << 10;
         let reftable = usize::try_from(number(48)).unwrap();
         let first = usize::try_from(number(reftable)).unwrap();
@@ -1004,7 +1022,10 @@ mod test {
         Driver::new(&disk).write(65536, &[2; 65536]).unwrap();
         drop(disk);
         assert!(!check(&path).contains("leaked"), "{}", check(&path));
-        assert!(fs::metadata(&path).unwrap().len() < 1 << 28, "what is new comes first");
+        assert!(
+            fs::metadata(&path).unwrap().len() < 1 << 28,
+            "the lowest free clusters are used first"
+        );
     }
 
     #[test]
@@ -1018,7 +1039,11 @@ mod test {
         let reftable = usize::try_from(number(48)).unwrap();
         bytes.copy_within(reftable..reftable + 8, reftable + 80);
         fs::write(&path, bytes).unwrap();
-        assert!(refusal(&path).contains("counts twice"), "{}", refusal(&path));
+        assert!(
+            refusal(&path).contains("refcount block that is there twice"),
+            "{}",
+            refusal(&path)
+        );
         let config = Config { readonly: true, ..Config::new(&path) };
         let disk = open_disk(&config, None).unwrap();
         assert_eq!(Driver::new(&disk).read(0, 512).unwrap(), [1; 512]);

@@ -1,10 +1,10 @@
-//! Where clusters are: the two levels of tables, and the refcounts of the file's clusters.
+//! Cluster allocation: both levels of mapping tables, and the refcounts of the file's clusters.
 //!
-//! Changes gather in memory and reach the file in `checkpoint`, in an order in which any point may
-//! be the last: refcounts before what refers to the clusters, data and second-level tables before
-//! what refers to them, and clusters are given back only when nothing on the disk refers to them.
-//! What is left after a kill, or a loss of power, is an image with clusters that nobody refers to
-//! (leaks), never the reverse. The next one to open it gives them back: see `mend`.
+//! Changes collect in memory and reach the file in `checkpoint`, in an order that may stop at any
+//! point: refcounts before references to their clusters, data and L2 tables before references to
+//! them. Clusters are freed only after the last reference to them is gone from the file. A kill or
+//! a loss of power leaves an image with clusters that nothing refers to (leaks), never the reverse.
+//! The next writer that opens the image frees them (see `mend`).
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -14,28 +14,28 @@ use super::super::raw::Raw;
 use super::entry::{COPIED, OFFSET};
 use super::header::Header;
 
-/// How many bytes of tables are kept in memory.
+/// Bytes of tables that are kept in memory.
 const CACHE: usize = 16 << 20;
-/// The unit of writing a part of a table: what every host takes at once.
+/// The unit in which parts of tables are written. Every host accepts this size.
 const PART: usize = 4096;
 
 /// An error of the image itself.
 pub(super) fn damaged(what: &str) -> io::Error {
-    io::Error::other(format!("the image is damaged ({what}): `qemu-img check` tells more"))
+    io::Error::other(format!("the image is damaged ({what}): `qemu-img check` shows details"))
 }
 
-/// One cluster of numbers.
+/// One cluster of numbers: an L2 table or a refcount block.
 struct Table {
     numbers: Box<[u64]>,
-    /// Parts that are not in the file yet.
+    /// Numbers of the parts that are not written yet.
     dirty: BTreeSet<usize>,
     used: u64,
 }
 
-/// Tables of one kind, by where they are.
+/// Cached tables of one kind, by their offset in the file.
 struct Cache {
     tables: HashMap<u64, Table>,
-    /// Bytes of a number.
+    /// Bytes of a number in the file.
     width: usize,
     cluster: usize,
     clock: u64,
@@ -50,12 +50,12 @@ impl Cache {
         self.tables.values().any(|it| !it.dirty.is_empty())
     }
 
-    /// Whether there are as many as may be. Numbers take more room here than in the file.
+    /// Whether the cache has reached its limit. Numbers take more space in memory than in the file.
     fn is_full(&self) -> bool {
         self.tables.len() * (self.cluster / self.width * size_of::<u64>()) >= CACHE
     }
 
-    /// Whether no more fit, and none can go.
+    /// Whether the cache is full of dirty tables, which cannot be evicted.
     fn is_stuck(&self) -> bool {
         self.is_full() && self.tables.values().all(|it| !it.dirty.is_empty())
     }
@@ -64,8 +64,8 @@ impl Cache {
         PART.min(self.cluster)
     }
 
-    /// Lets some of the oldest go that are in the file. Not one at a time: all are looked at for
-    /// it, and of the smallest there are thousands.
+    /// Evicts the oldest eighth of the clean tables. Each eviction scans all tables, and with small
+    /// clusters there are thousands, so it does not evict one at a time.
     fn make_room(&mut self) {
         if !self.is_full() {
             return;
@@ -94,7 +94,7 @@ impl Cache {
         Ok(table)
     }
 
-    /// A table of zeros that is not in the file yet.
+    /// Adds a table of zeros that is not in the file yet.
     fn insert(&mut self, at: u64) {
         self.make_room();
         let numbers = vec![0; self.cluster / self.width].into();
@@ -128,7 +128,7 @@ impl Cache {
     }
 }
 
-/// A table that is wholly in memory: L1, and the table of refcount blocks.
+/// A table that is entirely in memory: the L1 table or the refcount table.
 struct Root {
     offset: u64,
     entries: Vec<u64>,
@@ -149,8 +149,8 @@ impl Root {
         self.dirty.insert(index * 8 / 512);
     }
 
-    /// Sectors of 512 bytes, of which a disk writes each wholly or not at all. Where direct I/O
-    /// wants more, their neighbours are written as they are.
+    /// Writes dirty sectors of 512 bytes, each of which a disk writes entirely or not at all. Where
+    /// direct I/O needs larger blocks, neighboring sectors are written unchanged.
     fn write(&mut self, raw: &Raw) -> io::Result<()> {
         let part =
             raw.direct().map_or(512, |it| usize::try_from(it.length).unwrap_or(PART)).max(512);
@@ -169,27 +169,28 @@ impl Root {
     }
 }
 
-/// Whether two entries are one table. A table that is everywhere would be counted for hours, and a
-/// block that has nothing free would be looked through for as long. Otherwise the file's length is
-/// a bound: L1 itself may be longer than the disk needs, as `qemu-img resize --shrink` leaves it.
+/// Whether two entries refer to the same table. Without this check, an image could repeat a table
+/// so often that counting takes hours, or repeat a full refcount block that allocation then
+/// searches for as long. Without duplicates the file's length is the bound. The length of L1 is
+/// not: it may be longer than the disk needs, as after `qemu-img resize --shrink`.
 fn has_twins(entries: &[u64]) -> bool {
     let mut tables: Vec<_> = entries.iter().map(|it| it & OFFSET).filter(|it| *it != 0).collect();
     tables.sort_unstable();
     tables.windows(2).any(|pair| pair[0] == pair[1])
 }
 
-/// All of an image's metadata.
+/// All metadata of an image.
 pub(super) struct Tables {
     bits: u32,
     l1: Root,
     l2: Cache,
     reftable: Root,
     blocks: Cache,
-    /// Below this cluster none is free.
+    /// No cluster below this number is free.
     hint: u64,
-    /// Clusters to give back when nothing in the file refers to them any more.
+    /// Clusters to free when nothing in the file refers to them any more.
     freed: Vec<u64>,
-    /// As far as the file was ever written: behind it are zeros.
+    /// Offset behind the last byte ever written. Everything after it reads as zeros.
     pub(super) end: u64,
 }
 
@@ -198,16 +199,16 @@ impl Tables {
         let cluster = 1 << header.cluster_bits;
         let within = |offset: u64, entries: usize| offset + entries as u64 * 8 <= end;
         if !within(header.l1_offset, header.l1_entries) {
-            return Err(damaged("its first table is behind the end of the file"));
+            return Err(damaged("its L1 table is beyond the end of the file"));
         }
         let l1 = Root::read(raw, header.l1_offset, header.l1_entries)?;
         let reftable = Root::read(raw, header.reftable_offset, header.reftable_entries)?;
         if !raw.geometry().read_only {
             if has_twins(&l1.entries) {
-                return Err(damaged("a table of the disk that is there twice"));
+                return Err(damaged("an L2 table that is there twice"));
             }
             if has_twins(&reftable.entries) {
-                return Err(damaged("a refcount block that counts twice"));
+                return Err(damaged("a refcount block that is there twice"));
             }
         }
         let (l2, blocks) = (Cache::new(8, cluster), Cache::new(2, cluster));
@@ -219,7 +220,7 @@ impl Tables {
         1 << self.bits
     }
 
-    /// Which entries are a guest offset's, in L1 and in L2.
+    /// The L1 and L2 indices of a guest offset.
     fn indices(&self, offset: u64) -> io::Result<(usize, usize)> {
         let number = offset >> self.bits;
         let per_table = self.bits - 3;
@@ -228,7 +229,8 @@ impl Tables {
         l1.zip(l2).ok_or_else(|| damaged("no table for a part of the disk"))
     }
 
-    /// Makes L1 longer, within its last cluster, and tells how many entries it has then.
+    /// Extends L1 within its last cluster. Returns the new number of entries, or `None` if the
+    /// cluster has no room.
     pub(super) fn extend(&mut self, raw: &Raw, size: u64) -> io::Result<Option<u32>> {
         let needed = usize::try_from(size.div_ceil(self.cluster() << (self.bits - 3)));
         let cluster = usize::try_from(self.cluster()).unwrap_or(usize::MAX);
@@ -236,35 +238,35 @@ impl Tables {
         let Some(needed) = needed.ok().filter(|it| *it <= room) else { return Ok(None) };
         while self.l1.entries.len() < needed {
             self.l1.entries.push(0);
-            // Whatever stood behind the end of the table.
+            // Overwrites the bytes behind the old end of the table.
             self.l1.set(self.l1.entries.len() - 1, 0);
         }
         self.checkpoint(raw)?;
         Ok(u32::try_from(self.l1.entries.len()).ok())
     }
 
-    /// Both tables that are wholly in memory: where they are, and what is in them.
+    /// The offsets and entries of both tables that are entirely in memory.
     pub(super) fn roots(&self) -> [(u64, &[u64]); 2] {
         [&self.l1, &self.reftable].map(|it| (it.offset, it.entries.as_slice()))
     }
 
-    /// How many tables of the second level there may be.
+    /// The maximum number of L2 tables.
     pub(super) fn l2_tables(&self) -> usize {
         self.l1.entries.len()
     }
 
-    /// The entries of one of them: none if it is not there.
+    /// The entries of an L2 table. Empty if the table is not allocated.
     pub(super) fn l2_entries(&mut self, raw: &Raw, index: usize) -> io::Result<Vec<u64>> {
         let Some(at) = self.table_at(self.l1.entries[index])? else { return Ok(Vec::new()) };
         Ok(self.l2.load(raw, at)?.numbers.to_vec())
     }
 
-    /// How many blocks of counts there may be, and of how many clusters each is.
+    /// The maximum number of refcount blocks, and how many clusters each one counts.
     pub(super) fn count_blocks(&self) -> (u64, u64) {
         (self.reftable.entries.len() as u64, self.cluster() / 2)
     }
 
-    /// The counts of one of them, if it is there.
+    /// The refcounts of a block, if it is allocated.
     pub(super) fn counts(&mut self, raw: &Raw, block: u64) -> io::Result<Option<Vec<u64>>> {
         let index = usize::try_from(block).unwrap_or(usize::MAX);
         let entry = self.reftable.entries.get(index).copied().unwrap_or_default();
@@ -272,7 +274,7 @@ impl Tables {
         Ok(Some(self.blocks.load(raw, at)?.numbers.to_vec()))
     }
 
-    /// Changes the counts of a block, if it is there: how many became others.
+    /// Changes the refcounts of a block, if it is allocated. Returns how many changed.
     pub(super) fn change_counts(
         &mut self,
         raw: &Raw,
@@ -297,7 +299,7 @@ impl Tables {
         Ok(changed)
     }
 
-    /// Where a table is that `entry` refers to.
+    /// The offset of the table that `entry` refers to, if there is one.
     pub(super) fn table_at(&self, entry: u64) -> io::Result<Option<u64>> {
         let at = entry & OFFSET;
         if at == 0 {
@@ -305,34 +307,34 @@ impl Tables {
         } else if at.is_multiple_of(self.cluster()) && at < self.end {
             Ok(Some(at))
         } else {
-            Err(damaged("a table that is nowhere"))
+            Err(damaged("an invalid table offset"))
         }
     }
 
-    /// The entry of a guest offset; 0 where there is none.
+    /// The L2 entry of a guest offset. 0 if its table is not allocated.
     pub(super) fn entry(&mut self, raw: &Raw, offset: u64) -> io::Result<u64> {
         let (first, second) = self.indices(offset)?;
         let Some(at) = self.table_at(self.l1.entries[first])? else { return Ok(0) };
         Ok(self.l2.load(raw, at)?.numbers[second])
     }
 
-    /// The data cluster that an entry refers to.
+    /// The offset of the data cluster that an entry refers to.
     pub(super) fn data_at(&self, entry: u64) -> io::Result<Option<u64>> {
         let at = entry & OFFSET;
         if at.is_multiple_of(self.cluster()) {
             Ok((at > 0).then_some(at))
         } else {
-            Err(damaged("a cluster that is nowhere"))
+            Err(damaged("an invalid cluster offset"))
         }
     }
 
-    /// Changes the entry of a guest offset.
+    /// Changes the L2 entry of a guest offset.
     pub(super) fn set_entry(&mut self, raw: &Raw, offset: u64, entry: u64) -> io::Result<()> {
         let (first, second) = self.indices(offset)?;
         let table = self.l1.entries[first];
         let at = match self.table_at(table)? {
             Some(at) if table & COPIED != 0 => at,
-            Some(_) => return Err(damaged("a table that is shared")),
+            Some(_) => return Err(damaged("a shared table")),
             None => {
                 let at = self.allocate(raw)?;
                 self.end = self.end.max(at + self.cluster());
@@ -344,13 +346,13 @@ impl Tables {
         self.l2.set(raw, at, second, entry)
     }
 
-    /// Makes room for more changes.
+    /// Writes a checkpoint if a cache is full of dirty tables, or if many clusters are to be freed.
     pub(super) fn relieve(&mut self, raw: &Raw) -> io::Result<()> {
         let full = self.l2.is_stuck() || self.blocks.is_stuck() || self.freed.len() >= 4096;
         if full { self.checkpoint(raw) } else { Ok(()) }
     }
 
-    /// A cluster that nobody uses, which counts as used from now on.
+    /// Allocates a free cluster. It counts as used from now on.
     pub(super) fn allocate(&mut self, raw: &Raw) -> io::Result<u64> {
         let per_block = self.cluster() / 2;
         let mut number = self.hint;
@@ -358,13 +360,14 @@ impl Tables {
             let index = usize::try_from(number / per_block).unwrap_or(usize::MAX);
             let Some(entry) = self.reftable.entries.get(index).copied() else {
                 return Err(io::Error::other(
-                    "the image's refcount table is full: `qemu-img convert` makes a larger one",
+                    "the image's refcount table is full: `qemu-img convert` creates a larger one",
                 ));
             };
             let at = number << self.bits;
             let Some(block) = self.table_at(entry)? else {
                 self.check_free(at)?;
-                // The block counts itself, in the first of the clusters that it is for.
+                // The new block occupies the first of the clusters that it counts, and counts
+                // itself.
                 self.blocks.insert(at);
                 self.end = self.end.max(at + self.cluster());
                 let slot = usize::try_from(number % per_block).unwrap_or_default();
@@ -389,12 +392,12 @@ impl Tables {
 
     fn check_free(&self, at: u64) -> io::Result<()> {
         if self.is_root(at) {
-            return Err(damaged("clusters in use that count as free"));
+            return Err(damaged("clusters in use whose refcounts are 0"));
         }
         Ok(())
     }
 
-    /// Whether it is the header's cluster, or one of the two tables that begin everything.
+    /// Whether the offset is in the header's cluster, in L1 or in the refcount table.
     fn is_root(&self, at: u64) -> bool {
         at == 0
             || [&self.l1, &self.reftable]
@@ -402,20 +405,20 @@ impl Tables {
                 .any(|it| (it.offset..it.offset + it.entries.len() as u64 * 8).contains(&at))
     }
 
-    /// Takes back an allocation to which nothing refers, in memory or in the file.
+    /// Undoes an allocation that nothing refers to, in memory or in the file.
     pub(super) fn forget(&mut self, raw: &Raw, at: u64) -> io::Result<()> {
         self.count_down(raw, at).map(|_| ())
     }
 
-    /// Gives a cluster back, after the next checkpoint. An entry may name the header or a root, and
-    /// so make a guest erase it: those stay.
+    /// Frees a cluster after the next checkpoint. An invalid entry may name the header or a root
+    /// table, which would let a guest erase them, so those are ignored.
     pub(super) fn release(&mut self, at: u64) {
         if !self.is_root(at) {
             self.freed.push(at);
         }
     }
 
-    /// Returns whether nobody uses it any more.
+    /// Decrements a refcount. Returns whether it became 0.
     fn count_down(&mut self, raw: &Raw, at: u64) -> io::Result<bool> {
         let (number, per_block) = (at >> self.bits, self.cluster() / 2);
         let index = usize::try_from(number / per_block).unwrap_or(usize::MAX);
@@ -433,15 +436,16 @@ impl Tables {
         Ok(count == 1)
     }
 
-    /// Brings all changes to the disk.
+    /// Writes all changes to the disk.
     pub(super) fn checkpoint(&mut self, raw: &Raw) -> io::Result<()> {
-        // The counts: too high for what is not referred to yet, which is a leak at worst.
+        // Refcounts come first. They are too high for clusters without references yet: a leak at
+        // worst.
         self.blocks.write(raw)?;
         if !self.reftable.dirty.is_empty() {
             raw.flush()?;
             self.reftable.write(raw)?;
         }
-        // What refers to clusters comes after the clusters and their counts.
+        // References to clusters are written after the clusters and their refcounts.
         if self.l2.is_dirty() {
             raw.flush()?;
             self.l2.write(raw)?;
@@ -451,10 +455,11 @@ impl Tables {
             self.l1.write(raw)?;
         }
         raw.flush()?;
-        // Nothing in the file refers to these now. Their counts go down with the next checkpoint.
+        // Nothing in the file refers to these any more. The next checkpoint writes the lower
+        // refcounts.
         while let Some(at) = self.freed.pop() {
             if self.count_down(raw, at)? {
-                // Room that the host does not take back is used again.
+                // If the host cannot free the space, it is reused all the same.
                 raw.discard(at, self.cluster()).ok();
             }
         }

@@ -1,5 +1,5 @@
-//! A client's side of all encodings, for tests: written from the specification, so that it agrees
-//! with nobody but that. Whatever is wrong makes it panic.
+//! A client's decoder for all encodings, for tests. It was written from the specification alone,
+//! independently of the encoders. It panics on invalid data.
 
 use std::io::Cursor;
 
@@ -8,7 +8,7 @@ use flate2::{Decompress, FlushDecompress};
 use crate::rfb::format::PixelFormat;
 use crate::rfb::picture::Area;
 
-/// What a server has sent and nobody has read.
+/// Received bytes that were not read yet.
 pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -18,7 +18,7 @@ impl<'a> Bytes<'a> {
         taken
     }
 
-    /// A number of `size` bytes, the first one highest or lowest.
+    /// Reads a number of `size` bytes.
     fn number(&mut self, size: usize, big_endian: bool) -> u32 {
         let mut bytes = self.take(size).to_vec();
         if !big_endian {
@@ -39,7 +39,7 @@ impl<'a> Bytes<'a> {
         self.number(4, true) as usize
     }
 
-    /// Tight's lengths: seven bits, seven bits, eight bits.
+    /// Reads a length of Tight: seven bits, seven bits, eight bits.
     fn short_length(&mut self) -> usize {
         let mut length = 0;
         for shift in [0, 7, 14] {
@@ -56,7 +56,7 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// A client with a screen of the pixels that it was sent, in its own format.
+/// A client with a screen in its own pixel format.
 pub(super) struct Client {
     pub(super) format: PixelFormat,
     pub(super) width: usize,
@@ -64,7 +64,7 @@ pub(super) struct Client {
     zlib: Decompress,
     zrle: Decompress,
     tight: [Decompress; 4],
-    /// Tight's first bytes, of all rectangles.
+    /// The first bytes of all Tight rectangles.
     pub(super) kinds: Vec<u8>,
 }
 
@@ -82,11 +82,11 @@ impl Client {
         }
     }
 
-    /// What a pixel of red, green and blue must be.
+    /// The expected value of a pixel with this red, green and blue.
     pub(super) fn expected(&self, pixel: u32) -> u32 {
         let colours = [pixel >> 16 & 0xff, pixel >> 8 & 0xff, pixel & 0xff];
         let place = |(channel, colour): (crate::rfb::format::Channel, u32)| {
-            // To the nearest: a half is added before it is cut off.
+            // Round to the nearest value: add a half before the division.
             let nearest = (2 * colour * u32::from(channel.max) + 255) / (2 * 255);
             nearest << channel.shift
         };
@@ -134,7 +134,7 @@ impl Client {
         }
     }
 
-    /// Whether a `TPIXEL` is red, green, blue.
+    /// Whether a `TPIXEL` consists of red, green and blue.
     fn is_full(&self) -> bool {
         let all = self.format.channels().iter().all(|it| it.max == 255);
         self.format.bytes() == 4 && self.format.depth() == 24 && all
@@ -145,7 +145,7 @@ impl Client {
         if self.is_full() { self.expected(bytes.number(3, true)) } else { self.pixel(bytes) }
     }
 
-    /// Reads a rectangle: its encoding.
+    /// Reads a rectangle, and returns its encoding.
     pub(super) fn rectangle(&mut self, bytes: &mut Bytes<'_>) -> i32 {
         let [x, y, width, height] = [(); 4].map(|()| bytes.wide());
         let area = Area { x, y, width, height };
@@ -242,13 +242,13 @@ impl Client {
                 self.fill(Area { x, y, width, height }, pixel);
             }
             if mask & 16 != 0 {
-                assert!(mask & 4 == 0, "a foreground for coloured subrectangles");
+                assert!(mask & 4 == 0, "a foreground for colored subrectangles");
                 foreground = None;
             }
         }
     }
 
-    /// ZRLE's and TRLE's tiles.
+    /// Reads the tiles of ZRLE and TRLE.
     fn tiles(&mut self, area: Area, side: u16, bytes: &mut Bytes<'_>) {
         for tile in grid(area, side) {
             let kind = bytes.byte();
@@ -290,7 +290,7 @@ impl Client {
         }
     }
 
-    /// Indices of so many bits, the highest first; a row starts with a byte.
+    /// Reads indices with this many bits each, the highest first. Each row starts at a byte.
     fn packed(&mut self, area: Area, bits: u16, palette: &[u32], bytes: &mut Bytes<'_>) {
         for y in area.y..area.y + area.height {
             let row = bytes.take(usize::from(area.width * bits).div_ceil(8));
@@ -340,7 +340,7 @@ impl Client {
         let pixel = if self.is_full() { 3 } else { self.format.bytes() };
         let row = match palette.len() {
             0 => usize::from(area.width) * pixel,
-            1 => panic!("a palette of one colour"),
+            1 => panic!("a palette of one color"),
             2 => usize::from(area.width).div_ceil(8),
             _ => usize::from(area.width),
         };
@@ -364,7 +364,7 @@ impl Client {
     }
 }
 
-/// An area in squares, row by row.
+/// Splits an area into squares, row by row.
 fn grid(area: Area, side: u16) -> Vec<Area> {
     let mut all = Vec::new();
     let mut y = 0;
@@ -380,7 +380,8 @@ fn grid(area: Area, side: u16) -> Vec<Area> {
     all
 }
 
-/// A length, one less than which is the sum of bytes up to one that is not 255.
+/// Reads the length of a run: one plus a sum of bytes, of which the first that is not 255 is the
+/// last.
 fn run(bytes: &mut Bytes<'_>) -> usize {
     let mut length = 1;
     loop {
@@ -392,7 +393,7 @@ fn run(bytes: &mut Bytes<'_>) -> usize {
     }
 }
 
-/// All that can be had from these bytes of a stream.
+/// Decompresses these bytes of a stream.
 fn inflate(stream: &mut Decompress, mut bytes: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(4 * bytes.len() + 64);
     loop {

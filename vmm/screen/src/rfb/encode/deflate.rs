@@ -1,36 +1,39 @@
-//! One compressed stream of a client, as long as the connection (RFC 1950).
+//! A compressed stream that lasts as long as a client's connection (RFC 1950).
 //!
-//! How hard it tries may change at any time, which zlib itself does not allow: behind a flush,
-//! another compressor writes blocks of deflate into the same stream, and only does not look back.
+//! The effort may change at any time, which zlib itself does not allow. After a flush, another
+//! compressor writes blocks of deflate into the same stream. It only makes no references to earlier
+//! data.
 
 use zlib_rs::{Deflate, DeflateConfig, DeflateFlush, Status, Strategy};
 
-/// What is compressed at once; more is kept until it is that much.
+/// Data is collected until there is at least this much to compress.
 const PORTION: usize = 64 << 10;
 
-/// Deflate with a window of 32 KiB; the level is of no interest to a decoder.
+/// Deflate with a window of 32 KiB. Decoders ignore the level.
 const HEADER: [u8; 2] = [0x78, 0x01];
 
-/// How hard to try.
+/// Effort of compression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {
-    /// Look for what was there before, as zlib's level says.
+    /// Search for repetitions, with this level of zlib.
     Search(i32),
-    /// Give what is frequent short codes. In photographs nothing is there twice, and searching
-    /// them takes ten times as long.
-    Count,
+    /// Only use short codes for frequent bytes. Photographs have no repetitions, and a search takes
+    /// ten times as long.
+    Huffman,
 }
 
 impl Effort {
-    /// For what clients call a level. Beyond 6, zlib takes far longer than it saves bytes.
+    /// The effort for a client's level. Levels beyond 6 of zlib take far longer than their savings
+    /// justify.
     pub(super) fn new(compression: u8) -> Self {
         Self::Search(i32::from(compression.min(6)))
     }
 
-    /// For what is like a photograph: a client that asks for much gets it searched.
+    /// The effort for data that resembles a photograph. At the highest levels it is searched all
+    /// the same.
     pub(super) fn photograph(self) -> Self {
         match self {
-            Self::Search(1..=5) => Self::Count,
+            Self::Search(1..=5) => Self::Huffman,
             it => it,
         }
     }
@@ -38,9 +41,9 @@ impl Effort {
     fn compressor(self) -> Deflate {
         let (level, strategy) = match self {
             Self::Search(level) => (level, Strategy::Default),
-            Self::Count => (1, Strategy::HuffmanOnly),
+            Self::Huffman => (1, Strategy::HuffmanOnly),
         };
-        // Negative: without the header, which is ours.
+        // Negative: raw deflate, because we write the header.
         let window_bits = -15;
         Deflate::new_with_config(DeflateConfig {
             level,
@@ -51,25 +54,25 @@ impl Effort {
     }
 }
 
-/// The stream. It takes no memory until it is used.
+/// A compressed stream. It allocates nothing until it is used.
 #[derive(Default)]
 pub(super) struct Stream {
-    /// The one that searches, and the one that counts.
+    /// One compressor for each kind of effort.
     compressors: [Option<(Effort, Deflate)>; 2],
-    /// What the last one did.
+    /// The effort of the last write.
     effort: Option<Effort>,
 }
 
 impl Stream {
-    /// Compresses `plain` and empties it, if it is worth it already.
-    pub(super) fn pour(&mut self, effort: Effort, plain: &mut Vec<u8>, out: &mut Vec<u8>) {
+    /// Compresses `plain` and clears it, if there is enough data.
+    pub(super) fn feed(&mut self, effort: Effort, plain: &mut Vec<u8>, out: &mut Vec<u8>) {
         if plain.len() >= PORTION {
             self.write(effort, plain, DeflateFlush::NoFlush, out);
             plain.clear();
         }
     }
 
-    /// Compresses `plain` and empties it, so that the client can decode all that was written.
+    /// Compresses `plain` and clears it, so that the client can decode everything that was written.
     pub(super) fn finish(&mut self, effort: Effort, plain: &mut Vec<u8>, out: &mut Vec<u8>) {
         self.write(effort, plain, DeflateFlush::SyncFlush, out);
         plain.clear();
@@ -82,14 +85,15 @@ impl Stream {
         if self.effort != Some(effort) {
             self.switch(effort, out);
         }
-        if let Some((_, deflate)) = &mut self.compressors[usize::from(effort == Effort::Count)] {
+        if let Some((_, deflate)) = &mut self.compressors[usize::from(effort == Effort::Huffman)] {
             compress(deflate, plain, flush, out);
         }
     }
 
-    /// Lets the compressor for this effort go on, without what it has seen: it is elsewhere now.
+    /// Switches to the compressor for this effort. It is reset, because its history is not what the
+    /// decoder has seen last.
     fn switch(&mut self, effort: Effort, out: &mut Vec<u8>) {
-        let slot = |effort| usize::from(effort == Effort::Count);
+        let slot = |effort| usize::from(effort == Effort::Huffman);
         if let Some(before) = self.effort.replace(effort)
             && let Some((_, deflate)) = &mut self.compressors[slot(before)]
         {
@@ -102,7 +106,7 @@ impl Stream {
     }
 }
 
-/// All of `plain`, and what `flush` says.
+/// Compresses all of `plain`, followed by a flush if requested.
 fn compress(deflate: &mut Deflate, mut plain: &[u8], flush: DeflateFlush, out: &mut Vec<u8>) {
     loop {
         let start = out.len();
@@ -116,7 +120,7 @@ fn compress(deflate: &mut Deflate, mut plain: &[u8], flush: DeflateFlush, out: &
         out.truncate(start + given);
         match status {
             Ok(Status::Ok) if full || !plain.is_empty() => {}
-            // There was nothing to do.
+            // There was nothing left to do.
             Ok(_) => return,
             Err(error) => unreachable!("deflate takes all bytes: {}", error.as_str()),
         }
@@ -138,15 +142,15 @@ mod test {
             noise.to_le_bytes()[3]
         }));
         let (mut stream, mut decoder) = (Stream::default(), Decompress::new(true));
-        let efforts = [Effort::Count, Effort::Search(1), Effort::Count, Effort::Search(1)];
+        let efforts = [Effort::Huffman, Effort::Search(1), Effort::Huffman, Effort::Search(1)];
         let levels = [0, 9, 3, 1, 0, 6].map(Effort::Search);
         for (round, effort) in efforts.into_iter().chain(levels).enumerate() {
             let (mut plain, mut out) = (Vec::new(), Vec::new());
             for (index, part) in text.chunks(10_000).enumerate() {
                 plain.extend(part);
-                let other = if index % 17 == 5 { Effort::Count } else { effort };
+                let other = if index % 17 == 5 { Effort::Huffman } else { effort };
                 if other == effort {
-                    stream.pour(effort, &mut plain, &mut out);
+                    stream.feed(effort, &mut plain, &mut out);
                 } else {
                     stream.finish(other, &mut plain, &mut out);
                 }

@@ -11,27 +11,26 @@ const FOREGROUND: u8 = 4;
 const SUBRECTANGLES: u8 = 8;
 const COLOURED: u8 = 16;
 
-/// The side of a tile.
 const SIDE: u16 = 16;
 
-/// More colours than these are sent as they are: each would take a rectangle of its own.
+/// Tiles with more colors are sent uncompressed, because almost every pixel would take a rectangle.
 const COLOURS: usize = 64;
 
-/// What the client keeps from tile to tile.
+/// Colors that the client keeps from tile to tile.
 #[derive(Clone, Copy, Default)]
-struct Kept {
+struct KnownColours {
     background: Option<u32>,
     foreground: Option<u32>,
 }
 
-/// Appends the tiles of an area, and says that they are one rectangle.
+/// Appends the tiles of an area. Returns 1, the number of rectangles.
 pub(super) fn encode(
     view: &View<'_>,
     wire: &Wire,
     palette: &mut Palette,
     out: &mut Vec<u8>,
 ) -> usize {
-    let mut hextile = Hextile { size: wire.size(), palette, kept: Kept::default() };
+    let mut hextile = Hextile { size: wire.size(), palette, known: KnownColours::default() };
     let mut tile = Vec::with_capacity(usize::from(SIDE * SIDE));
     for area in view.area.pieces(SIDE, SIDE) {
         let piece = view.of(area);
@@ -41,8 +40,8 @@ pub(super) fn encode(
             out.truncate(start);
             out.push(RAW);
             piece.rows().for_each(|row| wire.write(row, out));
-            // Both are undefined behind a raw tile.
-            hextile.kept = Kept::default();
+            // Both are undefined after a raw tile.
+            hextile.known = KnownColours::default();
         }
     }
     1
@@ -51,11 +50,12 @@ pub(super) fn encode(
 struct Hextile<'a> {
     size: usize,
     palette: &'a mut Palette,
-    kept: Kept,
+    known: KnownColours,
 }
 
 impl Hextile<'_> {
-    /// Appends a tile as rectangles on a background, if that is shorter than to send it as it is.
+    /// Appends a tile as rectangles on a background. Returns false if that is not shorter than raw
+    /// pixels.
     fn tile(&mut self, words: &mut [u32], width: usize, out: &mut Vec<u8>) -> bool {
         self.palette.clear();
         if !self.palette.add_all(words, COLOURS) {
@@ -78,13 +78,13 @@ impl Hextile<'_> {
                 put([word].into_iter(), self.size, out);
             }
             out.extend([x << 4 | y, (width - 1) << 4 | (height - 1)]);
-            // One pixel at least is background, so that there are at most 255.
+            // At least one pixel is background, so there are at most 255.
             out[number] += 1;
             out.len() < limit
         })
     }
 
-    /// The colour of most pixels.
+    /// The most frequent color.
     fn background(&self, words: &[u32]) -> u32 {
         let mut counts = [0_usize; COLOURS];
         for run in words.chunk_by(|one, next| one == next) {
@@ -94,22 +94,23 @@ impl Hextile<'_> {
         self.palette.words()[most.map_or(0, |(index, _)| index)]
     }
 
-    /// Appends what stands before the rectangles, without what the client has already.
+    /// Appends the data in front of the rectangles, without colors that the client already has.
     fn head(&mut self, mask: u8, background: u32, ink: Option<u32>, out: &mut Vec<u8>) -> bool {
         let at = out.len();
         out.push(mask);
-        if self.kept.background != Some(background) {
-            self.kept.background = Some(background);
+        if self.known.background != Some(background) {
+            self.known.background = Some(background);
             out[at] |= BACKGROUND;
             put([background].into_iter(), self.size, out);
         }
-        if let Some(foreground) = ink.filter(|_| self.kept.foreground != ink) {
+        if let Some(foreground) = ink.filter(|_| self.known.foreground != ink) {
             out[at] |= FOREGROUND;
             put([foreground].into_iter(), self.size, out);
         }
-        // A tile of many colours leaves none behind; one without rectangles leaves what it found.
+        // A tile of many colors makes the foreground undefined. One without rectangles does not
+        // change it.
         if mask != 0 {
-            self.kept.foreground = ink;
+            self.known.foreground = ink;
         }
         true
     }

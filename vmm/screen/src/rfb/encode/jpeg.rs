@@ -1,4 +1,4 @@
-//! JPEG for what is like a photograph.
+//! JPEG for areas that resemble photographs.
 
 use anyhow::{Context as _, Result};
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
@@ -6,8 +6,8 @@ use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use super::wire::put;
 use crate::rfb::picture::View;
 
-/// What a client means by a quality level: JPEG's quality, and how much of the colour is kept. It
-/// is what other servers take it for.
+/// For each quality level, the quality of JPEG and the subsampling of color. Other servers use the
+/// same values.
 const LEVELS: [(u8, SamplingFactor); 10] = [
     (15, SamplingFactor::F_2_2),
     (29, SamplingFactor::F_2_2),
@@ -21,11 +21,11 @@ const LEVELS: [(u8, SamplingFactor); 10] = [
     (100, SamplingFactor::F_1_1),
 ];
 
-/// The area as one image, in place of what was in `image`. `plain` is used on the way.
+/// Replaces `image` with the area as a JPEG image. `plain` is a scratch buffer.
 ///
 /// # Errors
 ///
-/// When the area has no pixel.
+/// If the area has no pixels.
 pub(super) fn write(
     view: &View<'_>,
     level: u8,

@@ -1,12 +1,12 @@
-//! Encodings (RFC 6143, 7.7, and the community's `rfbproto`): pixels to rectangles, without any
-//! input or output.
+//! Encodings (RFC 6143, 7.7, and the community's `rfbproto`). They turn pixels into rectangles,
+//! without any input or output.
 //!
-//! A picture that a client gets is as its owner sees it, or nearly so if the client said that it
-//! may be; never worse where there is text.
+//! The client's picture equals the original, or nearly so if the client allows lossy encoding. Text
+//! is never degraded.
 //!
-//! What an [`Encoder`] holds of one client is bounded, whatever is sent: a compressor for each
-//! stream that was used, at most seven, a third of a MiB each. Room to work in is the thread's
-//! ([`Room`]): a client that does not read for a while has none.
+//! An [`Encoder`] has a bounded amount of memory, whatever is sent: a compressor of a third of a
+//! MiB for each stream in use, at most seven. Buffers belong to the thread ([`Scratch`]), so a
+//! client that does not read occupies none.
 
 mod deflate;
 mod hextile;
@@ -27,25 +27,25 @@ use self::wire::Wire;
 use super::format::PixelFormat;
 use super::picture::{Area, View};
 
-/// The number of `CopyRect`, which moves what the client has already: see [`copy`].
+/// The number of `CopyRect`, which copies within the client's picture: see [`copy`].
 pub const COPY_RECT: i32 = 1;
 
-/// How pixels can be sent.
+/// A way to send pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Encoding {
-    /// 7.7.1: as they are.
+    /// 7.7.1: uncompressed pixels.
     Raw,
-    /// 7.7.3: a background, and rectangles on it.
+    /// 7.7.3: a background with rectangles on it.
     Rre,
-    /// As RRE, with smaller numbers.
+    /// Like RRE, with coordinates of 8 bits.
     CoRre,
     /// 7.7.4: RRE in tiles of 16 pixels.
     Hextile,
     /// Raw, compressed.
     Zlib,
-    /// As Tight, with PNG in place of what it compresses itself. For browsers.
+    /// Like Tight, with PNG instead of its own lossless compression. For browsers.
     TightPng,
-    /// Filled areas, palettes, JPEG: what pays for each part of the picture.
+    /// Filled areas, palettes and JPEG, chosen for each part of the picture.
     Tight,
     /// 7.7.5: palettes and runs in tiles of 16 pixels.
     Trle,
@@ -54,7 +54,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// All of them, best first: what a server chooses if the client has no wish.
+    /// All encodings, in the order in which a server prefers them.
     pub const ALL: [Self; 9] = [
         Self::Tight,
         Self::Zrle,
@@ -67,7 +67,7 @@ impl Encoding {
         Self::Raw,
     ];
 
-    /// Its number in `SetEncodings` and in a rectangle.
+    /// The number in `SetEncodings` and in the header of a rectangle.
     pub const fn number(self) -> i32 {
         match self {
             Self::Raw => 0,
@@ -82,7 +82,8 @@ impl Encoding {
         }
     }
 
-    /// How many rectangles [`Encoder::encode`] makes of an area, unless that depends on its pixels.
+    /// Number of rectangles that [`Encoder::encode`] makes of an area, unless it depends on the
+    /// pixels.
     pub fn rectangles(self, format: &PixelFormat, area: Area) -> Option<usize> {
         match self {
             Self::Tight => None,
@@ -92,24 +93,24 @@ impl Encoding {
         }
     }
 
-    /// The encoding with this number, if it is one for pixels that can be sent.
+    /// The encoding with this number, if we support it.
     pub fn from_number(number: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.number() == number)
     }
 }
 
-/// What a client prefers.
+/// Parameters that a client prefers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// How it wants its pixels.
+    /// The encoding of pixels.
     pub encoding: Encoding,
-    /// How good JPEG must be, 0 to 9. None is lossless.
+    /// Quality of JPEG, 0 to 9. Without it, encoding is lossless.
     pub quality: Option<u8>,
-    /// How much time compression may take, 0 to 9.
+    /// Effort of compression, 0 to 9.
     pub compression: u8,
 }
 
-/// What is to be encoded and how, as the encodings see it.
+/// Parameters and pixels of one call.
 #[derive(Clone, Copy)]
 struct Job<'a, 'b> {
     choice: &'a Choice,
@@ -117,15 +118,14 @@ struct Job<'a, 'b> {
 }
 
 impl Job<'_, '_> {
-    /// How hard to compress.
     fn effort(&self) -> Effort {
         Effort::new(self.choice.compression)
     }
 }
 
-/// What is used again for each rectangle, by all clients whose pictures one thread encodes.
+/// Buffers that are reused for each rectangle, by all clients whose pictures this thread encodes.
 #[derive(Default)]
-struct Room {
+struct Scratch {
     tile: Vec<u32>,
     plain: Vec<u8>,
     palette: Palette,
@@ -135,15 +135,15 @@ struct Room {
 }
 
 thread_local! {
-    static ROOM: RefCell<Room> = RefCell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Encodes for one client, which decodes with streams that match those in here.
+/// Encoder for one client, whose decoder has the same streams.
 pub struct Encoder {
     format: PixelFormat,
     /// Whole pixels, `PIXEL`.
     pixel: Wire,
-    /// Without the byte that says nothing, `CPIXEL`.
+    /// Pixels without their unused byte, `CPIXEL`.
     compact: Wire,
     zlib: Stream,
     zrle: Stream,
@@ -157,7 +157,7 @@ impl Default for Encoder {
 }
 
 impl Encoder {
-    /// For a client that has just come.
+    /// Creates an encoder for a new client.
     pub fn new() -> Self {
         let format = PixelFormat::OURS;
         Self {
@@ -170,14 +170,14 @@ impl Encoder {
         }
     }
 
-    /// Appends the area as whole rectangles, header and data, and says how many there are. There
-    /// are fewer than one for each 256 pixels, unless the area is narrower than 16.
+    /// Appends the area as rectangles with their headers, and returns their number. There is fewer
+    /// than one rectangle per 256 pixels, unless the area is narrower than 16.
     ///
-    /// The format may change between two calls, as `SetPixelFormat` does: the streams go on.
+    /// The format may change between two calls, as `SetPixelFormat` allows. The streams continue.
     ///
     /// # Panics
     ///
-    /// When the area is not within the view's pixels.
+    /// If the area is not within the view's pixels.
     pub fn encode(
         &mut self,
         choice: &Choice,
@@ -190,25 +190,25 @@ impl Encoder {
             self.pixel = Wire::pixel(format);
             self.compact = Wire::compact(format);
         }
-        ROOM.with_borrow_mut(|room| self.append(Job { choice, view }, room, out))
+        SCRATCH.with_borrow_mut(|scratch| self.append(Job { choice, view }, scratch, out))
     }
 
-    fn append(&mut self, job: Job<'_, '_>, room: &mut Room, out: &mut Vec<u8>) -> usize {
+    fn append(&mut self, job: Job<'_, '_>, scratch: &mut Scratch, out: &mut Vec<u8>) -> usize {
         let (Job { choice, view }, format) = (job, self.format);
         match choice.encoding {
             _ if view.area.is_empty() => 0,
             Encoding::TightPng if !format.is_full() => self.raw(job, out),
-            Encoding::Tight | Encoding::TightPng => self.tight.encode(job, &format, room, out),
+            Encoding::Tight | Encoding::TightPng => self.tight.encode(job, &format, scratch, out),
             Encoding::Raw => self.raw(job, out),
-            Encoding::Rre => rre::rre(view, &self.pixel, &mut room.tile, out),
-            Encoding::CoRre => rre::corre(view, &self.pixel, &mut room.tile, out),
+            Encoding::Rre => rre::rre(view, &self.pixel, &mut scratch.tile, out),
+            Encoding::CoRre => rre::corre(view, &self.pixel, &mut scratch.tile, out),
             Encoding::Hextile => {
                 header(view.area, Encoding::Hextile, out);
-                hextile::encode(view, &self.pixel, &mut room.palette, out)
+                hextile::encode(view, &self.pixel, &mut scratch.palette, out)
             }
-            Encoding::Zlib => self.zlib(job, room, out),
-            Encoding::Trle => self.trle(job, room, out),
-            Encoding::Zrle => self.zrle(job, room, out),
+            Encoding::Zlib => self.zlib(job, scratch, out),
+            Encoding::Trle => self.trle(job, scratch, out),
+            Encoding::Zrle => self.zrle(job, scratch, out),
         }
     }
 
@@ -219,58 +219,58 @@ impl Encoder {
         1
     }
 
-    fn zlib(&mut self, job: Job<'_, '_>, room: &mut Room, out: &mut Vec<u8>) -> usize {
+    fn zlib(&mut self, job: Job<'_, '_>, scratch: &mut Scratch, out: &mut Vec<u8>) -> usize {
         header(job.view.area, Encoding::Zlib, out);
         let (length, effort) = (Length::reserve(out), job.effort());
         for row in job.view.rows() {
-            self.pixel.write(row, &mut room.plain);
-            self.zlib.pour(effort, &mut room.plain, out);
+            self.pixel.write(row, &mut scratch.plain);
+            self.zlib.feed(effort, &mut scratch.plain, out);
         }
-        self.zlib.finish(effort, &mut room.plain, out);
+        self.zlib.finish(effort, &mut scratch.plain, out);
         length.fill(out);
         1
     }
 
-    fn zrle(&mut self, job: Job<'_, '_>, room: &mut Room, out: &mut Vec<u8>) -> usize {
+    fn zrle(&mut self, job: Job<'_, '_>, scratch: &mut Scratch, out: &mut Vec<u8>) -> usize {
         header(job.view.area, Encoding::Zrle, out);
         let (length, effort) = (Length::reserve(out), job.effort());
         let mut before = effort;
         for area in job.view.area.pieces(64, 64) {
-            self.compact.gather(&job.view.of(area), &mut room.tile);
-            let tile = tiles::Tile::new(&room.tile, area, self.compact.size());
-            let shape = tile.shape(&mut room.palette);
+            self.compact.gather(&job.view.of(area), &mut scratch.tile);
+            let tile = tiles::Tile::new(&scratch.tile, area, self.compact.size());
+            let shape = tile.shape(&mut scratch.palette);
             let its = if shape.is_raw() { effort.photograph() } else { effort };
             if its != before {
-                self.zrle.finish(before, &mut room.plain, out);
+                self.zrle.finish(before, &mut scratch.plain, out);
                 before = its;
             }
-            tile.write(shape, &room.palette, &mut room.plain);
-            self.zrle.pour(its, &mut room.plain, out);
+            tile.write(shape, &scratch.palette, &mut scratch.plain);
+            self.zrle.feed(its, &mut scratch.plain, out);
         }
-        self.zrle.finish(before, &mut room.plain, out);
+        self.zrle.finish(before, &mut scratch.plain, out);
         length.fill(out);
         1
     }
 
-    fn trle(&self, job: Job<'_, '_>, room: &mut Room, out: &mut Vec<u8>) -> usize {
+    fn trle(&self, job: Job<'_, '_>, scratch: &mut Scratch, out: &mut Vec<u8>) -> usize {
         header(job.view.area, Encoding::Trle, out);
         for area in job.view.area.pieces(16, 16) {
-            self.compact.gather(&job.view.of(area), &mut room.tile);
-            let tile = tiles::Tile::new(&room.tile, area, self.compact.size());
-            tile.write(tile.shape(&mut room.palette), &room.palette, out);
+            self.compact.gather(&job.view.of(area), &mut scratch.tile);
+            let tile = tiles::Tile::new(&scratch.tile, area, self.compact.size());
+            tile.write(tile.shape(&mut scratch.palette), &scratch.palette, out);
         }
         1
     }
 }
 
-/// Appends a `CopyRect` (7.7.2): `area` gets what was at `x`, `y`.
+/// Appends a `CopyRect` (7.7.2), which copies the pixels at `x`, `y` to `area`.
 pub fn copy(area: Area, x: u16, y: u16, out: &mut Vec<u8>) {
     numbered(area, COPY_RECT, out);
     out.extend(x.to_be_bytes());
     out.extend(y.to_be_bytes());
 }
 
-/// The header of a rectangle (7.6.1).
+/// Appends the header of a rectangle (7.6.1).
 fn header(area: Area, encoding: Encoding, out: &mut Vec<u8>) {
     numbered(area, encoding.number(), out);
 }
@@ -282,7 +282,7 @@ fn numbered(area: Area, encoding: i32, out: &mut Vec<u8>) {
     out.extend(encoding.to_be_bytes());
 }
 
-/// The place of a length that is known only when what it counts has been written.
+/// The position of a length that is filled in once the data behind it has been written.
 struct Length(usize);
 
 impl Length {

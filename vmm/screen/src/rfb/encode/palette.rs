@@ -1,43 +1,43 @@
-//! Counting colours.
+//! Collects the colors of an area.
 
-/// How many places there are for colours: twice as many as colours at most.
-const PLACES: usize = 512;
+/// Slots of the hash table: twice the maximum number of colors.
+const SLOTS: usize = 512;
 
-/// The most colours that are counted.
-pub(super) const MOST: usize = 256;
+/// Maximum number of colors.
+pub(super) const MAX_COLOURS: usize = 256;
 
-/// How many pixels are looked at together: mostly they are all alike.
+/// Pixels that are compared at once, because mostly all are equal.
 const CHUNK: usize = 16;
 
-/// Whether all words are this one. All are looked at, which is quicker than to stop early.
+/// Whether all words equal this one. It does not stop early, which is faster.
 fn is_all(words: &[u32], word: u32) -> bool {
     words.iter().fold(0, |all, it| all | (it ^ word)) == 0
 }
 
-/// A place in the table. It is empty unless it is of this age.
+/// A slot of the hash table. It is empty unless it has the current age.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct Slot {
     age: u32,
     word: u32,
     index: u8,
 }
 
-/// The colours that were found, in the order in which they were.
+/// Colors in the order in which they were added.
 pub(super) struct Palette {
-    places: Box<[Place; PLACES]>,
+    slots: Box<[Slot; SLOTS]>,
     age: u32,
     words: Vec<u32>,
 }
 
 impl Default for Palette {
     fn default() -> Self {
-        let places = Box::new([Place::default(); PLACES]);
-        Self { places, age: 1, words: Vec::with_capacity(MOST) }
+        let slots = Box::new([Slot::default(); SLOTS]);
+        Self { slots, age: 1, words: Vec::with_capacity(MAX_COLOURS) }
     }
 }
 
 impl Palette {
-    /// Forgets all.
+    /// Removes all colors.
     pub(super) fn clear(&mut self) {
         self.words.clear();
         self.age = self.age.wrapping_add(1);
@@ -46,42 +46,42 @@ impl Palette {
         }
     }
 
-    /// The colours.
     pub(super) fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// Where the colour is, or where it would be.
-    fn place(&self, word: u32) -> usize {
-        let mut at = (word.wrapping_mul(0x9e37_79b1) >> 23) as usize % PLACES;
-        while self.places[at].age == self.age && self.places[at].word != word {
-            at = (at + 1) % PLACES;
+    /// The slot of a color, or the empty slot where it belongs.
+    fn slot(&self, word: u32) -> usize {
+        let mut at = (word.wrapping_mul(0x9e37_79b1) >> 23) as usize % SLOTS;
+        while self.slots[at].age == self.age && self.slots[at].word != word {
+            at = (at + 1) % SLOTS;
         }
         at
     }
 
-    /// The index of a colour that is known to be there.
+    /// The index of a color, which must be in the palette.
     pub(super) fn index(&self, word: u32) -> u8 {
-        self.places[self.place(word)].index
+        self.slots[self.slot(word)].index
     }
 
-    /// Adds a colour, unless that would be more than `limit`: whether it is one of them now.
+    /// Adds a color, unless the palette has `limit` colors. Returns whether it contains the color
+    /// now.
     pub(super) fn add(&mut self, word: u32, limit: usize) -> bool {
-        let at = self.place(word);
-        if self.places[at].age == self.age {
+        let at = self.slot(word);
+        if self.slots[at].age == self.age {
             return true;
         }
         let Ok(index) = u8::try_from(self.words.len()) else { return false };
         if self.words.len() >= limit {
             return false;
         }
-        self.places[at] = Place { age: self.age, word, index };
+        self.slots[at] = Slot { age: self.age, word, index };
         self.words.push(word);
         true
     }
 
-    /// Adds the colours of words, in which runs are likely, or as many as `limit` allows: whether
-    /// that was all of them.
+    /// Adds the colors of words, which probably have runs, until the palette has `limit` colors.
+    /// Returns whether it contains all of them now.
     pub(super) fn add_all(&mut self, words: &[u32], limit: usize) -> bool {
         let Some(mut last) = words.first().copied() else { return true };
         self.add(last, limit)
@@ -95,18 +95,18 @@ impl Palette {
             })
     }
 
-    /// Forgets those that came last, so that `length` are left.
+    /// Removes all but the first `length` colors.
     pub(super) fn truncate(&mut self, length: usize) {
-        // Backwards: then no colour is searched for beyond the place that becomes empty.
+        // Remove the last color first: then no search has to pass a slot that became empty.
         while self.words.len() > length {
             let Some(word) = self.words.pop() else { return };
-            let at = self.place(word);
-            self.places[at].age = self.age.wrapping_sub(1);
+            let at = self.slot(word);
+            self.slots[at].age = self.age.wrapping_sub(1);
         }
     }
 
-    /// The indices of a row, each of so many bits (1, 2, 4 or 8), the first one highest. All of
-    /// its colours are known to be there.
+    /// Appends the indices of a row, with 1, 2, 4 or 8 bits each, the first one highest. All its
+    /// colors must be in the palette.
     pub(super) fn indices(&self, row: &[u32], bits: usize, out: &mut Vec<u8>) {
         let mut last = (row[0], self.index(row[0]));
         let mut index = |word: u32| {
@@ -143,9 +143,9 @@ mod test {
         for round in 0..3_u32 {
             palette.clear();
             let words: Vec<u32> = (0..256).map(|it| (it * 0x0001_0307) ^ round).collect();
-            assert!(palette.add_all(&words, MOST));
+            assert!(palette.add_all(&words, MAX_COLOURS));
             assert_eq!(palette.words(), words);
-            assert!(!palette.add(0xffff_ffff, MOST));
+            assert!(!palette.add(0xffff_ffff, MAX_COLOURS));
             palette.truncate(100);
             for (index, word) in words.iter().enumerate() {
                 let kept = palette.words.get(index) == Some(word);
@@ -153,7 +153,7 @@ mod test {
                 assert!(!kept || usize::from(palette.index(*word)) == index);
                 assert_eq!(palette.add(*word, 100), kept);
             }
-            assert!(palette.add_all(&words[100..], MOST));
+            assert!(palette.add_all(&words[100..], MAX_COLOURS));
             assert_eq!(palette.index(words[255]), 255);
         }
     }

@@ -1,18 +1,18 @@
-//! PNG, for browsers: they decode it themselves, faster than a script can.
+//! PNG for browsers, which decode it faster than a script decodes Tight.
 
 use anyhow::Result;
 use png::{BitDepth, ColorType, Compression, Encoder};
 
-use super::palette::{MOST, Palette};
+use super::palette::{MAX_COLOURS, Palette};
 use super::wire::put;
 use crate::rfb::picture::View;
 
-/// The area as one image, behind what is in `image`, with a palette if it has so few colours.
-/// `plain` is used on the way.
+/// Appends the area as a PNG image to `image`, with a palette if it has few enough colors. `plain`
+/// is a scratch buffer.
 ///
 /// # Errors
 ///
-/// When the area has no pixel.
+/// If the area has no pixels.
 pub(super) fn write(
     view: &View<'_>,
     palette: &mut Palette,
@@ -20,7 +20,7 @@ pub(super) fn write(
     image: &mut Vec<u8>,
 ) -> Result<()> {
     palette.clear();
-    let indexed = view.rows().all(|row| palette.add_all(row, MOST));
+    let indexed = view.rows().all(|row| palette.add_all(row, MAX_COLOURS));
     let depth = match palette.words().len() {
         0..=2 => BitDepth::One,
         3..=4 => BitDepth::Two,
@@ -36,7 +36,7 @@ pub(super) fn write(
     if indexed {
         encoder.set_color(ColorType::Indexed);
         encoder.set_depth(depth);
-        let mut entries = Vec::with_capacity(3 * MOST);
+        let mut entries = Vec::with_capacity(3 * MAX_COLOURS);
         colours(palette.words(), &mut entries);
         encoder.set_palette(entries);
         view.rows().for_each(|row| palette.indices(row, depth as usize, plain));

@@ -1,15 +1,16 @@
 //! RRE and CoRRE (RFC 6143, 7.7.3; rfbproto, 7.7.4): a background with rectangles on it.
 //!
-//! What is better sent as it is, is: a rectangle may have any encoding.
+//! Tiles that are shorter as raw pixels are sent in Raw, because each rectangle may have any
+//! encoding.
 
 use super::wire::{Wire, put};
 use super::{Encoding, header};
 use crate::rfb::picture::{Area, View};
 
-/// The side of the tiles. Searching for rectangles in larger ones takes longer than it saves.
+/// Side of a tile. A search for rectangles in larger tiles takes longer than its savings justify.
 const SIDE: u16 = 64;
 
-/// A rectangle in a tile: its colour, and its place.
+/// A rectangle of one color in a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Subrectangle {
     pub(super) word: u32,
@@ -19,8 +20,8 @@ pub(super) struct Subrectangle {
     pub(super) height: u8,
 }
 
-/// Takes a tile of at most 255 pixels to a side apart, until `each` says that it is enough.
-/// Whether it never did.
+/// Splits a tile of at most 255 by 255 pixels into rectangles, until `each` returns false. Returns
+/// whether it never did.
 pub(super) fn take_apart(
     words: &mut [u32],
     width: usize,
@@ -61,17 +62,17 @@ fn small(number: usize) -> u8 {
     u8::try_from(number).expect("a tile has at most 255 pixels to a side")
 }
 
-/// RRE: numbers of 16 bits.
+/// RRE, with coordinates of 16 bits.
 pub(super) fn rre(view: &View<'_>, wire: &Wire, tile: &mut Vec<u32>, out: &mut Vec<u8>) -> usize {
     tiles(view, wire, tile, out, Encoding::Rre)
 }
 
-/// CoRRE: numbers of 8 bits.
+/// CoRRE, with coordinates of 8 bits.
 pub(super) fn corre(view: &View<'_>, wire: &Wire, tile: &mut Vec<u32>, out: &mut Vec<u8>) -> usize {
     tiles(view, wire, tile, out, Encoding::CoRre)
 }
 
-/// How many rectangles an area becomes.
+/// Number of rectangles for an area.
 pub(super) fn count(area: Area) -> usize {
     area.pieces(SIDE, SIDE).count()
 }

@@ -1,9 +1,9 @@
-//! What is encoded is what a client decodes.
+//! Checks that clients decode the original pixels.
 
 use super::decoder::{Bytes, Client};
 use super::*;
 
-/// Numbers that look like chance.
+/// Pseudo-random numbers.
 struct Chance(u32);
 
 impl Chance {
@@ -23,7 +23,7 @@ impl Chance {
     }
 }
 
-/// It changes slowly, differently in each colour.
+/// A slow gradient, different in each color.
 fn gradient(x: usize, y: usize) -> u32 {
     u32::from_be_bytes([0, byte(x * 2), byte(y * 3), byte((x + y) / 2)])
 }
@@ -33,8 +33,8 @@ fn byte(number: usize) -> u8 {
     number.to_le_bytes()[0]
 }
 
-/// Everything that an encoding treats differently: plain, text of two and of more colours, runs,
-/// gradients, noise; cut anywhere.
+/// A picture with everything that encodings treat differently: plain areas, text of two and of more
+/// colors, runs, gradients and noise, at any position.
 fn picture(width: usize, height: usize, chance: &mut Chance) -> Vec<u32> {
     let mut pixels = vec![chance.next() >> 8; width * height];
     for _ in 0..chance.below(12) {
@@ -79,7 +79,7 @@ fn formats() -> Vec<PixelFormat> {
             format([32, depth, big, 1, 0, 255, 0, 255, 0, 255, red, green, blue])
         };
         all.extend([full(16, 8, 0, 24), full(0, 8, 16, 24), full(24, 16, 8, 24)]);
-        // Bits beyond the depth, odd places, more bits than we have.
+        // Bits beyond the depth, unusual shifts, more bits than ours.
         all.extend([full(16, 8, 0, 32), full(3, 12, 21, 24)]);
         all.push(format([32, 30, big, 1, 3, 255, 3, 255, 3, 255, 20, 10, 0]));
         all.push(format([32, 24, big, 1, 0, 15, 0, 127, 0, 1, 9, 16, 30]));
@@ -92,7 +92,7 @@ fn formats() -> Vec<PixelFormat> {
     all
 }
 
-/// Encodes an area and decodes it.
+/// Encodes and decodes an area. Returns the number of bytes.
 fn send(encoder: &mut Encoder, client: &mut Client, choice: &Choice, view: &View<'_>) -> usize {
     let format = client.format;
     let mut out = b"before".to_vec();
@@ -107,7 +107,7 @@ fn send(encoder: &mut Encoder, client: &mut Client, choice: &Choice, view: &View
     out.len() - 6
 }
 
-/// Panics where the client's screen is not as the area is, or is not as it was elsewhere.
+/// Panics if the client's screen differs from the view within its area, or has changed elsewhere.
 fn compare(client: &Client, before: &[u32], view: &View<'_>, what: &str) {
     let Area { x, y, width, height } = view.area;
     for (at, pixel) in client.screen.iter().enumerate() {
@@ -142,7 +142,7 @@ const SIZES: [(u16, u16); 16] = [
     (640, 100),
 ];
 
-/// One client's life: encodings, formats, sizes and efforts change, its streams go on.
+/// Simulates one client whose encoding, format, size and effort change while its streams continue.
 fn life(seed: u32, encodings: &[Encoding], rounds: usize) {
     let mut chance = Chance(seed.wrapping_mul(0x9e37_79b1) | 1);
     let mut encoder = Encoder::new();
@@ -206,10 +206,10 @@ fn each_format_arrives_in_each_encoding() {
     }
 }
 
-/// Soft shapes with grain.
+/// Smooth shapes with grain.
 fn photograph(width: usize, height: usize) -> Vec<u32> {
     let mut chance = Chance(3);
-    // From 16 to 240 and back, softly.
+    // A smooth wave between 16 and 240.
     let wave = |at: usize, length: usize| {
         let part = at % (2 * length) * 256 / length;
         let part = if part < 256 { part } else { 511 - part };
@@ -224,7 +224,7 @@ fn photograph(width: usize, height: usize) -> Vec<u32> {
         .collect()
 }
 
-/// How near a client's screen is, in decibels.
+/// Similarity of a client's screen with the original, in decibels.
 fn psnr(client: &Client, pixels: &[u32]) -> f64 {
     let channels = |pixel: u32| pixel.to_be_bytes().map(f64::from);
     let error: f64 = client
@@ -259,7 +259,7 @@ fn photographs_are_as_good_as_the_client_asks() {
     }
 }
 
-/// Letters of a kind, with soft edges: an ink, its paper, and shades between them.
+/// Shapes like letters with soft edges: ink, background, and shades between them.
 fn text(width: usize, height: usize, chance: &mut Chance) -> Vec<u32> {
     let mut pixels = vec![0x00ff_ffff; width * height];
     for top in (3..height.saturating_sub(12)).step_by(18) {
@@ -267,7 +267,7 @@ fn text(width: usize, height: usize, chance: &mut Chance) -> Vec<u32> {
             for stroke in 0..chance.below(4) {
                 let at = left + chance.below(6);
                 for row in 0..10 {
-                    // Each colour has its own shade, as on screens whose colours lie side by side.
+                    // Each color has its own shade, as in subpixel rendering.
                     let start = (top + row) * width + at;
                     let soft = [0x00ff_c080, 0x0020_2020, 0x0080_c0ff];
                     let (from, to) = if stroke == 1 { (row, row + 1) } else { (0, 3) };

@@ -1,13 +1,13 @@
-//! The tiles of ZRLE and TRLE (RFC 6143, 7.7.5 and 7.7.6).
+//! Tiles of ZRLE and TRLE (RFC 6143, 7.7.5 and 7.7.6).
 
 use super::palette::Palette;
 use super::wire::put;
 use crate::rfb::picture::Area;
 
-/// A palette has at most so many colours in a tile.
+/// Maximum colors of a palette.
 const COLOURS: usize = 127;
 
-/// A palette of at most so many colours has indices that are packed.
+/// Maximum colors of a palette with packed indices.
 const PACKED: usize = 16;
 
 /// The pixels of a tile.
@@ -17,7 +17,7 @@ pub(super) struct Tile<'a> {
     size: usize,
 }
 
-/// What a tile can be.
+/// The way in which a tile is encoded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     Solid,
@@ -28,19 +28,18 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// Whether it is sent pixel by pixel.
     pub(super) fn is_raw(self) -> bool {
         self == Self::Raw
     }
 }
 
 impl<'a> Tile<'a> {
-    /// The words of an area, each of `size` bytes.
+    /// A tile with the words of an area, each of `size` bytes.
     pub(super) fn new(words: &'a [u32], area: Area, size: usize) -> Self {
         Self { words, width: usize::from(area.width), size }
     }
 
-    /// Appends it in the shape that was found to be best.
+    /// Appends the tile in the shape that [`Self::shape`] found.
     pub(super) fn write(&self, shape: Shape, palette: &Palette, out: &mut Vec<u8>) {
         let words = self.words;
         match shape {
@@ -76,14 +75,14 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// The shape that takes the fewest bytes. The palette is filled if it has one.
+    /// Finds the shape that takes the fewest bytes, and fills the palette if the shape has one.
     pub(super) fn shape(&self, palette: &mut Palette) -> Shape {
         let (words, size) = (self.words, self.size);
         let runs = 1 + count(words.iter().zip(&words[1..]), |(one, next)| one != next);
         if runs == 1 {
             return Shape::Solid;
         }
-        // One more byte for each 255 pixels that are as those before.
+        // A run takes one more byte for each 255 pixels.
         let long = (words.len() - runs) / 255;
         let mut best = (words.len() * size, Shape::Raw);
         let mut offer = |length: usize, shape: Shape| {
@@ -122,12 +121,12 @@ impl<'a> Tile<'a> {
     }
 }
 
-/// How many of them are so; quick where the compiler can look at many at once.
+/// Counts matches, in a form that the compiler can vectorize.
 fn count<T>(all: impl Iterator<Item = T>, is: impl Fn(T) -> bool) -> usize {
     all.map(|it| u32::from(is(it))).sum::<u32>() as usize
 }
 
-/// The bits of an index.
+/// Bits per index.
 const fn bits(colours: usize) -> usize {
     match colours {
         0..=2 => 1,
@@ -137,15 +136,15 @@ const fn bits(colours: usize) -> usize {
 }
 
 fn colours(palette: &Palette) -> u8 {
-    u8::try_from(palette.words().len()).expect("a tile has at most 127 colours")
+    u8::try_from(palette.words().len()).expect("a tile has at most 127 colors")
 }
 
-/// Words, and how often each stands in a row.
+/// Words with the lengths of their runs.
 fn runs(words: &[u32]) -> impl Iterator<Item = (u32, usize)> {
     words.chunk_by(|one, next| one == next).map(|run| (run[0], run.len()))
 }
 
-/// A length less one, in bytes of which all but the last are 255.
+/// Appends a length minus one, as a sum of bytes of which all but the last are 255.
 fn run(length: usize, out: &mut Vec<u8>) {
     let (full, rest) = ((length - 1) / 255, (length - 1) % 255);
     out.extend(std::iter::repeat_n(255, full));

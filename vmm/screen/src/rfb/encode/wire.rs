@@ -1,13 +1,12 @@
-//! Pixels as a client wants them.
+//! Conversion of pixels to a client's format.
 //!
-//! A pixel becomes a *word*: its bytes on the wire, the first one lowest. Words are as different
-//! as the client's pixels are, so that all encodings compare and count words, and no encoding has
-//! to know formats.
+//! A pixel becomes a *word*: its bytes on the wire, the first one lowest. Two words differ exactly
+//! if the client's pixels differ. Encodings compare and count words, and need not know formats.
 
 use crate::rfb::format::{Channel, PixelFormat};
 use crate::rfb::picture::View;
 
-/// How a pixel becomes a word, and how many bytes a word has.
+/// Conversion of a pixel to a word, and the number of bytes per word.
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
     map: Map,
@@ -16,13 +15,13 @@ pub(super) struct Wire {
 
 #[derive(Clone, Debug)]
 enum Map {
-    /// The word is the pixel.
+    /// The word equals the pixel.
     Same,
-    /// Red, green, blue.
+    /// The word consists of red, green and blue.
     Reversed,
-    /// It is a word already.
+    /// The pixel is a word already.
     Done,
-    /// What each intensity of each colour adds.
+    /// For each color, a table of the bits that each intensity adds.
     Tables(Box<[[u32; 256]; 3]>),
 }
 
@@ -35,7 +34,7 @@ impl Wire {
         Self::cut(format, 0, format.bytes())
     }
 
-    /// `CPIXEL` (RFC 6143, 7.7.5): three bytes, if the colours are in three of four.
+    /// `CPIXEL` (RFC 6143, 7.7.5): three bytes, if all colors are in three of the four.
     pub(super) fn compact(format: &PixelFormat) -> Self {
         if *format == PixelFormat::OURS {
             return Self { map: Map::Same, size: 3 };
@@ -45,7 +44,7 @@ impl Wire {
         if format.bytes() < 4 || format.depth() > 24 || format.is_mapped() || !(low || high) {
             return Self::pixel(format);
         }
-        // The byte without colours is the first one, or the last.
+        // The unused byte is the first one, or the last.
         Self::cut(format, usize::from(low == format.big_endian()), 3)
     }
 
@@ -57,12 +56,12 @@ impl Wire {
         Self::pixel(format)
     }
 
-    /// For what are words already, of so many bytes.
+    /// For pixels that are words already, of `size` bytes.
     pub(super) const fn done(size: usize) -> Self {
         Self { map: Map::Done, size }
     }
 
-    /// So many of a pixel's bytes, from the `skip`th on.
+    /// Takes `size` bytes of a pixel, starting at byte `skip`.
     fn cut(format: &PixelFormat, skip: usize, size: usize) -> Self {
         let table = |channel: Channel| {
             let mut intensities = 0..=255_u8;
@@ -79,12 +78,11 @@ impl Wire {
         Self { map: Map::Tables(Box::new(format.channels().map(table))), size }
     }
 
-    /// Bytes of a pixel.
+    /// Bytes per word.
     pub(super) const fn size(&self) -> usize {
         self.size
     }
 
-    /// The word of a pixel.
     pub(super) fn word(&self, pixel: u32) -> u32 {
         match &self.map {
             Map::Same => pixel & 0x00ff_ffff,
@@ -98,7 +96,7 @@ impl Wire {
         }
     }
 
-    /// The words of pixels, behind one another.
+    /// Appends the words of pixels.
     pub(super) fn append(&self, pixels: &[u32], words: &mut Vec<u32>) {
         match &self.map {
             Map::Same => words.extend(pixels.iter().map(|pixel| pixel & 0x00ff_ffff)),
@@ -108,13 +106,13 @@ impl Wire {
         }
     }
 
-    /// The words of an area, in place of those that were there.
+    /// Replaces `words` with those of an area.
     pub(super) fn gather(&self, view: &View<'_>, words: &mut Vec<u32>) {
         words.clear();
         view.rows().for_each(|row| self.append(row, words));
     }
 
-    /// Pixels as they are sent.
+    /// Appends pixels as bytes.
     pub(super) fn write(&self, pixels: &[u32], out: &mut Vec<u8>) {
         match (&self.map, self.size) {
             (Map::Same, size) => put(pixels.iter().map(|pixel| pixel & 0x00ff_ffff), size, out),
@@ -125,7 +123,7 @@ impl Wire {
     }
 }
 
-/// Words as bytes.
+/// Appends words as bytes.
 pub(super) fn put(words: impl ExactSizeIterator<Item = u32>, size: usize, out: &mut Vec<u8>) {
     let start = out.len();
     out.resize(start + words.len() * size, 0);

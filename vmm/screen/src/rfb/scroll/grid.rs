@@ -1,27 +1,27 @@
-//! Which tiles of an area went one way, and the largest rectangles of them.
+//! Finds the largest rectangles of tiles that moved by one offset.
 
-use super::{Both, Way, number};
+use super::{Frames, Offset, number};
 use crate::rfb::picture::Area;
 use crate::rfb::tiles::{TILE, Tiles};
 
-/// The tiles of an area that went one way.
+/// The tiles of an area, compared for one offset.
 pub(super) struct Grid {
     area: Area,
     columns: usize,
-    /// Whether the tile is what was elsewhere.
+    /// Whether each tile equals its source in the old picture.
     moved: Vec<bool>,
-    /// How many changed tiles are above and to the left of a corner.
+    /// Prefix sums of `changed`: the number of changed tiles above and to the left of each corner.
     sums: Vec<usize>,
     changed: Vec<bool>,
 }
 
-/// A rectangle of tiles: columns and rows.
+/// Ranges of columns and rows of tiles.
 type Block = (std::ops::Range<usize>, std::ops::Range<usize>);
 
 impl Grid {
-    pub(super) fn new(both: &Both<'_>, area: Area, way: Way, changed: &Tiles) -> Self {
+    pub(super) fn new(frames: &Frames<'_>, area: Area, offset: Offset, changed: &Tiles) -> Self {
         let tiles = || area.pieces(TILE, TILE);
-        let moved = tiles().map(|tile| both.is_moved(tile, way)).collect();
+        let moved = tiles().map(|tile| frames.is_moved(tile, offset)).collect();
         let changed = tiles().map(|tile| changed.touches(tile)).collect();
         let columns = usize::from(area.width.div_ceil(TILE));
         let mut grid = Self { area, columns, moved, sums: Vec::new(), changed };
@@ -47,7 +47,7 @@ impl Grid {
         }
     }
 
-    /// How many tiles of a block have changed.
+    /// Number of changed tiles in a block.
     fn worth(&self, (columns, rows): &Block) -> usize {
         let sum = |column: usize, row: usize| self.sums[row * (self.columns + 1) + column];
         sum(columns.end, rows.end) + sum(columns.start, rows.start)
@@ -55,7 +55,8 @@ impl Grid {
             - sum(columns.start, rows.end)
     }
 
-    /// The rectangle that moved with the most changed tiles in it, if there are `least`.
+    /// Returns the moved rectangle with the most changed tiles, if there are at least `least` of
+    /// them.
     pub(super) fn best(&self, least: usize) -> Option<Area> {
         let (mut heights, mut best) = (vec![0; self.columns + 1], (0, (0..0, 0..0)));
         let mut open: Vec<(usize, usize)> = Vec::new();
@@ -63,7 +64,7 @@ impl Grid {
             for (height, moved) in heights.iter_mut().zip(tiles) {
                 *height = if *moved { *height + 1 } else { 0 };
             }
-            // The last height is 0, and ends all rectangles.
+            // The last height is 0 and closes all open rectangles.
             for (column, height) in heights.iter().enumerate() {
                 let mut start = column;
                 while let Some((left, high)) = open.pop_if(|it| it.1 >= *height) {
@@ -81,7 +82,7 @@ impl Grid {
         (best.0 >= least.max(1)).then(|| self.area(self.trimmed(best.1)))
     }
 
-    /// Without what did not change at its edges.
+    /// Removes rows and columns without changed tiles at the edges.
     fn trimmed(&self, (mut columns, mut rows): Block) -> Block {
         let none = |columns, rows| self.worth(&(columns, rows)) == 0;
         while none(columns.clone(), rows.start..rows.start + 1) {
@@ -109,10 +110,10 @@ impl Grid {
         Area { x: self.area.x + x, y: self.area.y + y, width, height }
     }
 
-    /// These are told.
-    pub(super) fn clear(&mut self, told: Area) {
+    /// Excludes the tiles of a reported move from further searches.
+    pub(super) fn clear(&mut self, found: Area) {
         for (at, tile) in self.area.pieces(TILE, TILE).enumerate() {
-            if told.covers(tile) {
+            if found.covers(tile) {
                 (self.moved[at], self.changed[at]) = (false, false);
             }
         }

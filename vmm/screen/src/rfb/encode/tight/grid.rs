@@ -1,49 +1,46 @@
-//! What a picture is like, in cells of 16 pixels: plain, of two colours, like a photograph, or
-//! none of these. And rectangles of cells that are alike.
+//! Classifies a picture in cells of 16 pixels (plain, two colors, photograph, others), and finds
+//! rectangles of similar cells.
 
-use crate::rfb::encode::palette::{MOST, Palette};
+use crate::rfb::encode::palette::{MAX_COLOURS, Palette};
 use crate::rfb::picture::{Area, View};
 
-/// The side of a cell.
 const SIDE: u16 = 16;
 
-/// What a cell is like.
+/// Class of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// One colour.
+    /// One color.
     Solid,
-    /// Two colours.
+    /// Two colors.
     Two,
-    /// More colours, maybe with sharp edges.
-    Some,
-    /// Many colours, and nothing that JPEG would spoil.
+    /// More colors, possibly with sharp edges.
+    Other,
+    /// Many colors, and no details that JPEG would spoil.
     Photo,
 }
 
-/// What is known of a cell.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     kind: Kind,
-    /// It is in a rectangle.
+    /// The cell is part of a rectangle.
     taken: bool,
-    /// There is an edge in it.
+    /// The cell contains an edge.
     sharp: bool,
-    /// The first two colours.
+    /// The first two colors.
     words: [u32; 2],
 }
 
 impl Cell {
-    /// Whether it is of this kind.
     fn is(&self, kind: Kind) -> bool {
         self.kind == kind
     }
 
-    /// Its colours, if there are no more than two.
-    fn few(&self) -> Option<&[u32]> {
+    /// The colors, if there are at most two.
+    fn few_colours(&self) -> Option<&[u32]> {
         match self.kind {
             Kind::Solid => Some(&self.words[..1]),
             Kind::Two => Some(&self.words),
-            Kind::Some | Kind::Photo => None,
+            Kind::Other | Kind::Photo => None,
         }
     }
 }
@@ -58,12 +55,11 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// How many cells it has.
     pub(super) const fn cells(self) -> usize {
         self.columns as usize * self.rows as usize
     }
 
-    /// Its cells.
+    /// The cells one by one.
     fn each(self) -> impl Iterator<Item = Self> {
         let columns = self.column..self.column + self.columns;
         (self.row..self.row + self.rows).flat_map(move |row| {
@@ -71,7 +67,7 @@ impl Span {
         })
     }
 
-    /// Its pixels, as a part of the area that the grid is of.
+    /// The pixels of the cells, where `of` is the area of the whole grid.
     pub(super) fn area(self, of: Area) -> Area {
         let (x, y) = (self.column * SIDE, self.row * SIDE);
         Area {
@@ -93,22 +89,21 @@ pub(in crate::rfb::encode) struct Grid {
 }
 
 impl Grid {
-    /// Looks at the pixels of an area.
+    /// Classifies the pixels of an area.
     pub(super) fn survey(&mut self, view: &View<'_>) {
         self.cells.clear();
         self.columns = view.area.width.div_ceil(SIDE);
         self.rows = view.area.height.div_ceil(SIDE);
         let pieces = view.area.pieces(SIDE, SIDE);
-        let look = |area| look(&view.of(area), &mut self.palette);
-        self.cells.extend(pieces.map(look));
+        let classify = |area| classify(&view.of(area), &mut self.palette);
+        self.cells.extend(pieces.map(classify));
     }
 
-    /// How many cells there are.
     pub(super) const fn len(&self) -> usize {
         self.cells.len()
     }
 
-    /// The first colour of a cell.
+    /// The first color of a cell.
     pub(super) fn word(&self, cell: usize) -> u32 {
         self.cells[cell].words[0]
     }
@@ -124,7 +119,7 @@ impl Grid {
         (column, row)
     }
 
-    /// Whether all cells of a span are so, and in no rectangle yet.
+    /// Whether all cells of a span fulfill a condition, and none is part of a rectangle.
     fn all(&self, span: Span, mut is: impl FnMut(&Cell) -> bool) -> bool {
         (span.row..span.row + span.rows).all(|row| {
             let start = self.at(span.column, row);
@@ -133,14 +128,19 @@ impl Grid {
         })
     }
 
-    /// Adds the colours of a span to a palette, unless they become too many, or something there
-    /// is in a rectangle already or is a photograph. Whether they were added.
+    /// Adds the colors of a span to a palette. Returns false and adds nothing if there are too
+    /// many, or if a cell is a photograph or part of a rectangle.
     pub(super) fn colours(&self, span: Span, view: &View<'_>, palette: &mut Palette) -> bool {
         let before = palette.words().len();
         let fits = self.all(span, |cell| !cell.is(Kind::Photo))
-            && span.each().all(|one| match self.cells[self.at(one.column, one.row)].few() {
-                Some(words) => palette.add_all(words, MOST),
-                None => view.of(one.area(view.area)).rows().all(|row| palette.add_all(row, MOST)),
+            && span.each().all(|one| {
+                match self.cells[self.at(one.column, one.row)].few_colours() {
+                    Some(words) => palette.add_all(words, MAX_COLOURS),
+                    None => view
+                        .of(one.area(view.area))
+                        .rows()
+                        .all(|row| palette.add_all(row, MAX_COLOURS)),
+                }
             });
         if !fits {
             palette.truncate(before);
@@ -148,7 +148,7 @@ impl Grid {
         fits
     }
 
-    /// Puts cells into a rectangle.
+    /// Marks cells as part of a rectangle.
     pub(super) fn take(&mut self, span: Span) {
         for row in span.row..span.row + span.rows {
             let start = self.at(span.column, row);
@@ -157,12 +157,12 @@ impl Grid {
         }
     }
 
-    /// A photograph that is too small for one.
-    pub(super) fn sharpen(&mut self, cell: usize) {
-        self.cells[cell].kind = Kind::Some;
+    /// Reclassifies a cell whose photograph is too small for JPEG.
+    pub(super) fn reject_photograph(&mut self, cell: usize) {
+        self.cells[cell].kind = Kind::Other;
     }
 
-    /// The span from a cell on, as far right and then as far down as each strip of it fits.
+    /// Finds a span that starts at a cell: first as wide and then as high as each added strip fits.
     pub(super) fn grow(&self, cell: usize, mut fits: impl FnMut(Span) -> bool) -> Option<Span> {
         let (column, row) = self.place(cell);
         let mut span = Span { column, row, columns: 1, rows: 1 };
@@ -180,24 +180,24 @@ impl Grid {
         Some(span)
     }
 
-    /// One colour from here on.
+    /// Finds a span of one color that starts at a cell.
     pub(super) fn plain(&self, cell: usize) -> Option<Span> {
         let word = self.word(cell);
         let same = |it: &Cell| it.kind == Kind::Solid && it.words[0] == word;
         self.grow(cell, |strip| self.all(strip, same))
     }
 
-    /// A photograph from here on.
+    /// Finds a photograph that starts at a cell.
     pub(super) fn photograph(&self, cell: usize) -> Option<Span> {
         self.grow(cell, |strip| self.all(strip, |it| it.kind == Kind::Photo))
     }
 
-    /// At most two colours from here on.
+    /// Finds a span of at most two colors that starts at a cell.
     pub(super) fn mono(&self, cell: usize) -> Option<Span> {
         let (mut words, mut count) = ([0; 2], 0);
         let mut known = |it: &Cell| {
-            let mut words_of = it.few().unwrap_or_default().iter();
-            it.few().is_some()
+            let mut words_of = it.few_colours().unwrap_or_default().iter();
+            it.few_colours().is_some()
                 && words_of.all(|word| {
                     if !words[..count].contains(word) {
                         if count == words.len() {
@@ -212,8 +212,8 @@ impl Grid {
         self.grow(cell, |strip| self.all(strip, &mut known))
     }
 
-    /// Holes in photographs become part of them, where there is no edge.
-    pub(super) fn close(&mut self) {
+    /// Makes cells that photographs surround part of them, unless they contain an edge.
+    pub(super) fn fill_holes(&mut self) {
         for cell in 0..self.cells.len() {
             let it = self.cells[cell];
             if it.taken || it.sharp || it.kind == Kind::Photo {
@@ -237,8 +237,8 @@ impl Grid {
     }
 }
 
-/// Looks at one cell.
-fn look(view: &View<'_>, palette: &mut Palette) -> Cell {
+/// Classifies one cell.
+fn classify(view: &View<'_>, palette: &mut Palette) -> Cell {
     let first = view.row(0)[0];
     let mut cell = Cell { kind: Kind::Solid, taken: false, sharp: false, words: [first; 2] };
     let Some(other) = view.rows().find_map(|row| another(row, first)) else { return cell };
@@ -251,7 +251,7 @@ fn look(view: &View<'_>, palette: &mut Palette) -> Cell {
         cell.kind = Kind::Two;
         return cell;
     }
-    cell.kind = Kind::Some;
+    cell.kind = Kind::Other;
     let pairs = view.area.pixels() - usize::from(view.area.height);
     let equal = count(view, |one, next| one == next);
     if 4 * equal >= 3 * pairs {
@@ -259,19 +259,20 @@ fn look(view: &View<'_>, palette: &mut Palette) -> Cell {
     }
     let sharp = count(view, is_edge);
     cell.sharp = sharp > 0 || is_edge_between(view);
-    // Soft everywhere, or different everywhere. Text is neither: it has edges, and paper.
+    // Soft everywhere, or different everywhere. Text is neither: it has edges and a plain
+    // background.
     let enough = if 16 * sharp < pairs { view.area.pixels() / 12 } else { pairs / 3 };
     if (16 * sharp < pairs || 4 * equal < pairs) && !(cell.sharp && is_partly_text(view, palette)) {
         palette.clear();
-        // Counting ends where it is clear.
-        if !view.rows().all(|row| palette.add_all(row, enough.clamp(1, MOST))) {
+        // Counting stops as soon as there are enough.
+        if !view.rows().all(|row| palette.add_all(row, enough.clamp(1, MAX_COLOURS))) {
             cell.kind = Kind::Photo;
         }
     }
     cell
 }
 
-/// How many pixels and their right neighbours are so.
+/// Counts pixels that fulfill a condition with their right neighbor.
 fn count(view: &View<'_>, is: impl Fn(u32, u32) -> bool) -> usize {
     let row = |row: &[u32]| {
         let pairs = row.iter().zip(&row[1..]);
@@ -280,7 +281,7 @@ fn count(view: &View<'_>, is: impl Fn(u32, u32) -> bool) -> usize {
     view.rows().map(row).sum::<u32>() as usize
 }
 
-/// The first other colour, found where there mostly is none.
+/// Finds the first other color. Mostly all pixels are equal, so that is checked first.
 fn another(row: &[u32], first: u32) -> Option<u32> {
     let different = row.iter().fold(0, |all, word| all | (word ^ first));
     if different == 0 {
@@ -289,7 +290,7 @@ fn another(row: &[u32], first: u32) -> Option<u32> {
     row.iter().copied().find(|word| *word != first)
 }
 
-/// Whether there is an edge between some row and the next.
+/// Whether there is an edge between two neighboring rows.
 fn is_edge_between(view: &View<'_>) -> bool {
     let edges = |(upper, lower): (&[u32], &[u32])| {
         let pairs = upper.iter().zip(lower);
@@ -298,18 +299,19 @@ fn is_edge_between(view: &View<'_>) -> bool {
     view.rows().zip(view.rows().skip(1)).any(edges)
 }
 
-/// Whether a part of a cell is not like a photograph, though the cell is: it is at the edge of one.
+/// Whether a part of a cell does not resemble a photograph although the whole does, as at the edge
+/// of a photograph.
 fn is_partly_text(view: &View<'_>, palette: &mut Palette) -> bool {
-    let mut few = |area: Area| {
+    let mut few_colours = |area: Area| {
         palette.clear();
         view.of(area).rows().all(|row| palette.add_all(row, area.pixels() / 4))
     };
     let strips = |width, height| view.area.pieces(width, height);
-    view.rows().any(has_paper) || strips(SIDE, 4).chain(strips(4, SIDE)).any(&mut few)
+    view.rows().any(has_paper) || strips(SIDE, 4).chain(strips(4, SIDE)).any(&mut few_colours)
 }
 
-/// Whether a row is paper somewhere, with or without ink: what is beside a photograph, and would
-/// not look well as a part of it.
+/// Whether a row has plain background somewhere, with or without text. It lies beside a photograph,
+/// and would look bad as a part of it.
 fn has_paper(row: &[u32]) -> bool {
     row.chunks_exact(8).any(|part| {
         let pairs = || part.iter().zip(&part[1..]);
@@ -318,10 +320,10 @@ fn has_paper(row: &[u32]) -> bool {
     })
 }
 
-/// A step of more than this in a colour is an edge.
+/// A larger difference in one color is an edge.
 const EDGE: u32 = 32;
 
-/// Whether some colour of two pixels is far from the other's.
+/// Whether two pixels differ by more than `EDGE` in some color.
 fn is_edge(one: u32, next: u32) -> bool {
     let far = |shift: u32| {
         let [one, next] = [one, next].map(|it| it >> shift & 0xff);
