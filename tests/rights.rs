@@ -45,7 +45,7 @@ enum Separation {
     SameUser,
 }
 
-/// The way that works on this host. Reports the test as skipped if there is none.
+/// The way that works on this host. Reports the test as skipped if none does.
 fn separation(test: &str) -> Option<Separation> {
     let reason = if Situation::of_this_host() == Situation::None {
         "there is no usable /dev/kvm"
