@@ -126,7 +126,7 @@ fn firmware_is_used(release: &str) -> anyhow::Result<()> {
     let mut desk = Desk::start(&LAB, guest().memory("256M").firmware(code, vars), BOOT)?;
     let mut viewer = Viewer::new(desk.vnc, &[])?;
     viewer.look_at(SIZE.0, SIZE.1);
-    let font = learn(&mut viewer).with_context(|| desk.running.complaints())?;
+    let font = learn(&mut viewer).with_context(|| desk.running.stderr())?;
     say!("{} letters are known", font.known());
     // The line is no command: the shell's error message consists of letters that were just learned.
     viewer.press(Key::Enter)?;

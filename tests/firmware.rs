@@ -229,7 +229,7 @@ fn has_a_usable_store_whenever_it_was_killed(stock: &Stock) -> anyhow::Result<()
         shell.running.kill_after(after);
         shell.running.send("")?;
         let status = shell.running.wait(SOON)?;
-        ensure!(status.signal() == Some(9), "{status}: {}", shell.running.complaints());
+        ensure!(status.signal() == Some(9), "{status}: {}", shell.running.stderr());
         // A copy of the store, for inspection after a failure.
         let evidence = lab::shared()?.join("killed.fd");
         fs::copy(stock.folder.path().join("vars.fd"), &evidence)?;

@@ -146,7 +146,7 @@ fn passt(folder: &Path) -> anyhow::Result<Service> {
     let mut command = process::Command::new(lab::asset("PASST")?);
     let words = ["--foreground", "--quiet", "--ipv4-only", "--interface", "up0", "--socket"];
     let mut service = Service::start(command.args(words).arg(&socket))?;
-    service.makes(&socket, SOON)?;
+    service.wait_for_file(&socket, SOON)?;
     Ok(service)
 }
 
@@ -233,7 +233,7 @@ impl Lan {
 
     /// Sends data to the guest and back, and reports the times.
     fn carry(&mut self, name: &str, route: &Route, length: usize) -> anyhow::Result<()> {
-        let carried = route.carries(&mut self.booted, &noise(length));
+        let carried = route.check_transfer(&mut self.booted, &noise(length));
         let TransferTimes { to_guest, from_guest } = carried.with_context(|| name.to_owned())?;
         let kib = length >> 10;
         say!("{name}: {kib} KiB to the guest in {to_guest:.1?}, and back in {from_guest:.1?}");
@@ -496,7 +496,7 @@ impl Lan {
 
     /// Threads that poll while there is traffic stop by themselves.
     fn sleeps(&mut self) -> anyhow::Result<()> {
-        let part = idle::rests(self.booted.running.pid(), "net-", 0.01)?;
+        let part = idle::wait_until_idle(self.booted.running.pid(), "net-", 0.01)?;
         say!("idle: all pairs of queues use {:.2} % of a processor", part * 100.0);
         Ok(())
     }

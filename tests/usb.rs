@@ -565,7 +565,7 @@ fn follows_a_cd(booted: &mut Booted, folder: &Path) -> anyhow::Result<()> {
 
 /// The thread only wakes when Linux polls for media changes, every two seconds.
 fn rests_when_nothing_happens(booted: &Booted) -> anyhow::Result<()> {
-    let part = idle::rests(booted.running.pid(), "xhci", 0.01)?;
+    let part = idle::wait_until_idle(booted.running.pid(), "xhci", 0.01)?;
     say!("the controller's thread uses {:.2} % of a processor without input", part * 100.0);
     Ok(())
 }

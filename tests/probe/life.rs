@@ -76,7 +76,7 @@ fn the_control_socket_pauses_resumes_and_resets() {
     assert_eq!(it.ask(&Command::Status)["state"], "paused");
     let resets = it.ask(&Command::Status)["resets"].clone();
     // After this, all output has passed the pipe.
-    it.machine.rests().expect("a paused machine");
+    it.machine.wait_until_idle().expect("a paused machine");
     let before = it.machine.stdout.text();
     thread::sleep(Duration::from_millis(500));
     assert_eq!(it.machine.stdout.text(), before, "a paused guest still runs");
@@ -291,7 +291,7 @@ fn an_idle_guest_costs_nothing() {
     }
     let mut machine = Running::vmm(&["run", "--cpus", "2", "--cmdline", "then=halt"]).expect("vmm");
     machine.says(LAST, 1).expect("a run");
-    let part = machine.rests().expect("an idle machine");
+    let part = machine.wait_until_idle().expect("an idle machine");
     eprintln!("idle: {part:.5} of a processor");
 }
 
@@ -321,7 +321,7 @@ fn an_idle_machine_with_all_devices_costs_nothing() {
         it.machine.says(LAST, 1).expect("a run");
         let report = report(&it.machine.stdout.text()).expect("a report");
         assert_eq!(report["ok"], true, "{report}");
-        let part = it.machine.rests().expect("an idle machine");
+        let part = it.machine.wait_until_idle().expect("an idle machine");
         eprintln!("idle with all devices, after {}: {part:.5} of a processor", kinds[0]);
     }
 }

@@ -91,7 +91,7 @@ fn the_page_is_there_at_once_and_tells_what_was_found() {
         let lines = typed.all(body);
         let keys: Vec<_> = find(&lines, "Keys").expect("keys").split_whitespace().collect();
         assert_eq!(keys, ["Keys", "A", "Left", "Shift", "B", "F5", "1"]);
-        machine.rests().expect("an idle machine");
+        machine.wait_until_idle().expect("an idle machine");
         client.ask(&Command::Quit).expect("an answer");
         assert_eq!(machine.wait(PATIENCE).expect("an end"), 0);
     }

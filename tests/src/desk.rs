@@ -54,8 +54,8 @@ impl Desk {
         let desk = Self { running, vnc, web, _folder: folder };
         let end = Instant::now() + within;
         for door in ["vnc: listening", "web: listening"] {
-            while !desk.running.complaints().contains(door) {
-                ensure!(Instant::now() < end, "no {door}: {}", desk.running.complaints());
+            while !desk.running.stderr().contains(door) {
+                ensure!(Instant::now() < end, "no {door}: {}", desk.running.stderr());
                 sleep(Duration::from_millis(100));
             }
         }

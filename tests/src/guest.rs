@@ -254,7 +254,7 @@ impl Running {
         within: Duration,
     ) -> anyhow::Result<(usize, String)> {
         let found = self.console.expect_any(words, within);
-        found.with_context(|| format!("{}\n{}", self.complaints(), self.position()))
+        found.with_context(|| format!("{}\n{}", self.stderr(), self.position()))
     }
 
     /// The guest's registers, if it still answers: read twice, so that a loop is visible, with the
@@ -275,7 +275,7 @@ impl Running {
     ///
     /// When the program has ended.
     pub fn send(&mut self, line: &str) -> anyhow::Result<()> {
-        self.console.send(line).with_context(|| self.complaints())
+        self.console.send(line).with_context(|| self.stderr())
     }
 
     /// The process ID.
@@ -284,7 +284,7 @@ impl Running {
     }
 
     /// The program's standard error.
-    pub fn complaints(&self) -> String {
+    pub fn stderr(&self) -> String {
         let text = fs::read_to_string(self.folder.path().join("stderr")).unwrap_or_default();
         format!("{:?} wrote to standard error: {}", self.machine, text.trim_end())
     }
@@ -296,7 +296,7 @@ impl Running {
     /// When the machine refuses, or is QEMU's.
     pub fn ask(&self, command: &control::Command) -> anyhow::Result<Value> {
         ensure!(self.machine == Machine::Transom, "QEMU has no control socket of ours");
-        Client::connect(&self.control)?.ask(command).with_context(|| self.complaints())
+        Client::connect(&self.control)?.ask(command).with_context(|| self.stderr())
     }
 
     /// The picture on our machine's display.
@@ -305,7 +305,7 @@ impl Running {
     ///
     /// When the machine has no display, or the display is off.
     pub fn screenshot(&self) -> anyhow::Result<(Picture, Vec<u8>)> {
-        Client::connect(&self.control)?.screenshot().with_context(|| self.complaints())
+        Client::connect(&self.control)?.screenshot().with_context(|| self.stderr())
     }
 
     /// The number of resets since the start.
@@ -346,11 +346,7 @@ impl Running {
     /// When the process had ended by itself.
     pub fn kill(mut self) -> anyhow::Result<()> {
         let ended = self.child.try_wait()?;
-        ensure!(
-            ended.is_none(),
-            "the process had ended by itself: {ended:?}\n{}",
-            self.complaints()
-        );
+        ensure!(ended.is_none(), "the process had ended by itself: {ended:?}\n{}", self.stderr());
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
@@ -368,11 +364,7 @@ impl Running {
                 return Ok(status);
             }
             if Instant::now() > end {
-                bail!(
-                    "still running after {within:?}\n{}\n{}",
-                    self.complaints(),
-                    self.console.tail()
-                );
+                bail!("still running after {within:?}\n{}\n{}", self.stderr(), self.console.tail());
             }
             sleep(Duration::from_millis(10));
         }
@@ -385,7 +377,7 @@ impl Running {
     /// When it ends with another status, or not in time.
     pub fn ends_with(&mut self, status: i32, within: Duration) -> anyhow::Result<()> {
         let ended = self.wait(within)?;
-        let tail = || format!("{}\n{}", self.complaints(), self.console.tail());
+        let tail = || format!("{}\n{}", self.stderr(), self.console.tail());
         ensure!(ended.code() == Some(status), "{ended}, not {status}\n{}", tail());
         Ok(())
     }

@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 /// # Errors
 ///
 /// When the process ends, has no such thread, or does not become idle.
-pub fn rests(process: u32, named: &str, limit: f64) -> Result<f64> {
+pub fn wait_until_idle(process: u32, named: &str, limit: f64) -> Result<f64> {
     let mut seen = Vec::new();
     // The kernel's worker threads of a ring end after five idle seconds, one after the other, and
     // each takes its time with it.

@@ -111,7 +111,7 @@ impl Service {
     /// # Errors
     ///
     /// When the program ends, or does not make the file in time. The error has its output.
-    pub fn makes(&mut self, file: &Path, within: Duration) -> anyhow::Result<()> {
+    pub fn wait_for_file(&mut self, file: &Path, within: Duration) -> anyhow::Result<()> {
         let start = Instant::now();
         while !file.exists() {
             let said = || fs::read_to_string(self.log.path()).unwrap_or_default();
@@ -272,7 +272,11 @@ impl Route {
     /// # Errors
     ///
     /// When the data differs, or does not arrive in time.
-    pub fn carries(&self, booted: &mut Booted, data: &[u8]) -> anyhow::Result<TransferTimes> {
+    pub fn check_transfer(
+        &self,
+        booted: &mut Booted,
+        data: &[u8],
+    ) -> anyhow::Result<TransferTimes> {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).context("a server")?;
         let (host, port) = (self.host, listener.local_addr()?.port());
         // With dd, because nc alone reads and writes 1 KiB at a time.

@@ -282,8 +282,8 @@ impl Running {
     /// # Errors
     ///
     /// When the process is gone, or does not become idle.
-    pub fn rests(&self) -> Result<f64> {
-        idle::rests(self.child.id(), "", IDLE)
+    pub fn wait_until_idle(&self) -> Result<f64> {
+        idle::wait_until_idle(self.child.id(), "", IDLE)
     }
 
     /// The program's memory in KiB, like the function `memory_kib`.
