@@ -1,5 +1,5 @@
-//! The screen in a real browser: the probe's page at once, hands, windows, doors, proxies, and what
-//! it looks like. Pictures of each state are kept in the target folder, in `tmp/browser`.
+//! The screen in a real browser: the probe's page, keyboard and pointer, windows, login, proxies,
+//! and appearance. Screenshots of each state are saved in `tmp/browser` in the target folder.
 #![forbid(unsafe_code)]
 
 #[path = "browser/door.rs"]
@@ -24,12 +24,12 @@ use transom_tests::print::{PAGES, Picture, find, says};
 use transom_tests::program::{PATIENCE, Running, not_run};
 use vmm::kvm::Situation;
 
-/// A page is connected to its machine.
+/// True when the page is connected to its machine.
 const CONNECTED: &str = "document.body.dataset.state == 'connected'";
-/// A page waits for its machine to come back.
+/// True while the page waits for its machine to come back.
 const WAITING: &str = "document.body.dataset.state == 'waiting'";
 
-/// Whether a test can run here.
+/// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {
     let reason = if Situation::of_this_host() == Situation::None {
         "there is no usable /dev/kvm"
@@ -42,18 +42,19 @@ fn runs_here(test: &str) -> bool {
     false
 }
 
-/// A browser, and a folder for the test.
+/// Starts a browser, with a folder for the test.
 fn browser() -> Result<(Browser, TempDir)> {
     let folder = tempfile::tempdir()?;
     Ok((Browser::new(&folder.path().join("profile"))?, folder))
 }
 
-/// Where pictures are kept.
+/// The folder for screenshots.
 fn album() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("browser")
 }
 
-/// The probe in a machine whose screen is at `web`, and the address that it says.
+/// Starts a machine with the probe and its web port at `web`, and returns the address that it
+/// reports.
 fn machine(web: &str, more: &[&str]) -> Result<(Running, String)> {
     let words = [&["run", "--web", web][..], more].concat();
     let machine = Running::vmm(&words)?;
@@ -70,7 +71,7 @@ fn machine(web: &str, more: &[&str]) -> Result<(Running, String)> {
     }
 }
 
-/// Waits until the picture in the browser is as it should be.
+/// Waits until the picture in the browser satisfies a condition.
 fn until(browser: &mut Browser, enough: impl Fn(&Picture) -> bool) -> Result<Picture> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -80,18 +81,18 @@ fn until(browser: &mut Browser, enough: impl Fn(&Picture) -> bool) -> Result<Pic
         }
         if Instant::now() > deadline {
             let lines = browser.picture(usize::MAX >> 1)?.map(|it| it.all(PAGES[0].2));
-            bail!("the picture is {lines:#?}");
+            bail!("timeout; the picture shows {lines:#?}");
         }
         thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Waits until the probe is done with its checks, and for hands.
+/// Waits until the probe has finished its checks and waits for input.
 fn ready(browser: &mut Browser) -> Result<()> {
     until(browser, |it| find(&it.all(PAGES[0].2), "Mouse").is_some()).map(|_| ())
 }
 
-/// Waits until the probe says that after a label.
+/// Waits until the line with a label contains a text.
 fn reads(browser: &mut Browser, label: &str, text: &str) -> Result<()> {
     until(browser, says(PAGES[0].2, label, text)).map(|_| ())
 }

@@ -1,5 +1,5 @@
-//! Pods as clusters run them, each with a Linux that is on the disk of its volume: restricted, with
-//! a tap, and with all rights. They are seen from outside: ports, names, packets, and their end.
+//! Pods as clusters run them, each with a Linux on the disk of its volume: restricted, with a tap,
+//! and privileged. They are checked from outside: ports, names, packets, and shutdown.
 #![forbid(unsafe_code)]
 
 #[path = "cluster/agent.rs"]
@@ -26,7 +26,7 @@ use self::pod::{ALL, BOOT, Pod, Profile, line};
 use self::town::{GIVE, MTU, OUTSIDE, OUTSIDE_6, TAKE, Town, WHO, data, six};
 
 const ASSETS: &[&str] = &["POD_DISK", "BOOT_CD", "OVMF_CODE_12"];
-/// As the pods are told by TIMEOUT.
+/// The grace period of the pods' TIMEOUT.
 const BUDGET: Duration = Duration::from_secs(90);
 
 fn main() -> ExitCode {
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     Suite { lab: Lab { mib: 4096, seconds: 1800, assets: ASSETS }, tests }.main()
 }
 
-/// Pod Security "restricted".
+/// Pod Security level "restricted".
 const RESTRICTED: Profile = Profile {
     name: "restricted",
     last: 9,
@@ -55,7 +55,7 @@ const RESTRICTED: Profile = Profile {
         agent::HEARS,
     ],
 };
-/// As deploy/kubernetes/tap gives it.
+/// The rights that deploy/kubernetes/tap gives.
 const TAP: Profile = Profile {
     name: "tap",
     last: 10,
@@ -66,7 +66,7 @@ const TAP: Profile = Profile {
     medium: false,
     words: &["VNC_PORT=5900", "HOST=BOB", "DISK_TYPE=blk", "BOOT_MODE=windows_secure"],
 };
-/// The first, with a CD that something is installed from.
+/// Like RESTRICTED, with an installation CD.
 const MEDIUM: Profile =
     Profile { name: "medium", last: 12, medium: true, words: &["NETWORK=user"], ..RESTRICTED };
 /// A privileged container.
@@ -94,7 +94,7 @@ fn side_by_side() -> anyhow::Result<()> {
     }
     let [(_, restricted, guest), (_, compatible, _)] = pods;
     let mut pod = compatible?;
-    // Its guest switches itself off, while nobody asked.
+    // The guest switches itself off, without a request from outside.
     pod.order(&town, "poweroff -f")?;
     let status = pod.ends(BUDGET)?;
     ensure!(status == 0, "{status}: {}", pod.log());
@@ -121,46 +121,50 @@ fn with_a_tap() -> anyhow::Result<()> {
 fn from_a_medium() -> anyhow::Result<()> {
     let town = Town::new()?;
     let mut pod = Pod::start(&town, &MEDIUM)?;
-    // Nobody but the pod presses one.
+    // The pod itself presses the key that the CD waits for.
     pod.says("a key was pressed", 1, BOOT)?;
-    ensure!(!pod.volume.join("windows.boot").exists(), "the CD is the disk: {}", pod.log());
-    // Who installs is not asked.
+    ensure!(
+        !pod.volume.join("windows.boot").exists(),
+        "the CD was taken for the disk: {}",
+        pod.log()
+    );
+    // A guest that is being installed is not asked to shut down.
     let start = Instant::now();
     pod.signal(Signal::TERM)?;
     let status = pod.ends(BUDGET)?;
     ensure!(status == 143, "{status}: {}", pod.log());
     ensure!(pod.said("asked to shut down") == 0, "{}", pod.log());
-    say!("{}: it ends after {:.1} s", pod.name, start.elapsed().as_secs_f64());
+    say!("{}: ended after {:.1} s", pod.name, start.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// The guest starts its machine again, and is there as before.
+/// Reboots the guest's machine, and checks that the guest serves again.
 fn restarts(town: &Town, pod: &mut Pod, guest: &str) -> anyhow::Result<()> {
     let (start, times) = (Instant::now(), pod.said("the guest serves"));
     pod.order(town, "reboot -f")?;
     pod.says("the guest serves", times + 1, BOOT)?;
     pod.until(town, ("/readyz", 200), BOOT)?;
     is_reached(town, pod, guest).context("after a new start")?;
-    say!("{}: a new start takes {:.1} s", pod.name, start.elapsed().as_secs_f64());
+    say!("{}: restarted in {:.1} s", pod.name, start.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// A part of what is looked at, with the name of the guest.
+/// A check of a running pod; the last parameter is the guest's name.
 type Step = fn(&Town, &Pod, &str) -> anyhow::Result<()>;
 
-/// All that is true of a pod while it runs.
+/// Checks a running pod.
 fn serves(town: &Town, profile: &Profile, pod: &mut Pod, guest: &str) -> anyhow::Result<()> {
     pod.until(town, ("/healthz", 200), BOOT)?;
     pod.until(town, ("/readyz", 200), BOOT)?;
     say!("{}: the guest is ready {:.1} s after its pod's start", pod.name, pod.age());
-    // The lab's processor gives a kernel wrong flags at times: it starts again then.
-    say!("{}: {} panics of its kernel", pod.name, pod.said("Kernel panic"));
+    // The lab's processor sometimes gives a kernel wrong flags; the machine then starts again.
+    say!("{}: {} kernel panics", pod.name, pod.said("Kernel panic"));
     pod.says("the guest serves", 1, BOOT)?;
     let steps: [(&str, Step); 5] = [
-        ("what is reached from outside", is_reached),
-        ("what is kept", keeps),
-        ("names, and the lease", knows_names),
-        ("what the guest reaches", reaches),
+        ("access from outside", is_reached),
+        ("the pod's own ports", keeps),
+        ("DNS and DHCP", knows_names),
+        ("access from the guest", reaches),
         ("IPv6", knows_ipv6),
     ];
     for (name, step) in steps {
@@ -168,39 +172,42 @@ fn serves(town: &Town, profile: &Profile, pod: &mut Pod, guest: &str) -> anyhow:
         step(town, pod, guest).context(name)?;
         say!("{}: {name}: {:.1} s", pod.name, start.elapsed().as_secs_f64());
     }
-    ensure!(pod.page(town, "/startupz")?.0 == 200, "it has not started");
-    is_nobody(profile, pod).context("what the process of the machine may")?;
+    ensure!(pod.page(town, "/startupz")?.0 == 200, "/startupz is not 200");
+    has_no_rights(profile, pod).context("the rights of the machine's process")?;
     let [ours, machine] = pod.processes()?.map(|it| memory_kib(it, "Pss"));
     let name = pod.name;
-    say!("{name}: PSS of `transom` {} KiB, of `vmm` {} KiB without the guest's", ours?, machine?);
-    ensure!(pod.volume.join("windows.boot").exists(), "nobody wrote down that it started");
-    is_secure_if_said(profile, pod)
+    say!("{name}: PSS of `transom` {} KiB, of `vmm` {} KiB without guest RAM", ours?, machine?);
+    ensure!(pod.volume.join("windows.boot").exists(), "no windows.boot after the guest started");
+    has_secure_boot_as_configured(profile, pod)
 }
 
-/// The guest's own kernel tells, and the volume remembers.
-fn is_secure_if_said(profile: &Profile, pod: &Pod) -> anyhow::Result<()> {
+/// Secure Boot and TPM are as configured, in the guest's kernel log and on the volume.
+fn has_secure_boot_as_configured(profile: &Profile, pod: &Pod) -> anyhow::Result<()> {
     let secure = profile.words.contains(&"BOOT_MODE=windows_secure");
     let (words, memory) = match secure {
         true => (["Secure Boot: enabled", "TPM: 2"], "windows_secure.vars"),
         false => (["Secure Boot: disabled", "TPM: none"], "windows.vars"),
     };
-    // A kernel that starts anew says it anew.
+    // The kernel reports it again after each start.
     for words in words {
         ensure!(pod.said(words) > 0, "no {words:?}: {}", pod.log());
     }
     let opposite = if secure { "Secure Boot: disabled" } else { "Secure Boot: enabled" };
     ensure!(pod.said(opposite) == 0, "{opposite}: {}", pod.log());
     if secure {
-        has_nothing(pod.child("swtpm")?, 10002).context("what the TPM may")?;
+        has_nothing(pod.child("swtpm")?, 10002).context("the rights of the TPM")?;
     }
     let kept = fs::metadata(pod.volume.join("windows_secure.tpm"));
-    ensure!(kept.is_ok_and(|it| it.len() > 0) == secure, "the memory of the TPM");
+    ensure!(kept.is_ok_and(|it| it.len() > 0) == secure, "the TPM's state file");
     ensure!(pod.volume.join(memory).exists(), "no {memory}");
-    ensure!(pod.volume.join("windows.mode").exists() == secure, "the mode is remembered wrongly");
+    ensure!(
+        pod.volume.join("windows.mode").exists() == secure,
+        "windows.mode: secure={secure} expected"
+    );
     Ok(())
 }
 
-/// A connection request as a client of remote desktops sends it (MS-RDPBCGR 2.2.1.1).
+/// The connection request of a remote desktop client (MS-RDPBCGR 2.2.1.1).
 const REQUEST: [u8; 19] = [3, 0, 0, 19, 14, 0xe0, 0, 0, 0, 0, 0, 1, 0, 8, 0, 3, 0, 0, 0];
 
 fn is_reached(town: &Town, pod: &Pod, guest: &str) -> anyhow::Result<()> {
@@ -208,19 +215,19 @@ fn is_reached(town: &Town, pod: &Pod, guest: &str) -> anyhow::Result<()> {
     let desktop = town.outside.ask((pod.address, 3389), REQUEST)?;
     ensure!(desktop.get(5) == Some(&0xd0) && desktop.len() > 19, "3389: {desktop:?}");
     let name = text(desktop[19..].to_vec());
-    ensure!(name.trim() == guest, "the desktop of {name:?}, not of {guest}");
+    ensure!(name.trim() == guest, "reached the desktop of {name:?}, not of {guest}");
     let said = text(town.outside.ask((pod.address, 8443), "")?);
     ensure!(said.trim() == format!("guest {guest}"), "8443: {said:?}");
     let said = town.outside.call((pod.address, 5000), "hello\n")?;
     ensure!(said.trim() == format!("guest {guest} heard hello"), "5000/udp: {said:?}");
-    // As `kubectl port-forward` comes: from the pod itself.
+    // `kubectl port-forward` connects from within the pod.
     let desktop = pod.space.ask((Ipv4Addr::LOCALHOST, 3389), REQUEST)?;
     ensure!(desktop.ends_with(format!("{guest}\n").as_bytes()), "port-forward: {desktop:?}");
     Ok(())
 }
 
 fn keeps(town: &Town, pod: &Pod, _: &str) -> anyhow::Result<()> {
-    // The guest listens on all of these.
+    // The guest listens on all of these ports too.
     for port in [5900, 7149, 8006] {
         let said = pod.guest(town, &format!("nc 127.0.0.1 {port}"))?;
         ensure!(said.starts_with("guest "), "in the guest, {port}: {said:?}");
@@ -254,7 +261,7 @@ fn knows_names(town: &Town, pod: &Pod, guest: &str) -> anyhow::Result<()> {
     ensure!(said.trim().ends_with(guest), "{said}");
     for (name, address) in [
         ("www.example", "10.88.0.1"),
-        // By the guest's own search, and by ours, which is for names with dots.
+        // By the guest's search domain, and by the pod's, which applies to names with dots.
         ("web", "10.88.0.50"),
         ("web.other", "10.88.0.51"),
         ("web.svc.cluster.local", "10.88.0.50"),
@@ -264,7 +271,7 @@ fn knows_names(town: &Town, pod: &Pod, guest: &str) -> anyhow::Result<()> {
     }
     let said = pod.guest(town, "nslookup none.example")?;
     ensure!(said.contains("NXDOMAIN"), "{said}");
-    // What the pod's own interface takes; of user mode only data leaves, in packets of the pod's.
+    // The MTU of the pod's interface. In user mode, only data leaves, in packets of the pod.
     let wanted = if pod.said("user mode") > 0 { 1500 } else { MTU };
     let said = pod.guest(town, "cat /sys/class/net/eth0/mtu")?;
     ensure!(said.trim() == wanted.to_string(), "an MTU of {said}");
@@ -273,7 +280,7 @@ fn knows_names(town: &Town, pod: &Pod, guest: &str) -> anyhow::Result<()> {
 
 fn reaches(town: &Town, pod: &Pod, _: &str) -> anyhow::Result<()> {
     let seen = format!("outside hears {}", pod.address);
-    // A datagram may be lost, and what asks leaves when there is no answer for two seconds.
+    // A datagram may be lost: nc gives up after two seconds without an answer, and is run again.
     let call = format!("(echo hello; sleep 2) | nc.openbsd -u -W 1 {OUTSIDE} {WHO}");
     let calls = format!("for i in 1 2 3 4 5; do said=$( {call}); [ -z \"$said\" ] || break; done");
     for words in [format!("nc www.example {WHO}"), format!("{calls}; echo $said")] {
@@ -286,13 +293,14 @@ fn reaches(town: &Town, pod: &Pod, _: &str) -> anyhow::Result<()> {
     }
     let data = data();
     let said = pod.guest(town, &format!("nc {OUTSIDE} {GIVE} > /data; md5sum < /data"))?;
-    ensure!(said.starts_with(&checksum(&data)?), "not what was sent: {said}");
+    ensure!(said.starts_with(&checksum(&data)?), "the guest received other data: {said}");
     let said = pod.guest(town, &format!("cat /data | nc {OUTSIDE} {TAKE}"))?;
-    ensure!(said == "all of it", "what comes back: {said}");
+    ensure!(said == "all of it", "the data came back changed: {said}");
     Ok(())
 }
 
-/// By IPv6 the desktop is reached in any mode. In user mode the guest has what the pod has.
+/// By IPv6, the desktop is reachable in every mode. In user mode, the guest has the pod's IPv6
+/// access.
 fn knows_ipv6(town: &Town, pod: &Pod, guest: &str) -> anyhow::Result<()> {
     let own = six(pod.address.octets()[3].into());
     let desktop = town.outside.ask((own, 3389), REQUEST)?;
@@ -307,7 +315,7 @@ fn knows_ipv6(town: &Town, pod: &Pod, guest: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A process is this user, and has no right.
+/// The process runs as this user, without any capability.
 fn has_nothing(process: u32, user: u32) -> anyhow::Result<()> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
     let user = [(); 4].map(|()| user.to_string()).join(" ");
@@ -327,14 +335,14 @@ fn has_nothing(process: u32, user: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whoever breaks out of the machine is nobody.
-fn is_nobody(profile: &Profile, pod: &Pod) -> anyhow::Result<()> {
+/// The machine's process has no rights, in case a guest breaks out.
+fn has_no_rights(profile: &Profile, pod: &Pod) -> anyhow::Result<()> {
     let [_, machine] = pod.processes()?;
     has_nothing(machine, 10001)?;
     let bounding = line(&fs::read_to_string(format!("/proc/{machine}/status"))?, "CapBnd")?;
     ensure!(bounding == "0000000000000000", "CapBnd is {bounding}");
     let links = fs::read_to_string(format!("/proc/{machine}/net/dev"))?;
-    // Who may make no namespace stays in the pod's, but has no system calls for it.
+    // A pod that cannot make namespaces stays in its own, but seccomp blocks the network.
     let alone = !links.contains("eth0") && !links.contains("qemu");
     ensure!(alone == profile.privileged, "the network of the machine's process: {links}");
     let said = pod.exec(&["/transom/transom", "probe", "ready"])?;
@@ -342,7 +350,7 @@ fn is_nobody(profile: &Profile, pod: &Pod) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Looks at something of a pod, and tells how long that takes.
+/// Runs a check and reports its duration.
 fn timed(
     pod: &mut Pod,
     what: &str,
@@ -354,17 +362,17 @@ fn timed(
     Ok(())
 }
 
-/// What guests say that end.
+/// The guest's messages on a shutdown.
 const BY_BUTTON: &str = "the button was pressed";
 const BY_AGENT: &str = "the agent was asked: shutdown";
 
-/// A cluster tells it to end, and its guest hears that in its way.
+/// Stops the pod as a cluster does, and checks how its guest was asked to shut down.
 fn stops(pod: &mut Pod, why: &str) -> anyhow::Result<()> {
     let start = Instant::now();
     pod.signal(Signal::TERM)?;
     let status = pod.ends(BUDGET)?;
     let took = start.elapsed();
-    say!("{}: it ends after {:.1} s", pod.name, took.as_secs_f64());
+    say!("{}: ended after {:.1} s", pod.name, took.as_secs_f64());
     ensure!(status == 143 && took < BUDGET, "{status} after {took:?}: {}", pod.log());
     ensure!(pod.log().contains(why), "{}", pod.log());
     ensure!(why == BY_AGENT || pod.said(BY_AGENT) == 0, "{}", pod.log());

@@ -1,8 +1,8 @@
-//! The same Linux guest under the same firmware on QEMU's q35, which is known to run Windows, and
-//! on our machine: what differs is meant, and `compare/expected.txt` says why.
+//! Runs the same Linux guest and firmware on QEMU's q35, which is known to run Windows, and on our
+//! machine. Every difference is intended, for the reason in `compare/expected.txt`.
 //!
-//! QEMU is started as container images that run Windows start it: without SMM, HPET, S3 and S4, and
-//! with every Hyper-V enlightenment that KVM has.
+//! QEMU is configured like container images that run Windows: without SMM, HPET, S3 and S4, and
+//! with every Hyper-V enlightenment of KVM.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -22,15 +22,15 @@ use transom_tests::uefi;
 const BOOT: Duration = Duration::from_secs(240);
 const LOOK: Duration = Duration::from_secs(120);
 
-/// How QEMU is told to be the machine that we are.
+/// QEMU's options for a machine like ours.
 const QEMU_MACHINE: &str = "smm=off,graphics=off,vmport=off,hpet=off";
 const QEMU_CPU: &str = "host,kvm=on,l3-cache=on,+hypervisor,migratable=no,hv_passthrough";
 const QEMU_GLOBALS: [&str; 3] =
     ["ICH9-LPC.disable_s3=1", "ICH9-LPC.disable_s4=1", "kvm-pit.lost_tick_policy=discard"];
 
-/// Runs in the guest.
+/// The script that runs in the guest.
 const SCRIPT: &str = include_str!("compare/guest.sh");
-/// The list of what is meant.
+/// The list of intended differences.
 const EXPECTED: &str = include_str!("compare/expected.txt");
 
 fn main() -> ExitCode {
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     Suite { lab: Lab { mib: 6144, seconds: 1200, assets }, tests }.main()
 }
 
-/// Where what a guest saw is kept, to be looked at afterwards.
+/// The folder with the files that a guest saved; it stays for inspection.
 fn folder(machine: Machine) -> anyhow::Result<PathBuf> {
     let name = match machine {
         Machine::Qemu => "seen-on-qemu",
@@ -55,7 +55,7 @@ fn folder(machine: Machine) -> anyhow::Result<PathBuf> {
 
 fn look(machine: Machine) -> anyhow::Result<()> {
     let folder = folder(machine)?;
-    // Never what an earlier run saw.
+    // Remove the files of an earlier run.
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
     }
@@ -71,7 +71,7 @@ fn look(machine: Machine) -> anyhow::Result<()> {
     }
     let linux = Linux::new(guest, &lab::asset("BZIMAGE_12")?)
         .modules(&lab::asset("MODULES_12")?, &["cpuid"])
-        // The guest is to sit at the same place every time.
+        // Keep the kernel at the same address in every run.
         .cmdline("efi=debug nokaslr tsc=reliable cryptomgr.notests norandmaps")
         .cmdline("rcupdate.rcu_cpu_stall_suppress=1")
         .file("look.sh", SCRIPT);
@@ -81,10 +81,11 @@ fn look(machine: Machine) -> anyhow::Result<()> {
     booted.running.ends_with(0, LOOK)
 }
 
-/// Unpacks what the guest's script said.
+/// Unpacks the archive in the output of the guest's script.
 fn unpack(said: &str, folder: &Path) -> anyhow::Result<()> {
-    let (_, archive) = said.split_once(">>>seen begin\n").context("the script said nothing")?;
-    let (archive, _) = archive.split_once(">>>seen end").context("the script did not end")?;
+    let (_, archive) = said.split_once(">>>seen begin\n").context("no output of the script")?;
+    let (archive, _) =
+        archive.split_once(">>>seen end").context("the script's output is cut off")?;
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let mut tar = Command::new("sh")
         .args(["-c", "base64 -d | tar xz"])
@@ -94,7 +95,7 @@ fn unpack(said: &str, folder: &Path) -> anyhow::Result<()> {
         .context("base64 and tar")?;
     tar.stdin.take().context("no input")?.write_all(archive.as_bytes())?;
     let status = tar.wait()?;
-    ensure!(status.success(), "unpacking what the guest saw: {status}");
+    ensure!(status.success(), "unpacking the guest's archive: {status}");
     Ok(())
 }
 
@@ -112,7 +113,7 @@ fn differences() -> anyhow::Result<()> {
         ensure!(facts > 0 && qemu.count(kind) > 0, "{kind}: nothing to compare");
     }
     if !lab::inside() {
-        eprintln!("the list is of the lab's processor, so CPUID is compared in the lab only");
+        eprintln!("CPUID is not compared: the list is for the lab's processor");
         found.retain(|line| !line.starts_with("cpuid "));
         expected.retain(|it| !it.pattern.starts_with("cpuid "));
     }
@@ -121,6 +122,6 @@ fn differences() -> anyhow::Result<()> {
 
 fn tables_compile() -> anyhow::Result<()> {
     let count = compare::compile(&folder(Machine::Transom)?.join("acpi"))?;
-    eprintln!("{count} tables taken apart and put together again");
+    eprintln!("{count} tables disassembled and compiled again");
     Ok(())
 }

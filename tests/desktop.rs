@@ -1,6 +1,6 @@
-//! Guests as people use them, who see a screen and have a keyboard and a pointer: stock firmware
-//! and Linux, through TigerVNC's viewer and through the page in a browser. Nothing goes another
-//! way; what is on the screen is read from its pixels.
+//! Guests as people use them, with a screen, a keyboard and a pointer: stock firmware and Linux,
+//! through TigerVNC's viewer and through the page in a browser. The tests use no other channel and
+//! read the screen's text from its pixels.
 #![forbid(unsafe_code)]
 
 #[path = "desktop/install.rs"]
@@ -21,13 +21,13 @@ use transom_tests::suite::{Suite, Test};
 use transom_tests::uefi;
 use transom_tests::viewer::Viewer;
 
-/// Long enough for the lab and for firmware in it, on a busy machine.
+/// Long enough for firmware in the lab on a busy machine.
 const BOOT: Duration = Duration::from_secs(240);
-/// For what a key does.
+/// The limit for the effect of a key.
 const SOON: Duration = Duration::from_secs(60);
 
 const LAB: Lab = Lab { mib: 1536, seconds: 900, assets: &[] };
-/// The size of the guest's screen; all else is slow where a processor is emulated.
+/// The size of the guest's screen. It is small, because an emulated processor draws slowly.
 const SIZE: (u32, u32) = (800, 600);
 
 fn main() -> ExitCode {
@@ -46,22 +46,23 @@ fn main() -> ExitCode {
     Suite { lab: LAB, tests }.main_outside()
 }
 
-/// A machine with a keyboard and a tablet at USB, and a display.
+/// A machine with a display and a USB keyboard and tablet.
 fn guest() -> Guest {
     let devices = ["xhci", "usb-keyboard", "usb-tablet"];
     let size = format!("{}x{}", SIZE.0, SIZE.1);
     devices.iter().fold(Guest::transom().display(&size), |it, kind| it.word("--device").word(*kind))
 }
 
-/// Letters that can be typed without a word about them, each once.
+/// The letters to learn. They have no meaning to the shell, and each occurs once.
 const LETTERS: [&str; 4] =
     ["abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789", ".,()-:/_[]<"];
 const PROMPT: &str = "Shell> ";
-/// Letters that firmware remembers for a shell that is slow to draw. EDK2 has a queue of 32 entries
-/// for a USB keyboard, of which a capital takes two, and drops the oldest one when it is full.
+/// Letters that are typed at once. EDK2 queues 32 entries for a USB keyboard, drops the oldest when
+/// the queue is full, and needs two entries for a capital; its shell is slow to draw.
 const AT_ONCE: usize = 8;
 
-/// Whether a row is `Shell> ` and the cursor, and nothing more, although no letter is known yet.
+/// Whether a row is `Shell> ` and the cursor, judged by the pattern of equal glyphs because no
+/// letter is known yet.
 fn is_prompt(row: &[Glyph]) -> bool {
     let [letters @ .., blank, cursor] = row else { return false };
     let [s, h, e, first, second, more] = letters else { return false };
@@ -70,7 +71,7 @@ fn is_prompt(row: &[Glyph]) -> bool {
     blank.is_blank() && first == second && different.iter().all(alone)
 }
 
-/// Waits until the last row of the screen is so.
+/// Waits until the last row of the screen satisfies a condition.
 fn until_last(
     sitter: &mut dyn Sitter,
     font: &Font,
@@ -83,7 +84,7 @@ fn until_last(
     Ok(last(&font.rows(&sight))?.1.to_vec())
 }
 
-/// Types all letters at the shell's prompt, and so gets to know how they look.
+/// Types all letters at the shell's prompt, to learn their glyphs.
 fn learn(sitter: &mut dyn Sitter) -> anyhow::Result<Font> {
     let mut font = Font::of_firmware();
     let row = until_last(sitter, &font, "desk-prompt", BOOT, is_prompt)?;
@@ -100,7 +101,7 @@ fn learn(sitter: &mut dyn Sitter) -> anyhow::Result<Font> {
     Ok(font)
 }
 
-/// Everything on the screen, once these words are.
+/// Waits until the screen shows all words, and returns its text.
 fn until_read(
     sitter: &mut dyn Sitter,
     font: &Font,
@@ -125,21 +126,21 @@ fn firmware_is_used(release: &str) -> anyhow::Result<()> {
     let mut desk = Desk::start(&LAB, guest().memory("256M").firmware(code, vars), BOOT)?;
     let mut viewer = Viewer::new(desk.vnc, &[])?;
     viewer.look_at(SIZE.0, SIZE.1);
-    let font = learn(&mut viewer).with_context(|| desk.running.complaints())?;
+    let font = learn(&mut viewer).with_context(|| desk.running.stderr())?;
     say!("{} letters are known", font.known());
-    // The line is no command, which the shell says in letters that were just learned.
+    // The line is no command: the shell's error message consists of letters that were just learned.
     viewer.press(Key::Enter)?;
     let prompt = format!("{PROMPT}{UNKNOWN}");
     until_read(&mut viewer, &font, &["is not recognized as", &format!("\n{prompt}")], SOON)?;
     answers(&mut viewer, &font, "ver", &mut desk)?;
-    // Firmware has no driver for pointers: nothing comes of it, and keys come through as before.
+    // Firmware has no driver for pointers: a click does nothing, and keys still work.
     viewer.click(400, 300)?;
     let mut page = Page::new(desk.web)?;
     answers(&mut page, &font, "ver", &mut desk)?;
-    // Debian 12's keeps no resolution, under QEMU neither: "Submit Fail For Form".
+    // Debian 12's firmware saves no resolution, under QEMU either: "Submit Fail For Form".
     let (width, height) = if release == "12" { SIZE } else { (640, 480) };
     set_up(&mut page, &font, (width, height) != SIZE)?;
-    // The viewer that was there all the time sees the same, in the size that was chosen.
+    // The viewer that stayed connected shows the same, in the new size.
     viewer.look_at(width, height);
     until_last(&mut viewer, &font, "desk-again", BOOT, is_prompt)?;
     let size = format!("{width}x{height}");
@@ -150,7 +151,7 @@ fn firmware_is_used(release: &str) -> anyhow::Result<()> {
     desk.running.ends_with(0, SOON)
 }
 
-/// Types `ver`, and reads the answer: it is what the firmware says at its serial port, too.
+/// Runs a command of the shell, and compares the screen with the output on the serial port.
 fn answers(
     sitter: &mut dyn Sitter,
     font: &Font,
@@ -171,44 +172,44 @@ fn answers(
     ensure!(lines[2] == "EDK II" && lines[3].starts_with("UEFI v2."), "{command}: {text}");
     let said = desk.running.expect("0x00010000)", SOON)? + "0x00010000)";
     for line in &lines[1..4] {
-        ensure!(said.contains(line), "on the screen is {line:?}, and at the port {said}");
+        ensure!(said.contains(line), "the screen shows {line:?}, the serial port {said}");
     }
     say!("`{command}` on the screen: {}", lines[1..4].join("; "));
     Ok(())
 }
 
-/// Black, which what is chosen in a menu stands on.
-const CHOSEN: [u8; 3] = [0; 3];
-/// The last rows say which keys there are.
-const KEYS: usize = 7;
+/// The background of a menu's selected entry: black.
+const SELECTED: [u8; 3] = [0; 3];
+/// The last rows of the screen, which explain the keys.
+const HELP_ROWS: usize = 7;
 
-fn chosen(font: &Font, sight: &Sight) -> String {
-    let rows = font.read_on(sight, CHOSEN);
-    rows[..rows.len().saturating_sub(KEYS)].concat()
+fn selected(font: &Font, sight: &Sight) -> String {
+    let rows = font.read_on(sight, SELECTED);
+    rows[..rows.len().saturating_sub(HELP_ROWS)].concat()
 }
 
-/// Goes down a menu to this entry, and in there.
+/// Selects an entry of a menu with the arrow key, and opens it.
 fn enter(sitter: &mut dyn Sitter, font: &Font, entry: &str) -> anyhow::Result<()> {
-    let mut at = chosen(font, &sitter.see()?);
+    let mut at = selected(font, &sitter.see()?);
     for _ in 0..20 {
         if at == entry {
             return sitter.press(Key::Enter);
         }
         sitter.press(Key::Down)?;
         let (mut now, before) = (at.clone(), at);
-        // Another, and drawn to its end.
+        // Another entry, and completely drawn.
         sitter.until("desk-menu", SOON, &mut |sight| {
-            let last = std::mem::replace(&mut now, chosen(font, sight));
+            let last = std::mem::replace(&mut now, selected(font, sight));
             now == last && !now.is_empty() && now != before
         })?;
         at = now;
     }
     let kept = sitter.see()?.keep("desk-menu")?;
-    anyhow::bail!("no {entry:?} in this menu: {kept}")
+    anyhow::bail!("no {entry:?} in this menu; the picture is in {kept}")
 }
 
-/// Leaves the shell for the set-up screen, prefers another resolution if that can be, and resets
-/// the machine.
+/// Leaves the shell for the setup screen, chooses another resolution if the firmware can save one,
+/// and resets the machine.
 fn set_up(sitter: &mut dyn Sitter, font: &Font, prefers: bool) -> anyhow::Result<()> {
     sitter.type_text("exit")?;
     sitter.press(Key::Enter)?;
@@ -222,7 +223,7 @@ fn set_up(sitter: &mut dyn Sitter, font: &Font, prefers: bool) -> anyhow::Result
     if prefers {
         prefer(sitter, font)?;
         enter(sitter, font, platform)?;
-        // Not only in the list, but at the next boot.
+        // The choice is also saved for the next boot.
         until_read(sitter, font, &["OVMF Settings", "Next     640x480"], SOON)?;
     }
     sitter.press(Key::Escape)?;
@@ -232,10 +233,10 @@ fn set_up(sitter: &mut dyn Sitter, font: &Font, prefers: bool) -> anyhow::Result
     enter(sitter, font, "Reset")
 }
 
-/// Chooses the least of the sizes.
+/// Chooses the smallest resolution.
 fn prefer(sitter: &mut dyn Sitter, font: &Font) -> anyhow::Result<()> {
     until_read(sitter, font, &["Unset"], SOON)?;
-    // A list of sizes, of which the second is the least.
+    // The second entry of the list is the smallest.
     sitter.press(Key::Enter)?;
     until_read(sitter, font, &["1280x1024", "Complete Entry"], SOON)?;
     sitter.press(Key::Down)?;
@@ -245,8 +246,8 @@ fn prefer(sitter: &mut dyn Sitter, font: &Font) -> anyhow::Result<()> {
     until_read(sitter, font, &["Devices List", "Press ESC to exit"], SOON).map(drop)
 }
 
-/// Says where the first button of the tablet goes down, and ends: with the report that says so, in
-/// which places come last.
+/// Waits for the first press of the tablet's button, and prints its position. An event report ends
+/// the loop; positions come before the button in it.
 const CLICK: &str = r#"
 event=$(sed -n '/USB tablet/,/^$/s/.*Handlers=.*\(event[0-9]*\).*/\1/p' /proc/bus/input/devices)
 exec 3< /dev/input/$event
@@ -266,13 +267,14 @@ done
 echo "clicked at $x $y"
 "#;
 
-/// The console is the screen and the keyboard: the shell there reads what is typed.
+/// The console is on the screen and the keyboard: its shell reads the typed text.
 fn linux_is_used() -> anyhow::Result<()> {
     let modules = ["bochs", "xhci-pci", "usbhid", "hid-generic", "evdev"];
     let linux = Linux::new(guest(), &lab::asset("BZIMAGE_GENERIC")?)
         .modules(&lab::asset("MODULES_GENERIC")?, &modules)
         .cmdline("console=tty0 fbcon=nodefer vt.global_cursor_default=0")
-        // What is typed before goes to the keyboard at the PS/2 port, which remembers little.
+        // Until the USB keyboard is there, typed text goes to the PS/2 keyboard, which buffers
+        // little.
         .first(
             "while [ $(grep -c 'Name=.*USB' /proc/bus/input/devices) -lt 2 ]; do sleep 0.1; done",
         )
@@ -297,7 +299,7 @@ fn linux_is_used() -> anyhow::Result<()> {
         let (before, _) = last(&font.rows(&viewer.see()?))?;
         viewer.type_text(&format!("echo '{letters}'"))?;
         viewer.press(Key::Enter)?;
-        // A mark, the answer, and a mark.
+        // Three new rows: a mark, the answer, and a mark.
         let answered = |sight: &Sight| {
             let rows = font.rows(sight);
             last(&rows).is_ok_and(|it| it.0 == before + 3)
@@ -308,8 +310,8 @@ fn linux_is_used() -> anyhow::Result<()> {
     }
     clicks(&mut viewer, &font, (123, 45))?;
     let mut page = Page::new(desk.web)?;
-    // Neither is at an edge, where a pointer that left the viewer's window is: the guest's driver
-    // tells of changes only.
+    // Neither click is at an edge, where the pointer leaves the viewer's window: the guest's driver
+    // reports only changes.
     clicks(&mut page, &font, (700, 300))?;
     page.type_text("uname")?;
     page.press(Key::Enter)?;
@@ -321,7 +323,7 @@ fn linux_is_used() -> anyhow::Result<()> {
     desk.running.ends_with(0, SOON)
 }
 
-/// Clicks at a pixel; the guest's driver hears of it where that pixel is.
+/// Clicks at a pixel, and compares it with the position that the guest's driver reports.
 fn clicks(sitter: &mut dyn Sitter, font: &Font, (x, y): (u16, u16)) -> anyhow::Result<()> {
     sitter.type_text("clear")?;
     sitter.press(Key::Enter)?;

@@ -1,4 +1,4 @@
-//! Disks of every kind under Linux: data that `fio` verifies, file systems, room given back.
+//! Disks of every kind under Linux: data verified by `fio`, file systems, and discarded space.
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ use transom_tests::suite::{Suite, Test};
 use vmm::control;
 
 const BOOT: Duration = Duration::from_secs(180);
-/// For a command that works on a disk.
+/// The limit for a command that works on a disk.
 const WORK: Duration = Duration::from_secs(240);
 const SOON: Duration = Duration::from_secs(60);
 
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         let name = format!("linux_{release}_sees_a_disk_grow");
         tests.push(Test::new(name, move || sees_a_disk_grow(release)));
     }
-    // What is tried is the host's side: one kernel will do.
+    // The test is about the host's side, so one kernel is enough.
     let name = "linux_13_waits_while_a_volume_is_full";
     tests.push(Test::new(name, || waits_while_a_volume_is_full("13")));
     for release in RELEASES {
@@ -44,25 +44,25 @@ fn main() -> ExitCode {
     Suite { lab: Lab { mib: 4096, seconds: 1200, assets: ASSETS }, tests }.main()
 }
 
-/// Bytes of each disk.
+/// The size of each disk in bytes.
 const SIZE: u64 = 256 << 20;
 
-/// What the file takes that a guest writes and removes.
+/// The blocks of the file that the guest writes and removes, in KiB.
 const FILE_KIB: u64 = 20_000;
 
-/// One disk of a guest: what it is on the host, and how the guest reaches it.
+/// A disk of a guest.
 struct Disk {
-    /// For messages: `virtio-blk on raw, 4 queues`.
+    /// For messages: `virtio-blk on raw with 4 queues`.
     name: String,
-    /// By which the guest finds it.
+    /// The serial number, by which the guest finds the disk.
     serial: String,
     path: PathBuf,
     words: String,
-    /// The file whose blocks tell what the disk takes.
+    /// The file whose blocks show how much space the disk uses.
     file: PathBuf,
 }
 
-/// A loop device on a file, for as long as this lives.
+/// A loop device on a file. Dropping it detaches the device.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -80,12 +80,12 @@ impl Drop for Loop {
     }
 }
 
-/// What disks are on: a controller, a kind of image, and how many queues.
-type Way = (&'static str, &'static str, u16);
+/// A controller, a kind of image, and the number of queues.
+type Setup = (&'static str, &'static str, u16);
 
-/// Every controller on every kind of image, with one and with four queues; what SCSI has of its own
-/// shows on one.
-const WAYS: [Way; 7] = [
+/// Every controller on every kind of image, with one and with four queues. One case is enough for
+/// SCSI's own commands.
+const SETUPS: [Setup; 7] = [
     ("virtio-blk", "raw", 4),
     ("virtio-blk", "device", 1),
     ("virtio-blk", "qcow2", 4),
@@ -97,7 +97,7 @@ const WAYS: [Way; 7] = [
 
 fn disks(folder: &Path, loops: &mut Vec<Loop>) -> anyhow::Result<Vec<Disk>> {
     let mut disks = Vec::new();
-    for (kind, format, queues) in WAYS {
+    for (kind, format, queues) in SETUPS {
         let file = folder.join(format!("{kind}-{queues}.{format}"));
         let mut path = file.clone();
         if format == "qcow2" {
@@ -118,7 +118,7 @@ fn disks(folder: &Path, loops: &mut Vec<Loop>) -> anyhow::Result<Vec<Disk>> {
     Ok(disks)
 }
 
-/// What the guest runs on one disk. The tools are on the first disk, which is a root of its own.
+/// The guest's script for one disk. The tools are on the first disk, which is a root file system.
 const WORK_ON: &str = r#"
 set -e
 disk=/dev/$1
@@ -138,10 +138,10 @@ mount -t ext4 $disk /mnt
 echo kept
 "#;
 
-/// And then, when the host has seen what it takes.
+/// Runs after the host has measured the space that the file uses.
 const TRIM: &str = "rm /mnt/file && sync && fstrim /mnt && umount /mnt";
 
-/// Says the name of the disk with a serial number.
+/// Prints the device name of the disk with a serial number.
 const FIND: &str = r#"
 for disk in /sys/block/vd* /sys/block/nvme* /sys/block/sd*; do
   for file in $disk/serial $disk/device/serial $disk/device/vpd_pg80; do
@@ -157,7 +157,7 @@ mount -t ext4 -o ro /dev/$(sh /find.sh tools) /tools
 for folder in dev proc sys; do mount --bind /$folder /tools/$folder; done
 ";
 
-/// This guest with the disk of tools, and what it finds disks by.
+/// The guest with the disk of tools, and the script that finds disks.
 fn with_tools(guest: Guest, release: &str) -> anyhow::Result<Linux> {
     let tools = lab::asset("DISK_TOOLS")?;
     let guest = guest.word("--device");
@@ -169,14 +169,14 @@ fn with_tools(guest: Guest, release: &str) -> anyhow::Result<Linux> {
     Ok(linux.file("tools.sh", TOOLS).file("find.sh", FIND))
 }
 
-/// What the guest calls the disk with this serial number.
+/// The guest's device name of the disk with this serial number.
 fn find(booted: &mut Booted, serial: &str) -> anyhow::Result<String> {
     let found = booted.run(&format!("sh /find.sh {serial}"), SOON)?;
     ensure!(found.lines().count() == 1, "{serial} is {found:?}");
     Ok(found.trim().to_owned())
 }
 
-/// Waits until a disk of the guest's has so many sectors, which it learns without asking.
+/// Waits until a disk has this number of sectors, without rescanning it.
 const WAIT: &str = r#"
 for moment in $(seq 300); do
   [ "$(cat /sys/block/$1/size)" != $2 ] || exit 0
@@ -220,7 +220,7 @@ fn sees_a_disk_grow(release: &str) -> anyhow::Result<()> {
             booted.run(&format!("sh /beyond.sh {device} {beyond}"), SOON)
         };
         seen(&mut booted, SIZE)?;
-        // By the operator's word, then by that of whoever has the file.
+        // First the operator gives the new size, then the file grows and the operator asks to look.
         let (name, size) = (format!("the-{kind}"), Some(Size(2 * SIZE)));
         booted.running.ask(&control::Command::Grow { name, size })?;
         seen(&mut booted, 2 * SIZE)?;
@@ -234,7 +234,7 @@ fn sees_a_disk_grow(release: &str) -> anyhow::Result<()> {
     booted.running.ends_with(0, SOON)
 }
 
-/// A second machine is told which process has the disk.
+/// A second machine on the same disk fails and reports the process that uses the disk.
 fn has_its_disks_alone(booted: &Booted, path: &Path) -> anyhow::Result<()> {
     let second = Command::new(lab::vmm()?).args(["run", "--disk"]).arg(path).output()?;
     let said = String::from_utf8_lossy(&second.stderr);
@@ -243,11 +243,11 @@ fn has_its_disks_alone(booted: &Booted, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A volume with room for so much, for as long as this lives.
+/// A volume of limited size. Dropping it unmounts the volume.
 struct Volume(PathBuf);
 
 impl Volume {
-    fn of(place: &Path, mib: u64) -> anyhow::Result<Self> {
+    fn new(place: &Path, mib: u64) -> anyhow::Result<Self> {
         fs::create_dir(place).with_context(|| place.display().to_string())?;
         mount(&["-t", "tmpfs", "-o", &format!("size={mib}m"), "none"], place)?;
         Ok(Self(place.to_owned()))
@@ -260,7 +260,7 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        // The machine that used it may just have been killed.
+        // The volume may still be busy: its machine may have been killed a moment ago.
         Command::new("umount").arg("--lazy").arg(&self.0).status().ok();
     }
 }
@@ -272,7 +272,7 @@ fn mount(words: &[&str], place: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes more than there is room for, and reads it back from the disk.
+/// Writes more than the volume has room for, and reads it back from the disk.
 const FILL: &str = r#"
 set -e
 chroot /tools fio --name=fill --filename=/dev/$1 --rw=randwrite --bs=64k --iodepth=16 \
@@ -282,7 +282,7 @@ chroot /tools fio --name=fill --filename=/dev/$1 --rw=randwrite --bs=64k --iodep
 
 fn waits_while_a_volume_is_full(release: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
-    let volume = Volume::of(&folder.path().join("volume"), 16)?;
+    let volume = Volume::new(&folder.path().join("volume"), 16)?;
     let mut guest = Guest::transom().cpus("2").word("--jail").word("on");
     let kinds = ["virtio-blk", "nvme"];
     for kind in kinds {
@@ -298,27 +298,27 @@ fn waits_while_a_volume_is_full(release: &str) -> anyhow::Result<()> {
         let fill = format!("sh /fill.sh {device}");
         booted.begin(&fill)?;
         becomes(&booted, "waiting for the host").with_context(|| kind.to_owned())?;
-        // Without room it stays so, and the guest knows nothing of it.
+        // The state lasts while there is no room, and the guest notices nothing.
         sleep(Duration::from_secs(3));
         let state = booted.running.ask(&control::Command::Status)?["state"].clone();
         ensure!(state == "waiting for the host", "{kind}: {state}");
-        // What the first disk takes stays there.
+        // Data of the first disk stays on the volume.
         volume.resize(80 + 64 * room)?;
         let start = Instant::now();
         becomes(&booted, "running").with_context(|| kind.to_owned())?;
-        say!("{kind}: the machine runs on {:?} after there is room", start.elapsed());
+        say!("{kind}: the machine continues {:?} after there is room", start.elapsed());
         let Answer { output, status } = booted.finish(&fill, WORK)?;
         ensure!(status == 0, "{kind}: {fill} ended with {status}: {output}");
         let errors = booted.run("dmesg | grep -ci 'i/o error' || true", SOON)?;
         ensure!(errors.trim() == "0", "{kind}: the guest saw {errors} errors");
-        // The next disk finds the volume as full as the first one did.
+        // The volume is full again for the next disk.
         volume.resize(64 * (room + 1))?;
     }
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)
 }
 
-/// Waits for a state of the machine's.
+/// Waits for a state of the machine.
 fn becomes(booted: &Booted, wanted: &str) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
@@ -326,7 +326,7 @@ fn becomes(booted: &Booted, wanted: &str) -> anyhow::Result<()> {
         if state == wanted {
             return Ok(());
         }
-        ensure!(start.elapsed() < WORK, "{state}, not {wanted}");
+        ensure!(start.elapsed() < WORK, "the machine is {state}, not {wanted}");
         sleep(Duration::from_millis(100));
     }
 }
@@ -354,8 +354,8 @@ fn keeps_what_it_wrote(release: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What Linux made of what a SCSI disk says of itself: it does not turn, has a cache that is
-/// written back and obeys FUA, forgets by UNMAP and is zeroed by WRITE SAME; and nothing is odd.
+/// Linux's view of a SCSI disk: it is not rotational, has a write-back cache with FUA, discards by
+/// UNMAP and zeroes by WRITE SAME; and the kernel reports nothing unusual.
 const SCSI: &str = r"
 set -e
 cd /sys/block/$1
@@ -385,13 +385,13 @@ fn work(booted: &mut Booted, disk: &Disk, device: &str) -> anyhow::Result<()> {
     let empty = blocks(&disk.file)?;
     let name = &disk.name;
     say!("{name}: {full} KiB on the host, {trimmed} after fstrim, {empty} after blkdiscard");
-    ensure!(full > FILE_KIB, "{full} KiB are not what was written");
-    ensure!(trimmed < full - FILE_KIB * 9 / 10, "{trimmed} KiB are left of {full}");
-    ensure!(empty < 1024, "{empty} KiB are left");
+    ensure!(full > FILE_KIB, "only {full} KiB on the host after writing {FILE_KIB}");
+    ensure!(trimmed < full - FILE_KIB * 9 / 10, "fstrim left {trimmed} of {full} KiB");
+    ensure!(empty < 1024, "blkdiscard left {empty} KiB");
     Ok(())
 }
 
-/// KiB that a file takes.
+/// The space that a file uses, in KiB.
 fn blocks(file: &Path) -> anyhow::Result<u64> {
     let found = fs::metadata(file).with_context(|| file.display().to_string())?;
     Ok(found.blocks() / 2)

@@ -1,5 +1,5 @@
-//! What goes wrong around a pod: programs that are killed, volumes without room, ports that are
-//! taken. What its user reads helps, nothing is lost, and the next start goes on.
+//! Failures around a pod: killed programs, full volumes, ports in use. The user gets a helpful
+//! message, nothing is lost, and the next start works.
 #![forbid(unsafe_code)]
 
 #[path = "faults/failing.rs"]
@@ -23,7 +23,7 @@ use vmm::kvm::Situation;
 
 use self::place::{HERE, Place, SEEN, last_line};
 
-/// Whether a test can run here.
+/// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {
     let reason = if Situation::of_this_host() == Situation::None {
         "there is no usable /dev/kvm"
@@ -38,18 +38,18 @@ fn runs_here(test: &str) -> bool {
 
 const PROBE: (&str, &str) = ("VERSION", "probe");
 
-/// Starts the probe, and waits until it runs.
+/// Starts a pod with the probe, and waits until the probe runs.
 fn probe(place: &Place, more: &[(&str, &str)]) -> Result<Running> {
     let mut pod = place.start("", &[&[PROBE], more].concat())?;
     pod.says("The probe runs", 1)?;
     Ok(pod)
 }
 
-/// Waits until something is so.
-fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+/// Waits until a condition is true; `failure` describes it being false.
+fn until(failure: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     while !is_so()? {
-        ensure!(Instant::now() < end, "{what}");
+        ensure!(Instant::now() < end, "{failure}");
         thread::sleep(Duration::from_millis(10));
     }
     Ok(())
@@ -77,7 +77,7 @@ fn a_machine_that_is_killed_ends_its_pod_with_a_sentence() -> Result<()> {
         ensure!(status == 1 && said.contains("ended by signal 9"), "{status}: {said}");
         ensure!(said.contains("nothing") && said.contains("start it again"), "{said}");
         place.has_nothing_left()?;
-        // The next start goes on.
+        // The next start works.
         stops(&mut probe(&place, &[("NETWORK", network)])?)?;
         place.has_nothing_left()?;
     }
@@ -96,11 +96,11 @@ fn a_pod_that_is_killed_takes_its_machine_and_its_rules_along() -> Result<()> {
         ensure!((network == "nat") == place.rules()?.contains("table inet transom"), "rules");
         pod.signal(Signal::KILL)?;
         pod.wait(PATIENCE)?;
-        until("its machine lives on", || Ok(test_kill_process(machine).is_err()))?;
+        until("its machine still runs", || Ok(test_kill_process(machine).is_err()))?;
         until("its rules are still there", || Ok(place.rules()?.is_empty()))?;
         place.has_nothing_left()?;
     }
-    // Nor does anything of it harm a pod that starts at once.
+    // A pod that starts at once is not harmed by the rules of the killed one.
     for _ in 0..3 {
         let mut pod = probe(&place, &[("NETWORK", "nat")])?;
         pod.signal(Signal::KILL)?;
@@ -126,18 +126,18 @@ fn two_pods_do_not_have_one_folder() -> Result<()> {
     stops(&mut first)
 }
 
-/// What a user reads: how the place is made, the environment, the status, and words of the last
-/// line.
+/// A mistake of a user: the shell commands that set it up, the environment, the exit status, and
+/// words of the last line.
 type Mistake =
     (&'static str, &'static [(&'static str, &'static str)], i32, &'static [&'static str]);
 
-/// A medium that firmware would look at, and nobody could start.
+/// A file that firmware accepts as a CD, but cannot boot.
 const ISO: &str = "head -c 1M /dev/zero > /mnt/boot.iso; MARK; ";
-/// What makes it one (ECMA-119 8.4).
+/// The mark of a CD (ECMA-119 8.4).
 const MARK: &str = "printf '\\001CD001\\001' | \
     dd of=/mnt/boot.iso bs=1 seek=32768 conv=notrunc status=none";
-/// A processor that virtualizes, as far as its flags say: all that is done before the machine
-/// starts is done on any host.
+/// A processor with virtualization in its flags, so that the steps before the machine's start work
+/// on any host.
 const VIRTUALIZES: &str = "sed 's/^flags.*/& vmx/' /proc/cpuinfo > /run/cpuinfo; \
     mount --bind /run/cpuinfo /proc/cpuinfo; ";
 
@@ -184,7 +184,7 @@ fn what_is_missing_is_one_sentence_with_a_way_out() -> Result<()> {
     Ok(())
 }
 
-/// Lists of compose files keep the quotes.
+/// Values in lists of compose files keep their quotes.
 #[test]
 fn programs_that_read_the_log_read_its_last_line_too() -> Result<()> {
     if !runs_here("a log of objects") {
@@ -234,7 +234,7 @@ fn how_a_machine_is_called_and_speaks_is_as_its_variables_say() -> Result<()> {
         let mut pod = probe(&place, &[&words[..], &more].concat())?;
         let environment = format!("/proc/{}/environ", place::machine(&pod)?.as_raw_nonzero());
         let mut told = String::new();
-        // A program that is just being started has its name before it has its environment.
+        // A starting program has its name before it has its environment.
         until("the machine has an environment", || {
             told = fs::read_to_string(&environment)?;
             Ok(!told.is_empty())
@@ -277,7 +277,7 @@ fn without_names_and_without_a_way_out_the_machine_runs() -> Result<()> {
         return Ok(());
     }
     let place = Place::new("lonely")?;
-    // No resolver, then none that answers.
+    // First without a name server, then with one that does not answer.
     for resolv in ["", "nameserver 192.0.2.1"] {
         let mounts =
             format!("echo '{resolv}' > /run/resolv; mount --bind /run/resolv /etc/resolv.conf");
@@ -295,7 +295,7 @@ fn without_names_and_without_a_way_out_the_machine_runs() -> Result<()> {
     place.has_nothing_left()
 }
 
-/// Packets do not pass through this network yet.
+/// The network does not forward packets yet.
 const CLOSED: &str = "echo 0 > /proc/sys/net/ipv4/ip_forward";
 
 #[test]
@@ -309,8 +309,8 @@ fn a_pod_that_fails_takes_its_network_along() -> Result<()> {
     let status = pod.wait(PATIENCE)?;
     let (said, last) = (pod.stdout.text(), last_line(&pod));
     ensure!(status == 1 && last.starts_with("transom: vmm: "), "{status}: {said}{last}");
-    ensure!(said.contains("the guest is 172.30."), "it had no network: {said}");
-    ensure!(!place.forwards()?, "packets pass through");
+    ensure!(said.contains("the guest is 172.30."), "the pod had no network: {said}");
+    ensure!(!place.forwards()?, "packets are forwarded");
     place.has_nothing_left()
 }
 
@@ -327,7 +327,7 @@ fn a_signal_ends_the_pod_whenever_it_comes() -> Result<()> {
         until("its rules are still there", || Ok(place.rules()?.is_empty()))?;
         place.has_nothing_left()?;
     }
-    // Neither while the network is made nor before the machine listens is it forgotten.
+    // A signal is also effective while the network is set up, and before the machine listens.
     for (words, shutdown) in [("Preparing the network", "Y"), ("Starting the probe", "N")].repeat(3)
     {
         let more = [("NETWORK", "nat"), ("TIMEOUT", "10"), ("SHUTDOWN", shutdown)];
@@ -336,13 +336,13 @@ fn a_signal_ends_the_pod_whenever_it_comes() -> Result<()> {
         stops(&mut pod)?;
         place.has_nothing_left()?;
     }
-    // Who is paused would not hear it.
+    // A paused machine is resumed, because it would not see the power button.
     let mut pod = probe(&place, &[("NETWORK", "none")])?;
     connect(&place.control())?.ask(&Command::Pause)?;
     stops(&mut pod)?;
     let said = pod.stdout.text();
     ensure!(said.contains("it is resumed to shut down") && !said.contains("in time"), "{said}");
-    // Nobody who repeats it cuts a guest off that installs its updates; who insists does.
+    // A repeated SIGTERM does not cut off a guest that installs updates; SIGINT does.
     let mut pod = probe(&place, &[("NETWORK", "none")])?;
     kill_process(place::machine(&pod)?, Signal::STOP)?;
     pod.signal(Signal::TERM)?;
@@ -358,7 +358,7 @@ fn a_signal_ends_the_pod_whenever_it_comes() -> Result<()> {
     Ok(())
 }
 
-/// Standard output is a pipe that is full, and nobody reads it.
+/// Standard output is a full pipe without a reader.
 const STALLS: &str = "mkfifo /run/full; exec 3<> /run/full; head -c 65536 /dev/zero >&3; exec >&3";
 
 #[test]
@@ -370,11 +370,11 @@ fn a_reader_of_the_log_that_stalls_stops_nothing() -> Result<()> {
     let words = [PROBE, ("NETWORK", "none"), ("TIMEOUT", "10")];
     let mut pod = place.start(STALLS, &words)?;
     let mut machine = connect(&place.control())?;
-    until("the probe does not run", || Ok(machine.ask(&Command::Status)?["state"] == "running"))?;
+    until("the probe is not running", || Ok(machine.ask(&Command::Status)?["state"] == "running"))?;
     ensure!(place.get("/healthz")?.ends_with("\r\n\r\nok\n"), "no health");
     stops(&mut pod)?;
     place.has_nothing_left()?;
-    // Nor does standard error, if that is the same.
+    // A stalled standard error stops nothing either.
     let mut pod = place.start(&format!("rm /run/full; {STALLS} 2>&3"), &words)?;
     drop(connect(&place.control())?);
     kill_process(place::machine(&pod)?, Signal::KILL)?;
@@ -402,7 +402,9 @@ fn a_machine_that_is_stuck_takes_no_threads_of_its_pod() -> Result<()> {
     ensure!(now < before + 8, "{before} threads became {now}");
     drop(asking);
     kill_process(machine, Signal::CONT)?;
-    until("it is not heard again", || Ok(place.get("/metrics")?.contains("transom_machine_up 1")))?;
+    until("the machine is not reported as up again", || {
+        Ok(place.get("/metrics")?.contains("transom_machine_up 1"))
+    })?;
     stops(&mut pod)
 }
 
@@ -442,17 +444,17 @@ fn who_listens_leaves_places_for_others() -> Result<()> {
         ensure!(said == is, "number {number}: {said}");
         many.push(stream);
     }
-    // Others listen, and the same address is answered.
-    ensure!(listen(HERE)?.1 == "HTTP/1.1 200", "nobody else may listen");
+    // Another address may listen, and the first address still gets answers.
+    ensure!(listen(HERE)?.1 == "HTTP/1.1 200", "another address is refused");
     let mut answer = String::new();
     place.ask(SEEN, "/healthz")?.read_to_string(&mut answer)?;
     ensure!(answer.ends_with("ok\n"), "{answer}");
     drop(many);
-    until("places are not given back", || Ok(listen(SEEN)?.1 == "HTTP/1.1 200"))?;
+    until("closed connections still count", || Ok(listen(SEEN)?.1 == "HTTP/1.1 200"))?;
     stops(&mut pod)
 }
 
-/// The probe has a balloon and no driver for it: nothing breaks.
+/// The probe has a balloon device and no driver for it, which does no harm.
 #[test]
 fn a_host_that_is_short_of_memory_asks_the_guest_for_some() -> Result<()> {
     if !runs_here("the balloon") {
@@ -471,13 +473,13 @@ fn a_host_that_is_short_of_memory_asks_the_guest_for_some() -> Result<()> {
     let mut pod = probe(&place, &words)?;
     let mut machine = connect(&place.control())?;
     let ask = Command::read(&["balloon".to_owned()])?;
-    until("nothing was asked for", || Ok(machine.ask(&ask)?["target"] == 32 << 20))?;
+    until("the balloon's target did not change", || Ok(machine.ask(&ask)?["target"] == 32 << 20))?;
     pod.says("balloon: ", 1)?;
     stops(&mut pod)
 }
 
-/// Starts with a medium and a disk that is to be made, and is ended in the middle of it; then once
-/// more, to the end.
+/// Starts with a CD and a disk that must be created, and is stopped in the middle of that. The last
+/// start runs to the end.
 #[test]
 fn what_is_on_the_volume_is_whole_whenever_the_signal_came() -> Result<()> {
     if !runs_here("the volume") {
@@ -500,12 +502,12 @@ fn what_is_on_the_volume_is_whole_whenever_the_signal_came() -> Result<()> {
         whole(&storage)?;
     }
     let mut pod = place.start(VIRTUALIZES, &words)?;
-    until("no machine starts", || {
+    until("no machine started", || {
         Ok(pod.stdout.text().contains("Starting Windows") || pod.proc("status").is_err())
     })?;
     pod.signal(Signal::TERM).ok();
     let status = pod.wait(PATIENCE)?;
-    // Where KVM only emulates, firmware breaks down at once.
+    // On a paravirtual KVM, firmware fails at once.
     ensure!(
         status == 143 || Situation::of_this_host() != Situation::Full,
         "{status}: {}",
@@ -514,12 +516,12 @@ fn what_is_on_the_volume_is_whole_whenever_the_signal_came() -> Result<()> {
     whole(&storage)?;
     for name in ["data.img", "windows.vars", "windows.password", "windows.mac"] {
         let there = storage.join(name).exists();
-        ensure!(there || name == "windows.mac", "{name} is not there");
+        ensure!(there || name == "windows.mac", "{name} is missing");
     }
     Ok(())
 }
 
-/// What its guest would delete, nobody else can.
+/// Only the guest itself can free the space.
 #[test]
 fn a_disk_on_a_full_volume_is_started() -> Result<()> {
     const FULL: &str = "mount -t tmpfs -o size=4m tmpfs /mnt; \
@@ -534,13 +536,13 @@ fn a_disk_on_a_full_volume_is_started() -> Result<()> {
     let words =
         [("STORAGE", "/mnt"), ("DISK_SIZE", "32M"), ("DISK_MINIMUM", "1G"), ("NETWORK", "none")];
     let mut pod = place.start(&format!("{VIRTUALIZES}{FULL}"), &words)?;
-    until("no machine starts", || {
+    until("no machine started", || {
         Ok(pod.stdout.text().contains("Starting Windows") || pod.proc("status").is_err())
     })?;
     pod.signal(Signal::TERM).ok();
     let status = pod.wait(PATIENCE)?;
     let said = pod.stdout.text();
-    // Where KVM only emulates, firmware breaks down at once.
+    // On a paravirtual KVM, firmware fails at once.
     ensure!(
         status == 143 || Situation::of_this_host() != Situation::Full,
         "{status}: {said}{}",
@@ -553,7 +555,7 @@ fn a_disk_on_a_full_volume_is_started() -> Result<()> {
     Ok(())
 }
 
-/// What has its name on a volume is whole, and what is not whole has another name.
+/// A file with its final name is complete; incomplete files have other names.
 fn whole(storage: &Path) -> Result<()> {
     for entry in fs::read_dir(storage)? {
         let entry = entry?;

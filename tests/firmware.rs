@@ -1,4 +1,4 @@
-//! Stock UEFI firmware of two Debian releases: to its shell and back, and what it remembers.
+//! Stock UEFI firmware of two Debian releases: boots to its shell, resets, and keeps its variables.
 #![forbid(unsafe_code)]
 
 use std::collections::hash_map::RandomState;
@@ -18,10 +18,10 @@ use transom_tests::uefi::{self, Shell};
 
 /// Long enough for firmware in a lab on a busy machine.
 const BOOT: Duration = Duration::from_secs(300);
-/// Firmware that finds a variable half written moves all of its store, byte by byte, to the spare
-/// blocks and back: a million exits, which are slow where a processor is emulated.
+/// Firmware that finds a half-written variable moves its whole store to the spare blocks and back,
+/// byte by byte. This causes a million exits, which are slow on an emulated processor.
 const MOVE: Duration = Duration::from_secs(480);
-/// For a command, or the end of a process.
+/// The limit for a command, or the end of a process.
 const SOON: Duration = Duration::from_secs(60);
 
 const RELEASES: [&str; 2] = ["12", "13"];
@@ -49,14 +49,14 @@ fn main() -> ExitCode {
     let nvme = |stock: &Stock| boots_from("nvme", stock);
     let virtio = |stock: &Stock| boots_from("virtio-blk", stock);
     let scsi = |stock: &Stock| boots_from("virtio-scsi", stock);
-    // Both releases read all kinds below.
+    // `asks_in_order` covers all kinds of disks with both releases.
     tests.push(test("12", "boots_from_nvme_and_keeps_the_order", nvme));
     tests.push(test("13", "boots_from_virtio_and_keeps_the_order", virtio));
     tests.push(test("13", "boots_from_virtio_scsi_and_keeps_the_order", scsi));
     tests.push(test("13", "boots_from_nvme_and_keeps_the_order", nvme).thorough());
     tests.push(test("12", "boots_from_virtio_and_keeps_the_order", virtio).thorough());
     tests.extend(both("asks_disks_in_the_order_that_was_said", asks_in_order));
-    // What is signed starts in the suite `cluster`.
+    // The suite `cluster` boots a signed system.
     tests.push(test("12", "starts_nothing_that_is_not_signed", starts_nothing_unsigned));
     let says = "has_a_usable_store_whenever_it_was_killed";
     tests.push(test("12", says, has_a_usable_store_whenever_it_was_killed).thorough());
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     Suite { lab: Lab { mib: 2048, seconds: 1500, assets: ASSETS }, tests }.main()
 }
 
-/// The firmware of a release and a store of its own.
+/// The firmware of a release, with a variable store of its own.
 struct Stock {
     guest: Guest,
     folder: TempDir,
@@ -96,7 +96,8 @@ fn comes_back_after_each_reset(stock: &Stock) -> anyhow::Result<()> {
     shell.running.ends_with(0, SOON)
 }
 
-/// The disk makes itself an entry of the boot order, which the firmware then starts it by.
+/// The disk adds an entry for itself to the boot order, and firmware boots that entry the next
+/// time.
 fn boots_from(kind: &str, stock: &Stock) -> anyhow::Result<()> {
     let disk = stock.folder.path().join("disk.img");
     fs::copy(lab::asset("BOOT_DISK")?, &disk).context("the disk")?;
@@ -107,7 +108,7 @@ fn boots_from(kind: &str, stock: &Stock) -> anyhow::Result<()> {
         running.expect(words, BOOT)?;
         if words.starts_with("starting") {
             let entry = running.expect("\n", BOOT)?;
-            ensure!(entry.contains("the entry of the test"), "it starts{entry}");
+            ensure!(entry.contains("the entry of the test"), "it started{entry}");
             running.expect("started from the disk", BOOT)?;
         }
         running.ends_with(0, BOOT)?;
@@ -115,7 +116,7 @@ fn boots_from(kind: &str, stock: &Stock) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// With Microsoft's keys, and neither the disk's loader nor a shell signed by them.
+/// The store has Microsoft's keys; neither the disk's loader nor a shell is signed with them.
 fn starts_nothing_unsigned(stock: &Stock) -> anyhow::Result<()> {
     let keys = uefi::store(&lab::asset("OVMF_VARS_MS_12")?, stock.folder.path())?;
     let disk = format!("virtio-blk,path={},overlay", lab::asset("BOOT_DISK")?.display());
@@ -123,15 +124,15 @@ fn starts_nothing_unsigned(stock: &Stock) -> anyhow::Result<()> {
     let mut running = guest.word("--device").word(disk).start()?;
     running.expect("BdsDxe: failed to load Boot", BOOT)?;
     let line = running.expect("\n", SOON)?;
-    ensure!(line.contains("HD(") || line.contains("Pci("), "it is not the disk:{line}");
-    ensure!(line.contains("Access Denied"), "it is refused otherwise:{line}");
+    ensure!(line.contains("HD(") || line.contains("Pci("), "not the disk:{line}");
+    ensure!(line.contains("Access Denied"), "refused for another reason:{line}");
     running.expect("No bootable option or device was found", BOOT)?;
     running.kill()?;
     Ok(())
 }
 
-/// Empty disks of all kinds, which firmware tries in vain, a CD, and a disk that it does not come
-/// to.
+/// Empty disks of all kinds, which firmware tries in vain, a CD, which it boots, and a disk after
+/// it.
 fn asks_in_order(stock: &Stock) -> anyhow::Result<()> {
     let empty = |kind: &str, slot: &str| -> anyhow::Result<String> {
         let path = stock.folder.path().join(kind);
@@ -156,18 +157,18 @@ fn asks_in_order(stock: &Stock) -> anyhow::Result<()> {
     for place in ["Pci(0x1A,0x0)", "Pci(0x9,0x0)/USB", "Pci(0x5,0x0)", "Pci(0x6,0x0)"] {
         running.expect("BdsDxe: failed to load", BOOT)?;
         let line = running.expect("\n", SOON)?;
-        ensure!(line.contains(place), "{place} is tried now, and not:{line}");
+        ensure!(line.contains(place), "{place} should be tried next, not:{line}");
     }
     running.expect("BdsDxe: starting", BOOT)?;
     let line = running.expect("\n", SOON)?;
-    ensure!(line.contains("USB CD-ROM"), "the CD is started, and not:{line}");
+    ensure!(line.contains("USB CD-ROM"), "the CD should be started, not:{line}");
     running.kill()
 }
 
-/// A variable that the firmware keeps.
+/// The command for the variable that the tests set.
 const VARIABLE: &str = "setvar transom -guid 5ac0ffee-0000-4000-8000-7472616e736f";
 
-/// Types what sets the variable, up to the last key before Enter, and sees that it has arrived.
+/// Types the command that sets the variable, without Enter, and waits for its echo.
 fn type_value(shell: &mut Shell, value: u32) -> anyhow::Result<()> {
     let value = format!("=0x{value:08X}");
     shell.running.console().type_keys(&format!("{VARIABLE} -nv -bs {value}"))?;
@@ -175,16 +176,16 @@ fn type_value(shell: &mut Shell, value: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sets the variable. The answer is how long that took the firmware.
+/// Sets the variable, and returns the time that the firmware took.
 fn set(shell: &mut Shell, value: u32) -> anyhow::Result<Duration> {
     type_value(shell, value)?;
     let start = Instant::now();
     let said = shell.run("", SOON)?;
-    ensure!(said.trim().is_empty(), "the firmware says: {said}");
+    ensure!(said.trim().is_empty(), "the firmware reported: {said}");
     Ok(start.elapsed())
 }
 
-/// The variable's value, if it is there.
+/// The variable's value, if it exists.
 fn value(shell: &mut Shell) -> anyhow::Result<Option<u32>> {
     let said = shell.run(VARIABLE, SOON)?;
     if said.contains("Unable to get") {
@@ -193,28 +194,28 @@ fn value(shell: &mut Shell) -> anyhow::Result<Option<u32>> {
     let bytes = said.lines().map(str::trim).rfind(|line| !line.is_empty());
     let digits: String = bytes.unwrap_or_default().split_whitespace().collect();
     let value = u32::from_str_radix(&digits, 16);
-    // The lowest byte stands first.
+    // The bytes are printed in little-endian order.
     Ok(Some(value.with_context(|| format!("{VARIABLE}: {said:?}"))?.swap_bytes()))
 }
 
 fn remembers_a_variable(stock: &Stock) -> anyhow::Result<()> {
     let mut shell = stock.shell()?;
-    ensure!(value(&mut shell)?.is_none(), "the variable was there before");
+    ensure!(value(&mut shell)?.is_none(), "the variable existed before");
     set(&mut shell, 0x600d_cafe)?;
     shell.running.send("reset -s")?;
     shell.running.ends_with(0, SOON)?;
     let mut shell = stock.shell()?;
-    ensure!(value(&mut shell)? == Some(0x600d_cafe), "not there after a new start");
+    ensure!(value(&mut shell)? == Some(0x600d_cafe), "the variable is missing after a restart");
     set(&mut shell, 0x1234_5678)?;
     shell.running.kill()?;
     let mut shell = stock.shell()?;
-    ensure!(value(&mut shell)? == Some(0x1234_5678), "not there after kill -9");
+    ensure!(value(&mut shell)? == Some(0x1234_5678), "the variable is missing after kill -9");
     shell.running.send("reset -s")?;
     shell.running.ends_with(0, SOON)
 }
 
-/// Some times: writes, and is killed at some moment of a second write, between the Enter key and
-/// the prompt. Then the store has what was written before, or what was being written.
+/// Writes the variable, then kills the machine at a random moment of a second write, between Enter
+/// and the prompt. Afterwards the store has the old or the new value.
 fn has_a_usable_store_whenever_it_was_killed(stock: &Stock) -> anyhow::Result<()> {
     let mut shell = stock.shell()?;
     let (mut value_before, mut newer) = (0, 0);
@@ -228,8 +229,8 @@ fn has_a_usable_store_whenever_it_was_killed(stock: &Stock) -> anyhow::Result<()
         shell.running.kill_after(after);
         shell.running.send("")?;
         let status = shell.running.wait(SOON)?;
-        ensure!(status.signal() == Some(9), "{status}: {}", shell.running.complaints());
-        // What a failure leaves to be looked at.
+        ensure!(status.signal() == Some(9), "{status}: {}", shell.running.stderr());
+        // A copy of the store, for inspection after a failure.
         let evidence = lab::shared()?.join("killed.fd");
         fs::copy(stock.folder.path().join("vars.fd"), &evidence)?;
         let store = || format!("killed {after:?} into a write of {took:?}: {}", evidence.display());
@@ -246,6 +247,6 @@ fn has_a_usable_store_whenever_it_was_killed(stock: &Stock) -> anyhow::Result<()
             value_before += 1;
         }
     }
-    say!("killed {kills} times in a write, which was done {newer} times");
+    say!("killed {kills} times during a write, which was complete {newer} times");
     Ok(())
 }

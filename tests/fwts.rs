@@ -1,5 +1,5 @@
-//! The firmware test suite (fwts) in the same Linux guest on QEMU's q35 and on our machine: we fail
-//! nothing that matters which QEMU does not fail too.
+//! Runs the firmware test suite (fwts) in the same Linux guest on QEMU's q35 and on our machine.
+//! Every serious failure on our machine must also occur on QEMU.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -21,34 +21,35 @@ use transom_tests::uefi;
 const BOOT: Duration = Duration::from_secs(300);
 const TESTS: Duration = Duration::from_secs(200);
 
-/// All ACPI tests, and those of other kinds that look at what we write: windows of the host bridge,
-/// SMBIOS, memory types, routing.
-/// Only the headlines and the results are said, each on one line.
+/// All ACPI tests, and other tests of data that we write: windows of the host bridge, SMBIOS,
+/// memory types, routing. Only headlines and results are printed, each on one line.
 const SCRIPT: &str = "\
 cd /tmp
 /usr/bin/fwts -q -w 1000 -r log --acpitests apicedge crs dmicheck ebda mtrr osilinux pciirq uniqueid
 grep -h -E -B 1 '^(-{200,}$|PASSED|FAILED)' log* | sed -E 's/^-{200,}$/----------/'
 ";
 
-/// What fwts said on each machine.
-type Said = Rc<RefCell<Vec<(Machine, Report)>>>;
+/// The reports of fwts on each machine.
+type Reports = Rc<RefCell<Vec<(Machine, Report)>>>;
 
 fn main() -> ExitCode {
     let assets =
         &["BZIMAGE_12", "MODULES_12", "OVMF_CODE_12", "OVMF_VARS_12", "BUSYBOX", "QEMU", "FWTS"];
-    let said = Said::default();
-    let on = |machine, said: &Said| {
-        let said = said.clone();
+    let reports = Reports::default();
+    let on = |machine, reports: &Reports| {
+        let reports = reports.clone();
         move || {
             let report = run(machine)?;
-            said.borrow_mut().push((machine, report));
+            reports.borrow_mut().push((machine, report));
             Ok(())
         }
     };
     let tests = vec![
-        Test::new("fwts_runs_on_qemu", on(Machine::Qemu, &said)),
-        Test::new("fwts_runs_on_transom", on(Machine::Transom, &said)),
-        Test::new("we_fail_nothing_that_matters_and_qemu_passes", move || compare(&said.borrow())),
+        Test::new("fwts_runs_on_qemu", on(Machine::Qemu, &reports)),
+        Test::new("fwts_runs_on_transom", on(Machine::Transom, &reports)),
+        Test::new("we_fail_nothing_that_matters_and_qemu_passes", move || {
+            compare(&reports.borrow())
+        }),
     ];
     Suite { lab: Lab { mib: 6144, seconds: 1800, assets }, tests }.main()
 }
@@ -82,7 +83,7 @@ fn run(machine: Machine) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// The program and the libraries that it needs, of a tree that is another system's.
+/// The program and its libraries, from a tree of another system.
 fn program(tree: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let libraries = tree.join("usr/lib/x86_64-linux-gnu");
     let program = tree.join("usr/bin/fwts");
@@ -103,17 +104,17 @@ fn program(tree: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn compare(said: &[(Machine, Report)]) -> anyhow::Result<()> {
+fn compare(reports: &[(Machine, Report)]) -> anyhow::Result<()> {
     let on = |machine| {
-        let found = said.iter().find(|it| it.0 == machine);
+        let found = reports.iter().find(|it| it.0 == machine);
         found.map(|it| &it.1).with_context(|| format!("fwts did not run on {machine:?}"))
     };
     let (qemu, transom) = (on(Machine::Qemu)?, on(Machine::Transom)?);
     let missing = qemu.tests_not_in(transom);
-    ensure!(missing.is_empty(), "these tests ran on QEMU and not on us: {missing:?}");
+    ensure!(missing.is_empty(), "these tests ran on QEMU only: {missing:?}");
     let own = transom.failures_not_in(qemu);
-    own.iter().for_each(|failure| eprintln!("only we fail: {failure}"));
+    own.iter().for_each(|failure| eprintln!("fails only on our machine: {failure}"));
     let serious: Vec<_> = own.iter().filter(|failure| failure.is_serious()).collect();
-    ensure!(serious.is_empty(), "{} serious failures of our own", serious.len());
+    ensure!(serious.is_empty(), "{} serious failures only on our machine", serious.len());
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The screen, as guests draw it and as a viewer sees it: stock firmware in the size that the
-//! monitor prefers, and Linux with its own driver.
+//! The screen as guests draw it and viewers see it: stock firmware in the monitor's preferred size,
+//! and Linux with its own driver.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ use vmm::screenshot::{self, Picture};
 
 /// Long enough for firmware, and for a kernel with many drivers, in a lab on a busy machine.
 const BOOT: Duration = Duration::from_secs(240);
-/// For a command, or the end of a process.
+/// The limit for a command, or the end of a process.
 const SOON: Duration = Duration::from_secs(60);
 
 const ASSETS: &[&str] = &[
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     Suite { lab: Lab { mib: 2048, seconds: 900, assets: ASSETS }, tests }.main()
 }
 
-/// The picture that is shown, and in a file for people what is in it.
+/// Takes a screenshot, and saves it for people.
 fn picture(running: &Running, name: &str) -> anyhow::Result<(Picture, Vec<u8>)> {
     let (picture, pixels) = running.screenshot()?;
     let file = lab::shared()?.join(format!("{name}.png"));
@@ -58,7 +58,7 @@ fn picture(running: &Running, name: &str) -> anyhow::Result<(Picture, Vec<u8>)> 
     Ok((picture, pixels))
 }
 
-/// Waits until the screen does not change any more.
+/// Waits until the screen no longer changes.
 fn settled(running: &Running, name: &str) -> anyhow::Result<(Picture, Vec<u8>)> {
     let start = Instant::now();
     let mut before = picture(running, name)?;
@@ -70,11 +70,11 @@ fn settled(running: &Running, name: &str) -> anyhow::Result<(Picture, Vec<u8>)> 
         }
         before = now;
     }
-    bail!("{name}: the screen changes all the time")
+    bail!("{name}: the screen keeps changing")
 }
 
-/// Blue, green and red of each pixel.
-fn colours(pixels: &[u8]) -> impl Iterator<Item = [u8; 3]> {
+/// The blue, green and red of each pixel.
+fn colors(pixels: &[u8]) -> impl Iterator<Item = [u8; 3]> {
     let (pixels, _) = pixels.as_chunks::<4>();
     pixels.iter().map(|[blue, green, red, _]| [*blue, *green, *red])
 }
@@ -88,8 +88,8 @@ fn shows_its_shell(release: &str, size: &str) -> anyhow::Result<()> {
     is_used_in(&mut shell, release, size)
 }
 
-/// What firmware prefers is in the first part of the EDID, where 4095 pixels are the most. It has
-/// more in its list, for those who choose them in its set-up screen, which keeps this variable.
+/// Firmware prefers a mode of the first EDID block, which cannot describe more than 4095 pixels.
+/// Larger modes are in its list, for users of its setup screen, which sets this variable.
 fn has_larger_modes() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let vars = uefi::store(&lab::asset("OVMF_VARS_13")?, folder.path())?;
@@ -105,42 +105,43 @@ fn has_larger_modes() -> anyhow::Result<()> {
     is_used_in(&mut shell, "13", "4096x2160")
 }
 
-/// The shell shows what is typed, and switches the machine off in the end.
+/// Checks that the shell shows typed text, and switches the machine off.
 fn is_used_in(shell: &mut Shell, release: &str, size: &str) -> anyhow::Result<()> {
     let status = shell.running.ask(&Command::Status)?;
     ensure!(status["display"]["mode"] == size, "not {size}: {status}");
     let name = format!("ovmf-{release}-{size}");
     let (first, before) = settled(&shell.running, &name)?;
     ensure!(format!("{}x{}", first.width, first.height) == size, "{size}: {first:?}");
-    // Letters on black, and not many of them.
-    let lit = colours(&before).filter(|it| *it != [0; 3]).count();
+    // Letters on black cover a small part of the screen.
+    let lit = colors(&before).filter(|it| *it != [0; 3]).count();
     let all = before.len() / 4;
     ensure!((all / 4000..all / 3).contains(&lit), "{lit} of {all} pixels are lit");
-    let used: BTreeSet<_> = colours(&before).collect();
-    ensure!(used.len() > 2, "text in colours, not {used:?}");
+    let used: BTreeSet<_> = colors(&before).collect();
+    ensure!(used.len() > 2, "more than two colors expected, not {used:?}");
     shell.run("echo seen on the screen", SOON)?;
     let (_, after) = settled(&shell.running, &name)?;
-    ensure!(before != after, "what was typed is not on the screen");
+    ensure!(before != after, "the typed text is not on the screen");
     shell.run("cls", SOON)?;
     let (_, clear) = settled(&shell.running, &name)?;
-    let left = colours(&clear).filter(|it| *it != [0; 3]).count();
-    ensure!(left < lit, "{left} of {lit} pixels are left by `cls`");
-    say!("{size}: {lit} of {all} pixels lit, {} colours; {left} after `cls`", used.len());
+    let left = colors(&clear).filter(|it| *it != [0; 3]).count();
+    ensure!(left < lit, "`cls` left {left} of {lit} pixels");
+    say!("{size}: {lit} of {all} pixels lit, {} colors; {left} after `cls`", used.len());
     shell.running.send("reset -s")?;
     shell.running.ends_with(0, SOON)
 }
 
-/// The driver's name was another before Linux 5.17; what it makes is `/dev/fb0`.
+/// The driver had another name before Linux 5.17. It makes `/dev/fb0`.
 fn linux_draws() -> anyhow::Result<()> {
     let guest = Guest::transom().display("1728x1116");
     let linux = Linux::new(guest, &lab::asset("BZIMAGE_GENERIC")?)
         .modules(&lab::asset("MODULES_GENERIC")?, &["bochs"])
         .program(MODETEST)?
-        // The console takes the screen at once, shows no cursor, and gets no words.
+        // The console takes the screen at once, without a cursor, and kernel messages do not go
+        // there.
         .cmdline("fbcon=nodefer vt.global_cursor_default=0");
     let mut booted = linux.boot(BOOT)?;
     let said = booted.run("cat /sys/class/graphics/fb0/name /sys/class/drm/*/modes", SOON)?;
-    ensure!(said.contains("bochs"), "another driver has the display: {said}");
+    ensure!(said.contains("bochs"), "the display has another driver: {said}");
     for mode in ["1728x1116", "2560x1440", "1280x800", "640x480"] {
         ensure!(said.lines().any(|line| line == mode), "{mode} is not offered: {said}");
     }
@@ -148,21 +149,21 @@ fn linux_draws() -> anyhow::Result<()> {
     ensure!(first == "1728x1116", "{first} is preferred: {said}");
     let status = booted.running.ask(&Command::Status)?;
     ensure!(status["display"]["mode"] == "1728x1116", "{status}");
-    // Bytes that we know, and that look like nothing else.
+    // Known bytes that do not resemble anything else.
     booted.run("cat /bin/busybox > /dev/fb0", SOON)?;
     let (_, pixels) = settled(&booted.running, "linux-fb0")?;
     let program = fs::read(lab::asset("BUSYBOX")?)?;
-    let wanted: Vec<_> = colours(&program).collect();
+    let wanted: Vec<_> = colors(&program).collect();
     ensure!(wanted.len() > 100_000, "too short: {}", wanted.len());
-    let differ = colours(&pixels).zip(&wanted).filter(|(is, wanted)| is != *wanted).count();
+    let differ = colors(&pixels).zip(&wanted).filter(|(is, wanted)| is != *wanted).count();
     ensure!(differ == 0, "{differ} of {} pixels differ", wanted.len());
-    say!("{} pixels are as the guest wrote them", wanted.len());
+    say!("{} pixels match the guest's data", wanted.len());
     changes_mode(&mut booted)?;
     // The driver switches the screen off through VGA's registers.
     booted.run("echo 4 > /sys/class/graphics/fb0/blank", SOON)?;
     let status = booted.running.ask(&Command::Status)?;
     ensure!(status["display"]["mode"].is_null(), "blanked: {status}");
-    let error = booted.running.screenshot().err().context("a picture of nothing")?;
+    let error = booted.running.screenshot().err().context("a screenshot of a blanked display")?;
     ensure!(format!("{error:#}").contains("the display is off"), "{error:#}");
     booted.run("echo 0 > /sys/class/graphics/fb0/blank", SOON)?;
     let status = booted.running.ask(&Command::Status)?;
@@ -171,21 +172,21 @@ fn linux_draws() -> anyhow::Result<()> {
     booted.running.ends_with(0, SOON)
 }
 
-/// libdrm's own, which draws a picture of a test in any mode for as long as its input is open.
+/// Part of libdrm. It shows a test picture in any mode until its input is closed.
 const MODETEST: &str = "/usr/bin/modetest";
 
-/// A program takes the screen in another mode, and gives it back to the console: the text that was
-/// there, and what was written meanwhile.
+/// A program switches the screen to another mode, and back to the console, which then shows the
+/// earlier text and new lines.
 fn changes_mode(booted: &mut Booted) -> anyhow::Result<()> {
     let mut font = Font::of_linux();
     let first = "abcdefghijklmnopqrstuvwxyz .-0123456789";
-    // From the upper left corner of an empty screen.
+    // Starts in the upper left corner of an empty screen.
     booted.run(&format!("printf '\\033[2J\\033[H{first}\\n' > /dev/tty0"), SOON)?;
     let sight = sight(&booted.running, "linux-console")?;
     let rows = font.rows(&sight);
     font.learn(&rows[0], first)?;
     let (kept, _) = last(&rows)?;
-    ensure!(kept == 0, "more than was written is on the console, in row {kept}");
+    ensure!(kept == 0, "unexpected text on the console, in row {kept}");
     let list = booted.run("modetest -M bochs-drm -c", SOON)?;
     let connected = list.lines().find(|line| line.contains("\tconnected\t"));
     let id = connected.and_then(|line| line.split_whitespace().next()).context(list.clone())?;
@@ -194,8 +195,8 @@ fn changes_mode(booted: &mut Booted) -> anyhow::Result<()> {
         booted.run(&format!("{{ {command} }} > /said 2>&1; sleep 1000 > /{mode} &"), SOON)?;
         shows(booted, mode)?;
         let (_, pixels) = settled(&booted.running, &format!("linux-{mode}"))?;
-        // The bars of television's test picture begin with grey and end with blue.
-        let line: Vec<_> = colours(&pixels).take(width(mode)?).collect();
+        // The first color bar of the test picture is gray, the last one is blue.
+        let line: Vec<_> = colors(&pixels).take(width(mode)?).collect();
         let bars = line.chunk_by(|one, other| one == other).count();
         ensure!(bars == 7 && line[0] == [192; 3], "{bars} bars in {mode}: {:?}", line[0]);
         ensure!(line.last() == Some(&[192, 0, 0]), "{:?} at the end of {mode}", line.last());
@@ -217,7 +218,7 @@ fn width(mode: &str) -> anyhow::Result<usize> {
     Ok(mode.split_once('x').context("a mode")?.0.parse()?)
 }
 
-/// What is shown when it does not change any more.
+/// The picture once it no longer changes.
 fn sight(running: &Running, name: &str) -> anyhow::Result<Sight> {
     let (picture, pixels) = settled(running, name)?;
     Sight::new(picture, pixels)

@@ -1,7 +1,6 @@
-//! Networks under Linux: four controllers in one guest, two on taps, one on a tap that the kernel
-//! serves where it can (vhost-net), and one on passt, with addresses by DHCP, whole packets of
-//! other sizes, offloads on and off, several pairs of queues, cables that are pulled, and data that
-//! comes back as it went.
+//! Networks under Linux. One guest has four controllers: two on taps, one on a tap that the kernel
+//! serves where it can (vhost-net), and one on passt. The test covers DHCP, MTUs, offloads on and
+//! off, several queue pairs, pulled cables, and data in both directions.
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File, Permissions};
@@ -19,7 +18,7 @@ use transom_tests::guest::Guest;
 use transom_tests::idle;
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
-use transom_tests::network::{Service, Took, Way, in_namespace, ip, noise, tool};
+use transom_tests::network::{Route, Service, TransferTimes, in_namespace, ip, noise, tool};
 use transom_tests::program::not_run_in_part;
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
@@ -45,22 +44,23 @@ fn main() -> ExitCode {
 
 const MIB: usize = 1 << 20;
 
-/// Bytes of the large transfers: a gibibyte takes minutes where processors are emulated.
+/// Bytes of the large transfers. A gibibyte takes minutes on an emulated processor.
 fn large() -> usize {
     if lab::everything() { 1024 * MIB } else { 24 * MIB }
 }
 
-/// A tap of the host with four queues.
-const FAST: Way = way([10, 9, 0, 1], [10, 9, 0, 2]);
+/// A tap of the host with four queues, served by our process.
+const FAST: Route = route([10, 9, 0, 1], [10, 9, 0, 2]);
 /// A tap that our program makes, without offloads and with large packets.
-const PLAIN: Way = way([10, 9, 1, 1], [10, 9, 1, 2]);
-/// A tap like the first, for vhost-net.
-const KERNEL: Way = way([10, 9, 3, 1], [10, 9, 3, 2]);
-/// passt: the address of the host's router is the host itself, whose client is passt.
-const PASST: Way = way([192, 0, 2, 1], [127, 0, 0, 1]);
+const PLAIN: Route = route([10, 9, 1, 1], [10, 9, 1, 2]);
+/// A tap with four queues, for vhost-net.
+const KERNEL: Route = route([10, 9, 3, 1], [10, 9, 3, 2]);
+/// passt: the address of the host's router leads to the host itself, which sees passt as the
+/// client.
+const PASST: Route = route([192, 0, 2, 1], [127, 0, 0, 1]);
 
-const fn way(host: [u8; 4], seen: [u8; 4]) -> Way {
-    Way {
+const fn route(host: [u8; 4], seen: [u8; 4]) -> Route {
+    Route {
         host: Ipv4Addr::new(host[0], host[1], host[2], host[3]),
         seen: Ipv4Addr::new(seen[0], seen[1], seen[2], seen[3]),
         within: Duration::from_secs(600),
@@ -75,21 +75,21 @@ const DEVICES: [&str; 4] = [
 ];
 const MTUS: [u16; 4] = [1450, 9000, 1500, 1450];
 
-/// A controller with all that there is, and its tap.
+/// A controller with all features, and its tap.
 struct Card {
     name: &'static str,
     number: usize,
     tap: &'static str,
-    way: Way,
+    route: Route,
 }
 
-/// Our process serves the rings of the first, and the kernel those of the second.
+/// Our process serves the rings of the first card, and the kernel those of the second.
 const CARDS: [Card; 2] = [
-    Card { name: "a tap", number: 0, tap: "fast", way: FAST },
-    Card { name: "vhost-net", number: 3, tap: "kernel", way: KERNEL },
+    Card { name: "a tap", number: 0, tap: "fast", route: FAST },
+    Card { name: "vhost-net", number: 3, tap: "kernel", route: KERNEL },
 ];
 
-/// What udhcpc calls with what it has learnt.
+/// The script that udhcpc calls with the lease.
 const LEASE: &str = r#"#!/bin/sh
 case $1 in
   deconfig) ip link set $interface up ;;
@@ -100,42 +100,42 @@ case $1 in
 esac
 "#;
 
-/// The host's side, and the guest.
+/// The host's side and the guest.
 struct Lan {
     folder: TempDir,
     booted: Booted,
     passt: Option<Service>,
-    /// The kernel of the host has vhost-net.
+    /// Whether the host's kernel has vhost-net.
     vhost: bool,
-    /// Servers of addresses.
+    /// The DHCP servers.
     _dhcp: [Service; 3],
 }
 
-/// A part of the test.
+/// A step of the test.
 type Step = fn(&mut Lan) -> anyhow::Result<()>;
 
 fn reaches_its_networks(release: &str) -> anyhow::Result<()> {
     let mut lan = Lan::start(release)?;
     let steps: [(&str, Step); 11] = [
         ("addresses by DHCP", Lan::gets_addresses),
-        ("whose rings are whose", Lan::lends_rings),
-        ("packets of other sizes", Lan::sends_whole_packets),
-        ("offloads as they were asked for", Lan::has_the_offloads),
-        ("data on all ways", Lan::carries_data),
+        ("rings served by vhost-net", Lan::lends_rings),
+        ("packets of the largest size", Lan::sends_whole_packets),
+        ("configured offloads", Lan::has_the_offloads),
+        ("data on all networks", Lan::carries_data),
         ("offloads off and on", Lan::changes_offloads),
         ("pairs of queues", Lan::uses_all_pairs),
-        ("a cable that is pulled", Lan::is_pulled),
-        ("a peer that goes and comes again", Lan::follows_the_link),
-        ("a driver that goes and comes again", Lan::survives_its_driver),
-        ("nothing to do", Lan::sleeps),
+        ("a pulled cable", Lan::is_pulled),
+        ("a restarted peer", Lan::follows_the_link),
+        ("a restarted driver", Lan::survives_its_driver),
+        ("an idle network", Lan::sleeps),
     ];
     for (name, step) in steps {
         let start = Instant::now();
         step(&mut lan).with_context(|| name.to_owned())?;
         say!("{name}: {:.1} s", start.elapsed().as_secs_f64());
     }
-    // In the midst of frames. Not by the guest: a Linux that breaks its devices before it switches
-    // off can wait for frames of theirs for ever.
+    // The machine quits while frames are in flight. The guest must not power off instead: Linux
+    // breaks its devices before that and can then wait forever for their frames.
     lan.flood(&KERNEL)?;
     lan.booted.running.ask(&Command::Quit)?;
     lan.booted.running.ends_with(0, SOON)
@@ -146,14 +146,14 @@ fn passt(folder: &Path) -> anyhow::Result<Service> {
     let mut command = process::Command::new(lab::asset("PASST")?);
     let words = ["--foreground", "--quiet", "--ipv4-only", "--interface", "up0", "--socket"];
     let mut service = Service::start(command.args(words).arg(&socket))?;
-    service.makes(&socket, SOON)?;
+    service.wait_for_file(&socket, SOON)?;
     Ok(service)
 }
 
-/// A server that knows one guest.
-fn dhcp(folder: &Path, tap: &str, mac: &str, way: &Way) -> anyhow::Result<Service> {
+/// A DHCP server that knows one guest.
+fn dhcp(folder: &Path, tap: &str, mac: &str, route: &Route) -> anyhow::Result<Service> {
     let [file, lease, pid] = ["conf", "leases", "pid"].map(|it| folder.join(format!("{tap}.{it}")));
-    let guest = way.seen;
+    let guest = route.seen;
     let text = format!(
         "interface {tap}\nstart {guest}\nend {guest}\nmax_leases 1\nopt subnet 255.255.255.0\n\
          static_lease {mac} {guest}\nlease_file {}\npidfile {}\n",
@@ -164,11 +164,11 @@ fn dhcp(folder: &Path, tap: &str, mac: &str, way: &Way) -> anyhow::Result<Servic
     Service::start(process::Command::new(lab::asset("BUSYBOX")?).args(["udhcpd", "-f"]).arg(&file))
 }
 
-/// The guest, with ethtool, and the ping that can forbid fragments.
+/// The guest, with ethtool, and with a ping that can forbid fragments.
 fn linux(folder: &Path, release: &str) -> anyhow::Result<Linux> {
     let memory = if lab::everything() { "3G" } else { "512M" };
-    // Not `--jail on`: a passt that comes again is another user's, whose socket root opens by a
-    // right that is given up there.
+    // Not with `--jail on`: a restarted passt runs as another user, and root opens that user's
+    // socket with a capability that the jail drops.
     let mut guest = Guest::transom().cpus("4").memory(memory);
     for device in DEVICES {
         let mut words = device.to_owned();
@@ -197,7 +197,7 @@ fn linux(folder: &Path, release: &str) -> anyhow::Result<Linux> {
 impl Lan {
     fn start(release: &str) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        // passt gives up root's rights before it makes its socket.
+        // passt drops root's rights before it makes its socket.
         fs::set_permissions(folder.path(), Permissions::from_mode(0o777))?;
         for words in [
             "tuntap add fast mode tap multi_queue",
@@ -231,12 +231,12 @@ impl Lan {
         self.booted.run(command, SOON)
     }
 
-    /// Sends so many bytes there and back.
-    fn carry(&mut self, name: &str, way: &Way, length: usize) -> anyhow::Result<()> {
-        let carried = way.carries(&mut self.booted, &noise(length));
-        let Took { there, back } = carried.with_context(|| name.to_owned())?;
+    /// Sends data to the guest and back, and reports the times.
+    fn carry(&mut self, name: &str, route: &Route, length: usize) -> anyhow::Result<()> {
+        let carried = route.check_transfer(&mut self.booted, &noise(length));
+        let TransferTimes { to_guest, from_guest } = carried.with_context(|| name.to_owned())?;
         let kib = length >> 10;
-        say!("{name}: {kib} KiB to the guest in {there:.1?}, and back in {back:.1?}");
+        say!("{name}: {kib} KiB to the guest in {to_guest:.1?}, and back in {from_guest:.1?}");
         Ok(())
     }
 
@@ -251,8 +251,8 @@ impl Lan {
             let mac = self.run(&format!("cat /sys/class/net/eth{card}/address"))?;
             ensure!(mac.trim() == format!("52:54:00:00:00:0{}", card + 1), "{mac}");
         }
-        for way in [FAST, PLAIN, KERNEL] {
-            let said = self.run(&format!("ping -A -c 5 -W 5 {}", way.host))?;
+        for route in [FAST, PLAIN, KERNEL] {
+            let said = self.run(&format!("ping -A -c 5 -W 5 {}", route.host))?;
             ensure!(said.contains(" 0% packet loss"), "{said}");
         }
         Ok(())
@@ -263,20 +263,20 @@ impl Lan {
             let said = self.run(&format!("cat /sys/class/net/eth{card}/mtu"))?;
             ensure!(said.trim() == mtu.to_string(), "eth{card} has an MTU of {said}");
         }
-        for (way, mtu) in [(FAST, MTUS[0]), (PLAIN, MTUS[1]), (KERNEL, MTUS[3])] {
+        for (route, mtu) in [(FAST, MTUS[0]), (PLAIN, MTUS[1]), (KERNEL, MTUS[3])] {
             // Without the headers of IP and ICMP.
-            let most = mtu - 28;
+            let largest = mtu - 28;
             let ping =
-                |size| format!("/tools/ping -M do -c 3 -i 0.2 -W 5 -s {size} {} 2>&1", way.host);
-            let said = self.run(&ping(most))?;
+                |size| format!("/tools/ping -M do -c 3 -i 0.2 -W 5 -s {size} {} 2>&1", route.host);
+            let said = self.run(&ping(largest))?;
             ensure!(said.contains(" 0% packet loss"), "{said}");
-            let more = self.booted.try_run(&ping(most + 1), SOON)?;
+            let more = self.booted.try_run(&ping(largest + 1), SOON)?;
             ensure!(more.status != 0 && more.output.contains("too long"), "{more:?}");
         }
         Ok(())
     }
 
-    /// What `ethtool -k` says of these, in the guest.
+    /// Checks features in the guest's `ethtool -k`.
     fn offloads_are(&mut self, card: &str, on: bool, names: &[&str]) -> anyhow::Result<()> {
         let said = self.run(&format!("/tools/ethtool -k {card}"))?;
         features_are(&said, on, names).with_context(|| card.to_owned())
@@ -288,11 +288,12 @@ impl Lan {
             self.offloads_are(&format!("eth{number}"), true, &names)?;
             self.offloads_are(&format!("eth{number}"), true, &["rx-checksumming"])?;
         }
-        // Linux 6.12 says `rx-checksumming: on` of every controller: see what was agreed on.
+        // Linux 6.12 reports `rx-checksumming: on` for every controller, so look at the negotiated
+        // features.
         self.offloads_are("eth1", false, &names)?;
         let agreed = self.run("cat /sys/class/net/eth1/device/features")?;
         ensure!(agreed.len() > 64 && agreed.starts_with("00"), "CSUM, GUEST_CSUM: {agreed}");
-        // Whether the host leaves anything to the guest is what its own end says.
+        // The tap's features on the host show whether the host uses the guest's offloads.
         let names = ["tx-checksumming", "tcp-segmentation-offload"];
         for Card { tap, .. } in CARDS {
             features_are(&tool(&format!("usr/sbin/ethtool -k {tap}"))?, true, &names)?;
@@ -301,16 +302,16 @@ impl Lan {
     }
 
     fn carries_data(&mut self) -> anyhow::Result<()> {
-        for Card { name, way, .. } in CARDS {
-            self.carry(name, &way, large())?;
+        for Card { name, route, .. } in CARDS {
+            self.carry(name, &route, large())?;
         }
         self.carry("a tap without offloads, MTU 9000", &PLAIN, large() / 8)?;
-        // passt's own work takes most of the time where processors are emulated.
+        // passt's own work takes most of the time on an emulated processor.
         self.carry("passt", &PASST, large() / 24)
     }
 
     fn changes_offloads(&mut self) -> anyhow::Result<()> {
-        for Card { name, number, tap, way } in CARDS {
+        for Card { name, number, tap, route } in CARDS {
             let card = format!("eth{number}");
             let switch = |word: &str| {
                 let words = ["rx-gro-hw", "tx", "tso", "gso", "gro"];
@@ -323,7 +324,7 @@ impl Lan {
                 self.run(&switch(word))?;
                 self.offloads_are(&card, on, &names)?;
                 features_are(&tool(&host)?, on, &["tcp-segmentation-offload"])?;
-                self.carry(&format!("{name}, offloads switched {word}"), &way, 2 * MIB)?;
+                self.carry(&format!("{name}, offloads switched {word}"), &route, 2 * MIB)?;
             }
         }
         Ok(())
@@ -335,7 +336,7 @@ impl Lan {
         Ok(said.trim().to_owned())
     }
 
-    /// Interrupts of each queue that receives.
+    /// Interrupts of each receive queue.
     fn interrupts(&mut self, card: usize) -> anyhow::Result<Vec<u64>> {
         let device = self.device(card)?;
         let all = self.run("cat /proc/interrupts")?;
@@ -347,12 +348,13 @@ impl Lan {
         Ok(lines.map(numbers).collect())
     }
 
-    /// Sends many flows to the guest; says which queues interrupted it, once so many did.
-    fn queues_that_hear(&mut self, card: &Card, pairs: usize) -> anyhow::Result<Vec<bool>> {
+    /// Sends many flows to the guest, until `pairs` queues caused interrupts. Returns which ones
+    /// did.
+    fn interrupting_queues(&mut self, card: &Card, pairs: usize) -> anyhow::Result<Vec<bool>> {
         let before = self.interrupts(card.number)?;
         for _ in 0..64 {
-            let socket = UdpSocket::bind((card.way.host, 0))?;
-            socket.connect((card.way.seen, 9))?;
+            let socket = UdpSocket::bind((card.route.host, 0))?;
+            socket.connect((card.route.seen, 9))?;
             socket.send(b"to any queue")?;
         }
         let start = Instant::now();
@@ -370,24 +372,24 @@ impl Lan {
     fn uses_all_pairs(&mut self) -> anyhow::Result<()> {
         for card in CARDS {
             let number = card.number;
-            ensure!(self.pairs(number)? == 4, "not as many pairs as processors");
+            ensure!(self.pairs(number)? == 4, "not one pair for each processor");
             for pairs in [2, 4] {
                 self.run(&format!("/tools/ethtool -L eth{number} combined {pairs}"))?;
                 ensure!(self.pairs(number)? == pairs, "not {pairs} pairs");
-                self.lends(&card, pairs)?;
-                let heard = self.queues_that_hear(&card, pairs)?;
+                self.is_served_by_vhost(&card, pairs)?;
+                let heard = self.interrupting_queues(&card, pairs)?;
                 let wanted = [0, 1, 2, 3].map(|it| it < pairs);
                 let name = card.name;
                 ensure!(heard == wanted, "{name}: with {pairs} pairs, frames came by {heard:?}");
-                // Each processor sends by a queue of its own.
-                let ping = format!("taskset -c $cpu ping -c 1 -W 5 {}", card.way.host);
+                // Each processor sends on its own queue.
+                let ping = format!("taskset -c $cpu ping -c 1 -W 5 {}", card.route.host);
                 self.run(&format!("for cpu in 0 1 2 3; do {ping} || exit 1; done"))?;
             }
         }
         Ok(())
     }
 
-    /// How many pairs the driver uses now.
+    /// The number of queue pairs that the driver uses.
     fn pairs(&mut self, card: usize) -> anyhow::Result<usize> {
         let said = self.run(&format!("/tools/ethtool -l eth{card}"))?;
         let last = said.lines().rfind(|line| line.starts_with("Combined:"));
@@ -395,13 +397,13 @@ impl Lan {
         number.with_context(|| said)
     }
 
-    /// What `status` says of a controller's cable.
+    /// The state of a controller's link, from `status`.
     fn link(&self, card: usize) -> anyhow::Result<Value> {
         Ok(self.booted.running.ask(&Command::Status)?["links"][card].clone())
     }
 
-    /// Waits until the kernel serves so many pairs, if it serves this controller's at all.
-    fn lends(&mut self, card: &Card, pairs: usize) -> anyhow::Result<()> {
+    /// Waits until vhost-net serves this number of pairs; 0 for cards that it does not serve.
+    fn is_served_by_vhost(&mut self, card: &Card, pairs: usize) -> anyhow::Result<()> {
         let wanted = if self.vhost && card.tap == "kernel" { pairs } else { 0 };
         let start = Instant::now();
         loop {
@@ -409,31 +411,35 @@ impl Lan {
             if link["vhost"] == wanted {
                 return Ok(());
             }
-            ensure!(start.elapsed() < SOON, "{}: not {wanted} pairs: {link}", card.name);
+            ensure!(
+                start.elapsed() < SOON,
+                "{}: vhost-net serves not {wanted} pairs: {link}",
+                card.name
+            );
             sleep(Duration::from_millis(20));
         }
     }
 
     fn lends_rings(&mut self) -> anyhow::Result<()> {
-        CARDS.iter().try_for_each(|card| self.lends(card, 4))
+        CARDS.iter().try_for_each(|card| self.is_served_by_vhost(card, 4))
     }
 
     fn carrier(&mut self, card: usize, wanted: &str) -> anyhow::Result<()> {
         let start = Instant::now();
         while self.run(&format!("cat /sys/class/net/eth{card}/carrier"))?.trim() != wanted {
-            ensure!(start.elapsed() < SOON, "eth{card}: the carrier does not become {wanted}");
+            ensure!(start.elapsed() < SOON, "eth{card}: the carrier is not {wanted}");
             sleep(Duration::from_millis(100));
         }
         Ok(())
     }
 
-    /// Frames both ways from now on.
-    fn flood(&mut self, way: &Way) -> anyhow::Result<()> {
-        let ping = format!("/tools/ping -f -q -s 1400 {}", way.host);
+    /// Starts sending frames in both directions.
+    fn flood(&mut self, route: &Route) -> anyhow::Result<()> {
+        let ping = format!("/tools/ping -f -q -s 1400 {}", route.host);
         self.run(&format!("{ping} > /dev/null 2>&1 & echo $! > /flood; sleep 0.5")).map(drop)
     }
 
-    fn calm(&mut self) -> anyhow::Result<()> {
+    fn stop_flood(&mut self) -> anyhow::Result<()> {
         self.run("kill $(cat /flood)").map(drop)
     }
 
@@ -444,18 +450,18 @@ impl Lan {
                 let command = Command::Link { name: name.clone(), state: Some(state), mtu: None };
                 lan.booted.running.ask(&command).map(drop)
             };
-            self.flood(&card.way)?;
+            self.flood(&card.route)?;
             plug(self, Plug::Down)?;
-            self.lends(&card, 0)?;
+            self.is_served_by_vhost(&card, 0)?;
             self.carrier(card.number, "0")?;
-            let ping = format!("ping -c 1 -W 1 {}", card.way.host);
+            let ping = format!("ping -c 1 -W 1 {}", card.route.host);
             let status = self.booted.try_run(&ping, SOON)?.status;
-            ensure!(status != 0, "{}: an answer without a cable", card.name);
+            ensure!(status != 0, "{}: an answer although the cable is pulled", card.name);
             plug(self, Plug::Up)?;
             self.carrier(card.number, "1")?;
-            self.calm()?;
-            self.lends(&card, 4)?;
-            self.carry(&format!("{}, plugged in again", card.name), &card.way, MIB / 2)?;
+            self.stop_flood()?;
+            self.is_served_by_vhost(&card, 4)?;
+            self.carry(&format!("{}, plugged in again", card.name), &card.route, MIB / 2)?;
         }
         Ok(())
     }
@@ -470,33 +476,33 @@ impl Lan {
         self.carry("another passt", &PASST, MIB / 2)
     }
 
-    /// The device is reset with frames on their way, and serves another driver.
+    /// The device is reset with frames in flight, and works with a new driver.
     fn survives_its_driver(&mut self) -> anyhow::Result<()> {
         for card in CARDS {
             let (number, device) = (card.number, self.device(card.number)?);
             let folder = "/sys/bus/virtio/drivers/virtio_net";
-            self.flood(&card.way)?;
+            self.flood(&card.route)?;
             self.run(&format!("echo {device} > {folder}/unbind"))?;
-            self.calm()?;
+            self.stop_flood()?;
             self.run(&format!("[ ! -e /sys/class/net/eth{number} ]"))?;
-            self.lends(&card, 0)?;
+            self.is_served_by_vhost(&card, 0)?;
             self.run(&format!("echo {device} > {folder}/bind; ip link set eth{number} up"))?;
-            self.run(&format!("ip addr add {}/24 dev eth{number}", card.way.seen))?;
-            self.lends(&card, 4)?;
-            self.carry(&format!("{}, a driver that came again", card.name), &card.way, MIB)?;
+            self.run(&format!("ip addr add {}/24 dev eth{number}", card.route.seen))?;
+            self.is_served_by_vhost(&card, 4)?;
+            self.carry(&format!("{}, after a driver restart", card.name), &card.route, MIB)?;
         }
         Ok(())
     }
 
-    /// Threads that look for more while there is some stop by themselves.
+    /// Threads that poll while there is traffic stop by themselves.
     fn sleeps(&mut self) -> anyhow::Result<()> {
-        let part = idle::rests(self.booted.running.pid(), "net-", 0.01)?;
+        let part = idle::wait_until_idle(self.booted.running.pid(), "net-", 0.01)?;
         say!("idle: all pairs of queues use {:.2} % of a processor", part * 100.0);
         Ok(())
     }
 }
 
-/// Whether what `ethtool -k` says has these on, or off.
+/// Checks that features in the output of `ethtool -k` are on, or off.
 fn features_are(said: &str, on: bool, names: &[&str]) -> anyhow::Result<()> {
     for name in names {
         let line = said.lines().find_map(|line| line.trim().strip_prefix(&format!("{name}: ")));

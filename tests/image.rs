@@ -1,4 +1,5 @@
-//! The container image as people run it: built, started by Podman, seen from outside, and stopped.
+//! The container image as people use it: built, started by Podman, checked from outside, and
+//! stopped.
 #![forbid(unsafe_code)]
 
 #[path = "image/engine.rs"]
@@ -23,7 +24,7 @@ use vmm::kvm::Situation;
 
 use self::engine::{Engine, Pod};
 
-/// Whether a test can run here.
+/// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {
     let reason = if Situation::of_this_host() == Situation::None {
         "there is no usable /dev/kvm"
@@ -36,29 +37,29 @@ fn runs_here(test: &str) -> bool {
     false
 }
 
-/// Waits until the picture in the browser is as it should be.
+/// Waits until the picture in the browser satisfies a condition.
 fn until(browser: &mut Browser, enough: impl Fn(&Picture) -> bool) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !browser.picture(usize::MAX >> 1)?.is_some_and(|it| enough(&it)) {
-        ensure!(Instant::now() < deadline, "the picture is not as it should be");
+        ensure!(Instant::now() < deadline, "timeout: the expected picture did not appear");
         thread::sleep(Duration::from_millis(20));
     }
     Ok(())
 }
 
-/// What each process of a pod is and may: `transom`, of which threads that serve may nothing at
-/// all; `vmm`; and `nft`, which waits for the end of the pod.
+/// Checks user and capabilities of each process in a pod: `transom`, whose serving threads have no
+/// capability; `vmm`; and `nft`, which waits for the end of the pod.
 fn check_rights(pod: &Pod, wanted: [(u32, u64); 3]) -> Result<()> {
     let (first, all) = pod.processes()?;
     ensure!(all.iter().any(|it| it.name == "vmm"), "{all:?}");
     for process in &all {
         let name = process.name.as_str();
         let at = ["transom", "vmm", "nft"].iter().position(|it| *it == name);
-        let (user, rights) = wanted[at.with_context(|| format!("what is {name}?"))?];
+        let (user, rights) = wanted[at.with_context(|| format!("unexpected process {name}"))?];
         for status in &process.threads {
             let main = status.contains(&format!("\nPid:\t{first}\n"));
             let rights = if main || name != "transom" { rights } else { 0 };
-            // Of a program of others there is the engine's filter, where the engine has one.
+            // A third-party program has the engine's filter, if the engine has one.
             let ours = name != "nft";
             let (bounding, filter) = if ours { (0, "Seccomp:\t2\n") } else { (rights, "") };
             for line in [
@@ -72,7 +73,7 @@ fn check_rights(pod: &Pod, wanted: [(u32, u64); 3]) -> Result<()> {
                 ensure!(status.contains(&line), "{name}: no {line}in {status}");
             }
         }
-        // The devices are the machine's, and so is what is on the volume.
+        // Only the machine may have devices and files of the volume open.
         let strange = |file: &&PathBuf| {
             let shared = file.starts_with("/dev/shm") || file.ends_with("null");
             let device = file.starts_with("/dev") && !shared;
@@ -106,12 +107,12 @@ fn the_probe_is_seen_and_a_stop_is_in_time() -> Result<()> {
         let answer = pod.get(path)?;
         ensure!(answer.status == status && answer.body.contains(words), "{path}: {answer:?}");
     }
-    // A tap with address translation is what there is where it is allowed.
+    // The default network, where it is allowed, is a tap with address translation.
     let said = pod.logs()?;
     ensure!(said.contains("the guest is 172.30."), "{said}");
-    // Whoever breaks out of the machine is nobody, and the pod may only end it.
+    // The machine's process has no rights, and the pod may only kill it.
     check_rights(&pod, [(0, 0x20), (10001, 0), (0, 0x1000)])?;
-    // The probe has no agent, which is told in a status of its own.
+    // The probe has no agent, which has an exit status of its own.
     let (ended, said) = pod.run(&["/usr/bin/transom", "exec", "--timeout", "60", "true"])?;
     ensure!(ended == 125 && said.is_empty(), "{ended}: {said}");
     let (ended, said) = pod.run(&["/usr/bin/transom", "logs"])?;
@@ -147,7 +148,7 @@ fn a_guest_that_switches_itself_off_ends_the_pod_with_0() -> Result<()> {
     ensure!(answer.status == 200, "{answer:?}");
     let status = pod.wait()?;
     ensure!(status == 0, "{status}\n{}", pod.logs()?);
-    // Whoever waits for that within the container is told before the container ends.
+    // `transom shutdown --wait` returns before the container ends.
     let pod = Pod::start(engine, "waits", &["--env", "VERSION=probe", "--env", "DISPLAY=none"])?;
     pod.until("/readyz", 200)?;
     let (ended, said) = pod.run(&["/usr/bin/transom", "shutdown", "--wait", "60"])?;
@@ -157,7 +158,7 @@ fn a_guest_that_switches_itself_off_ends_the_pod_with_0() -> Result<()> {
     Ok(())
 }
 
-/// As `docker compose up` of deploy/compose.yaml does it, whose engine starts it again at once.
+/// Like `docker compose up` with deploy/compose.yaml: the engine restarts a failed pod at once.
 #[test]
 fn a_failure_is_seen_and_is_not_started_again_at_once() -> Result<()> {
     if !runs_here("a failing pod that is started again") {
@@ -173,7 +174,7 @@ fn a_failure_is_seen_and_is_not_started_again_at_once() -> Result<()> {
     thread::sleep(Duration::from_secs(10));
     let lived = start.elapsed().as_secs();
     let restarts = pod.restarts()?;
-    ensure!(u64::from(restarts) <= lived / 30, "{restarts} times in {lived} s");
+    ensure!(u64::from(restarts) <= lived / 30, "{restarts} restarts in {lived} s");
     let said = pod.logs()?;
     ensure!(said.contains("shows this for 30 s (ERROR_HOLD); then the pod ends with status 68"));
     let status = pod.stop(30)?;
@@ -181,7 +182,7 @@ fn a_failure_is_seen_and_is_not_started_again_at_once() -> Result<()> {
     Ok(())
 }
 
-/// The image is built once more, and is the same; it says what is in it.
+/// Builds the image again, expects the same image, and checks its labels and its list of packages.
 #[test]
 fn the_same_sources_make_the_same_image() -> Result<()> {
     if !runs_here("the image") {
@@ -190,14 +191,14 @@ fn the_same_sources_make_the_same_image() -> Result<()> {
     let engine = Engine::get()?;
     let first = engine.image()?;
     engine.build()?;
-    ensure!(engine.image()? == first, "another image came of the same sources");
+    ensure!(engine.image()? == first, "the same sources made another image");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let about = engine.about()?;
     let label = |name: &str| about["Labels"][format!("org.opencontainers.image.{name}")].as_str();
     let created = about["Created"].as_str().context("no time")?;
     ensure!(label("version") == Some(env!("CARGO_PKG_VERSION")), "{about}");
     ensure!(label("licenses") == Some("Apache-2.0"), "{about}");
-    // That of the commit, in the same words.
+    // The commit's time, in the same format.
     ensure!(label("created").is_some_and(|it| created.starts_with(it.trim_end_matches('Z'))));
     ensure!(label("title").is_some() && label("description").is_some(), "{about}");
     let lock = fs::read_to_string(root.join("Cargo.lock"))?;
@@ -212,18 +213,18 @@ fn the_same_sources_make_the_same_image() -> Result<()> {
         let ours = named(name).is_some_and(|it| it["SPDXID"].to_string().contains("-crate-"));
         ensure!(!ours || lock.contains(&entry), "{name} {version}: not in Cargo.lock");
     }
-    // What only tests need is not in it.
+    // The list has no packages that only tests need.
     for name in ["transom-tests", "zune-jpeg"] {
         ensure!(lock.contains(name) && named(name).is_none(), "{name} is in the image's list");
     }
     let licences = String::from_utf8(engine.file("/usr/share/doc/transom/licences")?)?;
     for words in ["tokio ", "libc6 ", "Permission is hereby granted", "ovmf "] {
-        ensure!(licences.contains(words), "nothing of {words} in the licences");
+        ensure!(licences.contains(words), "no {words} in the licenses");
     }
     Ok(())
 }
 
-/// Pod Security "restricted", and no file system of its own to write to.
+/// Pod Security level "restricted", with a read-only root file system.
 #[test]
 fn nobody_without_rights_runs_it() -> Result<()> {
     if !runs_here("the pod") {
@@ -231,7 +232,7 @@ fn nobody_without_rights_runs_it() -> Result<()> {
     }
     let engine = Engine::get()?;
     let folder = tempfile::tempdir()?;
-    // What a device plugin gives: a device that this user may open.
+    // The device node of a device plugin, which this user may open.
     let node = folder.path().join("kvm");
     let number = fs::metadata("/dev/kvm")?.rdev();
     let mode = Mode::RUSR | Mode::WUSR | Mode::ROTH | Mode::WOTH;
@@ -252,8 +253,8 @@ fn nobody_without_rights_runs_it() -> Result<()> {
     Ok(())
 }
 
-/// The guest's own card on the pod's network: no engine lends its device, which nobody knows
-/// before.
+/// The guest's own interface on the pod's network. No engine passes its device through, because its
+/// number is not known in advance.
 #[test]
 fn with_dhcp_the_guest_has_a_card_of_its_own() -> Result<()> {
     if !runs_here("the pod") {
@@ -273,21 +274,21 @@ fn with_dhcp_the_guest_has_a_card_of_its_own() -> Result<()> {
         ensure!(ended == 20, "{rights:?}: {ended}: {said}");
         let last = said.lines().last().context("no line")?;
         ensure!(last.starts_with("transom: ") && last.contains(sentence), "{rights:?}: {said}");
-        ensure!(!pod.interfaces()?.contains("macvtap"), "{rights:?}: it is left");
+        ensure!(!pod.interfaces()?.contains("macvtap"), "{rights:?}: the macvtap is left");
     }
     let pod = Pod::start_with(engine, "card", &[&words[..], &[admin, node, rule]].concat())?;
     pod.until("/readyz", 200)?;
     let links = pod.interfaces()?;
     let card = links.lines().find(|it| it.contains("macvtap")).context("no card")?;
     ensure!(card.contains(" qemu@eth0: ") && card.contains("mode bridge"), "{card}");
-    // The machine holds its device, whose node is nowhere any more.
+    // The machine has the device open, but its node is already deleted.
     let (_, all) = pod.processes()?;
     let machine = all.iter().find(|it| it.name == "vmm").context("no machine")?;
     let is_device = |it: &PathBuf| it.to_string_lossy().ends_with("transom-macvtap (deleted)");
     ensure!(machine.files.iter().any(is_device), "{:?}", machine.files);
     let status = pod.stop(30)?;
     ensure!(status == 143, "{status}\n{}", pod.logs()?);
-    ensure!(!pod.interfaces()?.contains("macvtap"), "it is left");
+    ensure!(!pod.interfaces()?.contains("macvtap"), "the macvtap is left");
     Ok(())
 }
 

@@ -21,7 +21,7 @@ use vmm::control::Command;
 
 /// Long enough for a kernel with many processors in a lab on a busy machine.
 const BOOT: Duration = Duration::from_secs(180);
-/// For a command, or the end of a process.
+/// The limit for a command, or the end of a process.
 const SOON: Duration = Duration::from_secs(60);
 
 const RELEASES: [&str; 2] = ["12", "13"];
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     tests.extend(both("pauses_and_ends_on_sigterm", pauses_and_ends_on_sigterm));
     tests.extend(both("hears_the_power_button", hears_the_power_button));
     tests.extend(both("reboots_in_the_same_process", reboots_in_the_same_process));
-    // `disks` has the same with messages, on both kernels.
+    // The suite `disks` covers NVMe with message interrupts, on both kernels.
     let wire = "keeps_files_on_nvme_with_a_wire";
     tests.push(test("13", wire, keeps_files_on_nvme_with_a_wire));
     tests.push(test("12", wire, keeps_files_on_nvme_with_a_wire).thorough());
@@ -61,19 +61,19 @@ fn main() -> ExitCode {
     }));
     tests.push(test("13", "learns_that_it_was_cloned", cloned_directly));
     tests.push(test("13", "learns_that_it_was_cloned_after_firmware", cloned_after_firmware));
-    // The newer kernel complains of more.
+    // The newer kernel reports more errors.
     let (says, after) = ("complains_of_nothing_new", "complains_of_nothing_new_after_firmware");
     tests.push(test("13", says, complains_of_nothing_new));
     tests.push(test("13", after, of_nothing_new_after_firmware));
     tests.push(test("12", says, complains_of_nothing_new).thorough());
     tests.push(test("12", after, of_nothing_new_after_firmware).thorough());
-    // In `pods` a kernel has one, too.
+    // The suite `cluster` also has a kernel with a TPM.
     let says = "talks_to_the_tpm_that_firmware_measured_into";
     tests.extend(both(says, talks_to_the_tpm).map(Test::thorough));
     Suite { lab: Lab { mib: 6144, seconds: 1320, assets: ASSETS }, tests }.main()
 }
 
-/// One machine of the matrix: kernel, its format, processors and memory, each an index.
+/// One machine of the matrix: indexes of the kernel, its format, processors and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cell([usize; 4]);
 
@@ -94,7 +94,8 @@ fn all_cells() -> Vec<Cell> {
     cells
 }
 
-/// Cells that have each value: always the one that has most values that are new.
+/// A set of cells in which each value occurs. Greedy: the next cell is the one with the most new
+/// values.
 fn covering(cells: &[Cell]) -> Vec<Cell> {
     let mut open: BTreeSet<_> = cells.iter().flat_map(|cell| cell.values()).collect();
     let mut chosen = Vec::new();
@@ -109,7 +110,7 @@ fn covering(cells: &[Cell]) -> Vec<Cell> {
 }
 
 impl Cell {
-    /// Each with its place.
+    /// The values, each with the index of its dimension.
     fn values(&self) -> Vec<(usize, usize)> {
         self.0.into_iter().enumerate().collect()
     }
@@ -152,7 +153,7 @@ impl Cell {
     }
 }
 
-/// What the guest sees, as `NAME: VALUE`.
+/// Prints the machine as the guest sees it, in lines `NAME: VALUE`.
 const FACTS: &str = r#"
 lscpu
 echo "nproc: $(nproc)"
@@ -185,20 +186,20 @@ impl Facts {
     }
 
     fn number(&self, name: &str) -> anyhow::Result<usize> {
-        let value = self.0.get(name).with_context(|| format!("{name} is not said"))?;
+        let value = self.0.get(name).with_context(|| format!("the guest did not report {name}"))?;
         let number = value.split_whitespace().next().unwrap_or_default().parse();
         number.with_context(|| format!("{name}: {value}"))
     }
 
     fn memory_is(&self, asked: usize) -> anyhow::Result<()> {
-        // From the BIOS's own data to 1 MiB a PC has no memory, and Linux gives page 0 to nobody.
+        // A PC has no RAM from the BIOS's data area to 1 MiB, and Linux never hands out page 0.
         let hole = 0x10_0000 - 0x9_fc00;
         let map = self.number("map")?;
         ensure!(map == asked - hole, "the memory map has {map} bytes of {asked}");
         let iomem = self.number("iomem")?;
         ensure!(iomem == asked - hole - 4096, "/proc/iomem has {iomem} bytes of {asked}");
         let blocks = self.number("blocks")? * self.number("block")?;
-        ensure!(blocks == asked, "Linux runs on {blocks} bytes of {asked}");
+        ensure!(blocks == asked, "Linux has {blocks} bytes of {asked} online");
         let total = self.number("MemTotal")? << 10;
         ensure!((asked / 5 * 4..asked).contains(&total), "MemTotal is {total} of {asked}");
         Ok(())
@@ -207,7 +208,7 @@ impl Facts {
 
 fn bytes(size: &str) -> usize {
     let (number, unit) = size.split_at(size.len() - 1);
-    let number: usize = number.parse().expect("our own number");
+    let number: usize = number.parse().expect("MEMORY has numbers");
     number << if unit == "G" { 30 } else { 20 }
 }
 
@@ -219,18 +220,18 @@ fn reboots_in_the_same_process(release: &str) -> anyhow::Result<()> {
     let guest = Guest::transom().cpus("2").word("--jail").word("on");
     let mut booted = Linux::new(guest, &bzimage(release)?).boot(BOOT)?;
     let first = booted.run("cat /proc/sys/kernel/random/boot_id", SOON)?;
-    ensure!(booted.running.resets()? == 0, "it was reset before");
+    ensure!(booted.running.resets()? == 0, "the machine was reset before");
     booted.running.send("reboot -f")?;
     booted.ready(BOOT)?;
     ensure!(booted.running.resets()? == 1, "not one reset");
     let second = booted.run("cat /proc/sys/kernel/random/boot_id", SOON)?;
     ensure!(first != second, "the same boot: {first}");
-    ensure!(booted.run("nproc", SOON)?.trim() == "2", "processors were lost");
+    ensure!(booted.run("nproc", SOON)?.trim() == "2", "a processor is missing after the reboot");
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)
 }
 
-/// Seconds since the guest's boot, as it counts them.
+/// Seconds since the guest's boot, by the guest's clock.
 fn uptime(booted: &mut Booted) -> anyhow::Result<f64> {
     let said = booted.run("cat /proc/uptime", SOON)?;
     let first = said.split_whitespace().next().unwrap_or_default();
@@ -252,7 +253,10 @@ fn pauses_and_ends_on_sigterm(release: &str) -> anyhow::Result<()> {
     let after = uptime(&mut booted)?;
     sleep(Duration::from_secs(1));
     let later = uptime(&mut booted)?;
-    ensure!(before < after && after + 0.9 < later, "the clock went {before}, {after}, {later}");
+    ensure!(
+        before < after && after + 0.9 < later,
+        "the guest's clock reads {before}, {after}, {later}"
+    );
     booted.running.signal(Signal::TERM)?;
     booted.running.ends_with(143, SOON)
 }
@@ -283,25 +287,31 @@ fn hears_the_power_button(release: &str) -> anyhow::Result<()> {
     booted.running.ends_with(0, SOON)
 }
 
-/// Debian 12's kernel has no driver for it.
+/// Debian 12's kernel has no driver for VMGENID.
 fn learns_that_it_was_cloned(guest: Guest, release: &str) -> anyhow::Result<()> {
     const RESEEDED: &str = "dmesg | grep -c 'crng reseeded due to virtual machine fork'; true";
     let mut booted = Linux::new(guest, &bzimage(release)?).boot(BOOT)?;
     let count = |booted: &mut Booted| booted.run(RESEEDED, SOON).map(|it| it.trim().to_owned());
-    ensure!(count(&mut booted)? == "0", "it was not cloned yet");
+    ensure!(count(&mut booted)? == "0", "a clone was reported too early");
     let before = booted.running.ask(&Command::Status)?["vmgenid"].clone();
     let after = booted.running.ask(&Command::Vmgenid { id: None })?["vmgenid"].clone();
-    ensure!(before != after && after.is_string(), "{before} is {after} now");
+    ensure!(before != after && after.is_string(), "the ID changed from {before} to {after}");
     let deadline = Instant::now() + SOON;
     while count(&mut booted)? != "1" {
-        ensure!(Instant::now() < deadline, "it did not notice that {before} is {after} now");
+        ensure!(
+            Instant::now() < deadline,
+            "the guest did not notice the change from {before} to {after}"
+        );
         sleep(Duration::from_millis(100));
     }
-    // The same ID once more is no clone.
+    // Setting the same ID again is no clone.
     let id = after.as_str().map(str::to_owned);
     booted.running.ask(&Command::Vmgenid { id })?;
     sleep(Duration::from_secs(1));
-    ensure!(count(&mut booted)? == "1", "it noticed a change that was none");
+    ensure!(
+        count(&mut booted)? == "1",
+        "the guest reported a clone although the ID did not change"
+    );
     Ok(())
 }
 
@@ -316,7 +326,7 @@ fn cloned_after_firmware(release: &str) -> anyhow::Result<()> {
     learns_that_it_was_cloned(Guest::transom().firmware(code, vars), release)
 }
 
-/// Fills the disk's end with lines that the host knows, and keeps files at its beginning.
+/// Fills the disk's end with lines that the host checks, and keeps files at its beginning.
 const DISK: &str = r#"
 set -e
 disk=/dev/nvme0n1
@@ -364,7 +374,7 @@ fn keeps_files(release: &str, words: &str) -> anyhow::Result<String> {
     let linux = Linux::new(guest, &bzimage(release)?).cmdline(words).file("disk.sh", DISK);
     let mut booted = linux.program("/usr/sbin/mke2fs")?.boot(BOOT)?;
     booted.running.send("mkdir -p /mnt; sh /disk.sh > /said 2>&1; echo ended $?")?;
-    // Pauses at any moment lose nothing.
+    // The pauses come at random moments of the script and must lose nothing.
     for _ in 0..3 {
         sleep(Duration::from_millis(700));
         booted.running.ask(&Command::Pause)?;
@@ -381,14 +391,14 @@ fn keeps_files(release: &str, words: &str) -> anyhow::Result<String> {
     booted.running.ends_with(0, SOON)?;
     let lines: String = (1..=100_000).map(|number| format!("{number}\n")).collect();
     let image = fs::read(&path)?;
-    ensure!(image[800 << 16..].starts_with(lines.as_bytes()), "the host's file has other bytes");
+    ensure!(image[800 << 16..].starts_with(lines.as_bytes()), "the host's file has other data");
     Ok(said)
 }
 
-/// The level of an error in the kernel's log; graver ones have smaller numbers.
+/// The level of an error in the kernel's log. More severe levels are smaller.
 const ERR: u32 = 3;
 
-/// What the kernel says at level `err` or above, without the time and the number of the line.
+/// The kernel's messages of level `err` or more severe, without their time.
 fn complaints(guest: Guest, release: &str) -> anyhow::Result<BTreeSet<String>> {
     let machine = guest.machine();
     let mut booted = Linux::new(guest, &bzimage(release)?).boot(BOOT)?;
@@ -397,7 +407,7 @@ fn complaints(guest: Guest, release: &str) -> anyhow::Result<BTreeSet<String>> {
     let line = |line: &str| {
         let (level, text) = line.strip_prefix('<')?.split_once('>')?;
         let text = text.split_once("] ").map_or(text, |(_, text)| text);
-        // The facility stands above bit 3.
+        // Bits 3 and up are the facility.
         Some((level.parse::<u32>().ok()? & 7, text.trim().to_owned()))
     };
     let lines: Vec<_> = log.lines().filter_map(line).collect();
@@ -405,13 +415,13 @@ fn complaints(guest: Guest, release: &str) -> anyhow::Result<BTreeSet<String>> {
     Ok(lines.into_iter().filter(|(level, _)| *level <= ERR).map(|(_, text)| text).collect())
 }
 
-/// Compares the same guest on QEMU and on us.
+/// Compares the errors of the same guest on QEMU and on our machine.
 fn compare(release: &str, guest: impl Fn(Machine) -> anyhow::Result<Guest>) -> anyhow::Result<()> {
     let known = complaints(guest(Machine::Qemu)?, release).context("on QEMU")?;
     let ours = complaints(guest(Machine::Transom)?, release).context("on Transom")?;
     let new: Vec<_> = ours.difference(&known).map(String::as_str).collect();
     say!("errors on QEMU: {known:?}\nerrors on Transom: {ours:?}");
-    ensure!(new.is_empty(), "not said on QEMU:\n{}", new.join("\n"));
+    ensure!(new.is_empty(), "errors only on our machine:\n{}", new.join("\n"));
     Ok(())
 }
 
@@ -428,8 +438,8 @@ fn of_nothing_new_after_firmware(release: &str) -> anyhow::Result<()> {
     })
 }
 
-/// What firmware measured, its log of that, and random numbers: `TPM2_GetRandom` of 16 bytes, and
-/// the response to it in hexadecimal digits.
+/// Prints the PCRs, the size of the firmware's event log, and the response to `TPM2_GetRandom` of
+/// 16 bytes in hexadecimal.
 const TPM: &str = r#"
 cat /sys/class/tpm/tpm0/tpm_version_major
 for register in 0 1 2 3 4 5 6 7 16; do
@@ -442,7 +452,7 @@ printf '\200\001\000\000\000\014\000\000\001\173\000\020' >&3
 echo "random $(head -c 28 <&3 | od -v -A n -t x1 | tr -d ' \n')"
 "#;
 
-/// Of a start of firmware and Linux: what register 0 has, and the answer to `TPM2_GetRandom`.
+/// Checks the measurements of one start, and returns PCR 0 and the random numbers.
 fn measured(booted: &mut Booted) -> anyhow::Result<[String; 2]> {
     let said = booted.run("sh /tpm.sh 2>&1", SOON)?;
     say!("{said}");
@@ -450,15 +460,15 @@ fn measured(booted: &mut Booted) -> anyhow::Result<[String; 2]> {
     ensure!(lines.first() == Some(&"2"), "no TPM 2.0: {said}");
     let find = |name: &str| {
         let found = lines.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        found.with_context(|| format!("nothing of {name}: {said}"))
+        found.with_context(|| format!("no {name}: {said}"))
     };
     let zero = "0".repeat(64);
     for register in 0..8 {
         let value = find(&register.to_string())?;
         ensure!(value.len() == 64 && value != zero, "register {register}: {said}");
     }
-    ensure!(find("16")? == zero, "register 16, which nobody measures into: {said}");
-    ensure!(find("log")?.parse::<usize>()? > 1000, "no log of what was measured: {said}");
+    ensure!(find("16")? == zero, "register 16, which must stay zero: {said}");
+    ensure!(find("log")?.parse::<usize>()? > 1000, "no event log: {said}");
     let random = find("random")?;
     let head = "80010000001c000000000010";
     ensure!(random.starts_with(head) && random.len() == 56, "no random numbers: {said}");
@@ -479,7 +489,7 @@ fn talks_to_the_tpm(release: &str) -> anyhow::Result<()> {
     booted.ready(BOOT)?;
     ensure!(booted.running.resets()? == 1, "not one reset");
     let second = measured(&mut booted)?;
-    ensure!(second[0] == first[0], "added to what was measured before: {first:?}, {second:?}");
+    ensure!(second[0] == first[0], "the PCR was not reset: {first:?}, {second:?}");
     ensure!(second[1] != first[1], "the same random numbers: {first:?}, {second:?}");
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)?;

@@ -1,4 +1,5 @@
-//! The Kubernetes manifests: against the schema, and the restricted profile against Pod Security.
+//! The Kubernetes manifests, checked against their schema, and the restricted profile against Pod
+//! Security.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -20,7 +21,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes")
 }
 
-/// Whether what compares them is here.
+/// Whether the schema checker is installed. Reports the test as skipped otherwise.
 fn runs_here(test: &str) -> bool {
     let mut asked = Command::new(PYTHON);
     asked.args(["-c", "import jsonschema, pkg_resources, pip, yaml"]);
@@ -35,7 +36,7 @@ fn runs_here(test: &str) -> bool {
     here
 }
 
-/// The manifests of a text, which fit their schema.
+/// Checks the manifests in a text against their schema, and parses them.
 fn read(text: &str) -> Result<Vec<Value>> {
     let modules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kubernetes-validate");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
@@ -50,7 +51,7 @@ fn read(text: &str) -> Result<Vec<Value>> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// The manifests of a profile, put together as `kubectl apply -k` does.
+/// The manifests of a profile, assembled as `kubectl apply -k` does.
 fn render(profile: &Path) -> Result<Option<Vec<Value>>> {
     let output = Command::new("kubectl").arg("kustomize").arg(profile).output();
     let Ok(output) = output else { return Ok(None) };
@@ -64,7 +65,7 @@ fn find<'a>(all: &'a [Value], kind: &str) -> Result<&'a Value> {
     all.iter().find(|it| it["kind"] == kind).with_context(|| format!("no {kind}"))
 }
 
-/// What Pod Security "restricted" asks of a pod, by its fields.
+/// Checks a pod for Pod Security level "restricted".
 fn is_restricted(pod: &Value) -> Result<()> {
     for field in ["hostNetwork", "hostPID", "hostIPC"] {
         ensure!(pod[field].as_bool() != Some(true), "{field}");
@@ -128,13 +129,13 @@ fn each_manifest_fits_its_schema() -> Result<()> {
     for kind in ["Deployment", "Ingress", "NetworkPolicy", "PodMonitor", "Secret", "Service"] {
         ensure!(kinds.contains(&kind), "no {kind} among {kinds:?}");
     }
-    // Whoever compares does compare.
+    // The checker rejects an unknown field.
     let wrong = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {prots: []}\n";
-    ensure!(read(wrong).is_err(), "a word that there is not was taken");
+    ensure!(read(wrong).is_err(), "an unknown field was accepted");
     Ok(())
 }
 
-/// A kind, in the manifests of a folder.
+/// The object of a kind in the manifests of a folder.
 fn one(part: &str, kind: &str) -> Result<Value> {
     let mut texts = Vec::new();
     for file in fs::read_dir(folder().join(part))? {
@@ -156,7 +157,7 @@ fn who_asks_for_figures_knows_the_password_of_the_screen() -> Result<()> {
         let [name, key] = ["name", "key"].map(|it| words[word][it].as_str().unwrap_or_default());
         ensure!(secret["metadata"]["name"] == name, "{word}: {words}");
         ensure!(secret["stringData"][key].is_string(), "{word}: {secret} has no {key}");
-        // It is what the pod is told.
+        // The pod gets the same value.
         let env = container["env"].as_array().context("env")?.iter();
         let told = env.clone().find(|it| it["name"] == variable).context(variable)?;
         ensure!(told["valueFrom"]["secretKeyRef"] == words[word], "{told} and {words}");
@@ -177,21 +178,22 @@ fn no_stranger_at_the_web_port_keeps_a_probe_out() -> Result<()> {
         let probe = &container[probe];
         let command = serde_json::json!(["transom", "probe", word]);
         ensure!(probe["exec"]["command"] == command, "{probe}");
-        // A remote desktop that does not answer takes two seconds, and a busy host its time.
+        // The probe of a remote desktop waits two seconds for an answer, and a busy host may be
+        // slow.
         ensure!(probe["timeoutSeconds"].as_u64() >= Some(5), "{probe}");
         ensure!(ask::PROBES.iter().any(|(it, _)| *it == word), "there is no probe {word}");
     }
     Ok(())
 }
 
-/// Bytes of a quantity in `Gi`.
+/// A quantity in `Gi` as bytes.
 fn gibibytes(quantity: &Value) -> Result<u64> {
     let count = quantity.as_str().and_then(|it| it.strip_suffix("Gi"));
     Ok(count.with_context(|| format!("{quantity}: no Gi"))?.parse::<u64>()? << 30)
 }
 
-/// What a claim asks for.
-fn room_of(claim: &Value) -> &Value {
+/// The storage that a claim requests.
+fn storage_of(claim: &Value) -> &Value {
     &claim["spec"]["resources"]["requests"]["storage"]
 }
 
@@ -205,20 +207,24 @@ fn the_machine_fits_its_pod_and_its_volume() -> Result<()> {
     let env = container["env"].as_array().context("env")?.iter();
     let words = env.filter_map(|it| Some((it["name"].as_str()?, it["value"].as_str()?)));
     let words = words.map(|(name, value)| (name.into(), value.into())).collect();
-    let volume = gibibytes(room_of(&one("base", "PersistentVolumeClaim")?))?;
+    let volume = gibibytes(storage_of(&one("base", "PersistentVolumeClaim")?))?;
     let host = Host {
         processors: 2,
         free: 64 << 30,
-        // The pod's own programs have some already.
+        // The pod's own programs already use some memory.
         memory: gibibytes(&container["resources"]["limits"]["memory"])? - (128 << 20),
-        // A medium is there, and the file system's own.
+        // An ISO and the file system itself already use some space.
         room: Some(volume - (15 << 29)),
         ..Host::default()
     };
     let said = environment::read(&words)?;
     let (sizes, notes) = settle(&said, &host)?;
     ensure!(notes.is_empty() && sizes.memory == 4 << 30, "{sizes:?}, {notes:?}");
-    ensure!(host.room >= Some(sizes.disk), "{volume} are little for {}", sizes.disk);
+    ensure!(
+        host.room >= Some(sizes.disk),
+        "a volume of {volume} bytes is too small for {}",
+        sizes.disk
+    );
     Ok(())
 }
 
@@ -227,7 +233,7 @@ fn an_installation_is_seen() -> Result<()> {
     if !runs_here("the service's addresses") {
         return Ok(());
     }
-    // The pod is ready when a remote desktop answers, and that is long after the screen is there.
+    // The pod is ready once a remote desktop answers, long after the screen appears.
     let service = one("base", "Service")?;
     ensure!(service["spec"]["publishNotReadyAddresses"] == true, "{service}");
     let ingress = one("base", "Ingress")?;
@@ -242,7 +248,7 @@ fn the_guest_reaches_both_internets_and_no_private_network() -> Result<()> {
         return Ok(());
     }
     let policy = &one("egress", "NetworkPolicy")?["spec"];
-    // Ports of the guest are open as the profile says.
+    // The policy is about the guest's outgoing traffic; the profiles decide which ports are open.
     ensure!(policy["policyTypes"] == serde_json::json!(["Egress"]), "{policy}");
     let rules = policy["egress"].as_array().context("egress")?.iter();
     let (dns, rest): (Vec<_>, Vec<_>) = rules.partition(|it| it.get("ports").is_some());
@@ -288,10 +294,13 @@ fn profiles_are_what_they_say() -> Result<()> {
         if policy == "restricted" {
             strict.with_context(|| profile.to_owned())?;
         } else {
-            ensure!(strict.is_err(), "{profile} is restricted, and says {policy}");
+            ensure!(
+                strict.is_err(),
+                "{profile} is restricted, but its namespace enforces {policy}"
+            );
         }
         let narrowed = find(&all, "NetworkPolicy").is_ok();
-        ensure!(narrowed == (profile != "compat"), "{profile}: a NetworkPolicy: {narrowed}");
+        ensure!(narrowed == (profile != "compat"), "{profile} has a NetworkPolicy: {narrowed}");
         ensure!(pod["terminationGracePeriodSeconds"].as_u64() > Some(105), "{profile}: {pod}");
         pods.push((profile, owner.clone(), pod));
     }
@@ -299,15 +308,15 @@ fn profiles_are_what_they_say() -> Result<()> {
         let added = &pods[at].2["containers"][0]["securityContext"]["capabilities"]["add"];
         added.as_array().is_some_and(|all| all.iter().any(|it| it == "NET_ADMIN"))
     };
-    ensure!(added(1) && !added(0) && !added(3), "NET_ADMIN is for the tap alone");
-    // Two machines never write one disk.
+    ensure!(added(1) && !added(0) && !added(3), "only the profile `tap` adds NET_ADMIN");
+    // Two machines must never write to the same disk.
     ensure!(pods[0].1["spec"]["strategy"]["type"] == "Recreate", "{}", pods[0].1);
     let fleet = &pods[3].1["spec"];
     let claims = fleet["volumeClaimTemplates"].as_array().context("no volumes of their own")?;
     let name = &claims.first().context("no volume")?["metadata"]["name"];
     let mounts = fleet["template"]["spec"]["containers"][0]["volumeMounts"].as_array();
     let one = one("base", "PersistentVolumeClaim")?;
-    ensure!(room_of(&claims[0]) == room_of(&one), "{claims:?}");
+    ensure!(storage_of(&claims[0]) == storage_of(&one), "{claims:?}");
     let mount = mounts.and_then(|all| all.iter().find(|it| it["name"] == *name));
     ensure!(mount.is_some_and(|it| it["mountPath"] == "/storage"), "{fleet}");
     Ok(())

@@ -1,9 +1,9 @@
-//! The pod with QEMU's own agent behind the port of its guest's, as a person in the container has
-//! it: `transom exec`, `status`, `logs`, `probe`, and what other tools hear at the web port.
+//! The pod with QEMU's guest agent, used as a person in the container does: `transom exec`,
+//! `status`, `logs`, `probe`, and what other tools receive at the web port.
 //!
-//! The machine is the probe's, whose port leads to an agent of this host instead: all is the pod's
-//! own but the guest. It needs root, for namespaces of its own, and Debian's `qemu-guest-agent` and
-//! `python3-websockets`.
+//! The machine runs the probe, but its agent port leads to an agent on this host. Everything except
+//! the guest is the real pod. The test needs root for its namespaces, and Debian's
+//! `qemu-guest-agent` and `python3-websockets`.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -22,11 +22,11 @@ use transom_tests::program::{PATIENCE, Running, not_run, vmm};
 use transom_tests::python::PYTHON;
 use vmm::kvm::Situation;
 
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(50);
+/// The interval of polls.
+const POLL: Duration = Duration::from_millis(50);
 
-/// The machine, with an agent of this host at the socket of the pod. That agent is not to shut
-/// this host down: what it calls for that is another script in this mount namespace, or it may not.
+/// The machine, with an agent of this host at the pod's socket. The agent must not shut down this
+/// host: /sbin/shutdown is another script in this mount namespace, or the command is blocked.
 const MACHINE: &str = r#"#!/bin/sh
 config=FOLDER/config.json
 cat > $config
@@ -39,17 +39,17 @@ fi
 exec VMM "$@" < $config
 "#;
 
-/// What the agent calls to shut down.
+/// The script that the agent runs for a shutdown.
 const DOWN: &str = "#!/bin/sh
 echo \"$@\" >> FOLDER/down
 ";
 
-/// How the pod is started: nothing of this host's is in its way.
+/// Starts the pod without conflicts with this host.
 const START: &str = "mount -t tmpfs none /run && ip link set lo up &&
 if [ -e /sbin/shutdown ]; then mount --bind FOLDER/down.sh /sbin/shutdown; fi &&
 exec FOLDER/transom pod";
 
-/// A client of WebSockets that says each message in a line.
+/// A WebSocket client that prints each message on a line.
 const LISTENER: &str = "
 import asyncio, sys, websockets
 async def main():
@@ -59,7 +59,7 @@ async def main():
 asyncio.run(main())
 ";
 
-/// Whether a test can run here.
+/// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {
     let is = |program: &str| Path::new("/usr/sbin").join(program).exists();
     let reason = if Situation::of_this_host() == Situation::None {
@@ -75,22 +75,22 @@ fn runs_here(test: &str) -> bool {
     false
 }
 
-/// A pod in namespaces of its own.
+/// A pod in its own namespaces.
 struct Pod {
     folder: TempDir,
     running: Running,
-    /// Its number on this host.
+    /// The pod's process ID on this host.
     pid: Pid,
 }
 
 impl Pod {
-    /// With these variables, and with an agent in the guest or without.
+    /// Starts a pod with these variables, with or without an agent in the guest.
     fn start(agent: bool, variables: &[(&str, &str)]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let at = folder.path().to_str().context("a path in words")?;
         let fill =
             |text: &str| text.replace("FOLDER", at).replace("VMM", &vmm().display().to_string());
-        // A user that has no name reads what lies here.
+        // Processes of an unnamed user read files here.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
         fs::copy(transom()?, folder.path().join("transom"))?;
         for (name, text) in [("vmm", MACHINE), ("down.sh", DOWN)] {
@@ -112,7 +112,7 @@ impl Pod {
         Ok(Self { folder, running, pid })
     }
 
-    /// A command in the namespaces of the pod.
+    /// A command in the pod's namespaces.
     fn inside(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         let target = self.pid.as_raw_nonzero().to_string();
@@ -120,12 +120,12 @@ impl Pod {
         command
     }
 
-    /// `transom` with these words, there.
+    /// Runs `transom` with these words in the pod.
     fn transom(&self, words: &[&str]) -> Result<Output> {
         self.transom_reads(words, b"")
     }
 
-    /// The same, with this at its standard input.
+    /// Like `transom`, with `input` as standard input.
     fn transom_reads(&self, words: &[&str], input: &[u8]) -> Result<Output> {
         let mut file = tempfile::tempfile()?;
         file.write_all(input)?;
@@ -134,12 +134,12 @@ impl Pod {
         Ok(self.inside(&[&[&program[..]], words].concat()).stdin(file).output()?)
     }
 
-    /// What it says once it ends with 0.
+    /// Repeats a command until its status is 0, and returns its output.
     fn until(&self, words: &[&str]) -> Result<String> {
         self.until_says(words, |_| true)
     }
 
-    /// The same once what it says is enough.
+    /// Like `until`, but also waits until `enough` accepts the output.
     fn until_says(&self, words: &[&str], enough: impl Fn(&str) -> bool) -> Result<String> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -149,7 +149,7 @@ impl Pod {
                 return Ok(said);
             }
             ensure!(Instant::now() < end, "{words:?}: {output:?}\n{}", self.running.stdout.text());
-            thread::sleep(LOOK);
+            thread::sleep(POLL);
         }
     }
 
@@ -157,7 +157,7 @@ impl Pod {
         Ok(serde_json::from_str(&self.until(&["status"])?)?)
     }
 
-    /// What is heard at a WebSocket of the web port.
+    /// Prints the messages of a WebSocket at the web port.
     fn listen(&self, path: &str) -> Result<Running> {
         let place = format!("ws://127.0.0.1:8006{path}");
         Running::spawn(&mut self.inside(&[PYTHON, "-c", LISTENER, &place]))
@@ -168,7 +168,7 @@ impl Pod {
     }
 }
 
-/// The one process that another has started.
+/// The only child of a process, once it exists.
 fn child(parent: Pid) -> Result<Pid> {
     let pid = parent.as_raw_nonzero();
     let end = Instant::now() + PATIENCE;
@@ -178,15 +178,15 @@ fn child(parent: Pid) -> Result<Pid> {
         if let Some(child) = number.and_then(Pid::from_raw) {
             return Ok(child);
         }
-        ensure!(Instant::now() < end, "nothing was started");
-        thread::sleep(LOOK);
+        ensure!(Instant::now() < end, "the process has no child");
+        thread::sleep(POLL);
     }
 }
 
-/// The program, which is built like `vmm` beside it.
+/// The `transom` program, which is built with `vmm` and lies beside it.
 fn transom() -> Result<PathBuf> {
     let program = vmm().with_file_name("transom");
-    ensure!(program.exists(), "{} is not there: cargo build --workspace", program.display());
+    ensure!(program.exists(), "{} is missing: cargo build --workspace", program.display());
     Ok(program)
 }
 
@@ -204,7 +204,7 @@ fn a_program_runs_in_the_guest_and_the_guest_is_known() -> Result<()> {
     pod.until_says(&["logs"], |said| said.contains("the guest's agent answers: it is "))?;
     let ran = says(&pod.transom(&["exec", "sh", "-c", "echo out; echo err >&2; exit 7"])?);
     ensure!(ran == (Some(7), "out\n".into(), "err\n".into()), "{ran:?}");
-    // What follows a program is for that.
+    // Words after the program belong to the program.
     let ran = says(&pod.transom(&["exec", "--timeout", "60", "--", "echo", "--help", "-h"])?);
     ensure!(ran == (Some(0), "--help -h\n".into(), String::new()), "{ran:?}");
     let ran = says(&pod.transom_reads(&["exec", "-i", "sh", "-c", "cat; exit 3"], b"in\n")?);
@@ -212,7 +212,7 @@ fn a_program_runs_in_the_guest_and_the_guest_is_known() -> Result<()> {
     let much = vec![b'x'; 1 << 20];
     let ran = pod.transom_reads(&["exec", "-i", "--", "cat"], &much)?;
     ensure!(ran.status.success() && ran.stdout == much, "{} bytes", ran.stdout.len());
-    // Without the word, what comes there is for others.
+    // Without -i, the program does not get standard input.
     let ran = says(&pod.transom_reads(&["exec", "cat"], b"in\n")?);
     ensure!(ran == (Some(0), String::new(), String::new()), "{ran:?}");
     let ran = pod.transom(&["exec", "head", "-c", "5000001", "/dev/zero"])?;
@@ -232,7 +232,7 @@ fn a_program_runs_in_the_guest_and_the_guest_is_known() -> Result<()> {
         );
     }
     ensure!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
-    // Several at once: each has its own answer.
+    // Several commands at once: each gets its own answer.
     let answers: Vec<_> = thread::scope(|scope| {
         let run = |number: u32| {
             let (pod, text) = (&pod, format!("sleep 0.2; echo {number}"));
@@ -249,7 +249,7 @@ fn a_program_runs_in_the_guest_and_the_guest_is_known() -> Result<()> {
     ensure!(state["state"] == "running", "{state}");
     ensure!(state["agent"]["system"].as_str().is_some_and(|it| !it.is_empty()), "{state}");
     ensure!(state["agent"]["addresses"].is_array(), "{state}");
-    // SIGTERM: the agent is asked, and so is the probe by its button.
+    // On SIGTERM, the agent is asked, and the button of the probe is pressed.
     pod.ask()?;
     let status = pod.running.wait(PATIENCE)?;
     let said = pod.running.stdout.text();
@@ -270,7 +270,7 @@ fn the_agent_is_asked_to_shut_down() -> Result<()> {
     }
     let pod = Pod::start(true, &[])?;
     pod.until(&["exec", "true"])?;
-    // The probe does not hear the button then, and waits for what the agent does.
+    // The paused probe ignores the button, so that only the agent can shut it down.
     let pause = r#"{"action":"pause"}"#;
     let [kind, origin] = ["Content-Type: application/json", "Origin: http://127.0.0.1:8006"];
     let place = "http://127.0.0.1:8006/api/v1/power";
@@ -287,8 +287,8 @@ fn the_agent_is_asked_to_shut_down() -> Result<()> {
             ensure!(words.starts_with("-h -P +0") || words.starts_with("-P -h +0"), "{words}");
             return Ok(());
         }
-        ensure!(Instant::now() < end, "nobody was asked\n{}", pod.running.stdout.text());
-        thread::sleep(LOOK);
+        ensure!(Instant::now() < end, "the agent was not asked\n{}", pod.running.stdout.text());
+        thread::sleep(POLL);
     }
 }
 
@@ -297,7 +297,7 @@ fn without_an_agent_that_is_said_and_nothing_waits() -> Result<()> {
     if !runs_here("the pod without an agent") {
         return Ok(());
     }
-    // Nobody but those in the container can ask this one anything.
+    // This pod has no web port.
     let mut pod = Pod::start(false, &[("WEB", "N"), ("TIMEOUT", "30")])?;
     ensure!(pod.until(&["probe", "ready"])? == "ok\n");
     let start = Instant::now();
@@ -306,7 +306,7 @@ fn without_an_agent_that_is_said_and_nothing_waits() -> Result<()> {
     ensure!(err.lines().count() == 1 && err.contains("qemu-guest-agent"), "{err}");
     ensure!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     ensure!(pod.state()?["agent"].is_null());
-    // The log is told from its start, and follows to the end.
+    // `logs --follow` starts at the beginning of the log and ends with it.
     let program = pod.folder.path().join("transom").display().to_string();
     let mut follows = Running::spawn(&mut pod.inside(&[&program, "logs", "--follow"]))?;
     follows.says(" INFO The probe runs", 1)?;
@@ -316,9 +316,9 @@ fn without_an_agent_that_is_said_and_nothing_waits() -> Result<()> {
         ensure!(line["number"] == number && line["seconds"].is_number(), "{line}");
         ensure!(line["level"].is_string() && line["text"].is_string(), "{line}");
     }
-    // What was only logged is there, too.
+    // The JSON log also has lines of lower levels.
     ensure!(json.matches(", 256M of memory").count() == 1, "{json}");
-    // Who is slow to read hears the end as well: the pod waits, for it would take them along.
+    // A slow reader also gets the end: the pod waits, because its end would kill the reader.
     let slow = child(follows.pid())?;
     kill_process(slow, Signal::STOP)?;
     let start = Instant::now();
@@ -326,7 +326,7 @@ fn without_an_agent_that_is_said_and_nothing_waits() -> Result<()> {
     pod.running.says("Stopping the probe…", 1)?;
     thread::sleep(Duration::from_millis(500));
     kill_process(slow, Signal::CONT)?;
-    // Which stops with what it has started.
+    // `nsenter` stops together with its stopped child.
     follows.signal(Signal::CONT)?;
     let status = pod.running.wait(PATIENCE)?;
     ensure!(status == 143, "{status}: {}", pod.running.stdout.text());
@@ -370,7 +370,7 @@ fn the_status_is_for_those_who_may_see_nothing_else() -> Result<()> {
     pod.listen("/status")?.says("s: The probe runs", 1)?;
     let mut audio = pod.listen("/audio")?;
     ensure!(audio.wait(PATIENCE)? != 0 && audio.stderr.text().contains("401"));
-    // The end of the machine is told to all who listen.
+    // All listeners are notified of the end of the machine.
     let mut seen = pod.listen("/status")?;
     seen.says("s: The probe runs", 1)?;
     let kill = "kill -9 $(pidof vmm)";

@@ -1,11 +1,11 @@
-//! The pod's network with address translation, between programs that nobody here wrote: DHCP
-//! clients, a resolver's client and a server, HTTP clients and servers, pings and a sniffer, each
-//! in a network namespace of its own. Needs root.
+//! The pod's network with address translation, tested with third-party programs: DHCP clients, a
+//! DNS client and server, HTTP clients and servers, pings and a sniffer, each in its own network
+//! namespace. Needs root.
 //!
-//! With `DHCP=Y` the guest is a host of the network outside: `beside` has these tests.
+//! `beside` has the tests with `DHCP=Y`, where the guest is a host of the outer network.
 //!
-//! This program is also what runs in the pod: with a word it starts the network, and leads frames
-//! between its tap and one in the guest's namespace, where no machine is needed then.
+//! This program also runs in the pod: with the word `pod::WORD` it starts the network, and forwards
+//! frames between its tap and one in the guest's namespace, so that no machine is needed.
 #![forbid(unsafe_code)]
 
 #[path = "pod_network/beside.rs"]
@@ -26,7 +26,7 @@ use anyhow::ensure;
 use town::{Town, fails, run, says};
 
 type Test = (&'static str, fn() -> anyhow::Result<()>);
-/// Variables of a pod.
+/// The environment of a pod.
 type Settings<'a> = &'a [(&'a str, &'a str)];
 
 const TESTS: [Test; 10] = [
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(failed > 0))
 }
 
-/// What is true of DHCP's options for the pod of these tests.
+/// The DHCP options for the pod of these tests.
 const OPTIONS: [(&str, &str); 9] = [
     ("ip", "172.30.0.2"),
     ("subnet", "255.255.255.0"),
@@ -109,7 +109,7 @@ fn reaches_outside() -> anyhow::Result<()> {
         ("www.example", "10.77.0.1"),
         ("+tcp www.example", "10.77.0.1"),
         ("+noedns www.example", "10.77.0.1"),
-        // The search list: a name with a dot, by UDP and TCP, with an alias before the address.
+        // The search list: a name with a dot, by UDP and TCP, with a CNAME before the address.
         ("web.other", "web.other.svc.cluster.local.\n10.77.0.50"),
         ("+tcp web.other", "web.other.svc.cluster.local.\n10.77.0.50"),
         ("web.other.svc.cluster.local", "10.77.0.50"),
@@ -119,7 +119,10 @@ fn reaches_outside() -> anyhow::Result<()> {
         ensure!(said.trim() == answer, "dig {question}: {said:?}, not {answer:?}");
     }
     let long = dig("+noedns long.example TXT")?;
-    ensure!(long.len() > 900, "what is too long for a datagram comes by TCP: {long:?}");
+    ensure!(
+        long.len() > 900,
+        "an answer that is too long for a datagram must come by TCP: {long:?}"
+    );
     let cut = pod.guest("dig @172.30.0.1 +noedns +ignore long.example TXT")?;
     ensure!(cut.lines().any(|line| line.contains("flags: qr") && line.contains(" tc ")), "{cut}");
     let none = pod.guest("dig @172.30.0.1 none.example")?;
@@ -130,8 +133,8 @@ fn reaches_outside() -> anyhow::Result<()> {
     let seen = pod.guest("curl -sS -m 20 http://10.77.0.1:8080/")?;
     ensure!(seen == "outside", "{seen:?}");
     let from = pod.guest("curl -sS -m 20 http://10.77.0.1:8080/cgi-bin/who")?;
-    ensure!(from.trim() == "10.77.0.9", "outside sees the pod: {from:?}");
-    // Who is not what it says it is gets nowhere.
+    ensure!(from.trim() == "10.77.0.9", "the server must see the pod's address: {from:?}");
+    // A guest with a forged IP or MAC address reaches nothing.
     pod.guest("ip address add 172.30.0.77/24 dev eth0")?;
     fails(&pod.guest_ns(), "ping -c 1 -W 1 -I 172.30.0.77 10.77.0.1")?;
     pod.guest("ip link set eth0 address 02:00:00:00:00:77")?;
@@ -159,11 +162,11 @@ fn is_reached() -> anyhow::Result<()> {
     for port in [5900, 7149] {
         fails(&town.ns(), &format!("curl -sS -m 5 http://10.77.0.9:{port}/"))?;
     }
-    // The guest's network is no way around that.
+    // The guest's own network does not bypass this.
     run(&town.ns(), "ip route add 172.30.0.0/24 via 10.77.0.9")?;
     fails(&town.ns(), "curl -sS -m 1 http://172.30.0.2:8006/")?;
     fails(&town.ns(), "dig @172.30.0.1 +tries=1 +time=1 host.lan")?;
-    // Those who are in the pod.
+    // Access from within the pod.
     for to in ["127.0.0.1:3389", "[::1]:3389", "127.0.0.1:2222", "10.77.0.9:3389", "10.77.0.9:443"]
     {
         let seen = get(&pod.ns(), to)?;
@@ -171,13 +174,13 @@ fn is_reached() -> anyhow::Result<()> {
     }
     let seen = get(&pod.ns(), "127.0.0.1:8006")?;
     ensure!(seen == "pod", "{seen:?}");
-    // The guest, by the pod's address and back; and of the pod itself nothing.
+    // The guest reaches itself by the pod's address, and nothing of the pod itself.
     let seen = get(&pod.guest_ns(), "10.77.0.9:3389")?;
     ensure!(seen == "guest", "hairpin: {seen:?}");
     for to in ["172.30.0.1:8006", "10.77.0.9:8006", "20.20.20.1:8006", "172.30.0.1:3389"] {
         fails(&pod.guest_ns(), &format!("curl -sS -m 5 http://{to}/"))?;
     }
-    // Datagrams: a port of the guest, and one that is kept.
+    // Datagrams: a port of the guest, and one that the pod keeps.
     for (port, heard) in [(5000, true), (7150, false)] {
         town.echo(&pod, port, heard)?;
     }
@@ -190,8 +193,8 @@ fn packets_fit() -> anyhow::Result<()> {
     pod.lease()?;
     pod.guest("ip link set eth0 mtu 1500")?;
     town.serve(&pod.guest_ns(), "0.0.0.0:3389", "guest")?;
-    // A guest that believes that its network takes more. 1410 and the headers are 1450: outside
-    // sees that in both directions.
+    // The guest believes in a larger MTU. An MSS of 1410 with its headers fits 1450: outside sees
+    // it in both directions.
     let out = town.sniff("tcp[tcpflags] & tcp-syn != 0 and dst host 10.77.0.1", || {
         pod.guest("curl -sS -m 20 http://10.77.0.1:8080/").map(drop)
     })?;
@@ -202,7 +205,7 @@ fn packets_fit() -> anyhow::Result<()> {
     ensure!(back.contains("mss 1410"), "{back}");
     pod.guest("ip link set eth0 mtu 1450")?;
     pod.guest("ping -c 1 -W 5 -M do -s 1422 10.77.0.1")?;
-    // Who asks for more learns otherwise.
+    // A ping that is too large gets the right MTU.
     pod.guest("ip link set eth0 mtu 1500")?;
     let said = pod.guest("ping -c 1 -W 5 -M do -s 1472 10.77.0.1").unwrap_err().to_string();
     ensure!(said.contains("mtu = 1450") || said.contains("mtu=1450"), "{said}");
@@ -224,18 +227,18 @@ fn leaves_nothing() -> anyhow::Result<()> {
     }
     let get = |to: &str| run(&town.ns(), &format!("curl -sS -m 20 http://{to}:3389/"));
     ensure!(get("10.77.0.9")? == "one" && get("10.77.0.10")? == "other", "the wrong pod");
-    // A second one in the same pod would take the first one's network.
+    // A second pod in the same container would take over the first one's network.
     let second = town.pod(9, &[]);
     let said = second.err().map(|error| format!("{error:#}")).unwrap_or_default();
     ensure!(said.contains("another Transom"), "{said}");
-    ensure!(get("10.77.0.9")? == "one", "the first one is gone");
+    ensure!(get("10.77.0.9")? == "one", "the first pod is gone");
 
     one.kill()?;
-    // Who takes its rules away does so when it hears no more from it.
-    town::until("the end of the rules", || says(&one.ns(), "nft list ruleset", ""))?;
+    // The process that removes the rules does so when its input ends.
+    town::until("the rules disappear", || says(&one.ns(), "nft list ruleset", ""))?;
     let mut again = town.pod(9, &[])?;
     again.lease()?;
-    ensure!(get("10.77.0.9")? == "one", "the new one does not reach its guest");
+    ensure!(get("10.77.0.9")? == "one", "the new pod does not reach its guest");
     let rules = run(&again.ns(), "nft list ruleset")?;
     ensure!(rules.matches("chain guard").count() == 1, "{rules}");
     again.end()?;
@@ -246,9 +249,9 @@ fn leaves_nothing() -> anyhow::Result<()> {
         let links = run(&pod.ns(), "ip -o link")?;
         ensure!(!links.contains("qemu"), "the tap is left: {links}");
     }
-    // Who came after one that was killed cannot know that it was not always so.
+    // A pod that starts after a killed one cannot know the original setting.
     let forward = says(&other.ns(), "cat /proc/sys/net/ipv4/ip_forward", "0");
-    ensure!(forward, "the pod forwards packets still");
+    ensure!(forward, "the pod still forwards packets");
     Ok(())
 }
 
@@ -281,9 +284,9 @@ fn says_what_is_missing() -> anyhow::Result<()> {
         let links = run(&town.pod_ns(9), "ip -o link")?;
         ensure!(!links.contains("qemu"), "{sentence}: the tap is left: {links}");
     }
-    // Where /proc/sys is read-only, as in most containers, packets pass all the same.
+    // Packets are also forwarded where /proc/sys is read-only, as in most containers.
     let mut pod = town.pod_in(9, town::READ_ONLY, &[])?;
-    ensure!(says(&pod.ns(), "cat /proc/sys/net/ipv4/ip_forward", "0"), "it was written");
+    ensure!(says(&pod.ns(), "cat /proc/sys/net/ipv4/ip_forward", "0"), "ip_forward was written");
     pod.lease()?;
     pod.guest("ping -c 1 -W 5 10.77.0.1")?;
     pod.end()

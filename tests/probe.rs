@@ -1,7 +1,6 @@
-//! The probe, started by `vmm run` on this host's own KVM: that a machine runs, resets, pauses and
-//! ends as it is told, that devices work with the kernel's help, that no access breaks it, that
-//! disks keep what they were given, that frames come back as they went, and that its screen can be
-//! looked at.
+//! Runs the probe with `vmm run` on this host's own KVM. A machine runs, resets, pauses and ends as
+//! ordered; devices work with the kernel's help; no access breaks the machine; disks keep their
+//! data; frames come back unchanged; and the screen can be viewed.
 #![forbid(unsafe_code)]
 
 #[path = "probe/crash.rs"]
@@ -34,7 +33,7 @@ mod volume;
 use transom_tests::program::not_run;
 use vmm::kvm::Situation;
 
-/// Whether a guest can run here; says so if not.
+/// Whether a guest can run on this host. Reports the test as skipped otherwise.
 fn runs_here(test: &str) -> bool {
     let here = Situation::of_this_host() != Situation::None;
     if !here {

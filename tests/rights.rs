@@ -1,5 +1,6 @@
-//! Another user than root, no capabilities, 1024 descriptors: the machine in its jail, the pod with
-//! user-mode network, the unit of systemd. And who may open the files that they make.
+//! Runs without root, without capabilities and with 1024 descriptors: the machine in its jail, the
+//! pod with user-mode network, the systemd unit. Also checks the permissions of files that they
+//! make.
 #![forbid(unsafe_code)]
 
 use std::ffi::OsStr;
@@ -25,41 +26,41 @@ use vmm::kvm::Situation;
 /// A user without a name, and another one.
 const USER: u32 = 1000;
 const STRANGER: u32 = 1001;
-/// The soft limit of a login, and the hard one of many containers.
+/// The soft limit of a login, and the hard limit of many containers.
 const FILES: u32 = 1024;
 
-/// Mounts and a network of its own; `/dev/kvm` is for everybody there, and `/run` is empty.
+/// A mount and a network namespace in which everybody may open `/dev/kvm`, and `/run` is empty.
 const APART: &str = "mount -t tmpfs none /run && ip link set lo up && cp -a /dev/kvm /run/kvm &&
 chmod 666 /run/kvm && mount --bind /run/kvm /dev/kvm &&
 sed 's/^flags.*/& vmx/' /proc/cpuinfo > /run/cpuinfo && mount --bind /run/cpuinfo /proc/cpuinfo &&";
 
-/// How a program becomes that user here.
+/// How a program becomes another user on this host.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// We are root, and may have namespaces.
-    Apart,
-    /// We are root of a container that may have none; the user gets this group.
-    Plain(u32),
-    /// We are another user than root ourselves.
-    Same,
+enum Separation {
+    /// The test is root and may make namespaces.
+    Namespaces,
+    /// The test is root in a container without namespaces; the user gets this group.
+    Setpriv(u32),
+    /// The test itself runs as another user than root.
+    SameUser,
 }
 
-/// Which way there is; says so if there is none.
-fn way(test: &str) -> Option<Way> {
+/// The way that works on this host. Reports the test as skipped if none does.
+fn separation(test: &str) -> Option<Separation> {
     let reason = if Situation::of_this_host() == Situation::None {
         "there is no usable /dev/kvm"
     } else if !geteuid().is_root() {
-        return Some(Way::Same);
+        return Some(Separation::SameUser);
     } else if may(Command::new("setpriv").args(["--bounding-set=-all", "true"])).is_none() {
         "there is no setpriv, or it may not change rights"
     } else if may(Command::new("unshare").args(["--mount", "--net", "true"])).is_some() {
-        return Some(Way::Apart);
+        return Some(Separation::Namespaces);
     } else {
         let kvm = fs::metadata("/dev/kvm").ok()?;
         if kvm.mode() & 0o006 == 0o006 || (kvm.mode() & 0o060 == 0o060 && kvm.gid() != 0) {
-            return Some(Way::Plain(kvm.gid()));
+            return Some(Separation::Setpriv(kvm.gid()));
         }
-        "/dev/kvm is root's alone, and mount namespaces are forbidden"
+        "only root may open /dev/kvm, and mount namespaces are forbidden"
     };
     not_run(test, reason);
     None
@@ -69,23 +70,23 @@ fn may(command: &mut Command) -> Option<()> {
     command.output().is_ok_and(|it| it.status.success()).then_some(())
 }
 
-/// Where such a user's programs and files are.
+/// The user's programs and files.
 struct Home {
-    way: Way,
+    separation: Separation,
     folder: TempDir,
 }
 
 impl Home {
-    /// None where there cannot be one.
+    /// `None` if the test cannot run on this host.
     fn new(test: &str) -> Result<Option<Self>> {
-        let Some(way) = way(test) else { return Ok(None) };
+        let Some(separation) = separation(test) else { return Ok(None) };
         let folder = tempfile::tempdir()?;
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
-        // The folder that they were built in may be root's.
+        // Only root may be able to read the target folder.
         for program in [vmm(), transom()] {
             fs::copy(program, folder.path().join(program.file_name().context("a name")?))?;
         }
-        let home = Self { way, folder };
+        let home = Self { separation, folder };
         fs::create_dir(home.own(""))?;
         fs::set_permissions(home.own(""), Permissions::from_mode(0o755))?;
         home.give(&home.own(""))?;
@@ -96,13 +97,13 @@ impl Home {
         self.folder.path().join(name)
     }
 
-    /// A file in the folder that is the user's.
+    /// A file in the user's folder.
     fn own(&self, name: &str) -> PathBuf {
         self.folder.path().join("own").join(name)
     }
 
     fn give(&self, path: &Path) -> Result<()> {
-        if self.way != Way::Same {
+        if self.separation != Separation::SameUser {
             chown(path, Some(USER), Some(USER))?;
         }
         Ok(())
@@ -116,28 +117,31 @@ impl Home {
         Ok(path)
     }
 
-    /// This program, as the user, in the user's folder.
+    /// Runs a program as the user, in the user's folder.
     fn command(&self, name: &str, words: &[&str]) -> Command {
         self.command_of(USER, name, words)
     }
 
     fn command_of(&self, user: u32, name: &str, words: &[&str]) -> Command {
         let program = self.program(name).display().to_string();
-        let groups = match self.way {
-            Way::Plain(group) => format!("--groups {group}"),
+        let groups = match self.separation {
+            Separation::Setpriv(group) => format!("--groups {group}"),
             _ => "--clear-groups".into(),
         };
         let sets = "--inh-caps=-all --ambient-caps=-all --bounding-set=-all";
-        let (first, becomes) = match self.way {
-            Way::Same => ("", String::new()),
-            Way::Plain(_) => ("", format!("setpriv --reuid {user} --regid {user} {groups} {sets}")),
-            Way::Apart => (APART, format!("setpriv --reuid {user} --regid {user} {groups} {sets}")),
+        let setpriv = format!("setpriv --reuid {user} --regid {user} {groups} {sets}");
+        let (first, becomes) = match self.separation {
+            Separation::SameUser => ("", String::new()),
+            Separation::Setpriv(_) => ("", setpriv),
+            Separation::Namespaces => (APART, setpriv),
         };
         let script = format!("{first} ulimit -n {FILES} && exec {becomes} \"$0\" \"$@\"");
         let shell = ["sh", "-c", &script, &program];
         let apart = ["unshare", "--mount", "--net", "--propagation", "private"];
-        let all: Vec<&str> = match self.way {
-            Way::Apart => apart.into_iter().chain(shell).chain(words.iter().copied()).collect(),
+        let all: Vec<&str> = match self.separation {
+            Separation::Namespaces => {
+                apart.into_iter().chain(shell).chain(words.iter().copied()).collect()
+            }
             _ => shell.into_iter().chain(words.iter().copied()).collect(),
         };
         let mut command = Command::new(all[0]);
@@ -146,7 +150,7 @@ impl Home {
         command
     }
 
-    /// A machine with a disk and a screen, once it has reported.
+    /// Starts a machine with a disk and a screen, and waits for the probe's report.
     fn machine(&self, jail: &str) -> Result<(Running, control::Client)> {
         let (control, disk) = (self.own("control"), self.disk("disk")?);
         let vnc = format!("unix:{}", self.own("vnc").display());
@@ -159,15 +163,15 @@ impl Home {
         Ok((machine, client))
     }
 
-    /// What the user is.
+    /// The user ID of the programs.
     fn user(&self) -> u32 {
-        if self.way == Way::Same { geteuid().as_raw() } else { USER }
+        if self.separation == Separation::SameUser { geteuid().as_raw() } else { USER }
     }
 
-    /// A connection to a port of the program's network.
+    /// Connects to a port in the program's network.
     fn dial(&self, running: &Running, port: u16) -> Result<TcpStream> {
         let address = ("127.0.0.1", port);
-        if self.way != Way::Apart {
+        if self.separation != Separation::Namespaces {
             return Ok(TcpStream::connect(address)?);
         }
         let space = File::open(format!("/proc/{}/ns/net", running.pid().as_raw_nonzero()))?;
@@ -178,7 +182,7 @@ impl Home {
         dialled.join().map_err(|_| anyhow::anyhow!("a thread"))?
     }
 
-    /// What a page answers, once it answers with 200.
+    /// Requests a page until its status is 200, and returns the answer.
     fn page(&self, pod: &mut Running, port: u16, path: &str) -> Result<String> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -203,11 +207,12 @@ impl Home {
     }
 }
 
-/// Each thread of a process has these lines in its status.
+/// Checks that the status of each thread of a process has these lines. Returns the number of
+/// threads.
 fn all_have(process: u32, lines: &[&str]) -> Result<usize> {
     let mut count = 0;
     for task in fs::read_dir(format!("/proc/{process}/task"))?.flatten() {
-        // One that has just ended has none.
+        // A thread that has just ended has no status.
         let Ok(status) = fs::read_to_string(task.path().join("status")) else { continue };
         for line in lines {
             ensure!(status.contains(&format!("\n{line}\n")), "no {line} in {status}");
@@ -217,7 +222,7 @@ fn all_have(process: u32, lines: &[&str]) -> Result<usize> {
     Ok(count)
 }
 
-/// The processes that another has started.
+/// The child processes of a process.
 fn children(process: u32) -> Result<Vec<u32>> {
     let text = fs::read_to_string(format!("/proc/{process}/task/{process}/children"))?;
     Ok(text.split_whitespace().filter_map(|it| it.parse().ok()).collect())
@@ -227,15 +232,15 @@ fn number(running: &Running) -> u32 {
     running.pid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// Files in a folder, and in those in it, that others than their user may open.
+/// Files in a folder and its subfolders that other users may open.
 fn open_to_others(folder: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for file in fs::read_dir(folder)?.flatten() {
-        let told = file.metadata()?;
-        if told.is_dir() {
+        let metadata = file.metadata()?;
+        if metadata.is_dir() {
             found.extend(open_to_others(&file.path())?);
-        } else if told.mode() & 0o077 != 0 {
-            found.push(format!("{}: {:o}", file.path().display(), told.mode()));
+        } else if metadata.mode() & 0o077 != 0 {
+            found.push(format!("{}: {:o}", file.path().display(), metadata.mode()));
         }
     }
     Ok(found)
@@ -256,11 +261,14 @@ fn a_machine_of_another_user_says_what_its_jail_lacks() -> Result<()> {
     let user = home.user();
     let uid = format!("Uid:\t{user}\t{user}\t{user}\t{user}");
     let threads = all_have(number(&machine), &[&NO_RIGHTS[..], &[uid.as_str()]].concat())?;
-    ensure!(threads > 3, "processors, devices, control, screen: {threads}");
+    ensure!(
+        threads > 3,
+        "threads for processors, devices, control and screen expected, not {threads}"
+    );
     let held = client.ask(&control::Command::Status)?["jail"].clone();
     ensure!(held["user"] == json!(user) && held["capabilities"] == "none", "{held}");
     ensure!(held["network"] == "no new sockets" && held["seccomp"] == "on", "{held}");
-    // Nobody but root leaves a network; it is said, and nothing else is missing.
+    // Only root can leave a network namespace. That is reported, and nothing else is missing.
     let lacks: Vec<_> = held["lacks"].as_array().context("a list")?.iter().collect();
     let network = |it: &&Value| it.as_str().is_some_and(|it| it.contains("network namespace"));
     let landlock = usize::from(held["landlock"].is_null());
@@ -268,23 +276,27 @@ fn a_machine_of_another_user_says_what_its_jail_lacks() -> Result<()> {
     ensure!(lacks.len() == 1 + landlock, "{held}");
     let said = machine.stderr.text();
     ensure!(said.contains("network namespace cannot be left"), "{said}");
-    // The sockets are for their user alone.
+    // Only their user may open the sockets.
     for name in ["control", "vnc"] {
-        let told = fs::metadata(home.own(name))?;
-        ensure!(told.file_type().is_socket() && told.mode() & 0o777 == 0o600, "{name}: {told:?}");
-        ensure!(told.uid() == user, "{name}: {told:?}");
+        let metadata = fs::metadata(home.own(name))?;
+        let private = metadata.file_type().is_socket() && metadata.mode() & 0o777 == 0o600;
+        ensure!(private, "{name}: {metadata:?}");
+        ensure!(metadata.uid() == user, "{name}: {metadata:?}");
     }
-    if home.way != Way::Same {
+    if home.separation != Separation::SameUser {
         let control = home.own("control").display().to_string();
         let words = ["ctl", "--control", &control, "status"];
         let ended = finish(&mut home.command_of(STRANGER, "vmm", &words))?;
         ensure!(ended.status != 0 && ended.stderr.contains("ermission"), "{ended:?}");
-        ensure!(finish(&mut home.command("vmm", &words))?.status == 0, "its own user");
+        ensure!(
+            finish(&mut home.command("vmm", &words))?.status == 0,
+            "the machine's own user is refused"
+        );
     }
     client.ask(&control::Command::Quit)?;
     let status = machine.wait(PATIENCE)?;
     ensure!(status == 0, "{status}: {}", machine.stderr.text());
-    ensure!(!home.own("control").exists(), "the control socket stays");
+    ensure!(!home.own("control").exists(), "the control socket still exists");
     Ok(())
 }
 
@@ -300,7 +312,7 @@ fn who_insists_has_no_machine_in_a_network_that_stays() -> Result<()> {
     Ok(())
 }
 
-/// A port that is free; in a network of its own any is.
+/// A free port.
 fn port() -> Result<u16> {
     Ok(TcpListener::bind("[::]:0")?.local_addr()?.port())
 }
@@ -323,19 +335,20 @@ fn a_pod_of_another_user_is_seen_and_stops() -> Result<()> {
     ensure!(processes.len() == 2, "the pod and its machine: {processes:?}");
     for process in processes {
         let wanted = [&NO_RIGHTS[..], &[uid.as_str()]].concat();
-        // The pod is ready as soon as its machine is told what to be, which then enters its jail.
+        // The pod is ready once its machine has its configuration; the machine enters its jail
+        // after that.
         let end = Instant::now() + PATIENCE;
         while all_have(process, &wanted).is_err() && Instant::now() < end {
             thread::sleep(Duration::from_millis(20));
         }
         all_have(process, &wanted)?;
         let open = fs::read_dir(format!("/proc/{process}/fd"))?.count();
-        ensure!(open < 200, "{open} descriptors of {FILES}");
+        ensure!(open < 200, "{open} descriptors are open, of {FILES}");
     }
-    // Its sockets and secrets are its user's alone.
+    // Only its user may open its sockets and secrets.
     let root = PathBuf::from(format!("/proc/{}/root", number(&pod)));
     let places = ["run/transom", "dev/shm/transom", "tmp/transom"].map(|it| root.join(it));
-    let ours = |it: &&PathBuf| fs::metadata(it).is_ok_and(|told| told.uid() == user);
+    let ours = |it: &&PathBuf| fs::metadata(it).is_ok_and(|it| it.uid() == user);
     let room = places.iter().find(ours).context("the pod's folder")?;
     ensure!(fs::metadata(room)?.mode() & 0o777 == 0o700, "{:?}", fs::metadata(room)?);
     ensure!(open_to_others(room)?.is_empty(), "{:?}", open_to_others(room)?);
@@ -362,7 +375,7 @@ fn what_a_pod_of_another_user_makes_on_its_volume_is_for_nobody_else() -> Result
     pod.env("STORAGE", &storage).env("TPM", "Y");
     pod.env("WEB_PORT", port()?.to_string()).env("VNC_PORT", port()?.to_string());
     let mut pod = Running::spawn(&mut pod)?;
-    // How it ends depends on the host; what it needs is there before.
+    // The result of the start depends on the host, but the files are made before it.
     let end = Instant::now() + PATIENCE;
     while !pod.stdout.text().contains("Starting ") && Instant::now() < end {
         thread::sleep(Duration::from_millis(20));
@@ -395,7 +408,7 @@ fn the_unit_of_systemd_starts_a_machine_without_rights() -> Result<()> {
     let folder = home.own("").display().to_string();
     let words = words.replace("/etc/vmm/", &folder).replace("/run/vmm-x/", &folder);
     ensure!(words.contains("--jail on"), "{words}");
-    // A relative path, as the working folder is the machine's own.
+    // The path is relative to the machine's working folder.
     home.disk("disk")?;
     let config = json!({ "cmdline": "then=halt", "disk": [{ "path": "disk" }] });
     fs::write(home.own("x.json"), config.to_string())?;
@@ -411,11 +424,11 @@ fn the_unit_of_systemd_starts_a_machine_without_rights() -> Result<()> {
     Ok(())
 }
 
-/// systemd knows each line of it, and finds little that it leaves open.
+/// Checks the unit with systemd: no unknown lines, and little exposure.
 fn check_with_systemd(unit: &str) -> Result<()> {
     let analyze = |words: &[&str]| Command::new("systemd-analyze").args(words).output();
     if !analyze(&["--version"]).is_ok_and(|it| it.status.success()) {
-        not_run("what systemd says of the unit", "there is no systemd-analyze");
+        not_run("systemd's check of the unit", "there is no systemd-analyze");
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
@@ -426,7 +439,7 @@ fn check_with_systemd(unit: &str) -> Result<()> {
     let said = String::from_utf8_lossy(&verified.stderr).into_owned();
     let ours: Vec<_> = said.lines().filter(|line| line.contains("vmm@")).collect();
     ensure!(verified.status.success() && ours.is_empty(), "{said}");
-    // Of 100 in tenths: 82 before it had a user of its own.
+    // The exposure in tenths, of 100. It was 82 before the unit had its own user.
     let judged = analyze(&["security", "--offline=true", "--threshold=25", &path])?;
     let said = String::from_utf8_lossy(&judged.stdout);
     ensure!(judged.status.success(), "{}", said.lines().last().unwrap_or_default());

@@ -1,6 +1,6 @@
-//! Fifty clients of one screen, nearly all of them bad: the good ones keep their rate, memory stays
-//! within what ARCHITECTURE.md says, and when they are gone nothing is left. Once at the VNC door,
-//! and once at the web door, through WebSockets in TLS.
+//! Fifty clients of one screen, nearly all of them misbehaving. The good ones keep their frame
+//! rate, memory stays within the limits in ARCHITECTURE.md, and nothing is left when they are gone.
+//! One test uses VNC, the other WebSockets in TLS.
 #![forbid(unsafe_code)]
 
 #[path = "screen_load/bad.rs"]
@@ -27,28 +27,28 @@ use vmm::kvm::Situation;
 use crate::line::Door;
 use crate::viewer::Viewer;
 
-/// Good ones, and others.
+/// The number of well-behaved clients and of misbehaving ones.
 const GOOD: usize = 2;
 const BAD: usize = 48;
-/// How long the pictures that arrive are counted without the bad ones, and so often with them.
+/// How long pictures are counted without bad clients, and how many times as long with them.
 const COUNTED: Duration = Duration::from_secs(3);
 const ROUNDS: u32 = 2;
-/// Threads that encoded wait for more to do, and then are gone.
+/// Encoder threads end after some idle time; this is longer.
 const IDLE: Duration = Duration::from_secs(7);
-/// A good one keeps at least one part of so many of its pictures, on a host whose processors have
-/// much else to do. Mostly they keep nearly all.
+/// Good clients keep at least 1/`PART` of their pictures, even on a busy host. They usually keep
+/// nearly all.
 const PART: usize = 8;
-/// ARCHITECTURE.md has what a client may cost at most. Few of these cost all of that, so that a
-/// part of it, and of what they share, is enough here.
+/// ARCHITECTURE.md has the maximum cost of a client. Few of these clients cost that much, so a part
+/// of it, and of the shared memory, is enough here.
 const EACH_KIB: u64 = 2 << 10;
 const SHARED_KIB: u64 = 32 << 10;
-/// What the host's allocator keeps for the next ones, and how much more it keeps after one of some
-/// more times: what is lost is lost each time.
+/// The memory that the host's allocator keeps for reuse, and the growth that one of `TIMES` further
+/// rounds must not exceed. A leak would grow in each round.
 const KEPT_KIB: u64 = 16 << 10;
 const GROWTH_KIB: u64 = 4 << 10;
 const TIMES: u32 = 3;
 
-/// What a process has.
+/// The resources of a process.
 #[derive(Clone, Copy, Debug)]
 struct Costs {
     threads: usize,
@@ -79,7 +79,7 @@ impl Bench {
         Ok(status["viewers"].as_array().context("viewers")?.len())
     }
 
-    /// Waits until it has no more than this, and nobody is there.
+    /// Waits until there are no viewers and no more resources in use than `wanted`.
     fn is_left_with(&mut self, wanted: Costs) -> Result<Costs> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -90,19 +90,19 @@ impl Bench {
             }
             ensure!(
                 Instant::now() < deadline,
-                "left: {costs:?} and {viewers} viewers, of {wanted:?}"
+                "still in use: {costs:?} and {viewers} viewers, wanted {wanted:?}"
             );
             thread::sleep(Duration::from_millis(200));
         }
     }
 }
 
-/// One thread with an executor.
+/// An executor on the current thread.
 fn runtime() -> Result<Runtime> {
     Ok(Builder::new_current_thread().enable_all().build()?)
 }
 
-/// How many pictures good viewers see, and the most memory there was meanwhile.
+/// The number of pictures that good viewers get, and the peak of the memory meanwhile.
 fn count(bench: &Bench, time: Duration) -> Result<(usize, u64)> {
     let seen = Arc::new(AtomicUsize::new(0));
     let (door, counter) = (bench.door.clone(), seen.clone());
@@ -130,16 +130,16 @@ fn count(bench: &Bench, time: Duration) -> Result<(usize, u64)> {
             anyhow::Ok(())
         })
     });
-    let mut most = 0;
+    let mut peak = 0;
     while !watch.is_finished() {
-        most = most.max(bench.costs()?.memory_kib);
+        peak = peak.max(bench.costs()?.memory_kib);
         thread::sleep(Duration::from_millis(100));
     }
     watch.join().expect("no viewer panics")?;
-    Ok((seen.load(Ordering::Relaxed), most))
+    Ok((seen.load(Ordering::Relaxed), peak))
 }
 
-/// The bad ones, on a thread of their own, until they are told to go.
+/// The bad clients, on a thread of their own, until they are stopped.
 struct Bad {
     stop: tokio::sync::oneshot::Sender<()>,
     thread: thread::JoinHandle<Result<()>>,
@@ -162,30 +162,30 @@ impl Bad {
 
     fn end(self) -> Result<()> {
         self.stop.send(()).ok();
-        self.thread.join().expect("no bad one panics")
+        self.thread.join().expect("no bad client panics")
     }
 }
 
-/// Further bad ones leave no more behind.
+/// Further bad clients leave no more behind.
 fn does_not_grow(bench: &mut Bench, start: Costs, first: Costs) -> Result<()> {
     for _ in 0..TIMES {
         let bad = Bad::begin(&bench.door);
         thread::sleep(COUNTED);
         bad.end()?;
         let left = bench.is_left_with(start)?;
-        eprintln!("and then {left:?}");
+        eprintln!("after another round: {left:?}");
         if left.memory_kib <= first.memory_kib + GROWTH_KIB {
             return Ok(());
         }
     }
-    bail!("{TIMES} times more is left than {first:?}")
+    bail!("more than {first:?} is in use after each of {TIMES} rounds")
 }
 
 fn torture(bench: &mut Bench, name: &str) -> Result<()> {
-    // Once, so that what is made once is there.
+    // The first round allocates what is allocated only once.
     count(bench, COUNTED / 3)?;
     thread::sleep(IDLE);
-    ensure!(bench.viewers()? == 0, "somebody is left before it began");
+    ensure!(bench.viewers()? == 0, "viewers are left before the test begins");
     let start = bench.costs()?;
     let (alone, _) = count(bench, COUNTED)?;
     let bad = Bad::begin(&bench.door);
@@ -195,28 +195,28 @@ fn torture(bench: &mut Bench, name: &str) -> Result<()> {
         thread::sleep(Duration::from_millis(50));
         viewers = bench.viewers()?;
     }
-    let (together, most) = count(bench, ROUNDS * COUNTED)?;
+    let (together, peak) = count(bench, ROUNDS * COUNTED)?;
     let threads = bench.costs()?.threads;
     bad.end()?;
     let together = together / ROUNDS as usize;
     eprintln!(
         "{name}: {alone} pictures alone, {together} with {viewers} others; {} of {} KiB, \
          {threads} threads",
-        most.saturating_sub(start.memory_kib),
+        peak.saturating_sub(start.memory_kib),
         (GOOD + BAD) as u64 * EACH_KIB + SHARED_KIB
     );
     let first = bench.is_left_with(start)?;
     eprintln!("{name}: from {start:?} to {first:?}");
     does_not_grow(bench, start, first)?;
-    ensure!(viewers >= BAD / 3, "{viewers} of {BAD} are in");
-    ensure!(alone >= GOOD * 10, "{alone} pictures, with nobody else there");
+    ensure!(viewers >= BAD / 3, "only {viewers} of {BAD} bad clients are connected");
+    ensure!(alone >= GOOD * 10, "only {alone} pictures without other clients");
     ensure!(together * PART >= alone, "{alone} pictures alone, {together} with {viewers} others");
     let bound = start.memory_kib + (GOOD + BAD) as u64 * EACH_KIB + SHARED_KIB;
-    ensure!(most <= bound, "{most} KiB, where {bound} are allowed");
+    ensure!(peak <= bound, "{peak} KiB, but {bound} are allowed");
     Ok(())
 }
 
-/// A machine whose picture changes all the time.
+/// A machine whose picture changes constantly.
 fn machine(folder: &Path, screen: &[&str]) -> Result<(Running, Client)> {
     let control = folder.join("control");
     let path = control.display().to_string();
@@ -251,7 +251,7 @@ fn good_viewers_do_not_notice_bad_ones() -> Result<()> {
     fs::write(&key, line::KEY)?;
     let web = format!("127.0.0.1:0,tls-cert={},tls-key={}", cert.display(), key.display());
     let (machine, control) = self::machine(folder.path(), &["--web", &web])?;
-    // It listens before the guest runs.
+    // The web port listens before the guest runs.
     let said = machine.stderr.text();
     let place = place(&said).with_context(|| said.clone())?.to_owned();
     torture(&mut Bench { machine, control, door: Door::Web(place) }, "web")

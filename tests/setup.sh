@@ -1,22 +1,22 @@
 # shellcheck shell=bash
-# What this machine needs before anything can be built. Sourced by `try`, `test` and `deploy/image`.
+# Installs what a build needs on this machine. Sourced by `try`, `test` and `deploy/image`.
 
-# fail SENTENCE: ends with it.
+# fail SENTENCE: prints it and ends with status 1.
 fail() {
   echo "$(basename "$0"): $*" >&2
   exit 1
 }
 
-# step SENTENCE: says what comes next.
+# step SENTENCE: prints the heading of a step.
 step() {
   printf '\n== %s (%d s)\n' "$*" "$SECONDS"
 }
 
-# need PACKAGE…: installs the Debian packages that are missing, or says which they are.
+# need PACKAGE…: installs the Debian packages that are missing, or fails with their names if it may not.
 need() {
   local package missing=()
   command -v dpkg-query > /dev/null || {
-    echo "not a Debian system: taking it that these are here: $*" >&2
+    echo "not a Debian system: assuming that these packages are installed: $*" >&2
     return 0
   }
   for package; do
@@ -26,16 +26,16 @@ need() {
   [ "$(id -u)" = 0 ] || fail "packages are missing. Please run: sudo apt-get install ${missing[*]}"
   echo "installing Debian packages: ${missing[*]}"
   local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=600)
-  # The lists of a fresh machine are empty or old: then, and only then, they are fetched.
+  # The package lists of a fresh machine are empty or old; they are updated only if the installation fails.
   "${apt[@]}" install --no-install-recommends "${missing[@]}" > /dev/null 2>&1 ||
     { "${apt[@]}" update && "${apt[@]}" install --no-install-recommends "${missing[@]}"; } > /dev/null ||
     fail "these packages cannot be installed: ${missing[*]}"
 }
 
-# need_rust COMPONENT…: cargo of the version that Cargo.toml wants, with these components.
+# need_rust COMPONENT…: checks for cargo of the version in Cargo.toml, with these components.
 need_rust() {
   local wanted found component
-  # Where rustup puts it, for a shell that has not read its profile.
+  # rustup's folder, for a shell that has not read its profile.
   export PATH="$PATH:${CARGO_HOME:-${HOME-}/.cargo}/bin"
   wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
   command -v cargo > /dev/null ||
@@ -49,12 +49,12 @@ need_rust() {
   done
 }
 
-# need_npm: npm, which fetches the viewer's noVNC. Debian's, unless Node.js came with its own.
+# need_npm: npm fetches noVNC for the viewer. It is Debian's package, unless Node.js came with its own.
 need_npm() {
   command -v npm > /dev/null || need npm
 }
 
-# full_kvm: whether this host's KVM runs whole operating systems. A paravirtual one has no such flag.
+# full_kvm: whether this host's KVM runs complete operating systems. A paravirtual KVM lacks these flags.
 full_kvm() {
   [ -w /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo
 }

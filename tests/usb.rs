@@ -1,6 +1,6 @@
-//! USB: what a person does at keyboard and tablet arrives in the guest exactly; disks and CDs have
-//! their content, and the guest follows what is plugged, pulled, taken out and put in. In Linux of
-//! two releases, and in stock firmware, which boots from a CD.
+//! USB. The guest gets a person's input at keyboard and tablet exactly; disks and CDs have their
+//! content; and the guest follows hot plug and media changes. Runs Linux of two releases, and stock
+//! firmware that boots from a CD.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
-use transom_tests::evdev::{Ear, Event, KEY, TOOLS, comes_true, states};
+use transom_tests::evdev::{Event, EventRecorder, KEY, TOOLS, states, wait_until};
 use transom_tests::guest::{Guest, Running};
 use transom_tests::idle;
 use transom_tests::lab::{self, Lab};
@@ -28,7 +28,7 @@ use vmm::control::{Command, Force};
 const BOOT: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(60);
 
-/// Cloud kernels have no USB.
+/// Debian's cloud kernels have no USB.
 const ASSETS: &[&str] = &[
     "BZIMAGE_GENERIC",
     "MODULES_GENERIC",
@@ -81,9 +81,9 @@ fn main() -> ExitCode {
 #[derive(Clone, Copy)]
 struct LinuxGuest {
     release: &'static str,
-    /// Of the disk and the CD.
+    /// The speed of the disk and the CD.
     speed: &'static str,
-    /// The controller has no messages for interrupts.
+    /// Whether the controller uses a line instead of messages for interrupts.
     wire: bool,
 }
 
@@ -107,67 +107,67 @@ impl LinuxGuest {
     }
 
     fn has_hands(self) -> anyhow::Result<()> {
-        let folder = tempfile::tempdir().context("a folder for the media")?;
+        let folder = tempfile::tempdir().context("a folder for the disk images")?;
         let mut booted = self.boot(&folder)?;
-        let mut watch = Watch::new();
+        let mut watch = StopWatch::new();
         self.reads_a_disk_and_a_cd(&mut booted)?;
-        watch.says("disk and CD");
+        watch.report("disk and CD");
         types_and_points(&mut booted)?;
-        watch.says("keys and places");
+        watch.report("keys and positions");
         writes_a_text_and_lights_up(&mut booted)?;
-        watch.says("text and lights");
+        watch.report("text and lights");
         if self.is_thorough() {
-            self.has_all_that_is_rarer(&mut booted, &folder, &mut watch)?;
+            self.runs_thorough_checks(&mut booted, &folder, &mut watch)?;
         }
         self.complains_of_nothing(&mut booted)?;
         rests_when_nothing_happens(&booted)?;
         pastes_at_both(&mut booted, &viewers(&folder))?;
-        watch.says("long texts");
+        watch.report("long texts");
         booted.running.send("poweroff -f")?;
         booted.running.ends_with(0, SOON)
     }
 
-    /// What is the host's side is tried with one guest, unless there is time.
+    /// Checks of the host's side run in one guest, unless all tests run.
     fn is_thorough(self) -> bool {
         lab::everything() || !self.wire
     }
 
-    fn has_all_that_is_rarer(
+    fn runs_thorough_checks(
         self,
         booted: &mut Booted,
         folder: &TempDir,
-        watch: &mut Watch,
+        watch: &mut StopWatch,
     ) -> anyhow::Result<()> {
-        Self::judges_what_it_sees(booted)?;
-        watch.says("descriptors");
+        Self::checks_descriptors(booted)?;
+        watch.report("descriptors");
         lets_go(booted, &viewers(folder))?;
-        watch.says("a viewer that left");
+        watch.report("a disconnected viewer");
         follows_a_stick(booted, folder.path())?;
-        watch.says("a stick");
+        watch.report("a stick");
         follows_a_cd(booted, folder.path())?;
-        watch.says("other CDs");
+        watch.report("other CDs");
         wakes_up(booted)?;
-        watch.says("a tablet that slept");
-        // The driver lets go of the controller, takes it again, and finds all as it was.
+        watch.report("a suspended tablet");
+        // The driver releases the controller and takes it again; all devices come back.
         booted.run(&format!("umount {TOOLS}/dev {TOOLS}/proc {TOOLS}/sys {TOOLS}"), SOON)?;
         let driver = "cd /sys/bus/pci/drivers/xhci_hcd; it=$(ls -d 0000:*)";
         booted.run(&format!("{driver}; echo $it > unbind; echo $it > bind"), SOON)?;
         self.reads_a_disk_and_a_cd(booted)?;
         types_and_points(booted)?;
-        watch.says("the driver again");
+        watch.report("the driver again");
         self.complains_of_nothing(booted)?;
         booted.running.ask(&Command::Reset)?;
         booted.ready(BOOT)?;
-        watch.says("a reset");
+        watch.report("a reset");
         self.reads_a_disk_and_a_cd(booted)?;
         types_and_points(booted)?;
-        watch.says("all again");
+        watch.report("everything after the reset");
         Ok(())
     }
 
-    /// The disk has programs, which run; the CD has a file.
+    /// Checks the content of the disk, whose programs run, and of the CD.
     fn reads_a_disk_and_a_cd(self, booted: &mut Booted) -> anyhow::Result<()> {
-        comes_true(booted, "test -b /dev/sda && test -b /dev/sr0")?;
+        wait_until(booted, "test -b /dev/sda && test -b /dev/sr0")?;
         let link = if self.speed == "high" { "480" } else { "5000" };
         for name in ["USB disk", "USB CD-ROM"] {
             let found = format!("$(dirname $(grep -l '{name}' /sys/bus/usb/devices/*/product))");
@@ -188,28 +188,28 @@ impl LinuxGuest {
         Ok(())
     }
 
-    /// `lsusb` reads all descriptors, and Linux' own parser those of reports.
-    fn judges_what_it_sees(booted: &mut Booted) -> anyhow::Result<()> {
+    /// `lsusb` reads all descriptors, and Linux parses the report descriptors.
+    fn checks_descriptors(booted: &mut Booted) -> anyhow::Result<()> {
         booted.run(&format!("chroot {TOOLS} lsusb -v > /lsusb 2> /lsusb.errors"), SOON)?;
         for name in ["USB keyboard", "USB tablet", "USB disk", "USB CD-ROM"] {
             booted.run(&format!("grep -E 'iProduct .* {name}' /lsusb"), SOON)?;
         }
         let words = "warning|mismatch|junk|unrecognized|invalid|bad ";
         let doubts = booted.try_run(&format!("grep -iE '{words}' /lsusb"), SOON)?.output;
-        ensure!(doubts.trim().is_empty(), "lsusb says {doubts}");
-        // It asks all for what only devices that are being debugged have.
+        ensure!(doubts.trim().is_empty(), "lsusb warns: {doubts}");
+        // lsusb asks each device for a debug descriptor, which none has.
         let errors = "grep -v 'debug descriptor' /lsusb.errors";
         let errors = booted.try_run(errors, SOON)?.output;
         ensure!(errors.trim().is_empty(), "lsusb complains: {errors}");
         booted.run("mount -t debugfs debugfs /sys/kernel/debug", SOON)?;
         let reports = booted.run("cat /sys/kernel/debug/hid/*/rdesc | grep -c '^  INPUT'", SOON)?;
-        ensure!(reports.trim() == "4", "keys, media keys, sleep, and places: {reports}");
+        ensure!(reports.trim() == "4", "keyboard, media keys, sleep, tablet: {reports}");
         Ok(())
     }
 
     fn complains_of_nothing(self, booted: &mut Booted) -> anyhow::Result<()> {
         let words = "errors?|warning|fail(ed|ure)?|time(d out|out)|died|bug|not responding";
-        // A stick that is pulled out cannot be told to write what it has in its cache.
+        // The cache of a stick cannot be flushed after the stick is pulled out.
         let complaints = format!(
             "dmesg | grep -E 'usb|xhci|hid|sd |sr ' | grep -v 'Synchronize Cache' | \
              grep -iwE '{words}'"
@@ -222,31 +222,29 @@ impl LinuxGuest {
     }
 }
 
-/// The socket for viewers.
 fn viewers(folder: &TempDir) -> PathBuf {
     folder.path().join("vnc")
 }
 
-/// Says how long things take.
-struct Watch(Instant);
+struct StopWatch(Instant);
 
-impl Watch {
+impl StopWatch {
     fn new() -> Self {
         Self(Instant::now())
     }
 
-    fn says(&mut self, what: &str) {
+    fn report(&mut self, what: &str) {
         say!("{what}: {:.1} s", self.0.elapsed().as_secs_f64());
         self.0 = Instant::now();
     }
 }
 
-/// The checksum of a file's first 4 MiB, as busybox computes it.
+/// The checksum of a file's first 4 MiB, computed like in the guest.
 fn sum(path: &Path) -> anyhow::Result<String> {
     let part = format!("head -c 4194304 '{}' | sha256sum", path.display());
     let sum = process::Command::new("sh").args(["-c", &part]).output().context("sha256sum")?;
     let text = String::from_utf8_lossy(&sum.stdout).into_owned();
-    text.split_whitespace().next().map(str::to_owned).context("sha256sum said nothing")
+    text.split_whitespace().next().map(str::to_owned).context("no output of sha256sum")
 }
 
 /// The guest's checksum of the same part of a device.
@@ -265,9 +263,9 @@ const MEDIA: &str = "Transom USB keyboard Consumer Control";
 const SYSTEM: &str = "Transom USB keyboard System Control";
 const TABLET: &str = "Transom USB tablet";
 
-/// Keys that are pressed together, and what Linux numbers them.
+/// Keys that are pressed together, and their codes in Linux.
 type Strokes = [(&'static str, &'static [u16])];
-/// The last is F24, which comes nowhere else.
+/// The last key is F24, which no other line has.
 const KEYS: &Strokes = &[
     ("a", &[30]),
     ("ctrl-shift-f5", &[29, 42, 63]),
@@ -279,7 +277,7 @@ const KEYS: &Strokes = &[
     ("0x73", &[89]),
     ("0x76", &[194]),
 ];
-/// The last is the calculator.
+/// The last key is the calculator.
 const MEDIA_KEYS: &Strokes = &[
     ("mute", &[113]),
     ("volumedown", &[114]),
@@ -292,9 +290,9 @@ const MEDIA_KEYS: &Strokes = &[
 ];
 const SYSTEM_KEYS: &Strokes = &[("sleep", &[142])];
 
-/// That these keys, and no others, went down and up in this order.
-fn ensure_typed(heard: &[Event], strokes: &Strokes) -> anyhow::Result<()> {
-    let typed: Vec<_> = heard.iter().filter(|it| it.0 == KEY).map(|it| (it.1, it.2)).collect();
+/// Checks that exactly these keys went down and up in this order.
+fn ensure_typed(events: &[Event], strokes: &Strokes) -> anyhow::Result<()> {
+    let typed: Vec<_> = events.iter().filter(|it| it.0 == KEY).map(|it| (it.1, it.2)).collect();
     let mut expected = Vec::new();
     for (_, keys) in strokes {
         expected.extend(keys.iter().map(|key| (*key, 1)));
@@ -306,21 +304,21 @@ fn ensure_typed(heard: &[Event], strokes: &Strokes) -> anyhow::Result<()> {
 
 fn types_and_points(booted: &mut Booted) -> anyhow::Result<()> {
     for (name, strokes) in [(KEYBOARD, KEYS), (MEDIA, MEDIA_KEYS), (SYSTEM, SYSTEM_KEYS)] {
-        let ear = Ear::new(booted, name)?;
+        let recorder = EventRecorder::new(booted, name)?;
         let up = |few: &Strokes| format!("code {} .*value 0", few[few.len() - 1].1[0]);
-        // Fewer than Linux keeps for a program that is slow to read.
+        // Linux queues more events than these for a slow reader.
         for few in strokes.chunks(4) {
             few.iter().try_for_each(|(keys, _)| press(booted, keys))?;
-            ear.hears(booted, &up(few))?;
+            recorder.wait_for(booted, &up(few))?;
         }
-        ensure_typed(&ear.heard(booted, &up(strokes))?, strokes).context(name)?;
+        ensure_typed(&recorder.finish(booted, &up(strokes))?, strokes).context(name)?;
     }
     points(booted)
 }
 
 fn points(booted: &mut Booted) -> anyhow::Result<()> {
-    let ear = Ear::new(booted, TABLET)?;
-    // Movements that nobody has seen become one: each of these has other buttons.
+    let recorder = EventRecorder::new(booted, TABLET)?;
+    // Moves that were not read yet are merged. They have different buttons, so that none is.
     let places = [
         (1, 2, 0, 0),
         (32767, 32767, 1, 0),
@@ -332,18 +330,17 @@ fn points(booted: &mut Booted) -> anyhow::Result<()> {
         let (buttons, wheel) = (Some(buttons), Some(wheel));
         booted.running.ask(&Command::Pointer { x, y, buttons, wheel })?;
     }
-    let (seen, notches) = states(ear.heard(booted, "code 0 (ABS_X), value 20000")?);
+    let (seen, notches) = states(recorder.finish(booted, "code 0 (ABS_X), value 20000")?);
     let expected = places.map(|(x, y, buttons, _)| (i32::from(x), i32::from(y), buttons));
     ensure!(seen.ends_with(&expected), "the tablet was at {seen:?}, not {expected:?}");
     ensure!(notches == [3, -2], "the wheel turned {notches:?}");
     Ok(())
 }
 
-/// All symbols of the keyboard.
 const TEXT: &str =
     "Sphinx of black quartz, judge my vow! 0123456789 @#$%^&*()_+-={}[]|\\:;\"'<>?/~`";
 
-/// Waits until the guest has lit the light for capitals, or put it out.
+/// Waits until the Caps Lock light is on or off.
 fn capitals(running: &Running, lit: bool) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
@@ -351,15 +348,15 @@ fn capitals(running: &Running, lit: bool) -> anyhow::Result<()> {
         if status["lights"]["caps"] == lit {
             return Ok(());
         }
-        ensure!(start.elapsed() < SOON, "capitals are not {lit}: {status}");
+        ensure!(start.elapsed() < SOON, "the Caps Lock light is not {lit}: {status}");
         sleep(Duration::from_millis(100));
     }
 }
 
-/// A text arrives at Linux' own console as it was typed, whatever Caps Lock is.
+/// A text arrives unchanged at Linux's console, with Caps Lock on or off.
 fn writes_a_text_and_lights_up(booted: &mut Booted) -> anyhow::Result<()> {
     booted.run("cat < /dev/tty1 > /typed & echo $! > /typed.pid", SOON)?;
-    comes_true(booted, "ls -l /proc/$(cat /typed.pid)/fd | grep -q /dev/tty1")?;
+    wait_until(booted, "ls -l /proc/$(cat /typed.pid)/fd | grep -q /dev/tty1")?;
     capitals(&booted.running, false)?;
     booted.running.ask(&Command::Type { text: format!("{TEXT}\n") })?;
     press(booted, "capslock")?;
@@ -370,20 +367,20 @@ fn writes_a_text_and_lights_up(booted: &mut Booted) -> anyhow::Result<()> {
     press(booted, "capslock")?;
     capitals(&booted.running, false)?;
     booted.running.ask(&Command::Type { text: "End\n".into() })?;
-    comes_true(booted, "grep -q End /typed")?;
+    wait_until(booted, "grep -q End /typed")?;
     let typed = booted.run("kill $(cat /typed.pid); cat /typed", SOON)?;
     let lines: Vec<_> = typed.lines().map(|it| it.trim_end_matches('\r')).collect();
     ensure!(lines == [TEXT, TEXT, "xYzEnd"], "typed {lines:?}");
     Ok(())
 }
 
-/// What a viewer pastes, in one write: 2,000 characters.
+/// The number of lines, 2,000 characters in all, that a viewer pastes in one write.
 const LINES: usize = 50;
 
-/// A viewer's text arrives whole at Linux' own console, however slowly Linux reads.
+/// A viewer's text arrives complete at Linux's console, however slowly Linux reads.
 fn pastes(booted: &mut Booted, socket: &Path) -> anyhow::Result<()> {
     booted.run("cat < /dev/tty1 > /pasted & echo $! > /pasted.pid", SOON)?;
-    comes_true(booted, "ls -l /proc/$(cat /pasted.pid)/fd | grep -q /dev/tty1")?;
+    wait_until(booted, "ls -l /proc/$(cat /pasted.pid)/fd | grep -q /dev/tty1")?;
     let lines: Vec<_> =
         (0..LINES).map(|line| format!("{line:02} sphinx of black quartz judge my vow")).collect();
     let text = format!("{}\n", lines.join("\n"));
@@ -393,14 +390,14 @@ fn pastes(booted: &mut Booted, socket: &Path) -> anyhow::Result<()> {
     });
     let mut viewer = viewer(socket)?;
     viewer.write_all(&keys.collect::<Vec<u8>>())?;
-    comes_true(booted, &format!("grep -q '^{}' /pasted", &lines[LINES - 1][..3]))?;
+    wait_until(booted, &format!("grep -q '^{}' /pasted", &lines[LINES - 1][..3]))?;
     let pasted = booted.run("kill $(cat /pasted.pid); cat /pasted", SOON)?;
     let pasted: Vec<_> = pasted.lines().map(|it| it.trim_end_matches('\r')).collect();
     ensure!(pasted == lines, "pasted {pasted:#?}");
     Ok(())
 }
 
-/// The same at both keyboards: when the one at USB is pulled, keys go to the one at PS/2.
+/// Pastes at both keyboards: when the USB keyboard is pulled, keys go to the PS/2 keyboard.
 fn pastes_at_both(booted: &mut Booted, socket: &Path) -> anyhow::Result<()> {
     pastes(booted, socket).context("at USB")?;
     let status = booted.running.ask(&Command::Status)?;
@@ -411,19 +408,18 @@ fn pastes_at_both(booted: &mut Booted, socket: &Path) -> anyhow::Result<()> {
     pastes(booted, socket).context("at PS/2")
 }
 
-/// A viewer that was let in.
 fn viewer(socket: &Path) -> anyhow::Result<UnixStream> {
     let mut viewer = UnixStream::connect(socket).context("a viewer")?;
     viewer.set_read_timeout(Some(SOON))?;
     let read = |count: usize, viewer: &mut UnixStream| {
         let mut bytes = vec![0; count];
-        viewer.read_exact(&mut bytes).context("what the server says").map(|()| bytes)
+        viewer.read_exact(&mut bytes).context("the server's message").map(|()| bytes)
     };
     let version = read(12, &mut viewer)?;
     viewer.write_all(&version)?;
     let kinds = usize::from(read(1, &mut viewer)?[0]);
-    ensure!(read(kinds, &mut viewer)? == [1], "a socket of ours wants no password");
-    // No security; shared.
+    ensure!(read(kinds, &mut viewer)? == [1], "the socket must not ask for a password");
+    // Security type None; shared.
     viewer.write_all(&[1])?;
     ensure!(read(4, &mut viewer)? == [0; 4], "the server refuses");
     viewer.write_all(&[1])?;
@@ -431,40 +427,41 @@ fn viewer(socket: &Path) -> anyhow::Result<UnixStream> {
     Ok(viewer)
 }
 
-/// A viewer that presses keys and goes away: what it held is let go.
+/// A viewer presses keys and disconnects; they are released.
 fn lets_go(booted: &mut Booted, socket: &Path) -> anyhow::Result<()> {
-    let (keyboard, tablet) = (Ear::new(booted, KEYBOARD)?, Ear::new(booted, TABLET)?);
+    let keyboard = EventRecorder::new(booted, KEYBOARD)?;
+    let tablet = EventRecorder::new(booted, TABLET)?;
     let mut viewer = viewer(socket)?;
-    // Control_L and Shift_R go down; Delete goes down and up; the left button.
+    // Control_L and Shift_R go down; Delete goes down and up; the left button goes down.
     for (down, symbol) in [(1, 0xffe3_u32), (1, 0xffe2), (1, 0xffff), (0, 0xffff)] {
         let [a, b, c, d] = symbol.to_be_bytes();
         viewer.write_all(&[4, down, 0, 0, a, b, c, d])?;
     }
     viewer.write_all(&[5, 1, 0, 10, 0, 20])?;
     drop(viewer);
-    let heard = keyboard.heard(booted, "code 54 .*value 0")?;
+    let events = keyboard.finish(booted, "code 54 .*value 0")?;
     let mut keys: BTreeMap<u16, Vec<i32>> = BTreeMap::new();
-    for (_, code, value) in heard.into_iter().filter(|it| it.0 == KEY && it.2 != 2) {
+    for (_, code, value) in events.into_iter().filter(|it| it.0 == KEY && it.2 != 2) {
         keys.entry(code).or_default().push(value);
     }
     let expected = [29, 54, 111].map(|key| (key, vec![1, 0]));
     ensure!(keys == BTreeMap::from(expected), "keys went {keys:?}");
-    let (seen, _) = states(tablet.heard(booted, "code 272 .*value 0")?);
+    let (seen, _) = states(tablet.finish(booted, "code 272 .*value 0")?);
     let buttons: Vec<_> = seen.iter().map(|it| it.2).collect();
     ensure!(buttons.ends_with(&[1, 0]), "the button: {seen:?}");
     Ok(())
 }
 
-/// A tablet that Linux has put to sleep is there again when a program opens it.
+/// A tablet that Linux has suspended resumes when a program opens it.
 fn wakes_up(booted: &mut Booted) -> anyhow::Result<()> {
     let place = "$(dirname $(grep -l 'USB tablet' /sys/bus/usb/devices/*/product))/power";
     let auto = format!("echo 0 > {place}/autosuspend_delay_ms; echo auto > {place}/control");
     booted.run(&auto, SOON)?;
-    comes_true(booted, &format!("grep -q suspended {place}/runtime_status"))?;
+    wait_until(booted, &format!("grep -q suspended {place}/runtime_status"))?;
     points(booted)
 }
 
-/// What the operator sees of a drive.
+/// The state of a drive, from `status`.
 fn drive(running: &Running, name: &str) -> anyhow::Result<Value> {
     let status = running.ask(&Command::Status)?;
     let drives = status["drives"].as_array().context("no drives")?;
@@ -472,7 +469,6 @@ fn drive(running: &Running, name: &str) -> anyhow::Result<Value> {
     found.cloned().with_context(|| format!("no drive {name}: {status}"))
 }
 
-/// Waits until a drive is empty.
 fn becomes_empty(running: &Running, name: &str) -> anyhow::Result<()> {
     let start = Instant::now();
     while !drive(running, name)?["medium"].is_null() {
@@ -482,13 +478,14 @@ fn becomes_empty(running: &Running, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The disk that can be taken out, if the guest has one.
+/// The removable disk of the guest, if it has one.
 const STICK: &str = "/dev/$(cd /sys/block; for it in sd*; do \
                      grep -q 1 $it/removable && echo $it; done; true)";
 
-/// A stick with a file system: what Linux writes is in the file, and there when it comes back.
+/// A USB stick with a file system. Data that Linux writes is in the file, and is still there when
+/// the stick is plugged in again.
 fn follows_a_stick(booted: &mut Booted, folder: &Path) -> anyhow::Result<()> {
-    // Linux gives a disk a second to start turning.
+    // Linux waits a second by default for a disk to spin up.
     booted.run("echo 0 > /sys/module/usb_storage/parameters/delay_use", SOON)?;
     let path = folder.join("stick.img");
     fs::File::create(&path)?.set_len(8 << 20)?;
@@ -497,7 +494,7 @@ fn follows_a_stick(booted: &mut Booted, folder: &Path) -> anyhow::Result<()> {
         let device = format!("usb-storage,path={},removable,speed={speed}", path.display());
         let answer = booted.running.ask(&Command::Attach { device, only: None })?;
         let name = answer["name"].as_str().context("a name")?.to_owned();
-        comes_true(booted, &format!("test -b {STICK}"))?;
+        wait_until(booted, &format!("test -b {STICK}"))?;
         if round == 0 {
             booted.run(&format!("mkdosfs {STICK} > /dev/null 2>&1"), SOON)?;
         }
@@ -508,22 +505,22 @@ fn follows_a_stick(booted: &mut Booted, folder: &Path) -> anyhow::Result<()> {
         booted.run("umount /stick", SOON)?;
         let bytes = fs::read(&path)?;
         let text = format!("written at {speed} speed\n").into_bytes();
-        ensure!(bytes.windows(text.len()).any(|it| it == text), "not in the file: {speed}");
+        ensure!(bytes.windows(text.len()).any(|it| it == text), "no text of {speed} in the file");
         if round == 1 {
             booted.run(&format!("chroot {TOOLS} eject {STICK}"), SOON)?;
             becomes_empty(&booted.running, &name)?;
             let insert = Command::Insert { name: name.clone(), path: path.clone(), only: None };
             booted.running.ask(&insert)?;
-            comes_true(booted, &format!("mount -t vfat {STICK} /stick"))?;
+            wait_until(booted, &format!("mount -t vfat {STICK} /stick"))?;
             booted.run("cat /stick/1 && umount /stick", SOON)?;
         }
         booted.running.ask(&Command::Detach { name })?;
-        comes_true(booted, &format!("! test -b {STICK}"))?;
+        wait_until(booted, &format!("! test -b {STICK}"))?;
     }
     Ok(())
 }
 
-/// A file in which no two sectors are alike.
+/// A file whose sectors are all different.
 fn image(folder: &Path, name: &str, mib: usize) -> anyhow::Result<PathBuf> {
     let path = folder.join(name);
     let words = (0..mib << 18).map(|it| u32::try_from(it).unwrap_or(0).wrapping_mul(0x9e37_79b1));
@@ -532,10 +529,10 @@ fn image(folder: &Path, name: &str, mib: usize) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The CD is the second drive.
+/// The CD is in the second drive.
 const CD: &str = "usb-storage.2";
 
-/// CDs that are taken out, by the operator and by the guest, and others that are put in.
+/// The operator and the guest eject CDs, and other CDs are inserted.
 fn follows_a_cd(booted: &mut Booted, folder: &Path) -> anyhow::Result<()> {
     let name = || CD.to_owned();
     let first = lab::asset("BOOT_CD")?;
@@ -547,33 +544,33 @@ fn follows_a_cd(booted: &mut Booted, folder: &Path) -> anyhow::Result<()> {
         } else {
             booted.running.ask(&Command::Eject { name: name(), force: None })?;
         }
-        comes_true(booted, &format!("! {read}"))?;
+        wait_until(booted, &format!("! {read}"))?;
         booted.running.ask(&Command::Insert { name: name(), path: path.clone(), only: None })?;
-        comes_true(booted, read)?;
+        wait_until(booted, read)?;
         ensure!(seen(booted, "/dev/sr0")? == sum(&path)?, "{} differs", path.display());
     }
-    // Who has it open holds it.
+    // A program that has the CD open locks the drive.
     booted.run("(exec 3< /dev/sr0; sleep 1000) & echo $! > /holder", SOON)?;
-    comes_true(booted, "ls -l /proc/$(cat /holder)/fd | grep -q /dev/sr0")?;
-    ensure!(drive(&booted.running, CD)?["locked"] == true, "the guest holds the CD");
+    wait_until(booted, "ls -l /proc/$(cat /holder)/fd | grep -q /dev/sr0")?;
+    ensure!(drive(&booted.running, CD)?["locked"] == true, "the drive must be locked");
     let held = booted.running.ask(&Command::Eject { name: name(), force: None });
-    ensure!(held.is_err(), "the guest holds the CD");
+    ensure!(held.is_err(), "a locked CD was ejected");
     booted.running.ask(&Command::Eject { name: name(), force: Some(Force::Force) })?;
     becomes_empty(&booted.running, CD)?;
     booted.run("kill $(cat /holder)", SOON)?;
     let path = lab::asset("BOOT_CD")?;
     booted.running.ask(&Command::Insert { name: name(), path, only: None })?;
-    comes_true(booted, read)
+    wait_until(booted, read)
 }
 
-/// Linux looks for other media every two seconds, and for nothing else.
+/// The thread only wakes when Linux polls for media changes, every two seconds.
 fn rests_when_nothing_happens(booted: &Booted) -> anyhow::Result<()> {
-    let part = idle::rests(booted.running.pid(), "xhci", 0.01)?;
+    let part = idle::wait_until_idle(booted.running.pid(), "xhci", 0.01)?;
     say!("the controller's thread uses {:.2} % of a processor without input", part * 100.0);
     Ok(())
 }
 
-/// The CD's shell takes what is typed at the keyboard, with the firmware's driver for it.
+/// The CD's shell gets the keys of the USB keyboard, through the firmware's driver.
 fn boots_from_a_cd(release: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir().context("a folder for the store")?;
     let vars = uefi::store(&lab::asset(&format!("OVMF_VARS_{release}"))?, folder.path())?;
@@ -585,7 +582,7 @@ fn boots_from_a_cd(release: &str) -> anyhow::Result<()> {
     let mut running = guest.start()?;
     running.expect("started from the CD", BOOT)?;
     running.expect("> ", SOON)?;
-    // Only the keyboard that its driver has configured has lights: keys go there.
+    // Keys go to the keyboard that has lights, which is the one that a driver has configured.
     capitals(&running, false)?;
     running.ask(&Command::Type { text: "echo \"Typed at USB: {@}\"\n".into() })?;
     running.expect("Typed at USB: {@}\n", SOON)?;

@@ -1,5 +1,5 @@
-//! The small virtio devices under Linux: memory that goes back to the host and comes again, and a
-//! named port.
+//! The small virtio devices under Linux: a balloon that returns memory to the host and takes it
+//! back, and a named port.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -20,7 +20,7 @@ use transom_tests::suite::{Suite, Test};
 use vmm::control::Command;
 
 const BOOT: Duration = Duration::from_secs(180);
-/// For a guest that touches most of its memory, or gives it away.
+/// The limit for a guest that touches or frees most of its memory.
 const WORK: Duration = Duration::from_secs(240);
 const SOON: Duration = Duration::from_secs(60);
 
@@ -31,14 +31,14 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// The guest's memory.
 const MEMORY: u64 = 2 * GIB;
-/// What of it the host must see go and come, of a gibibyte.
-const MOST: u64 = 900 * MIB;
+/// The change that the host must see when a gibibyte is freed or taken back.
+const MIN_CHANGE: u64 = 900 * MIB;
 
 fn main() -> ExitCode {
     let test = |release: &'static str, says: &str, body: fn(&str) -> anyhow::Result<()>| {
         Test::new(format!("linux_{release}_{says}"), move || body(release))
     };
-    // A guest that fills its memory takes minutes in the lab: one kernel must do.
+    // A guest that fills its memory takes minutes in the lab, so one kernel must be enough.
     let mut tests = Vec::new();
     for release in RELEASES {
         let of_it = [
@@ -57,7 +57,7 @@ fn linux(guest: Guest, release: &str, module: &str) -> anyhow::Result<Linux> {
     Ok(Linux::new(guest, &kernel).modules(&modules, &["virtio_pci", module]))
 }
 
-/// Bytes of memory that the machine's process has.
+/// The resident memory of the machine's process in bytes.
 fn resident(booted: &Booted) -> anyhow::Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", booted.running.pid()))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -65,7 +65,7 @@ fn resident(booted: &Booted) -> anyhow::Result<u64> {
     Ok(number.context("no VmRSS")? << 10)
 }
 
-/// Waits until the process has so much, or so little.
+/// Waits until the process's memory satisfies a condition.
 fn wait(booted: &Booted, patience: Duration, wanted: impl Fn(u64) -> bool) -> anyhow::Result<u64> {
     let start = Instant::now();
     loop {
@@ -73,12 +73,12 @@ fn wait(booted: &Booted, patience: Duration, wanted: impl Fn(u64) -> bool) -> an
         if wanted(found) {
             return Ok(found);
         }
-        ensure!(start.elapsed() < patience, "the process has {} MiB all the time", found / MIB);
+        ensure!(start.elapsed() < patience, "the process still has {} MiB", found / MIB);
         sleep(Duration::from_millis(200));
     }
 }
 
-/// Has the guest touch 1400 MiB, and let go of them.
+/// Makes the guest touch 1400 MiB and free them.
 fn touch(booted: &mut Booted) -> anyhow::Result<()> {
     booted.run("dd if=/dev/zero of=/memory/file bs=1M count=1400", WORK)?;
     ensure!(resident(booted)? > 1400 * MIB, "the process has {} bytes", resident(booted)?);
@@ -90,14 +90,14 @@ fn balloon(booted: &Booted, size: Option<u64>) -> anyhow::Result<Value> {
     booted.running.ask(&Command::Balloon { size: size.map(Size) })
 }
 
-/// A processor puts little by: else that is up to an eighth of memory for as long as nothing
-/// happens, in pages that keep blocks in pieces.
+/// Lets processors cache few free pages. By default they cache up to an eighth of memory while
+/// nothing happens, and these pages fragment blocks.
 const PREPARE: &str = "mkdir /memory && mount -t tmpfs -o size=1500m none /memory && \
                        echo 1000 > /proc/sys/vm/percpu_pagelist_high_fraction";
 
-/// What a process has whose guest has reported what it let go of.
+/// Whether the guest has reported the memory that it freed.
 fn is_small(bytes: u64) -> bool {
-    bytes < 1400 * MIB - MOST
+    bytes < 1400 * MIB - MIN_CHANGE
 }
 
 fn reports_what_it_does_not_use(release: &str) -> anyhow::Result<()> {
@@ -108,8 +108,8 @@ fn reports_what_it_does_not_use(release: &str) -> anyhow::Result<()> {
     touch(&mut booted)?;
     let start = Instant::now();
     let mut after = wait(&booted, WORK / 4, is_small);
-    // Linux reports whole blocks, and may keep some in pieces. One that does not hear that a report
-    // is done reports nothing ever again.
+    // Linux reports whole blocks, and fragmentation may keep some. A guest that misses the
+    // completion of a report never reports again.
     for _ in 0..2 {
         if let Err(error) = &after {
             say!("{error:#}: {}", booted.run("cat /proc/buddyinfo /proc/zoneinfo", SOON)?);
@@ -130,66 +130,71 @@ fn gives_memory_back(release: &str) -> anyhow::Result<()> {
     touch(&mut booted)?;
     sleep(Duration::from_secs(5));
     let full = resident(&booted)?;
-    ensure!(full > 1400 * MIB, "{} MiB: nobody was asked to give anything", full / MIB);
-    let told = news(&booted)?;
-    ensure!(told["target"] == MEMORY && told["actual"] == MEMORY, "{told}");
-    let free = told["statistics"]["free-memory"].as_u64().with_context(|| format!("{told}"))?;
-    ensure!((1500 * MIB..MEMORY).contains(&free), "{told}");
+    ensure!(full > 1400 * MIB, "{} MiB: the guest returned memory without a request", full / MIB);
+    let state = news(&booted)?;
+    let whole = state["target"] == MEMORY && state["actual"] == MEMORY;
+    ensure!(whole, "{state}");
+    let free = state["statistics"]["free-memory"].as_u64().with_context(|| format!("{state}"))?;
+    ensure!((1500 * MIB..MEMORY).contains(&free), "{state}");
 
     let start = Instant::now();
     balloon(&booted, Some(GIB))?;
-    let small = wait(&booted, WORK, |now| now + MOST < full)?;
+    let small = wait(&booted, WORK, |now| now + MIN_CHANGE < full)?;
     say!("{} MiB, then {} MiB after {:?}", full / MIB, small / MIB, start.elapsed());
     reach(&booted, GIB)?;
-    let told = news(&booted)?;
-    // What is left besides the balloon.
-    let told_of =
-        |what: &str| told["statistics"][what].as_u64().with_context(|| format!("{what}: {told}"));
-    let (left, all) = (told_of("free-memory")?, told_of("total-memory")?);
-    ensure!(left < free && left + GIB < all, "{told}");
-    ensure!(balloon(&booted, Some(MEMORY + 1)).is_err(), "more than there is");
+    let state = news(&booted)?;
+    // Free and total memory besides the balloon.
+    let statistic =
+        |name: &str| state["statistics"][name].as_u64().with_context(|| format!("{name}: {state}"));
+    let (left, all) = (statistic("free-memory")?, statistic("total-memory")?);
+    ensure!(left < free && left + GIB < all, "{state}");
+    ensure!(
+        balloon(&booted, Some(MEMORY + 1)).is_err(),
+        "a balloon size above the memory was accepted"
+    );
 
     balloon(&booted, Some(MEMORY))?;
     reach(&booted, MEMORY)?;
     touch(&mut booted)?;
     let again = resident(&booted)?;
-    ensure!(again > small + MOST, "{} MiB", again / MIB);
+    ensure!(again > small + MIN_CHANGE, "{} MiB", again / MIB);
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)
 }
 
-/// What the guest says when it is asked now: what it said before is answered until then.
+/// A balloon report that is newer than this call. Until the guest answers, the machine returns the
+/// last one.
 fn news(booted: &Booted) -> anyhow::Result<Value> {
     let start = Instant::now();
     loop {
         let passed = start.elapsed();
-        let told = balloon(booted, None)?;
-        if told["age"].as_f64().is_some_and(|age| age < passed.as_secs_f64()) {
-            return Ok(told);
+        let state = balloon(booted, None)?;
+        if state["age"].as_f64().is_some_and(|age| age < passed.as_secs_f64()) {
+            return Ok(state);
         }
-        ensure!(passed < SOON, "old news: {told}");
+        ensure!(passed < SOON, "the report is not updated: {state}");
         sleep(Duration::from_millis(200));
     }
 }
 
-/// Waits until the guest says that it has so much.
+/// Waits until the guest reports this size.
 fn reach(booted: &Booted, size: u64) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
-        let told = balloon(booted, None)?;
-        if told["actual"] == size {
+        let state = balloon(booted, None)?;
+        if state["actual"] == size {
             return Ok(());
         }
-        ensure!(start.elapsed() < WORK, "not {size}: {told}");
+        ensure!(start.elapsed() < WORK, "not {size}: {state}");
         sleep(Duration::from_millis(200));
     }
 }
 
 const PORT: &str = "org.qemu.guest_agent.0";
-/// Bytes that go through the port each way.
+/// Bytes sent through the port in each direction.
 const LENGTH: usize = 1_000_000;
 
-/// Says what comes in on the port back to it.
+/// Echoes the input of the port.
 const ECHO: &str = r#"
 set -e
 for port in /sys/class/virtio-ports/*; do
@@ -223,14 +228,14 @@ fn talks_through_a_named_port(release: &str) -> anyhow::Result<()> {
     let start = Instant::now();
     scope(|scope| {
         let writer = scope.spawn(|| (&client).write_all(&sent));
-        (&client).read_exact(&mut got).context("what comes back")?;
-        writer.join().expect("a writer does not panic").context("what goes")
+        (&client).read_exact(&mut got).context("data from the guest")?;
+        writer.join().expect("a writer does not panic").context("data for the guest")
     })?;
-    ensure!(got == sent, "not what was sent");
+    ensure!(got == sent, "the data came back changed");
     say!("{LENGTH} bytes there and back in {:?}", start.elapsed());
     booted.running.expect(">>>transom done 0\n", SOON)?;
 
-    // Without a client the guest waits, and the next one is served.
+    // Without a client the guest waits; the next client is served.
     drop(client);
     sleep(Duration::from_secs(1));
     booted.running.send("echo again > /port")?;

@@ -1,5 +1,5 @@
-//! The command line from outside: what is wrong is said in one line that names it, with the right
-//! status, and leaves nothing behind; help, reference, `inspect` and `doctor` tell the truth.
+//! The command line from outside. A mistake is reported in one line that names it, with the right
+//! status, and leaves nothing behind; help, reference, `inspect` and `doctor` are correct.
 #![forbid(unsafe_code)]
 
 #[path = "vmm_command_line/mistakes.rs"]
@@ -18,12 +18,13 @@ use std::path::Path;
 
 use transom_tests::program::{Ended, run_in};
 
-/// Statuses, as the reference lists them.
+/// Exit statuses from the reference.
 const FAILED: i32 = 1;
 const USAGE: i32 = 2;
 const NO_KVM: i32 = 88;
 
-/// Runs `vmm` where it should refuse before a guest starts: the sentence, without `vmm: `.
+/// Runs `vmm` with a mistake that it must report before a guest starts. Returns the message without
+/// `vmm: `.
 fn refusal(folder: &Path, words: &[&str], status: i32) -> String {
     let before = listing(folder);
     let ended = run_in(folder, words).expect("vmm");
@@ -32,18 +33,18 @@ fn refusal(folder: &Path, words: &[&str], status: i32) -> String {
     sentence
 }
 
-/// Checks that a program refused: one line, this status, no word of a guest.
+/// Checks for a refusal: one line on standard error, this status, and no output of a guest.
 fn one_line(ended: &Ended, what: &str, status: i32) -> String {
     assert_eq!(ended.stdout, "", "{what} started a guest");
     let mut lines = ended.stderr.lines();
     let line = lines.next().unwrap_or_default().to_owned();
-    assert_eq!(lines.next(), None, "{what} said more than a line: {}", ended.stderr);
-    assert_eq!(ended.status, status, "{what} said: {line}");
+    assert_eq!(lines.next(), None, "{what}: more than one line: {}", ended.stderr);
+    assert_eq!(ended.status, status, "{what}: {line}");
     let sentence = line.strip_prefix("vmm: ");
-    sentence.unwrap_or_else(|| panic!("{what} said {line:?}")).to_owned()
+    sentence.unwrap_or_else(|| panic!("{what}: no `vmm: ` in {line:?}")).to_owned()
 }
 
-/// The names and sizes of a folder's files.
+/// Names and sizes of the files in a folder.
 fn listing(folder: &Path) -> Vec<(String, u64)> {
     let entry = |entry: std::io::Result<fs::DirEntry>| {
         let entry = entry.expect("an entry");

@@ -1,5 +1,5 @@
-//! Viewers that nobody here wrote, at the screen of a machine: what they show is what is on its
-//! display, what is done at them arrives in the guest, and who makes mistakes is told so.
+//! Third-party viewers at the screen of a machine: they show the display, their input arrives in
+//! the guest, and users' mistakes are reported.
 #![forbid(unsafe_code)]
 
 #[path = "vnc_clients/eye.rs"]
@@ -30,22 +30,23 @@ use anyhow::{Context, Result};
 use transom_tests::program::not_run;
 use vmm::kvm::Situation;
 
-/// Words of the probe: all colours, and a page of text.
+/// Command lines of the probe: a picture of all colors, and a page of text.
 const PATTERN: &str = "draw=yes";
 const PAGE: &str = "";
 
-/// The least peak signal-to-noise ratio at the ten levels of quality, in decibels: of colours that
-/// change everywhere, and of text, which is sent as it is.
+/// The minimum peak signal-to-noise ratio in decibels at the ten quality levels: of a picture that
+/// changes everywhere, and of text, which is sent without loss.
 const JPEG: [(&str, [f64; 10]); 2] = [
     (PATTERN, [30.0, 30.5, 32.0, 34.5, 35.0, 35.5, 45.5, 46.0, 47.0, 50.5]),
     (PAGE, [f64::INFINITY; 10]),
 ];
 
-/// For `localhost`, signed by itself.
+/// A self-signed certificate for `localhost`.
 const CERTIFICATE: &str = include_str!("vnc_clients/certificate.pem");
 const KEY: &str = include_str!("vnc_clients/key.pem");
 
-/// Whether a test can run here; says so if not. `reason` is why, where `others` is false.
+/// Whether a test can run on this host. Reports it as skipped otherwise, for `reason` if `others`
+/// is false.
 fn can(test: &str, reason: &str, others: impl FnOnce() -> bool) -> bool {
     let here = Situation::of_this_host() != Situation::None;
     let all = here && others();
@@ -55,7 +56,7 @@ fn can(test: &str, reason: &str, others: impl FnOnce() -> bool) -> bool {
     all
 }
 
-/// Writes a file for a machine or a client; its path.
+/// Writes a file for a machine or a client, and returns its path.
 fn text_file(folder: &Path, name: &str, text: &str) -> Result<String> {
     let path = folder.join(name);
     fs::write(&path, text).with_context(|| path.display().to_string())?;

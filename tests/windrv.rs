@@ -1,8 +1,8 @@
-//! Windows' own storage drivers on our disks: each driver in each of its modes, on disks with
-//! sectors of 512 bytes, of 4096 bytes, and on read-only ones. The guest is `tests/windrv`.
+//! Windows's own storage drivers on our disks: each driver in each of its modes, on disks with
+//! sectors of 512 and 4096 bytes, and on read-only disks. The guest is `tests/windrv`.
 //!
-//! A test fails for each check that the guest reports as failed, if there are fewer checks than
-//! there should be, and if the host does not find on the disk what the guest wrote.
+//! A test fails for each check that the guest reports as failed, for missing checks, and if the
+//! disk does not have the data that the guest wrote.
 #![forbid(unsafe_code)]
 
 #[path = "windrv/image.rs"]
@@ -18,15 +18,16 @@ use anyhow::{Context, Result, ensure};
 use report::Report;
 use transom_tests::program::Running;
 
-/// Bytes of a disk, and of its part that the checks write: REGION in `tests/windrv/source/disk.h`.
+/// The size of a disk, and of the part that the checks write: REGION in
+/// `tests/windrv/source/disk.h`.
 const DISK: usize = 64 << 20;
 const REGION: usize = 48 << 20;
-/// Blocks behind the region that the check `final` writes.
+/// Blocks after the region that the check `final` writes.
 const FINAL_BLOCKS: usize = 8;
-/// The guest gives up after 60 seconds without an answer; a run takes two on an idle host.
+/// The guest gives up after 60 seconds without an answer. A run takes two seconds on an idle host.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A driver, its device, and the device's words.
+/// A driver and its device.
 #[derive(Clone, Copy)]
 struct Driver {
     name: &'static str,
@@ -57,7 +58,7 @@ impl Kind {
         if self == Self::Sectors4096 { 4096 } else { 512 }
     }
 
-    /// Checks that a run must pass at least. `dump` has no requests in flight together.
+    /// The minimum number of checks in a run. `dump` has no requests in flight together.
     fn checks(self, driver: Driver, mode: &str) -> usize {
         match (self, driver.name, mode) {
             (Self::ReadOnly, ..) => 34,
@@ -104,7 +105,7 @@ mod vioscsi {
     kinds!(VIOSCSI);
 }
 
-/// Starts the guest with one disk, and judges what it reports and what it leaves.
+/// Starts the guest with one disk, and checks its report and the disk.
 fn run(driver: Driver, mode: &str, kind: Kind) -> Result<()> {
     let Some(image) = image::image()? else { return Ok(()) };
     let folder = tempfile::tempdir()?;
@@ -144,13 +145,14 @@ fn boot(image: &Path, driver: Driver, mode: &str, words: &str) -> Result<String>
     Ok(output)
 }
 
-/// What the disk has from one offset to another before the guest starts: each 8 bytes are their
-/// own offset, so that the guest notices a sector from another place.
+/// The initial content of the disk between two offsets: each 8 bytes have their own offset, so that
+/// the guest notices a sector from another place.
 fn original(from: usize, to: usize) -> Vec<u8> {
     (from..to).step_by(8).flat_map(|offset| (offset as u64).to_le_bytes()).collect()
 }
 
-/// Checks that the guest left its last blocks where they belong, and all behind them as it was.
+/// Checks that the guest's last blocks are at their place, and that the bytes after them are
+/// unchanged.
 fn found_on(disk: &Path, kind: Kind) -> Result<()> {
     let found = fs::read(disk).with_context(|| disk.display().to_string())?;
     ensure!(found.len() == DISK, "the disk has {} bytes, not {DISK}", found.len());
@@ -166,7 +168,7 @@ fn found_on(disk: &Path, kind: Kind) -> Result<()> {
     ensure!(
         differs.is_none(),
         "the disk is wrong from byte {} on: the guest's last blocks are elsewhere, or it wrote \
-         where it did not say",
+         outside of its region",
         from + differs.unwrap_or_default()
     );
     Ok(())

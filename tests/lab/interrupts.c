@@ -1,19 +1,19 @@
 /*
- * QEMU's TCG, up to version 11 at least, forgets its big lock around a processor's pending
- * interrupts in two places, both of them in its emulation of AMD-V. This library stands before
- * tcg_handle_interrupt() (LD_PRELOAD) and mends both. It works with QEMU 7.2 of Debian 12, whose
+ * QEMU's TCG, up to version 11 at least, does not take its big lock around a processor's pending
+ * interrupts in two places, both in its emulation of AMD-V. This library replaces
+ * tcg_handle_interrupt() (LD_PRELOAD) and fixes both. It works with QEMU 7.2 of Debian 12, whose
  * TCG is a module that calls the function by its name.
  *
  * First: when a nested guest writes CR8 while KVM waits for an interrupt window, the emulated
  * processor raises the virtual interrupt at once, and tcg_handle_interrupt() ends the whole
  * emulator because the lock is not held. OVMF writes CR8 in each exception frame and Windows at
- * each change of IRQL. So the lock is taken here.
+ * each change of IRQL. Therefore this library takes the lock.
  *
  * Second: helper_vmrun() and do_vmexit() set and clear the virtual interrupt in
- * interrupt_request without the lock and without an atomic operation. What a timer of the main
- * loop sets in the same word at the same moment is lost, and with it the tick of the emulated
- * host: while its processor runs a busy guest nothing else comes, and it stands still for good.
- * So each processor is told to ask its APIC again, twenty times a second.
+ * interrupt_request without the lock and without an atomic operation. A bit that a timer of the
+ * main loop sets in the same word at the same moment is lost, and with it the tick of the emulated
+ * host: while its processor runs a busy guest, no other interrupt comes, and it hangs forever.
+ * Therefore this library makes each processor poll its APIC, twenty times a second.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -24,7 +24,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* CPU_INTERRUPT_POLL of target/i386/cpu.h: see what the APIC has. */
+/* CPU_INTERRUPT_POLL of target/i386/cpu.h: poll the APIC. */
 #define POLL 0x10
 #define PAUSE_US 50000
 #define PROCESSORS 64
@@ -35,7 +35,7 @@ void qemu_mutex_unlock_iothread(void);
 
 typedef void handle_interrupt(void *cpu, int mask);
 
-/* All of this is guarded by the big lock. */
+/* The big lock guards these variables. */
 static handle_interrupt *next;
 static void *processors[PROCESSORS];
 
@@ -60,7 +60,7 @@ static handle_interrupt *original(void)
     return (handle_interrupt *)function;
 }
 
-static void *ask_again(void *unused)
+static void *poll_apics(void *unused)
 {
     for (;;) {
         usleep(PAUSE_US);
@@ -77,7 +77,7 @@ static void start(void)
     pthread_t thread;
 
     next = original();
-    if (pthread_create(&thread, NULL, ask_again, NULL))
+    if (pthread_create(&thread, NULL, poll_apics, NULL))
         abort();
 }
 

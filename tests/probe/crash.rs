@@ -1,8 +1,8 @@
-//! A process that is killed at any moment has lost nothing of which its guest was told that it is
-//! durable.
+//! A process that is killed at any moment loses no data that was reported to its guest as durable.
 //!
-//! The probe writes records and says on the debug console which ones are durable; the file that it
-//! says it to outlives the process. The next run looks for all of them, and goes on.
+//! The probe writes records and reports on the debug console which ones are durable. The file
+//! behind that console outlives the process. The next run checks all of these records and writes
+//! more.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -18,29 +18,29 @@ use transom_tests::program::{PATIENCE, Running, findings, report};
 use crate::runs_here;
 
 pub(crate) const SIZE: u64 = 96 << 20;
-/// What a killed process ends with.
+/// The exit status of a killed process: 128 + SIGKILL.
 const KILLED: i32 = 137;
-/// So often an image is killed before the next one takes its place: new images grow most.
-pub(crate) const LIFE: u64 = 10;
-/// The longest that a machine writes after that, in microseconds.
-const WRITES: u64 = 60_000;
+/// Kills of one image before a new one replaces it. New images grow most.
+pub(crate) const KILLS_PER_IMAGE: u64 = 10;
+/// The longest time that a machine writes before it is killed, in microseconds.
+const MAX_WRITE_US: u64 = 60_000;
 
 pub(crate) fn kills() -> u64 {
     let all = std::env::var("TRANSOM_TESTS").is_ok_and(|which| which == "all");
     if all { 200 } else { 20 }
 }
 
-/// A disk with records on it, through the lives of several machines.
+/// A disk with records, used by several machines one after the other.
 pub(crate) struct Recorded {
     pub(crate) disk: PathBuf,
     pub(crate) controller: &'static str,
-    /// More of the disk's keys, each after a comma.
+    /// Further options of the disk, each after a comma.
     pub(crate) options: &'static str,
-    /// Seed, block and span of all its records.
+    /// Seed, block size and span of all records.
     pub(crate) layout: String,
-    /// The last record that was called durable.
+    /// The number of the last durable record.
     pub(crate) durable: u64,
-    /// After so many kills the image had clusters that nobody has.
+    /// The number of kills that left leaked clusters in the image.
     pub(crate) leaks: u64,
     folder: TempDir,
 }
@@ -62,8 +62,8 @@ impl Recorded {
         Self { disk, controller, options, layout, durable, leaks, folder }
     }
 
-    fn said(&self) -> PathBuf {
-        self.folder.path().join("said")
+    fn console_file(&self) -> PathBuf {
+        self.folder.path().join("console")
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -73,7 +73,7 @@ impl Recorded {
     fn start(&self, words: &str) -> Running {
         let (controller, options) = (self.controller, self.options);
         let disk = format!("{controller},path={}{options}", self.disk.display());
-        let console = format!("debugcon,to=file:{}", self.said().display());
+        let console = format!("debugcon,to=file:{}", self.console_file().display());
         let durable = self.durable;
         let recall = format!("disk=recall,{},durable={durable},depth=32", self.layout);
         let words = format!("checks=none {recall} {words}");
@@ -81,57 +81,57 @@ impl Recorded {
         let options = ["--control", &socket, "--device", &disk, "--device", &console];
         let words = [&["run", "--cmdline", &words], &options[..]].concat();
         let mut machine = Running::vmm(&words).expect("vmm");
-        machine.says("mode=recall", 1).expect("a look at the records");
+        machine.says("mode=recall", 1).expect("a check of the records");
         let output = machine.stdout.text();
         let line = output.lines().find(|line| line.contains("mode=recall")).expect("a line");
         assert!(line.starts_with("pass"), "{}: {line}", self.layout);
         machine
     }
 
-    /// A machine that has looked at all records, and now writes more of them.
+    /// Starts a machine that checks all records, and then writes more with random parameters.
     pub(crate) fn write(&self, random: &mut Noise) -> Running {
         let (depth, every) = (random.of(&[1, 4, 32]), random.of(&[1, 3, 8, 50]));
         let through = u8::from(random.below(4) == 0);
         self.record(&format!("depth={depth},every={every},through={through}"))
     }
 
-    /// The same, in this way.
+    /// Like `write`, with the given parameters.
     pub(crate) fn record(&self, way: &str) -> Running {
         let durable = self.durable;
         self.start(&format!("disk=record,{},durable={durable},{way}", self.layout))
     }
 
-    /// The last that was said. A line without an end is one that was not said.
-    pub(crate) fn heard(&self) -> u64 {
-        let said = fs::read_to_string(self.said()).unwrap_or_default();
-        let whole = said.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    /// The last record reported as durable. Lines without a line end do not count.
+    pub(crate) fn last_durable(&self) -> u64 {
+        let reports = fs::read_to_string(self.console_file()).unwrap_or_default();
+        let whole = reports.rsplit_once('\n').map_or("", |(whole, _)| whole);
         whole.lines().last().map_or(self.durable, |line| line.parse().expect("a number"))
     }
 
-    /// Waits until more than this is durable.
+    /// Waits until more than `than` records are durable.
     pub(crate) fn wait_for_more(&self, than: u64) {
         let deadline = Instant::now() + PATIENCE;
-        while self.heard() <= than {
+        while self.last_durable() <= than {
             assert!(Instant::now() < deadline, "{}: {than} is the last", self.disk.display());
             sleep(Duration::from_millis(2));
         }
     }
 
-    /// Kills the machine, and hears what it has said before. How many records that were.
+    /// Kills the machine, and returns the number of records that became durable in it.
     pub(crate) fn kill(&mut self, mut machine: Running) -> u64 {
         machine.signal(Signal::KILL).expect("a process");
         let status = machine.wait(PATIENCE).expect("an end");
         assert_eq!(status, KILLED, "{}{}", machine.stdout.text(), machine.stderr.text());
-        let heard = self.heard();
-        assert!(heard >= self.durable, "{} after {}", heard, self.durable);
+        let last = self.last_durable();
+        assert!(last >= self.durable, "{last} after {}", self.durable);
         if self.disk.extension().is_some_and(|it| it == "qcow2") {
             let leaks = check(&self.disk).expect("a sound image");
             self.leaks += u64::from(leaks > 0);
         }
-        heard - std::mem::replace(&mut self.durable, heard)
+        last - std::mem::replace(&mut self.durable, last)
     }
 
-    /// Looks a last time, with a machine that ends by itself.
+    /// Checks the records a last time, with a machine that ends by itself.
     pub(crate) fn end(self) {
         let mut machine = self.start("then=poweroff");
         assert_eq!(machine.wait(PATIENCE).expect("an end"), 0);
@@ -139,7 +139,7 @@ impl Recorded {
         let found = findings(&report, "disk")[0];
         assert_eq!((&report["ok"], &found["durable"]), (&true.into(), &self.durable.into()));
         if self.disk.extension().is_some_and(|it| it == "qcow2") {
-            // What a kill left to nobody was found, and given back.
+            // The leaked clusters were found and freed.
             assert_eq!(check(&self.disk).expect("a sound image"), 0);
         }
     }
@@ -148,17 +148,17 @@ impl Recorded {
 fn kill_often(name: &str, seed: u64) {
     let (mut random, mut records, mut empty) = (Noise::new(seed), 0, 0);
     let start = Instant::now();
-    for _ in 0..kills() / LIFE {
+    for _ in 0..kills() / KILLS_PER_IMAGE {
         let folder = tempfile::tempdir().expect("a folder");
         let mut disk = Recorded::new(folder.path().join(name), &mut random);
-        for _ in 0..LIFE {
+        for _ in 0..KILLS_PER_IMAGE {
             disk.controller = random.of(&["virtio-blk", "nvme"]);
             let machine = disk.write(&mut random);
-            // Mostly in the midst of writing, now and then before anything is durable.
+            // Mostly during writes, sometimes before any record is durable.
             if random.below(4) != 0 {
                 disk.wait_for_more(disk.durable);
             }
-            sleep(Duration::from_micros(random.below(WRITES)));
+            sleep(Duration::from_micros(random.below(MAX_WRITE_US)));
             let more = disk.kill(machine);
             records += more;
             empty += u64::from(more == 0);
@@ -170,7 +170,7 @@ fn kill_often(name: &str, seed: u64) {
         kills(),
         start.elapsed()
     );
-    assert!(empty < kills() / 2 && records > kills() * 2, "hardly anything was written");
+    assert!(empty < kills() / 2 && records > kills() * 2, "too few records were written");
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_record_that_is_gone_is_found_out() {
     let machine = disk.write(&mut random);
     disk.wait_for_more(99);
     assert!(disk.kill(machine) >= 100);
-    // All of them are claimed, none is there.
+    // All records should be durable, but the disk is empty.
     File::create(&disk.disk).and_then(|file| file.set_len(SIZE)).expect("a disk");
     let words = format!("disk=recall,{},durable={}", disk.layout, disk.durable);
     let words = format!("checks=none then=poweroff {words}");

@@ -12,7 +12,7 @@ fn a_worker_answers_by_message_and_a_doorbell_reaches_it() {
     if !runs_here("a_worker_answers_by_message_and_a_doorbell_reaches_it") {
         return;
     }
-    // Alone, in a slot of its own with memory above 4 GiB, and among processors.
+    // Alone; and in another slot, with memory above 4 GiB.
     for words in [&["--device", "edu"][..], &["--device", "edu,slot=1e.0", "--memory", "5G"]] {
         let words = [&["run", "--cpus", "2"], words].concat();
         let mut machine = Running::vmm(&words).expect("vmm");
@@ -25,18 +25,19 @@ fn a_worker_answers_by_message_and_a_doorbell_reaches_it() {
         for part in ["alive", "factorial", "dma", "doorbell"] {
             assert_eq!(edu[0][part], true, "{output}");
         }
-        // A factorial, two transfers, 64 rings: one interrupt each.
+        // One interrupt for the factorial, each of two transfers, and each of 64 doorbells.
         assert_eq!(edu[0]["interrupts"], 67, "{output}");
     }
 }
 
-/// How many accesses each seed makes: a million of them take three minutes on a paravirtual KVM.
+/// Accesses for each seed. A million take three minutes on a paravirtual KVM.
 fn count() -> u64 {
     let all = std::env::var("TRANSOM_TESTS").is_ok_and(|which| which == "all");
     if all { 1_000_000 } else { 40_000 }
 }
 
-/// A machine with all that there is, and a flash that the guest programs and erases.
+/// Runs random accesses on a machine with all devices, and with flash that the guest programs and
+/// erases.
 fn torture(seed: u64, count: u64, patience: Duration) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).display().to_string();
@@ -75,10 +76,10 @@ fn torture(seed: u64, count: u64, patience: Duration) {
     let report = report(&output).expect("a report");
     assert_eq!(findings(&report, "torture")[0]["count"], count, "{output}");
     eprintln!("seed {seed}: {count} accesses in {:?}, RSS in KiB {sizes:?}", start.elapsed());
-    // Each device complains of each mistake once: the log is bounded.
+    // Each device logs each mistake once, so the log is bounded.
     assert!(log.lines().count() < 200, "seed {seed}: {} lines: {log}", log.lines().count());
     let (first, most) = (sizes[0], sizes.iter().copied().max().unwrap_or(0));
-    // Pages of the program that are read for the first time, and those of the display's memory.
+    // Program pages that are read for the first time, and pages of the display's memory.
     assert!(most <= first + 256 + (4 << 10), "seed {seed}: memory grows: {sizes:?} KiB");
 }
 
@@ -90,6 +91,6 @@ fn random_accesses_break_nothing_and_cost_no_memory() {
     let seeds = [11, 12]
         .map(|seed| std::thread::spawn(move || torture(seed, count(), Duration::from_secs(900))));
     for seed in seeds {
-        seed.join().expect("no panic of a torture");
+        seed.join().expect("no panic of a run");
     }
 }

@@ -12,8 +12,8 @@ use transom_tests::program::{PATIENCE, Running, findings, report};
 use crate::runs_here;
 
 const SIZE: u64 = 32 << 20;
-/// Depths, blocks, and what is written so: as much as takes a moment.
-const WAYS: [(u64, u64, u64); 6] = [
+/// Queue depth, block size, and bytes to write, chosen to take a moment.
+const CASES: [(u64, u64, u64); 6] = [
     (1, 512, 128 << 10),
     (32, 512, 1 << 20),
     (1, 4096, 1 << 20),
@@ -22,7 +22,7 @@ const WAYS: [(u64, u64, u64); 6] = [
     (32, 128 << 10, SIZE),
 ];
 
-/// Runs the probe with these words for the disk, until it switches off: its report.
+/// Runs the probe with these words for the disk until it powers off, and returns its report.
 fn run(disk: &str, words: &str) -> Value {
     let words = format!("checks=none {words} then=poweroff");
     let mut machine = Running::vmm(&["run", "--device", disk, "--cmdline", &words]).expect("vmm");
@@ -42,19 +42,19 @@ fn qcow2(path: &Path, more: &[&str]) {
     qemu_img(&words, path, &[&size]).expect("an image");
 }
 
-/// Writes and verifies in every way, each over what the one before has left.
+/// Writes and verifies each case, over the data of the case before.
 fn write_and_verify(disk: &str) {
     let mut words = String::new();
-    for (seed, (depth, block, span)) in WAYS.into_iter().enumerate() {
+    for (seed, (depth, block, span)) in CASES.into_iter().enumerate() {
         for mode in ["write", "verify"] {
             let way = format!("seed={seed},depth={depth},block={block},span={span}");
-            write!(words, "disk={mode},{way} ").expect("a string takes all");
+            write!(words, "disk={mode},{way} ").expect("a String takes everything");
         }
     }
     let report = run(disk, &words);
     let found = findings(&report, "disk");
-    assert_eq!(found.len(), 2 * WAYS.len(), "{disk}: {report}");
-    for (found, (depth, block, span)) in found.chunks(2).zip(WAYS) {
+    assert_eq!(found.len(), 2 * CASES.len(), "{disk}: {report}");
+    for (found, (depth, block, span)) in found.chunks(2).zip(CASES) {
         for found in found {
             assert_eq!(found["verdict"], "pass", "{disk}: {found}");
             assert_eq!((&found["depth"], &found["block"]), (&depth.into(), &block.into()));
@@ -67,14 +67,14 @@ fn write_and_verify(disk: &str) {
     }
 }
 
-/// Verifies the last way once more, after a restart.
+/// Verifies the last case again after a restart.
 fn verify_again(disk: &str) -> Value {
-    let (depth, block, span) = WAYS[WAYS.len() - 1];
-    let seed = WAYS.len() - 1;
+    let (depth, block, span) = CASES[CASES.len() - 1];
+    let seed = CASES.len() - 1;
     run(disk, &format!("disk=verify,seed={seed},depth={depth},block={block},span={span}"))
 }
 
-/// On a raw file, in a qcow2 image, and in one that stands on another.
+/// On a raw file, in a qcow2 image, and in an image with a backing file.
 #[test]
 fn every_byte_that_was_written_is_there_after_a_restart() {
     if !runs_here("every_byte_that_was_written_is_there_after_a_restart") {
@@ -87,7 +87,7 @@ fn every_byte_that_was_written_is_there_after_a_restart() {
     qcow2(&path("disk.qcow2"), &[]);
     qcow2(&path("top.qcow2"), &["-b", "base.img", "-F", "raw"]);
     for name in ["disk.img", "disk.qcow2", "top.qcow2"] {
-        // What one controller wrote the other one reads.
+        // Each controller reads the data that the other one wrote.
         for [one, other] in [["virtio-blk", "nvme"], ["nvme", "virtio-blk"]] {
             let disk = |kind| format!("{kind},path={}", path(name).display());
             write_and_verify(&disk(one));
@@ -97,7 +97,7 @@ fn every_byte_that_was_written_is_there_after_a_restart() {
         }
     }
     let base = fs::read(path("base.img")).expect("a file");
-    assert!(base.iter().all(|&byte| byte == 0), "a backing file is only read");
+    assert!(base.iter().all(|&byte| byte == 0), "a backing file is never written");
 }
 
 #[test]
@@ -114,10 +114,10 @@ fn answers_reach_one_who_halts_until_they_do() {
         for way in ["depth=1,span=1M", "depth=16,span=4M"] {
             for mode in ["write", "verify"] {
                 let word = format!("disk={mode},seed=5,{way},wait=interrupt");
-                write!(words, "{word} ").expect("a string takes all");
+                write!(words, "{word} ").expect("a String takes everything");
             }
         }
-        // One who looks is not disturbed.
+        // A driver that polls gets no interrupts.
         let report = run(&disk, &format!("{words} disk=verify,seed=5,span=4M"));
         let found = findings(&report, "disk");
         assert_eq!((&report["ok"], found.len()), (&true.into(), 5), "{report}");
@@ -129,8 +129,8 @@ fn answers_reach_one_who_halts_until_they_do() {
     }
 }
 
-/// Registers anywhere in physical memory, as other firmware may place them, with their doorbells
-/// and their interrupts; and where no processor can reach them, no disk.
+/// Registers may be anywhere in physical memory, as firmware may place them; doorbells and
+/// interrupts still work. Where no processor can reach them, there is no disk.
 #[test]
 fn disks_work_wherever_their_registers_are() {
     if !runs_here("disks_work_wherever_their_registers_are") {
@@ -148,7 +148,7 @@ fn disks_work_wherever_their_registers_are() {
         };
         let report = there(40 << 30);
         let bits = findings(&report, "cpu")[0]["physical_bits"].as_u64().expect("a number");
-        // In the last half of all, which may be more than there are linear addresses.
+        // In the upper half of physical memory, which may exceed the linear address space.
         for report in [report, there(1 << (bits - 1))] {
             assert_eq!(report["ok"], true, "{disk}: {report}");
             assert!(findings(&report, "bars")[0]["moved"].as_u64() > Some(0), "{report}");
@@ -223,7 +223,7 @@ fn words_that_make_no_sense_for_the_disk_are_a_failure() {
         assert_eq!((&report["ok"], &found["verdict"]), (&false.into(), &"fail".into()), "{words}");
         assert!(found["wants"].is_string(), "{words}: {found}");
     }
-    // A disk that cannot be written says so with every request.
+    // A read-only disk fails each write.
     let report = run(&disk(",readonly=on"), "disk=write,span=64K disk=read,span=64K");
     let found = findings(&report, "disk");
     assert_eq!((&found[0]["verdict"], &found[0]["errors"]), (&"fail".into(), &16.into()));

@@ -1,4 +1,5 @@
-//! The display with the kernel's help: what the guest draws is seen, and where it drew.
+//! The display with the kernel's help: screenshots have the guest's picture, and changed pages are
+//! known.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use vmm::machine;
 
 use crate::runs_here;
 
-/// The last word of a run of the probe.
+/// The end of the probe's report.
 const LAST: &str = "]}\n";
 
 /// The pixel that the probe draws: blue, green, red.
@@ -19,7 +20,7 @@ fn drawn(x: usize, y: usize) -> [u8; 3] {
     [x ^ y, y, x].map(|it| it.to_le_bytes()[0])
 }
 
-/// Whether all is as the probe draws it.
+/// Whether all pixels are as the probe draws them.
 fn is_drawn(width: usize, pixels: &[u8]) -> bool {
     let (pixels, rest) = pixels.as_chunks::<4>();
     let right = |(at, pixel): (usize, &[u8; 4])| pixel[..3] == drawn(at % width, at / width);
@@ -102,22 +103,22 @@ fn the_kernel_tells_which_pages_were_drawn_in() {
         let is_set = |page: &usize| pages[page / 64] >> (page % 64) & 1 == 1;
         (0..pages.len() * 64).filter(is_set).collect::<Vec<_>>()
     };
-    assert_eq!(changed(), [0; 0], "nobody drew yet");
+    assert_eq!(changed(), [0; 0], "nothing is drawn yet");
     machine.resume();
     let start = Instant::now();
     while !std::fs::read_to_string(&serial).is_ok_and(|text| text.ends_with(LAST)) {
-        assert!(start.elapsed() < PATIENCE, "the probe does not end");
+        assert!(start.elapsed() < PATIENCE, "the probe sends no report");
         std::thread::sleep(Duration::from_millis(10));
     }
     // 1280 by 800 pixels of 4 bytes, in pages of 4096.
     assert_eq!(changed(), (0..1000).collect::<Vec<_>>());
-    assert_eq!(changed(), [0; 0], "each is told once");
+    assert_eq!(changed(), [0; 0], "each page is reported once");
     let mode = screen.mode().expect("a picture");
     let mut pixels = vec![0; (mode.stride * mode.height) as usize];
     screen.read(mode.start, &mut pixels);
     assert!(is_drawn(1280, &pixels));
     machine.pause();
-    // A reset moves it away; the picture stays, and everything may have changed.
+    // A reset unmaps the display's memory. The picture stays, and all pages count as changed.
     machine.prepare().expect("a reset");
     assert_eq!(screen.mode(), None);
     assert_eq!(changed().len(), (64 << 20) / 4096);

@@ -1,4 +1,4 @@
-//! `vmm doctor --disk PATH --net TAP`: what it measures, and that it harms nothing.
+//! `vmm doctor --disk PATH --net TAP`: its measurements, and that it changes nothing.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use vmm::kvm::Situation;
 
 use crate::runs_here;
 
-/// What a host of this kind has without any disk or tap.
+/// The exit status on this host without any disk or tap.
 fn usual() -> i32 {
     if Situation::of_this_host() == Situation::Full { 0 } else { 1 }
 }
@@ -21,7 +21,7 @@ fn doctor(folder: &Path, words: &[&str]) -> Result<Ended> {
     run_in(folder, &[&["doctor"], words].concat())
 }
 
-/// The JSON of a doctor who found nothing wrong with what was asked for.
+/// The trial in the JSON of a doctor that found nothing wrong with the given disk or tap.
 fn healthy(folder: &Path, words: &[&str], what: &str) -> Result<Value> {
     let ended = doctor(folder, &[&["--json"], words].concat())?;
     let said = (&ended.stdout, &ended.stderr);
@@ -32,7 +32,7 @@ fn healthy(folder: &Path, words: &[&str], what: &str) -> Result<Value> {
     Ok(trial)
 }
 
-/// The parts of a trial that do this.
+/// The parts of a trial with this action.
 fn parts<'a>(trial: &'a Value, does: &str) -> Vec<&'a Value> {
     let all = trial["parts"].as_array().into_iter().flatten();
     all.filter(|part| part["does"] == does).collect()
@@ -77,11 +77,11 @@ fn a_volume_is_measured_by_a_file_that_is_gone_afterwards() {
     let verified = verify[0]["verified_bytes"].as_u64().expect("a number");
     assert!((16 << 20..=256 << 20).contains(&verified), "{trial}");
     assert_eq!(left(), 0);
-    // The same for people.
+    // The report for people.
     let ended = doctor(folder.path(), &["--disk", "."]).expect("a doctor");
     assert_eq!((ended.status, ended.stderr.as_str()), (usual(), ""), "{}", ended.stdout);
     let said = ended.stdout;
-    let table = said.split("\nDisk .: ").nth(1).expect("a part of its own");
+    let table = said.split("\nDisk .: ").nth(1).expect("a section for the disk");
     for part in ["MiB was written there", "bytes verified", "latency", "processor"] {
         assert!(table.contains(part), "{part}: {said}");
     }
@@ -116,7 +116,7 @@ fn measures_taps() -> Result<()> {
     for tap in ["doctor0", "doctor1"] {
         ip(&format!("tuntap add {tap} mode tap"))?;
     }
-    // That it is down is in the namespace's own /sys.
+    // The state of the interface is in the namespace's own /sys.
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-ec", "mount -t sysfs none /sys && exec \"$@\"", "sh"]);
     let down = finish(command.arg(vmm()).args(["doctor", "--net", "doctor1"]))?;
@@ -130,7 +130,7 @@ fn measures_taps() -> Result<()> {
     ensure!(sent[0]["size"] == 1514 && sent[0]["per_second"].as_f64() > Some(0.0), "{trial}");
     ensure!(asked[0]["count"] == 2000 && asked[0]["median_us"].as_f64() > Some(0.0), "{trial}");
     ensure!(trial["says"].as_str().is_some_and(|it| it.contains("10.9.7.3")), "{trial}");
-    // Nobody to ask: that is no fault of the tap.
+    // Without an IPv4 address there is no peer, which is no fault of the tap.
     let trial = healthy(folder.path(), &["--net", "tap:doctor1"], "net")?;
     ensure!(parts(&trial, "arp").is_empty() && parts(&trial, "send").len() == 1, "{trial}");
     ensure!(trial["says"].as_str().is_some_and(|it| it.contains("no IPv4 address")), "{trial}");

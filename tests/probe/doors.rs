@@ -1,5 +1,5 @@
-//! Doors that were open before the machine was: sockets that somebody else made, and two places
-//! for viewers with rules of their own.
+//! Sockets that are inherited from another process, and two sockets for viewers with different
+//! rules.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,18 +14,18 @@ use vmm::control::Command;
 
 use crate::runs_here;
 
-/// A copy that a program inherits, and what the program is told.
-fn lend(socket: &impl AsFd) -> (OwnedFd, String) {
+/// A copy of a socket that a program inherits, and the program's word for it.
+fn inheritable(socket: &impl AsFd) -> (OwnedFd, String) {
     let copy = rustix::io::dup(socket).expect("a file descriptor");
-    let place = format!("fd:{}", copy.as_raw_fd());
-    (copy, place)
+    let word = format!("fd:{}", copy.as_raw_fd());
+    (copy, word)
 }
 
 fn listen(path: &Path) -> UnixListener {
     UnixListener::bind(path).expect("a socket")
 }
 
-/// What a viewer is asked for: the types of security that it may choose from.
+/// The types of security that the server offers to a viewer.
 fn security(mut line: impl Read + Write) -> Vec<u8> {
     let mut version = [0; 12];
     line.read_exact(&mut version).expect("a version");
@@ -48,11 +48,11 @@ fn clients_come_in_by_sockets_that_were_inherited() {
     let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port");
     let address = (Ipv4Addr::LOCALHOST, port.local_addr().expect("its number").port());
     let (web, control) = (listen(&at("web")), listen(&at("control")));
-    // Who comes before there is a machine waits for it.
+    // A client that connects before there is a machine waits for it.
     let (early, page) = (TcpStream::connect(address), UnixStream::connect(at("web")));
-    let (_port, vnc_place) = lend(&port);
-    let (_web, web_place) = lend(&web);
-    let (_control, control_place) = lend(&control);
+    let (_port, vnc_place) = inheritable(&port);
+    let (_web, web_place) = inheritable(&web);
+    let (_control, control_place) = inheritable(&control);
     let guarded = format!("{vnc_place},password={}", at("password").display());
     let near = format!("unix:{}", at("vnc").display());
     let words = ["run", "--control", &control_place, "--vnc", &guarded, "--vnc", &near];
@@ -61,9 +61,9 @@ fn clients_come_in_by_sockets_that_were_inherited() {
     let (early, mut page) = (early.expect("the port"), page.expect("the socket"));
     early.set_read_timeout(Some(PATIENCE)).expect("a time-out");
     page.set_read_timeout(Some(PATIENCE)).expect("a time-out");
-    assert_eq!(security(early), [2], "a password there");
+    assert_eq!(security(early), [2], "this socket asks for a password");
     let near = UnixStream::connect(at("vnc")).expect("the socket");
-    assert_eq!(security(near), [1], "and none here");
+    assert_eq!(security(near), [1], "this socket does not");
     page.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         .expect("room");
     let mut answer = String::new();
@@ -74,8 +74,11 @@ fn clients_come_in_by_sockets_that_were_inherited() {
     machine.signal(Signal::TERM).expect("a signal");
     assert_eq!(machine.wait(PATIENCE).expect("an end"), 128 + 15);
     let kept = |name: &str| at(name).exists();
-    assert!(kept("web") && kept("control") && !kept("vnc"), "each removes what it made");
-    // A second machine takes them over.
+    assert!(
+        kept("web") && kept("control") && !kept("vnc"),
+        "only the machine's own socket is removed"
+    );
+    // A second machine uses the same sockets.
     let mut next = Running::vmm(&["run", "--vnc", &guarded, "--cmdline", "then=halt"]);
     let next = next.as_mut().expect("vmm");
     assert_eq!(security(TcpStream::connect(address).expect("the port")), [2]);
@@ -89,7 +92,8 @@ fn what_was_inherited_and_is_no_door_is_one_sentence() {
     let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port");
     let file = fs::File::create(folder.path().join("file")).expect("a file");
     let (near, _far) = UnixStream::pair().expect("a pair");
-    let ((_port, port), (_file, file), (_near, near)) = (lend(&port), lend(&file), lend(&near));
+    let ((_port, port), (_file, file)) = (inheritable(&port), inheritable(&file));
+    let (_near, near) = inheritable(&near);
     let gone = "fd:1000".to_owned();
     for (option, place, words) in [
         ("--vnc", &port, "auth=none"),

@@ -1,5 +1,5 @@
-//! The jail: what a machine gave up is gone for each of its threads, all that can be asked of it
-//! works all the same, and what lies outside stays outside.
+//! The jail: rights are dropped in every thread of a machine, all control commands still work, and
+//! files outside stay closed.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
@@ -18,11 +18,11 @@ use vmm::control::{self, Client, Plug};
 
 use crate::runs_here;
 
-/// Nobody in particular.
+/// An arbitrary user and group.
 const USER: u32 = 12345;
 const GROUP: u32 = 23456;
 
-/// A machine with everything that can be asked of, in a jail.
+/// A jailed machine with a device for every control command.
 struct Jailed {
     machine: Running,
     client: Client,
@@ -30,19 +30,19 @@ struct Jailed {
 }
 
 impl Jailed {
-    /// Nothing, if no guest runs here.
+    /// `None` if no guest can run on this host.
     fn new(test: &str, jail: &str, more: &[&str]) -> Option<Self> {
         Self::started(Command::new(vmm()), test, jail, more)
     }
 
-    /// By this command, which becomes `vmm`.
+    /// Starts the machine with a command that executes `vmm`.
     fn started(mut vmm: Command, test: &str, jail: &str, more: &[&str]) -> Option<Self> {
         if !runs_here(test) {
             return None;
         }
         let folder = tempfile::tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
-        // Who it becomes comes in as well.
+        // The user that the machine becomes must reach the folder.
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("a mode");
         for media in ["media", "other"] {
             fs::create_dir(at(media)).expect("a folder");
@@ -79,11 +79,11 @@ impl Jailed {
         self.client.ask(&insert).map_err(|error| error.to_string())
     }
 
-    /// A field of `/proc/PID/task/TID/status`, of all threads.
+    /// The values of a field of `/proc/PID/task/TID/status` for all threads.
     fn threads(&self, field: &str) -> Vec<String> {
         let folder = format!("/proc/{}/task", self.machine.pid().as_raw_nonzero());
         let tasks = fs::read_dir(folder).expect("the process").flatten();
-        // One that has just ended has none.
+        // A thread that has just ended has no status.
         let texts = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
         let value = |text: String| {
             let line = text.lines().find(|line| line.split(':').next() == Some(field));
@@ -95,20 +95,23 @@ impl Jailed {
 
     fn all_have(&self, field: &str, value: &str) {
         let threads = self.threads(field);
-        assert!(threads.len() > 4, "processors, devices, control, screen: {threads:?}");
+        assert!(
+            threads.len() > 4,
+            "threads for processors, devices, control and screen expected: {threads:?}"
+        );
         assert!(threads.iter().all(|it| it == value), "{field}: {threads:?}, not {value}");
     }
 
-    /// How many rings of io_uring it has.
+    /// The number of open io_uring rings.
     fn rings(&self) -> usize {
         let links = links_of(&self.machine.pid().as_raw_nonzero().to_string());
         links.filter(|link| link.to_string_lossy().contains("io_uring")).count()
     }
 
-    /// What is open, but for what has no name: events, pipes, sockets, timers.
+    /// Open files with a path: not events, pipes, sockets and timers.
     fn files(&self) -> Vec<PathBuf> {
         let pid = self.machine.pid().as_raw_nonzero().to_string();
-        // What this test was started with has been handed on.
+        // Without files that this test has passed on.
         let ours: Vec<_> = links_of("self").collect();
         let mut paths: Vec<_> = links_of(&pid).collect();
         paths.retain(|path| path.is_absolute() && !ours.contains(path));
@@ -118,7 +121,7 @@ impl Jailed {
     }
 }
 
-/// What the open files of a process lead to.
+/// The targets of a process's open files.
 fn links_of(pid: &str) -> impl Iterator<Item = PathBuf> + use<> {
     let links = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process").flatten();
     links.filter_map(|link| fs::read_link(link.path()).ok())
@@ -128,12 +131,12 @@ fn is_root() -> bool {
     geteuid().is_root()
 }
 
-/// The words of a jail with everything, for whoever runs this.
+/// The words for a jail with everything that the user of this test can have.
 fn all() -> String {
     if is_root() { format!("on,user={USER}:{GROUP}") } else { "on".to_owned() }
 }
 
-/// What a viewer sees first.
+/// The server's greeting to a viewer.
 fn greeting(path: &Path) -> Vec<u8> {
     let mut line = UnixStream::connect(path).expect("the screen");
     line.set_read_timeout(Some(PATIENCE)).expect("a time-out");
@@ -164,7 +167,7 @@ fn nothing_is_left_to_any_thread() {
     let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).expect("a network");
     let theirs = network(&it.machine.pid().as_raw_nonzero().to_string());
     assert_eq!(held["network"] == "none", theirs != network("self"), "{held}");
-    // What this host has not, it says, and nothing else is missing.
+    // The jail reports the features that this host lacks, and nothing else is missing.
     let lacks = held["lacks"].as_array().expect("a list");
     let landlock = held["landlock"].is_object();
     let stays = held["network"] != "none";
@@ -172,7 +175,7 @@ fn nothing_is_left_to_any_thread() {
     if landlock {
         assert_eq!(held["landlock"]["files"], true, "{held}");
     }
-    // Its own files, and what it was started with.
+    // Its own files, and devices that it inherited.
     let own = [it.path("disk"), it.path("media/first.iso")];
     let others = it.files().into_iter().filter(|path| !path.starts_with("/dev"));
     assert_eq!(others.collect::<Vec<_>>(), own);
@@ -199,7 +202,7 @@ fn everything_can_still_be_asked_of_it() {
     let grown = it.ask(&control::Command::Grow { name: "nvme".into(), size: Some(Size(4 << 20)) });
     assert_eq!(grown["size"], 4 << 20);
     it.ask(&control::Command::Eject { name: "usb-storage".into(), force: None });
-    it.insert(it.path("media/second.iso")).expect("it lies beside the first");
+    it.insert(it.path("media/second.iso")).expect("it is in the folder of the first");
     let device = format!("usb-storage,path={}", it.path("media/first.iso").display());
     let name = it.ask(&control::Command::Attach { device, only: None })["name"].clone();
     it.ask(&control::Command::Detach { name: name.as_str().expect("a name").into() });
@@ -228,13 +231,13 @@ fn what_lies_outside_cannot_be_opened() {
     }
     it.ask(&control::Command::Eject { name: "usb-storage".into(), force: None });
     for outside in [it.path("other/../../second.iso"), "/etc/passwd".into(), "/etc".into()] {
-        it.insert(outside).expect_err("it is outside");
+        it.insert(outside).expect_err("it is outside of the jail");
     }
     let link = it.path("media/link.iso");
     std::os::unix::fs::symlink("/etc/passwd", &link).expect("a link");
-    let said = it.insert(link).expect_err("it leads outside");
+    let said = it.insert(link).expect_err("it leads out of the jail");
     assert!(said.contains("no permission to open") && said.contains("--jail folders="), "{said}");
-    it.insert(it.path("media/second.iso")).expect("it is inside");
+    it.insert(it.path("media/second.iso")).expect("it is in the jail");
 }
 
 #[test]
@@ -247,7 +250,7 @@ fn folders_that_are_named_are_open() {
     let jail = format!("{},folders={}", all(), folder.path().display());
     let Some(mut it) = Jailed::new(test, &jail, &[]) else { return };
     it.ask(&control::Command::Eject { name: "usb-storage".into(), force: None });
-    it.insert(file).expect("it lies in a folder that was named");
+    it.insert(file).expect("it is in a named folder");
 }
 
 #[test]
@@ -259,7 +262,7 @@ fn without_a_word_files_from_anywhere_can_be_inserted() {
     it.all_have("NoNewPrivs", "1");
     it.all_have("Seccomp", "2");
     if is_root() {
-        // Not even to open files of others.
+        // Not even the right to open files of others.
         it.all_have("CapEff", "0000000000000000");
         it.all_have("CapBnd", "0000000000000000");
     }
@@ -270,12 +273,13 @@ fn without_a_word_files_from_anywhere_can_be_inserted() {
     if is_root() {
         it.ask(&control::Command::Eject { name: "usb-storage".into(), force: None });
         chown(elsewhere.path(), Some(USER), Some(GROUP)).expect("its owner");
-        let said = it.insert(elsewhere.path().into()).expect_err("it is another user's");
+        let said = it.insert(elsewhere.path().into()).expect_err("another user owns it");
         assert!(said.contains("root has no capabilities"), "{said}");
     }
 }
 
-/// A command that becomes `vmm` and may not leave its network; none where that cannot be tried.
+/// A command that executes `vmm` without the right to leave its network. `None` if this cannot be
+/// tested.
 fn kept_in_its_network(test: &str) -> Option<Command> {
     let mut command = Command::new("setpriv");
     command.arg("--bounding-set=-sys_admin");
@@ -302,7 +306,7 @@ fn where_the_network_stays_nobody_opens_a_socket_and_it_is_said() {
     assert!(lacks.contains("the network namespace cannot be left: "), "{held}");
     let said = it.machine.stderr.text();
     assert!(said.contains("the network namespace cannot be left: "), "{said}");
-    // Its rings were made for a disk, and what comes later has none.
+    // The rings of the first disk were made before the jail; later disks have none.
     let device = format!("usb-storage,path={}", it.path("media/second.iso").display());
     let before = it.rings();
     if before == 0 {
@@ -336,7 +340,7 @@ fn who_insists_is_told_what_cannot_be_had() {
     assert_eq!(machine.wait(PATIENCE).expect("an end"), 1);
     let said = machine.stderr.text();
     assert!(said.contains(words), "{said}");
-    // A network that stays is the end, too, with a disk or without.
+    // Without a network namespace, `must` fails too, with a disk or without.
     let Some(mut command) = kept_in_its_network("--jail must in a network that stays") else {
         return;
     };

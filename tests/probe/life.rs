@@ -1,4 +1,4 @@
-//! Reset, pause, signals, the control socket: what is asked for happens, and soon.
+//! Reset, pause, signals and the control socket: commands take effect, and soon.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ use vmm::control::{Client, Command, Plug};
 
 use crate::runs_here;
 
-/// The first and the last word of a run of the probe.
+/// The first and the last output of a run of the probe.
 const FIRST: &str = "transom probe";
 const LAST: &str = "]}\n";
 
-/// A machine with a control socket in a folder of its own.
+/// A machine with a control socket.
 struct Controlled {
     machine: Running,
     client: Client,
@@ -56,10 +56,10 @@ fn every_way_to_reset_restarts_in_the_same_process() {
         assert!(status["resets"].as_u64().is_some_and(|resets| resets >= 3), "{status}");
         it.ask(&Command::Quit);
         assert_eq!(it.machine.wait(PATIENCE).expect("an end"), 0);
-        // Each run was whole, and found nothing wrong.
+        // Each run was complete and found nothing wrong.
         let output = it.machine.stdout.text();
         assert!(!output.contains("\nfail") && !output.contains("\"ok\":false"), "{output}");
-        // A guest that resets all the time does not fill the log: a line every ten seconds.
+        // A guest that keeps resetting does not fill the log: one line every ten seconds.
         let (said, most) = (it.machine.stderr.text(), 1 + start.elapsed().as_secs() / 10);
         assert!((1..=most).contains(&(said.lines().count() as u64)), "{said}");
     }
@@ -75,17 +75,17 @@ fn the_control_socket_pauses_resumes_and_resets() {
     it.ask(&Command::Pause);
     assert_eq!(it.ask(&Command::Status)["state"], "paused");
     let resets = it.ask(&Command::Status)["resets"].clone();
-    // What was on its way in the pipe has come after this.
-    it.machine.rests().expect("a paused machine");
+    // After this, all output has passed the pipe.
+    it.machine.wait_until_idle().expect("a paused machine");
     let before = it.machine.stdout.text();
     thread::sleep(Duration::from_millis(500));
-    assert_eq!(it.machine.stdout.text(), before, "a paused guest went on");
+    assert_eq!(it.machine.stdout.text(), before, "a paused guest still runs");
     assert_eq!(it.ask(&Command::Status)["resets"], resets);
     it.ask(&Command::Resume);
     assert_eq!(it.ask(&Command::Status)["state"], "running");
     let runs = before.matches(LAST).count();
     it.machine.says(LAST, runs + 2).expect("more runs");
-    // Reset where the guest is idle for good.
+    // Reset an idle guest.
     let mut it = Controlled::new(&["--cmdline", "then=halt"]);
     for run in 1..=3 {
         it.machine.says(LAST, run).expect("a run");
@@ -93,7 +93,7 @@ fn the_control_socket_pauses_resumes_and_resets() {
     }
     it.machine.says(LAST, 4).expect("a run");
     assert_eq!(it.ask(&Command::Status)["resets"], 3);
-    // A paused machine stays so through a reset, until somebody lets it run.
+    // A paused machine stays paused through a reset, until it is resumed.
     it.ask(&Command::Pause);
     it.ask(&Command::Reset);
     assert_eq!(it.ask(&Command::Status)["state"], "paused");
@@ -165,7 +165,7 @@ fn disks_and_cables_are_listed_and_changed_while_the_machine_runs() {
         (&status["links"][0]["plugged"], &status["links"][0]["mtu"]),
         (&false.into(), &1400.into())
     );
-    // A second machine is told who has it.
+    // A second machine reports the process that uses the disk.
     let second = Running::vmm(&["run", "--disk", &path.display().to_string()]);
     let mut second = second.expect("vmm");
     assert_eq!(second.wait(PATIENCE).expect("an end"), 1);
@@ -181,7 +181,7 @@ fn signals_end_the_machine_at_once_and_take_its_socket_away() {
     }
     for (signal, status) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
         for words in ["then=halt", "then=reset", "torture=1,100000000"] {
-            // A host that is busy with others makes some of them late, but not all.
+            // A busy host makes some of them late, but not all.
             let (limit, mut took) = (Duration::from_secs(1), Vec::new());
             while took.len() < 3 && took.last().is_none_or(|it| *it >= limit) {
                 let mut it = Controlled::new(&["--cpus", "2", "--cmdline", words]);
@@ -190,7 +190,7 @@ fn signals_end_the_machine_at_once_and_take_its_socket_away() {
                 it.machine.signal(signal).expect("a process");
                 assert_eq!(it.machine.wait(PATIENCE).expect("an end"), status, "{words}");
                 took.push(start.elapsed());
-                assert!(!it.socket.exists(), "{words}: the socket is still there");
+                assert!(!it.socket.exists(), "{words}: the socket still exists");
             }
             assert!(took.last().is_some_and(|it| *it < limit), "{words}: {took:?}");
         }
@@ -223,10 +223,10 @@ fn a_guest_that_ignores_the_power_button_has_its_grace() {
     assert_eq!(it.machine.wait(PATIENCE).expect("an end"), 143);
     let took = start.elapsed();
     assert!(took >= Duration::from_secs(1), "{took:?}");
-    // A second signal does not wait.
+    // A second signal ends the wait.
     let mut it = Controlled::new(&[&deaf[..], &["--grace", "100"]].concat());
     it.machine.says(LAST, 1).expect("a run");
-    // Two that come before it looks are one.
+    // Two signals that come before the machine looks count as one.
     let ended = (0..100).find_map(|_| {
         it.machine.signal(Signal::TERM).ok();
         it.machine.wait(Duration::from_millis(200)).ok()
@@ -234,7 +234,7 @@ fn a_guest_that_ignores_the_power_button_has_its_grace() {
     assert_eq!(ended, Some(143));
 }
 
-/// There is no guest yet that could be asked, so there is nothing to wait for.
+/// No guest runs yet, so there is nothing to wait for.
 #[test]
 fn a_signal_ends_a_machine_whose_memory_is_still_set_aside() {
     if !runs_here("a_signal_ends_a_machine_whose_memory_is_still_set_aside") {
@@ -246,17 +246,17 @@ fn a_signal_ends_a_machine_whose_memory_is_still_set_aside() {
     let words = ["run", "--grace", "100", "--memory", "4G,prealloc", "--control", &path];
     for (signal, status) in [(Signal::TERM, 143), (Signal::INT, 130)] {
         let mut machine = Running::vmm(&words).expect("vmm");
-        // It is made just before, and signals are heard by then. Whoever waited any longer might
-        // find all memory set aside.
+        // The control socket is made just before memory is allocated, and signals are handled by
+        // then. After a longer wait, all memory might be allocated.
         connect(&socket).expect("the control socket");
         machine.signal(signal).expect("a process");
-        // The host takes a while for gigabytes that it gets back, but not as long as a guest has.
+        // The host takes a while to free gigabytes, but less than the guest's grace period.
         assert_eq!(machine.wait(Duration::from_secs(30)).expect("an end"), status);
         let said = machine.stderr.text();
         let parts = ["ended before the guest ran", "of --memory 4G were allocated"];
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
         assert_eq!((said.lines().count(), machine.stdout.text().as_str()), (1, ""), "{said}");
-        assert!(!socket.exists(), "the socket is still there");
+        assert!(!socket.exists(), "the socket still exists");
     }
 }
 
@@ -276,7 +276,7 @@ fn what_a_killed_machine_leaves_does_not_block_the_next() {
         assert_eq!(client.ask(&Command::Status).expect("an answer")["state"], "running");
         machine.signal(Signal::KILL).expect("a process");
         assert_eq!(machine.wait(PATIENCE).expect("an end"), 137);
-        assert!(control.exists(), "a killed process cannot take its socket away");
+        assert!(control.exists(), "a killed process cannot remove its socket");
     }
     let mut machine = Running::vmm(&words).expect("vmm");
     connect(&control).expect("the socket").ask(&Command::Quit).expect("an answer");
@@ -291,11 +291,11 @@ fn an_idle_guest_costs_nothing() {
     }
     let mut machine = Running::vmm(&["run", "--cpus", "2", "--cmdline", "then=halt"]).expect("vmm");
     machine.says(LAST, 1).expect("a run");
-    let part = machine.rests().expect("an idle machine");
+    let part = machine.wait_until_idle().expect("an idle machine");
     eprintln!("idle: {part:.5} of a processor");
 }
 
-/// All devices of a machine that was busy stop looking for work by themselves.
+/// All devices of a machine that was busy stop polling by themselves.
 #[test]
 fn an_idle_machine_with_all_devices_costs_nothing() {
     if !runs_here("an_idle_machine_with_all_devices_costs_nothing") {
@@ -307,7 +307,7 @@ fn an_idle_machine_with_all_devices_costs_nothing() {
     let port = format!("virtio-serial,name=a,to=socket:{}", path("port"));
     let words = "checks=none disk=write,span=64M,depth=32 disk=verify,span=64M,depth=32";
     let others = ["virtio-net,to=none", "virtio-rng", "virtio-balloon,size=256M", &port];
-    // The first one is driven.
+    // The probe drives the first disk.
     for kinds in [["virtio-blk", "nvme"], ["nvme", "nvme"]] {
         let mut all = vec!["--cpus", "2", "--serial", "stdio", "--device", "serial,port=2"];
         let disks = [(kinds[0], "one"), (kinds[1], "two")].map(|(kind, name)| {
@@ -321,15 +321,15 @@ fn an_idle_machine_with_all_devices_costs_nothing() {
         it.machine.says(LAST, 1).expect("a run");
         let report = report(&it.machine.stdout.text()).expect("a report");
         assert_eq!(report["ok"], true, "{report}");
-        let part = it.machine.rests().expect("an idle machine");
+        let part = it.machine.wait_until_idle().expect("an idle machine");
         eprintln!("idle with all devices, after {}: {part:.5} of a processor", kinds[0]);
     }
 }
 
-/// The time from the question to the answer, with a guest that computes on all processors.
+/// The time from the command to the answer, with a guest that computes on all processors.
 ///
-/// A host that is busy with others wakes our threads late, but not always: one series of a few in
-/// which half of the answers come in time shows that we wait for nothing but the processors.
+/// A busy host wakes our threads late, but not always. If half of the answers in one of a few
+/// series come in time, the machine waits only for its processors.
 #[test]
 fn processors_stop_within_a_millisecond() {
     if !runs_here("processors_stop_within_a_millisecond") {
@@ -348,11 +348,11 @@ fn processors_stop_within_a_millisecond() {
         }
     }
     assert!(medians.iter().any(|it| *it < Duration::from_millis(1)), "medians {medians:?}");
-    // It did go on between.
+    // The guest ran between the pauses.
     assert!(report(&it.machine.stdout.text()).is_err(), "the guest ended");
 }
 
-/// How long each of 200 pauses took, sorted.
+/// The durations of 200 pauses, sorted.
 fn pauses(it: &mut Controlled) -> Vec<Duration> {
     let mut times = Vec::new();
     for round in 0..200_u64 {

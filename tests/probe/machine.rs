@@ -1,11 +1,11 @@
-//! What the guest finds is what was asked for.
+//! The guest finds the configured hardware.
 
 use serde_json::Value;
 use transom_tests::program::{Running, findings, report};
 
 use crate::runs_here;
 
-/// Runs the probe until it switches the machine off: its report.
+/// Runs the probe until it powers off, and returns its report.
 fn run(words: &[&str]) -> Value {
     let mut machine = Running::vmm(&[&["run"], words].concat()).expect("vmm");
     let status = machine.wait(transom_tests::program::PATIENCE).expect("an end");
@@ -49,7 +49,7 @@ fn both_doors_to_configuration_space_lead_to_the_same_machine() {
     for (report, door) in [(&by_ports, "ports"), (&by_window, "ecam")] {
         let pci = findings(report, "pci")[0];
         assert_eq!((&pci["door"], &pci["byte_lanes"]), (&door.into(), &true.into()), "{report}");
-        // Its driver found it by this door, and placed its interrupts through it.
+        // The driver found the device and set up its interrupts through this access method.
         assert_eq!(findings(report, "edu")[0]["verdict"], "pass", "{report}");
     }
     let functions = [&by_ports, &by_window].map(|report| findings(report, "pci-function"));
@@ -77,7 +77,7 @@ fn the_guest_has_the_memory_that_was_asked_for() {
         let report = run(&["--memory", words]);
         let ram = findings(&report, "memory-map")[0]["ram_bytes"].as_u64().expect("a number");
         let asked = mib << 20;
-        // What lies at 640 KiB to 1 MiB is not RAM.
+        // The range from 640 KiB to 1 MiB is not RAM.
         assert!(ram <= asked && asked - ram < 1 << 20, "{words}: {ram:#x}");
         let tested = findings(&report, "memory-test")[0];
         let high = tested["samples_above_4g"].as_u64().expect("a number");

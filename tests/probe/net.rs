@@ -1,4 +1,5 @@
-//! Networks carry every byte: the probe sends frames, a peer sends them back, and all is compared.
+//! Networks carry every byte: the probe sends frames, a peer sends them back, and the probe
+//! compares them.
 
 use std::os::unix::net::UnixListener;
 use std::thread;
@@ -10,7 +11,7 @@ use transom_tests::program::{PATIENCE, Running, findings, not_run, report};
 
 use crate::runs_here;
 
-/// Runs the probe with these words for the network, until it switches off: its report.
+/// Runs the probe with these words for the network until it powers off, and returns its report.
 fn run(net: &str, words: &str) -> Result<Value> {
     let words = format!("checks=none {words} then=poweroff");
     let mut machine = Running::vmm(&["run", "--device", net, "--cmdline", &words])?;
@@ -20,7 +21,7 @@ fn run(net: &str, words: &str) -> Result<Value> {
     report(&output)
 }
 
-/// Runs it with a peer on a socket that changes frames so.
+/// Like `run`, with a peer on a socket. `pass` may change or drop frames.
 fn run_with(
     words: &str,
     pass: impl FnMut(u64, &mut [u8]) -> bool + Send + 'static,
@@ -34,25 +35,25 @@ fn run_with(
     Ok((report, count))
 }
 
-/// Sizes, depths and how many of each.
-const WAYS: [(u64, u64, u64); 6] =
+/// Frame sizes, queue depths and numbers of frames.
+const CASES: [(u64, u64, u64); 6] =
     [(22, 1, 200), (61, 7, 1000), (64, 1, 1000), (64, 64, 2000), (1514, 1, 500), (1514, 64, 4000)];
 
-/// Asks for all of them, and checks what is told.
-fn check_all_ways(run: impl FnOnce(&str) -> Result<Value>, more: &str) -> Result<()> {
-    let words = WAYS.iter().enumerate().map(|(seed, (size, depth, count))| {
+/// Runs all cases, and checks the report.
+fn check_all_cases(run: impl FnOnce(&str) -> Result<Value>, more: &str) -> Result<()> {
+    let words = CASES.iter().enumerate().map(|(seed, (size, depth, count))| {
         format!("net=echo,seed={seed},size={size},depth={depth},count={count}{more}")
     });
     let report = run(&words.collect::<Vec<_>>().join(" "))?;
     let found = findings(&report, "net");
-    ensure!(found.len() == WAYS.len(), "{report}");
-    for (found, (size, depth, count)) in found.iter().zip(WAYS) {
+    ensure!(found.len() == CASES.len(), "{report}");
+    for (found, (size, depth, count)) in found.iter().zip(CASES) {
         ensure!(found["verdict"] == "pass", "{found}");
         ensure!(found["size"] == size && found["depth"] == depth, "{found}");
         ensure!(found["sent"] == count && found["received"] == count, "{found}");
         ensure!(found["mismatches"] == 0, "{found}");
-        let [median, most] = ["median_ns", "p99_ns"].map(|key| found[key].as_u64());
-        ensure!(median > Some(0) && median <= most, "{found}");
+        let [median, p99] = ["median_ns", "p99_ns"].map(|key| found[key].as_u64());
+        ensure!(median > Some(0) && median <= p99, "{found}");
     }
     Ok(())
 }
@@ -63,7 +64,7 @@ fn every_byte_of_every_frame_comes_back() {
         return;
     }
     let run = |words: &str| Ok(run_with(words, |_, _| true)?.0);
-    check_all_ways(run, "").expect("all frames");
+    check_all_cases(run, "").expect("all frames");
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn a_frame_that_is_lost_or_that_nobody_sent_is_found() {
     assert_eq!((&report["ok"], &found["verdict"]), (&false.into(), &"fail".into()));
     assert_eq!((&found["sent"], &found["received"]), (&124.into(), &123.into()), "{found}");
     assert_eq!((count, &found["mismatches"]), (124, &0.into()), "{found}");
-    // A frame with another number is an answer to nothing.
+    // A frame with another number is not an answer.
     let renumber = |number: u64, frame: &mut [u8]| {
         if number == 200 {
             frame[14] ^= 0x80;
@@ -161,7 +162,7 @@ fn words_that_make_no_sense_for_the_network_are_a_failure() {
     assert_eq!(findings(&report, "net")[0]["kind"], "none that works", "{report}");
 }
 
-/// A tap of our own, the host's kernel, and a thread that sends back what comes by the tap.
+/// Uses a new tap, the host's kernel, and a thread that sends the tap's frames back.
 fn speaks_through_a_tap() -> Result<()> {
     ip("tuntap add probe0 mode tap")?;
     ip("addr add 10.9.8.1/24 dev probe0")?;
@@ -170,22 +171,22 @@ fn speaks_through_a_tap() -> Result<()> {
     let report = run(net, "net=arp,host=10.9.8.1,count=500 net=arp,host=10.9.8.2,patience=1")?;
     let found = findings(&report, "net");
     ensure!(found[0]["verdict"] == "pass" && found[0]["received"] == 500, "{report}");
-    // Nobody has this one.
+    // No host has this address.
     ensure!(found[1]["verdict"] == "fail" && found[1]["received"] == 0, "{report}");
-    while_reflecting(|| check_all_ways(|words| run(net, words), ",peer=02:00:00:00:00:01"))?;
+    while_reflecting(|| check_all_cases(|words| run(net, words), ",peer=02:00:00:00:00:01"))?;
     let before = arrived()?;
     run(net, "net=send,size=1514,depth=256,count=50000")?;
     let all = arrived()? - before;
-    ensure!(all >= 50_000, "of 50000 frames {all} came out of the tap");
+    ensure!(all >= 50_000, "only {all} of 50000 frames came out of the tap");
     Ok(())
 }
 
-/// How many packets the tap has had from its guest.
+/// The number of packets that the guest sent to the tap.
 fn arrived() -> Result<u64> {
-    // What it dropped since nobody wanted it came out, too.
-    let said = ip("-s -j link show dev probe0")?;
-    let told: Value = serde_json::from_str(&said).context(said)?;
-    told[0]["stats64"]["rx"]["packets"].as_u64().context("packets")
+    // The count includes packets that the tap dropped because nothing received them.
+    let output = ip("-s -j link show dev probe0")?;
+    let stats: Value = serde_json::from_str(&output).context(output)?;
+    stats[0]["stats64"]["rx"]["packets"].as_u64().context("packets")
 }
 
 #[test]

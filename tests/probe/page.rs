@@ -1,4 +1,4 @@
-//! The probe's page: what it tells, how soon, and what a person sees of what they do.
+//! The probe's page: its content, the time until it appears, and its reaction to a person's input.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,7 +13,7 @@ use vmm::machine::{self, Machine};
 
 use crate::runs_here;
 
-/// The goal, from the start of the program.
+/// The goal for the time from the start of the program to the page.
 const SOON: Duration = Duration::from_secs(2);
 
 fn seen(client: &mut Client) -> Option<Picture> {
@@ -21,7 +21,7 @@ fn seen(client: &mut Client) -> Option<Picture> {
     Some(Picture { width: usize::try_from(picture.width).ok()?, pixels })
 }
 
-/// Looks until there is such a page; else says what there is.
+/// Waits for a page that satisfies a condition. Panics with the last page otherwise.
 #[track_caller]
 fn wait(mut look: impl FnMut() -> Option<Picture>, enough: impl Fn(&Picture) -> bool) -> Picture {
     let (start, mut last) = (Instant::now(), None);
@@ -34,7 +34,7 @@ fn wait(mut look: impl FnMut() -> Option<Picture>, enough: impl Fn(&Picture) -> 
     }
     let print = |it: &Picture| PAGES.iter().find(|page| page.0.0 == it.width).map(|page| page.2);
     let lines = last.and_then(|it| print(&it).map(|print| it.all(print)));
-    panic!("there is no such page: {lines:#?}");
+    panic!("the page did not appear; the last one is {lines:#?}");
 }
 
 #[test]
@@ -42,17 +42,17 @@ fn the_page_is_there_at_once_and_tells_what_was_found() {
     if !runs_here("the_page_is_there_at_once_and_tells_what_was_found") {
         return;
     }
-    // Building it does not count.
+    // The time to build the program does not count.
     program::vmm();
     for ((width, height), title, body) in PAGES {
         let folder = tempfile::tempdir().expect("a folder");
         let place = |name: &str| folder.path().join(name).display().to_string();
         let (control, size) = (place("control"), format!("{width}x{height}"));
         let screen = format!("unix:{}", place("screen"));
-        // A screen that is served stays, without a word about it.
+        // A machine with a screen keeps running without an option for that.
         let words = ["run", "--control", &control, "--display", &size, "--vnc", &screen];
         let first = |text: &'static str| move |it: &Picture| it.read(title, 1)[0].contains(text);
-        // A host that is busy with others makes some of them late, but not all.
+        // A busy host makes some of them late, but not all.
         let mut took = Vec::new();
         let (mut machine, mut client) = loop {
             let start = Instant::now();
@@ -63,9 +63,9 @@ fn the_page_is_there_at_once_and_tells_what_was_found() {
             if took.last() < Some(&SOON) {
                 break (machine, client);
             }
-            assert!(took.len() < 8, "{took:?} until there was a page");
+            assert!(took.len() < 8, "the page took {took:?}");
         };
-        // The verdict ends at the right edge, wherever its letters begin for that.
+        // The verdict ends at the right edge, so its letters may begin at any pixel.
         let well = |it: &Picture, x| it.read(Print { x, ..title }, 1)[0].contains("All is well");
         let from = title.x..title.x + title.width();
         wait(|| seen(&mut client), |it| from.clone().any(|x| well(it, x)));
@@ -91,13 +91,13 @@ fn the_page_is_there_at_once_and_tells_what_was_found() {
         let lines = typed.all(body);
         let keys: Vec<_> = find(&lines, "Keys").expect("keys").split_whitespace().collect();
         assert_eq!(keys, ["Keys", "A", "Left", "Shift", "B", "F5", "1"]);
-        machine.rests().expect("an idle machine");
+        machine.wait_until_idle().expect("an idle machine");
         client.ask(&Command::Quit).expect("an answer");
         assert_eq!(machine.wait(PATIENCE).expect("an end"), 0);
     }
 }
 
-/// What a machine in this process shows.
+/// The picture of a machine in this process.
 fn picture(machine: &Machine) -> Option<Picture> {
     let screen = machine.screens().first()?;
     let mode = screen.mode()?;
@@ -138,15 +138,15 @@ fn the_page_shows_where_the_pointer_is_and_what_is_held() {
         let (x, y) = place(&there, body, "Mouse", button);
         there.pixel(x, y)
     };
-    assert_ne!(ground("Left"), ground("Right"), "what is held stands out");
+    assert_ne!(ground("Left"), ground("Right"), "a held button stands out");
     assert_eq!(ground("Left"), ground("Middle"));
-    // Away from there, all is as it was.
+    // After the pointer has moved away, the page is as before.
     motion(-5000, -5000, 0, 0);
     let gone = wait(look, says(body, "Mouse", "at 0, 0 "));
     for (x, y) in (890..920).flat_map(|x| (290..330).map(move |y| (x, y))) {
         assert_eq!(gone.pixel(x, y), untouched.pixel(x, y), "{x}, {y}");
     }
-    // A key that is held stands out until it is let go.
+    // A held key stands out until it is released.
     let key = Key::new(0x1e).expect("the key A");
     assert!(machine.input().key(key, true));
     let held = wait(look, says(body, "Keys", " A"));

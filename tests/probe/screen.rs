@@ -1,4 +1,4 @@
-//! The screen of a machine: a client comes in, sees a whole picture, and leaves nothing behind.
+//! The screen of a machine: a client connects, sees a complete picture, and leaves nothing behind.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ impl Viewer {
         line.set_read_timeout(Some(PATIENCE)).expect("a time-out");
         assert_eq!(&read::<12>(&mut line), b"RFB 003.008\n");
         line.write_all(b"RFB 003.008\n").expect("room");
-        assert_eq!(read(&mut line), [1, 1], "no password on a socket of one's own");
+        assert_eq!(read(&mut line), [1, 1], "a Unix socket needs no password");
         line.write_all(&[1]).expect("room");
         assert_eq!(read(&mut line), [0; 4]);
         line.write_all(&[1]).expect("room");
@@ -42,7 +42,7 @@ impl Viewer {
         Self { line, width, height }
     }
 
-    /// Asks for the picture, or for changes of it.
+    /// Requests the picture, or its changes.
     fn ask(&mut self, incremental: bool) {
         let mut ask = vec![3, incremental.into(), 0, 0, 0, 0];
         ask.extend(self.width.to_be_bytes());
@@ -50,7 +50,7 @@ impl Viewer {
         self.line.write_all(&ask).expect("room");
     }
 
-    /// Counts the bytes that come meanwhile.
+    /// Counts the bytes that arrive within a time.
     fn silence(&mut self, time: Duration) -> usize {
         thread::sleep(time);
         self.line.set_nonblocking(true).expect("a mode");
@@ -63,7 +63,7 @@ impl Viewer {
         all
     }
 
-    /// Asks for all of the picture, and counts the pixels that come.
+    /// Requests the whole picture, and counts the pixels that arrive.
     fn look(&mut self) -> usize {
         self.ask(false);
         let [kind, _, count @ ..] = read::<4>(&mut self.line);
@@ -84,7 +84,7 @@ impl Viewer {
 
 fn read<const N: usize>(line: &mut UnixStream) -> [u8; N] {
     let mut bytes = [0; N];
-    line.read_exact(&mut bytes).expect("what the server says");
+    line.read_exact(&mut bytes).expect("the server's bytes");
     bytes
 }
 
@@ -93,7 +93,7 @@ fn viewers(control: &mut Client) -> Vec<Value> {
     status["viewers"].as_array().cloned().expect("a list")
 }
 
-/// Threads of a process by the start of their names.
+/// The number of a process's threads whose names begin with `name`.
 fn threads(machine: &Running, name: &str) -> usize {
     let folder = format!("/proc/{}/task", machine.pid().as_raw_nonzero());
     let tasks = fs::read_dir(folder).expect("the process").flatten();
@@ -109,12 +109,12 @@ fn line(control: &mut Client, label: &str) -> String {
     find(&lines, label).map(str::to_owned).unwrap_or_default()
 }
 
-/// The words for a screen that is served at this path.
+/// The value of `--vnc` for a screen at this path.
 fn served(screen: &Path) -> String {
     format!("unix:{},name=a probe", screen.display())
 }
 
-/// A probe with its screen at this path, and its control socket beside that.
+/// Starts a probe with its screen at this path, and its control socket in the same folder.
 fn start(screen: &Path) -> (Running, Client) {
     let control = screen.with_file_name("control");
     let (vnc, path) = (served(screen), control.display().to_string());
@@ -170,7 +170,7 @@ fn a_viewer_sees_a_whole_picture_and_leaves_nothing_behind() {
     assert_eq!(viewer.look(), usize::from(viewer.width) * usize::from(viewer.height));
     let shown = viewers(&mut control);
     assert_eq!((shown.len(), &shown[0]["access"]), (1, &Value::from("full")), "{shown:?}");
-    // A second machine cannot have the same screen, and the first goes on.
+    // A second machine cannot have the same screen, and the first one continues.
     let other = Running::vmm(&["run", "--vnc", &served(&screen)]);
     let mut other = other.expect("vmm");
     assert_eq!(other.wait(PATIENCE).expect("an end"), 1);
@@ -179,7 +179,7 @@ fn a_viewer_sees_a_whole_picture_and_leaves_nothing_behind() {
     drop(viewer);
     let deadline = Instant::now() + PATIENCE;
     while !viewers(&mut control).is_empty() {
-        assert!(Instant::now() < deadline, "the viewer left");
+        assert!(Instant::now() < deadline, "the viewer is still listed");
         thread::sleep(Duration::from_millis(10));
     }
     assert!((1..=8).contains(&threads(&machine, "screen")));
@@ -188,7 +188,7 @@ fn a_viewer_sees_a_whole_picture_and_leaves_nothing_behind() {
     let start = Instant::now();
     assert_eq!(machine.wait(PATIENCE).expect("an end"), 128 + 15);
     assert!(start.elapsed() < Duration::from_secs(5), "viewers do not hold up the end");
-    assert!(!screen.exists(), "the socket's file goes with it");
+    assert!(!screen.exists(), "the socket's file must be removed");
 }
 
 #[test]
@@ -214,8 +214,8 @@ fn a_still_screen_costs_no_traffic_and_next_to_no_time() {
     let mut viewer = Viewer::new(&screen);
     viewer.look();
     let mut tries = Vec::new();
-    // Whatever else this host does makes some of them worse, and none better. What was drawn last
-    // may still come, in some parts, of which each has to be asked for.
+    // Other load on this host makes some tries worse, and none better. The last drawing may still
+    // arrive in several parts, each on request.
     while tries.len() < 8 && !tries.last().is_some_and(is_still) {
         viewer.ask(true);
         let (before, start) = (machine.processor_seconds().expect("its use"), Instant::now());
@@ -230,7 +230,7 @@ fn a_still_screen_costs_no_traffic_and_next_to_no_time() {
     assert!(parts <= 3 && silent, "a still screen: {tries:?}");
 }
 
-/// No bytes, and hardly any of a processor.
+/// No bytes, and almost no processor time.
 fn is_still(&(bytes, used): &(usize, f64)) -> bool {
     bytes == 0 && used < IDLE
 }

@@ -1,5 +1,5 @@
-//! A volume that runs full while the guest writes: the machine waits, goes on by itself when there
-//! is room, and has lost nothing durable when it is killed before, meanwhile or after.
+//! A volume that becomes full while the guest writes: the machine waits, continues by itself when
+//! there is room, and loses nothing durable when it is killed before, during or after that.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -16,38 +16,39 @@ use tempfile::TempDir;
 use transom_tests::program::{PATIENCE, connect, findings, finish, not_run, report, vmm};
 use vmm::control;
 
-use crate::crash::{LIFE, Recorded, kills};
+use crate::crash::{KILLS_PER_IMAGE, Recorded, kills};
 use crate::runs_here;
 
 const MIB: u64 = 1 << 20;
-/// Of a volume; and of the disk's part that records are in, which has room when all is free.
+/// The size of a volume, and of the disk's part with the records, which fits an otherwise empty
+/// volume.
 const SIZE: u64 = 48 * MIB;
 const SPAN: u64 = 32 * MIB;
-/// What a new volume has left.
+/// The free space of a new volume.
 const ROOM: u64 = 2 * MIB;
-/// At most so many records are not durable yet.
+/// The maximum number of records that are not durable yet.
 const WINDOW: u64 = 1024;
 
-/// How volumes are mounted: one that knows at once that it is full, and one with a journal, direct
-/// I/O, and blocks that are allocated late.
+/// Commands that mount volumes: tmpfs, which notices at once that it is full, and ext4, with a
+/// journal, direct I/O, and delayed allocation.
 const TMPFS: &str = "mount -t tmpfs -o size=48m none \"$1\"";
 const EXT4: &str = "truncate -s 48M \"$0\" && mkfs.ext4 -q -F -m 0 -b 4096 \"$0\" && \
                     mount -o loop \"$0\" \"$1\"";
 const SMALL_BLOCKS: &str = "truncate -s 48M \"$0\" && mkfs.ext4 -q -F -m 0 -b 1024 \"$0\" && \
                             mount -o loop \"$0\" \"$1\"";
 
-/// A small file system in a mount namespace of its own, which is gone with the process that made
-/// it, however this test ends. A file takes what the disk shall not have.
+/// A small file system in its own mount namespace. It disappears with the process that made the
+/// namespace, however this test ends. A filler file takes the space that the disk shall not have.
 struct Volume {
     keeper: Child,
-    /// As it is seen from outside of the namespace.
+    /// The volume's path from outside of the namespace.
     place: PathBuf,
     filler: File,
     _folder: TempDir,
 }
 
 impl Volume {
-    /// The complaint, if it cannot be had.
+    /// Returns the error message if the volume cannot be made.
     fn new(mount: &str) -> Result<Self, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let at = folder.path().join("volume");
@@ -68,19 +69,19 @@ impl Volume {
         let place = Path::new("/proc").join(keeper.id().to_string()).join("root").join(inside);
         let filler = File::create(place.join("filler")).expect("a file");
         let it = Self { keeper, place, filler, _folder: folder };
-        it.take();
-        it.give(ROOM);
+        it.fill();
+        it.release(ROOM);
         Ok(it)
     }
 
-    /// Room for so much more.
-    fn give(&self, bytes: u64) {
+    /// Frees this many bytes.
+    fn release(&self, bytes: u64) {
         let length = self.filler.metadata().expect("the filler").len();
         self.filler.set_len(length.saturating_sub(bytes)).expect("a shorter filler");
     }
 
-    /// Takes all the room that there is.
-    fn take(&self) {
+    /// Takes all free space.
+    fn fill(&self) {
         for step in [MIB, 64 << 10, 4 << 10] {
             loop {
                 let length = self.filler.metadata().expect("the filler").len();
@@ -96,13 +97,13 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        // It reads the end of its input.
+        // The keeper ends with its input.
         drop(self.keeper.stdin.take());
         self.keeper.wait().ok();
     }
 }
 
-/// Whether volumes can be made here; says so if not.
+/// Whether volumes can be made on this host. Reports the test as skipped otherwise.
 fn mounts_here(test: &str) -> bool {
     let complaint = Volume::new(EXT4).err().or_else(|| Volume::new(TMPFS).err());
     if let Some(complaint) = &complaint {
@@ -111,7 +112,7 @@ fn mounts_here(test: &str) -> bool {
     complaint.is_none()
 }
 
-/// Waits until the machine waits for room. One that writes slowly finds none after a while.
+/// Waits until the machine waits for room. Fills the volume again if a slow machine takes long.
 fn wait_until_held(disk: &Recorded, volume: &Volume) {
     let mut client = connect(&disk.socket()).expect("a control socket");
     let start = Instant::now();
@@ -122,45 +123,52 @@ fn wait_until_held(disk: &Recorded, volume: &Volume) {
             return;
         }
         if start.elapsed() > soon {
-            volume.take();
+            volume.fill();
             soon += soon;
         }
-        let (blocks, heard) = progress(disk);
+        let (blocks, durable) = progress(disk);
         let name = disk.disk.display();
-        let what = format!("{name}: it does not wait, with {blocks} blocks and {heard} records");
+        let what = format!(
+            "{name}: the machine does not wait, with {blocks} blocks and {durable} records"
+        );
         assert!(start.elapsed() < PATIENCE, "{what}, {}: {status}", disk.layout);
         sleep(Duration::from_millis(5));
     }
 }
 
-/// Waits until a machine that was held has written something since.
-fn wait_until_it_goes_on(disk: &Recorded, (blocks, heard): (u64, u64)) {
+/// Waits until a machine that waited for room has made progress.
+fn wait_until_resumed(disk: &Recorded, before: (u64, u64)) {
     let deadline = Instant::now() + PATIENCE;
-    while progress(disk) == (blocks, heard) {
-        assert!(Instant::now() < deadline, "{}: it does not go on", disk.disk.display());
+    while progress(disk) == before {
+        assert!(Instant::now() < deadline, "{}: the machine does not resume", disk.disk.display());
         sleep(Duration::from_millis(5));
     }
 }
 
-/// What its file takes, and what its guest heard is durable.
+/// The file's blocks, and the last record that is durable for the guest.
 fn progress(disk: &Recorded) -> (u64, u64) {
-    (fs::metadata(&disk.disk).expect("the disk").blocks(), disk.heard())
+    (fs::metadata(&disk.disk).expect("the disk").blocks(), disk.last_durable())
 }
 
-/// When the machine is killed.
+/// The moment at which the machine is killed.
 #[derive(Clone, Copy)]
 enum Moment {
-    Before,
-    Meanwhile,
-    /// There is room, which it is about to see.
-    AboutToGoOn,
-    After,
+    BeforeFull,
+    WhileWaiting,
+    /// There is room again, but the machine has not noticed yet.
+    BeforeResuming,
+    AfterResuming,
     /// Room comes and goes.
-    Storm,
+    Changing,
 }
 
-const MOMENTS: [Moment; 5] =
-    [Moment::Before, Moment::Meanwhile, Moment::AboutToGoOn, Moment::After, Moment::Storm];
+const MOMENTS: [Moment; 5] = [
+    Moment::BeforeFull,
+    Moment::WhileWaiting,
+    Moment::BeforeResuming,
+    Moment::AfterResuming,
+    Moment::Changing,
+];
 
 fn pause(random: &mut Noise, milliseconds: u64) {
     sleep(Duration::from_micros(random.below(milliseconds * 1000)));
@@ -168,68 +176,69 @@ fn pause(random: &mut Noise, milliseconds: u64) {
 
 fn reach(moment: Moment, disk: &Recorded, volume: &Volume, random: &mut Noise) {
     match moment {
-        Moment::Before => pause(random, 60),
-        Moment::Meanwhile => {
+        Moment::BeforeFull => pause(random, 60),
+        Moment::WhileWaiting => {
             wait_until_held(disk, volume);
             pause(random, 60);
         }
-        Moment::AboutToGoOn => {
+        Moment::BeforeResuming => {
             wait_until_held(disk, volume);
-            volume.give(MIB);
+            volume.release(MIB);
             pause(random, 1200);
         }
-        Moment::After => {
+        Moment::AfterResuming => {
             wait_until_held(disk, volume);
             let before = progress(disk);
-            volume.give(MIB);
-            wait_until_it_goes_on(disk, before);
+            volume.release(MIB);
+            wait_until_resumed(disk, before);
             pause(random, 60);
         }
-        Moment::Storm => {
+        Moment::Changing => {
             for _ in 0..5 {
                 pause(random, 150);
-                volume.take();
+                volume.fill();
                 pause(random, 150);
-                volume.give((64 << 10) << random.below(4));
+                volume.release((64 << 10) << random.below(4));
             }
         }
     }
 }
 
-/// What came of it.
+/// The totals of a test.
 #[derive(Default)]
 struct Figures {
     kills: u64,
     records: u64,
     leaks: u64,
     /// Kills of a machine that waited for room.
-    held: u64,
+    waiting: u64,
 }
 
-/// One disk on one volume, until it is killed for the last time.
-fn live((name, mount): (&str, &str), random: &mut Noise, figures: &mut Figures) {
+/// Uses one disk on one volume, through several kills.
+fn live(name: &str, mount: &str, random: &mut Noise, figures: &mut Figures) {
     let volume = Volume::new(mount).expect("a volume");
     let mut disk = Recorded::new(volume.place.join(name), random);
     let block = random.of(&[1024, 4096, 12 << 10, 40 << 10]);
     disk.layout = format!("seed={},block={block},span={SPAN}", random.below(1000));
-    // With the host's cache a file system may find out late that it is full.
+    // With the host's cache, a file system may notice late that it is full.
     disk.options = random.of(&["", "", ",direct=off"]);
-    for _ in 1..LIFE {
+    for _ in 1..KILLS_PER_IMAGE {
         disk.controller = random.of(&["virtio-blk", "nvme"]);
         let machine = disk.write(random);
         let moment = random.of(&MOMENTS);
         reach(moment, &disk, &volume, random);
-        figures.held += u64::from(matches!(moment, Moment::Meanwhile | Moment::AboutToGoOn));
+        let waiting = matches!(moment, Moment::WhileWaiting | Moment::BeforeResuming);
+        figures.waiting += u64::from(waiting);
         figures.kills += 1;
         figures.records += disk.kill(machine);
-        // The next one finds some room, or none.
-        volume.give(random.of(&[0, 64 << 10, MIB]));
+        // The next machine finds some room, or none.
+        volume.release(random.of(&[0, 64 << 10, MIB]));
     }
-    // With all the room there is, none of its requests stays behind.
+    // With all of the volume free, none of the requests is left waiting.
     let machine = disk.record("depth=32,every=8");
     wait_until_held(&disk, &volume);
-    volume.give(SIZE);
-    disk.wait_for_more(disk.heard() + WINDOW);
+    volume.release(SIZE);
+    disk.wait_for_more(disk.last_durable() + WINDOW);
     figures.kills += 1;
     figures.records += disk.kill(machine);
     figures.leaks += disk.leaks;
@@ -239,16 +248,17 @@ fn live((name, mount): (&str, &str), random: &mut Noise, figures: &mut Figures) 
 fn kill_often(name: &str, seed: u64) {
     let (mut random, mut figures, start) = (Noise::new(seed), Figures::default(), Instant::now());
     while figures.kills < kills() {
-        let mount = [EXT4, TMPFS, SMALL_BLOCKS][usize::try_from(figures.kills / LIFE % 3).unwrap()];
-        live((name, mount), &mut random, &mut figures);
+        let mount = [EXT4, TMPFS, SMALL_BLOCKS]
+            [usize::try_from(figures.kills / KILLS_PER_IMAGE % 3).unwrap()];
+        live(name, mount, &mut random, &mut figures);
     }
-    let Figures { kills, records, leaks, held } = figures;
+    let Figures { kills, records, leaks, waiting } = figures;
     eprintln!(
-        "{name} on full volumes: {kills} kills, {held} of them while the machine waited, {records} \
-         durable records, {leaks} images with leaked clusters, {:?}",
+        "{name} on full volumes: {kills} kills, {waiting} of them while the machine waited, \
+         {records} durable records, {leaks} images with leaked clusters, {:?}",
         start.elapsed()
     );
-    assert!(records > kills * 2, "hardly anything was written");
+    assert!(records > kills * 2, "too few records were written");
 }
 
 #[test]
@@ -267,7 +277,7 @@ fn no_durable_record_in_a_qcow2_image_is_lost_by_a_kill_while_its_volume_is_full
     }
 }
 
-/// Room that never comes is no reason to wait: beyond the limit of a file's size there is none.
+/// A write beyond the limit of a file's size fails at once: waiting would not help.
 #[test]
 fn a_file_that_may_not_grow_is_an_error_to_the_guest() {
     if !runs_here("a_file_that_may_not_grow_is_an_error_to_the_guest") {

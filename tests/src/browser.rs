@@ -1,4 +1,4 @@
-//! A headless Chromium, driven as its developer tools do: JSON with a zero after each message,
+//! Drives a headless Chromium over its DevTools protocol: JSON messages, each ended by a zero byte,
 //! through two pipes.
 
 use std::collections::VecDeque;
@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use crate::print::Picture;
 use crate::program::PATIENCE;
 
-/// What Debian calls it.
+/// The program's name on Debian.
 const PROGRAM: &str = "chromium";
-/// No graphics card, no sandbox (which wants rights that containers lack), and certificates that
-/// nobody signed.
+/// No graphics card, no sandbox (it needs rights that containers lack), and self-signed
+/// certificates are accepted.
 const FLAGS: [&str; 8] = [
     "--headless=new",
     "--no-sandbox",
@@ -31,84 +31,84 @@ const FLAGS: [&str; 8] = [
     "--remote-debugging-pipe",
 ];
 
-/// Whether this host has one.
+/// Whether Chromium is installed.
 pub fn is_here() -> bool {
     let asked = Command::new(PROGRAM).arg("--version").output();
     asked.is_ok_and(|asked| asked.status.success())
 }
 
-/// A browser with one page before it; it ends when this is dropped.
+/// A browser and its current page. Dropping it ends the browser.
 pub struct Browser {
     child: Child,
-    orders: ChildStdin,
-    said: Receiver<Value>,
+    input: ChildStdin,
+    messages: Receiver<Value>,
     events: VecDeque<Value>,
     page: Option<String>,
     last: u64,
 }
 
-/// How large a window is, and what it is on.
+/// A window's size, and the kind of screen that it is on.
 #[derive(Clone, Copy)]
 pub struct Window {
-    /// In pixels of the page.
+    /// The width in pixels of the page.
     pub width: u32,
-    /// The same.
+    /// The height in pixels of the page.
     pub height: u32,
-    /// Pixels of the screen for each.
+    /// Pixels of the screen for each pixel of the page.
     pub scale: u32,
-    /// With fingers, without a mouse.
+    /// Whether the screen has touch input and no mouse.
     pub phone: bool,
 }
 
 impl Window {
-    /// On a desk.
+    /// A window on a desktop computer.
     pub const fn desk(width: u32, height: u32) -> Self {
         Self { width, height, scale: 1, phone: false }
     }
 
-    /// In a hand.
+    /// A window on a phone.
     pub const fn phone(width: u32, height: u32) -> Self {
         Self { width, height, scale: 3, phone: true }
     }
 }
 
 impl Browser {
-    /// Starts it; `folder` is for what it remembers.
+    /// Starts a browser with its profile in `folder`.
     ///
     /// # Errors
     ///
-    /// When it does not start.
+    /// When the browser does not start.
     pub fn new(folder: &Path) -> Result<Self> {
-        // It takes orders at descriptor 3, and answers at 4.
+        // Chromium reads commands at descriptor 3, and answers at 4.
         let script = format!("exec {PROGRAM} \"$@\" 3<&0 4>&1 </dev/null >/dev/null 2>&1");
         let mut command = Command::new("sh");
         command.args(["-c", &script, "sh"]).args(FLAGS);
         command.arg(format!("--user-data-dir={}", folder.display())).arg("about:blank");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().context("the browser")?;
-        let orders = child.stdin.take().context("a pipe")?;
+        let input = child.stdin.take().context("a pipe")?;
         let answers = BufReader::new(child.stdout.take().context("a pipe")?);
-        let (tell, said) = channel();
+        let (sender, messages) = channel();
         thread::spawn(move || {
             for message in answers.split(0).map_while(Result::ok) {
                 let Ok(message) = serde_json::from_slice(&message) else { return };
-                if tell.send(message).is_err() {
+                if sender.send(message).is_err() {
                     return;
                 }
             }
         });
         let events = VecDeque::new();
-        let mut browser = Self { child, orders, said, events, page: None, last: 0 };
+        let mut browser = Self { child, input, messages, events, page: None, last: 0 };
         browser.open()?;
         Ok(browser)
     }
 
-    /// A page that knows nothing of the others: no cookies, no connections. It is the one before
-    /// us now; the answer is for [`Browser::turn`], back to the one before.
+    /// Opens a page that shares neither cookies nor connections with the others, and makes it the
+    /// current one. Returns the previous page, for [`Browser::turn`].
     ///
     /// # Errors
     ///
-    /// When it does not open.
+    /// When the page does not open.
     pub fn open(&mut self) -> Result<Option<String>> {
         let before = self.page.take();
         let context = self.order("Target.createBrowserContext", &json!({}))?;
@@ -126,16 +126,16 @@ impl Browser {
         Ok(before)
     }
 
-    /// Turns to another page; the answer is the one before.
+    /// Makes another page the current one, and returns the previous one.
     pub fn turn(&mut self, page: Option<String>) -> Option<String> {
         std::mem::replace(&mut self.page, page)
     }
 
-    /// Has it do something, and gives what came of it.
+    /// Sends a DevTools command and returns its result.
     ///
     /// # Errors
     ///
-    /// When it refuses, or does not answer.
+    /// When the browser refuses the command, or does not answer.
     pub fn order(&mut self, method: &str, params: &Value) -> Result<Value> {
         self.last += 1;
         let mut order = json!({ "id": self.last, "method": method, "params": params });
@@ -144,9 +144,10 @@ impl Browser {
         }
         let mut text = order.to_string().into_bytes();
         text.push(0);
-        self.orders.write_all(&text).with_context(|| method.to_owned())?;
+        self.input.write_all(&text).with_context(|| method.to_owned())?;
         loop {
-            let message = self.said.recv_timeout(PATIENCE).with_context(|| method.to_owned())?;
+            let message =
+                self.messages.recv_timeout(PATIENCE).with_context(|| method.to_owned())?;
             if message["id"] == self.last {
                 ensure!(message["error"].is_null(), "{method}: {}", message["error"]);
                 return Ok(message["result"].clone());
@@ -155,22 +156,22 @@ impl Browser {
         }
     }
 
-    /// Goes to an address.
+    /// Goes to an address in the current page.
     ///
     /// # Errors
     ///
-    /// When there is nothing.
+    /// When the address cannot be opened.
     pub fn go(&mut self, address: &str) -> Result<()> {
         let gone = self.order("Page.navigate", &json!({ "url": address }))?;
         ensure!(gone["errorText"].is_null(), "{address}: {}", gone["errorText"]);
         Ok(())
     }
 
-    /// What an expression is in the page.
+    /// Evaluates a JavaScript expression in the page.
     ///
     /// # Errors
     ///
-    /// When it throws.
+    /// When the expression throws.
     pub fn value(&mut self, expression: &str) -> Result<Value> {
         let what = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
         let result = self.order("Runtime.evaluate", &what)?;
@@ -182,11 +183,11 @@ impl Browser {
         Ok(result["result"]["value"].clone())
     }
 
-    /// Waits until an expression is true in the page, whichever page that is by then.
+    /// Waits until an expression is true in the page, also across a change of pages.
     ///
     /// # Errors
     ///
-    /// When it does not become so.
+    /// When it does not become true in time.
     pub fn until(&mut self, expression: &str) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -195,7 +196,7 @@ impl Browser {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                // The page is long, and whoever cuts a message keeps its end.
+                // The page is long: put it first, because reports keep the end of a message.
                 let page = self.value("document.documentElement.outerHTML");
                 bail!("in {page:?}, `{expression}` is {value:?}");
             }
@@ -203,13 +204,13 @@ impl Browser {
         }
     }
 
-    /// What of a kind happened since this was asked last, as far as it is known by now.
+    /// Returns the events of one kind since the last call.
     ///
     /// # Errors
     ///
-    /// When it does not answer.
+    /// When the browser does not answer.
     pub fn events(&mut self, method: &str) -> Result<Vec<Value>> {
-        // An answer to anything comes after what happened before.
+        // Events arrive before the answer to a later command.
         self.order("Runtime.evaluate", &json!({ "expression": "0" }))?;
         let all = std::mem::take(&mut self.events);
         let (wanted, rest) = all.into_iter().partition::<Vec<_>, _>(|it| it["method"] == method);
@@ -217,11 +218,11 @@ impl Browser {
         Ok(wanted.into_iter().map(|it| it["params"].clone()).collect())
     }
 
-    /// Makes the window another.
+    /// Changes the size and kind of the window.
     ///
     /// # Errors
     ///
-    /// When it does not answer.
+    /// When the browser does not answer.
     pub fn resize(&mut self, window: Window) -> Result<()> {
         let Window { width, height, scale, phone } = window;
         let metrics = json!({
@@ -230,23 +231,23 @@ impl Browser {
         self.order("Emulation.setDeviceMetricsOverride", &metrics)?;
         self.order("Emulation.setTouchEmulationEnabled", &json!({ "enabled": phone }))?;
         self.until(&format!("innerWidth == {width} && innerHeight == {height}"))?;
-        // Scripts that observe a size act in the next frame, and move what a test clicks on.
+        // Scripts that observe a size act in the next frame, and move the targets of clicks.
         let frame = "new Promise((done) => requestAnimationFrame(() => setTimeout(done)))";
         self.value(frame).map(|_| ())
     }
 
-    /// Whether pages shall be dark.
+    /// Sets whether pages prefer a dark color scheme.
     ///
     /// # Errors
     ///
-    /// When it does not answer.
+    /// When the browser does not answer.
     pub fn darken(&mut self, dark: bool) -> Result<()> {
         let value = if dark { "dark" } else { "light" };
         let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": value }] });
         self.order("Emulation.setEmulatedMedia", &features).map(|_| ())
     }
 
-    /// The middle of an element that can be seen.
+    /// The center of a visible element.
     fn middle(&mut self, selector: &str) -> Result<[f64; 2]> {
         let script = format!(
             "(() => {{ const it = document.querySelector({selector:?}).getBoundingClientRect(); \
@@ -254,15 +255,15 @@ impl Browser {
         );
         let place = self.value(&script)?;
         let number = |at: usize| place[at].as_f64().context(selector.to_owned());
-        ensure!(number(2)? > 0.0, "{selector} cannot be seen");
+        ensure!(number(2)? > 0.0, "{selector} is not visible");
         Ok([number(0)?, number(1)?])
     }
 
-    /// Clicks on an element as a mouse does, so that whatever covers it gets the click.
+    /// Clicks on an element as a mouse does: an element that covers it gets the click.
     ///
     /// # Errors
     ///
-    /// When it cannot be seen.
+    /// When the element is not visible.
     pub fn click(&mut self, selector: &str) -> Result<()> {
         let place = self.middle(selector)?;
         self.mouse("mouseMoved", place, 0)?;
@@ -270,11 +271,11 @@ impl Browser {
         self.mouse("mouseReleased", place, 0)
     }
 
-    /// One event of the mouse, with the buttons that are held.
+    /// Sends one mouse event, with the buttons that are held.
     ///
     /// # Errors
     ///
-    /// When it does not answer.
+    /// When the browser does not answer.
     pub fn mouse(&mut self, kind: &str, [x, y]: [f64; 2], buttons: u32) -> Result<()> {
         let button = if kind == "mouseMoved" { "none" } else { "left" };
         let event = json!({
@@ -283,11 +284,11 @@ impl Browser {
         self.order("Input.dispatchMouseEvent", &event).map(|_| ())
     }
 
-    /// A finger touches the page, and leaves it.
+    /// A finger taps the page.
     ///
     /// # Errors
     ///
-    /// When it does not answer.
+    /// When the browser does not answer.
     pub fn tap(&mut self, [x, y]: [f64; 2]) -> Result<()> {
         let start = json!({ "type": "touchStart", "touchPoints": [{ "x": x, "y": y }] });
         self.order("Input.dispatchTouchEvent", &start)?;
@@ -295,11 +296,11 @@ impl Browser {
         self.order("Input.dispatchTouchEvent", &end).map(|_| ())
     }
 
-    /// Presses a key and lets it go: what it means, and which one it is.
+    /// Presses and releases a key, given by its meaning, its position and its Windows key code.
     ///
     /// # Errors
     ///
-    /// When it does not answer.
+    /// When the browser does not answer.
     pub fn press(&mut self, key: &str, code: &str, number: u32) -> Result<()> {
         for kind in ["keyDown", "keyUp"] {
             let mut event = json!({
@@ -314,7 +315,7 @@ impl Browser {
         Ok(())
     }
 
-    /// What noVNC shows: how green each pixel is, which is enough for letters. Only so many lines.
+    /// The first lines of noVNC's canvas: the green channel only, which is enough to read letters.
     ///
     /// # Errors
     ///
@@ -343,11 +344,11 @@ impl Browser {
         Ok(Some(Picture { width, pixels: green.iter().flat_map(|it| [*it; 4]).collect() }))
     }
 
-    /// Keeps what the page looks like, for people who want to see it.
+    /// Writes a screenshot of the page into a folder, for people to look at.
     ///
     /// # Errors
     ///
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn keep(&mut self, folder: &Path, name: &str) -> Result<()> {
         let shot = self.order("Page.captureScreenshot", &json!({ "format": "png" }))?;
         let bytes = decoded(shot["data"].as_str().context("a picture")?)?;
@@ -356,11 +357,11 @@ impl Browser {
     }
 }
 
-/// Base 64, which is how the tools show bytes.
+/// Decodes base 64, which DevTools use for bytes.
 ///
 /// # Errors
 ///
-/// When it is none.
+/// When the text is not base 64.
 pub fn decoded(text: &str) -> Result<Vec<u8>> {
     let mut values = [None; 256];
     let letters = (b'A'..=b'Z').chain(b'a'..=b'z').chain(b'0'..=b'9').chain(*b"+/");

@@ -1,7 +1,7 @@
-//! Two machines as the same guest saw them, compared fact by fact.
+//! Compares two machines, as the same guest saw them, fact by fact.
 //!
 //! A fact has a name that says what it is about (`acpi FACP flags`, `pci 00:1f.0 revision`) and a
-//! value. What differs becomes one line that stays the same from run to run, so that a list of
+//! value. Each difference is one line that stays the same from run to run, so that a list of
 //! expected differences can be kept, each with its reason.
 
 pub mod expected;
@@ -27,27 +27,28 @@ pub use self::acpi::compile;
 /// The value of a fact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Value {
-    /// As it is.
+    /// A value that is compared as text.
     Text(String),
-    /// A thing, and what it is. Where it is not there, nothing else of it is told either: what the
-    /// names of those facts begin with is the thing's name.
+    /// A thing and its description. If the other machine lacks the thing, this line is the only one
+    /// about it: facts whose names begin with the thing's name are left out.
     Thing(String),
-    /// A register on each processor, a number.
+    /// A number from each processor.
     Numbers(Vec<u32>),
-    /// The same, of bits that mean something each.
+    /// A register from each processor; each bit has a meaning of its own.
     Bits(Vec<u32>),
 }
 
-/// What a guest saw of its machine.
+/// The facts that a guest saw of its machine.
 #[derive(Default)]
 pub struct Facts(BTreeMap<String, Value>);
 
 impl Facts {
-    /// Reads what a guest wrote down: the folders `acpi`, `cpuid`, `pci`, `smbios`, and `dmesg`.
+    /// Reads the files that a guest saved: the folders `acpi`, `cpuid`, `pci`, `smbios`, and
+    /// `dmesg`.
     ///
     /// # Errors
     ///
-    /// When something is missing, or is not what it should be.
+    /// When something is missing or malformed.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let mut facts = Self::default();
         acpi::read(&folder.join("acpi"), &mut facts)?;
@@ -66,26 +67,26 @@ impl Facts {
         self.0.insert(name.into(), Value::Thing(value.into()));
     }
 
-    /// Whether a fact is one of a thing that only this machine has.
+    /// Whether a fact belongs to a thing that only this machine has.
     fn is_of_own_thing(&self, name: &str, other: &Self) -> bool {
         let ends = name.match_indices(' ').map(|(at, _)| &name[..at]);
         let things = ends.filter(|it| matches!(self.0.get(*it), Some(Value::Thing(_))));
         things.into_iter().any(|it| !other.0.contains_key(it))
     }
 
-    /// What only this machine has.
+    /// The facts that only this machine has.
     fn own<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a String, &'a Value)> {
         let own = self.0.iter().filter(|(name, _)| !other.0.contains_key(*name));
         own.filter(|(name, _)| !self.is_of_own_thing(name, other))
     }
 
-    /// How many facts there are whose name begins so.
+    /// The number of facts whose names begin with `prefix`.
     pub fn count(&self, prefix: &str) -> usize {
         self.0.keys().filter(|name| name.starts_with(prefix)).count()
     }
 }
 
-/// All that differs, a line each, in order.
+/// All differences, one line each, sorted.
 pub fn differences(qemu: &Facts, transom: &Facts) -> Vec<String> {
     let mut lines = Vec::new();
     for (name, value) in &qemu.0 {
@@ -122,7 +123,7 @@ fn both(qemu: &Value, transom: &Value) -> String {
     }
 }
 
-/// Says it once where it is the same on all processors.
+/// One text if all processors agree, otherwise one for each processor.
 fn per_processor(each: Vec<String>) -> String {
     if each.windows(2).all(|pair| pair[0] == pair[1]) {
         return each.into_iter().next().unwrap_or_default();

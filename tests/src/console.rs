@@ -1,4 +1,4 @@
-//! The serial console of a running program: wait for words in its output, and type.
+//! The serial console of a running program: waits for words in its output, and types.
 
 use std::io::{Read, Write};
 use std::sync::{Arc, Condvar, Mutex};
@@ -7,70 +7,69 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-/// So much of the end is shown when something did not come.
+/// Characters of the console's end that an error shows.
 const TAIL: usize = 3000;
 
-/// What came, as plain text, and whether more can come.
 #[derive(Default)]
-struct Heard {
+struct Output {
     text: String,
-    over: bool,
+    ended: bool,
 }
 
-type Shared = Arc<(Mutex<Heard>, Condvar)>;
+type Shared = Arc<(Mutex<Output>, Condvar)>;
 
-/// A console: what was read up to now, and the keyboard.
+/// A console: the output so far, and the keyboard.
 pub struct Console {
-    heard: Shared,
+    output: Shared,
     keys: Box<dyn Write + Send>,
-    /// What was looked at already.
+    /// Output before this position was already matched.
     at: usize,
 }
 
 impl Console {
-    /// A console of this output and this input.
+    /// Starts a thread that reads `output`; `keys` is the input to type into.
     pub fn new(mut output: impl Read + Send + 'static, keys: impl Write + Send + 'static) -> Self {
-        let heard = Shared::default();
-        let (shared, mut plain, mut bytes) = (heard.clone(), Plain::default(), [0; 4096]);
+        let shared = Shared::default();
+        let (read, mut plain, mut bytes) = (shared.clone(), Plain::default(), [0; 4096]);
         thread::spawn(move || {
             loop {
                 let count = output.read(&mut bytes).unwrap_or(0);
-                let mut heard = shared.0.lock().expect("no reader panics");
-                let text = bytes[..count].iter().filter_map(|&byte| plain.letter(byte));
-                heard.text.extend(text);
-                heard.over = count == 0;
-                shared.1.notify_all();
+                let mut text = read.0.lock().expect("no reader panics");
+                let letters = bytes[..count].iter().filter_map(|&byte| plain.letter(byte));
+                text.text.extend(letters);
+                text.ended = count == 0;
+                read.1.notify_all();
                 if count == 0 {
                     return;
                 }
             }
         });
-        Self { heard, keys: Box::new(keys), at: 0 }
+        Self { output: shared, keys: Box::new(keys), at: 0 }
     }
 
-    /// Waits for these words. The answer is what came before them.
+    /// Waits for these words, and returns the output before them.
     ///
     /// # Errors
     ///
-    /// When they do not come in time, with the last that came.
+    /// When they do not come in time. The error shows the end of the output.
     pub fn expect(&mut self, words: &str, within: Duration) -> anyhow::Result<String> {
         self.expect_any(&[words], within).map(|(_, before)| before)
     }
 
-    /// Waits for the first of several words. The answer is which came, and what was before.
+    /// Waits for the first of several words. Returns its index, and the output before it.
     ///
     /// # Errors
     ///
-    /// When none comes in time, with the last that came.
+    /// When none comes in time. The error shows the end of the output.
     pub fn expect_any(
         &mut self,
         words: &[&str],
         within: Duration,
     ) -> anyhow::Result<(usize, String)> {
         let end = Instant::now() + within;
-        let mut heard = self.heard.0.lock().expect("no reader panics");
+        let mut output = self.output.0.lock().expect("no reader panics");
         loop {
-            let new = &heard.text[self.at..];
+            let new = &output.text[self.at..];
             let found = words.iter().enumerate().filter_map(|(i, it)| Some((new.find(it)?, i)));
             if let Some((place, which)) = found.min() {
                 let before = new[..place].to_owned();
@@ -78,11 +77,11 @@ impl Console {
                 return Ok((which, before));
             }
             let left = end.saturating_duration_since(Instant::now());
-            if heard.over || left.is_zero() {
-                let why = if heard.over { "the program ended" } else { "time is over" };
-                bail!("no {words:?} within {within:?}: {why}\n{}", tail(&heard.text));
+            if output.ended || left.is_zero() {
+                let why = if output.ended { "the program ended" } else { "timeout" };
+                bail!("no {words:?} within {within:?}: {why}\n{}", tail(&output.text));
             }
-            heard = self.heard.1.wait_timeout(heard, left).expect("no reader panics").0;
+            output = self.output.1.wait_timeout(output, left).expect("no reader panics").0;
         }
     }
 
@@ -90,7 +89,7 @@ impl Console {
     ///
     /// # Errors
     ///
-    /// When nobody reads it.
+    /// When the program no longer reads.
     pub fn send(&mut self, line: &str) -> anyhow::Result<()> {
         self.type_keys(&format!("{line}\r"))
     }
@@ -99,23 +98,23 @@ impl Console {
     ///
     /// # Errors
     ///
-    /// When nobody reads them.
+    /// When the program no longer reads.
     pub fn type_keys(&mut self, keys: &str) -> anyhow::Result<()> {
         let typed = self.keys.write_all(keys.as_bytes()).and_then(|()| self.keys.flush());
         typed.with_context(|| format!("typing {keys:?}"))
     }
 
-    /// Looks only at what comes from now on.
+    /// Ignores all output up to now.
     pub fn forget(&mut self) {
-        self.at = self.heard.0.lock().expect("no reader panics").text.len();
+        self.at = self.output.0.lock().expect("no reader panics").text.len();
     }
 
-    /// All that came.
+    /// All output so far.
     pub fn text(&self) -> String {
-        self.heard.0.lock().expect("no reader panics").text.clone()
+        self.output.0.lock().expect("no reader panics").text.clone()
     }
 
-    /// The last that came, to be shown.
+    /// The end of the output, for an error.
     pub fn tail(&self) -> String {
         tail(&self.text())
     }
@@ -123,16 +122,16 @@ impl Console {
 
 fn tail(text: &str) -> String {
     let from = text.char_indices().rev().nth(TAIL).map_or(0, |(at, _)| at);
-    format!("--- the last of the console:\n{}\n---", text[from..].trim_end())
+    format!("--- the end of the console's output:\n{}\n---", text[from..].trim_end())
 }
 
-/// Takes the escape sequences of a terminal out (ECMA-48), and carriage returns.
+/// Removes a terminal's escape sequences (ECMA-48) and carriage returns.
 #[derive(Default)]
 enum Plain {
     #[default]
     Text,
     Escape,
-    /// Parameters, up to the letter that ends them.
+    /// Parameters, up to the letter that ends the sequence.
     Sequence,
 }
 

@@ -1,4 +1,4 @@
-//! A place to sit at: a machine whose screen, keyboard and pointer are reached through ports of
+//! A machine for people and viewers: its screen, keyboard and pointer are reached through ports of
 //! this host, wherever the machine itself runs.
 
 use std::fs;
@@ -13,26 +13,26 @@ use crate::guest::{Guest, Running};
 use crate::lab::{self, Lab};
 use crate::sight::Sight;
 
-/// What both doors ask for.
+/// The password for VNC and for browsers.
 pub const PASSWORD: &str = "at desks";
 
-/// What windows are called.
+/// The machine's name in window titles.
 pub const NAME: &str = "a desk";
 
 /// A machine that serves its screen to VNC viewers and to browsers.
 pub struct Desk {
     /// The machine.
     pub running: Running,
-    /// The port for viewers.
+    /// The port for VNC viewers.
     pub vnc: u16,
     /// The port for browsers.
     pub web: u16,
-    /// What is in it must stay as long as the machine runs.
+    /// Kept because the running machine uses its files.
     _folder: TempDir,
 }
 
 impl Desk {
-    /// Switches a guest on, on this host or in the lab, and waits until viewers are let in.
+    /// Starts a guest on this host or in the lab, and waits until viewers can connect.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Desk {
         let password = folder.path().join("password");
         fs::write(&password, PASSWORD)?;
         let [vnc, web] = free_ports()?;
-        // In the lab, who comes from this host comes from outside.
+        // In the lab, connections from this host are not from its loopback.
         let address = if lacks.is_some() { "0.0.0.0" } else { "127.0.0.1" };
         let door = |port| format!("{address}:{port},name={NAME},password={}", password.display());
         let guest = guest.word("--vnc").word(door(vnc)).word("--web").word(door(web));
@@ -54,8 +54,8 @@ impl Desk {
         let desk = Self { running, vnc, web, _folder: folder };
         let end = Instant::now() + within;
         for door in ["vnc: listening", "web: listening"] {
-            while !desk.running.complaints().contains(door) {
-                ensure!(Instant::now() < end, "no {door}: {}", desk.running.complaints());
+            while !desk.running.stderr().contains(door) {
+                ensure!(Instant::now() < end, "no {door}: {}", desk.running.stderr());
                 sleep(Duration::from_millis(100));
             }
         }
@@ -63,12 +63,12 @@ impl Desk {
     }
 }
 
-/// Ports of the loopback that nobody has. The kernel gives each at random, so nobody else gets
-/// them in the moment until they are taken.
+/// Two free ports of the loopback. The kernel chooses them at random, so that no other program gets
+/// them before they are used.
 ///
 /// # Errors
 ///
-/// When there are none.
+/// When the loopback has no free port.
 pub fn free_ports() -> anyhow::Result<[u16; 2]> {
     let listen = || TcpListener::bind("127.0.0.1:0").context("a port of the loopback");
     let both = [listen()?, listen()?];
@@ -83,23 +83,23 @@ pub enum Key {
     Enter,
     /// Escape
     Escape,
-    /// The arrow down.
+    /// Arrow down
     Down,
-    /// The arrow up.
+    /// Arrow up
     Up,
     /// F10
     F10,
 }
 
-/// Somebody who sits there.
+/// A person at the machine, simulated by a viewer or a browser.
 pub trait Sitter {
-    /// What is seen at this moment.
+    /// The picture at this moment.
     ///
     /// # Errors
     ///
-    /// When there is nothing to be seen.
+    /// When there is no picture.
     fn see(&mut self) -> anyhow::Result<Sight>;
-    /// Types small and capital letters, digits, blanks and what else is on an American keyboard.
+    /// Types letters, digits, blanks and the other characters of an American keyboard.
     ///
     /// # Errors
     ///
@@ -118,11 +118,11 @@ pub trait Sitter {
     /// When there is no pointer.
     fn click(&mut self, x: u16, y: u16) -> anyhow::Result<()>;
 
-    /// Looks until what is looked for is there, and stays as it is: a picture comes in parts.
+    /// Waits until `found` accepts two equal pictures in a row, because a picture arrives in parts.
     ///
     /// # Errors
     ///
-    /// When it does not come in time: what was seen last is kept with this name.
+    /// When that does not happen in time; the last picture is saved under `name`.
     fn until(
         &mut self,
         name: &str,
@@ -141,7 +141,7 @@ pub trait Sitter {
             }
             if Instant::now() > end {
                 let kept = sight?.keep(name)?;
-                anyhow::bail!("{name}: not seen within {within:?}; the last that was is in {kept}");
+                anyhow::bail!("{name}: not seen within {within:?}; the last picture is in {kept}");
             }
             sleep(Duration::from_millis(100));
         }

@@ -1,6 +1,6 @@
-//! What Linux hears from input devices, as `evtest` tells it.
+//! Events of Linux input devices, as `evtest` prints them.
 //!
-//! The guest has the asset `USB_TOOLS` mounted, with its own `/dev` and `/proc` in it.
+//! The guest mounts the asset `USB_TOOLS`, with `/dev` and `/proc` bound into it.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
@@ -12,53 +12,53 @@ use crate::linux::Booted;
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Where the tools are mounted.
+/// The mount point of the tools.
 pub const TOOLS: &str = "/tools";
 
 /// One event: type, code, value.
 pub type Event = (u16, u16, i32);
 
-/// Types of events: what came before belongs together.
+/// End of a group of events that belong together (`EV_SYN`).
 const SYNCHRONIZE: u16 = 0;
-/// Keys and buttons.
+/// Keys and buttons (`EV_KEY`).
 pub const KEY: u16 = 1;
-/// Ways.
+/// Relative axes (`EV_REL`).
 const RELATIVE: u16 = 2;
-/// Places.
+/// Absolute axes (`EV_ABS`).
 const ABSOLUTE: u16 = 3;
 
-/// Waits until a command of the guest's succeeds.
+/// Waits until a command in the guest succeeds.
 ///
 /// # Errors
 ///
-/// When it does not.
-pub fn comes_true(booted: &mut Booted, command: &str) -> anyhow::Result<()> {
+/// When it does not succeed in time.
+pub fn wait_until(booted: &mut Booted, command: &str) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
         let answer = booted.try_run(command, SOON)?;
         if answer.status == 0 {
             return Ok(());
         }
-        ensure!(start.elapsed() < SOON, "`{command}` does not come true: {}", answer.output);
+        ensure!(start.elapsed() < SOON, "`{command}` still fails: {}", answer.output);
         sleep(Duration::from_millis(100));
     }
 }
 
-/// An input device that is listened to.
-pub struct Ear {
-    /// `event2`.
+/// An input device whose events are recorded.
+pub struct EventRecorder {
+    /// The device's name in `/dev/input`: `event2`.
     handler: String,
 }
 
-impl Ear {
-    /// Listens to the input device with this name from now on.
+impl EventRecorder {
+    /// Records the events of the input device with this name from now on.
     ///
     /// # Errors
     ///
-    /// When there is none.
+    /// When there is no such device.
     pub fn new(booted: &mut Booted, name: &str) -> anyhow::Result<Self> {
         let name = format!("N: Name=\"{name}\"");
-        comes_true(booted, &format!("grep -qF '{name}' /proc/bus/input/devices"))?;
+        wait_until(booted, &format!("grep -qF '{name}' /proc/bus/input/devices"))?;
         let find = format!("grep -A 5 -F '{name}' /proc/bus/input/devices | grep Handlers");
         let words = booted.run(&find, SOON)?;
         let mut words = words.split(['=', ' ']).map(str::trim);
@@ -72,43 +72,43 @@ impl Ear {
             ),
             SOON,
         )?;
-        // When a program has it open, the driver asks the device.
-        comes_true(booted, &format!("ls -l /proc/$(cat /{handler}.pid)/fd | grep -q {device}"))?;
+        // The driver polls the device once a program has it open.
+        wait_until(booted, &format!("ls -l /proc/$(cat /{handler}.pid)/fd | grep -q {device}"))?;
         Ok(Self { handler })
     }
 
-    /// Waits until something came that this pattern fits. Linux keeps 64 events for a program that
-    /// is slow to read, three for each key, and then drops them.
+    /// Waits until an event matches a pattern. Linux keeps 64 events, three for each key, for a
+    /// program that reads slowly; then it drops them.
     ///
     /// # Errors
     ///
-    /// When it does not come.
-    pub fn hears(&self, booted: &mut Booted, event: &str) -> anyhow::Result<()> {
+    /// When no event matches in time.
+    pub fn wait_for(&self, booted: &mut Booted, event: &str) -> anyhow::Result<()> {
         let handler = &self.handler;
-        comes_true(booted, &format!("grep '^Event: time' /{handler} | grep -q '{event}'"))
+        wait_until(booted, &format!("grep '^Event: time' /{handler} | grep -q '{event}'"))
     }
 
-    /// All that came until something did that this pattern fits.
+    /// Returns all events up to the first that matches a pattern.
     ///
     /// # Errors
     ///
-    /// When it did not come, or Linux dropped some.
-    pub fn heard(self, booted: &mut Booted, last: &str) -> anyhow::Result<Vec<Event>> {
-        self.hears(booted, last)?;
+    /// When no event matches, or Linux dropped some.
+    pub fn finish(self, booted: &mut Booted, last: &str) -> anyhow::Result<Vec<Event>> {
+        self.wait_for(booted, last)?;
         let Self { handler } = self;
         let mut events = Vec::new();
         let short = r"s/.*type \([0-9]*\) .*code \([0-9]*\) .*value \(-*[0-9]*\)$/\1 \2 \3/p";
         let end = "s/.*SYN_REPORT.*/0 0 0/p";
         let command = format!("kill $(cat /{handler}.pid); sed -n '{short}; {end}' /{handler}");
-        let heard = booted.run(&command, SOON)?;
+        let output = booted.run(&command, SOON)?;
         ensure!(
             booted
                 .run(&format!("grep -c '^Event: time.*SYN_DROPPED' /{handler} || true"), SOON)?
                 .trim()
                 == "0",
-            "Linux dropped events: {heard}"
+            "Linux dropped events: {output}"
         );
-        for line in heard.lines() {
+        for line in output.lines() {
             let fields: Vec<_> = line.split_whitespace().collect();
             let [kind, code, value] = fields[..] else { continue };
             events.push((kind.parse()?, code.parse()?, value.parse()?));
@@ -117,16 +117,16 @@ impl Ear {
     }
 }
 
-/// Left, right, middle, back and forward, as Linux calls them.
+/// Left, right, middle, back and forward button, by their Linux codes.
 const BUTTONS: [u16; 5] = [0x110, 0x111, 0x112, 0x113, 0x114];
 const WHEEL: u16 = 8;
 
-/// All that a tablet told: where it was, and a bit for each button that was down; and turns of the
-/// wheel.
-pub fn states(heard: Vec<Event>) -> (Vec<(i32, i32, u8)>, Vec<i32>) {
+/// The states that a tablet reported (its position, and a bit for each button that was down), and
+/// the turns of the wheel.
+pub fn states(events: Vec<Event>) -> (Vec<(i32, i32, u8)>, Vec<i32>) {
     let mut state: BTreeMap<(u16, u16), i32> = BTreeMap::new();
     let (mut seen, mut notches) = (Vec::new(), Vec::new());
-    for (kind, code, value) in heard {
+    for (kind, code, value) in events {
         match kind {
             SYNCHRONIZE => {
                 let of = |kind, code| state.get(&(kind, code)).copied().unwrap_or(0);

@@ -3,14 +3,14 @@
 use std::fs;
 use std::path::Path;
 
-/// Firmware and a variable store as small as they can be, that no processor gets anywhere with.
+/// Writes minimal firmware, an endless loop, and an empty variable store.
 ///
 /// # Panics
 ///
-/// When the folder takes no files.
+/// When the files cannot be written.
 pub fn write(folder: &Path) {
     let mut code = vec![0xf4; 64 << 10];
-    // A jump to itself where the processor starts.
+    // A jump to itself at the reset vector.
     code[0xfff0..0xfff2].copy_from_slice(&[0xeb, 0xfe]);
     fs::write(folder.join("code.fd"), code).expect("the folder takes a file");
     let mut vars = vec![0xff; 16 << 10];

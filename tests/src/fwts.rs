@@ -1,20 +1,20 @@
-//! What the firmware test suite (fwts) reports.
+//! Reads reports of the firmware test suite (fwts).
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use anyhow::{Context, ensure};
 
-/// A test that failed.
+/// A failed test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The test: `fadt`.
     test: String,
-    /// How bad it is: `LOW`, `MEDIUM`, `HIGH`, `CRITICAL`.
+    /// The severity: `LOW`, `MEDIUM`, `HIGH`, `CRITICAL`.
     level: String,
-    /// What kind of failure: `FADTReservedNonZero`. The same on every machine.
+    /// The kind of failure, such as `FADTReservedNonZero`; the same on every machine.
     label: String,
-    /// The sentence.
+    /// The message.
     text: String,
 }
 
@@ -28,7 +28,7 @@ impl Failure {
         Some(Self { test, level, label, text })
     }
 
-    /// Whether it matters to those who use the machine.
+    /// Whether the failure matters to users of the machine.
     pub fn is_serious(&self) -> bool {
         ["HIGH", "CRITICAL"].contains(&self.level.as_str())
     }
@@ -45,18 +45,18 @@ impl fmt::Display for Failure {
     }
 }
 
-/// One run.
+/// The results of one run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     passed: usize,
-    /// The tests that passed or failed something, and were not skipped.
+    /// Tests that passed or failed something, and were not skipped.
     tests: BTreeSet<String>,
     failures: Vec<Failure>,
 }
 
 impl Report {
-    /// Reads a log, or its headlines and results: a headline begins with the name of a test, and is
-    /// ruled off.
+    /// Reads a log, or only its headlines and results. A headline begins with the name of a test,
+    /// and a ruled line follows it.
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ impl Report {
     pub fn read(text: &str) -> anyhow::Result<Self> {
         let (mut report, mut test, mut before) = (Self::default(), "", "");
         for line in text.lines().map(str::trim) {
-            // Tables in a log have rules too, with other words above.
+            // Tables in a log have ruled lines too, but their headings have no colon.
             let ruled_off = line.len() > 9 && line.bytes().all(|byte| byte == b'-');
             if let Some((name, _)) = before.split_once(": ").filter(|_| ruled_off) {
                 test = name;
@@ -83,13 +83,13 @@ impl Report {
         Ok(report)
     }
 
-    /// The failures that the other has none like.
+    /// Failures of which the other report has none of the same kind.
     pub fn failures_not_in(&self, other: &Self) -> Vec<Failure> {
         let new = |failure: &&Failure| !other.failures.iter().any(|it| it.is_like(failure));
         self.failures.iter().filter(new).cloned().collect()
     }
 
-    /// The tests that ran here and not there.
+    /// Tests that ran in this report and not in the other.
     pub fn tests_not_in(&self, other: &Self) -> Vec<String> {
         self.tests.difference(&other.tests).cloned().collect()
     }

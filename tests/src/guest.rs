@@ -1,4 +1,4 @@
-//! A guest on our machine, or the same guest on QEMU's q35, for comparison.
+//! A guest on our machine, or the same guest on QEMU's q35 for comparison.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,16 +17,16 @@ use vmm::screenshot::Picture;
 use crate::console::Console;
 use crate::{lab, standstill};
 
-/// Whose machine it is.
+/// The virtual machine monitor that runs a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
-    /// Ours.
+    /// Transom's machine.
     Transom,
     /// QEMU's q35 with KVM.
     Qemu,
 }
 
-/// A guest to be started. The values are the words of `vmm run`, for either machine.
+/// A guest to be started. Values have the format of `vmm run`'s options, for both machines.
 #[derive(Clone, Debug)]
 pub struct Guest {
     machine: Machine,
@@ -41,17 +41,17 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest of our machine: one processor, 512 MiB.
+    /// A guest on Transom with one processor and 512 MiB.
     pub fn transom() -> Self {
         Self::on(Machine::Transom)
     }
 
-    /// The same guest on QEMU: its asset is `QEMU`.
+    /// The same guest on QEMU, from the asset `QEMU`.
     pub fn qemu() -> Self {
         Self::on(Machine::Qemu)
     }
 
-    /// A guest of that machine.
+    /// A guest on the given machine.
     pub fn on(machine: Machine) -> Self {
         Self {
             machine,
@@ -66,50 +66,50 @@ impl Guest {
         }
     }
 
-    /// Processors: `8,sockets=2,cores=2,threads=2`.
+    /// Sets the processors: `8,sockets=2,cores=2,threads=2`.
     pub fn cpus(mut self, cpus: &str) -> Self {
         self.cpus = cpus.into();
         self
     }
 
-    /// Memory: `3G`.
+    /// Sets the memory: `3G`.
     pub fn memory(mut self, memory: &str) -> Self {
         self.memory = memory.into();
         self
     }
 
-    /// Our machine's display: `1920x1080`. There is none otherwise: firmware that writes to two
-    /// screens is slow where a processor is emulated.
+    /// Gives our machine a display: `1920x1080`. It has no display by default, because firmware
+    /// that writes to two screens is slow on an emulated processor.
     pub fn display(mut self, display: &str) -> Self {
         self.display = display.into();
         self
     }
 
-    /// A Linux kernel.
+    /// Boots a Linux kernel.
     pub fn kernel(mut self, path: impl Into<PathBuf>) -> Self {
         self.kernel = Some(path.into());
         self
     }
 
-    /// Its initial RAM disk.
+    /// Sets the kernel's initial RAM disk.
     pub fn initrd(mut self, path: impl Into<PathBuf>) -> Self {
         self.initrd = Some(path.into());
         self
     }
 
-    /// Its command line.
+    /// Sets the kernel's command line.
     pub fn cmdline(mut self, words: &str) -> Self {
         self.cmdline = words.into();
         self
     }
 
-    /// UEFI firmware, and the store of variables that it writes to.
+    /// Boots UEFI firmware with a variable store.
     pub fn firmware(mut self, code: impl Into<PathBuf>, vars: impl Into<PathBuf>) -> Self {
         self.firmware = Some((code.into(), vars.into()));
         self
     }
 
-    /// A TPM, at the control socket of a swtpm.
+    /// Attaches a TPM, given by the control socket of a swtpm.
     pub fn tpm(self, path: &Path) -> Self {
         let path = path.display();
         match self.machine {
@@ -124,18 +124,18 @@ impl Guest {
         }
     }
 
-    /// A further word for this machine's own program.
+    /// Adds a command-line word for this machine's program.
     pub fn word(mut self, word: impl Into<OsString>) -> Self {
         self.words.push(word.into());
         self
     }
 
-    /// Whose machine it is.
+    /// The machine that the guest runs on.
     pub fn machine(&self) -> Machine {
         self.machine
     }
 
-    /// Switches it on.
+    /// Starts the guest.
     ///
     /// # Errors
     ///
@@ -144,11 +144,11 @@ impl Guest {
         self.start_as(Ok)
     }
 
-    /// Switches it on by the command that is made of its own: where else it runs, or as whom.
+    /// Starts the guest with a command made from its own, to run elsewhere or as another user.
     ///
     /// # Errors
     ///
-    /// When there is no such command, or it cannot be started.
+    /// When the command cannot be made or started.
     pub fn start_as(
         &self,
         made: impl FnOnce(Command) -> anyhow::Result<Command>,
@@ -189,7 +189,7 @@ impl Guest {
     fn qemu_command(&self, control: &Path) -> anyhow::Result<Command> {
         let tree = lab::asset("QEMU")?;
         let libraries = tree.join("usr/lib/x86_64-linux-gnu");
-        // From its unpacked packages, with its own libraries.
+        // QEMU runs from its unpacked packages, with its own libraries.
         let mut command = Command::new(tree.join("lib64/ld-linux-x86-64.so.2"));
         command.env("QEMU_MODULE_DIR", libraries.join("qemu"));
         command.arg("--library-path").arg(libraries);
@@ -218,7 +218,7 @@ impl Guest {
     }
 }
 
-/// A guest that was started. It ends with this value.
+/// A running guest. Dropping it kills the process.
 pub struct Running {
     machine: Machine,
     child: Child,
@@ -228,16 +228,17 @@ pub struct Running {
 }
 
 impl Running {
-    /// Its first serial port.
+    /// The first serial port.
     pub fn console(&mut self) -> &mut Console {
         &mut self.console
     }
 
-    /// Waits for words on the console; the answer is what came before them.
+    /// Waits for words on the console, and returns the output before them.
     ///
     /// # Errors
     ///
-    /// When they do not come in time, with the last that came and what the program complained of.
+    /// When they do not come in time. The error has the end of the output and the program's
+    /// standard error.
     pub fn expect(&mut self, words: &str, within: Duration) -> anyhow::Result<String> {
         self.expect_any(&[words], within).map(|(_, before)| before)
     }
@@ -253,12 +254,12 @@ impl Running {
         within: Duration,
     ) -> anyhow::Result<(usize, String)> {
         let found = self.console.expect_any(words, within);
-        found.with_context(|| format!("{}\n{}", self.complaints(), self.place()))
+        found.with_context(|| format!("{}\n{}", self.stderr(), self.position()))
     }
 
-    /// Where the guest is, if it can still be asked: twice, so that a loop looks like one; and what
-    /// its host did between the two.
-    fn place(&self) -> String {
+    /// The guest's registers, if it still answers: read twice, so that a loop is visible, with the
+    /// host's activity in between.
+    fn position(&self) -> String {
         let ask = || {
             let registers = self.ask(&control::Command::Registers).ok()?;
             let all = registers["registers"].as_array()?;
@@ -272,46 +273,46 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// When the program is gone.
+    /// When the program has ended.
     pub fn send(&mut self, line: &str) -> anyhow::Result<()> {
-        self.console.send(line).with_context(|| self.complaints())
+        self.console.send(line).with_context(|| self.stderr())
     }
 
-    /// The number of its process.
+    /// The process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What the program wrote to standard error.
-    pub fn complaints(&self) -> String {
+    /// The program's standard error.
+    pub fn stderr(&self) -> String {
         let text = fs::read_to_string(self.folder.path().join("stderr")).unwrap_or_default();
-        format!("{:?} said: {}", self.machine, text.trim_end())
+        format!("{:?} wrote to standard error: {}", self.machine, text.trim_end())
     }
 
-    /// Asks our machine at its control socket.
+    /// Sends our machine a command on its control socket.
     ///
     /// # Errors
     ///
-    /// When it says no, or is not ours.
+    /// When the machine refuses, or is QEMU's.
     pub fn ask(&self, command: &control::Command) -> anyhow::Result<Value> {
-        ensure!(self.machine == Machine::Transom, "QEMU does not speak our language");
-        Client::connect(&self.control)?.ask(command).with_context(|| self.complaints())
+        ensure!(self.machine == Machine::Transom, "QEMU has no control socket of ours");
+        Client::connect(&self.control)?.ask(command).with_context(|| self.stderr())
     }
 
-    /// What our machine's display shows.
+    /// The picture on our machine's display.
     ///
     /// # Errors
     ///
-    /// When it has none, or it is off.
+    /// When the machine has no display, or the display is off.
     pub fn screenshot(&self) -> anyhow::Result<(Picture, Vec<u8>)> {
-        Client::connect(&self.control)?.screenshot().with_context(|| self.complaints())
+        Client::connect(&self.control)?.screenshot().with_context(|| self.stderr())
     }
 
-    /// How often the machine was reset.
+    /// The number of resets since the start.
     ///
     /// # Errors
     ///
-    /// When it does not answer.
+    /// When the machine does not answer.
     pub fn resets(&self) -> anyhow::Result<u64> {
         let status = self.ask(&control::Command::Status)?;
         ensure!(status["pid"] == self.pid(), "another process answers: {status}");
@@ -322,15 +323,15 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// When the process is gone.
+    /// When the process has ended.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
         Ok(kill_process(pid.context("a process has a number")?, signal)?)
     }
 
-    /// Kills the process after that time, as `kill -9` does, whatever it does then.
+    /// Sends SIGKILL after a delay, whatever the process does then.
     pub fn kill_after(&self, time: Duration) {
-        // The number stays this process's until `wait` has seen its end.
+        // The process ID stays reserved until `wait` has collected the status.
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
         spawn(move || {
             sleep(time);
@@ -338,20 +339,20 @@ impl Running {
         });
     }
 
-    /// Ends the process at once, as `kill -9` does, and waits until it is gone.
+    /// Sends SIGKILL and waits for the end of the process.
     ///
     /// # Errors
     ///
-    /// When it had ended by itself.
+    /// When the process had ended by itself.
     pub fn kill(mut self) -> anyhow::Result<()> {
         let ended = self.child.try_wait()?;
-        ensure!(ended.is_none(), "it had ended: {ended:?}\n{}", self.complaints());
+        ensure!(ended.is_none(), "the process had ended by itself: {ended:?}\n{}", self.stderr());
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process.
     ///
     /// # Errors
     ///
@@ -363,20 +364,20 @@ impl Running {
                 return Ok(status);
             }
             if Instant::now() > end {
-                bail!("no end within {within:?}\n{}\n{}", self.complaints(), self.console.tail());
+                bail!("still running after {within:?}\n{}\n{}", self.stderr(), self.console.tail());
             }
             sleep(Duration::from_millis(10));
         }
     }
 
-    /// Waits for its end, which must be with this status.
+    /// Waits for the end of the process, and checks its status.
     ///
     /// # Errors
     ///
-    /// When it ends otherwise, or not in time.
+    /// When it ends with another status, or not in time.
     pub fn ends_with(&mut self, status: i32, within: Duration) -> anyhow::Result<()> {
         let ended = self.wait(within)?;
-        let tail = || format!("{}\n{}", self.complaints(), self.console.tail());
+        let tail = || format!("{}\n{}", self.stderr(), self.console.tail());
         ensure!(ended.code() == Some(status), "{ended}, not {status}\n{}", tail());
         Ok(())
     }
@@ -384,7 +385,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // That it is gone already is fine.
+        // It may have ended already.
         self.child.kill().ok();
         self.child.wait().ok();
     }

@@ -1,4 +1,4 @@
-//! Whether a program does nothing when there is nothing to do.
+//! Checks that a program does nothing when there is nothing to do.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Watches a process until its threads whose names begin so have been idle for three seconds: they
-/// used less than this part of a processor, which is said.
+/// Watches a process until its threads whose names begin with `named` have been idle for three
+/// seconds: they used less than `limit` of a processor. Returns the part that they used.
 ///
-/// Whatever else its host does makes some spans worse, and none better: on a machine that is
-/// itself a guest, time that others take counts as that of the thread they took it from. Who
-/// looks for work does so in each of them.
+/// Other load on the host makes some spans worse and none better: if the host is itself a guest,
+/// time that others take counts for the thread that they took it from. A thread that polls shows up
+/// in every span.
 ///
 /// # Errors
 ///
-/// When it is gone, has no such thread, or does not come to rest.
-pub fn rests(process: u32, named: &str, limit: f64) -> Result<f64> {
+/// When the process ends, has no such thread, or does not become idle.
+pub fn wait_until_idle(process: u32, named: &str, limit: f64) -> Result<f64> {
     let mut seen = Vec::new();
-    // A thread that the kernel has for a ring ends when it had nothing to do for five seconds,
-    // one after the other, and takes its time with it.
+    // The kernel's worker threads of a ring end after five idle seconds, one after the other, and
+    // each takes its time with it.
     for _ in 0..12 {
         let (start, before) = (Instant::now(), threads(process, named)?);
         ensure!(before.values().any(|it| *it > 0.0), "no thread `{named}` ever ran");
@@ -36,16 +36,16 @@ pub fn rests(process: u32, named: &str, limit: f64) -> Result<f64> {
         }
         seen.push(part);
     }
-    bail!("what is idle uses {seen:.5?} of a processor, not less than {limit}")
+    bail!("not idle: uses {seen:.5?} of a processor, not less than {limit}")
 }
 
-/// The seconds that each of its threads whose names begin so has run.
+/// Seconds that each thread whose name begins with `named` has run.
 pub(crate) fn threads(process: u32, named: &str) -> Result<BTreeMap<OsString, f64>> {
     let mut seconds = BTreeMap::new();
     let folder = format!("/proc/{process}/task");
     for task in fs::read_dir(&folder).context(folder)? {
         let task = task?;
-        // It may have ended since.
+        // The thread may have ended since.
         let read = |file: &str| fs::read_to_string(task.path().join(file));
         let (Ok(name), Ok(said)) = (read("comm"), read("schedstat")) else { continue };
         if name.starts_with(named) {

@@ -1,4 +1,4 @@
-//! `qemu-img`, the judge of disk images.
+//! Checks disk images with `qemu-img`, from the asset `QEMU_IMG`.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 
 use crate::lab;
 
-/// Runs it; the answer is what it says. Its asset is `QEMU_IMG`.
+/// Runs `qemu-img` and returns its output.
 ///
 /// # Errors
 ///
@@ -18,14 +18,14 @@ pub fn qemu_img(words: &[&str], image: &Path, more: &[&str]) -> anyhow::Result<S
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// What `qemu-img check` ends with when clusters are lost, and nothing worse.
+/// The exit status of `qemu-img check` when clusters are leaked, and nothing worse.
 const LEAKS: i32 = 3;
 
-/// Checks that nothing is wrong with a qcow2 image but clusters that nobody has: how many they are.
+/// Checks a qcow2 image and returns the number of leaked clusters.
 ///
 /// # Errors
 ///
-/// When there is.
+/// When the image has any other fault.
 pub fn check(image: &Path) -> anyhow::Result<u64> {
     let words = ["check", "--force-share", "-f", "qcow2"];
     let output = run(&words, image, &[])?;
@@ -44,7 +44,7 @@ fn complaint(words: &[&str], image: &Path, output: &Output) -> String {
 
 fn run(words: &[&str], image: &Path, more: &[&str]) -> anyhow::Result<Output> {
     let tree = lab::asset("QEMU_IMG")?;
-    // From its unpacked packages, with its own libraries.
+    // The program runs from its unpacked packages, with its own libraries.
     let mut command = Command::new(tree.join("lib64/ld-linux-x86-64.so.2"));
     command.arg("--library-path").arg(tree.join("usr/lib/x86_64-linux-gnu"));
     command.arg(tree.join("usr/bin/qemu-img")).args(words).arg(image).args(more);

@@ -1,4 +1,5 @@
-//! Where guests run: on this host if its KVM is complete, else in the lab. And what they run.
+//! Where guests run (on this host if its KVM is complete, else in the lab), and the files that they
+//! need.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,29 +8,29 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 
-/// Set in the lab.
+/// The environment variable that is set in the lab.
 const INSIDE: &str = "TRANSOM_LAB";
-/// The lab's status when there is none of what ran in it.
+/// The exit status when the lab ended without one.
 const NO_STATUS: u8 = 125;
-/// What a test may be told from outside.
-const TOLD: &[&str] = &["TRANSOM_TESTS", "VMM_LOG"];
+const FORWARDED_VARIABLES: &[&str] = &["TRANSOM_TESTS", "VMM_LOG"];
 
-/// What a suite needs of the lab.
+/// A suite's requirements for the lab.
 pub struct Lab {
-    /// Its memory. What the guests touch is taken from it.
+    /// The lab's memory, which includes the memory of its guests.
     pub mib: u32,
-    /// After so many seconds it is stopped.
+    /// The time after which the lab is stopped.
     pub seconds: u32,
-    /// What `tests/lab/assets` is to get: names of its list.
+    /// Names of assets that `tests/lab/assets` fetches.
     pub assets: &'static [&'static str],
 }
 
 impl Lab {
-    /// Says where the tests run. Nothing: here, and now. Else they have run in the lab.
+    /// Chooses where the tests run. `None`: here, and the caller runs them. Otherwise they ran in
+    /// the lab, and this is its status.
     ///
     /// # Errors
     ///
-    /// When the programs or the assets cannot be had, or no lab can be started.
+    /// When programs or assets cannot be had, or the lab does not start.
     pub fn enter(&self) -> anyhow::Result<Option<ExitCode>> {
         if inside() {
             return Ok(None);
@@ -43,7 +44,7 @@ impl Lab {
         for (name, path) in assets(self.assets)? {
             lab.arg("-e").arg(format!("{name}={}", path.display()));
         }
-        for name in TOLD.iter().filter(|name| env::var_os(name).is_some()) {
+        for name in FORWARDED_VARIABLES.iter().filter(|name| env::var_os(name).is_some()) {
             lab.args(["-e", name]);
         }
         lab.arg("--").arg(env::current_exe()?).args(env::args_os().skip(1));
@@ -52,12 +53,12 @@ impl Lab {
         Ok(Some(ExitCode::from(code.unwrap_or(NO_STATUS))))
     }
 
-    /// The command that runs this one where guests can run. These ports of it are this host's own,
-    /// at its loopback.
+    /// The command that runs `program` in a lab. `ports` of the lab are forwarded from this host's
+    /// loopback.
     ///
     /// # Errors
     ///
-    /// When there is no lab to be had.
+    /// When the lab's folder cannot be made.
     pub fn around(&self, program: &Command, ports: &[u16]) -> anyhow::Result<Command> {
         let mut lab = self.command()?;
         for port in ports {
@@ -67,7 +68,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// A lab, up to what depends on what runs in it.
+    /// The command for a lab, up to the program that runs in it.
     fn command(&self) -> anyhow::Result<Command> {
         let folder = shared()?;
         std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
@@ -78,11 +79,11 @@ impl Lab {
     }
 }
 
-/// Why guests cannot run on this host itself, if they cannot. The program is built by then.
+/// The reason why guests cannot run on this host, if they cannot. Builds the programs first.
 ///
 /// # Errors
 ///
-/// When it cannot be built.
+/// When they cannot be built.
 pub fn lacks() -> anyhow::Result<Option<&'static str>> {
     build()?;
     Ok(match situation()?.as_str() {
@@ -97,7 +98,7 @@ pub fn inside() -> bool {
     env::var_os(INSIDE).is_some()
 }
 
-/// Whether everything is to be tried, and not only what covers the rest.
+/// Whether to run all cases, and not only those that cover the rest.
 pub fn everything() -> bool {
     env::var_os("TRANSOM_TESTS").is_some_and(|value| value == "all")
 }
@@ -107,34 +108,34 @@ pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests is a folder of the repository")
 }
 
-/// The folder of the profile that this test was built with.
+/// The target folder of this test's profile.
 fn profile() -> anyhow::Result<PathBuf> {
     let program = env::current_exe()?;
     let folder = program.parent().and_then(Path::parent);
     Ok(folder.with_context(|| format!("{}: in no profile", program.display()))?.to_owned())
 }
 
-/// A folder that is the same in the lab and outside, for what is to be read afterwards.
+/// A folder that is the same in the lab and outside, for files that are read later.
 ///
 /// # Errors
 ///
-/// When this program is not where cargo puts it.
+/// When this program is not in cargo's target folder.
 pub fn shared() -> anyhow::Result<PathBuf> {
     Ok(profile()?.join("guests"))
 }
 
-/// The `vmm` that is tested.
+/// The `vmm` under test.
 ///
 /// # Errors
 ///
 /// When it was not built.
 pub fn vmm() -> anyhow::Result<PathBuf> {
     let path = profile()?.join("vmm");
-    ensure!(path.exists(), "{}: not there; build it with this profile", path.display());
+    ensure!(path.exists(), "{}: missing; build it with this profile", path.display());
     Ok(path)
 }
 
-/// Builds it with our profile. Without cargo around us, what was built before is taken.
+/// Builds the programs with our profile. Outside of cargo, the existing ones are used.
 fn build() -> anyhow::Result<()> {
     if env::var_os("CARGO").is_none() {
         return Ok(());
@@ -150,7 +151,7 @@ fn build() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What `vmm doctor` says of this host.
+/// This host's KVM, as `vmm doctor` reports it.
 fn situation() -> anyhow::Result<String> {
     let output = Command::new(vmm()?).args(["doctor", "--json"]).output().context("vmm doctor")?;
     let found: Value = serde_json::from_slice(&output.stdout).context("vmm doctor --json")?;
@@ -158,16 +159,16 @@ fn situation() -> anyhow::Result<String> {
     Ok(situation.to_lowercase())
 }
 
-/// The path of an asset: what the lab was entered with, or what `tests/lab/assets` gets now.
+/// The path of an asset: passed into the lab, or fetched now by `tests/lab/assets`.
 ///
 /// # Errors
 ///
-/// When there is none of that name, or it cannot be had.
+/// When the asset does not exist or cannot be fetched.
 pub fn asset(name: &str) -> anyhow::Result<PathBuf> {
     if let Some(path) = env::var_os(name) {
         return Ok(path.into());
     }
-    ensure!(!inside(), "{name}: the suite does not name this asset");
+    ensure!(!inside(), "{name}: this asset is not in the suite's list");
     let found = assets(&[name])?.pop();
     Ok(found.with_context(|| format!("{name}: no such asset"))?.1)
 }
@@ -187,7 +188,7 @@ mod test {
     use super::*;
 
     /// Makes two packages, `dirs` with a directory `/bin` and `links` with a link in its place, and
-    /// unpacks them as `$1` and `$2`, which dpkg and apt then see in this order.
+    /// unpacks them as `$1` and `$2`: dpkg and apt see them in this order.
     const PACKAGES: &str = r#"
 set -euo pipefail
 here=$PWD/tests/lab first=$1 second=$2 TRANSOM_CACHE=$3
@@ -213,8 +214,8 @@ apt_of() {
   esac
 }
 unpack_tree suite "$cache/tree" dirs links
-[ "$(readlink "$cache/tree/bin")" = usr/bin ] || fail "/bin is no link to usr/bin"
-[ "$(readlink "$cache/tree/lib64")" = usr/lib64 ] || fail "/lib64 is no link to usr/lib64"
+[ "$(readlink "$cache/tree/bin")" = usr/bin ] || fail "/bin is not a link to usr/bin"
+[ "$(readlink "$cache/tree/lib64")" = usr/lib64 ] || fail "/lib64 is not a link to usr/lib64"
 [ "$(cat "$cache/tree/bin/one" "$cache/tree/bin/two")" = $'one\ntwo' ] || fail "a file is missing"
 "#;
 

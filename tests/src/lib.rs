@@ -1,4 +1,4 @@
-//! What the guest tests stand on: a runner, the way into the lab, and guests with a console.
+//! The base of the guest tests: a runner, the way into the lab, and guests with a console.
 #![forbid(unsafe_code)]
 
 pub mod browser;

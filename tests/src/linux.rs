@@ -1,4 +1,4 @@
-//! Linux as a guest: it boots into a shell that does what a test asks for, line by line.
+//! Linux as a guest: it boots into a shell that runs a test's commands, line by line.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,7 +12,7 @@ use anyhow::{Context, bail, ensure};
 use crate::guest::{Guest, Running};
 use crate::lab;
 
-/// What the first process of the guest runs. A command's output stands between two marks.
+/// The script of the guest's first process. Two marks enclose a command's output.
 const LOOP: &str = r#"exec < /dev/console
 stty -echo
 echo ">>>transom ready"
@@ -23,10 +23,10 @@ while read -r line; do
 done
 "#;
 
-/// Nothing but an emergency is printed into the answers; `dmesg` has the rest.
+/// Only emergencies are printed on the console, between the commands' output; `dmesg` has the rest.
 const CMDLINE: &str = "console=ttyS0 loglevel=1";
 
-/// A Linux guest to be started: its machine, and what is in its initial RAM disk.
+/// A Linux guest to be started: its machine, and the contents of its initial RAM disk.
 #[derive(Clone, Debug)]
 pub struct Linux {
     guest: Guest,
@@ -37,43 +37,43 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// This guest with this kernel.
+    /// A guest with this kernel.
     pub fn new(guest: Guest, kernel: &Path) -> Self {
         let guest = guest.kernel(kernel);
         let (words, first) = Default::default();
         Self { guest, words, first, modules: Vec::new(), files: Vec::new() }
     }
 
-    /// Further words of the kernel's command line.
+    /// Adds words to the kernel's command line.
     pub fn cmdline(mut self, words: &str) -> Self {
         self.words = format!("{}{words} ", self.words);
         self
     }
 
-    /// What the guest does before it says that it is ready: a line of its shell.
+    /// Adds a shell line that the guest runs before it reports that it is ready.
     pub fn first(mut self, line: &str) -> Self {
         self.first = format!("{}{line}\n", self.first);
         self
     }
 
-    /// Modules to load: the folder that `assets` calls MODULES, and their names.
+    /// Loads modules, given by the folder of the asset `MODULES` and their names.
     pub fn modules(mut self, folder: &Path, names: &[&str]) -> Self {
         self.modules = vec!["--kernel-modules".into(), folder.display().to_string()];
         self.modules.extend(names.iter().map(|&name| name.to_owned()));
         self
     }
 
-    /// A file of this host, or a folder, in the guest.
+    /// Copies a file or a folder of this host into the guest.
     pub fn add(mut self, host: &Path, guest: &str) -> Self {
         self.modules.extend(["--add".into(), format!("{}:{guest}", host.display())]);
         self
     }
 
-    /// A program of this host in the guest, with the libraries that it needs.
+    /// Copies a program of this host, and its libraries, into the guest.
     ///
     /// # Errors
     ///
-    /// When it is not there.
+    /// When the program does not exist.
     pub fn program(mut self, path: &str) -> anyhow::Result<Self> {
         let output = Command::new("ldd").arg(path).output().context("ldd")?;
         ensure!(output.status.success(), "ldd {path}: {}", output.status);
@@ -85,17 +85,17 @@ impl Linux {
         Ok(self)
     }
 
-    /// A file with this text, in the guest.
+    /// Adds a file with this text to the guest.
     pub fn file(mut self, name: &str, text: &str) -> Self {
         self.files.push((name.trim_start_matches('/').into(), text.into()));
         self
     }
 
-    /// Starts it, and waits until it can be asked.
+    /// Starts the guest and waits until it takes commands.
     ///
     /// # Errors
     ///
-    /// When it does not come up in time.
+    /// When that takes too long.
     pub fn boot(&self, within: Duration) -> anyhow::Result<Booted> {
         let mut booted = Booted { running: self.guest()?.start()? };
         booted.ready(within)?;
@@ -112,8 +112,8 @@ impl Linux {
         Ok(self.guest.clone().initrd(self.initrd()?).cmdline(cmdline.trim_end()))
     }
 
-    /// The RAM disk: what takes time is made once, and the test's own files come after it, which
-    /// Linux takes as one.
+    /// The initial RAM disk. The slow part is made once; the test's own files are appended as a
+    /// second archive, which Linux reads too.
     fn initrd(&self) -> anyhow::Result<PathBuf> {
         let shared = lab::shared()?;
         fs::create_dir_all(&shared).with_context(|| shared.display().to_string())?;
@@ -144,7 +144,7 @@ fn number_of(what: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// A cpio archive of the kind that Linux unpacks (`newc`): plain files.
+/// A cpio archive of plain files, in the format that Linux unpacks (`newc`).
 fn archive(files: &[(String, String)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let end = ("TRAILER!!!".to_owned(), String::new());
@@ -161,7 +161,7 @@ fn archive(files: &[(String, String)]) -> Vec<u8> {
     bytes
 }
 
-/// What a command in the guest said, and how it ended.
+/// The result of a command in the guest.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// Its output.
@@ -170,18 +170,18 @@ pub struct Answer {
     pub status: i32,
 }
 
-/// A Linux guest that can be asked.
+/// A Linux guest that takes commands.
 pub struct Booted {
     /// The machine that it runs on.
     pub running: Running,
 }
 
 impl Booted {
-    /// Waits until the guest can be asked: after a boot.
+    /// Waits until the guest takes commands, after a boot.
     ///
     /// # Errors
     ///
-    /// When it does not come up in time.
+    /// When that takes too long.
     pub fn ready(&mut self, within: Duration) -> anyhow::Result<()> {
         let words = [">>>transom ready\n", "Kernel panic"];
         match self.running.expect_any(&words, within)? {
@@ -190,7 +190,7 @@ impl Booted {
         }
     }
 
-    /// Runs a command. What it says is the answer; that it succeeds is the caller's to ask.
+    /// Runs a command and returns its result, whether it succeeds or not.
     ///
     /// # Errors
     ///
@@ -200,16 +200,16 @@ impl Booted {
         self.finish(command, within)
     }
 
-    /// Begins a command, and does not wait for it.
+    /// Begins a command without waiting for it.
     ///
     /// # Errors
     ///
-    /// When the machine is gone.
+    /// When the machine has ended.
     pub fn begin(&mut self, command: &str) -> anyhow::Result<()> {
         self.running.send(command)
     }
 
-    /// Waits for the end of a command that was begun.
+    /// Waits for the end of a command that `begin` started.
     ///
     /// # Errors
     ///
@@ -222,7 +222,7 @@ impl Booted {
         Ok(Answer { output, status })
     }
 
-    /// Runs a command that must succeed; the answer is its output.
+    /// Runs a command that must succeed, and returns its output.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! A network of a test's own: a namespace, what serves in it, and transfers between it and a guest.
+//! A network for a test: a namespace, services in it, and transfers between it and a guest.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -23,7 +23,7 @@ use tempfile::NamedTempFile;
 use crate::lab;
 use crate::linux::Booted;
 
-/// A namespace by its name; it goes with this value.
+/// A network namespace, by name. Dropping it deletes the namespace.
 struct Namespace(String);
 
 impl Drop for Namespace {
@@ -32,12 +32,12 @@ impl Drop for Namespace {
     }
 }
 
-/// Runs this in a network namespace of its own, in which only `lo` is, up. All that it starts is in
-/// there too: threads, and other programs.
+/// Runs `body` in a new network namespace that has only `lo`, up. Threads and programs that `body`
+/// starts are in the namespace too.
 ///
 /// # Errors
 ///
-/// When there is no namespace, which needs root, or the body fails.
+/// When the namespace cannot be made, which needs root, or the body fails.
 pub fn in_namespace(body: impl FnOnce() -> anyhow::Result<()> + Send) -> anyhow::Result<()> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -57,16 +57,16 @@ pub fn in_namespace(body: impl FnOnce() -> anyhow::Result<()> + Send) -> anyhow:
     })
 }
 
-/// Runs `ip` with these words; the answer is what it says.
+/// Runs `ip` with these words and returns its output.
 ///
 /// # Errors
 ///
 /// When it fails.
 pub fn ip(words: &str) -> anyhow::Result<String> {
-    said(Command::new("ip").args(words.split(' ')), &format!("ip {words}"))
+    output_of(Command::new("ip").args(words.split(' ')), &format!("ip {words}"))
 }
 
-/// Runs a program of the asset `NET_TOOLS` on this host; the answer is what it says.
+/// Runs a program of the asset `NET_TOOLS` on this host and returns its output.
 ///
 /// # Errors
 ///
@@ -75,48 +75,48 @@ pub fn tool(words: &str) -> anyhow::Result<String> {
     let tree = lab::asset("NET_TOOLS")?;
     let libraries = tree.join("usr/lib/x86_64-linux-gnu");
     let (program, words) = words.split_once(' ').unwrap_or((words, ""));
-    // From its unpacked packages, with its own libraries.
+    // The program runs from its unpacked packages, with its own libraries.
     let mut command = Command::new(libraries.join("ld-linux-x86-64.so.2"));
     command.arg("--library-path").arg(&libraries).arg(tree.join(program));
-    said(command.args(words.split(' ')), &format!("{program} {words}"))
+    output_of(command.args(words.split(' ')), &format!("{program} {words}"))
 }
 
-fn said(command: &mut Command, name: &str) -> anyhow::Result<String> {
+fn output_of(command: &mut Command, name: &str) -> anyhow::Result<String> {
     let output = command.output().with_context(|| name.to_owned())?;
     let complaints = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{name}: {}: {complaints}", output.status);
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A program that serves as long as this value is there.
+/// A server program. Dropping it kills the process.
 pub struct Service {
     child: Child,
     log: NamedTempFile,
 }
 
 impl Service {
-    /// Starts it.
+    /// Starts the program.
     ///
     /// # Errors
     ///
-    /// When it cannot be started.
+    /// When the program cannot be started.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
         let log = NamedTempFile::new()?;
         command.stdin(Stdio::null()).stdout(log.reopen()?).stderr(log.reopen()?);
         Ok(Self { child: command.spawn().with_context(|| format!("{command:?}"))?, log })
     }
 
-    /// Waits until a file is there that it makes.
+    /// Waits until the program has made a file.
     ///
     /// # Errors
     ///
-    /// When it ends, or does not make it in time, with what it said.
-    pub fn makes(&mut self, file: &Path, within: Duration) -> anyhow::Result<()> {
+    /// When the program ends, or does not make the file in time. The error has its output.
+    pub fn wait_for_file(&mut self, file: &Path, within: Duration) -> anyhow::Result<()> {
         let start = Instant::now();
         while !file.exists() {
             let said = || fs::read_to_string(self.log.path()).unwrap_or_default();
             let ended = self.child.try_wait()?;
-            ensure!(ended.is_none(), "{ended:?} before it made {}: {}", file.display(), said());
+            ensure!(ended.is_none(), "{ended:?} before {} appeared: {}", file.display(), said());
             ensure!(start.elapsed() < within, "{} does not appear: {}", file.display(), said());
             sleep(Duration::from_millis(20));
         }
@@ -126,13 +126,13 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // That it is gone already is fine.
+        // It may have ended already.
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-/// So many bytes that no one guesses (xorshift64), the same every time.
+/// Returns `length` pseudorandom bytes (xorshift64), the same every time.
 pub fn noise(length: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length + 8);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -146,7 +146,7 @@ pub fn noise(length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Its MD5 sum, as md5sum says it.
+/// The MD5 sum as md5sum prints it.
 ///
 /// # Errors
 ///
@@ -164,12 +164,13 @@ fn first_word(text: &str) -> anyhow::Result<String> {
     Ok(text.split_whitespace().next().context("no word")?.to_owned())
 }
 
-/// The kind of a frame that the probe wants back (IEEE 802: for experiments).
+/// The EtherType of frames that the probe wants back (IEEE 802: for experiments).
 const EXPERIMENT: [u8; 2] = [0x88, 0xb5];
-/// Bytes of an Ethernet header.
+/// The length of an Ethernet header.
 const ETHERNET: usize = 14;
 
-/// Turns a frame of the probe round; false if it is none that is to come back.
+/// Swaps the addresses of a frame that the probe wants back. Other frames stay, and it returns
+/// false.
 fn turn_round(frame: &mut [u8]) -> bool {
     let mine = frame.len() > ETHERNET && frame[12..ETHERNET] == EXPERIMENT;
     if mine {
@@ -179,12 +180,13 @@ fn turn_round(frame: &mut [u8]) -> bool {
     mine
 }
 
-/// Sends the probe's frames back over a socket as passt has one, until its other end is closed.
-/// `pass` is asked for each by its number: it may change it, or keep it. Gives how many came.
+/// Sends the probe's frames back over a socket with passt's framing, until the other end closes it.
+/// `pass` gets each frame and its index; it may change the frame, or return false to drop it.
+/// Returns the number of frames that came.
 ///
 /// # Errors
 ///
-/// When the other end breaks off within a frame.
+/// When the other end closes the socket within a frame.
 pub fn reflect(
     mut socket: UnixStream,
     mut pass: impl FnMut(u64, &mut [u8]) -> bool,
@@ -208,12 +210,12 @@ pub fn reflect(
     Ok(count)
 }
 
-/// Sends the probe's frames back on whatever interface of this namespace they came by, while
-/// `body` runs.
+/// Sends the probe's frames back on the interface of this namespace that they came by, while `body`
+/// runs.
 ///
 /// # Errors
 ///
-/// When there is no packet socket, which needs root, or the body fails.
+/// When the packet socket cannot be made, which needs root, or the body fails.
 pub fn while_reflecting(body: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let kind = u32::from(u16::from_ne_bytes(EXPERIMENT));
     let kind = NonZero::new(kind).map(Protocol::from_raw);
@@ -237,53 +239,57 @@ pub fn while_reflecting(body: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Re
     };
     scope(|scope| {
         let echo = Builder::new().name("echo".into()).spawn_scoped(scope, echo)?;
-        let said = body();
+        let result = body();
         ended.store(true, Ordering::Relaxed);
         let echoed = echo.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        said.and(echoed)
+        result.and(echoed)
     })
 }
 
-/// How a guest reaches a server on the host.
+/// The addresses between a guest and a server on the host.
 #[derive(Clone, Copy, Debug)]
-pub struct Way {
-    /// Where the guest finds the host.
+pub struct Route {
+    /// The host's address in the guest's network.
     pub host: Ipv4Addr,
-    /// Who the guest then is for the host.
+    /// The guest's address as the host's server sees it.
     pub seen: Ipv4Addr,
-    /// How long a transfer may take.
+    /// The limit for a transfer in one direction.
     pub within: Duration,
 }
 
-/// How long each direction of a transfer took.
+/// The durations of a transfer in both directions.
 #[derive(Clone, Copy, Debug)]
-pub struct Took {
-    /// To the guest.
-    pub there: Duration,
-    /// And back.
-    pub back: Duration,
+pub struct TransferTimes {
+    /// From the host to the guest.
+    pub to_guest: Duration,
+    /// From the guest to the host.
+    pub from_guest: Duration,
 }
 
-impl Way {
-    /// Sends data to the guest, and has it sent back; what arrives is what was sent, each time.
+impl Route {
+    /// Sends data to the guest and back, and checks it in both directions.
     ///
     /// # Errors
     ///
-    /// When something else arrives, or nothing.
-    pub fn carries(&self, booted: &mut Booted, data: &[u8]) -> anyhow::Result<Took> {
+    /// When the data differs, or does not arrive in time.
+    pub fn check_transfer(
+        &self,
+        booted: &mut Booted,
+        data: &[u8],
+    ) -> anyhow::Result<TransferTimes> {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).context("a server")?;
         let (host, port) = (self.host, listener.local_addr()?.port());
-        // nc itself reads and writes 1 KiB at once.
+        // With dd, because nc alone reads and writes 1 KiB at a time.
         let get = format!("nc {host} {port} -e dd of=/data bs=64k 2> /dev/null");
-        let (_, there) = self.transfer(booted, &listener, &get, |mut client| {
+        let (_, to_guest) = self.transfer(booted, &listener, &get, |mut client| {
             client.write_all(data).context("data for the guest")?;
             client.shutdown(Shutdown::Write)?;
-            // Until the guest has all of it.
+            // The guest closes its end once it has all data.
             client.read_to_end(&mut Vec::new()).context("the guest's end")?;
             Ok(())
         })?;
         let put = format!("md5sum < /data && nc {host} {port} -e dd if=/data bs=64k 2> /dev/null");
-        let (sum, back) = self.transfer(booted, &listener, &put, |mut client| {
+        let (sum, from_guest) = self.transfer(booted, &listener, &put, |mut client| {
             let mut block = vec![0; 1 << 20];
             for (number, wanted) in data.chunks(block.len()).enumerate() {
                 let got = &mut block[..wanted.len()];
@@ -293,8 +299,8 @@ impl Way {
             Ok(())
         })?;
         let (sum, wanted) = (first_word(&sum)?, checksum(data)?);
-        ensure!(sum == wanted, "the guest has {sum}, not {wanted}");
-        Ok(Took { there, back })
+        ensure!(sum == wanted, "the guest's data has MD5 sum {sum}, not {wanted}");
+        Ok(TransferTimes { to_guest, from_guest })
     }
 
     /// Serves one connection while the guest runs a command.
@@ -315,16 +321,16 @@ impl Way {
                 serve(client)?;
                 anyhow::Ok(start.elapsed())
             });
-            let said = booted.run(command, self.within);
+            let output = booted.run(command, self.within);
             let served = server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // What the server saw is the cause, if both have something to say.
+            // If both fail, the server's error is the cause.
             let took = served?;
-            Ok((said?, took))
+            Ok((output?, took))
         })
     }
 }
 
-/// The next client, but not for ever.
+/// Accepts the next client, within a limit.
 fn accept(listener: &TcpListener, within: Duration) -> anyhow::Result<(TcpStream, SocketAddr)> {
     listener.set_nonblocking(true)?;
     let start = Instant::now();
@@ -337,7 +343,7 @@ fn accept(listener: &TcpListener, within: Duration) -> anyhow::Result<(TcpStream
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error).context("a client"),
         }
-        ensure!(start.elapsed() < within, "the guest does not connect");
+        ensure!(start.elapsed() < within, "the guest has not connected within {within:?}");
         sleep(Duration::from_millis(5));
     }
 }

@@ -1,4 +1,4 @@
-//! The page with noVNC in a real browser, used as a person uses it.
+//! The noVNC page in a real browser, used as a person would.
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
@@ -9,13 +9,13 @@ use crate::browser::Browser;
 use crate::desk::{Key, PASSWORD, Sitter};
 use crate::sight::Sight;
 
-/// The page, logged in.
+/// The page, after login.
 pub struct Page {
     browser: Browser,
     _folder: TempDir,
 }
 
-/// The pixels of noVNC's canvas: a number for each, red in its lowest byte.
+/// The pixels of noVNC's canvas: one number each, with red in the lowest byte.
 const PIXELS: &str = "(() => {
     const canvas = document.querySelector('canvas');
     const { width, height } = canvas;
@@ -23,7 +23,7 @@ const PIXELS: &str = "(() => {
     return { width, height, pixels: Array.from(new Uint32Array(data.buffer)) };
 })()";
 
-/// Where a pixel of the canvas is on the page.
+/// The position on the page of a pixel of the canvas.
 fn place(x: u16, y: u16) -> String {
     format!(
         "(() => {{ const it = document.querySelector('canvas'); \
@@ -34,25 +34,26 @@ fn place(x: u16, y: u16) -> String {
 }
 
 impl Page {
-    /// Opens the page at a port of this host, gives the password, and waits for the picture.
+    /// Opens the page at a port of this host, enters the password, and waits for the picture.
     ///
     /// # Errors
     ///
-    /// When it is not let in, or nothing comes.
+    /// When the login is refused, or no picture comes.
     pub fn new(port: u16) -> anyhow::Result<Self> {
         Self::open(port, None)
     }
 
-    /// The same where a name is asked for, too.
+    /// Like `new`, but also enters a user name.
     ///
     /// # Errors
     ///
-    /// As `new`.
+    /// Like `new`.
     pub fn open(port: u16, user: Option<&str>) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let browser = Browser::new(&folder.path().join("profile"));
-        let mut browser = browser.context("chromium, which is in a package of that name")?;
-        // Larger than the guest's screen: then each of its pixels can be hit.
+        let mut browser = browser.context("chromium (package chromium)")?;
+        // The window is larger than the guest's screen, so that each of the guest's pixels can be
+        // clicked.
         let room =
             json!({ "width": 1600, "height": 1300, "deviceScaleFactor": 1, "mobile": false });
         browser.order("Emulation.setDeviceMetricsOverride", &room)?;
@@ -70,11 +71,11 @@ impl Page {
         Ok(page)
     }
 
-    /// Waits until the page says that it shows the machine.
+    /// Waits until the page shows the machine.
     ///
     /// # Errors
     ///
-    /// When it does not.
+    /// When that takes too long.
     pub fn is_connected(&mut self) -> anyhow::Result<()> {
         self.browser.until("document.body.dataset.state == 'connected'")
     }
@@ -124,7 +125,7 @@ impl Sitter for Page {
                 'a'..='z' => format!("Key{}", letter.to_ascii_uppercase()),
                 '0'..='9' => format!("Digit{letter}"),
                 ' ' => "Space".into(),
-                _ => bail!("{letter:?} is on no key that is known here"),
+                _ => bail!("{letter:?}: this test has no key for it"),
             };
             self.key(&letter.to_string(), &code, number)?;
         }

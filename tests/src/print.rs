@@ -1,26 +1,26 @@
-//! The probe's page, read from its picture: letters are compared with the font they come from.
+//! Reads the probe's page from its picture, by comparing letters with the font they come from.
 
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster};
 
-/// Pixels: blue, green, red, and a byte that does not matter.
+/// A picture. Each pixel has four bytes: blue, green, red, and one that is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
-    /// Pixels of a line.
+    /// Pixels in a line.
     pub width: usize,
-    /// All of them, line after line.
+    /// All pixels, line after line.
     pub pixels: Vec<u8>,
 }
 
-/// Where lines of text are, and in which font.
+/// The position and the font of lines of text.
 #[derive(Clone, Copy)]
 pub struct Print {
-    /// Of the letters.
+    /// The weight of the font.
     pub weight: FontWeight,
-    /// Of the letters.
+    /// The height of the font.
     pub height: RasterHeight,
-    /// Pixels from the left to the first letter.
+    /// Pixels from the left edge to the first letter.
     pub x: usize,
-    /// And from the top.
+    /// Pixels from the top to the first line.
     pub y: usize,
     /// Pixels from one line to the next.
     pub line: usize,
@@ -34,7 +34,7 @@ const fn title(x: usize, y: usize) -> Print {
     Print { weight: FontWeight::Bold, height: RasterHeight::Size32, x, y, line: 32 }
 }
 
-/// Sizes of displays, and where their pages have the title and all else.
+/// Sizes of displays, with the layout of the title and of the other text.
 pub const PAGES: [((usize, usize), Print, Print); 3] = [
     ((1280, 800), title(28, 24), print(RasterHeight::Size20, 28, 74, 24)),
     ((1920, 1080), title(30, 28), print(RasterHeight::Size24, 30, 81, 28)),
@@ -42,25 +42,25 @@ pub const PAGES: [((usize, usize), Print, Print); 3] = [
 ];
 
 impl Print {
-    /// Pixels of a letter.
+    /// The width of a letter in pixels.
     ///
     /// # Panics
     ///
-    /// Never: the font has digits.
+    /// Never, because the font has digits.
     pub fn width(&self) -> usize {
         get_raster('0', self.weight, self.height).expect("a digit").width()
     }
 
-    /// How much of each pixel a letter covers, as far as 16 levels tell.
+    /// The coverage of each pixel by a letter, in 16 levels.
     fn cover(&self, letter: char) -> Vec<f64> {
         let raster = get_raster(letter, self.weight, self.height).expect("a character of ASCII");
         let levels = raster.pixels().iter().map(|level| (u32::from(*level) * 15 + 127) / 255);
-        even(levels.map(f64::from).collect())
+        scaled(levels.map(f64::from).collect())
     }
 }
 
-/// So that the most is 1, wherever there is anything.
-fn even(mut values: Vec<f64>) -> Vec<f64> {
+/// Scales values so that the largest is 1, unless all are 0.
+fn scaled(mut values: Vec<f64>) -> Vec<f64> {
     let most = values.iter().copied().fold(0.0, f64::max);
     if most > 0.0 {
         values.iter_mut().for_each(|value| *value /= most);
@@ -69,13 +69,14 @@ fn even(mut values: Vec<f64>) -> Vec<f64> {
 }
 
 impl Picture {
-    /// A pixel's colours.
+    /// The blue, green and red of a pixel.
     pub fn pixel(&self, x: usize, y: usize) -> [u8; 3] {
         let at = 4 * (y * self.width + x);
-        [0, 1, 2].map(|colour| self.pixels[at + colour])
+        [0, 1, 2].map(|color| self.pixels[at + color])
     }
 
-    /// What is in a box, as far as it differs from the pixel in its corner; nothing if it does not.
+    /// The coverage of each pixel in a letter's cell, by its difference from the pixel in the
+    /// corner. `None` if all pixels are equal.
     fn cover(&self, (left, top): (usize, usize), print: &Print) -> Option<Vec<f64>> {
         let ground = self.pixel(left, top);
         let (width, height) = (print.width(), print.height.val());
@@ -86,14 +87,14 @@ impl Picture {
             f64::from(pairs.map(|(a, b)| u32::from(a.abs_diff(b))).sum::<u32>())
         };
         let cover: Vec<_> = places.map(far).collect();
-        cover.iter().any(|far| *far > 0.0).then(|| even(cover))
+        cover.iter().any(|far| *far > 0.0).then(|| scaled(cover))
     }
 
-    /// At most `count` lines; what is no letter is `?`.
+    /// Reads at most `count` lines. An unknown letter is `?`.
     ///
     /// # Panics
     ///
-    /// Never: the font has letters.
+    /// Never, because the font has letters.
     pub fn read(&self, print: Print, count: usize) -> Vec<String> {
         let letters: Vec<_> = ('!'..='~').map(|letter| (letter, print.cover(letter))).collect();
         let columns = (self.width - print.x) / print.width();
@@ -111,27 +112,27 @@ impl Picture {
         (0..rows.min(count)).map(line).collect()
     }
 
-    /// All lines.
+    /// Reads all lines.
     pub fn all(&self, print: Print) -> Vec<String> {
         self.read(print, usize::MAX)
     }
 }
 
-/// From this label on, to the end of its line.
+/// The rest of the first line that has this label, from the label on.
 pub fn find<'a>(lines: &'a [String], label: &str) -> Option<&'a str> {
     lines.iter().find_map(|line| Some(line[line.find(label)?..].trim_end()))
 }
 
-/// Whether a page says that after a label.
+/// Whether the line with a label also contains a text.
 pub fn says<'a>(print: Print, label: &'a str, text: &'a str) -> impl Fn(&Picture) -> bool + 'a {
     move |picture| find(&picture.all(print), label).is_some_and(|line| line.contains(text))
 }
 
-/// Where a text is, after a label: its first cell.
+/// The position of a text after a label: its first cell, in pixels.
 ///
 /// # Panics
 ///
-/// When it is not there.
+/// When the page does not have them.
 pub fn place(picture: &Picture, print: Print, label: &str, text: &str) -> (usize, usize) {
     let lines = picture.all(print);
     let row = lines.iter().position(|line| line.contains(label)).expect("a line");

@@ -1,4 +1,4 @@
-//! The `vmm` program as a user starts it: its words, its output, its signals, its control socket.
+//! Runs the `vmm` program as a user does: its words, output, signals and control socket.
 
 use std::fmt::Write as _;
 use std::io::Read;
@@ -17,28 +17,29 @@ use vmm::control::Client;
 
 use crate::idle;
 
-/// A guest that is emulated on a busy host is slow; one that hangs is found out after this.
+/// The limit for anything that a program or guest must do. It is long because guests are slow when
+/// emulated on a busy host.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a machine that has nothing to do may use of a processor.
+/// The part of a processor that an idle machine may use.
 pub const IDLE: f64 = 0.002;
 
-/// Where the program is, of the same profile as the test that asks. It is built if it is not there,
-/// or is older than its sources.
+/// The path of the program, built with the same profile as this test. Cargo builds it if it is
+/// missing or older than its sources.
 ///
 /// # Panics
 ///
-/// When it cannot be built.
+/// When the build fails.
 pub fn vmm() -> &'static Path {
     static VMM: OnceLock<PathBuf> = OnceLock::new();
     VMM.get_or_init(|| find("vmm").expect("the vmm program"))
 }
 
-/// The same for the program of the container, which starts `vmm`.
+/// The path of the container's program, which starts `vmm`, built like `vmm`.
 ///
 /// # Panics
 ///
-/// When it cannot be built.
+/// When the build fails.
 pub fn transom() -> &'static Path {
     static TRANSOM: OnceLock<PathBuf> = OnceLock::new();
     TRANSOM.get_or_init(|| find("transom").expect("the transom program"))
@@ -58,19 +59,19 @@ fn find(name: &str) -> Result<PathBuf> {
     let program = folder.join(name);
     match built {
         Ok(output) if output.status.success() => {}
-        // In the lab there is no compiler; there the program was built before.
+        // The lab has no compiler, but the program was built before.
         Err(error) if error.kind() == io::ErrorKind::NotFound && program.exists() => {}
         Ok(output) => bail!("{build:?}: {}", String::from_utf8_lossy(&output.stderr)),
         Err(error) => bail!("{build:?}: {error}"),
     }
-    ensure!(program.exists(), "{} is not there after {build:?}", program.display());
+    ensure!(program.exists(), "{} is missing after {build:?}", program.display());
     Ok(program)
 }
 
-/// What a program left when it ended.
+/// The result of a program that ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its status, 128 + N after signal N, as a shell says it.
+    /// The exit status, or 128 + N after signal N, as in a shell.
     pub status: i32,
     /// Its standard output.
     pub stdout: String,
@@ -78,27 +79,27 @@ pub struct Ended {
     pub stderr: String,
 }
 
-/// The status as a shell says it.
+/// The exit status, or 128 + N after signal N, as in a shell.
 pub fn number(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
-/// Runs `vmm` with these words in this folder until it ends.
+/// Runs `vmm` with these words in a folder, until it ends.
 ///
 /// # Errors
 ///
-/// When it cannot be started, or does not end.
+/// When `vmm` cannot be started, or does not end in time.
 pub fn run_in(folder: &Path, words: &[&str]) -> Result<Ended> {
     let mut command = Command::new(vmm());
     command.args(words).current_dir(folder);
     finish(&mut command)
 }
 
-/// Runs a command that has to succeed, and gives what it wrote.
+/// Runs a command that must succeed, and returns its standard output.
 ///
 /// # Errors
 ///
-/// When it cannot be started or fails, with all that it wrote.
+/// When the command cannot be started, or fails. The error has its output.
 pub fn said(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -111,7 +112,7 @@ pub fn said(command: &mut Command) -> Result<String> {
 ///
 /// # Errors
 ///
-/// When it cannot be started, or does not end.
+/// When the command cannot be started, or does not end in time.
 pub fn finish(command: &mut Command) -> Result<Ended> {
     let mut running = Running::spawn(command)?;
     let status = running.wait(PATIENCE)?;
@@ -119,12 +120,12 @@ pub fn finish(command: &mut Command) -> Result<Ended> {
     Ok(Ended { status, stdout, stderr: running.stderr.text() })
 }
 
-/// What a pipe has brought so far.
+/// The output of a pipe so far.
 #[derive(Clone, Default)]
-pub struct Pipe(Arc<(Mutex<Brought>, Condvar)>);
+pub struct Pipe(Arc<(Mutex<PipeOutput>, Condvar)>);
 
 #[derive(Default)]
-struct Brought {
+struct PipeOutput {
     bytes: Vec<u8>,
     closed: bool,
 }
@@ -137,10 +138,10 @@ impl Pipe {
             let mut buffer = [0; 4096];
             loop {
                 let got = from.read(&mut buffer).unwrap_or(0);
-                let (brought, changed) = &*shared.0;
-                let mut brought = brought.lock().expect("no reader panicked");
-                brought.bytes.extend_from_slice(&buffer[..got]);
-                brought.closed = got == 0;
+                let (output, changed) = &*shared.0;
+                let mut output = output.lock().expect("no reader panicked");
+                output.bytes.extend_from_slice(&buffer[..got]);
+                output.closed = got == 0;
                 changed.notify_all();
                 if got == 0 {
                     return;
@@ -151,23 +152,23 @@ impl Pipe {
     }
 
     fn wait(&self, patience: Duration, enough: impl Fn(&str, bool) -> bool) -> bool {
-        let (brought, changed) = &*self.0;
-        let brought = brought.lock().expect("no reader panicked");
-        let lacks = |it: &mut Brought| !enough(&String::from_utf8_lossy(&it.bytes), it.closed);
+        let (output, changed) = &*self.0;
+        let output = output.lock().expect("no reader panicked");
+        let lacks = |it: &mut PipeOutput| !enough(&String::from_utf8_lossy(&it.bytes), it.closed);
         let (guard, timeout) =
-            changed.wait_timeout_while(brought, patience, lacks).expect("no reader panicked");
+            changed.wait_timeout_while(output, patience, lacks).expect("no reader panicked");
         drop(guard);
         !timeout.timed_out()
     }
 
-    /// All of it so far; when the other end is closed, all there will be.
+    /// The text so far; all of it, once the other end is closed.
     pub fn text(&self) -> String {
-        let brought = self.0.0.lock().expect("no reader panicked");
-        String::from_utf8_lossy(&brought.bytes).into_owned()
+        let output = self.0.0.lock().expect("no reader panicked");
+        String::from_utf8_lossy(&output.bytes).into_owned()
     }
 }
 
-/// A program that runs; it is killed when this is dropped.
+/// A running program. Dropping it kills the process.
 pub struct Running {
     child: Child,
     /// Its standard output.
@@ -181,7 +182,7 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// When it cannot be started.
+    /// When `vmm` cannot be started.
     pub fn vmm(words: &[&str]) -> Result<Self> {
         Self::spawn(Command::new(vmm()).args(words))
     }
@@ -190,7 +191,7 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// When it cannot be started.
+    /// When the command cannot be started.
     pub fn spawn(command: &mut Command) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
@@ -199,11 +200,11 @@ impl Running {
         Ok(Self { child, stdout, stderr })
     }
 
-    /// Waits until standard output has `text` this many times.
+    /// Waits until standard output has `text` at least `times` times.
     ///
     /// # Errors
     ///
-    /// When it takes too long, or the program ends without it.
+    /// When that takes too long, or the program ends before.
     pub fn says(&mut self, text: &str, times: usize) -> Result<()> {
         let count = |all: &str| all.matches(text).count();
         self.stdout.wait(PATIENCE, |all, closed| closed || count(all) >= times);
@@ -211,16 +212,16 @@ impl Running {
         if count(&all) >= times {
             return Ok(());
         }
-        let mut sentence = format!("`{text}` was said {} times of {times}", count(&all));
+        let mut sentence = format!("`{text}` came {} times, not {times},", count(&all));
         write!(sentence, " within {PATIENCE:?} in:\n{all}\n{}", self.stderr.text())?;
         bail!(sentence)
     }
 
-    /// Waits for its end, and gives its status.
+    /// Waits for the end of the program, and returns its status.
     ///
     /// # Errors
     ///
-    /// When it does not end in time.
+    /// When the program does not end in time.
     pub fn wait(&mut self, patience: Duration) -> Result<i32> {
         let deadline = Instant::now() + patience;
         loop {
@@ -232,63 +233,64 @@ impl Running {
             }
             if Instant::now() >= deadline {
                 let (out, err) = (self.stdout.text(), self.stderr.text());
-                bail!("it did not end within {patience:?}; it said:\n{out}\n{err}");
+                bail!("still running after {patience:?}; its output:\n{out}\n{err}");
             }
             thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// Its process.
+    /// The process ID.
     ///
     /// # Panics
     ///
-    /// Never: a process that runs has a number.
+    /// Never: a running process has an ID.
     pub fn pid(&self) -> Pid {
-        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process number")
+        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process ID")
     }
 
-    /// Sends it a signal.
+    /// Sends a signal.
     ///
     /// # Errors
     ///
-    /// When it is gone.
+    /// When the process is gone.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         Ok(kill_process(self.pid(), signal)?)
     }
 
-    /// A file of `/proc/PID`.
+    /// The text of a file in `/proc/PID`.
     ///
     /// # Errors
     ///
-    /// When it is gone.
+    /// When the process is gone.
     pub fn proc(&self, file: &str) -> Result<String> {
         let path = format!("/proc/{}/{file}", self.child.id());
         fs::read_to_string(&path).context(path)
     }
 
-    /// Processor time that all its threads have used, in seconds.
+    /// Processor time that all threads have used, in seconds.
     ///
     /// # Errors
     ///
-    /// When it is gone.
+    /// When the process is gone.
     pub fn processor_seconds(&self) -> Result<f64> {
         Ok(idle::threads(self.child.id(), "")?.values().sum())
     }
 
-    /// Watches it until it has been idle for three seconds, and says how idle.
+    /// Waits until the program has been idle for three seconds, and returns the part of a processor
+    /// that it used.
     ///
     /// # Errors
     ///
-    /// When it is gone, or does not come to rest.
-    pub fn rests(&self) -> Result<f64> {
-        idle::rests(self.child.id(), "", IDLE)
+    /// When the process is gone, or does not become idle.
+    pub fn wait_until_idle(&self) -> Result<f64> {
+        idle::wait_until_idle(self.child.id(), "", IDLE)
     }
 
-    /// Memory in KiB that counts as this program's, as `memory_kib` says.
+    /// The program's memory in KiB, like the function `memory_kib`.
     ///
     /// # Errors
     ///
-    /// When it is gone.
+    /// When the process is gone.
     pub fn memory_kib(&self, field: &str) -> Result<u64> {
         memory_kib(self.child.id(), field)
     }
@@ -301,12 +303,11 @@ impl Drop for Running {
     }
 }
 
-/// Memory in KiB that counts as a process', by a field of `smaps` (`Rss`, `Pss`), without what its
-/// guest has touched of its RAM.
+/// A process's memory in KiB, by a field of `smaps` (`Rss`, `Pss`), without its guest's RAM.
 ///
 /// # Errors
 ///
-/// When it is gone.
+/// When the process is gone.
 pub fn memory_kib(pid: u32, field: &str) -> Result<u64> {
     let path = format!("/proc/{pid}/smaps");
     let (mut sum, mut ram) = (0, false);
@@ -315,7 +316,7 @@ pub fn memory_kib(pid: u32, field: &str) -> Result<u64> {
         let first = words.next().unwrap_or_default();
         if let Some(key) = first.strip_suffix(':') {
             if key == "Size" {
-                // No mapping but the guest's RAM is as large.
+                // Only the guest's RAM is a mapping of this size.
                 let size = words.next().and_then(|it| it.parse::<u64>().ok());
                 ram = size.is_some_and(|kib| kib > 192 << 10);
             } else if key == field && !ram {
@@ -327,11 +328,11 @@ pub fn memory_kib(pid: u32, field: &str) -> Result<u64> {
     Ok(sum)
 }
 
-/// Connects to a control socket, once it is there.
+/// Connects to a control socket as soon as it exists.
 ///
 /// # Errors
 ///
-/// When it does not come.
+/// When that takes too long.
 pub fn connect(path: &Path) -> Result<Client> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -343,8 +344,8 @@ pub fn connect(path: &Path) -> Result<Client> {
     }
 }
 
-/// The command that builds our programs with a profile. The whole workspace is named, so that what
-/// was built with it is what is found up to date.
+/// The command that builds our programs with a profile. It names the whole workspace, so that cargo
+/// finds earlier builds of it up to date.
 pub(crate) fn build(profile: &str) -> Command {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
@@ -354,29 +355,29 @@ pub(crate) fn build(profile: &str) -> Command {
     build
 }
 
-/// Keeps what cargo tells of a test from a command that builds: packages whose parts are in C look
-/// at it, and they, with all that needs them, would be built anew each time.
+/// Removes the variables that cargo sets for a test from a build command. Packages with C code look
+/// at them, and would be rebuilt each time with all their dependents.
 pub fn forget_the_test(build: &mut Command) {
     for (name, _) in env::vars_os() {
-        let told = ["CARGO_PKG_", "CARGO_MANIFEST_"];
-        if name.to_str().is_some_and(|name| told.iter().any(|it| name.starts_with(it))) {
+        let prefixes = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if name.to_str().is_some_and(|name| prefixes.iter().any(|it| name.starts_with(it))) {
             build.env_remove(name);
         }
     }
 }
 
-/// The probe's report: the last line of JSON in its output.
+/// Finds the probe's report: the last line of JSON in its output.
 ///
 /// # Errors
 ///
-/// When there is none.
+/// When the output has no report.
 pub fn report(output: &str) -> Result<Value> {
     let line = output.lines().rev().find(|line| line.starts_with("{\"probe\""));
     let line = line.with_context(|| format!("no report in:\n{output}"))?;
     serde_json::from_str(line).with_context(|| line.to_owned())
 }
 
-/// The findings of one name in a report.
+/// The findings with this name in a report.
 pub fn findings<'a>(report: &'a Value, name: &str) -> Vec<&'a Value> {
     let all = report["findings"].as_array().into_iter().flatten();
     all.filter(|finding| finding["name"] == name).collect()

@@ -1,4 +1,4 @@
-//! Programs of others in Python.
+//! Runs third-party programs in Python.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -9,17 +9,17 @@ use anyhow::{Result, ensure};
 
 use crate::program::finish;
 
-/// Debian's, which has Debian's modules.
+/// Debian's Python, which finds Debian's modules.
 pub const PYTHON: &str = "/usr/bin/python3";
 
-/// Fetches the modules of a list, with their checksums, into a folder: once, for as long as the
-/// list stays as it is, by whoever comes first; the others wait.
+/// Installs the modules of a list with checksums into a folder, unless this list is installed
+/// already. Concurrent callers wait for the first one.
 ///
 /// # Errors
 ///
-/// When they cannot be had.
+/// When the modules cannot be installed.
 pub fn fetch(list: &Path, folder: &Path) -> Result<()> {
-    // Tests run at the same time, as threads and as processes; the lock goes with the file.
+    // Tests run concurrently, as threads and as processes. Closing the file releases the lock.
     let turn = File::create(folder.with_extension("lock"))?;
     turn.lock()?;
     let (wanted, stamp) = (fs::read(list)?, folder.join("installed"));

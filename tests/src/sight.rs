@@ -1,5 +1,5 @@
-//! What a viewer shows, and text read from it. Firmware and Linux draw their letters in a grid and
-//! from one font, so that a letter is known again, pixel by pixel, once it was seen.
+//! A viewer's picture, and text read from it. Firmware and Linux draw letters of one font in a
+//! grid, so that a letter that was seen once can be recognized pixel by pixel.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -9,15 +9,15 @@ use vmm::screenshot::{self, Picture};
 
 use crate::lab;
 
-/// A picture: blue, green, red and nothing of each pixel.
+/// A picture. Each pixel has four bytes: blue, green, red, and one that is ignored.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Sight {
     picture: Picture,
     pixels: Vec<u8>,
 }
 
-/// How far two colours must be apart to be two, summed over red, green and blue: some encodings
-/// only come near to what the guest drew.
+/// Colors that differ by more than this, summed over red, green and blue, count as different. Some
+/// encodings are lossy.
 const CONTRAST: u32 = 150;
 
 impl Sight {
@@ -25,45 +25,45 @@ impl Sight {
     ///
     /// # Errors
     ///
-    /// When they are too few or too many.
+    /// When the number of pixels does not match the size.
     pub fn new(picture: Picture, pixels: Vec<u8>) -> anyhow::Result<Self> {
         let wanted = 4 * u64::from(picture.width) * u64::from(picture.height);
         ensure!(pixels.len() as u64 == wanted, "{} bytes for {picture:?}", pixels.len());
         Ok(Self { picture, pixels })
     }
 
-    /// As people write it: `800x600`.
+    /// The size as text: `800x600`.
     pub fn size(&self) -> String {
         format!("{}x{}", self.picture.width, self.picture.height)
     }
 
-    /// Keeps it as a file for people; the answer is where.
+    /// Saves the picture as a PNG file for people, and returns its path.
     ///
     /// # Errors
     ///
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn keep(&self, name: &str) -> anyhow::Result<String> {
         let file = lab::shared()?.join(format!("{name}.png"));
         screenshot::write(self.picture, self.pixels.clone(), &file)?;
         Ok(file.display().to_string())
     }
 
-    /// How many different colours there are.
+    /// The number of different colors.
     pub fn colours(&self) -> usize {
         let (pixels, _) = self.pixels.as_chunks::<4>();
         pixels.iter().map(|it| [it[0], it[1], it[2]]).collect::<HashSet<_>>().len()
     }
 
-    /// How many pixels of a hundred have this colour: blue, green and red.
-    pub fn share(&self, colour: [u8; 3]) -> usize {
+    /// The percentage of pixels with this color (blue, green, red).
+    pub fn share(&self, color: [u8; 3]) -> usize {
         let (pixels, _) = self.pixels.as_chunks::<4>();
-        let like = pixels.iter().filter(|it| apart([it[0], it[1], it[2]], colour) <= CONTRAST);
+        let like = pixels.iter().filter(|it| apart([it[0], it[1], it[2]], color) <= CONTRAST);
         100 * like.count() / pixels.len().max(1)
     }
 
-    /// Lines of pixels in which something else is seen, in a picture of the same size.
+    /// Lines that differ from an earlier picture of the same size.
     pub fn changed(&self, before: &Self) -> Vec<usize> {
-        let other = |x, y| apart(self.colour(x, y), before.colour(x, y)) > CONTRAST;
+        let other = |x, y| apart(self.color(x, y), before.color(x, y)) > CONTRAST;
         (0..self.height()).filter(|y| (0..self.width()).any(|x| other(x, *y))).collect()
     }
 
@@ -75,34 +75,35 @@ impl Sight {
         self.picture.height as usize
     }
 
-    fn colour(&self, x: usize, y: usize) -> [u8; 3] {
+    fn color(&self, x: usize, y: usize) -> [u8; 3] {
         let at = 4 * (y * self.width() + x);
         [self.pixels[at], self.pixels[at + 1], self.pixels[at + 2]]
     }
 
-    /// A letter's place: a byte for each line, a bit for each pixel unlike the first.
+    /// The glyph in a cell: a byte for each line, a bit for each pixel that differs from the first
+    /// one.
     fn glyph(&self, x: usize, y: usize, height: usize) -> Glyph {
-        let paper = self.colour(x, y);
-        let ink = |x, y| u8::from(apart(self.colour(x, y), paper) > CONTRAST);
+        let paper = self.color(x, y);
+        let ink = |x, y| u8::from(apart(self.color(x, y), paper) > CONTRAST);
         let line = |y| (x..x + WIDTH).fold(0, |bits, x| bits << 1 | ink(x, y));
         Glyph((y..y + height).map(line).collect())
     }
 }
 
-/// How far apart two colours are.
+/// The sum of the differences in blue, green and red.
 fn apart(one: [u8; 3], other: [u8; 3]) -> u32 {
     one.iter().zip(other).map(|(one, other)| u32::from(one.abs_diff(other))).sum()
 }
 
-/// Pixels of a letter's line.
+/// The width of a letter in pixels.
 const WIDTH: usize = 8;
 
-/// What is drawn where a letter can be.
+/// The shape in a cell of the grid.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Glyph(Vec<u8>);
 
 impl Glyph {
-    /// Whether nothing is drawn.
+    /// Whether the cell is empty.
     pub fn is_blank(&self) -> bool {
         self.0.iter().all(|line| *line == 0)
     }
@@ -114,10 +115,10 @@ impl fmt::Debug for Glyph {
     }
 }
 
-/// What stands for a glyph that is no known letter: a cursor, a frame.
+/// Stands for a glyph that is not a known letter: a cursor, a frame.
 pub const UNKNOWN: char = '\u{fffd}';
 
-/// A font, as far as its letters are known.
+/// A font with the letters that were learned.
 pub struct Font {
     height: usize,
     centred: bool,
@@ -125,17 +126,17 @@ pub struct Font {
 }
 
 impl Font {
-    /// The font of UEFI's consoles: what the grid leaves over is at both edges.
+    /// The font of UEFI's consoles. The grid is centered on the screen.
     pub fn of_firmware() -> Self {
         Self { height: 19, centred: true, letters: HashMap::new() }
     }
 
-    /// The font of Linux' consoles.
+    /// The font of Linux's consoles.
     pub fn of_linux() -> Self {
         Self { height: 16, centred: false, letters: HashMap::new() }
     }
 
-    /// All places of the grid that have something in them or behind them, row by row.
+    /// The glyphs of each row, up to the last that is not blank.
     pub fn rows(&self, sight: &Sight) -> Vec<Vec<Glyph>> {
         let (left, top) = self.corner(sight);
         let row = |row: usize| {
@@ -149,11 +150,12 @@ impl Font {
         (0..sight.height() / self.height).map(row).collect()
     }
 
-    /// Gets to know letters from places where this text is drawn.
+    /// Learns letters from glyphs that show a known text.
     ///
     /// # Errors
     ///
-    /// When it cannot be this text: a letter looks like another, or unlike itself.
+    /// When the glyphs cannot be this text: two letters look the same, or one looks different
+    /// twice.
     pub fn learn(&mut self, glyphs: &[Glyph], text: &str) -> anyhow::Result<()> {
         ensure!(glyphs.len() == text.chars().count(), "{} glyphs for {text:?}", glyphs.len());
         for (glyph, letter) in glyphs.iter().zip(text.chars()) {
@@ -161,12 +163,12 @@ impl Font {
             let known = *self.letters.entry(glyph.clone()).or_insert(letter);
             ensure!(known == letter, "{letter:?} looks like {known:?}: {glyph:?}");
             let looks = self.letters.values().filter(|it| **it == letter).count();
-            ensure!(looks == 1, "{letter:?} looks now like this and now like that: {glyph:?}");
+            ensure!(looks == 1, "{letter:?} has two different glyphs: {glyph:?}");
         }
         Ok(())
     }
 
-    /// The text on the screen, a line for each row, without blanks at its end.
+    /// The text on the screen: one line for each row, without trailing blanks.
     pub fn read(&self, sight: &Sight) -> Vec<String> {
         let text = |row: &Vec<Glyph>| row.iter().map(|it| self.letter(it)).collect();
         self.rows(sight).iter().map(text).collect()
@@ -180,16 +182,16 @@ impl Font {
         }
     }
 
-    /// Where the grid begins.
+    /// The upper left corner of the grid.
     fn corner(&self, sight: &Sight) -> (usize, usize) {
         let edge = |all, each| if self.centred { all % each / 2 } else { 0 };
         (edge(sight.width(), WIDTH), edge(sight.height(), self.height))
     }
 
-    /// The text that stands on paper of this colour, a line for each row, without blanks around it.
+    /// The text on a background of this color: one line for each row, trimmed.
     pub fn read_on(&self, sight: &Sight, paper: [u8; 3]) -> Vec<String> {
         let (left, top) = self.corner(sight);
-        let is_on = |x: usize, y: usize| apart(sight.colour(x, y), paper) < CONTRAST;
+        let is_on = |x: usize, y: usize| apart(sight.color(x, y), paper) < CONTRAST;
         let row = |row: &[Glyph], at: usize| {
             let places = (left..).step_by(WIDTH).map(|x| is_on(x, top + at * self.height));
             let on = row.iter().zip(places).filter(|(_, on)| *on);
@@ -198,17 +200,17 @@ impl Font {
         self.rows(sight).iter().enumerate().map(|(at, it)| row(it, at)).collect()
     }
 
-    /// How many letters are known.
+    /// The number of known letters.
     pub fn known(&self) -> usize {
         self.letters.len()
     }
 }
 
-/// The row of these that holds text last, and which it is.
+/// The last row with text, and its index.
 ///
 /// # Errors
 ///
-/// When all are empty.
+/// When all rows are empty.
 pub fn last(rows: &[Vec<Glyph>]) -> anyhow::Result<(usize, &[Glyph])> {
     let at = rows.iter().rposition(|row| !row.is_empty()).context("an empty screen")?;
     Ok((at, &rows[at]))

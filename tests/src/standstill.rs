@@ -1,17 +1,16 @@
-//! What a host does while a guest stands still: which threads ran, and when KVM's timers for the
-//! guest are due. It tells a guest that waits from a host that does not wake it.
+//! The host's activity while a guest makes no progress: the threads that ran, and the expiry of
+//! KVM's timers for the guest. It tells a waiting guest from a host that does not wake it.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// How long the host is watched.
 const WATCHED: Duration = Duration::from_secs(2);
-/// Fields of `/proc/PID/stat` behind the name in brackets: user and system time in ticks.
+/// Fields of `/proc/PID/stat` after the name in parentheses: user and system time in ticks.
 const TIMES: [usize; 2] = [11, 12];
 
-/// Threads that ran, timer interrupts, and the guests' timers.
+/// Watches the host, and lists threads that ran, timer interrupts, and timers of guests.
 #[must_use]
 pub fn watch() -> String {
     let (before, interrupts) = (ticks(), timer_interrupts());
@@ -31,13 +30,13 @@ pub fn watch() -> String {
     lines.join("\n")
 }
 
-/// Name and numbers of each thread of the host, and the time that it has run.
+/// The run time in ticks of each thread on the host, by name and IDs.
 fn ticks() -> BTreeMap<String, u64> {
     let folders = |path: &str| fs::read_dir(path).into_iter().flatten().flatten();
     let mut found = BTreeMap::new();
     for process in folders("/proc").map(|it| it.path().join("task")) {
         for task in folders(&process.display().to_string()) {
-            // A thread may end meanwhile.
+            // The thread may have ended meanwhile.
             let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             let Some((name, fields)) = stat.rsplit_once(')') else { continue };
             let fields: Vec<_> = fields.split_whitespace().collect();
@@ -49,15 +48,15 @@ fn ticks() -> BTreeMap<String, u64> {
     found
 }
 
-/// The local timer's interrupts on each processor.
+/// Local timer interrupts of each processor.
 fn timer_interrupts() -> String {
     let list = fs::read_to_string("/proc/interrupts").unwrap_or_default();
     let line = list.lines().find_map(|line| line.trim().strip_prefix("LOC:"));
     line.unwrap_or_default().split_whitespace().take_while(|it| it.parse::<u64>().is_ok()).collect()
 }
 
-/// The lines of `/proc/timer_list` that say what time it is, when the local APICs of guests are
-/// due, and when each processor is woken.
+/// Lines of `/proc/timer_list` with the current time, the expiry of guests' local APIC timers, and
+/// the next event of each processor.
 fn guest_timers(list: &str) -> Vec<String> {
     let lines: Vec<_> = list.lines().map(str::trim).collect();
     let due = |pair: &[&str]| match pair {

@@ -1,4 +1,5 @@
-//! The runner of a `harness = false` target: the words of `cargo test`, and its closing line.
+//! The runner of a `harness = false` target. It takes the words of `cargo test` and ends with its
+//! summary line.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -10,17 +11,17 @@ use crate::lab::{self, Lab};
 use crate::program::not_run;
 use crate::tally;
 
-/// Prints a line, whoever reads: the runner's output is what cargo shows.
+/// Prints a line to standard output, which cargo shows, and ignores errors.
 #[macro_export]
 macro_rules! say {
     ($($what:tt)*) => {{
         use std::io::Write as _;
-        // A reader that went away ends the lab, not the test in it.
+        // A reader that is gone must end the lab and not the test in it.
         writeln!(std::io::stdout(), $($what)*).ok();
     }};
 }
 
-/// A test: its name, what it does, and whether it takes long beside what it adds to the others.
+/// A test: its name, its body, and whether it takes too long for what it adds to the others.
 pub struct Test {
     name: String,
     body: Box<dyn Fn() -> anyhow::Result<()>>,
@@ -33,13 +34,13 @@ impl Test {
         Self { name: name.into(), body: Box::new(body), thorough: false }
     }
 
-    /// The same test, run with `TRANSOM_TESTS=all` alone; it is reported as skipped otherwise.
+    /// The same test, run only with `TRANSOM_TESTS=all`; otherwise it is reported as skipped.
     #[must_use]
     pub fn thorough(self) -> Self {
         Self { thorough: true, ..self }
     }
 
-    /// Whether to run it now.
+    /// Whether to run the test now. Reports it as skipped otherwise.
     fn is_due(&self) -> bool {
         let due = !self.thorough || lab::everything();
         if !due {
@@ -48,52 +49,52 @@ impl Test {
         due
     }
 
-    /// Runs it; a panic is a failure like another.
+    /// Runs the test. A panic is a failure.
     fn run(&self) -> anyhow::Result<()> {
         catch_unwind(AssertUnwindSafe(&self.body)).unwrap_or_else(|payload| {
             let text = payload.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
-            bail!("a panic: {}", text.unwrap_or("without words"))
+            bail!("a panic: {}", text.unwrap_or("no message"))
         })
     }
 }
 
-/// The tests of one target, from fast to slow, and what they need of the lab.
+/// The tests of one target, from fast to slow, and their requirements for the lab.
 pub struct Suite {
-    /// The lab, for a host that cannot run them itself.
+    /// The lab for hosts that cannot run the tests themselves.
     pub lab: Lab,
     /// The tests, in the order to run them.
     pub tests: Vec<Test>,
 }
 
 impl Suite {
-    /// Does what the words of the command line ask for: the whole of `main`.
+    /// Parses the command line and runs the tests: the whole of `main`.
     pub fn main(self) -> ExitCode {
         self.start(Lab::enter)
     }
 
-    /// As `main`, but the tests run here in any case: their guests have labs of their own.
+    /// Like `main`, but the tests always run on this host; their guests have labs of their own.
     pub fn main_outside(self) -> ExitCode {
         self.start(|_| Ok(None))
     }
 
     fn start(self, enter: impl FnOnce(&Lab) -> anyhow::Result<Option<ExitCode>>) -> ExitCode {
-        let asked = Asked::read(std::env::args().skip(1));
-        let outcome = asked.and_then(|asked| self.obey(&asked, enter));
+        let options = Options::read(std::env::args().skip(1));
+        let outcome = options.and_then(|options| self.run(&options, enter));
         outcome.unwrap_or_else(|error| {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         })
     }
 
-    fn obey(
+    fn run(
         self,
-        asked: &Asked,
+        options: &Options,
         enter: impl FnOnce(&Lab) -> anyhow::Result<Option<ExitCode>>,
     ) -> anyhow::Result<ExitCode> {
         let all = self.tests.len();
-        let chosen: Vec<_> = self.tests.into_iter().filter(|it| asked.wants(&it.name)).collect();
-        if asked.list {
+        let chosen: Vec<_> = self.tests.into_iter().filter(|it| options.wants(&it.name)).collect();
+        if options.list {
             chosen.iter().for_each(|test| crate::say!("{}: test", test.name));
             crate::say!("\n{} tests, 0 benchmarks", chosen.len());
             return Ok(ExitCode::SUCCESS);
@@ -127,13 +128,13 @@ fn run(tests: &[Test], filtered: usize) -> ExitCode {
         crate::say!("\nfailures:");
         failures.iter().for_each(|name| crate::say!("    {name}"));
     }
-    crate::say!("\n{}\n", closing_line([tests.len(), failures.len(), filtered], start));
-    // The status that cargo's own harness has.
+    crate::say!("\n{}\n", closing_line(tests.len(), failures.len(), filtered, start));
+    // The exit status of cargo's own harness.
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }
 
-/// The line that counts, as cargo's own harness writes it.
-fn closing_line([all, failed, filtered]: [usize; 3], start: Instant) -> String {
+/// The summary line, in the format of cargo's own harness.
+fn closing_line(all: usize, failed: usize, filtered: usize, start: Instant) -> String {
     let word = if failed == 0 { "ok" } else { "FAILED" };
     format!(
         "test result: {word}. {} passed; {failed} failed; 0 ignored; 0 measured; {filtered} \
@@ -143,36 +144,36 @@ fn closing_line([all, failed, filtered]: [usize; 3], start: Instant) -> String {
     )
 }
 
-/// What the words of the command line ask for.
+/// The options of the command line.
 #[derive(Default)]
-struct Asked {
+struct Options {
     names: Vec<String>,
     skipped: Vec<String>,
     exact: bool,
     list: bool,
 }
 
-impl Asked {
+impl Options {
     fn read(words: impl IntoIterator<Item = String>) -> anyhow::Result<Self> {
-        let mut asked = Self::default();
+        let mut options = Self::default();
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             match word.as_str() {
-                "--exact" => asked.exact = true,
-                "--list" => asked.list = true,
-                "--skip" => asked.skipped.extend(words.next()),
-                // Of the harness that we stand for; tests run one after the other and show all.
+                "--exact" => options.exact = true,
+                "--list" => options.list = true,
+                "--skip" => options.skipped.extend(words.next()),
+                // Options of cargo's own harness. Our tests run one by one and always show output.
                 "--nocapture" | "--show-output" | "-q" | "--quiet" => {}
                 "--test-threads" | "--color" | "--format" => drop(words.next()),
                 word if word.starts_with('-') => match word.split_once('=') {
-                    Some(("--skip", name)) => asked.skipped.push(name.to_owned()),
+                    Some(("--skip", name)) => options.skipped.push(name.to_owned()),
                     Some(("--test-threads" | "--color" | "--format", _)) => {}
-                    _ => bail!("{word} is not an option: names, --exact, --skip and --list are"),
+                    _ => bail!("{word}: unknown option: use names, --exact, --skip or --list"),
                 },
-                name => asked.names.push(name.to_owned()),
+                name => options.names.push(name.to_owned()),
             }
         }
-        Ok(asked)
+        Ok(options)
     }
 
     fn wants(&self, name: &str) -> bool {
@@ -185,25 +186,25 @@ impl Asked {
 mod test {
     use super::*;
 
-    fn asked(words: &[&str]) -> Asked {
-        Asked::read(words.iter().map(|&word| word.to_owned())).unwrap()
+    fn options(words: &[&str]) -> Options {
+        Options::read(words.iter().map(|&word| word.to_owned())).unwrap()
     }
 
     #[test]
     fn names_choose_tests_as_cargo_does() {
-        assert!(asked(&[]).wants("a"));
-        assert!(asked(&["b", "a"]).wants("cab"));
-        assert!(!asked(&["--exact", "a"]).wants("cab"));
-        assert!(!asked(&["--skip", "ca", "--test-threads", "1"]).wants("cab"));
-        assert!(!asked(&["--skip=ca"]).wants("cab"));
-        assert!(Asked::read(["--wrong".to_owned()]).is_err());
+        assert!(options(&[]).wants("a"));
+        assert!(options(&["b", "a"]).wants("cab"));
+        assert!(!options(&["--exact", "a"]).wants("cab"));
+        assert!(!options(&["--skip", "ca", "--test-threads", "1"]).wants("cab"));
+        assert!(!options(&["--skip=ca"]).wants("cab"));
+        assert!(Options::read(["--wrong".to_owned()]).is_err());
     }
 
     #[test]
     fn the_closing_line_is_cargos() {
-        let line = closing_line([3, 1, 4], Instant::now());
+        let line = closing_line(3, 1, 4, Instant::now());
         assert!(line.starts_with("test result: FAILED. 2 passed; 1 failed; 0 ignored;"), "{line}");
-        assert!(closing_line([3, 0, 0], Instant::now()).starts_with("test result: ok. 3 passed"));
+        assert!(closing_line(3, 0, 0, Instant::now()).starts_with("test result: ok. 3 passed"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Counts what ran, failed and was skipped, from the output of all tests, and judges the skips by
-//! the list in `tests/skips`.
+//! Counts tests that passed, failed and were skipped, from the output of all tests, and checks the
+//! skips against `tests/skips`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 
 use crate::lab;
 
-/// What the output of tests adds up to.
+/// The counts of a test run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Tests that ran and passed.
@@ -21,8 +21,8 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Reads the lines of libtest and of `skip`, wherever they stand in their lines: libtest ends
-    /// its own only once a test is over.
+    /// Reads the lines of libtest and of `skip`. They may begin anywhere in a line, because libtest
+    /// ends its own only once a test is over.
     pub fn read(output: &str) -> Self {
         let mut tally = Self::default();
         let mut whole = 0;
@@ -34,7 +34,7 @@ impl Tally {
                 tally.skips.push(what.trim_end().to_owned());
             } else if let Some((_, what)) = line.split_once(skip::WHOLE) {
                 tally.skips.push(what.trim_end().to_owned());
-                // libtest takes a test that returns for one that passed; our suites do not.
+                // libtest counts a skipped test as passed; our suites do not.
                 whole += usize::from(!what.contains(THOROUGH));
             }
         }
@@ -42,7 +42,7 @@ impl Tally {
         tally
     }
 
-    /// The skips by their reasons, then the line that counts.
+    /// The skips, grouped by reason, then the line with the counts.
     pub fn summary(&self) -> String {
         let mut reasons = BTreeMap::<_, Vec<_>>::new();
         for skip in &self.skips {
@@ -59,7 +59,7 @@ impl Tally {
     }
 }
 
-/// The reason of a test that waits for `TRANSOM_TESTS=all`.
+/// The reason of a test that runs only with `TRANSOM_TESTS=all`.
 pub const THOROUGH: &str = "TRANSOM_TESTS is not all";
 
 fn number_before(text: &str, word: &str) -> usize {
@@ -73,11 +73,11 @@ struct Rule<'a> {
     pattern: &'a str,
 }
 
-/// The skips that the list does not allow on a host of these kinds.
+/// Skips that the list does not allow on a host of these kinds.
 ///
 /// # Errors
 ///
-/// When the list has a line that is not a rule.
+/// When the list has an invalid line.
 pub fn refused<'a>(skips: &'a [String], list: &str, host: &[&str]) -> anyhow::Result<Vec<&'a str>> {
     let rules: Vec<_> =
         list.lines().filter_map(|it| rule(it).transpose()).collect::<Result<_, _>>()?;
@@ -91,13 +91,13 @@ fn rule(line: &str) -> anyhow::Result<Option<Rule<'_>>> {
     }
     let parts: Vec<_> = line.split(" | ").collect();
     let [host, pattern, _why] = parts[..] else {
-        anyhow::bail!("tests/skips: {line}: not HOST | TEST: REASON | why");
+        anyhow::bail!("tests/skips: {line}: the format is HOST | TEST: REASON | why");
     };
-    ensure!(HOSTS.contains(&host), "tests/skips: {line}: a host is one of {}", HOSTS.join(", "));
+    ensure!(HOSTS.contains(&host), "tests/skips: {line}: HOST must be one of {}", HOSTS.join(", "));
     Ok(Some(Rule { host, pattern }))
 }
 
-/// Whether a text is as a pattern says, in which `*` stands for any text.
+/// Whether a text matches a pattern. `*` stands for any text.
 fn fits(pattern: &str, text: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return pattern == text };
     let Some(rest) = text.strip_prefix(before) else { return false };
@@ -107,7 +107,7 @@ fn fits(pattern: &str, text: &str) -> bool {
 const HOSTS: [&str; 8] =
     ["any", "part", "full-kvm", "paravirtual-kvm", "no-kvm", "no-vhost", "container", "foreign"];
 
-/// The kinds of host that this one is.
+/// The kinds of host in `tests/skips` that apply to this one.
 pub fn this_host() -> Vec<&'static str> {
     let there = |path: &str| Path::new(path).exists();
     let kvm = match vmm::kvm::Situation::of_this_host() {
@@ -126,7 +126,7 @@ pub fn this_host() -> Vec<&'static str> {
     host
 }
 
-/// Prints what the output in a file adds up to. False if a skip in it is not allowed on this host.
+/// Prints the counts of the output in a file. Returns false if a skip is not allowed on this host.
 ///
 /// # Errors
 ///
@@ -139,7 +139,7 @@ pub fn close(output: &Path) -> anyhow::Result<bool> {
     let host = this_host();
     let refused = refused(&tally.skips, &list, &host)?;
     for skip in &refused {
-        crate::say!("must run on this host ({}): {skip}", host.join(", "));
+        crate::say!("not allowed to be skipped on this host ({}): {skip}", host.join(", "));
     }
     crate::say!("{}", tally.summary().trim_end());
     Ok(refused.is_empty())

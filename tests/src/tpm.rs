@@ -1,4 +1,4 @@
-//! A TPM for a guest: a swtpm of its own, new and empty.
+//! A TPM for a guest: a new, empty swtpm.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -10,21 +10,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use tempfile::TempDir;
 
-/// A process, which goes with this value if its machine has not ended it.
+/// A swtpm process. Dropping it kills the process if its machine has not ended it.
 pub struct Swtpm {
     child: Child,
     folder: TempDir,
 }
 
 impl Swtpm {
-    /// Starts it; a machine can connect.
+    /// Starts swtpm. A machine can connect at once.
     ///
     /// # Errors
     ///
-    /// When it is not installed.
+    /// When swtpm is not installed.
     pub fn start() -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("a folder for a TPM")?;
-        // It is given a socket that listens: one of its own is there before it can be connected to.
+        // It gets a listening socket, because a socket of its own would exist before it listens.
         let listener = UnixListener::bind(folder.path().join("control")).context("a socket")?;
         let mut command = Command::new("swtpm");
         command.args(["socket", "--tpm2", "--tpmstate"]);
@@ -34,21 +34,21 @@ impl Swtpm {
         Ok(Self { child: command.spawn().context("swtpm")?, folder })
     }
 
-    /// Its control socket.
+    /// The control socket.
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("control")
     }
 
-    /// Waits for its end, which its machine's is.
+    /// Waits for the end of swtpm, which ends when its machine closes the connection.
     ///
     /// # Errors
     ///
-    /// When it goes on.
+    /// When swtpm keeps running.
     pub fn ends(&mut self, within: Duration) -> anyhow::Result<()> {
         let end = Instant::now() + within;
         while self.child.try_wait()?.is_none() {
             if Instant::now() > end {
-                bail!("swtpm goes on without its machine");
+                bail!("swtpm still runs without its machine");
             }
             sleep(Duration::from_millis(10));
         }
@@ -58,7 +58,7 @@ impl Swtpm {
 
 impl Drop for Swtpm {
     fn drop(&mut self) {
-        // That it is gone already is fine.
+        // It may have ended already.
         self.child.kill().ok();
         self.child.wait().ok();
     }

@@ -1,4 +1,4 @@
-//! UEFI firmware as a guest: its shell.
+//! UEFI firmware as a guest, used through its shell.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use anyhow::Context;
 use crate::guest::{Guest, Running};
 
 const PROMPT: &str = "Shell> ";
-/// The shell waits before it prompts, and says how not to.
+/// The shell counts down before its first prompt, and shows how to skip that.
 const COUNTDOWN: &str = "to skip startup.nsh";
 
-/// A store of variables for one machine: a copy of the package's, in a folder of its own.
+/// Copies the package's variable store into a folder, for one machine.
 ///
 /// # Errors
 ///
-/// When it cannot be copied.
+/// When the file cannot be copied.
 pub fn store(of: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     let copy = folder.join("vars.fd");
     let bytes = fs::read(of).with_context(|| of.display().to_string())?;
@@ -26,7 +26,7 @@ pub fn store(of: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
 
 /// The firmware's shell on the serial port.
 pub struct Shell {
-    /// The machine that it runs on.
+    /// The machine of the shell.
     pub running: Running,
 }
 
@@ -35,18 +35,18 @@ impl Shell {
     ///
     /// # Errors
     ///
-    /// When it does not come in time.
+    /// When the prompt does not come in time.
     pub fn start(guest: &Guest, within: Duration) -> anyhow::Result<Self> {
         let mut shell = Self { running: guest.start()? };
         shell.prompt(within)?;
         Ok(shell)
     }
 
-    /// Waits for the prompt after a start or a reset.
+    /// Waits for the prompt, after a start or a reset.
     ///
     /// # Errors
     ///
-    /// When it does not come in time.
+    /// When the prompt does not come in time.
     pub fn prompt(&mut self, within: Duration) -> anyhow::Result<()> {
         if self.running.expect_any(&[PROMPT, COUNTDOWN], within)?.0 == 1 {
             self.running.console().type_keys("\x1b")?;
@@ -55,15 +55,15 @@ impl Shell {
         Ok(())
     }
 
-    /// Runs a command and waits for the next prompt. The answer is what it said.
+    /// Runs a command, waits for the next prompt, and returns the output.
     ///
     /// # Errors
     ///
-    /// When it does not end in time.
+    /// When the command does not end in time.
     pub fn run(&mut self, command: &str, within: Duration) -> anyhow::Result<String> {
         self.running.send(command)?;
         let said = self.running.expect(PROMPT, within)?;
-        // The command comes back as it is typed.
+        // The shell echoes the command first.
         Ok(said.split_once('\n').map_or(String::new(), |(_, answer)| answer.to_owned()))
     }
 }

@@ -1,5 +1,5 @@
-//! The process that runs the inputs of one target. It dies of what it finds: a panic in whatever
-//! thread, too much memory, too many descriptors. What it was at is in a file then.
+//! The process that runs the inputs of one target. A panic in any thread, too much memory or too
+//! many descriptors end the process; a file then has the input that was running.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -12,27 +12,27 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use crate::Target;
 use crate::input::Inputs;
 
-/// What a run of inputs must not exceed, whatever they say.
+/// Limits of the process, for any input.
 const ADDRESSES: u64 = 6 << 30;
 const DESCRIPTORS: u64 = 1024;
-/// What is still there after a run that began without anything.
+/// Threads and descriptors that may be left at the end of a run.
 const THREADS_LEFT: usize = 64;
 const DESCRIPTORS_LEFT: usize = 256;
 
-/// The input that runs, as the file has it: its number, its length, its bytes.
+/// The running input, as stored in the file: its number, its origin, its length, its bytes.
 pub struct Current {
-    /// Counts from 1; 0 before the first.
+    /// The input's number, from 1; 0 before the first input.
     pub number: u64,
-    /// Whether it is a file of `found`.
+    /// Whether the input is a file of `found`.
     pub is_old: bool,
-    /// Its bytes.
+    /// The input's bytes.
     pub bytes: Vec<u8>,
 }
 
 const HEADER: usize = 24;
 
 impl Current {
-    /// Reads what runs now, or ran last.
+    /// Reads the input that runs now, or ran last.
     ///
     /// # Errors
     ///
@@ -49,11 +49,12 @@ impl Current {
     }
 }
 
-/// Runs what was found before, and then new inputs for this long. Returns how many.
+/// Runs the inputs that broke the target before, and then new inputs for the given time. Returns
+/// the number of inputs.
 ///
 /// # Errors
 ///
-/// When the file cannot be written, or something is left in the end.
+/// When the file cannot be written, or too many threads or descriptors are left at the end.
 pub fn run(target: &'static Target, seed: u64, time: Duration, file: &Path) -> anyhow::Result<u64> {
     limit()?;
     let shown = std::panic::take_hook();
@@ -86,14 +87,15 @@ pub fn run(target: &'static Target, seed: u64, time: Duration, file: &Path) -> a
     }
     let left = |folder: &str| fs::read_dir(folder).map_or(0, Iterator::count);
     let (threads, files) = (left("/proc/self/task"), left("/proc/self/fd"));
-    ensure!(threads < THREADS_LEFT, "{threads} threads are left");
-    ensure!(files < DESCRIPTORS_LEFT, "{files} descriptors are left");
+    ensure!(threads < THREADS_LEFT, "{threads} threads are left at the end");
+    ensure!(files < DESCRIPTORS_LEFT, "{files} descriptors are left at the end");
     Ok(count)
 }
 
 fn limit() -> anyhow::Result<()> {
-    let set =
-        |resource, most| setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) });
+    let set = |resource, limit| {
+        setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })
+    };
     set(Resource::As, ADDRESSES).context("a limit of addresses")?;
     set(Resource::Core, 0).context("no core files")?;
     set(Resource::Nofile, DESCRIPTORS).context("a limit of descriptors")

@@ -1,5 +1,5 @@
-//! Chips, each alone on a board, under a guest that does anything to its registers, and a host that
-//! types and presses.
+//! Chips, each alone on a board. A hostile guest accesses their registers, and the host sends input
+//! and presses the power button.
 
 use std::path::Path;
 
@@ -10,22 +10,22 @@ use host::input::{Key, Motion};
 
 use crate::every_kind;
 
-/// A chip, and how to see that it works.
+/// A chip, and how to check that it works.
 pub(crate) struct Chip {
     kind: &'static str,
-    /// Done first, as firmware does.
+    /// Prepares the chip as firmware does.
     begin: fn(&Bench),
-    /// What a driver sees right after power-on, whatever was before.
+    /// Registers that must have the same values after every reset.
     look: fn(&Bench) -> Vec<u8>,
-    /// Its files are in order.
+    /// Checks the chip's files.
     check: fn(&Path),
 }
 
-/// Firmware's flash memory. Reads do not come to it.
+/// Firmware's flash memory. The guest's reads do not reach the device.
 pub(crate) const FLASH: Chip =
     Chip { kind: "flash", begin: |_| (), look: |_| Vec::new(), check: images };
 
-/// Timers: the capabilities, and that the counter is off.
+/// Timers: checks the capabilities, and that the counter is off.
 pub(crate) const HPET: Chip = Chip {
     kind: "hpet",
     begin: |_| (),
@@ -36,7 +36,7 @@ pub(crate) const HPET: Chip = Chip {
     check: |_| (),
 };
 
-/// Registers B and D: not halted, and valid.
+/// Checks the bits for halted and valid in registers B and D.
 pub(crate) const RTC: Chip = Chip {
     kind: "rtc",
     begin: |_| (),
@@ -50,7 +50,7 @@ pub(crate) const RTC: Chip = Chip {
     check: |_| (),
 };
 
-/// The controller's self-test and that of its first port.
+/// Checks the self-tests of the controller and of its first port.
 pub(crate) const I8042: Chip = Chip {
     kind: "i8042",
     begin: |_| (),
@@ -64,7 +64,7 @@ pub(crate) const I8042: Chip = Chip {
     check: |_| (),
 };
 
-/// Power management, which the LPC bridge has: enables and control.
+/// Power management in the LPC bridge: checks enables and control.
 pub(crate) const PM: Chip = Chip {
     kind: "lpc",
     begin: place_block,
@@ -76,10 +76,10 @@ pub(crate) const PM: Chip = Chip {
     check: |_| (),
 };
 
-/// Where the block of power management is put.
+/// The I/O address of the power management block.
 const BLOCK: u16 = 0x600;
 
-/// PMBASE and ACPI_CNTL of the LPC bridge, function 31.0.
+/// Sets PMBASE and ACPI_CNTL of the LPC bridge, function 31.0.
 fn place_block(bench: &Bench) {
     let bridge = 31 << 15;
     bench.write(Kind::Config, bridge + 0x40, &u32::from(BLOCK | 1).to_le_bytes());
@@ -93,7 +93,7 @@ fn images(folder: &Path) {
     assert_eq!(read("vars").len(), 0x4000);
 }
 
-/// A life of the chip. After a reset it is as after power-on.
+/// Runs a chip from power-on to its end. A reset must bring back the power-on state.
 pub(crate) fn run(chip: &Chip, folder: &Path, bytes: &[u8]) {
     let mut bench = Bench::new(1 << 16);
     every_kind::add(&mut bench, chip.kind, folder);
@@ -118,7 +118,7 @@ pub(crate) fn run(chip: &Chip, folder: &Path, bytes: &[u8]) {
     (chip.check)(folder);
 }
 
-/// What people and their machine do meanwhile.
+/// Actions of the host between the guest's accesses.
 fn host(bench: &Bench, what: u8, value: u8) {
     let number = i32::from(value) - 128;
     match what {

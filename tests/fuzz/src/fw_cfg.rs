@@ -1,4 +1,4 @@
-//! fw_cfg under a guest that selects, reads and transfers anything.
+//! fw_cfg under a guest that selects, reads and transfers arbitrary items.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +13,7 @@ const SELECTOR: u64 = 0x510;
 const DATA: u64 = 0x511;
 const DMA_HIGH: u64 = 0x514;
 const DMA_LOW: u64 = 0x518;
-/// Bytes of the file that the guest writes.
+/// The size of the file that the guest writes, in bytes.
 const WRITABLE: usize = 4096;
 
 /// A kernel, and a file of each kind.
@@ -27,7 +27,7 @@ impl Source for Items {
     fn files(&mut self) -> Vec<File> {
         let file = |name: &str, content| File { name: name.into(), content };
         let told: Written =
-            Arc::new(|bytes| assert_eq!(bytes.len(), WRITABLE, "its size is for good"));
+            Arc::new(|bytes| assert_eq!(bytes.len(), WRITABLE, "the size of a file never changes"));
         vec![
             file("etc/e820", Content::Fixed(vec![7; 60])),
             file("etc/acpi/rsdp", Content::Acpi(36)),
@@ -48,7 +48,7 @@ impl Source for Items {
     }
 }
 
-/// A life of the device. After a reset it says what it is.
+/// Runs the device from power-on to its end. After a reset it must return its signature.
 pub(crate) fn run(bytes: &[u8]) {
     let made = Arc::<AtomicU32>::default();
     let mut bench = Bench::new(usize::try_from(RAM).expect("it is small"));
@@ -58,7 +58,10 @@ pub(crate) fn run(bytes: &[u8]) {
     let mut deeds = Deeds::new(bytes.iter().copied(), RAM);
     let mut resets = 1;
     while deed(&bench, &mut deeds, &mut resets).is_some() {}
-    assert!(made.load(Ordering::Relaxed) <= resets, "tables are made once for each reset");
+    assert!(
+        made.load(Ordering::Relaxed) <= resets,
+        "ACPI tables are made at most once after each reset"
+    );
     bench.board.reset().expect("power-on again");
     bench.write(Kind::Port, SELECTOR, &[0, 0]);
     let name = [(); 4].map(|()| bench.read::<1>(Kind::Port, DATA)[0]);
@@ -80,7 +83,7 @@ fn deed(
         90..110 => bench.write(Kind::Port, DATA, &[deeds.byte()?]),
         110..120 => drop(bench.read::<8>(Kind::Port, SELECTOR + u64::from(deeds.byte()? % 16))),
         120..220 => {
-            // struct FWCfgDmaAccess, all of it big-endian.
+            // struct FWCfgDmaAccess, whose fields are big-endian.
             let control = u32::from(key(deeds)?) << 16 | u32::from(deeds.byte()? & 0x1f);
             let (length, data) = (deeds.length()?, deeds.address()?);
             let access =
@@ -107,7 +110,7 @@ fn deed(
     Some(())
 }
 
-/// Mostly one that there is.
+/// A random key, mostly one that exists.
 fn key(deeds: &mut Deeds<impl Iterator<Item = u8>>) -> Option<u16> {
     let number = deeds.byte()?;
     Some(match number {

@@ -1,4 +1,4 @@
-//! Messages of a guest that are nearly sound.
+//! Messages of a guest that are nearly valid.
 
 use host::testutil::noise::Noise;
 
@@ -30,7 +30,7 @@ pub(crate) fn dhcp(noise: &mut Noise) -> Vec<u8> {
     message.extend([99, 130, 83, 99]);
     message.extend([53, 1, noise.of(&[1, 3, 4, 7, 8])]);
     for _ in 0..noise.below(6) {
-        // Those that the server reads, and any other.
+        // Options that the server reads, and any other.
         let code = noise.of(&[0, 50, 52, 53, 54, 57, 61, 255]);
         let code = if noise.below(4) == 0 { odd(noise) } else { code };
         let length = if noise.below(8) == 0 { odd(noise) } else { byte(noise) % 8 };
@@ -40,7 +40,7 @@ pub(crate) fn dhcp(noise: &mut Noise) -> Vec<u8> {
     message
 }
 
-/// A question about names, after its length, and what a resolver answers.
+/// A DNS query after its length, and a resolver's answer.
 pub(crate) fn dns(noise: &mut Noise) -> Vec<u8> {
     let names: [&[u8]; 7] = [
         b"\x04host\x03lan\0",
@@ -60,7 +60,7 @@ pub(crate) fn dns(noise: &mut Noise) -> Vec<u8> {
     let mut message = vec![1, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, byte(noise) % 2];
     message.extend(noise.of(&names));
     message.extend([0, noise.of(&[1, 12, 28, 255]), 0, 1]);
-    // Sometimes an OPT record, or what begins like one.
+    // Sometimes an OPT record, or its beginning.
     let opt = [0, 0, 41, 4, 208, 0, 0, 0, 0, 0, byte(noise) % 3];
     message.extend(&opt[..place(noise, opt.len() + 1)]);
     let cut = u8::try_from(message.len()).expect("it is short");
@@ -76,14 +76,14 @@ pub(crate) fn dns(noise: &mut Noise) -> Vec<u8> {
     data
 }
 
-/// More small numbers than any, as frames and segments read them.
+/// More small numbers than large ones, because frames and segments are parsed from them.
 pub(crate) fn frames(noise: &mut Noise) -> Vec<u8> {
     let length = 1 + place(noise, 4000);
     let mut small = || if byte(noise) < 100 { byte(noise) % 16 } else { byte(noise) };
     (0..length).map(|_| small()).collect()
 }
 
-/// RFB messages, mostly zeros, so that their lengths are short.
+/// RFB messages with mostly zeros, so that their lengths are small.
 pub(crate) fn messages(noise: &mut Noise) -> Vec<u8> {
     let mut bytes = vec![byte(noise)];
     for _ in 0..noise.below(12) {

@@ -1,35 +1,35 @@
-//! Inputs: random bytes, words in a random order, what a target makes itself, and mutations of
-//! inputs that found something before.
+//! Inputs: random bytes, words in a random order, inputs that a target makes itself, and mutations
+//! of inputs that broke a target before.
 
 use host::testutil::noise::Noise;
 
 use crate::Target;
 
-/// Where the inputs of a target come from, besides random bytes and mutations.
+/// The source of a target's inputs, besides random bytes and mutations.
 pub enum Make {
-    /// Every byte is an action of a peer or a guest: random bytes reach everything.
+    /// Every byte is an action of a peer or a guest, so random bytes reach everything.
     Bytes,
     /// Words of a language, in a random order.
     Words(fn() -> Vec<Vec<u8>>),
-    /// Those behind a byte that chooses what is done with them.
+    /// Like `Words`, after a byte that selects the parser or the action.
     Choice(fn() -> Vec<Vec<u8>>),
-    /// Inputs that are nearly sound.
+    /// Nearly valid inputs, made by the target.
     Own(fn(&mut Noise) -> Vec<u8>),
 }
 
-/// All inputs of one run of a target: the same for the same seed.
+/// All inputs of one run of a target. The same seed makes the same inputs.
 pub struct Inputs {
     noise: Noise,
     target: &'static Target,
     words: Vec<Vec<u8>>,
-    /// Mutations begin with these.
+    /// Inputs that mutations begin with.
     found: Vec<Vec<u8>>,
 }
 
 impl Inputs {
-    /// The inputs of a seed, `found` being those of earlier runs.
+    /// Makes the inputs of a seed. `found` has inputs that broke the target before.
     pub fn new(target: &'static Target, seed: u64, found: Vec<Vec<u8>>) -> Self {
-        // Targets do not share inputs.
+        // Each target gets its own inputs.
         let name = target.name.bytes();
         let own =
             name.fold(seed, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
@@ -45,17 +45,17 @@ impl Inputs {
         usize::try_from(number).expect("it is below a length")
     }
 
-    fn bytes(&mut self, longest: usize) -> Vec<u8> {
-        // Short ones, too.
-        let longest = if self.below(4) == 0 { longest.min(64) } else { longest };
-        let length = 1 + self.below(longest);
+    fn bytes(&mut self, max_length: usize) -> Vec<u8> {
+        // Also make short inputs.
+        let max_length = if self.below(4) == 0 { max_length.min(64) } else { max_length };
+        let length = 1 + self.below(max_length);
         self.noise.by_ref().take(length).collect()
     }
 
     /// The next input.
     pub fn make(&mut self) -> Vec<u8> {
         let mut input = match self.below(8) {
-            0 => self.bytes(self.target.longest),
+            0 => self.bytes(self.target.max_length),
             1 | 2 if !self.found.is_empty() => {
                 let chosen = self.below(self.found.len());
                 let found = self.found[chosen].clone();
@@ -66,13 +66,13 @@ impl Inputs {
         if self.below(8) == 0 {
             input = self.mutate(input);
         }
-        input.truncate(self.target.longest);
+        input.truncate(self.target.max_length);
         input
     }
 
     fn fresh(&mut self) -> Vec<u8> {
         match self.target.make {
-            Make::Bytes => self.bytes(self.target.longest),
+            Make::Bytes => self.bytes(self.target.max_length),
             Make::Own(make) => make(&mut self.noise),
             Make::Words(_) | Make::Choice(_) => {
                 let choice = matches!(self.target.make, Make::Choice(_));
@@ -137,7 +137,7 @@ mod test {
             };
             assert_eq!(of(1), of(1), "{}", target.name);
             assert_ne!(of(1), of(2), "{}", target.name);
-            assert!(of(3).iter().all(|input| input.len() <= target.longest), "{}", target.name);
+            assert!(of(3).iter().all(|input| input.len() <= target.max_length), "{}", target.name);
         }
         let first = |name| Inputs::new(Target::find(name).unwrap(), 1, Vec::new()).make();
         assert_ne!(first("nvme"), first("xhci"));

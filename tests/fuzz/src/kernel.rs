@@ -1,4 +1,4 @@
-//! Kernel files: headers, notes and segments that say anything.
+//! Kernel files with arbitrary headers, notes and segments.
 
 use std::io::Cursor;
 
@@ -22,7 +22,7 @@ pub(crate) fn load(data: &[u8]) {
     linux::load(&memory, &mut boot).ok();
 }
 
-/// A bzImage or an ELF file whose fields are mostly as they should be.
+/// A bzImage or an ELF file with mostly valid fields.
 pub(crate) fn make(noise: &mut Noise) -> Vec<u8> {
     let mut file = vec![0; 0x1000];
     let small = |noise: &mut Noise| noise.of(&[0_u64, 1, 0x40, 0x200, 0x1000, 0x10_0000, u64::MAX]);

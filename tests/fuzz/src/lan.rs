@@ -1,4 +1,4 @@
-//! What neighbours on the guest's network say: ARP, and solicitations of IPv6.
+//! Packets of neighbors on the guest's network: ARP, and IPv6 solicitations.
 
 use std::net::Ipv6Addr;
 
@@ -15,27 +15,30 @@ const CARD: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
 const OURS: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const GATEWAY: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 const PREFIX: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0x77, 0, 0, 0, 0, 0);
-/// How a frame begins on the link: with its length.
+/// Bytes of the length before each frame on the link.
 const LENGTH: usize = 4;
 
-/// An ARP packet, as both networks hear it. No address is taken that is nobody's, and an answer is
-/// one that can be read.
+/// Parses an ARP packet, as both networks do. Only addresses that a host can have are learned, and
+/// answers are valid.
 pub(crate) fn hear_arp(bytes: &[u8]) {
     if let Some(address) = arp::said(bytes, CARD) {
         assert!(!address.is_loopback() && !address.is_multicast() && !address.is_unspecified());
-        assert!(bytes.len() >= 18 && bytes[14..18] == address.octets(), "it is what was said");
+        assert!(
+            bytes.len() >= 18 && bytes[14..18] == address.octets(),
+            "the address is the packet's sender"
+        );
     }
     if let Some(request) = ArpRequest::read(bytes) {
         let answer = request.answer(OURS);
         assert_eq!(answer.len(), 28);
-        assert!(ArpRequest::read(&answer).is_none(), "nobody answers answers");
+        assert!(ArpRequest::read(&answer).is_none(), "an answer must not be taken for a request");
         let mut frame = Vec::new();
         write_frame(&mut frame, (OURS, CARD), ARP, &answer);
         assert_eq!(Frame::read(&frame[LENGTH..]).map(|it| it.payload), Some(&answer[..]));
     }
 }
 
-/// Requests and answers with some of their bytes changed.
+/// Requests and answers with some changed bytes.
 pub(crate) fn arp(noise: &mut Noise) -> Vec<u8> {
     let address = noise.of(&[[10, 0, 2, 15], [0; 4], [127, 0, 0, 1], [224, 0, 0, 1], [255; 4]]);
     let kind = [0, 1, 8, 0, 6, 4, 0, noise.of(&[1, 1, 2, 3])];
@@ -44,7 +47,7 @@ pub(crate) fn arp(noise: &mut Noise) -> Vec<u8> {
     packet
 }
 
-/// An IPv6 packet about neighbours. Whatever it asks, the answer can be read and is short.
+/// Parses an IPv6 packet about neighbors. Any answer is valid and short.
 pub(crate) fn hear_neighbour(bytes: &[u8]) {
     let Some(packet) = Packet::read(IPV6, bytes) else { return };
     assert!(packet.payload.len() <= bytes.len());
@@ -57,21 +60,25 @@ pub(crate) fn hear_neighbour(bytes: &[u8]) {
         Some(Question::Neighbour(wanted)) => answer(wanted, OURS),
         Some(Question::Other) | None => return,
     };
-    assert_eq!(packet.hops, 255, "a question from beyond a router is none");
+    assert_eq!(packet.hops, 255, "a solicitation from beyond a router must be ignored");
     let mut frame = Vec::new();
     let ends = Ends { cards: (OURS, CARD), addresses: (GATEWAY.into(), packet.from) };
     message.draft().write(&mut frame, &ends);
     let frame = Frame::read(&frame[LENGTH..]).expect("a frame of ours");
     let said = Packet::read(frame.kind, frame.payload);
-    // Nobody has an address of the other kind.
+    // The draft has no bytes if its addresses are of different families.
     if packet.from.is_ipv6() {
         let said = said.expect("a packet of ours");
         assert!(said.is_sound() && said.whole.len() <= 1280);
-        assert_ne!(Question::read(&said), Some(Question::Router), "nobody answers answers");
+        assert_ne!(
+            Question::read(&said),
+            Some(Question::Router),
+            "an answer must not be taken for a solicitation"
+        );
     }
 }
 
-/// Solicitations of routers and of neighbours, with some of their bytes changed.
+/// Router and neighbor solicitations with some changed bytes.
 pub(crate) fn neighbour(noise: &mut Noise) -> Vec<u8> {
     let kind = noise.of(&[133, 133, 135, 135, 134, 136, 137, 128]);
     let mut message = vec![kind, 0, 0, 0, 0, 0, 0, 0];

@@ -1,11 +1,11 @@
-//! Fuzz targets: functions that take any bytes, and that nothing may break.
+//! Fuzz targets: functions that accept any bytes, and that no input may break.
 //!
-//! What a target does is in `hostile_*` beside the tests of its crate, or here. `./test` runs each
-//! for a while in a process of its own, with inputs of a new seed; what breaks a target becomes a
-//! file in `tests/fuzz/found/TARGET`, and each run begins with these. `TRANSOM_FUZZ_SEED` repeats a
-//! run, `TRANSOM_FUZZ_SECONDS` sets how long each target runs, and `TRANSOM_FUZZ_FOUND` names
-//! another folder for what is found. `libfuzzer/` runs the same targets with the guidance of
-//! libFuzzer, by hand.
+//! The code of a target is in `hostile_*` beside the tests of its crate, or here. `./test` runs
+//! each target for a while in its own process, with inputs of a new seed. An input that breaks a
+//! target becomes a file in `tests/fuzz/found/TARGET`; each run begins with these files.
+//! `TRANSOM_FUZZ_SEED` repeats a run, `TRANSOM_FUZZ_SECONDS` sets the time for each target, and
+//! `TRANSOM_FUZZ_FOUND` sets another folder for these files. `libfuzzer/` runs the same targets
+//! with libFuzzer, by hand.
 #![forbid(unsafe_code)]
 
 pub mod child;
@@ -28,39 +28,40 @@ mod words;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-// The decoder of pictures is a part of that crate's tests, and finds what it needs there.
+// The decoder of pictures is part of that crate's tests, which find `rfb` at this path.
 use screen::rfb;
 
 pub use self::targets::TARGETS;
 
-/// A function that takes any bytes.
+/// A function that accepts any bytes.
 pub struct Target {
-    /// As `--list` shows it, and its folder in `found`.
+    /// The name in `--list`, and of the folder in `found`.
     pub name: &'static str,
-    /// Panics, hangs, or takes too much, where something is wrong.
+    /// Panics, hangs, or takes too much memory if something is wrong.
     pub run: fn(&[u8]),
-    /// Inputs are not longer.
-    pub longest: usize,
-    /// Where inputs come from.
+    /// The maximum length of an input.
+    pub max_length: usize,
+    /// The source of inputs.
     pub make: input::Make,
 }
 
 impl Target {
-    /// The target of this name.
+    /// The target with this name.
     #[must_use]
     pub fn find(name: &str) -> Option<&'static Self> {
         TARGETS.iter().chain(targets::BROKEN).find(|it| it.name == name)
     }
 }
 
-/// Inputs that broke a target before, a folder for each: `tests/fuzz/found`, or another one.
+/// The folder with inputs that broke targets before, one folder for each target:
+/// `tests/fuzz/found`, or the one that is set.
 #[must_use]
 pub fn found_folder() -> PathBuf {
     let other = std::env::var_os("TRANSOM_FUZZ_FOUND").map(PathBuf::from);
     other.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("found"))
 }
 
-/// Those of a target, in the order of their names.
+/// The inputs that broke a target before, sorted by file name.
 ///
 /// # Errors
 ///

@@ -12,7 +12,7 @@ use fuzz::runner::{self, Plan};
 use fuzz::{TARGETS, Target, child};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// What CI takes for each target, and what `TRANSOM_TESTS=all` takes.
+/// Seconds for each target: by default, and with `TRANSOM_TESTS=all`.
 const SECONDS: u64 = 20;
 const SECONDS_OF_ALL: u64 = 300;
 
@@ -39,7 +39,7 @@ fn all(names: &[String]) -> anyhow::Result<ExitCode> {
     let plan = Plan { seed: seed()?, time: Duration::from_secs(seconds()?) };
     say(&format!("\nrunning {} tests, seed {:#x}", targets.len(), plan.seed));
     let failed = runner::run(&targets, plan, say)?;
-    // As libtest counts, since ./test reads that.
+    // In libtest's format, which ./test reads.
     say(&format!(
         "\ntest result: {}. {} passed; {failed} failed; 0 ignored; 0 measured; {} filtered out; \
          finished in {:.2}s\n",
@@ -51,7 +51,7 @@ fn all(names: &[String]) -> anyhow::Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The seed of the environment, for what is to be repeated; else one that there never was.
+/// The seed in the environment, to repeat a run, or a new one.
 fn seed() -> anyhow::Result<u64> {
     let Ok(text) = env::var("TRANSOM_FUZZ_SEED") else {
         let mut bytes = [0; 8];

@@ -1,4 +1,4 @@
-//! Install media: volume descriptors of CDs.
+//! Installation CDs: their volume descriptors.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use host::testutil::noise::Noise;
 
 const DESCRIPTORS: usize = 16 * 2048;
 
-/// Looks at a CD whose descriptors begin with these bytes.
+/// Checks a CD whose descriptors begin with these bytes.
 pub(crate) fn look(folder: &Path, bytes: &[u8]) {
     let path = folder.join("cd.iso");
-    // Shorter ones than the system area are files, too.
+    // Some files are shorter than the system area.
     let file = match bytes.first() {
         Some(0..16) => bytes.to_vec(),
         _ => [&vec![0; DESCRIPTORS][..], bytes].concat(),
@@ -21,7 +21,7 @@ pub(crate) fn look(folder: &Path, bytes: &[u8]) {
     assert!(!is || says(b"CD001") && (says(b"MICROSOFT") || says(b"CDIMAGE") || says(b"OSCDIMG")));
 }
 
-/// A primary volume descriptor and a boot record, more or less.
+/// A primary volume descriptor and a boot record, with some variations.
 pub(crate) fn make(noise: &mut Noise) -> Vec<u8> {
     let mut bytes = vec![b' '; 2048];
     bytes[..7].copy_from_slice(b"\x01CD001\x01");

@@ -1,24 +1,24 @@
-//! The MSI-X table, its control word and the interrupts of a device, in any order: nothing but
-//! what the guest wrote is sent, and once all is open nothing is left pending.
+//! The MSI-X table, its control word and the interrupts of a device, in any order. The device sends
+//! only messages that the guest wrote, and leaves nothing pending once all is unmasked.
 
 use devices::device::Kind;
 use devices::registry::Config;
 use devices::testutil::Bench;
 use serde_json::json;
 
-/// Where the device sits, and where its registers and its table are put.
+/// The device's configuration space, and the addresses of its registers and its table.
 const CONFIG: u64 = 4 << 15;
 const REGISTERS: u64 = 0xc000_0000;
 const TABLE: u64 = 0xd000_0000;
-/// Of the capability: the control word, and its enable bit.
+/// The MSI-X capability's control word, and its enable bit.
 const CONTROL: u64 = CONFIG + 0x42;
 const ENABLE: u16 = 1 << 15;
-/// Of the device: its interrupt raise register.
+/// The device's interrupt raise register.
 const RAISE: u64 = REGISTERS + 0x60;
-/// In the table's BAR: the pending bits.
+/// The pending bits, in the table's BAR.
 const PENDING: u64 = TABLE + 0x800;
 
-/// Does to the table what the bytes say.
+/// Runs the input: each 6 bytes are an access.
 pub(crate) fn run(bytes: &[u8]) {
     let mut bench = Bench::new(4096);
     let config = Config::of_kind("edu", json!({ "slot": "04.0" })).expect("it is in the registry");
@@ -51,11 +51,15 @@ pub(crate) fn run(bytes: &[u8]) {
     }
     bench.write(Kind::Config, CONTROL, &ENABLE.to_le_bytes());
     bench.write(Kind::Memory, TABLE + 12, &[0; 4]);
-    assert_eq!(bench.read::<1>(Kind::Memory, PENDING), [0], "an open vector waits for nothing");
+    assert_eq!(
+        bench.read::<1>(Kind::Memory, PENDING),
+        [0],
+        "an unmasked vector must not stay pending"
+    );
     let address = bench.read::<8>(Kind::Memory, TABLE);
     bench.host.sent.lock().expect("no panic").clear();
     bench.write(Kind::Memory, RAISE, &1_u32.to_le_bytes());
     let sent = bench.host.sent.lock().expect("no panic");
     let sent: Vec<_> = sent.iter().map(|message| message.address.to_le_bytes()).collect();
-    assert_eq!(sent, [address], "to where the table says, once");
+    assert_eq!(sent, [address], "one message to the address in the table");
 }

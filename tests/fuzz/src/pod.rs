@@ -1,4 +1,4 @@
-//! Who asks the pod: programs and pages at the web port, and commands at its socket.
+//! Requests to the pod: from programs and pages at the web port, and from commands at its socket.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -25,14 +25,14 @@ use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
-/// Whatever is asked, it is answered by then, or nobody asks any more.
+/// The time within which each connection must end.
 const END: Duration = Duration::from_secs(60);
 /// Answers are shorter.
-const LONGEST: usize = 16 << 20;
-/// In a file beside the volume.
+const MAX_ANSWER: usize = 16 << 20;
+/// The content of a file beside the volume.
 const SECRET: &str = "outside-the-volume-7f2c";
 
-/// A pod without a machine, in a folder.
+/// A pod without a machine, with its files in a folder.
 struct Pod {
     runtime: Runtime,
     front: Arc<Front>,
@@ -67,7 +67,7 @@ impl Pod {
         Self { runtime, front, volume }
     }
 
-    /// `VOLUME` stands for the volume, wherever it is.
+    /// Replaces `VOLUME` with the path of the volume.
     fn bytes(&self, bytes: &[u8]) -> Vec<u8> {
         let mut text = Vec::new();
         let mut rest = bytes;
@@ -84,7 +84,8 @@ impl Pod {
     }
 }
 
-/// One connection of a program to the web port. What lies outside the volume is in no answer.
+/// A connection of a program to the web port. No answer may contain a file from outside of the
+/// volume.
 pub(crate) fn api(folder: &Path, bytes: &[u8]) {
     let pod = Pod::shared(folder);
     let said = pod.bytes(bytes);
@@ -107,21 +108,21 @@ pub(crate) fn api(folder: &Path, bytes: &[u8]) {
         };
         let hear = async {
             let mut all = Vec::new();
-            (&mut reader).take(LONGEST as u64).read_to_end(&mut all).await.ok();
+            (&mut reader).take(MAX_ANSWER as u64).read_to_end(&mut all).await.ok();
             all
         };
         let all = async { tokio::join!(serve, speak, hear).2 };
-        timeout(END, all).await.expect("the end of what is said ends the connection")
+        timeout(END, all).await.expect("the connection ends after the end of the input")
     });
     check(&answer);
 }
 
-/// Somebody at the pod's socket. Each line has an answer, which is a line of JSON.
+/// A connection to the pod's socket. Each line gets an answer, which is a line of JSON.
 pub(crate) fn inquiry(folder: &Path, bytes: &[u8]) {
     let pod = Pod::shared(folder);
     let path = Path::new(&pod.volume).with_file_name("room").join("pod.sock");
     let answer = pod.runtime.block_on(async {
-        let mut stream = UnixStream::connect(&path).await.expect("the pod is there");
+        let mut stream = UnixStream::connect(&path).await.expect("the pod's socket");
         let (mut reader, mut writer) = stream.split();
         let speak = async {
             writer.write_all(bytes).await.ok();
@@ -129,11 +130,11 @@ pub(crate) fn inquiry(folder: &Path, bytes: &[u8]) {
         };
         let hear = async {
             let mut all = Vec::new();
-            (&mut reader).take(LONGEST as u64).read_to_end(&mut all).await.ok();
+            (&mut reader).take(MAX_ANSWER as u64).read_to_end(&mut all).await.ok();
             all
         };
         let all = async { tokio::join!(speak, hear).1 };
-        timeout(END, all).await.expect("the end of what is asked ends the connection")
+        timeout(END, all).await.expect("the connection ends after the end of the input")
     });
     check(&answer);
     let lines = bytes.split_inclusive(|byte| *byte == b'\n').count();
@@ -146,7 +147,7 @@ pub(crate) fn inquiry(folder: &Path, bytes: &[u8]) {
 }
 
 fn check(answer: &[u8]) {
-    assert!(answer.len() < LONGEST, "an answer has an end");
+    assert!(answer.len() < MAX_ANSWER, "the answer is too long");
     let secret = answer.windows(SECRET.len()).any(|it| it == SECRET.as_bytes());
-    assert!(!secret, "what lies outside the volume is in no answer");
+    assert!(!secret, "the answer has a file from outside of the volume");
 }

@@ -1,4 +1,4 @@
-//! Runs targets, each in a process of its own, some at a time, and keeps the inputs that break one.
+//! Runs several targets at a time, each in its own process, and saves inputs that break them.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,30 +14,31 @@ use tempfile::TempDir;
 use crate::child::Current;
 use crate::{Target, found_folder};
 
-/// Most targets wait more than they compute: more of them run at a time than there may be
-/// processors.
+/// Targets run at a time. Most of them wait more than they compute, so there may be more targets
+/// than processors.
 const JOBS: usize = 6;
-/// An input may take this much time of a processor, and this long where it waits. Hosts are busy.
+/// The limits of one input: processor time, and total time. They are long because hosts are busy.
 const BUSY: Duration = Duration::from_secs(5);
 const STUCK: Duration = Duration::from_secs(60);
-/// What a target may have resident. Targets need up to 200 MiB; what grows without bound gets here.
+/// The limit of resident memory. Targets need up to 200 MiB; memory that grows without bound
+/// reaches this limit.
 const RESIDENT: u64 = 1 << 30;
-const LOOK: Duration = Duration::from_millis(100);
-/// Longer inputs are in the file alone.
+const POLL: Duration = Duration::from_millis(100);
+/// Longer inputs are not printed.
 const SHOWN: usize = 4096;
-/// The last of what a target wrote.
+/// The bytes at the end of a target's output that are printed.
 const TAIL: usize = 4000;
 
-/// What a run is: which inputs, and for how long.
+/// The seed and the time of a run.
 #[derive(Clone, Copy)]
 pub struct Plan {
     /// Another seed makes other inputs.
     pub seed: u64,
-    /// Of each target.
+    /// The time for each target.
     pub time: Duration,
 }
 
-/// What a target came to: a line, and what broke it.
+/// The result of a target: a line of figures, and the failure.
 struct Outcome {
     line: String,
     failure: Option<String>,
@@ -105,7 +106,7 @@ impl Running {
         fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).unwrap_or_default()
     }
 
-    /// Time of processors that it has used: `utime` and `stime` in `proc_pid_stat(5)`.
+    /// The processor time used: `utime` and `stime` in `proc_pid_stat(5)`.
     fn processor(&self) -> Duration {
         let stat = self.proc("stat");
         let fields = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
@@ -119,7 +120,7 @@ impl Running {
         pages.unwrap_or(0) * 4096
     }
 
-    /// Waits for its end; `Err` has what it was ended for.
+    /// Waits for the end of the process. `Err` has the limit that it exceeded.
     fn watch(&mut self) -> anyhow::Result<Result<ExitStatus, String>> {
         let input = self.folder.path().join("input");
         let mut last = (u64::MAX, Instant::now(), Duration::ZERO);
@@ -127,7 +128,7 @@ impl Running {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(Ok(status));
             }
-            sleep(LOOK);
+            sleep(POLL);
             let number = Current::read(&input).map_or(0, |it| it.number);
             let processor = self.processor();
             if number != last.0 {
@@ -137,7 +138,10 @@ impl Running {
             self.peak = self.peak.max(resident);
             let (waited, used) = (last.1.elapsed(), processor.saturating_sub(last.2));
             if resident > RESIDENT {
-                return Ok(Err(format!("{} MiB are resident", resident >> 20)));
+                return Ok(Err(format!(
+                    "{} MiB of resident memory are over the limit",
+                    resident >> 20
+                )));
             }
             if used > BUSY || waited > STUCK {
                 return Ok(Err(format!("one input takes {waited:.0?}, {used:.0?} of a processor")));
@@ -182,7 +186,7 @@ fn attempt(target: &'static Target, plan: Plan) -> anyhow::Result<Outcome> {
     Ok(Outcome { line, failure: failure.transpose()? })
 }
 
-/// What a person needs to repeat it. The input is a file then, which every run begins with.
+/// The report of a failure. Saves its input to a file, which later runs begin with.
 fn describe(
     target: &Target,
     plan: Plan,
@@ -193,19 +197,19 @@ fn describe(
     let seed = plan.seed;
     let mut text = format!("{log}\n{}: {why}\n", target.name);
     if let Some(current) = current.filter(|it| it.number > 0) {
-        let place = if current.is_old {
+        let path = if current.is_old {
             "an input of tests/fuzz/found".to_owned()
         } else {
             keep(&found_folder().join(target.name), &current.bytes)?.display().to_string()
         };
-        text += &format!("input {} ({} bytes): {place}\n", current.number, current.bytes.len());
+        text += &format!("input {} ({} bytes): {path}\n", current.number, current.bytes.len());
         if current.bytes.len() <= SHOWN {
             let hex: String = current.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-            text += &format!("the same in hexadecimal, for `xxd -r -p`: {hex}\n");
+            text += &format!("in hexadecimal, for `xxd -r -p`: {hex}\n");
         }
     }
     text += &format!(
-        "again: TRANSOM_FUZZ_SEED={seed:#x} cargo run --profile test-fast -p fuzz -- {}\n",
+        "to repeat: TRANSOM_FUZZ_SEED={seed:#x} cargo run --profile test-fast -p fuzz -- {}\n",
         target.name
     );
     Ok(text)
@@ -220,11 +224,11 @@ fn keep(folder: &Path, bytes: &[u8]) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The targets of these names, or all of them.
+/// The targets with these names, or all of them.
 ///
 /// # Errors
 ///
-/// When there is none of a name.
+/// When a target does not exist.
 pub fn choose(names: &[String]) -> anyhow::Result<Vec<&'static Target>> {
     if names.is_empty() {
         return Ok(crate::TARGETS.iter().collect());

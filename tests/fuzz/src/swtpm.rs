@@ -1,4 +1,5 @@
-//! The TPM's registers under a hostile guest, and a swtpm behind them that answers anything.
+//! The TPM's registers under a hostile guest, with a swtpm behind them that gives arbitrary
+//! answers.
 
 use std::io::{IoSliceMut, Read as _};
 use std::mem::MaybeUninit;
@@ -15,38 +16,38 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde_json::json;
 
-/// Locality 0 (PTP 6.2), and of its registers: status, start, and the buffer.
+/// Locality 0 (PTP 6.2), and some of its registers.
 const BASE: u64 = 0xfed4_0000;
 const STATUS: u64 = BASE + 0x44;
 const CANCEL: u64 = BASE + 0x48;
 const START: u64 = BASE + 0x4c;
 const BUFFER: u64 = BASE + 0x80;
-/// No command of 2.0 has another.
+/// The tag of a command without sessions.
 const NO_SESSIONS: u16 = 0x8001;
-/// A peer that has said too little hangs up after this, since nobody knows whether it meant to.
+/// The time after which a peer with an incomplete answer hangs up.
 const SILENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
-/// The first byte says how many of the others are the peer's.
+/// Runs the input. Its first byte is the share of the other bytes that the peer uses.
 pub(crate) fn run(folder: &Path, bytes: &[u8]) {
     let Some((share, bytes)) = bytes.split_first() else { return };
     let (peers, guests) = bytes.split_at(bytes.len() * usize::from(*share) / 256);
     let path = folder.join("tpm");
     std::fs::remove_file(&path).ok();
     let listener = UnixListener::bind(&path).expect("a socket");
-    let peer = Peer { bytes: peers.to_vec(), next: 0, sound: true };
+    let peer = Peer { bytes: peers.to_vec(), next: 0, valid: true };
     let peer = thread::spawn(move || peer.serve(&listener));
     live(&path, guests);
-    // It may still wait for somebody to come.
+    // Connect, in case the peer still waits for a client.
     drop(UnixStream::connect(&path));
     peer.join().expect("a peer does not panic");
 }
 
-/// A machine with this TPM, from its power-on to its end.
+/// Runs a machine with this TPM from its power-on to its end.
 fn live(path: &Path, bytes: &[u8]) {
     let config = Config::of_kind("tpm", json!({ "path": path })).expect("it is in the registry");
     let config = config.expect("a path is all it takes");
     let mut bench = Bench::new(4096);
-    // A peer that is no swtpm is refused.
+    // A peer that does not behave like swtpm is refused.
     if bench.board.add("tpm", |place| config.build(place)).is_err() {
         return;
     }
@@ -75,7 +76,7 @@ fn live(path: &Path, bytes: &[u8]) {
     }
 }
 
-/// One that is as long as it says, more or less, and a look whether it is done.
+/// Writes a command, whose length may be wrong, and waits a while for its end.
 fn command(bench: &Bench, deeds: &mut Deeds<impl Iterator<Item = u8>>) {
     let (Some(length), Some(code), Some(odd)) = (deeds.byte(), deeds.word(), deeds.byte()) else {
         return;
@@ -96,12 +97,12 @@ fn command(bench: &Bench, deeds: &mut Deeds<impl Iterator<Item = u8>>) {
     }
 }
 
-/// What should be swtpm.
+/// A peer in place of swtpm.
 struct Peer {
     bytes: Vec<u8>,
     next: usize,
-    /// All that was said so far was as long as it should be.
-    sound: bool,
+    /// Whether all answers so far had the right length.
+    valid: bool,
 }
 
 impl Peer {
@@ -111,19 +112,19 @@ impl Peer {
         byte
     }
 
-    /// Serves one client, until either has nothing more to say.
+    /// Serves one client until one of them ends.
     fn serve(mut self, listener: &UnixListener) {
         let Ok((control, _)) = listener.accept() else { return };
         let mut data = None;
         while self.turn(&control, &mut data).is_some() {}
     }
 
-    /// Answers what comes next.
+    /// Answers the next command.
     fn turn(&mut self, control: &UnixStream, data: &mut Option<UnixStream>) -> Option<()> {
         let other = data.as_ref().unwrap_or(control);
         let mut fds = [control, other].map(|it| PollFd::new(it, PollFlags::IN));
-        // A device that waits for the rest of an answer would do so for a while.
-        let patience = if self.sound { None } else { Some(&SILENCE) };
+        // After an incomplete answer, the device waits for the rest.
+        let patience = if self.valid { None } else { Some(&SILENCE) };
         if poll(&mut fds, patience).ok()? == 0 {
             return None;
         }
@@ -144,7 +145,7 @@ impl Peer {
         }
     }
 
-    /// What swtpm would answer to a command of the control channel.
+    /// swtpm's answer to a command of the control channel.
     fn ask(control: &UnixStream, data: &mut Option<UnixStream>) -> Option<Vec<u8>> {
         let mut bytes = [0; 64];
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -165,23 +166,23 @@ impl Peer {
         Some([&[0; 4], fields].concat())
     }
 
-    /// Says it as it should be, or not.
+    /// Sends an answer, sometimes a wrong one.
     fn say(&mut self, to: &mut impl std::io::Write, mut answer: Vec<u8>) -> Option<()> {
         match self.byte()? {
             0..190 => {}
             190..220 => {
                 let at = usize::from(self.byte()?) % answer.len();
                 answer[at] = self.byte()?;
-                self.sound = false;
+                self.valid = false;
             }
             220..230 => {
                 answer.truncate(usize::from(self.byte()?) % answer.len());
-                self.sound = false;
+                self.valid = false;
             }
             230..245 => {
                 let more = usize::from(self.byte()?) * 64;
                 answer.resize(answer.len() + more, self.byte()?);
-                self.sound = false;
+                self.valid = false;
             }
             _ => return None,
         }

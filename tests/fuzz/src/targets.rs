@@ -1,4 +1,4 @@
-//! The table of all targets. Adding one is adding a line.
+//! The table of all targets. To add a target, add a line.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -40,7 +40,7 @@ hostile! {
     hostile_xhci: "../../../devices/tests/hostile_xhci/mod.rs",
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     // Devices with rings, each under a hostile driver.
     target("balloon", 4096, Bytes, |it| virtio("virtio-balloon", it)),
@@ -60,7 +60,7 @@ pub const TARGETS: &[Target] = &[
     // All devices on one board, and the MSI-X table.
     target("bus", 4096, Bytes, bus),
     target("msix", 4096, Bytes, msix::run),
-    // Chips, each alone under a hostile guest, and the TPM between a guest and a swtpm that lies.
+    // Chips, each alone under a hostile guest, and the TPM between a guest and a lying swtpm.
     target("flash", 4096, Bytes, |it| chips::run(&chips::FLASH, folder(), it)),
     target("hpet", 4096, Bytes, |it| chips::run(&chips::HPET, folder(), it)),
     target("rtc", 4096, Bytes, |it| chips::run(&chips::RTC, folder(), it)),
@@ -68,14 +68,14 @@ pub const TARGETS: &[Target] = &[
     target("pm", 4096, Bytes, |it| chips::run(&chips::PM, folder(), it)),
     target("fw-cfg", 4096, Bytes, fw_cfg::run),
     target("tpm", 2048, Bytes, |it| swtpm::run(folder(), it)),
-    // Parsers of what comes from outside.
+    // Parsers of data from outside.
     target("image", 1024, Bytes, |it| hostile_image::run(folder(), it.iter().copied())),
     target("kernel", 0x2000, Own(kernel::make), kernel::load),
     target("medium", 4096, Own(medium::make), |it| medium::look(folder(), it)),
     target("config", 4096, Choice(words::user), config),
     target("control", 4096, Words(words::control), control),
     target("settings", 4096, Choice(words::environment), settings),
-    // What the guest asks the pod, and answers.
+    // The guest's requests and answers to the pod.
     target("agent", 4096, Words(words::agent), hostile_agent::says),
     target("dhcp", 1500, Own(guest::dhcp), hostile_guest::dhcp),
     target("dns", 1500, Own(guest::dns), hostile_guest::dns),
@@ -84,10 +84,10 @@ pub const TARGETS: &[Target] = &[
     target("segments", 4096, Own(guest::frames), hostile_frames::segments),
     target("arp", 1500, Own(lan::arp), lan::hear_arp),
     target("neighbours", 1500, Own(lan::neighbour), lan::hear_neighbour),
-    // Who asks the pod: at the web port, and at its socket.
+    // Requests to the pod, at the web port and at its socket.
     target("api", 4096, Words(words::api), |it| pod::api(folder(), it)),
     target("inquiry", 4096, Words(words::inquiry), |it| pod::inquiry(folder(), it)),
-    // Who looks at the screen: sessions, requests, parsers alone; and what they see.
+    // Clients of the screen: sessions, requests, parsers alone; and the pictures they get.
     target("rfb", 4096, Choice(words::viewer), |it| hostile_viewer::Bench::shared().talk(it)),
     target("web", 4096, Choice(words::browser), |it| hostile_browser::Bench::shared().talk(it)),
     target("message", 4096, Own(guest::messages), |it| {
@@ -98,9 +98,9 @@ pub const TARGETS: &[Target] = &[
     }),
 ];
 
-/// Targets that break at once, by which the runner is tested.
+/// Broken targets, for tests of the runner.
 pub(crate) const BROKEN: &[Target] = &[
-    target("panics", 64, Bytes, |it| assert!(it.len() < 40, "so it was meant")),
+    target("panics", 64, Bytes, |it| assert!(it.len() < 40, "broken on purpose")),
     target("hangs", 64, Bytes, |it| {
         if it.len() > 40 {
             loop {
@@ -109,20 +109,20 @@ pub(crate) const BROKEN: &[Target] = &[
         }
     }),
     target("grows", 64, Bytes, |it| {
-        // Never a little: hosts have other things to do with their memory.
+        // Much at once or nothing, because hosts need their memory for other things.
         black_box(vec![1_u8; if it.len() < 40 { 1 } else { it.len() << 30 }]);
     }),
     target("dies-elsewhere", 64, Bytes, |it| {
         let length = it.len();
-        std::thread::spawn(move || assert!(length < 40, "so it was meant")).join().ok();
+        std::thread::spawn(move || assert!(length < 40, "broken on purpose")).join().ok();
     }),
 ];
 
-const fn target(name: &'static str, longest: usize, make: Make, run: fn(&[u8])) -> Target {
-    Target { name, run, longest, make }
+const fn target(name: &'static str, max_length: usize, make: Make, run: fn(&[u8])) -> Target {
+    Target { name, run, max_length, make }
 }
 
-/// For the files of a process' target.
+/// The folder for the files of this process's target.
 fn folder() -> &'static Path {
     static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
     FOLDER.path()
@@ -132,14 +132,14 @@ fn virtio(kind: &str, bytes: &[u8]) {
     hostile_virtio::run(kind, folder(), bytes.iter().copied());
 }
 
-/// Accesses to a board with a device of every kind, which is then parked, run on, and reset.
+/// Accesses to a board with a device of every kind, which is then parked, resumed, and reset.
 fn bus(bytes: &[u8]) {
     let mut bench = Bench::new(1 << 16);
     for kind in KINDS {
         every_kind::add(&mut bench, kind, folder());
     }
     bench.board.run(Vec::new()).expect("power-on");
-    // The first byte says where firmware would have come in.
+    // The first byte is the number of accesses before firmware sets up all functions.
     let Some((firmware, bytes)) = bytes.split_first() else { return };
     let mut guest = Guest::new(&bench, bytes.iter().copied());
     if (0..*firmware).all(|_| guest.step()) {

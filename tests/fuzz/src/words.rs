@@ -1,4 +1,4 @@
-//! Words of the languages that targets speak.
+//! Words of the languages that targets parse.
 
 use container::settings::translate::table::TABLE;
 use devices::registry::KINDS;
@@ -14,7 +14,7 @@ fn and<'a>(words: &[&'a str], more: impl IntoIterator<Item = &'a str>) -> Vec<Ve
     words.map(|word| word.as_bytes().to_vec()).collect()
 }
 
-/// What the agent answers, in pieces.
+/// Parts of the agent's answers.
 pub(crate) fn agent() -> Vec<Vec<u8>> {
     of(AGENT)
 }
@@ -24,12 +24,12 @@ pub(crate) fn browser() -> Vec<Vec<u8>> {
     of(BROWSER)
 }
 
-/// Beginnings of RFB messages, and what is in them.
+/// Beginnings and contents of RFB messages.
 pub(crate) fn viewer() -> Vec<Vec<u8>> {
     of(VIEWER)
 }
 
-/// Values of variables, QEMU's words among them.
+/// Values of variables, with QEMU's words.
 pub(crate) fn environment() -> Vec<Vec<u8>> {
     and(ENVIRONMENT, TABLE.iter().flat_map(|row| row.words).copied())
 }
@@ -39,22 +39,22 @@ pub(crate) fn user() -> Vec<Vec<u8>> {
     and(USER, KINDS.iter().copied().chain(OPTIONS.iter().map(|option| option.key)))
 }
 
-/// Commands of the control socket, in JSON and as they are typed.
+/// Commands of the control socket, in JSON and as users type them.
 pub(crate) fn control() -> Vec<Vec<u8>> {
     and(CONTROL, COMMANDS.iter().map(|command| command.name))
 }
 
-/// A file with resolvers.
+/// Lines of a resolv.conf.
 pub(crate) fn resolvers() -> Vec<Vec<u8>> {
     of(RESOLVERS)
 }
 
-/// Requests to the pod's own pages and calls.
+/// Requests to the pod's own pages and API.
 pub(crate) fn api() -> Vec<Vec<u8>> {
     and(API, [])
 }
 
-/// Questions of commands in the container.
+/// Requests of commands in the container.
 pub(crate) fn inquiry() -> Vec<Vec<u8>> {
     and(INQUIRY, [])
 }

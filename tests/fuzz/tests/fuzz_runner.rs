@@ -1,11 +1,11 @@
-//! The runner finds what it is for: targets that break, whichever way.
+//! The runner finds targets that break, in every way.
 #![forbid(unsafe_code)]
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs a target until it breaks; what it said.
+/// Runs a target, and returns whether it passed, and the output.
 fn run(target: &str, found: &Path, seed: Option<&str>) -> (bool, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fuzz"));
     command.arg(target).env("TRANSOM_FUZZ_FOUND", found).env("TRANSOM_FUZZ_SECONDS", "20");
@@ -15,11 +15,11 @@ fn run(target: &str, found: &Path, seed: Option<&str>) -> (bool, String) {
     (output.status.success(), String::from_utf8(output.stdout).expect("text"))
 }
 
-/// The only input that was kept.
+/// The only saved input.
 fn kept(folder: &Path) -> Vec<u8> {
     let mut files = fs::read_dir(folder).expect("a folder");
     let file = files.next().expect("a file").expect("a file");
-    assert!(files.next().is_none(), "one input breaks it");
+    assert!(files.next().is_none(), "more than one input was saved");
     fs::read(file.path()).expect("an input")
 }
 
@@ -31,7 +31,7 @@ fn a_target_that_breaks_is_a_failure_and_its_input_a_file() {
         assert!(!fine && said.contains(&format!("test fuzz::{target} ... FAILED")), "{said}");
         assert!(said.contains("0 passed; 1 failed;"), "{said}");
         assert!(!kept(&folder.path().join(target)).is_empty());
-        // The next run begins with it.
+        // The next run begins with this input.
         let (fine, said) = run(target, folder.path(), None);
         assert!(!fine && said.contains("an input of tests/fuzz/found"), "{said}");
         assert!(said.contains("inputs=1 "), "{said}");

@@ -1,5 +1,5 @@
-//! Ends `./test`: counts what ran by the output in a file, and fails on skips that this host has no
-//! excuse for.
+//! The last step of `./test`: counts the tests from their output in a file, and fails on skips that
+//! `tests/skips` does not allow on this host.
 #![forbid(unsafe_code)]
 
 use std::path::Path;

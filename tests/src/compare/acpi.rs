@@ -1,4 +1,4 @@
-//! ACPI tables: those of fixed form by their fields, those with AML by what `iasl` makes of them.
+//! ACPI tables: fixed ones by their fields, those with AML as `iasl` disassembles them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::{Facts, asl, dsdt};
 /// The header of all tables but the FACS.
 const HEADER: usize = 36;
 
-/// FADT (ACPI 6.5, 5.2.9). Of pointers, only whether they are there.
+/// FADT (ACPI 6.5, 5.2.9). Pointers are listed below, because only their presence is compared.
 const FADT: &[Field] = &[
     ("length", 4, 4),
     ("model", 44, 1),
@@ -64,7 +64,7 @@ const FACS: &[Field] =
 const HPET: &[Field] =
     &[("id", 36, 4), ("address", 40, 12), ("number", 52, 1), ("tick", 53, 2), ("page", 55, 1)];
 
-/// Reads a folder with one file per table, as the kernel names them.
+/// Reads a folder with one file per table, with the kernel's names.
 pub(super) fn read(folder: &Path, facts: &mut Facts) -> anyhow::Result<()> {
     for path in tables(folder)? {
         let name = path.file_name().and_then(|name| name.to_str()).context("a table's name")?;
@@ -78,7 +78,7 @@ pub(super) fn read(folder: &Path, facts: &mut Facts) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The tables in a folder, in order.
+/// The tables in a folder, sorted by name.
 fn tables(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     let paths = entries.map(|entry| Ok(entry?.path()));
@@ -115,7 +115,7 @@ fn table(name: &str, all: &[u8], facts: &mut Facts) {
     }
 }
 
-/// Without length and checksum, which say nothing of their own.
+/// Leaves out length and checksum, which follow from the content.
 fn header(prefix: &str, all: &[u8], facts: &mut Facts) {
     const TEXTS: [Field; 3] = [("oem", 10, 6), ("oem-table", 16, 8), ("creator", 28, 4)];
     let numbers = [("revision", 8, 1), ("oem-revision", 24, 4), ("creator-revision", 32, 4)];
@@ -126,7 +126,7 @@ fn header(prefix: &str, all: &[u8], facts: &mut Facts) {
     }
 }
 
-/// The interrupt controllers, by type.
+/// Interrupt controllers, numbered within their type.
 fn madt(prefix: &str, all: &[u8], facts: &mut Facts) {
     fields::read(prefix, all, &[("local-apic", 36, 4), ("flags", 40, 4)], facts);
     let mut at = 44;
@@ -140,20 +140,20 @@ fn madt(prefix: &str, all: &[u8], facts: &mut Facts) {
     }
 }
 
-/// What `iasl -d` makes of a table.
+/// The output of `iasl -d` for a table.
 fn disassembled(table: &Path) -> anyhow::Result<String> {
     let work = tempfile::tempdir().context("a folder for iasl")?;
     let copy = work.path().join("table.aml");
     fs::copy(table, &copy).with_context(|| table.display().to_string())?;
     iasl(&["-d"], &copy)?;
-    fs::read_to_string(copy.with_extension("dsl")).context("what iasl wrote")
+    fs::read_to_string(copy.with_extension("dsl")).context("the output of iasl")
 }
 
-/// Takes every table apart and puts it together again.
+/// Disassembles every table and compiles it again. Returns the number of tables.
 ///
 /// # Errors
 ///
-/// When `iasl` has an error or a warning to tell.
+/// When `iasl` reports an error or a warning.
 pub fn compile(folder: &Path) -> anyhow::Result<usize> {
     let tables = tables(folder)?;
     for table in &tables {

@@ -1,22 +1,22 @@
-//! What `iasl -d` prints, as a tree.
+//! Parses the output of `iasl -d` into a tree.
 
 use std::fmt;
 
 use anyhow::{Context, ensure};
 
-/// A word, number or text, with what is in parentheses and in braces behind it.
+/// A word, number or text, with the arguments and the body after it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Term {
-    /// The word itself; empty where parentheses or braces stand alone.
+    /// Empty if parentheses or braces have no word before them.
     pub(super) word: String,
-    /// In parentheses.
+    /// The terms in parentheses.
     pub(super) arguments: Vec<Self>,
-    /// In braces.
+    /// The terms in braces.
     pub(super) body: Vec<Self>,
 }
 
 impl Term {
-    /// The word of an argument, or nothing.
+    /// The word of an argument, or an empty string.
     pub(super) fn argument(&self, at: usize) -> &str {
         self.arguments.get(at).map_or("", |term| &term.word)
     }
@@ -26,7 +26,7 @@ impl fmt::Display for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |terms: &[Self]| terms.iter().map(Self::to_string).collect::<Vec<_>>().join(",");
         f.write_str(&self.word)?;
-        // Arguments that were left out at the end are empty words.
+        // Arguments that were left out at the end are empty terms.
         let filled = self.arguments.iter().rposition(|it| *it != Self::default());
         if let Some(last) = filled {
             write!(f, "({})", list(&self.arguments[..=last]))?;
@@ -38,7 +38,7 @@ impl fmt::Display for Term {
     }
 }
 
-/// Nesting deeper than this is not what a compiler prints.
+/// Compilers do not print deeper nesting.
 const DEPTH: usize = 100;
 
 /// Reads a whole listing.
@@ -46,16 +46,16 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Vec<Term>> {
     let tokens = tokens(text)?;
     let mut tokens = tokens.into_iter().peekable();
     let terms = list(&mut tokens, 0)?;
-    ensure!(tokens.next().is_none(), "a bracket too many");
+    ensure!(tokens.next().is_none(), "a closing bracket without an opening one");
     Ok(terms)
 }
 
 type Tokens = std::iter::Peekable<std::vec::IntoIter<String>>;
 
-/// Terms up to a closing bracket, which is left there. Commas separate; a comma without a term
-/// before it stands for an argument that was left out.
+/// Reads terms up to a closing bracket, which it does not consume. A comma without a term before it
+/// stands for an omitted argument.
 fn list(tokens: &mut Tokens, depth: usize) -> anyhow::Result<Vec<Term>> {
-    ensure!(depth < DEPTH, "brackets {DEPTH} deep");
+    ensure!(depth < DEPTH, "brackets nested {DEPTH} deep");
     let mut terms = Vec::new();
     let mut separated = true;
     while let Some(token) = tokens.next_if(|it| it != ")" && it != "}") {
@@ -89,11 +89,11 @@ fn list(tokens: &mut Tokens, depth: usize) -> anyhow::Result<Vec<Term>> {
 fn bracket(tokens: &mut Tokens, close: &str, depth: usize) -> anyhow::Result<Vec<Term>> {
     let terms = list(tokens, depth + 1)?;
     let found = tokens.next().with_context(|| format!("no {close} at the end"))?;
-    ensure!(found == close, "{found} where {close} belongs");
+    ensure!(found == close, "{found} instead of {close}");
     Ok(terms)
 }
 
-/// Words, texts with their quotes, and single marks; without comments.
+/// Splits a listing into words, quoted texts and single characters, without comments.
 fn tokens(text: &str) -> anyhow::Result<Vec<String>> {
     let mut tokens = Vec::new();
     let mut rest = text.trim_start();

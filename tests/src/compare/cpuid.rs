@@ -1,4 +1,4 @@
-//! CPUID, leaf by leaf, as /dev/cpu/N/cpuid has it.
+//! CPUID leaves, from the guest's /dev/cpu/N/cpuid.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,18 +8,18 @@ use anyhow::{Context, ensure};
 
 use super::{Facts, Value};
 
-/// What is asked for, as the guest's script does: first leaf, how many leaves, how many subleaves.
-/// A subleaf beyond the first is only looked at for leaves that have any.
+/// The leaves that the guest's script reads: first leaf, number of leaves, number of subleaves.
+/// Subleaves above 0 count only for leaves that have any.
 const ASKED: [(u32, u32, u32); 4] =
     [(0, 0x20, 19), (0x4000_0000, 0x10, 1), (0x4000_0100, 2, 1), (0x8000_0000, 0x30, 6)];
 
-/// The leaves that have subleaves.
+/// Leaves that have subleaves.
 const WITH_SUBLEAVES: [u32; 13] =
     [4, 7, 0xb, 0xd, 0xf, 0x10, 0x12, 0x14, 0x17, 0x18, 0x1d, 0x1f, 0x8000_001d];
 
 const REGISTERS: [&str; 4] = ["eax", "ebx", "ecx", "edx"];
 
-/// Registers whose bits mean something each: leaf, subleaf, place of the register.
+/// Registers whose bits have separate meanings: leaf, subleaf, index of the register.
 const BITS: &[(u32, u32, usize)] = &[
     (1, 0, 2),
     (1, 0, 3),
@@ -46,10 +46,10 @@ const BITS: &[(u32, u32, usize)] = &[
     (0x8000_0021, 0, 0),
 ];
 
-/// One processor's answers.
+/// The leaves of one processor.
 type Leaves = BTreeMap<(u32, u32), [u32; 4]>;
 
-/// Reads one file per processor.
+/// Reads one file for each processor.
 pub(super) fn read(folder: &Path, facts: &mut Facts) -> anyhow::Result<()> {
     let mut processors = Vec::new();
     while let Ok(bytes) = fs::read(folder.join(processors.len().to_string())) {
@@ -66,7 +66,7 @@ pub(super) fn read(folder: &Path, facts: &mut Facts) -> anyhow::Result<()> {
             let of = |leaves: &Leaves| leaves.get(&(leaf, subleaf)).map_or(0, |it| it[at]);
             processors.iter().map(of).collect::<Vec<_>>()
         };
-        // What is zero everywhere may as well not be there.
+        // A leaf that a processor lacks is zero.
         for (at, register) in REGISTERS.iter().enumerate() {
             let numbers = each(at);
             let bits = BITS.contains(&(leaf, subleaf, at));
@@ -103,14 +103,14 @@ fn leaves(bytes: &[u8]) -> anyhow::Result<Leaves> {
     Ok(found)
 }
 
-/// Beyond the last leaf of a range processors say anything, and zeros say nothing.
+/// Removes leaves above the last of their range, where processors answer anything, and empty ones.
 fn trim(leaves: &mut Leaves) {
     let last = |first: u32| leaves.get(&(first, 0)).map_or(first, |it| it[0]);
-    // KVM tells its last leaf as 0 in old versions.
+    // Old versions of KVM report their last leaf as 0.
     let ends = ASKED.map(|(first, ..)| (first, last(first).max(first | 1)));
     leaves.retain(|(leaf, subleaf), answer| {
         let end = ends.iter().rev().find(|(first, _)| first <= leaf).map_or(0, |it| it.1);
-        // The level number in ECX is an echo of the question.
+        // The level number in ECX is an echo of the subleaf.
         let echo = [0xb, 0x1f].contains(leaf) && answer[2] == *subleaf;
         let empty = answer[0] == 0 && answer[1] == 0 && (echo || answer[2] == 0);
         let topology = [0xb, 0x1f].contains(leaf);
@@ -122,7 +122,7 @@ fn trim(leaves: &mut Leaves) {
 mod test {
     use super::*;
 
-    /// A file in which leaf 0 tells the last one, and others are as given.
+    /// A file with the last basic leaf in leaf 0, and with the given leaves.
     fn file(last: u32, given: &[((u32, u32), [u32; 4])]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (first, leaves, subleaves) in ASKED {

@@ -1,23 +1,22 @@
-//! The devices of a namespace: what they are, and what they have.
+//! The devices of an ACPI namespace, and their objects.
 //!
-//! Devices have different names on two machines, so they are known by what they are: the hardware
-//! ID, or the bridge that they are on and their address there. Of methods, only that they are
-//! there.
+//! A device has different names on two machines, so it is identified by its hardware ID, or by its
+//! bridge and its address there. For methods, only their presence is compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Facts;
 use super::asl::Term;
 
-/// What has devices in it, or is one.
+/// Terms that contain devices, or are one.
 const SCOPES: [&str; 4] = ["Device", "Processor", "Scope", "ThermalZone"];
 
-/// A namespace: by path.
+/// The terms of a namespace, by path.
 #[derive(Default)]
 struct Namespace<'a> {
     /// The terms of each scope.
     scopes: BTreeMap<String, Vec<&'a Term>>,
-    /// Which of the scopes are devices.
+    /// The scopes that are devices.
     devices: BTreeSet<String>,
 }
 
@@ -44,7 +43,7 @@ impl<'a> Namespace<'a> {
         found.and_then(|term| term.arguments.get(1))
     }
 
-    /// What a device is, without a number.
+    /// The kind of a device: its hardware ID, or its address on its parent.
     fn kind(&self, path: &str) -> String {
         if let Some(id) = self.value(path, "_HID") {
             let id = id.arguments.first().unwrap_or(id);
@@ -57,7 +56,7 @@ impl<'a> Namespace<'a> {
         }
     }
 
-    /// The same, with a number where there are several.
+    /// The kind of each device, numbered if there are several of a kind.
     fn names(&self) -> BTreeMap<String, String> {
         let mut names = BTreeMap::new();
         let mut counts = BTreeMap::<String, usize>::new();
@@ -75,7 +74,7 @@ impl<'a> Namespace<'a> {
     }
 }
 
-/// The path of a name that is met in a scope.
+/// The absolute path of a name that is used in a scope.
 fn join(path: &str, name: &str) -> String {
     match name.strip_prefix('\\') {
         Some("") => String::new(),
@@ -85,7 +84,7 @@ fn join(path: &str, name: &str) -> String {
     }
 }
 
-/// AML has names for the numbers that are met most.
+/// A number in one format. AML has names for the most frequent numbers.
 fn number(word: &str) -> String {
     let word = match word {
         "Zero" => "0x00",
@@ -99,7 +98,7 @@ fn number(word: &str) -> String {
     }
 }
 
-/// Takes the facts out of a table's terms.
+/// Reads the facts of one table.
 pub(super) fn read(table: &str, terms: &[Term], facts: &mut Facts) {
     let mut namespace = Namespace::default();
     let block = terms.iter().find(|term| term.word == "DefinitionBlock");
@@ -119,7 +118,7 @@ pub(super) fn read(table: &str, terms: &[Term], facts: &mut Facts) {
     routes(table, &namespace, facts);
 }
 
-/// One object of a scope. Names that are no part of the specification are nobody's business.
+/// Reads one object of a scope. Names outside of the specification are ignored.
 fn object(prefix: &str, term: &Term, facts: &mut Facts) {
     let name = term.argument(0);
     match term.word.as_str() {
@@ -146,7 +145,7 @@ fn object(prefix: &str, term: &Term, facts: &mut Facts) {
     }
 }
 
-/// A value on one line, its numbers in one way.
+/// A value on one line, with its numbers in one format.
 fn plain(term: &Term) -> String {
     let list = |terms: &[Term]| terms.iter().map(plain).collect::<Vec<_>>().join(" ");
     match term.word.as_str() {
@@ -159,7 +158,7 @@ fn plain(term: &Term) -> String {
     }
 }
 
-/// A resource, without the tags and the types that the compiler adds.
+/// A resource, without the tags and types that the compiler adds.
 fn resource_text(term: &Term) -> String {
     let mut term = term.clone();
     while term.arguments.last().is_some_and(|it| {
@@ -170,8 +169,8 @@ fn resource_text(term: &Term) -> String {
     term.to_string()
 }
 
-/// Which line each pin of each slot has: from every routing table that leads to fixed lines, which
-/// is the one for the I/O APIC.
+/// The interrupt line of each pin of each slot, from every routing table with fixed lines: the one
+/// for the I/O APIC.
 fn routes(table: &str, namespace: &Namespace<'_>, facts: &mut Facts) {
     let lines = fixed_lines(namespace);
     for term in namespace.scopes.values().flatten() {
@@ -193,7 +192,7 @@ fn routes(table: &str, namespace: &Namespace<'_>, facts: &mut Facts) {
     }
 }
 
-/// Link devices that have one line and no other: by their name without the path.
+/// Link devices with exactly one line, by their name without the path.
 fn fixed_lines(namespace: &Namespace<'_>) -> BTreeMap<String, String> {
     let mut lines = BTreeMap::new();
     for path in &namespace.devices {

@@ -1,16 +1,16 @@
-//! The list of differences that are meant, with the reason of each.
+//! The list of intended differences, with the reason of each.
 //!
-//! A reason is one or more lines that begin with `#`; the differences that it explains follow, one
-//! per line, up to an empty line. `*` in a difference stands for anything.
+//! A reason is one or more lines that begin with `#`. The differences that it explains follow, one
+//! per line, up to an empty line. `*` stands for any text.
 
 use anyhow::{Context, bail, ensure};
 
-/// A difference that is meant.
+/// An intended difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// The line, which may have wildcards.
+    /// The line. `*` stands for any text.
     pub pattern: String,
-    /// Why it is meant.
+    /// The reason for the difference.
     pub reason: String,
 }
 
@@ -18,7 +18,7 @@ pub struct Expected {
 ///
 /// # Errors
 ///
-/// When a difference has no reason, a reason explains nothing, or one is listed twice.
+/// When a difference has no reason, a reason has no difference, or a difference is listed twice.
 pub fn read(list: &str) -> anyhow::Result<Vec<Expected>> {
     let mut all: Vec<Expected> = Vec::new();
     for group in list.split("\n\n").filter(|group| !group.trim().is_empty()) {
@@ -37,7 +37,7 @@ pub fn read(list: &str) -> anyhow::Result<Vec<Expected>> {
     Ok(all)
 }
 
-/// Holds what was found against what is expected.
+/// Compares the differences that were found with the list.
 ///
 /// # Errors
 ///
@@ -59,7 +59,7 @@ pub fn check(found: &[String], expected: &[Expected]) -> anyhow::Result<()> {
     )
 }
 
-/// Whether a line is what a pattern says.
+/// Whether a line matches a pattern.
 fn fits(pattern: &str, line: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else { return pattern == line };
     let Some(line) = line.strip_prefix(start) else { return false };

@@ -1,22 +1,22 @@
-//! Fields of structures, by name and place.
+//! Fields of structures, by name and offset.
 
 use super::Facts;
 
-/// A field: its name, where it is, how many bytes it has.
+/// A field: its name, its offset, and its length in bytes.
 pub(super) type Field = (&'static str, usize, usize);
 
-/// The bytes of a field, if all of them are there.
+/// The bytes of a field, if the structure is long enough.
 pub(super) fn bytes(all: &[u8], at: usize, length: usize) -> Option<&[u8]> {
     all.get(at..at.checked_add(length)?)
 }
 
-/// A number of up to eight bytes, the lowest first.
+/// A little-endian number of up to eight bytes.
 pub(super) fn number(all: &[u8], at: usize, length: usize) -> Option<u64> {
     let bytes = bytes(all, at, length)?;
     Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
-/// How a field is written: a number where it is as long as one, else its bytes.
+/// The value of a field: a number if it has at most eight bytes, otherwise its bytes.
 pub(super) fn show(all: &[u8], at: usize, length: usize) -> Option<String> {
     if length <= 8 {
         let digits = 2 + 2 * length;
@@ -25,12 +25,12 @@ pub(super) fn show(all: &[u8], at: usize, length: usize) -> Option<String> {
     bytes(all, at, length).map(hex)
 }
 
-/// Bytes as digits.
+/// The hexadecimal digits of bytes.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// All fields that are there become facts.
+/// Adds the fields that exist to the facts.
 pub(super) fn read(prefix: &str, all: &[u8], fields: &[Field], facts: &mut Facts) {
     for &(name, at, length) in fields {
         if let Some(value) = show(all, at, length) {
@@ -39,7 +39,7 @@ pub(super) fn read(prefix: &str, all: &[u8], fields: &[Field], facts: &mut Facts
     }
 }
 
-/// Printable text that may be filled up with spaces or zeros.
+/// Text without padding, which is spaces or zeros.
 pub(super) fn word(bytes: &[u8]) -> String {
     let text: String = bytes.iter().map(|&byte| char::from(byte)).collect();
     text.trim_end_matches(['\0', ' ']).escape_debug().to_string()

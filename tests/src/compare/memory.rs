@@ -1,14 +1,14 @@
-//! The memory map that UEFI handed over, as Linux prints it with `efi=debug`.
+//! UEFI's memory map, as Linux prints it with `efi=debug`.
 
 use anyhow::{Context, ensure};
 
 use super::Facts;
 
-/// What an operating system may use for anything: where the firmware put itself and the kernel in
-/// the meantime is no property of the machine.
+/// Types that are free for an operating system. The ranges that firmware and kernel use temporarily
+/// are no property of the machine.
 const USABLE: [&str; 5] = ["Conventional", "Loader Code", "Loader Data", "Boot Code", "Boot Data"];
 
-/// A range: where it begins and ends (the last byte), and what it is for.
+/// A range; `last` is inclusive. `what` has the type and the attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Range {
     first: u64,
@@ -26,7 +26,7 @@ pub(super) fn read(messages: &str, facts: &mut Facts) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first map: later the kernel prints those ranges again that it keeps.
+/// The first map. The kernel later prints the ranges again that it keeps.
 fn map(messages: &str) -> anyhow::Result<Vec<Range>> {
     let mut ranges = Vec::new();
     for line in messages.lines() {
@@ -55,7 +55,7 @@ fn range(entry: &str) -> Option<Range> {
     Some(Range { first: number(first)?, last: number(last)?, what })
 }
 
-/// Neighbours of a kind are one.
+/// Merges adjacent ranges of the same type.
 fn merged(ranges: Vec<Range>) -> Vec<Range> {
     let mut all: Vec<Range> = Vec::new();
     for range in ranges {

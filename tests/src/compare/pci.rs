@@ -30,10 +30,10 @@ const HEADER: &[Field] = &[
     ("max-latency", 0x3f, 1),
 ];
 
-/// Behind the header.
-const OWN: usize = 0x40;
+/// The first byte after the header.
+const AFTER_HEADER: usize = 0x40;
 
-/// Reads one folder per function.
+/// Reads one folder for each function.
 pub(super) fn read(folder: &Path, facts: &mut Facts) -> anyhow::Result<()> {
     let mut count = 0;
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -57,7 +57,7 @@ fn function(name: &str, config: &[u8], resources: &str, facts: &mut Facts) {
     facts.thing(prefix.clone(), what);
     fields::read(&prefix, config, HEADER, facts);
     facts.text(format!("{prefix} bytes"), config.len().to_string());
-    for at in (OWN..config.len()).step_by(4) {
+    for at in (AFTER_HEADER..config.len()).step_by(4) {
         let value = of(at, 4);
         if value != 0 {
             facts.text(format!("{prefix} register {at:#05x}"), format!("{value:#010x}"));

@@ -8,10 +8,10 @@ use anyhow::{Context, ensure};
 use super::Facts;
 use super::fields::{self, Field, number, word};
 
-/// A field that is the number of one of the structure's strings.
+/// The length of a field that has the number of a string.
 const TEXT: usize = 0;
 
-/// Types whose fields have names here. Others are compared byte by byte.
+/// Types with named fields. Others are compared byte by byte.
 const TYPES: &[(u8, &str, &[Field])] = &[
     (0, "bios", &[("vendor", 4, TEXT), ("version", 5, TEXT), ("segment", 6, 2), ("date", 8, TEXT)]),
     (
@@ -97,7 +97,7 @@ const TYPES: &[(u8, &str, &[Field])] = &[
     ),
 ];
 
-/// Reads the anchor and the structures as the kernel gives them.
+/// Reads the anchor and the structures from the kernel's files.
 pub(super) fn read(folder: &Path, facts: &mut Facts) -> anyhow::Result<()> {
     let anchor = fs::read(folder.join("smbios_entry_point")).context("the SMBIOS anchor")?;
     anchor_facts(&anchor, facts)?;
@@ -107,7 +107,7 @@ pub(super) fn read(folder: &Path, facts: &mut Facts) -> anyhow::Result<()> {
 
 fn anchor_facts(anchor: &[u8], facts: &mut Facts) -> anyhow::Result<()> {
     ensure!(anchor.starts_with(b"_SM") && anchor.len() > 8, "no SMBIOS anchor: {anchor:02x?}");
-    // The old one has its checksum where the new one is still the name.
+    // The anchor of SMBIOS 2 is one letter shorter, and so its version is one byte earlier.
     let (name, version) =
         if anchor.starts_with(b"_SM3_") { (&anchor[..5], 7) } else { (&anchor[..4], 6) };
     let text = format!("{} {}.{}", word(name), anchor[version], anchor[version + 1]);
@@ -122,7 +122,7 @@ fn structures(mut tables: &[u8], facts: &mut Facts) -> anyhow::Result<()> {
         ensure!(length >= 4 && length <= tables.len(), "an SMBIOS structure of {length} bytes");
         let (formatted, rest) = tables.split_at(length);
         let end = rest.windows(2).position(|pair| pair == [0, 0]);
-        let end = end.context("SMBIOS strings without an end")?;
+        let end = end.context("SMBIOS strings: no terminator")?;
         let strings: Vec<_> = rest[..end].split(|&byte| byte == 0).map(word).collect();
         structure(formatted, &strings, counts[usize::from(kind)], facts);
         counts[usize::from(kind)] += 1;

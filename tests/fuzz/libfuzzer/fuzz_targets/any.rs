@@ -1,4 +1,4 @@
-//! The target that the environment variable TARGET names.
+//! Runs the target in the environment variable TARGET.
 #![no_main]
 
 use std::sync::LazyLock;
