@@ -59,10 +59,14 @@ rules! {
             file("vmm/src/machine/mod.rs", build(90)),
         ];
     files_are_short: limits::files,
-        refuses [rust("//\n".repeat(601)), rust(test_module(2) + &"//\n".repeat(601))],
+        refuses [
+            rust("//\n".repeat(601)),
+            rust(test_module(2) + &"//\n".repeat(601)),
+            rust(test_module(200)),
+        ],
         accepts [
             rust("//\n".repeat(600)),
-            rust(test_module(600) + "fn f() {}\n"),
+            rust(test_module(190) + &"//\n".repeat(600)),
             file("vmm/src/pci/test.rs", "//\n".repeat(601)),
         ];
     structs_have_few_fields: limits::fields,
@@ -76,7 +80,11 @@ rules! {
         refuses [rust(methods(8))],
         accepts [rust(methods(7))];
     functions_have_few_parameters: limits::parameters,
-        refuses [rust(parameters(6)), rust(format!("impl S {{ {} }}", parameters(6)))],
+        refuses [
+            rust(parameters(6)),
+            rust(format!("impl S {{ {} }}", parameters(6))),
+            rust("fn f(a: u8, b: u8, c: &(u8, (u8, u8)), d: u8) {}"),
+        ],
         accepts [rust(parameters(5)), rust(format!("impl T for S {{ {} }}", parameters(6)))];
     error_enums_are_matched_not_collected: limits::variants,
         refuses [rust(variants("ReadError", 10))],

@@ -8,6 +8,8 @@ use crate::tree::{Finding, Source, Tree};
 
 pub(crate) const FUNCTION_LINES: usize = 60;
 pub(crate) const FILE_LINES: usize = 600;
+/// A longer test module is a file `test.rs`.
+const TEST_LINES: usize = 200;
 const FIELDS: usize = 15;
 const METHODS: usize = 7;
 const PARAMETERS: usize = 5;
@@ -51,7 +53,7 @@ impl Functions {
         self.found.push(Function {
             name: signature.ident.to_string(),
             line: signature.ident.span().start().line,
-            parameters: signature.inputs.len(),
+            parameters: signature.inputs.iter().map(values).sum(),
             bound: self.bound,
             body: block.map(braces),
         });
@@ -129,12 +131,32 @@ pub(crate) fn parameters(tree: &Tree) -> Vec<Finding> {
     tree.sources.iter().flat_map(of).collect()
 }
 
+/// The values of a parameter: a tuple counts as its elements.
+fn values(input: &syn::FnArg) -> usize {
+    fn of(kind: &syn::Type) -> usize {
+        match kind {
+            syn::Type::Tuple(tuple) => tuple.elems.iter().map(of).sum(),
+            syn::Type::Reference(reference) => of(&reference.elem),
+            _ => 1,
+        }
+    }
+    match input {
+        syn::FnArg::Receiver(_) => 1,
+        syn::FnArg::Typed(typed) => of(&typed.ty),
+    }
+}
+
 /// Lines of a file without its test module. Test modules in files of their own are exempt.
 pub(crate) fn files(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in &tree.sources {
         let count = source.text.lines().count();
         let product = (1..=count).filter(|line| !source.in_tests(*line)).count();
+        let tests = count - product;
+        if tests > TEST_LINES {
+            let what = format!("lines of tests in the file of the code, at most {TEST_LINES}: {tests}");
+            findings.push(source.finding(1, what));
+        }
         if product > FILE_LINES && !source.path.ends_with("/test.rs") {
             let what = format!("lines without tests, at most {FILE_LINES}: {product}");
             findings.push(source.finding(1, what));

@@ -9,8 +9,6 @@ const OPENINGS: &[&str] =
 const PHRASES: &[&str] = &[
     "so many",
     "whoever",
-    "is none",
-    "are none",
     "is told",
     "are told",
     "was told",

@@ -64,7 +64,7 @@ enum Act {
     Again(String, Option<Duration>),
 }
 
-/// What the firmware has booted since the pod began.
+/// The devices that the firmware booted since the pod began.
 #[derive(Debug, Default)]
 struct BootState {
     asks: KeyPrompt,

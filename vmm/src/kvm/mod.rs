@@ -96,7 +96,7 @@ pub struct Capability {
     pub cap: u32,
     /// Whether a machine cannot be built without it.
     pub required: bool,
-    /// What the capability is used for.
+    /// The use of the capability.
     pub purpose: &'static str,
 }
 
