@@ -2,7 +2,8 @@
  *
  * Arguments: ADDRESS ENCODINGS BITS ORDER QUALITY COMPRESSION. ADDRESS is HOST:PORT or a path,
  * ORDER is `big` or `little`, QUALITY is `none` for no JPEG. Name, password and the trusted
- * certificate are in the environment: VNC_USER, VNC_PASSWORD, VNC_CA. Each line of standard input is a request:
+ * certificate are in the environment: VNC_USER, VNC_PASSWORD, VNC_CA. Each line of standard
+ * input is a request:
  *
  *   picture PATH      writes the pixels there (blue, green, red, 0); answers the size
  *   key SYMBOL DOWN   sends a key
