@@ -164,7 +164,7 @@ fn nothing_is_left_of_a_device_that_is_gone() {
         let gone = Bench { host, ..Bench::new(4096) };
         assert_eq!(high(&gone), [0; 0], "pins that `{kind}` left high");
         assert_eq!(*gone.host.bells.lock().unwrap(), [], "doorbells that `{kind}` left");
-        assert_eq!(*gone.host.lent.lock().unwrap(), [], "memory that `{kind}` left");
+        assert_eq!(*gone.host.mapped.lock().unwrap(), [], "memory that `{kind}` left");
     }
 }
 

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 
 use crate::net::inherited::{self, Listening};
-use crate::stream::Bound;
+use crate::stream::ListeningSocket;
 use anyhow::{anyhow, bail};
 use serde::{Deserialize, Serialize};
 
@@ -116,11 +116,11 @@ impl UnixAddress {
     /// # Errors
     ///
     /// When another process listens there, or the inherited descriptor is not a Unix socket.
-    pub fn listen(&self) -> anyhow::Result<Bound> {
+    pub fn listen(&self) -> anyhow::Result<ListeningSocket> {
         match self {
-            Self::Path(path) => Bound::new(path),
+            Self::Path(path) => ListeningSocket::new(path),
             Self::Inherited(number) => match inherited::listening(*number)? {
-                Listening::Unix(listener) => Ok(Bound::try_from(listener)?),
+                Listening::Unix(listener) => Ok(ListeningSocket::try_from(listener)?),
                 Listening::Tcp(_) => bail!("fd:{number} is a TCP socket: a Unix socket is needed"),
             },
         }
@@ -132,7 +132,7 @@ pub enum Socket {
     /// A TCP port.
     Tcp(TcpListener),
     /// A Unix socket. Dropping it deletes its file.
-    Unix(Bound),
+    Unix(ListeningSocket),
 }
 
 impl Socket {
@@ -145,13 +145,13 @@ impl Socket {
     pub fn new(address: &Address, open: bool) -> anyhow::Result<Self> {
         Ok(match address {
             Address::Tcp(address) => Self::Tcp(listen(address, open)?),
-            Address::Unix(path) => Self::Unix(Bound::new(path)?),
+            Address::Unix(path) => Self::Unix(ListeningSocket::new(path)?),
             Address::Inherited(number) => match inherited::listening(*number)? {
                 Listening::Tcp(listener) => {
                     guard(&[listener.local_addr()?], open)?;
                     Self::Tcp(listener)
                 }
-                Listening::Unix(listener) => Self::Unix(Bound::try_from(listener)?),
+                Listening::Unix(listener) => Self::Unix(ListeningSocket::try_from(listener)?),
             },
         })
     }

@@ -50,7 +50,7 @@ pub fn shared(file: &File, path: &Path) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// The error of `open`; if the device is in use, the error names the user.
-pub fn claim(device: &Path) -> io::Result<File> {
+pub fn open_exclusive(device: &Path) -> io::Result<File> {
     let deadline = Instant::now() + GRACE;
     loop {
         let mut options = OpenOptions::new();

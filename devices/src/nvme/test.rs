@@ -11,7 +11,7 @@ use super::*;
 use crate::device::Kind;
 use crate::pci::Address;
 use crate::testutil::Bench;
-use host::disk::{self, Channel, Done, Fault, Geometry, Operation, Request, memory};
+use host::disk::{self, Channel, Completion, Fault, Geometry, Operation, Request, memory};
 use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(4, 0);
@@ -97,10 +97,10 @@ impl Channel for DoubleChannel {
             self.below.submit();
         }
     }
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<Completion>) {
         self.submit();
         self.below.reap(done);
-        done.extend(self.failed.drain(..).map(|it| Done {
+        done.extend(self.failed.drain(..).map(|it| Completion {
             tag: it.tag,
             result: Err(Fault::Broken),
             pieces: it.pieces,

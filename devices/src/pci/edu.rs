@@ -93,7 +93,7 @@ impl Build for Config {
             doorbell: slot.bar(0).doorbell(DMA_DOORBELL, 4, Some(1))?,
             worker: None,
         };
-        Ok(slot.carry(Box::new(device)))
+        Ok(slot.wrap(Box::new(device)))
     }
 }
 

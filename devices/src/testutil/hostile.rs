@@ -119,12 +119,12 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
 
 /// The actions of a hostile driver, which `bytes` control. All methods return `None` when the bytes
 /// are used up.
-pub struct Deeds<B> {
+pub struct Actions<B> {
     bytes: B,
     ram: u64,
 }
 
-impl<B: Iterator<Item = u8>> Deeds<B> {
+impl<B: Iterator<Item = u8>> Actions<B> {
     /// The actions that `bytes` control, in a machine with RAM from 0 to `ram`.
     pub fn new(bytes: B, ram: u64) -> Self {
         Self { bytes, ram }
@@ -174,7 +174,12 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
     /// # Panics
     ///
     /// Panics if the machine does not resume.
-    pub fn disturb(&mut self, driver: &mut Driver<'_>, queue: u16, entries: u16) -> Option<()> {
+    pub fn corrupt_queue(
+        &mut self,
+        driver: &mut Driver<'_>,
+        queue: u16,
+        entries: u16,
+    ) -> Option<()> {
         match self.byte()? {
             0..120 => {
                 let (index, next) = (u16::from(self.byte()?), u16::from(self.byte()?));

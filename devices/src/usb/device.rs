@@ -48,13 +48,13 @@ struct State {
 
 /// The saved state of a device. The name prevents another device from getting it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Frozen {
+pub(super) struct SavedState {
     name: String,
     state: State,
     function: Saved,
 }
 
-impl Frozen {
+impl SavedState {
     /// Whether this is the state of the device `attached`.
     pub(super) fn is_of(&self, attached: &Attached) -> bool {
         self.name == attached.name()
@@ -75,26 +75,26 @@ impl Device {
     /// Runs a device, from its state or from power-on.
     pub(super) fn run(
         attached: Arc<Attached>,
-        frozen: Option<Frozen>,
+        saved: Option<SavedState>,
         memory: &Memory,
     ) -> anyhow::Result<Self> {
         let name = attached.name().to_owned();
-        let (state, function) = match frozen {
+        let (state, function) = match saved {
             None => Default::default(),
-            Some(frozen) => (frozen.state, frozen.function),
+            Some(saved) => (saved.state, saved.function),
         };
         attached.function().run(function, memory).context(name)?;
         Ok(Self { attached, state, busy: BTreeSet::new(), lost: Vec::new() })
     }
 
     /// Stops all activity. Appends completed transfers to `done`; the others must begin again.
-    pub(super) fn park(mut self, done: &mut Vec<Done>) -> Frozen {
+    pub(super) fn park(mut self, done: &mut Vec<Done>) -> SavedState {
         let function = self.attached.function().park();
         self.reap(done);
-        Frozen { name: self.attached.name().to_owned(), state: self.state, function }
+        SavedState { name: self.attached.name().to_owned(), state: self.state, function }
     }
 
-    pub(super) fn is(&self, attached: &Arc<Attached>) -> bool {
+    pub(super) fn is_same_device(&self, attached: &Arc<Attached>) -> bool {
         Arc::ptr_eq(&self.attached, attached)
     }
 

@@ -9,7 +9,7 @@
 mod descriptors;
 mod device;
 pub mod hid;
-mod hub;
+mod ports;
 pub mod storage;
 pub mod xhci;
 
@@ -21,7 +21,7 @@ use crate::device::Saved;
 use host::memory::{Memory, NoMemory, Piece};
 
 pub use descriptors::{Descriptors, Endpoint, Identity, Interface, Kind};
-pub use hub::{Attached, Hub, Root, plug_device};
+pub use ports::{Attached, Ports, RootHub, plug_device};
 
 /// The speed of a device (xHCI 7.2.2.1.1, the default speed IDs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use devices::device::Kind;
-use devices::platform::fw_cfg::{Content, File, Source, Written, build};
+use devices::platform::fw_cfg::{Content, File, OnWrite, Source, build};
 use devices::testutil::Bench;
-use devices::testutil::hostile::Deeds;
+use devices::testutil::hostile::Actions;
 
 const RAM: u64 = 1 << 16;
 const SELECTOR: u64 = 0x510;
@@ -26,7 +26,7 @@ impl Source for Items {
 
     fn files(&mut self) -> Vec<File> {
         let file = |name: &str, content| File { name: name.into(), content };
-        let told: Written =
+        let told: OnWrite =
             Arc::new(|bytes| assert_eq!(bytes.len(), WRITABLE, "the size of a file never changes"));
         vec![
             file("etc/e820", Content::Fixed(vec![7; 60])),
@@ -55,7 +55,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let items = Box::new(Items(made.clone()));
     bench.board.add("fw-cfg", |place| build(items, place)).expect("the board is empty");
     bench.board.run(Vec::new()).expect("power-on");
-    let mut deeds = Deeds::new(bytes.iter().copied(), RAM);
+    let mut deeds = Actions::new(bytes.iter().copied(), RAM);
     let mut resets = 1;
     while deed(&bench, &mut deeds, &mut resets).is_some() {}
     assert!(
@@ -70,7 +70,7 @@ pub(crate) fn run(bytes: &[u8]) {
 
 fn deed(
     bench: &Bench,
-    deeds: &mut Deeds<impl Iterator<Item = u8>>,
+    deeds: &mut Actions<impl Iterator<Item = u8>>,
     resets: &mut u32,
 ) -> Option<()> {
     match deeds.byte()? {
@@ -111,7 +111,7 @@ fn deed(
 }
 
 /// A random key, mostly one that exists.
-fn key(deeds: &mut Deeds<impl Iterator<Item = u8>>) -> Option<u16> {
+fn key(deeds: &mut Actions<impl Iterator<Item = u8>>) -> Option<u16> {
     let number = deeds.byte()?;
     Some(match number {
         0..150 => 0x20 + u16::from(number % 6),

@@ -10,10 +10,10 @@ use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::format::{Format, choose};
+use super::full::{OnFull, RetryWhenFull};
 use super::limit::Limited;
 use super::medium::{Medium, Report};
 use super::overlay::Overlay;
-use super::patience::{OnFull, Patient};
 use super::raw::{Raw, check_size, open_locked};
 use super::rings::Rings;
 use super::threads::Threaded;
@@ -214,7 +214,7 @@ impl Config {
     }
 
     /// Sets the number of queues to what this many processors can use, unless it is configured.
-    pub fn suit(&mut self, processors: u16) {
+    pub fn set_default_queues(&mut self, processors: u16) {
         self.queues.get_or_insert(processors.clamp(1, MAX_SUITABLE_QUEUES));
     }
 
@@ -311,7 +311,7 @@ pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Ima
     let image: Arc<dyn Image> = if config.is_read_only() {
         image
     } else {
-        Arc::new(Patient::new(image, &config.path, full))
+        Arc::new(RetryWhenFull::new(image, &config.path, full))
     };
     Ok(match (config.iops, config.bandwidth) {
         (None, None) => image,

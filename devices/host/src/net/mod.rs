@@ -30,11 +30,11 @@ use crate::mac::Mac;
 use crate::memory::{Memory, NoMemory, Piece};
 
 /// Bytes of the header before each frame.
-pub const HEADER: usize = 12;
+pub const HEADER_LENGTH: usize = 12;
 /// Maximum bytes of a frame: the longest IP packet, an Ethernet header and a VLAN tag.
-pub const FRAME: usize = 65535 + 14 + 4;
+pub const MAX_FRAME: usize = 65535 + 14 + 4;
 /// Minimum bytes of a frame: an Ethernet header.
-pub const RUNT: usize = 14;
+pub const MIN_FRAME: usize = 14;
 
 /// The backend of a network controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,11 +140,11 @@ impl Offloads {
 }
 
 /// A network backend, shared by all pairs of queues of a controller.
-pub trait Side: Send + Sync {
+pub trait Backend: Send + Sync {
     /// The supported offloads, in both directions.
     fn offloads(&self) -> Offloads;
     /// Enables exactly these receive offloads: the backend may leave this work to the guest.
-    fn leave(&self, offloads: Offloads);
+    fn set_offloads(&self, offloads: Offloads);
     /// Enables or disables the delivery of frames to the guest by this port.
     fn attach(&self, port: usize, on: bool);
     /// The address that the guest must use to receive frames, if the backend requires one.
@@ -222,7 +222,12 @@ pub fn length(pieces: &[Piece]) -> usize {
 /// # Errors
 ///
 /// Fails if a piece is not in guest memory.
-pub fn put(memory: &Memory, pieces: &[Piece], at: usize, data: &[u8]) -> Result<usize, NoMemory> {
+pub fn write_pieces(
+    memory: &Memory,
+    pieces: &[Piece],
+    at: usize,
+    data: &[u8],
+) -> Result<usize, NoMemory> {
     let mut done = 0;
     each(pieces, at, data.len(), |address, length| {
         memory.write(address, &data[done..done + length])?;
@@ -237,7 +242,7 @@ pub fn put(memory: &Memory, pieces: &[Piece], at: usize, data: &[u8]) -> Result<
 /// # Errors
 ///
 /// Fails if a piece is not in guest memory.
-pub fn get(
+pub fn read_pieces(
     memory: &Memory,
     pieces: &[Piece],
     at: usize,
@@ -278,7 +283,7 @@ fn each(
 
 /// A controller's requirements for its network.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct Options {
     /// Number of queue pairs.
     pub pairs: u16,
     /// The MTU to report, instead of the network's own.
@@ -290,15 +295,15 @@ pub struct Wish {
 /// # Errors
 ///
 /// Fails if the network is not available. The error says what is missing, and the way out.
-pub fn open(network: &Network, wish: Wish) -> anyhow::Result<Arc<dyn Side>> {
+pub fn open(network: &Network, options: Options) -> anyhow::Result<Arc<dyn Backend>> {
     Ok(match network {
-        Network::None => Arc::new(Disconnected::new(wish)),
-        Network::Tap(name) => Arc::new(tap::Tap::open(name, wish)?),
-        Network::Macvtap(path) => Arc::new(tap::Tap::open_device(path, wish)?),
-        Network::Passt(path) => Arc::new(passt::Passt::new(path, wish)?),
+        Network::None => Arc::new(Disconnected::new(options)),
+        Network::Tap(name) => Arc::new(tap::Tap::open(name, options)?),
+        Network::Macvtap(path) => Arc::new(tap::Tap::open_device(path, options)?),
+        Network::Passt(path) => Arc::new(passt::Passt::new(path, options)?),
         Network::Fd(list) => match inherited::inherit(list)? {
-            Inherited::Taps(queues) => Arc::new(tap::Tap::of(queues, wish)?),
-            Inherited::Stream(stream) => Arc::new(passt::Passt::of(stream, wish)?),
+            Inherited::Taps(queues) => Arc::new(tap::Tap::from_queues(queues, options)?),
+            Inherited::Stream(stream) => Arc::new(passt::Passt::from_stream(stream, options)?),
         },
     })
 }
@@ -310,18 +315,18 @@ struct Disconnected {
 }
 
 impl Disconnected {
-    fn new(wish: Wish) -> Self {
-        let link = Link::new(wish.mtu);
-        link.connect(false);
-        Self { link: Arc::new(link), pairs: wish.pairs }
+    fn new(options: Options) -> Self {
+        let link = Link::new(options.mtu);
+        link.set_connected(false);
+        Self { link: Arc::new(link), pairs: options.pairs }
     }
 }
 
-impl Side for Disconnected {
+impl Backend for Disconnected {
     fn offloads(&self) -> Offloads {
         Offloads::default()
     }
-    fn leave(&self, _: Offloads) {}
+    fn set_offloads(&self, _: Offloads) {}
     fn attach(&self, _: usize, _: bool) {}
     fn link(&self) -> &Arc<Link> {
         &self.link
@@ -374,9 +379,9 @@ mod test {
 
     #[test]
     fn a_cable_without_another_end_is_down_and_takes_everything() {
-        let side = open(&Network::None, Wish { pairs: 2, mtu: None }).unwrap();
-        assert!(!side.link().is_up());
-        let mut ports = side.ports();
+        let backend = open(&Network::None, Options { pairs: 2, mtu: None }).unwrap();
+        assert!(!backend.link().is_up());
+        let mut ports = backend.ports();
         assert_eq!(ports.len(), 2);
         let memory = Memory::new(Arc::default());
         assert_eq!(ports[1].send(&memory, &[]), Ok(()));

@@ -21,7 +21,7 @@ use crate::alarm::Alarm;
 use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants};
 use registers::{Registers, State};
-use wall::Wall;
+use wall::TimeSource;
 
 /// `--device rtc,base=utc`
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ impl Build for Config {
         let line = grants.line(8)?;
         grants.acpi("PNP0B00");
         let ram = grants.shared().memory.ram().ok().context("the guest has no memory yet")?;
-        let wall = Wall::new(self.base, self.start.as_deref())?;
+        let wall = TimeSource::new(self.base, self.start.as_deref())?;
         let registers = Registers::new(State::power_on(ram), wall, line);
         let power_on = registers.state().clone();
         Ok(Box::new(Rtc { registers: Arc::new(Mutex::new(registers)), power_on, timer: None }))

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::calendar::{Format, TIME};
-use super::wall::Wall;
+use super::wall::TimeSource;
 use crate::line::Line;
 
 const A: usize = 0x0a;
@@ -98,7 +98,7 @@ impl State {
 
 pub(super) struct Registers {
     state: State,
-    wall: Wall,
+    wall: TimeSource,
     line: Arc<Line>,
     /// The start of the time grid for periodic interrupts.
     epoch: Instant,
@@ -113,7 +113,7 @@ pub(super) struct Registers {
 }
 
 impl Registers {
-    pub(super) fn new(state: State, wall: Wall, line: Arc<Line>) -> Self {
+    pub(super) fn new(state: State, wall: TimeSource, line: Arc<Line>) -> Self {
         let epoch = Instant::now();
         Self { state, wall, line, epoch, ticked: 0, held: None, timed: false, changed: true }
     }

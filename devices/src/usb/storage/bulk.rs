@@ -69,7 +69,7 @@ impl Command {
     }
 
     /// The bytes that the guest still has to send or to receive.
-    pub(super) fn left(&self) -> u32 {
+    pub(super) fn remaining(&self) -> u32 {
         self.wanted.saturating_sub(self.went)
     }
 
@@ -115,7 +115,7 @@ impl Data {
     }
 
     /// Whether the action is possible on a medium of this size. A saved state may contain anything.
-    fn is_sound(&self, size: u64) -> bool {
+    fn is_valid(&self, size: u64) -> bool {
         let within =
             |offset: u64, length: u64| offset.checked_add(length).is_some_and(|end| end <= size);
         match self {
@@ -132,8 +132,8 @@ impl Data {
 
 impl Phase {
     /// Whether the phase is possible on a medium of this size.
-    pub(super) fn is_sound(&self, size: u64) -> bool {
-        !matches!(self, Self::Data(_, data) if !data.is_sound(size))
+    pub(super) fn is_valid(&self, size: u64) -> bool {
+        !matches!(self, Self::Data(_, data) if !data.is_valid(size))
     }
 }
 

@@ -433,8 +433,8 @@ fn a_device_is_plugged_and_pulled_while_the_machine_runs() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 1 << 20);
     let mut bench = machine(json!({ "path": path }));
-    bench.board.pull("usb-storage").unwrap();
-    assert!(bench.board.pull("usb-storage").is_err() && bench.board.pull("xhci").is_err());
+    bench.board.unplug("usb-storage").unwrap();
+    assert!(bench.board.unplug("usb-storage").is_err() && bench.board.unplug("xhci").is_err());
     fs::OpenOptions::new().write(true).open(&path).unwrap().try_lock().unwrap();
     for removable in [false, true, false, true] {
         let fields = json!({ "path": path, "removable": removable, "speed": "high" });
@@ -453,7 +453,7 @@ fn a_device_is_plugged_and_pulled_while_the_machine_runs() {
             let wrapper = host.wrapper(&read10(0, 2), 1024, true);
             assert_eq!(host.send(&wrapper), SUCCESS);
         }
-        bench.board.pull("usb-storage").unwrap();
+        bench.board.unplug("usb-storage").unwrap();
         assert!(bench.board.disks().all().is_empty(), "its file is free");
         let driver = Driver::find(&bench, AT);
         driver.wait(Driver::port(1), 1, 0);
@@ -462,7 +462,7 @@ fn a_device_is_plugged_and_pulled_while_the_machine_runs() {
     assert!(nothing.unwrap_err().root_cause().to_string().contains("path"));
     add(&mut bench, "usb-storage", json!({ "cdrom": true })).unwrap();
     add(&mut bench, "usb-keyboard", json!({})).unwrap();
-    bench.board.pull("usb-keyboard").unwrap();
+    bench.board.unplug("usb-keyboard").unwrap();
     bench.board.reset().unwrap();
 }
 
@@ -559,7 +559,7 @@ fn a_transfer_that_waits_is_taken_back_and_done_when_it_comes_again() {
 /// An image whose host is faulty.
 struct Sick(Fault);
 
-struct SickChannel(Fault, Vec<disk::Done>, OwnedFd);
+struct SickChannel(Fault, Vec<disk::Completion>, OwnedFd);
 
 impl Image for Sick {
     fn geometry(&self) -> Geometry {
@@ -579,10 +579,10 @@ impl Channel for SickChannel {
     fn push(&mut self, request: Request) {
         let Request { tag, pieces, operation, .. } = request;
         let result = if operation == Operation::Flush { Ok(()) } else { Err(self.0) };
-        self.1.push(disk::Done { tag, result, pieces });
+        self.1.push(disk::Completion { tag, result, pieces });
     }
     fn submit(&mut self) {}
-    fn reap(&mut self, done: &mut Vec<disk::Done>) {
+    fn reap(&mut self, done: &mut Vec<disk::Completion>) {
         done.append(&mut self.1);
     }
     fn event(&self) -> BorrowedFd<'_> {

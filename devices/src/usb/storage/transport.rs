@@ -11,10 +11,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::bulk::{CBW, CSW, Command, Data, Parameters, Phase, Status};
-use crate::scsi::{self, Cdb, Conditions, Move, News, Plan, Profile, Sense, Unit};
+use crate::scsi::{self, Cdb, Conditions, MediaEvent, Move, Plan, Profile, Sense, Unit};
 use crate::usb::{Done, Fault, Transfer};
 use host::disk::{self, Channel, Drive, Operation, Request, wait};
-use host::memory::{Memory, part};
+use host::memory::{Memory, subrange};
 
 /// The endpoint addresses.
 pub(super) const IN: u8 = 0x81;
@@ -104,13 +104,13 @@ impl Transport {
 
     /// Resets the guest's side to the state after power-on, and forgets its transfers.
     pub(super) fn reset(&mut self) {
-        self.forget();
+        self.cancel_transfers();
         self.state.phase = Phase::Ready;
         self.state.conditions.reset();
     }
 
     /// Bulk-Only Mass Storage Reset (3.1): waits for a command again.
-    pub(super) fn recover(&mut self) {
+    pub(super) fn bulk_only_reset(&mut self) {
         self.quiesce();
         let flight = self.flight.take();
         self.state.phase = Phase::Ready;
@@ -121,20 +121,21 @@ impl Transport {
     }
 
     /// Stops all activity, and forgets all transfers that did not complete.
-    pub(super) fn forget(&mut self) {
+    pub(super) fn cancel_transfers(&mut self) {
         self.quiesce();
         (self.flight, self.incoming, self.outgoing) = (None, None, None);
     }
 
     /// Removes the medium. A command that needs it fails.
-    pub(super) fn take_out(&mut self) {
+    pub(super) fn remove_medium(&mut self) {
         self.quiesce();
         self.channel = None;
         if let Some(medium) = self.medium.take() {
             medium.watch(None);
         }
         let conditions = &mut self.state.conditions;
-        (self.state.out, conditions.prevented, conditions.news) = (true, false, News::Removal);
+        (self.state.out, conditions.prevented, conditions.news) =
+            (true, false, MediaEvent::Removal);
         if let Some(flight) = self.flight.take() {
             self.fail_transfer(flight.transfer, Sense::NO_MEDIUM);
         } else if matches!(&self.state.phase, Phase::Data(_, data) if data.needs_medium()) {
@@ -238,7 +239,7 @@ impl Transport {
             Ok(Plan::Clear(operation, ranges)) => Data::Clear(operation, ranges),
             Ok(Plan::Flush) => Data::Flush,
             Ok(Plan::Eject) => {
-                self.take_out();
+                self.remove_medium();
                 return self.close(command);
             }
             Ok(Plan::Done) => return self.close(command),
@@ -249,7 +250,7 @@ impl Transport {
 
     /// Ends a command, apart from data that the guest still wants to send or receive.
     fn close(&mut self, command: Command) {
-        self.state.phase = if command.left() > 0 {
+        self.state.phase = if command.remaining() > 0 {
             Phase::Data(command, Data::Refuse)
         } else {
             Phase::Ended(command)
@@ -395,7 +396,7 @@ impl Transport {
                 } else {
                     Operation::Read
                 };
-                let pieces = part(&transfer.pieces, flight.done, length);
+                let pieces = subrange(&transfer.pieces, flight.done, length);
                 Request { tag, operation, offset: it.offset + flight.done, length, pieces }
             }
             (Data::Clear(operation, ranges), _) => {
@@ -472,7 +473,7 @@ impl Transport {
             let Phase::Data(command, _) = mem::take(&mut self.state.phase) else { return };
             return self.fail(command, Sense::ABORTED);
         }
-        let sense = scsi::fault(fault, write);
+        let sense = scsi::sense_for(fault, write);
         self.fail_transfer(transfer, sense);
     }
 

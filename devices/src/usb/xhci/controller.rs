@@ -20,14 +20,14 @@ use crate::usb::{Attached, Done};
 
 /// The saved state of a controller.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Frozen {
+pub(super) struct SavedState {
     registers: Registers,
     slots: BTreeMap<u8, Slot>,
     /// Devices by port.
-    devices: Vec<Option<device::Frozen>>,
+    devices: Vec<Option<device::SavedState>>,
 }
 
-impl Frozen {
+impl SavedState {
     /// The state after power-on.
     pub(super) fn new(sockets: u8) -> Self {
         let registers = Registers::new(sockets);
@@ -73,27 +73,27 @@ impl Controller {
     /// # Errors
     ///
     /// When a device cannot run, or the host has no file descriptor left.
-    pub(super) fn thaw(shared: &Arc<Shared>, frozen: Frozen) -> anyhow::Result<Self> {
+    pub(super) fn restore(shared: &Arc<Shared>, saved: SavedState) -> anyhow::Result<Self> {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC).context("an epoll for USB")?;
-        let devices: Vec<_> = frozen.devices.iter().map(|_| None).collect();
-        *shared.registers() = frozen.registers;
-        let slots = frozen.slots;
+        let devices: Vec<_> = saved.devices.iter().map(|_| None).collect();
+        *shared.registers() = saved.registers;
+        let slots = saved.slots;
         let (running, last, spent) = Default::default();
         let shared_too = shared.clone();
         let mut controller =
             Self { shared: shared_too, slots, devices, events, running, last, spent };
         let ports = shared.root.ports();
-        for (port, (attached, frozen)) in ports.into_iter().zip(frozen.devices).enumerate() {
+        for (port, (attached, saved)) in ports.into_iter().zip(saved.devices).enumerate() {
             let Some(attached) = attached else {
                 // The device of the saved state is not in this machine.
-                if frozen.is_some() {
+                if saved.is_some() {
                     controller.release(port);
                     controller.connect(port, None);
                 }
                 continue;
             };
-            match frozen.filter(|frozen| frozen.is_of(&attached)) {
-                Some(frozen) => controller.attach(port, attached, Some(frozen))?,
+            match saved.filter(|saved| saved.is_of(&attached)) {
+                Some(saved) => controller.attach(port, attached, Some(saved))?,
                 None => {
                     let speed = attached.descriptors().speed;
                     controller.release(port);
@@ -107,12 +107,12 @@ impl Controller {
     }
 
     /// Stops all activity, and returns the state to save.
-    pub(super) fn freeze(mut self) -> Frozen {
+    pub(super) fn save(mut self) -> SavedState {
         let devices = mem::take(&mut self.devices);
-        let mut frozen = Vec::new();
+        let mut saved = Vec::new();
         for (port, device) in devices.into_iter().enumerate() {
             let mut done = Vec::new();
-            frozen.push(device.map(|device| device.park(&mut done)));
+            saved.push(device.map(|device| device.park(&mut done)));
             self.finish(port, &done);
         }
         self.flush();
@@ -124,16 +124,16 @@ impl Controller {
         if let Some(line) = &self.shared.interrupt.line {
             line.set(false);
         }
-        Frozen { registers, slots: mem::take(&mut self.slots), devices: frozen }
+        SavedState { registers, slots: mem::take(&mut self.slots), devices: saved }
     }
 
     fn attach(
         &mut self,
         port: usize,
         attached: Arc<Attached>,
-        frozen: Option<device::Frozen>,
+        saved: Option<device::SavedState>,
     ) -> anyhow::Result<()> {
-        let device = Device::run(attached, frozen, &self.shared.memory)?;
+        let device = Device::run(attached, saved, &self.shared.memory)?;
         device.watch(|event| {
             let Some(event) = event else { return };
             let data = epoll::EventData::new_u64(0);
@@ -178,7 +178,7 @@ impl Controller {
         let mut changed = false;
         for (port, attached) in self.shared.root.ports().into_iter().enumerate() {
             let same = match (&self.devices[port], &attached) {
-                (Some(device), Some(attached)) => device.is(attached),
+                (Some(device), Some(attached)) => device.is_same_device(attached),
                 (None, None) => true,
                 _ => false,
             };
@@ -257,7 +257,7 @@ impl Controller {
         }
         let mut events = Vec::new();
         for (number, port) in (1_u64..).zip(&mut registers.ports) {
-            if port.take_news() {
+            if port.take_unreported() {
                 events.push(Trb::event(PORT_STATUS_CHANGE, Code::Success, number << 24));
             }
         }
@@ -305,7 +305,7 @@ impl Serve for Controller {
     fn serve(&mut self) -> bool {
         // Queued events first, because the room in the rings decides what may be processed.
         self.flush();
-        let orders = self.shared.registers().orders();
+        let orders = self.shared.registers().take_requests();
         if orders.reset {
             self.reset();
             return true;
@@ -333,17 +333,17 @@ impl Serve for Controller {
         did || self.running != self.shared.registers().may_run()
     }
 
-    fn listen(&mut self) -> bool {
+    fn enable_doorbells(&mut self) -> bool {
         false
     }
 
-    fn quiet(&mut self) {}
+    fn disable_doorbells(&mut self) {}
 
     fn events(&self) -> Vec<RawFd> {
         vec![self.shared.kick.as_raw_fd(), self.events.as_raw_fd()]
     }
 
-    fn heard(&mut self) {
+    fn clear_events(&mut self) {
         self.shared.kick.read().ok();
     }
 }

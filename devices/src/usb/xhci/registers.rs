@@ -79,7 +79,7 @@ pub(super) struct Registers {
 }
 
 /// Orders for the controller's thread.
-pub(super) struct Orders {
+pub(super) struct Requests {
     pub(super) reset: bool,
     pub(super) run: bool,
     pub(super) stop_commands: bool,
@@ -289,7 +289,7 @@ impl Registers {
     }
 
     /// Takes the current orders. While events are queued, none of them causes further events.
-    pub(super) fn orders(&mut self) -> Orders {
+    pub(super) fn take_requests(&mut self) -> Requests {
         let run = self.may_run();
         let accepts = run && !self.is_blocked();
         let mut bells = Vec::new();
@@ -298,7 +298,7 @@ impl Registers {
             bells.extend(rung.map(|(slot, bells)| (slot, std::mem::take(bells))));
         }
         let resets = (0..self.ports.len()).filter(|at| self.ports[*at].wants_reset());
-        Orders {
+        Requests {
             reset: self.reset,
             run,
             stop_commands: accepts && std::mem::take(&mut self.stop_commands),

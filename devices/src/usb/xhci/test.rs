@@ -474,8 +474,8 @@ fn a_device_that_is_pulled_fails_its_transfer_and_leaves_its_port() {
     let (mut driver, slot) = configured(&bench, 1);
     ask(&mut driver, slot);
     heard(&driver);
-    bench.board.usb().pull("usb-keyboard").unwrap();
-    assert!(bench.board.usb().pull("usb-keyboard").unwrap_err().to_string().contains("tablet"));
+    bench.board.usb().unplug("usb-keyboard").unwrap();
+    assert!(bench.board.usb().unplug("usb-keyboard").unwrap_err().to_string().contains("tablet"));
     assert_eq!(driver.wait_event(32)[2] >> 24, 4, "a transaction error");
     driver.wait(Driver::port(1), 1, 0);
     let mut data = [0; 8];
@@ -488,7 +488,7 @@ fn a_device_that_is_plugged_in_again_is_addressed_while_the_old_slot_is_still_th
     for park in [false, true] {
         let mut bench = both();
         let (driver, old) = configured(&bench, 1);
-        bench.board.usb().pull("usb-keyboard").unwrap();
+        bench.board.usb().unplug("usb-keyboard").unwrap();
         driver.wait(Driver::port(1), 1, 0);
         let progress = driver.progress();
         if park {

@@ -140,16 +140,16 @@ fn the_operator_sets_the_target_and_the_guest_says_how_far_it_is() {
     let generation = driver.common::<1>(21);
     assert!(!bench.host.pins.is_high(GSI));
     let (memory, balloon) = (Size(RAM), bench.board.balloon());
-    balloon.ask_for(Size(256 << 10), memory).unwrap();
+    balloon.resize(Size(256 << 10), memory).unwrap();
     // The Windows driver uses only the interrupt line and reads the ISR byte.
     assert!(bench.host.pins.is_high(GSI));
     assert_eq!((driver.isr(), driver.isr()), (2, 0));
     assert_eq!(word(&driver, 0), 192);
     assert_ne!(driver.common::<1>(21), generation);
-    assert!(balloon.ask_for(Size(RAM + 1), memory).is_err());
+    assert!(balloon.resize(Size(RAM + 1), memory).is_err());
     assert_eq!(word(&driver, 0), 192);
     // Setting the same target again causes no interrupt. Setting all memory turns the balloon off.
-    balloon.ask_for(Size(256 << 10), memory).unwrap();
+    balloon.resize(Size(256 << 10), memory).unwrap();
     assert_eq!(driver.isr(), 0);
     assert!(balloon.set(u64::MAX));
     assert_eq!((driver.isr(), word(&driver, 0)), (2, 0));

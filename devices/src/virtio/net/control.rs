@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bytes::Bytes;
 use host::memory::{Memory, Piece};
-use host::net::get;
+use host::net::read_pieces;
 
 /// Maximum number of addresses in a table.
 const MAX_TABLE: usize = 64;
@@ -121,7 +121,7 @@ impl Table {
 /// Reads `N` bytes of a command. Returns None if it is shorter.
 fn bytes<const N: usize>(memory: &Memory, from: &[Piece], at: usize) -> Option<[u8; N]> {
     let mut bytes = [0; N];
-    let count = get(memory, from, at, &mut bytes).ok()?;
+    let count = read_pieces(memory, from, at, &mut bytes).ok()?;
     (count == N).then_some(bytes)
 }
 

@@ -15,7 +15,7 @@ use crate::pci::Address;
 use crate::registry;
 use crate::testutil::Bench;
 use crate::testutil::driver::Driver;
-use host::disk::{Channel, Done, Geometry, Image, Request, memory};
+use host::disk::{Channel, Completion, Geometry, Image, Request, memory};
 use host::memory::Memory;
 use host::testutil::noise::Noise;
 
@@ -89,7 +89,7 @@ impl Channel for CountedChannel {
             self.below.submit();
         }
     }
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<Completion>) {
         self.submit();
         let before = done.len();
         self.below.reap(done);
