@@ -175,7 +175,7 @@ pub struct Window {
     region: Region,
     seat: Arc<Seat>,
     spaces: Arc<Spaces>,
-    host: Arc<dyn Hypervisor>,
+    hypervisor: Arc<dyn Hypervisor>,
     state: Mutex<Placement>,
 }
 
@@ -203,7 +203,7 @@ impl Window {
         spaces: Arc<Spaces>,
         host: Arc<dyn Hypervisor>,
     ) -> Self {
-        Self { kind, size, region, seat, spaces, host, state: Mutex::default() }
+        Self { kind, size, region, seat, spaces, hypervisor: host, state: Mutex::default() }
     }
 
     /// The region that the device receives with each access.
@@ -241,26 +241,26 @@ impl Window {
         if let Some(old) = state.at.take() {
             self.spaces.of(self.kind).remove(self.region, &self.seat);
             for (bell, event) in &state.bells {
-                self.host.disconnect_doorbell(bell.moved(old), event);
+                self.hypervisor.disconnect_doorbell(bell.moved(old), event);
             }
         }
         if let Some(new) = at {
             self.spaces.of(self.kind).insert(new..new + self.size, self.region, self.seat.clone());
             for (bell, event) in &state.bells {
-                self.host.connect_doorbell(bell.moved(new), event);
+                self.hypervisor.connect_doorbell(bell.moved(new), event);
             }
         }
         state.at = at;
     }
 
-    /// Sets the memory that fills the window for the guest once the window is `touched`.
+    /// Sets the memory that fills the window for the guest once `map_backing` is called.
     pub fn set_backing(&self, backing: Arc<dyn Backing>) {
         let mapping = Mapping { backing, tried: false, logged: false };
         self.state.lock().expect("no device panicked").mapping = Some(mapping);
     }
 
     /// The device calls this when an access of the guest to the window reaches it. From now on the
-    /// guest accesses the memory set by `lend` directly, if the host can map it. Mapping waits for
+    /// guest accesses the memory set by `set_backing` directly, if the host can map it. Mapping waits for
     /// the first access because a change of memory takes 5 ms on KVM, and firmware often moves
     /// windows and never uses many of them.
     pub fn map_backing(&self) {
@@ -296,7 +296,7 @@ impl Window {
     }
 
     /// Makes a guest's write of `length` bytes to `offset`, of any value, raise the device's
-    /// `event`, until `silence`. As with a doorbell, the write may reach the device instead.
+    /// `event`, until `disconnect_doorbell`. As with a doorbell, the write may reach the device instead.
     pub fn connect_doorbell(&self, offset: u64, length: u32, event: Arc<EventFd>) {
         let bell = Doorbell { kind: self.kind, address: offset, length, value: None };
         self.connect(bell, event);
@@ -305,7 +305,7 @@ impl Window {
     fn connect(&self, bell: Doorbell, event: Arc<EventFd>) {
         let mut state = self.state.lock().expect("no device panicked");
         if let Some(at) = state.at {
-            self.host.connect_doorbell(bell.moved(at), &event);
+            self.hypervisor.connect_doorbell(bell.moved(at), &event);
         }
         state.bells.push((bell, event));
     }
@@ -316,7 +316,7 @@ impl Window {
         let at = state.at;
         for (bell, event) in state.bells.extract_if(.., |(bell, _)| bell.address == offset) {
             if let Some(at) = at {
-                self.host.disconnect_doorbell(bell.moved(at), &event);
+                self.hypervisor.disconnect_doorbell(bell.moved(at), &event);
             }
         }
     }

@@ -138,7 +138,7 @@ pub enum Event {
     PowerOff,
     /// Stop the processors: a device waits for the host, for example for disk space.
     StopProcessors,
-    /// The wait is over. Each `Hold` is followed by one `Release`.
+    /// The wait is over. Each `StopProcessors` is followed by one of these.
     ResumeProcessors,
 }
 

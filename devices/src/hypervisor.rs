@@ -24,7 +24,7 @@ pub trait Hypervisor: Send + Sync {
     fn route(&self) -> anyhow::Result<Box<dyn Route>>;
     /// Makes the guest's writes raise an event in the kernel, if the host supports it.
     fn connect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>);
-    /// Reverts `ring`.
+    /// Reverts `connect_doorbell`.
     fn disconnect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>);
     /// Allocates memory that the guest accesses without an exit, as far as `guest` allows.
     ///
@@ -85,7 +85,7 @@ impl Doorbell {
     }
 }
 
-/// The guest's access to memory from [`Host::backing`].
+/// The guest's access to memory from [`Hypervisor::backing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestAccess {
     /// Read only: writes reach the device.
@@ -112,6 +112,6 @@ pub trait Backing: Send + Sync {
     fn write(&self, offset: u64, data: &[u8]);
     /// Reports the pages of 4096 bytes that the guest, or `write`, changed since the last call: bit
     /// `n % 64` of word `n / 64` is page `n`. Sets bits but clears none, and extends `pages` as
-    /// needed. Only memory with [`Guest::Draws`] is tracked.
+    /// needed. Only memory with [`GuestAccess::Tracked`] is tracked.
     fn changed(&self, pages: &mut Vec<u64>);
 }

@@ -3,7 +3,7 @@
 //!
 //! Waking a thread takes 5 to 50 us, longer than a small read from a cached disk and as long as one
 //! from a fast disk. After several sleeps in a row that were shorter than [`SHORT_WAIT`], the
-//! thread therefore polls instead, with the driver's doorbell switched off: for [`AWAKE`], or
+//! thread therefore polls instead, with the driver's doorbell switched off: for [`POLL_TIME`], or
 //! for [`SHORT_WAIT`] while the driver waits for one request. It stops polling the first time that
 //! nothing arrives. An idle device thus costs nothing, and polling in vain costs little.
 

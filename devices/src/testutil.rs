@@ -171,7 +171,7 @@ pub struct Bench {
     /// The board.
     pub board: Board,
     /// The host below it.
-    pub host: FakeHypervisor,
+    pub hypervisor: FakeHypervisor,
     /// The RAM.
     pub memory: Memory,
     /// The devices' requests to the machine so far.
@@ -192,7 +192,7 @@ impl Bench {
         let recorded = events.clone();
         let record = Arc::new(move |event| recorded.lock().unwrap().push(event));
         let board = Board::new(memory.clone(), Arc::new(host.clone()), record);
-        Self { board, host, memory, events }
+        Self { board, hypervisor: host, memory, events }
     }
 
     /// Reads `N` bytes from an address space.

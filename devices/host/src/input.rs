@@ -70,9 +70,9 @@ pub struct Motion {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Position {
-    /// From 0 at the left edge of the screen to [`Position::MOST`] at the right edge.
+    /// From 0 at the left edge of the screen to [`Position::MAX`] at the right edge.
     pub x: u16,
-    /// From 0 at the upper edge to [`Position::MOST`] at the lower edge.
+    /// From 0 at the upper edge to [`Position::MAX`] at the lower edge.
     pub y: u16,
     /// Notches of the wheel, positive away from the user.
     pub wheel: i32,

@@ -136,19 +136,19 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// Listens at an address. `open` is true for a server without authentication, which may
+    /// Listens at an address. A server that is `unauthenticated` may
     /// listen on loopback addresses only.
     ///
     /// # Errors
     ///
-    /// When the address is in use or not of this host, or `open` forbids it.
-    pub fn new(address: &Address, open: bool) -> anyhow::Result<Self> {
+    /// When the address is in use or not of this host, or `unauthenticated` forbids it.
+    pub fn new(address: &Address, unauthenticated: bool) -> anyhow::Result<Self> {
         Ok(match address {
-            Address::Tcp(address) => Self::Tcp(listen(address, open)?),
+            Address::Tcp(address) => Self::Tcp(listen(address, unauthenticated)?),
             Address::Unix(path) => Self::Unix(ListeningSocket::new(path)?),
             Address::Inherited(number) => match inherited::listening(*number)? {
                 Listening::Tcp(listener) => {
-                    guard(&[listener.local_addr()?], open)?;
+                    guard(&[listener.local_addr()?], unauthenticated)?;
                     Self::Tcp(listener)
                 }
                 Listening::Unix(listener) => Self::Unix(ListeningSocket::try_from(listener)?),
@@ -158,8 +158,10 @@ impl Socket {
 }
 
 /// Refuses to serve other hosts without authentication.
-fn guard(addresses: &[SocketAddr], open: bool) -> anyhow::Result<()> {
-    if let Some(far) = addresses.iter().find(|it| open && !it.ip().to_canonical().is_loopback()) {
+fn guard(addresses: &[SocketAddr], unauthenticated: bool) -> anyhow::Result<()> {
+    if let Some(far) =
+        addresses.iter().find(|it| unauthenticated && !it.ip().to_canonical().is_loopback())
+    {
         bail!(
             "everybody who reaches {} could use the machine: set password=FILE, or auth=none to \
              allow this",
@@ -169,12 +171,12 @@ fn guard(addresses: &[SocketAddr], open: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn listen(address: &str, open: bool) -> anyhow::Result<TcpListener> {
+fn listen(address: &str, unauthenticated: bool) -> anyhow::Result<TcpListener> {
     let found: Vec<SocketAddr> = address
         .to_socket_addrs()
         .map_err(|error| anyhow!("{address} is not an address of this host: {error}"))?
         .collect();
-    guard(&found, open)?;
+    guard(&found, unauthenticated)?;
     TcpListener::bind(&found[..]).map_err(|error| match error.kind() {
         ErrorKind::AddrInUse => anyhow!("the port is in use by another process"),
         ErrorKind::AddrNotAvailable => anyhow!("{address} is not an address of this host"),

@@ -88,14 +88,14 @@ impl Swtpm {
         let (data, theirs) = UnixStream::pair().context("a socket for the TPM")?;
         let (path, timeout) = (path.to_owned(), COMMAND_TIMEOUT);
         let swtpm = Self { path, control, data, timeout, on: false, broken: false };
-        swtpm.greet(theirs).with_context(|| {
+        swtpm.handshake(theirs).with_context(|| {
             format!("{shown}: not an swtpm with a TPM 2.0, or another machine uses it")
         })?;
         Ok(swtpm)
     }
 
     /// Sends swtpm its end of the data channel, then checks its capabilities and its TPM version.
-    fn greet(&self, theirs: UnixStream) -> anyhow::Result<()> {
+    fn handshake(&self, theirs: UnixStream) -> anyhow::Result<()> {
         let end = Instant::now() + CONNECT_TIMEOUT;
         let fds = [theirs.as_fd()];
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -268,7 +268,7 @@ fn number(bytes: &[u8]) -> u32 {
 ///
 /// # Errors
 ///
-/// When the length is less than the header's or more than [`BUFFER`].
+/// When the length is less than the header's or more than [`MAX_MESSAGE`].
 pub fn size(header: &[u8]) -> anyhow::Result<usize> {
     let size = header.get(2..).map_or(0, number);
     let fits =

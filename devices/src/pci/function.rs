@@ -16,7 +16,7 @@ use crate::line::Line;
 use crate::resources::Resources;
 use host::memory::Memory;
 
-/// The resources of a PCI function, granted to its device. `carry` wraps the device as the
+/// The resources of a PCI function, granted to its device. `wrap` wraps the device as the
 /// function.
 pub struct Slot {
     /// The address of the function.
@@ -268,10 +268,10 @@ mod test {
         let (bench, interrupt, _) = bench();
         let line = interrupt.line.unwrap();
         line.set(true);
-        assert!(bench.host.pins.is_high(22));
+        assert!(bench.hypervisor.pins.is_high(22));
         assert_eq!(config(&bench, 4) >> 16 & 8, 8);
         set(&bench, 4, 1 << 10);
-        assert!(!bench.host.pins.is_high(22));
+        assert!(!bench.hypervisor.pins.is_high(22));
     }
 
     #[test]
@@ -288,7 +288,7 @@ mod test {
         assert_eq!(bench.board.park(), saved);
         bench.board.run(saved).unwrap();
         assert!(interrupt.message(0));
-        assert_eq!(bench.host.sent.lock().unwrap()[0].data, 0x51);
+        assert_eq!(bench.hypervisor.sent.lock().unwrap()[0].data, 0x51);
         bench.board.reset().unwrap();
         assert_eq!(config(&bench, 0x10), 0);
         assert_eq!(bench.read(Kind::Memory, 0xc000_0000), [0xff]);

@@ -727,7 +727,7 @@ mod test {
         assert_eq!(read(&bench, VARS + 0x5000), 0x44, "the guest continues in memory");
         assert_eq!(fs::read(images.vars()).unwrap(), blank_vars());
 
-        let view = bench.host.backing(VARS_SIZE as u64, GuestAccess::ReadOnly).unwrap();
+        let view = bench.hypervisor.backing(VARS_SIZE as u64, GuestAccess::ReadOnly).unwrap();
         view.write(0, &blank_vars());
         let mut store = Store::new(&images.vars(), open(&images.vars(), false).unwrap(), 0x10000);
         let data = [1, 2];

@@ -271,7 +271,7 @@ mod test {
             }
         }
         assert_eq!(got, sent);
-        assert!(bench.host.pins.edges(4) > 0);
+        assert!(bench.hypervisor.pins.edges(4) > 0);
     }
 
     #[test]
@@ -283,9 +283,9 @@ mod test {
         let mut client = std::os::unix::net::UnixStream::connect(&path).unwrap();
         client.write_all(b"abc").unwrap();
         while bench.read::<1>(Kind::Port, 0x3fd)[0] & DATA_READY == 0 {}
-        assert_eq!(bench.host.pins.edges(4), 0, "interrupts are not enabled");
+        assert_eq!(bench.hypervisor.pins.edges(4), 0, "interrupts are not enabled");
         bench.write(Kind::Port, 0x3f9, &[ON_RECEIVED]);
-        assert!(bench.host.pins.edges(4) > 0);
+        assert!(bench.hypervisor.pins.edges(4) > 0);
         for byte in *b"abc" {
             let identity = bench.read::<1>(Kind::Port, 0x3fa)[0] & IDENTITY;
             assert_eq!(identity, RECEIVED, "before {}", char::from(byte));

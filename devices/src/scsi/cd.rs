@@ -1,7 +1,7 @@
 //! The commands of a CD-ROM drive besides block access (MMC-5, 6): one data track, and a tray.
 
 use super::sense::Sense;
-use super::unit::{CD_BLOCK, Cdb, MediaEvent, Move, Plan, Unit, answer, be16, be32};
+use super::unit::{BlockTransfer, CD_BLOCK, Cdb, MediaEvent, Plan, Unit, answer, be16, be32};
 
 /// Blocks of the largest CD, 80 minutes. A larger medium is a DVD.
 const CD_BLOCKS: u64 = 80 * 60 * 75;
@@ -203,5 +203,5 @@ fn read_cd(unit: &Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
     if length == 0 || cdb[9] == 0 {
         return Ok(Plan::Done);
     }
-    Ok(Plan::Move(Move { write: false, durable: false, offset, length }))
+    Ok(Plan::Transfer(BlockTransfer { write: false, durable: false, offset, length }))
 }

@@ -109,7 +109,7 @@ pub(crate) enum Plan {
     /// Data for the guest.
     Answer(Vec<u8>),
     /// Data between the guest and the medium.
-    Move(Move),
+    Transfer(BlockTransfer),
     /// The guest sends this many bytes. They are passed to [`Unit::parameters`].
     Parameters(usize),
     /// An operation without data on these ranges: offset and length in bytes.
@@ -122,7 +122,7 @@ pub(crate) enum Plan {
 
 /// A transfer between the guest and the medium, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Move {
+pub(crate) struct BlockTransfer {
     pub(crate) write: bool,
     /// Forced unit access (FUA): the write is durable when it finishes.
     pub(crate) durable: bool,

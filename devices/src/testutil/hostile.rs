@@ -3,7 +3,7 @@
 use crate::device::Kind;
 use crate::grants::Claim;
 use crate::testutil::Bench;
-use crate::testutil::driver::Driver;
+use crate::testutil::driver::{Descriptor, Driver};
 
 /// The length of the first part of configuration space, with commands, BARs and capabilities.
 /// Writes to it move windows.
@@ -183,11 +183,12 @@ impl<B: Iterator<Item = u8>> Actions<B> {
         match self.byte()? {
             0..120 => {
                 let (index, next) = (u16::from(self.byte()?), u16::from(self.byte()?));
-                let piece = (self.address()?, self.length()?);
+                let (address, length) = (self.address()?, self.length()?);
                 // Most descriptors continue with a valid one, and few are tables.
                 let flags = u16::from(self.byte()?) & if next < 240 { 3 } else { 7 };
                 let next = if next < 250 { next % entries } else { next };
-                driver.describe(queue, index % entries, piece, (flags, next));
+                let descriptor = Descriptor { address, length, flags, next };
+                driver.write_descriptor(queue, index % entries, descriptor);
             }
             120..180 => {
                 let head = u16::from(self.byte()?);

@@ -180,29 +180,29 @@ impl Ports {
     }
 }
 
-/// Plugs a USB device into `hub`. Dropping the returned device pulls it, and calls `release`, which
+/// Plugs a USB device into a port. Dropping the returned device pulls it, and calls `release`, which
 /// releases the host's side.
 ///
 /// # Errors
 ///
 /// When there is no free port.
 pub fn plug_device(
-    hub: Arc<Ports>,
+    ports: Arc<Ports>,
     name: &str,
     descriptors: Descriptors,
     function: Box<dyn Function>,
     release: Box<dyn FnOnce() + Send>,
 ) -> anyhow::Result<Box<dyn Device>> {
-    if let Err(error) = hub.plug(name, descriptors, function) {
+    if let Err(error) = ports.plug(name, descriptors, function) {
         release();
         return Err(error);
     }
-    Ok(Box::new(PluggedDevice { hub, name: name.to_owned(), release: Some(release) }))
+    Ok(Box::new(PluggedDevice { ports, name: name.to_owned(), release: Some(release) }))
 }
 
 /// The board's handle of a USB device. Registers and state belong to the controller.
 struct PluggedDevice {
-    hub: Arc<Ports>,
+    ports: Arc<Ports>,
     name: String,
     release: Option<Box<dyn FnOnce() + Send>>,
 }
@@ -225,7 +225,7 @@ impl Device for PluggedDevice {
 impl Drop for PluggedDevice {
     fn drop(&mut self) {
         // The operator may have pulled it.
-        self.hub.unplug(&self.name).ok();
+        self.ports.unplug(&self.name).ok();
         if let Some(release) = self.release.take() {
             release();
         }

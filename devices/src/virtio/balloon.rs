@@ -453,7 +453,7 @@ impl Work {
 
     fn end(mut self) -> Vec<Queue> {
         if let Some((at, chain)) = self.waiting.take() {
-            self.queues[at].undo(chain);
+            self.queues[at].return_chain(chain);
         }
         self.queues
     }

@@ -281,7 +281,7 @@ impl Server {
             any = true;
             let header = chain.take::<16>(self.queue.memory());
             let (Ok(header), Some(status)) = (header, chain.take_last()) else {
-                self.queue.undo(chain);
+                self.queue.return_chain(chain);
                 self.queue.fail("a request without a header, or without room for its status");
                 return any;
             };
@@ -405,7 +405,7 @@ impl Server {
             let head = usize::try_from(request.tag & 0xffff).unwrap_or(usize::MAX);
             if let Some(job) = self.jobs.get_mut(head).and_then(Option::take) {
                 self.in_flight -= 1;
-                self.queue.undo(job.chain);
+                self.queue.return_chain(job.chain);
             }
         }
     }

@@ -474,7 +474,7 @@ impl Server {
                 continue;
             }
             let Ok(count) = self.channel.read(&mut buffer[..room]) else {
-                queue.undo(chain);
+                queue.return_chain(chain);
                 queue.notify();
                 self.guest_has_room = true;
                 return false;
@@ -505,7 +505,7 @@ impl Server {
 
     fn pause(&mut self) {
         match (self.output, self.held.take()) {
-            (Some(at), Some(chain)) => self.queues[at].undo(chain),
+            (Some(at), Some(chain)) => self.queues[at].return_chain(chain),
             _ => self.state.taken = None,
         }
     }

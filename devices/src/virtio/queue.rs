@@ -119,7 +119,7 @@ impl Chain {
     }
 
     /// Removes and returns the first `length` writable bytes. Returns None if there are fewer.
-    pub fn take_room(&mut self, length: u32) -> Option<Vec<Piece>> {
+    pub fn take_writable(&mut self, length: u32) -> Option<Vec<Piece>> {
         let room = subrange(&self.writable, 0, length.into());
         if self::length(&room) < length.into() {
             return None;
@@ -306,7 +306,7 @@ impl Queue {
     }
 
     /// Returns a chain as if it had not been taken. The next [`Queue::pop`] takes it again.
-    pub fn undo(&mut self, chain: Chain) {
+    pub fn return_chain(&mut self, chain: Chain) {
         self.again.push_front(chain.head);
         drop(chain);
     }
@@ -361,7 +361,7 @@ impl Queue {
     }
 
     /// Lends the rings to the kernel (vhost). No other method may be called until
-    /// [`Queue::regain`]. Returns None if the ring is broken, or if the chains held are not the
+    /// [`Queue::take_back`]. Returns None if the ring is broken, or if the chains held are not the
     /// last ones taken, in their order.
     pub fn hand_to_kernel(&mut self) -> Option<vhost::Ring<'_>> {
         let ram = self.memory.ram().ok().filter(|_| !self.broken)?;
@@ -495,9 +495,9 @@ mod test {
         assert!(queue.hand_to_kernel().is_none(), "chains are out");
         let [first, second, third] = chains;
         queue.push(first, 0);
-        queue.undo(third);
+        queue.return_chain(third);
         assert!(queue.hand_to_kernel().is_none(), "one is out");
-        queue.undo(second);
+        queue.return_chain(second);
         let ring = queue.hand_to_kernel().unwrap();
         assert_eq!((ring.next, ring.size, ring.device), (1, 4, AT[2]));
         queue.take_back(vhost::Position { available: 2, used: 2 });

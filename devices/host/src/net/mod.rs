@@ -1,6 +1,6 @@
 //! Networks: the interface between a network controller and its backend.
 //!
-//! A controller opens a [`Side`] and takes one [`Port`] for each pair of its queues. Each frame
+//! A controller opens a [`Backend`] and takes one [`Port`] for each pair of its queues. Each frame
 //! follows a `virtio_net_hdr_v1` (VIRTIO 1.3, 5.1.6) and is read from or written to the guest's own
 //! memory.
 //!
@@ -163,9 +163,9 @@ pub trait Backend: Send + Sync {
 
 /// The reason why no frame was transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum TransferError {
     /// No frame has arrived, or none can be sent now (see [`Port::wait`]).
-    Wait,
+    WouldBlock,
     /// The guest's fault: a buffer outside its memory, or an invalid frame.
     Refused,
 }
@@ -192,13 +192,18 @@ pub trait Port: Send {
     ///
     /// Fails if there is no frame, or if the memory does not exist, in which case the frame is
     /// lost.
-    fn receive(&mut self, memory: &Memory, to: &[Piece], rest: &mut [u8]) -> Result<usize, Stop>;
+    fn receive(
+        &mut self,
+        memory: &Memory,
+        to: &[Piece],
+        rest: &mut [u8],
+    ) -> Result<usize, TransferError>;
     /// Sends the frame that follows its header. Without a peer, the frame is lost as on any cable.
     ///
     /// # Errors
     ///
     /// Fails if the frame must be sent again later, or is invalid.
-    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), Stop>;
+    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), TransferError>;
     /// The events to wait for. The port also reconnects here and flushes its output.
     fn wait(&mut self) -> Wait<'_>;
 }
@@ -340,10 +345,10 @@ impl Backend for Disconnected {
 struct DisconnectedPort;
 
 impl Port for DisconnectedPort {
-    fn receive(&mut self, _: &Memory, _: &[Piece], _: &mut [u8]) -> Result<usize, Stop> {
-        Err(Stop::Wait)
+    fn receive(&mut self, _: &Memory, _: &[Piece], _: &mut [u8]) -> Result<usize, TransferError> {
+        Err(TransferError::WouldBlock)
     }
-    fn send(&mut self, _: &Memory, _: &[Piece]) -> Result<(), Stop> {
+    fn send(&mut self, _: &Memory, _: &[Piece]) -> Result<(), TransferError> {
         Ok(())
     }
     fn wait(&mut self) -> Wait<'_> {
@@ -385,7 +390,7 @@ mod test {
         assert_eq!(ports.len(), 2);
         let memory = Memory::new(Arc::default());
         assert_eq!(ports[1].send(&memory, &[]), Ok(()));
-        assert_eq!(ports[1].receive(&memory, &[], &mut []), Err(Stop::Wait));
+        assert_eq!(ports[1].receive(&memory, &[], &mut []), Err(TransferError::WouldBlock));
         assert!(ports[1].wait().fd.is_none());
     }
 }

@@ -20,8 +20,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 use super::link::Link;
 use super::tap::Vectors;
 use super::{
-    Backend, GuestBytes, HEADER_LENGTH, MAX_FRAME, MIN_FRAME, Offloads, Options, Port, Stop, Wait,
-    read_pieces, write_pieces,
+    Backend, GuestBytes, HEADER_LENGTH, MAX_FRAME, MIN_FRAME, Offloads, Options, Port,
+    TransferError, Wait, read_pieces, write_pieces,
 };
 use crate::memory::{Memory, NoMemory, Piece};
 
@@ -225,18 +225,23 @@ impl Stream {
     }
 
     /// The socket is full. Until `SEND_TIMEOUT` the guest has to wait; then its frames are dropped.
-    fn full(&mut self) -> Result<(), Stop> {
+    fn full(&mut self) -> Result<(), TransferError> {
         let since = *self.stuck_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < SEND_TIMEOUT { Err(Stop::Wait) } else { Ok(()) }
+        if since.elapsed() < SEND_TIMEOUT { Err(TransferError::WouldBlock) } else { Ok(()) }
     }
 
     /// Sends a frame of `length` bytes, or its beginning; the rest goes to `output`.
-    fn start(&mut self, memory: &Memory, from: &[Piece], length: usize) -> Result<(), Stop> {
+    fn start(
+        &mut self,
+        memory: &Memory,
+        from: &[Piece],
+        length: usize,
+    ) -> Result<(), TransferError> {
         let Some(socket) = &self.socket else { return Ok(()) };
-        let prefix = u32::try_from(length).map_err(|_| Stop::Refused)?.to_be_bytes();
+        let prefix = u32::try_from(length).map_err(|_| TransferError::Refused)?.to_be_bytes();
         let frame = GuestBytes { memory, pieces: from, skip: HEADER_LENGTH };
         let sent = self.vectors.send(socket.as_fd(), &prefix, frame);
-        match sent.map_err(|NoMemory| Stop::Refused)? {
+        match sent.map_err(|NoMemory| TransferError::Refused)? {
             Ok(count) => {
                 self.stuck_since = None;
                 if count < LENGTH + length {
@@ -249,7 +254,9 @@ impl Stream {
                 Ok(())
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.full(),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(Stop::Wait),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                Err(TransferError::WouldBlock)
+            }
             Err(error) => {
                 self.disconnect(&error.to_string());
                 Ok(())
@@ -259,22 +266,28 @@ impl Stream {
 }
 
 impl Port for Stream {
-    fn receive(&mut self, memory: &Memory, to: &[Piece], rest: &mut [u8]) -> Result<usize, Stop> {
+    fn receive(
+        &mut self,
+        memory: &Memory,
+        to: &[Piece],
+        rest: &mut [u8],
+    ) -> Result<usize, TransferError> {
         let frame = loop {
             match self.frame() {
                 Ok(Some(frame)) => break frame,
                 Ok(None) if self.fill() => {}
-                Ok(None) => return Err(Stop::Wait),
+                Ok(None) => return Err(TransferError::WouldBlock),
                 Err(length) => {
                     self.disconnect(&format!("a frame of {length} bytes arrived"));
-                    return Err(Stop::Wait);
+                    return Err(TransferError::WouldBlock);
                 }
             }
         };
         self.filled.start = frame.end;
         let frame = &self.input[frame];
         let mut into = |at: usize, data: &[u8]| {
-            let done = write_pieces(memory, to, at, data).map_err(|NoMemory| Stop::Refused)?;
+            let done =
+                write_pieces(memory, to, at, data).map_err(|NoMemory| TransferError::Refused)?;
             let room = rest.iter_mut().skip((at + done).saturating_sub(super::length(to)));
             room.zip(&data[done..]).for_each(|(to, from)| *to = *from);
             Ok(())
@@ -284,13 +297,14 @@ impl Port for Stream {
         Ok(HEADER_LENGTH + frame.len())
     }
 
-    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), Stop> {
-        let length = super::length(from).checked_sub(HEADER_LENGTH).ok_or(Stop::Refused)?;
+    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), TransferError> {
+        let length =
+            super::length(from).checked_sub(HEADER_LENGTH).ok_or(TransferError::Refused)?;
         let mut header = [0; HEADER_LENGTH];
-        read_pieces(memory, from, 0, &mut header).map_err(|NoMemory| Stop::Refused)?;
+        read_pieces(memory, from, 0, &mut header).map_err(|NoMemory| TransferError::Refused)?;
         // No offloads are negotiated, so a header with NEEDS_CSUM or a GSO type is invalid.
         if !(MIN_FRAME..=MAX_FRAME).contains(&length) || header[0] & 1 != 0 || header[1] != 0 {
-            return Err(Stop::Refused);
+            return Err(TransferError::Refused);
         }
         if self.flush() { self.start(memory, from, length) } else { self.full() }
     }
@@ -353,20 +367,26 @@ mod test {
         let to = [piece(0x1000, 10), piece(0x2000, 2), piece(0x3000, 30)];
         let mut rest = [0; 100];
         for part in two[..70].chunks(9) {
-            assert_eq!(port.receive(&memory, &to, &mut rest), Err(Stop::Wait));
+            assert_eq!(port.receive(&memory, &to, &mut rest), Err(TransferError::WouldBlock));
             peer.write_all(part).unwrap();
         }
         assert_eq!(port.receive(&memory, &to, &mut rest), Ok(72));
-        assert_eq!(port.receive(&memory, &to, &mut rest), Err(Stop::Wait));
+        assert_eq!(port.receive(&memory, &to, &mut rest), Err(TransferError::WouldBlock));
         let mut bytes = [1; 72];
         assert_eq!(read_pieces(&memory, &to, 0, &mut bytes), Ok(42));
         bytes[42..].copy_from_slice(&rest[..30]);
         assert_eq!((&bytes[..12], &bytes[12..]), (&[0; 12][..], &frame[..]));
         peer.write_all(&two[70..]).unwrap();
         assert_eq!(port.receive(&memory, &to, &mut rest), Ok(32));
-        assert_eq!(port.receive(&memory, &[piece(u64::MAX, 99)], &mut rest), Err(Stop::Wait));
+        assert_eq!(
+            port.receive(&memory, &[piece(u64::MAX, 99)], &mut rest),
+            Err(TransferError::WouldBlock)
+        );
         peer.write_all(&framed(&[7; 20])).unwrap();
-        assert_eq!(port.receive(&memory, &[piece(u64::MAX, 99)], &mut rest), Err(Stop::Refused));
+        assert_eq!(
+            port.receive(&memory, &[piece(u64::MAX, 99)], &mut rest),
+            Err(TransferError::Refused)
+        );
     }
 
     #[test]
@@ -382,19 +402,19 @@ mod test {
         assert_eq!(got[..], framed(&[3; 30]));
         for (at, value) in [(0, 1), (1, 1)] {
             write_pieces(&memory, &from, at, &[value]).unwrap();
-            assert_eq!(port.send(&memory, &from), Err(Stop::Refused));
+            assert_eq!(port.send(&memory, &from), Err(TransferError::Refused));
             write_pieces(&memory, &from, at, &[0]).unwrap();
         }
         for bad in [&from[..1], &from[..2], &[], &[piece(0, 12), piece(0, 80000)]] {
-            assert_eq!(port.send(&memory, bad), Err(Stop::Refused), "{bad:?}");
+            assert_eq!(port.send(&memory, bad), Err(TransferError::Refused), "{bad:?}");
         }
         let outside = [piece(0x1000, 12), piece(1 << 20, 60)];
-        assert_eq!(port.send(&memory, &outside), Err(Stop::Refused));
+        assert_eq!(port.send(&memory, &outside), Err(TransferError::Refused));
         // The maximum number of pieces of a vector, and more.
         let crumbs =
             |count: usize| [vec![piece(0x1000, 12)], vec![piece(0x2000, 1); count]].concat();
         assert_eq!(port.send(&memory, &crumbs(1021)), Ok(()));
-        assert_eq!(port.send(&memory, &crumbs(1500)), Err(Stop::Refused));
+        assert_eq!(port.send(&memory, &crumbs(1500)), Err(TransferError::Refused));
     }
 
     #[test]
@@ -430,7 +450,7 @@ mod test {
             let (mut port, link, mut peer) = pair();
             peer.write_all(&bad.to_be_bytes()).unwrap();
             let memory = memory();
-            assert_eq!(port.receive(&memory, &[], &mut []), Err(Stop::Wait));
+            assert_eq!(port.receive(&memory, &[], &mut []), Err(TransferError::WouldBlock));
             assert!(!link.is_up(), "{bad}");
             assert_eq!(peer.read(&mut [0]).unwrap(), 0);
             let wait = port.wait();
@@ -462,7 +482,7 @@ mod test {
             assert_eq!(port.receive(&memory, &to, &mut []), Ok(26));
             drop((peer, listener));
             std::fs::remove_file(&path).unwrap();
-            assert_eq!(port.receive(&memory, &to, &mut []), Err(Stop::Wait));
+            assert_eq!(port.receive(&memory, &to, &mut []), Err(TransferError::WouldBlock));
             assert!(!backend.link().is_up());
         }
         assert!(Passt::new(&path, Options { pairs: 2, mtu: None }).is_err());

@@ -24,7 +24,8 @@ use vm_memory::{GuestAddress, GuestMemoryBackend};
 use super::link::Link;
 pub use super::packet::packet_socket;
 use super::{
-    Backend, GuestBytes, HEADER_LENGTH, MAX_FRAME, MIN_FRAME, Offloads, Options, Port, Stop, Wait,
+    Backend, GuestBytes, HEADER_LENGTH, MAX_FRAME, MIN_FRAME, Offloads, Options, Port,
+    TransferError, Wait,
 };
 use crate::mac::Mac;
 use crate::memory::{Memory, NoMemory, Piece};
@@ -261,18 +262,19 @@ impl Tap {
         let open = || anyhow::Ok(OwnedFd::from(character(device)?));
         let first = open()?;
         let mut multi = options.pairs > 1;
-        if let Err(error) = enlist(&first, name, multi) {
+        if let Err(error) = attach_queue(&first, name, multi) {
             // A multi-queue interface does not accept a request without IFF_MULTI_QUEUE.
             multi = true;
             let single = options.pairs == 1 && error.raw_os_error() == Some(libc::EINVAL);
-            if !single || enlist(&first, name, true).is_err() {
+            if !single || attach_queue(&first, name, true).is_err() {
                 return Err(explain(&error, name, options.pairs));
             }
         }
         let mut queues = vec![first];
         for _ in 1..options.pairs {
             let queue = open()?;
-            enlist(&queue, name, multi).map_err(|error| explain(&error, name, options.pairs))?;
+            attach_queue(&queue, name, multi)
+                .map_err(|error| explain(&error, name, options.pairs))?;
             queues.push(queue);
         }
         if !exists {
@@ -281,7 +283,7 @@ impl Tap {
                 request(control.as_fd(), SIOCSIFMTU, &mut wanted)
                     .with_context(|| format!("mtu {mtu} for {name}"))?;
             }
-            raise(control.as_fd(), name).with_context(|| format!("{name} cannot be set up"))?;
+            set_up(control.as_fd(), name).with_context(|| format!("{name} cannot be set up"))?;
         }
         Self::from_queues(queues, options)
     }
@@ -295,7 +297,7 @@ impl Tap {
         let queue = || {
             let queue = OwnedFd::from(character(path)?);
             // The device belongs to one interface, so the kernel uses the flags only.
-            enlist(&queue, "", options.pairs > 1)
+            attach_queue(&queue, "", options.pairs > 1)
                 .with_context(|| format!("{} is not a macvtap", path.display()))?;
             anyhow::Ok(queue)
         };
@@ -385,7 +387,7 @@ fn character(path: &Path) -> anyhow::Result<File> {
 }
 
 /// Makes an open file a queue of the interface.
-fn enlist(queue: &OwnedFd, name: &str, multi: bool) -> io::Result<()> {
+fn attach_queue(queue: &OwnedFd, name: &str, multi: bool) -> io::Result<()> {
     let more = if multi { IFF_MULTI_QUEUE } else { 0 };
     let flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR | more;
     request(queue.as_fd(), TUNSETIFF, &mut Request::of(name).with(&flags.to_ne_bytes()))
@@ -407,7 +409,7 @@ fn explain(error: &io::Error, name: &str, pairs: u16) -> anyhow::Error {
     }
 }
 
-fn raise(control: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+fn set_up(control: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let mut flags = Request::of(name);
     request(control, SIOCGIFFLAGS, &mut flags)?;
     let up = flags.short() | IFF_UP;
@@ -553,40 +555,45 @@ impl TapPort {
 }
 
 impl Port for TapPort {
-    fn receive(&mut self, memory: &Memory, to: &[Piece], rest: &mut [u8]) -> Result<usize, Stop> {
+    fn receive(
+        &mut self,
+        memory: &Memory,
+        to: &[Piece],
+        rest: &mut [u8],
+    ) -> Result<usize, TransferError> {
         if !self.is_alive() {
-            return Err(Stop::Wait);
+            return Err(TransferError::WouldBlock);
         }
         loop {
             let read = self.vectors.read(self.queue.fd.as_fd(), memory, to, rest);
-            match read.map_err(|NoMemory| Stop::Refused)? {
+            match read.map_err(|NoMemory| TransferError::Refused)? {
                 Ok(length) if length >= HEADER_LENGTH => return Ok(length),
-                Ok(_) => return Err(Stop::Wait),
+                Ok(_) => return Err(TransferError::WouldBlock),
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
-                    return Err(Stop::Refused);
+                    return Err(TransferError::Refused);
                 }
                 Err(error) => {
                     self.should_retry(&error);
-                    return Err(Stop::Wait);
+                    return Err(TransferError::WouldBlock);
                 }
             }
         }
     }
 
-    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), Stop> {
+    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), TransferError> {
         if !(HEADER_LENGTH + MIN_FRAME..=HEADER_LENGTH + MAX_FRAME).contains(&super::length(from)) {
-            return Err(Stop::Refused);
+            return Err(TransferError::Refused);
         }
         self.full = false;
         if !self.is_alive() {
             return Ok(());
         }
         let written = self.vectors.write(self.queue.fd.as_fd(), memory, from);
-        match written.map_err(|NoMemory| Stop::Refused)? {
+        match written.map_err(|NoMemory| TransferError::Refused)? {
             Err(error) if self.should_retry(&error) => {
                 self.full = true;
-                Err(Stop::Wait)
+                Err(TransferError::WouldBlock)
             }
             _ => Ok(()),
         }
@@ -713,7 +720,7 @@ mod test {
                 [Piece { address: 1 << 20, length: 9 }, Piece { address: u64::MAX, length: 9 }]
             {
                 let refused = port.receive(&memory, &[TO[0], outside], &mut rest);
-                assert_eq!(refused, Err(Stop::Refused));
+                assert_eq!(refused, Err(TransferError::Refused));
             }
             socket.send_to(&[5; 999], "10.9.0.2:9").unwrap();
             let length = loop {
@@ -732,12 +739,16 @@ mod test {
             let tap = Tap::open(NAME, ONE).unwrap();
             let (memory, mut port) = (memory(), tap.ports().remove(0));
             for length in [0, 11, 12, 25, HEADER_LENGTH + MAX_FRAME + 1, 70_044] {
-                assert_eq!(port.send(&memory, &cut(length)), Err(Stop::Refused), "{length}");
+                assert_eq!(
+                    port.send(&memory, &cut(length)),
+                    Err(TransferError::Refused),
+                    "{length}"
+                );
             }
             let crumbs = vec![Piece { address: 0, length: 1 }; 1500];
-            assert_eq!(port.send(&memory, &crumbs), Err(Stop::Refused));
+            assert_eq!(port.send(&memory, &crumbs), Err(TransferError::Refused));
             let outside = [TO[1], Piece { address: (1 << 20) - 4, length: 5 }];
-            assert_eq!(port.send(&memory, &outside), Err(Stop::Refused));
+            assert_eq!(port.send(&memory, &outside), Err(TransferError::Refused));
             write_pieces(&memory, &TO, 0, &[0xff; 200]).unwrap();
             assert_eq!(port.send(&memory, &cut(200)), Ok(()), "a header of nonsense");
         });
@@ -751,7 +762,7 @@ mod test {
             let (memory, mut ports) = (memory(), tap.ports());
             tap.attach(0, false);
             assert!(ports[0].wait().fd.is_none());
-            assert_eq!(ports[0].receive(&memory, &TO, &mut []), Err(Stop::Wait));
+            assert_eq!(ports[0].receive(&memory, &TO, &mut []), Err(TransferError::WouldBlock));
             assert_eq!(ports[0].send(&memory, &cut(100)), Ok(()));
             for port in 0..20 {
                 let socket = UdpSocket::bind("10.9.0.1:0").unwrap();
@@ -764,7 +775,7 @@ mod test {
             assert_eq!(next(&mut *ports[0], &memory)[54..], [1; 20]);
             assert!(tap.link().is_up());
             ip("link del vm0");
-            assert_eq!(ports[0].receive(&memory, &TO, &mut []), Err(Stop::Wait));
+            assert_eq!(ports[0].receive(&memory, &TO, &mut []), Err(TransferError::WouldBlock));
             assert!(!tap.link().is_up() && ports[0].wait().fd.is_none());
         });
     }
@@ -848,7 +859,7 @@ mod test {
             let fresh = inherit(&[queue.as_raw_fd()]).unwrap();
             let Inherited::Taps(fresh) = fresh else { panic!("it is no socket") };
             assert!(Tap::from_queues(fresh, ONE).is_err(), "without an interface");
-            enlist(&queue, NAME, false).unwrap();
+            attach_queue(&queue, NAME, false).unwrap();
             let Ok(Inherited::Taps(tap)) = inherit(&[queue.as_raw_fd()]) else { panic!() };
             assert!(Tap::from_queues(tap, ONE).unwrap().offloads().checksum);
         });

@@ -2,8 +2,8 @@
 //! tap itself. Our process sees none of the frames.
 //!
 //! Each pair of queues has an open file of `/dev/vhost-net`. The kernel knows all of the guest's
-//! RAM from the time it is opened, and serves the rings between [`Vhost::take`] and
-//! [`Vhost::leave`].
+//! RAM from the time it is opened, and serves the rings between [`Vhost::start`] and
+//! [`Vhost::stop`].
 //!
 //! Threats: rings and descriptors are the guest's, and the kernel checks them as it does for any
 //! VMM. It refuses addresses outside the guest's RAM, and reports a ring that it cannot read as
@@ -256,7 +256,7 @@ impl Vhost {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses. It may still use one of the rings until [`Vhost::leave`].
+    /// Fails if the kernel refuses. It may still use one of the rings until [`Vhost::stop`].
     pub fn start(&self) -> anyhow::Result<()> {
         // Clears an error of earlier rings, which does not concern these.
         self.error.read().ok();

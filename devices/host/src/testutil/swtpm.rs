@@ -25,7 +25,7 @@ pub const DRIP: u32 = 0x2000_0005;
 /// Code of a command that makes the fake hang up in the middle of the response.
 pub const HALF: u32 = 0x2000_0006;
 
-/// Code of a command whose response comes [`WHILE`] after it was canceled.
+/// Code of a command whose response comes [`LATE_DELAY`] after it was canceled.
 pub const LATE: u32 = 0x2000_0008;
 /// The delay of the response to [`LATE`].
 pub const LATE_DELAY: Duration = Duration::from_secs(1);

@@ -51,7 +51,7 @@ fn screen(bench: &Bench) -> Arc<dyn Scanout> {
 
 /// The addresses where memory is mapped for the guest.
 fn mapped(bench: &Bench) -> Vec<u64> {
-    bench.host.mapped.lock().unwrap().iter().map(|range| range.start).collect()
+    bench.hypervisor.mapped.lock().unwrap().iter().map(|range| range.start).collect()
 }
 
 fn edid_of(bench: &Bench) -> Vec<u8> {
@@ -222,7 +222,7 @@ fn what_is_drawn_is_seen_once_and_stays_when_it_moves() {
 #[test]
 fn memory_where_there_is_other_is_reached_through_the_device() {
     let bench = bench();
-    let taken = bench.host.clone();
+    let taken = bench.hypervisor.clone();
     let other =
         crate::hypervisor::Hypervisor::backing(&taken, 4096, GuestAccess::ReadWrite).unwrap();
     other.map(Some(BAR0 + PAGE_BYTES)).unwrap();

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::scsi::{Cdb, Move};
+use crate::scsi::{BlockTransfer, Cdb};
 use host::disk::Operation;
 
 /// The sizes of a Command Block Wrapper and of a Command Status Wrapper in bytes.
@@ -90,7 +90,7 @@ pub(super) enum Data {
     /// Receive parameters from the guest.
     Parameters(Parameters),
     /// Move blocks between the guest and the medium.
-    Move(Move),
+    Move(BlockTransfer),
     /// Clear these ranges of the medium, the last one first.
     Clear(Operation, Vec<(u64, u64)>),
     /// Flush the medium.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::bulk::{CBW, CSW, Command, Data, Parameters, Phase, Status};
-use crate::scsi::{self, Cdb, Conditions, MediaEvent, Move, Plan, Profile, Sense, Unit};
+use crate::scsi::{self, BlockTransfer, Cdb, Conditions, MediaEvent, Plan, Profile, Sense, Unit};
 use crate::usb::{Done, Fault, Transfer};
 use host::disk::{self, Channel, Drive, Operation, Request, wait};
 use host::memory::{Memory, subrange};
@@ -213,7 +213,7 @@ impl Transport {
         let planned = self.unit(|unit| unit.plan(cdb));
         let (need, inward) = match &planned {
             Ok(Plan::Answer(data)) => (data.len() as u64, true),
-            Ok(Plan::Move(it)) => (it.length, !it.write),
+            Ok(Plan::Transfer(it)) => (it.length, !it.write),
             Ok(Plan::Parameters(length)) => (*length as u64, false),
             Ok(Plan::Done | Plan::Clear(..) | Plan::Flush | Plan::Eject) | Err(_) => {
                 (0, command.is_in)
@@ -232,7 +232,7 @@ impl Transport {
     fn execute(&mut self, command: Command, planned: Result<Plan, Sense>, cdb: &Cdb) {
         let data = match planned {
             Ok(Plan::Answer(data)) => Data::Answer(data),
-            Ok(Plan::Move(it)) => Data::Move(it),
+            Ok(Plan::Transfer(it)) => Data::Move(it),
             Ok(Plan::Parameters(length)) => {
                 Data::Parameters(Parameters { cdb: *cdb, length, received: Vec::new() })
             }
@@ -350,7 +350,7 @@ impl Transport {
     }
 
     /// Begins to move blocks between the medium and a transfer.
-    fn move_blocks(&mut self, mut command: Command, it: Move, transfer: Transfer) {
+    fn move_blocks(&mut self, mut command: Command, it: BlockTransfer, transfer: Transfer) {
         let total = it.length.min(transfer.length.into());
         let block = self.medium.as_ref().map_or(1, |it| u64::from(it.geometry().logical_block));
         if total < it.length && !total.is_multiple_of(block.max(1)) {
@@ -432,7 +432,7 @@ impl Transport {
                     return true;
                 }
                 let command = command.clone();
-                let rest = Move {
+                let rest = BlockTransfer {
                     offset: it.offset + flight.total,
                     length: it.length - flight.total,
                     ..*it
@@ -449,7 +449,13 @@ impl Transport {
     }
 
     /// Ends a transfer whose data was moved.
-    fn moved(&mut self, mut command: Command, rest: Move, transfer: &Transfer, total: u64) {
+    fn moved(
+        &mut self,
+        mut command: Command,
+        rest: BlockTransfer,
+        transfer: &Transfer,
+        total: u64,
+    ) {
         let length = u32::try_from(total).unwrap_or(u32::MAX);
         // Excess data from the guest counts as transferred. Unused room for data does not.
         let went = if rest.write { transfer.length } else { length };

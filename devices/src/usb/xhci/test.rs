@@ -208,7 +208,7 @@ fn positions_arrive_exactly_and_are_short_packets() {
 fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
     let bench = machine(&["i8042", "xhci", "usb-keyboard"]);
     assert!(bench.board.input().key(key(0x1e), true), "the PS/2 keyboard handles it");
-    assert!(bench.host.pins.is_high(1));
+    assert!(bench.hypervisor.pins.is_high(1));
     bench.read::<1>(Kind::Port, 0x60);
     assert_eq!(bench.board.input().lights(), Some(Lights::default()), "the PS/2 keyboard's");
     let (mut driver, slot) = configured(&bench, 1);
@@ -219,7 +219,7 @@ fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
     assert!(bench.board.input().key(key(0x1e), false) && bench.board.input().key(key(0x30), true));
     let left = [(); 2].map(|()| bench.read::<1>(Kind::Port, 0x60)[0]);
     assert_eq!(left, [0xf0, 0x1c], "a key is released where it was pressed");
-    assert!(!bench.host.pins.is_high(1), "nothing else for the PS/2 keyboard");
+    assert!(!bench.hypervisor.pins.is_high(1), "nothing else for the PS/2 keyboard");
     ask(&mut driver, slot);
     driver.wait_event(32);
     assert_eq!(driver.read::<3>(DATA), [0, 0, 5]);
@@ -275,16 +275,16 @@ fn messages_and_the_wire_ask_for_service() {
     let mut driver = Driver::find(&bench, AT);
     driver.start();
     driver.command(block(0, 0, 23 << 10));
-    assert!(bench.host.pins.is_high(GSI));
+    assert!(bench.hypervisor.pins.is_high(GSI));
     driver.set(INTERRUPTER, 3);
     while driver.event().is_some() {}
     driver.set(INTERRUPTER, 3);
-    assert!(!bench.host.pins.is_high(GSI), "all events were handled");
+    assert!(!bench.hypervisor.pins.is_high(GSI), "all events were handled");
     driver.use_messages();
-    bench.host.sent.lock().unwrap().clear();
+    bench.hypervisor.sent.lock().unwrap().clear();
     driver.command(block(0, 0, 23 << 10));
-    assert_eq!(bench.host.sent.lock().unwrap().last().unwrap().data, 0x40);
-    assert!(!bench.host.pins.is_high(GSI));
+    assert_eq!(bench.hypervisor.sent.lock().unwrap().last().unwrap().data, 0x40);
+    assert!(!bench.hypervisor.pins.is_high(GSI));
     assert_eq!(driver.get(INTERRUPTER) & 1, 0, "a message clears Interrupt Pending");
 }
 
@@ -300,9 +300,9 @@ fn commands_in_the_wrong_state_are_refused() {
     assert_eq!(driver.command(block(0, 0, 21 << 10)).0, 5, "bandwidth commands are not supported");
     let (code, slot) = driver.command(block(0, 0, 9 << 10));
     assert_eq!((code, slot), (1, 1));
-    driver.input(3, [0, 1 << 16], (1, [0, 4 << 3, 0x9001, 0]));
+    driver.write_input_context(3, [0, 1 << 16], 1, [0, 4 << 3, 0x9001, 0]);
     assert_eq!(driver.command(block(INPUT, 0, 11 << 10 | on(1, 0))).0, 4, "not enabled yet");
-    driver.input(3, [0, 17 << 16], (1, [0, 4 << 3, 0x9001, 0]));
+    driver.write_input_context(3, [0, 17 << 16], 1, [0, 4 << 3, 0x9001, 0]);
     assert_eq!(driver.command(block(INPUT, 0, 11 << 10 | on(1, 0))).0, 17, "no such port");
     assert_eq!(driver.command(block(u64::MAX, 0, 11 << 10 | on(1, 0))).0, 17, "no memory");
     assert_eq!(driver.command(block(INPUT, 0, 17 << 10 | on(1, 0))).0, 19, "reset before address");
@@ -313,7 +313,7 @@ fn commands_in_the_wrong_state_are_refused() {
     assert_eq!(driver.command(block(INPUT, 0, 11 << 10 | base)).0, 19, "it has an address already");
     assert_eq!(driver.command(block(0, 0, 15 << 10 | base | 3 << 16)).0, 12, "no such endpoint");
     for kind in [1, 2, 4, 5] {
-        driver.input(1 | 1 << IN, [0, 0], (IN, [0, kind << 3, 0x9001, 0]));
+        driver.write_input_context(1 | 1 << IN, [0, 0], IN, [0, kind << 3, 0x9001, 0]);
         assert_eq!(driver.command(block(INPUT, 0, 12 << 10 | base)).0, 17, "type {kind}");
     }
     for _ in 2..=64 {
@@ -569,8 +569,13 @@ fn rings_without_end_let_a_stop_and_other_endpoints_through() {
         slots.push(slot);
         for endpoint in (2..32_u8).filter(|it| *it != IN) {
             let kind = if endpoint % 2 == 1 { 7 } else { 3 };
-            let context = (endpoint, [0, kind << 3 | 8 << 16, low, high]);
-            driver.input(1 | 1 << endpoint, [u32::from(endpoint) << 27, 0], context);
+            let context = [0, kind << 3 | 8 << 16, low, high];
+            driver.write_input_context(
+                1 | 1 << endpoint,
+                [u32::from(endpoint) << 27, 0],
+                endpoint,
+                context,
+            );
             assert_eq!(driver.command(block(INPUT, 0, 12 << 10 | u32::from(slot) << 24)).0, 1);
         }
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::testutil::Bench;
-use crate::testutil::driver::{Driver, EVENT_IDX, WRITE};
+use crate::testutil::driver::{Descriptor, Driver, EVENT_IDX, WRITE};
 use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(3, 0);
@@ -389,7 +389,11 @@ fn a_hostile_driver_hurts_nobody() {
                 .unwrap();
             let length = u32::from(byte()) << (byte() & 15);
             let flags = u16::from(byte()) & (WRITE | 1);
-            driver.describe(queue, u16::from(byte() & 15), (address, length), (flags, 3));
+            driver.write_descriptor(
+                queue,
+                u16::from(byte() & 15),
+                Descriptor { address, length, flags, next: 3 },
+            );
             driver.publish(queue, u16::from(byte() & 31));
             driver.kick(queue);
             if let Some(client) = &mut client {

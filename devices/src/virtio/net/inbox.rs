@@ -95,8 +95,8 @@ impl Inbox {
     /// Returns unused buffers to the queue, the last one first, so that they are taken again in
     /// order.
     pub(super) fn return_buffers(&mut self, queue: &mut Queue) {
-        self.buffers.drain(..).rev().for_each(|chain| queue.undo(chain));
-        self.filled.drain(..).rev().for_each(|(chain, _)| queue.undo(chain));
+        self.buffers.drain(..).rev().for_each(|chain| queue.return_chain(chain));
+        self.filled.drain(..).rev().for_each(|(chain, _)| queue.return_chain(chain));
         *self = Self::with(std::mem::take(&mut self.rest));
     }
 

@@ -506,9 +506,11 @@ mod test {
     use super::*;
     use crate::device::Kind;
     use crate::testutil::Bench;
-    use crate::testutil::driver::{Driver, EVENT_IDX};
+    use crate::testutil::driver::{Descriptor, Driver, EVENT_IDX, WRITE};
     use host::net::link::Link;
-    use host::net::{HEADER_LENGTH, Options, Stop, Wait, length, read_pieces, write_pieces};
+    use host::net::{
+        HEADER_LENGTH, Options, TransferError, Wait, length, read_pieces, write_pieces,
+    };
     use host::testutil::tap::{in_namespace, ip, packet, set_addresses};
 
     const AT: Address = Address::new(3, 0);
@@ -567,20 +569,21 @@ mod test {
             memory: &Memory,
             to: &[Piece],
             rest: &mut [u8],
-        ) -> Result<usize, Stop> {
+        ) -> Result<usize, TransferError> {
             let mut frame = vec![0; 70_000];
-            let count = self.0.recv(&mut frame).map_err(|_| Stop::Wait)?;
-            let done = write_pieces(memory, to, 0, &frame[..count]).map_err(|_| Stop::Refused)?;
+            let count = self.0.recv(&mut frame).map_err(|_| TransferError::WouldBlock)?;
+            let done =
+                write_pieces(memory, to, 0, &frame[..count]).map_err(|_| TransferError::Refused)?;
             rest[..count - done].copy_from_slice(&frame[done..count]);
             Ok(count)
         }
-        fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), Stop> {
+        fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), TransferError> {
             let mut frame = vec![0; length(from)];
             if frame.len() < HEADER_LENGTH {
-                return Err(Stop::Refused);
+                return Err(TransferError::Refused);
             }
-            read_pieces(memory, from, 0, &mut frame).map_err(|_| Stop::Refused)?;
-            self.0.send(&frame).map(drop).map_err(|_| Stop::Wait)
+            read_pieces(memory, from, 0, &mut frame).map_err(|_| TransferError::Refused)?;
+            self.0.send(&frame).map(drop).map_err(|_| TransferError::WouldBlock)
         }
         fn wait(&mut self) -> Wait<'_> {
             Wait { fd: Some(self.0.as_fd()), ..Wait::default() }
@@ -886,7 +889,9 @@ mod test {
             let used = driver.wait(0);
             let buffer = buffers[used.head as usize];
             assert!(is_same(&driver.bytes(buffer.0, used.length as usize), &sent), "round {round}");
-            driver.describe(0, u16::try_from(used.head).unwrap(), buffer, (2, 0));
+            let (address, length) = buffer;
+            let descriptor = Descriptor { address, length, flags: WRITE, next: 0 };
+            driver.write_descriptor(0, u16::try_from(used.head).unwrap(), descriptor);
             driver.publish(0, u16::try_from(used.head).unwrap());
             driver.kick(0);
         }

@@ -20,7 +20,7 @@ use super::kernel_rings::KernelRings;
 use super::sleep::{Interest, Orders, Sleep};
 use crate::poller::POLL_TIME;
 use crate::virtio::Queue;
-use host::net::{Port, Stop, write_pieces};
+use host::net::{Port, TransferError, write_pieces};
 
 /// Frames in one direction, before the other direction and the orders are served.
 const MAX_FRAMES_PER_ROUND: usize = 256;
@@ -178,9 +178,9 @@ impl Pair {
             // Without a cable, frames are discarded.
             let result =
                 if plugged { self.port.send(queue.memory(), &chain.readable) } else { Ok(()) };
-            self.full = result == Err(Stop::Wait);
+            self.full = result == Err(TransferError::WouldBlock);
             if self.full {
-                queue.undo(chain);
+                queue.return_chain(chain);
                 break;
             }
             queue.push(chain, 0);
@@ -201,7 +201,7 @@ impl Pair {
             // Discard what came while the cable was unplugged.
             for _ in 0..MAX_STALE_FRAMES {
                 if self.port.receive(queue.memory(), &[], self.inbox.discard_buffer())
-                    == Err(Stop::Wait)
+                    == Err(TransferError::WouldBlock)
                 {
                     break;
                 }
@@ -223,8 +223,8 @@ impl Pair {
             let (pieces, rest) = self.inbox.destination();
             match self.port.receive(queue.memory(), pieces, rest) {
                 Ok(length) => self.inbox.deliver(queue, length, self.features),
-                Err(Stop::Refused) => self.inbox.refuse(queue),
-                Err(Stop::Wait) => break,
+                Err(TransferError::Refused) => self.inbox.refuse(queue),
+                Err(TransferError::WouldBlock) => break,
             }
             received += 1;
         }

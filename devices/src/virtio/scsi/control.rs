@@ -56,7 +56,7 @@ impl Control {
     pub(super) fn finish(self) -> Vec<Queue> {
         let [control, mut events] = self.queues;
         if let Some(queue) = &mut events {
-            self.room.into_iter().rev().for_each(|chain| queue.undo(chain));
+            self.room.into_iter().rev().for_each(|chain| queue.return_chain(chain));
         }
         control.into_iter().chain(events).collect()
     }
@@ -75,7 +75,7 @@ impl Control {
             queue.push(chain, u32::try_from(answer.len()).unwrap_or(0));
             queue.notify();
         } else {
-            queue.undo(chain);
+            queue.return_chain(chain);
             queue.fail("an invalid control request, or one without room for its response");
         }
         true

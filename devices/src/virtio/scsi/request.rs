@@ -89,9 +89,9 @@ impl Server {
         while let Some(mut chain) = self.queue.pop() {
             any = true;
             let header = self.header(&mut chain);
-            let response = chain.take_room(RESPONSE_SIZE + self.sizes.sense);
+            let response = chain.take_writable(RESPONSE_SIZE + self.sizes.sense);
             let (Some(header), Some(response)) = (header, response) else {
-                self.queue.undo(chain);
+                self.queue.return_chain(chain);
                 self.queue.fail("a request without a command, or without room for its response");
                 break;
             };
@@ -166,7 +166,7 @@ impl Server {
                 job.moved = data.len() as u64;
                 Ok(Vec::new())
             }
-            Plan::Move(it) => {
+            Plan::Transfer(it) => {
                 let operation = if it.write {
                     Operation::Write { durable: it.durable }
                 } else {
@@ -304,13 +304,16 @@ impl Server {
     /// Waits for commands in flight. Commands that the channel has not started stay in the queue.
     fn finish(mut self) -> Queue {
         // The first command is undone last, so that it is taken first again.
-        mem::take(&mut self.offered).into_iter().rev().for_each(|it| self.queue.undo(it.chain));
+        mem::take(&mut self.offered)
+            .into_iter()
+            .rev()
+            .for_each(|it| self.queue.return_chain(it.chain));
         while self.in_flight > 0 {
             // Repeated on each pass: a request in flight may start to wait for space.
             for request in self.channel.withdraw() {
                 if let Some(job) = self.jobs.get_mut(head(request.tag)).and_then(Option::take) {
                     self.in_flight -= 1;
-                    self.queue.undo(job.chain);
+                    self.queue.return_chain(job.chain);
                 }
             }
             self.channel.submit();
