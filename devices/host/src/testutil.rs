@@ -71,7 +71,7 @@ pub fn in_time<T>(
 /// # Panics
 ///
 /// When all three calls were late.
-pub fn soon<T>(limit: Duration, what: impl Display, mut run: impl FnMut() -> T) -> T {
+pub fn call_in_time<T>(limit: Duration, what: impl Display, mut run: impl FnMut() -> T) -> T {
     in_time(limit, what, || {
         let start = Instant::now();
         let value = run();

@@ -113,7 +113,7 @@ impl Group {
     }
 
     /// Exactly one request is in flight.
-    pub(super) fn awaits(&self) -> bool {
+    pub(super) fn has_single_request(&self) -> bool {
         self.asked == 1
     }
 

@@ -31,7 +31,7 @@ impl Serve for Service {
     }
 
     fn has_single_request(&self) -> bool {
-        self.0.lock().awaits()
+        self.0.lock().has_single_request()
     }
 
     fn enable_doorbells(&mut self) -> bool {

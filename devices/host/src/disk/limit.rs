@@ -185,7 +185,7 @@ mod test {
     use super::super::driver::{Driver, piece};
     use super::super::memory;
     use super::*;
-    use crate::testutil::soon;
+    use crate::testutil::call_in_time;
 
     fn image(iops: Option<u64>, bandwidth: Option<u64>) -> Arc<dyn Image> {
         Arc::new(Limited::new(memory(8 << 20), iops, bandwidth))
@@ -203,7 +203,7 @@ mod test {
 
     #[test]
     fn keeps_to_requests_per_second_after_a_burst() {
-        soon(Duration::from_secs(1), "80 requests", || {
+        call_in_time(Duration::from_secs(1), "80 requests", || {
             // The burst is 20 requests; the others take 5 ms each.
             let took = took(&mut Driver::new(&image(Some(200), None)), 80, 512);
             assert!(took >= 0.29, "{took}");
@@ -212,7 +212,7 @@ mod test {
 
     #[test]
     fn keeps_to_bytes_per_second_even_for_a_request_larger_than_the_bucket() {
-        soon(Duration::from_millis(800), "2 MiB", || {
+        call_in_time(Duration::from_millis(800), "2 MiB", || {
             // The bucket holds 0.4 MiB. The first request leaves a debt, the second waits for it.
             let took = took(&mut Driver::new(&image(None, Some(4 << 20))), 2, 1 << 20);
             assert!(took >= 0.14, "{took}");

@@ -22,8 +22,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Change, Descriptors, Done, Endpoint, Fault, Function, Identity, Interface, Kind, Setup, Speed,
-    Stall, Transfer, plug_device,
+    Change, Descriptors, Endpoint, Fault, Function, Identity, Interface, Kind, Setup, Speed, Stall,
+    Transfer, TransferEnd, plug_device,
 };
 use crate::device::{Device, Saved};
 use crate::grants::Grants;
@@ -179,7 +179,7 @@ impl<M: Model> Sink for Shared<M> {
 /// The function of the device, on the controller's thread.
 struct Hid<M> {
     shared: Arc<Shared<M>>,
-    done: Vec<Done>,
+    done: Vec<TransferEnd>,
 }
 
 impl<M: Model> Hid<M> {
@@ -203,7 +203,7 @@ impl<M: Model> Hid<M> {
                 (inner.due, reported) = (false, true);
             }
             let result = transfer.write(memory, &report).map_err(|_| Fault::Memory);
-            self.done.push(Done { endpoint, result });
+            self.done.push(TransferEnd { endpoint, result });
         }
         if reported {
             self.shared.start_idle(inner.state.idle);
@@ -273,7 +273,7 @@ impl<M: Model> Function for Hid<M> {
         self.answer();
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<TransferEnd>) {
         let mut count = [0; 8];
         if rustix::io::read(&self.shared.timer, &mut count).is_ok() {
             // After input as well as by the idle rate: reports with changes go first.

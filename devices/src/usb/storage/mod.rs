@@ -25,8 +25,8 @@ use serde::{Deserialize, Serialize};
 
 use self::transport::{IN, OUT, State, Transport};
 use super::{
-    Change, Descriptors, Done, Endpoint, Function, Identity, Interface, Kind, Setup, Speed, Stall,
-    Transfer, plug_device,
+    Change, Descriptors, Endpoint, Function, Identity, Interface, Kind, Setup, Speed, Stall,
+    Transfer, TransferEnd, plug_device,
 };
 use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants};
@@ -439,7 +439,7 @@ impl Function for Storage {
         self.0.transport().begin(transfer);
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<TransferEnd>) {
         rustix::io::read(&*self.0.kick, &mut [0; 8]).ok();
         let mut transport = self.0.transport();
         if self.0.grown.swap(false, Ordering::AcqRel) {

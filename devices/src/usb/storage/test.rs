@@ -602,7 +602,7 @@ fn alone(fault: Fault) -> (Transport, Memory) {
     (transport, memory)
 }
 
-fn moved(transport: &mut Transport, endpoint: u8, length: u32) -> Vec<Done> {
+fn moved(transport: &mut Transport, endpoint: u8, length: u32) -> Vec<TransferEnd> {
     let pieces = vec![Piece { address: 0x1000, length }];
     transport.begin(Transfer { endpoint, pieces, length });
     let mut done = Vec::new();
@@ -614,7 +614,7 @@ fn moved(transport: &mut Transport, endpoint: u8, length: u32) -> Vec<Done> {
 
 #[test]
 fn what_the_host_cannot_do_is_told_with_its_reason() {
-    let stall = |endpoint| Done { endpoint, result: Err(crate::usb::Fault::Stall) };
+    let stall = |endpoint| TransferEnd { endpoint, result: Err(crate::usb::Fault::Stall) };
     for (fault, opcode, key) in [
         (Fault::Broken, 0x28, [3, 0x11, 0]),
         (Fault::Broken, 0x2a, [3, 0x0c, 0]),
@@ -630,9 +630,9 @@ fn what_the_host_cannot_do_is_told_with_its_reason() {
         let mut wrapper = *b"USBC\x01\0\0\0\0\x02\0\0\0\0\x0a\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0";
         (wrapper[12], wrapper[15]) = (u8::from(is_in) << 7, opcode);
         memory.write(0x1000, &wrapper).unwrap();
-        assert_eq!(moved(&mut transport, OUT, 31), [Done { endpoint: OUT, result: Ok(31) }]);
+        assert_eq!(moved(&mut transport, OUT, 31), [TransferEnd { endpoint: OUT, result: Ok(31) }]);
         assert_eq!(moved(&mut transport, endpoint, 512), [stall(endpoint)]);
-        assert_eq!(moved(&mut transport, IN, 13), [Done { endpoint: IN, result: Ok(13) }]);
+        assert_eq!(moved(&mut transport, IN, 13), [TransferEnd { endpoint: IN, result: Ok(13) }]);
         let mut status = [0; 13];
         memory.read(0x1000, &mut status).unwrap();
         assert_eq!(status, *b"USBS\x01\0\0\0\0\x02\0\0\x01");

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bulk::{CBW, CSW, Command, Data, Parameters, Phase, Status};
 use crate::scsi::{self, BlockTransfer, Cdb, Conditions, MediaEvent, Plan, Profile, Sense, Unit};
-use crate::usb::{Done, Fault, Transfer};
+use crate::usb::{Fault, Transfer, TransferEnd};
 use host::disk::{self, Channel, Drive, Operation, Request, wait};
 use host::memory::{Memory, subrange};
 
@@ -57,7 +57,7 @@ pub(super) struct Transport {
     incoming: Option<Transfer>,
     outgoing: Option<Transfer>,
     flight: Option<InFlight>,
-    done: Vec<Done>,
+    done: Vec<TransferEnd>,
     tag: u64,
 }
 
@@ -85,7 +85,7 @@ impl Transport {
     }
 
     /// Appends completed transfers.
-    pub(super) fn reap(&mut self, done: &mut Vec<Done>) {
+    pub(super) fn reap(&mut self, done: &mut Vec<TransferEnd>) {
         if self.reap_channel() {
             self.proceed();
         }
@@ -181,7 +181,7 @@ impl Transport {
     }
 
     fn end(&mut self, transfer: &Transfer, result: Result<u32, Fault>) {
-        self.done.push(Done { endpoint: transfer.endpoint, result });
+        self.done.push(TransferEnd { endpoint: transfer.endpoint, result });
     }
 
     /// Handles a transfer that should contain a command.
@@ -514,6 +514,6 @@ impl Transport {
     }
 }
 
-fn stalled(endpoint: u8) -> Done {
-    Done { endpoint, result: Err(Fault::Stall) }
+fn stalled(endpoint: u8) -> TransferEnd {
+    TransferEnd { endpoint, result: Err(Fault::Stall) }
 }

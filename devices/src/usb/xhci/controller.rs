@@ -16,7 +16,7 @@ use super::trb::{Code, PORT_STATUS_CHANGE, Trb};
 use super::{Shared, context};
 use crate::poller::Serve;
 use crate::usb::device::{self, Device};
-use crate::usb::{Attached, Done};
+use crate::usb::{Attached, TransferEnd};
 
 /// The saved state of a controller.
 #[derive(Serialize, Deserialize)]
@@ -292,7 +292,7 @@ impl Controller {
         let mut some = false;
         for port in 0..self.devices.len() {
             let Some(device) = &mut self.devices[port] else { continue };
-            let mut done: Vec<Done> = Vec::new();
+            let mut done: Vec<TransferEnd> = Vec::new();
             device.reap(&mut done);
             some |= !done.is_empty();
             self.finish(port, &done);

@@ -69,7 +69,7 @@ fn ask(driver: &mut Driver<'_>, slot: u8) -> u64 {
 ///
 /// Port resets and doorbells are taken together, once per round. A doorbell that was rung before
 /// the first reset is handled in the same round, which is over when the second reset is complete.
-fn heard(driver: &Driver<'_>) {
+fn wait_until_begun(driver: &Driver<'_>) {
     (0..2).for_each(|_| driver.reset_port(2));
 }
 
@@ -327,7 +327,7 @@ fn a_stopped_endpoint_gives_its_transfer_back_and_takes_it_again() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     let at = ask(&mut driver, slot);
-    heard(&driver);
+    wait_until_begun(&driver);
     let command = block(0, 0, 15 << 10 | u32::from(slot) << 24 | u32::from(IN) << 16);
     driver.begin(command);
     let event = driver.wait_event(32);
@@ -452,7 +452,7 @@ fn a_transfer_goes_on_after_a_park_and_a_reset_of_the_machine_ends_it() {
     ask(&mut driver, slot);
     driver.wait_event(32);
     ask(&mut driver, slot);
-    heard(&driver);
+    wait_until_begun(&driver);
     let saved = bench.board.park();
     assert!(!bench.board.input().key(key(0x1e), true), "a parked keyboard takes no input");
     bench.board.run(saved).unwrap();
@@ -473,7 +473,7 @@ fn a_device_that_is_pulled_fails_its_transfer_and_leaves_its_port() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     ask(&mut driver, slot);
-    heard(&driver);
+    wait_until_begun(&driver);
     bench.board.usb().unplug("usb-keyboard").unwrap();
     assert!(bench.board.usb().unplug("usb-keyboard").unwrap_err().to_string().contains("tablet"));
     assert_eq!(driver.wait_event(32)[2] >> 24, 4, "a transaction error");

@@ -5,7 +5,7 @@ use super::controller::Controller;
 use super::endpoint::{self, Endpoint, State, Td};
 use super::trb::{Code, DATA, EVENT_DATA, NO_OP, NORMAL, Ring, SETUP, STATUS, TRANSFER_EVENT, Trb};
 use crate::usb::device::Device;
-use crate::usb::{Done, Fault, Setup, Transfer};
+use crate::usb::{Fault, Setup, Transfer, TransferEnd};
 use host::memory::{Memory, NoMemory, Piece};
 
 /// The maximum number of TRBs per descriptor: enough for 16 MiB in pages.
@@ -142,7 +142,7 @@ impl Controller {
     }
 
     /// Completes transfers of the device at this port.
-    pub(super) fn finish(&mut self, port: usize, done: &[Done]) {
+    pub(super) fn finish(&mut self, port: usize, done: &[TransferEnd]) {
         for done in done {
             let number = endpoint::number(done.endpoint);
             let slot = self.slots.iter().find(|(_, slot)| slot.port == Some(port));

@@ -206,7 +206,7 @@ impl Inbox {
         if !features.checksum {
             write_pieces(memory, &self.pieces, 0, &[0])?;
         }
-        Ok(self.filter.wants(&head, self.mac, features.by_vlan))
+        Ok(self.filter.accepts(&head, self.mac, features.by_vlan))
     }
 
     /// Puts the end of a frame into further buffers, then returns all of its buffers as used.
