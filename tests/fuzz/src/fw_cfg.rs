@@ -96,7 +96,11 @@ fn deed(
             bench.write(Kind::Port, DMA_LOW, &low.to_be_bytes());
         }
         220..240 => {
-            bench.write(Kind::Port, SELECTOR + u64::from(actions.byte()? % 16), &[actions.byte()?; 8]);
+            bench.write(
+                Kind::Port,
+                SELECTOR + u64::from(actions.byte()? % 16),
+                &[actions.byte()?; 8],
+            );
         }
         240..252 => {
             let saved = bench.board.park();

@@ -78,7 +78,8 @@ fn live(path: &Path, bytes: &[u8]) {
 
 /// Writes a command, whose length may be wrong, and waits a while for its end.
 fn command(bench: &Bench, actions: &mut Actions<impl Iterator<Item = u8>>) {
-    let (Some(length), Some(code), Some(odd)) = (actions.byte(), actions.word(), actions.byte()) else {
+    let (Some(length), Some(code), Some(odd)) = (actions.byte(), actions.word(), actions.byte())
+    else {
         return;
     };
     let mut bytes = response(NO_SESSIONS, code, &vec![odd; usize::from(length)]);
