@@ -260,9 +260,9 @@ impl Window {
     }
 
     /// The device calls this when an access of the guest to the window reaches it. From now on the
-    /// guest accesses the memory set by `set_backing` directly, if the host can map it. Mapping waits for
-    /// the first access because a change of memory takes 5 ms on KVM, and firmware often moves
-    /// windows and never uses many of them.
+    /// guest accesses the memory set by `set_backing` directly, if the host can map it. Mapping
+    /// waits for the first access because a change of memory takes 5 ms on KVM, and firmware often
+    /// moves windows and never uses many of them.
     pub fn map_backing(&self) {
         let mut state = self.state.lock().expect("no device panicked");
         let at = state.at;
@@ -296,7 +296,8 @@ impl Window {
     }
 
     /// Makes a guest's write of `length` bytes to `offset`, of any value, raise the device's
-    /// `event`, until `disconnect_doorbell`. As with a doorbell, the write may reach the device instead.
+    /// `event`, until `disconnect_doorbell`. As with a doorbell, the write may reach the device
+    /// instead.
     pub fn connect_doorbell(&self, offset: u64, length: u32, event: Arc<EventFd>) {
         let bell = Doorbell { kind: self.kind, address: offset, length, value: None };
         self.connect(bell, event);

@@ -180,8 +180,8 @@ impl Ports {
     }
 }
 
-/// Plugs a USB device into a port. Dropping the returned device pulls it, and calls `release`, which
-/// releases the host's side.
+/// Plugs a USB device into a port. Dropping the returned device unplugs it, and calls `release`,
+/// which releases the host's side.
 ///
 /// # Errors
 ///

@@ -10,7 +10,7 @@
 
 pub mod inherited;
 pub mod link;
-mod packet;
+pub mod packet;
 pub mod passt;
 pub mod tap;
 pub mod vhost;
@@ -60,7 +60,7 @@ impl TryFrom<String> for Network {
         let number = |text: &str| text.parse().ok().filter(|fd| *fd > 2);
         match text.split_once(':') {
             None if text == "none" => Ok(Self::None),
-            Some(("tap", name)) if tap::is_name(name) => Ok(Self::Tap(name.to_owned())),
+            Some(("tap", name)) if is_tap_name(name) => Ok(Self::Tap(name.to_owned())),
             Some(("tap", name)) => Err(format!(
                 "`{name}` is not an interface name: write 1 to 15 letters, without `/`, `:`, `%` \
                  and spaces"
@@ -78,6 +78,12 @@ impl TryFrom<String> for Network {
             )),
         }
     }
+}
+
+/// Whether the kernel accepts `name` for an interface. With `%` it would choose a number.
+fn is_tap_name(name: &str) -> bool {
+    let odd = |byte: u8| !byte.is_ascii_graphic() || b"/:%".contains(&byte);
+    (1..16).contains(&name.len()) && !name.bytes().any(odd) && name != "." && name != ".."
 }
 
 impl From<Network> for String {

@@ -22,10 +22,9 @@ use rustix::net::{AddressFamily, SocketType};
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use super::link::Link;
-pub use super::packet::packet_socket;
 use super::{
     Backend, GuestBytes, HEADER_LENGTH, MAX_FRAME, MIN_FRAME, Offloads, Options, Port,
-    TransferError, Wait,
+    TransferError, Wait, is_tap_name,
 };
 use crate::mac::Mac;
 use crate::memory::{Memory, NoMemory, Piece};
@@ -226,12 +225,6 @@ impl Vectors {
     }
 }
 
-/// Whether the kernel accepts `name` for an interface. With `%` it would choose a number.
-pub(super) fn is_name(name: &str) -> bool {
-    let odd = |byte: u8| !byte.is_ascii_graphic() || b"/:%".contains(&byte);
-    (1..16).contains(&name.len()) && !name.bytes().any(odd) && name != "." && name != ".."
-}
-
 /// An interface with one kernel queue for each pair of the controller's queues.
 pub struct Tap {
     queues: Vec<Arc<Queue>>,
@@ -262,19 +255,18 @@ impl Tap {
         let open = || anyhow::Ok(OwnedFd::from(character(device)?));
         let first = open()?;
         let mut multi = options.pairs > 1;
-        if let Err(error) = attach_queue(&first, name, multi) {
+        if let Err(error) = attach(&first, name, multi) {
             // A multi-queue interface does not accept a request without IFF_MULTI_QUEUE.
             multi = true;
             let single = options.pairs == 1 && error.raw_os_error() == Some(libc::EINVAL);
-            if !single || attach_queue(&first, name, true).is_err() {
+            if !single || attach(&first, name, true).is_err() {
                 return Err(explain(&error, name, options.pairs));
             }
         }
         let mut queues = vec![first];
         for _ in 1..options.pairs {
             let queue = open()?;
-            attach_queue(&queue, name, multi)
-                .map_err(|error| explain(&error, name, options.pairs))?;
+            attach(&queue, name, multi).map_err(|error| explain(&error, name, options.pairs))?;
             queues.push(queue);
         }
         if !exists {
@@ -297,7 +289,7 @@ impl Tap {
         let queue = || {
             let queue = OwnedFd::from(character(path)?);
             // The device belongs to one interface, so the kernel uses the flags only.
-            attach_queue(&queue, "", options.pairs > 1)
+            attach(&queue, "", options.pairs > 1)
                 .with_context(|| format!("{} is not a macvtap", path.display()))?;
             anyhow::Ok(queue)
         };
@@ -350,7 +342,7 @@ impl Tap {
 /// When permissions are missing, or the interface exists already.
 pub fn create(name: &str, pairs: u16, mtu: u16) -> anyhow::Result<Vec<OwnedFd>> {
     let found = request(control()?.as_fd(), SIOCGIFFLAGS, &mut Request::of(name)).is_ok();
-    ensure!(is_name(name) && !found, "{name} exists already, or is not an interface name");
+    ensure!(is_tap_name(name) && !found, "{name} exists already, or is not an interface name");
     let tap = Tap::open(name, Options { pairs, mtu: Some(mtu) })?;
     Ok(tap.taps()?.into_iter().map(OwnedFd::from).collect())
 }
@@ -387,7 +379,7 @@ fn character(path: &Path) -> anyhow::Result<File> {
 }
 
 /// Makes an open file a queue of the interface.
-fn attach_queue(queue: &OwnedFd, name: &str, multi: bool) -> io::Result<()> {
+fn attach(queue: &OwnedFd, name: &str, multi: bool) -> io::Result<()> {
     let more = if multi { IFF_MULTI_QUEUE } else { 0 };
     let flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR | more;
     request(queue.as_fd(), TUNSETIFF, &mut Request::of(name).with(&flags.to_ne_bytes()))
@@ -859,7 +851,7 @@ mod test {
             let fresh = inherit(&[queue.as_raw_fd()]).unwrap();
             let Inherited::Taps(fresh) = fresh else { panic!("it is no socket") };
             assert!(Tap::from_queues(fresh, ONE).is_err(), "without an interface");
-            attach_queue(&queue, NAME, false).unwrap();
+            attach(&queue, NAME, false).unwrap();
             let Ok(Inherited::Taps(tap)) = inherit(&[queue.as_raw_fd()]) else { panic!() };
             assert!(Tap::from_queues(tap, ONE).unwrap().offloads().checksum);
         });

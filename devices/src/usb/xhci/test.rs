@@ -570,12 +570,8 @@ fn rings_without_end_let_a_stop_and_other_endpoints_through() {
         for endpoint in (2..32_u8).filter(|it| *it != IN) {
             let kind = if endpoint % 2 == 1 { 7 } else { 3 };
             let context = [0, kind << 3 | 8 << 16, low, high];
-            driver.write_input_context(
-                1 | 1 << endpoint,
-                [u32::from(endpoint) << 27, 0],
-                endpoint,
-                context,
-            );
+            let device = [u32::from(endpoint) << 27, 0];
+            driver.write_input_context(1 | 1 << endpoint, device, endpoint, context);
             assert_eq!(driver.command(block(INPUT, 0, 12 << 10 | u32::from(slot) << 24)).0, 1);
         }
     }

@@ -46,7 +46,8 @@ struct TestRequest {
     inward: bool,
 }
 
-/// Sends a request without waiting. Its data is split into pieces of these lengths. Returns the head and the address of the status byte.
+/// Sends a request without waiting. Its data is split into pieces of these lengths. Returns the
+/// head and the address of the status byte.
 fn begin(driver: &mut Driver<'_>, request: &TestRequest, lengths: &[u32]) -> (u16, u64) {
     let header = driver.allocate(16);
     let mut bytes = request.kind.to_le_bytes().to_vec();
