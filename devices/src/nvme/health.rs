@@ -65,12 +65,12 @@ pub(super) struct Health {
 }
 
 impl Health {
-    pub(super) fn record(&mut self, mistake: ErrorEntry) {
+    pub(super) fn record(&mut self, entry: ErrorEntry) {
         self.mistakes.truncate(MAX_ERRORS - 1);
-        self.mistakes.push_front(mistake);
+        self.mistakes.push_front(entry);
         self.count += 1;
         // Status code type 2: media and data integrity.
-        self.media += u64::from(mistake.status.0 >> 8 & 7 == 2);
+        self.media += u64::from(entry.status.0 >> 8 & 7 == 2);
     }
 
     /// Whether a saved state is valid.

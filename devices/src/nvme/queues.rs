@@ -160,8 +160,8 @@ impl Doorbells {
         self.update_line();
     }
 
-    pub(super) fn report_guest_error(&self, mistake: u8) {
-        if self.mistakes.fetch_or(mistake, Ordering::SeqCst) & mistake == 0 {
+    pub(super) fn report_guest_error(&self, error: u8) {
+        if self.mistakes.fetch_or(error, Ordering::SeqCst) & error == 0 {
             self.kick.write(1).ok();
         }
     }

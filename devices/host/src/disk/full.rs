@@ -221,9 +221,9 @@ mod test {
     type Reports = Arc<Mutex<Vec<bool>>>;
 
     fn listener() -> (Reports, OnFull) {
-        let told = Reports::default();
-        let reports = told.clone();
-        (told, Arc::new(move |full: VolumeChange| reports.lock().unwrap().push(full.full)))
+        let reported = Reports::default();
+        let reports = reported.clone();
+        (reported, Arc::new(move |full: VolumeChange| reports.lock().unwrap().push(full.full)))
     }
 
     /// A disk whose volume has no room while `full` is set.
@@ -268,16 +268,16 @@ mod test {
     fn refusing(errno: rustix::io::Errno) -> (Arc<dyn Image>, Arc<Mutex<bool>>, Reports) {
         let full = Arc::new(Mutex::new(true));
         let tight = Tight { disk: Overlay::empty(1 << 20), full: full.clone(), errno };
-        let (told, tell) = listener();
+        let (reported, tell) = listener();
         let image = Arc::new(Threaded::new("tight", Arc::new(tight), 1));
-        (Arc::new(RetryWhenFull::new(image, Path::new("tight"), Some(tell))), full, told)
+        (Arc::new(RetryWhenFull::new(image, Path::new("tight"), Some(tell))), full, reported)
     }
 
     const WRITE: Operation = Operation::Write { durable: false };
 
     #[test]
     fn keeps_writes_until_there_is_room_and_says_so_once() {
-        let (image, full, told) = tight();
+        let (image, full, reported) = tight();
         let (mut one, mut two) = (Driver::new(&image), Driver::new(&image));
         one.memory.write(0, &[7; 1024]).unwrap();
         let first = one.push(WRITE, 0, 512, &[piece(0, 512)]);
@@ -295,45 +295,45 @@ mod test {
             assert!(done.is_empty(), "{done:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(*told.lock().unwrap(), [true]);
+        assert_eq!(*reported.lock().unwrap(), [true]);
         *full.lock().unwrap() = false;
         let mut done = one.wait(2);
         done.sort_by_key(|it| it.tag);
         assert_eq!(done.iter().map(|it| it.tag).collect::<Vec<_>>(), [first, second]);
         assert!(done.iter().all(|it| it.result == Ok(()) && it.pieces.len() == 1));
         assert_eq!(two.wait(1)[0].result, Ok(()));
-        assert_eq!(*told.lock().unwrap(), [true, false]);
+        assert_eq!(*reported.lock().unwrap(), [true, false]);
         assert_eq!(one.read(0, 1024).unwrap(), vec![7; 1024]);
     }
 
     #[test]
     fn waits_for_a_quota_as_for_room_but_not_for_a_file_that_may_not_grow() {
-        let (image, full, told) = refusing(rustix::io::Errno::DQUOT);
+        let (image, full, reported) = refusing(rustix::io::Errno::DQUOT);
         let mut driver = Driver::new(&image);
         driver.push(WRITE, 0, 512, &[piece(0, 512)]);
         driver.channel.submit();
-        while told.lock().unwrap().is_empty() {
+        while reported.lock().unwrap().is_empty() {
             driver.channel.reap(&mut Vec::new());
         }
         *full.lock().unwrap() = false;
         assert_eq!(driver.wait(1)[0].result, Ok(()));
-        let (image, _full, told) = refusing(rustix::io::Errno::FBIG);
+        let (image, _full, reported) = refusing(rustix::io::Errno::FBIG);
         assert_eq!(Driver::new(&image).write(0, &[1; 512]), Err(Fault::Broken));
-        assert!(told.lock().unwrap().is_empty());
+        assert!(reported.lock().unwrap().is_empty());
     }
 
     #[test]
     fn gives_back_what_it_keeps_for_a_machine_that_parks() {
-        let (image, full, told) = tight();
+        let (image, full, reported) = tight();
         let mut driver = Driver::new(&image);
         driver.memory.write(0, &[9; 512]).unwrap();
         driver.push(WRITE, 0, 512, &[piece(0, 512)]);
         driver.channel.submit();
-        while told.lock().unwrap().is_empty() {
+        while reported.lock().unwrap().is_empty() {
             driver.channel.reap(&mut Vec::new());
         }
         let kept = driver.channel.withdraw();
-        assert_eq!(*told.lock().unwrap(), [true, false]);
+        assert_eq!(*reported.lock().unwrap(), [true, false]);
         *full.lock().unwrap() = false;
         // The machine continues with another channel.
         let mut after = Driver::new(&image);
@@ -350,17 +350,17 @@ mod test {
 
     #[test]
     fn ends_at_once_when_the_machine_is_switched_off_meanwhile() {
-        let (image, full, told) = tight();
+        let (image, full, reported) = tight();
         let mut driver = Driver::new(&image);
         driver.push(WRITE, 0, 512, &[piece(0, 512)]);
         driver.channel.submit();
-        while told.lock().unwrap().is_empty() {
+        while reported.lock().unwrap().is_empty() {
             driver.channel.reap(&mut Vec::new());
         }
         let start = Instant::now();
         drop(driver);
         assert!(start.elapsed() < Duration::from_millis(500));
-        assert_eq!(*told.lock().unwrap(), [true, false]);
+        assert_eq!(*reported.lock().unwrap(), [true, false]);
         *full.lock().unwrap() = false;
         assert_eq!(Driver::new(&image).read(0, 512).unwrap(), vec![0; 512]);
     }
@@ -392,7 +392,7 @@ mod test {
         for path in images {
             let ballast = volume.join("ballast");
             std::fs::write(&ballast, vec![1; 1 << 20]).unwrap();
-            let (told, tell) = listener();
+            let (reported, tell) = listener();
             let image = open(&Config::new(&path), Some(tell)).unwrap();
             let mut driver = Driver::new(&image);
             let data: Vec<u8> =
@@ -410,14 +410,14 @@ mod test {
                 }
             };
             let limit = Duration::from_secs(10);
-            reap(&|took| took > limit || !told.lock().unwrap().is_empty());
+            reap(&|took| took > limit || !reported.lock().unwrap().is_empty());
             // The full volume is reported once, although the requests are tried again.
             reap(&|took| took > Duration::from_millis(300));
-            assert_eq!(*told.lock().unwrap(), [true], "{done:?}");
+            assert_eq!(*reported.lock().unwrap(), [true], "{done:?}");
             std::fs::remove_file(&ballast).unwrap();
             let more = driver.wait(2 - done.len());
             assert!(done.iter().chain(&more).all(|it| it.result == Ok(())), "{done:?} {more:?}");
-            assert_eq!(*told.lock().unwrap(), [true, false]);
+            assert_eq!(*reported.lock().unwrap(), [true, false]);
             assert!(driver.read(0, length).unwrap() == data);
             driver.flush().unwrap();
             drop((driver, image));

@@ -149,14 +149,14 @@ mod test {
 
     #[test]
     fn is_up_while_both_ends_are_in_and_tells_only_of_changes() {
-        let (link, told) = (Link::new(Some(1500)), Arc::new(AtomicU32::new(0)));
-        let count = told.clone();
+        let (link, notified) = (Link::new(Some(1500)), Arc::new(AtomicU32::new(0)));
+        let count = notified.clone();
         link.watch(Some(Box::new(move || {
             count.fetch_add(1, Ordering::Relaxed);
         })));
         assert!(link.is_up());
         link.set_plugged(true);
-        assert_eq!(told.load(Ordering::Relaxed), 0);
+        assert_eq!(notified.load(Ordering::Relaxed), 0);
         link.set_plugged(false);
         link.set_connected(false);
         link.set_plugged(true);
@@ -166,7 +166,7 @@ mod test {
         link.set_mtu(9000).unwrap();
         link.set_mtu(9000).unwrap();
         assert!(link.set_mtu(67).is_err(), "there is no such MTU");
-        assert_eq!((link.mtu(), told.load(Ordering::Relaxed)), (Some(9000), 5));
+        assert_eq!((link.mtu(), notified.load(Ordering::Relaxed)), (Some(9000), 5));
     }
 
     #[test]

@@ -234,8 +234,8 @@ impl Vhost {
     ) -> anyhow::Result<Self> {
         let event = || EventFd::new(EFD_NONBLOCK).context("an event for vhost-net");
         let calls = [Arc::new(event()?), Arc::new(event()?)];
-        let (error, silence, told) = (Arc::new(event()?), event()?, Once::new());
-        Ok(Self { kernel, ram, tap, calls, error, silence, warned: told })
+        let (error, silence, warned) = (Arc::new(event()?), event()?, Once::new());
+        Ok(Self { kernel, ram, tap, calls, error, silence, warned })
     }
 
     /// Configures the receive ring and the transmit ring. The kernel does not serve them yet.

@@ -10,7 +10,7 @@
 
 mod calendar;
 mod registers;
-mod wall;
+mod time_source;
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ use crate::alarm::Alarm;
 use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants};
 use registers::{Registers, State};
-use wall::TimeSource;
+use time_source::TimeSource;
 
 /// `--device rtc,base=utc`
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -52,8 +52,8 @@ impl Build for Config {
         let line = grants.line(8)?;
         grants.acpi("PNP0B00");
         let ram = grants.shared().memory.ram().ok().context("the guest has no memory yet")?;
-        let wall = TimeSource::new(self.base, self.start.as_deref())?;
-        let registers = Registers::new(State::power_on(ram), wall, line);
+        let time_source = TimeSource::new(self.base, self.start.as_deref())?;
+        let registers = Registers::new(State::power_on(ram), time_source, line);
         let power_on = registers.state().clone();
         Ok(Box::new(Rtc { registers: Arc::new(Mutex::new(registers)), power_on, timer: None }))
     }

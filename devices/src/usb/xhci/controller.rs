@@ -1,4 +1,4 @@
-//! The controller's thread: executes orders from the registers, processes the rings, and reaps
+//! The controller's thread: executes requests from the registers, processes the rings, and reaps
 //! completed transfers of the devices.
 
 use std::collections::BTreeMap;
@@ -305,27 +305,28 @@ impl Serve for Controller {
     fn serve(&mut self) -> bool {
         // Queued events first, because the room in the rings decides what may be processed.
         self.flush();
-        let orders = self.shared.registers().take_requests();
-        if orders.reset {
+        let requests = self.shared.registers().take_requests();
+        if requests.reset {
             self.reset();
             return true;
         }
-        let mut did = self.update_ports() || !orders.resets.is_empty() || !orders.bells.is_empty();
-        for port in orders.resets {
+        let mut did =
+            self.update_ports() || !requests.resets.is_empty() || !requests.bells.is_empty();
+        for port in requests.resets {
             self.reset_port(port);
         }
-        if orders.run != self.running {
-            self.set_running(orders.run);
+        if requests.run != self.running {
+            self.set_running(requests.run);
             did = true;
         }
         did |= self.reap();
-        if orders.run {
+        if requests.run {
             did |= self.report_port_changes();
-            did |= orders.stop_commands && self.stop_commands();
+            did |= requests.stop_commands && self.stop_commands();
             // Written now, so that these events do not block the rest of this round.
             self.flush();
             did |= self.commands();
-            self.ring_endpoints(&orders.bells);
+            self.ring_endpoints(&requests.bells);
             did |= self.transfers();
         }
         self.flush();

@@ -1,5 +1,5 @@
-//! The registers (xHCI 5.3 to 5.6, 7). The vCPUs read and write them, and leave orders in them for
-//! the controller's thread.
+//! The registers (xHCI 5.3 to 5.6, 7). The vCPUs read and write them, and leave requests in them
+//! for the controller's thread.
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
@@ -288,7 +288,7 @@ impl Registers {
         self.runs() && self.status & SYSTEM_ERROR == 0
     }
 
-    /// Takes the current orders. While events are queued, none of them causes further events.
+    /// Takes the current requests. While events are queued, none of them causes further events.
     pub(super) fn take_requests(&mut self) -> Requests {
         let run = self.may_run();
         let accepts = run && !self.is_blocked();
