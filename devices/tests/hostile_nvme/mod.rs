@@ -169,7 +169,7 @@ pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) -> u32 {
     bench.board.reset().expect("power-on again");
     let mut driver = Driver::start(&bench, false);
     // IDENTIFY of the controller.
-    driver.submit(0, 6, 0, dwords(0, (DATA, 0), (1, 0, 0)));
+    driver.submit(0, 6, 0, dwords(0, (DATA, 0), [1, 0, 0]));
     driver.ring(0);
     let start = Instant::now();
     let status = loop {
@@ -184,7 +184,7 @@ pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) -> u32 {
 }
 
 /// The dwords of a command: namespace, data pointer, and dwords 10 to 12.
-fn dwords(space: u32, (first, second): (u64, u64), own: (u32, u32, u32)) -> [u32; 15] {
+fn dwords(space: u32, (first, second): (u64, u64), own: [u32; 3]) -> [u32; 15] {
     let mut dwords = [0; 15];
     dwords[0] = space;
     for (at, data) in [(5, first), (7, second)] {
@@ -192,7 +192,7 @@ fn dwords(space: u32, (first, second): (u64, u64), own: (u32, u32, u32)) -> [u32
         dwords[at] = u32::from_le_bytes([a, b, c, d]);
         dwords[at + 1] = u32::from_le_bytes([e, f, g, h]);
     }
-    (dwords[9], dwords[10], dwords[11]) = own;
+    dwords[9..12].copy_from_slice(&own);
     dwords
 }
 
@@ -260,7 +260,7 @@ fn create<B: Iterator<Item = u8>>(
             _ if odd < 240 => u32::from(queue) << 16 | 1,
             _ => (odd % u32::from(QUEUES)) << 16 | odd >> 1 & 1,
         };
-        driver.submit(0, opcode, 0, dwords(0, (at, 0), (number, flags, 0)));
+        driver.submit(0, opcode, 0, dwords(0, (at, 0), [number, flags, 0]));
     }
     let number = usize::from(queue);
     (driver.tails[number], driver.heads[number], driver.phases[number]) = match queue {
@@ -295,13 +295,13 @@ fn command<B: Iterator<Item = u8>>(
     }
     let small = |byte: u8| u32::from(byte % if queue == 0 { 16 } else { 64 });
     let own = match (queue, shape % 4) {
-        (_, 0) => (actions.word()?, actions.word()?, actions.word()?),
+        (_, 0) => [actions.word()?, actions.word()?, actions.word()?],
         // Log page or feature, and length. For deletions: a queue number.
         (0, _) => {
-            (small(actions.byte()?) | small(actions.byte()?) << 16, actions.short()?.into(), 0)
+            [small(actions.byte()?) | small(actions.byte()?) << 16, actions.short()?.into(), 0]
         }
         // First block and number of blocks.
-        _ => (small(actions.byte()?) * 8, 0, small(actions.byte()?) | u32::from(shape & 0xc) << 28),
+        _ => [small(actions.byte()?) * 8, 0, small(actions.byte()?) | u32::from(shape & 0xc) << 28],
     };
     driver.submit(queue, opcode, choice, dwords(space, data, own));
     if shape & 16 == 0 {

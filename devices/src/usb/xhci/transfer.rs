@@ -30,6 +30,14 @@ impl From<Fault> for Code {
     }
 }
 
+/// A TRB that could not be executed, and the reason.
+struct FailedTrb {
+    /// The address of the TRB.
+    at: u64,
+    trb: Trb,
+    code: Code,
+}
+
 impl Controller {
     /// Marks the endpoints whose doorbells were rung, and restarts stopped ones.
     pub(super) fn ring_endpoints(&mut self, bells: &[(u8, u32)]) {
@@ -100,7 +108,7 @@ impl Controller {
                 return false;
             }
             Err(at) => {
-                self.fail(slot, number, (at, Trb::default()), Code::Trb);
+                self.fail(slot, number, FailedTrb { at, trb: Trb::default(), code: Code::Trb });
                 return true;
             }
         };
@@ -184,7 +192,10 @@ impl Controller {
     /// Completes a descriptor.
     fn end(&mut self, slot: u8, number: u8, td: &Td, result: Result<u32, Code>) {
         match result {
-            Err(code) => self.fail(slot, number, td.trbs[0], code),
+            Err(code) => {
+                let (at, trb) = td.trbs[0];
+                self.fail(slot, number, FailedTrb { at, trb, code });
+            }
             Ok(moved) => {
                 self.report(slot, number, td, moved);
                 if let Some(endpoint) = self.endpoint(slot, number) {
@@ -194,7 +205,8 @@ impl Controller {
         }
     }
 
-    fn fail(&mut self, slot: u8, number: u8, (at, trb): (u64, Trb), code: Code) {
+    fn fail(&mut self, slot: u8, number: u8, failed: FailedTrb) {
+        let FailedTrb { at, trb, code } = failed;
         let mut event = Trb::event(TRANSFER_EVENT, code, at);
         event.status |= trb.length();
         event.control |= u32::from(slot) << 24 | u32::from(number) << 16;
