@@ -60,7 +60,7 @@ impl Status {
     /// The status of an error: its own, that of the first of several, or `Failed`.
     pub fn of(error: &anyhow::Error) -> Self {
         let first = || error.downcast_ref::<Errors>().and_then(|several| several.0.first());
-        Failure::find(error).unwrap_or_else(|| first().map_or(Self::Failed, Self::of))
+        Failure::status_of(error).unwrap_or_else(|| first().map_or(Self::Failed, Self::of))
     }
 
     /// The number that the process exits with.

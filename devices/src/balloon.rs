@@ -64,7 +64,7 @@ impl Hub {
     /// # Errors
     ///
     /// Fails if there is no balloon, or if `size` exceeds `memory`.
-    pub fn ask_for(&self, size: Size, memory: Size) -> anyhow::Result<()> {
+    pub fn resize(&self, size: Size, memory: Size) -> anyhow::Result<()> {
         ensure!(size <= memory, "{size} is more than the machine's memory, which is {memory}");
         ensure!(self.set(size.0), "{NONE}");
         Ok(())
@@ -119,12 +119,12 @@ mod test {
         let (hub, rubber) = (Hub::default(), Arc::<Rubber>::default());
         let memory = Size(4 << 20);
         assert!(!hub.set(1));
-        assert!(hub.ask_for(Size(1), memory).unwrap_err().to_string().contains("no balloon"));
+        assert!(hub.resize(Size(1), memory).unwrap_err().to_string().contains("no balloon"));
         hub.register(&rubber).unwrap();
         assert!(hub.register(&Arc::<Rubber>::default()).is_err(), "a second one");
-        hub.ask_for(Size(1 << 20), memory).unwrap();
+        hub.resize(Size(1 << 20), memory).unwrap();
         assert_eq!(hub.report(Duration::ZERO).unwrap().target, 1 << 20);
-        let error = hub.ask_for(Size(5 << 20), memory).unwrap_err().to_string();
+        let error = hub.resize(Size(5 << 20), memory).unwrap_err().to_string();
         assert!(error.contains("5M") && error.contains("4M"), "{error}");
         drop(rubber);
         assert!(hub.report(Duration::ZERO).is_err());

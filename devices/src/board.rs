@@ -12,7 +12,7 @@ use crate::balloon;
 use crate::bus::{Extent, Seat, Spaces, Window, vacant};
 use crate::device::{Device, Kind, Region, Saved};
 use crate::grants::{Claim, Events, Grants, Shared};
-use crate::hypervisor::Host;
+use crate::hypervisor::Hypervisor;
 use crate::line::{Line, Wire};
 use crate::pci;
 use crate::power::Buttons;
@@ -41,10 +41,10 @@ pub struct Board {
 
 impl Board {
     /// An empty board.
-    pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
+    pub fn new(memory: Memory, host: Arc<dyn Hypervisor>, events: Events) -> Self {
         let shared = Shared {
             memory,
-            host,
+            hypervisor: host,
             events,
             spaces: Arc::default(),
             buttons: Arc::default(),
@@ -84,8 +84,8 @@ impl Board {
     /// # Errors
     ///
     /// Fails if there is no such USB device. The error lists the existing ones.
-    pub fn pull(&mut self, name: &str) -> anyhow::Result<()> {
-        self.shared.usb.pull(name)?;
+    pub fn unplug(&mut self, name: &str) -> anyhow::Result<()> {
+        self.shared.usb.unplug(name)?;
         if let Some(at) = self.seats.iter().position(|it| it.seat.name == name) {
             let gone = self.seats.remove(at);
             let device = gone.seat.device.lock().map(|mut seat| mem::replace(&mut *seat, vacant()));
@@ -143,7 +143,7 @@ impl Board {
     }
 
     /// The USB ports, for the operator.
-    pub fn usb(&self) -> &Arc<usb::Hub> {
+    pub fn usb(&self) -> &Arc<usb::Ports> {
         &self.shared.usb
     }
 
@@ -263,7 +263,7 @@ impl Resources for BoardGrants<'_> {
 
     fn window(&mut self, kind: Kind, size: u64) -> Arc<Window> {
         let region = self.region();
-        let Shared { spaces, host, .. } = self.board.shared.clone();
+        let Shared { spaces, hypervisor: host, .. } = self.board.shared.clone();
         let window = Window::new(Extent { kind, size }, region, self.seat.clone(), spaces, host);
         let window = Arc::new(window);
         self.claims.push(Claim::Window(window.clone()));
@@ -274,7 +274,7 @@ impl Resources for BoardGrants<'_> {
         let wire = match self.board.wires.get(&gsi) {
             Some(wire) => wire.clone(),
             None => {
-                let wire = Arc::new(Wire::new(self.board.shared.host.pin(gsi)?));
+                let wire = Arc::new(Wire::new(self.board.shared.hypervisor.pin(gsi)?));
                 self.board.wires.insert(gsi, wire.clone());
                 wire
             }
@@ -296,7 +296,7 @@ impl Grants for BoardGrants<'_> {
         }
         self.board.functions.insert(at, self.seat.name.clone());
         self.claims.push(Claim::Pci(at, identity.id));
-        let Shared { host, memory, .. } = self.board.shared.clone();
+        let Shared { hypervisor: host, memory, .. } = self.board.shared.clone();
         pci::Slot::new(at, identity, self, host.as_ref(), &memory)
     }
 

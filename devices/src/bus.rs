@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::device::{Access, Device, Kind, Region, Saved};
-use crate::hypervisor::{Backing, Doorbell, Host};
+use crate::hypervisor::{Backing, Doorbell, Hypervisor};
 
 /// A device's seat on the board.
 pub(crate) struct Seat {
@@ -175,7 +175,7 @@ pub struct Window {
     region: Region,
     seat: Arc<Seat>,
     spaces: Arc<Spaces>,
-    host: Arc<dyn Host>,
+    hypervisor: Arc<dyn Hypervisor>,
     state: Mutex<Placement>,
 }
 
@@ -201,9 +201,9 @@ impl Window {
         region: Region,
         seat: Arc<Seat>,
         spaces: Arc<Spaces>,
-        host: Arc<dyn Host>,
+        host: Arc<dyn Hypervisor>,
     ) -> Self {
-        Self { kind, size, region, seat, spaces, host, state: Mutex::default() }
+        Self { kind, size, region, seat, spaces, hypervisor: host, state: Mutex::default() }
     }
 
     /// The region that the device receives with each access.
@@ -228,7 +228,7 @@ impl Window {
 
     /// Moves the window, or removes it from the bus. It may overlap others: guests move BARs one by
     /// one, so two may be at one address for a moment.
-    pub fn place(&self, at: Option<u64>) {
+    pub fn move_to(&self, at: Option<u64>) {
         let mut state = self.state.lock().expect("no device panicked");
         let at = at.filter(|at| at.checked_add(self.size).is_some());
         if state.at == at {
@@ -236,40 +236,40 @@ impl Window {
         }
         if let Some(mapping) = state.mapping.as_mut().filter(|mapping| mapping.tried) {
             mapping.tried = false;
-            mapping.backing.place(None).ok();
+            mapping.backing.map(None).ok();
         }
         if let Some(old) = state.at.take() {
             self.spaces.of(self.kind).remove(self.region, &self.seat);
             for (bell, event) in &state.bells {
-                self.host.unring(bell.moved(old), event);
+                self.hypervisor.disconnect_doorbell(bell.moved(old), event);
             }
         }
         if let Some(new) = at {
             self.spaces.of(self.kind).insert(new..new + self.size, self.region, self.seat.clone());
             for (bell, event) in &state.bells {
-                self.host.ring(bell.moved(new), event);
+                self.hypervisor.connect_doorbell(bell.moved(new), event);
             }
         }
         state.at = at;
     }
 
-    /// Sets the memory that fills the window for the guest once the window is `touched`.
-    pub fn lend(&self, backing: Arc<dyn Backing>) {
+    /// Sets the memory that fills the window for the guest once `map_backing` is called.
+    pub fn set_backing(&self, backing: Arc<dyn Backing>) {
         let mapping = Mapping { backing, tried: false, logged: false };
         self.state.lock().expect("no device panicked").mapping = Some(mapping);
     }
 
     /// The device calls this when an access of the guest to the window reaches it. From now on the
-    /// guest accesses the memory set by `lend` directly, if the host can map it. Mapping waits for
-    /// the first access because a change of memory takes 5 ms on KVM, and firmware often moves
-    /// windows and never uses many of them.
-    pub fn touched(&self) {
+    /// guest accesses the memory set by `set_backing` directly, if the host can map it. Mapping
+    /// waits for the first access because a change of memory takes 5 ms on KVM, and firmware often
+    /// moves windows and never uses many of them.
+    pub fn map_backing(&self) {
         let mut state = self.state.lock().expect("no device panicked");
         let at = state.at;
         let Some(mapping) = state.mapping.as_mut().filter(|it| !it.tried) else { return };
         mapping.tried = true;
         if let Some(at) = at
-            && let Err(error) = mapping.backing.place(Some(at))
+            && let Err(error) = mapping.backing.map(Some(at))
             && !std::mem::replace(&mut mapping.logged, true)
         {
             let device = &self.seat.name;
@@ -296,8 +296,9 @@ impl Window {
     }
 
     /// Makes a guest's write of `length` bytes to `offset`, of any value, raise the device's
-    /// `event`, until `silence`. As with a doorbell, the write may reach the device instead.
-    pub fn ring(&self, (offset, length): (u64, u32), event: Arc<EventFd>) {
+    /// `event`, until `disconnect_doorbell`. As with a doorbell, the write may reach the device
+    /// instead.
+    pub fn connect_doorbell(&self, offset: u64, length: u32, event: Arc<EventFd>) {
         let bell = Doorbell { kind: self.kind, address: offset, length, value: None };
         self.connect(bell, event);
     }
@@ -305,18 +306,18 @@ impl Window {
     fn connect(&self, bell: Doorbell, event: Arc<EventFd>) {
         let mut state = self.state.lock().expect("no device panicked");
         if let Some(at) = state.at {
-            self.host.ring(bell.moved(at), &event);
+            self.hypervisor.connect_doorbell(bell.moved(at), &event);
         }
         state.bells.push((bell, event));
     }
 
     /// Disconnects the events at `offset`: writes reach the device from now on.
-    pub fn silence(&self, offset: u64) {
+    pub fn disconnect_doorbell(&self, offset: u64) {
         let mut state = self.state.lock().expect("no device panicked");
         let at = state.at;
         for (bell, event) in state.bells.extract_if(.., |(bell, _)| bell.address == offset) {
             if let Some(at) = at {
-                self.host.unring(bell.moved(at), &event);
+                self.hypervisor.disconnect_doorbell(bell.moved(at), &event);
             }
         }
     }
@@ -324,7 +325,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        self.place(None);
+        self.move_to(None);
     }
 }
 

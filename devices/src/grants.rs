@@ -10,12 +10,12 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::balloon;
 use crate::bus::{Spaces, Window};
 use crate::device::{Device, Kind};
-use crate::hypervisor::Host;
+use crate::hypervisor::Hypervisor;
 use crate::pci;
 use crate::power::Buttons;
 use crate::resources::Resources;
 use crate::usb;
-use host::disk::{Disks, FileId, Full, OnFull};
+use host::disk::{Disks, FileId, OnFull, VolumeChange};
 use host::display::Screens;
 use host::input::Hub;
 use host::memory::Memory;
@@ -52,7 +52,7 @@ pub trait Build: Serialize + DeserializeOwned {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>>;
 
     /// Sets fields that the user left open to suit a machine with this number of processors.
-    fn suit(&mut self, _processors: u16) {}
+    fn fill_defaults(&mut self, _processors: u16) {}
 
     /// Whether the device is a USB device, which can be plugged into a running machine.
     fn is_usb(&self) -> bool {
@@ -66,13 +66,13 @@ pub trait Build: Serialize + DeserializeOwned {
 
     /// Makes the device open only this file: opening fails if its path leads to another one.
     /// Returns false if the device has no file or cannot be plugged in.
-    fn expect(&mut self, _file: FileId) -> bool {
+    fn expect_file(&mut self, _file: FileId) -> bool {
         false
     }
 
     /// Removes every effect on the host, for `vmm inspect`: building the device then truncates no
     /// log, takes no lock and creates no socket.
-    fn leave_host_alone(&mut self) {}
+    fn detach_host_side(&mut self) {}
 }
 
 /// The host resource that a device uses.
@@ -137,9 +137,9 @@ pub enum Event {
     /// Switch the machine off.
     PowerOff,
     /// Stop the processors: a device waits for the host, for example for disk space.
-    Hold,
-    /// The wait is over. Each `Hold` is followed by one `Release`.
-    Release,
+    StopProcessors,
+    /// The wait is over. Each `StopProcessors` is followed by one of these.
+    ResumeProcessors,
 }
 
 /// Called by devices on any thread. It must not block or call devices.
@@ -151,7 +151,7 @@ pub struct Shared {
     /// Guest RAM.
     pub memory: Memory,
     /// The hypervisor.
-    pub host: Arc<dyn Host>,
+    pub hypervisor: Arc<dyn Hypervisor>,
     /// The address spaces.
     pub spaces: Arc<Spaces>,
     /// Receives the devices' requests to the machine.
@@ -169,13 +169,15 @@ pub struct Shared {
     /// The balloon. The device registers here, and the operator sets its size here.
     pub balloon: Arc<balloon::Hub>,
     /// USB ports. Controllers add ports, and devices are plugged into them.
-    pub usb: Arc<usb::Hub>,
+    pub usb: Arc<usb::Ports>,
 }
 
 impl Shared {
     /// Returns a callback that holds the machine while the file system of a disk image is full.
     pub fn on_full(&self) -> OnFull {
         let events = self.events.clone();
-        Arc::new(move |now: Full| events(if now.full { Event::Hold } else { Event::Release }))
+        Arc::new(move |now: VolumeChange| {
+            events(if now.full { Event::StopProcessors } else { Event::ResumeProcessors })
+        })
     }
 }

@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::device::Kind;
 
 /// The hypervisor's interface to devices.
-pub trait Host: Send + Sync {
+pub trait Hypervisor: Send + Sync {
     /// Returns the pin of the interrupt controllers with this number.
     ///
     /// # Errors
@@ -23,15 +23,15 @@ pub trait Host: Send + Sync {
     /// Fails if all routes are taken.
     fn route(&self) -> anyhow::Result<Box<dyn Route>>;
     /// Makes the guest's writes raise an event in the kernel, if the host supports it.
-    fn ring(&self, bell: Doorbell, event: &Arc<EventFd>);
-    /// Reverts `ring`.
-    fn unring(&self, bell: Doorbell, event: &Arc<EventFd>);
+    fn connect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>);
+    /// Reverts `connect_doorbell`.
+    fn disconnect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>);
     /// Allocates memory that the guest accesses without an exit, as far as `guest` allows.
     ///
     /// # Errors
     ///
     /// Fails if the host has no memory, or does not support such a mapping.
-    fn backing(&self, size: u64, guest: Guest) -> anyhow::Result<Arc<dyn Backing>>;
+    fn backing(&self, size: u64, guest: GuestAccess) -> anyhow::Result<Arc<dyn Backing>>;
     /// Returns guest RAM in `range` to the host, in whole pages of the host. The guest may use it
     /// again at any time, and then reads zeros. Parts of `range` that are not RAM are ignored.
     fn release(&self, range: Range<u64>);
@@ -50,7 +50,7 @@ pub trait Route: Send + Sync {
     /// # Errors
     ///
     /// Fails if the host refuses the message.
-    fn aim(&self, message: Message) -> anyhow::Result<()>;
+    fn set_message(&self, message: Message) -> anyhow::Result<()>;
     /// Sends the message. Wait-free: any thread may call this.
     fn send(&self);
 }
@@ -85,15 +85,15 @@ impl Doorbell {
     }
 }
 
-/// The guest's access to memory from [`Host::backing`].
+/// The guest's access to memory from [`Hypervisor::backing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Guest {
+pub enum GuestAccess {
     /// Read only: writes reach the device.
-    Reads,
+    ReadOnly,
     /// Read and write.
-    Writes,
+    ReadWrite,
     /// Read and write, and `Backing::changed` reports the pages written.
-    Draws,
+    Tracked,
 }
 
 /// Memory of a device in the guest's address space. Its content survives moves and resets of the
@@ -105,13 +105,13 @@ pub trait Backing: Send + Sync {
     /// # Errors
     ///
     /// Fails if the host cannot map it there.
-    fn place(&self, at: Option<u64>) -> anyhow::Result<()>;
+    fn map(&self, at: Option<u64>) -> anyhow::Result<()>;
     /// Copies bytes out. Bytes of `data` beyond the end of the memory stay unchanged.
     fn read(&self, offset: u64, data: &mut [u8]);
     /// Copies bytes in. Bytes beyond the end of the memory are ignored.
     fn write(&self, offset: u64, data: &[u8]);
     /// Reports the pages of 4096 bytes that the guest, or `write`, changed since the last call: bit
     /// `n % 64` of word `n / 64` is page `n`. Sets bits but clears none, and extends `pages` as
-    /// needed. Only memory with [`Guest::Draws`] is tracked.
+    /// needed. Only memory with [`GuestAccess::Tracked`] is tracked.
     fn changed(&self, pages: &mut Vec<u64>);
 }

@@ -1,6 +1,6 @@
 //! A set of pages of a memory, with one bit for each page.
 
-pub use host::display::PAGE;
+pub use host::display::PAGE_BYTES;
 
 /// A set of pages: bit `n % 64` of word `n / 64` is page `n`.
 #[derive(Clone, Debug, Default)]
@@ -8,15 +8,15 @@ pub struct Pages(Vec<u64>);
 
 impl Pages {
     /// An empty set for a memory of `bytes` bytes.
-    pub fn none_of(bytes: u64) -> Self {
-        let words = usize::try_from(bytes.div_ceil(PAGE).div_ceil(64)).unwrap_or(0);
+    pub fn empty(bytes: u64) -> Self {
+        let words = usize::try_from(bytes.div_ceil(PAGE_BYTES).div_ceil(64)).unwrap_or(0);
         Self(vec![0; words])
     }
 
     /// Adds the pages that contain these bytes. Pages beyond the end are ignored.
     pub fn mark(&mut self, offset: u64, length: usize) {
         let Some(last) = (length as u64).checked_sub(1) else { return };
-        for page in offset / PAGE..=offset.saturating_add(last) / PAGE {
+        for page in offset / PAGE_BYTES..=offset.saturating_add(last) / PAGE_BYTES {
             let word = usize::try_from(page / 64).ok().and_then(|word| self.0.get_mut(word));
             let Some(word) = word else { return };
             *word |= 1 << (page % 64);
@@ -41,11 +41,11 @@ mod test {
 
     #[test]
     fn pages_are_marked_once_and_moved_once() {
-        let mut pages = Pages::none_of(66 * PAGE);
-        pages.mark(PAGE - 1, 2);
-        pages.mark(65 * PAGE, 1);
-        pages.mark(128 * PAGE, 1);
-        pages.mark(5 * PAGE, 0);
+        let mut pages = Pages::empty(66 * PAGE_BYTES);
+        pages.mark(PAGE_BYTES - 1, 2);
+        pages.mark(65 * PAGE_BYTES, 1);
+        pages.mark(128 * PAGE_BYTES, 1);
+        pages.mark(5 * PAGE_BYTES, 0);
         pages.mark(u64::MAX, usize::MAX);
         pages.add(&[1 << 9, 0, 7]);
         let mut list = vec![1 << 63];

@@ -3,7 +3,7 @@
 //!
 //! Waking a thread takes 5 to 50 us, longer than a small read from a cached disk and as long as one
 //! from a fast disk. After several sleeps in a row that were shorter than [`SHORT_WAIT`], the
-//! thread therefore polls instead, with the driver's doorbell switched off: for [`AWAKE`], or
+//! thread therefore polls instead, with the driver's doorbell switched off: for [`POLL_TIME`], or
 //! for [`SHORT_WAIT`] while the driver waits for one request. It stops polling the first time that
 //! nothing arrives. An idle device thus costs nothing, and polling in vain costs little.
 
@@ -18,7 +18,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// The time to poll for new requests.
-pub(crate) const AWAKE: Duration = Duration::from_micros(32);
+pub(crate) const POLL_TIME: Duration = Duration::from_micros(32);
 /// Sleeps shorter than this, including the wake-up, could have been spent polling. Also the time to
 /// poll for the end of a request that the driver waits for.
 const SHORT_WAIT: Duration = Duration::from_micros(128);
@@ -30,17 +30,17 @@ pub trait Serve: Send + 'static {
     /// Does all pending work. Returns false if there was none.
     fn serve(&mut self) -> bool;
     /// Whether exactly one request is in flight, and there is no work until it ends.
-    fn awaits(&self) -> bool {
+    fn has_single_request(&self) -> bool {
         false
     }
     /// Enables wake-ups. Returns true if work arrived in the meantime.
-    fn listen(&mut self) -> bool;
+    fn enable_doorbells(&mut self) -> bool;
     /// Disables wake-ups while the thread polls.
-    fn quiet(&mut self);
+    fn disable_doorbells(&mut self);
     /// The file descriptors that become readable when there is work. They must not change later.
     fn events(&self) -> Vec<RawFd>;
     /// Resets those events that are counters.
-    fn heard(&mut self);
+    fn clear_events(&mut self);
 }
 
 /// A polling thread. Dropping it stops the thread, like `stop`.
@@ -123,22 +123,25 @@ fn run(value: &mut impl Serve, epoll: &Epoll, stop: &AtomicBool) {
         if value.serve() {
             continue;
         }
-        let (habit, span) =
-            if value.awaits() { (&mut ends, SHORT_WAIT) } else { (&mut commands, AWAKE) };
+        let (habit, span) = if value.has_single_request() {
+            (&mut ends, SHORT_WAIT)
+        } else {
+            (&mut commands, POLL_TIME)
+        };
         if habit.should_poll() {
             if poll(value, stop, span) {
                 continue;
             }
             *habit = Habit::default();
         }
-        if !value.listen() {
+        if !value.enable_doorbells() {
             let start = Instant::now();
             // A signal wakes the thread too, which is harmless.
             epoll.wait(-1, &mut [EpollEvent::default()]).ok();
             habit.learn(start.elapsed());
-            value.heard();
+            value.clear_events();
         }
-        value.quiet();
+        value.disable_doorbells();
     }
 }
 
@@ -149,7 +152,7 @@ fn poll(value: &mut impl Serve, stop: &AtomicBool, span: Duration) -> bool {
         if value.serve() {
             return true;
         }
-        if span > AWAKE {
+        if span > POLL_TIME {
             // Let other threads use this processor.
             thread::yield_now();
         } else {
@@ -183,14 +186,14 @@ mod test {
             }
             rung > 0
         }
-        fn listen(&mut self) -> bool {
+        fn enable_doorbells(&mut self) -> bool {
             false
         }
-        fn quiet(&mut self) {}
+        fn disable_doorbells(&mut self) {}
         fn events(&self) -> Vec<RawFd> {
             vec![self.bell.as_raw_fd()]
         }
-        fn heard(&mut self) {}
+        fn clear_events(&mut self) {}
     }
 
     fn counter() -> (Poller<Counter>, [Arc<EventFd>; 2], Arc<AtomicU64>) {
@@ -222,7 +225,7 @@ mod test {
             assert!(!habit.should_poll(), "after {wait}");
         }
         habit.learn(SHORT_WAIT);
-        (1..MIN_SHORT_WAITS).for_each(|_| habit.learn(AWAKE));
+        (1..MIN_SHORT_WAITS).for_each(|_| habit.learn(POLL_TIME));
         assert!(!habit.should_poll(), "a long wait was between");
         habit.learn(SHORT_WAIT / 2);
         assert!(habit.should_poll());

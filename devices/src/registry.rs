@@ -61,8 +61,8 @@ macro_rules! registry {
 
             /// Sets fields that the user left open to suit a machine with this number of
             /// processors.
-            pub fn suit(&mut self, processors: u16) {
-                match self { $(Self::$kind(config) => config.suit(processors)),* }
+            pub fn fill_defaults(&mut self, processors: u16) {
+                match self { $(Self::$kind(config) => config.fill_defaults(processors)),* }
             }
 
             /// Whether the device can be plugged into a running machine.
@@ -81,16 +81,16 @@ macro_rules! registry {
             /// # Errors
             ///
             /// Fails if the device has no file or cannot be plugged in.
-            pub fn expect(&mut self, file: FileId) -> anyhow::Result<()> {
-                let expects = match self { $(Self::$kind(config) => config.expect(file)),* };
+            pub fn expect_file(&mut self, file: FileId) -> anyhow::Result<()> {
+                let expects = match self { $(Self::$kind(config) => config.expect_file(file)),* };
                 ensure!(expects, "`{}` has no file", self.kind());
                 Ok(())
             }
 
             /// Removes every effect on the host, for `vmm inspect`: building the device then
             /// truncates no log, takes no lock and creates no socket.
-            pub fn leave_host_alone(&mut self) {
-                match self { $(Self::$kind(config) => config.leave_host_alone()),* }
+            pub fn detach_host_side(&mut self) {
+                match self { $(Self::$kind(config) => config.detach_host_side()),* }
             }
         }
     };
@@ -180,8 +180,8 @@ mod test {
         assert_eq!(of(|it| it.stream().is_some()), ["debugcon", "serial", "virtio-serial"]);
         assert_eq!(of(|it| it.is_usb()), ["usb-keyboard", "usb-storage", "usb-tablet"]);
         let file = FileId { device: 7, inode: 12 };
-        assert_eq!(of(|it| it.expect(file).is_ok()), ["usb-storage"]);
-        let error = device("nvme").expect(file).unwrap_err();
+        assert_eq!(of(|it| it.expect_file(file).is_ok()), ["usb-storage"]);
+        let error = device("nvme").expect_file(file).unwrap_err();
         assert_eq!(error.to_string(), "`nvme` has no file");
     }
 
@@ -189,7 +189,7 @@ mod test {
     fn a_machine_that_is_only_looked_at_leaves_the_host_alone() {
         let changed = of(|it| {
             let before = format!("{it:?}");
-            it.leave_host_alone();
+            it.detach_host_side();
             before != format!("{it:?}")
         });
         let all = [
@@ -206,14 +206,14 @@ mod test {
         ];
         assert_eq!(changed, all);
         let mut console = device("virtio-serial");
-        console.leave_host_alone();
+        console.detach_host_side();
         assert_eq!(console.stream(), Some(&Stream::None));
     }
 
     #[test]
     fn disks_have_a_queue_for_each_processor_unless_the_user_chose() {
         let queues = |mut device: Config, processors| {
-            device.suit(processors);
+            device.fill_defaults(processors);
             serde_json::to_value(device).unwrap()["queues"].clone()
         };
         for (processors, count) in [(0, 1), (1, 1), (6, 6), (16, 16), (400, 16)] {

@@ -14,7 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::board::Board;
 use crate::grants::Event;
-use crate::hypervisor::{Backing, Doorbell, Guest, Host, Message, Pin, Route};
+use crate::hypervisor::{Backing, Doorbell, GuestAccess, Hypervisor, Message, Pin, Route};
 use crate::pages::Pages;
 use host::memory::Memory;
 
@@ -57,7 +57,7 @@ impl Pin for Levels {
 
 /// The host for tests, fuzzers and `vmm inspect`. It has no hypervisor.
 #[derive(Clone, Default)]
-pub struct FakeHost {
+pub struct FakeHypervisor {
     /// Interrupt pins.
     pub pins: Pins,
     /// The messages sent, in order.
@@ -67,7 +67,7 @@ pub struct FakeHost {
     /// The ranges of guest RAM that were released, up to a limit.
     pub released: Arc<Mutex<Vec<Range<u64>>>>,
     /// The memory that is mapped now. As on KVM, mappings do not overlap.
-    pub lent: Arc<Mutex<Vec<Range<u64>>>>,
+    pub mapped: Arc<Mutex<Vec<Range<u64>>>>,
 }
 
 const MAX_RELEASED: usize = 4096;
@@ -78,7 +78,7 @@ struct Sender {
 }
 
 impl Route for Sender {
-    fn aim(&self, message: Message) -> anyhow::Result<()> {
+    fn set_message(&self, message: Message) -> anyhow::Result<()> {
         *self.message.lock().unwrap() = message;
         Ok(())
     }
@@ -91,13 +91,13 @@ impl Route for Sender {
 struct Plain {
     bytes: Mutex<Vec<u8>>,
     at: Mutex<Option<Range<u64>>>,
-    lent: Arc<Mutex<Vec<Range<u64>>>>,
+    mapped: Arc<Mutex<Vec<Range<u64>>>>,
     changed: Mutex<Pages>,
 }
 
 impl Backing for Plain {
-    fn place(&self, at: Option<u64>) -> anyhow::Result<()> {
-        let (mut mine, mut all) = (self.at.lock().unwrap(), self.lent.lock().unwrap());
+    fn map(&self, at: Option<u64>) -> anyhow::Result<()> {
+        let (mut mine, mut all) = (self.at.lock().unwrap(), self.mapped.lock().unwrap());
         if let Some(old) = mine.take() {
             all.retain(|other| *other != old);
         }
@@ -131,11 +131,11 @@ impl Backing for Plain {
 
 impl Drop for Plain {
     fn drop(&mut self) {
-        self.place(None).ok();
+        self.map(None).ok();
     }
 }
 
-impl Host for FakeHost {
+impl Hypervisor for FakeHypervisor {
     fn pin(&self, gsi: u32) -> anyhow::Result<Box<dyn Pin>> {
         anyhow::ensure!(gsi < 24, "there is no interrupt pin {gsi}");
         Ok(Box::new(Levels::new(&self.pins, gsi)))
@@ -143,19 +143,19 @@ impl Host for FakeHost {
     fn route(&self) -> anyhow::Result<Box<dyn Route>> {
         Ok(Box::new(Sender { message: Mutex::default(), sent: self.sent.clone() }))
     }
-    fn ring(&self, bell: Doorbell, _: &Arc<EventFd>) {
+    fn connect_doorbell(&self, bell: Doorbell, _: &Arc<EventFd>) {
         self.bells.lock().unwrap().push(bell);
     }
-    fn unring(&self, bell: Doorbell, _: &Arc<EventFd>) {
+    fn disconnect_doorbell(&self, bell: Doorbell, _: &Arc<EventFd>) {
         self.bells.lock().unwrap().retain(|other| *other != bell);
     }
-    fn backing(&self, size: u64, guest: Guest) -> anyhow::Result<Arc<dyn Backing>> {
-        let draws = if guest == Guest::Draws { size } else { 0 };
+    fn backing(&self, size: u64, guest: GuestAccess) -> anyhow::Result<Arc<dyn Backing>> {
+        let draws = if guest == GuestAccess::Tracked { size } else { 0 };
         Ok(Arc::new(Plain {
             bytes: Mutex::new(vec![0; usize::try_from(size)?]),
             at: Mutex::default(),
-            lent: self.lent.clone(),
-            changed: Mutex::new(Pages::none_of(draws)),
+            mapped: self.mapped.clone(),
+            changed: Mutex::new(Pages::empty(draws)),
         }))
     }
     fn release(&self, range: Range<u64>) {
@@ -171,7 +171,7 @@ pub struct Bench {
     /// The board.
     pub board: Board,
     /// The host below it.
-    pub host: FakeHost,
+    pub hypervisor: FakeHypervisor,
     /// The RAM.
     pub memory: Memory,
     /// The devices' requests to the machine so far.
@@ -187,12 +187,12 @@ impl Bench {
     pub fn new(size: usize) -> Self {
         let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).unwrap();
         let memory = Memory::new(Arc::new(ram));
-        let host = FakeHost::default();
+        let host = FakeHypervisor::default();
         let events = Arc::<Mutex<Vec<Event>>>::default();
         let recorded = events.clone();
         let record = Arc::new(move |event| recorded.lock().unwrap().push(event));
         let board = Board::new(memory.clone(), Arc::new(host.clone()), record);
-        Self { board, host, memory, events }
+        Self { board, hypervisor: host, memory, events }
     }
 
     /// Reads `N` bytes from an address space.

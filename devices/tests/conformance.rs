@@ -82,7 +82,7 @@ fn assign_regions(bench: &Bench, kind: &str) {
 
 /// The pins that are high.
 fn high(bench: &Bench) -> Vec<u32> {
-    (0..24).filter(|gsi| bench.host.pins.is_high(*gsi)).collect()
+    (0..24).filter(|gsi| bench.hypervisor.pins.is_high(*gsi)).collect()
 }
 
 /// The state without the values that change by themselves.
@@ -159,12 +159,12 @@ fn nothing_is_left_of_a_device_that_is_gone() {
     for kind in KINDS {
         let folder = tempfile::tempdir().unwrap();
         let bench = tormented(kind, &folder, 20);
-        let host = bench.host.clone();
+        let host = bench.hypervisor.clone();
         drop(bench);
-        let gone = Bench { host, ..Bench::new(4096) };
+        let gone = Bench { hypervisor: host, ..Bench::new(4096) };
         assert_eq!(high(&gone), [0; 0], "pins that `{kind}` left high");
-        assert_eq!(*gone.host.bells.lock().unwrap(), [], "doorbells that `{kind}` left");
-        assert_eq!(*gone.host.lent.lock().unwrap(), [], "memory that `{kind}` left");
+        assert_eq!(*gone.hypervisor.bells.lock().unwrap(), [], "doorbells that `{kind}` left");
+        assert_eq!(*gone.hypervisor.mapped.lock().unwrap(), [], "memory that `{kind}` left");
     }
 }
 

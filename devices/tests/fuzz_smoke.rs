@@ -65,7 +65,7 @@ fn a_million() -> Duration {
         }
         slowest = slowest.max(start.elapsed());
         bench.events.lock().unwrap().clear();
-        bench.host.sent.lock().unwrap().clear();
+        bench.hypervisor.sent.lock().unwrap().clear();
         if round == ACCESSES / ROUND / 4 {
             warm = resident();
         }

@@ -4,8 +4,8 @@ mod hostile_net;
 
 use std::time::Duration;
 
+use host::testutil::call_in_time;
 use host::testutil::noise::Noise;
-use host::testutil::soon;
 
 const ROUNDS: u64 = 200;
 const BYTES: usize = 3000;
@@ -13,8 +13,8 @@ const BYTES: usize = 3000;
 #[test]
 fn rings_that_a_kernel_had_are_served_again() {
     for seed in 0..ROUNDS / 4 {
-        soon(Duration::from_secs(5), format_args!("seed {seed}"), || {
-            hostile_net::lent(Noise::new(seed).take(BYTES));
+        call_in_time(Duration::from_secs(5), format_args!("seed {seed}"), || {
+            hostile_net::run_with_vhost(Noise::new(seed).take(BYTES));
         });
     }
 }
@@ -23,7 +23,7 @@ fn rings_that_a_kernel_had_are_served_again() {
 fn neither_a_hostile_driver_nor_a_hostile_peer_breaks_or_stops_the_controller() {
     let mut seen = [0; 2];
     for seed in 0..ROUNDS {
-        let frames = soon(Duration::from_secs(5), format_args!("seed {seed}"), || {
+        let frames = call_in_time(Duration::from_secs(5), format_args!("seed {seed}"), || {
             hostile_net::run(Noise::new(seed).take(BYTES))
         });
         seen.iter_mut().zip(frames).for_each(|(sum, it)| *sum += it);

@@ -4,8 +4,8 @@ mod hostile_nvme;
 
 use std::time::Duration;
 
+use host::testutil::call_in_time;
 use host::testutil::noise::Noise;
-use host::testutil::soon;
 
 const ROUNDS: u64 = 200;
 const BYTES: usize = 3000;
@@ -15,7 +15,7 @@ fn no_driver_breaks_or_stops_the_controller() {
     let folder = tempfile::tempdir().unwrap();
     let mut served = 0;
     for seed in 0..ROUNDS {
-        served += soon(Duration::from_secs(5), format_args!("seed {seed}"), || {
+        served += call_in_time(Duration::from_secs(5), format_args!("seed {seed}"), || {
             hostile_nvme::run(folder.path(), Noise::new(seed).take(BYTES))
         });
     }

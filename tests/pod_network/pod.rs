@@ -116,7 +116,7 @@ fn guest_tap(namespace: &str) -> anyhow::Result<OwnedFd> {
     let file = File::open(Path::new("/run/netns").join(namespace))?;
     let made = thread::spawn(move || {
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
-        let mut queues = host::net::tap::make("eth0", 1, 1500)?;
+        let mut queues = host::net::tap::create("eth0", 1, 1500)?;
         ensure!(queues.len() == 1, "one pair of queues");
         Ok(queues.remove(0))
     });

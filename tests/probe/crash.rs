@@ -47,13 +47,13 @@ pub(crate) struct Recorded {
 
 impl Recorded {
     pub(crate) fn new(disk: PathBuf, random: &mut Noise) -> Self {
-        let block = random.of(&[512, 4096, 12 << 10, 40 << 10]);
+        let block = random.choose(&[512, 4096, 12 << 10, 40 << 10]);
         let layout = format!("seed={},block={block},span={}", random.below(1000), block * 2048);
         let folder = tempfile::tempdir().expect("a folder");
         let (durable, leaks, options) = (0, 0, "");
-        let controller = random.of(&["virtio-blk", "nvme"]);
+        let controller = random.choose(&["virtio-blk", "nvme"]);
         if disk.extension().is_some_and(|it| it == "qcow2") {
-            let clusters = format!("cluster_size={}", random.of(&["4k", "64k"]));
+            let clusters = format!("cluster_size={}", random.choose(&["4k", "64k"]));
             let words = ["create", "-q", "-f", "qcow2", "-o", &clusters];
             qemu_img(&words, &disk, &[&SIZE.to_string()]).expect("an image");
         } else {
@@ -90,7 +90,7 @@ impl Recorded {
 
     /// Starts a machine that checks all records, and then writes more with random parameters.
     pub(crate) fn write(&self, random: &mut Noise) -> Running {
-        let (depth, every) = (random.of(&[1, 4, 32]), random.of(&[1, 3, 8, 50]));
+        let (depth, every) = (random.choose(&[1, 4, 32]), random.choose(&[1, 3, 8, 50]));
         let through = u8::from(random.below(4) == 0);
         self.record(&format!("depth={depth},every={every},through={through}"))
     }
@@ -152,7 +152,7 @@ fn kill_often(name: &str, seed: u64) {
         let folder = tempfile::tempdir().expect("a folder");
         let mut disk = Recorded::new(folder.path().join(name), &mut random);
         for _ in 0..KILLS_PER_IMAGE {
-            disk.controller = random.of(&["virtio-blk", "nvme"]);
+            disk.controller = random.choose(&["virtio-blk", "nvme"]);
             let machine = disk.write(&mut random);
             // Mostly during writes, sometimes before any record is durable.
             if random.below(4) != 0 {

@@ -218,21 +218,21 @@ struct Figures {
 fn live(name: &str, mount: &str, random: &mut Noise, figures: &mut Figures) {
     let volume = Volume::new(mount).expect("a volume");
     let mut disk = Recorded::new(volume.place.join(name), random);
-    let block = random.of(&[1024, 4096, 12 << 10, 40 << 10]);
+    let block = random.choose(&[1024, 4096, 12 << 10, 40 << 10]);
     disk.layout = format!("seed={},block={block},span={SPAN}", random.below(1000));
     // With the host's cache, a file system may notice late that it is full.
-    disk.options = random.of(&["", "", ",direct=off"]);
+    disk.options = random.choose(&["", "", ",direct=off"]);
     for _ in 1..KILLS_PER_IMAGE {
-        disk.controller = random.of(&["virtio-blk", "nvme"]);
+        disk.controller = random.choose(&["virtio-blk", "nvme"]);
         let machine = disk.write(random);
-        let moment = random.of(&MOMENTS);
+        let moment = random.choose(&MOMENTS);
         reach(moment, &disk, &volume, random);
         let waiting = matches!(moment, Moment::WhileWaiting | Moment::BeforeResuming);
         figures.waiting += u64::from(waiting);
         figures.kills += 1;
         figures.records += disk.kill(machine);
         // The next machine finds some room, or none.
-        volume.release(random.of(&[0, 64 << 10, MIB]));
+        volume.release(random.choose(&[0, 64 << 10, MIB]));
     }
     // With all of the volume free, none of the requests is left waiting.
     let machine = disk.record("depth=32,every=8");

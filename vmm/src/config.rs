@@ -33,7 +33,7 @@ pub use crate::msr::Unknown;
 pub use crate::parent::Parent;
 use crate::status::{Failure, Status};
 use host::keyvalue;
-pub use host::keyvalue::edits;
+pub use host::keyvalue::edit_distance;
 use host::listen::UnixAddress;
 use host::size::Size;
 use host::uuid::Uuid;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 pub use host::disk::FileId;
-use host::stream::Bound;
+use host::stream::ListeningSocket;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
 use screen::web::stage::Button;
@@ -350,7 +350,7 @@ impl Server {
     /// # Errors
     ///
     /// Fails if the host cannot create a thread.
-    pub fn new(bound: Bound, submit: Submit) -> anyhow::Result<Self> {
+    pub fn new(bound: ListeningSocket, submit: Submit) -> anyhow::Result<Self> {
         // The thread ends when the other end of this pipe is closed.
         let (ended, stop) = rustix::pipe::pipe().context("--control")?;
         let unwritten = Arc::<Unwritten>::default();
@@ -587,7 +587,7 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let (submit, requests) = queue();
-        let server = Server::new(Bound::new(&path).unwrap(), submit).unwrap();
+        let server = Server::new(ListeningSocket::new(&path).unwrap(), submit).unwrap();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let answers = std::thread::spawn(move || {
@@ -626,7 +626,7 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let (submit, requests) = queue();
-        let server = Server::new(Bound::new(&path).unwrap(), submit).unwrap();
+        let server = Server::new(ListeningSocket::new(&path).unwrap(), submit).unwrap();
         let mut client = UnixStream::connect(&path).unwrap();
         client.write_all(b"{\"command\": \"screenshot\"}\n").unwrap();
         let request = requests.recv().expect("a request");

@@ -22,7 +22,7 @@ pub fn attach(machine: &mut Machine, words: &str, only: Option<FileId>) -> anyho
     config.set("device", words).context("attach")?;
     let mut device = config.device.pop().context("no device")?;
     if let Some(file) = only {
-        device.expect(file)?;
+        device.expect_file(file)?;
     }
     let name = machine.attach(device)?;
     tracing::info!("{name} is plugged in");

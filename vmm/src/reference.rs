@@ -131,7 +131,7 @@ fn word(of: &str) -> String {
         "Stream" => "stdio|file:PATH|socket:PATH|none".into(),
         "Address" => "SLOT".into(),
         "Format" => "raw|qcow2".into(),
-        "Direct" | "Choice" => "auto|on|off".into(),
+        "Direct" | "Mode" => "auto|on|off".into(),
         "Rate" => "high|super".into(),
         "Resolution" => "WIDTHxHEIGHT".into(),
         "Sector" => "512|4096".into(),

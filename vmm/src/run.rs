@@ -236,11 +236,11 @@ impl MainLoop {
         match notice {
             Notice::Device(Event::PowerOff) => return Ok(Some(Status::Off as u8)),
             Notice::Device(Event::Reset) => self.reset()?,
-            Notice::Device(Event::Hold) => {
+            Notice::Device(Event::StopProcessors) => {
                 self.holds += 1;
                 self.machine.pause();
             }
-            Notice::Device(Event::Release) => {
+            Notice::Device(Event::ResumeProcessors) => {
                 self.holds = self.holds.saturating_sub(1);
                 if !self.must_stay_paused() {
                     self.machine.wake_clocks();
@@ -427,7 +427,7 @@ impl MainLoop {
     fn balloon(&self, size: Option<Size>) -> anyhow::Result<Value> {
         let (balloon, memory) = (self.machine.balloon(), self.machine.config().memory.size);
         if let Some(size) = size {
-            balloon.ask_for(size, memory)?;
+            balloon.resize(size, memory)?;
         }
         // A paused guest does not answer, and a new target takes time to reach.
         let waits = size.is_none() && !self.must_stay_paused();
@@ -463,10 +463,10 @@ impl MainLoop {
     fn link(&self, name: &str, state: Option<Plug>, mtu: Option<u16>) -> anyhow::Result<Value> {
         let link = self.machine.links().find(name)?;
         if let Some(mtu) = mtu {
-            link.resize(mtu)?;
+            link.set_mtu(mtu)?;
         }
         if let Some(state) = state {
-            link.plug(state == Plug::Up);
+            link.set_plugged(state == Plug::Up);
         }
         Ok(show_link(name, &link))
     }
@@ -508,7 +508,7 @@ impl MainLoop {
     }
 
     fn point(&self, position: Position) -> anyhow::Result<Value> {
-        let limit = Position::MOST;
+        let limit = Position::MAX;
         ensure!(position.x.max(position.y) <= limit, "coordinates are from 0 to {limit}");
         let taken = self.machine.input().position(position);
         ensure!(
@@ -560,7 +560,7 @@ fn show_link(name: &str, link: &Link) -> Value {
         "up": link.is_up(),
         "plugged": link.is_plugged(),
         "mtu": link.mtu(),
-        "vhost": link.in_kernel(),
+        "vhost": link.kernel_pairs(),
     })
 }
 

@@ -21,7 +21,7 @@ pub enum Status {
 impl Status {
     /// The exit status of an error: the one it carries, or `Failed`.
     pub fn of(error: &anyhow::Error) -> Self {
-        Failure::find(error).unwrap_or(Self::Failed)
+        Failure::status_of(error).unwrap_or(Self::Failed)
     }
 }
 

@@ -27,7 +27,9 @@ use anyhow::{Result, ensure};
 pub use self::dsdt::intx_line;
 pub use self::node::Node;
 use self::script::Layout;
-pub use self::script::{DIRECT_GENERATION, RSDP_FILE, SCRIPT_FILE, TABLES_FILE, Tables, event_log};
+pub use self::script::{
+    DIRECT_GENERATION_ID, RSDP_FILE, SCRIPT_FILE, TABLES_FILE, Tables, event_log,
+};
 pub use self::tpm2::TPM;
 
 /// The interrupt line of the system control interrupt.
@@ -71,7 +73,7 @@ pub struct Platform {
     /// Devices that are neither on PCI nor described by a table of their own.
     pub nodes: Vec<Node>,
     /// The VM Generation ID, in memory order.
-    pub generation: [u8; 16],
+    pub generation_id: [u8; 16],
 }
 
 impl Platform {
@@ -142,7 +144,7 @@ pub fn tables(platform: &Platform) -> Result<Tables> {
     if let Some(bytes) = tpm2::tpm2(platform)? {
         roots.push(layout.table_with_log(&bytes, tpm2::LOG)?);
     }
-    let page = vmgenid::page(platform.generation);
+    let page = vmgenid::page(platform.generation_id);
     roots.push(layout.table_with_page(&vmgenid::ssdt()?, vmgenid::ADDRESS, page)?);
     layout.finish(&roots)
 }
@@ -161,7 +163,7 @@ mod test {
             window64: layout::pci_window64(ram, 40),
             pm_base: 0x600,
             nodes: vec![],
-            generation: [7; 16],
+            generation_id: [7; 16],
         }
     }
 

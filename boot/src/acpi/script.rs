@@ -38,9 +38,9 @@ const _: () = assert!(TABLES_AREA.start.is_multiple_of(TABLES_ALIGN as u64));
 /// written, between the RSDP and the tables.
 const PAGE_AREA: u64 = RSDP_AREA;
 /// The address of the VM Generation ID after direct boot.
-pub const DIRECT_GENERATION: u64 = PAGE_AREA + vmgenid::ID_OFFSET as u64;
-const _: () = assert!(DIRECT_GENERATION >= RSDP_AREA + RSDP_LENGTH as u64);
-const _: () = assert!(DIRECT_GENERATION + 16 <= TABLES_AREA.start);
+pub const DIRECT_GENERATION_ID: u64 = PAGE_AREA + vmgenid::ID_OFFSET as u64;
+const _: () = assert!(DIRECT_GENERATION_ID >= RSDP_AREA + RSDP_LENGTH as u64);
+const _: () = assert!(DIRECT_GENERATION_ID + 16 <= TABLES_AREA.start);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Blob {
@@ -264,7 +264,8 @@ impl Tables {
             step.carry_out(bytes, TABLES_AREA.start);
         }
         let id = self.page[usize::from(vmgenid::ID_OFFSET)..][..16].to_vec();
-        let image = vec![(RSDP_AREA, rsdp), (TABLES_AREA.start, tables), (DIRECT_GENERATION, id)];
+        let image =
+            vec![(RSDP_AREA, rsdp), (TABLES_AREA.start, tables), (DIRECT_GENERATION_ID, id)];
         Ok((image, RSDP_AREA))
     }
 }

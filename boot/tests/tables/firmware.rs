@@ -210,7 +210,7 @@ fn the_tpm2_table_points_to_the_control_area_and_to_a_log_of_zeros() {
 #[test]
 fn the_generation_id_is_where_the_table_and_the_address_file_say() {
     for sample in samples() {
-        let id = sample.platform.generation;
+        let id = sample.platform.generation_id;
         let loaded = load(&sample.files());
         let address = loaded.written_back["etc/vmgenid_addr"];
         assert_eq!(loaded.at(address)[..16], id);
@@ -221,7 +221,7 @@ fn the_generation_id_is_where_the_table_and_the_address_file_say() {
         assert_eq!(number(table, 42, 4) + 40, address);
         let (image, _) = sample.tables().image().unwrap();
         let at = |address| image.iter().find(|(at, _)| *at == address).map(|(_, bytes)| bytes);
-        assert_eq!(at(boot::acpi::DIRECT_GENERATION).unwrap()[..], id);
+        assert_eq!(at(boot::acpi::DIRECT_GENERATION_ID).unwrap()[..], id);
     }
 }
 
@@ -234,7 +234,7 @@ fn both_forms_of_the_tables_are_the_same_but_for_addresses() {
         let mut direct = Loaded::default();
         for (address, bytes) in image {
             let name = match address {
-                boot::acpi::DIRECT_GENERATION => "the VM Generation ID",
+                boot::acpi::DIRECT_GENERATION_ID => "the VM Generation ID",
                 _ if address == rsdp => "etc/acpi/rsdp",
                 _ => "etc/acpi/tables",
             };

@@ -69,7 +69,7 @@ fn sample(name: &'static str, cpus: u16, memory: u64, pcie: &std::ops::Range<u64
         window64: layout::pci_window64(ram, 46),
         pm_base: 0x600,
         nodes: nodes(),
-        generation: *b"\xF0\xE1\xD2\xC3\xB4\xA5\x96\x87\x78\x69\x5A\x4B\x3C\x2D\x1E\x0F",
+        generation_id: *b"\xF0\xE1\xD2\xC3\xB4\xA5\x96\x87\x78\x69\x5A\x4B\x3C\x2D\x1E\x0F",
     };
     let smbios = Smbios {
         manufacturer: "Transom".into(),

@@ -138,7 +138,7 @@ impl Nat {
         let mut tap = Tap {
             name: name.to_owned(),
             index: 0,
-            queues: host::net::tap::make(name, wish.pairs, plan.mtu)?,
+            queues: host::net::tap::create(name, wish.pairs, plan.mtu)?,
             forwarding: None,
             router: None,
         };

@@ -1,6 +1,6 @@
 //! Suggests the known word that a misspelled one probably means.
 
-use vmm::config::edits;
+use vmm::config::edit_distance;
 
 /// The nearest known word within one or two edits. Words of up to three letters get no suggestion.
 pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
@@ -13,7 +13,7 @@ pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     };
     let letters = |word: &str| word.chars().collect::<Vec<_>>();
     let wanted = letters(word);
-    let measured = known.iter().map(|known| (edits(&wanted, &letters(known)), *known));
+    let measured = known.iter().map(|known| (edit_distance(&wanted, &letters(known)), *known));
     let near = measured.filter(|(edits, _)| (1..=allowed).contains(edits));
     near.min_by_key(|(edits, _)| *edits).map(|(_, known)| known)
 }

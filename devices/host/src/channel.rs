@@ -13,7 +13,7 @@ use rustix::net::{RecvFlags, recv};
 use rustix::termios::isatty;
 use vmm_sys_util::epoll::EventSet;
 
-use super::stream::{self, Bound, Escape, Stream};
+use super::stream::{self, Escape, ListeningSocket, Stream};
 
 /// A pipe or terminal that polls as writable has room for at least this many bytes.
 const CHUNK: usize = 4096;
@@ -30,7 +30,7 @@ enum Side {
         output: OwnedFd,
     },
     File(OwnedFd),
-    Socket(Bound, Option<Client>),
+    Socket(ListeningSocket, Option<Client>),
 }
 
 /// The client of a socket.
@@ -63,7 +63,7 @@ impl Channel {
                 let file = open(path, flags, Mode::from_raw_mode(0o644));
                 Side::File(file.with_context(|| format!("file {}", path.display()))?)
             }
-            Stream::Socket(path) => Side::Socket(Bound::new(path)?, None),
+            Stream::Socket(path) => Side::Socket(ListeningSocket::new(path)?, None),
         }))
     }
 
@@ -74,7 +74,7 @@ impl Channel {
 
     /// The events to poll for: input if `input`, room for output if `room`, and always new and
     /// leaving clients.
-    pub fn awaits(&self, input: bool, room: bool) -> Vec<(RawFd, EventSet)> {
+    pub fn poll_events(&self, input: bool, room: bool) -> Vec<(RawFd, EventSet)> {
         let output = if room { EventSet::OUT } else { EventSet::empty() };
         let flags = |input: bool| output | if input { EventSet::IN } else { EventSet::empty() };
         let on = |fd: &dyn AsRawFd, what: EventSet| (fd.as_raw_fd(), what);
@@ -98,7 +98,7 @@ impl Channel {
 
     /// Accepts a client, or notices that it left. A client that left stays until its data is read,
     /// unless the guest does not listen (`listens`).
-    pub fn heed(&mut self, listens: bool) {
+    pub fn accept_or_drop(&mut self, listens: bool) {
         let Side::Socket(bound, place) = &mut self.0 else { return };
         let Some(client) = place else {
             match bound.listener().accept() {
@@ -149,7 +149,7 @@ impl Channel {
                 let Some(client) = place else { return nothing };
                 match client.stream.read(buffer) {
                     Ok(count) if count > 0 => return Ok(count),
-                    Err(error) if is_later(&error) => return nothing,
+                    Err(error) if is_retryable(&error) => return nothing,
                     // It may still read: only its sending side is closed.
                     Ok(_) => client.ended = true,
                     Err(_) => (client.ended, client.gone) = (true, true),
@@ -184,7 +184,7 @@ impl Channel {
 }
 
 /// Whether the operation may succeed later: it would have blocked, or was interrupted.
-pub fn is_later(error: &io::Error) -> bool {
+pub fn is_retryable(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex};
 
 /// Bytes per bit of [`Scanout::changed`].
-pub const PAGE: u64 = 4096;
+pub const PAGE_BYTES: u64 = 4096;
 
 /// A picture: its size, and its location in the display's memory. A pixel has four bytes: blue,
 /// green, red, and one that is unused.
@@ -34,7 +34,7 @@ pub trait Scanout: Send + Sync {
     fn read(&self, offset: u64, data: &mut [u8]);
     /// Sets the preferred mode to the size that a viewer asks for. The guest sees it when it reads
     /// the EDID again, at the latest after a reset.
-    fn prefer(&self, width: u32, height: u32);
+    fn set_preferred_size(&self, width: u32, height: u32);
 }
 
 /// The displays of a machine.

@@ -17,7 +17,7 @@ impl<S: Copy + fmt::Debug + Send + Sync + 'static> Failure<S> {
     }
 
     /// The status of an error, if its chain contains a `Failure` of this type.
-    pub fn find(error: &anyhow::Error) -> Option<S> {
+    pub fn status_of(error: &anyhow::Error) -> Option<S> {
         error.chain().find_map(|it| it.downcast_ref::<Self>()).map(|it| it.status)
     }
 }

@@ -70,9 +70,9 @@ pub struct Motion {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Position {
-    /// From 0 at the left edge of the screen to [`Position::MOST`] at the right edge.
+    /// From 0 at the left edge of the screen to [`Position::MAX`] at the right edge.
     pub x: u16,
-    /// From 0 at the upper edge to [`Position::MOST`] at the lower edge.
+    /// From 0 at the upper edge to [`Position::MAX`] at the lower edge.
     pub y: u16,
     /// Notches of the wheel, positive away from the user.
     pub wheel: i32,
@@ -84,7 +84,7 @@ pub struct Position {
 
 impl Position {
     /// The largest coordinate: the right and the lower edge.
-    pub const MOST: u16 = 0x7fff;
+    pub const MAX: u16 = 0x7fff;
 }
 
 /// The LEDs of a keyboard, as the guest set them.
@@ -143,7 +143,7 @@ impl Hub {
     }
 
     /// Removes a device.
-    pub fn forget(&self, sink: &Arc<dyn Sink>) {
+    pub fn unregister(&self, sink: &Arc<dyn Sink>) {
         let mut sinks = self.sinks.lock().expect("no input device panicked");
         sinks.retain(|it| !Arc::ptr_eq(it, sink));
     }
@@ -256,7 +256,7 @@ mod test {
         assert!(hub.key(Key::PAUSE, true));
         let taken = [&old, &new].map(|it| it.taken.load(Ordering::Relaxed));
         assert_eq!(taken, [1, 1]);
-        hub.forget(&(old as Arc<dyn Sink>));
+        hub.unregister(&(old as Arc<dyn Sink>));
         assert!(!hub.key(Key::PAUSE, false), "the one is gone, the other deaf");
     }
 

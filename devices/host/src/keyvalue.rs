@@ -354,8 +354,10 @@ fn unlike(what: &str, rest: &str) -> Option<String> {
 pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let wanted = letters(word);
     let near = |known: &&'a str| {
-        let (edits, length) =
-            (edits(&wanted, &letters(known)), word.chars().count().max(known.chars().count()));
+        let (edits, length) = (
+            edit_distance(&wanted, &letters(known)),
+            word.chars().count().max(known.chars().count()),
+        );
         (edits <= length / 3).then_some((edits, *known))
     };
     known.iter().filter_map(near).min_by_key(|(edits, _)| *edits).map(|(_, known)| known)
@@ -369,7 +371,7 @@ fn letters(word: &str) -> Vec<char> {
 /// The number of edits between two words. A swap of neighbors is one edit ("optimal string
 /// alignment").
 #[must_use]
-pub fn edits(from: &[char], to: &[char]) -> usize {
+pub fn edit_distance(from: &[char], to: &[char]) -> usize {
     let (mut before, mut last) = (Vec::new(), (0..=to.len()).collect::<Vec<_>>());
     for row in 1..=from.len() {
         let mut line = vec![row];
@@ -692,8 +694,8 @@ mod test {
             ("kitten", "sitting", 3),
             ("é", "e", 1),
         ] {
-            assert_eq!(edits(&letters(from), &letters(to)), count, "{from} {to}");
-            assert_eq!(edits(&letters(to), &letters(from)), count, "{to} {from}");
+            assert_eq!(edit_distance(&letters(from), &letters(to)), count, "{from} {to}");
+            assert_eq!(edit_distance(&letters(to), &letters(from)), count, "{to} {from}");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 
 use crate::net::inherited::{self, Listening};
-use crate::stream::Bound;
+use crate::stream::ListeningSocket;
 use anyhow::{anyhow, bail};
 use serde::{Deserialize, Serialize};
 
@@ -116,11 +116,11 @@ impl UnixAddress {
     /// # Errors
     ///
     /// When another process listens there, or the inherited descriptor is not a Unix socket.
-    pub fn listen(&self) -> anyhow::Result<Bound> {
+    pub fn listen(&self) -> anyhow::Result<ListeningSocket> {
         match self {
-            Self::Path(path) => Bound::new(path),
+            Self::Path(path) => ListeningSocket::new(path),
             Self::Inherited(number) => match inherited::listening(*number)? {
-                Listening::Unix(listener) => Ok(Bound::try_from(listener)?),
+                Listening::Unix(listener) => Ok(ListeningSocket::try_from(listener)?),
                 Listening::Tcp(_) => bail!("fd:{number} is a TCP socket: a Unix socket is needed"),
             },
         }
@@ -132,34 +132,36 @@ pub enum Socket {
     /// A TCP port.
     Tcp(TcpListener),
     /// A Unix socket. Dropping it deletes its file.
-    Unix(Bound),
+    Unix(ListeningSocket),
 }
 
 impl Socket {
-    /// Listens at an address. `open` is true for a server without authentication, which may
+    /// Listens at an address. A server that is `unauthenticated` may
     /// listen on loopback addresses only.
     ///
     /// # Errors
     ///
-    /// When the address is in use or not of this host, or `open` forbids it.
-    pub fn new(address: &Address, open: bool) -> anyhow::Result<Self> {
+    /// When the address is in use or not of this host, or `unauthenticated` forbids it.
+    pub fn new(address: &Address, unauthenticated: bool) -> anyhow::Result<Self> {
         Ok(match address {
-            Address::Tcp(address) => Self::Tcp(listen(address, open)?),
-            Address::Unix(path) => Self::Unix(Bound::new(path)?),
+            Address::Tcp(address) => Self::Tcp(listen(address, unauthenticated)?),
+            Address::Unix(path) => Self::Unix(ListeningSocket::new(path)?),
             Address::Inherited(number) => match inherited::listening(*number)? {
                 Listening::Tcp(listener) => {
-                    guard(&[listener.local_addr()?], open)?;
+                    guard(&[listener.local_addr()?], unauthenticated)?;
                     Self::Tcp(listener)
                 }
-                Listening::Unix(listener) => Self::Unix(Bound::try_from(listener)?),
+                Listening::Unix(listener) => Self::Unix(ListeningSocket::try_from(listener)?),
             },
         })
     }
 }
 
 /// Refuses to serve other hosts without authentication.
-fn guard(addresses: &[SocketAddr], open: bool) -> anyhow::Result<()> {
-    if let Some(far) = addresses.iter().find(|it| open && !it.ip().to_canonical().is_loopback()) {
+fn guard(addresses: &[SocketAddr], unauthenticated: bool) -> anyhow::Result<()> {
+    if let Some(far) =
+        addresses.iter().find(|it| unauthenticated && !it.ip().to_canonical().is_loopback())
+    {
         bail!(
             "everybody who reaches {} could use the machine: set password=FILE, or auth=none to \
              allow this",
@@ -169,12 +171,12 @@ fn guard(addresses: &[SocketAddr], open: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn listen(address: &str, open: bool) -> anyhow::Result<TcpListener> {
+fn listen(address: &str, unauthenticated: bool) -> anyhow::Result<TcpListener> {
     let found: Vec<SocketAddr> = address
         .to_socket_addrs()
         .map_err(|error| anyhow!("{address} is not an address of this host: {error}"))?
         .collect();
-    guard(&found, open)?;
+    guard(&found, unauthenticated)?;
     TcpListener::bind(&found[..]).map_err(|error| match error.kind() {
         ErrorKind::AddrInUse => anyhow!("the port is in use by another process"),
         ErrorKind::AddrNotAvailable => anyhow!("{address} is not an address of this host"),

@@ -3,7 +3,7 @@
 //! These are open file description locks over the whole file. They work over NFS, between
 //! containers of one node, and against QEMU, which takes locks of the same kind. The kernel
 //! releases them when the file is closed, however the process ends. On a block device such a lock
-//! covers only the device node that was opened; [`claim`] takes the device itself.
+//! covers only the device node that was opened; [`open_exclusive`] takes the device itself.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -50,7 +50,7 @@ pub fn shared(file: &File, path: &Path) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// The error of `open`; if the device is in use, the error names the user.
-pub fn claim(device: &Path) -> io::Result<File> {
+pub fn open_exclusive(device: &Path) -> io::Result<File> {
     let deadline = Instant::now() + GRACE;
     loop {
         let mut options = OpenOptions::new();

@@ -17,7 +17,7 @@ impl Mac {
     pub const BROADCAST: Self = Self([0xff; 6]);
 
     /// A locally administered address, derived from `words`: the same words give the same address.
-    pub fn of(words: &str) -> Self {
+    pub fn derived_from(words: &str) -> Self {
         let [a, b, c, d, e, ..] = fnv::hash(words.as_bytes(), 0).to_be_bytes();
         Self([0x02, a, b, c, d, e])
     }
@@ -101,8 +101,8 @@ mod test {
 
     #[test]
     fn is_always_the_same_for_the_same_words() {
-        assert_eq!(Mac::of("x"), Mac::of("x"));
-        assert_ne!(Mac::of("x"), Mac::of("y"));
-        assert!(!Mac::of("x").is_multicast() && Mac::BROADCAST.is_multicast());
+        assert_eq!(Mac::derived_from("x"), Mac::derived_from("x"));
+        assert_ne!(Mac::derived_from("x"), Mac::derived_from("y"));
+        assert!(!Mac::derived_from("x").is_multicast() && Mac::BROADCAST.is_multicast());
     }
 }

@@ -50,7 +50,7 @@ impl Memory {
     }
 
     /// Opens or closes the gate for this handle and its clones.
-    pub fn open(&self, open: bool) {
+    pub fn set_open(&self, open: bool) {
         if self.gate.open.swap(open, Ordering::AcqRel) != open {
             let mut bells = self.gate.bells.lock().expect("no device panicked");
             bells.retain(|bell| bell.upgrade().is_some_and(|bell| bell.write(1).is_ok()));
@@ -68,7 +68,7 @@ impl Memory {
     }
 
     /// All RAM, whether the gate is open or closed. The caller (vhost) must watch the gate itself.
-    pub fn share(&self) -> Arc<GuestMemoryMmap> {
+    pub fn ungated_ram(&self) -> Arc<GuestMemoryMmap> {
         self.ram.clone()
     }
 
@@ -133,7 +133,7 @@ impl Memory {
 }
 
 /// The pieces of the range that begins after `skip` bytes and is at most `length` bytes long.
-pub fn part(pieces: &[Piece], skip: u64, length: u64) -> Vec<Piece> {
+pub fn subrange(pieces: &[Piece], skip: u64, length: u64) -> Vec<Piece> {
     let (mut skip, mut left, mut found) = (skip, length, Vec::new());
     for piece in pieces {
         let size = u64::from(piece.length);
@@ -166,13 +166,13 @@ mod test {
         memory.watch(&bell);
         memory.clone().watch(&bell);
         for open in [true, true, false] {
-            memory.open(open);
+            memory.set_open(open);
         }
         assert_eq!(bell.read().unwrap(), 2);
-        memory.open(false);
+        memory.set_open(false);
         assert!(bell.read().is_err(), "nothing changed");
         drop(bell);
-        memory.open(true);
+        memory.set_open(true);
         assert!(memory.gate.bells.lock().unwrap().is_empty());
     }
 }

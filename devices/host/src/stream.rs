@@ -76,7 +76,7 @@ pub enum Input {
     /// Standard input, and the state of its escape sequences.
     Stdin(Escape),
     /// A listening socket and its client.
-    Socket(Bound, Client),
+    Socket(ListeningSocket, Client),
 }
 
 /// The client of a socket, shared by both halves.
@@ -86,12 +86,12 @@ pub type Client = Arc<Mutex<Option<UnixStream>>>;
 const BACKLOG: i32 = 128;
 
 /// A listening socket. Dropping it deletes its file, if this process created it.
-pub struct Bound {
+pub struct ListeningSocket {
     listener: UnixListener,
     path: Option<PathBuf>,
 }
 
-impl TryFrom<UnixListener> for Bound {
+impl TryFrom<UnixListener> for ListeningSocket {
     type Error = io::Error;
 
     /// Takes over an inherited socket. Its file stays.
@@ -101,7 +101,7 @@ impl TryFrom<UnixListener> for Bound {
     }
 }
 
-impl Bound {
+impl ListeningSocket {
     /// Listens on a path, with mode 0600. Replaces an abandoned socket file: one that refuses
     /// connections.
     ///
@@ -164,7 +164,7 @@ fn listen(path: &Path) -> rustix::io::Result<UnixListener> {
     Ok(UnixListener::from(socket))
 }
 
-impl Drop for Bound {
+impl Drop for ListeningSocket {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
             fs::remove_file(path).ok();
@@ -215,7 +215,7 @@ pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
         }
         Stream::Socket(path) => {
             let client = Client::default();
-            let input = Input::Socket(Bound::new(path)?, client.clone());
+            let input = Input::Socket(ListeningSocket::new(path)?, client.clone());
             (Box::new(SocketOutput(client)), Some(input))
         }
     })
@@ -330,7 +330,7 @@ impl Escape {
 }
 
 /// A thread that passes input to a device.
-pub struct Reader {
+pub struct InputThread {
     wake: Arc<OwnedFd>,
     state: Arc<State>,
     thread: Option<JoinHandle<Input>>,
@@ -343,7 +343,7 @@ struct State {
     full: AtomicBool,
 }
 
-impl Reader {
+impl InputThread {
     /// Starts a thread that passes input to `feed`, which returns the number of bytes that the
     /// device took.
     ///
@@ -399,7 +399,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for InputThread {
     /// Ends the thread, which owns the listener and thereby the socket's file.
     fn drop(&mut self) {
         self.join();
@@ -498,7 +498,7 @@ mod test {
             came.send(bytes.to_vec()).unwrap();
             bytes.len()
         };
-        let reader = Reader::spawn("test", input.unwrap(), feed).unwrap();
+        let reader = InputThread::spawn("test", input.unwrap(), feed).unwrap();
         for word in ["one", "two"] {
             let mut client = UnixStream::connect(&path).unwrap();
             client.write_all(word.as_bytes()).unwrap();

@@ -26,9 +26,9 @@ use rustix::net::{
 use rustix::time::Timespec;
 
 /// Maximum length of a command and of a response, in bytes.
-pub const BUFFER: usize = 0xf80;
+pub const MAX_MESSAGE: usize = 0xf80;
 /// Length of the header of commands and responses: tag, size, code.
-pub const HEADER: usize = 10;
+pub const HEADER_LENGTH: usize = 10;
 /// `TPM_ST_NO_SESSIONS`.
 pub const NO_SESSIONS: u16 = 0x8001;
 
@@ -88,14 +88,14 @@ impl Swtpm {
         let (data, theirs) = UnixStream::pair().context("a socket for the TPM")?;
         let (path, timeout) = (path.to_owned(), COMMAND_TIMEOUT);
         let swtpm = Self { path, control, data, timeout, on: false, broken: false };
-        swtpm.greet(theirs).with_context(|| {
+        swtpm.handshake(theirs).with_context(|| {
             format!("{shown}: not an swtpm with a TPM 2.0, or another machine uses it")
         })?;
         Ok(swtpm)
     }
 
     /// Sends swtpm its end of the data channel, then checks its capabilities and its TPM version.
-    fn greet(&self, theirs: UnixStream) -> anyhow::Result<()> {
+    fn handshake(&self, theirs: UnixStream) -> anyhow::Result<()> {
         let end = Instant::now() + CONNECT_TIMEOUT;
         let fds = [theirs.as_fd()];
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -115,9 +115,9 @@ impl Swtpm {
             "its capabilities {has:#x} lack some of {NEEDED:#x}: use a newer swtpm"
         );
         send(&self.data, &WHICH_TPM, end)?;
-        let mut header = [0; HEADER];
+        let mut header = [0; HEADER_LENGTH];
         receive(&self.data, &mut header, end)?;
-        let left = size(&header)? - HEADER;
+        let left = size(&header)? - HEADER_LENGTH;
         receive(&self.data, &mut vec![0; left], end)?;
         ensure!(
             header[..2] == NO_SESSIONS.to_be_bytes(),
@@ -140,7 +140,7 @@ impl Swtpm {
     fn init(&self) -> anyhow::Result<()> {
         let end = Instant::now() + POWER_ON_TIMEOUT;
         self.ask::<0>("STOP", STOP, &[], end)?;
-        let wanted = u32::try_from(BUFFER)?;
+        let wanted = u32::try_from(MAX_MESSAGE)?;
         let sizes: [u8; 12] =
             self.ask("SET_BUFFERSIZE", SET_BUFFERSIZE, &wanted.to_be_bytes(), end)?;
         let size = number(&sizes);
@@ -166,7 +166,7 @@ impl Swtpm {
         match self.exchange(command, cancel) {
             Ok(response) => Some(response),
             Err(error) => {
-                let code = command.get(6..HEADER).map_or(0, number);
+                let code = command.get(6..HEADER_LENGTH).map_or(0, number);
                 self.give_up(&error.context(format!("command {code:#x}")));
                 None
             }
@@ -268,17 +268,20 @@ fn number(bytes: &[u8]) -> u32 {
 ///
 /// # Errors
 ///
-/// When the length is less than the header's or more than [`BUFFER`].
+/// When the length is less than the header's or more than [`MAX_MESSAGE`].
 pub fn size(header: &[u8]) -> anyhow::Result<usize> {
     let size = header.get(2..).map_or(0, number);
-    let fits = usize::try_from(size).ok().filter(|size| (HEADER..=BUFFER).contains(size));
-    fits.with_context(|| format!("{size} bytes, which is not from {HEADER} to {BUFFER}"))
+    let fits =
+        usize::try_from(size).ok().filter(|size| (HEADER_LENGTH..=MAX_MESSAGE).contains(size));
+    fits.with_context(|| {
+        format!("{size} bytes, which is not from {HEADER_LENGTH} to {MAX_MESSAGE}")
+    })
 }
 
 /// The number of bytes that complete the header, or then the response; `None` at its end.
 fn missing(response: &[u8]) -> anyhow::Result<Option<usize>> {
-    if response.len() < HEADER {
-        return Ok(Some(HEADER - response.len()));
+    if response.len() < HEADER_LENGTH {
+        return Ok(Some(HEADER_LENGTH - response.len()));
     }
     let left = size(response).context("a response")?.saturating_sub(response.len());
     Ok((left > 0).then_some(left))
@@ -359,7 +362,7 @@ mod test {
             assert!(swtpm.is_broken());
         }
         asked.wait(CANCEL);
-        assert!(!asked.so_far().contains(&SHUTDOWN), "it would not be heard");
+        assert!(!asked.commands().contains(&SHUTDOWN), "it would not be heard");
     }
 
     #[test]

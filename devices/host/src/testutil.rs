@@ -13,7 +13,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Level, Metadata, Subscriber};
 
 /// Counts the log lines of level INFO and above that this thread writes while `deed` runs.
-pub fn lines(deed: impl FnOnce()) -> usize {
+pub fn count_log_lines(deed: impl FnOnce()) -> usize {
     let count = Arc::new(Lines::default());
     tracing::subscriber::with_default(count.clone(), deed);
     count.0.load(Ordering::Relaxed)
@@ -71,7 +71,7 @@ pub fn in_time<T>(
 /// # Panics
 ///
 /// When all three calls were late.
-pub fn soon<T>(limit: Duration, what: impl Display, mut run: impl FnMut() -> T) -> T {
+pub fn call_in_time<T>(limit: Duration, what: impl Display, mut run: impl FnMut() -> T) -> T {
     in_time(limit, what, || {
         let start = Instant::now();
         let value = run();

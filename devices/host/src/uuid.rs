@@ -18,12 +18,12 @@ impl Uuid {
         let mut bytes = [0; 16];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
             .context("random bytes")?;
-        Ok(Self::stamped(bytes, 4))
+        Ok(Self::with_version(bytes, 4))
     }
 
     /// Sets the version and the variant of RFC 9562 in 16 bytes.
     #[must_use]
-    pub fn stamped(mut bytes: [u8; 16], version: u8) -> Self {
+    pub fn with_version(mut bytes: [u8; 16], version: u8) -> Self {
         bytes[6] = bytes[6] & 0xf | version << 4;
         bytes[8] = bytes[8] & 0x3f | 0x80;
         Self(bytes)

@@ -21,7 +21,7 @@ use super::{Resolution, edid};
 use crate::bus::Window;
 use crate::device::{Access, Device, Region, Saved};
 use crate::grants::{Build, Grants};
-use crate::hypervisor::{Backing, Guest};
+use crate::hypervisor::{Backing, GuestAccess};
 use crate::pci::{Address, Bar, Id, Identity};
 use host::display::{Mode, Scanout};
 use host::fnv;
@@ -120,7 +120,7 @@ impl Build for Config {
         let slot = grants.pci(identity)?;
         let [one, two, three, four, ..] = fnv::hash(grants.name().as_bytes(), 0).to_le_bytes();
         let serial = u32::from_le_bytes([one, two, three, four]);
-        let picture = grants.shared().host.backing(memory.0, Guest::Draws)?;
+        let picture = grants.shared().hypervisor.backing(memory.0, GuestAccess::Tracked)?;
         let screen = Arc::new(Screen {
             registers: Mutex::default(),
             edid: Mutex::new(edid::edid(mode, memory.0, serial)),
@@ -128,10 +128,10 @@ impl Build for Config {
             memory: memory.0,
             serial,
         });
-        slot.bar(0).lend(picture);
+        slot.bar(0).set_backing(picture);
         grants.shared().screens.register(screen.clone());
         let window = slot.bar(0).clone();
-        Ok(slot.carry(Box::new(Bochs { screen, window })))
+        Ok(slot.wrap(Box::new(Bochs { screen, window })))
     }
 }
 
@@ -243,7 +243,7 @@ impl Scanout for Screen {
         self.picture.read(offset, data);
     }
 
-    fn prefer(&self, width: u32, height: u32) {
+    fn set_preferred_size(&self, width: u32, height: u32) {
         let nearest = Resolution::nearest(width, height);
         // If the size does not fit into the memory, the EDID stays unchanged.
         if nearest.bytes() <= self.memory {
@@ -268,7 +268,7 @@ fn copy(from: &[u8], offset: u64, data: &mut [u8]) -> Access {
 impl Device for Bochs {
     fn read(&mut self, region: Region, offset: u64, data: &mut [u8]) -> Access {
         if region == self.window.region() {
-            self.window.touched();
+            self.window.map_backing();
             self.screen.picture.read(offset, data);
             return Access::Done;
         }
@@ -298,7 +298,7 @@ impl Device for Bochs {
 
     fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Access {
         if region == self.window.region() {
-            self.window.touched();
+            self.window.map_backing();
             self.screen.picture.write(offset, data);
             return Access::Done;
         }

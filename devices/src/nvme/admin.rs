@@ -18,7 +18,7 @@ use super::opcodes::{
     DOORBELL_BUFFER, EVENT_REQUEST, GET_FEATURES, IDENTIFY, LOG_PAGE, SET_FEATURES,
 };
 use super::prp::{self, MAX_TRANSFER};
-use super::queues::{Completion, MAX_ENTRIES, Shadow, Submission};
+use super::queues::{CompletionQueue, MAX_ENTRIES, Shadow, SubmissionQueue};
 use super::server::Server;
 
 /// Bits of dword 11 for a new queue: physically contiguous (required), interrupts enabled.
@@ -108,7 +108,7 @@ fn create_completion(state: &mut State, command: &Command) -> Answer {
         return Err(Status::INVALID_VECTOR);
     }
     let vector = (flags & INTERRUPTS != 0).then_some(vector);
-    let mut queue = Completion::new(id, size, at, vector);
+    let mut queue = CompletionQueue::new(id, size, at, vector);
     if let Some(shadow) = state.queues.shadow_of(id, 1) {
         queue.set_shadow(&shared.memory, shadow).map_err(|_| Status::DATA_TRANSFER)?;
     }
@@ -129,7 +129,7 @@ fn create_submission(state: &mut State, command: &Command) -> Answer {
     }
     let shared = &state.shared;
     let server = state.queues.servers.get(&to).ok_or(Status::COMPLETION_QUEUE_INVALID)?;
-    let mut queue = Submission::new(id, size, at);
+    let mut queue = SubmissionQueue::new(id, size, at);
     if let Some(shadow) = state.queues.shadow_of(id, 0) {
         queue.set_shadow(&shared.memory, shadow).map_err(|_| Status::DATA_TRANSFER)?;
         state.queues.connect(id, server);
@@ -146,7 +146,7 @@ fn delete_submission(state: &mut State, command: &Command) -> Answer {
     state.queues.disconnect(id);
     state.shared.bells.tail(id).close();
     let mut group = server.lock();
-    group.abandon(id);
+    group.abort_queue(id);
     group.submissions.retain(|queue| queue.id != id);
     drop(group);
     // For the other queues of this server, and for completions without a notification yet.

@@ -12,10 +12,11 @@ use super::command::{Answer, Command, Completed, Status};
 use super::events::{Event, Events};
 use super::features::Features;
 use super::group;
-use super::health::{Counter, Health, Mistake};
+use super::health::{Counter, ErrorEntry, Health};
 use super::io_queues::IoQueues;
 use super::queues::{
-    Completion, INVALID_REGISTER, INVALID_VALUE, MAX_ADMIN_ENTRIES, Shadow, Submission, Waker,
+    CompletionQueue, INVALID_REGISTER, INVALID_VALUE, MAX_ADMIN_ENTRIES, Shadow, SubmissionQueue,
+    Waker,
 };
 use super::{Registers, Shared};
 use crate::bus::Window;
@@ -36,22 +37,22 @@ const COMPLETE: u32 = 2 << 2;
 /// The admin queues.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Admin {
-    submission: Submission,
-    completion: Completion,
+    submission: SubmissionQueue,
+    completion: CompletionQueue,
     /// CC.MPS at the time when the controller was enabled.
     page: u32,
 }
 
 /// Saved state of the controller.
 #[derive(Default, Serialize, Deserialize)]
-pub(super) struct Frozen {
+pub(super) struct SavedState {
     registers: Registers,
     mask: u32,
     mistakes: u8,
     fatal: bool,
     uncached: bool,
     admin: Option<Admin>,
-    groups: Vec<group::Frozen>,
+    groups: Vec<group::SavedState>,
     shadow: Option<Shadow>,
     features: Features,
     events: Events,
@@ -76,66 +77,66 @@ pub(super) struct Controller {
 
 impl Controller {
     /// Creates a controller from a saved or the power-on state.
-    pub(super) fn thaw(
+    pub(super) fn restore(
         shared: &Arc<Shared>,
         window: &Arc<Window>,
-        frozen: Frozen,
+        saved: SavedState,
     ) -> anyhow::Result<Self> {
-        frozen.check(shared)?;
+        saved.check(shared)?;
         let bells = &shared.bells;
-        *shared.registers() = frozen.registers.clone();
-        *shared.health() = frozen.health;
-        shared.reads.set(&frozen.reads);
-        shared.writes.set(&frozen.writes);
-        shared.fatal.store(frozen.fatal, Ordering::SeqCst);
-        shared.cache.store(!frozen.uncached, Ordering::SeqCst);
-        let page = frozen.admin.as_ref().map_or(0, |admin| admin.page);
+        *shared.registers() = saved.registers.clone();
+        *shared.health() = saved.health;
+        shared.reads.set(&saved.reads);
+        shared.writes.set(&saved.writes);
+        shared.fatal.store(saved.fatal, Ordering::SeqCst);
+        shared.cache.store(!saved.uncached, Ordering::SeqCst);
+        let page = saved.admin.as_ref().map_or(0, |admin| admin.page);
         shared.page.store(4096 << page, Ordering::SeqCst);
-        let size = if frozen.size == 0 { shared.image.geometry().size } else { frozen.size };
+        let size = if saved.size == 0 { shared.image.geometry().size } else { saved.size };
         shared.size.store(size, Ordering::SeqCst);
-        bells.take_mistakes();
-        bells.mistake(frozen.mistakes);
+        bells.take_guest_errors();
+        bells.report_guest_error(saved.mistakes);
         let waker = Arc::new(Waker::new(bells.kick.clone()));
         let state = State {
             shared: shared.clone(),
-            features: frozen.features,
-            events: frozen.events,
-            queues: IoQueues::new(shared, window, frozen.shadow),
+            features: saved.features,
+            events: saved.events,
+            queues: IoQueues::new(shared, window, saved.shadow),
         };
         let mut controller = Self {
             shared: shared.clone(),
             state,
             waker,
-            admin: frozen.admin,
+            admin: saved.admin,
             commands: Vec::new(),
-            flushing: frozen.flushing,
+            flushing: saved.flushing,
         };
         if let Some(Admin { submission, completion, .. }) = &controller.admin {
             completion.resume(bells, &controller.waker);
             bells.tail(0).open(submission.size, submission.tail, &controller.waker);
         }
-        controller.state.queues.thaw(frozen.groups)?;
-        bells.set_mask(|_| frozen.mask);
+        controller.state.queues.restore(saved.groups)?;
+        bells.set_mask(|_| saved.mask);
         // Continues with pending work.
         bells.kick.write(1)?;
         Ok(controller)
     }
 
     /// Stops all threads and returns the state to save.
-    pub(super) fn freeze(mut self) -> Frozen {
+    pub(super) fn save(mut self) -> SavedState {
         let shared = self.shared.clone();
-        let groups = self.state.queues.freeze();
+        let groups = self.state.queues.save();
         if let Some(Admin { submission, completion, .. }) = &mut self.admin {
-            completion.freeze(&shared.bells, &shared.memory);
+            completion.update_head(&shared.bells, &shared.memory);
             submission.read_tail(&shared.bells, &shared.memory).ok();
         }
         self.state.queues.disconnect_all();
         let registers = shared.registers().clone();
         let health = shared.health().clone();
-        Frozen {
+        SavedState {
             registers,
             mask: shared.bells.mask(),
-            mistakes: shared.bells.take_mistakes(),
+            mistakes: shared.bells.take_guest_errors(),
             fatal: shared.is_fatal(),
             uncached: !shared.caches(),
             admin: self.admin,
@@ -194,8 +195,8 @@ impl Controller {
         let bells = &shared.bells;
         bells.tail(0).open(submissions, 0, &self.waker);
         bells.head(0).open(completions, 0, &self.waker);
-        let submission = Submission::new(0, submissions, asq);
-        let completion = Completion::new(0, completions, acq, Some(0));
+        let submission = SubmissionQueue::new(0, submissions, asq);
+        let completion = CompletionQueue::new(0, completions, acq, Some(0));
         self.admin = Some(Admin { submission, completion, page });
         let mut registers = shared.registers();
         (registers.ready, registers.shutdown) = (true, 0);
@@ -211,7 +212,7 @@ impl Controller {
         self.admin = None;
         bells.tail(0).close();
         bells.head(0).close();
-        bells.take_mistakes();
+        bells.take_guest_errors();
         bells.set_mask(|_| 0);
         bells.update_line();
         (self.state.features, self.state.events, self.state.queues.shadow) = Default::default();
@@ -280,7 +281,7 @@ impl Controller {
     /// Raises events for doorbell mistakes and for a changed disk size.
     fn raise_events(&mut self) {
         let shared = &self.shared;
-        let mistakes = shared.bells.take_mistakes();
+        let mistakes = shared.bells.take_guest_errors();
         for (mistake, event) in
             [(INVALID_REGISTER, Event::INVALID_REGISTER), (INVALID_VALUE, Event::INVALID_VALUE)]
         {
@@ -359,7 +360,7 @@ impl Controller {
         let (result, status) = match answer {
             Ok(result) => (result, Status::SUCCESS),
             Err(status) => {
-                shared.health().note(Mistake { queue: 0, id, status, block: 0 });
+                shared.health().record(ErrorEntry { queue: 0, id, status, block: 0 });
                 (0, status.logged())
             }
         };
@@ -370,7 +371,7 @@ impl Controller {
     }
 }
 
-impl Frozen {
+impl SavedState {
     /// Rejects damaged states.
     fn check(&self, shared: &Shared) -> anyhow::Result<()> {
         let Self { admin, groups, features, events, health, flushing, .. } = self;
@@ -392,6 +393,6 @@ impl Frozen {
             ensure!(end.is_some(), "shadow doorbells at {doorbell:#x} and {event:#x}");
         }
         ensure!(groups.len() <= usize::from(shared.queues), "{} groups of queues", groups.len());
-        group::Frozen::check(groups)
+        group::SavedState::check(groups)
     }
 }

@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Shared;
 use super::command::{Command, Completed, Status};
-use super::health::Mistake;
-use super::io::{self, MAX_RANGES, Work};
-use super::queues::{Completion, MAX_ENTRIES, Submission, Waker};
-use host::disk::{self, Channel, Done, Operation, Request};
+use super::health::ErrorEntry;
+use super::io::{self, DiskRequests, MAX_RANGES};
+use super::queues::{CompletionQueue, MAX_ENTRIES, SubmissionQueue, Waker};
+use host::disk::{self, Channel, Completion, Operation, Request};
 use host::memory::{NoMemory, Piece};
 
 /// Maximum number of empty piece lists kept for reuse.
@@ -50,13 +50,13 @@ struct Suspended {
 
 /// Saved state of a group.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Frozen {
-    completion: Completion,
-    submissions: Vec<Submission>,
+pub(super) struct SavedState {
+    completion: CompletionQueue,
+    submissions: Vec<SubmissionQueue>,
     kept: Vec<Suspended>,
 }
 
-impl Frozen {
+impl SavedState {
     /// Rejects queues that are in two groups, and the admin queue.
     pub(super) fn check(groups: &[Self]) -> anyhow::Result<()> {
         let mut completions: Vec<_> = groups.iter().map(|it| it.completion.id).collect();
@@ -73,15 +73,15 @@ impl Frozen {
 
 /// The queues and their commands.
 pub(super) struct Group {
-    pub(super) completion: Completion,
-    pub(super) submissions: Vec<Submission>,
+    pub(super) completion: CompletionQueue,
+    pub(super) submissions: Vec<SubmissionQueue>,
     shared: Arc<Shared>,
     channel: Box<dyn Channel>,
     /// Indexed by the lower half of a tag. The upper half numbers the requests of a command.
     pending: Vec<Option<Pending>>,
     free: Vec<u32>,
     commands: Vec<Command>,
-    done: Vec<Done>,
+    done: Vec<Completion>,
     spare: Vec<Vec<Piece>>,
     /// Requests were pushed since the last `submit`.
     pushed: bool,
@@ -90,7 +90,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    pub(super) fn new(shared: Arc<Shared>, completion: Completion) -> anyhow::Result<Self> {
+    pub(super) fn new(shared: Arc<Shared>, completion: CompletionQueue) -> anyhow::Result<Self> {
         let channel = shared.image.channel(&shared.memory).context("a channel to the disk")?;
         Ok(Self {
             completion,
@@ -113,7 +113,7 @@ impl Group {
     }
 
     /// Exactly one request is in flight.
-    pub(super) fn awaits(&self) -> bool {
+    pub(super) fn has_single_request(&self) -> bool {
         self.asked == 1
     }
 
@@ -163,8 +163,9 @@ impl Group {
         let mut pieces = self.spare.pop().unwrap_or_default();
         let work = io::plan(&self.shared, command, &mut pieces);
         let status = work.as_ref().err().copied().unwrap_or(Status::SUCCESS);
-        let nothing = Work { operation: Operation::Flush, ranges: Vec::new(), flush: false };
-        let Work { operation, ranges, flush } = work.unwrap_or(nothing);
+        let nothing =
+            DiskRequests { operation: Operation::Flush, ranges: Vec::new(), flush: false };
+        let DiskRequests { operation, ranges, flush } = work.unwrap_or(nothing);
         let left = u32::try_from(ranges.len()).expect("a command has at most 256 ranges");
         let (id, opcode, block) = (command.id(), command.opcode(), command.slba());
         let cost = io::requests(command);
@@ -219,8 +220,8 @@ impl Group {
         worked
     }
 
-    fn finish(&mut self, done: Done) {
-        let Done { tag, result, pieces } = done;
+    fn finish(&mut self, done: Completion) {
+        let Completion { tag, result, pieces } = done;
         let pending = self.pending_of(tag);
         pending.left -= 1;
         if let (Err(fault), false) = (result, pending.status.is_error()) {
@@ -261,7 +262,7 @@ impl Group {
         let head = u16::try_from(from.head).expect("a queue has at most 1024 entries");
         if status.is_error() {
             status = status.logged();
-            self.shared.health().note(Mistake { queue, id, status, block });
+            self.shared.health().record(ErrorEntry { queue, id, status, block });
         }
         let done = Completed { result: 0, queue, head, id, status };
         let shared = &self.shared;
@@ -290,7 +291,7 @@ impl Group {
 
     /// Ends all commands of a submission queue: waits for requests in flight, aborts those not
     /// started.
-    pub(super) fn abandon(&mut self, queue: u16) {
+    pub(super) fn abort_queue(&mut self, queue: u16) {
         let mut others = Vec::new();
         while self.submissions.iter().any(|it| it.id == queue && it.in_flight > 0) {
             for request in self.withdraw() {
@@ -329,7 +330,7 @@ impl Group {
     }
 
     /// Waits for requests in flight, and returns the state to save.
-    pub(super) fn freeze(mut self) -> Frozen {
+    pub(super) fn save(mut self) -> SavedState {
         // Indexed by slot, like `pending`.
         let mut kept: Vec<Vec<Request>> = Vec::new();
         while self.asked > 0 {
@@ -351,19 +352,19 @@ impl Group {
             kept.map(|(slot, requests)| Suspended { pending: pending(slot), requests }).collect();
         let Self { mut completion, submissions, shared, .. } = self;
         completion.notify(&shared.bells);
-        completion.freeze(&shared.bells, &shared.memory);
-        let look = |mut queue: Submission| {
+        completion.update_head(&shared.bells, &shared.memory);
+        let look = |mut queue: SubmissionQueue| {
             // If the shadow doorbell cannot be read, the last known tail is used.
             queue.read_tail(&shared.bells, &shared.memory).ok();
             queue
         };
         let submissions = submissions.into_iter().map(look).collect();
-        Frozen { completion, submissions, kept }
+        SavedState { completion, submissions, kept }
     }
 
     /// Restores a saved group and starts its requests again.
-    pub(super) fn thaw(shared: Arc<Shared>, frozen: Frozen) -> anyhow::Result<Self> {
-        let Frozen { completion, submissions, kept } = frozen;
+    pub(super) fn restore(shared: Arc<Shared>, saved: SavedState) -> anyhow::Result<Self> {
+        let SavedState { completion, submissions, kept } = saved;
         let queues = shared.queues;
         ensure!(completion.is_valid(queues, MAX_ENTRIES), "a completion queue is invalid");
         let valid = submissions.iter().all(|it| it.is_valid(queues, MAX_ENTRIES));

@@ -44,7 +44,7 @@ impl Counter {
 
 /// A failed command, as in the error log.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Mistake {
+pub(super) struct ErrorEntry {
     pub(super) queue: u16,
     pub(super) id: u16,
     pub(super) status: Status,
@@ -55,7 +55,7 @@ pub(super) struct Mistake {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Health {
     /// Newest first, at most `MAX_ERRORS`.
-    pub(super) mistakes: VecDeque<Mistake>,
+    pub(super) mistakes: VecDeque<ErrorEntry>,
     /// Total number of errors.
     pub(super) count: u64,
     /// Number of media errors.
@@ -65,12 +65,12 @@ pub(super) struct Health {
 }
 
 impl Health {
-    pub(super) fn note(&mut self, mistake: Mistake) {
+    pub(super) fn record(&mut self, entry: ErrorEntry) {
         self.mistakes.truncate(MAX_ERRORS - 1);
-        self.mistakes.push_front(mistake);
+        self.mistakes.push_front(entry);
         self.count += 1;
         // Status code type 2: media and data integrity.
-        self.media += u64::from(mistake.status.0 >> 8 & 7 == 2);
+        self.media += u64::from(entry.status.0 >> 8 & 7 == 2);
     }
 
     /// Whether a saved state is valid.

@@ -32,7 +32,7 @@ pub(super) const NAMESPACE: u32 = 1;
 pub(super) const EVERY_NAMESPACE: u32 = u32::MAX;
 
 /// The disk requests of a command.
-pub(super) struct Work {
+pub(super) struct DiskRequests {
     pub(super) operation: Operation,
     /// Offset and length in bytes on the disk: one request for each.
     pub(super) ranges: Vec<(u64, u64)>,
@@ -40,7 +40,7 @@ pub(super) struct Work {
     pub(super) flush: bool,
 }
 
-impl Work {
+impl DiskRequests {
     fn one(operation: Operation, offset: u64, length: u64) -> Self {
         Self { operation, ranges: vec![(offset, length)], flush: false }
     }
@@ -51,7 +51,7 @@ pub(super) fn plan(
     shared: &Shared,
     command: &Command,
     pieces: &mut Vec<Piece>,
-) -> Result<Work, Status> {
+) -> Result<DiskRequests, Status> {
     if command.is_fused_or_sgl() {
         return Err(Status::INVALID_FIELD);
     }
@@ -60,7 +60,7 @@ pub(super) fn plan(
         return Err(Status::INVALID_NAMESPACE);
     }
     match command.opcode() {
-        FLUSH => Ok(Work::one(Operation::Flush, 0, 0)),
+        FLUSH => Ok(DiskRequests::one(Operation::Flush, 0, 0)),
         READ | WRITE => transfer(shared, command, pieces),
         WRITE_ZEROES => zeroes(shared, command),
         DATASET if shared.discards() => dataset(shared, command),
@@ -68,7 +68,11 @@ pub(super) fn plan(
     }
 }
 
-fn transfer(shared: &Shared, command: &Command, pieces: &mut Vec<Piece>) -> Result<Work, Status> {
+fn transfer(
+    shared: &Shared,
+    command: &Command,
+    pieces: &mut Vec<Piece>,
+) -> Result<DiskRequests, Status> {
     let (offset, length) = extent(shared, command)?;
     let durable = command.dword(12) & FUA != 0 || !shared.caches();
     let operation = match command.opcode() {
@@ -82,16 +86,19 @@ fn transfer(shared: &Shared, command: &Command, pieces: &mut Vec<Piece>) -> Resu
     prp::pieces(&shared.memory, shared.page(), command.prp(), bytes, pieces)?;
     let counter = if operation == Operation::Read { &shared.reads } else { &shared.writes };
     counter.count(length);
-    Ok(Work::one(operation, offset, length))
+    Ok(DiskRequests::one(operation, offset, length))
 }
 
-fn zeroes(shared: &Shared, command: &Command) -> Result<Work, Status> {
+fn zeroes(shared: &Shared, command: &Command) -> Result<DiskRequests, Status> {
     let (offset, length) = extent(shared, command)?;
     writable(shared)?;
     let unmap = command.dword(12) & DEALLOCATE != 0;
     let flush = command.dword(12) & FUA != 0 || !shared.caches();
     shared.writes.count(0);
-    Ok(Work { flush, ..Work::one(Operation::WriteZeroes { unmap }, offset, length) })
+    Ok(DiskRequests {
+        flush,
+        ..DiskRequests::one(Operation::WriteZeroes { unmap }, offset, length)
+    })
 }
 
 /// The blocks of a command as offset and length in bytes.
@@ -124,7 +131,7 @@ fn ranges_of(command: &Command) -> u16 {
 }
 
 /// Dataset Management. Only deallocation has an effect, other attributes are hints.
-fn dataset(shared: &Shared, command: &Command) -> Result<Work, Status> {
+fn dataset(shared: &Shared, command: &Command) -> Result<DiskRequests, Status> {
     let count = usize::from(ranges_of(command));
     let mut bytes = [0; RANGE_SIZE * MAX_RANGES];
     let bytes = &mut bytes[..count * RANGE_SIZE];
@@ -144,7 +151,7 @@ fn dataset(shared: &Shared, command: &Command) -> Result<Work, Status> {
     } else {
         writable(shared)?;
     }
-    Ok(Work { operation: Operation::Discard, ranges, flush: false })
+    Ok(DiskRequests { operation: Operation::Discard, ranges, flush: false })
 }
 
 /// Converts a failed request to a status.

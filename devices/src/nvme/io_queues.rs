@@ -11,6 +11,9 @@ use super::{DOORBELLS, Shared};
 use crate::bus::Window;
 use host::memory::NoMemory;
 
+/// Bytes of a doorbell register.
+const DOORBELL_LENGTH: u32 = 4;
+
 pub(super) struct IoQueues {
     /// Indexed by completion queue.
     pub(super) servers: BTreeMap<u16, Server>,
@@ -27,9 +30,9 @@ impl IoQueues {
     }
 
     /// Starts saved queues.
-    pub(super) fn thaw(&mut self, groups: Vec<group::Frozen>) -> anyhow::Result<()> {
+    pub(super) fn restore(&mut self, groups: Vec<group::SavedState>) -> anyhow::Result<()> {
         for group in groups {
-            let group = Group::thaw(self.shared.clone(), group)?;
+            let group = Group::restore(self.shared.clone(), group)?;
             let id = group.completion.id;
             self.servers.insert(id, Server::start(group)?);
         }
@@ -43,9 +46,9 @@ impl IoQueues {
     }
 
     /// Stops all threads and returns the queues to save.
-    pub(super) fn freeze(&mut self) -> Vec<group::Frozen> {
+    pub(super) fn save(&mut self) -> Vec<group::SavedState> {
         let servers = std::mem::take(&mut self.servers).into_values();
-        servers.map(|server| server.stop().freeze()).collect()
+        servers.map(|server| server.stop().save()).collect()
     }
 
     /// The server of a submission queue.
@@ -69,7 +72,7 @@ impl IoQueues {
         for (id, server) in &self.servers {
             let mut group = server.lock();
             if let Some(shadow) = self.shadow_of(*id, 1) {
-                group.completion.freeze(bells, memory);
+                group.completion.update_head(bells, memory);
                 group.completion.set_shadow(memory, shadow)?;
             }
             for queue in &mut group.submissions {
@@ -87,11 +90,12 @@ impl IoQueues {
 
     /// Lets a shadowed doorbell ring without an exit. The value of the ring does not matter.
     pub(super) fn connect(&self, queue: u16, server: &Server) {
-        self.window.ring(doorbell(queue), server.waker().event.clone());
+        let event = server.waker().event.clone();
+        self.window.connect_doorbell(doorbell(queue), DOORBELL_LENGTH, event);
     }
 
     pub(super) fn disconnect(&self, queue: u16) {
-        self.window.silence(doorbell(queue).0);
+        self.window.disconnect_doorbell(doorbell(queue));
     }
 
     /// Disconnects all submission queues.
@@ -102,7 +106,7 @@ impl IoQueues {
     }
 }
 
-/// Offset and length of a submission queue's doorbell.
-fn doorbell(queue: u16) -> (u64, u32) {
-    (DOORBELLS + 8 * u64::from(queue), 4)
+/// Offset of a submission queue's doorbell.
+fn doorbell(queue: u16) -> u64 {
+    DOORBELLS + 8 * u64::from(queue)
 }

@@ -46,16 +46,16 @@ fn supported() -> Vec<u8> {
 fn errors(shared: &Shared) -> Vec<u8> {
     let mut page = Page::new(64 * MAX_ERRORS);
     let health = shared.health();
-    for (mistake, at) in health.mistakes.iter().zip(0_u64..) {
+    for (error, at) in health.mistakes.iter().zip(0_u64..) {
         let entry = 64 * usize::try_from(at).expect("at most 16");
         page.put(entry, &(health.count - at).to_le_bytes());
-        page.put(entry + 8, &mistake.queue.to_le_bytes());
-        page.put(entry + 10, &mistake.id.to_le_bytes());
-        page.put(entry + 12, &(mistake.status.0 << 1).to_le_bytes());
+        page.put(entry + 8, &error.queue.to_le_bytes());
+        page.put(entry + 10, &error.id.to_le_bytes());
+        page.put(entry + 12, &(error.status.0 << 1).to_le_bytes());
         // Parameter error location: not reported.
         page.put(entry + 14, &[0xff, 0xff]);
-        if mistake.queue > 0 {
-            page.put(entry + 16, &mistake.block.to_le_bytes());
+        if error.queue > 0 {
+            page.put(entry + 16, &error.block.to_le_bytes());
             page.put(entry + 24, &io::NAMESPACE.to_le_bytes());
         }
     }

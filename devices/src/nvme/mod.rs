@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once};
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
-use self::controller::{Controller, ENABLE, Frozen, MAX_MPS, SHUTDOWN};
+use self::controller::{Controller, ENABLE, MAX_MPS, SHUTDOWN, SavedState};
 use self::health::{Counter, Health};
 use self::queues::{Doorbells, MAX_ENTRIES};
 use crate::bus::Window;
@@ -103,15 +103,15 @@ impl Build for Config {
         self.attach(image, grants)
     }
 
-    fn suit(&mut self, processors: u16) {
-        self.0.suit(processors);
+    fn fill_defaults(&mut self, processors: u16) {
+        self.0.set_default_queues(processors);
     }
 
     fn host_side(&self) -> HostSide<'_> {
         HostSide::Image(&self.0.path)
     }
 
-    fn leave_host_alone(&mut self) {
+    fn detach_host_side(&mut self) {
         self.0.file = Expected::Nothing;
     }
 }
@@ -148,7 +148,7 @@ impl Config {
         let shared = Shared::new(image, serial, queues, &slot.memory, &slot.interrupt)?;
         let window = slot.bar(0).clone();
         let device = Nvme { shared: Arc::new(shared), window, drive, worker: None };
-        Ok(slot.carry(Box::new(device)))
+        Ok(slot.wrap(Box::new(device)))
     }
 }
 
@@ -288,7 +288,7 @@ impl Shared {
     /// UUID version 8, computed from the serial number.
     fn uuid(&self) -> Uuid {
         let lanes = [1, 2].map(|lane| fnv::hash(self.serial.as_bytes(), lane).to_be_bytes());
-        Uuid::stamped(std::array::from_fn(|at| lanes[at / 8][at % 8]), 8)
+        Uuid::with_version(std::array::from_fn(|at| lanes[at / 8][at % 8]), 8)
     }
 
     fn is_fatal(&self) -> bool {
@@ -410,15 +410,15 @@ impl Device for Nvme {
         let Some(worker) = self.worker.take() else { return Saved::default() };
         self.drive.watch(None);
         self.shared.parking.store(true, Ordering::SeqCst);
-        let frozen = worker.stop().freeze();
+        let saved = worker.stop().save();
         self.shared.bells.kick.read().ok();
-        Saved::of(&frozen)
+        Saved::of(&saved)
     }
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
-        let frozen: Frozen = saved.take()?;
+        let saved: SavedState = saved.take()?;
         self.shared.parking.store(false, Ordering::SeqCst);
-        let controller = Controller::thaw(&self.shared, &self.window, frozen)?;
+        let controller = Controller::restore(&self.shared, &self.window, saved)?;
         let bells = vec![self.shared.bells.kick.clone()];
         let step = |controller: &mut Controller, _| controller.step();
         self.worker = Some(Worker::spawn("nvme", controller, bells, step)?);

@@ -144,10 +144,10 @@ impl Doorbells {
     pub(super) fn ring(&self, number: u64, value: u32) {
         let bells = if number.is_multiple_of(2) { &self.tails } else { &self.heads };
         let queue = usize::try_from(number / 2).unwrap_or(usize::MAX);
-        let Some(bell) = bells.get(queue) else { return self.mistake(INVALID_REGISTER) };
+        let Some(bell) = bells.get(queue) else { return self.report_guest_error(INVALID_REGISTER) };
         match bell.size.load(Ordering::SeqCst) {
-            0 => return self.mistake(INVALID_REGISTER),
-            size if value >= size => return self.mistake(INVALID_VALUE),
+            0 => return self.report_guest_error(INVALID_REGISTER),
+            size if value >= size => return self.report_guest_error(INVALID_VALUE),
             _ => bell.value.store(value, Ordering::SeqCst),
         }
         if number.is_multiple_of(2) {
@@ -160,14 +160,14 @@ impl Doorbells {
         self.update_line();
     }
 
-    pub(super) fn mistake(&self, mistake: u8) {
-        if self.mistakes.fetch_or(mistake, Ordering::SeqCst) & mistake == 0 {
+    pub(super) fn report_guest_error(&self, error: u8) {
+        if self.mistakes.fetch_or(error, Ordering::SeqCst) & error == 0 {
             self.kick.write(1).ok();
         }
     }
 
     /// Returns and clears the mistakes since the last call.
-    pub(super) fn take_mistakes(&self) -> u8 {
+    pub(super) fn take_guest_errors(&self) -> u8 {
         self.mistakes.swap(0, Ordering::SeqCst)
     }
 
@@ -204,13 +204,13 @@ impl Doorbells {
     }
 
     /// Updates the state for the interrupt line, even while MSI-X is in use.
-    fn raise(&self, queue: &Completion) {
+    fn raise(&self, queue: &CompletionQueue) {
         let vector = u32::from(queue.vector) & 31;
         self.head(queue.id).level.store(vector << 17 | PENDING | queue.tail, Ordering::SeqCst);
     }
 
     /// Interrupts the guest: a queue has new completions.
-    fn notify(&self, queue: &Completion) {
+    fn notify(&self, queue: &CompletionQueue) {
         if !queue.interrupts {
             return;
         }
@@ -257,7 +257,7 @@ fn store(memory: &Memory, at: u64, value: u32) -> Result<(), NoMemory> {
 
 /// A submission queue.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Submission {
+pub(super) struct SubmissionQueue {
     pub(super) id: u16,
     pub(super) size: u32,
     pub(super) at: u64,
@@ -272,7 +272,7 @@ pub(super) struct Submission {
     pub(super) requests: u32,
 }
 
-impl Submission {
+impl SubmissionQueue {
     pub(super) fn new(id: u16, size: u32, at: u64) -> Self {
         Self { id, size, at, head: 0, tail: 0, shadow: None, in_flight: 0, requests: 0 }
     }
@@ -291,7 +291,7 @@ impl Submission {
         };
         match shadow.read(memory)? {
             tail if tail < self.size => self.tail = tail,
-            _ => bells.mistake(INVALID_VALUE),
+            _ => bells.report_guest_error(INVALID_VALUE),
         }
         Ok(())
     }
@@ -351,7 +351,7 @@ impl Submission {
 
 /// A completion queue.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Completion {
+pub(super) struct CompletionQueue {
     pub(super) id: u16,
     pub(super) size: u32,
     pub(super) at: u64,
@@ -370,7 +370,7 @@ pub(super) struct Completion {
     fresh: bool,
 }
 
-impl Completion {
+impl CompletionQueue {
     pub(super) fn new(id: u16, size: u32, at: u64, vector: Option<u16>) -> Self {
         let (head, tail, phase, shadow, waiting, fresh) = Default::default();
         let (interrupts, vector) = (vector.is_some(), vector.unwrap_or_default());
@@ -433,7 +433,7 @@ impl Completion {
                 self.head = head;
                 bell.value.store(head, Ordering::SeqCst);
             }
-            _ => bells.mistake(INVALID_VALUE),
+            _ => bells.report_guest_error(INVALID_VALUE),
         }
         Ok(())
     }
@@ -473,7 +473,7 @@ impl Completion {
     }
 
     /// Called before the queue is saved.
-    pub(super) fn freeze(&mut self, bells: &Doorbells, memory: &Memory) {
+    pub(super) fn update_head(&mut self, bells: &Doorbells, memory: &Memory) {
         // If the shadow doorbell cannot be read, the last known head is used.
         self.read_head(bells, memory).ok();
     }

@@ -30,16 +30,16 @@ impl Serve for Service {
         self.0.lock().pass()
     }
 
-    fn awaits(&self) -> bool {
-        self.0.lock().awaits()
+    fn has_single_request(&self) -> bool {
+        self.0.lock().has_single_request()
     }
 
-    fn listen(&mut self) -> bool {
+    fn enable_doorbells(&mut self) -> bool {
         self.0.waker.prepare_sleep();
         !self.0.lock().is_idle()
     }
 
-    fn quiet(&mut self) {
+    fn disable_doorbells(&mut self) {
         self.0.waker.cancel_sleep();
     }
 
@@ -47,7 +47,7 @@ impl Serve for Service {
         vec![self.0.waker.event.as_raw_fd(), self.0.lock().event()]
     }
 
-    fn heard(&mut self) {
+    fn clear_events(&mut self) {
         // Empty if a finished disk request woke the thread.
         self.0.waker.event.read().ok();
     }

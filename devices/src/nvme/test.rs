@@ -11,7 +11,7 @@ use super::*;
 use crate::device::Kind;
 use crate::pci::Address;
 use crate::testutil::Bench;
-use host::disk::{self, Channel, Done, Fault, Geometry, Operation, Request, memory};
+use host::disk::{self, Channel, Completion, Fault, Geometry, Operation, Request, memory};
 use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(4, 0);
@@ -97,10 +97,10 @@ impl Channel for DoubleChannel {
             self.below.submit();
         }
     }
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<Completion>) {
         self.submit();
         self.below.reap(done);
-        done.extend(self.failed.drain(..).map(|it| Done {
+        done.extend(self.failed.drain(..).map(|it| Completion {
             tag: it.tag,
             result: Err(Fault::Broken),
             pieces: it.pieces,
@@ -281,7 +281,7 @@ impl Driver {
     }
 
     fn sent(&self) -> Vec<u32> {
-        self.bench.host.sent.lock().unwrap().iter().map(|message| message.data).collect()
+        self.bench.hypervisor.sent.lock().unwrap().iter().map(|message| message.data).collect()
     }
 
     /// Puts a command into a queue without ringing the doorbell.
@@ -909,7 +909,7 @@ fn a_full_completion_queue_is_never_written_over() {
 #[test]
 fn the_wire_is_high_while_something_is_not_seen() {
     let mut driver = Driver::ready(16);
-    let pins = driver.bench.host.pins.clone();
+    let pins = driver.bench.hypervisor.pins.clone();
     driver.wait("the fall", || !pins.is_high(GSI));
     driver.submit(1, transfer(2, 0, 1, (DATA, 0)));
     driver.wait("the interrupt", || pins.is_high(GSI));
@@ -941,7 +941,7 @@ fn shadow_doorbells_ring_only_when_they_are_asked_to() {
     assert_eq!(driver.admin(prp(command(0x7c, 0), (shadow, event))).status, 0);
     assert_eq!(driver.data(shadow + 8), [1, 0, 0, 0], "as the registers were");
     driver.create(2, 64);
-    let bells = driver.bench.host.bells.lock().unwrap().clone();
+    let bells = driver.bench.hypervisor.bells.lock().unwrap().clone();
     let addresses: Vec<_> = bells.iter().map(|bell| (bell.address - BAR0, bell.length)).collect();
     assert_eq!(addresses, [(0x1008, 4), (0x1010, 4)]);
     let mut rings = 0;
@@ -978,7 +978,7 @@ fn shadow_doorbells_ring_only_when_they_are_asked_to() {
     let cqe = driver.next(0);
     assert_eq!((cqe.id, cqe.result), (request, 0x0001_0100), "a shadow beyond the end");
     driver.disable();
-    assert!(driver.bench.host.bells.lock().unwrap().is_empty());
+    assert!(driver.bench.hypervisor.bells.lock().unwrap().is_empty());
 }
 
 #[test]

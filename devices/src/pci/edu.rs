@@ -93,7 +93,7 @@ impl Build for Config {
             doorbell: slot.bar(0).doorbell(DMA_DOORBELL, 4, Some(1))?,
             worker: None,
         };
-        Ok(slot.carry(Box::new(device)))
+        Ok(slot.wrap(Box::new(device)))
     }
 }
 
@@ -447,17 +447,17 @@ mod test {
             wait("the factorial", || get(&bench, STATUS) & COMPUTING == 0);
             assert_eq!(get(&bench, FACTORIAL), result, "{n}!");
         }
-        assert!(!bench.host.pins.is_high(GSI));
+        assert!(!bench.hypervisor.pins.is_high(GSI));
         set(&bench, STATUS, u32::MAX);
         assert_eq!(get(&bench, STATUS), FACTORIAL_INTERRUPT);
         set(&bench, FACTORIAL, 3);
-        wait("the interrupt", || bench.host.pins.is_high(GSI));
+        wait("the interrupt", || bench.hypervisor.pins.is_high(GSI));
         set(&bench, INTERRUPT_RAISE, 0x30);
         assert_eq!(get(&bench, INTERRUPT_STATUS), 0x31);
         set(&bench, INTERRUPT_ACKNOWLEDGE, 0x21);
-        assert!(bench.host.pins.is_high(GSI), "one cause is left");
+        assert!(bench.hypervisor.pins.is_high(GSI), "one cause is left");
         set(&bench, INTERRUPT_ACKNOWLEDGE, 0x10);
-        assert!(!bench.host.pins.is_high(GSI));
+        assert!(!bench.hypervisor.pins.is_high(GSI));
     }
 
     #[test]
@@ -467,10 +467,10 @@ mod test {
         bench.write(Kind::Memory, BAR1 + 8, &0x41_u64.to_le_bytes());
         set_config(&bench, 0x40, 0x8000_0000);
         dma(&bench, DMA_INTERRUPT, 0, BUFFER, 16);
-        wait("the message", || bench.host.sent.lock().unwrap().len() == 1);
-        assert_eq!(bench.host.sent.lock().unwrap()[0].data, 0x41);
+        wait("the message", || bench.hypervisor.sent.lock().unwrap().len() == 1);
+        assert_eq!(bench.hypervisor.sent.lock().unwrap()[0].data, 0x41);
         assert_eq!(get(&bench, INTERRUPT_STATUS), DMA_DONE);
-        assert_eq!(bench.host.pins.edges(GSI), 0);
+        assert_eq!(bench.hypervisor.pins.edges(GSI), 0);
     }
 
     #[test]
@@ -513,7 +513,7 @@ mod test {
     fn the_doorbell_moves_along_and_runs_what_is_programmed() {
         let bench = bench();
         let bell = |address| Doorbell { kind: Kind::Memory, address, length: 4, value: Some(1) };
-        assert_eq!(*bench.host.bells.lock().unwrap(), [bell(BAR0 + DMA_DOORBELL)]);
+        assert_eq!(*bench.hypervisor.bells.lock().unwrap(), [bell(BAR0 + DMA_DOORBELL)]);
         bench.memory.write(0x1000, b"ring").unwrap();
         dma(&bench, 0, 0x1000, BUFFER, 4);
         program(&bench, BUFFER, 0x2000, 4);
@@ -522,9 +522,12 @@ mod test {
         set(&bench, DMA_DOORBELL, 2);
         set(&bench, DMA_DOORBELL, 1);
         wait("the transfer", || &memory(&bench, 0x2000) == b"ring");
-        wait("the interrupt", || bench.host.pins.is_high(GSI));
+        wait("the interrupt", || bench.hypervisor.pins.is_high(GSI));
         set_config(&bench, 0x10, 0xc010_0000);
-        assert_eq!(*bench.host.bells.lock().unwrap(), [bell(BAR0 + (1 << 20) + DMA_DOORBELL)]);
+        assert_eq!(
+            *bench.hypervisor.bells.lock().unwrap(),
+            [bell(BAR0 + (1 << 20) + DMA_DOORBELL)]
+        );
     }
 
     #[test]
@@ -545,16 +548,16 @@ mod test {
             it["state"]["status"] = (COMPUTING | FACTORIAL_INTERRUPT).into();
             it["state"]["factorial"] = 4.into();
         });
-        wait("the factorial", || bench.host.pins.is_high(GSI));
+        wait("the factorial", || bench.hypervisor.pins.is_high(GSI));
         assert_eq!((get(&bench, FACTORIAL), get(&bench, LIVENESS)), (24, !5));
         wait("the transfer", || get(&bench, DMA_COMMAND) & 1 == 0);
         assert_eq!(&memory(&bench, 0x2000), b"data");
         bench.memory.write(0x2000, b"none").unwrap();
         freeze(&|it| it["rung"] = true.into());
         wait("the transfer of the doorbell", || &memory(&bench, 0x2000) == b"data");
-        assert!(bench.host.pins.is_high(GSI), "not acknowledged yet");
+        assert!(bench.hypervisor.pins.is_high(GSI), "not acknowledged yet");
         bench.board.reset().unwrap();
-        assert!(!bench.host.pins.is_high(GSI));
+        assert!(!bench.hypervisor.pins.is_high(GSI));
         set_config(&bench, 0x10, 0xc000_0000);
         set_config(&bench, 0x04, 6);
         assert_eq!([LIVENESS, FACTORIAL, STATUS, DMA_COUNT].map(|at| get(&bench, at)), [0; 4]);

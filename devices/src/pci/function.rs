@@ -11,12 +11,12 @@ use super::{Address, Bar, Identity, Interrupt};
 use crate::bus::Window;
 use crate::bytes::Bytes;
 use crate::device::{Access, Device, Kind, Region, Saved};
-use crate::hypervisor::Host;
+use crate::hypervisor::Hypervisor;
 use crate::line::Line;
 use crate::resources::Resources;
 use host::memory::Memory;
 
-/// The resources of a PCI function, granted to its device. `carry` wraps the device as the
+/// The resources of a PCI function, granted to its device. `wrap` wraps the device as the
 /// function.
 pub struct Slot {
     /// The address of the function.
@@ -36,7 +36,7 @@ impl Slot {
         at: Address,
         mut identity: Identity,
         resources: &mut dyn Resources,
-        host: &dyn Host,
+        host: &dyn Hypervisor,
         memory: &Memory,
     ) -> anyhow::Result<Self> {
         let config = resources.claim(Kind::Config, at.config()..at.config() + 0x1000)?;
@@ -69,7 +69,7 @@ impl Slot {
     }
 
     /// Wraps the device as a PCI function.
-    pub fn carry(self, device: Box<dyn Device>) -> Box<dyn Device> {
+    pub fn wrap(self, device: Box<dyn Device>) -> Box<dyn Device> {
         let table = self.identity.msix.map(|(_, bar)| self.bar(bar).region());
         Box::new(Function { header: Header::new(&self.identity), slot: self, device, table })
     }
@@ -93,7 +93,7 @@ struct State {
 
 impl Function {
     fn owns(&self, offset: u64) -> bool {
-        self.slot.identity.own.iter().any(|range| range.contains(&offset))
+        self.slot.identity.own_registers.iter().any(|range| range.contains(&offset))
     }
 
     fn line(&self) -> Option<&Line> {
@@ -102,7 +102,7 @@ impl Function {
 
     /// Applies the header: places the BARs, and sets bus mastering and the line.
     fn apply(&self) {
-        self.slot.memory.open(self.header.is_master());
+        self.slot.memory.set_open(self.header.is_master());
         let msix = self.slot.interrupt.msix.as_ref();
         if let Some(msix) = msix {
             msix.set_control(self.header.msix_control());
@@ -113,7 +113,7 @@ impl Function {
             line.gate(self.header.intx_disabled() || replaced);
         }
         for (number, bar, window) in &self.slot.bars {
-            window.place(self.header.bar_address(*number, *bar));
+            window.move_to(self.header.bar_address(*number, *bar));
         }
     }
 }
@@ -149,7 +149,7 @@ impl Device for Function {
 
     fn park(&mut self) -> Saved {
         let device = self.device.park();
-        self.slot.memory.open(false);
+        self.slot.memory.set_open(false);
         let msix = self.slot.interrupt.msix.as_ref().map(|msix| msix.state()).unwrap_or_default();
         Saved::of(&State { header: self.header.bytes(), msix, device })
     }
@@ -212,7 +212,7 @@ mod test {
             .add("held", |grants| {
                 let slot = grants.pci(identity)?;
                 *kept.lock().unwrap() = Some((slot.interrupt.clone(), slot.memory.clone()));
-                Ok(slot.carry(Box::new(Held)))
+                Ok(slot.wrap(Box::new(Held)))
             })
             .unwrap();
         bench.board.run(Vec::new()).unwrap();
@@ -268,10 +268,10 @@ mod test {
         let (bench, interrupt, _) = bench();
         let line = interrupt.line.unwrap();
         line.set(true);
-        assert!(bench.host.pins.is_high(22));
+        assert!(bench.hypervisor.pins.is_high(22));
         assert_eq!(config(&bench, 4) >> 16 & 8, 8);
         set(&bench, 4, 1 << 10);
-        assert!(!bench.host.pins.is_high(22));
+        assert!(!bench.hypervisor.pins.is_high(22));
     }
 
     #[test]
@@ -288,7 +288,7 @@ mod test {
         assert_eq!(bench.board.park(), saved);
         bench.board.run(saved).unwrap();
         assert!(interrupt.message(0));
-        assert_eq!(bench.host.sent.lock().unwrap()[0].data, 0x51);
+        assert_eq!(bench.hypervisor.sent.lock().unwrap()[0].data, 0x51);
         bench.board.reset().unwrap();
         assert_eq!(config(&bench, 0x10), 0);
         assert_eq!(bench.read(Kind::Memory, 0xc000_0000), [0xff]);

@@ -37,7 +37,7 @@ impl Build for Config {
             subsystem: SUBSYSTEM,
         };
         let own = vec![0x50..0x54, 0x60..0x68, 0x90..0x97, 0x9c..0x9f, 0xa0..0xb2];
-        let identity = Identity { at: Some(AT), own, ..Identity::new(id) };
+        let identity = Identity { at: Some(AT), own_registers: own, ..Identity::new(id) };
         // Dword accesses at 0xCF8 belong to the bridge, the byte at 0xCF9 to the reset control.
         let ports = grants.claim(Kind::Port, 0xcf8..0xd00)?;
         let ecam = grants.window(Kind::Memory, ECAM);
@@ -47,7 +47,7 @@ impl Build for Config {
         // The bridge must answer its own configuration cycles without the bus, where it would wait
         // for its own lock. Therefore it contains its function instead of being wrapped in it.
         let registers = Registers { config, ecam: ecam.clone(), state: State::default() };
-        let function = slot.carry(Box::new(registers));
+        let function = slot.wrap(Box::new(registers));
         Ok(Box::new(Bridge { ports, config, ecam: ecam.region(), function, spaces, latch: 0 }))
     }
 }
@@ -196,7 +196,7 @@ impl Device for Registers {
                 self.state.write(at, *byte);
             }
         }
-        self.ecam.place(self.state.ecam());
+        self.ecam.move_to(self.state.ecam());
         Access::Done
     }
 
@@ -206,7 +206,7 @@ impl Device for Registers {
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
         self.state = saved.take()?;
-        self.ecam.place(self.state.ecam());
+        self.ecam.move_to(self.state.ecam());
         Ok(())
     }
 }

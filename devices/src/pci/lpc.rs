@@ -69,8 +69,12 @@ impl Build for Config {
             revision: 2,
             subsystem: (0x1af4, 0x1100),
         };
-        let identity =
-            Identity { at: Some(AT), own: vec![OWN], multifunction: true, ..Identity::new(id) };
+        let identity = Identity {
+            at: Some(AT),
+            own_registers: vec![OWN],
+            multifunction: true,
+            ..Identity::new(id)
+        };
         let slot = grants.pci(identity)?;
         let ports = Ports {
             reset: grants.claim(Kind::Port, RESET_CONTROL..RESET_CONTROL + 1)?,
@@ -84,7 +88,7 @@ impl Build for Config {
         let pm = pm::Block::new(line, shared.events.clone(), &shared.buttons);
         let events = shared.events.clone();
         let (config, registers) = (slot.config, Registers::default());
-        Ok(slot.carry(Box::new(Lpc { config, ports, window, pm, events, registers })))
+        Ok(slot.wrap(Box::new(Lpc { config, ports, window, pm, events, registers })))
     }
 }
 
@@ -180,7 +184,7 @@ impl Lpc {
         if self.registers.is_smi_locked() {
             self.pm.lock_smi();
         }
-        self.window.place(self.registers.pm_base());
+        self.window.move_to(self.registers.pm_base());
     }
 
     /// Returns the new value of a byte register. Resets the machine if `bit` changes from 0 to 1.
@@ -257,7 +261,7 @@ impl Device for Lpc {
         }
         self.registers =
             Registers { config: std::mem::take(&mut self.registers.config), ..registers };
-        self.window.place(self.registers.pm_base());
+        self.window.move_to(self.registers.pm_base());
         self.pm.run(&pm, self.registers.is_smi_locked())
     }
 }

@@ -83,7 +83,7 @@ pub struct Identity {
     /// Capabilities after MSI-X: the ID, and the bytes after the ID and the next pointer.
     pub capabilities: Vec<(u8, Vec<u8>)>,
     /// Ranges of configuration registers that the device implements itself.
-    pub own: Vec<std::ops::Range<u64>>,
+    pub own_registers: Vec<std::ops::Range<u64>>,
     /// Whether this is function 0 of a device with more than one function.
     pub multifunction: bool,
 }
@@ -98,7 +98,7 @@ impl Identity {
             msix: None,
             pin: None,
             capabilities: Vec::new(),
-            own: Vec::new(),
+            own_registers: Vec::new(),
             multifunction: false,
         }
     }

@@ -131,7 +131,7 @@ impl Msix {
             }
             let message = Message { address: entry.address, data: entry.data };
             if inner.aimed[number] != Some(message) {
-                if let Err(error) = self.routes[number].aim(message) {
+                if let Err(error) = self.routes[number].set_message(message) {
                     // Log this once: the guest chooses the address, and can repeat this endlessly.
                     if !std::mem::replace(&mut inner.refused, true) {
                         tracing::warn!("MSI-X vector {number} cannot be routed: {error:#}");
@@ -196,10 +196,10 @@ impl fmt::Debug for Msix {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::hypervisor::Host;
-    use crate::testutil::FakeHost;
+    use crate::hypervisor::Hypervisor;
+    use crate::testutil::FakeHypervisor;
 
-    fn table(host: &FakeHost, count: usize) -> Msix {
+    fn table(host: &FakeHypervisor, count: usize) -> Msix {
         Msix::new((0..count).map(|_| host.route().unwrap()).collect())
     }
 
@@ -211,7 +211,7 @@ mod test {
 
     #[test]
     fn a_masked_vector_waits_and_shows_as_pending() {
-        let host = FakeHost::default();
+        let host = FakeHypervisor::default();
         let msix = table(&host, 10);
         assert!(!msix.send(9), "off: the device must use its wire");
         msix.set_control(ENABLE);
@@ -228,7 +228,7 @@ mod test {
 
     #[test]
     fn the_function_mask_holds_all_vectors() {
-        let host = FakeHost::default();
+        let host = FakeHypervisor::default();
         let msix = table(&host, 2);
         aim(&msix, 0, 0x30, 0);
         msix.set_control(ENABLE | MASK_ALL);
@@ -240,7 +240,7 @@ mod test {
 
     #[test]
     fn no_access_leaves_the_table() {
-        let host = FakeHost::default();
+        let host = FakeHypervisor::default();
         let msix = table(&host, 1);
         msix.set_control(ENABLE);
         let mut data = [0; 8];

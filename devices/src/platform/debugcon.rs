@@ -44,7 +44,7 @@ impl Build for Config {
         HostSide::Stream(&self.to)
     }
 
-    fn leave_host_alone(&mut self) {
+    fn detach_host_side(&mut self) {
         self.to = Stream::None;
     }
 }

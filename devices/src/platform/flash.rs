@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::alarm::Alarm;
 use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants};
-use crate::hypervisor::{Backing, Guest};
+use crate::hypervisor::{Backing, GuestAccess};
 use host::lock;
 
 /// `--device flash,code=OVMF_CODE_4M.fd,vars=VARS.fd`
@@ -102,7 +102,7 @@ impl Build for Config {
         Ok(Box::new(Flash { code, vars }))
     }
 
-    fn leave_host_alone(&mut self) {
+    fn detach_host_side(&mut self) {
         self.readonly = true;
     }
 }
@@ -237,9 +237,9 @@ impl Bank {
     fn new(at: u64, bytes: &[u8], writes: Writes, grants: &mut dyn Grants) -> anyhow::Result<Self> {
         let size = bytes.len() as u64;
         let region = grants.claim(Kind::Memory, at..at + size)?;
-        let memory = grants.shared().host.backing(size, Guest::Reads)?;
+        let memory = grants.shared().hypervisor.backing(size, GuestAccess::ReadOnly)?;
         memory.write(0, bytes);
-        memory.place(Some(at))?;
+        memory.map(Some(at))?;
         Ok(Self { region, memory, writes, chip: Chip::default(), masked: None })
     }
 
@@ -497,7 +497,7 @@ mod test {
     use std::thread;
 
     use super::*;
-    use crate::hypervisor::Host;
+    use crate::hypervisor::Hypervisor;
     use crate::testutil::Bench;
 
     const CODE: u64 = END - 0x4000;
@@ -727,7 +727,7 @@ mod test {
         assert_eq!(read(&bench, VARS + 0x5000), 0x44, "the guest continues in memory");
         assert_eq!(fs::read(images.vars()).unwrap(), blank_vars());
 
-        let view = bench.host.backing(VARS_SIZE as u64, Guest::Reads).unwrap();
+        let view = bench.hypervisor.backing(VARS_SIZE as u64, GuestAccess::ReadOnly).unwrap();
         view.write(0, &blank_vars());
         let mut store = Store::new(&images.vars(), open(&images.vars(), false).unwrap(), 0x10000);
         let data = [1, 2];

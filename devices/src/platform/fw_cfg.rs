@@ -79,7 +79,7 @@ pub trait Source: Send {
 
 /// Receives the content of a writable file after each write of the guest, and when the device
 /// starts to run. It is called on a vCPU's thread, and must not block or call devices.
-pub type Written = Arc<dyn Fn(&[u8]) + Send + Sync>;
+pub type OnWrite = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
 /// A named item.
 pub struct File {
@@ -99,7 +99,7 @@ pub enum Content {
     Acpi(u32),
     /// Written by the guest. These are the content at power-on, which also fixes the size, and the
     /// function that receives the content.
-    Writable(Vec<u8>, Written),
+    Writable(Vec<u8>, OnWrite),
 }
 
 impl fmt::Debug for File {
@@ -197,7 +197,7 @@ struct Item {
 enum Nature {
     Fixed,
     Acpi,
-    Writable { initial: Vec<u8>, written: Written },
+    Writable { initial: Vec<u8>, written: OnWrite },
 }
 
 impl Item {
@@ -481,7 +481,7 @@ mod test {
         }
         fn files(&mut self) -> Vec<File> {
             let cell = self.written.clone();
-            let written: Written = Arc::new(move |bytes| *cell.lock().unwrap() = bytes.to_vec());
+            let written: OnWrite = Arc::new(move |bytes| *cell.lock().unwrap() = bytes.to_vec());
             let file = |name: &str, content| File { name: name.to_owned(), content };
             vec![
                 file("opt/z", Content::Fixed(b"last".to_vec())),

@@ -403,7 +403,7 @@ mod test {
     }
 
     fn wait(bench: &Bench, edges: u32, began: Instant) -> Duration {
-        while bench.host.pins.edges(20) < edges {
+        while bench.hypervisor.pins.edges(20) < edges {
             assert!(began.elapsed() < Duration::from_secs(5), "no interrupt came");
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -459,7 +459,7 @@ mod test {
         let took = wait(&bench, 1, began);
         assert!(took >= Duration::from_millis(20), "{took:?}");
         std::thread::sleep(Duration::from_millis(30));
-        assert_eq!(bench.host.pins.edges(20), 1);
+        assert_eq!(bench.hypervisor.pins.edges(20), 1);
         assert_eq!(read(&bench, BASE + GINTR_STA), 0, "edges leave no status");
     }
 
@@ -478,9 +478,9 @@ mod test {
         let took = wait(&bench, 10, began);
         assert!(took > Duration::from_millis(40), "{took:?}");
         write32(&bench, TIMER0, 0);
-        let edges = bench.host.pins.edges(20);
+        let edges = bench.hypervisor.pins.edges(20);
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(bench.host.pins.edges(20), edges);
+        assert_eq!(bench.hypervisor.pins.edges(20), edges);
     }
 
     #[test]
@@ -491,18 +491,18 @@ mod test {
         write(&bench, timer2 + 8, 1000);
         write(&bench, BASE + GEN_CONF, ENABLE_CNF);
         wait(&bench, 1, Instant::now());
-        assert!(bench.host.pins.is_high(20));
+        assert!(bench.hypervisor.pins.is_high(20));
         assert_eq!(read(&bench, BASE + GINTR_STA), 4);
         write(&bench, timer2, ROUTE_20 | TN_INT_TYPE_LEVEL);
-        assert!(!bench.host.pins.is_high(20));
+        assert!(!bench.hypervisor.pins.is_high(20));
         write(&bench, timer2, ROUTE_20 | TN_INT_ENB | TN_INT_TYPE_LEVEL);
-        assert!(bench.host.pins.is_high(20));
+        assert!(bench.hypervisor.pins.is_high(20));
         let saved = bench.board.park();
         bench.board.run(saved).unwrap();
         write(&bench, BASE + GINTR_STA, 3);
-        assert!(bench.host.pins.is_high(20), "only other bits were cleared");
+        assert!(bench.hypervisor.pins.is_high(20), "only other bits were cleared");
         write32(&bench, BASE + GINTR_STA, 4);
-        assert!(!bench.host.pins.is_high(20) && read(&bench, BASE + GINTR_STA) == 0);
+        assert!(!bench.hypervisor.pins.is_high(20) && read(&bench, BASE + GINTR_STA) == 0);
     }
 
     #[test]
@@ -514,7 +514,7 @@ mod test {
         let began = Instant::now();
         wait(&bench, 1, began);
         std::thread::sleep(Duration::from_millis(50));
-        let edges = u128::from(bench.host.pins.edges(20));
+        let edges = u128::from(bench.hypervisor.pins.edges(20));
         let max = began.elapsed().as_micros() / 100 + 10;
         assert!(edges > 0 && edges <= max, "{edges} edges, at most {max}");
     }
@@ -547,7 +547,7 @@ mod test {
         let saved = bench.board.park();
         let nap = Duration::from_millis(250);
         std::thread::sleep(nap);
-        assert_eq!(bench.host.pins.edges(20), 0, "parked");
+        assert_eq!(bench.hypervisor.pins.edges(20), 0, "parked");
         bench.board.run(saved).unwrap();
         let counted = Duration::from_nanos(10 * (read(&bench, BASE + MAIN_CNT) - before));
         assert!(counted + nap <= began.elapsed(), "{counted:?} without the nap");

@@ -415,9 +415,9 @@ mod test {
         set_word(&bench, PM1_CNT, SCI_EN);
         assert!(bench.board.buttons().raise(5));
         assert_eq!(bench.read(Kind::Port, BASE + GPE0_STS), [1 << 5, 0, 0, 0]);
-        assert!(bench.host.pins.is_high(9));
+        assert!(bench.hypervisor.pins.is_high(9));
         bench.write(Kind::Port, BASE + GPE0_STS, &[1 << 5]);
-        assert!(!bench.host.pins.is_high(9));
+        assert!(!bench.hypervisor.pins.is_high(9));
         assert!(bench.board.buttons().raise(255), "beyond the register: nothing happens");
         assert_eq!(bench.read(Kind::Port, BASE + GPE0_STS), [0; 4]);
     }
@@ -429,7 +429,7 @@ mod test {
         assert_eq!(bench.read(Kind::Port, BASE + GPE0_STS), [0; 4]);
         assert_eq!(bench.read(Kind::Port, BASE + SMI_EN), [0x20, 0, 0, 0]);
         assert_eq!(bench.read(Kind::Port, BASE + 0x68), [0, 8], "the watchdog is halted");
-        assert!(!bench.host.pins.is_high(9));
+        assert!(!bench.hypervisor.pins.is_high(9));
     }
 
     #[test]
@@ -476,15 +476,15 @@ mod test {
         tamper(&bench, |pm| pm["timer"] = 0x7f_ffff.into());
         std::thread::sleep(Duration::from_millis(1));
         assert_eq!(word(&bench, PM1_STS), TMROF);
-        assert!(!bench.host.pins.is_high(9), "not enabled");
+        assert!(!bench.hypervisor.pins.is_high(9), "not enabled");
         set_word(&bench, PM1_EN, TMROF);
-        assert!(!bench.host.pins.is_high(9), "SCI_EN is off");
+        assert!(!bench.hypervisor.pins.is_high(9), "SCI_EN is off");
         bench.write(Kind::Port, BASE + PM1_CNT, &[1]);
-        assert!(bench.host.pins.is_high(9));
+        assert!(bench.hypervisor.pins.is_high(9));
         set_word(&bench, PM1_STS, !TMROF);
-        assert!(bench.host.pins.is_high(9), "other bits were cleared");
+        assert!(bench.hypervisor.pins.is_high(9), "other bits were cleared");
         bench.write(Kind::Port, BASE + PM1_STS, &[1]);
-        assert_eq!((word(&bench, PM1_STS), bench.host.pins.is_high(9)), (0, false));
+        assert_eq!((word(&bench, PM1_STS), bench.hypervisor.pins.is_high(9)), (0, false));
     }
 
     #[test]
@@ -495,15 +495,15 @@ mod test {
         set_word(&bench, PM1_CNT, SCI_EN);
         set_word(&bench, PM1_EN, TMROF);
         let start = Instant::now();
-        while !bench.host.pins.is_high(9) {
+        while !bench.hypervisor.pins.is_high(9) {
             assert!(start.elapsed() < Duration::from_secs(10), "it never came");
             std::thread::sleep(Duration::from_millis(1));
         }
         set_word(&bench, PM1_STS, TMROF);
-        assert!(!bench.host.pins.is_high(9));
+        assert!(!bench.hypervisor.pins.is_high(9));
         tamper(&bench, |pm| pm["timer"] = (0x100_0000 - HERTZ / 100).into());
         let start = Instant::now();
-        while !bench.host.pins.is_high(9) {
+        while !bench.hypervisor.pins.is_high(9) {
             assert!(start.elapsed() < Duration::from_secs(10), "not after parking");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -514,17 +514,17 @@ mod test {
         let bench = bench();
         let buttons = bench.board.buttons().clone();
         assert!(buttons.press());
-        assert_eq!((word(&bench, PM1_STS), bench.host.pins.is_high(9)), (PWRBTN, false));
+        assert_eq!((word(&bench, PM1_STS), bench.hypervisor.pins.is_high(9)), (PWRBTN, false));
         set_word(&bench, PM1_CNT, SCI_EN);
         set_word(&bench, PM1_EN, PWRBTN);
-        assert!(bench.host.pins.is_high(9));
+        assert!(bench.hypervisor.pins.is_high(9));
         set_word(&bench, PM1_STS, PWRBTN);
-        assert_eq!((word(&bench, PM1_STS), bench.host.pins.is_high(9)), (0, false));
+        assert_eq!((word(&bench, PM1_STS), bench.hypervisor.pins.is_high(9)), (0, false));
         let saved = bench.board.park();
-        assert!(buttons.press() && !bench.host.pins.is_high(9));
+        assert!(buttons.press() && !bench.hypervisor.pins.is_high(9));
         bench.board.run(saved).unwrap();
-        assert!(bench.host.pins.is_high(9), "the press was kept");
-        let pins = bench.host.pins.clone();
+        assert!(bench.hypervisor.pins.is_high(9), "the press was kept");
+        let pins = bench.hypervisor.pins.clone();
         drop(bench);
         assert!(!pins.is_high(9) && !buttons.press(), "the button is disconnected");
     }

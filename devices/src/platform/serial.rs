@@ -14,7 +14,7 @@ use vm_superio::serial::{NoEvents, SerialState};
 use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants, HostSide};
 use crate::line::Line;
-use host::stream::{self, Reader, Stream};
+use host::stream::{self, InputThread, Stream};
 
 /// `--device serial,port=2,to=file:/tmp/log`
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ impl Build for Config {
         HostSide::Stream(&self.to)
     }
 
-    fn leave_host_alone(&mut self) {
+    fn detach_host_side(&mut self) {
         self.to = Stream::None;
     }
 }
@@ -123,7 +123,7 @@ struct Serial {
     line: Interrupt,
     output: Output,
     input: Option<stream::Input>,
-    reader: Option<Reader>,
+    reader: Option<InputThread>,
 }
 
 /// A copy of vm-superio's `SerialState`, because that crate does not support serde.
@@ -182,7 +182,7 @@ impl Device for Serial {
                 }
                 room
             };
-            self.reader = Some(Reader::spawn("serial", input, feed)?);
+            self.reader = Some(InputThread::spawn("serial", input, feed)?);
         }
         Ok(())
     }
@@ -271,7 +271,7 @@ mod test {
             }
         }
         assert_eq!(got, sent);
-        assert!(bench.host.pins.edges(4) > 0);
+        assert!(bench.hypervisor.pins.edges(4) > 0);
     }
 
     #[test]
@@ -283,9 +283,9 @@ mod test {
         let mut client = std::os::unix::net::UnixStream::connect(&path).unwrap();
         client.write_all(b"abc").unwrap();
         while bench.read::<1>(Kind::Port, 0x3fd)[0] & DATA_READY == 0 {}
-        assert_eq!(bench.host.pins.edges(4), 0, "interrupts are not enabled");
+        assert_eq!(bench.hypervisor.pins.edges(4), 0, "interrupts are not enabled");
         bench.write(Kind::Port, 0x3f9, &[ON_RECEIVED]);
-        assert!(bench.host.pins.edges(4) > 0);
+        assert!(bench.hypervisor.pins.edges(4) > 0);
         for byte in *b"abc" {
             let identity = bench.read::<1>(Kind::Port, 0x3fa)[0] & IDENTITY;
             assert_eq!(identity, RECEIVED, "before {}", char::from(byte));

@@ -26,7 +26,7 @@ use crate::bytes::Bytes;
 use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants};
 use crate::worker::Worker;
-use host::swtpm::{self, BUFFER, NO_SESSIONS, Swtpm};
+use host::swtpm::{self, MAX_MESSAGE, NO_SESSIONS, Swtpm};
 
 /// `--device tpm,path=PATH`
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ const CTRL_CMD_LADDR: u64 = 0x5c;
 const CTRL_RSP_SIZE: u64 = 0x64;
 const CTRL_RSP_ADDR: u64 = 0x68;
 const DATA_BUFFER: u64 = 0x80;
-const _: () = assert!(DATA_BUFFER + BUFFER as u64 == LENGTH);
+const _: () = assert!(DATA_BUFFER + MAX_MESSAGE as u64 == LENGTH);
 
 /// The maximum time that `park` waits for a cancelled command.
 const PARK_TIMEOUT: Duration = Duration::from_millis(250);
@@ -118,7 +118,7 @@ impl Build for Config {
         }))
     }
 
-    fn leave_host_alone(&mut self) {
+    fn detach_host_side(&mut self) {
         self.absent = true;
     }
 }
@@ -129,7 +129,7 @@ struct Registers {
     granted: bool,
     ready: bool,
     started: bool,
-    buffer: Bytes<BUFFER>,
+    buffer: Bytes<MAX_MESSAGE>,
 }
 
 /// State shared between the vCPUs and the thread.
@@ -164,7 +164,7 @@ struct Tpm {
 
 /// A response with only an error code.
 fn error(code: u32) -> Vec<u8> {
-    let size = u32::try_from(swtpm::HEADER).expect("it is 10");
+    let size = u32::try_from(swtpm::HEADER_LENGTH).expect("it is 10");
     [&NO_SESSIONS.to_be_bytes()[..], &size.to_be_bytes(), &code.to_be_bytes()].concat()
 }
 
@@ -276,7 +276,7 @@ impl Tpm {
             VENDOR_ID => VENDOR_ID_VALUE,
             CTRL_STS => flag(self.broken, CTRL_STS_FATAL) | flag(!ready, CTRL_STS_IDLE),
             CTRL_START => flag(started, 1),
-            CTRL_CMD_SIZE | CTRL_RSP_SIZE => u32::try_from(BUFFER).unwrap_or(0),
+            CTRL_CMD_SIZE | CTRL_RSP_SIZE => u32::try_from(MAX_MESSAGE).unwrap_or(0),
             CTRL_CMD_LADDR | CTRL_RSP_ADDR => u32::try_from(BASE + DATA_BUFFER).unwrap_or(0),
             _ => 0,
         }
@@ -405,11 +405,12 @@ mod test {
     use crate::testutil::Bench;
     use host::testutil::in_time;
     use host::testutil::swtpm::{
-        Asked, CANCELED, DEAF, DRIP, GONE, HALF, LATE, LONG, SHORT, SLOW, WHILE, listen, response,
+        CANCELED, CommandLog, DEAF, DRIP, GONE, HALF, LATE, LATE_DELAY, LONG, SHORT, SLOW, listen,
+        response,
     };
 
     /// A running machine with only a TPM, and the requests that its swtpm received.
-    fn bench() -> (Bench, Asked, TempDir) {
+    fn bench() -> (Bench, CommandLog, TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("swtpm");
         let asked = listen(&path, NO_SESSIONS);
@@ -516,12 +517,12 @@ mod test {
     #[test]
     fn a_command_of_any_length_that_fits_comes_back_as_its_response() {
         let (bench, asked, _folder) = bench();
-        for length in [0, 1, 500, BUFFER - swtpm::HEADER] {
+        for length in [0, 1, 500, MAX_MESSAGE - swtpm::HEADER_LENGTH] {
             let rest: Vec<_> = (0..=255).cycle().take(length).collect();
             assert_eq!(execute(&bench, 0x17b, &rest), response(NO_SESSIONS, 0, &rest), "{length}");
         }
         assert_eq!(execute(&bench, DRIP, b"slowly"), response(NO_SESSIONS, 0, b"slowly"));
-        assert_eq!(asked.so_far(), [16, 1, 14, 17, 2, 5], "the requests at power-on");
+        assert_eq!(asked.commands(), [16, 1, 14, 17, 2, 5], "the requests at power-on");
         assert_eq!(read(&bench, CTRL_STS), 0);
     }
 
@@ -558,7 +559,7 @@ mod test {
         assert_eq!(finish(&bench), response(NO_SESSIONS, CANCELED, &[]));
         write(&bench, CTRL_CANCEL, &[1, 0, 0, 0]);
         assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"), "nothing to cancel");
-        assert_eq!(asked.so_far().iter().filter(|it| **it == 9).count(), 1);
+        assert_eq!(asked.commands().iter().filter(|it| **it == 9).count(), 1);
     }
 
     #[test]
@@ -583,26 +584,27 @@ mod test {
         assert_eq!([LOC_STATE, CTRL_STS, CTRL_START].map(|it| read(&bench, it)), [0x81, 2, 0]);
         assert_eq!(read(&bench, DATA_BUFFER), 0);
         assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
-        let asked = asked.so_far();
+        let asked = asked.commands();
         assert_eq!(asked, [16, 1, 14, 17, 2, 5, SLOW, 9, 14, 17, 2, 5]);
     }
 
     #[test]
     fn nobody_waits_at_a_reset_and_the_tpm_is_there_after_it() {
         for times in 1..3 {
-            let (bench, asked, _folder) = in_time(WHILE, format_args!("{times} resets"), || {
-                let (bench, asked, folder) = bench();
-                start(&bench, &response(NO_SESSIONS, LATE, &[]));
-                asked.wait(LATE);
-                let began = Instant::now();
-                for _ in 0..times {
-                    bench.board.reset().unwrap();
-                }
-                (began.elapsed(), (bench, asked, folder))
-            });
+            let (bench, asked, _folder) =
+                in_time(LATE_DELAY, format_args!("{times} resets"), || {
+                    let (bench, asked, folder) = bench();
+                    start(&bench, &response(NO_SESSIONS, LATE, &[]));
+                    asked.wait(LATE);
+                    let began = Instant::now();
+                    for _ in 0..times {
+                        bench.board.reset().unwrap();
+                    }
+                    (began.elapsed(), (bench, asked, folder))
+                });
             assert_eq!([CTRL_STS, CTRL_START].map(|it| read(&bench, it)), [2, 0]);
             assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
-            assert_eq!(asked.so_far(), [16, 1, 14, 17, 2, 5, LATE, 9, 14, 17, 2, 5]);
+            assert_eq!(asked.commands(), [16, 1, 14, 17, 2, 5, LATE, 9, 14, 17, 2, 5]);
             // The cancel request does not affect the next command.
             start(&bench, &response(NO_SESSIONS, SLOW, &[]));
             asked.wait(SLOW);
@@ -621,7 +623,7 @@ mod test {
         let saved = bench.board.park();
         bench.board.run(saved).unwrap();
         assert_eq!(finish(&bench), response(NO_SESSIONS, CANCELED, &[]));
-        assert_eq!(asked.so_far().iter().filter(|it| **it == LATE).count(), 1);
+        assert_eq!(asked.commands().iter().filter(|it| **it == LATE).count(), 1);
     }
 
     #[test]
@@ -644,7 +646,7 @@ mod test {
             let saved = bench.board.park();
             bench.board.run(saved).unwrap();
             assert_eq!(finish(&bench), response(NO_SESSIONS, 0, b"x"));
-            assert!(asked.so_far().starts_with(&[16, 1, 14, 17, 2, 5]));
+            assert!(asked.commands().starts_with(&[16, 1, 14, 17, 2, 5]));
         }
     }
 
@@ -657,7 +659,7 @@ mod test {
         assert_eq!(finish(&bench), response(NO_SESSIONS, 0, b"x"), "still there");
         assert_eq!(read(&bench, LOC_STS), 1);
         assert_eq!(execute(&bench, 1, b"y"), response(NO_SESSIONS, 0, b"y"));
-        assert_eq!(asked.so_far().iter().filter(|it| **it == 2).count(), 1);
+        assert_eq!(asked.commands().iter().filter(|it| **it == 2).count(), 1);
     }
 
     #[test]
@@ -682,7 +684,7 @@ mod test {
         let asked = listen(&path, 0xc4);
         let said = build(path);
         assert!(said.contains("it is a TPM 1.2: start swtpm with `--tpm2`"), "{said}");
-        assert_eq!(asked.so_far(), [16, 1], "it was not switched on, and so not off");
+        assert_eq!(asked.commands(), [16, 1], "it was not switched on, and so not off");
         let said = build(folder.path().join("x".repeat(200)));
         assert!(said.contains("too long for a socket"), "{said}");
     }

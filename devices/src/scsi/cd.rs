@@ -1,7 +1,7 @@
 //! The commands of a CD-ROM drive besides block access (MMC-5, 6): one data track, and a tray.
 
 use super::sense::Sense;
-use super::unit::{CD_BLOCK, Cdb, Move, News, Plan, Unit, answer, be16, be32};
+use super::unit::{BlockTransfer, CD_BLOCK, Cdb, MediaEvent, Plan, Unit, answer, be16, be32};
 
 /// Blocks of the largest CD, 80 minutes. A larger medium is a DVD.
 const CD_BLOCKS: u64 = 80 * 60 * 75;
@@ -131,7 +131,7 @@ fn events(unit: &mut Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
         return Ok(answer(vec![0, 2, 0x80, 1 << MEDIA], room));
     }
     let present = u8::from(unit.medium.is_some()) << 1;
-    let mut news = News::None;
+    let mut news = MediaEvent::None;
     if room > 4 {
         news = std::mem::take(&mut unit.conditions.news);
     }
@@ -203,5 +203,5 @@ fn read_cd(unit: &Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
     if length == 0 || cdb[9] == 0 {
         return Ok(Plan::Done);
     }
-    Ok(Plan::Move(Move { write: false, durable: false, offset, length }))
+    Ok(Plan::Transfer(BlockTransfer { write: false, durable: false, offset, length }))
 }

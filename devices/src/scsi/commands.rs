@@ -6,7 +6,8 @@
 
 use super::sense::Sense;
 use super::unit::{
-    CD_BLOCK, Cdb, MAX_RANGE_BLOCKS, MAX_RANGES, Move, Plan, Unit, answer, be16, be32, be64,
+    BlockTransfer, CD_BLOCK, Cdb, MAX_RANGE_BLOCKS, MAX_RANGES, Plan, Unit, answer, be16, be32,
+    be64,
 };
 use super::{cd, inquiry, mode, operations};
 use host::disk::Operation;
@@ -163,7 +164,7 @@ impl Unit<'_> {
             return Err(Sense::WRITE_PROTECTED);
         }
         let durable = write && self.conditions.write_through || long && cdb[1] & 8 != 0;
-        let plan = Plan::Move(Move { write, durable, offset, length });
+        let plan = Plan::Transfer(BlockTransfer { write, durable, offset, length });
         Ok(if length == 0 { Plan::Done } else { plan })
     }
 

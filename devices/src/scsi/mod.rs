@@ -16,7 +16,7 @@ mod unit;
 
 pub(crate) use self::sense::Sense;
 pub(crate) use self::unit::{
-    Bus, CD_BLOCK, Cdb, Conditions, Move, News, Plan, Profile, Unit, fault,
+    BlockTransfer, Bus, CD_BLOCK, Cdb, Conditions, MediaEvent, Plan, Profile, Unit, sense_for,
 };
 
 #[cfg(test)]

@@ -148,7 +148,7 @@ fn the_write_cache_is_switched_off_and_on() {
     };
     let write = cdb(&[0x2a, 0, 0, 0, 0, 9, 0, 0, 1, 0]);
     let durable = |unit: &mut Unit<'_>, cdb: &Cdb| match unit.plan(cdb) {
-        Ok(Plan::Move(it)) => it.durable,
+        Ok(Plan::Transfer(it)) => it.durable,
         other => panic!("{other:?}"),
     };
     assert_eq!((cache(&mut unit, 0), cache(&mut unit, 1), cache(&mut unit, 2)), (4, 4, 4));

@@ -58,7 +58,7 @@ pub(crate) struct Conditions {
     /// The guest locked the medium in the drive.
     pub(crate) prevented: bool,
     /// The pending media event of a CD-ROM drive.
-    pub(crate) news: News,
+    pub(crate) news: MediaEvent,
     /// The guest disabled the write cache (WCE): each write is durable when it finishes.
     #[serde(default)]
     pub(crate) write_through: bool,
@@ -66,7 +66,7 @@ pub(crate) struct Conditions {
 
 /// Media events (MMC-5, 6.6.2.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum News {
+pub(crate) enum MediaEvent {
     #[default]
     None = 0,
     EjectRequest = 1,
@@ -77,7 +77,7 @@ pub(crate) enum News {
 impl Default for Conditions {
     fn default() -> Self {
         let attentions = VecDeque::from([Sense::POWER_ON]);
-        let (prevented, news, write_through) = (false, News::None, false);
+        let (prevented, news, write_through) = (false, MediaEvent::None, false);
         Self { sense: None, attentions, prevented, news, write_through }
     }
 }
@@ -89,7 +89,7 @@ impl Conditions {
         *self = Self { write_through: self.write_through, ..Self::default() };
     }
 
-    pub(crate) fn attend(&mut self, sense: Sense) {
+    pub(crate) fn add_attention(&mut self, sense: Sense) {
         if !self.attentions.contains(&sense) {
             self.attentions.push_back(sense);
         }
@@ -109,7 +109,7 @@ pub(crate) enum Plan {
     /// Data for the guest.
     Answer(Vec<u8>),
     /// Data between the guest and the medium.
-    Move(Move),
+    Transfer(BlockTransfer),
     /// The guest sends this many bytes. They are passed to [`Unit::parameters`].
     Parameters(usize),
     /// An operation without data on these ranges: offset and length in bytes.
@@ -122,7 +122,7 @@ pub(crate) enum Plan {
 
 /// A transfer between the guest and the medium, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Move {
+pub(crate) struct BlockTransfer {
     pub(crate) write: bool,
     /// Forced unit access (FUA): the write is durable when it finishes.
     pub(crate) durable: bool,
@@ -173,7 +173,7 @@ impl Unit<'_> {
 }
 
 /// Sense data for a failed transfer. Faults in guest memory are not covered here.
-pub(crate) fn fault(fault: Fault, write: bool) -> Sense {
+pub(crate) fn sense_for(fault: Fault, write: bool) -> Sense {
     match fault {
         Fault::Refused => Sense::OUT_OF_RANGE,
         Fault::Full => Sense::NO_ROOM,

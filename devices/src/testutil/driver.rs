@@ -52,6 +52,19 @@ pub struct Rings {
     next: u16,
 }
 
+/// A descriptor (VIRTIO 1.3, 2.7.5).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Descriptor {
+    /// The address of the buffer.
+    pub address: u64,
+    /// The length of the buffer in bytes.
+    pub length: u32,
+    /// [`NEXT`], [`WRITE`] and [`INDIRECT`].
+    pub flags: u16,
+    /// The index of the next descriptor of the chain.
+    pub next: u16,
+}
+
 /// An entry of the used ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
@@ -212,17 +225,11 @@ impl<'a> Driver<'a> {
     }
 
     /// Writes a descriptor.
-    pub fn describe(
-        &self,
-        queue: u16,
-        index: u16,
-        (address, length): (u64, u32),
-        link: (u16, u16),
-    ) {
-        let mut bytes = address.to_le_bytes().to_vec();
-        bytes.extend(length.to_le_bytes());
-        bytes.extend(link.0.to_le_bytes());
-        bytes.extend(link.1.to_le_bytes());
+    pub fn write_descriptor(&self, queue: u16, index: u16, descriptor: Descriptor) {
+        let mut bytes = descriptor.address.to_le_bytes().to_vec();
+        bytes.extend(descriptor.length.to_le_bytes());
+        bytes.extend(descriptor.flags.to_le_bytes());
+        bytes.extend(descriptor.next.to_le_bytes());
         let table = self.queues[usize::from(queue)].at[0];
         self.bench.memory.write(table + 16 * u64::from(index), &bytes).unwrap();
     }
@@ -234,9 +241,11 @@ impl<'a> Driver<'a> {
         let (size, first) = (rings.size, rings.next);
         let index = |count: usize| (first + u16::try_from(count).unwrap()) % size;
         for (count, (address, length, writes)) in pieces.iter().enumerate() {
-            let next = if count + 1 < pieces.len() { NEXT } else { 0 };
-            let flags = next | if *writes { WRITE } else { 0 };
-            self.describe(queue, index(count), (*address, *length), (flags, index(count + 1)));
+            let chained = if count + 1 < pieces.len() { NEXT } else { 0 };
+            let flags = chained | if *writes { WRITE } else { 0 };
+            let (address, length, next) = (*address, *length, index(count + 1));
+            let descriptor = Descriptor { address, length, flags, next };
+            self.write_descriptor(queue, index(count), descriptor);
         }
         self.queues[usize::from(queue)].next = index(pieces.len());
         self.publish(queue, first);

@@ -3,7 +3,7 @@
 use crate::device::Kind;
 use crate::grants::Claim;
 use crate::testutil::Bench;
-use crate::testutil::driver::Driver;
+use crate::testutil::driver::{Descriptor, Driver};
 
 /// The length of the first part of configuration space, with commands, BARs and capabilities.
 /// Writes to it move windows.
@@ -119,12 +119,12 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
 
 /// The actions of a hostile driver, which `bytes` control. All methods return `None` when the bytes
 /// are used up.
-pub struct Deeds<B> {
+pub struct Actions<B> {
     bytes: B,
     ram: u64,
 }
 
-impl<B: Iterator<Item = u8>> Deeds<B> {
+impl<B: Iterator<Item = u8>> Actions<B> {
     /// The actions that `bytes` control, in a machine with RAM from 0 to `ram`.
     pub fn new(bytes: B, ram: u64) -> Self {
         Self { bytes, ram }
@@ -174,15 +174,21 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
     /// # Panics
     ///
     /// Panics if the machine does not resume.
-    pub fn disturb(&mut self, driver: &mut Driver<'_>, queue: u16, entries: u16) -> Option<()> {
+    pub fn corrupt_queue(
+        &mut self,
+        driver: &mut Driver<'_>,
+        queue: u16,
+        entries: u16,
+    ) -> Option<()> {
         match self.byte()? {
             0..120 => {
                 let (index, next) = (u16::from(self.byte()?), u16::from(self.byte()?));
-                let piece = (self.address()?, self.length()?);
+                let (address, length) = (self.address()?, self.length()?);
                 // Most descriptors continue with a valid one, and few are tables.
                 let flags = u16::from(self.byte()?) & if next < 240 { 3 } else { 7 };
                 let next = if next < 250 { next % entries } else { next };
-                driver.describe(queue, index % entries, piece, (flags, next));
+                let descriptor = Descriptor { address, length, flags, next };
+                driver.write_descriptor(queue, index % entries, descriptor);
             }
             120..180 => {
                 let head = u16::from(self.byte()?);

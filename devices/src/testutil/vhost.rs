@@ -45,11 +45,16 @@ impl State {
 }
 
 impl Kernel for RandomKernel {
-    fn agree(&self, _: u64) -> anyhow::Result<()> {
+    fn set_features(&self, _: u64) -> anyhow::Result<()> {
         self.state().agree()
     }
 
-    fn name(&self, number: usize, ring: &Ring<'_>, events: [&EventFd; 2]) -> anyhow::Result<()> {
+    fn set_ring(
+        &self,
+        number: usize,
+        ring: &Ring<'_>,
+        events: [&EventFd; 2],
+    ) -> anyhow::Result<()> {
         let mut state = self.state();
         let [call, error] = events;
         let events = [call.try_clone()?, error.try_clone()?];
@@ -57,7 +62,7 @@ impl Kernel for RandomKernel {
         state.agree()
     }
 
-    fn serve(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()> {
+    fn set_tap(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()> {
         let mut state = self.state();
         state.agree()?;
         let (far, errs, calls) = (
@@ -79,9 +84,9 @@ impl Kernel for RandomKernel {
         Ok(())
     }
 
-    fn hear(&self, _: usize, _: &EventFd) {}
+    fn set_doorbell(&self, _: usize, _: &EventFd) {}
 
-    fn next(&self, number: usize) -> Option<u16> {
+    fn next_available(&self, number: usize) -> Option<u16> {
         let mut state = self.state();
         let any = u16::try_from(state.noise.below(1 << 16)).ok();
         match state.noise.below(4) {
@@ -93,7 +98,7 @@ impl Kernel for RandomKernel {
 }
 
 /// Creates a random kernel for each pair of queues.
-pub(crate) fn rehearsed(
+pub(crate) fn random_kernels(
     seed: u64,
     pairs: u16,
     ram: &Arc<GuestMemoryMmap>,
@@ -102,7 +107,7 @@ pub(crate) fn rehearsed(
         let noise = Noise::new(seed.wrapping_add(pair.into()));
         let state = Mutex::new(State { noise, rings: [None, None] });
         let tap = File::open("/dev/null").context("/dev/null")?;
-        Vhost::over(Box::new(RandomKernel { ram: ram.clone(), state }), tap, ram.clone())
+        Vhost::with_kernel(Box::new(RandomKernel { ram: ram.clone(), state }), tap, ram.clone())
     });
     each.collect()
 }

@@ -336,11 +336,11 @@ impl<'a> Driver<'a> {
     }
 
     /// Writes an input context: control, slot, and one endpoint.
-    pub fn input(&self, add: u32, slot: [u32; 2], endpoint: (u8, [u32; 4])) {
+    pub fn write_input_context(&self, add: u32, slot: [u32; 2], number: u8, endpoint: [u32; 4]) {
         self.write(INPUT, &[0; 1024]);
         self.write(INPUT + 4, &add.to_le_bytes());
         self.put(INPUT + 0x20, [slot[0], slot[1], 0, 0]);
-        self.put(INPUT + 0x20 * (u64::from(endpoint.0) + 1), endpoint.1);
+        self.put(INPUT + 0x20 * (u64::from(number) + 1), endpoint);
     }
 
     /// Reads a word of a device's output context.
@@ -360,8 +360,8 @@ impl<'a> Driver<'a> {
         assert_eq!(code, 1, "enable slot");
         let ring = self.new_ring(slot, 1) | 1;
         let [low, high, ..] = block(ring, 0, 0);
-        let control = (1, [0, 4 << 3 | 64 << 16, low, high]);
-        self.input(3, [1 << 27, u32::from(port) << 16], control);
+        let control = [0, 4 << 3 | 64 << 16, low, high];
+        self.write_input_context(3, [1 << 27, u32::from(port) << 16], 1, control);
         let (code, _) = self.command(block(INPUT, 0, 11 << 10 | u32::from(slot) << 24));
         assert_eq!(code, 1, "address device");
         slot
@@ -370,8 +370,13 @@ impl<'a> Driver<'a> {
     /// Configures an interrupt IN endpoint, and the device. Returns the completion code.
     pub fn configure(&mut self, slot: u8, endpoint: u8) -> u32 {
         let [low, high, ..] = block(self.new_ring(slot, endpoint) | 1, 0, 0);
-        let context = (endpoint, [0, 7 << 3 | 8 << 16, low, high]);
-        self.input(1 | 1 << endpoint, [u32::from(endpoint) << 27, 0], context);
+        let context = [0, 7 << 3 | 8 << 16, low, high];
+        self.write_input_context(
+            1 | 1 << endpoint,
+            [u32::from(endpoint) << 27, 0],
+            endpoint,
+            context,
+        );
         let (code, _) = self.command(block(INPUT, 0, 12 << 10 | u32::from(slot) << 24));
         if code == 1 {
             self.control(slot, [0, 9, 1, 0, 0, 0, 0, 0], &mut []);
@@ -384,8 +389,13 @@ impl<'a> Driver<'a> {
     pub fn configure_bulk(&mut self, slot: u8, packet: u32) -> u32 {
         for (endpoint, kind) in [(BULK_IN, 6), (BULK_OUT, 2)] {
             let [low, high, ..] = block(self.new_ring(slot, endpoint) | 1, 0, 0);
-            let context = (endpoint, [0, kind << 3 | packet << 16, low, high]);
-            self.input(1 | 1 << endpoint, [u32::from(endpoint) << 27, 0], context);
+            let context = [0, kind << 3 | packet << 16, low, high];
+            self.write_input_context(
+                1 | 1 << endpoint,
+                [u32::from(endpoint) << 27, 0],
+                endpoint,
+                context,
+            );
             let (code, _) = self.command(block(INPUT, 0, 12 << 10 | u32::from(slot) << 24));
             if code != 1 {
                 return code;

@@ -9,7 +9,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use super::descriptors::{BOS, CONFIGURATION, DEVICE, QUALIFIER, STRING};
-use super::{Attached, Change, Done, Fault, Setup, Speed, Stall, Transfer};
+use super::{Attached, Change, Fault, Setup, Speed, Stall, Transfer, TransferEnd};
 use crate::device::Saved;
 use host::memory::Memory;
 
@@ -48,13 +48,13 @@ struct State {
 
 /// The saved state of a device. The name prevents another device from getting it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Frozen {
+pub(super) struct SavedState {
     name: String,
     state: State,
     function: Saved,
 }
 
-impl Frozen {
+impl SavedState {
     /// Whether this is the state of the device `attached`.
     pub(super) fn is_of(&self, attached: &Attached) -> bool {
         self.name == attached.name()
@@ -68,33 +68,33 @@ pub(super) struct Device {
     /// Endpoints with a transfer in progress.
     busy: BTreeSet<u8>,
     /// Aborted transfers that were not reaped yet.
-    lost: Vec<Done>,
+    lost: Vec<TransferEnd>,
 }
 
 impl Device {
     /// Runs a device, from its state or from power-on.
     pub(super) fn run(
         attached: Arc<Attached>,
-        frozen: Option<Frozen>,
+        saved: Option<SavedState>,
         memory: &Memory,
     ) -> anyhow::Result<Self> {
         let name = attached.name().to_owned();
-        let (state, function) = match frozen {
+        let (state, function) = match saved {
             None => Default::default(),
-            Some(frozen) => (frozen.state, frozen.function),
+            Some(saved) => (saved.state, saved.function),
         };
         attached.function().run(function, memory).context(name)?;
         Ok(Self { attached, state, busy: BTreeSet::new(), lost: Vec::new() })
     }
 
     /// Stops all activity. Appends completed transfers to `done`; the others must begin again.
-    pub(super) fn park(mut self, done: &mut Vec<Done>) -> Frozen {
+    pub(super) fn park(mut self, done: &mut Vec<TransferEnd>) -> SavedState {
         let function = self.attached.function().park();
         self.reap(done);
-        Frozen { name: self.attached.name().to_owned(), state: self.state, function }
+        SavedState { name: self.attached.name().to_owned(), state: self.state, function }
     }
 
-    pub(super) fn is(&self, attached: &Arc<Attached>) -> bool {
+    pub(super) fn is_same_device(&self, attached: &Arc<Attached>) -> bool {
         Arc::ptr_eq(&self.attached, attached)
     }
 
@@ -123,7 +123,7 @@ impl Device {
         let mut done = Vec::new();
         self.reap(&mut done);
         let left = std::mem::take(&mut self.busy).into_iter();
-        done.extend(left.map(|endpoint| Done { endpoint, result: Err(Fault::Gone) }));
+        done.extend(left.map(|endpoint| TransferEnd { endpoint, result: Err(Fault::Gone) }));
         self.lost = done;
     }
 
@@ -147,7 +147,7 @@ impl Device {
     }
 
     /// Cancels a transfer. If it was complete already, it is appended to `done`.
-    pub(super) fn cancel(&mut self, endpoint: u8, done: &mut Vec<Done>) {
+    pub(super) fn cancel(&mut self, endpoint: u8, done: &mut Vec<TransferEnd>) {
         if self.busy.contains(&endpoint) {
             self.change(Change::Cancel(endpoint));
             self.reap(done);
@@ -156,7 +156,7 @@ impl Device {
     }
 
     /// Appends all completed transfers to `done`.
-    pub(super) fn reap(&mut self, done: &mut Vec<Done>) {
+    pub(super) fn reap(&mut self, done: &mut Vec<TransferEnd>) {
         let before = done.len();
         done.append(&mut self.lost);
         self.attached.function().reap(done);

@@ -9,7 +9,7 @@
 mod descriptors;
 mod device;
 pub mod hid;
-mod hub;
+mod ports;
 pub mod storage;
 pub mod xhci;
 
@@ -21,7 +21,7 @@ use crate::device::Saved;
 use host::memory::{Memory, NoMemory, Piece};
 
 pub use descriptors::{Descriptors, Endpoint, Identity, Interface, Kind};
-pub use hub::{Attached, Hub, Root, plug_device};
+pub use ports::{Attached, Ports, RootHub, plug_device};
 
 /// The speed of a device (xHCI 7.2.2.1.1, the default speed IDs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -129,7 +129,7 @@ pub enum Fault {
 
 /// The end of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct TransferEnd {
     /// The endpoint's bEndpointAddress.
     pub endpoint: u8,
     /// The number of bytes that were transferred.
@@ -170,7 +170,7 @@ pub trait Function: Send {
     fn begin(&mut self, transfer: Transfer);
     /// Appends the completed transfers without waiting, and makes the event unreadable until there
     /// are more. Is also called when nothing has completed.
-    fn reap(&mut self, done: &mut Vec<Done>);
+    fn reap(&mut self, done: &mut Vec<TransferEnd>);
     /// A file descriptor that is readable while there may be something to reap. Requested after
     /// each `run`. `None` if all transfers are complete when `begin` returns.
     fn event(&self) -> Option<BorrowedFd<'_>>;

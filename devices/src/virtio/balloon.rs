@@ -34,7 +34,7 @@ use super::{Chain, Identity, Queue, Signal, Virtio, next, on_pci};
 use crate::balloon::{self, Report};
 use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants};
-use crate::hypervisor::Host;
+use crate::hypervisor::Hypervisor;
 use crate::pci::Address;
 use crate::worker::Worker;
 use host::memory::{Memory, Piece};
@@ -132,7 +132,11 @@ impl Build for Config {
         {
             features |= if wanted { feature } else { 0 };
         }
-        on_pci(Balloon { gauge, host: shared.host, features, worker: None }, self.slot, grants)
+        on_pci(
+            Balloon { gauge, host: shared.hypervisor, features, worker: None },
+            self.slot,
+            grants,
+        )
     }
 }
 
@@ -282,7 +286,7 @@ struct State {
 
 struct Balloon {
     gauge: Arc<Gauge>,
-    host: Arc<dyn Host>,
+    host: Arc<dyn Hypervisor>,
     features: u64,
     worker: Option<Worker<Work>>,
 }
@@ -389,7 +393,7 @@ struct Work {
     /// PAGE_POISON was negotiated: the guest reports its fill pattern.
     poisoned: bool,
     gauge: Arc<Gauge>,
-    host: Arc<dyn Host>,
+    host: Arc<dyn Hypervisor>,
     /// The last statistics buffer and the index of its queue.
     waiting: Option<(usize, Chain)>,
 }
@@ -449,14 +453,14 @@ impl Work {
 
     fn end(mut self) -> Vec<Queue> {
         if let Some((at, chain)) = self.waiting.take() {
-            self.queues[at].undo(chain);
+            self.queues[at].return_chain(chain);
         }
         self.queues
     }
 }
 
 /// Releases ranges to the host. Adjacent and overlapping ones are merged.
-fn release(host: &dyn Host, mut ranges: Vec<Range<u64>>) {
+fn release(host: &dyn Hypervisor, mut ranges: Vec<Range<u64>>) {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut ranges = ranges.into_iter().filter(|range| !range.is_empty());
     let Some(mut whole) = ranges.next() else { return };

@@ -19,7 +19,7 @@ use super::{Chain, Identity, Queue, Signal, Virtio, on_pci};
 use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants, HostSide};
 use crate::poller::{Poller, Serve};
-use host::disk::{Channel, Done, Drive, Expected, Fault, Operation, Request, wait};
+use host::disk::{Channel, Completion, Drive, Expected, Fault, Operation, Request, wait};
 use host::memory::{Memory, Piece};
 
 /// `--device virtio-blk,path=disk.img`: a disk. Fast, but Windows needs a driver for it.
@@ -35,15 +35,15 @@ impl Build for Config {
         on_pci(Blk::new(drive, disk.queues())?, disk.slot, grants)
     }
 
-    fn suit(&mut self, processors: u16) {
-        self.0.suit(processors);
+    fn fill_defaults(&mut self, processors: u16) {
+        self.0.set_default_queues(processors);
     }
 
     fn host_side(&self) -> HostSide<'_> {
         HostSide::Image(&self.0.path)
     }
 
-    fn leave_host_alone(&mut self) {
+    fn detach_host_side(&mut self) {
         self.0.file = Expected::Nothing;
     }
 }
@@ -263,7 +263,7 @@ struct Server {
     /// Requests in flight, indexed by the head of their chain.
     jobs: Vec<Option<Job>>,
     in_flight: usize,
-    done: Vec<Done>,
+    done: Vec<Completion>,
 }
 
 enum Plan {
@@ -281,7 +281,7 @@ impl Server {
             any = true;
             let header = chain.take::<16>(self.queue.memory());
             let (Ok(header), Some(status)) = (header, chain.take_last()) else {
-                self.queue.undo(chain);
+                self.queue.return_chain(chain);
                 self.queue.fail("a request without a header, or without room for its status");
                 return any;
             };
@@ -405,7 +405,7 @@ impl Server {
             let head = usize::try_from(request.tag & 0xffff).unwrap_or(usize::MAX);
             if let Some(job) = self.jobs.get_mut(head).and_then(Option::take) {
                 self.in_flight -= 1;
-                self.queue.undo(job.chain);
+                self.queue.return_chain(job.chain);
             }
         }
     }
@@ -464,23 +464,23 @@ impl Serve for Server {
         taken || answered
     }
 
-    fn awaits(&self) -> bool {
+    fn has_single_request(&self) -> bool {
         self.in_flight == 1
     }
 
-    fn listen(&mut self) -> bool {
-        self.queue.listen()
+    fn enable_doorbells(&mut self) -> bool {
+        self.queue.enable_doorbell()
     }
 
-    fn quiet(&mut self) {
-        self.queue.quiet();
+    fn disable_doorbells(&mut self) {
+        self.queue.disable_doorbell();
     }
 
     fn events(&self) -> Vec<RawFd> {
         vec![self.queue.bell().as_raw_fd(), self.channel.event().as_raw_fd()]
     }
 
-    fn heard(&mut self) {
+    fn clear_events(&mut self) {
         self.queue.bell().read().ok();
     }
 }

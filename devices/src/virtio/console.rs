@@ -29,7 +29,7 @@ use super::{Chain, Identity, Queue, Virtio, length, next, on_pci};
 use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants, HostSide};
 use crate::pci::Address;
-use host::channel::{Channel, is_later};
+use host::channel::{Channel, is_retryable};
 use host::memory::Piece;
 use host::stream::Stream;
 
@@ -100,7 +100,7 @@ impl Build for Config {
         HostSide::Stream(&self.to)
     }
 
-    fn leave_host_alone(&mut self) {
+    fn detach_host_side(&mut self) {
         self.to = Stream::None;
     }
 }
@@ -272,7 +272,8 @@ impl Server {
     fn run(&mut self, epoll: &Epoll, stop: &EventFd) {
         loop {
             let wait = if self.serve() { 0 } else { self.timeout() };
-            let others = self.channel.awaits(self.guest_has_room && self.guest_reads(), self.full);
+            let others =
+                self.channel.poll_events(self.guest_has_room && self.guest_reads(), self.full);
             for (fd, what) in &others {
                 // Fails for plain files, which are always ready.
                 epoll.ctl(ControlOperation::Add, *fd, EpollEvent::new(*what, 0)).ok();
@@ -288,7 +289,7 @@ impl Server {
             for queue in &self.queues {
                 queue.bell().read().ok();
             }
-            self.channel.heed(self.guest_reads());
+            self.channel.accept_or_drop(self.guest_reads());
         }
     }
 
@@ -411,7 +412,7 @@ impl Server {
                 Ok(()) if count == 0 => None,
                 Ok(()) => match self.channel.write(&buffer[..count]) {
                     Ok(written) => Some(written),
-                    Err(error) if is_later(&error) => Some(0),
+                    Err(error) if is_retryable(&error) => Some(0),
                     Err(_) => None,
                 },
             };
@@ -473,7 +474,7 @@ impl Server {
                 continue;
             }
             let Ok(count) = self.channel.read(&mut buffer[..room]) else {
-                queue.undo(chain);
+                queue.return_chain(chain);
                 queue.notify();
                 self.guest_has_room = true;
                 return false;
@@ -504,7 +505,7 @@ impl Server {
 
     fn pause(&mut self) {
         match (self.output, self.held.take()) {
-            (Some(at), Some(chain)) => self.queues[at].undo(chain),
+            (Some(at), Some(chain)) => self.queues[at].return_chain(chain),
             _ => self.state.taken = None,
         }
     }

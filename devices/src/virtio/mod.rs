@@ -68,5 +68,5 @@ pub trait Virtio: Send + 'static {
 /// Takes the next chain. If the queue is empty, asks the driver to ring for the next one: with
 /// EVENT_IDX a driver rings only when asked.
 fn next(queue: &mut Queue) -> Option<Chain> {
-    queue.pop().or_else(|| if queue.listen() { queue.pop() } else { None })
+    queue.pop().or_else(|| if queue.enable_doorbell() { queue.pop() } else { None })
 }

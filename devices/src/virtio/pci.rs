@@ -108,7 +108,7 @@ pub fn on_pci(
         msix: Some((queues + 1, MSIX_BAR)),
         pin: Some(0),
         capabilities: capabilities(queues),
-        own: vec![WINDOW_FIELDS],
+        own_registers: vec![WINDOW_FIELDS],
         ..pci::Identity::new(Id {
             vendor: 0x1af4,
             device: 0x1040 + identity.id,
@@ -134,7 +134,7 @@ pub fn on_pci(
         running: false,
         seen: Vec::new(),
     };
-    Ok(slot.carry(Box::new(transport)))
+    Ok(slot.wrap(Box::new(transport)))
 }
 
 /// The vendor-specific capabilities. [`WINDOW`] is the first.

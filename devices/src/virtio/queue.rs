@@ -21,7 +21,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::signal::Signal;
-use host::memory::{Memory, NoMemory, Piece, part};
+use host::memory::{Memory, NoMemory, Piece, subrange};
 use host::net::vhost;
 
 /// Linux sends up to 256 pieces at once, Windows 514. The host's I/O vector holds 1024.
@@ -119,8 +119,8 @@ impl Chain {
     }
 
     /// Removes and returns the first `length` writable bytes. Returns None if there are fewer.
-    pub fn take_room(&mut self, length: u32) -> Option<Vec<Piece>> {
-        let room = part(&self.writable, 0, length.into());
+    pub fn take_writable(&mut self, length: u32) -> Option<Vec<Piece>> {
+        let room = subrange(&self.writable, 0, length.into());
         if self::length(&room) < length.into() {
             return None;
         }
@@ -306,7 +306,7 @@ impl Queue {
     }
 
     /// Returns a chain as if it had not been taken. The next [`Queue::pop`] takes it again.
-    pub fn undo(&mut self, chain: Chain) {
+    pub fn return_chain(&mut self, chain: Chain) {
         self.again.push_front(chain.head);
         drop(chain);
     }
@@ -344,14 +344,14 @@ impl Queue {
     }
 
     /// Asks the driver not to ring the doorbell. Called while this thread polls the queue.
-    pub fn quiet(&mut self) {
+    pub fn disable_doorbell(&mut self) {
         if let Ok(ram) = self.memory.ram() {
             self.indices.disable_notification(ram).ok();
         }
     }
 
     /// Asks the driver to ring the doorbell. Returns true if it added chains before it saw that.
-    pub fn listen(&mut self) -> bool {
+    pub fn enable_doorbell(&mut self) -> bool {
         // Nothing is taken from a broken ring, whatever its indices say.
         if self.broken {
             return false;
@@ -361,9 +361,9 @@ impl Queue {
     }
 
     /// Lends the rings to the kernel (vhost). No other method may be called until
-    /// [`Queue::regain`]. Returns None if the ring is broken, or if the chains held are not the
+    /// [`Queue::take_back`]. Returns None if the ring is broken, or if the chains held are not the
     /// last ones taken, in their order.
-    pub fn lend(&mut self) -> Option<vhost::Ring<'_>> {
+    pub fn hand_to_kernel(&mut self) -> Option<vhost::Ring<'_>> {
         let ram = self.memory.ram().ok().filter(|_| !self.broken)?;
         let (size, count) = (self.indices.size(), u16::try_from(self.again.len()).ok()?);
         let (first, mut held) = (self.indices.next_avail().wrapping_sub(count), self.held.clone());
@@ -393,7 +393,7 @@ impl Queue {
     }
 
     /// Takes the rings back. The kernel has processed them up to `position`.
-    pub fn regain(&mut self, position: vhost::Position) {
+    pub fn take_back(&mut self, position: vhost::Position) {
         self.indices.set_next_avail(position.available);
         self.indices.set_next_used(position.used);
         self.notified = position.used;
@@ -492,15 +492,15 @@ mod test {
     fn rings_are_lent_from_the_first_chain_on_that_was_not_used() {
         let mut queue = queue(&[3, 0, 1], Ring::default());
         let chains = [(); 3].map(|()| queue.pop().unwrap());
-        assert!(queue.lend().is_none(), "chains are out");
+        assert!(queue.hand_to_kernel().is_none(), "chains are out");
         let [first, second, third] = chains;
         queue.push(first, 0);
-        queue.undo(third);
-        assert!(queue.lend().is_none(), "one is out");
-        queue.undo(second);
-        let lent = queue.lend().unwrap();
-        assert_eq!((lent.next, lent.size, lent.device), (1, 4, AT[2]));
-        queue.regain(vhost::Position { available: 2, used: 2 });
+        queue.return_chain(third);
+        assert!(queue.hand_to_kernel().is_none(), "one is out");
+        queue.return_chain(second);
+        let ring = queue.hand_to_kernel().unwrap();
+        assert_eq!((ring.next, ring.size, ring.device), (1, 4, AT[2]));
+        queue.take_back(vhost::Position { available: 2, used: 2 });
         assert_eq!(queue.pop().unwrap().head(), 1);
         assert!(queue.pop().is_none());
         let ring = queue.ring();
@@ -512,10 +512,10 @@ mod test {
         let saved =
             |held: &[u16]| Ring { next_available: 3, held: held.to_vec(), ..Ring::default() };
         let mut same = queue(&[3, 0, 1], saved(&[0, 1]));
-        assert_eq!(same.lend().map(|lent| lent.next), Some(1));
+        assert_eq!(same.hand_to_kernel().map(|ring| ring.next), Some(1));
         for held in [&[2, 3][..], &[0, 3], &[0, 1, 2]] {
-            assert!(queue(&[3, 0, 1], saved(held)).lend().is_none(), "{held:?}");
+            assert!(queue(&[3, 0, 1], saved(held)).hand_to_kernel().is_none(), "{held:?}");
         }
-        assert!(queue(&[3, 1, 1], saved(&[0, 1])).lend().is_none(), "one twice");
+        assert!(queue(&[3, 1, 1], saved(&[0, 1])).hand_to_kernel().is_none(), "one twice");
     }
 }

@@ -115,12 +115,12 @@ impl Signal {
 #[cfg(test)]
 mod test {
     use super::*;
-    use host::testutil::lines;
+    use host::testutil::count_log_lines;
 
     #[test]
     fn a_guest_that_breaks_and_resets_a_device_for_ever_does_not_fill_the_log() {
         let signal = Signal::new(Interrupt { msix: None, line: None }, "test", 1);
-        let logged = lines(|| {
+        let logged = count_log_lines(|| {
             for _ in 0..1000 {
                 signal.fail(0, "a bad ring");
                 assert!(signal.is_broken() && signal.isr() == CONFIGURATION);

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use devices::testutil::Bench;
-use devices::testutil::hostile::Deeds;
+use devices::testutil::hostile::Actions;
 use host::disk::{self, Channel, Config, Fault, Image, Operation, Request, wait};
 use host::memory::{Memory, Piece};
 use host::testutil::noise::Noise;
@@ -106,9 +106,9 @@ impl TestImage {
     }
 
     /// Overwrites one number.
-    fn damage<B: Iterator<Item = u8>>(&mut self, deeds: &mut Deeds<B>) -> Option<()> {
-        let (place, at) = (deeds.byte()?, usize::from(deeds.byte()?));
-        let value = self.number(deeds)?;
+    fn damage<B: Iterator<Item = u8>>(&mut self, actions: &mut Actions<B>) -> Option<()> {
+        let (place, at) = (actions.byte()?, usize::from(actions.byte()?));
+        let value = self.number(actions)?;
         let (wide, cluster) = (value.to_be_bytes(), self.cluster);
         match place {
             0..70 => self.put(at % 28 * 4, &wide[4..]),
@@ -117,7 +117,7 @@ impl TestImage {
             120..180 => self.put(L2 * cluster + at % 16 * 8, &wide),
             180..200 => self.put(REFCOUNTS * cluster + at % 32 * 2, &wide[6..]),
             200..220 => self.put(REFTABLE * cluster + at % 4 * 8, &wide),
-            220..250 => self.put(at * 256 + usize::from(deeds.byte()?), &wide[7..]),
+            220..250 => self.put(at * 256 + usize::from(actions.byte()?), &wide[7..]),
             250..254 => self.bytes.resize(at * 512, 0),
             254 => self.crowd_l1(16 * at),
             255 => self.crowd_refcounts((12 << 20) / self.cluster),
@@ -158,8 +158,8 @@ impl TestImage {
     }
 
     /// A number as in images, mostly an offset of a cluster.
-    fn number<B: Iterator<Item = u8>>(&self, deeds: &mut Deeds<B>) -> Option<u64> {
-        let (kind, low) = (deeds.byte()?, u64::from(deeds.byte()?));
+    fn number<B: Iterator<Item = u8>>(&self, actions: &mut Actions<B>) -> Option<u64> {
+        let (kind, low) = (actions.byte()?, u64::from(actions.byte()?));
         let cluster = low % 16 * self.cluster as u64;
         Some(match kind {
             0..60 => cluster | COPIED,
@@ -169,7 +169,7 @@ impl TestImage {
             160..180 => 1 << (low % 64),
             180..200 => u64::MAX << (low % 64),
             200..220 => cluster << 32 | COPIED,
-            _ => u64::from(deeds.word()?) << 32 | u64::from(deeds.word()?),
+            _ => u64::from(actions.word()?) << 32 | u64::from(actions.word()?),
         })
     }
 
@@ -252,8 +252,8 @@ impl Guest {
         }
     }
 
-    fn step<B: Iterator<Item = u8>>(&mut self, deeds: &mut Deeds<B>) -> Option<()> {
-        let (what, at, length) = (deeds.byte()?, deeds.byte()?, deeds.byte()?);
+    fn step<B: Iterator<Item = u8>>(&mut self, actions: &mut Actions<B>) -> Option<()> {
+        let (what, at, length) = (actions.byte()?, actions.byte()?, actions.byte()?);
         let size = self.image.geometry().size;
         let block = self.image.geometry().logical_block;
         let length = u32::from(length % 16 + 1) * 512;
@@ -269,7 +269,7 @@ impl Guest {
                 return Some(());
             }
             80..170 => {
-                let byte = deeds.byte()?;
+                let byte = actions.byte()?;
                 self.memory.write(0, &vec![byte; length as usize]).expect("it is RAM");
                 let done = self.ask(Operation::Write { durable: what % 8 == 0 }, offset, length);
                 self.expect_byte(offset, length, Some(byte));
@@ -320,19 +320,19 @@ pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) {
             &image.bytes,
             &config,
             None,
-            &mut Deeds::new(Noise::new(7).take(200), RAM),
+            &mut Actions::new(Noise::new(7).take(200), RAM),
         );
         return;
     }
-    let mut deeds = Deeds::new(bytes, RAM);
+    let mut actions = Actions::new(bytes, RAM);
     let damage_count = damage_count % 12;
     for _ in 0..damage_count {
-        if image.damage(&mut deeds).is_none() {
+        if image.damage(&mut actions).is_none() {
             return;
         }
     }
     let known = (damage_count == 0 && writes).then(|| image.content(backed, version));
-    use_image(&path, &image.bytes, &config, known, &mut deeds);
+    use_image(&path, &image.bytes, &config, known, &mut actions);
 }
 
 /// Whether two entries of L1 point to the same table.
@@ -371,7 +371,7 @@ fn use_image<B: Iterator<Item = u8>>(
     bytes: &[u8],
     config: &Config,
     known: Option<Vec<Option<u8>>>,
-    deeds: &mut Deeds<B>,
+    actions: &mut Actions<B>,
 ) {
     static BEFORE: OnceLock<u64> = OnceLock::new();
     let before = BEFORE.get_or_init(peak);
@@ -387,7 +387,7 @@ fn use_image<B: Iterator<Item = u8>>(
     };
     let written = !config.readonly && !config.overlay;
     assert!(!written || !has_duplicate_tables(bytes), "two entries point to the same table");
-    while guest.step(deeds).is_some() {}
+    while guest.step(actions).is_some() {}
     let known = if config.overlay { None } else { guest.known.take() };
     drop(guest);
     assert!(peak() - before < MAX_MEMORY_GROWTH, "{} bytes for an image", peak() - before);

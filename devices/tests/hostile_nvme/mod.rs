@@ -7,7 +7,7 @@ use devices::device::Kind;
 use devices::pci::Address;
 use devices::registry::Config;
 use devices::testutil::Bench;
-use devices::testutil::hostile::Deeds;
+use devices::testutil::hostile::Actions;
 use serde_json::{Value, json};
 
 const AT: Address = Address::new(2, 0);
@@ -110,7 +110,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Puts a command into a queue: opcode, identifier, and the dwords from the namespace on.
-    fn submit(&mut self, queue: u16, (opcode, id): (u8, u8), dwords: [u32; 15]) {
+    fn submit(&mut self, queue: u16, opcode: u8, id: u8, dwords: [u32; 15]) {
         let mut bytes = vec![opcode, 0, id, 0];
         bytes.extend(dwords.iter().flat_map(|it| it.to_le_bytes()));
         let tail = &mut self.tails[usize::from(queue)];
@@ -163,13 +163,13 @@ pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) -> u32 {
     bench.board.add("nvme", |grants| config.build(grants)).expect("the board is empty");
     bench.board.run(Vec::new()).expect("power-on");
     let mut driver = Driver::start(&bench, true);
-    let mut deeds = Deeds::new(bytes, RAM);
+    let mut actions = Actions::new(bytes, RAM);
     let mut served = 0;
-    while step(&mut deeds, &mut driver, &mut served).is_some() {}
+    while step(&mut actions, &mut driver, &mut served).is_some() {}
     bench.board.reset().expect("power-on again");
     let mut driver = Driver::start(&bench, false);
     // IDENTIFY of the controller.
-    driver.submit(0, (6, 0), dwords(0, (DATA, 0), (1, 0, 0)));
+    driver.submit(0, 6, 0, dwords(0, (DATA, 0), [1, 0, 0]));
     driver.ring(0);
     let start = Instant::now();
     let status = loop {
@@ -184,7 +184,7 @@ pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) -> u32 {
 }
 
 /// The dwords of a command: namespace, data pointer, and dwords 10 to 12.
-fn dwords(space: u32, (first, second): (u64, u64), own: (u32, u32, u32)) -> [u32; 15] {
+fn dwords(space: u32, (first, second): (u64, u64), own: [u32; 3]) -> [u32; 15] {
     let mut dwords = [0; 15];
     dwords[0] = space;
     for (at, data) in [(5, first), (7, second)] {
@@ -192,43 +192,43 @@ fn dwords(space: u32, (first, second): (u64, u64), own: (u32, u32, u32)) -> [u32
         dwords[at] = u32::from_le_bytes([a, b, c, d]);
         dwords[at + 1] = u32::from_le_bytes([e, f, g, h]);
     }
-    (dwords[9], dwords[10], dwords[11]) = own;
+    dwords[9..12].copy_from_slice(&own);
     dwords
 }
 
 /// Runs one action. Returns None at the end of the bytes.
 fn step<B: Iterator<Item = u8>>(
-    deeds: &mut Deeds<B>,
+    actions: &mut Actions<B>,
     driver: &mut Driver<'_>,
     served: &mut u32,
 ) -> Option<()> {
-    let (what, bench) = (deeds.byte()?, driver.bench);
-    let queue = u16::from(deeds.byte()?) % QUEUES;
+    let (what, bench) = (actions.byte()?, driver.bench);
+    let queue = u16::from(actions.byte()?) % QUEUES;
     match what {
-        0..20 => create(deeds, driver, queue)?,
-        20..120 => command(deeds, driver, queue)?,
+        0..20 => create(actions, driver, queue)?,
+        20..120 => command(actions, driver, queue)?,
         120..150 => driver.ring(queue),
         150..180 => {
             let done = driver.reap(queue) == Some(0);
             *served += u32::from(done && queue > 0);
         }
-        180..190 => driver.bell(u16::from(deeds.byte()? % 20), u32::from(deeds.byte()? % 80)),
-        190..210 => drop(bench.memory.write(deeds.address()?, &deeds.word()?.to_le_bytes())),
+        180..190 => driver.bell(u16::from(actions.byte()? % 20), u32::from(actions.byte()? % 80)),
+        190..210 => drop(bench.memory.write(actions.address()?, &actions.word()?.to_le_bytes())),
         210..220 => {
-            let (at, value) = (u64::from(deeds.byte()?) & 0x3c, deeds.word()?);
+            let (at, value) = (u64::from(actions.byte()?) & 0x3c, actions.word()?);
             bench.write(Kind::Memory, REGISTERS + at, &value.to_le_bytes());
         }
         220..225 => {
-            let at = REGISTERS + (u64::from(deeds.short()?) & 0x3ffc);
-            bench.write(Kind::Memory, at, &deeds.word()?.to_le_bytes());
+            let at = REGISTERS + (u64::from(actions.short()?) & 0x3ffc);
+            bench.write(Kind::Memory, at, &actions.word()?.to_le_bytes());
         }
-        225..228 => bench.write(Kind::Config, AT.config() + 4, &[deeds.byte()?, 0]),
+        225..228 => bench.write(Kind::Config, AT.config() + 4, &[actions.byte()?, 0]),
         228..231 => {
-            let size = DISK + u64::from(deeds.byte()?) * 4096;
+            let size = DISK + u64::from(actions.byte()?) * 4096;
             bench.board.disks().all().iter().for_each(|disk| drop(disk.grow(Some(size))));
         }
         231..238 => {
-            bench.read::<4>(Kind::Memory, REGISTERS + u64::from(deeds.byte()? & 0x3c));
+            bench.read::<4>(Kind::Memory, REGISTERS + u64::from(actions.byte()? & 0x3c));
         }
         238..247 => {
             let saved = bench.board.park();
@@ -246,11 +246,11 @@ fn step<B: Iterator<Item = u8>>(
 
 /// Creates a pair of queues, mostly a valid one.
 fn create<B: Iterator<Item = u8>>(
-    deeds: &mut Deeds<B>,
+    actions: &mut Actions<B>,
     driver: &mut Driver<'_>,
     queue: u16,
 ) -> Option<()> {
-    let odd = u32::from(deeds.byte()?);
+    let odd = u32::from(actions.byte()?);
     let number = u32::from(queue) | u32::from(ENTRIES - 1 - u16::from(odd == 1)) << 16;
     for (opcode, at) in CREATE_QUEUE.into_iter().zip([completions(queue), commands(queue)]) {
         // Contiguous, with interrupts and a vector, or with the completion queue's number.
@@ -260,7 +260,7 @@ fn create<B: Iterator<Item = u8>>(
             _ if odd < 240 => u32::from(queue) << 16 | 1,
             _ => (odd % u32::from(QUEUES)) << 16 | odd >> 1 & 1,
         };
-        driver.submit(0, (opcode, 0), dwords(0, (at, 0), (number, flags, 0)));
+        driver.submit(0, opcode, 0, dwords(0, (at, 0), [number, flags, 0]));
     }
     let number = usize::from(queue);
     (driver.tails[number], driver.heads[number], driver.phases[number]) = match queue {
@@ -273,35 +273,37 @@ fn create<B: Iterator<Item = u8>>(
 
 /// A well-formed command with random contents.
 fn command<B: Iterator<Item = u8>>(
-    deeds: &mut Deeds<B>,
+    actions: &mut Actions<B>,
     driver: &mut Driver<'_>,
     queue: u16,
 ) -> Option<()> {
-    let (choice, shape) = (deeds.byte()?, deeds.byte()?);
+    let (choice, shape) = (actions.byte()?, actions.byte()?);
     let list: &[u8] = if queue == 0 { &ADMIN } else { &IO };
     let opcode =
-        if choice < 250 { list[usize::from(choice) % list.len()] } else { deeds.byte()? };
-    let space = if shape < 200 { 1 } else { u32::from(deeds.byte()?).wrapping_sub(2) };
+        if choice < 250 { list[usize::from(choice) % list.len()] } else { actions.byte()? };
+    let space = if shape < 200 { 1 } else { u32::from(actions.byte()?).wrapping_sub(2) };
     // Whole pages with a PRP list, or random addresses.
-    let list = DATA + 0x8000 + u64::from(deeds.byte()? & 0xf8);
+    let list = DATA + 0x8000 + u64::from(actions.byte()? & 0xf8);
     let data = match shape % 8 {
-        0 => (deeds.address()?, deeds.address()?),
-        1 | 2 => (DATA + u64::from(deeds.short()? & 0xffc), list),
+        0 => (actions.address()?, actions.address()?),
+        1 | 2 => (DATA + u64::from(actions.short()? & 0xffc), list),
         _ => (DATA, DATA + PAGE),
     };
     for slot in 0..u64::from(shape & 7) {
-        let page = DATA + PAGE * u64::from(deeds.byte()? % 16);
+        let page = DATA + PAGE * u64::from(actions.byte()? % 16);
         driver.bench.memory.write(list + 8 * slot, &page.to_le_bytes()).expect("it is RAM");
     }
     let small = |byte: u8| u32::from(byte % if queue == 0 { 16 } else { 64 });
     let own = match (queue, shape % 4) {
-        (_, 0) => (deeds.word()?, deeds.word()?, deeds.word()?),
+        (_, 0) => [actions.word()?, actions.word()?, actions.word()?],
         // Log page or feature, and length. For deletions: a queue number.
-        (0, _) => (small(deeds.byte()?) | small(deeds.byte()?) << 16, deeds.short()?.into(), 0),
+        (0, _) => {
+            [small(actions.byte()?) | small(actions.byte()?) << 16, actions.short()?.into(), 0]
+        }
         // First block and number of blocks.
-        _ => (small(deeds.byte()?) * 8, 0, small(deeds.byte()?) | u32::from(shape & 0xc) << 28),
+        _ => [small(actions.byte()?) * 8, 0, small(actions.byte()?) | u32::from(shape & 0xc) << 28],
     };
-    driver.submit(queue, (opcode, choice), dwords(space, data, own));
+    driver.submit(queue, opcode, choice, dwords(space, data, own));
     if shape & 16 == 0 {
         driver.ring(queue);
     }

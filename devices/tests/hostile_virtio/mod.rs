@@ -8,7 +8,7 @@ use devices::pci::Address;
 use devices::registry::Config;
 use devices::testutil::Bench;
 use devices::testutil::driver::{Driver, EVENT_IDX};
-use devices::testutil::hostile::Deeds;
+use devices::testutil::hostile::Actions;
 use serde_json::{Value, json};
 
 const AT: Address = Address::new(3, 0);
@@ -34,7 +34,7 @@ pub(crate) struct Kind {
     pub(crate) name: &'static str,
     /// The fields of each configuration, besides the slot.
     configs: &'static [fn(&Path) -> Value],
-    build: fn(&mut Deeds<&mut Bytes<'_>>, &Bench) -> Option<Chain>,
+    build: fn(&mut Actions<&mut Bytes<'_>>, &Bench) -> Option<Chain>,
     /// A queue and a request for the final check. It works without any feature.
     final_request: (u16, &'static [(u64, u32, bool)]),
 }
@@ -44,7 +44,7 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind {
         name: "virtio-rng",
         configs: &[|_| json!({})],
-        build: |deeds, _| Some(vec![(DATA, deeds.length()?, true)]),
+        build: |actions, _| Some(vec![(DATA, actions.length()?, true)]),
         final_request: (0, &[(DATA, 64, true)]),
     },
     Kind {
@@ -112,72 +112,72 @@ fn disk(folder: &Path) -> PathBuf {
 }
 
 /// Page frame numbers, or statistics.
-fn pages(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
-    for at in 0..u64::from(deeds.byte()?) % 8 {
-        let page = deeds.short()? & if deeds.byte()? < 200 { 0x1ff } else { 0xffff };
+fn pages(actions: &mut Actions<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
+    for at in 0..u64::from(actions.byte()?) % 8 {
+        let page = actions.short()? & if actions.byte()? < 200 { 0x1ff } else { 0xffff };
         bench.memory.write(REQUEST + 4 * at, &u32::from(page).to_le_bytes()).expect("memory");
     }
-    let length = deeds.length()?;
+    let length = actions.length()?;
     // A report of free pages consists of device-writable memory.
     Some(vec![(REQUEST, length, length % 3 == 0)])
 }
 
 /// A control message of a port.
-fn message(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
-    let message = [deeds.byte()? % 3, 0, 0, 0, deeds.byte()? % 9, 0, deeds.byte()? % 2, 0];
+fn message(actions: &mut Actions<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
+    let message = [actions.byte()? % 3, 0, 0, 0, actions.byte()? % 9, 0, actions.byte()? % 2, 0];
     bench.memory.write(REQUEST, &message).expect("memory");
     Some(vec![(REQUEST, 8, message[6] == 1 && message[4] == 8)])
 }
 
 /// Type, sector, data and status.
-fn request(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
-    let (kind, sector) = (deeds.byte()?, u64::from(deeds.byte()?) * 8);
-    let sector = if deeds.byte()? < 230 { sector } else { u64::MAX / 512 - sector };
+fn request(actions: &mut Actions<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
+    let (kind, sector) = (actions.byte()?, u64::from(actions.byte()?) * 8);
+    let sector = if actions.byte()? < 230 { sector } else { u64::MAX / 512 - sector };
     let mut header = u64::from(kind % 16).to_le_bytes().to_vec();
     header.extend(sector.to_le_bytes());
     bench.memory.write(REQUEST, &header).expect("memory");
     // A range to discard or to zero: sector, count and flags.
     let mut range = sector.to_le_bytes().to_vec();
-    range.extend(deeds.word()?.to_le_bytes());
-    range.extend(u32::from(deeds.byte()? % 4).to_le_bytes());
+    range.extend(actions.word()?.to_le_bytes());
+    range.extend(u32::from(actions.byte()? % 4).to_le_bytes());
     bench.memory.write(DATA, &range).expect("memory");
-    let length = deeds.length()?;
+    let length = actions.length()?;
     let length = if kind < 192 { length.min(0x8000).next_multiple_of(512) } else { length };
-    let length = if kind % 16 > 8 { u32::from(deeds.byte()? % 3) * 16 } else { length };
+    let length = if kind % 16 > 8 { u32::from(actions.byte()? % 3) * 16 } else { length };
     let data = (DATA, length, matches!(kind % 16, 0 | 8));
     Some(vec![(REQUEST, 16, false), data, (REQUEST + 16, 1, true)])
 }
 
 /// Unit, tag, command, response and data, or a task management request.
-fn command(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
-    let (what, id) = (deeds.byte()?, u64::from(deeds.byte()? % 8));
-    let unit = [1, what / 240, 0x40, deeds.byte()? / 250, 0, 0, 0, 0];
+fn command(actions: &mut Actions<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
+    let (what, id) = (actions.byte()?, u64::from(actions.byte()? % 8));
+    let unit = [1, what / 240, 0x40, actions.byte()? / 250, 0, 0, 0, 0];
     if what < 40 {
-        let function = u32::from(deeds.byte()? % 9);
+        let function = u32::from(actions.byte()? % 9);
         let bytes = [&u32::from(what / 36).to_le_bytes()[..], &function.to_le_bytes(), &unit];
         let bytes = [&bytes.concat()[..], &id.to_le_bytes()].concat();
         bench.memory.write(REQUEST, &bytes).expect("memory");
         return Some(vec![(REQUEST, 24, false), (REQUEST + 64, 5, true)]);
     }
     let mut cdb = [0; 32];
-    cdb[0] = OPCODES[usize::from(deeds.byte()?) % OPCODES.len()];
+    cdb[0] = OPCODES[usize::from(actions.byte()?) % OPCODES.len()];
     // Only a few bytes are set, because small block numbers exist on the medium.
-    for _ in 0..deeds.byte()? & 7 {
-        let at = usize::from(deeds.byte()? & 0xf);
-        cdb[at.max(1)] = deeds.byte()?;
+    for _ in 0..actions.byte()? & 7 {
+        let at = usize::from(actions.byte()? & 0xf);
+        cdb[at.max(1)] = actions.byte()?;
     }
-    let blocks = deeds.byte()? & 0xf;
+    let blocks = actions.byte()? & 0xf;
     cdb[if cdb[0] < 0x80 { 8 } else { 13 }] = blocks;
     let request = [&unit[..], &id.to_le_bytes(), &[0, 0, 0], &cdb].concat();
     bench.memory.write(REQUEST, &request).expect("memory");
     let mut list = [0; 40];
-    (list[1], list[3], list[15], list[19]) = (38, 32, deeds.byte()?, blocks);
+    (list[1], list[3], list[15], list[19]) = (38, 32, actions.byte()?, blocks);
     bench.memory.write(DATA, &list).expect("memory");
     let outward = matches!(cdb[0], 0x0a | 0x2a | 0x41 | 0x42 | 0x8a | 0x93 | 0xaa);
-    let length = match deeds.byte()? {
+    let length = match actions.byte()? {
         0..200 => u32::from(blocks) * 512,
         200..230 => 512,
-        _ => deeds.length()?,
+        _ => actions.length()?,
     };
     let (header, response) = ((REQUEST, 51, false), (REQUEST + 0x100, 108, true));
     let data = (DATA, length, !outward);
@@ -197,10 +197,10 @@ pub(crate) fn run(name: &str, folder: &Path, mut bytes: impl Iterator<Item = u8>
     bench.board.add(name, |grants| config.build(grants)).expect("the board is empty");
     bench.board.run(Vec::new()).expect("power-on");
     let bytes: &mut Bytes<'_> = &mut bytes;
-    let mut deeds = Deeds::new(bytes, RAM);
+    let mut actions = Actions::new(bytes, RAM);
     let mut driver = start(&bench, EVENT_IDX | DEVICE_FEATURES);
     let mut peer = None;
-    while step(&mut deeds, kind, (&mut driver, &mut peer), folder).is_some() {}
+    while step(&mut actions, kind, &mut driver, &mut peer, folder).is_some() {}
     drop((driver, peer));
     bench.board.reset().expect("power-on again");
     bench.memory.write(0xff000, &[4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).expect("memory");
@@ -228,51 +228,52 @@ fn start(bench: &Bench, features: u64) -> Driver<'_> {
 
 /// Runs one action. Returns None at the end of the bytes.
 fn step<'a>(
-    deeds: &mut Deeds<&mut Bytes<'_>>,
+    actions: &mut Actions<&mut Bytes<'_>>,
     kind: &Kind,
-    (driver, peer): (&mut Driver<'a>, &mut Option<UnixStream>),
+    driver: &mut Driver<'a>,
+    peer: &mut Option<UnixStream>,
     folder: &Path,
 ) -> Option<()> {
-    let (what, bench) = (deeds.byte()?, driver.bench);
+    let (what, bench) = (actions.byte()?, driver.bench);
     let queues = u16::try_from(driver.queues.len()).ok()?;
-    let queue = u16::from(deeds.byte()?) % queues;
+    let queue = u16::from(actions.byte()?) % queues;
     // A broken device ignores everything until it is reset.
     if what < 200 && driver.status() & NEEDS_RESET != 0 {
         *driver = start(bench, DEVICE_FEATURES | EVENT_IDX);
     }
     match what {
-        0..110 => deeds.disturb(driver, queue, ENTRIES)?,
+        0..110 => actions.corrupt_queue(driver, queue, ENTRIES)?,
         110..205 => {
-            let chain = (kind.build)(deeds, bench)?;
+            let chain = (kind.build)(actions, bench)?;
             driver.offer(queue, &chain);
             driver.kick(queue);
         }
-        205..215 => driver.set_device(u64::from(deeds.byte()? % 40), &[deeds.byte()?]),
-        215..225 => drop(bench.board.balloon().set(u64::from(deeds.short()?) << 4)),
+        205..215 => driver.set_device(u64::from(actions.byte()? % 40), &[actions.byte()?]),
+        215..225 => drop(bench.board.balloon().set(u64::from(actions.short()?) << 4)),
         225..230 => {
-            let size = DISK + u64::from(deeds.byte()?) * 512;
+            let size = DISK + u64::from(actions.byte()?) * 512;
             bench.board.disks().all().iter().for_each(|disk| drop(disk.grow(Some(size))));
         }
-        230..243 => talk(deeds, peer, folder)?,
+        230..243 => talk(actions, peer, folder)?,
         // A new driver, with fewer or more features.
-        _ => *driver = start(bench, u64::from(deeds.short()?) | EVENT_IDX),
+        _ => *driver = start(bench, u64::from(actions.short()?) | EVENT_IDX),
     }
     Some(())
 }
 
 /// The client of a port connects, sends, reads or disconnects.
 fn talk(
-    deeds: &mut Deeds<&mut Bytes<'_>>,
+    actions: &mut Actions<&mut Bytes<'_>>,
     peer: &mut Option<UnixStream>,
     folder: &Path,
 ) -> Option<()> {
-    match (deeds.byte()?, peer.as_mut()) {
+    match (actions.byte()?, peer.as_mut()) {
         (0..20, _) => *peer = None,
         (_, None) => {
             *peer = UnixStream::connect(port(folder)).ok();
             peer.iter().for_each(|it| drop(it.set_nonblocking(true)));
         }
-        (20..140, Some(peer)) => drop(peer.write(&vec![0x5a; deeds.short()?.into()])),
+        (20..140, Some(peer)) => drop(peer.write(&vec![0x5a; actions.short()?.into()])),
         (_, Some(peer)) => drop(peer.read(&mut [0; 5000])),
     }
     Some(())

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use devices::device::Kind;
-use devices::platform::fw_cfg::{Content, File, Source, Written, build};
+use devices::platform::fw_cfg::{Content, File, OnWrite, Source, build};
 use devices::testutil::Bench;
-use devices::testutil::hostile::Deeds;
+use devices::testutil::hostile::Actions;
 
 const RAM: u64 = 1 << 16;
 const SELECTOR: u64 = 0x510;
@@ -26,7 +26,7 @@ impl Source for Items {
 
     fn files(&mut self) -> Vec<File> {
         let file = |name: &str, content| File { name: name.into(), content };
-        let told: Written =
+        let told: OnWrite =
             Arc::new(|bytes| assert_eq!(bytes.len(), WRITABLE, "the size of a file never changes"));
         vec![
             file("etc/e820", Content::Fixed(vec![7; 60])),
@@ -55,9 +55,9 @@ pub(crate) fn run(bytes: &[u8]) {
     let items = Box::new(Items(made.clone()));
     bench.board.add("fw-cfg", |place| build(items, place)).expect("the board is empty");
     bench.board.run(Vec::new()).expect("power-on");
-    let mut deeds = Deeds::new(bytes.iter().copied(), RAM);
+    let mut actions = Actions::new(bytes.iter().copied(), RAM);
     let mut resets = 1;
-    while deed(&bench, &mut deeds, &mut resets).is_some() {}
+    while deed(&bench, &mut actions, &mut resets).is_some() {}
     assert!(
         made.load(Ordering::Relaxed) <= resets,
         "ACPI tables are made at most once after each reset"
@@ -70,25 +70,25 @@ pub(crate) fn run(bytes: &[u8]) {
 
 fn deed(
     bench: &Bench,
-    deeds: &mut Deeds<impl Iterator<Item = u8>>,
+    actions: &mut Actions<impl Iterator<Item = u8>>,
     resets: &mut u32,
 ) -> Option<()> {
-    match deeds.byte()? {
-        0..60 => bench.write(Kind::Port, SELECTOR, &key(deeds)?.to_le_bytes()),
+    match actions.byte()? {
+        0..60 => bench.write(Kind::Port, SELECTOR, &key(actions)?.to_le_bytes()),
         60..90 => {
-            for _ in 0..deeds.byte()? {
+            for _ in 0..actions.byte()? {
                 bench.read::<1>(Kind::Port, DATA);
             }
         }
-        90..110 => bench.write(Kind::Port, DATA, &[deeds.byte()?]),
-        110..120 => drop(bench.read::<8>(Kind::Port, SELECTOR + u64::from(deeds.byte()? % 16))),
+        90..110 => bench.write(Kind::Port, DATA, &[actions.byte()?]),
+        110..120 => drop(bench.read::<8>(Kind::Port, SELECTOR + u64::from(actions.byte()? % 16))),
         120..220 => {
             // struct FWCfgDmaAccess, whose fields are big-endian.
-            let control = u32::from(key(deeds)?) << 16 | u32::from(deeds.byte()? & 0x1f);
-            let (length, data) = (deeds.length()?, deeds.address()?);
+            let control = u32::from(key(actions)?) << 16 | u32::from(actions.byte()? & 0x1f);
+            let (length, data) = (actions.length()?, actions.address()?);
             let access =
                 [&control.to_be_bytes()[..], &length.to_be_bytes(), &data.to_be_bytes()].concat();
-            let at = deeds.address()?;
+            let at = actions.address()?;
             bench.memory.write(at, &access).ok();
             let high = u32::try_from(at >> 32).expect("it is half of it");
             let low = u32::try_from(at & 0xffff_ffff).expect("it is half of it");
@@ -96,7 +96,11 @@ fn deed(
             bench.write(Kind::Port, DMA_LOW, &low.to_be_bytes());
         }
         220..240 => {
-            bench.write(Kind::Port, SELECTOR + u64::from(deeds.byte()? % 16), &[deeds.byte()?; 8]);
+            bench.write(
+                Kind::Port,
+                SELECTOR + u64::from(actions.byte()? % 16),
+                &[actions.byte()?; 8],
+            );
         }
         240..252 => {
             let saved = bench.board.park();
@@ -111,11 +115,11 @@ fn deed(
 }
 
 /// A random key, mostly one that exists.
-fn key(deeds: &mut Deeds<impl Iterator<Item = u8>>) -> Option<u16> {
-    let number = deeds.byte()?;
+fn key(actions: &mut Actions<impl Iterator<Item = u8>>) -> Option<u16> {
+    let number = actions.byte()?;
     Some(match number {
         0..150 => 0x20 + u16::from(number % 6),
         150..220 => [0, 1, 5, 0x11, 0x19][usize::from(number % 5)],
-        _ => deeds.short()?,
+        _ => actions.short()?,
     })
 }

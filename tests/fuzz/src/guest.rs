@@ -28,10 +28,10 @@ pub(crate) fn dhcp(noise: &mut Noise) -> Vec<u8> {
         message[at] = odd(noise);
     }
     message.extend([99, 130, 83, 99]);
-    message.extend([53, 1, noise.of(&[1, 3, 4, 7, 8])]);
+    message.extend([53, 1, noise.choose(&[1, 3, 4, 7, 8])]);
     for _ in 0..noise.below(6) {
         // Options that the server reads, and any other.
-        let code = noise.of(&[0, 50, 52, 53, 54, 57, 61, 255]);
+        let code = noise.choose(&[0, 50, 52, 53, 54, 57, 61, 255]);
         let code = if noise.below(4) == 0 { odd(noise) } else { code };
         let length = if noise.below(8) == 0 { odd(noise) } else { byte(noise) % 8 };
         message.extend([code, length]);
@@ -58,8 +58,8 @@ pub(crate) fn dns(noise: &mut Noise) -> Vec<u8> {
         b"\0\0\x29\x04\xd0\0\0\0\0\0\0",
     ];
     let mut message = vec![1, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, byte(noise) % 2];
-    message.extend(noise.of(&names));
-    message.extend([0, noise.of(&[1, 12, 28, 255]), 0, 1]);
+    message.extend(noise.choose(&names));
+    message.extend([0, noise.choose(&[1, 12, 28, 255]), 0, 1]);
     // Sometimes an OPT record, or its beginning.
     let opt = [0, 0, 41, 4, 208, 0, 0, 0, 0, 0, byte(noise) % 3];
     message.extend(&opt[..place(noise, opt.len() + 1)]);
@@ -67,7 +67,7 @@ pub(crate) fn dns(noise: &mut Noise) -> Vec<u8> {
     let mut data = [&[cut][..], &message].concat();
     data.extend([0, 1, 0, 0, 0, 0].map(|it| it | byte(noise) & 3));
     for _ in 0..noise.below(4) {
-        data.extend(noise.of(&records));
+        data.extend(noise.choose(&records));
     }
     for _ in 0..noise.below(4) {
         let at = 1 + place(noise, data.len() - 1);
@@ -87,7 +87,7 @@ pub(crate) fn frames(noise: &mut Noise) -> Vec<u8> {
 pub(crate) fn messages(noise: &mut Noise) -> Vec<u8> {
     let mut bytes = vec![byte(noise)];
     for _ in 0..noise.below(12) {
-        bytes.push(noise.of(&[0, 2, 3, 4, 5, 6, 150, 248, 250, 251, 255, 77, 6]));
+        bytes.push(noise.choose(&[0, 2, 3, 4, 5, 6, 150, 248, 250, 251, 255, 77, 6]));
         let (count, few) = (place(noise, 30), noise.below(3) > 0);
         bytes.extend(noise.by_ref().take(count).map(|it| if few { it & 1 } else { it }));
     }

@@ -25,15 +25,16 @@ pub(crate) fn load(data: &[u8]) {
 /// A bzImage or an ELF file with mostly valid fields.
 pub(crate) fn make(noise: &mut Noise) -> Vec<u8> {
     let mut file = vec![0; 0x1000];
-    let small = |noise: &mut Noise| noise.of(&[0_u64, 1, 0x40, 0x200, 0x1000, 0x10_0000, u64::MAX]);
+    let small =
+        |noise: &mut Noise| noise.choose(&[0_u64, 1, 0x40, 0x200, 0x1000, 0x10_0000, u64::MAX]);
     if noise.below(2) == 0 {
         // Documentation/arch/x86/boot.rst: setup_sects, boot_flag, jump, header, version.
-        file[0x1f1] = noise.of(&[0, 1, 4, 255]);
+        file[0x1f1] = noise.choose(&[0, 1, 4, 255]);
         file[0x1fe..0x202].copy_from_slice(&[0x55, 0xaa, 0xeb, 0x66]);
         file[0x202..0x206].copy_from_slice(b"HdrS");
         file[0x206..0x208].copy_from_slice(&[15, 2]);
-        file[0x211] = noise.of(&[1, 0, 0x81]);
-        file[0x236] = noise.of(&[1, 3, 0]);
+        file[0x211] = noise.choose(&[1, 0, 0x81]);
+        file[0x236] = noise.choose(&[1, 3, 0]);
         for at in [0x1f4, 0x214, 0x22c, 0x230, 0x238, 0x258, 0x260] {
             let value = small(noise).to_le_bytes();
             file[at..at + 4].copy_from_slice(&value[..4]);
@@ -41,17 +42,17 @@ pub(crate) fn make(noise: &mut Noise) -> Vec<u8> {
     } else {
         // ELF-64, an executable for x86-64; program headers and notes.
         file[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        file[16..20].copy_from_slice(&[noise.of(&[2, 3]), 0, 62, 0]);
+        file[16..20].copy_from_slice(&[noise.choose(&[2, 3]), 0, 62, 0]);
         file[20] = 1;
         file[24..32].copy_from_slice(&small(noise).to_le_bytes());
-        file[32..40].copy_from_slice(&noise.of(&[64_u64, 0x1000, u64::MAX]).to_le_bytes());
+        file[32..40].copy_from_slice(&noise.choose(&[64_u64, 0x1000, u64::MAX]).to_le_bytes());
         file[52..54].copy_from_slice(&[64, 0]);
         file[54..56].copy_from_slice(&[56, 0]);
-        let count = noise.of(&[1, 2, 3, 255]);
+        let count = noise.choose(&[1, 2, 3, 255]);
         file[56] = count;
         for header in 0..usize::from(count.min(3)) {
             let at = 64 + 56 * header;
-            file[at] = noise.of(&[1, 1, 4, 0]);
+            file[at] = noise.choose(&[1, 1, 4, 0]);
             for field in 1..7 {
                 let value = small(noise).to_le_bytes();
                 file[at + 8 * field..at + 8 * field + 8].copy_from_slice(&value);

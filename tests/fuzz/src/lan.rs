@@ -40,8 +40,8 @@ pub(crate) fn hear_arp(bytes: &[u8]) {
 
 /// Requests and answers with some changed bytes.
 pub(crate) fn arp(noise: &mut Noise) -> Vec<u8> {
-    let address = noise.of(&[[10, 0, 2, 15], [0; 4], [127, 0, 0, 1], [224, 0, 0, 1], [255; 4]]);
-    let kind = [0, 1, 8, 0, 6, 4, 0, noise.of(&[1, 1, 2, 3])];
+    let address = noise.choose(&[[10, 0, 2, 15], [0; 4], [127, 0, 0, 1], [224, 0, 0, 1], [255; 4]]);
+    let kind = [0, 1, 8, 0, 6, 4, 0, noise.choose(&[1, 1, 2, 3])];
     let mut packet = [&kind[..], &CARD.0, &address, &[0; 6], &[10, 0, 2, 2]].concat();
     change(noise, &mut packet);
     packet
@@ -80,13 +80,13 @@ pub(crate) fn hear_neighbour(bytes: &[u8]) {
 
 /// Router and neighbor solicitations with some changed bytes.
 pub(crate) fn neighbour(noise: &mut Noise) -> Vec<u8> {
-    let kind = noise.of(&[133, 133, 135, 135, 134, 136, 137, 128]);
+    let kind = noise.choose(&[133, 133, 135, 135, 134, 136, 137, 128]);
     let mut message = vec![kind, 0, 0, 0, 0, 0, 0, 0];
     message.extend(GATEWAY.octets());
     message.extend([1, 1]);
     message.extend(CARD.0);
-    let from = noise.of(&[GATEWAY, PREFIX, Ipv6Addr::UNSPECIFIED, Ipv6Addr::LOCALHOST]);
-    let to = noise.of(&[GATEWAY, Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2)]);
+    let from = noise.choose(&[GATEWAY, PREFIX, Ipv6Addr::UNSPECIFIED, Ipv6Addr::LOCALHOST]);
+    let to = noise.choose(&[GATEWAY, Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2)]);
     let ends = Ends { cards: (CARD, OURS), addresses: (from.into(), to.into()) };
     let mut frame = Vec::new();
     Draft { protocol: ICMPV6, header: &message, checksum: 2, data: &[] }.write(&mut frame, &ends);

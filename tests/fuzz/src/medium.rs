@@ -25,9 +25,9 @@ pub(crate) fn look(folder: &Path, bytes: &[u8]) {
 pub(crate) fn make(noise: &mut Noise) -> Vec<u8> {
     let mut bytes = vec![b' '; 2048];
     bytes[..7].copy_from_slice(b"\x01CD001\x01");
-    bytes[0] = noise.of(&[1, 1, 1, 0, 2, 255]);
+    bytes[0] = noise.choose(&[1, 1, 1, 0, 2, 255]);
     for at in [318, 446, 574] {
-        let name: &[u8] = noise.of(&[
+        let name: &[u8] = noise.choose(&[
             &b"MICROSOFT CORPORATION"[..],
             b"CDIMAGE 2.56",
             b"OSCDIMG 2.56",

@@ -46,7 +46,7 @@ pub(crate) fn run(bytes: &[u8]) {
             }
         }
     }
-    for message in bench.host.sent.lock().expect("no panic").drain(..) {
+    for message in bench.hypervisor.sent.lock().expect("no panic").drain(..) {
         assert_eq!(message.address & 3, 0, "MSI addresses are aligned");
     }
     bench.write(Kind::Config, CONTROL, &ENABLE.to_le_bytes());
@@ -57,9 +57,9 @@ pub(crate) fn run(bytes: &[u8]) {
         "an unmasked vector must not stay pending"
     );
     let address = bench.read::<8>(Kind::Memory, TABLE);
-    bench.host.sent.lock().expect("no panic").clear();
+    bench.hypervisor.sent.lock().expect("no panic").clear();
     bench.write(Kind::Memory, RAISE, &1_u32.to_le_bytes());
-    let sent = bench.host.sent.lock().expect("no panic");
+    let sent = bench.hypervisor.sent.lock().expect("no panic");
     let sent: Vec<_> = sent.iter().map(|message| message.address.to_le_bytes()).collect();
     assert_eq!(sent, [address], "one message to the address in the table");
 }

@@ -10,7 +10,7 @@ use std::thread;
 use devices::device::Kind;
 use devices::registry::Config;
 use devices::testutil::Bench;
-use devices::testutil::hostile::{Deeds, Guest};
+use devices::testutil::hostile::{Actions, Guest};
 use host::testutil::swtpm::response;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -61,7 +61,7 @@ fn live(path: &Path, bytes: &[u8]) {
                 let mut guest = Guest::new(&bench, bytes.by_ref().take(usize::from(what)));
                 while guest.step() {}
             }
-            80..200 => command(&bench, &mut Deeds::new(bytes.by_ref(), 4096)),
+            80..200 => command(&bench, &mut Actions::new(bytes.by_ref(), 4096)),
             200..215 => bench.write(Kind::Memory, CANCEL, &[bytes.next().unwrap_or(1), 0, 0, 0]),
             215..235 => thread::yield_now(),
             235..245 => {
@@ -77,8 +77,9 @@ fn live(path: &Path, bytes: &[u8]) {
 }
 
 /// Writes a command, whose length may be wrong, and waits a while for its end.
-fn command(bench: &Bench, deeds: &mut Deeds<impl Iterator<Item = u8>>) {
-    let (Some(length), Some(code), Some(odd)) = (deeds.byte(), deeds.word(), deeds.byte()) else {
+fn command(bench: &Bench, actions: &mut Actions<impl Iterator<Item = u8>>) {
+    let (Some(length), Some(code), Some(odd)) = (actions.byte(), actions.word(), actions.byte())
+    else {
         return;
     };
     let mut bytes = response(NO_SESSIONS, code, &vec![odd; usize::from(length)]);

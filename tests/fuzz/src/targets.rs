@@ -51,7 +51,7 @@ pub const TARGETS: &[Target] = &[
     target("net", 4096, Bytes, |it| {
         hostile_net::run(it.iter().copied());
     }),
-    target("lease", 4096, Bytes, |it| hostile_net::lent(it.iter().copied())),
+    target("lease", 4096, Bytes, |it| hostile_net::run_with_vhost(it.iter().copied())),
     target("nvme", 4096, Bytes, |it| {
         hostile_nvme::run(folder(), it.iter().copied());
     }),

@@ -16,7 +16,7 @@ fn whatever_comes_is_a_message_when_it_is_whole_and_not_before() {
         let mut noise = Noise::new(seed);
         let mut bytes = vec![seed.to_le_bytes()[0]];
         for _ in 0..noise.below(12) {
-            bytes.push(noise.of(&KINDS));
+            bytes.push(noise.choose(&KINDS));
             let count = usize::try_from(noise.below(30)).unwrap();
             // Mostly zeros, so that lengths are short.
             let few = noise.below(3) > 0;

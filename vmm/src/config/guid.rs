@@ -18,7 +18,7 @@ pub(crate) fn derived(purpose: &str, seed: &[u8]) -> Uuid {
     let hash = digest(&SHA256, &[b"transom ", purpose.as_bytes(), &[0][..], seed].concat());
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&hash.as_ref()[..16]);
-    Uuid::stamped(bytes, 8)
+    Uuid::with_version(bytes, 8)
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ impl DeviceMemory {
     /// A mapping with a slot of its own. It is not in the guest until `place` gives it an address.
     pub(super) fn new(vm: Arc<VmFd>, region: MmapRegion, slot: Slot) -> Self {
         let tracked = if tracks_writes(slot) { region.size() as u64 } else { 0 };
-        let state = State { slot, mapped: false, changed: Pages::none_of(tracked) };
+        let state = State { slot, mapped: false, changed: Pages::empty(tracked) };
         Self { vm, region, state: Mutex::new(state) }
     }
 
@@ -63,7 +63,7 @@ fn tracks_writes(slot: Slot) -> bool {
 }
 
 impl Backing for DeviceMemory {
-    fn place(&self, at: Option<u64>) -> anyhow::Result<()> {
+    fn map(&self, at: Option<u64>) -> anyhow::Result<()> {
         let mut state = self.state.lock().expect("no thread panicked");
         // KVM cannot move a slot that the guest may not write: remove it, then add it.
         if std::mem::take(&mut state.mapped) {
@@ -106,6 +106,6 @@ impl Backing for DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        self.place(None).ok();
+        self.map(None).ok();
     }
 }

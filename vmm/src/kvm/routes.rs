@@ -87,7 +87,7 @@ impl Irqfd {
 }
 
 impl Route for Irqfd {
-    fn aim(&self, message: Message) -> anyhow::Result<()> {
+    fn set_message(&self, message: Message) -> anyhow::Result<()> {
         let mut table = self.table.lock().expect("no thread panicked");
         let before = table.entries.clone();
         table.aim(self.gsi, message);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use devices::device::Kind;
-use devices::hypervisor::{Backing, Doorbell, Guest, Host, Pin, Route};
+use devices::hypervisor::{Backing, Doorbell, GuestAccess, Hypervisor, Pin, Route};
 use kvm_bindings::{
     KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
     KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY,
@@ -149,7 +149,7 @@ impl Pin for KvmPin {
     }
 }
 
-impl Host for Vm {
+impl Hypervisor for Vm {
     fn pin(&self, gsi: u32) -> anyhow::Result<Box<dyn Pin>> {
         anyhow::ensure!(gsi < PINS, "there is no interrupt pin {gsi}: the IOAPIC has {PINS}");
         Ok(Box::new(KvmPin { vm: self.fd.clone(), gsi }))
@@ -159,7 +159,7 @@ impl Host for Vm {
         Ok(Box::new(Irqfd::new(self.fd.clone(), self.table.clone())?))
     }
 
-    fn ring(&self, bell: Doorbell, event: &Arc<EventFd>) {
+    fn connect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>) {
         if let Err(error) = doorbell(&self.fd, bell, event, true) {
             // Two doorbells have the same address while a guest moves BARs. The write then reaches
             // the device itself.
@@ -167,17 +167,17 @@ impl Host for Vm {
         }
     }
 
-    fn unring(&self, bell: Doorbell, event: &Arc<EventFd>) {
+    fn disconnect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>) {
         doorbell(&self.fd, bell, event, false).ok();
     }
 
-    fn backing(&self, size: u64, guest: Guest) -> anyhow::Result<Arc<dyn Backing>> {
+    fn backing(&self, size: u64, guest: GuestAccess) -> anyhow::Result<Arc<dyn Backing>> {
         let size = usize::try_from(size)?.next_multiple_of(4096);
         let region = MmapRegion::new(size).with_context(|| format!("{size} bytes of memory"))?;
         let flags = match guest {
-            Guest::Reads => KVM_MEM_READONLY,
-            Guest::Writes => 0,
-            Guest::Draws => KVM_MEM_LOG_DIRTY_PAGES,
+            GuestAccess::ReadOnly => KVM_MEM_READONLY,
+            GuestAccess::ReadWrite => 0,
+            GuestAccess::Tracked => KVM_MEM_LOG_DIRTY_PAGES,
         };
         Ok(Arc::new(DeviceMemory::new(self.fd.clone(), region, self.slot(flags, 0))))
     }

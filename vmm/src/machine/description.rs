@@ -68,7 +68,7 @@ impl Description {
             pcie,
             pm_base: u16::try_from(self.pm.at().unwrap_or(PM_BASE)).context("PMBASE")?,
             nodes: self.nodes.clone(),
-            generation: self.generation.bytes(),
+            generation_id: self.generation.bytes(),
         })
     }
 

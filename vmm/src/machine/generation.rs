@@ -38,7 +38,7 @@ impl Generation {
 
     /// Records the address at which direct boot puts the ID.
     pub(super) fn started_directly(&self) {
-        self.state().address = acpi::DIRECT_GENERATION;
+        self.state().address = acpi::DIRECT_GENERATION_ID;
     }
 
     /// The fw_cfg file into which firmware writes the address of the ID.

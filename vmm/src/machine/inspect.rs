@@ -6,7 +6,7 @@ use std::sync::Arc;
 use boot::acpi;
 use devices::board::Board;
 use devices::grants::Claim;
-use devices::testutil::FakeHost;
+use devices::testutil::FakeHypervisor;
 use host::memory::Memory;
 use serde_json::{Value, json};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -25,7 +25,7 @@ pub fn show(config: Config, json: bool) -> anyhow::Result<String> {
     // The real layout: mapping memory that is never touched costs nothing.
     let ranges: Vec<_> = plan.ram.ranges().into_iter().map(region).collect::<Result<_, _>>()?;
     let memory = Memory::new(Arc::new(GuestMemoryMmap::from_ranges(&ranges)?));
-    let mut board = Board::new(memory, Arc::new(FakeHost::default()), Arc::new(|_| {}));
+    let mut board = Board::new(memory, Arc::new(FakeHypervisor::default()), Arc::new(|_| {}));
     let description = plan.add_devices(&mut board)?;
     let platform = description.get().expect("`add_devices` sets it").platform()?;
     let facts = json!({

@@ -21,7 +21,7 @@ use devices::balloon;
 use devices::board::Board;
 use devices::display::bochs;
 use devices::grants::Events;
-use devices::hypervisor::Host;
+use devices::hypervisor::Hypervisor;
 use devices::nvme;
 use devices::pci::Address;
 use devices::platform::{flash, fw_cfg, serial};
@@ -157,9 +157,9 @@ impl Plan {
         devices.extend(disks.map(registry::Config::Nvme));
         devices.extend(config.device.iter().cloned());
         let processors = u16::try_from(config.cpus.count).unwrap_or(u16::MAX);
-        devices.iter_mut().for_each(|device| device.suit(processors));
+        devices.iter_mut().for_each(|device| device.fill_defaults(processors));
         if self.dry {
-            devices.iter_mut().for_each(registry::Config::leave_host_alone);
+            devices.iter_mut().for_each(registry::Config::detach_host_side);
         }
         devices
     }
@@ -212,7 +212,7 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     let ram = ram::map(&plan.config.memory, &ranges.collect::<Vec<_>>())?;
     let vm = Arc::new(Vm::new(&kvm, &ram)?);
 
-    let mut board = Board::new(Memory::new(ram.clone()), vm.clone() as Arc<dyn Host>, events);
+    let mut board = Board::new(Memory::new(ram.clone()), vm.clone() as Arc<dyn Hypervisor>, events);
     let description = plan.add_devices(&mut board)?;
     let direct = direct(&plan.config, description)?;
 
@@ -341,13 +341,13 @@ impl Machine {
             device.is_usb(),
             "`{kind}` cannot be plugged into a running machine; only USB devices can"
         );
-        device.suit(u16::try_from(self.config.cpus.count).unwrap_or(u16::MAX));
+        device.fill_defaults(u16::try_from(self.config.cpus.count).unwrap_or(u16::MAX));
         let before = self.board.usb().names();
         self.board.add(kind, |place| device.build(place))?;
         if let Err(error) = self.board.usb().check() {
             for name in self.board.usb().names() {
                 if !before.contains(&name) {
-                    self.board.pull(&name)?;
+                    self.board.unplug(&name)?;
                 }
             }
             return Err(error);
@@ -362,7 +362,7 @@ impl Machine {
     ///
     /// Fails if no device has this name.
     pub fn detach(&mut self, name: &str) -> anyhow::Result<()> {
-        self.board.pull(name)
+        self.board.unplug(name)
     }
 
     /// The names of the USB devices.

@@ -37,7 +37,7 @@ pub(super) struct Listener {
 impl Listener {
     /// Listens on an interface. Needs NET_RAW.
     pub(super) fn open(mac: Mac, interface: u32) -> io::Result<Self> {
-        let socket = host::net::tap::hear(ARP, interface)?;
+        let socket = host::net::packet::packet_socket(ARP, interface)?;
         let socket = UdpSocket::from_std(std::net::UdpSocket::from(socket))?;
         Ok(Self { socket, mac, address: watch::Sender::default(), lines: Mutex::new(Few::new(1)) })
     }

@@ -67,7 +67,7 @@ fn open_queues(path: &Path, pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
             _ => format!("{}: {error}", path.display()),
         }));
     }
-    host::net::tap::open(path, pairs)
+    host::net::tap::open_macvtap(path, pairs)
 }
 
 /// A device node, removed when dropped.

@@ -10,10 +10,10 @@ use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::format::{Format, choose};
+use super::full::{OnFull, RetryWhenFull};
 use super::limit::Limited;
 use super::medium::{Medium, Report};
 use super::overlay::Overlay;
-use super::patience::{OnFull, Patient};
 use super::raw::{Raw, check_size, open_locked};
 use super::rings::Rings;
 use super::threads::Threaded;
@@ -156,9 +156,9 @@ pub enum Direct {
 pub enum Sector {
     /// 512 bytes, which every guest supports.
     #[default]
-    Half,
+    Bytes512,
     /// 4096 bytes, "4Kn".
-    Four,
+    Bytes4096,
 }
 
 impl Sector {
@@ -166,8 +166,8 @@ impl Sector {
     #[must_use]
     pub fn bytes(self) -> u32 {
         match self {
-            Self::Half => 512,
-            Self::Four => 4096,
+            Self::Bytes512 => 512,
+            Self::Bytes4096 => 4096,
         }
     }
 }
@@ -183,8 +183,8 @@ impl TryFrom<u32> for Sector {
 
     fn try_from(bytes: u32) -> Result<Self, String> {
         match bytes {
-            512 => Ok(Self::Half),
-            4096 => Ok(Self::Four),
+            512 => Ok(Self::Bytes512),
+            4096 => Ok(Self::Bytes4096),
             other => Err(format!("sectors of {other} bytes are not supported: use 512 or 4096")),
         }
     }
@@ -214,7 +214,7 @@ impl Config {
     }
 
     /// Sets the number of queues to what this many processors can use, unless it is configured.
-    pub fn suit(&mut self, processors: u16) {
+    pub fn set_default_queues(&mut self, processors: u16) {
         self.queues.get_or_insert(processors.clamp(1, MAX_SUITABLE_QUEUES));
     }
 
@@ -311,7 +311,7 @@ pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Ima
     let image: Arc<dyn Image> = if config.is_read_only() {
         image
     } else {
-        Arc::new(Patient::new(image, &config.path, full))
+        Arc::new(RetryWhenFull::new(image, &config.path, full))
     };
     Ok(match (config.iops, config.bandwidth) {
         (None, None) => image,
@@ -417,7 +417,7 @@ mod test {
         let said = refusal(&Config::new(sparse(&folder, "cut", 1000)));
         assert!(said.contains("1000 bytes, which are not whole sectors of 512"), "{said}");
         let half = sparse(&folder, "half", 4096 + 512);
-        let said = refusal(&Config { sector: Sector::Four, ..Config::new(half) });
+        let said = refusal(&Config { sector: Sector::Bytes4096, ..Config::new(half) });
         assert!(said.contains("not whole sectors of 4096"), "{said}");
         let whole = sparse(&folder, "whole", 4096);
         let said = open(&Config { iops: Some(0), ..Config::new(&whole) }, None).err().unwrap();
@@ -508,7 +508,7 @@ mod test {
         let geometry = open(&Config::new(&path), None).unwrap().geometry();
         assert_eq!((geometry.logical_block, geometry.physical_block), (512, 4096));
         assert!(!geometry.read_only && geometry.discard >= 4096, "{geometry:?}");
-        let config = Config { sector: Sector::Four, discard: false, ..Config::new(&path) };
+        let config = Config { sector: Sector::Bytes4096, discard: false, ..Config::new(&path) };
         let geometry = open(&config, None).unwrap().geometry();
         assert_eq!((geometry.logical_block, geometry.discard), (4096, 0));
         let config = Config { readonly: true, ..Config::new(&path) };
@@ -529,7 +529,7 @@ mod test {
         let text = r#"{"path":"a.img","format":"raw","direct":"on","sector":4096,"iops":100,
             "bandwidth":"10M","discard":false"#;
         let alone: Config = serde_json::from_str(&format!("{text}}}")).unwrap();
-        assert_eq!((alone.direct, alone.sector), (Direct::On, Sector::Four));
+        assert_eq!((alone.direct, alone.sector), (Direct::On, Sector::Bytes4096));
         assert_eq!((alone.iops, alone.bandwidth), (Some(100), Some(Size(10 << 20))));
         let among: Controller = serde_json::from_str(&format!(r#"{text},"serial":"x"}}"#)).unwrap();
         assert_eq!((among.disk, among.serial.as_deref()), (alone.clone(), Some("x")));

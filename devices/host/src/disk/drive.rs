@@ -191,20 +191,20 @@ mod test {
 
     #[test]
     fn a_growth_is_told_and_nothing_else_is() {
-        let (drive, told) = (drive("nvme", "x"), Arc::new(AtomicU32::new(0)));
-        let count = told.clone();
+        let (drive, notified) = (drive("nvme", "x"), Arc::new(AtomicU32::new(0)));
+        let count = notified.clone();
         drive.grow(Some(8192)).unwrap();
         drive.watch(Some(Box::new(move || {
             count.fetch_add(1, Ordering::Relaxed);
         })));
         drive.grow(Some(8192)).unwrap();
         assert!(drive.grow(Some(4096)).is_err());
-        assert_eq!(told.load(Ordering::Relaxed), 0);
+        assert_eq!(notified.load(Ordering::Relaxed), 0);
         drive.grow(Some(16384)).unwrap();
-        assert_eq!((told.load(Ordering::Relaxed), drive.geometry().size), (1, 16384));
+        assert_eq!((notified.load(Ordering::Relaxed), drive.geometry().size), (1, 16384));
         drive.watch(None);
         drive.grow(Some(32768)).unwrap();
-        assert_eq!(told.load(Ordering::Relaxed), 1);
+        assert_eq!(notified.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use super::{Channel, Done, Fault, Image, Operation, Request};
+use super::{Channel, Completion, Fault, Image, Operation, Request};
 use crate::memory::{Memory, Piece};
 
 /// How long a test waits for answers.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) struct Driver {
     pub(super) channel: Box<dyn Channel>,
@@ -34,11 +34,12 @@ impl Driver {
         Self { channel: image.channel(&memory).unwrap(), memory, tag: 0 }
     }
 
-    /// Pushes a request for the range `(offset, length)` and returns its tag.
+    /// Pushes a request for `length` bytes from `offset` on and returns its tag.
     pub(super) fn push(
         &mut self,
         operation: Operation,
-        (offset, length): (u64, u64),
+        offset: u64,
+        length: u64,
         pieces: &[Piece],
     ) -> u64 {
         self.tag += 1;
@@ -48,11 +49,11 @@ impl Driver {
     }
 
     /// Waits for `count` answers as a worker does: polls the event, then reaps.
-    pub(super) fn wait(&mut self, count: usize) -> Vec<Done> {
+    pub(super) fn wait(&mut self, count: usize) -> Vec<Completion> {
         let mut done = Vec::new();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + ANSWER_TIMEOUT;
         while done.len() < count {
-            assert!(Instant::now() < end, "{} of {count} after {PATIENCE:?}", done.len());
+            assert!(Instant::now() < end, "{} of {count} after {ANSWER_TIMEOUT:?}", done.len());
             let event = self.channel.event();
             let tick = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
             if poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&tick)).unwrap() > 0 {
@@ -63,13 +64,14 @@ impl Driver {
     }
 
     /// Sends one request and waits for its answer.
-    pub(super) fn ask(
+    pub(super) fn execute(
         &mut self,
         operation: Operation,
-        place: (u64, u64),
+        offset: u64,
+        length: u64,
         pieces: &[Piece],
     ) -> Result<(), Fault> {
-        let tag = self.push(operation, place, pieces);
+        let tag = self.push(operation, offset, length, pieces);
         self.channel.submit();
         let done = self.wait(1).pop().unwrap();
         assert_eq!((done.tag, done.pieces.as_slice()), (tag, pieces));
@@ -78,7 +80,7 @@ impl Driver {
 
     pub(super) fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, Fault> {
         self.memory.write(0, &vec![0xee; length]).unwrap();
-        self.ask(Operation::Read, (offset, length as u64), &[piece(0, length)])?;
+        self.execute(Operation::Read, offset, length as u64, &[piece(0, length)])?;
         let mut data = vec![0; length];
         self.memory.read(0, &mut data).unwrap();
         Ok(data)
@@ -87,10 +89,10 @@ impl Driver {
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), Fault> {
         self.memory.write(0, data).unwrap();
         let write = Operation::Write { durable: false };
-        self.ask(write, (offset, data.len() as u64), &[piece(0, data.len())])
+        self.execute(write, offset, data.len() as u64, &[piece(0, data.len())])
     }
 
     pub(super) fn flush(&mut self) -> Result<(), Fault> {
-        self.ask(Operation::Flush, (0, 0), &[])
+        self.execute(Operation::Flush, 0, 0, &[])
     }
 }

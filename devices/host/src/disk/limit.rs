@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::timer::Timer;
-use super::{Channel, Done, Geometry, Image, Operation, Request};
+use super::{Channel, Completion, Geometry, Image, Operation, Request};
 use crate::memory::Memory;
 
 /// Capacity of a bucket, in seconds of its rate.
@@ -100,7 +100,7 @@ impl Image for Limited {
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
         let inner = self.inner.channel(memory)?;
-        let timer = Timer::around(inner.event())?;
+        let timer = Timer::with_event(inner.event())?;
         let (buckets, queue) = (self.buckets.clone(), VecDeque::new());
         Ok(Box::new(Queue { inner, timer, buckets, queue, due: None }))
     }
@@ -158,7 +158,7 @@ impl Channel for Queue {
         self.inner.submit();
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<Completion>) {
         if self.pass() {
             self.inner.submit();
         }
@@ -185,7 +185,7 @@ mod test {
     use super::super::driver::{Driver, piece};
     use super::super::memory;
     use super::*;
-    use crate::testutil::soon;
+    use crate::testutil::call_in_time;
 
     fn image(iops: Option<u64>, bandwidth: Option<u64>) -> Arc<dyn Image> {
         Arc::new(Limited::new(memory(8 << 20), iops, bandwidth))
@@ -194,7 +194,7 @@ mod test {
     fn took(driver: &mut Driver, count: usize, length: usize) -> f64 {
         let start = Instant::now();
         for _ in 0..count {
-            driver.push(Operation::Read, (0, length as u64), &[piece(0, length)]);
+            driver.push(Operation::Read, 0, length as u64, &[piece(0, length)]);
         }
         driver.channel.submit();
         assert!(driver.wait(count).iter().all(|it| it.result == Ok(())));
@@ -203,7 +203,7 @@ mod test {
 
     #[test]
     fn keeps_to_requests_per_second_after_a_burst() {
-        soon(Duration::from_secs(1), "80 requests", || {
+        call_in_time(Duration::from_secs(1), "80 requests", || {
             // The burst is 20 requests; the others take 5 ms each.
             let took = took(&mut Driver::new(&image(Some(200), None)), 80, 512);
             assert!(took >= 0.29, "{took}");
@@ -212,7 +212,7 @@ mod test {
 
     #[test]
     fn keeps_to_bytes_per_second_even_for_a_request_larger_than_the_bucket() {
-        soon(Duration::from_millis(800), "2 MiB", || {
+        call_in_time(Duration::from_millis(800), "2 MiB", || {
             // The bucket holds 0.4 MiB. The first request leaves a debt, the second waits for it.
             let took = took(&mut Driver::new(&image(None, Some(4 << 20))), 2, 1 << 20);
             assert!(took >= 0.14, "{took}");
@@ -236,7 +236,7 @@ mod test {
         // The first request leaves a debt of 16 s.
         let mut driver = Driver::new(&image(None, Some(64 << 10)));
         for _ in 0..3 {
-            driver.push(Operation::Read, (0, 1 << 20), &[piece(0, 1 << 20)]);
+            driver.push(Operation::Read, 0, 1 << 20, &[piece(0, 1 << 20)]);
         }
         driver.channel.submit();
         assert_eq!(driver.wait(1).len(), 1);
@@ -252,7 +252,7 @@ mod test {
     fn what_was_given_back_is_not_done_when_it_would_be_due() {
         let mut driver = Driver::new(&image(Some(10), None));
         for _ in 0..3 {
-            driver.push(Operation::Flush, (0, 0), &[]);
+            driver.push(Operation::Flush, 0, 0, &[]);
         }
         driver.channel.submit();
         let tags: Vec<u64> = driver.channel.withdraw().iter().map(|it| it.tag).collect();

@@ -10,10 +10,10 @@ mod drive;
 #[cfg(test)]
 mod driver;
 mod format;
+mod full;
 mod limit;
 mod medium;
 mod overlay;
-mod patience;
 pub mod qcow2;
 mod raw;
 #[cfg(test)]
@@ -35,9 +35,9 @@ pub use config::Expected;
 pub use config::{Config, Direct, FileId, Sector, open};
 pub use drive::{Disks, Drive, Watch};
 pub use format::Format;
+pub use full::{OnFull, VolumeChange};
 pub use overlay::memory;
-pub use patience::{Full, OnFull};
-pub use tray::{Opener, Tray};
+pub use tray::{MediumOpener, Tray};
 
 /// The properties of an image that a controller reports to its guest. All numbers are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ pub struct Request {
 impl Operation {
     /// Whether the operation modifies the disk.
     #[must_use]
-    pub fn changes(self) -> bool {
+    pub fn is_write(self) -> bool {
         matches!(self, Self::Write { .. } | Self::Discard | Self::WriteZeroes { .. })
     }
 }
@@ -134,7 +134,7 @@ impl Request {
         let whole = self.offset.is_multiple_of(block) && self.length.is_multiple_of(block);
         let end = self.offset.checked_add(self.length);
         let within = end.is_some_and(|end| end <= geometry.size);
-        let allowed = !(geometry.read_only && self.operation.changes());
+        let allowed = !(geometry.read_only && self.operation.is_write());
         let carried = match self.operation {
             Operation::Read | Operation::Write { .. } => {
                 self.pieces.iter().map(|piece| u64::from(piece.length)).sum()
@@ -166,7 +166,7 @@ pub enum Fault {
 
 /// The completion of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct Completion {
     /// The tag of the request.
     pub tag: u64,
     /// The outcome.
@@ -183,7 +183,7 @@ pub trait Channel: Send {
     /// Sends everything that was pushed.
     fn submit(&mut self);
     /// Appends the requests that are completed by now, without waiting.
-    fn reap(&mut self, done: &mut Vec<Done>);
+    fn reap(&mut self, done: &mut Vec<Completion>);
     /// Readable while there may be completions. Spurious wakeups are possible.
     fn event(&self) -> BorrowedFd<'_>;
     /// Takes back requests that are not in flight: they wait for free space on the volume or for a

@@ -222,8 +222,8 @@ mod test {
         wanted[8 * 4096 - 512..9 * 4096 - 512].fill(9);
         // Another channel sees the same disk.
         assert!(Driver::new(&image).read(0, 1 << 20).unwrap() == wanted);
-        driver.ask(Operation::Discard, (4096 * 7, 4096 * 2), &[]).unwrap();
-        driver.ask(Operation::WriteZeroes { unmap: false }, (512, 512), &[]).unwrap();
+        driver.execute(Operation::Discard, 4096 * 7, 4096 * 2, &[]).unwrap();
+        driver.execute(Operation::WriteZeroes { unmap: false }, 512, 512, &[]).unwrap();
         wanted[512..1024].fill(0);
         wanted[4096 * 7..4096 * 9].fill(0);
         assert!(driver.read(0, 1 << 20).unwrap() == wanted);
@@ -234,7 +234,7 @@ mod test {
     fn refuses_what_is_not_its_own() {
         let image = memory(1 << 20);
         let mut driver = Driver::new(&image);
-        for (operation, place, pieces) in [
+        for (operation, (offset, length), pieces) in [
             (Operation::Read, (1 << 20, 512), vec![piece(0, 512)]),
             (Operation::Read, ((1 << 20) - 512, 1024), vec![piece(0, 1024)]),
             (Operation::Read, (u64::MAX - 511, 512), vec![piece(0, 512)]),
@@ -247,8 +247,8 @@ mod test {
             (Operation::Discard, (0, 2 << 20), vec![]),
             (Operation::WriteZeroes { unmap: true }, (1, 512), vec![]),
         ] {
-            let answer = driver.ask(operation, place, &pieces);
-            assert_eq!(answer, Err(Fault::Refused), "{operation:?} {place:?}");
+            let answer = driver.execute(operation, offset, length, &pieces);
+            assert_eq!(answer, Err(Fault::Refused), "{operation:?} {offset} {length}");
         }
         assert_eq!(driver.read(0, 1 << 20).unwrap(), vec![0; 1 << 20]);
     }

@@ -65,7 +65,7 @@ pub(super) struct Alignment {
 /// # Errors
 ///
 /// One sentence with the way out.
-pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<Opened> {
+pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<LockedFile> {
     let name = path.display();
     // Checked before it is opened, because opening a pipe would block.
     let found = match fs::metadata(path) {
@@ -84,7 +84,7 @@ pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<Opened
     let claims = kind.is_block_device() && !read_only;
     let open = |claims: bool| {
         let file = if claims {
-            lock::claim(path)
+            lock::open_exclusive(path)
         } else {
             OpenOptions::new().read(true).write(!read_only).open(path)
         };
@@ -102,13 +102,13 @@ pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<Opened
         (held.dev(), held.ino()) == (found.dev(), found.ino()),
         "{name} was replaced while it was opened: try again"
     );
-    Ok(Opened { file, found, lock })
+    Ok(LockedFile { file, found, lock })
 }
 
 /// An open file and its lock, which are two open file descriptions. The kernel closes the files of
 /// a ring some time after its process has ended. A lock on the ring's own file description would
 /// outlive a killed machine and keep its successor from starting.
-pub(super) struct Opened {
+pub(super) struct LockedFile {
     pub(super) file: File,
     pub(super) found: fs::Metadata,
     lock: File,
@@ -140,8 +140,8 @@ impl Raw {
     /// # Errors
     ///
     /// One sentence with the way out.
-    pub(super) fn new(opened: Opened, config: &Config) -> anyhow::Result<Self> {
-        let Opened { mut file, found, lock } = opened;
+    pub(super) fn new(opened: LockedFile, config: &Config) -> anyhow::Result<Self> {
+        let LockedFile { mut file, found, lock } = opened;
         let (path, name) = (config.path.clone(), config.path.display());
         let device = found.file_type().is_block_device();
         let size = file.seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
@@ -188,7 +188,7 @@ impl Raw {
     }
 
     /// Whether a flush has failed. All later flushes must fail too.
-    pub(super) fn lost(&self) -> bool {
+    pub(super) fn has_failed_flush(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
@@ -196,7 +196,7 @@ impl Raw {
     /// error only with direct I/O: there each write had its own answer, and the flush of the file
     /// system's metadata can be tried again. The page cache, in contrast, drops the data that found
     /// no room.
-    pub(super) fn lose(&self, error: io::Error) -> io::Error {
+    pub(super) fn flush_failed(&self, error: io::Error) -> io::Error {
         if self.direct.is_some() && is_full(&error) {
             return error;
         }
@@ -389,7 +389,7 @@ impl Medium for Raw {
     }
 
     fn flush(&self) -> io::Result<()> {
-        if self.lost() {
+        if self.has_failed_flush() {
             return Err(io::Error::other("an earlier flush failed"));
         }
         // There is nothing to flush, and on NFS it may not be allowed.
@@ -398,7 +398,7 @@ impl Medium for Raw {
         }
         #[cfg(test)]
         self.note(|| Event::Flushed);
-        rustix::fs::fdatasync(&self.file).map_err(|error| self.lose(error.into()))
+        rustix::fs::fdatasync(&self.file).map_err(|error| self.flush_failed(error.into()))
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
@@ -506,7 +506,7 @@ mod test {
             assert_eq!(driver.write(0, &[1; 512]), Err(Fault::Refused));
             let zeroes = Operation::WriteZeroes { unmap: true };
             for operation in [Operation::Discard, zeroes] {
-                assert_eq!(driver.ask(operation, (0, 512), &[]), Err(Fault::Refused));
+                assert_eq!(driver.execute(operation, 0, 512, &[]), Err(Fault::Refused));
             }
             assert_eq!(driver.read(0, 512).unwrap(), vec![0; 512]);
             driver.flush().unwrap();
@@ -526,7 +526,7 @@ mod test {
                     driver.flush().unwrap();
                     let before = path.metadata().unwrap().blocks();
                     assert!(before >= 8192, "{before}");
-                    driver.ask(operation, (1 << 20, 2 << 20), &[]).unwrap();
+                    driver.execute(operation, 1 << 20, 2 << 20, &[]).unwrap();
                     let after = path.metadata().unwrap().blocks();
                     assert_eq!(after <= before - 4000, discard, "{operation:?}: {before} {after}");
                     assert_eq!(driver.read(0, 512).unwrap(), vec![1; 512]);
@@ -576,7 +576,7 @@ mod test {
         let config = Config::new(sparse(&folder, "disk", 4096));
         let raw = Raw::new(open_locked(&config.path, false).unwrap(), &config).unwrap();
         raw.flush().unwrap();
-        let error = raw.lose(Errno::IO.into());
+        let error = raw.flush_failed(Errno::IO.into());
         assert_eq!(Errno::from_io_error(&error), None);
         raw.flush().unwrap_err();
         raw.flush().unwrap_err();
@@ -590,7 +590,7 @@ mod test {
                 let config = Config { direct, ..Config::new(sparse(&folder, "disk", 4096)) };
                 let raw = Raw::new(open_locked(&config.path, false).unwrap(), &config).unwrap();
                 let around = raw.direct().is_some();
-                let error = raw.lose(errno.into());
+                let error = raw.flush_failed(errno.into());
                 assert_eq!(Errno::from_io_error(&error), around.then_some(errno));
                 assert_eq!(raw.flush().is_ok(), around);
             }

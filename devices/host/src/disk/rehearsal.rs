@@ -33,7 +33,7 @@ pub(super) fn qemu_img(test: &str) -> bool {
 /// Runs a command of `qemu-img`, and again while a lock is the reason of its failure. `qemu-img`
 /// does not wait for locks, and a child process that another test starts holds all files of this
 /// process, with their locks, until it calls `exec`.
-pub(super) fn patient(command: &mut Command) -> Output {
+pub(super) fn retry_while_locked(command: &mut Command) -> Output {
     let end = Instant::now() + Duration::from_secs(10);
     loop {
         let output = command.output().unwrap();
@@ -49,7 +49,7 @@ pub(super) fn patient(command: &mut Command) -> Output {
 pub(super) fn create(path: &Path, options: &[&str], size: &str) {
     let mut command = Command::new("qemu-img");
     command.args(["create", "-q", "-f", "qcow2"]).args(options).arg(path).arg(size);
-    let done = patient(&mut command);
+    let done = retry_while_locked(&mut command);
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
@@ -57,7 +57,7 @@ pub(super) fn create(path: &Path, options: &[&str], size: &str) {
 /// them; any other finding is damage.
 pub(super) fn check(path: &Path) -> String {
     let mut command = Command::new("qemu-img");
-    let check = patient(command.args(["check", "-f", "qcow2"]).arg(path));
+    let check = retry_while_locked(command.args(["check", "-f", "qcow2"]).arg(path));
     let said = String::from_utf8_lossy(&check.stdout) + String::from_utf8_lossy(&check.stderr);
     // 0: no errors. 3: leaks only.
     assert!(matches!(check.status.code(), Some(0 | 3)), "{:?}: {said}", check.status);
@@ -106,12 +106,18 @@ fn propose(driver: &mut Driver, dice: &mut Noise, number: u64, lane: u64) -> Ste
             rest = after;
         }
     }
-    let tag = driver.push(operation, (offset, length), &pieces);
+    let tag = driver.push(operation, offset, length, &pieces);
     Step { tag, operation, range, data }
 }
 
 /// Compares the answer with the model, or applies the request to the model.
-fn settle(image: &Arc<dyn Image>, memory: &Memory, model: &mut [u8], step: Step, answer: Done) {
+fn settle(
+    image: &Arc<dyn Image>,
+    memory: &Memory,
+    model: &mut [u8],
+    step: Step,
+    answer: Completion,
+) {
     let Step { operation, range, data, .. } = step;
     assert_eq!(answer.result, Ok(()), "{operation:?} {range:?}");
     match operation {
@@ -256,7 +262,7 @@ fn same_for_qemu(path: &Path, folder: &TempDir) {
     let raw = folder.path().join("converted");
     let convert = ["convert", "-f", "qcow2", "-O", "raw"];
     let mut command = Command::new("qemu-img");
-    assert!(patient(command.args(convert).arg(path).arg(&raw)).status.success());
+    assert!(retry_while_locked(command.args(convert).arg(path).arg(&raw)).status.success());
     compare(&open(&Config::new(path), None).unwrap(), &std::fs::read(&raw).unwrap());
 }
 
@@ -315,7 +321,7 @@ fn block_devices_are_as_the_model() {
         driver.write(0, &vec![1; 4 << 20]).unwrap();
         driver.flush().unwrap();
         let before = path.metadata().unwrap().blocks();
-        driver.ask(Operation::Discard, (0, 4 << 20), &[]).unwrap();
+        driver.execute(Operation::Discard, 0, 4 << 20, &[]).unwrap();
         driver.flush().unwrap();
         assert!(path.metadata().unwrap().blocks() < before - 4096, "nothing was freed");
     });
@@ -343,7 +349,7 @@ fn victim(config: &Config) {
         let (slot, zero) = act(number);
         let at = slot * SLOT;
         if zero {
-            driver.ask(Operation::WriteZeroes { unmap: true }, (at, SLOT), &[]).unwrap();
+            driver.execute(Operation::WriteZeroes { unmap: true }, at, SLOT, &[]).unwrap();
         } else {
             let data = number.to_le_bytes().repeat(usize::try_from(SLOT / 8).unwrap());
             driver.write(at, &data).unwrap();

@@ -10,7 +10,7 @@ use anyhow::Context;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::medium::{Buffer, Medium, Report, perform};
-use super::{Channel, Done, Geometry, Image, Request};
+use super::{Channel, Completion, Geometry, Image, Request};
 use crate::memory::Memory;
 
 /// An image that is made from a medium.
@@ -99,7 +99,7 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Request>,
-    done: Vec<Done>,
+    done: Vec<Completion>,
     ended: bool,
 }
 
@@ -111,7 +111,7 @@ impl Shared {
     fn perform(&self, request: Request, buffer: &mut Buffer) {
         let medium = self.medium.as_ref();
         let result = perform(medium, &request, &self.memory, buffer, &self.report);
-        let done = Done { tag: request.tag, result, pieces: request.pieces };
+        let done = Completion { tag: request.tag, result, pieces: request.pieces };
         let mut queue = self.queue();
         queue.done.push(done);
         if queue.done.len() == 1 {
@@ -120,7 +120,7 @@ impl Shared {
         }
     }
 
-    fn reap(&self, done: &mut Vec<Done>) {
+    fn reap(&self, done: &mut Vec<Completion>) {
         let mut queue = self.queue();
         if !queue.done.is_empty() {
             self.event.clear();
@@ -169,7 +169,7 @@ impl Channel for Inline {
         }
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<Completion>) {
         self.shared.reap(done);
     }
 
@@ -209,7 +209,7 @@ impl Channel for Pool {
         self.shared.more.notify_all();
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<Completion>) {
         self.shared.reap(done);
     }
 

@@ -19,7 +19,7 @@ pub(super) struct Timer {
 
 impl Timer {
     /// Combines a timer that is not set with the event of a channel.
-    pub(super) fn around(event: BorrowedFd<'_>) -> anyhow::Result<Self> {
+    pub(super) fn with_event(event: BorrowedFd<'_>) -> anyhow::Result<Self> {
         let both = epoll::create(epoll::CreateFlags::CLOEXEC).context("an epoll for a disk")?;
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).context("a disk's timer")?;

@@ -30,14 +30,14 @@ pub trait Tray: Send + Sync {
 }
 
 /// Opens the media of a drive, one after the other, with the configuration of the first.
-pub struct Opener {
+pub struct MediumOpener {
     config: Config,
     name: String,
     full: OnFull,
     disks: Arc<Disks>,
 }
 
-impl Opener {
+impl MediumOpener {
     /// `name` is the controller's. Opened media are added to `disks`.
     pub fn new(config: Config, name: &str, full: OnFull, disks: Arc<Disks>) -> Self {
         Self { config, name: name.to_owned(), full, disks }

@@ -24,7 +24,7 @@ use super::medium::{Medium, Report, is_full};
 use super::raw::{Alignment, Raw, zeroing};
 use super::rings::{ENTRIES, Lease};
 use super::threads::Threaded;
-use super::{Channel, Done, Fault, Image, Operation, Request};
+use super::{Channel, Completion, Fault, Image, Operation, Request};
 use crate::memory::Memory;
 
 /// Maximum number of requests in the kernel. Further ones wait.
@@ -135,7 +135,7 @@ impl Ring {
             return Some(Err(fault));
         }
         match request.operation {
-            Operation::Flush if self.raw.lost() => {
+            Operation::Flush if self.raw.has_failed_flush() => {
                 let error = io::Error::other("an earlier flush failed");
                 Some(Err(self.report.fault(request, &error)))
             }
@@ -274,13 +274,13 @@ impl Ring {
     }
 
     /// Handles the kernel's answer for a slot.
-    fn complete(&mut self, number: u16, result: i32, done: &mut Vec<Done>) {
+    fn complete(&mut self, number: u16, result: i32, done: &mut Vec<Completion>) {
         let Some(mut slot) = self.slots[usize::from(number)].take() else { return };
         match self.check_result(&mut slot, result) {
             Ok(answer) => {
                 self.free.push(number);
                 let Request { tag, pieces, .. } = slot.request;
-                done.push(Done { tag, result: answer, pieces });
+                done.push(Completion { tag, result: answer, pieces });
             }
             Err(Next::Retry) => {
                 self.slots[usize::from(number)] = Some(slot);
@@ -301,7 +301,9 @@ impl Ring {
             let error = io::Error::from_raw_os_error(-result);
             return match Errno::from_raw_os_error(-result) {
                 Errno::INTR | Errno::AGAIN => Err(Next::Retry),
-                _ if flushes => Ok(Err(self.report.fault(&slot.request, &self.raw.lose(error)))),
+                _ if flushes => {
+                    Ok(Err(self.report.fault(&slot.request, &self.raw.flush_failed(error))))
+                }
                 Errno::INVAL if moves && self.raw.direct().is_some() => Err(Next::Fallback),
                 Errno::OPNOTSUPP | Errno::INVAL if !moves => Err(Next::Fallback),
                 // As in `Raw::discard`.
@@ -396,7 +398,7 @@ impl Channel for Ring {
         self.enter(0);
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<Completion>) {
         self.run_deferred();
         loop {
             // One at a time, because each may queue another entry.
@@ -465,7 +467,7 @@ mod test {
     use std::path::Path;
     use std::ptr;
 
-    use super::super::driver::{Driver, PATIENCE, piece};
+    use super::super::driver::{ANSWER_TIMEOUT, Driver, piece};
     use super::super::rehearsal::sparse;
     use super::super::rings::Rings;
     use super::super::{Config, Direct, open};
@@ -496,13 +498,13 @@ mod test {
             let mut driver = Driver::new(&image);
             let count = usize::from(DEPTH) * 3;
             for number in 0..count as u64 {
-                let place = (number * 512, 512);
-                driver.push(Operation::Read, place, &[piece(number * 512, 512)]);
+                let offset = number * 512;
+                driver.push(Operation::Read, offset, 512, &[piece(offset, 512)]);
             }
             driver.channel.submit();
             assert!(driver.wait(count).iter().all(|it| it.result == Ok(())));
             let pieces: Vec<_> = (0..4000).map(|it| piece((4 << 20) + it * 1024, 512)).collect();
-            driver.ask(Operation::Read, (512, 4000 * 512), &pieces).unwrap();
+            driver.execute(Operation::Read, 512, 4000 * 512, &pieces).unwrap();
             for (number, it) in (1_u32..).zip(&pieces) {
                 let mut read = [0; 512];
                 driver.memory.read(it.address, &mut read).unwrap();
@@ -519,7 +521,7 @@ mod test {
         // A read of a truncated file returns nothing.
         File::options().write(true).open(folder.path().join("disk")).unwrap().set_len(0).unwrap();
         for number in 0..count as u64 {
-            driver.push(Operation::Read, (number * 512, 512), &[piece(number * 512, 512)]);
+            driver.push(Operation::Read, number * 512, 512, &[piece(number * 512, 512)]);
         }
         driver.channel.submit();
         let mut tags: Vec<u64> = driver.wait(count).iter().map(|it| it.tag).collect();
@@ -540,14 +542,14 @@ mod test {
                 vec![piece(u64::MAX - 100, 4096)],
                 vec![piece(0, 2048), piece(end, 2048)],
             ] {
-                let answer = driver.ask(Operation::Read, (8192, 4096), &pieces);
+                let answer = driver.execute(Operation::Read, 8192, 4096, &pieces);
                 assert_eq!(answer, Err(Fault::Refused), "{pieces:?}");
                 let write = Operation::Write { durable: false };
-                assert_eq!(driver.ask(write, (8192, 4096), &pieces), Err(Fault::Refused));
+                assert_eq!(driver.execute(write, 8192, 4096, &pieces), Err(Fault::Refused));
             }
             // A piece may span two regions of RAM.
             let pieces = [piece((8 << 20) - 2048, 4096)];
-            driver.ask(Operation::Read, (8192, 4096), &pieces).unwrap();
+            driver.execute(Operation::Read, 8192, 4096, &pieces).unwrap();
             assert_eq!(driver.read(8192, 512).unwrap(), vec![16; 512]);
         }
     }
@@ -556,9 +558,9 @@ mod test {
     fn answers_nothing_to_do_at_once() {
         let Some((_folder, image)) = disk(Direct::Off) else { return };
         let mut driver = Driver::new(&image);
-        driver.ask(Operation::Read, (0, 0), &[]).unwrap();
-        driver.ask(Operation::Discard, (512, 0), &[]).unwrap();
-        driver.ask(Operation::Write { durable: true }, (0, 0), &[]).unwrap();
+        driver.execute(Operation::Read, 0, 0, &[]).unwrap();
+        driver.execute(Operation::Discard, 512, 0, &[]).unwrap();
+        driver.execute(Operation::Write { durable: true }, 0, 0, &[]).unwrap();
     }
 
     #[test]
@@ -570,7 +572,7 @@ mod test {
                 for number in 0..300 {
                     let skew = if round % 2 == 0 { 0 } else { 4 };
                     let pieces = [piece(number * 8192 + skew, 4096)];
-                    driver.push(Operation::Read, (number * 4096, 4096), &pieces);
+                    driver.push(Operation::Read, number * 4096, 4096, &pieces);
                 }
                 driver.channel.submit();
                 let memory = driver.memory.clone();
@@ -596,13 +598,13 @@ mod test {
         let Some((_folder, image)) = disk(Direct::Auto) else { return };
         let mut driver = Driver::new(&image);
         driver.write(0, &[1; 4096]).unwrap();
-        driver.ask(Operation::Read, (0, 4096), &[piece(4, 4096)]).unwrap();
+        driver.execute(Operation::Read, 0, 4096, &[piece(4, 4096)]).unwrap();
         driver.flush().unwrap();
         let event = driver.channel.event();
         let mut fds = [rustix::event::PollFd::new(&event, rustix::event::PollFlags::IN)];
         let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
         assert_eq!(rustix::event::poll(&mut fds, Some(&soon)), Ok(0));
-        assert!(PATIENCE > Duration::ZERO);
+        assert!(ANSWER_TIMEOUT > Duration::ZERO);
     }
 
     #[test]
@@ -645,7 +647,7 @@ mod test {
             let mut driver = Driver::new(&image);
             // Some requests go to the fallback, which the ring polls.
             for number in 0..8 {
-                driver.push(Operation::Read, (0, 4096), &[piece(number * 8192 + 4, 4096)]);
+                driver.push(Operation::Read, 0, 4096, &[piece(number * 8192 + 4, 4096)]);
             }
             if round % 2 == 0 {
                 driver.channel.submit();

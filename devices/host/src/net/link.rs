@@ -40,7 +40,7 @@ impl Links {
 }
 
 /// The smallest valid MTU (VIRTIO 1.3, 5.1.4.1).
-pub const LEAST_MTU: u16 = 68;
+pub const MIN_MTU: u16 = 68;
 
 /// Called after each change of a link, on the thread that changed it. Notifies the guest.
 pub type Watch = Box<dyn Fn() + Send>;
@@ -70,12 +70,12 @@ impl Link {
     }
 
     /// The number of queue pairs that the kernel serves now (vhost-net), and not this process.
-    pub fn in_kernel(&self) -> u16 {
+    pub fn kernel_pairs(&self) -> u16 {
         self.in_kernel.load(Ordering::Relaxed)
     }
 
     /// Counts one more queue pair that the kernel serves, or one less.
-    pub fn count_in_kernel(&self, more: bool) {
+    pub fn count_kernel_pair(&self, more: bool) {
         let one = if more { 1 } else { u16::MAX };
         self.in_kernel.fetch_add(one, Ordering::Relaxed);
     }
@@ -97,12 +97,12 @@ impl Link {
     }
 
     /// Sets whether the operator has the cable plugged in.
-    pub fn plug(&self, plugged: bool) {
+    pub fn set_plugged(&self, plugged: bool) {
         self.change(|state| state.plugged = plugged);
     }
 
     /// Sets whether the backend has a peer.
-    pub fn connect(&self, connected: bool) {
+    pub fn set_connected(&self, connected: bool) {
         self.change(|state| state.connected = connected);
     }
 
@@ -111,8 +111,8 @@ impl Link {
     /// # Errors
     ///
     /// When `mtu` is too small, or the link had no MTU: then the guest does not read it.
-    pub fn resize(&self, mtu: u16) -> anyhow::Result<()> {
-        ensure!(mtu >= LEAST_MTU, "mtu {mtu}: too small: the minimum is {LEAST_MTU}");
+    pub fn set_mtu(&self, mtu: u16) -> anyhow::Result<()> {
+        ensure!(mtu >= MIN_MTU, "mtu {mtu}: too small: the minimum is {MIN_MTU}");
         ensure!(
             self.mtu().is_some(),
             "the guest was started without an MTU, so it cannot change: start it with mtu=N"
@@ -149,24 +149,24 @@ mod test {
 
     #[test]
     fn is_up_while_both_ends_are_in_and_tells_only_of_changes() {
-        let (link, told) = (Link::new(Some(1500)), Arc::new(AtomicU32::new(0)));
-        let count = told.clone();
+        let (link, notified) = (Link::new(Some(1500)), Arc::new(AtomicU32::new(0)));
+        let count = notified.clone();
         link.watch(Some(Box::new(move || {
             count.fetch_add(1, Ordering::Relaxed);
         })));
         assert!(link.is_up());
-        link.plug(true);
-        assert_eq!(told.load(Ordering::Relaxed), 0);
-        link.plug(false);
-        link.connect(false);
-        link.plug(true);
+        link.set_plugged(true);
+        assert_eq!(notified.load(Ordering::Relaxed), 0);
+        link.set_plugged(false);
+        link.set_connected(false);
+        link.set_plugged(true);
         assert!(!link.is_up());
-        link.connect(true);
+        link.set_connected(true);
         assert!(link.is_up());
-        link.resize(9000).unwrap();
-        link.resize(9000).unwrap();
-        assert!(link.resize(67).is_err(), "there is no such MTU");
-        assert_eq!((link.mtu(), told.load(Ordering::Relaxed)), (Some(9000), 5));
+        link.set_mtu(9000).unwrap();
+        link.set_mtu(9000).unwrap();
+        assert!(link.set_mtu(67).is_err(), "there is no such MTU");
+        assert_eq!((link.mtu(), notified.load(Ordering::Relaxed)), (Some(9000), 5));
     }
 
     #[test]
@@ -179,7 +179,7 @@ mod test {
         assert_eq!(links.find("virtio-net.2").unwrap().mtu(), Some(1500));
         let wanted = "there is no network `eth0`: this machine has virtio-net, virtio-net.2";
         assert_eq!(said("eth0"), wanted);
-        let unknown = links.find("virtio-net").unwrap().resize(1400).unwrap_err();
+        let unknown = links.find("virtio-net").unwrap().set_mtu(1400).unwrap_err();
         assert!(unknown.to_string().contains("mtu=N"), "{unknown}");
     }
 }

@@ -1,6 +1,6 @@
 //! Networks: the interface between a network controller and its backend.
 //!
-//! A controller opens a [`Side`] and takes one [`Port`] for each pair of its queues. Each frame
+//! A controller opens a [`Backend`] and takes one [`Port`] for each pair of its queues. Each frame
 //! follows a `virtio_net_hdr_v1` (VIRTIO 1.3, 5.1.6) and is read from or written to the guest's own
 //! memory.
 //!
@@ -10,7 +10,7 @@
 
 pub mod inherited;
 pub mod link;
-mod packet;
+pub mod packet;
 pub mod passt;
 pub mod tap;
 pub mod vhost;
@@ -30,11 +30,11 @@ use crate::mac::Mac;
 use crate::memory::{Memory, NoMemory, Piece};
 
 /// Bytes of the header before each frame.
-pub const HEADER: usize = 12;
+pub const HEADER_LENGTH: usize = 12;
 /// Maximum bytes of a frame: the longest IP packet, an Ethernet header and a VLAN tag.
-pub const FRAME: usize = 65535 + 14 + 4;
+pub const MAX_FRAME: usize = 65535 + 14 + 4;
 /// Minimum bytes of a frame: an Ethernet header.
-pub const RUNT: usize = 14;
+pub const MIN_FRAME: usize = 14;
 
 /// The backend of a network controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ impl TryFrom<String> for Network {
         let number = |text: &str| text.parse().ok().filter(|fd| *fd > 2);
         match text.split_once(':') {
             None if text == "none" => Ok(Self::None),
-            Some(("tap", name)) if tap::is_name(name) => Ok(Self::Tap(name.to_owned())),
+            Some(("tap", name)) if is_tap_name(name) => Ok(Self::Tap(name.to_owned())),
             Some(("tap", name)) => Err(format!(
                 "`{name}` is not an interface name: write 1 to 15 letters, without `/`, `:`, `%` \
                  and spaces"
@@ -78,6 +78,12 @@ impl TryFrom<String> for Network {
             )),
         }
     }
+}
+
+/// Whether the kernel accepts `name` for an interface. With `%` it would choose a number.
+fn is_tap_name(name: &str) -> bool {
+    let odd = |byte: u8| !byte.is_ascii_graphic() || b"/:%".contains(&byte);
+    (1..16).contains(&name.len()) && !name.bytes().any(odd) && name != "." && name != ".."
 }
 
 impl From<Network> for String {
@@ -140,11 +146,11 @@ impl Offloads {
 }
 
 /// A network backend, shared by all pairs of queues of a controller.
-pub trait Side: Send + Sync {
+pub trait Backend: Send + Sync {
     /// The supported offloads, in both directions.
     fn offloads(&self) -> Offloads;
     /// Enables exactly these receive offloads: the backend may leave this work to the guest.
-    fn leave(&self, offloads: Offloads);
+    fn set_offloads(&self, offloads: Offloads);
     /// Enables or disables the delivery of frames to the guest by this port.
     fn attach(&self, port: usize, on: bool);
     /// The address that the guest must use to receive frames, if the backend requires one.
@@ -163,9 +169,9 @@ pub trait Side: Send + Sync {
 
 /// The reason why no frame was transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum TransferError {
     /// No frame has arrived, or none can be sent now (see [`Port::wait`]).
-    Wait,
+    WouldBlock,
     /// The guest's fault: a buffer outside its memory, or an invalid frame.
     Refused,
 }
@@ -192,13 +198,18 @@ pub trait Port: Send {
     ///
     /// Fails if there is no frame, or if the memory does not exist, in which case the frame is
     /// lost.
-    fn receive(&mut self, memory: &Memory, to: &[Piece], rest: &mut [u8]) -> Result<usize, Stop>;
+    fn receive(
+        &mut self,
+        memory: &Memory,
+        to: &[Piece],
+        rest: &mut [u8],
+    ) -> Result<usize, TransferError>;
     /// Sends the frame that follows its header. Without a peer, the frame is lost as on any cable.
     ///
     /// # Errors
     ///
     /// Fails if the frame must be sent again later, or is invalid.
-    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), Stop>;
+    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), TransferError>;
     /// The events to wait for. The port also reconnects here and flushes its output.
     fn wait(&mut self) -> Wait<'_>;
 }
@@ -222,7 +233,12 @@ pub fn length(pieces: &[Piece]) -> usize {
 /// # Errors
 ///
 /// Fails if a piece is not in guest memory.
-pub fn put(memory: &Memory, pieces: &[Piece], at: usize, data: &[u8]) -> Result<usize, NoMemory> {
+pub fn write_pieces(
+    memory: &Memory,
+    pieces: &[Piece],
+    at: usize,
+    data: &[u8],
+) -> Result<usize, NoMemory> {
     let mut done = 0;
     each(pieces, at, data.len(), |address, length| {
         memory.write(address, &data[done..done + length])?;
@@ -237,7 +253,7 @@ pub fn put(memory: &Memory, pieces: &[Piece], at: usize, data: &[u8]) -> Result<
 /// # Errors
 ///
 /// Fails if a piece is not in guest memory.
-pub fn get(
+pub fn read_pieces(
     memory: &Memory,
     pieces: &[Piece],
     at: usize,
@@ -278,7 +294,7 @@ fn each(
 
 /// A controller's requirements for its network.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct Options {
     /// Number of queue pairs.
     pub pairs: u16,
     /// The MTU to report, instead of the network's own.
@@ -290,15 +306,15 @@ pub struct Wish {
 /// # Errors
 ///
 /// Fails if the network is not available. The error says what is missing, and the way out.
-pub fn open(network: &Network, wish: Wish) -> anyhow::Result<Arc<dyn Side>> {
+pub fn open(network: &Network, options: Options) -> anyhow::Result<Arc<dyn Backend>> {
     Ok(match network {
-        Network::None => Arc::new(Disconnected::new(wish)),
-        Network::Tap(name) => Arc::new(tap::Tap::open(name, wish)?),
-        Network::Macvtap(path) => Arc::new(tap::Tap::open_device(path, wish)?),
-        Network::Passt(path) => Arc::new(passt::Passt::new(path, wish)?),
+        Network::None => Arc::new(Disconnected::new(options)),
+        Network::Tap(name) => Arc::new(tap::Tap::open(name, options)?),
+        Network::Macvtap(path) => Arc::new(tap::Tap::open_device(path, options)?),
+        Network::Passt(path) => Arc::new(passt::Passt::new(path, options)?),
         Network::Fd(list) => match inherited::inherit(list)? {
-            Inherited::Taps(queues) => Arc::new(tap::Tap::of(queues, wish)?),
-            Inherited::Stream(stream) => Arc::new(passt::Passt::of(stream, wish)?),
+            Inherited::Taps(queues) => Arc::new(tap::Tap::from_queues(queues, options)?),
+            Inherited::Stream(stream) => Arc::new(passt::Passt::from_stream(stream, options)?),
         },
     })
 }
@@ -310,18 +326,18 @@ struct Disconnected {
 }
 
 impl Disconnected {
-    fn new(wish: Wish) -> Self {
-        let link = Link::new(wish.mtu);
-        link.connect(false);
-        Self { link: Arc::new(link), pairs: wish.pairs }
+    fn new(options: Options) -> Self {
+        let link = Link::new(options.mtu);
+        link.set_connected(false);
+        Self { link: Arc::new(link), pairs: options.pairs }
     }
 }
 
-impl Side for Disconnected {
+impl Backend for Disconnected {
     fn offloads(&self) -> Offloads {
         Offloads::default()
     }
-    fn leave(&self, _: Offloads) {}
+    fn set_offloads(&self, _: Offloads) {}
     fn attach(&self, _: usize, _: bool) {}
     fn link(&self) -> &Arc<Link> {
         &self.link
@@ -335,10 +351,10 @@ impl Side for Disconnected {
 struct DisconnectedPort;
 
 impl Port for DisconnectedPort {
-    fn receive(&mut self, _: &Memory, _: &[Piece], _: &mut [u8]) -> Result<usize, Stop> {
-        Err(Stop::Wait)
+    fn receive(&mut self, _: &Memory, _: &[Piece], _: &mut [u8]) -> Result<usize, TransferError> {
+        Err(TransferError::WouldBlock)
     }
-    fn send(&mut self, _: &Memory, _: &[Piece]) -> Result<(), Stop> {
+    fn send(&mut self, _: &Memory, _: &[Piece]) -> Result<(), TransferError> {
         Ok(())
     }
     fn wait(&mut self) -> Wait<'_> {
@@ -374,13 +390,13 @@ mod test {
 
     #[test]
     fn a_cable_without_another_end_is_down_and_takes_everything() {
-        let side = open(&Network::None, Wish { pairs: 2, mtu: None }).unwrap();
-        assert!(!side.link().is_up());
-        let mut ports = side.ports();
+        let backend = open(&Network::None, Options { pairs: 2, mtu: None }).unwrap();
+        assert!(!backend.link().is_up());
+        let mut ports = backend.ports();
         assert_eq!(ports.len(), 2);
         let memory = Memory::new(Arc::default());
         assert_eq!(ports[1].send(&memory, &[]), Ok(()));
-        assert_eq!(ports[1].receive(&memory, &[], &mut []), Err(Stop::Wait));
+        assert_eq!(ports[1].receive(&memory, &[], &mut []), Err(TransferError::WouldBlock));
         assert!(ports[1].wait().fd.is_none());
     }
 }

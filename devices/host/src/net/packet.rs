@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 /// # Errors
 ///
 /// Fails without the capability, or if there is no such interface.
-pub fn hear(protocol: u16, interface: u32) -> io::Result<OwnedFd> {
+pub fn packet_socket(protocol: u16, interface: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // With protocol 0 the socket receives nothing before it is bound.
     let socket = socket_with(AddressFamily::PACKET, SocketType::DGRAM, flags, None)?;
@@ -42,12 +42,12 @@ mod test {
     #[test]
     fn it_is_at_the_interface_that_was_named() {
         const ARP: u16 = 0x806;
-        match hear(ARP, 0x7fff_ffff) {
+        match packet_socket(ARP, 0x7fff_ffff) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {}
             other => {
                 assert_eq!(Errno::from_io_error(&other.unwrap_err()), Some(Errno::NODEV));
                 // The loopback interface, which every network namespace has.
-                hear(ARP, 1).unwrap();
+                packet_socket(ARP, 1).unwrap();
             }
         }
     }

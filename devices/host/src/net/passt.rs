@@ -19,7 +19,10 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 
 use super::link::Link;
 use super::tap::Vectors;
-use super::{FRAME, GuestBytes, HEADER, Offloads, Port, RUNT, Side, Stop, Wait, Wish, get, put};
+use super::{
+    Backend, GuestBytes, HEADER_LENGTH, MAX_FRAME, MIN_FRAME, Offloads, Options, Port,
+    TransferError, Wait, read_pieces, write_pieces,
+};
 use crate::memory::{Memory, NoMemory, Piece};
 
 /// Bytes of the length before each frame.
@@ -42,10 +45,10 @@ impl Passt {
     /// # Errors
     ///
     /// When more than one pair of queues is requested, or the path is too long.
-    pub fn new(path: &Path, wish: Wish) -> anyhow::Result<Self> {
+    pub fn new(path: &Path, options: Options) -> anyhow::Result<Self> {
         SocketAddrUnix::new(path)
             .map_err(|_| anyhow::anyhow!("{} is too long for a socket's path", path.display()))?;
-        Self::with(Some(path.to_owned()), None, wish)
+        Self::with(Some(path.to_owned()), None, options)
     }
 
     /// Uses a connected socket. There is no reconnection.
@@ -53,19 +56,23 @@ impl Passt {
     /// # Errors
     ///
     /// When more than one pair of queues is requested.
-    pub fn of(socket: UnixStream, wish: Wish) -> anyhow::Result<Self> {
+    pub fn from_stream(socket: UnixStream, options: Options) -> anyhow::Result<Self> {
         socket.set_nonblocking(true)?;
-        Self::with(None, Some(socket), wish)
+        Self::with(None, Some(socket), options)
     }
 
-    fn with(path: Option<PathBuf>, socket: Option<UnixStream>, wish: Wish) -> anyhow::Result<Self> {
+    fn with(
+        path: Option<PathBuf>,
+        socket: Option<UnixStream>,
+        options: Options,
+    ) -> anyhow::Result<Self> {
         ensure!(
-            wish.pairs == 1,
+            options.pairs == 1,
             "a socket carries one pair of queues, not {}: use a tap, or a single pair",
-            wish.pairs
+            options.pairs
         );
-        let link = Arc::new(Link::new(wish.mtu));
-        link.connect(socket.is_some());
+        let link = Arc::new(Link::new(options.mtu));
+        link.set_connected(socket.is_some());
         let mut port = Stream {
             path,
             link: link.clone(),
@@ -84,11 +91,11 @@ impl Passt {
     }
 }
 
-impl Side for Passt {
+impl Backend for Passt {
     fn offloads(&self) -> Offloads {
         Offloads::default()
     }
-    fn leave(&self, _: Offloads) {}
+    fn set_offloads(&self, _: Offloads) {}
     fn attach(&self, _: usize, _: bool) {}
     fn link(&self) -> &Arc<Link> {
         &self.link
@@ -143,7 +150,7 @@ impl Stream {
                 self.socket = Some(socket);
                 self.connection = self.connection.wrapping_add(1);
                 self.warned = false;
-                self.link.connect(true);
+                self.link.set_connected(true);
             }
             Err(error) if !self.warned => {
                 self.warned = true;
@@ -165,7 +172,7 @@ impl Stream {
         self.filled = 0..0;
         self.output.clear();
         self.stuck_since = None;
-        self.link.connect(false);
+        self.link.set_connected(false);
     }
 
     /// The position of the next complete frame in `input`. An invalid length is an error.
@@ -174,7 +181,7 @@ impl Stream {
         let Some((length, rest)) = waiting.split_first_chunk::<LENGTH>() else { return Ok(None) };
         let number = u32::from_be_bytes(*length);
         let length = usize::try_from(number).unwrap_or(usize::MAX);
-        if !(RUNT..=FRAME).contains(&length) {
+        if !(MIN_FRAME..=MAX_FRAME).contains(&length) {
             return Err(number);
         }
         let start = self.filled.start + LENGTH;
@@ -218,18 +225,23 @@ impl Stream {
     }
 
     /// The socket is full. Until `SEND_TIMEOUT` the guest has to wait; then its frames are dropped.
-    fn full(&mut self) -> Result<(), Stop> {
+    fn full(&mut self) -> Result<(), TransferError> {
         let since = *self.stuck_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < SEND_TIMEOUT { Err(Stop::Wait) } else { Ok(()) }
+        if since.elapsed() < SEND_TIMEOUT { Err(TransferError::WouldBlock) } else { Ok(()) }
     }
 
     /// Sends a frame of `length` bytes, or its beginning; the rest goes to `output`.
-    fn start(&mut self, memory: &Memory, from: &[Piece], length: usize) -> Result<(), Stop> {
+    fn start(
+        &mut self,
+        memory: &Memory,
+        from: &[Piece],
+        length: usize,
+    ) -> Result<(), TransferError> {
         let Some(socket) = &self.socket else { return Ok(()) };
-        let prefix = u32::try_from(length).map_err(|_| Stop::Refused)?.to_be_bytes();
-        let frame = GuestBytes { memory, pieces: from, skip: HEADER };
+        let prefix = u32::try_from(length).map_err(|_| TransferError::Refused)?.to_be_bytes();
+        let frame = GuestBytes { memory, pieces: from, skip: HEADER_LENGTH };
         let sent = self.vectors.send(socket.as_fd(), &prefix, frame);
-        match sent.map_err(|NoMemory| Stop::Refused)? {
+        match sent.map_err(|NoMemory| TransferError::Refused)? {
             Ok(count) => {
                 self.stuck_since = None;
                 if count < LENGTH + length {
@@ -237,12 +249,14 @@ impl Stream {
                     let (kept, skip) = (self.output.len(), count.saturating_sub(LENGTH));
                     self.output.resize(kept + length - skip, 0);
                     // The beginning is sent, so the rest must follow, even if its memory is gone.
-                    get(memory, from, HEADER + skip, &mut self.output[kept..]).ok();
+                    read_pieces(memory, from, HEADER_LENGTH + skip, &mut self.output[kept..]).ok();
                 }
                 Ok(())
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.full(),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(Stop::Wait),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                Err(TransferError::WouldBlock)
+            }
             Err(error) => {
                 self.disconnect(&error.to_string());
                 Ok(())
@@ -252,38 +266,45 @@ impl Stream {
 }
 
 impl Port for Stream {
-    fn receive(&mut self, memory: &Memory, to: &[Piece], rest: &mut [u8]) -> Result<usize, Stop> {
+    fn receive(
+        &mut self,
+        memory: &Memory,
+        to: &[Piece],
+        rest: &mut [u8],
+    ) -> Result<usize, TransferError> {
         let frame = loop {
             match self.frame() {
                 Ok(Some(frame)) => break frame,
                 Ok(None) if self.fill() => {}
-                Ok(None) => return Err(Stop::Wait),
+                Ok(None) => return Err(TransferError::WouldBlock),
                 Err(length) => {
                     self.disconnect(&format!("a frame of {length} bytes arrived"));
-                    return Err(Stop::Wait);
+                    return Err(TransferError::WouldBlock);
                 }
             }
         };
         self.filled.start = frame.end;
         let frame = &self.input[frame];
         let mut into = |at: usize, data: &[u8]| {
-            let done = put(memory, to, at, data).map_err(|NoMemory| Stop::Refused)?;
+            let done =
+                write_pieces(memory, to, at, data).map_err(|NoMemory| TransferError::Refused)?;
             let room = rest.iter_mut().skip((at + done).saturating_sub(super::length(to)));
             room.zip(&data[done..]).for_each(|(to, from)| *to = *from);
             Ok(())
         };
-        into(0, &[0; HEADER])?;
-        into(HEADER, frame)?;
-        Ok(HEADER + frame.len())
+        into(0, &[0; HEADER_LENGTH])?;
+        into(HEADER_LENGTH, frame)?;
+        Ok(HEADER_LENGTH + frame.len())
     }
 
-    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), Stop> {
-        let length = super::length(from).checked_sub(HEADER).ok_or(Stop::Refused)?;
-        let mut header = [0; HEADER];
-        get(memory, from, 0, &mut header).map_err(|NoMemory| Stop::Refused)?;
+    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), TransferError> {
+        let length =
+            super::length(from).checked_sub(HEADER_LENGTH).ok_or(TransferError::Refused)?;
+        let mut header = [0; HEADER_LENGTH];
+        read_pieces(memory, from, 0, &mut header).map_err(|NoMemory| TransferError::Refused)?;
         // No offloads are negotiated, so a header with NEEDS_CSUM or a GSO type is invalid.
-        if !(RUNT..=FRAME).contains(&length) || header[0] & 1 != 0 || header[1] != 0 {
-            return Err(Stop::Refused);
+        if !(MIN_FRAME..=MAX_FRAME).contains(&length) || header[0] & 1 != 0 || header[1] != 0 {
+            return Err(TransferError::Refused);
         }
         if self.flush() { self.start(memory, from, length) } else { self.full() }
     }
@@ -315,7 +336,7 @@ mod test {
 
     use super::*;
 
-    const WISH: Wish = Wish { pairs: 1, mtu: None };
+    const OPTIONS: Options = Options { pairs: 1, mtu: None };
 
     fn memory() -> Memory {
         Memory::new(Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap()))
@@ -328,8 +349,8 @@ mod test {
     /// A port, and its peer's end.
     fn pair() -> (Box<dyn Port>, Arc<Link>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let side = Passt::of(ours, WISH).unwrap();
-        (side.ports().remove(0), side.link().clone(), theirs)
+        let backend = Passt::from_stream(ours, OPTIONS).unwrap();
+        (backend.ports().remove(0), backend.link().clone(), theirs)
     }
 
     fn framed(frame: &[u8]) -> Vec<u8> {
@@ -346,20 +367,26 @@ mod test {
         let to = [piece(0x1000, 10), piece(0x2000, 2), piece(0x3000, 30)];
         let mut rest = [0; 100];
         for part in two[..70].chunks(9) {
-            assert_eq!(port.receive(&memory, &to, &mut rest), Err(Stop::Wait));
+            assert_eq!(port.receive(&memory, &to, &mut rest), Err(TransferError::WouldBlock));
             peer.write_all(part).unwrap();
         }
         assert_eq!(port.receive(&memory, &to, &mut rest), Ok(72));
-        assert_eq!(port.receive(&memory, &to, &mut rest), Err(Stop::Wait));
+        assert_eq!(port.receive(&memory, &to, &mut rest), Err(TransferError::WouldBlock));
         let mut bytes = [1; 72];
-        assert_eq!(get(&memory, &to, 0, &mut bytes), Ok(42));
+        assert_eq!(read_pieces(&memory, &to, 0, &mut bytes), Ok(42));
         bytes[42..].copy_from_slice(&rest[..30]);
         assert_eq!((&bytes[..12], &bytes[12..]), (&[0; 12][..], &frame[..]));
         peer.write_all(&two[70..]).unwrap();
         assert_eq!(port.receive(&memory, &to, &mut rest), Ok(32));
-        assert_eq!(port.receive(&memory, &[piece(u64::MAX, 99)], &mut rest), Err(Stop::Wait));
+        assert_eq!(
+            port.receive(&memory, &[piece(u64::MAX, 99)], &mut rest),
+            Err(TransferError::WouldBlock)
+        );
         peer.write_all(&framed(&[7; 20])).unwrap();
-        assert_eq!(port.receive(&memory, &[piece(u64::MAX, 99)], &mut rest), Err(Stop::Refused));
+        assert_eq!(
+            port.receive(&memory, &[piece(u64::MAX, 99)], &mut rest),
+            Err(TransferError::Refused)
+        );
     }
 
     #[test]
@@ -367,27 +394,27 @@ mod test {
         let (mut port, _, mut peer) = pair();
         let memory = memory();
         let from = [piece(0x1000, 5), piece(0x2000, 17), piece(0x3000, 20)];
-        put(&memory, &from, 0, &[0; 12]).unwrap();
-        put(&memory, &from, 12, &[3; 30]).unwrap();
+        write_pieces(&memory, &from, 0, &[0; 12]).unwrap();
+        write_pieces(&memory, &from, 12, &[3; 30]).unwrap();
         assert_eq!(port.send(&memory, &from), Ok(()));
         let mut got = [0; 34];
         peer.read_exact(&mut got).unwrap();
         assert_eq!(got[..], framed(&[3; 30]));
         for (at, value) in [(0, 1), (1, 1)] {
-            put(&memory, &from, at, &[value]).unwrap();
-            assert_eq!(port.send(&memory, &from), Err(Stop::Refused));
-            put(&memory, &from, at, &[0]).unwrap();
+            write_pieces(&memory, &from, at, &[value]).unwrap();
+            assert_eq!(port.send(&memory, &from), Err(TransferError::Refused));
+            write_pieces(&memory, &from, at, &[0]).unwrap();
         }
         for bad in [&from[..1], &from[..2], &[], &[piece(0, 12), piece(0, 80000)]] {
-            assert_eq!(port.send(&memory, bad), Err(Stop::Refused), "{bad:?}");
+            assert_eq!(port.send(&memory, bad), Err(TransferError::Refused), "{bad:?}");
         }
         let outside = [piece(0x1000, 12), piece(1 << 20, 60)];
-        assert_eq!(port.send(&memory, &outside), Err(Stop::Refused));
+        assert_eq!(port.send(&memory, &outside), Err(TransferError::Refused));
         // The maximum number of pieces of a vector, and more.
         let crumbs =
             |count: usize| [vec![piece(0x1000, 12)], vec![piece(0x2000, 1); count]].concat();
         assert_eq!(port.send(&memory, &crumbs(1021)), Ok(()));
-        assert_eq!(port.send(&memory, &crumbs(1500)), Err(Stop::Refused));
+        assert_eq!(port.send(&memory, &crumbs(1500)), Err(TransferError::Refused));
     }
 
     #[test]
@@ -423,7 +450,7 @@ mod test {
             let (mut port, link, mut peer) = pair();
             peer.write_all(&bad.to_be_bytes()).unwrap();
             let memory = memory();
-            assert_eq!(port.receive(&memory, &[], &mut []), Err(Stop::Wait));
+            assert_eq!(port.receive(&memory, &[], &mut []), Err(TransferError::WouldBlock));
             assert!(!link.is_up(), "{bad}");
             assert_eq!(peer.read(&mut [0]).unwrap(), 0);
             let wait = port.wait();
@@ -437,13 +464,13 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("passt");
         let memory = memory();
-        let side = Passt::new(&path, WISH).unwrap();
-        let mut port = side.ports().remove(0);
-        assert!(!side.link().is_up());
+        let backend = Passt::new(&path, OPTIONS).unwrap();
+        let mut port = backend.ports().remove(0);
+        assert!(!backend.link().is_up());
         for round in 0..2 {
             let listener = UnixListener::bind(&path).unwrap();
             let start = Instant::now();
-            while !side.link().is_up() {
+            while !backend.link().is_up() {
                 let due = port.wait().due.unwrap_or_else(Instant::now);
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
                 assert!(start.elapsed() < Duration::from_secs(10), "round {round}");
@@ -455,10 +482,10 @@ mod test {
             assert_eq!(port.receive(&memory, &to, &mut []), Ok(26));
             drop((peer, listener));
             std::fs::remove_file(&path).unwrap();
-            assert_eq!(port.receive(&memory, &to, &mut []), Err(Stop::Wait));
-            assert!(!side.link().is_up());
+            assert_eq!(port.receive(&memory, &to, &mut []), Err(TransferError::WouldBlock));
+            assert!(!backend.link().is_up());
         }
-        assert!(Passt::new(&path, Wish { pairs: 2, mtu: None }).is_err());
+        assert!(Passt::new(&path, Options { pairs: 2, mtu: None }).is_err());
     }
 
     /// The Internet checksum (RFC 1071).
@@ -481,7 +508,7 @@ mod test {
         let sum = checksum(&ip).to_be_bytes();
         ip[10..12].copy_from_slice(&sum);
         let udp = [0, 68, 0, 67, 1, 52, 0, 0];
-        [&[0; HEADER][..], &[0xff; 6], &mac, &[8, 0], &ip, &udp, &bootp].concat()
+        [&[0; HEADER_LENGTH][..], &[0xff; 6], &mac, &[8, 0], &ip, &udp, &bootp].concat()
     }
 
     /// A passt process. Dropping this kills it.
@@ -511,8 +538,8 @@ mod test {
         // passt changes its user before it creates its socket.
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
         let path = folder.path().join("passt");
-        let (memory, side) = (memory(), Passt::new(&path, WISH).unwrap());
-        let mut port = side.ports().remove(0);
+        let (memory, backend) = (memory(), Passt::new(&path, OPTIONS).unwrap());
+        let mut port = backend.ports().remove(0);
         let (from, to) = ([piece(0x1000, 354)], [piece(0x4000, 2000)]);
         let sent = discover();
         assert_eq!(sent.len(), 354);
@@ -536,15 +563,20 @@ mod test {
                 let mut frame = vec![0; length];
                 memory.read(0x4000, &mut frame).unwrap();
                 // From port 67, a reply to our number.
-                if frame.len() > 300 && frame[HEADER + 34..HEADER + 38] == [0, 67, 0, 68] {
+                if frame.len() > 300
+                    && frame[HEADER_LENGTH + 34..HEADER_LENGTH + 38] == [0, 67, 0, 68]
+                {
                     break frame;
                 }
             };
-            assert_eq!(offer[HEADER + 42..HEADER + 50], [2, 1, 6, 0, 0xca, 0xfe, 0xba, 0xbe]);
-            assert_ne!(offer[HEADER + 58..HEADER + 62], [0; 4], "yiaddr");
+            assert_eq!(
+                offer[HEADER_LENGTH + 42..HEADER_LENGTH + 50],
+                [2, 1, 6, 0, 0xca, 0xfe, 0xba, 0xbe]
+            );
+            assert_ne!(offer[HEADER_LENGTH + 58..HEADER_LENGTH + 62], [0; 4], "yiaddr");
             drop(program);
             while port.receive(&memory, &to, &mut []).is_ok() {}
-            assert!(!side.link().is_up(), "it is gone");
+            assert!(!backend.link().is_up(), "it is gone");
         }
     }
 }

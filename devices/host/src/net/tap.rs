@@ -22,8 +22,10 @@ use rustix::net::{AddressFamily, SocketType};
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use super::link::Link;
-pub use super::packet::hear;
-use super::{FRAME, GuestBytes, HEADER, Offloads, Port, RUNT, Side, Stop, Wait, Wish};
+use super::{
+    Backend, GuestBytes, HEADER_LENGTH, MAX_FRAME, MIN_FRAME, Offloads, Options, Port,
+    TransferError, Wait, is_tap_name,
+};
 use crate::mac::Mac;
 use crate::memory::{Memory, NoMemory, Piece};
 
@@ -223,12 +225,6 @@ impl Vectors {
     }
 }
 
-/// Whether the kernel accepts `name` for an interface. With `%` it would choose a number.
-pub(super) fn is_name(name: &str) -> bool {
-    let odd = |byte: u8| !byte.is_ascii_graphic() || b"/:%".contains(&byte);
-    (1..16).contains(&name.len()) && !name.bytes().any(odd) && name != "." && name != ".."
-}
-
 /// An interface with one kernel queue for each pair of the controller's queues.
 pub struct Tap {
     queues: Vec<Arc<Queue>>,
@@ -252,36 +248,36 @@ impl Tap {
     /// # Errors
     ///
     /// When permissions are missing, or the interface is in use or not a tap.
-    pub fn open(name: &str, wish: Wish) -> anyhow::Result<Self> {
+    pub fn open(name: &str, options: Options) -> anyhow::Result<Self> {
         let control = control()?;
         let exists = request(control.as_fd(), SIOCGIFFLAGS, &mut Request::of(name)).is_ok();
         let device = Path::new("/dev/net/tun");
         let open = || anyhow::Ok(OwnedFd::from(character(device)?));
         let first = open()?;
-        let mut multi = wish.pairs > 1;
-        if let Err(error) = enlist(&first, name, multi) {
+        let mut multi = options.pairs > 1;
+        if let Err(error) = attach(&first, name, multi) {
             // A multi-queue interface does not accept a request without IFF_MULTI_QUEUE.
             multi = true;
-            let single = wish.pairs == 1 && error.raw_os_error() == Some(libc::EINVAL);
-            if !single || enlist(&first, name, true).is_err() {
-                return Err(explain(&error, name, wish.pairs));
+            let single = options.pairs == 1 && error.raw_os_error() == Some(libc::EINVAL);
+            if !single || attach(&first, name, true).is_err() {
+                return Err(explain(&error, name, options.pairs));
             }
         }
         let mut queues = vec![first];
-        for _ in 1..wish.pairs {
+        for _ in 1..options.pairs {
             let queue = open()?;
-            enlist(&queue, name, multi).map_err(|error| explain(&error, name, wish.pairs))?;
+            attach(&queue, name, multi).map_err(|error| explain(&error, name, options.pairs))?;
             queues.push(queue);
         }
         if !exists {
-            if let Some(mtu) = wish.mtu {
+            if let Some(mtu) = options.mtu {
                 let mut wanted = Request::of(name).with(&i32::from(mtu).to_ne_bytes());
                 request(control.as_fd(), SIOCSIFMTU, &mut wanted)
                     .with_context(|| format!("mtu {mtu} for {name}"))?;
             }
-            raise(control.as_fd(), name).with_context(|| format!("{name} cannot be set up"))?;
+            set_up(control.as_fd(), name).with_context(|| format!("{name} cannot be set up"))?;
         }
-        Self::of(queues, wish)
+        Self::from_queues(queues, options)
     }
 
     /// Opens the device of a macvtap, once for each queue.
@@ -289,16 +285,16 @@ impl Tap {
     /// # Errors
     ///
     /// When permissions are missing, or the path is not a macvtap.
-    pub fn open_device(path: &Path, wish: Wish) -> anyhow::Result<Self> {
+    pub fn open_device(path: &Path, options: Options) -> anyhow::Result<Self> {
         let queue = || {
             let queue = OwnedFd::from(character(path)?);
             // The device belongs to one interface, so the kernel uses the flags only.
-            enlist(&queue, "", wish.pairs > 1)
+            attach(&queue, "", options.pairs > 1)
                 .with_context(|| format!("{} is not a macvtap", path.display()))?;
             anyhow::Ok(queue)
         };
-        let queues = (0..wish.pairs).map(|_| queue()).collect::<anyhow::Result<_>>()?;
-        Self::of(queues, wish)
+        let queues = (0..options.pairs).map(|_| queue()).collect::<anyhow::Result<_>>()?;
+        Self::from_queues(queues, options)
     }
 
     /// Uses the open queues of an interface.
@@ -306,8 +302,8 @@ impl Tap {
     /// # Errors
     ///
     /// When their number is wrong, or they were opened without the needed headers.
-    pub fn of(queues: Vec<OwnedFd>, wish: Wish) -> anyhow::Result<Self> {
-        let (count, pairs) = (queues.len(), wish.pairs);
+    pub fn from_queues(queues: Vec<OwnedFd>, options: Options) -> anyhow::Result<Self> {
+        let (count, pairs) = (queues.len(), options.pairs);
         ensure!(
             count == usize::from(pairs),
             "{pairs} pairs of queues need {pairs} taps: got {count}"
@@ -319,9 +315,9 @@ impl Tap {
             ensure!(flags & IFF_TAP != 0, "{name} is a tun, not a tap");
             ensure!(flags & IFF_NO_PI != 0, "{name} was opened without IFF_NO_PI");
             ensure!(flags & IFF_VNET_HDR != 0, "{name} was opened without IFF_VNET_HDR");
-            let header = i32::try_from(HEADER).expect("twelve");
+            let header = i32::try_from(HEADER_LENGTH).expect("twelve");
             set_int(queue.as_fd(), TUNSETVNETHDRSZ, header)
-                .with_context(|| format!("{name}: a header of {HEADER} bytes"))?;
+                .with_context(|| format!("{name}: a header of {HEADER_LENGTH} bytes"))?;
             set_int(queue.as_fd(), TUNSETVNETLE, 1)
                 .with_context(|| format!("{name}: a little-endian header"))?;
             rustix::io::ioctl_fionbio(queue, true).context("a non-blocking tap")?;
@@ -329,7 +325,7 @@ impl Tap {
         let first = queues[0].as_fd();
         let offloads = offloads(first);
         set_offload(first, 0).with_context(|| format!("{}: no offloads", interface.name()))?;
-        let mtu = wish.mtu.or_else(|| mtu(&interface));
+        let mtu = options.mtu.or_else(|| mtu(&interface));
         // A macvtap only receives frames for its own address.
         let mac = if is_macvtap(first) { address(first) } else { None };
         let queue = |fd| Arc::new(Queue { fd, attached: AtomicBool::new(true) });
@@ -344,10 +340,10 @@ impl Tap {
 /// # Errors
 ///
 /// When permissions are missing, or the interface exists already.
-pub fn make(name: &str, pairs: u16, mtu: u16) -> anyhow::Result<Vec<OwnedFd>> {
+pub fn create(name: &str, pairs: u16, mtu: u16) -> anyhow::Result<Vec<OwnedFd>> {
     let found = request(control()?.as_fd(), SIOCGIFFLAGS, &mut Request::of(name)).is_ok();
-    ensure!(is_name(name) && !found, "{name} exists already, or is not an interface name");
-    let tap = Tap::open(name, Wish { pairs, mtu: Some(mtu) })?;
+    ensure!(is_tap_name(name) && !found, "{name} exists already, or is not an interface name");
+    let tap = Tap::open(name, Options { pairs, mtu: Some(mtu) })?;
     Ok(tap.taps()?.into_iter().map(OwnedFd::from).collect())
 }
 
@@ -356,8 +352,8 @@ pub fn make(name: &str, pairs: u16, mtu: u16) -> anyhow::Result<Vec<OwnedFd>> {
 /// # Errors
 ///
 /// When permissions are missing, or the path is not a macvtap.
-pub fn open(path: &Path, pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
-    let tap = Tap::open_device(path, Wish { pairs, mtu: None })?;
+pub fn open_macvtap(path: &Path, pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
+    let tap = Tap::open_device(path, Options { pairs, mtu: None })?;
     Ok(tap.taps()?.into_iter().map(OwnedFd::from).collect())
 }
 
@@ -383,7 +379,7 @@ fn character(path: &Path) -> anyhow::Result<File> {
 }
 
 /// Makes an open file a queue of the interface.
-fn enlist(queue: &OwnedFd, name: &str, multi: bool) -> io::Result<()> {
+fn attach(queue: &OwnedFd, name: &str, multi: bool) -> io::Result<()> {
     let more = if multi { IFF_MULTI_QUEUE } else { 0 };
     let flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR | more;
     request(queue.as_fd(), TUNSETIFF, &mut Request::of(name).with(&flags.to_ne_bytes()))
@@ -405,7 +401,7 @@ fn explain(error: &io::Error, name: &str, pairs: u16) -> anyhow::Error {
     }
 }
 
-fn raise(control: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+fn set_up(control: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let mut flags = Request::of(name);
     request(control, SIOCGIFFLAGS, &mut flags)?;
     let up = flags.short() | IFF_UP;
@@ -447,12 +443,12 @@ fn address(queue: BorrowedFd<'_>) -> Option<Mac> {
     asked.value[2..8].try_into().ok().map(Mac)
 }
 
-impl Side for Tap {
+impl Backend for Tap {
     fn offloads(&self) -> Offloads {
         self.offloads
     }
 
-    fn leave(&self, offloads: Offloads) {
+    fn set_offloads(&self, offloads: Offloads) {
         let offloads = offloads.and(self.offloads);
         let bit = |on: bool, bit: usize| if on { bit } else { 0 };
         let bits = bit(offloads.checksum, CSUM)
@@ -534,14 +530,14 @@ impl TapPort {
     }
 
     /// Handles an error of the kernel; true when the operation can be tried again later.
-    fn judge(&mut self, error: &io::Error) -> bool {
+    fn should_retry(&mut self, error: &io::Error) -> bool {
         match error.raw_os_error() {
             Some(libc::EAGAIN) => return true,
             // The interface is gone for good. Polling its queue would return at once, every time.
             Some(libc::EBADFD | libc::ENODEV) if self.is_alive() => {
                 self.gone = true;
                 tracing::warn!("the tap was deleted on the host: the link is down for good");
-                self.link.connect(false);
+                self.link.set_connected(false);
             }
             // The kernel refuses the frame, or the interface is down: the frame is lost.
             _ => tracing::trace!("tap: {error}"),
@@ -551,40 +547,45 @@ impl TapPort {
 }
 
 impl Port for TapPort {
-    fn receive(&mut self, memory: &Memory, to: &[Piece], rest: &mut [u8]) -> Result<usize, Stop> {
+    fn receive(
+        &mut self,
+        memory: &Memory,
+        to: &[Piece],
+        rest: &mut [u8],
+    ) -> Result<usize, TransferError> {
         if !self.is_alive() {
-            return Err(Stop::Wait);
+            return Err(TransferError::WouldBlock);
         }
         loop {
             let read = self.vectors.read(self.queue.fd.as_fd(), memory, to, rest);
-            match read.map_err(|NoMemory| Stop::Refused)? {
-                Ok(length) if length >= HEADER => return Ok(length),
-                Ok(_) => return Err(Stop::Wait),
+            match read.map_err(|NoMemory| TransferError::Refused)? {
+                Ok(length) if length >= HEADER_LENGTH => return Ok(length),
+                Ok(_) => return Err(TransferError::WouldBlock),
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
-                    return Err(Stop::Refused);
+                    return Err(TransferError::Refused);
                 }
                 Err(error) => {
-                    self.judge(&error);
-                    return Err(Stop::Wait);
+                    self.should_retry(&error);
+                    return Err(TransferError::WouldBlock);
                 }
             }
         }
     }
 
-    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), Stop> {
-        if !(HEADER + RUNT..=HEADER + FRAME).contains(&super::length(from)) {
-            return Err(Stop::Refused);
+    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), TransferError> {
+        if !(HEADER_LENGTH + MIN_FRAME..=HEADER_LENGTH + MAX_FRAME).contains(&super::length(from)) {
+            return Err(TransferError::Refused);
         }
         self.full = false;
         if !self.is_alive() {
             return Ok(());
         }
         let written = self.vectors.write(self.queue.fd.as_fd(), memory, from);
-        match written.map_err(|NoMemory| Stop::Refused)? {
-            Err(error) if self.judge(&error) => {
+        match written.map_err(|NoMemory| TransferError::Refused)? {
+            Err(error) if self.should_retry(&error) => {
                 self.full = true;
-                Err(Stop::Wait)
+                Err(TransferError::WouldBlock)
             }
             _ => Ok(()),
         }
@@ -606,12 +607,12 @@ mod test {
     use vm_memory::{GuestAddress, GuestMemoryMmap};
 
     use super::super::inherited::{Inherited, inherit};
-    use super::super::{get, put};
+    use super::super::{read_pieces, write_pieces};
     use super::*;
-    use crate::testutil::tap::{GUEST, address, in_namespace, ip, packet, sum};
+    use crate::testutil::tap::{GUEST, checksum, in_namespace, ip, packet, set_addresses};
 
     const NAME: &str = "vm0";
-    const ONE: Wish = Wish { pairs: 1, mtu: None };
+    const ONE: Options = Options { pairs: 1, mtu: None };
 
     fn memory() -> Memory {
         Memory::new(Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap()))
@@ -635,8 +636,10 @@ mod test {
                 continue;
             };
             let mut frame = vec![0; length];
-            assert_eq!(get(memory, &TO, 0, &mut frame), Ok(length));
-            if frame[HEADER + 12..HEADER + 14] == [8, 0] && frame[HEADER + 23] == 17 {
+            assert_eq!(read_pieces(memory, &TO, 0, &mut frame), Ok(length));
+            if frame[HEADER_LENGTH + 12..HEADER_LENGTH + 14] == [8, 0]
+                && frame[HEADER_LENGTH + 23] == 17
+            {
                 return frame;
             }
         }
@@ -645,25 +648,30 @@ mod test {
     #[test]
     fn frames_go_both_ways_with_exactly_the_offloads_that_were_agreed_on() {
         in_namespace(skip::not_run, || {
-            let tap = Tap::open(NAME, Wish { pairs: 1, mtu: Some(1450) }).unwrap();
-            address();
+            let tap = Tap::open(NAME, Options { pairs: 1, mtu: Some(1450) }).unwrap();
+            set_addresses();
             assert_eq!(tap.link().mtu(), Some(1450));
             assert!(tap.offloads().tso4 && tap.mac().is_none());
             let memory = memory();
             let mut port = tap.ports().remove(0);
             let socket = UdpSocket::bind("10.9.0.1:7").unwrap();
             for (offloads, partial) in [(Offloads::default(), 0), (Offloads::ALL, 1)] {
-                tap.leave(offloads);
+                tap.set_offloads(offloads);
                 socket.send_to(&[5; 999], "10.9.0.2:9").unwrap();
                 let frame = next(&mut *port, &memory);
-                assert_eq!((frame.len(), frame[0] & 1), (HEADER + 14 + 28 + 999, partial));
+                assert_eq!((frame.len(), frame[0] & 1), (HEADER_LENGTH + 14 + 28 + 999, partial));
                 assert_eq!((&frame[12..18], &frame[54..]), (&GUEST[..], &[5; 999][..]));
-                let udp = &frame[HEADER + 34..];
-                let pseudo = [&frame[HEADER + 26..HEADER + 34], &[0, 17], &udp[4..6]].concat();
-                assert_eq!(sum(&[&pseudo, udp]) == 0xffff, partial == 0, "a checksum that is done");
+                let udp = &frame[HEADER_LENGTH + 34..];
+                let pseudo =
+                    [&frame[HEADER_LENGTH + 26..HEADER_LENGTH + 34], &[0, 17], &udp[4..6]].concat();
+                assert_eq!(
+                    checksum(&[&pseudo, udp]) == 0xffff,
+                    partial == 0,
+                    "a checksum that is done"
+                );
             }
             let (sent, mut got) = (packet(b"to the host", None), [0; 2000]);
-            put(&memory, &TO, 0, &sent).unwrap();
+            write_pieces(&memory, &TO, 0, &sent).unwrap();
             let from = cut(sent.len());
             socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             assert_eq!(port.send(&memory, &from), Ok(()));
@@ -671,7 +679,7 @@ mod test {
             assert_eq!(&got[..count], b"to the host");
             if tap.offloads().uso {
                 let sent = packet(&[6; 2500], Some(1000));
-                put(&memory, &TO, 0, &sent).unwrap();
+                write_pieces(&memory, &TO, 0, &sent).unwrap();
                 assert_eq!(port.send(&memory, &cut(sent.len())), Ok(()));
                 let counts = [(); 3].map(|()| socket.recv(&mut got).unwrap());
                 assert_eq!(counts, [1000, 1000, 500]);
@@ -695,16 +703,16 @@ mod test {
     fn what_does_not_fit_into_the_guests_buffers_is_kept_for_it() {
         in_namespace(skip::not_run, || {
             let tap = Tap::open(NAME, ONE).unwrap();
-            address();
+            set_addresses();
             let (memory, mut port) = (memory(), tap.ports().remove(0));
             let socket = UdpSocket::bind("10.9.0.1:7").unwrap();
             let to = [Piece { address: 0x1000, length: 60 }];
-            let mut rest = vec![0; FRAME];
+            let mut rest = vec![0; MAX_FRAME];
             for outside in
                 [Piece { address: 1 << 20, length: 9 }, Piece { address: u64::MAX, length: 9 }]
             {
                 let refused = port.receive(&memory, &[TO[0], outside], &mut rest);
-                assert_eq!(refused, Err(Stop::Refused));
+                assert_eq!(refused, Err(TransferError::Refused));
             }
             socket.send_to(&[5; 999], "10.9.0.2:9").unwrap();
             let length = loop {
@@ -713,7 +721,7 @@ mod test {
                     _ => std::thread::sleep(Duration::from_millis(1)),
                 }
             };
-            assert_eq!((length, &rest[..length - 60]), (HEADER + 42 + 999, &[5; 993][..]));
+            assert_eq!((length, &rest[..length - 60]), (HEADER_LENGTH + 42 + 999, &[5; 993][..]));
         });
     }
 
@@ -722,14 +730,18 @@ mod test {
         in_namespace(skip::not_run, || {
             let tap = Tap::open(NAME, ONE).unwrap();
             let (memory, mut port) = (memory(), tap.ports().remove(0));
-            for length in [0, 11, 12, 25, HEADER + FRAME + 1, 70_044] {
-                assert_eq!(port.send(&memory, &cut(length)), Err(Stop::Refused), "{length}");
+            for length in [0, 11, 12, 25, HEADER_LENGTH + MAX_FRAME + 1, 70_044] {
+                assert_eq!(
+                    port.send(&memory, &cut(length)),
+                    Err(TransferError::Refused),
+                    "{length}"
+                );
             }
             let crumbs = vec![Piece { address: 0, length: 1 }; 1500];
-            assert_eq!(port.send(&memory, &crumbs), Err(Stop::Refused));
+            assert_eq!(port.send(&memory, &crumbs), Err(TransferError::Refused));
             let outside = [TO[1], Piece { address: (1 << 20) - 4, length: 5 }];
-            assert_eq!(port.send(&memory, &outside), Err(Stop::Refused));
-            put(&memory, &TO, 0, &[0xff; 200]).unwrap();
+            assert_eq!(port.send(&memory, &outside), Err(TransferError::Refused));
+            write_pieces(&memory, &TO, 0, &[0xff; 200]).unwrap();
             assert_eq!(port.send(&memory, &cut(200)), Ok(()), "a header of nonsense");
         });
     }
@@ -737,12 +749,12 @@ mod test {
     #[test]
     fn queues_that_are_detached_get_nothing_and_an_interface_that_goes_takes_the_link_down() {
         in_namespace(skip::not_run, || {
-            let tap = Tap::open(NAME, Wish { pairs: 2, mtu: None }).unwrap();
-            address();
+            let tap = Tap::open(NAME, Options { pairs: 2, mtu: None }).unwrap();
+            set_addresses();
             let (memory, mut ports) = (memory(), tap.ports());
             tap.attach(0, false);
             assert!(ports[0].wait().fd.is_none());
-            assert_eq!(ports[0].receive(&memory, &TO, &mut []), Err(Stop::Wait));
+            assert_eq!(ports[0].receive(&memory, &TO, &mut []), Err(TransferError::WouldBlock));
             assert_eq!(ports[0].send(&memory, &cut(100)), Ok(()));
             for port in 0..20 {
                 let socket = UdpSocket::bind("10.9.0.1:0").unwrap();
@@ -755,7 +767,7 @@ mod test {
             assert_eq!(next(&mut *ports[0], &memory)[54..], [1; 20]);
             assert!(tap.link().is_up());
             ip("link del vm0");
-            assert_eq!(ports[0].receive(&memory, &TO, &mut []), Err(Stop::Wait));
+            assert_eq!(ports[0].receive(&memory, &TO, &mut []), Err(TransferError::WouldBlock));
             assert!(!tap.link().is_up() && ports[0].wait().fd.is_none());
         });
     }
@@ -763,11 +775,12 @@ mod test {
     #[test]
     fn an_interface_that_was_made_before_is_used_as_it_is_and_stays() {
         in_namespace(skip::not_run, || {
-            let refused = |wish: Wish| format!("{:#}", Tap::open(NAME, wish).err().unwrap());
+            let refused =
+                |options: Options| format!("{:#}", Tap::open(NAME, options).err().unwrap());
             ip("tuntap add vm0 mode tap");
-            let two = Wish { pairs: 2, mtu: None };
+            let two = Options { pairs: 2, mtu: None };
             assert!(refused(two).contains("`multi_queue`"), "{}", refused(two));
-            let first = Tap::open(NAME, Wish { pairs: 1, mtu: Some(9000) }).unwrap();
+            let first = Tap::open(NAME, Options { pairs: 1, mtu: Some(9000) }).unwrap();
             assert!(refused(ONE).contains("in use"), "{}", refused(ONE));
             assert_eq!(first.link().mtu(), Some(9000), "the requested MTU");
             drop(first);
@@ -804,7 +817,8 @@ mod test {
                 skip::not_run(TEST, &format!("there is no {device}"));
                 return;
             }
-            let tap = Tap::open_device(Path::new(&device), Wish { pairs: 2, mtu: None }).unwrap();
+            let tap =
+                Tap::open_device(Path::new(&device), Options { pairs: 2, mtu: None }).unwrap();
             assert_eq!((tap.mac(), tap.ports().len()), (Some(Mac(GUEST)), 2));
         });
     }
@@ -831,15 +845,15 @@ mod test {
         else {
             panic!("a character device may be a tap")
         };
-        assert!(Tap::of(null, ONE).is_err());
+        assert!(Tap::from_queues(null, ONE).is_err());
         in_namespace(skip::not_run, || {
             let queue = OwnedFd::from(character(Path::new("/dev/net/tun")).unwrap());
             let fresh = inherit(&[queue.as_raw_fd()]).unwrap();
             let Inherited::Taps(fresh) = fresh else { panic!("it is no socket") };
-            assert!(Tap::of(fresh, ONE).is_err(), "without an interface");
-            enlist(&queue, NAME, false).unwrap();
+            assert!(Tap::from_queues(fresh, ONE).is_err(), "without an interface");
+            attach(&queue, NAME, false).unwrap();
             let Ok(Inherited::Taps(tap)) = inherit(&[queue.as_raw_fd()]) else { panic!() };
-            assert!(Tap::of(tap, ONE).unwrap().offloads().checksum);
+            assert!(Tap::from_queues(tap, ONE).unwrap().offloads().checksum);
         });
     }
 }

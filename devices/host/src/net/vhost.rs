@@ -2,8 +2,8 @@
 //! tap itself. Our process sees none of the frames.
 //!
 //! Each pair of queues has an open file of `/dev/vhost-net`. The kernel knows all of the guest's
-//! RAM from the time it is opened, and serves the rings between [`Vhost::take`] and
-//! [`Vhost::leave`].
+//! RAM from the time it is opened, and serves the rings between [`Vhost::start`] and
+//! [`Vhost::stop`].
 //!
 //! Threats: rings and descriptors are the guest's, and the kernel checks them as it does for any
 //! VMM. It refuses addresses outside the guest's RAM, and reports a ring that it cannot read as
@@ -35,7 +35,7 @@ const NEEDED: u64 = 1 << 15 | 1 << 28 | 1 << 29 | 1 << 32;
 /// Whether the kernel serves the rings of a tap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Choice {
+pub enum Mode {
     /// If `/dev/vhost-net` can be opened.
     #[default]
     Auto,
@@ -78,35 +78,42 @@ pub trait Kernel: Send {
     /// # Errors
     ///
     /// Fails if the kernel refuses them.
-    fn agree(&self, features: u64) -> anyhow::Result<()>;
+    fn set_features(&self, features: u64) -> anyhow::Result<()>;
 
     /// Configures a ring, and its two events: used buffers, and an invalid ring.
     ///
     /// # Errors
     ///
     /// Fails if the kernel refuses the ring.
-    fn name(&self, number: usize, ring: &Ring<'_>, events: [&EventFd; 2]) -> anyhow::Result<()>;
+    fn set_ring(&self, number: usize, ring: &Ring<'_>, events: [&EventFd; 2])
+    -> anyhow::Result<()>;
 
     /// Serves a ring with this tap, or stops serving it if `tap` is `None`.
     ///
     /// # Errors
     ///
     /// Fails if the kernel refuses.
-    fn serve(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()>;
+    fn set_tap(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()>;
 
     /// Replaces the ring's doorbell.
-    fn hear(&self, number: usize, bell: &EventFd);
+    fn set_doorbell(&self, number: usize, bell: &EventFd);
 
     /// The index of the next available entry that it would take.
-    fn next(&self, number: usize) -> Option<u16>;
+    fn next_available(&self, number: usize) -> Option<u16>;
 }
 
 impl Kernel for Net<Arc<GuestMemoryMmap>> {
-    fn agree(&self, features: u64) -> anyhow::Result<()> {
-        self.set_features(features).with_context(|| format!("features {features:#x}"))
+    fn set_features(&self, features: u64) -> anyhow::Result<()> {
+        VhostBackend::set_features(self, features)
+            .with_context(|| format!("features {features:#x}"))
     }
 
-    fn name(&self, number: usize, ring: &Ring<'_>, events: [&EventFd; 2]) -> anyhow::Result<()> {
+    fn set_ring(
+        &self,
+        number: usize,
+        ring: &Ring<'_>,
+        events: [&EventFd; 2],
+    ) -> anyhow::Result<()> {
         let areas = VringConfigData {
             queue_max_size: ring.size,
             queue_size: ring.size,
@@ -125,15 +132,15 @@ impl Kernel for Net<Arc<GuestMemoryMmap>> {
         self.set_vring_kick(number, ring.bell).context("a doorbell")
     }
 
-    fn serve(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()> {
+    fn set_tap(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()> {
         self.set_backend(number, tap).context("a tap")
     }
 
-    fn hear(&self, number: usize, bell: &EventFd) {
+    fn set_doorbell(&self, number: usize, bell: &EventFd) {
         self.set_vring_kick(number, bell).ok();
     }
 
-    fn next(&self, number: usize) -> Option<u16> {
+    fn next_available(&self, number: usize) -> Option<u16> {
         let base = self.get_vring_base(number);
         base.ok().and_then(|base| u16::try_from(base & 0xffff).ok())
     }
@@ -151,7 +158,7 @@ pub struct Vhost {
     /// A doorbell that the driver never rings, for rings that the kernel does not serve.
     silence: EventFd,
     /// Errors of a guest's rings are logged once per machine.
-    pub told: Once,
+    pub warned: Once,
 }
 
 /// Opens vhost-net for each of these taps, if it is configured and available. The result is empty
@@ -161,21 +168,21 @@ pub struct Vhost {
 ///
 /// Fails if vhost-net is required but not available. The error says what is missing, and the way
 /// out.
-pub fn open(choice: Choice, taps: Vec<File>, memory: &Memory) -> anyhow::Result<Vec<Vhost>> {
-    if choice == Choice::Off {
+pub fn open(choice: Mode, taps: Vec<File>, memory: &Memory) -> anyhow::Result<Vec<Vhost>> {
+    if choice == Mode::Off {
         return Ok(Vec::new());
     }
     if taps.is_empty() {
-        ensure!(choice == Choice::Auto, "vhost=on: the network is not a tap: leave vhost out");
+        ensure!(choice == Mode::Auto, "vhost=on: the network is not a tap: leave vhost out");
         return Ok(Vec::new());
     }
-    let each = taps.into_iter().map(|tap| Vhost::open(tap, memory.share()));
+    let each = taps.into_iter().map(|tap| Vhost::open(tap, memory.ungated_ram()));
     match each.collect::<anyhow::Result<Vec<_>>>() {
         Ok(each) => {
             tracing::info!("tap: the kernel serves the rings (vhost-net)");
             Ok(each)
         }
-        Err(error) if choice == Choice::On => Err(error),
+        Err(error) if choice == Mode::On => Err(error),
         Err(error) => {
             tracing::info!("tap: this process serves the rings: {error:#}");
             Ok(Vec::new())
@@ -216,19 +223,19 @@ impl Vhost {
         };
         let regions: Vec<_> = ram.iter().map(region).collect();
         net.set_mem_table(&regions).context("guest RAM for vhost-net")?;
-        Self::over(Box::new(net), tap, ram)
+        Self::with_kernel(Box::new(net), tap, ram)
     }
 
     /// Builds on any implementation of [`Kernel`].
-    pub fn over(
+    pub fn with_kernel(
         kernel: Box<dyn Kernel>,
         tap: File,
         ram: Arc<GuestMemoryMmap>,
     ) -> anyhow::Result<Self> {
         let event = || EventFd::new(EFD_NONBLOCK).context("an event for vhost-net");
         let calls = [Arc::new(event()?), Arc::new(event()?)];
-        let (error, silence, told) = (Arc::new(event()?), event()?, Once::new());
-        Ok(Self { kernel, ram, tap, calls, error, silence, told })
+        let (error, silence, warned) = (Arc::new(event()?), event()?, Once::new());
+        Ok(Self { kernel, ram, tap, calls, error, silence, warned })
     }
 
     /// Configures the receive ring and the transmit ring. The kernel does not serve them yet.
@@ -237,9 +244,9 @@ impl Vhost {
     ///
     /// Fails if the kernel refuses them.
     pub fn prepare(&self, rings: [Ring<'_>; 2], features: u64) -> anyhow::Result<()> {
-        self.kernel.agree(features & NEEDED)?;
+        self.kernel.set_features(features & NEEDED)?;
         for (number, ring) in rings.iter().enumerate() {
-            self.kernel.name(number, ring, [&self.calls[number], &self.error])?;
+            self.kernel.set_ring(number, ring, [&self.calls[number], &self.error])?;
         }
         Ok(())
     }
@@ -249,30 +256,30 @@ impl Vhost {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses. It may still use one of the rings until [`Vhost::leave`].
-    pub fn take(&self) -> anyhow::Result<()> {
+    /// Fails if the kernel refuses. It may still use one of the rings until [`Vhost::stop`].
+    pub fn start(&self) -> anyhow::Result<()> {
         // Clears an error of earlier rings, which does not concern these.
         self.error.read().ok();
-        (0..self.calls.len()).try_for_each(|number| self.kernel.serve(number, Some(&self.tap)))
+        (0..self.calls.len()).try_for_each(|number| self.kernel.set_tap(number, Some(&self.tap)))
     }
 
     /// Stops serving the rings, and returns their positions. `devices` are the addresses of their
     /// device areas. Nothing is in flight afterwards.
-    pub fn leave(&self, devices: [u64; 2]) -> [Position; 2] {
+    pub fn stop(&self, devices: [u64; 2]) -> [Position; 2] {
         for number in 0..self.calls.len() {
-            if let Err(error) = self.kernel.serve(number, None) {
-                self.told.call_once(|| {
+            if let Err(error) = self.kernel.set_tap(number, None) {
+                self.warned.call_once(|| {
                     tracing::warn!("vhost-net: queue {number} does not stop: {error:#}");
                 });
             }
             // The doorbell now belongs to this process alone.
-            self.kernel.hear(number, &self.silence);
+            self.kernel.set_doorbell(number, &self.silence);
         }
         [0, 1].map(|number| {
             let used = GuestAddress(devices[number].saturating_add(2));
             // The address was in RAM when the kernel accepted the ring, and RAM does not change.
             let used = self.ram.load::<u16>(used, Ordering::Acquire).map_or(0, u16::from_le);
-            Position { available: self.kernel.next(number).unwrap_or(used), used }
+            Position { available: self.kernel.next_available(number).unwrap_or(used), used }
         })
     }
 }
@@ -285,17 +292,17 @@ mod test {
     struct Agreeing;
 
     impl Kernel for Agreeing {
-        fn agree(&self, _: u64) -> anyhow::Result<()> {
+        fn set_features(&self, _: u64) -> anyhow::Result<()> {
             Ok(())
         }
-        fn name(&self, _: usize, _: &Ring<'_>, _: [&EventFd; 2]) -> anyhow::Result<()> {
+        fn set_ring(&self, _: usize, _: &Ring<'_>, _: [&EventFd; 2]) -> anyhow::Result<()> {
             Ok(())
         }
-        fn serve(&self, _: usize, _: Option<&File>) -> anyhow::Result<()> {
+        fn set_tap(&self, _: usize, _: Option<&File>) -> anyhow::Result<()> {
             Ok(())
         }
-        fn hear(&self, _: usize, _: &EventFd) {}
-        fn next(&self, _: usize) -> Option<u16> {
+        fn set_doorbell(&self, _: usize, _: &EventFd) {}
+        fn next_available(&self, _: usize) -> Option<u16> {
             None
         }
     }
@@ -304,9 +311,9 @@ mod test {
     fn an_error_of_rings_that_it_had_before_is_forgotten() {
         let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
         let tap = File::open("/dev/null").unwrap();
-        let vhost = Vhost::over(Box::new(Agreeing), tap, Arc::new(ram)).unwrap();
+        let vhost = Vhost::with_kernel(Box::new(Agreeing), tap, Arc::new(ram)).unwrap();
         vhost.error.write(1).unwrap();
-        vhost.take().unwrap();
+        vhost.start().unwrap();
         assert!(vhost.error.read().is_err(), "nothing is to be heard of");
     }
 }

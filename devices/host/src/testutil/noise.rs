@@ -26,7 +26,7 @@ impl Noise {
     /// # Panics
     ///
     /// When `choices` is empty.
-    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+    pub fn choose<T: Copy>(&mut self, choices: &[T]) -> T {
         let number = self.below(choices.len() as u64);
         choices[usize::try_from(number).expect("it is below a length")]
     }

@@ -25,10 +25,10 @@ pub const DRIP: u32 = 0x2000_0005;
 /// Code of a command that makes the fake hang up in the middle of the response.
 pub const HALF: u32 = 0x2000_0006;
 
-/// Code of a command whose response comes [`WHILE`] after it was canceled.
+/// Code of a command whose response comes [`LATE_DELAY`] after it was canceled.
 pub const LATE: u32 = 0x2000_0008;
 /// The delay of the response to [`LATE`].
-pub const WHILE: Duration = Duration::from_secs(1);
+pub const LATE_DELAY: Duration = Duration::from_secs(1);
 
 /// Code of a command that is never answered.
 pub const DEAF: u32 = 0x2000_0007;
@@ -45,9 +45,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// A record of the numbers of control commands, and of the codes of TPM commands that are answered
 /// late or never.
 #[derive(Clone, Default)]
-pub struct Asked(Arc<(Mutex<Vec<u32>>, Condvar)>);
+pub struct CommandLog(Arc<(Mutex<Vec<u32>>, Condvar)>);
 
-impl Asked {
+impl CommandLog {
     fn note(&self, command: u32) {
         let mut asked = self.0.0.lock().unwrap();
         // Bounds memory: long tests send any number of commands.
@@ -63,7 +63,7 @@ impl Asked {
     ///
     /// When the recording thread panicked.
     #[must_use]
-    pub fn so_far(&self) -> Vec<u32> {
+    pub fn commands(&self) -> Vec<u32> {
         self.0.0.lock().unwrap().clone()
     }
 
@@ -89,9 +89,9 @@ impl Asked {
 /// # Panics
 ///
 /// When it cannot listen at `path`.
-pub fn listen(path: &Path, tag: u16) -> Asked {
+pub fn listen(path: &Path, tag: u16) -> CommandLog {
     let listener = UnixListener::bind(path).unwrap();
-    let asked = Asked::default();
+    let asked = CommandLog::default();
     let noted = asked.clone();
     std::thread::spawn(move || {
         let mut peers = Vec::<Peer>::new();
@@ -125,7 +125,7 @@ struct Peer {
     tag: u16,
     /// A command waits to be canceled; its response comes this long afterwards.
     slow: Option<Duration>,
-    asked: Asked,
+    asked: CommandLog,
 }
 
 impl Peer {
@@ -187,7 +187,7 @@ impl Peer {
         let mut response = response(tag, 0, &rest);
         match number(6) {
             SLOW => self.slow = Some(Duration::ZERO),
-            LATE => self.slow = Some(WHILE),
+            LATE => self.slow = Some(LATE_DELAY),
             GONE => return None,
             LONG => response[2..6].copy_from_slice(&0xf81_u32.to_be_bytes()),
             SHORT => response[2..6].copy_from_slice(&9_u32.to_be_bytes()),

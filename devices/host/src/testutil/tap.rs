@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::net::HEADER;
+use crate::net::HEADER_LENGTH;
 
 /// The guest's MAC address, as in the host's neighbor table.
 pub const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -41,14 +41,14 @@ pub fn ip(words: &str) -> String {
 }
 
 /// Gives the host's end an IP address, and adds the guest to the neighbor table.
-pub fn address() {
+pub fn set_addresses() {
     ip("addr add 10.9.0.1/24 dev vm0");
     ip("link set vm0 up");
     ip("neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev vm0");
 }
 
 /// The Internet checksum (RFC 1071) of `parts`, before its complement is taken.
-pub fn sum(parts: &[&[u8]]) -> u16 {
+pub fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let mut sum: u32 =
         words.map(|it| u32::from(it[0]) << 8 | u32::from(*it.get(1).unwrap_or(&0))).sum();
@@ -62,7 +62,7 @@ pub fn sum(parts: &[&[u8]]) -> u16 {
 /// complete it. With `gso`, it is to be cut into datagrams with this payload size.
 pub fn packet(payload: &[u8], gso: Option<u16>) -> Vec<u8> {
     let length = u16::try_from(8 + payload.len()).unwrap();
-    let mut header = [0; HEADER];
+    let mut header = [0; HEADER_LENGTH];
     // NEEDS_CSUM: the checksum begins at byte 34, and is stored 6 bytes behind that.
     header[0] = 1;
     header[6..10].copy_from_slice(&[34, 0, 6, 0]);
@@ -73,9 +73,9 @@ pub fn packet(payload: &[u8], gso: Option<u16>) -> Vec<u8> {
     }
     let mut ip = [0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 10, 9, 0, 2, 10, 9, 0, 1];
     ip[2..4].copy_from_slice(&(20 + length).to_be_bytes());
-    let check = !sum(&[&ip]);
+    let check = !checksum(&[&ip]);
     ip[10..12].copy_from_slice(&check.to_be_bytes());
-    let pseudo = sum(&[&ip[12..], &[0, 17], &length.to_be_bytes()]);
+    let pseudo = checksum(&[&ip[12..], &[0, 17], &length.to_be_bytes()]);
     let ports =
         [[0, 9, 0, 7], [length.to_be_bytes(), pseudo.to_be_bytes()].concat().try_into().unwrap()];
     [&header[..], &[0xff; 6], &GUEST, &[8, 0], &ip, &ports.concat(), payload].concat()

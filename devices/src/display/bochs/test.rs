@@ -3,7 +3,7 @@
 use super::*;
 use crate::device::Kind;
 use crate::testutil::Bench;
-use host::display::PAGE;
+use host::display::PAGE_BYTES;
 use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(1, 0);
@@ -51,7 +51,7 @@ fn screen(bench: &Bench) -> Arc<dyn Scanout> {
 
 /// The addresses where memory is mapped for the guest.
 fn mapped(bench: &Bench) -> Vec<u64> {
-    bench.host.lent.lock().unwrap().iter().map(|range| range.start).collect()
+    bench.hypervisor.mapped.lock().unwrap().iter().map(|range| range.start).collect()
 }
 
 fn edid_of(bench: &Bench) -> Vec<u8> {
@@ -201,19 +201,19 @@ fn what_is_drawn_is_seen_once_and_stays_when_it_moves() {
         (vec![], vec![]),
         "memory is mapped only after an access"
     );
-    bench.write(Kind::Memory, BAR0 + 5 * PAGE + 4094, &[1, 2, 3, 4]);
+    bench.write(Kind::Memory, BAR0 + 5 * PAGE_BYTES + 4094, &[1, 2, 3, 4]);
     assert_eq!(changed(), [5, 6]);
     assert_eq!(changed(), [0; 0]);
     assert_eq!(mapped(&bench), [BAR0]);
     set_config(&bench, 0x10, 0xc800_0000);
     assert_eq!(mapped(&bench), [0; 0], "no access there yet");
-    assert_eq!(bench.read(Kind::Memory, 0xc800_0000 + 5 * PAGE + 4094), [1, 2, 3, 4]);
+    assert_eq!(bench.read(Kind::Memory, 0xc800_0000 + 5 * PAGE_BYTES + 4094), [1, 2, 3, 4]);
     assert_eq!(mapped(&bench), [0xc800_0000]);
     set_config(&bench, 0x04, 0);
     assert_eq!(mapped(&bench), [0; 0], "memory decoding is off");
     bench.board.reset().unwrap();
     let mut seen = [0; 4];
-    screen.read(5 * PAGE + 4094, &mut seen);
+    screen.read(5 * PAGE_BYTES + 4094, &mut seen);
     assert_eq!(seen, [1, 2, 3, 4], "a reset, as with RAM");
     screen.read(u64::MAX, &mut seen);
     screen.read((16 << 20) - 1, &mut seen);
@@ -222,13 +222,14 @@ fn what_is_drawn_is_seen_once_and_stays_when_it_moves() {
 #[test]
 fn memory_where_there_is_other_is_reached_through_the_device() {
     let bench = bench();
-    let taken = bench.host.clone();
-    let other = crate::hypervisor::Host::backing(&taken, 4096, Guest::Writes).unwrap();
-    other.place(Some(BAR0 + PAGE)).unwrap();
+    let taken = bench.hypervisor.clone();
+    let other =
+        crate::hypervisor::Hypervisor::backing(&taken, 4096, GuestAccess::ReadWrite).unwrap();
+    other.map(Some(BAR0 + PAGE_BYTES)).unwrap();
     bench.write(Kind::Memory, BAR0, &[7]);
     assert_eq!(bench.read(Kind::Memory, BAR0), [7]);
-    assert_eq!(mapped(&bench), [BAR0 + PAGE], "only the other mapping");
-    other.place(None).unwrap();
+    assert_eq!(mapped(&bench), [BAR0 + PAGE_BYTES], "only the other mapping");
+    other.map(None).unwrap();
     // The mapping is tried again at the next address.
     set_config(&bench, 0x10, 0xc800_0000);
     assert_eq!(bench.read(Kind::Memory, 0xc800_0000), [7]);
@@ -248,15 +249,15 @@ fn a_viewer_changes_what_the_monitor_prefers() {
         (number(56, 58), number(59, 61))
     };
     assert_eq!(first(), (1728, 1117));
-    screen(&bench).prefer(1920, 1080);
+    screen(&bench).set_preferred_size(1920, 1080);
     assert_eq!(first(), (1920, 1080));
     bench.board.reset().unwrap();
     set_config(&bench, 0x18, BAR2);
     set_config(&bench, 0x04, 2);
     assert_eq!(first(), (1920, 1080), "it is the monitor that changed");
-    screen(&bench).prefer(1, 1);
+    screen(&bench).set_preferred_size(1, 1);
     assert_eq!(first(), (640, 480));
-    screen(&bench).prefer(u32::MAX, u32::MAX);
+    screen(&bench).set_preferred_size(u32::MAX, u32::MAX);
     assert_eq!(first(), (640, 480), "more than there is memory for");
     bench.write(Kind::Memory, BAR2, &[1, 2, 3, 4]);
     assert_eq!(first(), (640, 480), "read-only");

@@ -494,7 +494,7 @@ mod test {
     #[test]
     fn each_byte_is_an_edge_when_its_interrupt_is_on() {
         let bench = bench();
-        let pins = &bench.host.pins;
+        let pins = &bench.hypervisor.pins;
         press(&bench, 0xe01d);
         assert!(pins.is_high(1));
         assert_eq!((drain(&bench).len(), pins.edges(1)), (5, 5));
@@ -556,7 +556,7 @@ mod test {
         bench.write(Kind::Port, 0x60, &[2]);
         assert_eq!(drain(&bench)[..2], [(0, 0x2a), (MOUSE_OUTPUT_FULL, 0xfa)], "continues midway");
         bench.board.reset().unwrap();
-        assert!(!bench.host.pins.is_high(1) && !bench.host.pins.is_high(12));
+        assert!(!bench.hypervisor.pins.is_high(1) && !bench.hypervisor.pins.is_high(12));
         assert_eq!(bench.board.park(), fresh);
     }
 

@@ -10,7 +10,7 @@
 
 mod calendar;
 mod registers;
-mod wall;
+mod time_source;
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ use crate::alarm::Alarm;
 use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants};
 use registers::{Registers, State};
-use wall::Wall;
+use time_source::TimeSource;
 
 /// `--device rtc,base=utc`
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -52,8 +52,8 @@ impl Build for Config {
         let line = grants.line(8)?;
         grants.acpi("PNP0B00");
         let ram = grants.shared().memory.ram().ok().context("the guest has no memory yet")?;
-        let wall = Wall::new(self.base, self.start.as_deref())?;
-        let registers = Registers::new(State::power_on(ram), wall, line);
+        let time_source = TimeSource::new(self.base, self.start.as_deref())?;
+        let registers = Registers::new(State::power_on(ram), time_source, line);
         let power_on = registers.state().clone();
         Ok(Box::new(Rtc { registers: Arc::new(Mutex::new(registers)), power_on, timer: None }))
     }
@@ -142,7 +142,7 @@ mod test {
     /// Waits for edges of the clock's pin.
     fn wait(bench: &Bench, edges: u32) {
         let began = Instant::now();
-        while bench.host.pins.edges(8) < edges {
+        while bench.hypervisor.pins.edges(8) < edges {
             assert!(began.elapsed() < Duration::from_secs(5), "no interrupt came");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -189,7 +189,7 @@ mod test {
         let shown = time(&bench);
         let is_over = before.elapsed() >= Duration::from_millis(500);
         assert!(is_over || shown == [0x19, 0x99, 0x12, 0x31, 0x23, 0x59, 0x59], "{shown:x?}");
-        assert_eq!(bench.host.pins.edges(8), 0);
+        assert_eq!(bench.hypervisor.pins.edges(8), 0);
         let saved = bench.board.park();
         bench.board.run(saved).unwrap();
         std::thread::sleep(Duration::from_millis(510).saturating_sub(released.elapsed()));
@@ -236,7 +236,7 @@ mod test {
         let (before, after, flags, cleared) = (0..10).find_map(update).expect("an update");
         assert_ne!(before, after);
         assert_eq!((flags & 0x90, cleared & 0x90), (0x10, 0));
-        assert_eq!(bench.host.pins.edges(8), 0, "no interrupt was enabled");
+        assert_eq!(bench.hypervisor.pins.edges(8), 0, "no interrupt was enabled");
     }
 
     #[test]
@@ -247,9 +247,9 @@ mod test {
             write(&bench, index, byte);
         }
         wait(&bench, 1);
-        assert!(bench.host.pins.is_high(8));
+        assert!(bench.hypervisor.pins.is_high(8));
         assert_eq!(read(&bench, 0x0c) & 0xb0, 0xb0, "IRQF, AF and UF");
-        assert!(!bench.host.pins.is_high(8));
+        assert!(!bench.hypervisor.pins.is_high(8));
         write(&bench, 0x0b, 0x12);
         wait(&bench, 2);
         // An update is one or more seconds after the alarm.
@@ -274,12 +274,12 @@ mod test {
         assert!(took > Duration::from_millis(240), "{took:?}");
         wait(&bench, 65);
         std::thread::sleep(Duration::from_millis(30));
-        assert_eq!(bench.host.pins.edges(8), 65, "it waits to be acknowledged");
+        assert_eq!(bench.hypervisor.pins.edges(8), 65, "it waits to be acknowledged");
         write(&bench, 0x0b, 0x02);
         read(&bench, 0x0c);
-        let edges = bench.host.pins.edges(8);
+        let edges = bench.hypervisor.pins.edges(8);
         std::thread::sleep(Duration::from_millis(30));
-        assert_eq!(bench.host.pins.edges(8), edges);
+        assert_eq!(bench.hypervisor.pins.edges(8), edges);
     }
 
     #[test]

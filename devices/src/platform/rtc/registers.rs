@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::calendar::{Format, TIME};
-use super::wall::Wall;
+use super::time_source::TimeSource;
 use crate::line::Line;
 
 const A: usize = 0x0a;
@@ -98,7 +98,7 @@ impl State {
 
 pub(super) struct Registers {
     state: State,
-    wall: Wall,
+    time_source: TimeSource,
     line: Arc<Line>,
     /// The start of the time grid for periodic interrupts.
     epoch: Instant,
@@ -113,9 +113,9 @@ pub(super) struct Registers {
 }
 
 impl Registers {
-    pub(super) fn new(state: State, wall: Wall, line: Arc<Line>) -> Self {
+    pub(super) fn new(state: State, time_source: TimeSource, line: Arc<Line>) -> Self {
         let epoch = Instant::now();
-        Self { state, wall, line, epoch, ticked: 0, held: None, timed: false, changed: true }
+        Self { state, time_source, line, epoch, ticked: 0, held: None, timed: false, changed: true }
     }
 
     pub(super) fn state(&self) -> &State {
@@ -251,7 +251,7 @@ impl Registers {
     }
 
     fn now(&self) -> i64 {
-        self.wall.micros().saturating_add(self.state.offset)
+        self.time_source.micros().saturating_add(self.state.offset)
     }
 
     fn second(&self) -> i64 {

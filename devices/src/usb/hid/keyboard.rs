@@ -85,16 +85,16 @@ impl Model for Keyboard {
         true
     }
 
-    fn next(&mut self, interface: usize) -> Option<Vec<u8>> {
+    fn next_report(&mut self, interface: usize) -> Option<Vec<u8>> {
         if interface > 0 {
-            return self.media.next();
+            return self.media.next_report();
         }
         self.keys.next().map(|_| self.report())
     }
 
-    fn again(&self, interface: usize, number: u8) -> Option<Vec<u8>> {
+    fn last_report(&self, interface: usize, number: u8) -> Option<Vec<u8>> {
         if interface > 0 {
-            return self.media.again(number);
+            return self.media.current_report(number);
         }
         (number == 0).then(|| self.report())
     }
@@ -130,7 +130,7 @@ mod test {
     }
 
     fn drain(keyboard: &mut Keyboard) -> Vec<Vec<u8>> {
-        std::iter::from_fn(|| keyboard.next(0)).collect()
+        std::iter::from_fn(|| keyboard.next_report(0)).collect()
     }
 
     #[test]
@@ -180,9 +180,9 @@ mod test {
         press(&mut keyboard, 0x1e, true);
         assert_eq!(drain(&mut keyboard).len(), 1);
         assert!(keyboard.is_idle());
-        assert_eq!(keyboard.next(1).unwrap()[..3], [1, 0xe2, 0]);
-        assert_eq!((keyboard.next(1), keyboard.again(0, 1)), (None, None));
-        assert_eq!(keyboard.again(0, 0).unwrap()[2], 4, "the last report again");
+        assert_eq!(keyboard.next_report(1).unwrap()[..3], [1, 0xe2, 0]);
+        assert_eq!((keyboard.next_report(1), keyboard.last_report(0, 1)), (None, None));
+        assert_eq!(keyboard.last_report(0, 0).unwrap()[2], 4, "the last report again");
     }
 
     #[test]

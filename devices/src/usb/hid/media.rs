@@ -70,13 +70,13 @@ impl Media {
     }
 
     /// The next report with a change.
-    pub(super) fn next(&mut self) -> Option<Vec<u8>> {
+    pub(super) fn next_report(&mut self) -> Option<Vec<u8>> {
         let (usage, _) = self.0.next()?;
-        self.again(if is_system(usage) { SYSTEM } else { CONSUMER })
+        self.current_report(if is_system(usage) { SYSTEM } else { CONSUMER })
     }
 
     /// The current report with this ID.
-    pub(super) fn again(&self, number: u8) -> Option<Vec<u8>> {
+    pub(super) fn current_report(&self, number: u8) -> Option<Vec<u8>> {
         let down = self.0.down();
         let mut report = vec![number];
         match number {
@@ -109,7 +109,7 @@ mod test {
         {
             press(code, down);
         }
-        let reports: Vec<_> = std::iter::from_fn(|| media.next()).collect();
+        let reports: Vec<_> = std::iter::from_fn(|| media.next_report()).collect();
         let expected: [&[u8]; 5] = [
             &[1, 0xe9, 0, 0, 0, 0, 0],
             &[2, 0b10],
@@ -118,7 +118,7 @@ mod test {
             &[2, 0],
         ];
         assert_eq!(reports, expected);
-        assert_eq!(media.again(0), None, "these reports have IDs");
+        assert_eq!(media.current_report(0), None, "these reports have IDs");
         assert!(!media.take(Key::new(0x1e).unwrap(), true), "letters are on the other interface");
     }
 
@@ -128,13 +128,14 @@ mod test {
         for (code, _) in USAGES {
             media.take(Key::new(0xe000 | u16::from(*code)).unwrap(), true);
         }
-        let last = std::iter::from_fn(|| media.next()).filter(|it| it[0] == 1).last().unwrap();
+        let last =
+            std::iter::from_fn(|| media.next_report()).filter(|it| it[0] == 1).last().unwrap();
         assert_eq!(last, [1, 0x83, 1, 0x8a, 1, 0x94, 1]);
         for (code, _) in USAGES {
             media.take(Key::new(0xe000 | u16::from(*code)).unwrap(), false);
         }
-        while media.next().is_some() {}
-        assert_eq!(media.again(1).unwrap(), [1, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(media.again(2).unwrap(), [2, 0]);
+        while media.next_report().is_some() {}
+        assert_eq!(media.current_report(1).unwrap(), [1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(media.current_report(2).unwrap(), [2, 0]);
     }
 }

@@ -22,8 +22,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Change, Descriptors, Done, Endpoint, Fault, Function, Identity, Interface, Kind, Setup, Speed,
-    Stall, Transfer, plug_device,
+    Change, Descriptors, Endpoint, Fault, Function, Identity, Interface, Kind, Setup, Speed, Stall,
+    Transfer, TransferEnd, plug_device,
 };
 use crate::device::{Device, Saved};
 use crate::grants::Grants;
@@ -66,9 +66,9 @@ trait Model: Clone + Default + Serialize + DeserializeOwned + Send + 'static {
     /// Handles user input. Returns false if it is not for this kind of device.
     fn take(&mut self, event: Event) -> bool;
     /// The next report of this interface with a change.
-    fn next(&mut self, interface: usize) -> Option<Vec<u8>>;
+    fn next_report(&mut self, interface: usize) -> Option<Vec<u8>>;
     /// The last report of this interface and report ID (0 where reports have no ID) again.
-    fn again(&self, interface: usize, number: u8) -> Option<Vec<u8>>;
+    fn last_report(&self, interface: usize, number: u8) -> Option<Vec<u8>>;
     /// Handles an output report of the first interface.
     fn output(&mut self, _: &[u8]) {}
     /// The lights of a keyboard.
@@ -179,7 +179,7 @@ impl<M: Model> Sink for Shared<M> {
 /// The function of the device, on the controller's thread.
 struct Hid<M> {
     shared: Arc<Shared<M>>,
-    done: Vec<Done>,
+    done: Vec<TransferEnd>,
 }
 
 impl<M: Model> Hid<M> {
@@ -192,9 +192,9 @@ impl<M: Model> Hid<M> {
         for transfer in std::mem::take(&mut inner.pending) {
             let endpoint = transfer.endpoint;
             let interface = usize::from(endpoint.saturating_sub(ENDPOINT));
-            let fresh = inner.state.model.next(interface);
+            let fresh = inner.state.model.next_report(interface);
             let due = inner.due && interface == 0;
-            let again = || due.then(|| inner.state.model.again(0, 0)).flatten();
+            let again = || due.then(|| inner.state.model.last_report(0, 0)).flatten();
             let Some(report) = fresh.or_else(again) else {
                 inner.pending.push(transfer);
                 continue;
@@ -203,7 +203,7 @@ impl<M: Model> Hid<M> {
                 (inner.due, reported) = (false, true);
             }
             let result = transfer.write(memory, &report).map_err(|_| Fault::Memory);
-            self.done.push(Done { endpoint, result });
+            self.done.push(TransferEnd { endpoint, result });
         }
         if reported {
             self.shared.start_idle(inner.state.idle);
@@ -216,7 +216,7 @@ impl<M: Model> Hid<M> {
         let mut inner = self.shared.inner();
         let state = &mut inner.state;
         if setup.is_in() && setup.request == GET_REPORT && high == INPUT {
-            *data = state.model.again(interface, low).ok_or(Stall)?;
+            *data = state.model.last_report(interface, low).ok_or(Stall)?;
             return Ok(());
         }
         // The other requests are for boot devices, which only the first interface may be (7.2).
@@ -273,7 +273,7 @@ impl<M: Model> Function for Hid<M> {
         self.answer();
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<TransferEnd>) {
         let mut count = [0; 8];
         if rustix::io::read(&self.shared.timer, &mut count).is_ok() {
             // After input as well as by the idle rate: reports with changes go first.
@@ -347,7 +347,7 @@ fn build<M: Model>(
     let sink: Arc<dyn Sink> = shared.clone();
     let input = grants.shared().input.clone();
     input.register(sink.clone());
-    let release = Box::new(move || input.forget(&sink));
+    let release = Box::new(move || input.unregister(&sink));
     let hub = grants.shared().usb.clone();
     let function = Box::new(Hid { shared, done: Vec::new() });
     plug_device(hub, grants.name(), descriptors, function, release)

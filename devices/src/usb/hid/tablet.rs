@@ -64,8 +64,8 @@ impl Model for Tablet {
     fn take(&mut self, event: Event) -> bool {
         let Event::Position(new) = event else { return false };
         let mut new = Position {
-            x: new.x.min(Position::MOST),
-            y: new.y.min(Position::MOST),
+            x: new.x.min(Position::MAX),
+            y: new.y.min(Position::MAX),
             buttons: new.buttons & BUTTONS,
             ..new
         };
@@ -80,7 +80,7 @@ impl Model for Tablet {
         true
     }
 
-    fn next(&mut self, _: usize) -> Option<Vec<u8>> {
+    fn next_report(&mut self, _: usize) -> Option<Vec<u8>> {
         let mut position = self.positions.pop_front()?;
         let notches = |all: &mut i32| {
             let now = (*all).clamp(-NOTCHES, NOTCHES);
@@ -95,7 +95,7 @@ impl Model for Tablet {
         Some(self.report(wheel, pan))
     }
 
-    fn again(&self, _: usize, number: u8) -> Option<Vec<u8>> {
+    fn last_report(&self, _: usize, number: u8) -> Option<Vec<u8>> {
         (number == 0).then(|| self.report(0, 0))
     }
 }
@@ -118,7 +118,7 @@ mod test {
     }
 
     fn drain(tablet: &mut Tablet) -> Vec<(u16, u8, i8)> {
-        let reports = std::iter::from_fn(|| tablet.next(0));
+        let reports = std::iter::from_fn(|| tablet.next_report(0));
         let read = |it: Vec<u8>| {
             assert_eq!((it.len(), &it[3..5]), (7, &[0xff, 0x7f][..]), "at the bottom edge");
             (u16::from_le_bytes([it[1], it[2]]), it[0], i8::from_le_bytes([it[5]]))
@@ -133,7 +133,7 @@ mod test {
             assert!(tablet.take(event));
         }
         assert_eq!(drain(&mut tablet), [(2, 0, 1), (3, 1, 0), (4, 0, 2)]);
-        assert_eq!(tablet.again(0, 0).unwrap()[..3], [0, 4, 0]);
+        assert_eq!(tablet.last_report(0, 0).unwrap()[..3], [0, 4, 0]);
     }
 
     #[test]

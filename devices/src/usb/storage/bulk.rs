@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::scsi::{Cdb, Move};
+use crate::scsi::{BlockTransfer, Cdb};
 use host::disk::Operation;
 
 /// The sizes of a Command Block Wrapper and of a Command Status Wrapper in bytes.
@@ -69,7 +69,7 @@ impl Command {
     }
 
     /// The bytes that the guest still has to send or to receive.
-    pub(super) fn left(&self) -> u32 {
+    pub(super) fn remaining(&self) -> u32 {
         self.wanted.saturating_sub(self.went)
     }
 
@@ -90,7 +90,7 @@ pub(super) enum Data {
     /// Receive parameters from the guest.
     Parameters(Parameters),
     /// Move blocks between the guest and the medium.
-    Move(Move),
+    Move(BlockTransfer),
     /// Clear these ranges of the medium, the last one first.
     Clear(Operation, Vec<(u64, u64)>),
     /// Flush the medium.
@@ -115,7 +115,7 @@ impl Data {
     }
 
     /// Whether the action is possible on a medium of this size. A saved state may contain anything.
-    fn is_sound(&self, size: u64) -> bool {
+    fn is_valid(&self, size: u64) -> bool {
         let within =
             |offset: u64, length: u64| offset.checked_add(length).is_some_and(|end| end <= size);
         match self {
@@ -132,8 +132,8 @@ impl Data {
 
 impl Phase {
     /// Whether the phase is possible on a medium of this size.
-    pub(super) fn is_sound(&self, size: u64) -> bool {
-        !matches!(self, Self::Data(_, data) if !data.is_sound(size))
+    pub(super) fn is_valid(&self, size: u64) -> bool {
+        !matches!(self, Self::Data(_, data) if !data.is_valid(size))
     }
 }
 

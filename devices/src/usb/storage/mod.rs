@@ -25,13 +25,13 @@ use serde::{Deserialize, Serialize};
 
 use self::transport::{IN, OUT, State, Transport};
 use super::{
-    Change, Descriptors, Done, Endpoint, Function, Identity, Interface, Kind, Setup, Speed, Stall,
-    Transfer, plug_device,
+    Change, Descriptors, Endpoint, Function, Identity, Interface, Kind, Setup, Speed, Stall,
+    Transfer, TransferEnd, plug_device,
 };
 use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants};
-use crate::scsi::{Bus, CD_BLOCK, News, Profile, Sense};
-use host::disk::{self, Direct, Drive, Expected, FileId, Format, Opener, Sector, Tray};
+use crate::scsi::{Bus, CD_BLOCK, MediaEvent, Profile, Sense};
+use host::disk::{self, Direct, Drive, Expected, FileId, Format, MediumOpener, Sector, Tray};
 use host::memory::Memory;
 use host::size::Size;
 
@@ -212,7 +212,7 @@ impl Build for Config {
         let profile = Profile { bus: Bus::Usb, cdrom, removable, serial: serial.clone() };
         let opener = {
             let shared = grants.shared();
-            Opener::new(disk, grants.name(), shared.on_full(), shared.disks.clone())
+            MediumOpener::new(disk, grants.name(), shared.on_full(), shared.disks.clone())
         };
         let medium = match &self.path {
             Some(path) if self.file != Expected::Nothing => {
@@ -228,7 +228,7 @@ impl Build for Config {
         // longer found by its name either, which another device may get.
         let release = Box::new(move || {
             shared.with(|transport| {
-                transport.take_out();
+                transport.remove_medium();
                 transport.profile.removable = false;
             });
         });
@@ -240,19 +240,19 @@ impl Build for Config {
         true
     }
 
-    fn expect(&mut self, file: FileId) -> bool {
+    fn expect_file(&mut self, file: FileId) -> bool {
         self.file = Expected::Only(file);
         true
     }
 
-    fn leave_host_alone(&mut self) {
+    fn detach_host_side(&mut self) {
         self.file = Expected::Nothing;
     }
 }
 
 /// Opens the file of a medium. `only` is the file that it must be.
 fn open(
-    opener: &Opener,
+    opener: &MediumOpener,
     path: &Path,
     only: Option<FileId>,
     cdrom: bool,
@@ -275,7 +275,7 @@ fn open(
 
 /// State shared between the controller's thread and the operator.
 struct Shared {
-    opener: Opener,
+    opener: MediumOpener,
     /// The guest's side. Only the operator waits for this lock, at most for one part of a transfer.
     transport: Mutex<Transport>,
     /// Signaled after commands of the operator.
@@ -287,7 +287,11 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(grants: &dyn Grants, opener: Opener, transport: Transport) -> anyhow::Result<Self> {
+    fn new(
+        grants: &dyn Grants,
+        opener: MediumOpener,
+        transport: Transport,
+    ) -> anyhow::Result<Self> {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC);
         let events = events.with_context(|| format!("an epoll for {}", grants.name()))?;
         let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
@@ -371,13 +375,13 @@ impl Tray for Shared {
             ensure!(transport.medium.is_some(), "there is no medium in {name}");
             let conditions = &mut transport.state.conditions;
             if conditions.prevented && !force {
-                conditions.news = News::EjectRequest;
+                conditions.news = MediaEvent::EjectRequest;
                 anyhow::bail!(
                     "the guest has locked the medium of {name}, and was asked to release it: use \
                      `force` to remove it anyway"
                 );
             }
-            transport.take_out();
+            transport.remove_medium();
             Ok(())
         })
     }
@@ -394,12 +398,12 @@ impl Tray for Shared {
         self.with(|transport| {
             transport.medium = Some(drive);
             if let Err(error) = self.connect(transport) {
-                transport.take_out();
+                transport.remove_medium();
                 return Err(error);
             }
             transport.state.out = false;
-            transport.state.conditions.attend(Sense::MEDIUM_CHANGED);
-            transport.state.conditions.news = News::NewMedium;
+            transport.state.conditions.add_attention(Sense::MEDIUM_CHANGED);
+            transport.state.conditions.news = MediaEvent::NewMedium;
             Ok(())
         })
     }
@@ -412,7 +416,9 @@ impl Function for Storage {
     fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
         match (setup.is_in(), setup.kind_and_request()) {
             (true, GET_MAX_LUN) if setup.value == 0 && setup.index == 0 => data.push(0),
-            (false, RESET) if setup.value == 0 && setup.index == 0 => self.0.transport().recover(),
+            (false, RESET) if setup.value == 0 && setup.index == 0 => {
+                self.0.transport().bulk_only_reset()
+            }
             _ => return Err(Stall),
         }
         Ok(())
@@ -422,7 +428,7 @@ impl Function for Storage {
         let mut transport = self.0.transport();
         match change {
             Change::Reset => transport.reset(),
-            Change::Configure(_) | Change::Alternate(..) => transport.recover(),
+            Change::Configure(_) | Change::Alternate(..) => transport.bulk_only_reset(),
             Change::Cancel(endpoint) => transport.cancel(endpoint),
             // A command that was refused has ended already. The broken phase stays until a reset.
             Change::Clear(_) => {}
@@ -433,11 +439,11 @@ impl Function for Storage {
         self.0.transport().begin(transfer);
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<TransferEnd>) {
         rustix::io::read(&*self.0.kick, &mut [0; 8]).ok();
         let mut transport = self.0.transport();
         if self.0.grown.swap(false, Ordering::AcqRel) {
-            transport.state.conditions.attend(Sense::CAPACITY_CHANGED);
+            transport.state.conditions.add_attention(Sense::CAPACITY_CHANGED);
         }
         transport.reap(done);
     }
@@ -448,7 +454,7 @@ impl Function for Storage {
 
     fn park(&mut self) -> Saved {
         let mut transport = self.0.transport();
-        transport.forget();
+        transport.cancel_transfers();
         (transport.channel, transport.memory) = (None, None);
         if let Some(medium) = &transport.medium {
             medium.watch(None);
@@ -462,12 +468,12 @@ impl Function for Storage {
         let size = transport.medium.as_ref().map_or(0, |it| it.geometry().size);
         let state = state.unwrap_or_default();
         ensure!(
-            state.phase.is_sound(size) || state.out,
+            state.phase.is_valid(size) || state.out,
             "saved state: a command beyond the end of the medium"
         );
         transport.state = state;
         if transport.state.out {
-            transport.take_out();
+            transport.remove_medium();
         }
         transport.state.out = transport.medium.is_none();
         transport.memory = Some(memory.clone());

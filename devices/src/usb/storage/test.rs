@@ -433,8 +433,8 @@ fn a_device_is_plugged_and_pulled_while_the_machine_runs() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 1 << 20);
     let mut bench = machine(json!({ "path": path }));
-    bench.board.pull("usb-storage").unwrap();
-    assert!(bench.board.pull("usb-storage").is_err() && bench.board.pull("xhci").is_err());
+    bench.board.unplug("usb-storage").unwrap();
+    assert!(bench.board.unplug("usb-storage").is_err() && bench.board.unplug("xhci").is_err());
     fs::OpenOptions::new().write(true).open(&path).unwrap().try_lock().unwrap();
     for removable in [false, true, false, true] {
         let fields = json!({ "path": path, "removable": removable, "speed": "high" });
@@ -453,7 +453,7 @@ fn a_device_is_plugged_and_pulled_while_the_machine_runs() {
             let wrapper = host.wrapper(&read10(0, 2), 1024, true);
             assert_eq!(host.send(&wrapper), SUCCESS);
         }
-        bench.board.pull("usb-storage").unwrap();
+        bench.board.unplug("usb-storage").unwrap();
         assert!(bench.board.disks().all().is_empty(), "its file is free");
         let driver = Driver::find(&bench, AT);
         driver.wait(Driver::port(1), 1, 0);
@@ -462,7 +462,7 @@ fn a_device_is_plugged_and_pulled_while_the_machine_runs() {
     assert!(nothing.unwrap_err().root_cause().to_string().contains("path"));
     add(&mut bench, "usb-storage", json!({ "cdrom": true })).unwrap();
     add(&mut bench, "usb-keyboard", json!({})).unwrap();
-    bench.board.pull("usb-keyboard").unwrap();
+    bench.board.unplug("usb-keyboard").unwrap();
     bench.board.reset().unwrap();
 }
 
@@ -559,7 +559,7 @@ fn a_transfer_that_waits_is_taken_back_and_done_when_it_comes_again() {
 /// An image whose host is faulty.
 struct Sick(Fault);
 
-struct SickChannel(Fault, Vec<disk::Done>, OwnedFd);
+struct SickChannel(Fault, Vec<disk::Completion>, OwnedFd);
 
 impl Image for Sick {
     fn geometry(&self) -> Geometry {
@@ -579,10 +579,10 @@ impl Channel for SickChannel {
     fn push(&mut self, request: Request) {
         let Request { tag, pieces, operation, .. } = request;
         let result = if operation == Operation::Flush { Ok(()) } else { Err(self.0) };
-        self.1.push(disk::Done { tag, result, pieces });
+        self.1.push(disk::Completion { tag, result, pieces });
     }
     fn submit(&mut self) {}
-    fn reap(&mut self, done: &mut Vec<disk::Done>) {
+    fn reap(&mut self, done: &mut Vec<disk::Completion>) {
         done.append(&mut self.1);
     }
     fn event(&self) -> BorrowedFd<'_> {
@@ -602,7 +602,7 @@ fn alone(fault: Fault) -> (Transport, Memory) {
     (transport, memory)
 }
 
-fn moved(transport: &mut Transport, endpoint: u8, length: u32) -> Vec<Done> {
+fn moved(transport: &mut Transport, endpoint: u8, length: u32) -> Vec<TransferEnd> {
     let pieces = vec![Piece { address: 0x1000, length }];
     transport.begin(Transfer { endpoint, pieces, length });
     let mut done = Vec::new();
@@ -614,7 +614,7 @@ fn moved(transport: &mut Transport, endpoint: u8, length: u32) -> Vec<Done> {
 
 #[test]
 fn what_the_host_cannot_do_is_told_with_its_reason() {
-    let stall = |endpoint| Done { endpoint, result: Err(crate::usb::Fault::Stall) };
+    let stall = |endpoint| TransferEnd { endpoint, result: Err(crate::usb::Fault::Stall) };
     for (fault, opcode, key) in [
         (Fault::Broken, 0x28, [3, 0x11, 0]),
         (Fault::Broken, 0x2a, [3, 0x0c, 0]),
@@ -630,9 +630,9 @@ fn what_the_host_cannot_do_is_told_with_its_reason() {
         let mut wrapper = *b"USBC\x01\0\0\0\0\x02\0\0\0\0\x0a\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0";
         (wrapper[12], wrapper[15]) = (u8::from(is_in) << 7, opcode);
         memory.write(0x1000, &wrapper).unwrap();
-        assert_eq!(moved(&mut transport, OUT, 31), [Done { endpoint: OUT, result: Ok(31) }]);
+        assert_eq!(moved(&mut transport, OUT, 31), [TransferEnd { endpoint: OUT, result: Ok(31) }]);
         assert_eq!(moved(&mut transport, endpoint, 512), [stall(endpoint)]);
-        assert_eq!(moved(&mut transport, IN, 13), [Done { endpoint: IN, result: Ok(13) }]);
+        assert_eq!(moved(&mut transport, IN, 13), [TransferEnd { endpoint: IN, result: Ok(13) }]);
         let mut status = [0; 13];
         memory.read(0x1000, &mut status).unwrap();
         assert_eq!(status, *b"USBS\x01\0\0\0\0\x02\0\0\x01");

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::bulk::{CBW, CSW, Command, Data, Parameters, Phase, Status};
-use crate::scsi::{self, Cdb, Conditions, Move, News, Plan, Profile, Sense, Unit};
-use crate::usb::{Done, Fault, Transfer};
+use crate::scsi::{self, BlockTransfer, Cdb, Conditions, MediaEvent, Plan, Profile, Sense, Unit};
+use crate::usb::{Fault, Transfer, TransferEnd};
 use host::disk::{self, Channel, Drive, Operation, Request, wait};
-use host::memory::{Memory, part};
+use host::memory::{Memory, subrange};
 
 /// The endpoint addresses.
 pub(super) const IN: u8 = 0x81;
@@ -57,7 +57,7 @@ pub(super) struct Transport {
     incoming: Option<Transfer>,
     outgoing: Option<Transfer>,
     flight: Option<InFlight>,
-    done: Vec<Done>,
+    done: Vec<TransferEnd>,
     tag: u64,
 }
 
@@ -85,7 +85,7 @@ impl Transport {
     }
 
     /// Appends completed transfers.
-    pub(super) fn reap(&mut self, done: &mut Vec<Done>) {
+    pub(super) fn reap(&mut self, done: &mut Vec<TransferEnd>) {
         if self.reap_channel() {
             self.proceed();
         }
@@ -104,13 +104,13 @@ impl Transport {
 
     /// Resets the guest's side to the state after power-on, and forgets its transfers.
     pub(super) fn reset(&mut self) {
-        self.forget();
+        self.cancel_transfers();
         self.state.phase = Phase::Ready;
         self.state.conditions.reset();
     }
 
     /// Bulk-Only Mass Storage Reset (3.1): waits for a command again.
-    pub(super) fn recover(&mut self) {
+    pub(super) fn bulk_only_reset(&mut self) {
         self.quiesce();
         let flight = self.flight.take();
         self.state.phase = Phase::Ready;
@@ -121,20 +121,21 @@ impl Transport {
     }
 
     /// Stops all activity, and forgets all transfers that did not complete.
-    pub(super) fn forget(&mut self) {
+    pub(super) fn cancel_transfers(&mut self) {
         self.quiesce();
         (self.flight, self.incoming, self.outgoing) = (None, None, None);
     }
 
     /// Removes the medium. A command that needs it fails.
-    pub(super) fn take_out(&mut self) {
+    pub(super) fn remove_medium(&mut self) {
         self.quiesce();
         self.channel = None;
         if let Some(medium) = self.medium.take() {
             medium.watch(None);
         }
         let conditions = &mut self.state.conditions;
-        (self.state.out, conditions.prevented, conditions.news) = (true, false, News::Removal);
+        (self.state.out, conditions.prevented, conditions.news) =
+            (true, false, MediaEvent::Removal);
         if let Some(flight) = self.flight.take() {
             self.fail_transfer(flight.transfer, Sense::NO_MEDIUM);
         } else if matches!(&self.state.phase, Phase::Data(_, data) if data.needs_medium()) {
@@ -180,7 +181,7 @@ impl Transport {
     }
 
     fn end(&mut self, transfer: &Transfer, result: Result<u32, Fault>) {
-        self.done.push(Done { endpoint: transfer.endpoint, result });
+        self.done.push(TransferEnd { endpoint: transfer.endpoint, result });
     }
 
     /// Handles a transfer that should contain a command.
@@ -212,7 +213,7 @@ impl Transport {
         let planned = self.unit(|unit| unit.plan(cdb));
         let (need, inward) = match &planned {
             Ok(Plan::Answer(data)) => (data.len() as u64, true),
-            Ok(Plan::Move(it)) => (it.length, !it.write),
+            Ok(Plan::Transfer(it)) => (it.length, !it.write),
             Ok(Plan::Parameters(length)) => (*length as u64, false),
             Ok(Plan::Done | Plan::Clear(..) | Plan::Flush | Plan::Eject) | Err(_) => {
                 (0, command.is_in)
@@ -231,14 +232,14 @@ impl Transport {
     fn execute(&mut self, command: Command, planned: Result<Plan, Sense>, cdb: &Cdb) {
         let data = match planned {
             Ok(Plan::Answer(data)) => Data::Answer(data),
-            Ok(Plan::Move(it)) => Data::Move(it),
+            Ok(Plan::Transfer(it)) => Data::Move(it),
             Ok(Plan::Parameters(length)) => {
                 Data::Parameters(Parameters { cdb: *cdb, length, received: Vec::new() })
             }
             Ok(Plan::Clear(operation, ranges)) => Data::Clear(operation, ranges),
             Ok(Plan::Flush) => Data::Flush,
             Ok(Plan::Eject) => {
-                self.take_out();
+                self.remove_medium();
                 return self.close(command);
             }
             Ok(Plan::Done) => return self.close(command),
@@ -249,7 +250,7 @@ impl Transport {
 
     /// Ends a command, apart from data that the guest still wants to send or receive.
     fn close(&mut self, command: Command) {
-        self.state.phase = if command.left() > 0 {
+        self.state.phase = if command.remaining() > 0 {
             Phase::Data(command, Data::Refuse)
         } else {
             Phase::Ended(command)
@@ -349,7 +350,7 @@ impl Transport {
     }
 
     /// Begins to move blocks between the medium and a transfer.
-    fn move_blocks(&mut self, mut command: Command, it: Move, transfer: Transfer) {
+    fn move_blocks(&mut self, mut command: Command, it: BlockTransfer, transfer: Transfer) {
         let total = it.length.min(transfer.length.into());
         let block = self.medium.as_ref().map_or(1, |it| u64::from(it.geometry().logical_block));
         if total < it.length && !total.is_multiple_of(block.max(1)) {
@@ -395,7 +396,7 @@ impl Transport {
                 } else {
                     Operation::Read
                 };
-                let pieces = part(&transfer.pieces, flight.done, length);
+                let pieces = subrange(&transfer.pieces, flight.done, length);
                 Request { tag, operation, offset: it.offset + flight.done, length, pieces }
             }
             (Data::Clear(operation, ranges), _) => {
@@ -431,7 +432,7 @@ impl Transport {
                     return true;
                 }
                 let command = command.clone();
-                let rest = Move {
+                let rest = BlockTransfer {
                     offset: it.offset + flight.total,
                     length: it.length - flight.total,
                     ..*it
@@ -448,7 +449,13 @@ impl Transport {
     }
 
     /// Ends a transfer whose data was moved.
-    fn moved(&mut self, mut command: Command, rest: Move, transfer: &Transfer, total: u64) {
+    fn moved(
+        &mut self,
+        mut command: Command,
+        rest: BlockTransfer,
+        transfer: &Transfer,
+        total: u64,
+    ) {
         let length = u32::try_from(total).unwrap_or(u32::MAX);
         // Excess data from the guest counts as transferred. Unused room for data does not.
         let went = if rest.write { transfer.length } else { length };
@@ -472,7 +479,7 @@ impl Transport {
             let Phase::Data(command, _) = mem::take(&mut self.state.phase) else { return };
             return self.fail(command, Sense::ABORTED);
         }
-        let sense = scsi::fault(fault, write);
+        let sense = scsi::sense_for(fault, write);
         self.fail_transfer(transfer, sense);
     }
 
@@ -507,6 +514,6 @@ impl Transport {
     }
 }
 
-fn stalled(endpoint: u8) -> Done {
-    Done { endpoint, result: Err(Fault::Stall) }
+fn stalled(endpoint: u8) -> TransferEnd {
+    TransferEnd { endpoint, result: Err(Fault::Stall) }
 }

@@ -1,4 +1,4 @@
-//! The controller's thread: executes orders from the registers, processes the rings, and reaps
+//! The controller's thread: executes requests from the registers, processes the rings, and reaps
 //! completed transfers of the devices.
 
 use std::collections::BTreeMap;
@@ -16,18 +16,18 @@ use super::trb::{Code, PORT_STATUS_CHANGE, Trb};
 use super::{Shared, context};
 use crate::poller::Serve;
 use crate::usb::device::{self, Device};
-use crate::usb::{Attached, Done};
+use crate::usb::{Attached, TransferEnd};
 
 /// The saved state of a controller.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Frozen {
+pub(super) struct SavedState {
     registers: Registers,
     slots: BTreeMap<u8, Slot>,
     /// Devices by port.
-    devices: Vec<Option<device::Frozen>>,
+    devices: Vec<Option<device::SavedState>>,
 }
 
-impl Frozen {
+impl SavedState {
     /// The state after power-on.
     pub(super) fn new(sockets: u8) -> Self {
         let registers = Registers::new(sockets);
@@ -73,27 +73,27 @@ impl Controller {
     /// # Errors
     ///
     /// When a device cannot run, or the host has no file descriptor left.
-    pub(super) fn thaw(shared: &Arc<Shared>, frozen: Frozen) -> anyhow::Result<Self> {
+    pub(super) fn restore(shared: &Arc<Shared>, saved: SavedState) -> anyhow::Result<Self> {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC).context("an epoll for USB")?;
-        let devices: Vec<_> = frozen.devices.iter().map(|_| None).collect();
-        *shared.registers() = frozen.registers;
-        let slots = frozen.slots;
+        let devices: Vec<_> = saved.devices.iter().map(|_| None).collect();
+        *shared.registers() = saved.registers;
+        let slots = saved.slots;
         let (running, last, spent) = Default::default();
         let shared_too = shared.clone();
         let mut controller =
             Self { shared: shared_too, slots, devices, events, running, last, spent };
         let ports = shared.root.ports();
-        for (port, (attached, frozen)) in ports.into_iter().zip(frozen.devices).enumerate() {
+        for (port, (attached, saved)) in ports.into_iter().zip(saved.devices).enumerate() {
             let Some(attached) = attached else {
                 // The device of the saved state is not in this machine.
-                if frozen.is_some() {
+                if saved.is_some() {
                     controller.release(port);
                     controller.connect(port, None);
                 }
                 continue;
             };
-            match frozen.filter(|frozen| frozen.is_of(&attached)) {
-                Some(frozen) => controller.attach(port, attached, Some(frozen))?,
+            match saved.filter(|saved| saved.is_of(&attached)) {
+                Some(saved) => controller.attach(port, attached, Some(saved))?,
                 None => {
                     let speed = attached.descriptors().speed;
                     controller.release(port);
@@ -107,12 +107,12 @@ impl Controller {
     }
 
     /// Stops all activity, and returns the state to save.
-    pub(super) fn freeze(mut self) -> Frozen {
+    pub(super) fn save(mut self) -> SavedState {
         let devices = mem::take(&mut self.devices);
-        let mut frozen = Vec::new();
+        let mut saved = Vec::new();
         for (port, device) in devices.into_iter().enumerate() {
             let mut done = Vec::new();
-            frozen.push(device.map(|device| device.park(&mut done)));
+            saved.push(device.map(|device| device.park(&mut done)));
             self.finish(port, &done);
         }
         self.flush();
@@ -124,16 +124,16 @@ impl Controller {
         if let Some(line) = &self.shared.interrupt.line {
             line.set(false);
         }
-        Frozen { registers, slots: mem::take(&mut self.slots), devices: frozen }
+        SavedState { registers, slots: mem::take(&mut self.slots), devices: saved }
     }
 
     fn attach(
         &mut self,
         port: usize,
         attached: Arc<Attached>,
-        frozen: Option<device::Frozen>,
+        saved: Option<device::SavedState>,
     ) -> anyhow::Result<()> {
-        let device = Device::run(attached, frozen, &self.shared.memory)?;
+        let device = Device::run(attached, saved, &self.shared.memory)?;
         device.watch(|event| {
             let Some(event) = event else { return };
             let data = epoll::EventData::new_u64(0);
@@ -178,7 +178,7 @@ impl Controller {
         let mut changed = false;
         for (port, attached) in self.shared.root.ports().into_iter().enumerate() {
             let same = match (&self.devices[port], &attached) {
-                (Some(device), Some(attached)) => device.is(attached),
+                (Some(device), Some(attached)) => device.is_same_device(attached),
                 (None, None) => true,
                 _ => false,
             };
@@ -257,7 +257,7 @@ impl Controller {
         }
         let mut events = Vec::new();
         for (number, port) in (1_u64..).zip(&mut registers.ports) {
-            if port.take_news() {
+            if port.take_unreported() {
                 events.push(Trb::event(PORT_STATUS_CHANGE, Code::Success, number << 24));
             }
         }
@@ -292,7 +292,7 @@ impl Controller {
         let mut some = false;
         for port in 0..self.devices.len() {
             let Some(device) = &mut self.devices[port] else { continue };
-            let mut done: Vec<Done> = Vec::new();
+            let mut done: Vec<TransferEnd> = Vec::new();
             device.reap(&mut done);
             some |= !done.is_empty();
             self.finish(port, &done);
@@ -305,27 +305,28 @@ impl Serve for Controller {
     fn serve(&mut self) -> bool {
         // Queued events first, because the room in the rings decides what may be processed.
         self.flush();
-        let orders = self.shared.registers().orders();
-        if orders.reset {
+        let requests = self.shared.registers().take_requests();
+        if requests.reset {
             self.reset();
             return true;
         }
-        let mut did = self.update_ports() || !orders.resets.is_empty() || !orders.bells.is_empty();
-        for port in orders.resets {
+        let mut did =
+            self.update_ports() || !requests.resets.is_empty() || !requests.bells.is_empty();
+        for port in requests.resets {
             self.reset_port(port);
         }
-        if orders.run != self.running {
-            self.set_running(orders.run);
+        if requests.run != self.running {
+            self.set_running(requests.run);
             did = true;
         }
         did |= self.reap();
-        if orders.run {
+        if requests.run {
             did |= self.report_port_changes();
-            did |= orders.stop_commands && self.stop_commands();
+            did |= requests.stop_commands && self.stop_commands();
             // Written now, so that these events do not block the rest of this round.
             self.flush();
             did |= self.commands();
-            self.ring_endpoints(&orders.bells);
+            self.ring_endpoints(&requests.bells);
             did |= self.transfers();
         }
         self.flush();
@@ -333,17 +334,17 @@ impl Serve for Controller {
         did || self.running != self.shared.registers().may_run()
     }
 
-    fn listen(&mut self) -> bool {
+    fn enable_doorbells(&mut self) -> bool {
         false
     }
 
-    fn quiet(&mut self) {}
+    fn disable_doorbells(&mut self) {}
 
     fn events(&self) -> Vec<RawFd> {
         vec![self.shared.kick.as_raw_fd(), self.events.as_raw_fd()]
     }
 
-    fn heard(&mut self) {
+    fn clear_events(&mut self) {
         self.shared.kick.read().ok();
     }
 }

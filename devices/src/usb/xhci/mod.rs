@@ -31,9 +31,9 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use self::controller::{Controller, Frozen};
+use self::controller::{Controller, SavedState};
 use self::registers::{BAR_SIZE, INTERRUPTERS, Registers};
-use super::{Hub, Root};
+use super::{Ports, RootHub};
 use crate::device::{Access, Device, Region, Saved};
 use crate::grants::{Build, Grants};
 use crate::pci::{Address, Bar, Id, Identity, Interrupt};
@@ -80,12 +80,12 @@ impl Build for Config {
             bars: vec![(0, Bar::Memory64(BAR_SIZE))],
             msix: Some((INTERRUPTERS, 2)),
             pin: Some(0),
-            own: vec![SERIAL_BUS_RELEASE],
+            own_registers: vec![SERIAL_BUS_RELEASE],
             ..Identity::new(ID)
         };
         let slot = grants.pci(identity)?;
         let kick = Arc::new(EventFd::new(EFD_NONBLOCK)?);
-        let root = Arc::new(Root::new(sockets.into(), kick.clone()));
+        let root = Arc::new(RootHub::new(sockets.into(), kick.clone()));
         let shared = Shared {
             registers: Mutex::new(Registers::new(sockets)),
             memory: slot.memory.clone(),
@@ -104,7 +104,7 @@ impl Build for Config {
             start: Instant::now(),
             poller: None,
         };
-        Ok(slot.carry(Box::new(device)))
+        Ok(slot.wrap(Box::new(device)))
     }
 }
 
@@ -114,7 +114,7 @@ struct Shared {
     memory: Memory,
     interrupt: Interrupt,
     kick: Arc<EventFd>,
-    root: Arc<Root>,
+    root: Arc<RootHub>,
 }
 
 impl Shared {
@@ -133,7 +133,7 @@ struct Xhci {
     bar: Region,
     config: Region,
     sockets: u8,
-    hub: Arc<Hub>,
+    hub: Arc<Ports>,
     /// The time when MFINDEX was zero.
     start: Instant,
     poller: Option<Poller<Controller>>,
@@ -191,16 +191,16 @@ impl Device for Xhci {
 
     fn park(&mut self) -> Saved {
         let Some(poller) = self.poller.take() else { return Saved::default() };
-        let frozen = poller.stop().freeze();
+        let saved = poller.stop().save();
         self.shared.kick.read().ok();
-        Saved::of(&frozen)
+        Saved::of(&saved)
     }
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
-        let frozen: Option<Frozen> = saved.take()?;
-        let frozen = frozen.unwrap_or_else(|| Frozen::new(self.sockets));
-        frozen.check(self.sockets)?;
-        let controller = Controller::thaw(&self.shared, frozen)?;
+        let saved: Option<SavedState> = saved.take()?;
+        let saved = saved.unwrap_or_else(|| SavedState::new(self.sockets));
+        saved.check(self.sockets)?;
+        let controller = Controller::restore(&self.shared, saved)?;
         self.poller = Some(Poller::spawn("xhci", controller)?);
         Ok(())
     }

@@ -168,7 +168,7 @@ impl Port {
     }
 
     /// Whether a change must be reported to the guest. Clears this mark.
-    pub(super) fn take_news(&mut self) -> bool {
+    pub(super) fn take_unreported(&mut self) -> bool {
         std::mem::take(&mut self.news)
     }
 }
@@ -180,7 +180,7 @@ mod test {
     fn connected(speed: Speed, usb3: bool) -> Port {
         let mut port = Port::default();
         port.connect(Some(speed), usb3);
-        assert!(port.take_news());
+        assert!(port.take_unreported());
         port
     }
 

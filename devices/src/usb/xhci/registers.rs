@@ -1,5 +1,5 @@
-//! The registers (xHCI 5.3 to 5.6, 7). The vCPUs read and write them, and leave orders in them for
-//! the controller's thread.
+//! The registers (xHCI 5.3 to 5.6, 7). The vCPUs read and write them, and leave requests in them
+//! for the controller's thread.
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
@@ -79,7 +79,7 @@ pub(super) struct Registers {
 }
 
 /// Orders for the controller's thread.
-pub(super) struct Orders {
+pub(super) struct Requests {
     pub(super) reset: bool,
     pub(super) run: bool,
     pub(super) stop_commands: bool,
@@ -288,8 +288,8 @@ impl Registers {
         self.runs() && self.status & SYSTEM_ERROR == 0
     }
 
-    /// Takes the current orders. While events are queued, none of them causes further events.
-    pub(super) fn orders(&mut self) -> Orders {
+    /// Takes the current requests. While events are queued, none of them causes further events.
+    pub(super) fn take_requests(&mut self) -> Requests {
         let run = self.may_run();
         let accepts = run && !self.is_blocked();
         let mut bells = Vec::new();
@@ -298,7 +298,7 @@ impl Registers {
             bells.extend(rung.map(|(slot, bells)| (slot, std::mem::take(bells))));
         }
         let resets = (0..self.ports.len()).filter(|at| self.ports[*at].wants_reset());
-        Orders {
+        Requests {
             reset: self.reset,
             run,
             stop_commands: accepts && std::mem::take(&mut self.stop_commands),

@@ -69,7 +69,7 @@ fn ask(driver: &mut Driver<'_>, slot: u8) -> u64 {
 ///
 /// Port resets and doorbells are taken together, once per round. A doorbell that was rung before
 /// the first reset is handled in the same round, which is over when the second reset is complete.
-fn heard(driver: &Driver<'_>) {
+fn wait_until_begun(driver: &Driver<'_>) {
     (0..2).for_each(|_| driver.reset_port(2));
 }
 
@@ -208,7 +208,7 @@ fn positions_arrive_exactly_and_are_short_packets() {
 fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
     let bench = machine(&["i8042", "xhci", "usb-keyboard"]);
     assert!(bench.board.input().key(key(0x1e), true), "the PS/2 keyboard handles it");
-    assert!(bench.host.pins.is_high(1));
+    assert!(bench.hypervisor.pins.is_high(1));
     bench.read::<1>(Kind::Port, 0x60);
     assert_eq!(bench.board.input().lights(), Some(Lights::default()), "the PS/2 keyboard's");
     let (mut driver, slot) = configured(&bench, 1);
@@ -219,7 +219,7 @@ fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
     assert!(bench.board.input().key(key(0x1e), false) && bench.board.input().key(key(0x30), true));
     let left = [(); 2].map(|()| bench.read::<1>(Kind::Port, 0x60)[0]);
     assert_eq!(left, [0xf0, 0x1c], "a key is released where it was pressed");
-    assert!(!bench.host.pins.is_high(1), "nothing else for the PS/2 keyboard");
+    assert!(!bench.hypervisor.pins.is_high(1), "nothing else for the PS/2 keyboard");
     ask(&mut driver, slot);
     driver.wait_event(32);
     assert_eq!(driver.read::<3>(DATA), [0, 0, 5]);
@@ -275,16 +275,16 @@ fn messages_and_the_wire_ask_for_service() {
     let mut driver = Driver::find(&bench, AT);
     driver.start();
     driver.command(block(0, 0, 23 << 10));
-    assert!(bench.host.pins.is_high(GSI));
+    assert!(bench.hypervisor.pins.is_high(GSI));
     driver.set(INTERRUPTER, 3);
     while driver.event().is_some() {}
     driver.set(INTERRUPTER, 3);
-    assert!(!bench.host.pins.is_high(GSI), "all events were handled");
+    assert!(!bench.hypervisor.pins.is_high(GSI), "all events were handled");
     driver.use_messages();
-    bench.host.sent.lock().unwrap().clear();
+    bench.hypervisor.sent.lock().unwrap().clear();
     driver.command(block(0, 0, 23 << 10));
-    assert_eq!(bench.host.sent.lock().unwrap().last().unwrap().data, 0x40);
-    assert!(!bench.host.pins.is_high(GSI));
+    assert_eq!(bench.hypervisor.sent.lock().unwrap().last().unwrap().data, 0x40);
+    assert!(!bench.hypervisor.pins.is_high(GSI));
     assert_eq!(driver.get(INTERRUPTER) & 1, 0, "a message clears Interrupt Pending");
 }
 
@@ -300,9 +300,9 @@ fn commands_in_the_wrong_state_are_refused() {
     assert_eq!(driver.command(block(0, 0, 21 << 10)).0, 5, "bandwidth commands are not supported");
     let (code, slot) = driver.command(block(0, 0, 9 << 10));
     assert_eq!((code, slot), (1, 1));
-    driver.input(3, [0, 1 << 16], (1, [0, 4 << 3, 0x9001, 0]));
+    driver.write_input_context(3, [0, 1 << 16], 1, [0, 4 << 3, 0x9001, 0]);
     assert_eq!(driver.command(block(INPUT, 0, 11 << 10 | on(1, 0))).0, 4, "not enabled yet");
-    driver.input(3, [0, 17 << 16], (1, [0, 4 << 3, 0x9001, 0]));
+    driver.write_input_context(3, [0, 17 << 16], 1, [0, 4 << 3, 0x9001, 0]);
     assert_eq!(driver.command(block(INPUT, 0, 11 << 10 | on(1, 0))).0, 17, "no such port");
     assert_eq!(driver.command(block(u64::MAX, 0, 11 << 10 | on(1, 0))).0, 17, "no memory");
     assert_eq!(driver.command(block(INPUT, 0, 17 << 10 | on(1, 0))).0, 19, "reset before address");
@@ -313,7 +313,7 @@ fn commands_in_the_wrong_state_are_refused() {
     assert_eq!(driver.command(block(INPUT, 0, 11 << 10 | base)).0, 19, "it has an address already");
     assert_eq!(driver.command(block(0, 0, 15 << 10 | base | 3 << 16)).0, 12, "no such endpoint");
     for kind in [1, 2, 4, 5] {
-        driver.input(1 | 1 << IN, [0, 0], (IN, [0, kind << 3, 0x9001, 0]));
+        driver.write_input_context(1 | 1 << IN, [0, 0], IN, [0, kind << 3, 0x9001, 0]);
         assert_eq!(driver.command(block(INPUT, 0, 12 << 10 | base)).0, 17, "type {kind}");
     }
     for _ in 2..=64 {
@@ -327,7 +327,7 @@ fn a_stopped_endpoint_gives_its_transfer_back_and_takes_it_again() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     let at = ask(&mut driver, slot);
-    heard(&driver);
+    wait_until_begun(&driver);
     let command = block(0, 0, 15 << 10 | u32::from(slot) << 24 | u32::from(IN) << 16);
     driver.begin(command);
     let event = driver.wait_event(32);
@@ -452,7 +452,7 @@ fn a_transfer_goes_on_after_a_park_and_a_reset_of_the_machine_ends_it() {
     ask(&mut driver, slot);
     driver.wait_event(32);
     ask(&mut driver, slot);
-    heard(&driver);
+    wait_until_begun(&driver);
     let saved = bench.board.park();
     assert!(!bench.board.input().key(key(0x1e), true), "a parked keyboard takes no input");
     bench.board.run(saved).unwrap();
@@ -473,9 +473,9 @@ fn a_device_that_is_pulled_fails_its_transfer_and_leaves_its_port() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     ask(&mut driver, slot);
-    heard(&driver);
-    bench.board.usb().pull("usb-keyboard").unwrap();
-    assert!(bench.board.usb().pull("usb-keyboard").unwrap_err().to_string().contains("tablet"));
+    wait_until_begun(&driver);
+    bench.board.usb().unplug("usb-keyboard").unwrap();
+    assert!(bench.board.usb().unplug("usb-keyboard").unwrap_err().to_string().contains("tablet"));
     assert_eq!(driver.wait_event(32)[2] >> 24, 4, "a transaction error");
     driver.wait(Driver::port(1), 1, 0);
     let mut data = [0; 8];
@@ -488,7 +488,7 @@ fn a_device_that_is_plugged_in_again_is_addressed_while_the_old_slot_is_still_th
     for park in [false, true] {
         let mut bench = both();
         let (driver, old) = configured(&bench, 1);
-        bench.board.usb().pull("usb-keyboard").unwrap();
+        bench.board.usb().unplug("usb-keyboard").unwrap();
         driver.wait(Driver::port(1), 1, 0);
         let progress = driver.progress();
         if park {
@@ -569,8 +569,9 @@ fn rings_without_end_let_a_stop_and_other_endpoints_through() {
         slots.push(slot);
         for endpoint in (2..32_u8).filter(|it| *it != IN) {
             let kind = if endpoint % 2 == 1 { 7 } else { 3 };
-            let context = (endpoint, [0, kind << 3 | 8 << 16, low, high]);
-            driver.input(1 | 1 << endpoint, [u32::from(endpoint) << 27, 0], context);
+            let context = [0, kind << 3 | 8 << 16, low, high];
+            let device = [u32::from(endpoint) << 27, 0];
+            driver.write_input_context(1 | 1 << endpoint, device, endpoint, context);
             assert_eq!(driver.command(block(INPUT, 0, 12 << 10 | u32::from(slot) << 24)).0, 1);
         }
     }

@@ -5,7 +5,7 @@ use super::controller::Controller;
 use super::endpoint::{self, Endpoint, State, Td};
 use super::trb::{Code, DATA, EVENT_DATA, NO_OP, NORMAL, Ring, SETUP, STATUS, TRANSFER_EVENT, Trb};
 use crate::usb::device::Device;
-use crate::usb::{Done, Fault, Setup, Transfer};
+use crate::usb::{Fault, Setup, Transfer, TransferEnd};
 use host::memory::{Memory, NoMemory, Piece};
 
 /// The maximum number of TRBs per descriptor: enough for 16 MiB in pages.
@@ -28,6 +28,14 @@ impl From<Fault> for Code {
             Fault::Gone => Self::Transaction,
         }
     }
+}
+
+/// A TRB that could not be executed, and the reason.
+struct FailedTrb {
+    /// The address of the TRB.
+    at: u64,
+    trb: Trb,
+    code: Code,
 }
 
 impl Controller {
@@ -100,7 +108,7 @@ impl Controller {
                 return false;
             }
             Err(at) => {
-                self.fail(slot, number, (at, Trb::default()), Code::Trb);
+                self.fail(slot, number, FailedTrb { at, trb: Trb::default(), code: Code::Trb });
                 return true;
             }
         };
@@ -142,7 +150,7 @@ impl Controller {
     }
 
     /// Completes transfers of the device at this port.
-    pub(super) fn finish(&mut self, port: usize, done: &[Done]) {
+    pub(super) fn finish(&mut self, port: usize, done: &[TransferEnd]) {
         for done in done {
             let number = endpoint::number(done.endpoint);
             let slot = self.slots.iter().find(|(_, slot)| slot.port == Some(port));
@@ -184,7 +192,10 @@ impl Controller {
     /// Completes a descriptor.
     fn end(&mut self, slot: u8, number: u8, td: &Td, result: Result<u32, Code>) {
         match result {
-            Err(code) => self.fail(slot, number, td.trbs[0], code),
+            Err(code) => {
+                let (at, trb) = td.trbs[0];
+                self.fail(slot, number, FailedTrb { at, trb, code });
+            }
             Ok(moved) => {
                 self.report(slot, number, td, moved);
                 if let Some(endpoint) = self.endpoint(slot, number) {
@@ -194,7 +205,8 @@ impl Controller {
         }
     }
 
-    fn fail(&mut self, slot: u8, number: u8, (at, trb): (u64, Trb), code: Code) {
+    fn fail(&mut self, slot: u8, number: u8, failed: FailedTrb) {
+        let FailedTrb { at, trb, code } = failed;
         let mut event = Trb::event(TRANSFER_EVENT, code, at);
         event.status |= trb.length();
         event.control |= u32::from(slot) << 24 | u32::from(number) << 16;

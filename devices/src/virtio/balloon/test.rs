@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::testutil::Bench;
-use crate::testutil::driver::{Driver, EVENT_IDX, WRITE};
+use crate::testutil::driver::{Descriptor, Driver, EVENT_IDX, WRITE};
 use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(3, 0);
@@ -42,7 +42,14 @@ fn put(driver: &mut Driver<'_>, bytes: &[u8]) -> (u64, u32, bool) {
 }
 
 fn released(bench: &Bench) -> Vec<(u64, u64)> {
-    bench.host.released.lock().unwrap().drain(..).map(|range| (range.start, range.end)).collect()
+    bench
+        .hypervisor
+        .released
+        .lock()
+        .unwrap()
+        .drain(..)
+        .map(|range| (range.start, range.end))
+        .collect()
 }
 
 /// Sends one request on `queue` and returns the ranges that the host released.
@@ -138,18 +145,18 @@ fn the_operator_sets_the_target_and_the_guest_says_how_far_it_is() {
     let current = report(&bench);
     assert_eq!((current.target, current.actual), (768 << 10, RAM - 10 * PAGE));
     let generation = driver.common::<1>(21);
-    assert!(!bench.host.pins.is_high(GSI));
+    assert!(!bench.hypervisor.pins.is_high(GSI));
     let (memory, balloon) = (Size(RAM), bench.board.balloon());
-    balloon.ask_for(Size(256 << 10), memory).unwrap();
+    balloon.resize(Size(256 << 10), memory).unwrap();
     // The Windows driver uses only the interrupt line and reads the ISR byte.
-    assert!(bench.host.pins.is_high(GSI));
+    assert!(bench.hypervisor.pins.is_high(GSI));
     assert_eq!((driver.isr(), driver.isr()), (2, 0));
     assert_eq!(word(&driver, 0), 192);
     assert_ne!(driver.common::<1>(21), generation);
-    assert!(balloon.ask_for(Size(RAM + 1), memory).is_err());
+    assert!(balloon.resize(Size(RAM + 1), memory).is_err());
     assert_eq!(word(&driver, 0), 192);
     // Setting the same target again causes no interrupt. Setting all memory turns the balloon off.
-    balloon.ask_for(Size(256 << 10), memory).unwrap();
+    balloon.resize(Size(256 << 10), memory).unwrap();
     assert_eq!(driver.isr(), 0);
     assert!(balloon.set(u64::MAX));
     assert_eq!((driver.isr(), word(&driver, 0)), (2, 0));
@@ -315,7 +322,11 @@ fn a_hostile_driver_hurts_nobody() {
                 };
                 let length = u32::from(byte()) << (byte() & 15);
                 let flags = u16::from(byte()) & (WRITE | 1);
-                driver.describe(queue, u16::from(byte() & 15), (address, length), (flags, 3));
+                driver.write_descriptor(
+                    queue,
+                    u16::from(byte() & 15),
+                    Descriptor { address, length, flags, next: 3 },
+                );
                 driver.publish(queue, u16::from(byte() & 31));
                 driver.kick(queue);
                 driver.set_device(u64::from(byte() & 15), &[byte()]);
@@ -330,7 +341,7 @@ fn a_hostile_driver_hurts_nobody() {
             }
             driver.set_status(0);
             assert_eq!(driver.status(), 0);
-            bench.host.released.lock().unwrap().clear();
+            bench.hypervisor.released.lock().unwrap().clear();
         }
         // The device still works.
         let mut driver = driver(&bench, ALL, &[0, 1]);

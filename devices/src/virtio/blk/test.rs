@@ -35,42 +35,43 @@ fn driver(bench: &Bench, features: u64) -> Driver<'_> {
 
 const ALL: u64 = FLUSH | CONFIG_WCE | MQ | DISCARD | WRITE_ZEROES;
 
-/// Sends a request of `kind` to `queue`, without waiting. Its data is split into pieces of these
-/// lengths. Returns the head and the address of the status byte.
-fn begin(
-    driver: &mut Driver<'_>,
-    (queue, kind, sector): (u16, u32, u64),
-    (data, inward): (u64, bool),
-    lengths: &[u32],
-) -> (u16, u64) {
+/// A request of the driver.
+struct TestRequest {
+    queue: u16,
+    kind: u32,
+    sector: u64,
+    /// Address of the data.
+    data: u64,
+    /// The device writes the data.
+    inward: bool,
+}
+
+/// Sends a request without waiting. Its data is split into pieces of these lengths. Returns the
+/// head and the address of the status byte.
+fn begin(driver: &mut Driver<'_>, request: &TestRequest, lengths: &[u32]) -> (u16, u64) {
     let header = driver.allocate(16);
-    let mut bytes = kind.to_le_bytes().to_vec();
+    let mut bytes = request.kind.to_le_bytes().to_vec();
     bytes.extend([0; 4]);
-    bytes.extend(sector.to_le_bytes());
+    bytes.extend(request.sector.to_le_bytes());
     driver.bench.memory.write(header, &bytes).unwrap();
     let status = driver.allocate(1);
     driver.bench.memory.write(status, &[0xee]).unwrap();
     let mut pieces = vec![(header, 16, false)];
-    let mut at = data;
+    let mut at = request.data;
     for length in lengths {
-        pieces.push((at, *length, inward));
+        pieces.push((at, *length, request.inward));
         at += u64::from(*length);
     }
     pieces.push((status, 1, true));
-    (driver.offer(queue, &pieces), status)
+    (driver.offer(request.queue, &pieces), status)
 }
 
 /// Sends a request and waits for the answer. Returns the status byte and the number of bytes
 /// written.
-fn ask(
-    driver: &mut Driver<'_>,
-    what: (u16, u32, u64),
-    data: (u64, bool),
-    lengths: &[u32],
-) -> (u8, u32) {
-    let (head, status) = begin(driver, what, data, lengths);
-    driver.kick(what.0);
-    let used = driver.wait(what.0);
+fn ask(driver: &mut Driver<'_>, request: &TestRequest, lengths: &[u32]) -> (u8, u32) {
+    let (head, status) = begin(driver, request, lengths);
+    driver.kick(request.queue);
+    let used = driver.wait(request.queue);
     assert_eq!(used.head, u32::from(head));
     (driver.bytes(status, 1)[0], used.length)
 }
@@ -79,12 +80,21 @@ fn write(driver: &mut Driver<'_>, sector: u64, bytes: &[u8]) -> u8 {
     let at = driver.allocate(bytes.len() as u64);
     driver.bench.memory.write(at, bytes).unwrap();
     let length = u32::try_from(bytes.len()).unwrap();
-    ask(driver, (0, TYPE_OUT, sector), (at, false), &[100, length - 100]).0
+    ask(
+        driver,
+        &TestRequest { queue: 0, kind: TYPE_OUT, sector, data: at, inward: false },
+        &[100, length - 100],
+    )
+    .0
 }
 
 fn read(driver: &mut Driver<'_>, sector: u64, length: u32) -> (u8, Vec<u8>) {
     let at = driver.allocate(length.into());
-    let (status, _) = ask(driver, (0, TYPE_IN, sector), (at, true), &[length - 9, 9]);
+    let (status, _) = ask(
+        driver,
+        &TestRequest { queue: 0, kind: TYPE_IN, sector, data: at, inward: true },
+        &[length - 9, 9],
+    );
     (status, driver.bytes(at, length as usize))
 }
 
@@ -118,10 +128,17 @@ fn what_was_written_is_read_on_every_queue_and_the_used_length_is_right() {
     assert_eq!(write(&mut driver, 8, &bytes), OK);
     for queue in 0..3 {
         let at = driver.allocate(2048);
-        let what = (queue, TYPE_IN, 10);
-        assert_eq!(ask(&mut driver, what, (at, true), &[1, 1000, 1047]), (OK, 2049));
+        let request = TestRequest { queue, kind: TYPE_IN, sector: 10, data: at, inward: true };
+        assert_eq!(ask(&mut driver, &request, &[1, 1000, 1047]), (OK, 2049));
         assert_eq!(driver.bytes(at, 2048), bytes[1024..3072]);
-        assert_eq!(ask(&mut driver, (queue, TYPE_FLUSH, 0), (0, false), &[]), (OK, 1));
+        assert_eq!(
+            ask(
+                &mut driver,
+                &TestRequest { queue, kind: TYPE_FLUSH, sector: 0, data: 0, inward: false },
+                &[]
+            ),
+            (OK, 1)
+        );
     }
 }
 
@@ -130,7 +147,14 @@ fn the_serial_is_twenty_bytes() {
     let bench = bench(1);
     let mut driver = driver(&bench, ALL);
     let at = driver.allocate(20);
-    assert_eq!(ask(&mut driver, (0, TYPE_GET_ID, 0), (at, true), &[20]), (OK, 21));
+    assert_eq!(
+        ask(
+            &mut driver,
+            &TestRequest { queue: 0, kind: TYPE_GET_ID, sector: 0, data: at, inward: true },
+            &[20]
+        ),
+        (OK, 21)
+    );
     assert_eq!(driver.bytes(at, 20), b"a serial of more tha");
 }
 
@@ -145,7 +169,7 @@ fn range(driver: &mut Driver<'_>, kind: u32, ranges: &[(u64, u32, u32)]) -> u8 {
     let length = u32::try_from(bytes.len()).unwrap();
     let at = driver.allocate(length.into());
     driver.bench.memory.write(at, &bytes).unwrap();
-    ask(driver, (0, kind, 0), (at, false), &[length]).0
+    ask(driver, &TestRequest { queue: 0, kind, sector: 0, data: at, inward: false }, &[length]).0
 }
 
 #[test]
@@ -183,7 +207,8 @@ fn what_makes_no_sense_is_answered_with_an_error() {
         (u32::MAX, 0, 0, UNSUPPORTED),
     ] {
         let inward = kind == TYPE_IN;
-        let (status, _) = ask(&mut driver, (0, kind, sector), (at, inward), &[length]);
+        let (status, _) =
+            ask(&mut driver, &TestRequest { queue: 0, kind, sector, data: at, inward }, &[length]);
         assert_eq!(status, answer, "type {kind}, sector {sector:#x}, {length} bytes");
     }
     for (kind, ranges, answer) in [
@@ -197,8 +222,24 @@ fn what_makes_no_sense_is_answered_with_an_error() {
         assert_eq!(range(&mut driver, kind, &[ranges]), answer, "type {kind}, {ranges:?}");
     }
     // Data outside of memory.
-    assert_eq!(ask(&mut driver, (0, TYPE_IN, 0), (1 << 40, true), &[512]).0, IO_ERROR);
-    assert_eq!(ask(&mut driver, (0, TYPE_OUT, 0), (1 << 40, false), &[512]).0, IO_ERROR);
+    assert_eq!(
+        ask(
+            &mut driver,
+            &TestRequest { queue: 0, kind: TYPE_IN, sector: 0, data: 1 << 40, inward: true },
+            &[512]
+        )
+        .0,
+        IO_ERROR
+    );
+    assert_eq!(
+        ask(
+            &mut driver,
+            &TestRequest { queue: 0, kind: TYPE_OUT, sector: 0, data: 1 << 40, inward: false },
+            &[512]
+        )
+        .0,
+        IO_ERROR
+    );
     assert_eq!(driver.status(), 15, "none of this breaks the device");
 }
 
@@ -277,7 +318,17 @@ fn a_full_queue_is_served_and_parked_in_the_middle() {
     let at = driver.allocate(512 * 80);
     for round in 0..10 {
         for request in 0..80 {
-            begin(&mut driver, (0, TYPE_OUT, request), (at + 512 * request, false), &[512]);
+            begin(
+                &mut driver,
+                &TestRequest {
+                    queue: 0,
+                    kind: TYPE_OUT,
+                    sector: request,
+                    data: at + 512 * request,
+                    inward: false,
+                },
+                &[512],
+            );
         }
         driver.kick(0);
         if round % 2 == 1 {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::testutil::Bench;
-use crate::testutil::driver::{Driver, EVENT_IDX, WRITE};
+use crate::testutil::driver::{Descriptor, Driver, EVENT_IDX, WRITE};
 use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(3, 0);
@@ -388,8 +388,9 @@ fn a_hostile_driver_hurts_nobody() {
                 .write(room + u64::from(byte()) * 16, &message(1, u16::from(byte() & 7), 1))
                 .unwrap();
             let length = u32::from(byte()) << (byte() & 15);
-            let flags = u16::from(byte()) & (WRITE | 1);
-            driver.describe(queue, u16::from(byte() & 15), (address, length), (flags, 3));
+            let (flags, index) = (u16::from(byte()) & (WRITE | 1), u16::from(byte() & 15));
+            let descriptor = Descriptor { address, length, flags, next: 3 };
+            driver.write_descriptor(queue, index, descriptor);
             driver.publish(queue, u16::from(byte() & 31));
             driver.kick(queue);
             if let Some(client) = &mut client {

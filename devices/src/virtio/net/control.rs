@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bytes::Bytes;
 use host::memory::{Memory, Piece};
-use host::net::get;
+use host::net::read_pieces;
 
 /// Maximum number of addresses in a table.
 const MAX_TABLE: usize = 64;
@@ -121,14 +121,14 @@ impl Table {
 /// Reads `N` bytes of a command. Returns None if it is shorter.
 fn bytes<const N: usize>(memory: &Memory, from: &[Piece], at: usize) -> Option<[u8; N]> {
     let mut bytes = [0; N];
-    let count = get(memory, from, at, &mut bytes).ok()?;
+    let count = read_pieces(memory, from, at, &mut bytes).ok()?;
     (count == N).then_some(bytes)
 }
 
 impl Filter {
     /// Whether the driver accepts a frame that begins with these bytes. `own` is the driver's MAC
     /// address, and `by_vlan` says whether CTRL_VLAN was negotiated.
-    pub(super) fn wants(&self, frame: &[u8; 16], own: Address, by_vlan: bool) -> bool {
+    pub(super) fn accepts(&self, frame: &[u8; 16], own: Address, by_vlan: bool) -> bool {
         if self.promiscuous {
             return true;
         }
@@ -236,7 +236,7 @@ mod test {
         let mut control = Control::default();
         let (other, group, all) = ([2, 0, 0, 0, 0, 9], [1, 0, 0x5e, 0, 0, 1], [0xff; 6]);
         let seen = |control: &Control| {
-            [OWN, other, group, all].map(|to| control.filter.wants(&frame(to, None), OWN, true))
+            [OWN, other, group, all].map(|to| control.filter.accepts(&frame(to, None), OWN, true))
         };
         assert_eq!(seen(&control), [true; 4], "before the first command");
         run(&mut control, &[0, 0, 0]).unwrap();
@@ -262,7 +262,7 @@ mod test {
         run(&mut control, &[0, 0, 0]).unwrap();
         let tagged = frame(OWN, Some(0x2005));
         let wants =
-            |control: &Control| [true, false].map(|it| control.filter.wants(&tagged, OWN, it));
+            |control: &Control| [true, false].map(|it| control.filter.accepts(&tagged, OWN, it));
         assert_eq!(wants(&control), [false, true]);
         run(&mut control, &[2, 0, 5, 0]).unwrap();
         assert_eq!(wants(&control), [true, true]);
@@ -277,8 +277,8 @@ mod test {
         run(&mut control, &[0, 0, 0]).unwrap();
         let long = [&[1, 0, 65, 0, 0, 0][..], &[2; 65 * 6], &[0; 4]].concat();
         run(&mut control, &long).unwrap();
-        assert!(control.filter.wants(&frame([2; 6], None), OWN, false));
-        assert!(!control.filter.wants(&frame([3; 6], None), OWN, false));
+        assert!(control.filter.accepts(&frame([2; 6], None), OWN, false));
+        assert!(!control.filter.accepts(&frame([3; 6], None), OWN, false));
         let before = control.clone();
         for short in [&long[..300], &long[..5], &[1, 0], &[1], &[], &[1, 0, 255, 255, 255, 255]] {
             assert_eq!(run(&mut control, short), None, "{} bytes", short.len());

@@ -9,13 +9,13 @@ use super::Nic;
 use super::control::{Address, Filter};
 use crate::virtio::{Chain, Queue};
 use host::memory::{NoMemory, Piece};
-use host::net::{FRAME, HEADER, get, length, put};
+use host::net::{HEADER_LENGTH, MAX_FRAME, length, read_pieces, write_pieces};
 
 /// Maximum number of pieces that one frame is received into.
 const MAX_PIECES: usize = 1000;
 /// Room for a usual frame, and for one that the host did not segment.
-const SMALL: usize = HEADER + 2048;
-const LARGE: usize = HEADER + FRAME;
+const SMALL: usize = HEADER_LENGTH + 2048;
+const LARGE: usize = HEADER_LENGTH + MAX_FRAME;
 /// Number of frames for which large ones are expected after a large one.
 const EXPECT_LARGE: u32 = 64;
 /// Offset of `num_buffers` in the header: the number of buffers that hold the frame.
@@ -25,7 +25,7 @@ const MAX_UNUSABLE: usize = 1024;
 
 /// The features that the driver and the device negotiated about received frames.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub(super) struct ReceiveFeatures {
     /// A frame may span several buffers (MRG_RXBUF).
     pub(super) merge: bool,
     /// The driver accepts frames whose checksum is not computed yet (GUEST_CSUM).
@@ -83,7 +83,7 @@ impl Inbox {
     }
 
     /// A buffer for frames that are discarded.
-    pub(super) fn rest(&mut self) -> &mut [u8] {
+    pub(super) fn discard_buffer(&mut self) -> &mut [u8] {
         &mut self.rest
     }
 
@@ -94,9 +94,9 @@ impl Inbox {
 
     /// Returns unused buffers to the queue, the last one first, so that they are taken again in
     /// order.
-    pub(super) fn undo(&mut self, queue: &mut Queue) {
-        self.buffers.drain(..).rev().for_each(|chain| queue.undo(chain));
-        self.filled.drain(..).rev().for_each(|(chain, _)| queue.undo(chain));
+    pub(super) fn return_buffers(&mut self, queue: &mut Queue) {
+        self.buffers.drain(..).rev().for_each(|chain| queue.return_chain(chain));
+        self.filled.drain(..).rev().for_each(|(chain, _)| queue.return_chain(chain));
         *self = Self::with(std::mem::take(&mut self.rest));
     }
 
@@ -115,11 +115,11 @@ impl Inbox {
             let chain = queue.pop();
             if chain.is_some() {
                 if std::mem::take(&mut self.starved) {
-                    queue.quiet();
+                    queue.disable_doorbell();
                 }
                 return chain;
             }
-            if !queue.listen() {
+            if !queue.enable_doorbell() {
                 self.starved = true;
                 return None;
             }
@@ -144,7 +144,7 @@ impl Inbox {
             let next = if self.buffers.is_empty() { self.next(queue) } else { queue.pop() };
             let Some(chain) = next else { break };
             let room = length(&chain.writable);
-            if room < HEADER {
+            if room < HEADER_LENGTH {
                 queue.push(chain, 0);
                 continue;
             }
@@ -165,15 +165,17 @@ impl Inbox {
     }
 
     /// Hands a received frame of `whole` bytes to the driver if its filter accepts it.
-    pub(super) fn deliver(&mut self, queue: &mut Queue, whole: usize, terms: Terms) {
+    pub(super) fn deliver(&mut self, queue: &mut Queue, whole: usize, features: ReceiveFeatures) {
         let fits = whole <= self.room;
         // Hardware also drops frames that are longer than its buffers.
-        if whole < HEADER || whole - self.room.min(whole) > self.rest.len() || !fits && !terms.merge
+        if whole < HEADER_LENGTH
+            || whole - self.room.min(whole) > self.rest.len()
+            || !fits && !features.merge
         {
             return;
         }
         self.large = if whole > SMALL { EXPECT_LARGE } else { self.large.saturating_sub(1) };
-        match self.is_wanted(queue, terms) {
+        match self.is_wanted(queue, features) {
             Ok(true) => {}
             Ok(false) => return,
             Err(NoMemory) => return self.refuse(queue),
@@ -195,16 +197,16 @@ impl Inbox {
 
     /// Applies the filter to a frame, and clears the header's flags if GUEST_CSUM was not
     /// negotiated.
-    fn is_wanted(&self, queue: &Queue, terms: Terms) -> Result<bool, NoMemory> {
+    fn is_wanted(&self, queue: &Queue, features: ReceiveFeatures) -> Result<bool, NoMemory> {
         let (memory, mut head) = (queue.memory(), [0; 16]);
-        let there = get(memory, &self.pieces, HEADER, &mut head)?;
+        let there = read_pieces(memory, &self.pieces, HEADER_LENGTH, &mut head)?;
         for (to, from) in head[there..].iter_mut().zip(&self.rest) {
             *to = *from;
         }
-        if !terms.checksum {
-            put(memory, &self.pieces, 0, &[0])?;
+        if !features.checksum {
+            write_pieces(memory, &self.pieces, 0, &[0])?;
         }
-        Ok(self.filter.wants(&head, self.mac, terms.by_vlan))
+        Ok(self.filter.accepts(&head, self.mac, features.by_vlan))
     }
 
     /// Puts the end of a frame into further buffers, then returns all of its buffers as used.
@@ -216,7 +218,7 @@ impl Inbox {
             }
             let Some(chain) = self.next(queue) else { return false };
             let rest = &self.rest[self.late.clone()];
-            match put(queue.memory(), &chain.writable, 0, rest) {
+            match write_pieces(queue.memory(), &chain.writable, 0, rest) {
                 Ok(0) => queue.push(chain, 0),
                 Ok(count) => {
                     self.late.start += count;
@@ -234,7 +236,7 @@ impl Inbox {
             let count = u16::try_from(self.filled.len()).unwrap_or(u16::MAX).to_le_bytes();
             // The guest may have taken this memory away. Then the driver finds its own header
             // there.
-            put(queue.memory(), &first.writable, NUM_BUFFERS, &count).ok();
+            write_pieces(queue.memory(), &first.writable, NUM_BUFFERS, &count).ok();
             queue.push_all(self.filled.drain(..));
         }
         self.late.is_empty()

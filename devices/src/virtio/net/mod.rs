@@ -9,7 +9,7 @@
 
 mod control;
 mod inbox;
-mod lease;
+mod kernel_rings;
 mod pair;
 mod sleep;
 
@@ -21,8 +21,8 @@ use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 
 use self::control::{Control, Filter};
-use self::inbox::{Inbox, Terms};
-use self::lease::Lease;
+use self::inbox::{Inbox, ReceiveFeatures};
+use self::kernel_rings::KernelRings;
 use self::pair::Pair;
 use self::sleep::{Orders, Sleep};
 use super::{Identity, Queue, Virtio, on_pci};
@@ -31,9 +31,9 @@ use crate::grants::{Build, Grants, HostSide};
 use crate::pci::Address;
 use host::mac::Mac;
 use host::memory::{Memory, Piece};
-use host::net::link::LEAST_MTU;
-use host::net::vhost::{self, Choice, Vhost};
-use host::net::{self, Network, Offloads, Port, Side};
+use host::net::link::MIN_MTU;
+use host::net::vhost::{self, Mode, Vhost};
+use host::net::{self, Backend, Network, Offloads, Port};
 
 /// `--device virtio-net,to=tap:vm0`
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -57,13 +57,13 @@ pub struct Config {
     pub offloads: bool,
     /// Let the kernel serve a tap's queues (vhost-net): `auto`, which uses it if `/dev/vhost-net`
     /// can be opened, `on` or `off`. `status` reports how many queue pairs the kernel serves now.
-    pub vhost: Choice,
+    pub vhost: Mode,
     /// PCI slot. Defaults to the first free one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
     /// Tests only: replaces vhost-net by a simulation with this seed.
     #[serde(skip)]
-    pub rehearsed: Option<u64>,
+    pub simulated_vhost: Option<u64>,
 }
 
 impl Default for Config {
@@ -74,9 +74,9 @@ impl Default for Config {
             pairs: 1,
             mtu: None,
             offloads: true,
-            vhost: Choice::default(),
+            vhost: Mode::default(),
             slot: None,
-            rehearsed: None,
+            simulated_vhost: None,
         }
     }
 }
@@ -84,8 +84,8 @@ impl Default for Config {
 impl Config {
     /// The same configuration with a simulation in place of vhost-net, for tests.
     #[must_use]
-    pub fn rehearse(self, seed: u64) -> Self {
-        Self { rehearsed: Some(seed), ..self }
+    pub fn simulate_vhost(self, seed: u64) -> Self {
+        Self { simulated_vhost: Some(seed), ..self }
     }
 }
 
@@ -148,23 +148,25 @@ impl Build for Config {
             "pairs={pairs}: a network device has 1 to {MAX_PAIRS} queue pairs"
         );
         if let Some(mtu) = self.mtu {
-            ensure!(mtu >= LEAST_MTU, "mtu={mtu}: the minimum is {LEAST_MTU}");
+            ensure!(mtu >= MIN_MTU, "mtu={mtu}: the minimum is {MIN_MTU}");
         }
-        let side = net::open(&self.to, net::Wish { pairs, mtu: self.mtu })?;
-        grants.shared().links.add(grants.name(), side.link().clone());
+        let backend = net::open(&self.to, net::Options { pairs, mtu: self.mtu })?;
+        grants.shared().links.add(grants.name(), backend.link().clone());
         let memory = &grants.shared().memory;
-        let kernel = match self.rehearsed {
-            None => vhost::open(self.vhost, side.taps()?, memory)?,
-            Some(seed) => crate::testutil::vhost::rehearsed(seed, pairs, &memory.share())?,
+        let kernel = match self.simulated_vhost {
+            None => vhost::open(self.vhost, backend.taps()?, memory)?,
+            Some(seed) => {
+                crate::testutil::vhost::random_kernels(seed, pairs, &memory.ungated_ram())?
+            }
         };
-        on_pci(Net::new(&self, &side, kernel)?, self.slot, grants)
+        on_pci(Net::new(&self, &backend, kernel)?, self.slot, grants)
     }
 
     fn host_side(&self) -> HostSide<'_> {
         HostSide::Network(&self.to)
     }
 
-    fn leave_host_alone(&mut self) {
+    fn detach_host_side(&mut self) {
         self.to = Network::None;
     }
 }
@@ -183,13 +185,13 @@ fn offloads(features: u64) -> Offloads {
 }
 
 /// The feature bits that are offered.
-fn features(side: &dyn Side, config: &Config) -> u64 {
-    let can = if config.offloads { side.offloads() } else { Offloads::default() };
+fn features(backend: &dyn Backend, config: &Config) -> u64 {
+    let can = if config.offloads { backend.offloads() } else { Offloads::default() };
     let can = can.and(Offloads::ALL);
     [
         (true, ALWAYS),
         (config.pairs > 1, MQ),
-        (side.link().mtu().is_some(), MTU),
+        (backend.link().mtu().is_some(), MTU),
         (can.checksum, CSUM | GUEST_CSUM | CTRL_GUEST_OFFLOADS),
         (can.tso4, HOST_TSO4 | GUEST_TSO4),
         (can.tso6, HOST_TSO6 | GUEST_TSO6),
@@ -202,7 +204,7 @@ fn features(side: &dyn Side, config: &Config) -> u64 {
 
 /// State shared between the controller and the threads of its queue pairs.
 struct Nic {
-    side: Arc<dyn Side>,
+    backend: Arc<dyn Backend>,
     control: Mutex<Control>,
     /// Number of commands executed. A pair reads the filter again when it changes.
     commands: AtomicU32,
@@ -250,15 +252,15 @@ impl Nic {
     /// Enables exactly the receive offloads that the driver wants.
     fn set_offloads(&self, control: &Control) {
         let wanted = control.offloads.unwrap_or(u64::MAX);
-        self.side.leave(offloads(self.negotiated() & wanted));
+        self.backend.set_offloads(offloads(self.negotiated() & wanted));
     }
 
     /// Activates the pairs that the driver uses. A driver without MQ uses one.
     fn activate(&self, control: &Control) {
         let pairs = if self.negotiated() & MQ == 0 { 1 } else { control.pairs.min(self.pairs) };
-        (0..pairs).for_each(|pair| self.side.attach(pair.into(), true));
+        (0..pairs).for_each(|pair| self.backend.attach(pair.into(), true));
         self.active.store(pairs, Ordering::Release);
-        (pairs..self.pairs).for_each(|pair| self.side.attach(pair.into(), false));
+        (pairs..self.pairs).for_each(|pair| self.backend.attach(pair.into(), false));
         self.wake();
     }
 
@@ -268,7 +270,7 @@ impl Nic {
 
     /// Called when the link has changed.
     fn link_changed(&self) {
-        if self.side.link().is_up() && self.negotiated() & GUEST_ANNOUNCE != 0 {
+        if self.backend.link().is_up() && self.negotiated() & GUEST_ANNOUNCE != 0 {
             self.control().announce = true;
         }
         self.wake();
@@ -290,12 +292,16 @@ struct Net {
 }
 
 impl Net {
-    fn new(config: &Config, side: &Arc<dyn Side>, kernel: Vec<Vhost>) -> anyhow::Result<Self> {
+    fn new(
+        config: &Config,
+        backend: &Arc<dyn Backend>,
+        kernel: Vec<Vhost>,
+    ) -> anyhow::Result<Self> {
         let words = || {
             let slot = config.slot.map(|slot| slot.to_string()).unwrap_or_default();
-            Mac::of(&format!("{} {slot}", config.to))
+            Mac::derived_from(&format!("{} {slot}", config.to))
         };
-        let mac = config.mac.or_else(|| side.mac()).unwrap_or_else(words);
+        let mac = config.mac.or_else(|| backend.mac()).unwrap_or_else(words);
         let orders = (0..config.pairs).map(|_| Orders::new()).collect::<anyhow::Result<_>>()?;
         let nic = Nic {
             control: Mutex::default(),
@@ -305,16 +311,16 @@ impl Net {
             pairs: config.pairs,
             negotiated: Mutex::new(0),
             orders,
-            side: side.clone(),
+            backend: backend.clone(),
         };
         Ok(Self {
             nic: Arc::new(nic),
-            features: features(&**side, config),
-            ports: side.ports().into_iter().map(Some).collect(),
+            features: features(&**backend, config),
+            ports: backend.ports().into_iter().map(Some).collect(),
             kernel: kernel.into_iter().map(Some).collect(),
             threads: Vec::new(),
             idle: Vec::new(),
-            last_link: (side.link().is_up(), side.link().mtu()),
+            last_link: (backend.link().is_up(), backend.link().mtu()),
         })
     }
 
@@ -334,7 +340,7 @@ impl Net {
         &mut self,
         number: u16,
         queues: [Option<Queue>; 3],
-        terms: Terms,
+        features: ReceiveFeatures,
     ) -> anyhow::Result<()> {
         let at = usize::from(number);
         for queue in queues.iter().flatten() {
@@ -349,7 +355,7 @@ impl Net {
         let thread = thread.context("a thread for a queue pair")?;
         let port = self.ports[at].take().context("a port for each queue pair")?;
         let [receive, transmit, control] = queues;
-        let lease = self.lease(at, control.as_ref())?;
+        let kernel_rings = self.kernel_rings(at, control.as_ref())?;
         let pair = Pair {
             number,
             receive,
@@ -357,12 +363,12 @@ impl Net {
             control,
             port,
             nic: self.nic.clone(),
-            terms,
+            features,
             inbox: Inbox::new(),
             sleep,
-            lease,
+            kernel_rings,
             full: false,
-            pulled: false,
+            unplugged: false,
         };
         self.nic.orders[at].set_stop(false);
         give.send(pair).ok().context("a thread for a queue pair")?;
@@ -370,17 +376,21 @@ impl Net {
         Ok(())
     }
 
-    /// The lease of a pair, if the kernel may serve its rings.
-    fn lease(&mut self, at: usize, control: Option<&Queue>) -> anyhow::Result<Option<Lease>> {
+    /// The kernel side of a pair, if the kernel may serve its rings.
+    fn kernel_rings(
+        &mut self,
+        at: usize,
+        control: Option<&Queue>,
+    ) -> anyhow::Result<Option<KernelRings>> {
         let Some(vhost) = self.kernel.get_mut(at).and_then(Option::take) else { return Ok(None) };
-        let (link, features) = (self.nic.side.link(), self.nic.negotiated());
+        let (link, features) = (self.nic.backend.link(), self.nic.negotiated());
         let orders = &self.nic.orders[at];
-        Lease::new(vhost, link, features, orders, control.map(Queue::bell)).map(Some)
+        KernelRings::new(vhost, link, features, orders, control.map(Queue::bell)).map(Some)
     }
 
     /// Reports link changes to the guest, starting with those since the last stop.
     fn watch(&mut self, signal: Option<Arc<super::Signal>>) {
-        let link = self.nic.side.link();
+        let link = self.nic.backend.link();
         let Some(signal) = signal else {
             link.watch(None);
             self.last_link = (link.is_up(), link.mtu());
@@ -406,7 +416,7 @@ impl Virtio for Net {
     }
 
     fn config(&self) -> Vec<u8> {
-        let (link, control) = (self.nic.side.link(), self.nic.control());
+        let (link, control) = (self.nic.backend.link(), self.nic.control());
         let mut status = if link.is_up() { LINK_UP } else { 0 };
         status |= if control.announce { ANNOUNCE } else { 0 };
         let mut config = control.mac.unwrap_or(self.nic.mac.0).to_vec();
@@ -435,14 +445,14 @@ impl Virtio for Net {
             }
         }
         self.watch(signal);
-        let terms = Terms {
+        let features = ReceiveFeatures {
             merge: negotiated & MRG_RXBUF != 0,
             checksum: negotiated & GUEST_CSUM != 0,
             by_vlan: negotiated & CTRL_VLAN != 0,
         };
         for (number, queues) in (0..).zip(pairs) {
             if queues.iter().any(Option::is_some) {
-                self.spawn(number, queues, terms)?;
+                self.spawn(number, queues, features)?;
             }
         }
         Ok(())
@@ -456,8 +466,8 @@ impl Virtio for Net {
             queues.extend([pair.receive, pair.transmit, pair.control].into_iter().flatten());
             let at = usize::from(pair.number);
             self.ports[at] = Some(pair.port);
-            if let Some(lease) = pair.lease {
-                self.kernel[at] = Some(lease.into_vhost());
+            if let Some(rings) = pair.kernel_rings {
+                self.kernel[at] = Some(rings.into_vhost());
             }
         }
         self.watch(None);
@@ -496,10 +506,12 @@ mod test {
     use super::*;
     use crate::device::Kind;
     use crate::testutil::Bench;
-    use crate::testutil::driver::{Driver, EVENT_IDX};
+    use crate::testutil::driver::{Descriptor, Driver, EVENT_IDX, WRITE};
     use host::net::link::Link;
-    use host::net::{HEADER, Stop, Wait, Wish, get, length, put};
-    use host::testutil::tap::{address, in_namespace, ip, packet};
+    use host::net::{
+        HEADER_LENGTH, Options, TransferError, Wait, length, read_pieces, write_pieces,
+    };
+    use host::testutil::tap::{in_namespace, ip, packet, set_addresses};
 
     const AT: Address = Address::new(3, 0);
     const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -528,11 +540,11 @@ mod test {
         }
     }
 
-    impl Side for Lab {
+    impl Backend for Lab {
         fn offloads(&self) -> Offloads {
             self.offloads
         }
-        fn leave(&self, offloads: Offloads) {
+        fn set_offloads(&self, offloads: Offloads) {
             let Offloads { checksum, tso4, tso6, ecn, uso } = offloads;
             let bits = [checksum, tso4, tso6, ecn, uso].map(u8::from);
             self.asked.lock().unwrap().push(format!("leave {bits:?}"));
@@ -557,20 +569,21 @@ mod test {
             memory: &Memory,
             to: &[Piece],
             rest: &mut [u8],
-        ) -> Result<usize, Stop> {
+        ) -> Result<usize, TransferError> {
             let mut frame = vec![0; 70_000];
-            let count = self.0.recv(&mut frame).map_err(|_| Stop::Wait)?;
-            let done = put(memory, to, 0, &frame[..count]).map_err(|_| Stop::Refused)?;
+            let count = self.0.recv(&mut frame).map_err(|_| TransferError::WouldBlock)?;
+            let done =
+                write_pieces(memory, to, 0, &frame[..count]).map_err(|_| TransferError::Refused)?;
             rest[..count - done].copy_from_slice(&frame[done..count]);
             Ok(count)
         }
-        fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), Stop> {
+        fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), TransferError> {
             let mut frame = vec![0; length(from)];
-            if frame.len() < HEADER {
-                return Err(Stop::Refused);
+            if frame.len() < HEADER_LENGTH {
+                return Err(TransferError::Refused);
             }
-            get(memory, from, 0, &mut frame).map_err(|_| Stop::Refused)?;
-            self.0.send(&frame).map(drop).map_err(|_| Stop::Wait)
+            read_pieces(memory, from, 0, &mut frame).map_err(|_| TransferError::Refused)?;
+            self.0.send(&frame).map(drop).map_err(|_| TransferError::WouldBlock)
         }
         fn wait(&mut self) -> Wait<'_> {
             Wait { fd: Some(self.0.as_fd()), ..Wait::default() }
@@ -587,10 +600,10 @@ mod test {
             slot: Some(AT),
             ..Config::default()
         };
-        let side: Arc<dyn Side> = lab.clone();
+        let backend: Arc<dyn Backend> = lab.clone();
         bench
             .board
-            .add("net", |grants| on_pci(Net::new(&config, &side, Vec::new())?, Some(AT), grants))
+            .add("net", |grants| on_pci(Net::new(&config, &backend, Vec::new())?, Some(AT), grants))
             .unwrap();
         bench.board.run(Vec::new()).unwrap();
         (bench, lab, ends)
@@ -608,7 +621,7 @@ mod test {
     /// A frame to or from the guest, behind its header.
     fn frame(seed: u8, length: usize) -> Vec<u8> {
         let payload = (0..length - 14).map(|at| seed.wrapping_add(at.to_le_bytes()[0]));
-        [&[0; HEADER][..], &OWN, &[2, 0, 0, 0, 0, seed], &[8, 0]]
+        [&[0; HEADER_LENGTH][..], &OWN, &[2, 0, 0, 0, 0, seed], &[8, 0]]
             .concat()
             .into_iter()
             .chain(payload)
@@ -685,8 +698,8 @@ mod test {
         assert_eq!(driver.device(0), OWN);
         assert_eq!(driver.device(6), [1, 0, 2, 0, 0xaa, 5]);
         assert_eq!(driver.device(12), [0x10, 0x27, 0, 0, 1]);
-        lab.link.resize(9000).unwrap();
-        lab.link.plug(false);
+        lab.link.set_mtu(9000).unwrap();
+        lab.link.set_plugged(false);
         assert_eq!(driver.device(6), [0, 0, 2, 0, 0x28, 0x23]);
         let (plain, ..) = self::bench(1, Offloads::default());
         let offered = Driver::find(&plain, AT).features();
@@ -818,7 +831,7 @@ mod test {
         let mut driver = driver(&bench, CTRL_VQ | STATUS | GUEST_ANNOUNCE | MRG_RXBUF, 3);
         let buffers = offer(&mut driver, 4, 2000);
         driver.isr();
-        lab.link.plug(false);
+        lab.link.set_plugged(false);
         assert_eq!((driver.isr() & 2, driver.device(6)), (2, [0, 0]));
         ends[0].send(&frame(1, 60)).unwrap();
         let at = driver.allocate(100);
@@ -826,7 +839,7 @@ mod test {
         driver.kick(1);
         assert_eq!(driver.wait(1).length, 0, "sent, but lost");
         std::thread::sleep(Duration::from_millis(20));
-        lab.link.plug(true);
+        lab.link.set_plugged(true);
         assert_eq!(
             (driver.isr() & 2, driver.device(6)),
             (2, [3, 0]),
@@ -847,7 +860,7 @@ mod test {
         );
         assert!(ends[0].recv(&mut [0; 100]).is_err());
         bench.board.reset().unwrap();
-        lab.link.resize(1400).unwrap();
+        lab.link.set_mtu(1400).unwrap();
         assert!(lab.link.is_up());
     }
 
@@ -876,7 +889,9 @@ mod test {
             let used = driver.wait(0);
             let buffer = buffers[used.head as usize];
             assert!(is_same(&driver.bytes(buffer.0, used.length as usize), &sent), "round {round}");
-            driver.describe(0, u16::try_from(used.head).unwrap(), buffer, (2, 0));
+            let (address, length) = buffer;
+            let descriptor = Descriptor { address, length, flags: WRITE, next: 0 };
+            driver.write_descriptor(0, u16::try_from(used.head).unwrap(), descriptor);
             driver.publish(0, u16::try_from(used.head).unwrap());
             driver.kick(0);
         }
@@ -963,8 +978,12 @@ mod test {
         let address = |to: &str| {
             let config =
                 Config { to: Network::try_from(to.to_owned()).unwrap(), ..Config::default() };
-            let side = net::open(&Network::None, Wish { pairs: 1, mtu: None }).unwrap();
-            Net::new(&Config { pairs: 1, ..config }, &side, Vec::new()).unwrap().nic.mac.to_string()
+            let backend = net::open(&Network::None, Options { pairs: 1, mtu: None }).unwrap();
+            Net::new(&Config { pairs: 1, ..config }, &backend, Vec::new())
+                .unwrap()
+                .nic
+                .mac
+                .to_string()
         };
         assert_eq!(address("tap:vm0"), "02:4e:a3:44:0f:9f");
         assert_ne!(address("tap:vm0"), address("tap:vm1"));
@@ -983,7 +1002,7 @@ mod test {
         (driver, buffers)
     }
 
-    fn tap_bench(offloads: bool, vhost: Choice) -> Bench {
+    fn tap_bench(offloads: bool, vhost: Mode) -> Bench {
         let mut bench = Bench::new(8 << 20);
         let to = Network::try_from("tap:vm0".to_owned()).unwrap();
         let slot = Some(AT);
@@ -1010,8 +1029,8 @@ mod test {
         loop {
             let frame = content(driver, buffers).0;
             // The host also sends neighbor discovery frames.
-            if frame.len() == HEADER + 42 + 1400 {
-                assert_eq!(frame[HEADER + 42..], [byte; 1400]);
+            if frame.len() == HEADER_LENGTH + 42 + 1400 {
+                assert_eq!(frame[HEADER_LENGTH + 42..], [byte; 1400]);
                 return frame;
             }
         }
@@ -1036,20 +1055,20 @@ mod test {
     }
 
     /// Values of `vhost` that this host supports.
-    fn choices() -> &'static [Choice] {
+    fn choices() -> &'static [Mode] {
         if std::path::Path::new("/dev/vhost-net").exists() {
-            return &[Choice::Off, Choice::On];
+            return &[Mode::Off, Mode::On];
         }
         let test = std::thread::current().name().unwrap_or_default().to_owned();
         skip::not_run_in_part(&format!("{test} through vhost-net"), "there is no /dev/vhost-net");
-        &[Choice::Off]
+        &[Mode::Off]
     }
 
     #[test]
     fn a_tap_carries_datagrams_both_ways_with_and_without_offloads() {
         in_namespace(skip::not_run, || {
             ip("tuntap add vm0 mode tap multi_queue");
-            address();
+            set_addresses();
             for vhost in choices() {
                 for (offloads, merge) in [(true, MRG_RXBUF), (true, 0), (false, MRG_RXBUF)] {
                     let bench = tap_bench(offloads, *vhost);
@@ -1074,50 +1093,50 @@ mod test {
                 return;
             }
             ip("tuntap add vm0 mode tap multi_queue");
-            address();
-            let bench = tap_bench(true, Choice::On);
+            set_addresses();
+            let bench = tap_bench(true, Mode::On);
             let link = bench.board.links().find("net").unwrap();
             let (mut driver, buffers) = on_tap(&bench, MRG_RXBUF | CSUM | GUEST_CSUM);
             let socket = host();
-            let lent = |count| wait("the rings", || link.in_kernel() == count);
+            let wait_for_kernel = |count| wait("the rings", || link.kernel_pairs() == count);
             let master =
                 |on: u8| bench.write(Kind::Config, AT.config() + 4, &[2 | on << 2, 0, 0, 0]);
             for round in 0..5_u8 {
-                lent(1);
+                wait_for_kernel(1);
                 to_guest(&mut driver, &buffers, &socket, round);
                 to_host(&mut driver, &socket, round);
                 // Frames are lost in both directions while the cable is unplugged.
-                link.plug(false);
-                lent(0);
+                link.set_plugged(false);
+                wait_for_kernel(0);
                 send(&mut driver, 0xee);
                 driver.wait(1);
                 socket.send_to(&[0xdd; 1400], "10.9.0.2:9").unwrap();
-                link.plug(true);
-                lent(1);
+                link.set_plugged(true);
+                wait_for_kernel(1);
                 to_host(&mut driver, &socket, round + 100);
                 to_guest(&mut driver, &buffers, &socket, round + 100);
                 master(0);
-                lent(0);
+                wait_for_kernel(0);
                 master(1);
-                lent(1);
+                wait_for_kernel(1);
                 let saved = bench.board.park();
-                assert_eq!(link.in_kernel(), 0);
+                assert_eq!(link.kernel_pairs(), 0);
                 bench.board.run(saved).unwrap();
             }
-            lent(1);
+            wait_for_kernel(1);
             // An invalid descriptor index breaks the device, whether the kernel or the thread reads
             // it.
             driver.publish(1, 999);
             driver.kick(1);
             wait("the device to break", || driver.status() & 64 != 0);
-            assert_eq!(link.in_kernel(), 0);
+            assert_eq!(link.kernel_pairs(), 0);
             driver.set_status(0);
             assert_eq!(driver.status(), 0);
             let (mut driver, buffers) = on_tap(&bench, MRG_RXBUF);
-            lent(1);
+            wait_for_kernel(1);
             to_guest(&mut driver, &buffers, &socket, 7);
             driver.set_status(0);
-            assert_eq!(link.in_kernel(), 0, "nothing is in flight after a reset");
+            assert_eq!(link.kernel_pairs(), 0, "nothing is in flight after a reset");
         });
     }
 
@@ -1129,7 +1148,7 @@ mod test {
             let mut bench = Bench::new(1 << 20);
             bench.board.add("net", |grants| config.build(grants)).err().map(|it| format!("{it:#}"))
         };
-        assert!(refused(Choice::On, "none").unwrap().contains("not a tap"));
-        assert_eq!(refused(Choice::Auto, "none"), None);
+        assert!(refused(Mode::On, "none").unwrap().contains("not a tap"));
+        assert_eq!(refused(Mode::Auto, "none"), None);
     }
 }

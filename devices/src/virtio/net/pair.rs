@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use super::Nic;
 use super::control::OK;
-use super::inbox::{Inbox, Terms};
-use super::lease::Lease;
+use super::inbox::{Inbox, ReceiveFeatures};
+use super::kernel_rings::KernelRings;
 use super::sleep::{Interest, Orders, Sleep};
-use crate::poller::AWAKE;
+use crate::poller::POLL_TIME;
 use crate::virtio::Queue;
-use host::net::{Port, Stop, put};
+use host::net::{Port, TransferError, write_pieces};
 
 /// Frames in one direction, before the other direction and the orders are served.
 const MAX_FRAMES_PER_ROUND: usize = 256;
@@ -35,82 +35,82 @@ pub(super) struct Pair {
     pub(super) control: Option<Queue>,
     pub(super) port: Box<dyn Port>,
     pub(super) nic: Arc<Nic>,
-    pub(super) terms: Terms,
+    pub(super) features: ReceiveFeatures,
     pub(super) inbox: Inbox,
     pub(super) sleep: Sleep,
     /// Present if the kernel may serve the rings.
-    pub(super) lease: Option<Lease>,
+    pub(super) kernel_rings: Option<KernelRings>,
     /// The peer accepts no more frames at the moment.
     pub(super) full: bool,
     /// The cable is not plugged in.
-    pub(super) pulled: bool,
+    pub(super) unplugged: bool,
 }
 
 impl Pair {
     /// Serves the queues until it is asked to stop. No request is half done afterwards.
     pub(super) fn run(mut self, orders: &Orders) -> Self {
         let mut polls = false;
-        self.quiet();
+        self.disable_doorbells();
         while !orders.stop.load(Ordering::Acquire) {
             if self.serve() || polls && self.poll(orders) {
                 continue;
             }
-            if !self.listen() {
-                polls = self.sleep() < AWAKE;
+            if !self.enable_doorbells() {
+                polls = self.sleep() < POLL_TIME;
             }
-            self.quiet();
+            self.disable_doorbells();
         }
-        if self.is_lent() {
-            self.regain();
+        if self.is_kernel_active() {
+            self.take_back();
         }
         if let Some(queue) = &mut self.receive {
-            self.inbox.undo(queue);
+            self.inbox.return_buffers(queue);
         }
         self
     }
 
     /// Whether the kernel serves the rings. This thread must not touch them then.
-    fn is_lent(&self) -> bool {
-        self.lease.as_ref().is_some_and(Lease::is_out)
+    fn is_kernel_active(&self) -> bool {
+        self.kernel_rings.as_ref().is_some_and(KernelRings::is_active)
     }
 
     /// Whether the kernel should serve the rings now.
     fn is_for_kernel(&self) -> bool {
-        let possible = self.lease.as_ref().is_some_and(Lease::is_possible);
+        let possible = self.kernel_rings.as_ref().is_some_and(KernelRings::is_possible);
         possible
             && self.transmit.is_some()
             && self.receive.as_ref().is_some_and(|queue| queue.memory().ram().is_ok())
             && self.number < self.nic.active.load(Ordering::Acquire)
-            && self.nic.side.link().is_plugged()
+            && self.nic.backend.link().is_plugged()
     }
 
     /// Hands the rings to the kernel or takes them back, as the current state demands.
     fn update_owner(&mut self) {
-        match (self.is_lent(), self.is_for_kernel()) {
-            (true, false) => self.regain(),
-            (false, true) => self.lend(),
+        match (self.is_kernel_active(), self.is_for_kernel()) {
+            (true, false) => self.take_back(),
+            (false, true) => self.hand_to_kernel(),
             _ => {}
         }
     }
 
-    fn lend(&mut self) {
+    fn hand_to_kernel(&mut self) {
         // Discards the frames that came while the cable was unplugged.
         self.is_open();
         let (Some(receive), Some(transmit)) = (&mut self.receive, &mut self.transmit) else {
             return;
         };
-        self.inbox.undo(receive);
+        self.inbox.return_buffers(receive);
         self.full = false;
-        if let Some(lease) = &mut self.lease {
-            lease.begin([receive, transmit]);
+        if let Some(rings) = &mut self.kernel_rings {
+            rings.begin([receive, transmit]);
         }
     }
 
-    fn regain(&mut self) {
-        if let (Some(lease), Some(receive), Some(transmit)) =
-            (&mut self.lease, &mut self.receive, &mut self.transmit)
+    fn take_back(&mut self) {
+        if let (Some(rings), Some(receive), Some(transmit)) =
+            (&mut self.kernel_rings, &mut self.receive, &mut self.transmit)
         {
-            lease.end([receive, transmit]);
+            rings.end([receive, transmit]);
         }
     }
 
@@ -118,7 +118,7 @@ impl Pair {
     fn serve(&mut self) -> bool {
         self.update_owner();
         let answered = self.answer();
-        if self.is_lent() {
+        if self.is_kernel_active() {
             return answered;
         }
         let sent = self.send();
@@ -129,7 +129,7 @@ impl Pair {
     /// Polls for a short time. Returns false if nothing came.
     fn poll(&mut self, orders: &Orders) -> bool {
         let start = Instant::now();
-        while start.elapsed() < AWAKE && !orders.stop.load(Ordering::Acquire) {
+        while start.elapsed() < POLL_TIME && !orders.stop.load(Ordering::Acquire) {
             if self.serve() {
                 return true;
             }
@@ -139,20 +139,20 @@ impl Pair {
     }
 
     /// Disables doorbells. The receive queue is only waited for when it has no buffers.
-    fn quiet(&mut self) {
-        let own = !self.is_lent();
+    fn disable_doorbells(&mut self) {
+        let own = !self.is_kernel_active();
         let (receive, transmit) = (self.receive.as_mut(), self.transmit.as_mut());
         let queues = [receive.filter(|_| own), transmit.filter(|_| own), self.control.as_mut()];
-        queues.into_iter().flatten().for_each(Queue::quiet);
+        queues.into_iter().flatten().for_each(Queue::disable_doorbell);
     }
 
     /// Enables the doorbells that are needed. Returns true if something came in the meantime.
-    fn listen(&mut self) -> bool {
-        let own = !self.is_lent();
+    fn enable_doorbells(&mut self) -> bool {
+        let own = !self.is_kernel_active();
         let receive = self.receive.as_mut().filter(|_| own && self.inbox.is_starved());
         let transmit = self.transmit.as_mut().filter(|_| own && !self.full);
         let queues = [receive, transmit, self.control.as_mut()];
-        queues.into_iter().flatten().any(Queue::listen)
+        queues.into_iter().flatten().any(Queue::enable_doorbell)
     }
 
     /// Serves the control queue. Returns true if it had commands.
@@ -161,7 +161,7 @@ impl Pair {
         for round in 0..MAX_FRAMES_PER_ROUND {
             let Some(chain) = queue.pop() else { return round > 0 };
             self.nic.execute(queue.memory(), &chain.readable);
-            let written = put(queue.memory(), &chain.writable, 0, &[OK]);
+            let written = write_pieces(queue.memory(), &chain.writable, 0, &[OK]);
             queue.push(chain, u32::from(written == Ok(1)));
             queue.notify();
         }
@@ -171,16 +171,16 @@ impl Pair {
     /// Sends the driver's frames. Returns true if there were any.
     fn send(&mut self) -> bool {
         let Some(queue) = &mut self.transmit else { return false };
-        let plugged = self.nic.side.link().is_plugged();
+        let plugged = self.nic.backend.link().is_plugged();
         let mut sent = 0;
         while sent < MAX_FRAMES_PER_ROUND {
             let Some(chain) = queue.pop() else { break };
             // Without a cable, frames are discarded.
             let result =
                 if plugged { self.port.send(queue.memory(), &chain.readable) } else { Ok(()) };
-            self.full = result == Err(Stop::Wait);
+            self.full = result == Err(TransferError::WouldBlock);
             if self.full {
-                queue.undo(chain);
+                queue.return_chain(chain);
                 break;
             }
             queue.push(chain, 0);
@@ -196,16 +196,18 @@ impl Pair {
         if self.number >= self.nic.active.load(Ordering::Acquire) {
             return false;
         }
-        let plugged = self.nic.side.link().is_plugged();
-        if plugged && self.pulled {
+        let plugged = self.nic.backend.link().is_plugged();
+        if plugged && self.unplugged {
             // Discard what came while the cable was unplugged.
             for _ in 0..MAX_STALE_FRAMES {
-                if self.port.receive(queue.memory(), &[], self.inbox.rest()) == Err(Stop::Wait) {
+                if self.port.receive(queue.memory(), &[], self.inbox.discard_buffer())
+                    == Err(TransferError::WouldBlock)
+                {
                     break;
                 }
             }
         }
-        self.pulled = !plugged;
+        self.unplugged = !plugged;
         plugged
     }
 
@@ -217,12 +219,12 @@ impl Pair {
         let Some(queue) = &mut self.receive else { return false };
         self.inbox.update_filter(&self.nic);
         let mut received = 0;
-        while received < MAX_FRAMES_PER_ROUND && self.inbox.gather(queue, self.terms.merge) {
+        while received < MAX_FRAMES_PER_ROUND && self.inbox.gather(queue, self.features.merge) {
             let (pieces, rest) = self.inbox.destination();
             match self.port.receive(queue.memory(), pieces, rest) {
-                Ok(length) => self.inbox.deliver(queue, length, self.terms),
-                Err(Stop::Refused) => self.inbox.refuse(queue),
-                Err(Stop::Wait) => break,
+                Ok(length) => self.inbox.deliver(queue, length, self.features),
+                Err(TransferError::Refused) => self.inbox.refuse(queue),
+                Err(TransferError::WouldBlock) => break,
             }
             received += 1;
         }
@@ -232,11 +234,11 @@ impl Pair {
 
     /// Waits until there may be something to do. Returns how long it waited.
     fn sleep(&mut self) -> Duration {
-        if let (Some(lease), Some(receive), Some(transmit)) =
-            (&mut self.lease, &mut self.receive, &mut self.transmit)
-            && lease.is_out()
+        if let (Some(rings), Some(receive), Some(transmit)) =
+            (&mut self.kernel_rings, &mut self.receive, &mut self.transmit)
+            && rings.is_active()
         {
-            lease.sleep([receive, transmit]);
+            rings.sleep([receive, transmit]);
             // The kernel sees frames first, so polling afterwards is useless.
             return Duration::MAX;
         }

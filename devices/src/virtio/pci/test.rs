@@ -4,7 +4,7 @@ use super::*;
 use crate::device::Kind;
 use crate::testutil::Bench;
 use crate::testutil::driver::{
-    Driver, EVENT_IDX, INDIRECT, INDIRECT_DESC, NEXT, Used, VERSION_1, WRITE,
+    Descriptor, Driver, EVENT_IDX, INDIRECT, INDIRECT_DESC, NEXT, Used, VERSION_1, WRITE,
 };
 use crate::virtio::Chain;
 use crate::worker::Worker;
@@ -135,7 +135,7 @@ fn messages(bench: &Bench) {
 }
 
 fn sent(bench: &Bench) -> Vec<u32> {
-    bench.host.sent.lock().unwrap().drain(..).map(|message| message.data).collect()
+    bench.hypervisor.sent.lock().unwrap().drain(..).map(|message| message.data).collect()
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn is_what_the_drivers_for_windows_match() {
     assert_eq!(driver.features(), LOUD | VERSION_1 | EVENT_IDX | INDIRECT_DESC | RING_RESET);
     assert_eq!(driver.number(18), 2);
     // The Windows drivers map at most one page of doorbells.
-    assert_eq!(bench.host.bells.lock().unwrap().len(), QUEUES);
+    assert_eq!(bench.hypervisor.bells.lock().unwrap().len(), QUEUES);
 }
 
 #[test]
@@ -211,9 +211,9 @@ fn the_wire_is_high_until_the_isr_byte_is_read() {
     let bench = bench();
     let mut driver = driver(&bench, 0);
     echo(&mut driver, 1, b"something");
-    wait(|| bench.host.pins.is_high(GSI));
+    wait(|| bench.hypervisor.pins.is_high(GSI));
     assert_eq!((driver.isr(), driver.isr()), (1, 0));
-    assert!(!bench.host.pins.is_high(GSI));
+    assert!(!bench.hypervisor.pins.is_high(GSI));
     assert_eq!(sent(&bench), [0; 0]);
 }
 
@@ -232,10 +232,10 @@ fn messages_go_to_the_vector_of_the_queue() {
     messages(&bench);
     for queue in [1, 0, 1] {
         echo(&mut driver, queue, b"something");
-        wait(|| !bench.host.sent.lock().unwrap().is_empty());
+        wait(|| !bench.hypervisor.sent.lock().unwrap().is_empty());
         assert_eq!(sent(&bench), [u32::from(queue) + 1]);
     }
-    assert!(!bench.host.pins.is_high(GSI));
+    assert!(!bench.hypervisor.pins.is_high(GSI));
     assert_eq!(driver.isr(), 1, "also for drivers that look at it in spite of MSI-X");
 }
 
@@ -273,49 +273,97 @@ const ATTACKS: &[(&str, Attack)] = &[
     }),
     ("a head beyond the table", |driver| driver.publish(0, 16)),
     ("an endless chain", |driver| {
-        driver.describe(0, 0, (0x8000, 4), (NEXT, 1));
-        driver.describe(0, 1, (0x8000, 4), (NEXT, 0));
+        driver.write_descriptor(
+            0,
+            0,
+            Descriptor { address: 0x8000, length: 4, flags: NEXT, next: 1 },
+        );
+        driver.write_descriptor(
+            0,
+            1,
+            Descriptor { address: 0x8000, length: 4, flags: NEXT, next: 0 },
+        );
         driver.publish(0, 0);
     }),
     ("a successor beyond the table", |driver| {
-        driver.describe(0, 0, (0x8000, 4), (NEXT, 77));
+        driver.write_descriptor(
+            0,
+            0,
+            Descriptor { address: 0x8000, length: 4, flags: NEXT, next: 77 },
+        );
         driver.publish(0, 0);
     }),
     ("a readable piece after a writable one", |driver| {
-        driver.describe(0, 0, (0x8000, 4), (NEXT | WRITE, 1));
-        driver.describe(0, 1, (0x8000, 4), (0, 0));
+        driver.write_descriptor(
+            0,
+            0,
+            Descriptor { address: 0x8000, length: 4, flags: NEXT | WRITE, next: 1 },
+        );
+        driver.write_descriptor(0, 1, Descriptor { address: 0x8000, length: 4, flags: 0, next: 0 });
         driver.publish(0, 0);
     }),
     ("more than 4 GiB", |driver| {
-        driver.describe(0, 0, (0, u32::MAX), (NEXT | WRITE, 1));
-        driver.describe(0, 1, (0, u32::MAX), (WRITE, 0));
+        driver.write_descriptor(
+            0,
+            0,
+            Descriptor { address: 0, length: u32::MAX, flags: NEXT | WRITE, next: 1 },
+        );
+        driver.write_descriptor(
+            0,
+            1,
+            Descriptor { address: 0, length: u32::MAX, flags: WRITE, next: 0 },
+        );
         driver.publish(0, 0);
     }),
     ("a table within a table", |driver| {
-        driver.describe(0, 0, (0x8000, 32), (INDIRECT, 0));
+        driver.write_descriptor(
+            0,
+            0,
+            Descriptor { address: 0x8000, length: 32, flags: INDIRECT, next: 0 },
+        );
         let table = [0x9000_u64.to_le_bytes(), (16 | 4_u64 << 32).to_le_bytes()].concat();
         driver.bench.memory.write(0x8000, &table).unwrap();
         driver.publish(0, 0);
     }),
     ("a table of odd length", |driver| {
-        driver.describe(0, 0, (0x8000, 17), (INDIRECT, 0));
+        driver.write_descriptor(
+            0,
+            0,
+            Descriptor { address: 0x8000, length: 17, flags: INDIRECT, next: 0 },
+        );
         driver.publish(0, 0);
     }),
     ("an empty table", |driver| {
-        driver.describe(0, 0, (0x8000, 0), (INDIRECT, 0));
+        driver.write_descriptor(
+            0,
+            0,
+            Descriptor { address: 0x8000, length: 0, flags: INDIRECT, next: 0 },
+        );
         driver.publish(0, 0);
     }),
     ("a table with a successor", |driver| {
-        driver.describe(0, 0, (0x8000, 16), (INDIRECT | NEXT, 1));
+        driver.write_descriptor(
+            0,
+            0,
+            Descriptor { address: 0x8000, length: 16, flags: INDIRECT | NEXT, next: 1 },
+        );
         driver.publish(0, 0);
     }),
     ("a table outside of memory", |driver| {
-        driver.describe(0, 0, (u64::MAX - 15, 16), (INDIRECT, 0));
+        driver.write_descriptor(
+            0,
+            0,
+            Descriptor { address: u64::MAX - 15, length: 16, flags: INDIRECT, next: 0 },
+        );
         driver.publish(0, 0);
     }),
     ("a table of a million entries", |driver| {
         // A table of zeros would end at once, so each entry points to itself.
-        driver.describe(0, 0, (0x8000, 16 << 20), (INDIRECT, 0));
+        driver.write_descriptor(
+            0,
+            0,
+            Descriptor { address: 0x8000, length: 16 << 20, flags: INDIRECT, next: 0 },
+        );
         let entry = [0x9000_u64.to_le_bytes(), (4 | 1_u64 << 32).to_le_bytes()].concat();
         driver.bench.memory.write(0x8000, &entry).unwrap();
         driver.publish(0, 0);
@@ -483,5 +531,5 @@ fn without_bus_mastering_nothing_moves() {
     driver.offer(0, &[(at, 5, false)]);
     driver.kick(0);
     bench.board.park();
-    assert_eq!((driver.take(0), bench.host.pins.is_high(GSI)), (None, false));
+    assert_eq!((driver.take(0), bench.hypervisor.pins.is_high(GSI)), (None, false));
 }

@@ -56,7 +56,7 @@ impl Control {
     pub(super) fn finish(self) -> Vec<Queue> {
         let [control, mut events] = self.queues;
         if let Some(queue) = &mut events {
-            self.room.into_iter().rev().for_each(|chain| queue.undo(chain));
+            self.room.into_iter().rev().for_each(|chain| queue.return_chain(chain));
         }
         control.into_iter().chain(events).collect()
     }
@@ -75,7 +75,7 @@ impl Control {
             queue.push(chain, u32::try_from(answer.len()).unwrap_or(0));
             queue.notify();
         } else {
-            queue.undo(chain);
+            queue.return_chain(chain);
             queue.fail("an invalid control request, or one without room for its response");
         }
         true
@@ -171,13 +171,13 @@ impl Serve for Control {
         self.send_events() || served
     }
 
-    fn listen(&mut self) -> bool {
+    fn enable_doorbells(&mut self) -> bool {
         // It stops at the first queue with work. The other one is checked on the next call.
-        self.queues.iter_mut().flatten().any(Queue::listen)
+        self.queues.iter_mut().flatten().any(Queue::enable_doorbell)
     }
 
-    fn quiet(&mut self) {
-        self.queues.iter_mut().flatten().for_each(Queue::quiet);
+    fn disable_doorbells(&mut self) {
+        self.queues.iter_mut().flatten().for_each(Queue::disable_doorbell);
     }
 
     fn events(&self) -> Vec<RawFd> {
@@ -185,7 +185,7 @@ impl Serve for Control {
         bells.chain([self.target.kick().as_raw_fd()]).collect()
     }
 
-    fn heard(&mut self) {
+    fn clear_events(&mut self) {
         self.queues.iter().flatten().for_each(|queue| drop(queue.bell().read()));
         self.target.kick().read().ok();
     }

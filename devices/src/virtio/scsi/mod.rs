@@ -21,7 +21,7 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use self::control::Control;
-use self::request::{Locked, Server};
+use self::request::{Server, SharedServer};
 use self::target::Target;
 use super::{Identity, Queue, Virtio, on_pci};
 use crate::device::{Device, Saved};
@@ -44,15 +44,15 @@ impl Build for Config {
         on_pci(Scsi::new(drive, disk.queues())?, disk.slot, grants)
     }
 
-    fn suit(&mut self, processors: u16) {
-        self.0.suit(processors);
+    fn fill_defaults(&mut self, processors: u16) {
+        self.0.set_default_queues(processors);
     }
 
     fn host_side(&self) -> HostSide<'_> {
         HostSide::Image(&self.0.path)
     }
 
-    fn leave_host_alone(&mut self) {
+    fn detach_host_side(&mut self) {
         self.0.file = Expected::Nothing;
     }
 }
@@ -110,7 +110,7 @@ pub struct Scsi {
     queues: u16,
     sizes: Sizes,
     control: Option<Poller<Control>>,
-    servers: Vec<Poller<Locked>>,
+    servers: Vec<Poller<SharedServer>>,
     /// Size of the disk that the driver last knew, in bytes.
     known: u64,
 }
@@ -199,7 +199,7 @@ impl Virtio for Scsi {
             let server = Server::new(queue, self.target.clone(), self.sizes)?;
             let server = Arc::new(Mutex::new(server));
             servers.push(server.clone());
-            self.servers.push(Poller::spawn(&name, Locked(server))?);
+            self.servers.push(Poller::spawn(&name, SharedServer(server))?);
         }
         let [control, events] = others;
         if control.is_some() || events.is_some() {
@@ -221,7 +221,7 @@ impl Virtio for Scsi {
         // First: the control thread may be aborting tasks of the others.
         let others = self.control.take().map(|it| it.stop().finish()).unwrap_or_default();
         let servers = self.servers.drain(..).map(Poller::stop);
-        others.into_iter().chain(servers.map(Locked::finish)).collect()
+        others.into_iter().chain(servers.map(SharedServer::finish)).collect()
     }
 
     fn save(&self) -> Saved {

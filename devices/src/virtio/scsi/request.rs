@@ -11,8 +11,8 @@ use super::{QUEUE_SIZE, Sizes};
 use crate::poller::Serve;
 use crate::scsi::{self, Cdb, Plan, Sense};
 use crate::virtio::{Chain, Queue, length};
-use host::disk::{Channel, Done, Fault, Operation, Request, wait};
-use host::memory::{Piece, part};
+use host::disk::{Channel, Completion, Fault, Operation, Request, wait};
+use host::memory::{Piece, subrange};
 
 /// Bytes of a request before its command, and of a response before its sense data.
 const HEADER_SIZE: usize = 19;
@@ -71,7 +71,7 @@ pub(super) struct Server {
     in_flight: usize,
     /// Number of requests that the channel holds.
     asked: usize,
-    done: Vec<Done>,
+    done: Vec<Completion>,
 }
 
 impl Server {
@@ -89,9 +89,9 @@ impl Server {
         while let Some(mut chain) = self.queue.pop() {
             any = true;
             let header = self.header(&mut chain);
-            let response = chain.take_room(RESPONSE_SIZE + self.sizes.sense);
+            let response = chain.take_writable(RESPONSE_SIZE + self.sizes.sense);
             let (Some(header), Some(response)) = (header, response) else {
-                self.queue.undo(chain);
+                self.queue.return_chain(chain);
                 self.queue.fail("a request without a command, or without room for its response");
                 break;
             };
@@ -166,7 +166,7 @@ impl Server {
                 job.moved = data.len() as u64;
                 Ok(Vec::new())
             }
-            Plan::Move(it) => {
+            Plan::Transfer(it) => {
                 let operation = if it.write {
                     Operation::Write { durable: it.durable }
                 } else {
@@ -202,7 +202,7 @@ impl Server {
     }
 
     /// Handles one finished channel request.
-    fn account(&mut self, one: Done) {
+    fn account(&mut self, one: Completion) {
         self.asked -= 1;
         let head = head(one.tag);
         // The tags come from this file, so each has its job.
@@ -211,7 +211,7 @@ impl Server {
             job.result = Err(Refusal::Sense(match fault {
                 // The range was checked against the disk, so the guest's memory is at fault.
                 Fault::Refused if job.moved > 0 => Sense::ABORTED,
-                fault => scsi::fault(fault, !job.inward),
+                fault => scsi::sense_for(fault, !job.inward),
             }));
         }
         job.parts -= 1;
@@ -271,7 +271,7 @@ impl Server {
                 let job = self.jobs.get(head(request.tag)).and_then(Option::as_ref);
                 if job.is_none_or(|job| job.aborted.is_some()) {
                     let Request { tag, pieces, .. } = request;
-                    self.account(Done { tag, result: Ok(()), pieces });
+                    self.account(Completion { tag, result: Ok(()), pieces });
                 } else {
                     self.channel.push(request);
                 }
@@ -304,13 +304,16 @@ impl Server {
     /// Waits for commands in flight. Commands that the channel has not started stay in the queue.
     fn finish(mut self) -> Queue {
         // The first command is undone last, so that it is taken first again.
-        mem::take(&mut self.offered).into_iter().rev().for_each(|it| self.queue.undo(it.chain));
+        mem::take(&mut self.offered)
+            .into_iter()
+            .rev()
+            .for_each(|it| self.queue.return_chain(it.chain));
         while self.in_flight > 0 {
             // Repeated on each pass: a request in flight may start to wait for space.
             for request in self.channel.withdraw() {
                 if let Some(job) = self.jobs.get_mut(head(request.tag)).and_then(Option::take) {
                     self.in_flight -= 1;
-                    self.queue.undo(job.chain);
+                    self.queue.return_chain(job.chain);
                 }
             }
             self.channel.submit();
@@ -347,7 +350,7 @@ impl Job {
             return Err(Refusal::Response(OVERRUN));
         }
         self.moved = wanted;
-        Ok(if there > wanted { part(pieces, 0, wanted) } else { mem::take(pieces) })
+        Ok(if there > wanted { subrange(pieces, 0, wanted) } else { mem::take(pieces) })
     }
 }
 
@@ -364,9 +367,9 @@ fn plain(tag: u64, operation: Operation, (offset, length): (u64, u64)) -> Reques
 }
 
 /// A server that its own thread runs, and in which the control thread aborts tasks.
-pub(super) struct Locked(pub(super) Arc<Mutex<Server>>);
+pub(super) struct SharedServer(pub(super) Arc<Mutex<Server>>);
 
-impl Locked {
+impl SharedServer {
     fn server(&self) -> MutexGuard<'_, Server> {
         self.0.lock().expect("no device panicked")
     }
@@ -377,7 +380,7 @@ impl Locked {
     }
 }
 
-impl Serve for Locked {
+impl Serve for SharedServer {
     fn serve(&mut self) -> bool {
         let mut server = self.server();
         let taken = server.take();
@@ -392,16 +395,16 @@ impl Serve for Locked {
         taken || answered
     }
 
-    fn awaits(&self) -> bool {
+    fn has_single_request(&self) -> bool {
         self.server().in_flight == 1
     }
 
-    fn listen(&mut self) -> bool {
-        self.server().queue.listen()
+    fn enable_doorbells(&mut self) -> bool {
+        self.server().queue.enable_doorbell()
     }
 
-    fn quiet(&mut self) {
-        self.server().queue.quiet();
+    fn disable_doorbells(&mut self) {
+        self.server().queue.disable_doorbell();
     }
 
     fn events(&self) -> Vec<RawFd> {
@@ -409,7 +412,7 @@ impl Serve for Locked {
         vec![server.queue.bell().as_raw_fd(), server.channel.event().as_raw_fd()]
     }
 
-    fn heard(&mut self) {
+    fn clear_events(&mut self) {
         self.server().queue.bell().read().ok();
     }
 }

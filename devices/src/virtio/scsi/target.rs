@@ -87,7 +87,7 @@ impl Target {
 
     /// Called when the disk grows. The driver is notified with its next command, and by an event.
     pub(super) fn grow(&self) {
-        self.conditions().attend(Sense::CAPACITY_CHANGED);
+        self.conditions().add_attention(Sense::CAPACITY_CHANGED);
         self.grown.store(true, Ordering::Release);
         self.kick.write(1).ok();
     }

@@ -15,7 +15,7 @@ use crate::pci::Address;
 use crate::registry;
 use crate::testutil::Bench;
 use crate::testutil::driver::Driver;
-use host::disk::{Channel, Done, Geometry, Image, Request, memory};
+use host::disk::{Channel, Completion, Geometry, Image, Request, memory};
 use host::memory::Memory;
 use host::testutil::noise::Noise;
 
@@ -89,7 +89,7 @@ impl Channel for CountedChannel {
             self.below.submit();
         }
     }
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<Completion>) {
         self.submit();
         let before = done.len();
         self.below.reap(done);
@@ -160,8 +160,20 @@ use self::target::{ABORTED, BAD_TARGET, FAILURE, INCORRECT_LUN, OK, OVERRUN, REJ
 /// A command in flight: its head, and addresses of its response and data with the data's length.
 struct Begun(u16, u64, u64, u32);
 
-fn begin(driver: &mut Driver<'_>, to: (u16, [u8; 8], u64), cdb: &[u8], data: &Data<'_>) -> Begun {
-    let (queue, lun, id) = to;
+/// The queue, the logical unit and the identifier of a task.
+#[derive(Clone, Copy)]
+struct Task {
+    queue: u16,
+    lun: [u8; 8],
+    id: u64,
+}
+
+fn unit_task(id: u64) -> Task {
+    Task { queue: FIRST, lun: UNIT, id }
+}
+
+fn begin(driver: &mut Driver<'_>, task: Task, cdb: &[u8], data: &Data<'_>) -> Begun {
+    let Task { queue, lun, id } = task;
     let mut bytes = [&lun[..], &id.to_le_bytes(), &[0, 0, 0], cdb].concat();
     bytes.resize(51, 0);
     let (header, response) = (driver.allocate(51), driver.allocate(108));
@@ -200,16 +212,16 @@ fn end(driver: &Driver<'_>, begun: &Begun, used: u32) -> Ended {
     }
 }
 
-fn ask_of(driver: &mut Driver<'_>, to: (u16, [u8; 8], u64), cdb: &[u8], data: &Data<'_>) -> Ended {
-    let begun = begin(driver, to, cdb, data);
-    driver.kick(to.0);
-    let used = driver.wait(to.0);
+fn ask_of(driver: &mut Driver<'_>, task: Task, cdb: &[u8], data: &Data<'_>) -> Ended {
+    let begun = begin(driver, task, cdb, data);
+    driver.kick(task.queue);
+    let used = driver.wait(task.queue);
     assert_eq!(used.head, u32::from(begun.0));
     end(driver, &begun, used.length)
 }
 
 fn ask(driver: &mut Driver<'_>, cdb: &[u8], data: &Data<'_>) -> Ended {
-    ask_of(driver, (FIRST, UNIT, 7), cdb, data)
+    ask_of(driver, unit_task(7), cdb, data)
 }
 
 fn transfer(code: u8, block: u64, blocks: u32) -> [u8; 16] {
@@ -266,13 +278,13 @@ fn what_was_written_is_read_on_every_queue() {
     let bytes: Vec<u8> = (0..=250).cycle().take(4096).collect();
     write(&mut driver, 8, &bytes);
     for queue in REQUESTS..REQUESTS + 3 {
-        let to = (queue, UNIT, 1);
-        let ended = ask_of(&mut driver, to, &transfer(0x88, 10, 4), &Data::In(2048));
+        let task = Task { queue, lun: UNIT, id: 1 };
+        let ended = ask_of(&mut driver, task, &transfer(0x88, 10, 4), &Data::In(2048));
         assert_eq!(ended.used, 108 + 2048);
         assert_eq!(ended.data(), bytes[1024..3072]);
         let mut flush = [0; 10];
         flush[0] = 0x35;
-        assert_eq!(ask_of(&mut driver, to, &flush, &Data::None).data().len(), 0);
+        assert_eq!(ask_of(&mut driver, task, &flush, &Data::None).data().len(), 0);
     }
 }
 
@@ -298,7 +310,7 @@ fn who_has_more_room_than_comes_is_told_and_who_has_less_gets_nothing() {
         assert_eq!((ended.response, ended.used), (OVERRUN, 108), "{cdb:x?}");
     }
     // A bidirectional command.
-    let begun = begin(&mut driver, (FIRST, UNIT, 1), &[0; 6], &Data::Out(&[0; 512]));
+    let begun = begin(&mut driver, unit_task(1), &[0; 6], &Data::Out(&[0; 512]));
     driver.kick(FIRST);
     driver.wait(FIRST);
     let header = driver.allocate(51);
@@ -327,17 +339,17 @@ fn other_units_and_targets_are_not_there() {
         ([1, 0, 0x80, 0, 0, 0, 0, 0], BAD_TARGET),
         ([0xc1, 1, 0, 0, 0, 0, 0, 0], BAD_TARGET),
     ] {
-        let ended = ask_of(&mut driver, (FIRST, lun, 1), &inquiry, &Data::In(36));
+        let ended = ask_of(&mut driver, Task { queue: FIRST, lun, id: 1 }, &inquiry, &Data::In(36));
         assert_eq!(ended.response, response, "{lun:x?}");
     }
     for unit in [1, 0x3fff] {
-        let to = (FIRST, lun(0, unit), 1);
-        assert_eq!(ask_of(&mut driver, to, &inquiry, &Data::In(36)).data()[0], 0x7f);
+        let task = Task { queue: FIRST, lun: lun(0, unit), id: 1 };
+        assert_eq!(ask_of(&mut driver, task, &inquiry, &Data::In(36)).data()[0], 0x7f);
         let report = [0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0];
-        let units = ask_of(&mut driver, to, &report, &Data::In(16)).data();
+        let units = ask_of(&mut driver, task, &report, &Data::In(16)).data();
         assert_eq!(units, [0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(ask_of(&mut driver, to, &[0; 6], &Data::None).sense(), (5, 0x25, 0));
-        let sense = ask_of(&mut driver, to, &[3, 0, 0, 0, 18, 0], &Data::In(18)).data();
+        assert_eq!(ask_of(&mut driver, task, &[0; 6], &Data::None).sense(), (5, 0x25, 0));
+        let sense = ask_of(&mut driver, task, &[3, 0, 0, 0, 18, 0], &Data::In(18)).data();
         assert_eq!((sense[2], sense[12]), (5, 0x25));
     }
 }
@@ -375,7 +387,7 @@ fn rooms_and_lists_that_are_wrong_are_refused_and_right_ones_clear_what_they_nam
     list[16] = 0x80;
     assert_eq!(ask(&mut driver, &unmap, &Data::Out(&list)).sense(), (5, 0x21, 0));
     // A data buffer outside of memory, which does not break the device.
-    let begun = begin(&mut driver, (FIRST, UNIT, 1), &[0; 6], &Data::None);
+    let begun = begin(&mut driver, unit_task(1), &[0; 6], &Data::None);
     driver.kick(FIRST);
     driver.wait(FIRST);
     let header = driver.allocate(51);
@@ -486,8 +498,8 @@ fn tasks_that_wait_are_ended_and_others_are_not() {
     let tasks: Vec<_> = (0..12_u16)
         .map(|id| {
             let queue = FIRST + id % 2;
-            let to = (queue, UNIT, id.into());
-            (queue, begin(&mut driver, to, &transfer(0x88, id.into(), 1), &Data::In(512)))
+            let task = Task { queue, lun: UNIT, id: id.into() };
+            (queue, begin(&mut driver, task, &transfer(0x88, id.into(), 1), &Data::In(512)))
         })
         .collect();
     driver.kick(FIRST);
@@ -593,7 +605,7 @@ fn a_full_queue_is_served_and_parked_in_the_middle() {
     for round in 0..10 {
         for task in 0..40 {
             let cdb = transfer(0x8a, task, 1);
-            begin(&mut driver, (FIRST, UNIT, task), &cdb, &Data::Out(&[5; 512]));
+            begin(&mut driver, unit_task(task), &cdb, &Data::Out(&[5; 512]));
         }
         driver.kick(FIRST);
         if round % 2 == 1 {
@@ -620,9 +632,8 @@ fn ranges_beyond_a_limit_wait_and_are_all_done_or_ended() {
     let all = |driver: &mut Driver<'_>| {
         state.held.store(true, Ordering::SeqCst);
         state.max.store(0, Ordering::SeqCst);
-        let begun: Vec<_> = (0..40)
-            .map(|task| begin(driver, (FIRST, UNIT, task), &unmap, &Data::Out(&list)))
-            .collect();
+        let begun: Vec<_> =
+            (0..40).map(|task| begin(driver, unit_task(task), &unmap, &Data::Out(&list))).collect();
         driver.kick(FIRST);
         begun
     };

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use host::display::{Mode, PAGE, Scanout};
+use host::display::{Mode, PAGE_BYTES, Scanout};
 use host::input::{Hub, Lights};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
@@ -315,7 +315,7 @@ impl Canvas {
                 if anew {
                     scan.pages.clear();
                     let end = mode.start + u64::from(mode.stride) * u64::from(mode.height);
-                    scan.pages.resize(to_usize(end.div_ceil(PAGE).div_ceil(64)), u64::MAX);
+                    scan.pages.resize(to_usize(end.div_ceil(PAGE_BYTES).div_ceil(64)), u64::MAX);
                 }
                 let to = &mut Target { picture: &mut picture, changed: &mut changed };
                 scan.copy(&mode, scanout.as_ref(), to);
@@ -375,7 +375,7 @@ impl Scan {
     fn copy(&mut self, mode: &Mode, from: &dyn Scanout, to: &mut Target<'_>) {
         if let Some(scroll) = &mut self.scroll {
             let pages: usize = self.pages.iter().map(|it| it.count_ones() as usize).sum();
-            scroll.save(to.picture, pages * to_usize(PAGE / 4));
+            scroll.save(to.picture, pages * to_usize(PAGE_BYTES / 4));
         }
         let mut next = 0;
         let count = self.pages.len() as u64 * 64;
@@ -390,7 +390,7 @@ impl Scan {
             while end < count && self.pages[to_usize(end / 64)] >> (end % 64) & 1 != 0 {
                 end += 1;
             }
-            self.copy_bytes(mode, first * PAGE..end * PAGE, from, to);
+            self.copy_bytes(mode, first * PAGE_BYTES..end * PAGE_BYTES, from, to);
             next = end;
         }
     }

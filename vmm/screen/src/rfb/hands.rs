@@ -122,7 +122,7 @@ impl Hands {
         pointer.x = (pointer.x + dx).clamp(0, last(size.0));
         pointer.y = (pointer.y + dy).clamp(0, last(size.1));
         let place = |at: i32, length: u16| {
-            let most = i64::from(Position::MOST);
+            let most = i64::from(Position::MAX);
             let scaled = i64::from(at) * most / i64::from(last(length).max(1));
             u16::try_from(scaled.clamp(0, most)).unwrap_or(0)
         };
@@ -274,7 +274,7 @@ mod test {
         hands.point(639, 479, 1 << 6 | 1 << 7, (640, 480));
         assert!(!hands.is_relative());
         let motion = |dx, dy, buttons| Event::Motion(Motion { dx, dy, wheel: 0, buttons });
-        let most = Position::MOST;
+        let most = Position::MAX;
         let position = |wheel, pan, buttons| {
             Event::Position(Position { x: most, y: most, wheel, pan, buttons })
         };

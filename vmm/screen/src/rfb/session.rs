@@ -463,7 +463,7 @@ impl Session {
             (Some(scanout), [Screen { area, .. }])
                 if fits && (area.width, area.height) == (width, height) =>
             {
-                scanout.prefer(width.into(), height.into());
+                scanout.set_preferred_size(width.into(), height.into());
                 4
             }
             _ => 3,

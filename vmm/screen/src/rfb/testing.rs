@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use host::display::{Mode, PAGE, Scanout};
+use host::display::{Mode, PAGE_BYTES, Scanout};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::Wire;
@@ -49,7 +49,7 @@ impl Fake {
         let at = mode.start + u64::from(y * mode.stride + x * 4);
         let index = usize::try_from(at).unwrap();
         state.bytes[index..index + 4].copy_from_slice(&(colour | 0xff00_0000).to_le_bytes());
-        for page in [at / PAGE, (at + 3) / PAGE] {
+        for page in [at / PAGE_BYTES, (at + 3) / PAGE_BYTES] {
             state.changed[usize::try_from(page / 64).unwrap()] |= 1 << (page % 64);
         }
     }
@@ -130,7 +130,7 @@ impl Scanout for Fake {
         data[..count].copy_from_slice(&state.bytes[start..start + count]);
     }
 
-    fn prefer(&self, width: u32, height: u32) {
+    fn set_preferred_size(&self, width: u32, height: u32) {
         self.state.lock().unwrap().preferred = Some((width, height));
     }
 }

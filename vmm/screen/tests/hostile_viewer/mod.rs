@@ -56,7 +56,7 @@ impl Scanout for Moving {
         }
     }
 
-    fn prefer(&self, _: u32, _: u32) {}
+    fn set_preferred_size(&self, _: u32, _: u32) {}
 }
 
 /// An agent that accepts every text.

@@ -44,7 +44,7 @@ const MAX_REFTABLE_BYTES: u64 = 8 << 20;
 const MAX_NAME_LENGTH: usize = 1023;
 
 /// Advice for a damaged image.
-pub(super) const WAY_OUT: &str =
+pub(super) const REPAIR_ADVICE: &str =
     "repair it with `qemu-img check -r all`, or set `readonly` to read it";
 
 /// The parsed header of an image.
@@ -211,8 +211,8 @@ impl Header {
         if !writes {
             return Ok(());
         }
-        ensure!(bits & CORRUPT == 0, "it is damaged: {WAY_OUT}");
-        ensure!(bits == 0 || !self.extended, "it was not closed: {WAY_OUT}");
+        ensure!(bits & CORRUPT == 0, "it is damaged: {REPAIR_ADVICE}");
+        ensure!(bits == 0 || !self.extended, "it was not closed: {REPAIR_ADVICE}");
         ensure!(
             self.snapshots == 0,
             "it has {} snapshots in it: delete them with `qemu-img snapshot -d`, or set `readonly`",

@@ -18,7 +18,7 @@
 mod empty;
 mod entry;
 mod header;
-mod mend;
+mod repair;
 mod tables;
 
 use std::io;
@@ -30,7 +30,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::format::{Format, choose};
 use super::medium::{Buffer, Medium, is_full};
-use super::raw::{Opened, Raw, check_size, open_locked};
+use super::raw::{LockedFile, Raw, check_size, open_locked};
 use super::{Config, Direct, Geometry};
 use entry::{COMPRESSED, COPIED, ZERO, packed_at};
 use header::Header;
@@ -46,11 +46,11 @@ const MAX_BACKING_FILES: usize = 32;
 /// # Errors
 ///
 /// The reason, without the name of the file.
-pub(super) fn open(file: Opened, config: &Config) -> anyhow::Result<Qcow2> {
+pub(super) fn open(file: LockedFile, config: &Config) -> anyhow::Result<Qcow2> {
     chain(file, config, MAX_BACKING_FILES)
 }
 
-fn chain(opened: Opened, config: &Config, more: usize) -> anyhow::Result<Qcow2> {
+fn chain(opened: LockedFile, config: &Config, more: usize) -> anyhow::Result<Qcow2> {
     let writes = !config.is_read_only();
     let mut header = Header::read(&opened.file)?;
     header.check(writes)?;
@@ -72,7 +72,7 @@ fn chain(opened: Opened, config: &Config, more: usize) -> anyhow::Result<Qcow2> 
     let mut tables = Tables::read(&raw, &header, end)?;
     let marked = writes && header.incompatible & header::DIRTY != 0;
     if marked {
-        match tables.mend(&raw, &header) {
+        match tables.free_leaked_clusters(&raw, &header) {
             Ok(0) => {}
             Ok(clusters) => tracing::debug!(
                 disk = %config.path.display(),
@@ -82,7 +82,7 @@ fn chain(opened: Opened, config: &Config, more: usize) -> anyhow::Result<Qcow2> 
             // No space for it now. Leaked clusters do no harm, so a later start can free them.
             Err(error) if is_full(&error) => {}
             Err(error) => {
-                return Err(error).context(format!("it was not closed: {}", header::WAY_OUT));
+                return Err(error).context(format!("it was not closed: {}", header::REPAIR_ADVICE));
             }
         }
     }
@@ -347,7 +347,7 @@ impl Qcow2 {
             return self.raw.write(bytes, at, false);
         }
         self.mark(true)?;
-        tables.relieve(&self.raw)?;
+        tables.checkpoint_if_full(&self.raw)?;
         let old = tables.entry(&self.raw, offset)?;
         let at = tables.allocate(&self.raw)?;
         let start = offset - offset % cluster;
@@ -376,7 +376,7 @@ impl Qcow2 {
         let mapped = written.and_then(|()| tables.set_entry(&self.raw, offset, at | COPIED));
         if let Err(error) = mapped {
             // Nothing refers to the cluster, so its content does not matter.
-            tables.forget(&self.raw, at)?;
+            tables.undo_allocation(&self.raw, at)?;
             return Err(error);
         }
         self.release(tables, old)
@@ -433,7 +433,7 @@ impl Qcow2 {
                 _ if self.reads_zeros(location) && (keep || tables.data_at(entry)?.is_none()) => {}
                 Some(new) => {
                     self.mark(true)?;
-                    tables.relieve(&self.raw)?;
+                    tables.checkpoint_if_full(&self.raw)?;
                     tables.set_entry(&self.raw, at, new)?;
                     if new & !(ZERO | COPIED) == 0 {
                         self.release(&mut tables, entry)?;
@@ -567,7 +567,7 @@ mod test {
     use std::fs;
 
     use super::super::driver::Driver;
-    use super::super::rehearsal::{check, create, patient, qemu_img};
+    use super::super::rehearsal::{check, create, qemu_img, retry_while_locked};
     use super::super::{Fault, Image, Operation, open as open_disk};
     use super::*;
     use crate::size::Size;
@@ -659,13 +659,13 @@ mod test {
         ] {
             let mut command = std::process::Command::new("qemu-img");
             command.args(["create", "-q", "-f", "qcow2", "-o", options, "disk.qcow2", "1M"]);
-            assert!(patient(command.current_dir(folder.path())).status.success());
+            assert!(retry_while_locked(command.current_dir(folder.path())).status.success());
             assert!(refusal(&image).contains(said), "{options}: {}", refusal(&image));
         }
         create(&image, &[], "1M");
         let snapshot = ["snapshot", "-c", "one"];
         let mut command = std::process::Command::new("qemu-img");
-        assert!(patient(command.args(snapshot).arg(&image)).status.success());
+        assert!(retry_while_locked(command.args(snapshot).arg(&image)).status.success());
         assert!(refusal(&image).contains("has 1 snapshots"), "{}", refusal(&image));
         open_disk(&Config { readonly: true, ..Config::new(&image) }, None).unwrap();
         // Marked dirty with refcounts that are too low (lazy refcounts), or marked corrupt.
@@ -697,7 +697,7 @@ mod test {
         let mut driver = Driver::new(&disk);
         driver.write(0, &[1; 64 << 10]).unwrap();
         driver.flush().unwrap();
-        driver.ask(Operation::Discard, (0, 32 << 10), &[]).unwrap();
+        driver.execute(Operation::Discard, 0, 32 << 10, &[]).unwrap();
         // Released clusters stay counted until the second flush.
         driver.flush().unwrap();
         fs::copy(&path, &killed).unwrap();
@@ -779,7 +779,7 @@ mod test {
             let found = [
                 driver.read(at, 512).map(|_| ()),
                 driver.write(at, &[3; 512]),
-                driver.ask(zero, (at, 512), &[]),
+                driver.execute(zero, at, 512, &[]),
                 driver.flush(),
             ];
             for answer in found {
@@ -945,7 +945,7 @@ mod test {
         let path = folder.path().join("disk.qcow2");
         let run = |words: &[&str]| {
             let mut command = std::process::Command::new("qemu-img");
-            let done = patient(command.args(words).current_dir(folder.path()));
+            let done = retry_while_locked(command.args(words).current_dir(folder.path()));
             assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         };
         for went_back in [false, true] {

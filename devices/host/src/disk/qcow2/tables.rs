@@ -347,7 +347,7 @@ impl Tables {
     }
 
     /// Writes a checkpoint if a cache is full of dirty tables, or if many clusters are to be freed.
-    pub(super) fn relieve(&mut self, raw: &Raw) -> io::Result<()> {
+    pub(super) fn checkpoint_if_full(&mut self, raw: &Raw) -> io::Result<()> {
         let full = self.l2.is_stuck() || self.blocks.is_stuck() || self.freed.len() >= 4096;
         if full { self.checkpoint(raw) } else { Ok(()) }
     }
@@ -406,7 +406,7 @@ impl Tables {
     }
 
     /// Undoes an allocation that nothing refers to, in memory or in the file.
-    pub(super) fn forget(&mut self, raw: &Raw, at: u64) -> io::Result<()> {
+    pub(super) fn undo_allocation(&mut self, raw: &Raw, at: u64) -> io::Result<()> {
         self.count_down(raw, at).map(|_| ())
     }
 

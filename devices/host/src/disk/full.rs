@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::timer::Timer;
-use super::{Channel, Done, Fault, Geometry, Image, Operation, Request};
+use super::{Channel, Completion, Fault, Geometry, Image, Operation, Request};
 use crate::memory::Memory;
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A change: the volume of a disk is full, or has room again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Full {
+pub struct VolumeChange {
     /// The path of the disk image.
     pub path: PathBuf,
     /// Whether the volume is full. Only changes are reported.
@@ -33,10 +33,10 @@ pub struct Full {
 /// report when the last request has found room. Parking or resetting the devices meanwhile
 /// withdraws the requests, which reports room. If they are pushed again, a full volume is reported
 /// again.
-pub type OnFull = Arc<dyn Fn(Full) + Send + Sync>;
+pub type OnFull = Arc<dyn Fn(VolumeChange) + Send + Sync>;
 
 /// An image whose channels keep requests until the volume has room.
-pub(super) struct Patient {
+pub(super) struct RetryWhenFull {
     inner: Arc<dyn Image>,
     volume: Arc<Volume>,
 }
@@ -67,26 +67,26 @@ impl Volume {
         }
         // Called within the lock, so that reports keep their order.
         if let Some(on_full) = &self.on_full {
-            on_full(Full { path, full });
+            on_full(VolumeChange { path, full });
         }
     }
 }
 
-impl Patient {
+impl RetryWhenFull {
     pub(super) fn new(inner: Arc<dyn Image>, path: &Path, on_full: Option<OnFull>) -> Self {
         let volume = Volume { path: path.to_owned(), on_full, waiting: Mutex::new(0) };
         Self { inner, volume: Arc::new(volume) }
     }
 }
 
-impl Image for Patient {
+impl Image for RetryWhenFull {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
         let inner = self.inner.channel(memory)?;
-        let timer = Timer::around(inner.event())?;
+        let timer = Timer::with_event(inner.event())?;
         Ok(Box::new(Waiting {
             inner,
             timer,
@@ -134,7 +134,7 @@ impl Waiting {
     }
 
     /// Keeps a request that found no room; returns every other answer.
-    fn sort(&mut self, answer: Done) -> Option<Done> {
+    fn sort(&mut self, answer: Completion) -> Option<Completion> {
         // Reads are not in the map, and never find the volume full.
         let Some(sent) = self.in_flight.remove(&answer.tag) else { return Some(answer) };
         if answer.result != Err(Fault::Full) {
@@ -143,7 +143,7 @@ impl Waiting {
         }
         self.volume.count(usize::from(!sent.again), 0);
         let InFlight { operation, offset, length, .. } = sent;
-        let Done { tag, pieces, .. } = answer;
+        let Completion { tag, pieces, .. } = answer;
         self.kept.push(Request { tag, operation, offset, length, pieces });
         if self.due.is_none() {
             self.due = Some(Instant::now() + RETRY_INTERVAL);
@@ -162,11 +162,11 @@ impl Channel for Waiting {
         self.inner.submit();
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<Completion>) {
         let start = done.len();
         self.inner.reap(done);
         if done[start..].iter().any(|it| self.in_flight.contains_key(&it.tag)) {
-            let answers: Vec<Done> = done.drain(start..).collect();
+            let answers: Vec<Completion> = done.drain(start..).collect();
             done.extend(answers.into_iter().filter_map(|it| self.sort(it)));
         }
         if self.due.is_some_and(|due| due <= Instant::now()) {
@@ -221,9 +221,9 @@ mod test {
     type Reports = Arc<Mutex<Vec<bool>>>;
 
     fn listener() -> (Reports, OnFull) {
-        let told = Reports::default();
-        let reports = told.clone();
-        (told, Arc::new(move |full: Full| reports.lock().unwrap().push(full.full)))
+        let reported = Reports::default();
+        let reports = reported.clone();
+        (reported, Arc::new(move |full: VolumeChange| reports.lock().unwrap().push(full.full)))
     }
 
     /// A disk whose volume has no room while `full` is set.
@@ -268,25 +268,25 @@ mod test {
     fn refusing(errno: rustix::io::Errno) -> (Arc<dyn Image>, Arc<Mutex<bool>>, Reports) {
         let full = Arc::new(Mutex::new(true));
         let tight = Tight { disk: Overlay::empty(1 << 20), full: full.clone(), errno };
-        let (told, tell) = listener();
+        let (reported, tell) = listener();
         let image = Arc::new(Threaded::new("tight", Arc::new(tight), 1));
-        (Arc::new(Patient::new(image, Path::new("tight"), Some(tell))), full, told)
+        (Arc::new(RetryWhenFull::new(image, Path::new("tight"), Some(tell))), full, reported)
     }
 
     const WRITE: Operation = Operation::Write { durable: false };
 
     #[test]
     fn keeps_writes_until_there_is_room_and_says_so_once() {
-        let (image, full, told) = tight();
+        let (image, full, reported) = tight();
         let (mut one, mut two) = (Driver::new(&image), Driver::new(&image));
         one.memory.write(0, &[7; 1024]).unwrap();
-        let first = one.push(WRITE, (0, 512), &[piece(0, 512)]);
-        let second = one.push(WRITE, (512, 512), &[piece(512, 512)]);
+        let first = one.push(WRITE, 0, 512, &[piece(0, 512)]);
+        let second = one.push(WRITE, 512, 512, &[piece(512, 512)]);
         one.channel.submit();
-        two.push(WRITE, (1024, 512), &[piece(0, 512)]);
+        two.push(WRITE, 1024, 512, &[piece(0, 512)]);
         two.channel.submit();
         // Reads continue.
-        assert_eq!(one.ask(Operation::Read, (0, 512), &[piece(4096, 512)]), Ok(()));
+        assert_eq!(one.execute(Operation::Read, 0, 512, &[piece(4096, 512)]), Ok(()));
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(1200) {
             let mut done = Vec::new();
@@ -295,45 +295,45 @@ mod test {
             assert!(done.is_empty(), "{done:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(*told.lock().unwrap(), [true]);
+        assert_eq!(*reported.lock().unwrap(), [true]);
         *full.lock().unwrap() = false;
         let mut done = one.wait(2);
         done.sort_by_key(|it| it.tag);
         assert_eq!(done.iter().map(|it| it.tag).collect::<Vec<_>>(), [first, second]);
         assert!(done.iter().all(|it| it.result == Ok(()) && it.pieces.len() == 1));
         assert_eq!(two.wait(1)[0].result, Ok(()));
-        assert_eq!(*told.lock().unwrap(), [true, false]);
+        assert_eq!(*reported.lock().unwrap(), [true, false]);
         assert_eq!(one.read(0, 1024).unwrap(), vec![7; 1024]);
     }
 
     #[test]
     fn waits_for_a_quota_as_for_room_but_not_for_a_file_that_may_not_grow() {
-        let (image, full, told) = refusing(rustix::io::Errno::DQUOT);
+        let (image, full, reported) = refusing(rustix::io::Errno::DQUOT);
         let mut driver = Driver::new(&image);
-        driver.push(WRITE, (0, 512), &[piece(0, 512)]);
+        driver.push(WRITE, 0, 512, &[piece(0, 512)]);
         driver.channel.submit();
-        while told.lock().unwrap().is_empty() {
+        while reported.lock().unwrap().is_empty() {
             driver.channel.reap(&mut Vec::new());
         }
         *full.lock().unwrap() = false;
         assert_eq!(driver.wait(1)[0].result, Ok(()));
-        let (image, _full, told) = refusing(rustix::io::Errno::FBIG);
+        let (image, _full, reported) = refusing(rustix::io::Errno::FBIG);
         assert_eq!(Driver::new(&image).write(0, &[1; 512]), Err(Fault::Broken));
-        assert!(told.lock().unwrap().is_empty());
+        assert!(reported.lock().unwrap().is_empty());
     }
 
     #[test]
     fn gives_back_what_it_keeps_for_a_machine_that_parks() {
-        let (image, full, told) = tight();
+        let (image, full, reported) = tight();
         let mut driver = Driver::new(&image);
         driver.memory.write(0, &[9; 512]).unwrap();
-        driver.push(WRITE, (0, 512), &[piece(0, 512)]);
+        driver.push(WRITE, 0, 512, &[piece(0, 512)]);
         driver.channel.submit();
-        while told.lock().unwrap().is_empty() {
+        while reported.lock().unwrap().is_empty() {
             driver.channel.reap(&mut Vec::new());
         }
         let kept = driver.channel.withdraw();
-        assert_eq!(*told.lock().unwrap(), [true, false]);
+        assert_eq!(*reported.lock().unwrap(), [true, false]);
         *full.lock().unwrap() = false;
         // The machine continues with another channel.
         let mut after = Driver::new(&image);
@@ -350,17 +350,17 @@ mod test {
 
     #[test]
     fn ends_at_once_when_the_machine_is_switched_off_meanwhile() {
-        let (image, full, told) = tight();
+        let (image, full, reported) = tight();
         let mut driver = Driver::new(&image);
-        driver.push(WRITE, (0, 512), &[piece(0, 512)]);
+        driver.push(WRITE, 0, 512, &[piece(0, 512)]);
         driver.channel.submit();
-        while told.lock().unwrap().is_empty() {
+        while reported.lock().unwrap().is_empty() {
             driver.channel.reap(&mut Vec::new());
         }
         let start = Instant::now();
         drop(driver);
         assert!(start.elapsed() < Duration::from_millis(500));
-        assert_eq!(*told.lock().unwrap(), [true, false]);
+        assert_eq!(*reported.lock().unwrap(), [true, false]);
         *full.lock().unwrap() = false;
         assert_eq!(Driver::new(&image).read(0, 512).unwrap(), vec![0; 512]);
     }
@@ -392,15 +392,15 @@ mod test {
         for path in images {
             let ballast = volume.join("ballast");
             std::fs::write(&ballast, vec![1; 1 << 20]).unwrap();
-            let (told, tell) = listener();
+            let (reported, tell) = listener();
             let image = open(&Config::new(&path), Some(tell)).unwrap();
             let mut driver = Driver::new(&image);
             let data: Vec<u8> =
                 (0..1_500_000_u32 / 512 * 512).map(|it| it.to_le_bytes()[0]).collect();
             driver.memory.write(0, &data).unwrap();
             let length = data.len();
-            driver.push(WRITE, (0, length as u64), &[piece(0, length)]);
-            driver.push(Operation::Flush, (0, 0), &[]);
+            driver.push(WRITE, 0, length as u64, &[piece(0, length)]);
+            driver.push(Operation::Flush, 0, 0, &[]);
             driver.channel.submit();
             let mut done = Vec::new();
             let mut reap = |enough: &dyn Fn(Duration) -> bool| {
@@ -410,14 +410,14 @@ mod test {
                 }
             };
             let limit = Duration::from_secs(10);
-            reap(&|took| took > limit || !told.lock().unwrap().is_empty());
+            reap(&|took| took > limit || !reported.lock().unwrap().is_empty());
             // The full volume is reported once, although the requests are tried again.
             reap(&|took| took > Duration::from_millis(300));
-            assert_eq!(*told.lock().unwrap(), [true], "{done:?}");
+            assert_eq!(*reported.lock().unwrap(), [true], "{done:?}");
             std::fs::remove_file(&ballast).unwrap();
             let more = driver.wait(2 - done.len());
             assert!(done.iter().chain(&more).all(|it| it.result == Ok(())), "{done:?} {more:?}");
-            assert_eq!(*told.lock().unwrap(), [true, false]);
+            assert_eq!(*reported.lock().unwrap(), [true, false]);
             assert!(driver.read(0, length).unwrap() == data);
             driver.flush().unwrap();
             drop((driver, image));

@@ -61,13 +61,13 @@ impl References {
 
 impl Tables {
     /// Frees leaked clusters. Returns how many.
-    pub(super) fn mend(&mut self, raw: &Raw, header: &Header) -> io::Result<usize> {
+    pub(super) fn free_leaked_clusters(&mut self, raw: &Raw, header: &Header) -> io::Result<usize> {
         let references = self.references(raw, header)?;
         self.check(raw, &references)?;
         let mut excess = 0;
         for block in 0..self.count_blocks().0 {
             excess += self.lower(raw, &references, block)?;
-            self.relieve(raw)?;
+            self.checkpoint_if_full(raw)?;
         }
         if excess > 0 {
             self.checkpoint(raw)?;

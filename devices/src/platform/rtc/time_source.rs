@@ -11,13 +11,13 @@ use jiff::{SignedDuration, Timestamp};
 use super::Base;
 
 /// The source of the time.
-pub(super) struct Wall {
+pub(super) struct TimeSource {
     zone: TimeZone,
     /// The configured start time, and the moment when the machine started.
     start: Option<(Instant, Timestamp)>,
 }
 
-impl Wall {
+impl TimeSource {
     pub(super) fn new(base: Base, start: Option<&str>) -> anyhow::Result<Self> {
         let parse = |text: &str| text.parse().with_context(|| format!("start time `{text}`"));
         let start: Option<Timestamp> = start.map(parse).transpose()?;
@@ -96,10 +96,10 @@ mod test {
     fn local_time_jumps_with_its_zone() {
         // Amsterdam's rule in full, so that the test needs no zone files.
         let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").unwrap();
-        let wall = Wall { zone, start: None };
+        let time_source = TimeSource { zone, start: None };
         let shown = |text: &str| {
             let now: Timestamp = text.parse().unwrap();
-            Timestamp::from_microsecond(wall.micros_at(now)).unwrap().to_string()
+            Timestamp::from_microsecond(time_source.micros_at(now)).unwrap().to_string()
         };
         assert_eq!(shown("2026-03-29T00:59:59.5Z"), "2026-03-29T01:59:59.5Z");
         assert_eq!(shown("2026-03-29T01:00:00Z"), "2026-03-29T03:00:00Z");
@@ -127,10 +127,10 @@ mod test {
 
     #[test]
     fn a_fixed_start_goes_on_from_there() {
-        let wall = Wall::new(Base::Utc, Some("1999-12-31T23:59:59Z")).unwrap();
-        let first = wall.micros();
+        let time_source = TimeSource::new(Base::Utc, Some("1999-12-31T23:59:59Z")).unwrap();
+        let first = time_source.micros();
         assert!((946_684_799_000_000..946_684_809_000_000).contains(&first), "{first}");
         std::thread::sleep(std::time::Duration::from_millis(2));
-        assert!(wall.micros() >= first + 2000);
+        assert!(time_source.micros() >= first + 2000);
     }
 }

@@ -36,12 +36,12 @@ impl Attached {
 
 /// The ports of one controller. Each socket has two ports, of which a device uses one. The first
 /// half of the ports is USB 2, the second half USB 3.
-pub struct Root {
+pub struct RootHub {
     ports: Mutex<Vec<Option<Arc<Attached>>>>,
     kick: Arc<EventFd>,
 }
 
-impl Root {
+impl RootHub {
     /// Creates the ports of `sockets` sockets. `kick` wakes the controller after changes.
     pub(super) fn new(sockets: usize, kick: Arc<EventFd>) -> Self {
         Self { ports: Mutex::new(vec![None; 2 * sockets]), kick }
@@ -72,7 +72,7 @@ impl Root {
         true
     }
 
-    fn pull(&self, name: &str) -> bool {
+    fn unplug(&self, name: &str) -> bool {
         let mut ports = self.ports.lock().expect("no device panicked");
         let port = ports.iter_mut().find(|it| it.as_ref().is_some_and(|it| it.name == name));
         let found = port.map(|port| *port = None).is_some();
@@ -83,25 +83,25 @@ impl Root {
 
 #[derive(Default)]
 struct State {
-    roots: Vec<Arc<Root>>,
+    roots: Vec<Arc<RootHub>>,
     /// Devices that wait for a port, because they may be listed before their controller.
     waiting: VecDeque<Arc<Attached>>,
 }
 
 /// All ports of a machine.
 #[derive(Default)]
-pub struct Hub(Mutex<State>);
+pub struct Ports(Mutex<State>);
 
-impl Hub {
+impl Ports {
     /// Adds the ports of a controller, and plugs in waiting devices.
-    pub(super) fn connect(&self, root: Arc<Root>) {
+    pub(super) fn connect(&self, root: Arc<RootHub>) {
         let mut state = self.state();
         state.waiting.retain(|device| !root.plug(device));
         state.roots.push(root);
     }
 
     /// Removes the ports of a controller.
-    pub(super) fn disconnect(&self, root: &Arc<Root>) {
+    pub(super) fn disconnect(&self, root: &Arc<RootHub>) {
         self.state().roots.retain(|it| !Arc::ptr_eq(it, root));
     }
 
@@ -136,11 +136,11 @@ impl Hub {
     /// # Errors
     ///
     /// When there is no device of this name. The message lists all devices.
-    pub fn pull(&self, name: &str) -> anyhow::Result<()> {
+    pub fn unplug(&self, name: &str) -> anyhow::Result<()> {
         let mut state = self.state();
         let before = state.waiting.len();
         state.waiting.retain(|it| it.name != name);
-        if state.waiting.len() == before && !state.roots.iter().any(|root| root.pull(name)) {
+        if state.waiting.len() == before && !state.roots.iter().any(|root| root.unplug(name)) {
             drop(state);
             bail!("there is no USB device `{name}`: choose one of: {}", self.names().join(", "));
         }
@@ -156,7 +156,7 @@ impl Hub {
 
     /// The index of a device's controller, in the order of their creation, and its port there.
     pub fn port(&self, name: &str) -> Option<(usize, usize)> {
-        let at = |root: &Arc<Root>| {
+        let at = |root: &Arc<RootHub>| {
             root.ports().iter().position(|it| it.as_ref().is_some_and(|it| it.name == name))
         };
         let state = self.state();
@@ -180,29 +180,29 @@ impl Hub {
     }
 }
 
-/// Plugs a USB device into `hub`. Dropping the returned device pulls it, and calls `release`, which
-/// releases the host's side.
+/// Plugs a USB device into a port. Dropping the returned device unplugs it, and calls `release`,
+/// which releases the host's side.
 ///
 /// # Errors
 ///
 /// When there is no free port.
 pub fn plug_device(
-    hub: Arc<Hub>,
+    ports: Arc<Ports>,
     name: &str,
     descriptors: Descriptors,
     function: Box<dyn Function>,
     release: Box<dyn FnOnce() + Send>,
 ) -> anyhow::Result<Box<dyn Device>> {
-    if let Err(error) = hub.plug(name, descriptors, function) {
+    if let Err(error) = ports.plug(name, descriptors, function) {
         release();
         return Err(error);
     }
-    Ok(Box::new(PluggedDevice { hub, name: name.to_owned(), release: Some(release) }))
+    Ok(Box::new(PluggedDevice { ports, name: name.to_owned(), release: Some(release) }))
 }
 
 /// The board's handle of a USB device. Registers and state belong to the controller.
 struct PluggedDevice {
-    hub: Arc<Hub>,
+    ports: Arc<Ports>,
     name: String,
     release: Option<Box<dyn FnOnce() + Send>>,
 }
@@ -225,7 +225,7 @@ impl Device for PluggedDevice {
 impl Drop for PluggedDevice {
     fn drop(&mut self) {
         // The operator may have pulled it.
-        self.hub.pull(&self.name).ok();
+        self.ports.unplug(&self.name).ok();
         if let Some(release) = self.release.take() {
             release();
         }

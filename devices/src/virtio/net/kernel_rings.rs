@@ -24,18 +24,18 @@ use host::net::vhost::Vhost;
 const ERROR: usize = 2;
 
 /// The kernel's side of one queue pair.
-pub(super) struct Lease {
+pub(super) struct KernelRings {
     vhost: Vhost,
     link: Arc<Link>,
     /// The negotiated feature bits.
     features: u64,
     sleep: Sleep,
-    out: bool,
+    active: bool,
     /// The kernel cannot serve these rings.
     refused: bool,
 }
 
-impl Lease {
+impl KernelRings {
     /// The thread serves the rings at first. It is also woken by its orders and the control queue.
     pub(super) fn new(
         vhost: Vhost,
@@ -48,12 +48,12 @@ impl Lease {
         bells.push(vhost.error.clone());
         bells.extend(control.cloned());
         let sleep = Sleep::new(orders, bells)?;
-        Ok(Self { vhost, link: link.clone(), features, sleep, out: false, refused: false })
+        Ok(Self { vhost, link: link.clone(), features, sleep, active: false, refused: false })
     }
 
     /// Whether the kernel serves the rings now.
-    pub(super) fn is_out(&self) -> bool {
-        self.out
+    pub(super) fn is_active(&self) -> bool {
+        self.active
     }
 
     /// Whether the kernel can serve these rings at all.
@@ -63,15 +63,18 @@ impl Lease {
 
     /// Hands the rings to the kernel: receiving, sending.
     pub(super) fn begin(&mut self, [receive, transmit]: [&mut Queue; 2]) {
-        let rings = receive.lend().zip(transmit.lend()).context("chains that are out of order");
+        let rings = receive
+            .hand_to_kernel()
+            .zip(transmit.hand_to_kernel())
+            .context("chains that are out of order");
         let named = rings
             .and_then(|(receive, transmit)| self.vhost.prepare([receive, transmit], self.features));
         if let Err(error) = named {
             return self.refuse(&error);
         }
-        self.out = true;
-        self.link.count_in_kernel(true);
-        if let Err(error) = self.vhost.take() {
+        self.active = true;
+        self.link.count_kernel_pair(true);
+        if let Err(error) = self.vhost.start() {
             self.refuse(&error);
             return self.end([receive, transmit]);
         }
@@ -83,7 +86,7 @@ impl Lease {
 
     fn refuse(&mut self, error: &anyhow::Error) {
         // A guest can cause this again after each reset: warn once.
-        self.vhost.told.call_once(|| {
+        self.vhost.warned.call_once(|| {
             tracing::warn!("vhost-net: this process serves the rings instead: {error:#}");
         });
         self.refused = true;
@@ -92,12 +95,12 @@ impl Lease {
     /// Takes the rings back from the kernel.
     pub(super) fn end(&mut self, queues: [&mut Queue; 2]) {
         let [receive, transmit] = &queues;
-        let positions = self.vhost.leave([receive.device_area(), transmit.device_area()]);
+        let positions = self.vhost.stop([receive.device_area(), transmit.device_area()]);
         for (queue, position) in queues.into_iter().zip(positions) {
-            queue.regain(position);
+            queue.take_back(position);
         }
-        self.out = false;
-        self.link.count_in_kernel(false);
+        self.active = false;
+        self.link.count_kernel_pair(false);
     }
 
     /// Waits for work that the kernel does not do, and forwards its interrupts.
