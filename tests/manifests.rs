@@ -217,8 +217,8 @@ fn the_machine_fits_its_pod_and_its_volume() -> Result<()> {
         room: Some(volume - (15 << 29)),
         ..Host::default()
     };
-    let said = environment::read(&words)?;
-    let (sizes, notes) = settle(&said, &host)?;
+    let input = environment::read(&words)?;
+    let (sizes, notes) = settle(&input, &host)?;
     ensure!(notes.is_empty() && sizes.memory == 4 << 30, "{sizes:?}, {notes:?}");
     ensure!(
         host.room >= Some(sizes.disk),

@@ -28,7 +28,7 @@ use tokio::time::timeout;
 
 use self::guest::Guest;
 use self::line::AnswerReader;
-use crate::log::Few;
+use crate::log::LineLimit;
 use crate::story::Story;
 
 /// Name of the virtio-serial port. The agent in the guest looks for this name.
@@ -174,7 +174,7 @@ impl Agent {
         // `was` is the last state that was logged: a request of another task may notice a change
         // first.
         let (mut was, mut changes) = (false, self.answers.subscribe());
-        let mut lines = Few::new(MAX_LINES);
+        let mut lines = LineLimit::new(MAX_LINES);
         loop {
             let is = self.turn().await.is_ok();
             // The guest controls how often its agent comes and goes, so these lines are limited.

@@ -17,7 +17,7 @@ use vmm::control::Client;
 
 use crate::pod::child::program;
 use crate::pod::inquiry::{LogLines, Question};
-use crate::pod::room::Room;
+use crate::pod::runtime_folder::RuntimeFolder;
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
 use crate::story::Line;
@@ -47,8 +47,8 @@ struct Refusal {
 
 impl Pod {
     fn find() -> anyhow::Result<Self> {
-        let room = Room::find().context(NO_POD)?;
-        let stream = UnixStream::connect(room.pod()).context(NO_POD)?;
+        let runtime_folder = RuntimeFolder::find().context(NO_POD)?;
+        let stream = UnixStream::connect(runtime_folder.pod()).context(NO_POD)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         Ok(Self(BufReader::new(stream)))
@@ -128,8 +128,9 @@ pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
 
 /// Connects to the control socket of the pod's machine.
 fn machine() -> anyhow::Result<Client> {
-    let room = Room::find().context("no machine runs here: `transom pod` has not started one")?;
-    Client::connect_within(&room.control(), ANSWER_TIMEOUT)
+    let runtime_folder =
+        RuntimeFolder::find().context("no machine runs here: `transom pod` has not started one")?;
+    Client::connect_within(&runtime_folder.control(), ANSWER_TIMEOUT)
 }
 
 /// Writes a screenshot of the guest's screen as a PNG file.
@@ -214,22 +215,22 @@ pub fn doctor(settings: &Settings, words: &[String]) -> anyhow::Result<u8> {
 ///
 /// When there is no password: the error is the reason.
 pub fn password() -> anyhow::Result<String> {
-    password_of(Room::find().as_ref())
+    password_of(RuntimeFolder::find().as_ref())
 }
 
-fn password_of(room: Option<&Room>) -> anyhow::Result<String> {
-    let room = room.context(NO_POD)?;
+fn password_of(runtime_folder: Option<&RuntimeFolder>) -> anyhow::Result<String> {
+    let runtime_folder = runtime_folder.context(NO_POD)?;
     let read = |path: PathBuf| match std::fs::read_to_string(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         text => text.map(Some).with_context(|| path.display().to_string()),
     };
-    let Some(text) = read(room.password())? else {
-        match read(room.open())? {
+    let Some(text) = read(runtime_folder.password())? else {
+        match read(runtime_folder.open())? {
             Some(why) => bail!("the screen asks for no password: {why}"),
             None => bail!("the pod is still starting: try again in a second"),
         }
     };
-    let vnc = read(room.vnc_password())?.map(|vnc| format!("VNC: {vnc}\n"));
+    let vnc = read(runtime_folder.vnc_password())?.map(|vnc| format!("VNC: {vnc}\n"));
     Ok(format!("{text}\n{}", vnc.unwrap_or_default()))
 }
 
@@ -240,15 +241,15 @@ mod test {
     #[test]
     fn who_asks_for_a_password_is_told_why_there_is_none() {
         let folder = tempfile::tempdir().unwrap();
-        let room = Room::within(folder.path());
-        let no = |room| password_of(room).unwrap_err().to_string();
+        let runtime_folder = RuntimeFolder::within(folder.path());
+        let no = |runtime_folder| password_of(runtime_folder).unwrap_err().to_string();
         assert!(no(None).starts_with("no pod runs here"));
-        assert!(no(Some(&room)).starts_with("the pod is still starting"));
-        room.keep(room.open(), "PROTECT=N disables it").unwrap();
-        assert!(no(Some(&room)).contains("no password: PROTECT=N"));
-        room.keep(room.password(), "hush").unwrap();
-        assert_eq!(password_of(Some(&room)).unwrap(), "hush\n");
-        room.keep(room.vnc_password(), "other").unwrap();
-        assert_eq!(password_of(Some(&room)).unwrap(), "hush\nVNC: other\n");
+        assert!(no(Some(&runtime_folder)).starts_with("the pod is still starting"));
+        runtime_folder.write(runtime_folder.open(), "PROTECT=N disables it").unwrap();
+        assert!(no(Some(&runtime_folder)).contains("no password: PROTECT=N"));
+        runtime_folder.write(runtime_folder.password(), "hush").unwrap();
+        assert_eq!(password_of(Some(&runtime_folder)).unwrap(), "hush\n");
+        runtime_folder.write(runtime_folder.vnc_password(), "other").unwrap();
+        assert_eq!(password_of(Some(&runtime_folder)).unwrap(), "hush\nVNC: other\n");
     }
 }

@@ -211,7 +211,7 @@ mod test {
         for (name, bytes) in files {
             fs::write(root.path().join(name), bytes).unwrap();
         }
-        (root, Settings::unsaid())
+        (root, Settings::defaults())
     }
 
     fn found(number: usize, settings: &Settings, root: &TempDir) -> Option<(String, bool)> {

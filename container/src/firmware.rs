@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::files;
 use crate::settings::Boot;
-use crate::settings::environment::Said;
+use crate::settings::environment::ParsedEnvironment;
 use crate::settings::value::Value as _;
 use crate::settings::version::Version;
 use crate::source::Source;
@@ -52,11 +52,11 @@ pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
 /// # Errors
 ///
 /// When this machine does not support the stored mode.
-pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
-    if said.settings.windows.version == Version::Probe {
+pub fn recall(input: &mut ParsedEnvironment, volume: &Path) -> anyhow::Result<()> {
+    if input.settings.windows.version == Version::Probe {
         return Ok(());
     }
-    let path = volume.join(format!("{}.{MODE}", said.settings.pod.process()));
+    let path = volume.join(format!("{}.{MODE}", input.settings.pod.process()));
     let Ok(text) = files::read(&path) else { return Ok(()) };
     match text.trim() {
         mode @ ("windows_legacy" | "legacy") => {
@@ -67,14 +67,14 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
             );
             return Err(Failure::new(Status::Boot, sentence));
         }
-        mode if !said.names.contains("BOOT_MODE") => {
+        mode if !input.names.contains("BOOT_MODE") => {
             // An invalid mode counts as the default one.
-            said.settings.machine.boot = Boot::read(mode).unwrap_or_default();
+            input.settings.machine.boot = Boot::read(mode).unwrap_or_default();
         }
         mode => {
-            let boot = said.settings.machine.boot;
+            let boot = input.settings.machine.boot;
             if Boot::read(mode).is_ok_and(Boot::is_secure) && !boot.is_secure() {
-                said.warnings.push(format!(
+                input.warnings.push(format!(
                     "BOOT_MODE={}: this machine used {mode}, whose TPM has the keys: BitLocker \
                      will ask for its recovery key: leave BOOT_MODE out to keep the mode",
                     boot.show()
@@ -87,19 +87,19 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
 
 /// Enables Secure Boot (and with it the TPM) for a manual installation of Windows 11, whose setup
 /// requires both.
-pub fn adjust_boot_mode(said: &mut Said, source: &Source) {
-    let by_hand = said.settings.windows.manual && matches!(source, Source::Medium(_));
-    if by_hand && lacks_secure_boot(said) {
-        said.settings.machine.boot = Boot::Secure;
+pub fn adjust_boot_mode(input: &mut ParsedEnvironment, source: &Source) {
+    let by_hand = input.settings.windows.manual && matches!(source, Source::Medium(_));
+    if by_hand && lacks_secure_boot(input) {
+        input.settings.machine.boot = Boot::Secure;
     }
 }
 
 /// Whether this is Windows 11 without Secure Boot, which its setup requires, and BOOT_MODE is not
 /// set.
-pub fn lacks_secure_boot(said: &Said) -> bool {
-    let version = &said.settings.windows.version;
+pub fn lacks_secure_boot(input: &ParsedEnvironment) -> bool {
+    let version = &input.settings.windows.version;
     let eleven = matches!(version, Version::Windows(it) if it.id.starts_with("win11"));
-    eleven && !said.settings.machine.boot.is_secure() && !said.names.contains("BOOT_MODE")
+    eleven && !input.settings.machine.boot.is_secure() && !input.names.contains("BOOT_MODE")
 }
 
 #[cfg(test)]
@@ -130,10 +130,10 @@ mod test {
 
     #[test]
     fn whoever_has_secure_boot_by_any_word_lacks_nothing() {
-        let mut said = Said::default();
+        let mut input = ParsedEnvironment::default();
         for boot in [Boot::Secure, Boot::SecureBase, Boot::Uefi, Boot::UefiPlain] {
-            said.settings.machine.boot = boot;
-            assert_eq!(lacks_secure_boot(&said), !boot.is_secure(), "{boot:?}");
+            input.settings.machine.boot = boot;
+            assert_eq!(lacks_secure_boot(&input), !boot.is_secure(), "{boot:?}");
         }
     }
 
@@ -143,11 +143,11 @@ mod test {
         let mode = |text: &str, names: &[&'static str]| {
             fs::write(volume.path().join("windows.mode"), text).unwrap();
             let names = BTreeSet::from_iter(names.iter().copied());
-            let mut said = Said { names, ..Said::default() };
-            said.settings.pod.app.0 = "Windows".into();
-            recall(&mut said, volume.path()).map(|()| {
-                let lost = said.warnings.iter().any(|it| it.contains("BitLocker"));
-                (said.settings.machine.boot, lost)
+            let mut input = ParsedEnvironment { names, ..ParsedEnvironment::default() };
+            input.settings.pod.app.0 = "Windows".into();
+            recall(&mut input, volume.path()).map(|()| {
+                let lost = input.warnings.iter().any(|it| it.contains("BitLocker"));
+                (input.settings.machine.boot, lost)
             })
         };
         assert_eq!(mode("windows_secure\n", &[]).unwrap(), (Boot::Secure, false));

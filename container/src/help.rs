@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use crate::settings::list::SECTIONS;
-use crate::settings::variable::{Fate, Variable};
+use crate::settings::variable::{Support, Variable};
 
 /// The terminal's width in columns, limited to 40 to 160; 100 if standard output is not a terminal.
 pub fn width() -> usize {
@@ -19,11 +19,11 @@ pub fn width() -> usize {
 /// The meaning of a variable, and whether it is translated, ignored or refused.
 fn meaning(variable: &Variable) -> String {
     let meaning = variable.meaning.split_whitespace().collect::<Vec<_>>().join(" ");
-    match variable.fate {
-        Fate::Done => meaning,
-        Fate::Translated => format!("{meaning} QEMU's words are translated."),
-        Fate::Ignored(instead) => format!("{meaning} No effect: {instead}."),
-        Fate::Refused(instead) => format!("{meaning} Refused: {instead}."),
+    match variable.support {
+        Support::Full => meaning,
+        Support::Translated => format!("{meaning} QEMU's words are translated."),
+        Support::Ignored(instead) => format!("{meaning} No effect: {instead}."),
+        Support::Refused(instead) => format!("{meaning} Refused: {instead}."),
     }
 }
 
@@ -179,7 +179,7 @@ mod test {
             let end = meaning.ends_with('.') && !meaning.ends_with("..");
             assert!(end && meaning.len() > 12, "{}: {meaning}", variable.name);
             let known = variable.slot.is_some();
-            let kept = matches!(variable.fate, Fate::Done | Fate::Translated);
+            let kept = matches!(variable.support, Support::Full | Support::Translated);
             assert_eq!(known, kept, "{}", variable.name);
         }
     }

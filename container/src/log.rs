@@ -226,23 +226,23 @@ impl<'a> MakeWriter<'a> for Log {
 }
 
 /// A limit of lines per minute, for events that others can cause.
-pub struct Few {
-    most: u32,
+pub struct LineLimit {
+    max: u32,
     left: u32,
     /// The start of the current minute.
     since: Option<Instant>,
 }
 
-impl Few {
-    /// A limit of `most` lines per minute.
-    pub const fn new(most: u32) -> Self {
-        Self { most, left: most, since: None }
+impl LineLimit {
+    /// A limit of `max` lines per minute.
+    pub const fn new(max: u32) -> Self {
+        Self { max, left: max, since: None }
     }
 
     /// Takes one line from the limit. Returns false if the minute's lines are used up.
     pub fn take(&mut self, now: Instant) -> bool {
         if self.since.is_none_or(|since| now.duration_since(since) >= MINUTE) {
-            (self.since, self.left) = (Some(now), self.most);
+            (self.since, self.left) = (Some(now), self.max);
         }
         let may = self.left > 0;
         self.left -= u32::from(may);
@@ -362,11 +362,11 @@ mod test {
 
     #[test]
     fn a_minute_has_its_lines_and_the_next_one_others() {
-        let (mut few, now) = (Few::new(3), Instant::now());
+        let (mut limit, now) = (LineLimit::new(3), Instant::now());
         for minute in 0..3 {
-            let said = (0..50)
-                .filter(|second| few.take(now + minute * MINUTE + Duration::from_secs(*second)));
-            assert_eq!(said.count(), 3);
+            let lines = (0..50)
+                .filter(|second| limit.take(now + minute * MINUTE + Duration::from_secs(*second)));
+            assert_eq!(lines.count(), 3);
         }
     }
 

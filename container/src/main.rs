@@ -8,7 +8,7 @@ use container::command;
 use container::log::{Log, last_word};
 use container::settings::value::{strip, switch};
 use container::status::{self, Status};
-use container::story::ear::StoryLayer;
+use container::story::log_layer::StoryLayer;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::layer;
 use tracing_subscriber::layer::SubscriberExt as _;

@@ -14,7 +14,7 @@ use crate::firmware;
 use crate::medium;
 use crate::pod::{kvm, machine};
 use crate::settings::Settings;
-use crate::settings::environment::{self, Environment, Said};
+use crate::settings::environment::{self, Environment, ParsedEnvironment};
 use crate::settings::host::Host;
 use crate::settings::list;
 use crate::settings::settle::{Sizes, settle};
@@ -27,7 +27,7 @@ use crate::status::{self, Failure, Status};
 #[derive(Debug)]
 pub struct Plan {
     /// The settings, and which variables are set.
-    pub said: Said,
+    pub input: ParsedEnvironment,
     /// Processors, memory and disks of the machine.
     pub sizes: Sizes,
     /// The source that the machine boots from.
@@ -43,10 +43,10 @@ impl Plan {
     ///
     /// When a variable is invalid, or such a machine is not possible.
     pub fn make(environment: &Environment, root: &Path) -> anyhow::Result<Self> {
-        let mut said = environment::read(environment)?;
-        let volume = below(root, &said.settings.storage.folder);
-        firmware::recall(&mut said, &volume)?;
-        let disk = disks::find(0, &said.settings, root)?;
+        let mut input = environment::read(environment)?;
+        let volume = below(root, &input.settings.storage.folder);
+        firmware::recall(&mut input, &volume)?;
+        let disk = disks::find(0, &input.settings, root)?;
         let mut host = Host::read(root, &volume);
         if let Some(found) = &disk {
             let own = found.own.then_some(&found.disk);
@@ -54,11 +54,11 @@ impl Plan {
             host.room = host.room.map(|room| room + own.map_or(0, Disk::taken));
         }
         for (number, room) in (1..).zip(&mut host.rooms) {
-            let found = disks::find(number, &said.settings, root)?.filter(|found| found.own);
+            let found = disks::find(number, &input.settings, root)?.filter(|found| found.own);
             *room = room.map(|room| room + found.map_or(0, |found| found.disk.taken()));
         }
-        let settled = settle(&said, &host);
-        let source = source(&said.settings, root, disk);
+        let settled = settle(&input, &host);
+        let source = source(&input.settings, root, disk);
         let ((sizes, notes), source) = match (settled, source) {
             (Ok(settled), Ok(source)) => (settled, source),
             (settled, source) => {
@@ -67,20 +67,20 @@ impl Plan {
             }
         };
         check_media(&source, root, &volume)?;
-        firmware::adjust_boot_mode(&mut said, &source);
-        let mut warnings = said.warnings.clone();
+        firmware::adjust_boot_mode(&mut input, &source);
+        let mut warnings = input.warnings.clone();
         warnings.extend(notes);
-        warnings.extend(notes::notes(&said, &source, root));
-        let plan = Self { said, sizes, source, warnings };
-        machine::check(&plan.said.settings, &plan.sizes, &plan.source)?;
+        warnings.extend(notes::notes(&input, &source, root));
+        let plan = Self { input, sizes, source, warnings };
+        machine::check(&plan.input.settings, &plan.sizes, &plan.source)?;
         Ok(plan)
     }
 
     /// Name of the guest for people: APP, or "the probe" if that runs and APP is not set.
     pub fn name(&self) -> String {
         match self.source {
-            Source::Probe if !self.said.names.contains("APP") => "the probe".to_owned(),
-            _ => self.said.settings.pod.app.0.clone(),
+            Source::Probe if !self.input.names.contains("APP") => "the probe".to_owned(),
+            _ => self.input.settings.pod.app.0.clone(),
         }
     }
 
@@ -90,8 +90,8 @@ impl Plan {
             Source::Probe => "the probe".into(),
             Source::Disk(path) => {
                 // An installed disk is booted whatever VERSION is set to.
-                let said = self.said.names.contains("VERSION");
-                let whatever = if said { ", whatever VERSION says" } else { "" };
+                let is_set = self.input.names.contains("VERSION");
+                let whatever = if is_set { ", whatever VERSION says" } else { "" };
                 format!("the disk {}{whatever}", path.show())
             }
             Source::Medium(path) => format!("the medium {}", path.show()),
@@ -200,14 +200,14 @@ fn named(folder: &Path, name: &str) -> Option<PathBuf> {
 }
 
 /// Names and values of settings that differ from the defaults. Secrets show as `***`.
-fn changed(said: &Said) -> Vec<(&'static str, String)> {
-    let unsaid = Settings::unsaid();
+fn changed(input: &ParsedEnvironment) -> Vec<(&'static str, String)> {
+    let defaults = Settings::defaults();
     let mut changed = Vec::new();
     for variable in list::all() {
         let Some(slot) = &variable.slot else { continue };
-        if !(slot.same)(&said.settings, &unsaid) {
-            let hidden = said.files.contains(variable.name);
-            let shown = if hidden { "***".into() } else { (slot.show)(&said.settings) };
+        if !(slot.same)(&input.settings, &defaults) {
+            let hidden = input.files.contains(variable.name);
+            let shown = if hidden { "***".into() } else { (slot.show)(&input.settings) };
             changed.push((variable.name, shown));
         }
     }
@@ -218,7 +218,7 @@ fn changed(said: &Said) -> Vec<(&'static str, String)> {
 pub fn text(plan: &anyhow::Result<Plan>) -> String {
     let Ok(plan) = plan else { return String::new() };
     let mut text = String::new();
-    for (name, shown) in changed(&plan.said) {
+    for (name, shown) in changed(&plan.input) {
         writeln!(text, "{name}={shown}").expect("a string takes all");
     }
     let Sizes { processors, memory, disk, .. } = plan.sizes;
@@ -241,7 +241,7 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
 pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
     let value = match plan {
         Ok(plan) => {
-            let changed = changed(&plan.said).into_iter();
+            let changed = changed(&plan.input).into_iter();
             let settings: Map<String, Value> =
                 changed.map(|(name, shown)| (name.to_owned(), shown.into())).collect();
             let kind = match &plan.source {
@@ -418,12 +418,12 @@ mod test {
     #[test]
     fn windows_11_that_a_person_installs_gets_what_its_setup_insists_on() {
         let mode = |words: &[(&str, &str)], files: &[&str]| {
-            plan(words, files).unwrap().said.settings.machine.boot
+            plan(words, files).unwrap().input.settings.machine.boot
         };
         let manual = ("MANUAL", "Y");
         assert_eq!(mode(&[manual], &["custom.iso"]), Boot::Secure);
-        let said = [manual, ("BOOT_MODE", "windows")];
-        assert_eq!(mode(&said, &["custom.iso"]), Boot::Uefi);
+        let words = [manual, ("BOOT_MODE", "windows")];
+        assert_eq!(mode(&words, &["custom.iso"]), Boot::Uefi);
         assert_eq!(mode(&[manual, ("VERSION", "10")], &["custom.iso"]), Boot::Uefi);
         assert_eq!(mode(&[manual], &["storage/data.img", "storage/windows.boot"]), Boot::Uefi);
     }

@@ -1,20 +1,20 @@
 //! The pod: prepares the machine that the environment describes, runs it, and ends it. This file is
 //! the recipe.
 
-pub mod again;
-pub mod asked;
 pub mod balloon;
+pub mod boot_retry;
 pub mod child;
 pub mod console;
 pub mod guard;
-pub mod heard;
+pub mod guest_log;
 pub mod hold;
 pub mod inquiry;
 pub mod kvm;
 mod lines;
 pub mod machine;
+pub mod machine_client;
 pub mod network;
-pub mod room;
+pub mod runtime_folder;
 pub mod stop;
 mod tpm;
 pub mod volume;
@@ -32,16 +32,16 @@ use tokio::runtime::Builder;
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::sleep;
 
-use self::again::{BootRetry, KeyPrompt};
 use self::balloon::Balloon;
+use self::boot_retry::{BootRetry, KeyPrompt};
 use self::child::{BootEvents, Child, Options};
 use self::console::{BootDevice, BootEvent};
 use self::guard::Guard;
-use self::heard::Repeats;
-use self::inquiry::Farewell;
+use self::guest_log::Repeats;
+use self::inquiry::EndNotice;
 use self::machine::Parts;
 use self::network::{GuestAddress, Network};
-use self::room::Room;
+use self::runtime_folder::RuntimeFolder;
 use self::stop::{Budget, Signals};
 use self::tpm::Tpm;
 use self::volume::Volume;
@@ -56,8 +56,8 @@ use crate::settings::host::{self, Load};
 use crate::settings::translate::Serial;
 use crate::source::Source;
 use crate::status::{Failure, Status};
-use crate::story::{Phase, Story, ear};
-use crate::web::{self, Front};
+use crate::story::{Phase, Story, log_layer};
+use crate::web::{self, WebState};
 
 /// Warn if the firmware has started nothing after this time.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -84,7 +84,7 @@ pub fn run(environment: &Environment) -> anyhow::Result<u8> {
         .build()
         .context("threads")?;
     let story = Story::new();
-    ear::connect(&story);
+    log_layer::connect(&story);
     let status = runtime.block_on(async {
         let mut signals = Signals::catch()?;
         let mut shown = false;
@@ -100,7 +100,7 @@ struct Pod {
     plan: Arc<Plan>,
     /// `None` for the probe, which keeps nothing.
     volume: Option<Volume>,
-    room: Room,
+    runtime_folder: RuntimeFolder,
     guard: Guard,
     /// Whether the CD asks for a key. Determined early: later the pod may have no right to read it.
     asks: KeyPrompt,
@@ -132,31 +132,33 @@ async fn live(
     kvm::check(Path::new("/dev/kvm"), &plan.source)?;
     let plan = Arc::new(plan);
     let planned = plan.clone();
-    let (room, volume) = tokio::select! {
+    let (runtime_folder, volume) = tokio::select! {
         both = apart("folders", move || prepare_folders(&planned)) => both?,
         status = signals.peek() => return Ok(status),
     };
     // The probe has no volume of its own, but disks on it can be attached to the probe.
-    let storage = Some(plan.said.settings.storage.folder.as_path()).filter(|it| it.is_dir());
-    jail::build(&[Some(room.folder()), storage].into_iter().flatten().collect::<Vec<_>>());
-    let guard = Guard::of(&plan, volume.as_ref(), &room)?;
-    let rescue = machine::rescue(Path::new("/"), &plan.said.settings.storage.folder);
+    let storage = Some(plan.input.settings.storage.folder.as_path()).filter(|it| it.is_dir());
+    jail::build(&[Some(runtime_folder.path()), storage].into_iter().flatten().collect::<Vec<_>>());
+    let guard = Guard::of(&plan, volume.as_ref(), &runtime_folder)?;
+    let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
     let asks = KeyPrompt::of(&plan.source, rescue.as_deref());
     let guest = Arc::<OnceLock<GuestAddress>>::default();
-    let agent = Arc::new(Agent::new(room.agent()));
-    let front = Front::new(story.clone(), room.clone(), &plan, guest.clone(), agent.clone());
-    let front = Arc::new(front);
+    let agent = Arc::new(Agent::new(runtime_folder.agent()));
+    let web =
+        WebState::new(story.clone(), runtime_folder.clone(), &plan, guest.clone(), agent.clone());
+    let web = Arc::new(web);
     let (story, kills) = (story.clone(), host::kills(Path::new("/")));
-    let pod = Arc::new(Pod { plan, volume, room, guard, asks, story, guest, agent, kills });
-    if let Some(served) = web::open(&pod.plan.said.settings, &pod.guard, &front)? {
+    let pod =
+        Arc::new(Pod { plan, volume, runtime_folder, guard, asks, story, guest, agent, kills });
+    if let Some(served) = web::open(&pod.plan.input.settings, &pod.guard, &web)? {
         tokio::spawn(served);
     }
     *shown = true;
-    if let Some(line) = web::line(&pod.plan.said, &pod.guard) {
+    if let Some(line) = web::line(&pod.plan.input, &pod.guard) {
         pod.story.info(&line);
     }
-    let farewell = Farewell::default();
-    inquiry::open(&pod.room.pod(), front, farewell.clone()).map(tokio::spawn)?;
+    let end_notice = EndNotice::default();
+    inquiry::open(&pod.runtime_folder.pod(), web, end_notice.clone()).map(tokio::spawn)?;
     let network = Mutex::new(Network::None);
     let status = tokio::select! {
         started = pod.start(&network) => match started {
@@ -177,36 +179,37 @@ async fn live(
         } => Ok(status),
     };
     network.into_inner().end().await;
-    farewell.send(FAREWELL_TIMEOUT).await;
+    end_notice.send(FAREWELL_TIMEOUT).await;
     status
 }
 
 /// Opens the folder for sockets and the volume. This may take a while: the machine of a killed pod
 /// may still be ending, and the volume may be slow.
-fn prepare_folders(plan: &Plan) -> anyhow::Result<(Room, Option<Volume>)> {
-    let settings = &plan.said.settings;
-    let room = Room::make()?;
+fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>)> {
+    let settings = &plan.input.settings;
+    let runtime_folder = RuntimeFolder::create()?;
     let volume = match plan.source {
         Source::Probe => None,
         _ => Some(Volume::open(settings, &plan.source)?),
     };
-    Ok((room, volume))
+    Ok((runtime_folder, volume))
 }
 
 impl Pod {
     /// Prepares everything the machine needs, and starts it. The caller ends the network, also
     /// after an error.
     async fn start(self: &Arc<Self>, slot: &Mutex<Network>) -> anyhow::Result<(Child, BootEvents)> {
-        let settings = &self.plan.said.settings;
+        let settings = &self.plan.input.settings;
         self.story.step("Preparing the machine…");
         let pod = self.clone();
         let mut parts = apart("volume", move || pod.parts()).await?;
         let processors = self.plan.sizes.processors;
         // Start swtpm before the network's queues exist, since programs inherit them.
         let tpm = self.tpm()?;
-        parts.tpm = tpm.is_some().then(|| self.room.tpm());
+        parts.tpm = tpm.is_some().then(|| self.runtime_folder.tpm());
         let mut network = slot.lock().await;
-        *network = Network::make(&self.plan.said, processors, &self.room, &self.story).await?;
+        *network =
+            Network::make(&self.plan.input, processors, &self.runtime_folder, &self.story).await?;
         parts.cable = network.cable(settings)?;
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
@@ -229,7 +232,8 @@ impl Pod {
                 _ => Repeats::Lines,
             },
         };
-        let (mut child, events) = Child::start(self.room.control(), &self.story, options)?;
+        let (mut child, events) =
+            Child::start(self.runtime_folder.control(), &self.story, options)?;
         network.handed_over();
         child.attach_tpm(tpm);
         jail::close(self.rights(), &child.ids())?;
@@ -241,11 +245,11 @@ impl Pod {
 
     /// Starts the machine's TPM, if it has one.
     fn tpm(&self) -> anyhow::Result<Option<Tpm>> {
-        let machine = &self.plan.said.settings.machine;
+        let machine = &self.plan.input.settings.machine;
         let wanted = machine.tpm.unwrap_or(machine.boot.is_secure());
         let Some(volume) = self.volume.as_ref().filter(|_| wanted) else { return Ok(None) };
         let memory = volume.tpm(machine.boot, machine.clear)?;
-        Tpm::start(memory, &self.room.tpm()).map(Some)
+        Tpm::start(memory, &self.runtime_folder.tpm()).map(Some)
     }
 
     /// The rights that the rest of the pod's life needs: those for its end, and, until the guest
@@ -256,7 +260,7 @@ impl Pod {
         let mut rights = Rights::empty();
         // The machine runs as another user if the pod is root.
         rights.set(Rights::KILL, us.is_root());
-        let settings = &self.plan.said.settings;
+        let settings = &self.plan.input.settings;
         // A card on the pod's own network exists until it is deleted.
         rights.set(Rights::NET_ADMIN, settings.network.dhcp);
         let folder = &settings.storage.folder;
@@ -269,11 +273,11 @@ impl Pod {
 
     /// The parts of the machine, except the network.
     fn parts(&self) -> anyhow::Result<Parts> {
-        let settings = &self.plan.said.settings;
+        let settings = &self.plan.input.settings;
         let mut parts = Parts {
-            control: self.room.control(),
-            agent: self.room.agent(),
-            listeners: vec![Guard::screen_socket(settings, &self.room)],
+            control: self.runtime_folder.control(),
+            agent: self.runtime_folder.agent(),
+            listeners: vec![Guard::screen_socket(settings, &self.runtime_folder)],
             ..Parts::default()
         };
         if let Some(volume) = &self.volume {
@@ -284,7 +288,7 @@ impl Pod {
 
     /// Adds disks, media and the firmware's memory to the parts.
     fn store(&self, volume: &Volume, parts: &mut Parts) -> anyhow::Result<()> {
-        let settings = &self.plan.said.settings;
+        let settings = &self.plan.input.settings;
         let boot = settings.machine.boot;
         parts.uuid = volume.uuid()?;
         let (code, template) = firmware::find(boot, Path::new("/"))?;
@@ -325,14 +329,15 @@ impl Pod {
         if started {
             self.story.enter(Phase::Running, "The probe runs");
         }
-        let mut again = BootRetry::new(self.asks, self.room.control());
-        let settings = &self.plan.said.settings.balloon;
-        let mut balloon = Balloon::start(settings, self.plan.sizes.memory, &self.room.control());
+        let mut boot_retry = BootRetry::new(self.asks, self.runtime_folder.control());
+        let settings = &self.plan.input.settings.balloon;
+        let mut balloon =
+            Balloon::start(settings, self.plan.sizes.memory, &self.runtime_folder.control());
         loop {
             tokio::select! {
                 ended = child.end() => return self.ended(ended?, child.mistake().await),
                 Some((event, last)) = events.recv() => {
-                    let waits = again.handle(&event);
+                    let waits = boot_retry.handle(&event);
                     match event {
                         BootEvent::Starts { name, on } => {
                             from_disk |= on == BootDevice::Disk;
@@ -343,7 +348,7 @@ impl Pod {
                         BootEvent::Nothing if from_disk || waits => hears = false,
                         BootEvent::Nothing => {
                             child.kill();
-                            let boot = self.plan.said.settings.machine.boot;
+                            let boot = self.plan.input.settings.machine.boot;
                             let mark = self.volume.as_ref().and_then(Volume::mark);
                             let source = &self.plan.source;
                             return Err(nothing_starts(source, boot, mark.as_deref(), &last));
@@ -359,12 +364,12 @@ impl Pod {
                 }
                 status = signals.next() => {
                     self.story.enter(Phase::Stopping, &format!("Stopping {app}…"));
-                    drop(again);
-                    let asks = self.plan.said.settings.pod.shutdown && hears;
+                    drop(boot_retry);
+                    let asks = self.plan.input.settings.pod.shutdown && hears;
                     if let Some(balloon) = balloon.take() {
                         balloon.give_back();
                     }
-                    let budget = Budget::of(self.plan.said.settings.pod.timeout.0);
+                    let budget = Budget::of(self.plan.input.settings.pod.timeout.0);
                     let agent = asks.then_some(&*self.agent);
                     stop::stop(&mut child, budget, agent, signals).await;
                     return Ok(status);
@@ -375,7 +380,7 @@ impl Pod {
 
     /// The firmware has started something.
     fn starts(&self, name: &str, disk: bool) {
-        let app = &self.plan.said.settings.pod.app.0;
+        let app = &self.plan.input.settings.pod.app.0;
         if disk && let Some(volume) = self.volume.as_ref().filter(|it| !it.has_booted()) {
             match volume.mark_booted() {
                 Ok(()) => tracing::info!("{app} starts from its disk for the first time"),
@@ -389,7 +394,7 @@ impl Pod {
             }
         }
         self.story.enter(Phase::Running, &format!("{} starts", name.trim()));
-        let settings = &self.plan.said.settings;
+        let settings = &self.plan.input.settings;
         if settings.screen.web {
             // Tools wait for this line, which is the reference image's.
             tracing::info!(

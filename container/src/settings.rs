@@ -64,11 +64,11 @@ pub struct Settings {
     /// The volume, and the sizes of the disks on it.
     pub storage: Storage,
     /// How disks are attached to the guest and accessed on the host.
-    pub disk: Drives,
+    pub disk: DiskSettings,
     /// The guest's network card, and how the pod connects it.
     pub network: Network,
     /// The display, and how viewers reach it.
-    pub screen: Picture,
+    pub screen: ScreenSettings,
     /// Firmware, chipset and devices.
     pub machine: Machine,
     /// Logging, shutdown and compatibility of the pod.
@@ -98,7 +98,7 @@ impl Settings {
     }
 
     /// The settings of an empty environment: the defaults of the list.
-    pub fn unsaid() -> Self {
+    pub fn defaults() -> Self {
         let mut settings = Self::default();
         for variable in list::all().filter(|variable| !variable.default.is_empty()) {
             let Some(slot) = &variable.slot else { continue };
@@ -247,7 +247,7 @@ choices! {
 
 /// How disks are attached to the guest and accessed on the host.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Drives {
+pub struct DiskSettings {
     /// Controller of the disks.
     pub controller: Words<Bus>,
     /// Controller of the installation medium.
@@ -266,7 +266,7 @@ pub struct Drives {
 
 /// How the guest reaches the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Way {
+pub enum NetworkKind {
     /// Through a tap device of the pod, with address translation.
     #[default]
     Nat,
@@ -276,7 +276,7 @@ pub enum Way {
     None,
 }
 
-impl Value for Way {
+impl Value for NetworkKind {
     const ACCEPTS: &'static str = "nat, user, none";
 
     fn read(text: &str) -> anyhow::Result<Self> {
@@ -304,7 +304,7 @@ impl Value for Way {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Network {
     /// How the guest reaches the network.
-    pub kind: Way,
+    pub kind: NetworkKind,
     /// The guest gets an address of the host's network by DHCP.
     pub dhcp: bool,
     /// Interface of the pod that leads to the network.
@@ -322,14 +322,14 @@ pub struct Network {
     /// Model of the guest's card.
     pub adapter: Words<Adapter>,
     /// Ports that stay with the pod and are not forwarded to the guest.
-    pub kept: Ports,
+    pub host_ports: Ports,
     /// Ports that are forwarded to the guest in user mode.
-    pub forwarded: Ports,
+    pub user_ports: Ports,
 }
 
 /// The display, and how viewers reach it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Picture {
+pub struct ScreenSettings {
     /// How the screen is shown: in browsers, by VNC, or not at all.
     pub display: Words<Display>,
     /// Display adapter of the guest.

@@ -3,7 +3,7 @@
 //! Everything that takes long reports to the [`Story`]. The log, the status page and the health
 //! probes of an orchestrator read it.
 
-pub mod ear;
+pub mod log_layer;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -146,7 +146,7 @@ impl Story {
             let doing = self.scene.borrow().doing.clone();
             let (whole, tenth) = (thousandths / 10, thousandths % 10);
             // The page shows every change, so this goes to the log only now and then.
-            tracing::info!(target: ear::RECORDED, "{doing} ({whole}.{tenth} %)");
+            tracing::info!(target: log_layer::RECORDED, "{doing} ({whole}.{tenth} %)");
         }
     }
 
@@ -173,13 +173,13 @@ impl Story {
 
     /// Logs a line, and keeps it for readers.
     pub fn info(&self, line: &str) {
-        tracing::info!(target: ear::RECORDED, "{line}");
+        tracing::info!(target: log_layer::RECORDED, "{line}");
         self.record(Level::INFO, line);
     }
 
     /// Logs a warning, and keeps it for readers.
     pub fn warn(&self, line: &str) {
-        tracing::warn!(target: ear::RECORDED, "{line}");
+        tracing::warn!(target: log_layer::RECORDED, "{line}");
         self.record(Level::WARN, line);
     }
 

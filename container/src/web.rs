@@ -6,7 +6,7 @@
 mod address;
 mod api;
 mod compat;
-mod lent;
+mod images;
 mod metrics;
 mod page;
 mod ready;
@@ -34,15 +34,15 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 pub use self::address::{address, line};
-use self::lent::Images;
+use self::images::Images;
 pub use self::ready::Health;
 use self::ready::Ready;
 use crate::agent::Agent;
 use crate::plan::Plan;
-use crate::pod::asked;
 use crate::pod::guard::Guard;
+use crate::pod::machine_client;
 use crate::pod::network::GuestAddress;
-use crate::pod::room::Room;
+use crate::pod::runtime_folder::RuntimeFolder;
 use crate::settings::translate::Display;
 use crate::settings::{Compat, Settings};
 use crate::source::Source;
@@ -56,11 +56,11 @@ const MAX_PER_ADDRESS: usize = 16;
 const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Everything that the web port serves.
-pub struct Front {
+pub struct WebState {
     story: Arc<Story>,
-    room: Room,
+    runtime_folder: RuntimeFolder,
     /// The machine's status, fetched when needed.
-    machine: asked::Status,
+    machine: machine_client::Status,
     /// Locked while a picture of the screen is taken.
     picture: Arc<Mutex<()>>,
     /// Counts wrong passwords, of browsers and of VNC viewers together.
@@ -79,33 +79,38 @@ pub struct Front {
     keyboard: Arc<Layout>,
 }
 
-impl Front {
-    /// The front of a pod with this guest and this agent.
+impl WebState {
+    /// The state of a pod with this guest and this agent.
     pub fn new(
         story: Arc<Story>,
-        room: Room,
+        runtime_folder: RuntimeFolder,
         plan: &Plan,
         guest: Arc<OnceLock<GuestAddress>>,
         agent: Arc<Agent>,
     ) -> Self {
         let ready = Ready { runs: plan.source == Source::Probe, guest, agent };
-        Self::with(story, room, &plan.said.settings, ready)
+        Self::with(story, runtime_folder, &plan.input.settings, ready)
     }
 
-    /// The front of a pod that failed before it had a machine.
+    /// The state of a pod that failed before it had a machine.
     fn failed(story: Arc<Story>, settings: &Settings) -> Self {
-        let room = Room::nowhere();
-        let agent = Arc::new(Agent::new(room.agent()));
+        let runtime_folder = RuntimeFolder::nonexistent();
+        let agent = Arc::new(Agent::new(runtime_folder.agent()));
         let ready = Ready { runs: false, guest: Arc::default(), agent };
-        Self::with(story, room, settings, ready)
+        Self::with(story, runtime_folder, settings, ready)
     }
 
-    fn with(story: Arc<Story>, room: Room, settings: &Settings, ready: Ready) -> Self {
+    fn with(
+        story: Arc<Story>,
+        runtime_folder: RuntimeFolder,
+        settings: &Settings,
+        ready: Ready,
+    ) -> Self {
         Self {
             story,
-            machine: asked::Status::new(room.control()),
+            machine: machine_client::Status::new(runtime_folder.control()),
             picture: Arc::default(),
-            room,
+            runtime_folder,
             doors: Arc::default(),
             agent: ready.agent.clone(),
             ready,
@@ -129,7 +134,7 @@ impl Front {
 
     /// The control socket of the machine.
     pub fn control(&self) -> PathBuf {
-        self.room.control()
+        self.runtime_folder.control()
     }
 
     /// State of the pod, of its machine, and of the guest if its agent answers.
@@ -150,14 +155,14 @@ impl Front {
     }
 }
 
-impl Stage for Front {
+impl Stage for WebState {
     fn doors(&self) -> &Doors {
         &self.doors
     }
 
     fn show(self: Arc<Self>, viewer: Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
-            let mut machine = match UnixStream::connect(self.room.screen()).await {
+            let mut machine = match UnixStream::connect(self.runtime_folder.screen()).await {
                 Ok(machine) => machine,
                 Err(error) => {
                     // Not a warning: clients choose how often this happens.
@@ -211,10 +216,10 @@ impl Stage for Front {
 pub fn open(
     settings: &Settings,
     guard: &Guard,
-    front: &Arc<Front>,
+    web: &Arc<WebState>,
 ) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
-    let browsers = serve(config(settings, guard), settings, front.clone(), more(front))?;
-    let viewers = vnc::open(settings, guard, front)?;
+    let browsers = serve(config(settings, guard), settings, web.clone(), routes(web))?;
+    let viewers = vnc::open(settings, guard, web)?;
     let any = browsers.is_some() || viewers.is_some();
     Ok(any.then_some(async {
         tokio::join!(OptionFuture::from(browsers), OptionFuture::from(viewers));
@@ -241,17 +246,17 @@ pub fn open_failed(
     settings: &Settings,
     story: &Arc<Story>,
 ) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
-    let front = Arc::new(Front::failed(story.clone(), settings));
-    let more = More { health: health(&front), open: open_to_all(&front), ..More::default() };
+    let web = Arc::new(WebState::failed(story.clone(), settings));
+    let more = More { health: health(&web), open: open_to_all(&web), ..More::default() };
     // The page changes nothing, so any host name is allowed.
     let config = Config { any_name: true, ..config(settings, &Guard::Open) };
-    serve(config, settings, front, more)
+    serve(config, settings, web, more)
 }
 
 fn serve(
     mut config: Config,
     settings: &Settings,
-    front: Arc<Front>,
+    web: Arc<WebState>,
     more: More,
 ) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
     if !settings.screen.web {
@@ -264,7 +269,7 @@ fn serve(
         Failure::new(Status::Failed, format!("{error:#}"))
     })?;
     Ok(Some(async move {
-        let run = listener.run(front, more).await.context("web");
+        let run = listener.run(web, more).await.context("web");
         if let Err(error) = run {
             tracing::error!("the web port serves no more clients: {error:#}");
         }
@@ -303,26 +308,26 @@ fn words(port: impl std::fmt::Display) -> Words {
 }
 
 /// Health pages, which are served under any host name.
-fn health(front: &Arc<Front>) -> Router {
+fn health(web: &Arc<WebState>) -> Router {
     Router::new()
         .route("/healthz", get(ready::health))
         .route("/readyz", get(ready::readiness))
         .route("/startupz", get(ready::startup))
-        .with_state(front.clone())
+        .with_state(web.clone())
 }
 
 /// Pages without a password.
-fn open_to_all(front: &Arc<Front>) -> Router {
+fn open_to_all(web: &Arc<WebState>) -> Router {
     Router::new()
         .route("/msg.html", get(compat::message))
         .route("/status", get(compat::status))
         .route("/events", get(page::events))
         .route("/pod/{name}", get(page::file))
-        .with_state(front.clone())
+        .with_state(web.clone())
 }
 
 /// All pages besides the viewer.
-pub fn more(front: &Arc<Front>) -> More {
+pub fn routes(web: &Arc<WebState>) -> More {
     let inside = Router::new()
         .route("/log", get(page::log))
         .route("/audio", get(compat::audio))
@@ -334,8 +339,8 @@ pub fn more(front: &Arc<Front>) -> More {
         .route("/api/v1/type", post(api::type_text))
         .route("/api/v1/media", post(api::media))
         .route("/api/v1/usb", post(api::usb))
-        .with_state(front.clone());
-    More { health: health(front), open: open_to_all(front), inside }
+        .with_state(web.clone());
+    More { health: health(web), open: open_to_all(web), inside }
 }
 
 #[cfg(test)]

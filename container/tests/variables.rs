@@ -2,9 +2,9 @@
 //! same.
 
 use container::settings::Settings;
-use container::settings::environment::{Environment, Said, read};
+use container::settings::environment::{Environment, ParsedEnvironment, read};
 use container::settings::list;
-use container::settings::variable::{Fate, Variable};
+use container::settings::variable::{Support, Variable};
 use container::status::Status;
 
 /// A test case of a variable.
@@ -219,17 +219,17 @@ fn a_value_reaches_its_own_place_and_no_other() {
     for variable in list::all() {
         let (case, Some(slot)) = (case(variable), &variable.slot) else { continue };
         for name in variable.names() {
-            let said = read(&environment(name, case.text)).unwrap();
-            assert_eq!((slot.show)(&said.settings), case.becomes, "{name}={}", case.text);
-            assert!(said.names.contains(variable.name), "{name}");
-            let unsaid = Settings::unsaid();
-            let translated = variable.fate == Fate::Translated;
-            let noted = translated && said.warnings.iter().any(|it| it.starts_with(name));
-            assert!(said.settings != unsaid || noted, "{name}={} has no effect", case.text);
+            let input = read(&environment(name, case.text)).unwrap();
+            assert_eq!((slot.show)(&input.settings), case.becomes, "{name}={}", case.text);
+            assert!(input.names.contains(variable.name), "{name}");
+            let defaults = Settings::defaults();
+            let translated = variable.support == Support::Translated;
+            let noted = translated && input.warnings.iter().any(|it| it.starts_with(name));
+            assert!(input.settings != defaults || noted, "{name}={} has no effect", case.text);
             for other in list::all().filter(|other| other.name != variable.name) {
                 let Some(other_slot) = &other.slot else { continue };
                 let old = variable.name == "QEMU_TIMEOUT" && other.name == "TIMEOUT";
-                let same = (other_slot.same)(&said.settings, &unsaid);
+                let same = (other_slot.same)(&input.settings, &defaults);
                 assert_eq!(same, !old, "{name} changes {}", other.name);
             }
         }
@@ -262,16 +262,16 @@ fn what_has_no_effect_says_what_to_do_instead() {
     for variable in list::all() {
         let case = case(variable);
         let read = read(&environment(case.name, case.text));
-        match variable.fate {
-            Fate::Done | Fate::Translated => {}
-            Fate::Ignored(instead) => {
-                let Said { settings, warnings, .. } = read.unwrap();
-                assert_eq!(settings, Settings::unsaid(), "{}", case.name);
+        match variable.support {
+            Support::Full | Support::Translated => {}
+            Support::Ignored(instead) => {
+                let ParsedEnvironment { settings, warnings, .. } = read.unwrap();
+                assert_eq!(settings, Settings::defaults(), "{}", case.name);
                 let [warning] = &warnings[..] else { panic!("{}: {warnings:?}", case.name) };
                 assert!(warning.starts_with(case.name) && warning.ends_with(instead), "{warning}");
                 assert!(warning.contains(case.becomes), "{warning}");
             }
-            Fate::Refused(instead) => {
+            Support::Refused(instead) => {
                 let error = read.unwrap_err();
                 assert_eq!(Status::of(&error), variable.status);
                 let sentence = format!("{error:#}");

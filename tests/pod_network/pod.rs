@@ -10,7 +10,7 @@ use std::thread;
 
 use anyhow::{Context, ensure};
 use container::net::macvtap::{self, Macvtap};
-use container::net::nat::{Nat, Wish};
+use container::net::nat::{self, Nat};
 use container::settings::Settings;
 use container::settings::environment::{Environment, read};
 use container::settings::value::Value as _;
@@ -50,8 +50,8 @@ fn serve(words: &[String]) -> anyhow::Result<()> {
 
 /// The guest is behind the pod (NAT).
 async fn behind(settings: &Settings, guest: &str, etc: &str) -> anyhow::Result<()> {
-    let wish = Wish { pairs: 1, pod: "pod".into(), etc: etc.into() };
-    let mut nat = Nat::start(settings, &wish).await?;
+    let parameters = nat::Parameters { pairs: 1, pod: "pod".into(), etc: etc.into() };
+    let mut nat = Nat::start(settings, &parameters).await?;
     let queue = nat.take_queues().pop().context("no queue")?;
     attach(queue, guest)?;
     say(&format!("ready {} {}", nat.mac().show(), nat.mtu()))?;
@@ -68,25 +68,25 @@ async fn behind(settings: &Settings, guest: &str, etc: &str) -> anyhow::Result<(
 /// The guest is on the pod's network (macvtap).
 async fn beside(settings: &Settings, guest: &str) -> anyhow::Result<()> {
     let folder = settings.storage.folder.clone();
-    let wish = macvtap::Wish { pairs: 1, pod: "pod".into(), folder };
-    let mut card = Macvtap::start(settings, &wish).await?;
+    let parameters = macvtap::Parameters { pairs: 1, pod: "pod".into(), folder };
+    let mut card = Macvtap::start(settings, &parameters).await?;
     let queue = card.take_queues().pop().context("no queue")?;
     attach(queue, guest)?;
     say(&format!("ready {} {}", card.mac().show(), card.mtu()))?;
     for note in card.notes() {
         say(&format!("note {note}"))?;
     }
-    let told = async {
-        let Some(mut heard) = card.heard() else { return std::future::pending().await };
-        while heard.changed().await.is_ok() {
-            let address = *heard.borrow_and_update();
+    let learned = async {
+        let Some(mut learned) = card.learned_address() else { return std::future::pending().await };
+        while learned.changed().await.is_ok() {
+            let address = *learned.borrow_and_update();
             say(&format!("heard {}", address.context("no address")?))?;
         }
         anyhow::Ok(())
     };
     tokio::select! {
         ended = input() => ended?,
-        told = told => told?,
+        learned = learned => learned?,
         () = card.serve() => {}
     }
     card.end().await

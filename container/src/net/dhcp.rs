@@ -11,10 +11,10 @@ use std::time::Instant;
 use host::mac::Mac;
 
 use super::dns;
-use crate::log::Few;
+use crate::log::LineLimit;
 
 /// Limits the log messages on declined addresses per minute. The guest may decline at any rate.
-static DECLINES: Mutex<Few> = Mutex::new(Few::new(3));
+static DECLINES: Mutex<LineLimit> = Mutex::new(LineLimit::new(3));
 
 /// The port of DHCP servers.
 pub const SERVER_PORT: u16 = 67;

@@ -16,9 +16,9 @@ use super::resolv::Resolv;
 /// The port of name servers.
 pub const PORT: u16 = 53;
 /// The name of the pod itself.
-pub const POD: &str = "host.lan";
+pub const HOST_NAME: &str = "host.lan";
 /// The name of the pod's default gateway: with Docker, the host.
-const OUTSIDE: &str = "system.lan";
+const GATEWAY_NAME: &str = "system.lan";
 /// The domain of the guest if the pod has no search domain. Windows does not ask DNS for names
 /// without a domain.
 pub const DOMAIN: &str = "lan";
@@ -44,17 +44,17 @@ const CODE: u16 = 0x000f;
 
 /// The code of a response (RFC 1035, 4.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Code {
+pub enum ResponseCode {
     /// No error.
-    Fine = 0,
+    NoError = 0,
     /// The question is invalid.
-    Malformed = 1,
+    FormErr = 1,
     /// The server failed.
-    Failed = 2,
+    ServFail = 2,
     /// The name does not exist.
-    NoName = 3,
+    NxDomain = 3,
     /// The server does not support this kind of question.
-    Unknown = 4,
+    NotImp = 4,
     /// The server refuses to answer.
     Refused = 5,
 }
@@ -114,21 +114,21 @@ impl<'a> Query<'a> {
         if flags & RESPONSE != 0 || message.len() < HEADER {
             return Err(None);
         }
-        let refuse = |code: Code| {
+        let refuse = |code: ResponseCode| {
             let flags = RESPONSE | flags & (OPCODE | WANTS_RECURSION) | code as u16;
             let mut answer = [id, &flags.to_be_bytes()].concat();
             answer.resize(HEADER, 0);
             Err(Some(answer))
         };
         if flags & OPCODE != 0 {
-            return refuse(Code::Unknown);
+            return refuse(ResponseCode::NotImp);
         }
         let Some(name) = question_name(message).filter(|_| word(message, 4) == Some(1)) else {
-            return refuse(Code::Malformed);
+            return refuse(ResponseCode::FormErr);
         };
         let end = HEADER + name.len();
         let (Some(kind), Some(class)) = (word(message, end), word(message, end + 2)) else {
-            return refuse(Code::Malformed);
+            return refuse(ResponseCode::FormErr);
         };
         Ok(Self { id: [id[0], id[1]], flags, name, kind, class, message })
     }
@@ -179,7 +179,7 @@ impl<'a> Query<'a> {
 
     /// A response of our own without records.
     #[must_use]
-    pub fn refuse(&self, code: Code) -> Vec<u8> {
+    pub fn refuse(&self, code: ResponseCode) -> Vec<u8> {
         self.respond(RESPONSE | HAS_RECURSION | code as u16, 0)
     }
 
@@ -209,19 +209,19 @@ impl<'a> Query<'a> {
 
     /// The answer, truncated if it does not fit into a datagram.
     #[must_use]
-    pub fn fit(&self, answer: Vec<u8>, way: Way) -> Vec<u8> {
-        let fits = way == Way::Stream || answer.len() <= self.max_datagram();
+    pub fn fit(&self, answer: Vec<u8>, transport: Transport) -> Vec<u8> {
+        let fits = transport == Transport::Tcp || answer.len() <= self.max_datagram();
         if fits { answer } else { self.truncate() }
     }
 }
 
 /// The transport of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Transport {
     /// UDP.
-    Datagram,
+    Udp,
     /// TCP.
-    Stream,
+    Tcp,
 }
 
 /// Encodes a name for a message (RFC 1035, 3.1). Empty labels are invalid, also one at the end.
@@ -243,7 +243,7 @@ pub struct Local {
     /// Address of the guest.
     pub guest: Ipv4Addr,
     /// Default gateway of the pod.
-    pub outside: Option<Ipv4Addr>,
+    pub default_gateway: Option<Ipv4Addr>,
     /// Host name of the guest.
     pub host: String,
 }
@@ -279,8 +279,10 @@ impl Local {
     fn addresses(&self, name: &str, hosts: &Hosts) -> Vec<IpAddr> {
         let label = name.strip_suffix(".lan").unwrap_or(name);
         match name {
-            POD => vec![self.gateway.into()],
-            OUTSIDE if self.outside.is_some() => self.outside.map(IpAddr::V4).into_iter().collect(),
+            HOST_NAME => vec![self.gateway.into()],
+            GATEWAY_NAME if self.default_gateway.is_some() => {
+                self.default_gateway.map(IpAddr::V4).into_iter().collect()
+            }
             _ if label.eq_ignore_ascii_case(&self.host) => vec![self.guest.into()],
             // Windows adds our domain to names without one.
             _ => {
@@ -295,7 +297,7 @@ impl Local {
         let octets = reverse.strip_suffix(".in-addr.arpa")?;
         let address: Ipv4Addr = octets.rsplit('.').collect::<Vec<_>>().join(".").parse().ok()?;
         match address {
-            it if it == self.gateway => Some(POD.to_owned()),
+            it if it == self.gateway => Some(HOST_NAME.to_owned()),
             it if it == self.guest => Some(format!("{}.{DOMAIN}", self.host.to_ascii_lowercase())),
             _ => None,
         }
@@ -341,7 +343,9 @@ pub fn candidates(query: &Query<'_>, resolv: &Resolv) -> Vec<Option<String>> {
 pub fn is_answer(sent: &[u8], received: &[u8]) -> bool {
     let (Some(asked), Some(answered)) = (question_name(sent), question_name(received)) else {
         // A server that cannot parse a question sends an error without it.
-        return same_id(sent, received) && received.len() == HEADER && code(received) != Code::Fine;
+        return same_id(sent, received)
+            && received.len() == HEADER
+            && response_code(received) != ResponseCode::NoError;
     };
     let rest = |message: &[u8], name: &[u8]| {
         let end = HEADER + name.len();
@@ -361,14 +365,14 @@ fn same_id(sent: &[u8], received: &[u8]) -> bool {
 
 /// The code of a response.
 #[must_use]
-pub fn code(answer: &[u8]) -> Code {
+pub fn response_code(answer: &[u8]) -> ResponseCode {
     match word(answer, 2).unwrap_or(0) & CODE {
-        0 => Code::Fine,
-        1 => Code::Malformed,
-        3 => Code::NoName,
-        4 => Code::Unknown,
-        5 => Code::Refused,
-        _ => Code::Failed,
+        0 => ResponseCode::NoError,
+        1 => ResponseCode::FormErr,
+        3 => ResponseCode::NxDomain,
+        4 => ResponseCode::NotImp,
+        5 => ResponseCode::Refused,
+        _ => ResponseCode::ServFail,
     }
 }
 
@@ -376,7 +380,7 @@ pub fn code(answer: &[u8]) -> Code {
 #[must_use]
 pub fn is_positive(answer: &[u8]) -> bool {
     let some = word(answer, 6).is_some_and(|records| records > 0);
-    code(answer) == Code::Fine && (some || is_truncated(answer))
+    response_code(answer) == ResponseCode::NoError && (some || is_truncated(answer))
 }
 
 /// Whether a response was truncated because it is too long for a datagram.
@@ -431,8 +435,8 @@ mod test {
 
     fn local() -> Local {
         let address = |last| Ipv4Addr::new(172, 30, 0, last);
-        let outside = Some(Ipv4Addr::new(192, 0, 2, 1));
-        Local { gateway: address(1), guest: address(2), outside, host: "Windows".into() }
+        let default_gateway = Some(Ipv4Addr::new(192, 0, 2, 1));
+        Local { gateway: address(1), guest: address(2), default_gateway, host: "Windows".into() }
     }
 
     /// The addresses of an answer, and the names that it goes through.
@@ -541,7 +545,7 @@ mod test {
     fn what_is_no_question_is_refused_or_not_answered() {
         let code_of = |message: &[u8]| match Query::read(message) {
             Ok(_) => None,
-            Err(answer) => Some(answer.map(|answer| code(&answer))),
+            Err(answer) => Some(answer.map(|answer| response_code(&answer))),
         };
         let good = ask("example.org", TYPE::A);
         assert_eq!(code_of(&good), None);
@@ -551,10 +555,10 @@ mod test {
             code_of(&bad)
         };
         assert_eq!(with(2, 0x80), Some(None), "an answer");
-        assert_eq!(with(2, 0x28), Some(Some(Code::Unknown)), "an update");
-        assert_eq!(with(5, 2), Some(Some(Code::Malformed)), "two questions");
-        assert_eq!(with(12, 0xc0), Some(Some(Code::Malformed)), "a pointer");
-        assert_eq!(code_of(&good[..good.len() - 1]), Some(Some(Code::Malformed)));
+        assert_eq!(with(2, 0x28), Some(Some(ResponseCode::NotImp)), "an update");
+        assert_eq!(with(5, 2), Some(Some(ResponseCode::FormErr)), "two questions");
+        assert_eq!(with(12, 0xc0), Some(Some(ResponseCode::FormErr)), "a pointer");
+        assert_eq!(code_of(&good[..good.len() - 1]), Some(Some(ResponseCode::FormErr)));
         assert_eq!(code_of(&good[..11]), Some(None));
     }
 
@@ -565,8 +569,8 @@ mod test {
         let mut long = message.clone();
         long[2] |= 0x80;
         long.resize(513, 0);
-        assert_eq!(query.fit(long.clone(), Way::Stream), long);
-        let cut = query.fit(long, Way::Datagram);
+        assert_eq!(query.fit(long.clone(), Transport::Tcp), long);
+        let cut = query.fit(long, Transport::Udp);
         assert!(is_truncated(&cut) && cut.len() < 100);
         let mut packet = Packet::parse(&message).unwrap();
         *packet.opt_mut() = Some(simple_dns::rdata::OPT {

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use host::mac::Mac;
 use rtnetlink::packet_route::link::InfoKind;
 
-pub use self::arp::Heard;
+pub use self::arp::LearnedAddress;
 use self::arp::Listener;
 use crate::net::link::{self, Link, Links, Pod};
 use crate::net::{nat, right};
@@ -30,7 +30,7 @@ use crate::status::{Failure, Status};
 
 /// Parameters besides the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct Parameters {
     /// Number of queue pairs of the guest's card.
     pub pairs: u16,
     /// Name of the pod.
@@ -65,7 +65,7 @@ impl Macvtap {
     /// # Errors
     ///
     /// If something is missing. The error names it and the way out, and nothing is left behind.
-    pub async fn start(settings: &Settings, wish: &Wish) -> anyhow::Result<Self> {
+    pub async fn start(settings: &Settings, parameters: &Parameters) -> anyhow::Result<Self> {
         if !right::is_admin() {
             return Err(refusal("a capability is missing: add --cap-add NET_ADMIN"));
         }
@@ -74,10 +74,10 @@ impl Macvtap {
         let name = settings.network.tap.0.as_str();
         links.clear(name).await?;
         nat::forget();
-        let plan = Plan::make(settings, wish, &links.look().await?)?;
+        let plan = Plan::make(settings, parameters, &links.look().await?)?;
         let made = links.add_macvtap(name, plan.uplink.index, plan.mac, plan.mtu).await;
         made.map_err(|error| plan.explain(&error))?;
-        match plan.set_up(&links, name, wish).await {
+        match plan.set_up(&links, name, parameters).await {
             Ok((index, queues)) => {
                 let arp = plan.listen();
                 Ok(Self { plan, index, queues, arp, links, _owner: owner })
@@ -115,8 +115,8 @@ impl Macvtap {
 
     /// The guest's last known address. Nothing if the pod cannot receive the guest's ARP.
     #[must_use]
-    pub fn heard(&self) -> Option<Heard> {
-        self.arp.as_ref().map(Listener::heard)
+    pub fn learned_address(&self) -> Option<LearnedAddress> {
+        self.arp.as_ref().map(Listener::learned_address)
     }
 
     /// Notes for the user, one sentence each.
@@ -163,7 +163,7 @@ impl Macvtap {
 }
 
 impl Plan {
-    fn make(settings: &Settings, wish: &Wish, pod: &Pod) -> anyhow::Result<Self> {
+    fn make(settings: &Settings, parameters: &Parameters, pod: &Pod) -> anyhow::Result<Self> {
         let network = &settings.network;
         let uplink = pod.uplink(network.uplink.as_ref().map(|it| it.0.as_str()))?;
         let Link { name, mtu: room, .. } = uplink;
@@ -181,7 +181,7 @@ impl Plan {
         }
         let own = pod.addresses.iter().find(|it| it.0 == uplink.index && it.1.is_ipv4());
         Ok(Self {
-            mac: nat::guest_mac(settings, &wish.pod)?,
+            mac: nat::guest_mac(settings, &parameters.pod)?,
             // The MTU field of virtio-net has 16 bits.
             mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
             own: own.map(|it| it.1),
@@ -194,11 +194,11 @@ impl Plan {
         &self,
         links: &Links,
         name: &str,
-        wish: &Wish,
+        parameters: &Parameters,
     ) -> anyhow::Result<(u32, Vec<OwnedFd>)> {
         let pod = links.look().await?;
         let found = pod.find(name).ok_or_else(|| refusal(format!("{name} is gone")))?;
-        let queues = node::open(found, &wish.folder, wish.pairs)?;
+        let queues = node::open(found, &parameters.folder, parameters.pairs)?;
         links.raise(found.index).await.map_err(|error| self.explain(&error))?;
         Ok((found.index, queues))
     }
@@ -250,8 +250,8 @@ mod test {
         let eth0 = Link { index: 2, name: "eth0".into(), mtu: 1400, kind, is_bridged: false };
         let addresses = vec![(2, "fe80::1".parse()?, 64), (2, "10.0.0.9".parse()?, 24)];
         let pod = Pod { links: vec![eth0], addresses, default: Some(2), ..Pod::default() };
-        let wish = Wish { pairs: 1, pod: "windows".into(), folder: "/".into() };
-        Plan::make(&settings, &wish, &pod)
+        let parameters = Parameters { pairs: 1, pod: "windows".into(), folder: "/".into() };
+        Plan::make(&settings, &parameters, &pod)
     }
 
     #[test]

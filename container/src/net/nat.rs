@@ -51,7 +51,7 @@ const FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
 
 /// Parameters besides the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct Parameters {
     /// Number of queue pairs of the guest's card.
     pub pairs: u16,
     /// Name of the pod.
@@ -120,25 +120,25 @@ impl Nat {
     /// # Errors
     ///
     /// If something is missing. The error names it and the way out, and nothing is left behind.
-    pub async fn start(settings: &Settings, wish: &Wish) -> anyhow::Result<Self> {
+    pub async fn start(settings: &Settings, parameters: &Parameters) -> anyhow::Result<Self> {
         right::check_tap()?;
         let owner = link::own().await?;
         let links = Links::open()?;
         let name = settings.network.tap.0.as_str();
         links.clear(name).await?;
-        let mut plan = Plan::make(settings, wish, &links.look().await?)?;
+        let mut plan = Plan::make(settings, parameters, &links.look().await?)?;
         let local = Local {
             gateway: plan.subnet.gateway,
             guest: plan.subnet.guest,
-            outside: link::default_gateway(),
+            default_gateway: link::default_gateway(),
             host: settings.account.host.as_ref().map_or(&settings.pod.app.0, |it| &it.0).clone(),
         };
-        let relay = Arc::new(Relay::new(local, &wish.etc));
+        let relay = Arc::new(Relay::new(local, &parameters.etc));
         let config = plan.config(&relay);
         let mut tap = Tap {
             name: name.to_owned(),
             index: 0,
-            queues: host::net::tap::create(name, wish.pairs, plan.mtu)?,
+            queues: host::net::tap::create(name, parameters.pairs, plan.mtu)?,
             forwarding: None,
             router: None,
         };
@@ -227,7 +227,7 @@ pub(super) fn forget() {
 }
 
 impl Plan {
-    fn make(settings: &Settings, wish: &Wish, pod: &Pod) -> anyhow::Result<Self> {
+    fn make(settings: &Settings, parameters: &Parameters, pod: &Pod) -> anyhow::Result<Self> {
         let network = &settings.network;
         let uplink = pod.uplink(network.uplink.as_ref().map(|it| it.0.as_str()))?;
         let name = &uplink.name;
@@ -242,10 +242,10 @@ impl Plan {
             let sentence = format!("{name} has no IPv4 address: set DEV to another interface");
             Failure::new(Status::Network, sentence)
         })?;
-        let resolv = File::new(wish.etc.join("resolv.conf"), Resolv::read).now();
+        let resolv = File::new(parameters.etc.join("resolv.conf"), Resolv::read).now();
         let used = choice::used(pod, &resolv);
         let subnet = Subnet::choose(network.address, network.mask.0, address, &used)?;
-        let mac = guest_mac(settings, &wish.pod)?;
+        let mac = guest_mac(settings, &parameters.pod)?;
         let said = network.mtu.map(|it| it.0);
         let mtu = said.unwrap_or(uplink.mtu.min(DEFAULT_MTU));
         let prefix = Prefix::choose(pod, uplink, mac).filter(|_| mtu >= MIN_MTU_V6);

@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::dns::{self, Code, Local, Query, Way};
+use super::dns::{self, Local, Query, ResponseCode, Transport};
 use super::hosts::Hosts;
 use super::resolv::{File, Resolv};
 
@@ -58,7 +58,7 @@ impl Relay {
 
     /// The answer to a message of the guest, for the same transport. Nothing if the message gets
     /// none.
-    pub async fn answer(&self, message: &[u8], way: Way) -> Option<Vec<u8>> {
+    pub async fn answer(&self, message: &[u8], transport: Transport) -> Option<Vec<u8>> {
         let query = match Query::read(message) {
             Ok(query) => query,
             Err(refusal) => return refusal,
@@ -67,20 +67,20 @@ impl Relay {
             return Some(answer);
         }
         let _permit = self.pending.try_acquire().ok()?;
-        let answer = self.search(&query, way).await;
-        Some(query.fit(answer.unwrap_or_else(|| query.refuse(Code::Failed)), way))
+        let answer = self.search(&query, transport).await;
+        Some(query.fit(answer.unwrap_or_else(|| query.refuse(ResponseCode::ServFail)), transport))
     }
 
     /// Asks for one candidate name after the other until one has an address. If none has, returns
     /// the answer for the original name.
-    async fn search(&self, query: &Query<'_>, way: Way) -> Option<Vec<u8>> {
+    async fn search(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
         let resolv = self.resolv.now();
         let mut plain = None;
         for name in dns::candidates(query, &resolv) {
             let name = name.as_deref();
             // With a search domain, the name may be too long.
             let Some(sent) = query.forward(id(), name) else { continue };
-            let Some(answer) = self.ask(&resolv, &sent, way).await else { continue };
+            let Some(answer) = self.ask(&resolv, &sent, transport).await else { continue };
             let positive = dns::is_positive(&answer);
             let answer = dns::rename(query, answer, name);
             match answer {
@@ -93,7 +93,7 @@ impl Relay {
     }
 
     /// Asks one server after the other. An error response counts only if no server has an answer.
-    async fn ask(&self, resolv: &Resolv, sent: &[u8], way: Way) -> Option<Vec<u8>> {
+    async fn ask(&self, resolv: &Resolv, sent: &[u8], transport: Transport) -> Option<Vec<u8>> {
         let count = resolv.servers.len();
         let limit = if count > 1 { resolv.timeout.min(SERVER_TIMEOUT) } else { resolv.timeout };
         let first = self.last.load(Ordering::Relaxed);
@@ -101,11 +101,11 @@ impl Relay {
         for turn in 0..count * usize::from(resolv.attempts) {
             let index = first.wrapping_add(turn) % count;
             let server = SocketAddr::new(resolv.servers[index], dns::PORT);
-            let Ok(Ok(answer)) = timeout(limit, exchange(server, sent, way)).await else {
+            let Ok(Ok(answer)) = timeout(limit, exchange(server, sent, transport)).await else {
                 continue;
             };
-            match dns::code(&answer) {
-                Code::Fine | Code::NoName => {
+            match dns::response_code(&answer) {
+                ResponseCode::NoError | ResponseCode::NxDomain => {
                     self.last.store(index, Ordering::Relaxed);
                     return Some(answer);
                 }
@@ -129,10 +129,10 @@ fn id() -> [u8; 2] {
 }
 
 /// Asks a server by the guest's transport. A server without TCP is asked by UDP instead.
-async fn exchange(server: SocketAddr, sent: &[u8], way: Way) -> io::Result<Vec<u8>> {
-    match way {
-        Way::Datagram => by_udp(server, sent).await,
-        Way::Stream => match by_tcp(server, sent).await {
+async fn exchange(server: SocketAddr, sent: &[u8], transport: Transport) -> io::Result<Vec<u8>> {
+    match transport {
+        Transport::Udp => by_udp(server, sent).await,
+        Transport::Tcp => match by_tcp(server, sent).await {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 by_udp(server, sent).await
             }

@@ -12,14 +12,14 @@ pub mod checksum;
 pub mod connection;
 pub mod connections;
 pub mod datagrams;
-pub mod doors;
 pub mod echoes;
+pub mod forwarding;
 pub mod fragments;
 pub mod icmp;
 pub mod lan;
 pub mod link;
 pub mod names;
-pub mod neighbours;
+pub mod neighbors;
 pub mod network;
 pub mod packet;
 pub mod quota;
@@ -42,7 +42,7 @@ use anyhow::Context as _;
 use tokio::sync::oneshot;
 use tokio::task::{LocalSet, spawn_local};
 
-use self::doors::Listeners;
+use self::forwarding::Listeners;
 use self::lan::{Lan, Pod};
 use self::router::Router;
 use super::dns::Local;
@@ -89,11 +89,11 @@ impl User {
         let local = Local {
             gateway: lan.gateway,
             guest: lan.guest,
-            outside: default_gateway(),
+            default_gateway: default_gateway(),
             host: host.clone(),
         };
         let relay = Relay::new(local, &root.join("etc"));
-        let ports = doors::ports(settings);
+        let ports = forwarding::ports(settings);
         let listeners = Listeners::open(&ports);
         let socket = folder.join("network.sock");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -143,7 +143,7 @@ impl User {
 
     /// A summary for the log, in one line.
     #[must_use]
-    pub fn said(&self) -> &str {
+    pub fn summary(&self) -> &str {
         &self.summary
     }
 
@@ -212,7 +212,7 @@ async fn serve(router: &Rc<Router>, listener: tokio::net::UnixListener, forwarde
         let (socket, _) = next(async || listener.accept().await, warn).await;
         network.plug();
         let outcome = tokio::select! {
-            outcome = link::read(&socket, |frame| router.hear(frame)) => outcome,
+            outcome = link::read(&socket, |frame| router.handle(frame)) => outcome,
             outcome = network.link.drain(&socket) => outcome,
         };
         router.unplug();

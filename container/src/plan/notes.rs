@@ -9,8 +9,8 @@ use crate::disks::{self, below};
 use crate::firmware;
 use crate::medium::is_microsofts;
 use crate::pod::machine;
-use crate::settings::Way;
-use crate::settings::environment::Said;
+use crate::settings::NetworkKind;
+use crate::settings::environment::ParsedEnvironment;
 use crate::settings::translate::Bus;
 use crate::settings::value::Value as _;
 use crate::settings::version::Version;
@@ -52,12 +52,12 @@ const MOUNTS: [&str; 10] = [
 const ON_VOLUME: [&str; 5] = ["shared", "data", "oem", "OEM", "custom.xml"];
 
 /// The warnings for a plan, one sentence each.
-pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
+pub(super) fn notes(input: &ParsedEnvironment, source: &Source, root: &Path) -> Vec<String> {
     let mut notes = Vec::new();
     if let Source::Medium(medium) = source {
-        let version = &said.settings.windows.version;
+        let version = &input.settings.windows.version;
         let is_its_name = |name: &str| name == "VERSION" && selects(version, medium);
-        let names = INSTALLATION.into_iter().filter(|name| said.names.contains(name));
+        let names = INSTALLATION.into_iter().filter(|name| input.names.contains(name));
         let names: Vec<_> = names.filter(|name| !is_its_name(name)).collect();
         let has = if names.len() == 1 { "has" } else { "have" };
         if !names.is_empty() {
@@ -67,14 +67,14 @@ pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
                 medium.display()
             ));
         }
-        let written = disks::find(0, &said.settings, root).ok().flatten();
+        let written = disks::find(0, &input.settings, root).ok().flatten();
         if !written.is_some_and(|it| it.disk.is_written()) && is_microsofts(medium) {
-            notes.extend(missing_drivers(said, root));
+            notes.extend(missing_drivers(input, root));
         }
     }
     notes.extend(unused(Path::new("/"), &MOUNTS, source, root));
-    notes.extend(unused(&said.settings.storage.folder, &ON_VOLUME, source, root));
-    let layout = said.settings.windows.keyboard.as_ref().map(|it| it.show());
+    notes.extend(unused(&input.settings.storage.folder, &ON_VOLUME, source, root));
+    let layout = input.settings.windows.keyboard.as_ref().map(|it| it.show());
     if let Some(layout) = layout.filter(|it| it.parse::<layout::Name>().is_err()) {
         notes.push(format!(
             "KEYBOARD={layout}: viewers have no such layout: the screen uses the layout of \
@@ -85,8 +85,8 @@ pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
 }
 
 /// Drivers and settings that Windows' setup lacks when a person installs.
-fn missing_drivers(said: &Said, root: &Path) -> Vec<String> {
-    let settings = &said.settings;
+fn missing_drivers(input: &ParsedEnvironment, root: &Path) -> Vec<String> {
+    let settings = &input.settings;
     let mut notes = Vec::new();
     let drivers = machine::further_media(root, &below(root, &settings.storage.folder));
     let bus = &settings.disk.controller;
@@ -104,12 +104,12 @@ fn missing_drivers(said: &Said, root: &Path) -> Vec<String> {
              {mount} and load {driver} and NetKVM from there, or set DISK_TYPE=nvme and keep it",
             bus.show()
         )),
-        None if settings.network.kind == Way::None => {}
+        None if settings.network.kind == NetworkKind::None => {}
         None => notes.push(format!(
             "Windows has no driver for the network card: {mount} and install NetKVM from there"
         )),
     }
-    if firmware::lacks_secure_boot(said) {
+    if firmware::lacks_secure_boot(input) {
         notes.push(
             "if this is Windows 11, its setup requires Secure Boot and a TPM: set MANUAL=Y"
                 .to_owned(),
@@ -204,8 +204,8 @@ mod test {
         std::fs::remove_file(root.path().join("data")).unwrap();
         for name in ["shared", "data", "shared2", "shared3", "storage/shared", "storage/data"] {
             std::fs::create_dir(root.path().join(name)).unwrap();
-            let said = of(&disk);
-            assert!(said.iter().any(|it| it.starts_with(&format!("/{name} is not shared: "))));
+            let notes = of(&disk);
+            assert!(notes.iter().any(|it| it.starts_with(&format!("/{name} is not shared: "))));
         }
         for name in ["oem/a", "storage/OEM/a", "custom.xml", "run/start.sh"] {
             let path = root.path().join(name);
@@ -229,9 +229,9 @@ mod test {
         let medium = Source::Medium(path("custom.iso"));
         let of = |words: &[(&str, &str)]| {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
-            let mut said = read(&words).unwrap();
-            firmware::adjust_boot_mode(&mut said, &medium);
-            notes(&said, &medium, root.path())
+            let mut input = read(&words).unwrap();
+            firmware::adjust_boot_mode(&mut input, &medium);
+            notes(&input, &medium, root.path())
         };
         std::fs::write(path("custom.iso"), [0; 1 << 16]).unwrap();
         assert_eq!(of(&[]), [""; 0]);

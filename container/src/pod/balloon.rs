@@ -13,8 +13,8 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use vmm::control::Command;
 
-use super::asked;
-use crate::settings::balloon::{Balloon as Settings, Debug, Least};
+use super::machine_client;
+use crate::settings::balloon::{Balloon as Settings, Debug, MinimumMemory};
 use crate::settings::host::Load;
 use crate::settings::value::{MIB, Value as _};
 
@@ -27,7 +27,7 @@ struct Controller {
     settings: Settings,
     /// Bytes of the machine without a balloon, and the minimum for its guest.
     memory: u64,
-    least: u64,
+    minimum: u64,
     /// The integral: percent above the threshold, times seconds.
     sum: f64,
     /// Bytes that the guest currently has.
@@ -36,19 +36,19 @@ struct Controller {
 
 impl Controller {
     fn new(settings: &Settings, memory: u64) -> Self {
-        let least = match settings.least {
-            Least::Percent(share) => part(memory, share),
-            Least::Bytes(size) => size.0,
+        let minimum = match settings.minimum {
+            MinimumMemory::Percent(share) => part(memory, share),
+            MinimumMemory::Bytes(size) => size.0,
         };
-        let least = least.min(memory);
-        Self { settings: settings.clone(), memory, least, sum: 0.0, target: memory }
+        let minimum = minimum.min(memory);
+        Self { settings: settings.clone(), memory, minimum, sum: 0.0, target: memory }
     }
 
     /// Takes a reading. Returns the new amount for the guest if it should change.
     fn step(&mut self, load: &Load) -> Option<u64> {
         let (used, total) = narrowest(load);
         let pressure = load.pressure.unwrap_or(0.0);
-        let most = self.memory - self.least;
+        let max = self.memory - self.minimum;
         let settings = &self.settings;
         let hasty = used >= settings.threshold_hard.0 || pressure >= settings.pressure_max.0;
         // Memory pressure counts even before the share in use is high.
@@ -56,21 +56,21 @@ impl Controller {
         let over = used - settings.threshold.0;
         let over = if waits { over.max(pressure - settings.pressure.0) } else { over };
         let taken = if hasty {
-            most
+            max
         } else {
             let seconds = f64::from(settings.interval.0);
             let (kp, ki) = (settings.proportional.0, settings.integral.0);
             // Bounded, so that the sum does not take long to shrink again.
-            let full = percent(most, total);
+            let full = percent(max, total);
             let bound = if ki > 0.0 { full / ki } else { 0.0 };
             self.sum = (self.sum + over * seconds).clamp(0.0, bound);
-            part(total, (kp * over + ki * self.sum).clamp(0.0, full)).min(most)
+            part(total, (kp * over + ki * self.sum).clamp(0.0, full)).min(max)
         };
         let wanted = (self.memory - taken) / MIB * MIB;
         // Return nothing to the guest while other processes wait for memory.
         let wanted = if waits { wanted.min(self.target) } else { wanted };
-        let wanted = wanted.clamp(self.least, self.memory);
-        let end = wanted == self.memory || wanted == self.least;
+        let wanted = wanted.clamp(self.minimum, self.memory);
+        let end = wanted == self.memory || wanted == self.minimum;
         let far = wanted.abs_diff(self.target) >= settings.hysteresis.0;
         (wanted != self.target && (far || end)).then_some(wanted)
     }
@@ -156,7 +156,7 @@ async fn control_loop(mut controller: Controller, control: PathBuf) {
 /// Sets the guest's memory.
 async fn ask(control: &Path, bytes: u64) -> anyhow::Result<()> {
     let words = ["balloon".to_owned(), format!("{}M", bytes / MIB)];
-    asked::ask(control, Command::read(&words)?).await.map(drop)
+    machine_client::ask(control, Command::read(&words)?).await.map(drop)
 }
 
 #[cfg(test)]
@@ -203,9 +203,9 @@ mod test {
         for _ in 0..100 {
             go(&mut controller, &host(85));
         }
-        assert_eq!(controller.target, controller.least);
+        assert_eq!(controller.target, controller.minimum);
         // The sum is bounded by the guest's memory, so the controller reacts at once.
-        assert!(go(&mut controller, &host(70)) > controller.least);
+        assert!(go(&mut controller, &host(70)) > controller.minimum);
         for _ in 0..20 {
             go(&mut controller, &host(60));
         }
@@ -215,11 +215,11 @@ mod test {
     #[test]
     fn above_the_hard_limits_all_is_taken_at_once_and_the_guest_keeps_its_share() {
         let mut controller = usual();
-        assert_eq!(go(&mut controller, &host(90)), controller.least);
-        assert_eq!(controller.least, part(4 * GIB, 33.0));
+        assert_eq!(go(&mut controller, &host(90)), controller.minimum);
+        assert_eq!(controller.minimum, part(4 * GIB, 33.0));
         let mut controller = usual();
         let load = Load { pressure: Some(50.0), ..host(10) };
-        assert_eq!(go(&mut controller, &load), controller.least);
+        assert_eq!(go(&mut controller, &load), controller.minimum);
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod test {
         let mut controller = usual();
         let group = |free| Load { group: Some((5 * GIB, free)), ..host(10) };
         assert_eq!(controller.step(&group(2 * GIB)), None);
-        assert_eq!(go(&mut controller, &group(128 * MIB)), controller.least);
+        assert_eq!(go(&mut controller, &group(128 * MIB)), controller.minimum);
         let none = Load::default();
         assert_eq!(usual().step(&none), None);
     }
@@ -257,7 +257,7 @@ mod test {
     #[test]
     fn a_guest_that_keeps_all_gives_nothing() {
         let mut settings = usual().settings;
-        settings.least = Least::Bytes(Size(8 * GIB));
+        settings.minimum = MinimumMemory::Bytes(Size(8 * GIB));
         let mut controller = Controller::new(&settings, 4 * GIB);
         assert_eq!(controller.step(&host(99)), None);
     }

@@ -19,14 +19,14 @@ use tracing::Level;
 use vmm::config::Config;
 use vmm::control;
 
-use super::asked;
 use super::console::{self, BootEvent, Console};
-use super::heard::{GuestLog, Repeats};
+use super::guest_log::{GuestLog, Repeats};
 use super::lines::line;
+use super::machine_client;
 use super::tpm::Tpm;
 use crate::log::bucket::{Bucket, MARKS, PROGRAM};
 use crate::story::Story;
-use crate::story::ear::RECORDED;
+use crate::story::log_layer::RECORDED;
 
 /// How long the rest of its standard error is read after its end.
 const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(1);
@@ -153,7 +153,7 @@ impl Child {
     ///
     /// When the machine refuses, or is gone.
     pub async fn ask(&self, command: control::Command) -> anyhow::Result<Value> {
-        asked::ask(&self.control, command).await
+        machine_client::ask(&self.control, command).await
     }
 
     /// Asks the process to end, even before its control socket is open.

@@ -7,7 +7,7 @@ use host::listen::Address;
 use screen::rfb::listen;
 use screen::web::viewers::Passwords;
 
-use super::room::Room;
+use super::runtime_folder::RuntimeFolder;
 use super::volume::Volume;
 use crate::plan::Plan;
 use crate::settings::{Compat, Settings};
@@ -47,11 +47,15 @@ impl Guard {
     /// # Errors
     ///
     /// When a password cannot be written.
-    pub fn of(plan: &Plan, volume: Option<&Volume>, room: &Room) -> anyhow::Result<Self> {
-        let settings = &plan.said.settings;
+    pub fn of(
+        plan: &Plan,
+        volume: Option<&Volume>,
+        runtime_folder: &RuntimeFolder,
+    ) -> anyhow::Result<Self> {
+        let settings = &plan.input.settings;
         let secret = settings.screen.pass.as_ref().map(|it| it.0.clone());
-        let said = plan.said.names.contains("PASSWORD");
-        let said = secret.clone().or_else(|| said.then(|| settings.account.password.0.clone()));
+        let is_set = plan.input.names.contains("PASSWORD");
+        let chosen = secret.clone().or_else(|| is_set.then(|| settings.account.password.0.clone()));
         let probe = plan.source == Source::Probe;
         let open = match settings.screen.protect {
             Some(true) => None,
@@ -61,7 +65,7 @@ impl Guard {
             None if settings.pod.compat == Compat::Dockur => {
                 Some("with COMPAT=dockur it asks only if PROTECT=Y or PASS is set")
             }
-            None if said.is_none() && probe => {
+            None if chosen.is_none() && probe => {
                 Some("with VERSION=probe it asks only if PASSWORD or PROTECT=Y is set")
             }
             None => None,
@@ -70,7 +74,7 @@ impl Guard {
             if !probe {
                 tracing::warn!("the screen has no password: set PROTECT=Y to require one");
             }
-            room.keep(room.open(), why)?;
+            runtime_folder.write(runtime_folder.open(), why)?;
             return Ok(Self::Open);
         }
         // The probe has no volume of its own, but may keep a password on the configured one.
@@ -80,15 +84,15 @@ impl Guard {
             _ => None,
         };
         let volume = volume.or(lent.as_ref());
-        let text = match said {
+        let text = match chosen {
             Some(text) => text,
             None => kept_password(volume, PASSWORD_FILE, PASSWORD_LENGTH)?,
         };
         let vnc = settings.vnc().map(|_| {
             let text = kept_password(volume, VNC_FILE, VNC_LENGTH)?;
-            room.keep(room.vnc_password(), &text)
+            runtime_folder.write(runtime_folder.vnc_password(), &text)
         });
-        let password = room.keep(room.password(), &text)?;
+        let password = runtime_folder.write(runtime_folder.password(), &text)?;
         Ok(Self::Password {
             user: settings.account.user.0.clone(),
             password,
@@ -98,9 +102,9 @@ impl Guard {
 
     /// The socket on which the machine shows its screen. Only the pod connects to it, for browsers
     /// and VNC viewers.
-    pub fn screen_socket(settings: &Settings, room: &Room) -> listen::Config {
+    pub fn screen_socket(settings: &Settings, runtime_folder: &RuntimeFolder) -> listen::Config {
         listen::Config {
-            to: Some(Address::Unix(room.screen())),
+            to: Some(Address::Unix(runtime_folder.screen())),
             announced: true,
             name: Some(settings.title().to_owned()),
             ..listen::Config::default()
@@ -162,15 +166,15 @@ mod test {
         probe: bool,
     ) -> Result<(String, Option<String>), String> {
         let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
-        let mut said = read(&words).unwrap();
-        said.settings.storage.folder = folder.to_owned();
+        let mut input = read(&words).unwrap();
+        input.settings.storage.folder = folder.to_owned();
         let source = if probe { Source::Probe } else { Source::Medium("/custom.iso".into()) };
         let (sizes, warnings) = (Sizes::default(), Vec::new());
-        let plan = Plan { said, sizes, source, warnings };
-        let volume = (!probe).then(|| Volume::open(&plan.said.settings, &plan.source).unwrap());
-        let room = Room::within(folder);
-        match Guard::of(&plan, volume.as_ref(), &room).unwrap() {
-            Guard::Open => Err(fs::read_to_string(room.open()).unwrap()),
+        let plan = Plan { input, sizes, source, warnings };
+        let volume = (!probe).then(|| Volume::open(&plan.input.settings, &plan.source).unwrap());
+        let runtime_folder = RuntimeFolder::within(folder);
+        match Guard::of(&plan, volume.as_ref(), &runtime_folder).unwrap() {
+            Guard::Open => Err(fs::read_to_string(runtime_folder.open()).unwrap()),
             Guard::Password { password, vnc, .. } => {
                 let read = |path| fs::read_to_string(path).unwrap();
                 Ok((read(password), vnc.map(read)))
@@ -255,7 +259,7 @@ mod test {
     fn the_machine_shows_its_screen_to_the_pod_alone() {
         let words = [("APP".into(), "A, B=C".into())].into_iter().collect();
         let settings = read(&words).unwrap().settings;
-        let door = Guard::screen_socket(&settings, &Room::within("/a,b".as_ref()));
+        let door = Guard::screen_socket(&settings, &RuntimeFolder::within("/a,b".as_ref()));
         let words = "unix:/a,,b/screen.sock,announced,name=A,, B=C";
         assert_eq!(door, host::keyvalue::parse(words, Some("to")).unwrap());
     }

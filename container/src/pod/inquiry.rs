@@ -2,7 +2,7 @@
 //! as at the machine's control socket. `{"ask": "state"}` is answered with `{"ok": …}`, or
 //! `{"error": …, "status": …}`.
 //!
-//! The socket is in the pod's room, so only the pod's user can open it.
+//! The socket is in the pod's runtime folder, so only the pod's user can open it.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,7 +22,7 @@ use super::stop;
 use crate::agent::AgentError;
 use crate::status::{Failure, Status};
 use crate::story::Line;
-use crate::web::{Front, Health};
+use crate::web::{Health, WebState};
 
 /// Maximum number of connections.
 const MAX_CONNECTIONS: usize = 64;
@@ -103,8 +103,8 @@ pub struct LogLines {
 /// When the socket cannot be created.
 pub fn open(
     path: &Path,
-    front: Arc<Front>,
-    farewell: Farewell,
+    web: Arc<WebState>,
+    end_notice: EndNotice,
 ) -> anyhow::Result<impl Future<Output = ()> + use<>> {
     let bind = || {
         let listener = UnixListener::bind(path)?;
@@ -118,10 +118,10 @@ pub fn open(
             let Ok(place) = places.clone().acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let (front, farewell) = (front.clone(), farewell.clone());
+                    let (web, end_notice) = (web.clone(), end_notice.clone());
                     tokio::spawn(async move {
                         // A client that disconnects needs no answer.
-                        serve(stream, &front, &farewell).await.ok();
+                        serve(stream, &web, &end_notice).await.ok();
                         drop(place);
                     });
                 }
@@ -132,7 +132,7 @@ pub fn open(
 }
 
 /// Answers the questions of one client until it disconnects.
-async fn serve(stream: UnixStream, front: &Front, farewell: &Farewell) -> std::io::Result<()> {
+async fn serve(stream: UnixStream, web: &WebState, end_notice: &EndNotice) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read);
     // Set by the first question that waits, until the client disconnects.
@@ -145,14 +145,14 @@ async fn serve(stream: UnixStream, front: &Front, farewell: &Farewell) -> std::i
         }
         let question = serde_json::from_slice(&line).context("no question");
         if question.as_ref().is_ok_and(Question::awaits) {
-            off.get_or_insert_with(|| farewell.0.subscribe());
+            off.get_or_insert_with(|| end_notice.0.subscribe());
         }
         let answer = match (question, &mut off) {
             (Ok(Question::Off), Some(off)) => is_off(off).await,
             (Ok(Question::Log { after, wait: true }), Some(off)) => {
-                wait_for_lines(front, after, off).await
+                wait_for_lines(web, after, off).await
             }
-            (Ok(question), _) => answer(front, question).await,
+            (Ok(question), _) => answer(web, question).await,
             (Err(error), _) => Err(error),
         };
         let mut bytes = match answer {
@@ -175,25 +175,25 @@ async fn is_off(off: &mut watch::Receiver<bool>) -> anyhow::Result<Vec<u8>> {
 
 /// Lines after this number. Waits until there are some or the machine is off, up to [`MAX_WAIT`].
 async fn wait_for_lines(
-    front: &Front,
+    web: &WebState,
     after: u64,
     off: &mut watch::Receiver<bool>,
 ) -> anyhow::Result<Vec<u8>> {
-    let mut scene = front.story().scene();
+    let mut scene = web.story().scene();
     let last = tokio::select! {
         biased;
         _ = off.wait_for(|off| *off) => true,
         _ = timeout(MAX_WAIT, scene.wait_for(|it| it.lines > after)) => false,
     };
-    let (lines, count) = front.story().lines(after);
+    let (lines, count) = web.story().lines(after);
     Ok(serde_json::to_vec(&LogLines { lines, count, last })?)
 }
 
 /// Reports the end of the machine to waiting clients before the pod ends.
 #[derive(Clone, Default)]
-pub struct Farewell(Arc<watch::Sender<bool>>);
+pub struct EndNotice(Arc<watch::Sender<bool>>);
 
-impl Farewell {
+impl EndNotice {
     /// Reports that the machine is off, and waits until the clients disconnect, at most `patience`.
     pub async fn send(&self, patience: Duration) {
         self.0.send_replace(true);
@@ -202,30 +202,30 @@ impl Farewell {
 }
 
 /// The answer to a question, as JSON.
-async fn answer(front: &Front, question: Question) -> anyhow::Result<Vec<u8>> {
+async fn answer(web: &WebState, question: Question) -> anyhow::Result<Vec<u8>> {
     let value = match question {
-        Question::State => front.state().await,
-        Question::Health { of } => match front.health(of).await {
+        Question::State => web.state().await,
+        Question::Health { of } => match web.health(of).await {
             (true, words) => words.into(),
             (false, words) => return Err(Failure::new(Status::Failed, words.trim_end())),
         },
         Question::Log { after, .. } => {
-            let (lines, count) = front.story().lines(after);
+            let (lines, count) = web.story().lines(after);
             serde_json::to_value(LogLines { lines, count, last: false })?
         }
         // Only a client that asks this itself gets another answer, in `serve`.
         Question::Off => false.into(),
-        Question::Shutdown { .. } => stop::ask(&front.control(), front.agent()).await?,
+        Question::Shutdown { .. } => stop::ask(&web.control(), web.agent()).await?,
         Question::Start { program, words, input } => {
             let mut call = json!({ "path": program, "arg": words, "capture-output": true });
             if let Some(input) = input {
                 call["input-data"] = input.into();
             }
-            let started = front.agent().ask("guest-exec", call).await;
+            let started = web.agent().ask("guest-exec", call).await;
             started.map_err(|error| failure(&error))?
         }
         Question::Outcome { pid } => {
-            return front.agent().outcome(pid).await.map_err(|error| failure(&error));
+            return web.agent().outcome(pid).await.map_err(|error| failure(&error));
         }
     };
     Ok(serde_json::to_vec(&value)?)

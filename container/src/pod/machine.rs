@@ -416,7 +416,7 @@ mod test {
             ],
             cable,
         };
-        config(&plan.said.settings, &plan.sizes, &parts)
+        config(&plan.input.settings, &plan.sizes, &parts)
     }
 
     /// The same as JSON, after `vmm` has read it.

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 
 use super::machine::Cable;
-use super::room::Room;
-use crate::net::macvtap::{self, Heard, Macvtap};
-use crate::net::nat::{Nat, Wish, guest_mac};
+use super::runtime_folder::RuntimeFolder;
+use crate::net::macvtap::{self, LearnedAddress, Macvtap};
+use crate::net::nat::{Nat, Parameters, guest_mac};
 use crate::net::resolv::Resolv;
 use crate::net::user::User;
-use crate::settings::environment::Said;
-use crate::settings::{Settings, Way};
+use crate::settings::environment::ParsedEnvironment;
+use crate::settings::{NetworkKind, Settings};
 use crate::story::Story;
 
 /// The file that names the pod's resolvers.
@@ -41,7 +41,7 @@ pub enum GuestAddress {
     /// A fixed address.
     Fixed(IpAddr),
     /// An address that the guest chose, and the interface that reaches it.
-    Learned(Heard, String),
+    Learned(LearnedAddress, String),
     /// Unknown: the pod does not see the guest's packets.
     Unknown,
 }
@@ -54,18 +54,22 @@ impl Network {
     ///
     /// When `DHCP=Y` is set and not possible: it has no next best.
     pub async fn make(
-        said: &Said,
+        input: &ParsedEnvironment,
         processors: u32,
-        room: &Room,
+        runtime_folder: &RuntimeFolder,
         story: &Story,
     ) -> anyhow::Result<Self> {
-        let settings = &said.settings;
-        let wish = settings.network.kind;
+        let settings = &input.settings;
+        let kind = settings.network.kind;
         if settings.network.dhcp {
             story.step("Preparing the network…");
             let pairs = pairs(processors);
-            let wish = macvtap::Wish { pairs, pod: host_name(), folder: room.folder().to_owned() };
-            let mut card = Macvtap::start(settings, &wish).await?;
+            let parameters = macvtap::Parameters {
+                pairs,
+                pod: host_name(),
+                folder: runtime_folder.path().to_owned(),
+            };
+            let mut card = Macvtap::start(settings, &parameters).await?;
             let queues = card.take_queues();
             let card = Arc::new(card);
             card.notes().iter().for_each(|note| story.info(note));
@@ -73,10 +77,10 @@ impl Network {
             let served = tokio::spawn(async move { serves.serve().await });
             return Ok(Self::Macvtap(card, served, queues));
         }
-        if wish != Way::None && Resolv::read(&resolv_conf()).servers.is_empty() {
+        if kind != NetworkKind::None && Resolv::read(&resolv_conf()).servers.is_empty() {
             story.info(&format!("no name server is in {RESOLV}: the guest cannot resolve names"));
         }
-        if wish == Way::Nat {
+        if kind == NetworkKind::Nat {
             story.step("Preparing the network…");
             match nat(settings, processors).await {
                 Ok(mut nat) => {
@@ -91,17 +95,17 @@ impl Network {
                 }
                 Err(error) => {
                     let line = format!("{error:#}: using NETWORK=user instead");
-                    let asked_for = said.names.contains("NETWORK");
+                    let asked_for = input.names.contains("NETWORK");
                     if asked_for { story.warn(&line) } else { story.info(&line) }
                 }
             }
         }
-        if wish == Way::None {
+        if kind == NetworkKind::None {
             return Ok(Self::None);
         }
-        Ok(match User::start(settings, Path::new("/"), room.folder()) {
+        Ok(match User::start(settings, Path::new("/"), runtime_folder.path()) {
             Ok(user) => {
-                story.info(user.said());
+                story.info(user.summary());
                 Self::User(user)
             }
             Err(error) => {
@@ -143,8 +147,8 @@ impl Network {
             // Forwarded ports are on the loopback.
             Self::User(_) => Some(GuestAddress::Fixed(Ipv4Addr::LOCALHOST.into())),
             Self::Nat(nat, ..) => Some(GuestAddress::Fixed(nat.guest().into())),
-            Self::Macvtap(card, ..) => Some(match card.heard() {
-                Some(heard) => GuestAddress::Learned(heard, card.uplink().to_owned()),
+            Self::Macvtap(card, ..) => Some(match card.learned_address() {
+                Some(address) => GuestAddress::Learned(address, card.uplink().to_owned()),
                 None => GuestAddress::Unknown,
             }),
         }
@@ -200,7 +204,7 @@ fn pairs(processors: u32) -> u16 {
 
 async fn nat(settings: &Settings, processors: u32) -> anyhow::Result<Nat> {
     let pairs = pairs(processors);
-    Nat::start(settings, &Wish { pairs, pod: host_name(), etc: "/etc".into() }).await
+    Nat::start(settings, &Parameters { pairs, pod: host_name(), etc: "/etc".into() }).await
 }
 
 /// The file that names the pod's resolvers; empty if it cannot be read.

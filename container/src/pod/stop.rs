@@ -10,8 +10,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use vmm::control::Command;
 
-use super::asked;
 use super::child::Child;
+use super::machine_client;
 use crate::agent::{Agent, AgentError};
 
 /// Interval between presses of the power button. Windows reacts only while a user is logged on, or
@@ -106,7 +106,7 @@ const INTERRUPTED: u8 = 128 + 2;
 ///
 /// When the machine is gone.
 pub async fn ask(control: &Path, agent: &Arc<Agent>) -> anyhow::Result<Value> {
-    let answer = asked::ask(control, Command::PowerButton).await?;
+    let answer = machine_client::ask(control, Command::PowerButton).await?;
     let agent = agent.clone();
     // In the background: an agent that does not exist would only answer late.
     tokio::spawn(async move { log_result(agent.shut_down().await) });

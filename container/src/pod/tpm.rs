@@ -22,7 +22,7 @@ use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 
 use super::lines::line;
-use crate::log::Few;
+use crate::log::LineLimit;
 use crate::status::{Failure, Status};
 
 /// User ID of swtpm if the pod is root. The machine's process has another.
@@ -99,13 +99,13 @@ fn without_rights(mut program: Command) -> anyhow::Result<io::Result<Child>> {
 
 /// Logs its error messages until its end, without waiting for readers of the log.
 async fn repeat(errors: impl AsyncRead + Unpin) {
-    let (mut errors, mut few) = (BufReader::new(errors), Few::new(MAX_LINES));
-    while let Ok(Some(said)) = line(&mut errors).await {
-        let said: String = said.chars().filter(|it| !it.is_control()).collect();
-        if few.take(Instant::now()) {
-            tracing::warn!("TPM: {said}");
+    let (mut errors, mut limit) = (BufReader::new(errors), LineLimit::new(MAX_LINES));
+    while let Ok(Some(message)) = line(&mut errors).await {
+        let message: String = message.chars().filter(|it| !it.is_control()).collect();
+        if limit.take(Instant::now()) {
+            tracing::warn!("TPM: {message}");
         } else {
-            tracing::debug!("TPM: {said}");
+            tracing::debug!("TPM: {message}");
         }
     }
 }

@@ -421,7 +421,7 @@ fn report_size(now: u64, size: u64, story: &Story) {
             "the disk is {new} now, and was {old}: enlarge its partition in the guest"
         )),
         Ordering::Less => {
-            story.info(&format!("DISK_SIZE={new}: the disk is {old} and is never made smaller"));
+            story.info(&format!("DISK_SIZE={new}: the disk has {old} and cannot shrink"));
         }
         Ordering::Equal => {}
     }
@@ -471,7 +471,7 @@ mod test {
         let volume = Volume::at(folder.path(), "windows");
         let template = folder.path().join("template");
         fs::write(&template, "blank").unwrap();
-        let mut settings = Settings::unsaid();
+        let mut settings = Settings::defaults();
         for (clear, kept) in [(settings.machine.clear, "known"), (true, "blank")] {
             settings.machine.clear = clear;
             fs::write(folder.path().join("windows.vars"), "known").unwrap();

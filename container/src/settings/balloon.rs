@@ -11,7 +11,7 @@ pub struct Balloon {
     /// Enables the balloon.
     pub on: bool,
     /// The memory that the guest keeps in any case.
-    pub least: Least,
+    pub minimum: MinimumMemory,
     /// Use of the host's memory in per cent from which the balloon grows.
     pub threshold: Decimal,
     /// Use of the host's memory in per cent from which it grows as fast as possible.
@@ -34,20 +34,20 @@ pub struct Balloon {
 
 /// The memory that a guest keeps: a share in per cent, or a size.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Least {
+pub enum MinimumMemory {
     /// A share of the guest's memory, in per cent.
     Percent(f64),
     /// A size.
     Bytes(Size),
 }
 
-impl Default for Least {
+impl Default for MinimumMemory {
     fn default() -> Self {
         Self::Bytes(Size::default())
     }
 }
 
-impl Value for Least {
+impl Value for MinimumMemory {
     const ACCEPTS: &'static str = "percentage or size";
 
     fn read(text: &str) -> anyhow::Result<Self> {

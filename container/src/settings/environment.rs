@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 
-use super::variable::{Fate, Variable};
+use super::variable::{Support, Variable};
 use super::{Settings, list, near, value, version};
 use crate::status::{self, Failure};
 
@@ -17,7 +17,7 @@ pub type Environment = BTreeMap<OsString, OsString>;
 
 /// The parsed environment.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Said {
+pub struct ParsedEnvironment {
     /// The settings.
     pub settings: Settings,
     /// Names of the known variables that are set.
@@ -34,31 +34,32 @@ pub struct Said {
 ///
 /// If a variable is invalid. The error has the exit status of the first invalid variable, and one
 /// sentence for each: its name, its value unless that is secret, the reason and the way out.
-pub fn read(environment: &Environment) -> anyhow::Result<Said> {
-    let (said, mistakes) = read_all(environment);
-    status::all(mistakes).map(|()| said)
+pub fn read(environment: &Environment) -> anyhow::Result<ParsedEnvironment> {
+    let (input, mistakes) = read_all(environment);
+    status::all(mistakes).map(|()| input)
 }
 
 /// Reads all variables, and returns every error. An invalid variable keeps its default.
-pub fn read_all(environment: &Environment) -> (Said, Vec<anyhow::Error>) {
-    let mut said = Said { settings: Settings::unsaid(), ..Said::default() };
+pub fn read_all(environment: &Environment) -> (ParsedEnvironment, Vec<anyhow::Error>) {
+    let mut input =
+        ParsedEnvironment { settings: Settings::defaults(), ..ParsedEnvironment::default() };
     let mut mistakes = Vec::new();
     for variable in list::all() {
-        mistakes.extend(take(variable, environment, &mut said).err());
+        mistakes.extend(take(variable, environment, &mut input).err());
     }
-    if let Some(old) = said.settings.pod.timeout_old {
-        said.settings.pod.timeout = old;
+    if let Some(old) = input.settings.pod.timeout_old {
+        input.settings.pod.timeout = old;
     }
     let unknown = environment.keys().filter_map(|name| suggestion(name.to_str()?));
-    said.warnings.extend(unknown);
-    (said, mistakes)
+    input.warnings.extend(unknown);
+    (input, mistakes)
 }
 
 /// Stores one variable in the settings.
 fn take(
     variable: &'static Variable,
     environment: &Environment,
-    said: &mut Said,
+    input: &mut ParsedEnvironment,
 ) -> anyhow::Result<()> {
     let fail = |sentence: String| Failure::new(variable.status, sentence);
     let Some((name, text)) =
@@ -80,29 +81,29 @@ fn take(
     if name.ends_with("_PORT") && (text.starts_with("tcp://") || text.starts_with("udp://")) {
         let sentence = "has no effect, because Kubernetes sets it for a service of this name: \
                         rename the service, or set enableServiceLinks to false";
-        said.warnings.push(format!("{name} {sentence}"));
+        input.warnings.push(format!("{name} {sentence}"));
         return Ok(());
     }
-    said.names.insert(variable.name);
+    input.names.insert(variable.name);
     if name.ends_with("_FILE") {
-        said.files.insert(variable.name);
+        input.files.insert(variable.name);
     }
     let usual = is_usual(variable, text);
-    match variable.fate {
-        Fate::Ignored(_) | Fate::Refused(_) if usual => return Ok(()),
-        Fate::Ignored(instead) => {
-            said.warnings.push(format!("{name} has no effect: {instead}"));
+    match variable.support {
+        Support::Ignored(_) | Support::Refused(_) if usual => return Ok(()),
+        Support::Ignored(instead) => {
+            input.warnings.push(format!("{name} has no effect: {instead}"));
             return Ok(());
         }
-        Fate::Refused(instead) => return Err(fail(format!("{name} is refused: {instead}"))),
-        Fate::Done | Fate::Translated => {}
+        Support::Refused(instead) => return Err(fail(format!("{name} is refused: {instead}"))),
+        Support::Full | Support::Translated => {}
     }
     let Some(slot) = &variable.slot else { return Ok(()) };
-    let stored = (slot.store)(&mut said.settings, text);
+    let stored = (slot.store)(&mut input.settings, text);
     stored.map_err(|error| fail(format!("{}: {error:#}", shown(text))))?;
     if !usual {
-        let notes = (slot.notes)(&said.settings).into_iter();
-        said.warnings.extend(notes.map(|note| format!("{name}: {note}")));
+        let notes = (slot.notes)(&input.settings).into_iter();
+        input.warnings.extend(notes.map(|note| format!("{name}: {note}")));
     }
     Ok(())
 }
@@ -226,7 +227,7 @@ mod test {
         words.iter().map(|(name, text)| (name.into(), text.into())).collect()
     }
 
-    fn said(words: &[(&str, &str)]) -> Said {
+    fn parse(words: &[(&str, &str)]) -> ParsedEnvironment {
         read(&environment(words)).unwrap()
     }
 
@@ -237,35 +238,35 @@ mod test {
 
     #[test]
     fn nothing_said_is_what_the_list_says() {
-        let nothing = said(&[]);
-        assert_eq!(nothing.settings, Settings::unsaid());
+        let nothing = parse(&[]);
+        assert_eq!(nothing.settings, Settings::defaults());
         assert_eq!(nothing.warnings, [""; 0]);
-        assert_eq!(said(&[("RAM_SIZE", ""), ("DISPLAY", " \"\" ")]), nothing);
+        assert_eq!(parse(&[("RAM_SIZE", ""), ("DISPLAY", " \"\" ")]), nothing);
     }
 
     #[test]
     fn what_the_default_says_is_no_reason_to_warn() {
         for variable in list::all().filter(|variable| !variable.default.is_empty()) {
-            let said = said(&[(variable.name, variable.default)]);
-            assert_eq!(said.warnings, [""; 0], "{}", variable.name);
-            assert_eq!(said.settings, Settings::unsaid(), "{}", variable.name);
+            let input = parse(&[(variable.name, variable.default)]);
+            assert_eq!(input.warnings, [""; 0], "{}", variable.name);
+            assert_eq!(input.settings, Settings::defaults(), "{}", variable.name);
         }
     }
 
     #[test]
     fn quotes_and_blanks_around_a_value_go() {
-        let quoted = said(&[("CPU_CORES", " \"3\" "), ("RAM_SIZE", "'6G'")]);
-        assert_eq!(quoted.settings, said(&[("CPU_CORES", "3"), ("RAM_SIZE", "6G")]).settings);
-        let password = said(&[("PASSWORD", " \"x\" ")]).settings.account.password;
+        let quoted = parse(&[("CPU_CORES", " \"3\" "), ("RAM_SIZE", "'6G'")]);
+        assert_eq!(quoted.settings, parse(&[("CPU_CORES", "3"), ("RAM_SIZE", "6G")]).settings);
+        let password = parse(&[("PASSWORD", " \"x\" ")]).settings.account.password;
         assert_eq!(password.0, " \"x\" ");
     }
 
     #[test]
     fn an_alias_is_the_variable_and_the_name_goes_first() {
-        let alias = said(&[("VM_NET_IP", "10.0.0.9")]);
-        assert_eq!(alias.settings, said(&[("IP", "10.0.0.9")]).settings);
+        let alias = parse(&[("VM_NET_IP", "10.0.0.9")]);
+        assert_eq!(alias.settings, parse(&[("IP", "10.0.0.9")]).settings);
         assert!(alias.names.contains("IP"));
-        let both = said(&[("VM_NET_IP", "10.0.0.9"), ("IP", "10.0.0.8")]);
+        let both = parse(&[("VM_NET_IP", "10.0.0.9"), ("IP", "10.0.0.8")]);
         assert_eq!(both.settings.network.address, Some([10, 0, 0, 8].into()));
     }
 
@@ -283,7 +284,7 @@ mod test {
             }
         }
         std::fs::write(&path, "me\n").unwrap();
-        assert_eq!(said(&[("USERNAME_FILE", file)]).settings.account.user.0, "me");
+        assert_eq!(parse(&[("USERNAME_FILE", file)]).settings.account.user.0, "me");
         let (_, both) = refusal(&[("PASSWORD_FILE", file), ("PASSWORD", "x")]);
         assert!(both.contains("both set"), "{both}");
         for content in ["", "\n", &"x".repeat(5000)] {
@@ -313,7 +314,7 @@ mod test {
                         continue;
                     }
                     let shown = match read(&environment(&words)) {
-                        Ok(said) => format!("{said:?} {:?}", settle(&said, &Host::default())),
+                        Ok(input) => format!("{input:?} {:?}", settle(&input, &Host::default())),
                         Err(error) => format!("{error:#} {error:?}"),
                     };
                     let shown = shown.to_lowercase();
@@ -337,7 +338,7 @@ mod test {
     fn slips_are_asked_about_and_strangers_are_not() {
         let slips = [("RAM_SIEZ", "RAM_SIZE"), ("DISKSIZE", "DISK_SIZE"), ("PASWORD_FILE", "")];
         for (name, near) in slips {
-            let warnings = said(&[(name, "1")]).warnings;
+            let warnings = parse(&[(name, "1")]).warnings;
             let asked = warnings.first().is_some_and(|it| it.contains("did you mean"));
             assert!(near.is_empty() || asked && warnings[0].contains(near), "{warnings:?}");
         }
@@ -352,17 +353,17 @@ mod test {
             "PS1",
             "IPS",
         ] {
-            assert_eq!(said(&[(name, "x")]).warnings, [""; 0], "{name}");
+            assert_eq!(parse(&[(name, "x")]).warnings, [""; 0], "{name}");
         }
-        assert!(said(&[("RAM_SIZE_FILE", "/x")]).warnings[0].contains("set RAM_SIZE itself"));
-        assert!(said(&[("RAM", "4G")]).warnings[0].contains("did you mean RAM_SIZE?"));
-        assert!(said(&[("password", "x")]).warnings[0].contains("in capitals, PASSWORD"));
+        assert!(parse(&[("RAM_SIZE_FILE", "/x")]).warnings[0].contains("set RAM_SIZE itself"));
+        assert!(parse(&[("RAM", "4G")]).warnings[0].contains("did you mean RAM_SIZE?"));
+        assert!(parse(&[("password", "x")]).warnings[0].contains("in capitals, PASSWORD"));
     }
 
     #[test]
     fn a_service_that_is_called_web_does_no_harm() {
-        let linked = said(&[("WEB_PORT", "tcp://10.0.0.1:80"), ("VNC_PORT", "udp://10.0.0.2:1")]);
-        assert_eq!(linked.settings, Settings::unsaid());
+        let linked = parse(&[("WEB_PORT", "tcp://10.0.0.1:80"), ("VNC_PORT", "udp://10.0.0.2:1")]);
+        assert_eq!(linked.settings, Settings::defaults());
         assert_eq!(linked.warnings.len(), 2);
         assert!(linked.warnings.iter().all(|it| it.contains("enableServiceLinks")));
     }
@@ -387,8 +388,8 @@ mod test {
         let starts = ["LANGUAGE=Klingon: ", "CPU_CORES=x: ", "RAM_SIZE=abc: "];
         assert_eq!(sentences.len(), starts.len(), "{sentences:?}");
         assert!(sentences.iter().zip(starts).all(|(it, start)| it.starts_with(start)));
-        let (said, _) = read_all(&environment(&[&words[..], &[("WEB_PORT", "80")]].concat()));
-        assert_eq!(said.settings.screen.web_port.0, 80);
+        let (input, _) = read_all(&environment(&[&words[..], &[("WEB_PORT", "80")]].concat()));
+        assert_eq!(input.settings.screen.web_port.0, 80);
     }
 
     #[test]

@@ -3,12 +3,12 @@
 
 use host::size::Size;
 
-use super::environment::Said;
+use super::environment::ParsedEnvironment;
 use super::host::Host;
 use super::translate::Bus;
 use super::value::{GIB, MIB, Secret, Share, Value};
 use super::version::Version;
-use super::{Settings, Way};
+use super::{NetworkKind, Settings};
 use crate::status::{self, Failure, Status};
 
 /// The sizes of the machine.
@@ -30,14 +30,14 @@ pub struct Sizes {
 ///
 /// If a size is below its minimum, or two settings conflict. The error has the exit status of the
 /// reference image.
-pub fn settle(said: &Said, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> {
-    let settings = &said.settings;
+pub fn settle(input: &ParsedEnvironment, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> {
+    let settings = &input.settings;
     let mut mistakes = Vec::new();
-    mistakes.extend(check_account(said).err());
+    mistakes.extend(check_account(input).err());
     mistakes.extend(check_network(settings).err());
     let mut notes = Vec::new();
     let bus = settings.disk.media.is;
-    if said.names.contains("MEDIA_TYPE") && !matches!(bus, Bus::Usb | Bus::Auto | Bus::None) {
+    if input.names.contains("MEDIA_TYPE") && !matches!(bus, Bus::Usb | Bus::Auto | Bus::None) {
         notes.push(
             "MEDIA_TYPE: the drive is always at USB, for which every supported Windows has a driver"
                 .to_owned(),
@@ -45,7 +45,7 @@ pub fn settle(said: &Said, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> 
     }
     let processors = processors(settings, host, &mut notes);
     let memory = memory(settings, host, &mut notes);
-    notes.extend(without_effect(said));
+    notes.extend(without_effect(input));
     let disk = disk(settings, host, &mut notes);
     let (memory, disk) = match (memory, disk) {
         (Ok(memory), Ok(disk)) if mistakes.is_empty() => (memory, disk),
@@ -60,7 +60,7 @@ pub fn settle(said: &Said, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> 
     for (size, (own, room)) in more.iter_mut().zip(folders) {
         let own = own.map_or(settings.storage.size.0, |own| own.0);
         let some = !settings.disk.disable && settings.windows.version != Version::Probe;
-        *size = room.filter(|_| some).map(|room| share_of_room(own, room));
+        *size = room.filter(|_| some).map(|room| share_of_space(own, room));
     }
     Ok((Sizes { processors, memory, disk, more }, notes))
 }
@@ -120,7 +120,7 @@ fn all_of(host: &Host) -> u64 {
 }
 
 fn memory(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Result<u64> {
-    let said = settings.memory.size.show();
+    let given = settings.memory.size.show();
     let fail = |sentence: String| Failure::new(Status::Memory, sentence);
     let free = host.memory;
     let mut wanted = match settings.memory.size.0 {
@@ -134,7 +134,7 @@ fn memory(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::
         let less = all_of(host);
         if less < wanted {
             notes.push(format!(
-                "RAM_SIZE={said}: only {} are free, and the machine gets {}",
+                "RAM_SIZE={given}: only {} are free, and the machine gets {}",
                 in_mib(free),
                 in_mib(less)
             ));
@@ -142,24 +142,24 @@ fn memory(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::
         }
     } else if exact && short && free < host.free {
         notes.push(format!(
-            "RAM_SIZE={said}: the pod's memory limit leaves {}: raise it, or lower RAM_SIZE",
+            "RAM_SIZE={given}: the pod's memory limit leaves {}: raise it, or lower RAM_SIZE",
             in_mib(free)
         ));
     } else if exact && wanted.saturating_add(SPARE) > host.free {
         notes.push(format!(
-            "RAM_SIZE={said}: {} are free, so little is left for the host: lower RAM_SIZE if it \
+            "RAM_SIZE={given}: {} are free, so little is left for the host: lower RAM_SIZE if it \
              swaps",
             in_mib(host.free)
         ));
     }
     let (needs, _) = settings.windows.version.needs();
-    let least = settings.memory.minimum.map_or(needs, |least| least.0);
-    if wanted < least {
+    let minimum = settings.memory.minimum.map_or(needs, |minimum| minimum.0);
+    if wanted < minimum {
         let name = settings.windows.version.name();
         return Err(fail(format!(
-            "RAM_SIZE={said}: {name} needs at least {}, and would get {}: raise RAM_SIZE, free \
+            "RAM_SIZE={given}: {name} needs at least {}, and would get {}: raise RAM_SIZE, free \
              memory on the host, or lower RAM_MINIMUM",
-            in_mib(least),
+            in_mib(minimum),
             in_mib(wanted)
         )));
     }
@@ -171,13 +171,13 @@ fn in_mib(bytes: u64) -> String {
 }
 
 /// Space on the volume that stays free.
-const ROOM_LEFT: u64 = GIB;
+const RESERVED_SPACE: u64 = GIB;
 
-fn share_of_room(share: Share<Size>, room: u64) -> u64 {
+fn share_of_space(share: Share<Size>, room: u64) -> u64 {
     match share {
         Share::Exactly(size) => size.0 / MIB * MIB,
         Share::Half => room / 2 / MIB * MIB,
-        Share::Max => room.saturating_sub(ROOM_LEFT) / MIB * MIB,
+        Share::Max => room.saturating_sub(RESERVED_SPACE) / MIB * MIB,
     }
 }
 
@@ -186,27 +186,27 @@ fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Re
     if settings.disk.disable || settings.windows.version == Version::Probe {
         return Ok(0);
     }
-    let said = settings.storage.size.show();
-    let size = share_of_room(settings.storage.size.0, host.room.unwrap_or(0));
+    let given = settings.storage.size.show();
+    let size = share_of_space(settings.storage.size.0, host.room.unwrap_or(0));
     if let Some(there) = host.disk {
         if size < there && matches!(settings.storage.size.0, Share::Exactly(_)) {
             notes.push(format!(
-                "DISK_SIZE={said}: the disk has {} and cannot shrink",
+                "DISK_SIZE={given}: the disk has {} and cannot shrink",
                 in_mib(there)
             ));
         }
         return Ok(size.max(there));
     }
     let (_, needs) = settings.windows.version.needs();
-    let least = settings.storage.minimum.map_or(needs, |least| least.0);
-    if size < least {
+    let minimum = settings.storage.minimum.map_or(needs, |minimum| minimum.0);
+    if size < minimum {
         let name = settings.windows.version.name();
         return Err(Failure::new(
             Status::Disk,
             format!(
-                "DISK_SIZE={said}: {name} needs at least {}, and would get {}: raise DISK_SIZE, \
+                "DISK_SIZE={given}: {name} needs at least {}, and would get {}: raise DISK_SIZE, \
                  free space on the volume, or lower DISK_MINIMUM",
-                in_mib(least),
+                in_mib(minimum),
                 in_mib(size)
             ),
         ));
@@ -214,15 +214,15 @@ fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Re
     Ok(size)
 }
 
-fn check_account(said: &Said) -> anyhow::Result<()> {
-    let account = &said.settings.account;
+fn check_account(input: &ParsedEnvironment) -> anyhow::Result<()> {
+    let account = &input.settings.account;
     let refuse = |sentence: &str| Err(Failure::new(Status::Usage, sentence));
     let Some(domain) = &account.domain else {
         if account.unit.is_some() {
             return refuse("DOMAIN_OU needs a domain: set DOMAIN too, or leave DOMAIN_OU out");
         }
         return account.user.check_local().map_err(|error| {
-            let file = said.files.contains("USERNAME");
+            let file = input.files.contains("USERNAME");
             let shown = if file { "_FILE".into() } else { format!("={}", account.user.show()) };
             Failure::new(Status::Usage, format!("USERNAME{shown}: {error}"))
         });
@@ -231,7 +231,7 @@ fn check_account(said: &Said) -> anyhow::Result<()> {
         return refuse("DOMAIN and WORKGROUP are both set: leave one of them out");
     }
     let usual = account.password == Secret("admin".into());
-    if !said.names.contains("USERNAME") || !said.names.contains("PASSWORD") || usual {
+    if !input.names.contains("USERNAME") || !input.names.contains("PASSWORD") || usual {
         return Err(Failure::new(
             Status::Usage,
             format!(
@@ -244,12 +244,12 @@ fn check_account(said: &Said) -> anyhow::Result<()> {
 }
 
 /// Notes on settings for the pod's own network that have no effect while the guest is on another.
-fn without_effect(said: &Said) -> Vec<String> {
+fn without_effect(input: &ParsedEnvironment) -> Vec<String> {
     let names = ["IP", "MASK", "HOST_PORTS", "USER_PORTS"];
-    let said_so = |name: &&str| said.settings.network.dhcp && said.names.contains(*name);
+    let is_set = |name: &&str| input.settings.network.dhcp && input.names.contains(*name);
     names
         .into_iter()
-        .filter(said_so)
+        .filter(is_set)
         .map(|name| {
             format!(
                 "{name} has no effect with DHCP=Y, because the guest is a host of the network \
@@ -261,7 +261,7 @@ fn without_effect(said: &Said) -> Vec<String> {
 
 fn check_network(settings: &Settings) -> anyhow::Result<()> {
     let (network, screen) = (&settings.network, &settings.screen);
-    if network.dhcp && network.kind != Way::Nat {
+    if network.dhcp && network.kind != NetworkKind::Nat {
         return Err(Failure::new(
             Status::Unsupported,
             format!(
@@ -339,10 +339,10 @@ mod test {
         let wanted = Sizes { processors: 8, memory, disk: 99 * GIB, more };
         assert_eq!(sizes(&max, &host()), wanted);
         // An existing disk keeps its size and needs no space.
-        for (disk, said) in [(64 * GIB, "max"), (64 * GIB, "16G"), (8 * GIB, "half")] {
+        for (disk, size) in [(64 * GIB, "max"), (64 * GIB, "16G"), (8 * GIB, "half")] {
             let full = Host { room: Some(10 * GIB), disk: Some(disk), ..host() };
-            let (sizes, notes) = settled(&[("DISK_SIZE", said)], &full).unwrap();
-            assert_eq!((sizes.disk, notes.len()), (disk, usize::from(said == "16G")), "{notes:?}");
+            let (sizes, notes) = settled(&[("DISK_SIZE", size)], &full).unwrap();
+            assert_eq!((sizes.disk, notes.len()), (disk, usize::from(size == "16G")), "{notes:?}");
         }
         let second = sizes(&[("DISK2_SIZE", "10"), ("DISK3_SIZE", "max")], &host());
         assert_eq!(

@@ -16,7 +16,7 @@ pub struct Variable {
     /// Description, one or two sentences.
     pub meaning: &'static str,
     /// Whether the variable is supported.
-    pub fate: Fate,
+    pub support: Support,
     /// The exit status for an invalid value.
     pub status: Status,
     /// The field that stores the value. Ignored and refused variables have none.
@@ -25,9 +25,9 @@ pub struct Variable {
 
 /// How a variable of the reference image is supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum Support {
     /// Supported.
-    Done,
+    Full,
     /// Supported in QEMU's words, which the table of translations maps to ours.
     Translated,
     /// Has no effect, and a warning is logged when it is set. The text says what to do instead.
@@ -85,37 +85,37 @@ impl Variable {
 
 /// The variables of a section, one row each. The doc comment above a row is its description.
 ///
-/// A row has a fate (`done`, `translated`, `ignored` or `refused`), the name and its aliases, the
-/// default, the field in the settings, the exit status (unless it is that of wrong usage), and the
-/// text on what to do instead.
+/// A row has the support (`full`, `translated`, `ignored` or `refused`), the name and its aliases,
+/// the default, the field in the settings, the exit status (unless it is that of wrong usage), and
+/// the text on what to do instead.
 macro_rules! variables {
     ($($(#[doc = $meaning:literal])+
-        $fate:ident $name:literal $(or $alias:literal)* = $default:literal
+        $support:ident $name:literal $(or $alias:literal)* = $default:literal
         $(($($place:tt)+))? $(: $status:ident)? $(=> $($instead:literal)+)?;)+) => {
         &[$($crate::settings::variable::Variable {
             name: $name,
             aliases: &[$($alias),*],
             default: $default,
             meaning: concat!($($meaning),+),
-            fate: $crate::settings::variable::fate!($fate $($($instead)+)?),
+            support: $crate::settings::variable::support!($support $($($instead)+)?),
             status: $crate::settings::variable::status!($($status)?),
             slot: $crate::settings::variable::slot!($($($place)+)?),
         }),+]
     };
 }
 
-macro_rules! fate {
-    (done) => {
-        $crate::settings::variable::Fate::Done
+macro_rules! support {
+    (full) => {
+        $crate::settings::variable::Support::Full
     };
     (translated) => {
-        $crate::settings::variable::Fate::Translated
+        $crate::settings::variable::Support::Translated
     };
     (ignored $($instead:literal)+) => {
-        $crate::settings::variable::Fate::Ignored(concat!($($instead),+))
+        $crate::settings::variable::Support::Ignored(concat!($($instead),+))
     };
     (refused $($instead:literal)+) => {
-        $crate::settings::variable::Fate::Refused(concat!($($instead),+))
+        $crate::settings::variable::Support::Refused(concat!($($instead),+))
     };
 }
 
@@ -145,4 +145,4 @@ macro_rules! slot {
         })
     };
 }
-pub(crate) use {fate, slot, status, variables};
+pub(crate) use {slot, status, support, variables};

@@ -4,10 +4,10 @@ use std::net::IpAddr;
 
 use crate::net::user::lan;
 use crate::pod::guard::Guard;
-use crate::settings::environment::Said;
+use crate::settings::environment::ParsedEnvironment;
 use crate::settings::translate::Display;
 use crate::settings::value::Value as _;
-use crate::settings::{Picture, Settings};
+use crate::settings::{ScreenSettings, Settings};
 
 /// The address of the web port: WEB_ORIGIN, or else the pod's own address.
 pub fn address(settings: &Settings) -> String {
@@ -16,7 +16,7 @@ pub fn address(settings: &Settings) -> String {
     address_at(&settings.screen, own)
 }
 
-fn address_at(screen: &Picture, own: Option<IpAddr>) -> String {
+fn address_at(screen: &ScreenSettings, own: Option<IpAddr>) -> String {
     let port = screen.web_port.0;
     if let Some(origins) = &screen.web_origin {
         return origins.show().split(',').map(|it| format!("{it}/")).collect::<Vec<_>>().join(", ");
@@ -32,13 +32,13 @@ fn address_at(screen: &Picture, own: Option<IpAddr>) -> String {
 
 /// The line of the log with the address of the screen and the way to log in; `None` if browsers are
 /// not served.
-pub fn line(said: &Said, guard: &Guard) -> Option<String> {
-    let settings = &said.settings;
-    settings.screen.web.then(|| line_at(said, guard, &address(settings)))
+pub fn line(input: &ParsedEnvironment, guard: &Guard) -> Option<String> {
+    let settings = &input.settings;
+    settings.screen.web.then(|| line_at(input, guard, &address(settings)))
 }
 
-fn line_at(said: &Said, guard: &Guard, address: &str) -> String {
-    let screen = &said.settings.screen;
+fn line_at(input: &ParsedEnvironment, guard: &Guard, address: &str) -> String {
+    let screen = &input.settings.screen;
     let what = if screen.display.is == Display::Web { "The screen" } else { "The status page" };
     let port = screen.web_port.0;
     let published = match screen.web_origin {
@@ -47,16 +47,16 @@ fn line_at(said: &Said, guard: &Guard, address: &str) -> String {
     };
     let who = match guard {
         Guard::Open => "no password".to_owned(),
-        Guard::Password { user, .. } => format!("name {user}; password: {}", password(said)),
+        Guard::Password { user, .. } => format!("name {user}; password: {}", password(input)),
     };
     format!("{what}: {address}{published} ({who})")
 }
 
 /// Where to find the screen's password. The password itself is never shown.
-fn password(said: &Said) -> String {
-    let given = ["PASS", "PASSWORD"].into_iter().find(|name| said.names.contains(name));
+fn password(input: &ParsedEnvironment) -> String {
+    let given = ["PASS", "PASSWORD"].into_iter().find(|name| input.names.contains(name));
     match given {
-        Some(name) if said.files.contains(name) => format!("set in {name}_FILE"),
+        Some(name) if input.files.contains(name) => format!("set in {name}_FILE"),
         Some(name) => format!("set in {name}"),
         None => "`transom password` in the container prints it".to_owned(),
     }
@@ -67,14 +67,14 @@ mod test {
     use super::*;
     use crate::settings::environment::read;
 
-    fn said(words: &[(&str, &str)]) -> Said {
+    fn parse(words: &[(&str, &str)]) -> ParsedEnvironment {
         read(&words.iter().map(|(name, text)| (name.into(), text.into())).collect()).unwrap()
     }
 
     #[test]
     fn the_address_is_what_browsers_call_it() {
         let of = |words: &[(&str, &str)], own: Option<&str>| {
-            address_at(&said(words).settings.screen, own.map(|it| it.parse().unwrap()))
+            address_at(&parse(words).settings.screen, own.map(|it| it.parse().unwrap()))
         };
         assert_eq!(of(&[], Some("10.88.0.3")), "http://10.88.0.3:8006/");
         assert_eq!(of(&[("WEB_PORT", "80")], Some("2001:db8::7")), "http://[2001:db8::7]/");
@@ -87,7 +87,7 @@ mod test {
     fn who_looks_for_the_screen_is_told_how_to_log_in() {
         let (user, password) = ("Docker".into(), "/run/password".into());
         let asks = Guard::Password { user, password, vnc: None };
-        let of = |words: &[(&str, &str)], guard: &Guard| line_at(&said(words), guard, "http://x/");
+        let of = |words: &[(&str, &str)], guard: &Guard| line_at(&parse(words), guard, "http://x/");
         assert_eq!(
             of(&[], &asks),
             "The screen: http://x/, or port 8006 of the host where it is published (name Docker; \

@@ -15,16 +15,16 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use vmm::control::{Client, Command, FileId, Force};
 
-use super::Front;
-use super::lent::{Image, Kind};
-use crate::pod::{asked, stop};
+use super::WebState;
+use super::images::{Image, Kind};
+use crate::pod::{machine_client, stop};
 
 /// Maximum bytes of a text in one call: with escapes it must fit into a line of the control socket.
 const MAX_TEXT: usize = 8 << 10;
 /// The OpenAPI description of all calls.
 const DOCUMENT: &str = include_str!("../../web/openapi.json");
 
-type Shared = State<Arc<Front>>;
+type Shared = State<Arc<WebState>>;
 
 /// `/api/openapi.json`.
 pub(super) async fn document() -> Response {
@@ -32,18 +32,18 @@ pub(super) async fn document() -> Response {
 }
 
 /// `GET state`: the state of the pod and of its machine.
-pub(super) async fn state(State(front): Shared) -> Response {
-    Json(front.state().await).into_response()
+pub(super) async fn state(State(web): Shared) -> Response {
+    Json(web.state().await).into_response()
 }
 
 /// `GET screenshot`: the screen as a PNG file.
-pub(super) async fn screenshot(State(front): Shared) -> Response {
-    let control = front.room.control();
+pub(super) async fn screenshot(State(web): Shared) -> Response {
+    let control = web.runtime_folder.control();
     // Pictures are large, so only one is taken at a time.
-    let picture = front.picture.clone().lock_owned().await;
+    let picture = web.picture.clone().lock_owned().await;
     let taken = tokio::task::spawn_blocking(move || {
         let _picture = picture;
-        Client::connect_within(&control, asked::QUICK)?.png()
+        Client::connect_within(&control, machine_client::QUICK)?.png()
     })
     .await;
     match taken.map_err(anyhow::Error::from).flatten() {
@@ -75,8 +75,8 @@ pub(super) struct Power {
 }
 
 /// `POST power`: presses a button of the machine.
-pub(super) async fn power(State(front): Shared, JsonBody(power): JsonBody<Power>) -> Response {
-    let asked = front.order(power.action).await;
+pub(super) async fn power(State(web): Shared, JsonBody(power): JsonBody<Power>) -> Response {
+    let asked = web.order(power.action).await;
     asked.map_or_else(|error| refusal(&error), |it| Json(it).into_response())
 }
 
@@ -90,13 +90,13 @@ pub(super) struct Text {
 }
 
 /// `POST type`: types a text.
-pub(super) async fn type_text(State(front): Shared, JsonBody(request): JsonBody<Text>) -> Response {
-    let (text, lacks) = match typable(&front.keyboard, request) {
+pub(super) async fn type_text(State(web): Shared, JsonBody(request): JsonBody<Text>) -> Response {
+    let (text, lacks) = match typable(&web.keyboard, request) {
         Ok(both) => both,
         Err((status, answer)) => return (status, Json(answer)).into_response(),
     };
     let typed = text.chars().count();
-    match asked::ask(&front.room.control(), Command::Type { text }).await {
+    match machine_client::ask(&web.runtime_folder.control(), Command::Type { text }).await {
         Ok(_) => Json(json!({ "typed": typed, "skipped": lacks })).into_response(),
         Err(error) => refusal(&error),
     }
@@ -137,12 +137,12 @@ pub(super) struct Media {
 }
 
 /// `POST media`: inserts or ejects a medium.
-pub(super) async fn media(State(front): Shared, JsonBody(media): JsonBody<Media>) -> Response {
+pub(super) async fn media(State(web): Shared, JsonBody(media): JsonBody<Media>) -> Response {
     let Some(path) = media.path else {
         let force = media.force.then_some(Force::Force);
-        return ask(&front, Command::Eject { name: media.drive, force }).await;
+        return ask(&web, Command::Eject { name: media.drive, force }).await;
     };
-    with_image(&front, &path, |image, only| Command::Insert {
+    with_image(&web, &path, |image, only| Command::Insert {
         name: media.drive,
         path: image.path.clone(),
         only: Some(only),
@@ -152,15 +152,15 @@ pub(super) async fn media(State(front): Shared, JsonBody(media): JsonBody<Media>
 
 /// Sends the machine a command with a file, if the file can be attached.
 async fn with_image(
-    front: &Front,
+    web: &WebState,
     path: &Path,
     command: impl FnOnce(&Image, FileId) -> Command,
 ) -> Response {
     // The file stays open until the machine has answered, so that no other file can get its inode
     // number.
-    let image = front.images.open(path).and_then(|image| Ok((image.id()?, image)));
+    let image = web.images.open(path).and_then(|image| Ok((image.id()?, image)));
     match image {
-        Ok((only, image)) => ask(front, command(&image, only)).await,
+        Ok((only, image)) => ask(web, command(&image, only)).await,
         Err(error) => refusal(&error),
     }
 }
@@ -181,12 +181,12 @@ pub(super) enum Usb {
 }
 
 /// `POST usb`: attaches a drive or detaches a device.
-pub(super) async fn usb(State(front): Shared, JsonBody(usb): JsonBody<Usb>) -> Response {
+pub(super) async fn usb(State(web): Shared, JsonBody(usb): JsonBody<Usb>) -> Response {
     let (path, cdrom, readonly) = match usb {
         Usb::Attach { path, cdrom, readonly } => (path, cdrom, readonly),
-        Usb::Detach { name } => return ask(&front, Command::Detach { name }).await,
+        Usb::Detach { name } => return ask(&web, Command::Detach { name }).await,
     };
-    with_image(&front, &path, |image, only| {
+    with_image(&web, &path, |image, only| {
         let cd = image.kind == Kind::Cd;
         let (cdrom, readonly) = (cdrom.unwrap_or(cd), readonly || cd);
         let path = keyvalue::escaped(&image.path.display().to_string());
@@ -196,18 +196,18 @@ pub(super) async fn usb(State(front): Shared, JsonBody(usb): JsonBody<Usb>) -> R
     .await
 }
 
-impl Front {
+impl WebState {
     /// Carries out a button. Shutdown uses the power button and the guest's agent.
     pub(super) async fn order(&self, button: Button) -> anyhow::Result<Value> {
         match button {
             Button::Shutdown => stop::ask(&self.control(), &self.agent).await,
-            _ => asked::ask(&self.room.control(), Command::from(button)).await,
+            _ => machine_client::ask(&self.runtime_folder.control(), Command::from(button)).await,
         }
     }
 }
 
-async fn ask(front: &Front, command: Command) -> Response {
-    match asked::ask(&front.room.control(), command).await {
+async fn ask(web: &WebState, command: Command) -> Response {
+    match machine_client::ask(&web.runtime_folder.control(), command).await {
         Ok(answer) => Json(answer).into_response(),
         Err(error) => refusal(&error),
     }

@@ -16,16 +16,16 @@ use axum::response::{IntoResponse as _, Response};
 use screen::web::stage::Door;
 use screen::web::talk::{self, Talk};
 
-use super::Front;
+use super::WebState;
 use super::page::{escaped, full};
 use crate::story::{Phase, Scene};
 
-type Shared = State<Arc<Front>>;
+type Shared = State<Arc<WebState>>;
 
 /// The current message, for tools that poll it. They take a missing page as the sign that there is
 /// a screen.
-pub(super) async fn message(State(front): Shared) -> Response {
-    let scene = front.story.scene().borrow().clone();
+pub(super) async fn message(State(web): Shared) -> Response {
+    let scene = web.story.scene().borrow().clone();
     if shows(&scene) {
         return (StatusCode::NOT_FOUND, "There is no such page.\n").into_response();
     }
@@ -49,29 +49,29 @@ fn text(scene: &Scene) -> String {
 
 /// Streams messages, the current one first.
 pub(super) async fn status(
-    State(front): Shared,
+    State(web): Shared,
     Extension(door): Extension<Door>,
     request: Request,
 ) -> Response {
-    let Some(place) = front.listeners.enter(door) else { return full() };
+    let Some(place) = web.listeners.enter(door) else { return full() };
     talk::open(request, |mut talk| async move {
-        send_changes(&front, &mut talk).await;
+        send_changes(&web, &mut talk).await;
         talk.close().await;
         drop(place);
     })
 }
 
 /// Sends messages until the pod fails or the client leaves.
-async fn send_changes(front: &Front, talk: &mut Talk) {
-    let mut scenes = front.story.scene();
+async fn send_changes(web: &WebState, talk: &mut Talk) {
+    let mut scenes = web.story.scene();
     loop {
         let scene = scenes.borrow_and_update().clone();
-        let line = line(&scene, front.seen);
+        let line = line(&scene, web.seen);
         if talk.say(&line).await.is_err() || scene.failed.is_some() {
             return;
         }
         // Most changes of the scene do not change the message.
-        let other = |scene: &Scene| self::line(scene, front.seen) != line;
+        let other = |scene: &Scene| self::line(scene, web.seen) != line;
         tokio::select! {
             changed = scenes.wait_for(other) => if changed.is_err() { return },
             () = talk.left() => return,

@@ -8,7 +8,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::Value;
 
-use super::Front;
+use super::WebState;
 use crate::story::Phase;
 
 const PHASES: [(Phase, &str); 4] = [
@@ -19,27 +19,27 @@ const PHASES: [(Phase, &str); 4] = [
 ];
 
 /// `/metrics`: all metrics.
-pub(super) async fn metrics(State(front): State<Arc<Front>>) -> Response {
+pub(super) async fn metrics(State(web): State<Arc<WebState>>) -> Response {
     // Without an answer of the machine, its metrics are left out.
-    let machine = front.machine.get().await;
+    let machine = web.machine.get().await;
     let kind = "text/plain; version=0.0.4; charset=utf-8";
-    ([(CONTENT_TYPE, kind)], text(&front, machine.as_ref())).into_response()
+    ([(CONTENT_TYPE, kind)], text(&web, machine.as_ref())).into_response()
 }
 
-fn text(front: &Front, machine: Option<&Value>) -> String {
+fn text(web: &WebState, machine: Option<&Value>) -> String {
     let mut text = Text::default();
     let version = env!("CARGO_PKG_VERSION");
     text.family("transom_info", "What runs.", &[(&[("version", version)], 1.0)]);
-    let phase = front.story.phase();
+    let phase = web.story.phase();
     for (it, name) in PHASES {
         let value = f64::from(u8::from(it == phase));
         text.sample("transom_phase", "The phase of the pod's life.", &[("phase", name)], value);
     }
-    let age = front.story.since.elapsed().as_secs_f64();
+    let age = web.story.since.elapsed().as_secs_f64();
     text.family("transom_uptime_seconds", "Seconds since the pod began.", &[(&[], age)]);
     let up = f64::from(u8::from(machine.is_some()));
     text.family("transom_machine_up", "Whether the machine answers.", &[(&[], up)]);
-    let agent = f64::from(u8::from(front.agent.answers()));
+    let agent = f64::from(u8::from(web.agent.answers()));
     text.family("transom_agent_up", "Whether the guest's agent answers.", &[(&[], agent)]);
     let Some(machine) = machine else { return text.0 };
     let number = |value: &Value| value.as_f64().unwrap_or(0.0);

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::Front;
+use super::WebState;
 use crate::settings::list;
 use crate::settings::variable::Variable;
 use crate::story::Scene;
@@ -30,7 +30,7 @@ const PAGE: &str = include_str!("../../web/status.html");
 /// Interval of empty events: proxies close silent connections, most after a minute.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
-type Shared = State<Arc<Front>>;
+type Shared = State<Arc<WebState>>;
 
 /// The status page of a pod of this name. It reloads for the viewer if there will be a screen.
 pub(super) fn page(name: &str, screen: bool) -> Response {
@@ -59,9 +59,9 @@ pub(super) async fn file(Path(name): Path<String>) -> Response {
 }
 
 /// Streams scenes (`text/event-stream`), the current one first.
-pub(super) async fn events(State(front): Shared, Extension(door): Extension<Door>) -> Response {
-    let Some(place) = front.listeners.enter(door) else { return full() };
-    let mut scenes = front.story.scene();
+pub(super) async fn events(State(web): Shared, Extension(door): Extension<Door>) -> Response {
+    let Some(place) = web.listeners.enter(door) else { return full() };
+    let mut scenes = web.story.scene();
     scenes.mark_changed();
     // The place becomes free when the stream is dropped.
     let events = stream::unfold((scenes, place), |(mut scenes, place)| async move {
@@ -96,8 +96,8 @@ pub(super) struct After {
 }
 
 /// Lines of the log. They need a login, since they contain more than the status page.
-pub(super) async fn log(State(front): Shared, Query(After { after }): Query<After>) -> Response {
-    let (lines, count) = front.story.lines(after);
+pub(super) async fn log(State(web): Shared, Query(After { after }): Query<After>) -> Response {
+    let (lines, count) = web.story.lines(after);
     let lines: Vec<_> = lines.into_iter().map(|line| line.text).collect();
     Json(json!({ "lines": lines, "count": count })).into_response()
 }

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-use super::Front;
+use super::WebState;
 use crate::agent::Agent;
 use crate::pod::network::GuestAddress;
 use crate::story::Phase;
@@ -96,14 +96,14 @@ pub enum Health {
 }
 
 /// Whether the check passes, and the text for the page.
-pub(super) async fn answer(front: &Front, health: Health) -> (bool, String) {
-    let scene = front.story.scene().borrow().clone();
+pub(super) async fn answer(web: &WebState, health: Health) -> (bool, String) {
+    let scene = web.story.scene().borrow().clone();
     let fine = match health {
         // The pod answers, so it lives.
         Health::Live => Ok(()),
         _ if scene.failed.is_some() => Err(scene.failed.unwrap_or_default()),
         Health::Started if matches!(scene.phase, Phase::Running | Phase::Stopping) => Ok(()),
-        Health::Ready if scene.phase == Phase::Running => front.ready.serves().await,
+        Health::Ready if scene.phase == Phase::Running => web.ready.serves().await,
         Health::Started | Health::Ready => Err(scene.doing),
     };
     match fine {
@@ -112,24 +112,24 @@ pub(super) async fn answer(front: &Front, health: Health) -> (bool, String) {
     }
 }
 
-async fn page(front: &Front, health: Health) -> Answer {
-    let (fine, text) = answer(front, health).await;
+async fn page(web: &WebState, health: Health) -> Answer {
+    let (fine, text) = answer(web, health).await;
     (if fine { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
 }
 
 /// `/healthz`: fails only if the pod does not answer. Other failures end the pod anyway.
-pub(super) async fn health(State(front): State<Arc<Front>>) -> Answer {
-    page(&front, Health::Live).await
+pub(super) async fn health(State(web): State<Arc<WebState>>) -> Answer {
+    page(&web, Health::Live).await
 }
 
 /// `/startupz`: the guest has been started.
-pub(super) async fn startup(State(front): State<Arc<Front>>) -> Answer {
-    page(&front, Health::Started).await
+pub(super) async fn startup(State(web): State<Arc<WebState>>) -> Answer {
+    page(&web, Health::Started).await
 }
 
 /// `/readyz`: the guest is ready for use.
-pub(super) async fn readiness(State(front): State<Arc<Front>>) -> Answer {
-    page(&front, Health::Ready).await
+pub(super) async fn readiness(State(web): State<Arc<WebState>>) -> Answer {
+    page(&web, Health::Ready).await
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use screen::web::viewers::{Admission, Auth, Config, Listener, Lobby, Rules, Wire};
 use tokio::net::UnixStream;
 
-use super::{Front, everywhere};
+use super::{WebState, everywhere};
 use crate::pod::guard::Guard;
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
@@ -20,7 +20,7 @@ use crate::status::{Failure, Status};
 pub(super) fn open(
     settings: &Settings,
     guard: &Guard,
-    front: &Arc<Front>,
+    web: &Arc<WebState>,
 ) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
     let Some(port) = settings.vnc() else { return Ok(None) };
     let mut config = Config {
@@ -35,11 +35,11 @@ pub(super) fn open(
     let listener = Listener::new(&config)
         .map_err(|error| Failure::new(Status::Failed, format!("{error:#}")))?;
     tracing::warn!("VNC_PORT={port}: VNC is not encrypted: use it only in networks that you trust");
-    let lobby = Arc::new(Lobby::new(front.doors.clone()));
-    let front = front.clone();
+    let lobby = Arc::new(Lobby::new(web.doors.clone()));
+    let web = web.clone();
     let serve = move |rules: Arc<Rules>, stream, who| {
-        let (lobby, front) = (lobby.clone(), front.clone());
-        async move { show(&lobby, &front, &rules, stream, who).await }
+        let (lobby, web) = (lobby.clone(), web.clone());
+        async move { show(&lobby, &web, &rules, stream, who).await }
     };
     Ok(Some(async {
         if let Err(error) = listener.run(serve).await.context("VNC") {
@@ -49,9 +49,9 @@ pub(super) fn open(
 }
 
 /// Relays an accepted viewer to the machine until one of them disconnects.
-async fn show(lobby: &Lobby, front: &Front, rules: &Rules, stream: Wire, who: Admission) {
+async fn show(lobby: &Lobby, web: &WebState, rules: &Rules, stream: Wire, who: Admission) {
     let Some(entrant) = lobby.admit(rules, stream, &who).await else { return };
-    let shown = match UnixStream::connect(front.room.screen()).await {
+    let shown = match UnixStream::connect(web.runtime_folder.screen()).await {
         Ok(machine) => entrant.relay(&who.peer, machine).await,
         Err(error) => Err(error.into()),
     };

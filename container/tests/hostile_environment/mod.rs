@@ -17,17 +17,17 @@ pub(crate) fn set(number: usize, text: &str) {
         assert!(sentence.len() < 4096, "{sentence}");
     };
     match read(&environment) {
-        Ok(said) => {
-            for warning in &said.warnings {
+        Ok(input) => {
+            for warning in &input.warnings {
                 one_line(warning);
             }
             if let Some(slot) = &variable.slot {
-                let shown = (slot.show)(&said.settings);
+                let shown = (slot.show)(&input.settings);
                 assert!(!shown.contains(char::is_control), "{}={shown:?}", variable.name);
             }
             let room = Some(1 << 40);
             let host = Host { memory: 64 << 30, room, rooms: [room; 5], ..Host::default() };
-            match settle(&said, &host) {
+            match settle(&input, &host) {
                 Ok((sizes, notes)) => {
                     assert!(sizes.processors > 0);
                     notes.iter().for_each(|note| one_line(note));

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use container::net::dns::Local;
 use container::net::relay::Relay;
 use container::net::user::lan::{Lan, Pod};
-use container::net::user::packet::{Draft, ETHERNET, Ends, ICMP, ICMPV6, TCP, UDP, write_frame};
+use container::net::user::packet::{ETHERNET, Ends, ICMP, ICMPV6, Payload, TCP, UDP, write_frame};
 use container::net::user::quota::Limits;
 use container::net::user::router::Router;
 use container::net::user::segment::{ACK, FIN, PSH, RST, SYN, Segment, Seq};
 use container::net::user::tcp::buffer::Budget;
-use container::net::user::tcp::{Stage, Start, Tcp};
+use container::net::user::tcp::{Parameters, State, Tcp};
 use container::settings::Settings;
 use host::mac::Mac;
 use tokio::runtime::Builder;
@@ -43,7 +43,7 @@ impl<'a> Bytes<'a> {
 fn lan() -> Lan {
     let v6 = Some("2001:db8:77::5".parse().expect("an address"));
     let pod = Pod { v4: Some(Ipv4Addr::new(10, 0, 2, 15)), gateway: None, v6 };
-    Lan::new(&Settings::unsaid().network, &pod).expect("addresses")
+    Lan::new(&Settings::defaults().network, &pod).expect("addresses")
 }
 
 /// The minimum of file descriptors for a network, so that all quotas are exhausted quickly.
@@ -51,12 +51,16 @@ const FILES: usize = 32;
 
 /// Sends frames to a network: valid ones with single bytes changed, and any bytes, in bursts
 /// without a pause, while clients connect from outside. All outside hosts are the loopback of this
-/// host, so nothing leaves it. There must never be more tasks than places.
+/// host, so nothing leaves it. There must never be more tasks than slots.
 pub(crate) fn frames(bytes: &[u8]) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let lan = lan();
-    let local =
-        Local { gateway: lan.gateway, guest: lan.guest, outside: None, host: "guest".into() };
+    let local = Local {
+        gateway: lan.gateway,
+        guest: lan.guest,
+        default_gateway: None,
+        host: "guest".into(),
+    };
     let relay = Relay::new(local, Path::new("/nowhere"));
     let router = Router::new(lan, relay, FILES);
     let network = &router.network;
@@ -75,7 +79,7 @@ pub(crate) fn frames(bytes: &[u8]) {
                     network.plug();
                 }
                 34 => drop(world.set_nonblocking(true).and_then(|()| world.accept())),
-                _ => router.hear(&frame(&mut bytes, &network.lan)),
+                _ => router.handle(&frame(&mut bytes, &network.lan)),
             }
             let tasks = Rc::strong_count(network) - 1;
             assert!(tasks <= Limits::of(FILES).sum(), "{tasks} tasks");
@@ -127,7 +131,7 @@ fn addresses(bytes: &mut Bytes<'_>, lan: &Lan, kind: u8) -> (IpAddr, IpAddr) {
     }
 }
 
-/// An ICMP header: often of an echo, or of a question for neighbours or routers.
+/// An ICMP header: often of an echo, or of a question for neighbors or routers.
 fn icmp(bytes: &mut Bytes<'_>) -> [u8; 8] {
     let kinds = [8, 128, 133, 135, 136, bytes.byte()];
     let kind = kinds[usize::from(bytes.byte()) % kinds.len()];
@@ -181,10 +185,10 @@ fn frame(bytes: &mut Bytes<'_>, lan: &Lan) -> Vec<u8> {
         // Fragmented.
         let mtu = 48 + usize::from(bytes.byte());
         data = bytes.take(512);
-        let draft = Draft { protocol, header: &header, checksum, data };
-        draft.write_in_parts(&mut frame, &ends, (mtu, bytes.word()));
+        let payload = Payload { protocol, header: &header, checksum, data };
+        payload.write_fragments(&mut frame, &ends, mtu, bytes.word());
     } else {
-        Draft { protocol, header: &header, checksum, data }.write(&mut frame, &ends);
+        Payload { protocol, header: &header, checksum, data }.write(&mut frame, &ends);
     }
     let length = usize::try_from(u32::from_be_bytes([frame[0], frame[1], frame[2], frame[3]]));
     frame.truncate(4 + length.expect("it is short"));
@@ -208,7 +212,7 @@ pub(crate) fn segments(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let (mut now, first) = (Instant::now(), Seq(u32::MAX - 1000));
     let (mss, budget) = (1400, Budget::default());
-    let start = Start { ports: (80, 4000), first, mss, budget, now };
+    let start = Parameters { ports: (80, 4000), first, mss, budget, now };
     let guest = Seq(u32::MAX - 300);
     let asks = bytes.byte() & 1 != 0;
     let syn = Segment {
@@ -218,11 +222,11 @@ pub(crate) fn segments(bytes: &[u8]) {
         scale: Some(bytes.byte()),
         ..Segment::default()
     };
-    let mut tcp = if asks { Tcp::asked(&start, &syn) } else { Tcp::asking(&start) };
+    let mut tcp = if asks { Tcp::from_guest(&start, &syn) } else { Tcp::to_guest(&start) };
     tcp.connected();
     let (mut taken, mut put) = (0_u32, 0_u32);
     let mut numbers = Numbers { initial: guest, next: guest.plus(1), received: first };
-    while !bytes.0.is_empty() && tcp.stage() != Stage::Over {
+    while !bytes.0.is_empty() && tcp.state() != State::Closed {
         match bytes.byte() % 8 {
             0 => {
                 now += Duration::from_millis(u64::from(bytes.word()));
@@ -249,7 +253,7 @@ pub(crate) fn segments(bytes: &[u8]) {
                 tcp.take(count);
             }
             3 if bytes.byte() == 0 => tcp.finish(),
-            _ => hear(&mut tcp, &mut bytes, numbers, now),
+            _ => handle(&mut tcp, &mut bytes, numbers, now),
         }
         let full = bytes.byte() == 7;
         tcp.emit(now, &mut |segment| {
@@ -274,7 +278,7 @@ struct Numbers {
 }
 
 /// A segment, mostly valid.
-fn hear(tcp: &mut Tcp, bytes: &mut Bytes<'_>, numbers: Numbers, now: Instant) {
+fn handle(tcp: &mut Tcp, bytes: &mut Bytes<'_>, numbers: Numbers, now: Instant) {
     let near = |seq: Seq, by: u8| match by {
         0..=199 => seq,
         200..=229 => seq.plus(usize::from(by)),
@@ -298,5 +302,5 @@ fn hear(tcp: &mut Tcp, bytes: &mut Bytes<'_>, numbers: Numbers, now: Instant) {
     let window = bytes.word();
     let (ports, mss) = ((4000, 80), None);
     let segment = Segment { ports, seq, ack, flags, window, mss, scale, data: &data };
-    tcp.hear(&segment, now);
+    tcp.handle(&segment, now);
 }

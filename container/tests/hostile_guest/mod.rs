@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use container::net::dhcp;
-use container::net::dns::{self, Local, Query, Way};
+use container::net::dns::{self, Local, Query, Transport};
 use container::net::hosts::Hosts;
 use container::net::resolv::Resolv;
 use host::mac::Mac;
@@ -46,14 +46,14 @@ pub(crate) fn dns(data: &[u8]) {
         Ok(query) => query,
         Err(refusal) => return no_question(refusal.as_deref()),
     };
-    let local = Local { gateway: GATEWAY, guest: GUEST, outside: None, host: "Windows".into() };
+    let local = Local { gateway: GATEWAY, guest: GUEST, default_gateway: None, host: "Windows".into() };
     // Use the same bytes as a hosts file.
     let hosts = Hosts::read(&String::from_utf8_lossy(told));
     for answer in
-        [local.answer(&query, &hosts), Some(query.refuse(dns::Code::Failed))].into_iter().flatten()
+        [local.answer(&query, &hosts), Some(query.refuse(dns::ResponseCode::ServFail))].into_iter().flatten()
     {
         assert!(dns::is_answer(message, &answer));
-        assert!(query.fit(answer, Way::Datagram).len() <= 4096);
+        assert!(query.fit(answer, Transport::Udp).len() <= 4096);
     }
     let resolv = Resolv::read(SEARCH);
     let names = dns::candidates(&query, &resolv);
@@ -70,7 +70,7 @@ pub(crate) fn dns(data: &[u8]) {
         assert!(dns::is_answer(&sent, &received));
         if let Some(answer) = dns::rename(&query, received, name.as_deref()) {
             assert_eq!(answer[..2], message[..2]);
-            let fit = query.fit(answer, Way::Datagram);
+            let fit = query.fit(answer, Transport::Udp);
             assert!(fit.len() <= 4096 && dns::is_answer(message, &fit));
         }
         assert!(told.starts_with(&[7, 9]) || !dns::is_answer(&sent, told));
@@ -81,7 +81,7 @@ pub(crate) fn dns(data: &[u8]) {
 fn no_question(refusal: Option<&[u8]>) {
     let Some(refusal) = refusal else { return };
     assert_eq!(refusal.len(), 12);
-    assert_ne!(dns::code(refusal), dns::Code::Fine);
+    assert_ne!(dns::response_code(refusal), dns::ResponseCode::NoError);
     assert_eq!(Query::read(refusal), Err(None), "an answer gets no answer");
 }
 

@@ -15,8 +15,8 @@ use anyhow::{Context, bail, ensure};
 use container::net::dns::Local;
 use container::net::relay::Relay;
 use container::net::user::lan::{GATEWAY_MAC, Lan, Pod};
-use container::net::user::network::{Network, Way};
-use container::net::user::packet::{Datagram, Draft, Ends, Frame, ICMP, Packet, TCP, UDP};
+use container::net::user::network::{Destination, Network};
+use container::net::user::packet::{Datagram, Ends, Frame, ICMP, Packet, Payload, TCP, UDP};
 use container::net::user::router::Router;
 use container::net::user::segment::{ACK, PSH, RST, SYN, Segment, Seq};
 use container::net::user::{User, link};
@@ -39,7 +39,7 @@ const WORLD: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 fn packet(to: Ipv4Addr, (protocol, checksum): (u8, usize), header: &[u8], data: &[u8]) -> Vec<u8> {
     let ends = Ends { cards: (CARD, GATEWAY_MAC), addresses: (GUEST.into(), to.into()) };
     let mut frame = Vec::new();
-    Draft { protocol, header, checksum, data }.write(&mut frame, &ends);
+    Payload { protocol, header, checksum, data }.write(&mut frame, &ends);
     frame
 }
 
@@ -86,7 +86,7 @@ fn descriptors() -> usize {
 }
 
 fn local(lan: &Lan) -> Local {
-    Local { gateway: lan.gateway, guest: lan.guest, outside: None, host: "guest".into() }
+    Local { gateway: lan.gateway, guest: lan.guest, default_gateway: None, host: "guest".into() }
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_flood_without_a_pause_costs_tasks_descriptors_and_memory_within_limits() {
         let resolv = "nameserver 10.77.0.200\noptions timeout:1 attempts:1\n";
         fs::write(folder.path().join("resolv.conf"), resolv)?;
         world.pod.enter()?;
-        let lan = Lan::new(&Settings::unsaid().network, &Pod::read())?;
+        let lan = Lan::new(&Settings::defaults().network, &Pod::read())?;
         ensure!((lan.guest, lan.gateway) == (GUEST, GATEWAY), "{lan:?}");
         let relay = Relay::new(local(&lan), folder.path());
         let router = Rc::new(Router::new(lan, relay, FILES));
@@ -143,13 +143,13 @@ async fn pour(
     let socket = tokio::net::UnixStream::from_std(socket)?;
     router.network.plug();
     let before = Rc::strong_count(&router.network);
-    let hearing = router.clone();
-    let hear = move |frame: &[u8]| {
-        hearing.hear(frame);
+    let target = router.clone();
+    let handle = move |frame: &[u8]| {
+        target.handle(frame);
         let mut most = most.borrow_mut();
         most.frames += 1;
         // Each task has a reference to its network.
-        let tasks = Rc::strong_count(&hearing.network).saturating_sub(before);
+        let tasks = Rc::strong_count(&target.network).saturating_sub(before);
         most.tasks = most.tasks.max(tasks);
         if most.frames.is_multiple_of(500) {
             most.descriptors = most.descriptors.max(descriptors());
@@ -159,7 +159,7 @@ async fn pour(
     let link = router.clone();
     let read = spawn_local(async move {
         tokio::select! {
-            read = link::read(&socket, hear) => read,
+            read = link::read(&socket, handle) => read,
             drained = link.network.link.drain(&socket) => drained,
         }
     });
@@ -176,12 +176,12 @@ async fn pour(
 /// A guest that implements TCP itself.
 struct Guest {
     socket: UnixStream,
-    segments: Receiver<(SocketAddr, Heard)>,
+    segments: Receiver<(SocketAddr, Received)>,
 }
 
 /// A segment that the guest received.
 #[derive(Debug)]
-struct Heard {
+struct Received {
     port: u16,
     flags: u8,
     next: Seq,
@@ -201,8 +201,8 @@ impl Guest {
                 if input.read_exact(&mut frame).is_err() {
                     return;
                 }
-                let Some(heard) = Self::read(&frame) else { continue };
-                if tell.send(heard).is_err() {
+                let Some(received) = Self::read(&frame) else { continue };
+                if tell.send(received).is_err() {
                     return;
                 }
             }
@@ -211,7 +211,7 @@ impl Guest {
     }
 
     /// Parses a segment of an outside host, not of the gateway.
-    fn read(frame: &[u8]) -> Option<(SocketAddr, Heard)> {
+    fn read(frame: &[u8]) -> Option<(SocketAddr, Received)> {
         let frame = Frame::read(frame)?;
         let packet = Packet::read(frame.kind, frame.payload)?;
         if packet.protocol != TCP || packet.from != IpAddr::V4(WORLD) {
@@ -221,7 +221,7 @@ impl Guest {
         let next = it.seq.plus(it.length());
         let (port, flags, ack, data) = (it.ports.1, it.flags, it.ack, it.data.to_vec());
         let from = SocketAddr::new(packet.from, it.ports.0);
-        Some((from, Heard { port, flags, next, ack, data }))
+        Some((from, Received { port, flags, next, ack, data }))
     }
 
     fn say(&mut self, it: &Segment<'_>) -> anyhow::Result<()> {
@@ -229,29 +229,34 @@ impl Guest {
     }
 
     /// Waits for a segment to a port that satisfies a condition. A reset is an error.
-    fn wait(&self, port: u16, what: impl Fn(&Heard) -> bool) -> anyhow::Result<(u16, Heard)> {
+    fn wait(&self, port: u16, what: impl Fn(&Received) -> bool) -> anyhow::Result<(u16, Received)> {
         loop {
-            let (from, heard) = self.segments.recv_timeout(TIMEOUT).context("an answer")?;
-            if heard.port != port {
+            let (from, received) = self.segments.recv_timeout(TIMEOUT).context("an answer")?;
+            if received.port != port {
                 continue;
             }
-            if heard.flags & RST != 0 {
-                bail!("the connection of port {port} was ended: {heard:?}");
+            if received.flags & RST != 0 {
+                bail!("the connection of port {port} was ended: {received:?}");
             }
-            if what(&heard) {
-                return Ok((from.port(), heard));
+            if what(&received) {
+                return Ok((from.port(), received));
             }
         }
     }
 
     /// Sends data, and waits for the same data.
-    fn ask(&mut self, ports: (u16, u16), before: &Heard, data: &[u8]) -> anyhow::Result<Heard> {
+    fn ask(
+        &mut self,
+        ports: (u16, u16),
+        before: &Received,
+        data: &[u8],
+    ) -> anyhow::Result<Received> {
         let (seq, ack) = (before.ack, before.next);
         let plain = Segment { ports, seq, ack, window: 999, flags: ACK, ..Segment::default() };
         self.say(&Segment { flags: ACK | PSH, data, ..plain })?;
-        let heard = self.wait(ports.0, |heard| heard.data == data)?.1;
-        self.say(&Segment { seq: heard.ack, ack: heard.next, ..plain })?;
-        Ok(heard)
+        let received = self.wait(ports.0, |received| received.data == data)?.1;
+        self.say(&Segment { seq: received.ack, ack: received.next, ..plain })?;
+        Ok(received)
     }
 }
 
@@ -260,7 +265,7 @@ fn incoming_connections_end_neither_the_guests_own_nor_those_of_other_hosts() {
     isolated(|| {
         let (world, folder) = (World::new(1500)?, tempfile::tempdir()?);
         world.pod.enter()?;
-        let user = User::start(&Settings::unsaid(), folder.path(), folder.path())?;
+        let user = User::start(&Settings::defaults(), folder.path(), folder.path())?;
         let mut guest = Guest::plug(&user)?;
         serve(&world.outside, HOST, 7, |mut stream| {
             let mut byte = [0];
@@ -270,7 +275,7 @@ fn incoming_connections_end_neither_the_guests_own_nor_those_of_other_hosts() {
         let own = (5000, 7);
         let syn = Segment { ports: own, flags: SYN, window: 999, ..Segment::default() };
         guest.say(&syn)?;
-        let answer = guest.wait(5000, |heard| heard.flags & SYN != 0)?.1;
+        let answer = guest.wait(5000, |received| received.flags & SYN != 0)?.1;
         let mut last = guest.ask(own, &answer, b"a")?;
         // A connection of another outside host to a server in the guest.
         let tell = world.outside.spawn(|| {
@@ -280,7 +285,7 @@ fn incoming_connections_end_neither_the_guests_own_nor_those_of_other_hosts() {
             rustix::net::connect(&socket, &SocketAddr::new(GUEST.into(), 3389))?;
             Ok(TcpStream::from(socket))
         })?;
-        let (port, asked) = guest.wait(3389, |heard| heard.flags & SYN != 0)?;
+        let (port, asked) = guest.wait(3389, |received| received.flags & SYN != 0)?;
         let ports = (3389, port);
         guest.say(&Segment { ports, ack: asked.next, flags: SYN | ACK, ..syn })?;
         let mut other = tell.join().expect("it does not panic")?;
@@ -316,7 +321,7 @@ fn without_descriptors_no_address_is_taken_for_another_hosts() {
     isolated(|| {
         let world = World::new(1500)?;
         world.pod.enter()?;
-        let mut settings = Settings::unsaid();
+        let mut settings = Settings::defaults();
         settings.network.address = Some(Ipv4Addr::new(10, 77, 0, 99));
         let lan = Lan::new(&settings.network, &Pod::read())?;
         let relay = Relay::new(local(&lan), "/nowhere".as_ref());
@@ -329,13 +334,16 @@ fn without_descriptors_no_address_is_taken_for_another_hosts() {
             while let Ok(file) = File::open("/dev/null") {
                 all.push(file);
             }
-            let ways = own.map(|address| network.way(address));
-            let outside = network.way(WORLD.into());
+            let destinations = own.map(|address| network.destination(address));
+            let outside = network.destination(WORLD.into());
             drop(all);
-            ensure!(ways == [Way::Closed; 2], "{ways:?} of {own:?}");
-            ensure!(outside == Way::Closed, "{outside:?}");
-            ensure!(network.way(WORLD.into()) == Way::Outside, "it stays closed");
-            ensure!(own.map(|address| network.way(address)) == [Way::Closed; 2], "it is open");
+            ensure!(destinations == [Destination::Forbidden; 2], "{destinations:?} of {own:?}");
+            ensure!(outside == Destination::Forbidden, "{outside:?}");
+            ensure!(network.destination(WORLD.into()) == Destination::Outside, "it stays closed");
+            ensure!(
+                own.map(|address| network.destination(address)) == [Destination::Forbidden; 2],
+                "it is open"
+            );
         }
         Ok(())
     });

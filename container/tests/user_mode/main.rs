@@ -39,7 +39,7 @@ struct Net {
 impl Net {
     fn start(mtu: u16, change: impl FnOnce(&mut Settings)) -> anyhow::Result<Self> {
         let (world, folder) = (World::new(mtu)?, tempfile::tempdir()?);
-        let mut settings = Settings::unsaid();
+        let mut settings = Settings::defaults();
         settings.network.mtu = Some(Within(mtu.into()));
         change(&mut settings);
         fs::create_dir_all(folder.path().join("etc"))?;
@@ -374,13 +374,13 @@ fn a_reader_that_does_not_read_costs_no_memory() {
 fn forwarded_ports_reach_the_guest_and_kept_ones_do_not() {
     isolated(|| {
         let net = Net::start(1500, |settings| {
-            settings.network.forwarded = Ports::read("7000,7001,7002/udp,8006").unwrap();
-            settings.network.kept = Ports::read("7001").unwrap();
+            settings.network.user_ports = Ports::read("7000,7001,7002/udp,8006").unwrap();
+            settings.network.host_ports = Ports::read("7001").unwrap();
         })?;
         ensure!(
-            net.user.said().contains("forwarded: 3389,3389/udp,7000,7002/udp"),
+            net.user.summary().contains("forwarded: 3389,3389/udp,7000,7002/udp"),
             "{}",
-            net.user.said()
+            net.user.summary()
         );
         let log = net.folder.path().join("log");
         let serve = format!(

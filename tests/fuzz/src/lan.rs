@@ -4,9 +4,9 @@ use std::net::Ipv6Addr;
 
 use container::net::macvtap::arp;
 use container::net::user::lan::LanV6;
-use container::net::user::neighbours::{Question, advertise, answer};
+use container::net::user::neighbors::{Solicitation, advertise_neighbor, advertise_router};
 use container::net::user::packet::{
-    ARP, ArpRequest, Draft, Ends, Frame, ICMPV6, IPV6, Packet, write_frame,
+    ARP, ArpRequest, Ends, Frame, ICMPV6, IPV6, Packet, Payload, write_frame,
 };
 use host::mac::Mac;
 use host::testutil::noise::Noise;
@@ -20,8 +20,8 @@ const LENGTH: usize = 4;
 
 /// Parses an ARP packet, as both networks do. Only addresses that a host can have are learned, and
 /// answers are valid.
-pub(crate) fn hear_arp(bytes: &[u8]) {
-    if let Some(address) = arp::said(bytes, CARD) {
+pub(crate) fn handle_arp(bytes: &[u8]) {
+    if let Some(address) = arp::sender_address(bytes, CARD) {
         assert!(!address.is_loopback() && !address.is_multicast() && !address.is_unspecified());
         assert!(
             bytes.len() >= 18 && bytes[14..18] == address.octets(),
@@ -48,38 +48,38 @@ pub(crate) fn arp(noise: &mut Noise) -> Vec<u8> {
 }
 
 /// Parses an IPv6 packet about neighbors. Any answer is valid and short.
-pub(crate) fn hear_neighbour(bytes: &[u8]) {
+pub(crate) fn handle_neighbor(bytes: &[u8]) {
     let Some(packet) = Packet::read(IPV6, bytes) else { return };
     assert!(packet.payload.len() <= bytes.len());
     if packet.protocol != ICMPV6 {
         return;
     }
     let lan = LanV6 { prefix: PREFIX, gateway: GATEWAY };
-    let message = match Question::read(&packet) {
-        Some(Question::Router) => advertise(&lan, OURS, 1500),
-        Some(Question::Neighbour(wanted)) => answer(wanted, OURS),
-        Some(Question::Other) | None => return,
+    let message = match Solicitation::read(&packet) {
+        Some(Solicitation::Router) => advertise_router(&lan, OURS, 1500),
+        Some(Solicitation::Neighbor(wanted)) => advertise_neighbor(wanted, OURS),
+        Some(Solicitation::Other) | None => return,
     };
     assert_eq!(packet.hops, 255, "a solicitation from beyond a router must be ignored");
     let mut frame = Vec::new();
     let ends = Ends { cards: (OURS, CARD), addresses: (GATEWAY.into(), packet.from) };
-    message.draft().write(&mut frame, &ends);
+    message.payload().write(&mut frame, &ends);
     let frame = Frame::read(&frame[LENGTH..]).expect("a frame of ours");
     let said = Packet::read(frame.kind, frame.payload);
-    // The draft has no bytes if its addresses are of different families.
+    // The payload has no bytes if its addresses are of different families.
     if packet.from.is_ipv6() {
         let said = said.expect("a packet of ours");
         assert!(said.is_sound() && said.whole.len() <= 1280);
         assert_ne!(
-            Question::read(&said),
-            Some(Question::Router),
+            Solicitation::read(&said),
+            Some(Solicitation::Router),
             "an answer must not be taken for a solicitation"
         );
     }
 }
 
 /// Router and neighbor solicitations with some changed bytes.
-pub(crate) fn neighbour(noise: &mut Noise) -> Vec<u8> {
+pub(crate) fn neighbor(noise: &mut Noise) -> Vec<u8> {
     let kind = noise.choose(&[133, 133, 135, 135, 134, 136, 137, 128]);
     let mut message = vec![kind, 0, 0, 0, 0, 0, 0, 0];
     message.extend(GATEWAY.octets());
@@ -89,7 +89,7 @@ pub(crate) fn neighbour(noise: &mut Noise) -> Vec<u8> {
     let to = noise.choose(&[GATEWAY, Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2)]);
     let ends = Ends { cards: (CARD, OURS), addresses: (from.into(), to.into()) };
     let mut frame = Vec::new();
-    Draft { protocol: ICMPV6, header: &message, checksum: 2, data: &[] }.write(&mut frame, &ends);
+    Payload { protocol: ICMPV6, header: &message, checksum: 2, data: &[] }.write(&mut frame, &ends);
     let mut packet = frame.split_off(LENGTH + container::net::user::packet::ETHERNET);
     change(noise, &mut packet);
     packet

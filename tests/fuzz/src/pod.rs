@@ -10,10 +10,10 @@ use axum::Extension;
 use container::agent::Agent;
 use container::plan::Plan;
 use container::pod::inquiry;
-use container::pod::room::Room;
+use container::pod::runtime_folder::RuntimeFolder;
 use container::settings::environment::Environment;
 use container::story::Story;
-use container::web::{Front, more};
+use container::web::{self, WebState};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -35,7 +35,7 @@ const SECRET: &str = "outside-the-volume-7f2c";
 /// A pod without a machine, with its files in a folder.
 struct Pod {
     runtime: Runtime,
-    front: Arc<Front>,
+    web: Arc<WebState>,
     volume: String,
 }
 
@@ -46,8 +46,8 @@ impl Pod {
     }
 
     fn new(folder: &Path) -> Self {
-        let (volume, room) = (folder.join("storage"), folder.join("room"));
-        [&volume, &room].iter().for_each(|it| fs::create_dir_all(it).expect("a folder"));
+        let (volume, runtime_folder) = (folder.join("storage"), folder.join("room"));
+        [&volume, &runtime_folder].iter().for_each(|it| fs::create_dir_all(it).expect("a folder"));
         fs::write(folder.join("secret"), SECRET).expect("a file");
         fs::write(volume.join("disk.img"), [0; 4096]).expect("a file");
         symlink(folder.join("secret"), volume.join("link")).expect("a link");
@@ -56,15 +56,16 @@ impl Pod {
             variables.into_iter().map(|(name, text)| (name.into(), text.into())).collect();
         let plan = Plan::make(&variables, Path::new("/")).expect("a plan");
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let room = Room::within(&room);
-        let (story, agent) = (Story::new(), Arc::new(Agent::new(room.agent())));
-        let front = Front::new(story, room.clone(), &plan, Arc::default(), agent);
-        let front = Arc::new(front);
-        let left = inquiry::Farewell::default();
-        let serve = runtime.block_on(async { inquiry::open(&room.pod(), front.clone(), left) });
+        let runtime_folder = RuntimeFolder::within(&runtime_folder);
+        let (story, agent) = (Story::new(), Arc::new(Agent::new(runtime_folder.agent())));
+        let web = WebState::new(story, runtime_folder.clone(), &plan, Arc::default(), agent);
+        let web = Arc::new(web);
+        let left = inquiry::EndNotice::default();
+        let serve =
+            runtime.block_on(async { inquiry::open(&runtime_folder.pod(), web.clone(), left) });
         runtime.spawn(serve.expect("a socket"));
         let volume = volume.display().to_string();
-        Self { runtime, front, volume }
+        Self { runtime, web, volume }
     }
 
     /// Replaces `VOLUME` with the path of the volume.
@@ -90,7 +91,7 @@ pub(crate) fn api(folder: &Path, bytes: &[u8]) {
     let pod = Pod::shared(folder);
     let said = pod.bytes(bytes);
     let rules = Rules { open: true, ..Rules::default() };
-    let router = routes::router(pod.front.clone(), rules, Farewell::default(), more(&pod.front));
+    let router = routes::router(pod.web.clone(), rules, Farewell::default(), web::routes(&pod.web));
     let answer = pod.runtime.block_on(async {
         let (near, far) = duplex(64 << 10);
         let line = Line { address: "10.0.0.9".parse().ok(), tls: false };

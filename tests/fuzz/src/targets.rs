@@ -82,8 +82,8 @@ pub const TARGETS: &[Target] = &[
     target("resolv", 4096, Words(words::resolvers), hostile_guest::resolv),
     target("frames", 4096, Own(guest::frames), hostile_frames::frames),
     target("segments", 4096, Own(guest::frames), hostile_frames::segments),
-    target("arp", 1500, Own(lan::arp), lan::hear_arp),
-    target("neighbours", 1500, Own(lan::neighbour), lan::hear_neighbour),
+    target("arp", 1500, Own(lan::arp), lan::handle_arp),
+    target("neighbors", 1500, Own(lan::neighbor), lan::handle_neighbor),
     // Requests to the pod, at the web port and at its socket.
     target("api", 4096, Words(words::api), |it| pod::api(folder(), it)),
     target("inquiry", 4096, Words(words::inquiry), |it| pod::inquiry(folder(), it)),

@@ -14,10 +14,10 @@ use tokio::net::UdpSocket;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::log::Few;
+use crate::log::LineLimit;
 
 /// The last address of the guest.
-pub type Heard = watch::Receiver<Option<Ipv4Addr>>;
+pub type LearnedAddress = watch::Receiver<Option<Ipv4Addr>>;
 
 /// The pause after an error, which may repeat immediately.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -31,7 +31,7 @@ pub(super) struct Listener {
     socket: UdpSocket,
     mac: Mac,
     address: watch::Sender<Option<Ipv4Addr>>,
-    lines: Mutex<Few>,
+    lines: Mutex<LineLimit>,
 }
 
 impl Listener {
@@ -39,10 +39,15 @@ impl Listener {
     pub(super) fn open(mac: Mac, interface: u32) -> io::Result<Self> {
         let socket = host::net::packet::packet_socket(ARP, interface)?;
         let socket = UdpSocket::from_std(std::net::UdpSocket::from(socket))?;
-        Ok(Self { socket, mac, address: watch::Sender::default(), lines: Mutex::new(Few::new(1)) })
+        Ok(Self {
+            socket,
+            mac,
+            address: watch::Sender::default(),
+            lines: Mutex::new(LineLimit::new(1)),
+        })
     }
 
-    pub(super) fn heard(&self) -> Heard {
+    pub(super) fn learned_address(&self) -> LearnedAddress {
         self.address.subscribe()
     }
 
@@ -55,7 +60,7 @@ impl Listener {
                 sleep(RETRY_DELAY).await;
                 continue;
             };
-            let Some(address) = said(&packet[..length], self.mac) else { continue };
+            let Some(address) = sender_address(&packet[..length], self.mac) else { continue };
             self.learn(address);
         }
     }
@@ -78,7 +83,7 @@ impl Listener {
 /// The sender's address in an ARP packet, if the sender has this MAC address and the address is one
 /// of a host.
 #[must_use]
-pub fn said(packet: &[u8], mac: Mac) -> Option<Ipv4Addr> {
+pub fn sender_address(packet: &[u8], mac: Mac) -> Option<Ipv4Addr> {
     let (kind, rest) = packet.split_first_chunk::<6>()?;
     let (_, rest) = rest.split_first_chunk::<2>()?;
     let (card, rest) = rest.split_first_chunk::<6>()?;
@@ -103,16 +108,16 @@ mod test {
             [from, vec![0; 6], vec![10, 0, 0, 1]].concat()
         };
         let good = packet([10, 0, 0, 7]);
-        assert_eq!(said(&good, mac), Some(Ipv4Addr::new(10, 0, 0, 7)));
-        assert_eq!(said(&good, Mac([2, 0, 0, 0, 0, 8])), None);
+        assert_eq!(sender_address(&good, mac), Some(Ipv4Addr::new(10, 0, 0, 7)));
+        assert_eq!(sender_address(&good, Mac([2, 0, 0, 0, 0, 8])), None);
         for cut in 0..18 {
-            assert_eq!(said(&good[..cut], mac), None, "{cut}");
+            assert_eq!(sender_address(&good[..cut], mac), None, "{cut}");
         }
         for none in [[0; 4], [127, 0, 0, 1], [169, 254, 1, 1], [224, 0, 0, 1], [255; 4]] {
-            assert_eq!(said(&packet(none), mac), None, "{none:?}");
+            assert_eq!(sender_address(&packet(none), mac), None, "{none:?}");
         }
         let mut other = good;
         other[3] = 6;
-        assert_eq!(said(&other, mac), None);
+        assert_eq!(sender_address(&other, mac), None);
     }
 }

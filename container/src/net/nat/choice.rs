@@ -167,7 +167,7 @@ impl KeptPorts {
         if screen.web {
             kept.tcp.extend(u16::try_from(screen.web_port.0).ok());
         }
-        for (port, protocol) in &settings.network.kept.0 {
+        for (port, protocol) in &settings.network.host_ports.0 {
             match protocol {
                 Protocol::Tcp => kept.tcp.insert(*port),
                 Protocol::Udp => kept.udp.insert(*port),
@@ -179,7 +179,7 @@ impl KeptPorts {
 
 /// TCP ports that are also forwarded from the pod's loopback: Remote Desktop, and USER_PORTS.
 pub(super) fn loopback_ports(settings: &Settings, kept: &KeptPorts) -> BTreeSet<u16> {
-    let ports = settings.network.forwarded.0.iter();
+    let ports = settings.network.user_ports.0.iter();
     let ports = ports.filter(|(_, protocol)| *protocol == Protocol::Tcp).map(|(port, _)| *port);
     ports.chain([3389]).filter(|port| !kept.tcp.contains(port)).collect()
 }
@@ -190,7 +190,7 @@ pub(super) fn left_out(settings: &Settings, kept: &KeptPorts) -> Vec<String> {
         Protocol::Tcp => kept.tcp.contains(port),
         Protocol::Udp => kept.udp.contains(port),
     };
-    let ports = settings.network.forwarded.0.iter().copied();
+    let ports = settings.network.user_ports.0.iter().copied();
     let (stay, go): (Vec<_>, Vec<_>) = ports.partition(is_kept);
     let udp = go.into_iter().filter(|(_, protocol)| *protocol == Protocol::Udp).collect();
     let [stay, udp] = [stay, udp].map(Ports);
@@ -249,7 +249,7 @@ mod test {
     #[test]
     fn the_card_is_kept_on_the_volume() {
         let folder = tempfile::tempdir().unwrap();
-        let mut settings = Settings::unsaid();
+        let mut settings = Settings::defaults();
         settings.storage.folder = folder.path().to_owned();
         let file = folder.path().join("windows.mac");
         let made = guest_mac(&settings, "windows.example.org").unwrap();
@@ -267,15 +267,15 @@ mod test {
 
     #[test]
     fn what_the_pod_serves_stays_with_it() {
-        let mut settings = Settings::unsaid();
+        let mut settings = Settings::defaults();
         let kept = KeptPorts::of(&settings);
         assert_eq!(kept.tcp, [8006].into(), "without VNC its port is the guest's");
         settings.screen.display.is = Display::Vnc;
         let kept = KeptPorts::of(&settings);
         assert_eq!(kept.tcp, [5900, 8006].into());
         assert_eq!(loopback_ports(&settings, &kept), [3389].into());
-        settings.network.kept.0 = vec![(3389, Protocol::Tcp), (161, Protocol::Udp)];
-        settings.network.forwarded.0 = vec![(22, Protocol::Tcp), (53, Protocol::Udp)];
+        settings.network.host_ports.0 = vec![(3389, Protocol::Tcp), (161, Protocol::Udp)];
+        settings.network.user_ports.0 = vec![(22, Protocol::Tcp), (53, Protocol::Udp)];
         settings.screen.web = false;
         settings.screen.display.is = Display::None;
         let kept = KeptPorts::of(&settings);
@@ -285,10 +285,10 @@ mod test {
 
     #[test]
     fn ports_that_are_not_led_to_the_guest_are_told() {
-        let mut settings = Settings::unsaid();
+        let mut settings = Settings::defaults();
         settings.screen.display.is = Display::Vnc;
         let mut notes = |ports| {
-            settings.network.forwarded = Ports::read(ports).unwrap();
+            settings.network.user_ports = Ports::read(ports).unwrap();
             left_out(&settings, &KeptPorts::of(&settings))
         };
         assert_eq!(notes("22,2222"), [""; 0]);

@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 
 use super::choice::Subnet;
 use crate::net::dhcp::{self, CLIENT_PORT, Config, SERVER_PORT};
-use crate::net::dns::{self, Way};
+use crate::net::dns::{self, Transport};
 use crate::net::relay::{Relay, read_framed, write_framed};
 use crate::status::{Failure, Status};
 
@@ -114,7 +114,7 @@ impl Service {
             let (relay, dns, message) =
                 (relay.clone(), self.dns.clone(), message[..length].to_vec());
             tasks.spawn(async move {
-                if let Some(answer) = relay.answer(&message, Way::Datagram).await {
+                if let Some(answer) = relay.answer(&message, Transport::Udp).await {
                     dns.send_to(&answer, from).await.ok();
                 }
             });
@@ -218,7 +218,7 @@ async fn accept<T: Future<Output = ()> + Send + 'static>(
 /// Answers the questions of a DNS connection, one after the other.
 async fn answer_all(mut stream: TcpStream, relay: &Relay) {
     while let Ok(Ok(message)) = timeout(TIMEOUT, read_framed(&mut stream)).await {
-        let Some(answer) = relay.answer(&message, Way::Stream).await else { return };
+        let Some(answer) = relay.answer(&message, Transport::Tcp).await else { return };
         if !matches!(timeout(TIMEOUT, write_framed(&mut stream, &answer)).await, Ok(Ok(()))) {
             return;
         }

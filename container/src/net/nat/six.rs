@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::net::link::{Link, Links, Pod};
 use crate::net::user::lan::LanV6;
-use crate::net::user::neighbours::{ALL_NODES, advertise};
+use crate::net::user::neighbors::{ALL_NODES, advertise_router};
 use crate::settings::value::Value as _;
 
 /// Prefix length of the network, in bits.
@@ -96,7 +96,7 @@ impl Router {
         }
         let socket = listen(tap, index)?;
         let lan = LanV6 { prefix: prefix.0, gateway: ROUTER };
-        let message = advertise(&lan, mac, mtu).draft().header.to_vec();
+        let message = advertise_router(&lan, mac, mtu).payload().header.to_vec();
         let mut router = Self { socket, message, index, changed: Vec::new() };
         router.forward(uplink)?;
         Ok(router)

@@ -14,15 +14,15 @@ use rustix::net::{Shutdown, sockopt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
 
-use super::icmp::Why;
+use super::icmp::IcmpError;
 use super::names::Names;
 use super::network::Network;
-use super::packet::{Draft, Pair, TCP};
+use super::packet::{Pair, Payload, TCP};
 use super::segment::{CHECKSUM, Segment};
-use super::tcp::{Stage, Tcp};
+use super::tcp::{State, Tcp};
 
 /// The time after which empty buffers of an idle connection are freed.
-const KEEP: Duration = Duration::from_secs(5);
+const IDLE_BUFFER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The side that opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,13 +49,13 @@ pub struct Connection {
 }
 
 /// The other end.
-pub enum Outside {
+pub enum Remote {
     /// An outside host to connect to. ICMP errors quote these bytes of the guest's packet.
-    Dial(Vec<u8>),
+    Connect(Vec<u8>),
     /// A connected socket.
-    Here(TcpStream),
+    Connected(TcpStream),
     /// The gateway's name server.
-    Names,
+    NameServer,
 }
 
 /// The connected other end.
@@ -72,10 +72,10 @@ impl Stream<'_> {
         }
     }
 
-    fn try_read_buf(&self, room: &mut Vec<u8>) -> io::Result<usize> {
+    fn try_read_buf(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         match self {
-            Self::Socket(stream) => stream.try_read_buf(room),
-            Self::Names(names) => names.try_read_buf(room),
+            Self::Socket(stream) => stream.try_read_buf(buffer),
+            Self::Names(names) => names.try_read_buf(buffer),
         }
     }
 
@@ -126,9 +126,9 @@ impl Connection {
     }
 
     /// Handles a segment of the guest.
-    pub fn hear(&self, segment: &Segment<'_>, now: Instant) {
+    pub fn handle(&self, segment: &Segment<'_>, now: Instant) {
         self.used.set(now);
-        self.tcp.borrow_mut().hear(segment, now);
+        self.tcp.borrow_mut().handle(segment, now);
         self.wake.notify_one();
     }
 
@@ -139,16 +139,16 @@ impl Connection {
     }
 
     /// Runs the connection until it ends.
-    pub async fn live(&self, network: &Rc<Network>, outside: Outside) {
-        let stream = match outside {
-            Outside::Here(stream) => {
+    pub async fn run(&self, network: &Rc<Network>, remote: Remote) {
+        let stream = match remote {
+            Remote::Connected(stream) => {
                 self.tcp.borrow_mut().connected();
                 Some(stream)
             }
-            Outside::Dial(packet) => self.dial(network, &packet).await,
-            Outside::Names => {
+            Remote::Connect(packet) => self.connect(network, &packet).await,
+            Remote::NameServer => {
                 // Boxed, so that the futures of other connections do not need its memory.
-                Box::pin(self.name(network)).await;
+                Box::pin(self.serve_names(network)).await;
                 None
             }
         };
@@ -157,7 +157,7 @@ impl Connection {
             stream.set_nodelay(true).ok();
             sockopt::set_socket_keepalive(&stream, true).ok();
             let stream = Stream::Socket(stream);
-            let in_order = self.carry(network, &stream).await;
+            let in_order = self.relay(network, &stream).await;
             if let (false, Stream::Socket(stream)) = (in_order, &stream) {
                 // The peer must see a reset, because the connection did not end in order.
                 sockopt::set_socket_linger(stream, Some(Duration::ZERO)).ok();
@@ -167,42 +167,42 @@ impl Connection {
     }
 
     /// Serves the gateway's name server, within this task.
-    async fn name(&self, network: &Rc<Network>) {
+    async fn serve_names(&self, network: &Rc<Network>) {
         self.tcp.borrow_mut().connected();
         let names = Names::default();
         let stream = Stream::Names(&names);
         let serve = async {
             names.serve(&network.relay).await;
-            // `carry` still has to send the end to the guest.
+            // `relay` still has to send the end to the guest.
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            _ = self.carry(network, &stream) => {}
+            _ = self.relay(network, &stream) => {}
             () = serve => {}
         }
     }
 
     /// Connects to the outside host, and reports the result to the guest.
-    async fn dial(&self, network: &Rc<Network>, packet: &[u8]) -> Option<TcpStream> {
-        let dialled = tokio::select! {
-            dialled = connect(network.outside(self.pair.peer)) => dialled,
-            () = self.given_up() => return None,
+    async fn connect(&self, network: &Rc<Network>, packet: &[u8]) -> Option<TcpStream> {
+        let connected = tokio::select! {
+            connected = connect(network.outside(self.pair.peer)) => connected,
+            () = self.guest_gave_up() => return None,
         };
-        let error = match dialled {
+        let error = match connected {
             Ok(stream) => {
                 self.tcp.borrow_mut().connected();
                 return Some(stream);
             }
             Err(error) => error,
         };
-        match Why::of(&error) {
-            Some(Why::NoPort) | None if error.kind() != io::ErrorKind::TimedOut => {
-                if Why::of(&error).is_none() {
+        match IcmpError::of(&error) {
+            Some(IcmpError::PortUnreachable) | None if error.kind() != io::ErrorKind::TimedOut => {
+                if IcmpError::of(&error).is_none() {
                     network.warn_once("connect", || format!("{}: {error}", self.pair.peer));
                 }
                 self.abort();
             }
-            Some(why) => network.refuse(self.pair.back(), why, packet),
+            Some(reason) => network.refuse(self.pair.back(), reason, packet),
             // After a timeout, the guest has given up as well.
             None => {}
         }
@@ -210,17 +210,17 @@ impl Connection {
     }
 
     /// Waits until the guest gives up, or the connection is aborted.
-    async fn given_up(&self) {
+    async fn guest_gave_up(&self) {
         loop {
             self.wake.notified().await;
-            if self.tcp.borrow().is_over() {
+            if self.tcp.borrow().is_closed() {
                 return;
             }
         }
     }
 
     /// Copies bytes until the connection ends. Returns whether it ended in order.
-    async fn carry(&self, network: &Rc<Network>, stream: &Stream<'_>) -> bool {
+    async fn relay(&self, network: &Rc<Network>, stream: &Stream<'_>) -> bool {
         let (mut read_all, mut shut) = (false, false);
         loop {
             let interests = self.exchange(network, stream, &mut read_all);
@@ -228,7 +228,7 @@ impl Connection {
                 shut = true;
                 stream.shutdown();
             }
-            if self.tcp.borrow().stage() == Stage::Over {
+            if self.tcp.borrow().state() == State::Closed {
                 return false;
             }
             if shut && self.tcp.borrow().is_done() {
@@ -259,7 +259,7 @@ impl Connection {
         }
         let space = if *read_all || !network.link.has_room() { 0 } else { tcp.space() };
         if space > 0 {
-            match tcp.fill(space, |room| stream.try_read_buf(room)) {
+            match tcp.fill(space, |buffer| stream.try_read_buf(buffer)) {
                 Ok(0) => {
                     *read_all = true;
                     tcp.finish();
@@ -278,7 +278,7 @@ impl Connection {
 
     /// Waits for one of these events, or until empty buffers can be freed.
     async fn wait(&self, network: &Network, stream: &Stream<'_>, interests: &Interests) {
-        let idle = self.tcp.borrow_mut().is_loaded().then(|| Instant::now() + KEEP);
+        let idle = self.tcp.borrow_mut().is_loaded().then(|| Instant::now() + IDLE_BUFFER_TIMEOUT);
         let due = [interests.due, idle].into_iter().flatten().min();
         let due = due.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
         tokio::select! {
@@ -306,8 +306,8 @@ fn send(tcp: &mut Tcp, pair: Pair, network: &Network, now: Instant) -> bool {
         if !data.is_empty() && !network.link.has_room() {
             return false;
         }
-        let draft = Draft { protocol: TCP, header: header.bytes(), checksum: CHECKSUM, data };
-        network.link.send(|output| draft.write(output, &ends))
+        let payload = Payload { protocol: TCP, header: header.bytes(), checksum: CHECKSUM, data };
+        network.link.send(|output| payload.write(output, &ends))
     })
 }
 

@@ -1,8 +1,8 @@
 //! All TCP connections: those of the guest, and those of outside hosts to forwarded ports.
 //!
 //! Threats: the guest and outside hosts open connections as fast as their links allow. Each side
-//! has its own places and its own budget for buffers, so that outside hosts cannot end the guest's
-//! connections. An outside host gets at most half of the incoming places. When these are scarce,
+//! has its own slots and its own budget for buffers, so that outside hosts cannot end the guest's
+//! connections. An outside host gets at most half of the incoming slots. When these are scarce,
 //! the host with the most connections loses its least recently used one.
 
 use std::cell::RefCell;
@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::task::spawn_local;
 
-use super::connection::{Connection, Origin, Outside};
+use super::connection::{Connection, Origin, Remote};
 use super::lan::Lan;
 use super::network::Network;
 use super::packet::{HEADER_V4, HEADER_V6, Pair};
-use super::quota::{Limits, Place, Places};
+use super::quota::{Limits, Slot, Slots};
 use super::segment::{self, Segment, Seq};
 use super::tcp::buffer::Budget;
-use super::tcp::{Start, Tcp};
+use super::tcp::{Parameters, Tcp};
 
 /// The budget for buffers of incoming connections, in bytes.
 const INCOMING: usize = 32 << 20;
@@ -42,10 +42,10 @@ pub struct Connections {
     secret: RandomState,
 }
 
-/// Places and memory for connections of one kind of origin.
+/// Slots and memory for connections of one kind of origin.
 #[derive(Debug)]
 struct Side {
-    places: Places,
+    slots: Slots,
     budget: Budget,
 }
 
@@ -75,8 +75,8 @@ impl Connections {
     pub fn new(limits: &Limits) -> Self {
         let (shared, incoming) = (Budget::default(), Budget::new(INCOMING));
         let side = |limit, budget: &Budget| {
-            let (places, budget) = (Places::new(limit), budget.clone());
-            Side { places, budget }
+            let (slots, budget) = (Slots::new(limit), budget.clone());
+            Side { slots, budget }
         };
         Self {
             all: RefCell::default(),
@@ -107,23 +107,23 @@ impl Connections {
         }
     }
 
-    /// Starts a connection of the guest. Without a free place the SYN is dropped. The guest repeats
+    /// Starts a connection of the guest. Without a free slot the SYN is dropped. The guest repeats
     /// it after a second.
-    pub fn ask(self: &Rc<Self>, network: &Rc<Network>, syn: &Syn<'_>) {
+    pub fn open(self: &Rc<Self>, network: &Rc<Network>, syn: &Syn<'_>) {
         let Syn { pair, origin, segment, packet } = *syn;
-        let Some(place) = self.side(origin).places.take() else { return };
-        self.make_room(network, origin);
-        let tcp = Tcp::asked(&self.start(&network.lan, &pair, origin), segment);
-        let outside = match origin {
-            Origin::Names => Outside::Names,
+        let Some(slot) = self.side(origin).slots.take() else { return };
+        self.evict_oldest(network, origin);
+        let tcp = Tcp::from_guest(&self.start(&network.lan, &pair, origin), segment);
+        let remote = match origin {
+            Origin::Names => Remote::NameServer,
             Origin::Guest | Origin::Host(_) => {
-                Outside::Dial(packet[..packet.len().min(QUOTED)].to_vec())
+                Remote::Connect(packet[..packet.len().min(QUOTED)].to_vec())
             }
         };
-        self.begin(network, Connection::new(pair, origin, tcp), place, outside);
+        self.spawn(network, Connection::new(pair, origin, tcp), slot, remote);
     }
 
-    /// Starts a connection of an outside host to a forwarded port, once a place is free.
+    /// Starts a connection of an outside host to a forwarded port, once a slot is free.
     pub async fn accept(
         self: &Rc<Self>,
         network: &Rc<Network>,
@@ -132,15 +132,15 @@ impl Connections {
         port: u16,
     ) {
         let origin = Origin::Host(host(from.ip()));
-        self.make_room(network, origin);
-        let place = self.incoming.places.wait().await;
+        self.evict_oldest(network, origin);
+        let slot = self.incoming.slots.wait().await;
         let Some(pair) = self.pair(network, from, port) else {
             rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).ok();
             return;
         };
-        let tcp = Tcp::asking(&self.start(&network.lan, &pair, origin));
+        let tcp = Tcp::to_guest(&self.start(&network.lan, &pair, origin));
         let connection = Connection::new(pair, origin, tcp);
-        self.begin(network, connection, place, Outside::Here(stream));
+        self.spawn(network, connection, slot, Remote::Connected(stream));
     }
 
     /// The ends of an incoming connection. Nothing without a guest or a free port.
@@ -160,7 +160,7 @@ impl Connections {
     }
 
     /// Ends the least recently used connection, if a new one of this origin would exceed a limit.
-    fn make_room(&self, network: &Network, origin: Origin) {
+    fn evict_oldest(&self, network: &Network, origin: Origin) {
         let Some(oldest) = self.victim(origin).and_then(|pair| self.all.borrow_mut().remove(&pair))
         else {
             return;
@@ -179,7 +179,7 @@ impl Connections {
     /// The connection that must end for a new one of this origin, if any.
     fn victim(&self, origin: Origin) -> Option<Pair> {
         let connections = self.all.borrow();
-        let scarce = self.side(origin).places.are_scarce();
+        let scarce = self.side(origin).slots.are_scarce();
         let whose = match origin {
             Origin::Host(_) => {
                 let mut counts = HashMap::new();
@@ -201,12 +201,12 @@ impl Connections {
         theirs.min_by_key(|(_, it)| it.used.get()).map(|(pair, _)| *pair)
     }
 
-    fn start(&self, lan: &Lan, pair: &Pair, origin: Origin) -> Start {
+    fn start(&self, lan: &Lan, pair: &Pair, origin: Origin) -> Parameters {
         let header = if pair.guest.is_ipv4() { HEADER_V4 } else { HEADER_V6 };
         let headers = u16::try_from(header + segment::HEADER).expect("headers are short");
         let now = Instant::now();
         let [.., a, b, c, d] = self.secret.hash_one((pair, now)).to_be_bytes();
-        Start {
+        Parameters {
             ports: (pair.peer.port(), pair.guest.port()),
             first: Seq(u32::from_be_bytes([a, b, c, d])),
             mss: lan.mtu - headers,
@@ -215,27 +215,27 @@ impl Connections {
         }
     }
 
-    fn begin(
+    fn spawn(
         self: &Rc<Self>,
         network: &Rc<Network>,
         connection: Connection,
-        place: Place,
-        outside: Outside,
+        slot: Slot,
+        remote: Remote,
     ) {
         let pair = connection.pair;
         let connection = Rc::new(connection);
         self.all.borrow_mut().insert(pair, connection.clone());
         let (all, network) = (self.clone(), network.clone());
         spawn_local(async move {
-            connection.live(&network, outside).await;
-            all.forget(&pair, &connection);
-            // Its buffers are freed before its place.
+            connection.run(&network, remote).await;
+            all.remove(&pair, &connection);
+            // Its buffers are freed before its slot.
             drop(connection);
-            drop(place);
+            drop(slot);
         });
     }
 
-    fn forget(&self, pair: &Pair, connection: &Rc<Connection>) {
+    fn remove(&self, pair: &Pair, connection: &Rc<Connection>) {
         let mut all = self.all.borrow_mut();
         // A newer connection may have replaced it already.
         if all.get(pair).is_some_and(|it| Rc::ptr_eq(it, connection)) {
@@ -246,7 +246,7 @@ impl Connections {
 
 #[cfg(test)]
 mod test {
-    use super::super::tcp::buffer::{MIN_ROOM, SHARED};
+    use super::super::tcp::buffer::{MIN_CAPACITY, SHARED};
     use super::*;
 
     #[test]
@@ -254,13 +254,13 @@ mod test {
         let limits = Limits::of(usize::MAX);
         assert_eq!(limits.sum(), 4512);
         let Limits { connections, incoming, names, questions, .. } = limits;
-        let rooms = (connections + incoming + names) * 2 * MIN_ROOM + SHARED + INCOMING;
+        let buffers = (connections + incoming + names) * 2 * MIN_CAPACITY + SHARED + INCOMING;
         // A question, the message of its server, and the answer. A task and its socket.
         let questions = (questions + names) * ((4 + 64 + 64) << 10);
         let tasks = limits.sum() * (4 << 10);
         // Queued frames, and incomplete packets.
         let link = 4 << 20;
-        assert!(rooms + questions + tasks + link <= 256 << 20);
+        assert!(buffers + questions + tasks + link <= 256 << 20);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! socket.
 //!
 //! Threats: floods from either side. Nothing is queued: a datagram is sent immediately or dropped.
-//! When places are scarce, a new flow replaces the least recently used one. Without a free place,
+//! When slots are scarce, a new flow replaces the least recently used one. Without a free slot,
 //! no flow is opened.
 
 use std::cell::{Cell, RefCell};
@@ -22,10 +22,10 @@ use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 use tokio::task::spawn_local;
 
-use super::icmp::Why;
-use super::network::{Network, Way};
-use super::packet::{Datagram, Draft, Packet, Pair, UDP};
-use super::quota::{Place, Places};
+use super::icmp::IcmpError;
+use super::network::{Destination, Network};
+use super::packet::{Datagram, Packet, Pair, Payload, UDP};
+use super::quota::{Slot, Slots};
 
 /// The idle time after which a flow ends (RFC 4787, 4.3).
 const IDLE: Duration = Duration::from_secs(120);
@@ -48,8 +48,8 @@ pub struct Datagrams {
     /// The pod's port for each port of the guest, and its number of sockets.
     ports: RefCell<HashMap<SocketAddr, (u16, usize)>>,
     forwarded: RefCell<Vec<Rc<ForwardedPort>>>,
-    room: RefCell<Vec<u8>>,
-    places: Places,
+    buffer: RefCell<Vec<u8>>,
+    slots: Slots,
 }
 
 #[derive(Debug)]
@@ -61,7 +61,7 @@ struct Flow {
     /// The beginning of the guest's last packet.
     quoted: RefCell<Vec<u8>>,
     /// Released after the socket.
-    _place: Place,
+    _slot: Slot,
 }
 
 /// A UDP port of the pod that is forwarded to the guest.
@@ -75,15 +75,15 @@ struct ForwardedPort {
 }
 
 impl Datagrams {
-    /// An empty table with this number of places.
+    /// An empty table with this number of slots.
     #[must_use]
-    pub fn new(places: usize) -> Self {
+    pub fn new(slots: usize) -> Self {
         Self {
             flows: RefCell::default(),
             ports: RefCell::default(),
             forwarded: RefCell::default(),
-            room: RefCell::new(vec![0; MAX_DATAGRAM]),
-            places: Places::new(places),
+            buffer: RefCell::new(vec![0; MAX_DATAGRAM]),
+            slots: Slots::new(slots),
         }
     }
 
@@ -99,27 +99,27 @@ impl Datagrams {
         network: &Rc<Network>,
         packet: &Packet<'_>,
         datagram: &Datagram<'_>,
-        way: Way,
+        destination: Destination,
     ) {
         let pair = Pair::of(packet, (datagram.from, datagram.to));
-        if self.answer(&pair, datagram.data, way) {
+        if self.answer(&pair, datagram.data, destination) {
             return;
         }
-        let outside = match way {
-            Way::Outside => true,
-            Way::Gateway => packet.to.is_ipv4() && network.is_outside(packet.to),
-            Way::Closed | Way::Nowhere => false,
+        let outside = match destination {
+            Destination::Outside => true,
+            Destination::Gateway => packet.to.is_ipv4() && network.is_outside(packet.to),
+            Destination::Forbidden | Destination::Unroutable => false,
         };
         if !outside {
-            return network.refuse(pair.back(), Why::NoPort, packet.quoted());
+            return network.refuse(pair.back(), IcmpError::PortUnreachable, packet.quoted());
         }
         let known = self.flows.borrow().get(&pair).cloned();
         let flow = match known.map_or_else(|| self.open(network, pair), |it| Ok(Some(it))) {
             Ok(Some(flow)) => flow,
             Ok(None) => return,
             Err(error) => {
-                match Why::of(&error) {
-                    Some(why) => network.refuse(pair.back(), why, packet.quoted()),
+                match IcmpError::of(&error) {
+                    Some(reason) => network.refuse(pair.back(), reason, packet.quoted()),
                     None => network.warn_once("datagram", || format!("{}: {error}", pair.peer)),
                 }
                 return;
@@ -142,7 +142,7 @@ impl Datagrams {
     }
 
     /// Sends a datagram from a forwarded port to its client. Returns false if it is for none.
-    fn answer(&self, pair: &Pair, data: &[u8], way: Way) -> bool {
+    fn answer(&self, pair: &Pair, data: &[u8], destination: Destination) -> bool {
         let forwarded = self.forwarded.borrow();
         let fits = |port: &&Rc<ForwardedPort>, to: &SocketAddr| {
             port.number == pair.guest.port() && port.v4 == to.is_ipv4()
@@ -152,12 +152,12 @@ impl Datagrams {
             let peer = *port.masked.borrow().get(&pair.peer.port())?;
             fits(&port, &peer).then_some((port, peer))
         });
-        let found = match way {
-            Way::Gateway => masked.next_back(),
-            Way::Outside => {
+        let found = match destination {
+            Destination::Gateway => masked.next_back(),
+            Destination::Outside => {
                 forwarded.iter().find(|it| fits(it, &pair.peer)).map(|it| (it, pair.peer))
             }
-            Way::Closed | Way::Nowhere => None,
+            Destination::Forbidden | Destination::Unroutable => None,
         };
         let Some((port, peer)) = found else { return false };
         // If the socket is not ready, the datagram is lost, as on any network.
@@ -165,11 +165,11 @@ impl Datagrams {
         true
     }
 
-    /// Opens a flow. Nothing without a free place.
+    /// Opens a flow. Nothing without a free slot.
     fn open(self: &Rc<Self>, network: &Rc<Network>, pair: Pair) -> io::Result<Option<Rc<Flow>>> {
-        let Some(place) = self.places.take() else { return Ok(None) };
+        let Some(slot) = self.slots.take() else { return Ok(None) };
         let mut flows = self.flows.borrow_mut();
-        if self.places.are_scarce() {
+        if self.slots.are_scarce() {
             let oldest = flows.iter().min_by_key(|(_, flow)| flow.used.get());
             let oldest = oldest.map(|(pair, _)| *pair);
             if let Some(flow) = oldest.and_then(|pair| flows.remove(&pair)) {
@@ -179,12 +179,12 @@ impl Datagrams {
         let socket = self.socket(&pair, network.outside(pair.peer))?;
         let used = Cell::new(Instant::now());
         let (end, quoted) = (Notify::new(), RefCell::default());
-        let flow = Rc::new(Flow { pair, socket, used, end, quoted, _place: place });
+        let flow = Rc::new(Flow { pair, socket, used, end, quoted, _slot: slot });
         flows.insert(pair, flow.clone());
-        let (all, network, live) = (self.clone(), network.clone(), flow.clone());
+        let (all, network, task) = (self.clone(), network.clone(), flow.clone());
         spawn_local(async move {
-            live.live(&network, &all.room).await;
-            all.forget(&live);
+            task.run(&network, &all.buffer).await;
+            all.remove(&task);
         });
         Ok(Some(flow))
     }
@@ -214,7 +214,7 @@ impl Datagrams {
         Ok(socket)
     }
 
-    fn forget(&self, flow: &Rc<Flow>) {
+    fn remove(&self, flow: &Rc<Flow>) {
         let mut flows = self.flows.borrow_mut();
         // A newer flow may have replaced it already.
         if flows.get(&flow.pair).is_some_and(|it| Rc::ptr_eq(it, flow)) {
@@ -239,14 +239,14 @@ impl Datagrams {
         loop {
             port.socket.readable().await?;
             for _ in 0..MAX_BURST {
-                let mut room = self.room.borrow_mut();
+                let mut buffer = self.buffer.borrow_mut();
                 // An error belongs to a datagram that was sent. It cannot be reported to the guest.
-                let (count, from) = match port.socket.try_recv_from(&mut room) {
+                let (count, from) = match port.socket.try_recv_from(&mut buffer) {
                     Ok(received) => received,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(_) => continue,
                 };
-                port.pass(network, from, &room[..count]);
+                port.send_to_guest(network, from, &buffer[..count]);
             }
             tokio::task::yield_now().await;
         }
@@ -254,14 +254,14 @@ impl Datagrams {
 }
 
 /// Sends a datagram to the guest.
-pub fn pass(network: &Network, pair: &Pair, data: &[u8]) {
+pub fn send_to_guest(network: &Network, pair: &Pair, data: &[u8]) {
     let header = Datagram::header(pair.peer.port(), pair.guest.port(), data.len());
-    network.send(pair.back(), &Draft { protocol: UDP, header: &header, checksum: 6, data });
+    network.send(pair.back(), &Payload { protocol: UDP, header: &header, checksum: 6, data });
 }
 
 impl ForwardedPort {
     /// Passes a datagram of a client to the guest.
-    fn pass(&self, network: &Network, from: SocketAddr, data: &[u8]) {
+    fn send_to_guest(&self, network: &Network, from: SocketAddr, data: &[u8]) {
         let (guest, mut peer) = network.seen(from);
         if peer.ip() == IpAddr::V4(network.lan.gateway) {
             let mut masked = self.masked.borrow_mut();
@@ -280,13 +280,13 @@ impl ForwardedPort {
             });
             peer.set_port(port);
         }
-        pass(network, &Pair { guest: SocketAddr::new(guest, self.number), peer }, data);
+        send_to_guest(network, &Pair { guest: SocketAddr::new(guest, self.number), peer }, data);
     }
 }
 
 impl Flow {
-    /// Runs until the flow is idle or ended. `room` is a buffer for datagrams.
-    async fn live(&self, network: &Network, room: &RefCell<Vec<u8>>) {
+    /// Runs until the flow is idle or ended. `buffer` is a buffer for datagrams.
+    async fn run(&self, network: &Network, buffer: &RefCell<Vec<u8>>) {
         let idle = if self.pair.peer.port() == DNS { IDLE_DNS } else { IDLE };
         loop {
             let due = self.used.get() + idle;
@@ -296,7 +296,7 @@ impl Flow {
                     if ready.is_error() {
                         self.fail(network);
                     }
-                    self.receive(network, &mut room.borrow_mut());
+                    self.receive(network, &mut buffer.borrow_mut());
                     tokio::task::yield_now().await;
                 }
                 () = self.end.notified() => return,
@@ -319,12 +319,12 @@ impl Flow {
         self.socket.try_io(Interest::ERROR, clear).ok();
     }
 
-    fn receive(&self, network: &Network, room: &mut [u8]) {
+    fn receive(&self, network: &Network, buffer: &mut [u8]) {
         for _ in 0..MAX_BURST {
-            match self.socket.try_recv(room) {
+            match self.socket.try_recv(buffer) {
                 Ok(count) => {
                     self.used.set(Instant::now());
-                    pass(network, &self.pair, &room[..count]);
+                    send_to_guest(network, &self.pair, &buffer[..count]);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => self.refuse(network, &error),
@@ -334,8 +334,8 @@ impl Flow {
 
     /// Reports an error to the guest, by ICMP.
     fn refuse(&self, network: &Network, error: &io::Error) {
-        if let Some(why) = Why::of(error) {
-            network.refuse(self.pair.back(), why, &self.quoted.borrow());
+        if let Some(reason) = IcmpError::of(error) {
+            network.refuse(self.pair.back(), reason, &self.quoted.borrow());
         }
     }
 }

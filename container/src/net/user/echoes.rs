@@ -1,8 +1,8 @@
 //! Pings of the guest, by sockets that can only send echoes (datagram sockets of `IPPROTO_ICMP`).
 //! They need no privilege, only a group in the range of `net.ipv4.ping_group_range`.
 //!
-//! Threats: floods of pings with changing addresses. When places are scarce, a new flow replaces
-//! the least recently used one. Without a free place, no flow is opened.
+//! Threats: floods of pings with changing addresses. When slots are scarce, a new flow replaces
+//! the least recently used one. Without a free slot, no flow is opened.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,10 +16,10 @@ use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 use tokio::task::spawn_local;
 
-use super::icmp::{self, Echo, HEADER, Why};
+use super::icmp::{self, Echo, HEADER, IcmpError};
 use super::network::Network;
 use super::packet::Packet;
-use super::quota::{Place, Places};
+use super::quota::{Slot, Slots};
 
 /// The maximum time for an answer.
 const IDLE: Duration = Duration::from_secs(30);
@@ -35,7 +35,7 @@ type Key = (IpAddr, IpAddr, [u8; 2]);
 #[derive(Debug)]
 pub struct Echoes {
     flows: RefCell<HashMap<Key, Rc<Flow>>>,
-    places: Places,
+    slots: Slots,
 }
 
 #[derive(Debug)]
@@ -46,14 +46,14 @@ struct Flow {
     used: Cell<Instant>,
     end: Notify,
     /// Released after the socket.
-    _place: Place,
+    _slot: Slot,
 }
 
 impl Echoes {
-    /// An empty table with this number of places.
+    /// An empty table with this number of slots.
     #[must_use]
-    pub fn new(places: usize) -> Self {
-        Self { flows: RefCell::default(), places: Places::new(places) }
+    pub fn new(slots: usize) -> Self {
+        Self { flows: RefCell::default(), slots: Slots::new(slots) }
     }
 
     /// Ends all flows.
@@ -73,22 +73,22 @@ impl Echoes {
             Ok(rustix::net::send(&flow.socket, echo.message, SendFlags::DONTWAIT)?)
         });
         let Err(error) = sent else { return };
-        let why = Why::of(&error);
-        if why == Some(Why::Forbidden) {
+        let reason = IcmpError::of(&error);
+        if reason == Some(IcmpError::Prohibited) {
             network.warn_once("ping", || {
                 "the guest cannot ping, because the pod may not send echoes: set its sysctl \
                  net.ipv4.ping_group_range to \"0 2147483647\""
                     .to_owned()
             });
         }
-        if let Some(why) = why {
-            network.refuse(back, why, packet.quoted());
+        if let Some(reason) = reason {
+            network.refuse(back, reason, packet.quoted());
         }
     }
 
-    /// Opens a flow. Nothing without a free place.
+    /// Opens a flow. Nothing without a free slot.
     fn open(self: &Rc<Self>, network: &Rc<Network>, key: Key) -> io::Result<Option<Rc<Flow>>> {
-        let Some(place) = self.places.take() else { return Ok(None) };
+        let Some(slot) = self.slots.take() else { return Ok(None) };
         let (family, protocol) = match key.1 {
             IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP),
             IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6),
@@ -99,24 +99,24 @@ impl Echoes {
         rustix::net::connect(&socket, &network.outside(SocketAddr::new(key.1, 0)))?;
         let socket = UdpSocket::from_std(socket.into())?;
         let (used, end) = (Cell::new(Instant::now()), Notify::new());
-        let flow = Rc::new(Flow { key, socket, used, end, _place: place });
+        let flow = Rc::new(Flow { key, socket, used, end, _slot: slot });
         let mut flows = self.flows.borrow_mut();
-        if self.places.are_scarce() {
+        if self.slots.are_scarce() {
             let oldest = flows.iter().min_by_key(|(_, flow)| flow.used.get()).map(|(key, _)| *key);
             if let Some(flow) = oldest.and_then(|key| flows.remove(&key)) {
                 flow.end.notify_one();
             }
         }
         flows.insert(key, flow.clone());
-        let (all, network, live) = (self.clone(), network.clone(), flow.clone());
+        let (all, network, task) = (self.clone(), network.clone(), flow.clone());
         spawn_local(async move {
-            live.live(&network).await;
-            all.forget(&live);
+            task.run(&network).await;
+            all.remove(&task);
         });
         Ok(Some(flow))
     }
 
-    fn forget(&self, flow: &Rc<Flow>) {
+    fn remove(&self, flow: &Rc<Flow>) {
         let mut flows = self.flows.borrow_mut();
         if flows.get(&flow.key).is_some_and(|it| Rc::ptr_eq(it, flow)) {
             flows.remove(&flow.key);
@@ -126,7 +126,7 @@ impl Echoes {
 
 impl Flow {
     /// Runs until the flow is idle or ended.
-    async fn live(&self, network: &Network) {
+    async fn run(&self, network: &Network) {
         loop {
             let due = self.used.get() + IDLE;
             tokio::select! {
@@ -148,10 +148,10 @@ impl Flow {
     }
 
     fn receive(&self, network: &Network) {
-        let mut room = vec![0; MAX_MESSAGE];
+        let mut buffer = vec![0; MAX_MESSAGE];
         for _ in 0..MAX_BURST {
-            match self.socket.try_recv(&mut room) {
-                Ok(count) => self.pass(network, &room[..count]),
+            match self.socket.try_recv(&mut buffer) {
+                Ok(count) => self.send_to_guest(network, &buffer[..count]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // An error of an earlier request.
                 Err(_) => {}
@@ -160,7 +160,7 @@ impl Flow {
     }
 
     /// Passes an answer to the guest, with the guest's identifier in place of the kernel's.
-    fn pass(&self, network: &Network, message: &[u8]) {
+    fn send_to_guest(&self, network: &Network, message: &[u8]) {
         let (guest, peer, ident) = self.key;
         let Some((header, data)) = message.split_first_chunk::<HEADER>() else { return };
         let mut header = *header;
@@ -170,6 +170,6 @@ impl Flow {
         }
         header[icmp::CHECKSUM..icmp::CHECKSUM + 2].fill(0);
         header[4..6].copy_from_slice(&ident);
-        network.send((peer, guest), &icmp::draft(v4, &header, data));
+        network.send((peer, guest), &icmp::payload(v4, &header, data));
     }
 }

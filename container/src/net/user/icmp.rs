@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use rustix::io::Errno;
 
-use super::packet::{Draft, ICMP, ICMPV6, Packet};
+use super::packet::{ICMP, ICMPV6, Packet, Payload};
 
 /// Bytes of a header.
 pub const HEADER: usize = 8;
@@ -14,28 +14,28 @@ pub const CHECKSUM: usize = 2;
 
 /// The reason why a packet did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum IcmpError {
     /// Network unreachable.
-    NoNetwork,
+    NetworkUnreachable,
     /// Host unreachable.
-    NoHost,
+    HostUnreachable,
     /// Port unreachable.
-    NoPort,
+    PortUnreachable,
     /// Administratively prohibited.
-    Forbidden,
+    Prohibited,
     /// Time exceeded: the hop limit is used up.
-    TooFar,
+    TimeExceeded,
 }
 
-impl Why {
+impl IcmpError {
     /// The reason for a socket error. Nothing if the error has no equivalent in ICMP.
     #[must_use]
     pub fn of(error: &io::Error) -> Option<Self> {
         match Errno::from_io_error(error)? {
-            Errno::NETUNREACH | Errno::NETDOWN => Some(Self::NoNetwork),
-            Errno::HOSTUNREACH | Errno::HOSTDOWN => Some(Self::NoHost),
-            Errno::CONNREFUSED => Some(Self::NoPort),
-            Errno::ACCESS | Errno::PERM => Some(Self::Forbidden),
+            Errno::NETUNREACH | Errno::NETDOWN => Some(Self::NetworkUnreachable),
+            Errno::HOSTUNREACH | Errno::HOSTDOWN => Some(Self::HostUnreachable),
+            Errno::CONNREFUSED => Some(Self::PortUnreachable),
+            Errno::ACCESS | Errno::PERM => Some(Self::Prohibited),
             _ => None,
         }
     }
@@ -43,32 +43,37 @@ impl Why {
     /// Type and code of the message.
     fn numbers(self, v4: bool) -> [u8; 2] {
         match (self, v4) {
-            (Self::NoNetwork, true) => [3, 0],
-            (Self::NoHost, true) => [3, 1],
-            (Self::NoPort, true) => [3, 3],
-            (Self::Forbidden, true) => [3, 13],
-            (Self::TooFar, true) => [11, 0],
-            (Self::NoNetwork, false) => [1, 0],
-            (Self::NoHost, false) => [1, 3],
-            (Self::NoPort, false) => [1, 4],
-            (Self::Forbidden, false) => [1, 1],
-            (Self::TooFar, false) => [3, 0],
+            (Self::NetworkUnreachable, true) => [3, 0],
+            (Self::HostUnreachable, true) => [3, 1],
+            (Self::PortUnreachable, true) => [3, 3],
+            (Self::Prohibited, true) => [3, 13],
+            (Self::TimeExceeded, true) => [11, 0],
+            (Self::NetworkUnreachable, false) => [1, 0],
+            (Self::HostUnreachable, false) => [1, 3],
+            (Self::PortUnreachable, false) => [1, 4],
+            (Self::Prohibited, false) => [1, 1],
+            (Self::TimeExceeded, false) => [3, 0],
         }
     }
 
-    /// The error message, with the beginning of the packet. `room` stores its header.
+    /// The error message, with the beginning of the packet. `header` stores its header.
     #[must_use]
-    pub fn draft<'a>(self, v4: bool, room: &'a mut [u8; HEADER], quoted: &'a [u8]) -> Draft<'a> {
-        *room = [0; HEADER];
-        room[..2].copy_from_slice(&self.numbers(v4));
-        draft(v4, room, quoted)
+    pub fn payload<'a>(
+        self,
+        v4: bool,
+        header: &'a mut [u8; HEADER],
+        quoted: &'a [u8],
+    ) -> Payload<'a> {
+        *header = [0; HEADER];
+        header[..2].copy_from_slice(&self.numbers(v4));
+        payload(v4, header, quoted)
     }
 }
 
 /// The payload of a packet with this message.
 #[must_use]
-pub fn draft<'a>(v4: bool, header: &'a [u8; HEADER], data: &'a [u8]) -> Draft<'a> {
-    Draft { protocol: if v4 { ICMP } else { ICMPV6 }, header, checksum: CHECKSUM, data }
+pub fn payload<'a>(v4: bool, header: &'a [u8; HEADER], data: &'a [u8]) -> Payload<'a> {
+    Payload { protocol: if v4 { ICMP } else { ICMPV6 }, header, checksum: CHECKSUM, data }
 }
 
 /// An echo request of the guest.

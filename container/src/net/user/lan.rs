@@ -154,7 +154,7 @@ mod test {
     use crate::settings::Settings;
 
     fn lan(pod: Pod, change: impl FnOnce(&mut Network)) -> anyhow::Result<Lan> {
-        let mut network = Settings::unsaid().network;
+        let mut network = Settings::defaults().network;
         change(&mut network);
         Lan::new(&network, &pod)
     }

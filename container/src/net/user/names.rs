@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::tcp::buffer::Buffer;
-use crate::net::dns::Way;
+use crate::net::dns::Transport;
 use crate::net::relay::Relay;
 
 /// The maximum time without a question, and for reading an answer (RFC 7766, 6.2.3).
@@ -65,19 +65,19 @@ impl Names {
         Ok(taken)
     }
 
-    /// Appends bytes of an answer to `room`, within its capacity. Returns 0 at the end.
+    /// Appends bytes of an answer to `buffer`, within its capacity. Returns 0 at the end.
     ///
     /// # Errors
     ///
     /// `WouldBlock` while there is no answer.
-    pub fn try_read_buf(&self, room: &mut Vec<u8>) -> io::Result<usize> {
+    pub fn try_read_buf(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         let mut answer = self.answer.borrow_mut();
         if answer.is_empty() {
             let end = io::ErrorKind::WouldBlock.into();
             return if self.closed.get() { Ok(0) } else { Err(end) };
         }
-        let count = answer.len().min(room.capacity() - room.len());
-        room.extend(&answer.bytes()[..count]);
+        let count = answer.len().min(buffer.capacity() - buffer.len());
+        buffer.extend(&answer.bytes()[..count]);
         answer.take(count);
         self.asked.notify_waiters();
         Ok(count)
@@ -106,12 +106,12 @@ impl Names {
     /// Answers questions until the end.
     pub async fn serve(&self, relay: &Relay) {
         while let Ok(Some(question)) = timeout(IDLE, self.question()).await {
-            let Some(answer) = relay.answer(&question, Way::Stream).await else { break };
+            let Some(answer) = relay.answer(&question, Transport::Tcp).await else { break };
             let Ok(length) = u16::try_from(answer.len()) else { break };
             {
-                let mut room = self.answer.borrow_mut();
-                room.push(&length.to_be_bytes());
-                room.push(&answer);
+                let mut buffer = self.answer.borrow_mut();
+                buffer.push(&length.to_be_bytes());
+                buffer.push(&answer);
             }
             self.answered.notify_waiters();
             if timeout(IDLE, self.taken()).await.is_err() {
@@ -155,7 +155,7 @@ mod test {
     fn relay() -> Relay {
         let gateway = Ipv4Addr::new(10, 0, 2, 2);
         let guest = Ipv4Addr::new(10, 0, 2, 15);
-        let local = Local { gateway, guest, outside: None, host: "guest".into() };
+        let local = Local { gateway, guest, default_gateway: None, host: "guest".into() };
         Relay::new(local, Path::new("/nowhere"))
     }
 

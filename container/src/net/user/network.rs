@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use host::mac::Mac;
 
-use super::icmp::{self, Why};
+use super::icmp::{self, IcmpError};
 use super::lan::Lan;
 use super::link::Link;
-use super::neighbours;
-use super::packet::{ARP, ArpRequest, Draft, Ends, Frame, Packet, write_frame};
+use super::neighbors;
+use super::packet::{ARP, ArpRequest, Ends, Frame, Packet, Payload, write_frame};
 use crate::net::relay::Relay;
 
 /// The time for which the last decision is cached.
@@ -24,15 +24,15 @@ const CACHED: Duration = Duration::from_secs(1);
 
 /// The destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Destination {
     /// The gateway.
     Gateway,
     /// Another host.
     Outside,
     /// The pod itself, or an address of no use to the guest. Packets are refused.
-    Closed,
+    Forbidden,
     /// Several hosts, or none. Packets are dropped.
-    Nowhere,
+    Unroutable,
 }
 
 /// The network.
@@ -49,8 +49,8 @@ pub struct Network {
     guest_v6: Cell<Option<Ipv6Addr>>,
     /// Kinds of warnings that were logged.
     warned: RefCell<HashSet<&'static str>>,
-    /// The last destination address, and when its `Way` was decided.
-    last: Cell<Option<(IpAddr, Instant, Way)>>,
+    /// The last destination address, and when its `Destination` was decided.
+    last: Cell<Option<(IpAddr, Instant, Destination)>>,
     /// The id of the next fragmented packet.
     fragment_id: Cell<u16>,
     /// For tests: a port of the loopback in place of all outside hosts.
@@ -132,21 +132,21 @@ impl Network {
 
     /// Sends a packet other than TCP to the guest, in fragments if needed. Returns false if it is
     /// dropped.
-    pub fn send(&self, addresses: (IpAddr, IpAddr), draft: &Draft<'_>) -> bool {
+    pub fn send(&self, addresses: (IpAddr, IpAddr), payload: &Payload<'_>) -> bool {
         let id = self.fragment_id.get();
         self.fragment_id.set(id.wrapping_add(1));
         let ends = self.ends(addresses);
-        let parts = (usize::from(self.lan.mtu), id);
-        self.link.send(|output| draft.write_in_parts(output, &ends, parts))
+        let mtu = usize::from(self.lan.mtu);
+        self.link.send(|output| payload.write_fragments(output, &ends, mtu, id))
     }
 
     /// Sends an ICMP error to the guest. `addresses` are source and destination of an answer.
-    pub fn refuse(&self, addresses: (IpAddr, IpAddr), why: Why, packet: &[u8]) {
+    pub fn refuse(&self, addresses: (IpAddr, IpAddr), reason: IcmpError, packet: &[u8]) {
         let (peer, guest) = addresses;
-        let from = if why == Why::NoPort { peer } else { self.gateway(guest) };
+        let from = if reason == IcmpError::PortUnreachable { peer } else { self.gateway(guest) };
         let mut header = [0; icmp::HEADER];
-        let draft = why.draft(guest.is_ipv4(), &mut header, packet);
-        self.send((from, guest), &draft);
+        let payload = reason.payload(guest.is_ipv4(), &mut header, packet);
+        self.send((from, guest), &payload);
     }
 
     /// Parses a frame of the guest, if it is for us or a multicast. Stores the guest's MAC address.
@@ -162,7 +162,7 @@ impl Network {
 
     /// Answers ARP requests. All addresses except the guest's own have our MAC address, also those
     /// of other hosts in its network.
-    pub fn hear_arp(&self, bytes: &[u8]) {
+    pub fn handle_arp(&self, bytes: &[u8]) {
         let Some(request) = ArpRequest::read(bytes) else { return };
         // A request for the guest's own address detects duplicates, and must get no answer.
         let own = request.wanted == request.from || request.wanted == self.lan.guest;
@@ -176,16 +176,16 @@ impl Network {
 
     /// The destination of a packet. Nothing if its source or its hop limit is invalid.
     #[must_use]
-    pub fn admit(&self, packet: &Packet<'_>) -> Option<Way> {
+    pub fn admit(&self, packet: &Packet<'_>) -> Option<Destination> {
         if !self.is_guest(packet.from) {
             return None;
         }
-        let way = self.way(packet.to);
-        if packet.hops <= 1 && way == Way::Outside {
-            self.refuse((packet.to, packet.from), Why::TooFar, packet.quoted());
+        let destination = self.destination(packet.to);
+        if packet.hops <= 1 && destination == Destination::Outside {
+            self.refuse((packet.to, packet.from), IcmpError::TimeExceeded, packet.quoted());
             return None;
         }
-        Some(way)
+        Some(destination)
     }
 
     /// Whether a guest can have this address. Stores the guest's global IPv6 address.
@@ -212,28 +212,30 @@ impl Network {
 
     /// The destination of packets to this address.
     #[must_use]
-    pub fn way(&self, to: IpAddr) -> Way {
+    pub fn destination(&self, to: IpAddr) -> Destination {
         match to {
-            IpAddr::V4(to) if to == self.lan.gateway => Way::Gateway,
+            IpAddr::V4(to) if to == self.lan.gateway => Destination::Gateway,
             IpAddr::V4(to) => {
                 // 0.0.0.0/8 also means the pod's loopback. 240.0.0.0/4 is reserved.
                 let first = to.octets()[0];
                 if to.is_loopback() || first == 0 {
-                    Way::Closed
+                    Destination::Forbidden
                 } else if first >= 224 || self.lan.is_broadcast(to) {
-                    Way::Nowhere
+                    Destination::Unroutable
                 } else {
                     self.unless_own(to.into())
                 }
             }
-            IpAddr::V6(to) if self.lan.v6.is_some_and(|lan| lan.gateway == to) => Way::Gateway,
+            IpAddr::V6(to) if self.lan.v6.is_some_and(|lan| lan.gateway == to) => {
+                Destination::Gateway
+            }
             IpAddr::V6(to) => {
                 // ::/96 and ::ffff:0:0/96 contain IPv4 addresses.
                 let v4 = to.to_ipv4().is_some();
                 if to.is_multicast() || to.is_unicast_link_local() {
-                    Way::Nowhere
+                    Destination::Unroutable
                 } else if v4 || self.lan.v6.is_none() {
-                    Way::Closed
+                    Destination::Forbidden
                 } else {
                     self.unless_own(to.into())
                 }
@@ -244,30 +246,31 @@ impl Network {
     /// Whether the gateway's address is also that of an outside host.
     #[must_use]
     pub fn is_outside(&self, gateway: IpAddr) -> bool {
-        self.unless_own(gateway) == Way::Outside
+        self.unless_own(gateway) == Destination::Outside
     }
 
     /// Outside, unless the pod has this address.
-    fn unless_own(&self, to: IpAddr) -> Way {
+    fn unless_own(&self, to: IpAddr) -> Destination {
         let now = Instant::now();
-        if let Some((last, since, way)) = self.last.get()
+        if let Some((last, since, destination)) = self.last.get()
             && last == to
             && now.saturating_duration_since(since) < CACHED
         {
-            return way;
+            return destination;
         }
-        let way = if to == IpAddr::V4(self.lan.guest) { Ok(Way::Closed) } else { probe(to) };
-        match way {
-            Ok(way) => {
-                self.last.set(Some((to, now, way)));
-                way
+        let destination =
+            if to == IpAddr::V4(self.lan.guest) { Ok(Destination::Forbidden) } else { probe(to) };
+        match destination {
+            Ok(destination) => {
+                self.last.set(Some((to, now, destination)));
+                destination
             }
             // The pod may have the address.
             Err(error) => {
                 self.warn_once("probe", || {
                     format!("{to} is blocked: cannot check whether the pod has it: {error}")
                 });
-                Way::Closed
+                Destination::Forbidden
             }
         }
     }
@@ -276,7 +279,7 @@ impl Network {
     /// its own, if answers to that reach the client, else the gateway's.
     #[must_use]
     pub fn seen(&self, from: SocketAddr) -> (IpAddr, SocketAddr) {
-        let reachable = self.way(from.ip()) == Way::Outside;
+        let reachable = self.destination(from.ip()) == Destination::Outside;
         match (from.ip(), self.guest_v6.get()) {
             (IpAddr::V4(_), _) if reachable => (self.lan.guest.into(), from),
             (IpAddr::V6(_), Some(guest)) if reachable => (guest.into(), from),
@@ -288,22 +291,22 @@ impl Network {
     }
 
     /// Answers IPv6 neighbor and router solicitations. Returns false for any other packet.
-    pub fn hear_neighbour(&self, packet: &Packet<'_>) -> bool {
+    pub fn handle_neighbor(&self, packet: &Packet<'_>) -> bool {
         if self.lan.v6.is_none() || !icmp::is_sound(packet) {
             return false;
         }
-        match neighbours::Question::read(packet) {
+        match neighbors::Solicitation::read(packet) {
             None => return false,
-            Some(neighbours::Question::Router) => self.advertise(),
-            Some(neighbours::Question::Neighbour(wanted)) => {
+            Some(neighbors::Solicitation::Router) => self.advertise(),
+            Some(neighbors::Solicitation::Neighbor(wanted)) => {
                 // A solicitation for its own address detects duplicates, and must get no answer.
                 let own = packet.from.is_unspecified() || self.guest_v6.get() == Some(wanted);
                 if !own {
-                    let answer = neighbours::answer(wanted, self.lan.mac);
-                    self.send((wanted.into(), packet.from), &answer.draft());
+                    let answer = neighbors::advertise_neighbor(wanted, self.lan.mac);
+                    self.send((wanted.into(), packet.from), &answer.payload());
                 }
             }
-            Some(neighbours::Question::Other) => {}
+            Some(neighbors::Solicitation::Other) => {}
         }
         true
     }
@@ -311,19 +314,19 @@ impl Network {
     /// Sends a router advertisement.
     pub fn advertise(&self) {
         let Some(lan) = self.lan.v6 else { return };
-        let message = neighbours::advertise(&lan, self.lan.mac, self.lan.mtu);
-        let all = IpAddr::V6(neighbours::ALL_NODES);
-        let cards = (self.lan.mac, neighbours::ALL_NODES_CARD);
+        let message = neighbors::advertise_router(&lan, self.lan.mac, self.lan.mtu);
+        let all = IpAddr::V6(neighbors::ALL_NODES);
+        let cards = (self.lan.mac, neighbors::ALL_NODES_CARD);
         let ends = Ends { cards, addresses: (lan.gateway.into(), all) };
-        self.link.send(|output| message.draft().write(output, &ends));
+        self.link.send(|output| message.payload().write(output, &ends));
     }
 }
 
 /// Checks whether the pod has an address: the kernel refuses to bind to one of another host.
-fn probe(address: IpAddr) -> io::Result<Way> {
+fn probe(address: IpAddr) -> io::Result<Destination> {
     match UdpSocket::bind((address, 0)) {
-        Ok(_) => Ok(Way::Closed),
-        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Ok(Way::Outside),
+        Ok(_) => Ok(Destination::Forbidden),
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Ok(Destination::Outside),
         Err(error) => Err(error),
     }
 }

@@ -335,9 +335,9 @@ fn start(out: &mut Vec<u8>, (from, to): (Mac, Mac), kind: u16, length: usize) {
     out.extend(kind.to_be_bytes());
 }
 
-/// The payload of a packet that we write.
+/// The payload of an IP packet that we write.
 #[derive(Clone, Copy, Debug)]
-pub struct Draft<'a> {
+pub struct Payload<'a> {
     /// Protocol of the payload.
     pub protocol: u8,
     /// Header of the protocol, with a checksum of zero.
@@ -348,7 +348,7 @@ pub struct Draft<'a> {
     pub data: &'a [u8],
 }
 
-impl Draft<'_> {
+impl Payload<'_> {
     fn length(&self) -> usize {
         self.header.len() + self.data.len()
     }
@@ -363,8 +363,8 @@ impl Draft<'_> {
         out.extend(self.data);
     }
 
-    /// The same in fragments of at most `mtu` bytes, with this packet id.
-    pub fn write_in_parts(&self, out: &mut Vec<u8>, ends: &Ends, (mtu, id): (usize, u16)) {
+    /// The same in fragments of at most `mtu` bytes, with the packet id `id`.
+    pub fn write_fragments(&self, out: &mut Vec<u8>, ends: &Ends, mtu: usize, id: u16) {
         let v4 = ends.addresses.0.is_ipv4();
         let before = if v4 { HEADER_V4 } else { HEADER_V6 };
         if before + self.length() <= mtu {
@@ -384,7 +384,7 @@ impl Draft<'_> {
                 let ([a, b], [c, d]) = (id.to_be_bytes(), field.to_be_bytes());
                 self.start(out, ends, bytes.len(), [a, b, c, d]);
             } else {
-                let part = Draft { protocol: 44, ..*self };
+                let part = Payload { protocol: 44, ..*self };
                 part.start(out, ends, bytes.len() + 8, [0; 4]);
                 out.extend([self.protocol, 0]);
                 out.extend((offset | u16::from(more)).to_be_bytes());

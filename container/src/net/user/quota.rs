@@ -1,15 +1,15 @@
 //! Limits the number of tasks and descriptors that the guest and outside hosts may use at the same
 //! time.
 //!
-//! A place (a permit) is acquired before a task starts or a descriptor is opened, and released when
-//! the task has ended. A task keeps its place while it ends. Without a free place, a frame is
+//! A slot (a permit) is acquired before a task starts or a descriptor is opened, and released when
+//! the task has ended. A task keeps its slot while it ends. Without a free slot, a frame is
 //! dropped, as on any busy network.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Places of each kind. Each stands for at most one task and one descriptor.
+/// Slots of each kind. Each stands for at most one task and one descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// TCP connections of the guest to outside hosts.
@@ -42,7 +42,7 @@ impl Limits {
         }
     }
 
-    /// The total number of places.
+    /// The total number of slots.
     #[must_use]
     pub fn sum(&self) -> usize {
         let Self { connections, incoming, datagrams, echoes, questions, names } = self;
@@ -50,36 +50,36 @@ impl Limits {
     }
 }
 
-/// An acquired place. Dropping it releases the place.
-pub type Place = OwnedSemaphorePermit;
+/// An acquired slot. Dropping it releases the slot.
+pub type Slot = OwnedSemaphorePermit;
 
-/// Places of one kind.
+/// Slots of one kind.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct Slots {
     free: Arc<Semaphore>,
     spare: usize,
 }
 
-impl Places {
-    /// Creates this number of places.
+impl Slots {
+    /// Creates this number of slots.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self { free: Arc::new(Semaphore::new(limit)), spare: (limit / 8).max(1) }
     }
 
-    /// Acquires a place, if one is free.
+    /// Acquires a slot, if one is free.
     #[must_use]
-    pub fn take(&self) -> Option<Place> {
+    pub fn take(&self) -> Option<Slot> {
         self.free.clone().try_acquire_owned().ok()
     }
 
-    /// Waits for a place.
-    pub async fn wait(&self) -> Place {
+    /// Waits for a slot.
+    pub async fn wait(&self) -> Slot {
         self.free.clone().acquire_owned().await.expect("the semaphore is never closed")
     }
 
-    /// Whether fewer than an eighth of the places are free. Then an old task must end for each new
-    /// one, so that some places stay free while old tasks end.
+    /// Whether fewer than an eighth of the slots are free. Then an old task must end for each new
+    /// one, so that some slots stay free while old tasks end.
     #[must_use]
     pub fn are_scarce(&self) -> bool {
         self.free.available_permits() < self.spare
@@ -102,12 +102,12 @@ mod test {
 
     #[test]
     fn places_are_scarce_before_there_are_none() {
-        let places = Places::new(2);
-        let first = places.take();
-        assert!(first.is_some() && !places.are_scarce());
-        let second = places.take();
-        assert!(second.is_some() && places.are_scarce() && places.take().is_none());
+        let slots = Slots::new(2);
+        let first = slots.take();
+        assert!(first.is_some() && !slots.are_scarce());
+        let second = slots.take();
+        assert!(second.is_some() && slots.are_scarce() && slots.take().is_none());
         drop(first);
-        assert!(places.take().is_some());
+        assert!(slots.take().is_some());
     }
 }

@@ -2,7 +2,7 @@
 //! flow, and none to the pod itself.
 //!
 //! Threats: the guest sends any frames from any addresses. All tables are bounded and drop the
-//! least recently used entry. A task needs a place (`quota`) before it starts.
+//! least recently used entry. A task needs a slot (`quota`) before it starts.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,8 +15,8 @@ use super::echoes::Echoes;
 use super::fragments::Fragments;
 use super::icmp::{self, Echo};
 use super::lan::Lan;
-use super::network::{Network, Way};
-use super::packet::{ARP, Datagram, Draft, ICMP, ICMPV6, IPV4, IPV6, Packet, Pair, TCP, UDP};
+use super::network::{Destination, Network};
+use super::packet::{ARP, Datagram, ICMP, ICMPV6, IPV4, IPV6, Packet, Pair, Payload, TCP, UDP};
 use super::quota::Limits;
 use super::segment::{self, ACK, RST, SYN, Segment};
 use super::service::Server;
@@ -62,76 +62,78 @@ impl Router {
     }
 
     /// Handles a frame from the guest.
-    pub fn hear(&self, bytes: &[u8]) {
+    pub fn handle(&self, bytes: &[u8]) {
         let Some(frame) = self.network.take(bytes) else { return };
         match frame.kind {
-            ARP => self.network.hear_arp(frame.payload),
+            ARP => self.network.handle_arp(frame.payload),
             IPV4 | IPV6 => {
                 let Some(packet) = Packet::read(frame.kind, frame.payload) else { return };
-                let Some(part) = packet.fragment else { return self.hear_packet(&packet) };
+                let Some(part) = packet.fragment else { return self.handle_packet(&packet) };
                 let whole = self.fragments.borrow_mut().take(&packet, part, Instant::now());
                 if let Some(payload) = whole {
-                    self.hear_packet(&Packet { fragment: None, payload: &payload, ..packet });
+                    self.handle_packet(&Packet { fragment: None, payload: &payload, ..packet });
                 }
             }
             _ => {}
         }
     }
 
-    fn hear_packet(&self, packet: &Packet<'_>) {
+    fn handle_packet(&self, packet: &Packet<'_>) {
         let datagram = if packet.protocol == UDP { Datagram::read(packet) } else { None };
-        if datagram.is_some_and(|datagram| self.server.hear(&self.network, packet, &datagram)) {
+        if datagram.is_some_and(|datagram| self.server.handle(&self.network, packet, &datagram)) {
             return;
         }
-        if packet.protocol == ICMPV6 && self.network.hear_neighbour(packet) {
+        if packet.protocol == ICMPV6 && self.network.handle_neighbor(packet) {
             return;
         }
         if packet.protocol == TCP {
-            return self.hear_tcp(packet);
+            return self.handle_tcp(packet);
         }
-        let Some(way) = self.network.admit(packet) else { return };
+        let Some(destination) = self.network.admit(packet) else { return };
         let back = (packet.to, packet.from);
         match packet.protocol {
-            UDP => match (datagram, way) {
-                (None, _) | (_, Way::Nowhere) => {}
-                (Some(datagram), _) => self.datagrams.send(&self.network, packet, &datagram, way),
+            UDP => match (datagram, destination) {
+                (None, _) | (_, Destination::Unroutable) => {}
+                (Some(datagram), _) => {
+                    self.datagrams.send(&self.network, packet, &datagram, destination)
+                }
             },
             ICMP | ICMPV6 => {
                 let Some(echo) = Echo::read(packet) else { return };
-                match way {
-                    Way::Gateway => {
+                match destination {
+                    Destination::Gateway => {
                         let v4 = packet.from.is_ipv4();
                         let header = echo.answer(v4);
-                        self.network.send(back, &icmp::draft(v4, &header, echo.data()));
+                        self.network.send(back, &icmp::payload(v4, &header, echo.data()));
                     }
-                    Way::Outside => self.echoes.send(&self.network, packet, &echo),
-                    Way::Closed | Way::Nowhere => {}
+                    Destination::Outside => self.echoes.send(&self.network, packet, &echo),
+                    Destination::Forbidden | Destination::Unroutable => {}
                 }
             }
             _ => {}
         }
     }
 
-    fn hear_tcp(&self, packet: &Packet<'_>) {
+    fn handle_tcp(&self, packet: &Packet<'_>) {
         let Some(segment) = Segment::read(packet) else { return };
         let pair = Pair::of(packet, segment.ports);
         if let Some(connection) = self.connections.find(&pair) {
-            return connection.hear(&segment, Instant::now());
+            return connection.handle(&segment, Instant::now());
         }
-        let Some(way) = self.network.admit(packet) else { return };
-        let may_connect = match way {
-            Way::Outside => true,
-            Way::Gateway if segment.ports.1 == dns::PORT => true,
-            Way::Gateway => packet.to.is_ipv4() && self.network.is_outside(packet.to),
-            Way::Closed | Way::Nowhere => false,
+        let Some(destination) = self.network.admit(packet) else { return };
+        let may_connect = match destination {
+            Destination::Outside => true,
+            Destination::Gateway if segment.ports.1 == dns::PORT => true,
+            Destination::Gateway => packet.to.is_ipv4() && self.network.is_outside(packet.to),
+            Destination::Forbidden | Destination::Unroutable => false,
         };
         if !may_connect || segment.flags & (SYN | ACK | RST) != SYN {
             return self.reset(&pair, &segment);
         }
-        let names = way == Way::Gateway && segment.ports.1 == dns::PORT;
+        let names = destination == Destination::Gateway && segment.ports.1 == dns::PORT;
         let origin = if names { Origin::Names } else { Origin::Guest };
         let syn = Syn { pair, origin, segment: &segment, packet: packet.quoted() };
-        self.connections.ask(&self.network, &syn);
+        self.connections.open(&self.network, &syn);
     }
 
     /// Resets a connection that does not exist.
@@ -139,7 +141,7 @@ impl Router {
         let Some(refusal) = segment.refusal() else { return };
         let header = refusal.header();
         let header = header.bytes();
-        let draft = Draft { protocol: TCP, header, checksum: segment::CHECKSUM, data: &[] };
-        self.network.send(pair.back(), &draft);
+        let payload = Payload { protocol: TCP, header, checksum: segment::CHECKSUM, data: &[] };
+        self.network.send(pair.back(), &payload);
     }
 }

@@ -9,25 +9,25 @@ use super::datagrams;
 use super::names::MAX_QUESTION;
 use super::network::Network;
 use super::packet::{Datagram, Packet, Pair};
-use super::quota::Places;
+use super::quota::Slots;
 use crate::net::dhcp;
-use crate::net::dns::{self, Way};
+use crate::net::dns::{self, Transport};
 
 /// The gateway's services.
 pub struct Server {
-    /// Places of DNS questions by UDP.
-    questions: Places,
+    /// Slots of DNS questions by UDP.
+    questions: Slots,
 }
 
 impl Server {
-    /// Services with this number of places for questions.
+    /// Services with this number of slots for questions.
     #[must_use]
     pub fn new(questions: usize) -> Self {
-        Self { questions: Places::new(questions) }
+        Self { questions: Slots::new(questions) }
     }
 
     /// Answers a datagram to a service of the gateway. Returns false if it is for none.
-    pub fn hear(
+    pub fn handle(
         &self,
         network: &Rc<Network>,
         packet: &Packet<'_>,
@@ -49,18 +49,18 @@ impl Server {
         }
     }
 
-    /// Answers a DNS question. Without a free place it is dropped, and the guest asks again.
+    /// Answers a DNS question. Without a free slot it is dropped, and the guest asks again.
     fn answer(&self, network: &Rc<Network>, pair: Pair, question: &[u8]) {
         if question.len() > MAX_QUESTION {
             return;
         }
-        let Some(place) = self.questions.take() else { return };
+        let Some(slot) = self.questions.take() else { return };
         let (network, question) = (network.clone(), question.to_vec());
         spawn_local(async move {
-            if let Some(answer) = network.relay.answer(&question, Way::Datagram).await {
-                datagrams::pass(&network, &pair, &answer);
+            if let Some(answer) = network.relay.answer(&question, Transport::Udp).await {
+                datagrams::send_to_guest(&network, &pair, &answer);
             }
-            drop(place);
+            drop(slot);
         });
     }
 }
@@ -80,5 +80,5 @@ fn answer_dhcp(network: &Network, datagram: &Datagram<'_>) {
     let Some(answer) = dhcp::answer(&config, datagram.data) else { return };
     let guest = (IpAddr::V4(answer.to), dhcp::CLIENT_PORT).into();
     let pair = Pair { guest, peer: (IpAddr::V4(lan.gateway), dhcp::SERVER_PORT).into() };
-    datagrams::pass(network, &pair, &answer.payload);
+    datagrams::send_to_guest(network, &pair, &answer.payload);
 }

@@ -10,15 +10,15 @@ pub mod sender;
 
 use std::time::{Duration, Instant};
 
-use self::buffer::{Budget, Room};
+use self::buffer::{Budget, Capacity};
 use self::receiver::Receiver;
 use self::sender::{AckKind, Sender};
 use super::segment::{ACK, MAX_SCALE, PSH, RST, SYN, Segment, Seq};
 
-/// Initial room of each direction in bytes, if the budget has it.
-const ROOM: usize = 64 << 10;
-/// The maximum room of each direction, in bytes.
-const MAX_ROOM: usize = 1 << 20;
+/// Initial capacity of each direction in bytes, if the budget has it.
+const INITIAL_CAPACITY: usize = 64 << 10;
+/// The maximum capacity of each direction, in bytes.
+const MAX_CAPACITY: usize = 1 << 20;
 /// The first retransmission timeout. It is short, because the guest is near.
 const RETRY: Duration = Duration::from_millis(250);
 /// The maximum retransmission timeout. The guest may be paused for a while.
@@ -34,22 +34,22 @@ const DEFAULT_MSS: usize = 536;
 
 /// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum State {
     /// The guest has sent a SYN. The outside is not connected yet.
-    Asked,
+    Connecting,
     /// We send a SYN to the guest.
-    Asking,
+    SynSent,
     /// We send a SYN with an acknowledgment of the guest's SYN.
-    Answering,
+    SynReceived,
     /// The connection is established.
-    Open,
+    Established,
     /// The connection has ended.
-    Over,
+    Closed,
 }
 
 /// Parameters of a new connection.
 #[derive(Clone, Debug)]
-pub struct Start {
+pub struct Parameters {
     /// Our port, and the guest's.
     pub ports: (u16, u16),
     /// Our initial sequence number.
@@ -67,7 +67,7 @@ pub struct Start {
 pub struct Tcp {
     ports: (u16, u16),
     mss: u16,
-    stage: Stage,
+    state: State,
     sender: Sender,
     receiver: Receiver,
     /// A SYN must be sent.
@@ -80,61 +80,61 @@ pub struct Tcp {
     due: Option<Instant>,
     tries: u32,
     /// The time of the guest's last segment.
-    heard: Instant,
+    last_segment: Instant,
     /// A reset that must be sent.
     reset: Option<Segment<'static>>,
 }
 
 impl Tcp {
-    fn new(start: &Start, stage: Stage) -> Self {
+    fn new(start: &Parameters, state: State) -> Self {
         // The window must have room for several segments of the maximum size.
         let mss = usize::from(start.mss);
-        let size = (4 * mss).clamp(ROOM, 4 * ROOM);
-        let room = || Room::new(size, MAX_ROOM, &start.budget);
+        let size = (4 * mss).clamp(INITIAL_CAPACITY, 4 * INITIAL_CAPACITY);
+        let capacity = || Capacity::new(size, MAX_CAPACITY, &start.budget);
         Self {
             ports: start.ports,
             mss: start.mss,
-            stage,
-            sender: Sender::new(start.first, mss.min(DEFAULT_MSS), room()),
-            receiver: Receiver::new(Seq(0), mss, room()),
+            state,
+            sender: Sender::new(start.first, mss.min(DEFAULT_MSS), capacity()),
+            receiver: Receiver::new(Seq(0), mss, capacity()),
             syn: false,
             probe: false,
             probed: false,
             due: None,
             tries: 0,
-            heard: start.now,
+            last_segment: start.now,
             reset: None,
         }
     }
 
     /// A connection that the guest opens with this SYN.
     #[must_use]
-    pub fn asked(start: &Start, segment: &Segment<'_>) -> Self {
-        let mut tcp = Self::new(start, Stage::Asked);
+    pub fn from_guest(start: &Parameters, segment: &Segment<'_>) -> Self {
+        let mut tcp = Self::new(start, State::Connecting);
         tcp.learn(segment, true);
         tcp
     }
 
     /// A connection that is opened to the guest.
     #[must_use]
-    pub fn asking(start: &Start) -> Self {
-        let mut tcp = Self::new(start, Stage::Asking);
-        tcp.receiver.scale = Receiver::best_scale(MAX_ROOM);
+    pub fn to_guest(start: &Parameters) -> Self {
+        let mut tcp = Self::new(start, State::SynSent);
+        tcp.receiver.scale = Receiver::best_scale(MAX_CAPACITY);
         tcp.syn = true;
         tcp
     }
 
     /// Takes sequence number and options of the guest's SYN. `scaled`: we offer window scaling.
     fn learn(&mut self, segment: &Segment<'_>, scaled: bool) {
-        let most = usize::from(self.mss);
+        let max = usize::from(self.mss);
         // A smaller maximum is an attempt to make us send many tiny segments.
         let mss = segment.mss.map_or(DEFAULT_MSS, |mss| usize::from(mss).max(64));
-        self.sender.mss = mss.min(most);
+        self.sender.mss = mss.min(max);
         self.receiver.begin(segment.seq.plus(1));
         match segment.scale.filter(|_| scaled) {
             Some(scale) => {
                 self.sender.scale = scale.min(MAX_SCALE);
-                self.receiver.scale = Receiver::best_scale(MAX_ROOM);
+                self.receiver.scale = Receiver::best_scale(MAX_CAPACITY);
             }
             None => self.receiver.scale = 0,
         }
@@ -142,40 +142,40 @@ impl Tcp {
 
     /// The outside has connected.
     pub fn connected(&mut self) {
-        if self.stage == Stage::Asked {
-            self.stage = Stage::Answering;
+        if self.state == State::Connecting {
+            self.state = State::SynReceived;
             self.syn = true;
         }
     }
 
     /// Its state.
     #[must_use]
-    pub fn stage(&self) -> Stage {
-        self.stage
+    pub fn state(&self) -> State {
+        self.state
     }
 
     /// Handles a segment of the guest.
-    pub fn hear(&mut self, segment: &Segment<'_>, now: Instant) {
-        self.heard = now;
-        match self.stage {
-            Stage::Over => {}
-            // The guest repeats its SYN, or gives up.
-            Stage::Asked => {
+    pub fn handle(&mut self, segment: &Segment<'_>, now: Instant) {
+        self.last_segment = now;
+        match self.state {
+            State::Closed => {}
+            // The guest duplicate_acks its SYN, or gives up.
+            State::Connecting => {
                 if segment.has(RST) {
-                    self.stage = Stage::Over;
+                    self.state = State::Closed;
                 }
             }
-            Stage::Asking => self.hear_answer(segment, now),
-            Stage::Answering | Stage::Open => self.hear_more(segment, now),
+            State::SynSent => self.handle_syn_answer(segment, now),
+            State::SynReceived | State::Established => self.handle_established(segment, now),
         }
     }
 
     /// RFC 9293, 3.10.7.3
-    fn hear_answer(&mut self, segment: &Segment<'_>, now: Instant) {
+    fn handle_syn_answer(&mut self, segment: &Segment<'_>, now: Instant) {
         let answers = segment.has(ACK) && segment.ack == self.sender.next;
         if segment.has(RST) {
             if answers {
-                self.stage = Stage::Over;
+                self.state = State::Closed;
             }
         } else if segment.has(ACK) && !answers {
             // An answer to a former connection.
@@ -188,12 +188,12 @@ impl Tcp {
             self.sender.open(segment.window);
             self.sender.scale = scale;
             self.open(now);
-            self.receiver.owes = true;
+            self.receiver.ack_pending = true;
         }
     }
 
     fn open(&mut self, now: Instant) {
-        self.stage = Stage::Open;
+        self.state = State::Established;
         self.syn = false;
         self.tries = 0;
         self.due = None;
@@ -201,31 +201,31 @@ impl Tcp {
     }
 
     /// RFC 9293, 3.10.7.4
-    fn hear_more(&mut self, segment: &Segment<'_>, now: Instant) {
+    fn handle_established(&mut self, segment: &Segment<'_>, now: Instant) {
         if segment.has(RST) {
             // Only a reset with exactly the next number counts, else it may be spoofed (RFC 5961,
             // 3.2).
             if segment.seq == self.receiver.next {
-                self.stage = Stage::Over;
+                self.state = State::Closed;
             } else if self.receiver.expects(segment.seq) {
-                self.receiver.owes = true;
+                self.receiver.ack_pending = true;
             }
             return;
         }
         if segment.has(SYN) {
-            // The guest repeats its SYN, or has lost the connection. In this case it answers our
+            // The guest duplicate_acks its SYN, or has lost the connection. In this case it answers our
             // acknowledgment with a reset (RFC 5961, 4.2).
-            if self.stage == Stage::Answering {
+            if self.state == State::SynReceived {
                 self.syn = true;
             } else {
-                self.receiver.owes = true;
+                self.receiver.ack_pending = true;
             }
             return;
         }
         if !segment.has(ACK) {
             return;
         }
-        if self.stage == Stage::Answering {
+        if self.state == State::SynReceived {
             if segment.ack != self.sender.next {
                 self.reset = segment.refusal();
                 return;
@@ -234,9 +234,9 @@ impl Tcp {
             self.open(now);
         }
         let probed = std::mem::take(&mut self.probed);
-        match self.sender.hear(segment) {
+        match self.sender.handle(segment) {
             AckKind::Invalid => {
-                self.receiver.owes = true;
+                self.receiver.ack_pending = true;
                 return;
             }
             AckKind::New => {
@@ -248,7 +248,7 @@ impl Tcp {
             AckKind::Duplicate if probed => self.tries = self.tries.min(MAX_TRIES / 2),
             AckKind::Duplicate => {}
         }
-        self.receiver.hear(segment);
+        self.receiver.handle(segment);
         self.rearm(now);
     }
 
@@ -258,14 +258,14 @@ impl Tcp {
             // If the link is full, the guest gets a reset for its next segment.
             send(&reset);
             // A stray answer does not end the connection that we open.
-            if self.stage != Stage::Asking {
-                self.stage = Stage::Over;
+            if self.state != State::SynSent {
+                self.state = State::Closed;
             }
         }
-        let sent = match self.stage {
-            Stage::Asked | Stage::Over => true,
-            Stage::Asking | Stage::Answering => self.emit_syn(send),
-            Stage::Open => self.emit_data(send),
+        let sent = match self.state {
+            State::Connecting | State::Closed => true,
+            State::SynSent | State::SynReceived => self.emit_syn(send),
+            State::Established => self.emit_data(send),
         };
         self.rearm(now);
         sent
@@ -275,7 +275,7 @@ impl Tcp {
         if !self.syn {
             return true;
         }
-        let answers = self.stage == Stage::Answering;
+        let answers = self.state == State::SynReceived;
         let scale = Some(self.receiver.scale).filter(|scale| *scale > 0);
         let segment = Segment {
             ports: self.ports,
@@ -303,29 +303,31 @@ impl Tcp {
             sent
         });
         if std::mem::take(&mut self.probe) {
-            // A number that is already acknowledged. The guest repeats its acknowledgment and its
+            // A number that is already acknowledged. The guest duplicate_acks its acknowledgment and its
             // window.
             let seq = Seq(self.sender.una.0.wrapping_sub(1));
             acknowledged |= send(&Segment { seq, flags: ACK, ..plain });
         }
-        if self.receiver.owes && !acknowledged {
+        if self.receiver.ack_pending && !acknowledged {
             let seq = self.sender.next;
             acknowledged = send(&Segment { seq, flags: ACK, ..plain });
         }
-        self.receiver.owes &= !acknowledged;
+        self.receiver.ack_pending &= !acknowledged;
         // One duplicate acknowledgment for each segment that came out of order.
-        for _ in 0..std::mem::take(&mut self.receiver.repeats) {
+        for _ in 0..std::mem::take(&mut self.receiver.duplicate_acks) {
             send(&Segment { seq: self.sender.next, flags: ACK, ..plain });
         }
-        sent && !self.receiver.owes
+        sent && !self.receiver.ack_pending
     }
 
     /// Sets the timeout while the guest has to answer, and clears it otherwise.
     fn rearm(&mut self, now: Instant) {
-        let waits = match self.stage {
-            Stage::Asked | Stage::Over => false,
-            Stage::Asking | Stage::Answering => true,
-            Stage::Open => self.probed || self.sender.in_flight() || self.sender.is_held_back(),
+        let waits = match self.state {
+            State::Connecting | State::Closed => false,
+            State::SynSent | State::SynReceived => true,
+            State::Established => {
+                self.probed || self.sender.in_flight() || self.sender.is_held_back()
+            }
         };
         match (waits, self.due) {
             (false, _) => self.due = None,
@@ -340,8 +342,8 @@ impl Tcp {
     /// The time at which [`Tcp::tick`] must be called if no segment comes before.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
-        match self.stage {
-            Stage::Open => Some(self.due.unwrap_or(self.heard + KEEPALIVE)),
+        match self.state {
+            State::Established => Some(self.due.unwrap_or(self.last_segment + KEEPALIVE)),
             _ => self.due,
         }
     }
@@ -353,15 +355,15 @@ impl Tcp {
         }
         self.due = None;
         self.tries += 1;
-        if self.tries > if self.stage == Stage::Open { MAX_TRIES } else { MAX_SYN_TRIES } {
+        if self.tries > if self.state == State::Established { MAX_TRIES } else { MAX_SYN_TRIES } {
             self.abort();
             return;
         }
-        match self.stage {
-            Stage::Asked | Stage::Over => {}
-            Stage::Asking | Stage::Answering => self.syn = true,
-            Stage::Open if self.sender.in_flight() => self.sender.go_back(),
-            Stage::Open => (self.probe, self.probed) = (true, true),
+        match self.state {
+            State::Connecting | State::Closed => {}
+            State::SynSent | State::SynReceived => self.syn = true,
+            State::Established if self.sender.in_flight() => self.sender.go_back(),
+            State::Established => (self.probe, self.probed) = (true, true),
         }
         self.rearm(now);
     }
@@ -369,27 +371,27 @@ impl Tcp {
     /// Aborts the connection with a reset to the guest.
     pub fn abort(&mut self) {
         let (ports, seq) = (self.ports, self.sender.next);
-        self.reset = match self.stage {
-            Stage::Over | Stage::Asking => None,
-            Stage::Asked | Stage::Answering | Stage::Open => {
-                let seq = if self.stage == Stage::Asked { Seq(0) } else { seq };
+        self.reset = match self.state {
+            State::Closed | State::SynSent => None,
+            State::Connecting | State::SynReceived | State::Established => {
+                let seq = if self.state == State::Connecting { Seq(0) } else { seq };
                 let ack = self.receiver.next;
                 Some(Segment { ports, seq, ack, flags: RST | ACK, ..Segment::default() })
             }
         };
         if self.reset.is_none() {
-            self.stage = Stage::Over;
+            self.state = State::Closed;
         }
     }
 
     /// The number of bytes that may be read from outside now.
     pub fn space(&mut self) -> usize {
-        if self.stage == Stage::Open { self.sender.space() } else { 0 }
+        if self.state == State::Established { self.sender.space() } else { 0 }
     }
 
-    /// Appends bytes for the guest to the queue, which has at least `room` bytes of capacity.
-    pub fn fill<T>(&mut self, room: usize, fill: impl FnOnce(&mut Vec<u8>) -> T) -> T {
-        self.sender.data.fill(room, fill)
+    /// Appends bytes for the guest to the queue, with at least `spare` bytes of spare capacity.
+    pub fn fill<T>(&mut self, spare: usize, fill: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        self.sender.data.fill(spare, fill)
     }
 
     /// Ends the data from outside.
@@ -417,25 +419,25 @@ impl Tcp {
     /// Whether both sides have ended and all is acknowledged.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.has_ended() && self.sender.is_done() && !self.receiver.owes
+        self.has_ended() && self.sender.is_done() && !self.receiver.ack_pending
     }
 
     /// Whether the connection has ended, or will end before it was open.
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.stage == Stage::Over || (self.stage == Stage::Asked && self.reset.is_some())
+    pub fn is_closed(&self) -> bool {
+        self.state == State::Closed || (self.state == State::Connecting && self.reset.is_some())
     }
 
-    /// Whether it has empty buffers, or room that it does not need.
+    /// Whether it has empty buffers, or capacity that it does not need.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.sender.is_loaded() || self.receiver.data.is_loaded()
     }
 
-    /// Frees empty buffers, and their room.
+    /// Frees empty buffers, and their capacity.
     pub fn release(&mut self) {
         self.sender.release();
-        // The receiver keeps its room, because the guest may fill the advertised window.
+        // The receiver keeps its capacity, because the guest may fill the advertised window.
         self.receiver.data.release();
     }
 }

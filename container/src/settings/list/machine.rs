@@ -8,7 +8,7 @@ pub(super) const MACHINE: &[Variable] = variables! {
     /// The firmware: `windows` (UEFI) or `windows_secure` (UEFI with Secure Boot and a TPM).
     /// `windows_plain`, `uefi` and `secure` are synonyms, each with its own files on the volume.
     /// The volume remembers Secure Boot until BOOT_MODE is set to another mode.
-    done "BOOT_MODE" = "windows" (machine.boot): Boot;
+    full "BOOT_MODE" = "windows" (machine.boot): Boot;
     /// A custom firmware file.
     refused "BIOS" = "": Boot
         => "the firmware is built in and is always UEFI: leave it out, or set \
@@ -16,11 +16,11 @@ pub(super) const MACHINE: &[Variable] = variables! {
     /// System management mode.
     ignored "SMM" = "" => "Secure Boot needs no SMM here: set BOOT_MODE, and leave it out";
     /// Adds a TPM. Defaults to Y where BOOT_MODE needs one.
-    done "TPM" = "" (machine.tpm);
+    full "TPM" = "" (machine.tpm);
     /// A logo that is shown while the firmware starts.
     ignored "LOGO" = "N" => "the firmware is unchanged and shows its own logo: leave it out";
     /// Resets the firmware's variables at every start.
-    done "CLEAR" = "N" (machine.clear);
+    full "CLEAR" = "N" (machine.clear);
     /// The image to boot, in other images of the reference image's family.
     ignored "BOOT" = "" => "set VERSION to the name of the medium, or mount it as /boot.iso";
     /// The position of the installation medium in the boot order.
@@ -33,20 +33,20 @@ pub(super) const MACHINE: &[Variable] = variables! {
     /// The pointing device.
     translated "MOUSE" = "usb-tablet" (machine.mouse);
     /// Provides random numbers of the host to the guest (virtio-rng).
-    done "RNG" = "Y" (machine.rng);
+    full "RNG" = "Y" (machine.rng);
     /// The UUID of the machine, by which activation and management tools identify it. Defaults to a
     /// random one, which is kept on the volume in `windows.uuid`.
-    done "UUID" = "" (machine.uuid);
+    full "UUID" = "" (machine.uuid);
     /// The serial number of the machine, or texts of the SMBIOS tables as in QEMU's `-smbios`.
     translated "SM_BIOS" = "" (machine.smbios);
     /// Adds a high precision event timer (HPET).
-    done "HPET" = "N" (machine.hpet);
+    full "HPET" = "N" (machine.hpet);
     /// The I/O port of VMware.
     ignored "VMPORT" = "N" => "the machine has no such port: leave it out";
     /// The destination of the first serial port: `stdio` (the log) or `none`.
     translated "SERIAL" = "mon:stdio" (machine.serial);
     /// The time zone of the clock, like Europe/Berlin.
-    done "TZ" = "" (machine.zone);
+    full "TZ" = "" (machine.zone);
     /// Options of QEMU's command line. Supported ones are translated. For every other one, a log
     /// message names the setting to use instead.
     translated "ARGUMENTS" = "" (machine.arguments);
@@ -56,23 +56,23 @@ pub(super) const MACHINE: &[Variable] = variables! {
 pub(super) const POD: &[Variable] = variables! {
     /// The name of the system, in messages and on pages. In lower case, it is the prefix of its
     /// files on the volume.
-    done "APP" = "Windows" (pod.app);
+    full "APP" = "Windows" (pod.app);
     /// The processor architecture of the image.
     ignored "PLATFORM" = "x64" => "this image is for x64: leave it out";
     /// The address of a support page.
     ignored "SUPPORT" = "" => "pages have no such link: leave it out";
     /// Asks the guest to shut down when the pod stops.
-    done "SHUTDOWN" = "Y" (pod.shutdown);
+    full "SHUTDOWN" = "Y" (pod.shutdown);
     /// The total time for stopping the pod, in seconds.
-    done "TIMEOUT" = "105" (pod.timeout);
+    full "TIMEOUT" = "105" (pod.timeout);
     /// The former name of TIMEOUT. It takes precedence if both are set.
-    done "QEMU_TIMEOUT" = "" (pod.timeout_old);
+    full "QEMU_TIMEOUT" = "" (pod.timeout_old);
     /// Seconds for which a pod that cannot start shows the reason at its web port before it exits.
     /// This slows down an engine that restarts it. With 0 it exits immediately.
-    done "ERROR_HOLD" = "30" (pod.hold);
+    full "ERROR_HOLD" = "30" (pod.hold);
     /// `dockur` restores behavior of the reference image that is unsafe: a screen without a
     /// password.
-    done "COMPAT" = "none" (pod.compat);
+    full "COMPAT" = "none" (pod.compat);
     /// QEMU's monitor.
     refused "MONITOR" = ""
         => "a client of the monitor controls the whole machine: use `transom` in the container, \
@@ -82,11 +82,11 @@ pub(super) const POD: &[Variable] = variables! {
         => "a client of the control socket controls the whole machine: use `transom` in the \
         container, or the API at the web port";
     /// The format of log messages: `text`, one line each, or `json`, for log collectors.
-    done "LOG_FORMAT" = "text" (pod.format);
+    full "LOG_FORMAT" = "text" (pod.format);
     /// Logs debug messages.
-    done "DEBUG" = "N" (pod.debug);
+    full "DEBUG" = "N" (pod.debug);
     /// Logs all messages.
-    done "TRACE" = "N" (pod.trace);
+    full "TRACE" = "N" (pod.trace);
     /// The container engine. Podman sets this variable.
-    done "container" = "" (pod.engine);
+    full "container" = "" (pod.engine);
 };

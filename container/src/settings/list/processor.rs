@@ -4,7 +4,7 @@ use crate::settings::variable::{Variable, variables};
 
 pub(super) const PROCESSOR: &[Variable] = variables! {
     /// The number of processors: a number, or `half` or `max` of those that the pod may use.
-    done "CPU_CORES" = "2" (processor.cores): Processors;
+    full "CPU_CORES" = "2" (processor.cores): Processors;
     /// Sockets, cores and threads, as in QEMU. Takes precedence over CPU_CORES.
     translated "SMP" = "" (processor.topology): Processors;
     /// The processor model, which is always that of the host.
@@ -20,11 +20,11 @@ pub(super) const PROCESSOR: &[Variable] = variables! {
     ignored "VMX" = "N"
         => "nested virtualization is off: WSL 2 and Hyper-V do not run in the guest";
     /// Enables the Hyper-V enlightenments, which make Windows faster.
-    done "HV" = "Y" (processor.hyperv);
+    full "HV" = "Y" (processor.hyperv);
     /// The size of memory: a size, or `half` or `max` of the free memory of the pod and its host.
-    done "RAM_SIZE" = "4G" (memory.size): Memory;
+    full "RAM_SIZE" = "4G" (memory.size): Memory;
     /// Reduces RAM_SIZE to the free memory if it is larger, and logs that.
-    done "RAM_CHECK" = "Y" (memory.check);
+    full "RAM_CHECK" = "Y" (memory.check);
     /// The minimum memory. Less is an error. The default depends on the version.
-    done "RAM_MINIMUM" = "" (memory.minimum): Memory;
+    full "RAM_MINIMUM" = "" (memory.minimum): Memory;
 };

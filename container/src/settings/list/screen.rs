@@ -11,17 +11,17 @@ pub(super) const SCREEN: &[Variable] = variables! {
     /// The port for VNC viewers, which connect without TLS. By default the pod does not listen for
     /// them, unless DISPLAY is `vnc` or COMPAT is `dockur` (then at 5900). Their password is
     /// generated, and `transom password` prints it.
-    done "VNC_PORT" = "" (screen.vnc_port);
+    full "VNC_PORT" = "" (screen.vnc_port);
     /// Enables the web server.
-    done "WEB" = "Y" (screen.web);
+    full "WEB" = "Y" (screen.web);
     /// The port of the web server.
-    done "WEB_PORT" = "8006" (screen.web_port);
+    full "WEB_PORT" = "8006" (screen.web_port);
     /// Viewers must enter USERNAME and PASSWORD. If PASSWORD is not set, one is generated. Defaults
     /// to Y, but to N if COMPAT is dockur, or if VERSION is probe and PASSWORD is not set. With N,
     /// everybody who can reach the port can use the screen.
-    done "PROTECT" = "" (screen.protect);
+    full "PROTECT" = "" (screen.protect);
     /// The password of the screen, if it differs from PASSWORD.
-    done "PASS" = "" (screen.pass);
+    full "PASS" = "" (screen.pass);
     /// Lossy compression of the picture.
     ignored "LOSSY" = "N"
         => "every viewer chooses its own picture quality: set the quality there";
@@ -45,8 +45,8 @@ pub(super) const SCREEN: &[Variable] = variables! {
     ignored "WSD_PORT" = "" => "the status is at WEB_PORT, below /status: leave it out";
     /// Origins (scheme, host and port) under which browsers reach the pod. Needed behind a proxy
     /// that hides the original host, or with PROTECT=N under a public name.
-    done "WEB_ORIGIN" = "" (screen.web_origin);
+    full "WEB_ORIGIN" = "" (screen.web_origin);
     /// Trusted proxies: addresses and networks whose forwarding headers (`X-Forwarded-For` and the
     /// like) are believed.
-    done "WEB_PROXY" = "" (screen.web_proxy);
+    full "WEB_PROXY" = "" (screen.web_proxy);
 };

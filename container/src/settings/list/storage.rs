@@ -4,36 +4,36 @@ use crate::settings::variable::{Variable, variables};
 
 pub(super) const STORAGE: &[Variable] = variables! {
     /// The folder of the volume, which keeps all persistent data.
-    done "STORAGE" = "/storage" (storage.folder): Storage;
+    full "STORAGE" = "/storage" (storage.folder): Storage;
     /// The size of the first disk: a size, or `half` or `max` of the free space on the volume. An
     /// existing disk grows to a larger size. A smaller size is ignored.
-    done "DISK_SIZE" = "64G" (storage.size): Disk;
+    full "DISK_SIZE" = "64G" (storage.size): Disk;
     /// The minimum size of the disk. A smaller one is an error. The default depends on the version.
-    done "DISK_MINIMUM" = "" (storage.minimum): Disk;
+    full "DISK_MINIMUM" = "" (storage.minimum): Disk;
     /// The size of the second disk, which exists if /storage2 is mounted. Defaults to DISK_SIZE.
-    done "DISK2_SIZE" = "" (storage.more[0]): Disk;
+    full "DISK2_SIZE" = "" (storage.more[0]): Disk;
     /// The size of the third disk, in /storage3.
-    done "DISK3_SIZE" = "" (storage.more[1]): Disk;
+    full "DISK3_SIZE" = "" (storage.more[1]): Disk;
     /// The size of the fourth disk, in /storage4.
-    done "DISK4_SIZE" = "" (storage.more[2]): Disk;
+    full "DISK4_SIZE" = "" (storage.more[2]): Disk;
     /// The size of the fifth disk, in /storage5.
-    done "DISK5_SIZE" = "" (storage.more[3]): Disk;
+    full "DISK5_SIZE" = "" (storage.more[3]): Disk;
     /// The size of the sixth disk, in /storage6.
-    done "DISK6_SIZE" = "" (storage.more[4]): Disk;
+    full "DISK6_SIZE" = "" (storage.more[4]): Disk;
     /// A block device of the host to use as the first disk.
-    done "DEVICE" = "" (storage.devices[0]): Missing;
+    full "DEVICE" = "" (storage.devices[0]): Missing;
     /// A block device to use as the second disk.
-    done "DEVICE2" = "" (storage.devices[1]): Missing;
+    full "DEVICE2" = "" (storage.devices[1]): Missing;
     /// A block device to use as the third disk.
-    done "DEVICE3" = "" (storage.devices[2]): Missing;
+    full "DEVICE3" = "" (storage.devices[2]): Missing;
     /// A block device to use as the fourth disk.
-    done "DEVICE4" = "" (storage.devices[3]): Missing;
+    full "DEVICE4" = "" (storage.devices[3]): Missing;
     /// A block device to use as the fifth disk.
-    done "DEVICE5" = "" (storage.devices[4]): Missing;
+    full "DEVICE5" = "" (storage.devices[4]): Missing;
     /// A block device to use as the sixth disk.
-    done "DEVICE6" = "" (storage.devices[5]): Missing;
+    full "DEVICE6" = "" (storage.devices[5]): Missing;
     /// The format of new disk images: raw or qcow2.
-    done "DISK_FMT" = "" (storage.format): Disk;
+    full "DISK_FMT" = "" (storage.format): Disk;
     /// The controller of the disks.
     translated "DISK_TYPE" = "scsi" (disk.controller): Disk;
     /// The controller of the installation medium's drive.
@@ -43,7 +43,7 @@ pub(super) const STORAGE: &[Variable] = variables! {
     /// The I/O engine of the host.
     translated "DISK_IO" = "native" (disk.io): Disk;
     /// Whether space that the guest discards is freed on the volume: unmap or ignore.
-    done "DISK_DISCARD" = "unmap" (disk.discard): Disk;
+    full "DISK_DISCARD" = "unmap" (disk.discard): Disk;
     /// The rotation rate that disks report. 1 means an SSD.
     ignored "DISK_ROTATION" = "1" => "a disk is always one without moving parts: leave it out";
     /// Options for new qcow2 images.
@@ -52,11 +52,11 @@ pub(super) const STORAGE: &[Variable] = variables! {
     ignored "DISK_OPTIONS" = ""
         => "these options exist in QEMU only: set DISK_TYPE and DISK_CACHE instead";
     /// The name of the disk's file, without extension.
-    done "DISK_NAME" = "data" (storage.name): Disk;
+    full "DISK_NAME" = "data" (storage.name): Disk;
     /// The number of PCI slots to leave free before the disks.
     ignored "DISK_OFFSET" = "0" => "disks have fixed places on the PCI bus: leave it out";
     /// Runs the machine without a disk.
-    done "DISK_DISABLE" = "N" (disk.disable);
+    full "DISK_DISABLE" = "N" (disk.disable);
     /// Allocates the whole disk when it is created.
-    done "ALLOCATE" = "N" (disk.allocate);
+    full "ALLOCATE" = "N" (disk.allocate);
 };

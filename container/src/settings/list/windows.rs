@@ -5,62 +5,62 @@ use crate::settings::variable::{Variable, variables};
 pub(super) const WINDOWS: &[Variable] = variables! {
     /// The version of Windows, the URL of an installation medium, the name of one on the volume, or
     /// `probe`, a small built-in guest that displays the hardware it finds.
-    done "VERSION" = "11" (windows.version): Version;
+    full "VERSION" = "11" (windows.version): Version;
     /// The edition to install from a medium with several.
-    done "EDITION" = "" (windows.edition);
+    full "EDITION" = "" (windows.edition);
     /// The language of Windows, and the default of REGION and KEYBOARD.
-    done "LANGUAGE" = "en" (windows.language): Language;
+    full "LANGUAGE" = "en" (windows.language): Language;
     /// The culture of dates and numbers. Defaults to that of LANGUAGE.
-    done "REGION" = "" (windows.region);
+    full "REGION" = "" (windows.region);
     /// The keyboard layout. Defaults to that of LANGUAGE.
-    done "KEYBOARD" = "" (windows.keyboard);
+    full "KEYBOARD" = "" (windows.keyboard);
     /// The product key.
-    done "KEY" = "" (windows.key);
+    full "KEY" = "" (windows.key);
     /// The width of the screen in pixels.
-    done "WIDTH" = "1280" (windows.width);
+    full "WIDTH" = "1280" (windows.width);
     /// The height of the screen in pixels.
-    done "HEIGHT" = "720" (windows.height);
+    full "HEIGHT" = "720" (windows.height);
     /// Installs manually: a person answers the questions of Windows Setup at the screen. For
     /// Windows 11, the machine then has Secure Boot and a TPM unless BOOT_MODE is set.
-    done "MANUAL" = "N" (windows.manual);
+    full "MANUAL" = "N" (windows.manual);
     /// A command that runs at the end of the installation, after /oem/install.bat.
-    done "COMMAND" = "" (windows.command);
+    full "COMMAND" = "" (windows.command);
     /// Keeps the output of install.bat in C:\OEM\install.log.
-    done "LOG" = "N" (windows.log);
+    full "LOG" = "N" (windows.log);
 };
 
 pub(super) const ACCOUNT: &[Variable] = variables! {
     /// The name of the Windows account to create, which is also the user name for the screen. With
     /// DOMAIN, the name of an existing account there, which Windows logs on.
-    done "USERNAME" = "Docker" (account.user);
+    full "USERNAME" = "Docker" (account.user);
     /// The password of the account, of the built-in Administrator, and of the screen.
-    done "PASSWORD" = "admin" (account.password);
+    full "PASSWORD" = "admin" (account.password);
     /// Logs the account on automatically.
-    done "AUTOLOGIN" = "Y" (account.autologin);
+    full "AUTOLOGIN" = "Y" (account.autologin);
     /// The Active Directory domain to join. Needs USERNAME and PASSWORD.
-    done "DOMAIN" = "" (account.domain);
+    full "DOMAIN" = "" (account.domain);
     /// The organizational unit of the computer in the domain.
-    done "DOMAIN_OU" = "" (account.unit);
+    full "DOMAIN_OU" = "" (account.unit);
     /// The workgroup to join.
-    done "WORKGROUP" = "" (account.workgroup);
+    full "WORKGROUP" = "" (account.workgroup);
     /// The name of the computer in Windows and on the network. Defaults to a random name in
     /// Windows, and to APP on the network.
-    done "HOST" or "VM_NET_HOST" = "" (account.host);
+    full "HOST" or "VM_NET_HOST" = "" (account.host);
 };
 
 pub(super) const MEDIA: &[Variable] = variables! {
     /// Compares downloads with their known checksums.
-    done "VERIFY" = "N" (media.verify);
+    full "VERIFY" = "N" (media.verify);
     /// Deletes the installation medium once Windows starts from its disk.
-    done "REMOVE" = "Y" (media.remove);
+    full "REMOVE" = "Y" (media.remove);
     /// Requests the medium from Microsoft's download page.
-    done "MIDO" = "Y" (media.mido);
+    full "MIDO" = "Y" (media.mido);
     /// Requests the medium from Microsoft's catalog of upgrade images, too.
-    done "ESD" = "Y" (media.esd);
+    full "ESD" = "Y" (media.esd);
     /// The number of parallel connections of a download.
-    done "CONNECTIONS" = "4" (media.connections);
+    full "CONNECTIONS" = "4" (media.connections);
     /// The download is an archive that contains the medium.
-    done "UNPACK" = "N" (media.unpack);
+    full "UNPACK" = "N" (media.unpack);
     /// Rebuilds the medium, in old versions.
     ignored "REBUILD" = "N" => "media are never changed here: leave it out";
 };

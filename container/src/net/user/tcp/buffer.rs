@@ -1,15 +1,15 @@
 //! Byte queues, and a limit of their total memory.
 //!
-//! Each direction of a connection has a small room of its own. All other memory comes from a budget
-//! that connections share: the more connections, the smaller their windows.
+//! Each direction of a connection has a small capacity of its own. All other memory comes from a
+//! budget that connections share: the more connections, the smaller their windows.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 /// The budget of the guest's own connections, in bytes.
 pub const SHARED: usize = 64 << 20;
-/// The minimum room of one direction, in bytes. It is not part of a budget.
-pub const MIN_ROOM: usize = 16 << 10;
+/// The minimum capacity of one direction, in bytes. It is not part of a budget.
+pub const MIN_CAPACITY: usize = 16 << 10;
 
 /// The rest of the bytes that connections share.
 #[derive(Clone, Debug)]
@@ -29,21 +29,22 @@ impl Budget {
     }
 }
 
-/// The room of one direction of one connection.
+/// The capacity of one direction of one connection.
 #[derive(Debug)]
-pub struct Room {
+pub struct Capacity {
     size: usize,
     max: usize,
     budget: Budget,
 }
 
-impl Room {
-    /// A room of `size` bytes if the budget has them, else of [`MIN_ROOM`]. It may grow to `max`.
+impl Capacity {
+    /// A capacity of `size` bytes if the budget has them, else of [`MIN_CAPACITY`]. It may grow to
+    /// `max`.
     #[must_use]
     pub fn new(size: usize, max: usize, budget: &Budget) -> Self {
-        let mut room = Self { size: MIN_ROOM, max, budget: budget.clone() };
-        room.add(size.saturating_sub(MIN_ROOM));
-        room
+        let mut capacity = Self { size: MIN_CAPACITY, max, budget: budget.clone() };
+        capacity.add(size.saturating_sub(MIN_CAPACITY));
+        capacity
     }
 
     /// Its current size in bytes.
@@ -66,12 +67,12 @@ impl Room {
 
     /// Returns its bytes to the budget.
     pub fn shrink(&mut self) {
-        let shared = std::mem::replace(&mut self.size, MIN_ROOM) - MIN_ROOM;
+        let shared = std::mem::replace(&mut self.size, MIN_CAPACITY) - MIN_CAPACITY;
         self.budget.0.set(self.budget.0.get() + shared);
     }
 }
 
-impl Drop for Room {
+impl Drop for Capacity {
     fn drop(&mut self) {
         self.shrink();
     }
@@ -110,18 +111,18 @@ impl Buffer {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Appends bytes by a function. The vector has at least `room` bytes of spare capacity.
-    pub fn fill<T>(&mut self, room: usize, fill: impl FnOnce(&mut Vec<u8>) -> T) -> T {
-        self.make_room(room);
+    /// Appends bytes by a function. The vector has at least `spare` bytes of spare capacity.
+    pub fn fill<T>(&mut self, spare: usize, fill: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        self.make_room(spare);
         fill(&mut self.bytes)
     }
 
     /// Makes spare capacity: moves the bytes to the front, and allocates memory if needed.
-    fn make_room(&mut self, room: usize) {
-        if self.bytes.capacity() - self.bytes.len() < room {
+    fn make_room(&mut self, spare: usize) {
+        if self.bytes.capacity() - self.bytes.len() < spare {
             self.bytes.drain(..self.start);
             self.start = 0;
-            self.bytes.reserve_exact(room);
+            self.bytes.reserve_exact(spare);
         }
     }
 
@@ -177,17 +178,17 @@ mod test {
     #[test]
     fn all_together_get_no_more_than_there_is() {
         let budget = Budget::default();
-        let mut rooms: Vec<Room> =
-            (0..4000).map(|_| Room::new(1 << 16, 1 << 20, &budget)).collect();
+        let mut capacities: Vec<Capacity> =
+            (0..4000).map(|_| Capacity::new(1 << 16, 1 << 20, &budget)).collect();
         for _ in 0..10 {
-            rooms.iter_mut().for_each(Room::grow);
+            capacities.iter_mut().for_each(Capacity::grow);
         }
-        let shared: usize = rooms.iter().map(|room| room.size() - MIN_ROOM).sum();
+        let shared: usize = capacities.iter().map(|capacity| capacity.size() - MIN_CAPACITY).sum();
         assert!(shared <= SHARED && shared > SHARED - (1 << 20), "{shared}");
-        assert!(rooms.iter().all(|room| room.size() <= 1 << 20));
-        rooms[..2000].iter_mut().for_each(Room::shrink);
-        assert!(rooms[..2000].iter().all(|room| room.size() == MIN_ROOM));
-        rooms.clear();
+        assert!(capacities.iter().all(|capacity| capacity.size() <= 1 << 20));
+        capacities[..2000].iter_mut().for_each(Capacity::shrink);
+        assert!(capacities[..2000].iter().all(|capacity| capacity.size() == MIN_CAPACITY));
+        capacities.clear();
         assert_eq!(budget.0.get(), SHARED);
     }
 }

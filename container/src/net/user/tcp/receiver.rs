@@ -1,18 +1,18 @@
 //! Receives data from the guest, and keeps it until it is written to the outside.
 
 use super::super::segment::{FIN, MAX_SCALE, Segment, Seq};
-use super::buffer::{Buffer, Room};
+use super::buffer::{Buffer, Capacity};
 
 /// The maximum number of segments out of order, which are searched linearly.
-const MAX_EARLY: usize = 256;
+const MAX_OUT_OF_ORDER: usize = 256;
 /// Memory of such a segment besides its data, in bytes.
-const EARLY_OVERHEAD: usize = 128;
+const OUT_OF_ORDER_OVERHEAD: usize = 128;
 /// The maximum number of pending duplicate acknowledgments. Three make the guest retransmit.
-const MAX_REPEATS: u8 = 3;
+const MAX_DUPLICATE_ACKS: u8 = 3;
 
 /// A segment that came out of order, before its predecessor.
 #[derive(Debug)]
-struct Early {
+struct OutOfOrder {
     seq: Seq,
     data: Vec<u8>,
     last: bool,
@@ -29,36 +29,36 @@ pub struct Receiver {
     pub scale: u8,
     /// Data in order that was not written to the outside yet.
     pub data: Buffer,
-    room: Room,
-    /// Bytes received since the room last grew.
+    capacity: Capacity,
+    /// Bytes received since the capacity last grew.
     received: usize,
     /// Segments that came out of order.
-    early: Vec<Early>,
+    out_of_order: Vec<OutOfOrder>,
     /// No more data follows `data`.
     pub ended: bool,
     /// An acknowledgment must be sent.
-    pub owes: bool,
+    pub ack_pending: bool,
     /// The number of duplicate acknowledgments that must be sent, to report missing data (RFC 5681,
     /// 3.2).
-    pub repeats: u8,
+    pub duplicate_acks: u8,
     /// Maximum segment size in bytes.
     mss: usize,
 }
 
 impl Receiver {
     /// A receiver that expects this number next.
-    pub fn new(next: Seq, mss: usize, room: Room) -> Self {
+    pub fn new(next: Seq, mss: usize, capacity: Capacity) -> Self {
         Self {
             next,
             edge: next,
             scale: 0,
             data: Buffer::default(),
-            room,
+            capacity,
             received: 0,
-            early: Vec::new(),
+            out_of_order: Vec::new(),
             ended: false,
-            owes: false,
-            repeats: 0,
+            ack_pending: false,
+            duplicate_acks: 0,
             mss,
         }
     }
@@ -79,13 +79,13 @@ impl Receiver {
     }
 
     /// Takes the data of a segment, or stores it if it came out of order.
-    pub fn hear(&mut self, segment: &Segment<'_>) {
+    pub fn handle(&mut self, segment: &Segment<'_>) {
         if segment.length() == 0 {
             // A probe has a number before the next one, and needs an answer.
-            self.owes |= segment.seq != self.next;
+            self.ack_pending |= segment.seq != self.next;
             return;
         }
-        self.owes = true;
+        self.ack_pending = true;
         if self.ended {
             return;
         }
@@ -94,12 +94,12 @@ impl Receiver {
             return;
         }
         self.append(segment.seq, segment.data, segment.has(FIN));
-        while let Some(at) = self.early.iter().position(|it| !it.seq.is_after(self.next)) {
-            let Early { seq, data, last } = self.early.swap_remove(at);
+        while let Some(at) = self.out_of_order.iter().position(|it| !it.seq.is_after(self.next)) {
+            let OutOfOrder { seq, data, last } = self.out_of_order.swap_remove(at);
             self.append(seq, &data, last);
         }
-        if self.early.is_empty() {
-            self.repeats = 0;
+        if self.out_of_order.is_empty() {
+            self.duplicate_acks = 0;
         }
     }
 
@@ -114,45 +114,46 @@ impl Receiver {
         if last && taken == fresh.len() {
             self.next = self.next.plus(1);
             self.ended = true;
-            self.early.clear();
+            self.out_of_order.clear();
         }
     }
 
-    /// Stores a segment that came out of order, if it is within the window. The room is sufficient,
-    /// unless such segments overlap.
+    /// Stores a segment that came out of order, if it is within the window. The capacity is
+    /// sufficient, unless such segments overlap.
     fn keep(&mut self, segment: &Segment<'_>) {
-        self.repeats = self.repeats.saturating_add(1).min(MAX_REPEATS);
+        self.duplicate_acks = self.duplicate_acks.saturating_add(1).min(MAX_DUPLICATE_ACKS);
         let end = segment.seq.plus(segment.data.len());
-        let held = self.held() + EARLY_OVERHEAD + segment.data.len();
-        let fits = held <= self.room.size() && self.early.len() < MAX_EARLY;
-        let known = self.early.iter().any(|it| it.seq == segment.seq);
+        let held = self.held() + OUT_OF_ORDER_OVERHEAD + segment.data.len();
+        let fits = held <= self.capacity.size() && self.out_of_order.len() < MAX_OUT_OF_ORDER;
+        let known = self.out_of_order.iter().any(|it| it.seq == segment.seq);
         if fits && !known && !end.is_after(self.edge) {
             let (data, last) = (segment.data.to_vec(), segment.has(FIN));
-            self.early.push(Early { seq: segment.seq, data, last });
+            self.out_of_order.push(OutOfOrder { seq: segment.seq, data, last });
         }
     }
 
     /// The bytes that it stores, in order and out of order.
     pub fn held(&self) -> usize {
-        let early: usize = self.early.iter().map(|it| EARLY_OVERHEAD + it.data.len()).sum();
-        self.data.len() + early
+        let out_of_order: usize =
+            self.out_of_order.iter().map(|it| OUT_OF_ORDER_OVERHEAD + it.data.len()).sum();
+        self.data.len() + out_of_order
     }
 
     /// Removes bytes that were written to the outside, and may open the window.
     pub fn take(&mut self, count: usize) {
         self.data.take(count);
-        if self.received >= self.room.size() {
+        if self.received >= self.capacity.size() {
             self.received = 0;
-            self.room.grow();
+            self.capacity.grow();
         }
         // Small window updates are avoided (RFC 9293, 3.8.6.2.2).
         let advertised = if self.ended { 0 } else { self.edge.since(self.next) };
         let more = self.space().saturating_sub(advertised);
-        self.owes |= !self.ended && more >= (self.room.size() / 2).min(2 * self.mss);
+        self.ack_pending |= !self.ended && more >= (self.capacity.size() / 2).min(2 * self.mss);
     }
 
     fn space(&self) -> usize {
-        self.room.size().saturating_sub(self.data.len())
+        self.capacity.size().saturating_sub(self.data.len())
     }
 
     /// The window to advertise now, unscaled in a SYN.

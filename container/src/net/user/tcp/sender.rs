@@ -6,7 +6,7 @@
 //! limits the sender, and a full link delays data without loss.
 
 use super::super::segment::{FIN, Segment, Seq};
-use super::buffer::{Buffer, MIN_ROOM, Room};
+use super::buffer::{Buffer, Capacity, MIN_CAPACITY};
 
 /// The number of duplicate acknowledgments that trigger a retransmission (RFC 5681, 3.2).
 const DUPLICATES: u8 = 3;
@@ -28,7 +28,7 @@ pub struct Sender {
     pub mss: usize,
     /// Unacknowledged and unsent data.
     pub data: Buffer,
-    room: Room,
+    capacity: Capacity,
     /// No more data follows `data`.
     pub ended: bool,
     /// The guest has acknowledged the end.
@@ -55,7 +55,7 @@ pub enum AckKind {
 
 impl Sender {
     /// A sender whose SYN has the number `first`.
-    pub fn new(first: Seq, mss: usize, room: Room) -> Self {
+    pub fn new(first: Seq, mss: usize, capacity: Capacity) -> Self {
         Self {
             una: first,
             next: first.plus(1),
@@ -64,7 +64,7 @@ impl Sender {
             scale: 0,
             mss,
             data: Buffer::default(),
-            room,
+            capacity,
             ended: false,
             done: false,
             duplicates: 0,
@@ -81,27 +81,27 @@ impl Sender {
         self.edge = self.next.plus(usize::from(window) << self.scale);
     }
 
-    /// The number of bytes that may be read from outside. Grows the room if it is full.
+    /// The number of bytes that may be read from outside. Grows the capacity if it is full.
     pub fn space(&mut self) -> usize {
         if self.ended {
             return 0;
         }
-        if self.data.len() >= self.room.size() {
-            self.room.grow();
+        if self.data.len() >= self.capacity.size() {
+            self.capacity.grow();
         }
-        self.room.size().saturating_sub(self.data.len())
+        self.capacity.size().saturating_sub(self.data.len())
     }
 
-    /// Whether it is empty, but has memory or more than the minimum room.
+    /// Whether it is empty, but has memory or more than the minimum capacity.
     pub fn is_loaded(&self) -> bool {
-        self.data.is_loaded() || self.data.is_empty() && self.room.size() > MIN_ROOM
+        self.data.is_loaded() || self.data.is_empty() && self.capacity.size() > MIN_CAPACITY
     }
 
-    /// If it is empty, frees its memory and the room above the minimum.
+    /// If it is empty, frees its memory and the capacity above the minimum.
     pub fn release(&mut self) {
         if self.data.is_empty() {
             self.data.release();
-            self.room.shrink();
+            self.capacity.shrink();
         }
     }
 
@@ -126,7 +126,7 @@ impl Sender {
     }
 
     /// Handles an acknowledgment.
-    pub fn hear(&mut self, segment: &Segment<'_>) -> AckKind {
+    pub fn handle(&mut self, segment: &Segment<'_>) -> AckKind {
         if segment.ack.is_after(self.max_sent) {
             return AckKind::Invalid;
         }

@@ -7,8 +7,8 @@ use super::*;
 /// A segment with its data.
 type Sent = (Segment<'static>, Vec<u8>);
 
-fn start(first: u32, mss: u16, now: Instant) -> Start {
-    Start { ports: (80, 4000), first: Seq(first), mss, budget: Budget::default(), now }
+fn start(first: u32, mss: u16, now: Instant) -> Parameters {
+    Parameters { ports: (80, 4000), first: Seq(first), mss, budget: Budget::default(), now }
 }
 
 /// All segments that it sends now.
@@ -21,14 +21,14 @@ fn emit(tcp: &mut Tcp, now: Instant) -> Vec<Sent> {
     sent
 }
 
-fn hear(tcp: &mut Tcp, (segment, data): &Sent, now: Instant) {
-    tcp.hear(&Segment { data, ..*segment }, now);
+fn handle(tcp: &mut Tcp, (segment, data): &Sent, now: Instant) {
+    tcp.handle(&Segment { data, ..*segment }, now);
 }
 
 #[test]
 fn a_connection_that_carries_nothing_keeps_no_room() {
     let Pair { mut near, .. } = Pair::new(1460);
-    assert!(near.is_loaded(), "it had room from the start");
+    assert!(near.is_loaded(), "it had memory from the start");
     near.release();
     assert!(!near.is_loaded());
 }
@@ -43,19 +43,19 @@ struct Pair {
 impl Pair {
     fn new(mss: u16) -> Self {
         let now = Instant::now();
-        let mut near = Tcp::asking(&start(u32::MAX - 5000, mss, now));
+        let mut near = Tcp::to_guest(&start(u32::MAX - 5000, mss, now));
         let syn = emit(&mut near, now).remove(0);
         assert_eq!((syn.0.flags, syn.0.mss), (SYN, Some(mss)));
-        let mut far = Tcp::asked(&start(7, mss, now), &syn.0);
+        let mut far = Tcp::from_guest(&start(7, mss, now), &syn.0);
         assert!(emit(&mut far, now).is_empty(), "nothing before the outside has connected");
         far.connected();
         let answer = emit(&mut far, now).remove(0);
         assert_eq!(answer.0.flags, SYN | ACK);
-        hear(&mut near, &answer, now);
+        handle(&mut near, &answer, now);
         for sent in emit(&mut near, now) {
-            hear(&mut far, &sent, now);
+            handle(&mut far, &sent, now);
         }
-        assert_eq!((near.stage(), far.stage()), (Stage::Open, Stage::Open));
+        assert_eq!((near.state(), far.state()), (State::Established, State::Established));
         Self { near, far, now }
     }
 
@@ -68,13 +68,13 @@ impl Pair {
             for sent in there {
                 number += 1;
                 if !lost(number) {
-                    hear(&mut self.far, &sent, self.now);
+                    handle(&mut self.far, &sent, self.now);
                 }
             }
             for sent in back {
                 number += 1;
                 if !lost(number) {
-                    hear(&mut self.near, &sent, self.now);
+                    handle(&mut self.near, &sent, self.now);
                 }
             }
             if quiet > 0 {
@@ -114,7 +114,7 @@ fn data_arrives_whole_whatever_is_lost() {
             put += pair.put(&data[put..]);
             // The losses differ each time, so that every segment arrives in the end.
             pair.settle(&mut lost);
-            assert_eq!(pair.near.stage(), Stage::Open, "with {percent} in 100 lost");
+            assert_eq!(pair.near.state(), State::Established, "with {percent} in 100 lost");
             got.extend(pair.got());
         }
         assert!(got == data, "with {percent} in 100 lost");
@@ -136,7 +136,7 @@ fn a_window_that_closed_is_asked_for_and_opens_again() {
         pair.settle(|_| false);
     }
     let held = pair.far.data().len();
-    assert!(held <= 64 << 10 && put - held <= MAX_ROOM, "{held} of {put}");
+    assert!(held <= 64 << 10 && put - held <= MAX_CAPACITY, "{held} of {put}");
     // The window update is lost, and a probe finds out.
     let mut got = pair.got().len();
     emit(&mut pair.far, pair.now);
@@ -159,7 +159,7 @@ fn a_guest_that_is_gone_is_found_out() {
         pair.near.tick(due);
         asked += emit(&mut pair.near, due).len();
     }
-    assert_eq!(pair.near.stage(), Stage::Over);
+    assert_eq!(pair.near.state(), State::Closed);
     assert!(asked > 5);
     // A guest that answers keeps its connection.
     for _ in 0..100 {
@@ -169,9 +169,9 @@ fn a_guest_that_is_gone_is_found_out() {
         let (now, far) = (due, &mut pair.far);
         let ack = emit(far, now).remove(0).0;
         let answer = Segment { seq: ack.ack, ack: ack.seq.plus(1), flags: ACK, window: 9, ..ack };
-        far.hear(&answer, now);
+        far.handle(&answer, now);
     }
-    assert_eq!(pair.far.stage(), Stage::Open);
+    assert_eq!(pair.far.state(), State::Established);
 }
 
 #[test]
@@ -179,21 +179,21 @@ fn a_reset_counts_only_where_the_next_byte_would_be() {
     let mut pair = Pair::new(1460);
     let (next, ack) = (pair.far.receiver.next, pair.far.sender.next);
     let reset = |seq| Segment { seq, ack, flags: RST, ..Segment::default() };
-    pair.far.hear(&reset(next.plus(1)), pair.now);
+    pair.far.handle(&reset(next.plus(1)), pair.now);
     assert_eq!(emit(&mut pair.far, pair.now).remove(0).0.flags, ACK, "a challenge");
-    pair.far.hear(&reset(Seq(next.0.wrapping_sub(1))), pair.now);
+    pair.far.handle(&reset(Seq(next.0.wrapping_sub(1))), pair.now);
     assert!(emit(&mut pair.far, pair.now).is_empty());
-    pair.far.hear(&reset(next), pair.now);
-    assert_eq!(pair.far.stage(), Stage::Over);
+    pair.far.handle(&reset(next), pair.now);
+    assert_eq!(pair.far.state(), State::Closed);
 }
 
 #[test]
 fn a_guest_that_forgot_us_is_asked_and_not_believed_at_once() {
     let mut pair = Pair::new(1460);
     let syn = Segment { seq: Seq(99), flags: SYN, ..Segment::default() };
-    pair.far.hear(&syn, pair.now);
+    pair.far.handle(&syn, pair.now);
     assert_eq!(emit(&mut pair.far, pair.now).remove(0).0.flags, ACK);
-    assert_eq!(pair.far.stage(), Stage::Open);
+    assert_eq!(pair.far.state(), State::Established);
 }
 
 #[test]
@@ -202,8 +202,8 @@ fn what_is_aborted_is_told_once() {
     pair.far.abort();
     let sent = emit(&mut pair.far, pair.now);
     assert_eq!((sent.len(), sent[0].0.flags), (1, RST | ACK));
-    hear(&mut pair.near, &sent[0], pair.now);
-    assert_eq!((pair.near.stage(), pair.far.stage()), (Stage::Over, Stage::Over));
+    handle(&mut pair.near, &sent[0], pair.now);
+    assert_eq!((pair.near.state(), pair.far.state()), (State::Closed, State::Closed));
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn an_end_goes_with_the_last_data() {
     pair.near.finish();
     let sent = emit(&mut pair.near, pair.now);
     assert_eq!((sent.len(), sent[0].0.flags & FIN), (1, FIN));
-    hear(&mut pair.far, &sent[0], pair.now);
+    handle(&mut pair.far, &sent[0], pair.now);
     assert_eq!(pair.got(), b"all");
     assert!(pair.far.has_ended());
 }
@@ -229,11 +229,11 @@ fn what_comes_in_another_order_is_put_in_order() {
     sent.reverse();
     let first = sent.pop().unwrap();
     for early in &sent {
-        hear(&mut pair.far, early, pair.now);
+        handle(&mut pair.far, early, pair.now);
     }
     let told = emit(&mut pair.far, pair.now);
     assert!(told.len() > 3 && told.iter().all(|it| it.0.ack == first.0.seq), "{told:?}");
-    hear(&mut pair.far, &first, pair.now);
+    handle(&mut pair.far, &first, pair.now);
     assert!(pair.got() == data && pair.far.has_ended());
 }
 
@@ -242,33 +242,33 @@ fn many_connections_together_hold_little_more_than_their_budget() {
     const MANY: usize = 600;
     for mss in [1460, 65480] {
         let (now, budget) = (Instant::now(), Budget::new(8 << 20));
-        let start = Start { budget, ..start(7, mss, now) };
+        let start = Parameters { budget, ..start(7, mss, now) };
         let mut all = Vec::new();
         for _ in 0..MANY {
             let syn = Segment { flags: SYN, mss: Some(mss), scale: Some(7), ..Segment::default() };
-            let mut tcp = Tcp::asked(&start, &syn);
+            let mut tcp = Tcp::from_guest(&start, &syn);
             tcp.connected();
             emit(&mut tcp, now);
             let plain = Segment { seq: Seq(1), flags: ACK, ack: Seq(8), ..Segment::default() };
-            tcp.hear(&plain, now);
+            tcp.handle(&plain, now);
             // A part of the window in order, and then overlapping segments behind a gap.
             let window = tcp.receiver.window(false);
             let window = usize::from(window) << tcp.receiver.scale;
             let data = vec![0; window.max(mss.into())];
-            tcp.hear(&Segment { data: &data[..window / 2], ..plain }, now);
+            tcp.handle(&Segment { data: &data[..window / 2], ..plain }, now);
             let data = &data[..mss.into()];
             for at in (window / 2 + 1..window).step_by(397) {
                 let data = &data[..data.len().min(window - at)];
-                tcp.hear(&Segment { seq: Seq(1).plus(at), data, ..plain }, now);
+                tcp.handle(&Segment { seq: Seq(1).plus(at), data, ..plain }, now);
             }
-            while let room @ 1.. = tcp.space() {
-                tcp.fill(room, |buffer| buffer.extend(vec![0; room]));
+            while let space @ 1.. = tcp.space() {
+                tcp.fill(space, |buffer| buffer.extend(vec![0; space]));
             }
             all.push(tcp);
         }
         let held: usize = all.iter().map(|it| it.sender.data.len() + it.receiver.held()).sum();
-        let most = MANY * 2 * buffer::MIN_ROOM + (8 << 20);
-        assert!(held <= most, "{held} bytes of {most}");
-        assert!(held > most / 2, "{held} bytes are no test");
+        let max = MANY * 2 * buffer::MIN_CAPACITY + (8 << 20);
+        assert!(held <= max, "{held} bytes of {max}");
+        assert!(held > max / 2, "{held} bytes are no test");
     }
 }

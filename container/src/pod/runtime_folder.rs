@@ -16,7 +16,7 @@ use vmm::control::{Client, Command};
 use crate::files;
 
 /// Possible folders, the best first. `transom status` searches them in this order.
-const PLACES: [&str; 3] = ["/run/transom", "/dev/shm/transom", "/tmp/transom"];
+const CANDIDATES: [&str; 3] = ["/run/transom", "/dev/shm/transom", "/tmp/transom"];
 
 /// The control socket of the machine.
 const CONTROL: &str = "vmm.sock";
@@ -30,22 +30,22 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A pod's folder.
 #[derive(Clone, Debug)]
-pub struct Room {
+pub struct RuntimeFolder {
     folder: PathBuf,
     /// Keeps the lock.
     _lock: Option<Arc<File>>,
 }
 
-impl Room {
+impl RuntimeFolder {
     /// Creates the folder in the first possible place, and removes all files of a killed pod.
     ///
     /// # Errors
     ///
     /// When no place is writable, or another pod uses it.
-    pub fn make() -> anyhow::Result<Self> {
+    pub fn create() -> anyhow::Result<Self> {
         let mut why = Vec::new();
-        for place in PLACES.map(Path::new) {
-            match make(place) {
+        for place in CANDIDATES.map(Path::new) {
+            match create_and_lock(place) {
                 Ok(Some(lock)) => {
                     end_old_machine(place)?;
                     clear(place).with_context(|| place.display().to_string())?;
@@ -62,20 +62,20 @@ impl Room {
         anyhow::bail!("no folder for sockets ({why}): mount an emptyDir or a tmpfs at /run")
     }
 
-    /// A room that does not exist, for a pod that failed early.
-    pub fn nowhere() -> Self {
+    /// A folder that does not exist, for a pod that failed early.
+    pub fn nonexistent() -> Self {
         Self { folder: "/nonexistent".into(), _lock: None }
     }
 
-    /// A room in any folder, for tests and fuzzers.
+    /// Any folder as the runtime folder, for tests and fuzzers.
     pub fn within(folder: &Path) -> Self {
         Self { folder: folder.into(), _lock: None }
     }
 
-    /// The room of the pod that runs here.
+    /// The folder of the pod that runs here.
     pub fn find() -> Option<Self> {
         let there = |it: &PathBuf| it.join(POD).exists();
-        let folder = PLACES.map(PathBuf::from).into_iter().find(there)?;
+        let folder = CANDIDATES.map(PathBuf::from).into_iter().find(there)?;
         Some(Self { folder, _lock: None })
     }
 
@@ -105,7 +105,7 @@ impl Room {
     }
 
     /// The folder itself.
-    pub fn folder(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.folder
     }
 
@@ -129,7 +129,7 @@ impl Room {
     /// # Errors
     ///
     /// When the file cannot be written.
-    pub fn keep(&self, path: PathBuf, text: &str) -> anyhow::Result<PathBuf> {
+    pub fn write(&self, path: PathBuf, text: &str) -> anyhow::Result<PathBuf> {
         files::write(&path, |file| file.write_all(text.as_bytes()))
             .with_context(|| path.display().to_string())?;
         Ok(path)
@@ -137,7 +137,7 @@ impl Room {
 }
 
 /// Creates and locks a folder. Returns `None` if a running pod has locked it.
-fn make(place: &Path) -> anyhow::Result<Option<File>> {
+fn create_and_lock(place: &Path) -> anyhow::Result<Option<File>> {
     match DirBuilder::new().mode(0o700).create(place) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {

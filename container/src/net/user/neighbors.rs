@@ -6,7 +6,7 @@ use host::mac::Mac;
 
 use super::icmp;
 use super::lan::LanV6;
-use super::packet::{Draft, ICMPV6, Packet};
+use super::packet::{ICMPV6, Packet, Payload};
 
 /// The multicast group of all hosts on the link.
 pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
@@ -16,8 +16,8 @@ pub const ALL_NODES_CARD: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
 // Types of messages.
 const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
-const NEIGHBOUR_SOLICITATION: u8 = 135;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const NEIGHBOR_SOLICITATION: u8 = 135;
+const NEIGHBOR_ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
 
 /// The lifetime of an advertisement in seconds: the maximum, because it is repeated rarely.
@@ -25,16 +25,16 @@ const ROUTER_LIFETIME: u16 = 9000;
 
 /// A neighbor discovery message of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Question {
+pub enum Solicitation {
     /// A router solicitation.
     Router,
     /// A neighbor solicitation for this address.
-    Neighbour(Ipv6Addr),
+    Neighbor(Ipv6Addr),
     /// Any other message, which gets no answer.
     Other,
 }
 
-impl Question {
+impl Solicitation {
     /// Parses a packet. Nothing if it has no neighbor discovery message.
     #[must_use]
     pub fn read(packet: &Packet<'_>) -> Option<Self> {
@@ -48,9 +48,9 @@ impl Question {
         }
         Some(match kind {
             ROUTER_SOLICITATION => Self::Router,
-            NEIGHBOUR_SOLICITATION => {
+            NEIGHBOR_SOLICITATION => {
                 let wanted = packet.payload.get(8..).and_then(|rest| rest.first_chunk::<16>());
-                wanted.map_or(Self::Other, |wanted| Self::Neighbour(Ipv6Addr::from(*wanted)))
+                wanted.map_or(Self::Other, |wanted| Self::Neighbor(Ipv6Addr::from(*wanted)))
             }
             _ => Self::Other,
         })
@@ -64,16 +64,16 @@ pub struct Message(Vec<u8>);
 impl Message {
     /// The payload of a packet with the message.
     #[must_use]
-    pub fn draft(&self) -> Draft<'_> {
-        Draft { protocol: ICMPV6, header: &self.0, checksum: icmp::CHECKSUM, data: &[] }
+    pub fn payload(&self) -> Payload<'_> {
+        Payload { protocol: ICMPV6, header: &self.0, checksum: icmp::CHECKSUM, data: &[] }
     }
 }
 
 /// A neighbor advertisement: this address has our MAC address (4.4).
 #[must_use]
-pub fn answer(wanted: Ipv6Addr, mac: Mac) -> Message {
+pub fn advertise_neighbor(wanted: Ipv6Addr, mac: Mac) -> Message {
     // The flags router, solicited and override.
-    let mut bytes = vec![NEIGHBOUR_ADVERTISEMENT, 0, 0, 0, 0xe0, 0, 0, 0];
+    let mut bytes = vec![NEIGHBOR_ADVERTISEMENT, 0, 0, 0, 0xe0, 0, 0, 0];
     bytes.extend(wanted.octets());
     bytes.extend([2, 1]);
     bytes.extend(mac.0);
@@ -82,7 +82,7 @@ pub fn answer(wanted: Ipv6Addr, mac: Mac) -> Message {
 
 /// A router advertisement for this network (4.2).
 #[must_use]
-pub fn advertise(lan: &LanV6, mac: Mac, mtu: u16) -> Message {
+pub fn advertise_router(lan: &LanV6, mac: Mac, mtu: u16) -> Message {
     let mut bytes = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0];
     bytes.extend(ROUTER_LIFETIME.to_be_bytes());
     bytes.extend([0; 8]);

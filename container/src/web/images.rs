@@ -187,7 +187,7 @@ mod test {
     /// A volume with these files, and the images on it.
     fn volume(files: &[(&str, &[u8])]) -> (tempfile::TempDir, Images) {
         let folder = tempfile::tempdir().unwrap();
-        let mut settings = Settings::unsaid();
+        let mut settings = Settings::defaults();
         settings.storage.folder = folder.path().to_owned();
         fs::create_dir(folder.path().join("more")).unwrap();
         for (name, bytes) in files {

@@ -14,8 +14,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use vmm::control::Command;
 
-use super::asked;
 use super::console::{BootDevice, BootEvent};
+use super::machine_client;
 use crate::medium::is_microsofts;
 use crate::source::Source;
 
@@ -174,7 +174,7 @@ async fn press(control: PathBuf) {
     let words = ["key", "enter"].map(str::to_owned);
     for _ in 0..PRESSES {
         sleep(PRESS_PAUSE).await;
-        let pressed = async { asked::ask(&control, Command::read(&words)?).await };
+        let pressed = async { machine_client::ask(&control, Command::read(&words)?).await };
         if let Err(error) = pressed.await {
             tracing::warn!("no key can be pressed: {error:#}");
             return;
@@ -188,7 +188,7 @@ async fn reset(control: PathBuf, pause: Option<Duration>) {
         Some(pause) => sleep(pause).await,
         None => wait_for_viewer(&control).await,
     }
-    if let Err(error) = asked::ask(&control, Command::Reset).await {
+    if let Err(error) = machine_client::ask(&control, Command::Reset).await {
         tracing::warn!("the machine cannot be reset: {error:#}");
     }
 }
@@ -198,7 +198,7 @@ async fn wait_for_viewer(control: &Path) {
     let since = Instant::now();
     loop {
         sleep(POLL_INTERVAL).await;
-        let Ok(status) = asked::ask(control, Command::Status).await else { continue };
+        let Ok(status) = machine_client::ask(control, Command::Status).await else { continue };
         if has_come(&status, since.elapsed()) {
             return;
         }

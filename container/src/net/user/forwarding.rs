@@ -28,7 +28,7 @@ pub struct Listeners {
 pub fn ports(settings: &Settings) -> Vec<(u16, Protocol)> {
     let rdp = [(RDP, Protocol::Tcp), (RDP, Protocol::Udp)];
     let mut ports = Vec::new();
-    for port in rdp.into_iter().chain(settings.network.forwarded.0.iter().copied()) {
+    for port in rdp.into_iter().chain(settings.network.user_ports.0.iter().copied()) {
         if ports.contains(&port) {
             continue;
         }
@@ -45,7 +45,7 @@ pub fn ports(settings: &Settings) -> Vec<(u16, Protocol)> {
 /// The reason why a port stays with the pod. Nothing if it does not.
 fn reason_to_keep(settings: &Settings, port: (u16, Protocol)) -> Option<&'static str> {
     let tcp = |number: u32| port == (u16::try_from(number).unwrap_or(0), Protocol::Tcp);
-    if settings.network.kept.0.contains(&port) {
+    if settings.network.host_ports.0.contains(&port) {
         Some("it is in HOST_PORTS")
     } else if settings.screen.web && tcp(settings.screen.web_port.0) {
         Some("it is WEB_PORT")
@@ -124,12 +124,12 @@ mod test {
 
     #[test]
     fn the_desktop_and_what_the_user_names_are_the_guests_but_not_what_the_pod_keeps() {
-        let mut settings = Settings::unsaid();
+        let mut settings = Settings::defaults();
         settings.screen.vnc_port = Some(Within(5900));
         let rdp = vec![(3389, Protocol::Tcp), (3389, Protocol::Udp)];
         assert_eq!(ports(&settings), rdp);
-        settings.network.forwarded = Ports::read("22,3389,8006,5900,7000/udp,8006/udp,9").unwrap();
-        settings.network.kept = Ports::read("9,3389/udp").unwrap();
+        settings.network.user_ports = Ports::read("22,3389,8006,5900,7000/udp,8006/udp,9").unwrap();
+        settings.network.host_ports = Ports::read("9,3389/udp").unwrap();
         let wanted = [(3389, Protocol::Tcp), (22, Protocol::Tcp)];
         let wanted = [&wanted[..], &[(7000, Protocol::Udp), (8006, Protocol::Udp)]].concat();
         assert_eq!(ports(&settings), wanted);

@@ -8,7 +8,7 @@ use tracing::Level;
 
 use crate::log::bucket::{Bucket, GUEST};
 use crate::story::Story;
-use crate::story::ear::RECORDED;
+use crate::story::log_layer::RECORDED;
 
 /// Start of the probe's report (`vmm/probe/guest/README.md`).
 const REPORT: &str = "{\"probe\":1,\"ok\":";
