@@ -214,14 +214,14 @@ fn the_machine_fits_its_pod_and_its_volume() -> Result<()> {
         // The pod's own programs already use some memory.
         memory: gibibytes(&container["resources"]["limits"]["memory"])? - (128 << 20),
         // An ISO and the file system itself already use some space.
-        room: Some(volume - (15 << 29)),
+        free_space: Some(volume - (15 << 29)),
         ..Host::default()
     };
     let input = environment::read(&words)?;
     let (sizes, notes) = settle(&input, &host)?;
     ensure!(notes.is_empty() && sizes.memory == 4 << 30, "{sizes:?}, {notes:?}");
     ensure!(
-        host.room >= Some(sizes.disk),
+        host.free_space >= Some(sizes.disk),
         "a volume of {volume} bytes is too small for {}",
         sizes.disk
     );

@@ -12,7 +12,7 @@
 //! maximum length and a deadline, and is JSON from which [`guest`] takes only known fields.
 
 pub mod guest;
-pub mod line;
+pub mod protocol;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::time::timeout;
 
 use self::guest::Guest;
-use self::line::AnswerReader;
+use self::protocol::AnswerReader;
 use crate::log::LineLimit;
 use crate::story::Story;
 
@@ -90,13 +90,13 @@ impl std::error::Error for AgentError {}
 /// Client of the guest's agent. It sends one request at a time.
 pub struct Agent {
     path: PathBuf,
-    line: Mutex<Line>,
+    connection: Mutex<Connection>,
     answers: watch::Sender<bool>,
 }
 
 /// State of the connection to the agent's port.
 #[derive(Default)]
-struct Line {
+struct Connection {
     stream: Option<UnixStream>,
     /// Time of the last failure.
     missed: Option<Instant>,
@@ -107,7 +107,7 @@ struct Line {
 impl Agent {
     /// Creates a client of the agent behind this Unix socket. Connects with the first request.
     pub fn new(path: PathBuf) -> Self {
-        Self { path, line: Mutex::default(), answers: watch::Sender::new(false) }
+        Self { path, connection: Mutex::default(), answers: watch::Sender::new(false) }
     }
 
     /// Whether the agent answered the last request.
@@ -121,10 +121,10 @@ impl Agent {
     ///
     /// When no agent answers, or the agent refuses.
     pub async fn ask(&self, command: &str, arguments: Value) -> Result<Value, AgentError> {
-        let mut turn = self.turn().await?;
+        let mut turn = self.synchronize().await?;
         let limits = Limits { within: ANSWER_TIMEOUT, length: MAX_ANSWER };
-        let answer = self.question(&mut turn, command, arguments, limits).await?;
-        line::returned(&answer).map_err(AgentError::Refused)
+        let answer = self.send_command(&mut turn, command, arguments, limits).await?;
+        protocol::returned(&answer).map_err(AgentError::Refused)
     }
 
     /// Queries a program that was started with `guest-exec`. Returns the agent's JSON unparsed.
@@ -133,11 +133,11 @@ impl Agent {
     ///
     /// When no agent answers, or the agent refuses.
     pub async fn outcome(&self, pid: i64) -> Result<Vec<u8>, AgentError> {
-        let mut turn = self.turn().await?;
+        let mut turn = self.synchronize().await?;
         let pid = json!({ "pid": pid });
         let limits = Limits { within: OUTPUT_TIMEOUT, length: MAX_OUTPUT };
-        let answer = self.question(&mut turn, "guest-exec-status", pid, limits).await?;
-        match line::refused(&answer) {
+        let answer = self.send_command(&mut turn, "guest-exec-status", pid, limits).await?;
+        match protocol::refused(&answer) {
             Some(why) => Err(AgentError::Refused(why)),
             None => Ok(answer),
         }
@@ -149,13 +149,13 @@ impl Agent {
     ///
     /// When no agent answers, or the agent refuses.
     pub async fn shut_down(&self) -> Result<(), AgentError> {
-        let mut turn = self.turn().await?;
+        let mut turn = self.synchronize().await?;
         let powerdown = json!({ "mode": "powerdown" });
         // A successful shutdown has no answer: silence and a lost connection are success.
-        let news = self.talk(&mut turn, "guest-shutdown", powerdown, MAX_ANSWER);
+        let news = self.exchange(&mut turn, "guest-shutdown", powerdown, MAX_ANSWER);
         match timeout(REFUSAL_TIMEOUT, news).await {
             Ok(Ok(answer)) => {
-                line::refused(&answer).map_or(Ok(()), |why| Err(AgentError::Refused(why)))
+                protocol::refused(&answer).map_or(Ok(()), |why| Err(AgentError::Refused(why)))
             }
             Ok(Err(_)) | Err(_) => Ok(()),
         }
@@ -176,14 +176,14 @@ impl Agent {
         let (mut was, mut changes) = (false, self.answers.subscribe());
         let mut lines = LineLimit::new(MAX_LINES);
         loop {
-            let is = self.turn().await.is_ok();
+            let is = self.synchronize().await.is_ok();
             // The guest controls how often its agent comes and goes, so these lines are limited.
-            let news = is != was && lines.take(Instant::now());
-            if news && is {
+            let changed = is != was && lines.take(Instant::now());
+            if changed && is {
                 let system = self.guest().await.system;
                 let system = system.map_or(String::new(), |name| format!(": it is {name}"));
                 story.info(&format!("the guest's agent answers{system}"));
-            } else if news {
+            } else if changed {
                 story.info("the guest's agent does not answer any more");
             }
             was = is;
@@ -193,95 +193,95 @@ impl Agent {
     }
 
     /// Locks the connection and synchronizes with the agent, so that it is ready for a command.
-    async fn turn(&self) -> Result<MutexGuard<'_, Line>, AgentError> {
+    async fn synchronize(&self) -> Result<MutexGuard<'_, Connection>, AgentError> {
         let asked = Instant::now();
-        let mut turn = self.line.lock().await;
+        let mut turn = self.connection.lock().await;
         // The previous holder of the lock found, while we waited, that no agent answers.
         if turn.missed.is_some_and(|missed| missed >= asked) {
             return Err(AgentError::Absent(anyhow!("it did not answer an earlier request")));
         }
-        let heard = timeout(SYNC_TIMEOUT, self.sync(&mut turn)).await;
+        let answer = timeout(SYNC_TIMEOUT, self.sync(&mut turn)).await;
         let late = || anyhow!("no answer within {} s", SYNC_TIMEOUT.as_secs());
-        let heard = heard.unwrap_or_else(|_| Err(late()));
-        match heard {
+        let answer = answer.unwrap_or_else(|_| Err(late()));
+        match answer {
             Ok(()) => {
                 self.answers.send_if_modified(|it| !std::mem::replace(it, true));
                 Ok(turn)
             }
             Err(error) => {
-                self.lose(&mut turn).await;
+                self.reset_connection(&mut turn).await;
                 Err(AgentError::Absent(error))
             }
         }
     }
 
     /// Sends the sync request: its answer shows that the agent reads from this connection.
-    async fn sync(&self, line: &mut Line) -> anyhow::Result<()> {
-        if line.stream.is_none() {
-            line.stream = Some(UnixStream::connect(&self.path).await.context("no machine")?);
+    async fn sync(&self, connection: &mut Connection) -> anyhow::Result<()> {
+        if connection.stream.is_none() {
+            connection.stream = Some(UnixStream::connect(&self.path).await.context("no machine")?);
         }
         // A new number each time, so that a late answer to an earlier request is not mistaken for
         // this one.
-        line.last = number(line.last);
-        let id = line.last;
-        let stream = line.stream.as_mut().context("no connection")?;
-        stream.write_all(&line::sync(id)).await?;
-        hear(stream, AnswerReader::sync(id)).await.map(drop)
+        connection.last = number(connection.last);
+        let id = connection.last;
+        let stream = connection.stream.as_mut().context("no connection")?;
+        stream.write_all(&protocol::sync(id)).await?;
+        read_answer(stream, AnswerReader::sync(id)).await.map(drop)
     }
 
     /// Sends a command with a timeout and a maximum length of its answer. Resets the connection if
     /// there is no answer.
-    async fn question(
+    async fn send_command(
         &self,
-        line: &mut Line,
+        connection: &mut Connection,
         command: &str,
         arguments: Value,
         limits: Limits,
     ) -> Result<Vec<u8>, AgentError> {
         let Limits { within, length } = limits;
-        let answer = timeout(within, self.talk(line, command, arguments, length)).await;
+        let answer = timeout(within, self.exchange(connection, command, arguments, length)).await;
         let late = || Err(anyhow!("{command}: no answer within {} s", within.as_secs()));
         match answer.unwrap_or_else(|_| late()) {
             Ok(answer) => Ok(answer),
             Err(error) => {
-                self.lose(line).await;
+                self.reset_connection(connection).await;
                 Err(AgentError::Absent(error))
             }
         }
     }
 
-    async fn talk(
+    async fn exchange(
         &self,
-        line: &mut Line,
+        connection: &mut Connection,
         command: &str,
         arguments: Value,
         limit: usize,
     ) -> anyhow::Result<Vec<u8>> {
-        let stream = line.stream.as_mut().context("no connection")?;
-        stream.write_all(&line::command(command, arguments)).await?;
-        hear(stream, AnswerReader::answer(limit)).await
+        let stream = connection.stream.as_mut().context("no connection")?;
+        stream.write_all(&protocol::command(command, arguments)).await?;
+        read_answer(stream, AnswerReader::answer(limit)).await
     }
 
     /// Handles a missing answer. Reconnecting discards what was sent and not read; the new
     /// connection stays open for an agent that comes later.
-    async fn lose(&self, line: &mut Line) {
+    async fn reset_connection(&self, connection: &mut Connection) {
         self.answers.send_if_modified(|it| std::mem::replace(it, false));
-        line.stream = timeout(ANSWER_TIMEOUT, UnixStream::connect(&self.path))
+        connection.stream = timeout(ANSWER_TIMEOUT, UnixStream::connect(&self.path))
             .await
             .ok()
             .and_then(Result::ok);
-        line.missed = Some(Instant::now());
+        connection.missed = Some(Instant::now());
     }
 }
 
 /// Reads until the expected answer is complete.
-async fn hear(stream: &mut UnixStream, mut reader: AnswerReader) -> anyhow::Result<Vec<u8>> {
+async fn read_answer(stream: &mut UnixStream, mut reader: AnswerReader) -> anyhow::Result<Vec<u8>> {
     let mut bytes = vec![0; READ_SIZE];
     loop {
         let count = stream.read(&mut bytes).await?;
         anyhow::ensure!(count > 0, "the agent disconnected");
-        if let Some(heard) = reader.take(&bytes[..count])? {
-            return Ok(heard);
+        if let Some(answer) = reader.take(&bytes[..count])? {
+            return Ok(answer);
         }
     }
 }

@@ -282,7 +282,7 @@ fn show_plan(words: &[String]) -> anyhow::Result<u8> {
     let kvm = Path::new("/dev/kvm");
     print(&if json { plan::json(&plan, kvm) } else { plan::text(&plan) })?;
     match plan {
-        Ok(plan) => plan.missing().or_else(|| plan.unfit(kvm)).map_or(Ok(0), Err),
+        Ok(plan) => plan.download_error().or_else(|| plan.kvm_error(kvm)).map_or(Ok(0), Err),
         Err(error) => Err(error),
     }
 }

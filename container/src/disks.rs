@@ -75,7 +75,7 @@ impl Disk {
 
 /// A disk that was found, and whether the pod owns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundDisk {
     /// The disk.
     pub disk: Disk,
     /// Whether the disk is the pod's own file on its volume. Such a disk follows the settings; all
@@ -90,7 +90,7 @@ pub struct Found {
 ///
 /// When the configured device is not a block device. When it is unknown whether a file exists,
 /// since a new disk must not replace one that cannot be examined.
-pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<Option<Found>> {
+pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<Option<FoundDisk>> {
     if settings.disk.disable {
         return Ok(None);
     }
@@ -99,21 +99,21 @@ pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<O
         None => image(number, root),
     };
     if let Some(disk) = passed {
-        return Ok(Some(Found { disk, own: false }));
+        return Ok(Some(FoundDisk { disk, own: false }));
     }
     let mut there = Vec::new();
-    for disk in own(number, settings, root) {
-        if is_there(&disk.path)? {
+    for disk in own_files(number, settings, root) {
+        if exists(&disk.path)? {
             there.push(disk);
         }
     }
     // A blank disk beside a written one was created by mistake.
     let disk = there.iter().find(|disk| disk.is_written()).or(there.first()).cloned();
-    Ok(disk.map(|disk| Found { disk, own: true }))
+    Ok(disk.map(|disk| FoundDisk { disk, own: true }))
 }
 
 /// Whether the path exists. A broken link, or anything but a file or a block device, is an error.
-fn is_there(path: &Path) -> anyhow::Result<bool> {
+fn exists(path: &Path) -> anyhow::Result<bool> {
     let looked = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         Err(error) => Err(error),
@@ -125,7 +125,7 @@ fn is_there(path: &Path) -> anyhow::Result<bool> {
 }
 
 /// Paths of the pod's own file for a disk. The first one is created if neither exists.
-pub fn own(number: usize, settings: &Settings, root: &Path) -> [Disk; 2] {
+pub fn own_files(number: usize, settings: &Settings, root: &Path) -> [Disk; 2] {
     let (folder, name) = match number {
         0 => (settings.storage.folder.clone(), settings.storage.name.0.clone()),
         _ => {
@@ -246,7 +246,7 @@ mod test {
         settings.storage.name = Value::read("system").unwrap();
         assert_eq!(found(0, &settings, &root), None);
         assert_eq!(found(1, &settings, &root), Some(("storage2/system2.img".into(), true)));
-        let made = super::own(0, &settings, root.path()).map(|it| it.path);
+        let made = own_files(0, &settings, root.path()).map(|it| it.path);
         assert_eq!(
             made,
             ["img", "qcow2"].map(|it| root.path().join(format!("storage/system.{it}")))

@@ -40,12 +40,12 @@ struct Shared {
     out: BorrowedFd<'static>,
     /// Write lines as JSON objects.
     json: bool,
-    left: Mutex<Queue>,
+    queue: Mutex<Queue>,
     changed: Condvar,
 }
 
 /// The log of this process.
-static OWN: OnceLock<Log> = OnceLock::new();
+static GLOBAL: OnceLock<Log> = OnceLock::new();
 
 /// The queue between callers and the writing thread.
 struct Queue {
@@ -55,9 +55,9 @@ struct Queue {
     /// Lines dropped since `bytes` was last taken.
     lost: u64,
     /// The writing thread exists.
-    served: bool,
+    has_writer: bool,
     /// The thread is writing what it took from `bytes`.
-    busy: bool,
+    writing: bool,
 }
 
 /// Index of a level in `buckets`.
@@ -75,14 +75,15 @@ impl Log {
     /// A log that writes to `out`, as text or as JSON objects. The first line starts the thread.
     pub fn new(out: BorrowedFd<'static>, json: bool) -> Self {
         let buckets = [(); 5].map(|()| Bucket::new(PROGRAM));
-        let left = Queue { bytes: Vec::new(), buckets, lost: 0, served: false, busy: false };
-        let (left, changed) = (Mutex::new(left), Condvar::new());
-        Self(Arc::new(Shared { out, json, left, changed }))
+        let queue =
+            Queue { bytes: Vec::new(), buckets, lost: 0, has_writer: false, writing: false };
+        let (queue, changed) = (Mutex::new(queue), Condvar::new());
+        Self(Arc::new(Shared { out, json, queue, changed }))
     }
 
     /// Makes this the log of the process.
     pub fn make_global(&self) {
-        OWN.get_or_init(|| self.clone());
+        GLOBAL.get_or_init(|| self.clone());
     }
 
     /// Waits until everything is written, at most 2 seconds.
@@ -93,77 +94,77 @@ impl Log {
     fn end_within(&self, time: Duration) {
         self.report_dropped();
         let Shared { changed, .. } = &*self.0;
-        let waits = |left: &mut Queue| left.busy || !left.bytes.is_empty();
+        let waits = |queue: &mut Queue| queue.writing || !queue.bytes.is_empty();
         // Lines that were not written in time are given up.
-        drop(changed.wait_timeout_while(self.0.left(), time, waits));
+        drop(changed.wait_timeout_while(self.0.queue(), time, waits));
     }
 
     /// Writes how many lines of each level were dropped and not reported yet.
     fn report_dropped(&self) {
-        let mut left = self.0.left();
-        if !left.served {
+        let mut queue = self.0.queue();
+        if !queue.has_writer {
             return;
         }
         for level in [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE] {
-            let count = left.buckets[index(level)].missing();
-            self.0.left_out(&mut left, count, level);
+            let count = queue.buckets[index(level)].missing();
+            self.0.report_missing(&mut queue, count, level);
         }
         self.0.changed.notify_all();
     }
 
     fn push(&self, level: Level, line: &[u8]) {
-        let mut left = self.0.left();
-        let Some(before) = left.buckets[index(level)].take(line.len(), Instant::now()) else {
+        let mut queue = self.0.queue();
+        let Some(before) = queue.buckets[index(level)].take(line.len(), Instant::now()) else {
             return;
         };
-        self.0.left_out(&mut left, before, level);
-        if !left.served {
+        self.0.report_missing(&mut queue, before, level);
+        if !queue.has_writer {
             let shared = self.0.clone();
             let body = move || shared.serve();
-            left.served = Builder::new().name("log".into()).spawn(body).is_ok();
+            queue.has_writer = Builder::new().name("log".into()).spawn(body).is_ok();
         }
-        if !left.served {
-            drop(left);
+        if !queue.has_writer {
+            drop(queue);
             write(self.0.out, line);
-        } else if left.lost > 0 || left.bytes.len() + line.len() > MAX_QUEUED {
-            left.lost += 1;
+        } else if queue.lost > 0 || queue.bytes.len() + line.len() > MAX_QUEUED {
+            queue.lost += 1;
         } else {
-            left.bytes.extend(line);
+            queue.bytes.extend(line);
             self.0.changed.notify_all();
         }
     }
 }
 
 impl Shared {
-    fn left(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
         // Threads change the queue by whole lines, so it is valid even after a panic.
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes how many lines of a level were dropped, if any were.
-    fn left_out(&self, left: &mut Queue, count: u64, level: Level) {
+    fn report_missing(&self, queue: &mut Queue, count: u64, level: Level) {
         if count > 0 {
             let missing = self.line(&format!("{count} lines of {level} are left out here"));
-            left.bytes.extend(missing.as_bytes());
+            queue.bytes.extend(missing.as_bytes());
         }
     }
 
     /// The body of the writing thread.
     fn serve(&self) {
         jail::seclude();
-        let mut left = self.left();
+        let mut queue = self.queue();
         loop {
-            let empty = |left: &mut Queue| left.bytes.is_empty();
-            left = self.changed.wait_while(left, empty).unwrap_or_else(PoisonError::into_inner);
-            let (bytes, lost) = (mem::take(&mut left.bytes), mem::take(&mut left.lost));
-            left.busy = true;
-            drop(left);
+            let empty = |queue: &mut Queue| queue.bytes.is_empty();
+            queue = self.changed.wait_while(queue, empty).unwrap_or_else(PoisonError::into_inner);
+            let (bytes, lost) = (mem::take(&mut queue.bytes), mem::take(&mut queue.lost));
+            queue.writing = true;
+            drop(queue);
             write(self.out, &bytes);
             if lost > 0 {
                 write(self.out, self.lost_line(lost).as_bytes());
             }
-            left = self.left();
-            left.busy = false;
+            queue = self.queue();
+            queue.writing = false;
             self.changed.notify_all();
         }
     }
@@ -252,25 +253,25 @@ impl LineLimit {
 
 /// Writes the reason for the end of the program to standard error, as text or as a JSON object,
 /// after all log lines. Waits at most 2 seconds for the reader.
-pub fn last_word(sentence: &str) {
-    let json = OWN.get().is_some_and(|log| {
+pub fn write_final_error(sentence: &str) {
+    let json = GLOBAL.get().is_some_and(|log| {
         log.end();
         log.0.json
     });
     let line = if json { object("ERROR", sentence) } else { format!("transom: {sentence}\n") };
-    let say = |line: &str| {
+    let print = |line: &str| {
         // Standard error may be closed. Then there is nothing else to do.
         io::stderr().write_all(line.as_bytes()).ok();
     };
     let (tell, told) = mpsc::channel();
     let text = line.clone();
     let body = move || {
-        say(&text);
+        print(&text);
         tell.send(()).ok();
     };
     match Builder::new().name("last-word".into()).spawn(body) {
         Ok(_) => drop(told.recv_timeout(END_TIMEOUT)),
-        Err(_) => say(&line),
+        Err(_) => print(&line),
     }
 }
 
@@ -379,7 +380,7 @@ mod test {
             log.push(Level::INFO, format!("{number}\n").as_bytes());
         }
         log.end_within(MINUTE);
-        assert!(log.0.left().bytes.is_empty() && !log.0.left().busy);
+        assert!(log.0.queue().bytes.is_empty() && !log.0.queue().writing);
         assert_eq!(read.join().unwrap(), count);
         let line: serde_json::Value = serde_json::from_str(&log.0.lost_line(7)).unwrap();
         assert!(line["fields"]["message"].as_str().unwrap().starts_with("7 lines"), "{line}");

@@ -5,7 +5,7 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use container::command;
-use container::log::{Log, last_word};
+use container::log::{Log, write_final_error};
 use container::settings::value::{strip, switch};
 use container::status::{self, Status};
 use container::story::log_layer::StoryLayer;
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     match result {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            status::sentences(&error).iter().for_each(|sentence| last_word(sentence));
+            status::sentences(&error).iter().for_each(|sentence| write_final_error(sentence));
             ExitCode::from(Status::of(&error).code())
         }
     }

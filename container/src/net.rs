@@ -6,6 +6,7 @@
 //! `user` makes its connections the pod's own. `link` knows and makes interfaces, and `right` what
 //! is needed for that.
 
+mod capabilities;
 pub mod dhcp;
 pub mod dns;
 pub mod hosts;
@@ -14,5 +15,4 @@ pub mod macvtap;
 pub mod nat;
 pub mod relay;
 pub mod resolv;
-mod right;
 pub mod user;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use host::size::Size;
 use serde_json::{Map, Value, json};
 
-use crate::disks::{self, Disk, Found, below};
+use crate::disks::{self, Disk, FoundDisk, below};
 use crate::firmware;
 use crate::medium;
 use crate::pod::{kvm, machine};
@@ -51,11 +51,11 @@ impl Plan {
         if let Some(found) = &disk {
             let own = found.own.then_some(&found.disk);
             host.disk = Some(own.and_then(Disk::length).unwrap_or(0));
-            host.room = host.room.map(|room| room + own.map_or(0, Disk::taken));
+            host.free_space = host.free_space.map(|space| space + own.map_or(0, Disk::taken));
         }
-        for (number, room) in (1..).zip(&mut host.rooms) {
+        for (number, space) in (1..).zip(&mut host.further_space) {
             let found = disks::find(number, &input.settings, root)?.filter(|found| found.own);
-            *room = room.map(|room| room + found.map_or(0, |found| found.disk.taken()));
+            *space = space.map(|space| space + found.map_or(0, |found| found.disk.taken()));
         }
         let settled = settle(&input, &host);
         let source = source(&input.settings, root, disk);
@@ -85,7 +85,7 @@ impl Plan {
     }
 
     /// The source in words.
-    pub fn runs(&self) -> String {
+    pub fn description(&self) -> String {
         match &self.source {
             Source::Probe => "the probe".into(),
             Source::Disk(path) => {
@@ -100,9 +100,9 @@ impl Plan {
     }
 
     /// The source and the size of the machine in words, for the log.
-    pub fn shown(&self) -> String {
+    pub fn summary(&self) -> String {
         let memory = Size(self.sizes.memory >> 20 << 20).show();
-        let what = self.runs();
+        let what = self.description();
         match self.sizes.processors {
             1 => format!("{what}: 1 processor, {memory} of memory"),
             count => format!("{what}: {count} processors, {memory} of memory"),
@@ -110,12 +110,12 @@ impl Plan {
     }
 
     /// Why this host's KVM cannot run the machine. Without the device the check is skipped.
-    pub fn unfit(&self, device: &Path) -> Option<anyhow::Error> {
+    pub fn kvm_error(&self, device: &Path) -> Option<anyhow::Error> {
         device.exists().then(|| kvm::check(device, &self.source).err()).flatten()
     }
 
     /// The error for a source that would have to be downloaded.
-    pub fn missing(&self) -> Option<anyhow::Error> {
+    pub fn download_error(&self) -> Option<anyhow::Error> {
         let Source::Download(version) = &self.source else { return None };
         Some(Failure::new(
             Status::Download,
@@ -140,7 +140,7 @@ fn check_media(source: &Source, root: &Path, volume: &Path) -> anyhow::Result<()
 }
 
 /// Selects the source: the probe, a disk with Windows, an ISO image, or a download.
-fn source(settings: &Settings, root: &Path, disk: Option<Found>) -> anyhow::Result<Source> {
+fn source(settings: &Settings, root: &Path, disk: Option<FoundDisk>) -> anyhow::Result<Source> {
     if settings.windows.version == Version::Probe {
         return Ok(Source::Probe);
     }
@@ -230,7 +230,7 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     let (memory, disk) = (of(memory), if disk == 0 { "no".into() } else { of(disk) });
     writeln!(text, "machine: {processors}, {memory} of memory, {disk} disk")
         .expect("a string takes all");
-    writeln!(text, "runs: {}", plan.runs()).expect("a string takes all");
+    writeln!(text, "runs: {}", plan.description()).expect("a string takes all");
     for warning in &plan.warnings {
         writeln!(text, "warning: {warning}").expect("a string takes all");
     }
@@ -250,15 +250,17 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
                 Source::Medium(_) => "medium",
                 Source::Download(_) => "download",
             };
-            let missing =
-                plan.missing().or_else(|| plan.unfit(kvm)).map(|error| format!("{error:#}"));
+            let missing = plan
+                .download_error()
+                .or_else(|| plan.kvm_error(kvm))
+                .map(|error| format!("{error:#}"));
             json!({
                 "settings": settings,
                 "processors": plan.sizes.processors,
                 "memory": plan.sizes.memory,
                 "disk": plan.sizes.disk,
                 "more_disks": plan.sizes.more,
-                "source": { "kind": kind, "is": plan.runs() },
+                "source": { "kind": kind, "is": plan.description() },
                 "warnings": plan.warnings,
                 "missing": missing,
             })
@@ -309,14 +311,14 @@ mod test {
     #[test]
     fn what_is_there_is_run_and_what_is_not_is_missing() {
         let missing = plan(&[], &[]).unwrap();
-        let error = missing.missing().unwrap();
+        let error = missing.download_error().unwrap();
         assert_eq!(Status::of(&error), Status::Download);
         assert!(error.to_string().contains("Windows 11 Pro"), "{error}");
         assert!(error.to_string().contains("/custom.iso"), "{error}");
 
         let probe = plan(&[("VERSION", "probe")], &["custom.iso"]).unwrap();
         assert_eq!(probe.source, Source::Probe);
-        assert!(probe.missing().is_none());
+        assert!(probe.download_error().is_none());
 
         for file in ["custom.iso", "Boot.ISO", "storage/CUSTOM.iso", "storage/boot.iso"] {
             let medium = plan(&[], &[file]).unwrap().source;

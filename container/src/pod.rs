@@ -37,7 +37,7 @@ use self::boot_retry::{BootRetry, KeyPrompt};
 use self::child::{BootEvents, Child, Options};
 use self::console::{BootDevice, BootEvent};
 use self::guard::Guard;
-use self::guest_log::Repeats;
+use self::guest_log::LoggedLines;
 use self::inquiry::EndNotice;
 use self::machine::Parts;
 use self::network::{GuestAddress, Network};
@@ -52,7 +52,7 @@ use crate::jail::{self, Rights};
 use crate::plan::Plan;
 use crate::settings::Boot;
 use crate::settings::environment::Environment;
-use crate::settings::host::{self, Load};
+use crate::settings::host::{self, MemoryLoad};
 use crate::settings::translate::Serial;
 use crate::source::Source;
 use crate::status::{Failure, Status};
@@ -88,8 +88,8 @@ pub fn run(environment: &Environment) -> anyhow::Result<u8> {
     let status = runtime.block_on(async {
         let mut signals = Signals::catch()?;
         let mut shown = false;
-        let lived = live(environment, &story, &mut signals, &mut shown).await;
-        hold::hold(lived, environment, &story, shown, &mut signals).await
+        let outcome = run_to_end(environment, &story, &mut signals, &mut shown).await;
+        hold::hold(outcome, environment, &story, shown, &mut signals).await
     });
     runtime.shutdown_timeout(TASKS_TIMEOUT);
     status
@@ -103,19 +103,19 @@ struct Pod {
     runtime_folder: RuntimeFolder,
     guard: Guard,
     /// Whether the CD asks for a key. Determined early: later the pod may have no right to read it.
-    asks: KeyPrompt,
+    key_prompt: KeyPrompt,
     story: Arc<Story>,
     /// The guest's address, once it is known.
     guest: Arc<OnceLock<GuestAddress>>,
     agent: Arc<Agent>,
     /// Number of processes of our control group that the kernel had killed for lack of memory when
     /// the pod began.
-    kills: u64,
+    oom_kills: u64,
 }
 
 /// Runs the pod until it ends or fails. Sets `shown` when the web port is open; it is served until
 /// the runtime ends.
-async fn live(
+async fn run_to_end(
     environment: &Environment,
     story: &Arc<Story>,
     signals: &mut Signals,
@@ -125,15 +125,15 @@ async fn live(
     for warning in &plan.warnings {
         tracing::warn!("{warning}");
     }
-    tracing::info!("{}", plan.shown());
-    if let Some(missing) = plan.missing() {
-        return Err(missing);
+    tracing::info!("{}", plan.summary());
+    if let Some(error) = plan.download_error() {
+        return Err(error);
     }
     kvm::check(Path::new("/dev/kvm"), &plan.source)?;
     let plan = Arc::new(plan);
     let planned = plan.clone();
     let (runtime_folder, volume) = tokio::select! {
-        both = apart("folders", move || prepare_folders(&planned)) => both?,
+        both = run_in_thread("folders", move || prepare_folders(&planned)) => both?,
         status = signals.peek() => return Ok(status),
     };
     // The probe has no volume of its own, but disks on it can be attached to the probe.
@@ -141,15 +141,24 @@ async fn live(
     jail::build(&[Some(runtime_folder.path()), storage].into_iter().flatten().collect::<Vec<_>>());
     let guard = Guard::of(&plan, volume.as_ref(), &runtime_folder)?;
     let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
-    let asks = KeyPrompt::of(&plan.source, rescue.as_deref());
+    let key_prompt = KeyPrompt::of(&plan.source, rescue.as_deref());
     let guest = Arc::<OnceLock<GuestAddress>>::default();
     let agent = Arc::new(Agent::new(runtime_folder.agent()));
     let web =
         WebState::new(story.clone(), runtime_folder.clone(), &plan, guest.clone(), agent.clone());
     let web = Arc::new(web);
-    let (story, kills) = (story.clone(), host::kills(Path::new("/")));
-    let pod =
-        Arc::new(Pod { plan, volume, runtime_folder, guard, asks, story, guest, agent, kills });
+    let (story, oom_kills) = (story.clone(), host::oom_kills(Path::new("/")));
+    let pod = Arc::new(Pod {
+        plan,
+        volume,
+        runtime_folder,
+        guard,
+        key_prompt,
+        story,
+        guest,
+        agent,
+        oom_kills,
+    });
     if let Some(served) = web::open(&pod.plan.input.settings, &pod.guard, &web)? {
         tokio::spawn(served);
     }
@@ -163,9 +172,9 @@ async fn live(
     let status = tokio::select! {
         started = pod.start(&network) => match started {
             Ok((child, events)) => {
-                let kept = tokio::spawn(pod.agent.clone().monitor(pod.story.clone()));
+                let monitor = tokio::spawn(pod.agent.clone().monitor(pod.story.clone()));
                 let status = pod.watch(child, events, signals).await;
-                kept.abort();
+                monitor.abort();
                 status
             }
             Err(error) => Err(error),
@@ -202,7 +211,7 @@ impl Pod {
         let settings = &self.plan.input.settings;
         self.story.step("Preparing the machine…");
         let pod = self.clone();
-        let mut parts = apart("volume", move || pod.parts()).await?;
+        let mut parts = run_in_thread("volume", move || pod.parts()).await?;
         let processors = self.plan.sizes.processors;
         // Start swtpm before the network's queues exist, since programs inherit them.
         let tpm = self.tpm()?;
@@ -210,7 +219,7 @@ impl Pod {
         let mut network = slot.lock().await;
         *network =
             Network::make(&self.plan.input, processors, &self.runtime_folder, &self.story).await?;
-        parts.cable = network.cable(settings)?;
+        parts.card = network.card(settings)?;
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
         }
@@ -226,15 +235,15 @@ impl Pod {
         let options = Options {
             level,
             zone: if utc { Some("UTC") } else { zone },
-            repeats: match (&self.plan.source, &settings.machine.serial.is) {
-                (_, Serial::None) => Repeats::Nothing,
-                (Source::Probe, _) => Repeats::Probe,
-                _ => Repeats::Lines,
+            logged: match (&self.plan.source, &settings.machine.serial.value) {
+                (_, Serial::None) => LoggedLines::Nothing,
+                (Source::Probe, _) => LoggedLines::Probe,
+                _ => LoggedLines::Lines,
             },
         };
         let (mut child, events) =
             Child::start(self.runtime_folder.control(), &self.story, options)?;
-        network.handed_over();
+        network.close_queues();
         child.attach_tpm(tpm);
         jail::close(self.rights(), &child.ids())?;
         child.configure(&config).await?;
@@ -325,33 +334,33 @@ impl Pod {
         let mut started = self.volume.is_none();
         let mut from_disk = false;
         // Whether the guest can be expected to react to a shutdown request.
-        let mut hears = started;
+        let mut system_boots = started;
         if started {
             self.story.enter(Phase::Running, "The probe runs");
         }
-        let mut boot_retry = BootRetry::new(self.asks, self.runtime_folder.control());
+        let mut boot_retry = BootRetry::new(self.key_prompt, self.runtime_folder.control());
         let settings = &self.plan.input.settings.balloon;
         let mut balloon =
             Balloon::start(settings, self.plan.sizes.memory, &self.runtime_folder.control());
         loop {
             tokio::select! {
-                ended = child.end() => return self.ended(ended?, child.mistake().await),
+                ended = child.end() => return self.exit_status(ended?, child.mistake().await),
                 Some((event, last)) = events.recv() => {
                     let waits = boot_retry.handle(&event);
                     match event {
                         BootEvent::Starts { name, on } => {
                             from_disk |= on == BootDevice::Disk;
-                            hears = on == BootDevice::Disk || hears && on == BootDevice::Other;
-                            self.starts(&name, on == BootDevice::Disk);
+                            system_boots = on == BootDevice::Disk || system_boots && on == BootDevice::Other;
+                            self.on_boot(&name, on == BootDevice::Disk);
                             started = true;
                         }
-                        BootEvent::Nothing if from_disk || waits => hears = false,
+                        BootEvent::Nothing if from_disk || waits => system_boots = false,
                         BootEvent::Nothing => {
                             child.kill();
                             let boot = self.plan.input.settings.machine.boot;
                             let mark = self.volume.as_ref().and_then(Volume::mark);
                             let source = &self.plan.source;
-                            return Err(nothing_starts(source, boot, mark.as_deref(), &last));
+                            return Err(nothing_boots_error(source, boot, mark.as_deref(), &last));
                         }
                     }
                 }
@@ -365,7 +374,7 @@ impl Pod {
                 status = signals.next() => {
                     self.story.enter(Phase::Stopping, &format!("Stopping {app}…"));
                     drop(boot_retry);
-                    let asks = self.plan.input.settings.pod.shutdown && hears;
+                    let asks = self.plan.input.settings.pod.shutdown && system_boots;
                     if let Some(balloon) = balloon.take() {
                         balloon.give_back();
                     }
@@ -379,7 +388,7 @@ impl Pod {
     }
 
     /// The firmware has started something.
-    fn starts(&self, name: &str, disk: bool) {
+    fn on_boot(&self, name: &str, disk: bool) {
         let app = &self.plan.input.settings.pod.app.0;
         if disk && let Some(volume) = self.volume.as_ref().filter(|it| !it.has_booted()) {
             match volume.mark_booted() {
@@ -405,13 +414,13 @@ impl Pod {
     }
 
     /// The machine's process has ended. Returns the exit status, or an error.
-    fn ended(&self, ended: ExitStatus, mistake: Option<String>) -> anyhow::Result<u8> {
+    fn exit_status(&self, ended: ExitStatus, mistake: Option<String>) -> anyhow::Result<u8> {
         let app = &self.plan.name();
         if let Some(signal) = ended.signal() {
             let root = Path::new("/");
-            let starved = signal == Signal::KILL.as_raw() && host::kills(root) > self.kills;
-            let limited = Load::read(root).is_some_and(|load| load.group.is_some());
-            return Err(cut_off(app, signal, starved.then_some(limited)));
+            let starved = signal == Signal::KILL.as_raw() && host::oom_kills(root) > self.oom_kills;
+            let limited = MemoryLoad::read(root).is_some_and(|load| load.group.is_some());
+            return Err(killed_error(app, signal, starved.then_some(limited)));
         }
         let code = ended.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
         match mistake {
@@ -426,7 +435,7 @@ impl Pod {
 
 /// The error for a machine that a signal ended. `starved` is set if the kernel killed it for lack
 /// of memory; its value says whether the pod has a memory limit.
-fn cut_off(app: &str, signal: i32, starved: Option<bool>) -> anyhow::Error {
+fn killed_error(app: &str, signal: i32, starved: Option<bool>) -> anyhow::Error {
     let out = match starved {
         Some(true) => "the container's memory limit was reached: raise it, or lower RAM_SIZE",
         Some(false) => "the host had no memory left: free some there, or lower RAM_SIZE",
@@ -437,22 +446,27 @@ fn cut_off(app: &str, signal: i32, starved: Option<bool>) -> anyhow::Error {
 }
 
 /// Runs blocking work in a thread of its own. Meanwhile browsers are served and signals handled.
-async fn apart<T: Send + 'static>(
+async fn run_in_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {
-    let (tell, told) = oneshot::channel();
+    let (sender, result) = oneshot::channel();
     let body = move || {
         // The receiver may be gone.
-        tell.send(work()).ok();
+        sender.send(work()).ok();
     };
     std::thread::Builder::new().name(name.into()).spawn(body).context("threads")?;
-    told.await.context("a thread that broke")?
+    result.await.context("a thread that broke")?
 }
 
 /// The error for firmware that found nothing to boot, with the likely reason. `mark` is the file
 /// that makes the disk boot before media.
-fn nothing_starts(source: &Source, boot: Boot, mark: Option<&Path>, last: &str) -> anyhow::Error {
+fn nothing_boots_error(
+    source: &Source,
+    boot: Boot,
+    mark: Option<&Path>,
+    last: &str,
+) -> anyhow::Error {
     let out = match source {
         _ if boot.is_secure() && last.contains("Access Denied") => {
             "Secure Boot refused an unsigned system, or one with an unknown signature: set \
@@ -486,7 +500,7 @@ mod test {
 
     #[test]
     fn a_machine_without_memory_is_told_from_one_that_somebody_ended() {
-        let of = |starved| format!("{:#}", cut_off("Windows", 9, starved));
+        let of = |starved| format!("{:#}", killed_error("Windows", 9, starved));
         assert!(of(None).starts_with("Windows was ended by signal 9: start it again: "));
         assert!(of(Some(true)).contains("memory limit was reached: raise it, or lower RAM_SIZE"));
         assert!(of(Some(false)).contains("the host had no memory left"));
@@ -495,7 +509,7 @@ mod test {
     #[test]
     fn who_starts_nothing_is_told_why() {
         let medium = Source::Medium("/custom.iso".into());
-        let of = |boot, last| format!("{:#}", nothing_starts(&medium, boot, None, last));
+        let of = |boot, last| format!("{:#}", nothing_boots_error(&medium, boot, None, last));
         let denied = "BdsDxe: failed to load Boot0001 \"UEFI Misc Device\" from \
                       PciRoot(0x0)/Pci(0x2,0x0): Access Denied";
         let (refused, plain) = (of(Boot::Secure, denied), of(Boot::Uefi, denied));
@@ -503,7 +517,7 @@ mod test {
         assert!(plain.contains("/custom.iso cannot be booted"), "{plain}");
         assert!(of(Boot::Secure, "BdsDxe: Not Found").contains("/custom.iso cannot be booted"));
         let disk = Source::Disk("/storage/data.img".into());
-        let of = |mark| format!("{:#}", nothing_starts(&disk, Boot::Uefi, mark, ""));
+        let of = |mark| format!("{:#}", nothing_boots_error(&disk, Boot::Uefi, mark, ""));
         // With the mark, the disk boots before any /custom.iso.
         let marked = of(Some(Path::new("/storage/windows.boot")));
         let ways = ["as /start.iso", "delete /storage/windows.boot and mount it as /custom.iso"];

@@ -32,8 +32,8 @@ use self::translate::arguments::Arguments;
 use self::translate::flags::Flags;
 use self::translate::smbios::Smbios;
 use self::translate::{
-    Adapter, Bus, Cache, Display, Engine, Kind, Model, Pointer, Screen, Serial, Topology, Usb,
-    Words,
+    Adapter, Bus, Cache, Display, Engine, Kind, Model, Pointer, Screen, Serial, Topology,
+    Translated, Usb,
 };
 use self::trust::{Origins, Proxies};
 use self::value::{Cores, Disk, Port, Ram, Secret, Value, Within, choices, switch};
@@ -109,7 +109,7 @@ impl Settings {
 
     /// The port for VNC viewers, or nothing if the pod has no VNC server.
     pub fn vnc(&self) -> Option<u16> {
-        let is = self.screen.display.is;
+        let is = self.screen.display.value;
         let usual = is == Display::Vnc || self.pod.compat == Compat::Dockur;
         let usual = usual.then_some(VNC_PORT);
         let said = self.screen.vnc_port.and_then(|it| u16::try_from(it.0).ok());
@@ -188,7 +188,7 @@ pub struct Processor {
     /// Sockets, cores and threads. It takes the place of `cores`.
     pub topology: Option<Topology>,
     /// Processor model, which is always the host's.
-    pub model: Option<Words<Model>>,
+    pub model: Option<Translated<Model>>,
     /// Feature flags in QEMU's words. They only produce notes.
     pub flags: Option<Flags>,
     /// Enables Hyper-V's enlightenments.
@@ -249,13 +249,13 @@ choices! {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DiskSettings {
     /// Controller of the disks.
-    pub controller: Words<Bus>,
+    pub controller: Translated<Bus>,
     /// Controller of the installation medium.
-    pub media: Words<Bus>,
+    pub media: Translated<Bus>,
     /// Cache mode of the host.
-    pub cache: Words<Cache>,
+    pub cache: Translated<Cache>,
     /// I/O engine of the host.
-    pub io: Words<Engine>,
+    pub io: Translated<Engine>,
     /// How discards are handled.
     pub discard: Discard,
     /// The machine has no disk.
@@ -320,7 +320,7 @@ pub struct Network {
     /// MTU in bytes.
     pub mtu: Option<Within<576, 65521>>,
     /// Model of the guest's card.
-    pub adapter: Words<Adapter>,
+    pub adapter: Translated<Adapter>,
     /// Ports that stay with the pod and are not forwarded to the guest.
     pub host_ports: Ports,
     /// Ports that are forwarded to the guest in user mode.
@@ -331,9 +331,9 @@ pub struct Network {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScreenSettings {
     /// How the screen is shown: in browsers, by VNC, or not at all.
-    pub display: Words<Display>,
+    pub display: Translated<Display>,
     /// Display adapter of the guest.
-    pub adapter: Words<Screen>,
+    pub adapter: Translated<Screen>,
     /// VNC port. See [`Settings::vnc`] for its default.
     pub vnc_port: Option<Within<5900, 65535>>,
     /// Enables the web server.
@@ -386,7 +386,7 @@ impl Boot {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Machine {
     /// Chipset.
-    pub kind: Words<Kind>,
+    pub kind: Translated<Kind>,
     /// Firmware, and whether it has Secure Boot.
     pub boot: Boot,
     /// Adds a TPM.
@@ -394,9 +394,9 @@ pub struct Machine {
     /// Resets the firmware's variables.
     pub clear: bool,
     /// USB controller.
-    pub usb: Words<Usb>,
+    pub usb: Translated<Usb>,
     /// Pointing device.
-    pub mouse: Words<Pointer>,
+    pub mouse: Translated<Pointer>,
     /// Adds a source of random numbers from the host.
     pub rng: bool,
     /// UUID of the machine.
@@ -406,7 +406,7 @@ pub struct Machine {
     /// Adds a high precision event timer.
     pub hpet: bool,
     /// Destination of the first serial port.
-    pub serial: Words<Serial>,
+    pub serial: Translated<Serial>,
     /// Time zone of the clock.
     pub zone: Option<Zone>,
     /// QEMU options, translated.

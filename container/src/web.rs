@@ -116,7 +116,7 @@ impl WebState {
             ready,
             listeners: Crowd::new(MAX_LISTENERS, MAX_PER_ADDRESS),
             name: settings.title().to_owned(),
-            seen: settings.screen.display.is == Display::Web,
+            seen: settings.screen.display.value == Display::Web,
             images: Images::new(settings),
             keyboard: settings.layout(),
         }
@@ -227,7 +227,7 @@ pub fn open(
 }
 
 /// A port on all addresses of the pod, as listeners take it.
-fn everywhere(port: impl std::fmt::Display) -> anyhow::Result<Address> {
+fn all_addresses(port: impl std::fmt::Display) -> anyhow::Result<Address> {
     // Where the kernel has no IPv6, `[::]` cannot be bound.
     let every = match TcpListener::bind(("::", 0)) {
         Ok(_) => format!("[::]:{port}"),
@@ -263,7 +263,7 @@ fn serve(
         return Ok(None);
     }
     let port = settings.screen.web_port.0;
-    config.to = Some(everywhere(port)?);
+    config.to = Some(all_addresses(port)?);
     let listener = Listener::new(&config).map_err(|error| {
         // The error names the port.
         Failure::new(Status::Failed, format!("{error:#}"))

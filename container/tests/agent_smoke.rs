@@ -23,7 +23,7 @@ fn a_very_long_answer_is_no_danger() {
     for part in PARTS {
         let mut piece = vec![255];
         piece.extend(part.iter().cycle().take(255));
-        hostile_agent::says(&piece.repeat(2_000));
-        hostile_agent::says(&part.repeat(20_000));
+        hostile_agent::answer_with(&piece.repeat(2_000));
+        hostile_agent::answer_with(&part.repeat(20_000));
     }
 }

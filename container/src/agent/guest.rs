@@ -9,7 +9,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::line::plain;
+use super::protocol::plain;
 
 /// Maximum length of the operating system's name, in characters.
 const MAX_NAME: usize = 100;

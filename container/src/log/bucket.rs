@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// How long an empty bucket stays closed. Without this, lines and gaps would alternate.
 const CLOSED: Duration = Duration::from_secs(10);
 /// Bytes added to each line besides its text: level, name, or the JSON around it.
-const FRAME: u64 = 64;
+const LINE_OVERHEAD: u64 = 64;
 /// Tokens per line or byte. Tokens are thousandths, since time is counted in milliseconds.
 const WHOLE: u64 = 1000;
 
@@ -38,7 +38,7 @@ pub const GUEST: Rate = Rate {
 };
 /// Guest lines that look like boot messages of the firmware. Each of them causes
 /// log lines of ours, and may restart the machine.
-pub const MARKS: Rate = Rate {
+pub const BOOT_MESSAGES: Rate = Rate {
     burst: Amount { lines: 64, bytes: 16 << 10 },
     per_second: Amount { lines: 1, bytes: 64 },
 };
@@ -73,7 +73,7 @@ impl Bucket {
     /// or `None` if this line is dropped, too.
     pub fn take(&mut self, length: usize, now: Instant) -> Option<u64> {
         self.fill(now);
-        let cost = u64::try_from(length).unwrap_or(u64::MAX).saturating_add(FRAME);
+        let cost = u64::try_from(length).unwrap_or(u64::MAX).saturating_add(LINE_OVERHEAD);
         let cost = cost.saturating_mul(WHOLE);
         let open = self.closed.is_none_or(|until| now >= until);
         if !open || self.left.lines < WHOLE || self.left.bytes < cost {
@@ -127,7 +127,7 @@ mod test {
         for number in 0..all {
             let now = start + Duration::from_millis(10) * number;
             if let Some(before) = bucket.take(100, now) {
-                (passed, bytes, lost) = (passed + 1, bytes + 100 + FRAME, lost + before);
+                (passed, bytes, lost) = (passed + 1, bytes + 100 + LINE_OVERHEAD, lost + before);
             }
         }
         lost += bucket.missing();

@@ -63,7 +63,7 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// Becomes the owner of the pod's network. The kernel frees the socket's name when its holder ends.
 /// A killed predecessor leaves a process that holds it until the rules are removed.
-pub(super) async fn own() -> anyhow::Result<UnixListener> {
+pub(super) async fn claim_network() -> anyhow::Result<UnixListener> {
     let name = SocketAddr::from_abstract_name(OWNER).context("the name of the owner")?;
     let (start, mut logged) = (Instant::now(), false);
     loop {
@@ -207,7 +207,7 @@ impl Links {
     }
 
     /// Reads the configuration of the pod.
-    pub(super) async fn look(&self) -> anyhow::Result<Pod> {
+    pub(super) async fn read(&self) -> anyhow::Result<Pod> {
         let links = self.0.link().get().execute().map_ok(|message| Link::of(&message));
         let mut pod = Pod { links: links.try_collect().await.context("links")?, ..Pod::default() };
         let mut addresses = self.0.address().get().execute();
@@ -271,7 +271,7 @@ impl Links {
 
     /// Removes the interface of this name that a killed predecessor left.
     pub(super) async fn clear(&self, name: &str) -> anyhow::Result<()> {
-        let pod = self.look().await?;
+        let pod = self.read().await?;
         match pod.find(name) {
             None => Ok(()),
             Some(Link { kind: Some(InfoKind::Tun | InfoKind::MacVtap), index, .. }) => {

@@ -23,7 +23,7 @@ use rtnetlink::packet_route::link::InfoKind;
 pub use self::arp::LearnedAddress;
 use self::arp::Listener;
 use crate::net::link::{self, Link, Links, Pod};
-use crate::net::{nat, right};
+use crate::net::{capabilities, nat};
 use crate::settings::Settings;
 use crate::settings::value::Value as _;
 use crate::status::{Failure, Status};
@@ -66,15 +66,15 @@ impl Macvtap {
     ///
     /// If something is missing. The error names it and the way out, and nothing is left behind.
     pub async fn start(settings: &Settings, parameters: &Parameters) -> anyhow::Result<Self> {
-        if !right::is_admin() {
+        if !capabilities::is_admin() {
             return Err(refusal("a capability is missing: add --cap-add NET_ADMIN"));
         }
-        let owner = link::own().await?;
+        let owner = link::claim_network().await?;
         let links = Links::open()?;
         let name = settings.network.tap.0.as_str();
         links.clear(name).await?;
-        nat::forget();
-        let plan = Plan::make(settings, parameters, &links.look().await?)?;
+        nat::remove_old_rules();
+        let plan = Plan::make(settings, parameters, &links.read().await?)?;
         let made = links.add_macvtap(name, plan.uplink.index, plan.mac, plan.mtu).await;
         made.map_err(|error| plan.explain(&error))?;
         match plan.set_up(&links, name, parameters).await {
@@ -154,7 +154,7 @@ impl Macvtap {
     pub async fn end(self) -> anyhow::Result<()> {
         drop(self.queues);
         // Another program may have removed it already.
-        let pod = self.links.look().await?;
+        let pod = self.links.read().await?;
         if !pod.links.iter().any(|link| link.index == self.index) {
             return Ok(());
         }
@@ -196,7 +196,7 @@ impl Plan {
         name: &str,
         parameters: &Parameters,
     ) -> anyhow::Result<(u32, Vec<OwnedFd>)> {
-        let pod = links.look().await?;
+        let pod = links.read().await?;
         let found = pod.find(name).ok_or_else(|| refusal(format!("{name} is gone")))?;
         let queues = node::open(found, &parameters.folder, parameters.pairs)?;
         links.raise(found.index).await.map_err(|error| self.explain(&error))?;

@@ -3,7 +3,7 @@
 //! with the pod's address.
 //!
 //! There is no bridge: the tap interface has the gateway's address. `choice` chooses addresses and
-//! ports, `six` is the IPv6 router, `rules` is the nftables table, and `service` has the servers
+//! ports, `ipv6` is the IPv6 router, `rules` is the nftables table, and `service` has the servers
 //! for the guest.
 //!
 //! Threats: the guest sends any frame, with any source. Frames without its MAC and IP addresses are
@@ -11,9 +11,9 @@
 //! loopback nor the screen nor the kept ports.
 
 mod choice;
+mod ipv6;
 mod rules;
 mod service;
-mod six;
 
 use std::fs;
 use std::io::ErrorKind;
@@ -30,15 +30,15 @@ use rustix::io::FdFlags;
 
 pub use self::choice::guest_mac;
 use self::choice::{KeptPorts, OLD_GATEWAY, OLD_MASK, Subnet};
+use self::ipv6::{Prefix, Router};
 use self::rules::{Rules, Table};
 use self::service::Service;
-use self::six::{Prefix, Router};
+use crate::net::capabilities;
 use crate::net::dhcp::Config;
 use crate::net::dns::{DOMAIN, Local};
 use crate::net::link::{self, Block, Link, Links, Pod};
 use crate::net::relay::Relay;
 use crate::net::resolv::{File, Resolv};
-use crate::net::right;
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
 
@@ -121,12 +121,12 @@ impl Nat {
     ///
     /// If something is missing. The error names it and the way out, and nothing is left behind.
     pub async fn start(settings: &Settings, parameters: &Parameters) -> anyhow::Result<Self> {
-        right::check_tap()?;
-        let owner = link::own().await?;
+        capabilities::check_tap()?;
+        let owner = link::claim_network().await?;
         let links = Links::open()?;
         let name = settings.network.tap.0.as_str();
         links.clear(name).await?;
-        let mut plan = Plan::make(settings, parameters, &links.look().await?)?;
+        let mut plan = Plan::make(settings, parameters, &links.read().await?)?;
         let local = Local {
             gateway: plan.subnet.gateway,
             guest: plan.subnet.guest,
@@ -219,7 +219,7 @@ impl Nat {
 }
 
 /// Removes the rules that a killed predecessor left, before another kind of network starts.
-pub(super) fn forget() {
+pub(super) fn remove_old_rules() {
     // A pod that may not remove them could not have created them either.
     if let Err(error) = rules::apply(rules::REPLACE) {
         tracing::debug!("{error:#}");
@@ -289,7 +289,7 @@ impl Plan {
 impl Tap {
     /// Adds addresses, rules and forwarding.
     async fn set_up(&mut self, links: &Links, plan: &mut Plan) -> anyhow::Result<()> {
-        let pod = links.look().await?;
+        let pod = links.read().await?;
         let link = pod.find(&self.name).with_context(|| format!("{} is gone", self.name))?;
         self.index = link.index;
         let Subnet { gateway, mask, .. } = plan.subnet;
@@ -322,7 +322,7 @@ impl Tap {
     /// Starts the IPv6 router, if the pod has IPv6 and may forward it.
     async fn route(&mut self, links: &Links, plan: &mut Plan) -> Option<Prefix> {
         let prefix = plan.prefix?;
-        let config = six::Config {
+        let config = ipv6::Config {
             tap: &self.name,
             index: self.index,
             prefix,
@@ -334,7 +334,7 @@ impl Tap {
             Ok(router) => {
                 self.router = Some(router);
                 let network = prefix.0;
-                plan.notes.push(format!("the guest has IPv6 in {network}/{}", six::MASK));
+                plan.notes.push(format!("the guest has IPv6 in {network}/{}", ipv6::MASK));
                 Some(prefix)
             }
             Err(error) => {
@@ -376,7 +376,7 @@ impl Tap {
         drop(self.router);
         drop(self.forwarding);
         // A child process may still have a queue open, which keeps the tap alive.
-        let pod = links.look().await?;
+        let pod = links.read().await?;
         let remaining = pod.find(&self.name).filter(|link| link.index == self.index);
         match remaining {
             Some(link) => links.delete(link.index).await,

@@ -61,7 +61,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// The running network. Dropping it ends the network.
 #[derive(Debug)]
-pub struct User {
+pub struct UserNetwork {
     socket: PathBuf,
     mtu: u16,
     summary: String,
@@ -70,7 +70,7 @@ pub struct User {
     thread: Option<JoinHandle<()>>,
 }
 
-impl User {
+impl UserNetwork {
     /// Opens the forwarded ports, and listens for `vmm` in `folder`. The pod's resolvers are those
     /// of `etc/resolv.conf` below `root`.
     ///
@@ -162,7 +162,7 @@ impl User {
     }
 }
 
-impl Drop for User {
+impl Drop for UserNetwork {
     fn drop(&mut self) {
         self.stop();
     }

@@ -90,7 +90,7 @@ fn missing_drivers(input: &ParsedEnvironment, root: &Path) -> Vec<String> {
     let mut notes = Vec::new();
     let drivers = machine::further_media(root, &below(root, &settings.storage.folder));
     let bus = &settings.disk.controller;
-    let driver = match bus.is {
+    let driver = match bus.value {
         _ if settings.disk.disable => None,
         Bus::Scsi => Some("vioscsi"),
         Bus::Blk => Some("viostor"),

@@ -15,7 +15,7 @@ use vmm::control::Command;
 
 use super::machine_client;
 use crate::settings::balloon::{Balloon as Settings, Debug, MinimumMemory};
-use crate::settings::host::Load;
+use crate::settings::host::MemoryLoad;
 use crate::settings::value::{MIB, Value as _};
 
 /// Free memory to leave in a control group: beyond its limit the kernel kills the machine.
@@ -45,7 +45,7 @@ impl Controller {
     }
 
     /// Takes a reading. Returns the new amount for the guest if it should change.
-    fn step(&mut self, load: &Load) -> Option<u64> {
+    fn step(&mut self, load: &MemoryLoad) -> Option<u64> {
         let (used, total) = narrowest(load);
         let pressure = load.pressure.unwrap_or(0.0);
         let max = self.memory - self.minimum;
@@ -78,7 +78,7 @@ impl Controller {
 
 /// Percent in use, of the host or of the control group, whichever is shorter of memory; and its
 /// size.
-fn narrowest(load: &Load) -> (f64, u64) {
+fn narrowest(load: &MemoryLoad) -> (f64, u64) {
     let host = (percent(load.total.saturating_sub(load.free), load.total), load.total);
     let group = load.group.map(|(limit, free)| {
         let used = limit.saturating_sub(free).saturating_add(MARGIN);
@@ -135,7 +135,7 @@ async fn control_loop(mut controller: Controller, control: PathBuf) {
     let debug = controller.settings.debug;
     loop {
         sleep(pause).await;
-        let Some(load) = Load::read(Path::new("/")) else { continue };
+        let Some(load) = MemoryLoad::read(Path::new("/")) else { continue };
         let wanted = controller.step(&load);
         if matches!(debug, Debug::All | Debug::Controller) {
             let (used, _) = narrowest(&load);
@@ -173,13 +173,13 @@ mod test {
     }
 
     /// A host of nearly 16 GiB with this share in use.
-    fn host(used: u64) -> Load {
+    fn host(used: u64) -> MemoryLoad {
         let total = 100 * 160 * MIB;
-        Load { total, free: total / 100 * (100 - used), ..Load::default() }
+        MemoryLoad { total, free: total / 100 * (100 - used), ..MemoryLoad::default() }
     }
 
     /// Takes a reading and applies the result.
-    fn go(controller: &mut Controller, load: &Load) -> u64 {
+    fn go(controller: &mut Controller, load: &MemoryLoad) -> u64 {
         controller.target = controller.step(load).unwrap_or(controller.target);
         controller.target
     }
@@ -218,18 +218,18 @@ mod test {
         assert_eq!(go(&mut controller, &host(90)), controller.minimum);
         assert_eq!(controller.minimum, part(4 * GIB, 33.0));
         let mut controller = usual();
-        let load = Load { pressure: Some(50.0), ..host(10) };
+        let load = MemoryLoad { pressure: Some(50.0), ..host(10) };
         assert_eq!(go(&mut controller, &load), controller.minimum);
     }
 
     #[test]
     fn who_waits_for_memory_counts_like_memory_in_use() {
         let mut controller = usual();
-        let load = Load { pressure: Some(20.0), ..host(60) };
+        let load = MemoryLoad { pressure: Some(20.0), ..host(60) };
         let taken = go(&mut controller, &load);
         assert!(taken < 4 * GIB, "{taken}");
         // Nothing is returned while the pressure lasts.
-        let load = Load { pressure: Some(10.5), ..host(10) };
+        let load = MemoryLoad { pressure: Some(10.5), ..host(10) };
         assert_eq!(go(&mut controller, &load), taken);
         assert!(go(&mut controller, &host(10)) > taken);
     }
@@ -247,10 +247,10 @@ mod test {
     #[test]
     fn a_control_group_is_as_narrow_as_its_limit_with_a_margin() {
         let mut controller = usual();
-        let group = |free| Load { group: Some((5 * GIB, free)), ..host(10) };
+        let group = |free| MemoryLoad { group: Some((5 * GIB, free)), ..host(10) };
         assert_eq!(controller.step(&group(2 * GIB)), None);
         assert_eq!(go(&mut controller, &group(128 * MIB)), controller.minimum);
-        let none = Load::default();
+        let none = MemoryLoad::default();
         assert_eq!(usual().step(&none), None);
     }
 

@@ -55,19 +55,19 @@ impl KeyPrompt {
 
 /// The reaction to a boot event.
 #[derive(Debug, PartialEq, Eq)]
-enum Act {
+enum Action {
     /// Do nothing, and stop what was going on.
-    Rest,
+    Nothing,
     /// Press a key.
-    Press,
+    PressKey,
     /// The medium of this name gave up: reset the machine after this time, or when a viewer comes.
-    Again(String, Option<Duration>),
+    Reset(String, Option<Duration>),
 }
 
 /// The devices that the firmware booted since the pod began.
 #[derive(Debug, Default)]
 struct BootState {
-    asks: KeyPrompt,
+    key_prompt: KeyPrompt,
     /// The key was pressed since the machine started.
     pressed: bool,
     /// The medium that booted last, and when.
@@ -77,34 +77,34 @@ struct BootState {
 }
 
 impl BootState {
-    fn starts(&mut self, name: &str, on: BootDevice, now: Instant) -> Act {
+    fn on_boot(&mut self, name: &str, on: BootDevice, now: Instant) -> Action {
         match on {
-            BootDevice::Disk => (self.asks, self.medium) = (KeyPrompt::Never, None),
+            BootDevice::Disk => (self.key_prompt, self.medium) = (KeyPrompt::Never, None),
             BootDevice::Medium => {
                 self.medium = Some((name.trim().to_owned(), now));
-                if self.asks != KeyPrompt::Never && !self.pressed {
+                if self.key_prompt != KeyPrompt::Never && !self.pressed {
                     self.pressed = true;
-                    return Act::Press;
+                    return Action::PressKey;
                 }
             }
             BootDevice::Other => {}
         }
-        Act::Rest
+        Action::Nothing
     }
 
     /// Nothing is left to boot. Returns `None` if no medium has booted before.
-    fn ends(&mut self, now: Instant) -> Option<Act> {
+    fn on_nothing_to_boot(&mut self, now: Instant) -> Option<Action> {
         let (name, since) = self.medium.clone()?;
         if now - since > USED_FOR {
             self.tries = 0;
         }
-        self.pressed = self.asks == KeyPrompt::Once;
+        self.pressed = self.key_prompt == KeyPrompt::Once;
         self.tries += 1;
         let pause = (self.tries <= MAX_TRIES).then(|| Duration::from_secs(1 << self.tries));
         if pause.is_none() {
             self.tries = 0;
         }
-        Some(Act::Again(name, pause))
+        Some(Action::Reset(name, pause))
     }
 }
 
@@ -117,25 +117,25 @@ pub struct BootRetry {
 
 impl BootRetry {
     /// The state of a machine that has not booted yet.
-    pub fn new(asks: KeyPrompt, control: PathBuf) -> Self {
-        Self { state: BootState { asks, ..BootState::default() }, control, task: None }
+    pub fn new(key_prompt: KeyPrompt, control: PathBuf) -> Self {
+        Self { state: BootState { key_prompt, ..BootState::default() }, control, task: None }
     }
 
     /// Handles a boot event. Returns whether the machine is kept running.
     pub fn handle(&mut self, event: &BootEvent) -> bool {
         let now = Instant::now();
-        let act = match event {
-            BootEvent::Starts { name, on } => Some(self.state.starts(name, *on, now)),
-            BootEvent::Nothing => self.state.ends(now),
+        let action = match event {
+            BootEvent::Starts { name, on } => Some(self.state.on_boot(name, *on, now)),
+            BootEvent::Nothing => self.state.on_nothing_to_boot(now),
         };
         self.cancel();
         let first = self.state.tries == 1;
         let control = self.control.clone();
-        self.task = match act {
+        self.task = match action {
             None => return false,
-            Some(Act::Rest) => None,
-            Some(Act::Press) => Some(tokio::spawn(press(control))),
-            Some(Act::Again(name, pause)) => {
+            Some(Action::Nothing) => None,
+            Some(Action::PressKey) => Some(tokio::spawn(press(control))),
+            Some(Action::Reset(name, pause)) => {
                 log_retry(&name, pause, first);
                 Some(tokio::spawn(reset(control, pause)))
             }
@@ -199,14 +199,14 @@ async fn wait_for_viewer(control: &Path) {
     loop {
         sleep(POLL_INTERVAL).await;
         let Ok(status) = machine_client::ask(control, Command::Status).await else { continue };
-        if has_come(&status, since.elapsed()) {
+        if has_new_viewer(&status, since.elapsed()) {
             return;
         }
     }
 }
 
 /// Whether the machine's status has a viewer that connected within this time.
-fn has_come(status: &Value, within: Duration) -> bool {
+fn has_new_viewer(status: &Value, within: Duration) -> bool {
     let came = |viewer: &Value| viewer["seconds"].as_u64().is_some_and(|it| it <= within.as_secs());
     status["viewers"].as_array().is_some_and(|viewers| viewers.iter().any(came))
 }
@@ -220,8 +220,8 @@ mod test {
     use super::*;
     use crate::medium;
 
-    fn state(asks: KeyPrompt) -> BootState {
-        BootState { asks, ..BootState::default() }
+    fn state(key_prompt: KeyPrompt) -> BootState {
+        BootState { key_prompt, ..BootState::default() }
     }
 
     #[test]
@@ -242,37 +242,40 @@ mod test {
     fn the_question_is_answered_once_a_start_until_the_disk_starts() {
         let now = Instant::now();
         let mut always = state(KeyPrompt::Always);
-        let mut starts = |name: &str, on| always.starts(name, on, now);
-        assert_eq!(starts("CD", BootDevice::Medium), Act::Press);
-        assert_eq!(starts("CD", BootDevice::Medium), Act::Rest);
-        assert!(always.ends(now).is_some());
-        let mut starts = |name: &str, on| always.starts(name, on, now);
-        assert_eq!(starts("Menu", BootDevice::Other), Act::Rest);
-        assert_eq!(starts("CD", BootDevice::Medium), Act::Press);
-        assert!(always.ends(now).is_some());
-        let mut starts = |name: &str, on| always.starts(name, on, now);
-        assert_eq!(starts("Windows Boot Manager", BootDevice::Disk), Act::Rest);
-        assert_eq!(always.ends(now), None);
-        assert_eq!(always.starts("CD", BootDevice::Medium, now), Act::Rest);
+        let mut starts = |name: &str, on| always.on_boot(name, on, now);
+        assert_eq!(starts("CD", BootDevice::Medium), Action::PressKey);
+        assert_eq!(starts("CD", BootDevice::Medium), Action::Nothing);
+        assert!(always.on_nothing_to_boot(now).is_some());
+        let mut starts = |name: &str, on| always.on_boot(name, on, now);
+        assert_eq!(starts("Menu", BootDevice::Other), Action::Nothing);
+        assert_eq!(starts("CD", BootDevice::Medium), Action::PressKey);
+        assert!(always.on_nothing_to_boot(now).is_some());
+        let mut starts = |name: &str, on| always.on_boot(name, on, now);
+        assert_eq!(starts("Windows Boot Manager", BootDevice::Disk), Action::Nothing);
+        assert_eq!(always.on_nothing_to_boot(now), None);
+        assert_eq!(always.on_boot("CD", BootDevice::Medium, now), Action::Nothing);
 
         let mut once = state(KeyPrompt::Once);
-        assert_eq!(once.starts("CD", BootDevice::Medium, now), Act::Press);
-        assert!(once.ends(now).is_some());
-        assert_eq!(once.starts("CD", BootDevice::Medium, now), Act::Rest);
-        assert_eq!(state(KeyPrompt::Never).starts("CD", BootDevice::Medium, now), Act::Rest);
+        assert_eq!(once.on_boot("CD", BootDevice::Medium, now), Action::PressKey);
+        assert!(once.on_nothing_to_boot(now).is_some());
+        assert_eq!(once.on_boot("CD", BootDevice::Medium, now), Action::Nothing);
+        assert_eq!(state(KeyPrompt::Never).on_boot("CD", BootDevice::Medium, now), Action::Nothing);
     }
 
     #[test]
     fn a_medium_that_gave_up_is_tried_again_with_growing_pauses_and_then_for_who_looks() {
         let now = Instant::now();
         let mut state = state(KeyPrompt::Never);
-        assert_eq!(state.ends(now), None);
-        state.starts("PXE", BootDevice::Other, now);
-        assert_eq!(state.ends(now), None);
+        assert_eq!(state.on_nothing_to_boot(now), None);
+        state.on_boot("PXE", BootDevice::Other, now);
+        assert_eq!(state.on_nothing_to_boot(now), None);
         let mut round = |after: Duration, seconds: Option<u64>| {
-            state.starts(" CD ", BootDevice::Medium, now);
+            state.on_boot(" CD ", BootDevice::Medium, now);
             let pause = seconds.map(Duration::from_secs);
-            assert_eq!(state.ends(now + after), Some(Act::Again("CD".into(), pause)));
+            assert_eq!(
+                state.on_nothing_to_boot(now + after),
+                Some(Action::Reset("CD".into(), pause))
+            );
         };
         let soon = Duration::from_secs(5);
         for _ in 0..2 {
@@ -294,9 +297,12 @@ mod test {
             serde_json::json!({ "viewers": viewers.collect::<Vec<_>>() })
         };
         let within = Duration::from_secs(600);
-        assert!(!has_come(&viewers(&[]), within) && !has_come(&viewers(&[601, 7000]), within));
-        assert!(has_come(&viewers(&[7000, 1]), within));
-        assert!(!has_come(&Value::Null, within));
+        assert!(
+            !has_new_viewer(&viewers(&[]), within)
+                && !has_new_viewer(&viewers(&[601, 7000]), within)
+        );
+        assert!(has_new_viewer(&viewers(&[7000, 1]), within));
+        assert!(!has_new_viewer(&Value::Null, within));
     }
 
     #[tokio::test]

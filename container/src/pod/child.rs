@@ -20,11 +20,11 @@ use vmm::config::Config;
 use vmm::control;
 
 use super::console::{self, BootEvent, Console};
-use super::guest_log::{GuestLog, Repeats};
+use super::guest_log::{GuestLog, LoggedLines};
 use super::lines::line;
 use super::machine_client;
 use super::tpm::Tpm;
-use crate::log::bucket::{Bucket, MARKS, PROGRAM};
+use crate::log::bucket::{BOOT_MESSAGES, Bucket, PROGRAM};
 use crate::story::Story;
 use crate::story::log_layer::RECORDED;
 
@@ -43,11 +43,11 @@ pub struct Child {
     tpm: Option<Tpm>,
     /// The task that copies its standard error to the log.
     reader: Option<JoinHandle<()>>,
-    last: Last,
+    last: LastError,
 }
 
 /// The last error that the process logged.
-type Last = Arc<Mutex<Option<String>>>;
+type LastError = Arc<Mutex<Option<String>>>;
 
 /// Options of the process.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ pub struct Options<'a> {
     /// The time zone of the guest's clock; the container's if not set.
     pub zone: Option<&'a str>,
     /// The lines of the guest's serial port to log.
-    pub repeats: Repeats,
+    pub logged: LoggedLines,
 }
 
 /// Boot events of the firmware, each with the last lines of the serial port.
@@ -93,10 +93,10 @@ impl Child {
         let input = process.stdin.take();
         let (sender, events) = mpsc::channel(MAX_EVENTS);
         let output = process.stdout.take().context("no standard output")?;
-        let guest_log = GuestLog::new(story.clone(), options.repeats);
+        let guest_log = GuestLog::new(story.clone(), options.logged);
         tokio::spawn(listen(output, guest_log, sender));
         let errors = process.stderr.take().context("no standard error")?;
-        let last = Last::default();
+        let last = LastError::default();
         let reader = tokio::spawn(repeat(errors, story.clone(), last.clone()));
         Ok((Self { process, control, input, tpm: None, reader: Some(reader), last }, events))
     }
@@ -188,7 +188,7 @@ async fn listen(
     mut guest_log: GuestLog,
     sender: mpsc::Sender<(BootEvent, String)>,
 ) {
-    let (mut console, mut marks) = (Console::default(), Bucket::new(MARKS));
+    let (mut console, mut marks) = (Console::default(), Bucket::new(BOOT_MESSAGES));
     let mut bytes = vec![0; 4096];
     loop {
         let count = tokio::select! {
@@ -213,7 +213,7 @@ async fn listen(
 
 /// Copies the log of the process to ours, limited by a bucket: the guest may cause some of it, or
 /// may have taken over the process.
-async fn repeat(errors: ChildStderr, story: Arc<Story>, last: Last) {
+async fn repeat(errors: ChildStderr, story: Arc<Story>, last: LastError) {
     let mut errors = BufReader::new(errors);
     let [mut mistakes, mut others] = [(); 2].map(|()| Bucket::new(PROGRAM));
     while let Ok(Some(line)) = line(&mut errors).await {
@@ -275,7 +275,7 @@ mod test {
     async fn news_that_nobody_reads_does_not_pile_up() {
         let said = "BdsDxe: starting Boot0001 \"x\" from PciRoot(0x0)\r\n".repeat(10 * MAX_EVENTS);
         let (sender, mut events) = mpsc::channel(MAX_EVENTS);
-        listen(said.as_bytes(), GuestLog::new(Story::new(), Repeats::Nothing), sender).await;
+        listen(said.as_bytes(), GuestLog::new(Story::new(), LoggedLines::Nothing), sender).await;
         let mut count = 0;
         while let Some((BootEvent::Starts { .. }, _)) = events.recv().await {
             count += 1;
@@ -290,7 +290,7 @@ mod test {
         let flood = format!("{line}\n").repeat(500_000);
         let said = format!("{flood}BdsDxe: No bootable option or device was found.\n{flood}");
         let (sender, mut events) = mpsc::channel(MAX_EVENTS);
-        let guest_log = GuestLog::new(story.clone(), Repeats::Lines);
+        let guest_log = GuestLog::new(story.clone(), LoggedLines::Lines);
         listen(said.as_bytes(), guest_log, sender).await;
         assert!(matches!(events.recv().await, Some((BootEvent::Nothing, _))));
         let (lines, count) = story.lines(0);

@@ -15,7 +15,7 @@ const REPORT: &str = "{\"probe\":1,\"ok\":";
 
 /// The lines to log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repeats {
+pub enum LoggedLines {
     /// Every line.
     Lines,
     /// Failed checks of the probe and a summary. The rest is on its screen, and in the log with
@@ -28,7 +28,7 @@ pub enum Repeats {
 /// Logs the lines of one guest.
 pub struct GuestLog {
     story: Arc<Story>,
-    repeats: Repeats,
+    logged: LoggedLines,
     bucket: Bucket,
     /// Number of the probe's checks that passed.
     passed: u32,
@@ -36,18 +36,18 @@ pub struct GuestLog {
 
 impl GuestLog {
     /// A log for a new machine.
-    pub fn new(story: Arc<Story>, repeats: Repeats) -> Self {
-        Self { story, repeats, bucket: Bucket::new(GUEST), passed: 0 }
+    pub fn new(story: Arc<Story>, logged: LoggedLines) -> Self {
+        Self { story, logged, bucket: Bucket::new(GUEST), passed: 0 }
     }
 
     /// Handles a line.
     pub fn handle(&mut self, line: &str) {
-        match self.repeats {
-            Repeats::Nothing => {}
-            Repeats::Lines => self.repeat(Level::INFO, &format!("guest: {line}")),
-            Repeats::Probe => match self.summary(line) {
-                Some((level, text)) => self.repeat(level, &text),
-                None => self.repeat(Level::DEBUG, &format!("guest: {line}")),
+        match self.logged {
+            LoggedLines::Nothing => {}
+            LoggedLines::Lines => self.log(Level::INFO, &format!("guest: {line}")),
+            LoggedLines::Probe => match self.summary(line) {
+                Some((level, text)) => self.log(level, &text),
+                None => self.log(Level::DEBUG, &format!("guest: {line}")),
             },
         }
     }
@@ -68,9 +68,9 @@ impl GuestLog {
         })
     }
 
-    fn repeat(&mut self, level: Level, text: &str) {
+    fn log(&mut self, level: Level, text: &str) {
         let Some(before) = self.bucket.take(text.len(), Instant::now()) else { return };
-        self.left_out(before);
+        self.report_missing(before);
         match level {
             Level::WARN => tracing::warn!(target: RECORDED, "{text}"),
             Level::INFO => tracing::info!(target: RECORDED, "{text}"),
@@ -91,10 +91,10 @@ impl GuestLog {
     /// Reports the lines dropped so far.
     pub fn end(&mut self) {
         let before = self.bucket.missing();
-        self.left_out(before);
+        self.report_missing(before);
     }
 
-    fn left_out(&self, lines: u64) {
+    fn report_missing(&self, lines: u64) {
         if lines > 0 {
             self.story.warn(&format!("{lines} lines of the guest are left out here"));
         }
@@ -108,7 +108,7 @@ mod test {
     #[test]
     fn the_probe_is_a_line_and_its_mistakes() {
         let story = Story::new();
-        let mut log = GuestLog::new(story.clone(), Repeats::Probe);
+        let mut log = GuestLog::new(story.clone(), LoggedLines::Probe);
         for line in [
             "transom probe",
             "info  cpu           vendor=AuthenticAMD",
@@ -128,9 +128,9 @@ mod test {
     #[test]
     fn a_quiet_guest_is_not_repeated() {
         let story = Story::new();
-        GuestLog::new(story.clone(), Repeats::Nothing).handle("hello");
+        GuestLog::new(story.clone(), LoggedLines::Nothing).handle("hello");
         assert_eq!(story.lines(0).1, 0);
-        GuestLog::new(story.clone(), Repeats::Lines).handle("hello");
+        GuestLog::new(story.clone(), LoggedLines::Lines).handle("hello");
         assert_eq!(story.lines(0).0[0].text, "guest: hello");
     }
 }

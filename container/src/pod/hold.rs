@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::apart;
+use super::run_in_thread;
 use super::stop::Signals;
 use crate::jail;
-use crate::log::last_word;
+use crate::log::write_final_error;
 use crate::settings::Settings;
 use crate::settings::environment::{Environment, read_all};
 use crate::status::{self, Status};
@@ -48,11 +48,11 @@ pub async fn hold(
         sleep(if watched { LAST_WORD } else { Duration::ZERO }).await;
         return lived;
     }
-    let said = move || {
-        sentences.iter().for_each(|sentence| last_word(sentence));
+    let write = move || {
+        sentences.iter().for_each(|sentence| write_final_error(sentence));
         Ok(())
     };
-    apart("last-word", said).await.ok();
+    run_in_thread("last-word", write).await.ok();
     let page = match shown {
         true => settings.screen.web,
         false => open(&settings, story),

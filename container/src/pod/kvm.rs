@@ -17,11 +17,11 @@ pub fn check(path: &Path, source: &Source) -> anyhow::Result<()> {
     if let Err(error) = opened {
         return Err(open_error(path, &error));
     }
-    suits(path, source, Path::new("/"))
+    check_virtualization(path, source, Path::new("/"))
 }
 
 /// An operating system needs hardware virtualization. The probe does not.
-fn suits(path: &Path, source: &Source, root: &Path) -> anyhow::Result<()> {
+fn check_virtualization(path: &Path, source: &Source, root: &Path) -> anyhow::Result<()> {
     if *source == Source::Probe || virtualizes(root) {
         return Ok(());
     }
@@ -51,7 +51,7 @@ fn open_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
             .to_owned(),
         ErrorKind::PermissionDenied => {
             let group = std::fs::metadata(path).map_or(0, |it| it.gid());
-            let in_it = let_in(group, Path::new("/"));
+            let in_it = group_advice(group, Path::new("/"));
             format!("pass it to the container with --device /dev/kvm, and let the process {in_it}")
         }
         _ => "check that the host's processor supports virtualization, and that nested \
@@ -62,7 +62,7 @@ fn open_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
 }
 
 /// How to give a process the group of the device file.
-fn let_in(group: u32, root: &Path) -> String {
+fn group_advice(group: u32, root: &Path) -> String {
     let nobodys = std::fs::read_to_string(root.join("proc/sys/kernel/overflowgid"));
     // The overflow group stands for all groups that the container does not map, such as those of a
     // rootless user.
@@ -90,28 +90,28 @@ mod test {
         let (kvm, medium) = (Path::new("/dev/kvm"), Source::Medium("/custom.iso".into()));
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
-        assert!(suits(kvm, &medium, root).is_ok(), "it is unknown");
+        assert!(check_virtualization(kvm, &medium, root).is_ok(), "it is unknown");
         std::fs::create_dir(root.join("proc")).unwrap();
         let has = |flags: &str| std::fs::write(root.join("proc/cpuinfo"), flags).unwrap();
         has("processor\t: 0\nflags\t\t: fpu vme svmx hypervisor\n");
-        let error = suits(kvm, &medium, root).unwrap_err();
+        let error = check_virtualization(kvm, &medium, root).unwrap_err();
         assert_eq!(Status::of(&error), Status::NoKvm);
         let sentence = error.to_string();
         assert!(sentence.contains("VERSION=probe") && !sentence.contains("--"), "{sentence}");
-        assert!(suits(kvm, &Source::Probe, root).is_ok());
+        assert!(check_virtualization(kvm, &Source::Probe, root).is_ok());
         for flag in ["vmx", "svm"] {
             has(&format!("processor\t: 0\nflags\t\t: fpu {flag} vme\n"));
-            assert!(suits(kvm, &medium, root).is_ok());
+            assert!(check_virtualization(kvm, &medium, root).is_ok());
         }
     }
 
     #[test]
     fn a_group_that_the_container_does_not_have_is_kept() {
         let root = tempfile::tempdir().unwrap();
-        assert!(let_in(65534, root.path()).contains("--group-add 65534"));
+        assert!(group_advice(65534, root.path()).contains("--group-add 65534"));
         std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
         std::fs::write(root.path().join("proc/sys/kernel/overflowgid"), "65534\n").unwrap();
-        assert!(let_in(65534, root.path()).contains("--group-add keep-groups"));
-        assert!(let_in(993, root.path()).contains("--group-add 993"));
+        assert!(group_advice(65534, root.path()).contains("--group-add keep-groups"));
+        assert!(group_advice(993, root.path()).contains("--group-add 993"));
     }
 }

@@ -49,7 +49,7 @@ pub struct Parts {
     /// CDs that boot if no disk does, in this order.
     pub media: Vec<PathBuf>,
     /// The network, if there is one.
-    pub cable: Option<Cable>,
+    pub card: Option<NetworkCard>,
     /// The control socket.
     pub control: PathBuf,
     /// The socket behind the serial port of the guest's agent.
@@ -60,9 +60,9 @@ pub struct Parts {
 
 /// The network card and its backend.
 #[derive(Debug)]
-pub struct Cable {
+pub struct NetworkCard {
     /// The backend.
-    pub to: host::net::Network,
+    pub backend: host::net::Network,
     /// The card's MAC address.
     pub mac: Mac,
     /// The MTU, if it is not the usual one.
@@ -98,18 +98,18 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
     input_devices(&mut config, settings);
     let mut order = Vec::new();
     if let Some(medium) = &parts.rescue {
-        order.extend(insert(&mut config, settings.disk.media.is, medium)?);
+        order.extend(insert(&mut config, settings.disk.media.value, medium)?);
     }
     for disk in &parts.disks {
         order.extend(attach(&mut config, settings, disk)?);
     }
     for medium in &parts.media {
-        order.extend(insert(&mut config, settings.disk.media.is, medium)?);
+        order.extend(insert(&mut config, settings.disk.media.value, medium)?);
     }
-    if let Some(cable) = &parts.cable {
-        config.device.push(Device::VirtioNet(card(cable)?));
+    if let Some(card) = &parts.card {
+        config.device.push(Device::VirtioNet(card_config(card)?));
     }
-    order.extend(extras(&mut config, settings)?);
+    order.extend(add_optional_devices(&mut config, settings)?);
     // Last, so that its absence or presence does not change the slots of other devices.
     config.device.push(Device::VirtioSerial(virtio::console::Config {
         name: Some(agent::PORT.to_owned()),
@@ -119,7 +119,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
     if parts.firmware.is_some() {
         config.boot = Order(order);
     }
-    confine(&mut config, settings)?;
+    set_jail(&mut config, settings)?;
     config.check()?;
     Ok(config)
 }
@@ -155,7 +155,7 @@ fn frame(config: &mut Config, settings: &Settings, sizes: &Sizes) {
     config.memory = Memory { size: mebibytes(sizes.memory), prealloc, ..Memory::default() };
     config.hyperv = if settings.processor.hyperv { Hyperv::Auto } else { Hyperv::Off };
     let picture = &settings.screen;
-    let dark = picture.adapter.is == Screen::None || picture.display.is == Display::None;
+    let dark = picture.adapter.value == Screen::None || picture.display.value == Display::None;
     config.display = if dark {
         vmm::config::Display::Absent(Absent::None)
     } else {
@@ -199,19 +199,19 @@ fn identity(config: &mut Config, settings: &Settings, kept: Option<&Uuid>) -> an
 /// Mouse and keyboard.
 fn input_devices(config: &mut Config, settings: &Settings) {
     config.device.push(Device::Xhci(Default::default()));
-    if settings.screen.display.is != Display::None {
+    if settings.screen.display.value != Display::None {
         config.device.push(Device::UsbTablet(Default::default()));
         config.device.push(Device::UsbKeyboard(Default::default()));
     }
 }
 
-/// The network card.
-fn card(cable: &Cable) -> anyhow::Result<virtio::net::Config> {
+/// The configuration of the network card.
+fn card_config(card: &NetworkCard) -> anyhow::Result<virtio::net::Config> {
     Ok(virtio::net::Config {
-        to: cable.to.clone(),
-        mac: Some(cable.mac),
-        mtu: cable.mtu,
-        pairs: cable.pairs.max(1),
+        to: card.backend.clone(),
+        mac: Some(card.mac),
+        mtu: card.mtu,
+        pairs: card.pairs.max(1),
         ..virtio::net::Config::default()
     })
 }
@@ -219,7 +219,7 @@ fn card(cable: &Cable) -> anyhow::Result<virtio::net::Config> {
 /// Attaches a disk at the configured controller. Returns its name.
 fn attach(config: &mut Config, settings: &Settings, disk: &Disk) -> anyhow::Result<Option<String>> {
     let drives = &settings.disk;
-    let direct = drives.cache.is == Cache::Direct;
+    let direct = drives.cache.value == Cache::Direct;
     let image = disk::Config {
         format: Some(image_format(disk.format)),
         size: disk.longer.map(mebibytes),
@@ -227,7 +227,7 @@ fn attach(config: &mut Config, settings: &Settings, disk: &Disk) -> anyhow::Resu
         discard: drives.discard == Discard::Unmap,
         ..disk::Config::new(text(&disk.path)?)
     };
-    attach_image(config, drives.controller.is, image)
+    attach_image(config, drives.controller.value, image)
 }
 
 /// Attaches a disk at a controller. Returns its name.
@@ -284,7 +284,7 @@ fn name_of_last(config: &Config) -> Option<String> {
 }
 
 /// The jail of the machine's process: another user, and no files outside of the volume.
-fn confine(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
+fn set_jail(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
     let user = User { user: USER, group: USER };
     config.jail = jail::Config {
         mode: Mode::On,
@@ -296,7 +296,7 @@ fn confine(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
 }
 
 /// Adds optional devices and drives of `ARGUMENTS`. Returns the names of the drives that can boot.
-fn extras(config: &mut Config, settings: &Settings) -> anyhow::Result<Vec<String>> {
+fn add_optional_devices(config: &mut Config, settings: &Settings) -> anyhow::Result<Vec<String>> {
     if settings.machine.rng {
         config.device.push(Device::VirtioRng(Default::default()));
     }
@@ -380,7 +380,7 @@ mod test {
     use crate::settings::environment::Environment;
 
     /// Configuration of the machine of an environment.
-    fn filled(words: &[(&str, &str)], cable: Option<Cable>) -> anyhow::Result<Config> {
+    fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<Config> {
         let root = tempfile::tempdir()?;
         for folder in ["proc", "storage"] {
             std::fs::create_dir_all(root.path().join(folder))?;
@@ -393,7 +393,7 @@ mod test {
             words.iter().map(|(name, text)| (name.into(), text.into())).collect();
         let plan = Plan::make(&environment, root.path())?;
         let longer = Disk { longer: Some(3 << 30), ..Disk::new("/b.img".into(), Format::Qcow2) };
-        let more = cable.is_some().then_some(longer);
+        let more = card.is_some().then_some(longer);
         let parts = Parts {
             firmware: Some(("/code".into(), "/vars".into())),
             tpm: Some("/run/tpm.sock".into()),
@@ -414,7 +414,7 @@ mod test {
                     ..listen::Config::default()
                 },
             ],
-            cable,
+            card,
         };
         config(&plan.input.settings, &plan.sizes, &parts)
     }
@@ -432,14 +432,14 @@ mod test {
     /// Compares several machines with `machines.txt`, except this process' ID and its user.
     #[test]
     fn a_whole_machine_is_what_is_written_down() {
-        let cable = || Cable {
-            to: Network::Fd(vec![7, 8]),
+        let card = || NetworkCard {
+            backend: Network::Fd(vec![7, 8]),
             mac: Mac([2, 17, 34, 51, 68, 0xab]),
             mtu: Some(1400),
             pairs: 2,
         };
-        let passt = || Cable {
-            to: Network::Passt("/run/a,b.sock".into()),
+        let passt = || NetworkCard {
+            backend: Network::Passt("/run/a,b.sock".into()),
             mac: Mac([2, 17, 34, 51, 68, 0xab]),
             mtu: None,
             pairs: 1,
@@ -463,14 +463,14 @@ mod test {
         let drives = "-drive file=/x.img,format=raw,if=virtio -hda /y.img -cdrom /z,,1.iso \
                       -drive file=/w.qcow2,format=qcow2,if=virtio,readonly=on";
         let mut told = String::new();
-        for (words, cable) in [
+        for (words, card) in [
             (&[][..], None),
-            (&[("DISK_TYPE", "nvme")], Some(cable())),
+            (&[("DISK_TYPE", "nvme")], Some(card())),
             (&much, Some(passt())),
             (&[("DISK_TYPE", "usb"), ("DISPLAY", "none"), ("LANGUAGE", "fr")], None),
             (&[("ARGUMENTS", drives), ("VGA", "none")], None),
         ] {
-            let mut config = filled(words, cable).unwrap();
+            let mut config = filled(words, card).unwrap();
             config.die_with = Default::default();
             config.jail.user = None;
             told.push_str(&serde_json::to_string_pretty(&config).unwrap());

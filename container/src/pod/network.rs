@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use tokio::task::JoinHandle;
 
-use super::machine::Cable;
+use super::machine::NetworkCard;
 use super::runtime_folder::RuntimeFolder;
 use crate::net::macvtap::{self, LearnedAddress, Macvtap};
 use crate::net::nat::{Nat, Parameters, guest_mac};
 use crate::net::resolv::Resolv;
-use crate::net::user::User;
+use crate::net::user::UserNetwork;
 use crate::settings::environment::ParsedEnvironment;
 use crate::settings::{NetworkKind, Settings};
 use crate::story::Story;
@@ -27,7 +27,7 @@ pub enum Network {
     /// No network.
     None,
     /// User-mode network: connections of the pod itself.
-    User(User),
+    User(UserNetwork),
     /// A tap with address translation, the task that answers the guest, and the queues until the
     /// machine has them.
     Nat(Arc<Nat>, JoinHandle<()>, Vec<OwnedFd>),
@@ -103,7 +103,7 @@ impl Network {
         if kind == NetworkKind::None {
             return Ok(Self::None);
         }
-        Ok(match User::start(settings, Path::new("/"), runtime_folder.path()) {
+        Ok(match UserNetwork::start(settings, Path::new("/"), runtime_folder.path()) {
             Ok(user) => {
                 story.info(user.summary());
                 Self::User(user)
@@ -120,22 +120,22 @@ impl Network {
     /// # Errors
     ///
     /// When the card's MAC address cannot be kept.
-    pub fn cable(&self, settings: &Settings) -> anyhow::Result<Option<Cable>> {
+    pub fn card(&self, settings: &Settings) -> anyhow::Result<Option<NetworkCard>> {
         Ok(match self {
             Self::None => None,
-            Self::User(user) => Some(Cable {
-                to: host::net::Network::Passt(user.socket().to_owned()),
+            Self::User(user) => Some(NetworkCard {
+                backend: host::net::Network::Passt(user.socket().to_owned()),
                 mac: guest_mac(settings, &host_name())?,
                 mtu: Some(user.mtu()),
                 pairs: 1,
             }),
             Self::Nat(nat, _, queues) => {
-                let (to, pairs) = inherited(queues);
-                Some(Cable { to, mac: nat.mac(), mtu: Some(nat.mtu()), pairs })
+                let (backend, pairs) = inherited(queues);
+                Some(NetworkCard { backend, mac: nat.mac(), mtu: Some(nat.mtu()), pairs })
             }
             Self::Macvtap(card, _, queues) => {
-                let (to, pairs) = inherited(queues);
-                Some(Cable { to, mac: card.mac(), mtu: Some(card.mtu()), pairs })
+                let (backend, pairs) = inherited(queues);
+                Some(NetworkCard { backend, mac: card.mac(), mtu: Some(card.mtu()), pairs })
             }
         })
     }
@@ -155,7 +155,7 @@ impl Network {
     }
 
     /// Closes the pod's copies of the queues: the tap disappears when the machine ends.
-    pub fn handed_over(&mut self) {
+    pub fn close_queues(&mut self) {
         if let Self::Nat(_, _, queues) | Self::Macvtap(_, _, queues) = self {
             queues.clear();
         }
@@ -169,11 +169,11 @@ impl Network {
                 user.end();
                 Ok(())
             }
-            Self::Nat(nat, served, _) => match unshared(nat, served).await {
+            Self::Nat(nat, served, _) => match stop_serving(nat, served).await {
                 Some(nat) => nat.end().await,
                 None => Ok(()),
             },
-            Self::Macvtap(card, served, _) => match unshared(card, served).await {
+            Self::Macvtap(card, served, _) => match stop_serving(card, served).await {
                 Some(card) => card.end().await,
                 None => Ok(()),
             },
@@ -185,7 +185,7 @@ impl Network {
 }
 
 /// Stops the serving task and returns the network, which nothing shares any more.
-async fn unshared<T>(shared: Arc<T>, served: JoinHandle<()>) -> Option<T> {
+async fn stop_serving<T>(shared: Arc<T>, served: JoinHandle<()>) -> Option<T> {
     served.abort();
     served.await.ok();
     Arc::into_inner(shared)

@@ -254,7 +254,7 @@ impl Volume {
         settings: &Settings,
         story: &Story,
     ) -> anyhow::Result<Disk> {
-        let [made, _] = disks::own(number, settings, Path::new("/"));
+        let [made, _] = disks::own_files(number, settings, Path::new("/"));
         let mut disk = match disks::find(number, settings, Path::new("/"))? {
             Some(found) if !found.own => return Ok(found.disk),
             Some(found) => found.disk,
@@ -284,7 +284,7 @@ impl Volume {
         if settings.disk.allocate && !allocate {
             story.info("ALLOCATE=Y has no effect on qcow2 disks: they grow as the guest writes");
         }
-        self.check_room(disk, size, allocate, story).map_err(fail)?;
+        self.check_space(disk, size, allocate, story).map_err(fail)?;
         let made = match fs::metadata(&disk.path) {
             Ok(told) if disk.format == Format::Raw => grow(&disk.path, told.len(), size, story),
             Ok(_) => enlarge_qcow2(disk, size, settings, story),
@@ -294,13 +294,13 @@ impl Volume {
                 create(disk, size)
             }
         };
-        let taken = made.and_then(|()| if allocate { take_room(&disk.path) } else { Ok(()) });
+        let taken = made.and_then(|()| if allocate { allocate_blocks(&disk.path) } else { Ok(()) });
         self.set_owner(&disk.path, taken).map_err(fail)
     }
 
     /// Checks, before anything is created, that the volume has room for all that the guest may
     /// write.
-    fn check_room(
+    fn check_space(
         &self,
         disk: &Disk,
         size: u64,
@@ -310,7 +310,9 @@ impl Volume {
         let size = size.max(disk.length().unwrap_or(0));
         let needs = size.saturating_sub(disk.taken());
         let folder = disk.path.parent().unwrap_or(&self.folder);
-        let Some(free) = host::room(folder).filter(|free| *free < needs) else { return Ok(()) };
+        let Some(free) = host::free_space(folder).filter(|free| *free < needs) else {
+            return Ok(());
+        };
         let [needs, free] = [needs, free].map(|bytes| Size(bytes).show());
         let out = "make the volume larger, or DISK_SIZE smaller";
         anyhow::ensure!(!allocate, "ALLOCATE=Y takes {needs} more, and {free} are free: {out}");
@@ -400,7 +402,7 @@ fn grow(path: &Path, now: u64, size: u64, story: &Story) -> io::Result<()> {
 /// Enlarges a qcow2 image. The machine does it, which knows the image's tables.
 fn enlarge_qcow2(disk: &mut Disk, size: u64, settings: &Settings, story: &Story) -> io::Result<()> {
     let (now, can) = qcow2::size(&disk.open()?)?;
-    if size > now && (!can || settings.disk.controller.is == Bus::Usb) {
+    if size > now && (!can || settings.disk.controller.value == Bus::Usb) {
         story.info(&format!(
             "DISK_SIZE={}: the disk is {}: enlarge it with qemu-img resize",
             Size(size).show(),
@@ -428,7 +430,7 @@ fn report_size(now: u64, size: u64, story: &Story) {
 }
 
 /// Allocates all blocks of a disk.
-fn take_room(path: &Path) -> io::Result<()> {
+fn allocate_blocks(path: &Path) -> io::Result<()> {
     let file = files::open(path, File::options().write(true))?;
     let length = file.metadata()?.len();
     Ok(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length)?)
@@ -545,7 +547,7 @@ mod test {
         let volume = Volume::at(folder.path(), "windows");
         let disk = Disk::new(folder.path().join("data.img"), Format::Raw);
         let story = Story::new();
-        volume.check_room(&disk, 1 << 60, false, &story).unwrap();
+        volume.check_space(&disk, 1 << 60, false, &story).unwrap();
         let said = &story.lines(0).0[0].text;
         assert!(said.contains("the guest stands still until there is room"), "{said}");
     }

@@ -18,11 +18,11 @@ pub struct Host {
     pub zfs: bool,
     /// Space for the first disk in bytes: free space of the volume, plus the space that the
     /// existing disk already occupies. Nothing without a volume.
-    pub room: Option<u64>,
+    pub free_space: Option<u64>,
     /// Size of the existing disk in bytes.
     pub disk: Option<u64>,
     /// Free space of /storage2 to /storage6 in bytes. Nothing if not mounted.
-    pub rooms: [Option<u64>; 5],
+    pub further_space: [Option<u64>; 5],
 }
 
 impl Host {
@@ -36,16 +36,17 @@ impl Host {
             free,
             memory: limits.memory.map_or(free, |it| free.min(it.free)),
             zfs: root.join("proc/spl/kstat/zfs/arcstats").exists(),
-            room: room(volume),
+            free_space: free_space(volume),
             disk: None,
-            rooms: [2, 3, 4, 5, 6].map(|number| room(&root.join(format!("storage{number}")))),
+            further_space: [2, 3, 4, 5, 6]
+                .map(|number| free_space(&root.join(format!("storage{number}")))),
         }
     }
 }
 
 /// Memory load of the host and of the pod's control group, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
+pub struct MemoryLoad {
     /// Memory of the host in bytes.
     pub total: u64,
     /// Bytes that are free or can be freed at once.
@@ -57,7 +58,7 @@ pub struct Load {
     pub pressure: Option<f64>,
 }
 
-impl Load {
+impl MemoryLoad {
     /// Reads the load of the host whose file systems are below `root`. Nothing without
     /// `/proc/meminfo`.
     pub fn read(root: &Path) -> Option<Self> {
@@ -79,12 +80,12 @@ fn average(text: &str) -> Option<f64> {
 }
 
 /// The number of processes in our control group that the kernel killed for lack of memory.
-pub fn kills(root: &Path) -> u64 {
-    Limits::read(root).kills.unwrap_or(0)
+pub fn oom_kills(root: &Path) -> u64 {
+    Limits::read(root).oom_kills.unwrap_or(0)
 }
 
 /// Bytes that we may write below a folder.
-pub fn room(folder: &Path) -> Option<u64> {
+pub fn free_space(folder: &Path) -> Option<u64> {
     let space = rustix::fs::statvfs(folder).ok()?;
     space.f_bavail.checked_mul(space.f_frsize)
 }
@@ -125,7 +126,7 @@ struct Limits {
     memory: Option<MemoryLimit>,
     quota: Option<u32>,
     set: Option<u32>,
-    kills: Option<u64>,
+    oom_kills: Option<u64>,
 }
 
 /// A memory limit. The derived order puts the limit with the least free memory first.
@@ -215,7 +216,7 @@ impl Limits {
 
     /// Only the first group counts, which is our own. Groups above it include other pods.
     fn add_kills(&mut self, file: &Path) {
-        self.kills = self.kills.or_else(|| line(file, "oom_kill"));
+        self.oom_kills = self.oom_kills.or_else(|| line(file, "oom_kill"));
     }
 
     fn add_cpuset(&mut self, file: &Path) {
@@ -286,7 +287,7 @@ mod test {
     fn without_groups_all_is_ours() {
         let free = host(&[]);
         assert_eq!((free.processors, free.quota, free.memory), (8, None, 16 * GIB));
-        assert!(!free.zfs && free.room.is_none());
+        assert!(!free.zfs && free.free_space.is_none());
         assert!(host(&[("proc/spl/kstat/zfs/arcstats", "")]).zfs);
     }
 
@@ -371,7 +372,7 @@ mod test {
             ("sys/fs/cgroup/pods/memory.events", "oom 9\noom_kill 9\n"),
             ("sys/fs/cgroup/pods/one/memory.events", "oom 4\noom_kill 1\noom_group_kill 0\n"),
         ]);
-        assert_eq!(kills(own.path()), 1);
+        assert_eq!(oom_kills(own.path()), 1);
         let own = root(&[
             ("proc/self/cgroup", "4:memory:/docker/x\n"),
             (
@@ -379,8 +380,8 @@ mod test {
                 "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
             ),
         ]);
-        assert_eq!(kills(own.path()), 2);
-        assert_eq!(kills(root(&[]).path()), 0);
+        assert_eq!(oom_kills(own.path()), 2);
+        assert_eq!(oom_kills(root(&[]).path()), 0);
     }
 
     #[test]
@@ -399,7 +400,7 @@ mod test {
     #[test]
     fn how_short_memory_is_comes_from_host_group_and_pressure() {
         let root = tempfile::tempdir().unwrap();
-        assert_eq!(Load::read(root.path()), None);
+        assert_eq!(MemoryLoad::read(root.path()), None);
         for (path, text) in [
             ("proc/meminfo", "MemTotal: 4096 kB\nMemAvailable: 1024 kB\n"),
             ("proc/self/cgroup", "0::/\n"),
@@ -412,13 +413,13 @@ mod test {
             fs::write(path, text).unwrap();
         }
         let group = Some((1_000_000, 700_000));
-        let load = Load { total: 4 << 20, free: 1 << 20, group, pressure: None };
-        assert_eq!(Load::read(root.path()), Some(load));
+        let load = MemoryLoad { total: 4 << 20, free: 1 << 20, group, pressure: None };
+        assert_eq!(MemoryLoad::read(root.path()), Some(load));
         let folder = root.path().join("proc/pressure");
         fs::create_dir(&folder).unwrap();
         let text = "some avg10=12.34 avg60=1.00 total=5\nfull avg10=99.00 avg60=0 total=1\n";
         fs::write(folder.join("memory"), text).unwrap();
-        assert_eq!(Load::read(root.path()).unwrap().pressure, Some(12.34));
+        assert_eq!(MemoryLoad::read(root.path()).unwrap().pressure, Some(12.34));
     }
 
     #[test]
@@ -426,7 +427,10 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("storage3")).unwrap();
         let host = Host::read(folder.path(), folder.path());
-        assert!(host.room.is_some());
-        assert_eq!(host.rooms.map(|room| room.is_some()), [false, true, false, false, false]);
+        assert!(host.free_space.is_some());
+        assert_eq!(
+            host.further_space.map(|space| space.is_some()),
+            [false, true, false, false, false]
+        );
     }
 }

@@ -36,7 +36,7 @@ pub fn settle(input: &ParsedEnvironment, host: &Host) -> anyhow::Result<(Sizes, 
     mistakes.extend(check_account(input).err());
     mistakes.extend(check_network(settings).err());
     let mut notes = Vec::new();
-    let bus = settings.disk.media.is;
+    let bus = settings.disk.media.value;
     if input.names.contains("MEDIA_TYPE") && !matches!(bus, Bus::Usb | Bus::Auto | Bus::None) {
         notes.push(
             "MEDIA_TYPE: the drive is always at USB, for which every supported Windows has a driver"
@@ -56,11 +56,11 @@ pub fn settle(input: &ParsedEnvironment, host: &Host) -> anyhow::Result<(Sizes, 
         }
     };
     let mut more = [None; 5];
-    let folders = settings.storage.more.iter().zip(host.rooms);
-    for (size, (own, room)) in more.iter_mut().zip(folders) {
+    let folders = settings.storage.more.iter().zip(host.further_space);
+    for (size, (own, space)) in more.iter_mut().zip(folders) {
         let own = own.map_or(settings.storage.size.0, |own| own.0);
         let some = !settings.disk.disable && settings.windows.version != Version::Probe;
-        *size = room.filter(|_| some).map(|room| share_of_space(own, room));
+        *size = space.filter(|_| some).map(|space| share_of_space(own, space));
     }
     Ok((Sizes { processors, memory, disk, more }, notes))
 }
@@ -173,11 +173,11 @@ fn in_mib(bytes: u64) -> String {
 /// Space on the volume that stays free.
 const RESERVED_SPACE: u64 = GIB;
 
-fn share_of_space(share: Share<Size>, room: u64) -> u64 {
+fn share_of_space(share: Share<Size>, space: u64) -> u64 {
     match share {
         Share::Exactly(size) => size.0 / MIB * MIB,
-        Share::Half => room / 2 / MIB * MIB,
-        Share::Max => room.saturating_sub(RESERVED_SPACE) / MIB * MIB,
+        Share::Half => space / 2 / MIB * MIB,
+        Share::Max => space.saturating_sub(RESERVED_SPACE) / MIB * MIB,
     }
 }
 
@@ -187,7 +187,7 @@ fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Re
         return Ok(0);
     }
     let given = settings.storage.size.show();
-    let size = share_of_space(settings.storage.size.0, host.room.unwrap_or(0));
+    let size = share_of_space(settings.storage.size.0, host.free_space.unwrap_or(0));
     if let Some(there) = host.disk {
         if size < there && matches!(settings.storage.size.0, Share::Exactly(_)) {
             notes.push(format!(
@@ -298,11 +298,20 @@ mod test {
 
     /// A host with eight processors, 16 GiB of free memory, and 100 GiB of free space.
     fn host() -> Host {
-        let room = Some(100 * GIB);
-        let rooms = [room, room, room, None, None];
+        let free_space = Some(100 * GIB);
+        let further_space = [free_space, free_space, free_space, None, None];
         let [free, memory] = [16 * GIB; 2];
         let disk = None;
-        Host { processors: 8, quota: None, free, memory, zfs: false, room, disk, rooms }
+        Host {
+            processors: 8,
+            quota: None,
+            free,
+            memory,
+            zfs: false,
+            free_space,
+            disk,
+            further_space,
+        }
     }
 
     fn settled(words: &[(&str, &str)], host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> {
@@ -340,7 +349,7 @@ mod test {
         assert_eq!(sizes(&max, &host()), wanted);
         // An existing disk keeps its size and needs no space.
         for (disk, size) in [(64 * GIB, "max"), (64 * GIB, "16G"), (8 * GIB, "half")] {
-            let full = Host { room: Some(10 * GIB), disk: Some(disk), ..host() };
+            let full = Host { free_space: Some(10 * GIB), disk: Some(disk), ..host() };
             let (sizes, notes) = settled(&[("DISK_SIZE", size)], &full).unwrap();
             assert_eq!((sizes.disk, notes.len()), (disk, usize::from(size == "16G")), "{notes:?}");
         }
@@ -422,7 +431,7 @@ mod test {
         assert_eq!(sizes(&[("DISK_SIZE", "16G"), ("VERSION", "10")], &host()).disk, 16 * GIB);
         let lowered = [("DISK_SIZE", "9G"), ("DISK_MINIMUM", "9G")];
         assert_eq!(sizes(&lowered, &host()).disk, 9 * GIB);
-        let full = Host { room: Some(GIB / 2), ..host() };
+        let full = Host { free_space: Some(GIB / 2), ..host() };
         assert_eq!(refusal(&[("DISK_SIZE", "max")], &full).0, Status::Disk);
         assert_eq!(sizes(&[("DISK_SIZE", "1G"), ("DISK_DISABLE", "Y")], &host()).disk, 0);
     }
@@ -489,7 +498,7 @@ mod test {
 
     #[test]
     fn the_probe_needs_little() {
-        let small = Host { memory: GIB, room: None, ..host() };
+        let small = Host { memory: GIB, free_space: None, ..host() };
         let probe = [("VERSION", "probe"), ("RAM_SIZE", "64M"), ("DISK_SIZE", "max")];
         let sizes = sizes(&probe, &small);
         assert_eq!((sizes.memory, sizes.disk), (64 * MIB, 0));

@@ -16,7 +16,7 @@ use anyhow::bail;
 pub use self::topology::Topology;
 
 use self::options::Options;
-use self::table::{Becomes, Scope};
+use self::table::{Scope, Translation};
 use super::value::{Value, choices, quote};
 
 /// An enum whose variants QEMU has words for.
@@ -29,29 +29,29 @@ pub trait FromQemu: Value + Default + PartialEq {
 
 /// A value that is written in QEMU's words.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Words<T> {
+pub struct Translated<T> {
     /// The value.
-    pub is: T,
+    pub value: T,
     /// Notes on words that have no meaning here.
     pub notes: Vec<String>,
 }
 
-impl<T: FromQemu> Value for Words<T> {
+impl<T: FromQemu> Value for Translated<T> {
     const ACCEPTS: &'static str = T::ACCEPTS;
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let options = Options::read(text);
         let word = options.first.to_lowercase();
         let mut notes = Vec::new();
-        let is = match table::find(T::SCOPE, &word) {
-            Some(Becomes::Is(own)) => T::read(own)?,
-            Some(Becomes::Near(own, why)) => {
+        let value = match table::find(T::SCOPE, &word) {
+            Some(Translation::Exact(own)) => T::read(own)?,
+            Some(Translation::Nearest(own, why)) => {
                 notes.push(format!("{} is not available, {own} is used: {why}", quote(&word)));
                 T::read(own)?
             }
-            Some(Becomes::Never(why)) => bail!("{why}"),
+            Some(Translation::Refused(why)) => bail!("{why}"),
             _ if T::STRICT => bail!("give one of: {}", T::ACCEPTS),
-            Some(Becomes::Not(why)) => {
+            Some(Translation::Ignored(why)) => {
                 notes.push(format!("{} has no effect: {why}", quote(&word)));
                 T::default()
             }
@@ -62,10 +62,10 @@ impl<T: FromQemu> Value for Words<T> {
             }
         };
         notes.extend(options.without_meaning());
-        Ok(Self { is, notes })
+        Ok(Self { value, notes })
     }
     fn show(&self) -> String {
-        self.is.show()
+        self.value.show()
     }
     fn notes(&self) -> Vec<String> {
         self.notes.clone()

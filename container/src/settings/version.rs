@@ -21,14 +21,14 @@ pub struct Product {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// Memory and disk, in bytes.
-    Room(u64, u64),
+    Sizes(u64, u64),
     /// A BIOS and its chips. This machine has only UEFI.
     Bios,
 }
 
-const CLIENT11: Needs = Needs::Room(2 * GIB, 32 * GIB);
-const CLIENT10: Needs = Needs::Room(2 * GIB, 16 * GIB);
-const SERVER: Needs = Needs::Room(2 * GIB, 32 * GIB);
+const CLIENT11: Needs = Needs::Sizes(2 * GIB, 32 * GIB);
+const CLIENT10: Needs = Needs::Sizes(2 * GIB, 16 * GIB);
+const SERVER: Needs = Needs::Sizes(2 * GIB, 32 * GIB);
 
 /// All known versions, with every word that the reference image accepts.
 #[rustfmt::skip]
@@ -104,17 +104,17 @@ const PRODUCTS: &[Product] = &[
     Product { id: "win2019-hv", name: "Hyper-V Server 2019", needs: SERVER, words: &["hv",
         "hyperv", "hyper v", "hyper-v", "19hv", "2019hv", "win2019hv"] },
     Product { id: "win2012r2-eval", name: "Windows Server 2012 R2",
-        needs: Needs::Room(GIB, 32 * GIB), words: &["2012", "2012r2", "win2012", "win2012r2",
+        needs: Needs::Sizes(GIB, 32 * GIB), words: &["2012", "2012r2", "win2012", "win2012r2",
         "windows2012", "windows 2012"] },
     Product { id: "win2008r2", name: "Windows Server 2008 R2", needs: Needs::Bios,
         words: &["2008", "2008r2", "2k8", "win2008", "windows2008", "windows 2008"] },
     Product { id: "win2003r2", name: "Windows Server 2003 R2", needs: Needs::Bios,
         words: &["2003", "2003r2", "2k3", "win2003", "windows2003", "windows 2003"] },
-    Product { id: "core11", name: "Core 11", needs: Needs::Room(2 * GIB, 4 * GIB),
+    Product { id: "core11", name: "Core 11", needs: Needs::Sizes(2 * GIB, 4 * GIB),
         words: &["core 11"] },
-    Product { id: "tiny11", name: "Tiny 11", needs: Needs::Room(2 * GIB, 8 * GIB),
+    Product { id: "tiny11", name: "Tiny 11", needs: Needs::Sizes(2 * GIB, 8 * GIB),
         words: &["tiny 11"] },
-    Product { id: "tiny10", name: "Tiny 10", needs: Needs::Room(2 * GIB, 10 * GIB),
+    Product { id: "tiny10", name: "Tiny 10", needs: Needs::Sizes(2 * GIB, 10 * GIB),
         words: &["tiny 10"] },
     Product { id: "reactos", name: "ReactOS", needs: Needs::Bios, words: &[] },
 ];
@@ -142,7 +142,7 @@ impl Version {
     /// Minimum memory and disk in bytes. Small numbers if the requirements are unknown.
     pub fn needs(&self) -> (u64, u64) {
         match self {
-            Self::Windows(Product { needs: Needs::Room(memory, disk), .. }) => (*memory, *disk),
+            Self::Windows(Product { needs: Needs::Sizes(memory, disk), .. }) => (*memory, *disk),
             Self::Probe => (64 * MIB, 0),
             _ => (130 * MIB, 0),
         }

@@ -39,7 +39,7 @@ pub fn line(input: &ParsedEnvironment, guard: &Guard) -> Option<String> {
 
 fn line_at(input: &ParsedEnvironment, guard: &Guard, address: &str) -> String {
     let screen = &input.settings.screen;
-    let what = if screen.display.is == Display::Web { "The screen" } else { "The status page" };
+    let what = if screen.display.value == Display::Web { "The screen" } else { "The status page" };
     let port = screen.web_port.0;
     let published = match screen.web_origin {
         Some(_) => String::new(),

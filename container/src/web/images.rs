@@ -70,7 +70,8 @@ pub(super) struct Images {
 impl Images {
     /// Images on the volume of these settings.
     pub(super) fn new(settings: &Settings) -> Self {
-        let disks = (0..disks::MAX_DISKS).flat_map(|it| disks::own(it, settings, Path::new("/")));
+        let disks =
+            (0..disks::MAX_DISKS).flat_map(|it| disks::own_files(it, settings, Path::new("/")));
         let disks = disks.map(|disk| disk.path).collect();
         Self { volume: settings.storage.folder.clone(), disks }
     }
@@ -82,7 +83,7 @@ impl Images {
     /// One sentence: why it cannot be attached.
     pub(super) fn open(&self, path: &Path) -> anyhow::Result<Image> {
         let named = || path.display().to_string();
-        let kind = kind_of(path).with_context(|| {
+        let (kind, qcow2) = kind_of(path).with_context(|| {
             format!("{}: only files named .iso, .img, .raw or .qcow2 can be attached", named())
         })?;
         let inner =
@@ -99,8 +100,8 @@ impl Images {
             "{}: it is a file of the pod's own, which is never attached",
             named()
         );
-        check(kind, path, &file).with_context(named)?;
-        Ok(Image { path: self.volume.join(inner), kind: kind.0, file })
+        check(kind, qcow2, path, &file).with_context(named)?;
+        Ok(Image { path: self.volume.join(inner), kind, file })
     }
 
     /// Whether it is one of the pod's own files, under any name.
@@ -149,7 +150,7 @@ fn open_within(folder: &Path, path: &Path) -> anyhow::Result<File> {
 }
 
 /// Checks that a file begins as its name promises.
-fn check((kind, qcow2): (Kind, bool), path: &Path, file: &File) -> anyhow::Result<()> {
+fn check(kind: Kind, qcow2: bool, path: &Path, file: &File) -> anyhow::Result<()> {
     if kind == Kind::Cd {
         let mut start = [0; 6];
         file.read_exact_at(&mut start, DESCRIPTORS).ok();

@@ -90,13 +90,16 @@ fn event(scene: &Scene) -> String {
 
 /// The query of `/log`: return lines after this number.
 #[derive(Deserialize)]
-pub(super) struct After {
+pub(super) struct LogQuery {
     #[serde(default)]
     after: u64,
 }
 
 /// Lines of the log. They need a login, since they contain more than the status page.
-pub(super) async fn log(State(web): Shared, Query(After { after }): Query<After>) -> Response {
+pub(super) async fn log(
+    State(web): Shared,
+    Query(LogQuery { after }): Query<LogQuery>,
+) -> Response {
     let (lines, count) = web.story.lines(after);
     let lines: Vec<_> = lines.into_iter().map(|line| line.text).collect();
     Json(json!({ "lines": lines, "count": count })).into_response()

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use screen::web::viewers::{Admission, Auth, Config, Listener, Lobby, Rules, Wire};
 use tokio::net::UnixStream;
 
-use super::{WebState, everywhere};
+use super::{WebState, all_addresses};
 use crate::pod::guard::Guard;
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
@@ -24,7 +24,7 @@ pub(super) fn open(
 ) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
     let Some(port) = settings.vnc() else { return Ok(None) };
     let mut config = Config {
-        to: Some(everywhere(port)?),
+        to: Some(all_addresses(port)?),
         called: Some(format!("VNC_PORT={port}")),
         ..Config::default()
     };

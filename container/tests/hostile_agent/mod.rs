@@ -1,14 +1,14 @@
 //! A guest whose agent sends any bytes.
 
 use container::agent::guest::{Guest, Outcome};
-use container::agent::line::{self, AnswerReader};
+use container::agent::protocol::{self, AnswerReader};
 
 /// The number of the expected answer.
 const ID: u64 = 7;
 const LIMIT: usize = 4096;
 
 /// Reads these bytes in pieces. The first byte of each piece is its length.
-pub(crate) fn says(bytes: &[u8]) {
+pub(crate) fn answer_with(bytes: &[u8]) {
     let (mut number, mut answer) = (AnswerReader::sync(ID), AnswerReader::answer(LIMIT));
     let mut over = false;
     let mut rest = bytes;
@@ -17,7 +17,7 @@ pub(crate) fn says(bytes: &[u8]) {
         (piece, rest) = more.split_at(usize::from(*length).min(more.len()));
         let heard = number.take(piece).expect("other answers are ignored");
         if let Some(line) = heard {
-            assert_eq!(line::returned(&line).expect("it is the answer"), ID);
+            assert_eq!(protocol::returned(&line).expect("it is the answer"), ID);
         }
         if over {
             continue;
@@ -37,7 +37,7 @@ pub(crate) fn says(bytes: &[u8]) {
 
 /// Parses an answer in all ways, and checks the limits.
 fn read(answer: &[u8]) {
-    let (refused, returned) = (line::refused(answer), line::returned(answer));
+    let (refused, returned) = (protocol::refused(answer), protocol::returned(answer));
     if let Some(why) = refused {
         assert_eq!(returned, Err(why.clone()));
         assert!(why.chars().count() <= 400 && !why.contains(char::is_control));

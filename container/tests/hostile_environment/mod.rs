@@ -25,8 +25,13 @@ pub(crate) fn set(number: usize, text: &str) {
                 let shown = (slot.show)(&input.settings);
                 assert!(!shown.contains(char::is_control), "{}={shown:?}", variable.name);
             }
-            let room = Some(1 << 40);
-            let host = Host { memory: 64 << 30, room, rooms: [room; 5], ..Host::default() };
+            let free_space = Some(1 << 40);
+            let host = Host {
+                memory: 64 << 30,
+                free_space,
+                further_space: [free_space; 5],
+                ..Host::default()
+            };
             match settle(&input, &host) {
                 Ok((sizes, notes)) => {
                     assert!(sizes.processors > 0);

@@ -19,7 +19,7 @@ use container::net::user::network::{Destination, Network};
 use container::net::user::packet::{Datagram, Ends, Frame, ICMP, Packet, Payload, TCP, UDP};
 use container::net::user::router::Router;
 use container::net::user::segment::{ACK, PSH, RST, SYN, Segment, Seq};
-use container::net::user::{User, link};
+use container::net::user::{UserNetwork, link};
 use container::settings::Settings;
 use host::mac::Mac;
 use rustix::net::{AddressFamily, SocketType};
@@ -190,7 +190,7 @@ struct Received {
 }
 
 impl Guest {
-    fn plug(user: &User) -> anyhow::Result<Self> {
+    fn plug(user: &UserNetwork) -> anyhow::Result<Self> {
         let socket = UnixStream::connect(user.socket())?;
         let (tell, segments) = mpsc::channel();
         let mut input = BufReader::new(socket.try_clone()?);
@@ -265,7 +265,7 @@ fn incoming_connections_end_neither_the_guests_own_nor_those_of_other_hosts() {
     isolated(|| {
         let (world, folder) = (World::new(1500)?, tempfile::tempdir()?);
         world.pod.enter()?;
-        let user = User::start(&Settings::defaults(), folder.path(), folder.path())?;
+        let user = UserNetwork::start(&Settings::defaults(), folder.path(), folder.path())?;
         let mut guest = Guest::plug(&user)?;
         serve(&world.outside, HOST, 7, |mut stream| {
             let mut byte = [0];

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use container::net::user::User;
+use container::net::user::UserNetwork;
 use container::settings::Settings;
 use container::settings::value::{Value as _, Within};
 use container::settings::words::Ports;
@@ -31,7 +31,7 @@ const HOST: &str = "192.0.2.1";
 struct Net {
     // Fields are dropped in this order.
     _wire: world::Wire,
-    user: User,
+    user: UserNetwork,
     world: World,
     folder: TempDir,
 }
@@ -46,7 +46,7 @@ impl Net {
         let resolv = format!("nameserver {HOST}\nsearch test.example\n");
         fs::write(folder.path().join("etc/resolv.conf"), resolv)?;
         world.pod.enter()?;
-        let user = User::start(&settings, folder.path(), folder.path())?;
+        let user = UserNetwork::start(&settings, folder.path(), folder.path())?;
         let wire = world.plug(user.socket())?;
         let net = Self { _wire: wire, user, world, folder };
         net.address()?;

@@ -76,7 +76,7 @@ pub const TARGETS: &[Target] = &[
     target("control", 4096, Words(words::control), control),
     target("settings", 4096, Choice(words::environment), settings),
     // The guest's requests and answers to the pod.
-    target("agent", 4096, Words(words::agent), hostile_agent::says),
+    target("agent", 4096, Words(words::agent), hostile_agent::answer_with),
     target("dhcp", 1500, Own(guest::dhcp), hostile_guest::dhcp),
     target("dns", 1500, Own(guest::dns), hostile_guest::dns),
     target("resolv", 4096, Words(words::resolvers), hostile_guest::resolv),

@@ -270,14 +270,14 @@ mod test {
         let mut settings = Settings::defaults();
         let kept = KeptPorts::of(&settings);
         assert_eq!(kept.tcp, [8006].into(), "without VNC its port is the guest's");
-        settings.screen.display.is = Display::Vnc;
+        settings.screen.display.value = Display::Vnc;
         let kept = KeptPorts::of(&settings);
         assert_eq!(kept.tcp, [5900, 8006].into());
         assert_eq!(loopback_ports(&settings, &kept), [3389].into());
         settings.network.host_ports.0 = vec![(3389, Protocol::Tcp), (161, Protocol::Udp)];
         settings.network.user_ports.0 = vec![(22, Protocol::Tcp), (53, Protocol::Udp)];
         settings.screen.web = false;
-        settings.screen.display.is = Display::None;
+        settings.screen.display.value = Display::None;
         let kept = KeptPorts::of(&settings);
         assert_eq!((&kept.tcp, &kept.udp), (&[3389].into(), &[161].into()));
         assert_eq!(loopback_ports(&settings, &kept), [22].into());
@@ -286,7 +286,7 @@ mod test {
     #[test]
     fn ports_that_are_not_led_to_the_guest_are_told() {
         let mut settings = Settings::defaults();
-        settings.screen.display.is = Display::Vnc;
+        settings.screen.display.value = Display::Vnc;
         let mut notes = |ports| {
             settings.network.user_ports = Ports::read(ports).unwrap();
             left_out(&settings, &KeptPorts::of(&settings))

@@ -16,7 +16,7 @@ use host::mac::Mac;
 use jail::watch::{self, Rights};
 
 use super::choice::{KeptPorts, OLD_GATEWAY, Subnet};
-use super::six::{MASK, Prefix};
+use super::ipv6::{MASK, Prefix};
 use crate::settings::value::Value as _;
 use crate::status::{Failure, Status};
 
@@ -39,13 +39,13 @@ pub(super) const REPLACE: &str = "table inet transom\ndelete table inet transom\
 impl Rules<'_> {
     /// The input for `nft`.
     pub(super) fn text(&self) -> String {
-        let parts = [self.guard(), self.translation(), self.limits(), self.six()];
+        let parts = [self.guard(), self.translation(), self.limits(), self.ipv6()];
         format!("{REPLACE}table inet transom {{\n{}}}\n", parts.concat())
     }
 
     /// Drops spoofed packets before all other rules. Packets from outside cannot have the guest's
     /// or the gateway's address. The guest has one MAC address and one IPv4 address, and IPv6 only
-    /// if the rules of `six` check it.
+    /// if the rules of `ipv6` check it.
     fn guard(&self) -> String {
         let Subnet { guest, gateway, .. } = self.subnet;
         let (tap, mac) = (self.tap, self.mac.show());
@@ -96,7 +96,7 @@ oifname != \"lo\" ip saddr {guest} masquerade
 
     /// The same for IPv6, where the guest chooses its address in a network of its own. Ports are
     /// not forwarded by IPv6: the pod's relay connects to the guest by IPv4.
-    fn six(&self) -> String {
+    fn ipv6(&self) -> String {
         let Some(prefix) = self.prefix else { return String::new() };
         let (tap, network) = (self.tap, format!("{}/{MASK}", prefix.0));
         format!(
@@ -122,7 +122,7 @@ oifname != {{ \"{tap}\", \"lo\" }} ip6 saddr {network} masquerade
     /// limits the guest's access to the pod to DHCP, DNS and ping.
     fn limits(&self) -> String {
         let (tap, gateway) = (self.tap, self.subnet.gateway);
-        let six = match self.prefix {
+        let ipv6 = match self.prefix {
             Some(_) => {
                 format!("icmpv6 type {NEIGHBOURS} accept\nicmpv6 type echo-request accept\n")
             }
@@ -148,7 +148,7 @@ udp dport 67 accept
 ip daddr {gateway} udp dport 53 accept
 ip daddr {gateway} tcp dport 53 accept
 icmp type echo-request accept
-{six}reject
+{ipv6}reject
 }}
 "
         )

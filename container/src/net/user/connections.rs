@@ -145,7 +145,7 @@ impl Connections {
 
     /// The ends of an incoming connection. Nothing without a guest or a free port.
     fn pair(&self, network: &Network, from: SocketAddr, port: u16) -> Option<Pair> {
-        let (guest, peer) = network.seen(from);
+        let (guest, peer) = network.map_client(from);
         let mut pair = Pair { guest: SocketAddr::new(guest, port), peer };
         let connections = self.all.borrow();
         // Two clients can have the same ends only if the guest sees both at the gateway's address.

@@ -262,7 +262,7 @@ pub fn send_to_guest(network: &Network, pair: &Pair, data: &[u8]) {
 impl ForwardedPort {
     /// Passes a datagram of a client to the guest.
     fn send_to_guest(&self, network: &Network, from: SocketAddr, data: &[u8]) {
-        let (guest, mut peer) = network.seen(from);
+        let (guest, mut peer) = network.map_client(from);
         if peer.ip() == IpAddr::V4(network.lan.gateway) {
             let mut masked = self.masked.borrow_mut();
             let known = masked.iter().find(|(_, it)| **it == from).map(|(port, _)| *port);

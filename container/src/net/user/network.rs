@@ -150,7 +150,7 @@ impl Network {
     }
 
     /// Parses a frame of the guest, if it is for us or a multicast. Stores the guest's MAC address.
-    pub fn take<'a>(&self, bytes: &'a [u8]) -> Option<Frame<'a>> {
+    pub fn parse_frame<'a>(&self, bytes: &'a [u8]) -> Option<Frame<'a>> {
         let frame = Frame::read(bytes)?;
         let for_many = frame.to.is_multicast();
         if frame.from.is_multicast() || !(for_many || frame.to == self.lan.mac) {
@@ -223,7 +223,7 @@ impl Network {
                 } else if first >= 224 || self.lan.is_broadcast(to) {
                     Destination::Unroutable
                 } else {
-                    self.unless_own(to.into())
+                    self.outside_unless_own(to.into())
                 }
             }
             IpAddr::V6(to) if self.lan.v6.is_some_and(|lan| lan.gateway == to) => {
@@ -237,7 +237,7 @@ impl Network {
                 } else if v4 || self.lan.v6.is_none() {
                     Destination::Forbidden
                 } else {
-                    self.unless_own(to.into())
+                    self.outside_unless_own(to.into())
                 }
             }
         }
@@ -246,11 +246,11 @@ impl Network {
     /// Whether the gateway's address is also that of an outside host.
     #[must_use]
     pub fn is_outside(&self, gateway: IpAddr) -> bool {
-        self.unless_own(gateway) == Destination::Outside
+        self.outside_unless_own(gateway) == Destination::Outside
     }
 
     /// Outside, unless the pod has this address.
-    fn unless_own(&self, to: IpAddr) -> Destination {
+    fn outside_unless_own(&self, to: IpAddr) -> Destination {
         let now = Instant::now();
         if let Some((last, since, destination)) = self.last.get()
             && last == to
@@ -278,7 +278,7 @@ impl Network {
     /// The guest's address for an outside client, and the client's address as the guest sees it:
     /// its own, if answers to that reach the client, else the gateway's.
     #[must_use]
-    pub fn seen(&self, from: SocketAddr) -> (IpAddr, SocketAddr) {
+    pub fn map_client(&self, from: SocketAddr) -> (IpAddr, SocketAddr) {
         let reachable = self.destination(from.ip()) == Destination::Outside;
         match (from.ip(), self.guest_v6.get()) {
             (IpAddr::V4(_), _) if reachable => (self.lan.guest.into(), from),

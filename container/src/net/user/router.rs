@@ -63,7 +63,7 @@ impl Router {
 
     /// Handles a frame from the guest.
     pub fn handle(&self, bytes: &[u8]) {
-        let Some(frame) = self.network.take(bytes) else { return };
+        let Some(frame) = self.network.parse_frame(bytes) else { return };
         match frame.kind {
             ARP => self.network.handle_arp(frame.payload),
             IPV4 | IPV6 => {

@@ -130,7 +130,7 @@ impl Tcp {
         // A smaller maximum is an attempt to make us send many tiny segments.
         let mss = segment.mss.map_or(DEFAULT_MSS, |mss| usize::from(mss).max(64));
         self.sender.mss = mss.min(max);
-        self.receiver.begin(segment.seq.plus(1));
+        self.receiver.set_first(segment.seq.plus(1));
         match segment.scale.filter(|_| scaled) {
             Some(scale) => {
                 self.sender.scale = scale.min(MAX_SCALE);

@@ -4,7 +4,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::arguments::Arguments;
 use super::options::{self, Options};
-use super::table::{self, Becomes, Scope};
+use super::table::{self, Scope, Translation};
 use crate::settings::value::{Value, quote};
 
 impl Arguments {
@@ -13,15 +13,15 @@ impl Arguments {
         let options = Options::read(value);
         let mut said = word.to_owned();
         let mut found = table::find(Scope::Option, word);
-        if let Some(Becomes::Below(scope)) = found {
+        if let Some(Translation::Scoped(scope)) = found {
             said = format!("{word} {}", quote(&options.first));
             found = table::find(scope, &options.first.to_lowercase());
         }
         match found {
-            Some(Becomes::Take(take)) => take(self, &options).context(said),
-            Some(Becomes::Already) => Ok(()),
-            Some(Becomes::Never(why)) => bail!("{said} is refused: {why}"),
-            Some(Becomes::Not(why)) => {
+            Some(Translation::Apply(take)) => take(self, &options).context(said),
+            Some(Translation::BuiltIn) => Ok(()),
+            Some(Translation::Refused(why)) => bail!("{said} is refused: {why}"),
+            Some(Translation::Ignored(why)) => {
                 self.note(format!("{said} has no effect: {why}"));
                 Ok(())
             }

@@ -1,7 +1,7 @@
 //! `CPU_FLAGS`: processor features in QEMU's words.
 
 use super::options::Options;
-use super::table::{self, Becomes, Scope};
+use super::table::{self, Scope, Translation};
 use crate::settings::value::{Value, quote};
 
 /// Processor flags. They only produce notes, because the features are always the host's.
@@ -34,8 +34,8 @@ impl Value for Flags {
             let group = format!("{}{group}-*", if on { '+' } else { '-' });
             let found = table::find(Scope::Flag, &key).or(table::find(Scope::Flag, &group));
             let why = match found {
-                Some(Becomes::Already) => None,
-                Some(Becomes::Not(why)) => Some(why),
+                Some(Translation::BuiltIn) => None,
+                Some(Translation::Ignored(why)) => Some(why),
                 _ => Some("the guest's processors have the features of the host's"),
             };
             let note = why.map(|why| format!("{} has no effect: {why}", quote(&key)));

@@ -40,21 +40,21 @@ pub enum Scope {
 
 /// The translation of a word.
 #[derive(Clone, Copy)]
-pub enum Becomes {
+pub enum Translation {
     /// Our word with the same meaning.
-    Is(&'static str),
+    Exact(&'static str),
     /// Our nearest word, and the reason why it is taken.
-    Near(&'static str, &'static str),
+    Nearest(&'static str, &'static str),
     /// No effect, because the machine always has this.
-    Already,
+    BuiltIn,
     /// A function applies the option.
-    Take(fn(&mut Arguments, &Options) -> anyhow::Result<()>),
+    Apply(fn(&mut Arguments, &Options) -> anyhow::Result<()>),
     /// The option's value is looked up in another scope.
-    Below(Scope),
+    Scoped(Scope),
     /// No effect. The text says what to use instead.
-    Not(&'static str),
+    Ignored(&'static str),
     /// An error, because to continue would be unsafe or wrong. The text says what to use instead.
-    Never(&'static str),
+    Refused(&'static str),
 }
 
 /// A row of the table.
@@ -64,16 +64,16 @@ pub struct Row {
     /// The words in lower case. A `*` at the end matches any suffix.
     pub words: &'static [&'static str],
     /// Their translation.
-    pub becomes: Becomes,
+    pub translation: Translation,
 }
 
 macro_rules! rows {
-    ($($scope:ident $($word:literal)+ => $becomes:expr;)+) => {
-        &[$(Row { scope: Scope::$scope, words: &[$($word),+], becomes: $becomes }),+]
+    ($($scope:ident $($word:literal)+ => $translation:expr;)+) => {
+        &[$(Row { scope: Scope::$scope, words: &[$($word),+], translation: $translation }),+]
     };
 }
 
-use Becomes::{Already, Below, Is, Near, Never, Not, Take};
+use Translation::{Apply, BuiltIn, Exact, Ignored, Nearest, Refused, Scoped};
 
 const CONTROL: &str = "its clients control the whole machine: use `transom` in the container, or \
                        the API at the web port";
@@ -90,161 +90,165 @@ const CONTROLLER: &str = "controllers are added with their disks: set DISK_TYPE"
 /// All rows. The first match wins.
 #[rustfmt::skip]
 pub const TABLE: &[Row] = rows! {
-    Bus "scsi" "virtio-scsi" "virtio-scsi-pci" => Is("scsi");
-    Bus "blk" "virtio-blk" "virtio-blk-pci" "virtio" => Is("blk");
-    Bus "ide" "sata" "ahci" => Is("ide");
-    Bus "nvme" => Is("nvme");
-    Bus "usb" => Is("usb");
-    Bus "auto" => Is("auto");
-    Bus "none" => Is("none");
+    Bus "scsi" "virtio-scsi" "virtio-scsi-pci" => Exact("scsi");
+    Bus "blk" "virtio-blk" "virtio-blk-pci" "virtio" => Exact("blk");
+    Bus "ide" "sata" "ahci" => Exact("ide");
+    Bus "nvme" => Exact("nvme");
+    Bus "usb" => Exact("usb");
+    Bus "auto" => Exact("auto");
+    Bus "none" => Exact("none");
 
-    Cache "none" "directsync" => Is("none");
-    Cache "writeback" => Is("writeback");
-    Cache "writethrough" => Near("none", "both write flushed data to the disk");
-    Cache "unsafe" => Near("writeback", "the guest's flushes are never ignored");
+    Cache "none" "directsync" => Exact("none");
+    Cache "writeback" => Exact("writeback");
+    Cache "writethrough" => Nearest("none", "both write flushed data to the disk");
+    Cache "unsafe" => Nearest("writeback", "the guest's flushes are never ignored");
 
-    Engine "native" "io_uring" => Is("native");
-    Engine "threads" => Near("native", "the fastest engine is chosen at the start");
+    Engine "native" "io_uring" => Exact("native");
+    Engine "threads" => Nearest("native", "the fastest engine is chosen at the start");
 
     Adapter "virtio" "virtio-net" "virtio-net-pci" "virtio-net-pci-non-transitional"
-        "virtio-net-pci-transitional" => Is("virtio");
+        "virtio-net-pci-transitional" => Exact("virtio");
     Adapter "e1000" "e1000e" "e1000-*" "rtl8139" "pcnet" "ne2k_*" "vmxnet3" "i82*" "igb"
-        "usb-net" "tulip" => Near("virtio", VIRTIO_ONLY);
+        "usb-net" "tulip" => Nearest("virtio", VIRTIO_ONLY);
 
-    Screen "virtio" "std" "vga" "bochs-display" "virtio-vga" "virtio-gpu" => Is("std");
-    Screen "none" "n" "no" "off" => Is("none");
+    Screen "virtio" "std" "vga" "bochs-display" "virtio-vga" "virtio-gpu" => Exact("std");
+    Screen "none" "n" "no" "off" => Exact("none");
     Screen "qxl" "cirrus" "vmware" "virtio-vga-gl" "virtio-gpu-gl" "ramfb" "tcx" "cg3" "xenfb"
-        => Near("std", "every Windows has a driver for it");
+        => Nearest("std", "every Windows has a driver for it");
 
-    Display "web" ":*" => Is("web");
-    Display "vnc" "vnc=*" => Is("vnc");
-    Display "disabled" "disable" "headless" => Is("disabled");
-    Display "none" "n" "no" "off" => Is("none");
+    Display "web" ":*" => Exact("web");
+    Display "vnc" "vnc=*" => Exact("vnc");
+    Display "disabled" "disable" "headless" => Exact("disabled");
+    Display "none" "n" "no" "off" => Exact("none");
     Display "gtk" "sdl" "cocoa" "curses" "spice-app" "dbus" "egl-headless"
-        => Near("web", "a container has no window");
+        => Nearest("web", "a container has no window");
 
-    Kind "q35" "pc-q35-*" => Is("q35");
+    Kind "q35" "pc-q35-*" => Exact("q35");
     Kind "pc" "pc-i440fx-*" "isapc" "microvm" "virt"
-        => Never("the machine is always a Q35: leave MACHINE out, or set it to q35");
+        => Refused("the machine is always a Q35: leave MACHINE out, or set it to q35");
 
-    Usb "qemu-xhci" "xhci" "nec-usb-xhci" "y" "yes" "true" "1" "on" => Is("xhci");
+    Usb "qemu-xhci" "xhci" "nec-usb-xhci" "y" "yes" "true" "1" "on" => Exact("xhci");
     Usb "n" "no" "none" "off" "false" "0" "disable" "disabled"
-        => Near("xhci", "the pointing device and the CD drives need it");
+        => Nearest("xhci", "the pointing device and the CD drives need it");
     Usb "usb-ehci" "ich9-usb-*" "piix3-usb-uhci" "piix4-usb-uhci" "pci-ohci" "vt82c686b-usb-uhci"
-        => Near("xhci", "every supported Windows has a driver for USB 3");
+        => Nearest("xhci", "every supported Windows has a driver for USB 3");
 
-    Pointer "usb-tablet" "tablet" => Is("tablet");
+    Pointer "usb-tablet" "tablet" => Exact("tablet");
     Pointer "usb-mouse" "mouse" "ps2" "virtio-mouse-pci" "virtio-tablet-pci" "usb-wacom-tablet"
-        => Near("tablet", "it needs no driver, and follows the viewer's pointer exactly");
+        => Nearest("tablet", "it needs no driver, and follows the viewer's pointer exactly");
 
-    Model "host" "max" => Is("host");
-    Model "*" => Near("host", "KVM provides the processor of the host");
+    Model "host" "max" => Exact("host");
+    Model "*" => Nearest("host", "KVM provides the processor of the host");
 
-    Serial "mon:stdio" "stdio" "y" => Is("stdio");
-    Serial "none" "null" "n" => Is("none");
+    Serial "mon:stdio" "stdio" "y" => Exact("stdio");
+    Serial "none" "null" "n" => Exact("none");
     Serial "tcp:*" "telnet:*" "udp:*" "websocket:*" "unix:*" "chardev:*" "mon:*"
-        => Never("its clients get the machine's console: set SERIAL=stdio and read the log, or \
+        => Refused("its clients get the machine's console: set SERIAL=stdio and read the log, or \
             set SERIAL=none");
-    Serial "file:*" "pipe:*" "pty" "vc" "vc:*" "/dev/*" => Near("stdio",
+    Serial "file:*" "pipe:*" "pty" "vc" "vc:*" "/dev/*" => Nearest("stdio",
         "its output is in the log of the container");
 
     Flag "+hypervisor" "-vmx" "-svm" "+hv-*" "+kvm" "+kvm-*" "-migratable" "+l3-cache"
-        "+invtsc" "+x2apic" "+tsc-deadline" "+topoext" => Already;
-    Flag "-hypervisor" "-kvm" "-kvm-*" => Not("the guest always sees that it is in a virtual \
+        "+invtsc" "+x2apic" "+tsc-deadline" "+topoext" => BuiltIn;
+    Flag "-hypervisor" "-kvm" "-kvm-*" => Ignored("the guest always sees that it is in a virtual \
         machine");
-    Flag "-hv-*" => Not("Hyper-V's enlightenments can only be disabled together: set HV=N");
-    Flag "+vmx" "+svm" => Not("nested virtualization is off: WSL 2 and Hyper-V do not run in the \
-        guest");
+    Flag "-hv-*" => Ignored("Hyper-V's enlightenments can only be disabled together: set HV=N");
+    Flag "+vmx" "+svm" => Ignored("nested virtualization is off: WSL 2 and Hyper-V do not run in \
+        the guest");
 
-    Option "-drive" => Take(Arguments::drive);
-    Option "-cdrom" => Take(Arguments::cdrom);
-    Option "-hda" "-hdb" "-hdc" "-hdd" => Take(Arguments::hard_disk);
-    Option "-smbios" => Take(Arguments::smbios);
-    Option "-uuid" => Take(Arguments::uuid);
-    Option "-fw_cfg" => Take(Arguments::file);
-    Option "-rtc" => Take(Arguments::clock);
-    Option "-mem-prealloc" => Take(Arguments::prealloc);
-    Option "-device" => Below(Scope::Device);
-    Option "-object" => Below(Scope::Object);
-    Option "-qmp" "-qmp-pretty" "-monitor" "-mon" => Never(CONTROL);
-    Option "-gdb" "-s" => Never("its clients control the whole machine: leave it out, and use \
+    Option "-drive" => Apply(Arguments::drive);
+    Option "-cdrom" => Apply(Arguments::cdrom);
+    Option "-hda" "-hdb" "-hdc" "-hdd" => Apply(Arguments::hard_disk);
+    Option "-smbios" => Apply(Arguments::smbios);
+    Option "-uuid" => Apply(Arguments::uuid);
+    Option "-fw_cfg" => Apply(Arguments::file);
+    Option "-rtc" => Apply(Arguments::clock);
+    Option "-mem-prealloc" => Apply(Arguments::prealloc);
+    Option "-device" => Scoped(Scope::Device);
+    Option "-object" => Scoped(Scope::Object);
+    Option "-qmp" "-qmp-pretty" "-monitor" "-mon" => Refused(CONTROL);
+    Option "-gdb" "-s" => Refused("its clients control the whole machine: leave it out, and use \
         `transom` in the container");
-    Option "-vnc" "-spice" => Never("it would show the screen without a password: set VNC_PORT, \
+    Option "-vnc" "-spice" => Refused("it would show the screen without a password: set VNC_PORT, \
         WEB_PORT and PASSWORD");
-    Option "-incoming" => Never("migration is not supported: leave it out, and use the disk on \
+    Option "-incoming" => Refused("migration is not supported: leave it out, and use the disk on \
         the volume");
-    Option "-serial" "-parallel" "-chardev" "-debugcon" => Not("set SERIAL for the serial port");
-    Option "-m" => Not("set RAM_SIZE");
-    Option "-smp" => Not("set CPU_CORES or SMP");
-    Option "-cpu" => Not("set CPU_FLAGS");
-    Option "-machine" "-M" => Not("the machine is always a Q35: set BOOT_MODE and HPET");
-    Option "-vga" => Not("set VGA");
-    Option "-display" "-nographic" "-full-screen" => Not(VIEWER);
-    Option "-k" => Not("set KEYBOARD");
+    Option "-serial" "-parallel" "-chardev" "-debugcon" =>
+        Ignored("set SERIAL for the serial port");
+    Option "-m" => Ignored("set RAM_SIZE");
+    Option "-smp" => Ignored("set CPU_CORES or SMP");
+    Option "-cpu" => Ignored("set CPU_FLAGS");
+    Option "-machine" "-M" => Ignored("the machine is always a Q35: set BOOT_MODE and HPET");
+    Option "-vga" => Ignored("set VGA");
+    Option "-display" "-nographic" "-full-screen" => Ignored(VIEWER);
+    Option "-k" => Ignored("set KEYBOARD");
     Option "-bios" "-pflash" "-kernel" "-initrd" "-append" "-option-rom" =>
-        Not("the firmware is built in: set BOOT_MODE");
-    Option "-boot" => Not("the medium is booted until Windows is installed, and then the disk");
-    Option "-snapshot" => Never("the disk would lose all writes: leave it out, and use a copy of \
+        Ignored("the firmware is built in: set BOOT_MODE");
+    Option "-boot" => Ignored("the medium is booted until Windows is installed, and then the disk");
+    Option "-snapshot" => Refused("the disk would lose all writes: leave it out, and use a copy of \
         the volume instead");
-    Option "-fda" "-fdb" => Not("the machine has no floppy drive: use an ISO");
-    Option "-net" "-netdev" "-nic" => Not(NETWORKS);
+    Option "-fda" "-fdb" => Ignored("the machine has no floppy drive: use an ISO");
+    Option "-net" "-netdev" "-nic" => Ignored(NETWORKS);
     Option "-usb" "-enable-kvm" "-accel" "-nodefaults" "-no-user-config" "-name" "-no-hpet"
-        "-no-fd-bootchk" => Already;
-    Option "-usbdevice" => Not(USB_HOST);
-    Option "-audio" "-audiodev" "-soundhw" => Not(NO_SOUND);
-    Option "-virtfs" "-fsdev" => Not(SHARES);
-    Option "-tpmdev" => Not("set TPM=Y, or BOOT_MODE=windows_secure");
-    Option "-watchdog" "-watchdog-action" => Not("use a liveness probe at /healthz to restart a \
-        guest that hangs");
-    Option "-mem-path" => Not("memory is that of the container: set its limit and hugepages there");
-    Option "-numa" => Not("the machine has a single NUMA node");
-    Option "-global" => Not("it changes internals of QEMU");
-    Option "-blockdev" => Not("use -drive with file=, format= and if=virtio");
-    Option "-acpitable" => Not("the ACPI tables are built in");
+        "-no-fd-bootchk" => BuiltIn;
+    Option "-usbdevice" => Ignored(USB_HOST);
+    Option "-audio" "-audiodev" "-soundhw" => Ignored(NO_SOUND);
+    Option "-virtfs" "-fsdev" => Ignored(SHARES);
+    Option "-tpmdev" => Ignored("set TPM=Y, or BOOT_MODE=windows_secure");
+    Option "-watchdog" "-watchdog-action" => Ignored("use a liveness probe at /healthz to restart \
+        a guest that hangs");
+    Option "-mem-path" =>
+        Ignored("memory is that of the container: set its limit and hugepages there");
+    Option "-numa" => Ignored("the machine has a single NUMA node");
+    Option "-global" => Ignored("it changes internals of QEMU");
+    Option "-blockdev" => Ignored("use -drive with file=, format= and if=virtio");
+    Option "-acpitable" => Ignored("the ACPI tables are built in");
     Option "-pidfile" "-daemonize" "-msg" "-overcommit" "-D" "-d" "-trace"
         "-sandbox" "-runas" "-run-with" "-compat" "-action" "-no-reboot" "-no-shutdown" =>
-        Not("the machine starts and stops with the container: set SHUTDOWN, TIMEOUT and DEBUG");
-    Option "-loadvm" "-S" => Not("the machine always starts immediately, from its disk");
+        Ignored("the machine starts and stops with the container: set SHUTDOWN, TIMEOUT and DEBUG");
+    Option "-loadvm" "-S" => Ignored("the machine always starts immediately, from its disk");
 
-    Device "virtio-rng" "virtio-rng-pci" "virtio-rng-device" => Already;
+    Device "virtio-rng" "virtio-rng-pci" "virtio-rng-device" => BuiltIn;
     Device "qemu-xhci" "nec-usb-xhci" "usb-tablet" "usb-kbd" "pcie-root-port" "pci-bridge"
-        "ioh3420" "usb-hub" "vmgenid" => Already;
+        "ioh3420" "usb-hub" "vmgenid" => BuiltIn;
     Device "virtio-blk" "virtio-blk-pci" "nvme" "usb-storage" "usb-uas" "usb-bot" "scsi-hd"
-        "scsi-disk" "scsi-block" "scsi-cd" "ide-hd" "ide-cd" => Take(Arguments::connect);
+        "scsi-disk" "scsi-block" "scsi-cd" "ide-hd" "ide-cd" => Apply(Arguments::connect);
     Device "virtio-scsi" "virtio-scsi-pci" "ich9-ahci" "ahci" "lsi" "lsi53c895a" "megasas"
-        "pvscsi" "sdhci-pci" => Not(CONTROLLER);
-    Device "usb-host" "usb-redir" => Not(USB_HOST);
-    Device "vfio-pci" "vfio-*" => Not(NO_PASS_THROUGH);
-    Device "virtio-balloon" "virtio-balloon-pci" => Not("set BALLOONING=Y");
+        "pvscsi" "sdhci-pci" => Ignored(CONTROLLER);
+    Device "usb-host" "usb-redir" => Ignored(USB_HOST);
+    Device "vfio-pci" "vfio-*" => Ignored(NO_PASS_THROUGH);
+    Device "virtio-balloon" "virtio-balloon-pci" => Ignored("set BALLOONING=Y");
     Device "e1000" "e1000e" "rtl8139" "pcnet" "virtio-net" "virtio-net-pci" "vmxnet3" "igb"
-        => Not("the machine has one network card: set NETWORK, MAC and MTU");
-    Device "ivshmem-*" "ivshmem" => Not("memory cannot be shared with other programs");
-    Device "virtio-9p*" "vhost-user-fs*" "virtio-fs*" => Not(SHARES);
-    Device "tpm-*" => Not("set TPM=Y, or BOOT_MODE=windows_secure");
-    Device "qxl*" "vga" "virtio-vga*" "virtio-gpu*" "bochs-display" "ramfb" => Not("set VGA");
+        => Ignored("the machine has one network card: set NETWORK, MAC and MTU");
+    Device "ivshmem-*" "ivshmem" => Ignored("memory cannot be shared with other programs");
+    Device "virtio-9p*" "vhost-user-fs*" "virtio-fs*" => Ignored(SHARES);
+    Device "tpm-*" => Ignored("set TPM=Y, or BOOT_MODE=windows_secure");
+    Device "qxl*" "vga" "virtio-vga*" "virtio-gpu*" "bochs-display" "ramfb" => Ignored("set VGA");
     Device "usb-mouse" "usb-wacom-tablet" "virtio-mouse*" "virtio-tablet*" "virtio-keyboard*"
-        "virtio-input*" => Not("set MOUSE");
+        "virtio-input*" => Ignored("set MOUSE");
     Device "intel-hda" "ich9-intel-hda" "hda-*" "ac97" "usb-audio" "virtio-sound*" =>
-        Not(NO_SOUND);
+        Ignored(NO_SOUND);
     Device "virtio-serial*" "virtserialport" "virtconsole" "isa-serial" "pci-serial*" =>
-        Not("the machine has a port for the guest agent already: set SERIAL for the serial port");
-    Device "vhost-vsock*" => Not("use the network to reach the guest");
+        Ignored("the machine has a port for the guest agent already: set SERIAL for the serial \
+        port");
+    Device "vhost-vsock*" => Ignored("use the network to reach the guest");
     Device "isa-debugcon" "pvpanic*" "i6300esb" "edu" "intel-iommu" "virtio-iommu*" =>
-        Not("the machine has no such device");
+        Ignored("the machine has no such device");
 
-    Object "rng-random" "rng-builtin" "rng-egd" "iothread" => Already;
-    Object "memory-backend-*" => Not("set RAM_SIZE for memory");
-    Object "secret" "tls-creds-*" => Not("certificates and passwords are built in: set PASSWORD");
+    Object "rng-random" "rng-builtin" "rng-egd" "iothread" => BuiltIn;
+    Object "memory-backend-*" => Ignored("set RAM_SIZE for memory");
+    Object "secret" "tls-creds-*" =>
+        Ignored("certificates and passwords are built in: set PASSWORD");
 };
 
 /// The translation of a word in a scope. Words are in lower case, except options: `-M` is not `-m`.
-pub fn find(scope: Scope, word: &str) -> Option<Becomes> {
+pub fn find(scope: Scope, word: &str) -> Option<Translation> {
     let fits = |own: &&str| match own.strip_suffix('*') {
         Some(start) => word.starts_with(start),
         None => word == *own,
     };
     let rows = TABLE.iter().filter(|row| row.scope == scope);
-    rows.filter(|row| row.words.iter().any(fits)).map(|row| row.becomes).next()
+    rows.filter(|row| row.words.iter().any(fits)).map(|row| row.translation).next()
 }
 
 /// QEMU options without a value.
@@ -300,13 +304,13 @@ mod test {
     fn every_row_is_one_that_its_place_takes() {
         for row in TABLE {
             assert!(!row.words.is_empty());
-            match row.becomes {
-                Is(own) | Near(own, _) => assert!(takes(row.scope, own), "{:?}", row.words),
-                Already | Not(_) | Never(_) => {}
-                Take(_) => assert!(matches!(row.scope, Scope::Option | Scope::Device)),
-                Below(_) => assert_eq!(row.scope, Scope::Option),
+            match row.translation {
+                Exact(own) | Nearest(own, _) => assert!(takes(row.scope, own), "{:?}", row.words),
+                BuiltIn | Ignored(_) | Refused(_) => {}
+                Apply(_) => assert!(matches!(row.scope, Scope::Option | Scope::Device)),
+                Scoped(_) => assert_eq!(row.scope, Scope::Option),
             }
-            if let Near(_, why) | Not(why) | Never(why) = row.becomes {
+            if let Nearest(_, why) | Ignored(why) | Refused(why) = row.translation {
                 assert!(why.len() >= 7 && !why.ends_with('.'), "{:?}: {why}", row.words);
             }
         }
@@ -330,7 +334,7 @@ mod test {
 
     #[test]
     fn small_and_large_options_differ() {
-        assert!(matches!(find(Scope::Option, "-m"), Some(Not("set RAM_SIZE"))));
-        assert!(matches!(find(Scope::Option, "-M"), Some(Not(why)) if why.contains("Q35")));
+        assert!(matches!(find(Scope::Option, "-m"), Some(Ignored("set RAM_SIZE"))));
+        assert!(matches!(find(Scope::Option, "-M"), Some(Ignored(why)) if why.contains("Q35")));
     }
 }

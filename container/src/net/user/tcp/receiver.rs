@@ -64,7 +64,7 @@ impl Receiver {
     }
 
     /// Sets the guest's first number after its SYN.
-    pub fn begin(&mut self, next: Seq) {
+    pub fn set_first(&mut self, next: Seq) {
         (self.next, self.edge) = (next, next);
     }
 
@@ -90,7 +90,7 @@ impl Receiver {
             return;
         }
         if segment.seq.is_after(self.next) {
-            self.keep(segment);
+            self.store_out_of_order(segment);
             return;
         }
         self.append(segment.seq, segment.data, segment.has(FIN));
@@ -120,7 +120,7 @@ impl Receiver {
 
     /// Stores a segment that came out of order, if it is within the window. The capacity is
     /// sufficient, unless such segments overlap.
-    fn keep(&mut self, segment: &Segment<'_>) {
+    fn store_out_of_order(&mut self, segment: &Segment<'_>) {
         self.duplicate_acks = self.duplicate_acks.saturating_add(1).min(MAX_DUPLICATE_ACKS);
         let end = segment.seq.plus(segment.data.len());
         let held = self.held() + OUT_OF_ORDER_OVERHEAD + segment.data.len();
