@@ -15,7 +15,7 @@ use crate::status::Status;
 pub use jail::watch::Rights;
 
 /// How long a thread retries while the kernel is short of memory or descriptors.
-const RETRY_FOR: Duration = Duration::from_secs(5);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The file that names the pod's resolvers. It may be replaced at any time.
@@ -52,7 +52,7 @@ pub fn seclude() {
 /// and the main thread reports it.
 #[expect(clippy::exit, reason = "no other thread could end the process with this status")]
 fn enter_or_exit(enter: impl Fn() -> anyhow::Result<Vec<String>>) {
-    let end = Instant::now() + RETRY_FOR;
+    let end = Instant::now() + RETRY_TIMEOUT;
     while let Err(error) = enter() {
         if Instant::now() < end {
             thread::sleep(RETRY_INTERVAL);
@@ -100,15 +100,15 @@ mod test {
     use super::*;
 
     /// Tells the child process of a test which function to call.
-    const DEED: &str = "TRANSOM_TEST_DEED";
+    const FUNCTION: &str = "TRANSOM_TEST_DEED";
 
     #[test]
     fn a_thread_that_cannot_enter_its_jail_serves_nobody() {
         let test = "jail::test::a_thread_that_cannot_enter_its_jail_serves_nobody";
-        let Ok(deed) = std::env::var(DEED) else {
+        let Ok(deed) = std::env::var(FUNCTION) else {
             for deed in ["serve", "seclude"] {
                 let mut child = Command::new(std::env::current_exe().unwrap());
-                child.args(["--exact", test, "--nocapture"]).env(DEED, deed);
+                child.args(["--exact", test, "--nocapture"]).env(FUNCTION, deed);
                 let ended = child.output().unwrap();
                 let said = String::from_utf8_lossy(&ended.stderr);
                 assert_eq!(ended.status.code(), Some(Status::Failed as i32), "{deed}: {said}");

@@ -344,7 +344,7 @@ impl Pod {
             Balloon::start(settings, self.plan.sizes.memory, &self.runtime_folder.control());
         loop {
             tokio::select! {
-                ended = child.end() => return self.exit_status(ended?, child.mistake().await),
+                ended = child.end() => return self.exit_status(ended?, child.last_error().await),
                 Some((event, last)) = events.recv() => {
                     let waits = boot_retry.handle(&event);
                     match event {

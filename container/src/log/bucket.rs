@@ -7,11 +7,11 @@
 use std::time::{Duration, Instant};
 
 /// How long an empty bucket stays closed. Without this, lines and gaps would alternate.
-const CLOSED: Duration = Duration::from_secs(10);
+const CLOSED_TIME: Duration = Duration::from_secs(10);
 /// Bytes added to each line besides its text: level, name, or the JSON around it.
 const LINE_OVERHEAD: u64 = 64;
 /// Tokens per line or byte. Tokens are thousandths, since time is counted in milliseconds.
-const WHOLE: u64 = 1000;
+const TOKENS_PER_UNIT: u64 = 1000;
 
 /// A number of lines and of bytes.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,8 @@ impl Bucket {
     /// A full bucket.
     pub fn new(rate: Rate) -> Self {
         let burst = rate.burst;
-        let left = Amount { lines: burst.lines * WHOLE, bytes: burst.bytes * WHOLE };
+        let left =
+            Amount { lines: burst.lines * TOKENS_PER_UNIT, bytes: burst.bytes * TOKENS_PER_UNIT };
         Self { rate, left, filled: None, closed: None, lost: 0 }
     }
 
@@ -74,16 +75,16 @@ impl Bucket {
     pub fn take(&mut self, length: usize, now: Instant) -> Option<u64> {
         self.fill(now);
         let cost = u64::try_from(length).unwrap_or(u64::MAX).saturating_add(LINE_OVERHEAD);
-        let cost = cost.saturating_mul(WHOLE);
+        let cost = cost.saturating_mul(TOKENS_PER_UNIT);
         let open = self.closed.is_none_or(|until| now >= until);
-        if !open || self.left.lines < WHOLE || self.left.bytes < cost {
+        if !open || self.left.lines < TOKENS_PER_UNIT || self.left.bytes < cost {
             if open {
-                self.closed = Some(now + CLOSED);
+                self.closed = Some(now + CLOSED_TIME);
             }
             self.lost += 1;
             return None;
         }
-        self.left.lines -= WHOLE;
+        self.left.lines -= TOKENS_PER_UNIT;
         self.left.bytes -= cost;
         Some(self.missing())
     }
@@ -102,7 +103,7 @@ impl Bucket {
         let since = self.filled.replace(now).map_or(Duration::ZERO, |it| now.duration_since(it));
         let thousandths = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         let filled = |left: u64, per_second: u64, burst: u64| {
-            left.saturating_add(per_second.saturating_mul(thousandths)).min(burst * WHOLE)
+            left.saturating_add(per_second.saturating_mul(thousandths)).min(burst * TOKENS_PER_UNIT)
         };
         let Rate { burst, per_second } = self.rate;
         self.left.lines = filled(self.left.lines, per_second.lines, burst.lines);

@@ -15,7 +15,7 @@ const CAP_NET_ADMIN: u32 = 12;
 const TUN: &str = "/dev/net/tun";
 /// Its major and minor number.
 const NUMBER: (u32, u32) = (10, 200);
-const OTHERWISE: &str = "or set NETWORK=user";
+const WAY_OUT: &str = "or set NETWORK=user";
 
 /// Whether the process has CAP_NET_ADMIN.
 pub(super) fn is_admin() -> bool {
@@ -26,7 +26,7 @@ pub(super) fn is_admin() -> bool {
 pub(super) fn check_tap() -> anyhow::Result<()> {
     if !is_admin() {
         let sentence =
-            format!("NETWORK=nat needs a capability: add --cap-add NET_ADMIN, {OTHERWISE}");
+            format!("NETWORK=nat needs a capability: add --cap-add NET_ADMIN, {WAY_OUT}");
         return Err(Failure::new(Status::Network, sentence));
     }
     if !Path::new(TUN).exists() {
@@ -34,12 +34,12 @@ pub(super) fn check_tap() -> anyhow::Result<()> {
     }
     let Err(error) = OpenOptions::new().read(true).write(true).open(TUN) else { return Ok(()) };
     let sentence = match error.kind() {
-        io::ErrorKind::NotFound => format!("there is no {TUN}: add --device {TUN}, {OTHERWISE}"),
+        io::ErrorKind::NotFound => format!("there is no {TUN}: add --device {TUN}, {WAY_OUT}"),
         io::ErrorKind::PermissionDenied => format!(
             "{TUN} cannot be opened: add --device {TUN} (mounting the node alone requires a \
-             privileged container), {OTHERWISE}"
+             privileged container), {WAY_OUT}"
         ),
-        _ => format!("{TUN}: {error}: load the module `tun` on the host, {OTHERWISE}"),
+        _ => format!("{TUN}: {error}: load the module `tun` on the host, {WAY_OUT}"),
     };
     Err(Failure::new(Status::Network, sentence))
 }

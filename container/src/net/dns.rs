@@ -237,7 +237,7 @@ pub(super) fn labels(name: &str) -> Option<Vec<u8>> {
 
 /// Names that only we know.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Local {
+pub struct LocalNames {
     /// Address of the pod, as the guest sees it.
     pub gateway: Ipv4Addr,
     /// Address of the guest.
@@ -248,7 +248,7 @@ pub struct Local {
     pub host: String,
 }
 
-impl Local {
+impl LocalNames {
     /// The answer, if the question is about one of these names or one of `hosts`.
     #[must_use]
     pub fn answer(&self, query: &Query<'_>, hosts: &Hosts) -> Option<Vec<u8>> {
@@ -433,10 +433,15 @@ mod test {
         packet.build_bytes_vec().unwrap()
     }
 
-    fn local() -> Local {
+    fn local() -> LocalNames {
         let address = |last| Ipv4Addr::new(172, 30, 0, last);
         let default_gateway = Some(Ipv4Addr::new(192, 0, 2, 1));
-        Local { gateway: address(1), guest: address(2), default_gateway, host: "Windows".into() }
+        LocalNames {
+            gateway: address(1),
+            guest: address(2),
+            default_gateway,
+            host: "Windows".into(),
+        }
     }
 
     /// The addresses of an answer, and the names that it goes through.

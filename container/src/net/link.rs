@@ -56,10 +56,10 @@ impl Block {
 const OWNER: &str = "transom/nat";
 
 /// The maximum time until the rules of a killed predecessor are removed.
-const PREDECESSOR: Duration = Duration::from_secs(20);
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);
 /// The usual time. If it takes longer, because the host is busy, a message says so.
-const BUSY: Duration = Duration::from_secs(1);
-const POLL: Duration = Duration::from_millis(20);
+const LOG_AFTER: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Becomes the owner of the pod's network. The kernel frees the socket's name when its holder ends.
 /// A killed predecessor leaves a process that holds it until the rules are removed.
@@ -71,20 +71,20 @@ pub(super) async fn claim_network() -> anyhow::Result<UnixListener> {
             return Ok(owner);
         }
         let waited = start.elapsed();
-        if waited >= BUSY && !logged {
+        if waited >= LOG_AFTER && !logged {
             logged = true;
             tracing::info!(
-                "another Transom uses the pod's network: waiting up to {PREDECESSOR:?} for its end"
+                "another Transom uses the pod's network: waiting up to {CLAIM_TIMEOUT:?} for its end"
             );
         }
-        if waited >= PREDECESSOR {
+        if waited >= CLAIM_TIMEOUT {
             return Err(Failure::new(
                 Status::Network,
                 "another Transom uses the pod's network: run each in a pod of its own, or set \
                  NETWORK=user",
             ));
         }
-        sleep(POLL).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -127,7 +127,7 @@ impl Link {
 
 /// The network configuration of the pod.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pod {
+pub(super) struct PodNetwork {
     pub(super) links: Vec<Link>,
     /// Index of the interface, address, and prefix length.
     pub(super) addresses: Vec<(u32, IpAddr, u8)>,
@@ -139,7 +139,7 @@ pub(super) struct Pod {
     pub(super) default_v6: Option<u32>,
 }
 
-impl Pod {
+impl PodNetwork {
     pub(super) fn find(&self, name: &str) -> Option<&Link> {
         self.links.iter().find(|link| link.name == name)
     }
@@ -207,9 +207,12 @@ impl Links {
     }
 
     /// Reads the configuration of the pod.
-    pub(super) async fn read(&self) -> anyhow::Result<Pod> {
+    pub(super) async fn read(&self) -> anyhow::Result<PodNetwork> {
         let links = self.0.link().get().execute().map_ok(|message| Link::of(&message));
-        let mut pod = Pod { links: links.try_collect().await.context("links")?, ..Pod::default() };
+        let mut pod = PodNetwork {
+            links: links.try_collect().await.context("links")?,
+            ..PodNetwork::default()
+        };
         let mut addresses = self.0.address().get().execute();
         while let Some(message) = addresses.try_next().await.context("addresses")? {
             let (index, mask) = (message.header.index, message.header.prefix_len);

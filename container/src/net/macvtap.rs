@@ -22,7 +22,7 @@ use rtnetlink::packet_route::link::InfoKind;
 
 pub use self::arp::LearnedAddress;
 use self::arp::Listener;
-use crate::net::link::{self, Link, Links, Pod};
+use crate::net::link::{self, Link, Links, PodNetwork};
 use crate::net::{capabilities, nat};
 use crate::settings::Settings;
 use crate::settings::value::Value as _;
@@ -163,7 +163,11 @@ impl Macvtap {
 }
 
 impl Plan {
-    fn make(settings: &Settings, parameters: &Parameters, pod: &Pod) -> anyhow::Result<Self> {
+    fn make(
+        settings: &Settings,
+        parameters: &Parameters,
+        pod: &PodNetwork,
+    ) -> anyhow::Result<Self> {
         let network = &settings.network;
         let uplink = pod.uplink(network.uplink.as_ref().map(|it| it.0.as_str()))?;
         let Link { name, mtu: room, .. } = uplink;
@@ -249,7 +253,8 @@ mod test {
         let settings = crate::settings::environment::read(&environment)?.settings;
         let eth0 = Link { index: 2, name: "eth0".into(), mtu: 1400, kind, is_bridged: false };
         let addresses = vec![(2, "fe80::1".parse()?, 64), (2, "10.0.0.9".parse()?, 24)];
-        let pod = Pod { links: vec![eth0], addresses, default: Some(2), ..Pod::default() };
+        let pod =
+            PodNetwork { links: vec![eth0], addresses, default: Some(2), ..PodNetwork::default() };
         let parameters = Parameters { pairs: 1, pod: "windows".into(), folder: "/".into() };
         Plan::make(&settings, &parameters, &pod)
     }

@@ -35,8 +35,8 @@ use self::rules::{Rules, Table};
 use self::service::Service;
 use crate::net::capabilities;
 use crate::net::dhcp::Config;
-use crate::net::dns::{DOMAIN, Local};
-use crate::net::link::{self, Block, Link, Links, Pod};
+use crate::net::dns::{DOMAIN, LocalNames};
+use crate::net::link::{self, Block, Link, Links, PodNetwork};
 use crate::net::relay::Relay;
 use crate::net::resolv::{File, Resolv};
 use crate::settings::Settings;
@@ -127,7 +127,7 @@ impl Nat {
         let name = settings.network.tap.0.as_str();
         links.clear(name).await?;
         let mut plan = Plan::make(settings, parameters, &links.read().await?)?;
-        let local = Local {
+        let local = LocalNames {
             gateway: plan.subnet.gateway,
             guest: plan.subnet.guest,
             default_gateway: link::default_gateway(),
@@ -227,7 +227,11 @@ pub(super) fn remove_old_rules() {
 }
 
 impl Plan {
-    fn make(settings: &Settings, parameters: &Parameters, pod: &Pod) -> anyhow::Result<Self> {
+    fn make(
+        settings: &Settings,
+        parameters: &Parameters,
+        pod: &PodNetwork,
+    ) -> anyhow::Result<Self> {
         let network = &settings.network;
         let uplink = pod.uplink(network.uplink.as_ref().map(|it| it.0.as_str()))?;
         let name = &uplink.name;

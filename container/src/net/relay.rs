@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::dns::{self, Local, Query, ResponseCode, Transport};
+use super::dns::{self, LocalNames, Query, ResponseCode, Transport};
 use super::hosts::Hosts;
 use super::resolv::{File, Resolv};
 
@@ -27,7 +27,7 @@ const MAX_DATAGRAM: usize = 65535;
 
 /// The guest's name server.
 pub struct Relay {
-    local: Local,
+    local: LocalNames,
     resolv: File,
     hosts: File<Hosts>,
     pending: Semaphore,
@@ -39,7 +39,7 @@ impl Relay {
     /// A relay to the resolvers in `resolv.conf` of a folder, which is `/etc`. It also answers with
     /// names of `hosts` in it.
     #[must_use]
-    pub fn new(local: Local, folder: &Path) -> Self {
+    pub fn new(local: LocalNames, folder: &Path) -> Self {
         let resolv = File::new(folder.join("resolv.conf"), Resolv::read);
         let hosts = File::new(folder.join("hosts"), Hosts::read);
         let pending = Semaphore::new(MAX_PENDING);

@@ -89,12 +89,12 @@ fn is_domain(text: &str) -> bool {
 pub struct File<T = Resolv> {
     path: PathBuf,
     read: fn(&str) -> T,
-    last: Mutex<(Option<Stamp>, Arc<T>)>,
+    last: Mutex<(Option<FileVersion>, Arc<T>)>,
 }
 
 /// Properties of a file that change with its content.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+struct FileVersion {
     inode: u64,
     size: u64,
     changed: (i64, i64),
@@ -110,7 +110,7 @@ impl<T: Default> File<T> {
     /// The current content. While the file cannot be read, the last known content.
     pub fn now(&self) -> Arc<T> {
         let mut last = self.last.lock().expect("nothing panics while it is read");
-        let stamp = fs::metadata(&self.path).ok().map(|it| Stamp {
+        let stamp = fs::metadata(&self.path).ok().map(|it| FileVersion {
             inode: it.ino(),
             size: it.len(),
             changed: (it.ctime(), it.ctime_nsec()),

@@ -18,7 +18,7 @@ pub mod fragments;
 pub mod icmp;
 pub mod lan;
 pub mod link;
-pub mod names;
+pub mod name_server;
 pub mod neighbors;
 pub mod network;
 pub mod packet;
@@ -43,9 +43,9 @@ use tokio::sync::oneshot;
 use tokio::task::{LocalSet, spawn_local};
 
 use self::forwarding::Listeners;
-use self::lan::{Lan, Pod};
+use self::lan::{Lan, PodAddresses};
 use self::router::Router;
-use super::dns::Local;
+use super::dns::LocalNames;
 use super::relay::Relay;
 use crate::descriptors;
 use crate::jail;
@@ -84,9 +84,9 @@ impl UserNetwork {
                 device.0
             );
         }
-        let lan = Lan::new(&settings.network, &Pod::read())?;
+        let lan = Lan::new(&settings.network, &PodAddresses::read())?;
         let host = settings.account.host.as_ref().map_or(&settings.pod.app.0, |host| &host.0);
-        let local = Local {
+        let local = LocalNames {
             gateway: lan.gateway,
             guest: lan.guest,
             default_gateway: default_gateway(),

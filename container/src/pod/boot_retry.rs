@@ -26,7 +26,7 @@ const PRESS_PAUSE: Duration = Duration::from_millis(250);
 /// Resets of the machine before it waits for a viewer.
 const MAX_TRIES: u32 = 5;
 /// A medium that ran for longer was in use: its question was answered.
-const USED_FOR: Duration = Duration::from_secs(60);
+const MIN_USE_TIME: Duration = Duration::from_secs(60);
 /// Poll interval for new viewers.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -95,7 +95,7 @@ impl BootState {
     /// Nothing is left to boot. Returns `None` if no medium has booted before.
     fn on_nothing_to_boot(&mut self, now: Instant) -> Option<Action> {
         let (name, since) = self.medium.clone()?;
-        if now - since > USED_FOR {
+        if now - since > MIN_USE_TIME {
             self.tries = 0;
         }
         self.pressed = self.key_prompt == KeyPrompt::Once;
@@ -287,7 +287,7 @@ mod test {
         round(soon, Some(2));
         round(soon, Some(4));
         // The medium was used.
-        round(2 * USED_FOR, Some(2));
+        round(2 * MIN_USE_TIME, Some(2));
     }
 
     #[test]

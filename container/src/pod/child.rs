@@ -129,7 +129,7 @@ impl Child {
     }
 
     /// The last error that the process logged. Call it after the end of the process.
-    pub async fn mistake(&mut self) -> Option<String> {
+    pub async fn last_error(&mut self) -> Option<String> {
         if let Some(reader) = self.reader.take() {
             // Another process may still have its standard error open.
             timeout(LAST_LINES_TIMEOUT, reader).await.ok();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 /// Number of lines that the error shows if nothing boots.
-const MAX_LAST: usize = 12;
+const MAX_LAST_LINES: usize = 12;
 /// Maximum bytes of a line. A guest may send lines of any length.
 const MAX_LENGTH: usize = 1000;
 
@@ -56,7 +56,7 @@ impl Console {
             }
         }
         for line in &lines {
-            if self.last.len() == MAX_LAST {
+            if self.last.len() == MAX_LAST_LINES {
                 self.last.pop_front();
             }
             self.last.push_back(line.clone());

@@ -21,7 +21,7 @@ use crate::story::{Phase, Story};
 use crate::web;
 
 /// How long viewers of the page get the error if ERROR_HOLD is 0.
-const LAST_WORD: Duration = Duration::from_millis(200);
+const FINAL_DISPLAY_TIME: Duration = Duration::from_millis(200);
 
 /// Takes the result of a pod's life, and returns it when the pod is to end. `shown` if its web port
 /// is open already.
@@ -45,7 +45,7 @@ pub async fn hold(
     let time = remaining(&settings, story);
     if time.is_zero() {
         let watched = story.is_watched();
-        sleep(if watched { LAST_WORD } else { Duration::ZERO }).await;
+        sleep(if watched { FINAL_DISPLAY_TIME } else { Duration::ZERO }).await;
         return lived;
     }
     let write = move || {

@@ -60,13 +60,13 @@ async fn answer(control: &Path, command: &Command) -> anyhow::Result<Value> {
 }
 
 /// The last answer, and when its question was sent.
-type Last = Option<(Instant, Option<Value>)>;
+type LastAnswer = Option<(Instant, Option<Value>)>;
 
 /// The machine's status, shared by many clients.
 #[derive(Clone)]
 pub struct Status {
     control: PathBuf,
-    last: Arc<Mutex<Last>>,
+    last: Arc<Mutex<LastAnswer>>,
 }
 
 impl Status {

@@ -11,7 +11,7 @@ use crate::settings::{ScreenSettings, Settings};
 
 /// The address of the web port: WEB_ORIGIN, or else the pod's own address.
 pub fn address(settings: &Settings) -> String {
-    let pod = lan::Pod::read();
+    let pod = lan::PodAddresses::read();
     let own = pod.v4.map(IpAddr::from).or(pod.v6.map(IpAddr::from));
     address_at(&settings.screen, own)
 }

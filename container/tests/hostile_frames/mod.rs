@@ -5,9 +5,9 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use container::net::dns::Local;
+use container::net::dns::LocalNames;
 use container::net::relay::Relay;
-use container::net::user::lan::{Lan, Pod};
+use container::net::user::lan::{Lan, PodAddresses};
 use container::net::user::packet::{ETHERNET, Ends, ICMP, ICMPV6, Payload, TCP, UDP, write_frame};
 use container::net::user::quota::Limits;
 use container::net::user::router::Router;
@@ -42,7 +42,7 @@ impl<'a> Bytes<'a> {
 
 fn lan() -> Lan {
     let v6 = Some("2001:db8:77::5".parse().expect("an address"));
-    let pod = Pod { v4: Some(Ipv4Addr::new(10, 0, 2, 15)), gateway: None, v6 };
+    let pod = PodAddresses { v4: Some(Ipv4Addr::new(10, 0, 2, 15)), gateway: None, v6 };
     Lan::new(&Settings::defaults().network, &pod).expect("addresses")
 }
 
@@ -55,7 +55,7 @@ const FILES: usize = 32;
 pub(crate) fn frames(bytes: &[u8]) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let lan = lan();
-    let local = Local {
+    let local = LocalNames {
         gateway: lan.gateway,
         guest: lan.guest,
         default_gateway: None,

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use container::net::dhcp;
-use container::net::dns::{self, Local, Query, Transport};
+use container::net::dns::{self, LocalNames, Query, Transport};
 use container::net::hosts::Hosts;
 use container::net::resolv::Resolv;
 use host::mac::Mac;
@@ -46,7 +46,7 @@ pub(crate) fn dns(data: &[u8]) {
         Ok(query) => query,
         Err(refusal) => return no_question(refusal.as_deref()),
     };
-    let local = Local { gateway: GATEWAY, guest: GUEST, default_gateway: None, host: "Windows".into() };
+    let local = LocalNames { gateway: GATEWAY, guest: GUEST, default_gateway: None, host: "Windows".into() };
     // Use the same bytes as a hosts file.
     let hosts = Hosts::read(&String::from_utf8_lossy(told));
     for answer in

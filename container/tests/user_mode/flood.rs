@@ -12,9 +12,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use container::net::dns::Local;
+use container::net::dns::LocalNames;
 use container::net::relay::Relay;
-use container::net::user::lan::{GATEWAY_MAC, Lan, Pod};
+use container::net::user::lan::{GATEWAY_MAC, Lan, PodAddresses};
 use container::net::user::network::{Destination, Network};
 use container::net::user::packet::{Datagram, Ends, Frame, ICMP, Packet, Payload, TCP, UDP};
 use container::net::user::router::Router;
@@ -85,8 +85,13 @@ fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-fn local(lan: &Lan) -> Local {
-    Local { gateway: lan.gateway, guest: lan.guest, default_gateway: None, host: "guest".into() }
+fn local(lan: &Lan) -> LocalNames {
+    LocalNames {
+        gateway: lan.gateway,
+        guest: lan.guest,
+        default_gateway: None,
+        host: "guest".into(),
+    }
 }
 
 #[test]
@@ -99,7 +104,7 @@ fn a_flood_without_a_pause_costs_tasks_descriptors_and_memory_within_limits() {
         let resolv = "nameserver 10.77.0.200\noptions timeout:1 attempts:1\n";
         fs::write(folder.path().join("resolv.conf"), resolv)?;
         world.pod.enter()?;
-        let lan = Lan::new(&Settings::defaults().network, &Pod::read())?;
+        let lan = Lan::new(&Settings::defaults().network, &PodAddresses::read())?;
         ensure!((lan.guest, lan.gateway) == (GUEST, GATEWAY), "{lan:?}");
         let relay = Relay::new(local(&lan), folder.path());
         let router = Rc::new(Router::new(lan, relay, FILES));
@@ -323,7 +328,7 @@ fn without_descriptors_no_address_is_taken_for_another_hosts() {
         world.pod.enter()?;
         let mut settings = Settings::defaults();
         settings.network.address = Some(Ipv4Addr::new(10, 77, 0, 99));
-        let lan = Lan::new(&settings.network, &Pod::read())?;
+        let lan = Lan::new(&settings.network, &PodAddresses::read())?;
         let relay = Relay::new(local(&lan), "/nowhere".as_ref());
         let network = Network::new(lan, relay);
         let own: [IpAddr; 2] = [GUEST.into(), "fd77::2".parse()?];

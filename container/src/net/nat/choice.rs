@@ -11,7 +11,7 @@ use anyhow::Context;
 use host::mac::Mac;
 
 use crate::files;
-use crate::net::link::{Block, Pod};
+use crate::net::link::{Block, PodNetwork};
 use crate::net::resolv::Resolv;
 use crate::settings::Settings;
 use crate::settings::value::Value as _;
@@ -81,7 +81,7 @@ impl Subnet {
 
 /// Networks that the guest cannot have: those of the pod, and the addresses of its name servers,
 /// which may be behind the default route.
-pub(super) fn used(pod: &Pod, resolv: &Resolv) -> Vec<Block> {
+pub(super) fn used(pod: &PodNetwork, resolv: &Resolv) -> Vec<Block> {
     let servers = resolv.servers.iter().filter_map(|server| match server {
         IpAddr::V4(server) => Some(Block::new(*server, 32)),
         IpAddr::V6(_) => None,
@@ -228,7 +228,7 @@ mod test {
         // The address of a name server is in use.
         let resolv = Resolv::read("nameserver 172.30.7.10\nnameserver fd00::a\n");
         let chosen =
-            Subnet::choose(None, 24, address("10.244.7.9"), &used(&Pod::default(), &resolv));
+            Subnet::choose(None, 24, address("10.244.7.9"), &used(&PodNetwork::default(), &resolv));
         assert_eq!(chosen.unwrap().guest, address("172.31.7.2"));
         assert!(choose(None, "10.0.0.1", &[("172.0.0.0", 8)]).is_err());
         assert_eq!(choose(Some("10.9.8.1"), "10.0.0.1", &[]).unwrap(), address("10.9.8.2"));

@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_
 use tokio::net::UdpSocket;
 use tokio::time::{sleep, timeout};
 
-use crate::net::link::{Link, Links, Pod};
+use crate::net::link::{Link, Links, PodNetwork};
 use crate::net::user::lan::LanV6;
 use crate::net::user::neighbors::{ALL_NODES, advertise_router};
 use crate::settings::value::Value as _;
@@ -42,7 +42,7 @@ pub(super) struct Prefix(pub(super) Ipv6Addr);
 
 impl Prefix {
     /// The network of the guest with this MAC address, if the pod has an IPv6 default route.
-    pub(super) fn choose(pod: &Pod, uplink: &Link, mac: Mac) -> Option<Self> {
+    pub(super) fn choose(pod: &PodNetwork, uplink: &Link, mac: Mac) -> Option<Self> {
         let there = pod.default_v6 == Some(uplink.index) && pod.has_ipv6(uplink);
         there.then(|| Self::of(mac))
     }

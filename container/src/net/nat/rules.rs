@@ -31,7 +31,7 @@ pub(super) struct Rules<'a> {
 }
 
 /// Neighbor discovery, and questions for a router.
-const NEIGHBOURS: &str = "{ nd-router-solicit, nd-neighbor-solicit, nd-neighbor-advert }";
+const NEIGHBOR_TYPES: &str = "{ nd-router-solicit, nd-neighbor-solicit, nd-neighbor-advert }";
 /// Deletes the table, whether or not a predecessor has left one. (`delete` alone fails without a
 /// table.)
 pub(super) const REPLACE: &str = "table inet transom\ndelete table inet transom\n";
@@ -106,7 +106,7 @@ meta nfproto != ipv6 accept
 iifname != {{ \"{tap}\", \"lo\" }} ip6 saddr {network} drop
 iifname != {{ \"{tap}\", \"lo\" }} ip6 daddr {network} drop
 iifname != \"{tap}\" accept
-ip6 saddr {{ ::, fe80::/10 }} icmpv6 type {NEIGHBOURS} accept
+ip6 saddr {{ ::, fe80::/10 }} icmpv6 type {NEIGHBOR_TYPES} accept
 ip6 saddr != {network} drop
 ip6 daddr ::1 drop
 }}
@@ -124,7 +124,7 @@ oifname != {{ \"{tap}\", \"lo\" }} ip6 saddr {network} masquerade
         let (tap, gateway) = (self.tap, self.subnet.gateway);
         let ipv6 = match self.prefix {
             Some(_) => {
-                format!("icmpv6 type {NEIGHBOURS} accept\nicmpv6 type echo-request accept\n")
+                format!("icmpv6 type {NEIGHBOR_TYPES} accept\nicmpv6 type echo-request accept\n")
             }
             None => String::new(),
         };

@@ -15,7 +15,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
 
 use super::icmp::IcmpError;
-use super::names::Names;
+use super::name_server::NameServer;
 use super::network::Network;
 use super::packet::{Pair, Payload, TCP};
 use super::segment::{CHECKSUM, Segment};
@@ -30,7 +30,7 @@ pub enum Origin {
     /// The guest, to an outside host.
     Guest,
     /// The guest, to the gateway's name server.
-    Names,
+    NameServer,
     /// An outside host, identified by this address.
     Host(IpAddr),
 }
@@ -61,21 +61,21 @@ pub enum Remote {
 /// The connected other end.
 enum Stream<'a> {
     Socket(TcpStream),
-    Names(&'a Names),
+    NameServer(&'a NameServer),
 }
 
 impl Stream<'_> {
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Socket(stream) => stream.try_write(bytes),
-            Self::Names(names) => names.try_write(bytes),
+            Self::NameServer(names) => names.try_write(bytes),
         }
     }
 
     fn try_read_buf(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         match self {
             Self::Socket(stream) => stream.try_read_buf(buffer),
-            Self::Names(names) => names.try_read_buf(buffer),
+            Self::NameServer(names) => names.try_read_buf(buffer),
         }
     }
 
@@ -84,7 +84,7 @@ impl Stream<'_> {
         match self {
             // After an error, the next read returns it.
             Self::Socket(stream) => drop(stream.readable().await),
-            Self::Names(names) => names.readable().await,
+            Self::NameServer(names) => names.readable().await,
         }
     }
 
@@ -92,7 +92,7 @@ impl Stream<'_> {
     async fn writable(&self) {
         match self {
             Self::Socket(stream) => drop(stream.writable().await),
-            Self::Names(names) => names.writable().await,
+            Self::NameServer(names) => names.writable().await,
         }
     }
 
@@ -103,7 +103,7 @@ impl Stream<'_> {
                 // The connection may have ended already.
                 rustix::net::shutdown(stream, Shutdown::Write).ok();
             }
-            Self::Names(names) => names.shutdown(),
+            Self::NameServer(names) => names.shutdown(),
         }
     }
 }
@@ -169,8 +169,8 @@ impl Connection {
     /// Serves the gateway's name server, within this task.
     async fn serve_names(&self, network: &Rc<Network>) {
         self.tcp.borrow_mut().connected();
-        let names = Names::default();
-        let stream = Stream::Names(&names);
+        let names = NameServer::default();
+        let stream = Stream::NameServer(&names);
         let serve = async {
             names.serve(&network.relay).await;
             // `relay` still has to send the end to the guest.

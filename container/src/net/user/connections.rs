@@ -33,9 +33,9 @@ const QUOTED: usize = 80;
 #[derive(Debug)]
 pub struct Connections {
     all: RefCell<HashMap<Pair, Rc<Connection>>>,
-    guests: Side,
-    names: Side,
-    incoming: Side,
+    guests: OriginLimits,
+    names: OriginLimits,
+    incoming: OriginLimits,
     /// The maximum number of connections per outside host.
     max_per_host: usize,
     /// The secret for initial sequence numbers.
@@ -44,7 +44,7 @@ pub struct Connections {
 
 /// Slots and memory for connections of one kind of origin.
 #[derive(Debug)]
-struct Side {
+struct OriginLimits {
     slots: Slots,
     budget: Budget,
 }
@@ -76,7 +76,7 @@ impl Connections {
         let (shared, incoming) = (Budget::default(), Budget::new(INCOMING));
         let side = |limit, budget: &Budget| {
             let (slots, budget) = (Slots::new(limit), budget.clone());
-            Side { slots, budget }
+            OriginLimits { slots, budget }
         };
         Self {
             all: RefCell::default(),
@@ -99,10 +99,10 @@ impl Connections {
         self.all.borrow().get(pair).cloned()
     }
 
-    fn side(&self, origin: Origin) -> &Side {
+    fn limits_of(&self, origin: Origin) -> &OriginLimits {
         match origin {
             Origin::Guest => &self.guests,
-            Origin::Names => &self.names,
+            Origin::NameServer => &self.names,
             Origin::Host(_) => &self.incoming,
         }
     }
@@ -111,11 +111,11 @@ impl Connections {
     /// it after a second.
     pub fn open(self: &Rc<Self>, network: &Rc<Network>, syn: &Syn<'_>) {
         let Syn { pair, origin, segment, packet } = *syn;
-        let Some(slot) = self.side(origin).slots.take() else { return };
+        let Some(slot) = self.limits_of(origin).slots.take() else { return };
         self.evict_oldest(network, origin);
         let tcp = Tcp::from_guest(&self.start(&network.lan, &pair, origin), segment);
         let remote = match origin {
-            Origin::Names => Remote::NameServer,
+            Origin::NameServer => Remote::NameServer,
             Origin::Guest | Origin::Host(_) => {
                 Remote::Connect(packet[..packet.len().min(QUOTED)].to_vec())
             }
@@ -168,7 +168,7 @@ impl Connections {
         network.warn_once("connections", || {
             let whose = match origin {
                 Origin::Guest => "the guest has",
-                Origin::Names => "the guest's DNS client has",
+                Origin::NameServer => "the guest's DNS client has",
                 Origin::Host(_) => "outside hosts have",
             };
             format!("{whose} too many connections: the least recently used one is ended")
@@ -179,7 +179,7 @@ impl Connections {
     /// The connection that must end for a new one of this origin, if any.
     fn victim(&self, origin: Origin) -> Option<Pair> {
         let connections = self.all.borrow();
-        let scarce = self.side(origin).slots.are_scarce();
+        let scarce = self.limits_of(origin).slots.are_scarce();
         let whose = match origin {
             Origin::Host(_) => {
                 let mut counts = HashMap::new();
@@ -194,8 +194,8 @@ impl Connections {
                     _ => return None,
                 }
             }
-            Origin::Guest | Origin::Names if scarce => origin,
-            Origin::Guest | Origin::Names => return None,
+            Origin::Guest | Origin::NameServer if scarce => origin,
+            Origin::Guest | Origin::NameServer => return None,
         };
         let theirs = connections.iter().filter(|(_, it)| it.origin == whose);
         theirs.min_by_key(|(_, it)| it.used.get()).map(|(pair, _)| *pair)
@@ -210,7 +210,7 @@ impl Connections {
             ports: (pair.peer.port(), pair.guest.port()),
             first: Seq(u32::from_be_bytes([a, b, c, d])),
             mss: lan.mtu - headers,
-            budget: self.side(origin).budget.clone(),
+            budget: self.limits_of(origin).budget.clone(),
             now,
         }
     }

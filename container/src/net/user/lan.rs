@@ -56,7 +56,7 @@ pub struct LanV6 {
 
 /// Addresses of the pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pod {
+pub struct PodAddresses {
     /// IPv4 address.
     pub v4: Option<Ipv4Addr>,
     /// IPv4 gateway.
@@ -65,7 +65,7 @@ pub struct Pod {
     pub v6: Option<Ipv6Addr>,
 }
 
-impl Pod {
+impl PodAddresses {
     /// Reads the addresses from which packets to the Internet would be sent.
     #[must_use]
     pub fn read() -> Self {
@@ -99,7 +99,7 @@ impl Lan {
     /// # Errors
     ///
     /// If the guest's address is invalid for a host.
-    pub fn new(network: &Network, pod: &Pod) -> anyhow::Result<Self> {
+    pub fn new(network: &Network, pod: &PodAddresses) -> anyhow::Result<Self> {
         let isolated = network.address.is_none() && pod.v4.is_none();
         let guest = network.address.or(pod.v4).unwrap_or(ISOLATED.0);
         // A /30 has two hosts and two reserved addresses. Smaller networks are not possible.
@@ -153,14 +153,14 @@ mod test {
     use crate::net::link::gateway;
     use crate::settings::Settings;
 
-    fn lan(pod: Pod, change: impl FnOnce(&mut Network)) -> anyhow::Result<Lan> {
+    fn lan(pod: PodAddresses, change: impl FnOnce(&mut Network)) -> anyhow::Result<Lan> {
         let mut network = Settings::defaults().network;
         change(&mut network);
         Lan::new(&network, &pod)
     }
 
-    fn pod(v4: [u8; 4], gateway: [u8; 4]) -> Pod {
-        Pod { v4: Some(v4.into()), gateway: Some(gateway.into()), v6: None }
+    fn pod(v4: [u8; 4], gateway: [u8; 4]) -> PodAddresses {
+        PodAddresses { v4: Some(v4.into()), gateway: Some(gateway.into()), v6: None }
     }
 
     #[test]
@@ -213,14 +213,15 @@ mod test {
         assert_eq!((chosen.guest, chosen.prefix), (Ipv4Addr::new(192, 168, 77, 9), 16));
         assert_eq!((chosen.gateway, chosen.mtu), (Ipv4Addr::new(192, 168, 0, 1), 1400));
         for bad in [[192, 168, 77, 0], [192, 168, 77, 255], [127, 0, 0, 2], [224, 0, 0, 5]] {
-            let refused = lan(Pod::default(), |network| network.address = Some(bad.into()));
+            let refused =
+                lan(PodAddresses::default(), |network| network.address = Some(bad.into()));
             assert!(refused.unwrap_err().to_string().contains("set another IP"), "{bad:?}");
         }
     }
 
     #[test]
     fn a_pod_without_a_way_outside_has_a_guest_all_the_same() {
-        let lan = lan(Pod::default(), |_| ()).unwrap();
+        let lan = lan(PodAddresses::default(), |_| ()).unwrap();
         assert_eq!((lan.guest, lan.gateway), ISOLATED);
     }
 
@@ -239,7 +240,10 @@ mod test {
 
     #[test]
     fn ipv6_is_there_where_the_pod_has_it_and_packets_are_long_enough() {
-        let there = Pod { v6: Some("2001:db8:1:2:3:4:5:6".parse().unwrap()), ..Pod::default() };
+        let there = PodAddresses {
+            v6: Some("2001:db8:1:2:3:4:5:6".parse().unwrap()),
+            ..PodAddresses::default()
+        };
         let v6 = lan(there, |_| ()).unwrap().v6.unwrap();
         assert_eq!(v6.prefix.to_string(), "2001:db8:1:2::");
         assert_eq!(v6.gateway.to_string(), "fe80::54:52ff:fe4e:5301");

@@ -131,7 +131,7 @@ impl Router {
             return self.reset(&pair, &segment);
         }
         let names = destination == Destination::Gateway && segment.ports.1 == dns::PORT;
-        let origin = if names { Origin::Names } else { Origin::Guest };
+        let origin = if names { Origin::NameServer } else { Origin::Guest };
         let syn = Syn { pair, origin, segment: &segment, packet: packet.quoted() };
         self.connections.open(&self.network, &syn);
     }

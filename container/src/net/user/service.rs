@@ -6,7 +6,7 @@ use std::rc::Rc;
 use tokio::task::spawn_local;
 
 use super::datagrams;
-use super::names::MAX_QUESTION;
+use super::name_server::MAX_QUESTION;
 use super::network::Network;
 use super::packet::{Datagram, Packet, Pair};
 use super::quota::Slots;

@@ -22,9 +22,9 @@ const LENGTH: usize = 2;
 /// The maximum size of a question in bytes. A name has at most 255 of them.
 pub const MAX_QUESTION: usize = 4096;
 
-/// Both ends: the connection writes questions and reads answers, and [`Names::serve`] answers.
+/// Both ends: the connection writes questions and reads answers, and [`NameServer::serve`] answers.
 #[derive(Debug, Default)]
-pub struct Names {
+pub struct NameServer {
     question: RefCell<Vec<u8>>,
     answer: RefCell<Buffer>,
     /// The guest has ended its side.
@@ -37,7 +37,7 @@ pub struct Names {
     asked: Notify,
 }
 
-impl Names {
+impl NameServer {
     /// The number of missing bytes of the question.
     fn missing(&self) -> usize {
         let question = self.question.borrow();
@@ -83,14 +83,14 @@ impl Names {
         Ok(count)
     }
 
-    /// Waits until [`Names::try_read_buf`] does not block.
+    /// Waits until [`NameServer::try_read_buf`] does not block.
     pub async fn readable(&self) {
         while self.answer.borrow().is_empty() && !self.closed.get() {
             self.answered.notified().await;
         }
     }
 
-    /// Waits until [`Names::try_write`] does not block.
+    /// Waits until [`NameServer::try_write`] does not block.
     pub async fn writable(&self) {
         while self.missing() == 0 && !self.closed.get() {
             self.answered.notified().await;
@@ -150,12 +150,12 @@ mod test {
     use std::path::Path;
 
     use super::*;
-    use crate::net::dns::Local;
+    use crate::net::dns::LocalNames;
 
     fn relay() -> Relay {
         let gateway = Ipv4Addr::new(10, 0, 2, 2);
         let guest = Ipv4Addr::new(10, 0, 2, 15);
-        let local = Local { gateway, guest, default_gateway: None, host: "guest".into() };
+        let local = LocalNames { gateway, guest, default_gateway: None, host: "guest".into() };
         Relay::new(local, Path::new("/nowhere"))
     }
 
@@ -165,7 +165,7 @@ mod test {
         [&head[..], b"\x04host\x03lan\0", &[0, 1, 0, 1]].concat()
     }
 
-    async fn ask(names: &Names) -> Vec<u8> {
+    async fn ask(names: &NameServer) -> Vec<u8> {
         let mut rest = &question()[..];
         while !rest.is_empty() {
             names.writable().await;
@@ -186,7 +186,7 @@ mod test {
 
     #[tokio::test]
     async fn questions_one_after_the_other_are_answered_and_an_end_is_an_end() {
-        let (names, relay) = (Names::default(), relay());
+        let (names, relay) = (NameServer::default(), relay());
         let asked = async {
             for _ in 0..3 {
                 let answer = ask(&names).await;
@@ -202,7 +202,7 @@ mod test {
 
     #[test]
     fn a_question_that_is_too_long_is_not_kept() {
-        let names = Names::default();
+        let names = NameServer::default();
         assert_eq!(names.try_write(&[0xff; 70_000]).unwrap(), 2);
         assert!(names.try_write(&[0xff; 70_000]).is_err());
         assert_eq!(names.question.borrow().len(), 2);
