@@ -334,7 +334,7 @@ impl Pod {
         let mut started = self.volume.is_none();
         let mut from_disk = false;
         // Whether the guest can be expected to react to a shutdown request.
-        let mut system_boots = started;
+        let mut os_boots = started;
         if started {
             self.story.enter(Phase::Running, "The probe runs");
         }
@@ -350,11 +350,12 @@ impl Pod {
                     match event {
                         BootEvent::Starts { name, on } => {
                             from_disk |= on == BootDevice::Disk;
-                            system_boots = on == BootDevice::Disk || system_boots && on == BootDevice::Other;
+                            os_boots =
+                                on == BootDevice::Disk || os_boots && on == BootDevice::Other;
                             self.on_boot(&name, on == BootDevice::Disk);
                             started = true;
                         }
-                        BootEvent::Nothing if from_disk || waits => system_boots = false,
+                        BootEvent::Nothing if from_disk || waits => os_boots = false,
                         BootEvent::Nothing => {
                             child.kill();
                             let boot = self.plan.input.settings.machine.boot;
@@ -374,7 +375,7 @@ impl Pod {
                 status = signals.next() => {
                     self.story.enter(Phase::Stopping, &format!("Stopping {app}…"));
                     drop(boot_retry);
-                    let asks = self.plan.input.settings.pod.shutdown && system_boots;
+                    let asks = self.plan.input.settings.pod.shutdown && os_boots;
                     if let Some(balloon) = balloon.take() {
                         balloon.give_back();
                     }

@@ -56,7 +56,7 @@ impl Block {
 const OWNER: &str = "transom/nat";
 
 /// The maximum time until the rules of a killed predecessor are removed.
-const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);
 /// The usual time. If it takes longer, because the host is busy, a message says so.
 const LOG_AFTER: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -74,10 +74,10 @@ pub(super) async fn claim_network() -> anyhow::Result<UnixListener> {
         if waited >= LOG_AFTER && !logged {
             logged = true;
             tracing::info!(
-                "another Transom uses the pod's network: waiting up to {CLAIM_TIMEOUT:?} for its end"
+                "another Transom uses the pod's network: waiting up to {MAX_WAIT:?} for its end"
             );
         }
-        if waited >= CLAIM_TIMEOUT {
+        if waited >= MAX_WAIT {
             return Err(Failure::new(
                 Status::Network,
                 "another Transom uses the pod's network: run each in a pod of its own, or set \

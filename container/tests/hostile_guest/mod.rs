@@ -46,11 +46,17 @@ pub(crate) fn dns(data: &[u8]) {
         Ok(query) => query,
         Err(refusal) => return no_question(refusal.as_deref()),
     };
-    let local = LocalNames { gateway: GATEWAY, guest: GUEST, default_gateway: None, host: "Windows".into() };
+    let local = LocalNames {
+        gateway: GATEWAY,
+        guest: GUEST,
+        default_gateway: None,
+        host: "Windows".into(),
+    };
     // Use the same bytes as a hosts file.
     let hosts = Hosts::read(&String::from_utf8_lossy(told));
-    for answer in
-        [local.answer(&query, &hosts), Some(query.refuse(dns::ResponseCode::ServFail))].into_iter().flatten()
+    for answer in [local.answer(&query, &hosts), Some(query.refuse(dns::ResponseCode::ServFail))]
+        .into_iter()
+        .flatten()
     {
         assert!(dns::is_answer(message, &answer));
         assert!(query.fit(answer, Transport::Udp).len() <= 4096);

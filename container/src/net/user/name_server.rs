@@ -22,7 +22,8 @@ const LENGTH: usize = 2;
 /// The maximum size of a question in bytes. A name has at most 255 of them.
 pub const MAX_QUESTION: usize = 4096;
 
-/// Both ends: the connection writes questions and reads answers, and [`NameServer::serve`] answers.
+/// Both ends: the connection writes questions and reads answers, which [`NameServer::serve`]
+/// writes.
 #[derive(Debug, Default)]
 pub struct NameServer {
     question: RefCell<Vec<u8>>,

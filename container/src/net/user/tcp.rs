@@ -159,7 +159,7 @@ impl Tcp {
         self.last_segment = now;
         match self.state {
             State::Closed => {}
-            // The guest duplicate_acks its SYN, or gives up.
+            // The guest repeats its SYN, or gives up.
             State::Connecting => {
                 if segment.has(RST) {
                     self.state = State::Closed;
@@ -213,7 +213,7 @@ impl Tcp {
             return;
         }
         if segment.has(SYN) {
-            // The guest duplicate_acks its SYN, or has lost the connection. In this case it answers our
+            // The guest repeats its SYN, or has lost the connection. In this case it answers our
             // acknowledgment with a reset (RFC 5961, 4.2).
             if self.state == State::SynReceived {
                 self.syn = true;
@@ -303,7 +303,7 @@ impl Tcp {
             sent
         });
         if std::mem::take(&mut self.probe) {
-            // A number that is already acknowledged. The guest duplicate_acks its acknowledgment and its
+            // A number that is already acknowledged. The guest repeats its acknowledgment and its
             // window.
             let seq = Seq(self.sender.una.0.wrapping_sub(1));
             acknowledged |= send(&Segment { seq, flags: ACK, ..plain });
