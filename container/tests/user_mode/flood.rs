@@ -36,7 +36,7 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const WORLD: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 /// A packet of the guest in a frame, preceded by its length.
-fn packet(to: Ipv4Addr, (protocol, checksum): (u8, usize), header: &[u8], data: &[u8]) -> Vec<u8> {
+fn packet(to: Ipv4Addr, protocol: u8, checksum: usize, header: &[u8], data: &[u8]) -> Vec<u8> {
     let ends = Ends { cards: (CARD, GATEWAY_MAC), addresses: (GUEST.into(), to.into()) };
     let mut frame = Vec::new();
     Payload { protocol, header, checksum, data }.write(&mut frame, &ends);
@@ -44,11 +44,11 @@ fn packet(to: Ipv4Addr, (protocol, checksum): (u8, usize), header: &[u8], data: 
 }
 
 fn segment(to: Ipv4Addr, segment: &Segment<'_>) -> Vec<u8> {
-    packet(to, (TCP, 16), segment.header().bytes(), segment.data)
+    packet(to, TCP, 16, segment.header().bytes(), segment.data)
 }
 
 fn datagram(to: Ipv4Addr, ports: (u16, u16), data: &[u8]) -> Vec<u8> {
-    packet(to, (UDP, 6), &Datagram::header(ports.0, ports.1, data.len()), data)
+    packet(to, UDP, 6, &Datagram::header(ports.0, ports.1, data.len()), data)
 }
 
 /// A frame of a new flow for each number.
@@ -68,7 +68,7 @@ fn nuisance(number: u32) -> Vec<u8> {
         }
         2 => segment(GATEWAY, &syn((port, 53))),
         3 => datagram(host, (port, 7000), b"hello"),
-        _ => packet(host, (ICMP, 2), &[8, 0, 0, 0, high, low, 0, 1], b"hello"),
+        _ => packet(host, ICMP, 2, &[8, 0, 0, 0, high, low, 0, 1], b"hello"),
     }
 }
 
@@ -229,7 +229,7 @@ impl Guest {
         Some((from, Received { port, flags, next, ack, data }))
     }
 
-    fn say(&mut self, it: &Segment<'_>) -> anyhow::Result<()> {
+    fn send(&mut self, it: &Segment<'_>) -> anyhow::Result<()> {
         Ok(self.socket.write_all(&segment(WORLD, it))?)
     }
 
@@ -258,9 +258,9 @@ impl Guest {
     ) -> anyhow::Result<Received> {
         let (seq, ack) = (before.ack, before.next);
         let plain = Segment { ports, seq, ack, window: 999, flags: ACK, ..Segment::default() };
-        self.say(&Segment { flags: ACK | PSH, data, ..plain })?;
+        self.send(&Segment { flags: ACK | PSH, data, ..plain })?;
         let received = self.wait(ports.0, |received| received.data == data)?.1;
-        self.say(&Segment { seq: received.ack, ack: received.next, ..plain })?;
+        self.send(&Segment { seq: received.ack, ack: received.next, ..plain })?;
         Ok(received)
     }
 }
@@ -279,7 +279,7 @@ fn incoming_connections_end_neither_the_guests_own_nor_those_of_other_hosts() {
         // The guest's own connection.
         let own = (5000, 7);
         let syn = Segment { ports: own, flags: SYN, window: 999, ..Segment::default() };
-        guest.say(&syn)?;
+        guest.send(&syn)?;
         let answer = guest.wait(5000, |received| received.flags & SYN != 0)?.1;
         let mut last = guest.ask(own, &answer, b"a")?;
         // A connection of another outside host to a server in the guest.
@@ -292,7 +292,7 @@ fn incoming_connections_end_neither_the_guests_own_nor_those_of_other_hosts() {
         })?;
         let (port, asked) = guest.wait(3389, |received| received.flags & SYN != 0)?;
         let ports = (3389, port);
-        guest.say(&Segment { ports, ack: asked.next, flags: SYN | ACK, ..syn })?;
+        guest.send(&Segment { ports, ack: asked.next, flags: SYN | ACK, ..syn })?;
         let mut other = tell.join().expect("it does not panic")?;
         // One host that connects repeatedly.
         let flood = world.outside.spawn(|| {

@@ -177,7 +177,7 @@ impl World {
         let stream = UnixStream::connect(socket).context("the network's socket")?;
         let ended = Arc::new(AtomicBool::new(false));
         let (ours, theirs, stop) = (stream.try_clone()?, stream.try_clone()?, ended.clone());
-        let carried = self.wire.spawn(move || carry(&ours, theirs, &stop))?;
+        let carried = self.wire.spawn(move || relay(&ours, theirs, &stop))?;
         until("the wire", || carried.is_finished() || self.guest.ip("link set g0 up").is_ok())?;
         Ok(Wire { stream, ended, carried: Some(carried) })
     }
@@ -203,7 +203,7 @@ impl Drop for Wire {
 /// Size of the longest frame.
 const FRAME: usize = 65535 + 18;
 
-fn carry(stream: &UnixStream, theirs: UnixStream, ended: &AtomicBool) -> anyhow::Result<()> {
+fn relay(stream: &UnixStream, theirs: UnixStream, ended: &AtomicBool) -> anyhow::Result<()> {
     // ETH_P_ALL in network byte order.
     let all = Protocol::from_raw(u32::from(3_u16.to_be()).try_into()?);
     let packets = rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, Some(all))?;
