@@ -63,7 +63,7 @@ use crate::web::{self, WebState};
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the pod's end waits for commands that wait for the end of the machine, on a busy host,
 /// too.
-const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
+const END_NOTICE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long the pod's end waits for viewers and other tasks.
 const TASKS_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -168,6 +168,14 @@ async fn run_to_end(
     }
     let end_notice = EndNotice::default();
     inquiry::open(&pod.runtime_folder.pod(), web, end_notice.clone()).map(tokio::spawn)?;
+    let status = run_machine(&pod, signals).await;
+    end_notice.send(END_NOTICE_TIMEOUT).await;
+    status
+}
+
+/// Runs the machine and its network. Returns the exit status of the machine, or of the signal that
+/// ended its start.
+async fn run_machine(pod: &Arc<Pod>, signals: &mut Signals) -> anyhow::Result<u8> {
     let network = Mutex::new(Network::None);
     let status = tokio::select! {
         started = pod.start(&network) => match started {
@@ -188,7 +196,6 @@ async fn run_to_end(
         } => Ok(status),
     };
     network.into_inner().end().await;
-    end_notice.send(FAREWELL_TIMEOUT).await;
     status
 }
 
