@@ -175,6 +175,7 @@ rules! {
         ],
         accepts [
             rust("fn f() { skip::not_run(\"f\", \"there is no x\"); }"),
+            rust("fn f() { fail(\"no x: Windows cannot run here: add x\"); }"),
             file("tests/skip/src/lib.rs", "fn f() { log(\"not run here: f: no x\"); }"),
         ];
     names_say_what_it_is: words::names,

@@ -4,7 +4,8 @@
 
 enum { MAX_OFFERED = 1024 };
 
-/* Chains in the rings. The driver's number or pointer (`opaque`) identifies a chain in its queue. */
+/* Chains in the rings. The driver's number or pointer (`opaque`) identifies a chain in its queue.
+ */
 static struct Offered {
     void *queue, *opaque;
     u32 writable;
