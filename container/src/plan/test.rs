@@ -1,0 +1,200 @@
+use std::fs;
+
+use super::*;
+use crate::settings::Boot;
+
+/// Makes the plan of a host with 16 GiB of memory and these files.
+fn plan(words: &[(&str, &str)], files: &[&str]) -> anyhow::Result<Plan> {
+    let root = tempfile::tempdir().unwrap();
+    for folder in ["proc", "storage"] {
+        fs::create_dir_all(root.path().join(folder)).unwrap();
+    }
+    let cpus = "processor: 0\nprocessor: 1\nprocessor: 2\nprocessor: 3\n";
+    fs::write(root.path().join("proc/cpuinfo"), cpus).unwrap();
+    fs::write(root.path().join("proc/meminfo"), "MemAvailable: 16777216 kB\n").unwrap();
+    for file in files {
+        match file.strip_suffix('/') {
+            Some(folder) => fs::create_dir_all(root.path().join(folder)).unwrap(),
+            None if file.to_lowercase().ends_with(".iso") => {
+                fs::write(root.path().join(file), medium::of_nobody()).unwrap();
+            }
+            None => fs::write(root.path().join(file), "x").unwrap(),
+        }
+    }
+    let environment = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+    Plan::make(&environment, root.path())
+}
+
+fn end(path: &Source) -> &str {
+    let (Source::Disk(path) | Source::Medium(path)) = path else { return "" };
+    path.file_name().unwrap().to_str().unwrap()
+}
+
+#[test]
+fn what_is_there_is_run_and_what_is_not_is_missing() {
+    let missing = plan(&[], &[]).unwrap();
+    let error = missing.download_error().unwrap();
+    assert_eq!(Status::of(&error), Status::Download);
+    assert!(error.to_string().contains("Windows 11 Pro"), "{error}");
+    assert!(error.to_string().contains("/custom.iso"), "{error}");
+
+    let probe = plan(&[("VERSION", "probe")], &["custom.iso"]).unwrap();
+    assert_eq!(probe.source, Source::Probe);
+    assert!(probe.download_error().is_none());
+
+    for file in ["custom.iso", "Boot.ISO", "storage/CUSTOM.iso", "storage/boot.iso"] {
+        let medium = plan(&[], &[file]).unwrap().source;
+        assert_eq!(end(&medium), file.trim_start_matches("storage/"));
+    }
+    let named = [("VERSION", "my.iso")];
+    assert_eq!(end(&plan(&named, &["storage/my.iso"]).unwrap().source), "my.iso");
+    assert_eq!(Status::of(&plan(&named, &[]).unwrap_err()), Status::Version);
+    assert_eq!(Status::of(&plan(&[], &["custom.iso/"]).unwrap_err()), Status::Iso);
+}
+
+#[test]
+fn a_medium_on_the_volume_is_taken_if_it_is_clear_which() {
+    let source = |words: &[(&str, &str)], files: &[&str]| {
+        let files: Vec<_> = files.iter().map(|file| format!("storage/{file}")).collect();
+        plan(words, &files.iter().map(String::as_str).collect::<Vec<_>>()).map(|it| it.source)
+    };
+    let others = ["drivers.iso", "Start.iso", "mount.iso", "virtio-win-0.1.271.iso", ".x.iso"];
+    let eleven = ("VERSION", "11");
+    let is = |words: &[(&str, &str)], files: &[&str], name: &str| {
+        let source = source(words, &[files, &others, &["y.iso/", "z.img"]].concat()).unwrap();
+        assert_eq!(end(&source), name, "{words:?} {files:?}");
+    };
+    is(&[eleven], &[], "");
+    is(&[eleven], &["Any thing.ISO"], "Any thing.ISO");
+    is(&[eleven], &["a.iso", "win11x64.iso", "win11x64_de.iso"], "win11x64.iso");
+    is(&[("LANGUAGE", "de")], &["win11x64.iso", "win11x64_de.iso"], "win11x64_de.iso");
+    is(&[eleven], &["a.iso", "custom.iso"], "custom.iso");
+    is(&[eleven], &["a.iso", "b.iso", "data.img"], "data.img");
+    let at = [("VERSION", "https://example.com/x/w.iso?sig=1")];
+    is(&at, &["w.iso", "a.iso"], "w.iso");
+    is(&at, &["a.iso"], "");
+
+    let error = source(&[], &["b.iso", "a\u{1b}.iso", "c.iso", "d.iso"]).unwrap_err();
+    assert_eq!(Status::of(&error), Status::Iso);
+    let sentence = error.to_string();
+    assert!(sentence.contains("(a\\u{1b}.iso, b.iso, c.iso…): select one"), "{sentence}");
+    let error = source(&[], &["b.iso", "a.iso"]).unwrap_err().to_string();
+    assert!(error.ends_with("(a.iso, b.iso): select one, as in VERSION=a.iso"), "{error}");
+}
+
+#[test]
+fn a_disk_with_windows_is_never_installed_over() {
+    let installed = ["storage/data.img", "storage/windows.boot", "custom.iso"];
+    assert_eq!(end(&plan(&[], &installed).unwrap().source), "data.img");
+    // Without the mark an installed disk cannot be recognized. The medium asks before it
+    // writes.
+    let unmarked = plan(&[], &["storage/data.qcow2", "custom.iso"]).unwrap();
+    assert_eq!(end(&unmarked.source), "custom.iso");
+    let alone = plan(&[], &["storage/data.qcow2"]).unwrap();
+    assert_eq!(end(&alone.source), "data.qcow2");
+}
+
+#[test]
+fn what_is_no_medium_is_told_before_anything_is_made() {
+    let files = ["storage/", "custom.iso"];
+    for (words, file) in [(&[][..], "custom.iso"), (&[("VERSION", "a.iso")], "storage/a.iso")] {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("storage")).unwrap();
+        fs::write(root.path().join(file), "<html>").unwrap();
+        let words = words.iter().chain(&[("RAM_CHECK", "N")]);
+        let words = words.map(|(name, text)| (name.into(), text.into())).collect();
+        let error = Plan::make(&words, root.path()).unwrap_err();
+        assert_eq!(Status::of(&error), Status::Iso, "{error:#}");
+        let sentence = error.to_string();
+        assert!(sentence.contains("iso is not an ISO image: it is a web page"), "{sentence}");
+    }
+    // Rescue CDs are checked, too, and all errors are reported.
+    let root = tempfile::tempdir().unwrap();
+    for name in files.map(|it| it.trim_end_matches('/')).into_iter().chain(["start.iso"]) {
+        match name {
+            "storage" => fs::create_dir(root.path().join(name)).unwrap(),
+            name => fs::write(root.path().join(name), "").unwrap(),
+        }
+    }
+    let words = [("RAM_CHECK".into(), "N".into())].into();
+    let error = Plan::make(&words, root.path()).unwrap_err();
+    assert_eq!(status::sentences(&error).len(), 2, "{error:#}");
+}
+
+#[test]
+fn a_version_beside_an_installed_disk_is_told() {
+    let installed = ["storage/data.img", "storage/windows.boot"];
+    let plan = plan(&[("VERSION", "10")], &installed);
+    assert!(text(&plan).contains("data.img, whatever VERSION says\n"), "{}", text(&plan));
+}
+
+#[test]
+fn a_mark_without_its_disk_marks_nothing() {
+    let gone = ["storage/windows.boot", "custom.iso"];
+    assert_eq!(end(&plan(&[], &gone).unwrap().source), "custom.iso");
+    let live = ["storage/data.img", "storage/windows.boot", "custom.iso"];
+    let without = plan(&[("DISK_DISABLE", "Y")], &live).unwrap();
+    assert_eq!(end(&without.source), "custom.iso");
+    let lent = ["data.raw", "storage/windows.boot", "custom.iso"];
+    assert_eq!(end(&plan(&[], &lent).unwrap().source), "data.raw");
+}
+
+#[test]
+fn windows_11_that_a_person_installs_gets_what_its_setup_insists_on() {
+    let mode = |words: &[(&str, &str)], files: &[&str]| {
+        plan(words, files).unwrap().input.settings.machine.boot
+    };
+    let manual = ("MANUAL", "Y");
+    assert_eq!(mode(&[manual], &["custom.iso"]), Boot::Secure);
+    let words = [manual, ("BOOT_MODE", "windows")];
+    assert_eq!(mode(&words, &["custom.iso"]), Boot::Uefi);
+    assert_eq!(mode(&[manual, ("VERSION", "10")], &["custom.iso"]), Boot::Uefi);
+    assert_eq!(mode(&[manual], &["storage/data.img", "storage/windows.boot"]), Boot::Uefi);
+}
+
+#[test]
+fn what_the_machine_cannot_be_is_known_before_anything_is_made() {
+    for (words, status) in [
+        (("DISK_TYPE", "sata"), Status::Disk),
+        (("WIDTH", "320"), Status::Usage),
+        (("DEVICE3", "/dev/null"), Status::Missing),
+    ] {
+        let error = plan(&[words], &["custom.iso"]).unwrap_err();
+        assert_eq!(Status::of(&error), status, "{words:?}: {error:#}");
+        assert!(error.to_string().starts_with(words.0), "{error:#}");
+    }
+}
+
+#[test]
+fn shows_what_differs_and_no_secret() {
+    let words = [
+        ("PASSWORD", "hush"),
+        ("KEY", "HUSHH-11111-11111-11111-11111"),
+        ("CPU_CORES", "3"),
+        ("RAM_SIZE", "8192M"),
+        ("NETWORK", "Y"),
+        ("GPU", "Y"),
+        ("VERSION", "probe"),
+    ];
+    let plan = plan(&words, &[]);
+    let shown = text(&plan);
+    assert_eq!(
+        shown,
+        "VERSION=probe\nKEY=***\nPASSWORD=***\nCPU_CORES=3\nRAM_SIZE=8G\nmachine: 3 \
+         processors, 8G of memory, no disk\nruns: the probe\nwarning: GPU has no effect: a \
+         graphics card of the host cannot be passed through: leave it out\n"
+    );
+    let json: Value = serde_json::from_str(&json(&plan, Path::new("/none"))).unwrap();
+    assert_eq!(json["settings"]["PASSWORD"], "***");
+    assert_eq!(json["memory"], 8_u64 << 30);
+    assert!(!format!("{json} {plan:?}").to_lowercase().contains("hush"));
+}
+
+#[test]
+fn an_error_has_its_status_in_json_too() {
+    let wrong = plan(&[("CPU_CORES", "x")], &[]);
+    let json: Value = serde_json::from_str(&json(&wrong, Path::new("/none"))).unwrap();
+    assert_eq!(json["status"], 15);
+    assert!(json["error"].as_str().unwrap().starts_with("CPU_CORES=x: "));
+    assert_eq!(text(&wrong), "");
+}
