@@ -154,7 +154,8 @@ pub(crate) fn files(tree: &Tree) -> Vec<Finding> {
         let product = (1..=count).filter(|line| !source.in_tests(*line)).count();
         let tests = count - product;
         if tests > TEST_LINES {
-            let what = format!("lines of tests in the file of the code, at most {TEST_LINES}: {tests}");
+            let what =
+                format!("lines of tests in the file of the code, at most {TEST_LINES}: {tests}");
             findings.push(source.finding(1, what));
         }
         if product > FILE_LINES && !source.path.ends_with("/test.rs") {
