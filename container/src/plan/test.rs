@@ -1,3 +1,5 @@
+//! Tests of the plan: sources, media, checks and output.
+
 use std::fs;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Tests of sizes: shares of the host, limits, and settings that exclude one another.
+
 use super::super::environment::read;
 use super::*;
 
