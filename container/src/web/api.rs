@@ -117,7 +117,7 @@ fn typable(keyboard: &Layout, request: Text) -> Result<(String, Vec<char>), (Sta
             "the guest's keyboard ({}) has no key for {}: nothing was typed; with \"skip\": true \
              they are left out",
             keyboard.name(),
-            text::named(&lacks)
+            text::list_characters(&lacks)
         );
         let answer = json!({ "error": error, "characters": lacks });
         return Err((StatusCode::UNPROCESSABLE_ENTITY, answer));

@@ -13,7 +13,7 @@ use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
-use screen::web::stage::Door;
+use screen::web::stage::PeerNetwork;
 use screen::web::talk::{self, Talk};
 
 use super::Front;
@@ -50,10 +50,10 @@ fn text(scene: &Scene) -> String {
 /// Streams messages, the current one first.
 pub(super) async fn status(
     State(front): Shared,
-    Extension(door): Extension<Door>,
+    Extension(network): Extension<PeerNetwork>,
     request: Request,
 ) -> Response {
-    let Some(place) = front.listeners.enter(door) else { return full() };
+    let Some(place) = front.listeners.acquire(network) else { return full() };
     talk::open(request, |mut talk| async move {
         send_changes(&front, &mut talk).await;
         talk.close().await;
@@ -67,14 +67,14 @@ async fn send_changes(front: &Front, talk: &mut Talk) {
     loop {
         let scene = scenes.borrow_and_update().clone();
         let line = line(&scene, front.seen);
-        if talk.say(&line).await.is_err() || scene.failed.is_some() {
+        if talk.send_line(&line).await.is_err() || scene.failed.is_some() {
             return;
         }
         // Most changes of the scene do not change the message.
         let other = |scene: &Scene| self::line(scene, front.seen) != line;
         tokio::select! {
             changed = scenes.wait_for(other) => if changed.is_err() { return },
-            () = talk.left() => return,
+            () = talk.disconnected() => return,
         }
     }
 }

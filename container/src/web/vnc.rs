@@ -35,7 +35,7 @@ pub(super) fn open(
     let listener = Listener::new(&config)
         .map_err(|error| Failure::new(Status::Failed, format!("{error:#}")))?;
     tracing::warn!("VNC_PORT={port}: VNC is not encrypted: use it only in networks that you trust");
-    let lobby = Arc::new(Lobby::new(front.doors.clone()));
+    let lobby = Arc::new(Lobby::new(front.login_limiter.clone()));
     let front = front.clone();
     let serve = move |rules: Arc<Rules>, stream, who| {
         let (lobby, front) = (lobby.clone(), front.clone());

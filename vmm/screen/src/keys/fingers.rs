@@ -36,7 +36,7 @@ pub enum Source {
     /// A keysym of X.
     Symbol(u32),
     /// A physical key.
-    Place(Key),
+    Key(Key),
 }
 
 /// The keys that one client holds, and the state of the guest's keyboard.
@@ -71,7 +71,7 @@ impl Fingers {
 
     /// Handles a key event of the client: press, repeated press, or release. Returns the steps for
     /// the guest, in order.
-    pub fn feel(&mut self, source: Source, down: bool, lights: Option<Lights>) -> Vec<Step> {
+    pub fn key_event(&mut self, source: Source, down: bool, lights: Option<Lights>) -> Vec<Step> {
         if down {
             self.press(source, lights.unwrap_or_default());
         } else {
@@ -86,7 +86,7 @@ impl Fingers {
     }
 
     /// Releases all keys, modifiers last.
-    pub fn leave(&mut self) -> Vec<Step> {
+    pub fn release_all(&mut self) -> Vec<Step> {
         (self.adjusted_for, self.last) = (None, None);
         self.held.clear();
         let (modifiers, keys): (Vec<Key>, Vec<Key>) =
@@ -175,7 +175,7 @@ impl Fingers {
     /// The guest's key for a source. The sequence is `None` if the modifiers do not matter.
     fn choose(&self, source: Source, lights: Lights) -> Option<(Option<Sequence>, Key)> {
         let keysym = match source {
-            Source::Place(key) => return Some((None, key)),
+            Source::Key(key) => return Some((None, key)),
             Source::Symbol(keysym) => keysym,
         };
         if let Some(pad) = symbol::keypad_key(keysym) {
@@ -369,7 +369,7 @@ mod test {
             let symbol = Source::Symbol(0x0100_0000 | u32::from(character));
             let symbol =
                 if character.is_ascii() { Source::Symbol(character.into()) } else { symbol };
-            assert!(!fingers.feel(symbol, true, None).is_empty(), "{character}");
+            assert!(!fingers.key_event(symbol, true, None).is_empty(), "{character}");
         }
     }
 
@@ -384,7 +384,7 @@ mod test {
     fn typed(keyboard: &str, events: &[(char, u32)], lights: Lights) -> Vec<String> {
         let mut fingers = Fingers::new(Layout::named(keyboard).unwrap());
         let feel = |(sign, symbol): &(char, u32)| {
-            fingers.feel(Source::Symbol(*symbol), *sign == '+', Some(lights))
+            fingers.key_event(Source::Symbol(*symbol), *sign == '+', Some(lights))
         };
         let steps: Vec<Step> = events.iter().flat_map(feel).collect();
         steps
@@ -458,12 +458,12 @@ mod test {
 
     #[test]
     fn what_was_pressed_by_its_symbol_goes_up_with_its_place_and_the_other_way_round() {
-        let (symbol, place) = (Source::Symbol(0xff0d), Source::Place(Key::new(0x1c).unwrap()));
+        let (symbol, place) = (Source::Symbol(0xff0d), Source::Key(Key::new(0x1c).unwrap()));
         for [down, up] in [[symbol, place], [place, symbol]] {
             let mut fingers = Fingers::new(Layout::named("us").unwrap());
-            assert_eq!(fingers.feel(down, true, None).len(), 1);
-            assert_eq!(fingers.feel(up, false, None).len(), 1, "{down:?} {up:?}");
-            assert_eq!(fingers.leave(), []);
+            assert_eq!(fingers.key_event(down, true, None).len(), 1);
+            assert_eq!(fingers.key_event(up, false, None).len(), 1, "{down:?} {up:?}");
+            assert_eq!(fingers.release_all(), []);
         }
     }
 
@@ -514,7 +514,7 @@ mod test {
             assert_eq!(plain(keyboard, &tap(symbol)), steps, "{keyboard} {symbol:#x}");
         }
         let mut fingers = Fingers::new(Layout::named("ko").unwrap());
-        let steps = fingers.feel(Source::Place(Key::HANGUL), true, None);
+        let steps = fingers.key_event(Source::Key(Key::HANGUL), true, None);
         assert_eq!(steps, [(Key::HANGUL, true)], "physical keys are sent as they are");
     }
 
@@ -551,7 +551,7 @@ mod test {
         symbols.extend([0xfe52, 0xffb7, 0xff95, 0xffe5, HANGUL, 0x61, 0x41, 0x40, 0, u32::MAX]);
         let places = [0x1e, 0x2a, 0x1d, 0x38, 0xe038, 0x10, 0xf2].map(|it| Key::new(it).unwrap());
         let mut sources: Vec<_> = symbols.into_iter().map(Source::Symbol).collect();
-        sources.extend(places.map(Source::Place));
+        sources.extend(places.map(Source::Key));
         let mut state = 7_u64;
         let mut random = |below: usize| {
             state ^= state << 13;
@@ -569,7 +569,7 @@ mod test {
                         Lights { caps: random(4) == 0, num: random(2) == 0, scroll: false };
                     let source = sources[random(sources.len())];
                     let down = random(2) == 0;
-                    guest.see(fingers.feel(source, down, Some(lights)));
+                    guest.see(fingers.key_event(source, down, Some(lights)));
                     if down {
                         held.insert(source)
                     } else {
@@ -577,9 +577,9 @@ mod test {
                     };
                 }
                 if random(2) == 0 {
-                    guest.see(fingers.leave());
+                    guest.see(fingers.release_all());
                 } else {
-                    let up = |source| guest.see(fingers.feel(source, false, None));
+                    let up = |source| guest.see(fingers.key_event(source, false, None));
                     held.into_iter().for_each(up);
                 }
                 assert_eq!(guest.0, BTreeSet::new(), "{keyboard}");

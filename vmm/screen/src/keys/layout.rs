@@ -433,7 +433,7 @@ mod test {
                     Symbol::Dead(_) => symbol.to_string(),
                 };
                 let mut fingers = Fingers::new(layout.clone());
-                let steps = fingers.feel(Source::Symbol(number(*symbol)), true, None);
+                let steps = fingers.key_event(Source::Symbol(number(*symbol)), true, None);
                 let sent: Vec<_> = steps.iter().filter(|it| it.1).map(|it| it.0.code()).collect();
                 let sequences = strokes.iter().map(|stroke| {
                     let held = [(stroke.shift, 0x2a), (stroke.third, 0xe038)];

@@ -16,7 +16,7 @@ use host::input::{Hub, Lights};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use super::owed::PendingUpdate;
+use super::pending::PendingUpdate;
 use super::picture::Picture;
 use super::scroll::Scroll;
 use super::tiles::{TILE, Tiles};
@@ -451,7 +451,7 @@ fn compare(old: &mut [u32], new: &[[u8; 4]], (x, y): (usize, usize), changed: &m
 mod test {
     use super::*;
     use crate::rfb::picture::Area;
-    use crate::rfb::testing::Fake;
+    use crate::rfb::testing::FakeDisplay;
 
     fn areas(viewer: &Viewer) -> Vec<Area> {
         let mut areas = Vec::new();
@@ -481,7 +481,7 @@ mod test {
 
     #[test]
     fn only_what_is_different_is_marked() {
-        let fake = Fake::new(200, 100);
+        let fake = FakeDisplay::new(200, 100);
         let canvas = Canvas::new(Some(fake.clone()), Arc::default());
         let viewer = canvas.admit();
         assert_eq!(areas(&viewer), [area(0, 0, 200, 100)]);
@@ -502,7 +502,7 @@ mod test {
 
     #[test]
     fn padded_lines_and_odd_starts_are_read_where_they_are() {
-        let fake = Fake::new(33, 40);
+        let fake = FakeDisplay::new(33, 40);
         fake.set(Some(Mode { width: 33, height: 40, stride: 150, start: 4094 }));
         fake.draw(32, 39, 0x00ab_cdef);
         let canvas = Canvas::new(Some(fake.clone()), Arc::default());
@@ -518,7 +518,7 @@ mod test {
 
     #[test]
     fn another_mode_is_all_new_and_no_mode_is_black() {
-        let fake = Fake::new(64, 64);
+        let fake = FakeDisplay::new(64, 64);
         let canvas = Canvas::new(Some(fake.clone()), Arc::default());
         let viewer = canvas.admit();
         areas(&viewer);

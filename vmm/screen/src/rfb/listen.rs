@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net;
 
 use super::meter::Meter;
-use super::security::{Door, Passwords};
+use super::security::{Passwords, PeerNetwork};
 use super::{Admission, Entry, Rules, Wire, lobby, tls};
 use host::listen::{Address, Socket};
 
@@ -85,7 +85,7 @@ impl Listener {
     }
 
     fn open(config: &Config) -> anyhow::Result<Self> {
-        let place = config.to.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
+        let address = config.to.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
         let passwords = passwords(config)?;
         let tls = tls::Files::new(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
         let needed = passwords.are_needed();
@@ -104,7 +104,7 @@ impl Listener {
             );
         }
         let open = config.auth == Auth::Auto && !needed;
-        let socket = Socket::new(place, open)?;
+        let socket = Socket::new(address, open)?;
         let announced = config.announced;
         ensure!(
             !announced || matches!(socket, Socket::Unix(_)) && !needed,
@@ -118,7 +118,7 @@ impl Listener {
     }
 
     /// The address that we listen at, with the actual port.
-    pub fn place(&self) -> String {
+    pub fn address(&self) -> String {
         match &self.socket {
             Socket::Tcp(socket) => {
                 socket.local_addr().map_or("TCP".into(), |address| address.to_string())
@@ -148,13 +148,13 @@ impl Listener {
                             stream.set_nodelay(true).ok();
                             keep_alive(&stream).ok();
                             let address = peer.ip().to_canonical();
-                            let entry = Entry::Ask(Door::of(address));
+                            let entry = Entry::Authenticate(PeerNetwork::of(address));
                             let peer = SocketAddr::new(address, peer.port()).to_string();
                             let admission = Admission { peer, entry };
                             let stream = Box::new(Meter::new(stream));
                             tokio::spawn(serve(rules.clone(), stream, admission));
                         }
-                        Err(error) => rest(&error).await,
+                        Err(error) => pause_after_accept_error(&error).await,
                     }
                 }
             }
@@ -171,7 +171,7 @@ impl Listener {
                                 serve(rules, stream, admission).await;
                             });
                         }
-                        Err(error) => rest(&error).await,
+                        Err(error) => pause_after_accept_error(&error).await,
                     }
                 }
             }
@@ -185,10 +185,12 @@ async fn meet(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admissi
     let mut stream = Box::new(Meter::new(stream));
     if !announced {
         let peer = process.map_or("local".into(), |it| format!("process {it}"));
-        return Some((stream, Admission { peer, entry: Entry::Ask(Door::Local) }));
+        return Some((stream, Admission { peer, entry: Entry::Authenticate(PeerNetwork::Local) }));
     }
-    match lobby::announced(&mut stream).await {
-        Ok(peer) => Some((stream, Admission { peer, entry: Entry::Open { view_only: false } })),
+    match lobby::read_announcement(&mut stream).await {
+        Ok(peer) => {
+            Some((stream, Admission { peer, entry: Entry::Authenticated { view_only: false } }))
+        }
         Err(error) => {
             tracing::debug!("vnc: a client was not admitted: {error:#}");
             None
@@ -200,7 +202,7 @@ async fn meet(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admissi
 fn called(config: &Config) -> String {
     match (&config.called, &config.to) {
         (Some(option), _) => option.clone(),
-        (None, Some(place)) => format!("--vnc {place}"),
+        (None, Some(address)) => format!("--vnc {address}"),
         (None, None) => "--vnc".into(),
     }
 }
@@ -214,7 +216,7 @@ pub(crate) fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
 }
 
 /// Waits after a failed `accept`: without free file descriptors it would fail again at once.
-pub(crate) async fn rest(error: &std::io::Error) {
+pub(crate) async fn pause_after_accept_error(error: &std::io::Error) {
     tracing::debug!("vnc: cannot accept clients: {error}");
     tokio::time::sleep(Duration::from_millis(100)).await;
 }

@@ -11,15 +11,15 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy, split};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Duration, timeout};
 
-use super::complaints::Complaints;
-use super::crowd::{Crowd, Place};
+use super::connection_limit::{ConnectionLimit, Slot};
+use super::failure_log::FailureLog;
 use super::handshake::{self, GREETING, NONE, Welcome};
 use super::paint::{PIECE, STALL};
-use super::security::{Door, Doors, Right};
-use super::{Admission, Duplex, Entry, MOST, Rules, Wire};
+use super::security::{Access, LoginLimiter, PeerNetwork};
+use super::{Admission, Duplex, Entry, MAX_CLIENTS, Rules, Wire};
 
-/// Maximum clients that are not authenticated yet, in addition to [`MOST`].
-const MAX_STRANGERS: usize = 32;
+/// Maximum clients that are not authenticated yet, in addition to [`MAX_CLIENTS`].
+const MAX_UNAUTHENTICATED: usize = 32;
 /// Maximum of these per address.
 const MAX_PER_ADDRESS: usize = 8;
 /// Maximum refusals that are sent at the same time. Further clients are disconnected silently.
@@ -37,41 +37,41 @@ const MAX_LINE: usize = 100;
 
 /// Admits clients. See the module.
 pub struct Lobby {
-    doors: Arc<Doors>,
-    pub(super) places: Arc<Semaphore>,
-    strangers: Crowd,
-    complaints: Complaints,
+    limiter: Arc<LoginLimiter>,
+    pub(super) slots: Arc<Semaphore>,
+    unauthenticated: ConnectionLimit,
+    failure_log: FailureLog,
     refusals: Semaphore,
 }
 
-/// The place of a client during the handshake. Strangers do not take places of admitted clients:
-/// they could take all of them, and those places never give way.
-enum HandshakePlace {
-    Inside(OwnedSemaphorePermit),
-    Outside(Place),
+/// The slot of a client during the handshake. Strangers do not take slots of admitted clients:
+/// they could take all of them, and those slots never give way.
+enum HandshakeSlot {
+    Authenticated(OwnedSemaphorePermit),
+    Unauthenticated(Slot),
 }
 
-/// An admitted client and its place.
+/// An admitted client and its slot.
 pub struct Entrant {
     /// Its connection and rights.
     pub(super) welcome: Welcome,
-    pub(super) place: OwnedSemaphorePermit,
+    pub(super) slot: OwnedSemaphorePermit,
 }
 
 impl Lobby {
-    /// Creates a lobby that counts wrong passwords in `doors`.
-    pub fn new(doors: Arc<Doors>) -> Self {
+    /// Creates a lobby that counts wrong passwords in `limiter`.
+    pub fn new(limiter: Arc<LoginLimiter>) -> Self {
         Self {
-            doors,
-            places: Arc::new(Semaphore::new(MOST)),
-            strangers: Crowd::new(MAX_STRANGERS, MAX_PER_ADDRESS),
-            complaints: Complaints::default(),
+            limiter,
+            slots: Arc::new(Semaphore::new(MAX_CLIENTS)),
+            unauthenticated: ConnectionLimit::new(MAX_UNAUTHENTICATED, MAX_PER_ADDRESS),
+            failure_log: FailureLog::default(),
             refusals: Semaphore::new(MAX_REFUSALS),
         }
     }
 
-    pub(super) fn doors(&self) -> &Doors {
-        &self.doors
+    pub(super) fn login_limiter(&self) -> &LoginLimiter {
+        &self.limiter
     }
 
     /// Performs the handshake. A client that is not admitted gets the reason.
@@ -81,30 +81,32 @@ impl Lobby {
         stream: Wire,
         admission: &Admission,
     ) -> Option<Entrant> {
-        let place = match admission.entry {
-            Entry::Open { .. } => {
-                self.places.clone().try_acquire_owned().ok().map(HandshakePlace::Inside)
+        let slot = match admission.entry {
+            Entry::Authenticated { .. } => {
+                self.slots.clone().try_acquire_owned().ok().map(HandshakeSlot::Authenticated)
             }
-            Entry::Ask(_) if self.places.available_permits() == 0 => None,
-            Entry::Ask(door) => self.strangers.wait(door).map(HandshakePlace::Outside),
+            Entry::Authenticate(_) if self.slots.available_permits() == 0 => None,
+            Entry::Authenticate(network) => {
+                self.unauthenticated.acquire_evictable(network).map(HandshakeSlot::Unauthenticated)
+            }
         };
-        let Some(place) = place else {
+        let Some(slot) = slot else {
             self.turn_away(stream, admission).await;
             return None;
         };
-        let greet = handshake::greet(rules, &self.doors, stream, admission);
+        let greet = handshake::greet(rules, &self.limiter, stream, admission);
         let greet = timeout(HANDSHAKE, greet);
         let entered = async {
-            let (welcome, place) = match place {
-                HandshakePlace::Inside(place) => (greet.await, Ok(place)),
-                HandshakePlace::Outside(stranger) => tokio::select! {
-                    welcome = greet => (welcome, self.places.clone().try_acquire_owned()),
-                    () = stranger.lost() => bail!("its place was given to a newer client"),
+            let (welcome, slot) = match slot {
+                HandshakeSlot::Authenticated(slot) => (greet.await, Ok(slot)),
+                HandshakeSlot::Unauthenticated(stranger) => tokio::select! {
+                    welcome = greet => (welcome, self.slots.clone().try_acquire_owned()),
+                    () = stranger.evicted() => bail!("its slot was given to a newer client"),
                 },
             };
             let welcome = welcome.context("it did not complete the handshake in time").flatten()?;
-            let place = place.context("all places were taken during the handshake")?;
-            Ok(Entrant { welcome, place })
+            let slot = slot.context("all slots were taken during the handshake")?;
+            Ok(Entrant { welcome, slot })
         };
         match entered.await {
             Ok(entrant) => Some(entrant),
@@ -116,17 +118,19 @@ impl Lobby {
     }
 
     fn complain(&self, admission: &Admission, what: &str) {
-        // Clients with open entry were counted elsewhere.
+        // Failures of authenticated clients were counted elsewhere.
         let Admission { peer, entry } = admission;
-        let door = if let Entry::Ask(door) = entry { *door } else { Door::Local };
-        self.complaints.log(door, &format!("vnc: {peer} {what}"));
+        let network =
+            if let Entry::Authenticate(network) = entry { *network } else { PeerNetwork::Local };
+        self.failure_log.log(network, &format!("vnc: {peer} {what}"));
     }
 
     async fn turn_away(&self, mut stream: Wire, admission: &Admission) {
         let Ok(_turn) = self.refusals.try_acquire() else { return };
         self.complain(admission, "was refused: too many clients");
-        let reason =
-            format!("too many clients: at most {MOST}, and {MAX_STRANGERS} without a login yet");
+        let reason = format!(
+            "too many clients: at most {MAX_CLIENTS}, and {MAX_UNAUTHENTICATED} without a login yet"
+        );
         timeout(REFUSAL, handshake::refuse(&mut stream, &reason)).await.ok();
     }
 }
@@ -140,22 +144,22 @@ impl Entrant {
     /// If the machine does not accept the client.
     pub async fn relay(self, peer: &str, mut machine: impl Duplex) -> anyhow::Result<()> {
         ensure!(
-            self.welcome.right == Right::Full,
+            self.welcome.access == Access::Full,
             "view-only access cannot be relayed to a machine"
         );
         let shared = u8::from(self.welcome.shared);
         timeout(HANDSHAKE, enter(&mut machine, peer, shared))
             .await
             .context("the machine did not reply")??;
-        carry(self.welcome.stream, machine).await;
-        drop(self.place);
+        copy_both_ways(self.welcome.stream, machine).await;
+        drop(self.slot);
         Ok(())
     }
 }
 
 /// Copies bytes between a client and its machine until one side disconnects. The other side is then
 /// disconnected too, after it got the data in flight.
-pub async fn carry(client: impl Duplex, machine: impl Duplex) {
+pub async fn copy_both_ways(client: impl Duplex, machine: impl Duplex) {
     let (mut said, mut shown) = split(client);
     let (mut picture, mut input) = split(machine);
     // Errors are ignored: clients may disconnect in any way.
@@ -212,7 +216,7 @@ pub async fn announce(machine: &mut impl Duplex, peer: &str) -> std::io::Result<
 /// # Errors
 ///
 /// If the first line is not a short line of ASCII.
-pub(super) async fn announced(stream: &mut impl Duplex) -> anyhow::Result<String> {
+pub(super) async fn read_announcement(stream: &mut impl Duplex) -> anyhow::Result<String> {
     let line = async {
         let mut line = String::new();
         loop {
@@ -234,7 +238,7 @@ mod test {
         let (mut near, mut far) = tokio::io::duplex(1024);
         near.write_all(said).await.unwrap();
         drop(near);
-        announced(&mut far).await.ok()
+        read_announcement(&mut far).await.ok()
     }
 
     #[tokio::test]
@@ -250,10 +254,10 @@ mod test {
         let (client, mut screen) = tokio::io::duplex(1024);
         let (relayed, mut machine) = tokio::io::duplex(1024);
         let welcome =
-            Welcome { stream: Box::new(client), right: Right::Full, shared: true, security: "" };
-        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        let led = tokio::spawn(Entrant { welcome, place }.relay("a client", relayed));
-        announced(&mut machine).await.unwrap();
+            Welcome { stream: Box::new(client), access: Access::Full, shared: true, security: "" };
+        let slot = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let led = tokio::spawn(Entrant { welcome, slot }.relay("a client", relayed));
+        read_announcement(&mut machine).await.unwrap();
         machine.write_all(GREETING).await.unwrap();
         machine.read_exact(&mut [0; GREETING.len()]).await.unwrap();
         machine.write_all(&[1, NONE]).await.unwrap();

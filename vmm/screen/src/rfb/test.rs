@@ -22,16 +22,16 @@ use tokio_rustls::rustls::time_provider::TimeProvider;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::canvas::Canvas;
-use super::clipboard::{self, Clipboard, Say};
+use super::clipboard::{self, Clipboard, ClipboardMessage};
 use super::listen::Listener;
 use super::lobby::Lobby;
 use super::picture::Area;
-use super::security::{Door, Doors, Passwords};
+use super::security::{LoginLimiter, Passwords, PeerNetwork};
 use super::testing::{
-    CERTIFICATE, Chance, Eye, Fake, KEY, OTHER_CERTIFICATE, OTHER_KEY, Received, THIRD_KEY,
+    CERTIFICATE, Chance, Eye, FakeDisplay, KEY, OTHER_CERTIFICATE, OTHER_KEY, Received, THIRD_KEY,
     draw_randomly, lock_out,
 };
-use super::{Admission, BUDGET, Entry, MOST, Outside, Power, Rules, Server, tls};
+use super::{Admission, BUDGET, Entry, Interfaces, MAX_CLIENTS, Power, Rules, Server, tls};
 use crate::keys::layout::Layout;
 use crate::rfb::format::PixelFormat;
 
@@ -73,7 +73,7 @@ impl Clipboard for Agent {
 
 struct Bench {
     server: Arc<Server>,
-    fake: Arc<Fake>,
+    fake: Arc<FakeDisplay>,
     board: Arc<Board>,
     agent: Arc<Agent>,
     power: Arc<std::sync::Mutex<Vec<Power>>>,
@@ -83,21 +83,21 @@ struct Bench {
 }
 
 fn bench(rules: Rules) -> Bench {
-    let fake = Fake::new(320, 200);
+    let fake = FakeDisplay::new(320, 200);
     fake.paint(1);
     let (hub, board) = (Arc::<Hub>::default(), Arc::<Board>::default());
     hub.register(board.clone());
     let canvas = Canvas::new(Some(fake.clone()), hub.clone());
     let (agent, power) = (Arc::<Agent>::default(), Arc::<std::sync::Mutex<Vec<Power>>>::default());
     let pressed = power.clone();
-    let outside = Outside {
+    let interfaces = Interfaces {
         hub,
         layout: Layout::named("us").unwrap(),
         clipboard: Some(agent.clone()),
         power: Box::new(move |wish| pressed.lock().unwrap().push(wish)),
     };
     tokio::spawn(canvas.clone().run());
-    let server = Server::new(canvas, outside);
+    let server = Server::new(canvas, interfaces);
     let rules = Arc::new(rules);
     Bench { server, fake, board, agent, power, served: Default::default(), rules }
 }
@@ -113,7 +113,7 @@ impl Bench {
     }
 
     async fn eye(&self) -> Eye {
-        let line = self.connect(Entry::Open { view_only: false });
+        let line = self.connect(Entry::Authenticated { view_only: false });
         timeout(LONG, Eye::open(Box::new(line), true)).await.unwrap().unwrap()
     }
 
@@ -135,7 +135,7 @@ impl Bench {
             }
         };
         timeout(LONG, left).await.expect("clients leave");
-        assert_eq!(self.server.lobby.places.available_permits(), MOST);
+        assert_eq!(self.server.lobby.slots.available_permits(), MAX_CLIENTS);
     }
 }
 
@@ -148,7 +148,7 @@ fn both() -> Passwords {
 }
 
 fn network(last: u8) -> Entry {
-    Entry::Ask(Door::of(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))))
+    Entry::Authenticate(PeerNetwork::of(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -257,7 +257,10 @@ async fn extensions_are_confirmed_and_answered() {
     assert_eq!(eye.receive().await.unwrap(), Received::EndOfContinuous);
     assert_eq!(eye.receive().await.unwrap(), Received::Power(1));
     let Received::Clipboard(caps) = eye.receive().await.unwrap() else { panic!("no caps") };
-    assert_eq!(clipboard::read(&caps).unwrap(), Say::Caps { request: true, notify: true });
+    assert_eq!(
+        clipboard::read(&caps).unwrap(),
+        ClipboardMessage::Caps { request: true, notify: true }
+    );
     eye.send(&[248, 0, 0, 0, 0x80, 0, 0x10, 3, 2, 7, 8]).await;
     eye.ask(false).await;
     let (mut fence, mut lights) = (false, false);
@@ -439,17 +442,17 @@ async fn texts_go_both_ways() {
     let Received::Clipboard(notify) = new.receive().await.unwrap() else {
         panic!("no notification")
     };
-    assert_eq!(clipboard::read(&notify).unwrap(), Say::Notify(true));
+    assert_eq!(clipboard::read(&notify).unwrap(), ClipboardMessage::Notify(true));
     new.send(&[6, 0, 0, 0, 255, 255, 255, 252, 2, 0, 0, 1]).await;
     let Received::Clipboard(text) = new.receive().await.unwrap() else { panic!("no text") };
-    assert_eq!(clipboard::read(&text).unwrap(), Say::Provide("ö€".into()));
+    assert_eq!(clipboard::read(&text).unwrap(), ClipboardMessage::Provide("ö€".into()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_wants_to_be_alone_sends_others_away_and_lookers_do_not() {
     let bench = bench(rules(Passwords::default()));
     let mut first = bench.eye().await;
-    let looker = bench.connect(Entry::Open { view_only: true });
+    let looker = bench.connect(Entry::Authenticated { view_only: true });
     let looker = Eye::open(Box::new(looker), false).await.unwrap();
     let both = async {
         while bench.server.status().len() < 2 {
@@ -457,10 +460,10 @@ async fn who_wants_to_be_alone_sends_others_away_and_lookers_do_not() {
         }
     };
     timeout(LONG, both).await.expect("a view-only client disconnects no other");
-    let alone = bench.connect(Entry::Open { view_only: false });
+    let alone = bench.connect(Entry::Authenticated { view_only: false });
     let _alone = Eye::open(Box::new(alone), false).await.unwrap();
     assert!(timeout(LONG, first.receive()).await.unwrap().is_err(), "gone");
-    let late = bench.connect(Entry::Open { view_only: false });
+    let late = bench.connect(Entry::Authenticated { view_only: false });
     let mut late = Eye::open(Box::new(late), true).await.unwrap();
     assert!(
         timeout(LONG, late.receive()).await.unwrap().is_err(),
@@ -523,8 +526,8 @@ async fn passwords_are_asked_for_in_every_version() {
         line.read_exact(&mut reason).await.unwrap();
         assert_eq!(reason, b"wrong password");
     }
-    let Entry::Ask(door) = network(2) else { panic!("it is asked") };
-    lock_out(bench.server.doors(), door, 2);
+    let Entry::Authenticate(peer_network) = network(2) else { panic!("it is asked") };
+    lock_out(bench.server.login_limiter(), peer_network, 2);
     let mut line = bench.connect(network(2));
     assert!(vnc(&mut line, b"RFB 003.008\n", "full").await.is_err(), "too many guesses");
     let mut line = bench.connect(network(3));
@@ -546,8 +549,8 @@ async fn viewers_that_another_process_let_in_are_called_as_it_says() {
     let serve = move |rules, stream, who| server.clone().serve(rules, stream, who);
     tokio::spawn(async { listener.run(serve).await });
     // This is the other process.
-    let doors = Arc::<Doors>::default();
-    let lobby = Arc::new(Lobby::new(doors.clone()));
+    let limiter = Arc::<LoginLimiter>::default();
+    let lobby = Arc::new(Lobby::new(limiter.clone()));
     let connect = |peer: &'static str, entry| {
         let (near, far) = duplex(64 << 10);
         let (lobby, path) = (lobby.clone(), path.clone());
@@ -570,8 +573,8 @@ async fn viewers_that_another_process_let_in_are_called_as_it_says() {
     assert_eq!((&shown[0]["peer"], &shown[0]["access"]), (&"10.0.0.1:7".into(), &"full".into()));
     let mut line = connect("10.0.0.2:7", network(2));
     assert_eq!(vnc(&mut line, b"RFB 003.008\n", "wrong").await.unwrap(), 1);
-    let Entry::Ask(door) = network(2) else { panic!("it is asked") };
-    lock_out(&doors, door, 1);
+    let Entry::Authenticate(peer_network) = network(2) else { panic!("it is asked") };
+    lock_out(&limiter, peer_network, 1);
     assert_eq!(bench.server.status().len(), 1);
 }
 
@@ -660,7 +663,7 @@ async fn each_door_has_its_own_rules() {
     let bench = bench(Rules { view_only: true, ..rules(Passwords::default()) });
     let looker = bench.eye().await;
     let (near, far) = duplex(64 << 10);
-    let entry = Entry::Open { view_only: false };
+    let entry = Entry::Authenticated { view_only: false };
     let admission = Admission { peer: "next door".into(), entry };
     let next = Arc::new(Rules { name: "next".into(), ..Rules::default() });
     tokio::spawn(bench.server.clone().serve(next, Box::new(far), admission));
@@ -715,7 +718,7 @@ async fn clients_with_a_map_of_colours_are_sent_one() {
 async fn more_clients_than_there_is_room_for_are_told() {
     let bench = bench(rules(Passwords::default()));
     let mut eyes = Vec::new();
-    for _ in 0..MOST {
+    for _ in 0..MAX_CLIENTS {
         eyes.push(bench.eye().await);
     }
     let mut line = bench.connect(network(1));
@@ -726,7 +729,7 @@ async fn more_clients_than_there_is_room_for_are_told() {
     assert!(text.contains("too many clients: at most 64"), "{text}");
     eyes.pop();
     let again = async {
-        while bench.server.lobby.places.available_permits() == 0 {
+        while bench.server.lobby.slots.available_permits() == 0 {
             sleep(Duration::from_millis(5)).await;
         }
         bench.eye().await
@@ -739,7 +742,7 @@ async fn who_says_no_password_gives_way_to_who_does() {
     let bench = bench(rules(both()));
     // Nor do silent clients take places of admitted ones.
     let mut eyes = Vec::new();
-    for _ in 0..MOST - 8 {
+    for _ in 0..MAX_CLIENTS - 8 {
         eyes.push(bench.eye().await);
     }
     let mut silent = Vec::new();
@@ -770,7 +773,8 @@ async fn any_bytes_end_their_own_client_alone() {
     };
     const KINDS: [u8; 12] = [0, 2, 3, 4, 5, 6, 150, 248, 250, 251, 255, 77];
     for round in 0..300 {
-        let entry = if round % 10 == 0 { network(9) } else { Entry::Open { view_only: false } };
+        let entry =
+            if round % 10 == 0 { network(9) } else { Entry::Authenticated { view_only: false } };
         let mut line = bench.connect(entry);
         let mut bytes = b"RFB 003.008\n\x01\x01".to_vec();
         for _ in 0..random() % 40 {
@@ -905,7 +909,7 @@ async fn bad_clients_do_not_disturb_good_ones() {
     let alone = frames(&bench).await;
     let mut bad = tokio::task::JoinSet::new();
     for kind in 0..40 {
-        let line = bench.connect(Entry::Open { view_only: kind % 2 == 0 });
+        let line = bench.connect(Entry::Authenticated { view_only: kind % 2 == 0 });
         bad.spawn(misbehave(kind, line));
     }
     // Other load on the host makes some rounds slower and none faster. A client that blocks others

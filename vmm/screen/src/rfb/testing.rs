@@ -7,17 +7,17 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::Wire;
 use super::picture::{Area, Move};
-use super::security::{Door, Doors};
+use super::security::{LoginLimiter, PeerNetwork};
 
-/// Checks that this number of wrong passwords was counted. Then closes the door for so long that
+/// Checks that this number of wrong passwords was counted. Then closes the network for so long that
 /// the next client finds it closed, however slow the host is.
-pub(crate) fn lock_out(doors: &Doors, door: Door, guesses: u32) {
-    assert_eq!(doors.failed(door), guesses + 1);
-    while doors.failed(door) < 8 {}
+pub(crate) fn lock_out(limiter: &LoginLimiter, network: PeerNetwork, guesses: u32) {
+    assert_eq!(limiter.failed(network), guesses + 1);
+    while limiter.failed(network) < 8 {}
 }
 
 /// The memory of a display, which tests write to.
-pub(crate) struct Fake {
+pub(crate) struct FakeDisplay {
     state: Mutex<State>,
 }
 
@@ -28,7 +28,7 @@ struct State {
     preferred: Option<(u32, u32)>,
 }
 
-impl Fake {
+impl FakeDisplay {
     /// Creates a black picture.
     pub(crate) fn new(width: u32, height: u32) -> Arc<Self> {
         let mode = Some(Mode { width, height, stride: width * 4, start: 0 });
@@ -109,7 +109,7 @@ impl Fake {
     }
 }
 
-impl Scanout for Fake {
+impl Scanout for FakeDisplay {
     fn mode(&self) -> Option<Mode> {
         self.state.lock().unwrap().mode
     }

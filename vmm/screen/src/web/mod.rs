@@ -15,9 +15,9 @@ mod files;
 pub mod gate;
 pub mod known;
 pub mod listen;
-mod places;
 pub mod routes;
 mod sessions;
+mod slots;
 pub mod socket;
 pub mod stage;
 pub mod talk;
@@ -29,7 +29,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::gate::Words;
+pub use self::gate::OptionNames;
 pub use self::known::Proxies;
 pub use crate::rfb::listen::Auth;
 use host::listen::Address;
@@ -71,8 +71,8 @@ pub struct Config {
     pub name: Option<String>,
     /// The names of these options, used in messages.
     #[serde(skip)]
-    pub words: Words,
+    pub option_names: OptionNames,
     /// Accepts any host name, so DNS rebinding is not prevented.
     #[serde(skip)]
-    pub any_name: bool,
+    pub any_host: bool,
 }

@@ -102,14 +102,14 @@ impl Talk {
     /// # Errors
     ///
     /// When the client does not take it in time.
-    pub async fn say(&mut self, line: &str) -> io::Result<()> {
+    pub async fn send_line(&mut self, line: &str) -> io::Result<()> {
         let line = Message::Text(line.into());
         timeout(SEND_TIMEOUT, self.socket.send(line)).await?.map_err(io::Error::other)
     }
 
     /// Waits until the client has disconnected. Cancel-safe: can be called again in a `select!`
     /// loop.
-    pub async fn left(&mut self) {
+    pub async fn disconnected(&mut self) {
         loop {
             tokio::select! {
                 message = self.socket.next() => match message {
@@ -159,7 +159,7 @@ mod test {
         let ping = [&[0x89, 0x80 | PING, 0, 0, 0, 0][..], &[1; PING as usize]].concat();
         let pings = ping.repeat(4 * MAX_QUEUED_BYTES / ping.len());
         tokio::select! {
-            () = talk.left() => panic!("the client is still connected"),
+            () = talk.disconnected() => panic!("the client is still connected"),
             sent = them.write_all(&pings) => sent.unwrap(),
         }
         let mut answers = Vec::new();
@@ -169,7 +169,7 @@ mod test {
             }
         };
         tokio::select! {
-            () = talk.left() => panic!("the client is still connected"),
+            () = talk.disconnected() => panic!("the client is still connected"),
             () = take => {}
         }
         assert!(answers.starts_with(&[0x8a, PING, 1]), "{:?}", answers.first_chunk::<3>());
@@ -188,12 +188,12 @@ mod test {
         talk.ping_timer = interval(3 * MOMENT);
         talk.ping_timer.tick().await;
         for _ in 0..5 {
-            assert!(timeout(MOMENT, talk.left()).await.is_err());
+            assert!(timeout(MOMENT, talk.disconnected()).await.is_err());
         }
         let mut ping = [0; 2];
         timeout(SEND_TIMEOUT, them.read_exact(&mut ping)).await.unwrap().unwrap();
         assert_eq!(ping, [0x89, 0]);
         talk.last_received = Instant::now().checked_sub(2 * MAX_SILENCE).unwrap();
-        timeout(SEND_TIMEOUT, talk.left()).await.expect("a silent client is disconnected");
+        timeout(SEND_TIMEOUT, talk.disconnected()).await.expect("a silent client is disconnected");
     }
 }

@@ -32,13 +32,13 @@ use super::socket::Farewell;
 use super::{Config, routes, talk};
 use crate::keys::layout::Layout;
 use crate::rfb::canvas::Canvas;
-use crate::rfb::security::{Door, Right};
+use crate::rfb::security::{Access, PeerNetwork};
 use crate::rfb::testing::{
-    CERTIFICATE, Fake, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY, lock_out,
+    CERTIFICATE, FakeDisplay, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY, lock_out,
 };
-use crate::rfb::{Outside, Server, Wire};
-use crate::web::gate::{Line, Rules};
-use crate::web::stage::{Button, More, Own};
+use crate::rfb::{Interfaces, Server, Wire};
+use crate::web::gate::{Connection, Rules};
+use crate::web::stage::{Button, ExtraRoutes, LocalStage};
 use host::keyvalue;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -63,19 +63,19 @@ struct Bench {
 }
 
 fn server() -> (Arc<Server>, Arc<Board>) {
-    let fake = Fake::new(64, 48);
+    let fake = FakeDisplay::new(64, 48);
     fake.paint(1);
     let (hub, board) = (Arc::<Hub>::default(), Arc::<Board>::default());
     hub.register(board.clone());
     let canvas = Canvas::new(Some(fake), hub.clone());
-    let outside = Outside {
+    let interfaces = Interfaces {
         hub,
         layout: Layout::named("us").unwrap(),
         clipboard: None,
         power: Box::new(|_| {}),
     };
     tokio::spawn(canvas.clone().run());
-    (Server::new(canvas, outside), board)
+    (Server::new(canvas, interfaces), board)
 }
 
 /// A machine that can be paused, and cannot be reset.
@@ -87,22 +87,22 @@ fn obeys(button: Option<Button>) -> anyhow::Result<serde_json::Value> {
     }
 }
 
-fn own(server: &Arc<Server>) -> Arc<Own> {
-    Arc::new(Own::new(server.clone(), "a test".into(), Arc::new(obeys)))
+fn own(server: &Arc<Server>) -> Arc<LocalStage> {
+    Arc::new(LocalStage::new(server.clone(), "a test".into(), Arc::new(obeys)))
 }
 
 /// Additional routes, like those of a container.
-fn more() -> More {
+fn more() -> ExtraRoutes {
     let told =
         get(|request: Request| async { talk::open(request, async |talk| talk.close().await) });
     let health = routes::health();
-    let more = More { open: axum::Router::new().route("/told", told), ..health };
+    let more = ExtraRoutes { open: axum::Router::new().route("/told", told), ..health };
     let power = get(|| async { "on" }).post(|| async { "off" });
     let waits = get(|| async { sleep(TIMEOUT * 3).await });
     let hears = post(|said: String| async { said });
     let inside = axum::Router::new().route("/power", power).route("/waits", waits);
     let inside = inside.route("/hears", hears);
-    More { inside, ..more }
+    ExtraRoutes { inside, ..more }
 }
 
 /// Listens at `--web 127.0.0.1:0` with these further options.
@@ -110,7 +110,7 @@ fn bench(words: &str) -> Bench {
     let words = format!("127.0.0.1:0,name=a test{words}");
     let config: Config = keyvalue::parse(&words, Some("to")).expect("a configuration");
     let listener = Listener::new(&config).expect("a port");
-    let place = listener.place();
+    let place = listener.url();
     let place = place.split('/').nth(2).expect("a place").to_owned();
     let (server, board) = server();
     let shown = own(&server);
@@ -504,13 +504,14 @@ async fn wrong_passwords_cost_time_at_every_door() {
     assert!(wrong.text().contains("The password is wrong."));
     let basic = format!("Authorization: Basic {}", BASE64_STANDARD.encode("me:nope"));
     assert_eq!(bench.status(&[&basic]).await, 401);
-    let (doors, door) = (bench.server.doors(), Door::of("127.0.0.1".parse().unwrap()));
+    let (limiter, network) =
+        (bench.server.login_limiter(), PeerNetwork::of("127.0.0.1".parse().unwrap()));
     // VNC clients share the counters of wrong passwords.
-    lock_out(doors, door, 2);
+    lock_out(limiter, network, 2);
     let early = bench.log_in(&origin, "password=full").await;
     assert_eq!(early.status, 429, "even with the right one");
     assert_ne!(early.header("retry-after"), "");
-    doors.opened(door, Right::Full);
+    limiter.logged_in(network, Access::Full);
     assert_eq!(bench.log_in(&origin, "password=full").await.status, 303);
 }
 
@@ -584,9 +585,9 @@ async fn guesses_of_many_addresses_are_limited_together() {
         200,
         "an address that was admitted before is not limited"
     );
-    let doors = bench.server.doors();
-    let vnc = Door::of("10.0.0.9".parse().unwrap());
-    assert!(doors.closed(vnc).is_some(), "VNC clients share the limit");
+    let limiter = bench.server.login_limiter();
+    let vnc = PeerNetwork::of("10.0.0.9".parse().unwrap());
+    assert!(limiter.locked_for(vnc).is_some(), "VNC clients share the limit");
     let near = bench.log_in(&bench.origin(), "password=full").await;
     assert_eq!(near.status, 303, "this host is not limited");
 }
@@ -625,7 +626,7 @@ async fn it_can_be_a_part_of_something_else_below_a_path() {
     let place = socket.local_addr().unwrap().to_string();
     tokio::spawn(async move {
         while let Ok((stream, peer)) = socket.accept().await {
-            let line = Line { address: Some(peer.ip()), tls: false };
+            let line = Connection { address: Some(peer.ip()), tls: false };
             let service = TowerToHyperService::new(router.clone().layer(axum::Extension(line)));
             let io = TokioIo::new(Box::new(stream) as Wire);
             let connection = http1::Builder::new().serve_connection(io, service);
@@ -761,8 +762,8 @@ async fn all_addresses_of_the_loopback_guess_at_one_door() {
     // Two at once, then the time between guesses doubles.
     assert!((2..20).contains(&heard), "{heard} of 600 guesses were heard");
     // Other addresses are not affected.
-    let door = Door::of("10.0.0.1".parse().unwrap());
-    assert_eq!(bench.server.doors().closed(door), None);
+    let network = PeerNetwork::of("10.0.0.1".parse().unwrap());
+    assert_eq!(bench.server.login_limiter().locked_for(network), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -782,9 +783,13 @@ async fn a_proxy_at_a_unix_socket_says_for_whom_it_asks() {
         let line = tokio::net::UnixStream::connect(&path).await.unwrap();
         assert_eq!(say(line, text).await.status, 401);
     }
-    let door = |text: &str| Door::of(text.parse().unwrap());
-    assert_eq!(server.doors().failed(door("10.0.0.7")), 3, "this address is slowed down");
-    assert!(server.doors().closed(door("10.0.0.8")).is_none(), "others are not");
+    let network = |text: &str| PeerNetwork::of(text.parse().unwrap());
+    assert_eq!(
+        server.login_limiter().failed(network("10.0.0.7")),
+        3,
+        "this address is slowed down"
+    );
+    assert!(server.login_limiter().locked_for(network("10.0.0.8")).is_none(), "others are not");
     let text = text.replace("10.0.0.7", "10.0.0.8").replace("=nope", "=full");
     let line = tokio::net::UnixStream::connect(&path).await.unwrap();
     let entered = say(line, &text).await;

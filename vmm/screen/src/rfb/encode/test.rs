@@ -93,15 +93,20 @@ fn formats() -> Vec<PixelFormat> {
 }
 
 /// Encodes and decodes an area. Returns the number of bytes.
-fn send(encoder: &mut Encoder, client: &mut Client, choice: &Choice, view: &View<'_>) -> usize {
+fn send(
+    encoder: &mut Encoder,
+    client: &mut Client,
+    parameters: &Parameters,
+    view: &View<'_>,
+) -> usize {
     let format = client.format;
     let mut out = b"before".to_vec();
-    let count = encoder.encode(choice, &format, view, &mut out);
+    let count = encoder.encode(parameters, &format, view, &mut out);
     assert!(out.starts_with(b"before"));
     let mut bytes = Bytes(&out[6..]);
     for _ in 0..count {
         let encoding = client.rectangle(&mut bytes);
-        assert!(encoding == choice.encoding.number() || encoding == 0);
+        assert!(encoding == parameters.encoding.number() || encoding == 0);
     }
     assert!(bytes.0.is_empty(), "{} bytes behind the last rectangle", bytes.0.len());
     out.len() - 6
@@ -160,14 +165,14 @@ fn life(seed: u32, encodings: &[Encoding], rounds: usize) {
         }
         let pixels = picture(stride, rows, &mut chance);
         let view = View { pixels: &pixels, stride, area: Area { x, y, width, height } };
-        let choice = Choice {
+        let parameters = Parameters {
             encoding: chance.of(encodings),
             quality: None,
             compression: byte(chance.below(12)),
         };
         let before = client.screen.clone();
-        let what = format!("seed {seed}, round {round}, {choice:?}, {:?}", client.format);
-        send(&mut encoder, &mut client, &choice, &view);
+        let what = format!("seed {seed}, round {round}, {parameters:?}, {:?}", client.format);
+        send(&mut encoder, &mut client, &parameters, &view);
         compare(&client, &before, &view, &what);
     }
 }
@@ -197,10 +202,13 @@ fn each_format_arrives_in_each_encoding() {
         let mut encoder = Encoder::new();
         let mut client = Client::new(format, width.into(), height.into());
         for encoding in Encoding::ALL {
-            let choice = Choice { encoding, quality: Some(9), compression: 2 };
-            let choice = Choice { quality: choice.quality.filter(|_| !format.is_full()), ..choice };
+            let parameters = Parameters { encoding, quality: Some(9), compression: 2 };
+            let parameters = Parameters {
+                quality: parameters.quality.filter(|_| !format.is_full()),
+                ..parameters
+            };
             client.screen.fill(0x5555_5555);
-            send(&mut encoder, &mut client, &choice, &view);
+            send(&mut encoder, &mut client, &parameters, &view);
             compare(&client, &[], &view, &format!("{encoding:?} {format:?}"));
         }
     }
@@ -248,8 +256,8 @@ fn photographs_are_as_good_as_the_client_asks() {
     {
         for encoding in [Encoding::Tight, Encoding::TightPng] {
             let mut client = Client::new(PixelFormat::OURS, width.into(), height.into());
-            let choice = Choice { encoding, quality: Some(quality), compression: 1 };
-            let length = send(&mut Encoder::new(), &mut client, &choice, &view);
+            let parameters = Parameters { encoding, quality: Some(quality), compression: 1 };
+            let length = send(&mut Encoder::new(), &mut client, &parameters, &view);
             let near = psnr(&client, &pixels);
             assert!(client.kinds.iter().all(|kind| *kind == 0x90), "{:x?}", client.kinds);
             assert!(near > least, "quality {quality}: {near:.1} dB");
@@ -292,8 +300,8 @@ fn text_stays_as_it_is_beside_a_photograph() {
     let area = Area { x: 0, y: 0, width: 640, height: 400 };
     let view = View { pixels: &pixels, stride: width, area };
     let mut client = Client::new(PixelFormat::OURS, width, height);
-    let choice = Choice { encoding: Encoding::Tight, quality: Some(3), compression: 1 };
-    send(&mut Encoder::new(), &mut client, &choice, &view);
+    let parameters = Parameters { encoding: Encoding::Tight, quality: Some(3), compression: 1 };
+    send(&mut Encoder::new(), &mut client, &parameters, &view);
     assert!(client.kinds.contains(&0x90), "{:x?}", client.kinds);
     for (at, (one, other)) in client.screen.iter().zip(&pixels).enumerate() {
         let (x, y) = (at % width, at / width);
@@ -311,8 +319,8 @@ fn a_plain_screen_is_a_few_bytes() {
     for (encoding, most) in [(Encoding::Tight, 80), (Encoding::TightPng, 80), (Encoding::Zrle, 80)]
     {
         let mut client = Client::new(PixelFormat::OURS, 1920, 1080);
-        let choice = Choice { encoding, quality: Some(6), compression: 2 };
-        let length = send(&mut Encoder::new(), &mut client, &choice, &view);
+        let parameters = Parameters { encoding, quality: Some(6), compression: 2 };
+        let length = send(&mut Encoder::new(), &mut client, &parameters, &view);
         assert!(length <= most, "{encoding:?}: {length} bytes");
         assert!(client.screen.iter().all(|pixel| *pixel == 0x0012_3456));
     }
@@ -325,8 +333,8 @@ fn what_is_not_a_colour_is_not_sent() {
     let view = View { pixels: &pixels, stride: 64, area };
     for encoding in Encoding::ALL {
         let mut client = Client::new(PixelFormat::OURS, 64, 64);
-        let choice = Choice { encoding, quality: None, compression: 2 };
-        send(&mut Encoder::new(), &mut client, &choice, &view);
+        let parameters = Parameters { encoding, quality: None, compression: 2 };
+        send(&mut Encoder::new(), &mut client, &parameters, &view);
         let same = |(one, other): (&u32, &u32)| *one == other & 0x00ff_ffff;
         assert!(client.screen.iter().zip(&pixels).all(same), "{encoding:?}");
     }
@@ -360,8 +368,8 @@ fn nothing_is_no_rectangle() {
     for (width, height) in [(0, 0), (0, 5), (5, 0)] {
         let view = View { pixels: &[], stride: 0, area: Area { x: 0, y: 0, width, height } };
         for encoding in Encoding::ALL {
-            let choice = Choice { encoding, quality: None, compression: 2 };
-            assert_eq!(encoder.encode(&choice, &PixelFormat::OURS, &view, &mut out), 0);
+            let parameters = Parameters { encoding, quality: None, compression: 2 };
+            assert_eq!(encoder.encode(&parameters, &PixelFormat::OURS, &view, &mut out), 0);
         }
     }
     assert!(out.is_empty());

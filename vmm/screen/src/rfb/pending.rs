@@ -66,7 +66,7 @@ impl PendingUpdate {
         self.dirty.unite(changed);
         for it in moves {
             let mut left = self.dirty.clone();
-            it.carry(&other, &mut left);
+            it.apply(&other, &mut left);
             if self.moves.len() < MAX_PENDING_MOVES && left.count() < self.dirty.count() {
                 self.moves.push(*it);
                 self.dirty = left;
@@ -108,7 +108,7 @@ impl Move {
     /// Applies the move to a property of tiles. A target tile gets the property if its source has
     /// it in `before`, or if the tile itself has it there and is only partly overwritten. Other
     /// tiles in `set` are unchanged.
-    pub fn carry(&self, before: &Tiles, set: &mut Tiles) {
+    pub fn apply(&self, before: &Tiles, set: &mut Tiles) {
         for tile in before.touched(self.to) {
             let to = tile.common(self.to);
             let (x, y) = (to.x - self.to.x + self.from.0, to.y - self.to.y + self.from.1);

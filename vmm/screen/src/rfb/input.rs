@@ -13,7 +13,7 @@ use crate::keys::fingers::{Fingers, Source, Step};
 use crate::keys::layout::Layout;
 
 /// Keyboard and pointer state of one client.
-pub struct Hands {
+pub struct ClientInput {
     hub: Arc<Hub>,
     fingers: Fingers,
     pointer: Pointer,
@@ -44,7 +44,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Coordinate that means no movement, for clients that send movements.
 const NO_MOVEMENT: i32 = 0x7fff;
 
-impl Hands {
+impl ClientInput {
     /// Input state without pressed keys or buttons.
     pub fn new(hub: Arc<Hub>, layout: Arc<Layout>) -> Self {
         let (pointer, gave_up) = (Pointer::default(), false);
@@ -77,7 +77,7 @@ impl Hands {
     /// Presses or releases a key.
     pub fn key(&mut self, source: Source, down: bool) {
         let lights = self.hub.lights();
-        let steps = self.fingers.feel(source, down, lights);
+        let steps = self.fingers.key_event(source, down, lights);
         self.send(steps);
     }
 
@@ -88,7 +88,7 @@ impl Hands {
         // The key may have been pressed by its symbol, before the client knew that positions are
         // supported.
         let before = !down && self.fingers.holds(symbol);
-        self.key(place.filter(|_| !before).map_or(symbol, Source::Place), down);
+        self.key(place.filter(|_| !before).map_or(symbol, Source::Key), down);
     }
 
     fn send(&self, steps: Vec<Step>) {
@@ -145,9 +145,9 @@ fn our_buttons(buttons: u16) -> u8 {
         .fold(0, |sum, (ours, theirs)| sum | u8::from(buttons >> theirs & 1 != 0) << ours)
 }
 
-impl Drop for Hands {
+impl Drop for ClientInput {
     fn drop(&mut self) {
-        let steps = self.fingers.leave();
+        let steps = self.fingers.release_all();
         self.send(steps);
         if our_buttons(self.pointer.buttons) != 0 {
             // Release the buttons at the current position.
@@ -181,10 +181,10 @@ mod test {
         }
     }
 
-    fn hands() -> (Hands, Arc<Seen>) {
+    fn input() -> (ClientInput, Arc<Seen>) {
         let (hub, seen) = (Arc::<Hub>::default(), Arc::<Seen>::default());
         hub.register(seen.clone());
-        (Hands::new(hub, Layout::named("us").unwrap()), seen)
+        (ClientInput::new(hub, Layout::named("us").unwrap()), seen)
     }
 
     /// A keyboard whose queue is full while the flag is set.
@@ -208,39 +208,39 @@ mod test {
         const LONG: Duration = Duration::from_secs(60);
         let (hub, full) = (Arc::<Hub>::default(), Arc::<Full>::default());
         hub.register(full.clone());
-        let mut hands = Hands::new(hub, Layout::named("us").unwrap());
-        assert!(!hands.must_wait() && hands.wait(LONG).await);
+        let mut input = ClientInput::new(hub, Layout::named("us").unwrap());
+        assert!(!input.must_wait() && input.wait(LONG).await);
         full.0.store(true, Ordering::Relaxed);
         let reads = async {
             sleep(5 * POLL_INTERVAL).await;
             full.0.store(false, Ordering::Relaxed);
         };
-        let (read, ()) = tokio::join!(hands.wait(LONG), reads);
+        let (read, ()) = tokio::join!(input.wait(LONG), reads);
         assert!(read, "the guest read in time");
         full.0.store(true, Ordering::Relaxed);
         assert!(
-            hands.must_wait() && !hands.wait(2 * POLL_INTERVAL).await,
+            input.must_wait() && !input.wait(2 * POLL_INTERVAL).await,
             "the guest reads nothing"
         );
-        assert!(!hands.must_wait() && !hands.wait(LONG).await, "a second wait");
+        assert!(!input.must_wait() && !input.wait(LONG).await, "a second wait");
         full.0.store(false, Ordering::Relaxed);
-        assert!(!hands.must_wait());
+        assert!(!input.must_wait());
         full.0.store(true, Ordering::Relaxed);
-        assert!(hands.must_wait(), "the guest has read since, so wait again");
+        assert!(input.must_wait(), "the guest has read since, so wait again");
     }
 
     #[test]
     fn what_is_held_is_let_go_when_the_client_leaves() {
-        let (mut hands, seen) = hands();
+        let (mut input, seen) = input();
         seen.tablet.store(true, Ordering::Relaxed);
-        let (shift, a) = (Source::Symbol(0xffe1), Source::Place(Key::new(0x1e).unwrap()));
-        hands.key(shift, true);
-        hands.key(a, true);
-        hands.key(a, false);
-        hands.key(a, false);
-        hands.point(0, 0, 1, (640, 480));
+        let (shift, a) = (Source::Symbol(0xffe1), Source::Key(Key::new(0x1e).unwrap()));
+        input.key(shift, true);
+        input.key(a, true);
+        input.key(a, false);
+        input.key(a, false);
+        input.point(0, 0, 1, (640, 480));
         seen.events.lock().unwrap().clear();
-        drop(hands);
+        drop(input);
         let events = seen.events.lock().unwrap();
         assert_eq!(events[0], Event::Key(Key::new(0x2a).unwrap(), false));
         assert_eq!(events.len(), 2, "the key, and the button: {events:?}");
@@ -248,12 +248,12 @@ mod test {
 
     #[test]
     fn a_key_that_was_pressed_by_its_symbol_is_let_go_by_its_place() {
-        let (mut hands, seen) = hands();
+        let (mut input, seen) = input();
         // The guest's keyboard has `z` at another position than the client's.
         for (keysym, place, guest) in [(0xff0d, 0x1c, 0x1c), (0x7a, 0x15, 0x2c)] {
-            hands.key(Source::Symbol(keysym), true);
+            input.key(Source::Symbol(keysym), true);
             for down in [false, true, false] {
-                hands.key_at(Key::new(place), keysym, down);
+                input.key_at(Key::new(place), keysym, down);
             }
             let key = |code, down| Event::Key(Key::new(code).unwrap(), down);
             let wanted = [(guest, true), (guest, false), (place, true), (place, false)];
@@ -264,15 +264,15 @@ mod test {
 
     #[test]
     fn a_tablet_gets_places_and_a_mouse_gets_ways() {
-        let (mut hands, seen) = hands();
-        hands.point(10, 20, 0, (640, 480));
-        assert!(hands.is_relative());
-        hands.point(13, 18, 0b101, (640, 480));
-        hands.push(0x7fff, 0x8000, 0, (640, 480));
+        let (mut input, seen) = input();
+        input.point(10, 20, 0, (640, 480));
+        assert!(input.is_relative());
+        input.point(13, 18, 0b101, (640, 480));
+        input.push(0x7fff, 0x8000, 0, (640, 480));
         seen.tablet.store(true, Ordering::Relaxed);
-        hands.point(639, 479, 1 << 3, (640, 480));
-        hands.point(639, 479, 1 << 6 | 1 << 7, (640, 480));
-        assert!(!hands.is_relative());
+        input.point(639, 479, 1 << 3, (640, 480));
+        input.point(639, 479, 1 << 6 | 1 << 7, (640, 480));
+        assert!(!input.is_relative());
         let motion = |dx, dy, buttons| Event::Motion(Motion { dx, dy, wheel: 0, buttons });
         let most = Position::MOST;
         let position = |wheel, pan, buttons| {
@@ -292,10 +292,10 @@ mod test {
 
     #[test]
     fn pictures_of_one_pixel_and_places_outside_of_them_are_harmless() {
-        let (mut hands, _) = hands();
+        let (mut input, _) = input();
         for size in [(0, 0), (1, 1), (65535, 1)] {
-            hands.point(65535, 65535, 0xffff, size);
-            hands.push(0, 0xffff, 0, size);
+            input.point(65535, 65535, 0xffff, size);
+            input.push(0, 0xffff, 0, size);
         }
     }
 }
