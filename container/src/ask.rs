@@ -129,7 +129,7 @@ pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
 /// Connects to the control socket of the pod's machine.
 fn machine() -> anyhow::Result<Client> {
     let room = Room::find().context("no machine runs here: `transom pod` has not started one")?;
-    Client::connect_within(&room.control(), ANSWER_TIMEOUT)
+    Client::connect_timeout(&room.control(), ANSWER_TIMEOUT)
 }
 
 /// Writes a screenshot of the guest's screen as a PNG file.

@@ -261,7 +261,7 @@ fn serve(
         return Ok(None);
     }
     let port = settings.screen.web_port.0;
-    config.to = Some(everywhere(port)?);
+    config.address = Some(everywhere(port)?);
     let listener = Listener::new(&config).map_err(|error| {
         // The error names the port.
         Failure::new(Status::Failed, format!("{error:#}"))
@@ -298,7 +298,7 @@ fn config(settings: &Settings, guard: &Guard) -> Config {
 /// How messages of the web port name its settings.
 fn option_names(port: impl std::fmt::Display) -> OptionNames {
     OptionNames {
-        to: Some(format!("WEB_PORT={port}")),
+        address: Some(format!("WEB_PORT={port}")),
         origin: "WEB_ORIGIN",
         password: "PROTECT=Y",
         tls: "put a proxy with TLS before it, and set its address in WEB_PROXY",

@@ -2,13 +2,13 @@
 //! `--config FILE.json`, an entry of `vmm help run` and a row of the reference.
 
 mod boot;
-mod built;
+mod device_options;
 mod display;
 pub(crate) mod guid;
 mod item;
-mod meant;
-mod served;
+mod listeners;
 mod smbios;
+mod suggestions;
 
 use std::fmt;
 use std::fs;
@@ -27,9 +27,9 @@ use serde::{Deserialize, Serialize};
 pub use self::boot::Order;
 pub use self::display::{Absent, Display};
 pub use self::item::Item;
-use self::meant::suggest;
 pub use self::smbios::Smbios;
-pub use crate::msr::Unknown;
+use self::suggestions::suggest;
+pub use crate::msr::UnknownMsr;
 pub use crate::parent::Parent;
 use crate::status::{Failure, Status};
 use host::keyvalue;
@@ -177,7 +177,7 @@ options! {
     /// Access to unknown model-specific registers (MSRs): `fault`, `ignore` (reads return zero), or
     /// `auto` (default), which is `ignore` if the guest is offered Hyper-V enlightenments and
     /// `fault` otherwise.
-    "msr" "auto|fault|ignore" msr: Unknown,
+    "msr" "auto|fault|ignore" msr: UnknownMsr,
     /// Identification of the machine in the SMBIOS tables.
     "smbios" "[manufacturer=..][,product=..][,version=..][,serial=..][,uuid=..]" smbios: Smbios,
     /// VM Generation ID: a UUID that tells the guest when it was cloned or restored. The default is
@@ -310,7 +310,7 @@ macro_rules! plain_words {
     )*};
 }
 
-plain_words!(Unknown, Hyperv, layout::Name, Parent);
+plain_words!(UnknownMsr, Hyperv, layout::Name, Parent);
 
 /// Implements `OptionValue` for types that are written as `first,key=value`.
 macro_rules! flat_words {

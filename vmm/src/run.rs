@@ -17,7 +17,7 @@ use host::net::link::Link;
 use serde_json::{Value, json};
 
 use crate::config::Config;
-use crate::control::{Command, Plug, Request, Server, Submit};
+use crate::control::{Command, LinkState, Request, Server, Submit};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
 use crate::needs::confine;
@@ -460,13 +460,18 @@ impl MainLoop {
     }
 
     /// Sets the link state and the MTU of a network device, and reports both.
-    fn link(&self, name: &str, state: Option<Plug>, mtu: Option<u16>) -> anyhow::Result<Value> {
+    fn link(
+        &self,
+        name: &str,
+        state: Option<LinkState>,
+        mtu: Option<u16>,
+    ) -> anyhow::Result<Value> {
         let link = self.machine.links().find(name)?;
         if let Some(mtu) = mtu {
             link.resize(mtu)?;
         }
         if let Some(state) = state {
-            link.plug(state == Plug::Up);
+            link.plug(state == LinkState::Up);
         }
         Ok(show_link(name, &link))
     }

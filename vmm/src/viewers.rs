@@ -54,8 +54,8 @@ impl Listeners {
     ///
     /// Fails if an address is in use, or if a listener that other hosts can reach is unprotected.
     pub fn new(config: &Config) -> anyhow::Result<Option<Self>> {
-        let addresses = config.vnc.iter().map(|vnc| ("vnc", &vnc.to));
-        let addresses = addresses.chain(config.web.iter().map(|web| ("web", &web.to)));
+        let addresses = config.vnc.iter().map(|vnc| ("vnc", &vnc.address));
+        let addresses = addresses.chain(config.web.iter().map(|web| ("web", &web.address)));
         let mut taken: Vec<(&str, &Address)> = Vec::new();
         for (option, address) in addresses {
             let Some(address) = address.as_ref().filter(|it| !it.is_any()) else { continue };

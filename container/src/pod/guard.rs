@@ -100,7 +100,7 @@ impl Guard {
     /// and VNC viewers.
     pub fn screen_socket(settings: &Settings, room: &Room) -> listen::Config {
         listen::Config {
-            to: Some(Address::Unix(room.screen())),
+            address: Some(Address::Unix(room.screen())),
             announced: true,
             name: Some(settings.title().to_owned()),
             ..listen::Config::default()

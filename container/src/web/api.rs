@@ -43,7 +43,7 @@ pub(super) async fn screenshot(State(front): Shared) -> Response {
     let picture = front.picture.clone().lock_owned().await;
     let taken = tokio::task::spawn_blocking(move || {
         let _picture = picture;
-        Client::connect_within(&control, asked::QUICK)?.png()
+        Client::connect_timeout(&control, asked::QUICK)?.png()
     })
     .await;
     match taken.map_err(anyhow::Error::from).flatten() {

@@ -24,8 +24,8 @@ pub(super) fn open(
 ) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
     let Some(port) = settings.vnc() else { return Ok(None) };
     let mut config = Config {
-        to: Some(everywhere(port)?),
-        called: Some(format!("VNC_PORT={port}")),
+        address: Some(everywhere(port)?),
+        display_name: Some(format!("VNC_PORT={port}")),
         ..Config::default()
     };
     match guard {

@@ -1,8 +1,8 @@
 //! KVM: what this host's KVM can do, the virtual machine and its processors. All ioctls are in this
 //! folder.
 
+mod device_memory;
 mod fd;
-mod lent;
 pub mod routes;
 pub mod vcpu;
 pub mod vm;

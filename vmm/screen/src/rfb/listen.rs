@@ -21,7 +21,8 @@ use host::listen::{Address, Socket};
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
     /// Address to listen at.
-    pub to: Option<Address>,
+    #[serde(rename = "to")]
+    pub address: Option<Address>,
     /// File whose first line is the password.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub password: Option<PathBuf>,
@@ -47,8 +48,8 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Name of this listener in messages, for users who do not configure it with `--vnc`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub called: Option<String>,
+    #[serde(rename = "called", skip_serializing_if = "Option::is_none")]
+    pub display_name: Option<String>,
     /// Clients were authenticated before, and their first line is their name: for a Unix socket
     /// that only a front end of ours reaches.
     pub announced: bool,
@@ -81,11 +82,11 @@ impl Listener {
     /// In one sentence: the address is in use, a file is invalid, or the configuration would let
     /// everybody in.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        Self::open(config).with_context(|| called(config))
+        Self::open(config).with_context(|| display_name(config))
     }
 
     fn open(config: &Config) -> anyhow::Result<Self> {
-        let address = config.to.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
+        let address = config.address.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
         let passwords = passwords(config)?;
         let tls = tls::Files::new(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
         let needed = passwords.are_needed();
@@ -96,10 +97,10 @@ impl Listener {
         );
         if tls.is_none() && passwords.are_long() {
             // A listener with another name is not configured with this option.
-            let option = if config.called.is_none() { " (tls-cert)" } else { "" };
+            let option = if config.display_name.is_none() { " (tls-cert)" } else { "" };
             tracing::warn!(
                 "{}: without TLS{option}, viewers send only the first {} bytes of a password",
-                called(config),
+                display_name(config),
                 Passwords::SEEN
             );
         }
@@ -166,8 +167,8 @@ impl Listener {
                         Ok((stream, _)) => {
                             let (serve, rules) = (serve.clone(), rules.clone());
                             tokio::spawn(async move {
-                                let met = meet(stream, self.announced).await;
-                                let Some((stream, admission)) = met else { return };
+                                let identified = identify(stream, self.announced).await;
+                                let Some((stream, admission)) = identified else { return };
                                 serve(rules, stream, admission).await;
                             });
                         }
@@ -180,7 +181,7 @@ impl Listener {
 }
 
 /// Describes a client of a Unix socket. An announced client sends its name first.
-async fn meet(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admission)> {
+async fn identify(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admission)> {
     let process = stream.peer_cred().ok().and_then(|it| it.pid());
     let mut stream = Box::new(Meter::new(stream));
     if !announced {
@@ -199,8 +200,8 @@ async fn meet(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admissi
 }
 
 /// Name of the listener in messages.
-fn called(config: &Config) -> String {
-    match (&config.called, &config.to) {
+fn display_name(config: &Config) -> String {
+    match (&config.display_name, &config.address) {
         (Some(option), _) => option.clone(),
         (None, Some(address)) => format!("--vnc {address}"),
         (None, None) => "--vnc".into(),

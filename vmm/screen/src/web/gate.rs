@@ -60,7 +60,7 @@ pub struct Rules {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptionNames {
     /// The option for the listening address, unless it is `--web` with the address.
-    pub to: Option<String>,
+    pub address: Option<String>,
     /// The option for additional origins.
     pub origin: &'static str,
     /// The option for the password.
@@ -72,7 +72,7 @@ pub struct OptionNames {
 impl Default for OptionNames {
     fn default() -> Self {
         Self {
-            to: None,
+            address: None,
             origin: "--web ..,origin=",
             password: "password=FILE",
             tls: "tls-cert=FILE,tls-key=FILE",

@@ -70,7 +70,7 @@ impl Listener {
     }
 
     fn open(config: &Config) -> anyhow::Result<Self> {
-        let address = config.to.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
+        let address = config.address.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
         let secrets = listen::Config {
             password: config.password.clone(),
             view_password: config.view_password.clone(),
@@ -238,7 +238,7 @@ async fn until_evicted(slot: &Slot, serve: impl Future<Output = ()>) {
 
 /// The option that sets the listening address, for messages.
 fn option_name(config: &Config) -> String {
-    match (&config.option_names.to, &config.to) {
+    match (&config.option_names.address, &config.address) {
         (Some(option), _) => option.clone(),
         (None, Some(place)) => format!("--web {place}"),
         (None, None) => "--web".into(),

@@ -39,7 +39,8 @@ use host::listen::Address;
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
     /// The address to listen at.
-    pub to: Option<Address>,
+    #[serde(rename = "to")]
+    pub address: Option<Address>,
     /// A file with the password.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub password: Option<PathBuf>,
