@@ -24,7 +24,7 @@ use host::stream::Stream;
 use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-pub use self::boot::Order;
+pub use self::boot::BootOrder;
 pub use self::display::{Absent, Display};
 pub use self::item::Item;
 pub use self::smbios::Smbios;
@@ -110,7 +110,7 @@ options! {
     /// Boot order: device names as shown by `vmm inspect`, as in `usb-storage,nvme`. Disks that are
     /// not listed are not booted. By default, the firmware finds bootable devices by itself and
     /// remembers them.
-    "boot" "DEVICE[,DEVICE...]" boot: Order,
+    "boot" "DEVICE[,DEVICE...]" boot: BootOrder,
     /// Linux kernel: a bzImage, or an ELF file with a PVH entry point. Started directly, or by the
     /// firmware if `--firmware` is set (bzImage only).
     "kernel" "FILE" kernel: Option<PathBuf>,

@@ -10,7 +10,7 @@ use jail::{Needs, PathAccess, Paths, Restrictions};
 use rustix::termios::isatty;
 
 use crate::config::Config;
-use crate::kvm::Situation;
+use crate::kvm::KvmSupport;
 use crate::machine::Machine;
 
 /// Enters the jail. The machine must be built and switched off.
@@ -20,7 +20,7 @@ use crate::machine::Machine;
 /// Fails like [`jail::enter`].
 pub fn confine(machine: &Machine) -> anyhow::Result<Restrictions> {
     // The jail hides the files that this reads: fill its cache now.
-    Situation::of_this_host();
+    KvmSupport::of_this_host();
     let config = machine.config();
     jail::enter(&config.jail, needs(config, machine), &paths(config, machine))
 }

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::control::{Command, LinkState, Request, Server, Submit};
-use crate::kvm::{self, Situation};
+use crate::kvm::{self, KvmSupport};
 use crate::machine::{self, Machine};
 use crate::needs::confine;
 use crate::parent;
@@ -148,7 +148,8 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
 fn refuse_what_cannot_run(machine: &Machine) -> anyhow::Result<()> {
     let config = machine.config();
     let foreign = config.firmware.is_some() || config.kernel.is_some();
-    if foreign && !config.accept_emulation && Situation::of_this_host() == Situation::Paravirtual {
+    if foreign && !config.accept_emulation && KvmSupport::of_this_host() == KvmSupport::Paravirtual
+    {
         let sentence = format!("{} (--accept-emulation tries anyway)", kvm::PARAVIRTUAL);
         return Err(Failure::new(Status::NoKvm, sentence));
     }
@@ -272,7 +273,7 @@ impl MainLoop {
             Stop::Broken(report) => {
                 self.machine.pause();
                 let mut report = report;
-                if Situation::of_this_host() == Situation::Paravirtual {
+                if KvmSupport::of_this_host() == KvmSupport::Paravirtual {
                     report = format!("{report}\n{}", kvm::PARAVIRTUAL);
                 }
                 return Err(Failure::new(Status::Guest, report));

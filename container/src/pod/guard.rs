@@ -21,7 +21,7 @@ const PASSWORD_FILE: &str = "password";
 /// VNC authentication uses only the first letters of a password. Since VNC has no TLS here, an
 /// eavesdropper of one login can easily find them. So viewers have a password of their own, which
 /// is not a part of the other one.
-const VNC_LENGTH: usize = Passwords::SEEN;
+const VNC_LENGTH: usize = Passwords::VNC_BYTES;
 /// Ending of the file on the volume with the password of VNC viewers.
 const VNC_FILE: &str = "vnc";
 

@@ -18,7 +18,7 @@ use host::uuid::Uuid;
 use jail::{Folders, Mode, User};
 use screen::keys::layout;
 use screen::rfb::listen;
-use vmm::config::{Absent, Config, Cpus, Hyperv, Item, Memory, Order, Parent, UnknownMsr};
+use vmm::config::{Absent, BootOrder, Config, Cpus, Hyperv, Item, Memory, Parent, UnknownMsr};
 
 use crate::agent;
 use crate::disks::Disk;
@@ -117,7 +117,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         slot: None,
     }));
     if parts.firmware.is_some() {
-        config.boot = Order(order);
+        config.boot = BootOrder(order);
     }
     confine(&mut config, settings)?;
     config.check()?;

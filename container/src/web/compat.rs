@@ -13,8 +13,8 @@ use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
+use screen::web::line_socket::{self, LineSocket};
 use screen::web::stage::PeerNetwork;
-use screen::web::talk::{self, Talk};
 
 use super::Front;
 use super::page::{escaped, full};
@@ -54,27 +54,27 @@ pub(super) async fn status(
     request: Request,
 ) -> Response {
     let Some(place) = front.listeners.acquire(network) else { return full() };
-    talk::open(request, |mut talk| async move {
-        send_changes(&front, &mut talk).await;
-        talk.close().await;
+    line_socket::open(request, |mut socket| async move {
+        send_changes(&front, &mut socket).await;
+        socket.close().await;
         drop(place);
     })
 }
 
 /// Sends messages until the pod fails or the client leaves.
-async fn send_changes(front: &Front, talk: &mut Talk) {
+async fn send_changes(front: &Front, socket: &mut LineSocket) {
     let mut scenes = front.story.scene();
     loop {
         let scene = scenes.borrow_and_update().clone();
         let line = line(&scene, front.seen);
-        if talk.send_line(&line).await.is_err() || scene.failed.is_some() {
+        if socket.send_line(&line).await.is_err() || scene.failed.is_some() {
             return;
         }
         // Most changes of the scene do not change the message.
         let other = |scene: &Scene| self::line(scene, front.seen) != line;
         tokio::select! {
             changed = scenes.wait_for(other) => if changed.is_err() { return },
-            () = talk.disconnected() => return,
+            () = socket.disconnected() => return,
         }
     }
 }

@@ -9,13 +9,13 @@ use std::time::Duration;
 use host::input::{Hub, Key, Motion, Position};
 use tokio::time::{Instant, sleep};
 
-use crate::keys::fingers::{Fingers, Source, Step};
 use crate::keys::layout::Layout;
+use crate::keys::translate::{KeyTranslator, Source, Step};
 
 /// Keyboard and pointer state of one client.
 pub struct ClientInput {
     hub: Arc<Hub>,
-    fingers: Fingers,
+    translator: KeyTranslator,
     pointer: Pointer,
     /// The guest has not read keys for a long time. Further keys are dropped until it does.
     gave_up: bool,
@@ -48,7 +48,7 @@ impl ClientInput {
     /// Input state without pressed keys or buttons.
     pub fn new(hub: Arc<Hub>, layout: Arc<Layout>) -> Self {
         let (pointer, gave_up) = (Pointer::default(), false);
-        Self { hub, fingers: Fingers::new(layout), pointer, gave_up }
+        Self { hub, translator: KeyTranslator::new(layout), pointer, gave_up }
     }
 
     /// Whether the client must wait before it presses another key, because the guest's queue is
@@ -77,7 +77,7 @@ impl ClientInput {
     /// Presses or releases a key.
     pub fn key(&mut self, source: Source, down: bool) {
         let lights = self.hub.lights();
-        let steps = self.fingers.key_event(source, down, lights);
+        let steps = self.translator.key_event(source, down, lights);
         self.send(steps);
     }
 
@@ -87,7 +87,7 @@ impl ClientInput {
         let symbol = Source::Symbol(keysym);
         // The key may have been pressed by its symbol, before the client knew that positions are
         // supported.
-        let before = !down && self.fingers.holds(symbol);
+        let before = !down && self.translator.holds(symbol);
         self.key(place.filter(|_| !before).map_or(symbol, Source::Key), down);
     }
 
@@ -98,7 +98,7 @@ impl ClientInput {
     }
 
     /// Moves the pointer to a pixel of a picture of `size`, and sets the buttons.
-    pub fn point(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
+    pub fn move_to(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
         let (x, y) = (i32::from(x), i32::from(y));
         let distance = (x - self.pointer.x, y - self.pointer.y);
         self.move_by(distance, buttons, size);
@@ -106,7 +106,7 @@ impl ClientInput {
 
     /// Moves the pointer by a distance, which is encoded with an offset of 0x7fff, and sets the
     /// buttons.
-    pub fn push(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
+    pub fn move_relative(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
         self.move_by((i32::from(x) - NO_MOVEMENT, i32::from(y) - NO_MOVEMENT), buttons, size);
     }
 
@@ -147,7 +147,7 @@ fn our_buttons(buttons: u16) -> u8 {
 
 impl Drop for ClientInput {
     fn drop(&mut self) {
-        let steps = self.fingers.release_all();
+        let steps = self.translator.release_all();
         self.send(steps);
         if our_buttons(self.pointer.buttons) != 0 {
             // Release the buttons at the current position.
@@ -238,7 +238,7 @@ mod test {
         input.key(a, true);
         input.key(a, false);
         input.key(a, false);
-        input.point(0, 0, 1, (640, 480));
+        input.move_to(0, 0, 1, (640, 480));
         seen.events.lock().unwrap().clear();
         drop(input);
         let events = seen.events.lock().unwrap();
@@ -265,13 +265,13 @@ mod test {
     #[test]
     fn a_tablet_gets_places_and_a_mouse_gets_ways() {
         let (mut input, seen) = input();
-        input.point(10, 20, 0, (640, 480));
+        input.move_to(10, 20, 0, (640, 480));
         assert!(input.is_relative());
-        input.point(13, 18, 0b101, (640, 480));
-        input.push(0x7fff, 0x8000, 0, (640, 480));
+        input.move_to(13, 18, 0b101, (640, 480));
+        input.move_relative(0x7fff, 0x8000, 0, (640, 480));
         seen.tablet.store(true, Ordering::Relaxed);
-        input.point(639, 479, 1 << 3, (640, 480));
-        input.point(639, 479, 1 << 6 | 1 << 7, (640, 480));
+        input.move_to(639, 479, 1 << 3, (640, 480));
+        input.move_to(639, 479, 1 << 6 | 1 << 7, (640, 480));
         assert!(!input.is_relative());
         let motion = |dx, dy, buttons| Event::Motion(Motion { dx, dy, wheel: 0, buttons });
         let most = Position::MOST;
@@ -294,8 +294,8 @@ mod test {
     fn pictures_of_one_pixel_and_places_outside_of_them_are_harmless() {
         let (mut input, _) = input();
         for size in [(0, 0), (1, 1), (65535, 1)] {
-            input.point(65535, 65535, 0xffff, size);
-            input.push(0, 0xffff, 0, size);
+            input.move_to(65535, 65535, 0xffff, size);
+            input.move_relative(0, 0xffff, 0, size);
         }
     }
 }

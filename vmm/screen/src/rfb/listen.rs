@@ -101,7 +101,7 @@ impl Listener {
             tracing::warn!(
                 "{}: without TLS{option}, viewers send only the first {} bytes of a password",
                 display_name(config),
-                Passwords::SEEN
+                Passwords::VNC_BYTES
             );
         }
         let open = config.auth == Auth::Auto && !needed;

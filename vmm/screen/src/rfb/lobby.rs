@@ -91,7 +91,7 @@ impl Lobby {
             }
         };
         let Some(slot) = slot else {
-            self.turn_away(stream, admission).await;
+            self.refuse(stream, admission).await;
             return None;
         };
         let greet = handshake::greet(rules, &self.limiter, stream, admission);
@@ -111,13 +111,13 @@ impl Lobby {
         match entered.await {
             Ok(entrant) => Some(entrant),
             Err(error) => {
-                self.complain(admission, &format!("was not admitted: {error:#}"));
+                self.log_failure(admission, &format!("was not admitted: {error:#}"));
                 None
             }
         }
     }
 
-    fn complain(&self, admission: &Admission, what: &str) {
+    fn log_failure(&self, admission: &Admission, what: &str) {
         // Failures of authenticated clients were counted elsewhere.
         let Admission { peer, entry } = admission;
         let network =
@@ -125,9 +125,9 @@ impl Lobby {
         self.failure_log.log(network, &format!("vnc: {peer} {what}"));
     }
 
-    async fn turn_away(&self, mut stream: Wire, admission: &Admission) {
+    async fn refuse(&self, mut stream: Wire, admission: &Admission) {
         let Ok(_turn) = self.refusals.try_acquire() else { return };
-        self.complain(admission, "was refused: too many clients");
+        self.log_failure(admission, "was refused: too many clients");
         let reason = format!(
             "too many clients: at most {MAX_CLIENTS}, and {MAX_UNAUTHENTICATED} without a login yet"
         );
@@ -148,7 +148,7 @@ impl Entrant {
             "view-only access cannot be relayed to a machine"
         );
         let shared = u8::from(self.welcome.shared);
-        timeout(HANDSHAKE, enter(&mut machine, peer, shared))
+        timeout(HANDSHAKE, handshake_as_client(&mut machine, peer, shared))
             .await
             .context("the machine did not reply")??;
         copy_both_ways(self.welcome.stream, machine).await;
@@ -189,7 +189,11 @@ pub async fn copy_both_ways(client: impl Duplex, machine: impl Duplex) {
 }
 
 /// Performs the client's side of the handshake with a machine (RFC 6143 7.1 to 7.3.1).
-async fn enter(machine: &mut impl Duplex, peer: &str, shared: u8) -> anyhow::Result<()> {
+async fn handshake_as_client(
+    machine: &mut impl Duplex,
+    peer: &str,
+    shared: u8,
+) -> anyhow::Result<()> {
     announce(machine, peer).await?;
     machine.read_exact(&mut [0; GREETING.len()]).await?;
     machine.write_all(GREETING).await?;

@@ -524,7 +524,7 @@ impl Part {
             self.add(&View { pixels: &black, stride: 0, area });
             return self;
         }
-        canvas.show(|picture| {
+        canvas.with_picture(|picture| {
             if picture.size() != self.job.tiles.size() {
                 // All of the new picture is dirty for the next update.
                 self.job.tiles = Tiles::none(0, 0);

@@ -261,11 +261,11 @@ impl Passwords {
     }
 
     /// Number of bytes of a password that VNC authentication uses.
-    pub const SEEN: usize = 8;
+    pub const VNC_BYTES: usize = 8;
 
     /// Whether VNC authentication would ignore a part of a password.
     pub fn are_long(&self) -> bool {
-        [&self.full, &self.view].into_iter().flatten().any(|it| it.len() > Self::SEEN)
+        [&self.full, &self.view].into_iter().flatten().any(|it| it.len() > Self::VNC_BYTES)
     }
 
     /// Checks the response to a challenge (RFC 6143 7.2.2).
@@ -305,7 +305,7 @@ fn same(secret: &str, received: &[u8]) -> Choice {
 
 /// DES with the bits of each byte of the key reversed: RFC 6143 keeps this old mistake.
 fn encrypt(password: &str, challenge: &[u8; 16]) -> [u8; 16] {
-    let mut key = [0; Passwords::SEEN];
+    let mut key = [0; Passwords::VNC_BYTES];
     for (key, letter) in key.iter_mut().zip(password.bytes()) {
         *key = letter.reverse_bits();
     }

@@ -16,7 +16,7 @@ use super::preferences::Preferences;
 use super::rate::Rate;
 use super::security::Access;
 use super::{Client, Power, Server, keys};
-use crate::keys::fingers::Source;
+use crate::keys::translate::Source;
 
 /// Maximum bytes of pending replies. A client that does not read them is not read any further.
 const MAX_REPLY_BYTES: usize = 64 << 10;
@@ -386,21 +386,21 @@ impl Session {
         match *message {
             Message::Key { down, keysym } => self.input.key(Source::Symbol(keysym), down),
             Message::Code { down, keysym, code } => {
-                self.input.key_at(keys::of_code(code), keysym, down);
+                self.input.key_at(keys::from_scan_code(code), keysym, down);
             }
             Message::Pointer { buttons, x, y } => {
                 let size = self.client.viewer.dirty(|dirty| dirty.size());
                 if self.client.state(|state| state.announced_relative) {
-                    self.input.push(x, y, buttons, size);
+                    self.input.move_relative(x, y, buttons, size);
                 } else {
-                    self.input.point(x, y, buttons, size);
+                    self.input.move_to(x, y, buttons, size);
                 }
                 let relative = self.input.is_relative();
                 self.client.state(|state| state.relative = relative);
             }
             _ => {}
         }
-        self.server.canvas.hurry();
+        self.server.canvas.scan_soon();
     }
 
     /// Passes a text to the guest's agent. It is not decoded if it has no destination.

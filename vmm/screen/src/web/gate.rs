@@ -6,7 +6,7 @@
 //! page can hide it. A foreign page can also point its own name at our address (DNS rebinding). Its
 //! origin then equals the name it uses for us. It has no cookie for that name, but where no
 //! password is needed, every request, reads included, must use a name that no stranger could own
-//! ([`Gate::named`]). The headers of a proxy count only if `proxy` lists its address, or if it
+//! ([`Gate::check_host`]). The headers of a proxy count only if `proxy` lists its address, or if it
 //! connects by a Unix socket.
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,8 +17,8 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use subtle::ConstantTimeEq as _;
 
-use super::known::{Origins, Proxies};
 use super::sessions::{Session, Sessions, random};
+use super::trusted::{Origins, Proxies};
 use crate::rfb::security::{Access, Denied, LoginLimiter, Passwords, PeerNetwork};
 
 /// The request's relation to the page that made it, as the browser sees it (Fetch Metadata 2.2).
@@ -172,7 +172,7 @@ impl Gate {
     /// Identifies the client from its connection and its headers.
     pub(super) fn client(&self, connection: Connection, headers: &HeaderMap) -> Client {
         let proxy = match connection.address {
-            Some(address) => self.rules.proxies.have(address),
+            Some(address) => self.rules.proxies.contains(address),
             None => true,
         };
         let forwarded = |name| proxy.then(|| last(headers, name)).flatten();
@@ -220,7 +220,7 @@ impl Gate {
             (None, None) if headers.contains_key(header::AUTHORIZATION) => return Ok(()),
             _ => String::new(),
         };
-        if self.rules.origins.has(&origin) {
+        if self.rules.origins.contains(&origin) {
             return Ok(());
         }
         let same = origin.split_once("://").is_some_and(|(scheme, place)| {
@@ -266,7 +266,7 @@ impl Gate {
     /// Refuses names that a stranger could own, where no password is needed. With `auth=none`, more
     /// names are accepted: names without a dot, names of home networks and clusters, and names that
     /// a browser asked for by TLS.
-    pub(super) fn named(&self, client: &Client) -> Result<(), Refusal> {
+    pub(super) fn check_host(&self, client: &Client) -> Result<(), Refusal> {
         let host = client.host.as_deref().ok_or(Refusal::InvalidHost)?;
         let name = name_of(host);
         if self.needs_password() || self.rules.any_host || self.is_known(name) {
@@ -301,7 +301,7 @@ impl Gate {
         headers: &HeaderMap,
         limiter: &LoginLimiter,
     ) -> Result<Admitted, Refusal> {
-        self.named(client)?;
+        self.check_host(client)?;
         if !self.needs_password() {
             return Ok(self.admitted(Access::Full, None));
         }
@@ -549,7 +549,7 @@ mod test {
         let guarded = Gate::new(Rules { passwords, ..Rules::default() });
         let any = headers(&[("host", "any.org")]);
         assert_eq!(
-            guarded.named(&guarded.client(near(false), &any)),
+            guarded.check_host(&guarded.client(near(false), &any)),
             Ok(()),
             "a foreign page has no cookie"
         );
@@ -611,7 +611,7 @@ mod test {
         }
         let any = Gate::new(Rules { open: true, any_host: true, ..Rules::default() });
         let evil = headers(&[("host", "evil.example:8006")]);
-        assert_eq!(any.named(&any.client(near(false), &evil)), Ok(()));
+        assert_eq!(any.check_host(&any.client(near(false), &evil)), Ok(()));
     }
 
     #[test]

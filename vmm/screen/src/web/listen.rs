@@ -21,10 +21,10 @@ use tokio::net;
 use tokio::time::timeout;
 
 use super::gate::{Connection, Rules};
-use super::known::{Origins, Proxies};
 use super::slots::{Slot, Slots};
 use super::socket::Farewell;
 use super::stage::{ExtraRoutes, Stage};
+use super::trusted::{Origins, Proxies};
 use super::{Config, routes};
 use crate::rfb::listen::{self, keep_alive, pause_after_accept_error};
 use crate::rfb::meter::Meter;
@@ -172,8 +172,11 @@ impl Listener {
 
 impl Shared {
     async fn tcp(self: Arc<Self>, mut stream: net::TcpStream, address: IpAddr) {
-        let network =
-            if self.proxies.have(address) { PeerNetwork::Local } else { PeerNetwork::of(address) };
+        let network = if self.proxies.contains(address) {
+            PeerNetwork::Local
+        } else {
+            PeerNetwork::of(address)
+        };
         let Some(slot) = self.slots.acquire(network) else {
             return tracing::debug!("web: too many connections: refused {address}");
         };

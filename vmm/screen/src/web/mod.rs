@@ -13,16 +13,16 @@
 
 mod files;
 pub mod gate;
-pub mod known;
+pub mod line_socket;
 pub mod listen;
 pub mod routes;
 mod sessions;
 mod slots;
 pub mod socket;
 pub mod stage;
-pub mod talk;
 #[cfg(test)]
 mod test;
+pub mod trusted;
 pub mod viewers;
 
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use self::gate::OptionNames;
-pub use self::known::Proxies;
+pub use self::trusted::Proxies;
 pub use crate::rfb::listen::Auth;
 use host::listen::Address;
 

@@ -20,11 +20,11 @@ use tokio::time::timeout;
 
 use super::files;
 use super::gate::{Client, Connection, Gate, Refusal, Rules};
+use super::line_socket;
 use super::slots::Spare;
 use super::socket::{ByteStream, Farewell};
 use super::stage::{Button, ExtraRoutes, Stage, Viewer};
-use super::talk;
-use crate::keys::fingers;
+use crate::keys::translate;
 use crate::rfb::MAX_CLIENTS;
 use crate::rfb::connection_limit::ConnectionLimit;
 use crate::rfb::failure_log::FailureLog;
@@ -78,7 +78,7 @@ pub fn router(
     let viewers = ConnectionLimit::new(MAX_CLIENTS, MAX_VIEWERS_PER_ADDRESS);
     let web = Arc::new(Web { gate, failure_log, viewers, stage, farewell });
     let guard = from_fn_with_state(web.clone(), guard);
-    let named = from_fn_with_state(web.clone(), named);
+    let check_host = from_fn_with_state(web.clone(), check_host);
     let open = extra.open.layer(from_fn_with_state(web.clone(), pass_network));
     let machine = Router::new()
         .route("/machine", get(machine))
@@ -100,7 +100,7 @@ pub fn router(
         .merge(open)
         .merge(inside)
         .fallback(|| async { (StatusCode::NOT_FOUND, "There is no such page.\n") })
-        .layer(named)
+        .layer(check_host)
         .merge(extra.health)
         .layer(map_response(add_headers))
 }
@@ -113,7 +113,7 @@ pub fn health() -> ExtraRoutes {
 
 /// Refuses host names that a stranger could own, and everything on spare slots, which are for
 /// health checks.
-async fn named(
+async fn check_host(
     State(web): Shared,
     Extension(connection): Extension<Connection>,
     request: Request,
@@ -122,7 +122,7 @@ async fn named(
     if request.extensions().get::<Spare>().is_some() {
         return too_many("Too many connections.\n");
     }
-    match web.gate.named(&web.gate.client(connection, request.headers())) {
+    match web.gate.check_host(&web.gate.client(connection, request.headers())) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refuse(&refusal),
     }
@@ -348,7 +348,7 @@ async fn session(
                 "access": access,
                 "logout": admitted.session.is_some(),
                 "keyboard": about.keyboard.name(),
-                "characters": fingers::characters(&about.keyboard),
+                "characters": translate::characters(&about.keyboard),
                 "clipboard": about.clipboard,
                 "again": about.restart_hint,
             });
@@ -411,14 +411,14 @@ async fn websocket(
     let Some(place) = web.viewers.acquire(client.network) else {
         return too_many("Too many viewers are connected.\n");
     };
-    let (response, upgrade) = match talk::upgrade(&mut request) {
+    let (response, upgrade) = match line_socket::upgrade(&mut request) {
         Ok(both) => both,
         Err(response) => return response,
     };
     tokio::spawn(async move {
         let _place = place;
         let Client { peer, network, .. } = client;
-        let upgraded = match talk::upgraded(upgrade).await {
+        let upgraded = match line_socket::upgraded(upgrade).await {
             Ok(upgraded) => upgraded,
             Err(error) => {
                 let line = format!("web: {peer} did not open the WebSocket: {error}");

@@ -29,7 +29,7 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::listen::Listener;
 use super::socket::Farewell;
-use super::{Config, routes, talk};
+use super::{Config, line_socket, routes};
 use crate::keys::layout::Layout;
 use crate::rfb::canvas::Canvas;
 use crate::rfb::security::{Access, PeerNetwork};
@@ -93,8 +93,9 @@ fn own(server: &Arc<Server>) -> Arc<LocalStage> {
 
 /// Additional routes, like those of a container.
 fn more() -> ExtraRoutes {
-    let told =
-        get(|request: Request| async { talk::open(request, async |talk| talk.close().await) });
+    let told = get(|request: Request| async {
+        line_socket::open(request, async |socket| socket.close().await)
+    });
     let health = routes::health();
     let more = ExtraRoutes { open: axum::Router::new().route("/told", told), ..health };
     let power = get(|| async { "on" }).post(|| async { "off" });
@@ -798,9 +799,9 @@ async fn a_proxy_at_a_unix_socket_says_for_whom_it_asks() {
 }
 
 #[derive(Debug)]
-struct Then;
+struct FixedTime;
 
-impl TimeProvider for Then {
+impl TimeProvider for FixedTime {
     fn current_time(&self) -> Option<UnixTime> {
         // Within the life of the certificates, whatever the clock of this host says.
         Some(UnixTime::since_unix_epoch(Duration::from_secs(2_000_000_000)))
@@ -813,11 +814,12 @@ async fn over_tls(bench: &Bench, path: &str) -> (CertificateDer<'static>, Answer
     for text in [CERTIFICATE, OTHER_CERTIFICATE] {
         roots.add(CertificateDer::from_pem_slice(text.as_bytes()).unwrap()).unwrap();
     }
-    let client = ClientConfig::builder_with_details(Arc::new(default_provider()), Arc::new(Then))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let client =
+        ClientConfig::builder_with_details(Arc::new(default_provider()), Arc::new(FixedTime))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
     let name = ServerName::try_from("localhost").unwrap();
     let connector = TlsConnector::from(Arc::new(client));
     let stream = connector.connect(name, bench.connect().await).await.unwrap();

@@ -40,7 +40,7 @@ pub enum Source {
 }
 
 /// The keys that one client holds, and the state of the guest's keyboard.
-pub struct Fingers {
+pub struct KeyTranslator {
     layout: Arc<Layout>,
     /// The keys that the client holds, each with the guest's key that was pressed for it, if any.
     held: BTreeMap<Source, Option<Key>>,
@@ -62,7 +62,7 @@ struct Mods {
     logo: bool,
 }
 
-impl Fingers {
+impl KeyTranslator {
     /// Creates the state of a client that holds no keys.
     pub fn new(layout: Arc<Layout>) -> Self {
         let (held, down, steps) = <_>::default();
@@ -330,13 +330,13 @@ fn is_named(keysym: u32) -> bool {
 
 /// The characters that viewers can type at this layout, in order.
 pub fn characters(layout: &Arc<Layout>) -> String {
-    let fingers = Fingers::new(layout.clone());
+    let translator = KeyTranslator::new(layout.clone());
     let mut all: BTreeSet<char> = layout.characters().collect();
     all.extend(' '..='~');
     let typed = |it: &char| {
         let wanted = Symbol::Char(*it);
-        let alone = || wanted.alone().and_then(|symbol| fingers.best(symbol, Lights::default()));
-        let plain = || fingers.best(wanted, Lights::default());
+        let alone = || wanted.alone().and_then(|symbol| translator.best(symbol, Lights::default()));
+        let plain = || translator.best(wanted, Lights::default());
         plain().or_else(alone).is_some() || layout.second(*it).or_else(|| us_key(*it)).is_some()
     };
     all.into_iter().filter(typed).collect()
@@ -365,11 +365,11 @@ mod test {
             assert!(!lacks.chars().any(|it| found.contains(it)), "{name}: {found}");
         }
         for character in of("de").chars() {
-            let mut fingers = Fingers::new(Layout::named("de").unwrap());
+            let mut translator = KeyTranslator::new(Layout::named("de").unwrap());
             let symbol = Source::Symbol(0x0100_0000 | u32::from(character));
             let symbol =
                 if character.is_ascii() { Source::Symbol(character.into()) } else { symbol };
-            assert!(!fingers.key_event(symbol, true, None).is_empty(), "{character}");
+            assert!(!translator.key_event(symbol, true, None).is_empty(), "{character}");
         }
     }
 
@@ -382,9 +382,9 @@ mod test {
     /// The steps for a client's events on this keyboard. `+` marks pressed keys, `-` released
     /// ones.
     fn typed(keyboard: &str, events: &[(char, u32)], lights: Lights) -> Vec<String> {
-        let mut fingers = Fingers::new(Layout::named(keyboard).unwrap());
+        let mut translator = KeyTranslator::new(Layout::named(keyboard).unwrap());
         let feel = |(sign, symbol): &(char, u32)| {
-            fingers.key_event(Source::Symbol(*symbol), *sign == '+', Some(lights))
+            translator.key_event(Source::Symbol(*symbol), *sign == '+', Some(lights))
         };
         let steps: Vec<Step> = events.iter().flat_map(feel).collect();
         steps
@@ -460,10 +460,10 @@ mod test {
     fn what_was_pressed_by_its_symbol_goes_up_with_its_place_and_the_other_way_round() {
         let (symbol, place) = (Source::Symbol(0xff0d), Source::Key(Key::new(0x1c).unwrap()));
         for [down, up] in [[symbol, place], [place, symbol]] {
-            let mut fingers = Fingers::new(Layout::named("us").unwrap());
-            assert_eq!(fingers.key_event(down, true, None).len(), 1);
-            assert_eq!(fingers.key_event(up, false, None).len(), 1, "{down:?} {up:?}");
-            assert_eq!(fingers.release_all(), []);
+            let mut translator = KeyTranslator::new(Layout::named("us").unwrap());
+            assert_eq!(translator.key_event(down, true, None).len(), 1);
+            assert_eq!(translator.key_event(up, false, None).len(), 1, "{down:?} {up:?}");
+            assert_eq!(translator.release_all(), []);
         }
     }
 
@@ -513,8 +513,8 @@ mod test {
         ] {
             assert_eq!(plain(keyboard, &tap(symbol)), steps, "{keyboard} {symbol:#x}");
         }
-        let mut fingers = Fingers::new(Layout::named("ko").unwrap());
-        let steps = fingers.key_event(Source::Key(Key::HANGUL), true, None);
+        let mut translator = KeyTranslator::new(Layout::named("ko").unwrap());
+        let steps = translator.key_event(Source::Key(Key::HANGUL), true, None);
         assert_eq!(steps, [(Key::HANGUL, true)], "physical keys are sent as they are");
     }
 
@@ -562,14 +562,15 @@ mod test {
         for keyboard in ["us", "de", "fr", "ko", "ru", "tr", "ja", "nl"] {
             let layout = Layout::named(keyboard).unwrap();
             for _ in 0..300 {
-                let (mut fingers, mut guest) = (Fingers::new(layout.clone()), Guest::default());
+                let (mut translator, mut guest) =
+                    (KeyTranslator::new(layout.clone()), Guest::default());
                 let mut held = BTreeSet::new();
                 for _ in 0..random(60) {
                     let lights =
                         Lights { caps: random(4) == 0, num: random(2) == 0, scroll: false };
                     let source = sources[random(sources.len())];
                     let down = random(2) == 0;
-                    guest.see(fingers.key_event(source, down, Some(lights)));
+                    guest.see(translator.key_event(source, down, Some(lights)));
                     if down {
                         held.insert(source)
                     } else {
@@ -577,9 +578,9 @@ mod test {
                     };
                 }
                 if random(2) == 0 {
-                    guest.see(fingers.release_all());
+                    guest.see(translator.release_all());
                 } else {
-                    let up = |source| guest.see(fingers.key_event(source, false, None));
+                    let up = |source| guest.see(translator.key_event(source, false, None));
                     held.into_iter().for_each(up);
                 }
                 assert_eq!(guest.0, BTreeSet::new(), "{keyboard}");
