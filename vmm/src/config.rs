@@ -610,9 +610,9 @@ mod test {
         assert_eq!((one.vnc.len(), one.vnc[0].view_only), (1, true));
         for word in ["none", "1920x1080"] {
             let json = Config::from_json(&format!(r#"{{"display": "{word}"}}"#)).unwrap();
-            let mut said = Config::default();
-            said.set("display", word).unwrap();
-            assert_eq!(json.display, said.display);
+            let mut config = Config::default();
+            config.set("display", word).unwrap();
+            assert_eq!(json.display, config.display);
         }
     }
 
@@ -634,7 +634,7 @@ mod test {
     #[test]
     fn mistakes_are_one_sentence_that_names_the_value() {
         let mut config = Config::default();
-        let mut said = |key, text| format!("{:#}", config.set(key, text).unwrap_err());
+        let mut error_of = |key, text| format!("{:#}", config.set(key, text).unwrap_err());
         for (key, text, words) in [
             ("memroy", "1G", vec!["memroy", "--memory"]),
             ("memory", "4 gigs", vec!["4 gigs"]),
@@ -654,9 +654,9 @@ mod test {
             ("vnc", "5900", vec!["`5900`", "HOST:PORT", "unix:PATH"]),
             ("vnc", "unix:/s,viewonly", vec!["viewonly", "view-only"]),
         ] {
-            let said = said(key, text);
-            assert!(words.iter().all(|word| said.contains(word)), "{key} {text}: {said}");
-            assert!(!said.contains('\n'), "{said}");
+            let error = error_of(key, text);
+            assert!(words.iter().all(|word| error.contains(word)), "{key} {text}: {error}");
+            assert!(!error.contains('\n'), "{error}");
         }
         for (json, words) in [
             (r#"{"memroy": 1}"#, vec!["memroy", "memory"]),
@@ -664,8 +664,8 @@ mod test {
             ("memory=1", vec!["not JSON"]),
             ("", vec!["not JSON"]),
         ] {
-            let said = format!("{:#}", Config::from_json(json).unwrap_err());
-            assert!(words.iter().all(|word| said.contains(word)), "{json}: {said}");
+            let error = format!("{:#}", Config::from_json(json).unwrap_err());
+            assert!(words.iter().all(|word| error.contains(word)), "{json}: {error}");
         }
     }
 

@@ -2,8 +2,8 @@
 //! in.
 //!
 //! Threats: a guest that took over its `vmm` may not answer, or answer endlessly. No thread blocks
-//! on it, no answer is longer than [`MAX_ANSWER_BYTES`], and however many clients ask for its status,
-//! only one question is sent at a time.
+//! on it, no answer is longer than [`MAX_ANSWER_BYTES`], and however many clients ask for its
+//! status, only one question is sent at a time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

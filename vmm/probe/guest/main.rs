@@ -141,7 +141,9 @@ fn show_live(session: &mut Session, moving: Option<(Display, Cpu)>, pm_base: u16
     }
     let button = end::Button::open(pm_base);
     let user_input = session.page.as_ref().and_then(|page| UserInput::open(page.size()));
-    let (Some(page), Some(mut user_input)) = (session.page.as_mut(), user_input) else { wait(button) };
+    let (Some(page), Some(mut user_input)) = (session.page.as_mut(), user_input) else {
+        wait(button)
+    };
     page.show(&session.report, Some(&user_input));
     loop {
         button.poll();

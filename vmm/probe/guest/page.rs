@@ -217,7 +217,8 @@ impl Page {
     }
 
     fn draw(&mut self, user_input: Option<&UserInput>) {
-        let pointer = user_input.map(|user_input| &user_input.pointer).filter(|pointer| pointer.seen);
+        let pointer =
+            user_input.map(|user_input| &user_input.pointer).filter(|pointer| pointer.seen);
         self.cursor.lift(&self.canvas);
         self.title.draw(&self.canvas);
         self.verdict.draw(&self.canvas);

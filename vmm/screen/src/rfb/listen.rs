@@ -271,7 +271,7 @@ mod test {
 
     use super::*;
 
-    fn said(text: &str) -> String {
+    fn outcome(text: &str) -> String {
         let config = host::keyvalue::parse::<Config>(text, Some("to"));
         match config.and_then(|config| Listener::new(&config)) {
             Ok(_) => "fine".into(),
@@ -280,7 +280,7 @@ mod test {
     }
 
     #[test]
-    fn a_port_is_open_to_others_only_when_that_was_said() {
+    fn a_port_is_open_to_others_only_when_configured() {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = folder.path().join(name);
@@ -288,18 +288,18 @@ mod test {
             path.display().to_string()
         };
         let (good, empty) = (file("good", "secret\nnot this\n"), file("empty", "\n"));
-        let called = said("127.0.0.1:0,user=me,called=VNC_PORT=5900");
+        let called = outcome("127.0.0.1:0,user=me,called=VNC_PORT=5900");
         assert!(called.starts_with("VNC_PORT=5900: user=me"), "{called}");
-        assert_eq!(said("127.0.0.1:0"), "fine");
-        assert_eq!(said("[::1]:0"), "fine");
-        assert_eq!(said(&format!("unix:{}", folder.path().join("s").display())), "fine");
-        assert_eq!(said("0.0.0.0:0,auth=none"), "fine");
-        let announced = said("127.0.0.1:0,announced");
+        assert_eq!(outcome("127.0.0.1:0"), "fine");
+        assert_eq!(outcome("[::1]:0"), "fine");
+        assert_eq!(outcome(&format!("unix:{}", folder.path().join("s").display())), "fine");
+        assert_eq!(outcome("0.0.0.0:0,auth=none"), "fine");
+        let announced = outcome("127.0.0.1:0,announced");
         assert!(
             announced.contains("needs a Unix socket"),
             "any peer could announce itself: {announced}"
         );
-        assert_eq!(said(&format!("0.0.0.0:0,password={good}")), "fine");
+        assert_eq!(outcome(&format!("0.0.0.0:0,password={good}")), "fine");
         for (text, words) in [
             ("0.0.0.0:0".to_owned(), "auth=none"),
             ("[::]:0".to_owned(), "password=FILE"),
@@ -316,16 +316,16 @@ mod test {
             ("unix:".to_owned(), "names no path"),
             ("127.0.0.1:0,pasword=x".to_owned(), "did you mean `password`"),
         ] {
-            let said = said(&text);
-            assert!(said.contains(words), "{text}: {said}");
-            assert!(!said.contains('\n'), "{said}");
+            let outcome = outcome(&text);
+            assert!(outcome.contains(words), "{text}: {outcome}");
+            assert!(!outcome.contains('\n'), "{outcome}");
         }
     }
 
     #[test]
     fn a_port_in_use_is_one_sentence() {
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
-        let said = said(&other.local_addr().unwrap().to_string());
-        assert!(said.ends_with("the port is in use by another process"), "{said}");
+        let outcome = outcome(&other.local_addr().unwrap().to_string());
+        assert!(outcome.ends_with("the port is in use by another process"), "{outcome}");
     }
 }

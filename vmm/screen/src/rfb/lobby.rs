@@ -160,26 +160,26 @@ impl Entrant {
 /// Copies bytes between a client and its machine until one side disconnects. The other side is then
 /// disconnected too, after it got the data in flight.
 pub async fn copy_both_ways(client: impl Duplex, machine: impl Duplex) {
-    let (mut said, mut shown) = split(client);
-    let (mut picture, mut input) = split(machine);
+    let (mut from_client, mut to_client) = split(client);
+    let (mut from_machine, mut to_machine) = split(machine);
     // Errors are ignored: clients may disconnect in any way.
     let up = async {
-        copy(&mut said, &mut input).await.ok();
-        input.shutdown().await.ok();
+        copy(&mut from_client, &mut to_machine).await.ok();
+        to_machine.shutdown().await.ok();
     };
     let down = async {
         let mut piece = vec![0; PIECE];
-        while let Ok(count @ 1..) = picture.read(&mut piece).await {
+        while let Ok(count @ 1..) = from_machine.read(&mut piece).await {
             let give = async {
-                shown.write_all(&piece[..count]).await?;
-                shown.flush().await
+                to_client.write_all(&piece[..count]).await?;
+                to_client.flush().await
             };
             // While the client stalls, a disconnect of the machine would go unnoticed.
             if !timeout(STALL, give).await.is_ok_and(|given| given.is_ok()) {
                 return;
             }
         }
-        timeout(GRACE, shown.shutdown()).await.ok();
+        timeout(GRACE, to_client.shutdown()).await.ok();
     };
     let (mut up, mut down) = (std::pin::pin!(up), std::pin::pin!(down));
     tokio::select! {
@@ -238,18 +238,18 @@ pub(super) async fn read_announcement(stream: &mut impl Duplex) -> anyhow::Resul
 mod test {
     use super::*;
 
-    async fn heard(said: &[u8]) -> Option<String> {
+    async fn announced(line: &[u8]) -> Option<String> {
         let (mut near, mut far) = tokio::io::duplex(1024);
-        near.write_all(said).await.unwrap();
+        near.write_all(line).await.unwrap();
         drop(near);
         read_announcement(&mut far).await.ok()
     }
 
     #[tokio::test]
     async fn who_comes_is_one_short_line() {
-        assert_eq!(heard(b"10.88.0.1 (web)\nRFB").await.as_deref(), Some("10.88.0.1 (web)"));
+        assert_eq!(announced(b"10.88.0.1 (web)\nRFB").await.as_deref(), Some("10.88.0.1 (web)"));
         for bad in [&b"RFB 003.008"[..], b"a\x1b[2J\n", &[b'x'; 200], b"\xc3\xa4\n", b""] {
-            assert_eq!(heard(bad).await, None, "{}", bad.escape_ascii());
+            assert_eq!(announced(bad).await, None, "{}", bad.escape_ascii());
         }
     }
 
@@ -272,8 +272,8 @@ mod test {
         drop(machine);
         // The client sends nothing and does not disconnect.
         timeout(HANDSHAKE, led).await.expect("an end").unwrap().unwrap();
-        let mut heard = Vec::new();
-        screen.read_to_end(&mut heard).await.unwrap();
-        assert_eq!(heard, b"the last word");
+        let mut received = Vec::new();
+        screen.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, b"the last word");
     }
 }

@@ -2,8 +2,8 @@
 //! rfbproto).
 //!
 //! Threats: every byte is controlled by the client. Lengths are checked before we wait for the
-//! data: a text longer than [`MAX_TEXT_BYTES`] is skipped, and the lengths of all other messages are
-//! limited by their types.
+//! data: a text longer than [`MAX_TEXT_BYTES`] is skipped, and the lengths of all other messages
+//! are limited by their types.
 
 use anyhow::bail;
 

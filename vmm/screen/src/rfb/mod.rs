@@ -2,10 +2,10 @@
 //! rfbproto), which shows the screen in any VNC client.
 //!
 //! One [`Server`] owns the picture (`canvas`) and all clients. Moved content is detected once for
-//! all of them (`scroll`), and sent as moves to clients that support CopyRect (`pending`). A client is
-//! a stream and an [`Admission`]. Listeners hand clients over (`listen`), and so does the browser's
-//! WebSocket. `lobby` and `handshake` let a client in. Then `session` reads its messages and
-//! `paint` writes to it, as two futures of one task.
+//! all of them (`scroll`), and sent as moves to clients that support CopyRect (`pending`). A client
+//! is a stream and an [`Admission`]. Listeners hand clients over (`listen`), and so does the
+//! browser's WebSocket. `lobby` and `handshake` let a client in. Then `session` reads its messages
+//! and `paint` writes to it, as two futures of one task.
 //!
 //! Threats: everybody who reaches the port, and the guest, whose picture is only ever treated as
 //! bytes. A client costs a bounded amount of memory: 1 MiB of received messages, twice that while

@@ -306,13 +306,13 @@ impl Painter {
     /// Takes the tiles that the client waits for.
     fn pixels(&mut self, pending: &mut PendingUpdate, state: &mut State, plan: &mut Plan) {
         let streams = is_streaming(state);
-        let asked = match (state.request, state.continuous.filter(|_| streams)) {
+        let requested = match (state.request, state.continuous.filter(|_| streams)) {
             (Some(one), Some(_)) | (Some(one), None) => one,
             (None, Some(area)) => area,
             (None, None) => return,
         };
         let slow = state.rate.slow();
-        let (moves, tiles) = pending.take(asked);
+        let (moves, tiles) = pending.take(requested);
         let mut job = Job {
             tiles,
             parameters: state.preferences.parameters(slow),
@@ -335,7 +335,7 @@ impl Painter {
             if self.coarse.is_empty() || self.last.elapsed() < SETTLED {
                 return;
             }
-            job.tiles = self.coarse.split_off(asked);
+            job.tiles = self.coarse.split_off(requested);
             if job.tiles.is_empty() {
                 return;
             }

@@ -77,11 +77,11 @@ impl PendingUpdate {
 
     /// Plans an update of the requested area: moves, which come first, and tiles whose pixels
     /// follow.
-    pub fn take(&mut self, asked: Area) -> (Vec<Move>, Tiles) {
-        if !self.moves.iter().all(|it| asked.covers(it.to)) {
+    pub fn take(&mut self, requested: Area) -> (Vec<Move>, Tiles) {
+        if !self.moves.iter().all(|it| requested.covers(it.to)) {
             self.drop_moves();
         }
-        let tiles = self.dirty.split_off(asked);
+        let tiles = self.dirty.split_off(requested);
         // A final move is useless if the pixels of its target are sent anyway.
         while self.moves.pop_if(|last| tiles.covers(last.to)).is_some() {}
         self.set_in_flight(&tiles);
@@ -170,11 +170,11 @@ mod test {
             }
             let all = Area { x: 0, y: 0, width: u16::MAX, height: u16::MAX };
             let whole = self.whole || settle || random.below(2) == 0;
-            let asked = if whole { all } else { random.area(size) };
+            let requested = if whole { all } else { random.area(size) };
             if random.below(30) == 0 {
-                self.pending.dirty().insert_area(asked);
+                self.pending.dirty().insert_area(requested);
             }
-            let (moves, tiles) = self.pending.take(asked);
+            let (moves, tiles) = self.pending.take(requested);
             for it in moves {
                 self.moved += it.to.pixels();
                 move_pixels(&mut self.pixels, size.0.into(), it);

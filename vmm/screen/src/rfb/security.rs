@@ -402,13 +402,13 @@ mod test {
         // Other addresses guess all the time, as often as they are allowed.
         let mut next = 1_u128 << 96;
         let mut guess = |records: &mut Records, count: u32, now| {
-            let heard = |_: &u32| -> bool {
+            let checked = |_: &u32| -> bool {
                 next += 1 << 64;
                 let network = PeerNetwork::Remote(next);
                 let open = records.locked_for(network, now).is_none();
                 open.then(|| records.failed(network, now)).is_some()
             };
-            (0..count).filter(heard).count()
+            (0..count).filter(checked).count()
         };
         assert_eq!(guess(&mut records, 10_000, start), 64, "at once");
         assert_eq!(records.locked_for(stranger, start), Some(REFILL));

@@ -503,7 +503,7 @@ mod test {
 
     #[test]
     fn proxies_are_believed_when_they_were_named() {
-        let told = [
+        let forwarded = [
             ("host", "127.0.0.1:6080"),
             ("origin", "https://a.org"),
             ("x-forwarded-host", "evil, a.org"),
@@ -511,21 +511,21 @@ mod test {
             ("x-forwarded-for", "10.9.9.9, 10.0.0.7"),
         ];
         let stranger = Gate::new(Rules::default());
-        assert!(!same(&stranger, near(false), &told));
-        let client = stranger.client(near(false), &headers(&told));
+        assert!(!same(&stranger, near(false), &forwarded));
+        let client = stranger.client(near(false), &headers(&forwarded));
         assert_eq!((client.peer.as_str(), client.secure), ("127.0.0.1", None));
         let proxies = Proxies::read("127.0.0.0/8").unwrap();
         let friend = Gate::new(Rules { proxies, ..Rules::default() });
         let socket = Connection { address: None, tls: false };
         for (gate, connection) in [(&friend, near(false)), (&stranger, socket)] {
-            assert!(same(gate, connection, &told));
-            let client = gate.client(connection, &headers(&told));
+            assert!(same(gate, connection, &forwarded));
+            let client = gate.client(connection, &headers(&forwarded));
             assert_eq!((client.peer.as_str(), client.secure), ("10.0.0.7", Some(true)));
             assert_eq!(client.network, PeerNetwork::of("10.0.0.7".parse().unwrap()));
         }
         let origins = Origins::read("https://a.org").unwrap();
         let configured = Gate::new(Rules { origins, ..Rules::default() });
-        assert!(same(&configured, near(false), &told[..2]));
+        assert!(same(&configured, near(false), &forwarded[..2]));
     }
 
     #[test]
@@ -578,9 +578,9 @@ mod test {
             let origin = format!("http://{host}");
             assert_eq!(reads(&[("host", host), ("origin", &origin)]), Err(refused));
             // Headers that a script can set are believed only from a trusted proxy.
-            let told = [("host", host), ("x-forwarded-proto", "https")];
-            assert!(reads(&told).is_err(), "{host}");
-            assert_eq!(from("10.0.0.1", &told), Ok(()), "{host}");
+            let forwarded = [("host", host), ("x-forwarded-proto", "https")];
+            assert!(reads(&forwarded).is_err(), "{host}");
+            assert_eq!(from("10.0.0.1", &forwarded), Ok(()), "{host}");
             // A foreign page may have come by TLS, but from another server.
             assert!(reads(&[("host", host), ("origin", &format!("https://{host}"))]).is_err());
             // TLS ends at a proxy that has a certificate for that name.
@@ -600,14 +600,14 @@ mod test {
         }
         for host in ["evil.example,localhost", "localhost evil.example", "a@localhost", "[::1]a"] {
             assert_eq!(reads(&[("host", host)]), Err(Refusal::InvalidHost), "{host}");
-            let told = [("host", "localhost"), ("x-forwarded-host", host)];
+            let forwarded = [("host", "localhost"), ("x-forwarded-host", host)];
             let list = host.contains(',');
             assert_eq!(
-                from("10.0.0.1", &told).is_ok(),
+                from("10.0.0.1", &forwarded).is_ok(),
                 list,
                 "the nearest proxy added the last entry"
             );
-            assert_eq!(reads(&told), Ok(()), "the header is ignored");
+            assert_eq!(reads(&forwarded), Ok(()), "the header is ignored");
         }
         let any = Gate::new(Rules { open: true, any_host: true, ..Rules::default() });
         let evil = headers(&[("host", "evil.example:8006")]);

@@ -128,9 +128,9 @@ async fn check_host(
     }
 }
 
-/// Passes on the [`PeerNetwork`](super::stage::PeerNetwork) of a client, which need not be authenticated. Refuses
-/// WebSockets of foreign pages: unlike other answers, browsers would let them read those. Programs
-/// that are not pages send no origin.
+/// Passes on the network of a client, which need not be authenticated. Refuses WebSockets of
+/// foreign pages: unlike other answers, browsers would let them read those. Programs that are not
+/// pages send no origin.
 async fn pass_network(
     State(web): Shared,
     Extension(connection): Extension<Connection>,

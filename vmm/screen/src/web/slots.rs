@@ -2,8 +2,8 @@
 //! and sends nothing keeps no other client out. If all slots are busy, a few spare ones still
 //! answer health checks.
 //!
-//! Threats: a client that opens many connections ([`ConnectionLimit`]). A slot is busy from the end of a
-//! request until its answer is sent: a request that never ends does not keep the slot.
+//! Threats: a client that opens many connections ([`ConnectionLimit`]). A slot is busy from the end
+//! of a request until its answer is sent: a request that never ends does not keep the slot.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -65,16 +65,16 @@ impl Slot {
     where
         B: Content<Data = Bytes, Error: Into<axum::BoxError>> + Send + Unpin + 'static,
     {
-        let asked = ActiveRequest::default();
-        let (slot, mark) = (self.slot.clone(), asked.clone());
-        let mut request = request.map(|body| Body::new(RequestBody { body, slot, asked: mark }));
+        let active = ActiveRequest::default();
+        let (slot, mark) = (self.slot.clone(), active.clone());
+        let mut request = request.map(|body| Body::new(RequestBody { body, slot, active: mark }));
         if request.body().is_end_stream() {
-            asked.0.get_or_init(|| self.slot.mark_busy());
+            active.0.get_or_init(|| self.slot.mark_busy());
         }
         if self.spare {
             request.extensions_mut().insert(Spare);
         }
-        (request, asked)
+        (request, active)
     }
 }
 
@@ -93,7 +93,7 @@ impl ActiveRequest {
 struct RequestBody<B> {
     body: B,
     slot: Arc<connection_limit::Slot>,
-    asked: ActiveRequest,
+    active: ActiveRequest,
 }
 
 impl<B: Content + Unpin> Content for RequestBody<B> {
@@ -110,7 +110,7 @@ impl<B: Content + Unpin> Content for RequestBody<B> {
             Some(frame) => frame.is_ok() && self.body.is_end_stream(),
         };
         if ends {
-            self.asked.0.get_or_init(|| self.slot.mark_busy());
+            self.active.0.get_or_init(|| self.slot.mark_busy());
         }
         Poll::Ready(frame)
     }
@@ -173,7 +173,7 @@ mod test {
         let slots = Slots::new(8, 3);
         let enter = |text: &str| slots.acquire(network(text)).unwrap();
         let mine: Vec<_> = (0..3).map(|_| enter("10.0.0.1")).collect();
-        let (_, asked) = mine[0].request(plain(""));
+        let (_, active) = mine[0].request(plain(""));
         // This one is not read to its end.
         let (begun, unasked) = mine[1].request(plain("more"));
         let (mut ended, third) = mine[2].request(plain("all"));
@@ -194,6 +194,6 @@ mod test {
         drop(answer);
         let next = enter("10.0.0.1");
         assert!(!next.spare && !stays(&mine[2]) && stays(&fourth) && stays(&mine[0]));
-        drop((asked, last));
+        drop((active, last));
     }
 }

@@ -93,16 +93,16 @@ fn own(server: &Arc<Server>) -> Arc<LocalStage> {
 
 /// Additional routes, like those of a container.
 fn more() -> ExtraRoutes {
-    let told = get(|request: Request| async {
+    let lines = get(|request: Request| async {
         line_socket::open(request, async |socket| socket.close().await)
     });
     let health = routes::health();
-    let more = ExtraRoutes { open: axum::Router::new().route("/told", told), ..health };
+    let more = ExtraRoutes { open: axum::Router::new().route("/lines", lines), ..health };
     let power = get(|| async { "on" }).post(|| async { "off" });
     let waits = get(|| async { sleep(TIMEOUT * 3).await });
-    let hears = post(|said: String| async { said });
+    let echo = post(|body: String| async { body });
     let inside = axum::Router::new().route("/power", power).route("/waits", waits);
-    let inside = inside.route("/hears", hears);
+    let inside = inside.route("/echo", echo);
     ExtraRoutes { inside, ..more }
 }
 
@@ -338,8 +338,8 @@ async fn the_page_and_its_files_are_there_and_safe() {
         assert_eq!(answer.status, status, "{line}");
         assert_ne!(answer.header("content-security-policy"), "", "{line}");
     }
-    let said = bench.ask("GET /websockify", &[&bench.origin()]).await;
-    assert_eq!(said.status, 426, "{}", said.text());
+    let answer = bench.ask("GET /websockify", &[&bench.origin()]).await;
+    assert_eq!(answer.status, 426, "{}", answer.text());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -383,7 +383,7 @@ async fn what_everybody_is_told_is_told_to_no_page_of_others() {
         (&["Origin: null"], 403),
         (&rebound, 403),
     ] {
-        let (_, answer) = bench.knock_at("told", headers).await;
+        let (_, answer) = bench.knock_at("lines", headers).await;
         assert_eq!(answer.status, status, "{headers:?}");
     }
     assert_eq!(bench.ask("GET /healthz", &rebound).await.status, 200);
@@ -395,7 +395,7 @@ async fn where_everybody_may_come_pages_of_anybodys_name_do_not_reach_the_screen
     let rebound = ["Host: evil.example:6080", "Origin: http://evil.example:6080"];
     assert_eq!(bench.status(&rebound).await, 403);
     // Reads are refused, too, with an explanation.
-    for path in ["/", "/power", "/session", "/login", "/told", "/files/x", "/nothing"] {
+    for path in ["/", "/power", "/session", "/login", "/lines", "/files/x", "/nothing"] {
         let answer = bench.ask(&format!("GET {path}"), &rebound[..1]).await;
         assert_eq!(answer.status, 403, "{path}");
         assert!(answer.text().contains("origin="), "{}", answer.text());
@@ -441,11 +441,11 @@ async fn a_request_for_more_than_one_place_is_answered_by_none() {
         assert_eq!(bench.ask("GET /power", &["Host: [::1]:8006"]).await.status, 200);
     }
     let bench = bench(",proxy=127.0.0.1");
-    let told = |host: &str| format!("X-Forwarded-Host: {host}");
-    let [own, other] = [told("evil.example, localhost"), told("localhost, evil.example")];
+    let forwarded = |host: &str| format!("X-Forwarded-Host: {host}");
+    let [own, other] = [forwarded("evil.example, localhost"), forwarded("localhost, evil.example")];
     assert_eq!(bench.ask("GET /power", &["Host: inside", &own]).await.status, 200);
     assert_eq!(bench.ask("GET /power", &["Host: localhost", &other]).await.status, 403);
-    let strange = told("evil.example@localhost");
+    let strange = forwarded("evil.example@localhost");
     assert_eq!(bench.ask("GET /power", &["Host: localhost", &strange]).await.status, 400);
 }
 
@@ -469,8 +469,8 @@ async fn a_password_opens_the_page_and_logging_out_closes_it() {
     assert_eq!(bench.log_in(&origin, &long).await.status, 413);
     let entered = bench.log_in(&origin, good).await;
     assert_eq!((entered.status, entered.header("location")), (303, "./"));
-    let said = entered.header("set-cookie");
-    assert!(said.ends_with("; httponly; samesite=strict"), "{said}");
+    let set_cookie = entered.header("set-cookie");
+    assert!(set_cookie.ends_with("; httponly; samesite=strict"), "{set_cookie}");
     let cookie = entered.cookie();
     assert_eq!(bench.ask("GET /", &[&cookie]).await.status, 200);
     let session = bench.ask("GET /session", &[&cookie]).await;
@@ -573,14 +573,14 @@ async fn guesses_of_many_addresses_are_limited_together() {
         bench.ask("GET /power", &[&headers[0], &headers[1]]).await.status
     };
     assert_eq!(try_it("10.0.0.1", "full").await, 200);
-    let mut heard = 0;
+    let mut checked = 0;
     for number in 0..200 {
         let status = try_it(&format!("2001:db8:{number:x}::1"), "guess").await;
         assert!(status == 401 || status == 429, "{status}");
-        heard += u32::from(status == 401);
+        checked += u32::from(status == 401);
     }
     // One more for each ten seconds that this took.
-    assert!((64..100).contains(&heard), "{heard} of 200 guesses were heard");
+    assert!((64..100).contains(&checked), "{checked} of 200 guesses were checked");
     assert_eq!(
         try_it("10.0.0.1", "full").await,
         200,
@@ -599,14 +599,14 @@ async fn buttons_are_pressed_by_pages_of_ours_that_may_touch() {
     let origin = bench.origin();
     let ours = [&*origin];
     assert_eq!(bench.ask("GET /machine", &[]).await.text(), r#"{"state":"paused"}"#);
-    for (button, status, said) in [
+    for (button, status, text) in [
         ("pause", 200, r#"{"state":"paused"}"#),
         ("off", 200, r#"{"state":"off"}"#),
         ("reset", 409, "no reset\n"),
         ("explode", 404, "There is no such button.\n"),
     ] {
         let answer = bench.ask(&format!("POST /machine/{button}"), &ours).await;
-        assert_eq!((answer.status, &*answer.text()), (status, said), "{button}");
+        assert_eq!((answer.status, &*answer.text()), (status, text), "{button}");
     }
     let elsewhere = ["Origin: http://evil.example"];
     assert_eq!(bench.ask("POST /machine/off", &elsewhere).await.status, 403);
@@ -709,7 +709,7 @@ async fn who_never_ends_a_request_keeps_nobody_out() {
 async fn what_is_said_too_slowly_is_not_heard() {
     let bench = bench(",auth=none");
     let text = format!(
-        "POST /hears HTTP/1.1\nHost: {}\nContent-Type: application/json\nConnection: close\n\
+        "POST /echo HTTP/1.1\nHost: {}\nContent-Type: application/json\nConnection: close\n\
          Content-Length: 9\n\n",
         bench.place
     );
@@ -751,17 +751,17 @@ async fn all_addresses_of_the_loopback_guess_at_one_door() {
             basic(password)
         )
     };
-    let mut heard = 0;
+    let mut checked = 0;
     for number in 0..600_u16 {
         let [high, low] = number.to_be_bytes();
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind((Ipv4Addr::new(127, 1, high, low), 0).into()).unwrap();
         let answer = say(socket.connect(place).await.unwrap(), &text("guess")).await;
         assert!([401, 429].contains(&answer.status), "{}", answer.status);
-        heard += u32::from(answer.status == 401);
+        checked += u32::from(answer.status == 401);
     }
     // Two at once, then the time between guesses doubles.
-    assert!((2..20).contains(&heard), "{heard} of 600 guesses were heard");
+    assert!((2..20).contains(&checked), "{checked} of 600 guesses were checked");
     // Other addresses are not affected.
     let network = PeerNetwork::of("10.0.0.1".parse().unwrap());
     assert_eq!(bench.server.login_limiter().locked_for(network), None);
@@ -857,8 +857,8 @@ async fn certificates_can_be_replaced_while_it_runs() {
 }
 
 #[test]
-fn a_port_is_open_to_others_only_when_that_was_said() {
-    let said = |text: &str| {
+fn a_port_is_open_to_others_only_when_configured() {
+    let outcome = |text: &str| {
         let config = keyvalue::parse::<Config>(text, Some("to"));
         match config.and_then(|config| Listener::new(&config)) {
             Ok(_) => "fine".into(),
@@ -867,10 +867,10 @@ fn a_port_is_open_to_others_only_when_that_was_said() {
     };
     let folder = tempfile::tempdir().unwrap();
     let good = secret(folder.path(), "good", "secret");
-    assert_eq!(said("127.0.0.1:0"), "fine");
-    assert_eq!(said("0.0.0.0:0,auth=none"), "fine");
-    assert_eq!(said(&format!("0.0.0.0:0,password={good},user=me")), "fine");
-    assert_eq!(said("127.0.0.1:0,origin=https://vm.example:8443,proxy=10.0.0.1"), "fine");
+    assert_eq!(outcome("127.0.0.1:0"), "fine");
+    assert_eq!(outcome("0.0.0.0:0,auth=none"), "fine");
+    assert_eq!(outcome(&format!("0.0.0.0:0,password={good},user=me")), "fine");
+    assert_eq!(outcome("127.0.0.1:0,origin=https://vm.example:8443,proxy=10.0.0.1"), "fine");
     for (text, words) in [
         ("0.0.0.0:0".to_owned(), "auth=none"),
         ("127.0.0.1:0,user=me".to_owned(), "needs password"),
@@ -881,8 +881,8 @@ fn a_port_is_open_to_others_only_when_that_was_said() {
         ("127.0.0.1:0,proxy=vm".to_owned(), "IP address"),
         ("127.0.0.1:0,shared".to_owned(), "shared"),
     ] {
-        let said = said(&text);
-        assert!(said.contains(words) && said != "fine", "{text}: {said}");
-        assert!(!said.contains('\n'), "{said}");
+        let outcome = outcome(&text);
+        assert!(outcome.contains(words) && outcome != "fine", "{text}: {outcome}");
+        assert!(!outcome.contains('\n'), "{outcome}");
     }
 }

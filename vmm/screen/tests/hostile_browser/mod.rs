@@ -60,8 +60,11 @@ impl Bench {
         let passwords = Passwords { full, ..Passwords::default() };
         let (sent, rules) = (request(kind, bytes), Rules { passwords, ..Rules::default() });
         let server = self.server();
-        let own =
-            Arc::new(LocalStage::new(server.clone(), String::new(), Arc::new(|_| Ok(Default::default()))));
+        let own = Arc::new(LocalStage::new(
+            server.clone(),
+            String::new(),
+            Arc::new(|_| Ok(Default::default())),
+        ));
         let router = routes::router(own, rules, Farewell::default(), routes::health());
         let answer = self.runtime.block_on(async {
             let (near, far) = duplex(64 << 10);

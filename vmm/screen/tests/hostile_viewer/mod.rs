@@ -10,7 +10,7 @@ use host::input::Hub;
 use screen::keys::layout::Layout;
 use screen::rfb::canvas::Canvas;
 use screen::rfb::clipboard::Clipboard;
-use screen::rfb::security::{PeerNetwork, Passwords};
+use screen::rfb::security::{Passwords, PeerNetwork};
 use screen::rfb::{Admission, Duplex, Entry, Interfaces, Rules, Server, Wire, tls};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex, split};
