@@ -84,7 +84,7 @@ fn sockets(config: &Config) -> Vec<PathBuf> {
     });
     let web = config.web.iter().filter_map(|web| web.address.as_ref());
     let vnc = config.vnc.iter().filter_map(|vnc| vnc.address.as_ref());
-    let screens = web.chain(vnc).filter_map(|place| match place {
+    let screens = web.chain(vnc).filter_map(|address| match address {
         Address::Unix(path) => Some(path.clone()),
         Address::Tcp(_) | Address::Inherited(_) => None,
     });

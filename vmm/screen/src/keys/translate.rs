@@ -458,8 +458,8 @@ mod test {
 
     #[test]
     fn what_was_pressed_by_its_symbol_goes_up_with_its_place_and_the_other_way_round() {
-        let (symbol, place) = (Source::Symbol(0xff0d), Source::Key(Key::new(0x1c).unwrap()));
-        for [down, up] in [[symbol, place], [place, symbol]] {
+        let (symbol, key) = (Source::Symbol(0xff0d), Source::Key(Key::new(0x1c).unwrap()));
+        for [down, up] in [[symbol, key], [key, symbol]] {
             let mut translator = KeyTranslator::new(Layout::named("us").unwrap());
             assert_eq!(translator.key_event(down, true, None).len(), 1);
             assert_eq!(translator.key_event(up, false, None).len(), 1, "{down:?} {up:?}");
@@ -549,9 +549,9 @@ mod test {
             characters.chars().map(|it| 0x0100_0000 + u32::from(it)).collect();
         symbols.extend([SHIFT_L, 0xffe2, CONTROL_L, 0xffe4, ALT_L, ALT_R, LEVEL3, 0xffeb, 0xff0d]);
         symbols.extend([0xfe52, 0xffb7, 0xff95, 0xffe5, HANGUL, 0x61, 0x41, 0x40, 0, u32::MAX]);
-        let places = [0x1e, 0x2a, 0x1d, 0x38, 0xe038, 0x10, 0xf2].map(|it| Key::new(it).unwrap());
+        let codes = [0x1e, 0x2a, 0x1d, 0x38, 0xe038, 0x10, 0xf2].map(|it| Key::new(it).unwrap());
         let mut sources: Vec<_> = symbols.into_iter().map(Source::Symbol).collect();
-        sources.extend(places.map(Source::Key));
+        sources.extend(codes.map(Source::Key));
         let mut state = 7_u64;
         let mut random = |below: usize| {
             state ^= state << 13;

@@ -83,8 +83,8 @@ impl Text {
     }
 }
 
-fn made(place: &OnceLock<Vec<u8>>, make: impl FnOnce(&mut Vec<u8>)) -> &[u8] {
-    place.get_or_init(|| {
+fn made(cache: &OnceLock<Vec<u8>>, make: impl FnOnce(&mut Vec<u8>)) -> &[u8] {
+    cache.get_or_init(|| {
         let mut out = Vec::new();
         make(&mut out);
         out

@@ -83,12 +83,12 @@ impl ClientInput {
 
     /// Presses or releases a key for which the client sends the symbol, and the position on the
     /// keyboard if we know it.
-    pub fn key_at(&mut self, place: Option<Key>, keysym: u32, down: bool) {
+    pub fn key_at(&mut self, key: Option<Key>, keysym: u32, down: bool) {
         let symbol = Source::Symbol(keysym);
         // The key may have been pressed by its symbol, before the client knew that positions are
         // supported.
         let before = !down && self.translator.holds(symbol);
-        self.key(place.filter(|_| !before).map_or(symbol, Source::Key), down);
+        self.key(key.filter(|_| !before).map_or(symbol, Source::Key), down);
     }
 
     fn send(&self, steps: Vec<Step>) {
@@ -121,12 +121,12 @@ impl ClientInput {
         let last = |length: u16| i32::from(length.max(1)) - 1;
         pointer.x = (pointer.x + dx).clamp(0, last(size.0));
         pointer.y = (pointer.y + dy).clamp(0, last(size.1));
-        let place = |at: i32, length: u16| {
+        let scale = |at: i32, length: u16| {
             let most = i64::from(Position::MOST);
             let scaled = i64::from(at) * most / i64::from(last(length).max(1));
             u16::try_from(scaled.clamp(0, most)).unwrap_or(0)
         };
-        let (x, y) = (place(pointer.x, size.0), place(pointer.y, size.1));
+        let (x, y) = (scale(pointer.x, size.0), scale(pointer.y, size.1));
         let buttons = our_buttons(buttons);
         // A tablet may appear at any time, for example when an operating system has started.
         pointer.relative = !self.hub.position(Position { x, y, wheel, pan, buttons });
@@ -250,13 +250,13 @@ mod test {
     fn a_key_that_was_pressed_by_its_symbol_is_let_go_by_its_place() {
         let (mut input, seen) = input();
         // The guest's keyboard has `z` at another position than the client's.
-        for (keysym, place, guest) in [(0xff0d, 0x1c, 0x1c), (0x7a, 0x15, 0x2c)] {
+        for (keysym, code, guest) in [(0xff0d, 0x1c, 0x1c), (0x7a, 0x15, 0x2c)] {
             input.key(Source::Symbol(keysym), true);
             for down in [false, true, false] {
-                input.key_at(Key::new(place), keysym, down);
+                input.key_at(Key::new(code), keysym, down);
             }
             let key = |code, down| Event::Key(Key::new(code).unwrap(), down);
-            let wanted = [(guest, true), (guest, false), (place, true), (place, false)];
+            let wanted = [(guest, true), (guest, false), (code, true), (code, false)];
             let wanted = wanted.map(|(code, down)| key(code, down));
             assert_eq!(std::mem::take(&mut *seen.events.lock().unwrap()), wanted);
         }

@@ -24,10 +24,10 @@ mod test {
 
     #[test]
     fn scan_codes_are_places() {
-        let place = |code| from_scan_code(code).map(Key::code);
-        assert_eq!(place(0x1e), Some(0x1e));
-        assert_eq!(place(0x9d), Some(0xe01d), "the right Control key");
-        assert_eq!(place(0xe01d), Some(0xe01d));
+        let code_of = |code| from_scan_code(code).map(Key::code);
+        assert_eq!(code_of(0x1e), Some(0x1e));
+        assert_eq!(code_of(0x9d), Some(0xe01d), "the right Control key");
+        assert_eq!(code_of(0xe01d), Some(0xe01d));
         assert_eq!(from_scan_code(0xc6), Some(Key::PAUSE));
         assert_eq!(from_scan_code(0xb7), Some(Key::PRINT));
         assert_eq!(from_scan_code(0xf2), Some(Key::HANGUL));

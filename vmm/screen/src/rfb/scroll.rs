@@ -294,7 +294,7 @@ struct Window {
     sum: u32,
     /// Position in the new picture. The row is `MISSING` if the window occurs twice, the column if
     /// the slot is free.
-    place: (u16, u16),
+    position: (u16, u16),
 }
 
 /// Combines the pixels of a window's two rows, so that the rolling hash can add and remove them
@@ -367,7 +367,7 @@ impl Search {
         let rows = usize::from(area.height) - ROW_GAP;
         let columns = COLUMNS.min(usize::from(area.width) / WINDOW_WIDTH);
         self.windows.clear();
-        let free = Window { sum: 0, place: (MISSING, MISSING) };
+        let free = Window { sum: 0, position: (MISSING, MISSING) };
         self.windows.resize((2 * rows * columns).next_power_of_two(), free);
         self.sieve.clear();
         self.sieve.resize(SIEVE_WORDS, 0);
@@ -375,8 +375,8 @@ impl Search {
         for column in 0..columns {
             let x = usize::from(area.x) + column * gap + (gap - WINDOW_WIDTH) / 2;
             for y in usize::from(area.y)..usize::from(area.y) + rows {
-                let place = (number(x), number(y));
-                if !changed.touches(Area { x: place.0, y: place.1, width: 1, height: 1 }) {
+                let position = (number(x), number(y));
+                if !changed.touches(Area { x: position.0, y: position.1, width: 1, height: 1 }) {
                     continue;
                 }
                 let start = y * frames.width() + x;
@@ -387,7 +387,7 @@ impl Search {
                     continue;
                 }
                 let pixels = upper.iter().zip(lower).map(|(upper, lower)| pixel(*upper, *lower));
-                self.insert(mixed(pixels.fold(0, next)), place);
+                self.insert(mixed(pixels.fold(0, next)), position);
             }
         }
     }
@@ -396,22 +396,22 @@ impl Search {
     fn position(&self, sum: u64) -> Option<(usize, u32)> {
         let (start, mask) = (usize::try_from(sum >> 32).unwrap_or(0), self.windows.len() - 1);
         let sum = u32::try_from(sum & u64::from(u32::MAX)).unwrap_or(0);
-        let mut places = (start..start + 8).map(|place| place & mask);
-        let place = places.find(|place| {
-            let it = &self.windows[*place];
-            it.place.0 == MISSING || it.sum == sum
+        let mut slots = (start..start + 8).map(|slot| slot & mask);
+        let slot = slots.find(|slot| {
+            let it = &self.windows[*slot];
+            it.position.0 == MISSING || it.sum == sum
         });
-        place.map(|place| (place, sum))
+        slot.map(|slot| (slot, sum))
     }
 
-    fn insert(&mut self, sum: u64, place: (u16, u16)) {
+    fn insert(&mut self, sum: u64, position: (u16, u16)) {
         let Some((at, sum)) = self.position(sum) else { return };
         self.sieve[word(sum)] |= 1 << (sum % 64);
         let it = &mut self.windows[at];
-        if it.place.0 == MISSING {
-            *it = Window { sum, place };
+        if it.position.0 == MISSING {
+            *it = Window { sum, position };
         } else {
-            it.place.1 = MISSING;
+            it.position.1 = MISSING;
         }
     }
 
@@ -469,8 +469,8 @@ impl Search {
         }
         let Some((at, _)) = self.position(mixed) else { return };
         let it = self.windows[at];
-        if it.place.1 != MISSING && it.sum == sum {
-            self.count(Offset::between(from, it.place));
+        if it.position.1 != MISSING && it.sum == sum {
+            self.count(Offset::between(from, it.position));
         }
     }
 

@@ -202,8 +202,8 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
     let wish = [251, 0, 2, 128, 1, 224, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 128, 1, 224, 0, 0, 0, 0];
     extended.send(&wish).await;
     extended.receive_update().await.unwrap();
-    let (_, place, _) = extended.signs.last().unwrap();
-    assert_eq!(*place, [1, 4, 320, 200], "forwarded to the guest");
+    let (_, area, _) = extended.signs.last().unwrap();
+    assert_eq!(*area, [1, 4, 320, 200], "forwarded to the guest");
     assert_eq!(bench.fake.preferred(), Some((640, 480)));
     // A client that cannot parse the reply may request sizes too.
     plain.send(&wish).await;
@@ -308,8 +308,8 @@ async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
             let mut found = viewer.signs.iter().filter(|it| it.0 == number);
             let first = found.next();
             assert!(found.next().is_none(), "once is enough");
-            first.map(|(_, place, content)| {
-                assert_eq!(*place, [0, 0, 1, 1]);
+            first.map(|(_, area, content)| {
+                assert_eq!(*area, [0, 0, 1, 1]);
                 content.clone()
             })
         };
@@ -743,7 +743,7 @@ async fn more_clients_than_there_is_room_for_are_told() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_says_no_password_gives_way_to_who_does() {
     let bench = bench(rules(both()));
-    // Nor do silent clients take places of admitted ones.
+    // Nor do silent clients take slots of admitted ones.
     let mut viewers = Vec::new();
     for _ in 0..MAX_CLIENTS - 8 {
         viewers.push(bench.viewer().await);

@@ -365,22 +365,22 @@ impl TestClient {
     /// Receives the rectangles of an update.
     pub(super) async fn rectangles(&mut self, count: u16) -> anyhow::Result<()> {
         for _ in 0..count {
-            let mut place = [0; 4];
-            for part in &mut place {
+            let mut area = [0; 4];
+            for part in &mut area {
                 *part = self.stream.read_u16().await?;
             }
             let number = self.stream.read_i32().await?;
             match number {
                 0 => {
-                    self.raw(place).await?;
+                    self.raw(area).await?;
                     continue;
                 }
                 1 => {
-                    self.copied(place).await?;
+                    self.copied(area).await?;
                     continue;
                 }
                 2 => {
-                    self.on_ground(place).await?;
+                    self.on_ground(area).await?;
                     continue;
                 }
                 _ => {}
@@ -399,10 +399,10 @@ impl TestClient {
             let mut content = vec![0; length];
             self.stream.read_exact(&mut content).await?;
             if matches!(number, -223 | -308) {
-                self.size = (place[2], place[3]);
-                self.pixels = vec![0; usize::from(place[2]) * usize::from(place[3])];
+                self.size = (area[2], area[3]);
+                self.pixels = vec![0; usize::from(area[2]) * usize::from(area[3])];
             }
-            self.signs.push((number, place, content));
+            self.signs.push((number, area, content));
             if number == -224 {
                 break;
             }

@@ -223,25 +223,25 @@ impl Gate {
         if self.rules.origins.contains(&origin) {
             return Ok(());
         }
-        let same = origin.split_once("://").is_some_and(|(scheme, place)| {
+        let same = origin.split_once("://").is_some_and(|(scheme, host)| {
             let fits = match client.secure {
                 Some(secure) => scheme == if secure { "https" } else { "http" },
                 None => matches!(scheme, "http" | "https"),
             };
-            fits && !place.is_empty() && plain(scheme, place) == plain(scheme, client.host())
+            fits && !host.is_empty() && plain(scheme, host) == plain(scheme, client.host())
         });
         if same {
             return Ok(());
         }
-        let place = short(client.host());
+        let host = short(client.host());
         Err(Refusal::Foreign(match &*origin {
             "" => format!(
-                "This request has no Origin header: a page must send the origin of `{place}`, and \
+                "This request has no Origin header: a page must send the origin of `{host}`, and \
                  a program must send JSON (Content-Type: application/json) without Cookie, \
                  Referer and Sec-Fetch-Site."
             ),
             _ => format!(
-                "This request is from `{}`, but it addresses `{place}`: behind a proxy, set {}, or \
+                "This request is from `{}`, but it addresses `{host}`: behind a proxy, set {}, or \
                  let the proxy pass on the Host header.",
                 short(&origin),
                 self.rules.option_names.origin

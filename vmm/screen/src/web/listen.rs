@@ -243,7 +243,7 @@ async fn until_evicted(slot: &Slot, serve: impl Future<Output = ()>) {
 fn option_name(config: &Config) -> String {
     match (&config.option_names.address, &config.address) {
         (Some(option), _) => option.clone(),
-        (None, Some(place)) => format!("--web {place}"),
+        (None, Some(address)) => format!("--web {address}"),
         (None, None) => "--web".into(),
     }
 }

@@ -408,7 +408,7 @@ async fn websocket(
         }
     };
     // The number of viewers is limited before anything is allocated for the screen.
-    let Some(place) = web.viewers.acquire(client.network) else {
+    let Some(slot) = web.viewers.acquire(client.network) else {
         return too_many("Too many viewers are connected.\n");
     };
     let (response, upgrade) = match line_socket::upgrade(&mut request) {
@@ -416,7 +416,7 @@ async fn websocket(
         Err(response) => return response,
     };
     tokio::spawn(async move {
-        let _place = place;
+        let _slot = slot;
         let Client { peer, network, .. } = client;
         let upgraded = match line_socket::upgraded(upgrade).await {
             Ok(upgraded) => upgraded,

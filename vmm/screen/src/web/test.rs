@@ -55,7 +55,7 @@ impl Sink for Board {
 }
 
 struct Bench {
-    place: String,
+    address: String,
     /// The path prefix of all pages.
     base: &'static str,
     server: Arc<Server>,
@@ -111,12 +111,12 @@ fn bench(words: &str) -> Bench {
     let words = format!("127.0.0.1:0,name=a test{words}");
     let config: Config = keyvalue::parse(&words, Some("to")).expect("a configuration");
     let listener = Listener::new(&config).expect("a port");
-    let place = listener.url();
-    let place = place.split('/').nth(2).expect("a place").to_owned();
+    let url = listener.url();
+    let address = url.split('/').nth(2).expect("an address").to_owned();
     let (server, board) = server();
     let shown = own(&server);
     tokio::spawn(async { listener.run(shown, more()).await });
-    Bench { place, base: "", server, board }
+    Bench { address, base: "", server, board }
 }
 
 /// Writes a password file.
@@ -165,13 +165,13 @@ async fn say<S: crate::rfb::Duplex>(mut stream: S, request: &str) -> Answer {
 
 impl Bench {
     async fn connect(&self) -> TcpStream {
-        TcpStream::connect(&self.place).await.unwrap()
+        TcpStream::connect(&self.address).await.unwrap()
     }
 
     async fn ask(&self, line: &str, headers: &[&str]) -> Answer {
-        let place = &self.place;
+        let address = &self.address;
         let headers: String = headers.iter().map(|it| format!("{it}\n")).collect();
-        let host = if headers.contains("Host:") { "" } else { &format!("Host: {place}\n") };
+        let host = if headers.contains("Host:") { "" } else { &format!("Host: {address}\n") };
         let text = format!("{line} HTTP/1.1\n{host}Connection: close\n{headers}\n");
         say(self.connect().await, &text).await
     }
@@ -180,7 +180,8 @@ impl Bench {
     /// request has not been read may give way to a newer one.
     async fn tries(&self, line: &str) -> Option<u16> {
         let mut stream = self.connect().await;
-        let text = format!("{line} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.place);
+        let text =
+            format!("{line} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address);
         stream.write_all(text.as_bytes()).await.ok()?;
         let mut bytes = Vec::new();
         timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await.expect("an end").ok();
@@ -188,14 +189,14 @@ impl Bench {
     }
 
     fn origin(&self) -> String {
-        format!("Origin: http://{}", self.place)
+        format!("Origin: http://{}", self.address)
     }
 
     async fn log_in(&self, origin: &str, body: &str) -> Answer {
         let text = format!(
             "POST /login HTTP/1.1\nHost: {}\nConnection: close\n{origin}\nContent-Type: \
              application/x-www-form-urlencoded\nContent-Length: {}\n\n{body}",
-            self.place,
+            self.address,
             body.len()
         );
         say(self.connect().await, &text).await
@@ -208,7 +209,8 @@ impl Bench {
     async fn knock_at(&self, page: &str, headers: &[&str]) -> (TcpStream, Answer) {
         let mut stream = self.connect().await;
         let headers: String = headers.iter().map(|it| format!("{it}\n")).collect();
-        let host = if headers.contains("Host:") { "" } else { &format!("Host: {}\n", self.place) };
+        let host =
+            if headers.contains("Host:") { "" } else { &format!("Host: {}\n", self.address) };
         let text = format!(
             "GET {}/{page} HTTP/1.1\n{host}Connection: keep-alive, Upgrade\nUpgrade: \
              websocket\nSec-WebSocket-Version: 13\nSec-WebSocket-Key: \
@@ -624,7 +626,7 @@ async fn it_can_be_a_part_of_something_else_below_a_path() {
     let router = routes::router(own(&server), rules, Farewell::default(), more());
     let router = axum::Router::new().nest("/vm/one/", router);
     let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let place = socket.local_addr().unwrap().to_string();
+    let address = socket.local_addr().unwrap().to_string();
     tokio::spawn(async move {
         while let Ok((stream, peer)) = socket.accept().await {
             let line = Connection { address: Some(peer.ip()), tls: false };
@@ -634,7 +636,7 @@ async fn it_can_be_a_part_of_something_else_below_a_path() {
             tokio::spawn(connection.with_upgrades());
         }
     });
-    let bench = Bench { place, base: "/vm/one", server, board };
+    let bench = Bench { address, base: "/vm/one", server, board };
     let page = bench.ask("GET /vm/one/", &[]).await;
     assert_eq!(page.status, 200, "{}", page.head);
     let text = page.text();
@@ -711,7 +713,7 @@ async fn what_is_said_too_slowly_is_not_heard() {
     let text = format!(
         "POST /echo HTTP/1.1\nHost: {}\nContent-Type: application/json\nConnection: close\n\
          Content-Length: 9\n\n",
-        bench.place
+        bench.address
     );
     assert_eq!(say(bench.connect().await, &format!("{text}123456789")).await.text(), "123456789");
     assert_eq!(say(bench.connect().await, &format!("{text}1234")).await.status, 408);
@@ -743,7 +745,7 @@ async fn all_addresses_of_the_loopback_guess_at_one_door() {
     let folder = tempfile::tempdir().unwrap();
     let full = secret(folder.path(), "full", "full");
     let bench = bench(&format!(",password={full}"));
-    let place = bench.place.parse().unwrap();
+    let address = bench.address.parse().unwrap();
     let basic = |password| BASE64_STANDARD.encode(format!("me:{password}"));
     let text = |password| {
         format!(
@@ -756,7 +758,7 @@ async fn all_addresses_of_the_loopback_guess_at_one_door() {
         let [high, low] = number.to_be_bytes();
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind((Ipv4Addr::new(127, 1, high, low), 0).into()).unwrap();
-        let answer = say(socket.connect(place).await.unwrap(), &text("guess")).await;
+        let answer = say(socket.connect(address).await.unwrap(), &text("guess")).await;
         assert!([401, 429].contains(&answer.status), "{}", answer.status);
         checked += u32::from(answer.status == 401);
     }

@@ -18,14 +18,14 @@ impl Origins {
     /// Names the first origin that is invalid.
     pub fn read(text: &str) -> anyhow::Result<Self> {
         let read = |word: &str| {
-            let place = word.split_once("://").filter(|(scheme, _)| {
+            let parts = word.split_once("://").filter(|(scheme, _)| {
                 scheme.eq_ignore_ascii_case("https") || scheme.eq_ignore_ascii_case("http")
             });
             let is_host = |host: &str| {
                 !host.is_empty() && host.bytes().all(|it| it.is_ascii_graphic() && it != b'/')
             };
             ensure!(
-                place.is_some_and(|(_, host)| is_host(host)),
+                parts.is_some_and(|(_, host)| is_host(host)),
                 "{}: write it like https://example.org, without a path",
                 shown(word)
             );

@@ -130,9 +130,9 @@ fn request(kind: u8, bytes: &[u8]) -> Vec<u8> {
         }
         // Frames.
         _ => {
-            let place = "10.0.0.1:8006";
+            let host = "10.0.0.1:8006";
             let head = format!(
-                "GET /websockify HTTP/1.1\r\nHost: {place}\r\nOrigin: http://{place}\r\n\
+                "GET /websockify HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n\
                  Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
                  Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
             );
