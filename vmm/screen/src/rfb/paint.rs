@@ -45,6 +45,11 @@ const BLACK_PIECE: (u16, u16) = (2048, 128);
 /// If nothing changed for this long, tiles of reduced quality are sent again.
 const SETTLED: Duration = Duration::from_millis(300);
 
+/// Area of rectangles whose content is not a part of the picture.
+const NO_AREA: Area = Area { x: 0, y: 0, width: 0, height: 0 };
+/// Area of rectangles with a single pixel.
+const ONE_PIXEL: Area = Area { width: 1, height: 1, ..NO_AREA };
+
 /// Writer of one client's updates.
 pub(super) struct Painter {
     server: Arc<Server>,
@@ -87,8 +92,8 @@ struct PseudoRectangles {
 }
 
 impl PseudoRectangles {
-    fn add(&mut self, at: (u16, u16), size: (u16, u16), number: i32, data: &[u8]) {
-        rectangle(at, size, number, &mut self.bytes);
+    fn add(&mut self, area: Area, number: i32, data: &[u8]) {
+        rectangle(area, number, &mut self.bytes);
         self.bytes.extend(data);
         self.count += 1;
     }
@@ -223,7 +228,8 @@ impl Painter {
                 }
             } else if features.resize {
                 plan.first.extend(header(1));
-                rectangle((0, 0), size, number::RESIZE, &mut plan.first);
+                let (width, height) = size;
+                rectangle(Area { x: 0, y: 0, width, height }, number::RESIZE, &mut plan.first);
             } else {
                 return;
             }
@@ -255,7 +261,9 @@ impl Painter {
     ) {
         let (features, known, name) =
             (&state.preferences.features, &mut self.known, &self.client.rules.name);
-        let mut add = |x: u16, number: i32, data: &[u8]| out.add((x, 0), (0, 0), number, data);
+        let mut add = |x: u16, number: i32, data: &[u8]| {
+            out.add(Area { x, ..NO_AREA }, number, data);
+        };
         if features.codes && !std::mem::replace(&mut known.codes, features.codes) {
             add(0, number::CODES, &[]);
         }
@@ -300,7 +308,7 @@ impl Painter {
             // The number of Raw, and a pixel in the format of this encoding.
             Pointer::Alpha => (number::ALPHA_CURSOR, vec![0; 8]),
         };
-        plan.pseudo.add((0, 0), (1, 1), number, &pixel);
+        plan.pseudo.add(ONE_PIXEL, number, &pixel);
     }
 
     /// Takes the tiles that the client waits for.
@@ -392,7 +400,7 @@ impl Painter {
             }
         }
         match end {
-            End::LastRect if open => rectangle((0, 0), (0, 0), number::LAST_RECT, &mut message),
+            End::LastRect if open => rectangle(NO_AREA, number::LAST_RECT, &mut message),
             // The mode has changed meanwhile. The new picture follows in the next update.
             End::Counted(count) if open => {
                 (rectangles..count.into()).for_each(|_| pixel(&job.format, &mut message));
@@ -566,13 +574,13 @@ fn header(rectangles: u16) -> Vec<u8> {
 
 /// A rectangle that changes as little as possible: a black pixel in the corner.
 fn pixel(format: &PixelFormat, out: &mut Vec<u8>) {
-    rectangle((0, 0), (1, 1), Encoding::Raw.number(), out);
+    rectangle(ONE_PIXEL, Encoding::Raw.number(), out);
     out.extend(std::iter::repeat_n(0, format.bytes()));
 }
 
 /// A rectangle's header.
-fn rectangle(at: (u16, u16), size: (u16, u16), encoding: i32, out: &mut Vec<u8>) {
-    for part in [at.0, at.1, size.0, size.1] {
+fn rectangle(area: Area, encoding: i32, out: &mut Vec<u8>) {
+    for part in [area.x, area.y, area.width, area.height] {
         out.extend(part.to_be_bytes());
     }
     out.extend(encoding.to_be_bytes());
@@ -580,7 +588,9 @@ fn rectangle(at: (u16, u16), size: (u16, u16), encoding: i32, out: &mut Vec<u8>)
 
 /// `ExtendedDesktopSize` with our single screen.
 fn screens(report: Report, size: (u16, u16), out: &mut Vec<u8>) {
-    rectangle((report.reason, report.status), size, number::SCREENS, out);
+    // The fields of the position have another meaning here.
+    let (x, y, (width, height)) = (report.reason, report.status, size);
+    rectangle(Area { x, y, width, height }, number::SCREENS, out);
     out.extend([1, 0, 0, 0]);
     // The screen's number. LibVNC treats 0 as no screen, and then requests no sizes.
     out.extend(1_u32.to_be_bytes());
