@@ -21,6 +21,17 @@ pub struct ClientInput {
     gave_up: bool,
 }
 
+/// A `PointerEvent` of the protocol: position or movement, and the pressed buttons.
+#[derive(Clone, Copy)]
+pub struct PointerEvent {
+    /// Position in pixels, or movement with an offset of 0x7fff.
+    pub x: u16,
+    /// Position in pixels, or movement with an offset of 0x7fff.
+    pub y: u16,
+    /// Bits as in the protocol.
+    pub buttons: u16,
+}
+
 #[derive(Default)]
 struct Pointer {
     /// Bits as in the protocol's `PointerEvent`.
@@ -98,26 +109,31 @@ impl ClientInput {
     }
 
     /// Moves the pointer to a pixel of a picture of `size`, and sets the buttons.
-    pub fn move_to(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
+    pub fn move_to(&mut self, event: PointerEvent, size: (u16, u16)) {
+        let PointerEvent { x, y, buttons } = event;
         let (x, y) = (i32::from(x), i32::from(y));
         let distance = (x - self.pointer.x, y - self.pointer.y);
-        self.move_by(distance, buttons, size);
+        self.pointer.size = size;
+        self.move_by(distance, buttons);
     }
 
     /// Moves the pointer by a distance, which is encoded with an offset of 0x7fff, and sets the
     /// buttons.
-    pub fn move_relative(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
-        self.move_by((i32::from(x) - NO_MOVEMENT, i32::from(y) - NO_MOVEMENT), buttons, size);
+    pub fn move_relative(&mut self, event: PointerEvent, size: (u16, u16)) {
+        let PointerEvent { x, y, buttons } = event;
+        self.pointer.size = size;
+        self.move_by((i32::from(x) - NO_MOVEMENT, i32::from(y) - NO_MOVEMENT), buttons);
     }
 
-    fn move_by(&mut self, (dx, dy): (i32, i32), buttons: u16, size: (u16, u16)) {
+    fn move_by(&mut self, (dx, dy): (i32, i32), buttons: u16) {
         let pressed = buttons & !self.pointer.buttons;
         let notches = |[more, less]: [u16; 2]| {
             i32::from(pressed & more != 0) - i32::from(pressed & less != 0)
         };
         let (wheel, pan) = (notches(WHEEL), -notches(PAN));
         let pointer = &mut self.pointer;
-        (pointer.buttons, pointer.size) = (buttons, size);
+        pointer.buttons = buttons;
+        let size = pointer.size;
         let last = |length: u16| i32::from(length.max(1)) - 1;
         pointer.x = (pointer.x + dx).clamp(0, last(size.0));
         pointer.y = (pointer.y + dy).clamp(0, last(size.1));
@@ -151,7 +167,7 @@ impl Drop for ClientInput {
         self.send(steps);
         if our_buttons(self.pointer.buttons) != 0 {
             // Release the buttons at the current position.
-            self.move_by((0, 0), 0, self.pointer.size);
+            self.move_by((0, 0), 0);
         }
     }
 }
@@ -238,7 +254,7 @@ mod test {
         input.key(a, true);
         input.key(a, false);
         input.key(a, false);
-        input.move_to(0, 0, 1, (640, 480));
+        input.move_to(PointerEvent { x: 0, y: 0, buttons: 1 }, (640, 480));
         seen.events.lock().unwrap().clear();
         drop(input);
         let events = seen.events.lock().unwrap();
@@ -265,13 +281,13 @@ mod test {
     #[test]
     fn a_tablet_gets_places_and_a_mouse_gets_ways() {
         let (mut input, seen) = input();
-        input.move_to(10, 20, 0, (640, 480));
+        input.move_to(PointerEvent { x: 10, y: 20, buttons: 0 }, (640, 480));
         assert!(input.is_relative());
-        input.move_to(13, 18, 0b101, (640, 480));
-        input.move_relative(0x7fff, 0x8000, 0, (640, 480));
+        input.move_to(PointerEvent { x: 13, y: 18, buttons: 0b101 }, (640, 480));
+        input.move_relative(PointerEvent { x: 0x7fff, y: 0x8000, buttons: 0 }, (640, 480));
         seen.tablet.store(true, Ordering::Relaxed);
-        input.move_to(639, 479, 1 << 3, (640, 480));
-        input.move_to(639, 479, 1 << 6 | 1 << 7, (640, 480));
+        input.move_to(PointerEvent { x: 639, y: 479, buttons: 1 << 3 }, (640, 480));
+        input.move_to(PointerEvent { x: 639, y: 479, buttons: 1 << 6 | 1 << 7 }, (640, 480));
         assert!(!input.is_relative());
         let motion = |dx, dy, buttons| Event::Motion(Motion { dx, dy, wheel: 0, buttons });
         let most = Position::MOST;
@@ -294,8 +310,8 @@ mod test {
     fn pictures_of_one_pixel_and_places_outside_of_them_are_harmless() {
         let (mut input, _) = input();
         for size in [(0, 0), (1, 1), (65535, 1)] {
-            input.move_to(65535, 65535, 0xffff, size);
-            input.move_relative(0, 0xffff, 0, size);
+            input.move_to(PointerEvent { x: 65535, y: 65535, buttons: 0xffff }, size);
+            input.move_relative(PointerEvent { x: 0, y: 0xffff, buttons: 0 }, size);
         }
     }
 }

@@ -9,7 +9,7 @@ use tokio::task::yield_now;
 
 use super::clipboard::{self, ClipboardMessage, Text};
 use super::format::PixelFormat;
-use super::input::ClientInput;
+use super::input::{ClientInput, PointerEvent};
 use super::message::{self, Message, Screen};
 use super::picture::Area;
 use super::preferences::Preferences;
@@ -390,10 +390,11 @@ impl Session {
             }
             Message::Pointer { buttons, x, y } => {
                 let size = self.client.viewer.dirty(|dirty| dirty.size());
+                let event = PointerEvent { x, y, buttons };
                 if self.client.state(|state| state.announced_relative) {
-                    self.input.move_relative(x, y, buttons, size);
+                    self.input.move_relative(event, size);
                 } else {
-                    self.input.move_to(x, y, buttons, size);
+                    self.input.move_to(event, size);
                 }
                 let relative = self.input.is_relative();
                 self.client.state(|state| state.relative = relative);
