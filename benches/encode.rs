@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 use rustix::time::{ClockId, clock_gettime};
-use screen::rfb::encode::{Choice, Encoder, Encoding};
+use screen::rfb::encode::{Encoder, Encoding, Parameters};
 use screen::rfb::format::PixelFormat;
 use screen::rfb::picture::{Area, View};
 use transom_benches::pictures::{Picture, Scene, scenes};
@@ -17,7 +17,7 @@ const FRAMES: usize = 15;
 /// A column of the table.
 struct Column {
     name: &'static str,
-    choice: Choice,
+    parameters: Parameters,
 }
 
 fn columns() -> Vec<Column> {
@@ -38,13 +38,13 @@ fn columns() -> Vec<Column> {
     ];
     let column = |(name, encoding, quality, compression)| Column {
         name,
-        choice: Choice { encoding, quality, compression },
+        parameters: Parameters { encoding, quality, compression },
     };
     all.map(column).into()
 }
 
 /// Measures milliseconds and kilobytes per frame, and rectangles.
-fn measure(scene: &mut Scene, choice: &Choice) -> (Spread, f64, usize) {
+fn measure(scene: &mut Scene, parameters: &Parameters) -> (Spread, f64, usize) {
     let (mut encoder, mut out) = (Encoder::new(), Vec::new());
     let (mut times, mut bytes, mut rectangles) = (Vec::new(), 0, 0);
     for frame in 0..=FRAMES {
@@ -54,7 +54,7 @@ fn measure(scene: &mut Scene, choice: &Choice) -> (Spread, f64, usize) {
         let view = View { pixels, stride: usize::from(*width), area };
         out.clear();
         let start = milliseconds();
-        rectangles = encoder.encode(choice, &PixelFormat::OURS, &view, &mut out);
+        rectangles = encoder.encode(parameters, &PixelFormat::OURS, &view, &mut out);
         if frame > 0 {
             times.push(milliseconds() - start);
             bytes += out.len();
@@ -75,8 +75,8 @@ fn main() -> Result<()> {
     heads.iter().try_for_each(|head| write!(text, "{head:>10}"))?;
     text.push('\n');
     for mut scene in scenes() {
-        for Column { name, choice } in columns() {
-            let (time, kilobytes, rectangles) = measure(&mut scene, &choice);
+        for Column { name, parameters } in columns() {
+            let (time, kilobytes, rectangles) = measure(&mut scene, &parameters);
             writeln!(
                 text,
                 "{:<18}{name:<10}{:>10.2}{:>10.2}{:>10.2}{kilobytes:>10.1}{rectangles:>10}",

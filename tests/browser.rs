@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use transom_tests::browser::{self, Browser};
 use transom_tests::print::{PAGES, Picture, find, says};
 use transom_tests::program::{PATIENCE, Running, not_run};
-use vmm::kvm::Situation;
+use vmm::kvm::KvmSupport;
 
 /// True when the page is connected to its machine.
 const CONNECTED: &str = "document.body.dataset.state == 'connected'";
@@ -31,7 +31,7 @@ const WAITING: &str = "document.body.dataset.state == 'waiting'";
 
 /// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {
-    let reason = if Situation::of_this_host() == Situation::None {
+    let reason = if KvmSupport::of_this_host() == KvmSupport::None {
         "there is no usable /dev/kvm"
     } else if !browser::is_here() {
         "there is no chromium"

@@ -19,13 +19,13 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Signal, kill_process, test_kill_process};
 use transom_tests::program::{PATIENCE, Running, connect, not_run, vmm};
 use vmm::control::Command;
-use vmm::kvm::Situation;
+use vmm::kvm::KvmSupport;
 
 use self::place::{HERE, Place, SEEN, last_line};
 
 /// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {
-    let reason = if Situation::of_this_host() == Situation::None {
+    let reason = if KvmSupport::of_this_host() == KvmSupport::None {
         "there is no usable /dev/kvm"
     } else if let Err(why) = place::is_here() {
         why
@@ -509,7 +509,7 @@ fn what_is_on_the_volume_is_whole_whenever_the_signal_came() -> Result<()> {
     let status = pod.wait(PATIENCE)?;
     // On a paravirtual KVM, firmware fails at once.
     ensure!(
-        status == 143 || Situation::of_this_host() != Situation::Full,
+        status == 143 || KvmSupport::of_this_host() != KvmSupport::Full,
         "{status}: {}",
         pod.stderr.text()
     );
@@ -544,7 +544,7 @@ fn a_disk_on_a_full_volume_is_started() -> Result<()> {
     let said = pod.stdout.text();
     // On a paravirtual KVM, firmware fails at once.
     ensure!(
-        status == 143 || Situation::of_this_host() != Situation::Full,
+        status == 143 || KvmSupport::of_this_host() != KvmSupport::Full,
         "{status}: {said}{}",
         pod.stderr.text()
     );

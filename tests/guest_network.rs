@@ -22,7 +22,7 @@ use transom_tests::network::{Route, Service, TransferTimes, in_namespace, ip, no
 use transom_tests::program::not_run_in_part;
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
-use vmm::control::{Command, Plug};
+use vmm::control::{Command, LinkState};
 
 const BOOT: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(60);
@@ -451,13 +451,13 @@ impl Lan {
                 lan.booted.running.ask(&command).map(drop)
             };
             self.flood(&card.route)?;
-            plug(self, Plug::Down)?;
+            plug(self, LinkState::Down)?;
             self.is_served_by_vhost(&card, 0)?;
             self.carrier(card.number, "0")?;
             let ping = format!("ping -c 1 -W 1 {}", card.route.host);
             let status = self.booted.try_run(&ping, SOON)?.status;
             ensure!(status != 0, "{}: an answer although the cable is pulled", card.name);
-            plug(self, Plug::Up)?;
+            plug(self, LinkState::Up)?;
             self.carrier(card.number, "1")?;
             self.stop_flood()?;
             self.is_served_by_vhost(&card, 4)?;

@@ -20,13 +20,13 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use transom_tests::browser::Browser;
 use transom_tests::print::Picture;
 use transom_tests::program::{PATIENCE, not_run};
-use vmm::kvm::Situation;
+use vmm::kvm::KvmSupport;
 
 use self::engine::{Engine, Pod};
 
 /// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {
-    let reason = if Situation::of_this_host() == Situation::None {
+    let reason = if KvmSupport::of_this_host() == KvmSupport::None {
         "there is no usable /dev/kvm"
     } else if let Err(why) = engine::is_here() {
         why

@@ -20,7 +20,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use transom_tests::program::{PATIENCE, Running, not_run, vmm};
 use transom_tests::python::PYTHON;
-use vmm::kvm::Situation;
+use vmm::kvm::KvmSupport;
 
 /// The interval of polls.
 const POLL: Duration = Duration::from_millis(50);
@@ -62,7 +62,7 @@ asyncio.run(main())
 /// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {
     let is = |program: &str| Path::new("/usr/sbin").join(program).exists();
-    let reason = if Situation::of_this_host() == Situation::None {
+    let reason = if KvmSupport::of_this_host() == KvmSupport::None {
         "there is no usable /dev/kvm"
     } else if !rustix::process::geteuid().is_root() {
         "namespaces need root"

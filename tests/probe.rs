@@ -31,11 +31,11 @@ mod screen;
 mod volume;
 
 use transom_tests::program::not_run;
-use vmm::kvm::Situation;
+use vmm::kvm::KvmSupport;
 
 /// Whether a guest can run on this host. Reports the test as skipped otherwise.
 fn runs_here(test: &str) -> bool {
-    let here = Situation::of_this_host() != Situation::None;
+    let here = KvmSupport::of_this_host() != KvmSupport::None;
     if !here {
         not_run(test, "there is no usable /dev/kvm");
     }

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use transom_tests::program::{PATIENCE, Running, connect, finish, not_run, transom, vmm};
 use vmm::control;
-use vmm::kvm::Situation;
+use vmm::kvm::KvmSupport;
 
 /// A user without a name, and another one.
 const USER: u32 = 1000;
@@ -47,7 +47,7 @@ enum Separation {
 
 /// The way that works on this host. Reports the test as skipped if none does.
 fn separation(test: &str) -> Option<Separation> {
-    let reason = if Situation::of_this_host() == Situation::None {
+    let reason = if KvmSupport::of_this_host() == KvmSupport::None {
         "there is no usable /dev/kvm"
     } else if !geteuid().is_root() {
         return Some(Separation::SameUser);

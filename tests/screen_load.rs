@@ -22,7 +22,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use transom_tests::program::{PATIENCE, Running, connect, not_run};
 use vmm::control::{Client, Command};
-use vmm::kvm::Situation;
+use vmm::kvm::KvmSupport;
 
 use crate::line::Door;
 use crate::viewer::Viewer;
@@ -229,7 +229,7 @@ fn machine(folder: &Path, screen: &[&str]) -> Result<(Running, Client)> {
 }
 
 fn runs_here(test: &str) -> bool {
-    let here = Situation::of_this_host() != Situation::None;
+    let here = KvmSupport::of_this_host() != KvmSupport::None;
     if !here {
         not_run(test, "there is no usable /dev/kvm");
     }

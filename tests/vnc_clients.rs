@@ -28,7 +28,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use transom_tests::program::not_run;
-use vmm::kvm::Situation;
+use vmm::kvm::KvmSupport;
 
 /// Command lines of the probe: a picture of all colors, and a page of text.
 const PATTERN: &str = "draw=yes";
@@ -48,7 +48,7 @@ const KEY: &str = include_str!("vnc_clients/key.pem");
 /// Whether a test can run on this host. Reports it as skipped otherwise, for `reason` if `others`
 /// is false.
 fn can(test: &str, reason: &str, others: impl FnOnce() -> bool) -> bool {
-    let here = Situation::of_this_host() != Situation::None;
+    let here = KvmSupport::of_this_host() != KvmSupport::None;
     let all = here && others();
     if !all {
         not_run(test, if here { reason } else { "there is no usable /dev/kvm" });

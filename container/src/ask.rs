@@ -130,7 +130,7 @@ pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
 fn machine() -> anyhow::Result<Client> {
     let runtime_folder =
         RuntimeFolder::find().context("no machine runs here: `transom pod` has not started one")?;
-    Client::connect_within(&runtime_folder.control(), ANSWER_TIMEOUT)
+    Client::connect_timeout(&runtime_folder.control(), ANSWER_TIMEOUT)
 }
 
 /// Writes a screenshot of the guest's screen as a PNG file.

@@ -8,11 +8,11 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use std::{process, thread};
 
-use jail::watch::{self, Walls};
+use jail::watch::{self, FileAccess};
 
 use crate::status::Status;
 
-pub use jail::watch::Rights;
+pub use jail::watch::Capabilities;
 
 /// How long a thread retries while the kernel is short of memory or descriptors.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -23,7 +23,7 @@ const RESOLV: &str = "/etc/resolv.conf";
 /// Readable folders: the host's state, the control group, the resolvers and the time zones.
 const READ: [&str; 4] = ["/proc", "/sys/fs/cgroup", "/etc", "/usr/share/zoneinfo"];
 
-static WALLS: OnceLock<Walls> = OnceLock::new();
+static FILES: OnceLock<FileAccess> = OnceLock::new();
 
 /// Sets the folders that belong to the pod. Threads that start later can reach no others.
 pub fn build(own: &[&Path]) {
@@ -31,19 +31,19 @@ pub fn build(own: &[&Path]) {
     let resolv = resolv.and_then(|path| path.parent().map(Path::to_owned));
     let read = READ.map(PathBuf::from).into_iter().chain(resolv).collect();
     let own = own.iter().map(|path| path.to_path_buf()).collect();
-    WALLS.get_or_init(|| Walls { read, own, ..Walls::default() });
+    FILES.get_or_init(|| FileAccess { read, own, ..FileAccess::default() });
 }
 
 /// Jails a thread that serves clients. Does nothing before [`build`] has been called, as in tests.
 pub fn serve() {
-    if let Some(walls) = WALLS.get() {
-        enter_or_exit(|| walls.enter(Rights::empty(), &[]));
+    if let Some(files) = FILES.get() {
+        enter_or_exit(|| files.enter(Capabilities::empty(), &[]));
     }
 }
 
 /// Jails a thread that needs no files. It works without [`build`].
 pub fn seclude() {
-    enter_or_exit(|| Walls::default().enter(Rights::empty(), &[]));
+    enter_or_exit(|| FileAccess::default().enter(Capabilities::empty(), &[]));
 }
 
 /// Ends the process, and the machine with it, if a thread cannot drop its rights: such a thread
@@ -72,10 +72,10 @@ fn enter_or_exit(enter: impl Fn() -> anyhow::Result<Vec<String>>) {
 /// # Errors
 ///
 /// When the kernel refuses a rule.
-pub fn close(keep: Rights, children: &[u32]) -> anyhow::Result<()> {
-    watch::hide()?;
-    let Some(walls) = WALLS.get() else { return Ok(()) };
-    let lacks = walls.enter(keep, children)?;
+pub fn close(keep: Capabilities, children: &[u32]) -> anyhow::Result<()> {
+    watch::protect_memory()?;
+    let Some(files) = FILES.get() else { return Ok(()) };
+    let lacks = files.enter(keep, children)?;
     if !lacks.is_empty() {
         tracing::warn!("the pod keeps more rights than it needs: {}", lacks.join("; "));
     }
@@ -87,8 +87,8 @@ pub fn close(keep: Rights, children: &[u32]) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// When the kernel refuses.
-pub fn give_up(rights: Rights) -> anyhow::Result<()> {
-    watch::give_up(rights)
+pub fn drop_capabilities(capabilities: Capabilities) -> anyhow::Result<()> {
+    watch::drop_capabilities(capabilities)
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ use self::volume::Volume;
 use crate::agent::Agent;
 use crate::descriptors;
 use crate::firmware;
-use crate::jail::{self, Rights};
+use crate::jail::{self, Capabilities};
 use crate::plan::Plan;
 use crate::settings::Boot;
 use crate::settings::environment::Environment;
@@ -271,19 +271,19 @@ impl Pod {
     /// The rights that the rest of the pod's life needs: those for its end, and, until the guest
     /// has booted from its disk for the first time, the right to mark that on another user's
     /// volume.
-    fn rights(&self) -> Rights {
+    fn rights(&self) -> Capabilities {
         let us = rustix::process::geteuid();
-        let mut rights = Rights::empty();
+        let mut rights = Capabilities::empty();
         // The machine runs as another user if the pod is root.
-        rights.set(Rights::KILL, us.is_root());
+        rights.set(Capabilities::KILL, us.is_root());
         let settings = &self.plan.input.settings;
         // A card on the pod's own network exists until it is deleted.
-        rights.set(Rights::NET_ADMIN, settings.network.dhcp);
+        rights.set(Capabilities::NET_ADMIN, settings.network.dhcp);
         let folder = &settings.storage.folder;
         let foreign = |found: std::fs::Metadata| found.uid() != us.as_raw();
         let foreign = std::fs::metadata(folder).is_ok_and(foreign);
         let marks = self.volume.as_ref().is_some_and(|it| !it.has_booted());
-        rights.set(Rights::DAC_OVERRIDE, us.is_root() && marks && foreign);
+        rights.set(Capabilities::DAC_OVERRIDE, us.is_root() && marks && foreign);
         rights
     }
 
@@ -406,7 +406,7 @@ impl Pod {
                 }
             }
             // Nothing else on the volume belongs to another user from here on.
-            if let Err(error) = jail::give_up(Rights::DAC_OVERRIDE) {
+            if let Err(error) = jail::drop_capabilities(Capabilities::DAC_OVERRIDE) {
                 tracing::warn!("the pod keeps the right to write any file: {error:#}");
             }
         }

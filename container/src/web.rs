@@ -25,9 +25,11 @@ use axum::routing::{get, post};
 use futures_util::future::OptionFuture;
 use host::listen::Address;
 use screen::web::listen::Listener;
-use screen::web::stage::{self, About, Button, Crowd, Doors, Layout, More, Stage, Viewer};
-use screen::web::viewers::{announce, carry};
-use screen::web::{self, Config, Words};
+use screen::web::stage::{
+    self, About, Button, ConnectionLimit, ExtraRoutes, Layout, LoginLimiter, Stage, Viewer,
+};
+use screen::web::viewers::{announce, copy_both_ways};
+use screen::web::{self, Config, OptionNames};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
@@ -64,11 +66,11 @@ pub struct WebState {
     /// Locked while a picture of the screen is taken.
     picture: Arc<Mutex<()>>,
     /// Counts wrong passwords, of browsers and of VNC viewers together.
-    doors: Arc<Doors>,
+    login_limiter: Arc<LoginLimiter>,
     ready: Ready,
     agent: Arc<Agent>,
     /// Limits the clients that receive events.
-    listeners: Crowd,
+    listeners: ConnectionLimit,
     /// The name of the guest for people.
     name: String,
     /// The machine has a screen that browsers show.
@@ -111,10 +113,10 @@ impl WebState {
             machine: machine_client::Status::new(runtime_folder.control()),
             picture: Arc::default(),
             runtime_folder,
-            doors: Arc::default(),
+            login_limiter: Arc::default(),
             agent: ready.agent.clone(),
             ready,
-            listeners: Crowd::new(MAX_LISTENERS, MAX_PER_ADDRESS),
+            listeners: ConnectionLimit::new(MAX_LISTENERS, MAX_PER_ADDRESS),
             name: settings.title().to_owned(),
             seen: settings.screen.display.value == Display::Web,
             images: Images::new(settings),
@@ -156,11 +158,11 @@ impl WebState {
 }
 
 impl Stage for WebState {
-    fn doors(&self) -> &Doors {
-        &self.doors
+    fn login_limiter(&self) -> &LoginLimiter {
+        &self.login_limiter
     }
 
-    fn show(self: Arc<Self>, viewer: Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    fn serve(self: Arc<Self>, viewer: Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
             let mut machine = match UnixStream::connect(self.runtime_folder.screen()).await {
                 Ok(machine) => machine,
@@ -170,11 +172,11 @@ impl Stage for WebState {
                 }
             };
             announce(&mut machine, &format!("{} (web)", viewer.peer)).await.ok();
-            carry(viewer.line, machine).await;
+            copy_both_ways(viewer.stream, machine).await;
         })
     }
 
-    fn instead(&self) -> Option<Response> {
+    fn replacement_page(&self) -> Option<Response> {
         let phase = matches!(self.story.phase(), Phase::Booting | Phase::Running);
         let shown = self.seen && phase && !self.story.has_failed();
         (!shown).then(|| page::page(&self.name, self.seen))
@@ -187,11 +189,11 @@ impl Stage for WebState {
             clipboard: false,
             login: "The name is USERNAME of the container, or Docker. The password is its \
                     PASSWORD; the command “transom password” in the container prints it.",
-            again: "To start it again, start its container, as with “docker start”.",
+            restart_hint: "To start it again, start its container, as with “docker start”.",
         }
     }
 
-    fn press(self: Arc<Self>, button: Option<Button>) -> stage::Answer {
+    fn control(self: Arc<Self>, button: Option<Button>) -> stage::StatusFuture {
         Box::pin(async move {
             if let Some(button) = button {
                 self.order(button).await?;
@@ -247,9 +249,10 @@ pub fn open_failed(
     story: &Arc<Story>,
 ) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
     let web = Arc::new(WebState::failed(story.clone(), settings));
-    let more = More { health: health(&web), open: open_to_all(&web), ..More::default() };
+    let more =
+        ExtraRoutes { health: health(&web), open: open_to_all(&web), ..ExtraRoutes::default() };
     // The page changes nothing, so any host name is allowed.
-    let config = Config { any_name: true, ..config(settings, &Guard::Open) };
+    let config = Config { any_host: true, ..config(settings, &Guard::Open) };
     serve(config, settings, web, more)
 }
 
@@ -257,13 +260,13 @@ fn serve(
     mut config: Config,
     settings: &Settings,
     web: Arc<WebState>,
-    more: More,
+    more: ExtraRoutes,
 ) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
     if !settings.screen.web {
         return Ok(None);
     }
     let port = settings.screen.web_port.0;
-    config.to = Some(all_addresses(port)?);
+    config.address = Some(all_addresses(port)?);
     let listener = Listener::new(&config).map_err(|error| {
         // The error names the port.
         Failure::new(Status::Failed, format!("{error:#}"))
@@ -283,8 +286,8 @@ fn config(settings: &Settings, guard: &Guard) -> Config {
         name: Some(settings.title().to_owned()),
         origin: screen.web_origin.as_ref().map(|it| it.0.to_string()),
         proxy: screen.web_proxy.as_ref().map(|it| it.0.clone()),
-        any_name: settings.pod.compat == Compat::Dockur,
-        words: words(screen.web_port.0),
+        any_host: settings.pod.compat == Compat::Dockur,
+        option_names: option_names(screen.web_port.0),
         ..Config::default()
     };
     match guard {
@@ -298,9 +301,9 @@ fn config(settings: &Settings, guard: &Guard) -> Config {
 }
 
 /// How messages of the web port name its settings.
-fn words(port: impl std::fmt::Display) -> Words {
-    Words {
-        to: Some(format!("WEB_PORT={port}")),
+fn option_names(port: impl std::fmt::Display) -> OptionNames {
+    OptionNames {
+        address: Some(format!("WEB_PORT={port}")),
         origin: "WEB_ORIGIN",
         password: "PROTECT=Y",
         tls: "put a proxy with TLS before it, and set its address in WEB_PROXY",
@@ -327,7 +330,7 @@ fn open_to_all(web: &Arc<WebState>) -> Router {
 }
 
 /// All pages besides the viewer.
-pub fn routes(web: &Arc<WebState>) -> More {
+pub fn routes(web: &Arc<WebState>) -> ExtraRoutes {
     let inside = Router::new()
         .route("/log", get(page::log))
         .route("/audio", get(compat::audio))
@@ -340,7 +343,7 @@ pub fn routes(web: &Arc<WebState>) -> More {
         .route("/api/v1/media", post(api::media))
         .route("/api/v1/usb", post(api::usb))
         .with_state(web.clone());
-    More { health: health(web), open: open_to_all(web), inside }
+    ExtraRoutes { health: health(web), open: open_to_all(web), inside }
 }
 
 #[cfg(test)]
@@ -357,7 +360,7 @@ mod test {
         let asks =
             Guard::Password { user: "bill".into(), password: "/run/password".into(), vnc: None };
         let plain = of(&[], &asks);
-        assert_eq!((plain.proxy, plain.origin, plain.any_name), (None, None, false));
+        assert_eq!((plain.proxy, plain.origin, plain.any_host), (None, None, false));
         assert_eq!((plain.user.as_deref(), plain.auth), (Some("bill"), web::Auth::Auto));
         let words = [
             ("WEB_PROXY", "10.0.0.0/8 ::1"),
@@ -368,7 +371,7 @@ mod test {
         let said = of(&words, &Guard::Open);
         assert_eq!(said.proxy.map(|it| it.to_string()).as_deref(), Some("10.0.0.0/8 ::1"));
         assert_eq!(said.origin.as_deref(), Some("https://vm.example.org"));
-        assert!(said.any_name && said.auth == web::Auth::None && said.password.is_none());
+        assert!(said.any_host && said.auth == web::Auth::None && said.password.is_none());
         assert_eq!(said.name.as_deref(), Some("Box"));
     }
 }

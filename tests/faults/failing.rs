@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use transom_tests::program::{PATIENCE, transom, vmm};
-use vmm::kvm::Situation;
+use vmm::kvm::KvmSupport;
 
 use super::place::{self, Place, last_line};
 use super::{ISO, MARK, PROBE, probe, runs_here, stops, until};
@@ -33,7 +33,7 @@ fn what_cannot_run_leaves_the_volume_alone() -> Result<()> {
     let page = "echo '<html>404' > /mnt/boot.iso";
     is(page, &[], 64, &["/mnt/boot.iso is not an ISO image: it is a web page"])?;
     is("touch /mnt/boot.iso", &[], 64, &["not an ISO image: it is empty: download it again"])?;
-    if Situation::of_this_host() == Situation::Paravirtual {
+    if KvmSupport::of_this_host() == KvmSupport::Paravirtual {
         let iso = ISO.replace("MARK", MARK);
         is(&iso, &[], 88, &["/dev/kvm: ", "Windows cannot run here", "VERSION=probe"])?;
     }

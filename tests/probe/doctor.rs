@@ -8,13 +8,13 @@ use anyhow::{Result, ensure};
 use serde_json::Value;
 use transom_tests::network::{in_namespace, ip};
 use transom_tests::program::{Ended, finish, not_run, run_in, vmm};
-use vmm::kvm::Situation;
+use vmm::kvm::KvmSupport;
 
 use crate::runs_here;
 
 /// The exit status on this host without any disk or tap.
 fn usual() -> i32 {
-    if Situation::of_this_host() == Situation::Full { 0 } else { 1 }
+    if KvmSupport::of_this_host() == KvmSupport::Full { 0 } else { 1 }
 }
 
 fn doctor(folder: &Path, words: &[&str]) -> Result<Ended> {

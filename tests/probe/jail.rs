@@ -14,7 +14,7 @@ use screen::keys::Combination;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use transom_tests::program::{PATIENCE, Running, connect, finish, not_run, run_in, vmm};
-use vmm::control::{self, Client, Plug};
+use vmm::control::{self, Client, LinkState};
 
 use crate::runs_here;
 
@@ -208,7 +208,7 @@ fn everything_can_still_be_asked_of_it() {
     it.ask(&control::Command::Detach { name: name.as_str().expect("a name").into() });
     it.ask(&control::Command::Link {
         name: "virtio-net".into(),
-        state: Some(Plug::Down),
+        state: Some(LinkState::Down),
         mtu: None,
     });
     it.ask(&control::Command::Registers);

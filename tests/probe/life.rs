@@ -9,7 +9,7 @@ use host::size::Size;
 use rustix::process::Signal;
 use tempfile::TempDir;
 use transom_tests::program::{PATIENCE, Running, connect, report};
-use vmm::control::{Client, Command, Plug};
+use vmm::control::{Client, Command, LinkState};
 
 use crate::runs_here;
 
@@ -151,7 +151,7 @@ fn disks_and_cables_are_listed_and_changed_while_the_machine_runs() {
     assert!(unknown.contains("`sda`") && unknown.contains("nvme (serial first"), "{unknown}");
     assert_eq!(length(), 3 << 20);
     let mut link = |state, mtu| it.ask(&Command::Link { name: "virtio-net".into(), state, mtu });
-    assert_eq!(link(Some(Plug::Down), None)["plugged"], false);
+    assert_eq!(link(Some(LinkState::Down), None)["plugged"], false);
     assert_eq!(link(None, Some(1400))["mtu"], 1400);
     let status = it.ask(&Command::Status);
     assert_eq!(status["disks"].as_array().map(Vec::len), Some(1), "{status}");

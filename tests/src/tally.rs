@@ -110,10 +110,10 @@ const HOSTS: [&str; 8] =
 /// The kinds of host in `tests/skips` that apply to this one.
 pub fn this_host() -> Vec<&'static str> {
     let there = |path: &str| Path::new(path).exists();
-    let kvm = match vmm::kvm::Situation::of_this_host() {
-        vmm::kvm::Situation::Full => "full-kvm",
-        vmm::kvm::Situation::Paravirtual => "paravirtual-kvm",
-        vmm::kvm::Situation::None => "no-kvm",
+    let kvm = match vmm::kvm::KvmSupport::of_this_host() {
+        vmm::kvm::KvmSupport::Full => "full-kvm",
+        vmm::kvm::KvmSupport::Paravirtual => "paravirtual-kvm",
+        vmm::kvm::KvmSupport::None => "no-kvm",
     };
     let others = [
         ("part", !lab::everything()),

@@ -357,7 +357,7 @@ fn refuses_a_control_path_that_cannot_be_its_own() {
 #[test]
 fn says_when_this_host_only_emulates_kernels() {
     let folder = tempfile::tempdir().expect("a folder");
-    if vmm::kvm::Situation::of_this_host() != vmm::kvm::Situation::Paravirtual {
+    if vmm::kvm::KvmSupport::of_this_host() != vmm::kvm::KvmSupport::Paravirtual {
         let reason = "this host's KVM is not paravirtual only";
         not_run("says_when_this_host_only_emulates_kernels", reason);
         return;

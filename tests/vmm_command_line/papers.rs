@@ -7,7 +7,7 @@ use serde_json::Value;
 use transom_tests::program::{finish, not_run, run_in, vmm};
 use vmm::config::OPTIONS;
 use vmm::control::COMMANDS;
-use vmm::kvm::Situation;
+use vmm::kvm::KvmSupport;
 
 fn help(words: &[&str]) -> String {
     let ended = run_in(&std::env::temp_dir(), words).expect("vmm");
@@ -81,7 +81,7 @@ fn the_reference_has_every_field_of_every_device() {
 
 #[test]
 fn the_log_is_as_talkative_as_it_is_told() {
-    if Situation::of_this_host() == Situation::None {
+    if KvmSupport::of_this_host() == KvmSupport::None {
         not_run("the_log_is_as_talkative_as_it_is_told", "there is no usable /dev/kvm");
         return;
     }

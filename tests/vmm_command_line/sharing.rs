@@ -70,7 +70,7 @@ fn has(machine: &Running, disk: &str) -> String {
 
 /// Whether this host has a KVM for the first machine; otherwise the test is reported as not run.
 fn runs_here(test: &str) -> bool {
-    let here = vmm::kvm::Situation::of_this_host() != vmm::kvm::Situation::None;
+    let here = vmm::kvm::KvmSupport::of_this_host() != vmm::kvm::KvmSupport::None;
     if !here {
         not_run(test, "there is no usable /dev/kvm");
     }

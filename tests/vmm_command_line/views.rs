@@ -2,14 +2,14 @@
 
 use serde_json::Value;
 use transom_tests::program::{Ended, not_run, run_in};
-use vmm::kvm::{CAPABILITIES, Situation};
+use vmm::kvm::{CAPABILITIES, KvmSupport};
 
 fn show(words: &[&str]) -> Ended {
     run_in(&std::env::temp_dir(), words).expect("vmm")
 }
 
 fn inspect(words: &[&str]) -> Option<(String, Value)> {
-    if Situation::of_this_host() == Situation::None {
+    if KvmSupport::of_this_host() == KvmSupport::None {
         not_run("inspect", "there is no usable /dev/kvm");
         return None;
     }
@@ -99,11 +99,11 @@ fn what_inspect_prints_as_configuration_reads_back() {
 
 #[test]
 fn doctor_tells_this_hosts_situation_both_ways() {
-    let situation = Situation::of_this_host();
+    let situation = KvmSupport::of_this_host();
     let (name, status) = match situation {
-        Situation::Full => ("full", 0),
-        Situation::Paravirtual => ("paravirtual", 1),
-        Situation::None => ("none", 88),
+        KvmSupport::Full => ("full", 0),
+        KvmSupport::Paravirtual => ("paravirtual", 1),
+        KvmSupport::None => ("none", 88),
     };
     let (table, json) = (show(&["doctor"]), show(&["doctor", "--json"]));
     assert_eq!((table.status, json.status), (status, status), "{}", table.stdout);
@@ -124,7 +124,7 @@ fn doctor_tells_this_hosts_situation_both_ways() {
         let runs = facts["runs"].as_array().expect("a list");
         runs.iter().any(|it| it["works"] == true && it["what"].to_string().contains(what))
     };
-    assert_eq!(works("probe"), situation != Situation::None);
-    assert_eq!(works("operating systems"), situation == Situation::Full);
+    assert_eq!(works("probe"), situation != KvmSupport::None);
+    assert_eq!(works("operating systems"), situation == KvmSupport::Full);
     assert!(facts["memory_free_mib"].as_u64().is_some_and(|free| free > 0));
 }

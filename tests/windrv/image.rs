@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Result, anyhow, ensure};
 use transom_tests::program::{not_run, said};
-use vmm::kvm::Situation;
+use vmm::kvm::KvmSupport;
 
 const SUITE: &str = "the suite of Windows' drivers";
 const VARIABLE: &str = "TRANSOM_VIRTIO_WIN";
@@ -23,7 +23,7 @@ pub(crate) fn image() -> Result<Option<&'static Path>> {
 }
 
 fn build() -> Result<Option<PathBuf>> {
-    if Situation::of_this_host() == Situation::None {
+    if KvmSupport::of_this_host() == KvmSupport::None {
         not_run(SUITE, "there is no usable /dev/kvm");
         return Ok(None);
     }

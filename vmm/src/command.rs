@@ -42,7 +42,7 @@ const VERBS: &[Verb] = &[
                nothing. Measures a disk, which is only read; the volume of a folder, with a file \
                that is written, verified and deleted; and a tap. If one of them fails, the status \
                is 1.",
-        run: see_doctor,
+        run: run_doctor,
     },
     Verb {
         name: "ctl",
@@ -109,7 +109,7 @@ fn inspect_machine(mut words: Vec<String>) -> anyhow::Result<u8> {
     print(&inspect::show(options(words)?, json)?)
 }
 
-fn see_doctor(mut words: Vec<String>) -> anyhow::Result<u8> {
+fn run_doctor(mut words: Vec<String>) -> anyhow::Result<u8> {
     let json = switch(&mut words, "--json");
     let disk = value(&mut words, "--disk")?.map(PathBuf::from);
     let net = value(&mut words, "--net")?;

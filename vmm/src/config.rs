@@ -2,13 +2,13 @@
 //! `--config FILE.json`, an entry of `vmm help run` and a row of the reference.
 
 mod boot;
-mod built;
+mod device_options;
 mod display;
 pub(crate) mod guid;
 mod item;
-mod meant;
-mod served;
+mod listeners;
 mod smbios;
+mod suggestions;
 
 use std::fmt;
 use std::fs;
@@ -24,12 +24,12 @@ use host::stream::Stream;
 use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-pub use self::boot::Order;
+pub use self::boot::BootOrder;
 pub use self::display::{Absent, Display};
 pub use self::item::Item;
-use self::meant::suggest;
 pub use self::smbios::Smbios;
-pub use crate::msr::Unknown;
+use self::suggestions::suggest;
+pub use crate::msr::UnknownMsr;
 pub use crate::parent::Parent;
 use crate::status::{Failure, Status};
 use host::keyvalue;
@@ -110,7 +110,7 @@ options! {
     /// Boot order: device names as shown by `vmm inspect`, as in `usb-storage,nvme`. Disks that are
     /// not listed are not booted. By default, the firmware finds bootable devices by itself and
     /// remembers them.
-    "boot" "DEVICE[,DEVICE...]" boot: Order,
+    "boot" "DEVICE[,DEVICE...]" boot: BootOrder,
     /// Linux kernel: a bzImage, or an ELF file with a PVH entry point. Started directly, or by the
     /// firmware if `--firmware` is set (bzImage only).
     "kernel" "FILE" kernel: Option<PathBuf>,
@@ -177,7 +177,7 @@ options! {
     /// Access to unknown model-specific registers (MSRs): `fault`, `ignore` (reads return zero), or
     /// `auto` (default), which is `ignore` if the guest is offered Hyper-V enlightenments and
     /// `fault` otherwise.
-    "msr" "auto|fault|ignore" msr: Unknown,
+    "msr" "auto|fault|ignore" msr: UnknownMsr,
     /// Identification of the machine in the SMBIOS tables.
     "smbios" "[manufacturer=..][,product=..][,version=..][,serial=..][,uuid=..]" smbios: Smbios,
     /// VM Generation ID: a UUID that tells the guest when it was cloned or restored. The default is
@@ -310,7 +310,7 @@ macro_rules! plain_words {
     )*};
 }
 
-plain_words!(Unknown, Hyperv, layout::Name, Parent);
+plain_words!(UnknownMsr, Hyperv, layout::Name, Parent);
 
 /// Implements `OptionValue` for types that are written as `first,key=value`.
 macro_rules! flat_words {
@@ -610,9 +610,9 @@ mod test {
         assert_eq!((one.vnc.len(), one.vnc[0].view_only), (1, true));
         for word in ["none", "1920x1080"] {
             let json = Config::from_json(&format!(r#"{{"display": "{word}"}}"#)).unwrap();
-            let mut said = Config::default();
-            said.set("display", word).unwrap();
-            assert_eq!(json.display, said.display);
+            let mut config = Config::default();
+            config.set("display", word).unwrap();
+            assert_eq!(json.display, config.display);
         }
     }
 
@@ -634,7 +634,7 @@ mod test {
     #[test]
     fn mistakes_are_one_sentence_that_names_the_value() {
         let mut config = Config::default();
-        let mut said = |key, text| format!("{:#}", config.set(key, text).unwrap_err());
+        let mut error_of = |key, text| format!("{:#}", config.set(key, text).unwrap_err());
         for (key, text, words) in [
             ("memroy", "1G", vec!["memroy", "--memory"]),
             ("memory", "4 gigs", vec!["4 gigs"]),
@@ -654,9 +654,9 @@ mod test {
             ("vnc", "5900", vec!["`5900`", "HOST:PORT", "unix:PATH"]),
             ("vnc", "unix:/s,viewonly", vec!["viewonly", "view-only"]),
         ] {
-            let said = said(key, text);
-            assert!(words.iter().all(|word| said.contains(word)), "{key} {text}: {said}");
-            assert!(!said.contains('\n'), "{said}");
+            let error = error_of(key, text);
+            assert!(words.iter().all(|word| error.contains(word)), "{key} {text}: {error}");
+            assert!(!error.contains('\n'), "{error}");
         }
         for (json, words) in [
             (r#"{"memroy": 1}"#, vec!["memroy", "memory"]),
@@ -664,8 +664,8 @@ mod test {
             ("memory=1", vec!["not JSON"]),
             ("", vec!["not JSON"]),
         ] {
-            let said = format!("{:#}", Config::from_json(json).unwrap_err());
-            assert!(words.iter().all(|word| said.contains(word)), "{json}: {said}");
+            let error = format!("{:#}", Config::from_json(json).unwrap_err());
+            assert!(words.iter().all(|word| error.contains(word)), "{json}: {error}");
         }
     }
 

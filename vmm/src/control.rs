@@ -113,7 +113,7 @@ commands! {
     "grow" "NAME [SIZE]" Grow { name: String; size: Size },
     /// Plug a network cable in or out, or set the MTU, which the guest sees when it reads it again,
     /// at the latest after a reset. Without arguments: show the state of the link.
-    "link" "NAME [up|down] [mtu N]" Link { name: String; state: Plug, mtu: u16 },
+    "link" "NAME [up|down] [mtu N]" Link { name: String; state: LinkState, mtu: u16 },
     /// Save the screen as a PNG file. In JSON there is no file: rows of pixels follow the answer,
     /// with 4 bytes for each pixel: blue, green, red and an unused byte.
     "screenshot" "FILE.png" Screenshot,
@@ -160,7 +160,7 @@ pub enum Force {
 /// The state of a network cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Plug {
+pub enum LinkState {
     /// Plugged in.
     Up,
     /// Plugged out.
@@ -323,7 +323,7 @@ impl Request {
 /// Maximum length of a request line, in bytes.
 const MAX_REQUEST_BYTES: u64 = 64 << 10;
 /// Maximum length of an answer line, in bytes. Pictures follow the line and do not count.
-pub const LONGEST_ANSWER: u64 = 1 << 20;
+pub const MAX_ANSWER_BYTES: u64 = 1 << 20;
 /// Maximum size of a picture, in bytes: no display has more memory.
 const MAX_PICTURE_BYTES: usize = 256 << 20;
 /// Time limit for answers to commands of this process.
@@ -483,9 +483,9 @@ impl Write for Stream {
 /// # Errors
 ///
 /// Fails if the answer is an error, or not an answer.
-pub fn answer(line: &[u8]) -> anyhow::Result<Value> {
-    let whole = line.len() as u64 == LONGEST_ANSWER && !line.ends_with(b"\n");
-    ensure!(!whole, "answer longer than {LONGEST_ANSWER} bytes: not a machine of this program");
+pub fn parse_answer(line: &[u8]) -> anyhow::Result<Value> {
+    let whole = line.len() as u64 == MAX_ANSWER_BYTES && !line.ends_with(b"\n");
+    ensure!(!whole, "answer longer than {MAX_ANSWER_BYTES} bytes: not a machine of this program");
     let mut answer: Value = serde_json::from_slice(line).context("the machine is gone")?;
     match answer.get("error").and_then(Value::as_str) {
         Some(error) => bail!("{error}"),
@@ -509,7 +509,7 @@ impl Client {
     /// # Errors
     ///
     /// Fails if no machine listens there.
-    pub fn connect_within(path: &Path, time: Duration) -> anyhow::Result<Self> {
+    pub fn connect_timeout(path: &Path, time: Duration) -> anyhow::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         // A listener that does not accept queues a few clients. Further ones would wait in
@@ -532,9 +532,9 @@ impl Client {
         stream.end = stream.timeout.map(|time| Instant::now() + time);
         stream.write_all(question.as_bytes()).context("the machine is gone")?;
         let mut line = Vec::new();
-        let mut stream = (&mut self.stream).take(LONGEST_ANSWER);
+        let mut stream = (&mut self.stream).take(MAX_ANSWER_BYTES);
         stream.read_until(b'\n', &mut line).context("the machine is gone")?;
-        answer(&line)
+        parse_answer(&line)
     }
 }
 
@@ -653,13 +653,13 @@ mod test {
         let path = folder.path().join("control");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let short = Duration::from_millis(100);
-        let mut client = Client::connect_within(&path, short).unwrap();
+        let mut client = Client::connect_timeout(&path, short).unwrap();
         let error = format!("{:#}", client.ask(&Command::Status).unwrap_err());
         assert!(error.contains("the machine is gone"), "{error}");
         // The same holds for a full queue of a listener that does not accept.
         let mut waiting = Vec::new();
         let refused = loop {
-            match Client::connect_within(&path, short) {
+            match Client::connect_timeout(&path, short) {
                 Ok(client) => waiting.push(client),
                 Err(error) => break format!("{error:#}"),
             }
@@ -671,7 +671,7 @@ mod test {
             listener.set_nonblocking(true).unwrap();
             if let Err(error) = listener.accept() {
                 assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-                break Client::connect_within(&path, short).unwrap();
+                break Client::connect_timeout(&path, short).unwrap();
             }
         };
         let (mut machine, _) = listener.accept().unwrap();
@@ -713,10 +713,10 @@ mod test {
         assert_eq!(read("grow 1,2=3 1G"), Ok(Command::Grow { name, size }));
         for (line, state, mtu) in [
             ("link mtu", None, None),
-            ("link mtu up", Some(Plug::Up), None),
+            ("link mtu up", Some(LinkState::Up), None),
             ("link mtu mtu 1400", None, Some(1400)),
-            ("link mtu down mtu 0x578", Some(Plug::Down), Some(1400)),
-            ("link mtu state down 1400", Some(Plug::Down), Some(1400)),
+            ("link mtu down mtu 0x578", Some(LinkState::Down), Some(1400)),
+            ("link mtu state down 1400", Some(LinkState::Down), Some(1400)),
         ] {
             let name = "mtu".to_owned();
             assert_eq!(read(line), Ok(Command::Link { name, state, mtu }), "{line}");

@@ -12,13 +12,13 @@ use kvm_ioctls::Kvm;
 use serde::Serialize;
 
 use self::trial::Trial;
-use crate::kvm::{self, CAPABILITIES, Situation};
+use crate::kvm::{self, CAPABILITIES, KvmSupport};
 use crate::status::Status;
 
 /// The results.
 #[derive(Debug, Serialize)]
 pub struct Findings {
-    situation: Situation,
+    situation: KvmSupport,
     /// The situation in words, with the way out.
     says: String,
     /// The kinds of machines, and whether they run here.
@@ -64,7 +64,7 @@ struct FoundCapability {
 pub fn examine(targets: &Targets) -> anyhow::Result<Findings> {
     let mut findings = examine_host();
     // Without KVM there is no machine to measure with, and the table shows this.
-    if findings.situation != Situation::None {
+    if findings.situation != KvmSupport::None {
         findings.disk = targets.disk.as_deref().map(disk::measure).transpose()?;
         findings.net = targets.net.as_deref().map(net::measure).transpose()?;
     }
@@ -72,7 +72,7 @@ pub fn examine(targets: &Targets) -> anyhow::Result<Findings> {
 }
 
 fn examine_host() -> Findings {
-    let situation = Situation::of_this_host();
+    let situation = KvmSupport::of_this_host();
     let kvm = kvm::open();
     let checked = kvm
         .as_ref()
@@ -80,11 +80,11 @@ fn examine_host() -> Findings {
         .and_then(|kvm| kvm::check(kvm).map_err(|error| error.to_string()));
     let says = match (&checked, situation) {
         (Err(error), _) => error.clone(),
-        (Ok(()), Situation::Paravirtual) => kvm::PARAVIRTUAL.to_owned(),
+        (Ok(()), KvmSupport::Paravirtual) => kvm::PARAVIRTUAL.to_owned(),
         (Ok(()), _) => "this host has full KVM".to_owned(),
     };
     let kvm = kvm.ok();
-    let full = checked.is_ok() && situation == Situation::Full;
+    let full = checked.is_ok() && situation == KvmSupport::Full;
     let has = |name| {
         let capability = CAPABILITIES.iter().find(|it| it.name == name);
         kvm.as_ref().zip(capability).is_some_and(|(kvm, capability)| capability.is_there(kvm))
@@ -103,7 +103,7 @@ fn examine_host() -> Findings {
     let free = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let free = free.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     Findings {
-        situation: if checked.is_ok() { situation } else { Situation::None },
+        situation: if checked.is_ok() { situation } else { KvmSupport::None },
         says,
         runs,
         capabilities: capabilities(kvm.as_ref()),
@@ -131,9 +131,9 @@ impl Findings {
     pub fn status(&self) -> u8 {
         let broken = [&self.disk, &self.net].into_iter().flatten().any(|trial| !trial.works);
         let status = match self.situation {
-            Situation::Full if !broken => Status::Off,
-            Situation::Full | Situation::Paravirtual => Status::Failed,
-            Situation::None => Status::NoKvm,
+            KvmSupport::Full if !broken => Status::Off,
+            KvmSupport::Full | KvmSupport::Paravirtual => Status::Failed,
+            KvmSupport::None => Status::NoKvm,
         };
         status as u8
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// How accesses to MSRs that are on no list are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Unknown {
+pub enum UnknownMsr {
     /// `Ignore` for a guest that is offered Hyper-V, since Windows reads registers without an
     /// exception handler; `Fault` for any other.
     #[default]
@@ -55,11 +55,11 @@ const MAX_LOGGED: usize = 256;
 
 impl Policy {
     /// The policy for MSRs that are on no list. `hyperv`: the guest is offered Hyper-V.
-    pub fn new(unknown: Unknown, hyperv: bool) -> Self {
+    pub fn new(unknown: UnknownMsr, hyperv: bool) -> Self {
         let faults = match unknown {
-            Unknown::Auto => !hyperv,
-            Unknown::Fault => true,
-            Unknown::Ignore => false,
+            UnknownMsr::Auto => !hyperv,
+            UnknownMsr::Fault => true,
+            UnknownMsr::Ignore => false,
         };
         Self { faults, logged: Mutex::default() }
     }
@@ -93,23 +93,23 @@ mod test {
 
     #[test]
     fn listed_registers_are_zero_and_others_as_the_policy_says() {
-        let strict = Policy::new(Unknown::Fault, true);
+        let strict = Policy::new(UnknownMsr::Fault, true);
         assert_eq!((strict.read(0x611), strict.write(0x1b0, 6)), (Some(0), true));
         assert_eq!((strict.read(0xdead), strict.write(0xdead, 1)), (None, false));
         assert_eq!((strict.read(0x4e), strict.read(0x4f)), (Some(0), Some(0)));
-        let lax = Policy::new(Unknown::Ignore, false);
+        let lax = Policy::new(UnknownMsr::Ignore, false);
         assert_eq!((lax.read(0xdead), lax.write(0xdead, 1)), (Some(0), true));
     }
 
     #[test]
     fn a_guest_that_is_offered_hyperv_meets_no_fault() {
-        assert_eq!(Policy::new(Unknown::Auto, true).read(0xdead), Some(0));
-        assert_eq!(Policy::new(Unknown::Auto, false).read(0xdead), None);
+        assert_eq!(Policy::new(UnknownMsr::Auto, true).read(0xdead), Some(0));
+        assert_eq!(Policy::new(UnknownMsr::Auto, false).read(0xdead), None);
     }
 
     #[test]
     fn a_guest_that_tries_them_all_costs_bounded_memory() {
-        let policy = Policy::new(Unknown::Fault, false);
+        let policy = Policy::new(UnknownMsr::Fault, false);
         (0..100_000).for_each(|index| {
             policy.read(index);
         });

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use host::listen::{Address, UnixAddress};
 use host::net::Network;
 use host::stream::Stream;
-use jail::{Needs, Paths, Restrictions, Use};
+use jail::{Needs, PathAccess, Paths, Restrictions};
 use rustix::termios::isatty;
 
 use crate::config::Config;
-use crate::kvm::Situation;
+use crate::kvm::KvmSupport;
 use crate::machine::Machine;
 
 /// Enters the jail. The machine must be built and switched off.
@@ -20,7 +20,7 @@ use crate::machine::Machine;
 /// Fails like [`jail::enter`].
 pub fn confine(machine: &Machine) -> anyhow::Result<Restrictions> {
     // The jail hides the files that this reads: fill its cache now.
-    Situation::of_this_host();
+    KvmSupport::of_this_host();
     let config = machine.config();
     jail::enter(&config.jail, needs(config, machine), &paths(config, machine))
 }
@@ -41,37 +41,37 @@ fn needs(config: &Config, machine: &Machine) -> Needs {
 fn paths(config: &Config, machine: &Machine) -> Paths {
     let mut paths = Paths::default();
     for disk in machine.disks().all() {
-        let what = if disk.geometry().read_only { Use::Read } else { Use::Write };
+        let what = if disk.geometry().read_only { PathAccess::Read } else { PathAccess::Write };
         paths.add_folder_of(disk.path(), what);
     }
     for tray in machine.disks().trays() {
         if let Some(medium) = tray.medium() {
-            paths.add_folder_of(medium.path(), Use::Read);
+            paths.add_folder_of(medium.path(), PathAccess::Read);
         }
     }
     for folder in config.jail.folders.iter().flat_map(|folders| &folders.0) {
-        paths.add(folder, Use::Write);
+        paths.add(folder, PathAccess::Write);
     }
     for socket in sockets(config) {
         let folder = socket.parent().filter(|it| !it.as_os_str().is_empty());
-        paths.add(folder.unwrap_or(Path::new(".")), Use::Remove);
+        paths.add(folder.unwrap_or(Path::new(".")), PathAccess::Remove);
     }
     let web = config.web.iter().flat_map(|web| [&web.tls_cert, &web.tls_key]);
     let vnc = config.vnc.iter().flat_map(|vnc| [&vnc.tls_cert, &vnc.tls_key]);
     for file in web.chain(vnc).flatten() {
-        paths.add_folder_of(file, Use::Read);
+        paths.add_folder_of(file, PathAccess::Read);
     }
     if isatty(rustix::stdio::stdout()) {
         // The terminal is opened again, with a file description of our own.
-        paths.add(Path::new("/proc/self/fd/1"), Use::Write);
+        paths.add(Path::new("/proc/self/fd/1"), PathAccess::Write);
     }
     // The RTC reads the host's time zone at each reset.
     for zone in ["/etc/localtime", "/usr/share/zoneinfo"] {
-        paths.add(Path::new(zone), Use::Read);
+        paths.add(Path::new(zone), PathAccess::Read);
     }
     if let Some(zone) = std::env::var_os("TZ") {
         let zone = Path::new("/usr/share/zoneinfo").join(zone);
-        paths.add(&zone, Use::Read);
+        paths.add(&zone, PathAccess::Read);
     }
     paths
 }
@@ -82,9 +82,9 @@ fn sockets(config: &Config) -> Vec<PathBuf> {
         UnixAddress::Path(path) => Some(path.clone()),
         UnixAddress::Inherited(_) => None,
     });
-    let web = config.web.iter().filter_map(|web| web.to.as_ref());
-    let vnc = config.vnc.iter().filter_map(|vnc| vnc.to.as_ref());
-    let screens = web.chain(vnc).filter_map(|place| match place {
+    let web = config.web.iter().filter_map(|web| web.address.as_ref());
+    let vnc = config.vnc.iter().filter_map(|vnc| vnc.address.as_ref());
+    let screens = web.chain(vnc).filter_map(|address| match address {
         Address::Unix(path) => Some(path.clone()),
         Address::Tcp(_) | Address::Inherited(_) => None,
     });

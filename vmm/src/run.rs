@@ -17,8 +17,8 @@ use host::net::link::Link;
 use serde_json::{Value, json};
 
 use crate::config::Config;
-use crate::control::{Command, Plug, Request, Server, Submit};
-use crate::kvm::{self, Situation};
+use crate::control::{Command, LinkState, Request, Server, Submit};
+use crate::kvm::{self, KvmSupport};
 use crate::machine::{self, Machine};
 use crate::needs::confine;
 use crate::parent;
@@ -148,7 +148,8 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
 fn refuse_what_cannot_run(machine: &Machine) -> anyhow::Result<()> {
     let config = machine.config();
     let foreign = config.firmware.is_some() || config.kernel.is_some();
-    if foreign && !config.accept_emulation && Situation::of_this_host() == Situation::Paravirtual {
+    if foreign && !config.accept_emulation && KvmSupport::of_this_host() == KvmSupport::Paravirtual
+    {
         let sentence = format!("{} (--accept-emulation tries anyway)", kvm::PARAVIRTUAL);
         return Err(Failure::new(Status::NoKvm, sentence));
     }
@@ -272,7 +273,7 @@ impl MainLoop {
             Stop::Broken(report) => {
                 self.machine.pause();
                 let mut report = report;
-                if Situation::of_this_host() == Situation::Paravirtual {
+                if KvmSupport::of_this_host() == KvmSupport::Paravirtual {
                     report = format!("{report}\n{}", kvm::PARAVIRTUAL);
                 }
                 return Err(Failure::new(Status::Guest, report));
@@ -460,13 +461,18 @@ impl MainLoop {
     }
 
     /// Sets the link state and the MTU of a network device, and reports both.
-    fn link(&self, name: &str, state: Option<Plug>, mtu: Option<u16>) -> anyhow::Result<Value> {
+    fn link(
+        &self,
+        name: &str,
+        state: Option<LinkState>,
+        mtu: Option<u16>,
+    ) -> anyhow::Result<Value> {
         let link = self.machine.links().find(name)?;
         if let Some(mtu) = mtu {
             link.set_mtu(mtu)?;
         }
         if let Some(state) = state {
-            link.set_plugged(state == Plug::Up);
+            link.set_plugged(state == LinkState::Up);
         }
         Ok(show_link(name, &link))
     }

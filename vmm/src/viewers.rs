@@ -17,11 +17,11 @@ use crate::control::{Command, Request, Submit};
 use crate::machine::Machine;
 use host::listen::Address;
 use screen::rfb::canvas::Canvas;
-use screen::rfb::{self, Outside, Power, Server};
+use screen::rfb::{self, Interfaces, Power, Server};
 use screen::web;
 use screen::web::routes;
 use screen::web::socket::Farewell;
-use screen::web::stage::{Button, Own};
+use screen::web::stage::{Button, LocalStage};
 
 /// Threads for network I/O.
 const IO_THREADS: usize = 2;
@@ -54,8 +54,8 @@ impl Listeners {
     ///
     /// Fails if an address is in use, or if a listener that other hosts can reach is unprotected.
     pub fn new(config: &Config) -> anyhow::Result<Option<Self>> {
-        let addresses = config.vnc.iter().map(|vnc| ("vnc", &vnc.to));
-        let addresses = addresses.chain(config.web.iter().map(|web| ("web", &web.to)));
+        let addresses = config.vnc.iter().map(|vnc| ("vnc", &vnc.address));
+        let addresses = addresses.chain(config.web.iter().map(|web| ("web", &web.address)));
         let mut taken: Vec<(&str, &Address)> = Vec::new();
         for (option, address) in addresses {
             let Some(address) = address.as_ref().filter(|it| !it.is_any()) else { continue };
@@ -111,11 +111,11 @@ impl Listeners {
             };
             submit(Request::unanswered(command));
         });
-        let outside = Outside { hub, layout, clipboard: None, power };
-        let server = Server::new(canvas.clone(), outside);
+        let interfaces = Interfaces { hub, layout, clipboard: None, power };
+        let server = Server::new(canvas.clone(), interfaces);
         runtime.spawn(canvas.run());
         for vnc in self.vnc {
-            tracing::info!("vnc: listening at {}", vnc.place());
+            tracing::info!("vnc: listening at {}", vnc.address());
             let server = server.clone();
             let serve = move |rules, stream, who| server.clone().serve(rules, stream, who);
             let run = vnc.run(serve);
@@ -123,8 +123,8 @@ impl Listeners {
         }
         let farewell = self.web.as_ref().map(web::listen::Listener::farewell);
         if let Some(web) = self.web {
-            tracing::info!("web: listening at {}", web.place());
-            let own = Own::new(server.clone(), web.name().to_owned(), ask);
+            tracing::info!("web: listening at {}", web.url());
+            let own = LocalStage::new(server.clone(), web.name().to_owned(), ask);
             let run = web.run(Arc::new(own), routes::health());
             runtime.spawn(async { run.await.inspect_err(|error| log_failure("web", error)) });
         }
@@ -147,7 +147,7 @@ impl Drop for Screen {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             if let Some(farewell) = &self.farewell {
-                runtime.block_on(async { timeout(FAREWELL_TIMEOUT, farewell.say()).await.ok() });
+                runtime.block_on(async { timeout(FAREWELL_TIMEOUT, farewell.send()).await.ok() });
             }
             runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
         }

@@ -21,7 +21,7 @@ const PASSWORD_FILE: &str = "password";
 /// VNC authentication uses only the first letters of a password. Since VNC has no TLS here, an
 /// eavesdropper of one login can easily find them. So viewers have a password of their own, which
 /// is not a part of the other one.
-const VNC_LENGTH: usize = Passwords::SEEN;
+const VNC_LENGTH: usize = Passwords::VNC_BYTES;
 /// Ending of the file on the volume with the password of VNC viewers.
 const VNC_FILE: &str = "vnc";
 
@@ -104,7 +104,7 @@ impl Guard {
     /// and VNC viewers.
     pub fn screen_socket(settings: &Settings, runtime_folder: &RuntimeFolder) -> listen::Config {
         listen::Config {
-            to: Some(Address::Unix(runtime_folder.screen())),
+            address: Some(Address::Unix(runtime_folder.screen())),
             announced: true,
             name: Some(settings.title().to_owned()),
             ..listen::Config::default()

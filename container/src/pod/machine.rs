@@ -18,7 +18,7 @@ use host::uuid::Uuid;
 use jail::{Folders, Mode, User};
 use screen::keys::layout;
 use screen::rfb::listen;
-use vmm::config::{Absent, Config, Cpus, Hyperv, Item, Memory, Order, Parent, Unknown};
+use vmm::config::{Absent, BootOrder, Config, Cpus, Hyperv, Item, Memory, Parent, UnknownMsr};
 
 use crate::agent;
 use crate::disks::Disk;
@@ -93,7 +93,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
             config.tpm = Some(tpm::Config::new(text(path)?));
         }
         // Windows reads registers that no hypervisor implements.
-        config.msr = Unknown::Ignore;
+        config.msr = UnknownMsr::Ignore;
     }
     input_devices(&mut config, settings);
     let mut order = Vec::new();
@@ -117,7 +117,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         slot: None,
     }));
     if parts.firmware.is_some() {
-        config.boot = Order(order);
+        config.boot = BootOrder(order);
     }
     set_jail(&mut config, settings)?;
     config.check()?;
@@ -405,11 +405,11 @@ mod test {
             agent: "/run/agent.sock".into(),
             listeners: vec![
                 listen::Config {
-                    to: Some(Address::Unix("/run/screen.sock".into())),
+                    address: Some(Address::Unix("/run/screen.sock".into())),
                     ..listen::Config::default()
                 },
                 listen::Config {
-                    to: Some(Address::Tcp("[::]:5900".into())),
+                    address: Some(Address::Tcp("[::]:5900".into())),
                     auth: listen::Auth::None,
                     ..listen::Config::default()
                 },

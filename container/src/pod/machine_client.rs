@@ -2,8 +2,8 @@
 //! in.
 //!
 //! Threats: a guest that took over its `vmm` may not answer, or answer endlessly. No thread blocks
-//! on it, no answer is longer than [`LONGEST_ANSWER`], and however many clients ask for its status,
-//! only one question is sent at a time.
+//! on it, no answer is longer than [`MAX_ANSWER_BYTES`], and however many clients ask for its
+//! status, only one question is sent at a time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
-use vmm::control::{self, Command, LONGEST_ANSWER};
+use vmm::control::{self, Command, MAX_ANSWER_BYTES};
 
 /// Timeout of commands that the machine answers immediately.
 pub const QUICK: Duration = Duration::from_secs(5);
@@ -54,9 +54,9 @@ async fn answer(control: &Path, command: &Command) -> anyhow::Result<Value> {
     let question = format!("{}\n", serde_json::to_string(command)?);
     stream.write_all(question.as_bytes()).await.context(GONE)?;
     let mut line = Vec::new();
-    let mut answer = BufReader::new(stream).take(LONGEST_ANSWER);
+    let mut answer = BufReader::new(stream).take(MAX_ANSWER_BYTES);
     answer.read_until(b'\n', &mut line).await.context(GONE)?;
-    control::answer(&line)
+    control::parse_answer(&line)
 }
 
 /// The last answer, and when its question was sent.

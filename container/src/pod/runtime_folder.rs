@@ -164,7 +164,7 @@ fn create_and_lock(place: &Path) -> anyhow::Result<Option<File>> {
 fn end_old_machine(place: &Path) -> anyhow::Result<()> {
     let control = place.join(CONTROL);
     let end = Instant::now() + OLD_MACHINE_TIMEOUT;
-    while let Ok(mut machine) = Client::connect_within(&control, OLD_MACHINE_TIMEOUT) {
+    while let Ok(mut machine) = Client::connect_timeout(&control, OLD_MACHINE_TIMEOUT) {
         ensure!(
             Instant::now() < end,
             "the machine of a killed pod does not end: kill its process `vmm`"

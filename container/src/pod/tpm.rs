@@ -16,7 +16,7 @@ use std::time::Instant;
 use std::{io, thread};
 
 use anyhow::Context as _;
-use jail::watch::{self, Rights};
+use jail::watch::{self, Capabilities};
 use tokio::io::{AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
@@ -89,7 +89,7 @@ impl Tpm {
 fn without_rights(mut program: Command) -> anyhow::Result<io::Result<Child>> {
     let runtime = Handle::current();
     let start = move || {
-        watch::keep_for_programs(Rights::empty())?;
+        watch::keep_for_programs(Capabilities::empty())?;
         let _runtime = runtime.enter();
         Ok(program.spawn())
     };
@@ -151,7 +151,7 @@ mod test {
         }
         // A thread of its own: the rights of this test's thread stay as they are.
         let alone = || {
-            watch::keep_for_programs(Rights::all() - Rights::CHOWN).unwrap();
+            watch::keep_for_programs(Capabilities::all() - Capabilities::CHOWN).unwrap();
             let folder = tempfile::tempdir().unwrap();
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(async {

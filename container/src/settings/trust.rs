@@ -1,18 +1,18 @@
 //! Origins and proxies that the web port trusts.
 
-use screen::web::known;
+use screen::web::trusted;
 
 use super::value::Value;
 
 /// Origins under which browsers reach the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Origins(pub known::Origins);
+pub struct Origins(pub trusted::Origins);
 
 impl Value for Origins {
     const ACCEPTS: &'static str = "origins like https://example.org, comma-separated";
 
     fn read(text: &str) -> anyhow::Result<Self> {
-        known::Origins::read(text).map(Self)
+        trusted::Origins::read(text).map(Self)
     }
     fn show(&self) -> String {
         self.0.to_string().replace(' ', ",")
@@ -21,13 +21,13 @@ impl Value for Origins {
 
 /// Trusted proxies: peers whose forwarding headers are believed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Proxies(pub known::Proxies);
+pub struct Proxies(pub trusted::Proxies);
 
 impl Value for Proxies {
     const ACCEPTS: &'static str = "addresses and networks, comma-separated";
 
     fn read(text: &str) -> anyhow::Result<Self> {
-        known::Proxies::read(text).map(Self)
+        trusted::Proxies::read(text).map(Self)
     }
     fn show(&self) -> String {
         self.0.to_string().replace(' ', ",")

@@ -43,7 +43,7 @@ pub(super) async fn screenshot(State(web): Shared) -> Response {
     let picture = web.picture.clone().lock_owned().await;
     let taken = tokio::task::spawn_blocking(move || {
         let _picture = picture;
-        Client::connect_within(&control, machine_client::QUICK)?.png()
+        Client::connect_timeout(&control, machine_client::QUICK)?.png()
     })
     .await;
     match taken.map_err(anyhow::Error::from).flatten() {
@@ -117,7 +117,7 @@ fn typable(keyboard: &Layout, request: Text) -> Result<(String, Vec<char>), (Sta
             "the guest's keyboard ({}) has no key for {}: nothing was typed; with \"skip\": true \
              they are left out",
             keyboard.name(),
-            text::named(&lacks)
+            text::list_characters(&lacks)
         );
         let answer = json!({ "error": error, "characters": lacks });
         return Err((StatusCode::UNPROCESSABLE_ENTITY, answer));

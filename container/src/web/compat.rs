@@ -13,8 +13,8 @@ use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
-use screen::web::stage::Door;
-use screen::web::talk::{self, Talk};
+use screen::web::line_socket::{self, LineSocket};
+use screen::web::stage::PeerNetwork;
 
 use super::WebState;
 use super::page::{escaped, full};
@@ -50,31 +50,31 @@ fn text(scene: &Scene) -> String {
 /// Streams messages, the current one first.
 pub(super) async fn status(
     State(web): Shared,
-    Extension(door): Extension<Door>,
+    Extension(network): Extension<PeerNetwork>,
     request: Request,
 ) -> Response {
-    let Some(place) = web.listeners.enter(door) else { return full() };
-    talk::open(request, |mut talk| async move {
-        send_changes(&web, &mut talk).await;
-        talk.close().await;
+    let Some(place) = web.listeners.acquire(network) else { return full() };
+    line_socket::open(request, |mut socket| async move {
+        send_changes(&web, &mut socket).await;
+        socket.close().await;
         drop(place);
     })
 }
 
 /// Sends messages until the pod fails or the client leaves.
-async fn send_changes(web: &WebState, talk: &mut Talk) {
+async fn send_changes(web: &WebState, socket: &mut LineSocket) {
     let mut scenes = web.story.scene();
     loop {
         let scene = scenes.borrow_and_update().clone();
         let line = line(&scene, web.seen);
-        if talk.say(&line).await.is_err() || scene.failed.is_some() {
+        if socket.send_line(&line).await.is_err() || scene.failed.is_some() {
             return;
         }
         // Most changes of the scene do not change the message.
         let other = |scene: &Scene| self::line(scene, web.seen) != line;
         tokio::select! {
             changed = scenes.wait_for(other) => if changed.is_err() { return },
-            () = talk.left() => return,
+            () = socket.disconnected() => return,
         }
     }
 }

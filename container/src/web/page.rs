@@ -11,7 +11,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
-use screen::web::stage::Door;
+use screen::web::stage::PeerNetwork;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
@@ -59,8 +59,11 @@ pub(super) async fn file(Path(name): Path<String>) -> Response {
 }
 
 /// Streams scenes (`text/event-stream`), the current one first.
-pub(super) async fn events(State(web): Shared, Extension(door): Extension<Door>) -> Response {
-    let Some(place) = web.listeners.enter(door) else { return full() };
+pub(super) async fn events(
+    State(web): Shared,
+    Extension(network): Extension<PeerNetwork>,
+) -> Response {
+    let Some(place) = web.listeners.acquire(network) else { return full() };
     let mut scenes = web.story.scene();
     scenes.mark_changed();
     // The place becomes free when the stream is dropped.

@@ -24,8 +24,8 @@ pub(super) fn open(
 ) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
     let Some(port) = settings.vnc() else { return Ok(None) };
     let mut config = Config {
-        to: Some(all_addresses(port)?),
-        called: Some(format!("VNC_PORT={port}")),
+        address: Some(all_addresses(port)?),
+        display_name: Some(format!("VNC_PORT={port}")),
         ..Config::default()
     };
     match guard {
@@ -35,7 +35,7 @@ pub(super) fn open(
     let listener = Listener::new(&config)
         .map_err(|error| Failure::new(Status::Failed, format!("{error:#}")))?;
     tracing::warn!("VNC_PORT={port}: VNC is not encrypted: use it only in networks that you trust");
-    let lobby = Arc::new(Lobby::new(web.doors.clone()));
+    let lobby = Arc::new(Lobby::new(web.login_limiter.clone()));
     let web = web.clone();
     let serve = move |rules: Arc<Rules>, stream, who| {
         let (lobby, web) = (lobby.clone(), web.clone());

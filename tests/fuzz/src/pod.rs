@@ -17,7 +17,7 @@ use container::web::{self, WebState};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use screen::web::gate::{Line, Rules};
+use screen::web::gate::{Connection, Rules};
 use screen::web::routes;
 use screen::web::socket::Farewell;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex, split};
@@ -94,7 +94,7 @@ pub(crate) fn api(folder: &Path, bytes: &[u8]) {
     let router = routes::router(pod.web.clone(), rules, Farewell::default(), web::routes(&pod.web));
     let answer = pod.runtime.block_on(async {
         let (near, far) = duplex(64 << 10);
-        let line = Line { address: "10.0.0.9".parse().ok(), tls: false };
+        let line = Connection { address: "10.0.0.9".parse().ok(), tls: false };
         let service = TowerToHyperService::new(router.layer(Extension(line)));
         let serve = http1::Builder::new()
             .timer(TokioTimer::new())

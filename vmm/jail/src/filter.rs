@@ -16,7 +16,7 @@ use seccompiler::{
     SeccompRule, TargetArch, apply_filter,
 };
 
-use super::words::Seccomp;
+use super::config::Seccomp;
 
 /// The needs of a machine that not every machine has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

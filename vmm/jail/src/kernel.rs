@@ -47,7 +47,7 @@ extern "C" fn refused(_: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
     let mut name = [0_u8; 16];
     // SAFETY: PR_GET_NAME writes 16 bytes, which is the size of `name`.
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-    let mut line = Line::default();
+    let mut line = LineBuffer::default();
     line.add(b"vmm: the jail forbids system call ");
     line.add_number(refusal.call.unsigned_abs());
     line.add(b" in thread `");
@@ -60,18 +60,18 @@ extern "C" fn refused(_: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
 }
 
 /// A line of text in a fixed buffer. The allocator may be locked by the interrupted code.
-struct Line {
+struct LineBuffer {
     bytes: [u8; 160],
     length: usize,
 }
 
-impl Default for Line {
+impl Default for LineBuffer {
     fn default() -> Self {
         Self { bytes: [0; 160], length: 0 }
     }
 }
 
-impl Line {
+impl LineBuffer {
     fn add(&mut self, more: &[u8]) {
         for (to, from) in self.bytes[self.length..].iter_mut().zip(more) {
             *to = *from;
@@ -107,11 +107,11 @@ mod test {
     #[test]
     fn a_line_holds_numbers_and_ends_where_it_is_full() {
         for number in [0, 7, 435, u32::MAX] {
-            let mut line = Line::default();
+            let mut line = LineBuffer::default();
             line.add_number(number);
             assert_eq!(line.text(), number.to_string().as_bytes());
         }
-        let mut line = Line::default();
+        let mut line = LineBuffer::default();
         line.add(&[b'x'; 200]);
         line.add_number(5);
         assert_eq!(line.text(), [b'x'; 160]);

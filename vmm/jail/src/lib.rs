@@ -11,12 +11,12 @@
 //! No restriction is silently missing. Each one that this host does not support appears in the log
 //! and in `vmm ctl status`, and ends the process with `--jail must`.
 
+mod config;
 mod filter;
 mod kernel;
 mod paths;
 mod user;
 pub mod watch;
-mod words;
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -27,9 +27,9 @@ use rustix::process::{getgid, getuid};
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
+pub use self::config::{Config, Folders, Landlock, Mode, Seccomp, User};
 pub use self::filter::Needs;
-pub use self::paths::{Paths, Use};
-pub use self::words::{Config, Folders, Landlock, Mode, Seccomp, User};
+pub use self::paths::{PathAccess, Paths};
 
 /// Time for a thread to disappear from /proc after it has ended.
 const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -149,7 +149,7 @@ pub fn enter(config: &Config, needs: Needs, paths: &Paths) -> anyhow::Result<Res
     // Another process that wants the same disk finds its user through our open files, which would
     // then be visible only to root.
     if config.mode != Mode::Auto && !config.debug {
-        user::hide()?;
+        user::protect_memory()?;
     }
     if config.landlock == Landlock::On {
         match paths::restrict(rules) {

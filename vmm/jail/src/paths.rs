@@ -21,7 +21,7 @@ const LANDLOCK_ABI: ABI = ABI::V6;
 
 /// The access that a path needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Use {
+pub enum PathAccess {
     /// Files are read.
     Read,
     /// Files are read and written, but not created.
@@ -32,7 +32,7 @@ pub enum Use {
     Own,
 }
 
-impl Use {
+impl PathAccess {
     fn rights(self) -> BitFlags<AccessFs> {
         let read = AccessFs::ReadFile | AccessFs::ReadDir;
         match self {
@@ -52,11 +52,11 @@ impl Use {
 
 /// Paths, each with the access that it needs.
 #[derive(Debug, Default)]
-pub struct Paths(BTreeMap<PathBuf, Vec<Use>>);
+pub struct Paths(BTreeMap<PathBuf, Vec<PathAccess>>);
 
 impl Paths {
     /// Adds a file or folder.
-    pub fn add(&mut self, path: &Path, what: Use) {
+    pub fn add(&mut self, path: &Path, what: PathAccess) {
         let uses = self.0.entry(path.to_owned()).or_default();
         if !uses.contains(&what) {
             uses.push(what);
@@ -65,7 +65,7 @@ impl Paths {
 
     /// Adds the folder of a file. The folder of a device contains all other devices, and the root
     /// folder contains everything: in these cases, adds only the file.
-    pub fn add_folder_of(&mut self, path: &Path, what: Use) {
+    pub fn add_folder_of(&mut self, path: &Path, what: PathAccess) {
         let Ok(whole) = fs::canonicalize(path) else { return };
         let plain = fs::metadata(&whole).is_ok_and(|it| it.is_file());
         // A symbolic link is in another folder than its target, and is resolved again later.
@@ -195,7 +195,7 @@ mod test {
         std::os::unix::fs::symlink(&file, &link).unwrap();
         let found = |path: &Path| {
             let mut paths = Paths::default();
-            paths.add_folder_of(path, Use::Read);
+            paths.add_folder_of(path, PathAccess::Read);
             paths.0.into_keys().collect::<Vec<_>>()
         };
         assert_eq!(found(&file), [folder.path()]);

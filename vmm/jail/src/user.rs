@@ -13,7 +13,7 @@ use rustix::thread::{
     set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
-use super::words::User;
+use super::config::User;
 
 /// Switches to a user without supplementary groups. Capabilities stay until they are dropped.
 ///
@@ -116,10 +116,10 @@ pub(crate) fn drop_capabilities(keep: CapabilitySet) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// Fails if the kernel refuses unexpectedly.
-pub(crate) fn keep_for_programs(rights: CapabilitySet) -> anyhow::Result<()> {
-    close_bounding_set(rights)?;
+pub(crate) fn keep_for_programs(keep: CapabilitySet) -> anyhow::Result<()> {
+    close_bounding_set(keep)?;
     let mut sets = capabilities(None).context("capabilities")?;
-    let kept = sets.permitted & rights;
+    let kept = sets.permitted & keep;
     sets = CapabilitySets { effective: kept, permitted: kept, inheritable: kept };
     set_capabilities(None, sets).context("capabilities")?;
     clear_ambient_capability_set().context("ambient capabilities")?;
@@ -135,7 +135,7 @@ pub(crate) fn keep_for_programs(rights: CapabilitySet) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// Fails if the kernel refuses unexpectedly.
-pub(crate) fn hide() -> anyhow::Result<()> {
+pub(crate) fn protect_memory() -> anyhow::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not dumpable")
 }
 

@@ -7,16 +7,16 @@
 use std::path::PathBuf;
 
 use rustix::process::getpid;
-pub use rustix::thread::CapabilitySet as Rights;
+pub use rustix::thread::CapabilitySet as Capabilities;
 use seccompiler::{BpfProgram, SeccompAction, SeccompCmpOp, SeccompFilter, TargetArch};
 
 use super::filter::{self, Calls, FCNTL, FILES, IOCTL, PLAIN, bits, flag, one_of, only};
-use super::paths::{self, Paths, Use};
+use super::paths::{self, PathAccess, Paths};
 use super::user;
 
 /// The files that a thread may access.
 #[derive(Clone, Debug, Default)]
-pub struct Walls {
+pub struct FileAccess {
     /// Files and folders for reading.
     pub read: Vec<PathBuf>,
     /// Files for reading and writing.
@@ -131,7 +131,7 @@ fn programs(children: &[u32]) -> anyhow::Result<[BpfProgram; 2]> {
     Ok([absent.try_into()?, list.try_into()?])
 }
 
-impl Walls {
+impl FileAccess {
     /// Enters the jail, for this thread and the threads that it starts. The capabilities `keep`
     /// stay, and signals may be sent to `children`. Returns the restrictions that could not be
     /// applied, each with the reason.
@@ -139,17 +139,19 @@ impl Walls {
     /// # Errors
     ///
     /// Fails if the kernel refuses unexpectedly.
-    pub fn enter(&self, keep: Rights, children: &[u32]) -> anyhow::Result<Vec<String>> {
+    pub fn enter(&self, keep: Capabilities, children: &[u32]) -> anyhow::Result<Vec<String>> {
         let programs = programs(children)?;
         let mut paths = Paths::default();
-        for (all, what) in
-            [(&self.read, Use::Read), (&self.written, Use::Write), (&self.own, Use::Own)]
-        {
+        for (all, what) in [
+            (&self.read, PathAccess::Read),
+            (&self.written, PathAccess::Write),
+            (&self.own, PathAccess::Own),
+        ] {
             all.iter().for_each(|path| paths.add(path, what));
         }
         let rules = paths.rules_for_files()?;
         // No program is started any more, so no program needs a capability.
-        user::prevent_regaining(Rights::empty())?;
+        user::prevent_regaining(Capabilities::empty())?;
         user::drop_capabilities(keep)?;
         let restricted = paths::restrict(rules).map(drop);
         let applied = filter::apply(&programs);
@@ -163,8 +165,8 @@ impl Walls {
 /// # Errors
 ///
 /// Fails if the kernel refuses unexpectedly.
-pub fn keep_for_programs(rights: Rights) -> anyhow::Result<()> {
-    user::keep_for_programs(rights)
+pub fn keep_for_programs(capabilities: Capabilities) -> anyhow::Result<()> {
+    user::keep_for_programs(capabilities)
 }
 
 /// Drops these capabilities, for this thread and the threads that it starts.
@@ -172,8 +174,8 @@ pub fn keep_for_programs(rights: Rights) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// Fails if the kernel refuses unexpectedly.
-pub fn give_up(rights: Rights) -> anyhow::Result<()> {
-    user::drop_capabilities(rights.complement())
+pub fn drop_capabilities(capabilities: Capabilities) -> anyhow::Result<()> {
+    user::drop_capabilities(capabilities.complement())
 }
 
 /// Prevents other processes of this user from reading this process' memory, which holds passwords,
@@ -182,8 +184,8 @@ pub fn give_up(rights: Rights) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// Fails if the kernel refuses unexpectedly.
-pub fn hide() -> anyhow::Result<()> {
-    user::hide()
+pub fn protect_memory() -> anyhow::Result<()> {
+    user::protect_memory()
 }
 
 #[cfg(test)]
@@ -213,11 +215,11 @@ mod test {
         let ids = ours.each_ref().map(Child::id);
         let stranger = stray.id();
         let thread = thread::spawn(move || {
-            let walls = Walls { own: vec![mine.clone()], ..Walls::default() };
-            let lacks = walls.enter(Rights::empty(), &ids).unwrap();
+            let files = FileAccess { own: vec![mine.clone()], ..FileAccess::default() };
+            let lacks = files.enter(Capabilities::empty(), &ids).unwrap();
             assert_eq!(lacks, Vec::<String>::new());
             // Threads enter again.
-            let again = move || walls.enter(Rights::empty(), &[]).unwrap().len();
+            let again = move || files.enter(Capabilities::empty(), &[]).unwrap().len();
             assert_eq!(thread::spawn(again).join().unwrap(), 0);
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,6 +1,6 @@
 //! Ends a run: `then=poweroff`, `reset`, `triple`, `deaf`, or (the default) `halt`.
 use crate::entry;
-use crate::hands::route;
+use crate::input::route;
 use crate::io::{in16, out8, out16};
 use crate::start::Words;
 

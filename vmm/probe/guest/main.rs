@@ -18,7 +18,7 @@ mod end;
 mod entry;
 mod exits;
 mod font;
-mod hands;
+mod input;
 mod intrinsics;
 mod io;
 mod keys;
@@ -52,7 +52,7 @@ use clock::Clock;
 use console::{Console, Store};
 use cpu::Cpu;
 use display::Display;
-use hands::UserInput;
+use input::UserInput;
 use page::Page;
 use report::{Finding, Report};
 use start::{Start, Words};
@@ -140,13 +140,15 @@ fn show_live(session: &mut Session, moving: Option<(Display, Cpu)>, pm_base: u16
         return;
     }
     let button = end::Button::open(pm_base);
-    let hands = session.page.as_ref().and_then(|page| UserInput::open(page.size()));
-    let (Some(page), Some(mut hands)) = (session.page.as_mut(), hands) else { wait(button) };
-    page.show(&session.report, Some(&hands));
+    let user_input = session.page.as_ref().and_then(|page| UserInput::open(page.size()));
+    let (Some(page), Some(mut user_input)) = (session.page.as_mut(), user_input) else {
+        wait(button)
+    };
+    page.show(&session.report, Some(&user_input));
     loop {
         button.poll();
-        while hands.read_all() {
-            page.show_input(&hands);
+        while user_input.read_all() {
+            page.show_input(&user_input);
         }
         entry::halt_once();
     }

@@ -5,7 +5,7 @@ use core::fmt::{self, Arguments, Write};
 use crate::canvas::{Canvas, Cell, Layer, Pen, Style};
 use crate::cursor::Cursor;
 use crate::font::{DOT, Font, RIGHT, WRONG};
-use crate::hands::UserInput;
+use crate::input::UserInput;
 use crate::keys::Name;
 use crate::names;
 use crate::report::{Finding, Report, Verdict};
@@ -192,7 +192,7 @@ impl Page {
     }
 
     /// Shows the report so far.
-    pub(crate) fn show(&mut self, report: &Report, hands: Option<&UserInput>) {
+    pub(crate) fn show(&mut self, report: &Report, user_input: Option<&UserInput>) {
         let panels = self.areas(report);
         if panels != self.panels {
             self.draw_panels(panels);
@@ -206,18 +206,19 @@ impl Page {
         self.devices(devices, report);
         self.storage(storage, report);
         self.checks(checks, report);
-        self.input(input, hands);
-        self.draw(hands);
+        self.input(input, user_input);
+        self.draw(user_input);
     }
 
     /// Updates the panel of keyboard and mouse.
-    pub(crate) fn show_input(&mut self, hands: &UserInput) {
-        self.input(self.panels[PANELS - 1], Some(hands));
-        self.draw(Some(hands));
+    pub(crate) fn show_input(&mut self, user_input: &UserInput) {
+        self.input(self.panels[PANELS - 1], Some(user_input));
+        self.draw(Some(user_input));
     }
 
-    fn draw(&mut self, hands: Option<&UserInput>) {
-        let pointer = hands.map(|hands| &hands.pointer).filter(|pointer| pointer.seen);
+    fn draw(&mut self, user_input: Option<&UserInput>) {
+        let pointer =
+            user_input.map(|user_input| &user_input.pointer).filter(|pointer| pointer.seen);
         self.cursor.lift(&self.canvas);
         self.title.draw(&self.canvas);
         self.verdict.draw(&self.canvas);
@@ -391,10 +392,10 @@ impl Page {
         }
     }
 
-    fn input(&mut self, area: Area, hands: Option<&UserInput>) {
+    fn input(&mut self, area: Area, user_input: Option<&UserInput>) {
         let (right, left) = (area.right - PADDING, area.left + PADDING + LABEL);
         let mut panel = Panel::open(&mut self.body, area, "Keyboard and mouse");
-        let Some(hands) = hands else {
+        let Some(user_input) = user_input else {
             return panel.line("", format_args!("to be tried when the checks are done"));
         };
         panel.line("Keys", format_args!(""));
@@ -404,21 +405,21 @@ impl Page {
             let width = width(format_args!("{}", Name::of(*key))) + 3;
             room.checked_sub(width).map(|rest| room = rest).is_some()
         };
-        let shown = hands.recent().take_while(fits).count();
-        for key in hands.last(shown) {
-            let style = if hands.is_held(key) { Style::HELD } else { Style::KEY };
+        let shown = user_input.recent().take_while(fits).count();
+        for key in user_input.last(shown) {
+            let style = if user_input.is_held(key) { Style::HELD } else { Style::KEY };
             pen.write(style, format_args!(" {} ", Name::of(key)));
             pen.write(Style::TEXT, format_args!(" "));
         }
-        if hands.recent().next().is_none() {
+        if user_input.recent().next().is_none() {
             pen.write(Style::LABEL, format_args!("type something"));
         }
-        panel.line("Text", format_args!("{}_", hands.text(right - left - 1 - COUNT)));
-        if hands.typed > 0 {
+        panel.line("Text", format_args!("{}_", user_input.text(right - left - 1 - COUNT)));
+        if user_input.typed > 0 {
             let mut pen = panel.pen(1, right - COUNT, right);
-            pen.write(Style::LABEL, format_args!("{:>7} typed", hands.typed));
+            pen.write(Style::LABEL, format_args!("{:>7} typed", user_input.typed));
         }
-        let pointer = &hands.pointer;
+        let pointer = &user_input.pointer;
         if !pointer.seen {
             panel.line("Mouse", format_args!(""));
             let mut pen = panel.pen(2, left, right);

@@ -10,7 +10,7 @@ use crate::console::{self, Console};
 use crate::cpu::Cpu;
 use crate::display::Display;
 use crate::entry::{halt_once, timer_interrupts};
-use crate::hands::{self, UserInput};
+use crate::input::{self, UserInput};
 use crate::io::{out8, read32};
 use crate::report::Finding;
 use crate::start::{Start, Words};
@@ -159,8 +159,8 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
     let ready = display.is_some() && module.is_some() && able;
     session.add(Finding::check("show", ready).number("module", size).flag("local_apic", able));
     let (Some(display), Some(module), true) = (display, module, able) else { return };
-    let mut hands = UserInput::open((640, 480));
-    hands::route(COM1_LINE);
+    let mut user_input = UserInput::open((640, 480));
+    input::route(COM1_LINE);
     console::enable_interrupt();
     let (picture, size) = (0, (0, 0));
     let mut player = Player { module, display, picture, size, scene: None, frame: 0 };
@@ -175,7 +175,7 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
             }
             ticks = timer_interrupts();
         }
-        if hands.as_mut().is_some_and(UserInput::read_all) {
+        if user_input.as_mut().is_some_and(UserInput::read_all) {
             step(&mut player);
         }
         if core::mem::replace(&mut ticks, timer_interrupts()) != ticks {

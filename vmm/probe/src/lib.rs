@@ -112,14 +112,14 @@ mod test {
 
     #[test]
     fn a_finding_passes_only_if_all_of_it_is_right() {
-        let said = |finding: Finding| {
+        let line = |finding: Finding| {
             let mut line = String::new();
             finding.line(&mut line).expect("a string takes all");
             line
         };
-        assert!(said(Finding::check("all", true).and(true)).starts_with("pass  all"));
-        assert!(said(Finding::check("second", true).and(false)).starts_with("fail  second"));
-        assert!(said(Finding::check("first", false).and(true)).starts_with("fail  first"));
+        assert!(line(Finding::check("all", true).and(true)).starts_with("pass  all"));
+        assert!(line(Finding::check("second", true).and(false)).starts_with("fail  second"));
+        assert!(line(Finding::check("first", false).and(true)).starts_with("fail  first"));
     }
 
     #[test]

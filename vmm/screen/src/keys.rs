@@ -1,9 +1,9 @@
 //! Names of keys for operators: the labels of a US keyboard.
 
-pub mod fingers;
 pub mod layout;
 pub mod symbol;
 pub mod text;
+pub mod translate;
 
 use std::fmt;
 use std::str::FromStr;

@@ -7,9 +7,9 @@ use super::OptionValue;
 /// Names of boot devices, in the order in which the firmware tries them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Order(pub Vec<String>);
+pub struct BootOrder(pub Vec<String>);
 
-impl OptionValue for Order {
+impl OptionValue for BootOrder {
     const JSON_FORMS: &'static str = "a list of device names";
 
     fn read_text(&mut self, text: &str) -> anyhow::Result<()> {

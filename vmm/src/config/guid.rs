@@ -9,8 +9,8 @@ use ring::digest::{SHA256, digest};
 /// same host.
 pub(crate) fn of_disk(disk: &Path) -> Uuid {
     let host = std::fs::read("/etc/machine-id").unwrap_or_default();
-    let place = std::fs::canonicalize(disk).unwrap_or_else(|_| disk.to_owned());
-    derived("machine", &[&host[..], place.as_os_str().as_encoded_bytes()].concat())
+    let path = std::fs::canonicalize(disk).unwrap_or_else(|_| disk.to_owned());
+    derived("machine", &[&host[..], path.as_os_str().as_encoded_bytes()].concat())
 }
 
 /// A UUID for one purpose, derived from a seed (RFC 9562, version 8).

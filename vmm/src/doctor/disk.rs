@@ -118,8 +118,8 @@ mod test {
 
     #[test]
     fn a_name_that_the_command_line_would_cut_is_refused() {
-        let said = device(Path::new("/a,b"), "").unwrap_err().to_string();
-        assert!(said.contains("comma"), "{said}");
+        let error = device(Path::new("/a,b"), "").unwrap_err().to_string();
+        assert!(error.contains("comma"), "{error}");
         assert_eq!(device(Path::new("/a"), ",x=1").unwrap(), "virtio-blk,path=/a,x=1");
     }
 }

@@ -111,9 +111,9 @@ tap0\t0008090A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
 
     #[test]
     fn what_is_no_tap_is_refused_by_its_name() {
-        let said = |name| measure(name).unwrap_err().to_string();
-        assert!(said("a/b").contains("not an interface name"));
-        assert!(said("tap:transom-gone").contains("ip tuntap add transom-gone"));
-        assert!(said("lo").contains("not a tap"));
+        let error = |name| measure(name).unwrap_err().to_string();
+        assert!(error("a/b").contains("not an interface name"));
+        assert!(error("tap:transom-gone").contains("ip tuntap add transom-gone"));
+        assert!(error("lo").contains("not a tap"));
     }
 }

@@ -1,8 +1,8 @@
 //! KVM: what this host's KVM can do, the virtual machine and its processors. All ioctls are in this
 //! folder.
 
+mod device_memory;
 mod fd;
-mod lent;
 pub mod routes;
 pub mod vcpu;
 pub mod vm;
@@ -23,7 +23,7 @@ const DEVICE: &str = "/dev/kvm";
 /// How well this host supports KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Situation {
+pub enum KvmSupport {
     /// The processor runs guests itself (VMX or SVM, nested or not).
     Full,
     /// `/dev/kvm` opens, but the processor has neither VMX nor SVM: guest code in kernel mode is
@@ -33,10 +33,10 @@ pub enum Situation {
     None,
 }
 
-impl Situation {
+impl KvmSupport {
     /// Examines the host once: the result does not change, and a jail hides the files.
     pub fn of_this_host() -> Self {
-        static FOUND: OnceLock<Situation> = OnceLock::new();
+        static FOUND: OnceLock<KvmSupport> = OnceLock::new();
         *FOUND.get_or_init(|| {
             if open().is_err() {
                 return Self::None;

@@ -16,8 +16,8 @@ use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VmFd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::device_memory::DeviceMemory;
 use super::fd::{self, Slot};
-use super::lent::DeviceMemory;
 use super::routes::{Irqfd, PINS, Table};
 use crate::ram;
 

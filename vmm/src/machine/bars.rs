@@ -39,7 +39,7 @@ pub(super) fn set_up(spaces: &Spaces, memory: Range<u64>, high: Option<Range<u64
     config.write(LPC, PM_BASE, u32::try_from(PM_PORTS).expect("a port") | 1);
     config.write(LPC, ACPI_CNTL, ACPI_EN);
     spaces.port.write(PM1_CNT, &SCI_EN.to_le_bytes());
-    let mut room = Room { port: PORTS, memory, high };
+    let mut free = FreeWindows { port: PORTS, memory, high };
     for device in 0..32 {
         for function in 0..8 {
             let at = (device, function);
@@ -49,24 +49,24 @@ pub(super) fn set_up(spaces: &Spaces, memory: Range<u64>, high: Option<Range<u64
                 }
                 continue;
             }
-            place_bars(&config, at, &mut room);
+            place_bars(&config, at, &mut free);
         }
     }
 }
 
 /// The free part of each window.
-struct Room {
+struct FreeWindows {
     port: Range<u64>,
     memory: Range<u64>,
     high: Option<Range<u64>>,
 }
 
-fn place_bars(config: &Config<'_>, at: (u8, u8), room: &mut Room) {
+fn place_bars(config: &Config<'_>, at: (u8, u8), free: &mut FreeWindows) {
     let mut number = *BARS.start();
     while BARS.contains(&number) {
         let register = 0x10 + 4 * number;
         let wide = config.read(at, register) & 0b111 == 0b100;
-        if let Some(address) = find(config, at, register, room) {
+        if let Some(address) = find(config, at, register, free) {
             let [low, high] = [address & 0xffff_ffff, address >> 32];
             config.write(at, register, u32::try_from(low).expect("32 bits"));
             if wide {
@@ -80,7 +80,7 @@ fn place_bars(config: &Config<'_>, at: (u8, u8), room: &mut Room) {
 }
 
 /// Reads the size of a BAR, and allocates this much from the window of its kind.
-fn find(config: &Config<'_>, at: (u8, u8), register: u8, room: &mut Room) -> Option<u64> {
+fn find(config: &Config<'_>, at: (u8, u8), register: u8, free: &mut FreeWindows) -> Option<u64> {
     let kind = config.read(at, register);
     config.write(at, register, u32::MAX);
     let mut mask = u64::from(config.read(at, register)) | 0xffff_ffff_0000_0000;
@@ -89,14 +89,14 @@ fn find(config: &Config<'_>, at: (u8, u8), register: u8, room: &mut Room) -> Opt
     }
     let window = if kind & 1 == 1 {
         mask = mask & !3 | 0xffff_0000;
-        &mut room.port
+        &mut free.port
     } else if kind & 0b110 == 0b100 {
         config.write(at, register + 4, u32::MAX);
         mask = mask & 0xffff_fff0 | u64::from(config.read(at, register + 4)) << 32;
-        room.high.as_mut().unwrap_or(&mut room.memory)
+        free.high.as_mut().unwrap_or(&mut free.memory)
     } else {
         mask &= !0xf;
-        &mut room.memory
+        &mut free.memory
     };
     let size = (!mask).checked_add(1)?;
     let start = window.start.checked_next_multiple_of(size)?;

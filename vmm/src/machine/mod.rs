@@ -186,11 +186,11 @@ impl Plan {
     pub fn add_devices(&self, board: &mut Board) -> anyhow::Result<Arc<OnceLock<Description>>> {
         let description = Arc::<OnceLock<Description>>::default();
         for device in self.devices() {
-            board.add(device.kind(), |place| device.build(place))?;
+            board.add(device.kind(), |grants| device.build(grants))?;
         }
         board.usb().check()?;
         let source = Box::new(Source::new(self, board, description.clone())?);
-        board.add("fw-cfg", |place| fw_cfg::build(source, place))?;
+        board.add("fw-cfg", |grants| fw_cfg::build(source, grants))?;
         let described = Description::new(self, board)?;
         if description.set(described).is_err() {
             unreachable!("it was made above");
@@ -343,7 +343,7 @@ impl Machine {
         );
         device.fill_defaults(u16::try_from(self.config.cpus.count).unwrap_or(u16::MAX));
         let before = self.board.usb().names();
-        self.board.add(kind, |place| device.build(place))?;
+        self.board.add(kind, |grants| device.build(grants))?;
         if let Err(error) = self.board.usb().check() {
             for name in self.board.usb().names() {
                 if !before.contains(&name) {

@@ -13,7 +13,7 @@ use std::{env, thread};
 
 use anyhow::{Context, bail};
 use host::mac::Mac;
-use jail::watch::{self, Rights};
+use jail::watch::{self, Capabilities};
 
 use super::choice::{KeptPorts, OLD_GATEWAY, Subnet};
 use super::ipv6::{MASK, Prefix};
@@ -184,7 +184,7 @@ impl Table {
     pub(super) fn watch(owner: &UnixListener) -> anyhow::Result<Self> {
         let owner = OwnedFd::from(owner.try_clone().context("the socket of the owner")?);
         let start = move || {
-            watch::keep_for_programs(Rights::NET_ADMIN)?;
+            watch::keep_for_programs(Capabilities::NET_ADMIN)?;
             // A terminal's Ctrl-C must not reach it.
             let mut nft = nft();
             nft.stdout(owner).process_group(0).spawn().map_err(not_started)

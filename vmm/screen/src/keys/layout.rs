@@ -276,7 +276,7 @@ mod test {
     use std::process::{Command, Output, Stdio};
 
     use super::*;
-    use crate::keys::fingers::{Fingers, Source};
+    use crate::keys::translate::{KeyTranslator, Source};
 
     /// The languages of Windows: a short name and the culture.
     const LANGUAGES: [(&str, &str); 39] = [
@@ -432,8 +432,8 @@ mod test {
                     Symbol::Char(character) => format!("U+{:04X}", u32::from(*character)),
                     Symbol::Dead(_) => symbol.to_string(),
                 };
-                let mut fingers = Fingers::new(layout.clone());
-                let steps = fingers.feel(Source::Symbol(number(*symbol)), true, None);
+                let mut translator = KeyTranslator::new(layout.clone());
+                let steps = translator.key_event(Source::Symbol(number(*symbol)), true, None);
                 let sent: Vec<_> = steps.iter().filter(|it| it.1).map(|it| it.0.code()).collect();
                 let sequences = strokes.iter().map(|stroke| {
                     let held = [(stroke.shift, 0x2a), (stroke.third, 0xe038)];

@@ -34,7 +34,7 @@ pub fn missing(layout: &Layout, text: &str) -> Vec<char> {
 }
 
 /// A list of characters for messages. A long list is cut off.
-pub fn named(characters: &[char]) -> String {
+pub fn list_characters(characters: &[char]) -> String {
     let named: Vec<_> = characters.iter().take(MAX_NAMED).map(|it| format!("`{it}`")).collect();
     let more = match characters.len().saturating_sub(MAX_NAMED) {
         0 => String::new(),
@@ -54,7 +54,7 @@ pub fn plan(layout: &Layout, text: &str) -> anyhow::Result<Vec<Stroke>> {
         bail!(
             "the keyboard {} cannot type {}; nothing was typed: --keyboard selects another layout",
             layout.name(),
-            named(&missing)
+            list_characters(&missing)
         )
     }
     let text = text.replace("\r\n", "\n");

@@ -16,7 +16,7 @@ use host::input::{Hub, Lights};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use super::owed::PendingUpdate;
+use super::pending::PendingUpdate;
 use super::picture::Picture;
 use super::scroll::Scroll;
 use super::tiles::{TILE, Tiles};
@@ -76,7 +76,7 @@ pub struct Canvas {
     /// Notified when a viewer begins to wait, arrives or leaves.
     wanted: Arc<Notify>,
     /// Notified on input, because the guest may draw in response.
-    hurry: Notify,
+    scan_soon: Notify,
     /// Number of scans that were started.
     begun: AtomicU64,
     /// Number of the last scan that is complete.
@@ -145,7 +145,7 @@ impl Canvas {
             scan: Mutex::default(),
             lights: Mutex::default(),
             wanted: Arc::default(),
-            hurry: Notify::new(),
+            scan_soon: Notify::new(),
             begun: AtomicU64::new(0),
             done: watch::Sender::new(0),
         })
@@ -162,7 +162,7 @@ impl Canvas {
     }
 
     /// Locks the picture for reading. Its size equals that of all clients' sets of tiles meanwhile.
-    pub fn show<T>(&self, work: impl FnOnce(&Picture) -> T) -> T {
+    pub fn with_picture<T>(&self, work: impl FnOnce(&Picture) -> T) -> T {
         work(&self.picture.read().expect("no canvas panicked"))
     }
 
@@ -196,8 +196,8 @@ impl Canvas {
     }
 
     /// Schedules a scan soon, because a client typed or clicked.
-    pub fn hurry(&self) {
-        self.hurry.notify_one();
+    pub fn scan_soon(&self) {
+        self.scan_soon.notify_one();
     }
 
     /// Waits until a scan that starts after this call is complete. It starts one even if no viewer
@@ -206,7 +206,7 @@ impl Canvas {
         let next = self.begun.load(Ordering::SeqCst) + 1;
         let mut done = self.done.subscribe();
         self.wait(viewer, true);
-        self.hurry();
+        self.scan_soon();
         timeout(REFRESH_TIMEOUT, done.wait_for(|last| *last >= next)).await.ok();
     }
 
@@ -234,7 +234,7 @@ impl Canvas {
             let sleep = pace.interval.saturating_sub(start.elapsed()).max(start.elapsed());
             tokio::select! {
                 () = tokio::time::sleep(sleep) => {}
-                () = self.hurry.notified() => {
+                () = self.scan_soon.notified() => {
                     pace = Pace::new();
                     // Mice send up to a thousand events per second.
                     let early = (Pace::FAST / 2).saturating_sub(start.elapsed());
@@ -451,7 +451,7 @@ fn compare(old: &mut [u32], new: &[[u8; 4]], (x, y): (usize, usize), changed: &m
 mod test {
     use super::*;
     use crate::rfb::picture::Area;
-    use crate::rfb::testing::Fake;
+    use crate::rfb::testing::FakeDisplay;
 
     fn areas(viewer: &Viewer) -> Vec<Area> {
         let mut areas = Vec::new();
@@ -481,7 +481,7 @@ mod test {
 
     #[test]
     fn only_what_is_different_is_marked() {
-        let fake = Fake::new(200, 100);
+        let fake = FakeDisplay::new(200, 100);
         let canvas = Canvas::new(Some(fake.clone()), Arc::default());
         let viewer = canvas.admit();
         assert_eq!(areas(&viewer), [area(0, 0, 200, 100)]);
@@ -489,8 +489,8 @@ mod test {
         fake.touch();
         assert!(canvas.poll() && canvas.scan(false));
         assert_eq!(areas(&viewer), [area(32, 64, 32, 32)]);
-        canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 40], 0x0012_3456));
-        canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 41], 0));
+        canvas.with_picture(|picture| assert_eq!(picture.pixels[70 * 200 + 40], 0x0012_3456));
+        canvas.with_picture(|picture| assert_eq!(picture.pixels[70 * 200 + 41], 0));
         fake.touch();
         assert!(canvas.poll() && !canvas.scan(false), "written, but unchanged");
         // The fourth byte of a pixel is ignored.
@@ -502,13 +502,13 @@ mod test {
 
     #[test]
     fn padded_lines_and_odd_starts_are_read_where_they_are() {
-        let fake = Fake::new(33, 40);
+        let fake = FakeDisplay::new(33, 40);
         fake.set(Some(Mode { width: 33, height: 40, stride: 150, start: 4094 }));
         fake.draw(32, 39, 0x00ab_cdef);
         let canvas = Canvas::new(Some(fake.clone()), Arc::default());
         let viewer = canvas.admit();
         areas(&viewer);
-        let last = |canvas: &Canvas| canvas.show(|picture| picture.pixels[39 * 33 + 32]);
+        let last = |canvas: &Canvas| canvas.with_picture(|picture| picture.pixels[39 * 33 + 32]);
         assert_eq!(last(&canvas), 0x00ab_cdef);
         fake.draw(32, 39, 0x0000_0001);
         assert!(canvas.poll() && canvas.scan(false));
@@ -518,7 +518,7 @@ mod test {
 
     #[test]
     fn another_mode_is_all_new_and_no_mode_is_black() {
-        let fake = Fake::new(64, 64);
+        let fake = FakeDisplay::new(64, 64);
         let canvas = Canvas::new(Some(fake.clone()), Arc::default());
         let viewer = canvas.admit();
         areas(&viewer);
@@ -527,8 +527,8 @@ mod test {
         assert_eq!(areas(&viewer), [area(0, 0, 100, 50)]);
         fake.set(None);
         assert!(canvas.poll() && canvas.scan(false));
-        assert_eq!(canvas.show(Picture::size), (100, 50));
-        canvas.show(|picture| assert!(picture.pixels.iter().all(|pixel| *pixel == 0)));
+        assert_eq!(canvas.with_picture(Picture::size), (100, 50));
+        canvas.with_picture(|picture| assert!(picture.pixels.iter().all(|pixel| *pixel == 0)));
         for silly in [
             Mode { width: 100, height: 50, stride: 399, start: 0 },
             Mode { width: 100, height: 9000, stride: 400, start: 0 },
@@ -549,6 +549,6 @@ mod test {
         drop(viewer);
         assert!(canvas.viewers().is_empty());
         canvas.free();
-        canvas.show(|picture| assert_eq!(picture.pixels.capacity(), 0));
+        canvas.with_picture(|picture| assert_eq!(picture.pixels.capacity(), 0));
     }
 }

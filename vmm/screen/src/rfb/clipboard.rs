@@ -4,7 +4,7 @@
 //! the guest copies are offered to all clients. Clients with the extended clipboard (rfbproto) use
 //! UTF-8, and texts are sent to them on request. Other clients get ISO 8859-1.
 //!
-//! Threats: compressed texts of clients may be bombs. Decompression stops at [`LONGEST_TEXT`].
+//! Threats: compressed texts of clients may be bombs. Decompression stops at [`MAX_TEXT_BYTES`].
 
 use std::io::{Read as _, Write as _};
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
 
-use super::message::LONGEST_TEXT;
+use super::message::MAX_TEXT_BYTES;
 
 /// The guest's clipboard agent.
 pub trait Clipboard: Send + Sync {
@@ -32,7 +32,7 @@ const PROVIDE: u32 = 1 << 28;
 
 /// A message of the extended clipboard.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Say {
+pub enum ClipboardMessage {
     /// The features of the client.
     Caps {
         /// The client answers requests.
@@ -83,8 +83,8 @@ impl Text {
     }
 }
 
-fn made(place: &OnceLock<Vec<u8>>, make: impl FnOnce(&mut Vec<u8>)) -> &[u8] {
-    place.get_or_init(|| {
+fn made(cache: &OnceLock<Vec<u8>>, make: impl FnOnce(&mut Vec<u8>)) -> &[u8] {
+    cache.get_or_init(|| {
         let mut out = Vec::new();
         make(&mut out);
         out
@@ -102,20 +102,23 @@ pub fn is_text(bytes: &[u8]) -> bool {
 /// # Errors
 ///
 /// If the message is invalid, or its text is too long.
-pub fn read(bytes: &[u8]) -> anyhow::Result<Say> {
+pub fn read(bytes: &[u8]) -> anyhow::Result<ClipboardMessage> {
     let (flags, rest) = bytes.split_first_chunk().context("a clipboard message without flags")?;
     let flags = u32::from_be_bytes(*flags);
     if flags & CAPS != 0 {
-        return Ok(Say::Caps { request: flags & REQUEST != 0, notify: flags & NOTIFY != 0 });
+        return Ok(ClipboardMessage::Caps {
+            request: flags & REQUEST != 0,
+            notify: flags & NOTIFY != 0,
+        });
     }
     let text = flags & TEXT != 0;
     Ok(match flags & (REQUEST | PEEK | NOTIFY | PROVIDE) {
-        REQUEST if text => Say::Request,
-        PEEK => Say::Peek,
-        NOTIFY => Say::Notify(text),
+        REQUEST if text => ClipboardMessage::Request,
+        PEEK => ClipboardMessage::Peek,
+        NOTIFY => ClipboardMessage::Notify(text),
         // Text is the first of all formats.
-        PROVIDE if text => Say::Provide(unpack(rest)?),
-        REQUEST | PROVIDE => Say::Other,
+        PROVIDE if text => ClipboardMessage::Provide(unpack(rest)?),
+        REQUEST | PROVIDE => ClipboardMessage::Other,
         _ => bail!("a clipboard message with invalid flags {flags:#x}"),
     })
 }
@@ -125,7 +128,10 @@ fn unpack(packed: &[u8]) -> anyhow::Result<String> {
     let mut length = [0; 4];
     unpacked.read_exact(&mut length).context("the length of a clipboard text")?;
     let length = u32::from_be_bytes(length) as usize;
-    ensure!(length <= LONGEST_TEXT, "a clipboard text of {length} bytes: at most {LONGEST_TEXT}");
+    ensure!(
+        length <= MAX_TEXT_BYTES,
+        "a clipboard text of {length} bytes: at most {MAX_TEXT_BYTES}"
+    );
     let mut text = Vec::new();
     unpacked.take(length as u64).read_to_end(&mut text).context("a clipboard text")?;
     ensure!(
@@ -200,12 +206,15 @@ mod test {
     #[test]
     fn what_is_written_reads_back() {
         let say = |write: fn(&mut Vec<u8>)| read(&body(write)).unwrap();
-        assert_eq!(say(caps), Say::Caps { request: true, notify: true });
-        assert_eq!(say(request), Say::Request);
-        assert_eq!(say(|out| notify(true, out)), Say::Notify(true));
-        assert_eq!(say(|out| notify(false, out)), Say::Notify(false));
+        assert_eq!(say(caps), ClipboardMessage::Caps { request: true, notify: true });
+        assert_eq!(say(request), ClipboardMessage::Request);
+        assert_eq!(say(|out| notify(true, out)), ClipboardMessage::Notify(true));
+        assert_eq!(say(|out| notify(false, out)), ClipboardMessage::Notify(false));
         let text = "zwei\nZeilen, ä€😀";
-        assert_eq!(read(&body(|out| provide(text, out))).unwrap(), Say::Provide(text.into()));
+        assert_eq!(
+            read(&body(|out| provide(text, out))).unwrap(),
+            ClipboardMessage::Provide(text.into())
+        );
     }
 
     #[test]
@@ -218,12 +227,12 @@ mod test {
         };
         assert!(read(&bomb(u32::MAX, 8 << 20)).is_err());
         let first = read(&bomb(3, 8 << 20)).unwrap();
-        assert_eq!(first, Say::Provide("000".into()), "the rest is ignored");
+        assert_eq!(first, ClipboardMessage::Provide("000".into()), "the rest is ignored");
         assert!(read(&bomb(9, 3)).is_err(), "too short");
         for bad in [&[][..], &[1, 2, 3], &[0, 0, 0, 0], &[6, 0, 0, 1], &[16, 0, 0, 1, 9, 9, 9]] {
             assert!(read(bad).is_err(), "{bad:?}");
         }
-        assert_eq!(read(&[16, 0, 0, 2, 9]).unwrap(), Say::Other);
+        assert_eq!(read(&[16, 0, 0, 2, 9]).unwrap(), ClipboardMessage::Other);
     }
 
     #[test]

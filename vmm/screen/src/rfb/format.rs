@@ -21,7 +21,7 @@ impl Channel {
     }
 
     /// Rounds an intensity of eight bits to this channel, and shifts it to its position.
-    pub fn place(self, intensity: u8) -> u32 {
+    pub fn position(self, intensity: u8) -> u32 {
         ((u32::from(intensity) * u32::from(self.max) + 127) / 255) << self.shift
     }
 }
@@ -200,7 +200,7 @@ mod test {
             });
             if let Ok(format) = PixelFormat::read(&bytes) {
                 format.channels().iter().for_each(|it| {
-                    it.place(255);
+                    it.position(255);
                 });
             }
         }
@@ -215,10 +215,10 @@ mod test {
         let map = PixelFormat::colour_map();
         assert_eq!(map[..6], [1, 0, 0, 0, 1, 0]);
         assert_eq!(map.len(), 6 + 256 * 6);
-        let white: u32 = format.channels().iter().map(|it| it.place(255)).sum();
+        let white: u32 = format.channels().iter().map(|it| it.position(255)).sum();
         assert_eq!(white, 255);
         assert_eq!(map[6 + 255 * 6..], [255; 6]);
-        let red = format.channels()[0].place(255) as usize;
+        let red = format.channels()[0].position(255) as usize;
         assert_eq!(map[6 + red * 6..][..6], [255, 255, 0, 0, 0, 0]);
     }
 }

@@ -9,7 +9,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{Duration, timeout};
 
-use super::security::{Denied, Door, Doors, Right};
+use super::security::{Access, Denied, LoginLimiter, PeerNetwork};
 use super::{Admission, Duplex, Entry, Rules, Wire};
 
 /// A client that was let in.
@@ -17,7 +17,7 @@ pub(super) struct Welcome {
     /// The connection, which may be TLS by now.
     pub stream: Wire,
     /// Whether the client may use keyboard and mouse.
-    pub right: Right,
+    pub access: Access,
     /// The client shares the screen with others.
     pub shared: bool,
     /// Name of the authentication method, for logs and status.
@@ -55,21 +55,24 @@ const SILENCE: Duration = Duration::from_millis(20);
 /// Performs the whole handshake.
 pub(super) async fn greet(
     rules: &Rules,
-    doors: &Doors,
+    limiter: &LoginLimiter,
     mut stream: Wire,
     admission: &Admission,
 ) -> anyhow::Result<Welcome> {
-    let listens = matches!(admission.entry, Entry::Ask(Door::Loopback | Door::Network(_)));
+    let listens = matches!(
+        admission.entry,
+        Entry::Authenticate(PeerNetwork::Loopback | PeerNetwork::Remote(_))
+    );
     let version = quick(versions(&mut stream, listens)).await?;
-    let door = match admission.entry {
-        Entry::Open { view_only } => {
+    let network = match admission.entry {
+        Entry::Authenticated { view_only } => {
             quick(choose(&mut stream, version, NONE)).await?;
-            let right = if view_only { Right::View } else { Right::Full };
-            return finish(stream, version, right, ELSEWHERE).await;
+            let access = if view_only { Access::View } else { Access::Full };
+            return finish(stream, version, access, ELSEWHERE).await;
         }
-        Entry::Ask(door) => door,
+        Entry::Authenticate(network) => network,
     };
-    if let Some(left) = doors.closed(door) {
+    if let Some(left) = limiter.locked_for(network) {
         let reason = too_many(left);
         refuse_early(&mut stream, version, &reason).await?;
         bail!(reason);
@@ -77,12 +80,12 @@ pub(super) async fn greet(
     let needed = rules.passwords.are_needed();
     let kind = if rules.tls.is_some() { VENCRYPT } else { [NONE, VNC][usize::from(needed)] };
     quick(choose(&mut stream, version, kind)).await?;
-    let authentication = Authentication { rules, doors, door, version };
+    let authentication = Authentication { rules, limiter, network, version };
     match kind {
-        NONE => finish(stream, version, Right::Full, "none").await,
+        NONE => finish(stream, version, Access::Full, "none").await,
         VNC => {
-            let right = authentication.vnc(&mut stream).await?;
-            finish(stream, version, right, "vnc").await
+            let access = authentication.vnc(&mut stream).await?;
+            finish(stream, version, access, "vnc").await
         }
         _ => authentication.vencrypt(stream).await,
     }
@@ -206,7 +209,7 @@ async fn send_text<S: Duplex + ?Sized>(stream: &mut S, text: &str) -> anyhow::Re
 async fn finish(
     mut stream: Wire,
     version: Version,
-    right: Right,
+    access: Access,
     security: &'static str,
 ) -> anyhow::Result<Welcome> {
     // Before 3.8 there is no result if there was no authentication.
@@ -215,19 +218,19 @@ async fn finish(
         stream.flush().await?;
     }
     let shared = stream.read_u8().await? != 0;
-    Ok(Welcome { stream, right, shared, security })
+    Ok(Welcome { stream, access, shared, security })
 }
 
 struct Authentication<'a> {
     rules: &'a Rules,
-    doors: &'a Doors,
-    door: Door,
+    limiter: &'a LoginLimiter,
+    network: PeerNetwork,
     version: Version,
 }
 
 impl Authentication<'_> {
     /// VNC authentication: a challenge and a response.
-    async fn vnc<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Right> {
+    async fn vnc<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Access> {
         let mut challenge = [0; 16];
         let count = getrandom(&mut challenge, GetRandomFlags::empty())
             .context("cannot read random bytes")?;
@@ -236,28 +239,28 @@ impl Authentication<'_> {
         stream.flush().await?;
         let mut answer = [0; 16];
         stream.read_exact(&mut answer).await?;
-        self.judge(stream, || self.rules.passwords.check_answer(&challenge, &answer)).await
+        self.check_password(stream, || self.rules.passwords.check_answer(&challenge, &answer)).await
     }
 
     /// Reads a name and a password, within TLS.
-    async fn plain<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Right> {
+    async fn plain<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Access> {
         let (user, password) = (stream.read_u32().await?, stream.read_u32().await?);
         let longest = user.max(password);
         ensure!(longest <= MAX_NAME, "a name or password of {longest} bytes: at most {MAX_NAME}");
         let mut both = vec![0; user as usize + password as usize];
         stream.read_exact(&mut both).await?;
         let (user, password) = both.split_at(user as usize);
-        self.judge(stream, || self.rules.passwords.check_plain(user, password)).await
+        self.check_password(stream, || self.rules.passwords.check_plain(user, password)).await
     }
 
     /// Checks a password. If it is wrong, the client gets a refusal.
-    async fn judge<S: Duplex + ?Sized>(
+    async fn check_password<S: Duplex + ?Sized>(
         &self,
         stream: &mut S,
-        check: impl FnOnce() -> Option<Right>,
-    ) -> anyhow::Result<Right> {
-        let reason = match self.doors.judge(self.door, check) {
-            Ok(right) => return Ok(right),
+        verify: impl FnOnce() -> Option<Access>,
+    ) -> anyhow::Result<Access> {
+        let reason = match self.limiter.check(self.network, verify) {
+            Ok(access) => return Ok(access),
             Err(Denied::Wrong(count)) => format!("wrong password, failure number {count}"),
             // Others may have guessed while this client waited.
             Err(Denied::Later(left)) => too_many(left),
@@ -297,13 +300,13 @@ impl Authentication<'_> {
         ensure!(known, "it selected VeNCrypt type {kind}: only {offered:?} are offered");
         let files = self.rules.tls.as_ref().context("TLS without a certificate")?;
         let mut secure = files.acceptor().accept(stream).await.context("TLS")?;
-        let (right, security) = match kind {
+        let (access, security) = match kind {
             X509_VNC => (self.vnc(&mut secure).await?, "x509-vnc"),
             X509_PLAIN => (self.plain(&mut secure).await?, "x509-plain"),
             // All versions send a result here, as for the other types.
-            _ => (Right::Full, "x509-none"),
+            _ => (Access::Full, "x509-none"),
         };
-        finish(Box::new(secure), self.version, right, security).await
+        finish(Box::new(secure), self.version, access, security).await
     }
 
     /// VNC authentication would ignore all names and the end of a long password, so it is not

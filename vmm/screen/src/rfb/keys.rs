@@ -3,7 +3,7 @@
 use host::input::Key;
 
 /// The key of a QEMU Extended Key Event: scan code set 1, with E0 as the highest bit of the byte.
-pub fn of_code(code: u32) -> Option<Key> {
+pub fn from_scan_code(code: u32) -> Option<Key> {
     let code = u16::try_from(code).ok()?;
     match code {
         // Codes that QEMU and browsers use.
@@ -24,15 +24,15 @@ mod test {
 
     #[test]
     fn scan_codes_are_places() {
-        let place = |code| of_code(code).map(Key::code);
-        assert_eq!(place(0x1e), Some(0x1e));
-        assert_eq!(place(0x9d), Some(0xe01d), "the right Control key");
-        assert_eq!(place(0xe01d), Some(0xe01d));
-        assert_eq!(of_code(0xc6), Some(Key::PAUSE));
-        assert_eq!(of_code(0xb7), Some(Key::PRINT));
-        assert_eq!(of_code(0xf2), Some(Key::HANGUL));
+        let code_of = |code| from_scan_code(code).map(Key::code);
+        assert_eq!(code_of(0x1e), Some(0x1e));
+        assert_eq!(code_of(0x9d), Some(0xe01d), "the right Control key");
+        assert_eq!(code_of(0xe01d), Some(0xe01d));
+        assert_eq!(from_scan_code(0xc6), Some(Key::PAUSE));
+        assert_eq!(from_scan_code(0xb7), Some(Key::PRINT));
+        assert_eq!(from_scan_code(0xf2), Some(Key::HANGUL));
         for nothing in [0, 0x80, 0x100, 0xe000, 0x1_001e, u32::MAX] {
-            assert_eq!(of_code(nothing), None, "{nothing:#x}");
+            assert_eq!(from_scan_code(nothing), None, "{nothing:#x}");
         }
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net;
 
 use super::meter::Meter;
-use super::security::{Door, Passwords};
+use super::security::{Passwords, PeerNetwork};
 use super::{Admission, Entry, Rules, Wire, lobby, tls};
 use host::listen::{Address, Socket};
 
@@ -21,7 +21,8 @@ use host::listen::{Address, Socket};
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
     /// Address to listen at.
-    pub to: Option<Address>,
+    #[serde(rename = "to")]
+    pub address: Option<Address>,
     /// File whose first line is the password.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub password: Option<PathBuf>,
@@ -47,8 +48,8 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Name of this listener in messages, for users who do not configure it with `--vnc`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub called: Option<String>,
+    #[serde(rename = "called", skip_serializing_if = "Option::is_none")]
+    pub display_name: Option<String>,
     /// Clients were authenticated before, and their first line is their name: for a Unix socket
     /// that only a front end of ours reaches.
     pub announced: bool,
@@ -81,11 +82,11 @@ impl Listener {
     /// In one sentence: the address is in use, a file is invalid, or the configuration would let
     /// everybody in.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        Self::open(config).with_context(|| called(config))
+        Self::open(config).with_context(|| display_name(config))
     }
 
     fn open(config: &Config) -> anyhow::Result<Self> {
-        let place = config.to.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
+        let address = config.address.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
         let passwords = passwords(config)?;
         let tls = tls::Files::new(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
         let needed = passwords.are_needed();
@@ -96,15 +97,15 @@ impl Listener {
         );
         if tls.is_none() && passwords.are_long() {
             // A listener with another name is not configured with this option.
-            let option = if config.called.is_none() { " (tls-cert)" } else { "" };
+            let option = if config.display_name.is_none() { " (tls-cert)" } else { "" };
             tracing::warn!(
                 "{}: without TLS{option}, viewers send only the first {} bytes of a password",
-                called(config),
-                Passwords::SEEN
+                display_name(config),
+                Passwords::VNC_BYTES
             );
         }
         let open = config.auth == Auth::Auto && !needed;
-        let socket = Socket::new(place, open)?;
+        let socket = Socket::new(address, open)?;
         let announced = config.announced;
         ensure!(
             !announced || matches!(socket, Socket::Unix(_)) && !needed,
@@ -118,7 +119,7 @@ impl Listener {
     }
 
     /// The address that we listen at, with the actual port.
-    pub fn place(&self) -> String {
+    pub fn address(&self) -> String {
         match &self.socket {
             Socket::Tcp(socket) => {
                 socket.local_addr().map_or("TCP".into(), |address| address.to_string())
@@ -148,13 +149,13 @@ impl Listener {
                             stream.set_nodelay(true).ok();
                             keep_alive(&stream).ok();
                             let address = peer.ip().to_canonical();
-                            let entry = Entry::Ask(Door::of(address));
+                            let entry = Entry::Authenticate(PeerNetwork::of(address));
                             let peer = SocketAddr::new(address, peer.port()).to_string();
                             let admission = Admission { peer, entry };
                             let stream = Box::new(Meter::new(stream));
                             tokio::spawn(serve(rules.clone(), stream, admission));
                         }
-                        Err(error) => rest(&error).await,
+                        Err(error) => pause_after_accept_error(&error).await,
                     }
                 }
             }
@@ -166,12 +167,12 @@ impl Listener {
                         Ok((stream, _)) => {
                             let (serve, rules) = (serve.clone(), rules.clone());
                             tokio::spawn(async move {
-                                let met = meet(stream, self.announced).await;
-                                let Some((stream, admission)) = met else { return };
+                                let identified = identify(stream, self.announced).await;
+                                let Some((stream, admission)) = identified else { return };
                                 serve(rules, stream, admission).await;
                             });
                         }
-                        Err(error) => rest(&error).await,
+                        Err(error) => pause_after_accept_error(&error).await,
                     }
                 }
             }
@@ -180,15 +181,17 @@ impl Listener {
 }
 
 /// Describes a client of a Unix socket. An announced client sends its name first.
-async fn meet(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admission)> {
+async fn identify(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admission)> {
     let process = stream.peer_cred().ok().and_then(|it| it.pid());
     let mut stream = Box::new(Meter::new(stream));
     if !announced {
         let peer = process.map_or("local".into(), |it| format!("process {it}"));
-        return Some((stream, Admission { peer, entry: Entry::Ask(Door::Local) }));
+        return Some((stream, Admission { peer, entry: Entry::Authenticate(PeerNetwork::Local) }));
     }
-    match lobby::announced(&mut stream).await {
-        Ok(peer) => Some((stream, Admission { peer, entry: Entry::Open { view_only: false } })),
+    match lobby::read_announcement(&mut stream).await {
+        Ok(peer) => {
+            Some((stream, Admission { peer, entry: Entry::Authenticated { view_only: false } }))
+        }
         Err(error) => {
             tracing::debug!("vnc: a client was not admitted: {error:#}");
             None
@@ -197,10 +200,10 @@ async fn meet(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admissi
 }
 
 /// Name of the listener in messages.
-fn called(config: &Config) -> String {
-    match (&config.called, &config.to) {
+fn display_name(config: &Config) -> String {
+    match (&config.display_name, &config.address) {
         (Some(option), _) => option.clone(),
-        (None, Some(place)) => format!("--vnc {place}"),
+        (None, Some(address)) => format!("--vnc {address}"),
         (None, None) => "--vnc".into(),
     }
 }
@@ -214,7 +217,7 @@ pub(crate) fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
 }
 
 /// Waits after a failed `accept`: without free file descriptors it would fail again at once.
-pub(crate) async fn rest(error: &std::io::Error) {
+pub(crate) async fn pause_after_accept_error(error: &std::io::Error) {
     tracing::debug!("vnc: cannot accept clients: {error}");
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
@@ -268,7 +271,7 @@ mod test {
 
     use super::*;
 
-    fn said(text: &str) -> String {
+    fn outcome(text: &str) -> String {
         let config = host::keyvalue::parse::<Config>(text, Some("to"));
         match config.and_then(|config| Listener::new(&config)) {
             Ok(_) => "fine".into(),
@@ -277,7 +280,7 @@ mod test {
     }
 
     #[test]
-    fn a_port_is_open_to_others_only_when_that_was_said() {
+    fn a_port_is_open_to_others_only_when_configured() {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = folder.path().join(name);
@@ -285,18 +288,18 @@ mod test {
             path.display().to_string()
         };
         let (good, empty) = (file("good", "secret\nnot this\n"), file("empty", "\n"));
-        let called = said("127.0.0.1:0,user=me,called=VNC_PORT=5900");
+        let called = outcome("127.0.0.1:0,user=me,called=VNC_PORT=5900");
         assert!(called.starts_with("VNC_PORT=5900: user=me"), "{called}");
-        assert_eq!(said("127.0.0.1:0"), "fine");
-        assert_eq!(said("[::1]:0"), "fine");
-        assert_eq!(said(&format!("unix:{}", folder.path().join("s").display())), "fine");
-        assert_eq!(said("0.0.0.0:0,auth=none"), "fine");
-        let announced = said("127.0.0.1:0,announced");
+        assert_eq!(outcome("127.0.0.1:0"), "fine");
+        assert_eq!(outcome("[::1]:0"), "fine");
+        assert_eq!(outcome(&format!("unix:{}", folder.path().join("s").display())), "fine");
+        assert_eq!(outcome("0.0.0.0:0,auth=none"), "fine");
+        let announced = outcome("127.0.0.1:0,announced");
         assert!(
             announced.contains("needs a Unix socket"),
             "any peer could announce itself: {announced}"
         );
-        assert_eq!(said(&format!("0.0.0.0:0,password={good}")), "fine");
+        assert_eq!(outcome(&format!("0.0.0.0:0,password={good}")), "fine");
         for (text, words) in [
             ("0.0.0.0:0".to_owned(), "auth=none"),
             ("[::]:0".to_owned(), "password=FILE"),
@@ -313,16 +316,16 @@ mod test {
             ("unix:".to_owned(), "names no path"),
             ("127.0.0.1:0,pasword=x".to_owned(), "did you mean `password`"),
         ] {
-            let said = said(&text);
-            assert!(said.contains(words), "{text}: {said}");
-            assert!(!said.contains('\n'), "{said}");
+            let outcome = outcome(&text);
+            assert!(outcome.contains(words), "{text}: {outcome}");
+            assert!(!outcome.contains('\n'), "{outcome}");
         }
     }
 
     #[test]
     fn a_port_in_use_is_one_sentence() {
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
-        let said = said(&other.local_addr().unwrap().to_string());
-        assert!(said.ends_with("the port is in use by another process"), "{said}");
+        let outcome = outcome(&other.local_addr().unwrap().to_string());
+        assert!(outcome.ends_with("the port is in use by another process"), "{outcome}");
     }
 }

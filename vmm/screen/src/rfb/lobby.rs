@@ -11,15 +11,15 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy, split};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Duration, timeout};
 
-use super::complaints::Complaints;
-use super::crowd::{Crowd, Place};
+use super::connection_limit::{ConnectionLimit, Slot};
+use super::failure_log::FailureLog;
 use super::handshake::{self, GREETING, NONE, Welcome};
 use super::paint::{PIECE, STALL};
-use super::security::{Door, Doors, Right};
-use super::{Admission, Duplex, Entry, MOST, Rules, Wire};
+use super::security::{Access, LoginLimiter, PeerNetwork};
+use super::{Admission, Duplex, Entry, MAX_CLIENTS, Rules, Wire};
 
-/// Maximum clients that are not authenticated yet, in addition to [`MOST`].
-const MAX_STRANGERS: usize = 32;
+/// Maximum clients that are not authenticated yet, in addition to [`MAX_CLIENTS`].
+const MAX_UNAUTHENTICATED: usize = 32;
 /// Maximum of these per address.
 const MAX_PER_ADDRESS: usize = 8;
 /// Maximum refusals that are sent at the same time. Further clients are disconnected silently.
@@ -37,41 +37,41 @@ const MAX_LINE: usize = 100;
 
 /// Admits clients. See the module.
 pub struct Lobby {
-    doors: Arc<Doors>,
-    pub(super) places: Arc<Semaphore>,
-    strangers: Crowd,
-    complaints: Complaints,
+    limiter: Arc<LoginLimiter>,
+    pub(super) slots: Arc<Semaphore>,
+    unauthenticated: ConnectionLimit,
+    failure_log: FailureLog,
     refusals: Semaphore,
 }
 
-/// The place of a client during the handshake. Strangers do not take places of admitted clients:
-/// they could take all of them, and those places never give way.
-enum HandshakePlace {
-    Inside(OwnedSemaphorePermit),
-    Outside(Place),
+/// The slot of a client during the handshake. Strangers do not take slots of admitted clients:
+/// they could take all of them, and those slots never give way.
+enum HandshakeSlot {
+    Authenticated(OwnedSemaphorePermit),
+    Unauthenticated(Slot),
 }
 
-/// An admitted client and its place.
+/// An admitted client and its slot.
 pub struct Entrant {
     /// Its connection and rights.
     pub(super) welcome: Welcome,
-    pub(super) place: OwnedSemaphorePermit,
+    pub(super) slot: OwnedSemaphorePermit,
 }
 
 impl Lobby {
-    /// Creates a lobby that counts wrong passwords in `doors`.
-    pub fn new(doors: Arc<Doors>) -> Self {
+    /// Creates a lobby that counts wrong passwords in `limiter`.
+    pub fn new(limiter: Arc<LoginLimiter>) -> Self {
         Self {
-            doors,
-            places: Arc::new(Semaphore::new(MOST)),
-            strangers: Crowd::new(MAX_STRANGERS, MAX_PER_ADDRESS),
-            complaints: Complaints::default(),
+            limiter,
+            slots: Arc::new(Semaphore::new(MAX_CLIENTS)),
+            unauthenticated: ConnectionLimit::new(MAX_UNAUTHENTICATED, MAX_PER_ADDRESS),
+            failure_log: FailureLog::default(),
             refusals: Semaphore::new(MAX_REFUSALS),
         }
     }
 
-    pub(super) fn doors(&self) -> &Doors {
-        &self.doors
+    pub(super) fn login_limiter(&self) -> &LoginLimiter {
+        &self.limiter
     }
 
     /// Performs the handshake. A client that is not admitted gets the reason.
@@ -81,52 +81,56 @@ impl Lobby {
         stream: Wire,
         admission: &Admission,
     ) -> Option<Entrant> {
-        let place = match admission.entry {
-            Entry::Open { .. } => {
-                self.places.clone().try_acquire_owned().ok().map(HandshakePlace::Inside)
+        let slot = match admission.entry {
+            Entry::Authenticated { .. } => {
+                self.slots.clone().try_acquire_owned().ok().map(HandshakeSlot::Authenticated)
             }
-            Entry::Ask(_) if self.places.available_permits() == 0 => None,
-            Entry::Ask(door) => self.strangers.wait(door).map(HandshakePlace::Outside),
+            Entry::Authenticate(_) if self.slots.available_permits() == 0 => None,
+            Entry::Authenticate(network) => {
+                self.unauthenticated.acquire_evictable(network).map(HandshakeSlot::Unauthenticated)
+            }
         };
-        let Some(place) = place else {
-            self.turn_away(stream, admission).await;
+        let Some(slot) = slot else {
+            self.refuse(stream, admission).await;
             return None;
         };
-        let greet = handshake::greet(rules, &self.doors, stream, admission);
+        let greet = handshake::greet(rules, &self.limiter, stream, admission);
         let greet = timeout(HANDSHAKE, greet);
         let entered = async {
-            let (welcome, place) = match place {
-                HandshakePlace::Inside(place) => (greet.await, Ok(place)),
-                HandshakePlace::Outside(stranger) => tokio::select! {
-                    welcome = greet => (welcome, self.places.clone().try_acquire_owned()),
-                    () = stranger.lost() => bail!("its place was given to a newer client"),
+            let (welcome, slot) = match slot {
+                HandshakeSlot::Authenticated(slot) => (greet.await, Ok(slot)),
+                HandshakeSlot::Unauthenticated(stranger) => tokio::select! {
+                    welcome = greet => (welcome, self.slots.clone().try_acquire_owned()),
+                    () = stranger.evicted() => bail!("its slot was given to a newer client"),
                 },
             };
             let welcome = welcome.context("it did not complete the handshake in time").flatten()?;
-            let place = place.context("all places were taken during the handshake")?;
-            Ok(Entrant { welcome, place })
+            let slot = slot.context("all slots were taken during the handshake")?;
+            Ok(Entrant { welcome, slot })
         };
         match entered.await {
             Ok(entrant) => Some(entrant),
             Err(error) => {
-                self.complain(admission, &format!("was not admitted: {error:#}"));
+                self.log_failure(admission, &format!("was not admitted: {error:#}"));
                 None
             }
         }
     }
 
-    fn complain(&self, admission: &Admission, what: &str) {
-        // Clients with open entry were counted elsewhere.
+    fn log_failure(&self, admission: &Admission, what: &str) {
+        // Failures of authenticated clients were counted elsewhere.
         let Admission { peer, entry } = admission;
-        let door = if let Entry::Ask(door) = entry { *door } else { Door::Local };
-        self.complaints.log(door, &format!("vnc: {peer} {what}"));
+        let network =
+            if let Entry::Authenticate(network) = entry { *network } else { PeerNetwork::Local };
+        self.failure_log.log(network, &format!("vnc: {peer} {what}"));
     }
 
-    async fn turn_away(&self, mut stream: Wire, admission: &Admission) {
+    async fn refuse(&self, mut stream: Wire, admission: &Admission) {
         let Ok(_turn) = self.refusals.try_acquire() else { return };
-        self.complain(admission, "was refused: too many clients");
-        let reason =
-            format!("too many clients: at most {MOST}, and {MAX_STRANGERS} without a login yet");
+        self.log_failure(admission, "was refused: too many clients");
+        let reason = format!(
+            "too many clients: at most {MAX_CLIENTS}, and {MAX_UNAUTHENTICATED} without a login yet"
+        );
         timeout(REFUSAL, handshake::refuse(&mut stream, &reason)).await.ok();
     }
 }
@@ -140,42 +144,42 @@ impl Entrant {
     /// If the machine does not accept the client.
     pub async fn relay(self, peer: &str, mut machine: impl Duplex) -> anyhow::Result<()> {
         ensure!(
-            self.welcome.right == Right::Full,
+            self.welcome.access == Access::Full,
             "view-only access cannot be relayed to a machine"
         );
         let shared = u8::from(self.welcome.shared);
-        timeout(HANDSHAKE, enter(&mut machine, peer, shared))
+        timeout(HANDSHAKE, handshake_as_client(&mut machine, peer, shared))
             .await
             .context("the machine did not reply")??;
-        carry(self.welcome.stream, machine).await;
-        drop(self.place);
+        copy_both_ways(self.welcome.stream, machine).await;
+        drop(self.slot);
         Ok(())
     }
 }
 
 /// Copies bytes between a client and its machine until one side disconnects. The other side is then
 /// disconnected too, after it got the data in flight.
-pub async fn carry(client: impl Duplex, machine: impl Duplex) {
-    let (mut said, mut shown) = split(client);
-    let (mut picture, mut input) = split(machine);
+pub async fn copy_both_ways(client: impl Duplex, machine: impl Duplex) {
+    let (mut from_client, mut to_client) = split(client);
+    let (mut from_machine, mut to_machine) = split(machine);
     // Errors are ignored: clients may disconnect in any way.
     let up = async {
-        copy(&mut said, &mut input).await.ok();
-        input.shutdown().await.ok();
+        copy(&mut from_client, &mut to_machine).await.ok();
+        to_machine.shutdown().await.ok();
     };
     let down = async {
         let mut piece = vec![0; PIECE];
-        while let Ok(count @ 1..) = picture.read(&mut piece).await {
+        while let Ok(count @ 1..) = from_machine.read(&mut piece).await {
             let give = async {
-                shown.write_all(&piece[..count]).await?;
-                shown.flush().await
+                to_client.write_all(&piece[..count]).await?;
+                to_client.flush().await
             };
             // While the client stalls, a disconnect of the machine would go unnoticed.
             if !timeout(STALL, give).await.is_ok_and(|given| given.is_ok()) {
                 return;
             }
         }
-        timeout(GRACE, shown.shutdown()).await.ok();
+        timeout(GRACE, to_client.shutdown()).await.ok();
     };
     let (mut up, mut down) = (std::pin::pin!(up), std::pin::pin!(down));
     tokio::select! {
@@ -185,7 +189,11 @@ pub async fn carry(client: impl Duplex, machine: impl Duplex) {
 }
 
 /// Performs the client's side of the handshake with a machine (RFC 6143 7.1 to 7.3.1).
-async fn enter(machine: &mut impl Duplex, peer: &str, shared: u8) -> anyhow::Result<()> {
+async fn handshake_as_client(
+    machine: &mut impl Duplex,
+    peer: &str,
+    shared: u8,
+) -> anyhow::Result<()> {
     announce(machine, peer).await?;
     machine.read_exact(&mut [0; GREETING.len()]).await?;
     machine.write_all(GREETING).await?;
@@ -212,7 +220,7 @@ pub async fn announce(machine: &mut impl Duplex, peer: &str) -> std::io::Result<
 /// # Errors
 ///
 /// If the first line is not a short line of ASCII.
-pub(super) async fn announced(stream: &mut impl Duplex) -> anyhow::Result<String> {
+pub(super) async fn read_announcement(stream: &mut impl Duplex) -> anyhow::Result<String> {
     let line = async {
         let mut line = String::new();
         loop {
@@ -230,18 +238,18 @@ pub(super) async fn announced(stream: &mut impl Duplex) -> anyhow::Result<String
 mod test {
     use super::*;
 
-    async fn heard(said: &[u8]) -> Option<String> {
+    async fn announced(line: &[u8]) -> Option<String> {
         let (mut near, mut far) = tokio::io::duplex(1024);
-        near.write_all(said).await.unwrap();
+        near.write_all(line).await.unwrap();
         drop(near);
-        announced(&mut far).await.ok()
+        read_announcement(&mut far).await.ok()
     }
 
     #[tokio::test]
     async fn who_comes_is_one_short_line() {
-        assert_eq!(heard(b"10.88.0.1 (web)\nRFB").await.as_deref(), Some("10.88.0.1 (web)"));
+        assert_eq!(announced(b"10.88.0.1 (web)\nRFB").await.as_deref(), Some("10.88.0.1 (web)"));
         for bad in [&b"RFB 003.008"[..], b"a\x1b[2J\n", &[b'x'; 200], b"\xc3\xa4\n", b""] {
-            assert_eq!(heard(bad).await, None, "{}", bad.escape_ascii());
+            assert_eq!(announced(bad).await, None, "{}", bad.escape_ascii());
         }
     }
 
@@ -250,10 +258,10 @@ mod test {
         let (client, mut screen) = tokio::io::duplex(1024);
         let (relayed, mut machine) = tokio::io::duplex(1024);
         let welcome =
-            Welcome { stream: Box::new(client), right: Right::Full, shared: true, security: "" };
-        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        let led = tokio::spawn(Entrant { welcome, place }.relay("a client", relayed));
-        announced(&mut machine).await.unwrap();
+            Welcome { stream: Box::new(client), access: Access::Full, shared: true, security: "" };
+        let slot = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let led = tokio::spawn(Entrant { welcome, slot }.relay("a client", relayed));
+        read_announcement(&mut machine).await.unwrap();
         machine.write_all(GREETING).await.unwrap();
         machine.read_exact(&mut [0; GREETING.len()]).await.unwrap();
         machine.write_all(&[1, NONE]).await.unwrap();
@@ -264,8 +272,8 @@ mod test {
         drop(machine);
         // The client sends nothing and does not disconnect.
         timeout(HANDSHAKE, led).await.expect("an end").unwrap().unwrap();
-        let mut heard = Vec::new();
-        screen.read_to_end(&mut heard).await.unwrap();
-        assert_eq!(heard, b"the last word");
+        let mut received = Vec::new();
+        screen.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, b"the last word");
     }
 }

@@ -2,8 +2,8 @@
 //! rfbproto).
 //!
 //! Threats: every byte is controlled by the client. Lengths are checked before we wait for the
-//! data: a text longer than [`LONGEST_TEXT`] is skipped, and the lengths of all other messages are
-//! limited by their types.
+//! data: a text longer than [`MAX_TEXT_BYTES`] is skipped, and the lengths of all other messages
+//! are limited by their types.
 
 use anyhow::bail;
 
@@ -11,7 +11,7 @@ use super::format::PixelFormat;
 use super::picture::Area;
 
 /// Maximum bytes of a clipboard text. Longer ones are skipped.
-pub const LONGEST_TEXT: usize = 1 << 20;
+pub const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// A screen in `SetDesktopSize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,7 +206,7 @@ impl Reader<'_> {
         if signed < 0 && length < 4 {
             bail!("a clipboard message of {length} bytes: at least 4");
         }
-        if length > LONGEST_TEXT {
+        if length > MAX_TEXT_BYTES {
             return Ok(Some(Message::TooLong(length)));
         }
         let kind = if signed < 0 { Message::Clipboard } else { Message::CutText };

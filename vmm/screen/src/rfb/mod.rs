@@ -2,10 +2,10 @@
 //! rfbproto), which shows the screen in any VNC client.
 //!
 //! One [`Server`] owns the picture (`canvas`) and all clients. Moved content is detected once for
-//! all of them (`scroll`), and sent as moves to clients that support CopyRect (`owed`). A client is
-//! a stream and an [`Admission`]. Listeners hand clients over (`listen`), and so does the browser's
-//! WebSocket. `lobby` and `handshake` let a client in. Then `session` reads its messages and
-//! `paint` writes to it, as two futures of one task.
+//! all of them (`scroll`), and sent as moves to clients that support CopyRect (`pending`). A client
+//! is a stream and an [`Admission`]. Listeners hand clients over (`listen`), and so does the
+//! browser's WebSocket. `lobby` and `handshake` let a client in. Then `session` reads its messages
+//! and `paint` writes to it, as two futures of one task.
 //!
 //! Threats: everybody who reaches the port, and the guest, whose picture is only ever treated as
 //! bytes. A client costs a bounded amount of memory: 1 MiB of received messages, twice that while
@@ -18,20 +18,21 @@
 
 pub mod canvas;
 pub mod clipboard;
-pub mod complaints;
-pub mod crowd;
+pub mod connection_limit;
 pub mod encode;
+pub mod failure_log;
 pub mod format;
-pub mod hands;
 mod handshake;
+pub mod input;
 pub mod keys;
 pub mod listen;
 pub mod lobby;
 pub mod message;
 pub(crate) mod meter;
-pub mod owed;
 pub mod paint;
+pub mod pending;
 pub mod picture;
+pub mod preferences;
 mod rate;
 pub mod scroll;
 pub mod security;
@@ -42,7 +43,6 @@ mod test;
 pub(crate) mod testing;
 pub mod tiles;
 pub mod tls;
-pub mod wishes;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,12 +61,12 @@ use self::clipboard::{Clipboard, Text};
 use self::format::PixelFormat;
 use self::handshake::Welcome;
 use self::lobby::{Entrant, HANDSHAKE, Lobby};
-use self::security::{Door, Doors, Passwords, Right};
+use self::security::{Access, LoginLimiter, Passwords, PeerNetwork};
 use self::session::State;
 use crate::keys::layout::Layout;
 
 /// Maximum connected clients.
-pub const MOST: usize = 64;
+pub const MAX_CLIENTS: usize = 64;
 /// Maximum threads that encode at the same time.
 const ENCODERS: usize = 4;
 /// KiB of memory for updates that are encoded as a whole, shared by all clients that cannot take
@@ -105,10 +105,10 @@ pub struct Admission {
 /// How a client is let in, see [`Admission`].
 #[derive(Clone, Copy, Debug)]
 pub enum Entry {
-    /// The client authenticates as the rules require. Failures are counted for this door.
-    Ask(Door),
+    /// The client authenticates as the rules require. Failures are counted for this network.
+    Authenticate(PeerNetwork),
     /// The client was authenticated elsewhere.
-    Open {
+    Authenticated {
         /// The client may not use keyboard and mouse.
         view_only: bool,
     },
@@ -139,7 +139,7 @@ pub enum Power {
 }
 
 /// Interfaces of the server to the rest of the machine.
-pub struct Outside {
+pub struct Interfaces {
     /// Keyboards and mice of the guest.
     pub hub: Arc<Hub>,
     /// Keyboard layout that turns symbols into keys.
@@ -153,7 +153,7 @@ pub struct Outside {
 /// The server of one screen. See the module.
 pub struct Server {
     canvas: Arc<Canvas>,
-    outside: Outside,
+    interfaces: Interfaces,
     lobby: Lobby,
     clients: Mutex<BTreeMap<u64, Arc<Client>>>,
     next: AtomicU64,
@@ -169,7 +169,7 @@ struct Client {
     peer: String,
     rules: Arc<Rules>,
     since: Instant,
-    right: Right,
+    access: Access,
     shared: bool,
     security: &'static str,
     viewer: Arc<Viewer>,
@@ -189,10 +189,10 @@ impl Client {
 
 impl Server {
     /// A server for a display. The caller must poll `canvas().run()`.
-    pub fn new(canvas: Arc<Canvas>, outside: Outside) -> Arc<Self> {
+    pub fn new(canvas: Arc<Canvas>, interfaces: Interfaces) -> Arc<Self> {
         Arc::new(Self {
             canvas,
-            outside,
+            interfaces,
             lobby: Lobby::new(Arc::default()),
             clients: Mutex::default(),
             next: AtomicU64::new(1),
@@ -203,8 +203,8 @@ impl Server {
     }
 
     /// Interfaces to the rest of the machine.
-    pub fn outside(&self) -> &Outside {
-        &self.outside
+    pub fn interfaces(&self) -> &Interfaces {
+        &self.interfaces
     }
 
     /// The picture that all clients see.
@@ -213,14 +213,14 @@ impl Server {
     }
 
     /// Failed logins, counted for VNC viewers and browsers together.
-    pub fn doors(&self) -> &Doors {
-        self.lobby.doors()
+    pub fn login_limiter(&self) -> &LoginLimiter {
+        self.lobby.login_limiter()
     }
 
     /// Serves one client until it disconnects, with the rules of its listener.
     pub async fn serve(self: Arc<Self>, rules: Arc<Rules>, stream: Wire, admission: Admission) {
         let Some(entrant) = self.lobby.admit(&rules, stream, &admission).await else { return };
-        let Entrant { welcome, place: _place } = entrant;
+        let Entrant { welcome, slot: _slot } = entrant;
         let peer = admission.peer;
         match self.show_screen(welcome, &peer, rules).await {
             Ok(()) => tracing::info!("vnc: {peer} disconnected"),
@@ -235,7 +235,7 @@ impl Server {
         peer: &str,
         rules: Arc<Rules>,
     ) -> anyhow::Result<()> {
-        let right = if rules.view_only { Right::View } else { welcome.right };
+        let access = if rules.view_only { Access::View } else { welcome.access };
         let canvas = self.canvas.clone();
         let viewer = tokio::task::spawn_blocking(move || canvas.admit()).await?;
         let (width, height) = viewer.dirty(|dirty| dirty.size());
@@ -248,7 +248,7 @@ impl Server {
         let client = Arc::new(Client {
             peer: peer.to_owned(),
             since: Instant::now(),
-            right,
+            access,
             shared: welcome.shared || rules.always_shared,
             rules,
             security: welcome.security,
@@ -259,8 +259,8 @@ impl Server {
             sent: AtomicU64::new(0),
         });
         let _registration = self.register(&client)?;
-        let access = if right == Right::Full { "with keyboard and mouse" } else { "view-only" };
-        tracing::info!("vnc: {peer} connected, {access} (security {})", client.security);
+        let input = if access == Access::Full { "with keyboard and mouse" } else { "view-only" };
+        tracing::info!("vnc: {peer} connected, {input} (security {})", client.security);
         let (reader, writer) = tokio::io::split(welcome.stream);
         let session = session::Session::new(self.clone(), client.clone());
         let painter = paint::Painter::new(self.clone(), client.clone(), (width, height));
@@ -275,11 +275,11 @@ impl Server {
     /// view-only.
     fn register(self: &Arc<Self>, client: &Arc<Client>) -> anyhow::Result<Registration> {
         let mut clients = self.clients.lock().expect("no client panicked");
-        let alone = !client.shared && client.right == Right::Full;
+        let alone = !client.shared && client.access == Access::Full;
         if alone {
             clients.values().for_each(|other| other.kick.notify_one());
-        } else if client.right == Right::Full {
-            let taken = clients.values().any(|it| !it.shared && it.right == Right::Full);
+        } else if client.access == Access::Full {
+            let taken = clients.values().any(|it| !it.shared && it.access == Access::Full);
             ensure!(!taken, "another client has exclusive access");
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -289,14 +289,14 @@ impl Server {
 
     /// Offers a text that the guest copied to all clients with full access.
     pub fn copied(&self, text: &str) {
-        if text.len() > message::LONGEST_TEXT {
+        if text.len() > message::MAX_TEXT_BYTES {
             return tracing::debug!(
                 "vnc: clipboard text of {} bytes is too long to send",
                 text.len()
             );
         }
         let text = Arc::new(Text::new(text));
-        for client in self.all().into_iter().filter(|it| it.right == Right::Full) {
+        for client in self.all().into_iter().filter(|it| it.access == Access::Full) {
             client.state(|state| state.offer(&text));
             client.viewer.wake.notify_one();
         }
@@ -309,11 +309,11 @@ impl Server {
     /// Describes all connected clients for the control interface.
     pub fn status(&self) -> Vec<Value> {
         let show = |client: Arc<Client>| {
-            let encoding = client.state(|state| state.wishes.choice(0).encoding);
+            let encoding = client.state(|state| state.preferences.parameters(0).encoding);
             json!({
                 "peer": client.peer,
                 "seconds": client.since.elapsed().as_secs(),
-                "access": if client.right == Right::Full { "full" } else { "view" },
+                "access": if client.access == Access::Full { "full" } else { "view" },
                 "shared": client.shared,
                 "security": client.security,
                 "encoding": format!("{encoding:?}").to_lowercase(),

@@ -18,13 +18,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::canvas::Canvas;
-use super::encode::{self, Choice, Encoder, Encoding};
+use super::encode::{self, Encoder, Encoding, Parameters};
 use super::format::PixelFormat;
-use super::owed::PendingUpdate;
+use super::pending::PendingUpdate;
 use super::picture::{Area, Move, View};
+use super::preferences::{Pointer, number};
 use super::session::{Report, State, milestone};
 use super::tiles::Tiles;
-use super::wishes::{Pointer, number};
 use super::{BUDGET, Client, Server};
 
 /// Maximum pixels per part. A row of tiles may be a little more. Without compression this is 1 MiB.
@@ -44,6 +44,11 @@ const KEPT_CAPACITY: usize = 64 << 10;
 const BLACK_PIECE: (u16, u16) = (2048, 128);
 /// If nothing changed for this long, tiles of reduced quality are sent again.
 const SETTLED: Duration = Duration::from_millis(300);
+
+/// Area of rectangles whose content is not a part of the picture.
+const NO_AREA: Area = Area { x: 0, y: 0, width: 0, height: 0 };
+/// Area of rectangles with a single pixel.
+const ONE_PIXEL: Area = Area { width: 1, height: 1, ..NO_AREA };
 
 /// Writer of one client's updates.
 pub(super) struct Painter {
@@ -87,8 +92,8 @@ struct PseudoRectangles {
 }
 
 impl PseudoRectangles {
-    fn add(&mut self, at: (u16, u16), size: (u16, u16), number: i32, data: &[u8]) {
-        rectangle(at, size, number, &mut self.bytes);
+    fn add(&mut self, area: Area, number: i32, data: &[u8]) {
+        rectangle(area, number, &mut self.bytes);
         self.bytes.extend(data);
         self.count += 1;
     }
@@ -97,7 +102,7 @@ impl PseudoRectangles {
 /// Pixels of an update.
 struct Job {
     tiles: Tiles,
-    choice: Choice,
+    parameters: Parameters,
     format: PixelFormat,
     /// Size of the picture as the client knows it.
     clip: (u16, u16),
@@ -201,7 +206,7 @@ impl Painter {
                     Plan { first: std::mem::take(&mut state.replies), ..Plan::default() };
                 let size = pending.dirty().size();
                 self.resize(size, state, &mut plan);
-                pending.set_copies(state.wishes.can.copy && self.known.size == size);
+                pending.set_copies(state.preferences.features.copy && self.known.size == size);
                 self.pseudo_rectangles(lights, state, &mut plan.pseudo);
                 self.pixels(pending, state, &mut plan);
                 self.pointer(state, &mut plan);
@@ -214,16 +219,17 @@ impl Painter {
 
     /// Announces a new size, and replies to requests for one.
     fn resize(&mut self, size: (u16, u16), state: &mut State, plan: &mut Plan) {
-        let can = &state.wishes.can;
+        let features = &state.preferences.features;
         if size != self.known.size {
-            if can.screens {
+            if features.screens {
                 let report = Report { reason: 0, status: 0 };
                 if !state.reports.contains(&report) {
                     state.reports.push_back(report);
                 }
-            } else if can.resize {
+            } else if features.resize {
                 plan.first.extend(header(1));
-                rectangle((0, 0), size, number::RESIZE, &mut plan.first);
+                let (width, height) = size;
+                rectangle(Area { x: 0, y: 0, width, height }, number::RESIZE, &mut plan.first);
             } else {
                 return;
             }
@@ -253,28 +259,31 @@ impl Painter {
         state: &mut State,
         out: &mut PseudoRectangles,
     ) {
-        let (can, known, name) = (&state.wishes.can, &mut self.known, &self.client.rules.name);
-        let mut add = |x: u16, number: i32, data: &[u8]| out.add((x, 0), (0, 0), number, data);
-        if can.codes && !std::mem::replace(&mut known.codes, can.codes) {
+        let (features, known, name) =
+            (&state.preferences.features, &mut self.known, &self.client.rules.name);
+        let mut add = |x: u16, number: i32, data: &[u8]| {
+            out.add(Area { x, ..NO_AREA }, number, data);
+        };
+        if features.codes && !std::mem::replace(&mut known.codes, features.codes) {
             add(0, number::CODES, &[]);
         }
-        if can.buttons && !std::mem::replace(&mut known.buttons, can.buttons) {
+        if features.buttons && !std::mem::replace(&mut known.buttons, features.buttons) {
             add(0, number::BUTTONS, &[]);
         }
-        if can.name && !std::mem::replace(&mut known.name, can.name) {
+        if features.name && !std::mem::replace(&mut known.name, features.name) {
             let length = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
             add(0, number::NAME, &[&length[..], name.as_bytes()].concat());
         }
-        if can.motion && state.relative != state.announced_relative {
+        if features.motion && state.relative != state.announced_relative {
             state.announced_relative = state.relative;
             add(u16::from(!state.relative), number::MOTION, &[]);
         }
-        if (can.lights || can.vmware_lights)
+        if (features.lights || features.vmware_lights)
             && let Some(now) = lights.filter(|now| known.lights != Some(*now))
         {
             known.lights = Some(now);
             let bits = u8::from(now.scroll) | u8::from(now.num) << 1 | u8::from(now.caps) << 2;
-            if can.lights {
+            if features.lights {
                 add(0, number::LIGHTS, &[bits]);
             } else {
                 add(0, number::VMWARE_LIGHTS, &u32::from(bits).to_be_bytes());
@@ -287,7 +296,9 @@ impl Painter {
     /// to its programs, gtk-vnc treats it as no image at all, and vncdotool fails. The pixel has
     /// the client's current format, like those of the same update.
     fn pointer(&mut self, state: &State, plan: &mut Plan) {
-        let Some(kind) = state.wishes.can.pointer.filter(|_| plan.job.is_some()) else { return };
+        let Some(kind) = state.preferences.features.pointer.filter(|_| plan.job.is_some()) else {
+            return;
+        };
         if std::mem::replace(&mut self.known.pointer, true) {
             return;
         }
@@ -297,28 +308,28 @@ impl Painter {
             // The number of Raw, and a pixel in the format of this encoding.
             Pointer::Alpha => (number::ALPHA_CURSOR, vec![0; 8]),
         };
-        plan.pseudo.add((0, 0), (1, 1), number, &pixel);
+        plan.pseudo.add(ONE_PIXEL, number, &pixel);
     }
 
     /// Takes the tiles that the client waits for.
     fn pixels(&mut self, pending: &mut PendingUpdate, state: &mut State, plan: &mut Plan) {
         let streams = is_streaming(state);
-        let asked = match (state.request, state.continuous.filter(|_| streams)) {
+        let requested = match (state.request, state.continuous.filter(|_| streams)) {
             (Some(one), Some(_)) | (Some(one), None) => one,
             (None, Some(area)) => area,
             (None, None) => return,
         };
         let slow = state.rate.slow();
-        let (moves, tiles) = pending.take(asked);
+        let (moves, tiles) = pending.take(requested);
         let mut job = Job {
             tiles,
-            choice: state.wishes.choice(slow),
+            parameters: state.preferences.parameters(slow),
             format: state.format,
             clip: self.known.size,
             rest: Vec::new(),
             repeated: state.repeated,
-            last_rect: state.wishes.can.last_rect,
-            fence: state.wishes.can.fence,
+            last_rect: state.preferences.features.last_rect,
+            fence: state.preferences.features.fence,
         };
         if job.tiles.size() != std::mem::replace(&mut self.known.picture_size, job.tiles.size()) {
             job.rest = outside(job.clip, self.known.picture_size);
@@ -332,13 +343,13 @@ impl Painter {
             if self.coarse.is_empty() || self.last.elapsed() < SETTLED {
                 return;
             }
-            job.tiles = self.coarse.split_off(asked);
+            job.tiles = self.coarse.split_off(requested);
             if job.tiles.is_empty() {
                 return;
             }
             pending.set_in_flight(&job.tiles);
-            job.choice = state.wishes.choice(0);
-        } else if slow > 0 && job.choice.quality.is_some() {
+            job.parameters = state.preferences.parameters(0);
+        } else if slow > 0 && job.parameters.quality.is_some() {
             self.coarse.unite(&job.tiles);
         } else {
             self.coarse.subtract(&job.tiles);
@@ -353,7 +364,7 @@ impl Painter {
             encode::copy(it.to, it.from.0, it.from.1, &mut plan.pseudo.bytes);
             plan.pseudo.count += 1;
             let before = self.coarse.clone();
-            it.carry(&before, &mut self.coarse);
+            it.apply(&before, &mut self.coarse);
         }
     }
 
@@ -389,7 +400,7 @@ impl Painter {
             }
         }
         match end {
-            End::LastRect if open => rectangle((0, 0), (0, 0), number::LAST_RECT, &mut message),
+            End::LastRect if open => rectangle(NO_AREA, number::LAST_RECT, &mut message),
             // The mode has changed meanwhile. The new picture follows in the next update.
             End::Counted(count) if open => {
                 (rectangles..count.into()).for_each(|_| pixel(&job.format, &mut message));
@@ -443,7 +454,7 @@ impl Painter {
             return (End::Buffered, Some(budget));
         }
         // Every client supports Raw, and its rectangles can be counted.
-        job.choice.encoding = Encoding::Raw;
+        job.parameters.encoding = Encoding::Raw;
         (counted(job).unwrap_or(End::Buffered), None)
     }
 
@@ -490,7 +501,7 @@ impl Job {
 
     /// Number of rectangles, unless it depends on the pixels.
     fn rectangles(&self) -> Option<usize> {
-        let count = |area: &Area| self.choice.encoding.rectangles(&self.format, *area);
+        let count = |area: &Area| self.parameters.encoding.rectangles(&self.format, *area);
         let sum = |areas: &[Area]| areas.iter().map(count).sum::<Option<usize>>();
         let (mut tiles, mut all) = (self.tiles.clone(), sum(&self.rest)?);
         while !tiles.is_empty() {
@@ -521,7 +532,7 @@ impl Part {
             self.add(&View { pixels: &black, stride: 0, area });
             return self;
         }
-        canvas.show(|picture| {
+        canvas.with_picture(|picture| {
             if picture.size() != self.job.tiles.size() {
                 // All of the new picture is dirty for the next update.
                 self.job.tiles = Tiles::none(0, 0);
@@ -537,7 +548,7 @@ impl Part {
 
     fn add(&mut self, view: &View<'_>) {
         let Self { job, encoder, out, rectangles } = self;
-        *rectangles += encoder.encode(&job.choice, &job.format, view, out);
+        *rectangles += encoder.encode(&job.parameters, &job.format, view, out);
     }
 }
 
@@ -563,13 +574,13 @@ fn header(rectangles: u16) -> Vec<u8> {
 
 /// A rectangle that changes as little as possible: a black pixel in the corner.
 fn pixel(format: &PixelFormat, out: &mut Vec<u8>) {
-    rectangle((0, 0), (1, 1), Encoding::Raw.number(), out);
+    rectangle(ONE_PIXEL, Encoding::Raw.number(), out);
     out.extend(std::iter::repeat_n(0, format.bytes()));
 }
 
 /// A rectangle's header.
-fn rectangle(at: (u16, u16), size: (u16, u16), encoding: i32, out: &mut Vec<u8>) {
-    for part in [at.0, at.1, size.0, size.1] {
+fn rectangle(area: Area, encoding: i32, out: &mut Vec<u8>) {
+    for part in [area.x, area.y, area.width, area.height] {
         out.extend(part.to_be_bytes());
     }
     out.extend(encoding.to_be_bytes());
@@ -577,7 +588,9 @@ fn rectangle(at: (u16, u16), size: (u16, u16), encoding: i32, out: &mut Vec<u8>)
 
 /// `ExtendedDesktopSize` with our single screen.
 fn screens(report: Report, size: (u16, u16), out: &mut Vec<u8>) {
-    rectangle((report.reason, report.status), size, number::SCREENS, out);
+    // The fields of the position have another meaning here.
+    let (x, y, (width, height)) = (report.reason, report.status, size);
+    rectangle(Area { x, y, width, height }, number::SCREENS, out);
     out.extend([1, 0, 0, 0]);
     // The screen's number. LibVNC treats 0 as no screen, and then requests no sizes.
     out.extend(1_u32.to_be_bytes());

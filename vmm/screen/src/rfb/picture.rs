@@ -62,14 +62,14 @@ impl Area {
     }
 
     /// Whether both areas overlap.
-    pub fn meets(self, other: Self) -> bool {
+    pub fn overlaps(self, other: Self) -> bool {
         let ((right, bottom), (its_right, its_bottom)) = (self.end(), other.end());
         let beside = right <= other.x.into() || its_right <= self.x.into();
         !beside && bottom > other.y.into() && its_bottom > self.y.into()
     }
 
     /// The intersection of both areas.
-    pub fn common(self, other: Self) -> Self {
+    pub fn intersection(self, other: Self) -> Self {
         let range = |start: u16, length: u16, its: u16, its_length: u16| {
             let end = start.saturating_add(length).min(its.saturating_add(its_length));
             let start = start.max(its);

@@ -294,7 +294,7 @@ struct Window {
     sum: u32,
     /// Position in the new picture. The row is `MISSING` if the window occurs twice, the column if
     /// the slot is free.
-    place: (u16, u16),
+    position: (u16, u16),
 }
 
 /// Combines the pixels of a window's two rows, so that the rolling hash can add and remove them
@@ -367,7 +367,7 @@ impl Search {
         let rows = usize::from(area.height) - ROW_GAP;
         let columns = COLUMNS.min(usize::from(area.width) / WINDOW_WIDTH);
         self.windows.clear();
-        let free = Window { sum: 0, place: (MISSING, MISSING) };
+        let free = Window { sum: 0, position: (MISSING, MISSING) };
         self.windows.resize((2 * rows * columns).next_power_of_two(), free);
         self.sieve.clear();
         self.sieve.resize(SIEVE_WORDS, 0);
@@ -375,8 +375,8 @@ impl Search {
         for column in 0..columns {
             let x = usize::from(area.x) + column * gap + (gap - WINDOW_WIDTH) / 2;
             for y in usize::from(area.y)..usize::from(area.y) + rows {
-                let place = (number(x), number(y));
-                if !changed.touches(Area { x: place.0, y: place.1, width: 1, height: 1 }) {
+                let position = (number(x), number(y));
+                if !changed.touches(Area { x: position.0, y: position.1, width: 1, height: 1 }) {
                     continue;
                 }
                 let start = y * frames.width() + x;
@@ -387,7 +387,7 @@ impl Search {
                     continue;
                 }
                 let pixels = upper.iter().zip(lower).map(|(upper, lower)| pixel(*upper, *lower));
-                self.insert(mixed(pixels.fold(0, next)), place);
+                self.insert(mixed(pixels.fold(0, next)), position);
             }
         }
     }
@@ -396,22 +396,22 @@ impl Search {
     fn position(&self, sum: u64) -> Option<(usize, u32)> {
         let (start, mask) = (usize::try_from(sum >> 32).unwrap_or(0), self.windows.len() - 1);
         let sum = u32::try_from(sum & u64::from(u32::MAX)).unwrap_or(0);
-        let mut places = (start..start + 8).map(|place| place & mask);
-        let place = places.find(|place| {
-            let it = &self.windows[*place];
-            it.place.0 == MISSING || it.sum == sum
+        let mut slots = (start..start + 8).map(|slot| slot & mask);
+        let slot = slots.find(|slot| {
+            let it = &self.windows[*slot];
+            it.position.0 == MISSING || it.sum == sum
         });
-        place.map(|place| (place, sum))
+        slot.map(|slot| (slot, sum))
     }
 
-    fn insert(&mut self, sum: u64, place: (u16, u16)) {
+    fn insert(&mut self, sum: u64, position: (u16, u16)) {
         let Some((at, sum)) = self.position(sum) else { return };
         self.sieve[word(sum)] |= 1 << (sum % 64);
         let it = &mut self.windows[at];
-        if it.place.0 == MISSING {
-            *it = Window { sum, place };
+        if it.position.0 == MISSING {
+            *it = Window { sum, position };
         } else {
-            it.place.1 = MISSING;
+            it.position.1 = MISSING;
         }
     }
 
@@ -469,8 +469,8 @@ impl Search {
         }
         let Some((at, _)) = self.position(mixed) else { return };
         let it = self.windows[at];
-        if it.place.1 != MISSING && it.sum == sum {
-            self.count(Offset::between(from, it.place));
+        if it.position.1 != MISSING && it.sum == sum {
+            self.count(Offset::between(from, it.position));
         }
     }
 
@@ -518,7 +518,7 @@ fn in_order(mut moves: Vec<Move>) -> Vec<Move> {
     while !moves.is_empty() {
         let is_free = |at: &usize| {
             let others = moves.iter().enumerate().filter(|other| other.0 != *at);
-            others.into_iter().all(|(_, other)| !other.source().meets(moves[*at].to))
+            others.into_iter().all(|(_, other)| !other.source().overlaps(moves[*at].to))
         };
         let first = (0..moves.len()).find(is_free).unwrap_or(0);
         ordered.push(moves.remove(first));
@@ -533,7 +533,7 @@ mod test {
     use rustix::time::{ClockId, clock_gettime};
 
     use super::*;
-    use crate::rfb::testing::Chance;
+    use crate::rfb::testing::Random;
 
     fn small(number: usize) -> u32 {
         u32::try_from(number).unwrap()
@@ -553,9 +553,9 @@ mod test {
     fn text(width: u16, height: u16, first: usize) -> Picture {
         let columns = usize::from(width);
         let letter = |line: usize, column: usize| {
-            let mut chance = Chance::new(small(line * 1000 + column));
-            chance.next();
-            chance.next() % 40
+            let mut random = Random::new(small(line * 1000 + column));
+            random.next();
+            random.next() % 40
         };
         picture(width, height, |at| {
             let (x, y) = (at % columns, at / columns + first);
@@ -564,9 +564,9 @@ mod test {
             if row >= 16 || x / 8 > ends {
                 return 0x00ff_ffff;
             }
-            let mut chance = Chance::new(letter(line, x / 8) * 77_777 + small(row / 2) * 999 + 7);
-            chance.next();
-            if chance.next() >> (x % 8) & 1 == 0 { 0x00ff_ffff } else { 0x0010_2030 }
+            let mut random = Random::new(letter(line, x / 8) * 77_777 + small(row / 2) * 999 + 7);
+            random.next();
+            if random.next() >> (x % 8) & 1 == 0 { 0x00ff_ffff } else { 0x0010_2030 }
         })
     }
 
@@ -608,7 +608,7 @@ mod test {
                     let at = y * usize::from(new.width) + x;
                     let pixel = area(number(x), number(y), 1, 1);
                     let found = moves.iter().any(|it| it.to.covers(pixel));
-                    if other.touches(pixel) && it.to.meets(tile_of(pixel)) && !found {
+                    if other.touches(pixel) && it.to.overlaps(tile_of(pixel)) && !found {
                         assert_eq!(new.pixels[at], old.pixels[at], "{x}, {y} of {it:?}");
                     }
                 }
@@ -646,7 +646,7 @@ mod test {
 
     #[test]
     fn a_part_that_scrolls_in_the_middle_of_a_screen_is_found() {
-        let mut noise = Chance::new(99);
+        let mut noise = Random::new(99);
         let mut before = picture(1280, 800, |_| noise.colour());
         let mut after = before.duplicate();
         let window = area(301, 155, 500, 400);
@@ -716,12 +716,12 @@ mod test {
 
     #[test]
     fn nothing_is_found_where_nothing_moved() {
-        let mut noise = Chance::new(5);
-        let chance = picture(640, 480, |_| noise.colour());
+        let mut noise = Random::new(5);
+        let random = picture(640, 480, |_| noise.colour());
         let white = picture(640, 480, |_| 0x00ff_ffff);
         let black = picture(640, 480, |_| 0);
         let page = text(640, 480, 0);
-        for (old, new) in [(&white, &black), (&page, &chance), (&chance, &white), (&white, &page)] {
+        for (old, new) in [(&white, &black), (&page, &random), (&random, &white), (&white, &page)] {
             assert_eq!(moved(old, new), []);
         }
         let mut other = text(640, 480, 0);
@@ -754,7 +754,7 @@ mod test {
     #[test]
     fn whatever_is_drawn_the_work_is_bounded() {
         let size = (1920, 1080);
-        let mut noise = Chance::new(1);
+        let mut noise = Random::new(1);
         let page = || text(size.0, size.1, 0);
         let mut others = vec![
             picture(size.0, size.1, |_| noise.colour()),
@@ -793,7 +793,7 @@ mod test {
     #[test]
     fn a_film_is_looked_at_ever_less_often_and_a_move_ends_that() {
         let mut scroll = Scroll::default();
-        let mut noise = Chance::new(77);
+        let mut noise = Random::new(77);
         let mut frame = || picture(320, 200, |_| noise.colour());
         let mut old = frame();
         let mut tries = Vec::new();

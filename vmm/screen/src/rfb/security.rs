@@ -2,11 +2,11 @@
 //!
 //! Threats: VNC authentication is DES with a key of eight bytes, as it has been since 1998. An
 //! attacker who can read the connection can find the password offline, so this method is only for
-//! loopback, Unix sockets and TLS. Each wrong password makes the next attempt from the same door
+//! loopback, Unix sockets and TLS. Each wrong password makes the next attempt from that network
 //! slower, however many connections the attacker opens. Attempts from many addresses share one
 //! budget. It does not apply to addresses that logged in before, nor to this host: a distributed
-//! attack never locks those out. All addresses of the loopback network are one door, so guesses
-//! there slow down in the same way, and affect that door alone.
+//! attack never locks those out. All loopback addresses are one network, so guesses
+//! there slow down in the same way, and affect that network alone.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,41 +19,41 @@ use des::cipher::{Block, BlockCipherEncrypt, KeyInit};
 use ring::digest::{SHA256, digest};
 use subtle::{Choice, ConstantTimeEq};
 
-/// Origin of a client. Wrong passwords are counted per door.
+/// Network of a client. Wrong passwords are counted per network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Door {
+pub enum PeerNetwork {
     /// A Unix socket, which only its owner can use.
     Local,
     /// Any loopback address of this host.
     Loopback,
     /// An IPv4 address, or an IPv6 network of 64 bits, because each host has many addresses there.
-    Network(u128),
+    Remote(u128),
 }
 
-impl Door {
-    /// The door of an address.
+impl PeerNetwork {
+    /// The network of an address.
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             address if address.is_loopback() => Self::Loopback,
-            IpAddr::V4(address) => Self::Network(u128::from(address.to_bits())),
-            IpAddr::V6(address) => Self::Network(address.to_bits() >> 64 << 64),
+            IpAddr::V4(address) => Self::Remote(u128::from(address.to_bits())),
+            IpAddr::V6(address) => Self::Remote(address.to_bits() >> 64 << 64),
         }
     }
 
-    /// Whether only this host can use the door.
-    pub fn is_here(self) -> bool {
+    /// Whether only this host can use the network.
+    pub fn is_local(self) -> bool {
         matches!(self, Self::Local | Self::Loopback)
     }
 }
 
-impl fmt::Display for Door {
+impl fmt::Display for PeerNetwork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local => f.write_str("this host"),
             Self::Loopback => f.write_str("the loopback"),
             // The upper bits of an IPv6 network are never those of an IPv4 address, except for
             // `::/64`.
-            Self::Network(bits) => match u32::try_from(*bits) {
+            Self::Remote(bits) => match u32::try_from(*bits) {
                 Ok(bits) if bits != 0 => Ipv4Addr::from_bits(bits).fmt(f),
                 _ => write!(f, "{}/64", Ipv6Addr::from_bits(*bits)),
             },
@@ -61,11 +61,11 @@ impl fmt::Display for Door {
     }
 }
 
-/// Maximum doors whose failures are remembered.
-const MAX_DOORS: usize = 1024;
-/// Maximum doors that are remembered because of a login.
+/// Maximum networks whose failures are remembered.
+const MAX_NETWORKS: usize = 1024;
+/// Maximum networks that are remembered because of a login.
 const MAX_TRUSTED: usize = 256;
-/// Wrong passwords that all untrusted doors together may send before they must wait.
+/// Wrong passwords that all untrusted networks together may send before they must wait.
 const BURST: u32 = 64;
 /// Interval in which the budget grows by one.
 const REFILL: Duration = Duration::from_secs(10);
@@ -78,15 +78,15 @@ const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
 
 /// Counts failed logins and delays further attempts.
 #[derive(Default)]
-pub struct Doors {
-    book: Mutex<Book>,
+pub struct LoginLimiter {
+    records: Mutex<Records>,
 }
 
 #[derive(Default)]
-struct Book {
-    failures: HashMap<Door, Failures>,
-    /// Doors with a login by the full password, and the time of the last one.
-    trusted: HashMap<Door, Instant>,
+struct Records {
+    failures: HashMap<PeerNetwork, Failures>,
+    /// LoginLimiter with a login by the full password, and the time of the last one.
+    trusted: HashMap<PeerNetwork, Instant>,
     budget: Budget,
 }
 
@@ -122,9 +122,9 @@ impl Budget {
 /// Reason why a password was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
-    /// The password was wrong. The number counts the failures of this door.
+    /// The password was wrong. The number counts the failures of this network.
     Wrong(u32),
-    /// The password was not checked, because the door must wait this long.
+    /// The password was not checked, because the network must wait this long.
     Later(Duration),
 }
 
@@ -146,30 +146,30 @@ impl Failures {
     }
 }
 
-impl Book {
-    /// Whether the common budget does not apply to this door.
-    fn trusts(&self, door: Door) -> bool {
-        door.is_here() || self.trusted.contains_key(&door)
+impl Records {
+    /// Whether the common budget does not apply to this network.
+    fn trusts(&self, network: PeerNetwork) -> bool {
+        network.is_local() || self.trusted.contains_key(&network)
     }
 
-    fn closed(&mut self, door: Door, now: Instant) -> Option<Duration> {
-        let own = self.failures.get(&door).map(|it| it.left(now)).filter(|left| !left.is_zero());
-        let all = if self.trusts(door) { None } else { self.budget.wait(now) };
+    fn locked_for(&mut self, network: PeerNetwork, now: Instant) -> Option<Duration> {
+        let own = self.failures.get(&network).map(|it| it.left(now)).filter(|left| !left.is_zero());
+        let all = if self.trusts(network) { None } else { self.budget.wait(now) };
         own.max(all)
     }
 
-    fn failed(&mut self, door: Door, now: Instant) -> u32 {
-        if !self.trusts(door) {
+    fn failed(&mut self, network: PeerNetwork, now: Instant) -> u32 {
+        if !self.trusts(network) {
             self.budget.left = self.budget.left.saturating_sub(1);
         }
         self.failures.retain(|_, it| now.saturating_duration_since(it.last) < FORGET_AFTER);
-        if self.failures.len() >= MAX_DOORS && !self.failures.contains_key(&door) {
-            // Forget the door with the shortest remaining delay.
+        if self.failures.len() >= MAX_NETWORKS && !self.failures.contains_key(&network) {
+            // Forget the network with the shortest remaining delay.
             let least = self.failures.iter().min_by_key(|(_, it)| (it.left(now), it.last));
-            let least = least.map(|(door, _)| *door);
-            least.map(|door| self.failures.remove(&door));
+            let least = least.map(|(network, _)| *network);
+            least.map(|network| self.failures.remove(&network));
         }
-        let entry = self.failures.entry(door).or_insert(Failures { count: 0, last: now });
+        let entry = self.failures.entry(network).or_insert(Failures { count: 0, last: now });
         entry.count = entry.count.saturating_add(1);
         entry.last = now;
         entry.count
@@ -177,59 +177,59 @@ impl Book {
 
     /// Records a login. A login by the view password does not reset the failures, because the
     /// client may still be guessing the full password.
-    fn opened(&mut self, door: Door, right: Right, now: Instant) {
-        if right != Right::Full {
+    fn logged_in(&mut self, network: PeerNetwork, access: Access, now: Instant) {
+        if access != Access::Full {
             return;
         }
-        self.failures.remove(&door);
-        if self.trusted.len() >= MAX_TRUSTED && !self.trusted.contains_key(&door) {
+        self.failures.remove(&network);
+        if self.trusted.len() >= MAX_TRUSTED && !self.trusted.contains_key(&network) {
             let oldest = self.trusted.iter().min_by_key(|(_, since)| **since);
-            let oldest = oldest.map(|(door, _)| *door);
-            oldest.map(|door| self.trusted.remove(&door));
+            let oldest = oldest.map(|(network, _)| *network);
+            oldest.map(|network| self.trusted.remove(&network));
         }
-        self.trusted.insert(door, now);
+        self.trusted.insert(network, now);
     }
 }
 
-impl Doors {
-    /// Time during which no password is checked at this door, or nothing if one may be sent now.
-    pub fn closed(&self, door: Door) -> Option<Duration> {
-        self.book(|book, now| book.closed(door, now))
+impl LoginLimiter {
+    /// Time during which no password is checked at this network, or nothing if one may be sent now.
+    pub fn locked_for(&self, network: PeerNetwork) -> Option<Duration> {
+        self.records(|records, now| records.locked_for(network, now))
     }
 
-    /// Checks a password, unless this door must wait. Only one check runs at a time, so parallel
+    /// Checks a password, unless this network must wait. Only one check runs at a time, so parallel
     /// attempts count like sequential ones.
     ///
     /// # Errors
     ///
-    /// If the password is wrong, or the door must wait.
-    pub fn judge(
+    /// If the password is wrong, or the network must wait.
+    pub fn check(
         &self,
-        door: Door,
-        check: impl FnOnce() -> Option<Right>,
-    ) -> Result<Right, Denied> {
-        self.book(|book, now| {
-            if let Some(left) = book.closed(door, now) {
+        network: PeerNetwork,
+        verify: impl FnOnce() -> Option<Access>,
+    ) -> Result<Access, Denied> {
+        self.records(|records, now| {
+            if let Some(left) = records.locked_for(network, now) {
                 return Err(Denied::Later(left));
             }
-            let right = check().ok_or_else(|| Denied::Wrong(book.failed(door, now)))?;
-            book.opened(door, right, now);
-            Ok(right)
+            let access = verify().ok_or_else(|| Denied::Wrong(records.failed(network, now)))?;
+            records.logged_in(network, access, now);
+            Ok(access)
         })
     }
 
     #[cfg(test)]
-    pub(crate) fn failed(&self, door: Door) -> u32 {
-        self.book(|book, now| book.failed(door, now))
+    pub(crate) fn failed(&self, network: PeerNetwork) -> u32 {
+        self.records(|records, now| records.failed(network, now))
     }
 
     #[cfg(test)]
-    pub(crate) fn opened(&self, door: Door, right: Right) {
-        self.book(|book, now| book.opened(door, right, now));
+    pub(crate) fn logged_in(&self, network: PeerNetwork, access: Access) {
+        self.records(|records, now| records.logged_in(network, access, now));
     }
 
-    fn book<T>(&self, work: impl FnOnce(&mut Book, Instant) -> T) -> T {
-        work(&mut self.book.lock().expect("no door panicked"), Instant::now())
+    fn records<T>(&self, work: impl FnOnce(&mut Records, Instant) -> T) -> T {
+        work(&mut self.records.lock().expect("no network panicked"), Instant::now())
     }
 }
 
@@ -245,9 +245,9 @@ pub struct Passwords {
     pub user: Option<String>,
 }
 
-/// Rights that a password gives.
+/// Access that a password gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Right {
+pub enum Access {
     /// Screen, keyboard and mouse.
     Full,
     /// Screen only.
@@ -261,15 +261,15 @@ impl Passwords {
     }
 
     /// Number of bytes of a password that VNC authentication uses.
-    pub const SEEN: usize = 8;
+    pub const VNC_BYTES: usize = 8;
 
     /// Whether VNC authentication would ignore a part of a password.
     pub fn are_long(&self) -> bool {
-        [&self.full, &self.view].into_iter().flatten().any(|it| it.len() > Self::SEEN)
+        [&self.full, &self.view].into_iter().flatten().any(|it| it.len() > Self::VNC_BYTES)
     }
 
     /// Checks the response to a challenge (RFC 6143 7.2.2).
-    pub fn check_answer(&self, challenge: &[u8; 16], answer: &[u8; 16]) -> Option<Right> {
+    pub fn check_answer(&self, challenge: &[u8; 16], answer: &[u8; 16]) -> Option<Access> {
         let check = |password: &Option<String>| match password {
             Some(password) => answer.ct_eq(&encrypt(password, challenge)),
             None => Choice::from(0),
@@ -279,19 +279,19 @@ impl Passwords {
     }
 
     /// Checks a user name and a password.
-    pub fn check_plain(&self, user: &[u8], password: &[u8]) -> Option<Right> {
+    pub fn check_plain(&self, user: &[u8], password: &[u8]) -> Option<Access> {
         let named = self.user.as_ref().map_or(Choice::from(1), |it| same(it, user));
-        let check = |right: &Option<String>| match right {
-            Some(right) => named & same(right, password),
+        let check = |expected: &Option<String>| match expected {
+            Some(expected) => named & same(expected, password),
             None => Choice::from(0),
         };
         Self::pick(check(&self.full), check(&self.view))
     }
 
-    fn pick(full: Choice, view: Choice) -> Option<Right> {
+    fn pick(full: Choice, view: Choice) -> Option<Access> {
         match (bool::from(full), bool::from(view)) {
-            (true, _) => Some(Right::Full),
-            (false, true) => Some(Right::View),
+            (true, _) => Some(Access::Full),
+            (false, true) => Some(Access::View),
             _ => None,
         }
     }
@@ -305,7 +305,7 @@ fn same(secret: &str, received: &[u8]) -> Choice {
 
 /// DES with the bits of each byte of the key reversed: RFC 6143 keeps this old mistake.
 fn encrypt(password: &str, challenge: &[u8; 16]) -> [u8; 16] {
-    let mut key = [0; Passwords::SEEN];
+    let mut key = [0; Passwords::VNC_BYTES];
     for (key, letter) in key.iter_mut().zip(password.bytes()) {
         *key = letter.reverse_bits();
     }
@@ -342,11 +342,11 @@ mod test {
         };
         let challenge = [0x5a; 16];
         let answer = |password| encrypt(password, &challenge);
-        assert_eq!(passwords.check_answer(&challenge, &answer("full")), Some(Right::Full));
-        assert_eq!(passwords.check_answer(&challenge, &answer("view")), Some(Right::View));
+        assert_eq!(passwords.check_answer(&challenge, &answer("full")), Some(Access::Full));
+        assert_eq!(passwords.check_answer(&challenge, &answer("view")), Some(Access::View));
         assert_eq!(passwords.check_answer(&challenge, &answer("")), None);
-        assert_eq!(passwords.check_plain(b"me", b"full"), Some(Right::Full));
-        assert_eq!(passwords.check_plain(b"me", b"view"), Some(Right::View));
+        assert_eq!(passwords.check_plain(b"me", b"full"), Some(Access::Full));
+        assert_eq!(passwords.check_plain(b"me", b"view"), Some(Access::View));
         assert_eq!(passwords.check_plain(b"you", b"full"), None);
         assert_eq!(passwords.check_plain(b"me", b"ful"), None);
         assert_eq!(Passwords::default().check_answer(&challenge, &answer("")), None);
@@ -354,92 +354,110 @@ mod test {
 
     #[test]
     fn guessing_becomes_slow_and_memory_is_bounded() {
-        let mut book = Book::default();
+        let mut records = Records::default();
         let now = Instant::now();
-        let door = Door::of("10.0.0.1".parse().unwrap());
-        book.failed(door, now);
-        assert_eq!(book.closed(door, now), None, "the first failure causes no delay");
+        let network = PeerNetwork::of("10.0.0.1".parse().unwrap());
+        records.failed(network, now);
+        assert_eq!(records.locked_for(network, now), None, "the first failure causes no delay");
         let mut last = Duration::ZERO;
         for _ in 0..5 {
-            book.failed(door, now);
-            let wait = book.closed(door, now).unwrap();
+            records.failed(network, now);
+            let wait = records.locked_for(network, now).unwrap();
             assert!(wait > last && wait <= MAX_DELAY);
             last = wait;
         }
-        assert_eq!(book.closed(Door::Local, now), None, "failures of another door");
-        for address in 0..3 * MAX_DOORS {
-            book.failed(Door::Network(address as u128), now);
+        assert_eq!(
+            records.locked_for(PeerNetwork::Local, now),
+            None,
+            "failures of another network"
+        );
+        for address in 0..3 * MAX_NETWORKS {
+            records.failed(PeerNetwork::Remote(address as u128), now);
         }
-        assert!(book.failures.len() <= MAX_DOORS);
-        assert!(book.failures.contains_key(&door), "the door with the longest delay is kept");
-        book.opened(door, Right::View, now);
-        assert!(book.failures.contains_key(&door), "the view password does not reset failures");
-        book.opened(door, Right::Full, now);
-        assert_eq!(book.closed(door, now), None);
+        assert!(records.failures.len() <= MAX_NETWORKS);
+        assert!(
+            records.failures.contains_key(&network),
+            "the network with the longest delay is kept"
+        );
+        records.logged_in(network, Access::View, now);
+        assert!(
+            records.failures.contains_key(&network),
+            "the view password does not reset failures"
+        );
+        records.logged_in(network, Access::Full, now);
+        assert_eq!(records.locked_for(network, now), None);
         for address in 0..3 * MAX_TRUSTED {
-            book.opened(Door::Network(address as u128), Right::Full, now);
+            records.logged_in(PeerNetwork::Remote(address as u128), Access::Full, now);
         }
-        assert_eq!(book.trusted.len(), MAX_TRUSTED);
+        assert_eq!(records.trusted.len(), MAX_TRUSTED);
     }
 
     #[test]
     fn guesses_of_many_addresses_share_one_budget() {
-        let (mut book, start) = (Book::default(), Instant::now());
+        let (mut records, start) = (Records::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        let network = |text: &str| Door::of(text.parse().unwrap());
+        let network = |text: &str| PeerNetwork::of(text.parse().unwrap());
         let (friend, stranger) = (network("10.0.0.1"), network("10.0.0.2"));
-        book.opened(friend, Right::Full, start);
+        records.logged_in(friend, Access::Full, start);
         // Other addresses guess all the time, as often as they are allowed.
         let mut next = 1_u128 << 96;
-        let mut guess = |book: &mut Book, count: u32, now| {
-            let heard = |_: &u32| -> bool {
+        let mut guess = |records: &mut Records, count: u32, now| {
+            let checked = |_: &u32| -> bool {
                 next += 1 << 64;
-                let door = Door::Network(next);
-                let open = book.closed(door, now).is_none();
-                open.then(|| book.failed(door, now)).is_some()
+                let network = PeerNetwork::Remote(next);
+                let open = records.locked_for(network, now).is_none();
+                open.then(|| records.failed(network, now)).is_some()
             };
-            (0..count).filter(heard).count()
+            (0..count).filter(checked).count()
         };
-        assert_eq!(guess(&mut book, 10_000, start), 64, "at once");
-        assert_eq!(book.closed(stranger, start), Some(REFILL));
+        assert_eq!(guess(&mut records, 10_000, start), 64, "at once");
+        assert_eq!(records.locked_for(stranger, start), Some(REFILL));
         assert_eq!(
-            book.closed(friend, start),
+            records.locked_for(friend, start),
             None,
-            "a door with an earlier login is not affected"
+            "a network with an earlier login is not affected"
         );
-        assert_eq!(book.closed(network("127.0.0.1"), start), None, "this host is not affected");
+        assert_eq!(
+            records.locked_for(network("127.0.0.1"), start),
+            None,
+            "this host is not affected"
+        );
         // Guesses during one day.
-        let day: usize = (1..=86_400).map(|second| guess(&mut book, 3, at(second))).sum();
+        let day: usize = (1..=86_400).map(|second| guess(&mut records, 3, at(second))).sum();
         assert_eq!(day, 8640);
-        assert!(book.closed(stranger, at(86_400)).is_some());
-        assert_eq!(book.closed(stranger, at(86_410)), None, "after the attack, all may log in");
-        // The delay of each door applies too.
+        assert!(records.locked_for(stranger, at(86_400)).is_some());
+        assert_eq!(
+            records.locked_for(stranger, at(86_410)),
+            None,
+            "after the attack, all may log in"
+        );
+        // The delay of each network applies too.
         for _ in 0..3 {
-            book.failed(friend, at(86_410));
+            records.failed(friend, at(86_410));
         }
-        assert!(book.closed(friend, at(86_410)).is_some());
+        assert!(records.locked_for(friend, at(86_410)).is_some());
     }
 
     #[test]
     fn a_password_that_comes_too_early_is_not_looked_at() {
-        let doors = Doors::default();
-        let door = Door::of("10.0.0.1".parse().unwrap());
-        assert_eq!(doors.judge(door, || None), Err(Denied::Wrong(1)));
-        assert_eq!(doors.judge(door, || None), Err(Denied::Wrong(2)));
-        let early = doors.judge(door, || panic!("the password was checked"));
+        let limiter = LoginLimiter::default();
+        let network = PeerNetwork::of("10.0.0.1".parse().unwrap());
+        assert_eq!(limiter.check(network, || None), Err(Denied::Wrong(1)));
+        assert_eq!(limiter.check(network, || None), Err(Denied::Wrong(2)));
+        let early = limiter.check(network, || panic!("the password was checked"));
         assert!(matches!(early, Err(Denied::Later(_))), "{early:?}");
-        assert_eq!(doors.judge(Door::Local, || Some(Right::Full)), Ok(Right::Full));
+        assert_eq!(limiter.check(PeerNetwork::Local, || Some(Access::Full)), Ok(Access::Full));
     }
 
     #[test]
     fn a_door_is_an_address_or_a_network_and_is_shown_so() {
-        let network = |text: &str| Door::of(text.parse().unwrap());
+        let network = |text: &str| PeerNetwork::of(text.parse().unwrap());
         assert_eq!(network("2001:db8::1"), network("2001:db8::2:1"));
         assert_eq!(network("::ffff:10.0.0.1"), network("10.0.0.1"));
         for one in ["127.0.0.1", "127.255.255.254", "::ffff:127.9.9.9", "::1"] {
-            assert_eq!(network(one), Door::Loopback, "{one}");
+            assert_eq!(network(one), PeerNetwork::Loopback, "{one}");
         }
-        assert_ne!(network("::2"), Door::Loopback);
+        assert_ne!(network("::2"), PeerNetwork::Loopback);
         for (text, here, shown) in [
             ("127.0.0.9", true, "the loopback"),
             ("::1", true, "the loopback"),
@@ -448,9 +466,9 @@ mod test {
             ("::ffff:10.88.0.1", false, "10.88.0.1"),
             ("2001:db8::1", false, "2001:db8::/64"),
         ] {
-            assert_eq!(network(text).is_here(), here, "{text}");
+            assert_eq!(network(text).is_local(), here, "{text}");
             assert_eq!(network(text).to_string(), shown);
         }
-        assert_eq!(Door::Local.to_string(), "this host");
+        assert_eq!(PeerNetwork::Local.to_string(), "this host");
     }
 }

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::task::yield_now;
 
-use super::clipboard::{self, Say, Text};
+use super::clipboard::{self, ClipboardMessage, Text};
 use super::format::PixelFormat;
-use super::hands::Hands;
+use super::input::{ClientInput, PointerEvent};
 use super::message::{self, Message, Screen};
 use super::picture::Area;
+use super::preferences::Preferences;
 use super::rate::Rate;
-use super::security::Right;
-use super::wishes::Wishes;
+use super::security::Access;
 use super::{Client, Power, Server, keys};
-use crate::keys::fingers::Source;
+use crate::keys::translate::Source;
 
 /// Maximum bytes of pending replies. A client that does not read them is not read any further.
 const MAX_REPLY_BYTES: usize = 64 << 10;
@@ -57,7 +57,7 @@ pub(super) struct State {
     /// Pixel format that the client chose.
     pub format: PixelFormat,
     /// Encodings and extensions that the client declared.
-    pub wishes: Wishes,
+    pub preferences: Preferences,
     /// Area of the pending update request.
     pub request: Option<Area>,
     /// Area of continuous updates, if enabled.
@@ -97,7 +97,7 @@ impl Default for State {
     fn default() -> Self {
         Self {
             format: PixelFormat::OURS,
-            wishes: Wishes::default(),
+            preferences: Preferences::default(),
             request: None,
             continuous: None,
             // The first picture is not new to anybody, so clients that wait for changes come first.
@@ -123,7 +123,7 @@ impl State {
         if self.replies.len() > MAX_REPLY_BYTES {
             return;
         }
-        if !self.wishes.can.clipboard {
+        if !self.preferences.features.clipboard {
             text.latin(&mut self.replies);
         } else if self.notify {
             clipboard::notify(true, &mut self.replies);
@@ -131,30 +131,32 @@ impl State {
     }
 
     /// Handles `SetEncodings`.
-    fn set_encodings(&mut self, numbers: &[i32], right: Right) {
-        self.wishes = Wishes::read(numbers);
-        let (can, replies) = (&self.wishes.can, &mut self.replies);
-        let first = |can: bool, confirmed: &mut bool| can && !std::mem::replace(confirmed, can);
-        if first(can.fence, &mut self.confirmed.fence) {
+    fn set_encodings(&mut self, numbers: &[i32], access: Access) {
+        self.preferences = Preferences::read(numbers);
+        let (features, replies) = (&self.preferences.features, &mut self.replies);
+        let first = |supported: bool, confirmed: &mut bool| {
+            supported && !std::mem::replace(confirmed, supported)
+        };
+        if first(features.fence, &mut self.confirmed.fence) {
             fence(FENCE_REQUEST, &0_u64.to_be_bytes(), replies);
         }
-        if first(can.continuous, &mut self.confirmed.continuous) {
+        if first(features.continuous, &mut self.confirmed.continuous) {
             replies.push(END_OF_CONTINUOUS);
         }
-        if right == Right::Full && first(can.power, &mut self.confirmed.power) {
+        if access == Access::Full && first(features.power, &mut self.confirmed.power) {
             power(XVP_INIT, replies);
         }
-        if can.clipboard && right == Right::Full {
+        if features.clipboard && access == Access::Full {
             clipboard::caps(replies);
         }
     }
 
     /// Handles `FramebufferUpdateRequest`.
     fn add_request(&mut self, incremental: bool, area: Area) {
-        if !self.wishes.can.fence {
+        if !self.preferences.features.fence {
             self.rate.all_arrived(Instant::now());
         }
-        if !incremental && self.wishes.can.screens {
+        if !incremental && self.preferences.features.screens {
             let report = Report { reason: 0, status: 0 };
             if !self.reports.contains(&report) {
                 self.report(report);
@@ -172,19 +174,19 @@ impl State {
     }
 
     /// Handles a message of the extended clipboard. Returns the text if the client provides one.
-    fn clipboard(&mut self, say: Say, agent: bool) -> Option<String> {
+    fn clipboard(&mut self, message: ClipboardMessage, agent: bool) -> Option<String> {
         let replies = &mut self.replies;
-        match say {
-            Say::Caps { notify, .. } => self.notify = notify,
-            Say::Request => match &self.text {
+        match message {
+            ClipboardMessage::Caps { notify, .. } => self.notify = notify,
+            ClipboardMessage::Request => match &self.text {
                 Some(text) => text.provide(replies),
                 None => Text::nothing(replies),
             },
-            Say::Peek => clipboard::notify(self.text.is_some(), replies),
+            ClipboardMessage::Peek => clipboard::notify(self.text.is_some(), replies),
             // Without an agent, the text would have no destination.
-            Say::Notify(true) if agent => clipboard::request(replies),
-            Say::Provide(text) => return Some(text),
-            Say::Notify(_) | Say::Other => {}
+            ClipboardMessage::Notify(true) if agent => clipboard::request(replies),
+            ClipboardMessage::Provide(text) => return Some(text),
+            ClipboardMessage::Notify(_) | ClipboardMessage::Other => {}
         }
         None
     }
@@ -226,7 +228,7 @@ fn power(code: u8, out: &mut Vec<u8>) {
 pub(super) struct Session {
     server: Arc<Server>,
     client: Arc<Client>,
-    hands: Hands,
+    input: ClientInput,
     buffer: Vec<u8>,
     /// Bytes of an oversized message that are still to be skipped.
     skip: usize,
@@ -238,9 +240,10 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn new(server: Arc<Server>, client: Arc<Client>) -> Self {
-        let hands = Hands::new(server.outside.hub.clone(), server.outside.layout.clone());
+        let input =
+            ClientInput::new(server.interfaces.hub.clone(), server.interfaces.layout.clone());
         let pressed = (0, Instant::now());
-        Self { server, client, hands, buffer: Vec::new(), skip: 0, ahead: false, pressed }
+        Self { server, client, input, buffer: Vec::new(), skip: 0, ahead: false, pressed }
     }
 
     /// Reads until the client disconnects.
@@ -259,7 +262,7 @@ impl Session {
                 while self.has_unread_replies() {
                     self.client.room.notified().await;
                 }
-                if self.ahead && !self.hands.wait(PATIENCE).await {
+                if self.ahead && !self.input.wait(PATIENCE).await {
                     let peer = &self.client.peer;
                     tracing::info!("vnc: {peer}: keys are dropped: the guest does not read them");
                 }
@@ -276,14 +279,14 @@ impl Session {
     fn is_ahead(&mut self, message: &Message) -> bool {
         let pressed =
             matches!(message, Message::Key { down: true, .. } | Message::Code { down: true, .. });
-        pressed && self.client.right == Right::Full && self.hands.must_wait()
+        pressed && self.client.access == Access::Full && self.input.must_wait()
     }
 
     /// Handles buffered messages. Returns true if more remain, or if too many replies are pending.
     fn take(&mut self) -> anyhow::Result<bool> {
         let (mut start, mut count, mut more) = (0, 0, true);
         while more && count < MAX_BATCH && !self.has_unread_replies() {
-            let more_buttons = self.client.state(|state| state.wishes.can.buttons);
+            let more_buttons = self.client.state(|state| state.preferences.features.buttons);
             let Some((message, used)) = message::parse(&self.buffer[start..], more_buttons)? else {
                 more = false;
                 continue;
@@ -342,7 +345,7 @@ impl Session {
                 }
             }),
             Message::Encodings(numbers) => {
-                client.state(|state| state.set_encodings(&numbers, client.right));
+                client.state(|state| state.set_encodings(&numbers, client.access));
             }
             Message::Request { incremental, area } => {
                 if !incremental {
@@ -377,33 +380,34 @@ impl Session {
 
     /// Handles keyboard and pointer events.
     fn input(&mut self, message: &Message) {
-        if self.client.right != Right::Full {
+        if self.client.access != Access::Full {
             return;
         }
         match *message {
-            Message::Key { down, keysym } => self.hands.key(Source::Symbol(keysym), down),
+            Message::Key { down, keysym } => self.input.key(Source::Symbol(keysym), down),
             Message::Code { down, keysym, code } => {
-                self.hands.key_at(keys::of_code(code), keysym, down);
+                self.input.key_at(keys::from_scan_code(code), keysym, down);
             }
             Message::Pointer { buttons, x, y } => {
                 let size = self.client.viewer.dirty(|dirty| dirty.size());
+                let event = PointerEvent { x, y, buttons };
                 if self.client.state(|state| state.announced_relative) {
-                    self.hands.push(x, y, buttons, size);
+                    self.input.move_relative(event, size);
                 } else {
-                    self.hands.point(x, y, buttons, size);
+                    self.input.move_to(event, size);
                 }
-                let relative = self.hands.is_relative();
+                let relative = self.input.is_relative();
                 self.client.state(|state| state.relative = relative);
             }
             _ => {}
         }
-        self.server.canvas.hurry();
+        self.server.canvas.scan_soon();
     }
 
     /// Passes a text to the guest's agent. It is not decoded if it has no destination.
     fn copied(&self, text: impl FnOnce() -> String) {
-        match &self.server.outside.clipboard {
-            Some(agent) if self.client.right == Right::Full => agent.copied(&text()),
+        match &self.server.interfaces.clipboard {
+            Some(agent) if self.client.access == Access::Full => agent.copied(&text()),
             _ => tracing::debug!(
                 "vnc: {}: ignored a text: no agent, or view-only access",
                 self.client.peer
@@ -412,16 +416,16 @@ impl Session {
     }
 
     fn clipboard(&self, bytes: &[u8]) {
-        if self.client.right != Right::Full {
+        if self.client.access != Access::Full {
             return;
         }
-        let agent = self.server.outside.clipboard.is_some();
+        let agent = self.server.interfaces.clipboard.is_some();
         if !agent && clipboard::is_text(bytes) {
             return self.copied(String::new);
         }
         match clipboard::read(bytes) {
-            Ok(say) => {
-                if let Some(text) = self.client.state(|state| state.clipboard(say, agent)) {
+            Ok(message) => {
+                if let Some(text) = self.client.state(|state| state.clipboard(message, agent)) {
                     self.copied(|| text);
                 }
             }
@@ -440,14 +444,14 @@ impl Session {
             self.pressed = (0, Instant::now());
         }
         let early = self.pressed.0 >= MAX_PRESSES.0;
-        match button.filter(|_| self.client.right == Right::Full && !early) {
+        match button.filter(|_| self.client.access == Access::Full && !early) {
             Some(button) => {
                 self.pressed.0 += 1;
                 tracing::info!(
                     "vnc: {} pressed a button of the machine: {button:?}",
                     self.client.peer
                 );
-                (self.server.outside.power)(button);
+                (self.server.interfaces.power)(button);
             }
             None => self.client.state(|state| power(XVP_FAIL, &mut state.replies)),
         }
@@ -457,7 +461,7 @@ impl Session {
     fn size(&self, (width, height): (u16, u16), screens: &[Screen]) {
         let fits = (1..=MAX_SIDE).contains(&width) && (1..=MAX_SIDE).contains(&height);
         let status = match (self.server.canvas.scanout(), screens) {
-            _ if self.client.right != Right::Full => 1,
+            _ if self.client.access != Access::Full => 1,
             (None, _) => 1,
             // The position is ignored: LibVNC sends uninitialized memory in it.
             (Some(scanout), [Screen { area, .. }])
@@ -470,7 +474,7 @@ impl Session {
         };
         self.client.state(|state| {
             // A client without the extension could not parse the reply.
-            if state.wishes.can.screens {
+            if state.preferences.features.screens {
                 state.report(Report { reason: 1, status });
             }
         });

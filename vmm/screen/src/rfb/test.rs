@@ -22,16 +22,16 @@ use tokio_rustls::rustls::time_provider::TimeProvider;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::canvas::Canvas;
-use super::clipboard::{self, Clipboard, Say};
+use super::clipboard::{self, Clipboard, ClipboardMessage};
 use super::listen::Listener;
 use super::lobby::Lobby;
 use super::picture::Area;
-use super::security::{Door, Doors, Passwords};
+use super::security::{LoginLimiter, Passwords, PeerNetwork};
 use super::testing::{
-    CERTIFICATE, Chance, Eye, Fake, KEY, OTHER_CERTIFICATE, OTHER_KEY, Received, THIRD_KEY,
-    draw_randomly, lock_out,
+    CERTIFICATE, FakeDisplay, KEY, OTHER_CERTIFICATE, OTHER_KEY, Random, Received, THIRD_KEY,
+    TestClient, draw_randomly, lock_out,
 };
-use super::{Admission, BUDGET, Entry, MOST, Outside, Power, Rules, Server, tls};
+use super::{Admission, BUDGET, Entry, Interfaces, MAX_CLIENTS, Power, Rules, Server, tls};
 use crate::keys::layout::Layout;
 use crate::rfb::format::PixelFormat;
 
@@ -73,7 +73,7 @@ impl Clipboard for Agent {
 
 struct Bench {
     server: Arc<Server>,
-    fake: Arc<Fake>,
+    fake: Arc<FakeDisplay>,
     board: Arc<Board>,
     agent: Arc<Agent>,
     power: Arc<std::sync::Mutex<Vec<Power>>>,
@@ -83,21 +83,21 @@ struct Bench {
 }
 
 fn bench(rules: Rules) -> Bench {
-    let fake = Fake::new(320, 200);
+    let fake = FakeDisplay::new(320, 200);
     fake.paint(1);
     let (hub, board) = (Arc::<Hub>::default(), Arc::<Board>::default());
     hub.register(board.clone());
     let canvas = Canvas::new(Some(fake.clone()), hub.clone());
     let (agent, power) = (Arc::<Agent>::default(), Arc::<std::sync::Mutex<Vec<Power>>>::default());
     let pressed = power.clone();
-    let outside = Outside {
+    let interfaces = Interfaces {
         hub,
         layout: Layout::named("us").unwrap(),
         clipboard: Some(agent.clone()),
         power: Box::new(move |wish| pressed.lock().unwrap().push(wish)),
     };
     tokio::spawn(canvas.clone().run());
-    let server = Server::new(canvas, outside);
+    let server = Server::new(canvas, interfaces);
     let rules = Arc::new(rules);
     Bench { server, fake, board, agent, power, served: Default::default(), rules }
 }
@@ -112,17 +112,17 @@ impl Bench {
         near
     }
 
-    async fn eye(&self) -> Eye {
-        let line = self.connect(Entry::Open { view_only: false });
-        timeout(LONG, Eye::open(Box::new(line), true)).await.unwrap().unwrap()
+    async fn viewer(&self) -> TestClient {
+        let line = self.connect(Entry::Authenticated { view_only: false });
+        timeout(LONG, TestClient::open(Box::new(line), true)).await.unwrap().unwrap()
     }
 
     /// Requests changes until the client's picture equals the display's.
-    async fn sees_all(&self, eye: &mut Eye) {
+    async fn sees_all(&self, viewer: &mut TestClient) {
         let look = async {
-            while eye.pixels != self.fake.pixels() {
-                eye.ask(true).await;
-                eye.see().await.unwrap();
+            while viewer.pixels != self.fake.pixels() {
+                viewer.request(true).await;
+                viewer.receive_update().await.unwrap();
             }
         };
         timeout(LONG, look).await.expect("the picture arrives");
@@ -135,7 +135,7 @@ impl Bench {
             }
         };
         timeout(LONG, left).await.expect("clients leave");
-        assert_eq!(self.server.lobby.places.available_permits(), MOST);
+        assert_eq!(self.server.lobby.slots.available_permits(), MAX_CLIENTS);
     }
 }
 
@@ -148,40 +148,40 @@ fn both() -> Passwords {
 }
 
 fn network(last: u8) -> Entry {
-    Entry::Ask(Door::of(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))))
+    Entry::Authenticate(PeerNetwork::of(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_picture_and_its_changes_arrive_as_they_are() {
     let bench = bench(rules(Passwords::default()));
-    let mut eye = bench.eye().await;
-    assert_eq!((eye.size, eye.name.as_str()), ((320, 200), "Prüfung"));
-    eye.encodings(&[0, -224]).await;
-    eye.ask(false).await;
-    eye.see().await.unwrap();
-    assert!(eye.pixels == bench.fake.pixels(), "the first update is the whole picture");
+    let mut viewer = bench.viewer().await;
+    assert_eq!((viewer.size, viewer.name.as_str()), ((320, 200), "Prüfung"));
+    viewer.encodings(&[0, -224]).await;
+    viewer.request(false).await;
+    viewer.receive_update().await.unwrap();
+    assert!(viewer.pixels == bench.fake.pixels(), "the first update is the whole picture");
     for seed in 2..6 {
         bench.fake.paint(seed);
-        bench.sees_all(&mut eye).await;
+        bench.sees_all(&mut viewer).await;
     }
     bench.fake.draw(300, 199, 0x00ff_0000);
-    bench.sees_all(&mut eye).await;
+    bench.sees_all(&mut viewer).await;
     let start = Instant::now();
-    eye.ask(true).await;
-    let quiet = timeout(Duration::from_millis(200), eye.receive()).await;
+    viewer.request(true).await;
+    let quiet = timeout(Duration::from_millis(200), viewer.receive()).await;
     assert!(quiet.is_err() && start.elapsed() >= Duration::from_millis(200), "nothing changed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_asks_for_all_of_the_picture_is_shown_what_it_is_now() {
     let bench = bench(rules(Passwords::default()));
-    let mut eye = bench.eye().await;
-    eye.encodings(&[0, -224]).await;
+    let mut viewer = bench.viewer().await;
+    viewer.encodings(&[0, -224]).await;
     for seed in 2..12 {
         bench.fake.paint(seed);
-        eye.ask(false).await;
-        timeout(LONG, eye.see()).await.unwrap().unwrap();
-        assert!(eye.pixels == bench.fake.pixels(), "an older picture, seed {seed}");
+        viewer.request(false).await;
+        timeout(LONG, viewer.receive_update()).await.unwrap().unwrap();
+        assert!(viewer.pixels == bench.fake.pixels(), "an older picture, seed {seed}");
     }
 }
 
@@ -189,26 +189,26 @@ async fn who_asks_for_all_of_the_picture_is_shown_what_it_is_now() {
 async fn sizes_reach_clients_and_their_wishes_the_display() {
     let bench = bench(rules(Passwords::default()));
     let (mut extended, mut plain, mut old) =
-        (bench.eye().await, bench.eye().await, bench.eye().await);
+        (bench.viewer().await, bench.viewer().await, bench.viewer().await);
     extended.encodings(&[0, -223, -308]).await;
     plain.encodings(&[0, -223]).await;
     old.encodings(&[0]).await;
-    for eye in [&mut extended, &mut plain, &mut old] {
-        eye.ask(false).await;
-        bench.sees_all(eye).await;
+    for viewer in [&mut extended, &mut plain, &mut old] {
+        viewer.request(false).await;
+        bench.sees_all(viewer).await;
     }
-    let screens = |eye: &Eye| eye.signs.iter().filter(|it| it.0 == -308).count();
+    let screens = |viewer: &TestClient| viewer.signs.iter().filter(|it| it.0 == -308).count();
     assert_eq!(screens(&extended), 1, "the answer to a full request");
     let wish = [251, 0, 2, 128, 1, 224, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 128, 1, 224, 0, 0, 0, 0];
     extended.send(&wish).await;
-    extended.see().await.unwrap();
-    let (_, place, _) = extended.signs.last().unwrap();
-    assert_eq!(*place, [1, 4, 320, 200], "forwarded to the guest");
+    extended.receive_update().await.unwrap();
+    let (_, area, _) = extended.signs.last().unwrap();
+    assert_eq!(*area, [1, 4, 320, 200], "forwarded to the guest");
     assert_eq!(bench.fake.preferred(), Some((640, 480)));
     // A client that cannot parse the reply may request sizes too.
     plain.send(&wish).await;
-    plain.ask(false).await;
-    plain.see().await.unwrap();
+    plain.request(false).await;
+    plain.receive_update().await.unwrap();
     assert!(plain.signs.is_empty(), "{:?}", plain.signs);
     bench.fake.set(Some(Mode { width: 640, height: 480, stride: 2560, start: 0 }));
     bench.fake.paint(9);
@@ -221,8 +221,8 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
     };
     let wanted = corner(&bench.fake.pixels(), 640);
     while old.pixels != wanted {
-        old.ask(true).await;
-        timeout(LONG, old.see()).await.unwrap().unwrap();
+        old.request(true).await;
+        timeout(LONG, old.receive_update()).await.unwrap().unwrap();
     }
     bench.fake.set(Some(Mode { width: 100, height: 50, stride: 400, start: 0 }));
     bench.fake.paint(10);
@@ -233,16 +233,16 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
     };
     let wanted: Vec<u32> = (0..320 * 200).map(pixel).collect();
     while old.pixels != wanted {
-        old.ask(true).await;
-        timeout(LONG, old.see()).await.unwrap().unwrap();
+        old.request(true).await;
+        timeout(LONG, old.receive_update()).await.unwrap().unwrap();
     }
     bench.fake.set(Some(Mode { width: 640, height: 480, stride: 2560, start: 0 }));
     bench.sees_all(&mut extended).await;
     bench.fake.set(None);
-    extended.ask(true).await;
+    extended.request(true).await;
     while extended.pixels.iter().any(|pixel| *pixel != 0) {
-        timeout(LONG, extended.see()).await.unwrap().unwrap();
-        extended.ask(true).await;
+        timeout(LONG, extended.receive_update()).await.unwrap().unwrap();
+        extended.request(true).await;
     }
     assert_eq!(extended.size, (640, 480), "a display without a mode is black and keeps its size");
 }
@@ -250,35 +250,40 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn extensions_are_confirmed_and_answered() {
     let bench = bench(rules(Passwords::default()));
-    let mut eye = bench.eye().await;
+    let mut viewer = bench.viewer().await;
     *bench.board.lights.lock().unwrap() = Some(Lights { caps: true, num: false, scroll: true });
-    eye.encodings(&[0, -224, -257, -258, -261, -307, -309, -312, -313, -316, -1_063_131_698]).await;
-    assert_eq!(eye.receive().await.unwrap(), Received::Fence(1 << 31, vec![0; 8]));
-    assert_eq!(eye.receive().await.unwrap(), Received::EndOfContinuous);
-    assert_eq!(eye.receive().await.unwrap(), Received::Power(1));
-    let Received::Clipboard(caps) = eye.receive().await.unwrap() else { panic!("no caps") };
-    assert_eq!(clipboard::read(&caps).unwrap(), Say::Caps { request: true, notify: true });
-    eye.send(&[248, 0, 0, 0, 0x80, 0, 0x10, 3, 2, 7, 8]).await;
-    eye.ask(false).await;
+    viewer
+        .encodings(&[0, -224, -257, -258, -261, -307, -309, -312, -313, -316, -1_063_131_698])
+        .await;
+    assert_eq!(viewer.receive().await.unwrap(), Received::Fence(1 << 31, vec![0; 8]));
+    assert_eq!(viewer.receive().await.unwrap(), Received::EndOfContinuous);
+    assert_eq!(viewer.receive().await.unwrap(), Received::Power(1));
+    let Received::Clipboard(caps) = viewer.receive().await.unwrap() else { panic!("no caps") };
+    assert_eq!(
+        clipboard::read(&caps).unwrap(),
+        ClipboardMessage::Caps { request: true, notify: true }
+    );
+    viewer.send(&[248, 0, 0, 0, 0x80, 0, 0x10, 3, 2, 7, 8]).await;
+    viewer.request(false).await;
     let (mut fence, mut lights) = (false, false);
     while !(fence && lights) {
-        eye.ask(true).await;
-        match timeout(LONG, eye.receive()).await.unwrap().unwrap() {
+        viewer.request(true).await;
+        match timeout(LONG, viewer.receive()).await.unwrap().unwrap() {
             Received::Fence(3, payload) => fence = payload == [7, 8],
             Received::Fence(flags, payload) => {
                 assert_eq!((flags, payload.len()), (1 << 31 | 1, 8), "a milestone");
             }
-            _ => lights = eye.signs.iter().any(|it| it.0 == -261),
+            _ => lights = viewer.signs.iter().any(|it| it.0 == -261),
         }
-        bench.fake.draw(0, 0, u32::from(eye.signs.len() % 2 == 0));
+        bench.fake.draw(0, 0, u32::from(viewer.signs.len() % 2 == 0));
     }
-    let signs: BTreeSet<i32> = eye.signs.iter().map(|it| it.0).collect();
+    let signs: BTreeSet<i32> = viewer.signs.iter().map(|it| it.0).collect();
     assert!([-258, -307, -316].iter().all(|it| signs.contains(it)), "{signs:?}");
-    assert_eq!(eye.signs.iter().find(|it| it.0 == -261).unwrap().2, [0b101]);
+    assert_eq!(viewer.signs.iter().find(|it| it.0 == -261).unwrap().2, [0b101]);
     for code in [2, 4, 3] {
-        eye.send(&[250, 0, 1, code]).await;
+        viewer.send(&[250, 0, 1, code]).await;
     }
-    while eye.receive().await.unwrap() != Received::Power(0) {}
+    while viewer.receive().await.unwrap() != Received::Power(0) {}
     assert_eq!(*bench.power.lock().unwrap(), [Power::Off, Power::Reset]);
 }
 
@@ -292,81 +297,81 @@ async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
         // A client without LastRect, so that its rectangles are counted.
         (&[2, -314], [None, bytes(8)]),
     ] {
-        let mut eye = bench.eye().await;
-        eye.encodings(numbers).await;
+        let mut viewer = bench.viewer().await;
+        viewer.encodings(numbers).await;
         for seed in 0..3 {
             bench.fake.paint(seed);
-            eye.ask(false).await;
-            bench.sees_all(&mut eye).await;
+            viewer.request(false).await;
+            bench.sees_all(&mut viewer).await;
         }
         let content = |number: i32| {
-            let mut found = eye.signs.iter().filter(|it| it.0 == number);
+            let mut found = viewer.signs.iter().filter(|it| it.0 == number);
             let first = found.next();
             assert!(found.next().is_none(), "once is enough");
-            first.map(|(_, place, content)| {
-                assert_eq!(*place, [0, 0, 1, 1]);
+            first.map(|(_, area, content)| {
+                assert_eq!(*area, [0, 0, 1, 1]);
                 content.clone()
             })
         };
         assert_eq!([-239, -314].map(content), wanted, "{numbers:?}");
     }
     // The pixel of the pointer has the client's format of two bytes, whenever the client sets it.
-    let mut eye = bench.eye().await;
-    eye.encodings(&[0, -239]).await;
-    let early = timeout(Duration::from_millis(100), eye.receive()).await;
+    let mut viewer = bench.viewer().await;
+    viewer.encodings(&[0, -239]).await;
+    let early = timeout(Duration::from_millis(100), viewer.receive()).await;
     assert!(early.is_err(), "it goes with pixels: {early:?}");
-    eye.send(&[0, 0, 0, 0, 16, 16, 0, 1, 0, 31, 0, 63, 0, 31, 11, 5, 0, 0, 0, 0]).await;
-    eye.ask(false).await;
+    viewer.send(&[0, 0, 0, 0, 16, 16, 0, 1, 0, 31, 0, 63, 0, 31, 11, 5, 0, 0, 0, 0]).await;
+    viewer.request(false).await;
     let mut start = [0; 4 + 12 + 3];
-    timeout(LONG, eye.stream.read_exact(&mut start)).await.unwrap().unwrap();
+    timeout(LONG, viewer.stream.read_exact(&mut start)).await.unwrap().unwrap();
     assert_eq!(start[4..], [0, 0, 0, 0, 0, 1, 0, 1, 0xff, 0xff, 0xff, 0x11, 0, 0, 0]);
     let mut next = [0; 12];
-    timeout(LONG, eye.stream.read_exact(&mut next)).await.unwrap().unwrap();
+    timeout(LONG, viewer.stream.read_exact(&mut next)).await.unwrap().unwrap();
     assert_eq!(next[8..], [0; 4], "Raw follows");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn continuous_updates_come_unasked_until_they_end() {
     let bench = bench(rules(Passwords::default()));
-    let mut eye = bench.eye().await;
-    eye.encodings(&[0, -224, -312, -313]).await;
-    eye.send(&[150, 1, 0, 0, 0, 0, 1, 64, 0, 200]).await;
+    let mut viewer = bench.viewer().await;
+    viewer.encodings(&[0, -224, -312, -313]).await;
+    viewer.send(&[150, 1, 0, 0, 0, 0, 1, 64, 0, 200]).await;
     let mut updates = 0;
     for seed in 0..20 {
         bench.fake.paint(seed + 10);
-        while eye.pixels != bench.fake.pixels() {
-            match timeout(LONG, eye.receive()).await.unwrap().unwrap() {
+        while viewer.pixels != bench.fake.pixels() {
+            match timeout(LONG, viewer.receive()).await.unwrap().unwrap() {
                 Received::Update => updates += 1,
                 Received::Fence(_, payload) => {
                     let mut answer = vec![248, 0, 0, 0, 0, 0, 0, 1, 8];
                     answer.extend(payload);
-                    eye.send(&answer).await;
+                    viewer.send(&answer).await;
                 }
                 _ => {}
             }
         }
     }
     assert!(updates >= 20);
-    eye.send(&[150, 0, 0, 0, 0, 0, 1, 64, 0, 200]).await;
-    while timeout(LONG, eye.receive()).await.unwrap().unwrap() != Received::EndOfContinuous {}
+    viewer.send(&[150, 0, 0, 0, 0, 0, 1, 64, 0, 200]).await;
+    while timeout(LONG, viewer.receive()).await.unwrap().unwrap() != Received::EndOfContinuous {}
     bench.fake.paint(99);
-    assert!(timeout(Duration::from_millis(200), eye.receive()).await.is_err());
+    assert!(timeout(Duration::from_millis(200), viewer.receive()).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_reach_the_guest_and_are_let_go_when_the_client_drops() {
     let bench = bench(rules(Passwords::default()));
-    let mut eye = bench.eye().await;
-    eye.send(&[4, 1, 0, 0, 0, 0, 0xff, 0xe1]).await;
-    eye.send(&[4, 1, 0, 0, 0, 0, 0, b'A']).await;
-    eye.send(&[4, 0, 0, 0, 0, 0, 0, b'a']).await;
-    eye.send(&[255, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x9d]).await;
-    eye.send(&[5, 1, 0, 4, 0, 3]).await;
+    let mut viewer = bench.viewer().await;
+    viewer.send(&[4, 1, 0, 0, 0, 0, 0xff, 0xe1]).await;
+    viewer.send(&[4, 1, 0, 0, 0, 0, 0, b'A']).await;
+    viewer.send(&[4, 0, 0, 0, 0, 0, 0, b'a']).await;
+    viewer.send(&[255, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x9d]).await;
+    viewer.send(&[5, 1, 0, 4, 0, 3]).await;
     let count = || bench.board.events.lock().unwrap().len();
     while count() < 5 {
         sleep(Duration::from_millis(5)).await;
     }
-    drop(eye);
+    drop(viewer);
     bench.everybody_left().await;
     let key = |code, down| Event::Key(Key::new(code).unwrap(), down);
     while count() < 8 {
@@ -387,7 +392,7 @@ async fn who_types_faster_than_the_guest_reads_waits_and_others_do_not() {
     *bench.board.lights.lock().unwrap() = Some(Lights::default());
     let full = |full| bench.board.full.store(full, Ordering::Relaxed);
     full(true);
-    let (mut typist, mut other) = (bench.eye().await, bench.eye().await);
+    let (mut typist, mut other) = (bench.viewer().await, bench.viewer().await);
     for letter in b'a'..=b'z' {
         typist.send(&[4, 1, 0, 0, 0, 0, 0, letter]).await;
         typist.send(&[4, 0, 0, 0, 0, 0, 0, letter]).await;
@@ -415,7 +420,7 @@ async fn who_types_faster_than_the_guest_reads_waits_and_others_do_not() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn texts_go_both_ways() {
     let bench = bench(rules(Passwords::default()));
-    let (mut new, mut old) = (bench.eye().await, bench.eye().await);
+    let (mut new, mut old) = (bench.viewer().await, bench.viewer().await);
     new.encodings(&[0, -1_063_131_698]).await;
     assert!(matches!(new.receive().await.unwrap(), Received::Clipboard(_)));
     old.send(b"\x06\0\0\0\0\0\0\x02h\xe4").await;
@@ -439,29 +444,29 @@ async fn texts_go_both_ways() {
     let Received::Clipboard(notify) = new.receive().await.unwrap() else {
         panic!("no notification")
     };
-    assert_eq!(clipboard::read(&notify).unwrap(), Say::Notify(true));
+    assert_eq!(clipboard::read(&notify).unwrap(), ClipboardMessage::Notify(true));
     new.send(&[6, 0, 0, 0, 255, 255, 255, 252, 2, 0, 0, 1]).await;
     let Received::Clipboard(text) = new.receive().await.unwrap() else { panic!("no text") };
-    assert_eq!(clipboard::read(&text).unwrap(), Say::Provide("ö€".into()));
+    assert_eq!(clipboard::read(&text).unwrap(), ClipboardMessage::Provide("ö€".into()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_wants_to_be_alone_sends_others_away_and_lookers_do_not() {
     let bench = bench(rules(Passwords::default()));
-    let mut first = bench.eye().await;
-    let looker = bench.connect(Entry::Open { view_only: true });
-    let looker = Eye::open(Box::new(looker), false).await.unwrap();
+    let mut first = bench.viewer().await;
+    let looker = bench.connect(Entry::Authenticated { view_only: true });
+    let looker = TestClient::open(Box::new(looker), false).await.unwrap();
     let both = async {
         while bench.server.status().len() < 2 {
             sleep(Duration::from_millis(5)).await;
         }
     };
     timeout(LONG, both).await.expect("a view-only client disconnects no other");
-    let alone = bench.connect(Entry::Open { view_only: false });
-    let _alone = Eye::open(Box::new(alone), false).await.unwrap();
+    let alone = bench.connect(Entry::Authenticated { view_only: false });
+    let _alone = TestClient::open(Box::new(alone), false).await.unwrap();
     assert!(timeout(LONG, first.receive()).await.unwrap().is_err(), "gone");
-    let late = bench.connect(Entry::Open { view_only: false });
-    let mut late = Eye::open(Box::new(late), true).await.unwrap();
+    let late = bench.connect(Entry::Authenticated { view_only: false });
+    let mut late = TestClient::open(Box::new(late), true).await.unwrap();
     assert!(
         timeout(LONG, late.receive()).await.unwrap().is_err(),
         "another client has exclusive access"
@@ -503,12 +508,12 @@ async fn passwords_are_asked_for_in_every_version() {
     for version in [b"RFB 003.003\n", b"RFB 003.007\n", b"RFB 003.008\n"] {
         let mut line = bench.connect(network(1));
         assert_eq!(vnc(&mut line, version, "full").await.unwrap(), 0);
-        let eye = Eye::init(Box::new(line), true).await.unwrap();
-        assert_eq!(eye.size, (320, 200));
+        let viewer = TestClient::init(Box::new(line), true).await.unwrap();
+        assert_eq!(viewer.size, (320, 200));
     }
     let mut line = bench.connect(network(1));
     assert_eq!(vnc(&mut line, b"RFB 003.008\n", "view").await.unwrap(), 0);
-    let mut looker = Eye::init(Box::new(line), true).await.unwrap();
+    let mut looker = TestClient::init(Box::new(line), true).await.unwrap();
     looker.send(&[4, 1, 0, 0, 0, 0, 0, b'a', 250, 0, 1, 4]).await;
     assert_eq!(
         looker.receive().await.unwrap(),
@@ -523,8 +528,8 @@ async fn passwords_are_asked_for_in_every_version() {
         line.read_exact(&mut reason).await.unwrap();
         assert_eq!(reason, b"wrong password");
     }
-    let Entry::Ask(door) = network(2) else { panic!("it is asked") };
-    lock_out(bench.server.doors(), door, 2);
+    let Entry::Authenticate(peer_network) = network(2) else { panic!("it is asked") };
+    lock_out(bench.server.login_limiter(), peer_network, 2);
     let mut line = bench.connect(network(2));
     assert!(vnc(&mut line, b"RFB 003.008\n", "full").await.is_err(), "too many guesses");
     let mut line = bench.connect(network(3));
@@ -546,8 +551,8 @@ async fn viewers_that_another_process_let_in_are_called_as_it_says() {
     let serve = move |rules, stream, who| server.clone().serve(rules, stream, who);
     tokio::spawn(async { listener.run(serve).await });
     // This is the other process.
-    let doors = Arc::<Doors>::default();
-    let lobby = Arc::new(Lobby::new(doors.clone()));
+    let limiter = Arc::<LoginLimiter>::default();
+    let lobby = Arc::new(Lobby::new(limiter.clone()));
     let connect = |peer: &'static str, entry| {
         let (near, far) = duplex(64 << 10);
         let (lobby, path) = (lobby.clone(), path.clone());
@@ -561,24 +566,24 @@ async fn viewers_that_another_process_let_in_are_called_as_it_says() {
     };
     let mut line = connect("10.0.0.1:7", network(1));
     assert_eq!(vnc(&mut line, b"RFB 003.003\n", "full").await.unwrap(), 0);
-    let mut eye = Eye::init(Box::new(line), true).await.unwrap();
-    assert_eq!((eye.size, eye.name.as_str()), ((320, 200), "Prüfung"));
-    eye.encodings(&[0, -224]).await;
-    eye.ask(false).await;
-    bench.sees_all(&mut eye).await;
+    let mut viewer = TestClient::init(Box::new(line), true).await.unwrap();
+    assert_eq!((viewer.size, viewer.name.as_str()), ((320, 200), "Prüfung"));
+    viewer.encodings(&[0, -224]).await;
+    viewer.request(false).await;
+    bench.sees_all(&mut viewer).await;
     let shown = bench.server.status();
     assert_eq!((&shown[0]["peer"], &shown[0]["access"]), (&"10.0.0.1:7".into(), &"full".into()));
     let mut line = connect("10.0.0.2:7", network(2));
     assert_eq!(vnc(&mut line, b"RFB 003.008\n", "wrong").await.unwrap(), 1);
-    let Entry::Ask(door) = network(2) else { panic!("it is asked") };
-    lock_out(&doors, door, 1);
+    let Entry::Authenticate(peer_network) = network(2) else { panic!("it is asked") };
+    lock_out(&limiter, peer_network, 1);
     assert_eq!(bench.server.status().len(), 1);
 }
 
 #[derive(Debug)]
-struct Then;
+struct FixedTime;
 
-impl TimeProvider for Then {
+impl TimeProvider for FixedTime {
     fn current_time(&self) -> Option<UnixTime> {
         // A time at which the certificate is valid, whatever the clock of this host says.
         Some(UnixTime::since_unix_epoch(Duration::from_secs(2_000_000_000)))
@@ -595,11 +600,12 @@ async fn over_tls(
     for text in [CERTIFICATE, OTHER_CERTIFICATE] {
         roots.add(CertificateDer::from_pem_slice(text.as_bytes()).unwrap()).unwrap();
     }
-    let client = ClientConfig::builder_with_details(Arc::new(default_provider()), Arc::new(Then))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let client =
+        ClientConfig::builder_with_details(Arc::new(default_provider()), Arc::new(FixedTime))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
     let mut line = bench.connect(network(1));
     line.read_exact(&mut [0; 12]).await.unwrap();
     line.write_all(b"RFB 003.008\n").await.unwrap();
@@ -642,9 +648,9 @@ async fn names_and_passwords_go_through_tls_whose_certificate_can_be_replaced() 
     let is = |text: &str| CertificateDer::from_pem_slice(text.as_bytes()).unwrap();
     let (shown, line, result) = over_tls(&bench, "full").await;
     assert_eq!((shown, result), (is(CERTIFICATE), 0));
-    let mut eye = Eye::init(Box::new(line), true).await.unwrap();
-    eye.ask(false).await;
-    bench.sees_all(&mut eye).await;
+    let mut viewer = TestClient::init(Box::new(line), true).await.unwrap();
+    viewer.request(false).await;
+    bench.sees_all(&mut viewer).await;
     file("cert", OTHER_CERTIFICATE);
     file("key", THIRD_KEY);
     sleep(Duration::from_millis(1100)).await;
@@ -652,19 +658,19 @@ async fn names_and_passwords_go_through_tls_whose_certificate_can_be_replaced() 
     assert_eq!((shown, result), (is(OTHER_CERTIFICATE), 1));
     // A connected client is not affected.
     bench.fake.paint(2);
-    bench.sees_all(&mut eye).await;
+    bench.sees_all(&mut viewer).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_door_has_its_own_rules() {
     let bench = bench(Rules { view_only: true, ..rules(Passwords::default()) });
-    let looker = bench.eye().await;
+    let looker = bench.viewer().await;
     let (near, far) = duplex(64 << 10);
-    let entry = Entry::Open { view_only: false };
+    let entry = Entry::Authenticated { view_only: false };
     let admission = Admission { peer: "next door".into(), entry };
     let next = Arc::new(Rules { name: "next".into(), ..Rules::default() });
     tokio::spawn(bench.server.clone().serve(next, Box::new(far), admission));
-    let neighbour = timeout(LONG, Eye::open(Box::new(near), true)).await.unwrap().unwrap();
+    let neighbour = timeout(LONG, TestClient::open(Box::new(near), true)).await.unwrap().unwrap();
     assert_eq!((looker.name.as_str(), neighbour.name.as_str()), ("Prüfung", "next"));
     // Clients are registered after they got the size.
     let seated = async {
@@ -693,10 +699,10 @@ async fn http_is_answered_and_noise_is_closed() {
         timeout(LONG, line.read_to_end(&mut answer)).await.unwrap().ok();
         assert!(answer.is_empty() || answer == b"RFB 003.008\n");
     }
-    let mut eye = bench.eye().await;
-    eye.send(&[77]).await;
+    let mut viewer = bench.viewer().await;
+    viewer.send(&[77]).await;
     assert!(
-        timeout(LONG, eye.receive()).await.unwrap().is_err(),
+        timeout(LONG, viewer.receive()).await.unwrap().is_err(),
         "the client was not disconnected"
     );
 }
@@ -704,19 +710,19 @@ async fn http_is_answered_and_noise_is_closed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_with_a_map_of_colours_are_sent_one() {
     let bench = bench(rules(Passwords::default()));
-    let mut eye = bench.eye().await;
+    let mut viewer = bench.viewer().await;
     let mut format = PixelFormat::OURS.write();
     (format[0], format[1], format[3]) = (8, 8, 0);
-    eye.send(&[&[0, 0, 0, 0][..], &format].concat()).await;
-    assert_eq!(eye.receive().await.unwrap(), Received::Colours);
+    viewer.send(&[&[0, 0, 0, 0][..], &format].concat()).await;
+    assert_eq!(viewer.receive().await.unwrap(), Received::Colours);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_clients_than_there_is_room_for_are_told() {
     let bench = bench(rules(Passwords::default()));
-    let mut eyes = Vec::new();
-    for _ in 0..MOST {
-        eyes.push(bench.eye().await);
+    let mut viewers = Vec::new();
+    for _ in 0..MAX_CLIENTS {
+        viewers.push(bench.viewer().await);
     }
     let mut line = bench.connect(network(1));
     line.write_all(b"RFB 003.008\n").await.unwrap();
@@ -724,12 +730,12 @@ async fn more_clients_than_there_is_room_for_are_told() {
     timeout(LONG, line.read_to_end(&mut answer)).await.unwrap().unwrap();
     let text = String::from_utf8_lossy(&answer);
     assert!(text.contains("too many clients: at most 64"), "{text}");
-    eyes.pop();
+    viewers.pop();
     let again = async {
-        while bench.server.lobby.places.available_permits() == 0 {
+        while bench.server.lobby.slots.available_permits() == 0 {
             sleep(Duration::from_millis(5)).await;
         }
-        bench.eye().await
+        bench.viewer().await
     };
     timeout(LONG, again).await.unwrap();
 }
@@ -737,10 +743,10 @@ async fn more_clients_than_there_is_room_for_are_told() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_says_no_password_gives_way_to_who_does() {
     let bench = bench(rules(both()));
-    // Nor do silent clients take places of admitted ones.
-    let mut eyes = Vec::new();
-    for _ in 0..MOST - 8 {
-        eyes.push(bench.eye().await);
+    // Nor do silent clients take slots of admitted ones.
+    let mut viewers = Vec::new();
+    for _ in 0..MAX_CLIENTS - 8 {
+        viewers.push(bench.viewer().await);
     }
     let mut silent = Vec::new();
     for number in 0..40 {
@@ -751,9 +757,9 @@ async fn who_says_no_password_gives_way_to_who_does() {
     for last in [1, 9] {
         let mut line = bench.connect(network(last));
         assert_eq!(vnc(&mut line, b"RFB 003.008\n", "full").await.unwrap(), 0);
-        eyes.push(Eye::init(Box::new(line), true).await.unwrap());
+        viewers.push(TestClient::init(Box::new(line), true).await.unwrap());
     }
-    drop(eyes);
+    drop(viewers);
 }
 
 /// Random bytes of clients, before and after authentication. They may disconnect only the client
@@ -770,7 +776,8 @@ async fn any_bytes_end_their_own_client_alone() {
     };
     const KINDS: [u8; 12] = [0, 2, 3, 4, 5, 6, 150, 248, 250, 251, 255, 77];
     for round in 0..300 {
-        let entry = if round % 10 == 0 { network(9) } else { Entry::Open { view_only: false } };
+        let entry =
+            if round % 10 == 0 { network(9) } else { Entry::Authenticated { view_only: false } };
         let mut line = bench.connect(entry);
         let mut bytes = b"RFB 003.008\n\x01\x01".to_vec();
         for _ in 0..random() % 40 {
@@ -795,9 +802,9 @@ async fn any_bytes_end_their_own_client_alone() {
             bench.everybody_left().await;
         }
     }
-    let mut eye = bench.eye().await;
-    eye.ask(false).await;
-    bench.sees_all(&mut eye).await;
+    let mut viewer = bench.viewer().await;
+    viewer.request(false).await;
+    bench.sees_all(&mut viewer).await;
 }
 
 /// A client without LastRect gets an update in parts too. The number of rectangles equals the
@@ -810,15 +817,15 @@ async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
         let bench = bench(rules(Passwords::default()));
         bench.fake.set(mode(1600, 900));
         bench.fake.paint(1);
-        let (mut old, mut new) = (bench.eye().await, bench.eye().await);
+        let (mut old, mut new) = (bench.viewer().await, bench.viewer().await);
         old.encodings(&[encoding]).await;
-        old.ask(false).await;
+        old.request(false).await;
         // The update has begun, and the connection cannot hold all of it.
         let mut first = [0; 4];
         timeout(LONG, old.stream.read_exact(&mut first)).await.unwrap().unwrap();
         assert!(u16::from_be_bytes([first[2], first[3]]) > 2, "{first:?}");
         new.encodings(&[0, -223]).await;
-        new.ask(false).await;
+        new.request(false).await;
         bench.sees_all(&mut new).await;
         bench.fake.set(mode(640, 480));
         bench.fake.paint(2);
@@ -832,8 +839,8 @@ async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
         };
         let wanted: Vec<u32> = (0..1600 * 900).map(pixel).collect();
         while old.pixels != wanted {
-            old.ask(true).await;
-            timeout(LONG, old.see()).await.unwrap().unwrap();
+            old.request(true).await;
+            timeout(LONG, old.receive_update()).await.unwrap().unwrap();
         }
     }
 }
@@ -848,11 +855,11 @@ async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
     let mut slow = Vec::new();
     // More clients with Tight and without LastRect than the budget allows.
     for _ in 0..BUDGET * 1024 / (2200 * 1900 * 4) + 2 {
-        let mut eye = bench.eye().await;
-        assert_eq!(eye.size, size);
-        eye.encodings(&[7]).await;
-        eye.ask(false).await;
-        slow.push(eye);
+        let mut viewer = bench.viewer().await;
+        assert_eq!(viewer.size, size);
+        viewer.encodings(&[7]).await;
+        viewer.request(false).await;
+        slow.push(viewer);
     }
     let taken = async {
         while bench.server.budget.available_permits() >= 2200 * 1900 * 4 / 1024 {
@@ -860,12 +867,12 @@ async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
         }
     };
     timeout(LONG, taken).await.expect("clients occupy the budget");
-    let mut eye = bench.eye().await;
-    eye.encodings(&[7]).await;
-    eye.ask(false).await;
+    let mut viewer = bench.viewer().await;
+    viewer.encodings(&[7]).await;
+    viewer.request(false).await;
     // The update is sent in Raw.
-    timeout(LONG, eye.see()).await.expect("an update").unwrap();
-    assert!(eye.pixels == bench.fake.pixels());
+    timeout(LONG, viewer.receive_update()).await.expect("an update").unwrap();
+    assert!(viewer.pixels == bench.fake.pixels());
 }
 
 /// A client sends requests with long replies and reads none: memory is bounded.
@@ -873,12 +880,12 @@ async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
 async fn who_asks_and_does_not_read_is_not_heard_any_further() {
     let bench = bench(rules(Passwords::default()));
     bench.server.copied(&"a text ".repeat(100_000));
-    let mut eye = bench.eye().await;
-    eye.encodings(&[0, -312, -1_063_131_698]).await;
+    let mut viewer = bench.viewer().await;
+    viewer.encodings(&[0, -312, -1_063_131_698]).await;
     bench.server.copied(&"a text ".repeat(100_000));
     let mapped = [0, 0, 0, 0, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let text = [6, 0, 0, 0, 255, 255, 255, 252, 2, 0, 0, 1];
-    let (mut reader, mut writer) = tokio::io::split(eye.stream);
+    let (mut reader, mut writer) = tokio::io::split(viewer.stream);
     let flood = async {
         let all = [&mapped[..], &text].concat().repeat(100);
         while writer.write_all(&all).await.is_ok() {}
@@ -905,7 +912,7 @@ async fn bad_clients_do_not_disturb_good_ones() {
     let alone = frames(&bench).await;
     let mut bad = tokio::task::JoinSet::new();
     for kind in 0..40 {
-        let line = bench.connect(Entry::Open { view_only: kind % 2 == 0 });
+        let line = bench.connect(Entry::Authenticated { view_only: kind % 2 == 0 });
         bad.spawn(misbehave(kind, line));
     }
     // Other load on the host makes some rounds slower and none faster. A client that blocks others
@@ -921,7 +928,7 @@ async fn bad_clients_do_not_disturb_good_ones() {
     bad.shutdown().await;
     bench.everybody_left().await;
     let forgotten = async {
-        while bench.server.canvas().show(|picture| picture.pixels.capacity()) > 0 {
+        while bench.server.canvas().with_picture(|picture| picture.pixels.capacity()) > 0 {
             sleep(Duration::from_millis(5)).await;
         }
     };
@@ -936,12 +943,12 @@ async fn frames(bench: &Bench) -> f64 {
     let seen = Arc::new(AtomicU32::new(0));
     let mut good = tokio::task::JoinSet::new();
     for _ in 0..GOOD {
-        let (mut eye, seen) = (bench.eye().await, seen.clone());
+        let (mut viewer, seen) = (bench.viewer().await, seen.clone());
         good.spawn(async move {
-            eye.encodings(&[0, -224]).await;
+            viewer.encodings(&[0, -224]).await;
             loop {
-                eye.ask(true).await;
-                eye.see().await.unwrap();
+                viewer.request(true).await;
+                viewer.receive_update().await.unwrap();
                 seen.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -960,51 +967,51 @@ async fn frames(bench: &Bench) -> f64 {
 }
 
 async fn misbehave(kind: u32, line: DuplexStream) {
-    let Ok(mut eye) = Eye::open(Box::new(line), true).await else { return };
+    let Ok(mut viewer) = TestClient::open(Box::new(line), true).await else { return };
     match kind % 4 {
         // Requests the whole picture all the time and never reads.
         0 => loop {
             let full = [3, 0, 0, 0, 0, 0, 1, 64, 0, 200];
-            if eye.stream.write_all(&full).await.is_err() {
+            if viewer.stream.write_all(&full).await.is_err() {
                 return;
             }
             sleep(Duration::from_millis(1)).await;
         },
         // Reads a byte from time to time.
         1 => {
-            eye.ask(false).await;
-            while eye.stream.read_u8().await.is_ok() {
+            viewer.request(false).await;
+            while viewer.stream.read_u8().await.is_ok() {
                 sleep(Duration::from_millis(20)).await;
             }
         }
         // Sends noise.
         2 => {
             let noise: Vec<u8> = (0..255_u32).map(|it| (it * kind + 7).to_le_bytes()[0]).collect();
-            while eye.stream.write_all(&noise).await.is_ok() {}
+            while viewer.stream.write_all(&noise).await.is_ok() {}
         }
         // Disconnects in the middle of an update.
-        _ => eye.ask(false).await,
+        _ => viewer.request(false).await,
     }
 }
 
 /// Shows scrolling content to a client with these encodings. Returns the numbers of pixels that it
 /// moved and received.
 async fn scrolls(bench: &Bench, encodings: &[i32]) -> (usize, usize) {
-    let mut eye = bench.eye().await;
-    eye.encodings(encodings).await;
-    eye.ask(false).await;
-    bench.sees_all(&mut eye).await;
-    (eye.moved, eye.drawn) = (0, 0);
-    let mut chance = Chance::new(3);
+    let mut viewer = bench.viewer().await;
+    viewer.encodings(encodings).await;
+    viewer.request(false).await;
+    bench.sees_all(&mut viewer).await;
+    (viewer.moved, viewer.drawn) = (0, 0);
+    let mut random = Random::new(3);
     for _ in 0..10 {
         bench.fake.redraw(|pixels, width| {
             pixels.copy_within(10 * width.., 0);
             let start = pixels.len() - 10 * width;
-            pixels[start..].iter_mut().for_each(|pixel| *pixel = chance.colour());
+            pixels[start..].iter_mut().for_each(|pixel| *pixel = random.colour());
         });
-        bench.sees_all(&mut eye).await;
+        bench.sees_all(&mut viewer).await;
     }
-    (eye.moved, eye.drawn)
+    (viewer.moved, viewer.drawn)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -1021,26 +1028,29 @@ async fn what_scrolls_is_moved_by_those_who_can() {
 }
 
 /// Requests updates of parts, of everything, with delays, or of changes as they come.
-async fn request_randomly(mut eye: Eye, seed: u32) -> Eye {
-    let mut chance = Chance::new(seed);
+async fn request_randomly(mut viewer: TestClient, seed: u32) -> TestClient {
+    let mut random = Random::new(seed);
     let mut numbers = vec![0, -223];
     numbers.extend([1].iter().filter(|_| seed > 0));
     numbers.extend([-224].iter().filter(|_| seed.is_multiple_of(2)));
-    eye.encodings(&numbers).await;
-    eye.ask(false).await;
+    viewer.encodings(&numbers).await;
+    viewer.request(false).await;
     for _ in 0..60 {
-        if seed > 1 && chance.below(3) == 0 {
-            sleep(Duration::from_millis(chance.below(40).into())).await;
+        if seed > 1 && random.below(3) == 0 {
+            sleep(Duration::from_millis(random.below(40).into())).await;
         }
         if seed > 2 {
-            let Area { x, y, width, height } = chance.area(eye.size);
-            eye.ask_for(chance.below(9) > 0, [x, y, width, height]).await;
-            sleep(Duration::from_millis(chance.below(4).into())).await;
+            let Area { x, y, width, height } = random.area(viewer.size);
+            viewer.request_area(random.below(9) > 0, [x, y, width, height]).await;
+            sleep(Duration::from_millis(random.below(4).into())).await;
         }
-        eye.ask(chance.below(30) > 0).await;
-        timeout(LONG, eye.see()).await.expect("something is drawn all the time").unwrap();
+        viewer.request(random.below(30) > 0).await;
+        timeout(LONG, viewer.receive_update())
+            .await
+            .expect("something is drawn all the time")
+            .unwrap();
     }
-    eye
+    viewer
 }
 
 /// All kinds of clients at once. In the end, clients with and without CopyRect see the picture of
@@ -1050,28 +1060,28 @@ async fn whatever_moves_all_clients_see_the_same_in_the_end() {
     let bench = bench(rules(Passwords::default()));
     let mut clients = tokio::task::JoinSet::new();
     for seed in 0..6 {
-        clients.spawn(request_randomly(bench.eye().await, seed));
+        clients.spawn(request_randomly(bench.viewer().await, seed));
     }
-    let mut chance = Chance::new(11);
-    let mut eyes = Vec::new();
+    let mut random = Random::new(11);
+    let mut viewers = Vec::new();
     while !clients.is_empty() {
-        if chance.below(100) == 0 {
-            let (width, height) = (320 + 32 * u32::from(chance.below(3)), 200);
+        if random.below(100) == 0 {
+            let (width, height) = (320 + 32 * u32::from(random.below(3)), 200);
             bench.fake.set(Some(Mode { width, height, stride: 4 * width, start: 0 }));
         }
         bench.fake.redraw(|pixels, width| {
             let height = u16::try_from(pixels.len() / width).unwrap();
-            draw_randomly(pixels, (u16::try_from(width).unwrap(), height), &mut chance);
+            draw_randomly(pixels, (u16::try_from(width).unwrap(), height), &mut random);
         });
-        sleep(Duration::from_millis(chance.below(12).into())).await;
-        while let Some(eye) = clients.try_join_next() {
-            eyes.push(eye.unwrap());
+        sleep(Duration::from_millis(random.below(12).into())).await;
+        while let Some(viewer) = clients.try_join_next() {
+            viewers.push(viewer.unwrap());
         }
     }
     let mut moved = Vec::new();
-    for eye in &mut eyes {
-        bench.sees_all(eye).await;
-        moved.push(eye.moved);
+    for viewer in &mut viewers {
+        bench.sees_all(viewer).await;
+        moved.push(viewer.moved);
     }
     moved.sort_unstable();
     eprintln!("pixels that each client moved: {moved:?}");

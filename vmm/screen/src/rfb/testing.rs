@@ -7,17 +7,17 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::Wire;
 use super::picture::{Area, Move};
-use super::security::{Door, Doors};
+use super::security::{LoginLimiter, PeerNetwork};
 
-/// Checks that this number of wrong passwords was counted. Then closes the door for so long that
-/// the next client finds it closed, however slow the host is.
-pub(crate) fn lock_out(doors: &Doors, door: Door, guesses: u32) {
-    assert_eq!(doors.failed(door), guesses + 1);
-    while doors.failed(door) < 8 {}
+/// Checks that this number of wrong passwords was counted. Then blocks the network for so long that
+/// the next client finds it blocked, however slow the host is.
+pub(crate) fn lock_out(limiter: &LoginLimiter, network: PeerNetwork, guesses: u32) {
+    assert_eq!(limiter.failed(network), guesses + 1);
+    while limiter.failed(network) < 8 {}
 }
 
 /// The memory of a display, which tests write to.
-pub(crate) struct Fake {
+pub(crate) struct FakeDisplay {
     state: Mutex<State>,
 }
 
@@ -28,7 +28,7 @@ struct State {
     preferred: Option<(u32, u32)>,
 }
 
-impl Fake {
+impl FakeDisplay {
     /// Creates a black picture.
     pub(crate) fn new(width: u32, height: u32) -> Arc<Self> {
         let mode = Some(Mode { width, height, stride: width * 4, start: 0 });
@@ -109,7 +109,7 @@ impl Fake {
     }
 }
 
-impl Scanout for Fake {
+impl Scanout for FakeDisplay {
     fn mode(&self) -> Option<Mode> {
         self.state.lock().unwrap().mode
     }
@@ -136,9 +136,9 @@ impl Scanout for Fake {
 }
 
 /// Pseudo-random numbers.
-pub(super) struct Chance(u32);
+pub(super) struct Random(u32);
 
-impl Chance {
+impl Random {
     pub(super) fn new(seed: u32) -> Self {
         Self(0x9e37_79b1_u32.wrapping_mul(seed) | 1)
     }
@@ -176,7 +176,7 @@ pub(super) fn move_pixels(pixels: &mut [u32], stride: usize, it: Move) {
 }
 
 /// Draws at random: mostly text that scrolls or a window that is dragged.
-pub(super) fn draw_randomly(pixels: &mut [u32], size: (u16, u16), chance: &mut Chance) {
+pub(super) fn draw_randomly(pixels: &mut [u32], size: (u16, u16), random: &mut Random) {
     let stride = usize::from(size.0);
     let paint = |pixels: &mut [u32], area: Area, colour: &mut dyn FnMut() -> u32| {
         for y in area.y..area.y + area.height {
@@ -185,27 +185,27 @@ pub(super) fn draw_randomly(pixels: &mut [u32], size: (u16, u16), chance: &mut C
             row.iter_mut().for_each(|pixel| *pixel = colour());
         }
     };
-    let kind = chance.below(40);
+    let kind = random.below(40);
     match kind {
-        0 => paint(pixels, chance.area(size), &mut || kind.into()),
-        1 | 2 => paint(pixels, chance.area(size), &mut || chance.colour()),
-        3..8 => pixels[usize::from(chance.below(size.1)) * stride] = chance.colour(),
+        0 => paint(pixels, random.area(size), &mut || kind.into()),
+        1 | 2 => paint(pixels, random.area(size), &mut || random.colour()),
+        3..8 => pixels[usize::from(random.below(size.1)) * stride] = random.colour(),
         _ => {
             let all = Area { x: 0, y: 0, width: size.0, height: size.1 };
-            let to = if kind < 20 { all } else { chance.area(size) };
+            let to = if kind < 20 { all } else { random.area(size) };
             let (width, height) = (to.width - to.width / 8, to.height - to.height / 8);
             let to = Area { width, height, ..to };
             let mut from = |to: u16, length: u16, most: u16| {
-                let near = (to + chance.below(41)).saturating_sub(20);
-                let from = if chance.below(3) == 0 { to } else { near };
+                let near = (to + random.below(41)).saturating_sub(20);
+                let from = if random.below(3) == 0 { to } else { near };
                 from.min(most - length)
             };
             let from = (from(to.x, to.width, size.0), from(to.y, to.height, size.1));
             move_pixels(pixels, stride, Move { from, to });
             // The source remains, or other content appears there.
-            if chance.below(2) == 0 {
+            if random.below(2) == 0 {
                 let new = Area { height: to.height.min(9), ..to };
-                paint(pixels, new, &mut || chance.colour());
+                paint(pixels, new, &mut || random.colour());
             }
         }
     }
@@ -254,7 +254,7 @@ pub(super) enum Received {
 }
 
 /// A client that decodes Raw and checks all messages.
-pub(super) struct Eye {
+pub(super) struct TestClient {
     pub(super) stream: Wire,
     pub(super) size: (u16, u16),
     pub(super) name: String,
@@ -266,7 +266,7 @@ pub(super) struct Eye {
     pub(super) moved: usize,
 }
 
-impl Eye {
+impl TestClient {
     /// Performs the handshake without a password.
     pub(super) async fn open(mut stream: Wire, shared: bool) -> anyhow::Result<Self> {
         let mut version = [0; 12];
@@ -304,13 +304,13 @@ impl Eye {
         self.send(&out).await;
     }
 
-    pub(super) async fn ask(&mut self, incremental: bool) {
+    pub(super) async fn request(&mut self, incremental: bool) {
         let (width, height) = self.size;
-        self.ask_for(incremental, [0, 0, width, height]).await;
+        self.request_area(incremental, [0, 0, width, height]).await;
     }
 
     /// Requests an update of an area.
-    pub(super) async fn ask_for(&mut self, incremental: bool, area: [u16; 4]) {
+    pub(super) async fn request_area(&mut self, incremental: bool, area: [u16; 4]) {
         let mut out = vec![3, u8::from(incremental)];
         area.iter().for_each(|number| out.extend(number.to_be_bytes()));
         self.send(&out).await;
@@ -351,7 +351,7 @@ impl Eye {
     }
 
     /// Receives messages up to the next update.
-    pub(super) async fn see(&mut self) -> anyhow::Result<()> {
+    pub(super) async fn receive_update(&mut self) -> anyhow::Result<()> {
         while self.receive().await? != Received::Update {}
         Ok(())
     }
@@ -365,22 +365,22 @@ impl Eye {
     /// Receives the rectangles of an update.
     pub(super) async fn rectangles(&mut self, count: u16) -> anyhow::Result<()> {
         for _ in 0..count {
-            let mut place = [0; 4];
-            for part in &mut place {
+            let mut area = [0; 4];
+            for part in &mut area {
                 *part = self.stream.read_u16().await?;
             }
             let number = self.stream.read_i32().await?;
             match number {
                 0 => {
-                    self.raw(place).await?;
+                    self.raw(area).await?;
                     continue;
                 }
                 1 => {
-                    self.copied(place).await?;
+                    self.copied(area).await?;
                     continue;
                 }
                 2 => {
-                    self.on_ground(place).await?;
+                    self.on_ground(area).await?;
                     continue;
                 }
                 _ => {}
@@ -399,10 +399,10 @@ impl Eye {
             let mut content = vec![0; length];
             self.stream.read_exact(&mut content).await?;
             if matches!(number, -223 | -308) {
-                self.size = (place[2], place[3]);
-                self.pixels = vec![0; usize::from(place[2]) * usize::from(place[3])];
+                self.size = (area[2], area[3]);
+                self.pixels = vec![0; usize::from(area[2]) * usize::from(area[3])];
             }
-            self.signs.push((number, place, content));
+            self.signs.push((number, area, content));
             if number == -224 {
                 break;
             }

@@ -6,7 +6,7 @@
 //! page can hide it. A foreign page can also point its own name at our address (DNS rebinding). Its
 //! origin then equals the name it uses for us. It has no cookie for that name, but where no
 //! password is needed, every request, reads included, must use a name that no stranger could own
-//! ([`Gate::named`]). The headers of a proxy count only if `proxy` lists its address, or if it
+//! ([`Gate::check_host`]). The headers of a proxy count only if `proxy` lists its address, or if it
 //! connects by a Unix socket.
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,9 +17,9 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use subtle::ConstantTimeEq as _;
 
-use super::known::{Origins, Proxies};
 use super::sessions::{Session, Sessions, random};
-use crate::rfb::security::{Denied, Door, Doors, Passwords, Right};
+use super::trusted::{Origins, Proxies};
+use crate::rfb::security::{Access, Denied, LoginLimiter, Passwords, PeerNetwork};
 
 /// The request's relation to the page that made it, as the browser sees it (Fetch Metadata 2.2).
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -28,7 +28,7 @@ const PRIVATE_SUFFIXES: [&str; 6] = [".local", ".lan", ".internal", ".home.arpa"
 
 /// How a client is connected.
 #[derive(Clone, Copy, Debug)]
-pub struct Line {
+pub struct Connection {
     /// The address of the peer, or `None` for a Unix socket.
     pub address: Option<IpAddr>,
     /// Whether this connection uses TLS.
@@ -45,7 +45,7 @@ pub struct Rules {
     /// All clients are view-only.
     pub view_only: bool,
     /// Accepts any host name, so DNS rebinding is not prevented.
-    pub any_name: bool,
+    pub any_host: bool,
     /// Origins that are ours in addition to the one that the request addresses.
     pub origins: Origins,
     /// Trusted proxies: peers whose `X-Forwarded-*` headers are believed.
@@ -53,14 +53,14 @@ pub struct Rules {
     /// The title of the window.
     pub name: String,
     /// The names of the options for these rules, used in messages.
-    pub words: Words,
+    pub option_names: OptionNames,
 }
 
 /// The names of options as the user sets them, for messages that suggest a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Words {
+pub struct OptionNames {
     /// The option for the listening address, unless it is `--web` with the address.
-    pub to: Option<String>,
+    pub address: Option<String>,
     /// The option for additional origins.
     pub origin: &'static str,
     /// The option for the password.
@@ -69,10 +69,10 @@ pub struct Words {
     pub tls: &'static str,
 }
 
-impl Default for Words {
+impl Default for OptionNames {
     fn default() -> Self {
         Self {
-            to: None,
+            address: None,
             origin: "--web ..,origin=",
             password: "password=FILE",
             tls: "tls-cert=FILE,tls-key=FILE",
@@ -85,7 +85,7 @@ pub(super) struct Client {
     /// The address, for logs.
     pub(super) peer: String,
     /// The source that wrong passwords are counted for.
-    pub(super) door: Door,
+    pub(super) network: PeerNetwork,
     /// The host that the request addresses: one name or address, with an optional port. `None` if
     /// the header is invalid or repeated: another reader might pick the other value.
     host: Option<String>,
@@ -102,7 +102,7 @@ impl Client {
 }
 
 pub(super) struct Admitted {
-    pub(super) right: Right,
+    pub(super) access: Access,
     /// The session, for clients that can log out.
     pub(super) session: Option<Arc<Session>>,
 }
@@ -170,24 +170,25 @@ impl Gate {
     }
 
     /// Identifies the client from its connection and its headers.
-    pub(super) fn client(&self, line: Line, headers: &HeaderMap) -> Client {
-        let proxy = match line.address {
-            Some(address) => self.rules.proxies.have(address),
+    pub(super) fn client(&self, connection: Connection, headers: &HeaderMap) -> Client {
+        let proxy = match connection.address {
+            Some(address) => self.rules.proxies.contains(address),
             None => true,
         };
         let forwarded = |name| proxy.then(|| last(headers, name)).flatten();
-        let address = forwarded("x-forwarded-for").and_then(|it| it.parse().ok()).or(line.address);
+        let address =
+            forwarded("x-forwarded-for").and_then(|it| it.parse().ok()).or(connection.address);
         let host = only(headers, &header::HOST);
         let host = host.map(|host| forwarded("x-forwarded-host").unwrap_or(host));
         let scheme = forwarded("x-forwarded-proto").map(|it| it.eq_ignore_ascii_case("https"));
-        let secure = if line.tls { Some(true) } else { scheme };
+        let secure = if connection.tls { Some(true) } else { scheme };
         // Browsers send `Sec-Fetch-Site` (Fetch Metadata) only by TLS and to names of this host,
         // and scripts cannot set it. An `Origin` tells how the page was loaded, not how this
         // request is sent.
         let certified = secure == Some(true) || headers.contains_key(SEC_FETCH_SITE);
         let client = Client {
             peer: address.map_or("local".into(), |it: IpAddr| it.to_canonical().to_string()),
-            door: address.map_or(Door::Local, Door::of),
+            network: address.map_or(PeerNetwork::Local, PeerNetwork::of),
             host: host.map(|it| it.to_ascii_lowercase()).filter(|it| is_plain(it)),
             secure,
             certified,
@@ -219,31 +220,31 @@ impl Gate {
             (None, None) if headers.contains_key(header::AUTHORIZATION) => return Ok(()),
             _ => String::new(),
         };
-        if self.rules.origins.has(&origin) {
+        if self.rules.origins.contains(&origin) {
             return Ok(());
         }
-        let same = origin.split_once("://").is_some_and(|(scheme, place)| {
+        let same = origin.split_once("://").is_some_and(|(scheme, host)| {
             let fits = match client.secure {
                 Some(secure) => scheme == if secure { "https" } else { "http" },
                 None => matches!(scheme, "http" | "https"),
             };
-            fits && !place.is_empty() && plain(scheme, place) == plain(scheme, client.host())
+            fits && !host.is_empty() && plain(scheme, host) == plain(scheme, client.host())
         });
         if same {
             return Ok(());
         }
-        let place = short(client.host());
+        let host = short(client.host());
         Err(Refusal::Foreign(match &*origin {
             "" => format!(
-                "This request has no Origin header: a page must send the origin of `{place}`, and \
+                "This request has no Origin header: a page must send the origin of `{host}`, and \
                  a program must send JSON (Content-Type: application/json) without Cookie, \
                  Referer and Sec-Fetch-Site."
             ),
             _ => format!(
-                "This request is from `{}`, but it addresses `{place}`: behind a proxy, set {}, or \
+                "This request is from `{}`, but it addresses `{host}`: behind a proxy, set {}, or \
                  let the proxy pass on the Host header.",
                 short(&origin),
-                self.rules.words.origin
+                self.rules.option_names.origin
             ),
         }))
     }
@@ -265,10 +266,10 @@ impl Gate {
     /// Refuses names that a stranger could own, where no password is needed. With `auth=none`, more
     /// names are accepted: names without a dot, names of home networks and clusters, and names that
     /// a browser asked for by TLS.
-    pub(super) fn named(&self, client: &Client) -> Result<(), Refusal> {
+    pub(super) fn check_host(&self, client: &Client) -> Result<(), Refusal> {
         let host = client.host.as_deref().ok_or(Refusal::InvalidHost)?;
         let name = name_of(host);
-        if self.needs_password() || self.rules.any_name || self.is_known(name) {
+        if self.needs_password() || self.rules.any_host || self.is_known(name) {
             return Ok(());
         }
         let near = PRIVATE_SUFFIXES.iter().any(|end| name.trim_end_matches('.').ends_with(end));
@@ -276,7 +277,7 @@ impl Gate {
         if self.rules.open && own {
             return Ok(());
         }
-        let Words { origin, password, .. } = self.rules.words;
+        let OptionNames { origin, password, .. } = self.rules.option_names;
         let (name, host) = (short(name), short(host));
         Err(Refusal::Foreign(format!(
             "No password is set, and `{name}` could be another site's name for this address: set \
@@ -298,24 +299,24 @@ impl Gate {
         &self,
         client: &Client,
         headers: &HeaderMap,
-        doors: &Doors,
+        limiter: &LoginLimiter,
     ) -> Result<Admitted, Refusal> {
-        self.named(client)?;
+        self.check_host(client)?;
         if !self.needs_password() {
-            return Ok(self.admitted(Right::Full, None));
+            return Ok(self.admitted(Access::Full, None));
         }
         if let Some((user, password)) = basic(headers) {
-            let right = self.judge(client.door, &user, &password, doors)?;
-            return Ok(self.admitted(right, None));
+            let access = self.check_password(client.network, &user, &password, limiter)?;
+            return Ok(self.admitted(access, None));
         }
         let session = Self::cookie(client, headers).and_then(|it| self.sessions.find(it));
         let session = session.ok_or(Refusal::Unknown)?;
-        Ok(self.admitted(session.right, Some(session)))
+        Ok(self.admitted(session.access, Some(session)))
     }
 
-    fn admitted(&self, right: Right, session: Option<Arc<Session>>) -> Admitted {
-        let right = if self.rules.view_only { Right::View } else { right };
-        Admitted { right, session }
+    fn admitted(&self, access: Access, session: Option<Arc<Session>>) -> Admitted {
+        let access = if self.rules.view_only { Access::View } else { access };
+        Admitted { access, session }
     }
 
     /// Checks a password. On success, starts a session and returns its cookie.
@@ -324,10 +325,10 @@ impl Gate {
         client: &Client,
         user: &[u8],
         password: &[u8],
-        doors: &Doors,
+        limiter: &LoginLimiter,
     ) -> Result<String, Refusal> {
-        let right = self.judge(client.door, user, password, doors)?;
-        let cookie = self.sessions.start(right).map_err(|error| {
+        let access = self.check_password(client.network, user, password, limiter)?;
+        let cookie = self.sessions.start(access).map_err(|error| {
             tracing::error!("web: {error:#}");
             Refusal::Unknown
         })?;
@@ -343,22 +344,22 @@ impl Gate {
         format!("{}; Max-Age=0", Self::written(client, ""))
     }
 
-    fn judge(
+    fn check_password(
         &self,
-        door: Door,
+        network: PeerNetwork,
         user: &[u8],
         password: &[u8],
-        doors: &Doors,
-    ) -> Result<Right, Refusal> {
-        doors.judge(door, || self.rules.passwords.check_plain(user, password)).map_err(|denied| {
-            match denied {
+        limiter: &LoginLimiter,
+    ) -> Result<Access, Refusal> {
+        limiter.check(network, || self.rules.passwords.check_plain(user, password)).map_err(
+            |denied| match denied {
                 Denied::Later(left) => Refusal::RetryAfter(left.as_secs() + 1),
                 Denied::Wrong(count) => {
-                    tracing::warn!("web: a wrong password, number {count} from {door}");
+                    tracing::warn!("web: a wrong password, number {count} from {network}");
                     Refusal::Wrong
                 }
-            }
-        })
+            },
+        )
     }
 
     /// The cookie has no path: browsers then send it to the folder that set it, whatever a proxy
@@ -456,13 +457,13 @@ mod test {
         list.iter().map(pair).collect()
     }
 
-    fn near(tls: bool) -> Line {
-        Line { address: Some("127.0.0.1".parse().unwrap()), tls }
+    fn near(tls: bool) -> Connection {
+        Connection { address: Some("127.0.0.1".parse().unwrap()), tls }
     }
 
-    fn same(gate: &Gate, line: Line, list: &[(&'static str, &str)]) -> bool {
+    fn same(gate: &Gate, connection: Connection, list: &[(&'static str, &str)]) -> bool {
         let headers = headers(list);
-        gate.same_origin(&gate.client(line, &headers), &headers).is_ok()
+        gate.same_origin(&gate.client(connection, &headers), &headers).is_ok()
     }
 
     #[test]
@@ -502,7 +503,7 @@ mod test {
 
     #[test]
     fn proxies_are_believed_when_they_were_named() {
-        let told = [
+        let forwarded = [
             ("host", "127.0.0.1:6080"),
             ("origin", "https://a.org"),
             ("x-forwarded-host", "evil, a.org"),
@@ -510,30 +511,30 @@ mod test {
             ("x-forwarded-for", "10.9.9.9, 10.0.0.7"),
         ];
         let stranger = Gate::new(Rules::default());
-        assert!(!same(&stranger, near(false), &told));
-        let client = stranger.client(near(false), &headers(&told));
+        assert!(!same(&stranger, near(false), &forwarded));
+        let client = stranger.client(near(false), &headers(&forwarded));
         assert_eq!((client.peer.as_str(), client.secure), ("127.0.0.1", None));
         let proxies = Proxies::read("127.0.0.0/8").unwrap();
         let friend = Gate::new(Rules { proxies, ..Rules::default() });
-        let socket = Line { address: None, tls: false };
-        for (gate, line) in [(&friend, near(false)), (&stranger, socket)] {
-            assert!(same(gate, line, &told));
-            let client = gate.client(line, &headers(&told));
+        let socket = Connection { address: None, tls: false };
+        for (gate, connection) in [(&friend, near(false)), (&stranger, socket)] {
+            assert!(same(gate, connection, &forwarded));
+            let client = gate.client(connection, &headers(&forwarded));
             assert_eq!((client.peer.as_str(), client.secure), ("10.0.0.7", Some(true)));
-            assert_eq!(client.door, Door::of("10.0.0.7".parse().unwrap()));
+            assert_eq!(client.network, PeerNetwork::of("10.0.0.7".parse().unwrap()));
         }
         let origins = Origins::read("https://a.org").unwrap();
         let configured = Gate::new(Rules { origins, ..Rules::default() });
-        assert!(same(&configured, near(false), &told[..2]));
+        assert!(same(&configured, near(false), &forwarded[..2]));
     }
 
     #[test]
     fn without_a_password_a_name_of_somebody_elses_is_refused() {
-        let doors = Doors::default();
+        let limiter = LoginLimiter::default();
         let gate = Gate::new(Rules::default());
         let comes = |gate: &Gate, host| {
             let headers = headers(&[("host", host)]);
-            gate.admit(&gate.client(near(false), &headers), &headers, &doors).is_ok()
+            gate.admit(&gate.client(near(false), &headers), &headers, &limiter).is_ok()
         };
         for host in ["127.0.0.1:6080", "[::1]:6080", "LocalHost:1", "vm.localhost", "192.0.2.1"] {
             assert!(comes(&gate, host), "{host}");
@@ -548,7 +549,7 @@ mod test {
         let guarded = Gate::new(Rules { passwords, ..Rules::default() });
         let any = headers(&[("host", "any.org")]);
         assert_eq!(
-            guarded.named(&guarded.client(near(false), &any)),
+            guarded.check_host(&guarded.client(near(false), &any)),
             Ok(()),
             "a foreign page has no cookie"
         );
@@ -556,15 +557,16 @@ mod test {
 
     #[test]
     fn where_everybody_may_come_a_page_of_anybodys_name_sees_nothing() {
-        let words = Words { origin: "WEB_ORIGIN", password: "PROTECT=Y", ..Words::default() };
+        let option_names =
+            OptionNames { origin: "WEB_ORIGIN", password: "PROTECT=Y", ..OptionNames::default() };
         let origins = Origins::read("http://vm.example:8080").unwrap();
         let proxies = Proxies::read("10.0.0.1").unwrap();
-        let rules = Rules { open: true, words, origins, proxies, ..Rules::default() };
-        let (gate, doors) = (Gate::new(rules), Doors::default());
+        let rules = Rules { open: true, option_names, origins, proxies, ..Rules::default() };
+        let (gate, limiter) = (Gate::new(rules), LoginLimiter::default());
         let from = |address: &str, list: &[(&'static str, &str)]| {
-            let line = Line { address: Some(address.parse().unwrap()), tls: false };
+            let connection = Connection { address: Some(address.parse().unwrap()), tls: false };
             let headers = headers(list);
-            gate.admit(&gate.client(line, &headers), &headers, &doors).map(drop)
+            gate.admit(&gate.client(connection, &headers), &headers, &limiter).map(drop)
         };
         let reads = |list: &[(&'static str, &str)]| from("10.9.9.9", list);
         for host in ["evil.example:8006", "evil.example", "evil.example.", "a.localhost.evil.org"] {
@@ -576,9 +578,9 @@ mod test {
             let origin = format!("http://{host}");
             assert_eq!(reads(&[("host", host), ("origin", &origin)]), Err(refused));
             // Headers that a script can set are believed only from a trusted proxy.
-            let told = [("host", host), ("x-forwarded-proto", "https")];
-            assert!(reads(&told).is_err(), "{host}");
-            assert_eq!(from("10.0.0.1", &told), Ok(()), "{host}");
+            let forwarded = [("host", host), ("x-forwarded-proto", "https")];
+            assert!(reads(&forwarded).is_err(), "{host}");
+            assert_eq!(from("10.0.0.1", &forwarded), Ok(()), "{host}");
             // A foreign page may have come by TLS, but from another server.
             assert!(reads(&[("host", host), ("origin", &format!("https://{host}"))]).is_err());
             // TLS ends at a proxy that has a certificate for that name.
@@ -598,18 +600,18 @@ mod test {
         }
         for host in ["evil.example,localhost", "localhost evil.example", "a@localhost", "[::1]a"] {
             assert_eq!(reads(&[("host", host)]), Err(Refusal::InvalidHost), "{host}");
-            let told = [("host", "localhost"), ("x-forwarded-host", host)];
+            let forwarded = [("host", "localhost"), ("x-forwarded-host", host)];
             let list = host.contains(',');
             assert_eq!(
-                from("10.0.0.1", &told).is_ok(),
+                from("10.0.0.1", &forwarded).is_ok(),
                 list,
                 "the nearest proxy added the last entry"
             );
-            assert_eq!(reads(&told), Ok(()), "the header is ignored");
+            assert_eq!(reads(&forwarded), Ok(()), "the header is ignored");
         }
-        let any = Gate::new(Rules { open: true, any_name: true, ..Rules::default() });
+        let any = Gate::new(Rules { open: true, any_host: true, ..Rules::default() });
         let evil = headers(&[("host", "evil.example:8006")]);
-        assert_eq!(any.named(&any.client(near(false), &evil)), Ok(()));
+        assert_eq!(any.check_host(&any.client(near(false), &evil)), Ok(()));
     }
 
     #[test]
@@ -617,7 +619,8 @@ mod test {
         let gate = Gate::new(Rules { open: true, ..Rules::default() });
         let reads = |list: &[(&'static str, &str)]| {
             let headers = headers(list);
-            gate.admit(&gate.client(near(false), &headers), &headers, &Doors::default()).map(drop)
+            gate.admit(&gate.client(near(false), &headers), &headers, &LoginLimiter::default())
+                .map(drop)
         };
         let (host, tls) = (("host", "evil.example"), ("sec-fetch-site", "none"));
         let shown = |gate: &Gate, list: &[(&'static str, &str)]| {
@@ -662,31 +665,31 @@ mod test {
 
     #[test]
     fn a_password_leads_to_a_cookie_and_guessing_to_waiting() {
-        let doors = Doors::default();
+        let limiter = LoginLimiter::default();
         let passwords =
             Passwords { full: Some("full".into()), view: Some("look".into()), user: None };
         let gate = Gate::new(Rules { passwords, ..Rules::default() });
         let bare = headers(&[("host", "a.org:6080")]);
         let client = gate.client(near(true), &bare);
         let admit = |list: &[(&'static str, &str)]| {
-            gate.admit(&client, &headers(list), &doors).map(|it| it.right)
+            gate.admit(&client, &headers(list), &limiter).map(|it| it.access)
         };
         assert_eq!(admit(&[]), Err(Refusal::Unknown));
-        let cookie = gate.log_in(&client, b"", b"look", &doors).unwrap();
+        let cookie = gate.log_in(&client, b"", b"look", &limiter).unwrap();
         assert!(cookie.ends_with("; HttpOnly; SameSite=Strict; Secure"), "{cookie}");
         let pair = cookie.split(';').next().unwrap();
         assert!(pair.starts_with("transom6080=") && pair.len() > 60, "{pair}");
         let mixed = format!("a=b; {pair}; c=d");
-        assert_eq!(admit(&[("cookie", &mixed)]), Ok(Right::View));
+        assert_eq!(admit(&[("cookie", &mixed)]), Ok(Access::View));
         assert_eq!(admit(&[("cookie", "transom6080=0")]), Err(Refusal::Unknown));
         let gone = gate.log_out(&client, &headers(&[("cookie", pair)]));
         assert!(gone.ends_with("Max-Age=0"));
         assert_eq!(admit(&[("cookie", pair)]), Err(Refusal::Unknown));
         let basic = |text: &str| format!("Basic {}", BASE64_STANDARD.encode(text));
-        assert_eq!(admit(&[("authorization", &basic("me:full"))]), Ok(Right::Full));
+        assert_eq!(admit(&[("authorization", &basic("me:full"))]), Ok(Access::Full));
         assert_eq!(admit(&[("authorization", &basic("me:wrong"))]), Err(Refusal::Wrong));
-        assert_eq!(gate.log_in(&client, b"", b"wrong", &doors), Err(Refusal::Wrong));
-        let later = gate.log_in(&client, b"", b"full", &doors);
+        assert_eq!(gate.log_in(&client, b"", b"wrong", &limiter), Err(Refusal::Wrong));
+        let later = gate.log_in(&client, b"", b"full", &limiter);
         assert!(matches!(later, Err(Refusal::RetryAfter(1..=2))), "{later:?}");
         assert!(matches!(
             admit(&[("authorization", &basic("me:full"))]),

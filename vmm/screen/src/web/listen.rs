@@ -1,9 +1,9 @@
 //! Accepts connections from browsers: TLS if a certificate is configured, and HTTP.
 //!
 //! Threats: clients are not authenticated here. At most [`MAX_CONNECTIONS`] are open, and idle ones
-//! give way to new ones (`places`). The head of a request is small and must arrive in time. A
+//! give way to new ones (`slots`). The head of a request is small and must arrive in time. A
 //! connection ends after a while unless it becomes a WebSocket, and the server limits those
-//! ([`crate::rfb::MOST`]).
+//! ([`crate::rfb::MAX_CLIENTS`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net;
 use tokio::time::timeout;
 
-use super::gate::{Line, Rules};
-use super::known::{Origins, Proxies};
-use super::places::{Slot, Slots};
+use super::gate::{Connection, Rules};
+use super::slots::{Slot, Slots};
 use super::socket::Farewell;
-use super::stage::{More, Stage};
+use super::stage::{ExtraRoutes, Stage};
+use super::trusted::{Origins, Proxies};
 use super::{Config, routes};
-use crate::rfb::listen::{self, keep_alive, rest};
+use crate::rfb::listen::{self, keep_alive, pause_after_accept_error};
 use crate::rfb::meter::Meter;
-use crate::rfb::security::Door;
+use crate::rfb::security::PeerNetwork;
 use crate::rfb::{self, tls};
 use host::listen::Socket;
 
@@ -70,7 +70,7 @@ impl Listener {
     }
 
     fn open(config: &Config) -> anyhow::Result<Self> {
-        let place = config.to.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
+        let address = config.address.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
         let secrets = listen::Config {
             password: config.password.clone(),
             view_password: config.view_password.clone(),
@@ -85,11 +85,11 @@ impl Listener {
         let open = config.auth == listen::Auth::None;
         let needed = passwords.are_needed();
         let unguarded = !open && !needed;
-        let socket = Socket::new(place, unguarded)?;
+        let socket = Socket::new(address, unguarded)?;
         if let (Socket::Tcp(socket), None, true) = (&socket, &tls, needed) {
             let far = socket.local_addr().is_ok_and(|it| !it.ip().to_canonical().is_loopback());
             if far && config.proxy.is_none() {
-                let (option, tls) = (option_name(config), config.words.tls);
+                let (option, tls) = (option_name(config), config.option_names.tls);
                 tracing::warn!("{option}: without TLS, others can read passwords: set {tls}");
             }
         }
@@ -97,10 +97,10 @@ impl Listener {
             passwords,
             open,
             view_only: config.view_only,
-            any_name: config.any_name,
+            any_host: config.any_host,
             origins,
             proxies: config.proxy.clone().unwrap_or_default(),
-            words: config.words.clone(),
+            option_names: config.option_names.clone(),
             name: config.name.clone().unwrap_or_else(|| "Transom".into()),
         };
         let length = rules.name.len();
@@ -119,7 +119,7 @@ impl Listener {
     }
 
     /// The URL for clients, with the port that was allocated.
-    pub fn place(&self) -> String {
+    pub fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         match &self.socket {
             Socket::Tcp(socket) => {
@@ -134,9 +134,9 @@ impl Listener {
     /// # Errors
     ///
     /// When the runtime cannot take over the socket.
-    pub async fn run(self, stage: Arc<dyn Stage>, more: More) -> anyhow::Result<()> {
+    pub async fn run(self, stage: Arc<dyn Stage>, extra: ExtraRoutes) -> anyhow::Result<()> {
         let proxies = self.rules.proxies.clone();
-        let router = routes::router(stage, self.rules, self.farewell, more);
+        let router = routes::router(stage, self.rules, self.farewell, extra);
         let slots = Slots::new(MAX_CONNECTIONS, MAX_PER_ADDRESS);
         let shared = Arc::new(Shared { router, tls: self.tls, slots, proxies });
         match self.socket {
@@ -151,7 +151,7 @@ impl Listener {
                             keep_alive(&stream).ok();
                             tokio::spawn(shared.clone().tcp(stream, peer.ip()));
                         }
-                        Err(error) => rest(&error).await,
+                        Err(error) => pause_after_accept_error(&error).await,
                     }
                 }
             }
@@ -162,7 +162,7 @@ impl Listener {
                         Ok((stream, _)) => {
                             tokio::spawn(shared.clone().unix(stream));
                         }
-                        Err(error) => rest(&error).await,
+                        Err(error) => pause_after_accept_error(&error).await,
                     }
                 }
             }
@@ -172,8 +172,12 @@ impl Listener {
 
 impl Shared {
     async fn tcp(self: Arc<Self>, mut stream: net::TcpStream, address: IpAddr) {
-        let door = if self.proxies.have(address) { Door::Local } else { Door::of(address) };
-        let Some(slot) = self.slots.enter(door) else {
+        let network = if self.proxies.contains(address) {
+            PeerNetwork::Local
+        } else {
+            PeerNetwork::of(address)
+        };
+        let Some(slot) = self.slots.acquire(network) else {
             return tracing::debug!("web: too many connections: refused {address}");
         };
         let serve = async {
@@ -189,7 +193,7 @@ impl Shared {
     }
 
     async fn unix(self: Arc<Self>, stream: net::UnixStream) {
-        let Some(slot) = self.slots.enter(Door::Local) else {
+        let Some(slot) = self.slots.acquire(PeerNetwork::Local) else {
             return tracing::debug!("web: too many connections: refused one at the Unix socket");
         };
         until_evicted(&slot, self.connection(Box::new(Meter::new(stream)), None, &slot)).await;
@@ -205,10 +209,10 @@ impl Shared {
             },
             None => (stream, false),
         };
-        let line = Line { address, tls };
+        let connection = Connection { address, tls };
         let service = TowerToHyperService::new(self.router.clone());
         let service = service_fn(|mut request: hyper::Request<Incoming>| {
-            request.extensions_mut().insert(line);
+            request.extensions_mut().insert(connection);
             let (request, active) = slot.request(request);
             let answer = hyper::service::Service::call(&service, request);
             async move { answer.await.map(|it| active.until_sent(it)) }
@@ -237,9 +241,9 @@ async fn until_evicted(slot: &Slot, serve: impl Future<Output = ()>) {
 
 /// The option that sets the listening address, for messages.
 fn option_name(config: &Config) -> String {
-    match (&config.words.to, &config.to) {
+    match (&config.option_names.address, &config.address) {
         (Some(option), _) => option.clone(),
-        (None, Some(place)) => format!("--web {place}"),
+        (None, Some(address)) => format!("--web {address}"),
         (None, None) => "--web".into(),
     }
 }

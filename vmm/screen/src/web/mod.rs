@@ -13,24 +13,24 @@
 
 mod files;
 pub mod gate;
-pub mod known;
+pub mod line_socket;
 pub mod listen;
-mod places;
 pub mod routes;
 mod sessions;
+mod slots;
 pub mod socket;
 pub mod stage;
-pub mod talk;
 #[cfg(test)]
 mod test;
+pub mod trusted;
 pub mod viewers;
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::gate::Words;
-pub use self::known::Proxies;
+pub use self::gate::OptionNames;
+pub use self::trusted::Proxies;
 pub use crate::rfb::listen::Auth;
 use host::listen::Address;
 
@@ -39,7 +39,8 @@ use host::listen::Address;
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
     /// The address to listen at.
-    pub to: Option<Address>,
+    #[serde(rename = "to")]
+    pub address: Option<Address>,
     /// A file with the password.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub password: Option<PathBuf>,
@@ -71,8 +72,8 @@ pub struct Config {
     pub name: Option<String>,
     /// The names of these options, used in messages.
     #[serde(skip)]
-    pub words: Words,
+    pub option_names: OptionNames,
     /// Accepts any host name, so DNS rebinding is not prevented.
     #[serde(skip)]
-    pub any_name: bool,
+    pub any_host: bool,
 }

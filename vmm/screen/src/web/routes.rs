@@ -19,16 +19,16 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::files;
-use super::gate::{Client, Gate, Line, Refusal, Rules};
-use super::places::Spare;
+use super::gate::{Client, Connection, Gate, Refusal, Rules};
+use super::line_socket;
+use super::slots::Spare;
 use super::socket::{ByteStream, Farewell};
-use super::stage::{Button, More, Stage, Viewer};
-use super::talk;
-use crate::keys::fingers;
-use crate::rfb::MOST;
-use crate::rfb::complaints::Complaints;
-use crate::rfb::crowd::Crowd;
-use crate::rfb::security::Right;
+use super::stage::{Button, ExtraRoutes, Stage, Viewer};
+use crate::keys::translate;
+use crate::rfb::MAX_CLIENTS;
+use crate::rfb::connection_limit::ConnectionLimit;
+use crate::rfb::failure_log::FailureLog;
+use crate::rfb::security::Access;
 
 const MAX_FORM_BYTES: usize = 4096;
 const MAX_BODY_BYTES: usize = 64 << 10;
@@ -58,31 +58,35 @@ const HEADERS: [(HeaderName, &str); 6] = [
 /// State shared between all routes.
 struct Web {
     gate: Gate,
-    complaints: Complaints,
+    failure_log: FailureLog,
     /// Connected viewers, and those about to connect.
-    viewers: Crowd,
+    viewers: ConnectionLimit,
     stage: Arc<dyn Stage>,
     farewell: Farewell,
 }
 
 type Shared = State<Arc<Web>>;
-type Connection = Extension<Line>;
 
-/// Builds the router. Each request must carry a [`Line`] as its extension.
-pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: More) -> Router {
-    let (gate, complaints) = (Gate::new(rules), Complaints::default());
-    let viewers = Crowd::new(MOST, MAX_VIEWERS_PER_ADDRESS);
-    let web = Arc::new(Web { gate, complaints, viewers, stage, farewell });
+/// Builds the router. Each request must carry a [`Connection`] as its extension.
+pub fn router(
+    stage: Arc<dyn Stage>,
+    rules: Rules,
+    farewell: Farewell,
+    extra: ExtraRoutes,
+) -> Router {
+    let (gate, failure_log) = (Gate::new(rules), FailureLog::default());
+    let viewers = ConnectionLimit::new(MAX_CLIENTS, MAX_VIEWERS_PER_ADDRESS);
+    let web = Arc::new(Web { gate, failure_log, viewers, stage, farewell });
     let guard = from_fn_with_state(web.clone(), guard);
-    let named = from_fn_with_state(web.clone(), named);
-    let open = more.open.layer(from_fn_with_state(web.clone(), pass_door));
+    let check_host = from_fn_with_state(web.clone(), check_host);
+    let open = extra.open.layer(from_fn_with_state(web.clone(), pass_network));
     let machine = Router::new()
         .route("/machine", get(machine))
         .route("/machine/{button}", post(press))
         .route_layer(guard.clone())
         .with_state(web.clone());
     // `route_layer` panics on a router without routes.
-    let inside = more.inside;
+    let inside = extra.inside;
     let inside = if inside.has_routes() { inside.route_layer(guard) } else { inside };
     Router::new()
         .route("/", get(page))
@@ -96,52 +100,52 @@ pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: Mor
         .merge(open)
         .merge(inside)
         .fallback(|| async { (StatusCode::NOT_FOUND, "There is no such page.\n") })
-        .layer(named)
-        .merge(more.health)
+        .layer(check_host)
+        .merge(extra.health)
         .layer(map_response(add_headers))
 }
 
 /// The health check of `vmm` itself.
-pub fn health() -> More {
+pub fn health() -> ExtraRoutes {
     let health = Router::new().route("/healthz", get(|| async { "ok\n" }));
-    More { health, ..More::default() }
+    ExtraRoutes { health, ..ExtraRoutes::default() }
 }
 
 /// Refuses host names that a stranger could own, and everything on spare slots, which are for
 /// health checks.
-async fn named(
+async fn check_host(
     State(web): Shared,
-    Extension(line): Connection,
+    Extension(connection): Extension<Connection>,
     request: Request,
     next: Next,
 ) -> Response {
     if request.extensions().get::<Spare>().is_some() {
         return too_many("Too many connections.\n");
     }
-    match web.gate.named(&web.gate.client(line, request.headers())) {
+    match web.gate.check_host(&web.gate.client(connection, request.headers())) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refuse(&refusal),
     }
 }
 
-/// Passes on the [`Door`](super::stage::Door) of a client, which need not be authenticated. Refuses
-/// WebSockets of foreign pages: unlike other answers, browsers would let them read those. Programs
-/// that are not pages send no origin.
-async fn pass_door(
+/// Passes on the network of a client, which need not be authenticated. Refuses WebSockets of
+/// foreign pages: unlike other answers, browsers would let them read those. Programs that are not
+/// pages send no origin.
+async fn pass_network(
     State(web): Shared,
-    Extension(line): Connection,
+    Extension(connection): Extension<Connection>,
     mut request: Request,
     next: Next,
 ) -> Response {
     let headers = request.headers();
-    let client = web.gate.client(line, headers);
+    let client = web.gate.client(connection, headers);
     if headers.contains_key(UPGRADE)
         && headers.contains_key(ORIGIN)
         && let Err(refusal) = web.gate.same_origin(&client, headers)
     {
         return refuse(&refusal);
     }
-    request.extensions_mut().insert(client.door);
+    request.extensions_mut().insert(client.network);
     next.run(request).await
 }
 
@@ -158,19 +162,19 @@ async fn read_body(body: Body, max: usize) -> Result<Bytes, StatusCode> {
 /// pages only.
 async fn guard(
     State(web): Shared,
-    Extension(line): Connection,
+    Extension(connection): Extension<Connection>,
     request: Request,
     next: Next,
 ) -> Response {
-    let client = web.gate.client(line, request.headers());
+    let client = web.gate.client(connection, request.headers());
     let origin = match request.method().is_safe() {
         true => Ok(()),
         false => web.gate.may_act(&client, request.headers()),
     };
     let admitted =
-        origin.and_then(|()| web.gate.admit(&client, request.headers(), web.stage.doors()));
+        origin.and_then(|()| web.gate.admit(&client, request.headers(), web.stage.login_limiter()));
     match admitted {
-        Ok(admitted) if admitted.right == Right::Full || request.method().is_safe() => {
+        Ok(admitted) if admitted.access == Access::Full || request.method().is_safe() => {
             let (parts, body) = request.into_parts();
             match read_body(body, MAX_BODY_BYTES).await {
                 Ok(bytes) => next.run(Request::from_parts(parts, bytes.into())).await,
@@ -218,12 +222,16 @@ fn redirect(target: &'static str) -> Response {
     (StatusCode::SEE_OTHER, [(LOCATION, target)]).into_response()
 }
 
-async fn page(State(web): Shared, Extension(line): Connection, headers: HeaderMap) -> Response {
-    if let Some(page) = web.stage.instead() {
+async fn page(
+    State(web): Shared,
+    Extension(connection): Extension<Connection>,
+    headers: HeaderMap,
+) -> Response {
+    if let Some(page) = web.stage.replacement_page() {
         return page;
     }
-    let client = web.gate.client(line, &headers);
-    match web.gate.admit(&client, &headers, web.stage.doors()) {
+    let client = web.gate.client(connection, &headers);
+    match web.gate.admit(&client, &headers, web.stage.login_limiter()) {
         Ok(_) => files::page(StatusCode::OK, "index.html", &[]),
         Err(Refusal::Unknown) => redirect("login"),
         Err(refusal) => refuse(&refusal),
@@ -232,11 +240,11 @@ async fn page(State(web): Shared, Extension(line): Connection, headers: HeaderMa
 
 async fn login_page(
     State(web): Shared,
-    Extension(line): Connection,
+    Extension(connection): Extension<Connection>,
     headers: HeaderMap,
 ) -> Response {
-    let client = web.gate.client(line, &headers);
-    match web.gate.admit(&client, &headers, web.stage.doors()) {
+    let client = web.gate.client(connection, &headers);
+    match web.gate.admit(&client, &headers, web.stage.login_limiter()) {
         Ok(_) => redirect("./"),
         Err(Refusal::Unknown) => form(&web, StatusCode::OK, "", b""),
         Err(refusal) => refuse(&refusal),
@@ -260,10 +268,14 @@ fn form(web: &Web, status: StatusCode, message: &str, user: &[u8]) -> Response {
     files::page(status, "login.html", fill)
 }
 
-async fn log_in(State(web): Shared, Extension(line): Connection, request: Request) -> Response {
+async fn log_in(
+    State(web): Shared,
+    Extension(connection): Extension<Connection>,
+    request: Request,
+) -> Response {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
-    let client = web.gate.client(line, headers);
+    let client = web.gate.client(connection, headers);
     if let Err(refusal) = web.gate.same_origin(&client, headers) {
         return refuse(&refusal);
     }
@@ -275,7 +287,7 @@ async fn log_in(State(web): Shared, Extension(line): Connection, request: Reques
         Err(status) => return status.into_response(),
     };
     let (user, password) = (field(&text, "user"), field(&text, "password"));
-    match web.gate.log_in(&client, &user, &password, web.stage.doors()) {
+    match web.gate.log_in(&client, &user, &password, web.stage.login_limiter()) {
         Ok(cookie) => with_cookie(redirect("./"), &cookie),
         Err(refusal) => {
             // The message does not tell which of the two is wrong.
@@ -308,8 +320,12 @@ fn with_cookie(mut response: Response, cookie: &str) -> Response {
     }
 }
 
-async fn log_out(State(web): Shared, Extension(line): Connection, headers: HeaderMap) -> Response {
-    let client = web.gate.client(line, &headers);
+async fn log_out(
+    State(web): Shared,
+    Extension(connection): Extension<Connection>,
+    headers: HeaderMap,
+) -> Response {
+    let client = web.gate.client(connection, &headers);
     if let Err(refusal) = web.gate.same_origin(&client, &headers) {
         return refuse(&refusal);
     }
@@ -318,19 +334,23 @@ async fn log_out(State(web): Shared, Extension(line): Connection, headers: Heade
 }
 
 /// The settings that the page reads before it connects.
-async fn session(State(web): Shared, Extension(line): Connection, headers: HeaderMap) -> Response {
-    let client = web.gate.client(line, &headers);
-    match web.gate.admit(&client, &headers, web.stage.doors()) {
+async fn session(
+    State(web): Shared,
+    Extension(connection): Extension<Connection>,
+    headers: HeaderMap,
+) -> Response {
+    let client = web.gate.client(connection, &headers);
+    match web.gate.admit(&client, &headers, web.stage.login_limiter()) {
         Ok(admitted) => {
-            let access = if admitted.right == Right::Full { "full" } else { "view" };
+            let access = if admitted.access == Access::Full { "full" } else { "view" };
             let about = web.stage.about();
             let answer = json!({
                 "access": access,
                 "logout": admitted.session.is_some(),
                 "keyboard": about.keyboard.name(),
-                "characters": fingers::characters(&about.keyboard),
+                "characters": translate::characters(&about.keyboard),
                 "clipboard": about.clipboard,
-                "again": about.again,
+                "again": about.restart_hint,
             });
             let answer = as_json(&answer);
             match web.gate.proof(&client) {
@@ -358,7 +378,7 @@ async fn press(State(web): Shared, Path(button): Path<String>) -> Response {
 }
 
 async fn pressed(web: Arc<Web>, button: Option<Button>) -> Response {
-    match web.stage.clone().press(button).await {
+    match web.stage.clone().control(button).await {
         Ok(answer) => as_json(&answer),
         Err(error) => (StatusCode::CONFLICT, format!("{error:#}\n")).into_response(),
     }
@@ -371,42 +391,43 @@ async fn file(Path(path): Path<String>, headers: HeaderMap) -> Response {
 
 async fn websocket(
     State(web): Shared,
-    Extension(line): Connection,
+    Extension(connection): Extension<Connection>,
     mut request: Request,
 ) -> Response {
     let headers = request.headers();
-    let client = web.gate.client(line, headers);
+    let client = web.gate.client(connection, headers);
     let admitted = web.gate.same_origin(&client, headers);
-    let admitted = admitted.and_then(|()| web.gate.admit(&client, headers, web.stage.doors()));
+    let admitted =
+        admitted.and_then(|()| web.gate.admit(&client, headers, web.stage.login_limiter()));
     let admitted = match admitted {
         Ok(admitted) => admitted,
         Err(refusal) => {
             let line = format!("web: {} was refused: {}", client.peer, refusal.sentence());
-            web.complaints.log(client.door, &line);
+            web.failure_log.log(client.network, &line);
             return refuse(&refusal);
         }
     };
     // The number of viewers is limited before anything is allocated for the screen.
-    let Some(place) = web.viewers.enter(client.door) else {
+    let Some(slot) = web.viewers.acquire(client.network) else {
         return too_many("Too many viewers are connected.\n");
     };
-    let (response, upgrade) = match talk::upgrade(&mut request) {
+    let (response, upgrade) = match line_socket::upgrade(&mut request) {
         Ok(both) => both,
         Err(response) => return response,
     };
     tokio::spawn(async move {
-        let _place = place;
-        let Client { peer, door, .. } = client;
-        let upgraded = match talk::upgraded(upgrade).await {
+        let _slot = slot;
+        let Client { peer, network, .. } = client;
+        let upgraded = match line_socket::upgraded(upgrade).await {
             Ok(upgraded) => upgraded,
             Err(error) => {
                 let line = format!("web: {peer} did not open the WebSocket: {error}");
-                return web.complaints.log(door, &line);
+                return web.failure_log.log(network, &line);
             }
         };
-        let line = Box::new(ByteStream::new(upgraded, &web.farewell).await);
-        let view_only = admitted.right == Right::View;
-        let serve = web.stage.clone().show(Viewer { line, peer: peer.clone(), view_only });
+        let stream = Box::new(ByteStream::new(upgraded, &web.farewell).await);
+        let view_only = admitted.access == Access::View;
+        let serve = web.stage.clone().serve(Viewer { stream, peer: peer.clone(), view_only });
         match admitted.session {
             Some(session) => tokio::select! {
                 () = serve => {}

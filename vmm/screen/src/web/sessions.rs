@@ -9,14 +9,14 @@ use anyhow::{Context, ensure};
 use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::sync::Semaphore;
 
-use crate::rfb::security::Right;
+use crate::rfb::security::Access;
 
 const MAX_SESSIONS: usize = 1024;
 /// A session that is unused for this long ends.
 const MAX_IDLE: Duration = Duration::from_secs(12 * 60 * 60);
 
 pub(super) struct Session {
-    pub(super) right: Right,
+    pub(super) access: Access,
     /// Closed when the session ends. This ends all connections of the session, now and later.
     ended: Semaphore,
 }
@@ -46,7 +46,7 @@ pub(super) struct Sessions(Mutex<HashMap<String, (Arc<Session>, Instant)>>);
 impl Sessions {
     /// Starts a session. If the maximum is reached, it replaces the one that was unused for
     /// longest.
-    pub(super) fn start(&self, right: Right) -> anyhow::Result<String> {
+    pub(super) fn start(&self, access: Access) -> anyhow::Result<String> {
         let cookie = random()?;
         let mut all = self.0.lock().expect("no session panicked");
         all.retain(|_, (_, used)| used.elapsed() < MAX_IDLE);
@@ -55,7 +55,7 @@ impl Sessions {
             let oldest = oldest.map(|(cookie, _)| cookie.clone());
             oldest.and_then(|it| all.remove(&it)).inspect(|(it, _)| it.ended.close());
         }
-        let session = Session { right, ended: Semaphore::new(0) };
+        let session = Session { access, ended: Semaphore::new(0) };
         all.insert(cookie.clone(), (Arc::new(session), Instant::now()));
         Ok(cookie)
     }
@@ -80,14 +80,14 @@ mod test {
     #[test]
     fn memory_is_bounded_and_the_newest_stay() {
         let sessions = Sessions::default();
-        let first = sessions.start(Right::Full).unwrap();
+        let first = sessions.start(Access::Full).unwrap();
         assert_eq!(first.len(), 64);
-        let second = sessions.start(Right::View).unwrap();
-        assert_eq!(sessions.find(&second).unwrap().right, Right::View);
+        let second = sessions.start(Access::View).unwrap();
+        assert_eq!(sessions.find(&second).unwrap().access, Access::View);
         assert!(sessions.find(&first).is_some(), "it is now the one used last");
         let mut last = String::new();
         for _ in 0..MAX_SESSIONS - 1 {
-            last = sessions.start(Right::Full).unwrap();
+            last = sessions.start(Access::Full).unwrap();
         }
         assert_eq!(sessions.0.lock().unwrap().len(), MAX_SESSIONS);
         assert!(sessions.find(&second).is_none());

@@ -87,26 +87,26 @@ impl Default for Farewell {
 
 impl Farewell {
     /// Tells all clients that the machine is off, and waits until their connections are closed.
-    pub async fn say(&self) {
+    pub async fn send(&self) {
         self.0.send_replace(true);
         self.0.closed().await;
     }
 
-    /// Waits for [`Farewell::say`], which in turn waits until the result is dropped.
-    fn wait(&self) -> FarewellSaid {
-        let mut said = self.0.subscribe();
+    /// Waits for [`Farewell::send`], which in turn waits until the result is dropped.
+    fn wait(&self) -> FarewellReceived {
+        let mut received = self.0.subscribe();
         Box::pin(async move {
-            said.wait_for(|said| *said).await.ok();
-            said
+            received.wait_for(|received| *received).await.ok();
+            received
         })
     }
 }
 
-type FarewellSaid = Pin<Box<dyn Future<Output = watch::Receiver<bool>> + Send>>;
+type FarewellReceived = Pin<Box<dyn Future<Output = watch::Receiver<bool>> + Send>>;
 
 enum End {
-    /// [`Farewell::say`] was not called yet.
-    Pending(FarewellSaid),
+    /// [`Farewell::send`] was not called yet.
+    Pending(FarewellReceived),
     /// It was called, and waits until this receiver is dropped.
     Received { _proof: watch::Receiver<bool> },
 }
@@ -139,8 +139,8 @@ impl ByteStream {
     /// Ready after the farewell, once the close frame with its reason is flushed.
     fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let End::Pending(farewell) = &mut self.end {
-            let said = ready!(farewell.as_mut().poll(cx));
-            self.end = End::Received { _proof: said };
+            let received = ready!(farewell.as_mut().poll(cx));
+            self.end = End::Received { _proof: received };
             let reason = CloseFrame { code: CloseCode::Away, reason: CLOSE_REASON.into() };
             let mut socket = Pin::new(&mut self.socket);
             // A client that does not read sees only the end of the connection.

@@ -11,23 +11,23 @@ use serde_json::{Value, json};
 
 pub use crate::keys::layout::{Layout, Name as LayoutName};
 pub use crate::keys::text;
-pub use crate::rfb::crowd::Crowd;
-pub use crate::rfb::security::{Door, Doors};
+pub use crate::rfb::connection_limit::ConnectionLimit;
+pub use crate::rfb::security::{LoginLimiter, PeerNetwork};
 use crate::rfb::{self, Admission, Entry, Server, Wire};
 
 /// The status of a machine after a [`Button`] is pressed.
-pub type Answer = Pin<Box<dyn Future<Output = anyhow::Result<Value>> + Send>>;
+pub type StatusFuture = Pin<Box<dyn Future<Output = anyhow::Result<Value>> + Send>>;
 
 /// A machine with a screen. Clients reach it after the gate has admitted them.
 pub trait Stage: Send + Sync + 'static {
     /// The counters of wrong passwords.
-    fn doors(&self) -> &Doors;
+    fn login_limiter(&self) -> &LoginLimiter;
 
     /// Serves the screen to a viewer until it disconnects.
-    fn show(self: Arc<Self>, viewer: Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+    fn serve(self: Arc<Self>, viewer: Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
     /// A page to show to everybody while there is no screen, instead of the viewer.
-    fn instead(&self) -> Option<Response> {
+    fn replacement_page(&self) -> Option<Response> {
         None
     }
 
@@ -35,7 +35,7 @@ pub trait Stage: Send + Sync + 'static {
     fn about(&self) -> About;
 
     /// Presses a button, if any. Returns the status after it, such as `{"state": "running"}`.
-    fn press(self: Arc<Self>, button: Option<Button>) -> Answer;
+    fn control(self: Arc<Self>, button: Option<Button>) -> StatusFuture;
 }
 
 /// Facts about the machine for the pages.
@@ -47,7 +47,7 @@ pub struct About {
     /// The hint on where user name and password are set.
     pub login: &'static str,
     /// The hint on how to start the machine again.
-    pub again: &'static str,
+    pub restart_hint: &'static str,
 }
 
 /// Commands for a machine.
@@ -67,12 +67,12 @@ pub enum Button {
 }
 
 /// Presses a button of this process's machine, or asks for its status.
-pub type Ask = Arc<dyn Fn(Option<Button>) -> anyhow::Result<Value> + Send + Sync>;
+pub type ControlFn = Arc<dyn Fn(Option<Button>) -> anyhow::Result<Value> + Send + Sync>;
 
 /// A client that the gate has admitted.
 pub struct Viewer {
     /// The RFB byte stream.
-    pub line: Wire,
+    pub stream: Wire,
     /// The client's address, for logs.
     pub peer: String,
     /// Ignores input from this client.
@@ -81,60 +81,60 @@ pub struct Viewer {
 
 /// Additional routes at the same port.
 #[derive(Default)]
-pub struct More {
+pub struct ExtraRoutes {
     /// Open to everybody, under any host name, and not limited by the number of connections. Must
     /// not reveal anything about the guest.
     pub health: Router,
-    /// Open to everybody. Each request carries its [`Door`].
+    /// Open to everybody. Each request carries its [`PeerNetwork`].
     pub open: Router,
     /// Open to authenticated clients. Changes are accepted from our own pages only.
     pub inside: Router,
 }
 
 /// The screen of this process's machine.
-pub struct Own {
+pub struct LocalStage {
     server: Arc<Server>,
     rules: Arc<rfb::Rules>,
-    ask: Ask,
+    control: ControlFn,
 }
 
-impl Own {
+impl LocalStage {
     /// Creates a stage whose window has this title.
-    pub fn new(server: Arc<Server>, name: String, ask: Ask) -> Self {
+    pub fn new(server: Arc<Server>, name: String, control: ControlFn) -> Self {
         // The gate has decided who may use the keyboard, and viewers do not disconnect each other.
         let rules = rfb::Rules { name, always_shared: true, ..rfb::Rules::default() };
-        Self { server, rules: Arc::new(rules), ask }
+        Self { server, rules: Arc::new(rules), control }
     }
 }
 
-impl Stage for Own {
-    fn doors(&self) -> &Doors {
-        self.server.doors()
+impl Stage for LocalStage {
+    fn login_limiter(&self) -> &LoginLimiter {
+        self.server.login_limiter()
     }
 
-    fn show(self: Arc<Self>, viewer: Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        let Viewer { line, peer, view_only } = viewer;
+    fn serve(self: Arc<Self>, viewer: Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let Viewer { stream, peer, view_only } = viewer;
         let admission =
-            Admission { peer: format!("{peer} (web)"), entry: Entry::Open { view_only } };
-        Box::pin(self.server.clone().serve(self.rules.clone(), line, admission))
+            Admission { peer: format!("{peer} (web)"), entry: Entry::Authenticated { view_only } };
+        Box::pin(self.server.clone().serve(self.rules.clone(), stream, admission))
     }
     fn about(&self) -> About {
-        let outside = self.server.outside();
+        let interfaces = self.server.interfaces();
         About {
-            keyboard: outside.layout.clone(),
-            clipboard: outside.clipboard.is_some(),
+            keyboard: interfaces.layout.clone(),
+            clipboard: interfaces.clipboard.is_some(),
             login: "Name and password are set by --web of vmm: user=NAME,password=FILE.",
-            again: "Run vmm again to start it.",
+            restart_hint: "Run vmm again to start it.",
         }
     }
 
-    fn press(self: Arc<Self>, button: Option<Button>) -> Answer {
+    fn control(self: Arc<Self>, button: Option<Button>) -> StatusFuture {
         Box::pin(async move {
             let work = move || -> anyhow::Result<Value> {
-                let pressed = button.map(|button| (self.ask)(Some(button))).transpose()?;
+                let pressed = button.map(|button| (self.control)(Some(button))).transpose()?;
                 match (pressed, button) {
                     (Some(_), Some(Button::Off)) => Ok(json!({ "state": "off" })),
-                    _ => Ok(json!({ "state": (self.ask)(None)?["state"] })),
+                    _ => Ok(json!({ "state": (self.control)(None)?["state"] })),
                 }
             };
             tokio::task::spawn_blocking(work).await.context("the thread for the command")?

@@ -29,16 +29,16 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::listen::Listener;
 use super::socket::Farewell;
-use super::{Config, routes, talk};
+use super::{Config, line_socket, routes};
 use crate::keys::layout::Layout;
 use crate::rfb::canvas::Canvas;
-use crate::rfb::security::{Door, Right};
+use crate::rfb::security::{Access, PeerNetwork};
 use crate::rfb::testing::{
-    CERTIFICATE, Fake, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY, lock_out,
+    CERTIFICATE, FakeDisplay, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY, lock_out,
 };
-use crate::rfb::{Outside, Server, Wire};
-use crate::web::gate::{Line, Rules};
-use crate::web::stage::{Button, More, Own};
+use crate::rfb::{Interfaces, Server, Wire};
+use crate::web::gate::{Connection, Rules};
+use crate::web::stage::{Button, ExtraRoutes, LocalStage};
 use host::keyvalue;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -55,7 +55,7 @@ impl Sink for Board {
 }
 
 struct Bench {
-    place: String,
+    address: String,
     /// The path prefix of all pages.
     base: &'static str,
     server: Arc<Server>,
@@ -63,19 +63,19 @@ struct Bench {
 }
 
 fn server() -> (Arc<Server>, Arc<Board>) {
-    let fake = Fake::new(64, 48);
+    let fake = FakeDisplay::new(64, 48);
     fake.paint(1);
     let (hub, board) = (Arc::<Hub>::default(), Arc::<Board>::default());
     hub.register(board.clone());
     let canvas = Canvas::new(Some(fake), hub.clone());
-    let outside = Outside {
+    let interfaces = Interfaces {
         hub,
         layout: Layout::named("us").unwrap(),
         clipboard: None,
         power: Box::new(|_| {}),
     };
     tokio::spawn(canvas.clone().run());
-    (Server::new(canvas, outside), board)
+    (Server::new(canvas, interfaces), board)
 }
 
 /// A machine that can be paused, and cannot be reset.
@@ -87,22 +87,23 @@ fn obeys(button: Option<Button>) -> anyhow::Result<serde_json::Value> {
     }
 }
 
-fn own(server: &Arc<Server>) -> Arc<Own> {
-    Arc::new(Own::new(server.clone(), "a test".into(), Arc::new(obeys)))
+fn own(server: &Arc<Server>) -> Arc<LocalStage> {
+    Arc::new(LocalStage::new(server.clone(), "a test".into(), Arc::new(obeys)))
 }
 
 /// Additional routes, like those of a container.
-fn more() -> More {
-    let told =
-        get(|request: Request| async { talk::open(request, async |talk| talk.close().await) });
+fn more() -> ExtraRoutes {
+    let lines = get(|request: Request| async {
+        line_socket::open(request, async |socket| socket.close().await)
+    });
     let health = routes::health();
-    let more = More { open: axum::Router::new().route("/told", told), ..health };
+    let more = ExtraRoutes { open: axum::Router::new().route("/lines", lines), ..health };
     let power = get(|| async { "on" }).post(|| async { "off" });
     let waits = get(|| async { sleep(TIMEOUT * 3).await });
-    let hears = post(|said: String| async { said });
+    let echo = post(|body: String| async { body });
     let inside = axum::Router::new().route("/power", power).route("/waits", waits);
-    let inside = inside.route("/hears", hears);
-    More { inside, ..more }
+    let inside = inside.route("/echo", echo);
+    ExtraRoutes { inside, ..more }
 }
 
 /// Listens at `--web 127.0.0.1:0` with these further options.
@@ -110,12 +111,12 @@ fn bench(words: &str) -> Bench {
     let words = format!("127.0.0.1:0,name=a test{words}");
     let config: Config = keyvalue::parse(&words, Some("to")).expect("a configuration");
     let listener = Listener::new(&config).expect("a port");
-    let place = listener.place();
-    let place = place.split('/').nth(2).expect("a place").to_owned();
+    let url = listener.url();
+    let address = url.split('/').nth(2).expect("an address").to_owned();
     let (server, board) = server();
     let shown = own(&server);
     tokio::spawn(async { listener.run(shown, more()).await });
-    Bench { place, base: "", server, board }
+    Bench { address, base: "", server, board }
 }
 
 /// Writes a password file.
@@ -164,13 +165,13 @@ async fn say<S: crate::rfb::Duplex>(mut stream: S, request: &str) -> Answer {
 
 impl Bench {
     async fn connect(&self) -> TcpStream {
-        TcpStream::connect(&self.place).await.unwrap()
+        TcpStream::connect(&self.address).await.unwrap()
     }
 
     async fn ask(&self, line: &str, headers: &[&str]) -> Answer {
-        let place = &self.place;
+        let address = &self.address;
         let headers: String = headers.iter().map(|it| format!("{it}\n")).collect();
-        let host = if headers.contains("Host:") { "" } else { &format!("Host: {place}\n") };
+        let host = if headers.contains("Host:") { "" } else { &format!("Host: {address}\n") };
         let text = format!("{line} HTTP/1.1\n{host}Connection: close\n{headers}\n");
         say(self.connect().await, &text).await
     }
@@ -179,7 +180,8 @@ impl Bench {
     /// request has not been read may give way to a newer one.
     async fn tries(&self, line: &str) -> Option<u16> {
         let mut stream = self.connect().await;
-        let text = format!("{line} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.place);
+        let text =
+            format!("{line} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address);
         stream.write_all(text.as_bytes()).await.ok()?;
         let mut bytes = Vec::new();
         timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await.expect("an end").ok();
@@ -187,14 +189,14 @@ impl Bench {
     }
 
     fn origin(&self) -> String {
-        format!("Origin: http://{}", self.place)
+        format!("Origin: http://{}", self.address)
     }
 
     async fn log_in(&self, origin: &str, body: &str) -> Answer {
         let text = format!(
             "POST /login HTTP/1.1\nHost: {}\nConnection: close\n{origin}\nContent-Type: \
              application/x-www-form-urlencoded\nContent-Length: {}\n\n{body}",
-            self.place,
+            self.address,
             body.len()
         );
         say(self.connect().await, &text).await
@@ -207,7 +209,8 @@ impl Bench {
     async fn knock_at(&self, page: &str, headers: &[&str]) -> (TcpStream, Answer) {
         let mut stream = self.connect().await;
         let headers: String = headers.iter().map(|it| format!("{it}\n")).collect();
-        let host = if headers.contains("Host:") { "" } else { &format!("Host: {}\n", self.place) };
+        let host =
+            if headers.contains("Host:") { "" } else { &format!("Host: {}\n", self.address) };
         let text = format!(
             "GET {}/{page} HTTP/1.1\n{host}Connection: keep-alive, Upgrade\nUpgrade: \
              websocket\nSec-WebSocket-Version: 13\nSec-WebSocket-Key: \
@@ -337,8 +340,8 @@ async fn the_page_and_its_files_are_there_and_safe() {
         assert_eq!(answer.status, status, "{line}");
         assert_ne!(answer.header("content-security-policy"), "", "{line}");
     }
-    let said = bench.ask("GET /websockify", &[&bench.origin()]).await;
-    assert_eq!(said.status, 426, "{}", said.text());
+    let answer = bench.ask("GET /websockify", &[&bench.origin()]).await;
+    assert_eq!(answer.status, 426, "{}", answer.text());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -382,7 +385,7 @@ async fn what_everybody_is_told_is_told_to_no_page_of_others() {
         (&["Origin: null"], 403),
         (&rebound, 403),
     ] {
-        let (_, answer) = bench.knock_at("told", headers).await;
+        let (_, answer) = bench.knock_at("lines", headers).await;
         assert_eq!(answer.status, status, "{headers:?}");
     }
     assert_eq!(bench.ask("GET /healthz", &rebound).await.status, 200);
@@ -394,7 +397,7 @@ async fn where_everybody_may_come_pages_of_anybodys_name_do_not_reach_the_screen
     let rebound = ["Host: evil.example:6080", "Origin: http://evil.example:6080"];
     assert_eq!(bench.status(&rebound).await, 403);
     // Reads are refused, too, with an explanation.
-    for path in ["/", "/power", "/session", "/login", "/told", "/files/x", "/nothing"] {
+    for path in ["/", "/power", "/session", "/login", "/lines", "/files/x", "/nothing"] {
         let answer = bench.ask(&format!("GET {path}"), &rebound[..1]).await;
         assert_eq!(answer.status, 403, "{path}");
         assert!(answer.text().contains("origin="), "{}", answer.text());
@@ -440,11 +443,11 @@ async fn a_request_for_more_than_one_place_is_answered_by_none() {
         assert_eq!(bench.ask("GET /power", &["Host: [::1]:8006"]).await.status, 200);
     }
     let bench = bench(",proxy=127.0.0.1");
-    let told = |host: &str| format!("X-Forwarded-Host: {host}");
-    let [own, other] = [told("evil.example, localhost"), told("localhost, evil.example")];
+    let forwarded = |host: &str| format!("X-Forwarded-Host: {host}");
+    let [own, other] = [forwarded("evil.example, localhost"), forwarded("localhost, evil.example")];
     assert_eq!(bench.ask("GET /power", &["Host: inside", &own]).await.status, 200);
     assert_eq!(bench.ask("GET /power", &["Host: localhost", &other]).await.status, 403);
-    let strange = told("evil.example@localhost");
+    let strange = forwarded("evil.example@localhost");
     assert_eq!(bench.ask("GET /power", &["Host: localhost", &strange]).await.status, 400);
 }
 
@@ -468,8 +471,8 @@ async fn a_password_opens_the_page_and_logging_out_closes_it() {
     assert_eq!(bench.log_in(&origin, &long).await.status, 413);
     let entered = bench.log_in(&origin, good).await;
     assert_eq!((entered.status, entered.header("location")), (303, "./"));
-    let said = entered.header("set-cookie");
-    assert!(said.ends_with("; httponly; samesite=strict"), "{said}");
+    let set_cookie = entered.header("set-cookie");
+    assert!(set_cookie.ends_with("; httponly; samesite=strict"), "{set_cookie}");
     let cookie = entered.cookie();
     assert_eq!(bench.ask("GET /", &[&cookie]).await.status, 200);
     let session = bench.ask("GET /session", &[&cookie]).await;
@@ -504,13 +507,14 @@ async fn wrong_passwords_cost_time_at_every_door() {
     assert!(wrong.text().contains("The password is wrong."));
     let basic = format!("Authorization: Basic {}", BASE64_STANDARD.encode("me:nope"));
     assert_eq!(bench.status(&[&basic]).await, 401);
-    let (doors, door) = (bench.server.doors(), Door::of("127.0.0.1".parse().unwrap()));
+    let (limiter, network) =
+        (bench.server.login_limiter(), PeerNetwork::of("127.0.0.1".parse().unwrap()));
     // VNC clients share the counters of wrong passwords.
-    lock_out(doors, door, 2);
+    lock_out(limiter, network, 2);
     let early = bench.log_in(&origin, "password=full").await;
     assert_eq!(early.status, 429, "even with the right one");
     assert_ne!(early.header("retry-after"), "");
-    doors.opened(door, Right::Full);
+    limiter.logged_in(network, Access::Full);
     assert_eq!(bench.log_in(&origin, "password=full").await.status, 303);
 }
 
@@ -571,22 +575,22 @@ async fn guesses_of_many_addresses_are_limited_together() {
         bench.ask("GET /power", &[&headers[0], &headers[1]]).await.status
     };
     assert_eq!(try_it("10.0.0.1", "full").await, 200);
-    let mut heard = 0;
+    let mut checked = 0;
     for number in 0..200 {
         let status = try_it(&format!("2001:db8:{number:x}::1"), "guess").await;
         assert!(status == 401 || status == 429, "{status}");
-        heard += u32::from(status == 401);
+        checked += u32::from(status == 401);
     }
     // One more for each ten seconds that this took.
-    assert!((64..100).contains(&heard), "{heard} of 200 guesses were heard");
+    assert!((64..100).contains(&checked), "{checked} of 200 guesses were checked");
     assert_eq!(
         try_it("10.0.0.1", "full").await,
         200,
         "an address that was admitted before is not limited"
     );
-    let doors = bench.server.doors();
-    let vnc = Door::of("10.0.0.9".parse().unwrap());
-    assert!(doors.closed(vnc).is_some(), "VNC clients share the limit");
+    let limiter = bench.server.login_limiter();
+    let vnc = PeerNetwork::of("10.0.0.9".parse().unwrap());
+    assert!(limiter.locked_for(vnc).is_some(), "VNC clients share the limit");
     let near = bench.log_in(&bench.origin(), "password=full").await;
     assert_eq!(near.status, 303, "this host is not limited");
 }
@@ -597,14 +601,14 @@ async fn buttons_are_pressed_by_pages_of_ours_that_may_touch() {
     let origin = bench.origin();
     let ours = [&*origin];
     assert_eq!(bench.ask("GET /machine", &[]).await.text(), r#"{"state":"paused"}"#);
-    for (button, status, said) in [
+    for (button, status, text) in [
         ("pause", 200, r#"{"state":"paused"}"#),
         ("off", 200, r#"{"state":"off"}"#),
         ("reset", 409, "no reset\n"),
         ("explode", 404, "There is no such button.\n"),
     ] {
         let answer = bench.ask(&format!("POST /machine/{button}"), &ours).await;
-        assert_eq!((answer.status, &*answer.text()), (status, said), "{button}");
+        assert_eq!((answer.status, &*answer.text()), (status, text), "{button}");
     }
     let elsewhere = ["Origin: http://evil.example"];
     assert_eq!(bench.ask("POST /machine/off", &elsewhere).await.status, 403);
@@ -622,17 +626,17 @@ async fn it_can_be_a_part_of_something_else_below_a_path() {
     let router = routes::router(own(&server), rules, Farewell::default(), more());
     let router = axum::Router::new().nest("/vm/one/", router);
     let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let place = socket.local_addr().unwrap().to_string();
+    let address = socket.local_addr().unwrap().to_string();
     tokio::spawn(async move {
         while let Ok((stream, peer)) = socket.accept().await {
-            let line = Line { address: Some(peer.ip()), tls: false };
+            let line = Connection { address: Some(peer.ip()), tls: false };
             let service = TowerToHyperService::new(router.clone().layer(axum::Extension(line)));
             let io = TokioIo::new(Box::new(stream) as Wire);
             let connection = http1::Builder::new().serve_connection(io, service);
             tokio::spawn(connection.with_upgrades());
         }
     });
-    let bench = Bench { place, base: "/vm/one", server, board };
+    let bench = Bench { address, base: "/vm/one", server, board };
     let page = bench.ask("GET /vm/one/", &[]).await;
     assert_eq!(page.status, 200, "{}", page.head);
     let text = page.text();
@@ -707,9 +711,9 @@ async fn who_never_ends_a_request_keeps_nobody_out() {
 async fn what_is_said_too_slowly_is_not_heard() {
     let bench = bench(",auth=none");
     let text = format!(
-        "POST /hears HTTP/1.1\nHost: {}\nContent-Type: application/json\nConnection: close\n\
+        "POST /echo HTTP/1.1\nHost: {}\nContent-Type: application/json\nConnection: close\n\
          Content-Length: 9\n\n",
-        bench.place
+        bench.address
     );
     assert_eq!(say(bench.connect().await, &format!("{text}123456789")).await.text(), "123456789");
     assert_eq!(say(bench.connect().await, &format!("{text}1234")).await.status, 408);
@@ -741,7 +745,7 @@ async fn all_addresses_of_the_loopback_guess_at_one_door() {
     let folder = tempfile::tempdir().unwrap();
     let full = secret(folder.path(), "full", "full");
     let bench = bench(&format!(",password={full}"));
-    let place = bench.place.parse().unwrap();
+    let address = bench.address.parse().unwrap();
     let basic = |password| BASE64_STANDARD.encode(format!("me:{password}"));
     let text = |password| {
         format!(
@@ -749,20 +753,20 @@ async fn all_addresses_of_the_loopback_guess_at_one_door() {
             basic(password)
         )
     };
-    let mut heard = 0;
+    let mut checked = 0;
     for number in 0..600_u16 {
         let [high, low] = number.to_be_bytes();
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind((Ipv4Addr::new(127, 1, high, low), 0).into()).unwrap();
-        let answer = say(socket.connect(place).await.unwrap(), &text("guess")).await;
+        let answer = say(socket.connect(address).await.unwrap(), &text("guess")).await;
         assert!([401, 429].contains(&answer.status), "{}", answer.status);
-        heard += u32::from(answer.status == 401);
+        checked += u32::from(answer.status == 401);
     }
     // Two at once, then the time between guesses doubles.
-    assert!((2..20).contains(&heard), "{heard} of 600 guesses were heard");
+    assert!((2..20).contains(&checked), "{checked} of 600 guesses were checked");
     // Other addresses are not affected.
-    let door = Door::of("10.0.0.1".parse().unwrap());
-    assert_eq!(bench.server.doors().closed(door), None);
+    let network = PeerNetwork::of("10.0.0.1".parse().unwrap());
+    assert_eq!(bench.server.login_limiter().locked_for(network), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -782,9 +786,13 @@ async fn a_proxy_at_a_unix_socket_says_for_whom_it_asks() {
         let line = tokio::net::UnixStream::connect(&path).await.unwrap();
         assert_eq!(say(line, text).await.status, 401);
     }
-    let door = |text: &str| Door::of(text.parse().unwrap());
-    assert_eq!(server.doors().failed(door("10.0.0.7")), 3, "this address is slowed down");
-    assert!(server.doors().closed(door("10.0.0.8")).is_none(), "others are not");
+    let network = |text: &str| PeerNetwork::of(text.parse().unwrap());
+    assert_eq!(
+        server.login_limiter().failed(network("10.0.0.7")),
+        3,
+        "this address is slowed down"
+    );
+    assert!(server.login_limiter().locked_for(network("10.0.0.8")).is_none(), "others are not");
     let text = text.replace("10.0.0.7", "10.0.0.8").replace("=nope", "=full");
     let line = tokio::net::UnixStream::connect(&path).await.unwrap();
     let entered = say(line, &text).await;
@@ -793,9 +801,9 @@ async fn a_proxy_at_a_unix_socket_says_for_whom_it_asks() {
 }
 
 #[derive(Debug)]
-struct Then;
+struct FixedTime;
 
-impl TimeProvider for Then {
+impl TimeProvider for FixedTime {
     fn current_time(&self) -> Option<UnixTime> {
         // Within the life of the certificates, whatever the clock of this host says.
         Some(UnixTime::since_unix_epoch(Duration::from_secs(2_000_000_000)))
@@ -808,11 +816,12 @@ async fn over_tls(bench: &Bench, path: &str) -> (CertificateDer<'static>, Answer
     for text in [CERTIFICATE, OTHER_CERTIFICATE] {
         roots.add(CertificateDer::from_pem_slice(text.as_bytes()).unwrap()).unwrap();
     }
-    let client = ClientConfig::builder_with_details(Arc::new(default_provider()), Arc::new(Then))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let client =
+        ClientConfig::builder_with_details(Arc::new(default_provider()), Arc::new(FixedTime))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
     let name = ServerName::try_from("localhost").unwrap();
     let connector = TlsConnector::from(Arc::new(client));
     let stream = connector.connect(name, bench.connect().await).await.unwrap();
@@ -850,8 +859,8 @@ async fn certificates_can_be_replaced_while_it_runs() {
 }
 
 #[test]
-fn a_port_is_open_to_others_only_when_that_was_said() {
-    let said = |text: &str| {
+fn a_port_is_open_to_others_only_when_configured() {
+    let outcome = |text: &str| {
         let config = keyvalue::parse::<Config>(text, Some("to"));
         match config.and_then(|config| Listener::new(&config)) {
             Ok(_) => "fine".into(),
@@ -860,10 +869,10 @@ fn a_port_is_open_to_others_only_when_that_was_said() {
     };
     let folder = tempfile::tempdir().unwrap();
     let good = secret(folder.path(), "good", "secret");
-    assert_eq!(said("127.0.0.1:0"), "fine");
-    assert_eq!(said("0.0.0.0:0,auth=none"), "fine");
-    assert_eq!(said(&format!("0.0.0.0:0,password={good},user=me")), "fine");
-    assert_eq!(said("127.0.0.1:0,origin=https://vm.example:8443,proxy=10.0.0.1"), "fine");
+    assert_eq!(outcome("127.0.0.1:0"), "fine");
+    assert_eq!(outcome("0.0.0.0:0,auth=none"), "fine");
+    assert_eq!(outcome(&format!("0.0.0.0:0,password={good},user=me")), "fine");
+    assert_eq!(outcome("127.0.0.1:0,origin=https://vm.example:8443,proxy=10.0.0.1"), "fine");
     for (text, words) in [
         ("0.0.0.0:0".to_owned(), "auth=none"),
         ("127.0.0.1:0,user=me".to_owned(), "needs password"),
@@ -874,8 +883,8 @@ fn a_port_is_open_to_others_only_when_that_was_said() {
         ("127.0.0.1:0,proxy=vm".to_owned(), "IP address"),
         ("127.0.0.1:0,shared".to_owned(), "shared"),
     ] {
-        let said = said(&text);
-        assert!(said.contains(words) && said != "fine", "{text}: {said}");
-        assert!(!said.contains('\n'), "{said}");
+        let outcome = outcome(&text);
+        assert!(outcome.contains(words) && outcome != "fine", "{text}: {outcome}");
+        assert!(!outcome.contains('\n'), "{outcome}");
     }
 }

@@ -10,11 +10,11 @@ use hyper_util::service::TowerToHyperService;
 use screen::keys::layout::Layout;
 use screen::rfb::canvas::Canvas;
 use screen::rfb::security::Passwords;
-use screen::rfb::{Outside, Server};
-use screen::web::gate::{Line, Rules};
+use screen::rfb::{Interfaces, Server};
+use screen::web::gate::{Connection, Rules};
 use screen::web::routes;
 use screen::web::socket::Farewell;
-use screen::web::stage::Own;
+use screen::web::stage::LocalStage;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex, split};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -47,8 +47,8 @@ impl Bench {
         let hub = Arc::<Hub>::default();
         let canvas = Canvas::new(None, hub.clone());
         let (layout, power) = (self.layout.clone(), Box::new(|_| ()));
-        let outside = Outside { hub, layout, clipboard: None, power };
-        Server::new(canvas, outside)
+        let interfaces = Interfaces { hub, layout, clipboard: None, power };
+        Server::new(canvas, interfaces)
     }
 
     /// Runs one connection from its first byte to its last. Checks that the answer admits no
@@ -60,12 +60,15 @@ impl Bench {
         let passwords = Passwords { full, ..Passwords::default() };
         let (sent, rules) = (request(kind, bytes), Rules { passwords, ..Rules::default() });
         let server = self.server();
-        let own =
-            Arc::new(Own::new(server.clone(), String::new(), Arc::new(|_| Ok(Default::default()))));
+        let own = Arc::new(LocalStage::new(
+            server.clone(),
+            String::new(),
+            Arc::new(|_| Ok(Default::default())),
+        ));
         let router = routes::router(own, rules, Farewell::default(), routes::health());
         let answer = self.runtime.block_on(async {
             let (near, far) = duplex(64 << 10);
-            let line = Line { address: "10.0.0.9".parse().ok(), tls: kind == 4 };
+            let line = Connection { address: "10.0.0.9".parse().ok(), tls: kind == 4 };
             let service = TowerToHyperService::new(router.layer(axum::Extension(line)));
             let serve = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -127,9 +130,9 @@ fn request(kind: u8, bytes: &[u8]) -> Vec<u8> {
         }
         // Frames.
         _ => {
-            let place = "10.0.0.1:8006";
+            let host = "10.0.0.1:8006";
             let head = format!(
-                "GET /websockify HTTP/1.1\r\nHost: {place}\r\nOrigin: http://{place}\r\n\
+                "GET /websockify HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n\
                  Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
                  Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
             );

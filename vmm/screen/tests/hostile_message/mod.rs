@@ -1,9 +1,9 @@
 //! Parses arbitrary client messages, complete and in parts.
 
-use screen::rfb::clipboard::{self, Say};
+use screen::rfb::clipboard::{self, ClipboardMessage};
 use screen::rfb::format::PixelFormat;
-use screen::rfb::message::{self, LONGEST_TEXT, Message};
-use screen::rfb::wishes::Wishes;
+use screen::rfb::message::{self, MAX_TEXT_BYTES, Message};
+use screen::rfb::preferences::Preferences;
 
 /// Parses messages and their contents until the input ends or is invalid. Returns how many.
 pub(crate) fn read(bytes: &[u8]) -> usize {
@@ -42,18 +42,18 @@ fn look(message: Message) {
             );
         }
         Message::Encodings(numbers) => {
-            let wishes = Wishes::read(&numbers);
+            let preferences = Preferences::read(&numbers);
             for slow in [0, 9, 255] {
-                let choice = wishes.choice(slow);
-                assert!(choice.compression <= 9 && choice.quality.is_none_or(|it| it <= 9));
+                let parameters = preferences.parameters(slow);
+                assert!(parameters.compression <= 9 && parameters.quality.is_none_or(|it| it <= 9));
             }
         }
         Message::CutText(bytes) => {
-            assert!(bytes.len() <= LONGEST_TEXT);
+            assert!(bytes.len() <= MAX_TEXT_BYTES);
             clipboard::from_latin(&bytes);
         }
         Message::Clipboard(bytes) => text(&bytes),
-        Message::TooLong(length) => assert!(length > LONGEST_TEXT),
+        Message::TooLong(length) => assert!(length > MAX_TEXT_BYTES),
         Message::Fence { payload, .. } => assert!(payload.len() <= 64),
         _ => {}
     }
@@ -61,8 +61,8 @@ fn look(message: Message) {
 
 fn text(bytes: &[u8]) {
     match clipboard::read(bytes) {
-        Ok(Say::Provide(text)) => {
-            assert!(clipboard::is_text(bytes) && text.len() <= LONGEST_TEXT);
+        Ok(ClipboardMessage::Provide(text)) => {
+            assert!(clipboard::is_text(bytes) && text.len() <= MAX_TEXT_BYTES);
         }
         Ok(_) => {}
         Err(error) => assert!(!error.to_string().is_empty()),

@@ -1,7 +1,7 @@
 //! A guest that draws anything, and a client that requests any encoding and format. Checks that the
 //! client decodes exactly the picture.
 
-use screen::rfb::encode::{Choice, Encoder, Encoding};
+use screen::rfb::encode::{Encoder, Encoding, Parameters};
 use screen::rfb::format::PixelFormat;
 use screen::rfb::picture::{Area, View};
 
@@ -61,9 +61,9 @@ impl<I: Iterator<Item = u8>> Input<I> {
         pixels
     }
 
-    fn choice(&mut self) -> Choice {
+    fn parameters(&mut self) -> Parameters {
         let encoding = Encoding::ALL[usize::from(self.byte()) % Encoding::ALL.len()];
-        Choice { encoding, quality: None, compression: self.byte() % 12 }
+        Parameters { encoding, quality: None, compression: self.byte() % 12 }
     }
 }
 
@@ -100,15 +100,15 @@ fn round(input: &mut Input<impl Iterator<Item = u8>>, encoder: &mut Encoder, cli
     let area =
         Area { x, y, width: input.below(width - x + 1), height: input.below(height - y + 1) };
     let pixels = input.picture(stride, rows);
-    let choice = input.choice();
+    let parameters = input.parameters();
     client.width = stride;
     client.screen = vec![0x5555_5555; stride * rows];
     let view = View { pixels: &pixels, stride, area };
     let mut out = Vec::new();
     let format = client.format;
-    let made = encoder.encode(&choice, &format, &view, &mut out);
-    if let Some(announced) = choice.encoding.rectangles(&format, area) {
-        assert_eq!(made, announced, "{choice:?} {area:?}: the announced number");
+    let made = encoder.encode(&parameters, &format, &view, &mut out);
+    if let Some(announced) = parameters.encoding.rectangles(&format, area) {
+        assert_eq!(made, announced, "{parameters:?} {area:?}: the announced number");
     }
     let mut came = Bytes(&out);
     for _ in 0..made {
@@ -121,6 +121,6 @@ fn round(input: &mut Input<impl Iterator<Item = u8>>, encoder: &mut Encoder, cli
         let within = (usize::from(x)..usize::from(x + area.width)).contains(&column)
             && (usize::from(y)..usize::from(y + area.height)).contains(&row);
         let wanted = if within { client.expected(pixels[at]) } else { 0x5555_5555 };
-        assert_eq!(*pixel, wanted, "{choice:?} {format:?} {area:?}: {column}, {row}");
+        assert_eq!(*pixel, wanted, "{parameters:?} {format:?} {area:?}: {column}, {row}");
     }
 }

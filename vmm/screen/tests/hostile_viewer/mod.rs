@@ -10,8 +10,8 @@ use host::input::Hub;
 use screen::keys::layout::Layout;
 use screen::rfb::canvas::Canvas;
 use screen::rfb::clipboard::Clipboard;
-use screen::rfb::security::{Door, Passwords};
-use screen::rfb::{Admission, Duplex, Entry, Outside, Rules, Server, Wire, tls};
+use screen::rfb::security::{Passwords, PeerNetwork};
+use screen::rfb::{Admission, Duplex, Entry, Interfaces, Rules, Server, Wire, tls};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex, split};
 use tokio::runtime::{Builder, Runtime};
@@ -152,9 +152,9 @@ impl Bench {
         let layout = self.layout.clone();
         let clipboard: Option<Arc<dyn Clipboard>> =
             if way == 1 { None } else { Some(Arc::new(Agent)) };
-        let outside = Outside { hub, layout, clipboard, power: Box::new(|_| ()) };
+        let interfaces = Interfaces { hub, layout, clipboard, power: Box::new(|_| ()) };
         let rules = Rules { passwords, tls, ..Rules::default() };
-        (Server::new(canvas, outside), Arc::new(rules))
+        (Server::new(canvas, interfaces), Arc::new(rules))
     }
 
     /// Runs one client from its first byte to its last.
@@ -162,10 +162,10 @@ impl Bench {
         let Some((way, bytes)) = bytes.split_first() else { return };
         let way = way % WAYS;
         let entry = match way {
-            0 => Entry::Ask(Door::Local),
-            1 | 2 => Entry::Open { view_only: false },
-            3 => Entry::Open { view_only: true },
-            _ => Entry::Ask(Door::Network(u128::from(way))),
+            0 => Entry::Authenticate(PeerNetwork::Local),
+            1 | 2 => Entry::Authenticated { view_only: false },
+            3 => Entry::Authenticated { view_only: true },
+            _ => Entry::Authenticate(PeerNetwork::Remote(u128::from(way))),
         };
         let (server, rules) = self.server(way);
         self.runtime.block_on(async {

@@ -85,12 +85,12 @@ impl Client {
     /// The expected value of a pixel with this red, green and blue.
     pub(super) fn expected(&self, pixel: u32) -> u32 {
         let colours = [pixel >> 16 & 0xff, pixel >> 8 & 0xff, pixel & 0xff];
-        let place = |(channel, colour): (crate::rfb::format::Channel, u32)| {
+        let shifted = |(channel, colour): (crate::rfb::format::Channel, u32)| {
             // Round to the nearest value: add a half before the division.
             let nearest = (2 * colour * u32::from(channel.max) + 255) / (2 * 255);
             nearest << channel.shift
         };
-        self.format.channels().into_iter().zip(colours).map(place).sum()
+        self.format.channels().into_iter().zip(colours).map(shifted).sum()
     }
 
     fn set(&mut self, x: usize, y: usize, pixel: u32) {
@@ -235,8 +235,8 @@ impl Client {
                     0 => foreground.expect("a foreground"),
                     _ => self.pixel(bytes),
                 };
-                let (place, size) = (u16::from(bytes.byte()), u16::from(bytes.byte()));
-                let (x, y) = (tile.x + (place >> 4), tile.y + (place & 15));
+                let (position, size) = (u16::from(bytes.byte()), u16::from(bytes.byte()));
+                let (x, y) = (tile.x + (position >> 4), tile.y + (position & 15));
                 let (width, height) = ((size >> 4) + 1, (size & 15) + 1);
                 assert!(x + width <= tile.x + tile.width && y + height <= tile.y + tile.height);
                 self.fill(Area { x, y, width, height }, pixel);

@@ -101,7 +101,7 @@ impl Encoding {
 
 /// Parameters that a client prefers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct Parameters {
     /// The encoding of pixels.
     pub encoding: Encoding,
     /// Quality of JPEG, 0 to 9. Without it, encoding is lossless.
@@ -113,13 +113,13 @@ pub struct Choice {
 /// Parameters and pixels of one call.
 #[derive(Clone, Copy)]
 struct Job<'a, 'b> {
-    choice: &'a Choice,
+    parameters: &'a Parameters,
     view: &'a View<'b>,
 }
 
 impl Job<'_, '_> {
     fn effort(&self) -> Effort {
-        Effort::new(self.choice.compression)
+        Effort::new(self.parameters.compression)
     }
 }
 
@@ -180,7 +180,7 @@ impl Encoder {
     /// If the area is not within the view's pixels.
     pub fn encode(
         &mut self,
-        choice: &Choice,
+        parameters: &Parameters,
         format: &PixelFormat,
         view: &View<'_>,
         out: &mut Vec<u8>,
@@ -190,12 +190,12 @@ impl Encoder {
             self.pixel = Wire::pixel(format);
             self.compact = Wire::compact(format);
         }
-        SCRATCH.with_borrow_mut(|scratch| self.append(Job { choice, view }, scratch, out))
+        SCRATCH.with_borrow_mut(|scratch| self.append(Job { parameters, view }, scratch, out))
     }
 
     fn append(&mut self, job: Job<'_, '_>, scratch: &mut Scratch, out: &mut Vec<u8>) -> usize {
-        let (Job { choice, view }, format) = (job, self.format);
-        match choice.encoding {
+        let (Job { parameters, view }, format) = (job, self.format);
+        match parameters.encoding {
             _ if view.area.is_empty() => 0,
             Encoding::TightPng if !format.is_full() => self.raw(job, out),
             Encoding::Tight | Encoding::TightPng => self.tight.encode(job, &format, scratch, out),

@@ -4,9 +4,9 @@ use super::decoder::{Bytes, Client};
 use super::*;
 
 /// Pseudo-random numbers.
-struct Chance(u32);
+struct Random(u32);
 
-impl Chance {
+impl Random {
     fn next(&mut self) -> u32 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 17;
@@ -35,30 +35,30 @@ fn byte(number: usize) -> u8 {
 
 /// A picture with everything that encodings treat differently: plain areas, text of two and of more
 /// colors, runs, gradients and noise, at any position.
-fn picture(width: usize, height: usize, chance: &mut Chance) -> Vec<u32> {
-    let mut pixels = vec![chance.next() >> 8; width * height];
-    for _ in 0..chance.below(12) {
-        let (left, top) = (chance.below(width), chance.below(height));
+fn picture(width: usize, height: usize, random: &mut Random) -> Vec<u32> {
+    let mut pixels = vec![random.next() >> 8; width * height];
+    for _ in 0..random.below(12) {
+        let (left, top) = (random.below(width), random.below(height));
         let (right, bottom) =
-            (left + 1 + chance.below(width - left), top + 1 + chance.below(height - top));
-        let colours: Vec<u32> = (0..256).map(|_| chance.next() >> 8).collect();
-        let some = chance.of(&[2, 3, 5, 16, 17, 90, 127, 128, 256]);
-        let kind = chance.below(6);
+            (left + 1 + random.below(width - left), top + 1 + random.below(height - top));
+        let colours: Vec<u32> = (0..256).map(|_| random.next() >> 8).collect();
+        let some = random.of(&[2, 3, 5, 16, 17, 90, 127, 128, 256]);
+        let kind = random.below(6);
         for y in top..bottom {
             let mut colour = 0;
             for x in left..right {
                 pixels[y * width + x] = match kind {
                     0 => colours[0],
-                    1 => colours[chance.below(8) / 7],
-                    2 => colours[chance.below(some)],
+                    1 => colours[random.below(8) / 7],
+                    2 => colours[random.below(some)],
                     3 => {
-                        if chance.below(300) == 0 {
-                            colour = chance.below(some);
+                        if random.below(300) == 0 {
+                            colour = random.below(some);
                         }
                         colours[colour]
                     }
                     4 => gradient(x, y),
-                    _ => chance.next() >> 8,
+                    _ => random.next() >> 8,
                 };
             }
         }
@@ -93,15 +93,20 @@ fn formats() -> Vec<PixelFormat> {
 }
 
 /// Encodes and decodes an area. Returns the number of bytes.
-fn send(encoder: &mut Encoder, client: &mut Client, choice: &Choice, view: &View<'_>) -> usize {
+fn send(
+    encoder: &mut Encoder,
+    client: &mut Client,
+    parameters: &Parameters,
+    view: &View<'_>,
+) -> usize {
     let format = client.format;
     let mut out = b"before".to_vec();
-    let count = encoder.encode(choice, &format, view, &mut out);
+    let count = encoder.encode(parameters, &format, view, &mut out);
     assert!(out.starts_with(b"before"));
     let mut bytes = Bytes(&out[6..]);
     for _ in 0..count {
         let encoding = client.rectangle(&mut bytes);
-        assert!(encoding == choice.encoding.number() || encoding == 0);
+        assert!(encoding == parameters.encoding.number() || encoding == 0);
     }
     assert!(bytes.0.is_empty(), "{} bytes behind the last rectangle", bytes.0.len());
     out.len() - 6
@@ -144,30 +149,30 @@ const SIZES: [(u16, u16); 16] = [
 
 /// Simulates one client whose encoding, format, size and effort change while its streams continue.
 fn life(seed: u32, encodings: &[Encoding], rounds: usize) {
-    let mut chance = Chance(seed.wrapping_mul(0x9e37_79b1) | 1);
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b1) | 1);
     let mut encoder = Encoder::new();
     let mut client = Client::new(PixelFormat::OURS, 1, 1);
     let formats = formats();
     for round in 0..rounds {
-        let (width, height) = chance.of(&SIZES);
-        let (x, y) = (byte(chance.below(20)).into(), byte(chance.below(20)).into());
-        let stride = usize::from(x + width) + chance.below(5);
+        let (width, height) = random.of(&SIZES);
+        let (x, y) = (byte(random.below(20)).into(), byte(random.below(20)).into());
+        let stride = usize::from(x + width) + random.below(5);
         let rows = usize::from(y + height);
         client.width = stride;
         client.screen = vec![0x5555_5555; stride * rows];
         if round % 3 == 2 {
-            client.format = chance.of(&formats);
+            client.format = random.of(&formats);
         }
-        let pixels = picture(stride, rows, &mut chance);
+        let pixels = picture(stride, rows, &mut random);
         let view = View { pixels: &pixels, stride, area: Area { x, y, width, height } };
-        let choice = Choice {
-            encoding: chance.of(encodings),
+        let parameters = Parameters {
+            encoding: random.of(encodings),
             quality: None,
-            compression: byte(chance.below(12)),
+            compression: byte(random.below(12)),
         };
         let before = client.screen.clone();
-        let what = format!("seed {seed}, round {round}, {choice:?}, {:?}", client.format);
-        send(&mut encoder, &mut client, &choice, &view);
+        let what = format!("seed {seed}, round {round}, {parameters:?}, {:?}", client.format);
+        send(&mut encoder, &mut client, &parameters, &view);
         compare(&client, &before, &view, &what);
     }
 }
@@ -188,19 +193,22 @@ fn encodings_and_formats_may_change_at_any_time() {
 
 #[test]
 fn each_format_arrives_in_each_encoding() {
-    let mut chance = Chance(7);
+    let mut random = Random(7);
     let (width, height) = (150, 90);
-    let pixels = picture(width.into(), height.into(), &mut chance);
+    let pixels = picture(width.into(), height.into(), &mut random);
     let area = Area { x: 0, y: 0, width, height };
     let view = View { pixels: &pixels, stride: width.into(), area };
     for format in formats() {
         let mut encoder = Encoder::new();
         let mut client = Client::new(format, width.into(), height.into());
         for encoding in Encoding::ALL {
-            let choice = Choice { encoding, quality: Some(9), compression: 2 };
-            let choice = Choice { quality: choice.quality.filter(|_| !format.is_full()), ..choice };
+            let parameters = Parameters { encoding, quality: Some(9), compression: 2 };
+            let parameters = Parameters {
+                quality: parameters.quality.filter(|_| !format.is_full()),
+                ..parameters
+            };
             client.screen.fill(0x5555_5555);
-            send(&mut encoder, &mut client, &choice, &view);
+            send(&mut encoder, &mut client, &parameters, &view);
             compare(&client, &[], &view, &format!("{encoding:?} {format:?}"));
         }
     }
@@ -208,7 +216,7 @@ fn each_format_arrives_in_each_encoding() {
 
 /// Smooth shapes with grain.
 fn photograph(width: usize, height: usize) -> Vec<u32> {
-    let mut chance = Chance(3);
+    let mut random = Random(3);
     // A smooth wave between 16 and 240.
     let wave = |at: usize, length: usize| {
         let part = at % (2 * length) * 256 / length;
@@ -218,7 +226,7 @@ fn photograph(width: usize, height: usize) -> Vec<u32> {
     (0..width * height)
         .map(|at| {
             let (x, y) = (at % width, at / width);
-            let grain = chance.next() & 0x0007_0707;
+            let grain = random.next() & 0x0007_0707;
             ((wave(x, 120) << 16) | (wave(y, 97) << 8) | wave(x + y, 171)) + grain
         })
         .collect()
@@ -248,8 +256,8 @@ fn photographs_are_as_good_as_the_client_asks() {
     {
         for encoding in [Encoding::Tight, Encoding::TightPng] {
             let mut client = Client::new(PixelFormat::OURS, width.into(), height.into());
-            let choice = Choice { encoding, quality: Some(quality), compression: 1 };
-            let length = send(&mut Encoder::new(), &mut client, &choice, &view);
+            let parameters = Parameters { encoding, quality: Some(quality), compression: 1 };
+            let length = send(&mut Encoder::new(), &mut client, &parameters, &view);
             let near = psnr(&client, &pixels);
             assert!(client.kinds.iter().all(|kind| *kind == 0x90), "{:x?}", client.kinds);
             assert!(near > least, "quality {quality}: {near:.1} dB");
@@ -260,12 +268,12 @@ fn photographs_are_as_good_as_the_client_asks() {
 }
 
 /// Shapes like letters with soft edges: ink, background, and shades between them.
-fn text(width: usize, height: usize, chance: &mut Chance) -> Vec<u32> {
+fn text(width: usize, height: usize, random: &mut Random) -> Vec<u32> {
     let mut pixels = vec![0x00ff_ffff; width * height];
     for top in (3..height.saturating_sub(12)).step_by(18) {
         for left in (4..width.saturating_sub(9)).step_by(9) {
-            for stroke in 0..chance.below(4) {
-                let at = left + chance.below(6);
+            for stroke in 0..random.below(4) {
+                let at = left + random.below(6);
                 for row in 0..10 {
                     // Each color has its own shade, as in subpixel rendering.
                     let start = (top + row) * width + at;
@@ -283,7 +291,7 @@ fn text(width: usize, height: usize, chance: &mut Chance) -> Vec<u32> {
 #[test]
 fn text_stays_as_it_is_beside_a_photograph() {
     let (width, height) = (640, 400);
-    let mut pixels = text(width, height, &mut Chance(9));
+    let mut pixels = text(width, height, &mut Random(9));
     let photo = photograph(320, 200);
     for (row, from) in photo.chunks(320).enumerate() {
         let start = (row + 100) * width + 200;
@@ -292,8 +300,8 @@ fn text_stays_as_it_is_beside_a_photograph() {
     let area = Area { x: 0, y: 0, width: 640, height: 400 };
     let view = View { pixels: &pixels, stride: width, area };
     let mut client = Client::new(PixelFormat::OURS, width, height);
-    let choice = Choice { encoding: Encoding::Tight, quality: Some(3), compression: 1 };
-    send(&mut Encoder::new(), &mut client, &choice, &view);
+    let parameters = Parameters { encoding: Encoding::Tight, quality: Some(3), compression: 1 };
+    send(&mut Encoder::new(), &mut client, &parameters, &view);
     assert!(client.kinds.contains(&0x90), "{:x?}", client.kinds);
     for (at, (one, other)) in client.screen.iter().zip(&pixels).enumerate() {
         let (x, y) = (at % width, at / width);
@@ -311,8 +319,8 @@ fn a_plain_screen_is_a_few_bytes() {
     for (encoding, most) in [(Encoding::Tight, 80), (Encoding::TightPng, 80), (Encoding::Zrle, 80)]
     {
         let mut client = Client::new(PixelFormat::OURS, 1920, 1080);
-        let choice = Choice { encoding, quality: Some(6), compression: 2 };
-        let length = send(&mut Encoder::new(), &mut client, &choice, &view);
+        let parameters = Parameters { encoding, quality: Some(6), compression: 2 };
+        let length = send(&mut Encoder::new(), &mut client, &parameters, &view);
         assert!(length <= most, "{encoding:?}: {length} bytes");
         assert!(client.screen.iter().all(|pixel| *pixel == 0x0012_3456));
     }
@@ -325,8 +333,8 @@ fn what_is_not_a_colour_is_not_sent() {
     let view = View { pixels: &pixels, stride: 64, area };
     for encoding in Encoding::ALL {
         let mut client = Client::new(PixelFormat::OURS, 64, 64);
-        let choice = Choice { encoding, quality: None, compression: 2 };
-        send(&mut Encoder::new(), &mut client, &choice, &view);
+        let parameters = Parameters { encoding, quality: None, compression: 2 };
+        send(&mut Encoder::new(), &mut client, &parameters, &view);
         let same = |(one, other): (&u32, &u32)| *one == other & 0x00ff_ffff;
         assert!(client.screen.iter().zip(&pixels).all(same), "{encoding:?}");
     }
@@ -360,8 +368,8 @@ fn nothing_is_no_rectangle() {
     for (width, height) in [(0, 0), (0, 5), (5, 0)] {
         let view = View { pixels: &[], stride: 0, area: Area { x: 0, y: 0, width, height } };
         for encoding in Encoding::ALL {
-            let choice = Choice { encoding, quality: None, compression: 2 };
-            assert_eq!(encoder.encode(&choice, &PixelFormat::OURS, &view, &mut out), 0);
+            let parameters = Parameters { encoding, quality: None, compression: 2 };
+            assert_eq!(encoder.encode(&parameters, &PixelFormat::OURS, &view, &mut out), 0);
         }
     }
     assert!(out.is_empty());

@@ -66,7 +66,7 @@ impl Wire {
         let table = |channel: Channel| {
             let mut intensities = 0..=255_u8;
             [(); 256].map(|()| {
-                let word = channel.place(intensities.next().unwrap_or_default());
+                let word = channel.position(intensities.next().unwrap_or_default());
                 let word = if format.big_endian() {
                     word.swap_bytes() >> (32 - 8 * format.bytes())
                 } else {

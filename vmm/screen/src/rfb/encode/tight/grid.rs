@@ -112,7 +112,7 @@ impl Grid {
         usize::from(row) * usize::from(self.columns) + usize::from(column)
     }
 
-    fn place(&self, cell: usize) -> (u16, u16) {
+    fn position(&self, cell: usize) -> (u16, u16) {
         let columns = usize::from(self.columns);
         let [column, row] = [cell % columns, cell / columns]
             .map(|it| u16::try_from(it).expect("a cell has 16 pixels of a side of at most 65535"));
@@ -164,7 +164,7 @@ impl Grid {
 
     /// Finds a span that starts at a cell: first as wide and then as high as each added strip fits.
     pub(super) fn grow(&self, cell: usize, mut fits: impl FnMut(Span) -> bool) -> Option<Span> {
-        let (column, row) = self.place(cell);
+        let (column, row) = self.position(cell);
         let mut span = Span { column, row, columns: 1, rows: 1 };
         if self.cells[cell].taken || !fits(span) {
             return None;
@@ -219,7 +219,7 @@ impl Grid {
             if it.taken || it.sharp || it.kind == Kind::Photo {
                 continue;
             }
-            let (column, row) = self.place(cell);
+            let (column, row) = self.position(cell);
             let beside = [
                 column.checked_sub(1).map(|column| (column, row)),
                 row.checked_sub(1).map(|row| (column, row)),

@@ -97,7 +97,7 @@ impl Tight {
             grid.survey(&view);
             let wire = if full { &*wire } else { &done };
             let mut block = Block { job, area, view, wire, streams, scratch, out, count: 0 };
-            block.plan(&mut grid, job.choice.quality.filter(|_| full));
+            block.plan(&mut grid, job.parameters.quality.filter(|_| full));
             count += block.count;
         }
         (scratch.grid, scratch.words) = (grid, words);
@@ -174,7 +174,7 @@ impl Block<'_, '_> {
 
     /// Appends a header.
     fn begin(&mut self, span: Span, kind: u8) {
-        header(span.area(self.area), self.job.choice.encoding, self.out);
+        header(span.area(self.area), self.job.parameters.encoding, self.out);
         self.out.push(kind);
         self.count += 1;
     }
@@ -204,7 +204,7 @@ impl Block<'_, '_> {
         let many = span.area(self.area).pixels() / 4;
         match *self.scratch.palette.words() {
             [word] => self.fill(span, word),
-            _ if self.job.choice.encoding == Encoding::TightPng => self.png(span),
+            _ if self.job.parameters.encoding == Encoding::TightPng => self.png(span),
             [_, _] => self.colours(span, MONO, 1),
             ref words if words.len() <= many => self.colours(span, INDEXED, 8),
             _ => self.full(span, self.job.effort()),
@@ -213,7 +213,7 @@ impl Block<'_, '_> {
 
     /// Appends the pixels without a palette.
     fn full(&mut self, span: Span, effort: Effort) {
-        if self.job.choice.encoding == Encoding::TightPng {
+        if self.job.parameters.encoding == Encoding::TightPng {
             return self.png(span);
         }
         let view = self.view.of(span.area(self.view.area));

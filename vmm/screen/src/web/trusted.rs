@@ -18,14 +18,14 @@ impl Origins {
     /// Names the first origin that is invalid.
     pub fn read(text: &str) -> anyhow::Result<Self> {
         let read = |word: &str| {
-            let place = word.split_once("://").filter(|(scheme, _)| {
+            let parts = word.split_once("://").filter(|(scheme, _)| {
                 scheme.eq_ignore_ascii_case("https") || scheme.eq_ignore_ascii_case("http")
             });
             let is_host = |host: &str| {
                 !host.is_empty() && host.bytes().all(|it| it.is_ascii_graphic() && it != b'/')
             };
             ensure!(
-                place.is_some_and(|(_, host)| is_host(host)),
+                parts.is_some_and(|(_, host)| is_host(host)),
                 "{}: write it like https://example.org, without a path",
                 shown(word)
             );
@@ -34,7 +34,7 @@ impl Origins {
         words(text).map(read).collect::<anyhow::Result<_>>().map(Self)
     }
 
-    pub(super) fn has(&self, origin: &str) -> bool {
+    pub(super) fn contains(&self, origin: &str) -> bool {
         self.0.iter().any(|it| it.eq_ignore_ascii_case(origin))
     }
 
@@ -79,7 +79,7 @@ impl Proxies {
         words(text).map(read).collect::<anyhow::Result<_>>().map(Self)
     }
 
-    pub(super) fn have(&self, address: IpAddr) -> bool {
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.0.iter().any(|(network, bits)| match (network, address) {
             (IpAddr::V4(network), IpAddr::V4(address)) => {
@@ -136,7 +136,7 @@ mod test {
     fn proxies_are_addresses_and_networks() {
         let proxies = Proxies::read("10.0.0.1, 192.0.2.0/24 fd00::/8,2001:db8::1").unwrap();
         assert_eq!(proxies.to_string(), "10.0.0.1 192.0.2.0/24 fd00::/8 2001:db8::1");
-        let has = |text: &str| proxies.have(text.parse().unwrap());
+        let has = |text: &str| proxies.contains(text.parse().unwrap());
         for one in ["10.0.0.1", "::ffff:10.0.0.1", "192.0.2.255", "fdff::1", "2001:db8::1"] {
             assert!(has(one), "{one}");
         }
@@ -144,8 +144,10 @@ mod test {
             assert!(!has(other), "{other}");
         }
         let all = Proxies::read("0.0.0.0/0").unwrap();
-        assert!(all.have("203.0.113.9".parse().unwrap()) && !all.have("::1".parse().unwrap()));
-        assert!(!Proxies::default().have("127.0.0.1".parse().unwrap()));
+        assert!(
+            all.contains("203.0.113.9".parse().unwrap()) && !all.contains("::1".parse().unwrap())
+        );
+        assert!(!Proxies::default().contains("127.0.0.1".parse().unwrap()));
         for wrong in ["vm", "10.0.0.0/33", "::/129", "10.0.0.0/", "10.0.0.0/-1", "1.2.3"] {
             let error = Proxies::read(wrong).unwrap_err().to_string();
             assert!(error.contains(wrong) && error.contains("IP address"), "{error}");
@@ -155,8 +157,8 @@ mod test {
     #[test]
     fn origins_have_a_scheme_and_no_path() {
         let origins = Origins::read("https://Vm.org:8443 http://b.org,").unwrap();
-        assert!(origins.has("https://vm.org:8443") && origins.has("HTTP://B.org"));
-        assert!(!origins.has("http://vm.org:8443") && !origins.has(""));
+        assert!(origins.contains("https://vm.org:8443") && origins.contains("HTTP://B.org"));
+        assert!(!origins.contains("http://vm.org:8443") && !origins.contains(""));
         assert_eq!(origins.hosts().collect::<Vec<_>>(), ["vm.org:8443", "b.org"]);
         for wrong in ["vm.org", "ftp://vm.org", "https://", "https://vm.org/path", "http://ü"] {
             let error = Origins::read(wrong).unwrap_err().to_string();

@@ -9,16 +9,27 @@ use std::time::Duration;
 use host::input::{Hub, Key, Motion, Position};
 use tokio::time::{Instant, sleep};
 
-use crate::keys::fingers::{Fingers, Source, Step};
 use crate::keys::layout::Layout;
+use crate::keys::translate::{KeyTranslator, Source, Step};
 
 /// Keyboard and pointer state of one client.
-pub struct Hands {
+pub struct ClientInput {
     hub: Arc<Hub>,
-    fingers: Fingers,
+    translator: KeyTranslator,
     pointer: Pointer,
     /// The guest has not read keys for a long time. Further keys are dropped until it does.
     gave_up: bool,
+}
+
+/// A `PointerEvent` of the protocol: position or movement, and the pressed buttons.
+#[derive(Clone, Copy)]
+pub struct PointerEvent {
+    /// Position in pixels, or movement with an offset of 0x7fff.
+    pub x: u16,
+    /// Position in pixels, or movement with an offset of 0x7fff.
+    pub y: u16,
+    /// Bits as in the protocol.
+    pub buttons: u16,
 }
 
 #[derive(Default)]
@@ -44,11 +55,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Coordinate that means no movement, for clients that send movements.
 const NO_MOVEMENT: i32 = 0x7fff;
 
-impl Hands {
+impl ClientInput {
     /// Input state without pressed keys or buttons.
     pub fn new(hub: Arc<Hub>, layout: Arc<Layout>) -> Self {
         let (pointer, gave_up) = (Pointer::default(), false);
-        Self { hub, fingers: Fingers::new(layout), pointer, gave_up }
+        Self { hub, translator: KeyTranslator::new(layout), pointer, gave_up }
     }
 
     /// Whether the client must wait before it presses another key, because the guest's queue is
@@ -77,18 +88,18 @@ impl Hands {
     /// Presses or releases a key.
     pub fn key(&mut self, source: Source, down: bool) {
         let lights = self.hub.lights();
-        let steps = self.fingers.feel(source, down, lights);
+        let steps = self.translator.key_event(source, down, lights);
         self.send(steps);
     }
 
     /// Presses or releases a key for which the client sends the symbol, and the position on the
     /// keyboard if we know it.
-    pub fn key_at(&mut self, place: Option<Key>, keysym: u32, down: bool) {
+    pub fn key_at(&mut self, key: Option<Key>, keysym: u32, down: bool) {
         let symbol = Source::Symbol(keysym);
         // The key may have been pressed by its symbol, before the client knew that positions are
         // supported.
-        let before = !down && self.fingers.holds(symbol);
-        self.key(place.filter(|_| !before).map_or(symbol, Source::Place), down);
+        let before = !down && self.translator.holds(symbol);
+        self.key(key.filter(|_| !before).map_or(symbol, Source::Key), down);
     }
 
     fn send(&self, steps: Vec<Step>) {
@@ -98,35 +109,40 @@ impl Hands {
     }
 
     /// Moves the pointer to a pixel of a picture of `size`, and sets the buttons.
-    pub fn point(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
+    pub fn move_to(&mut self, event: PointerEvent, size: (u16, u16)) {
+        let PointerEvent { x, y, buttons } = event;
         let (x, y) = (i32::from(x), i32::from(y));
         let distance = (x - self.pointer.x, y - self.pointer.y);
-        self.move_by(distance, buttons, size);
+        self.pointer.size = size;
+        self.move_by(distance, buttons);
     }
 
     /// Moves the pointer by a distance, which is encoded with an offset of 0x7fff, and sets the
     /// buttons.
-    pub fn push(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
-        self.move_by((i32::from(x) - NO_MOVEMENT, i32::from(y) - NO_MOVEMENT), buttons, size);
+    pub fn move_relative(&mut self, event: PointerEvent, size: (u16, u16)) {
+        let PointerEvent { x, y, buttons } = event;
+        self.pointer.size = size;
+        self.move_by((i32::from(x) - NO_MOVEMENT, i32::from(y) - NO_MOVEMENT), buttons);
     }
 
-    fn move_by(&mut self, (dx, dy): (i32, i32), buttons: u16, size: (u16, u16)) {
+    fn move_by(&mut self, (dx, dy): (i32, i32), buttons: u16) {
         let pressed = buttons & !self.pointer.buttons;
         let notches = |[more, less]: [u16; 2]| {
             i32::from(pressed & more != 0) - i32::from(pressed & less != 0)
         };
         let (wheel, pan) = (notches(WHEEL), -notches(PAN));
         let pointer = &mut self.pointer;
-        (pointer.buttons, pointer.size) = (buttons, size);
+        pointer.buttons = buttons;
+        let size = pointer.size;
         let last = |length: u16| i32::from(length.max(1)) - 1;
         pointer.x = (pointer.x + dx).clamp(0, last(size.0));
         pointer.y = (pointer.y + dy).clamp(0, last(size.1));
-        let place = |at: i32, length: u16| {
+        let scale = |at: i32, length: u16| {
             let most = i64::from(Position::MAX);
             let scaled = i64::from(at) * most / i64::from(last(length).max(1));
             u16::try_from(scaled.clamp(0, most)).unwrap_or(0)
         };
-        let (x, y) = (place(pointer.x, size.0), place(pointer.y, size.1));
+        let (x, y) = (scale(pointer.x, size.0), scale(pointer.y, size.1));
         let buttons = our_buttons(buttons);
         // A tablet may appear at any time, for example when an operating system has started.
         pointer.relative = !self.hub.position(Position { x, y, wheel, pan, buttons });
@@ -145,13 +161,13 @@ fn our_buttons(buttons: u16) -> u8 {
         .fold(0, |sum, (ours, theirs)| sum | u8::from(buttons >> theirs & 1 != 0) << ours)
 }
 
-impl Drop for Hands {
+impl Drop for ClientInput {
     fn drop(&mut self) {
-        let steps = self.fingers.leave();
+        let steps = self.translator.release_all();
         self.send(steps);
         if our_buttons(self.pointer.buttons) != 0 {
             // Release the buttons at the current position.
-            self.move_by((0, 0), 0, self.pointer.size);
+            self.move_by((0, 0), 0);
         }
     }
 }
@@ -181,10 +197,10 @@ mod test {
         }
     }
 
-    fn hands() -> (Hands, Arc<Seen>) {
+    fn input() -> (ClientInput, Arc<Seen>) {
         let (hub, seen) = (Arc::<Hub>::default(), Arc::<Seen>::default());
         hub.register(seen.clone());
-        (Hands::new(hub, Layout::named("us").unwrap()), seen)
+        (ClientInput::new(hub, Layout::named("us").unwrap()), seen)
     }
 
     /// A keyboard whose queue is full while the flag is set.
@@ -208,39 +224,39 @@ mod test {
         const LONG: Duration = Duration::from_secs(60);
         let (hub, full) = (Arc::<Hub>::default(), Arc::<Full>::default());
         hub.register(full.clone());
-        let mut hands = Hands::new(hub, Layout::named("us").unwrap());
-        assert!(!hands.must_wait() && hands.wait(LONG).await);
+        let mut input = ClientInput::new(hub, Layout::named("us").unwrap());
+        assert!(!input.must_wait() && input.wait(LONG).await);
         full.0.store(true, Ordering::Relaxed);
         let reads = async {
             sleep(5 * POLL_INTERVAL).await;
             full.0.store(false, Ordering::Relaxed);
         };
-        let (read, ()) = tokio::join!(hands.wait(LONG), reads);
+        let (read, ()) = tokio::join!(input.wait(LONG), reads);
         assert!(read, "the guest read in time");
         full.0.store(true, Ordering::Relaxed);
         assert!(
-            hands.must_wait() && !hands.wait(2 * POLL_INTERVAL).await,
+            input.must_wait() && !input.wait(2 * POLL_INTERVAL).await,
             "the guest reads nothing"
         );
-        assert!(!hands.must_wait() && !hands.wait(LONG).await, "a second wait");
+        assert!(!input.must_wait() && !input.wait(LONG).await, "a second wait");
         full.0.store(false, Ordering::Relaxed);
-        assert!(!hands.must_wait());
+        assert!(!input.must_wait());
         full.0.store(true, Ordering::Relaxed);
-        assert!(hands.must_wait(), "the guest has read since, so wait again");
+        assert!(input.must_wait(), "the guest has read since, so wait again");
     }
 
     #[test]
     fn what_is_held_is_let_go_when_the_client_leaves() {
-        let (mut hands, seen) = hands();
+        let (mut input, seen) = input();
         seen.tablet.store(true, Ordering::Relaxed);
-        let (shift, a) = (Source::Symbol(0xffe1), Source::Place(Key::new(0x1e).unwrap()));
-        hands.key(shift, true);
-        hands.key(a, true);
-        hands.key(a, false);
-        hands.key(a, false);
-        hands.point(0, 0, 1, (640, 480));
+        let (shift, a) = (Source::Symbol(0xffe1), Source::Key(Key::new(0x1e).unwrap()));
+        input.key(shift, true);
+        input.key(a, true);
+        input.key(a, false);
+        input.key(a, false);
+        input.move_to(PointerEvent { x: 0, y: 0, buttons: 1 }, (640, 480));
         seen.events.lock().unwrap().clear();
-        drop(hands);
+        drop(input);
         let events = seen.events.lock().unwrap();
         assert_eq!(events[0], Event::Key(Key::new(0x2a).unwrap(), false));
         assert_eq!(events.len(), 2, "the key, and the button: {events:?}");
@@ -248,15 +264,15 @@ mod test {
 
     #[test]
     fn a_key_that_was_pressed_by_its_symbol_is_let_go_by_its_place() {
-        let (mut hands, seen) = hands();
+        let (mut input, seen) = input();
         // The guest's keyboard has `z` at another position than the client's.
-        for (keysym, place, guest) in [(0xff0d, 0x1c, 0x1c), (0x7a, 0x15, 0x2c)] {
-            hands.key(Source::Symbol(keysym), true);
+        for (keysym, code, guest) in [(0xff0d, 0x1c, 0x1c), (0x7a, 0x15, 0x2c)] {
+            input.key(Source::Symbol(keysym), true);
             for down in [false, true, false] {
-                hands.key_at(Key::new(place), keysym, down);
+                input.key_at(Key::new(code), keysym, down);
             }
             let key = |code, down| Event::Key(Key::new(code).unwrap(), down);
-            let wanted = [(guest, true), (guest, false), (place, true), (place, false)];
+            let wanted = [(guest, true), (guest, false), (code, true), (code, false)];
             let wanted = wanted.map(|(code, down)| key(code, down));
             assert_eq!(std::mem::take(&mut *seen.events.lock().unwrap()), wanted);
         }
@@ -264,15 +280,15 @@ mod test {
 
     #[test]
     fn a_tablet_gets_places_and_a_mouse_gets_ways() {
-        let (mut hands, seen) = hands();
-        hands.point(10, 20, 0, (640, 480));
-        assert!(hands.is_relative());
-        hands.point(13, 18, 0b101, (640, 480));
-        hands.push(0x7fff, 0x8000, 0, (640, 480));
+        let (mut input, seen) = input();
+        input.move_to(PointerEvent { x: 10, y: 20, buttons: 0 }, (640, 480));
+        assert!(input.is_relative());
+        input.move_to(PointerEvent { x: 13, y: 18, buttons: 0b101 }, (640, 480));
+        input.move_relative(PointerEvent { x: 0x7fff, y: 0x8000, buttons: 0 }, (640, 480));
         seen.tablet.store(true, Ordering::Relaxed);
-        hands.point(639, 479, 1 << 3, (640, 480));
-        hands.point(639, 479, 1 << 6 | 1 << 7, (640, 480));
-        assert!(!hands.is_relative());
+        input.move_to(PointerEvent { x: 639, y: 479, buttons: 1 << 3 }, (640, 480));
+        input.move_to(PointerEvent { x: 639, y: 479, buttons: 1 << 6 | 1 << 7 }, (640, 480));
+        assert!(!input.is_relative());
         let motion = |dx, dy, buttons| Event::Motion(Motion { dx, dy, wheel: 0, buttons });
         let most = Position::MAX;
         let position = |wheel, pan, buttons| {
@@ -292,10 +308,10 @@ mod test {
 
     #[test]
     fn pictures_of_one_pixel_and_places_outside_of_them_are_harmless() {
-        let (mut hands, _) = hands();
+        let (mut input, _) = input();
         for size in [(0, 0), (1, 1), (65535, 1)] {
-            hands.point(65535, 65535, 0xffff, size);
-            hands.push(0, 0xffff, 0, size);
+            input.move_to(PointerEvent { x: 65535, y: 65535, buttons: 0xffff }, size);
+            input.move_relative(PointerEvent { x: 0, y: 0xffff, buttons: 0 }, size);
         }
     }
 }

@@ -2,8 +2,8 @@
 //! and sends nothing keeps no other client out. If all slots are busy, a few spare ones still
 //! answer health checks.
 //!
-//! Threats: a client that opens many connections ([`Crowd`]). A slot is busy from the end of a
-//! request until its answer is sent: a request that never ends does not keep the slot.
+//! Threats: a client that opens many connections ([`ConnectionLimit`]). A slot is busy from the end
+//! of a request until its answer is sent: a request that never ends does not keep the slot.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -13,8 +13,8 @@ use axum::body::{Body, Bytes};
 use axum::http::{Request, Response};
 use hyper::body::{Body as Content, Frame, SizeHint};
 
-use crate::rfb::crowd::{self, Busy, Crowd};
-use crate::rfb::security::Door;
+use crate::rfb::connection_limit::{self, BusyGuard, ConnectionLimit};
+use crate::rfb::security::PeerNetwork;
 
 /// Spare slots, in total and per address. They answer health checks only.
 const SPARE: usize = 16;
@@ -25,35 +25,38 @@ const MAX_SPARE_EACH: usize = 4;
 pub(super) struct Spare;
 
 pub(super) struct Slots {
-    all: Crowd,
-    spare: Crowd,
+    all: ConnectionLimit,
+    spare: ConnectionLimit,
 }
 
 /// A connection's slot.
 pub(super) struct Slot {
-    place: Arc<crowd::Place>,
+    slot: Arc<connection_limit::Slot>,
     spare: bool,
 }
 
 impl Slots {
     /// Limits connections in total and per address.
     pub(super) fn new(max: usize, max_each: usize) -> Self {
-        Self { all: Crowd::new(max, max_each), spare: Crowd::of_equals(SPARE, MAX_SPARE_EACH) }
+        Self {
+            all: ConnectionLimit::new(max, max_each),
+            spare: ConnectionLimit::without_local_reserve(SPARE, MAX_SPARE_EACH),
+        }
     }
 
     /// Takes a slot, which may evict a connection that waits for a request.
-    pub(super) fn enter(&self, door: Door) -> Option<Slot> {
-        let place = self.all.wait(door);
-        let spare = place.is_none();
-        let place = place.or_else(|| self.spare.enter(door))?;
-        Some(Slot { place: Arc::new(place), spare })
+    pub(super) fn acquire(&self, network: PeerNetwork) -> Option<Slot> {
+        let slot = self.all.acquire_evictable(network);
+        let spare = slot.is_none();
+        let slot = slot.or_else(|| self.spare.acquire(network))?;
+        Some(Slot { slot: Arc::new(slot), spare })
     }
 }
 
 impl Slot {
     /// Waits until the slot is given to another connection.
     pub(super) async fn evicted(&self) {
-        self.place.lost().await;
+        self.slot.evicted().await;
     }
 
     /// Begins a request. Its slot becomes busy when the request is read to its end. Keep the second
@@ -62,22 +65,22 @@ impl Slot {
     where
         B: Content<Data = Bytes, Error: Into<axum::BoxError>> + Send + Unpin + 'static,
     {
-        let asked = ActiveRequest::default();
-        let (place, mark) = (self.place.clone(), asked.clone());
-        let mut request = request.map(|body| Body::new(RequestBody { body, place, asked: mark }));
+        let active = ActiveRequest::default();
+        let (slot, mark) = (self.slot.clone(), active.clone());
+        let mut request = request.map(|body| Body::new(RequestBody { body, slot, active: mark }));
         if request.body().is_end_stream() {
-            asked.0.get_or_init(|| self.place.busy());
+            active.0.get_or_init(|| self.slot.mark_busy());
         }
         if self.spare {
             request.extensions_mut().insert(Spare);
         }
-        (request, asked)
+        (request, active)
     }
 }
 
 /// A request in progress. It holds its slot busy from its end until it is dropped.
 #[derive(Clone, Default)]
-pub(super) struct ActiveRequest(Arc<OnceLock<Busy>>);
+pub(super) struct ActiveRequest(Arc<OnceLock<BusyGuard>>);
 
 impl ActiveRequest {
     /// Wraps the answer, so that the slot stays busy until it is sent.
@@ -89,8 +92,8 @@ impl ActiveRequest {
 /// The body of a request. It marks the slot busy at its end.
 struct RequestBody<B> {
     body: B,
-    place: Arc<crowd::Place>,
-    asked: ActiveRequest,
+    slot: Arc<connection_limit::Slot>,
+    active: ActiveRequest,
 }
 
 impl<B: Content + Unpin> Content for RequestBody<B> {
@@ -107,7 +110,7 @@ impl<B: Content + Unpin> Content for RequestBody<B> {
             Some(frame) => frame.is_ok() && self.body.is_end_stream(),
         };
         if ends {
-            self.asked.0.get_or_init(|| self.place.busy());
+            self.active.0.get_or_init(|| self.slot.mark_busy());
         }
         Poll::Ready(frame)
     }
@@ -150,8 +153,8 @@ impl Content for ResponseBody {
 mod test {
     use super::*;
 
-    fn door(text: &str) -> Door {
-        Door::of(text.parse().unwrap())
+    fn network(text: &str) -> PeerNetwork {
+        PeerNetwork::of(text.parse().unwrap())
     }
 
     /// Whether the slot is not evicted.
@@ -168,9 +171,9 @@ mod test {
     #[test]
     fn who_is_answered_stays_and_who_has_not_asked_yet_gives_way() {
         let slots = Slots::new(8, 3);
-        let enter = |text: &str| slots.enter(door(text)).unwrap();
+        let enter = |text: &str| slots.acquire(network(text)).unwrap();
         let mine: Vec<_> = (0..3).map(|_| enter("10.0.0.1")).collect();
-        let (_, asked) = mine[0].request(plain(""));
+        let (_, active) = mine[0].request(plain(""));
         // This one is not read to its end.
         let (begun, unasked) = mine[1].request(plain("more"));
         let (mut ended, third) = mine[2].request(plain("all"));
@@ -182,15 +185,15 @@ mod test {
         // All slots of this address are busy: it gets spare ones, for health checks only.
         let spares: Vec<_> = (0..MAX_SPARE_EACH).map(|_| enter("10.0.0.1")).collect();
         assert!(spares.iter().all(|it| it.spare) && !fourth.spare);
-        assert!(slots.enter(door("10.0.0.1")).is_none());
+        assert!(slots.acquire(network("10.0.0.1")).is_none());
         assert!(!enter("10.0.0.2").spare, "another address");
         drop((begun, unasked, ended));
         assert!(stays(&mine[2]));
         let answer = third.until_sent(Response::new(Body::from("yes")));
-        assert!(slots.enter(door("10.0.0.1")).is_none(), "it is not sent yet");
+        assert!(slots.acquire(network("10.0.0.1")).is_none(), "it is not sent yet");
         drop(answer);
         let next = enter("10.0.0.1");
         assert!(!next.spare && !stays(&mine[2]) && stays(&fourth) && stays(&mine[0]));
-        drop((asked, last));
+        drop((active, last));
     }
 }

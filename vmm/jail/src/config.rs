@@ -145,8 +145,8 @@ mod test {
             ("on,folders=/a:", "empty path"),
             ("on,secomp=off", "did you mean `seccomp`"),
         ] {
-            let said = format!("{:#}", read(text).unwrap_err());
-            assert!(said.contains(words), "{text}: {said}");
+            let error = format!("{:#}", read(text).unwrap_err());
+            assert!(error.contains(words), "{text}: {error}");
         }
     }
 }

@@ -34,7 +34,7 @@ const MAX_SILENCE: Duration = Duration::from_secs(100);
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The connection to one client.
-pub struct Talk {
+pub struct LineSocket {
     socket: WebSocketStream<Wire>,
     ping_timer: Interval,
     last_received: Instant,
@@ -66,8 +66,11 @@ pub(super) async fn upgraded(upgrade: OnUpgrade) -> io::Result<Upgraded> {
     timeout(UPGRADE_TIMEOUT, upgrade).await?.map_err(io::Error::other)
 }
 
-/// Answers a request for a WebSocket, and runs `talk` on the connection in a task.
-pub fn open<F>(mut request: Request, talk: impl FnOnce(Talk) -> F + Send + 'static) -> Response
+/// Answers a request for a WebSocket, and runs `serve` on the connection in a task.
+pub fn open<F>(
+    mut request: Request,
+    serve: impl FnOnce(LineSocket) -> F + Send + 'static,
+) -> Response
 where
     F: Future<Output = ()> + Send,
 {
@@ -78,12 +81,12 @@ where
     tokio::spawn(async move {
         // A client that disconnected needs no answer.
         let Ok(upgraded) = upgraded(upgrade).await else { return };
-        talk(Talk::new(Box::new(TokioIo::new(upgraded))).await).await;
+        serve(LineSocket::new(Box::new(TokioIo::new(upgraded))).await).await;
     });
     response
 }
 
-impl Talk {
+impl LineSocket {
     async fn new(wire: Wire) -> Self {
         let config = WebSocketConfig::default()
             .max_message_size(Some(MAX_MESSAGE_BYTES))
@@ -102,14 +105,14 @@ impl Talk {
     /// # Errors
     ///
     /// When the client does not take it in time.
-    pub async fn say(&mut self, line: &str) -> io::Result<()> {
+    pub async fn send_line(&mut self, line: &str) -> io::Result<()> {
         let line = Message::Text(line.into());
         timeout(SEND_TIMEOUT, self.socket.send(line)).await?.map_err(io::Error::other)
     }
 
     /// Waits until the client has disconnected. Cancel-safe: can be called again in a `select!`
     /// loop.
-    pub async fn left(&mut self) {
+    pub async fn disconnected(&mut self) {
         loop {
             tokio::select! {
                 message = self.socket.next() => match message {
@@ -147,19 +150,19 @@ mod test {
     const PING: u8 = 125;
     const MOMENT: Duration = Duration::from_millis(20);
 
-    async fn talk() -> (Talk, DuplexStream) {
+    async fn connected() -> (LineSocket, DuplexStream) {
         let (ours, theirs) = duplex(PIPE);
-        (Talk::new(Box::new(ours)).await, theirs)
+        (LineSocket::new(Box::new(ours)).await, theirs)
     }
 
     #[tokio::test]
     async fn answers_that_nobody_takes_do_not_pile_up() {
-        let (mut talk, mut them) = talk().await;
+        let (mut socket, mut them) = connected().await;
         // RFC 6455 5.2, with a mask of zeros.
         let ping = [&[0x89, 0x80 | PING, 0, 0, 0, 0][..], &[1; PING as usize]].concat();
         let pings = ping.repeat(4 * MAX_QUEUED_BYTES / ping.len());
         tokio::select! {
-            () = talk.left() => panic!("the client is still connected"),
+            () = socket.disconnected() => panic!("the client is still connected"),
             sent = them.write_all(&pings) => sent.unwrap(),
         }
         let mut answers = Vec::new();
@@ -169,7 +172,7 @@ mod test {
             }
         };
         tokio::select! {
-            () = talk.left() => panic!("the client is still connected"),
+            () = socket.disconnected() => panic!("the client is still connected"),
             () = take => {}
         }
         assert!(answers.starts_with(&[0x8a, PING, 1]), "{:?}", answers.first_chunk::<3>());
@@ -184,16 +187,18 @@ mod test {
 
     #[tokio::test]
     async fn who_is_told_much_is_asked_all_the_same() {
-        let (mut talk, mut them) = talk().await;
-        talk.ping_timer = interval(3 * MOMENT);
-        talk.ping_timer.tick().await;
+        let (mut socket, mut them) = connected().await;
+        socket.ping_timer = interval(3 * MOMENT);
+        socket.ping_timer.tick().await;
         for _ in 0..5 {
-            assert!(timeout(MOMENT, talk.left()).await.is_err());
+            assert!(timeout(MOMENT, socket.disconnected()).await.is_err());
         }
         let mut ping = [0; 2];
         timeout(SEND_TIMEOUT, them.read_exact(&mut ping)).await.unwrap().unwrap();
         assert_eq!(ping, [0x89, 0]);
-        talk.last_received = Instant::now().checked_sub(2 * MAX_SILENCE).unwrap();
-        timeout(SEND_TIMEOUT, talk.left()).await.expect("a silent client is disconnected");
+        socket.last_received = Instant::now().checked_sub(2 * MAX_SILENCE).unwrap();
+        timeout(SEND_TIMEOUT, socket.disconnected())
+            .await
+            .expect("a silent client is disconnected");
     }
 }

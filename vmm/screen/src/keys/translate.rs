@@ -36,11 +36,11 @@ pub enum Source {
     /// A keysym of X.
     Symbol(u32),
     /// A physical key.
-    Place(Key),
+    Key(Key),
 }
 
 /// The keys that one client holds, and the state of the guest's keyboard.
-pub struct Fingers {
+pub struct KeyTranslator {
     layout: Arc<Layout>,
     /// The keys that the client holds, each with the guest's key that was pressed for it, if any.
     held: BTreeMap<Source, Option<Key>>,
@@ -62,7 +62,7 @@ struct Mods {
     logo: bool,
 }
 
-impl Fingers {
+impl KeyTranslator {
     /// Creates the state of a client that holds no keys.
     pub fn new(layout: Arc<Layout>) -> Self {
         let (held, down, steps) = <_>::default();
@@ -71,7 +71,7 @@ impl Fingers {
 
     /// Handles a key event of the client: press, repeated press, or release. Returns the steps for
     /// the guest, in order.
-    pub fn feel(&mut self, source: Source, down: bool, lights: Option<Lights>) -> Vec<Step> {
+    pub fn key_event(&mut self, source: Source, down: bool, lights: Option<Lights>) -> Vec<Step> {
         if down {
             self.press(source, lights.unwrap_or_default());
         } else {
@@ -86,7 +86,7 @@ impl Fingers {
     }
 
     /// Releases all keys, modifiers last.
-    pub fn leave(&mut self) -> Vec<Step> {
+    pub fn release_all(&mut self) -> Vec<Step> {
         (self.adjusted_for, self.last) = (None, None);
         self.held.clear();
         let (modifiers, keys): (Vec<Key>, Vec<Key>) =
@@ -175,7 +175,7 @@ impl Fingers {
     /// The guest's key for a source. The sequence is `None` if the modifiers do not matter.
     fn choose(&self, source: Source, lights: Lights) -> Option<(Option<Sequence>, Key)> {
         let keysym = match source {
-            Source::Place(key) => return Some((None, key)),
+            Source::Key(key) => return Some((None, key)),
             Source::Symbol(keysym) => keysym,
         };
         if let Some(pad) = symbol::keypad_key(keysym) {
@@ -330,13 +330,13 @@ fn is_named(keysym: u32) -> bool {
 
 /// The characters that viewers can type at this layout, in order.
 pub fn characters(layout: &Arc<Layout>) -> String {
-    let fingers = Fingers::new(layout.clone());
+    let translator = KeyTranslator::new(layout.clone());
     let mut all: BTreeSet<char> = layout.characters().collect();
     all.extend(' '..='~');
     let typed = |it: &char| {
         let wanted = Symbol::Char(*it);
-        let alone = || wanted.alone().and_then(|symbol| fingers.best(symbol, Lights::default()));
-        let plain = || fingers.best(wanted, Lights::default());
+        let alone = || wanted.alone().and_then(|symbol| translator.best(symbol, Lights::default()));
+        let plain = || translator.best(wanted, Lights::default());
         plain().or_else(alone).is_some() || layout.second(*it).or_else(|| us_key(*it)).is_some()
     };
     all.into_iter().filter(typed).collect()
@@ -365,11 +365,11 @@ mod test {
             assert!(!lacks.chars().any(|it| found.contains(it)), "{name}: {found}");
         }
         for character in of("de").chars() {
-            let mut fingers = Fingers::new(Layout::named("de").unwrap());
+            let mut translator = KeyTranslator::new(Layout::named("de").unwrap());
             let symbol = Source::Symbol(0x0100_0000 | u32::from(character));
             let symbol =
                 if character.is_ascii() { Source::Symbol(character.into()) } else { symbol };
-            assert!(!fingers.feel(symbol, true, None).is_empty(), "{character}");
+            assert!(!translator.key_event(symbol, true, None).is_empty(), "{character}");
         }
     }
 
@@ -382,9 +382,9 @@ mod test {
     /// The steps for a client's events on this keyboard. `+` marks pressed keys, `-` released
     /// ones.
     fn typed(keyboard: &str, events: &[(char, u32)], lights: Lights) -> Vec<String> {
-        let mut fingers = Fingers::new(Layout::named(keyboard).unwrap());
+        let mut translator = KeyTranslator::new(Layout::named(keyboard).unwrap());
         let feel = |(sign, symbol): &(char, u32)| {
-            fingers.feel(Source::Symbol(*symbol), *sign == '+', Some(lights))
+            translator.key_event(Source::Symbol(*symbol), *sign == '+', Some(lights))
         };
         let steps: Vec<Step> = events.iter().flat_map(feel).collect();
         steps
@@ -458,12 +458,12 @@ mod test {
 
     #[test]
     fn what_was_pressed_by_its_symbol_goes_up_with_its_place_and_the_other_way_round() {
-        let (symbol, place) = (Source::Symbol(0xff0d), Source::Place(Key::new(0x1c).unwrap()));
-        for [down, up] in [[symbol, place], [place, symbol]] {
-            let mut fingers = Fingers::new(Layout::named("us").unwrap());
-            assert_eq!(fingers.feel(down, true, None).len(), 1);
-            assert_eq!(fingers.feel(up, false, None).len(), 1, "{down:?} {up:?}");
-            assert_eq!(fingers.leave(), []);
+        let (symbol, key) = (Source::Symbol(0xff0d), Source::Key(Key::new(0x1c).unwrap()));
+        for [down, up] in [[symbol, key], [key, symbol]] {
+            let mut translator = KeyTranslator::new(Layout::named("us").unwrap());
+            assert_eq!(translator.key_event(down, true, None).len(), 1);
+            assert_eq!(translator.key_event(up, false, None).len(), 1, "{down:?} {up:?}");
+            assert_eq!(translator.release_all(), []);
         }
     }
 
@@ -513,8 +513,8 @@ mod test {
         ] {
             assert_eq!(plain(keyboard, &tap(symbol)), steps, "{keyboard} {symbol:#x}");
         }
-        let mut fingers = Fingers::new(Layout::named("ko").unwrap());
-        let steps = fingers.feel(Source::Place(Key::HANGUL), true, None);
+        let mut translator = KeyTranslator::new(Layout::named("ko").unwrap());
+        let steps = translator.key_event(Source::Key(Key::HANGUL), true, None);
         assert_eq!(steps, [(Key::HANGUL, true)], "physical keys are sent as they are");
     }
 
@@ -549,9 +549,9 @@ mod test {
             characters.chars().map(|it| 0x0100_0000 + u32::from(it)).collect();
         symbols.extend([SHIFT_L, 0xffe2, CONTROL_L, 0xffe4, ALT_L, ALT_R, LEVEL3, 0xffeb, 0xff0d]);
         symbols.extend([0xfe52, 0xffb7, 0xff95, 0xffe5, HANGUL, 0x61, 0x41, 0x40, 0, u32::MAX]);
-        let places = [0x1e, 0x2a, 0x1d, 0x38, 0xe038, 0x10, 0xf2].map(|it| Key::new(it).unwrap());
+        let codes = [0x1e, 0x2a, 0x1d, 0x38, 0xe038, 0x10, 0xf2].map(|it| Key::new(it).unwrap());
         let mut sources: Vec<_> = symbols.into_iter().map(Source::Symbol).collect();
-        sources.extend(places.map(Source::Place));
+        sources.extend(codes.map(Source::Key));
         let mut state = 7_u64;
         let mut random = |below: usize| {
             state ^= state << 13;
@@ -562,14 +562,15 @@ mod test {
         for keyboard in ["us", "de", "fr", "ko", "ru", "tr", "ja", "nl"] {
             let layout = Layout::named(keyboard).unwrap();
             for _ in 0..300 {
-                let (mut fingers, mut guest) = (Fingers::new(layout.clone()), Guest::default());
+                let (mut translator, mut guest) =
+                    (KeyTranslator::new(layout.clone()), Guest::default());
                 let mut held = BTreeSet::new();
                 for _ in 0..random(60) {
                     let lights =
                         Lights { caps: random(4) == 0, num: random(2) == 0, scroll: false };
                     let source = sources[random(sources.len())];
                     let down = random(2) == 0;
-                    guest.see(fingers.feel(source, down, Some(lights)));
+                    guest.see(translator.key_event(source, down, Some(lights)));
                     if down {
                         held.insert(source)
                     } else {
@@ -577,9 +578,9 @@ mod test {
                     };
                 }
                 if random(2) == 0 {
-                    guest.see(fingers.leave());
+                    guest.see(translator.release_all());
                 } else {
-                    let up = |source| guest.see(fingers.feel(source, false, None));
+                    let up = |source| guest.see(translator.key_event(source, false, None));
                     held.into_iter().for_each(up);
                 }
                 assert_eq!(guest.0, BTreeSet::new(), "{keyboard}");

@@ -1,10 +1,10 @@
 //! Encodings, pseudo-encodings and levels that a client lists in `SetEncodings`.
 
-use super::encode::{COPY_RECT, Choice, Encoding};
+use super::encode::{COPY_RECT, Encoding, Parameters};
 
 /// Features that a client supports: pseudo-encodings, and CopyRect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Abilities {
+pub struct Features {
     /// CopyRect
     pub copy: bool,
     /// DesktopSize
@@ -48,7 +48,7 @@ pub enum Pointer {
 
 /// Preferences and features of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct Preferences {
     /// The first encoding of its list that we support.
     pub encoding: Option<Encoding>,
     /// Quality of pictures, 0 to 9. Without it, encoding is lossless.
@@ -56,7 +56,7 @@ pub struct Wishes {
     /// Effort of compression, 0 to 9.
     pub compression: Option<u8>,
     /// Supported features.
-    pub can: Abilities,
+    pub features: Features,
 }
 
 /// Numbers of the pseudo-encodings.
@@ -93,51 +93,55 @@ pub mod number {
     pub const CLIPBOARD: i32 = 0xc0a1_e5ce_u32.cast_signed();
 }
 
-impl Wishes {
+impl Preferences {
     /// Reads the list. Unknown numbers are ignored: clients send many that belong to other servers.
     pub fn read(numbers: &[i32]) -> Self {
-        let mut wishes = Self::default();
-        let can = &mut wishes.can;
+        let mut preferences = Self::default();
+        let features = &mut preferences.features;
         for number in numbers {
             let level = |first: i32| u8::try_from(number - first).ok();
             match *number {
-                -32..=-23 => wishes.quality = level(-32),
+                -32..=-23 => preferences.quality = level(-32),
                 // Fine levels of TurboVNC, 0 to 100.
                 -512..=-412 => {
                     let fine = level(-512).map(|it| (it / 11).min(9));
-                    wishes.quality = wishes.quality.or(fine);
+                    preferences.quality = preferences.quality.or(fine);
                 }
-                -256..=-247 => wishes.compression = level(-256),
-                COPY_RECT => can.copy = true,
-                number::RESIZE => can.resize = true,
-                number::SCREENS => can.screens = true,
-                number::LAST_RECT => can.last_rect = true,
-                number::NAME => can.name = true,
-                number::MOTION => can.motion = true,
-                number::CODES => can.codes = true,
-                number::LIGHTS => can.lights = true,
-                number::VMWARE_LIGHTS => can.vmware_lights = true,
-                number::POWER => can.power = true,
-                number::FENCE => can.fence = true,
-                number::CONTINUOUS => can.continuous = true,
-                number::BUTTONS => can.buttons = true,
-                number::CLIPBOARD => can.clipboard = true,
-                number::CURSOR => can.pointer = Some(Pointer::Masked),
-                number::ALPHA_CURSOR => can.pointer = can.pointer.or(Some(Pointer::Alpha)),
-                other => wishes.encoding = wishes.encoding.or(Encoding::from_number(other)),
+                -256..=-247 => preferences.compression = level(-256),
+                COPY_RECT => features.copy = true,
+                number::RESIZE => features.resize = true,
+                number::SCREENS => features.screens = true,
+                number::LAST_RECT => features.last_rect = true,
+                number::NAME => features.name = true,
+                number::MOTION => features.motion = true,
+                number::CODES => features.codes = true,
+                number::LIGHTS => features.lights = true,
+                number::VMWARE_LIGHTS => features.vmware_lights = true,
+                number::POWER => features.power = true,
+                number::FENCE => features.fence = true,
+                number::CONTINUOUS => features.continuous = true,
+                number::BUTTONS => features.buttons = true,
+                number::CLIPBOARD => features.clipboard = true,
+                number::CURSOR => features.pointer = Some(Pointer::Masked),
+                number::ALPHA_CURSOR => {
+                    features.pointer = features.pointer.or(Some(Pointer::Alpha))
+                }
+                other => {
+                    preferences.encoding = preferences.encoding.or(Encoding::from_number(other))
+                }
             }
         }
-        wishes
+        preferences
     }
 
     /// The parameters for encoding. Each step of `slow` lowers the quality by one. If the client
     /// set no effort, any step raises the effort of compression.
-    pub fn choice(&self, slow: u8) -> Choice {
+    pub fn parameters(&self, slow: u8) -> Parameters {
         let encoding = self.encoding.unwrap_or(Encoding::Raw);
         // The quality is never lowered below 1, unless the client asked for 0.
         let quality = self.quality.map(|it| it.saturating_sub(slow).max(it.min(1)));
         let compression = self.compression.unwrap_or(if slow == 0 { 2 } else { 6 });
-        Choice { encoding, quality, compression }
+        Parameters { encoding, quality, compression }
     }
 }
 
@@ -149,23 +153,29 @@ mod test {
     fn thousands_of_unknown_numbers_are_fine() {
         let mut numbers: Vec<i32> = (1000..60_000).collect();
         numbers.extend([-26, -254, 1, 0, -223, -308, i32::MIN, i32::MAX, -312, 0x574d_5668]);
-        let wishes = Wishes::read(&numbers);
-        assert_eq!(wishes.encoding, Some(Encoding::Raw));
-        assert_eq!((wishes.quality, wishes.compression), (Some(6), Some(2)));
-        let can = wishes.can;
-        assert!(can.copy && can.resize && can.screens && can.fence && can.vmware_lights);
-        assert!(!can.continuous);
-        assert_eq!(Wishes::read(&[]), Wishes::default());
+        let preferences = Preferences::read(&numbers);
+        assert_eq!(preferences.encoding, Some(Encoding::Raw));
+        assert_eq!((preferences.quality, preferences.compression), (Some(6), Some(2)));
+        let features = preferences.features;
+        assert!(
+            features.copy
+                && features.resize
+                && features.screens
+                && features.fence
+                && features.vmware_lights
+        );
+        assert!(!features.continuous);
+        assert_eq!(Preferences::read(&[]), Preferences::default());
     }
 
     #[test]
     fn a_slow_line_lowers_the_quality_that_was_asked_for_and_never_below_the_least() {
-        let wishes = Wishes::read(&[-24]);
-        assert_eq!(wishes.choice(0).quality, Some(8));
-        assert_eq!(wishes.choice(3).quality, Some(5));
-        assert_eq!(wishes.choice(99).quality, Some(1));
-        assert_eq!(Wishes::read(&[-32]).choice(9).quality, Some(0));
-        assert_eq!(Wishes::read(&[7]).choice(9).quality, None, "lossless stays lossless");
-        assert_eq!(Wishes::read(&[-247]).choice(9).compression, 9);
+        let preferences = Preferences::read(&[-24]);
+        assert_eq!(preferences.parameters(0).quality, Some(8));
+        assert_eq!(preferences.parameters(3).quality, Some(5));
+        assert_eq!(preferences.parameters(99).quality, Some(1));
+        assert_eq!(Preferences::read(&[-32]).parameters(9).quality, Some(0));
+        assert_eq!(Preferences::read(&[7]).parameters(9).quality, None, "lossless stays lossless");
+        assert_eq!(Preferences::read(&[-247]).parameters(9).compression, 9);
     }
 }

@@ -66,7 +66,7 @@ impl PendingUpdate {
         self.dirty.unite(changed);
         for it in moves {
             let mut left = self.dirty.clone();
-            it.carry(&other, &mut left);
+            it.apply(&other, &mut left);
             if self.moves.len() < MAX_PENDING_MOVES && left.count() < self.dirty.count() {
                 self.moves.push(*it);
                 self.dirty = left;
@@ -77,11 +77,11 @@ impl PendingUpdate {
 
     /// Plans an update of the requested area: moves, which come first, and tiles whose pixels
     /// follow.
-    pub fn take(&mut self, asked: Area) -> (Vec<Move>, Tiles) {
-        if !self.moves.iter().all(|it| asked.covers(it.to)) {
+    pub fn take(&mut self, requested: Area) -> (Vec<Move>, Tiles) {
+        if !self.moves.iter().all(|it| requested.covers(it.to)) {
             self.drop_moves();
         }
-        let tiles = self.dirty.split_off(asked);
+        let tiles = self.dirty.split_off(requested);
         // A final move is useless if the pixels of its target are sent anyway.
         while self.moves.pop_if(|last| tiles.covers(last.to)).is_some() {}
         self.set_in_flight(&tiles);
@@ -108,9 +108,9 @@ impl Move {
     /// Applies the move to a property of tiles. A target tile gets the property if its source has
     /// it in `before`, or if the tile itself has it there and is only partly overwritten. Other
     /// tiles in `set` are unchanged.
-    pub fn carry(&self, before: &Tiles, set: &mut Tiles) {
+    pub fn apply(&self, before: &Tiles, set: &mut Tiles) {
         for tile in before.touched(self.to) {
-            let to = tile.common(self.to);
+            let to = tile.intersection(self.to);
             let (x, y) = (to.x - self.to.x + self.from.0, to.y - self.to.y + self.from.1);
             let keeps = to != tile && before.touches(tile);
             set.put(tile, keeps || before.touches(Area { x, y, ..to }));
@@ -123,18 +123,18 @@ mod test {
     use super::*;
     use crate::rfb::picture::Picture;
     use crate::rfb::scroll::Scroll;
-    use crate::rfb::testing::{Chance, draw_randomly, move_pixels};
+    use crate::rfb::testing::{Random, draw_randomly, move_pixels};
 
     /// Draws something, and sometimes changes the size.
-    fn draw(picture: &mut Picture, chance: &mut Chance) {
-        if chance.below(40) > 0 {
+    fn draw(picture: &mut Picture, random: &mut Random) {
+        if random.below(40) > 0 {
             let size = picture.size();
-            return draw_randomly(&mut picture.pixels, size, chance);
+            return draw_randomly(&mut picture.pixels, size, random);
         }
-        let mut side = || 200 + 10 * chance.below(6);
+        let mut side = || 200 + 10 * random.below(6);
         (picture.width, picture.height) = (side(), side());
         let count = usize::from(picture.width) * usize::from(picture.height);
-        picture.pixels = (0..count).map(|_| chance.colour()).collect();
+        picture.pixels = (0..count).map(|_| random.colour()).collect();
     }
 
     /// A client whose requests, plans and encodings come at random times.
@@ -157,24 +157,24 @@ mod test {
             Self { pending, size: (0, 0), pixels: Vec::new(), planned, lazy, whole, moved: 0 }
         }
 
-        fn plan(&mut self, chance: &mut Chance, settle: bool) {
+        fn plan(&mut self, random: &mut Random, settle: bool) {
             let size = self.pending.dirty().size();
             if size != self.size {
                 self.size = size;
                 self.pixels = vec![0; usize::from(size.0) * usize::from(size.1)];
             }
-            if !settle && chance.below(20) == 0 {
+            if !settle && random.below(20) == 0 {
                 let copies = self.pending.copies();
                 self.pending.set_copies(false);
                 self.pending.set_copies(copies);
             }
             let all = Area { x: 0, y: 0, width: u16::MAX, height: u16::MAX };
-            let whole = self.whole || settle || chance.below(2) == 0;
-            let asked = if whole { all } else { chance.area(size) };
-            if chance.below(30) == 0 {
-                self.pending.dirty().insert_area(asked);
+            let whole = self.whole || settle || random.below(2) == 0;
+            let requested = if whole { all } else { random.area(size) };
+            if random.below(30) == 0 {
+                self.pending.dirty().insert_area(requested);
             }
-            let (moves, tiles) = self.pending.take(asked);
+            let (moves, tiles) = self.pending.take(requested);
             for it in moves {
                 self.moved += it.to.pixels();
                 move_pixels(&mut self.pixels, size.0.into(), it);
@@ -183,16 +183,16 @@ mod test {
         }
 
         /// Plans an update, or takes the pixels of a part of the planned one.
-        fn work(&mut self, picture: &Picture, chance: &mut Chance, settle: bool) {
+        fn work(&mut self, picture: &Picture, random: &mut Random, settle: bool) {
             if self.planned.is_empty() {
-                self.plan(chance, settle);
+                self.plan(random, settle);
                 return;
             }
             if self.planned.size() != picture.size() {
                 self.planned = Tiles::none(0, 0);
             }
             let mut areas = Vec::new();
-            self.planned.take(1 + usize::from(chance.below(40_000)), &mut areas);
+            self.planned.take(1 + usize::from(random.below(40_000)), &mut areas);
             let stride = usize::from(self.size.0);
             for row in areas.iter().flat_map(|area| area.pieces(u16::MAX, 1)) {
                 let start = usize::from(row.y) * stride + usize::from(row.x);
@@ -230,7 +230,7 @@ mod test {
     fn whoever_moves_what_it_has_sees_what_the_others_see() {
         let mut moved = [0; 6];
         for seed in 1..60 {
-            let mut chance = Chance::new(seed);
+            let mut random = Random::new(seed);
             let mut picture = Picture { pixels: vec![7; 240 * 250], width: 240, height: 250 };
             let mut scroll = Scroll::default();
             let kinds = [
@@ -246,22 +246,22 @@ mod test {
             for round in 0..140 {
                 let (width, height) = picture.size();
                 let old = Picture { pixels: picture.pixels.clone(), width, height };
-                draw(&mut picture, &mut chance);
+                draw(&mut picture, &mut random);
                 let changed = different(&old, &picture);
-                if old.size() == picture.size() && chance.below(10) > 0 {
+                if old.size() == picture.size() && random.below(10) > 0 {
                     scroll.save(&old, old.pixels.len());
                 }
                 let moves = scroll.find(&picture, &changed);
                 for it in &mut readers {
                     it.pending.change(&changed, &moves);
-                    while chance.below(10) >= it.lazy && round < 130 && chance.below(3) > 0 {
-                        it.work(&picture, &mut chance, false);
+                    while random.below(10) >= it.lazy && round < 130 && random.below(3) > 0 {
+                        it.work(&picture, &mut random, false);
                     }
                 }
             }
             for (at, it) in readers.iter_mut().enumerate() {
                 while !it.is_settled() {
-                    it.work(&picture, &mut chance, true);
+                    it.work(&picture, &mut random, true);
                 }
                 assert_eq!(it.size, picture.size());
                 assert!(it.pixels == picture.pixels, "client {at} in round {seed}");
