@@ -52,11 +52,11 @@ rules! {
         accepts [rust("fn f() {}")];
 
     functions_are_short: limits::functions,
-        refuses [rust(function(61)), file("vmm/src/machine/mod.rs", build(91))],
+        refuses [rust(function(61)), file("vmm/src/machine.rs", build(91))],
         accepts [
             rust(function(60)),
             rust(function(60).replace("x();", "x();\n// why\n\n")),
-            file("vmm/src/machine/mod.rs", build(90)),
+            file("vmm/src/machine.rs", build(90)),
         ];
     files_are_short: limits::files,
         refuses [
@@ -184,7 +184,7 @@ rules! {
             file("devices/src/util/mod.rs", ""),
             rust("mod helpers { }"),
         ],
-        accepts [file("vmm/src/machine/mod.rs", "mod xhci;"), file("devices/src/baseline.rs", "")];
+        accepts [file("vmm/src/machine.rs", "mod xhci;"), file("devices/src/baseline.rs", "")];
     what_is_public_is_described: words::docs,
         refuses [
             rust("fn f() {}"),
@@ -245,7 +245,7 @@ rules! {
         ],
         accepts [
             file("devices/src/bus.rs", "use crate::{boot::x, vmm}; fn f() { let boot = 1; }"),
-            file("vmm/src/machine/mod.rs", "use boot::acpi; use devices::bus;"),
+            file("vmm/src/machine.rs", "use boot::acpi; use devices::bus;"),
             file("devices/Cargo.toml", "[dependencies]\nvm-memory.workspace = true\n"),
         ];
     boot_takes_bytes_and_gives_bytes: direction::boot_is_pure,
@@ -261,7 +261,7 @@ rules! {
         refuses [file("vmm/src/vcpu.rs", "use boot::acpi; use devices::bus;")],
         accepts [
             file("vmm/src/vcpu.rs", "use devices::bus;"),
-            file("vmm/src/machine/mod.rs", "use boot::acpi; use devices::bus;"),
+            file("vmm/src/machine.rs", "use boot::acpi; use devices::bus;"),
         ];
     a_vcpu_knows_the_bus_alone: direction::vcpu_knows_the_bus,
         refuses [file("vmm/src/vcpu.rs", "use devices::{bus::Bus, platform::serial};")],

@@ -56,7 +56,7 @@ fn collect_fields() -> Result<()> {
 /// The source of a module.
 fn module(devices: &Path, path: &str) -> Result<String> {
     let file = devices.join(path.replace("::", "/"));
-    let mut files = [file.with_extension("rs"), file.join("config.rs"), file.join("mod.rs")];
+    let mut files = [file.join("config.rs"), file.with_extension("rs")];
     let found = files.iter_mut().find(|file| file.exists());
     let found = found.with_context(|| format!("{}: no such module", file.display()))?;
     fs::read_to_string(&*found).with_context(|| found.display().to_string())

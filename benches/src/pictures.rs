@@ -35,6 +35,26 @@ enum Kind {
     Flat,
 }
 
+/// A rectangle of a picture, in pixels.
+#[derive(Clone, Copy)]
+struct Area {
+    x: u16,
+    y: u16,
+    width: u16,
+    height: u16,
+}
+
+const fn area(x: u16, y: u16, width: u16, height: u16) -> Area {
+    Area { x, y, width, height }
+}
+
+/// A line of words, cut to `room` pixels.
+struct Text<'a> {
+    words: &'a str,
+    style: Style,
+    room: u16,
+}
+
 /// The style of text.
 #[derive(Clone, Copy)]
 struct Style {
@@ -143,58 +163,62 @@ impl Picture {
     /// Draws a page of text, from line number `scroll` on. The distance between lines is [`LINE`]
     /// pixels.
     pub fn text(&mut self, scroll: usize) {
-        self.page((0, 0), (self.width, self.height), scroll, DARK);
+        self.page(area(0, 0, self.width, self.height), scroll, DARK);
     }
 
     /// Draws a frame of a video.
     pub fn photo(&mut self, frame: usize) {
-        self.photograph((0, 0), (self.width, self.height), frame);
+        self.photograph(area(0, 0, self.width, self.height), frame);
     }
 
     /// Draws a desktop: windows with text, a window with a photograph, and a bar at the bottom.
     pub fn desktop(&mut self) {
         let (width, height) = (self.width, self.height);
-        self.fill((0, 0), (width, height), 0x0000_5a9e);
+        self.fill(area(0, 0, width, height), 0x0000_5a9e);
         for y in (0..height).step_by(1080) {
             for x in (0..width).step_by(1920) {
                 self.screen(x, y);
             }
         }
-        self.fill((0, height - 40), (width, 40), 0x0020_2020);
+        self.fill(area(0, height - 40, width, 40), 0x0020_2020);
         for icon in 0..10 {
-            self.fill((8 + icon * 48, height - 34), (32, 28), 0x0030_80c0 + u32::from(icon) * 9000);
+            self.fill(
+                area(8 + icon * 48, height - 34, 32, 28),
+                0x0030_80c0 + u32::from(icon) * 9000,
+            );
         }
         let clock = Style { ink: 0x00f0_f0f0, paper: 0x0020_2020, smooth: true };
-        self.line((width - 90, height - 28), "12:34 Sat", clock, 80);
+        self.line(width - 90, height - 28, Text { words: "12:34 Sat", style: clock, room: 80 });
     }
 
     fn screen(&mut self, x: u16, y: u16) {
-        self.window((x + 60, y + 40), (820, 640), "Report - Editor");
-        self.page((x + 61, y + 70), (818, 609), 1, DARK);
-        self.window((x + 700, y + 420), (720, 520), "Terminal");
-        self.page((x + 701, y + 450), (718, 489), 2, CONSOLE);
-        self.window((x + 1000, y + 60), (640, 400), "Pictures");
-        self.photograph((x + 1080, y + 110), (480, 320), 1);
-        self.window((x + 1300, y + 480), (560, 480), "Settings");
+        self.window(area(x + 60, y + 40, 820, 640), "Report - Editor");
+        self.page(area(x + 61, y + 70, 818, 609), 1, DARK);
+        self.window(area(x + 700, y + 420, 720, 520), "Terminal");
+        self.page(area(x + 701, y + 450, 718, 489), 2, CONSOLE);
+        self.window(area(x + 1000, y + 60, 640, 400), "Pictures");
+        self.photograph(area(x + 1080, y + 110, 480, 320), 1);
+        self.window(area(x + 1300, y + 480, 560, 480), "Settings");
         for row in 0..12 {
             let top = y + 530 + row * 34;
-            self.fill((x + 1320, top), (18, 18), 0x0000_78d4);
+            self.fill(area(x + 1320, top, 18, 18), 0x0000_78d4);
             let label = WORDS[usize::from(row) * 2..][..3].join(" ");
-            self.line((x + 1350, top), &label, DARK, 400);
-            self.fill((x + 1320, top + 26), (520, 1), 0x00e0_e0e0);
+            self.line(x + 1350, top, Text { words: &label, style: DARK, room: 400 });
+            self.fill(area(x + 1320, top + 26, 520, 1), 0x00e0_e0e0);
         }
     }
 
-    fn window(&mut self, (x, y): (u16, u16), (width, height): (u16, u16), title: &str) {
-        self.fill((x, y), (width, height), 0x0090_9090);
-        self.fill((x + 1, y + 1), (width - 2, height - 2), 0x00ff_ffff);
-        self.fill((x + 1, y + 1), (width - 2, 28), 0x00e8_eef4);
+    fn window(&mut self, at: Area, title: &str) {
+        let Area { x, y, width, height } = at;
+        self.fill(at, 0x0090_9090);
+        self.fill(area(x + 1, y + 1, width - 2, height - 2), 0x00ff_ffff);
+        self.fill(area(x + 1, y + 1, width - 2, 28), 0x00e8_eef4);
         let style = Style { ink: 0x0020_2020, paper: 0x00e8_eef4, smooth: true };
-        self.line((x + 12, y + 7), title, style, width - 60);
-        self.fill((x + width - 34, y + 8), (12, 12), 0x00c0_3020);
+        self.line(x + 12, y + 7, Text { words: title, style, room: width - 60 });
+        self.fill(area(x + width - 34, y + 8, 12, 12), 0x00c0_3020);
     }
 
-    fn fill(&mut self, (x, y): (u16, u16), (width, height): (u16, u16), color: u32) {
+    fn fill(&mut self, Area { x, y, width, height }: Area, color: u32) {
         for y in y..(y + height).min(self.height) {
             let start = usize::from(y) * usize::from(self.width) + usize::from(x);
             let width = width.min(self.width.saturating_sub(x));
@@ -203,8 +227,9 @@ impl Picture {
     }
 
     /// Draws lines of words, from line number `scroll` on.
-    fn page(&mut self, at: (u16, u16), (width, height): (u16, u16), scroll: usize, style: Style) {
-        self.fill(at, (width, height), style.paper);
+    fn page(&mut self, at: Area, scroll: usize, style: Style) {
+        let Area { x, y, width, height } = at;
+        self.fill(at, style.paper);
         for line in 0..(height.saturating_sub(8)) / LINE {
             let mut random = Random((usize::from(line) + scroll) as u32 * 7919 + 17);
             let (mut text, indent) = (String::new(), random.next() as u16 % 3 * 24);
@@ -213,13 +238,13 @@ impl Picture {
                 text.push(' ');
             }
             let room = width.saturating_sub(indent + 16);
-            self.line((at.0 + 8 + indent, at.1 + 4 + line * LINE), &text, style, room);
+            self.line(x + 8 + indent, y + 4 + line * LINE, Text { words: &text, style, room });
         }
     }
 
-    fn line(&mut self, (x, y): (u16, u16), text: &str, style: Style, room: u16) {
+    fn line(&mut self, x: u16, y: u16, Text { words, style, room }: Text<'_>) {
         let step = if style.smooth { 9 } else { 8 };
-        for (at, letter) in (0..room / step).zip(text.bytes()) {
+        for (at, letter) in (0..room / step).zip(words.bytes()) {
             self.letter((x + at * step, y), letter, style);
         }
     }
@@ -256,17 +281,17 @@ impl Picture {
     }
 
     /// Draws soft shapes at three scales, and grain.
-    fn photograph(&mut self, at: (u16, u16), (width, height): (u16, u16), frame: usize) {
+    fn photograph(&mut self, at: Area, frame: usize) {
         let mut grain = Random(frame as u32 * 977 + 5);
-        for y in 0..height {
-            for x in 0..width {
+        for y in 0..at.height {
+            for x in 0..at.width {
                 let (across, down) = (u32::from(x) + frame as u32 * 3, u32::from(y));
                 let shape = |seed, scale| soft(across, down, scale, seed);
                 let rough = shape(1, 128) * 4 + shape(2, 32) * 2 + shape(3, 8);
                 let noise = grain.next() >> 8 & 0x0003_0303;
                 let [red, green, blue] =
                     [rough / 8, (rough + shape(4, 64) * 3) / 11, (shape(5, 96) + rough / 7) / 2];
-                let to = usize::from(at.1 + y) * usize::from(self.width) + usize::from(at.0 + x);
+                let to = usize::from(at.y + y) * usize::from(self.width) + usize::from(at.x + x);
                 self.pixels[to] = ((red << 16 | green << 8 | blue) & 0x00fc_fcfc) | noise;
             }
         }

@@ -27,7 +27,7 @@ const OUTSIDE: &[&str] = &[
 ];
 
 /// The files of `vmm` that may use both `devices` and `boot`: the configuration and the recipe.
-const BOTH: &[&str] = &["vmm/src/config.rs", "vmm/src/machine/"];
+const BOTH: &[&str] = &["vmm/src/config.rs", "vmm/src/machine.rs", "vmm/src/machine/"];
 
 /// The modules that `container` may use: of `vmm` the configuration and the control socket, of
 /// `devices` the configurations that are part of the machine's.

@@ -20,7 +20,7 @@ const SCRIPT_COLUMNS: usize = 120;
 const CRATES: usize = 161;
 
 /// The functions that may be longer: file, function, limit. There is one, by design.
-const LONGER: &[(&str, &str, usize)] = &[("vmm/src/machine/mod.rs", "build", 90)];
+const LONGER: &[(&str, &str, usize)] = &[("vmm/src/machine.rs", "build", 90)];
 
 /// The properties of a function that the rules check.
 struct Function {

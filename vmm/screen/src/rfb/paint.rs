@@ -594,8 +594,6 @@ fn screens(report: Report, size: (u16, u16), out: &mut Vec<u8>) {
     out.extend([1, 0, 0, 0]);
     // The screen's number. LibVNC treats 0 as no screen, and then requests no sizes.
     out.extend(1_u32.to_be_bytes());
-    for part in [0, 0, size.0, size.1] {
-        out.extend(part.to_be_bytes());
-    }
+    out.extend([0, 0, size.0, size.1].into_iter().flat_map(u16::to_be_bytes));
     out.extend(0_u32.to_be_bytes());
 }
