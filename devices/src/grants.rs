@@ -177,7 +177,7 @@ impl Shared {
     pub fn on_full(&self) -> OnFull {
         let events = self.events.clone();
         Arc::new(move |now: VolumeChange| {
-            events(if now.full { Event::StopProcessors } else { Event::ResumeProcessors })
+            events(if now.full { Event::StopProcessors } else { Event::ResumeProcessors });
         })
     }
 }

@@ -417,7 +417,7 @@ impl Function for Storage {
         match (setup.is_in(), setup.kind_and_request()) {
             (true, GET_MAX_LUN) if setup.value == 0 && setup.index == 0 => data.push(0),
             (false, RESET) if setup.value == 0 && setup.index == 0 => {
-                self.0.transport().bulk_only_reset()
+                self.0.transport().bulk_only_reset();
             }
             _ => return Err(Stall),
         }

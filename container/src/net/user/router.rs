@@ -95,7 +95,7 @@ impl Router {
             UDP => match (datagram, destination) {
                 (None, _) | (_, Destination::Unroutable) => {}
                 (Some(datagram), _) => {
-                    self.datagrams.send(&self.network, packet, &datagram, destination)
+                    self.datagrams.send(&self.network, packet, &datagram, destination);
                 }
             },
             ICMP | ICMPV6 => {

@@ -116,7 +116,7 @@ fn settle(
     memory: &Memory,
     model: &mut [u8],
     step: Step,
-    answer: Completion,
+    answer: &Completion,
 ) {
     let Step { operation, range, data, .. } = step;
     assert_eq!(answer.result, Ok(()), "{operation:?} {range:?}");
@@ -163,7 +163,7 @@ pub(super) fn rehearse(image: &Arc<dyn Image>, model: &mut [u8], seed: u64, roun
         driver.channel.submit();
         for answer in driver.wait(steps.len()) {
             let found = steps.iter().position(|step| step.tag == answer.tag).unwrap();
-            settle(image, &driver.memory, model, steps.swap_remove(found), answer);
+            settle(image, &driver.memory, model, steps.swap_remove(found), &answer);
         }
     }
     driver.flush().unwrap();

@@ -31,6 +31,7 @@ impl From<Fault> for Code {
 }
 
 /// A TRB that could not be executed, and the reason.
+#[derive(Clone, Copy)]
 struct FailedTrb {
     /// The address of the TRB.
     at: u64,

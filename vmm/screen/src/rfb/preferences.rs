@@ -124,10 +124,10 @@ impl Preferences {
                 number::CLIPBOARD => features.clipboard = true,
                 number::CURSOR => features.pointer = Some(Pointer::Masked),
                 number::ALPHA_CURSOR => {
-                    features.pointer = features.pointer.or(Some(Pointer::Alpha))
+                    features.pointer = features.pointer.or(Some(Pointer::Alpha));
                 }
                 other => {
-                    preferences.encoding = preferences.encoding.or(Encoding::from_number(other))
+                    preferences.encoding = preferences.encoding.or(Encoding::from_number(other));
                 }
             }
         }
