@@ -185,20 +185,9 @@ rules! {
             rust("mod helpers { }"),
         ],
         accepts [file("vmm/src/machine.rs", "mod xhci;"), file("devices/src/baseline.rs", "")];
-    what_is_public_is_described: words::docs,
-        refuses [
-            rust("fn f() {}"),
-            rust("//! x\npub fn f() {}"),
-            rust("//! x\n/// x\npub struct S { pub field: u8 }"),
-            rust("//! x\n/// x\npub enum E { Variant }"),
-            rust("//! x\n/// x\npub trait T { fn f(); }"),
-            rust("//! x\nstruct S; impl S { pub fn f() {} }"),
-        ],
-        accepts [
-            rust("//! x\nfn f() {}\npub(crate) fn g() {}\npub mod other;\npub use other::g;"),
-            rust("//! x\n#[cfg(test)] mod test { pub fn f() {} }"),
-            rust("//! x\n/// x\npub struct S(pub u8);"),
-        ];
+    files_have_headings: words::headings,
+        refuses [rust("fn f() {}"), rust("/// x\npub fn f() {}")],
+        accepts [rust("//! x\npub fn f() {}")];
 
     unsafe_is_where_it_is_listed: safety::listed,
         refuses [

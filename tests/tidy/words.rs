@@ -1,5 +1,4 @@
 //! Forbidden and required words: attributes, markers, output, names, doc comments.
-use syn::Visibility;
 use syn::visit::{self, Visit};
 
 use crate::tree::{File, Finding, Source, Tree};
@@ -148,92 +147,11 @@ pub(crate) fn names(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Every file and every public item has a doc comment.
-pub(crate) fn docs(tree: &Tree) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for source in &tree.sources {
-        if !has_docs(&source.syntax.attrs) {
-            findings.push(source.finding(1, "a file without `//!`"));
-        }
-        let mut public = Public { source, findings: Vec::new() };
-        public.visit_file(&source.syntax);
-        findings.extend(public.findings);
-    }
-    findings
-}
-
-fn has_docs(attributes: &[syn::Attribute]) -> bool {
-    attributes.iter().any(|attribute| attribute.path().is_ident("doc"))
-}
-
-/// Finds `pub` items without a doc comment.
-struct Public<'a> {
-    source: &'a Source,
-    findings: Vec<Finding>,
-}
-
-impl Public<'_> {
-    fn check(&mut self, attributes: &[syn::Attribute], name: &syn::Ident) {
-        let line = name.span().start().line;
-        if !has_docs(attributes) && !self.source.in_tests(line) {
-            let what = format!("public `{name}` without a doc comment");
-            self.findings.push(self.source.finding(line, what));
-        }
-    }
-
-    /// The attributes and the name of a public item.
-    fn item(item: &syn::Item) -> Option<(&[syn::Attribute], &syn::Ident)> {
-        let (visibility, attributes, name) = match item {
-            syn::Item::Const(item) => (&item.vis, &item.attrs, &item.ident),
-            syn::Item::Enum(item) => (&item.vis, &item.attrs, &item.ident),
-            syn::Item::Fn(item) => (&item.vis, &item.attrs, &item.sig.ident),
-            syn::Item::Mod(item) if item.content.is_some() => (&item.vis, &item.attrs, &item.ident),
-            syn::Item::Static(item) => (&item.vis, &item.attrs, &item.ident),
-            syn::Item::Struct(item) => (&item.vis, &item.attrs, &item.ident),
-            syn::Item::Trait(item) => (&item.vis, &item.attrs, &item.ident),
-            syn::Item::Type(item) => (&item.vis, &item.attrs, &item.ident),
-            syn::Item::Union(item) => (&item.vis, &item.attrs, &item.ident),
-            _ => return None,
-        };
-        matches!(visibility, Visibility::Public(_)).then_some((attributes, name))
-    }
-}
-
-impl<'ast> Visit<'ast> for Public<'_> {
-    fn visit_item(&mut self, item: &'ast syn::Item) {
-        if let Some((attributes, name)) = Self::item(item) {
-            self.check(attributes, name);
-            if let syn::Item::Enum(item) = item {
-                item.variants.iter().for_each(|variant| self.check(&variant.attrs, &variant.ident));
-            }
-            if let syn::Item::Trait(item) = item {
-                for item in &item.items {
-                    if let syn::TraitItem::Fn(item) = item {
-                        self.check(&item.attrs, &item.sig.ident);
-                    }
-                }
-            }
-        }
-        visit::visit_item(self, item);
-    }
-
-    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
-        if matches!(item.vis, Visibility::Public(_)) {
-            self.check(&item.attrs, &item.sig.ident);
-        }
-    }
-
-    fn visit_impl_item_const(&mut self, item: &'ast syn::ImplItemConst) {
-        if matches!(item.vis, Visibility::Public(_)) {
-            self.check(&item.attrs, &item.ident);
-        }
-    }
-
-    fn visit_field(&mut self, field: &'ast syn::Field) {
-        if let (Visibility::Public(_), Some(name)) = (&field.vis, &field.ident) {
-            self.check(&field.attrs, name);
-        }
-    }
+/// Every Rust file says in its first lines what it is.
+pub(crate) fn headings(tree: &Tree) -> Vec<Finding> {
+    let headed = |source: &&Source| source.syntax.attrs.iter().any(|it| it.path().is_ident("doc"));
+    let bare = tree.sources.iter().filter(|source| !headed(source));
+    bare.map(|source| source.finding(1, "a file without `//!`")).collect()
 }
 
 /// Collects the lines of the attributes for which `wanted` is true.
