@@ -306,7 +306,7 @@ fn option_names(port: impl std::fmt::Display) -> OptionNames {
         address: Some(format!("WEB_PORT={port}")),
         origin: "WEB_ORIGIN",
         password: "PROTECT=Y",
-        tls: "put a proxy with TLS before it, and set its address in WEB_PROXY",
+        tls: "put a reverse proxy with TLS in front, and set its address in WEB_PROXY",
     }
 }
 

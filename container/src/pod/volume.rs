@@ -52,8 +52,8 @@ impl Volume {
         fs::remove_file(&trial).ok();
         match tried {
             Err(error) if is_full(&error) && matches!(source, Source::Disk(_)) => tracing::warn!(
-                "STORAGE={}: it is full: a guest that writes to new places stands still until \
-                 there is room: free space on the volume, or in the guest",
+                "STORAGE={}: the volume is full: when the disk needs more of it, the guest pauses \
+                 until there is free space: delete files there, or in the guest",
                 folder.display()
             ),
             tried => {
@@ -317,8 +317,8 @@ impl Volume {
         let out = "make the volume larger, or DISK_SIZE smaller";
         anyhow::ensure!(!allocate, "ALLOCATE=Y takes {needs} more, and {free} are free: {out}");
         story.warn(&format!(
-            "the disk may take {needs} more, and {free} are free on the volume: when that is full, \
-             the guest stands still until there is room: {out}"
+            "the disk may take {needs} more, and {free} are free on the volume: when it is full, \
+             the guest pauses until there is free space: {out}"
         ));
         Ok(())
     }
@@ -549,6 +549,6 @@ mod test {
         let story = Story::new();
         volume.check_space(&disk, 1 << 60, false, &story).unwrap();
         let said = &story.lines(0).0[0].text;
-        assert!(said.contains("the guest stands still until there is room"), "{said}");
+        assert!(said.contains("the guest pauses until there is free space"), "{said}");
     }
 }

@@ -65,7 +65,7 @@ pub struct OptionNames {
     pub origin: &'static str,
     /// The option for the password.
     pub password: &'static str,
-    /// The options for TLS.
+    /// How to get TLS.
     pub tls: &'static str,
 }
 
@@ -75,7 +75,7 @@ impl Default for OptionNames {
             address: None,
             origin: "--web ..,origin=",
             password: "password=FILE",
-            tls: "tls-cert=FILE,tls-key=FILE",
+            tls: "set tls-cert=FILE,tls-key=FILE",
         }
     }
 }

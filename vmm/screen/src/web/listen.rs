@@ -90,7 +90,7 @@ impl Listener {
             let far = socket.local_addr().is_ok_and(|it| !it.ip().to_canonical().is_loopback());
             if far && config.proxy.is_none() {
                 let (option, tls) = (option_name(config), config.option_names.tls);
-                tracing::warn!("{option}: without TLS, others can read passwords: set {tls}");
+                tracing::warn!("{option}: without TLS, others can read passwords: {tls}");
             }
         }
         let rules = Rules {
