@@ -12,13 +12,10 @@ use super::variable::{Support, Variable};
 use super::{Settings, list, near, value, version};
 use crate::status::{self, Failure};
 
-/// Variables by name.
 pub type Environment = BTreeMap<OsString, OsString>;
 
-/// The parsed environment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParsedEnvironment {
-    /// The settings.
     pub settings: Settings,
     /// Names of the known variables that are set.
     pub names: BTreeSet<&'static str>,

@@ -101,7 +101,7 @@ const ROWS: &[Row] = &[
         code: "cn", name: "Chinese (Simplified)", culture: "zh-CN" },
 ];
 
-/// A language of Windows. Defaults to English.
+/// Defaults to English.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Language(pub &'static Row);
 
@@ -177,7 +177,6 @@ fn cased(text: &str) -> String {
     text.split('-').enumerate().map(case).collect::<Vec<_>>().join("-")
 }
 
-/// A keyboard layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Keyboard {
     /// The default layout of a culture.
