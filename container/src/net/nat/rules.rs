@@ -20,7 +20,6 @@ use super::ipv6::{MASK, Prefix};
 use crate::settings::value::Value as _;
 use crate::status::{Failure, Status};
 
-/// Parameters of the rules.
 pub(super) struct Rules<'a> {
     pub(super) tap: &'a str,
     pub(super) mac: Mac,

@@ -10,16 +10,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use crate::settings::Settings;
 use crate::settings::words::Protocol;
 
-/// The port of Remote Desktop.
 const RDP: u16 = 3389;
 const BACKLOG: i32 = 128;
 
-/// Sockets of the forwarded ports.
 #[derive(Debug, Default)]
 pub struct Listeners {
-    /// TCP listeners.
     pub tcp: Vec<TcpListener>,
-    /// UDP sockets.
     pub udp: Vec<UdpSocket>,
 }
 

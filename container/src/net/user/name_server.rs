@@ -104,7 +104,6 @@ impl NameServer {
         self.asked.notify_waiters();
     }
 
-    /// Answers questions until the end.
     pub async fn serve(&self, relay: &Relay) {
         while let Ok(Some(question)) = timeout(IDLE, self.question()).await {
             let Some(answer) = relay.answer(&question, Transport::Tcp).await else { break };

@@ -13,14 +13,12 @@ use super::quota::Slots;
 use crate::net::dhcp;
 use crate::net::dns::{self, Transport};
 
-/// The gateway's services.
 pub struct Server {
     /// Slots of DNS questions by UDP.
     questions: Slots,
 }
 
 impl Server {
-    /// Services with this number of slots for questions.
     #[must_use]
     pub fn new(questions: usize) -> Self {
         Self { questions: Slots::new(questions) }

@@ -22,14 +22,12 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// A budget of this number of bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self(Rc::new(Cell::new(bytes)))
     }
 }
 
-/// The capacity of one direction of one connection.
 #[derive(Debug)]
 pub struct Capacity {
     size: usize,
@@ -47,7 +45,6 @@ impl Capacity {
         capacity
     }
 
-    /// Its current size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
@@ -78,7 +75,6 @@ impl Drop for Capacity {
     }
 }
 
-/// A byte queue.
 #[derive(Debug, Default)]
 pub struct Buffer {
     bytes: Vec<u8>,
@@ -87,25 +83,21 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// The queued bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
 
-    /// The number of queued bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start
     }
 
-    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Appends bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.make_room(bytes.len());
         self.bytes.extend_from_slice(bytes);
