@@ -116,9 +116,7 @@ pub struct Windows {
     /// The keyboard layout. Defaults to that of the language.
     pub keyboard: Option<Keyboard>,
     pub key: Option<ProductKey>,
-    /// Width of the screen in pixels.
     pub width: Within<640, 8192>,
-    /// Height of the screen in pixels.
     pub height: Within<480, 8192>,
     /// Windows Setup asks its questions, and a person answers them.
     pub manual: bool,
@@ -284,7 +282,8 @@ pub struct Network {
     pub adapter: Translated<Adapter>,
     /// Ports that stay with the pod and are not forwarded to the guest.
     pub host_ports: Ports,
-    /// Ports that are forwarded to the guest in user mode.
+    /// In user mode, ports that are forwarded to the guest. With NAT, TCP ports that are also
+    /// forwarded from the loopback address and by IPv6.
     pub user_ports: Ports,
 }
 
@@ -384,7 +383,7 @@ pub struct Pod {
     pub shutdown: bool,
     /// Seconds that a shutdown may take.
     pub timeout: Within<1, 86400>,
-    /// An older name of `timeout`. It wins if both are set.
+    /// The former name of `timeout`. It takes precedence if both are set.
     pub timeout_old: Option<Within<1, 86400>>,
     /// Seconds for which a failure stays visible before the pod exits.
     pub hold: Within<0, 86400>,

@@ -63,14 +63,13 @@ const IN: u16 = 1;
 pub struct Query<'a> {
     id: [u8; 2],
     flags: u16,
-    /// In the encoding of messages, with the root at its end.
+    /// Encoded as in messages, with the root at its end.
     name: &'a [u8],
     kind: u16,
     class: u16,
     message: &'a [u8],
 }
 
-/// The 16-bit number at this offset.
 fn word(message: &[u8], at: usize) -> Option<u16> {
     let bytes = message.get(at..at.checked_add(2)?)?;
     Some(u16::from_be_bytes(bytes.try_into().ok()?))

@@ -43,7 +43,7 @@ struct Plan {
     uplink: Link,
     mac: Mac,
     mtu: u16,
-    /// The pod's address there, if it has one.
+    /// The pod's own address, if it has one.
     own: Option<IpAddr>,
 }
 
@@ -105,7 +105,7 @@ impl Macvtap {
         &self.plan.uplink.name
     }
 
-    /// The guest's last known address. Nothing if the pod cannot receive the guest's ARP.
+    /// Nothing if the pod cannot receive the guest's ARP.
     #[must_use]
     pub fn learned_address(&self) -> Option<LearnedAddress> {
         self.arp.as_ref().map(Listener::learned_address)

@@ -45,7 +45,6 @@ use crate::status::{Failure, Status};
 /// The MTU of Ethernet, in bytes. Guests assume it if DHCP does not set another one.
 const DEFAULT_MTU: u32 = 1500;
 const MIN_MTU_V6: u32 = 1280;
-/// Enables the forwarding of packets between interfaces.
 const FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
 
 /// Parameters besides the settings.

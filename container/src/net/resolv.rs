@@ -20,7 +20,6 @@ const MAX_FILE_BYTES: u64 = 64 << 10;
 pub struct Resolv {
     /// Name servers, in the order in which they are asked.
     pub servers: Vec<IpAddr>,
-    /// Search domains for short names.
     pub search: Vec<String>,
     /// A name with at least this number of dots is asked as it is before search domains are tried.
     pub dots: u8,

@@ -19,7 +19,7 @@ pub struct ParsedEnvironment {
     pub settings: Settings,
     /// Names of the known variables that are set.
     pub names: BTreeSet<&'static str>,
-    /// Those of them that came from a file. Their content is never shown.
+    /// Those of `names` that came from a file. Their content is never shown.
     pub files: BTreeSet<&'static str>,
     /// Warnings, one sentence each.
     pub warnings: Vec<String>,
@@ -52,7 +52,6 @@ pub fn read_all(environment: &Environment) -> (ParsedEnvironment, Vec<anyhow::Er
     (input, mistakes)
 }
 
-/// Stores one variable in the settings.
 fn take(
     variable: &'static Variable,
     environment: &Environment,

@@ -10,7 +10,7 @@ use super::value::Value;
 pub struct Row {
     /// Accepted words. `xx-*` matches every culture of the language.
     words: &'static [&'static str],
-    /// Its code in file names.
+    /// The code in file names.
     pub code: &'static str,
     /// Microsoft's name.
     pub name: &'static str,

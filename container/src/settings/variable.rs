@@ -11,7 +11,7 @@ pub struct Variable {
     pub aliases: &'static [&'static str],
     /// Empty if the default depends on other settings.
     pub default: &'static str,
-    /// Description, one or two sentences.
+    /// One or two sentences.
     pub meaning: &'static str,
     pub support: Support,
     /// The exit status for an invalid value.

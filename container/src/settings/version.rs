@@ -7,7 +7,7 @@ use super::value::{GIB, MIB, Value, quote};
 /// A known version of Windows.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Product {
-    /// Its id, the base of file names.
+    /// The base of file names.
     pub id: &'static str,
     pub name: &'static str,
     /// Further accepted words, in lower case.

@@ -16,7 +16,6 @@ use tokio::time::sleep;
 
 use crate::log::LineLimit;
 
-/// The last address of the guest.
 pub type LearnedAddress = watch::Receiver<Option<Ipv4Addr>>;
 
 /// The pause after an error, which may repeat immediately.

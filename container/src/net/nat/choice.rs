@@ -129,7 +129,7 @@ pub fn guest_mac(settings: &Settings, host: &str) -> anyhow::Result<Mac> {
     Ok(mac)
 }
 
-/// The address in the file. Nothing if the file is missing or empty.
+/// Nothing if the file is missing or empty.
 fn stored_mac(path: &Path) -> anyhow::Result<Option<Mac>> {
     let text = match files::read(path) {
         Ok(text) => text,

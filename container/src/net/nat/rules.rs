@@ -195,7 +195,6 @@ impl Table {
         Ok(Self(Some(child)))
     }
 
-    /// Removes the table now.
     pub(super) fn remove(mut self) -> anyhow::Result<()> {
         self.0.take().map_or(Ok(()), finish)
     }
@@ -237,7 +236,7 @@ fn not_started(error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Closes its input, and waits for the result.
+/// Closes the input of `child`, and waits for the result.
 fn finish(child: Child) -> anyhow::Result<()> {
     let ended = child.wait_with_output().context("nft")?;
     if ended.status.success() {

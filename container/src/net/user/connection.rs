@@ -126,7 +126,6 @@ impl Connection {
         self.wake.notify_one();
     }
 
-    /// Runs the connection until it ends.
     pub async fn run(&self, network: &Rc<Network>, remote: Remote) {
         let stream = match remote {
             Remote::Connected(stream) => {

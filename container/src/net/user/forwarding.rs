@@ -38,7 +38,7 @@ pub fn ports(settings: &Settings) -> Vec<(u16, Protocol)> {
     ports
 }
 
-/// The reason why a port stays with the pod. Nothing if it does not.
+/// The reason why a port stays with the pod, if it does.
 fn reason_to_keep(settings: &Settings, port: (u16, Protocol)) -> Option<&'static str> {
     let tcp = |number: u32| port == (u16::try_from(number).unwrap_or(0), Protocol::Tcp);
     if settings.network.host_ports.0.contains(&port) {

@@ -34,7 +34,7 @@ pub struct Lan {
     /// MAC address of the gateway.
     pub mac: Mac,
     pub mtu: u16,
-    /// IPv6 addresses, if the pod has IPv6.
+    /// Set if the pod has IPv6.
     pub v6: Option<LanV6>,
 }
 

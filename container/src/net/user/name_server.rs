@@ -39,7 +39,6 @@ pub struct NameServer {
 }
 
 impl NameServer {
-    /// The number of missing bytes of the question.
     fn missing(&self) -> usize {
         let question = self.question.borrow();
         let length = question.first_chunk().map_or(0, |length| u16::from_be_bytes(*length).into());

@@ -40,7 +40,6 @@ pub struct Network {
     card: Cell<Mac>,
     /// Global IPv6 address of the guest.
     guest_v6: Cell<Option<Ipv6Addr>>,
-    /// Kinds of warnings that were logged.
     warned: RefCell<HashSet<&'static str>>,
     /// The last destination address, and when its `Destination` was decided.
     last: Cell<Option<(IpAddr, Instant, Destination)>>,
@@ -80,7 +79,7 @@ impl Network {
         self.diverted.get().map_or(peer, |port| SocketAddr::new(loopback, port))
     }
 
-    /// The guest has connected.
+    /// Called when the guest has connected.
     pub fn plug(&self) {
         self.link.connect(true);
         if self.lan.v6.is_some() {
@@ -88,7 +87,7 @@ impl Network {
         }
     }
 
-    /// The guest has disconnected.
+    /// Called when the guest has disconnected.
     pub fn unplug(&self) {
         self.link.connect(false);
         self.guest_v6.set(None);

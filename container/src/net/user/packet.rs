@@ -94,7 +94,6 @@ impl ArpRequest {
 /// The position of a fragment in its packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fragment {
-    /// Id of the packet.
     pub id: u32,
     /// Offset in bytes.
     pub offset: usize,
@@ -222,7 +221,6 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// The 16-bit number at this offset of a header.
 fn word<const N: usize>(header: &[u8; N], at: usize) -> u16 {
     u16::from_be_bytes([header[at], header[at + 1]])
 }
@@ -284,12 +282,10 @@ impl Pair {
     }
 }
 
-/// Source and destination of a packet that we write.
+/// Source and destination of a packet that we write. Both IP addresses are of one family.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
-    /// MAC addresses of the source and the destination.
     pub cards: (Mac, Mac),
-    /// IP addresses of the source and the destination, of one family.
     pub addresses: (IpAddr, IpAddr),
 }
 

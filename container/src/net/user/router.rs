@@ -130,7 +130,7 @@ impl Router {
         self.connections.open(&self.network, &syn);
     }
 
-    /// Resets a connection that does not exist.
+    /// Answers a segment without a connection.
     fn reset(&self, pair: &Pair, segment: &Segment<'_>) {
         let Some(refusal) = segment.refusal() else { return };
         let header = refusal.header();

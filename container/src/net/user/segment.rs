@@ -118,13 +118,13 @@ impl<'a> Segment<'a> {
         self.flags & flag != 0
     }
 
-    /// The number of sequence numbers that it occupies, with SYN and FIN.
+    /// The number of sequence numbers that the segment occupies, with SYN and FIN.
     #[must_use]
     pub fn length(&self) -> usize {
         self.data.len() + usize::from(self.has(SYN)) + usize::from(self.has(FIN))
     }
 
-    /// Its header with options, and a checksum of zero.
+    /// The header with options, and a checksum of zero.
     #[must_use]
     pub fn header(&self) -> Header {
         let mut header = Header { bytes: [0; HEADER + 8], length: HEADER };

@@ -24,7 +24,7 @@ impl Server {
         Self { questions: Slots::new(questions) }
     }
 
-    /// Answers a datagram to a service of the gateway. Returns false if it is for none.
+    /// Answers a datagram. Returns false if the gateway has no such service.
     pub fn handle(
         &self,
         network: &Rc<Network>,

@@ -132,7 +132,7 @@ impl Tcp {
         }
     }
 
-    /// The outside has connected.
+    /// Called when the outside has connected.
     pub fn connected(&mut self) {
         if self.state == State::Connecting {
             self.state = State::SynReceived;
@@ -418,7 +418,7 @@ impl Tcp {
         self.state == State::Closed || (self.state == State::Connecting && self.reset.is_some())
     }
 
-    /// Whether it has empty buffers, or capacity that it does not need.
+    /// Whether the connection has empty buffers, or capacity that it does not need.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.sender.is_loaded() || self.receiver.data.is_loaded()

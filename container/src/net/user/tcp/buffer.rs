@@ -50,7 +50,7 @@ impl Capacity {
         self.size
     }
 
-    /// Doubles it, if the budget has the bytes.
+    /// Doubles the capacity, up to its maximum, if the budget has the bytes.
     pub fn grow(&mut self) {
         self.add(self.size.min(self.max.saturating_sub(self.size)));
     }
@@ -62,7 +62,7 @@ impl Capacity {
         }
     }
 
-    /// Returns its bytes to the budget.
+    /// Returns the bytes above [`MIN_CAPACITY`] to the budget.
     pub fn shrink(&mut self) {
         let shared = std::mem::replace(&mut self.size, MIN_CAPACITY) - MIN_CAPACITY;
         self.budget.0.set(self.budget.0.get() + shared);
@@ -118,7 +118,6 @@ impl Buffer {
         }
     }
 
-    /// Removes bytes from the front.
     pub fn take(&mut self, count: usize) {
         self.start = (self.start + count).min(self.bytes.len());
         if self.start == self.bytes.len() {
@@ -127,13 +126,13 @@ impl Buffer {
         }
     }
 
-    /// Whether it is empty but has memory.
+    /// Whether the queue is empty but has memory.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.is_empty() && self.bytes.capacity() > 0
     }
 
-    /// Frees its memory if it is empty.
+    /// Frees the memory of an empty queue.
     pub fn release(&mut self) {
         if self.is_empty() {
             *self = Self::default();

@@ -126,7 +126,7 @@ impl Receiver {
         }
     }
 
-    /// The bytes that it stores, in order and out of order.
+    /// The number of stored bytes, in order and out of order.
     pub fn held(&self) -> usize {
         let out_of_order: usize =
             self.out_of_order.iter().map(|it| OUT_OF_ORDER_OVERHEAD + it.data.len()).sum();

@@ -87,12 +87,12 @@ impl Sender {
         self.capacity.size().saturating_sub(self.data.len())
     }
 
-    /// Whether it is empty, but has memory or more than the minimum capacity.
+    /// Whether the sender is empty, but has memory or more than the minimum capacity.
     pub fn is_loaded(&self) -> bool {
         self.data.is_loaded() || self.data.is_empty() && self.capacity.size() > MIN_CAPACITY
     }
 
-    /// If it is empty, frees its memory and the capacity above the minimum.
+    /// If the sender is empty, frees its memory and the capacity above the minimum.
     pub fn release(&mut self) {
         if self.data.is_empty() {
             self.data.release();
