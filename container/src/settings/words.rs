@@ -70,12 +70,9 @@ fn ones(mask: u32) -> Option<u8> {
     (mask.count_ones() == ones).then(|| u8::try_from(ones).ok()).flatten()
 }
 
-/// The protocol of a port in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// TCP, written `n` or `n/tcp`.
     Tcp,
-    /// UDP, written `n/udp`.
     Udp,
 }
 
@@ -117,7 +114,6 @@ impl Value for Ports {
     }
 }
 
-/// The name of a network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface(pub String);
 
@@ -181,10 +177,6 @@ impl std::fmt::Debug for UserName {
 
 impl UserName {
     /// Checks the name of a local account, whose rules are stricter than those of a domain.
-    ///
-    /// # Errors
-    ///
-    /// If Windows does not accept a local account of this name.
     pub fn check_local(&self) -> anyhow::Result<()> {
         let name = self.0.as_str();
         ensure!(name.chars().count() <= 20, "Windows accepts at most 20 characters");
@@ -213,7 +205,6 @@ impl Value for UserName {
     }
 }
 
-/// The name of a computer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostName(pub String);
 
