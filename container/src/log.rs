@@ -229,7 +229,7 @@ impl LineLimit {
         Self { max, left: max, since: None }
     }
 
-    /// Returns false, and the line must be dropped, if the limit is reached.
+    /// Returns false if the minute's lines are used up.
     pub fn take(&mut self, now: Instant) -> bool {
         if self.since.is_none_or(|since| now.duration_since(since) >= MINUTE) {
             (self.since, self.left) = (Some(now), self.max);

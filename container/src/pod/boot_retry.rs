@@ -69,7 +69,7 @@ struct BootState {
     pressed: bool,
     /// The medium that booted last, and when.
     medium: Option<(String, Instant)>,
-    /// Number of times that it gave up.
+    /// Number of times that this medium gave up.
     tries: u32,
 }
 

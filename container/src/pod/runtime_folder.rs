@@ -102,7 +102,7 @@ impl RuntimeFolder {
         self.folder.join("password")
     }
 
-    /// Written only if VNC is enabled.
+    /// The pod writes it only if VNC is enabled.
     pub fn vnc_password(&self) -> PathBuf {
         self.folder.join("password.vnc")
     }
