@@ -13,9 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::Image;
 use crate::file::File;
 
-/// The fw_cfg file of the anchor.
 pub const ANCHOR_FILE: &str = "etc/smbios/smbios-anchor";
-/// The fw_cfg file of the structures.
 pub const TABLES_FILE: &str = "etc/smbios/smbios-tables";
 
 const KIB: u64 = 1 << 10;
@@ -43,20 +41,15 @@ const MAPPED_ADDRESS: u16 = 0x1300;
 const BOOT_INFORMATION: u16 = 0x2000;
 const END: u16 = 0x7F00;
 
-/// The description of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Smbios {
-    /// The manufacturer of the machine.
     pub manufacturer: String,
-    /// The product name.
     pub product: String,
-    /// The version of the product.
     pub version: String,
     /// The serial number. May be empty.
     pub serial: String,
     /// The UUID, in the byte order of its text form.
     pub uuid: [u8; 16],
-    /// The processors.
     pub processors: Processors,
     /// The RAM, as guest-physical ranges.
     pub memory: Vec<Range<u64>>,
@@ -65,7 +58,6 @@ pub struct Smbios {
 /// The machine's processors. All are identical.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Processors {
-    /// The number of packages.
     pub sockets: u16,
     /// The number of cores in each package.
     pub cores: u16,
@@ -82,10 +74,6 @@ pub struct Processors {
 impl Smbios {
     /// The two fw_cfg files. The firmware adds the structure of type 0, which describes the
     /// firmware.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the structures cannot describe the machine.
     pub fn files(&self) -> Result<[File; 2]> {
         let tables = self.structures(false)?;
         let anchor = anchor(&tables, 0)?;
@@ -94,10 +82,6 @@ impl Smbios {
 
     /// The finished tables at the address where a guest without firmware looks for them. They
     /// include our own structure of type 0.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the structures cannot describe the machine, or do not fit into their area.
     pub fn image(&self) -> Result<Image> {
         let tables = self.structures(true)?;
         let address = AREA.start + u64::from(ANCHOR_LENGTH).next_multiple_of(16);

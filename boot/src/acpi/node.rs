@@ -16,11 +16,8 @@ use anyhow::{Context, Result, ensure};
 pub struct Node {
     /// The `_HID`: an EISA ID (`PNP0501`) or an ACPI ID (`QEMU0002`).
     pub hid: String,
-    /// Its I/O ports.
     pub ports: Vec<Range<u16>>,
-    /// Its interrupt lines.
     pub lines: Vec<u32>,
-    /// Its ranges of memory.
     pub memory: Vec<Range<u64>>,
 }
 

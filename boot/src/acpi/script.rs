@@ -9,11 +9,9 @@ use super::{table, vmgenid};
 use crate::Image;
 use crate::file::File;
 
-/// The fw_cfg file with the loader script.
 pub const SCRIPT_FILE: &str = "etc/table-loader";
 /// The fw_cfg file with all tables except the RSDP.
 pub const TABLES_FILE: &str = "etc/acpi/tables";
-/// The fw_cfg file with the RSDP.
 pub const RSDP_FILE: &str = "etc/acpi/rsdp";
 /// The fw_cfg file for the TPM event log.
 const LOG_FILE: &str = "etc/tpm/log";
@@ -246,10 +244,6 @@ impl Tables {
     ///
     /// The tables are below 1 MiB, in the area that [`crate::e820::for_direct_boot`] reserves, so
     /// that a kernel finds them even if it does not receive the address.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the tables are too large for that area.
     pub fn image(&self) -> Result<(Image, u64)> {
         let room = TABLES_AREA.end - TABLES_AREA.start;
         ensure!(
@@ -300,7 +294,6 @@ impl Step {
         }
     }
 
-    /// Encodes the step as a command of the script.
     fn command(self) -> [u8; COMMAND] {
         match self {
             Self::Pointer { blob, offset, size } => add_pointer(blob, offset, size, Blob::Tables),

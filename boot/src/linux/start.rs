@@ -30,7 +30,6 @@ const DATA: u64 = 0x00CF_9300_0000_FFFF;
 /// A busy 32-bit or 64-bit task state segment at 0 with the minimum length.
 const TASK: u64 = 0x0000_8B00_0000_0067;
 
-/// The mode in which the processor starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Protection on, paging off, flat 32-bit segments: CR0 is PE (and ET), CR4 and EFER are 0.
@@ -44,9 +43,7 @@ pub enum Mode {
 /// is 2: interrupts are off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// The processor's mode.
     pub mode: Mode,
-    /// The address of the first instruction.
     pub rip: u64,
     /// PVH: the address of the start info.
     pub rbx: u64,

@@ -116,7 +116,6 @@ struct Dma {
     command: u64,
 }
 
-/// The saved state.
 #[derive(Default, Serialize, Deserialize)]
 struct SavedState {
     state: State,

@@ -72,7 +72,6 @@ enum Cycle {
 }
 
 impl Bridge {
-    /// Returns the cycle of an access, if it has a target.
     fn cycle(&self, region: Region, offset: u64, length: usize) -> Option<Cycle> {
         let address = if region == self.ecam {
             offset
@@ -138,7 +137,6 @@ impl Device for Bridge {
     }
 }
 
-/// The bridge's own registers.
 struct Registers {
     config: Region,
     ecam: Arc<Window>,

@@ -70,10 +70,7 @@ pub trait Source: Send {
     ///
     /// Called on a vCPU's thread when the guest first selects one of them after a reset: PCI
     /// windows and BARs are programmed by then. It may access other devices through the bus.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the tables cannot be built. The guest then finds empty files.
+    /// If it fails, the guest finds empty files.
     fn acpi(&mut self) -> anyhow::Result<Vec<(String, Vec<u8>)>>;
 }
 
@@ -85,13 +82,10 @@ pub type OnWrite = Arc<dyn Fn(&[u8]) + Send + Sync>;
 pub struct File {
     /// The name in the directory, such as `etc/e820` or `opt/org.example/answer`.
     pub name: String,
-    /// The content.
     pub content: Content,
 }
 
-/// The content of a file, and its origin.
 pub enum Content {
-    /// Never changes.
     Fixed(Vec<u8>),
     /// Built by [`Source::acpi`] after the guest has read this size in the directory. The rest of
     /// the size reads as zeros. Guests skip zeros at the end of a loader script (commands of type
@@ -117,11 +111,6 @@ impl Content {
     }
 }
 
-/// Builds the device into the board.
-///
-/// # Errors
-///
-/// Fails if the items do not fit the interface, or if the ports are taken.
 pub fn build(
     mut source: Box<dyn Source>,
     grants: &mut dyn Grants,

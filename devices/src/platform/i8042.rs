@@ -271,7 +271,6 @@ impl State {
     }
 }
 
-/// The state of the controller, and its connections.
 struct Chip {
     state: State,
     /// False while parked: the chip then takes no input from the host.

@@ -41,7 +41,6 @@ pub struct Config {
 }
 
 impl Config {
-    /// The configuration of a TPM with the control socket at `path`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), absent: false }
