@@ -46,7 +46,6 @@ const PM_LENGTH: u16 = 0x80;
 /// Larger than any hypervisor's limit. The sizes of the tables are checked against it.
 const CPUS_MAX: usize = 4096;
 
-/// A processor, as the MADT and the DSDT list it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
     pub apic_id: u32,

@@ -53,7 +53,6 @@ pub fn files(files: &Files<'_>) -> Result<Vec<File>> {
 pub const KEY_UUID: u16 = 0x0002;
 /// The key of the number of processors that start: the firmware waits for exactly this number.
 pub const KEY_CPU_COUNT: u16 = 0x0005;
-/// The key of the flag that enables the boot menu's prompt.
 pub const KEY_BOOT_MENU: u16 = 0x000E;
 pub const KEY_CPU_COUNT_MAX: u16 = 0x000F;
 

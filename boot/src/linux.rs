@@ -96,7 +96,6 @@ struct Extent {
 ///
 /// Returns the register values of the first processor. Call this again after a reset, because a
 /// running kernel overwrites this memory.
-///
 pub fn load<F>(memory: &GuestMemoryMmap, boot: &mut Boot<'_, F>) -> Result<Start>
 where
     F: Read + ReadVolatile + Seek,

@@ -25,9 +25,7 @@ const MODULE_MAX: u64 = 16 << 30;
 const AREA: Range<u64> = 0xF_0000..0x10_0000;
 const ANCHOR_LENGTH: u8 = 24;
 
-/// The handle of a processor's cache when there is none.
 const NO_CACHE: u16 = 0xFFFF;
-/// The handle of a memory's error information when there is none.
 const NO_ERROR_INFORMATION: u16 = 0xFFFE;
 
 // The handles of each type, numbered as in QEMU's virtual machines.
@@ -334,7 +332,6 @@ impl Structure {
         self.byte(number)
     }
 
-    /// Fills in the length, and appends the structure to `tables`.
     fn end(mut self, tables: &mut Vec<u8>) -> Result<()> {
         let length = self.formatted.len();
         self.formatted[1] = u8::try_from(length).with_context(|| {

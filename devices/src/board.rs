@@ -73,7 +73,7 @@ impl Board {
         Ok(())
     }
 
-    /// Other devices cannot be unplugged: only a USB device's seat has no other references.
+    /// Only USB devices can be unplugged: no other device refers to their seats.
     pub fn unplug(&mut self, name: &str) -> anyhow::Result<()> {
         self.shared.usb.unplug(name)?;
         if let Some(at) = self.seats.iter().position(|it| it.seat.name == name) {
@@ -144,7 +144,6 @@ impl Board {
 
     /// Resumes all devices from `saved`. A device without an entry starts from power-on. An entry
     /// without a device is an error.
-    /// not have.
     pub fn run(&self, saved: Vec<(String, Saved)>) -> anyhow::Result<()> {
         let mut saved: BTreeMap<String, Saved> = saved.into_iter().collect();
         for it in &self.seats {

@@ -25,7 +25,6 @@ const SHORT_WAIT: Duration = Duration::from_micros(128);
 /// The number of short sleeps in a row before the thread polls.
 const MIN_SHORT_WAITS: u32 = 8;
 
-/// The work of a poller.
 pub trait Serve: Send + 'static {
     /// Does all pending work. Returns false if there was none.
     fn serve(&mut self) -> bool;

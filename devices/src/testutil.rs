@@ -32,7 +32,6 @@ impl Pins {
     }
 }
 
-/// A pin that records its level and its edges.
 pub(crate) struct Levels {
     pins: Pins,
     gsi: u32,

@@ -33,7 +33,6 @@ const NAMES: [(&str, &str); 8] = [
     ("QEMU0002", "FWC"),
 ];
 
-/// The name of a device that is not in [`NAMES`].
 const OTHER: &str = "DEV";
 
 /// `_STA`: present, enabled, shown, functioning (ACPI 6.5, 6.3.7).

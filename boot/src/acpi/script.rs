@@ -330,7 +330,6 @@ fn allocate(blob: Blob, align: u32, zone: Zone) -> [u8; COMMAND] {
     command(ALLOCATE, &payload)
 }
 
-/// Adds the address of the blob `to` to a field of `blob`.
 fn add_pointer(blob: Blob, offset: u32, size: u8, to: Blob) -> [u8; COMMAND] {
     let mut payload = name(blob).to_vec();
     payload.extend(name(to));

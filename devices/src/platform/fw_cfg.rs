@@ -60,7 +60,6 @@ const MAX_ZEROS: usize = 1 << 20;
 /// data.
 const WRITABLE_MAX: usize = 64 << 10;
 
-/// Provides the items.
 pub trait Source: Send {
     /// The numbered items, such as the number of processors or a kernel. Called once.
     fn keys(&mut self) -> Vec<(u16, Vec<u8>)>;

@@ -153,7 +153,6 @@ struct Tpm {
     exchange: Arc<Mutex<Exchange>>,
     /// Wakes the thread when there is work.
     bell: Arc<EventFd>,
-    /// Cancels the running command.
     cancel: Arc<OwnedFd>,
     broken: bool,
     /// The connection while the thread does not own it. `None` for `vmm inspect`.
@@ -198,7 +197,6 @@ fn lock(exchange: &Mutex<Exchange>) -> MutexGuard<'_, Exchange> {
     exchange.lock().expect("no TPM panicked")
 }
 
-/// Clears a pending cancel request.
 fn drain(cancel: &OwnedFd) {
     // Usually the event is clear already.
     rustix::io::read(cancel, &mut [0; 8]).ok();
@@ -237,7 +235,6 @@ impl Tpm {
         true
     }
 
-    /// Starts the command in the buffer.
     fn start(&mut self) {
         self.registers.started = true;
         let Ok(size) = swtpm::size(&self.registers.buffer[..]) else {

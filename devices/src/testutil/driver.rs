@@ -43,7 +43,6 @@ const DRIVER_OK: u8 = 15;
 /// The driver's state of a queue.
 #[derive(Clone, Debug, Default)]
 pub struct Rings {
-    /// The number of entries.
     pub size: u16,
     /// The addresses of the descriptor table, the available ring and the used ring.
     pub at: [u64; 3],
@@ -62,7 +61,6 @@ pub struct Descriptor {
     pub next: u16,
 }
 
-/// An entry of the used ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// The first descriptor of the chain.
