@@ -68,7 +68,6 @@ pub struct Boot<'a, F> {
     pub rsdp: u64,
 }
 
-/// A kernel in guest memory.
 struct Kernel {
     entry: Entrance,
     /// All memory that the kernel uses before it reads the memory map.

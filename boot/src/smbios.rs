@@ -63,7 +63,7 @@ pub struct Processors {
     pub threads: u16,
     /// The manufacturer: the vendor string of CPUID.
     pub vendor: String,
-    /// The brand string.
+    /// The brand string of CPUID.
     pub model: String,
     /// CPUID leaf 1: EAX in the low half, EDX in the high half.
     pub signature: u64,

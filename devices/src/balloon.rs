@@ -22,7 +22,6 @@ pub struct Report {
     pub age: Option<Duration>,
 }
 
-/// The host's side of a balloon device.
 pub trait Balloon: Send + Sync {
     /// Sets the size of the guest's memory in bytes. Values above the machine's memory mean all of
     /// it.

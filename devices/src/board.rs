@@ -30,7 +30,6 @@ struct Occupied {
     claims: Vec<Claim>,
 }
 
-/// All devices of one machine.
 pub struct Board {
     shared: Shared,
     seats: Vec<Occupied>,

@@ -208,7 +208,7 @@ impl Window {
         self.kind
     }
 
-    /// The length in bytes.
+    /// In bytes.
     pub fn size(&self) -> u64 {
         self.size
     }

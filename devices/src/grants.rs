@@ -74,7 +74,6 @@ pub enum HostSide<'a> {
     Stream(&'a Stream),
 }
 
-/// A resource granted to a device.
 #[derive(Clone, Debug)]
 pub enum Claim {
     Fixed(Kind, Range<u64>),
@@ -126,7 +125,6 @@ pub enum Event {
 /// Called by devices on any thread. It must not block or call devices.
 pub type Events = Arc<dyn Fn(Event) + Send + Sync>;
 
-/// The resources that all devices of a machine share.
 #[derive(Clone)]
 pub struct Shared {
     pub memory: Memory,

@@ -10,7 +10,6 @@ use crate::device::Kind;
 
 pub trait Hypervisor: Send + Sync {
     fn pin(&self, gsi: u32) -> anyhow::Result<Box<dyn Pin>>;
-    /// Allocates a route for a message-signalled interrupt.
     fn route(&self) -> anyhow::Result<Box<dyn Route>>;
     /// Makes the guest's writes raise an event in the kernel, if the host supports it.
     fn connect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>);

@@ -13,7 +13,6 @@ pub const SCRIPT_FILE: &str = "etc/table-loader";
 /// The fw_cfg file with all tables except the RSDP.
 pub const TABLES_FILE: &str = "etc/acpi/tables";
 pub const RSDP_FILE: &str = "etc/acpi/rsdp";
-/// The fw_cfg file for the TPM event log.
 const LOG_FILE: &str = "etc/tpm/log";
 /// The size of the event log in bytes.
 pub(super) const LOG_LENGTH: u32 = 64 << 10;

@@ -5,11 +5,11 @@ use crate::Image;
 
 /// The number of entries in the GDT, of 8 bytes each.
 pub const GDT_ENTRIES: usize = 6;
-/// The code segment. Linux requires this selector.
+/// Linux requires this selector.
 pub const CODE_SELECTOR: u16 = 0x10;
-/// The segment of DS, ES and SS. Linux requires this selector.
+/// For DS, ES and SS. Linux requires this selector.
 pub const DATA_SELECTOR: u16 = 0x18;
-/// The task state segment. Nothing uses it, but a processor must have one.
+/// Nothing uses the task state segment, but a processor must have one.
 pub const TASK_SELECTOR: u16 = 0x20;
 
 const GDT: u64 = 0x500;

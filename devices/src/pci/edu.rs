@@ -107,7 +107,6 @@ struct State {
     dma: Dma,
 }
 
-/// A transfer programmed by the guest.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Dma {
     source: u64,

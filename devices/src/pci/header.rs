@@ -22,7 +22,6 @@ const LINE: usize = 0x3c;
 const PIN: usize = 0x3d;
 /// The first byte after the standard header, where the capabilities begin.
 const BODY: usize = 0x40;
-/// The capability ID of MSI-X.
 pub(super) const MSIX: u8 = 0x11;
 
 /// The size of conventional configuration space in bytes.

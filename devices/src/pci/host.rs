@@ -65,7 +65,6 @@ struct Bridge {
     latch: u32,
 }
 
-/// The target of a configuration cycle.
 enum Cycle {
     Own(u64),
     Other(u64),

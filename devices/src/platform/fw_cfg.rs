@@ -77,7 +77,6 @@ pub trait Source: Send {
 /// starts to run. It is called on a vCPU's thread, and must not block or call devices.
 pub type OnWrite = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
-/// A named item.
 pub struct File {
     /// The name in the directory, such as `etc/e820` or `opt/org.example/answer`.
     pub name: String,

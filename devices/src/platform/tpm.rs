@@ -151,7 +151,6 @@ struct Exchange {
 struct Tpm {
     registers: Registers,
     exchange: Arc<Mutex<Exchange>>,
-    /// Wakes the thread when there is work.
     bell: Arc<EventFd>,
     cancel: Arc<OwnedFd>,
     broken: bool,

@@ -69,7 +69,6 @@ pub struct Used {
     pub length: u32,
 }
 
-/// A driver, after it has found its device.
 pub struct Driver<'a> {
     pub bench: &'a Bench,
     at: Address,

@@ -36,7 +36,6 @@ pub const CRCR: u64 = OPERATIONAL + 0x18;
 const DCBAAP: u64 = OPERATIONAL + 0x30;
 const CONFIG: u64 = OPERATIONAL + 0x38;
 const PORTS: u64 = OPERATIONAL + 0x400;
-/// The first interrupter.
 pub const INTERRUPTER: u64 = 0x1020;
 const DOORBELLS: u64 = 0x2000;
 
@@ -300,7 +299,7 @@ impl<'a> Driver<'a> {
         base
     }
 
-    /// Adds a block to the ring of an endpoint, and returns the block's address.
+    /// Returns the block's address.
     pub fn push(&mut self, slot: u8, endpoint: u8, words: Block) -> u64 {
         let at = self.rings.iter().position(|it| (it.0, it.1) == (slot, endpoint));
         let at = at.expect("a ring was made");
