@@ -25,13 +25,11 @@ use host::input::Hub;
 use host::memory::Memory;
 use host::net::link::Links;
 
-/// A device and its grants.
 struct Occupied {
     seat: Arc<Seat>,
     claims: Vec<Claim>,
 }
 
-/// All devices of one machine.
 pub struct Board {
     shared: Shared,
     seats: Vec<Occupied>,
@@ -40,7 +38,6 @@ pub struct Board {
 }
 
 impl Board {
-    /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Hypervisor>, events: Events) -> Self {
         let shared = Shared {
             memory,
@@ -58,11 +55,7 @@ impl Board {
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
-    /// Builds a device and adds it to the board. The device stays parked until `run`.
-    ///
-    /// # Errors
-    ///
-    /// Fails if `build` fails, for example because a resource is taken.
+    /// The device stays parked until `run`.
     pub fn add(
         &mut self,
         kind: &str,
@@ -79,11 +72,7 @@ impl Board {
         Ok(())
     }
 
-    /// Unplugs the USB device with this name. (No other device refers to its seat.)
-    ///
-    /// # Errors
-    ///
-    /// Fails if there is no such USB device. The error lists the existing ones.
+    /// Only USB devices can be unplugged: no other device refers to their seats.
     pub fn unplug(&mut self, name: &str) -> anyhow::Result<()> {
         self.shared.usb.unplug(name)?;
         if let Some(at) = self.seats.iter().position(|it| it.seat.name == name) {
@@ -107,47 +96,38 @@ impl Board {
         }
     }
 
-    /// The address spaces, for the processors.
     pub fn spaces(&self) -> &Arc<Spaces> {
         &self.shared.spaces
     }
 
-    /// The buttons on the case, for the operator.
     pub fn buttons(&self) -> &Arc<Buttons> {
         &self.shared.buttons
     }
 
-    /// The keyboards and mice, for the screen.
     pub fn input(&self) -> &Arc<Hub> {
         &self.shared.input
     }
 
-    /// The displays, for viewers.
     pub fn screens(&self) -> &Arc<Screens> {
         &self.shared.screens
     }
 
-    /// The balloon, for the operator.
     pub fn balloon(&self) -> &Arc<balloon::Hub> {
         &self.shared.balloon
     }
 
-    /// The disks, for the operator.
     pub fn disks(&self) -> &Arc<Disks> {
         &self.shared.disks
     }
 
-    /// The network cables, for the operator.
     pub fn links(&self) -> &Arc<Links> {
         &self.shared.links
     }
 
-    /// The USB ports, for the operator.
     pub fn usb(&self) -> &Arc<usb::Ports> {
         &self.shared.usb
     }
 
-    /// The grants of each device, by its name.
     pub fn claims(&self) -> impl Iterator<Item = (&str, &[Claim])> {
         self.seats.iter().map(|it| (it.seat.name.as_str(), it.claims.as_slice()))
     }
@@ -161,12 +141,8 @@ impl Board {
         self.seats.iter().map(park).collect()
     }
 
-    /// Resumes all devices from `saved`. A device without an entry starts from power-on.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a device cannot run, or if `saved` has the state of a device that the machine does
-    /// not have.
+    /// Resumes all devices from `saved`. A device without an entry starts from power-on. An entry
+    /// without a device is an error.
     pub fn run(&self, saved: Vec<(String, Saved)>) -> anyhow::Result<()> {
         let mut saved: BTreeMap<String, Saved> = saved.into_iter().collect();
         for it in &self.seats {
@@ -180,11 +156,6 @@ impl Board {
         Ok(())
     }
 
-    /// Resets all devices to power-on.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a device cannot run again.
     pub fn reset(&self) -> anyhow::Result<()> {
         self.park();
         self.run(Vec::new())
