@@ -177,6 +177,7 @@ pub(super) struct Qcow2 {
 enum Location {
     /// In the file, at this offset. `in_place`: nothing else refers to the cluster.
     File { at: u64, in_place: bool },
+    /// Nowhere in the file.
     Zeros,
     /// In the backing file. Without one, it reads as zeros.
     Below,
