@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-/// The end of the probe's report.
 pub const REPORT_END: &str = "]}\n";
 
 const FIRST_LINE: &str = "transom probe";

@@ -26,13 +26,11 @@ const REQUEST: u32 = 1 << 31;
 /// The window size of zlib: 32 KiB.
 const WINDOW: u8 = 15;
 
-/// The encodings that a viewer prefers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preference {
     pub name: &'static str,
     /// The preferred one first.
     pub encodings: &'static [i32],
-    /// Whether lossy compression is allowed.
     pub lossy: bool,
 }
 

@@ -55,7 +55,7 @@ struct State {
 }
 
 impl Link {
-    /// A link that is up: plugged in, with a peer.
+    /// The link is up.
     pub fn new(mtu: Option<u16>) -> Self {
         let state = State { plugged: true, connected: true, mtu };
         Self { state: Mutex::new(state), watch: Mutex::default(), in_kernel: AtomicU16::new(0) }

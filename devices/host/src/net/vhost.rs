@@ -81,7 +81,7 @@ pub trait Kernel: Send {
 
     fn set_doorbell(&self, number: usize, bell: &EventFd);
 
-    /// The index of the next available entry that it would take.
+    /// The index of the next available entry that the kernel would take.
     fn next_available(&self, number: usize) -> Option<u16>;
 }
 

@@ -4,7 +4,7 @@
 //! point: refcounts before references to their clusters, data and L2 tables before references to
 //! them. Clusters are freed only after the last reference to them is gone from the file. A kill or
 //! a loss of power leaves an image with clusters that nothing refers to (leaks), never the reverse.
-//! The next writer that opens the image frees them (see `mend`).
+//! The next writer that opens the image frees them (see `repair`).
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
