@@ -18,7 +18,6 @@ const UNITS: [(char, u32); 6] = [('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P
 pub struct Size(pub u64);
 
 impl Size {
-    /// The number of bytes.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         self.0
@@ -59,7 +58,6 @@ fn shift_of(unit: &str) -> anyhow::Result<u32> {
     }
 }
 
-/// Prints the largest unit that leaves no remainder, so that parsing gives the same size again.
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exact = |shift: u32| self.0 != 0 && self.0.trailing_zeros() >= shift;

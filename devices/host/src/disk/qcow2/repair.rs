@@ -60,7 +60,7 @@ impl References {
 }
 
 impl Tables {
-    /// Frees leaked clusters. Returns how many.
+    /// Returns the number of freed clusters.
     pub(super) fn free_leaked_clusters(&mut self, raw: &Raw, header: &Header) -> io::Result<usize> {
         let references = self.references(raw, header)?;
         self.check(raw, &references)?;
