@@ -65,7 +65,6 @@ use self::security::{Access, LoginLimiter, Passwords, PeerNetwork};
 use self::session::State;
 use crate::keys::layout::Layout;
 
-/// Maximum connected clients.
 pub const MAX_CLIENTS: usize = 64;
 /// Maximum threads that encode at the same time.
 const ENCODERS: usize = 4;
@@ -85,7 +84,6 @@ pub fn encoders() -> usize {
     processors().min(ENCODERS)
 }
 
-/// A bidirectional byte stream.
 pub trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
@@ -98,18 +96,15 @@ pub type Wire = Box<dyn Duplex>;
 pub struct Admission {
     /// Address or description of the client, for logs.
     pub peer: String,
-    /// Whether the client must authenticate.
     pub entry: Entry,
 }
 
-/// How a client is let in, see [`Admission`].
 #[derive(Clone, Copy, Debug)]
 pub enum Entry {
     /// The client authenticates as the rules require. Failures are counted for this network.
     Authenticate(PeerNetwork),
     /// The client was authenticated elsewhere.
     Authenticated {
-        /// The client may not use keyboard and mouse.
         view_only: bool,
     },
 }
@@ -117,11 +112,9 @@ pub enum Entry {
 /// Settings of one listener.
 #[derive(Default)]
 pub struct Rules {
-    /// Passwords that let clients in.
     pub passwords: Passwords,
-    /// Certificate and key. If set, clients must use TLS.
+    /// If set, clients must use TLS.
     pub tls: Option<tls::Files>,
-    /// No client may use keyboard and mouse.
     pub view_only: bool,
     /// Clients that request exclusive access share the screen all the same.
     pub always_shared: bool,
@@ -134,7 +127,6 @@ pub struct Rules {
 pub enum Power {
     /// The power button.
     Off,
-    /// The reset button.
     Reset,
 }
 
@@ -150,7 +142,6 @@ pub struct Interfaces {
     pub power: Box<dyn Fn(Power) + Send + Sync>,
 }
 
-/// The server of one screen. See the module.
 pub struct Server {
     canvas: Arc<Canvas>,
     interfaces: Interfaces,
@@ -202,12 +193,10 @@ impl Server {
         })
     }
 
-    /// Interfaces to the rest of the machine.
     pub fn interfaces(&self) -> &Interfaces {
         &self.interfaces
     }
 
-    /// The picture that all clients see.
     pub fn canvas(&self) -> &Arc<Canvas> {
         &self.canvas
     }
@@ -228,7 +217,6 @@ impl Server {
         }
     }
 
-    /// Shows the screen to a client that was let in.
     async fn show_screen(
         self: &Arc<Self>,
         mut welcome: Welcome,

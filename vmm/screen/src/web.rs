@@ -38,10 +38,8 @@ use host::listen::Address;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
-    /// The address to listen at.
     #[serde(rename = "to")]
     pub address: Option<Address>,
-    /// A file with the password.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub password: Option<PathBuf>,
     /// A file with a second password, which gives view-only access.
@@ -67,7 +65,6 @@ pub struct Config {
     /// Trusted proxies: IP addresses and networks whose `X-Forwarded-*` headers are believed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proxy: Option<Proxies>,
-    /// The title of the window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The names of these options, used in messages.

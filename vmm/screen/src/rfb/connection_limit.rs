@@ -17,7 +17,6 @@ use super::security::PeerNetwork;
 /// One of this many slots is reserved for addresses of this host.
 const RESERVED_SHARE: usize = 8;
 
-/// A limited number of slots. See the module.
 #[derive(Clone)]
 pub struct ConnectionLimit {
     max: usize,

@@ -74,7 +74,6 @@ struct Known {
     lights: Option<Lights>,
 }
 
-/// Data to be sent next.
 #[derive(Default)]
 struct Plan {
     /// Messages and updates without pixels.
@@ -125,7 +124,6 @@ enum End {
     Buffered,
 }
 
-/// An encoded part of a job.
 struct Part {
     job: Job,
     encoder: Encoder,
@@ -154,7 +152,6 @@ impl Painter {
         }
     }
 
-    /// Writes until the client disconnects.
     pub(super) async fn run<W: AsyncWrite + Unpin>(mut self, mut writer: W) -> anyhow::Result<()> {
         loop {
             if self.client.state(|state| std::mem::take(&mut state.refresh)) {
@@ -368,7 +365,6 @@ impl Painter {
         }
     }
 
-    /// Writes one update.
     async fn update<W: AsyncWrite + Unpin>(
         &mut self,
         writer: &mut W,
@@ -494,7 +490,6 @@ impl Painter {
 }
 
 impl Job {
-    /// Whether everything is encoded.
     fn is_done(&self) -> bool {
         self.rest.is_empty() && self.tiles.is_empty()
     }

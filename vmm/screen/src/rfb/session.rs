@@ -22,7 +22,6 @@ use crate::keys::translate::Source;
 const MAX_REPLY_BYTES: usize = 64 << 10;
 /// Maximum pending replies to resize requests.
 const MAX_REPORTS: usize = 16;
-/// Bytes per read.
 const READ_SIZE: usize = 16 << 10;
 /// Messages that are handled before other tasks get a turn.
 const MAX_BATCH: usize = 64;
@@ -54,9 +53,7 @@ pub(super) struct Report {
 
 /// State shared between the reader and the writer of one client.
 pub(super) struct State {
-    /// Pixel format that the client chose.
     pub format: PixelFormat,
-    /// Encodings and extensions that the client declared.
     pub preferences: Preferences,
     /// Area of the pending update request.
     pub request: Option<Area>,
@@ -74,7 +71,6 @@ pub(super) struct State {
     pub relative: bool,
     /// The value of `relative` that was announced to the client.
     pub announced_relative: bool,
-    /// Measured speed of the connection.
     pub rate: Rate,
     /// Last text that the guest copied.
     text: Option<Arc<Text>>,
@@ -130,7 +126,6 @@ impl State {
         }
     }
 
-    /// Handles `SetEncodings`.
     fn set_encodings(&mut self, numbers: &[i32], access: Access) {
         self.preferences = Preferences::read(numbers);
         let (features, replies) = (&self.preferences.features, &mut self.replies);
@@ -151,7 +146,6 @@ impl State {
         }
     }
 
-    /// Handles `FramebufferUpdateRequest`.
     fn add_request(&mut self, incremental: bool, area: Area) {
         if !self.preferences.features.fence {
             self.rate.all_arrived(Instant::now());
@@ -173,7 +167,7 @@ impl State {
         }
     }
 
-    /// Handles a message of the extended clipboard. Returns the text if the client provides one.
+    /// Returns the text if the client provides one.
     fn clipboard(&mut self, message: ClipboardMessage, agent: bool) -> Option<String> {
         let replies = &mut self.replies;
         match message {
@@ -201,7 +195,6 @@ fn around(one: Area, other: Area) -> Area {
     Area { x, y, width: right - x, height: bottom - y }
 }
 
-/// Appends a `ServerFence`.
 pub(super) fn fence(flags: u32, payload: &[u8], out: &mut Vec<u8>) {
     out.extend([248, 0, 0, 0]);
     out.extend(flags.to_be_bytes());
@@ -246,7 +239,6 @@ impl Session {
         Self { server, client, input, buffer: Vec::new(), skip: 0, ahead: false, pressed }
     }
 
-    /// Reads until the client disconnects.
     pub(super) async fn run<R: AsyncRead + Unpin>(mut self, mut reader: R) -> anyhow::Result<()> {
         let mut bytes = vec![0; READ_SIZE];
         loop {
@@ -378,7 +370,6 @@ impl Session {
         }
     }
 
-    /// Handles keyboard and pointer events.
     fn input(&mut self, message: &Message) {
         if self.client.access != Access::Full {
             return;

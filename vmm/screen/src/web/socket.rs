@@ -40,10 +40,6 @@ const PROTOCOL: &str = "binary";
 const CLOSE_REASON: &str = "The machine is off.";
 
 /// Builds the response headers that accept a WebSocket.
-///
-/// # Errors
-///
-/// The status and a sentence if the request is invalid.
 pub(super) fn accept(headers: &HeaderMap) -> Result<HeaderMap, (StatusCode, &'static str)> {
     let has = |name, word: &str| {
         let values = headers.get_all(name).iter().filter_map(|it| it.to_str().ok());

@@ -12,7 +12,6 @@ const PORTION: usize = 64 << 10;
 /// Deflate with a window of 32 KiB. Decoders ignore the level.
 const HEADER: [u8; 2] = [0x78, 0x01];
 
-/// Effort of compression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {
     /// Search for repetitions, with this level of zlib.

@@ -120,7 +120,6 @@ struct Block<'a, 'b> {
 }
 
 impl Block<'_, '_> {
-    /// Divides the block into rectangles.
     fn plan(&mut self, grid: &mut Grid, quality: Option<u8>) {
         for start in 0..grid.len() {
             if let Some(span) = grid.plain(start).filter(|span| span.cells() >= MIN_PLAIN) {
@@ -179,7 +178,6 @@ impl Block<'_, '_> {
         self.count += 1;
     }
 
-    /// Appends a rectangle of one color.
     fn fill(&mut self, span: Span, word: u32) {
         self.begin(span, FILL);
         put([self.wire.word(word)].into_iter(), self.wire.size(), self.out);

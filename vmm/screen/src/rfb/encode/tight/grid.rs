@@ -6,10 +6,8 @@ use crate::rfb::picture::{Area, View};
 
 const SIDE: u16 = 16;
 
-/// Class of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// One color.
     Solid,
     /// Two colors.
     Two,
@@ -79,7 +77,6 @@ impl Span {
     }
 }
 
-/// All cells of an area.
 #[derive(Default)]
 pub(in crate::rfb::encode) struct Grid {
     cells: Vec<Cell>,
@@ -187,7 +184,6 @@ impl Grid {
         self.grow(cell, |strip| self.all(strip, same))
     }
 
-    /// Finds a photograph that starts at a cell.
     pub(super) fn photograph(&self, cell: usize) -> Option<Span> {
         self.grow(cell, |strip| self.all(strip, |it| it.kind == Kind::Photo))
     }
@@ -237,7 +233,6 @@ impl Grid {
     }
 }
 
-/// Classifies one cell.
 fn classify(view: &View<'_>, palette: &mut Palette) -> Cell {
     let first = view.row(0)[0];
     let mut cell = Cell { kind: Kind::Solid, taken: false, sharp: false, words: [first; 2] };
