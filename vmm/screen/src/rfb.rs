@@ -105,6 +105,7 @@ pub enum Entry {
     Authenticate(PeerNetwork),
     /// The client was authenticated elsewhere.
     Authenticated {
+        /// The client may not use keyboard and mouse.
         view_only: bool,
     },
 }
