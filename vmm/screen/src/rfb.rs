@@ -79,7 +79,6 @@ pub fn processors() -> usize {
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Number of pictures that are encoded at the same time.
 pub fn encoders() -> usize {
     processors().min(ENCODERS)
 }
@@ -133,13 +132,10 @@ pub enum Power {
 
 /// Interfaces of the server to the rest of the machine.
 pub struct Interfaces {
-    /// Keyboards and mice of the guest.
     pub hub: Arc<Hub>,
-    /// Keyboard layout that turns symbols into keys.
     pub layout: Arc<Layout>,
     /// The guest's clipboard agent. Without one, texts are dropped.
     pub clipboard: Option<Arc<dyn Clipboard>>,
-    /// Presses a button of the machine.
     pub power: Box<dyn Fn(Power) + Send + Sync>,
 }
 
@@ -150,7 +146,6 @@ pub struct Server {
     clients: Mutex<BTreeMap<u64, Arc<Client>>>,
     next: AtomicU64,
     budget: Arc<Semaphore>,
-    /// Permits to encode.
     encoders: Arc<Semaphore>,
     /// A single permit to encode updates whose clients may have the picture already.
     repeats: Arc<Semaphore>,

@@ -45,13 +45,11 @@ pub struct Config {
     /// A file with a second password, which gives view-only access.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub view_password: Option<PathBuf>,
-    /// The user name that goes with the passwords.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// A TLS certificate in PEM format. Browsers must then use TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_cert: Option<PathBuf>,
-    /// The private key of the certificate, in PEM format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_key: Option<PathBuf>,
     /// `none` allows access without a password.
@@ -67,7 +65,6 @@ pub struct Config {
     pub proxy: Option<Proxies>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The names of these options, used in messages.
     #[serde(skip)]
     pub option_names: OptionNames,
     /// Accepts any host name, so DNS rebinding is not prevented.

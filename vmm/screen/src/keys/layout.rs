@@ -38,7 +38,6 @@ pub struct Stroke {
     pub letter: bool,
 }
 
-/// The strokes that type a symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sequence {
     /// A dead key that is pressed and released first.

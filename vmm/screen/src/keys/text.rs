@@ -43,7 +43,6 @@ pub fn list_characters(characters: &[char]) -> String {
     named.join(", ") + &more
 }
 
-/// Translates a text to the key strokes that type it.
 pub fn plan(layout: &Layout, text: &str) -> anyhow::Result<Vec<Stroke>> {
     let missing = missing(layout, text);
     if !missing.is_empty() {

@@ -30,7 +30,6 @@ const LEVELS: [u32; 2] = [0xfe03, 0xff7e];
 const HANGUL: u32 = 0xff31;
 const HANJA: u32 = 0xff34;
 
-/// The key that an event of the client is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// A keysym of X.

@@ -33,11 +33,9 @@ const PROVIDE: u32 = 1 << 28;
 /// A message of the extended clipboard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClipboardMessage {
-    /// The features of the client.
     Caps {
         /// The client answers requests.
         request: bool,
-        /// The client wants notifications.
         notify: bool,
     },
     /// The client requests our text.
@@ -157,7 +155,6 @@ pub fn request(out: &mut Vec<u8>) {
     message(TEXT | REQUEST, &[], out);
 }
 
-/// Appends a notification whether we have a text.
 pub fn notify(text: bool, out: &mut Vec<u8>) {
     message(NOTIFY | if text { TEXT } else { 0 }, &[], out);
 }

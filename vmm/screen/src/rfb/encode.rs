@@ -106,7 +106,6 @@ pub struct Parameters {
     pub compression: u8,
 }
 
-/// Parameters and pixels of one call.
 #[derive(Clone, Copy)]
 struct Job<'a, 'b> {
     parameters: &'a Parameters,

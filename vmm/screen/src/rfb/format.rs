@@ -49,7 +49,6 @@ impl PixelFormat {
     /// Meaning of the 256 entries of the color map, for clients that want one.
     const MAPPED: [Channel; 3] = [channel(7, 5), channel(7, 2), channel(3, 0)];
 
-    /// Reads `PIXEL_FORMAT`.
     pub fn read(bytes: &[u8; 16]) -> Result<Self> {
         let [bits, depth, big_endian, true_colour, ..] = *bytes;
         ensure!(matches!(bits, 8 | 16 | 32), "{bits} bits per pixel: must be 8, 16 or 32");

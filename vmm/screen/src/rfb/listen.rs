@@ -52,7 +52,6 @@ pub struct Config {
     pub announced: bool,
 }
 
-/// Whether a password is required.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Auth {
@@ -234,7 +233,6 @@ pub(crate) fn passwords(config: &Config) -> anyhow::Result<Passwords> {
     Ok(passwords)
 }
 
-/// Reads a password: the first line of a file.
 fn password(key: &str, path: &PathBuf) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(path);
     let text = text.with_context(|| format!("{key}={}", path.display()))?;

@@ -26,7 +26,6 @@ const MAX_PER_ADDRESS: usize = 8;
 const MAX_REFUSALS: usize = 8;
 /// Time limit for the whole handshake, in which a person types a password.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(120);
-/// Time limit for a refusal.
 const REFUSAL: Duration = Duration::from_secs(5);
 /// Time limit for the line that announces a client.
 const INTRODUCTION: Duration = Duration::from_secs(5);

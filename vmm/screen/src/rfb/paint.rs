@@ -47,10 +47,8 @@ const SETTLED: Duration = Duration::from_millis(300);
 
 /// Area of rectangles whose content is not a part of the picture.
 const NO_AREA: Area = Area { x: 0, y: 0, width: 0, height: 0 };
-/// Area of rectangles with a single pixel.
 const ONE_PIXEL: Area = Area { width: 1, height: 1, ..NO_AREA };
 
-/// Writer of one client's updates.
 pub(super) struct Painter {
     server: Arc<Server>,
     client: Arc<Client>,
@@ -181,7 +179,6 @@ impl Painter {
         }
     }
 
-    /// Waits until there may be something to send.
     async fn wait(&self) {
         let wake = self.client.viewer.wake.notified();
         if self.coarse.is_empty() {

@@ -101,12 +101,11 @@ pub struct View<'a> {
     pub pixels: &'a [u32],
     /// Distance in pixels between the starts of two rows.
     pub stride: usize,
-    /// The area to be encoded. It lies within `pixels`.
+    /// Lies within `pixels`.
     pub area: Area,
 }
 
 impl<'a> View<'a> {
-    /// The same pixels with another area.
     pub(super) const fn of(&self, area: Area) -> Self {
         Self { pixels: self.pixels, stride: self.stride, area }
     }

@@ -20,7 +20,6 @@ const QUICK: Duration = Duration::from_millis(50);
 const SMALL: usize = 16 << 10;
 /// Maximum steps by which the quality is lowered.
 const MAX_STEPS: u8 = 8;
-/// Maximum updates in flight.
 const MAX_IN_FLIGHT: usize = 64;
 
 pub(super) struct Rate {

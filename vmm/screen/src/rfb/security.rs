@@ -24,7 +24,6 @@ use subtle::{Choice, ConstantTimeEq};
 pub enum PeerNetwork {
     /// A Unix socket, which only its owner can use.
     Local,
-    /// Any loopback address of this host.
     Loopback,
     /// An IPv4 address, or an IPv6 network of 64 bits, because each host has many addresses there.
     Remote(u128),

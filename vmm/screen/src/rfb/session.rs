@@ -57,7 +57,6 @@ pub(super) struct State {
     pub preferences: Preferences,
     /// Area of the pending update request.
     pub request: Option<Area>,
-    /// Area of continuous updates, if enabled.
     pub continuous: Option<Area>,
     /// The pending update may contain pixels that the client already has, or that are not new.
     pub repeated: bool,
@@ -65,7 +64,6 @@ pub(super) struct State {
     pub refresh: bool,
     /// Messages to be sent before the next update.
     pub replies: Vec<u8>,
-    /// Pending reports of the picture's size.
     pub reports: VecDeque<Report>,
     /// The pointer is relative: clients should send movements instead of positions.
     pub relative: bool,
@@ -262,7 +260,6 @@ impl Session {
         }
     }
 
-    /// Whether the client leaves too many replies unread.
     fn has_unread_replies(&self) -> bool {
         self.client.state(|state| state.replies.len()) > MAX_REPLY_BYTES
     }

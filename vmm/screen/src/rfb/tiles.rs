@@ -81,7 +81,6 @@ impl Tiles {
         !self.bits.contains(&true)
     }
 
-    /// Whether an area touches any tile of the set.
     pub fn touches(&self, area: Area) -> bool {
         let (columns, rows) = self.reach(area);
         let width = self.columns();

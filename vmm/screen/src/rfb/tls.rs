@@ -80,7 +80,6 @@ fn stamp(path: &Path) -> Stamp {
     Some((meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
 }
 
-/// Reads a certificate chain and the private key.
 pub fn load(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
     let named = |path: &Path| format!("{}", path.display());
     let text = read("tls-cert", certificate)?;

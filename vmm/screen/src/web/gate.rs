@@ -120,7 +120,6 @@ impl Refusal {
         }
     }
 
-    /// The message that the user reads.
     pub(super) fn sentence(&self) -> String {
         match self {
             Self::Unknown => "Please log in.".into(),
@@ -304,7 +303,7 @@ impl Gate {
         Admitted { access, session }
     }
 
-    /// Checks a password. On success, starts a session and returns its cookie.
+    /// On success, starts a session and returns its cookie.
     pub(super) fn log_in(
         &self,
         client: &Client,

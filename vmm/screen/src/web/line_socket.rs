@@ -53,7 +53,6 @@ pub(super) fn upgrade(request: &mut Request) -> Result<(Response, OnUpgrade), Re
     Ok((response, upgrade))
 }
 
-/// Waits until the connection is a WebSocket.
 pub(super) async fn upgraded(upgrade: OnUpgrade) -> io::Result<Upgraded> {
     timeout(UPGRADE_TIMEOUT, upgrade).await?.map_err(io::Error::other)
 }

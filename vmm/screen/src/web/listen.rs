@@ -103,7 +103,6 @@ impl Listener {
         Ok(Self { socket, tls, rules, farewell: Farewell::default() })
     }
 
-    /// The handle that closes all WebSockets before the process ends.
     pub fn farewell(&self) -> Farewell {
         self.farewell.clone()
     }

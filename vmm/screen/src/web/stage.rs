@@ -44,7 +44,6 @@ pub struct About {
     pub clipboard: bool,
     /// The hint on where user name and password are set.
     pub login: &'static str,
-    /// The hint on how to start the machine again.
     pub restart_hint: &'static str,
 }
 

@@ -105,7 +105,6 @@ impl Stream {
     }
 }
 
-/// Compresses all of `plain`, followed by a flush if requested.
 fn compress(deflate: &mut Deflate, mut plain: &[u8], flush: DeflateFlush, out: &mut Vec<u8>) {
     loop {
         let start = out.len();

@@ -51,7 +51,6 @@ const MIN_PHOTOGRAPH: usize = 6;
 /// many cells.
 const MIN_MONO: usize = 16;
 
-/// Format and streams of one client.
 pub(super) struct Tight {
     format: PixelFormat,
     wire: Wire,
@@ -171,7 +170,6 @@ impl Block<'_, '_> {
         grid.grow(start, |strip| grid.colours(strip, &view, palette))
     }
 
-    /// Appends a header.
     fn begin(&mut self, span: Span, kind: u8) {
         header(span.area(self.area), self.job.parameters.encoding, self.out);
         self.out.push(kind);

@@ -9,7 +9,6 @@ const SIDE: u16 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Solid,
-    /// Two colors.
     Two,
     /// More colors, possibly with sharp edges.
     Other,
@@ -57,7 +56,6 @@ impl Span {
         self.columns as usize * self.rows as usize
     }
 
-    /// The cells one by one.
     fn each(self) -> impl Iterator<Item = Self> {
         let columns = self.column..self.column + self.columns;
         (self.row..self.row + self.rows).flat_map(move |row| {
@@ -285,7 +283,6 @@ fn another(row: &[u32], first: u32) -> Option<u32> {
     row.iter().copied().find(|word| *word != first)
 }
 
-/// Whether there is an edge between two neighboring rows.
 fn is_edge_between(view: &View<'_>) -> bool {
     let edges = |(upper, lower): (&[u32], &[u32])| {
         let pairs = upper.iter().zip(lower);
