@@ -26,11 +26,7 @@ use host::size::Size;
 /// mapping is aligned to it.
 const HUGE: usize = 2 << 20;
 
-/// Maps RAM at these guest addresses: pairs of start and length in bytes.
-///
-/// # Errors
-///
-/// Fails if the host does not have enough memory, or no pages of the configured size.
+/// `ranges` are pairs of guest address and length in bytes.
 pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMemoryMmap>> {
     let size = Size(ranges.iter().map(|range| range.1).sum());
     let host = sysinfo();
@@ -157,7 +153,6 @@ fn hint(region: &MmapRegion, advice: Advice) {
     }
 }
 
-/// Calls `madvise` for a part of a mapping.
 #[expect(unsafe_code, reason = "advice takes a raw range")]
 fn advise(region: &MmapRegion, part: Range<u64>, advice: Advice) -> anyhow::Result<()> {
     let (start, end) = (usize::try_from(part.start)?, usize::try_from(part.end)?);
