@@ -13,7 +13,6 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The first table with this signature.
     pub(crate) fn find(start: &Start, signature: [u8; 4]) -> Option<Self> {
         let rsdp = start.rsdp;
         if rsdp == 0 || read_memory(rsdp, 8) != u64::from_le_bytes(*b"RSD PTR ") {

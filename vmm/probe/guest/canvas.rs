@@ -114,7 +114,6 @@ fn mix(text: u32, background: u32, level: u32) -> u32 {
     })
 }
 
-/// A glyph and its style.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cell {
     code: u8,
@@ -187,7 +186,6 @@ impl Pen<'_> {
         self
     }
 
-    /// Writes text in a style.
     pub(crate) fn write(&mut self, style: Style, text: fmt::Arguments) -> &mut Self {
         self.style = style;
         self.write_fmt(text).ok();

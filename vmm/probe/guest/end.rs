@@ -26,7 +26,6 @@ pub(crate) fn end(words: Words, pm_base: u16) -> ! {
 pub(crate) struct Button(u16);
 
 impl Button {
-    /// Enables the button of the power-management block at this port.
     pub(crate) fn open(pm_base: u16) -> Self {
         route(LINE);
         out16(pm_base + 2, BUTTON);

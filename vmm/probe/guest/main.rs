@@ -91,7 +91,6 @@ impl Session {
     }
 }
 
-/// The entry point in ring 3.
 #[unsafe(no_mangle)]
 extern "C" fn ring3_main(start_info: u64) -> ! {
     let began = io::tsc();

@@ -195,7 +195,6 @@ impl Nvme {
         Some(())
     }
 
-    /// Executes an admin command.
     fn execute(&mut self, admin: AdminCommand, cpu: &Cpu) -> Option<()> {
         let AdminCommand { opcode, namespace, data, own } = admin;
         self.admin.put(&command(opcode, namespace, data, [own[0], own[1], 0]));

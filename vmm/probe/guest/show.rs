@@ -82,7 +82,6 @@ impl Scene {
         (inside && fits).then_some(scene)
     }
 
-    /// Draws the background.
     fn draw_background(&self, module: u64, picture: u64) {
         copy(module + self.background, picture, 4 * self.width * self.height);
     }
@@ -105,7 +104,6 @@ fn copy(from: u64, to: u64, bytes: u64) {
     }
 }
 
-/// The scene that is playing, and its state.
 struct Player {
     module: (u64, u64),
     display: Display,
@@ -116,7 +114,7 @@ struct Player {
 }
 
 impl Player {
-    /// Starts another scene. Prints the number of frames drawn for the previous one.
+    /// Prints the number of frames drawn for the previous scene.
     fn choose(&mut self, number: u8, cpu: &Cpu, console: &mut Console) {
         timer::stop();
         writeln!(console, "drew {}", self.frame).ok();

@@ -23,13 +23,11 @@ pub(crate) struct Arrival {
     pub(crate) length: u64,
 }
 
-/// A controller, with buffers for received frames.
 pub(crate) struct VirtioNet {
     receive: Queue,
     transmit: Queue,
     buffers: u64,
     pub(crate) mac: [u8; 6],
-    /// Whether the controller can interrupt.
     pub(crate) interrupts: bool,
 }
 
