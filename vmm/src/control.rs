@@ -172,7 +172,6 @@ impl From<Button> for Command {
 }
 
 impl Command {
-    /// Parses a command and its arguments as typed.
     pub fn read(words: &[String]) -> anyhow::Result<Self> {
         let Some((name, arguments)) = words.split_first() else {
             bail!("ctl needs a command: `vmm help ctl` lists them");
@@ -423,7 +422,6 @@ struct Stream {
 }
 
 impl Stream {
-    /// The time until the deadline.
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.end.map(|end| end.saturating_duration_since(Instant::now()));
         match left {

@@ -131,7 +131,6 @@ impl Model {
         CpuId::from_entries(&leaves).context("CPUID")
     }
 
-    /// Puts the processor's position in the topology into a leaf.
     fn set_position(&self, leaf: &mut Leaf, index: u32) {
         let topology = &self.topology;
         let id = topology.apic_id(index);

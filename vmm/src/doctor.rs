@@ -31,7 +31,6 @@ pub struct Findings {
     net: Option<Trial>,
 }
 
-/// Optional devices to measure.
 #[derive(Clone, Debug, Default)]
 pub struct Targets {
     /// A disk, which is only read; or a folder or a new name, where a file is written.

@@ -20,7 +20,6 @@ use crate::status::{Failure, Status};
 
 const DEVICE: &str = "/dev/kvm";
 
-/// How well this host supports KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KvmSupport {

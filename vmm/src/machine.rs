@@ -57,7 +57,6 @@ const DISPLAY_SLOT: Address = Address::new(1, 0);
 /// Slot of the USB controller, as in common PCs. Disks and networks do not get this slot.
 const USB_SLOT: Address = Address::new(0x1d, 0);
 
-/// A machine that is off.
 pub struct Machine {
     config: Config,
     // Processors first: fields are dropped in this order, and processors use all the others.

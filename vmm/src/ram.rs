@@ -61,7 +61,6 @@ pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMe
     Ok(Arc::new(GuestMemoryMmap::from_regions(regions).context("the layout of memory")?))
 }
 
-/// Maps a part of a file.
 fn shared(part: FileOffset, length: usize) -> anyhow::Result<MmapRegion> {
     let builder = MmapRegionBuilder::new(length).with_file_offset(part).with_hugetlbfs(true);
     let builder = builder.with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);

@@ -142,7 +142,6 @@ impl Shared {
         self.state.lock().expect("a panic ends the process")
     }
 
-    /// The body of a processor's thread.
     fn work(&self, cpu: &Mutex<Vcpu>) {
         let mut round = 0;
         while let Some(next) = self.park(round) {

@@ -73,7 +73,6 @@ impl Listeners {
         Ok(Some(Self { vnc, web }))
     }
 
-    /// Starts serving the screen of a machine.
     pub fn open(self, machine: &Machine, submit: Submit) -> anyhow::Result<Screen> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(rfb::processors().min(IO_THREADS))

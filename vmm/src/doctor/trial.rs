@@ -64,7 +64,6 @@ impl Part {
         self.works
     }
 
-    /// Whether there was an answer at all.
     pub(super) fn is_answered(&self) -> bool {
         self.count > 0
     }

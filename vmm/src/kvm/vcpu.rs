@@ -62,7 +62,6 @@ struct PowerOn {
     debug: kvm_debugregs,
 }
 
-/// The result of one step.
 #[derive(Debug)]
 pub enum Exit {
     /// An access, which the device has answered.
@@ -251,7 +250,6 @@ impl Vcpu {
         Exit::Broken(format!("processor {}: {sentence}\n{}", self.index, self.registers()))
     }
 
-    /// Returns lines of text.
     pub fn registers(&self) -> String {
         let (Ok(r), Ok(s)) = (self.fd.get_regs(), self.fd.get_sregs()) else {
             return "the registers cannot be read".into();

@@ -34,7 +34,6 @@ pub struct Description {
 const PM_BASE: u64 = 0x600;
 
 impl Description {
-    /// Collects the description of all devices on a board.
     pub(super) fn new(plan: &Plan, board: &Board) -> anyhow::Result<Self> {
         Ok(Self {
             ram: plan.ram,
