@@ -30,7 +30,6 @@ pub enum Mode {
     /// The strictest jail that still allows every control command, such as opening new disks.
     #[default]
     Auto,
-    /// No restrictions.
     Off,
     /// All restrictions that this host supports.
     On,

@@ -34,7 +34,6 @@ pub use self::paths::{PathAccess, Paths};
 /// Time for a thread to disappear from /proc after it has ended.
 const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The restrictions that are in force.
 #[derive(Debug, Default)]
 pub struct Restrictions {
     mode: Mode,

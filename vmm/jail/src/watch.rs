@@ -14,7 +14,6 @@ use super::filter::{self, Calls, FCNTL, FILES, IOCTL, PLAIN, bits, flag, one_of,
 use super::paths::{self, PathAccess, Paths};
 use super::user;
 
-/// The files that a thread may access.
 #[derive(Clone, Debug, Default)]
 pub struct FileAccess {
     /// Files and folders for reading.
