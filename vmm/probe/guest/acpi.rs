@@ -37,7 +37,6 @@ impl Table {
     }
 }
 
-/// Whether the page tables map an address.
 fn mapped(address: u64) -> bool {
     (1..0xffff_0000).contains(&address)
 }

@@ -207,7 +207,6 @@ impl Pen<'_> {
         }
     }
 
-    /// Marks that text was cut.
     fn cut(&mut self) {
         let index = (self.row * self.layer.columns + self.end).checked_sub(1);
         let last = index.and_then(|index| self.layer.wanted.get_mut(index));
@@ -216,7 +215,6 @@ impl Pen<'_> {
         }
     }
 
-    /// The column after the text.
     pub(crate) fn column(&self) -> usize {
         self.column
     }

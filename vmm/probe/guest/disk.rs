@@ -41,7 +41,6 @@ pub(crate) struct Shape {
     pub(crate) sector: u64,
     /// Maximum number of requests in flight.
     pub(crate) depth: usize,
-    /// Whether the disk can interrupt.
     pub(crate) interrupts: bool,
 }
 

@@ -460,7 +460,6 @@ fn gate(function: u64, first: u64, second: u64) -> Registers {
     [a, b, c, d]
 }
 
-/// Enables interrupts and waits for one.
 pub(crate) fn halt_once() {
     gate(0, 0, 0);
 }

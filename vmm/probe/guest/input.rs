@@ -56,7 +56,6 @@ pub(crate) struct UserInput {
     size: usize,
 }
 
-/// The prefix of the next scan code.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Prefix {
     None,

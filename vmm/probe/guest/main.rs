@@ -223,7 +223,6 @@ fn panic(info: &PanicInfo) -> ! {
     stop()
 }
 
-/// Shows on the page why the run ended early.
 fn show_failure(what: Arguments) {
     // SAFETY: there is one thread, and it never returns to the code that used the page.
     if let Some(page) = unsafe { PAGE.as_mut() }.and_then(Option::as_mut) {

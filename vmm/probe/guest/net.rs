@@ -439,7 +439,6 @@ fn put(address: u64, bytes: &[u8]) {
     bytes.iter().zip(address..).for_each(|(byte, at)| write8(at, *byte));
 }
 
-/// Whether these bytes are there.
 fn holds(address: u64, bytes: &[u8]) -> bool {
     bytes.iter().zip(address..).all(|(byte, at)| read8(at) == *byte)
 }

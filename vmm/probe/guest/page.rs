@@ -224,7 +224,6 @@ impl Page {
         }
     }
 
-    /// Shows that an exception or a panic ended the run.
     pub(crate) fn show_failure(&mut self, what: Arguments) {
         self.show_verdict(Style::SOME_BAD, what);
         self.verdict.draw(&self.canvas);

@@ -30,7 +30,6 @@ pub(crate) enum Value {
 const FIELDS: usize = 14;
 const FINDINGS: usize = 96;
 
-/// The result of one check or measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Finding {
     name: &'static str,

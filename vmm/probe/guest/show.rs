@@ -16,7 +16,6 @@ use crate::report::Finding;
 use crate::start::{Start, Words};
 use crate::timer;
 
-/// The interrupt line of the serial port.
 const COM1_LINE: u32 = 4;
 const FIRST: u8 = b'a';
 const NEXT: u8 = b'.';

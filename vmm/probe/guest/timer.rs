@@ -73,7 +73,6 @@ pub(crate) fn stop() {
     write32(LOCAL_APIC + INITIAL_COUNT, 0);
 }
 
-/// The result of one run of the timer.
 struct Series {
     ticks: u64,
     elapsed_us: u64,
