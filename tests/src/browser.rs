@@ -31,7 +31,6 @@ const FLAGS: [&str; 8] = [
     "--remote-debugging-pipe",
 ];
 
-/// Whether Chromium is installed.
 pub fn is_here() -> bool {
     let asked = Command::new(PROGRAM).arg("--version").output();
     asked.is_ok_and(|asked| asked.status.success())

@@ -36,7 +36,6 @@ enum Value {
     Bits(Vec<u32>),
 }
 
-/// The facts that a guest saw of its machine.
 #[derive(Default)]
 pub struct Facts(BTreeMap<String, Value>);
 

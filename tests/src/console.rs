@@ -92,7 +92,6 @@ impl Console {
         self.at = self.output.0.lock().expect("no reader panics").text.len();
     }
 
-    /// All output so far.
     pub fn text(&self) -> String {
         self.output.0.lock().expect("no reader panics").text.clone()
     }

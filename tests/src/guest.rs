@@ -222,7 +222,6 @@ impl Running {
         self.expect_any(&[words], within).map(|(_, before)| before)
     }
 
-    /// Waits for the first of several words.
     pub fn expect_any(
         &mut self,
         words: &[&str],
@@ -258,7 +257,6 @@ impl Running {
         format!("{:?} wrote to standard error: {}", self.machine, text.trim_end())
     }
 
-    /// Sends our machine a command on its control socket.
     pub fn ask(&self, command: &control::Command) -> anyhow::Result<Value> {
         ensure!(self.machine == Machine::Transom, "QEMU has no control socket of ours");
         Client::connect(&self.control)?.ask(command).with_context(|| self.stderr())

@@ -14,7 +14,6 @@ const INSIDE: &str = "TRANSOM_LAB";
 const NO_STATUS: u8 = 125;
 const FORWARDED_VARIABLES: &[&str] = &["TRANSOM_TESTS", "VMM_LOG"];
 
-/// A suite's requirements for the lab.
 pub struct Lab {
     /// Includes the memory of its guests.
     pub mib: u32,

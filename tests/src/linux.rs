@@ -61,7 +61,6 @@ impl Linux {
         self
     }
 
-    /// Copies a file or a folder of this host into the guest.
     pub fn add(mut self, host: &Path, guest: &str) -> Self {
         self.modules.extend(["--add".into(), format!("{}:{guest}", host.display())]);
         self
@@ -152,7 +151,6 @@ pub struct Answer {
     pub status: i32,
 }
 
-/// A Linux guest that takes commands.
 pub struct Booted {
     pub running: Running,
 }

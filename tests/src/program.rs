@@ -89,7 +89,6 @@ pub fn said(command: &mut Command) -> Result<String> {
     Ok(text(&stdout))
 }
 
-/// Runs a command until it ends.
 pub fn finish(command: &mut Command) -> Result<Ended> {
     let mut running = Running::spawn(command)?;
     let status = running.wait(PATIENCE)?;
@@ -97,7 +96,6 @@ pub fn finish(command: &mut Command) -> Result<Ended> {
     Ok(Ended { status, stdout, stderr: running.stderr.text() })
 }
 
-/// The output of a pipe so far.
 #[derive(Clone, Default)]
 pub struct Pipe(Arc<(Mutex<PipeOutput>, Condvar)>);
 

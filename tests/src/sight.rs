@@ -108,7 +108,6 @@ impl fmt::Debug for Glyph {
 /// Stands for a glyph that is not a known letter: a cursor, a frame.
 pub const UNKNOWN: char = '\u{fffd}';
 
-/// A font with the letters that were learned.
 pub struct Font {
     height: usize,
     centred: bool,
@@ -185,7 +184,6 @@ impl Font {
         self.rows(sight).iter().enumerate().map(|(at, it)| row(it, at)).collect()
     }
 
-    /// The number of known letters.
     pub fn known(&self) -> usize {
         self.letters.len()
     }

@@ -33,7 +33,6 @@ use screen::rfb;
 
 pub use self::targets::TARGETS;
 
-/// A function that accepts any bytes.
 pub struct Target {
     /// The name in `--list`, and of the folder in `found`.
     pub name: &'static str,
