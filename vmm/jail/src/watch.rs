@@ -14,7 +14,6 @@ use super::filter::{self, Calls, FCNTL, FILES, IOCTL, PLAIN, bits, flag, one_of,
 use super::paths::{self, PathAccess, Paths};
 use super::user;
 
-/// The files that a thread may access.
 #[derive(Clone, Debug, Default)]
 pub struct FileAccess {
     /// Files and folders for reading.
@@ -135,10 +134,6 @@ impl FileAccess {
     /// Enters the jail, for this thread and the threads that it starts. The capabilities `keep`
     /// stay, and signals may be sent to `children`. Returns the restrictions that could not be
     /// applied, each with the reason.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the kernel refuses unexpectedly.
     pub fn enter(&self, keep: Capabilities, children: &[u32]) -> anyhow::Result<Vec<String>> {
         let programs = programs(children)?;
         let mut paths = Paths::default();
@@ -161,29 +156,17 @@ impl FileAccess {
 }
 
 /// Keeps only these capabilities, for programs that this thread starts, whatever user they run as.
-///
-/// # Errors
-///
-/// Fails if the kernel refuses unexpectedly.
 pub fn keep_for_programs(capabilities: Capabilities) -> anyhow::Result<()> {
     user::keep_for_programs(capabilities)
 }
 
 /// Drops these capabilities, for this thread and the threads that it starts.
-///
-/// # Errors
-///
-/// Fails if the kernel refuses unexpectedly.
 pub fn drop_capabilities(capabilities: Capabilities) -> anyhow::Result<()> {
     user::drop_capabilities(capabilities.complement())
 }
 
 /// Prevents other processes of this user from reading this process' memory, which holds passwords,
 /// and disables core dumps. Applies to all threads.
-///
-/// # Errors
-///
-/// Fails if the kernel refuses unexpectedly.
 pub fn protect_memory() -> anyhow::Result<()> {
     user::protect_memory()
 }
