@@ -31,7 +31,6 @@ pub(super) const MAX_RANGES: usize = 256;
 pub(super) const NAMESPACE: u32 = 1;
 pub(super) const EVERY_NAMESPACE: u32 = u32::MAX;
 
-/// The disk requests of a command.
 pub(super) struct DiskRequests {
     pub(super) operation: Operation,
     /// Offset and length in bytes on the disk: one request for each.
@@ -46,7 +45,7 @@ impl DiskRequests {
     }
 }
 
-/// Plans a command. The addresses of its data are added to `pieces`.
+/// Appends the addresses of the command's data to `pieces`.
 pub(super) fn plan(
     shared: &Shared,
     command: &Command,
@@ -154,7 +153,6 @@ fn dataset(shared: &Shared, command: &Command) -> Result<DiskRequests, Status> {
     Ok(DiskRequests { operation: Operation::Discard, ranges, flush: false })
 }
 
-/// Converts a failed request to a status.
 pub(super) fn status(fault: Fault, opcode: u8) -> Status {
     match (fault, opcode) {
         // The blocks were checked before, so the guest's memory is at fault.

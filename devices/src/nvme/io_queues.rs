@@ -11,7 +11,6 @@ use super::{DOORBELLS, Shared};
 use crate::bus::Window;
 use host::memory::NoMemory;
 
-/// Bytes of a doorbell register.
 const DOORBELL_LENGTH: u32 = 4;
 
 pub(super) struct IoQueues {
@@ -29,7 +28,6 @@ impl IoQueues {
         Self { servers: BTreeMap::new(), shadow, shared, window }
     }
 
-    /// Starts saved queues.
     pub(super) fn restore(&mut self, groups: Vec<group::SavedState>) -> anyhow::Result<()> {
         for group in groups {
             let group = Group::restore(self.shared.clone(), group)?;
@@ -98,7 +96,6 @@ impl IoQueues {
         self.window.disconnect_doorbell(doorbell(queue));
     }
 
-    /// Disconnects all submission queues.
     pub(super) fn disconnect_all(&self) {
         for queue in 1..=self.shared.queues {
             self.disconnect(queue);

@@ -60,7 +60,6 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts the thread.
     pub(super) fn start(group: Group) -> anyhow::Result<Self> {
         let event = EventFd::new(EFD_NONBLOCK).context("an event for a queue")?;
         let waker = Arc::new(Waker::new(Arc::new(event)));
