@@ -103,7 +103,6 @@ impl Default for Config {
     }
 }
 
-/// The speed of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rate {
@@ -250,7 +249,7 @@ impl Build for Config {
     }
 }
 
-/// Opens the file of a medium. `only` is the file that it must be.
+/// Opens the file of a medium, which must be `only`.
 fn open(
     opener: &MediumOpener,
     path: &Path,
@@ -280,7 +279,6 @@ struct Shared {
     transport: Mutex<Transport>,
     /// Signaled after commands of the operator.
     kick: Arc<OwnedFd>,
-    /// The medium has grown.
     grown: Arc<AtomicBool>,
     /// Readable after events of the operator or of the medium.
     events: OwnedFd,

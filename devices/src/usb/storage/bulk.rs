@@ -85,21 +85,16 @@ impl Command {
 /// The next action of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Data {
-    /// Send these bytes to the guest.
     Answer(Vec<u8>),
-    /// Receive parameters from the guest.
     Parameters(Parameters),
-    /// Move blocks between the guest and the medium.
     Move(BlockTransfer),
     /// Clear these ranges of the medium, the last one first.
     Clear(Operation, Vec<(u64, u64)>),
-    /// Flush the medium.
     Flush,
     /// Refuse the next transfer, because the guest wants more data than there is.
     Refuse,
 }
 
-/// Parameters that the guest sends for a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Parameters {
     pub(super) cdb: Cdb,
@@ -109,12 +104,11 @@ pub(super) struct Parameters {
 }
 
 impl Data {
-    /// Whether the action needs the medium, so that it fails without it.
     pub(super) fn needs_medium(&self) -> bool {
         !matches!(self, Self::Answer(_) | Self::Refuse)
     }
 
-    /// Whether the action is possible on a medium of this size. A saved state may contain anything.
+    /// A saved state may contain anything.
     fn is_valid(&self, size: u64) -> bool {
         let within =
             |offset: u64, length: u64| offset.checked_add(length).is_some_and(|end| end <= size);
@@ -131,7 +125,6 @@ impl Data {
 }
 
 impl Phase {
-    /// Whether the phase is possible on a medium of this size.
     pub(super) fn is_valid(&self, size: u64) -> bool {
         !matches!(self, Self::Data(_, data) if !data.is_valid(size))
     }
@@ -140,10 +133,8 @@ impl Phase {
 /// The phase of the transport (5.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Phase {
-    /// Waiting for a command.
     #[default]
     Ready,
-    /// A command is in progress.
     Data(Command, Data),
     /// The status of the command must be sent.
     Ended(Command),

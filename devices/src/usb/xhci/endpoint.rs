@@ -94,7 +94,6 @@ impl Slot {
         context.write(memory, at).ok();
     }
 
-    /// Writes the state of the slot to its output context.
     pub(super) fn write_slot_context(&self, memory: &Memory, number: u8) {
         let Ok(mut context) = Context::read(memory, self.context) else { return };
         let address = if self.state > context::DEFAULT { number } else { 0 };
@@ -105,10 +104,6 @@ impl Slot {
 }
 
 /// Checks that a saved state contains only values that a guest could have caused.
-///
-/// # Errors
-///
-/// When it contains others.
 pub(super) fn check(slots: &BTreeMap<u8, Slot>, ports: usize) -> anyhow::Result<()> {
     for (number, slot) in slots {
         ensure!((1..=SLOTS).contains(number), "there is no slot {number}");
@@ -125,7 +120,6 @@ pub(super) fn address(number: u8) -> u8 {
     number >> 1 | (number & 1) << 7
 }
 
-/// The number of the endpoint with this address.
 pub(super) fn number(address: u8) -> u8 {
     (address & 0xf) << 1 | address >> 7
 }
