@@ -224,7 +224,6 @@ impl Gauge {
         self.changed.notify_all();
     }
 
-    /// Parses a statistics buffer.
     fn update_statistics(&self, bytes: &[u8]) {
         let mut statistics = [None; NAMES.len()];
         for entry in bytes.chunks_exact(STATISTIC_SIZE) {
@@ -379,7 +378,6 @@ enum Purpose {
     Inflate,
     /// Statistics. The driver's buffer is returned to request new ones.
     Statistics,
-    /// Free pages that the guest reports.
     Reports,
     /// Deflating, and unknown queues: requests are only acknowledged.
     Nothing,

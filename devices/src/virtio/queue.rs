@@ -78,7 +78,6 @@ pub struct Chain {
     pub writable: Vec<Piece>,
 }
 
-/// Total length of these pieces, in bytes.
 pub fn length(pieces: &[Piece]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.length)).sum()
 }
@@ -101,11 +100,8 @@ impl Chain {
         self.head
     }
 
-    /// Removes and returns the first `N` readable bytes, however the driver split them.
-    ///
-    /// # Errors
-    ///
-    /// If fewer than `N` bytes are left, or if they are outside of guest memory.
+    /// Removes and returns the first `N` readable bytes, however the driver split them. Fails also
+    /// if fewer are left.
     pub fn take<const N: usize>(&mut self, memory: &Memory) -> Result<[u8; N], NoMemory> {
         let mut bytes = [0; N];
         memory.gather(&self.readable, &mut bytes)?;
@@ -192,7 +188,6 @@ impl Queue {
         })
     }
 
-    /// Whether all three areas are inside guest memory.
     pub(super) fn is_in_memory(&self) -> bool {
         self.memory.ram().is_ok_and(|ram| self.indices.is_valid(ram))
     }
@@ -221,7 +216,6 @@ impl Queue {
         &self.bell
     }
 
-    /// The guest memory that the chains refer to.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }

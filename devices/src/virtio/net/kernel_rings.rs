@@ -23,11 +23,9 @@ use host::net::vhost::Vhost;
 /// Index of the doorbell for ring errors. It follows those of the two queues.
 const ERROR: usize = 2;
 
-/// The kernel's side of one queue pair.
 pub(super) struct KernelRings {
     vhost: Vhost,
     link: Arc<Link>,
-    /// The negotiated feature bits.
     features: u64,
     sleep: Sleep,
     active: bool,
@@ -92,7 +90,6 @@ impl KernelRings {
         self.refused = true;
     }
 
-    /// Takes the rings back from the kernel.
     pub(super) fn end(&mut self, queues: [&mut Queue; 2]) {
         let [receive, transmit] = &queues;
         let positions = self.vhost.stop([receive.device_area(), transmit.device_area()]);

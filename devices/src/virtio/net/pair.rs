@@ -27,7 +27,6 @@ const MAX_FRAMES_PER_ROUND: usize = 256;
 /// Frames that are discarded when the cable is plugged in again.
 const MAX_STALE_FRAMES: usize = 4096;
 
-/// A queue pair with everything that its thread needs.
 pub(super) struct Pair {
     pub(super) number: u16,
     pub(super) receive: Option<Queue>,
@@ -42,7 +41,6 @@ pub(super) struct Pair {
     pub(super) kernel_rings: Option<KernelRings>,
     /// The peer accepts no more frames at the moment.
     pub(super) full: bool,
-    /// The cable is not plugged in.
     pub(super) unplugged: bool,
 }
 
@@ -69,7 +67,7 @@ impl Pair {
         self
     }
 
-    /// Whether the kernel serves the rings. This thread must not touch them then.
+    /// If so, this thread must not touch the rings.
     fn is_kernel_active(&self) -> bool {
         self.kernel_rings.as_ref().is_some_and(KernelRings::is_active)
     }
@@ -146,7 +144,7 @@ impl Pair {
         queues.into_iter().flatten().for_each(Queue::disable_doorbell);
     }
 
-    /// Enables the doorbells that are needed. Returns true if something came in the meantime.
+    /// Returns true if something came in the meantime.
     fn enable_doorbells(&mut self) -> bool {
         let own = !self.is_kernel_active();
         let receive = self.receive.as_mut().filter(|_| own && self.inbox.is_starved());
