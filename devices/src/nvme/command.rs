@@ -49,7 +49,6 @@ impl Command {
         Prp { first: self.wide(6), second: self.wide(8) }
     }
 
-    /// Starting logical block, for commands that have one.
     pub(super) fn slba(&self) -> u64 {
         self.wide(10)
     }

@@ -211,7 +211,7 @@ fn queues(shared: &Shared, argument: u32, used: bool) -> Answer {
     Ok(u32::from(shared.queues - 1) * 0x1_0001)
 }
 
-/// The caller must flush the cache then.
+/// If so, the caller must flush the cache.
 pub(super) fn disables_cache(command: &Command) -> bool {
     let [feature, ..] = command.dword(10).to_le_bytes();
     feature == CACHE && command.dword(11) & 1 == 0

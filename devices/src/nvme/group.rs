@@ -200,7 +200,7 @@ impl Group {
         }
     }
 
-    /// Handles finished requests. Returns whether there were any.
+    /// Returns whether any requests had finished.
     fn reap(&mut self) -> bool {
         let mut done = mem::take(&mut self.done);
         self.channel.reap(&mut done);

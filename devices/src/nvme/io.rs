@@ -100,7 +100,7 @@ fn zeroes(shared: &Shared, command: &Command) -> Result<DiskRequests, Status> {
     })
 }
 
-/// The blocks of a command as offset and length in bytes.
+/// Offset and length in bytes.
 fn extent(shared: &Shared, command: &Command) -> Result<(u64, u64), Status> {
     if command.dword(12) & PRINFO != 0 {
         return Err(Status::INVALID_FIELD);

@@ -206,7 +206,6 @@ impl Doorbells {
         self.head(queue.id).level.store(vector << 17 | PENDING | queue.tail, Ordering::SeqCst);
     }
 
-    /// Interrupts the guest: a queue has new completions.
     fn notify(&self, queue: &CompletionQueue) {
         if !queue.interrupts {
             return;
@@ -291,7 +290,6 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// Makes the guest shadow the doorbell.
     pub(super) fn set_shadow(&mut self, memory: &Memory, shadow: Shadow) -> Result<(), NoMemory> {
         self.shadow = Some(shadow);
         shadow.init(memory, self.tail)
@@ -391,7 +389,6 @@ impl CompletionQueue {
         self.drain(bells, memory)
     }
 
-    /// Writes waiting completions to free entries.
     pub(super) fn drain(&mut self, bells: &Doorbells, memory: &Memory) -> Result<(), NoMemory> {
         while let Some(done) = self.waiting.front().copied() {
             let next = (self.tail + 1) % self.size;

@@ -22,7 +22,6 @@ impl GroupState {
     }
 }
 
-/// The thread's side.
 struct Service(Arc<GroupState>);
 
 impl Serve for Service {
@@ -85,7 +84,6 @@ impl Server {
         &self.state().waker
     }
 
-    /// Stops the thread, disconnects the doorbells and returns the group.
     pub(super) fn stop(mut self) -> Group {
         let state = self.end().expect("a server is stopped once");
         let state = Arc::into_inner(state).expect("the thread has ended");
