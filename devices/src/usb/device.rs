@@ -99,7 +99,6 @@ impl Device {
         self.attached.descriptors().speed
     }
 
-    /// Calls `watch` with the file descriptor of the function's event, if any.
     pub(super) fn watch(&self, watch: impl FnOnce(Option<BorrowedFd<'_>>)) {
         watch(self.attached.function().event());
     }

@@ -45,7 +45,6 @@ impl RootHub {
         Self { ports: Mutex::new(vec![None; 2 * sockets]), kick }
     }
 
-    /// The devices that are plugged in now, by port.
     pub(super) fn ports(&self) -> Vec<Option<Arc<Attached>>> {
         self.ports.lock().expect("no device panicked").clone()
     }

@@ -313,7 +313,6 @@ impl Shared {
         result
     }
 
-    /// Opens a channel between the medium and guest memory.
     fn connect(&self, transport: &mut Transport) -> anyhow::Result<()> {
         let (Some(medium), Some(memory)) = (&transport.medium, &transport.memory) else {
             return Ok(());

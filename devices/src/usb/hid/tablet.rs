@@ -51,7 +51,6 @@ const REPORT: &[u8] = &[
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Tablet {
-    /// Positions that the guest has not fetched yet.
     positions: VecDeque<Position>,
     /// The position of the last report, without notches.
     last: Position,

@@ -28,9 +28,9 @@ pub(super) struct Command {
     pub(super) wanted: u32,
     /// Data goes from the device to the guest.
     pub(super) is_in: bool,
-    /// The bytes of them that went over the bus.
+    /// The bytes of `wanted` that went over the bus.
     pub(super) went: u32,
-    /// The bytes of those that the command used.
+    /// The bytes of `went` that the command used.
     pub(super) moved: u32,
     pub(super) status: Status,
 }
@@ -57,7 +57,6 @@ impl Command {
         Some((command, cdb))
     }
 
-    /// The status wrapper at the end of the command.
     pub(super) fn end(&self) -> [u8; CSW as usize] {
         let mut bytes = [0; CSW as usize];
         bytes[..4].copy_from_slice(&CSW_SIGNATURE);
@@ -68,12 +67,10 @@ impl Command {
         bytes
     }
 
-    /// The bytes that the guest still has to send or to receive.
     pub(super) fn remaining(&self) -> u32 {
         self.wanted.saturating_sub(self.went)
     }
 
-    /// Adds bytes that went over the bus, and the bytes of them that the command used.
     pub(super) fn advance(&mut self, went: u64, moved: u64) {
         let add = |sum: u32, more: u64| {
             u32::try_from(u64::from(sum).saturating_add(more)).unwrap_or(u32::MAX)

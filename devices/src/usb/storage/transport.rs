@@ -399,7 +399,7 @@ impl Transport {
         false
     }
 
-    /// Returns true if the medium had an answer.
+    /// Returns true if the request in flight has finished.
     fn reap_channel(&mut self) -> bool {
         let mut answers = Vec::new();
         if let Some(channel) = &mut self.channel {

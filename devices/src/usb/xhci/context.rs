@@ -100,7 +100,6 @@ impl<'a> Input<'a> {
     }
 }
 
-/// The address of the context of this number in the contexts of a device.
 pub(super) fn offset(base: u64, number: u8) -> Result<u64, NoMemory> {
     base.checked_add(SIZE * u64::from(number)).ok_or(NoMemory)
 }

@@ -22,7 +22,6 @@ use crate::usb::{Attached, TransferEnd};
 pub(super) struct SavedState {
     registers: Registers,
     slots: BTreeMap<u8, Slot>,
-    /// Devices by port.
     devices: Vec<Option<device::SavedState>>,
 }
 

@@ -159,7 +159,6 @@ impl Controller {
         }
     }
 
-    /// Executes one stage of a control transfer.
     fn stage(&mut self, slot: u8, td: &Td) -> Result<u32, Code> {
         let memory = self.shared.memory.clone();
         let it = self.slots.get_mut(&slot).ok_or(Code::Trb)?;
