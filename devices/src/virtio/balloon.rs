@@ -164,7 +164,6 @@ struct DriverState {
     signal: Option<Arc<Signal>>,
     /// The target changed while no driver ran.
     change_pending: bool,
-    /// The driver enabled the statistics queue.
     has_statistics: bool,
     statistics: [Option<u64>; NAMES.len()],
     updated: Option<Instant>,
@@ -374,7 +373,6 @@ impl Virtio for Balloon {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// Pages that the guest gives.
     Inflate,
     /// Statistics. The driver's buffer is returned to request new ones.
     Statistics,

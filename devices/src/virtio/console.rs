@@ -203,7 +203,6 @@ impl Virtio for Console {
     }
 }
 
-/// The thread of a port. It waits for the guest and for the client.
 struct Thread {
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<Server>>,

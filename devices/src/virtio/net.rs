@@ -371,7 +371,6 @@ impl Net {
         Ok(())
     }
 
-    /// The kernel side of a pair, if the kernel may serve its rings.
     fn kernel_rings(
         &mut self,
         at: usize,

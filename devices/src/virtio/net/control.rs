@@ -15,7 +15,6 @@ use crate::bytes::Bytes;
 use host::memory::{Memory, Piece};
 use host::net::read_pieces;
 
-/// Maximum number of addresses in a table.
 const MAX_TABLE: usize = 64;
 /// The answer to every command.
 pub(super) const OK: u8 = 0;

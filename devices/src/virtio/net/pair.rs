@@ -136,7 +136,6 @@ impl Pair {
         false
     }
 
-    /// Disables doorbells. The receive queue is only waited for when it has no buffers.
     fn disable_doorbells(&mut self) {
         let own = !self.is_kernel_active();
         let (receive, transmit) = (self.receive.as_mut(), self.transmit.as_mut());
@@ -144,7 +143,8 @@ impl Pair {
         queues.into_iter().flatten().for_each(Queue::disable_doorbell);
     }
 
-    /// Returns true if something came in the meantime.
+    /// The receive queue needs its doorbell only while it has no buffers. Returns true if something
+    /// came in the meantime.
     fn enable_doorbells(&mut self) -> bool {
         let own = !self.is_kernel_active();
         let receive = self.receive.as_mut().filter(|_| own && self.inbox.is_starved());
@@ -166,7 +166,7 @@ impl Pair {
         true
     }
 
-    /// Sends the driver's frames. Returns true if there were any.
+    /// Returns true if any frame was sent.
     fn send(&mut self) -> bool {
         let Some(queue) = &mut self.transmit else { return false };
         let plugged = self.nic.backend.link().is_plugged();
@@ -209,7 +209,7 @@ impl Pair {
         plugged
     }
 
-    /// Receives the frames that have arrived. Returns true if there were any.
+    /// Returns true if any frame had arrived.
     fn accept(&mut self) -> bool {
         if !self.is_open() {
             return false;

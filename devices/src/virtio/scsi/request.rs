@@ -189,7 +189,7 @@ impl Server {
         }
     }
 
-    /// Answers the commands that the channel has finished.
+    /// Returns whether the channel had finished any requests.
     fn answer(&mut self) -> bool {
         let mut done = mem::take(&mut self.done);
         self.channel.reap(&mut done);
