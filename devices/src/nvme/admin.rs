@@ -73,7 +73,7 @@ pub(super) fn execute(state: &mut State, command: &Command) -> Outcome {
     })
 }
 
-/// Checks the parameters of a new queue. Returns its number, size and address.
+/// Returns the queue's number, size and address.
 fn new_queue(state: &State, command: &Command, exists: bool) -> Result<(u16, u32, u64), Status> {
     let (id, size) = command.halves(10);
     let size = u32::from(size) + 1;

@@ -74,7 +74,6 @@ pub(super) struct Controller {
 }
 
 impl Controller {
-    /// Creates a controller from a saved or the power-on state.
     pub(super) fn restore(
         shared: &Arc<Shared>,
         window: &Arc<Window>,
@@ -120,7 +119,6 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Stops all threads and returns the state to save.
     pub(super) fn save(mut self) -> SavedState {
         let shared = self.shared.clone();
         let groups = self.state.queues.save();

@@ -154,7 +154,6 @@ impl Group {
         Ok(worked)
     }
 
-    /// Turns a command into requests, or answers it.
     fn start(&mut self, queue: u16, command: &Command) {
         let mut pieces = self.spare.pop().unwrap_or_default();
         let work = io::plan(&self.shared, command, &mut pieces);

@@ -16,7 +16,6 @@ const DOORBELL_LENGTH: u32 = 4;
 pub(super) struct IoQueues {
     /// Indexed by completion queue.
     pub(super) servers: BTreeMap<u16, Server>,
-    /// Addresses of the first shadow doorbell and of its event index.
     pub(super) shadow: Option<Shadow>,
     shared: Arc<Shared>,
     window: Arc<Window>,
@@ -43,7 +42,6 @@ impl IoQueues {
         Ok(())
     }
 
-    /// Stops all threads and returns the queues to save.
     pub(super) fn save(&mut self) -> Vec<group::SavedState> {
         let servers = std::mem::take(&mut self.servers).into_values();
         servers.map(|server| server.stop().save()).collect()

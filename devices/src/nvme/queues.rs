@@ -109,7 +109,6 @@ impl Doorbell {
 pub(super) const INVALID_REGISTER: u8 = 1 << 0;
 pub(super) const INVALID_VALUE: u8 = 1 << 1;
 
-/// All doorbells of the controller, and the interrupt line that depends on them.
 pub(super) struct Doorbells {
     tails: Vec<Doorbell>,
     heads: Vec<Doorbell>,
@@ -138,7 +137,6 @@ impl Doorbells {
         &self.heads[usize::from(queue)]
     }
 
-    /// The guest wrote the `number`th doorbell register.
     pub(super) fn ring(&self, number: u64, value: u32) {
         let bells = if number.is_multiple_of(2) { &self.tails } else { &self.heads };
         let queue = usize::try_from(number / 2).unwrap_or(usize::MAX);
@@ -354,7 +352,6 @@ pub(super) struct CompletionQueue {
     pub(super) vector: u16,
     pub(super) interrupts: bool,
     pub(super) shadow: Option<Shadow>,
-    /// Completions that wait for a free entry.
     waiting: VecDeque<Completed>,
     /// Completions were posted since the last notification.
     #[serde(skip)]
