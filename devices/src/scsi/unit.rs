@@ -45,7 +45,6 @@ impl Profile {
     }
 }
 
-/// State of a unit, as it is saved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Conditions {
     /// Sense data of the last failed command, until REQUEST SENSE reads it.
