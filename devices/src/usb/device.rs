@@ -103,7 +103,6 @@ impl Device {
         watch(self.attached.function().event());
     }
 
-    /// Resets the bus, and aborts all transfers.
     pub(super) fn reset(&mut self) {
         self.abort_all();
         self.state = State::default();

@@ -130,7 +130,6 @@ impl Config {
         self.cdrom.unwrap_or_else(|| self.path.as_ref().is_some_and(iso))
     }
 
-    /// The configuration that all kinds of disks share.
     fn disk(&self) -> disk::Config {
         disk::Config {
             format: self.format,

@@ -51,7 +51,6 @@ pub(super) struct Transport {
     pub(super) memory: Option<Memory>,
     /// `None` while parked or without a medium.
     pub(super) channel: Option<Box<dyn Channel>>,
-    /// Pending transfers of the guest.
     incoming: Option<Transfer>,
     outgoing: Option<Transfer>,
     flight: Option<InFlight>,
@@ -363,7 +362,7 @@ impl Transport {
         }
     }
 
-    /// Submits the next part to the medium. Returns true if the command has failed already.
+    /// Returns true if the command has failed already.
     fn submit(&mut self) -> bool {
         let Some(flight) = self.flight.as_mut().filter(|it| !it.submitted) else { return false };
         let Phase::Data(_, data) = &self.state.phase else { return false };

@@ -53,7 +53,6 @@ impl Context {
 
     // Endpoint contexts.
 
-    /// Whether the context is valid for the endpoint of this number.
     pub(super) fn fits(&self, number: u8) -> bool {
         let kind = self.0[1] >> 3 & 7;
         let streams = self.0[0] >> 10 & 0x1f;

@@ -94,7 +94,6 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Stops all activity, and returns the state to save.
     pub(super) fn save(mut self) -> SavedState {
         let devices = mem::take(&mut self.devices);
         let mut saved = Vec::new();

@@ -83,7 +83,6 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Writes the state and the ring position of an endpoint to its output context.
     pub(super) fn write_context(&self, memory: &Memory, number: u8) {
         // A context outside of memory is a mistake of the guest, which is ignored.
         let Ok(at) = context::offset(self.context, number) else { return };

@@ -277,7 +277,6 @@ impl Registers {
         true
     }
 
-    /// Whether the controller should run, and has no system error.
     pub(super) fn may_run(&self) -> bool {
         self.runs() && self.status & SYSTEM_ERROR == 0
     }
