@@ -234,10 +234,9 @@ impl Virtio for Blk {
     }
 }
 
-/// A request in flight.
 struct Job {
     chain: Chain,
-    /// Guest address of its status byte.
+    /// Guest address of the status byte.
     status: u64,
     /// Channel requests that are not finished yet.
     parts: u16,

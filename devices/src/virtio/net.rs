@@ -171,7 +171,6 @@ impl Build for Config {
     }
 }
 
-/// The receive offloads that these feature bits contain.
 fn offloads(features: u64) -> Offloads {
     let has = |bits: u64| features & bits == bits;
     Offloads {
@@ -212,7 +211,6 @@ struct Nic {
     mac: Mac,
     pairs: u16,
     negotiated: Mutex<u64>,
-    /// One for each pair.
     orders: Vec<Orders>,
 }
 

@@ -49,7 +49,6 @@ impl KernelRings {
         Ok(Self { vhost, link: link.clone(), features, sleep, active: false, refused: false })
     }
 
-    /// Whether the kernel serves the rings now.
     pub(super) fn is_active(&self) -> bool {
         self.active
     }

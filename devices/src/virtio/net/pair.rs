@@ -112,7 +112,7 @@ impl Pair {
         }
     }
 
-    /// Serves everything once. Returns false if there was nothing to do.
+    /// Returns false if there was nothing to do.
     fn serve(&mut self) -> bool {
         self.update_owner();
         let answered = self.answer();
@@ -230,7 +230,7 @@ impl Pair {
         received > 0
     }
 
-    /// Waits until there may be something to do. Returns how long it waited.
+    /// Returns how long it waited.
     fn sleep(&mut self) -> Duration {
         if let (Some(rings), Some(receive), Some(transmit)) =
             (&mut self.kernel_rings, &mut self.receive, &mut self.transmit)

@@ -38,7 +38,6 @@ struct Offered {
     response: Vec<Piece>,
 }
 
-/// A command in flight.
 struct Job {
     chain: Chain,
     /// The driver's tag, which task management refers to.
