@@ -159,7 +159,7 @@ const MISTAKES: &[Mistake] = &[
         "mount -t tmpfs -o size=4m tmpfs /mnt; ISO true",
         &[("ALLOCATE", "Y"), ("DISK_SIZE", "64M"), ("DISK_MINIMUM", "1M")],
         73,
-        &["DISK_SIZE: ALLOCATE=Y takes 64M more", "are free", "make the volume larger"],
+        &["DISK_SIZE: ALLOCATE=Y needs 64M more", "are free", "enlarge the volume"],
     ),
     ("ISO true", &[("STORAGE", "/gone")], 68, &["/custom.iso"]),
 ];

@@ -84,7 +84,7 @@ fn wrap(text: &str, indent: usize, width: usize) -> String {
 pub fn markdown() -> String {
     let mut text = String::from(
         "# Variables of the container\n\nMade by `transom help env --markdown`.\n\n\
-         Blanks and quotes around a value are ignored (but in passwords), and an empty value \
+         Blanks and quotes around a value are ignored (except in passwords), and an empty value \
          means unset. A switch is `Y` or `N`, or yes, true, 1, on, enable, enabled and their \
          opposites. Sizes are binary: `8G`, `8GB` and `8192M` are the same. `NAME_FILE` names a \
          file that contains the value, where the table lists it; a line feed at its end is \
@@ -113,7 +113,7 @@ pub fn markdown() -> String {
 const STATUSES: &str = "
 ## Exit statuses
 
-They are those of the reference image, where it has one.
+Where `dockurr/windows` has a status for an error, this is the same one.
 
 | status | meaning |
 |---|---|

@@ -90,7 +90,7 @@ const CASES: &[Case] = cases! {
     "DISK_CACHE" "writeback" => "writeback" not "all";
     "DISK_IO" "threads" => "native" not "fibers";
     "DISK_DISCARD" "off" => "ignore" not "trim";
-    "DISK_ROTATION" "7200" => "without moving parts";
+    "DISK_ROTATION" "7200" => "do not rotate";
     "DISK_FLAGS" "cluster_size=2M" => "leave it out";
     "DISK_OPTIONS" "write-cache=on" => "DISK_CACHE";
     "DISK_NAME" "system" => "system" not "../system";

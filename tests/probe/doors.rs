@@ -99,7 +99,7 @@ fn what_was_inherited_and_is_no_door_is_one_sentence() {
         ("--vnc", &port, "auth=none"),
         ("--web", &port, "password=FILE"),
         ("--control", &port, "a Unix socket is needed"),
-        ("--vnc", &file, "is no socket"),
+        ("--vnc", &file, "is not a socket"),
         ("--web", &near, "does not listen"),
         ("--control", &gone, "was it inherited?"),
     ] {

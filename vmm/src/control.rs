@@ -97,7 +97,7 @@ commands! {
     "reset" "" Reset,
     /// Press the power button: the guest shuts down.
     "powerdown" "" PowerButton,
-    /// Send a non-maskable interrupt, for which guests write a crash dump.
+    /// Send a non-maskable interrupt (NMI). Many guests then write a crash dump.
     "nmi" "" Nmi,
     /// Show the registers of all processors.
     "registers" "" Registers,
@@ -107,8 +107,8 @@ commands! {
     /// Extend a disk and notify the guest. The disk is given by its name (see `status`) or serial
     /// number. Without a size, the disk takes the current length of its file or device.
     "grow" "NAME [SIZE]" Grow { name: String; size: Size },
-    /// Plug a network cable in or out, or set the MTU, which the guest sees when it reads it again,
-    /// at the latest after a reset. Without arguments: show the state of the link.
+    /// Plug in or unplug a network cable, or set the MTU. The guest sees a new MTU when it reads
+    /// the MTU again, at the latest after a reset. Without arguments: show the state of the link.
     "link" "NAME [up|down] [mtu N]" Link { name: String; state: LinkState, mtu: u16 },
     /// Save the screen as a PNG file. In JSON there is no file: rows of pixels follow the answer,
     /// with 4 bytes for each pixel: blue, green, red and an unused byte.

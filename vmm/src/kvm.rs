@@ -118,7 +118,7 @@ capabilities! {
     USER_NMI KVM_CAP_USER_NMI, false, "NMI from the control socket";
     X2APIC_API KVM_CAP_X2APIC_API, false, "more than 255 processors";
     X86_USER_SPACE_MSR KVM_CAP_X86_USER_SPACE_MSR, false, "`--msr` (unknown registers)";
-    HYPERV_CPUID KVM_CAP_HYPERV_CPUID, false, "Hyper-V enlightenments (Windows is slow without)";
+    HYPERV_CPUID KVM_CAP_HYPERV_CPUID, false, "Hyper-V enlightenments (they speed up Windows)";
     HYPERV_SYNIC2 KVM_CAP_HYPERV_SYNIC2, false, "Hyper-V timers (Windows uses slower ones without)";
     TSC_CONTROL KVM_CAP_TSC_CONTROL, false, "a chosen TSC frequency";
     X86_SMM KVM_CAP_X86_SMM, false, "Secure Boot that the guest cannot switch off";

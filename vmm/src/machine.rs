@@ -321,7 +321,7 @@ impl Machine {
             return Err(error);
         }
         let new = self.board.usb().names().into_iter().find(|name| !before.contains(name));
-        new.with_context(|| format!("`{kind}` is gone already"))
+        new.with_context(|| format!("`{kind}` was unplugged meanwhile"))
     }
 
     pub fn detach(&mut self, name: &str) -> anyhow::Result<()> {

@@ -27,7 +27,7 @@ pub fn attach(machine: &mut Machine, words: &str, only: Option<FileId>) -> anyho
 
 pub fn detach(machine: &mut Machine, name: &str) -> anyhow::Result<Value> {
     machine.detach(name)?;
-    tracing::info!("{name} is pulled out");
+    tracing::info!("{name} is unplugged");
     Ok(json!({}))
 }
 

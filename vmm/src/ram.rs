@@ -92,7 +92,7 @@ fn create(page: Size, size: Size) -> anyhow::Result<File> {
     let kind = match page.0 >> 20 {
         2 => MemfdFlags::HUGE_2MB,
         1024 => MemfdFlags::HUGE_1GB,
-        _ => bail!("--memory {size},hugepages={page}: there are no such pages: take 2M or 1G"),
+        _ => bail!("--memory {size},hugepages={page}: unsupported page size: take 2M or 1G"),
     };
     if !size.0.is_multiple_of(page.0) {
         bail!("--memory {size},hugepages={page}: the size is not a multiple of the page size");

@@ -128,7 +128,7 @@ impl<'a> Query<'a> {
         self.spelled().map(|name| name.to_ascii_lowercase())
     }
 
-    /// The same in the guest's spelling.
+    /// The name with dots, in the guest's spelling.
     fn spelled(&self) -> Option<String> {
         let (mut text, mut rest) = (String::new(), self.name);
         while let Some((length, after)) = rest.split_first().filter(|(length, _)| **length > 0) {

@@ -1,5 +1,5 @@
-//! Boots a medium again that gave up: install CDs may ask for a key, and nobody may be there to
-//! press one.
+//! Boots a medium again if it booted nothing: install CDs may ask for a key, and no user may be
+//! there to press one.
 //!
 //! Microsoft's media wait for any key for a few seconds. Enter is pressed for them, once per start
 //! of the machine, until it has booted from its disk. After a medium gave up, the machine is reset:
@@ -153,11 +153,11 @@ impl Drop for BootRetry {
 
 /// Logs the first try and the last. The others are debug messages.
 fn log_retry(name: &str, pause: Option<Duration>, first: bool) {
-    let gave_up = format!("{name} was started and gave up: it may wait for a key");
+    let gave_up = format!("{name} was started, but booted nothing: it may wait for a key");
     match pause {
-        None => tracing::warn!("{gave_up}: open the screen, or open it anew, to start it again"),
+        None => tracing::warn!("{gave_up}: open or reload the screen to start it again"),
         Some(_) if first => {
-            tracing::warn!("{gave_up}: it is started again: press a key at the screen");
+            tracing::warn!("{gave_up}: press a key at the screen when it starts again");
         }
         Some(pause) => tracing::debug!("{gave_up}: it is started again after {pause:?}"),
     }

@@ -118,8 +118,8 @@ fn kept_password(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::R
         }
     };
     let whose = match end {
-        PASSWORD_FILE => "PASSWORD is not set: a random password for the screen",
-        _ => "the password of VNC viewers",
+        PASSWORD_FILE => "PASSWORD is not set: the generated password of the screen",
+        _ => "the generated password for VNC viewers",
     };
     tracing::info!("{whose} is {place} (`transom password` in the container prints it)");
     Ok(text)

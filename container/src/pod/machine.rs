@@ -224,7 +224,7 @@ fn attach_image(
         Bus::Scsi => Device::VirtioScsi(virtio::scsi::Config(image)),
         Bus::Blk => Device::VirtioBlk(virtio::blk::Config(image)),
         Bus::Ahci => {
-            let sentence = "DISK_TYPE=ide: the machine has no IDE or SATA controller: say nvme, \
+            let sentence = "DISK_TYPE=ide: the machine has no IDE or SATA controller: use nvme, \
                             or scsi for a Windows that has the virtio drivers";
             return Err(Failure::new(Status::Disk, sentence));
         }
@@ -238,7 +238,7 @@ fn usb_disk(image: disk::Config) -> anyhow::Result<storage::Config> {
     let disk::Config { path, format, readonly, direct, discard, size, .. } = image;
     ensure!(
         size.is_none(),
-        "{}: a USB disk cannot be enlarged: say DISK_TYPE=nvme or scsi",
+        "{}: a USB disk cannot be enlarged: set DISK_TYPE=nvme or scsi",
         path.display()
     );
     let path = Some(path);

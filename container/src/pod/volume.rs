@@ -275,10 +275,10 @@ impl Volume {
             return Ok(());
         };
         let [needs, free] = [needs, free].map(|bytes| Size(bytes).show());
-        let out = "make the volume larger, or DISK_SIZE smaller";
-        anyhow::ensure!(!allocate, "ALLOCATE=Y takes {needs} more, and {free} are free: {out}");
+        let out = "enlarge the volume, or lower DISK_SIZE";
+        anyhow::ensure!(!allocate, "ALLOCATE=Y needs {needs} more, but {free} are free: {out}");
         story.warn(&format!(
-            "the disk may take {needs} more, and {free} are free on the volume: when it is full, \
+            "the disk may need {needs} more, but {free} are free on the volume: when it is full, \
              the guest pauses until there is free space: {out}"
         ));
         Ok(())

@@ -44,7 +44,7 @@ impl<T: FromQemu> Value for Translated<T> {
         let value = match table::find(T::SCOPE, &word) {
             Some(Translation::Exact(own)) => T::read(own)?,
             Some(Translation::Nearest(own, why)) => {
-                notes.push(format!("{} is not available, {own} is used: {why}", quote(&word)));
+                notes.push(format!("{} is not available; {own} is used: {why}", quote(&word)));
                 T::read(own)?
             }
             Some(Translation::Refused(why)) => bail!("{why}"),
@@ -55,7 +55,7 @@ impl<T: FromQemu> Value for Translated<T> {
             }
             _ => {
                 let (own, all) = (T::default().show(), T::ACCEPTS);
-                notes.push(format!("{} is unknown, {own} is used: give {all}", quote(&word)));
+                notes.push(format!("{} is unknown; {own} is used: give {all}", quote(&word)));
                 T::default()
             }
         };

@@ -18,8 +18,8 @@ use nix::fcntl::{FcntlArg, fcntl};
 /// How long a visible holder may take to release its lock. It may be a process that was just
 /// killed, or a child that has not called `exec` yet and until then has all of its parent's files.
 const GRACE: Duration = Duration::from_millis(300);
-/// The same where no process is found that holds the lock: the kernel closes the files of an
-/// io_uring some time after its process has ended, and a busy kernel later.
+/// How long a lock may last whose holder is not found: the kernel closes the files of an io_uring
+/// some time after its process has ended, and later if it is busy.
 const UNSEEN_GRACE: Duration = Duration::from_secs(3);
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 

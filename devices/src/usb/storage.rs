@@ -365,8 +365,8 @@ impl Tray for Shared {
         self.with(|transport| {
             ensure!(
                 transport.profile.removable,
-                "the medium of {name} cannot be removed: start it with `removable`, or pull the \
-                 whole device by `detach`"
+                "the medium of {name} cannot be removed: attach the device with `removable`, \
+                 or unplug it with `detach`"
             );
             ensure!(transport.medium.is_some(), "there is no medium in {name}");
             let conditions = &mut transport.state.conditions;
@@ -386,7 +386,7 @@ impl Tray for Shared {
         let name = self.name();
         ensure!(
             self.is_removable(),
-            "the medium of {name} cannot be changed: start it with `removable`"
+            "the medium of {name} cannot be changed: attach the device with `removable`"
         );
         ensure!(self.medium().is_none(), "there is already a medium in {name}: `eject` it first");
         let cdrom = self.transport().profile.cdrom;

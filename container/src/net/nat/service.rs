@@ -156,7 +156,7 @@ fn refused(ip: Ipv4Addr, port: u16, error: &io::Error) -> anyhow::Error {
         _ => "check the pod's network",
     };
     let sentence =
-        format!("{ip}, port {port}, for the guest: {error}: {way_out}, or set NETWORK=user");
+        format!("port {port} of {ip} for the guest: {error}: {way_out}, or set NETWORK=user");
     Failure::new(Status::Network, sentence)
 }
 

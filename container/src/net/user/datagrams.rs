@@ -29,7 +29,7 @@ use super::quota::{Slot, Slots};
 
 /// The idle time after which a flow ends (RFC 4787, 4.3).
 const IDLE: Duration = Duration::from_secs(120);
-/// The same for a flow to a name server.
+/// The idle time after which a flow to a name server ends.
 const IDLE_DNS: Duration = Duration::from_secs(15);
 const DNS: u16 = 53;
 /// The maximum size of a datagram, in bytes.

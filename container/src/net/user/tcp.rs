@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_millis(250);
 const MAX_RETRY: Duration = Duration::from_secs(30);
 /// The maximum number of retransmissions: some minutes in total.
 const MAX_TRIES: u32 = 14;
-/// The same for a SYN: half a minute in total, because the peer outside waits.
+/// The maximum number of retransmissions of a SYN: half a minute in total, because the peer waits.
 const MAX_SYN_TRIES: u32 = 6;
 /// The idle time after which the guest is probed. It may have been reset and lost the connection.
 const KEEPALIVE: Duration = Duration::from_secs(300);

@@ -21,7 +21,7 @@ pub(super) const MACHINE: &[Variable] = variables! {
     ignored "LOGO" = "N" => "the firmware is unchanged and shows its own logo: leave it out";
     /// Resets the firmware's variables at every start.
     full "CLEAR" = "N" (machine.clear);
-    /// The image to boot, in other images of the reference image's family.
+    /// The image to boot, in related container images.
     ignored "BOOT" = "" => "set VERSION to the name of the medium, or mount it as /boot.iso";
     /// The position of the installation medium in the boot order.
     ignored "BOOT_INDEX" = "9"
@@ -70,8 +70,8 @@ pub(super) const POD: &[Variable] = variables! {
     /// Seconds for which a pod that cannot start shows the reason at its web port before it exits.
     /// This slows down an engine that restarts it. With 0 it exits immediately.
     full "ERROR_HOLD" = "30" (pod.hold);
-    /// `dockur` restores behavior of the reference image that is unsafe: a screen without a
-    /// password.
+    /// `dockur` restores unsafe defaults of `dockurr/windows`: a screen without a password, VNC at
+    /// port 5900, and any host name.
     full "COMPAT" = "none" (pod.compat);
     /// QEMU's monitor.
     refused "MONITOR" = ""

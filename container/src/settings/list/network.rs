@@ -5,7 +5,7 @@ use crate::settings::variable::{Variable, variables};
 pub(super) const NETWORK: &[Variable] = variables! {
     /// The guest's network: `nat` (a tap interface with address translation, which needs NET_ADMIN
     /// and /dev/net/tun), `user` (user mode: the pod opens the connections itself, without
-    /// privileges) or `none`.
+    /// privileges) or `none`. `Y` means `nat`, and `N` means `none`.
     full "NETWORK" = "Y" (network.kind): Network;
     /// Attaches the guest directly to the network of the pod's interface, where it gets an address
     /// by DHCP. Needs a macvlan network or an Ethernet card, NET_ADMIN, MKNOD and the device rule

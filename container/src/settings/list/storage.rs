@@ -45,7 +45,7 @@ pub(super) const STORAGE: &[Variable] = variables! {
     /// Whether space that the guest discards is freed on the volume: unmap or ignore.
     full "DISK_DISCARD" = "unmap" (disk.discard): Disk;
     /// The rotation rate that disks report. 1 means an SSD.
-    ignored "DISK_ROTATION" = "1" => "a disk is always one without moving parts: leave it out";
+    ignored "DISK_ROTATION" = "1" => "disks always report that they do not rotate: leave it out";
     /// Options for new qcow2 images.
     ignored "DISK_FLAGS" = "" => "images are created with the fastest options: leave it out";
     /// Further options of QEMU's disks.

@@ -29,8 +29,7 @@ pub fn inherit(list: &[i32]) -> anyhow::Result<Inherited> {
                 let kind = sockopt::socket_type(&fd)?;
                 ensure!(
                     kind == SocketType::STREAM,
-                    "file descriptor {number} is a socket, but no stream: passt uses a stream \
-                     socket"
+                    "file descriptor {number} is not a stream socket, which passt needs"
                 );
                 ensure!(
                     list.len() == 1,
@@ -58,7 +57,7 @@ pub enum Listening {
 pub fn listening(number: i32) -> anyhow::Result<Listening> {
     let fd = duplicate(number)?;
     let kind = sockopt::socket_type(&fd);
-    let kind = kind.map_err(|_| anyhow!("file descriptor {number} is no socket"))?;
+    let kind = kind.map_err(|_| anyhow!("file descriptor {number} is not a socket"))?;
     let listens = kind == SocketType::STREAM && sockopt::socket_acceptconn(&fd)?;
     ensure!(listens, "file descriptor {number} is a socket that does not listen");
     match sockopt::socket_domain(&fd)? {
@@ -85,7 +84,7 @@ mod test {
             if it.local_addr().unwrap() == tcp.local_addr().unwrap()));
         assert!(matches!(take(&unix), Ok(Listening::Unix(_))));
         let refused = |fd: &dyn AsFd| format!("{:#}", take(fd).unwrap_err());
-        assert!(refused(&tempfile::tempfile().unwrap()).contains("no socket"));
+        assert!(refused(&tempfile::tempfile().unwrap()).contains("is not a socket"));
         let connected = TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
         assert!(refused(&connected).contains("does not listen"));
         assert!(refused(&UdpSocket::bind("127.0.0.1:0").unwrap()).contains("does not listen"));

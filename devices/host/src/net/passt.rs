@@ -46,7 +46,7 @@ impl Passt {
         Self::with(Some(path.to_owned()), None, options)
     }
 
-    /// There is no reconnection.
+    /// Uses a connected socket. If it disconnects, the link stays down.
     pub fn from_stream(socket: UnixStream, options: Options) -> anyhow::Result<Self> {
         socket.set_nonblocking(true)?;
         Self::with(None, Some(socket), options)

@@ -344,11 +344,11 @@ fn character(path: &Path) -> anyhow::Result<File> {
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
     file.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => anyhow!(
-            "{} does not exist: load the module `tun`, or give the container the device",
+            "{} does not exist: load the module `tun`, or pass it to the container",
             path.display()
         ),
         io::ErrorKind::PermissionDenied => anyhow!(
-            "{}: permission denied: run as root, or add the device to the container's list",
+            "{}: permission denied: run as root, or allow the device in the container",
             path.display()
         ),
         _ => anyhow!("{}: {error}", path.display()),

@@ -172,12 +172,12 @@ fn explain(error: Error) -> anyhow::Error {
     let Error::VhostOpen(error) = error else { return anyhow!("vhost-net: {error}") };
     match error.kind() {
         io::ErrorKind::NotFound => anyhow!(
-            "there is no /dev/vhost-net: load the module `vhost_net`, or give the container the \
-             device"
+            "there is no /dev/vhost-net: load the module `vhost_net`, or pass the device to \
+             the container"
         ),
         io::ErrorKind::PermissionDenied => anyhow!(
-            "/dev/vhost-net cannot be opened: it needs its group, or the device in the \
-             container's list"
+            "/dev/vhost-net cannot be opened: join the group of the device file, or pass the \
+             device to the container (--device /dev/vhost-net)"
         ),
         _ => anyhow!("/dev/vhost-net: {error}"),
     }

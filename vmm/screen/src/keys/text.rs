@@ -88,7 +88,7 @@ pub fn send(hub: &Hub, strokes: &[Stroke]) -> anyhow::Result<()> {
         }
         ensure!(
             taken == keys.len(),
-            "the guest listens to no keyboard: {done} of {} keys were typed",
+            "the guest does not use a keyboard: {done} of {} keys were typed",
             strokes.len()
         );
     }
@@ -103,7 +103,7 @@ fn wait(hub: &Hub) -> anyhow::Result<()> {
         if hub.is_idle() {
             return Ok(());
         }
-        ensure!(start.elapsed() < MAX_WAIT, "the guest has fetched no keys for {MAX_WAIT:?}");
+        ensure!(start.elapsed() < MAX_WAIT, "the guest has read no keys for {MAX_WAIT:?}");
     }
 }
 

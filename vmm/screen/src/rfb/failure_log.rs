@@ -2,7 +2,7 @@
 //!
 //! Threats: a peer that fails thousands of times per second could fill the log. Suppressed lines
 //! are counted, and the next line reports their number. Peers on this host get more lines, because
-//! many users may be behind one of these addresses, and people experiment there.
+//! many users may share one of these addresses.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

@@ -65,7 +65,7 @@ impl Default for OptionNames {
     fn default() -> Self {
         Self {
             address: None,
-            origin: "--web ..,origin=",
+            origin: "`origin=` of --web",
             password: "password=FILE",
             tls: "set tls-cert=FILE,tls-key=FILE",
         }

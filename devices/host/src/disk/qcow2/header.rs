@@ -212,7 +212,8 @@ impl Header {
         ensure!(bits == 0 || !self.extended, "it was not closed: {REPAIR_ADVICE}");
         ensure!(
             self.snapshots == 0,
-            "it has {} snapshots in it: delete them with `qemu-img snapshot -d`, or set `readonly`",
+            "it has internal snapshots ({}): delete them with `qemu-img snapshot -d`, or set \
+             `readonly`",
             self.snapshots
         );
         ensure!(

@@ -102,7 +102,7 @@ fn refuses_what_it_does_not_know_and_says_what_to_do() {
     let snapshot = ["snapshot", "-c", "one"];
     let mut command = std::process::Command::new("qemu-img");
     assert!(retry_while_locked(command.args(snapshot).arg(&image)).status.success());
-    assert!(refusal(&image).contains("has 1 snapshots"), "{}", refusal(&image));
+    assert!(refusal(&image).contains("has internal snapshots (1)"), "{}", refusal(&image));
     open_disk(&Config { readonly: true, ..Config::new(&image) }, None).unwrap();
     // Marked dirty with refcounts that are too low (lazy refcounts), or marked corrupt.
     create(&image, &[], "1M");

@@ -225,7 +225,7 @@ fn what_was_inherited_is_told_apart_and_the_rest_refused() {
     let file = tempfile::tempfile().unwrap();
     assert!(refused(&file).contains("neither"));
     let datagrams = std::os::unix::net::UnixDatagram::unbound().unwrap();
-    assert!(refused(&datagrams).contains("no stream"));
+    assert!(refused(&datagrams).contains("not a stream socket"));
     let flags = rustix::net::SocketFlags::CLOEXEC;
     let alone = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
     assert!(refused(&alone.unwrap()).contains("not connected"));

@@ -1,8 +1,8 @@
 //! A compressed stream that lasts as long as a client's connection (RFC 1950).
 //!
 //! The effort may change at any time, which zlib itself does not allow. After a flush, another
-//! compressor writes blocks of deflate into the same stream. It only makes no references to earlier
-//! data.
+//! compressor writes deflate blocks into the same stream. These blocks do not refer to data before
+//! the flush.
 
 use zlib_rs::{Deflate, DeflateConfig, DeflateFlush, Status, Strategy};
 

@@ -105,7 +105,7 @@ fn different(old: &Picture, new: &Picture) -> Tiles {
 /// Drawing, requests, plans and encodings come in any order. In the end all clients have the
 /// same picture.
 #[test]
-fn whoever_moves_what_it_has_sees_what_the_others_see() {
+fn a_client_that_moves_pixels_sees_what_the_others_see() {
     let mut moved = [0; 6];
     for seed in 1..60 {
         let mut random = Random::new(seed);
