@@ -42,12 +42,13 @@ impl Seat {
 
 /// Returns the placeholder in a seat before its device is built and after it is removed.
 pub(crate) fn vacant() -> Box<dyn Device> {
-    Box::new(Vacant)
+    Box::new(Inert(()))
 }
 
-struct Vacant;
+/// A device without registers and state. It holds a value until it is removed.
+pub(crate) struct Inert<T>(pub(crate) T);
 
-impl Device for Vacant {
+impl<T: Send> Device for Inert<T> {
     fn read(&mut self, _: Region, _: u64, _: &mut [u8]) -> Access {
         Access::Ignored
     }

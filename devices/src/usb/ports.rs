@@ -8,7 +8,8 @@ use anyhow::{bail, ensure};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Descriptors, Function, Speed};
-use crate::device::{Access, Device, Region, Saved};
+use crate::bus::Inert;
+use crate::device::Device;
 
 /// A device that is plugged in.
 pub struct Attached {
@@ -197,7 +198,7 @@ pub fn plug_device(
         release();
         return Err(error);
     }
-    Ok(Box::new(PluggedDevice { ports, name: name.to_owned(), release: Some(release) }))
+    Ok(Box::new(Inert(PluggedDevice { ports, name: name.to_owned(), release: Some(release) })))
 }
 
 /// The board's handle of a USB device. Registers and state belong to the controller.
@@ -205,21 +206,6 @@ struct PluggedDevice {
     ports: Arc<Ports>,
     name: String,
     release: Option<Box<dyn FnOnce() + Send>>,
-}
-
-impl Device for PluggedDevice {
-    fn read(&mut self, _: Region, _: u64, _: &mut [u8]) -> Access {
-        Access::Ignored
-    }
-    fn write(&mut self, _: Region, _: u64, _: &[u8]) -> Access {
-        Access::Ignored
-    }
-    fn park(&mut self) -> Saved {
-        Saved::default()
-    }
-    fn run(&mut self, _: Saved) -> anyhow::Result<()> {
-        Ok(())
-    }
 }
 
 impl Drop for PluggedDevice {
