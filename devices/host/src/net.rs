@@ -19,6 +19,7 @@ use std::fmt;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -53,10 +54,10 @@ pub enum Network {
     Passt(PathBuf),
 }
 
-impl TryFrom<String> for Network {
-    type Error = String;
+impl FromStr for Network {
+    type Err = String;
 
-    fn try_from(text: String) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let number = |text: &str| text.parse().ok().filter(|fd| *fd > 2);
         match text.split_once(':') {
             None if text == "none" => Ok(Self::None),
@@ -86,11 +87,7 @@ fn is_tap_name(name: &str) -> bool {
     (1..16).contains(&name.len()) && !name.bytes().any(odd) && name != "." && name != ".."
 }
 
-impl From<Network> for String {
-    fn from(network: Network) -> Self {
-        network.to_string()
-    }
-}
+crate::as_text!(Network);
 
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
