@@ -116,7 +116,7 @@ pub(crate) fn drop_capabilities(keep: CapabilitySet) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// Fails if the kernel refuses unexpectedly.
-pub(crate) fn keep_for_programs(keep: CapabilitySet) -> anyhow::Result<()> {
+pub fn keep_for_programs(keep: CapabilitySet) -> anyhow::Result<()> {
     close_bounding_set(keep)?;
     let mut sets = capabilities(None).context("capabilities")?;
     let kept = sets.permitted & keep;
@@ -135,7 +135,7 @@ pub(crate) fn keep_for_programs(keep: CapabilitySet) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// Fails if the kernel refuses unexpectedly.
-pub(crate) fn protect_memory() -> anyhow::Result<()> {
+pub fn protect_memory() -> anyhow::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not dumpable")
 }
 
