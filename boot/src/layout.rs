@@ -60,12 +60,6 @@ impl Ram {
         Self { low, high: total - low }
     }
 
-    /// The size of both parts in bytes.
-    #[must_use]
-    pub fn total(self) -> u64 {
-        self.low.saturating_add(self.high)
-    }
-
     /// The address after the last byte of RAM.
     #[must_use]
     pub fn end(self) -> u64 {
@@ -114,7 +108,7 @@ mod test {
         let odd = Ram::new(2 * GIB + MIB);
         assert_eq!(odd, Ram { low: 2 * GIB, high: MIB });
         assert_eq!(odd.ranges(), [0..2 * GIB, 4 * GIB..4 * GIB + MIB]);
-        assert_eq!((odd.total(), odd.end()), (2 * GIB + MIB, 4 * GIB + MIB));
+        assert_eq!(odd.end(), 4 * GIB + MIB);
         assert_eq!(Ram::new(256 * MIB).end(), 256 * MIB);
     }
 

@@ -135,11 +135,6 @@ impl Offloads {
             uso: checksum && self.uso && other.uso,
         }
     }
-
-    /// Whether frames may be longer than the link's MTU.
-    pub fn is_large(self) -> bool {
-        self.tso4 || self.tso6 || self.uso
-    }
 }
 
 /// A network backend, shared by all pairs of queues of a controller.

@@ -81,14 +81,6 @@ impl Default for Config {
     }
 }
 
-impl Config {
-    /// The same configuration with a simulation in place of vhost-net, for tests.
-    #[must_use]
-    pub fn simulate_vhost(self, seed: u64) -> Self {
-        Self { simulated_vhost: Some(seed), ..self }
-    }
-}
-
 /// Feature bits (5.1.3)
 const CSUM: u64 = 1 << 0;
 const GUEST_CSUM: u64 = 1 << 1;
