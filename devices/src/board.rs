@@ -8,22 +8,15 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
-use crate::balloon;
-use crate::bus::{Extent, Seat, Spaces, Window, vacant};
+use crate::bus::{Extent, Seat, Window, vacant};
 use crate::device::{Device, Kind, Region, Saved};
 use crate::grants::{Claim, Events, Grants, Shared};
 use crate::hypervisor::Hypervisor;
 use crate::line::{Line, Wire};
 use crate::pci;
-use crate::power::Buttons;
 use crate::registry;
 use crate::resources::Resources;
-use crate::usb;
-use host::disk::Disks;
-use host::display::Screens;
-use host::input::Hub;
 use host::memory::Memory;
-use host::net::link::Links;
 
 /// A device and its grants.
 struct Occupied {
@@ -33,7 +26,8 @@ struct Occupied {
 
 /// All devices of one machine.
 pub struct Board {
-    shared: Shared,
+    /// Shared between the devices, the processors and the operator.
+    pub shared: Shared,
     seats: Vec<Occupied>,
     wires: BTreeMap<u32, Arc<Wire>>,
     functions: BTreeMap<pci::Address, String>,
@@ -105,46 +99,6 @@ impl Board {
             }
             count += 1;
         }
-    }
-
-    /// The address spaces, for the processors.
-    pub fn spaces(&self) -> &Arc<Spaces> {
-        &self.shared.spaces
-    }
-
-    /// The buttons on the case, for the operator.
-    pub fn buttons(&self) -> &Arc<Buttons> {
-        &self.shared.buttons
-    }
-
-    /// The keyboards and mice, for the screen.
-    pub fn input(&self) -> &Arc<Hub> {
-        &self.shared.input
-    }
-
-    /// The displays, for viewers.
-    pub fn screens(&self) -> &Arc<Screens> {
-        &self.shared.screens
-    }
-
-    /// The balloon, for the operator.
-    pub fn balloon(&self) -> &Arc<balloon::Hub> {
-        &self.shared.balloon
-    }
-
-    /// The disks, for the operator.
-    pub fn disks(&self) -> &Arc<Disks> {
-        &self.shared.disks
-    }
-
-    /// The network cables, for the operator.
-    pub fn links(&self) -> &Arc<Links> {
-        &self.shared.links
-    }
-
-    /// The USB ports, for the operator.
-    pub fn usb(&self) -> &Arc<usb::Ports> {
-        &self.shared.usb
     }
 
     /// The grants of each device, by its name.

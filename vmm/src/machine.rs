@@ -17,22 +17,16 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 use boot::layout::Ram;
-use devices::balloon;
 use devices::board::Board;
 use devices::display::bochs;
-use devices::grants::Events;
+use devices::grants::{Events, Shared};
 use devices::hypervisor::Hypervisor;
 use devices::nvme;
 use devices::pci::Address;
 use devices::platform::{flash, fw_cfg, serial};
-use devices::power::Buttons;
 use devices::registry;
 use devices::usb::xhci;
-use host::disk::Disks;
-use host::display::Screens;
-use host::input::Hub;
 use host::memory::Memory;
-use host::net::link::Links;
 use host::stream::Stream;
 use host::uuid::Uuid;
 use kvm_ioctls::Kvm;
@@ -188,7 +182,7 @@ impl Plan {
         for device in self.devices() {
             board.add(device.kind(), |grants| device.build(grants))?;
         }
-        board.usb().check()?;
+        board.shared.usb.check()?;
         let source = Box::new(Source::new(self, board, description.clone())?);
         board.add("fw-cfg", |grants| fw_cfg::build(source, grants))?;
         let described = Description::new(self, board)?;
@@ -224,7 +218,7 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     });
     let vcpus = vcpus.collect::<anyhow::Result<_>>()?;
     let (policy, generation) = (Policy::new(plan.config.msr, plan.hyperv), plan.generation);
-    let processors = Processors::new(vcpus, board.spaces().clone(), policy, on_stop);
+    let processors = Processors::new(vcpus, board.shared.spaces.clone(), policy, on_stop);
     let config = plan.config;
     Ok(Machine { config, processors, board, vm, ram, direct, generation, fresh: true })
 }
@@ -303,7 +297,7 @@ impl Machine {
         }
         if let Some(direct) = &mut self.direct {
             let first = self.processors.each().next().context("a machine without processors")?;
-            direct.start(&self.ram, self.board.spaces(), &first)?;
+            direct.start(&self.ram, &self.board.shared.spaces, &first)?;
             self.generation.started_directly();
         }
         Ok(())
@@ -342,17 +336,17 @@ impl Machine {
             "`{kind}` cannot be plugged into a running machine; only USB devices can"
         );
         device.fill_defaults(u16::try_from(self.config.cpus.count).unwrap_or(u16::MAX));
-        let before = self.board.usb().names();
+        let before = self.board.shared.usb.names();
         self.board.add(kind, |grants| device.build(grants))?;
-        if let Err(error) = self.board.usb().check() {
-            for name in self.board.usb().names() {
+        if let Err(error) = self.board.shared.usb.check() {
+            for name in self.board.shared.usb.names() {
                 if !before.contains(&name) {
                     self.board.unplug(&name)?;
                 }
             }
             return Err(error);
         }
-        let new = self.board.usb().names().into_iter().find(|name| !before.contains(name));
+        let new = self.board.shared.usb.names().into_iter().find(|name| !before.contains(name));
         new.with_context(|| format!("`{kind}` is gone already"))
     }
 
@@ -367,7 +361,7 @@ impl Machine {
 
     /// The names of the USB devices.
     pub fn usb(&self) -> Vec<String> {
-        self.board.usb().names()
+        self.board.shared.usb.names()
     }
 
     /// The configuration, with defaults filled in.
@@ -382,7 +376,7 @@ impl Machine {
     /// Fails if the guest has placed the ID outside of RAM.
     pub fn renew(&self, id: Uuid) -> anyhow::Result<()> {
         let memory = Memory::new(self.ram.clone());
-        self.generation.change(id, &memory, self.board.buttons())
+        self.generation.change(id, &memory, &self.board.shared.buttons)
     }
 
     /// The VM Generation ID.
@@ -390,34 +384,9 @@ impl Machine {
         &self.generation
     }
 
-    /// The power and other buttons.
-    pub fn buttons(&self) -> &Buttons {
-        self.board.buttons()
-    }
-
-    /// The connection to the balloon, if there is one.
-    pub fn balloon(&self) -> &balloon::Hub {
-        self.board.balloon()
-    }
-
-    /// The displays.
-    pub fn screens(&self) -> &Arc<Screens> {
-        self.board.screens()
-    }
-
-    /// The keyboards and mice.
-    pub fn input(&self) -> &Arc<Hub> {
-        self.board.input()
-    }
-
-    /// The disks.
-    pub fn disks(&self) -> &Disks {
-        self.board.disks()
-    }
-
-    /// The network links.
-    pub fn links(&self) -> &Links {
-        self.board.links()
+    /// The devices' connections to the operator and the screen.
+    pub fn shared(&self) -> &Shared {
+        &self.board.shared
     }
 
     /// Pauses all processors, and sends a non-maskable interrupt to the first.

@@ -46,7 +46,7 @@ pub fn detach(machine: &mut Machine, name: &str) -> anyhow::Result<Value> {
 ///
 /// Fails if the drive is empty, or if the guest has locked it.
 pub fn eject(machine: &Machine, name: &str, force: bool) -> anyhow::Result<Value> {
-    let drive = machine.disks().tray(name)?;
+    let drive = machine.shared().disks.tray(name)?;
     drive.eject(force)?;
     Ok(show(&*drive))
 }
@@ -63,14 +63,14 @@ pub fn insert(
     only: Option<FileId>,
 ) -> anyhow::Result<Value> {
     ensure!(!path.as_os_str().is_empty(), "insert needs a path");
-    let drive = machine.disks().tray(name)?;
+    let drive = machine.shared().disks.tray(name)?;
     drive.insert(path, only)?;
     Ok(show(&*drive))
 }
 
 /// All drives with removable media.
 pub fn drives(machine: &Machine) -> Vec<Value> {
-    machine.disks().trays().iter().map(|drive| show(&**drive)).collect()
+    machine.shared().disks.trays().iter().map(|drive| show(&**drive)).collect()
 }
 
 /// Shows a drive and its medium.

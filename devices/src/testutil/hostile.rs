@@ -36,7 +36,7 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
         let (mut memory, mut ports) = (0x4000_0000_u32, 0xc000_u32);
         for target in &self.targets {
             let Claim::Pci(at, _) = target else { continue };
-            let config = &self.bench.board.spaces().config;
+            let config = &self.bench.board.shared.spaces.config;
             for bar in 0..6 {
                 config.write(at.config() + 0x10 + 4 * bar, &(memory | ports).to_le_bytes());
                 (memory, ports) = (memory + (8 << 20), ports + 0x40);
@@ -74,7 +74,7 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
             }
             Claim::Line(_) | Claim::Acpi(_) => return Some(()),
         };
-        let space = self.bench.board.spaces().of(kind);
+        let space = self.bench.board.shared.spaces.of(kind);
         // Accesses near the end of configuration space use its full size.
         let size = if kind == Kind::Config && how >> 4 & 2 != 0 { 0x1000 } else { size };
         let address = start.wrapping_add(aim % size);
