@@ -50,7 +50,6 @@ const WORKLOADS: [Workload; 6] = [
     workload("fill", "128K", 32, [8000, 2000]),
 ];
 
-/// A controller, and whether requests bypass the page cache.
 #[derive(Clone, Copy)]
 struct Setup {
     controller: Controller,

@@ -14,7 +14,6 @@ use transom_benches::table::{Spread, print};
 /// Measured frames. One more frame comes first, like the one that a new client receives.
 const FRAMES: usize = 15;
 
-/// A column of the table.
 struct Column {
     name: &'static str,
     parameters: Parameters,

@@ -53,7 +53,6 @@ struct Shown {
     socket: PathBuf,
 }
 
-/// The paths of the files.
 struct Paths {
     folder: TempDir,
     module: PathBuf,

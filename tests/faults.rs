@@ -75,7 +75,7 @@ fn a_machine_that_is_killed_ends_its_pod_with_a_sentence() -> Result<()> {
         let status = pod.wait(PATIENCE)?;
         let said = last_line(&pod);
         ensure!(status == 1 && said.contains("ended by signal 9"), "{status}: {said}");
-        ensure!(said.contains("nothing") && said.contains("start it again"), "{said}");
+        ensure!(said.contains("are not lost") && said.contains("start it again"), "{said}");
         place.has_nothing_left()?;
         // The next start works.
         stops(&mut probe(&place, &[("NETWORK", network)])?)?;
@@ -416,7 +416,7 @@ fn what_a_pod_warns_of_is_said_in_its_variables() -> Result<()> {
     let place = Place::new("warns")?;
     let words = [("NETWORK", "none"), ("VNC_PORT", "5900"), ("PASSWORD", "a long word")];
     let mut pod = probe(&place, &words)?;
-    pod.says("VNC_PORT=5900: without TLS", 1)?;
+    pod.says("VNC_PORT=5900: VNC is not encrypted", 1)?;
     let said = pod.stdout.text();
     ensure!(said.contains("WEB_PORT=8006: without TLS"), "{said}");
     let strange = ["--vnc", "--web", "tls-cert"].iter().find(|it| said.contains(**it));
@@ -548,7 +548,8 @@ fn a_disk_on_a_full_volume_is_started() -> Result<()> {
         "{status}: {said}{}",
         pod.stderr.text()
     );
-    for words in ["to new places stands still until there is room", "the disk is 64M and is never"]
+    for words in
+        ["the guest pauses until there is free space", "the disk has 64M and cannot shrink"]
     {
         ensure!(said.contains(words), "no {words:?}: {said}");
     }

@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The folders with the sources, relative to this package: the devices, and their host side.
+/// Paths relative to this package.
 const DEVICES: &str = "../devices/src";
 const HOST: &str = "../devices/host/src";
 
@@ -53,7 +53,6 @@ fn collect_fields() -> Result<()> {
     fs::write(out.join("fields.rs"), list).context("fields.rs")
 }
 
-/// The source of a module.
 fn module(devices: &Path, path: &str) -> Result<String> {
     let file = devices.join(path.replace("::", "/"));
     let mut files = [file.join("config.rs"), file.with_extension("rs")];

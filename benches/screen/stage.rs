@@ -24,7 +24,6 @@ struct Area {
     size: (u16, u16),
 }
 
-/// A scene.
 pub(crate) struct Scene {
     /// The probe's number of the scene.
     pub(crate) number: u8,
@@ -48,7 +47,7 @@ pub(crate) struct Stage {
 /// and the bytes from one frame to the next.
 type Reel = [usize; 4];
 
-/// The name of a scene, and its rate in frames per second.
+/// `rate` is in frames per second.
 #[derive(Clone, Copy)]
 struct Title {
     size: &'static str,
@@ -64,7 +63,6 @@ struct Backdrop<'a> {
 }
 
 impl Stage {
-    /// Draws everything.
     pub(crate) fn new() -> Self {
         let mut it = Self { scenes: Vec::new(), table: Vec::new(), pixels: Vec::new() };
         it.screen("1080p", (1920, 1080), [20, 10]);
@@ -151,11 +149,6 @@ impl Stage {
         self.scenes.push(Scene { number, size, kind, rate, still });
     }
 
-    /// Writes the module.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the file cannot be written.
     pub(crate) fn write(&mut self, path: &Path) -> Result<()> {
         let count = u32::try_from(self.table.len())?;
         let mut bytes = count.to_le_bytes().to_vec();

@@ -10,10 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-/// The end of the probe's report.
 pub const REPORT_END: &str = "]}\n";
 
-/// The first line of the probe.
 const FIRST_LINE: &str = "transom probe";
 
 /// A machine without output for this time has failed. Some tests of disks take minutes.
@@ -27,25 +25,15 @@ pub struct Machine {
     chunks: Receiver<(Vec<u8>, Duration)>,
     stderr: File,
     started: Instant,
-    /// The output so far.
     pub output: String,
 }
 
 impl Machine {
-    /// Starts a command. Times are counted from here.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the command cannot be started.
+    /// Times are counted from here.
     pub fn start(command: &mut Command) -> Result<Self> {
         Self::launch(command.stdin(Stdio::null()))
     }
 
-    /// Starts a command whose guest receives input.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the command cannot be started.
     pub fn start_with_input(command: &mut Command) -> Result<Self> {
         Self::launch(command.stdin(Stdio::piped()))
     }
@@ -62,20 +50,12 @@ impl Machine {
     }
 
     /// Sends bytes to the guest's serial port.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the machine has no input or has ended.
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
         let stdin = self.stdin.as_mut().context("a machine without input")?;
         stdin.write_all(bytes).context("standard input")
     }
 
     /// Waits for more output, and returns it with its time.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the machine ends, or is silent for too long.
     pub fn read_output(&mut self) -> Result<(String, Duration)> {
         let (bytes, at) = match self.chunks.recv_timeout(PATIENCE) {
             Ok(chunk) => chunk,
@@ -100,10 +80,6 @@ impl Machine {
 
     /// Waits for the guest's first output, and returns its time. Earlier lines of the program
     /// itself do not count.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the machine ends, or is silent for too long.
     pub fn wait_for_guest(&mut self) -> Result<Duration> {
         loop {
             let (_, at) = self.read_output()?;
@@ -115,10 +91,6 @@ impl Machine {
 
     /// Waits until the output contains `text` at least `times` times. Returns an upper bound of the
     /// time.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the machine ends, or is silent for too long.
     pub fn wait_for(&mut self, text: &str, times: usize) -> Result<Duration> {
         while self.output.matches(text).count() < times {
             self.read_output()?;
@@ -126,11 +98,6 @@ impl Machine {
         Ok(self.started.elapsed())
     }
 
-    /// Waits for the probe's report.
-    ///
-    /// # Errors
-    ///
-    /// Fails if there is no report, or if it cannot be parsed.
     pub fn report(&mut self) -> Result<Value> {
         self.wait_for(REPORT_END, 1)?;
         let line = self.output.lines().find(|line| line.starts_with("{\"probe\""));
@@ -141,10 +108,6 @@ impl Machine {
     /// Waits for `count` findings of the probe with this name. Returns each with the processor
     /// seconds that threads other than the vCPU's took for it. The first one counts from the
     /// probe's calibration of its processor.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a finding is missing, or if the probe reports a failure.
     pub fn parts(&mut self, name: &str, count: usize) -> Result<Vec<(Value, f64)>> {
         self.wait_for("loops_per_us", 1)?;
         let mut times = vec![self.processor_seconds()?];
@@ -161,24 +124,15 @@ impl Machine {
     }
 
     /// Memory of the process in KiB without the guest's RAM: the sum of a field of `smaps`.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the process has ended.
     pub fn memory_kib(&self, field: &str, ram_mib: u64) -> Result<u64> {
         Self::memory_of(self.id(), field, ram_mib)
     }
 
-    /// The process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Like [`Self::memory_kib`], for any process.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the process has ended.
     pub fn memory_of(pid: u32, field: &str, ram_mib: u64) -> Result<u64> {
         let path = format!("/proc/{pid}/smaps");
         let text = fs::read_to_string(&path).context(path)?;
@@ -198,20 +152,12 @@ impl Machine {
     }
 
     /// Processor time in seconds of the process without its vCPU threads.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the process has ended.
     pub fn processor_seconds(&self) -> Result<f64> {
         // Our thread is `cpu0`. Rivals have `CPU 0/KVM`, `vcpu0` and `fc_vcpu 0`.
         self.seconds(|name| !name.to_lowercase().contains("cpu"))
     }
 
     /// Processor time in seconds of all threads.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the process has ended.
     pub fn all_seconds(&self) -> Result<f64> {
         self.seconds(|_| true)
     }
@@ -233,11 +179,6 @@ impl Machine {
         Ok(nanoseconds / 1e9)
     }
 
-    /// The number of threads of the process.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the process has ended.
     pub fn threads(&self) -> Result<usize> {
         let path = format!("/proc/{}/task", self.child.id());
         Ok(fs::read_dir(&path).context(path)?.count())

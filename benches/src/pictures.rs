@@ -7,20 +7,16 @@
 
 use font8x8::legacy::BASIC_LEGACY;
 
-/// A picture with pixels of the format 0x00RRGGBB.
 #[derive(Clone)]
 pub struct Picture {
-    /// The width in pixels.
     pub width: u16,
-    /// The height in pixels.
     pub height: u16,
-    /// The pixels, line by line.
+    /// As `0x00RRGGBB`, line by line.
     pub pixels: Vec<u32>,
 }
 
 /// A sequence of frames.
 pub struct Scene {
-    /// The name in the tables.
     pub name: &'static str,
     /// The last drawn frame.
     pub picture: Picture,
@@ -55,7 +51,6 @@ struct Text<'a> {
     room: u16,
 }
 
-/// The style of text.
 #[derive(Clone, Copy)]
 struct Style {
     ink: u32,
@@ -103,7 +98,6 @@ const WORDS: &[&str] = &[
 /// The distance between lines of text in pixels.
 pub const LINE: u16 = 20;
 
-/// A pseudorandom number generator.
 struct Random(u32);
 
 impl Random {
@@ -115,7 +109,6 @@ impl Random {
     }
 }
 
-/// All scenes.
 pub fn scenes() -> Vec<Scene> {
     let scene =
         |name, width, height, kind| Scene { name, picture: Picture::new(width, height), kind };
@@ -130,7 +123,6 @@ pub fn scenes() -> Vec<Scene> {
 }
 
 impl Scene {
-    /// Draws a frame.
     pub fn draw(&mut self, frame: usize) {
         let it = &mut self.picture;
         match self.kind {

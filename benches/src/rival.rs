@@ -15,21 +15,16 @@ pub const OURS: &str = "vmm";
 /// Guest memory in MiB.
 pub const MEMORY: u64 = 512;
 
-/// A disk controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Controller {
-    /// virtio-blk
     Virtio,
-    /// NVMe
     Nvme,
 }
 
 /// A disk: a raw file and its controller.
 #[derive(Clone, Copy, Debug)]
 pub struct Disk<'a> {
-    /// The controller.
     pub controller: Controller,
-    /// The path of the file.
     pub path: &'a Path,
     /// Whether requests bypass the page cache.
     pub direct: bool,
@@ -38,7 +33,6 @@ pub struct Disk<'a> {
 /// The devices of a machine besides its serial port.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Equipment<'a> {
-    /// The disks.
     pub disks: &'a [Disk<'a>],
     /// The tap of the virtio network.
     pub tap: Option<&'a str>,
@@ -46,9 +40,7 @@ pub struct Equipment<'a> {
     pub vhost: bool,
 }
 
-/// A program, and the function that builds its command line.
 pub struct Rival {
-    /// The name in the tables.
     pub name: &'static str,
     /// A note for readers of its figures.
     pub note: &'static str,
@@ -71,19 +63,11 @@ impl Paths {
 
 impl Rival {
     /// The command that boots the probe with its first serial port on standard output.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a file for the program cannot be written.
     pub fn command(&self, words: &str) -> Result<Command> {
         self.equipped(words, &Equipment::default())
     }
 
     /// Like [`Self::command`], with disks or a network in the program's fastest configuration.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a file for the program cannot be written.
     pub fn equipped(&self, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
         (self.make)(&self.paths, words, equipment)
     }
@@ -117,10 +101,6 @@ const KNOWN: &[Known] = &[
 /// Finds the installed programs, ours first, and prints which ones are missing. Skips those in
 /// `but`. The path of a program is in its variable (`TRANSOM_CLOUD_HYPERVISOR`, …), in the output
 /// folder of `benches/peers`, or in `PATH`.
-///
-/// # Errors
-///
-/// Fails if our own program cannot be built.
 pub fn rivals(folder: &TempDir, but: &[&str]) -> Result<Vec<Rival>> {
     fs::write(folder.path().join("probe.elf"), probe::IMAGE).context("the probe")?;
     let mut found = Vec::new();
@@ -168,10 +148,6 @@ fn build() -> Result<PathBuf> {
 }
 
 /// Builds these packages for release, as they ship, and returns their folder.
-///
-/// # Errors
-///
-/// Fails if they cannot be built.
 pub fn release(packages: &[&str]) -> Result<PathBuf> {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -18,22 +18,19 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// No samples.
     pub const fn new() -> Self {
         Self { values: Vec::new(), failure: None }
     }
 
-    /// Adds the sample of a round.
     pub fn push(&mut self, sample: f64) {
         self.values.push(sample);
     }
 
-    /// All samples, in the order of the rounds.
     pub fn values(&self) -> &[f64] {
         &self.values
     }
 
-    /// Whether the program has failed. It is then not measured again.
+    /// A program that failed is not measured again.
     pub fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
@@ -53,11 +50,8 @@ impl From<Vec<f64>> for Samples {
 }
 
 /// Returns the measurement of the program `name`. If a rival failed, records the failure in its
-/// rows and returns `None`, so that the others continue.
-///
-/// # Errors
-///
-/// Fails if our own program failed: then there is nothing to compare with.
+/// rows and returns `None`, so that the others continue. Fails only if our own program failed: then
+/// there is nothing to compare with.
 pub fn measured<'a, T>(
     name: &str,
     rows: impl IntoIterator<Item = &'a mut Samples>,
@@ -73,24 +67,16 @@ pub fn measured<'a, T>(
     }
 }
 
-/// The spread of samples.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
-    /// The median.
     pub median: f64,
-    /// The smallest.
     pub min: f64,
     /// The 90th percentile.
     pub p90: f64,
-    /// The largest.
     pub max: f64,
 }
 
 impl Spread {
-    /// The spread of these samples.
-    ///
-    /// # Panics
-    ///
     /// Panics if there are no samples.
     pub fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
@@ -102,11 +88,7 @@ impl Spread {
 }
 
 /// Measures all programs in turn, for a number of rounds, so that a disturbance affects all of them
-/// equally.
-///
-/// # Errors
-///
-/// Fails if a measurement of our own program fails.
+/// equally. Fails only if a measurement of our own program fails.
 pub fn interleave(
     rivals: &[Rival],
     rounds: usize,

@@ -6,9 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// The name of the tap in the namespace.
 pub const NAME: &str = "bench0";
-/// The host's address on the tap.
 pub const HOST: &str = "10.98.76.1";
 
 /// The namespace with the tap. Dropping it removes both.
@@ -17,11 +15,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Creates the namespace and the tap, which needs root.
-    ///
-    /// # Errors
-    ///
-    /// Fails if `ip` fails.
+    /// Needs root.
     pub fn new() -> Result<Self> {
         let tap = Self { space: format!("transom-bench-{}", std::process::id()) };
         ip(&format!("netns add {}", tap.space)).context("a network namespace, which needs root")?;

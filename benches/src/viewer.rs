@@ -26,14 +26,11 @@ const REQUEST: u32 = 1 << 31;
 /// The window size of zlib: 32 KiB.
 const WINDOW: u8 = 15;
 
-/// The encodings that a viewer prefers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preference {
-    /// The name in the tables.
     pub name: &'static str,
-    /// The numbers of the encodings, the preferred one first.
+    /// The preferred one first.
     pub encodings: &'static [i32],
-    /// Whether lossy compression is allowed.
     pub lossy: bool,
 }
 
@@ -45,16 +42,13 @@ pub const PREFERENCES: [Preference; 3] = [
     Preference { name: "jpeg", encodings: &[TIGHT, -24], lossy: true },
 ];
 
-/// The size of an update.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Update {
     /// The number of rectangles with pixels.
     pub rectangles: usize,
-    /// The number of pixels in them.
     pub pixels: usize,
 }
 
-/// A rectangle.
 #[derive(Clone, Copy)]
 struct Area {
     x: usize,
@@ -63,14 +57,11 @@ struct Area {
     height: usize,
 }
 
-/// A connected viewer.
 pub struct Viewer {
     line: BufReader<UnixStream>,
-    /// The number of bytes received from the server.
+    /// Bytes from the server.
     pub received: u64,
-    /// The width of the screen in pixels.
     pub width: usize,
-    /// The height of the screen in pixels.
     pub height: usize,
     /// The pixels as `0x00RRGGBB`, line by line.
     pub pixels: Vec<u32>,
@@ -82,10 +73,6 @@ pub struct Viewer {
 
 impl Viewer {
     /// Connects to a socket that requires no password.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the handshake fails, or if the server requires a password.
     pub fn new(path: &Path) -> Result<Self> {
         let line = UnixStream::connect(path).with_context(|| path.display().to_string())?;
         line.set_read_timeout(Some(PATIENCE))?;
@@ -153,10 +140,6 @@ impl Viewer {
     }
 
     /// Sends the preferred encodings. `streams` announces support for continuous updates.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the server is gone.
     pub fn set_preference(&mut self, preference: Preference, streams: bool) -> Result<()> {
         let mut numbers = preference.encodings.to_vec();
         numbers.extend([COPY_RECT, RESIZE, LAST_RECT]);
@@ -169,19 +152,11 @@ impl Viewer {
     }
 
     /// Requests the whole picture, or its changes if `incremental`.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the server is gone.
     pub fn ask(&mut self, incremental: bool) -> Result<()> {
         self.send_area(3, incremental)
     }
 
     /// Enables or disables continuous updates.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the server is gone.
     pub fn stream(&mut self, on: bool) -> Result<()> {
         self.send_area(150, on)
     }
@@ -194,21 +169,12 @@ impl Viewer {
         self.send(&message)
     }
 
-    /// Presses or releases a key.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the server is gone.
     pub fn key(&mut self, symbol: u32, down: bool) -> Result<()> {
         let [a, b, c, d] = symbol.to_be_bytes();
         self.send(&[4, down.into(), 0, 0, a, b, c, d])
     }
 
     /// Counts the bytes that arrive within `time`.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the server is gone.
     pub fn silence(&mut self, time: Duration) -> Result<u64> {
         std::thread::sleep(time);
         let mut count = self.line.buffer().len() as u64;
@@ -223,10 +189,6 @@ impl Viewer {
     }
 
     /// Waits for an update with pixels, or with another size.
-    ///
-    /// # Errors
-    ///
-    /// Fails if there is no update in time, or if it is invalid.
     pub fn update(&mut self) -> Result<Update> {
         loop {
             match self.take()? {
@@ -252,7 +214,6 @@ impl Viewer {
         }
     }
 
-    /// Answers a fence.
     fn answer(&mut self) -> Result<()> {
         self.take::<3>()?;
         let flags = u32::from_be_bytes(self.take()?);

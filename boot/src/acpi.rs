@@ -46,10 +46,8 @@ const PM_LENGTH: u16 = 0x80;
 /// Larger than any hypervisor's limit. The sizes of the tables are checked against it.
 const CPUS_MAX: usize = 4096;
 
-/// A processor, as the MADT and the DSDT list it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
-    /// The ID of its local APIC.
     pub apic_id: u32,
 }
 
@@ -68,7 +66,6 @@ pub struct Platform {
     pub windows: Vec<Range<u64>>,
     /// The window for 64-bit BARs.
     pub window64: Option<Range<u64>>,
-    /// The I/O base of the power management block.
     pub pm_base: u16,
     /// Devices that are neither on PCI nor described by a table of their own.
     pub nodes: Vec<Node>,
@@ -124,10 +121,6 @@ impl Platform {
     }
 }
 
-/// Builds all tables of `platform`.
-///
-/// # Errors
-///
 /// Fails if the tables cannot express `platform`, or if a guest would reject the result.
 pub fn tables(platform: &Platform) -> Result<Tables> {
     platform.check()?;

@@ -17,9 +17,7 @@ pub const LEGACY_END: u64 = 0x10_0000;
 /// The type of a range (ACPI 6.5, table 15.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Usable RAM.
     Ram,
-    /// Reserved: the guest must not use it.
     Reserved,
 }
 
@@ -34,14 +32,10 @@ impl Kind {
     }
 }
 
-/// One range of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The address of the first byte.
     pub base: u64,
-    /// The length in bytes.
     pub length: u64,
-    /// The type of the range.
     pub kind: Kind,
 }
 

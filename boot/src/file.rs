@@ -6,9 +6,7 @@ pub const NAME_MAX: usize = 55;
 /// A file, as fw_cfg offers it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// The name that the firmware asks for.
     pub name: String,
-    /// The content.
     pub bytes: Vec<u8>,
 }
 

@@ -10,12 +10,9 @@ use crate::e820::{self, Entry};
 use crate::file::File;
 use crate::smbios::Smbios;
 
-/// The contents of the files.
 #[derive(Clone, Debug)]
 pub struct Files<'a> {
-    /// The memory map.
     pub e820: &'a [Entry],
-    /// The SMBIOS tables that the firmware publishes.
     pub smbios: &'a Smbios,
     /// OpenFirmware paths of the boot devices in order. If empty, the firmware boots the first
     /// device that it finds.
@@ -28,10 +25,6 @@ pub struct Files<'a> {
 const SYSTEM_STATES: [u8; 6] = [0x80, 0, 0, 0, 0, 0x80 | crate::acpi::S5_SLEEP_TYPE];
 
 /// Returns all files except those of ACPI.
-///
-/// # Errors
-///
-/// Fails if the boot order cannot be written as lines, or if SMBIOS cannot encode the contents.
 pub fn files(files: &Files<'_>) -> Result<Vec<File>> {
     let [anchor, tables] = files.smbios.files()?;
     let mut all = vec![
@@ -57,21 +50,14 @@ pub fn files(files: &Files<'_>) -> Result<Vec<File>> {
     Ok(all)
 }
 
-/// The key of the machine's UUID.
 pub const KEY_UUID: u16 = 0x0002;
 /// The key of the number of processors that start: the firmware waits for exactly this number.
 pub const KEY_CPU_COUNT: u16 = 0x0005;
-/// The key of the flag that enables the boot menu's prompt.
 pub const KEY_BOOT_MENU: u16 = 0x000E;
-/// The key of the maximum number of processors.
 pub const KEY_CPU_COUNT_MAX: u16 = 0x000F;
 
 /// Returns the values of the numeric keys. Missing keys (no kernel, no initrd) read as zeros. The
 /// device itself provides the signature and the features.
-///
-/// # Errors
-///
-/// Fails if `cpus` is 0 or too large for the key.
 pub fn numbers(cpus: usize, uuid: [u8; 16], boot_menu: bool) -> Result<Vec<(u16, Vec<u8>)>> {
     ensure!(cpus > 0, "a machine without a processor");
     let count =

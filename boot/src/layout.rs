@@ -30,10 +30,8 @@ pub const PCI_MEMORY_END: u64 = IOAPIC.start;
 /// The VGA window. The display decodes it. It is never RAM.
 pub const VGA: Range<u64> = 0xA_0000..0xC_0000;
 
-/// The I/O APIC's register page.
 pub const IOAPIC: Range<u64> = 0xFEC0_0000..0xFEC0_1000;
 
-/// The HPET's registers.
 pub const HPET: Range<u64> = 0xFED0_0000..0xFED0_0400;
 
 /// The local APICs, and the addresses that message signalled interrupts are written to.
@@ -53,7 +51,6 @@ pub struct Ram {
 }
 
 impl Ram {
-    /// Splits `total` bytes into both parts.
     #[must_use]
     pub fn new(total: u64) -> Self {
         let low = total.min(LOW_RAM_END_MAX);

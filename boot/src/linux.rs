@@ -57,11 +57,8 @@ const KERNEL_MIN: u64 = LEGACY_END;
 /// `F` is a file, or a cursor over bytes.
 #[derive(Debug)]
 pub struct Boot<'a, F> {
-    /// The kernel.
     pub kernel: &'a mut F,
-    /// The initial RAM disk.
     pub initrd: Option<&'a mut F>,
-    /// The command line.
     pub command_line: &'a str,
     /// The guest's RAM. The `memory` given to [`load`] must contain all of it.
     pub ram: Ram,
@@ -71,7 +68,6 @@ pub struct Boot<'a, F> {
     pub rsdp: u64,
 }
 
-/// A kernel in guest memory.
 struct Kernel {
     entry: Entrance,
     /// All memory that the kernel uses before it reads the memory map.
@@ -99,11 +95,6 @@ struct Extent {
 ///
 /// Returns the register values of the first processor. Call this again after a reset, because a
 /// running kernel overwrites this memory.
-///
-/// # Errors
-///
-/// Fails if the file is not a kernel, is damaged, or does not fit, or if the command line is too
-/// long.
 pub fn load<F>(memory: &GuestMemoryMmap, boot: &mut Boot<'_, F>) -> Result<Start>
 where
     F: Read + ReadVolatile + Seek,
@@ -135,10 +126,6 @@ where
     Ok(start)
 }
 
-/// Writes every run of `image` to its address.
-///
-/// # Errors
-///
 /// Fails if a run is not completely in guest RAM.
 pub fn write_image(memory: &GuestMemoryMmap, image: &Image) -> Result<()> {
     image.iter().try_for_each(|(address, bytes)| write(memory, *address, bytes))

@@ -13,9 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::Image;
 use crate::file::File;
 
-/// The fw_cfg file of the anchor.
 pub const ANCHOR_FILE: &str = "etc/smbios/smbios-anchor";
-/// The fw_cfg file of the structures.
 pub const TABLES_FILE: &str = "etc/smbios/smbios-tables";
 
 const KIB: u64 = 1 << 10;
@@ -27,9 +25,7 @@ const MODULE_MAX: u64 = 16 << 30;
 const AREA: Range<u64> = 0xF_0000..0x10_0000;
 const ANCHOR_LENGTH: u8 = 24;
 
-/// The handle of a processor's cache when there is none.
 const NO_CACHE: u16 = 0xFFFF;
-/// The handle of a memory's error information when there is none.
 const NO_ERROR_INFORMATION: u16 = 0xFFFE;
 
 // The handles of each type, numbered as in QEMU's virtual machines.
@@ -43,20 +39,15 @@ const MAPPED_ADDRESS: u16 = 0x1300;
 const BOOT_INFORMATION: u16 = 0x2000;
 const END: u16 = 0x7F00;
 
-/// The description of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Smbios {
-    /// The manufacturer of the machine.
     pub manufacturer: String,
-    /// The product name.
     pub product: String,
-    /// The version of the product.
     pub version: String,
     /// The serial number. May be empty.
     pub serial: String,
     /// The UUID, in the byte order of its text form.
     pub uuid: [u8; 16],
-    /// The processors.
     pub processors: Processors,
     /// The RAM, as guest-physical ranges.
     pub memory: Vec<Range<u64>>,
@@ -65,7 +56,6 @@ pub struct Smbios {
 /// The machine's processors. All are identical.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Processors {
-    /// The number of packages.
     pub sockets: u16,
     /// The number of cores in each package.
     pub cores: u16,
@@ -73,7 +63,7 @@ pub struct Processors {
     pub threads: u16,
     /// The manufacturer: the vendor string of CPUID.
     pub vendor: String,
-    /// The brand string.
+    /// The brand string of CPUID.
     pub model: String,
     /// CPUID leaf 1: EAX in the low half, EDX in the high half.
     pub signature: u64,
@@ -82,10 +72,6 @@ pub struct Processors {
 impl Smbios {
     /// The two fw_cfg files. The firmware adds the structure of type 0, which describes the
     /// firmware.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the structures cannot describe the machine.
     pub fn files(&self) -> Result<[File; 2]> {
         let tables = self.structures(false)?;
         let anchor = anchor(&tables, 0)?;
@@ -94,10 +80,6 @@ impl Smbios {
 
     /// The finished tables at the address where a guest without firmware looks for them. They
     /// include our own structure of type 0.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the structures cannot describe the machine, or do not fit into their area.
     pub fn image(&self) -> Result<Image> {
         let tables = self.structures(true)?;
         let address = AREA.start + u64::from(ANCHOR_LENGTH).next_multiple_of(16);
@@ -350,7 +332,6 @@ impl Structure {
         self.byte(number)
     }
 
-    /// Fills in the length, and appends the structure to `tables`.
     fn end(mut self, tables: &mut Vec<u8>) -> Result<()> {
         let length = self.formatted.len();
         self.formatted[1] = u8::try_from(length).with_context(|| {

@@ -31,13 +31,12 @@ use self::protocol::AnswerReader;
 use crate::log::LineLimit;
 use crate::story::Story;
 
-/// Name of the virtio-serial port. The agent in the guest looks for this name.
+/// Name of the virtio-serial port that the agent in the guest looks for.
 pub const PORT: &str = "org.qemu.guest_agent.0";
 
 /// Timeout of the sync request, which also detects a missing agent. Generous, because a guest may
 /// be busy.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout of other requests.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the output of a program: up to 16 MiB each from standard output and standard error.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -46,7 +45,6 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum length of an answer in bytes. `MAX_OUTPUT` is for the output of a program, in base64.
 const MAX_ANSWER: usize = 1 << 20;
 const MAX_OUTPUT: usize = 48 << 20;
-/// Bytes per read.
 const READ_SIZE: usize = 16 << 10;
 /// Maximum log lines per minute about the agent coming and going.
 const MAX_LINES: u32 = 10;
@@ -55,20 +53,15 @@ const MAX_LINES: u32 = 10;
 const POLL_ABSENT: Duration = Duration::from_secs(2);
 const POLL_PRESENT: Duration = Duration::from_secs(10);
 
-/// Limits of an answer.
 #[derive(Clone, Copy)]
 struct Limits {
     within: Duration,
-    /// Maximum length in bytes.
     length: usize,
 }
 
-/// Reason why a request failed.
 #[derive(Debug)]
 pub enum AgentError {
-    /// No agent answers.
     Absent(anyhow::Error),
-    /// The agent refused, for this reason.
     Refused(String),
 }
 
@@ -87,14 +80,13 @@ impl fmt::Display for AgentError {
 
 impl std::error::Error for AgentError {}
 
-/// Client of the guest's agent. It sends one request at a time.
+/// Sends one request at a time.
 pub struct Agent {
     path: PathBuf,
     connection: Mutex<Connection>,
     answers: watch::Sender<bool>,
 }
 
-/// State of the connection to the agent's port.
 #[derive(Default)]
 struct Connection {
     stream: Option<UnixStream>,
@@ -105,7 +97,7 @@ struct Connection {
 }
 
 impl Agent {
-    /// Creates a client of the agent behind this Unix socket. Connects with the first request.
+    /// Connects with the first request.
     pub fn new(path: PathBuf) -> Self {
         Self { path, connection: Mutex::default(), answers: watch::Sender::new(false) }
     }
@@ -115,11 +107,7 @@ impl Agent {
         *self.answers.borrow()
     }
 
-    /// Sends a command and returns its answer. Concurrent calls wait for one another.
-    ///
-    /// # Errors
-    ///
-    /// When no agent answers, or the agent refuses.
+    /// Concurrent calls wait for one another.
     pub async fn ask(&self, command: &str, arguments: Value) -> Result<Value, AgentError> {
         let mut turn = self.synchronize().await?;
         let limits = Limits { within: ANSWER_TIMEOUT, length: MAX_ANSWER };
@@ -128,10 +116,6 @@ impl Agent {
     }
 
     /// Queries a program that was started with `guest-exec`. Returns the agent's JSON unparsed.
-    ///
-    /// # Errors
-    ///
-    /// When no agent answers, or the agent refuses.
     pub async fn outcome(&self, pid: i64) -> Result<Vec<u8>, AgentError> {
         let mut turn = self.synchronize().await?;
         let pid = json!({ "pid": pid });
@@ -143,11 +127,6 @@ impl Agent {
         }
     }
 
-    /// Asks the agent to shut the guest down.
-    ///
-    /// # Errors
-    ///
-    /// When no agent answers, or the agent refuses.
     pub async fn shut_down(&self) -> Result<(), AgentError> {
         let mut turn = self.synchronize().await?;
         let powerdown = json!({ "mode": "powerdown" });
@@ -161,15 +140,14 @@ impl Agent {
         }
     }
 
-    /// Queries the guest's operating system and addresses. Empty where the agent does not answer.
+    /// Empty where the agent does not answer.
     pub async fn guest(&self) -> Guest {
         let system = self.ask("guest-get-osinfo", Value::Null).await.ok();
         let addresses = self.ask("guest-network-get-interfaces", Value::Null).await.ok();
         Guest::new(system.as_ref(), addresses.as_ref())
     }
 
-    /// Keeps the connection open and logs when an agent comes and goes, for as long as it is
-    /// polled.
+    /// Logs when an agent comes and goes, and keeps the connection open, while polled.
     pub async fn monitor(self: Arc<Self>, story: Arc<Story>) {
         // `was` is the last state that was logged: a request of another task may notice a change
         // first.
@@ -229,8 +207,7 @@ impl Agent {
         read_answer(stream, AnswerReader::sync(id)).await.map(drop)
     }
 
-    /// Sends a command with a timeout and a maximum length of its answer. Resets the connection if
-    /// there is no answer.
+    /// Resets the connection if there is no answer.
     async fn send_command(
         &self,
         connection: &mut Connection,
@@ -262,8 +239,8 @@ impl Agent {
         read_answer(stream, AnswerReader::answer(limit)).await
     }
 
-    /// Handles a missing answer. Reconnecting discards what was sent and not read; the new
-    /// connection stays open for an agent that comes later.
+    /// Reconnecting discards what was sent and not read; the new connection stays open for an agent
+    /// that comes later.
     async fn reset_connection(&self, connection: &mut Connection) {
         self.answers.send_if_modified(|it| std::mem::replace(it, false));
         connection.stream = timeout(ANSWER_TIMEOUT, UnixStream::connect(&self.path))
@@ -274,7 +251,6 @@ impl Agent {
     }
 }
 
-/// Reads until the expected answer is complete.
 async fn read_answer(stream: &mut UnixStream, mut reader: AnswerReader) -> anyhow::Result<Vec<u8>> {
     let mut bytes = vec![0; READ_SIZE];
     loop {

@@ -26,13 +26,11 @@ use crate::web::Health;
 /// Timeout of an answer: the pod's own longest wait, and some more.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 const MIN_TIMEOUT: Duration = Duration::from_millis(1);
-/// Maximum length of an answer in bytes.
 const MAX_ANSWER: u64 = 64 << 20;
 /// This is also the state of a pod that could not start: it shows the reason, and has not opened
 /// its socket yet.
 const NO_POD: &str = "no pod runs here: `transom pod` has not been started, or could not start: \
                       see the container's log";
-/// Text around the JSON of a successful answer.
 const OK_PREFIX: &[u8] = b"{\"ok\":";
 const OK_SUFFIX: &[u8] = b"}\n";
 
@@ -61,7 +59,7 @@ impl Pod {
         Ok(self.0.get_ref().set_read_timeout(Some(time))?)
     }
 
-    /// Sends a question and returns the answer as JSON.
+    /// Returns the answer's JSON.
     fn ask(&mut self, question: &Question) -> anyhow::Result<Vec<u8>> {
         let question = format!("{}\n", serde_json::to_string(question)?);
         self.0.get_mut().write_all(question.as_bytes()).context("the pod has ended")?;
@@ -80,10 +78,6 @@ impl Pod {
 }
 
 /// State of the machine and its guest, as JSON.
-///
-/// # Errors
-///
-/// When no machine runs here.
 pub fn status() -> anyhow::Result<String> {
     let mut state: Value = serde_json::from_slice(&Pod::find()?.ask(&Question::State)?)?;
     let mut machine = state["machine"].take();
@@ -95,10 +89,6 @@ pub fn status() -> anyhow::Result<String> {
 }
 
 /// Asks the guest to shut down. With `wait`, waits at most this long until the machine is off.
-///
-/// # Errors
-///
-/// When the guest cannot be asked, or is not off in time.
 pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
     let mut pod = Pod::find()?;
     pod.ask(&Question::Shutdown { wait: wait.is_some() })?;
@@ -133,11 +123,7 @@ fn machine() -> anyhow::Result<Client> {
     Client::connect_timeout(&runtime_folder.control(), ANSWER_TIMEOUT)
 }
 
-/// Writes a screenshot of the guest's screen as a PNG file.
-///
-/// # Errors
-///
-/// When the screen shows nothing, or the file cannot be written.
+/// Writes a PNG file.
 pub fn screenshot(path: &Path) -> anyhow::Result<()> {
     let png = machine()?.png()?;
     std::fs::write(path, png).with_context(|| path.display().to_string())
@@ -147,21 +133,14 @@ pub fn screenshot(path: &Path) -> anyhow::Result<()> {
 pub const PROBES: [(&str, Health); 3] =
     [("live", Health::Live), ("started", Health::Started), ("ready", Health::Ready)];
 
-/// Asks the pod for its health and returns its explanation.
-///
-/// # Errors
-///
-/// When the pod is not healthy: the error is its explanation.
+/// Returns the pod's explanation, or fails with it if the pod is not healthy.
 pub fn probe(of: Health) -> anyhow::Result<String> {
     Ok(serde_json::from_slice(&Pod::find()?.ask(&Question::Health { of })?)?)
 }
 
 /// Passes each line of the pod's log to `tell`, with its number: the lines that are kept, then with
 /// `follow` the new ones. Ends when `tell` returns an error, such as that of a closed pipe.
-///
-/// # Errors
-///
-/// When no pod runs here, or the connection fails before the first lines arrive.
+/// A connection that fails after the first lines counts as the end of the pod, not as an error.
 pub fn logs(
     follow: bool,
     mut tell: impl FnMut(u64, &Line) -> std::io::Result<()>,
@@ -195,10 +174,6 @@ pub fn logs(
 }
 
 /// Replaces this process with `vmm doctor`, which examines this host and the volume.
-///
-/// # Errors
-///
-/// When `vmm` cannot be started.
 pub fn doctor(settings: &Settings, words: &[String]) -> anyhow::Result<u8> {
     let program = program();
     let mut doctor = process::Command::new(&program);
@@ -210,10 +185,7 @@ pub fn doctor(settings: &Settings, words: &[String]) -> anyhow::Result<u8> {
 }
 
 /// The password of the screen, and on a second line the one for VNC viewers, if VNC is enabled.
-///
-/// # Errors
-///
-/// When there is no password: the error is the reason.
+/// Without a password, the error is the reason.
 pub fn password() -> anyhow::Result<String> {
     password_of(RuntimeFolder::find().as_ref())
 }

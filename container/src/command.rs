@@ -15,7 +15,6 @@ use crate::settings::{Settings, near};
 use crate::status::{Failure, Status};
 use crate::{ask, help, plan, pod};
 
-/// A command of the command line.
 struct Command {
     name: &'static str,
     usage: &'static str,
@@ -104,11 +103,7 @@ const COMMANDS: &[Command] = &[
     Command { name: "version", usage: "", help: "Prints the version.", run: version },
 ];
 
-/// Executes the command line and returns the exit status.
-///
-/// # Errors
-///
-/// When the command line is invalid, or the command fails.
+/// Returns the exit status.
 pub fn run(words: Vec<OsString>) -> anyhow::Result<u8> {
     let words = words.into_iter().map(|word| {
         word.into_string().map_err(|word| usage(format!("{} is not text", word.display())))
@@ -142,7 +137,7 @@ fn usage(sentence: impl Into<String>) -> anyhow::Error {
     Failure::new(Status::Usage, sentence)
 }
 
-/// Prints to standard output. A reader that closed the pipe is not an error.
+/// A reader that closed the pipe is not an error.
 fn print(text: &str) -> anyhow::Result<u8> {
     std::io::stdout().write_all(text.as_bytes()).ok();
     Ok(0)
@@ -251,7 +246,6 @@ fn doctor(words: &[String]) -> anyhow::Result<u8> {
     ask::doctor(&settings()?, words)
 }
 
-/// Settings from the environment.
 fn settings() -> anyhow::Result<Settings> {
     Ok(environment::read(&std::env::vars_os().collect())?.settings)
 }

@@ -18,7 +18,6 @@ pub fn raise() {
     }
 }
 
-/// Maximum number of open descriptors of this process.
 #[must_use]
 pub fn limit() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

@@ -13,17 +13,14 @@ use crate::files;
 use crate::settings::{Format, Settings};
 use crate::status::{Failure, Status};
 
-/// Maximum number of disks.
 pub const MAX_DISKS: usize = 6;
 /// Bytes that are examined: a partition table and the first file system behind it start within.
 const EXAMINED: u64 = 100 << 10;
 
-/// A disk of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// Path of an image file or a block device.
+    /// An image file or a block device.
     pub path: PathBuf,
-    /// Format of the image.
     pub format: Format,
     /// New size in bytes, if the machine is to grow the disk.
     pub longer: Option<u64>,
@@ -58,11 +55,7 @@ impl Disk {
         }
     }
 
-    /// Opens the disk for reading.
-    ///
-    /// # Errors
-    ///
-    /// When the disk cannot be opened.
+    /// For reading only.
     pub fn open(&self) -> io::Result<File> {
         files::open(&self.path, File::options().read(true))
     }
@@ -73,23 +66,19 @@ impl Disk {
     }
 }
 
-/// A disk that was found, and whether the pod owns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundDisk {
-    /// The disk.
     pub disk: Disk,
     /// Whether the disk is the pod's own file on its volume. Such a disk follows the settings; all
     /// others stay unchanged.
     pub own: bool,
 }
 
-/// Finds disk `number`, counted from 0, on the host whose file systems are below `root`. `None` if
-/// the disk has to be created.
+/// Disk `number`, counted from 0, on the host whose file systems are below `root`. `None` if the
+/// disk has to be created.
 ///
-/// # Errors
-///
-/// When the configured device is not a block device. When it is unknown whether a file exists,
-/// since a new disk must not replace one that cannot be examined.
+/// Fails if it is unknown whether a file exists: a new disk must not replace one that cannot be
+/// examined.
 pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<Option<FoundDisk>> {
     if settings.disk.disable {
         return Ok(None);
@@ -112,7 +101,7 @@ pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<O
     Ok(disk.map(|disk| FoundDisk { disk, own: true }))
 }
 
-/// Whether the path exists. A broken link, or anything but a file or a block device, is an error.
+/// A broken link, or anything but a file or a block device, is an error.
 fn exists(path: &Path) -> anyhow::Result<bool> {
     let looked = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
@@ -191,7 +180,6 @@ fn names(number: usize, name: &str) -> Vec<String> {
     }
 }
 
-/// Moves an absolute path below another root.
 pub fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }

@@ -11,24 +11,15 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use tempfile::NamedTempFile;
 
-/// Maximum length of a text file in bytes.
 const MAX_TEXT: u64 = 4096;
 
 /// Opens a file or a block device, and follows links. Never blocks: pipes are refused.
-///
-/// # Errors
-///
-/// When the path cannot be opened, or is something else.
 pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open_as(path, options, OFlags::NONBLOCK)
 }
 
 /// Opens a file or a block device for writing. Does not follow links, whose target may belong to
 /// others.
-///
-/// # Errors
-///
-/// When the path cannot be opened, is a link, or is something else.
 pub fn open_itself(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open_as(path, options, OFlags::NONBLOCK | OFlags::NOFOLLOW)
 }
@@ -40,10 +31,6 @@ fn open_as(path: &Path, options: &mut OpenOptions, flags: OFlags) -> io::Result<
 }
 
 /// Checks that this is a file or a block device.
-///
-/// # Errors
-///
-/// When it is something else.
 pub fn check(metadata: &Metadata) -> io::Result<()> {
     let kind = metadata.file_type();
     if kind.is_file() || kind.is_block_device() {
@@ -52,11 +39,7 @@ pub fn check(metadata: &Metadata) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::InvalidInput, "it is not a file or a block device"))
 }
 
-/// Reads a small text file of at most 4 KiB.
-///
-/// # Errors
-///
-/// When it cannot be read, is longer, or is not text.
+/// A file that is longer than 4 KiB, or not text, is an error.
 pub fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     open(path, File::options().read(true))?.take(MAX_TEXT + 1).read_to_string(&mut text)?;
@@ -68,20 +51,12 @@ pub fn read(path: &Path) -> io::Result<String> {
 
 /// Atomically writes a file that only its owner may read. Replaces what has this name; a link
 /// itself, not its target.
-///
-/// # Errors
-///
-/// When it cannot be written.
 pub fn write(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     beside(path, fill)?.persist(path)?;
     Ok(())
 }
 
 /// Like [`write()`], but fails if the name is taken.
-///
-/// # Errors
-///
-/// When it cannot be written, or something has this name.
 pub fn make(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     match beside(path, fill)?.persist_noclobber(path) {
         // Some file systems cannot rename without replacing.

@@ -16,10 +16,6 @@ pub const MODE: &str = "mode";
 const FOLDERS: [&str; 2] = ["usr/share/OVMF", "usr/share/edk2/ovmf"];
 
 /// Finds the firmware's code and the template of its variables, below `root`.
-///
-/// # Errors
-///
-/// When they are missing.
 pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
     let template = match boot.is_secure() {
         false => "OVMF_VARS_4M.fd",
@@ -48,10 +44,6 @@ pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
 
 /// Applies the boot mode that is stored on the volume, unless BOOT_MODE is set: a system that was
 /// installed with Secure Boot keeps it.
-///
-/// # Errors
-///
-/// When this machine does not support the stored mode.
 pub fn recall(input: &mut ParsedEnvironment, volume: &Path) -> anyhow::Result<()> {
     if input.settings.windows.version == Version::Probe {
         return Ok(());

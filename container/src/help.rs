@@ -34,7 +34,6 @@ fn names(variable: &Variable) -> Vec<String> {
     names
 }
 
-/// The table for a terminal of this width.
 pub fn table(width: usize) -> String {
     let mut text = String::from(
         "Variables of the environment. Blanks and quotes around a value are ignored, and an empty \
@@ -60,7 +59,7 @@ pub fn table(width: usize) -> String {
     text
 }
 
-/// Breaks a paragraph into lines. All lines but the first are indented.
+/// All lines but the first are indented.
 fn wrap(text: &str, indent: usize, width: usize) -> String {
     let first = text.len() - text.trim_start().len();
     let mut lines = " ".repeat(first);

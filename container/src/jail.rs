@@ -18,7 +18,7 @@ pub use jail::watch::Capabilities;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The file that names the pod's resolvers. It may be replaced at any time.
+/// Names the pod's resolvers. It may be replaced at any time.
 const RESOLV: &str = "/etc/resolv.conf";
 /// Readable folders: the host's state, the control group, the resolvers and the time zones.
 const READ: [&str; 4] = ["/proc", "/sys/fs/cgroup", "/etc", "/usr/share/zoneinfo"];
@@ -68,10 +68,6 @@ fn enter_or_exit(enter: impl Fn() -> anyhow::Result<Vec<String>>) {
 
 /// Jails the main thread. It keeps the rights that the shutdown needs, and may send signals to
 /// these processes.
-///
-/// # Errors
-///
-/// When the kernel refuses a rule.
 pub fn close(keep: Capabilities, children: &[u32]) -> anyhow::Result<()> {
     watch::protect_memory()?;
     let Some(files) = FILES.get() else { return Ok(()) };
@@ -83,10 +79,6 @@ pub fn close(keep: Capabilities, children: &[u32]) -> anyhow::Result<()> {
 }
 
 /// Drops rights that [`close`] kept, for this thread and for those that it starts.
-///
-/// # Errors
-///
-/// When the kernel refuses.
 pub fn drop_capabilities(capabilities: Capabilities) -> anyhow::Result<()> {
     watch::drop_capabilities(capabilities)
 }

@@ -26,25 +26,22 @@ use tracing_subscriber::fmt::MakeWriter;
 use self::bucket::{Bucket, PROGRAM};
 use crate::jail;
 
-/// Capacity of the queue in bytes.
+/// In bytes.
 const MAX_QUEUED: usize = 1 << 20;
 /// How long the end of the process waits for readers.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A handle of the log. See the module.
 #[derive(Clone)]
 pub struct Log(Arc<Shared>);
 
 struct Shared {
     out: BorrowedFd<'static>,
-    /// Write lines as JSON objects.
     json: bool,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
 
-/// The log of this process.
 static GLOBAL: OnceLock<Log> = OnceLock::new();
 
 /// The queue between callers and the writing thread.
@@ -54,13 +51,11 @@ struct Queue {
     buckets: [Bucket; 5],
     /// Lines dropped since `bytes` was last taken.
     lost: u64,
-    /// The writing thread exists.
     has_writer: bool,
     /// The thread is writing what it took from `bytes`.
     writing: bool,
 }
 
-/// Index of a level in `buckets`.
 fn index(level: Level) -> usize {
     match level {
         Level::ERROR => 0,
@@ -72,7 +67,7 @@ fn index(level: Level) -> usize {
 }
 
 impl Log {
-    /// A log that writes to `out`, as text or as JSON objects. The first line starts the thread.
+    /// The first line starts the writing thread.
     pub fn new(out: BorrowedFd<'static>, json: bool) -> Self {
         let buckets = [(); 5].map(|()| Bucket::new(PROGRAM));
         let queue =
@@ -81,7 +76,6 @@ impl Log {
         Self(Arc::new(Shared { out, json, queue, changed }))
     }
 
-    /// Makes this the log of the process.
     pub fn make_global(&self) {
         GLOBAL.get_or_init(|| self.clone());
     }
@@ -99,7 +93,6 @@ impl Log {
         drop(changed.wait_timeout_while(self.0.queue(), time, waits));
     }
 
-    /// Writes how many lines of each level were dropped and not reported yet.
     fn report_dropped(&self) {
         let mut queue = self.0.queue();
         if !queue.has_writer {
@@ -141,7 +134,6 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes how many lines of a level were dropped, if any were.
     fn report_missing(&self, queue: &mut Queue, count: u64, level: Level) {
         if count > 0 {
             let missing = self.line(&format!("{count} lines of {level} are left out here"));
@@ -169,7 +161,6 @@ impl Shared {
         }
     }
 
-    /// The line that replaces dropped lines.
     fn lost_line(&self, lost: u64) -> String {
         self.line(&format!("{lost} lines of the log are missing here: the reader was too slow"))
     }
@@ -199,7 +190,6 @@ fn write(out: BorrowedFd<'_>, mut bytes: &[u8]) {
     }
 }
 
-/// Writes lines of one level to the log.
 pub struct LevelWriter<'a>(&'a Log, Level);
 
 /// `tracing` passes each line as a whole.
@@ -235,12 +225,11 @@ pub struct LineLimit {
 }
 
 impl LineLimit {
-    /// A limit of `max` lines per minute.
     pub const fn new(max: u32) -> Self {
         Self { max, left: max, since: None }
     }
 
-    /// Takes one line from the limit. Returns false if the minute's lines are used up.
+    /// Returns false if the minute's lines are used up.
     pub fn take(&mut self, now: Instant) -> bool {
         if self.since.is_none_or(|since| now.duration_since(since) >= MINUTE) {
             (self.since, self.left) = (Some(now), self.max);

@@ -46,10 +46,6 @@ const MAKERS: [usize; 2] = [318, 446];
 const PROGRAM: usize = 574;
 
 /// Checks that a file is a complete ISO image, as far as descriptors show.
-///
-/// # Errors
-///
-/// When it is something else, is incomplete, or cannot be read.
 pub fn check(path: &Path) -> anyhow::Result<()> {
     let fail = |why: &str| {
         let sentence = format!("{} is not an ISO image: {why}", path.display());
@@ -108,7 +104,7 @@ fn udf(file: &File) -> io::Result<u64> {
     Ok(end)
 }
 
-/// Reads a sector. Returns `None` if it is beyond the end of the file.
+/// `None` beyond the end of the file.
 fn sector(file: &File, number: u64) -> io::Result<Option<[u8; SECTOR_BYTES]>> {
     let mut bytes = [0; SECTOR_BYTES];
     match file.read_exact_at(&mut bytes, number * SECTOR) {
@@ -136,7 +132,6 @@ const OTHERS: [(&[u8], &str); 8] = [
     (b"qfi\xfb", "it is a disk in the format qcow2: put it onto the volume as data.qcow2"),
 ];
 
-/// Says how a file differs from an ISO image, and what to do.
 fn describe_other(file: &File, length: u64) -> io::Result<String> {
     let again = "download it again";
     let mut start = [0; 64];
@@ -164,7 +159,6 @@ pub fn is_microsofts(path: &Path) -> bool {
     file.is_ok_and(|it| it.read_exact_at(&mut start, PRIMARY).is_ok()) && names_microsoft(&start)
 }
 
-/// Whether a volume descriptor names Microsoft or its programs.
 fn names_microsoft(descriptor: &[u8; DESCRIPTOR_LENGTH]) -> bool {
     let begins = |at: usize, name: &str| descriptor[at..].starts_with(name.as_bytes());
     descriptor.starts_with(MAGIC)

@@ -1,10 +1,9 @@
 //! The guest's network.
 //!
-//! `dhcp` and `dns` answer what the guest asks the pod, where its network is the pod's, and `hosts`
-//! is what the pod's own file says; `nat` gives
-//! it a tap of the pod with address translation; `macvtap` a card of its own on the pod's network;
-//! `user` makes its connections the pod's own. `link` knows and makes interfaces, and `right` what
-//! is needed for that.
+//! `nat` gives the guest a tap of the pod with address translation. `macvtap` gives it a card on
+//! the pod's own network. With `user`, the pod opens the guest's connections itself. `dhcp` answers
+//! the guest, and so does `relay`, with `dns`, `resolv` and the names of `hosts`. `link` reads and
+//! creates interfaces, after `capabilities` has checked the privileges for that.
 
 mod capabilities;
 pub mod dhcp;

@@ -26,22 +26,15 @@ use crate::status::{self, Failure, Status};
 /// Everything that is decided before the machine is prepared.
 #[derive(Debug)]
 pub struct Plan {
-    /// The settings, and which variables are set.
     pub input: ParsedEnvironment,
-    /// Processors, memory and disks of the machine.
     pub sizes: Sizes,
-    /// The source that the machine boots from.
     pub source: Source,
-    /// Warnings for the user, one sentence each.
+    /// One sentence each.
     pub warnings: Vec<String>,
 }
 
 impl Plan {
     /// Makes the plan from the environment and from the host below `root`.
-    ///
-    /// # Errors
-    ///
-    /// When a variable is invalid, or such a machine is not possible.
     pub fn make(environment: &Environment, root: &Path) -> anyhow::Result<Self> {
         let mut input = environment::read(environment)?;
         let volume = below(root, &input.settings.storage.folder);
@@ -84,7 +77,6 @@ impl Plan {
         }
     }
 
-    /// The source in words.
     pub fn description(&self) -> String {
         match &self.source {
             Source::Probe => "the probe".into(),
@@ -214,7 +206,7 @@ fn changed(input: &ParsedEnvironment) -> Vec<(&'static str, String)> {
     changed
 }
 
-/// The plan as text. Errors are reported elsewhere, so their text is empty.
+/// Errors are reported elsewhere, so their text is empty.
 pub fn text(plan: &anyhow::Result<Plan>) -> String {
     let Ok(plan) = plan else { return String::new() };
     let mut text = String::new();

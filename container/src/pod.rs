@@ -68,10 +68,6 @@ const END_NOTICE_TIMEOUT: Duration = Duration::from_secs(3);
 const TASKS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs the pod until its machine is off, or a signal ends it. Returns the exit status.
-///
-/// # Errors
-///
-/// One sentence with the problem and the way out.
 pub fn run(environment: &Environment) -> anyhow::Result<u8> {
     descriptors::raise();
     // Only the main thread has rights, and it drops them step by step. Helper threads start without
@@ -105,7 +101,6 @@ struct Pod {
     /// Whether the CD asks for a key. Determined early: later the pod may have no right to read it.
     key_prompt: KeyPrompt,
     story: Arc<Story>,
-    /// The guest's address, once it is known.
     guest: Arc<OnceLock<GuestAddress>>,
     agent: Arc<Agent>,
     /// Number of processes of our control group that the kernel had killed for lack of memory when
@@ -173,8 +168,7 @@ async fn run_to_end(
     status
 }
 
-/// Runs the machine and its network. Returns the exit status of the machine, or of the signal that
-/// ended its start.
+/// Returns the exit status of the machine, or of the signal that ended its start.
 async fn run_machine(pod: &Arc<Pod>, signals: &mut Signals) -> anyhow::Result<u8> {
     let network = Mutex::new(Network::None);
     let status = tokio::select! {
@@ -199,8 +193,8 @@ async fn run_machine(pod: &Arc<Pod>, signals: &mut Signals) -> anyhow::Result<u8
     status
 }
 
-/// Opens the folder for sockets and the volume. This may take a while: the machine of a killed pod
-/// may still be ending, and the volume may be slow.
+/// This may take a while: the machine of a killed pod may still be ending, and the volume may be
+/// slow.
 fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>)> {
     let settings = &plan.input.settings;
     let runtime_folder = RuntimeFolder::create()?;
@@ -212,8 +206,7 @@ fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>
 }
 
 impl Pod {
-    /// Prepares everything the machine needs, and starts it. The caller ends the network, also
-    /// after an error.
+    /// The caller ends the network, also after an error.
     async fn start(self: &Arc<Self>, slot: &Mutex<Network>) -> anyhow::Result<(Child, BootEvents)> {
         let settings = &self.plan.input.settings;
         self.story.step("Preparing the machine…");
@@ -259,7 +252,6 @@ impl Pod {
         Ok((child, events))
     }
 
-    /// Starts the machine's TPM, if it has one.
     fn tpm(&self) -> anyhow::Result<Option<Tpm>> {
         let machine = &self.plan.input.settings.machine;
         let wanted = machine.tpm.unwrap_or(machine.boot.is_secure());
@@ -328,7 +320,6 @@ impl Pod {
         Ok(())
     }
 
-    /// Watches the machine until it is off.
     async fn watch(
         &self,
         mut child: Child,
@@ -395,7 +386,6 @@ impl Pod {
         }
     }
 
-    /// The firmware has started something.
     fn on_boot(&self, name: &str, disk: bool) {
         let app = &self.plan.input.settings.pod.app.0;
         if disk && let Some(volume) = self.volume.as_ref().filter(|it| !it.has_booted()) {
@@ -421,7 +411,6 @@ impl Pod {
         }
     }
 
-    /// The machine's process has ended. Returns the exit status, or an error.
     fn exit_status(&self, ended: ExitStatus, mistake: Option<String>) -> anyhow::Result<u8> {
         let app = &self.plan.name();
         if let Some(signal) = ended.signal() {
@@ -441,8 +430,8 @@ impl Pod {
     }
 }
 
-/// The error for a machine that a signal ended. `starved` is set if the kernel killed it for lack
-/// of memory; its value says whether the pod has a memory limit.
+/// `starved` is set if the kernel killed the machine for lack of memory; its value says whether the
+/// pod has a memory limit.
 fn killed_error(app: &str, signal: i32, starved: Option<bool>) -> anyhow::Error {
     let out = match starved {
         Some(true) => "the container's memory limit was reached: raise it, or lower RAM_SIZE",
@@ -453,7 +442,7 @@ fn killed_error(app: &str, signal: i32, starved: Option<bool>) -> anyhow::Error 
     Failure::new(Status::Failed, format!("{app} was ended by signal {signal}: {out}: {kept}"))
 }
 
-/// Runs blocking work in a thread of its own. Meanwhile browsers are served and signals handled.
+/// Browsers are served and signals handled while `work` runs.
 async fn run_in_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
@@ -467,8 +456,7 @@ async fn run_in_thread<T: Send + 'static>(
     result.await.context("a thread that broke")?
 }
 
-/// The error for firmware that found nothing to boot, with the likely reason. `mark` is the file
-/// that makes the disk boot before media.
+/// `mark` is the file that makes the disk boot before media.
 fn nothing_boots_error(
     source: &Source,
     boot: Boot,

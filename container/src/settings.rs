@@ -46,32 +46,19 @@ use self::words::{
 /// The default port of VNC servers (RFC 6143 9).
 const VNC_PORT: u16 = 5900;
 
-/// All settings, one field per area.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// The version of Windows, and how it is set up.
     pub windows: Windows,
-    /// The user account, and the identity of the computer.
     pub account: Account,
-    /// Where the installation media of Windows come from.
     pub media: Media,
-    /// Number and features of the processors.
     pub processor: Processor,
-    /// Size of the memory.
     pub memory: Memory,
-    /// How the memory balloon is controlled.
     pub balloon: balloon::Balloon,
-    /// The volume, and the sizes of the disks on it.
     pub storage: Storage,
-    /// How disks are attached to the guest and accessed on the host.
     pub disk: DiskSettings,
-    /// The guest's network card, and how the pod connects it.
     pub network: Network,
-    /// The display, and how viewers reach it.
     pub screen: ScreenSettings,
-    /// Firmware, chipset and devices.
     pub machine: Machine,
-    /// Logging, shutdown and compatibility of the pod.
     pub pod: Pod,
 }
 
@@ -120,21 +107,16 @@ impl Settings {
 /// The version of Windows, and how it is set up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Windows {
-    /// The version of Windows, the probe, or a medium of the user.
     pub version: Version,
     /// The image that is installed from a medium with several.
     pub edition: Option<Edition>,
-    /// The display language.
     pub language: Language,
     /// The culture of dates and numbers. Defaults to that of the language.
     pub region: Option<Culture>,
     /// The keyboard layout. Defaults to that of the language.
     pub keyboard: Option<Keyboard>,
-    /// The product key.
     pub key: Option<ProductKey>,
-    /// Width of the screen in pixels.
     pub width: Within<640, 8192>,
-    /// Height of the screen in pixels.
     pub height: Within<480, 8192>,
     /// Windows Setup asks its questions, and a person answers them.
     pub manual: bool,
@@ -147,19 +129,14 @@ pub struct Windows {
 /// The user account, and the identity of the computer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Account {
-    /// Account name.
     pub user: UserName,
     /// Password of the account and of the screen.
     pub password: Secret,
-    /// Windows logs the account on by itself.
     pub autologin: bool,
-    /// The Active Directory domain to join.
     pub domain: Option<Domain>,
     /// The organizational unit of the computer in the domain.
     pub unit: Option<String>,
-    /// The workgroup to join.
     pub workgroup: Option<Workgroup>,
-    /// Computer name.
     pub host: Option<HostName>,
 }
 
@@ -180,14 +157,12 @@ pub struct Media {
     pub unpack: bool,
 }
 
-/// Number and features of the processors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Processor {
-    /// Number of processors.
     pub cores: Cores,
-    /// Sockets, cores and threads. It takes the place of `cores`.
+    /// Takes the place of `cores`.
     pub topology: Option<Topology>,
-    /// Processor model, which is always the host's.
+    /// Always the host's.
     pub model: Option<Translated<Model>>,
     /// Feature flags in QEMU's words. They only produce notes.
     pub flags: Option<Flags>,
@@ -195,10 +170,8 @@ pub struct Processor {
     pub hyperv: bool,
 }
 
-/// Size of the memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
-    /// Size of the guest's memory.
     pub size: Ram,
     /// Reduces a size that exceeds the free memory.
     pub check: bool,
@@ -209,7 +182,6 @@ pub struct Memory {
 /// The volume, and the sizes of the disks on it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Storage {
-    /// Folder of the volume.
     pub folder: PathBuf,
     /// Size of the first disk.
     pub size: Disk,
@@ -248,15 +220,11 @@ choices! {
 /// How disks are attached to the guest and accessed on the host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DiskSettings {
-    /// Controller of the disks.
     pub controller: Translated<Bus>,
     /// Controller of the installation medium.
     pub media: Translated<Bus>,
-    /// Cache mode of the host.
     pub cache: Translated<Cache>,
-    /// I/O engine of the host.
     pub io: Translated<Engine>,
-    /// How discards are handled.
     pub discard: Discard,
     /// The machine has no disk.
     pub disable: bool,
@@ -264,7 +232,6 @@ pub struct DiskSettings {
     pub allocate: bool,
 }
 
-/// How the guest reaches the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NetworkKind {
     /// Through a tap device of the pod, with address translation.
@@ -272,7 +239,6 @@ pub enum NetworkKind {
     Nat,
     /// User mode: the pod opens a connection of its own for each of the guest's.
     User,
-    /// The guest has no network.
     None,
 }
 
@@ -300,10 +266,8 @@ impl Value for NetworkKind {
     }
 }
 
-/// The guest's network card, and how the pod connects it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Network {
-    /// How the guest reaches the network.
     pub kind: NetworkKind,
     /// The guest gets an address of the host's network by DHCP.
     pub dhcp: bool,
@@ -311,42 +275,31 @@ pub struct Network {
     pub uplink: Option<Interface>,
     /// The guest's IPv4 address.
     pub address: Option<Ipv4Addr>,
-    /// Mask of the guest's network.
     pub mask: Mask,
-    /// MAC address of the guest's card.
     pub mac: Option<Mac>,
-    /// Name of the tap interface.
     pub tap: Interface,
-    /// MTU in bytes.
     pub mtu: Option<Within<576, 65521>>,
-    /// Model of the guest's card.
     pub adapter: Translated<Adapter>,
     /// Ports that stay with the pod and are not forwarded to the guest.
     pub host_ports: Ports,
-    /// Ports that are forwarded to the guest in user mode.
+    /// In user mode, ports that are forwarded to the guest. With NAT, TCP ports that are also
+    /// forwarded from the loopback address and by IPv6.
     pub user_ports: Ports,
 }
 
-/// The display, and how viewers reach it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScreenSettings {
-    /// How the screen is shown: in browsers, by VNC, or not at all.
     pub display: Translated<Display>,
-    /// Display adapter of the guest.
     pub adapter: Translated<Screen>,
-    /// VNC port. See [`Settings::vnc`] for its default.
+    /// See [`Settings::vnc`] for its default.
     pub vnc_port: Option<Within<5900, 65535>>,
-    /// Enables the web server.
     pub web: bool,
-    /// Port of the web server.
     pub web_port: Port,
     /// Viewers need a password.
     pub protect: Option<bool>,
     /// Password of the viewers.
     pub pass: Option<Secret>,
-    /// Origins that browsers may use for the pod.
     pub web_origin: Option<Origins>,
-    /// Trusted proxies.
     pub web_proxy: Option<Proxies>,
 }
 
@@ -368,7 +321,6 @@ choices! {
 }
 
 impl Boot {
-    /// Whether Secure Boot is enabled.
     pub fn is_secure(self) -> bool {
         matches!(self, Self::Secure | Self::SecureBase)
     }
@@ -382,32 +334,21 @@ impl Boot {
     }
 }
 
-/// Firmware, chipset and devices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Machine {
     /// Chipset.
     pub kind: Translated<Kind>,
-    /// Firmware, and whether it has Secure Boot.
     pub boot: Boot,
-    /// Adds a TPM.
     pub tpm: Option<bool>,
     /// Resets the firmware's variables.
     pub clear: bool,
-    /// USB controller.
     pub usb: Translated<Usb>,
-    /// Pointing device.
     pub mouse: Translated<Pointer>,
-    /// Adds a source of random numbers from the host.
     pub rng: bool,
-    /// UUID of the machine.
     pub uuid: Option<Uuid>,
-    /// Texts of the SMBIOS tables.
     pub smbios: Option<Smbios>,
-    /// Adds a high precision event timer.
     pub hpet: bool,
-    /// Destination of the first serial port.
     pub serial: Translated<Serial>,
-    /// Time zone of the clock.
     pub zone: Option<Zone>,
     /// QEMU options, translated.
     pub arguments: Option<Arguments>,
@@ -442,19 +383,14 @@ pub struct Pod {
     pub shutdown: bool,
     /// Seconds that a shutdown may take.
     pub timeout: Within<1, 86400>,
-    /// An older name of `timeout`. It wins if both are set.
+    /// The former name of `timeout`. It takes precedence if both are set.
     pub timeout_old: Option<Within<1, 86400>>,
     /// Seconds for which a failure stays visible before the pod exits.
     pub hold: Within<0, 86400>,
-    /// The image whose behavior is followed.
     pub compat: Compat,
-    /// Format of log messages.
     pub format: LogFormat,
-    /// Logs debug messages.
     pub debug: bool,
-    /// Logs every message.
     pub trace: bool,
-    /// The container engine.
     pub engine: Option<String>,
 }
 

@@ -8,11 +8,9 @@ use crate::settings::version::Version;
 /// The guest, or the drive that the machine boots from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The built-in probe.
     Probe,
     /// A disk that Windows has booted from before.
     Disk(PathBuf),
-    /// An ISO image that is present.
     Medium(PathBuf),
     /// A version of Windows whose ISO image would have to be downloaded first.
     Download(Version),

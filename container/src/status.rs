@@ -3,7 +3,6 @@
 
 use std::fmt;
 
-/// The reason of a failure, as an exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
@@ -13,35 +12,26 @@ pub enum Status {
     Usage = 2,
     /// `STORAGE` is missing or cannot be written.
     Storage = 13,
-    /// The number of processors.
     Processors = 15,
-    /// The size of memory.
     Memory = 16,
-    /// `DHCP`.
     Dhcp = 20,
-    /// The kind of network.
     Network = 24,
     /// A MAC address or a network mask.
     Address = 28,
     /// A kind of network that is not supported.
     Unsupported = 29,
-    /// The boot mode.
     Boot = 33,
     /// A device or an image does not exist.
     Missing = 55,
-    /// The version of Windows.
     Version = 58,
-    /// The language.
     Language = 62,
     /// The ISO image that the user provides.
     Iso = 64,
     /// This version needs more memory or disk space.
     Minimum = 67,
-    /// The download is not possible.
     Download = 68,
     /// The size or kind of a disk.
     Disk = 73,
-    /// No KVM.
     NoKvm = 88,
     /// A program in the guest exceeded `--timeout`.
     TimedOut = 124,
@@ -63,7 +53,6 @@ impl Status {
         Failure::status_of(error).unwrap_or_else(|| first().map_or(Self::Failed, Self::of))
     }
 
-    /// The number that the process exits with.
     pub fn code(self) -> u8 {
         self as u8
     }
@@ -74,18 +63,13 @@ impl Status {
     }
 }
 
-/// An error with an exit status of its own.
 pub type Failure = host::failure::Failure<Status>;
 
-/// Errors errors that were found together. The status is that of the first.
+/// The status is that of the first error.
 #[derive(Debug)]
 struct Errors(Vec<anyhow::Error>);
 
 /// Joins these errors to one. Succeeds if there are none.
-///
-/// # Errors
-///
-/// When `errors` is not empty.
 pub fn all(errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
     let each = |error: anyhow::Error| match error.downcast::<Errors>() {
         Ok(several) => several.0,

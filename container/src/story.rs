@@ -20,29 +20,24 @@ const MAX_LENGTH: usize = 400;
 /// Minimum interval between progress lines in the log.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Phase of the pod's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Preparing the machine.
     #[default]
     Preparing,
     /// The machine runs, and its firmware looks for something to boot.
     Booting,
     /// The operating system, or the probe, has been started.
     Running,
-    /// The machine is being shut down.
     Stopping,
 }
 
 /// A snapshot of the pod's progress.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Scene {
-    /// The current phase.
     pub phase: Phase,
     /// The current step in a few words.
     pub doing: String,
-    /// Progress of the step in thousandths, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thousandths: Option<u16>,
     /// Estimated remaining seconds of the step, if known.
@@ -55,18 +50,15 @@ pub struct Scene {
     pub lines: u64,
 }
 
-/// A line of the log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Line {
     /// Seconds since the start of the pod.
     pub seconds: f64,
-    /// The level of the line, as in the log.
     pub level: String,
     /// The text of the line, without control characters.
     pub text: String,
 }
 
-/// Collects progress and lines from all threads. See the module.
 pub struct Story {
     scene: watch::Sender<Scene>,
     history: Mutex<History>,
@@ -91,17 +83,14 @@ impl Default for Story {
 }
 
 impl Story {
-    /// A new story, in its first phase.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// A receiver for the current scene and for changes.
     pub fn scene(&self) -> watch::Receiver<Scene> {
         self.scene.subscribe()
     }
 
-    /// The current phase.
     pub fn phase(&self) -> Phase {
         self.scene.borrow().phase
     }
@@ -116,7 +105,6 @@ impl Story {
         self.info(doing);
     }
 
-    /// Begins another step of the current phase.
     pub fn step(&self, doing: &str) {
         let phase = self.phase();
         self.enter(phase, doing);
@@ -161,12 +149,10 @@ impl Story {
         self.scene.send_modify(|scene| scene.failed = Some(why.into()));
     }
 
-    /// Whether the pod has failed.
     pub fn has_failed(&self) -> bool {
         self.scene.borrow().failed.is_some()
     }
 
-    /// Whether anybody watches the scene.
     pub fn is_watched(&self) -> bool {
         self.scene.receiver_count() > 0
     }
@@ -177,7 +163,6 @@ impl Story {
         self.record(Level::INFO, line);
     }
 
-    /// Logs a warning, and keeps it for readers.
     pub fn warn(&self, line: &str) {
         tracing::warn!(target: log_layer::RECORDED, "{line}");
         self.record(Level::WARN, line);
@@ -201,7 +186,7 @@ impl Story {
         self.publish(count);
     }
 
-    /// Publishes the number of lines. Threads may arrive here in another order than they counted.
+    /// Threads may arrive here in another order than they counted.
     fn publish(&self, count: u64) {
         self.scene.send_modify(|scene| scene.lines = scene.lines.max(count));
     }

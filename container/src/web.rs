@@ -57,7 +57,6 @@ const MAX_PER_ADDRESS: usize = 16;
 /// Timeout of questions to the guest's agent.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Everything that the web port serves.
 pub struct WebState {
     story: Arc<Story>,
     runtime_folder: RuntimeFolder,
@@ -75,14 +74,11 @@ pub struct WebState {
     name: String,
     /// The machine has a screen that browsers show.
     seen: bool,
-    /// Files that may be attached to the machine.
     images: Images,
-    /// The keyboard layout of the guest.
     keyboard: Arc<Layout>,
 }
 
 impl WebState {
-    /// The state of a pod with this guest and this agent.
     pub fn new(
         story: Arc<Story>,
         runtime_folder: RuntimeFolder,
@@ -124,17 +120,14 @@ impl WebState {
         }
     }
 
-    /// The story of the pod's progress.
     pub fn story(&self) -> &Arc<Story> {
         &self.story
     }
 
-    /// The guest's agent.
     pub fn agent(&self) -> &Arc<Agent> {
         &self.agent
     }
 
-    /// The control socket of the machine.
     pub fn control(&self) -> PathBuf {
         self.runtime_folder.control()
     }
@@ -211,10 +204,6 @@ impl Stage for WebState {
 
 /// Listens for browsers and VNC viewers, if they are enabled. The future serves them while it is
 /// polled.
-///
-/// # Errors
-///
-/// When a port is in use.
 pub fn open(
     settings: &Settings,
     guard: &Guard,
@@ -240,10 +229,6 @@ fn all_addresses(port: impl std::fmt::Display) -> anyhow::Result<Address> {
 
 /// Serves the status page of a pod that failed early, to everybody. It serves nothing else:
 /// settings and passwords may not be known.
-///
-/// # Errors
-///
-/// When the port is in use.
 pub fn open_failed(
     settings: &Settings,
     story: &Arc<Story>,
@@ -306,7 +291,7 @@ fn option_names(port: impl std::fmt::Display) -> OptionNames {
         address: Some(format!("WEB_PORT={port}")),
         origin: "WEB_ORIGIN",
         password: "PROTECT=Y",
-        tls: "put a proxy with TLS before it, and set its address in WEB_PROXY",
+        tls: "put a reverse proxy with TLS in front, and set its address in WEB_PROXY",
     }
 }
 

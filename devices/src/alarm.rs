@@ -23,10 +23,6 @@ impl Alarm {
     /// Starts an alarm that calls `ring` once for each `set`, at the due time. The value that
     /// `ring` returns is the next due time. `ring` must not wait for the thread that drops the
     /// alarm.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host cannot start a thread.
     pub fn spawn(
         name: &str,
         mut ring: impl FnMut() -> Option<Instant> + Send + 'static,

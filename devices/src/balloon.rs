@@ -10,7 +10,6 @@ use anyhow::{Context, ensure};
 
 use host::size::Size;
 
-/// The state of a balloon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Requested size of the guest's memory in bytes.
@@ -23,7 +22,6 @@ pub struct Report {
     pub age: Option<Duration>,
 }
 
-/// The host's side of a balloon device.
 pub trait Balloon: Send + Sync {
     /// Sets the size of the guest's memory in bytes. Values above the machine's memory mean all of
     /// it.
@@ -40,10 +38,6 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Adds the balloon.
-    ///
-    /// # Errors
-    ///
     /// Fails if the machine already has a balloon.
     pub(crate) fn register(&self, balloon: &Arc<impl Balloon + 'static>) -> anyhow::Result<()> {
         let mut slot = self.lock();
@@ -59,22 +53,14 @@ impl Hub {
         self.find().map(|it| it.set(bytes)).is_some()
     }
 
-    /// Sets the size of the guest's memory. `memory` is the machine's memory, the maximum.
-    ///
-    /// # Errors
-    ///
-    /// Fails if there is no balloon, or if `size` exceeds `memory`.
+    /// `memory` is the machine's memory, the maximum.
     pub fn resize(&self, size: Size, memory: Size) -> anyhow::Result<()> {
         ensure!(size <= memory, "{size} is more than the machine's memory, which is {memory}");
         ensure!(self.set(size.0), "{NONE}");
         Ok(())
     }
 
-    /// Returns the state of the balloon. See [`Balloon::report`].
-    ///
-    /// # Errors
-    ///
-    /// Fails if there is no balloon.
+    /// See [`Balloon::report`].
     pub fn report(&self, wait: Duration) -> anyhow::Result<Report> {
         Ok(self.find().context(NONE)?.report(wait))
     }

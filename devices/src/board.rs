@@ -18,15 +18,12 @@ use crate::registry;
 use crate::resources::Resources;
 use host::memory::Memory;
 
-/// A device and its grants.
 struct Occupied {
     seat: Arc<Seat>,
     claims: Vec<Claim>,
 }
 
-/// All devices of one machine.
 pub struct Board {
-    /// Shared between the devices, the processors and the operator.
     pub shared: Shared,
     seats: Vec<Occupied>,
     wires: BTreeMap<u32, Arc<Wire>>,
@@ -34,7 +31,6 @@ pub struct Board {
 }
 
 impl Board {
-    /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Hypervisor>, events: Events) -> Self {
         let shared = Shared {
             memory,
@@ -52,11 +48,7 @@ impl Board {
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
-    /// Builds a device and adds it to the board. The device stays parked until `run`.
-    ///
-    /// # Errors
-    ///
-    /// Fails if `build` fails, for example because a resource is taken.
+    /// The device stays parked until `run`.
     pub fn add(
         &mut self,
         kind: &str,
@@ -73,11 +65,7 @@ impl Board {
         Ok(())
     }
 
-    /// Unplugs the USB device with this name. (No other device refers to its seat.)
-    ///
-    /// # Errors
-    ///
-    /// Fails if there is no such USB device. The error lists the existing ones.
+    /// Only USB devices can be unplugged: no other device refers to their seats.
     pub fn unplug(&mut self, name: &str) -> anyhow::Result<()> {
         self.shared.usb.unplug(name)?;
         if let Some(at) = self.seats.iter().position(|it| it.seat.name == name) {
@@ -101,7 +89,6 @@ impl Board {
         }
     }
 
-    /// The grants of each device, by its name.
     pub fn claims(&self) -> impl Iterator<Item = (&str, &[Claim])> {
         self.seats.iter().map(|it| (it.seat.name.as_str(), it.claims.as_slice()))
     }
@@ -115,12 +102,8 @@ impl Board {
         self.seats.iter().map(park).collect()
     }
 
-    /// Resumes all devices from `saved`. A device without an entry starts from power-on.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a device cannot run, or if `saved` has the state of a device that the machine does
-    /// not have.
+    /// Resumes all devices from `saved`. A device without an entry starts from power-on. An entry
+    /// without a device is an error.
     pub fn run(&self, saved: Vec<(String, Saved)>) -> anyhow::Result<()> {
         let mut saved: BTreeMap<String, Saved> = saved.into_iter().collect();
         for it in &self.seats {
@@ -134,11 +117,6 @@ impl Board {
         Ok(())
     }
 
-    /// Resets all devices to power-on.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a device cannot run again.
     pub fn reset(&self) -> anyhow::Result<()> {
         self.park();
         self.run(Vec::new())

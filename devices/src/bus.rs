@@ -13,7 +13,6 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::hypervisor::{Backing, Doorbell, Hypervisor};
 
-/// A device's seat on the board.
 pub(crate) struct Seat {
     pub(crate) name: String,
     pub(crate) device: Mutex<Box<dyn Device>>,
@@ -76,7 +75,6 @@ struct Hit {
     offset: u64,
 }
 
-/// One address space.
 #[derive(Default)]
 pub struct Space {
     /// Sorted by start, larger ranges first, so that a backward search finds the innermost range
@@ -140,19 +138,14 @@ impl Space {
     }
 }
 
-/// The address spaces of one machine.
 #[derive(Default)]
 pub struct Spaces {
-    /// I/O ports (`in` and `out`).
     pub port: Space,
-    /// Guest-physical addresses that are not RAM.
     pub memory: Space,
-    /// PCI configuration space.
     pub config: Space,
 }
 
 impl Spaces {
-    /// Returns the space of this kind.
     pub fn of(&self, kind: Kind) -> &Space {
         match kind {
             Kind::Port => &self.port,
@@ -212,12 +205,11 @@ impl Window {
         self.region
     }
 
-    /// The address space: ports or memory.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The length in bytes.
+    /// In bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -281,10 +273,6 @@ impl Window {
     /// Creates an event that a guest's write to `offset` raises without leaving the kernel. If the
     /// host does not support this, the write reaches the device instead, so the device handles
     /// both.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host has no file descriptor left.
     pub fn doorbell(
         &self,
         offset: u64,

@@ -29,7 +29,6 @@ pub trait Device: Send {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The access was performed.
     Done,
     /// There is no such register, or it does not have this width.
     Ignored,
@@ -40,7 +39,6 @@ pub enum Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region(pub(crate) u16);
 
-/// The address spaces of a PC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -68,18 +66,14 @@ impl fmt::Display for Kind {
 pub struct Saved(Option<serde_json::Value>);
 
 impl Saved {
-    /// Saves a copy of `state`.
     pub fn of<T: Serialize>(state: &T) -> Self {
         // Device states are plain structs without maps whose keys are not strings, so this cannot
         // fail.
         Self(Some(serde_json::to_value(state).expect("device states are plain data")))
     }
 
-    /// Returns the saved state, or power-on.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the state is damaged, or from another version of the device.
+    /// Returns the default if nothing was saved. Fails if the state is damaged, or from another
+    /// version of the device.
     pub fn take<T: DeserializeOwned + Default>(self) -> anyhow::Result<T> {
         self.0.map_or_else(|| Ok(T::default()), |value| Ok(serde_json::from_value(value)?))
     }

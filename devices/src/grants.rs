@@ -26,10 +26,6 @@ use host::stream::Stream;
 /// Grants resources to one device at build time.
 pub trait Grants: Resources {
     /// Grants a PCI function, with its configuration space, BARs and interrupts.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the slot is taken, or if the host runs out of interrupt routes.
     fn pci(&mut self, identity: pci::Identity) -> anyhow::Result<pci::Slot>;
     /// Declares an ACPI device. Its `_CRS` consists of the grants since the previous call. One chip
     /// can thus be two devices (keyboard and mouse). Grants after the last call belong to no ACPI
@@ -37,18 +33,12 @@ pub trait Grants: Resources {
     fn acpi(&mut self, hid: &'static str);
     /// The name of the device: `nvme`, or `nvme.2` for the second one. For display only.
     fn name(&self) -> &str;
-    /// The resources that all devices of the machine share.
     fn shared(&self) -> &Shared;
 }
 
 /// The configuration of a device, which builds the device. Its fields define the command line flag,
 /// the JSON and the reference.
 pub trait Build: Serialize + DeserializeOwned {
-    /// Requests the resources of the device, and builds it.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a resource of the machine or the host is not available.
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>>;
 
     /// Sets fields that the user left open to suit a machine with this number of processors.
@@ -59,7 +49,6 @@ pub trait Build: Serialize + DeserializeOwned {
         false
     }
 
-    /// The host resource of the device that the machine must know.
     fn host_side(&self) -> HostSide<'_> {
         HostSide::None
     }
@@ -75,29 +64,22 @@ pub trait Build: Serialize + DeserializeOwned {
     fn detach_host_side(&mut self) {}
 }
 
-/// The host resource that a device uses.
+/// The host resource of a device that the machine must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostSide<'a> {
-    /// No resource that the machine must know.
     None,
     /// The image of a disk that cannot be removed from the machine.
     Image(&'a Path),
-    /// The network of the device.
     Network(&'a Network),
-    /// The stream for the device's input and output.
     Stream(&'a Stream),
 }
 
-/// A resource granted to a device.
 #[derive(Clone, Debug)]
 pub enum Claim {
-    /// A fixed range of an address space.
     Fixed(Kind, Range<u64>),
-    /// A range whose address the guest programs.
     Window(Arc<Window>),
     /// A pin of the interrupt controllers.
     Line(u32),
-    /// A PCI function: its address and its identity.
     Pci(pci::Address, pci::Id),
     /// An ACPI device that owns the claims since the previous `Acpi`.
     Acpi(&'static str),
@@ -132,9 +114,7 @@ impl fmt::Display for Claim {
 /// A request of a device to the machine as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Reset the machine to power-on.
     Reset,
-    /// Switch the machine off.
     PowerOff,
     /// Stop the processors: a device waits for the host, for example for disk space.
     StopProcessors,
@@ -145,30 +125,24 @@ pub enum Event {
 /// Called by devices on any thread. It must not block or call devices.
 pub type Events = Arc<dyn Fn(Event) + Send + Sync>;
 
-/// The resources that all devices of a machine share.
 #[derive(Clone)]
 pub struct Shared {
-    /// Guest RAM.
     pub memory: Memory,
-    /// The hypervisor.
     pub hypervisor: Arc<dyn Hypervisor>,
-    /// The address spaces.
     pub spaces: Arc<Spaces>,
-    /// Receives the devices' requests to the machine.
     pub events: Events,
-    /// The buttons of the case.
     pub buttons: Arc<Buttons>,
-    /// Keyboards and mice. Devices register here, and the screen sends its input here.
+    /// Keyboards and mice register here, and the screen sends its input here.
     pub input: Arc<Hub>,
-    /// The screens of the machine. Displays register here.
+    /// Displays register here.
     pub screens: Arc<Screens>,
-    /// Disks. Controllers register here, and the operator grows disks here.
+    /// Controllers register here, and the operator grows disks here.
     pub disks: Arc<Disks>,
-    /// Network cables. Controllers register here, and the operator connects and disconnects here.
+    /// Controllers register here, and the operator connects and disconnects cables here.
     pub links: Arc<Links>,
-    /// The balloon. The device registers here, and the operator sets its size here.
+    /// The device registers here, and the operator sets its size here.
     pub balloon: Arc<balloon::Hub>,
-    /// USB ports. Controllers add ports, and devices are plugged into them.
+    /// Controllers add ports, and devices are plugged into them.
     pub usb: Arc<usb::Ports>,
 }
 

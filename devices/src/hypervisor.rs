@@ -8,29 +8,13 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::device::Kind;
 
-/// The hypervisor's interface to devices.
 pub trait Hypervisor: Send + Sync {
-    /// Returns the pin of the interrupt controllers with this number.
-    ///
-    /// # Errors
-    ///
-    /// Fails if there is no such pin.
     fn pin(&self, gsi: u32) -> anyhow::Result<Box<dyn Pin>>;
-    /// Allocates a route for a message-signalled interrupt.
-    ///
-    /// # Errors
-    ///
-    /// Fails if all routes are taken.
     fn route(&self) -> anyhow::Result<Box<dyn Route>>;
     /// Makes the guest's writes raise an event in the kernel, if the host supports it.
     fn connect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>);
-    /// Reverts `connect_doorbell`.
     fn disconnect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>);
     /// Allocates memory that the guest accesses without an exit, as far as `guest` allows.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host has no memory, or does not support such a mapping.
     fn backing(&self, size: u64, guest: GuestAccess) -> anyhow::Result<Arc<dyn Backing>>;
     /// Returns guest RAM in `range` to the host, in whole pages of the host. The guest may use it
     /// again at any time, and then reads zeros. Parts of `range` that are not RAM are ignored.
@@ -39,17 +23,11 @@ pub trait Hypervisor: Send + Sync {
 
 /// A level-triggered input of an interrupt controller.
 pub trait Pin: Send + Sync {
-    /// Raises or lowers the input.
     fn set(&self, high: bool);
 }
 
 /// The route of a message-signalled interrupt to a processor.
 pub trait Route: Send + Sync {
-    /// Sets the message that `send` sends.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host refuses the message.
     fn set_message(&self, message: Message) -> anyhow::Result<()>;
     /// Sends the message. Wait-free: any thread may call this.
     fn send(&self);
@@ -67,7 +45,6 @@ pub struct Message {
 /// A guest's write that serves only as a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbell {
-    /// The address space: ports or memory.
     pub kind: Kind,
     /// The address, or an offset in a window.
     pub address: u64,
@@ -90,7 +67,6 @@ impl Doorbell {
 pub enum GuestAccess {
     /// Read only: writes reach the device.
     ReadOnly,
-    /// Read and write.
     ReadWrite,
     /// Read and write, and `Backing::changed` reports the pages written.
     Tracked,
@@ -101,10 +77,6 @@ pub enum GuestAccess {
 /// the RAM.
 pub trait Backing: Send + Sync {
     /// Maps the memory at an address, or unmaps it.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host cannot map it there.
     fn map(&self, at: Option<u64>) -> anyhow::Result<()>;
     /// Copies bytes out. Bytes of `data` beyond the end of the memory stay unchanged.
     fn read(&self, offset: u64, data: &mut [u8]);

@@ -51,7 +51,6 @@ impl Line {
         Self { wire, state: Mutex::default() }
     }
 
-    /// Raises or lowers the line.
     pub fn set(&self, high: bool) {
         self.change(|level| level.wanted = high);
     }

@@ -118,10 +118,6 @@ impl Build for Config {
 
 impl Config {
     /// Creates a controller for an image that is already open.
-    ///
-    /// # Errors
-    ///
-    /// If the slot is taken, if a value is invalid, or if the host has no interrupt routes left.
     pub fn attach(
         self,
         image: Arc<dyn Image>,
@@ -190,9 +186,7 @@ struct Shared {
     fixed: Fixed,
 }
 
-/// Properties of the disk that never change.
 struct Fixed {
-    /// Number of I/O queue pairs.
     queues: u16,
     serial: String,
     /// Sizes in bytes: logical block, physical block, discard granularity (0 without discard).
@@ -255,7 +249,7 @@ impl Shared {
         self.health.lock().expect("no device panicked")
     }
 
-    /// Number of interrupt vectors: one for each I/O queue pair, and one for the admin queue.
+    /// One for each I/O queue pair, and one for the admin queue.
     fn vectors(&self) -> u16 {
         self.queues + 1
     }

@@ -21,16 +21,12 @@ pub use ::host::pci::Address;
 pub use self::function::Slot;
 pub use self::msix::Msix;
 
-/// The identification of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Id {
-    /// The vendor ID.
     pub vendor: u16,
-    /// The device ID, which the vendor assigns.
     pub device: u16,
     /// Class, subclass and programming interface: 24 bits.
     pub class: u32,
-    /// The revision.
     pub revision: u8,
     /// The subsystem's vendor ID and device ID.
     pub subsystem: (u16, u16),
@@ -45,18 +41,15 @@ impl fmt::Display for Id {
 /// The kind of a base address register, with its size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bar {
-    /// Memory below 4 GiB.
     Memory32(u64),
     /// Memory below 4 GiB without side effects of reads, which may be cached and merged.
     Prefetchable32(u64),
     /// Prefetchable memory at any address. It occupies two registers.
     Memory64(u64),
-    /// I/O ports.
     Port(u64),
 }
 
 impl Bar {
-    /// The size in bytes.
     pub fn size(self) -> u64 {
         match self {
             Self::Memory32(size)
@@ -70,7 +63,6 @@ impl Bar {
 /// A device's request for a PCI function.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The identification of the function.
     pub id: Id,
     /// The address. `None` means the first free slot.
     pub at: Option<Address>,
@@ -107,9 +99,7 @@ impl Identity {
 /// The interrupt of a function: MSI-X if the driver has enabled it, otherwise the line.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
-    /// The MSI-X vectors.
     pub msix: Option<Arc<Msix>>,
-    /// The INTx line.
     pub line: Option<Arc<crate::line::Line>>,
 }
 

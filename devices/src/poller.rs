@@ -25,7 +25,6 @@ const SHORT_WAIT: Duration = Duration::from_micros(128);
 /// The number of short sleeps in a row before the thread polls.
 const MIN_SHORT_WAITS: u32 = 8;
 
-/// The work of a poller.
 pub trait Serve: Send + 'static {
     /// Does all pending work. Returns false if there was none.
     fn serve(&mut self) -> bool;
@@ -57,10 +56,6 @@ struct Stop {
 
 impl<T: Serve> Poller<T> {
     /// Starts the thread, which first does all pending work.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host has no thread or file descriptor left.
     pub fn spawn(name: &str, mut value: T) -> anyhow::Result<Self> {
         let event = EventFd::new(EFD_NONBLOCK).context("an event for a poller")?;
         let epoll = Epoll::new().context("an epoll for a poller")?;
@@ -111,7 +106,6 @@ impl Habit {
         self.short >= MIN_SHORT_WAITS
     }
 
-    /// Records the duration of a wait.
     fn learn(&mut self, waited: Duration) {
         self.short = if waited < SHORT_WAIT { self.short.saturating_add(1) } else { 0 };
     }

@@ -54,7 +54,6 @@ impl<U: Copy + Ord> Presses<U> {
         }
     }
 
-    /// Takes the next event.
     pub(crate) fn next(&mut self) -> Option<(U, bool)> {
         let (usage, down) = self.events.pop_front()?;
         self.down.retain(|other| *other != usage);
@@ -73,7 +72,6 @@ impl<U: Copy + Ord> Presses<U> {
         self.held.contains(&usage)
     }
 
-    /// Keys that are down after the events read so far, in the order of their presses.
     pub(crate) fn down(&self) -> &[U] {
         &self.down
     }

@@ -24,11 +24,9 @@ macro_rules! registry {
             )*
         }
 
-        /// The names of all kinds in the configuration.
         pub const KINDS: &[&str] = &[$($name),*];
 
         impl Config {
-            /// The name of this kind in the configuration.
             pub fn kind(&self) -> &'static str {
                 match self { $(Self::$kind(_) => $name),* }
             }
@@ -36,10 +34,6 @@ macro_rules! registry {
             /// Reads the fields of a device of this kind. Returns `None` if there is no such kind.
             ///
             /// For text input, where the type of a field decides how its value is parsed.
-            ///
-            /// # Errors
-            ///
-            /// Fails if the fields do not fit the kind.
             pub fn of_kind<'de, D: Deserializer<'de>>(
                 kind: &str,
                 fields: D,
@@ -50,22 +44,14 @@ macro_rules! registry {
                 }
             }
 
-            /// Builds the device.
-            ///
-            /// # Errors
-            ///
-            /// Fails if a resource of the machine or the host is not available.
             pub fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
                 match self { $(Self::$kind(config) => config.build(grants)),* }
             }
 
-            /// Sets fields that the user left open to suit a machine with this number of
-            /// processors.
             pub fn fill_defaults(&mut self, processors: u16) {
                 match self { $(Self::$kind(config) => config.fill_defaults(processors)),* }
             }
 
-            /// Whether the device can be plugged into a running machine.
             #[must_use]
             pub fn is_usb(&self) -> bool {
                 match self { $(Self::$kind(config) => config.is_usb()),* }
@@ -75,20 +61,14 @@ macro_rules! registry {
                 match self { $(Self::$kind(config) => config.host_side()),* }
             }
 
-            /// Makes the device open only this file: opening fails if its path leads to another
-            /// one.
-            ///
-            /// # Errors
-            ///
-            /// Fails if the device has no file or cannot be plugged in.
+            /// See `Build::expect_file`.
             pub fn expect_file(&mut self, file: FileId) -> anyhow::Result<()> {
                 let expects = match self { $(Self::$kind(config) => config.expect_file(file)),* };
                 ensure!(expects, "`{}` has no file", self.kind());
                 Ok(())
             }
 
-            /// Removes every effect on the host, for `vmm inspect`: building the device then
-            /// truncates no log, takes no lock and creates no socket.
+            /// See `Build::detach_host_side`.
             pub fn detach_host_side(&mut self) {
                 match self { $(Self::$kind(config) => config.detach_host_side()),* }
             }
@@ -134,13 +114,11 @@ impl Config {
         if let HostSide::Image(path) = self.host_side() { Some(path) } else { None }
     }
 
-    /// The network of the device, if it has one.
     #[must_use]
     pub fn network(&self) -> Option<&Network> {
         if let HostSide::Network(network) = self.host_side() { Some(network) } else { None }
     }
 
-    /// The stream for the device's input and output, if it has one.
     #[must_use]
     pub fn stream(&self) -> Option<&Stream> {
         if let HostSide::Stream(stream) = self.host_side() { Some(stream) } else { None }

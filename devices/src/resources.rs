@@ -11,19 +11,11 @@ use crate::line::Line;
 ///
 /// Every grant is recorded. The bus map, ACPI `_CRS` and `vmm inspect` use this one list.
 pub trait Resources {
-    /// Grants a fixed range that no other device has.
-    ///
-    /// # Errors
-    ///
-    /// Fails if another device has a part of the range.
+    /// Grants a fixed range. Fails if another device has a part of it.
     fn claim(&mut self, kind: Kind, range: Range<u64>) -> anyhow::Result<Region>;
     /// Grants a range whose address the guest programs. It is not on the bus until then.
     fn window(&mut self, kind: Kind, size: u64) -> Arc<Window>;
     /// Grants a line to a pin of the interrupt controllers. Devices share pins: a pin is the OR of
     /// its lines.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host cannot connect the pin.
     fn line(&mut self, gsi: u32) -> anyhow::Result<Arc<Line>>;
 }

@@ -18,12 +18,10 @@ use crate::hypervisor::{Backing, Doorbell, GuestAccess, Hypervisor, Message, Pin
 use crate::pages::Pages;
 use host::memory::Memory;
 
-/// The levels and edge counts of all pins.
 #[derive(Clone, Default)]
 pub struct Pins(Arc<Mutex<BTreeMap<u32, (bool, u32)>>>);
 
 impl Pins {
-    /// Whether the pin is high now.
     pub fn is_high(&self, gsi: u32) -> bool {
         self.0.lock().unwrap().get(&gsi).is_some_and(|pin| pin.0)
     }
@@ -34,7 +32,6 @@ impl Pins {
     }
 }
 
-/// A pin that records its level and its edges.
 pub(crate) struct Levels {
     pins: Pins,
     gsi: u32,
@@ -58,9 +55,7 @@ impl Pin for Levels {
 /// The host for tests, fuzzers and `vmm inspect`. It has no hypervisor.
 #[derive(Clone, Default)]
 pub struct FakeHypervisor {
-    /// Interrupt pins.
     pub pins: Pins,
-    /// The messages sent, in order.
     pub sent: Arc<Mutex<Vec<Message>>>,
     /// The doorbells that are connected now.
     pub bells: Arc<Mutex<Vec<Doorbell>>>,
@@ -168,22 +163,14 @@ impl Hypervisor for FakeHypervisor {
 
 /// A board on a fake host, with RAM and a record of the devices' requests.
 pub struct Bench {
-    /// The board.
     pub board: Board,
-    /// The host below it.
     pub hypervisor: FakeHypervisor,
-    /// The RAM.
     pub memory: Memory,
-    /// The devices' requests to the machine so far.
     pub events: Arc<Mutex<Vec<Event>>>,
 }
 
 impl Bench {
-    /// A bench with RAM from 0 to `size`.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the host has no memory.
+    /// RAM is from 0 to `size`.
     pub fn new(size: usize) -> Self {
         let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).unwrap();
         let memory = Memory::new(Arc::new(ram));
@@ -195,14 +182,12 @@ impl Bench {
         Self { board, hypervisor: host, memory, events }
     }
 
-    /// Reads `N` bytes from an address space.
     pub fn read<const N: usize>(&self, kind: crate::device::Kind, address: u64) -> [u8; N] {
         let mut data = [0; N];
         self.board.shared.spaces.of(kind).read(address, &mut data);
         data
     }
 
-    /// Writes to an address space.
     pub fn write(&self, kind: crate::device::Kind, address: u64, data: &[u8]) {
         self.board.shared.spaces.of(kind).write(address, data);
     }

@@ -41,18 +41,13 @@ pub enum Speed {
 pub struct Setup {
     /// bmRequestType: direction, type and recipient.
     pub kind: u8,
-    /// bRequest.
     pub request: u8,
-    /// wValue.
     pub value: u16,
-    /// wIndex.
     pub index: u16,
-    /// wLength.
     pub length: u16,
 }
 
 impl Setup {
-    /// Parses the eight bytes of the packet.
     #[must_use]
     pub fn new(bytes: [u8; 8]) -> Self {
         let [kind, request, value_low, value_high, index_low, index_high, low, high] = bytes;
@@ -95,20 +90,12 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Copies the first bytes that the guest sends.
-    ///
-    /// # Errors
-    ///
-    /// When the guest sends fewer bytes, or the buffer is not in memory.
+    /// Copies the first bytes that the guest sends. Fails also if the guest sends fewer.
     pub fn read(&self, memory: &Memory, data: &mut [u8]) -> Result<(), NoMemory> {
         memory.gather(&self.pieces, data)
     }
 
     /// Copies data to the guest, up to the length of its buffer. Returns the number of bytes.
-    ///
-    /// # Errors
-    ///
-    /// When the buffer is not in memory.
     pub fn write(&self, memory: &Memory, data: &[u8]) -> Result<u32, NoMemory> {
         let length = data.len().min(self.length as usize);
         memory.scatter(&self.pieces, &data[..length])?;
@@ -116,7 +103,6 @@ impl Transfer {
     }
 }
 
-/// The reason that a transfer failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The endpoint halts until the guest clears the halt ([`Change::Clear`]).
@@ -127,10 +113,8 @@ pub enum Fault {
     Gone,
 }
 
-/// The end of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferEnd {
-    /// The endpoint's bEndpointAddress.
     pub endpoint: u8,
     /// The number of bytes that were transferred.
     pub result: Result<u32, Fault>,
@@ -159,12 +143,7 @@ pub trait Function: Send {
     /// Handles a request to the control endpoint that `device.rs` does not answer: class and vendor
     /// requests, and other descriptors. If data goes from the device, it is put into `data`, which
     /// the controller cuts to `setup.length`. Otherwise `data` has the bytes from the guest.
-    ///
-    /// # Errors
-    ///
-    /// When the device does not support the request.
     fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall>;
-    /// Handles an event other than a transfer.
     fn change(&mut self, change: Change);
     /// Begins a transfer, the only one of its endpoint. `reap` returns it, at once or later.
     fn begin(&mut self, transfer: Transfer);
@@ -180,9 +159,5 @@ pub trait Function: Send {
     fn park(&mut self) -> Saved;
     /// Continues from `saved`; `Saved::default()` is power-on. `memory` is the guest memory of all
     /// transfers.
-    ///
-    /// # Errors
-    ///
-    /// When the device cannot run, or the state is damaged.
     fn run(&mut self, saved: Saved, memory: &Memory) -> anyhow::Result<()>;
 }

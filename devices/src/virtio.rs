@@ -20,7 +20,6 @@ use crate::device::Saved;
 pub struct Identity {
     /// The device type (VIRTIO 1.3, 5).
     pub id: u16,
-    /// The name used in logs.
     pub name: &'static str,
     /// The PCI class code, 24 bits.
     pub class: u32,
@@ -44,10 +43,6 @@ pub trait Virtio: Send + 'static {
     fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
     /// Takes the queues that the driver enabled and serves them on threads of the device.
     /// `negotiated` holds the feature bits.
-    ///
-    /// # Errors
-    ///
-    /// If the host has no thread or file descriptor left.
     fn start(&mut self, queues: Vec<Queue>, negotiated: u64) -> anyhow::Result<()>;
     /// Returns the queues. Every request is finished or undone.
     fn stop(&mut self) -> Vec<Queue>;
@@ -56,10 +51,6 @@ pub trait Virtio: Send + 'static {
         Saved::default()
     }
     /// Restores a saved state. The empty state is a reset. Only called while the device is stopped.
-    ///
-    /// # Errors
-    ///
-    /// If the state does not belong to this device.
     fn restore(&mut self, _saved: Saved) -> anyhow::Result<()> {
         Ok(())
     }

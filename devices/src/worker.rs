@@ -20,10 +20,6 @@ pub struct Worker<T> {
 
 impl<T: Send + 'static> Worker<T> {
     /// Starts a thread that calls `step(value, n)` whenever the `n`th bell rings.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host has no thread or file descriptor left.
     pub fn spawn(
         name: &str,
         value: T,

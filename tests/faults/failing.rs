@@ -47,7 +47,7 @@ fn a_pod_that_fails_shows_why_until_somebody_ends_it() -> Result<()> {
     }
     let vmm = format!("mount --bind /dev/null {}", vmm().display());
     for (first, words, status, says) in [
-        ("", &[("VERSION", "11")][..], 68, &["Windows 11 Pro would have to be downloaded"][..]),
+        ("", &[("VERSION", "11")][..], 68, &["downloading Windows 11 Pro is not implemented"][..]),
         ("", &[("CPU_CORES", "x"), ("RAM_SIZE", "abc")], 15, &["CPU_CORES=x: ", "RAM_SIZE=abc: "]),
         (vmm.as_str(), &[PROBE], 1, &["vmm: "]),
     ] {

@@ -31,13 +31,12 @@ const FLAGS: [&str; 8] = [
     "--remote-debugging-pipe",
 ];
 
-/// Whether Chromium is installed.
 pub fn is_here() -> bool {
     let asked = Command::new(PROGRAM).arg("--version").output();
     asked.is_ok_and(|asked| asked.status.success())
 }
 
-/// A browser and its current page. Dropping it ends the browser.
+/// Dropping it ends the browser.
 pub struct Browser {
     child: Child,
     input: ChildStdin,
@@ -47,12 +46,11 @@ pub struct Browser {
     last: u64,
 }
 
-/// A window's size, and the kind of screen that it is on.
 #[derive(Clone, Copy)]
 pub struct Window {
-    /// The width in pixels of the page.
+    /// Pixels of the page.
     pub width: u32,
-    /// The height in pixels of the page.
+    /// Pixels of the page.
     pub height: u32,
     /// Pixels of the screen for each pixel of the page.
     pub scale: u32,
@@ -61,23 +59,17 @@ pub struct Window {
 }
 
 impl Window {
-    /// A window on a desktop computer.
     pub const fn desk(width: u32, height: u32) -> Self {
         Self { width, height, scale: 1, phone: false }
     }
 
-    /// A window on a phone.
     pub const fn phone(width: u32, height: u32) -> Self {
         Self { width, height, scale: 3, phone: true }
     }
 }
 
 impl Browser {
-    /// Starts a browser with its profile in `folder`.
-    ///
-    /// # Errors
-    ///
-    /// When the browser does not start.
+    /// The profile is in `folder`.
     pub fn new(folder: &Path) -> Result<Self> {
         // Chromium reads commands at descriptor 3, and answers at 4.
         let script = format!("exec {PROGRAM} \"$@\" 3<&0 4>&1 </dev/null >/dev/null 2>&1");
@@ -105,10 +97,6 @@ impl Browser {
 
     /// Opens a page that shares neither cookies nor connections with the others, and makes it the
     /// current one. Returns the previous page, for [`Browser::turn`].
-    ///
-    /// # Errors
-    ///
-    /// When the page does not open.
     pub fn open(&mut self) -> Result<Option<String>> {
         let before = self.page.take();
         let context = self.order("Target.createBrowserContext", &json!({}))?;
@@ -132,10 +120,6 @@ impl Browser {
     }
 
     /// Sends a DevTools command and returns its result.
-    ///
-    /// # Errors
-    ///
-    /// When the browser refuses the command, or does not answer.
     pub fn order(&mut self, method: &str, params: &Value) -> Result<Value> {
         self.last += 1;
         let mut order = json!({ "id": self.last, "method": method, "params": params });
@@ -156,22 +140,13 @@ impl Browser {
         }
     }
 
-    /// Goes to an address in the current page.
-    ///
-    /// # Errors
-    ///
-    /// When the address cannot be opened.
     pub fn go(&mut self, address: &str) -> Result<()> {
         let gone = self.order("Page.navigate", &json!({ "url": address }))?;
         ensure!(gone["errorText"].is_null(), "{address}: {}", gone["errorText"]);
         Ok(())
     }
 
-    /// Evaluates a JavaScript expression in the page.
-    ///
-    /// # Errors
-    ///
-    /// When the expression throws.
+    /// Evaluates a JavaScript expression in the page. Fails if the expression throws.
     pub fn value(&mut self, expression: &str) -> Result<Value> {
         let what = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
         let result = self.order("Runtime.evaluate", &what)?;
@@ -184,10 +159,6 @@ impl Browser {
     }
 
     /// Waits until an expression is true in the page, also across a change of pages.
-    ///
-    /// # Errors
-    ///
-    /// When it does not become true in time.
     pub fn until(&mut self, expression: &str) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -205,10 +176,6 @@ impl Browser {
     }
 
     /// Returns the events of one kind since the last call.
-    ///
-    /// # Errors
-    ///
-    /// When the browser does not answer.
     pub fn events(&mut self, method: &str) -> Result<Vec<Value>> {
         // Events arrive before the answer to a later command.
         self.order("Runtime.evaluate", &json!({ "expression": "0" }))?;
@@ -218,11 +185,6 @@ impl Browser {
         Ok(wanted.into_iter().map(|it| it["params"].clone()).collect())
     }
 
-    /// Changes the size and kind of the window.
-    ///
-    /// # Errors
-    ///
-    /// When the browser does not answer.
     pub fn resize(&mut self, window: Window) -> Result<()> {
         let Window { width, height, scale, phone } = window;
         let metrics = json!({
@@ -237,10 +199,6 @@ impl Browser {
     }
 
     /// Sets whether pages prefer a dark color scheme.
-    ///
-    /// # Errors
-    ///
-    /// When the browser does not answer.
     pub fn darken(&mut self, dark: bool) -> Result<()> {
         let value = if dark { "dark" } else { "light" };
         let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": value }] });
@@ -259,11 +217,7 @@ impl Browser {
         Ok([number(0)?, number(1)?])
     }
 
-    /// Clicks on an element as a mouse does: an element that covers it gets the click.
-    ///
-    /// # Errors
-    ///
-    /// When the element is not visible.
+    /// Clicks on a visible element as a mouse does: an element that covers it gets the click.
     pub fn click(&mut self, selector: &str) -> Result<()> {
         let place = self.middle(selector)?;
         self.mouse("mouseMoved", place, 0)?;
@@ -272,10 +226,6 @@ impl Browser {
     }
 
     /// Sends one mouse event, with the buttons that are held.
-    ///
-    /// # Errors
-    ///
-    /// When the browser does not answer.
     pub fn mouse(&mut self, kind: &str, [x, y]: [f64; 2], buttons: u32) -> Result<()> {
         let button = if kind == "mouseMoved" { "none" } else { "left" };
         let event = json!({
@@ -284,11 +234,6 @@ impl Browser {
         self.order("Input.dispatchMouseEvent", &event).map(|_| ())
     }
 
-    /// A finger taps the page.
-    ///
-    /// # Errors
-    ///
-    /// When the browser does not answer.
     pub fn tap(&mut self, [x, y]: [f64; 2]) -> Result<()> {
         let start = json!({ "type": "touchStart", "touchPoints": [{ "x": x, "y": y }] });
         self.order("Input.dispatchTouchEvent", &start)?;
@@ -297,10 +242,6 @@ impl Browser {
     }
 
     /// Presses and releases a key, given by its meaning, its position and its Windows key code.
-    ///
-    /// # Errors
-    ///
-    /// When the browser does not answer.
     pub fn press(&mut self, key: &str, code: &str, number: u32) -> Result<()> {
         for kind in ["keyDown", "keyUp"] {
             let mut event = json!({
@@ -316,10 +257,6 @@ impl Browser {
     }
 
     /// The first lines of noVNC's canvas: the green channel only, which is enough to read letters.
-    ///
-    /// # Errors
-    ///
-    /// When the page throws.
     pub fn picture(&mut self, lines: usize) -> Result<Option<Picture>> {
         let script = format!(
             "(() => {{ \
@@ -345,10 +282,6 @@ impl Browser {
     }
 
     /// Writes a screenshot of the page into a folder, for people to look at.
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be written.
     pub fn keep(&mut self, folder: &Path, name: &str) -> Result<()> {
         let shot = self.order("Page.captureScreenshot", &json!({ "format": "png" }))?;
         let bytes = decoded(shot["data"].as_str().context("a picture")?)?;
@@ -358,10 +291,6 @@ impl Browser {
 }
 
 /// Decodes base 64, which DevTools use for bytes.
-///
-/// # Errors
-///
-/// When the text is not base 64.
 pub fn decoded(text: &str) -> Result<Vec<u8>> {
     let mut values = [None; 256];
     let letters = (b'A'..=b'Z').chain(b'a'..=b'z').chain(b'0'..=b'9').chain(*b"+/");

@@ -24,10 +24,8 @@ use anyhow::Context;
 
 pub use self::acpi::compile;
 
-/// The value of a fact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Value {
-    /// A value that is compared as text.
     Text(String),
     /// A thing and its description. If the other machine lacks the thing, this line is the only one
     /// about it: facts whose names begin with the thing's name are left out.
@@ -38,17 +36,12 @@ enum Value {
     Bits(Vec<u32>),
 }
 
-/// The facts that a guest saw of its machine.
 #[derive(Default)]
 pub struct Facts(BTreeMap<String, Value>);
 
 impl Facts {
     /// Reads the files that a guest saved: the folders `acpi`, `cpuid`, `pci`, `smbios`, and
     /// `dmesg`.
-    ///
-    /// # Errors
-    ///
-    /// When something is missing or malformed.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let mut facts = Self::default();
         acpi::read(&folder.join("acpi"), &mut facts)?;
@@ -80,13 +73,12 @@ impl Facts {
         own.filter(|(name, _)| !self.is_of_own_thing(name, other))
     }
 
-    /// The number of facts whose names begin with `prefix`.
     pub fn count(&self, prefix: &str) -> usize {
         self.0.keys().filter(|name| name.starts_with(prefix)).count()
     }
 }
 
-/// All differences, one line each, sorted.
+/// Returns one line for each difference, sorted.
 pub fn differences(qemu: &Facts, transom: &Facts) -> Vec<String> {
     let mut lines = Vec::new();
     for (name, value) in &qemu.0 {

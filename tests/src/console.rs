@@ -18,7 +18,6 @@ struct Output {
 
 type Shared = Arc<(Mutex<Output>, Condvar)>;
 
-/// A console: the output so far, and the keyboard.
 pub struct Console {
     output: Shared,
     keys: Box<dyn Write + Send>,
@@ -47,20 +46,14 @@ impl Console {
         Self { output: shared, keys: Box::new(keys), at: 0 }
     }
 
-    /// Waits for these words, and returns the output before them.
-    ///
-    /// # Errors
-    ///
-    /// When they do not come in time. The error shows the end of the output.
+    /// Waits for these words, and returns the output before them. The error shows the end of the
+    /// output.
     pub fn expect(&mut self, words: &str, within: Duration) -> anyhow::Result<String> {
         self.expect_any(&[words], within).map(|(_, before)| before)
     }
 
-    /// Waits for the first of several words. Returns its index, and the output before it.
-    ///
-    /// # Errors
-    ///
-    /// When none comes in time. The error shows the end of the output.
+    /// Waits for the first of several words. Returns its index, and the output before it. The error
+    /// shows the end of the output.
     pub fn expect_any(
         &mut self,
         words: &[&str],
@@ -85,20 +78,10 @@ impl Console {
         }
     }
 
-    /// Types a line.
-    ///
-    /// # Errors
-    ///
-    /// When the program no longer reads.
     pub fn send(&mut self, line: &str) -> anyhow::Result<()> {
         self.type_keys(&format!("{line}\r"))
     }
 
-    /// Types these keys.
-    ///
-    /// # Errors
-    ///
-    /// When the program no longer reads.
     pub fn type_keys(&mut self, keys: &str) -> anyhow::Result<()> {
         let typed = self.keys.write_all(keys.as_bytes()).and_then(|()| self.keys.flush());
         typed.with_context(|| format!("typing {keys:?}"))
@@ -109,12 +92,10 @@ impl Console {
         self.at = self.output.0.lock().expect("no reader panics").text.len();
     }
 
-    /// All output so far.
     pub fn text(&self) -> String {
         self.output.0.lock().expect("no reader panics").text.clone()
     }
 
-    /// The end of the output, for an error.
     pub fn tail(&self) -> String {
         tail(&self.text())
     }

@@ -21,11 +21,8 @@ pub const NAME: &str = "a desk";
 
 /// A machine that serves its screen to VNC viewers and to browsers.
 pub struct Desk {
-    /// The machine.
     pub running: Running,
-    /// The port for VNC viewers.
     pub vnc: u16,
-    /// The port for browsers.
     pub web: u16,
     /// Kept because the running machine uses its files.
     _folder: TempDir,
@@ -33,10 +30,6 @@ pub struct Desk {
 
 impl Desk {
     /// Starts a guest on this host or in the lab, and waits until viewers can connect.
-    ///
-    /// # Errors
-    ///
-    /// When it does not start in time.
     pub fn start(lab: &Lab, guest: Guest, within: Duration) -> anyhow::Result<Self> {
         let lacks = lab::lacks()?;
         let folder = tempfile::tempdir()?;
@@ -65,10 +58,6 @@ impl Desk {
 
 /// Two free ports of the loopback. The kernel chooses them at random, so that no other program gets
 /// them before they are used.
-///
-/// # Errors
-///
-/// When the loopback has no free port.
 pub fn free_ports() -> anyhow::Result<[u16; 2]> {
     let listen = || TcpListener::bind("127.0.0.1:0").context("a port of the loopback");
     let both = [listen()?, listen()?];
@@ -79,50 +68,24 @@ pub fn free_ports() -> anyhow::Result<[u16; 2]> {
 /// A key that has no letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// Enter
     Enter,
-    /// Escape
     Escape,
-    /// Arrow down
     Down,
-    /// Arrow up
     Up,
-    /// F10
     F10,
 }
 
 /// A person at the machine, simulated by a viewer or a browser.
 pub trait Sitter {
-    /// The picture at this moment.
-    ///
-    /// # Errors
-    ///
-    /// When there is no picture.
     fn see(&mut self) -> anyhow::Result<Sight>;
     /// Types letters, digits, blanks and the other characters of an American keyboard.
-    ///
-    /// # Errors
-    ///
-    /// When there is no keyboard.
     fn type_text(&mut self, text: &str) -> anyhow::Result<()>;
-    /// Presses a key.
-    ///
-    /// # Errors
-    ///
-    /// When there is no keyboard.
     fn press(&mut self, key: Key) -> anyhow::Result<()>;
     /// Moves the pointer to a pixel of the guest and presses its first button there.
-    ///
-    /// # Errors
-    ///
-    /// When there is no pointer.
     fn click(&mut self, x: u16, y: u16) -> anyhow::Result<()>;
 
     /// Waits until `found` accepts two equal pictures in a row, because a picture arrives in parts.
-    ///
-    /// # Errors
-    ///
-    /// When that does not happen in time; the last picture is saved under `name`.
+    /// On failure, the last picture is saved under `name`.
     fn until(
         &mut self,
         name: &str,

@@ -12,7 +12,7 @@ use crate::linux::Booted;
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// The mount point of the tools.
+/// Mount point of the tools in the guest.
 pub const TOOLS: &str = "/tools";
 
 /// One event: type, code, value.
@@ -28,10 +28,6 @@ const RELATIVE: u16 = 2;
 const ABSOLUTE: u16 = 3;
 
 /// Waits until a command in the guest succeeds.
-///
-/// # Errors
-///
-/// When it does not succeed in time.
 pub fn wait_until(booted: &mut Booted, command: &str) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
@@ -44,7 +40,6 @@ pub fn wait_until(booted: &mut Booted, command: &str) -> anyhow::Result<()> {
     }
 }
 
-/// An input device whose events are recorded.
 pub struct EventRecorder {
     /// The device's name in `/dev/input`: `event2`.
     handler: String,
@@ -52,10 +47,6 @@ pub struct EventRecorder {
 
 impl EventRecorder {
     /// Records the events of the input device with this name from now on.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such device.
     pub fn new(booted: &mut Booted, name: &str) -> anyhow::Result<Self> {
         let name = format!("N: Name=\"{name}\"");
         wait_until(booted, &format!("grep -qF '{name}' /proc/bus/input/devices"))?;
@@ -79,20 +70,12 @@ impl EventRecorder {
 
     /// Waits until an event matches a pattern. Linux keeps 64 events, three for each key, for a
     /// program that reads slowly; then it drops them.
-    ///
-    /// # Errors
-    ///
-    /// When no event matches in time.
     pub fn wait_for(&self, booted: &mut Booted, event: &str) -> anyhow::Result<()> {
         let handler = &self.handler;
         wait_until(booted, &format!("grep '^Event: time' /{handler} | grep -q '{event}'"))
     }
 
-    /// Returns all events up to the first that matches a pattern.
-    ///
-    /// # Errors
-    ///
-    /// When no event matches, or Linux dropped some.
+    /// Returns all events up to the first that matches a pattern. Fails if Linux dropped some.
     pub fn finish(self, booted: &mut Booted, last: &str) -> anyhow::Result<Vec<Event>> {
         self.wait_for(booted, last)?;
         let Self { handler } = self;

@@ -4,10 +4,6 @@ use std::fs;
 use std::path::Path;
 
 /// Writes minimal firmware, an endless loop, and an empty variable store.
-///
-/// # Panics
-///
-/// When the files cannot be written.
 pub fn write(folder: &Path) {
     let mut code = vec![0xf4; 64 << 10];
     // A jump to itself at the reset vector.

@@ -5,16 +5,14 @@ use std::fmt;
 
 use anyhow::{Context, ensure};
 
-/// A failed test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The test: `fadt`.
+    /// Such as `fadt`.
     test: String,
-    /// The severity: `LOW`, `MEDIUM`, `HIGH`, `CRITICAL`.
+    /// `LOW`, `MEDIUM`, `HIGH` or `CRITICAL`.
     level: String,
-    /// The kind of failure, such as `FADTReservedNonZero`; the same on every machine.
+    /// Such as `FADTReservedNonZero`; the same on every machine.
     label: String,
-    /// The message.
     text: String,
 }
 
@@ -28,7 +26,6 @@ impl Failure {
         Some(Self { test, level, label, text })
     }
 
-    /// Whether the failure matters to users of the machine.
     pub fn is_serious(&self) -> bool {
         ["HIGH", "CRITICAL"].contains(&self.level.as_str())
     }
@@ -45,7 +42,6 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The results of one run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     passed: usize,
@@ -56,11 +52,7 @@ pub struct Report {
 
 impl Report {
     /// Reads a log, or only its headlines and results. A headline begins with the name of a test,
-    /// and a ruled line follows it.
-    ///
-    /// # Errors
-    ///
-    /// When nothing was tested, or a failure cannot be read.
+    /// and a ruled line follows it. Fails if nothing was tested.
     pub fn read(text: &str) -> anyhow::Result<Self> {
         let (mut report, mut test, mut before) = (Self::default(), "", "");
         for line in text.lines().map(str::trim) {
@@ -89,7 +81,6 @@ impl Report {
         self.failures.iter().filter(new).cloned().collect()
     }
 
-    /// Tests that ran in this report and not in the other.
     pub fn tests_not_in(&self, other: &Self) -> Vec<String> {
         self.tests.difference(&other.tests).cloned().collect()
     }

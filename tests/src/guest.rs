@@ -17,16 +17,14 @@ use vmm::screenshot::Picture;
 use crate::console::Console;
 use crate::{lab, standstill};
 
-/// The virtual machine monitor that runs a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
-    /// Transom's machine.
     Transom,
     /// QEMU's q35 with KVM.
     Qemu,
 }
 
-/// A guest to be started. Values have the format of `vmm run`'s options, for both machines.
+/// Values have the format of `vmm run`'s options, for both machines.
 #[derive(Clone, Debug)]
 pub struct Guest {
     machine: Machine,
@@ -51,7 +49,6 @@ impl Guest {
         Self::on(Machine::Qemu)
     }
 
-    /// A guest on the given machine.
     pub fn on(machine: Machine) -> Self {
         Self {
             machine,
@@ -66,13 +63,13 @@ impl Guest {
         }
     }
 
-    /// Sets the processors: `8,sockets=2,cores=2,threads=2`.
+    /// Such as `8,sockets=2,cores=2,threads=2`.
     pub fn cpus(mut self, cpus: &str) -> Self {
         self.cpus = cpus.into();
         self
     }
 
-    /// Sets the memory: `3G`.
+    /// Such as `3G`.
     pub fn memory(mut self, memory: &str) -> Self {
         self.memory = memory.into();
         self
@@ -85,31 +82,27 @@ impl Guest {
         self
     }
 
-    /// Boots a Linux kernel.
     pub fn kernel(mut self, path: impl Into<PathBuf>) -> Self {
         self.kernel = Some(path.into());
         self
     }
 
-    /// Sets the kernel's initial RAM disk.
     pub fn initrd(mut self, path: impl Into<PathBuf>) -> Self {
         self.initrd = Some(path.into());
         self
     }
 
-    /// Sets the kernel's command line.
     pub fn cmdline(mut self, words: &str) -> Self {
         self.cmdline = words.into();
         self
     }
 
-    /// Boots UEFI firmware with a variable store.
     pub fn firmware(mut self, code: impl Into<PathBuf>, vars: impl Into<PathBuf>) -> Self {
         self.firmware = Some((code.into(), vars.into()));
         self
     }
 
-    /// Attaches a TPM, given by the control socket of a swtpm.
+    /// `path` is the control socket of a swtpm.
     pub fn tpm(self, path: &Path) -> Self {
         let path = path.display();
         match self.machine {
@@ -130,25 +123,15 @@ impl Guest {
         self
     }
 
-    /// The machine that the guest runs on.
     pub fn machine(&self) -> Machine {
         self.machine
     }
 
-    /// Starts the guest.
-    ///
-    /// # Errors
-    ///
-    /// When the program cannot be started.
     pub fn start(&self) -> anyhow::Result<Running> {
         self.start_as(Ok)
     }
 
     /// Starts the guest with a command made from its own, to run elsewhere or as another user.
-    ///
-    /// # Errors
-    ///
-    /// When the command cannot be made or started.
     pub fn start_as(
         &self,
         made: impl FnOnce(Command) -> anyhow::Result<Command>,
@@ -218,7 +201,7 @@ impl Guest {
     }
 }
 
-/// A running guest. Dropping it kills the process.
+/// Dropping it kills the process.
 pub struct Running {
     machine: Machine,
     child: Child,
@@ -233,21 +216,12 @@ impl Running {
         &mut self.console
     }
 
-    /// Waits for words on the console, and returns the output before them.
-    ///
-    /// # Errors
-    ///
-    /// When they do not come in time. The error has the end of the output and the program's
-    /// standard error.
+    /// Waits for words on the console, and returns the output before them. The error has the end of
+    /// the output and the program's standard error.
     pub fn expect(&mut self, words: &str, within: Duration) -> anyhow::Result<String> {
         self.expect_any(&[words], within).map(|(_, before)| before)
     }
 
-    /// Waits for the first of several words.
-    ///
-    /// # Errors
-    ///
-    /// When none comes in time.
     pub fn expect_any(
         &mut self,
         words: &[&str],
@@ -270,60 +244,35 @@ impl Running {
     }
 
     /// Types a line on the console.
-    ///
-    /// # Errors
-    ///
-    /// When the program has ended.
     pub fn send(&mut self, line: &str) -> anyhow::Result<()> {
         self.console.send(line).with_context(|| self.stderr())
     }
 
-    /// The process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The program's standard error.
     pub fn stderr(&self) -> String {
         let text = fs::read_to_string(self.folder.path().join("stderr")).unwrap_or_default();
         format!("{:?} wrote to standard error: {}", self.machine, text.trim_end())
     }
 
-    /// Sends our machine a command on its control socket.
-    ///
-    /// # Errors
-    ///
-    /// When the machine refuses, or is QEMU's.
     pub fn ask(&self, command: &control::Command) -> anyhow::Result<Value> {
         ensure!(self.machine == Machine::Transom, "QEMU has no control socket of ours");
         Client::connect(&self.control)?.ask(command).with_context(|| self.stderr())
     }
 
-    /// The picture on our machine's display.
-    ///
-    /// # Errors
-    ///
-    /// When the machine has no display, or the display is off.
+    /// Fails if the machine has no display, or the display is off.
     pub fn screenshot(&self) -> anyhow::Result<(Picture, Vec<u8>)> {
         Client::connect(&self.control)?.screenshot().with_context(|| self.stderr())
     }
 
-    /// The number of resets since the start.
-    ///
-    /// # Errors
-    ///
-    /// When the machine does not answer.
     pub fn resets(&self) -> anyhow::Result<u64> {
         let status = self.ask(&control::Command::Status)?;
         ensure!(status["pid"] == self.pid(), "another process answers: {status}");
         status["resets"].as_u64().with_context(|| format!("no number of resets: {status}"))
     }
 
-    /// Sends a signal.
-    ///
-    /// # Errors
-    ///
-    /// When the process has ended.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
         Ok(kill_process(pid.context("a process has a number")?, signal)?)
@@ -339,11 +288,8 @@ impl Running {
         });
     }
 
-    /// Sends SIGKILL and waits for the end of the process.
-    ///
-    /// # Errors
-    ///
-    /// When the process had ended by itself.
+    /// Sends SIGKILL and waits for the end of the process. Fails if the process had ended by
+    /// itself.
     pub fn kill(mut self) -> anyhow::Result<()> {
         let ended = self.child.try_wait()?;
         ensure!(ended.is_none(), "the process had ended by itself: {ended:?}\n{}", self.stderr());
@@ -352,11 +298,6 @@ impl Running {
         Ok(())
     }
 
-    /// Waits for the end of the process.
-    ///
-    /// # Errors
-    ///
-    /// When it does not end in time.
     pub fn wait(&mut self, within: Duration) -> anyhow::Result<ExitStatus> {
         let end = Instant::now() + within;
         loop {
@@ -371,10 +312,6 @@ impl Running {
     }
 
     /// Waits for the end of the process, and checks its status.
-    ///
-    /// # Errors
-    ///
-    /// When it ends with another status, or not in time.
     pub fn ends_with(&mut self, status: i32, within: Duration) -> anyhow::Result<()> {
         let ended = self.wait(within)?;
         let tail = || format!("{}\n{}", self.stderr(), self.console.tail());

@@ -14,10 +14,6 @@ use anyhow::{Context as _, Result, bail, ensure};
 /// Other load on the host makes some spans worse and none better: if the host is itself a guest,
 /// time that others take counts for the thread that they took it from. A thread that polls shows up
 /// in every span.
-///
-/// # Errors
-///
-/// When the process ends, has no such thread, or does not become idle.
 pub fn wait_until_idle(process: u32, named: &str, limit: f64) -> Result<f64> {
     let mut seen = Vec::new();
     // The kernel's worker threads of a ring end after five idle seconds, one after the other, and

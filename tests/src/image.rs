@@ -7,11 +7,6 @@ use anyhow::{Context, ensure};
 
 use crate::lab;
 
-/// Runs `qemu-img` and returns its output.
-///
-/// # Errors
-///
-/// When it fails.
 pub fn qemu_img(words: &[&str], image: &Path, more: &[&str]) -> anyhow::Result<String> {
     let output = run(words, image, more)?;
     ensure!(output.status.success(), "{}", complaint(words, image, &output));
@@ -21,11 +16,7 @@ pub fn qemu_img(words: &[&str], image: &Path, more: &[&str]) -> anyhow::Result<S
 /// The exit status of `qemu-img check` when clusters are leaked, and nothing worse.
 const LEAKS: i32 = 3;
 
-/// Checks a qcow2 image and returns the number of leaked clusters.
-///
-/// # Errors
-///
-/// When the image has any other fault.
+/// Returns the number of leaked clusters. Any other fault of the image is an error.
 pub fn check(image: &Path) -> anyhow::Result<u64> {
     let words = ["check", "--force-share", "-f", "qcow2"];
     let output = run(&words, image, &[])?;

@@ -14,9 +14,8 @@ const INSIDE: &str = "TRANSOM_LAB";
 const NO_STATUS: u8 = 125;
 const FORWARDED_VARIABLES: &[&str] = &["TRANSOM_TESTS", "VMM_LOG"];
 
-/// A suite's requirements for the lab.
 pub struct Lab {
-    /// The lab's memory, which includes the memory of its guests.
+    /// Includes the memory of its guests.
     pub mib: u32,
     /// The time after which the lab is stopped.
     pub seconds: u32,
@@ -27,10 +26,6 @@ pub struct Lab {
 impl Lab {
     /// Chooses where the tests run. `None`: here, and the caller runs them. Otherwise they ran in
     /// the lab, and this is its status.
-    ///
-    /// # Errors
-    ///
-    /// When programs or assets cannot be had, or the lab does not start.
     pub fn enter(&self) -> anyhow::Result<Option<ExitCode>> {
         if inside() {
             return Ok(None);
@@ -55,10 +50,6 @@ impl Lab {
 
     /// The command that runs `program` in a lab. `ports` of the lab are forwarded from this host's
     /// loopback.
-    ///
-    /// # Errors
-    ///
-    /// When the lab's folder cannot be made.
     pub fn around(&self, program: &Command, ports: &[u16]) -> anyhow::Result<Command> {
         let mut lab = self.command()?;
         for port in ports {
@@ -80,10 +71,6 @@ impl Lab {
 }
 
 /// The reason why guests cannot run on this host, if they cannot. Builds the programs first.
-///
-/// # Errors
-///
-/// When they cannot be built.
 pub fn lacks() -> anyhow::Result<Option<&'static str>> {
     build()?;
     Ok(match situation()?.as_str() {
@@ -93,7 +80,6 @@ pub fn lacks() -> anyhow::Result<Option<&'static str>> {
     })
 }
 
-/// Whether this process is in the lab.
 pub fn inside() -> bool {
     env::var_os(INSIDE).is_some()
 }
@@ -103,7 +89,6 @@ pub fn everything() -> bool {
     env::var_os("TRANSOM_TESTS").is_some_and(|value| value == "all")
 }
 
-/// The top of the repository.
 pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests is a folder of the repository")
 }
@@ -116,19 +101,10 @@ fn profile() -> anyhow::Result<PathBuf> {
 }
 
 /// A folder that is the same in the lab and outside, for files that are read later.
-///
-/// # Errors
-///
-/// When this program is not in cargo's target folder.
 pub fn shared() -> anyhow::Result<PathBuf> {
     Ok(profile()?.join("guests"))
 }
 
-/// The `vmm` under test.
-///
-/// # Errors
-///
-/// When it was not built.
 pub fn vmm() -> anyhow::Result<PathBuf> {
     let path = profile()?.join("vmm");
     ensure!(path.exists(), "{}: missing; build it with this profile", path.display());
@@ -160,10 +136,6 @@ fn situation() -> anyhow::Result<String> {
 }
 
 /// The path of an asset: passed into the lab, or fetched now by `tests/lab/assets`.
-///
-/// # Errors
-///
-/// When the asset does not exist or cannot be fetched.
 pub fn asset(name: &str) -> anyhow::Result<PathBuf> {
     if let Some(path) = env::var_os(name) {
         return Ok(path.into());

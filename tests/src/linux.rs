@@ -37,14 +37,12 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// A guest with this kernel.
     pub fn new(guest: Guest, kernel: &Path) -> Self {
         let guest = guest.kernel(kernel);
         let (words, first) = Default::default();
         Self { guest, words, first, modules: Vec::new(), files: Vec::new() }
     }
 
-    /// Adds words to the kernel's command line.
     pub fn cmdline(mut self, words: &str) -> Self {
         self.words = format!("{}{words} ", self.words);
         self
@@ -63,17 +61,12 @@ impl Linux {
         self
     }
 
-    /// Copies a file or a folder of this host into the guest.
     pub fn add(mut self, host: &Path, guest: &str) -> Self {
         self.modules.extend(["--add".into(), format!("{}:{guest}", host.display())]);
         self
     }
 
     /// Copies a program of this host, and its libraries, into the guest.
-    ///
-    /// # Errors
-    ///
-    /// When the program does not exist.
     pub fn program(mut self, path: &str) -> anyhow::Result<Self> {
         let output = Command::new("ldd").arg(path).output().context("ldd")?;
         ensure!(output.status.success(), "ldd {path}: {}", output.status);
@@ -85,17 +78,12 @@ impl Linux {
         Ok(self)
     }
 
-    /// Adds a file with this text to the guest.
     pub fn file(mut self, name: &str, text: &str) -> Self {
         self.files.push((name.trim_start_matches('/').into(), text.into()));
         self
     }
 
     /// Starts the guest and waits until it takes commands.
-    ///
-    /// # Errors
-    ///
-    /// When that takes too long.
     pub fn boot(&self, within: Duration) -> anyhow::Result<Booted> {
         let mut booted = Booted { running: self.guest()?.start()? };
         booted.ready(within)?;
@@ -103,10 +91,6 @@ impl Linux {
     }
 
     /// The guest with its initial RAM disk and its command line.
-    ///
-    /// # Errors
-    ///
-    /// When the RAM disk cannot be made.
     pub fn guest(&self) -> anyhow::Result<Guest> {
         let cmdline = format!("{CMDLINE} {}", self.words);
         Ok(self.guest.clone().initrd(self.initrd()?).cmdline(cmdline.trim_end()))
@@ -161,27 +145,18 @@ fn archive(files: &[(String, String)]) -> Vec<u8> {
     bytes
 }
 
-/// The result of a command in the guest.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// Its output.
     pub output: String,
-    /// Its exit status.
     pub status: i32,
 }
 
-/// A Linux guest that takes commands.
 pub struct Booted {
-    /// The machine that it runs on.
     pub running: Running,
 }
 
 impl Booted {
     /// Waits until the guest takes commands, after a boot.
-    ///
-    /// # Errors
-    ///
-    /// When that takes too long.
     pub fn ready(&mut self, within: Duration) -> anyhow::Result<()> {
         let words = [">>>transom ready\n", "Kernel panic"];
         match self.running.expect_any(&words, within)? {
@@ -191,29 +166,17 @@ impl Booted {
     }
 
     /// Runs a command and returns its result, whether it succeeds or not.
-    ///
-    /// # Errors
-    ///
-    /// When it does not end in time.
     pub fn try_run(&mut self, command: &str, within: Duration) -> anyhow::Result<Answer> {
         self.begin(command)?;
         self.finish(command, within)
     }
 
     /// Begins a command without waiting for it.
-    ///
-    /// # Errors
-    ///
-    /// When the machine has ended.
     pub fn begin(&mut self, command: &str) -> anyhow::Result<()> {
         self.running.send(command)
     }
 
     /// Waits for the end of a command that `begin` started.
-    ///
-    /// # Errors
-    ///
-    /// When it does not end in time.
     pub fn finish(&mut self, command: &str, within: Duration) -> anyhow::Result<Answer> {
         self.running.expect(">>>transom output\n", within)?;
         let output = self.running.expect(">>>transom done ", within)?;
@@ -223,10 +186,6 @@ impl Booted {
     }
 
     /// Runs a command that must succeed, and returns its output.
-    ///
-    /// # Errors
-    ///
-    /// When it fails, or does not end in time.
     pub fn run(&mut self, command: &str, within: Duration) -> anyhow::Result<String> {
         let Answer { output, status } = self.try_run(command, within)?;
         ensure!(status == 0, "{command} ended with {status}: {output}");

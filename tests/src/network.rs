@@ -23,7 +23,7 @@ use tempfile::NamedTempFile;
 use crate::lab;
 use crate::linux::Booted;
 
-/// A network namespace, by name. Dropping it deletes the namespace.
+/// Holds the name. Dropping it deletes the namespace.
 struct Namespace(String);
 
 impl Drop for Namespace {
@@ -33,11 +33,7 @@ impl Drop for Namespace {
 }
 
 /// Runs `body` in a new network namespace that has only `lo`, up. Threads and programs that `body`
-/// starts are in the namespace too.
-///
-/// # Errors
-///
-/// When the namespace cannot be made, which needs root, or the body fails.
+/// starts are in the namespace too. Needs root.
 pub fn in_namespace(body: impl FnOnce() -> anyhow::Result<()> + Send) -> anyhow::Result<()> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -57,20 +53,11 @@ pub fn in_namespace(body: impl FnOnce() -> anyhow::Result<()> + Send) -> anyhow:
     })
 }
 
-/// Runs `ip` with these words and returns its output.
-///
-/// # Errors
-///
-/// When it fails.
 pub fn ip(words: &str) -> anyhow::Result<String> {
     output_of(Command::new("ip").args(words.split(' ')), &format!("ip {words}"))
 }
 
 /// Runs a program of the asset `NET_TOOLS` on this host and returns its output.
-///
-/// # Errors
-///
-/// When it fails.
 pub fn tool(words: &str) -> anyhow::Result<String> {
     let tree = lab::asset("NET_TOOLS")?;
     let libraries = tree.join("usr/lib/x86_64-linux-gnu");
@@ -95,22 +82,13 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts the program.
-    ///
-    /// # Errors
-    ///
-    /// When the program cannot be started.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
         let log = NamedTempFile::new()?;
         command.stdin(Stdio::null()).stdout(log.reopen()?).stderr(log.reopen()?);
         Ok(Self { child: command.spawn().with_context(|| format!("{command:?}"))?, log })
     }
 
-    /// Waits until the program has made a file.
-    ///
-    /// # Errors
-    ///
-    /// When the program ends, or does not make the file in time. The error has its output.
+    /// Waits until the program has made a file. The error has the program's output.
     pub fn wait_for_file(&mut self, file: &Path, within: Duration) -> anyhow::Result<()> {
         let start = Instant::now();
         while !file.exists() {
@@ -147,10 +125,6 @@ pub fn noise(length: usize) -> Vec<u8> {
 }
 
 /// The MD5 sum as md5sum prints it.
-///
-/// # Errors
-///
-/// When md5sum fails.
 pub fn checksum(data: &[u8]) -> anyhow::Result<String> {
     let mut command = Command::new("md5sum");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -182,11 +156,7 @@ fn turn_round(frame: &mut [u8]) -> bool {
 
 /// Sends the probe's frames back over a socket with passt's framing, until the other end closes it.
 /// `pass` gets each frame and its index; it may change the frame, or return false to drop it.
-/// Returns the number of frames that came.
-///
-/// # Errors
-///
-/// When the other end closes the socket within a frame.
+/// Returns the number of frames that came. Fails if the other end closes the socket within a frame.
 pub fn reflect(
     mut socket: UnixStream,
     mut pass: impl FnMut(u64, &mut [u8]) -> bool,
@@ -211,11 +181,7 @@ pub fn reflect(
 }
 
 /// Sends the probe's frames back on the interface of this namespace that they came by, while `body`
-/// runs.
-///
-/// # Errors
-///
-/// When the packet socket cannot be made, which needs root, or the body fails.
+/// runs. Needs root.
 pub fn while_reflecting(body: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let kind = u32::from(u16::from_ne_bytes(EXPERIMENT));
     let kind = NonZero::new(kind).map(Protocol::from_raw);
@@ -253,25 +219,18 @@ pub struct Route {
     pub host: Ipv4Addr,
     /// The guest's address as the host's server sees it.
     pub seen: Ipv4Addr,
-    /// The limit for a transfer in one direction.
+    /// Limit for one direction of a transfer.
     pub within: Duration,
 }
 
-/// The durations of a transfer in both directions.
 #[derive(Clone, Copy, Debug)]
 pub struct TransferTimes {
-    /// From the host to the guest.
     pub to_guest: Duration,
-    /// From the guest to the host.
     pub from_guest: Duration,
 }
 
 impl Route {
     /// Sends data to the guest and back, and checks it in both directions.
-    ///
-    /// # Errors
-    ///
-    /// When the data differs, or does not arrive in time.
     pub fn check_transfer(
         &self,
         booted: &mut Booted,
@@ -336,7 +295,6 @@ impl Route {
     }
 }
 
-/// Accepts the next client, within a limit.
 fn accept(listener: &TcpListener, within: Duration) -> anyhow::Result<(TcpStream, SocketAddr)> {
     listener.set_nonblocking(true)?;
     let start = Instant::now();

@@ -35,19 +35,11 @@ fn place(x: u16, y: u16) -> String {
 
 impl Page {
     /// Opens the page at a port of this host, enters the password, and waits for the picture.
-    ///
-    /// # Errors
-    ///
-    /// When the login is refused, or no picture comes.
     pub fn new(port: u16) -> anyhow::Result<Self> {
         Self::open(port, None)
     }
 
     /// Like `new`, but also enters a user name.
-    ///
-    /// # Errors
-    ///
-    /// Like `new`.
     pub fn open(port: u16, user: Option<&str>) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let browser = Browser::new(&folder.path().join("profile"));
@@ -72,10 +64,6 @@ impl Page {
     }
 
     /// Waits until the page shows the machine.
-    ///
-    /// # Errors
-    ///
-    /// When that takes too long.
     pub fn is_connected(&mut self) -> anyhow::Result<()> {
         self.browser.until("document.body.dataset.state == 'connected'")
     }

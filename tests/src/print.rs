@@ -5,18 +5,14 @@ use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster};
 /// A picture. Each pixel has four bytes: blue, green, red, and one that is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
-    /// Pixels in a line.
     pub width: usize,
     /// All pixels, line after line.
     pub pixels: Vec<u8>,
 }
 
-/// The position and the font of lines of text.
 #[derive(Clone, Copy)]
 pub struct Print {
-    /// The weight of the font.
     pub weight: FontWeight,
-    /// The height of the font.
     pub height: RasterHeight,
     /// Pixels from the left edge to the first letter.
     pub x: usize,
@@ -43,10 +39,6 @@ pub const PAGES: [((usize, usize), Print, Print); 3] = [
 
 impl Print {
     /// The width of a letter in pixels.
-    ///
-    /// # Panics
-    ///
-    /// Never, because the font has digits.
     pub fn width(&self) -> usize {
         get_raster('0', self.weight, self.height).expect("a digit").width()
     }
@@ -69,7 +61,7 @@ fn scaled(mut values: Vec<f64>) -> Vec<f64> {
 }
 
 impl Picture {
-    /// The blue, green and red of a pixel.
+    /// Blue, green and red.
     pub fn pixel(&self, x: usize, y: usize) -> [u8; 3] {
         let at = 4 * (y * self.width + x);
         [0, 1, 2].map(|color| self.pixels[at + color])
@@ -91,10 +83,6 @@ impl Picture {
     }
 
     /// Reads at most `count` lines. An unknown letter is `?`.
-    ///
-    /// # Panics
-    ///
-    /// Never, because the font has letters.
     pub fn read(&self, print: Print, count: usize) -> Vec<String> {
         let letters: Vec<_> = ('!'..='~').map(|letter| (letter, print.cover(letter))).collect();
         let columns = (self.width - print.x) / print.width();
@@ -112,7 +100,6 @@ impl Picture {
         (0..rows.min(count)).map(line).collect()
     }
 
-    /// Reads all lines.
     pub fn all(&self, print: Print) -> Vec<String> {
         self.read(print, usize::MAX)
     }
@@ -128,11 +115,8 @@ pub fn says<'a>(print: Print, label: &'a str, text: &'a str) -> impl Fn(&Picture
     move |picture| find(&picture.all(print), label).is_some_and(|line| line.contains(text))
 }
 
-/// The position of a text after a label: its first cell, in pixels.
-///
-/// # Panics
-///
-/// When the page does not have them.
+/// The position of a text after a label: its first cell, in pixels. Panics if the page does not
+/// have them.
 pub fn place(picture: &Picture, print: Print, label: &str, text: &str) -> (usize, usize) {
     let lines = picture.all(print);
     let row = lines.iter().position(|line| line.contains(label)).expect("a line");

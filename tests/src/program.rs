@@ -24,22 +24,14 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// The part of a processor that an idle machine may use.
 pub const IDLE: f64 = 0.002;
 
-/// The path of the program, built with the same profile as this test. Cargo builds it if it is
-/// missing or older than its sources.
-///
-/// # Panics
-///
-/// When the build fails.
+/// Built with the same profile as this test. Cargo builds it if it is missing or older than its
+/// sources.
 pub fn vmm() -> &'static Path {
     static VMM: OnceLock<PathBuf> = OnceLock::new();
     VMM.get_or_init(|| find("vmm").expect("the vmm program"))
 }
 
 /// The path of the container's program, which starts `vmm`, built like `vmm`.
-///
-/// # Panics
-///
-/// When the build fails.
 pub fn transom() -> &'static Path {
     static TRANSOM: OnceLock<PathBuf> = OnceLock::new();
     TRANSOM.get_or_init(|| find("transom").expect("the transom program"))
@@ -68,14 +60,11 @@ fn find(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The result of a program that ended.
 #[derive(Debug)]
 pub struct Ended {
     /// The exit status, or 128 + N after signal N, as in a shell.
     pub status: i32,
-    /// Its standard output.
     pub stdout: String,
-    /// Its standard error.
     pub stderr: String,
 }
 
@@ -85,21 +74,13 @@ pub fn number(status: ExitStatus) -> i32 {
 }
 
 /// Runs `vmm` with these words in a folder, until it ends.
-///
-/// # Errors
-///
-/// When `vmm` cannot be started, or does not end in time.
 pub fn run_in(folder: &Path, words: &[&str]) -> Result<Ended> {
     let mut command = Command::new(vmm());
     command.args(words).current_dir(folder);
     finish(&mut command)
 }
 
-/// Runs a command that must succeed, and returns its standard output.
-///
-/// # Errors
-///
-/// When the command cannot be started, or fails. The error has its output.
+/// Runs a command that must succeed, and returns its standard output. The error has its output.
 pub fn said(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -108,11 +89,6 @@ pub fn said(command: &mut Command) -> Result<String> {
     Ok(text(&stdout))
 }
 
-/// Runs a command until it ends.
-///
-/// # Errors
-///
-/// When the command cannot be started, or does not end in time.
 pub fn finish(command: &mut Command) -> Result<Ended> {
     let mut running = Running::spawn(command)?;
     let status = running.wait(PATIENCE)?;
@@ -120,7 +96,6 @@ pub fn finish(command: &mut Command) -> Result<Ended> {
     Ok(Ended { status, stdout, stderr: running.stderr.text() })
 }
 
-/// The output of a pipe so far.
 #[derive(Clone, Default)]
 pub struct Pipe(Arc<(Mutex<PipeOutput>, Condvar)>);
 
@@ -168,30 +143,18 @@ impl Pipe {
     }
 }
 
-/// A running program. Dropping it kills the process.
+/// Dropping it kills the process.
 pub struct Running {
     child: Child,
-    /// Its standard output.
     pub stdout: Pipe,
-    /// Its standard error.
     pub stderr: Pipe,
 }
 
 impl Running {
-    /// Starts `vmm` with these words.
-    ///
-    /// # Errors
-    ///
-    /// When `vmm` cannot be started.
     pub fn vmm(words: &[&str]) -> Result<Self> {
         Self::spawn(Command::new(vmm()).args(words))
     }
 
-    /// Starts a command.
-    ///
-    /// # Errors
-    ///
-    /// When the command cannot be started.
     pub fn spawn(command: &mut Command) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
@@ -201,10 +164,6 @@ impl Running {
     }
 
     /// Waits until standard output has `text` at least `times` times.
-    ///
-    /// # Errors
-    ///
-    /// When that takes too long, or the program ends before.
     pub fn says(&mut self, text: &str, times: usize) -> Result<()> {
         let count = |all: &str| all.matches(text).count();
         self.stdout.wait(PATIENCE, |all, closed| closed || count(all) >= times);
@@ -217,11 +176,6 @@ impl Running {
         bail!(sentence)
     }
 
-    /// Waits for the end of the program, and returns its status.
-    ///
-    /// # Errors
-    ///
-    /// When the program does not end in time.
     pub fn wait(&mut self, patience: Duration) -> Result<i32> {
         let deadline = Instant::now() + patience;
         loop {
@@ -239,58 +193,32 @@ impl Running {
         }
     }
 
-    /// The process ID.
-    ///
-    /// # Panics
-    ///
-    /// Never: a running process has an ID.
     pub fn pid(&self) -> Pid {
         i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process ID")
     }
 
-    /// Sends a signal.
-    ///
-    /// # Errors
-    ///
-    /// When the process is gone.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         Ok(kill_process(self.pid(), signal)?)
     }
 
     /// The text of a file in `/proc/PID`.
-    ///
-    /// # Errors
-    ///
-    /// When the process is gone.
     pub fn proc(&self, file: &str) -> Result<String> {
         let path = format!("/proc/{}/{file}", self.child.id());
         fs::read_to_string(&path).context(path)
     }
 
     /// Processor time that all threads have used, in seconds.
-    ///
-    /// # Errors
-    ///
-    /// When the process is gone.
     pub fn processor_seconds(&self) -> Result<f64> {
         Ok(idle::threads(self.child.id(), "")?.values().sum())
     }
 
     /// Waits until the program has been idle for three seconds, and returns the part of a processor
     /// that it used.
-    ///
-    /// # Errors
-    ///
-    /// When the process is gone, or does not become idle.
     pub fn wait_until_idle(&self) -> Result<f64> {
         idle::wait_until_idle(self.child.id(), "", IDLE)
     }
 
     /// The program's memory in KiB, like the function `memory_kib`.
-    ///
-    /// # Errors
-    ///
-    /// When the process is gone.
     pub fn memory_kib(&self, field: &str) -> Result<u64> {
         memory_kib(self.child.id(), field)
     }
@@ -304,10 +232,6 @@ impl Drop for Running {
 }
 
 /// A process's memory in KiB, by a field of `smaps` (`Rss`, `Pss`), without its guest's RAM.
-///
-/// # Errors
-///
-/// When the process is gone.
 pub fn memory_kib(pid: u32, field: &str) -> Result<u64> {
     let path = format!("/proc/{pid}/smaps");
     let (mut sum, mut ram) = (0, false);
@@ -329,10 +253,6 @@ pub fn memory_kib(pid: u32, field: &str) -> Result<u64> {
 }
 
 /// Connects to a control socket as soon as it exists.
-///
-/// # Errors
-///
-/// When that takes too long.
 pub fn connect(path: &Path) -> Result<Client> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -367,17 +287,12 @@ pub fn forget_the_test(build: &mut Command) {
 }
 
 /// Finds the probe's report: the last line of JSON in its output.
-///
-/// # Errors
-///
-/// When the output has no report.
 pub fn report(output: &str) -> Result<Value> {
     let line = output.lines().rev().find(|line| line.starts_with("{\"probe\""));
     let line = line.with_context(|| format!("no report in:\n{output}"))?;
     serde_json::from_str(line).with_context(|| line.to_owned())
 }
 
-/// The findings with this name in a report.
 pub fn findings<'a>(report: &'a Value, name: &str) -> Vec<&'a Value> {
     let all = report["findings"].as_array().into_iter().flatten();
     all.filter(|finding| finding["name"] == name).collect()

@@ -14,10 +14,6 @@ pub const PYTHON: &str = "/usr/bin/python3";
 
 /// Installs the modules of a list with checksums into a folder, unless this list is installed
 /// already. Concurrent callers wait for the first one.
-///
-/// # Errors
-///
-/// When the modules cannot be installed.
 pub fn fetch(list: &Path, folder: &Path) -> Result<()> {
     // Tests run concurrently, as threads and as processes. Closing the file releases the lock.
     let turn = File::create(folder.with_extension("lock"))?;

@@ -21,34 +21,25 @@ pub struct Sight {
 const CONTRAST: u32 = 150;
 
 impl Sight {
-    /// A picture with these pixels, line by line.
-    ///
-    /// # Errors
-    ///
-    /// When the number of pixels does not match the size.
+    /// Fails if the number of pixels does not match the size.
     pub fn new(picture: Picture, pixels: Vec<u8>) -> anyhow::Result<Self> {
         let wanted = 4 * u64::from(picture.width) * u64::from(picture.height);
         ensure!(pixels.len() as u64 == wanted, "{} bytes for {picture:?}", pixels.len());
         Ok(Self { picture, pixels })
     }
 
-    /// The size as text: `800x600`.
+    /// Such as `800x600`.
     pub fn size(&self) -> String {
         format!("{}x{}", self.picture.width, self.picture.height)
     }
 
     /// Saves the picture as a PNG file for people, and returns its path.
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be written.
     pub fn keep(&self, name: &str) -> anyhow::Result<String> {
         let file = lab::shared()?.join(format!("{name}.png"));
         screenshot::write(self.picture, self.pixels.clone(), &file)?;
         Ok(file.display().to_string())
     }
 
-    /// The number of different colors.
     pub fn colours(&self) -> usize {
         let (pixels, _) = self.pixels.as_chunks::<4>();
         pixels.iter().map(|it| [it[0], it[1], it[2]]).collect::<HashSet<_>>().len()
@@ -103,7 +94,6 @@ const WIDTH: usize = 8;
 pub struct Glyph(Vec<u8>);
 
 impl Glyph {
-    /// Whether the cell is empty.
     pub fn is_blank(&self) -> bool {
         self.0.iter().all(|line| *line == 0)
     }
@@ -118,7 +108,6 @@ impl fmt::Debug for Glyph {
 /// Stands for a glyph that is not a known letter: a cursor, a frame.
 pub const UNKNOWN: char = '\u{fffd}';
 
-/// A font with the letters that were learned.
 pub struct Font {
     height: usize,
     centred: bool,
@@ -131,7 +120,6 @@ impl Font {
         Self { height: 19, centred: true, letters: HashMap::new() }
     }
 
-    /// The font of Linux's consoles.
     pub fn of_linux() -> Self {
         Self { height: 16, centred: false, letters: HashMap::new() }
     }
@@ -150,12 +138,8 @@ impl Font {
         (0..sight.height() / self.height).map(row).collect()
     }
 
-    /// Learns letters from glyphs that show a known text.
-    ///
-    /// # Errors
-    ///
-    /// When the glyphs cannot be this text: two letters look the same, or one looks different
-    /// twice.
+    /// Learns letters from glyphs that show a known text. Fails if two letters look the same, or
+    /// one looks different twice.
     pub fn learn(&mut self, glyphs: &[Glyph], text: &str) -> anyhow::Result<()> {
         ensure!(glyphs.len() == text.chars().count(), "{} glyphs for {text:?}", glyphs.len());
         for (glyph, letter) in glyphs.iter().zip(text.chars()) {
@@ -200,17 +184,12 @@ impl Font {
         self.rows(sight).iter().enumerate().map(|(at, it)| row(it, at)).collect()
     }
 
-    /// The number of known letters.
     pub fn known(&self) -> usize {
         self.letters.len()
     }
 }
 
 /// The last row with text, and its index.
-///
-/// # Errors
-///
-/// When all rows are empty.
 pub fn last(rows: &[Vec<Glyph>]) -> anyhow::Result<(usize, &[Glyph])> {
     let at = rows.iter().rposition(|row| !row.is_empty()).context("an empty screen")?;
     Ok((at, &rows[at]))

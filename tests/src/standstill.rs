@@ -48,7 +48,6 @@ fn ticks() -> BTreeMap<String, u64> {
     found
 }
 
-/// Local timer interrupts of each processor.
 fn timer_interrupts() -> String {
     let list = fs::read_to_string("/proc/interrupts").unwrap_or_default();
     let line = list.lines().find_map(|line| line.trim().strip_prefix("LOC:"));

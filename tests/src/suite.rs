@@ -29,7 +29,6 @@ pub struct Test {
 }
 
 impl Test {
-    /// A test called `name`.
     pub fn new(name: impl Into<String>, body: impl Fn() -> anyhow::Result<()> + 'static) -> Self {
         Self { name: name.into(), body: Box::new(body), thorough: false }
     }
@@ -40,7 +39,7 @@ impl Test {
         Self { thorough: true, ..self }
     }
 
-    /// Whether to run the test now. Reports it as skipped otherwise.
+    /// Reports the test as skipped if not.
     fn is_due(&self) -> bool {
         let due = !self.thorough || lab::everything();
         if !due {
@@ -49,7 +48,7 @@ impl Test {
         due
     }
 
-    /// Runs the test. A panic is a failure.
+    /// A panic is a failure.
     fn run(&self) -> anyhow::Result<()> {
         catch_unwind(AssertUnwindSafe(&self.body)).unwrap_or_else(|payload| {
             let text = payload.downcast_ref::<String>().map(String::as_str);
@@ -63,7 +62,7 @@ impl Test {
 pub struct Suite {
     /// The lab for hosts that cannot run the tests themselves.
     pub lab: Lab,
-    /// The tests, in the order to run them.
+    /// Run in this order.
     pub tests: Vec<Test>,
 }
 
@@ -144,7 +143,6 @@ fn closing_line(all: usize, failed: usize, filtered: usize, start: Instant) -> S
     )
 }
 
-/// The options of the command line.
 #[derive(Default)]
 struct Options {
     names: Vec<String>,

@@ -9,14 +9,11 @@ use anyhow::{Context, ensure};
 
 use crate::lab;
 
-/// The counts of a test run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Tests that ran and passed.
     pub passed: usize,
-    /// Tests that failed.
     pub failed: usize,
-    /// Reports of tests, or parts of tests, that did not run: `TEST: REASON`.
+    /// `TEST: REASON`, for tests or parts of tests that did not run.
     pub skips: Vec<String>,
 }
 
@@ -74,10 +71,6 @@ struct Rule<'a> {
 }
 
 /// Skips that the list does not allow on a host of these kinds.
-///
-/// # Errors
-///
-/// When the list has an invalid line.
 pub fn refused<'a>(skips: &'a [String], list: &str, host: &[&str]) -> anyhow::Result<Vec<&'a str>> {
     let rules: Vec<_> =
         list.lines().filter_map(|it| rule(it).transpose()).collect::<Result<_, _>>()?;
@@ -97,7 +90,7 @@ fn rule(line: &str) -> anyhow::Result<Option<Rule<'_>>> {
     Ok(Some(Rule { host, pattern }))
 }
 
-/// Whether a text matches a pattern. `*` stands for any text.
+/// `*` stands for any text.
 fn fits(pattern: &str, text: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return pattern == text };
     let Some(rest) = text.strip_prefix(before) else { return false };
@@ -127,10 +120,6 @@ pub fn this_host() -> Vec<&'static str> {
 }
 
 /// Prints the counts of the output in a file. Returns false if a skip is not allowed on this host.
-///
-/// # Errors
-///
-/// When the file or the list cannot be read.
 pub fn close(output: &Path) -> anyhow::Result<bool> {
     let text = std::fs::read(output).with_context(|| output.display().to_string())?;
     let tally = Tally::read(&String::from_utf8_lossy(&text));

@@ -17,11 +17,7 @@ pub struct Swtpm {
 }
 
 impl Swtpm {
-    /// Starts swtpm. A machine can connect at once.
-    ///
-    /// # Errors
-    ///
-    /// When swtpm is not installed.
+    /// A machine can connect at once.
     pub fn start() -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("a folder for a TPM")?;
         // It gets a listening socket, because a socket of its own would exist before it listens.
@@ -40,10 +36,6 @@ impl Swtpm {
     }
 
     /// Waits for the end of swtpm, which ends when its machine closes the connection.
-    ///
-    /// # Errors
-    ///
-    /// When swtpm keeps running.
     pub fn ends(&mut self, within: Duration) -> anyhow::Result<()> {
         let end = Instant::now() + within;
         while self.child.try_wait()?.is_none() {

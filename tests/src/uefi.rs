@@ -13,10 +13,6 @@ const PROMPT: &str = "Shell> ";
 const COUNTDOWN: &str = "to skip startup.nsh";
 
 /// Copies the package's variable store into a folder, for one machine.
-///
-/// # Errors
-///
-/// When the file cannot be copied.
 pub fn store(of: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     let copy = folder.join("vars.fd");
     let bytes = fs::read(of).with_context(|| of.display().to_string())?;
@@ -26,16 +22,11 @@ pub fn store(of: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
 
 /// The firmware's shell on the serial port.
 pub struct Shell {
-    /// The machine of the shell.
     pub running: Running,
 }
 
 impl Shell {
     /// Starts a guest and waits for the prompt.
-    ///
-    /// # Errors
-    ///
-    /// When the prompt does not come in time.
     pub fn start(guest: &Guest, within: Duration) -> anyhow::Result<Self> {
         let mut shell = Self { running: guest.start()? };
         shell.prompt(within)?;
@@ -43,10 +34,6 @@ impl Shell {
     }
 
     /// Waits for the prompt, after a start or a reset.
-    ///
-    /// # Errors
-    ///
-    /// When the prompt does not come in time.
     pub fn prompt(&mut self, within: Duration) -> anyhow::Result<()> {
         if self.running.expect_any(&[PROMPT, COUNTDOWN], within)?.0 == 1 {
             self.running.console().type_keys("\x1b")?;
@@ -56,10 +43,6 @@ impl Shell {
     }
 
     /// Runs a command, waits for the next prompt, and returns the output.
-    ///
-    /// # Errors
-    ///
-    /// When the command does not end in time.
     pub fn run(&mut self, command: &str, within: Duration) -> anyhow::Result<String> {
         self.running.send(command)?;
         let said = self.running.expect(PROMPT, within)?;

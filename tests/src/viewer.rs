@@ -36,11 +36,6 @@ pub struct Xvfb {
 }
 
 impl Xvfb {
-    /// Starts an X server.
-    ///
-    /// # Errors
-    ///
-    /// When Xvfb is not installed, or does not start.
     pub fn new() -> anyhow::Result<Rc<Self>> {
         let folder = tempfile::tempdir()?;
         let screen = format!("{}x{}x24", MONITOR.0, MONITOR.1);
@@ -119,10 +114,6 @@ pub struct Viewer {
 
 impl Viewer {
     /// Starts the viewer with further words, for a desk at a port of this host.
-    ///
-    /// # Errors
-    ///
-    /// When one of the programs is not installed.
     pub fn new(port: u16, words: &[&str]) -> anyhow::Result<Self> {
         let xvfb = Xvfb::new()?;
         // The viewer must not change the guest's resolution.
@@ -132,10 +123,6 @@ impl Viewer {
     }
 
     /// Starts a command of [`Xvfb::viewer`], and waits for the window.
-    ///
-    /// # Errors
-    ///
-    /// When the viewer ends, or has no window in time.
     pub fn open(xvfb: &Rc<Xvfb>, command: &mut Command) -> anyhow::Result<Self> {
         let client =
             Running::spawn(command).context("xtigervncviewer (package tigervnc-viewer)")?;
@@ -183,10 +170,6 @@ impl Viewer {
     }
 
     /// The size and the pixels of the window, if it is in the corner.
-    ///
-    /// # Errors
-    ///
-    /// When the viewer has ended.
     pub fn inside(&mut self) -> anyhow::Result<Option<(Picture, Vec<u8>)>> {
         self.is_running()?;
         let said = self.hands(&["getwindowgeometry", "--shell", &self.window])?;
@@ -201,11 +184,6 @@ impl Viewer {
         Ok(Some((Picture { width, height }, self.xvfb.corner((width, height))?)))
     }
 
-    /// Makes its window larger or smaller.
-    ///
-    /// # Errors
-    ///
-    /// When the viewer has ended.
     pub fn resize(&self, width: u16, height: u16) -> anyhow::Result<()> {
         let [width, height] = [width, height].map(|it| it.to_string());
         self.hands(&["windowsize", &self.window, &width, &height]).map(drop)
@@ -217,10 +195,6 @@ impl Viewer {
     }
 
     /// Runs xdotool with these words: moves the pointer, presses buttons, types.
-    ///
-    /// # Errors
-    ///
-    /// When xdotool fails.
     pub fn hands(&self, words: &[&str]) -> anyhow::Result<String> {
         self.xvfb.xdotool(words).with_context(|| self.said())
     }

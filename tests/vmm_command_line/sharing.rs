@@ -186,7 +186,7 @@ fn refuses_images_of_which_a_part_is_missing() {
     stand("on-vmdk.qcow2", "foreign.img", "vmdk");
     let cases: [(&str, &[&str]); 7] = [
         ("cut.qcow2", &["is cut off"]),
-        ("half.qcow2", &["damaged", "behind the end of the file", "qemu-img check"]),
+        ("half.qcow2", &["damaged", "beyond the end of the file", "qemu-img check"]),
         ("on-gone.qcow2", &["its backing file", "gone.img", "No such file"]),
         ("on-cut.qcow2", &["its backing file", "/cut.qcow2", "is cut off"]),
         ("on-half.qcow2", &["its backing file", "/half.qcow2", "damaged"]),

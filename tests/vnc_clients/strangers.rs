@@ -180,7 +180,7 @@ fn the_page_s_port_tells_those_who_speak_something_else() -> Result<()> {
             b"GET /websockify HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
             "HTTP/1.1 403 Forbidden",
         ),
-        (&tls, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "the address begins with https://"),
+        (&tls, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "its address begins with https://"),
     ] {
         let machine = Machine::for_browsers(PATTERN, "800x600", words)?;
         let back = answer(&machine, said)?;

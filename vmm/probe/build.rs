@@ -11,7 +11,7 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
 
-/// The folder with the sources, relative to this package.
+/// Path relative to this package.
 const SOURCES: &str = "guest";
 
 const FLAGS: [&str; 11] = [

@@ -13,7 +13,6 @@ use crate::status::{Failure, Status};
 use crate::{doctor, reference, run, screenshot};
 use host::keyvalue;
 
-/// A command: its name, its arguments, its help text, and the function that runs it.
 struct Verb {
     name: &'static str,
     usage: &'static str,
@@ -59,11 +58,7 @@ const VERBS: &[Verb] = &[
     Verb { name: "version", usage: "", help: "Prints the version.", run: version },
 ];
 
-/// Executes the command line. Returns the exit status.
-///
-/// # Errors
-///
-/// Fails if the command line is invalid, or if the command fails.
+/// Returns the exit status.
 pub fn execute(words: Vec<OsString>) -> anyhow::Result<u8> {
     let words = words.into_iter().map(|word| {
         let bad = |word: OsString| usage(format!("{} is not text", word.display()));
@@ -94,7 +89,7 @@ fn usage(sentence: impl Into<String>) -> anyhow::Error {
     Failure::new(Status::Usage, sentence)
 }
 
-/// Prints to standard output. Ignores errors: a reader may close the pipe.
+/// Ignores errors: a reader may close the pipe.
 fn print(text: &str) -> anyhow::Result<u8> {
     std::io::stdout().write_all(text.as_bytes()).ok();
     Ok(0)
@@ -168,7 +163,7 @@ fn value(words: &mut Vec<String>, name: &str) -> anyhow::Result<Option<String>> 
     Ok(Some(words.remove(at)))
 }
 
-/// Reads the options. Those of the command line override those of `--config FILE`.
+/// Options of the command line override those of `--config FILE`.
 fn options(mut words: Vec<String>) -> anyhow::Result<Config> {
     let file = value(&mut words, "--config")?;
     let mut config = match file {

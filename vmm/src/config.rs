@@ -41,22 +41,19 @@ use screen::keys::layout;
 use screen::rfb::listen;
 use screen::web;
 
-/// A command-line option.
 #[derive(Clone, Copy, Debug)]
 pub struct Opt {
     /// `--KEY` on the command line, `"KEY"` in JSON.
     pub key: &'static str,
     /// Syntax of the value. Empty for a switch, which takes none.
     pub value: &'static str,
-    /// The help text: one or more sentences.
+    /// One or more sentences.
     pub help: &'static str,
-    /// The option may be given more than once.
     pub repeats: bool,
 }
 
 macro_rules! options {
     ($($(#[doc = $help:literal])+ $key:literal $value:literal $field:ident: $type:ty,)*) => {
-        /// The complete configuration of a machine.
         #[derive(Clone, Debug, Default, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct Config {
@@ -71,7 +68,7 @@ macro_rules! options {
             )*
         }
 
-        /// All options, in the order in which the help prints them.
+        /// Ordered as in the help.
         pub const OPTIONS: &[Opt] = &[$(Opt {
             key: $key,
             value: $value,
@@ -81,10 +78,6 @@ macro_rules! options {
 
         impl Config {
             /// Sets one option from the command line.
-            ///
-            /// # Errors
-            ///
-            /// Fails if the option does not exist or the value is invalid.
             pub fn set(&mut self, key: &str, text: &str) -> anyhow::Result<()> {
                 let set = match key {
                     $($key => self.$field.read_text(text),)*
@@ -343,18 +336,16 @@ impl OptionValue for Seconds {
     }
 }
 
-/// A number of whole seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Seconds(pub u32);
 
-/// The number of processors and their topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cpus {
-    /// The total number of processors: `sockets * cores * threads`. Must not be 0.
+    /// `sockets * cores * threads`. Must not be 0.
     pub count: u32,
-    /// The number of sockets. Desktop editions of Windows use one or two.
+    /// Desktop editions of Windows use one or two.
     pub sockets: u32,
     /// Cores per socket; 0 means that `settle` computes the number.
     pub cores: u32,
@@ -370,10 +361,6 @@ impl Default for Cpus {
 
 impl Cpus {
     /// Fills in `cores` if it is not set, and checks the topology.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the numbers do not match each other, or if `count` exceeds `max_processors`.
     pub fn settle(mut self, max_processors: usize) -> anyhow::Result<Self> {
         let Self { count, sockets, cores, threads } = self;
         if count == 0 || sockets == 0 || threads == 0 {
@@ -418,11 +405,10 @@ impl fmt::Display for Cpus {
     }
 }
 
-/// Guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Memory {
-    /// The size of guest memory in bytes: whole MiB, at least 16 MiB.
+    /// Bytes: whole MiB, at least 16 MiB.
     pub size: Size,
     /// Allocate from hugetlbfs, with this page size.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -459,9 +445,7 @@ pub enum Hyperv {
     /// Only with firmware, if KVM supports them.
     #[default]
     Auto,
-    /// Always.
     On,
-    /// Never.
     Off,
 }
 
@@ -471,22 +455,13 @@ impl Config {
         !self.vnc.is_empty() || self.web.is_some()
     }
 
-    /// Reads a configuration file.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the file cannot be read, is not JSON, or has an unknown key.
     pub fn from_file(path: &Path) -> anyhow::Result<Self> {
         let name = path.display().to_string();
         let file = fs::File::open(path).with_context(|| format!("configuration {name}"));
         Self::from_reader(file.map_err(usage)?, &name)
     }
 
-    /// Reads a configuration until the end of `from`. `name` appears in error messages.
-    ///
-    /// # Errors
-    ///
-    /// Fails like `from_file`.
+    /// `name` appears in error messages.
     pub fn from_reader(mut from: impl Read, name: &str) -> anyhow::Result<Self> {
         let mut text = String::new();
         let read = from.read_to_string(&mut text).map_err(anyhow::Error::from);
@@ -494,11 +469,6 @@ impl Config {
         config.with_context(|| format!("configuration {name}")).map_err(usage)
     }
 
-    /// Parses a configuration from JSON text.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the text is not JSON, or has an unknown key.
     pub fn from_json(text: &str) -> anyhow::Result<Self> {
         // Serde would take a list for the fields in the order of their declaration.
         if let Some(start @ ('[' | '"' | '0'..='9' | 't' | 'f' | 'n')) =
@@ -516,11 +486,8 @@ impl Config {
         })
     }
 
-    /// Checks everything that can be checked without looking at the host.
-    ///
-    /// # Errors
-    ///
-    /// Fails with one sentence that names the option, the problem and a way out.
+    /// Checks everything that can be checked without looking at the host. An error is one sentence
+    /// that names the option, the problem and a way out.
     pub fn check(&self) -> anyhow::Result<()> {
         self.memory.check().map_err(usage)?;
         for (option, uuid) in

@@ -40,12 +40,11 @@ pub struct Usage {
     pub required: &'static [&'static str],
     /// JSON keys of the optional arguments, in the order in which they are typed.
     pub optional: &'static [&'static str],
-    /// The help text.
     pub help: &'static str,
 }
 
 impl Usage {
-    /// The command and its arguments as typed: `balloon [SIZE]`.
+    /// Usage as typed: `balloon [SIZE]`.
     pub fn call(&self) -> String {
         format!("{} {}", self.name, self.value).trim_end().to_owned()
     }
@@ -57,7 +56,6 @@ macro_rules! commands {
         $name:literal $value:literal
         $kind:ident $({ $($required:ident: $of:ty),*; $($optional:ident: $type:ty),* })?,
     )*) => {
-        /// A request to a running machine.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(tag = "command", deny_unknown_fields)]
         pub enum Command {
@@ -66,11 +64,9 @@ macro_rules! commands {
                 #[serde(rename = $name)]
                 $kind $({
                     $(
-                        /// Required.
                         $required: $of,
                     )*
                     $(
-                        /// Optional.
                         #[serde(default, skip_serializing_if = "Option::is_none")]
                         $optional: Option<$type>,
                     )*
@@ -78,7 +74,7 @@ macro_rules! commands {
             )*
         }
 
-        /// All commands, in the order in which the help prints them.
+        /// Ordered as in the help.
         pub const COMMANDS: &[Usage] = &[$(Usage {
             name: $name,
             value: $value,
@@ -153,17 +149,13 @@ commands! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Force {
-    /// The word `force`: override it.
     Force,
 }
 
-/// The state of a network cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkState {
-    /// Plugged in.
     Up,
-    /// Plugged out.
     Down,
 }
 
@@ -180,11 +172,6 @@ impl From<Button> for Command {
 }
 
 impl Command {
-    /// Parses a command and its arguments as typed.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the command does not exist, or if it does not accept the arguments.
     pub fn read(words: &[String]) -> anyhow::Result<Self> {
         let Some((name, arguments)) = words.split_first() else {
             bail!("ctl needs a command: `vmm help ctl` lists them");
@@ -221,9 +208,7 @@ impl Command {
     }
 }
 
-/// A command, and the channel for its answer.
 pub struct Request {
-    /// The command to execute.
     pub command: Command,
     back: Sender<Answer>,
     unwritten: Arc<Unwritten>,
@@ -279,10 +264,6 @@ impl Request {
     }
 
     /// Sends a command from within this process, and waits for its answer.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the machine refuses, or does not answer in time.
     pub fn ask(command: Command, send: impl FnOnce(Self) -> bool) -> anyhow::Result<Value> {
         let (back, answers) = mpsc::channel();
         let request = Self { command, back, unwritten: Arc::default() };
@@ -297,7 +278,6 @@ impl Request {
         }
     }
 
-    /// Sends the answer.
     pub fn answer(self, result: anyhow::Result<Value>) {
         let line = match result {
             Ok(value) => json!({ "ok": value }),
@@ -307,7 +287,6 @@ impl Request {
         self.back.send(Answer::new(line, Vec::new(), &self.unwritten)).ok();
     }
 
-    /// Sends a picture as the answer.
     pub fn answer_picture(self, picture: anyhow::Result<(Picture, Vec<u8>)>) {
         match picture {
             Err(error) => self.answer(Err(error)),
@@ -320,13 +299,12 @@ impl Request {
     }
 }
 
-/// Maximum length of a request line, in bytes.
 const MAX_REQUEST_BYTES: u64 = 64 << 10;
-/// Maximum length of an answer line, in bytes. Pictures follow the line and do not count.
+/// Limit for an answer's line. Pictures follow the line and do not count.
 pub const MAX_ANSWER_BYTES: u64 = 1 << 20;
-/// Maximum size of a picture, in bytes: no display has more memory.
+/// No display has more memory.
 const MAX_PICTURE_BYTES: usize = 256 << 20;
-/// Time limit for answers to commands of this process.
+/// Limit for answers to commands that this process itself sends.
 const INTERNAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for writing pending answers when the machine ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -336,7 +314,7 @@ const MAX_CLIENTS: usize = 16;
 /// Interval at which a full server looks whether a client has disconnected.
 const FULL_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// The listening side. Dropping it removes the socket file.
+/// Dropping it removes the socket file.
 pub struct Server {
     /// Closing it ends the thread.
     stop: Option<OwnedFd>,
@@ -346,10 +324,6 @@ pub struct Server {
 
 impl Server {
     /// Accepts clients, and passes their requests to `submit`.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host cannot create a thread.
     pub fn new(bound: ListeningSocket, submit: Submit) -> anyhow::Result<Self> {
         // The thread ends when the other end of this pipe is closed.
         let (ended, stop) = rustix::pipe::pipe().context("--control")?;
@@ -403,7 +377,6 @@ impl Drop for Server {
     }
 }
 
-/// Serves one client until it disconnects.
 fn serve(
     mut client: &UnixStream,
     submit: &Submit,
@@ -436,7 +409,6 @@ fn serve(
     }
 }
 
-/// A client of the control socket.
 pub struct Client {
     stream: BufReader<Stream>,
 }
@@ -450,7 +422,6 @@ struct Stream {
 }
 
 impl Stream {
-    /// The time until the deadline.
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.end.map(|end| end.saturating_duration_since(Instant::now()));
         match left {
@@ -478,11 +449,7 @@ impl Write for Stream {
     }
 }
 
-/// Parses the line of an answer.
-///
-/// # Errors
-///
-/// Fails if the answer is an error, or not an answer.
+/// An answer that reports an error becomes `Err`.
 pub fn parse_answer(line: &[u8]) -> anyhow::Result<Value> {
     let whole = line.len() as u64 == MAX_ANSWER_BYTES && !line.ends_with(b"\n");
     ensure!(!whole, "answer longer than {MAX_ANSWER_BYTES} bytes: not a machine of this program");
@@ -495,20 +462,12 @@ pub fn parse_answer(line: &[u8]) -> anyhow::Result<Value> {
 
 impl Client {
     /// Connects, and waits without a time limit.
-    ///
-    /// # Errors
-    ///
-    /// Fails if no machine listens there.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
         let stream = UnixStream::connect(path).with_context(|| not_listening(path))?;
         Ok(Self { stream: BufReader::new(Stream { stream, timeout: None, end: None }) })
     }
 
-    /// Connects. `time` limits the connection attempt, and each request with its answer.
-    ///
-    /// # Errors
-    ///
-    /// Fails if no machine listens there.
+    /// `time` limits the connection attempt, and each request with its answer.
     pub fn connect_timeout(path: &Path, time: Duration) -> anyhow::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -521,11 +480,6 @@ impl Client {
         Ok(Self { stream: BufReader::new(Stream { stream, timeout: Some(time), end: None }) })
     }
 
-    /// Sends a command and waits for its answer.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the machine refuses, or is gone.
     pub fn ask(&mut self, command: &Command) -> anyhow::Result<Value> {
         let question = format!("{}\n", serde_json::to_string(command)?);
         let stream = self.stream.get_mut();
@@ -543,11 +497,7 @@ fn not_listening(path: &Path) -> String {
 }
 
 impl Client {
-    /// Requests a picture of the display: its size, and its pixels.
-    ///
-    /// # Errors
-    ///
-    /// Fails if there is no display, if it is off, or if the machine is gone.
+    /// Fails if there is no display, or if it is off.
     pub fn screenshot(&mut self) -> anyhow::Result<(Picture, Vec<u8>)> {
         let answer = self.ask(&Command::Screenshot)?;
         let picture = Picture::deserialize(&answer).context("an answer without a size")?;
@@ -559,10 +509,6 @@ impl Client {
     }
 
     /// Like `screenshot`, as a PNG file.
-    ///
-    /// # Errors
-    ///
-    /// Fails like `screenshot`.
     pub fn png(&mut self) -> anyhow::Result<Vec<u8>> {
         let (picture, pixels) = self.screenshot()?;
         let mut png = Vec::new();

@@ -20,13 +20,12 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// The layout for a topology. `cpus` must be settled.
+    /// `cpus` must be settled.
     pub fn new(cpus: Cpus) -> Self {
         let bits = |count: u32| u32::BITS - (count - 1).leading_zeros();
         Self { cpus, thread_bits: bits(cpus.threads), core_bits: bits(cpus.cores) }
     }
 
-    /// The APIC ID of a processor.
     pub fn apic_id(&self, index: u32) -> u32 {
         let Cpus { cores, threads, .. } = self.cpus;
         let (thread, core, socket) =
@@ -83,10 +82,6 @@ const INVARIANT_TSC: u32 = 1 << 8;
 
 impl Model {
     /// The host's leaves, adapted to the machine.
-    ///
-    /// # Errors
-    ///
-    /// Fails if KVM does not report which leaves it supports.
     pub fn of_host(kvm: &Kvm, topology: Topology, hyperv: bool) -> anyhow::Result<Self> {
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).context("CPUID")?;
         let hyperv = if hyperv { kvm::hyperv_cpuid(kvm) } else { Vec::new() };
@@ -126,11 +121,6 @@ impl Model {
         Self { leaves, topology, amd }
     }
 
-    /// The leaves of one processor.
-    ///
-    /// # Errors
-    ///
-    /// Fails if there are more leaves than KVM accepts.
     pub fn of(&self, index: u32) -> anyhow::Result<CpuId> {
         let mut leaves = self.leaves.clone();
         leaves.iter_mut().for_each(|leaf| self.set_position(leaf, index));
@@ -141,7 +131,6 @@ impl Model {
         CpuId::from_entries(&leaves).context("CPUID")
     }
 
-    /// Puts the processor's position in the topology into a leaf.
     fn set_position(&self, leaf: &mut Leaf, index: u32) {
         let topology = &self.topology;
         let id = topology.apic_id(index);
@@ -235,7 +224,6 @@ fn sharing(leaf: &Leaf, topology: &Topology) -> u32 {
     (1 << bits) - 1
 }
 
-/// A leaf of this host's processor.
 fn host_leaf(function: u32) -> Leaf {
     let CpuidResult { eax, ebx, ecx, edx } = __cpuid(function);
     Leaf { function, eax, ebx, ecx, edx, ..Default::default() }

@@ -15,13 +15,11 @@ use self::trial::Trial;
 use crate::kvm::{self, CAPABILITIES, KvmSupport};
 use crate::status::Status;
 
-/// The results.
 #[derive(Debug, Serialize)]
 pub struct Findings {
     situation: KvmSupport,
     /// The situation in words, with the way out.
     says: String,
-    /// The kinds of machines, and whether they run here.
     runs: Vec<Runs>,
     capabilities: Vec<FoundCapability>,
     processors: u64,
@@ -33,7 +31,6 @@ pub struct Findings {
     net: Option<Trial>,
 }
 
-/// Optional devices to measure.
 #[derive(Clone, Debug, Default)]
 pub struct Targets {
     /// A disk, which is only read; or a folder or a new name, where a file is written.
@@ -57,10 +54,6 @@ struct FoundCapability {
 }
 
 /// Examines the host, and measures the disk and the tap if they are given.
-///
-/// # Errors
-///
-/// Fails if the disk or the tap cannot be opened, with the reason and the way out.
 pub fn examine(targets: &Targets) -> anyhow::Result<Findings> {
     let mut findings = examine_host();
     // Without KVM there is no machine to measure with, and the table shows this.
@@ -138,11 +131,7 @@ impl Findings {
         status as u8
     }
 
-    /// The findings as a table, or as JSON.
-    ///
-    /// # Errors
-    ///
-    /// Never fails in practice: these are plain data.
+    /// Returns a table, or JSON.
     pub fn show(&self, json: bool) -> anyhow::Result<String> {
         if json {
             return Ok(serde_json::to_string_pretty(self)? + "\n");

@@ -7,7 +7,6 @@
 /// viewer are larger.
 const LARGE: libc::c_int = 256 << 10;
 
-/// Makes the allocator return large buffers from now on.
 #[expect(unsafe_code, reason = "the allocator is set by a function of C's")]
 pub fn return_large_buffers() {
     // The allocators of other C libraries have no such threshold.

@@ -20,7 +20,6 @@ use crate::status::{Failure, Status};
 
 const DEVICE: &str = "/dev/kvm";
 
-/// How well this host supports KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KvmSupport {
@@ -55,12 +54,7 @@ pub const PARAVIRTUAL: &str = "this host's KVM is paravirtual only (no VMX or SV
     nested virtualization switched on), or run without --firmware and --kernel for the built-in \
     probe";
 
-/// Opens KVM.
-///
-/// # Errors
-///
-/// Fails if there is no KVM, or if this user may not open it. Both errors have the status that the
-/// reference image uses.
+/// Errors have the status that the reference image uses.
 pub fn open() -> anyhow::Result<Kvm> {
     let kvm = Kvm::new().map_err(|error| {
         let reason = match std::io::Error::from(error).kind() {
@@ -88,20 +82,16 @@ pub fn open() -> anyhow::Result<Kvm> {
     Ok(kvm)
 }
 
-/// A KVM capability that this program uses.
 pub struct Capability {
-    /// KVM's name.
     pub name: &'static str,
     /// KVM's number for it.
     pub cap: u32,
     /// Whether a machine cannot be built without it.
     pub required: bool,
-    /// The use of the capability.
     pub purpose: &'static str,
 }
 
 impl Capability {
-    /// Whether this host's KVM has it.
     pub fn is_there(&self, kvm: &Kvm) -> bool {
         kvm.check_extension_raw(self.cap.into()) > 0
     }
@@ -109,7 +99,7 @@ impl Capability {
 
 macro_rules! capabilities {
     ($($name:ident $cap:ident, $required:literal, $purpose:literal;)*) => {
-        /// The capabilities, in the order in which `vmm doctor` prints them.
+        /// Ordered as in the output of `vmm doctor`.
         pub const CAPABILITIES: &[Capability] = &[$(Capability {
             name: stringify!($name), cap: kb::$cap, required: $required, purpose: $purpose,
         }),*];
@@ -134,11 +124,7 @@ capabilities! {
     X86_SMM KVM_CAP_X86_SMM, false, "Secure Boot that the guest cannot switch off";
 }
 
-/// Checks that KVM has all required capabilities.
-///
-/// # Errors
-///
-/// Fails with the name of the first that is missing.
+/// The error names the first required capability that KVM lacks.
 pub fn check(kvm: &Kvm) -> anyhow::Result<()> {
     let missing = CAPABILITIES.iter().find(|it| it.required && !it.is_there(kvm));
     match missing {

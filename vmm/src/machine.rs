@@ -51,7 +51,6 @@ const DISPLAY_SLOT: Address = Address::new(1, 0);
 /// Slot of the USB controller, as in common PCs. Disks and networks do not get this slot.
 const USB_SLOT: Address = Address::new(0x1d, 0);
 
-/// A machine that is off.
 pub struct Machine {
     config: Config,
     // Processors first: fields are dropped in this order, and processors use all the others.
@@ -68,15 +67,12 @@ pub struct Machine {
 
 /// The parts of a machine that `run` and `inspect` share.
 pub struct Plan {
-    /// The configuration, with defaults filled in.
+    /// Defaults are filled in.
     pub config: Config,
-    /// The layout of RAM.
     pub ram: Ram,
-    /// The CPUID model of the processors.
     pub model: Model,
-    /// The APIC IDs, by processor.
+    /// Indexed by processor number.
     pub apic_ids: Vec<u32>,
-    /// The VM Generation ID.
     pub generation: Arc<Generation>,
     hyperv: bool,
     /// `inspect`: devices do not touch the host's files and terminals.
@@ -85,10 +81,6 @@ pub struct Plan {
 
 impl Plan {
     /// Fills in the defaults, which depend on this host's KVM.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the configuration does not fit this host.
     pub fn new(mut config: Config, kvm: &Kvm) -> anyhow::Result<Self> {
         config.check()?;
         let settled = config.cpus.settle(kvm.get_max_vcpus());
@@ -120,7 +112,7 @@ impl Plan {
         Self { dry: true, ..self }
     }
 
-    /// The devices of the machine, in the order in which they are built.
+    /// Ordered as they are built.
     pub fn devices(&self) -> Vec<registry::Config> {
         let config = &self.config;
         let serial = config.serial.clone().unwrap_or(Stream::Stdio);
@@ -172,11 +164,6 @@ impl Plan {
         ]
     }
 
-    /// Puts all devices on a board.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a device cannot have a resource that it needs.
     pub fn add_devices(&self, board: &mut Board) -> anyhow::Result<Arc<OnceLock<Description>>> {
         let description = Arc::<OnceLock<Description>>::default();
         for device in self.devices() {
@@ -194,10 +181,6 @@ impl Plan {
 }
 
 /// Builds a machine, switched off: everything is open, and no thread runs.
-///
-/// # Errors
-///
-/// Fails if the host, a file or the configuration does not allow it.
 pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<Machine> {
     let kvm = kvm::open()?;
     kvm::check(&kvm)?;
@@ -274,19 +257,11 @@ fn open(path: &Path) -> anyhow::Result<File> {
 
 impl Machine {
     /// Starts the processors' threads, paused.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host cannot create a thread.
     pub fn start(&mut self) -> anyhow::Result<()> {
         self.processors.start()
     }
 
     /// Resets the machine and loads the kernel. `resume` starts it.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a device or KVM refuses, or if the kernel is invalid.
     pub fn prepare(&mut self) -> anyhow::Result<()> {
         self.board.reset()?;
         if !std::mem::take(&mut self.fresh) {
@@ -303,12 +278,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Stops the processors.
     pub fn pause(&self) {
         self.processors.pause();
     }
 
-    /// Resumes the processors.
     pub fn resume(&self) {
         self.processors.resume();
     }
@@ -324,11 +297,6 @@ impl Machine {
     }
 
     /// Plugs in a USB device, and returns its name.
-    ///
-    /// # Errors
-    ///
-    /// Fails if it is not a USB device, if it cannot have a resource that it needs, or if all ports
-    /// are taken.
     pub fn attach(&mut self, mut device: registry::Config) -> anyhow::Result<String> {
         let kind = device.kind();
         anyhow::ensure!(
@@ -350,11 +318,6 @@ impl Machine {
         new.with_context(|| format!("`{kind}` is gone already"))
     }
 
-    /// Unplugs a USB device.
-    ///
-    /// # Errors
-    ///
-    /// Fails if no device has this name.
     pub fn detach(&mut self, name: &str) -> anyhow::Result<()> {
         self.board.unplug(name)
     }
@@ -364,22 +327,18 @@ impl Machine {
         self.board.shared.usb.names()
     }
 
-    /// The configuration, with defaults filled in.
+    /// Defaults are filled in.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Changes the VM Generation ID and notifies the guest.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the guest has placed the ID outside of RAM.
+    /// Changes the VM Generation ID and notifies the guest. Fails if the guest has placed the ID
+    /// outside of RAM.
     pub fn renew(&self, id: Uuid) -> anyhow::Result<()> {
         let memory = Memory::new(self.ram.clone());
         self.generation.change(id, &memory, &self.board.shared.buttons)
     }
 
-    /// The VM Generation ID.
     pub fn generation(&self) -> &Generation {
         &self.generation
     }
@@ -390,16 +349,12 @@ impl Machine {
     }
 
     /// Pauses all processors, and sends a non-maskable interrupt to the first.
-    ///
-    /// # Errors
-    ///
-    /// Fails if KVM refuses.
     pub fn nmi(&self) -> anyhow::Result<()> {
         self.processors.pause();
         self.processors.each().next().map_or(Ok(()), |vcpu| vcpu.nmi())
     }
 
-    /// The registers of all processors, which must be paused.
+    /// The processors must be paused.
     pub fn registers(&self) -> Vec<String> {
         self.processors.each().map(|vcpu| vcpu.registers()).collect()
     }

@@ -54,7 +54,7 @@ pub struct Policy {
 const MAX_LOGGED: usize = 256;
 
 impl Policy {
-    /// The policy for MSRs that are on no list. `hyperv`: the guest is offered Hyper-V.
+    /// `hyperv`: the guest is offered Hyper-V.
     pub fn new(unknown: UnknownMsr, hyperv: bool) -> Self {
         let faults = match unknown {
             UnknownMsr::Auto => !hyperv,
@@ -64,7 +64,7 @@ impl Policy {
         Self { faults, logged: Mutex::default() }
     }
 
-    /// The value of a register, or `None` for a fault.
+    /// Returns `None` for a fault.
     pub fn read(&self, index: u32) -> Option<u64> {
         self.allows(index, "reads").then_some(0)
     }

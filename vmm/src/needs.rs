@@ -13,11 +13,7 @@ use crate::config::Config;
 use crate::kvm::KvmSupport;
 use crate::machine::Machine;
 
-/// Enters the jail. The machine must be built and switched off.
-///
-/// # Errors
-///
-/// Fails like [`jail::enter`].
+/// The machine must be built and switched off.
 pub fn confine(machine: &Machine) -> anyhow::Result<Restrictions> {
     // The jail hides the files that this reads: fill its cache now.
     KvmSupport::of_this_host();

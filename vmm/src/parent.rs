@@ -37,11 +37,8 @@ impl From<Parent> for String {
 }
 
 impl Parent {
-    /// Opens the process, so that `watch` can wait for its end.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the process has already ended.
+    /// Opens the process, so that `watch` can wait for its end. Fails if the process has already
+    /// ended.
     pub fn open(self) -> anyhow::Result<Option<OwnedFd>> {
         let Some(number) = self.0 else { return Ok(None) };
         let pid = Pid::from_raw(number).context("a process ID")?;
@@ -51,10 +48,6 @@ impl Parent {
 }
 
 /// Calls `ended` when the process ends. The result of `ended` is ignored: the machine may be gone.
-///
-/// # Errors
-///
-/// Fails if the host cannot create a thread.
 pub fn watch(parent: OwnedFd, ended: impl FnOnce() -> bool + Send + 'static) -> anyhow::Result<()> {
     let body = move || {
         let mut fds = [PollFd::new(&parent, PollFlags::IN)];

@@ -12,11 +12,7 @@ use serde_json::{Value, json};
 use crate::config::Config;
 use crate::machine::Machine;
 
-/// Plugs in a device, written like the value of `--device`.
-///
-/// # Errors
-///
-/// Fails if the device is invalid or cannot be plugged in.
+/// `words` are written like the value of `--device`.
 pub fn attach(machine: &mut Machine, words: &str, only: Option<FileId>) -> anyhow::Result<Value> {
     let mut config = Config::default();
     config.set("device", words).context("attach")?;
@@ -29,33 +25,19 @@ pub fn attach(machine: &mut Machine, words: &str, only: Option<FileId>) -> anyho
     Ok(json!({ "name": name }))
 }
 
-/// Unplugs a USB device.
-///
-/// # Errors
-///
-/// Fails if no device has this name.
 pub fn detach(machine: &mut Machine, name: &str) -> anyhow::Result<Value> {
     machine.detach(name)?;
     tracing::info!("{name} is pulled out");
     Ok(json!({}))
 }
 
-/// Ejects the medium of a drive.
-///
-/// # Errors
-///
-/// Fails if the drive is empty, or if the guest has locked it.
+/// `force` ejects the medium even if the guest has locked the drive.
 pub fn eject(machine: &Machine, name: &str, force: bool) -> anyhow::Result<Value> {
     let drive = machine.shared().disks.tray(name)?;
     drive.eject(force)?;
     Ok(show(&*drive))
 }
 
-/// Inserts a medium into a drive.
-///
-/// # Errors
-///
-/// Fails if the drive is not empty, or if the file cannot be opened.
 pub fn insert(
     machine: &Machine,
     name: &str,
@@ -73,7 +55,6 @@ pub fn drives(machine: &Machine) -> Vec<Value> {
     machine.shared().disks.trays().iter().map(|drive| show(&**drive)).collect()
 }
 
-/// Shows a drive and its medium.
 fn show(drive: &dyn Tray) -> Value {
     let medium = drive.medium().map(|medium| medium.path().display().to_string());
     json!({ "name": drive.name(), "medium": medium, "locked": drive.is_locked() })

@@ -26,11 +26,7 @@ use host::size::Size;
 /// mapping is aligned to it.
 const HUGE: usize = 2 << 20;
 
-/// Maps RAM at these guest addresses: pairs of start and length in bytes.
-///
-/// # Errors
-///
-/// Fails if the host does not have enough memory, or no pages of the configured size.
+/// `ranges` are pairs of guest address and length in bytes.
 pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMemoryMmap>> {
     let size = Size(ranges.iter().map(|range| range.1).sum());
     let host = sysinfo();
@@ -65,7 +61,6 @@ pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMe
     Ok(Arc::new(GuestMemoryMmap::from_regions(regions).context("the layout of memory")?))
 }
 
-/// Maps a part of a file.
 fn shared(part: FileOffset, length: usize) -> anyhow::Result<MmapRegion> {
     let builder = MmapRegionBuilder::new(length).with_file_offset(part).with_hugetlbfs(true);
     let builder = builder.with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
@@ -157,7 +152,6 @@ fn hint(region: &MmapRegion, advice: Advice) {
     }
 }
 
-/// Calls `madvise` for a part of a mapping.
 #[expect(unsafe_code, reason = "advice takes a raw range")]
 fn advise(region: &MmapRegion, part: Range<u64>, advice: Advice) -> anyhow::Result<()> {
     let (start, end) = (usize::try_from(part.start)?, usize::try_from(part.end)?);

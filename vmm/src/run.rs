@@ -71,10 +71,6 @@ const SYSTEM_RESET: u32 = 2;
 const SYSTEM_CRASH: u32 = 3;
 
 /// Runs a machine until it is off. Returns the exit status.
-///
-/// # Errors
-///
-/// Fails if the machine cannot be built, or if it breaks while it runs.
 pub fn run(config: Config) -> anyhow::Result<u8> {
     config.check()?;
     let (sender, notices) = mpsc::channel();
@@ -192,7 +188,6 @@ impl RateLimit {
     }
 }
 
-/// Counts resets and logs them.
 #[derive(Default)]
 struct Resets {
     count: u64,
@@ -232,7 +227,7 @@ impl MainLoop {
         }
     }
 
-    /// Handles an event. Returns the exit status if the machine is to end.
+    /// Returns the exit status if the machine is to end.
     fn handle(&mut self, notice: Notice) -> anyhow::Result<Option<u8>> {
         match notice {
             Notice::Device(Event::PowerOff) => return Ok(Some(Status::Off as u8)),
@@ -306,12 +301,10 @@ impl MainLoop {
         Ok(())
     }
 
-    /// Whether the processors must stay paused.
     fn must_stay_paused(&self) -> bool {
         self.paused || self.holds > 0
     }
 
-    /// Resumes the processors, unless they must stay paused.
     fn resume_if_allowed(&self) {
         if !self.must_stay_paused() {
             self.machine.resume();

@@ -14,16 +14,10 @@ const PIXEL: usize = 4;
 /// The size of a picture. The pixels are stored row by row, without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Picture {
-    /// Pixels of a row.
     pub width: u32,
-    /// Rows.
     pub height: u32,
 }
 
-/// Reads the picture that the display shows now.
-///
-/// # Errors
-///
 /// Fails if the display is off.
 pub fn take(display: &dyn Scanout) -> anyhow::Result<(Picture, Vec<u8>)> {
     let mode = display.mode();
@@ -38,20 +32,12 @@ pub fn take(display: &dyn Scanout) -> anyhow::Result<(Picture, Vec<u8>)> {
 }
 
 /// Writes a picture as a PNG file.
-///
-/// # Errors
-///
-/// Fails if the number of pixels does not match the size, or if the file cannot be written.
 pub fn write(picture: Picture, pixels: Vec<u8>, path: &Path) -> anyhow::Result<()> {
     let file = File::create(path).with_context(|| path.display().to_string())?;
     encode(picture, pixels, BufWriter::new(file)).with_context(|| path.display().to_string())
 }
 
 /// Writes a picture in PNG format.
-///
-/// # Errors
-///
-/// Fails like `write`.
 pub fn encode(picture: Picture, mut pixels: Vec<u8>, to: impl Write) -> anyhow::Result<()> {
     let wanted = u64::from(picture.width) * u64::from(picture.height) * PIXEL as u64;
     ensure!(pixels.len() as u64 == wanted, "{} bytes do not match {picture:?}", pixels.len());

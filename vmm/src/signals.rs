@@ -50,10 +50,6 @@ type Body = Box<dyn Fn(i32) -> bool + Send>;
 
 /// Passes each signal that ends the machine to `notify`, until `notify` returns false. `grace` is
 /// the time the guest gets to shut down.
-///
-/// # Errors
-///
-/// Fails if the host has no thread or file descriptor left.
 pub fn catch(
     notify: impl Fn(i32) -> bool + Send + 'static,
     grace: Duration,
@@ -86,10 +82,6 @@ pub fn catch(
 impl Watch {
     /// Ends the thread. Signals stay pending until `start`. If one has arrived, returns the exit
     /// status.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the thread panicked, which ends the process anyway.
     pub fn stop(&mut self) -> Option<u8> {
         if let Some(thread) = self.thread.take() {
             rustix::io::write(self.event, &(1_u64 << (8 * STOP_SLOT)).to_ne_bytes()).ok();
@@ -98,11 +90,6 @@ impl Watch {
         arrived()
     }
 
-    /// Starts the thread.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host cannot create a thread.
     pub fn start(&mut self) -> anyhow::Result<()> {
         let Some(body) = self.body.take() else { return Ok(()) };
         let event = self.event;

@@ -25,5 +25,4 @@ impl Status {
     }
 }
 
-/// An error with an exit status.
 pub type Failure = host::failure::Failure<Status>;

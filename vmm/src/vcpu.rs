@@ -58,7 +58,6 @@ enum Order {
 }
 
 impl Processors {
-    /// Creates processors that do not run yet.
     pub fn new(vcpus: Vec<Vcpu>, spaces: Arc<Spaces>, policy: Policy, on_stop: OnStop) -> Self {
         let state = State { order: Order::Pause, round: 0, parked: 0 };
         let shared = Arc::new(Shared {
@@ -74,10 +73,6 @@ impl Processors {
     }
 
     /// Starts a thread for each processor, paused.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host cannot create a thread.
     pub fn start(&mut self) -> anyhow::Result<()> {
         for (index, cpu) in self.cpus.iter().enumerate() {
             let (shared, cpu) = (self.shared.clone(), cpu.clone());
@@ -94,7 +89,6 @@ impl Processors {
         self.wait_until_parked();
     }
 
-    /// Resumes all processors.
     pub fn resume(&self) {
         let mut state = self.shared.lock();
         state.order = Order::Run;
@@ -103,7 +97,7 @@ impl Processors {
         self.shared.changed.notify_all();
     }
 
-    /// The processors, which must be paused.
+    /// The processors must be paused.
     pub fn each(&self) -> impl Iterator<Item = MutexGuard<'_, Vcpu>> {
         self.cpus.iter().map(|cpu| cpu.lock().expect("a panic ends the process"))
     }
@@ -148,7 +142,6 @@ impl Shared {
         self.state.lock().expect("a panic ends the process")
     }
 
-    /// The body of a processor's thread.
     fn work(&self, cpu: &Mutex<Vcpu>) {
         let mut round = 0;
         while let Some(next) = self.park(round) {

@@ -23,7 +23,6 @@ use screen::web::routes;
 use screen::web::socket::Farewell;
 use screen::web::stage::{Button, LocalStage};
 
-/// Threads for network I/O.
 const IO_THREADS: usize = 2;
 /// Threads that check what the guest drew, besides those that encode pictures: a viewer that needs
 /// much encoding does not delay the picture of the others.
@@ -40,7 +39,6 @@ pub struct Listeners {
     web: Option<web::listen::Listener>,
 }
 
-/// A screen that is served.
 pub struct Screen {
     runtime: Option<Runtime>,
     server: Arc<Server>,
@@ -48,11 +46,8 @@ pub struct Screen {
 }
 
 impl Listeners {
-    /// Listens, if `--vnc` or `--web` is set. Clients wait until `open`.
-    ///
-    /// # Errors
-    ///
-    /// Fails if an address is in use, or if a listener that other hosts can reach is unprotected.
+    /// Listens, if `--vnc` or `--web` is set. Clients wait until `open`. Fails if a listener that
+    /// other hosts can reach is unprotected.
     pub fn new(config: &Config) -> anyhow::Result<Option<Self>> {
         let addresses = config.vnc.iter().map(|vnc| ("vnc", &vnc.address));
         let addresses = addresses.chain(config.web.iter().map(|web| ("web", &web.address)));
@@ -78,11 +73,6 @@ impl Listeners {
         Ok(Some(Self { vnc, web }))
     }
 
-    /// Starts serving the screen of a machine.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host cannot create threads.
     pub fn open(self, machine: &Machine, submit: Submit) -> anyhow::Result<Screen> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(rfb::processors().min(IO_THREADS))

@@ -93,7 +93,6 @@ const BOOT_ARCH_NO_VGA: u16 = 1 << 2;
 /// IAPC_BOOT_ARCH: no RTC is present.
 const BOOT_ARCH_NO_RTC: u16 = 1 << 5;
 
-/// WBINVD works correctly.
 const WBINVD: u32 = 1 << 0;
 /// C1 is supported on every processor.
 const PROC_C1: u32 = 1 << 2;
@@ -101,7 +100,6 @@ const PROC_C1: u32 = 1 << 2;
 const SLP_BUTTON: u32 = 1 << 5;
 /// Set because QEMU's Q35 sets it. It has no effect without S4.
 const RTC_S4: u32 = 1 << 7;
-/// `reset_reg` is valid.
 const RESET_REG_SUP: u32 = 1 << 10;
 /// The guest should prefer the PM timer to the processors' own clocks.
 const USE_PLATFORM_CLOCK: u32 = 1 << 15;

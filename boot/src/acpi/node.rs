@@ -16,11 +16,8 @@ use anyhow::{Context, Result, ensure};
 pub struct Node {
     /// The `_HID`: an EISA ID (`PNP0501`) or an ACPI ID (`QEMU0002`).
     pub hid: String,
-    /// Its I/O ports.
     pub ports: Vec<Range<u16>>,
-    /// Its interrupt lines.
     pub lines: Vec<u32>,
-    /// Its ranges of memory.
     pub memory: Vec<Range<u64>>,
 }
 
@@ -36,7 +33,6 @@ const NAMES: [(&str, &str); 8] = [
     ("QEMU0002", "FWC"),
 ];
 
-/// The name of a device that is not in [`NAMES`].
 const OTHER: &str = "DEV";
 
 /// `_STA`: present, enabled, shown, functioning (ACPI 6.5, 6.3.7).

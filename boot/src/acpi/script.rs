@@ -9,13 +9,10 @@ use super::{table, vmgenid};
 use crate::Image;
 use crate::file::File;
 
-/// The fw_cfg file with the loader script.
 pub const SCRIPT_FILE: &str = "etc/table-loader";
 /// The fw_cfg file with all tables except the RSDP.
 pub const TABLES_FILE: &str = "etc/acpi/tables";
-/// The fw_cfg file with the RSDP.
 pub const RSDP_FILE: &str = "etc/acpi/rsdp";
-/// The fw_cfg file for the TPM event log.
 const LOG_FILE: &str = "etc/tpm/log";
 /// The size of the event log in bytes.
 pub(super) const LOG_LENGTH: u32 = 64 << 10;
@@ -246,10 +243,6 @@ impl Tables {
     ///
     /// The tables are below 1 MiB, in the area that [`crate::e820::for_direct_boot`] reserves, so
     /// that a kernel finds them even if it does not receive the address.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the tables are too large for that area.
     pub fn image(&self) -> Result<(Image, u64)> {
         let room = TABLES_AREA.end - TABLES_AREA.start;
         ensure!(
@@ -300,7 +293,6 @@ impl Step {
         }
     }
 
-    /// Encodes the step as a command of the script.
     fn command(self) -> [u8; COMMAND] {
         match self {
             Self::Pointer { blob, offset, size } => add_pointer(blob, offset, size, Blob::Tables),
@@ -337,7 +329,6 @@ fn allocate(blob: Blob, align: u32, zone: Zone) -> [u8; COMMAND] {
     command(ALLOCATE, &payload)
 }
 
-/// Adds the address of the blob `to` to a field of `blob`.
 fn add_pointer(blob: Blob, offset: u32, size: u8, to: Blob) -> [u8; COMMAND] {
     let mut payload = name(blob).to_vec();
     payload.extend(name(to));

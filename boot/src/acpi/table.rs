@@ -4,9 +4,7 @@ use anyhow::{Context, Result};
 use zerocopy::byteorder::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
-/// The length of [`Header`] in bytes.
 pub(super) const HEADER: usize = 36;
-/// The offset of the checksum in a table.
 pub(super) const CHECKSUM: u32 = 9;
 
 pub(super) const OEM_ID: [u8; 6] = *b"TRNSOM";

@@ -31,7 +31,6 @@ const DWORD_PREFIX: u8 = 0x0c;
 /// Offset in the table of the page's address: after the header, NameOp, the name and the prefix.
 pub(super) const ADDRESS: usize = table::HEADER + 1 + 4 + 1;
 
-/// The page that contains the ID.
 pub(super) fn page(id: [u8; 16]) -> Vec<u8> {
     let mut page = vec![0; PAGE];
     page[usize::from(ID_OFFSET)..][..id.len()].copy_from_slice(&id);

@@ -46,7 +46,6 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(number)
 }
 
-/// Loads a kernel from a file of `length` bytes.
 pub(super) fn load<F>(
     memory: &GuestMemoryMmap,
     file: &mut F,
@@ -196,7 +195,7 @@ fn pvh_entry<F: Read + Seek>(file: &mut F, segment: &Segment) -> Result<Option<u
     Ok(None)
 }
 
-/// Fills `range` with zeros. The caller has checked it.
+/// The caller has checked `range`.
 fn clear(memory: &GuestMemoryMmap, range: Range<u64>) -> Result<()> {
     let zeros = [0; 0x1_0000];
     let mut at = range.start;

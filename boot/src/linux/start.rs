@@ -5,11 +5,11 @@ use crate::Image;
 
 /// The number of entries in the GDT, of 8 bytes each.
 pub const GDT_ENTRIES: usize = 6;
-/// The code segment. Linux requires this selector.
+/// Linux requires this selector.
 pub const CODE_SELECTOR: u16 = 0x10;
-/// The segment of DS, ES and SS. Linux requires this selector.
+/// For DS, ES and SS. Linux requires this selector.
 pub const DATA_SELECTOR: u16 = 0x18;
-/// The task state segment. Nothing uses it, but a processor must have one.
+/// Nothing uses the task state segment, but a processor must have one.
 pub const TASK_SELECTOR: u16 = 0x20;
 
 const GDT: u64 = 0x500;
@@ -30,7 +30,6 @@ const DATA: u64 = 0x00CF_9300_0000_FFFF;
 /// A busy 32-bit or 64-bit task state segment at 0 with the minimum length.
 const TASK: u64 = 0x0000_8B00_0000_0067;
 
-/// The mode in which the processor starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Protection on, paging off, flat 32-bit segments: CR0 is PE (and ET), CR4 and EFER are 0.
@@ -44,9 +43,7 @@ pub enum Mode {
 /// is 2: interrupts are off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// The processor's mode.
     pub mode: Mode,
-    /// The address of the first instruction.
     pub rip: u64,
     /// PVH: the address of the start info.
     pub rbx: u64,

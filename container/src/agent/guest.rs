@@ -11,9 +11,8 @@ use serde_json::Value;
 
 use super::protocol::plain;
 
-/// Maximum length of the operating system's name, in characters.
+/// In characters.
 const MAX_NAME: usize = 100;
-/// Maximum number of addresses.
 const MAX_ADDRESSES: usize = 32;
 
 /// Information about the guest, as its agent reports it.
@@ -47,24 +46,20 @@ impl Guest {
 /// State of a program that was started in the guest.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The program is still running.
     Runs,
-    /// The program has ended.
     Ended(Ended),
 }
 
-/// Result of a program that has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ended {
     /// Exit status, as shells report it: 128 + N for signal N, 255 for a status that does not fit.
     pub status: u8,
     /// Full status, if it does not fit into `status`.
     pub odd: Option<i64>,
-    /// Standard output.
     pub output: Vec<u8>,
     /// Standard error.
     pub errors: Vec<u8>,
-    /// Whether the output is truncated: the agent keeps a limited number of bytes.
+    /// The agent kept only a part of the output.
     pub cut: bool,
 }
 
@@ -74,7 +69,6 @@ struct Answer {
     value: ExecStatus,
 }
 
-/// Value of the answer to `guest-exec-status`.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct ExecStatus {
@@ -93,10 +87,6 @@ struct ExecStatus {
 
 impl Outcome {
     /// Parses the answer to `guest-exec-status`.
-    ///
-    /// # Errors
-    ///
-    /// When the answer is invalid.
     pub fn read(answer: &[u8]) -> anyhow::Result<Self> {
         let Answer { value: result } = serde_json::from_slice(answer).context("no answer")?;
         if !result.exited {

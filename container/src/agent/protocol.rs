@@ -12,9 +12,9 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 const VOID: u8 = 0xff;
-/// Maximum length in bytes of the answer to the sync request.
+/// In bytes, of the answer to the sync request.
 const MAX_SYNC: usize = 64;
-/// Maximum length in characters of an error message from the agent.
+/// In characters.
 const MAX_ERROR: usize = 400;
 
 /// Encodes the sync request (`guest-sync-delimited`) with this number.
@@ -24,7 +24,6 @@ pub fn sync(id: u64) -> Vec<u8> {
     bytes
 }
 
-/// Encodes any other command.
 pub fn command(name: &str, arguments: Value) -> Vec<u8> {
     let question = match arguments {
         Value::Null => json!({ "execute": name }),
@@ -33,7 +32,6 @@ pub fn command(name: &str, arguments: Value) -> Vec<u8> {
     format!("{question}\n").into_bytes()
 }
 
-/// Reads an answer from a stream of bytes.
 pub struct AnswerReader {
     /// Number of the expected sync answer; `None` accepts any answer.
     id: Option<u64>,
@@ -44,21 +42,15 @@ pub struct AnswerReader {
 }
 
 impl AnswerReader {
-    /// Expects the answer to the sync request with this number.
     pub fn sync(id: u64) -> Self {
         Self { id: Some(id), deaf: true, line: Vec::new(), limit: MAX_SYNC }
     }
 
-    /// Expects any answer of at most `limit` bytes.
     pub fn answer(limit: usize) -> Self {
         Self { id: None, deaf: false, line: Vec::new(), limit }
     }
 
     /// Consumes received bytes. Returns the answer once it is complete; bytes after it are ignored.
-    ///
-    /// # Errors
-    ///
-    /// When the answer is invalid or too long.
     pub fn take(&mut self, bytes: &[u8]) -> anyhow::Result<Option<Vec<u8>>> {
         match self.id {
             Some(id) => Ok(bytes.iter().find_map(|byte| self.number(*byte, id))),
@@ -118,11 +110,7 @@ pub fn refused(answer: &[u8]) -> Option<String> {
     answer.error.map(|error| plain(&error.desc, MAX_ERROR))
 }
 
-/// Returned value of an answer.
-///
-/// # Errors
-///
-/// The agent's error message, or that the answer is invalid.
+/// The error is the agent's message, or says that the answer is invalid.
 pub fn returned(answer: &[u8]) -> Result<Value, String> {
     match serde_json::from_slice(answer) {
         Ok(Answer { error: Some(error), .. }) => Err(plain(&error.desc, MAX_ERROR)),

@@ -27,11 +27,7 @@ struct Started {
     pid: i64,
 }
 
-/// Reads the program's standard input to its end, and encodes it as base64 for the agent.
-///
-/// # Errors
-///
-/// When the input is longer than 1 MiB, or cannot be read.
+/// Reads standard input to its end, and encodes it as base64. More than 1 MiB is an error.
 pub fn input(from: impl Read) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(MAX_INPUT)? + 1;
@@ -43,11 +39,7 @@ pub fn input(from: impl Read) -> anyhow::Result<String> {
     Ok(BASE64_STANDARD.encode(bytes))
 }
 
-/// Runs a program in the guest and waits until it ends, at most for `limit`.
-///
-/// # Errors
-///
-/// When no agent answers, the program cannot be run, or it takes too long.
+/// Waits until the program ends, at most for `limit`. `input` is in base64.
 pub fn run(
     program: &str,
     words: &[String],

@@ -13,21 +13,16 @@ const LINE_OVERHEAD: u64 = 64;
 /// Tokens per line or byte. Tokens are thousandths, since time is counted in milliseconds.
 const TOKENS_PER_UNIT: u64 = 1000;
 
-/// A number of lines and of bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Amount {
-    /// Lines.
     pub lines: u64,
-    /// Bytes, including 64 for each line.
+    /// Including 64 for each line.
     pub bytes: u64,
 }
 
-/// A burst that passes at once, and the amount added each second.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
-    /// Capacity of the bucket.
     pub burst: Amount,
-    /// Refill per second.
     pub per_second: Amount,
 }
 
@@ -49,7 +44,6 @@ pub const PROGRAM: Rate = Rate {
     per_second: Amount { lines: 20, bytes: 2 << 10 },
 };
 
-/// A token bucket. See the module.
 pub struct Bucket {
     rate: Rate,
     /// Tokens left, in thousandths.
@@ -70,8 +64,7 @@ impl Bucket {
         Self { rate, left, filled: None, closed: None, lost: 0 }
     }
 
-    /// Takes the tokens for a line of this length. Returns the number of lines dropped before it,
-    /// or `None` if this line is dropped, too.
+    /// Returns the number of lines dropped before this one, or `None` if this one is dropped, too.
     pub fn take(&mut self, length: usize, now: Instant) -> Option<u64> {
         self.fill(now);
         let cost = u64::try_from(length).unwrap_or(u64::MAX).saturating_add(LINE_OVERHEAD);

@@ -11,9 +11,8 @@ use crate::status::{Failure, Status};
 
 /// linux/capability.h.
 const CAP_NET_ADMIN: u32 = 12;
-/// The device of tap interfaces.
 const TUN: &str = "/dev/net/tun";
-/// Its major and minor number.
+/// Major and minor number of `TUN`.
 const NUMBER: (u32, u32) = (10, 200);
 const WAY_OUT: &str = "or set NETWORK=user";
 
@@ -22,7 +21,6 @@ pub(super) fn is_admin() -> bool {
     has(&fs::read_to_string("/proc/self/status").unwrap_or_default(), CAP_NET_ADMIN)
 }
 
-/// Checks the privileges for a tap interface.
 pub(super) fn check_tap() -> anyhow::Result<()> {
     if !is_admin() {
         let sentence =

@@ -16,9 +16,7 @@ use crate::log::LineLimit;
 /// Limits the log messages on declined addresses per minute. The guest may decline at any rate.
 static DECLINES: Mutex<LineLimit> = Mutex::new(LineLimit::new(3));
 
-/// The port of DHCP servers.
 pub const SERVER_PORT: u16 = 67;
-/// The port of DHCP clients.
 pub const CLIENT_PORT: u16 = 68;
 /// Duration of a lease. The guest renews it after half of this time.
 const LEASE_SECONDS: u32 = 3600;
@@ -66,20 +64,16 @@ mod option {
     pub(super) const END: u8 = 255;
 }
 
-/// The guest's network configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// MAC address of the guest. Other clients get no answer.
+    /// Other clients get no answer.
     pub mac: Mac,
-    /// IPv4 address of the guest.
     pub address: Ipv4Addr,
-    /// Prefix length of its network.
+    /// Prefix length of the guest's network.
     pub mask: u8,
-    /// Its router, which is also the DHCP server.
+    /// The guest's router, which is also the DHCP server.
     pub gateway: Ipv4Addr,
-    /// Its name server.
     pub dns: Ipv4Addr,
-    /// Its host name.
     pub host: String,
     /// Search domains. The first one is the guest's own domain.
     pub search: Vec<String>,
@@ -92,11 +86,9 @@ pub struct Config {
 pub struct Answer {
     /// Destination address. `BROADCAST` while the guest has no address.
     pub to: Ipv4Addr,
-    /// The message.
     pub payload: Vec<u8>,
 }
 
-/// The response to a message. Nothing if it gets none.
 #[must_use]
 pub fn answer(config: &Config, message: &[u8]) -> Option<Answer> {
     let request = Request::read(message).filter(|it| it.mac == config.mac)?;
@@ -135,7 +127,6 @@ fn decide(config: &Config, request: &Request<'_>) -> Option<(u8, Ipv4Addr)> {
     Some((ACK, if renews { request.current } else { Ipv4Addr::BROADCAST }))
 }
 
-/// A parsed message of the guest.
 struct Request<'a> {
     kind: u8,
     transaction: [u8; 4],
@@ -212,7 +203,6 @@ fn address(bytes: &[u8]) -> Option<Ipv4Addr> {
     <[u8; 4]>::try_from(bytes).ok().map(Ipv4Addr::from)
 }
 
-/// A response of this type.
 fn write(config: &Config, request: &Request<'_>, kind: u8) -> Vec<u8> {
     let mut message = vec![0; HEADER];
     message[..3].copy_from_slice(&[2, 1, 6]);

@@ -13,7 +13,6 @@ use simple_dns::{CLASS, Name, Packet, ResourceRecord};
 use super::hosts::Hosts;
 use super::resolv::Resolv;
 
-/// The port of name servers.
 pub const PORT: u16 = 53;
 /// The name of the pod itself.
 pub const HOST_NAME: &str = "host.lan";
@@ -45,17 +44,11 @@ const CODE: u16 = 0x000f;
 /// The code of a response (RFC 1035, 4.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseCode {
-    /// No error.
     NoError = 0,
-    /// The question is invalid.
     FormErr = 1,
-    /// The server failed.
     ServFail = 2,
-    /// The name does not exist.
     NxDomain = 3,
-    /// The server does not support this kind of question.
     NotImp = 4,
-    /// The server refuses to answer.
     Refused = 5,
 }
 
@@ -66,19 +59,17 @@ const AAAA: u16 = 28;
 /// The class of the Internet.
 const IN: u16 = 1;
 
-/// A question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query<'a> {
     id: [u8; 2],
     flags: u16,
-    /// In the encoding of messages, with the root at its end.
+    /// Encoded as in messages, with the root at its end.
     name: &'a [u8],
     kind: u16,
     class: u16,
     message: &'a [u8],
 }
 
-/// The 16-bit number at this offset.
 fn word(message: &[u8], at: usize) -> Option<u16> {
     let bytes = message.get(at..at.checked_add(2)?)?;
     Some(u16::from_be_bytes(bytes.try_into().ok()?))
@@ -101,11 +92,8 @@ fn question_name(message: &[u8]) -> Option<&[u8]> {
 }
 
 impl<'a> Query<'a> {
-    /// Parses a question.
-    ///
-    /// # Errors
-    ///
-    /// If the message cannot be relayed. The error is the response to it, if it gets one.
+    /// Parses a question. If the message cannot be relayed, the error is the response to it, if it
+    /// gets one.
     pub fn read(message: &'a [u8]) -> Result<Self, Option<Vec<u8>>> {
         let (Some(id), Some(flags)) = (message.get(..2), word(message, 2)) else {
             return Err(None);
@@ -215,12 +203,9 @@ impl<'a> Query<'a> {
     }
 }
 
-/// The transport of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// UDP.
     Udp,
-    /// TCP.
     Tcp,
 }
 
@@ -240,7 +225,6 @@ pub(super) fn labels(name: &str) -> Option<Vec<u8>> {
 pub struct LocalNames {
     /// Address of the pod, as the guest sees it.
     pub gateway: Ipv4Addr,
-    /// Address of the guest.
     pub guest: Ipv4Addr,
     /// Default gateway of the pod.
     pub default_gateway: Option<Ipv4Addr>,
@@ -363,7 +347,6 @@ fn same_id(sent: &[u8], received: &[u8]) -> bool {
     flags & RESPONSE != 0 && received.len() >= HEADER && word(sent, 0) == word(received, 0)
 }
 
-/// The code of a response.
 #[must_use]
 pub fn response_code(answer: &[u8]) -> ResponseCode {
     match word(answer, 2).unwrap_or(0) & CODE {
@@ -383,7 +366,6 @@ pub fn is_positive(answer: &[u8]) -> bool {
     response_code(answer) == ResponseCode::NoError && (some || is_truncated(answer))
 }
 
-/// Whether a response was truncated because it is too long for a datagram.
 #[must_use]
 pub fn is_truncated(answer: &[u8]) -> bool {
     word(answer, 2).is_some_and(|flags| flags & TRUNCATED != 0)

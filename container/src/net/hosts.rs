@@ -6,7 +6,6 @@ use std::net::IpAddr;
 /// Further lines are ignored.
 const MAX_LINES: usize = 4096;
 
-/// Names and addresses of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hosts(Vec<(String, IpAddr)>);
 
@@ -31,7 +30,7 @@ impl Hosts {
         Self(all)
     }
 
-    /// The addresses of a name, which must be in lower case.
+    /// `name` must be in lower case.
     pub fn addresses(&self, name: &str) -> impl Iterator<Item = IpAddr> {
         self.0.iter().filter(move |(known, _)| known == name).map(|(_, address)| *address)
     }

@@ -24,7 +24,6 @@ use tokio::time::sleep;
 
 use crate::status::{Failure, Status};
 
-/// An IPv4 network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) address: Ipv4Addr,
@@ -45,7 +44,6 @@ impl Block {
         self.mask == 0
     }
 
-    /// Whether both have an address in common.
     pub(super) fn overlaps(self, other: Self) -> bool {
         let bits = Self::bits(self.mask.min(other.mask));
         (u32::from(self.address) ^ u32::from(other.address)) & bits == 0
@@ -88,7 +86,6 @@ pub(super) async fn claim_network() -> anyhow::Result<UnixListener> {
     }
 }
 
-/// An interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Link {
     pub(super) index: u32,
@@ -125,7 +122,6 @@ impl Link {
     }
 }
 
-/// The network configuration of the pod.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PodNetwork {
     pub(super) links: Vec<Link>,
@@ -185,7 +181,6 @@ impl PodNetwork {
         })
     }
 
-    /// IPv4 networks that are in use.
     pub(super) fn used(&self) -> Vec<Block> {
         let addresses = self.addresses.iter().filter_map(|(_, address, mask)| match address {
             IpAddr::V4(address) => Some(Block::new(*address, *mask)),
@@ -195,7 +190,6 @@ impl PodNetwork {
     }
 }
 
-/// A connection to rtnetlink.
 pub(super) struct Links(Handle);
 
 impl Links {
@@ -206,7 +200,6 @@ impl Links {
         Ok(Self(handle))
     }
 
-    /// Reads the configuration of the pod.
     pub(super) async fn read(&self) -> anyhow::Result<PodNetwork> {
         let links = self.0.link().get().execute().map_ok(|message| Link::of(&message));
         let mut pod = PodNetwork {
@@ -315,24 +308,21 @@ impl Links {
         self.0.link().change(up).execute().await.map_err(to_io)
     }
 
-    /// Deletes an interface.
     pub(super) async fn delete(&self, index: u32) -> anyhow::Result<()> {
         self.0.link().del(index).execute().await.with_context(|| format!("interface {index}"))
     }
 
-    /// Sets the MAC address of an interface.
     pub(super) async fn set_mac(&self, index: u32, mac: Mac) -> anyhow::Result<()> {
         let link = LinkUnspec::new_with_index(index).address(mac.0.to_vec()).build();
         self.0.link().change(link).execute().await.context("the gateway's MAC address")
     }
 
-    /// Adds an IPv4 address to an interface.
     pub(super) async fn add(&self, index: u32, address: Ipv4Addr, mask: u8) -> anyhow::Result<()> {
         let request = self.0.address().add(index, address.into(), mask);
         request.execute().await.with_context(|| format!("the address {address}/{mask}"))
     }
 
-    /// Adds an IPv6 address to an interface, without duplicate address detection.
+    /// Adds an IPv6 address without duplicate address detection.
     pub(super) async fn add_v6(
         &self,
         index: u32,
@@ -369,7 +359,6 @@ pub(super) fn is_card(name: &str) -> bool {
     Path::new("/sys/class/net").join(name).join("device").exists()
 }
 
-/// The gateway of the IPv4 default route.
 pub(super) fn default_gateway() -> Option<Ipv4Addr> {
     gateway(&std::fs::read_to_string("/proc/net/route").unwrap_or_default())
 }

@@ -33,7 +33,6 @@ use crate::status::{Failure, Status};
 pub struct Parameters {
     /// Number of queue pairs of the guest's card.
     pub pairs: u16,
-    /// Name of the pod.
     pub pod: String,
     /// Folder in which the device node may be created.
     pub folder: PathBuf,
@@ -44,11 +43,10 @@ struct Plan {
     uplink: Link,
     mac: Mac,
     mtu: u16,
-    /// The pod's address there, if it has one.
+    /// The pod's own address, if it has one.
     own: Option<IpAddr>,
 }
 
-/// The running macvtap.
 pub struct Macvtap {
     plan: Plan,
     index: u32,
@@ -60,11 +58,7 @@ pub struct Macvtap {
 }
 
 impl Macvtap {
-    /// Creates the macvtap. The guest can start after this.
-    ///
-    /// # Errors
-    ///
-    /// If something is missing. The error names it and the way out, and nothing is left behind.
+    /// Creates the macvtap. The guest can start after this. After an error, nothing is left behind.
     pub async fn start(settings: &Settings, parameters: &Parameters) -> anyhow::Result<Self> {
         if !capabilities::is_admin() {
             return Err(refusal("a capability is missing: add --cap-add NET_ADMIN"));
@@ -95,13 +89,11 @@ impl Macvtap {
         std::mem::take(&mut self.queues)
     }
 
-    /// The MAC address of the guest's card.
     #[must_use]
     pub fn mac(&self) -> Mac {
         self.plan.mac
     }
 
-    /// The MTU in bytes.
     #[must_use]
     pub fn mtu(&self) -> u16 {
         self.plan.mtu
@@ -113,7 +105,7 @@ impl Macvtap {
         &self.plan.uplink.name
     }
 
-    /// The guest's last known address. Nothing if the pod cannot receive the guest's ARP.
+    /// Nothing if the pod cannot receive the guest's ARP.
     #[must_use]
     pub fn learned_address(&self) -> Option<LearnedAddress> {
         self.arp.as_ref().map(Listener::learned_address)
@@ -147,10 +139,6 @@ impl Macvtap {
     }
 
     /// Removes the macvtap.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be removed.
     pub async fn end(self) -> anyhow::Result<()> {
         drop(self.queues);
         // Another program may have removed it already.

@@ -44,9 +44,7 @@ use crate::status::{Failure, Status};
 
 /// The MTU of Ethernet, in bytes. Guests assume it if DHCP does not set another one.
 const DEFAULT_MTU: u32 = 1500;
-/// The minimum MTU of a link with IPv6, in bytes.
 const MIN_MTU_V6: u32 = 1280;
-/// Enables the forwarding of packets between interfaces.
 const FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
 
 /// Parameters besides the settings.
@@ -54,7 +52,6 @@ const FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
 pub struct Parameters {
     /// Number of queue pairs of the guest's card.
     pub pairs: u16,
-    /// Name of the pod.
     pub pod: String,
     /// Folder with the pod's `resolv.conf` and `hosts`.
     pub etc: PathBuf,
@@ -75,7 +72,6 @@ struct Plan {
     notes: Vec<String>,
 }
 
-/// The running network.
 pub struct Nat {
     config: Config,
     plan: Plan,
@@ -94,7 +90,6 @@ struct Tap {
     queues: Vec<OwnedFd>,
     /// Set if we have enabled forwarding.
     forwarding: Option<Forwarding>,
-    /// The IPv6 router.
     router: Option<Router>,
 }
 
@@ -115,11 +110,7 @@ impl Drop for Forwarding {
 }
 
 impl Nat {
-    /// Creates the network. The guest can start after this.
-    ///
-    /// # Errors
-    ///
-    /// If something is missing. The error names it and the way out, and nothing is left behind.
+    /// Creates the network. The guest can start after this. After an error, nothing is left behind.
     pub async fn start(settings: &Settings, parameters: &Parameters) -> anyhow::Result<Self> {
         capabilities::check_tap()?;
         let owner = link::claim_network().await?;
@@ -166,19 +157,16 @@ impl Nat {
         std::mem::take(&mut self.tap.queues)
     }
 
-    /// The MAC address of the guest's card.
     #[must_use]
     pub fn mac(&self) -> Mac {
         self.plan.mac
     }
 
-    /// The MTU in bytes.
     #[must_use]
     pub fn mtu(&self) -> u16 {
         self.plan.mtu
     }
 
-    /// The guest's address.
     #[must_use]
     pub fn guest(&self) -> Ipv4Addr {
         self.plan.subnet.guest
@@ -207,10 +195,6 @@ impl Nat {
     }
 
     /// Removes the network.
-    ///
-    /// # Errors
-    ///
-    /// If something could not be removed.
     pub async fn end(self) -> anyhow::Result<()> {
         drop(self.service);
         let removed = self.tap.remove(&self.links).await;
@@ -274,7 +258,6 @@ impl Plan {
         })
     }
 
-    /// The guest's DHCP configuration.
     fn config(&self, relay: &Relay) -> Config {
         let search = relay.resolv().search.clone();
         Config {

@@ -25,7 +25,6 @@ const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum size of an answer by UDP, in bytes.
 const MAX_DATAGRAM: usize = 65535;
 
-/// The guest's name server.
 pub struct Relay {
     local: LocalNames,
     resolv: File,
@@ -120,7 +119,6 @@ impl Relay {
     }
 }
 
-/// A random number for a question's id.
 fn id() -> [u8; 2] {
     let mut id = [0; 2];
     // Without flags this blocks until the kernel has random numbers, and does not fail.
@@ -173,10 +171,6 @@ async fn by_tcp(server: SocketAddr, sent: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 /// Reads a message with a length prefix (RFC 1035, 4.2.2).
-///
-/// # Errors
-///
-/// If the stream ends or breaks.
 pub async fn read_framed(stream: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Vec<u8>> {
     let length = stream.read_u16().await?;
     let mut message = vec![0; length.into()];
@@ -184,11 +178,7 @@ pub async fn read_framed(stream: &mut (impl AsyncReadExt + Unpin)) -> io::Result
     Ok(message)
 }
 
-/// Writes a message with a length prefix.
-///
-/// # Errors
-///
-/// If the stream breaks, or the message is longer than 65535 bytes.
+/// Writes a message with a length prefix. Fails if it is longer than 65535 bytes.
 pub async fn write_framed(
     stream: &mut (impl AsyncWriteExt + Unpin),
     message: &[u8],

@@ -16,12 +16,10 @@ const MAX_ATTEMPTS: u8 = 5;
 /// Larger files are not read.
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
-/// The content of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolv {
     /// Name servers, in the order in which they are asked.
     pub servers: Vec<IpAddr>,
-    /// Search domains for short names.
     pub search: Vec<String>,
     /// A name with at least this number of dots is asked as it is before search domains are tried.
     pub dots: u8,
@@ -76,7 +74,6 @@ impl Resolv {
     }
 }
 
-/// Whether a text is a valid domain.
 fn is_domain(text: &str) -> bool {
     let label = |label: &str| {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
@@ -101,7 +98,6 @@ struct FileVersion {
 }
 
 impl<T: Default> File<T> {
-    /// A file at this path, with its parser.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, read: fn(&str) -> T) -> Self {
         Self { path: path.into(), read, last: Mutex::default() }

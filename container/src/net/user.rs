@@ -59,7 +59,7 @@ const ADVERTISE: Duration = Duration::from_secs(1800);
 /// The pause after a connection could not be accepted, for example for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The running network. Dropping it ends the network.
+/// Dropping it ends the network.
 #[derive(Debug)]
 pub struct UserNetwork {
     socket: PathBuf,
@@ -73,10 +73,6 @@ pub struct UserNetwork {
 impl UserNetwork {
     /// Opens the forwarded ports, and listens for `vmm` in `folder`. The pod's resolvers are those
     /// of `etc/resolv.conf` below `root`.
-    ///
-    /// # Errors
-    ///
-    /// If the guest's address is invalid, or the socket cannot be created.
     pub fn start(settings: &Settings, root: &Path, folder: &Path) -> anyhow::Result<Self> {
         if let Some(device) = &settings.network.uplink {
             tracing::warn!(
@@ -182,7 +178,6 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     bind().with_context(|| path.display().to_string())
 }
 
-/// Sockets of the forwarded ports.
 struct Forwarded {
     tcp: Vec<tokio::net::TcpListener>,
     udp: Vec<UdpSocket>,
@@ -223,7 +218,6 @@ async fn serve(router: &Rc<Router>, listener: tokio::net::UnixListener, forwarde
     }
 }
 
-/// Accepts connections to a forwarded port.
 async fn accept(router: Rc<Router>, listener: tokio::net::TcpListener) {
     let Ok(address) = listener.local_addr() else { return };
     loop {

@@ -17,11 +17,7 @@ const DRIVERS: &str = "virtio-win";
 const MAX_SHOWN: usize = 3;
 
 /// The ISO image to install from: the reference image's name for this version, or the only image on
-/// the volume.
-///
-/// # Errors
-///
-/// When there are several images to choose from.
+/// the volume. Several images to choose from are an error.
 pub(super) fn on_volume(volume: &Path, settings: &Settings) -> anyhow::Result<Option<PathBuf>> {
     let mut names = names(volume);
     let windows = &settings.windows;

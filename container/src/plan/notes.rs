@@ -118,7 +118,6 @@ fn missing_drivers(input: &ParsedEnvironment, root: &Path) -> Vec<String> {
     notes
 }
 
-/// Whether VERSION selected this ISO image.
 fn selects(version: &Version, medium: &Path) -> bool {
     let name = medium.file_name().and_then(OsStr::to_str).unwrap_or_default();
     match version {

@@ -44,7 +44,7 @@ impl Controller {
         Self { settings: settings.clone(), memory, minimum, sum: 0.0, target: memory }
     }
 
-    /// Takes a reading. Returns the new amount for the guest if it should change.
+    /// Returns the new amount for the guest if it should change.
     fn step(&mut self, load: &MemoryLoad) -> Option<u64> {
         let (used, total) = narrowest(load);
         let pressure = load.pressure.unwrap_or(0.0);
@@ -87,12 +87,10 @@ fn narrowest(load: &MemoryLoad) -> (f64, u64) {
     group.filter(|group| group.0 > host.0).unwrap_or(host)
 }
 
-/// A part as percent of the whole.
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
 }
 
-/// This many percent of the whole.
 fn part(whole: u64, percent: f64) -> u64 {
     let thousandths =
         Duration::try_from_secs_f64(percent.max(0.0)).map_or(u128::MAX, |it| it.as_millis());
@@ -108,14 +106,13 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// Starts the controller, if the balloon is enabled.
     pub fn start(settings: &Settings, memory: u64, control: &Path) -> Option<Self> {
         let controller = settings.on.then(|| Controller::new(settings, memory))?;
         let task = tokio::spawn(control_loop(controller, control.to_owned()));
         Some(Self { task, control: control.to_owned(), memory })
     }
 
-    /// Returns all memory to the guest, which needs it to shut down.
+    /// The guest needs all its memory to shut down.
     pub fn give_back(self) {
         self.task.abort();
         let (control, memory) = (self.control.clone(), self.memory);
@@ -129,7 +126,6 @@ impl Drop for Balloon {
     }
 }
 
-/// Reads the host's load in intervals and adjusts the balloon.
 async fn control_loop(mut controller: Controller, control: PathBuf) {
     let pause = Duration::from_secs(u64::from(controller.settings.interval.0));
     let debug = controller.settings.debug;

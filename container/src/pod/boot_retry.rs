@@ -43,7 +43,6 @@ pub enum KeyPrompt {
 }
 
 impl KeyPrompt {
-    /// Decides for a machine with this source, and with this rescue CD if there is one.
     pub fn of(source: &Source, rescue: Option<&Path>) -> Self {
         match (rescue, source) {
             (Some(rescue), _) if is_microsofts(rescue) => Self::Once,
@@ -53,12 +52,10 @@ impl KeyPrompt {
     }
 }
 
-/// The reaction to a boot event.
 #[derive(Debug, PartialEq, Eq)]
 enum Action {
     /// Do nothing, and stop what was going on.
     Nothing,
-    /// Press a key.
     PressKey,
     /// The medium of this name gave up: reset the machine after this time, or when a viewer comes.
     Reset(String, Option<Duration>),
@@ -72,7 +69,7 @@ struct BootState {
     pressed: bool,
     /// The medium that booted last, and when.
     medium: Option<(String, Instant)>,
-    /// Number of times that it gave up.
+    /// Number of times that this medium gave up.
     tries: u32,
 }
 
@@ -92,7 +89,7 @@ impl BootState {
         Action::Nothing
     }
 
-    /// Nothing is left to boot. Returns `None` if no medium has booted before.
+    /// Returns `None` if no medium has booted before.
     fn on_nothing_to_boot(&mut self, now: Instant) -> Option<Action> {
         let (name, since) = self.medium.clone()?;
         if now - since > MIN_USE_TIME {
@@ -108,7 +105,6 @@ impl BootState {
     }
 }
 
-/// Carries out the reactions at the control socket of the machine.
 pub struct BootRetry {
     state: BootState,
     control: PathBuf,
@@ -116,12 +112,11 @@ pub struct BootRetry {
 }
 
 impl BootRetry {
-    /// The state of a machine that has not booted yet.
     pub fn new(key_prompt: KeyPrompt, control: PathBuf) -> Self {
         Self { state: BootState { key_prompt, ..BootState::default() }, control, task: None }
     }
 
-    /// Handles a boot event. Returns whether the machine is kept running.
+    /// Returns whether the machine is kept running.
     pub fn handle(&mut self, event: &BootEvent) -> bool {
         let now = Instant::now();
         let action = match event {
@@ -205,7 +200,6 @@ async fn wait_for_viewer(control: &Path) {
     }
 }
 
-/// Whether the machine's status has a viewer that connected within this time.
 fn has_new_viewer(status: &Value, within: Duration) -> bool {
     let came = |viewer: &Value| viewer["seconds"].as_u64().is_some_and(|it| it <= within.as_secs());
     status["viewers"].as_array().is_some_and(|viewers| viewers.iter().any(came))

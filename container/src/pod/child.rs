@@ -28,12 +28,11 @@ use crate::log::bucket::{BOOT_MESSAGES, Bucket, PROGRAM};
 use crate::story::Story;
 use crate::story::log_layer::RECORDED;
 
-/// How long the rest of its standard error is read after its end.
+/// How long the rest of the process' standard error is read after its end.
 const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(1);
 /// Capacity of the queue of boot events. The guest can write as many such lines as it likes.
 const MAX_EVENTS: usize = 64;
 
-/// A running machine.
 pub struct Child {
     process: Process,
     control: PathBuf,
@@ -41,22 +40,18 @@ pub struct Child {
     input: Option<ChildStdin>,
     /// Ends with the machine.
     tpm: Option<Tpm>,
-    /// The task that copies its standard error to the log.
+    /// Copies the process' standard error to the log.
     reader: Option<JoinHandle<()>>,
     last: LastError,
 }
 
-/// The last error that the process logged.
 type LastError = Arc<Mutex<Option<String>>>;
 
-/// Options of the process.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
-    /// Its log level.
     pub level: &'a str,
     /// The time zone of the guest's clock; the container's if not set.
     pub zone: Option<&'a str>,
-    /// The lines of the guest's serial port to log.
     pub logged: LoggedLines,
 }
 
@@ -64,11 +59,7 @@ pub struct Options<'a> {
 pub type BootEvents = mpsc::Receiver<(BootEvent, String)>;
 
 impl Child {
-    /// Starts the process, with this control socket. It waits for its configuration.
-    ///
-    /// # Errors
-    ///
-    /// When `vmm` does not exist, or cannot be started.
+    /// The process waits for its configuration.
     pub fn start(
         control: PathBuf,
         story: &Arc<Story>,
@@ -101,11 +92,7 @@ impl Child {
         Ok((Self { process, control, input, tpm: None, reader: Some(reader), last }, events))
     }
 
-    /// Sends the configuration, once.
-    ///
-    /// # Errors
-    ///
-    /// When the configuration was sent before.
+    /// Works only once.
     pub async fn configure(&mut self, config: &Config) -> anyhow::Result<()> {
         let mut input = self.input.take().context("no standard input")?;
         let text = serde_json::to_string(config)?;
@@ -119,16 +106,11 @@ impl Child {
         self.tpm = tpm;
     }
 
-    /// Waits for the end of the process.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel reports an error.
     pub async fn end(&mut self) -> io::Result<ExitStatus> {
         self.process.wait().await
     }
 
-    /// The last error that the process logged. Call it after the end of the process.
+    /// Call it after the end of the process.
     pub async fn last_error(&mut self) -> Option<String> {
         if let Some(reader) = self.reader.take() {
             // Another process may still have its standard error open.
@@ -137,7 +119,6 @@ impl Child {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The process ID, while it runs.
     pub fn id(&self) -> Option<u32> {
         self.process.id()
     }
@@ -147,21 +128,15 @@ impl Child {
         self.id().into_iter().chain(self.tpm.as_ref().and_then(Tpm::id)).collect()
     }
 
-    /// Sends a command to the machine's control socket.
-    ///
-    /// # Errors
-    ///
-    /// When the machine refuses, or is gone.
     pub async fn ask(&self, command: control::Command) -> anyhow::Result<Value> {
         machine_client::ask(&self.control, command).await
     }
 
-    /// Asks the process to end, even before its control socket is open.
+    /// Works even before the control socket is open.
     pub fn terminate(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// Kills the process.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
     }

@@ -10,21 +10,16 @@ const MAX_LENGTH: usize = 1000;
 /// A boot event, as EDK2 reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BootEvent {
-    /// The firmware boots something.
     Starts {
-        /// The name of the boot entry.
         name: String,
-        /// The kind of device it is on.
         on: BootDevice,
     },
     /// The firmware found nothing to boot, or only its shell.
     Nothing,
 }
 
-/// The kind of device that the firmware boots from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BootDevice {
-    /// A disk.
     Disk,
     /// A CD.
     Medium,
@@ -32,7 +27,6 @@ pub enum BootDevice {
     Other,
 }
 
-/// Collects bytes of the serial port.
 #[derive(Default)]
 pub struct Console {
     line: Vec<u8>,

@@ -22,31 +22,22 @@ const PASSWORD_FILE: &str = "password";
 /// eavesdropper of one login can easily find them. So viewers have a password of their own, which
 /// is not a part of the other one.
 const VNC_LENGTH: usize = Passwords::VNC_BYTES;
-/// Ending of the file on the volume with the password of VNC viewers.
 const VNC_FILE: &str = "vnc";
 
 /// Access to the screen.
 #[derive(Debug)]
 pub enum Guard {
-    /// No password.
     Open,
-    /// A password.
     Password {
-        /// The user name.
         user: String,
-        /// The file with the password.
         password: PathBuf,
-        /// The file with the password of VNC viewers, if VNC is enabled.
+        /// `None` without VNC.
         vnc: Option<PathBuf>,
     },
 }
 
 impl Guard {
-    /// Decides by the settings. By default the screen asks for a password, except for the probe.
-    ///
-    /// # Errors
-    ///
-    /// When a password cannot be written.
+    /// By default the screen asks for a password, except for the probe.
     pub fn of(
         plan: &Plan,
         volume: Option<&Volume>,
@@ -134,7 +125,6 @@ fn kept_password(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::R
     Ok(text)
 }
 
-/// A new random password.
 fn random_password(length: usize) -> anyhow::Result<String> {
     let mut bytes = vec![0; length];
     let mut filled = 0;

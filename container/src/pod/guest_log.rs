@@ -13,19 +13,16 @@ use crate::story::log_layer::RECORDED;
 /// Start of the probe's report (`vmm/probe/guest/README.md`).
 const REPORT: &str = "{\"probe\":1,\"ok\":";
 
-/// The lines to log.
+/// Lines of the guest's serial port to log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoggedLines {
-    /// Every line.
     Lines,
     /// Failed checks of the probe and a summary. The rest is on its screen, and in the log with
     /// `DEBUG=Y`.
     Probe,
-    /// Nothing.
     Nothing,
 }
 
-/// Logs the lines of one guest.
 pub struct GuestLog {
     story: Arc<Story>,
     logged: LoggedLines,
@@ -35,12 +32,10 @@ pub struct GuestLog {
 }
 
 impl GuestLog {
-    /// A log for a new machine.
     pub fn new(story: Arc<Story>, logged: LoggedLines) -> Self {
         Self { story, logged, bucket: Bucket::new(GUEST), passed: 0 }
     }
 
-    /// Handles a line.
     pub fn handle(&mut self, line: &str) {
         match self.logged {
             LoggedLines::Nothing => {}

@@ -75,7 +75,7 @@ fn remaining(settings: &Settings, story: &Story) -> Duration {
     if story.phase() < Phase::Running { all } else { all.saturating_sub(story.since.elapsed()) }
 }
 
-/// Opens the page. Returns whether it is open.
+/// Returns whether the page is open.
 fn open(settings: &Settings, story: &Arc<Story>) -> bool {
     match web::open_failed(settings, story) {
         Ok(Some(page)) => {
@@ -87,7 +87,6 @@ fn open(settings: &Settings, story: &Arc<Story>) -> bool {
     }
 }
 
-/// The line of the log with the time and the status of the end.
 fn end_line(page: Option<String>, time: Duration, code: u8) -> String {
     let seconds = time.as_secs().max(1);
     let now = match std::io::stdin().is_terminal() {

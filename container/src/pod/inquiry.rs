@@ -24,7 +24,6 @@ use crate::status::{Failure, Status};
 use crate::story::Line;
 use crate::web::{Health, WebState};
 
-/// Maximum number of connections.
 const MAX_CONNECTIONS: usize = 64;
 /// Maximum bytes of a question, which may contain a program, its arguments and its input.
 pub const MAX_QUESTION: u64 = 3 << 20;
@@ -34,18 +33,14 @@ pub const MAX_WAIT: Duration = Duration::from_secs(20);
 /// Pause after accepting fails, as without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A question to the pod.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Question {
     /// The state of the pod, its machine and its guest.
     State,
-    /// A health check.
     Health {
-        /// The check.
         of: Health,
     },
-    /// Lines of the log.
     Log {
         /// Return lines after this number.
         after: u64,
@@ -53,7 +48,6 @@ pub enum Question {
         /// before the pod ends.
         wait: bool,
     },
-    /// Asks the guest to shut down.
     Shutdown {
         /// The client will wait for the machine's end, and gets the answer before the pod ends.
         #[serde(default)]
@@ -61,19 +55,18 @@ pub enum Question {
     },
     /// Whether the machine is off. Waits for that, up to [`MAX_WAIT`].
     Off,
-    /// Starts a program in the guest. The answer is its process ID there.
+    /// The answer is the program's process ID in the guest.
     Start {
-        /// The program's path or name.
+        /// Path or name.
         program: String,
-        /// Its arguments.
+        /// Arguments.
         words: Vec<String>,
-        /// Its standard input in base64.
+        /// Standard input in base64.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input: Option<String>,
     },
     /// The state of a started program, as the agent reports it.
     Outcome {
-        /// The process ID in the guest.
         pid: i64,
     },
 }
@@ -85,7 +78,6 @@ impl Question {
     }
 }
 
-/// Lines of the log.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LogLines {
     /// Lines after those that the client knows, as far as they are kept.
@@ -96,11 +88,7 @@ pub struct LogLines {
     pub last: bool,
 }
 
-/// Listens on the socket. The future answers clients while it is polled.
-///
-/// # Errors
-///
-/// When the socket cannot be created.
+/// The future answers clients while it is polled.
 pub fn open(
     path: &Path,
     web: Arc<WebState>,
@@ -131,7 +119,6 @@ pub fn open(
     })
 }
 
-/// Answers the questions of one client until it disconnects.
 async fn serve(stream: UnixStream, web: &WebState, end_notice: &EndNotice) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read);
@@ -201,7 +188,7 @@ impl EndNotice {
     }
 }
 
-/// The answer to a question, as JSON.
+/// Returns the answer's JSON.
 async fn answer(web: &WebState, question: Question) -> anyhow::Result<Vec<u8>> {
     let value = match question {
         Question::State => web.state().await,

@@ -8,10 +8,6 @@ use crate::source::Source;
 use crate::status::{Failure, Status};
 
 /// Checks this device and the processor.
-///
-/// # Errors
-///
-/// When KVM is missing, or cannot run the source.
 pub fn check(path: &Path, source: &Source) -> anyhow::Result<()> {
     let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
     if let Err(error) = opened {
@@ -42,7 +38,6 @@ fn virtualizes(root: &Path) -> bool {
     flags.peek().is_none() || flags.any(has)
 }
 
-/// The error for a device that cannot be opened.
 fn open_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
     let out = match error.kind() {
         ErrorKind::NotFound => "enable virtualization in the host's firmware, load the module \

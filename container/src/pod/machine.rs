@@ -30,7 +30,7 @@ use crate::settings::{Discard, Format, Settings};
 use crate::source::Source;
 use crate::status::{Failure, Status};
 
-/// User ID of the machine's process if the pod is root. The image has no other use of it.
+/// User ID of the machine's process if the pod is root. The image uses it for nothing else.
 const USER: u32 = 10001;
 
 /// Files and sockets prepared for the machine.
@@ -48,9 +48,7 @@ pub struct Parts {
     pub rescue: Option<PathBuf>,
     /// CDs that boot if no disk does, in this order.
     pub media: Vec<PathBuf>,
-    /// The network, if there is one.
     pub card: Option<NetworkCard>,
-    /// The control socket.
     pub control: PathBuf,
     /// The socket behind the serial port of the guest's agent.
     pub agent: PathBuf,
@@ -58,24 +56,15 @@ pub struct Parts {
     pub listeners: Vec<listen::Config>,
 }
 
-/// The network card and its backend.
 #[derive(Debug)]
 pub struct NetworkCard {
-    /// The backend.
     pub backend: host::net::Network,
-    /// The card's MAC address.
     pub mac: Mac,
     /// The MTU, if it is not the usual one.
     pub mtu: Option<u16>,
-    /// Number of queue pairs.
     pub pairs: u16,
 }
 
-/// The configuration of the machine.
-///
-/// # Errors
-///
-/// When the settings ask for something that the machine does not have.
 pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Result<Config> {
     let mut config = Config {
         control: Some(UnixAddress::Path(text(&parts.control)?)),
@@ -125,10 +114,6 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
 }
 
 /// Checks that such a machine is possible, before anything is created for it.
-///
-/// # Errors
-///
-/// When the settings ask for something that the machine does not have.
 pub fn check(settings: &Settings, sizes: &Sizes, source: &Source) -> anyhow::Result<()> {
     let mut parts =
         Parts { control: "/control".into(), agent: "/agent".into(), ..Parts::default() };
@@ -196,7 +181,6 @@ fn identity(config: &mut Config, settings: &Settings, kept: Option<&Uuid>) -> an
     Ok(())
 }
 
-/// Mouse and keyboard.
 fn input_devices(config: &mut Config, settings: &Settings) {
     config.device.push(Device::Xhci(Default::default()));
     if settings.screen.display.value != Display::None {
@@ -205,7 +189,6 @@ fn input_devices(config: &mut Config, settings: &Settings) {
     }
 }
 
-/// The configuration of the network card.
 fn card_config(card: &NetworkCard) -> anyhow::Result<virtio::net::Config> {
     Ok(virtio::net::Config {
         to: card.backend.clone(),
@@ -216,7 +199,7 @@ fn card_config(card: &NetworkCard) -> anyhow::Result<virtio::net::Config> {
     })
 }
 
-/// Attaches a disk at the configured controller. Returns its name.
+/// Uses the configured controller. Returns the disk's name.
 fn attach(config: &mut Config, settings: &Settings, disk: &Disk) -> anyhow::Result<Option<String>> {
     let drives = &settings.disk;
     let direct = drives.cache.value == Cache::Direct;
@@ -230,7 +213,7 @@ fn attach(config: &mut Config, settings: &Settings, disk: &Disk) -> anyhow::Resu
     attach_image(config, drives.controller.value, image)
 }
 
-/// Attaches a disk at a controller. Returns its name.
+/// Returns the disk's name.
 fn attach_image(
     config: &mut Config,
     bus: Bus,
@@ -251,7 +234,6 @@ fn attach_image(
     Ok(name_of_last(config))
 }
 
-/// A disk at USB.
 fn usb_disk(image: disk::Config) -> anyhow::Result<storage::Config> {
     let disk::Config { path, format, readonly, direct, discard, size, .. } = image;
     ensure!(
@@ -263,7 +245,7 @@ fn usb_disk(image: disk::Config) -> anyhow::Result<storage::Config> {
     Ok(storage::Config { path, format, readonly, direct, discard, ..storage::Config::default() })
 }
 
-/// Attaches a CD drive. Returns its name.
+/// Attaches a CD drive. Returns the drive's name.
 fn insert(config: &mut Config, bus: Bus, medium: &Path) -> anyhow::Result<Option<String>> {
     if bus == Bus::None {
         return Ok(None);

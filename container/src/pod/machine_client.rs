@@ -25,11 +25,6 @@ const SLOW: Duration = Duration::from_secs(60);
 const TYPING: Duration = Duration::from_secs(900);
 const GONE: &str = "the machine is gone";
 
-/// Sends a command to the machine and returns its answer.
-///
-/// # Errors
-///
-/// When the machine refuses, does not answer in time, or is gone.
 pub async fn ask(control: &Path, command: Command) -> anyhow::Result<Value> {
     let time = match command {
         Command::Status
@@ -70,12 +65,11 @@ pub struct Status {
 }
 
 impl Status {
-    /// The status of the machine behind this control socket.
     pub fn new(control: PathBuf) -> Self {
         Self { control, last: Arc::default() }
     }
 
-    /// Asks for the current status; `None` without an answer.
+    /// `None` without an answer.
     pub async fn get(&self) -> Option<Value> {
         self.get_within(QUICK).await
     }

@@ -17,14 +17,11 @@ use crate::settings::environment::ParsedEnvironment;
 use crate::settings::{NetworkKind, Settings};
 use crate::story::Story;
 
-/// The file that names the pod's resolvers.
 const RESOLV: &str = "/etc/resolv.conf";
 /// Maximum queue pairs. More do not make a guest faster.
 const MAX_PAIRS: u32 = 8;
 
-/// The network of a running pod.
 pub enum Network {
-    /// No network.
     None,
     /// User-mode network: connections of the pod itself.
     User(UserNetwork),
@@ -38,7 +35,6 @@ pub enum Network {
 /// The guest's address, seen from the pod.
 #[derive(Debug)]
 pub enum GuestAddress {
-    /// A fixed address.
     Fixed(IpAddr),
     /// An address that the guest chose, and the interface that reaches it.
     Learned(LearnedAddress, String),
@@ -50,9 +46,7 @@ impl Network {
     /// Starts the network. If the configured kind is not possible, logs the reason and takes the
     /// next best.
     ///
-    /// # Errors
-    ///
-    /// When `DHCP=Y` is set and not possible: it has no next best.
+    /// Fails if `DHCP=Y` is set and not possible: it has no next best.
     pub async fn make(
         input: &ParsedEnvironment,
         processors: u32,
@@ -115,11 +109,6 @@ impl Network {
         })
     }
 
-    /// The end of the network for the machine.
-    ///
-    /// # Errors
-    ///
-    /// When the card's MAC address cannot be kept.
     pub fn card(&self, settings: &Settings) -> anyhow::Result<Option<NetworkCard>> {
         Ok(match self {
             Self::None => None,
@@ -140,7 +129,6 @@ impl Network {
         })
     }
 
-    /// The guest's address, seen from the pod.
     pub fn guest(&self) -> Option<GuestAddress> {
         match self {
             Self::None => None,
@@ -161,7 +149,6 @@ impl Network {
         }
     }
 
-    /// Removes the network.
     pub async fn end(self) {
         let ended = match self {
             Self::None => Ok(()),
@@ -197,7 +184,6 @@ fn inherited(queues: &[OwnedFd]) -> (host::net::Network, u16) {
     (host::net::Network::Fd(numbers), u16::try_from(queues.len()).unwrap_or(u16::MAX))
 }
 
-/// Number of queue pairs for this many processors.
 fn pairs(processors: u32) -> u16 {
     u16::try_from(processors.clamp(1, MAX_PAIRS)).unwrap_or(1)
 }
@@ -207,12 +193,11 @@ async fn nat(settings: &Settings, processors: u32) -> anyhow::Result<Nat> {
     Nat::start(settings, &Parameters { pairs, pod: host_name(), etc: "/etc".into() }).await
 }
 
-/// The file that names the pod's resolvers; empty if it cannot be read.
+/// Empty if the file cannot be read.
 fn resolv_conf() -> String {
     std::fs::read_to_string(RESOLV).unwrap_or_default()
 }
 
-/// The pod's host name.
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

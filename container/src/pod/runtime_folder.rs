@@ -18,7 +18,6 @@ use crate::files;
 /// Possible folders, the best first. `transom status` searches them in this order.
 const CANDIDATES: [&str; 3] = ["/run/transom", "/dev/shm/transom", "/tmp/transom"];
 
-/// The control socket of the machine.
 const CONTROL: &str = "vmm.sock";
 /// The socket for commands in the container.
 const POD: &str = "pod.sock";
@@ -28,20 +27,14 @@ const LOCK: &str = "lock";
 const OLD_MACHINE_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A pod's folder.
 #[derive(Clone, Debug)]
 pub struct RuntimeFolder {
     folder: PathBuf,
-    /// Keeps the lock.
     _lock: Option<Arc<File>>,
 }
 
 impl RuntimeFolder {
     /// Creates the folder in the first possible place, and removes all files of a killed pod.
-    ///
-    /// # Errors
-    ///
-    /// When no place is writable, or another pod uses it.
     pub fn create() -> anyhow::Result<Self> {
         let mut why = Vec::new();
         for place in CANDIDATES.map(Path::new) {
@@ -79,7 +72,6 @@ impl RuntimeFolder {
         Some(Self { folder, _lock: None })
     }
 
-    /// The socket for commands in the container.
     pub fn pod(&self) -> PathBuf {
         self.folder.join(POD)
     }
@@ -89,12 +81,10 @@ impl RuntimeFolder {
         self.folder.join("agent.sock")
     }
 
-    /// The socket of the TPM.
     pub fn tpm(&self) -> PathBuf {
         self.folder.join("tpm.sock")
     }
 
-    /// The control socket of the machine.
     pub fn control(&self) -> PathBuf {
         self.folder.join(CONTROL)
     }
@@ -104,17 +94,15 @@ impl RuntimeFolder {
         self.folder.join("screen.sock")
     }
 
-    /// The folder itself.
     pub fn path(&self) -> &Path {
         &self.folder
     }
 
-    /// The file with the password of the screen.
     pub fn password(&self) -> PathBuf {
         self.folder.join("password")
     }
 
-    /// The file with the password of VNC viewers, if VNC is enabled.
+    /// The pod writes it only if VNC is enabled.
     pub fn vnc_password(&self) -> PathBuf {
         self.folder.join("password.vnc")
     }
@@ -125,10 +113,6 @@ impl RuntimeFolder {
     }
 
     /// Writes a text to a file of this folder that only the pod's user can read.
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be written.
     pub fn write(&self, path: PathBuf, text: &str) -> anyhow::Result<PathBuf> {
         files::write(&path, |file| file.write_all(text.as_bytes()))
             .with_context(|| path.display().to_string())?;
@@ -136,7 +120,7 @@ impl RuntimeFolder {
     }
 }
 
-/// Creates and locks a folder. Returns `None` if a running pod has locked it.
+/// Returns `None` if a running pod has locked it.
 fn create_and_lock(place: &Path) -> anyhow::Result<Option<File>> {
     match DirBuilder::new().mode(0o700).create(place) {
         Ok(()) => {}
@@ -175,7 +159,6 @@ fn end_old_machine(place: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes all files of a killed pod.
 fn clear(place: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(place)? {
         let entry = entry?;

@@ -20,7 +20,7 @@ const PRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval after the button could not be pressed: the machine may not listen yet.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How the time is divided.
+/// How the time for the shutdown is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Time for the guest to shut down.
@@ -30,7 +30,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Divides this many seconds. A part of them is for the pod itself.
+    /// A part of the seconds is for the pod itself.
     pub fn of(seconds: u32) -> Self {
         let reserve = match seconds {
             30.. => 5,
@@ -52,11 +52,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Catches the signals. From now on they do not end the process.
-    ///
-    /// # Errors
-    ///
-    /// When the runtime cannot register them.
+    /// From now on the signals do not end the process.
     pub fn catch() -> anyhow::Result<Self> {
         let kinds = [
             SignalKind::terminate(),
@@ -101,10 +97,6 @@ impl Signals {
 const INTERRUPTED: u8 = 128 + 2;
 
 /// Asks the guest to shut down, once, by its power button and by its agent.
-///
-/// # Errors
-///
-/// When the machine is gone.
 pub async fn ask(control: &Path, agent: &Arc<Agent>) -> anyhow::Result<Value> {
     let answer = machine_client::ask(control, Command::PowerButton).await?;
     let agent = agent.clone();
@@ -113,7 +105,7 @@ pub async fn ask(control: &Path, agent: &Arc<Agent>) -> anyhow::Result<Value> {
     Ok(answer)
 }
 
-/// Logs the agent's answer. Most guests have no agent, so its absence is not logged.
+/// Most guests have no agent, so its absence is not logged.
 fn log_result(asked: Result<(), AgentError>) {
     match asked {
         Ok(()) => tracing::info!("the guest's agent is asked to shut down"),
@@ -155,7 +147,7 @@ async fn wait_for_sigint(signals: &mut Signals) {
     }
 }
 
-/// Presses the power button and asks the agent until the machine is off. Returns false after `end`.
+/// Returns false if the machine is not off at `end`.
 async fn press_until_off(child: &mut Child, agent: &Agent, end: Instant) -> bool {
     let (mut next, mut said) = (Instant::now(), String::new());
     timeout_at(end, resume_if_paused(child)).await.ok();

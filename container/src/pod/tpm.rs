@@ -30,17 +30,13 @@ const USER: u32 = 10002;
 /// Maximum warnings per minute.
 const MAX_LINES: u32 = 10;
 
-/// A running swtpm. Dropping this ends it.
+/// Dropping this ends swtpm.
 pub struct Tpm {
     process: Child,
 }
 
 impl Tpm {
-    /// Starts swtpm with this memory, and with its control channel at this socket.
-    ///
-    /// # Errors
-    ///
-    /// When `swtpm` does not exist, or cannot be started.
+    /// `socket` is for swtpm's control channel.
     pub fn start(memory: File, socket: &Path) -> anyhow::Result<Self> {
         let listener = UnixListener::bind(socket).with_context(|| socket.display().to_string())?;
         let mut swtpm = Command::new("swtpm");
@@ -78,7 +74,6 @@ impl Tpm {
         Ok(Self { process })
     }
 
-    /// The process ID, while it runs.
     pub fn id(&self) -> Option<u32> {
         self.process.id()
     }

@@ -28,7 +28,6 @@ use crate::story::Story;
 /// First bytes of the memory of a TPM (swtpm, `swtpm_nvstore_linear.h`).
 pub const TPM_MAGIC: &[u8] = b"nilmptws";
 
-/// The volume.
 pub struct Volume {
     folder: PathBuf,
     /// First part of the file names.
@@ -40,10 +39,6 @@ pub struct Volume {
 impl Volume {
     /// Opens the configured volume and checks that it is writable. A full volume is accepted if the
     /// source is a disk: only its guest may be able to free space.
-    ///
-    /// # Errors
-    ///
-    /// When it does not exist, or is not writable.
     pub fn open(settings: &Settings, source: &Source) -> anyhow::Result<Self> {
         let folder = settings.storage.folder.clone();
         let trial = folder.join(".transom");
@@ -52,8 +47,8 @@ impl Volume {
         fs::remove_file(&trial).ok();
         match tried {
             Err(error) if is_full(&error) && matches!(source, Source::Disk(_)) => tracing::warn!(
-                "STORAGE={}: it is full: a guest that writes to new places stands still until \
-                 there is room: free space on the volume, or in the guest",
+                "STORAGE={}: the volume is full: when the disk needs more of it, the guest pauses \
+                 until there is free space: delete files there, or in the guest",
                 folder.display()
             ),
             tried => {
@@ -85,10 +80,6 @@ impl Volume {
 
     /// The machine's UUID: the one on the volume, or a new random one. `None` on a full volume: a
     /// UUID that changes at each start would be worse.
-    ///
-    /// # Errors
-    ///
-    /// When the file contains no UUID.
     pub fn uuid(&self) -> anyhow::Result<Option<Uuid>> {
         if let Some(kept) = self.read("uuid").filter(|kept| !kept.is_empty()) {
             let path = self.file("uuid");
@@ -105,10 +96,6 @@ impl Volume {
     }
 
     /// Keeps the boot mode for starts without BOOT_MODE. The default mode is not written.
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be written.
     pub fn save_boot_mode(&self, boot: Boot) -> anyhow::Result<()> {
         match boot.is_secure() {
             false => match fs::remove_file(self.file(MODE)) {
@@ -131,17 +118,12 @@ impl Volume {
         self.booted.load(atomic::Ordering::Relaxed).then_some(path)
     }
 
-    /// Whether the guest has booted from its disk before.
     pub fn has_booted(&self) -> bool {
         self.mark().is_some()
     }
 
     /// Marks that the guest has booted from its disk. The reference image starts such a disk as it
     /// is, unless a `windows.base` names another medium. So that file is not written.
-    ///
-    /// # Errors
-    ///
-    /// When the mark cannot be written.
     pub fn mark_booted(&self) -> anyhow::Result<()> {
         let path = self.file("boot");
         self.set_owner(&path, files::write(&path, |_| Ok(())))?;
@@ -150,10 +132,6 @@ impl Volume {
     }
 
     /// Removes the mark, for a disk that is new or will be installed again.
-    ///
-    /// # Errors
-    ///
-    /// When the mark cannot be removed.
     pub fn forget_booted(&self) -> anyhow::Result<()> {
         let path = self.file("boot");
         self.booted.store(false, atomic::Ordering::Relaxed);
@@ -166,20 +144,12 @@ impl Volume {
     }
 
     /// Writes a small file atomically.
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be written.
     pub fn write(&self, end: &str, text: &str) -> anyhow::Result<()> {
         let path = self.file(end);
         self.set_owner(&path, files::write(&path, |file| file.write_all(text.as_bytes())))
     }
 
     /// The firmware's variables: the file on the volume, or a copy of the template.
-    ///
-    /// # Errors
-    ///
-    /// When the template cannot be copied.
     pub fn vars(&self, boot: Boot, template: &Path, clear: bool) -> anyhow::Result<PathBuf> {
         let path = self.firmware_file(boot, "vars");
         let length = fs::metadata(template).with_context(|| template.display().to_string())?.len();
@@ -202,10 +172,6 @@ impl Volume {
 
     /// The memory of the TPM, empty if it is new. A file with other contents is refused: swtpm
     /// would overwrite it.
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be opened, or has other contents.
     pub fn tpm(&self, boot: Boot, clear: bool) -> anyhow::Result<File> {
         let path = self.firmware_file(boot, "tpm");
         if clear {
@@ -243,10 +209,6 @@ impl Volume {
 
     /// The machine's disk with this number, from 0: a passed-through one, the file on the volume,
     /// enlarged if configured, or a new file.
-    ///
-    /// # Errors
-    ///
-    /// When the volume has no room, or refuses the file.
     pub fn disk(
         &self,
         number: usize,
@@ -271,7 +233,6 @@ impl Volume {
         Ok(disk)
     }
 
-    /// Creates the file of a disk, or enlarges it.
     fn create_or_enlarge(
         &self,
         disk: &mut Disk,
@@ -317,8 +278,8 @@ impl Volume {
         let out = "make the volume larger, or DISK_SIZE smaller";
         anyhow::ensure!(!allocate, "ALLOCATE=Y takes {needs} more, and {free} are free: {out}");
         story.warn(&format!(
-            "the disk may take {needs} more, and {free} are free on the volume: when that is full, \
-             the guest stands still until there is room: {out}"
+            "the disk may take {needs} more, and {free} are free on the volume: when it is full, \
+             the guest pauses until there is free space: {out}"
         ));
         Ok(())
     }
@@ -333,10 +294,6 @@ impl Volume {
 }
 
 /// Further disks: passed-through ones, and files on /storage2 and so on.
-///
-/// # Errors
-///
-/// When a device is not a disk, or a file cannot be created.
 pub fn further_disks(
     settings: &Settings,
     sizes: &[Option<u64>; disks::MAX_DISKS - 1],
@@ -369,7 +326,6 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
-/// The error for something that cannot be written, with the way out.
 fn write_error(what: &str, error: &io::Error) -> anyhow::Error {
     let out = match error.kind() {
         ErrorKind::NotFound => "mount a volume there, as in -v windows:/storage",
@@ -399,7 +355,7 @@ fn grow(path: &Path, now: u64, size: u64, story: &Story) -> io::Result<()> {
     Ok(())
 }
 
-/// Enlarges a qcow2 image. The machine does it, which knows the image's tables.
+/// The machine enlarges the image when it starts, since it knows the image's tables.
 fn enlarge_qcow2(disk: &mut Disk, size: u64, settings: &Settings, story: &Story) -> io::Result<()> {
     let (now, can) = qcow2::size(&disk.open()?)?;
     if size > now && (!can || settings.disk.controller.value == Bus::Usb) {
@@ -429,7 +385,6 @@ fn report_size(now: u64, size: u64, story: &Story) {
     }
 }
 
-/// Allocates all blocks of a disk.
 fn allocate_blocks(path: &Path) -> io::Result<()> {
     let file = files::open(path, File::options().write(true))?;
     let length = file.metadata()?.len();
@@ -549,6 +504,6 @@ mod test {
         let story = Story::new();
         volume.check_space(&disk, 1 << 60, false, &story).unwrap();
         let said = &story.lines(0).0[0].text;
-        assert!(said.contains("the guest stands still until there is room"), "{said}");
+        assert!(said.contains("the guest pauses until there is free space"), "{said}");
     }
 }

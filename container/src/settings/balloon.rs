@@ -5,12 +5,9 @@ use host::size::Size;
 
 use super::value::{Decimal, Value, Within, choices, plain_decimal};
 
-/// Settings of the balloon's controller.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Balloon {
-    /// Enables the balloon.
     pub on: bool,
-    /// The memory that the guest keeps in any case.
     pub minimum: MinimumMemory,
     /// Use of the host's memory in per cent from which the balloon grows.
     pub threshold: Decimal,
@@ -28,7 +25,6 @@ pub struct Balloon {
     pub integral: Decimal,
     /// Seconds between two measurements.
     pub interval: Within<1, 3600>,
-    /// The subjects of the balloon's log messages.
     pub debug: Debug,
 }
 
@@ -37,7 +33,6 @@ pub struct Balloon {
 pub enum MinimumMemory {
     /// A share of the guest's memory, in per cent.
     Percent(f64),
-    /// A size.
     Bytes(Size),
 }
 

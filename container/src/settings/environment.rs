@@ -12,17 +12,14 @@ use super::variable::{Support, Variable};
 use super::{Settings, list, near, value, version};
 use crate::status::{self, Failure};
 
-/// Variables by name.
 pub type Environment = BTreeMap<OsString, OsString>;
 
-/// The parsed environment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParsedEnvironment {
-    /// The settings.
     pub settings: Settings,
     /// Names of the known variables that are set.
     pub names: BTreeSet<&'static str>,
-    /// Those of them that came from a file. Their content is never shown.
+    /// Those of `names` that came from a file. Their content is never shown.
     pub files: BTreeSet<&'static str>,
     /// Warnings, one sentence each.
     pub warnings: Vec<String>,
@@ -55,7 +52,6 @@ pub fn read_all(environment: &Environment) -> (ParsedEnvironment, Vec<anyhow::Er
     (input, mistakes)
 }
 
-/// Stores one variable in the settings.
 fn take(
     variable: &'static Variable,
     environment: &Environment,

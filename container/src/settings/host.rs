@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A snapshot of the host's resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Host {
     /// Number of processors that the pod may run on.
@@ -98,7 +97,6 @@ fn meminfo(path: &Path, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The number of the host's processors that we may run on.
 fn processors(root: &Path, limits: &Limits) -> u32 {
     let text = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
     let online = text.lines().filter(|line| line.starts_with("processor")).count();

@@ -10,7 +10,7 @@ use super::value::Value;
 pub struct Row {
     /// Accepted words. `xx-*` matches every culture of the language.
     words: &'static [&'static str],
-    /// Its code in file names.
+    /// The code in file names.
     pub code: &'static str,
     /// Microsoft's name.
     pub name: &'static str,
@@ -101,7 +101,7 @@ const ROWS: &[Row] = &[
         code: "cn", name: "Chinese (Simplified)", culture: "zh-CN" },
 ];
 
-/// A language of Windows. Defaults to English.
+/// Defaults to English.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Language(pub &'static Row);
 
@@ -177,7 +177,6 @@ fn cased(text: &str) -> String {
     text.split('-').enumerate().map(case).collect::<Vec<_>>().join("-")
 }
 
-/// A keyboard layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Keyboard {
     /// The default layout of a culture.

@@ -11,15 +11,13 @@ mod windows;
 
 use super::variable::Variable;
 
-/// A section of the reference, with related variables.
 pub struct Section {
-    /// Heading.
     pub title: &'static str,
-    /// Rows, in the order of the reference.
+    /// In the order of the reference.
     pub variables: &'static [Variable],
 }
 
-/// All sections, in the order of the reference.
+/// In the order of the reference.
 pub const SECTIONS: &[Section] = &[
     Section { title: "Windows", variables: windows::WINDOWS },
     Section { title: "Account and names", variables: windows::ACCOUNT },
@@ -34,7 +32,6 @@ pub const SECTIONS: &[Section] = &[
     Section { title: "Shared folders", variables: windows::SHARES },
 ];
 
-/// Every variable of every section.
 pub fn all() -> impl Iterator<Item = &'static Variable> {
     SECTIONS.iter().flat_map(|section| section.variables)
 }

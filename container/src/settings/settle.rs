@@ -11,10 +11,8 @@ use super::version::Version;
 use super::{NetworkKind, Settings};
 use crate::status::{self, Failure, Status};
 
-/// The sizes of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
-    /// Number of processors.
     pub processors: u32,
     /// Bytes of memory.
     pub memory: u64,

@@ -21,7 +21,6 @@ use super::value::{Value, choices, quote};
 
 /// An enum whose variants QEMU has words for.
 pub trait FromQemu: Value + Default + PartialEq {
-    /// The scope of its words in the table.
     const SCOPE: Scope;
     /// Whether an unknown word is an error. Otherwise the default is taken, with a note.
     const STRICT: bool = false;
@@ -30,7 +29,6 @@ pub trait FromQemu: Value + Default + PartialEq {
 /// A value that is written in QEMU's words.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Translated<T> {
-    /// The value.
     pub value: T,
     /// Notes on words that have no meaning here.
     pub notes: Vec<String>,
@@ -72,7 +70,6 @@ impl<T: FromQemu> Value for Translated<T> {
     }
 }
 
-/// Implements `FromQemu` for enums, each with its scope in the table.
 macro_rules! from_qemu {
     ($($name:ident at $scope:ident $($strict:ident)?;)+) => {$(
         impl FromQemu for $name {

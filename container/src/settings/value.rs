@@ -12,7 +12,6 @@ pub trait Value: Sized {
     const ACCEPTS: &'static str;
     /// Whether the text may come from a file, whose path is in `NAME_FILE`.
     const FILE: bool = false;
-    /// Whether the value is secret.
     const SECRET: bool = false;
     /// Whether an error may show the text. False if the error itself names the wrong part, and
     /// other parts may be secret.
@@ -77,7 +76,6 @@ impl<T: Value> Value for Option<T> {
 const YES: &[&str] = &["y", "yes", "true", "1", "on", "enable", "enabled"];
 const NO: &[&str] = &["n", "no", "none", "false", "0", "off", "disable", "disabled"];
 
-/// Parses a switch. Nothing if the text is not one.
 pub fn switch(text: &str) -> Option<bool> {
     let is = |word: &&str| word.eq_ignore_ascii_case(text);
     if YES.iter().any(is) {
@@ -119,7 +117,6 @@ fn digits(text: &str) -> Option<&str> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then_some(text)
 }
 
-/// A TCP or UDP port.
 pub type Port = Within<1, 65535>;
 
 /// A number that may have a fraction, from 0 to 10000.
@@ -238,9 +235,7 @@ macro_rules! choices {
 }
 pub(crate) use choices;
 
-/// Bytes of a mebibyte.
 pub const MIB: u64 = 1 << 20;
-/// Bytes of a gibibyte.
 pub const GIB: u64 = 1 << 30;
 
 /// Parses a size as the reference image does: with fractions, spaces and `GB`, which the parser of
@@ -285,14 +280,11 @@ impl Value for Size {
     }
 }
 
-/// An amount, or a share of the host's resources.
+/// An amount, or a share of the host's available resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share<T> {
-    /// This amount.
     Exactly(T),
-    /// Half of the available resources.
     Half,
-    /// All available resources.
     Max,
 }
 
@@ -320,15 +312,14 @@ impl<T: Value> Share<T> {
     }
 }
 
-/// A number of processors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cores(pub Share<Within<0, 65535>>);
 
-/// The size of memory. Bare numbers below 130 are GiB, others MiB.
+/// Bare numbers below 130 are GiB, others MiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ram(pub Share<Size>);
 
-/// The size of a disk. Bare numbers are GiB.
+/// Bare numbers are GiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Disk(pub Share<Size>);
 

@@ -5,17 +5,14 @@ use super::Settings;
 use super::value::Value;
 use crate::status::Status;
 
-/// A variable of the environment.
 pub struct Variable {
-    /// Its name.
     pub name: &'static str,
     /// Other names. `name` takes precedence where several are set.
     pub aliases: &'static [&'static str],
-    /// The default value. Empty if the default depends on other settings.
+    /// Empty if the default depends on other settings.
     pub default: &'static str,
-    /// Description, one or two sentences.
+    /// One or two sentences.
     pub meaning: &'static str,
-    /// Whether the variable is supported.
     pub support: Support,
     /// The exit status for an invalid value.
     pub status: Status,
@@ -23,10 +20,8 @@ pub struct Variable {
     pub slot: Option<Slot>,
 }
 
-/// How a variable of the reference image is supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// Supported.
     Full,
     /// Supported in QEMU's words, which the table of translations maps to ours.
     Translated,
@@ -39,26 +34,19 @@ pub enum Support {
 
 /// Access to a field of the settings. The field's type is the parser.
 pub struct Slot {
-    /// Properties of the field's type.
     pub kind: fn() -> Kind,
-    /// Parses a text and stores it in the field.
     pub store: fn(&mut Settings, &str) -> anyhow::Result<()>,
-    /// The field's value as text.
     pub show: fn(&Settings) -> String,
-    /// Whether the field is equal in both settings.
     pub same: fn(&Settings, &Settings) -> bool,
-    /// Notes on the value that was parsed.
     pub notes: fn(&Settings) -> Vec<String>,
 }
 
 /// Properties of a field's type.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
-    /// A short description of accepted values.
     pub accepts: &'static str,
     /// Whether `NAME_FILE` exists.
     pub file: bool,
-    /// Whether the value is secret.
     pub secret: bool,
     /// Whether an error may show the value.
     pub shown: bool,
@@ -70,14 +58,12 @@ pub(super) fn kind_of<T: Value>(_: fn(&Settings) -> &T) -> Kind {
 }
 
 impl Variable {
-    /// The properties of its type. A variable without a slot is neither secret nor read from a
-    /// file.
+    /// A variable without a slot is neither secret nor read from a file.
     pub fn kind(&self) -> Kind {
         let nothing = Kind { accepts: "", file: false, secret: false, shown: true };
         self.slot.as_ref().map_or(nothing, |slot| (slot.kind)())
     }
 
-    /// Its name and its aliases.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         [self.name].into_iter().chain(self.aliases.iter().copied())
     }

@@ -7,13 +7,11 @@ use super::value::{GIB, MIB, Value, quote};
 /// A known version of Windows.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Product {
-    /// Its id, the base of file names.
+    /// The base of file names.
     pub id: &'static str,
-    /// Its name for users.
     pub name: &'static str,
     /// Further accepted words, in lower case.
     words: &'static [&'static str],
-    /// Its minimum requirements.
     pub needs: Needs,
 }
 
@@ -124,7 +122,6 @@ const PRODUCTS: &[Product] = &[
 pub enum Version {
     /// The built-in guest, which displays what it finds.
     Probe,
-    /// A known version of Windows.
     Windows(&'static Product),
     /// An installation medium at this URL.
     Url(String),
@@ -148,7 +145,6 @@ impl Version {
         }
     }
 
-    /// Its name for users.
     pub fn name(&self) -> String {
         match self {
             Self::Probe => "the probe".into(),
@@ -159,7 +155,6 @@ impl Version {
     }
 }
 
-/// Extensions of installation media.
 const MEDIA: &[&str] = &[
     ".iso", ".esd", ".wim", ".img", ".zip", ".7z", ".rar", ".tar", ".gz", ".xz", ".bz2", ".cab",
     ".lzma",

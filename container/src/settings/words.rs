@@ -70,12 +70,9 @@ fn ones(mask: u32) -> Option<u8> {
     (mask.count_ones() == ones).then(|| u8::try_from(ones).ok()).flatten()
 }
 
-/// The protocol of a port in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// TCP, written `n` or `n/tcp`.
     Tcp,
-    /// UDP, written `n/udp`.
     Udp,
 }
 
@@ -119,8 +116,7 @@ impl Value for Ports {
 
 /// Texts, each with its check and with its form in messages.
 macro_rules! texts {
-    ($(#[doc = $doc:literal] $name:ident $accepts:literal: $check:ident, $show:path;)+) => {$(
-        #[doc = $doc]
+    ($($name:ident $accepts:literal: $check:ident, $show:path;)+) => {$(
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct $name(pub String);
 
@@ -139,17 +135,11 @@ macro_rules! texts {
 }
 
 texts! {
-    /// The name of a network interface.
     Interface "interface name": check_interface, str::to_owned;
-    /// The name of a file, without a folder.
     FileName "file name": check_file_name, quote;
-    /// The name of a computer.
     HostName "computer name": check_host_name, str::to_owned;
-    /// The NetBIOS name of a workgroup.
     Workgroup "workgroup": check_workgroup, quote;
-    /// The name of an Active Directory domain.
     Domain "domain": check_domain, str::to_owned;
-    /// The name of a time zone, or a POSIX rule.
     Zone "time zone": check_zone, str::to_owned;
 }
 
@@ -195,10 +185,6 @@ impl std::fmt::Debug for UserName {
 
 impl UserName {
     /// Checks the name of a local account, whose rules are stricter than those of a domain.
-    ///
-    /// # Errors
-    ///
-    /// If Windows does not accept a local account of this name.
     pub fn check_local(&self) -> anyhow::Result<()> {
         let name = self.0.as_str();
         ensure!(name.chars().count() <= 20, "Windows accepts at most 20 characters");

@@ -13,10 +13,9 @@ use super::Story;
 /// The target of events that the story already has.
 pub const RECORDED: &str = "kept";
 
-/// The story of this process.
 static STORY: OnceLock<Arc<Story>> = OnceLock::new();
 
-/// Connects the log to this story. Only the first call has an effect.
+/// Only the first call has an effect.
 pub fn connect(story: &Arc<Story>) {
     STORY.get_or_init(|| story.clone());
 }

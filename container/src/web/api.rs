@@ -21,22 +21,18 @@ use crate::pod::{machine_client, stop};
 
 /// Maximum bytes of a text in one call: with escapes it must fit into a line of the control socket.
 const MAX_TEXT: usize = 8 << 10;
-/// The OpenAPI description of all calls.
 const DOCUMENT: &str = include_str!("../../web/openapi.json");
 
 type Shared = State<Arc<WebState>>;
 
-/// `/api/openapi.json`.
 pub(super) async fn document() -> Response {
     ([(CONTENT_TYPE, "application/json")], DOCUMENT).into_response()
 }
 
-/// `GET state`: the state of the pod and of its machine.
 pub(super) async fn state(State(web): Shared) -> Response {
     Json(web.state().await).into_response()
 }
 
-/// `GET screenshot`: the screen as a PNG file.
 pub(super) async fn screenshot(State(web): Shared) -> Response {
     let control = web.runtime_folder.control();
     // Pictures are large, so only one is taken at a time.
@@ -52,7 +48,7 @@ pub(super) async fn screenshot(State(web): Shared) -> Response {
     }
 }
 
-/// The JSON body of a request. Errors are answered in JSON, too.
+/// Errors are answered in JSON, too.
 pub(super) struct JsonBody<T>(T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
@@ -74,13 +70,11 @@ pub(super) struct Power {
     action: Button,
 }
 
-/// `POST power`: presses a button of the machine.
 pub(super) async fn power(State(web): Shared, JsonBody(power): JsonBody<Power>) -> Response {
     let asked = web.order(power.action).await;
     asked.map_or_else(|error| refusal(&error), |it| Json(it).into_response())
 }
 
-/// A text to be typed on the guest's keyboard.
 #[derive(Deserialize)]
 pub(super) struct Text {
     text: String,
@@ -89,7 +83,6 @@ pub(super) struct Text {
     skip: bool,
 }
 
-/// `POST type`: types a text.
 pub(super) async fn type_text(State(web): Shared, JsonBody(request): JsonBody<Text>) -> Response {
     let (text, lacks) = match typable(&web.keyboard, request) {
         Ok(both) => both,
@@ -126,17 +119,15 @@ fn typable(keyboard: &Layout, request: Text) -> Result<(String, Vec<char>), (Sta
     Ok((text, lacks))
 }
 
-/// The drive whose medium changes.
 #[derive(Deserialize)]
 pub(super) struct Media {
     drive: String,
-    /// The image to insert. Without it, the drive is ejected.
+    /// Without a path, the drive is ejected.
     path: Option<PathBuf>,
     #[serde(default)]
     force: bool,
 }
 
-/// `POST media`: inserts or ejects a medium.
 pub(super) async fn media(State(web): Shared, JsonBody(media): JsonBody<Media>) -> Response {
     let Some(path) = media.path else {
         let force = media.force.then_some(Force::Force);
@@ -165,7 +156,6 @@ async fn with_image(
     }
 }
 
-/// A USB drive to attach, or a device to detach.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Usb {
@@ -180,7 +170,6 @@ pub(super) enum Usb {
     },
 }
 
-/// `POST usb`: attaches a drive or detaches a device.
 pub(super) async fn usb(State(web): Shared, JsonBody(usb): JsonBody<Usb>) -> Response {
     let (path, cdrom, readonly) = match usb {
         Usb::Attach { path, cdrom, readonly } => (path, cdrom, readonly),
@@ -197,7 +186,7 @@ pub(super) async fn usb(State(web): Shared, JsonBody(usb): JsonBody<Usb>) -> Res
 }
 
 impl WebState {
-    /// Carries out a button. Shutdown uses the power button and the guest's agent.
+    /// Shutdown uses the power button and the guest's agent.
     pub(super) async fn order(&self, button: Button) -> anyhow::Result<Value> {
         match button {
             Button::Shutdown => stop::ask(&self.control(), &self.agent).await,

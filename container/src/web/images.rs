@@ -33,12 +33,10 @@ const FEATURES: usize = 72;
 const EXTERNAL: u64 = 1 << 2;
 const HEADER: usize = 80;
 
-/// The kind of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// An ISO image, which is always read-only.
     Cd,
-    /// A disk image.
     Disk,
 }
 
@@ -51,10 +49,6 @@ pub(super) struct Image {
 
 impl Image {
     /// Identifies the file even if its name is reused.
-    ///
-    /// # Errors
-    ///
-    /// When the file system reports an error.
     pub(super) fn id(&self) -> anyhow::Result<FileId> {
         Ok(FileId::of(&self.file.metadata()?))
     }
@@ -68,7 +62,6 @@ pub(super) struct Images {
 }
 
 impl Images {
-    /// Images on the volume of these settings.
     pub(super) fn new(settings: &Settings) -> Self {
         let disks =
             (0..disks::MAX_DISKS).flat_map(|it| disks::own_files(it, settings, Path::new("/")));
@@ -76,11 +69,6 @@ impl Images {
         Self { volume: settings.storage.folder.clone(), disks }
     }
 
-    /// Opens an image.
-    ///
-    /// # Errors
-    ///
-    /// One sentence: why it cannot be attached.
     pub(super) fn open(&self, path: &Path) -> anyhow::Result<Image> {
         let named = || path.display().to_string();
         let (kind, qcow2) = kind_of(path).with_context(|| {
@@ -127,7 +115,7 @@ fn kind_of(path: &Path) -> Option<(Kind, bool)> {
     }
 }
 
-/// Opens a file below a folder. Follows no link, and never blocks.
+/// Follows no link, and never blocks.
 fn open_within(folder: &Path, path: &Path) -> anyhow::Result<File> {
     let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut folder = openat(CWD, folder, way, Mode::empty())?;

@@ -18,7 +18,6 @@ const PHASES: [(Phase, &str); 4] = [
     (Phase::Stopping, "stopping"),
 ];
 
-/// `/metrics`: all metrics.
 pub(super) async fn metrics(State(web): State<Arc<WebState>>) -> Response {
     // Without an answer of the machine, its metrics are left out.
     let machine = web.machine.get().await;
@@ -66,7 +65,6 @@ fn text(web: &WebState, machine: Option<&Value>) -> String {
     text.0
 }
 
-/// Builds the text, family by family.
 #[derive(Default)]
 struct Text(String);
 

@@ -32,7 +32,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 type Shared = State<Arc<WebState>>;
 
-/// The status page of a pod of this name. It reloads for the viewer if there will be a screen.
+/// The page reloads for the viewer if there will be a screen.
 pub(super) fn page(name: &str, screen: bool) -> Response {
     let text = PAGE.replace("{SCREEN}", if screen { "yes" } else { "no" });
     let variables: Vec<_> = list::all().flat_map(Variable::names).collect();
@@ -48,7 +48,6 @@ pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Serves a file of the page.
 pub(super) async fn file(Path(name): Path<String>) -> Response {
     match FILES.iter().find(|(it, ..)| *it == name) {
         Some((_, kind, text)) => {
@@ -98,7 +97,7 @@ pub(super) struct LogQuery {
     after: u64,
 }
 
-/// Lines of the log. They need a login, since they contain more than the status page.
+/// The lines need a login, since they contain more than the status page.
 pub(super) async fn log(
     State(web): Shared,
     Query(LogQuery { after }): Query<LogQuery>,

@@ -28,13 +28,11 @@ const CONFIRM: u8 = 0xd0;
 
 type Answer = (StatusCode, String);
 
-/// Decides whether the guest is ready for use.
 pub(super) struct Ready {
     /// The guest is ready as soon as it runs.
     pub(super) runs: bool,
-    /// Address of the guest, once it is known.
     pub(super) guest: Arc<OnceLock<GuestAddress>>,
-    /// The guest's agent. An answer of it means ready.
+    /// An answer of the agent means ready.
     pub(super) agent: Arc<Agent>,
 }
 
@@ -58,7 +56,6 @@ impl Ready {
     }
 }
 
-/// Connects to a port of the guest.
 async fn connect(guest: &GuestAddress, port: u16) -> anyhow::Result<TcpStream> {
     Ok(match guest {
         GuestAddress::Fixed(address) => TcpStream::connect((*address, port)).await?,
@@ -74,7 +71,6 @@ async fn connect(guest: &GuestAddress, port: u16) -> anyhow::Result<TcpStream> {
     })
 }
 
-/// Whether a remote desktop answers at this port.
 async fn speaks_rdp(guest: &GuestAddress, port: u16) -> anyhow::Result<bool> {
     let mut stream = connect(guest, port).await?;
     stream.write_all(&REQUEST).await?;
@@ -83,15 +79,12 @@ async fn speaks_rdp(guest: &GuestAddress, port: u16) -> anyhow::Result<bool> {
     Ok(answer[0] == 3 && answer[5] & 0xf0 == CONFIRM)
 }
 
-/// The health checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
     /// The pod responds.
     Live,
-    /// The guest has been started.
     Started,
-    /// The guest is ready for use.
     Ready,
 }
 
@@ -122,12 +115,10 @@ pub(super) async fn health(State(web): State<Arc<WebState>>) -> Answer {
     page(&web, Health::Live).await
 }
 
-/// `/startupz`: the guest has been started.
 pub(super) async fn startup(State(web): State<Arc<WebState>>) -> Answer {
     page(&web, Health::Started).await
 }
 
-/// `/readyz`: the guest is ready for use.
 pub(super) async fn readiness(State(web): State<Arc<WebState>>) -> Answer {
     page(&web, Health::Ready).await
 }

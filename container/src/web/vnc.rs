@@ -16,7 +16,6 @@ use crate::pod::guard::Guard;
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
 
-/// Listens for VNC viewers, if enabled.
 pub(super) fn open(
     settings: &Settings,
     guard: &Guard,

@@ -18,7 +18,6 @@ use super::stream::{self, Escape, ListeningSocket, Stream};
 /// A pipe or terminal that polls as writable has room for at least this many bytes.
 const CHUNK: usize = 4096;
 
-/// The host's side of a stream.
 pub struct Channel(Side);
 
 enum Side {
@@ -33,7 +32,6 @@ enum Side {
     Socket(ListeningSocket, Option<Client>),
 }
 
-/// The client of a socket.
 struct Client {
     stream: UnixStream,
     /// It has shut down its sending side.
@@ -43,11 +41,6 @@ struct Client {
 }
 
 impl Channel {
-    /// Opens a stream.
-    ///
-    /// # Errors
-    ///
-    /// When the file or socket cannot be opened.
     pub fn open(stream: &Stream) -> anyhow::Result<Self> {
         Ok(Self(match stream {
             Stream::None => Side::Nowhere,
@@ -67,7 +60,7 @@ impl Channel {
         }))
     }
 
-    /// Whether the other end is connected. Always true but for a socket without a client.
+    /// False only for a socket without a client.
     pub fn is_open(&self) -> bool {
         !matches!(&self.0, Side::Socket(_, None))
     }
@@ -122,11 +115,7 @@ impl Channel {
         }
     }
 
-    /// Reads available input.
-    ///
-    /// # Errors
-    ///
-    /// `WouldBlock` when there is no input now, and also at the end of the input.
+    /// Returns `WouldBlock` when there is no input now, and also at the end of the input.
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let nothing = Err(ErrorKind::WouldBlock.into());
         match &mut self.0 {
@@ -162,11 +151,8 @@ impl Channel {
         }
     }
 
-    /// Writes as many bytes as there is room for, and returns their number.
-    ///
-    /// # Errors
-    ///
-    /// `WouldBlock` when there is no room now. Any other error means that the other end is gone.
+    /// Writes as many bytes as there is room for. Any error but `WouldBlock` means that the other
+    /// end is gone.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.0 {
             Side::Nowhere => Ok(bytes.len()),
@@ -188,7 +174,7 @@ pub fn is_retryable(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// Whether `flags`, an error or a hang-up is pending now.
+/// Also true for an error and a hang-up.
 fn has(fd: &impl AsFd, what: PollFlags) -> bool {
     let mut fds = [PollFd::new(fd, what)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -50,37 +50,24 @@ pub struct Geometry {
     pub physical_block: u32,
     /// Discards of this size and alignment free space. 0 if discards never free any.
     pub discard: u32,
-    /// Writes and discards are refused.
     pub read_only: bool,
 }
 
 /// One disk, open and locked.
 pub trait Image: Send + Sync {
-    /// The current geometry.
     fn geometry(&self) -> Geometry;
     /// Opens a channel, one for each queue, whose requests refer to pieces of `memory`. Requests
     /// are not ordered, neither on one channel nor across several. A caller that needs an order
     /// waits for the answer.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host has no file descriptor, memory or thread left.
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>>;
     /// Grows the image to `size`, or to the current length of its file or device if `size` is
     /// `None`. The caller notifies controllers (see [`Drive::grow`]).
-    ///
-    /// # Errors
-    ///
-    /// Fails if the image cannot grow, or would shrink.
     fn grow(&self, size: Option<u64>) -> anyhow::Result<()>;
 }
 
-/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
-    /// Reads into the guest's memory.
     Read,
-    /// Writes from the guest's memory.
     Write {
         /// Completion means that the write survives a loss of power (FUA).
         durable: bool,
@@ -89,7 +76,6 @@ pub enum Operation {
     Flush,
     /// The content is no longer needed. It then reads as zeros or as before.
     Discard,
-    /// The range then reads as zeros.
     WriteZeroes {
         /// The space may be returned to the host.
         unmap: bool,
@@ -102,7 +88,6 @@ pub enum Operation {
 pub struct Request {
     /// Identifies the answer. Unique among the requests in flight on a channel.
     pub tag: u64,
-    /// The operation.
     pub operation: Operation,
     /// The first byte on the disk.
     pub offset: u64,
@@ -121,11 +106,7 @@ impl Operation {
 }
 
 impl Request {
-    /// Checks the request against the geometry of the disk.
-    ///
-    /// # Errors
-    ///
-    /// [`Fault::Refused`] if the request is not permitted.
+    /// Checks the range, the blocks, the sum of the pieces and the write protection.
     pub fn check(&self, geometry: &Geometry) -> Result<(), Fault> {
         if self.operation == Operation::Flush {
             return Ok(());
@@ -157,19 +138,15 @@ pub enum Fault {
     Refused,
     /// The host's device or file system failed.
     Broken,
-    /// The image does not support the operation.
     Unsupported,
     /// The volume has no free space. Images from [`open`] hold such requests until there is some,
     /// so controllers do not see this fault.
     Full,
 }
 
-/// The completion of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The tag of the request.
     pub tag: u64,
-    /// The outcome.
     pub result: Result<(), Fault>,
     /// The request's pieces, for reuse.
     pub pieces: Vec<Piece>,
@@ -180,7 +157,6 @@ pub struct Completion {
 pub trait Channel: Send {
     /// Takes a request, which may wait for `submit`.
     fn push(&mut self, request: Request);
-    /// Sends everything that was pushed.
     fn submit(&mut self);
     /// Appends the requests that are completed by now, without waiting.
     fn reap(&mut self, done: &mut Vec<Completion>);

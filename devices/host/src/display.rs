@@ -12,9 +12,7 @@ pub const PAGE_BYTES: u64 = 4096;
 /// green, red, and one that is unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
-    /// In pixels.
     pub width: u32,
-    /// In lines.
     pub height: u32,
     /// Bytes from one line to the next.
     pub stride: u32,
@@ -22,7 +20,6 @@ pub struct Mode {
     pub start: u64,
 }
 
-/// A display, seen from the host's side.
 pub trait Scanout: Send + Sync {
     /// The current picture, which lies within the display's memory. `None` while the guest has the
     /// display switched off.
@@ -37,19 +34,17 @@ pub trait Scanout: Send + Sync {
     fn set_preferred_size(&self, width: u32, height: u32);
 }
 
-/// The displays of a machine.
 #[derive(Default)]
 pub struct Screens {
     displays: Mutex<Vec<Arc<dyn Scanout>>>,
 }
 
 impl Screens {
-    /// Adds a display.
     pub fn register(&self, display: Arc<dyn Scanout>) {
         self.displays.lock().expect("no display panicked").push(display);
     }
 
-    /// The first display, which is the one that viewers see.
+    /// The display that viewers see.
     pub fn first(&self) -> Option<Arc<dyn Scanout>> {
         self.displays.lock().expect("no display panicked").first().cloned()
     }

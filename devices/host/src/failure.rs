@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// An error message with an exit status. Each program has its own type of status, `S`.
+/// Each program has its own type of status, `S`.
 #[derive(Debug)]
 pub struct Failure<S> {
     status: S,

@@ -24,7 +24,6 @@ impl Key {
     /// Hangul (LANG1). It has no break code, as [`Self::HANJA`].
     pub const HANGUL: Self = Self(0xf2);
 
-    /// The key with this code, if it is a make code of scan code set 1.
     pub fn new(code: u16) -> Option<Self> {
         let key = Self(code);
         let special = [Self::PAUSE, Self::HANJA, Self::HANGUL].contains(&key);
@@ -32,7 +31,6 @@ impl Key {
         (special || plain).then_some(key)
     }
 
-    /// The make code; see [`Key`].
     pub fn code(self) -> u16 {
         self.0
     }
@@ -83,7 +81,6 @@ pub struct Position {
 }
 
 impl Position {
-    /// The largest coordinate: the right and the lower edge.
     pub const MAX: u16 = 0x7fff;
 }
 
@@ -91,28 +88,22 @@ impl Position {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Lights {
-    /// Caps Lock.
     pub caps: bool,
-    /// Num Lock.
     pub num: bool,
-    /// Scroll Lock.
     pub scroll: bool,
 }
 
-/// One input event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A key went down (true) or up. A key that is down may go down again: keyboards repeat.
     Key(Key, bool),
-    /// A relative pointer moved, or its buttons changed.
     Motion(Motion),
-    /// An absolute pointer moved, or its buttons changed.
     Position(Position),
 }
 
 /// An input device, seen from the host's side.
 pub trait Sink: Send + Sync {
-    /// Takes the event; false when the guest does not listen to this device, or is parked.
+    /// Returns false when the guest does not listen to this device, or is parked.
     fn take(&self, event: Event) -> bool;
     /// A keyboard's lights. `None` for other devices, and while the guest does not listen to this
     /// keyboard.
@@ -130,25 +121,22 @@ pub trait Sink: Send + Sync {
     }
 }
 
-/// All input devices of a machine.
 #[derive(Default)]
 pub struct Hub {
     sinks: Mutex<Vec<Arc<dyn Sink>>>,
 }
 
 impl Hub {
-    /// Adds a device.
     pub fn register(&self, sink: Arc<dyn Sink>) {
         self.sinks.lock().expect("no input device panicked").push(sink);
     }
 
-    /// Removes a device.
     pub fn unregister(&self, sink: &Arc<dyn Sink>) {
         let mut sinks = self.sinks.lock().expect("no input device panicked");
         sinks.retain(|it| !Arc::ptr_eq(it, sink));
     }
 
-    /// Presses or releases a key; false when no device took it.
+    /// Returns false when no device took it.
     ///
     /// A release goes to all keyboards: the guest may have begun to listen to another keyboard
     /// after the key went down, and the key would stay down on the first one.
@@ -161,13 +149,12 @@ impl Hub {
         sinks.iter().rev().filter(|sink| sink.take(event)).count() > 0
     }
 
-    /// Moves the pointer by a distance; false when no device took it.
+    /// Returns false when no device took it.
     pub fn motion(&self, motion: Motion) -> bool {
         self.push(Event::Motion(motion))
     }
 
-    /// Moves the pointer to a position; false when no device took it: there is no tablet, or the
-    /// guest has no driver for it.
+    /// Returns false when no device took it: there is no tablet, or the guest has no driver for it.
     pub fn position(&self, position: Position) -> bool {
         self.push(Event::Position(position))
     }

@@ -14,12 +14,8 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-/// Reads `text` into `T`. The first word, if it has no `=`, is the value of the key `first`.
-///
-/// # Errors
-///
-/// One sentence that names the word: an unknown key (with the nearest known one), a key given
-/// twice, a value of the wrong type, an empty word.
+/// Reads `text` into `T`. The first word, if it has no `=`, is the value of the key `first`. The
+/// error is one sentence that names the word.
 pub fn parse<T: DeserializeOwned>(text: &str, first: Option<&'static str>) -> anyhow::Result<T> {
     let words = words(text, first)?;
     let mut read: Vec<(&str, Reading)> = Vec::new();
@@ -59,7 +55,6 @@ fn blame(word: &Word, refusal: Refusal) -> anyhow::Error {
     anyhow!("`{}`: {sentence}", word.text)
 }
 
-/// Deserializes the words with their current readings.
 fn attempt<T: DeserializeOwned>(read: &[(&str, Reading)]) -> Result<T, Refusal> {
     T::deserialize(MapDeserializer::new(read.iter().map(|(key, reading)| (*key, reading))))
 }
@@ -73,7 +68,6 @@ enum Fit {
     Unsure,
     /// The type is right; the value or the key is not.
     BadValue,
-    /// The type is wrong.
     BadType,
 }
 

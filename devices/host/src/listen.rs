@@ -12,7 +12,6 @@ use crate::stream::ListeningSocket;
 use anyhow::{anyhow, bail};
 use serde::{Deserialize, Serialize};
 
-/// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Address {
@@ -20,7 +19,7 @@ pub enum Address {
     Tcp(String),
     /// `unix:PATH`
     Unix(PathBuf),
-    /// `fd:N`: an inherited file descriptor.
+    /// `fd:N`
     Inherited(i32),
 }
 
@@ -80,9 +79,8 @@ fn inherited(text: &str) -> Result<i32, String> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum UnixAddress {
-    /// The path of the socket.
     Path(PathBuf),
-    /// `fd:N`: an inherited file descriptor.
+    /// `fd:N`
     Inherited(i32),
 }
 
@@ -108,11 +106,6 @@ impl From<UnixAddress> for String {
 }
 
 impl UnixAddress {
-    /// Listens at this address.
-    ///
-    /// # Errors
-    ///
-    /// When another process listens there, or the inherited descriptor is not a Unix socket.
     pub fn listen(&self) -> anyhow::Result<ListeningSocket> {
         match self {
             Self::Path(path) => ListeningSocket::new(path),
@@ -124,21 +117,14 @@ impl UnixAddress {
     }
 }
 
-/// A listening socket.
 pub enum Socket {
-    /// A TCP port.
     Tcp(TcpListener),
     /// A Unix socket. Dropping it deletes its file.
     Unix(ListeningSocket),
 }
 
 impl Socket {
-    /// Listens at an address. A server that is `unauthenticated` may
-    /// listen on loopback addresses only.
-    ///
-    /// # Errors
-    ///
-    /// When the address is in use or not of this host, or `unauthenticated` forbids it.
+    /// A server that is `unauthenticated` may listen on loopback addresses only.
     pub fn new(address: &Address, unauthenticated: bool) -> anyhow::Result<Self> {
         Ok(match address {
             Address::Tcp(address) => Self::Tcp(listen(address, unauthenticated)?),

@@ -23,33 +23,22 @@ const GRACE: Duration = Duration::from_millis(300);
 const UNSEEN_GRACE: Duration = Duration::from_secs(3);
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Takes an exclusive lock on `file`, which is open for writing. The lock lasts until it is closed.
-///
-/// # Errors
-///
-/// When another process holds a lock: the error names the process. When the file system does not
-/// support locks.
+/// Takes an exclusive lock, which lasts until `file` is closed. `file` must be open for writing. If
+/// another process holds a lock, the error names it.
 pub fn exclusive(file: &File, path: &Path) -> anyhow::Result<()> {
     take(file, path, libc::F_WRLCK)
 }
 
-/// Takes a shared lock on `file`, for a process that only reads it.
-///
-/// # Errors
-///
-/// When another process holds an exclusive lock: the error names the process. When the file system
-/// does not support locks.
+/// Takes a shared lock, for a process that only reads. If another process holds an exclusive lock,
+/// the error names it.
 pub fn shared(file: &File, path: &Path) -> anyhow::Result<()> {
     take(file, path, libc::F_RDLCK)
 }
 
 /// Opens a block device for writing and with `O_EXCL`. This excludes other claims under any device
 /// node, also in other containers, and claims of the host itself (a mount). It does not exclude
-/// processes that open the device without `O_EXCL`.
-///
-/// # Errors
-///
-/// The error of `open`; if the device is in use, the error names the user.
+/// processes that open the device without `O_EXCL`. If the device is in use, the error names the
+/// user.
 pub fn open_exclusive(device: &Path) -> io::Result<File> {
     let deadline = Instant::now() + GRACE;
     loop {

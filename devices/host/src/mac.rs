@@ -13,7 +13,6 @@ use crate::fnv;
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// The address that every card listens to.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
     /// A locally administered address, derived from `words`: the same words give the same address.
@@ -32,12 +31,11 @@ impl Mac {
         bytes?.try_into().ok().map(Self)
     }
 
-    /// Whether this is a group address (multicast or broadcast).
+    /// Broadcast is a multicast address too.
     pub fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Whether all six bytes are 0, an address that no card has.
     pub fn is_zero(self) -> bool {
         self.0 == [0; 6]
     }

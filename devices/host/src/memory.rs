@@ -15,7 +15,6 @@ pub struct Memory {
     gate: Arc<Gate>,
 }
 
-/// Whether a device may access memory.
 #[derive(Debug, Default)]
 struct Gate {
     open: AtomicBool,
@@ -37,7 +36,7 @@ pub struct Piece {
 pub struct NoMemory;
 
 impl Memory {
-    /// A handle to the machine's RAM with an open gate.
+    /// The gate is open.
     pub fn new(ram: Arc<GuestMemoryMmap>) -> Self {
         let gate = Gate { open: AtomicBool::new(true), ..Gate::default() };
         Self { ram, gate: Arc::new(gate) }
@@ -73,38 +72,20 @@ impl Memory {
     }
 
     /// The RAM, while the gate is open.
-    ///
-    /// # Errors
-    ///
-    /// When the gate is closed.
     pub fn ram(&self) -> Result<&GuestMemoryMmap, NoMemory> {
         if self.gate.open.load(Ordering::Acquire) { Ok(&self.ram) } else { Err(NoMemory) }
     }
 
-    /// Copies guest memory out.
-    ///
-    /// # Errors
-    ///
-    /// When a part of the range is not RAM, or the gate is closed.
     pub fn read(&self, address: u64, data: &mut [u8]) -> Result<(), NoMemory> {
         self.ram()?.read_slice(data, GuestAddress(address)).map_err(|_| NoMemory)
     }
 
-    /// Copies into guest memory.
-    ///
-    /// # Errors
-    ///
-    /// When a part of the range is not RAM, or the gate is closed. The part of the range before the
-    /// error may have been written.
+    /// After an error, a part of the range may have been written.
     pub fn write(&self, address: u64, data: &[u8]) -> Result<(), NoMemory> {
         self.ram()?.write_slice(data, GuestAddress(address)).map_err(|_| NoMemory)
     }
 
-    /// Fills `data` from the pieces, in order.
-    ///
-    /// # Errors
-    ///
-    /// When the pieces are shorter than `data` or not RAM, or the gate is closed.
+    /// Fills `data` from the pieces, in order. Also fails if they are shorter than `data`.
     pub fn gather(&self, pieces: &[Piece], data: &mut [u8]) -> Result<(), NoMemory> {
         let mut rest = data;
         for piece in pieces {
@@ -116,11 +97,7 @@ impl Memory {
         if rest.is_empty() { Ok(()) } else { Err(NoMemory) }
     }
 
-    /// Copies `data` into the pieces, in order.
-    ///
-    /// # Errors
-    ///
-    /// When the pieces are shorter than `data` or not RAM, or the gate is closed.
+    /// Copies `data` into the pieces, in order. Also fails if they are shorter than `data`.
     pub fn scatter(&self, pieces: &[Piece], data: &[u8]) -> Result<(), NoMemory> {
         let mut rest = data;
         for piece in pieces {

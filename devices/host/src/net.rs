@@ -30,18 +30,17 @@ use self::link::Link;
 use crate::mac::Mac;
 use crate::memory::{Memory, NoMemory, Piece};
 
-/// Bytes of the header before each frame.
+/// The `virtio_net_hdr_v1` before each frame.
 pub const HEADER_LENGTH: usize = 12;
 /// Maximum bytes of a frame: the longest IP packet, an Ethernet header and a VLAN tag.
 pub const MAX_FRAME: usize = 65535 + 14 + 4;
 /// Minimum bytes of a frame: an Ethernet header.
 pub const MIN_FRAME: usize = 14;
 
-/// The backend of a network controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Network {
-    /// None: the link is down.
+    /// The link is down.
     #[default]
     None,
     /// A tap interface of the host, by its name. It is created if it does not exist.
@@ -107,20 +106,16 @@ impl fmt::Display for Network {
 /// Offloads: work that the sender may leave to the receiver of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offloads {
-    /// Computing a checksum.
     pub checksum: bool,
-    /// Segmenting TCP over IPv4.
     pub tso4: bool,
-    /// Segmenting TCP over IPv6.
     pub tso6: bool,
-    /// Segmenting TCP with ECN bits.
+    /// TCP segments with ECN bits.
     pub ecn: bool,
-    /// Segmenting UDP, over IPv4 and IPv6.
+    /// UDP over IPv4 and IPv6.
     pub uso: bool,
 }
 
 impl Offloads {
-    /// All offloads.
     pub const ALL: Self = Self { checksum: true, tso4: true, tso6: true, ecn: true, uso: true };
 
     /// The offloads that are in both. Segmentation requires checksums, so without them it is off.
@@ -149,7 +144,6 @@ pub trait Backend: Send + Sync {
     fn mac(&self) -> Option<Mac> {
         None
     }
-    /// The state of the link and its MTU.
     fn link(&self) -> &Arc<Link>;
     /// The ports, one for each pair of queues. Called once.
     fn ports(&self) -> Vec<Box<dyn Port>>;
@@ -159,7 +153,6 @@ pub trait Backend: Send + Sync {
     }
 }
 
-/// The reason why no frame was transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferError {
     /// No frame has arrived, or none can be sent now (see [`Port::wait`]).
@@ -168,7 +161,6 @@ pub enum TransferError {
     Refused,
 }
 
-/// The events that a thread waits for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wait<'a> {
     /// Readable when a frame has arrived, and writable when one can be sent.
@@ -181,28 +173,19 @@ pub struct Wait<'a> {
     pub due: Option<Instant>,
 }
 
-/// The port of one pair of queues.
 pub trait Port: Send {
     /// Writes the next frame, after its header, to the guest's memory. Bytes that do not fit there
-    /// go to `rest`, which has room for any frame. Returns the length of header and frame.
-    ///
-    /// # Errors
-    ///
-    /// Fails if there is no frame, or if the memory does not exist, in which case the frame is
-    /// lost.
+    /// go to `rest`, which has room for any frame. If the memory does not exist, the frame is lost.
+    /// Returns the length of header and frame.
     fn receive(
         &mut self,
         memory: &Memory,
         to: &[Piece],
         rest: &mut [u8],
     ) -> Result<usize, TransferError>;
-    /// Sends the frame that follows its header. Without a peer, the frame is lost as on any cable.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the frame must be sent again later, or is invalid.
+    /// Without a peer, the frame is lost as on any cable.
     fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), TransferError>;
-    /// The events to wait for. The port also reconnects here and flushes its output.
+    /// The port also reconnects here and flushes its output.
     fn wait(&mut self) -> Wait<'_>;
 }
 
@@ -214,17 +197,12 @@ struct GuestBytes<'a> {
     skip: usize,
 }
 
-/// The total length of the pieces in bytes.
 #[must_use]
 pub fn length(pieces: &[Piece]) -> usize {
     pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.length as usize))
 }
 
 /// Copies `data` into the pieces, from offset `at` on. Returns the number of bytes that fit.
-///
-/// # Errors
-///
-/// Fails if a piece is not in guest memory.
 pub fn write_pieces(
     memory: &Memory,
     pieces: &[Piece],
@@ -241,10 +219,6 @@ pub fn write_pieces(
 }
 
 /// Copies from the pieces into `data`, from offset `at` on. Returns the number of copied bytes.
-///
-/// # Errors
-///
-/// Fails if a piece is not in guest memory.
 pub fn read_pieces(
     memory: &Memory,
     pieces: &[Piece],
@@ -287,17 +261,12 @@ fn each(
 /// A controller's requirements for its network.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Number of queue pairs.
+    /// Pairs of queues.
     pub pairs: u16,
     /// The MTU to report, instead of the network's own.
     pub mtu: Option<u16>,
 }
 
-/// Opens a network.
-///
-/// # Errors
-///
-/// Fails if the network is not available. The error says what is missing, and the way out.
 pub fn open(network: &Network, options: Options) -> anyhow::Result<Arc<dyn Backend>> {
     Ok(match network {
         Network::None => Arc::new(Disconnected::new(options)),
@@ -311,7 +280,6 @@ pub fn open(network: &Network, options: Options) -> anyhow::Result<Arc<dyn Backe
     })
 }
 
-/// A controller without a network.
 struct Disconnected {
     link: Arc<Link>,
     pairs: u16,

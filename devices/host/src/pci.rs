@@ -7,7 +7,6 @@ use std::str::FromStr;
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
-/// The device and function number of a PCI function on bus 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Address {
@@ -18,11 +17,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// For constants: `device` and `function` must be valid.
-    ///
-    /// # Panics
-    ///
-    /// When `device` is above 31 or `function` above 7.
+    /// For constants: panics if `device` or `function` is out of range.
     pub const fn new(device: u8, function: u8) -> Self {
         assert!(device < 32 && function < 8);
         Self { device, function }

@@ -51,7 +51,6 @@ fn shift_of(unit: &str) -> anyhow::Result<u32> {
     }
 }
 
-/// Prints the largest unit that leaves no remainder, so that parsing gives the same size again.
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exact = |shift: u32| self.0 != 0 && self.0.trailing_zeros() >= shift;

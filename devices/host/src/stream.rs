@@ -19,7 +19,6 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use serde::{Deserialize, Serialize};
 
-/// The host's end of a byte stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Stream {
@@ -68,21 +67,16 @@ impl From<Stream> for String {
     }
 }
 
-/// A stream's output half.
 pub type Output = Box<dyn Write + Send>;
 
-/// A stream's input half.
 pub enum Input {
-    /// Standard input, and the state of its escape sequences.
     Stdin(Escape),
-    /// A listening socket and its client.
     Socket(ListeningSocket, Client),
 }
 
 /// The client of a socket, shared by both halves.
 pub type Client = Arc<Mutex<Option<UnixStream>>>;
 
-/// Maximum number of clients that wait to be accepted.
 const BACKLOG: i32 = 128;
 
 /// A listening socket. Dropping it deletes its file, if this process created it.
@@ -102,12 +96,7 @@ impl TryFrom<UnixListener> for ListeningSocket {
 }
 
 impl ListeningSocket {
-    /// Listens on a path, with mode 0600. Replaces an abandoned socket file: one that refuses
-    /// connections.
-    ///
-    /// # Errors
-    ///
-    /// When another process listens there, or the path exists and is not a socket.
+    /// Sets mode 0600. Replaces an abandoned socket file: one that refuses connections.
     pub fn new(path: &Path) -> anyhow::Result<Self> {
         let name = || format!("socket {}", path.display());
         let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
@@ -136,7 +125,7 @@ impl ListeningSocket {
         Ok(Self { listener, path: Some(path.to_owned()) })
     }
 
-    /// The socket, which does not block.
+    /// Non-blocking.
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
@@ -190,11 +179,6 @@ impl Write for SocketOutput {
     }
 }
 
-/// Opens both halves of a stream.
-///
-/// # Errors
-///
-/// When the file or socket cannot be opened.
 pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
     Ok(match stream {
         Stream::None => (Box::new(io::sink()), None),
@@ -221,11 +205,7 @@ pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
     })
 }
 
-/// Opens a stream for output only.
-///
-/// # Errors
-///
-/// When the file cannot be opened, or the stream is a socket: the input half accepts its client.
+/// Fails for a socket, because the input half accepts its client.
 pub fn output(stream: &Stream) -> anyhow::Result<Output> {
     match stream {
         // There is no reader of keys, so the terminal's mode stays as it is.
@@ -274,7 +254,7 @@ pub(super) fn make_raw() {
     }
 }
 
-/// Restores the terminal's mode. Must be called before the process ends.
+/// Must be called before the process ends.
 pub fn restore_terminal() {
     if let Some(before) = TERMINAL.get() {
         tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, before).ok();
@@ -329,7 +309,6 @@ impl Escape {
     }
 }
 
-/// A thread that passes input to a device.
 pub struct InputThread {
     wake: Arc<OwnedFd>,
     state: Arc<State>,
@@ -346,10 +325,6 @@ struct State {
 impl InputThread {
     /// Starts a thread that passes input to `feed`, which returns the number of bytes that the
     /// device took.
-    ///
-    /// # Errors
-    ///
-    /// When the host cannot create a thread.
     pub fn spawn(
         name: &str,
         mut input: Input,
@@ -382,11 +357,6 @@ impl InputThread {
         }
     }
 
-    /// Ends the thread and returns its input.
-    ///
-    /// # Panics
-    ///
-    /// When the thread panicked, which ends the process anyway.
     pub fn stop(mut self) -> Input {
         self.join().expect("a reader is stopped once")
     }

@@ -25,9 +25,9 @@ use rustix::net::{
 };
 use rustix::time::Timespec;
 
-/// Maximum length of a command and of a response, in bytes.
+/// In bytes, for commands and responses.
 pub const MAX_MESSAGE: usize = 0xf80;
-/// Length of the header of commands and responses: tag, size, code.
+/// Tag, size, code.
 pub const HEADER_LENGTH: usize = 10;
 /// `TPM_ST_NO_SESSIONS`.
 pub const NO_SESSIONS: u16 = 0x8001;
@@ -72,11 +72,7 @@ pub struct Swtpm {
 }
 
 impl Swtpm {
-    /// Connects to the control socket at `path`. The TPM stays off.
-    ///
-    /// # Errors
-    ///
-    /// When no process listens at `path`, or the peer is not an swtpm with a TPM 2.0.
+    /// The TPM stays off. Fails if the peer is not an swtpm with a TPM 2.0.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         let control = open(path).with_context(|| {
@@ -126,7 +122,7 @@ impl Swtpm {
         Ok(())
     }
 
-    /// Switches the TPM on. If it is on, switches it off first. Does `_TPM_Init`.
+    /// If the TPM is on, switches it off first. Does `_TPM_Init`.
     pub fn power_on(&mut self) {
         if self.broken {
             return;
@@ -151,7 +147,6 @@ impl Swtpm {
         Ok(())
     }
 
-    /// Whether an error ended the connection. The TPM does not answer any more.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.broken
@@ -212,7 +207,7 @@ impl Swtpm {
         );
     }
 
-    /// Sends a command over the control channel and reads the answer. `name` is for errors.
+    /// Uses the control channel. `name` is for errors.
     fn ask<const N: usize>(
         &self,
         name: &str,
@@ -264,11 +259,8 @@ fn number(bytes: &[u8]) -> u32 {
     bytes.first_chunk().map_or(0, |number| u32::from_be_bytes(*number))
 }
 
-/// The length of a command or response, from its header.
-///
-/// # Errors
-///
-/// When the length is less than the header's or more than [`MAX_MESSAGE`].
+/// The length of a command or response, from its header. Fails below the header's length and above
+/// [`MAX_MESSAGE`].
 pub fn size(header: &[u8]) -> anyhow::Result<usize> {
     let size = header.get(2..).map_or(0, number);
     let fits =
@@ -287,7 +279,6 @@ fn missing(response: &[u8]) -> anyhow::Result<Option<usize>> {
     Ok((left > 0).then_some(left))
 }
 
-/// Sleeps until one of `fds` is ready.
 fn wait(fds: &mut [PollFd<'_>], end: Instant) -> anyhow::Result<()> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
@@ -311,7 +302,7 @@ fn send(socket: &UnixStream, mut bytes: &[u8], end: Instant) -> anyhow::Result<(
     Ok(())
 }
 
-/// Reads the available bytes, or 0 without any.
+/// Returns 0 if no bytes are available.
 fn take(socket: &UnixStream, room: &mut [u8]) -> anyhow::Result<usize> {
     match rustix::net::recv(socket, room, RecvFlags::DONTWAIT) {
         Ok((_, 0)) => bail!("it hung up"),
@@ -321,7 +312,6 @@ fn take(socket: &UnixStream, room: &mut [u8]) -> anyhow::Result<usize> {
     }
 }
 
-/// Fills `room`.
 fn receive(socket: &UnixStream, mut room: &mut [u8], end: Instant) -> anyhow::Result<()> {
     while !room.is_empty() {
         wait(&mut [PollFd::new(socket, PollFlags::IN)], end)?;

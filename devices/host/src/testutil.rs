@@ -45,11 +45,8 @@ impl Subscriber for Lines {
 }
 
 /// Calls `run`, which returns how long it took, up to three times until it takes less than `limit`.
-/// On a busy host it is late now and then; code that blocks is late each time.
-///
-/// # Panics
-///
-/// When all three calls were late.
+/// On a busy host it is late now and then; code that blocks is late each time. Panics when all
+/// three calls were late.
 pub fn in_time<T>(
     limit: Duration,
     what: impl Display,
@@ -67,10 +64,6 @@ pub fn in_time<T>(
 }
 
 /// As [`in_time`], but measures the whole call of `run`.
-///
-/// # Panics
-///
-/// When all three calls were late.
 pub fn call_in_time<T>(limit: Duration, what: impl Display, mut run: impl FnMut() -> T) -> T {
     in_time(limit, what, || {
         let start = Instant::now();

@@ -4,16 +4,12 @@ use std::str::FromStr;
 
 use anyhow::Context;
 
-/// A UUID. Its bytes are in the order in which they are printed.
+/// The bytes are in the order in which they are printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
-    /// A random UUID (version 4).
-    ///
-    /// # Errors
-    ///
-    /// When the host has no random bytes.
+    /// Version 4.
     pub fn random() -> anyhow::Result<Self> {
         let mut bytes = [0; 16];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -21,7 +17,7 @@ impl Uuid {
         Ok(Self::with_version(bytes, 4))
     }
 
-    /// Sets the version and the variant of RFC 9562 in 16 bytes.
+    /// Sets the version and the variant.
     #[must_use]
     pub fn with_version(mut bytes: [u8; 16], version: u8) -> Self {
         bytes[6] = bytes[6] & 0xf | version << 4;

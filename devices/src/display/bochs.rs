@@ -163,7 +163,6 @@ impl Registers {
         fits.then_some(Mode { width, height, stride, start })
     }
 
-    /// The bytes of all DISPI registers.
     fn dispi(&self, memory: u64) -> Vec<u8> {
         let mut all = self.dispi;
         all[ID] = ID_5;

@@ -34,12 +34,10 @@ impl Resolution {
         Self { width, height: within(height, [MIN.height, MAX.height]) }
     }
 
-    /// The width in pixels.
     pub fn width(self) -> u32 {
         self.width.into()
     }
 
-    /// The height in pixels.
     pub fn height(self) -> u32 {
         self.height.into()
     }

@@ -29,10 +29,8 @@ const ENTRY_SIZES: u32 = 0xff << 16;
 const SIZES: u32 = 0x46 << 16;
 /// Get Log Page: retain the asynchronous event.
 const RETAIN: u32 = 1 << 15;
-/// Result of an Abort that did not abort the command.
 const NOT_ABORTED: u32 = 1;
 
-/// The state that admin commands read and change.
 pub(super) struct State {
     pub(super) shared: Arc<Shared>,
     pub(super) features: Features,
@@ -42,7 +40,6 @@ pub(super) struct State {
 
 /// How the controller continues with a command after `execute`.
 pub(super) enum Outcome {
-    /// Answer it.
     Answered(Answer),
     /// An event answers it later.
     Pending,
@@ -76,7 +73,7 @@ pub(super) fn execute(state: &mut State, command: &Command) -> Outcome {
     })
 }
 
-/// Checks the parameters of a new queue. Returns its number, size and address.
+/// Returns the queue's number, size and address.
 fn new_queue(state: &State, command: &Command, exists: bool) -> Result<(u16, u32, u64), Status> {
     let (id, size) = command.halves(10);
     let size = u32::from(size) + 1;

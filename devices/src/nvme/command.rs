@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a submission queue entry.
 pub(super) const ENTRY_SIZE: usize = 64;
 
 /// A copy of a command. The guest's later writes do not change it.
@@ -14,7 +13,6 @@ impl Command {
         Self(bytes)
     }
 
-    /// The `n`th command dword.
     pub(super) fn dword(&self, n: usize) -> u32 {
         let bytes = self.0[4 * n..].first_chunk().expect("there are 16 dwords");
         u32::from_le_bytes(*bytes)
@@ -24,7 +22,7 @@ impl Command {
         u64::from(self.dword(n)) | u64::from(self.dword(n + 1)) << 32
     }
 
-    /// The two halves of a dword, the lower first.
+    /// The lower half first.
     pub(super) fn halves(&self, n: usize) -> (u16, u16) {
         let [a, b, c, d] = self.dword(n).to_le_bytes();
         (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]))
@@ -34,12 +32,10 @@ impl Command {
         self.0[0]
     }
 
-    /// The command identifier that the guest chose.
     pub(super) fn id(&self) -> u16 {
         self.halves(0).1
     }
 
-    /// The namespace identifier.
     pub(super) fn nsid(&self) -> u32 {
         self.dword(1)
     }
@@ -49,17 +45,14 @@ impl Command {
         self.0[1] & 0b1100_0011 != 0
     }
 
-    /// The two PRP entries of the data pointer.
     pub(super) fn prp(&self) -> Prp {
         Prp { first: self.wide(6), second: self.wide(8) }
     }
 
-    /// Starting logical block, for commands that have one.
     pub(super) fn slba(&self) -> u64 {
         self.wide(10)
     }
 
-    /// Number of logical blocks, for commands that have one.
     pub(super) fn blocks(&self) -> u32 {
         u32::from(self.halves(12).0) + 1
     }

@@ -34,7 +34,6 @@ pub(super) const SHUTDOWN: u32 = 3 << 14;
 const IN_PROGRESS: u32 = 1 << 2;
 const COMPLETE: u32 = 2 << 2;
 
-/// The admin queues.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Admin {
     submission: SubmissionQueue,
@@ -43,7 +42,6 @@ struct Admin {
     page: u32,
 }
 
-/// Saved state of the controller.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct SavedState {
     registers: Registers,
@@ -76,7 +74,6 @@ pub(super) struct Controller {
 }
 
 impl Controller {
-    /// Creates a controller from a saved or the power-on state.
     pub(super) fn restore(
         shared: &Arc<Shared>,
         window: &Arc<Window>,
@@ -122,7 +119,6 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Stops all threads and returns the state to save.
     pub(super) fn save(mut self) -> SavedState {
         let shared = self.shared.clone();
         let groups = self.state.queues.save();
@@ -253,8 +249,7 @@ impl Controller {
         }
     }
 
-    /// Flushes the disk. Returns false if the flush waits for disk space and the device is about to
-    /// be parked.
+    /// Returns false if the flush waits for disk space and the device is about to be parked.
     fn flush(&self) -> anyhow::Result<bool> {
         let shared = &self.shared;
         if shared.read_only {
@@ -327,7 +322,6 @@ impl Controller {
         }
     }
 
-    /// Executes an admin command. Most are answered at once.
     fn execute(&mut self, command: &Command) {
         let id = command.id();
         let answer = match admin::execute(&mut self.state, command) {
@@ -345,13 +339,12 @@ impl Controller {
         self.answer(id, answer);
     }
 
-    /// The next event to report. Events wait while the completion queue is full.
+    /// Events wait while the completion queue is full.
     fn next_event(&mut self) -> Option<(u16, Event)> {
         let room = self.admin.as_ref().is_some_and(|admin| !admin.completion.is_full());
         if room { self.state.events.next() } else { None }
     }
 
-    /// Answers a command of the admin queue.
     fn answer(&mut self, id: u16, answer: Answer) {
         let shared = &self.shared;
         let Some(admin) = &mut self.admin else { return };
@@ -372,7 +365,6 @@ impl Controller {
 }
 
 impl SavedState {
-    /// Rejects damaged states.
     fn check(&self, shared: &Shared) -> anyhow::Result<()> {
         let Self { admin, groups, features, events, health, flushing, .. } = self;
         if let Some(Admin { submission, completion, page }) = admin {

@@ -14,7 +14,6 @@ pub(super) const ERROR: u8 = 0x01;
 pub(super) const HEALTH: u8 = 0x02;
 pub(super) const CHANGED: u8 = 0x04;
 
-/// An asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Event {
     /// Event type: 0 to 2.
@@ -35,7 +34,6 @@ impl Event {
     }
 }
 
-/// Pending requests and pending events.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Events {
     requests: VecDeque<u16>,
@@ -48,7 +46,6 @@ pub(super) struct Events {
 pub(super) const MAX_REQUESTS: usize = 4;
 
 impl Events {
-    /// Adds a request.
     pub(super) fn request(&mut self, id: u16) -> Result<(), Status> {
         if self.requests.len() >= MAX_REQUESTS {
             return Err(Status::EVENT_LIMIT);
@@ -57,7 +54,7 @@ impl Events {
         Ok(())
     }
 
-    /// Removes a request. Returns whether it was pending.
+    /// Returns whether the request was pending.
     pub(super) fn abort(&mut self, id: u16) -> bool {
         let at = self.requests.iter().position(|it| *it == id);
         at.is_some_and(|at| self.requests.remove(at).is_some())
@@ -88,7 +85,6 @@ impl Events {
         Some((request, event))
     }
 
-    /// Whether a saved state is valid.
     pub(super) fn is_valid(&self) -> bool {
         let known = |event: &Event| event.kind < 3;
         self.requests.len() <= MAX_REQUESTS

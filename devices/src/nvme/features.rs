@@ -38,7 +38,6 @@ pub(super) const TEMPERATURE: u16 = 313;
 pub(super) const WARNING: u16 = 343;
 pub(super) const CRITICAL: u16 = 373;
 
-/// Values set by the guest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Features {
     arbitration: u32,
@@ -72,7 +71,6 @@ impl Features {
         self.events & NAMESPACE_NOTICES != 0
     }
 
-    /// Compares the temperature with the guest's thresholds.
     pub(super) fn is_too_warm_or_cold(&self) -> bool {
         TEMPERATURE >= self.over || TEMPERATURE <= self.under
     }
@@ -81,12 +79,10 @@ impl Features {
         self.is_too_warm_or_cold() && self.events & TEMPERATURE_NOTICES != 0
     }
 
-    /// Whether a saved state is valid.
     pub(super) fn is_valid(&self, shared: &Shared) -> bool {
         self.vectors.len() <= usize::from(shared.vectors())
     }
 
-    /// Get Features.
     pub(super) fn get(&self, shared: &Shared, command: &Command) -> Answer {
         let [feature, select, ..] = command.dword(10).to_le_bytes();
         let argument = command.dword(11);
@@ -134,7 +130,7 @@ impl Features {
         })
     }
 
-    /// Set Features. The caller flushes if the cache is disabled. `used`: I/O queues exist.
+    /// The caller flushes if the cache is disabled. `used`: I/O queues exist.
     pub(super) fn set(&mut self, shared: &Shared, command: &Command, used: bool) -> Answer {
         let [feature, ..] = command.dword(10).to_le_bytes();
         let argument = command.dword(11);
@@ -184,7 +180,6 @@ impl Features {
     }
 }
 
-/// The type of a temperature threshold.
 enum Threshold {
     Over,
     Under,
@@ -205,7 +200,7 @@ fn vector(shared: &Shared, argument: u32) -> Result<u16, Status> {
     if vector < shared.vectors() { Ok(vector) } else { Err(Status::INVALID_FIELD) }
 }
 
-/// Number of Queues. The answer is always the number that exists.
+/// The answer is always the number of queues that exist.
 fn queues(shared: &Shared, argument: u32, used: bool) -> Answer {
     if used {
         return Err(Status::SEQUENCE);
@@ -216,7 +211,7 @@ fn queues(shared: &Shared, argument: u32, used: bool) -> Answer {
     Ok(u32::from(shared.queues - 1) * 0x1_0001)
 }
 
-/// Whether a command disables the cache. The cache must be flushed then.
+/// If so, the caller must flush the cache.
 pub(super) fn disables_cache(command: &Command) -> bool {
     let [feature, ..] = command.dword(10).to_le_bytes();
     feature == CACHE && command.dword(11) & 1 == 0

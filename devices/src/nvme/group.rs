@@ -22,7 +22,6 @@ use host::memory::{NoMemory, Piece};
 /// Maximum number of empty piece lists kept for reuse.
 const MAX_SPARE: usize = 64;
 
-/// A command in flight.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Pending {
     /// Submission queue, and the guest's identifier.
@@ -48,7 +47,6 @@ struct Suspended {
     requests: Vec<Request>,
 }
 
-/// Saved state of a group.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct SavedState {
     completion: CompletionQueue,
@@ -71,7 +69,6 @@ impl SavedState {
     }
 }
 
-/// The queues and their commands.
 pub(super) struct Group {
     pub(super) completion: CompletionQueue,
     pub(super) submissions: Vec<SubmissionQueue>,
@@ -112,12 +109,11 @@ impl Group {
         self.channel.event().as_raw_fd()
     }
 
-    /// Exactly one request is in flight.
     pub(super) fn has_single_request(&self) -> bool {
         self.asked == 1
     }
 
-    /// Runs one pass. Returns whether there was work.
+    /// Returns whether there was work.
     pub(super) fn pass(&mut self) -> bool {
         let worked = self.reap();
         // After a fatal error, nothing more is started.
@@ -158,7 +154,6 @@ impl Group {
         Ok(worked)
     }
 
-    /// Turns a command into requests, or answers it.
     fn start(&mut self, queue: u16, command: &Command) {
         let mut pieces = self.spare.pop().unwrap_or_default();
         let work = io::plan(&self.shared, command, &mut pieces);
@@ -204,7 +199,7 @@ impl Group {
         }
     }
 
-    /// Handles finished requests. Returns whether there were any.
+    /// Returns whether any requests had finished.
     fn reap(&mut self) -> bool {
         let mut done = mem::take(&mut self.done);
         self.channel.reap(&mut done);
@@ -362,7 +357,7 @@ impl Group {
         SavedState { completion, submissions, kept }
     }
 
-    /// Restores a saved group and starts its requests again.
+    /// The requests of the saved group start again.
     pub(super) fn restore(shared: Arc<Shared>, saved: SavedState) -> anyhow::Result<Self> {
         let SavedState { completion, submissions, kept } = saved;
         let queues = shared.queues;
@@ -386,7 +381,6 @@ impl Group {
         Ok(group)
     }
 
-    /// Connects the doorbells of all queues.
     pub(super) fn connect(&self, waker: &Arc<Waker>) {
         let bells = &self.shared.bells;
         self.completion.resume(bells, waker);
@@ -395,7 +389,6 @@ impl Group {
         }
     }
 
-    /// Disconnects the doorbells of all queues.
     pub(super) fn disconnect(&self) {
         let bells = &self.shared.bells;
         bells.head(self.completion.id).close();

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::command::Status;
 
-/// Maximum number of entries in the error log.
 pub(super) const MAX_ERRORS: usize = 16;
 
 /// Counts reads or writes since power-on.
@@ -29,7 +28,6 @@ impl Counter {
         (self.commands.load(Ordering::Relaxed), bytes.div_ceil(512 * 1000))
     }
 
-    /// Restores a saved counter.
     pub(super) fn set(&self, saved: &Self) {
         self.commands.store(saved.commands.load(Ordering::Relaxed), Ordering::Relaxed);
         self.bytes.store(saved.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -42,7 +40,6 @@ impl Counter {
     }
 }
 
-/// A failed command, as in the error log.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct ErrorEntry {
     pub(super) queue: u16,
@@ -73,7 +70,6 @@ impl Health {
         self.media += u64::from(entry.status.0 >> 8 & 7 == 2);
     }
 
-    /// Whether a saved state is valid.
     pub(super) fn is_valid(&self) -> bool {
         self.mistakes.len() <= MAX_ERRORS && self.count < u64::MAX / 2 && self.media <= self.count
     }

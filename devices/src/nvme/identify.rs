@@ -8,9 +8,7 @@ use super::health::MAX_ERRORS;
 use super::io::NAMESPACE;
 use super::{Shared, VERSION, prp};
 
-/// Firmware revision: 8 characters.
 pub(super) const FIRMWARE: &[u8; 8] = b"1.0     ";
-/// Model number.
 const MODEL: &str = "Transom NVMe disk";
 
 /// Values of CNS (controller or namespace structure).
@@ -43,7 +41,7 @@ impl Page {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Writes text, padded with spaces.
+    /// Padded with spaces.
     fn text(&mut self, at: usize, size: usize, text: &str) {
         self.0[at..at + size].fill(b' ');
         self.put(at, &text.as_bytes()[..text.len().min(size)]);

@@ -31,7 +31,6 @@ pub(super) const MAX_RANGES: usize = 256;
 pub(super) const NAMESPACE: u32 = 1;
 pub(super) const EVERY_NAMESPACE: u32 = u32::MAX;
 
-/// The disk requests of a command.
 pub(super) struct DiskRequests {
     pub(super) operation: Operation,
     /// Offset and length in bytes on the disk: one request for each.
@@ -46,7 +45,7 @@ impl DiskRequests {
     }
 }
 
-/// Plans a command. The addresses of its data are added to `pieces`.
+/// Appends the addresses of the command's data to `pieces`.
 pub(super) fn plan(
     shared: &Shared,
     command: &Command,
@@ -101,7 +100,7 @@ fn zeroes(shared: &Shared, command: &Command) -> Result<DiskRequests, Status> {
     })
 }
 
-/// The blocks of a command as offset and length in bytes.
+/// Offset and length in bytes.
 fn extent(shared: &Shared, command: &Command) -> Result<(u64, u64), Status> {
     if command.dword(12) & PRINFO != 0 {
         return Err(Status::INVALID_FIELD);
@@ -154,7 +153,6 @@ fn dataset(shared: &Shared, command: &Command) -> Result<DiskRequests, Status> {
     Ok(DiskRequests { operation: Operation::Discard, ranges, flush: false })
 }
 
-/// Converts a failed request to a status.
 pub(super) fn status(fault: Fault, opcode: u8) -> Status {
     match (fault, opcode) {
         // The blocks were checked before, so the guest's memory is at fault.

@@ -11,13 +11,11 @@ use super::{DOORBELLS, Shared};
 use crate::bus::Window;
 use host::memory::NoMemory;
 
-/// Bytes of a doorbell register.
 const DOORBELL_LENGTH: u32 = 4;
 
 pub(super) struct IoQueues {
     /// Indexed by completion queue.
     pub(super) servers: BTreeMap<u16, Server>,
-    /// Addresses of the first shadow doorbell and of its event index.
     pub(super) shadow: Option<Shadow>,
     shared: Arc<Shared>,
     window: Arc<Window>,
@@ -29,7 +27,6 @@ impl IoQueues {
         Self { servers: BTreeMap::new(), shadow, shared, window }
     }
 
-    /// Starts saved queues.
     pub(super) fn restore(&mut self, groups: Vec<group::SavedState>) -> anyhow::Result<()> {
         for group in groups {
             let group = Group::restore(self.shared.clone(), group)?;
@@ -45,7 +42,6 @@ impl IoQueues {
         Ok(())
     }
 
-    /// Stops all threads and returns the queues to save.
     pub(super) fn save(&mut self) -> Vec<group::SavedState> {
         let servers = std::mem::take(&mut self.servers).into_values();
         servers.map(|server| server.stop().save()).collect()
@@ -98,7 +94,6 @@ impl IoQueues {
         self.window.disconnect_doorbell(doorbell(queue));
     }
 
-    /// Disconnects all submission queues.
     pub(super) fn disconnect_all(&self) {
         for queue in 1..=self.shared.queues {
             self.disconnect(queue);

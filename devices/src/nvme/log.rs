@@ -11,7 +11,7 @@ const SUPPORTED: u8 = 0x00;
 const FIRMWARE_SLOT: u8 = 0x03;
 const COMMANDS: u8 = 0x05;
 
-/// The contents of a log page. None if it is not supported.
+/// None if the page is not supported.
 pub(super) fn page(shared: &Shared, features: &Features, number: u8) -> Option<Vec<u8>> {
     Some(match number {
         SUPPORTED => supported(),
@@ -100,7 +100,6 @@ fn commands(shared: &Shared) -> Vec<u8> {
     page.take()
 }
 
-/// Whether reading a page clears the pending changes.
 pub(super) fn clears_changes(page: u8) -> bool {
     page == CHANGED
 }

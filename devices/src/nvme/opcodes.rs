@@ -14,7 +14,6 @@ pub(super) const GET_FEATURES: u8 = 0x0a;
 pub(super) const EVENT_REQUEST: u8 = 0x0c;
 pub(super) const DOORBELL_BUFFER: u8 = 0x7c;
 
-/// All opcodes that the controller implements.
 const OPCODES: &[u8] = &[
     DELETE_SUBMISSION,
     CREATE_SUBMISSION,
@@ -29,7 +28,6 @@ const OPCODES: &[u8] = &[
     DOORBELL_BUFFER,
 ];
 
-/// The opcodes that this controller offers.
 pub(super) fn offered(shared: &Shared) -> impl Iterator<Item = u8> {
     let offered = |it: &u8| *it != DOORBELL_BUFFER || shared.offers_shadows();
     OPCODES.iter().copied().filter(offered)

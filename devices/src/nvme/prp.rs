@@ -9,7 +9,6 @@ use host::memory::{Memory, Piece};
 
 /// The largest transfer has `1 << MDTS` pages of 4 KiB: 1 MiB.
 pub(super) const MDTS: u8 = 8;
-/// The largest transfer, in bytes.
 pub(super) const MAX_TRANSFER: u32 = 4096 << MDTS;
 
 /// Number of list entries that are copied at once.
@@ -99,12 +98,11 @@ fn push(pieces: &mut Vec<Piece>, address: u64, length: u32) {
     }
 }
 
-/// Copies `data` to guest memory, for commands that the controller answers itself.
+/// For commands that the controller answers itself.
 pub(super) fn copy_out(memory: &Memory, page: u32, prp: Prp, data: &[u8]) -> Result<(), Status> {
     each(memory, page, prp, data.len(), |piece, range| memory.write(piece, &data[range]))
 }
 
-/// Copies guest memory to `data`.
 pub(super) fn copy_in(memory: &Memory, page: u32, prp: Prp, data: &mut [u8]) -> Result<(), Status> {
     each(memory, page, prp, data.len(), |piece, range| memory.read(piece, &mut data[range]))
 }

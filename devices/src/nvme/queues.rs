@@ -26,7 +26,6 @@ pub(super) const MAX_ADMIN_ENTRIES: u32 = 4096;
 /// command counts as one request, or as its number of ranges, which is at most
 /// [`io::MAX_RANGES`]. Further commands of the driver wait in its queue.
 const MAX_REQUESTS: u32 = 256;
-/// Bytes of a completion.
 const COMPLETION_SIZE: u64 = 16;
 /// Maximum number of commands that are copied at once.
 const BATCH: usize = 16;
@@ -81,7 +80,6 @@ pub(super) struct Doorbell {
 const PENDING: u32 = 1 << 16;
 
 impl Doorbell {
-    /// Connects the doorbell to a queue.
     pub(super) fn open(&self, size: u32, value: u32, waker: &Arc<Waker>) {
         *self.waker.lock().expect("no device panicked") = Some(waker.clone());
         self.value.store(value, Ordering::SeqCst);
@@ -111,7 +109,6 @@ impl Doorbell {
 pub(super) const INVALID_REGISTER: u8 = 1 << 0;
 pub(super) const INVALID_VALUE: u8 = 1 << 1;
 
-/// All doorbells of the controller, and the interrupt line that depends on them.
 pub(super) struct Doorbells {
     tails: Vec<Doorbell>,
     heads: Vec<Doorbell>,
@@ -140,7 +137,6 @@ impl Doorbells {
         &self.heads[usize::from(queue)]
     }
 
-    /// The guest wrote the `number`th doorbell register.
     pub(super) fn ring(&self, number: u64, value: u32) {
         let bells = if number.is_multiple_of(2) { &self.tails } else { &self.heads };
         let queue = usize::try_from(number / 2).unwrap_or(usize::MAX);
@@ -166,7 +162,6 @@ impl Doorbells {
         }
     }
 
-    /// Returns and clears the mistakes since the last call.
     pub(super) fn take_guest_errors(&self) -> u8 {
         self.mistakes.swap(0, Ordering::SeqCst)
     }
@@ -209,7 +204,6 @@ impl Doorbells {
         self.head(queue.id).level.store(vector << 17 | PENDING | queue.tail, Ordering::SeqCst);
     }
 
-    /// Interrupts the guest: a queue has new completions.
     fn notify(&self, queue: &CompletionQueue) {
         if !queue.interrupts {
             return;
@@ -255,7 +249,6 @@ fn store(memory: &Memory, at: u64, value: u32) -> Result<(), NoMemory> {
     memory.ram()?.store(value, GuestAddress(at), Ordering::Release).map_err(|_| NoMemory)
 }
 
-/// A submission queue.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct SubmissionQueue {
     pub(super) id: u16,
@@ -277,7 +270,6 @@ impl SubmissionQueue {
         Self { id, size, at, head: 0, tail: 0, shadow: None, in_flight: 0, requests: 0 }
     }
 
-    /// Whether a saved queue fits a controller with `queues` queues.
     pub(super) fn is_valid(&self, queues: u16, max_size: u32) -> bool {
         let fits = self.id <= queues && (2..=max_size).contains(&self.size);
         fits && self.head < self.size && self.tail < self.size
@@ -296,7 +288,6 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// Makes the guest shadow the doorbell.
     pub(super) fn set_shadow(&mut self, memory: &Memory, shadow: Shadow) -> Result<(), NoMemory> {
         self.shadow = Some(shadow);
         shadow.init(memory, self.tail)
@@ -319,7 +310,6 @@ impl SubmissionQueue {
         self.requests = self.requests.saturating_sub(requests);
     }
 
-    /// Fetches all commands that may be started.
     pub(super) fn fetch(
         &mut self,
         memory: &Memory,
@@ -349,7 +339,6 @@ impl SubmissionQueue {
     }
 }
 
-/// A completion queue.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct CompletionQueue {
     pub(super) id: u16,
@@ -363,7 +352,6 @@ pub(super) struct CompletionQueue {
     pub(super) vector: u16,
     pub(super) interrupts: bool,
     pub(super) shadow: Option<Shadow>,
-    /// Completions that wait for a free entry.
     waiting: VecDeque<Completed>,
     /// Completions were posted since the last notification.
     #[serde(skip)]
@@ -377,7 +365,6 @@ impl CompletionQueue {
         Self { id, size, at, head, tail, phase, vector, interrupts, shadow, waiting, fresh }
     }
 
-    /// Whether a saved queue fits a controller with `queues` queues.
     pub(super) fn is_valid(&self, queues: u16, max_size: u32) -> bool {
         let fits = self.id <= queues && (2..=max_size).contains(&self.size);
         fits && self.head < self.size && self.tail < self.size
@@ -399,7 +386,6 @@ impl CompletionQueue {
         self.drain(bells, memory)
     }
 
-    /// Writes waiting completions to free entries.
     pub(super) fn drain(&mut self, bells: &Doorbells, memory: &Memory) -> Result<(), NoMemory> {
         while let Some(done) = self.waiting.front().copied() {
             let next = (self.tail + 1) % self.size;
@@ -421,7 +407,6 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Reads the head from the doorbell, or from its shadow.
     fn read_head(&mut self, bells: &Doorbells, memory: &Memory) -> Result<(), NoMemory> {
         let bell = bells.head(self.id);
         let Some(shadow) = self.shadow else {
@@ -438,7 +423,6 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Makes the guest shadow the doorbell.
     pub(super) fn set_shadow(&mut self, memory: &Memory, shadow: Shadow) -> Result<(), NoMemory> {
         self.shadow = Some(shadow);
         shadow.init(memory, self.head)

@@ -22,7 +22,6 @@ impl GroupState {
     }
 }
 
-/// The thread's side.
 struct Service(Arc<GroupState>);
 
 impl Serve for Service {
@@ -60,7 +59,6 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts the thread.
     pub(super) fn start(group: Group) -> anyhow::Result<Self> {
         let event = EventFd::new(EFD_NONBLOCK).context("an event for a queue")?;
         let waker = Arc::new(Waker::new(Arc::new(event)));
@@ -86,7 +84,6 @@ impl Server {
         &self.state().waker
     }
 
-    /// Stops the thread, disconnects the doorbells and returns the group.
     pub(super) fn stop(mut self) -> Group {
         let state = self.end().expect("a server is stopped once");
         let state = Arc::into_inner(state).expect("the thread has ended");

@@ -107,7 +107,6 @@ struct State {
     dma: Dma,
 }
 
-/// A transfer programmed by the guest.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Dma {
     source: u64,
@@ -116,7 +115,6 @@ struct Dma {
     command: u64,
 }
 
-/// The saved state.
 #[derive(Default, Serialize, Deserialize)]
 struct SavedState {
     state: State,

@@ -19,13 +19,11 @@ use host::memory::Memory;
 /// The resources of a PCI function, granted to its device. `wrap` wraps the device as the
 /// function.
 pub struct Slot {
-    /// The address of the function.
     pub at: Address,
     /// The region of the configuration registers that the device implements itself.
     pub config: Region,
     /// Guest RAM, accessible only while the guest enables bus mastering.
     pub memory: Memory,
-    /// The interrupt of the function.
     pub interrupt: Interrupt,
     identity: Identity,
     bars: Vec<(u8, Bar, Arc<Window>)>,
@@ -58,17 +56,11 @@ impl Slot {
         Ok(Self { at, config, memory, interrupt, identity, bars })
     }
 
-    /// Returns the window of a BAR.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the identity has no such BAR.
     pub fn bar(&self, number: u8) -> &Arc<Window> {
         let bar = self.bars.iter().find(|bar| bar.0 == number);
         &bar.expect("devices use only BARs of their identity").2
     }
 
-    /// Wraps the device as a PCI function.
     pub fn wrap(self, device: Box<dyn Device>) -> Box<dyn Device> {
         let table = self.identity.msix.map(|(_, bar)| self.bar(bar).region());
         Box::new(Function { header: Header::new(&self.identity), slot: self, device, table })
@@ -83,7 +75,6 @@ struct Function {
     table: Option<Region>,
 }
 
-/// The saved state of a function and its device.
 #[derive(Serialize, Deserialize)]
 struct State {
     header: Bytes<{ header::SIZE }>,

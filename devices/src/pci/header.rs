@@ -22,7 +22,6 @@ const LINE: usize = 0x3c;
 const PIN: usize = 0x3d;
 /// The first byte after the standard header, where the capabilities begin.
 const BODY: usize = 0x40;
-/// The capability ID of MSI-X.
 pub(super) const MSIX: u8 = 0x11;
 
 /// The size of conventional configuration space in bytes.
@@ -36,7 +35,6 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// The header at power-on.
     pub(super) fn new(identity: &Identity) -> Self {
         let mut header = Self { bytes: Bytes::default(), writable: Bytes::default() };
         let id = identity.id;
@@ -117,7 +115,6 @@ impl Header {
         }
     }
 
-    /// The bytes for the saved state.
     pub(super) fn bytes(&self) -> Bytes<SIZE> {
         self.bytes.clone()
     }
@@ -127,7 +124,7 @@ impl Header {
         self.write(0, &saved[..]);
     }
 
-    /// Reads bytes. `pending` is the state of the INTx request.
+    /// `pending` is the state of the INTx request.
     pub(super) fn read(&self, offset: usize, data: &mut [u8], pending: bool) {
         for (at, byte) in (offset..).zip(data) {
             // A conventional function has no extended configuration space, which reads as all-ones.
@@ -138,7 +135,6 @@ impl Header {
         }
     }
 
-    /// Writes the writable bits.
     pub(super) fn write(&mut self, offset: usize, data: &[u8]) {
         for (at, byte) in (offset..).zip(data) {
             let Some(&mask) = self.writable.get(at) else { return };
@@ -155,7 +151,6 @@ impl Header {
         self.command() & MASTER != 0
     }
 
-    /// Whether INTx is disabled.
     pub(super) fn intx_disabled(&self) -> bool {
         self.command() & NO_INTX != 0
     }

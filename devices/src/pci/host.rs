@@ -65,14 +65,12 @@ struct Bridge {
     latch: u32,
 }
 
-/// The target of a configuration cycle.
 enum Cycle {
     Own(u64),
     Other(u64),
 }
 
 impl Bridge {
-    /// Returns the cycle of an access, if it has a target.
     fn cycle(&self, region: Region, offset: u64, length: usize) -> Option<Cycle> {
         let address = if region == self.ecam {
             offset
@@ -138,7 +136,6 @@ impl Device for Bridge {
     }
 }
 
-/// The bridge's own registers.
 struct Registers {
     config: Region,
     ecam: Arc<Window>,

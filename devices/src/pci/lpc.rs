@@ -92,7 +92,6 @@ impl Build for Config {
     }
 }
 
-/// The fixed ports.
 struct Ports {
     reset: Region,
     apm: Region,

@@ -16,7 +16,6 @@ const MASK_ALL: u16 = 1 << 14;
 /// Size of a table entry in bytes: address, data, control.
 const ENTRY: usize = 16;
 
-/// An entry of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
     address: u64,
@@ -25,7 +24,6 @@ struct Entry {
     pending: bool,
 }
 
-/// The saved state: the table, and the control word.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
     entries: Vec<Entry>,
@@ -82,7 +80,6 @@ impl Msix {
         true
     }
 
-    /// Whether the driver has enabled MSI-X.
     pub fn is_enabled(&self) -> bool {
         self.inner.lock().expect("no device panicked").state.control & ENABLE != 0
     }

@@ -203,7 +203,6 @@ enum Writes {
     File(Store),
 }
 
-/// One flash chip.
 struct Bank {
     region: Region,
     memory: Arc<dyn Backing>,

@@ -60,7 +60,6 @@ const MAX_ZEROS: usize = 1 << 20;
 /// data.
 const WRITABLE_MAX: usize = 64 << 10;
 
-/// Provides the items.
 pub trait Source: Send {
     /// The numbered items, such as the number of processors or a kernel. Called once.
     fn keys(&mut self) -> Vec<(u16, Vec<u8>)>;
@@ -70,10 +69,7 @@ pub trait Source: Send {
     ///
     /// Called on a vCPU's thread when the guest first selects one of them after a reset: PCI
     /// windows and BARs are programmed by then. It may access other devices through the bus.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the tables cannot be built. The guest then finds empty files.
+    /// If it fails, the guest finds empty files.
     fn acpi(&mut self) -> anyhow::Result<Vec<(String, Vec<u8>)>>;
 }
 
@@ -81,17 +77,13 @@ pub trait Source: Send {
 /// starts to run. It is called on a vCPU's thread, and must not block or call devices.
 pub type OnWrite = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
-/// A named item.
 pub struct File {
     /// The name in the directory, such as `etc/e820` or `opt/org.example/answer`.
     pub name: String,
-    /// The content.
     pub content: Content,
 }
 
-/// The content of a file, and its origin.
 pub enum Content {
-    /// Never changes.
     Fixed(Vec<u8>),
     /// Built by [`Source::acpi`] after the guest has read this size in the directory. The rest of
     /// the size reads as zeros. Guests skip zeros at the end of a loader script (commands of type
@@ -117,11 +109,6 @@ impl Content {
     }
 }
 
-/// Builds the device into the board.
-///
-/// # Errors
-///
-/// Fails if the items do not fit the interface, or if the ports are taken.
 pub fn build(
     mut source: Box<dyn Source>,
     grants: &mut dyn Grants,

@@ -53,7 +53,6 @@ const BAT_PASSED: u8 = 0xaa;
 const OUTPUT_FULL: u8 = 1 << 0;
 const SYSTEM: u8 = 1 << 2;
 const COMMAND: u8 = 1 << 3;
-/// The keyboard lock is open.
 const UNLOCKED: u8 = 1 << 4;
 const MOUSE_OUTPUT_FULL: u8 = 1 << 5;
 
@@ -243,7 +242,6 @@ impl State {
         false
     }
 
-    /// Takes the next byte for the empty output buffer.
     fn next(&mut self) -> Option<(u8, Source)> {
         if let Some(answer) = self.answer.take() {
             return Some(answer);
@@ -271,7 +269,6 @@ impl State {
     }
 }
 
-/// The state of the controller, and its connections.
 struct Chip {
     state: State,
     /// False while parked: the chip then takes no input from the host.

@@ -71,7 +71,6 @@ const HERTZ: u32 = 3_579_545;
 const TIMER_MASK: u32 = 0xff_ffff;
 const OVERFLOW: u64 = 1 << 23;
 
-/// The registers of the block.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct State {
     /// PM1_STS without TMROF.
@@ -148,7 +147,6 @@ impl Registers {
         self.state.status | if ticks >= self.overflow_at { TMROF } else { 0 }
     }
 
-    /// The byte at offset `at`, if there is a register.
     fn byte(&self, at: u64, ticks: u64) -> Option<u8> {
         let state = &self.state;
         let of_word = |word: u16| word.to_le_bytes()[usize::from(at & 1 == 1)];

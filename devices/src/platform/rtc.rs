@@ -35,14 +35,12 @@ pub struct Config {
     pub start: Option<String>,
 }
 
-/// The time that the clock shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Base {
     /// Local time according to `TZ`, with daylight saving time.
     #[default]
     Local,
-    /// Coordinated universal time.
     Utc,
 }
 

@@ -41,7 +41,6 @@ pub struct Config {
 }
 
 impl Config {
-    /// The configuration of a TPM with the control socket at `path`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), absent: false }
@@ -152,9 +151,7 @@ struct Exchange {
 struct Tpm {
     registers: Registers,
     exchange: Arc<Mutex<Exchange>>,
-    /// Wakes the thread when there is work.
     bell: Arc<EventFd>,
-    /// Cancels the running command.
     cancel: Arc<OwnedFd>,
     broken: bool,
     /// The connection while the thread does not own it. `None` for `vmm inspect`.
@@ -199,7 +196,6 @@ fn lock(exchange: &Mutex<Exchange>) -> MutexGuard<'_, Exchange> {
     exchange.lock().expect("no TPM panicked")
 }
 
-/// Clears a pending cancel request.
 fn drain(cancel: &OwnedFd) {
     // Usually the event is clear already.
     rustix::io::read(cancel, &mut [0; 8]).ok();
@@ -238,7 +234,6 @@ impl Tpm {
         true
     }
 
-    /// Starts the command in the buffer.
     fn start(&mut self) {
         self.registers.started = true;
         let Ok(size) = swtpm::size(&self.registers.buffer[..]) else {

@@ -36,7 +36,6 @@ pub(crate) fn plan(unit: &mut Unit<'_>, cdb: &Cdb) -> Option<Result<Plan, Sense>
     })
 }
 
-/// Number of blocks on the disc.
 fn blocks(unit: &Unit<'_>) -> Result<u32, Sense> {
     let medium = unit.medium()?;
     Ok(u32::try_from(unit.profile.blocks(medium)).unwrap_or(u32::MAX))

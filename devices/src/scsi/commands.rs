@@ -21,7 +21,7 @@ const GET_CONFIGURATION: u8 = 0x46;
 const GET_EVENTS: u8 = 0x4a;
 
 impl Unit<'_> {
-    /// Plans a command. Commands with parameters continue in [`Unit::parameters`].
+    /// Commands with parameters continue in [`Unit::parameters`].
     pub(crate) fn plan(&mut self, cdb: &Cdb) -> Result<Plan, Sense> {
         let cd = self.profile.cdrom;
         // These commands are answered despite pending unit attentions (SAM-5, 5.14; MMC-5, 4.1.6).

@@ -4,9 +4,7 @@ use super::sense::Sense;
 use super::unit::{Bus, Cdb, MAX_RANGE_BLOCKS, MAX_RANGES, Plan, Unit, answer, be16};
 use host::fnv;
 
-/// T10 VENDOR IDENTIFICATION.
 const VENDOR: &[u8; 8] = b"TRANSOM ";
-/// PRODUCT REVISION LEVEL.
 const REVISION: &str = "1.00";
 /// CMDQUE in byte 7 of the standard data: the unit supports command queuing.
 const CMDQUE: u8 = 2;

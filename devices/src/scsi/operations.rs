@@ -63,7 +63,6 @@ pub(crate) fn plan(unit: &Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
     })
 }
 
-/// The descriptor of one command.
 fn one((code, _, bits): &Command) -> Vec<u8> {
     let length = u8::try_from(bits.len() + 1).expect("16 bytes at most");
     [&[0, 3, 0, length, *code][..], bits].concat()

@@ -8,14 +8,12 @@ use serde::{Deserialize, Serialize};
 use super::sense::Sense;
 use host::disk::{Fault, Geometry, Operation};
 
-/// Bytes of a CD's block.
 pub(crate) const CD_BLOCK: u32 = 2048;
 /// Maximum number of ranges in one UNMAP.
 pub(crate) const MAX_RANGES: usize = 256;
 /// Maximum number of blocks in one range of an UNMAP, or in a WRITE SAME.
 pub(crate) const MAX_RANGE_BLOCKS: u32 = 1 << 22;
 
-/// The transport that carries the commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bus {
     /// One command at a time.
@@ -30,7 +28,6 @@ pub(crate) struct Profile {
     pub(crate) bus: Bus,
     /// A CD-ROM drive. Otherwise a disk.
     pub(crate) cdrom: bool,
-    /// The medium can be removed.
     pub(crate) removable: bool,
     /// At most 20 ASCII characters.
     pub(crate) serial: String,
@@ -42,13 +39,12 @@ impl Profile {
         if self.cdrom { CD_BLOCK } else { medium.logical_block }
     }
 
-    /// Number of blocks of this medium. An incomplete block at the end of a CD does not count.
+    /// An incomplete block at the end of a CD does not count.
     pub(crate) fn blocks(&self, medium: &Geometry) -> u64 {
         medium.size / u64::from(self.block(medium))
     }
 }
 
-/// State of a unit, as it is saved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Conditions {
     /// Sense data of the last failed command, until REQUEST SENSE reads it.
@@ -83,8 +79,8 @@ impl Default for Conditions {
 }
 
 impl Conditions {
-    /// Resets the unit. The write cache setting stays: drivers do not set it again, and a guest
-    /// that relies on durable writes must not lose them.
+    /// The write cache setting stays: drivers do not set it again, and a guest that relies on
+    /// durable writes must not lose them.
     pub(crate) fn reset(&mut self) {
         *self = Self { write_through: self.write_through, ..Self::default() };
     }
@@ -95,7 +91,6 @@ impl Conditions {
         }
     }
 
-    /// Records why a command failed.
     pub(crate) fn fail(&mut self, sense: Sense) {
         self.sense = Some(sense);
     }
@@ -106,17 +101,13 @@ impl Conditions {
 pub(crate) enum Plan {
     /// The command is finished, without data.
     Done,
-    /// Data for the guest.
     Answer(Vec<u8>),
-    /// Data between the guest and the medium.
     Transfer(BlockTransfer),
     /// The guest sends this many bytes. They are passed to [`Unit::parameters`].
     Parameters(usize),
     /// An operation without data on these ranges: offset and length in bytes.
     Clear(Operation, Vec<(u64, u64)>),
-    /// Flush: earlier writes become durable.
     Flush,
-    /// Eject the medium.
     Eject,
 }
 
@@ -153,7 +144,6 @@ pub(crate) struct Unit<'a> {
 }
 
 impl Unit<'_> {
-    /// Fails without a medium.
     pub(crate) fn medium(&self) -> Result<&Geometry, Sense> {
         self.medium.ok_or(Sense::NO_MEDIUM)
     }
@@ -172,7 +162,7 @@ impl Unit<'_> {
     }
 }
 
-/// Sense data for a failed transfer. Faults in guest memory are not covered here.
+/// Faults in guest memory are not covered here.
 pub(crate) fn sense_for(fault: Fault, write: bool) -> Sense {
     match fault {
         Fault::Refused => Sense::OUT_OF_RANGE,

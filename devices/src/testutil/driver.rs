@@ -43,7 +43,6 @@ const DRIVER_OK: u8 = 15;
 /// The driver's state of a queue.
 #[derive(Clone, Debug, Default)]
 pub struct Rings {
-    /// The number of entries.
     pub size: u16,
     /// The addresses of the descriptor table, the available ring and the used ring.
     pub at: [u64; 3],
@@ -55,17 +54,13 @@ pub struct Rings {
 /// A descriptor (VIRTIO 1.3, 2.7.5).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Descriptor {
-    /// The address of the buffer.
     pub address: u64,
-    /// The length of the buffer in bytes.
     pub length: u32,
     /// [`NEXT`], [`WRITE`] and [`INDIRECT`].
     pub flags: u16,
-    /// The index of the next descriptor of the chain.
     pub next: u16,
 }
 
-/// An entry of the used ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// The first descriptor of the chain.
@@ -74,15 +69,12 @@ pub struct Used {
     pub length: u32,
 }
 
-/// A driver, after it has found its device.
 pub struct Driver<'a> {
-    /// The bench with the device's board.
     pub bench: &'a Bench,
     at: Address,
     structures: [u64; 4],
     step: u64,
     heap: u64,
-    /// The queues, by number.
     pub queues: Vec<Rings>,
 }
 
@@ -91,10 +83,6 @@ const KINDS: usize = 4;
 
 impl<'a> Driver<'a> {
     /// Assigns addresses to the BARs, enables the function, and finds the structures.
-    ///
-    /// # Panics
-    ///
-    /// Panics if a structure is missing.
     pub fn find(bench: &'a Bench, at: Address) -> Self {
         let config = |register: u64, value: u32| {
             bench.write(Kind::Config, at.config() + register, &value.to_le_bytes());
@@ -123,7 +111,6 @@ impl<'a> Driver<'a> {
         driver
     }
 
-    /// Reads the function's configuration space.
     pub fn config<const N: usize>(&self, register: u64) -> [u8; N] {
         self.bench.read(Kind::Config, self.at.config() + register)
     }
@@ -133,17 +120,14 @@ impl<'a> Driver<'a> {
         self.bench.read(Kind::Memory, self.structures[0] + register)
     }
 
-    /// Writes a register of the common configuration.
     pub fn set_common(&self, register: u64, data: &[u8]) {
         self.bench.write(Kind::Memory, self.structures[0] + register, data);
     }
 
-    /// Reads the device status.
     pub fn status(&self) -> u8 {
         self.common::<1>(STATUS)[0]
     }
 
-    /// Writes the device status.
     pub fn set_status(&self, status: u8) {
         self.set_common(STATUS, &[status]);
     }
@@ -158,12 +142,10 @@ impl<'a> Driver<'a> {
         self.bench.read(Kind::Memory, self.structures[3] + offset)
     }
 
-    /// Writes the device-specific configuration.
     pub fn set_device(&self, offset: u64, data: &[u8]) {
         self.bench.write(Kind::Memory, self.structures[3] + offset, data);
     }
 
-    /// Reads all features that the device offers.
     pub fn features(&self) -> u64 {
         let half = |select: u32| {
             self.set_common(0, &select.to_le_bytes());
@@ -224,7 +206,6 @@ impl<'a> Driver<'a> {
         self.set_status(DRIVER_OK);
     }
 
-    /// Writes a descriptor.
     pub fn write_descriptor(&self, queue: u16, index: u16, descriptor: Descriptor) {
         let mut bytes = descriptor.address.to_le_bytes().to_vec();
         bytes.extend(descriptor.length.to_le_bytes());
@@ -262,7 +243,6 @@ impl<'a> Driver<'a> {
         self.bench.memory.write(ring + 2, &index.to_le_bytes()).unwrap();
     }
 
-    /// Rings the doorbell.
     pub fn kick(&self, queue: u16) {
         let bell = self.structures[1] + self.step * u64::from(queue);
         self.bench.write(Kind::Memory, bell, &queue.to_le_bytes());
@@ -284,11 +264,7 @@ impl<'a> Driver<'a> {
         Some(Used { head: u32::from_le_bytes([a, b, c, d]), length: u32::from_le_bytes(length) })
     }
 
-    /// Waits for the next entry of the used ring.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is none within ten seconds.
+    /// Waits at most ten seconds for the next entry of the used ring.
     pub fn wait(&mut self, queue: u16) -> Used {
         let start = Instant::now();
         loop {
@@ -300,7 +276,6 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Reads memory.
     pub fn bytes(&self, at: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.bench.memory.read(at, &mut bytes).unwrap();

@@ -17,7 +17,6 @@ pub struct Guest<'a, B> {
 }
 
 impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
-    /// A guest of this machine that `bytes` control.
     pub fn new(bench: &'a Bench, bytes: B) -> Self {
         let claims = bench.board.claims().flat_map(|(_, claims)| claims);
         // The configuration space of a function is claimed twice: as a range, and as a function.
@@ -125,22 +124,19 @@ pub struct Actions<B> {
 }
 
 impl<B: Iterator<Item = u8>> Actions<B> {
-    /// The actions that `bytes` control, in a machine with RAM from 0 to `ram`.
+    /// `ram` is the end of RAM, which starts at 0.
     pub fn new(bytes: B, ram: u64) -> Self {
         Self { bytes, ram }
     }
 
-    /// The next byte.
     pub fn byte(&mut self) -> Option<u8> {
         self.bytes.next()
     }
 
-    /// The next two bytes.
     pub fn short(&mut self) -> Option<u16> {
         Some(u16::from_le_bytes([self.byte()?, self.byte()?]))
     }
 
-    /// The next four bytes.
     pub fn word(&mut self) -> Option<u32> {
         Some(u32::from(self.short()?) | u32::from(self.short()?) << 16)
     }
@@ -170,10 +166,6 @@ impl<B: Iterator<Item = u8>> Actions<B> {
 
     /// Performs one action that is possible with every device that has rings of `entries` entries:
     /// it writes descriptors, chains, doorbells, memory or the status, or pauses the machine.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the machine does not resume.
     pub fn corrupt_queue(
         &mut self,
         driver: &mut Driver<'_>,

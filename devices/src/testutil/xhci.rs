@@ -36,7 +36,6 @@ pub const CRCR: u64 = OPERATIONAL + 0x18;
 const DCBAAP: u64 = OPERATIONAL + 0x30;
 const CONFIG: u64 = OPERATIONAL + 0x38;
 const PORTS: u64 = OPERATIONAL + 0x400;
-/// The first interrupter.
 pub const INTERRUPTER: u64 = 0x1020;
 const DOORBELLS: u64 = 0x2000;
 
@@ -69,9 +68,7 @@ impl Producer {
     }
 }
 
-/// The driver.
 pub struct Driver<'a> {
-    /// The bench with the machine.
     pub bench: &'a Bench,
     at: Address,
     commands: Producer,
@@ -84,7 +81,6 @@ pub struct Driver<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Progress(Producer, u64, u32);
 
-/// Builds a block.
 #[must_use]
 pub fn block(parameter: u64, status: u32, control: u32) -> Block {
     let [low, high] = [parameter & u64::from(u32::MAX), parameter >> 32];
@@ -108,7 +104,6 @@ impl<'a> Driver<'a> {
         driver
     }
 
-    /// Writes a register of the controller's configuration space.
     pub fn set_config(&self, register: u64, value: u32) {
         self.bench.write(Kind::Config, self.at.config() + register, &value.to_le_bytes());
     }
@@ -123,12 +118,10 @@ impl<'a> Driver<'a> {
         self.set_config(0x40, 0x8000_0000);
     }
 
-    /// Reads a register.
     pub fn get(&self, register: u64) -> u32 {
         u32::from_le_bytes(self.bench.read(Kind::Memory, BAR0 + register))
     }
 
-    /// Writes a register.
     pub fn set(&self, register: u64, value: u32) {
         self.bench.write(Kind::Memory, BAR0 + register, &value.to_le_bytes());
     }
@@ -141,10 +134,6 @@ impl<'a> Driver<'a> {
     }
 
     /// Waits until the bits of `mask` in a register equal `value`.
-    ///
-    /// # Panics
-    ///
-    /// Panics if this does not happen in time.
     pub fn wait(&self, register: u64, mask: u32, value: u32) {
         let start = Instant::now();
         while self.get(register) & mask != value {
@@ -161,10 +150,6 @@ impl<'a> Driver<'a> {
     }
 
     /// Resets the controller, and runs it with new rings.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the controller does not start.
     pub fn start(&mut self) {
         self.set(USBCMD, 2);
         self.wait(USBCMD, 2, 0);
@@ -213,12 +198,10 @@ impl<'a> Driver<'a> {
         self.write(ring, &blank);
     }
 
-    /// Writes memory.
     pub fn write(&self, at: u64, data: &[u8]) {
         self.bench.memory.write(at, data).expect("the test's memory");
     }
 
-    /// Reads memory.
     #[must_use]
     pub fn read<const N: usize>(&self, at: u64) -> [u8; N] {
         let mut data = [0; N];
@@ -226,7 +209,6 @@ impl<'a> Driver<'a> {
         data
     }
 
-    /// Writes a block.
     pub fn put(&self, at: u64, words: Block) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.write(at, &bytes);
@@ -270,10 +252,6 @@ impl<'a> Driver<'a> {
     }
 
     /// Waits for an event of this type. Other events are dropped.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is none in time.
     pub fn wait_event(&mut self, kind: u32) -> Block {
         let start = Instant::now();
         loop {
@@ -288,7 +266,6 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Rings a doorbell.
     pub fn ring(&self, slot: u8, target: u8) {
         self.set(DOORBELLS + 4 * u64::from(slot), target.into());
     }
@@ -322,11 +299,7 @@ impl<'a> Driver<'a> {
         base
     }
 
-    /// Adds a block to the ring of an endpoint, and returns the block's address.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no such ring.
+    /// Returns the block's address.
     pub fn push(&mut self, slot: u8, endpoint: u8, words: Block) -> u64 {
         let at = self.rings.iter().position(|it| (it.0, it.1) == (slot, endpoint));
         let at = at.expect("a ring was made");
@@ -351,10 +324,6 @@ impl<'a> Driver<'a> {
     }
 
     /// Enables a slot, and addresses the device at an enabled port. Returns the slot.
-    ///
-    /// # Panics
-    ///
-    /// Panics if a command fails.
     pub fn address(&mut self, port: u8) -> u8 {
         let (code, slot) = self.command(block(0, 0, 9 << 10));
         assert_eq!(code, 1, "enable slot");
@@ -406,10 +375,6 @@ impl<'a> Driver<'a> {
 
     /// Transfers `length` bytes at an endpoint. Returns the completion code, and the number of
     /// bytes transferred.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no event for the transfer.
     pub fn transfer(&mut self, slot: u8, endpoint: u8, at: u64, length: u32) -> (u32, u32) {
         let (mut blocks, mut sent) = (Vec::new(), 0);
         loop {
@@ -435,10 +400,6 @@ impl<'a> Driver<'a> {
     }
 
     /// Restarts a halted endpoint as drivers do.
-    ///
-    /// # Panics
-    ///
-    /// Panics if a command fails.
     pub fn recover(&mut self, slot: u8, endpoint: u8) {
         let at = u32::from(slot) << 24 | u32::from(endpoint) << 16;
         assert_eq!(self.command(block(0, 0, 14 << 10 | at)).0, 1, "reset endpoint");

@@ -18,36 +18,26 @@ const SELF_POWERED: u8 = 0xc0;
 /// English (United States): the language of strings.
 const LANGUAGE: [u8; 2] = [0x09, 0x04];
 
-/// The vendor, the product, and the strings of a device.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// idVendor.
     pub vendor: u16,
-    /// idProduct.
     pub product: u16,
-    /// iManufacturer.
     pub maker: String,
-    /// iProduct.
     pub name: String,
-    /// iSerialNumber.
     pub serial: String,
 }
 
 /// The transfer type of an endpoint (bmAttributes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Large transfers without a guaranteed latency.
     Bulk = 2,
-    /// Small transfers with a bounded latency.
     Interrupt = 3,
 }
 
-/// An endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Endpoint {
     /// bEndpointAddress: bit 7 says that data comes from the device.
     pub address: u8,
-    /// The transfer type.
     pub kind: Kind,
     /// wMaxPacketSize.
     pub packet: u16,
@@ -60,17 +50,14 @@ pub struct Endpoint {
 pub struct Interface {
     /// bInterfaceNumber, from 0 on without gaps.
     pub number: u8,
-    /// bAlternateSetting.
     pub alternate: u8,
     /// Class, subclass, protocol.
     pub class: (u8, u8, u8),
     /// The class descriptors, which follow the interface descriptor.
     pub extra: Vec<u8>,
-    /// Its endpoints.
     pub endpoints: Vec<Endpoint>,
 }
 
-/// All standard descriptors of a device.
 #[derive(Clone, Debug)]
 pub struct Descriptors {
     /// The speed, which decides the port.
@@ -81,7 +68,6 @@ pub struct Descriptors {
     pub(super) qualifier: Option<Vec<u8>>,
     pub(super) bos: Option<Vec<u8>>,
     strings: Vec<String>,
-    /// The interfaces and all their alternate settings, with their endpoints.
     pub(super) interfaces: Vec<Interface>,
 }
 
@@ -117,7 +103,7 @@ impl Descriptors {
         }
     }
 
-    /// The string descriptor of this number. 0 lists the languages.
+    /// Number 0 lists the languages.
     pub(super) fn string(&self, number: u8) -> Option<Vec<u8>> {
         let mut descriptor = vec![0, STRING];
         match usize::from(number).checked_sub(1) {

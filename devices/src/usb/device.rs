@@ -55,7 +55,6 @@ pub(super) struct SavedState {
 }
 
 impl SavedState {
-    /// Whether this is the state of the device `attached`.
     pub(super) fn is_of(&self, attached: &Attached) -> bool {
         self.name == attached.name()
     }
@@ -65,14 +64,12 @@ impl SavedState {
 pub(super) struct Device {
     attached: Arc<Attached>,
     state: State,
-    /// Endpoints with a transfer in progress.
     busy: BTreeSet<u8>,
     /// Aborted transfers that were not reaped yet.
     lost: Vec<TransferEnd>,
 }
 
 impl Device {
-    /// Runs a device, from its state or from power-on.
     pub(super) fn run(
         attached: Arc<Attached>,
         saved: Option<SavedState>,
@@ -102,12 +99,10 @@ impl Device {
         self.attached.descriptors().speed
     }
 
-    /// Calls `watch` with the file descriptor of the function's event, if any.
     pub(super) fn watch(&self, watch: impl FnOnce(Option<BorrowedFd<'_>>)) {
         watch(self.attached.function().event());
     }
 
-    /// Resets the bus, and aborts all transfers.
     pub(super) fn reset(&mut self) {
         self.abort_all();
         self.state = State::default();
@@ -127,11 +122,7 @@ impl Device {
         self.lost = done;
     }
 
-    /// Begins a transfer at its endpoint.
-    ///
-    /// # Errors
-    ///
-    /// When the endpoint does not exist, is busy or is halted. The transfer has then ended.
+    /// Fails if the endpoint does not exist, is busy or is halted. The transfer has then ended.
     pub(super) fn begin(&mut self, transfer: Transfer) -> Result<(), Fault> {
         let endpoint = transfer.endpoint;
         let known = self.attached.descriptors().has(endpoint);
@@ -146,7 +137,7 @@ impl Device {
         Ok(())
     }
 
-    /// Cancels a transfer. If it was complete already, it is appended to `done`.
+    /// A transfer that was complete already is appended to `done`.
     pub(super) fn cancel(&mut self, endpoint: u8, done: &mut Vec<TransferEnd>) {
         if self.busy.contains(&endpoint) {
             self.change(Change::Cancel(endpoint));
@@ -155,7 +146,6 @@ impl Device {
         }
     }
 
-    /// Appends all completed transfers to `done`.
     pub(super) fn reap(&mut self, done: &mut Vec<TransferEnd>) {
         let before = done.len();
         done.append(&mut self.lost);
@@ -168,7 +158,7 @@ impl Device {
         }
     }
 
-    /// Handles a request to the control endpoint. The answer is cut to the requested length.
+    /// The answer is cut to the requested length.
     pub(super) fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
         let standard = setup.kind & 0x60 == 0;
         let answered = standard && self.standard(setup, data)?;
@@ -181,7 +171,7 @@ impl Device {
         Ok(())
     }
 
-    /// Handles a standard request. Returns false if the function must handle it.
+    /// Returns false if the function must handle the request.
     fn standard(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<bool, Stall> {
         let Setup { value, index, .. } = setup;
         let [low, high] = value.to_le_bytes();

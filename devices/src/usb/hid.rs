@@ -63,7 +63,7 @@ const INPUT: u8 = 1;
 trait Model: Clone + Default + Serialize + DeserializeOwned + Send + 'static {
     /// The report descriptor (6.2.2) of each interface.
     const REPORTS: &'static [&'static [u8]];
-    /// Handles user input. Returns false if it is not for this kind of device.
+    /// Returns false if the event is not for this kind of device.
     fn take(&mut self, event: Event) -> bool;
     /// The next report of this interface with a change.
     fn next_report(&mut self, interface: usize) -> Option<Vec<u8>>;
@@ -71,7 +71,6 @@ trait Model: Clone + Default + Serialize + DeserializeOwned + Send + 'static {
     fn last_report(&self, interface: usize, number: u8) -> Option<Vec<u8>>;
     /// Handles an output report of the first interface.
     fn output(&mut self, _: &[u8]) {}
-    /// The lights of a keyboard.
     fn lights(&self) -> Option<Lights> {
         None
     }
@@ -85,7 +84,6 @@ trait Model: Clone + Default + Serialize + DeserializeOwned + Send + 'static {
     }
 }
 
-/// The saved state of a device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct State<M> {
     configured: bool,

@@ -11,7 +11,6 @@ use super::{Descriptors, Function, Speed};
 use crate::bus::Inert;
 use crate::device::Device;
 
-/// A device that is plugged in.
 pub struct Attached {
     name: String,
     descriptors: Descriptors,
@@ -24,12 +23,11 @@ impl Attached {
         &self.name
     }
 
-    /// The descriptors.
     pub fn descriptors(&self) -> &Descriptors {
         &self.descriptors
     }
 
-    /// The function. Only the controller that the device is plugged into uses it.
+    /// Used only by the controller that the device is plugged into.
     pub(super) fn function(&self) -> MutexGuard<'_, Box<dyn Function>> {
         self.function.lock().expect("no device panicked")
     }
@@ -43,12 +41,11 @@ pub struct RootHub {
 }
 
 impl RootHub {
-    /// Creates the ports of `sockets` sockets. `kick` wakes the controller after changes.
+    /// `kick` wakes the controller after changes.
     pub(super) fn new(sockets: usize, kick: Arc<EventFd>) -> Self {
         Self { ports: Mutex::new(vec![None; 2 * sockets]), kick }
     }
 
-    /// The devices that are plugged in now, by port.
     pub(super) fn ports(&self) -> Vec<Option<Arc<Attached>>> {
         self.ports.lock().expect("no device panicked").clone()
     }
@@ -101,16 +98,11 @@ impl Ports {
         state.roots.push(root);
     }
 
-    /// Removes the ports of a controller.
     pub(super) fn disconnect(&self, root: &Arc<RootHub>) {
         self.state().roots.retain(|it| !Arc::ptr_eq(it, root));
     }
 
     /// Plugs a device into the first free port. Without any ports, it waits for a controller.
-    ///
-    /// # Errors
-    ///
-    /// When the name is in use, or all ports are taken.
     pub fn plug(
         &self,
         name: &str,
@@ -132,11 +124,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Pulls a device out.
-    ///
-    /// # Errors
-    ///
-    /// When there is no device of this name. The message lists all devices.
+    /// The error for an unknown name lists all devices.
     pub fn unplug(&self, name: &str) -> anyhow::Result<()> {
         let mut state = self.state();
         let before = state.waiting.len();
@@ -148,7 +136,6 @@ impl Ports {
         Ok(())
     }
 
-    /// The names of all devices.
     pub fn names(&self) -> Vec<String> {
         let state = self.state();
         let ports = state.roots.iter().flat_map(|root| root.ports()).flatten();
@@ -165,10 +152,6 @@ impl Ports {
     }
 
     /// Checks that each device has a port, once all devices of a machine are built.
-    ///
-    /// # Errors
-    ///
-    /// When a device has no port.
     pub fn check(&self) -> anyhow::Result<()> {
         if let Some(device) = self.state().waiting.front() {
             bail!("`{}` has no USB port: add --device xhci", device.name);
@@ -183,10 +166,6 @@ impl Ports {
 
 /// Plugs a USB device into a port. Dropping the returned device unplugs it, and calls `release`,
 /// which releases the host's side.
-///
-/// # Errors
-///
-/// When there is no free port.
 pub fn plug_device(
     ports: Arc<Ports>,
     name: &str,

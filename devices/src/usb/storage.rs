@@ -103,7 +103,6 @@ impl Default for Config {
     }
 }
 
-/// The speed of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rate {
@@ -131,7 +130,6 @@ impl Config {
         self.cdrom.unwrap_or_else(|| self.path.as_ref().is_some_and(iso))
     }
 
-    /// The configuration that all kinds of disks share.
     fn disk(&self) -> disk::Config {
         disk::Config {
             format: self.format,
@@ -250,7 +248,7 @@ impl Build for Config {
     }
 }
 
-/// Opens the file of a medium. `only` is the file that it must be.
+/// Opens the file of a medium, which must be `only`.
 fn open(
     opener: &MediumOpener,
     path: &Path,
@@ -280,7 +278,6 @@ struct Shared {
     transport: Mutex<Transport>,
     /// Signaled after commands of the operator.
     kick: Arc<OwnedFd>,
-    /// The medium has grown.
     grown: Arc<AtomicBool>,
     /// Readable after events of the operator or of the medium.
     events: OwnedFd,
@@ -315,7 +312,6 @@ impl Shared {
         result
     }
 
-    /// Opens a channel between the medium and guest memory.
     fn connect(&self, transport: &mut Transport) -> anyhow::Result<()> {
         let (Some(medium), Some(memory)) = (&transport.medium, &transport.memory) else {
             return Ok(());

@@ -164,7 +164,6 @@ struct DriverState {
     signal: Option<Arc<Signal>>,
     /// The target changed while no driver ran.
     change_pending: bool,
-    /// The driver enabled the statistics queue.
     has_statistics: bool,
     statistics: [Option<u64>; NAMES.len()],
     updated: Option<Instant>,
@@ -224,7 +223,6 @@ impl Gauge {
         self.changed.notify_all();
     }
 
-    /// Parses a statistics buffer.
     fn update_statistics(&self, bytes: &[u8]) {
         let mut statistics = [None; NAMES.len()];
         for entry in bytes.chunks_exact(STATISTIC_SIZE) {
@@ -375,11 +373,9 @@ impl Virtio for Balloon {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// Pages that the guest gives.
     Inflate,
     /// Statistics. The driver's buffer is returned to request new ones.
     Statistics,
-    /// Free pages that the guest reports.
     Reports,
     /// Deflating, and unknown queues: requests are only acknowledged.
     Nothing,

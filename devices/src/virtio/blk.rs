@@ -54,7 +54,6 @@ const SECTOR: u64 = 512;
 /// header and a status. Windows derives its longest transfer from this: about 1 MiB.
 const QUEUE_SIZE: u16 = 256;
 const SEGMENTS: u32 = 254;
-/// Maximum number of queues.
 pub const MAX_QUEUES: u16 = 64;
 
 /// Feature bits (5.2.3).
@@ -94,7 +93,6 @@ const OK: u8 = 0;
 const IO_ERROR: u8 = 1;
 const UNSUPPORTED: u8 = 2;
 
-/// A disk as a virtio device.
 pub struct Blk {
     drive: Arc<Drive>,
     queues: u16,
@@ -107,11 +105,7 @@ pub struct Blk {
 }
 
 impl Blk {
-    /// Creates a disk with `queues` queues. The serial number is cut to 20 bytes.
-    ///
-    /// # Errors
-    ///
-    /// If `queues` is not in 1..=64.
+    /// `queues` is 1 to 64. The serial number is cut to 20 bytes.
     pub fn new(drive: Arc<Drive>, queues: u16) -> anyhow::Result<Self> {
         ensure!(
             (1..=MAX_QUEUES).contains(&queues),
@@ -240,10 +234,9 @@ impl Virtio for Blk {
     }
 }
 
-/// A request in flight.
 struct Job {
     chain: Chain,
-    /// Guest address of its status byte.
+    /// Guest address of the status byte.
     status: u64,
     /// Channel requests that are not finished yet.
     parts: u16,
@@ -267,14 +260,13 @@ struct Server {
 }
 
 enum Plan {
-    /// Requests for the image.
     Ask(Vec<Request>),
     /// An immediate answer: status, and number of bytes written before it.
     Answer(u8, u32),
 }
 
 impl Server {
-    /// Takes all requests that the driver offered.
+    /// Returns whether the driver offered any requests.
     fn take(&mut self) -> bool {
         let mut any = false;
         while let Some(mut chain) = self.queue.pop() {
@@ -346,7 +338,7 @@ impl Server {
         }
     }
 
-    /// Answers the requests that the channel has finished.
+    /// Returns whether the channel had finished any requests.
     fn answer(&mut self) -> bool {
         let mut done = std::mem::take(&mut self.done);
         self.channel.reap(&mut done);

@@ -68,7 +68,6 @@ const PORT_NAME: u16 = 7;
 /// Bytes of a control message: port, event, value.
 const MESSAGE_SIZE: usize = 8;
 
-/// Maximum length of a port's name.
 const MAX_NAME: usize = 128;
 /// Maximum number of bytes moved at once.
 const MAX_TRANSFER: usize = 4096;
@@ -204,7 +203,6 @@ impl Virtio for Console {
     }
 }
 
-/// The thread of a port. It waits for the guest and for the client.
 struct Thread {
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<Server>>,
@@ -245,7 +243,6 @@ impl Drop for Thread {
     }
 }
 
-/// State of the thread.
 struct Server {
     queues: Vec<Queue>,
     /// Indices in `queues` of the control queues.
@@ -264,7 +261,6 @@ struct Server {
     full: bool,
     /// When the client stopped reading.
     stalled_since: Option<Instant>,
-    /// The guest offers buffers for input.
     guest_has_room: bool,
 }
 
@@ -302,7 +298,7 @@ impl Server {
         })
     }
 
-    /// Moves data and messages. Returns true if there may be more.
+    /// Returns true if there may be more to move.
     fn serve(&mut self) -> bool {
         let handled = self.control_from_guest.is_some_and(|at| self.handle_messages(at));
         let sent = self.output.is_some_and(|at| self.send(at));
@@ -312,12 +308,10 @@ impl Server {
         handled || sent || received || announced
     }
 
-    /// Whether a program in the guest reads the port.
     fn guest_reads(&self) -> bool {
         self.state.open || !self.multiport
     }
 
-    /// Handles the driver's control messages.
     fn handle_messages(&mut self, at: usize) -> bool {
         for _ in 0..BATCH {
             let queue = &mut self.queues[at];
@@ -367,7 +361,6 @@ impl Server {
         }
     }
 
-    /// Sends the pending control messages to the driver.
     fn send_messages(&mut self, at: usize) -> bool {
         for _ in 0..BATCH {
             let Some((event, value, more)) = self.next_message() else { break };

@@ -163,7 +163,6 @@ impl Build for Config {
     }
 }
 
-/// The receive offloads that these feature bits contain.
 fn offloads(features: u64) -> Offloads {
     let has = |bits: u64| features & bits == bits;
     Offloads {
@@ -176,7 +175,6 @@ fn offloads(features: u64) -> Offloads {
     }
 }
 
-/// The feature bits that are offered.
 fn features(backend: &dyn Backend, config: &Config) -> u64 {
     let can = if config.offloads { backend.offloads() } else { Offloads::default() };
     let can = can.and(Offloads::ALL);
@@ -204,9 +202,7 @@ struct Nic {
     active: AtomicU16,
     mac: Mac,
     pairs: u16,
-    /// The negotiated feature bits.
     negotiated: Mutex<u64>,
-    /// One for each pair.
     orders: Vec<Orders>,
 }
 
@@ -220,7 +216,6 @@ impl Nic {
         (control.filter.clone(), control.mac.unwrap_or(self.mac.0))
     }
 
-    /// Executes a command of the driver.
     fn execute(&self, memory: &Memory, command: &[Piece]) {
         let mut control = self.control();
         let before = control.clone();
@@ -247,7 +242,7 @@ impl Nic {
         self.backend.set_offloads(offloads(self.negotiated() & wanted));
     }
 
-    /// Activates the pairs that the driver uses. A driver without MQ uses one.
+    /// A driver without MQ uses one pair.
     fn activate(&self, control: &Control) {
         let pairs = if self.negotiated() & MQ == 0 { 1 } else { control.pairs.min(self.pairs) };
         (0..pairs).for_each(|pair| self.backend.attach(pair.into(), true));
@@ -260,7 +255,6 @@ impl Nic {
         self.orders.iter().for_each(Orders::wake);
     }
 
-    /// Called when the link has changed.
     fn link_changed(&self) {
         if self.backend.link().is_up() && self.negotiated() & GUEST_ANNOUNCE != 0 {
             self.control().announce = true;
@@ -327,7 +321,6 @@ impl Net {
         }
     }
 
-    /// Starts the thread of a pair.
     fn spawn(
         &mut self,
         number: u16,
@@ -368,7 +361,6 @@ impl Net {
         Ok(())
     }
 
-    /// The kernel side of a pair, if the kernel may serve its rings.
     fn kernel_rings(
         &mut self,
         at: usize,

@@ -89,11 +89,6 @@ const QUEUE_NOTIFY_DATA: usize = 56;
 const QUEUE_RESET: usize = 58;
 const COMMON_SIZE: usize = 64;
 
-/// Puts a virtio device on the PCI bus.
-///
-/// # Errors
-///
-/// If the slot is taken, or if the host has no interrupt routes or doorbells left.
 pub fn on_pci(
     device: impl Virtio,
     at: Option<Address>,
@@ -362,7 +357,7 @@ impl Transport {
         }
     }
 
-    /// Returns to the power-on state. The device uses no queue afterwards.
+    /// The device uses no queue afterwards.
     fn reset(&mut self) {
         self.stop();
         self.power_on(&Registers::new(&self.identity));
@@ -396,7 +391,6 @@ impl Transport {
         }
     }
 
-    /// Hands the enabled queues to the device.
     fn start(&mut self) {
         self.running = true;
         match self.queues() {
@@ -521,7 +515,7 @@ impl Transport {
     }
 }
 
-/// Reads a structure. Bytes beyond its end read as zeros.
+/// Bytes beyond the end of the structure read as zeros.
 fn copy(bytes: &[u8], at: usize, data: &mut [u8]) -> Access {
     data.fill(0);
     for (to, from) in data.iter_mut().zip(bytes.iter().skip(at)) {

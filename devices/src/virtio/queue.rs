@@ -78,7 +78,6 @@ pub struct Chain {
     pub writable: Vec<Piece>,
 }
 
-/// Total length of these pieces, in bytes.
 pub fn length(pieces: &[Piece]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.length)).sum()
 }
@@ -101,11 +100,8 @@ impl Chain {
         self.head
     }
 
-    /// Removes and returns the first `N` readable bytes, however the driver split them.
-    ///
-    /// # Errors
-    ///
-    /// If fewer than `N` bytes are left, or if they are outside of guest memory.
+    /// Removes and returns the first `N` readable bytes, however the driver split them. Fails also
+    /// if fewer are left.
     pub fn take<const N: usize>(&mut self, memory: &Memory) -> Result<[u8; N], NoMemory> {
         let mut bytes = [0; N];
         memory.gather(&self.readable, &mut bytes)?;
@@ -192,7 +188,6 @@ impl Queue {
         })
     }
 
-    /// Whether all three areas are inside guest memory.
     pub(super) fn is_in_memory(&self) -> bool {
         self.memory.ram().is_ok_and(|ram| self.indices.is_valid(ram))
     }
@@ -221,7 +216,6 @@ impl Queue {
         &self.bell
     }
 
-    /// The guest memory that the chains refer to.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -343,14 +337,14 @@ impl Queue {
         self.indices.used_ring()
     }
 
-    /// Asks the driver not to ring the doorbell. Called while this thread polls the queue.
+    /// Called while this thread polls the queue.
     pub fn disable_doorbell(&mut self) {
         if let Ok(ram) = self.memory.ram() {
             self.indices.disable_notification(ram).ok();
         }
     }
 
-    /// Asks the driver to ring the doorbell. Returns true if it added chains before it saw that.
+    /// Returns true if the driver added chains before it saw that.
     pub fn enable_doorbell(&mut self) -> bool {
         // Nothing is taken from a broken ring, whatever its indices say.
         if self.broken {
@@ -360,9 +354,8 @@ impl Queue {
         !self.again.is_empty() || self.indices.enable_notification(ram).unwrap_or(false)
     }
 
-    /// Lends the rings to the kernel (vhost). No other method may be called until
-    /// [`Queue::take_back`]. Returns None if the ring is broken, or if the chains held are not the
-    /// last ones taken, in their order.
+    /// Until [`Queue::take_back`], no other method may be called. Returns None if the ring is
+    /// broken, or if the chains held are not the last ones taken, in their order.
     pub fn hand_to_kernel(&mut self) -> Option<vhost::Ring<'_>> {
         let ram = self.memory.ram().ok().filter(|_| !self.broken)?;
         let (size, count) = (self.indices.size(), u16::try_from(self.again.len()).ok()?);
@@ -392,7 +385,7 @@ impl Queue {
         })
     }
 
-    /// Takes the rings back. The kernel has processed them up to `position`.
+    /// The kernel has processed the rings up to `position`.
     pub fn take_back(&mut self, position: vhost::Position) {
         self.indices.set_next_avail(position.available);
         self.indices.set_next_used(position.used);

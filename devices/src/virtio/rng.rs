@@ -21,7 +21,6 @@ pub struct Config {
     pub slot: Option<Address>,
 }
 
-/// Maximum length of one answer, in bytes.
 const MAX_ANSWER: usize = 64 << 10;
 
 impl Build for Config {

@@ -61,7 +61,6 @@ impl Build for Config {
 /// request and a response.
 const QUEUE_SIZE: u16 = 256;
 const SEGMENTS: u32 = 254;
-/// Maximum number of request queues.
 const MAX_QUEUES: u16 = 64;
 
 /// Numbers of the control queue, the event queue and the first request queue.
@@ -80,7 +79,6 @@ const MAX_SECTORS: u32 = 0xffff;
 const MAX_COMMANDS: u32 = 128;
 const MAX_TARGET: u16 = 255;
 const MAX_UNIT: u32 = 16383;
-/// Length of an event.
 const EVENT_SIZE: u32 = 16;
 
 /// Offsets of the two fields that a driver writes.
@@ -104,7 +102,6 @@ impl Sizes {
     }
 }
 
-/// A controller as a virtio device.
 pub struct Scsi {
     target: Arc<Target>,
     queues: u16,
@@ -116,11 +113,7 @@ pub struct Scsi {
 }
 
 impl Scsi {
-    /// Creates a controller with `queues` request queues and this disk.
-    ///
-    /// # Errors
-    ///
-    /// If `queues` is not in 1..=64, or if the host has no file descriptor left.
+    /// `queues` is the number of request queues, 1 to 64.
     pub fn new(drive: Arc<Drive>, queues: u16) -> anyhow::Result<Self> {
         ensure!(
             (1..=MAX_QUEUES).contains(&queues),

@@ -16,7 +16,6 @@ const CONFIGURATION: u8 = 2;
 #[derive(Debug)]
 pub struct Signal {
     interrupt: Interrupt,
-    /// The device's name in logs.
     name: &'static str,
     /// Changes of the interrupt line happen under this lock as well.
     isr: Mutex<u8>,
@@ -70,7 +69,6 @@ impl Signal {
         *self.isr.lock().expect("no device panicked")
     }
 
-    /// Sets the saved or the power-on state.
     pub(super) fn restore(&self, isr: u8, broken: bool) {
         let mut now = self.isr.lock().expect("no device panicked");
         *now = isr & (QUEUE | CONFIGURATION);

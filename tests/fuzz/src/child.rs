@@ -25,7 +25,6 @@ pub struct Current {
     pub number: u64,
     /// Whether the input is a file of `found`.
     pub is_old: bool,
-    /// The input's bytes.
     pub bytes: Vec<u8>,
 }
 
@@ -33,10 +32,6 @@ const HEADER: usize = 24;
 
 impl Current {
     /// Reads the input that runs now, or ran last.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such file.
     pub fn read(file: &Path) -> anyhow::Result<Self> {
         let all = fs::read(file).with_context(|| file.display().to_string())?;
         let number = |at: usize| {
@@ -50,11 +45,7 @@ impl Current {
 }
 
 /// Runs the inputs that broke the target before, and then new inputs for the given time. Returns
-/// the number of inputs.
-///
-/// # Errors
-///
-/// When the file cannot be written, or too many threads or descriptors are left at the end.
+/// the number of inputs. Fails also if too many threads or descriptors are left at the end.
 pub fn run(target: &'static Target, seed: u64, time: Duration, file: &Path) -> anyhow::Result<u64> {
     limit()?;
     let shown = std::panic::take_hook();

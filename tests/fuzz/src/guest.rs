@@ -20,7 +20,6 @@ fn odd(noise: &mut Noise) -> u8 {
     }
 }
 
-/// A message of a DHCP client.
 pub(crate) fn dhcp(noise: &mut Noise) -> Vec<u8> {
     let mut message = vec![0; 236];
     for _ in 0..noise.below(8) {

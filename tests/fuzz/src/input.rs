@@ -27,7 +27,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Makes the inputs of a seed. `found` has inputs that broke the target before.
+    /// `found` has inputs that broke the target before.
     pub fn new(target: &'static Target, seed: u64, found: Vec<Vec<u8>>) -> Self {
         // Each target gets its own inputs.
         let name = target.name.bytes();
@@ -52,7 +52,6 @@ impl Inputs {
         self.noise.by_ref().take(length).collect()
     }
 
-    /// The next input.
     pub fn make(&mut self) -> Vec<u8> {
         let mut input = match self.below(8) {
             0 => self.bytes(self.target.max_length),

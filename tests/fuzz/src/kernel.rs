@@ -10,7 +10,6 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 const SIZE: u64 = 64 << 20;
 const SIZE_OF_MAPPING: usize = 64 << 20;
 
-/// Loads a kernel file into memory.
 pub(crate) fn load(data: &[u8]) {
     let ranges = [(GuestAddress(0), SIZE_OF_MAPPING)];
     let memory = GuestMemoryMmap::from_ranges(&ranges).expect("memory");

@@ -33,28 +33,24 @@ use screen::rfb;
 
 pub use self::targets::TARGETS;
 
-/// A function that accepts any bytes.
 pub struct Target {
     /// The name in `--list`, and of the folder in `found`.
     pub name: &'static str,
     /// Panics, hangs, or takes too much memory if something is wrong.
     pub run: fn(&[u8]),
-    /// The maximum length of an input.
     pub max_length: usize,
-    /// The source of inputs.
     pub make: input::Make,
 }
 
 impl Target {
-    /// The target with this name.
     #[must_use]
     pub fn find(name: &str) -> Option<&'static Self> {
         TARGETS.iter().chain(targets::BROKEN).find(|it| it.name == name)
     }
 }
 
-/// The folder with inputs that broke targets before, one folder for each target:
-/// `tests/fuzz/found`, or the one that is set.
+/// `tests/fuzz/found`, or the folder that is set: one folder for each target, with inputs that
+/// broke it before.
 #[must_use]
 pub fn found_folder() -> PathBuf {
     let other = std::env::var_os("TRANSOM_FUZZ_FOUND").map(PathBuf::from);
@@ -62,10 +58,6 @@ pub fn found_folder() -> PathBuf {
 }
 
 /// The inputs that broke a target before, sorted by file name.
-///
-/// # Errors
-///
-/// When a file cannot be read.
 pub fn found(target: &str) -> anyhow::Result<Vec<Vec<u8>>> {
     let Ok(folder) = found_folder().join(target).read_dir() else { return Ok(Vec::new()) };
     let mut paths = folder.map(|it| Ok(it?.path())).collect::<anyhow::Result<Vec<_>>>()?;

@@ -29,12 +29,10 @@ const SHOWN: usize = 4096;
 /// The bytes at the end of a target's output that are printed.
 const TAIL: usize = 4000;
 
-/// The seed and the time of a run.
 #[derive(Clone, Copy)]
 pub struct Plan {
-    /// Another seed makes other inputs.
     pub seed: u64,
-    /// The time for each target.
+    /// Time for each target.
     pub time: Duration,
 }
 
@@ -45,10 +43,6 @@ struct Outcome {
 }
 
 /// Runs these targets and returns the number of those that failed.
-///
-/// # Errors
-///
-/// When a target cannot be started.
 pub fn run(
     targets: &[&'static Target],
     plan: Plan,
@@ -79,7 +73,6 @@ pub fn run(
     Ok(failures.into_inner().expect("no panic"))
 }
 
-/// A process that runs a target, and its files.
 struct Running {
     folder: TempDir,
     child: Child,
@@ -120,7 +113,7 @@ impl Running {
         pages.unwrap_or(0) * 4096
     }
 
-    /// Waits for the end of the process. `Err` has the limit that it exceeded.
+    /// Waits for the end of the process. `Err` is the limit that it exceeded.
     fn watch(&mut self) -> anyhow::Result<Result<ExitStatus, String>> {
         let input = self.folder.path().join("input");
         let mut last = (u64::MAX, Instant::now(), Duration::ZERO);
@@ -224,11 +217,7 @@ fn keep(folder: &Path, bytes: &[u8]) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The targets with these names, or all of them.
-///
-/// # Errors
-///
-/// When a target does not exist.
+/// All targets if there are no names.
 pub fn choose(names: &[String]) -> anyhow::Result<Vec<&'static Target>> {
     if names.is_empty() {
         return Ok(crate::TARGETS.iter().collect());

@@ -40,7 +40,6 @@ hostile! {
     hostile_xhci: "../../../devices/tests/hostile_xhci/mod.rs",
 }
 
-/// All targets.
 pub const TARGETS: &[Target] = &[
     // Devices with rings, each under a hostile driver.
     target("balloon", 4096, Bytes, |it| virtio("virtio-balloon", it)),

@@ -78,7 +78,7 @@ pub(super) fn read(folder: &Path, facts: &mut Facts) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The tables in a folder, sorted by name.
+/// Returns the tables sorted by name.
 fn tables(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     let paths = entries.map(|entry| Ok(entry?.path()));
@@ -149,11 +149,8 @@ fn disassembled(table: &Path) -> anyhow::Result<String> {
     fs::read_to_string(copy.with_extension("dsl")).context("the output of iasl")
 }
 
-/// Disassembles every table and compiles it again. Returns the number of tables.
-///
-/// # Errors
-///
-/// When `iasl` reports an error or a warning.
+/// Disassembles every table and compiles it again; a warning of `iasl` is an error. Returns the
+/// number of tables.
 pub fn compile(folder: &Path) -> anyhow::Result<usize> {
     let tables = tables(folder)?;
     for table in &tables {

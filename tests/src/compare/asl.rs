@@ -41,7 +41,6 @@ impl fmt::Display for Term {
 /// Compilers do not print deeper nesting.
 const DEPTH: usize = 100;
 
-/// Reads a whole listing.
 pub(super) fn parse(text: &str) -> anyhow::Result<Vec<Term>> {
     let tokens = tokens(text)?;
     let mut tokens = tokens.into_iter().peekable();

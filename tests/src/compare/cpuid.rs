@@ -13,7 +13,6 @@ use super::{Facts, Value};
 const ASKED: [(u32, u32, u32); 4] =
     [(0, 0x20, 19), (0x4000_0000, 0x10, 1), (0x4000_0100, 2, 1), (0x8000_0000, 0x30, 6)];
 
-/// Leaves that have subleaves.
 const WITH_SUBLEAVES: [u32; 13] =
     [4, 7, 0xb, 0xd, 0xf, 0x10, 0x12, 0x14, 0x17, 0x18, 0x1d, 0x1f, 0x8000_001d];
 
@@ -46,7 +45,7 @@ const BITS: &[(u32, u32, usize)] = &[
     (0x8000_0021, 0, 0),
 ];
 
-/// The leaves of one processor.
+/// A processor's registers, by leaf and subleaf.
 type Leaves = BTreeMap<(u32, u32), [u32; 4]>;
 
 /// Reads one file for each processor.

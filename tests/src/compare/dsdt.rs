@@ -11,12 +11,11 @@ use super::asl::Term;
 /// Terms that contain devices, or are one.
 const SCOPES: [&str; 4] = ["Device", "Processor", "Scope", "ThermalZone"];
 
-/// The terms of a namespace, by path.
 #[derive(Default)]
 struct Namespace<'a> {
-    /// The terms of each scope.
+    /// Keys are paths of scopes.
     scopes: BTreeMap<String, Vec<&'a Term>>,
-    /// The scopes that are devices.
+    /// Paths of the scopes that are devices.
     devices: BTreeSet<String>,
 }
 
@@ -36,7 +35,6 @@ impl<'a> Namespace<'a> {
         }
     }
 
-    /// The value of a name in a scope.
     fn value(&self, path: &str, name: &str) -> Option<&'a Term> {
         let mut terms = self.scopes.get(path)?.iter();
         let found = terms.find(|term| term.word == "Name" && term.argument(0) == name);
@@ -98,7 +96,6 @@ fn number(word: &str) -> String {
     }
 }
 
-/// Reads the facts of one table.
 pub(super) fn read(table: &str, terms: &[Term], facts: &mut Facts) {
     let mut namespace = Namespace::default();
     let block = terms.iter().find(|term| term.word == "DefinitionBlock");
@@ -118,7 +115,7 @@ pub(super) fn read(table: &str, terms: &[Term], facts: &mut Facts) {
     routes(table, &namespace, facts);
 }
 
-/// Reads one object of a scope. Names outside of the specification are ignored.
+/// Names outside of the specification are ignored.
 fn object(prefix: &str, term: &Term, facts: &mut Facts) {
     let name = term.argument(0);
     match term.word.as_str() {

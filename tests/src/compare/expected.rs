@@ -5,20 +5,15 @@
 
 use anyhow::{Context, bail, ensure};
 
-/// An intended difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// The line. `*` stands for any text.
+    /// `*` stands for any text.
     pub pattern: String,
-    /// The reason for the difference.
     pub reason: String,
 }
 
-/// Reads a list.
-///
-/// # Errors
-///
-/// When a difference has no reason, a reason has no difference, or a difference is listed twice.
+/// Fails if a difference has no reason, a reason has no difference, or a difference is listed
+/// twice.
 pub fn read(list: &str) -> anyhow::Result<Vec<Expected>> {
     let mut all: Vec<Expected> = Vec::new();
     for group in list.split("\n\n").filter(|group| !group.trim().is_empty()) {
@@ -37,11 +32,7 @@ pub fn read(list: &str) -> anyhow::Result<Vec<Expected>> {
     Ok(all)
 }
 
-/// Compares the differences that were found with the list.
-///
-/// # Errors
-///
-/// When a difference is not on the list, or one on the list was not found.
+/// Fails if a difference is not on the list, or one on the list was not found.
 pub fn check(found: &[String], expected: &[Expected]) -> anyhow::Result<()> {
     let unknown = found.iter().filter(|line| !expected.iter().any(|it| fits(&it.pattern, line)));
     let gone = expected.iter().filter(|it| !found.iter().any(|line| fits(&it.pattern, line)));
@@ -59,7 +50,6 @@ pub fn check(found: &[String], expected: &[Expected]) -> anyhow::Result<()> {
     )
 }
 
-/// Whether a line matches a pattern.
 fn fits(pattern: &str, line: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else { return pattern == line };
     let Some(line) = line.strip_prefix(start) else { return false };

@@ -10,7 +10,7 @@ pub(super) fn bytes(all: &[u8], at: usize, length: usize) -> Option<&[u8]> {
     all.get(at..at.checked_add(length)?)
 }
 
-/// A little-endian number of up to eight bytes.
+/// Little-endian, up to eight bytes.
 pub(super) fn number(all: &[u8], at: usize, length: usize) -> Option<u64> {
     let bytes = bytes(all, at, length)?;
     Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
@@ -25,7 +25,6 @@ pub(super) fn show(all: &[u8], at: usize, length: usize) -> Option<String> {
     bytes(all, at, length).map(hex)
 }
 
-/// The hexadecimal digits of bytes.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

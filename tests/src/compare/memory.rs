@@ -16,7 +16,6 @@ struct Range {
     what: String,
 }
 
-/// Reads the kernel's messages.
 pub(super) fn read(messages: &str, facts: &mut Facts) -> anyhow::Result<()> {
     let ranges = merged(map(messages)?);
     ensure!(!ranges.is_empty(), "no memory map in the kernel's messages");

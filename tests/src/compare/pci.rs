@@ -30,7 +30,6 @@ const HEADER: &[Field] = &[
     ("max-latency", 0x3f, 1),
 ];
 
-/// The first byte after the header.
 const AFTER_HEADER: usize = 0x40;
 
 /// Reads one folder for each function.

@@ -11,7 +11,7 @@ use super::fields::{self, Field, number, word};
 /// The length of a field that has the number of a string.
 const TEXT: usize = 0;
 
-/// Types with named fields. Others are compared byte by byte.
+/// Other types are compared byte by byte.
 const TYPES: &[(u8, &str, &[Field])] = &[
     (0, "bios", &[("vendor", 4, TEXT), ("version", 5, TEXT), ("segment", 6, 2), ("date", 8, TEXT)]),
     (

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How strict the jail is.
     pub mode: Mode,
     /// The user that the process switches to, which needs root.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -18,9 +17,7 @@ pub struct Config {
     /// media.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folders: Option<Folders>,
-    /// How forbidden system calls are handled.
     pub seccomp: Seccomp,
-    /// Whether Landlock restricts access to files.
     pub landlock: Landlock,
     /// Whether debuggers and core dumps are allowed.
     pub debug: bool,
@@ -33,7 +30,6 @@ pub enum Mode {
     /// The strictest jail that still allows every control command, such as opening new disks.
     #[default]
     Auto,
-    /// No restrictions.
     Off,
     /// All restrictions that this host supports.
     On,
@@ -48,7 +44,6 @@ pub enum Seccomp {
     /// It ends the process.
     #[default]
     On,
-    /// It is allowed.
     Off,
     /// It is allowed, and the kernel logs it.
     Log,
@@ -58,10 +53,8 @@ pub enum Seccomp {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Landlock {
-    /// Restricted.
     #[default]
     On,
-    /// Not restricted.
     Off,
 }
 
@@ -69,9 +62,7 @@ pub enum Landlock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct User {
-    /// The user ID.
     pub user: u32,
-    /// The group ID.
     pub group: u32,
 }
 
@@ -101,7 +92,7 @@ impl fmt::Display for User {
     }
 }
 
-/// A list of paths, separated by `:` in text form.
+/// Separated by `:` in text form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Folders(pub Vec<PathBuf>);

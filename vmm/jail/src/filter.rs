@@ -25,7 +25,6 @@ pub struct Needs {
     pub rings: bool,
     /// To connect to Unix sockets again.
     pub connect: bool,
-    /// A network device.
     pub network: bool,
 }
 
@@ -232,17 +231,15 @@ fn word(argument: u8, compare: SeccompCmpOp, value: i32) -> anyhow::Result<Secco
     Ok(SeccompCondition::new(argument, SeccompCmpArgLen::Dword, compare, flag(value))?)
 }
 
-/// Allows these values of an argument.
 pub(crate) fn one_of(argument: u8, values: &[u64]) -> anyhow::Result<Vec<SeccompRule>> {
     values.iter().map(|value| only(argument, SeccompCmpOp::Eq, *value)).collect()
 }
 
-/// Allows an argument whose bits under the mask have this value.
 pub(crate) fn bits(argument: u8, mask: u64, value: u64) -> anyhow::Result<Vec<SeccompRule>> {
     Ok(vec![only(argument, SeccompCmpOp::MaskedEq(mask), value)?])
 }
 
-/// The bits of a flag as an unsigned number. No flag is negative.
+/// No flag is negative.
 pub(crate) fn flag(bits: i32) -> u64 {
     u64::from(bits.unsigned_abs())
 }
@@ -300,7 +297,6 @@ fn allowed(needs: Needs) -> anyhow::Result<Calls> {
     Ok(calls)
 }
 
-/// Rules for the socket options that may be set.
 fn socket_options() -> anyhow::Result<Vec<SeccompRule>> {
     let rule = |(level, name): &(i32, i32)| {
         let [level, name] =
@@ -349,11 +345,8 @@ pub(crate) fn compile(
     Ok([absent.try_into()?, list.try_into()?])
 }
 
-/// Applies the programs to this thread and the threads that it starts.
-///
-/// # Errors
-///
-/// Fails if this kernel has no seccomp filters, or if a container engine forbids them.
+/// Applies the programs to this thread and the threads that it starts. Fails if this kernel has no
+/// seccomp filters, or if a container engine forbids them.
 pub(crate) fn apply(programs: &[BpfProgram]) -> anyhow::Result<()> {
     programs.iter().try_for_each(|program| apply_filter(program)).context("seccomp")
 }
@@ -515,7 +508,6 @@ mod test {
         assert!(rings() < before || before == 0, "{before} rings of a disk that was there before");
     }
 
-    /// The number of rings of this process.
     fn rings() -> usize {
         let links = fs::read_dir("/proc/self/fd").unwrap().flatten();
         let links = links.filter_map(|link| fs::read_link(link.path()).ok());

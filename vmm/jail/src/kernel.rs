@@ -9,12 +9,8 @@ use vmm_sys_util::signal::register_signal_handler;
 
 use crate::STATUS;
 
-/// Moves this thread, and the threads that it starts, to an empty network namespace. Open sockets
-/// stay in the namespace in which they were made.
-///
-/// # Errors
-///
-/// Fails without the privilege to do so.
+/// Moves this thread, and the threads that it starts, to an empty network namespace, which needs
+/// CAP_SYS_ADMIN. Open sockets stay in the namespace in which they were made.
 pub(crate) fn leave_network() -> io::Result<()> {
     // SAFETY: only the network of later sockets changes; no memory and no file descriptor does.
     let left = unsafe { libc::unshare(libc::CLONE_NEWNET) };
@@ -23,10 +19,6 @@ pub(crate) fn leave_network() -> io::Result<()> {
 
 /// Makes a forbidden system call end the process, with a message that names the call and the
 /// thread.
-///
-/// # Errors
-///
-/// Fails if the signal handler cannot be installed.
 pub(crate) fn end_on_refusal() -> anyhow::Result<()> {
     register_signal_handler(libc::SIGSYS, refused).context("a handler for SIGSYS")
 }

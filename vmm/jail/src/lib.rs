@@ -34,11 +34,9 @@ pub use self::paths::{PathAccess, Paths};
 /// Time for a thread to disappear from /proc after it has ended.
 const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The restrictions that are in force.
 #[derive(Debug, Default)]
 pub struct Restrictions {
     mode: Mode,
-    /// The current user and group.
     user: u32,
     group: u32,
     /// Whether the process has an empty network namespace of its own.
@@ -49,7 +47,7 @@ pub struct Restrictions {
     files: bool,
     seccomp: Seccomp,
     capabilities: bool,
-    /// The restrictions that could not be applied, each with the reason.
+    /// Restrictions that could not be applied, each with the reason.
     lacks: Vec<String>,
 }
 
@@ -119,12 +117,8 @@ impl Restrictions {
 /// The exit status after a system call that the jail forbids.
 pub const STATUS: u8 = 77;
 
-/// Enters the jail. The machine must be built and switched off.
-///
-/// # Errors
-///
-/// Fails with `--jail must` if this host does not support a restriction. Otherwise fails only if
-/// the kernel refuses unexpectedly.
+/// Enters the jail. The machine must be built and switched off. With `--jail must`, fails if this
+/// host does not support a restriction.
 pub fn enter(config: &Config, needs: Needs, paths: &Paths) -> anyhow::Result<Restrictions> {
     if config.mode == Mode::Off {
         let mut jail = Restrictions { mode: Mode::Off, ..Restrictions::default() };
@@ -180,7 +174,6 @@ fn threads() -> usize {
     }
 }
 
-/// Drops the user and the capabilities, as configured.
 fn drop_privileges(config: &Config, needs: Needs, jail: &mut Restrictions) -> anyhow::Result<()> {
     let root = getuid().is_root();
     // A passt that is started again runs as another user, who owns its socket.

@@ -19,14 +19,11 @@ use landlock::{
 /// The newest Landlock version that this program uses. An older kernel restricts less.
 const LANDLOCK_ABI: ABI = ABI::V6;
 
-/// The access that a path needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PathAccess {
-    /// Files are read.
     Read,
     /// Files are read and written, but not created.
     Write,
-    /// Files are removed.
     Remove,
     /// Files are read, written, created, renamed and removed.
     Own,
@@ -50,12 +47,10 @@ impl PathAccess {
     }
 }
 
-/// Paths, each with the access that it needs.
 #[derive(Debug, Default)]
 pub struct Paths(BTreeMap<PathBuf, Vec<PathAccess>>);
 
 impl Paths {
-    /// Adds a file or folder.
     pub fn add(&mut self, path: &Path, what: PathAccess) {
         let uses = self.0.entry(path.to_owned()).or_default();
         if !uses.contains(&what) {
@@ -80,10 +75,6 @@ impl Paths {
 
     /// Opens the paths and builds the rules. Must run while the paths can still be opened. With
     /// `files`, access to files is restricted too.
-    ///
-    /// # Errors
-    ///
-    /// Fails if Landlock refuses unexpectedly.
     pub(crate) fn rules(&self, files: bool) -> anyhow::Result<RulesetCreated> {
         let mut rules = Ruleset::default()
             .handle_access(AccessNet::from_all(LANDLOCK_ABI))?
@@ -97,10 +88,6 @@ impl Paths {
 
     /// Like `rules`, but restricts only files: for a process that signals children and serves a
     /// network.
-    ///
-    /// # Errors
-    ///
-    /// Fails if Landlock refuses unexpectedly.
     pub(crate) fn rules_for_files(&self) -> anyhow::Result<RulesetCreated> {
         let rules = Ruleset::default()
             .handle_access(AccessFs::from_all(LANDLOCK_ABI))?
@@ -127,7 +114,6 @@ impl Paths {
     }
 }
 
-/// The restrictions that Landlock enforces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Enforced {
     /// The Landlock version of the kernel.
@@ -136,11 +122,8 @@ pub(crate) struct Enforced {
     pub(crate) whole: bool,
 }
 
-/// Applies the rules to this thread and the threads that it starts.
-///
-/// # Errors
-///
-/// Fails if this kernel has no Landlock.
+/// Applies the rules to this thread and the threads that it starts. Fails if this kernel has no
+/// Landlock.
 pub(crate) fn restrict(rules: RulesetCreated) -> anyhow::Result<Enforced> {
     let status = rules.restrict_self().context("Landlock")?;
     let RestrictionStatus { ruleset, landlock, .. } = status;

@@ -16,10 +16,6 @@ use rustix::thread::{
 use super::config::User;
 
 /// Switches to a user without supplementary groups. Capabilities stay until they are dropped.
-///
-/// # Errors
-///
-/// Fails if the process runs as another user and may not switch.
 pub(crate) fn change(user: User) -> anyhow::Result<()> {
     if (getuid().as_raw(), getgid().as_raw()) == (user.user, user.group)
         && !has_capability(CapabilitySet::SETGID)
@@ -53,10 +49,6 @@ fn has_capability(what: CapabilitySet) -> bool {
 
 /// Prevents programs that this process starts from regaining capabilities. Must run first, because
 /// it needs a capability itself.
-///
-/// # Errors
-///
-/// Fails if the kernel refuses unexpectedly.
 pub(crate) fn prevent_regaining(keep: CapabilitySet) -> anyhow::Result<()> {
     clear_ambient_capability_set().context("ambient capabilities")?;
     if !has_capability(CapabilitySet::SETPCAP) {
@@ -96,10 +88,6 @@ fn close_bounding_set(keep: CapabilitySet) -> anyhow::Result<()> {
 }
 
 /// Drops all capabilities but `keep`, and prevents regaining them.
-///
-/// # Errors
-///
-/// Fails if the kernel refuses unexpectedly.
 pub(crate) fn drop_capabilities(keep: CapabilitySet) -> anyhow::Result<()> {
     let mut sets = capabilities(None).context("capabilities")?;
     for set in [&mut sets.effective, &mut sets.permitted] {
@@ -112,10 +100,6 @@ pub(crate) fn drop_capabilities(keep: CapabilitySet) -> anyhow::Result<()> {
 
 /// Keeps only these capabilities, as far as the process has them, for this thread and for programs
 /// that it starts, whatever user they run as.
-///
-/// # Errors
-///
-/// Fails if the kernel refuses unexpectedly.
 pub fn keep_for_programs(keep: CapabilitySet) -> anyhow::Result<()> {
     close_bounding_set(keep)?;
     let mut sets = capabilities(None).context("capabilities")?;
@@ -131,10 +115,6 @@ pub fn keep_for_programs(keep: CapabilitySet) -> anyhow::Result<()> {
 
 /// Prevents other processes of this user from reading this process' memory, and disables core
 /// dumps.
-///
-/// # Errors
-///
-/// Fails if the kernel refuses unexpectedly.
 pub fn protect_memory() -> anyhow::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not dumpable")
 }

@@ -15,7 +15,6 @@ use super::paths::{self, PathAccess, Paths};
 use super::user;
 pub use super::user::{keep_for_programs, protect_memory};
 
-/// The files that a thread may access.
 #[derive(Clone, Debug, Default)]
 pub struct FileAccess {
     /// Files and folders for reading.
@@ -117,10 +116,6 @@ impl FileAccess {
     /// Enters the jail, for this thread and the threads that it starts. The capabilities `keep`
     /// stay, and signals may be sent to `children`. Returns the restrictions that could not be
     /// applied, each with the reason.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the kernel refuses unexpectedly.
     pub fn enter(&self, keep: Capabilities, children: &[u32]) -> anyhow::Result<Vec<String>> {
         let absent = [(libc::SYS_clone3, Vec::new())].into();
         let otherwise = SeccompAction::Errno(libc::EPERM.unsigned_abs());
@@ -145,10 +140,6 @@ impl FileAccess {
 }
 
 /// Drops these capabilities, for this thread and the threads that it starts.
-///
-/// # Errors
-///
-/// Fails if the kernel refuses unexpectedly.
 pub fn drop_capabilities(capabilities: Capabilities) -> anyhow::Result<()> {
     user::drop_capabilities(capabilities.complement())
 }

@@ -13,7 +13,6 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The first table with this signature.
     pub(crate) fn find(start: &Start, signature: [u8; 4]) -> Option<Self> {
         let rsdp = start.rsdp;
         if rsdp == 0 || read_memory(rsdp, 8) != u64::from_le_bytes(*b"RSD PTR ") {
@@ -38,7 +37,6 @@ impl Table {
     }
 }
 
-/// Whether the page tables map an address.
 fn mapped(address: u64) -> bool {
     (1..0xffff_0000).contains(&address)
 }

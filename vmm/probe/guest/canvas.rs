@@ -114,7 +114,6 @@ fn mix(text: u32, background: u32, level: u32) -> u32 {
     })
 }
 
-/// A glyph and its style.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cell {
     code: u8,
@@ -187,7 +186,6 @@ impl Pen<'_> {
         self
     }
 
-    /// Writes text in a style.
     pub(crate) fn write(&mut self, style: Style, text: fmt::Arguments) -> &mut Self {
         self.style = style;
         self.write_fmt(text).ok();
@@ -209,7 +207,6 @@ impl Pen<'_> {
         }
     }
 
-    /// Marks that text was cut.
     fn cut(&mut self) {
         let index = (self.row * self.layer.columns + self.end).checked_sub(1);
         let last = index.and_then(|index| self.layer.wanted.get_mut(index));
@@ -218,7 +215,6 @@ impl Pen<'_> {
         }
     }
 
-    /// The column after the text.
     pub(crate) fn column(&self) -> usize {
         self.column
     }

@@ -34,7 +34,6 @@ pub(crate) fn open(start: &Start, words: Words) {
     WINDOW.store(window.unwrap_or(0), Ordering::Relaxed);
 }
 
-/// Whether ports are used.
 pub(crate) fn by_ports() -> bool {
     WINDOW.load(Ordering::Relaxed) == 0
 }
@@ -61,7 +60,6 @@ pub(crate) struct Function {
     pub(crate) function: u32,
 }
 
-/// How to access a register.
 enum Access {
     Ports,
     Memory(u64),
@@ -105,7 +103,6 @@ impl Function {
         list.take(48).filter(move |&at| self.read(at) as u8 == kind)
     }
 
-    /// The offset of the first capability with this ID.
     pub(crate) fn capability(self, kind: u8) -> Option<u8> {
         self.capabilities(kind).next()
     }

@@ -71,7 +71,6 @@ pub(crate) fn enable_interrupt() {
     out8(IER, RECEIVED);
 }
 
-/// A received byte.
 pub(crate) fn receive() -> Option<u8> {
     (in8(LSR) & DATA_READY != 0).then(|| in8(COM1))
 }
@@ -102,7 +101,7 @@ impl Store {
         Self { bytes }
     }
 
-    /// Stores formatted text. If the store is full, the text is cut.
+    /// If the store is full, the text is cut.
     pub(crate) fn keep(&mut self, arguments: fmt::Arguments) -> &'static str {
         let bytes = core::mem::take(&mut self.bytes);
         let mut filling = Filling { bytes, used: 0 };

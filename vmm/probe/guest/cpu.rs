@@ -83,7 +83,6 @@ impl Concat for [[u32; 4]; 3] {
     }
 }
 
-/// Registers as text.
 fn text(session: &mut Session, words: &[u32]) -> &'static str {
     let mut bytes = [0; 48];
     for (to, word) in bytes.chunks_exact_mut(4).zip(words) {

@@ -25,7 +25,6 @@ const WIDTH: u32 = 11;
 const HEIGHT: u32 = ARROW.len() as u32;
 const BORDER: u32 = 0x00_0000;
 const INSIDE: u32 = 0xff_ffff;
-/// Maximum magnification.
 const MAX_SCALE: u32 = 2;
 
 pub(crate) struct Cursor {
@@ -45,7 +44,7 @@ impl Cursor {
         (0..width * height).map(move |index| (index as usize, index % width, index / width))
     }
 
-    /// Removes the arrow: restores the pixels below it.
+    /// Restores the pixels below the arrow.
     pub(crate) fn lift(&mut self, canvas: &Canvas) {
         let Some((left, top)) = self.at.take() else { return };
         for (index, x, y) in self.pixels() {

@@ -13,7 +13,6 @@ use crate::timer;
 use crate::virtio_blk::VirtioBlk;
 use crate::waiting::{NO_INTERRUPTS, Waiting, by_interrupt, waits_by_interrupt};
 
-/// The kinds of requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Read,
@@ -21,7 +20,7 @@ pub(crate) enum Operation {
     Flush,
 }
 
-/// A request to a disk. Offset and length are in bytes.
+/// Offset and length are in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) operation: Operation,
@@ -35,7 +34,6 @@ impl Request {
         Self { operation: Operation::Flush, offset: 0, address: 0, length: 0 };
 }
 
-/// The properties of a disk.
 pub(crate) struct Shape {
     pub(crate) kind: &'static str,
     pub(crate) bytes: u64,
@@ -43,7 +41,6 @@ pub(crate) struct Shape {
     pub(crate) sector: u64,
     /// Maximum number of requests in flight.
     pub(crate) depth: usize,
-    /// Whether the disk can interrupt.
     pub(crate) interrupts: bool,
 }
 
@@ -324,7 +321,6 @@ fn divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { divisor(b, a % b) }
 }
 
-/// The result of a transfer.
 struct Outcome {
     /// The number of wrong eight-byte words, and the offset of the first.
     mismatches: u64,

@@ -27,10 +27,8 @@ const BLOCK: u64 = 128;
 const WIDTH: u64 = 56;
 const HEIGHT: u64 = 59;
 
-/// The content of the picture.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Picture {
-    /// The page.
     Page,
     /// `draw=yes`
     Pattern,

@@ -10,7 +10,6 @@ const SLEEP: u16 = 0x2000;
 const BUTTON: u16 = 1 << 8;
 const LINE: u32 = 9;
 
-/// Ends the run as the command line requests.
 pub(crate) fn end(words: Words, pm_base: u16) -> ! {
     match words.get("then") {
         Some("poweroff") => out16(pm_base + 4, SLEEP),
@@ -26,7 +25,6 @@ pub(crate) fn end(words: Words, pm_base: u16) -> ! {
 pub(crate) struct Button(u16);
 
 impl Button {
-    /// Enables the button of the power-management block at this port.
     pub(crate) fn open(pm_base: u16) -> Self {
         route(LINE);
         out16(pm_base + 2, BUTTON);

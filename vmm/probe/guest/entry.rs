@@ -367,7 +367,6 @@ pub(crate) const TRAMPOLINE: usize = 0x8000;
 pub(crate) const TIMER_VECTOR: u8 = 0x40;
 /// Interrupt vector of PCI devices (MSI-X) and of ISA devices.
 pub(crate) const DEVICE_VECTOR: u8 = 0x41;
-/// Interrupt vector of spurious interrupts.
 pub(crate) const SPURIOUS_VECTOR: u8 = 0x4f;
 /// The vector of INT3.
 const GATE_VECTOR: u64 = 3;
@@ -420,19 +419,16 @@ pub(crate) fn page_tables() -> *mut u64 {
     (&raw mut page_map).cast()
 }
 
-/// The number of timer interrupts so far.
 pub(crate) fn timer_interrupts() -> u32 {
     // SAFETY: an aligned counter that only an interrupt stub writes.
     unsafe { (&raw const timer_count).read_volatile() }
 }
 
-/// The number of device interrupts so far.
 pub(crate) fn device_interrupts() -> u32 {
     // SAFETY: an aligned counter that only an interrupt stub writes.
     unsafe { (&raw const device_count).read_volatile() }
 }
 
-/// The number of non-maskable interrupts so far.
 pub(crate) fn nmis() -> u32 {
     // SAFETY: an aligned counter that only an interrupt stub writes.
     unsafe { (&raw const nmi_count).read_volatile() }
@@ -464,7 +460,6 @@ fn gate(function: u64, first: u64, second: u64) -> Registers {
     [a, b, c, d]
 }
 
-/// Enables interrupts and waits for one.
 pub(crate) fn halt_once() {
     gate(0, 0, 0);
 }
@@ -475,7 +470,6 @@ pub(crate) fn read_msr(index: u32) -> u64 {
     high << 32 | low & 0xffff_ffff
 }
 
-/// Enables or disables maskable interrupts.
 pub(crate) fn set_interrupts(on: bool) {
     gate(2, if on { 0x202 } else { 2 }, 0);
 }

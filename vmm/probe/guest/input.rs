@@ -38,7 +38,6 @@ const CAPS_LOCK: u8 = 0x3a;
 const RECENT: usize = 24;
 const TEXT: usize = 160;
 
-/// The state of keyboard and mouse, and recent input.
 pub(crate) struct UserInput {
     /// Recent keys, the newest at the end.
     recent: [u8; RECENT],
@@ -57,7 +56,6 @@ pub(crate) struct UserInput {
     size: usize,
 }
 
-/// The prefix of the next scan code.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Prefix {
     None,
@@ -66,7 +64,6 @@ enum Prefix {
     E1(u8),
 }
 
-/// The position of the mouse, and its buttons.
 pub(crate) struct Pointer {
     /// Pixels from the upper left.
     pub(crate) x: i32,

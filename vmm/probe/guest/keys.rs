@@ -66,7 +66,6 @@ const NAMES: &[(u8, &str)] = &[
     (PAUSE, "Pause"),
 ];
 
-/// The label of a key.
 pub(crate) enum Name {
     Text(&'static str),
     Function(u8),

@@ -91,7 +91,6 @@ impl Session {
     }
 }
 
-/// The entry point in ring 3.
 #[unsafe(no_mangle)]
 extern "C" fn ring3_main(start_info: u64) -> ! {
     let began = io::tsc();
@@ -224,7 +223,6 @@ fn panic(info: &PanicInfo) -> ! {
     stop()
 }
 
-/// Shows on the page why the run ended early.
 fn show_failure(what: Arguments) {
     // SAFETY: there is one thread, and it never returns to the code that used the page.
     if let Some(page) = unsafe { PAGE.as_mut() }.and_then(Option::as_mut) {

@@ -38,7 +38,6 @@ const DEPTH: usize = 256;
 const MAX_FOREIGN_FRAMES: u32 = 1024;
 /// Number of round trips that are kept.
 const LATENCIES: u64 = 1 << 16;
-/// The number that no frame has.
 const NO_FRAME: u64 = u64::MAX;
 
 /// A parsed value of `net=`.
@@ -440,7 +439,6 @@ fn put(address: u64, bytes: &[u8]) {
     bytes.iter().zip(address..).for_each(|(byte, at)| write8(at, *byte));
 }
 
-/// Whether these bytes are there.
 fn holds(address: u64, bytes: &[u8]) -> bool {
     bytes.iter().zip(address..).all(|(byte, at)| read8(at) == *byte)
 }

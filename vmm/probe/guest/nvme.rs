@@ -51,7 +51,6 @@ const ADMIN_ENTRIES: u32 = 16;
 const ENTRIES: u32 = 128;
 const MAX_UNREPORTED: u32 = 32;
 
-/// A submission queue and its completion queue.
 struct Queues {
     number: u64,
     entries: u32,
@@ -195,7 +194,6 @@ impl Nvme {
         Some(())
     }
 
-    /// Executes an admin command.
     fn execute(&mut self, admin: AdminCommand, cpu: &Cpu) -> Option<()> {
         let AdminCommand { opcode, namespace, data, own } = admin;
         self.admin.put(&command(opcode, namespace, data, [own[0], own[1], 0]));
@@ -225,7 +223,6 @@ impl Nvme {
         }
     }
 
-    /// Reports through the doorbell which completions were read.
     fn report_completions(&mut self) {
         self.io.unreported = 0;
         self.ring_doorbell(2 * self.io.number + 1, self.io.head);

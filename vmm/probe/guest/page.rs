@@ -62,7 +62,6 @@ pub(crate) struct Page {
     took: Option<u64>,
 }
 
-/// The position of the text for a font.
 struct TextLayout {
     font: Font,
     x: u32,
@@ -99,7 +98,7 @@ impl TextLayout {
 }
 
 impl Page {
-    /// Creates an empty page. Must be called only once.
+    /// Must be called only once.
     pub(crate) fn open(canvas: Canvas) -> Self {
         let store = &raw mut STORE;
         // SAFETY: the only use of the variable, by the only thread; any bytes are cells.
@@ -134,7 +133,6 @@ impl Page {
         page
     }
 
-    /// Clears the screen.
     fn clear(&mut self) {
         self.canvas.clear();
         for layer in [&mut self.title, &mut self.verdict, &mut self.body] {
@@ -191,7 +189,6 @@ impl Page {
         self.took = Some(microseconds);
     }
 
-    /// Shows the report so far.
     pub(crate) fn show(&mut self, report: &Report, user_input: Option<&UserInput>) {
         let panels = self.areas(report);
         if panels != self.panels {
@@ -210,7 +207,6 @@ impl Page {
         self.draw(user_input);
     }
 
-    /// Updates the panel of keyboard and mouse.
     pub(crate) fn show_input(&mut self, user_input: &UserInput) {
         self.input(self.panels[PANELS - 1], Some(user_input));
         self.draw(Some(user_input));
@@ -228,7 +224,6 @@ impl Page {
         }
     }
 
-    /// Shows that an exception or a panic ended the run.
     pub(crate) fn show_failure(&mut self, what: Arguments) {
         self.show_verdict(Style::SOME_BAD, what);
         self.verdict.draw(&self.canvas);
@@ -246,7 +241,7 @@ impl Page {
         }
     }
 
-    /// Shows the overall result at the upper right.
+    /// Writes at the upper right.
     fn show_verdict(&mut self, style: Style, what: Arguments) {
         self.verdict.blank();
         let end = self.verdict.columns;
@@ -439,7 +434,7 @@ impl Page {
     }
 }
 
-/// The width of a formatted text, in columns.
+/// The width in columns.
 fn width(text: Arguments) -> usize {
     struct Count(usize);
     impl Write for Count {
@@ -515,7 +510,6 @@ impl<'a> Panel<'a> {
         self.area.bottom.saturating_sub(self.next)
     }
 
-    /// Adds a line with a label and a text.
     fn line(&mut self, label: &str, text: Arguments) {
         if self.room() == 0 {
             self.end = usize::MAX;

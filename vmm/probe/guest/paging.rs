@@ -30,7 +30,6 @@ struct Directory {
 /// Directories for RAM, if there are no 1 GiB pages.
 const DIRECTORIES: usize = 8;
 static mut HIGH: [Directory; DIRECTORIES] = [Directory { _entries: [0; 512] }; DIRECTORIES];
-/// The directory of the windows.
 static mut DEVICES: Directory = Directory { _entries: [0; 512] };
 
 /// Maps RAM at its own address, as far as the tables reach. Returns the number of bytes mapped.

@@ -22,7 +22,6 @@ const WINDOW: u64 = 1024;
 const DEBUG_CONSOLE: u16 = 0x402;
 const PRESENT: u8 = 0xe9;
 
-/// The layout of the records.
 struct Records {
     base: u64,
     block: u64,
@@ -97,7 +96,6 @@ struct Writing<'a, 'b> {
 }
 
 impl Writing<'_, '_> {
-    /// Starts all requests that can be started.
     fn start(&mut self, every: u64) {
         let mut put = false;
         // Flush while writes are in flight, which is the interesting case: the flush covers only
@@ -193,7 +191,6 @@ struct Losses {
     first_bad: u64,
     expected: u64,
     found: u64,
-    /// The newest record that was found.
     newest: u64,
 }
 

@@ -1,7 +1,6 @@
 //! A list of findings, printed twice: as lines for people, and as one line of JSON.
 use core::fmt::{self, Write};
 
-/// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     Pass,
@@ -31,7 +30,6 @@ pub(crate) enum Value {
 const FIELDS: usize = 14;
 const FINDINGS: usize = 96;
 
-/// The result of one check or measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Finding {
     name: &'static str,
@@ -155,7 +153,6 @@ pub(crate) fn quoted(text: &str, to: &mut dyn Write) -> fmt::Result {
     to.write_char('"')
 }
 
-/// All findings.
 pub(crate) struct Report {
     findings: [Option<Finding>; FINDINGS],
     used: usize,
@@ -181,22 +178,19 @@ impl Report {
         }
     }
 
-    /// All findings, in the order in which they were added.
+    /// Oldest first.
     pub(crate) fn findings(&self) -> impl Iterator<Item = &Finding> + Clone {
         self.findings.iter().flatten()
     }
 
-    /// The first finding with this name.
     pub(crate) fn find(&self, name: &str) -> Option<&Finding> {
         self.findings().find(|finding| finding.name == name)
     }
 
-    /// Whether no finding has failed so far.
     pub(crate) fn is_ok(&self) -> bool {
         self.ok
     }
 
-    /// Prints the line of JSON.
     pub(crate) fn json(&self, to: &mut dyn Write) -> fmt::Result {
         write!(to, "{{\"probe\":1,\"ok\":{},\"dropped\":{},\"findings\":[", self.ok, self.dropped)?;
         for (index, finding) in self.findings.iter().flatten().enumerate() {

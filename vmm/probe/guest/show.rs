@@ -16,7 +16,6 @@ use crate::report::Finding;
 use crate::start::{Start, Words};
 use crate::timer;
 
-/// The interrupt line of the serial port.
 const COM1_LINE: u32 = 4;
 const FIRST: u8 = b'a';
 const NEXT: u8 = b'.';
@@ -82,7 +81,6 @@ impl Scene {
         (inside && fits).then_some(scene)
     }
 
-    /// Draws the background.
     fn draw_background(&self, module: u64, picture: u64) {
         copy(module + self.background, picture, 4 * self.width * self.height);
     }
@@ -105,7 +103,6 @@ fn copy(from: u64, to: u64, bytes: u64) {
     }
 }
 
-/// The scene that is playing, and its state.
 struct Player {
     module: (u64, u64),
     display: Display,
@@ -116,7 +113,7 @@ struct Player {
 }
 
 impl Player {
-    /// Starts another scene. Prints the number of frames drawn for the previous one.
+    /// Prints the number of frames drawn for the previous scene.
     fn choose(&mut self, number: u8, cpu: &Cpu, console: &mut Console) {
         timer::stop();
         writeln!(console, "drew {}", self.frame).ok();

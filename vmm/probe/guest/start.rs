@@ -107,7 +107,6 @@ impl Words {
         self.all(key).next()
     }
 
-    /// The values of all words with this key.
     pub(crate) fn all(self, key: &str) -> impl Iterator<Item = &'static str> {
         self.0.split_ascii_whitespace().filter_map(move |word| {
             let (name, value) = word.split_once('=')?;

@@ -26,7 +26,6 @@ const DIVIDE_BY_1: u32 = 0xb;
 const TICKS: u32 = 10;
 const PERIOD_US: u64 = 2000;
 const TIMEOUT_US: u64 = 1_000_000;
-/// Maximum number of attempts.
 const MAX_ATTEMPTS: u32 = 3;
 
 /// Enables the local APIC. Returns false if its address or state is wrong.
@@ -63,20 +62,17 @@ pub(crate) fn switch_on() -> (u64, bool) {
     (base, usable)
 }
 
-/// Starts periodic ticks.
 pub(crate) fn tick(cpu: &Cpu, period_us: u64) {
     let count = frequency(cpu) * period_us / 1_000_000;
     write32(LOCAL_APIC + LVT_TIMER, PERIODIC | u32::from(TIMER_VECTOR));
     write32(LOCAL_APIC + INITIAL_COUNT, u32::try_from(count).unwrap_or(u32::MAX).max(1));
 }
 
-/// Stops the ticks.
 pub(crate) fn stop() {
     write32(LOCAL_APIC + LVT_TIMER, MASKED);
     write32(LOCAL_APIC + INITIAL_COUNT, 0);
 }
 
-/// The result of one run of the timer.
 struct Series {
     ticks: u64,
     elapsed_us: u64,

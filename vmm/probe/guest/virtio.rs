@@ -95,7 +95,6 @@ impl Transport {
         Some(Self { function, common, notify_register, notify, device, features, interrupts })
     }
 
-    /// Sets up a queue.
     pub(crate) fn queue(&self, number: u16, room: &mut Room) -> Option<Queue> {
         let common = self.common;
         write16(common + QUEUE_SELECT, number);

@@ -27,7 +27,6 @@ const TYPE_FLUSH: u32 = 4;
 /// Descriptors of a request: header, data and status.
 const DESCRIPTORS_PER_REQUEST: u16 = 3;
 
-/// A disk, and its queue in memory.
 pub(crate) struct VirtioBlk {
     transport: Transport,
     queue: Queue,

@@ -12,10 +12,8 @@ const MAC: u64 = 1 << 5;
 const ADDRESS: u64 = 0;
 /// Bytes of the header before each frame. Without offloads, it is zeros.
 pub(crate) const HEADER: u64 = 12;
-/// Bytes of a buffer.
 pub(crate) const BUFFER: u64 = 4096;
 
-/// A received frame.
 #[derive(Clone, Copy)]
 pub(crate) struct Arrival {
     buffer: u16,
@@ -23,13 +21,11 @@ pub(crate) struct Arrival {
     pub(crate) length: u64,
 }
 
-/// A controller, with buffers for received frames.
 pub(crate) struct VirtioNet {
     receive: Queue,
     transmit: Queue,
     buffers: u64,
     pub(crate) mac: [u8; 6],
-    /// Whether the controller can interrupt.
     pub(crate) interrupts: bool,
 }
 
@@ -101,7 +97,6 @@ impl VirtioNet {
         queue.request_interrupt();
     }
 
-    /// Returns the buffer of a received frame to the device.
     pub(crate) fn give_back(&mut self, arrival: Arrival) {
         self.receive.put(arrival.buffer);
         self.receive.ring();

@@ -65,7 +65,6 @@ use self::security::{Access, LoginLimiter, Passwords, PeerNetwork};
 use self::session::State;
 use crate::keys::layout::Layout;
 
-/// Maximum connected clients.
 pub const MAX_CLIENTS: usize = 64;
 /// Maximum threads that encode at the same time.
 const ENCODERS: usize = 4;
@@ -80,12 +79,10 @@ pub fn processors() -> usize {
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Number of pictures that are encoded at the same time.
 pub fn encoders() -> usize {
     processors().min(ENCODERS)
 }
 
-/// A bidirectional byte stream.
 pub trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
@@ -98,11 +95,9 @@ pub type Wire = Box<dyn Duplex>;
 pub struct Admission {
     /// Address or description of the client, for logs.
     pub peer: String,
-    /// Whether the client must authenticate.
     pub entry: Entry,
 }
 
-/// How a client is let in, see [`Admission`].
 #[derive(Clone, Copy, Debug)]
 pub enum Entry {
     /// The client authenticates as the rules require. Failures are counted for this network.
@@ -117,11 +112,9 @@ pub enum Entry {
 /// Settings of one listener.
 #[derive(Default)]
 pub struct Rules {
-    /// Passwords that let clients in.
     pub passwords: Passwords,
-    /// Certificate and key. If set, clients must use TLS.
+    /// If set, clients must use TLS.
     pub tls: Option<tls::Files>,
-    /// No client may use keyboard and mouse.
     pub view_only: bool,
     /// Clients that request exclusive access share the screen all the same.
     pub always_shared: bool,
@@ -134,23 +127,18 @@ pub struct Rules {
 pub enum Power {
     /// The power button.
     Off,
-    /// The reset button.
     Reset,
 }
 
 /// Interfaces of the server to the rest of the machine.
 pub struct Interfaces {
-    /// Keyboards and mice of the guest.
     pub hub: Arc<Hub>,
-    /// Keyboard layout that turns symbols into keys.
     pub layout: Arc<Layout>,
     /// The guest's clipboard agent. Without one, texts are dropped.
     pub clipboard: Option<Arc<dyn Clipboard>>,
-    /// Presses a button of the machine.
     pub power: Box<dyn Fn(Power) + Send + Sync>,
 }
 
-/// The server of one screen. See the module.
 pub struct Server {
     canvas: Arc<Canvas>,
     interfaces: Interfaces,
@@ -158,7 +146,6 @@ pub struct Server {
     clients: Mutex<BTreeMap<u64, Arc<Client>>>,
     next: AtomicU64,
     budget: Arc<Semaphore>,
-    /// Permits to encode.
     encoders: Arc<Semaphore>,
     /// A single permit to encode updates whose clients may have the picture already.
     repeats: Arc<Semaphore>,
@@ -202,12 +189,10 @@ impl Server {
         })
     }
 
-    /// Interfaces to the rest of the machine.
     pub fn interfaces(&self) -> &Interfaces {
         &self.interfaces
     }
 
-    /// The picture that all clients see.
     pub fn canvas(&self) -> &Arc<Canvas> {
         &self.canvas
     }
@@ -228,7 +213,6 @@ impl Server {
         }
     }
 
-    /// Shows the screen to a client that was let in.
     async fn show_screen(
         self: &Arc<Self>,
         mut welcome: Welcome,

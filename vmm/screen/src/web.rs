@@ -38,22 +38,18 @@ use host::listen::Address;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
-    /// The address to listen at.
     #[serde(rename = "to")]
     pub address: Option<Address>,
-    /// A file with the password.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub password: Option<PathBuf>,
     /// A file with a second password, which gives view-only access.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub view_password: Option<PathBuf>,
-    /// The user name that goes with the passwords.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// A TLS certificate in PEM format. Browsers must then use TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_cert: Option<PathBuf>,
-    /// The private key of the certificate, in PEM format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_key: Option<PathBuf>,
     /// `none` allows access without a password.
@@ -67,10 +63,8 @@ pub struct Config {
     /// Trusted proxies: IP addresses and networks whose `X-Forwarded-*` headers are believed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proxy: Option<Proxies>,
-    /// The title of the window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The names of these options, used in messages.
     #[serde(skip)]
     pub option_names: OptionNames,
     /// Accepts any host name, so DNS rebinding is not prevented.

@@ -8,13 +8,11 @@ use serde::{Deserialize, Serialize};
 use super::OptionValue;
 use host::keyvalue;
 
-/// The machine's display.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Display {
-    /// No display: `none`.
+    /// `none`
     Absent(Absent),
-    /// A display with this configuration.
     Present(bochs::Config),
 }
 
@@ -22,7 +20,6 @@ pub enum Display {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Absent {
-    /// No display.
     None,
 }
 

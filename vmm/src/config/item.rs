@@ -7,21 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use super::OptionValue;
 
-/// A file in fw_cfg.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Item {
-    /// The file's name in fw_cfg: `opt/...`, at most 55 ASCII characters.
+    /// `opt/...`, at most 55 ASCII characters.
     pub name: String,
     value: String,
 }
 
 impl Item {
-    /// A file with this name. `value` is its text, or `@` and the path of a file on the host.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the name is invalid.
+    /// `value` is the text of the file, or `@` and the path of a file on the host.
     pub fn new(name: &str, value: String) -> Result<Self, String> {
         if !name.starts_with("opt/") || name.len() > 55 || !name.is_ascii() {
             return Err(format!(
@@ -31,11 +26,6 @@ impl Item {
         Ok(Self { name: name.into(), value })
     }
 
-    /// The contents of the file.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the file on the host cannot be read.
     pub fn bytes(&self) -> anyhow::Result<Vec<u8>> {
         match self.value.strip_prefix('@') {
             Some(path) => fs::read(path).with_context(|| format!("--fw-cfg {}: {path}", self.name)),

@@ -2,17 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Strings and UUID of the SMBIOS tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Smbios {
-    /// The manufacturer of the machine.
     pub manufacturer: String,
-    /// The product name.
     pub product: String,
-    /// The product version.
     pub version: String,
-    /// The serial number of the machine.
     pub serial: String,
     /// The machine's UUID. If empty, it is derived from the path of the first disk, so that a
     /// machine keeps it. A machine without a disk gets the nil UUID, all zeros.

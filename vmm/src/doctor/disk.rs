@@ -17,10 +17,6 @@ const SECONDS: u64 = 5;
 const READS: [(&str, u64, u64); 3] = [("128K", 32, 2000), ("4K", 1, 10_000), ("4K", 32, 100_000)];
 
 /// Measures a disk, or the volume of a folder.
-///
-/// # Errors
-///
-/// Fails if it cannot be opened, with the reason and the way out.
 pub(super) fn measure(path: &Path) -> anyhow::Result<Trial> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => on_volume(path, path),

@@ -17,11 +17,6 @@ const ASKED: &str = "count=2000,patience=2";
 /// IFF_UP
 const UP: u32 = 1;
 
-/// Measures a tap.
-///
-/// # Errors
-///
-/// Fails if the tap does not exist, is not up, or is in use, with the reason and the way out.
 pub(super) fn measure(name: &str) -> anyhow::Result<Trial> {
     let name = name.strip_prefix("tap:").unwrap_or(name);
     Network::try_from(format!("tap:{name}")).map_err(anyhow::Error::msg)?;

@@ -14,24 +14,20 @@ use anyhow::{Context, bail, ensure};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Time limit of one part of a trial.
 const PART_TIMEOUT: Duration = Duration::from_secs(120);
 /// Marks the last line that the probe prints before it begins.
 const BEGINS: &str = " speed ";
 
-/// The result of a trial.
 #[derive(Debug, Serialize)]
 pub(super) struct Trial {
     /// The disk or tap.
     pub(super) name: String,
-    /// A description of the trial.
     pub(super) says: String,
     /// Whether all parts passed.
     pub(super) works: bool,
     pub(super) parts: Vec<Part>,
 }
 
-/// One part of a trial.
 #[derive(Debug, Serialize)]
 pub(super) struct Part {
     /// `read`, `write`, `verify`, `send` or `arp`.
@@ -57,7 +53,6 @@ pub(super) struct Part {
 }
 
 impl Trial {
-    /// The result as text.
     pub(super) fn show(&self, what: &str) -> String {
         let parts: String = self.parts.iter().map(Part::show).collect();
         format!("\n{what} {}: {}\n{parts}", self.name, self.says)
@@ -65,12 +60,10 @@ impl Trial {
 }
 
 impl Part {
-    /// Whether the part passed.
     pub(super) fn works(&self) -> bool {
         self.works
     }
 
-    /// Whether there was an answer at all.
     pub(super) fn is_answered(&self) -> bool {
         self.count > 0
     }
@@ -123,7 +116,6 @@ fn tenths(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
 
-/// The probe's results, and the machine's log.
 pub(super) struct Outcome {
     pub(super) parts: Vec<Part>,
     pub(super) log: String,
@@ -131,10 +123,6 @@ pub(super) struct Outcome {
 
 /// Runs the probe with this device and these command-line words, and returns the findings called
 /// `name`.
-///
-/// # Errors
-///
-/// Fails if the machine cannot be built, with the machine's own message, or if it hangs.
 pub(super) fn run(device: &str, name: &str, words: &[String]) -> anyhow::Result<Outcome> {
     let mut machine = Machine::start(device, &words.join(" "))?;
     let mut times = Vec::new();
@@ -197,7 +185,7 @@ impl Machine {
         Ok(Self { child, lines, log: Some(log), used: BTreeMap::new() })
     }
 
-    /// The next line of output, or `None` at its end.
+    /// Returns `None` at the end of the output.
     fn next_line(&self) -> anyhow::Result<Option<String>> {
         match self.lines.recv_timeout(PART_TIMEOUT) {
             Ok(line) => Ok(Some(line)),

@@ -34,7 +34,7 @@ struct State {
 }
 
 impl DeviceMemory {
-    /// A mapping with a slot of its own. It is not in the guest until `place` gives it an address.
+    /// The mapping is not in the guest until `place` gives it an address.
     pub(super) fn new(vm: Arc<VmFd>, region: MmapRegion, slot: Slot) -> Self {
         let tracked = if tracks_writes(slot) { region.size() as u64 } else { 0 };
         let state = State { slot, mapped: false, changed: Pages::empty(tracked) };
@@ -57,7 +57,6 @@ impl DeviceMemory {
     }
 }
 
-/// Whether KVM tracks writes to a slot.
 fn tracks_writes(slot: Slot) -> bool {
     slot.flags & KVM_MEM_LOG_DIRTY_PAGES != 0
 }

@@ -179,7 +179,6 @@ impl Drop for Kickable {
     }
 }
 
-/// Sends the kick signal to a processor's thread.
 pub fn kick(thread: &std::thread::JoinHandle<()>) {
     use std::os::unix::thread::JoinHandleExt;
     // The thread may not have run its processor yet.

@@ -44,7 +44,6 @@ const UNLISTED: &[RangeInclusive<u32>] = &[
 const CRASH: u32 = 3;
 const CRASH_PARAMETERS: RangeInclusive<u32> = 0x4000_0100..=0x4000_0104;
 
-/// A processor.
 pub struct Vcpu {
     fd: VcpuFd,
     index: usize,
@@ -63,14 +62,12 @@ struct PowerOn {
     debug: kvm_debugregs,
 }
 
-/// The result of one step.
 #[derive(Debug)]
 pub enum Exit {
     /// An access, which the device has answered.
     Done,
     /// A signal arrived: this processor may have to stop.
     Interrupted,
-    /// A triple fault.
     Shutdown,
     /// KVM_EXIT_SYSTEM_EVENT: its type and its data.
     System(u32, Vec<u64>),
@@ -78,21 +75,14 @@ pub enum Exit {
     Broken(String),
 }
 
-/// The number of a processor, from 0, and its APIC ID.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessorId {
-    /// The number of the processor. 0 is the one that boots.
+    /// Counted from 0. Processor 0 boots.
     pub index: usize,
-    /// The APIC ID, which depends on the topology.
     pub apic_id: u32,
 }
 
 impl Vcpu {
-    /// Creates a processor with this CPUID.
-    ///
-    /// # Errors
-    ///
-    /// Fails if KVM refuses.
     pub fn new(
         kvm: &Kvm,
         vm: &Vm,
@@ -123,11 +113,6 @@ impl Vcpu {
         self.fd.set_mp_state(kvm_mp_state { mp_state }).context("the state of a processor")
     }
 
-    /// Resets the processor to its power-on state.
-    ///
-    /// # Errors
-    ///
-    /// Fails if KVM refuses.
     pub fn reset(&self) -> anyhow::Result<()> {
         let PowerOn { regs, sregs, fpu, xcrs, msrs, lapic, events, debug } = &self.power_on;
         self.fd.set_regs(regs).context("registers")?;
@@ -144,10 +129,6 @@ impl Vcpu {
     }
 
     /// Sets the state that a kernel's boot protocol requires, to start it without firmware.
-    ///
-    /// # Errors
-    ///
-    /// Fails if KVM refuses.
     pub fn enter(
         &self,
         set_registers: impl FnOnce(&mut kvm_regs, &mut kvm_sregs),
@@ -175,11 +156,6 @@ impl Vcpu {
         self.fd.kvmclock_ctrl().ok();
     }
 
-    /// Sends a non-maskable interrupt.
-    ///
-    /// # Errors
-    ///
-    /// Fails if KVM refuses.
     pub fn nmi(&self) -> anyhow::Result<()> {
         self.fd.nmi().context("a non-maskable interrupt")
     }
@@ -274,7 +250,6 @@ impl Vcpu {
         Exit::Broken(format!("processor {}: {sentence}\n{}", self.index, self.registers()))
     }
 
-    /// The registers, as lines of text.
     pub fn registers(&self) -> String {
         let (Ok(r), Ok(s)) = (self.fd.get_regs(), self.fd.get_sregs()) else {
             return "the registers cannot be read".into();

@@ -48,10 +48,6 @@ struct Chips {
 impl Vm {
     /// Creates a machine with this RAM. `finish` adds the interrupt controllers later: each slot
     /// that is added after them waits for a grace period of the kernel, which takes 5 ms.
-    ///
-    /// # Errors
-    ///
-    /// Fails if KVM refuses.
     pub fn new(kvm: &Kvm, ram: &Arc<GuestMemoryMmap>) -> anyhow::Result<Self> {
         let fd = Arc::new(kvm.create_vm().context("a virtual machine")?);
         let table = Arc::new(Mutex::new(Table::default()));
@@ -70,10 +66,6 @@ impl Vm {
     }
 
     /// Adds the interrupt controllers and the timer. Devices should have their memory slots by now.
-    ///
-    /// # Errors
-    ///
-    /// Fails if KVM refuses.
     pub fn finish(&self) -> anyhow::Result<()> {
         if self.fd.check_extension(Cap::SetIdentityMapAddr) {
             self.fd.set_identity_map_address(IDENTITY_MAP).context("the identity map page")?;
@@ -116,10 +108,6 @@ impl Vm {
     }
 
     /// Resets the interrupt controllers and the timer to their power-on state.
-    ///
-    /// # Errors
-    ///
-    /// Fails if KVM refuses.
     pub fn reset(&self) -> anyhow::Result<()> {
         let chips = self.chips.lock().expect("no thread panicked");
         let chips = chips.as_ref().context("the machine has no interrupt controllers yet")?;
@@ -129,7 +117,6 @@ impl Vm {
         self.fd.set_pit2(&chips.pit).context("the timer")
     }
 
-    /// The file descriptor, for creating processors.
     pub(super) fn fd(&self) -> &Arc<VmFd> {
         &self.fd
     }

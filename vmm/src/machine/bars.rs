@@ -54,7 +54,6 @@ pub(super) fn set_up(spaces: &Spaces, memory: Range<u64>, high: Option<Range<u64
     }
 }
 
-/// The free part of each window.
 struct FreeWindows {
     port: Range<u64>,
     memory: Range<u64>,

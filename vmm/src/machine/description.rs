@@ -20,9 +20,7 @@ use super::{Generation, Plan};
 /// The content of the ACPI and SMBIOS tables. The guest can move windows, so ACPI's part is
 /// computed each time.
 pub struct Description {
-    /// The layout of RAM.
     pub ram: Ram,
-    /// The content of the SMBIOS tables.
     pub smbios: Smbios,
     physical_bits: u8,
     apic_ids: Vec<u32>,
@@ -36,11 +34,6 @@ pub struct Description {
 const PM_BASE: u64 = 0x600;
 
 impl Description {
-    /// Collects the description of all devices on a board.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a device that every machine has is missing.
     pub(super) fn new(plan: &Plan, board: &Board) -> anyhow::Result<Self> {
         Ok(Self {
             ram: plan.ram,
@@ -54,10 +47,6 @@ impl Description {
         })
     }
 
-    /// The current content of the ACPI tables.
-    ///
-    /// # Errors
-    ///
     /// Fails if the guest has moved a window to an address that no table can describe.
     pub(super) fn platform(&self) -> anyhow::Result<Platform> {
         let pcie = self.ecam.at().map_or(layout::PCIEXBAR, |at| at..at + self.ecam.size());
@@ -113,11 +102,6 @@ fn ports(range: &Range<u64>) -> Option<Range<u16>> {
     Some(u16::try_from(range.start).ok()?..u16::try_from(range.end).ok()?)
 }
 
-/// The content of the SMBIOS tables.
-///
-/// # Errors
-///
-/// Fails if a number does not fit its field.
 pub(super) fn smbios(plan: &Plan) -> anyhow::Result<Smbios> {
     let config = &plan.config.smbios;
     let cpus = plan.config.cpus;

@@ -15,7 +15,6 @@ use super::bars;
 use super::description::Description;
 use crate::kvm::vcpu::Vcpu;
 
-/// A kernel, with its command line and the machine's description.
 pub(super) struct Direct {
     kernel: Kernel,
     command_line: String,
@@ -61,10 +60,6 @@ impl Direct {
     }
 
     /// Prepares memory, devices and the first processor for the kernel.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the kernel is invalid or does not fit.
     pub(super) fn start(
         &mut self,
         memory: &GuestMemoryMmap,

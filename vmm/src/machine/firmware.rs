@@ -38,10 +38,6 @@ pub(super) struct Source {
 
 impl Source {
     /// Prepares all files that do not change later. All other devices must be on the board.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a value does not fit a table, or if a file cannot be read.
     pub(super) fn new(
         plan: &Plan,
         board: &Board,

@@ -21,12 +21,10 @@ struct State {
 }
 
 impl Generation {
-    /// An ID that has no address in the guest yet.
     pub(super) fn new(id: Uuid) -> Self {
         Self { state: Mutex::new(State { id, address: 0 }) }
     }
 
-    /// The ID as text.
     pub fn show(&self) -> String {
         self.state().id.to_string()
     }
@@ -52,11 +50,8 @@ impl Generation {
         File { name: vmgenid::ADDRESS_FILE.to_owned(), content }
     }
 
-    /// Changes the ID, and notifies the guest if it knows the ID.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the address that the guest reported is not in RAM.
+    /// Changes the ID, and notifies the guest if it knows the ID. Fails if the address that the
+    /// guest reported is not in RAM.
     pub fn change(&self, id: Uuid, memory: &Memory, buttons: &Buttons) -> anyhow::Result<()> {
         let mut state = self.state();
         if state.address != 0 {

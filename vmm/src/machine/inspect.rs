@@ -15,11 +15,8 @@ use super::Plan;
 use crate::config::Config;
 use crate::kvm;
 
-/// Builds the machine on a fake host, and describes it as a table or as JSON.
-///
-/// # Errors
-///
-/// Fails if `run` could not build the machine either.
+/// Builds the machine on a fake host, and describes it as a table or as JSON. Fails if `run` could
+/// not build the machine either.
 pub fn show(config: Config, json: bool) -> anyhow::Result<String> {
     let plan = Plan::new(config, &kvm::open()?)?.dry();
     // The real layout: mapping memory that is never touched costs nothing.

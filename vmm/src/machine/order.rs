@@ -6,11 +6,7 @@ use devices::board::Board;
 use devices::grants::Claim;
 use devices::pci::Address;
 
-/// The OpenFirmware paths of these devices.
-///
-/// # Errors
-///
-/// Fails if a device does not exist, is not bootable, or is listed twice.
+/// OpenFirmware paths. Fails if a device does not exist, is not bootable, or is listed twice.
 pub(super) fn paths(names: &[String], board: &Board) -> anyhow::Result<Vec<String>> {
     let mut paths = Vec::new();
     for name in names {

@@ -16,7 +16,6 @@ use tokio::time::sleep;
 
 use crate::log::LineLimit;
 
-/// The last address of the guest.
 pub type LearnedAddress = watch::Receiver<Option<Ipv4Addr>>;
 
 /// The pause after an error, which may repeat immediately.
@@ -25,7 +24,6 @@ const ARP: u16 = 0x0806;
 /// Ethernet, IPv4, and the lengths of their addresses.
 const KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
-/// Receives the guest's ARP packets.
 pub(super) struct Listener {
     /// A packet socket. Its packets can be received like datagrams.
     socket: UdpSocket,
@@ -35,7 +33,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens on an interface. Needs NET_RAW.
+    /// Needs NET_RAW.
     pub(super) fn open(mac: Mac, interface: u32) -> io::Result<Self> {
         let socket = host::net::packet::packet_socket(ARP, interface)?;
         let socket = UdpSocket::from_std(std::net::UdpSocket::from(socket))?;

@@ -24,7 +24,6 @@ pub(super) const OLD_GATEWAY: Ipv4Addr = Ipv4Addr::new(20, 20, 20, 1);
 /// Prefix length of its network.
 pub(super) const OLD_MASK: u8 = 24;
 
-/// The guest's network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Subnet {
     pub(super) guest: Ipv4Addr,
@@ -105,12 +104,8 @@ pub(super) fn gateway_mac(guest: Mac) -> Mac {
     derived_mac(&guest.show())
 }
 
-/// The guest's MAC address: that of the settings, else that on the volume, else one that is derived
-/// from the pod's name and stored on the volume.
-///
-/// # Errors
-///
-/// If it cannot be stored, or the stored one is invalid.
+/// The guest's MAC address: that of the settings, else that on the volume (an error if it is
+/// invalid), else one that is derived from the pod's name and stored on the volume.
 pub fn guest_mac(settings: &Settings, host: &str) -> anyhow::Result<Mac> {
     if let Some(mac) = settings.network.mac {
         return Ok(mac);
@@ -134,7 +129,7 @@ pub fn guest_mac(settings: &Settings, host: &str) -> anyhow::Result<Mac> {
     Ok(mac)
 }
 
-/// The address in the file. Nothing if the file is missing or empty.
+/// Nothing if the file is missing or empty.
 fn stored_mac(path: &Path) -> anyhow::Result<Option<Mac>> {
     let text = match files::read(path) {
         Ok(text) => text,
@@ -152,7 +147,6 @@ fn stored_mac(path: &Path) -> anyhow::Result<Option<Mac>> {
     Ok(Some(mac))
 }
 
-/// Ports of the pod that stay with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct KeptPorts {
     pub(super) tcp: BTreeSet<u16>,

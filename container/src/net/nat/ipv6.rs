@@ -33,7 +33,6 @@ const SOLICITATION: u8 = 133;
 const INTERVAL: Duration = Duration::from_secs(600);
 /// The minimum time between two advertisements.
 const MIN_DELAY: Duration = Duration::from_millis(500);
-/// Enables the forwarding of packets between interfaces.
 const FORWARD: &str = "/proc/sys/net/ipv6/conf/all/forwarding";
 
 /// The guest's network.
@@ -56,7 +55,6 @@ impl Prefix {
         Self(bytes.into())
     }
 
-    /// The router's address in it.
     pub(super) fn router(self) -> Ipv6Addr {
         let mut bytes = self.0.octets();
         bytes[15] = 1;
@@ -64,7 +62,6 @@ impl Prefix {
     }
 }
 
-/// Parameters of the router.
 pub(super) struct Config<'a> {
     pub(super) tap: &'a str,
     /// Index of the tap interface.
@@ -73,11 +70,9 @@ pub(super) struct Config<'a> {
     /// MAC address of the gateway.
     pub(super) mac: Mac,
     pub(super) mtu: u16,
-    /// Interface of the pod to the network.
     pub(super) uplink: &'a str,
 }
 
-/// The running router.
 pub(super) struct Router {
     socket: UdpSocket,
     message: Vec<u8>,

@@ -20,7 +20,6 @@ use super::ipv6::{MASK, Prefix};
 use crate::settings::value::Value as _;
 use crate::status::{Failure, Status};
 
-/// Parameters of the rules.
 pub(super) struct Rules<'a> {
     pub(super) tap: &'a str,
     pub(super) mac: Mac,
@@ -196,7 +195,6 @@ impl Table {
         Ok(Self(Some(child)))
     }
 
-    /// Removes the table now.
     pub(super) fn remove(mut self) -> anyhow::Result<()> {
         self.0.take().map_or(Ok(()), finish)
     }
@@ -238,7 +236,7 @@ fn not_started(error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Closes its input, and waits for the result.
+/// Closes the input of `child`, and waits for the result.
 fn finish(child: Child) -> anyhow::Result<()> {
     let ended = child.wait_with_output().context("nft")?;
     if ended.status.success() {

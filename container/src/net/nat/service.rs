@@ -149,7 +149,6 @@ impl Service {
     }
 }
 
-/// The error for a port that cannot be opened.
 fn refused(ip: Ipv4Addr, port: u16, error: &io::Error) -> anyhow::Error {
     let way_out = match error.kind() {
         io::ErrorKind::PermissionDenied => "add --cap-add NET_BIND_SERVICE",

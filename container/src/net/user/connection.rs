@@ -35,12 +35,9 @@ pub enum Origin {
     Host(IpAddr),
 }
 
-/// A connection.
 #[derive(Debug)]
 pub struct Connection {
-    /// Its ends.
     pub pair: Pair,
-    /// The side that opened it.
     pub origin: Origin,
     tcp: RefCell<Tcp>,
     wake: Notify,
@@ -48,13 +45,10 @@ pub struct Connection {
     pub used: Cell<Instant>,
 }
 
-/// The other end.
 pub enum Remote {
     /// An outside host to connect to. ICMP errors quote these bytes of the guest's packet.
     Connect(Vec<u8>),
-    /// A connected socket.
     Connected(TcpStream),
-    /// The gateway's name server.
     NameServer,
 }
 
@@ -79,7 +73,6 @@ impl Stream<'_> {
         }
     }
 
-    /// Waits until there is something to read.
     async fn readable(&self) {
         match self {
             // After an error, the next read returns it.
@@ -88,7 +81,6 @@ impl Stream<'_> {
         }
     }
 
-    /// Waits until something can be written.
     async fn writable(&self) {
         match self {
             Self::Socket(stream) => drop(stream.writable().await),
@@ -108,7 +100,6 @@ impl Stream<'_> {
     }
 }
 
-/// The events that a connection waits for.
 struct Interests {
     read: bool,
     write: bool,
@@ -118,27 +109,23 @@ struct Interests {
 }
 
 impl Connection {
-    /// A new connection.
     #[must_use]
     pub fn new(pair: Pair, origin: Origin, tcp: Tcp) -> Self {
         let used = Cell::new(Instant::now());
         Self { pair, origin, tcp: RefCell::new(tcp), wake: Notify::new(), used }
     }
 
-    /// Handles a segment of the guest.
     pub fn handle(&self, segment: &Segment<'_>, now: Instant) {
         self.used.set(now);
         self.tcp.borrow_mut().handle(segment, now);
         self.wake.notify_one();
     }
 
-    /// Aborts the connection.
     pub fn abort(&self) {
         self.tcp.borrow_mut().abort();
         self.wake.notify_one();
     }
 
-    /// Runs the connection until it ends.
     pub async fn run(&self, network: &Rc<Network>, remote: Remote) {
         let stream = match remote {
             Remote::Connected(stream) => {
@@ -290,7 +277,6 @@ impl Connection {
         }
     }
 
-    /// Sends the pending segments.
     fn emit(&self, network: &Network) {
         send(&mut self.tcp.borrow_mut(), self.pair, network, Instant::now());
     }

@@ -29,14 +29,12 @@ const INCOMING: usize = 32 << 20;
 /// Bytes of the guest's SYN packet that are kept for ICMP errors: all headers.
 const QUOTED: usize = 80;
 
-/// All connections.
 #[derive(Debug)]
 pub struct Connections {
     all: RefCell<HashMap<Pair, Rc<Connection>>>,
     guests: OriginLimits,
     names: OriginLimits,
     incoming: OriginLimits,
-    /// The maximum number of connections per outside host.
     max_per_host: usize,
     /// The secret for initial sequence numbers.
     secret: RandomState,
@@ -57,20 +55,16 @@ fn host(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A SYN of the guest.
 pub struct Syn<'a> {
-    /// The ends of the new connection.
     pub pair: Pair,
-    /// Whether it is to the gateway's name server.
+    /// `Guest` or `NameServer`.
     pub origin: Origin,
-    /// The segment.
     pub segment: &'a Segment<'a>,
     /// The beginning of its packet, for ICMP errors.
     pub packet: &'a [u8],
 }
 
 impl Connections {
-    /// An empty table with these limits.
     #[must_use]
     pub fn new(limits: &Limits) -> Self {
         let (shared, incoming) = (Budget::default(), Budget::new(INCOMING));
@@ -93,7 +87,6 @@ impl Connections {
         self.all.borrow().values().for_each(|connection| connection.abort());
     }
 
-    /// The connection of a segment from the guest.
     #[must_use]
     pub fn find(&self, pair: &Pair) -> Option<Rc<Connection>> {
         self.all.borrow().get(pair).cloned()

@@ -41,7 +41,6 @@ const QUOTED: usize = 80;
 /// The maximum number of clients per forwarded port that the guest sees at the gateway's address.
 const MAX_MASKED: usize = 256;
 
-/// All flows.
 #[derive(Debug)]
 pub struct Datagrams {
     flows: RefCell<HashMap<Pair, Rc<Flow>>>,
@@ -64,7 +63,6 @@ struct Flow {
     _slot: Slot,
 }
 
-/// A UDP port of the pod that is forwarded to the guest.
 #[derive(Debug)]
 struct ForwardedPort {
     socket: UdpSocket,
@@ -75,7 +73,6 @@ struct ForwardedPort {
 }
 
 impl Datagrams {
-    /// An empty table with this number of slots.
     #[must_use]
     pub fn new(slots: usize) -> Self {
         Self {
@@ -87,7 +84,6 @@ impl Datagrams {
         }
     }
 
-    /// Ends all flows.
     pub fn end(&self) {
         self.flows.borrow().values().for_each(|flow| flow.end.notify_one());
         self.forwarded.borrow().iter().for_each(|port| port.masked.borrow_mut().clear());
@@ -229,7 +225,6 @@ impl Datagrams {
         }
     }
 
-    /// Serves a forwarded port.
     pub async fn serve(&self, network: &Network, socket: std::net::UdpSocket) -> io::Result<()> {
         let socket = UdpSocket::from_std(socket)?;
         let address = socket.local_addr()?;
@@ -253,14 +248,12 @@ impl Datagrams {
     }
 }
 
-/// Sends a datagram to the guest.
 pub fn send_to_guest(network: &Network, pair: &Pair, data: &[u8]) {
     let header = Datagram::header(pair.peer.port(), pair.guest.port(), data.len());
     network.send(pair.back(), &Payload { protocol: UDP, header: &header, checksum: 6, data });
 }
 
 impl ForwardedPort {
-    /// Passes a datagram of a client to the guest.
     fn send_to_guest(&self, network: &Network, from: SocketAddr, data: &[u8]) {
         let (guest, mut peer) = network.map_client(from);
         if peer.ip() == IpAddr::V4(network.lan.gateway) {

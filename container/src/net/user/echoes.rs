@@ -31,7 +31,6 @@ const MAX_BURST: usize = 32;
 /// Source, destination, and identifier of the guest's program.
 type Key = (IpAddr, IpAddr, [u8; 2]);
 
-/// All flows.
 #[derive(Debug)]
 pub struct Echoes {
     flows: RefCell<HashMap<Key, Rc<Flow>>>,
@@ -50,18 +49,15 @@ struct Flow {
 }
 
 impl Echoes {
-    /// An empty table with this number of slots.
     #[must_use]
     pub fn new(slots: usize) -> Self {
         Self { flows: RefCell::default(), slots: Slots::new(slots) }
     }
 
-    /// Ends all flows.
     pub fn end(&self) {
         self.flows.borrow().values().for_each(|flow| flow.end.notify_one());
     }
 
-    /// Sends an echo request of the guest.
     pub fn send(self: &Rc<Self>, network: &Rc<Network>, packet: &Packet<'_>, echo: &Echo<'_>) {
         let key = (packet.from, packet.to, echo.ident);
         let back = (packet.to, packet.from);

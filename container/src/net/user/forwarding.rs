@@ -10,16 +10,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use crate::settings::Settings;
 use crate::settings::words::Protocol;
 
-/// The port of Remote Desktop.
 const RDP: u16 = 3389;
 const BACKLOG: i32 = 128;
 
-/// Sockets of the forwarded ports.
 #[derive(Debug, Default)]
 pub struct Listeners {
-    /// TCP listeners.
     pub tcp: Vec<TcpListener>,
-    /// UDP sockets.
     pub udp: Vec<UdpSocket>,
 }
 
@@ -42,7 +38,7 @@ pub fn ports(settings: &Settings) -> Vec<(u16, Protocol)> {
     ports
 }
 
-/// The reason why a port stays with the pod. Nothing if it does not.
+/// The reason why a port stays with the pod, if it does.
 fn reason_to_keep(settings: &Settings, port: (u16, Protocol)) -> Option<&'static str> {
     let tcp = |number: u32| port == (u16::try_from(number).unwrap_or(0), Protocol::Tcp);
     if settings.network.host_ports.0.contains(&port) {

@@ -20,7 +20,6 @@ const MAX_PACKET: usize = 65535;
 /// Source, destination, protocol and id.
 type Key = (IpAddr, IpAddr, u8, u32);
 
-/// An incomplete packet.
 #[derive(Debug)]
 struct Partial {
     key: Key,

@@ -15,15 +15,12 @@ pub const CHECKSUM: usize = 2;
 /// The reason why a packet did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IcmpError {
-    /// Network unreachable.
     NetworkUnreachable,
-    /// Host unreachable.
     HostUnreachable,
-    /// Port unreachable.
     PortUnreachable,
     /// Administratively prohibited.
     Prohibited,
-    /// Time exceeded: the hop limit is used up.
+    /// The hop limit is used up.
     TimeExceeded,
 }
 
@@ -70,7 +67,6 @@ impl IcmpError {
     }
 }
 
-/// The payload of a packet with this message.
 #[must_use]
 pub fn payload<'a>(v4: bool, header: &'a [u8; HEADER], data: &'a [u8]) -> Payload<'a> {
     Payload { protocol: if v4 { ICMP } else { ICMPV6 }, header, checksum: CHECKSUM, data }

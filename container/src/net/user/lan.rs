@@ -21,31 +21,23 @@ const DEFAULT_MTU: u16 = 1500;
 /// The maximum MTU. Large packets are cheaper, and connections are terminated here, so that the MTU
 /// outside does not matter. A multiple of 8, as in passt(1).
 const MAX_MTU: u16 = 65520;
-/// The minimum prefix length of the guest's network.
 const MIN_PREFIX: u8 = 8;
 /// The prefix length of MASK's default.
 const DEFAULT_PREFIX: u8 = 24;
-/// The MAC address of the gateway.
 pub const GATEWAY_MAC: Mac = Mac([0x02, 0x54, 0x52, 0x4e, 0x53, 0x01]);
 
-/// Addresses of the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lan {
-    /// IPv4 address of the guest.
     pub guest: Ipv4Addr,
-    /// Prefix length of its network.
     pub prefix: u8,
-    /// IPv4 address of the gateway.
     pub gateway: Ipv4Addr,
     /// MAC address of the gateway.
     pub mac: Mac,
-    /// MTU in bytes.
     pub mtu: u16,
-    /// IPv6 addresses, if the pod has IPv6.
+    /// Set if the pod has IPv6.
     pub v6: Option<LanV6>,
 }
 
-/// IPv6 addresses of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LanV6 {
     /// The network of the guest, a /64.
@@ -54,12 +46,9 @@ pub struct LanV6 {
     pub gateway: Ipv6Addr,
 }
 
-/// Addresses of the pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodAddresses {
-    /// IPv4 address.
     pub v4: Option<Ipv4Addr>,
-    /// IPv4 gateway.
     pub gateway: Option<Ipv4Addr>,
     /// Global IPv6 address.
     pub v6: Option<Ipv6Addr>,
@@ -94,11 +83,6 @@ fn source(to: &str) -> Option<IpAddr> {
 }
 
 impl Lan {
-    /// The addresses for these settings.
-    ///
-    /// # Errors
-    ///
-    /// If the guest's address is invalid for a host.
     pub fn new(network: &Network, pod: &PodAddresses) -> anyhow::Result<Self> {
         let isolated = network.address.is_none() && pod.v4.is_none();
         let guest = network.address.or(pod.v4).unwrap_or(ISOLATED.0);

@@ -48,7 +48,6 @@ impl Link {
         }
     }
 
-    /// Whether there is a guest.
     pub fn is_connected(&self) -> bool {
         self.connected.get()
     }

@@ -39,7 +39,6 @@ pub struct NameServer {
 }
 
 impl NameServer {
-    /// The number of missing bytes of the question.
     fn missing(&self) -> usize {
         let question = self.question.borrow();
         let length = question.first_chunk().map_or(0, |length| u16::from_be_bytes(*length).into());
@@ -104,7 +103,6 @@ impl NameServer {
         self.asked.notify_waiters();
     }
 
-    /// Answers questions until the end.
     pub async fn serve(&self, relay: &Relay) {
         while let Ok(Some(question)) = timeout(IDLE, self.question()).await {
             let Some(answer) = relay.answer(&question, Transport::Tcp).await else { break };

@@ -23,12 +23,9 @@ const REDIRECT: u8 = 137;
 /// The lifetime of an advertisement in seconds: the maximum, because it is repeated rarely.
 const ROUTER_LIFETIME: u16 = 9000;
 
-/// A neighbor discovery message of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Solicitation {
-    /// A router solicitation.
     Router,
-    /// A neighbor solicitation for this address.
     Neighbor(Ipv6Addr),
     /// Any other message, which gets no answer.
     Other,
@@ -57,12 +54,10 @@ impl Solicitation {
     }
 }
 
-/// A message to the guest.
 #[derive(Clone, Debug)]
 pub struct Message(Vec<u8>);
 
 impl Message {
-    /// The payload of a packet with the message.
     #[must_use]
     pub fn payload(&self) -> Payload<'_> {
         Payload { protocol: ICMPV6, header: &self.0, checksum: icmp::CHECKSUM, data: &[] }

@@ -22,12 +22,9 @@ use crate::net::relay::Relay;
 /// The time for which the last decision is cached.
 const CACHED: Duration = Duration::from_secs(1);
 
-/// The destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// The gateway.
     Gateway,
-    /// Another host.
     Outside,
     /// The pod itself, or an address of no use to the guest. Packets are refused.
     Forbidden,
@@ -35,19 +32,14 @@ pub enum Destination {
     Unroutable,
 }
 
-/// The network.
 pub struct Network {
-    /// Addresses.
     pub lan: Lan,
-    /// The link to the guest.
     pub link: Link,
-    /// The DNS relay.
     pub relay: Relay,
     /// MAC address of the guest.
     card: Cell<Mac>,
     /// Global IPv6 address of the guest.
     guest_v6: Cell<Option<Ipv6Addr>>,
-    /// Kinds of warnings that were logged.
     warned: RefCell<HashSet<&'static str>>,
     /// The last destination address, and when its `Destination` was decided.
     last: Cell<Option<(IpAddr, Instant, Destination)>>,
@@ -58,7 +50,6 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network with these addresses, without a guest.
     #[must_use]
     pub fn new(lan: Lan, relay: Relay) -> Self {
         Self {
@@ -88,7 +79,7 @@ impl Network {
         self.diverted.get().map_or(peer, |port| SocketAddr::new(loopback, port))
     }
 
-    /// The guest has connected.
+    /// Called when the guest has connected.
     pub fn plug(&self) {
         self.link.connect(true);
         if self.lan.v6.is_some() {
@@ -96,13 +87,12 @@ impl Network {
         }
     }
 
-    /// The guest has disconnected.
+    /// Called when the guest has disconnected.
     pub fn unplug(&self) {
         self.link.connect(false);
         self.guest_v6.set(None);
     }
 
-    /// Logs a warning, once for each kind.
     pub fn warn_once(&self, kind: &'static str, sentence: impl FnOnce() -> String) {
         if self.warned.borrow_mut().insert(kind) {
             tracing::warn!("network: {}", sentence());
@@ -210,7 +200,6 @@ impl Network {
         }
     }
 
-    /// The destination of packets to this address.
     #[must_use]
     pub fn destination(&self, to: IpAddr) -> Destination {
         match to {

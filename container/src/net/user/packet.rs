@@ -9,29 +9,22 @@ use host::mac::Mac;
 
 use super::checksum;
 
-/// ARP. This and the next two are EtherTypes (IEEE 802).
+// EtherTypes (IEEE 802).
 pub const ARP: u16 = 0x0806;
-/// IPv4.
 pub const IPV4: u16 = 0x0800;
-/// IPv6.
 pub const IPV6: u16 = 0x86dd;
 
-/// ICMP. This and the next three are protocol numbers of IP (IANA).
+// Protocol numbers of IP (IANA).
 pub const ICMP: u8 = 1;
-/// TCP.
 pub const TCP: u8 = 6;
-/// UDP.
 pub const UDP: u8 = 17;
-/// ICMPv6.
 pub const ICMPV6: u8 = 58;
 
 /// Bytes of an Ethernet header.
 pub const ETHERNET: usize = 14;
 /// Bytes of an IPv4 header without options.
 pub const HEADER_V4: usize = 20;
-/// Bytes of an IPv6 header.
 pub const HEADER_V6: usize = 40;
-/// Bytes of a UDP header.
 pub const HEADER_UDP: usize = 8;
 
 /// The hop limit of our packets.
@@ -40,21 +33,16 @@ const HOPS: u8 = 64;
 /// 4861, 11.2).
 const LINK_HOPS: u8 = 255;
 
-/// An Ethernet frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// Destination.
     pub to: Mac,
-    /// Source.
     pub from: Mac,
     /// EtherType.
     pub kind: u16,
-    /// Content after the header.
     pub payload: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// Parses the header.
     #[must_use]
     pub fn read(bytes: &'a [u8]) -> Option<Self> {
         let (header, payload) = bytes.split_first_chunk::<ETHERNET>()?;
@@ -70,9 +58,7 @@ impl<'a> Frame<'a> {
 pub struct ArpRequest {
     /// MAC address of the sender.
     pub mac: Mac,
-    /// IPv4 address of the sender.
     pub from: Ipv4Addr,
-    /// The address to resolve.
     pub wanted: Ipv4Addr,
 }
 
@@ -93,7 +79,6 @@ impl ArpRequest {
         Some(Self { mac, from: Ipv4Addr::from(from), wanted: Ipv4Addr::from(wanted) })
     }
 
-    /// The reply with this MAC address.
     #[must_use]
     pub fn answer(&self, mac: Mac) -> Vec<u8> {
         let mut answer = ARP_KINDS.to_vec();
@@ -109,30 +94,22 @@ impl ArpRequest {
 /// The position of a fragment in its packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fragment {
-    /// Id of the packet.
     pub id: u32,
     /// Offset in bytes.
     pub offset: usize,
-    /// Whether more fragments follow.
     pub more: bool,
 }
 
-/// An IP packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// Source.
     pub from: IpAddr,
-    /// Destination.
     pub to: IpAddr,
-    /// Protocol of the payload.
     pub protocol: u8,
     /// Hop limit, or time to live.
     pub hops: u8,
-    /// Set if this is a fragment of a packet.
     pub fragment: Option<Fragment>,
     /// Content without the headers of IP.
     pub payload: &'a [u8],
-    /// The whole packet.
     pub whole: &'a [u8],
 }
 
@@ -244,24 +221,19 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// The 16-bit number at this offset of a header.
 fn word<const N: usize>(header: &[u8; N], at: usize) -> u16 {
     u16::from_be_bytes([header[at], header[at + 1]])
 }
 
-/// A UDP datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    /// Source port.
     pub from: u16,
-    /// Destination port.
     pub to: u16,
-    /// Content.
     pub data: &'a [u8],
 }
 
 impl<'a> Datagram<'a> {
-    /// Parses the payload of a packet (RFC 768).
+    /// RFC 768
     #[must_use]
     pub fn read(packet: &Packet<'a>) -> Option<Self> {
         let header = packet.payload.first_chunk::<HEADER_UDP>()?;
@@ -291,9 +263,7 @@ impl<'a> Datagram<'a> {
 /// The two ends of a flow, as the guest sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pair {
-    /// Address and port of the guest.
     pub guest: SocketAddr,
-    /// Address and port of the peer.
     pub peer: SocketAddr,
 }
 
@@ -312,12 +282,10 @@ impl Pair {
     }
 }
 
-/// Source and destination of a packet that we write.
+/// Source and destination of a packet that we write. Both IP addresses are of one family.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
-    /// MAC addresses of the source and the destination.
     pub cards: (Mac, Mac),
-    /// IP addresses of the source and the destination, of one family.
     pub addresses: (IpAddr, IpAddr),
 }
 
@@ -338,13 +306,11 @@ fn start(out: &mut Vec<u8>, (from, to): (Mac, Mac), kind: u16, length: usize) {
 /// The payload of an IP packet that we write.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a> {
-    /// Protocol of the payload.
     pub protocol: u8,
     /// Header of the protocol, with a checksum of zero.
     pub header: &'a [u8],
     /// Offset of the checksum in the header.
     pub checksum: usize,
-    /// Data after the header.
     pub data: &'a [u8],
 }
 

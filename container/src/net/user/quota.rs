@@ -42,7 +42,6 @@ impl Limits {
         }
     }
 
-    /// The total number of slots.
     #[must_use]
     pub fn sum(&self) -> usize {
         let Self { connections, incoming, datagrams, echoes, questions, names } = self;
@@ -50,10 +49,9 @@ impl Limits {
     }
 }
 
-/// An acquired slot. Dropping it releases the slot.
+/// Dropping it releases the slot.
 pub type Slot = OwnedSemaphorePermit;
 
-/// Slots of one kind.
 #[derive(Clone, Debug)]
 pub struct Slots {
     free: Arc<Semaphore>,
@@ -61,19 +59,16 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Creates this number of slots.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self { free: Arc::new(Semaphore::new(limit)), spare: (limit / 8).max(1) }
     }
 
-    /// Acquires a slot, if one is free.
     #[must_use]
     pub fn take(&self) -> Option<Slot> {
         self.free.clone().try_acquire_owned().ok()
     }
 
-    /// Waits for a slot.
     pub async fn wait(&self) -> Slot {
         self.free.clone().acquire_owned().await.expect("the semaphore is never closed")
     }

@@ -23,23 +23,18 @@ use super::service::Server;
 use crate::net::dns;
 use crate::net::relay::Relay;
 
-/// The router, and all flows of the guest.
 pub struct Router {
-    /// Addresses, and the link to the guest. All tasks share it.
+    /// All tasks share it.
     pub network: Rc<Network>,
-    /// UDP flows.
     pub datagrams: Rc<Datagrams>,
-    /// Pings.
     echoes: Rc<Echoes>,
-    /// TCP connections.
     pub connections: Rc<Connections>,
-    /// Services of the gateway.
     server: Server,
     fragments: RefCell<Fragments>,
 }
 
 impl Router {
-    /// A router for a network with these addresses, in a process that may open `files` descriptors.
+    /// `files`: the maximum number of open descriptors of the process.
     #[must_use]
     pub fn new(lan: Lan, relay: Relay, files: usize) -> Self {
         let limits = Limits::of(files);
@@ -61,7 +56,6 @@ impl Router {
         self.echoes.end();
     }
 
-    /// Handles a frame from the guest.
     pub fn handle(&self, bytes: &[u8]) {
         let Some(frame) = self.network.parse_frame(bytes) else { return };
         match frame.kind {
@@ -136,7 +130,7 @@ impl Router {
         self.connections.open(&self.network, &syn);
     }
 
-    /// Resets a connection that does not exist.
+    /// Answers a segment without a connection.
     fn reset(&self, pair: &Pair, segment: &Segment<'_>) {
         let Some(refusal) = segment.refusal() else { return };
         let header = refusal.header();

@@ -7,26 +7,20 @@ pub const HEADER: usize = 20;
 /// Offset of the checksum in a header.
 pub const CHECKSUM: usize = 16;
 
-/// The sender has no more data.
 pub const FIN: u8 = 0x01;
-/// A connection begins.
 pub const SYN: u8 = 0x02;
-/// The connection does not exist, or is aborted.
 pub const RST: u8 = 0x04;
-/// The receiver should deliver the data immediately.
 pub const PSH: u8 = 0x08;
-/// The acknowledgment number is valid.
 pub const ACK: u8 = 0x10;
 
 /// The largest shift of a window (RFC 7323, 2.3).
 pub const MAX_SCALE: u8 = 14;
 
-/// A sequence number. Numbers wrap around at 2^32.
+/// Wraps around at 2^32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seq(pub u32);
 
 impl Seq {
-    /// The number `bytes` later.
     #[must_use]
     pub fn plus(self, bytes: usize) -> Self {
         let bytes = u32::try_from(bytes).expect("no window is larger than 2^32");
@@ -45,14 +39,12 @@ impl Seq {
         (1..1 << 31).contains(&self.0.wrapping_sub(other.0))
     }
 
-    /// The later one of both.
     #[must_use]
     pub fn later(self, other: Self) -> Self {
         if self.is_after(other) { self } else { other }
     }
 }
 
-/// A segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment<'a> {
     /// Source and destination ports.
@@ -61,7 +53,6 @@ pub struct Segment<'a> {
     pub seq: Seq,
     /// Next expected sequence number of the other side, if [`ACK`] is set.
     pub ack: Seq,
-    /// Flag bits.
     pub flags: u8,
     /// Window of the sender, unscaled.
     pub window: u16,
@@ -69,12 +60,10 @@ pub struct Segment<'a> {
     pub mss: Option<u16>,
     /// Option: window scale, as a shift.
     pub scale: Option<u8>,
-    /// Data.
     pub data: &'a [u8],
 }
 
 impl<'a> Segment<'a> {
-    /// Parses the payload of a packet.
     #[must_use]
     pub fn read(packet: &Packet<'a>) -> Option<Self> {
         let bytes = packet.payload;
@@ -124,19 +113,18 @@ impl<'a> Segment<'a> {
         }
     }
 
-    /// Whether a flag is set.
     #[must_use]
     pub fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
-    /// The number of sequence numbers that it occupies, with SYN and FIN.
+    /// The number of sequence numbers that the segment occupies, with SYN and FIN.
     #[must_use]
     pub fn length(&self) -> usize {
         self.data.len() + usize::from(self.has(SYN)) + usize::from(self.has(FIN))
     }
 
-    /// Its header with options, and a checksum of zero.
+    /// The header with options, and a checksum of zero.
     #[must_use]
     pub fn header(&self) -> Header {
         let mut header = Header { bytes: [0; HEADER + 8], length: HEADER };
@@ -174,7 +162,6 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// An encoded header.
 #[derive(Clone, Copy, Debug)]
 pub struct Header {
     bytes: [u8; HEADER + 8],
@@ -187,7 +174,6 @@ impl Header {
         self.length += 4;
     }
 
-    /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]

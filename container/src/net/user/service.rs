@@ -13,20 +13,18 @@ use super::quota::Slots;
 use crate::net::dhcp;
 use crate::net::dns::{self, Transport};
 
-/// The gateway's services.
 pub struct Server {
     /// Slots of DNS questions by UDP.
     questions: Slots,
 }
 
 impl Server {
-    /// Services with this number of slots for questions.
     #[must_use]
     pub fn new(questions: usize) -> Self {
         Self { questions: Slots::new(questions) }
     }
 
-    /// Answers a datagram to a service of the gateway. Returns false if it is for none.
+    /// Answers a datagram. Returns false if the gateway has no such service.
     pub fn handle(
         &self,
         network: &Rc<Network>,

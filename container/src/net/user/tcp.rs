@@ -32,7 +32,6 @@ const KEEPALIVE: Duration = Duration::from_secs(300);
 /// The maximum segment size without an option (RFC 9293, 3.7.1).
 const DEFAULT_MSS: usize = 536;
 
-/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// The guest has sent a SYN. The outside is not connected yet.
@@ -41,13 +40,10 @@ pub enum State {
     SynSent,
     /// We send a SYN with an acknowledgment of the guest's SYN.
     SynReceived,
-    /// The connection is established.
     Established,
-    /// The connection has ended.
     Closed,
 }
 
-/// Parameters of a new connection.
 #[derive(Clone, Debug)]
 pub struct Parameters {
     /// Our port, and the guest's.
@@ -56,13 +52,10 @@ pub struct Parameters {
     pub first: Seq,
     /// The maximum segment size of the link, in bytes.
     pub mss: u16,
-    /// The shared budget for buffers.
     pub budget: Budget,
-    /// The current time.
     pub now: Instant,
 }
 
-/// A connection.
 #[derive(Debug)]
 pub struct Tcp {
     ports: (u16, u16),
@@ -115,7 +108,6 @@ impl Tcp {
         tcp
     }
 
-    /// A connection that is opened to the guest.
     #[must_use]
     pub fn to_guest(start: &Parameters) -> Self {
         let mut tcp = Self::new(start, State::SynSent);
@@ -140,7 +132,7 @@ impl Tcp {
         }
     }
 
-    /// The outside has connected.
+    /// Called when the outside has connected.
     pub fn connected(&mut self) {
         if self.state == State::Connecting {
             self.state = State::SynReceived;
@@ -148,13 +140,11 @@ impl Tcp {
         }
     }
 
-    /// Its state.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// Handles a segment of the guest.
     pub fn handle(&mut self, segment: &Segment<'_>, now: Instant) {
         self.last_segment = now;
         match self.state {
@@ -428,7 +418,7 @@ impl Tcp {
         self.state == State::Closed || (self.state == State::Connecting && self.reset.is_some())
     }
 
-    /// Whether it has empty buffers, or capacity that it does not need.
+    /// Whether the connection has empty buffers, or capacity that it does not need.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.sender.is_loaded() || self.receiver.data.is_loaded()

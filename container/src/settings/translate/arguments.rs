@@ -13,7 +13,6 @@ use crate::settings::value::{Value, quote};
 /// The translation of QEMU's options.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Arguments {
-    /// Texts of the SMBIOS tables.
     pub smbios: Smbios,
     /// Files of fw_cfg: name and content.
     pub files: Vec<(String, Content)>,
@@ -29,9 +28,7 @@ pub struct Arguments {
 /// The content of a fw_cfg file.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Content {
-    /// This text.
     Text(String),
-    /// The content of this file.
     File(PathBuf),
 }
 
@@ -45,18 +42,12 @@ impl std::fmt::Debug for Content {
     }
 }
 
-/// A further disk or CD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drive {
-    /// Path of the disk image.
     pub path: PathBuf,
-    /// Format of the image, if given.
     pub format: Option<Format>,
-    /// Controller of the drive.
     pub bus: Bus,
-    /// Whether it is a CD.
     pub cdrom: bool,
-    /// Whether the guest cannot write to it.
     pub readonly: bool,
     /// The id by which a `-device` refers to it.
     name: String,
@@ -146,12 +137,10 @@ impl Arguments {
         Ok(())
     }
 
-    /// `-smbios`.
     pub(super) fn smbios(&mut self, options: &Options) -> anyhow::Result<()> {
         self.smbios.take(options)
     }
 
-    /// `-uuid`.
     pub(super) fn uuid(&mut self, options: &Options) -> anyhow::Result<()> {
         self.smbios.uuid = Some(Value::read(&options.first)?);
         Ok(())
@@ -183,7 +172,6 @@ impl Arguments {
         Ok(())
     }
 
-    /// `-mem-prealloc`.
     #[expect(clippy::unnecessary_wraps, reason = "rows of the table have one type")]
     pub(super) fn prealloc(&mut self, _: &Options) -> anyhow::Result<()> {
         self.prealloc = true;

@@ -7,7 +7,6 @@ use crate::settings::value::quote;
 const QUIET: &[&str] =
     &["id", "bus", "addr", "p2", "p3", "romfile", "netdev", "bootindex", "channel", "lun"];
 
-/// A parsed option.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// The first word, if it has no `=`.
@@ -17,7 +16,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Parses a text. Every text is valid.
+    /// Every text is valid.
     pub fn read(text: &str) -> Self {
         let mut options = Self::default();
         for (index, word) in words(text).into_iter().enumerate() {
@@ -66,11 +65,7 @@ fn words(text: &str) -> Vec<String> {
 }
 
 /// Splits a line into words as a shell does, by blanks, quotes and backslashes. Nothing is
-/// expanded.
-///
-/// # Errors
-///
-/// If a quote is not closed.
+/// expanded. A quote that is not closed is an error.
 pub fn split(line: &str) -> anyhow::Result<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

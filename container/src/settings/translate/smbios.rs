@@ -9,15 +9,10 @@ use crate::settings::value::{Value, quote};
 /// Texts of the SMBIOS system information (type 1).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Smbios {
-    /// Manufacturer.
     pub manufacturer: Option<String>,
-    /// Product name.
     pub product: Option<String>,
-    /// Version of the product.
     pub version: Option<String>,
-    /// Serial number.
     pub serial: Option<String>,
-    /// UUID of the machine.
     pub uuid: Option<Uuid>,
     /// Notes on keys that have no meaning here.
     pub notes: Vec<String>,
@@ -25,10 +20,6 @@ pub struct Smbios {
 
 impl Smbios {
     /// Applies one `-smbios` option.
-    ///
-    /// # Errors
-    ///
-    /// If a text is empty or too long for a table, or the UUID is invalid.
     pub fn take(&mut self, options: &Options) -> anyhow::Result<()> {
         let kind = options.get("type").unwrap_or("none");
         if kind != "1" {

@@ -38,7 +38,6 @@ pub enum Scope {
     Object,
 }
 
-/// The translation of a word.
 #[derive(Clone, Copy)]
 pub enum Translation {
     /// Our word with the same meaning.
@@ -47,7 +46,6 @@ pub enum Translation {
     Nearest(&'static str, &'static str),
     /// No effect, because the machine always has this.
     BuiltIn,
-    /// A function applies the option.
     Apply(fn(&mut Arguments, &Options) -> anyhow::Result<()>),
     /// The option's value is looked up in another scope.
     Scoped(Scope),
@@ -57,13 +55,10 @@ pub enum Translation {
     Refused(&'static str),
 }
 
-/// A row of the table.
 pub struct Row {
-    /// The scope in which the words are valid.
     pub scope: Scope,
     /// The words in lower case. A `*` at the end matches any suffix.
     pub words: &'static [&'static str],
-    /// Their translation.
     pub translation: Translation,
 }
 
@@ -270,7 +265,6 @@ const SWITCHES: &[&str] = &[
     "-full-screen",
 ];
 
-/// Whether an option takes no value.
 pub fn is_switch(option: &str) -> bool {
     SWITCHES.contains(&option)
 }

@@ -7,12 +7,10 @@ use crate::settings::value::{Value, quote};
 
 const TOO_MANY: &str = "give 1 to 1024 processors";
 
-/// Sockets, cores and threads of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// Number of processors, the product of the others.
     pub count: u16,
-    /// Number of sockets.
     pub sockets: u16,
     /// Cores per socket.
     pub cores: u16,

@@ -82,14 +82,11 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct FileId {
-    /// The device number of the file system.
     pub device: u64,
-    /// The inode number within the file system.
     pub inode: u64,
 }
 
 impl FileId {
-    /// The identity of an open file.
     #[must_use]
     pub fn of(found: &Metadata) -> Self {
         Self { device: found.dev(), inode: found.ino() }
@@ -115,13 +112,11 @@ impl From<FileId> for String {
     }
 }
 
-/// The file that is expected at the path of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Expected {
-    /// Any file.
     #[default]
     Any,
-    /// This file only. Opening any other is an error.
+    /// Opening any other file is an error.
     Only(FileId),
     /// No file: the machine is only inspected. The file is not opened and need not exist.
     Nothing,
@@ -137,7 +132,6 @@ fn yes() -> bool {
     true
 }
 
-/// Whether to bypass the host's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direct {
@@ -146,7 +140,6 @@ pub enum Direct {
     Auto,
     /// Always. Opening fails if the file system does not support it.
     On,
-    /// Never.
     Off,
 }
 
@@ -162,7 +155,6 @@ pub enum Sector {
 }
 
 impl Sector {
-    /// The size in bytes.
     #[must_use]
     pub fn bytes(self) -> u32 {
         match self {
@@ -191,7 +183,6 @@ impl TryFrom<u32> for Sector {
 }
 
 impl Config {
-    /// The disk at `path`, with defaults for everything else.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -218,12 +209,6 @@ impl Config {
         self.queues.get_or_insert(processors.clamp(1, MAX_SUITABLE_QUEUES));
     }
 
-    /// Opens the disk for a controller. `full` is called when the volume is full, and again when it
-    /// has free space.
-    ///
-    /// # Errors
-    ///
-    /// See [`open`].
     pub fn open(&self, full: OnFull) -> anyhow::Result<Arc<dyn Image>> {
         if self.file == Expected::Nothing {
             return Ok(super::memory(self.sector.bytes().into()));
@@ -232,25 +217,16 @@ impl Config {
     }
 
     /// Wraps an open disk for operators, who use the controller's name.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the configured serial number is invalid.
     pub fn drive(&self, image: Arc<dyn Image>, name: &str) -> anyhow::Result<Arc<Drive>> {
         Ok(Arc::new(Drive::new(name, self.serial()?, &self.path, image)))
     }
 
-    /// The number of queues of the controller.
     #[must_use]
     pub fn queues(&self) -> u16 {
         self.queues.unwrap_or(DEFAULT_QUEUES)
     }
 
     /// The configured serial number, or one that is derived from the path.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the configured serial number is invalid.
     pub fn serial(&self) -> anyhow::Result<String> {
         let Some(serial) = &self.serial else {
             let name = self.path.as_os_str().as_bytes();
@@ -270,12 +246,7 @@ impl Config {
 }
 
 /// Opens and locks a disk, and adds the layers of its configuration: an overlay, waiting for free
-/// space, rate limits. `full` is called when the volume is full, and again when it has free space.
-///
-/// # Errors
-///
-/// When the file does not exist, is empty, in use or of another format, or permissions are missing.
-/// The error is one sentence with the way out.
+/// space, rate limits.
 pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Image>> {
     let name = config.path.display().to_string();
     for (key, limit) in [("iops", config.iops), ("bandwidth", config.bandwidth.map(|it| it.0))] {

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 /// `_IO(0x12, 119)` of linux/fs.h.
 const BLKDISCARD: libc::Ioctl = 0x1277;
 
-/// Discards a range of a block device. May take long.
+/// May take long.
 pub(super) fn discard(file: &File, offset: u64, length: u64) -> io::Result<()> {
     let range = [offset, length];
     // SAFETY: BLKDISCARD reads two numbers at the address: those of `range`.

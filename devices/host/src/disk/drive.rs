@@ -22,7 +22,7 @@ pub struct Drive {
 }
 
 impl Drive {
-    /// The image at `path`. `name` is the name of its controller on the board.
+    /// `name` is the name of its controller on the board.
     pub fn new(name: &str, serial: String, path: &Path, image: Arc<dyn Image>) -> Self {
         let (name, path) = (name.to_owned(), path.to_owned());
         Self { name, serial, path, image, watch: Mutex::default() }
@@ -43,27 +43,20 @@ impl Drive {
         &self.serial
     }
 
-    /// The path of the file or block device.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The disk image.
     pub fn image(&self) -> &Arc<dyn Image> {
         &self.image
     }
 
-    /// The current geometry, whose size may have grown.
     pub fn geometry(&self) -> Geometry {
         self.image.geometry()
     }
 
     /// Grows the disk to `size`, or without one to the current size of its file or device. Notifies
     /// the guest.
-    ///
-    /// # Errors
-    ///
-    /// When the disk would shrink, or its image cannot grow.
     pub fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
         // Held until the guest is notified, so that notifications keep the order of changes and the
         // guest never ends up with an old size.
@@ -96,7 +89,6 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// Adds a disk.
     pub fn add(&self, drive: &Arc<Drive>) {
         let mut drives = self.drives.lock().expect("no device panicked");
         // Ejected media are gone.
@@ -104,24 +96,18 @@ impl Disks {
         drives.push(Arc::downgrade(drive));
     }
 
-    /// Adds a drive whose medium may be removable.
     pub fn add_tray(&self, tray: &Arc<dyn Tray>) {
         let mut trays = self.trays.lock().expect("no device panicked");
         trays.retain(|it| it.strong_count() > 0);
         trays.push(Arc::downgrade(tray));
     }
 
-    /// The drives with removable media.
+    /// The drives whose medium can be removed.
     pub fn trays(&self) -> Vec<Arc<dyn Tray>> {
         let trays = self.trays.lock().expect("no device panicked");
         trays.iter().filter_map(Weak::upgrade).filter(|it| it.is_removable()).collect()
     }
 
-    /// The drive `name`, whose medium is removable.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such drive. The error lists the existing ones.
     pub fn tray(&self, name: &str) -> anyhow::Result<Arc<dyn Tray>> {
         let all = self.trays();
         if let Some(tray) = all.iter().find(|it| it.name() == name) {
@@ -146,11 +132,8 @@ impl Disks {
         drives.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The disk whose controller has this name, or else the disk with this serial number.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such disk, or several have the serial number. The error lists them.
+    /// The disk whose controller has this name, or else the disk with this serial number. Fails if
+    /// several disks have that number.
     pub fn find(&self, name: &str) -> anyhow::Result<Arc<Drive>> {
         let all = self.all();
         if let Some(drive) = all.iter().find(|drive| drive.name == name) {

@@ -11,7 +11,6 @@ use std::path::Path;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
-/// The format of a disk image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
@@ -21,7 +20,6 @@ pub enum Format {
     Qcow2,
 }
 
-/// `QFI\xfb`
 pub(super) const QCOW2: &[u8] = b"QFI\xfb";
 
 /// Known images: offset, magic bytes, description, name of the format in `qemu-img`.
@@ -38,12 +36,8 @@ const FOREIGN: &[(usize, &[u8], &str, &str)] = &[
 /// Bytes of a file that are compared with `FOREIGN`.
 const HEAD_BYTES: usize = 0x44;
 
-/// Returns the configured format, or else the one of the file's name.
-///
-/// # Errors
-///
-/// When the content contradicts the format, or a file without a configured format begins like a
-/// known image. The error names the way out.
+/// Returns the configured format, or else the one of the file's name. Refuses content that
+/// contradicts the format, and without a configured format all content of `FOREIGN`.
 pub(super) fn choose(wanted: Option<Format>, path: &Path, file: &File) -> anyhow::Result<Format> {
     let named = path.extension().is_some_and(|it| it.eq_ignore_ascii_case("qcow2"));
     let format = wanted.unwrap_or(if named { Format::Qcow2 } else { Format::Raw });

@@ -17,12 +17,10 @@ use crate::memory::Memory;
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A change: the volume of a disk is full, or has room again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeChange {
     /// The path of the disk image.
     pub path: PathBuf,
-    /// Whether the volume is full. Only changes are reported.
     pub full: bool,
 }
 

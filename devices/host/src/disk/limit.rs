@@ -16,13 +16,11 @@ use crate::memory::Memory;
 /// Capacity of a bucket, in seconds of its rate.
 const BURST: f64 = 0.1;
 
-/// An image whose channels obey limits.
 pub(super) struct Limited {
     inner: Arc<dyn Image>,
     buckets: Arc<Mutex<Buckets>>,
 }
 
-/// A token bucket.
 struct Bucket {
     /// Tokens per second.
     rate: f64,
@@ -114,7 +112,6 @@ struct Queue {
     inner: Box<dyn Channel>,
     timer: Timer,
     buckets: Arc<Mutex<Buckets>>,
-    /// Waiting requests, in the order of arrival.
     queue: VecDeque<Request>,
     /// The time at which the first of them may begin.
     due: Option<Instant>,

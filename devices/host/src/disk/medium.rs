@@ -17,11 +17,9 @@ const ALIGNMENT: usize = 4096;
 /// are aligned to 4096 bytes.
 pub(super) trait Medium: Send + Sync {
     fn geometry(&self) -> Geometry;
-    /// Fills the buffer.
     fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Writes the whole buffer. `durable`: it then survives a loss of power.
+    /// `durable`: the write survives a loss of power.
     fn write(&self, buffer: &[u8], offset: u64, durable: bool) -> io::Result<()>;
-    /// Makes everything that was written before survive a loss of power.
     fn flush(&self) -> io::Result<()>;
     /// Discards a range, if that frees anything.
     fn discard(&self, offset: u64, length: u64) -> io::Result<()>;
@@ -84,7 +82,6 @@ impl Buffer {
     }
 }
 
-/// Performs one request.
 pub(super) fn perform(
     medium: &dyn Medium,
     request: &Request,

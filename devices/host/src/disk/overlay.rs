@@ -11,7 +11,6 @@ use super::medium::Medium;
 use super::threads::Threaded;
 use super::{Geometry, Image};
 
-/// The unit of memory.
 const PAGE_BYTES: usize = 4096;
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -41,7 +40,6 @@ impl State {
 }
 
 impl Overlay {
-    /// A disk of zeros, without a base.
     pub(super) fn empty(size: u64) -> Self {
         let geometry = Geometry {
             size: size - size % 512,

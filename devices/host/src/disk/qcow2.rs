@@ -41,11 +41,7 @@ pub use empty::{create, is_written, size};
 /// Maximum length of a backing chain, which may be circular.
 const MAX_BACKING_FILES: usize = 32;
 
-/// Turns an open, locked file into a disk, and opens its backing files.
-///
-/// # Errors
-///
-/// The reason, without the name of the file.
+/// Also opens the backing files. Errors do not name the file.
 pub(super) fn open(file: LockedFile, config: &Config) -> anyhow::Result<Qcow2> {
     chain(file, config, MAX_BACKING_FILES)
 }
@@ -153,7 +149,6 @@ fn change_header(raw: &Raw, change: impl FnOnce(&mut [u8])) -> io::Result<()> {
     raw.flush()
 }
 
-/// Writes fields of the header.
 fn set_header(raw: &Raw, fields: &[(usize, &[u8])]) -> io::Result<()> {
     change_header(raw, |sector| {
         for (at, bytes) in fields {
@@ -162,7 +157,6 @@ fn set_header(raw: &Raw, fields: &[(usize, &[u8])]) -> io::Result<()> {
     })
 }
 
-/// An open, locked image.
 pub(super) struct Qcow2 {
     raw: Raw,
     header: Header,
@@ -183,7 +177,7 @@ pub(super) struct Qcow2 {
 enum Location {
     /// In the file, at this offset. `in_place`: nothing else refers to the cluster.
     File { at: u64, in_place: bool },
-    /// Nowhere: it reads as zeros.
+    /// Nowhere in the file.
     Zeros,
     /// In the backing file. Without one, it reads as zeros.
     Below,

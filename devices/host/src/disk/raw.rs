@@ -22,7 +22,6 @@ const ZEROS: usize = 256 << 10;
 /// A file or a block device, open and locked.
 pub(super) struct Raw {
     pub(super) file: File,
-    /// Holds the lock.
     _lock: File,
     path: PathBuf,
     size: AtomicU64,
@@ -42,7 +41,6 @@ pub(super) struct Raw {
     pub(super) journal: Option<std::sync::Mutex<Vec<Event>>>,
 }
 
-/// An operation on a file.
 #[cfg(test)]
 #[derive(Clone)]
 pub(super) enum Event {
@@ -54,17 +52,12 @@ pub(super) enum Event {
 /// The alignment that direct I/O requires, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Alignment {
-    /// Alignment of addresses in memory.
     pub(super) memory: u64,
-    /// Alignment of offsets and lengths.
+    /// For offsets and lengths.
     pub(super) length: u64,
 }
 
 /// Opens a file or a block device without looking at its content, and locks it.
-///
-/// # Errors
-///
-/// One sentence with the way out.
 pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<LockedFile> {
     let name = path.display();
     // Checked before it is opened, because opening a pipe would block.
@@ -135,11 +128,6 @@ fn explain(error: io::Error, path: &Path, read_only: bool) -> anyhow::Error {
 }
 
 impl Raw {
-    /// Creates a disk from an open and locked file.
-    ///
-    /// # Errors
-    ///
-    /// One sentence with the way out.
     pub(super) fn new(opened: LockedFile, config: &Config) -> anyhow::Result<Self> {
         let LockedFile { mut file, found, lock } = opened;
         let (path, name) = (config.path.clone(), config.path.display());
@@ -187,7 +175,6 @@ impl Raw {
         self.discards.load(Ordering::Relaxed)
     }
 
-    /// Whether a flush has failed. All later flushes must fail too.
     pub(super) fn has_failed_flush(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
@@ -242,10 +229,6 @@ pub(super) fn check_size(path: &Path, size: u64, sector: u32) -> anyhow::Result<
 }
 
 /// Switches to direct I/O as configured. `None` means the page cache.
-///
-/// # Errors
-///
-/// When direct I/O is required and not possible.
 fn direct(file: &File, config: &Config) -> anyhow::Result<Option<Alignment>> {
     if config.direct == Direct::Off {
         return Ok(None);

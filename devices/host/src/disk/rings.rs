@@ -37,21 +37,13 @@ const FIXED_FILE: u8 = 1;
 pub(super) struct Rings(Mutex<Vec<IoUring>>);
 
 impl Rings {
-    /// Creates `count` rings for a file.
-    ///
-    /// # Errors
-    ///
     /// Fails if the host does not support rings, or does not support restrictions.
     pub(super) fn new(file: &File, count: u16) -> io::Result<Self> {
         let rings = (0..count).map(|_| make(file)).collect::<io::Result<_>>()?;
         Ok(Self(Mutex::new(rings)))
     }
 
-    /// Leases a ring for the file. If all are leased, it creates another one.
-    ///
-    /// # Errors
-    ///
-    /// Fails if no ring can be created, as in the jail.
+    /// If all rings are leased, creates another one, which fails in the jail.
     pub(super) fn lease(self: &Arc<Self>, file: &File) -> io::Result<Lease> {
         let spare = self.spare().pop();
         let ring = spare.map_or_else(|| make(file), Ok)?;

@@ -13,7 +13,6 @@ use super::medium::{Buffer, Medium, Report, perform};
 use super::{Channel, Completion, Geometry, Image, Request};
 use crate::memory::Memory;
 
-/// An image that is made from a medium.
 pub(super) struct Threaded {
     medium: Arc<dyn Medium>,
     report: Arc<Report>,
@@ -133,7 +132,6 @@ impl Shared {
     }
 }
 
-/// The main loop of a thread.
 fn serve(shared: &Shared) {
     let mut buffer = Buffer::default();
     loop {

@@ -18,7 +18,6 @@ pub(super) struct Timer {
 }
 
 impl Timer {
-    /// Combines a timer that is not set with the event of a channel.
     pub(super) fn with_event(event: BorrowedFd<'_>) -> anyhow::Result<Self> {
         let both = epoll::create(epoll::CreateFlags::CLOEXEC).context("an epoll for a disk")?;
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
@@ -34,7 +33,7 @@ impl Timer {
         self.both.as_fd()
     }
 
-    /// Sets the timer, or clears it.
+    /// `None` clears the timer.
     pub(super) fn set(&self, after: Option<Duration>) {
         // Zero would clear the timer.
         let after = after.map_or(Duration::ZERO, |it| it.max(Duration::from_nanos(1)));

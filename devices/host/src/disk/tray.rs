@@ -7,25 +7,15 @@ use super::{Config, Disks, Drive, Expected, FileId, OnFull};
 
 /// A drive from which the operator can eject a medium.
 pub trait Tray: Send + Sync {
-    /// The name of the drive on the board.
     fn name(&self) -> &str;
-    /// Whether the medium can be removed.
     fn is_removable(&self) -> bool;
     /// Whether the guest prevents the removal of the medium.
     fn is_locked(&self) -> bool;
-    /// The inserted medium.
     fn medium(&self) -> Option<Arc<Drive>>;
-    /// Removes the medium. Its file is closed when this returns.
-    ///
-    /// # Errors
-    ///
-    /// When there is no medium, it is not removable, or the guest locks it and `force` is false.
+    /// The medium's file is closed when this returns. Fails if the guest locks the medium and
+    /// `force` is false.
     fn eject(&self, force: bool) -> anyhow::Result<()>;
-    /// Inserts the medium at `path`. With `only`, the path must lead to this file.
-    ///
-    /// # Errors
-    ///
-    /// When there is a medium already, or it cannot be opened.
+    /// Fails if there is a medium already. With `only`, the path must lead to this file.
     fn insert(&self, path: &Path, only: Option<FileId>) -> anyhow::Result<()>;
 }
 
@@ -43,16 +33,11 @@ impl MediumOpener {
         Self { config, name: name.to_owned(), full, disks }
     }
 
-    /// The controller's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Opens a medium and adds it to the list of disks.
-    ///
-    /// # Errors
-    ///
-    /// As for [`super::open`].
+    /// Adds the medium to the list of disks.
     pub fn open(&self, path: &Path, only: Option<FileId>) -> anyhow::Result<Arc<Drive>> {
         let file = only.map_or(Expected::Any, Expected::Only);
         let config = Config { path: path.to_owned(), file, ..self.config.clone() };

@@ -65,7 +65,6 @@ struct Slot {
 // to the kernel.
 unsafe impl Send for Slot {}
 
-/// A channel to a raw disk through an io_uring.
 pub(super) struct Ring {
     ring: Lease,
     raw: Arc<Raw>,
@@ -273,7 +272,6 @@ impl Ring {
         }
     }
 
-    /// Handles the kernel's answer for a slot.
     fn complete(&mut self, number: u16, result: i32, done: &mut Vec<Completion>) {
         let Some(mut slot) = self.slots[usize::from(number)].take() else { return };
         match self.check_result(&mut slot, result) {
@@ -327,7 +325,6 @@ impl Ring {
         Err(if length == 0 || !length.is_multiple_of(block) { Next::Fallback } else { Next::Retry })
     }
 
-    /// Submits the queued entries.
     fn enter(&mut self, wait: usize) {
         while self.queued || wait > 0 {
             match self.ring.submit_and_wait(wait) {
@@ -368,7 +365,6 @@ impl Ring {
     }
 }
 
-/// The reason why a request gets no ring entry.
 #[derive(Clone, Copy)]
 enum NoEntry {
     Answer(Fault),

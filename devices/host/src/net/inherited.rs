@@ -11,20 +11,13 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::tap::duplicate;
 
-/// The network behind inherited file descriptors.
 pub enum Inherited {
     /// Queues of a tap or macvtap.
     Taps(Vec<OwnedFd>),
-    /// A connected socket.
     Stream(UnixStream),
 }
 
 /// Duplicates inherited file descriptors and detects their kind.
-///
-/// # Errors
-///
-/// Fails if a number is not an open file descriptor, or is neither a tap nor a connected stream
-/// socket.
 pub fn inherit(list: &[i32]) -> anyhow::Result<Inherited> {
     let mut taps = Vec::new();
     for number in list {
@@ -54,20 +47,14 @@ pub fn inherit(list: &[i32]) -> anyhow::Result<Inherited> {
     Ok(Inherited::Taps(taps))
 }
 
-/// An inherited socket that listens.
 #[derive(Debug)]
 pub enum Listening {
-    /// On a TCP port.
     Tcp(TcpListener),
     /// On a path, or on an abstract name.
     Unix(UnixListener),
 }
 
 /// Duplicates an inherited socket that listens.
-///
-/// # Errors
-///
-/// Fails if the number is not an open file descriptor, or not a socket that listens.
 pub fn listening(number: i32) -> anyhow::Result<Listening> {
     let fd = duplicate(number)?;
     let kind = sockopt::socket_type(&fd);

@@ -11,21 +11,15 @@ use anyhow::{bail, ensure};
 pub struct Links(Mutex<Vec<(String, Arc<Link>)>>);
 
 impl Links {
-    /// Adds the link of the controller `name`.
     pub fn add(&self, name: &str, link: Arc<Link>) {
         self.0.lock().expect("no network panicked").push((name.to_owned(), link));
     }
 
-    /// All links, in the order of their controllers.
+    /// In the order of the controllers.
     pub fn all(&self) -> Vec<(String, Arc<Link>)> {
         self.0.lock().expect("no network panicked").clone()
     }
 
-    /// The link of the controller `name`.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such controller. The error lists the existing ones.
     pub fn find(&self, name: &str) -> anyhow::Result<Arc<Link>> {
         let all = self.all();
         if let Some((_, link)) = all.iter().find(|(other, _)| other == name) {
@@ -45,11 +39,9 @@ pub const MIN_MTU: u16 = 68;
 /// Called after each change of a link, on the thread that changed it. Notifies the guest.
 pub type Watch = Box<dyn Fn() + Send>;
 
-/// One network link.
 pub struct Link {
     state: Mutex<State>,
     watch: Mutex<Option<Watch>>,
-    /// Number of queue pairs that the kernel serves.
     in_kernel: AtomicU16,
 }
 
@@ -63,7 +55,7 @@ struct State {
 }
 
 impl Link {
-    /// A link that is up: plugged in, with a peer.
+    /// The link is up.
     pub fn new(mtu: Option<u16>) -> Self {
         let state = State { plugged: true, connected: true, mtu };
         Self { state: Mutex::new(state), watch: Mutex::default(), in_kernel: AtomicU16::new(0) }
@@ -86,31 +78,23 @@ impl Link {
         state.plugged && state.connected
     }
 
-    /// Whether the operator plugged it in.
     pub fn is_plugged(&self) -> bool {
         self.state.lock().expect("no network panicked").plugged
     }
 
-    /// The MTU, where it is known.
     pub fn mtu(&self) -> Option<u16> {
         self.state.lock().expect("no network panicked").mtu
     }
 
-    /// Sets whether the operator has the cable plugged in.
     pub fn set_plugged(&self, plugged: bool) {
         self.change(|state| state.plugged = plugged);
     }
 
-    /// Sets whether the backend has a peer.
     pub fn set_connected(&self, connected: bool) {
         self.change(|state| state.connected = connected);
     }
 
-    /// Changes the MTU.
-    ///
-    /// # Errors
-    ///
-    /// When `mtu` is too small, or the link had no MTU: then the guest does not read it.
+    /// Fails if `mtu` is too small, or if the link had no MTU: then the guest does not read it.
     pub fn set_mtu(&self, mtu: u16) -> anyhow::Result<()> {
         ensure!(mtu >= MIN_MTU, "mtu {mtu}: too small: the minimum is {MIN_MTU}");
         ensure!(

@@ -8,10 +8,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// Opens a non-blocking socket that receives the packets of a protocol at an interface, without the
 /// frame's header. Needs CAP_NET_RAW.
-///
-/// # Errors
-///
-/// Fails without the capability, or if there is no such interface.
 pub fn packet_socket(protocol: u16, interface: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // With protocol 0 the socket receives nothing before it is bound.

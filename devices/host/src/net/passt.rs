@@ -33,7 +33,6 @@ const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 /// If the peer has not read for this long, frames for it are dropped.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A network backend: passt, or another peer with the same protocol.
 pub struct Passt {
     link: Arc<Link>,
     port: Mutex<Option<Stream>>,
@@ -41,21 +40,13 @@ pub struct Passt {
 
 impl Passt {
     /// Connects to the peer that listens at `path`, now or when it starts later.
-    ///
-    /// # Errors
-    ///
-    /// When more than one pair of queues is requested, or the path is too long.
     pub fn new(path: &Path, options: Options) -> anyhow::Result<Self> {
         SocketAddrUnix::new(path)
             .map_err(|_| anyhow::anyhow!("{} is too long for a socket's path", path.display()))?;
         Self::with(Some(path.to_owned()), None, options)
     }
 
-    /// Uses a connected socket. There is no reconnection.
-    ///
-    /// # Errors
-    ///
-    /// When more than one pair of queues is requested.
+    /// There is no reconnection.
     pub fn from_stream(socket: UnixStream, options: Options) -> anyhow::Result<Self> {
         socket.set_nonblocking(true)?;
         Self::with(None, Some(socket), options)
@@ -163,7 +154,6 @@ impl Stream {
         }
     }
 
-    /// Ends the connection: the peer is gone, or sent an invalid length.
     fn disconnect(&mut self, why: &str) {
         tracing::warn!("passt: {why}: the link is down");
         self.socket = None;

@@ -107,14 +107,12 @@ fn set_int(fd: BorrowedFd<'_>, code: u64, value: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Enables exactly these receive offloads.
 fn set_offload(fd: BorrowedFd<'_>, bits: usize) -> io::Result<()> {
     // SAFETY: TUNSETOFFLOAD takes a number and no pointer.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD, bits) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Duplicates an inherited file descriptor.
 pub(super) fn duplicate(number: i32) -> anyhow::Result<OwnedFd> {
     // SAFETY: the descriptor is only borrowed for this one call, which does not need it to be open.
     let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
@@ -136,7 +134,7 @@ struct Vector {
 pub(super) struct Vectors(Vec<Vector>);
 
 impl Vectors {
-    /// Adds the guest's bytes and returns their length.
+    /// Returns the number of bytes.
     fn add_guest(&mut self, from: GuestBytes<'_>) -> Result<usize, NoMemory> {
         let (ram, mut skip, mut total) = (from.memory.ram()?, from.skip, 0);
         for piece in from.pieces {
@@ -181,7 +179,6 @@ impl Vectors {
         Ok(usize::try_from(count).map_err(|_| io::Error::last_os_error()))
     }
 
-    /// Writes the guest's pieces.
     fn write(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -244,10 +241,6 @@ struct Queue {
 impl Tap {
     /// Opens an interface by its name, or creates it. A created interface is set up, and the kernel
     /// deletes it when it is closed.
-    ///
-    /// # Errors
-    ///
-    /// When permissions are missing, or the interface is in use or not a tap.
     pub fn open(name: &str, options: Options) -> anyhow::Result<Self> {
         let control = control()?;
         let exists = request(control.as_fd(), SIOCGIFFLAGS, &mut Request::of(name)).is_ok();
@@ -281,10 +274,6 @@ impl Tap {
     }
 
     /// Opens the device of a macvtap, once for each queue.
-    ///
-    /// # Errors
-    ///
-    /// When permissions are missing, or the path is not a macvtap.
     pub fn open_device(path: &Path, options: Options) -> anyhow::Result<Self> {
         let queue = || {
             let queue = OwnedFd::from(character(path)?);
@@ -297,11 +286,7 @@ impl Tap {
         Self::from_queues(queues, options)
     }
 
-    /// Uses the open queues of an interface.
-    ///
-    /// # Errors
-    ///
-    /// When their number is wrong, or they were opened without the needed headers.
+    /// The queues must be of a tap, with `IFF_NO_PI` and `IFF_VNET_HDR`.
     pub fn from_queues(queues: Vec<OwnedFd>, options: Options) -> anyhow::Result<Self> {
         let (count, pairs) = (queues.len(), options.pairs);
         ensure!(
@@ -336,10 +321,6 @@ impl Tap {
 
 /// Creates an interface for another process, which inherits its queues: one file for each pair.
 /// The kernel deletes the interface when the last one is closed.
-///
-/// # Errors
-///
-/// When permissions are missing, or the interface exists already.
 pub fn create(name: &str, pairs: u16, mtu: u16) -> anyhow::Result<Vec<OwnedFd>> {
     let found = request(control()?.as_fd(), SIOCGIFFLAGS, &mut Request::of(name)).is_ok();
     ensure!(is_tap_name(name) && !found, "{name} exists already, or is not an interface name");
@@ -348,10 +329,6 @@ pub fn create(name: &str, pairs: u16, mtu: u16) -> anyhow::Result<Vec<OwnedFd>> 
 }
 
 /// Opens a macvtap's device for another process, which inherits its queues: one file for each pair.
-///
-/// # Errors
-///
-/// When permissions are missing, or the path is not a macvtap.
 pub fn open_macvtap(path: &Path, pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
     let tap = Tap::open_device(path, Options { pairs, mtu: None })?;
     Ok(tap.taps()?.into_iter().map(OwnedFd::from).collect())
@@ -436,7 +413,6 @@ fn is_macvtap(queue: BorrowedFd<'_>) -> bool {
     device.is_ok_and(|it| (rustix::fs::major(it), rustix::fs::minor(it)) != (10, 200))
 }
 
-/// The interface's MAC address.
 fn address(queue: BorrowedFd<'_>) -> Option<Mac> {
     let mut asked = Request::default();
     request(queue, SIOCGIFHWADDR, &mut asked).ok()?;

@@ -41,7 +41,6 @@ pub enum Mode {
     Auto,
     /// Always. Fails if it cannot be opened.
     On,
-    /// Never.
     Off,
 }
 
@@ -58,47 +57,31 @@ pub struct Ring<'a> {
     pub device: u64,
     /// Index of the next available entry to take.
     pub next: u16,
-    /// The doorbell, which the driver rings.
+    /// Rung by the driver.
     pub bell: &'a EventFd,
 }
 
 /// The indices of both rings: the next entry to take, and the next one to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// In the available ring.
     pub available: u16,
-    /// In the used ring.
     pub used: u16,
 }
 
 /// The interface to vhost-net, which tests replace.
 pub trait Kernel: Send {
-    /// Sets the features with which the rings are served.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the kernel refuses them.
     fn set_features(&self, features: u64) -> anyhow::Result<()>;
 
     /// Configures a ring, and its two events: used buffers, and an invalid ring.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the kernel refuses the ring.
     fn set_ring(&self, number: usize, ring: &Ring<'_>, events: [&EventFd; 2])
     -> anyhow::Result<()>;
 
     /// Serves a ring with this tap, or stops serving it if `tap` is `None`.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the kernel refuses.
     fn set_tap(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()>;
 
-    /// Replaces the ring's doorbell.
     fn set_doorbell(&self, number: usize, bell: &EventFd);
 
-    /// The index of the next available entry that it would take.
+    /// The index of the next available entry that the kernel would take.
     fn next_available(&self, number: usize) -> Option<u16>;
 }
 
@@ -163,11 +146,6 @@ pub struct Vhost {
 
 /// Opens vhost-net for each of these taps, if it is configured and available. The result is empty
 /// if this process is to serve the rings.
-///
-/// # Errors
-///
-/// Fails if vhost-net is required but not available. The error says what is missing, and the way
-/// out.
 pub fn open(choice: Mode, taps: Vec<File>, memory: &Memory) -> anyhow::Result<Vec<Vhost>> {
     if choice == Mode::Off {
         return Ok(Vec::new());
@@ -190,7 +168,6 @@ pub fn open(choice: Mode, taps: Vec<File>, memory: &Memory) -> anyhow::Result<Ve
     }
 }
 
-/// Explains why vhost-net could not be opened, and what to do.
 fn explain(error: Error) -> anyhow::Error {
     let Error::VhostOpen(error) = error else { return anyhow!("vhost-net: {error}") };
     match error.kind() {
@@ -226,7 +203,6 @@ impl Vhost {
         Self::with_kernel(Box::new(net), tap, ram)
     }
 
-    /// Builds on any implementation of [`Kernel`].
     pub fn with_kernel(
         kernel: Box<dyn Kernel>,
         tap: File,
@@ -239,10 +215,6 @@ impl Vhost {
     }
 
     /// Configures the receive ring and the transmit ring. The kernel does not serve them yet.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the kernel refuses them.
     pub fn prepare(&self, rings: [Ring<'_>; 2], features: u64) -> anyhow::Result<()> {
         self.kernel.set_features(features & NEEDED)?;
         for (number, ring) in rings.iter().enumerate() {
@@ -253,10 +225,7 @@ impl Vhost {
 
     /// Starts serving the configured rings. From now on the kernel raises `calls`. The caller must
     /// ring both doorbells afterwards, for buffers that arrived while the rings were not served.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the kernel refuses. It may still use one of the rings until [`Vhost::stop`].
+    /// After an error, the kernel may still use one of the rings until [`Vhost::stop`].
     pub fn start(&self) -> anyhow::Result<()> {
         // Clears an error of earlier rings, which does not concern these.
         self.error.read().ok();

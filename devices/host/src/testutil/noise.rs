@@ -9,23 +9,16 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Starts the sequence of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { state: seed, left: 0, count: 0 }
     }
 
-    /// A number below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         let bytes = [(); 8].map(|()| self.next().unwrap_or(0));
         u64::from_le_bytes(bytes) % limit
     }
 
-    /// One of `choices`.
-    ///
-    /// # Panics
-    ///
-    /// When `choices` is empty.
     pub fn choose<T: Copy>(&mut self, choices: &[T]) -> T {
         let number = self.below(choices.len() as u64);
         choices[usize::try_from(number).expect("it is below a length")]

@@ -27,7 +27,6 @@ pub const HALF: u32 = 0x2000_0006;
 
 /// Code of a command whose response comes [`LATE_DELAY`] after it was canceled.
 pub const LATE: u32 = 0x2000_0008;
-/// The delay of the response to [`LATE`].
 pub const LATE_DELAY: Duration = Duration::from_secs(1);
 
 /// Code of a command that is never answered.
@@ -36,7 +35,6 @@ pub const DEAF: u32 = 0x2000_0007;
 /// `TPM_RC_CANCELED`
 pub const CANCELED: u32 = 0x909;
 
-/// Maximum number of recorded commands.
 const MAX_NOTED: usize = 4096;
 
 /// How long tests wait for an expected command.
@@ -57,21 +55,12 @@ impl CommandLog {
         self.0.1.notify_all();
     }
 
-    /// All commands until now.
-    ///
-    /// # Panics
-    ///
-    /// When the recording thread panicked.
     #[must_use]
     pub fn commands(&self) -> Vec<u32> {
         self.0.0.lock().unwrap().clone()
     }
 
-    /// Waits until `command` is recorded.
-    ///
-    /// # Panics
-    ///
-    /// When that takes a minute.
+    /// Waits at most a minute.
     pub fn wait(&self, command: u32) {
         let (asked, changed) = &*self.0;
         let end = Instant::now() + LIMIT;
@@ -85,10 +74,6 @@ impl CommandLog {
 }
 
 /// Listens at `path`, and serves all clients in one thread. All responses have the tag `tag`.
-///
-/// # Panics
-///
-/// When it cannot listen at `path`.
 pub fn listen(path: &Path, tag: u16) -> CommandLog {
     let listener = UnixListener::bind(path).unwrap();
     let asked = CommandLog::default();

@@ -11,10 +11,6 @@ pub const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 /// Runs a test on a thread in a network namespace of its own, which ends with the thread. If that
 /// is not possible, calls `skipped` with the test's name and the reason.
-///
-/// # Panics
-///
-/// When the test does.
 pub fn in_namespace(skipped: fn(&str, &str), test: impl FnOnce() + Send + 'static) {
     let body = move || {
         // SAFETY: it only moves this new thread into an empty network namespace.
@@ -30,10 +26,6 @@ pub fn in_namespace(skipped: fn(&str, &str), test: impl FnOnce() + Send + 'stati
 }
 
 /// Runs `ip` of iproute2 and returns its output.
-///
-/// # Panics
-///
-/// When `ip` fails.
 pub fn ip(words: &str) -> String {
     let done = Command::new("ip").args(words.split(' ')).output().unwrap();
     assert!(done.status.success(), "ip {words}: {}", String::from_utf8_lossy(&done.stderr));

@@ -152,7 +152,6 @@ impl Keyboard {
         }
     }
 
-    /// Takes the next byte for the controller.
     pub(super) fn pop(&mut self) -> Option<u8> {
         let byte = self.answers.pop().or_else(|| self.codes.pop_front())?;
         self.last = byte;
@@ -160,7 +159,6 @@ impl Keyboard {
         Some(byte)
     }
 
-    /// Receives a byte from the controller.
     pub(super) fn write(&mut self, byte: u8) {
         match self.command {
             // A new command cancels one that waits for its parameter.

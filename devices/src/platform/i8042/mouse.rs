@@ -105,7 +105,6 @@ impl Mouse {
         true
     }
 
-    /// Takes the next byte for the controller.
     pub(super) fn pop(&mut self) -> Option<u8> {
         if let Some(answer) = self.answers.pop() {
             return Some(answer);
@@ -150,7 +149,6 @@ impl Mouse {
         packet
     }
 
-    /// Receives a byte from the controller.
     pub(super) fn write(&mut self, byte: u8) {
         // A packet that is being sent is discarded.
         self.packet.clear();

@@ -55,7 +55,6 @@ pub(super) struct Modifiers {
     pub(super) shift: bool,
 }
 
-/// The bytes of a press or a release in set 1.
 pub(super) fn set1(key: Key, down: bool, modifiers: Modifiers) -> Vec<u8> {
     let mut breaking = false;
     let translated = set2(key, down, modifiers).into_iter().filter_map(|byte| {
@@ -71,7 +70,6 @@ pub(super) fn set1(key: Key, down: bool, modifiers: Modifiers) -> Vec<u8> {
     translated.collect()
 }
 
-/// The bytes of a press or a release in set 2.
 pub(super) fn set2(key: Key, down: bool, modifiers: Modifiers) -> Vec<u8> {
     let Modifiers { ctrl, alt, shift } = modifiers;
     let bytes: &[u8] = match (key, down) {

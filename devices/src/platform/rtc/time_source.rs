@@ -10,7 +10,6 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::Base;
 
-/// The source of the time.
 pub(super) struct TimeSource {
     zone: TimeZone,
     /// The configured start time, and the moment when the machine started.

@@ -55,7 +55,6 @@ struct Keyboard {
 }
 
 impl Keyboard {
-    /// The report of the boot protocol.
     fn report(&self) -> Vec<u8> {
         let mut report = vec![0; 2];
         let (modifiers, keys): (Vec<u8>, Vec<u8>) =

@@ -63,19 +63,17 @@ fn is_system(usage: u16) -> bool {
 pub(super) struct Media(Presses<u16>);
 
 impl Media {
-    /// Handles a key. Returns false if it is not a media key.
+    /// Returns false if it is not a media key.
     pub(super) fn take(&mut self, key: Key, down: bool) -> bool {
         let usage = of(key);
         usage.map(|usage| self.0.press(usage, down)).is_some()
     }
 
-    /// The next report with a change.
     pub(super) fn next_report(&mut self) -> Option<Vec<u8>> {
         let (usage, _) = self.0.next()?;
         self.current_report(if is_system(usage) { SYSTEM } else { CONSUMER })
     }
 
-    /// The current report with this ID.
     pub(super) fn current_report(&self, number: u8) -> Option<Vec<u8>> {
         let down = self.0.down();
         let mut report = vec![number];

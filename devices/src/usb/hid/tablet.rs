@@ -32,7 +32,6 @@ impl Build for Config {
 
 /// The maximum number of positions that the guest has not fetched.
 const MAX_POSITIONS: usize = 32;
-/// The mask of the five buttons.
 const BUTTONS: u8 = 0x1f;
 /// Wheel notches: the maximum per report, and the maximum that is pending.
 const NOTCHES: i32 = 127;
@@ -52,7 +51,6 @@ const REPORT: &[u8] = &[
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Tablet {
-    /// Positions that the guest has not fetched yet.
     positions: VecDeque<Position>,
     /// The position of the last report, without notches.
     last: Position,

@@ -48,7 +48,6 @@ const EXTENDED: &[(u8, u8)] = &[
     (0x5e, 0x66), // Power
 ];
 
-/// The usage of a key, if the page has it.
 pub(super) fn of(key: Key) -> Option<u8> {
     let usage = match key {
         Key::PAUSE => 0x48,

@@ -28,9 +28,9 @@ pub(super) struct Command {
     pub(super) wanted: u32,
     /// Data goes from the device to the guest.
     pub(super) is_in: bool,
-    /// The bytes of them that went over the bus.
+    /// The bytes of `wanted` that went over the bus.
     pub(super) went: u32,
-    /// The bytes of those that the command used.
+    /// The bytes of `went` that the command used.
     pub(super) moved: u32,
     pub(super) status: Status,
 }
@@ -57,7 +57,6 @@ impl Command {
         Some((command, cdb))
     }
 
-    /// The status wrapper at the end of the command.
     pub(super) fn end(&self) -> [u8; CSW as usize] {
         let mut bytes = [0; CSW as usize];
         bytes[..4].copy_from_slice(&CSW_SIGNATURE);
@@ -68,12 +67,10 @@ impl Command {
         bytes
     }
 
-    /// The bytes that the guest still has to send or to receive.
     pub(super) fn remaining(&self) -> u32 {
         self.wanted.saturating_sub(self.went)
     }
 
-    /// Adds bytes that went over the bus, and the bytes of them that the command used.
     pub(super) fn advance(&mut self, went: u64, moved: u64) {
         let add = |sum: u32, more: u64| {
             u32::try_from(u64::from(sum).saturating_add(more)).unwrap_or(u32::MAX)
@@ -85,21 +82,16 @@ impl Command {
 /// The next action of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Data {
-    /// Send these bytes to the guest.
     Answer(Vec<u8>),
-    /// Receive parameters from the guest.
     Parameters(Parameters),
-    /// Move blocks between the guest and the medium.
     Move(BlockTransfer),
     /// Clear these ranges of the medium, the last one first.
     Clear(Operation, Vec<(u64, u64)>),
-    /// Flush the medium.
     Flush,
     /// Refuse the next transfer, because the guest wants more data than there is.
     Refuse,
 }
 
-/// Parameters that the guest sends for a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Parameters {
     pub(super) cdb: Cdb,
@@ -109,12 +101,11 @@ pub(super) struct Parameters {
 }
 
 impl Data {
-    /// Whether the action needs the medium, so that it fails without it.
     pub(super) fn needs_medium(&self) -> bool {
         !matches!(self, Self::Answer(_) | Self::Refuse)
     }
 
-    /// Whether the action is possible on a medium of this size. A saved state may contain anything.
+    /// A saved state may contain anything.
     fn is_valid(&self, size: u64) -> bool {
         let within =
             |offset: u64, length: u64| offset.checked_add(length).is_some_and(|end| end <= size);
@@ -131,7 +122,6 @@ impl Data {
 }
 
 impl Phase {
-    /// Whether the phase is possible on a medium of this size.
     pub(super) fn is_valid(&self, size: u64) -> bool {
         !matches!(self, Self::Data(_, data) if !data.is_valid(size))
     }
@@ -140,10 +130,8 @@ impl Phase {
 /// The phase of the transport (5.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Phase {
-    /// Waiting for a command.
     #[default]
     Ready,
-    /// A command is in progress.
     Data(Command, Data),
     /// The status of the command must be sent.
     Ended(Command),

@@ -23,7 +23,6 @@ pub(super) const OUT: u8 = 0x02;
 /// The maximum bytes per request to the medium, which bounds the time that it takes to stop.
 const PART: u64 = 1 << 20;
 
-/// The saved state of the transport.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
     pub(super) phase: Phase,
@@ -38,7 +37,6 @@ struct InFlight {
     transfer: Option<Transfer>,
     /// The bytes to move.
     total: u64,
-    /// The bytes that were moved.
     done: u64,
     /// A request for a part is in the channel.
     submitted: bool,
@@ -53,7 +51,6 @@ pub(super) struct Transport {
     pub(super) memory: Option<Memory>,
     /// `None` while parked or without a medium.
     pub(super) channel: Option<Box<dyn Channel>>,
-    /// Pending transfers of the guest.
     incoming: Option<Transfer>,
     outgoing: Option<Transfer>,
     flight: Option<InFlight>,
@@ -77,14 +74,12 @@ impl Transport {
         }
     }
 
-    /// Begins a transfer.
     pub(super) fn begin(&mut self, transfer: Transfer) {
         let slot = if transfer.endpoint == IN { &mut self.incoming } else { &mut self.outgoing };
         *slot = Some(transfer);
         self.proceed();
     }
 
-    /// Appends completed transfers.
     pub(super) fn reap(&mut self, done: &mut Vec<TransferEnd>) {
         if self.reap_channel() {
             self.proceed();
@@ -92,7 +87,7 @@ impl Transport {
         done.append(&mut self.done);
     }
 
-    /// Cancels a transfer. If its data is in flight to or from the medium, it may complete instead.
+    /// If the transfer's data is in flight to or from the medium, it may complete instead.
     pub(super) fn cancel(&mut self, endpoint: u8) {
         self.quiesce();
         let is_it = |it: &Option<Transfer>| it.as_ref().is_some_and(|it| it.endpoint == endpoint);
@@ -126,7 +121,7 @@ impl Transport {
         (self.flight, self.incoming, self.outgoing) = (None, None, None);
     }
 
-    /// Removes the medium. A command that needs it fails.
+    /// A command that needs the medium fails.
     pub(super) fn remove_medium(&mut self) {
         self.quiesce();
         self.channel = None;
@@ -144,7 +139,6 @@ impl Transport {
         }
     }
 
-    /// Makes as much progress as possible.
     pub(super) fn proceed(&mut self) {
         loop {
             while self.flight.is_none() && self.memory.is_some() && self.step() {}
@@ -154,7 +148,7 @@ impl Transport {
         }
     }
 
-    /// Makes one step. Returns false if it must wait for a transfer or for the medium.
+    /// Returns false if it must wait for a transfer or for the medium.
     fn step(&mut self) -> bool {
         match mem::take(&mut self.state.phase) {
             Phase::Ready => {
@@ -208,7 +202,7 @@ impl Transport {
         act(&mut Unit { profile, conditions, medium: medium.as_ref() })
     }
 
-    /// Begins a command. The data that it moves decides which of the thirteen cases applies (6.7).
+    /// The data that the command moves decides which of the thirteen cases applies (6.7).
     fn perform(&mut self, mut command: Command, cdb: &Cdb) {
         let planned = self.unit(|unit| unit.plan(cdb));
         let (need, inward) = match &planned {
@@ -228,7 +222,6 @@ impl Transport {
         self.execute(command, planned, cdb);
     }
 
-    /// Executes the plan of a command.
     fn execute(&mut self, command: Command, planned: Result<Plan, Sense>, cdb: &Cdb) {
         let data = match planned {
             Ok(Plan::Answer(data)) => Data::Answer(data),
@@ -263,7 +256,6 @@ impl Transport {
         self.close(command);
     }
 
-    /// Sends the status of a command.
     fn send_status(&mut self, command: Command, transfer: &Transfer) {
         let Some(memory) = &self.memory else { return };
         if transfer.length < CSW {
@@ -280,7 +272,7 @@ impl Transport {
         }
     }
 
-    /// Makes one step of a command. Returns false if it must wait for a transfer.
+    /// Returns false if it must wait for a transfer.
     fn data(&mut self, command: Command, data: Data) -> bool {
         let transfer = match &data {
             Data::Clear(..) | Data::Flush => {
@@ -327,7 +319,6 @@ impl Transport {
         }
     }
 
-    /// Receives parameters.
     fn receive(&mut self, mut command: Command, mut parameters: Parameters, transfer: &Transfer) {
         let Some(memory) = &self.memory else { return };
         let left = parameters.length - parameters.received.len();
@@ -349,7 +340,6 @@ impl Transport {
         self.execute(command, planned, &cdb);
     }
 
-    /// Begins to move blocks between the medium and a transfer.
     fn move_blocks(&mut self, mut command: Command, it: BlockTransfer, transfer: Transfer) {
         let total = it.length.min(transfer.length.into());
         let block = self.medium.as_ref().map_or(1, |it| u64::from(it.geometry().logical_block));
@@ -372,7 +362,7 @@ impl Transport {
         }
     }
 
-    /// Submits the next part to the medium. Returns true if the command has failed already.
+    /// Returns true if the command has failed already.
     fn submit(&mut self) -> bool {
         let Some(flight) = self.flight.as_mut().filter(|it| !it.submitted) else { return false };
         let Phase::Data(_, data) = &self.state.phase else { return false };
@@ -408,7 +398,7 @@ impl Transport {
         false
     }
 
-    /// Handles the medium's answer, if any. Returns true if there was one.
+    /// Returns true if the request in flight has finished.
     fn reap_channel(&mut self) -> bool {
         let mut answers = Vec::new();
         if let Some(channel) = &mut self.channel {
@@ -448,7 +438,6 @@ impl Transport {
         true
     }
 
-    /// Ends a transfer whose data was moved.
     fn moved(
         &mut self,
         mut command: Command,
@@ -471,7 +460,6 @@ impl Transport {
         }
     }
 
-    /// Handles a fault of the medium or of guest memory.
     fn handle_fault(&mut self, transfer: Option<Transfer>, fault: disk::Fault, write: bool) {
         // The range in the medium was checked before, so the guest's buffer is invalid.
         if let (disk::Fault::Refused, Some(transfer)) = (fault, &transfer) {

@@ -33,11 +33,10 @@ impl From<NoMemory> for Code {
     }
 }
 
-/// The result of a command: the completion code, if it failed.
 type Outcome = Result<(), Code>;
 
 impl Controller {
-    /// Executes commands. Returns true if there may be more.
+    /// Returns true if there may be more.
     pub(super) fn commands(&mut self) -> bool {
         for _ in 0..COMMANDS {
             let (mut ring, run) = {

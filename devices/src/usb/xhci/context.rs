@@ -2,7 +2,6 @@
 
 use host::memory::{Memory, NoMemory};
 
-/// The size of a context in bytes.
 const SIZE: u64 = 32;
 /// The number of contexts of a device: one for the slot, and one per endpoint.
 pub(super) const CONTEXTS: u8 = 32;
@@ -44,19 +43,16 @@ impl Context {
         (self.0[0] & 0xf_ffff == 0).then_some(port)
     }
 
-    /// Sets the slot state and the device address.
     pub(super) fn set_state(&mut self, state: u32, address: u8) {
         self.0[3] = state << 27 | u32::from(address);
     }
 
-    /// Sets the number of contexts in use.
     pub(super) fn set_entries(&mut self, entries: u8) {
         self.0[0] = self.0[0] & !(0x1f << 27) | u32::from(entries) << 27;
     }
 
     // Endpoint contexts.
 
-    /// Whether the context is valid for the endpoint of this number.
     pub(super) fn fits(&self, number: u8) -> bool {
         let kind = self.0[1] >> 3 & 7;
         let streams = self.0[0] >> 10 & 0x1f;
@@ -97,13 +93,12 @@ impl<'a> Input<'a> {
         Ok(Self { memory, at, drop: control.0[0], add: control.0[1] })
     }
 
-    /// Reads the context of this number. 0 is the slot context.
+    /// 0 is the slot context.
     pub(super) fn context(&self, number: u8) -> Result<Context, NoMemory> {
         Context::read(self.memory, offset(self.at, number + 1)?)
     }
 }
 
-/// The address of the context of this number in the contexts of a device.
 pub(super) fn offset(base: u64, number: u8) -> Result<u64, NoMemory> {
     base.checked_add(SIZE * u64::from(number)).ok_or(NoMemory)
 }

@@ -18,12 +18,10 @@ use crate::poller::Serve;
 use crate::usb::device::{self, Device};
 use crate::usb::{Attached, TransferEnd};
 
-/// The saved state of a controller.
 #[derive(Serialize, Deserialize)]
 pub(super) struct SavedState {
     registers: Registers,
     slots: BTreeMap<u8, Slot>,
-    /// Devices by port.
     devices: Vec<Option<device::SavedState>>,
 }
 
@@ -34,11 +32,6 @@ impl SavedState {
         Self { devices: vec![None; registers.ports.len()], registers, slots: BTreeMap::new() }
     }
 
-    /// Checks that the state fits a controller with this number of sockets.
-    ///
-    /// # Errors
-    ///
-    /// When it does not fit.
     pub(super) fn check(&self, sockets: u8) -> anyhow::Result<()> {
         self.registers.check(sockets)?;
         let ports = self.registers.ports.len();
@@ -68,11 +61,6 @@ pub(super) struct Controller {
 }
 
 impl Controller {
-    /// Continues a controller and its devices from a saved state.
-    ///
-    /// # Errors
-    ///
-    /// When a device cannot run, or the host has no file descriptor left.
     pub(super) fn restore(shared: &Arc<Shared>, saved: SavedState) -> anyhow::Result<Self> {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC).context("an epoll for USB")?;
         let devices: Vec<_> = saved.devices.iter().map(|_| None).collect();
@@ -106,7 +94,6 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Stops all activity, and returns the state to save.
     pub(super) fn save(mut self) -> SavedState {
         let devices = mem::take(&mut self.devices);
         let mut saved = Vec::new();
@@ -232,7 +219,7 @@ impl Controller {
         registers.ports[port].end_reset(usb3);
     }
 
-    /// Starts or halts the controller. While it is halted, nothing touches guest memory.
+    /// While the controller is halted, nothing touches guest memory.
     fn set_running(&mut self, run: bool) {
         self.running = run;
         if run {
@@ -249,7 +236,7 @@ impl Controller {
         self.shared.registers().halt();
     }
 
-    /// Reports port changes to the guest. Returns true if there were any.
+    /// Returns true if there were changes.
     fn report_port_changes(&mut self) -> bool {
         let mut registers = self.shared.registers();
         if registers.is_blocked() || !registers.runs() {
@@ -269,7 +256,6 @@ impl Controller {
         some
     }
 
-    /// Queues an event for an interrupter.
     pub(super) fn push_event(&mut self, interrupter: usize, event: Trb) {
         self.shared.registers().push(interrupter, event);
     }
@@ -287,7 +273,7 @@ impl Controller {
         registers.is_blocked() || !registers.runs()
     }
 
-    /// Reaps completed transfers of all devices. Returns true if there were any.
+    /// Returns true if transfers had completed.
     fn reap(&mut self) -> bool {
         let mut some = false;
         for port in 0..self.devices.len() {

@@ -83,7 +83,6 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Writes the state and the ring position of an endpoint to its output context.
     pub(super) fn write_context(&self, memory: &Memory, number: u8) {
         // A context outside of memory is a mistake of the guest, which is ignored.
         let Ok(at) = context::offset(self.context, number) else { return };
@@ -94,7 +93,6 @@ impl Slot {
         context.write(memory, at).ok();
     }
 
-    /// Writes the state of the slot to its output context.
     pub(super) fn write_slot_context(&self, memory: &Memory, number: u8) {
         let Ok(mut context) = Context::read(memory, self.context) else { return };
         let address = if self.state > context::DEFAULT { number } else { 0 };
@@ -105,10 +103,6 @@ impl Slot {
 }
 
 /// Checks that a saved state contains only values that a guest could have caused.
-///
-/// # Errors
-///
-/// When it contains others.
 pub(super) fn check(slots: &BTreeMap<u8, Slot>, ports: usize) -> anyhow::Result<()> {
     for (number, slot) in slots {
         ensure!((1..=SLOTS).contains(number), "there is no slot {number}");
@@ -125,7 +119,6 @@ pub(super) fn address(number: u8) -> u8 {
     number >> 1 | (number & 1) << 7
 }
 
-/// The number of the endpoint with this address.
 pub(super) fn number(address: u8) -> u8 {
     (address & 0xf) << 1 | address >> 7
 }

@@ -28,7 +28,6 @@ const ERSTSZ: u64 = 0x08;
 const ERSTBA: u64 = 0x10;
 const ERDP: u64 = 0x18;
 
-/// The position of the next event.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Producer {
     /// The address and the number of entries of each segment.
@@ -85,7 +84,6 @@ impl Producer {
     }
 }
 
-/// One interrupter.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Interrupter {
     iman: u32,
@@ -150,10 +148,6 @@ impl Interrupter {
     }
 
     /// Writes queued events to the ring as far as there is room.
-    ///
-    /// # Errors
-    ///
-    /// When the ring is not in memory.
     pub(super) fn flush(&mut self, memory: &Memory) -> Result<(), NoMemory> {
         while let Some(event) = self.waiting.front().copied() {
             let producer = match &mut self.producer {
@@ -193,7 +187,6 @@ impl Interrupter {
         self.iman |= PENDING;
     }
 
-    /// Whether the interrupter demands an interrupt.
     pub(super) fn is_raised(&self) -> bool {
         self.iman & (PENDING | ENABLE) == PENDING | ENABLE
     }
@@ -203,7 +196,6 @@ impl Interrupter {
         self.iman &= !PENDING;
     }
 
-    /// Whether Interrupt Pending is set.
     pub(super) fn is_pending(&self) -> bool {
         self.iman & PENDING != 0
     }

@@ -60,7 +60,7 @@ impl Port {
         }
     }
 
-    /// Handles a write. Returns true if the controller's thread has something to do.
+    /// Returns true if the controller's thread has something to do.
     pub(super) fn write(&mut self, offset: u64, value: u32, usb3: bool) -> bool {
         match offset {
             0 => self.control(value, usb3),
@@ -87,7 +87,6 @@ impl Port {
         }
     }
 
-    /// Handles the guest's request for another link state.
     fn request_link(&mut self, to: u32, usb3: bool) {
         let from = self.portsc >> 5 & 0xf;
         let enabled = self.portsc & ENABLED != 0;
@@ -145,12 +144,10 @@ impl Port {
         self.portsc & ENABLED != 0
     }
 
-    /// Whether a reset is pending.
     pub(super) fn wants_reset(&self) -> bool {
         self.reset.is_some()
     }
 
-    /// Completes a reset.
     pub(super) fn end_reset(&mut self, usb3: bool) {
         let warm = self.reset.take().unwrap_or(false);
         self.portsc &= !RESET;

@@ -10,7 +10,6 @@ use super::trb::{Ring, Trb};
 use crate::pci::Interrupt;
 use host::memory::Memory;
 
-/// The number of device slots.
 pub(super) const SLOTS: u8 = 64;
 /// The number of interrupters, each with an MSI-X vector.
 pub(super) const INTERRUPTERS: u16 = 16;
@@ -61,9 +60,7 @@ pub(super) struct Registers {
     pub(super) command: u32,
     pub(super) status: u32,
     notification: u32,
-    /// The command ring.
     pub(super) commands: Ring,
-    /// The command ring is running.
     pub(super) commands_run: bool,
     /// Command Stop or Abort was written to CRCR.
     stop_commands: bool,
@@ -85,7 +82,6 @@ pub(super) struct Requests {
     pub(super) stop_commands: bool,
     /// Slots, each with the endpoints whose doorbells were rung.
     pub(super) bells: Vec<(u8, u32)>,
-    /// Ports to reset.
     pub(super) resets: Vec<usize>,
 }
 
@@ -108,7 +104,6 @@ impl Registers {
         }
     }
 
-    /// Checks that a saved state fits a controller with this number of sockets.
     pub(super) fn check(&self, sockets: u8) -> anyhow::Result<()> {
         let lengths = [self.ports.len(), self.interrupters.len(), self.bells.len()];
         let expected = [2 * usize::from(sockets), INTERRUPTERS.into(), usize::from(SLOTS) + 1];
@@ -128,7 +123,6 @@ impl Registers {
         self.command & RUN != 0
     }
 
-    /// Reads the 32-bit register at this offset.
     pub(super) fn read(&self, offset: u64, microframes: u32) -> u32 {
         match offset {
             0..LEGACY => self.capability(offset),
@@ -199,7 +193,7 @@ impl Registers {
         }
     }
 
-    /// Handles a write. Returns true if the controller's thread has something to do.
+    /// Returns true if the controller's thread has something to do.
     pub(super) fn write(&mut self, offset: u64, value: u32) -> bool {
         // Writes during a reset are ignored.
         if self.reset {
@@ -271,7 +265,7 @@ impl Registers {
         false
     }
 
-    /// Rings a doorbell. Ignored while the controller is halted.
+    /// Ignored while the controller is halted.
     fn ring(&mut self, slot: u64, value: u32) -> bool {
         let bell = usize::try_from(slot).ok().and_then(|slot| self.bells.get_mut(slot));
         let (Some(bell), true) = (bell, self.command & RUN != 0) else { return false };
@@ -283,7 +277,6 @@ impl Registers {
         true
     }
 
-    /// Whether the controller should run, and has no system error.
     pub(super) fn may_run(&self) -> bool {
         self.runs() && self.status & SYSTEM_ERROR == 0
     }
@@ -334,7 +327,7 @@ impl Registers {
         }
     }
 
-    /// Queues an event for an interrupter. If there is no such interrupter, uses the first.
+    /// If there is no such interrupter, the first one gets the event.
     pub(super) fn push(&mut self, number: usize, event: Trb) {
         if !self.reset {
             let number = if number < self.interrupters.len() { number } else { 0 };
@@ -357,7 +350,6 @@ impl Registers {
         }
     }
 
-    /// Whether events are queued.
     pub(super) fn is_blocked(&self) -> bool {
         self.interrupters.iter().any(Interrupter::has_queued)
     }

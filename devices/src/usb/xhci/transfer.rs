@@ -30,10 +30,8 @@ impl From<Fault> for Code {
     }
 }
 
-/// A TRB that could not be executed, and the reason.
 #[derive(Clone, Copy)]
 struct FailedTrb {
-    /// The address of the TRB.
     at: u64,
     trb: Trb,
     code: Code,
@@ -92,7 +90,7 @@ impl Controller {
         self.slots.get_mut(&slot)?.endpoints.get_mut(&number)
     }
 
-    /// Processes one descriptor. Returns false if none can be processed now.
+    /// Returns false if no descriptor can be processed now.
     fn transfer(&mut self, slot: u8, number: u8) -> bool {
         let memory = self.shared.memory.clone();
         let Some(endpoint) = self.endpoint(slot, number) else { return false };
@@ -128,7 +126,6 @@ impl Controller {
         true
     }
 
-    /// Begins a transfer of the device.
     fn begin(&mut self, slot: u8, number: u8, td: Td) {
         let transfer = Transfer {
             endpoint: endpoint::address(number),
@@ -150,7 +147,6 @@ impl Controller {
         self.finish(port.unwrap_or(0), &done);
     }
 
-    /// Completes transfers of the device at this port.
     pub(super) fn finish(&mut self, port: usize, done: &[TransferEnd]) {
         for done in done {
             let number = endpoint::number(done.endpoint);
@@ -163,7 +159,6 @@ impl Controller {
         }
     }
 
-    /// Executes one stage of a control transfer.
     fn stage(&mut self, slot: u8, td: &Td) -> Result<u32, Code> {
         let memory = self.shared.memory.clone();
         let it = self.slots.get_mut(&slot).ok_or(Code::Trb)?;
@@ -190,7 +185,6 @@ impl Controller {
         }
     }
 
-    /// Completes a descriptor.
     fn end(&mut self, slot: u8, number: u8, td: &Td, result: Result<u32, Code>) {
         match result {
             Err(code) => {

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use host::memory::{Memory, NoMemory};
 
-/// The size of a TRB in bytes.
 pub(super) const SIZE: u64 = 16;
 /// The maximum number of consecutive link TRBs. A ring that consists of links counts as empty.
 const MAX_LINKS: u32 = 8;
@@ -60,7 +59,6 @@ pub(super) struct Trb {
 }
 
 impl Trb {
-    /// Builds an event TRB.
     pub(super) fn event(kind: u32, code: Code, parameter: u64) -> Self {
         Self { parameter, status: (code as u32) << 24, control: kind << 10 }
     }
@@ -93,7 +91,6 @@ impl Trb {
         self.control & IN != 0
     }
 
-    /// The length of the buffer in bytes.
     pub(super) fn length(self) -> u32 {
         match self.kind() {
             NORMAL | DATA => self.status & 0x1_ffff,
@@ -101,7 +98,6 @@ impl Trb {
         }
     }
 
-    /// The interrupter for the events of this TRB.
     pub(super) fn interrupter(self) -> usize {
         (self.status >> 22) as usize
     }
@@ -113,7 +109,7 @@ impl Trb {
         Self { parameter, status: word(64), control: word(96) }
     }
 
-    /// Writes the TRB with this cycle bit. The word with the cycle bit is written last.
+    /// The word with the cycle bit is written last.
     pub(super) fn write(self, memory: &Memory, at: u64, cycle: bool) -> Result<(), NoMemory> {
         let mut first = [0; 12];
         first[..8].copy_from_slice(&self.parameter.to_le_bytes());
@@ -128,7 +124,6 @@ impl Trb {
 /// A position in a ring that the guest fills.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Ring {
-    /// The address of the next TRB.
     pub(super) at: u64,
     /// The cycle bit that the next TRB has once the guest has filled it.
     pub(super) cycle: bool,

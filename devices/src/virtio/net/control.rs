@@ -15,7 +15,6 @@ use crate::bytes::Bytes;
 use host::memory::{Memory, Piece};
 use host::net::read_pieces;
 
-/// Maximum number of addresses in a table.
 const MAX_TABLE: usize = 64;
 /// The answer to every command.
 pub(super) const OK: u8 = 0;
@@ -42,7 +41,6 @@ const GUEST_OFFLOADS_SET: u16 = 0x0500;
 #[serde(deny_unknown_fields)]
 pub(super) struct Control {
     pub(super) filter: Filter,
-    /// The address that the driver set, if it did.
     pub(super) mac: Option<Address>,
     /// The number of queue pairs that may receive frames.
     pub(super) pairs: u16,
@@ -58,7 +56,6 @@ impl Default for Control {
     }
 }
 
-/// The receive filter of a driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Filter {
@@ -118,7 +115,7 @@ impl Table {
     }
 }
 
-/// Reads `N` bytes of a command. Returns None if it is shorter.
+/// Returns None if the command is shorter.
 fn bytes<const N: usize>(memory: &Memory, from: &[Piece], at: usize) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     let count = read_pieces(memory, from, at, &mut bytes).ok()?;
@@ -149,7 +146,6 @@ impl Filter {
         }
     }
 
-    /// Whether a saved filter is valid.
     pub(super) fn is_valid(&self) -> bool {
         [&self.unicast, &self.multicast].iter().all(|table| table.addresses.len() <= MAX_TABLE)
     }

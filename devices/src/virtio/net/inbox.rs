@@ -23,7 +23,6 @@ const NUM_BUFFERS: usize = 10;
 /// Maximum number of unusable buffers in a row, before the thread checks its orders.
 const MAX_UNUSABLE: usize = 1024;
 
-/// The features that the driver and the device negotiated about received frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReceiveFeatures {
     /// A frame may span several buffers (MRG_RXBUF).
@@ -82,7 +81,6 @@ impl Inbox {
         self.starved
     }
 
-    /// A buffer for frames that are discarded.
     pub(super) fn discard_buffer(&mut self) -> &mut [u8] {
         &mut self.rest
     }
@@ -100,7 +98,6 @@ impl Inbox {
         *self = Self::with(std::mem::take(&mut self.rest));
     }
 
-    /// Copies the driver's settings if they have changed.
     pub(super) fn update_filter(&mut self, nic: &Nic) {
         let commands = nic.commands.load(Ordering::Acquire);
         if self.settings_version != Some(commands) {

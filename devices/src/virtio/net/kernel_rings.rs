@@ -23,11 +23,9 @@ use host::net::vhost::Vhost;
 /// Index of the doorbell for ring errors. It follows those of the two queues.
 const ERROR: usize = 2;
 
-/// The kernel's side of one queue pair.
 pub(super) struct KernelRings {
     vhost: Vhost,
     link: Arc<Link>,
-    /// The negotiated feature bits.
     features: u64,
     sleep: Sleep,
     active: bool,
@@ -51,7 +49,6 @@ impl KernelRings {
         Ok(Self { vhost, link: link.clone(), features, sleep, active: false, refused: false })
     }
 
-    /// Whether the kernel serves the rings now.
     pub(super) fn is_active(&self) -> bool {
         self.active
     }
@@ -92,7 +89,6 @@ impl KernelRings {
         self.refused = true;
     }
 
-    /// Takes the rings back from the kernel.
     pub(super) fn end(&mut self, queues: [&mut Queue; 2]) {
         let [receive, transmit] = &queues;
         let positions = self.vhost.stop([receive.device_area(), transmit.device_area()]);

@@ -27,7 +27,6 @@ const MAX_FRAMES_PER_ROUND: usize = 256;
 /// Frames that are discarded when the cable is plugged in again.
 const MAX_STALE_FRAMES: usize = 4096;
 
-/// A queue pair with everything that its thread needs.
 pub(super) struct Pair {
     pub(super) number: u16,
     pub(super) receive: Option<Queue>,
@@ -42,7 +41,6 @@ pub(super) struct Pair {
     pub(super) kernel_rings: Option<KernelRings>,
     /// The peer accepts no more frames at the moment.
     pub(super) full: bool,
-    /// The cable is not plugged in.
     pub(super) unplugged: bool,
 }
 
@@ -69,7 +67,7 @@ impl Pair {
         self
     }
 
-    /// Whether the kernel serves the rings. This thread must not touch them then.
+    /// If so, this thread must not touch the rings.
     fn is_kernel_active(&self) -> bool {
         self.kernel_rings.as_ref().is_some_and(KernelRings::is_active)
     }
@@ -114,7 +112,7 @@ impl Pair {
         }
     }
 
-    /// Serves everything once. Returns false if there was nothing to do.
+    /// Returns false if there was nothing to do.
     fn serve(&mut self) -> bool {
         self.update_owner();
         let answered = self.answer();
@@ -138,7 +136,6 @@ impl Pair {
         false
     }
 
-    /// Disables doorbells. The receive queue is only waited for when it has no buffers.
     fn disable_doorbells(&mut self) {
         let own = !self.is_kernel_active();
         let (receive, transmit) = (self.receive.as_mut(), self.transmit.as_mut());
@@ -146,7 +143,8 @@ impl Pair {
         queues.into_iter().flatten().for_each(Queue::disable_doorbell);
     }
 
-    /// Enables the doorbells that are needed. Returns true if something came in the meantime.
+    /// The receive queue needs its doorbell only while it has no buffers. Returns true if something
+    /// came in the meantime.
     fn enable_doorbells(&mut self) -> bool {
         let own = !self.is_kernel_active();
         let receive = self.receive.as_mut().filter(|_| own && self.inbox.is_starved());
@@ -168,7 +166,7 @@ impl Pair {
         true
     }
 
-    /// Sends the driver's frames. Returns true if there were any.
+    /// Returns true if any frame was sent.
     fn send(&mut self) -> bool {
         let Some(queue) = &mut self.transmit else { return false };
         let plugged = self.nic.backend.link().is_plugged();
@@ -211,7 +209,7 @@ impl Pair {
         plugged
     }
 
-    /// Receives the frames that have arrived. Returns true if there were any.
+    /// Returns true if any frame had arrived.
     fn accept(&mut self) -> bool {
         if !self.is_open() {
             return false;
@@ -232,7 +230,7 @@ impl Pair {
         received > 0
     }
 
-    /// Waits until there may be something to do. Returns how long it waited.
+    /// Returns how long it waited.
     fn sleep(&mut self) -> Duration {
         if let (Some(rings), Some(receive), Some(transmit)) =
             (&mut self.kernel_rings, &mut self.receive, &mut self.transmit)

@@ -14,13 +14,11 @@ use host::net::Wait;
 
 /// The port's number among the events. Doorbells follow it.
 const PORT: u64 = 0;
-/// Maximum number of events for each wait.
 const MAX_EVENTS: usize = 8;
 
 /// Wakes and stops a pair's thread. Shared with other threads.
 pub(super) struct Orders {
     pub(super) bell: Arc<EventFd>,
-    /// The thread is asked to end.
     pub(super) stop: AtomicBool,
 }
 
@@ -46,9 +44,7 @@ impl Orders {
 /// The events of a port that wake the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Interest {
-    /// A frame has arrived.
     pub(super) receive: bool,
-    /// A frame can be sent.
     pub(super) send: bool,
 }
 
@@ -60,7 +56,6 @@ pub(super) struct Sleep {
 }
 
 impl Sleep {
-    /// Watches these doorbells and the orders.
     pub(super) fn new(orders: &Orders, mut bells: Vec<Arc<EventFd>>) -> anyhow::Result<Self> {
         let epoll = Epoll::new().context("an epoll for a queue pair")?;
         bells.push(orders.bell.clone());
@@ -94,8 +89,8 @@ impl Sleep {
         rung
     }
 
-    /// Updates the port's registration. A port without interest is removed, because a closed peer
-    /// would wake the thread again and again.
+    /// A port without interest is removed, because a closed peer would wake the thread again and
+    /// again.
     fn watch(&mut self, wait: &Wait<'_>, interest: Interest) {
         let any = interest.receive || interest.send;
         let wanted = wait.fd.filter(|_| any).map(|fd| (fd.as_raw_fd(), wait.connection, interest));

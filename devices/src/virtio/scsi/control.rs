@@ -65,7 +65,7 @@ impl Control {
         self.queues[usize::from(number)].as_mut()
     }
 
-    /// Serves one control request. Returns false if there was none.
+    /// Returns false if there was no request.
     fn serve_control(&mut self) -> bool {
         let Some(mut chain) = self.queue(CONTROL).and_then(Queue::pop) else { return false };
         let answer = self.request(&mut chain);
@@ -81,7 +81,7 @@ impl Control {
         true
     }
 
-    /// The response to a request. None if the request is invalid.
+    /// None if the request is invalid.
     fn request(&mut self, chain: &mut Chain) -> Option<Vec<u8>> {
         let memory = self.queues[usize::from(CONTROL)].as_ref()?.memory();
         let word = |bytes: [u8; 4]| u32::from_le_bytes(bytes);

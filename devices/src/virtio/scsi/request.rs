@@ -25,7 +25,6 @@ const MAX_REQUESTS: usize = 256;
 const GOOD: u8 = 0;
 const CHECK_CONDITION: u8 = 2;
 
-/// The header of a request.
 struct Header {
     lun: [u8; 8],
     id: u64,
@@ -39,12 +38,10 @@ struct Offered {
     response: Vec<Piece>,
 }
 
-/// A command in flight.
 struct Job {
     chain: Chain,
     /// The driver's tag, which task management refers to.
     id: u64,
-    /// The buffer for the response.
     response: Vec<Piece>,
     /// Length of the driver's data buffer, and number of bytes that a successful command moves.
     room: u64,
@@ -83,7 +80,7 @@ impl Server {
         Ok(Self { queue, channel, target, sizes, offered, jobs, in_flight, asked, done })
     }
 
-    /// Takes all offered commands, and starts as many as allowed.
+    /// Starts as many commands as allowed. Returns whether the driver offered any.
     fn take(&mut self) -> bool {
         let mut any = false;
         while let Some(mut chain) = self.queue.pop() {
@@ -153,7 +150,7 @@ impl Server {
         }
     }
 
-    /// The channel requests for a plan. Empty if the plan is complete without the channel.
+    /// Empty if the plan is complete without the channel.
     fn requests(&self, plan: Plan, cdb: &Cdb, job: &mut Job) -> Result<Vec<Request>, Refusal> {
         let (tag, memory) = (u64::from(job.chain.head()), self.queue.memory());
         let failed = |_| Refusal::Response(FAILURE);
@@ -191,7 +188,7 @@ impl Server {
         }
     }
 
-    /// Answers the commands that the channel has finished.
+    /// Returns whether the channel had finished any requests.
     fn answer(&mut self) -> bool {
         let mut done = mem::take(&mut self.done);
         self.channel.reap(&mut done);
@@ -201,7 +198,6 @@ impl Server {
         any
     }
 
-    /// Handles one finished channel request.
     fn account(&mut self, one: Completion) {
         self.asked -= 1;
         let head = head(one.tag);

@@ -14,7 +14,6 @@ use host::disk::Drive;
 pub(super) enum Addressee {
     /// The only unit of the target.
     Unit,
-    /// Another unit of the target.
     OtherUnit,
     NoTarget,
 }
@@ -30,7 +29,6 @@ impl Addressee {
     }
 }
 
-/// Why a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// Reported by the unit: CHECK CONDITION.
@@ -79,7 +77,6 @@ impl Target {
         self.conditions.lock().expect("no device panicked")
     }
 
-    /// Restores a saved or the power-on state.
     pub(super) fn restore(&self, conditions: Conditions) {
         self.grown.store(false, Ordering::Release);
         *self.conditions() = conditions;

@@ -29,28 +29,22 @@ const LAST_LEVEL: usize = 3;
 /// A key, and the modifiers that its symbol needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stroke {
-    /// The key.
     pub key: Key,
-    /// Shift is down.
     pub shift: bool,
     /// AltGr is down.
     pub third: bool,
     /// Caps Lock inverts Shift.
     pub locks: bool,
-    /// The symbol is a letter.
     pub letter: bool,
 }
 
-/// The strokes that type a symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sequence {
     /// A dead key that is pressed and released first.
     pub before: Option<Stroke>,
-    /// The key that types the symbol.
     pub stroke: Stroke,
 }
 
-/// A keyboard layout.
 #[derive(Debug, Default)]
 pub struct Layout {
     names: Vec<&'static str>,
@@ -68,11 +62,6 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout with this name.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such layout. The message suggests the nearest name.
     pub fn named(name: &str) -> anyhow::Result<Arc<Self>> {
         let wanted = name.replace('_', "-");
         let mut blocks = TABLE.split("\nlayout ").skip(1);
@@ -230,11 +219,7 @@ impl Default for Name {
 }
 
 impl Name {
-    /// Loads the layout.
-    ///
-    /// # Errors
-    ///
-    /// Never: the tests read all layouts of the table.
+    /// Never fails: the tests read all layouts of the table.
     pub fn layout(&self) -> anyhow::Result<Arc<Layout>> {
         Layout::named(&self.0)
     }

@@ -7,10 +7,8 @@ use std::sync::LazyLock;
 use anyhow::Context;
 use host::input::Key;
 
-/// The symbol that a key types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Symbol {
-    /// A character.
     Char(char),
     /// A dead key, by its keysym.
     Dead(u32),
@@ -209,7 +207,6 @@ pub fn fixed_key(keysym: u32) -> Option<Key> {
 /// A key of the keypad whose meaning depends on Num Lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeypadKey {
-    /// The key.
     pub key: Key,
     /// The character that the keysym means. `None` for the meaning without Num Lock.
     pub typed: Option<char>,
@@ -233,7 +230,6 @@ const KEYPAD: &[(u16, u32, u32, char, u16)] = &[
     (0x53, 0xffac, 0xff9f, ',', 0xe053),
 ];
 
-/// The key of the keypad with this keysym.
 pub fn keypad_key(keysym: u32) -> Option<KeypadKey> {
     let found = KEYPAD.iter().find(|it| it.1 == keysym || it.2 == keysym)?;
     let typed = (found.1 == keysym).then_some(found.3);

@@ -43,11 +43,6 @@ pub fn list_characters(characters: &[char]) -> String {
     named.join(", ") + &more
 }
 
-/// Translates a text to the key strokes that type it.
-///
-/// # Errors
-///
-/// When the layout cannot type some of the characters. The message names them.
 pub fn plan(layout: &Layout, text: &str) -> anyhow::Result<Vec<Stroke>> {
     let missing = missing(layout, text);
     if !missing.is_empty() {
@@ -78,11 +73,7 @@ pub fn plan(layout: &Layout, text: &str) -> anyhow::Result<Vec<Stroke>> {
     Ok(strokes)
 }
 
-/// Types the strokes.
-///
-/// # Errors
-///
-/// When the guest has no active keyboard, or stops fetching keys.
+/// Fails if the guest has no active keyboard, or stops fetching keys.
 pub fn send(hub: &Hub, strokes: &[Stroke]) -> anyhow::Result<()> {
     for (done, stroke) in strokes.iter().enumerate() {
         wait(hub).with_context(|| format!("after {done} of {} keys", strokes.len()))?;

@@ -30,7 +30,6 @@ const LEVELS: [u32; 2] = [0xfe03, 0xff7e];
 const HANGUL: u32 = 0xff31;
 const HANJA: u32 = 0xff34;
 
-/// The key that an event of the client is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// A keysym of X.
@@ -52,7 +51,6 @@ pub struct KeyTranslator {
     steps: Vec<Step>,
 }
 
-/// The modifiers that are held at one moment.
 #[derive(Clone, Copy)]
 struct Mods {
     shift: bool,
@@ -63,7 +61,6 @@ struct Mods {
 }
 
 impl KeyTranslator {
-    /// Creates the state of a client that holds no keys.
     pub fn new(layout: Arc<Layout>) -> Self {
         let (held, down, steps) = <_>::default();
         Self { layout, held, down, adjusted_for: None, last: None, steps }
@@ -80,7 +77,6 @@ impl KeyTranslator {
         std::mem::take(&mut self.steps)
     }
 
-    /// Whether the client holds this key.
     pub fn holds(&self, source: Source) -> bool {
         self.held.contains_key(&source)
     }
@@ -221,7 +217,6 @@ impl KeyTranslator {
         sequences.iter().find(fits).or_else(|| sequences.first()).copied()
     }
 
-    /// The modifiers that the client holds.
     fn held_modifiers(&self) -> BTreeSet<Key> {
         self.held.values().flatten().copied().filter(|key| is_modifier(*key)).collect()
     }

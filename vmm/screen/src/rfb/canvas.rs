@@ -23,13 +23,11 @@ use super::tiles::{TILE, Tiles};
 
 /// Color before the first picture: dim instead of black, so that the viewer's window is visible.
 const FIRST_COLOUR: u32 = 0x0018_1818;
-/// Size before the first picture.
 const FIRST_SIZE: (u16, u16) = (640, 480);
 /// Maximum width and height. A display of 64 MiB cannot have more.
 const MAX_SIDE: u32 = 8192;
 /// Maximum offset of the picture's end in the display's memory.
 const MAX_END: u64 = 1 << 30;
-/// Maximum time to wait for a refresh.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
 /// If more pages than this have changed, they are copied on a blocking thread.
 const MAX_INLINE_PAGES: u32 = 256;
@@ -53,18 +51,15 @@ impl Drop for Viewer {
 }
 
 impl Viewer {
-    /// Accesses the pending changes of this client.
     pub fn pending<T>(&self, work: impl FnOnce(&mut PendingUpdate) -> T) -> T {
         work(&mut self.pending.lock().expect("no viewer panicked"))
     }
 
-    /// Accesses the tiles that are to be sent to this client.
     pub fn dirty<T>(&self, work: impl FnOnce(&mut Tiles) -> T) -> T {
         self.pending(|pending| work(pending.dirty()))
     }
 }
 
-/// The shared picture of a display. See the module.
 pub struct Canvas {
     scanout: Option<Arc<dyn Scanout>>,
     hub: Arc<Hub>,
@@ -135,7 +130,6 @@ impl Pace {
 }
 
 impl Canvas {
-    /// Creates a canvas for a display, or for a machine without one.
     pub fn new(scanout: Option<Arc<dyn Scanout>>, hub: Arc<Hub>) -> Arc<Self> {
         Arc::new(Self {
             scanout,
@@ -151,12 +145,10 @@ impl Canvas {
         })
     }
 
-    /// The display, if the machine has one.
     pub fn scanout(&self) -> Option<&Arc<dyn Scanout>> {
         self.scanout.as_ref()
     }
 
-    /// The keyboard's lights at the last scan.
     pub fn lights(&self) -> Option<Lights> {
         *self.lights.lock().expect("no scan panicked")
     }
@@ -188,7 +180,6 @@ impl Canvas {
         viewer
     }
 
-    /// Sets whether a viewer waits for changes.
     pub fn wait(&self, viewer: &Viewer, waits: bool) {
         if viewer.waits.swap(waits, Ordering::Relaxed) != waits && waits {
             self.wanted.notify_one();
@@ -244,7 +235,7 @@ impl Canvas {
         }
     }
 
-    /// Scans once. Returns true if something changed.
+    /// Returns true if something changed.
     async fn step(self: Arc<Self>) -> bool {
         if !self.poll() {
             return false;

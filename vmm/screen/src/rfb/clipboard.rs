@@ -33,11 +33,9 @@ const PROVIDE: u32 = 1 << 28;
 /// A message of the extended clipboard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClipboardMessage {
-    /// The features of the client.
     Caps {
         /// The client answers requests.
         request: bool,
-        /// The client wants notifications.
         notify: bool,
     },
     /// The client requests our text.
@@ -46,7 +44,6 @@ pub enum ClipboardMessage {
     Peek,
     /// Whether the client has a text.
     Notify(bool),
-    /// The client's text.
     Provide(String),
     /// A message about formats that we do not support.
     Other,
@@ -61,17 +58,14 @@ pub struct Text {
 }
 
 impl Text {
-    /// A text that the guest copied.
     pub fn new(text: &str) -> Self {
         Self { text: text.to_owned(), latin: OnceLock::new(), packed: OnceLock::new() }
     }
 
-    /// Appends the text as [`latin`] does.
     pub fn latin(&self, out: &mut Vec<u8>) {
         out.extend(made(&self.latin, |out| latin(&self.text, out)));
     }
 
-    /// Appends the text as [`provide`] does.
     pub fn provide(&self, out: &mut Vec<u8>) {
         out.extend(made(&self.packed, |out| provide(&self.text, out)));
     }
@@ -97,11 +91,6 @@ pub fn is_text(bytes: &[u8]) -> bool {
     flags & CAPS == 0 && flags & PROVIDE != 0
 }
 
-/// Reads an extended message.
-///
-/// # Errors
-///
-/// If the message is invalid, or its text is too long.
 pub fn read(bytes: &[u8]) -> anyhow::Result<ClipboardMessage> {
     let (flags, rest) = bytes.split_first_chunk().context("a clipboard message without flags")?;
     let flags = u32::from_be_bytes(*flags);
@@ -162,17 +151,14 @@ pub fn caps(out: &mut Vec<u8>) {
     message(TEXT | CAPS | REQUEST | PEEK | NOTIFY | PROVIDE, &0_u32.to_be_bytes(), out);
 }
 
-/// Appends a request for the client's text.
 pub fn request(out: &mut Vec<u8>) {
     message(TEXT | REQUEST, &[], out);
 }
 
-/// Appends a notification whether we have a text.
 pub fn notify(text: bool, out: &mut Vec<u8>) {
     message(NOTIFY | if text { TEXT } else { 0 }, &[], out);
 }
 
-/// Appends the text.
 pub fn provide(text: &str, out: &mut Vec<u8>) {
     let text = format!("{}\0", text.replace('\n', "\r\n"));
     let length = u32::try_from(text.len()).unwrap_or(0).to_be_bytes();

@@ -17,7 +17,6 @@ use super::security::PeerNetwork;
 /// One of this many slots is reserved for addresses of this host.
 const RESERVED_SHARE: usize = 8;
 
-/// A limited number of slots. See the module.
 #[derive(Clone)]
 pub struct ConnectionLimit {
     max: usize,
@@ -30,7 +29,6 @@ pub struct ConnectionLimit {
 /// Ordered by the time since which they wait, longest first.
 type Taken = Arc<Mutex<Vec<Arc<Holder>>>>;
 
-/// A slot that is taken.
 struct Holder {
     network: PeerNetwork,
     /// Number of reasons not to give way.
@@ -114,7 +112,6 @@ fn lock(taken: &Taken) -> MutexGuard<'_, Vec<Arc<Holder>>> {
 }
 
 impl Slot {
-    /// Waits until the slot was given to another connection.
     pub(crate) async fn evicted(&self) {
         self.holder.evicted.notified().await;
     }

@@ -30,7 +30,6 @@ use super::picture::{Area, View};
 /// The number of `CopyRect`, which copies within the client's picture: see [`copy`].
 pub const COPY_RECT: i32 = 1;
 
-/// A way to send pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Encoding {
     /// 7.7.1: uncompressed pixels.
@@ -93,16 +92,13 @@ impl Encoding {
         }
     }
 
-    /// The encoding with this number, if we support it.
     pub fn from_number(number: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.number() == number)
     }
 }
 
-/// Parameters that a client prefers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
-    /// The encoding of pixels.
     pub encoding: Encoding,
     /// Quality of JPEG, 0 to 9. Without it, encoding is lossless.
     pub quality: Option<u8>,
@@ -110,7 +106,6 @@ pub struct Parameters {
     pub compression: u8,
 }
 
-/// Parameters and pixels of one call.
 #[derive(Clone, Copy)]
 struct Job<'a, 'b> {
     parameters: &'a Parameters,
@@ -157,7 +152,6 @@ impl Default for Encoder {
 }
 
 impl Encoder {
-    /// Creates an encoder for a new client.
     pub fn new() -> Self {
         let format = PixelFormat::OURS;
         Self {
@@ -174,10 +168,6 @@ impl Encoder {
     /// than one rectangle per 256 pixels, unless the area is narrower than 16.
     ///
     /// The format may change between two calls, as `SetPixelFormat` allows. The streams continue.
-    ///
-    /// # Panics
-    ///
-    /// If the area is not within the view's pixels.
     pub fn encode(
         &mut self,
         parameters: &Parameters,

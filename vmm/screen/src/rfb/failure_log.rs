@@ -17,7 +17,6 @@ const MAX_LOCAL_LINES: u64 = 32;
 /// Maximum networks with a line per interval.
 const MAX_NETWORKS: usize = 64;
 
-/// Rate limiter for log lines of failed connections. See the module.
 #[derive(Default)]
 pub struct FailureLog {
     records: Mutex<HashMap<PeerNetwork, Record>>,

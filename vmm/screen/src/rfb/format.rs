@@ -5,7 +5,6 @@
 
 use anyhow::{Result, ensure};
 
-/// One of the colors red, green and blue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Channel {
     /// The maximum value: a power of two minus one.
@@ -15,7 +14,6 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// The bits of the pixel that belong to this color.
     pub const fn mask(self) -> u64 {
         (self.max as u64) << self.shift
     }
@@ -51,11 +49,6 @@ impl PixelFormat {
     /// Meaning of the 256 entries of the color map, for clients that want one.
     const MAPPED: [Channel; 3] = [channel(7, 5), channel(7, 2), channel(3, 0)];
 
-    /// Reads `PIXEL_FORMAT`.
-    ///
-    /// # Errors
-    ///
-    /// If the format is invalid.
     pub fn read(bytes: &[u8; 16]) -> Result<Self> {
         let [bits, depth, big_endian, true_colour, ..] = *bytes;
         ensure!(matches!(bits, 8 | 16 | 32), "{bits} bits per pixel: must be 8, 16 or 32");
@@ -86,7 +79,6 @@ impl PixelFormat {
         Ok(Self { bits, depth, big_endian: big_endian != 0, mapped, channels })
     }
 
-    /// Writes `PIXEL_FORMAT`.
     pub fn write(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..4].copy_from_slice(&[
@@ -130,12 +122,10 @@ impl PixelFormat {
         self.depth
     }
 
-    /// Whether the most significant byte comes first.
     pub const fn big_endian(&self) -> bool {
         self.big_endian
     }
 
-    /// Red, green and blue.
     pub const fn channels(&self) -> [Channel; 3] {
         self.channels
     }

@@ -16,9 +16,7 @@ use super::{Admission, Duplex, Entry, Rules, Wire};
 pub(super) struct Welcome {
     /// The connection, which may be TLS by now.
     pub stream: Wire,
-    /// Whether the client may use keyboard and mouse.
     pub access: Access,
-    /// The client shares the screen with others.
     pub shared: bool,
     /// Name of the authentication method, for logs and status.
     pub security: &'static str,
@@ -99,13 +97,11 @@ async fn quick<T>(step: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resu
     timeout(STEP_TIMEOUT, step).await.context("it did not reply in time")?
 }
 
-/// Rejects a client with a reason.
 pub(super) async fn refuse(stream: &mut Wire, reason: &str) -> anyhow::Result<()> {
     let version = versions(stream, false).await?;
     refuse_early(stream, version, reason).await
 }
 
-/// Exchanges the versions.
 async fn versions(stream: &mut Wire, listens: bool) -> anyhow::Result<Version> {
     let mut received = [0; 12];
     let mut count = 0;
@@ -142,7 +138,6 @@ fn parse_version(received: &[u8; 12]) -> anyhow::Result<Version> {
     })
 }
 
-/// Detects peers that use another protocol.
 async fn detect_other_protocol(stream: &mut Wire, received: &[u8]) -> anyhow::Result<()> {
     const METHODS: &[&[u8]] = &[b"GET ", b"HEAD", b"POST", b"PUT ", b"OPTI", b"CONN", b"PRI "];
     if METHODS.iter().any(|method| received.starts_with(method)) {
@@ -253,7 +248,7 @@ impl Authentication<'_> {
         self.check_password(stream, || self.rules.passwords.check_plain(user, password)).await
     }
 
-    /// Checks a password. If it is wrong, the client gets a refusal.
+    /// If the password is wrong, the client gets a refusal.
     async fn check_password<S: Duplex + ?Sized>(
         &self,
         stream: &mut S,

@@ -12,7 +12,6 @@ use tokio::time::{Instant, sleep};
 use crate::keys::layout::Layout;
 use crate::keys::translate::{KeyTranslator, Source, Step};
 
-/// Keyboard and pointer state of one client.
 pub struct ClientInput {
     hub: Arc<Hub>,
     translator: KeyTranslator,
@@ -21,12 +20,10 @@ pub struct ClientInput {
     gave_up: bool,
 }
 
-/// A `PointerEvent` of the protocol: position or movement, and the pressed buttons.
 #[derive(Clone, Copy)]
 pub struct PointerEvent {
-    /// Position in pixels, or movement with an offset of 0x7fff.
+    /// Like `y`: position in pixels, or movement with an offset of 0x7fff.
     pub x: u16,
-    /// Position in pixels, or movement with an offset of 0x7fff.
     pub y: u16,
     /// Bits as in the protocol.
     pub buttons: u16,
@@ -36,9 +33,7 @@ pub struct PointerEvent {
 struct Pointer {
     /// Bits as in the protocol's `PointerEvent`.
     buttons: u16,
-    /// Position in pixels.
     x: i32,
-    /// Position in pixels.
     y: i32,
     /// Size of the picture in pixels.
     size: (u16, u16),
@@ -56,7 +51,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const NO_MOVEMENT: i32 = 0x7fff;
 
 impl ClientInput {
-    /// Input state without pressed keys or buttons.
     pub fn new(hub: Arc<Hub>, layout: Arc<Layout>) -> Self {
         let (pointer, gave_up) = (Pointer::default(), false);
         Self { hub, translator: KeyTranslator::new(layout), pointer, gave_up }
@@ -85,7 +79,6 @@ impl ClientInput {
         self.pointer.relative
     }
 
-    /// Presses or releases a key.
     pub fn key(&mut self, source: Source, down: bool) {
         let lights = self.hub.lights();
         let steps = self.translator.key_event(source, down, lights);
@@ -152,7 +145,6 @@ impl ClientInput {
     }
 }
 
-/// Converts the protocol's order of buttons to ours.
 fn our_buttons(buttons: u16) -> u8 {
     // Left, right, middle, back, forward.
     let theirs = [0, 2, 1, 7, 8];

@@ -20,7 +20,6 @@ use host::listen::{Address, Socket};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
-    /// Address to listen at.
     #[serde(rename = "to")]
     pub address: Option<Address>,
     /// File whose first line is the password.
@@ -35,12 +34,10 @@ pub struct Config {
     /// Certificate in PEM format. If set, clients must use TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_cert: Option<PathBuf>,
-    /// Private key of the certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_key: Option<PathBuf>,
     /// `none` allows clients without a password.
     pub auth: Auth,
-    /// No client may use keyboard and mouse.
     pub view_only: bool,
     /// Clients that request exclusive access share the screen all the same.
     pub shared: bool,
@@ -55,18 +52,15 @@ pub struct Config {
     pub announced: bool,
 }
 
-/// Whether a password is required.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Auth {
     /// Required on addresses that other hosts can reach.
     #[default]
     Auto,
-    /// Not required.
     None,
 }
 
-/// A listening socket and the rules for its clients.
 pub struct Listener {
     socket: Socket,
     rules: Rules,
@@ -76,11 +70,7 @@ pub struct Listener {
 impl Listener {
     /// Opens the socket, and reads passwords and certificates. No client is accepted before
     /// [`Listener::run`].
-    ///
-    /// # Errors
-    ///
-    /// In one sentence: the address is in use, a file is invalid, or the configuration would let
-    /// everybody in.
+    /// Refuses a configuration that would let everybody in.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
         Self::open(config).with_context(|| display_name(config))
     }
@@ -129,10 +119,6 @@ impl Listener {
     }
 
     /// Accepts clients and passes them to `serve`, while it is polled.
-    ///
-    /// # Errors
-    ///
-    /// If the runtime rejects the socket.
     pub async fn run<F: Future<Output = ()> + Send + 'static>(
         self,
         serve: impl Fn(Arc<Rules>, Wire, Admission) -> F + Send + Sync + 'static,
@@ -199,7 +185,6 @@ async fn identify(stream: net::UnixStream, announced: bool) -> Option<(Wire, Adm
     }
 }
 
-/// Name of the listener in messages.
 fn display_name(config: &Config) -> String {
     match (&config.display_name, &config.address) {
         (Some(option), _) => option.clone(),
@@ -222,11 +207,7 @@ pub(crate) async fn pause_after_accept_error(error: &std::io::Error) {
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-/// Reads and checks the passwords of a configuration.
-///
-/// # Errors
-///
-/// If a file is invalid, or the settings contradict one another.
+/// Reads the password files, and checks that the settings do not contradict one another.
 pub(crate) fn passwords(config: &Config) -> anyhow::Result<Passwords> {
     let read =
         |key, path: &Option<PathBuf>| path.as_ref().map(|path| password(key, path)).transpose();
@@ -252,7 +233,6 @@ pub(crate) fn passwords(config: &Config) -> anyhow::Result<Passwords> {
     Ok(passwords)
 }
 
-/// Reads a password: the first line of a file.
 fn password(key: &str, path: &PathBuf) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(path);
     let text = text.with_context(|| format!("{key}={}", path.display()))?;

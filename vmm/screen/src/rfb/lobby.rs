@@ -26,7 +26,6 @@ const MAX_PER_ADDRESS: usize = 8;
 const MAX_REFUSALS: usize = 8;
 /// Time limit for the whole handshake, in which a person types a password.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(120);
-/// Time limit for a refusal.
 const REFUSAL: Duration = Duration::from_secs(5);
 /// Time limit for the line that announces a client.
 const INTRODUCTION: Duration = Duration::from_secs(5);
@@ -35,7 +34,6 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Maximum bytes of the line that announces a client.
 const MAX_LINE: usize = 100;
 
-/// Admits clients. See the module.
 pub struct Lobby {
     limiter: Arc<LoginLimiter>,
     pub(super) slots: Arc<Semaphore>,
@@ -51,15 +49,12 @@ enum HandshakeSlot {
     Unauthenticated(Slot),
 }
 
-/// An admitted client and its slot.
 pub struct Entrant {
-    /// Its connection and rights.
     pub(super) welcome: Welcome,
     pub(super) slot: OwnedSemaphorePermit,
 }
 
 impl Lobby {
-    /// Creates a lobby that counts wrong passwords in `limiter`.
     pub fn new(limiter: Arc<LoginLimiter>) -> Self {
         Self {
             limiter,
@@ -138,10 +133,6 @@ impl Lobby {
 impl Entrant {
     /// Relays the client to a machine in another process, over one of its `announced` sockets,
     /// until one side disconnects.
-    ///
-    /// # Errors
-    ///
-    /// If the machine does not accept the client.
     pub async fn relay(self, peer: &str, mut machine: impl Duplex) -> anyhow::Result<()> {
         ensure!(
             self.welcome.access == Access::Full,
@@ -207,19 +198,11 @@ async fn handshake_as_client(
 }
 
 /// Announces a client to a machine at an `announced` socket. The line precedes all other data.
-///
-/// # Errors
-///
-/// If the machine has disconnected.
 pub async fn announce(machine: &mut impl Duplex, peer: &str) -> std::io::Result<()> {
     machine.write_all(format!("{peer}\n").as_bytes()).await
 }
 
-/// Reads the line that announces a client.
-///
-/// # Errors
-///
-/// If the first line is not a short line of ASCII.
+/// The line must be short ASCII.
 pub(super) async fn read_announcement(stream: &mut impl Duplex) -> anyhow::Result<String> {
     let line = async {
         let mut line = String::new();

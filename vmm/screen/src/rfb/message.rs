@@ -16,42 +16,30 @@ pub const MAX_TEXT_BYTES: usize = 1 << 20;
 /// A screen in `SetDesktopSize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Screen {
-    /// Identifier of the screen.
     pub id: u32,
-    /// Position and size within the desktop.
     pub area: Area,
     /// Reserved flags, which must be preserved.
     pub flags: u32,
 }
 
-/// A message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// SetPixelFormat
     PixelFormat(PixelFormat),
-    /// SetEncodings
     Encodings(Vec<i32>),
     /// FramebufferUpdateRequest
     Request {
-        /// Only changes are requested.
         incremental: bool,
-        /// The requested area.
         area: Area,
     },
-    /// KeyEvent
     Key {
-        /// Pressed or released.
         down: bool,
-        /// X11 keysym.
         keysym: u32,
     },
-    /// PointerEvent
     Pointer {
         /// Bits as in the protocol. From bit 7 on they are the buttons back and forward.
         buttons: u16,
-        /// Position, or movement.
+        /// Like `y`: position, or movement.
         x: u16,
-        /// Position, or movement.
         y: u16,
     },
     /// ClientCutText in ISO 8859-1
@@ -60,14 +48,10 @@ pub enum Message {
     Clipboard(Vec<u8>),
     /// A text that is too long. This many bytes of it follow.
     TooLong(usize),
-    /// EnableContinuousUpdates
     Continuous {
-        /// Enable or disable.
         on: bool,
-        /// The area to be updated.
         area: Area,
     },
-    /// ClientFence
     Fence {
         /// Synchronization flags, and whether this is a request.
         flags: u32,
@@ -76,23 +60,17 @@ pub enum Message {
     },
     /// xvp
     Power {
-        /// Version of the extension.
         version: u8,
-        /// The requested action.
         code: u8,
     },
     /// SetDesktopSize
     Size {
-        /// Width of the desktop.
         width: u16,
-        /// Height of the desktop.
         height: u16,
-        /// The screens of the desktop.
         screens: Vec<Screen>,
     },
     /// QEMU Extended Key Event
     Code {
-        /// Pressed or released.
         down: bool,
         /// X11 keysym, or 0.
         keysym: u32,
@@ -105,10 +83,7 @@ pub enum Message {
 
 /// Parses the first message of `bytes`. Returns it with its length, or nothing if it is incomplete.
 /// `more_buttons` is whether the client uses the extended pointer event.
-///
-/// # Errors
-///
-/// If the message is invalid. The start of the next message is then unknown.
+/// After an error, the start of the next message is unknown.
 pub fn parse(bytes: &[u8], more_buttons: bool) -> anyhow::Result<Option<(Message, usize)>> {
     let mut reader = Reader { bytes, at: 1 };
     let Some(kind) = bytes.first() else { return Ok(None) };

@@ -47,10 +47,8 @@ const SETTLED: Duration = Duration::from_millis(300);
 
 /// Area of rectangles whose content is not a part of the picture.
 const NO_AREA: Area = Area { x: 0, y: 0, width: 0, height: 0 };
-/// Area of rectangles with a single pixel.
 const ONE_PIXEL: Area = Area { width: 1, height: 1, ..NO_AREA };
 
-/// Writer of one client's updates.
 pub(super) struct Painter {
     server: Arc<Server>,
     client: Arc<Client>,
@@ -74,7 +72,6 @@ struct Known {
     lights: Option<Lights>,
 }
 
-/// Data to be sent next.
 #[derive(Default)]
 struct Plan {
     /// Messages and updates without pixels.
@@ -125,7 +122,6 @@ enum End {
     Buffered,
 }
 
-/// An encoded part of a job.
 struct Part {
     job: Job,
     encoder: Encoder,
@@ -154,7 +150,6 @@ impl Painter {
         }
     }
 
-    /// Writes until the client disconnects.
     pub(super) async fn run<W: AsyncWrite + Unpin>(mut self, mut writer: W) -> anyhow::Result<()> {
         loop {
             if self.client.state(|state| std::mem::take(&mut state.refresh)) {
@@ -184,7 +179,6 @@ impl Painter {
         }
     }
 
-    /// Waits until there may be something to send.
     async fn wait(&self) {
         let wake = self.client.viewer.wake.notified();
         if self.coarse.is_empty() {
@@ -368,7 +362,6 @@ impl Painter {
         }
     }
 
-    /// Writes one update.
     async fn update<W: AsyncWrite + Unpin>(
         &mut self,
         writer: &mut W,
@@ -494,7 +487,6 @@ impl Painter {
 }
 
 impl Job {
-    /// Whether everything is encoded.
     fn is_done(&self) -> bool {
         self.rest.is_empty() && self.tiles.is_empty()
     }

@@ -1,50 +1,38 @@
 //! Pictures of a screen, and areas within them.
 
-/// A screen's content.
 #[derive(Default)]
 pub struct Picture {
     /// Row by row, `0x00RRGGBB`. Empty while there are no viewers.
     pub pixels: Vec<u32>,
-    /// Pixels per row.
     pub width: u16,
-    /// Number of rows.
     pub height: u16,
 }
 
 impl Picture {
-    /// Sets the size, and one color for all pixels.
     pub(super) fn fill(&mut self, size: (u16, u16), colour: u32) {
         (self.width, self.height) = size;
         self.pixels.clear();
         self.pixels.resize(usize::from(size.0) * usize::from(size.1), colour);
     }
 
-    /// Width and height in pixels.
     pub fn size(&self) -> (u16, u16) {
         (self.width, self.height)
     }
 }
 
-/// A rectangle of a screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// Distance from the left edge.
     pub x: u16,
-    /// Distance from the upper edge.
     pub y: u16,
-    /// Pixels per row.
     pub width: u16,
-    /// Number of rows.
     pub height: u16,
 }
 
 impl Area {
-    /// Whether the area has no pixels.
     pub const fn is_empty(self) -> bool {
         self.width == 0 || self.height == 0
     }
 
-    /// Number of pixels.
     pub const fn pixels(self) -> usize {
         self.width as usize * self.height as usize
     }
@@ -55,20 +43,17 @@ impl Area {
         (end(self.x, self.width), end(self.y, self.height))
     }
 
-    /// Whether another area lies within this one.
     pub fn covers(self, other: Self) -> bool {
         let ((right, bottom), (its_right, its_bottom)) = (self.end(), other.end());
         self.x <= other.x && self.y <= other.y && its_right <= right && its_bottom <= bottom
     }
 
-    /// Whether both areas overlap.
     pub fn overlaps(self, other: Self) -> bool {
         let ((right, bottom), (its_right, its_bottom)) = (self.end(), other.end());
         let beside = right <= other.x.into() || its_right <= self.x.into();
         !beside && bottom > other.y.into() && its_bottom > self.y.into()
     }
 
-    /// The intersection of both areas.
     pub fn intersection(self, other: Self) -> Self {
         let range = |start: u16, length: u16, its: u16, its_length: u16| {
             let end = start.saturating_add(length).min(its.saturating_add(its_length));
@@ -88,7 +73,6 @@ impl Area {
     }
 }
 
-/// Content that moves to another position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
     /// Upper left corner of the source.
@@ -99,7 +83,6 @@ pub struct Move {
 }
 
 impl Move {
-    /// The source area.
     pub const fn source(&self) -> Area {
         let Area { width, height, .. } = self.to;
         Area { x: self.from.0, y: self.from.1, width, height }
@@ -118,12 +101,11 @@ pub struct View<'a> {
     pub pixels: &'a [u32],
     /// Distance in pixels between the starts of two rows.
     pub stride: usize,
-    /// The area to be encoded. It lies within `pixels`.
+    /// Lies within `pixels`.
     pub area: Area,
 }
 
 impl<'a> View<'a> {
-    /// The same pixels with another area.
     pub(super) const fn of(&self, area: Area) -> Self {
         Self { pixels: self.pixels, stride: self.stride, area }
     }

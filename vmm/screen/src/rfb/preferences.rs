@@ -2,42 +2,27 @@
 
 use super::encode::{COPY_RECT, Encoding, Parameters};
 
-/// Features that a client supports: pseudo-encodings, and CopyRect.
+/// Features that a client supports: pseudo-encodings (see [`number`]), and CopyRect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Features {
-    /// CopyRect
     pub copy: bool,
-    /// DesktopSize
     pub resize: bool,
-    /// ExtendedDesktopSize
     pub screens: bool,
-    /// LastRect
     pub last_rect: bool,
-    /// DesktopName
     pub name: bool,
-    /// QEMU Pointer Motion Change
     pub motion: bool,
-    /// QEMU Extended Key Event
     pub codes: bool,
-    /// QEMU LED State
     pub lights: bool,
-    /// VMware LED State
     pub vmware_lights: bool,
-    /// xvp
     pub power: bool,
-    /// Fence
     pub fence: bool,
-    /// ContinuousUpdates
     pub continuous: bool,
-    /// ExtendedMouseButtons
     pub buttons: bool,
-    /// Extended Clipboard
     pub clipboard: bool,
-    /// The kind of pointer that the client draws.
     pub pointer: Option<Pointer>,
 }
 
-/// A kind of pointer image.
+/// Pointer image that the client draws.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pointer {
     /// Cursor: pixels in the client's format, and a mask.
@@ -46,7 +31,6 @@ pub enum Pointer {
     Alpha,
 }
 
-/// Preferences and features of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Preferences {
     /// The first encoding of its list that we support.
@@ -55,7 +39,6 @@ pub struct Preferences {
     pub quality: Option<u8>,
     /// Effort of compression, 0 to 9.
     pub compression: Option<u8>,
-    /// Supported features.
     pub features: Features,
 }
 
@@ -63,9 +46,7 @@ pub struct Preferences {
 pub mod number {
     /// DesktopSize
     pub const RESIZE: i32 = -223;
-    /// LastRect
     pub const LAST_RECT: i32 = -224;
-    /// Cursor
     pub const CURSOR: i32 = -239;
     /// QEMU Pointer Motion Change
     pub const MOTION: i32 = -257;
@@ -79,11 +60,8 @@ pub mod number {
     pub const SCREENS: i32 = -308;
     /// xvp
     pub const POWER: i32 = -309;
-    /// Fence
     pub const FENCE: i32 = -312;
-    /// ContinuousUpdates
     pub const CONTINUOUS: i32 = -313;
-    /// Cursor With Alpha
     pub const ALPHA_CURSOR: i32 = -314;
     /// ExtendedMouseButtons
     pub const BUTTONS: i32 = -316;

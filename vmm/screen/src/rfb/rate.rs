@@ -20,7 +20,6 @@ const QUICK: Duration = Duration::from_millis(50);
 const SMALL: usize = 16 << 10;
 /// Maximum steps by which the quality is lowered.
 const MAX_STEPS: u8 = 8;
-/// Maximum updates in flight.
 const MAX_IN_FLIGHT: usize = 64;
 
 pub(super) struct Rate {
@@ -44,7 +43,6 @@ impl Default for Rate {
 }
 
 impl Rate {
-    /// Whether another update may be sent.
     pub(super) fn is_open(&self) -> bool {
         let bytes: usize = self.sent.iter().map(|it| it.bytes).sum();
         self.sent.len() < MAX_IN_FLIGHT && bytes < self.window
@@ -67,7 +65,6 @@ impl Rate {
         number
     }
 
-    /// Records the size of an update in bytes.
     pub(super) fn sent(&mut self, number: u64, bytes: usize) {
         if let Some(sent) = self.sent.iter_mut().find(|it| it.number == number) {
             sent.bytes = bytes;

@@ -130,7 +130,6 @@ fn is_much(pixels: usize, picture: &Picture) -> bool {
     pixels >= (all / LARGE_SHARE).min(MANY_PIXELS.max(all / SMALL_SHARE))
 }
 
-/// The picture before and after a change.
 struct Frames<'a> {
     old: &'a [u32],
     new: &'a [u32],

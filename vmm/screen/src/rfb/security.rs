@@ -19,19 +19,17 @@ use des::cipher::{Block, BlockCipherEncrypt, KeyInit};
 use ring::digest::{SHA256, digest};
 use subtle::{Choice, ConstantTimeEq};
 
-/// Network of a client. Wrong passwords are counted per network.
+/// Wrong passwords are counted per network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PeerNetwork {
     /// A Unix socket, which only its owner can use.
     Local,
-    /// Any loopback address of this host.
     Loopback,
     /// An IPv4 address, or an IPv6 network of 64 bits, because each host has many addresses there.
     Remote(u128),
 }
 
 impl PeerNetwork {
-    /// The network of an address.
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             address if address.is_loopback() => Self::Loopback,
@@ -71,12 +69,10 @@ const BURST: u32 = 64;
 const REFILL: Duration = Duration::from_secs(10);
 /// Delay after the second failure. Each further failure doubles it.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
-/// Maximum delay.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 /// Failures are forgotten after this long without an attempt.
 const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
 
-/// Counts failed logins and delays further attempts.
 #[derive(Default)]
 pub struct LoginLimiter {
     records: Mutex<Records>,
@@ -85,7 +81,7 @@ pub struct LoginLimiter {
 #[derive(Default)]
 struct Records {
     failures: HashMap<PeerNetwork, Failures>,
-    /// LoginLimiter with a login by the full password, and the time of the last one.
+    /// Networks with a login by the full password, and the time of the last one.
     trusted: HashMap<PeerNetwork, Instant>,
     budget: Budget,
 }
@@ -119,7 +115,6 @@ impl Budget {
     }
 }
 
-/// Reason why a password was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
     /// The password was wrong. The number counts the failures of this network.
@@ -199,10 +194,6 @@ impl LoginLimiter {
 
     /// Checks a password, unless this network must wait. Only one check runs at a time, so parallel
     /// attempts count like sequential ones.
-    ///
-    /// # Errors
-    ///
-    /// If the password is wrong, or the network must wait.
     pub fn check(
         &self,
         network: PeerNetwork,
@@ -233,19 +224,15 @@ impl LoginLimiter {
     }
 }
 
-/// The passwords of a screen.
 #[derive(Clone, Debug, Default)]
 pub struct Passwords {
-    /// Password for full access.
     pub full: Option<String>,
-    /// Password for access without keyboard and mouse.
     pub view: Option<String>,
     /// User name that belongs to them, for methods that have one. Without it, every name is
     /// accepted.
     pub user: Option<String>,
 }
 
-/// Access that a password gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Screen, keyboard and mouse.
@@ -255,7 +242,6 @@ pub enum Access {
 }
 
 impl Passwords {
-    /// Whether clients must send a password.
     pub fn are_needed(&self) -> bool {
         self.full.is_some() || self.view.is_some()
     }
@@ -278,7 +264,6 @@ impl Passwords {
         Self::pick(check(&self.full), check(&self.view))
     }
 
-    /// Checks a user name and a password.
     pub fn check_plain(&self, user: &[u8], password: &[u8]) -> Option<Access> {
         let named = self.user.as_ref().map_or(Choice::from(1), |it| same(it, user));
         let check = |expected: &Option<String>| match expected {

@@ -22,7 +22,6 @@ use crate::keys::translate::Source;
 const MAX_REPLY_BYTES: usize = 64 << 10;
 /// Maximum pending replies to resize requests.
 const MAX_REPORTS: usize = 16;
-/// Bytes per read.
 const READ_SIZE: usize = 16 << 10;
 /// Messages that are handled before other tasks get a turn.
 const MAX_BATCH: usize = 64;
@@ -54,13 +53,10 @@ pub(super) struct Report {
 
 /// State shared between the reader and the writer of one client.
 pub(super) struct State {
-    /// Pixel format that the client chose.
     pub format: PixelFormat,
-    /// Encodings and extensions that the client declared.
     pub preferences: Preferences,
     /// Area of the pending update request.
     pub request: Option<Area>,
-    /// Area of continuous updates, if enabled.
     pub continuous: Option<Area>,
     /// The pending update may contain pixels that the client already has, or that are not new.
     pub repeated: bool,
@@ -68,13 +64,11 @@ pub(super) struct State {
     pub refresh: bool,
     /// Messages to be sent before the next update.
     pub replies: Vec<u8>,
-    /// Pending reports of the picture's size.
     pub reports: VecDeque<Report>,
     /// The pointer is relative: clients should send movements instead of positions.
     pub relative: bool,
     /// The value of `relative` that was announced to the client.
     pub announced_relative: bool,
-    /// Measured speed of the connection.
     pub rate: Rate,
     /// Last text that the guest copied.
     text: Option<Arc<Text>>,
@@ -130,7 +124,6 @@ impl State {
         }
     }
 
-    /// Handles `SetEncodings`.
     fn set_encodings(&mut self, numbers: &[i32], access: Access) {
         self.preferences = Preferences::read(numbers);
         let (features, replies) = (&self.preferences.features, &mut self.replies);
@@ -151,7 +144,6 @@ impl State {
         }
     }
 
-    /// Handles `FramebufferUpdateRequest`.
     fn add_request(&mut self, incremental: bool, area: Area) {
         if !self.preferences.features.fence {
             self.rate.all_arrived(Instant::now());
@@ -173,7 +165,7 @@ impl State {
         }
     }
 
-    /// Handles a message of the extended clipboard. Returns the text if the client provides one.
+    /// Returns the text if the client provides one.
     fn clipboard(&mut self, message: ClipboardMessage, agent: bool) -> Option<String> {
         let replies = &mut self.replies;
         match message {
@@ -201,7 +193,6 @@ fn around(one: Area, other: Area) -> Area {
     Area { x, y, width: right - x, height: bottom - y }
 }
 
-/// Appends a `ServerFence`.
 pub(super) fn fence(flags: u32, payload: &[u8], out: &mut Vec<u8>) {
     out.extend([248, 0, 0, 0]);
     out.extend(flags.to_be_bytes());
@@ -246,7 +237,6 @@ impl Session {
         Self { server, client, input, buffer: Vec::new(), skip: 0, ahead: false, pressed }
     }
 
-    /// Reads until the client disconnects.
     pub(super) async fn run<R: AsyncRead + Unpin>(mut self, mut reader: R) -> anyhow::Result<()> {
         let mut bytes = vec![0; READ_SIZE];
         loop {
@@ -270,7 +260,6 @@ impl Session {
         }
     }
 
-    /// Whether the client leaves too many replies unread.
     fn has_unread_replies(&self) -> bool {
         self.client.state(|state| state.replies.len()) > MAX_REPLY_BYTES
     }
@@ -378,7 +367,6 @@ impl Session {
         }
     }
 
-    /// Handles keyboard and pointer events.
     fn input(&mut self, message: &Message) {
         if self.client.access != Access::Full {
             return;

@@ -14,13 +14,11 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// The empty set.
     pub fn none(width: u16, height: u16) -> Self {
         let count = usize::from(width.div_ceil(TILE)) * usize::from(height.div_ceil(TILE));
         Self { width, height, bits: vec![false; count] }
     }
 
-    /// The set of all tiles.
     pub fn all(width: u16, height: u16) -> Self {
         let mut tiles = Self::none(width, height);
         tiles.bits.fill(true);
@@ -58,19 +56,18 @@ impl Tiles {
         }
     }
 
-    /// Inserts the tiles of another set of the same picture.
+    /// `other` must be of the same picture.
     pub fn unite(&mut self, other: &Self) {
         debug_assert_eq!(self.size(), other.size(), "sets of one picture");
         self.bits.iter_mut().zip(&other.bits).for_each(|(bit, other)| *bit |= other);
     }
 
-    /// Removes the tiles of another set of the same picture.
+    /// `other` must be of the same picture.
     pub fn subtract(&mut self, other: &Self) {
         debug_assert_eq!(self.size(), other.size(), "sets of one picture");
         self.bits.iter_mut().zip(&other.bits).for_each(|(bit, other)| *bit &= !other);
     }
 
-    /// Number of tiles.
     pub fn count(&self) -> usize {
         self.bits.iter().filter(|bit| **bit).count()
     }
@@ -80,12 +77,10 @@ impl Tiles {
         self.count() * usize::from(TILE) * usize::from(TILE)
     }
 
-    /// Whether the set has no tiles.
     pub fn is_empty(&self) -> bool {
         !self.bits.contains(&true)
     }
 
-    /// Whether an area touches any tile of the set.
     pub fn touches(&self, area: Area) -> bool {
         let (columns, rows) = self.reach(area);
         let width = self.columns();

@@ -34,11 +34,8 @@ struct Loaded {
 }
 
 impl Files {
-    /// Reads both files, if they are configured.
-    ///
-    /// # Errors
-    ///
-    /// If only one is configured, or a file is invalid, or they do not belong together.
+    /// `None` if neither file is configured. Fails if only one is, or if the key is not that of the
+    /// certificate.
     pub fn new(cert: Option<&PathBuf>, key: Option<&PathBuf>) -> anyhow::Result<Option<Self>> {
         let (cert, key) = match (cert, key) {
             (Some(cert), Some(key)) => (cert.clone(), key.clone()),
@@ -83,11 +80,6 @@ fn stamp(path: &Path) -> Stamp {
     Some((meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
 }
 
-/// Reads a certificate chain and the private key.
-///
-/// # Errors
-///
-/// In one sentence that names the file.
 pub fn load(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
     let named = |path: &Path| format!("{}", path.display());
     let text = read("tls-cert", certificate)?;
@@ -133,7 +125,6 @@ fn is_locked(text: &[u8]) -> bool {
     has(b"-----BEGIN ENCRYPTED PRIVATE KEY") || has(b"Proc-Type: 4,ENCRYPTED")
 }
 
-/// Describes a damaged file.
 fn damaged(word: &str, path: &Path, error: &pem::Error) -> anyhow::Error {
     let path = path.display();
     match error {

@@ -26,23 +26,18 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// Suffixes of names that have no meaning outside of one network (RFC 6761, 6762, 8375, clusters).
 const PRIVATE_SUFFIXES: [&str; 6] = [".local", ".lan", ".internal", ".home.arpa", ".svc", ".test"];
 
-/// How a client is connected.
 #[derive(Clone, Copy, Debug)]
 pub struct Connection {
     /// The address of the peer, or `None` for a Unix socket.
     pub address: Option<IpAddr>,
-    /// Whether this connection uses TLS.
     pub tls: bool,
 }
 
-/// Access rules, the same for all clients.
 #[derive(Default)]
 pub struct Rules {
-    /// The passwords, if any.
     pub passwords: Passwords,
     /// `auth=none` is set: clients need no password.
     pub open: bool,
-    /// All clients are view-only.
     pub view_only: bool,
     /// Accepts any host name, so DNS rebinding is not prevented.
     pub any_host: bool,
@@ -52,7 +47,6 @@ pub struct Rules {
     pub proxies: Proxies,
     /// The title of the window.
     pub name: String,
-    /// The names of the options for these rules, used in messages.
     pub option_names: OptionNames,
 }
 
@@ -61,11 +55,9 @@ pub struct Rules {
 pub struct OptionNames {
     /// The option for the listening address, unless it is `--web` with the address.
     pub address: Option<String>,
-    /// The option for additional origins.
     pub origin: &'static str,
-    /// The option for the password.
     pub password: &'static str,
-    /// The options for TLS.
+    /// An instruction that leads to TLS.
     pub tls: &'static str,
 }
 
@@ -75,12 +67,11 @@ impl Default for OptionNames {
             address: None,
             origin: "--web ..,origin=",
             password: "password=FILE",
-            tls: "tls-cert=FILE,tls-key=FILE",
+            tls: "set tls-cert=FILE,tls-key=FILE",
         }
     }
 }
 
-/// The client that sent a request.
 pub(super) struct Client {
     /// The address, for logs.
     pub(super) peer: String,
@@ -111,7 +102,6 @@ pub(super) struct Admitted {
 pub(super) enum Refusal {
     /// No password and no valid cookie was sent.
     Unknown,
-    /// The password was wrong.
     Wrong,
     /// Too many wrong passwords: all are refused for this number of seconds.
     RetryAfter(u64),
@@ -131,7 +121,6 @@ impl Refusal {
         }
     }
 
-    /// The message that the user reads.
     pub(super) fn sentence(&self) -> String {
         match self {
             Self::Unknown => "Please log in.".into(),
@@ -159,17 +148,14 @@ impl Gate {
         Self { rules, sessions: Sessions::default(), proof: random().ok() }
     }
 
-    /// Whether clients need a password.
     pub(super) fn needs_password(&self) -> bool {
         self.rules.passwords.are_needed()
     }
 
-    /// Whether clients need a user name, too.
     pub(super) fn needs_user(&self) -> bool {
         self.rules.passwords.user.is_some()
     }
 
-    /// Identifies the client from its connection and its headers.
     pub(super) fn client(&self, connection: Connection, headers: &HeaderMap) -> Client {
         let proxy = match connection.address {
             Some(address) => self.rules.proxies.contains(address),
@@ -294,7 +280,6 @@ impl Gate {
             || self.rules.origins.hosts().any(|host| name_of(host) == name)
     }
 
-    /// Decides whether the client is admitted, and with which rights.
     pub(super) fn admit(
         &self,
         client: &Client,
@@ -319,7 +304,7 @@ impl Gate {
         Admitted { access, session }
     }
 
-    /// Checks a password. On success, starts a session and returns its cookie.
+    /// On success, starts a session and returns its cookie.
     pub(super) fn log_in(
         &self,
         client: &Client,

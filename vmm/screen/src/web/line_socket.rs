@@ -33,7 +33,6 @@ const PING_INTERVAL: Duration = Duration::from_secs(25);
 const MAX_SILENCE: Duration = Duration::from_secs(100);
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The connection to one client.
 pub struct LineSocket {
     socket: WebSocketStream<Wire>,
     ping_timer: Interval,
@@ -41,10 +40,7 @@ pub struct LineSocket {
 }
 
 /// Accepts a WebSocket: returns the answer, and the connection after it.
-///
-/// # Errors
-///
-/// The answer to an invalid request.
+/// An error is the answer to an invalid request.
 #[expect(clippy::result_large_err, reason = "returned once per connection")]
 pub(super) fn upgrade(request: &mut Request) -> Result<(Response, OnUpgrade), Response> {
     let answer = socket::accept(request.headers())
@@ -57,11 +53,6 @@ pub(super) fn upgrade(request: &mut Request) -> Result<(Response, OnUpgrade), Re
     Ok((response, upgrade))
 }
 
-/// Waits until the connection is a WebSocket.
-///
-/// # Errors
-///
-/// When the client disconnects, or does not upgrade in time.
 pub(super) async fn upgraded(upgrade: OnUpgrade) -> io::Result<Upgraded> {
     timeout(UPGRADE_TIMEOUT, upgrade).await?.map_err(io::Error::other)
 }
@@ -100,11 +91,7 @@ impl LineSocket {
         Self { socket, ping_timer, last_received: Instant::now() }
     }
 
-    /// Sends a line of text.
-    ///
-    /// # Errors
-    ///
-    /// When the client does not take it in time.
+    /// Fails when the client does not take the line in time.
     pub async fn send_line(&mut self, line: &str) -> io::Result<()> {
         let line = Message::Text(line.into());
         timeout(SEND_TIMEOUT, self.socket.send(line)).await?.map_err(io::Error::other)
@@ -130,7 +117,6 @@ impl LineSocket {
         }
     }
 
-    /// Closes the connection.
     pub async fn close(mut self) {
         // The client may be gone already.
         timeout(SEND_TIMEOUT, self.socket.close(None)).await.ok();

@@ -43,7 +43,6 @@ const MAX_HEAD_BYTES: usize = 32 << 10;
 const MAX_LIFETIME: Duration = Duration::from_secs(120);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A listening socket with its access rules.
 pub struct Listener {
     socket: Socket,
     tls: Option<tls::Files>,
@@ -51,7 +50,6 @@ pub struct Listener {
     farewell: Farewell,
 }
 
-/// State shared between connections.
 struct Shared {
     router: Router,
     tls: Option<tls::Files>,
@@ -61,10 +59,7 @@ struct Shared {
 
 impl Listener {
     /// Opens the socket, and reads passwords and certificates. Connections are accepted by `run`.
-    ///
-    /// # Errors
-    ///
-    /// When the address is in use, a file is invalid, or the port would be open to everybody.
+    /// Refuses a port that would be open to everybody.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
         Self::open(config).with_context(|| option_name(config))
     }
@@ -90,7 +85,7 @@ impl Listener {
             let far = socket.local_addr().is_ok_and(|it| !it.ip().to_canonical().is_loopback());
             if far && config.proxy.is_none() {
                 let (option, tls) = (option_name(config), config.option_names.tls);
-                tracing::warn!("{option}: without TLS, others can read passwords: set {tls}");
+                tracing::warn!("{option}: without TLS, others can read passwords: {tls}");
             }
         }
         let rules = Rules {
@@ -108,7 +103,6 @@ impl Listener {
         Ok(Self { socket, tls, rules, farewell: Farewell::default() })
     }
 
-    /// The handle that closes all WebSockets before the process ends.
     pub fn farewell(&self) -> Farewell {
         self.farewell.clone()
     }
@@ -130,10 +124,6 @@ impl Listener {
     }
 
     /// Accepts connections for as long as it is polled.
-    ///
-    /// # Errors
-    ///
-    /// When the runtime cannot take over the socket.
     pub async fn run(self, stage: Arc<dyn Stage>, extra: ExtraRoutes) -> anyhow::Result<()> {
         let proxies = self.rules.proxies.clone();
         let router = routes::router(stage, self.rules, self.farewell, extra);

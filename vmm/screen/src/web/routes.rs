@@ -34,10 +34,8 @@ use crate::rfb::security::Access;
 
 const MAX_FORM_BYTES: usize = 4096;
 const MAX_BODY_BYTES: usize = 64 << 10;
-/// The time limit for the body of a request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The maximum number of viewers from one address.
 const MAX_VIEWERS_PER_ADDRESS: usize = 16;
 
 /// Sent with every answer. Scripts and styles come from our files only, foreign pages cannot embed
@@ -87,7 +85,6 @@ impl FromRequestParts<Arc<Web>> for Client {
     }
 }
 
-/// Builds the router. Each request must carry a [`Connection`] as its extension.
 pub fn router(
     stage: Arc<dyn Stage>,
     rules: Rules,
@@ -163,7 +160,7 @@ async fn pass_network(
     next.run(request).await
 }
 
-/// Reads the body of a request. An error is the status of the answer.
+/// An error is the status of the answer.
 async fn read_body(body: Body, max: usize) -> Result<Bytes, StatusCode> {
     match timeout(BODY_TIMEOUT, to_bytes(body, max)).await {
         Ok(Ok(bytes)) => Ok(bytes),

@@ -29,7 +29,6 @@ pub(super) struct Slots {
     spare: ConnectionLimit,
 }
 
-/// A connection's slot.
 pub(super) struct Slot {
     slot: Arc<connection_limit::Slot>,
     spare: bool,

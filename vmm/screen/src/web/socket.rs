@@ -36,14 +36,9 @@ const PING_INTERVAL: Duration = Duration::from_secs(25);
 const MAX_SILENCE: Duration = Duration::from_secs(100);
 /// The WebSocket subprotocol for plain bytes that VNC clients use.
 const PROTOCOL: &str = "binary";
-/// The reason in the close frame.
 const CLOSE_REASON: &str = "The machine is off.";
 
 /// Builds the response headers that accept a WebSocket.
-///
-/// # Errors
-///
-/// The status and a sentence if the request is invalid.
 pub(super) fn accept(headers: &HeaderMap) -> Result<HeaderMap, (StatusCode, &'static str)> {
     let has = |name, word: &str| {
         let values = headers.get_all(name).iter().filter_map(|it| it.to_str().ok());
@@ -113,7 +108,6 @@ enum End {
 
 pub(super) struct ByteStream {
     socket: WebSocketStream<TokioIo<Upgraded>>,
-    /// Bytes that were received but not read yet.
     unread: Bytes,
     ping: Interval,
     last_received: Instant,

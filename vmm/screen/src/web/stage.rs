@@ -20,7 +20,6 @@ pub type StatusFuture = Pin<Box<dyn Future<Output = anyhow::Result<Value>> + Sen
 
 /// A machine with a screen. Clients reach it after the gate has admitted them.
 pub trait Stage: Send + Sync + 'static {
-    /// The counters of wrong passwords.
     fn login_limiter(&self) -> &LoginLimiter;
 
     /// Serves the screen to a viewer until it disconnects.
@@ -31,7 +30,6 @@ pub trait Stage: Send + Sync + 'static {
         None
     }
 
-    /// Facts about the machine for the pages.
     fn about(&self) -> About;
 
     /// Presses a button, if any. Returns the status after it, such as `{"state": "running"}`.
@@ -46,11 +44,9 @@ pub struct About {
     pub clipboard: bool,
     /// The hint on where user name and password are set.
     pub login: &'static str,
-    /// The hint on how to start the machine again.
     pub restart_hint: &'static str,
 }
 
-/// Commands for a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Button {
@@ -60,7 +56,6 @@ pub enum Button {
     Reset,
     /// Stops the vCPUs.
     Pause,
-    /// Continues after a pause.
     Resume,
     /// Powers off at once.
     Off,
@@ -75,7 +70,6 @@ pub struct Viewer {
     pub stream: Wire,
     /// The client's address, for logs.
     pub peer: String,
-    /// Ignores input from this client.
     pub view_only: bool,
 }
 
@@ -99,7 +93,6 @@ pub struct LocalStage {
 }
 
 impl LocalStage {
-    /// Creates a stage whose window has this title.
     pub fn new(server: Arc<Server>, name: String, control: ControlFn) -> Self {
         // The gate has decided who may use the keyboard, and viewers do not disconnect each other.
         let rules = rfb::Rules { name, always_shared: true, ..rfb::Rules::default() };

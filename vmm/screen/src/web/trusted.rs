@@ -12,11 +12,6 @@ use serde::{Deserialize, Serialize};
 pub struct Origins(Vec<String>);
 
 impl Origins {
-    /// Parses the list.
-    ///
-    /// # Errors
-    ///
-    /// Names the first origin that is invalid.
     pub fn read(text: &str) -> anyhow::Result<Self> {
         let read = |word: &str| {
             let parts = word.split_once("://").filter(|(scheme, _)| {
@@ -57,11 +52,6 @@ impl fmt::Display for Origins {
 pub struct Proxies(Vec<(IpAddr, u32)>);
 
 impl Proxies {
-    /// Parses the list.
-    ///
-    /// # Errors
-    ///
-    /// Names the first entry that is invalid.
     pub fn read(text: &str) -> anyhow::Result<Self> {
         let read = |word: &str| {
             let (address, bits) =

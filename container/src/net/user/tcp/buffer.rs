@@ -22,14 +22,12 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// A budget of this number of bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self(Rc::new(Cell::new(bytes)))
     }
 }
 
-/// The capacity of one direction of one connection.
 #[derive(Debug)]
 pub struct Capacity {
     size: usize,
@@ -47,13 +45,12 @@ impl Capacity {
         capacity
     }
 
-    /// Its current size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Doubles it, if the budget has the bytes.
+    /// Doubles the capacity, up to its maximum, if the budget has the bytes.
     pub fn grow(&mut self) {
         self.add(self.size.min(self.max.saturating_sub(self.size)));
     }
@@ -65,7 +62,7 @@ impl Capacity {
         }
     }
 
-    /// Returns its bytes to the budget.
+    /// Returns the bytes above [`MIN_CAPACITY`] to the budget.
     pub fn shrink(&mut self) {
         let shared = std::mem::replace(&mut self.size, MIN_CAPACITY) - MIN_CAPACITY;
         self.budget.0.set(self.budget.0.get() + shared);
@@ -78,7 +75,6 @@ impl Drop for Capacity {
     }
 }
 
-/// A byte queue.
 #[derive(Debug, Default)]
 pub struct Buffer {
     bytes: Vec<u8>,
@@ -87,25 +83,21 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// The queued bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
 
-    /// The number of queued bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start
     }
 
-    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Appends bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.make_room(bytes.len());
         self.bytes.extend_from_slice(bytes);
@@ -126,7 +118,6 @@ impl Buffer {
         }
     }
 
-    /// Removes bytes from the front.
     pub fn take(&mut self, count: usize) {
         self.start = (self.start + count).min(self.bytes.len());
         if self.start == self.bytes.len() {
@@ -135,13 +126,13 @@ impl Buffer {
         }
     }
 
-    /// Whether it is empty but has memory.
+    /// Whether the queue is empty but has memory.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.is_empty() && self.bytes.capacity() > 0
     }
 
-    /// Frees its memory if it is empty.
+    /// Frees the memory of an empty queue.
     pub fn release(&mut self) {
         if self.is_empty() {
             *self = Self::default();

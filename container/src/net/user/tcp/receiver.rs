@@ -10,7 +10,6 @@ const OUT_OF_ORDER_OVERHEAD: usize = 128;
 /// The maximum number of pending duplicate acknowledgments. Three make the guest retransmit.
 const MAX_DUPLICATE_ACKS: u8 = 3;
 
-/// A segment that came out of order, before its predecessor.
 #[derive(Debug)]
 struct OutOfOrder {
     seq: Seq,
@@ -18,7 +17,6 @@ struct OutOfOrder {
     last: bool,
 }
 
-/// The receiving side of a connection.
 #[derive(Debug)]
 pub struct Receiver {
     /// The next expected number (RCV.NXT).
@@ -32,21 +30,17 @@ pub struct Receiver {
     capacity: Capacity,
     /// Bytes received since the capacity last grew.
     received: usize,
-    /// Segments that came out of order.
     out_of_order: Vec<OutOfOrder>,
     /// No more data follows `data`.
     pub ended: bool,
-    /// An acknowledgment must be sent.
     pub ack_pending: bool,
     /// The number of duplicate acknowledgments that must be sent, to report missing data (RFC 5681,
     /// 3.2).
     pub duplicate_acks: u8,
-    /// Maximum segment size in bytes.
     mss: usize,
 }
 
 impl Receiver {
-    /// A receiver that expects this number next.
     pub fn new(next: Seq, mss: usize, capacity: Capacity) -> Self {
         Self {
             next,
@@ -132,7 +126,7 @@ impl Receiver {
         }
     }
 
-    /// The bytes that it stores, in order and out of order.
+    /// The number of stored bytes, in order and out of order.
     pub fn held(&self) -> usize {
         let out_of_order: usize =
             self.out_of_order.iter().map(|it| OUT_OF_ORDER_OVERHEAD + it.data.len()).sum();

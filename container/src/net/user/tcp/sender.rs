@@ -11,7 +11,6 @@ use super::buffer::{Buffer, Capacity, MIN_CAPACITY};
 /// The number of duplicate acknowledgments that trigger a retransmission (RFC 5681, 3.2).
 const DUPLICATES: u8 = 3;
 
-/// The sending side of a connection.
 #[derive(Debug)]
 pub struct Sender {
     /// The first unacknowledged number (SND.UNA), where `data` begins.
@@ -24,7 +23,6 @@ pub struct Sender {
     edge: Seq,
     /// Window scale of the guest, as a shift.
     pub scale: u8,
-    /// Maximum segment size in bytes.
     pub mss: usize,
     /// Unacknowledged and unsent data.
     pub data: Buffer,
@@ -42,12 +40,9 @@ pub struct Sender {
     again: bool,
 }
 
-/// The kind of an acknowledgment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckKind {
-    /// It acknowledges new data.
     New,
-    /// It acknowledges nothing new.
     Duplicate,
     /// It acknowledges data that was never sent.
     Invalid,
@@ -92,12 +87,12 @@ impl Sender {
         self.capacity.size().saturating_sub(self.data.len())
     }
 
-    /// Whether it is empty, but has memory or more than the minimum capacity.
+    /// Whether the sender is empty, but has memory or more than the minimum capacity.
     pub fn is_loaded(&self) -> bool {
         self.data.is_loaded() || self.data.is_empty() && self.capacity.size() > MIN_CAPACITY
     }
 
-    /// If it is empty, frees its memory and the capacity above the minimum.
+    /// If the sender is empty, frees its memory and the capacity above the minimum.
     pub fn release(&mut self) {
         if self.data.is_empty() {
             self.data.release();
@@ -105,7 +100,6 @@ impl Sender {
         }
     }
 
-    /// Whether sent data is not acknowledged yet.
     pub fn in_flight(&self) -> bool {
         self.max_sent != self.una
     }
@@ -125,7 +119,6 @@ impl Sender {
         self.done
     }
 
-    /// Handles an acknowledgment.
     pub fn handle(&mut self, segment: &Segment<'_>) -> AckKind {
         if segment.ack.is_after(self.max_sent) {
             return AckKind::Invalid;

@@ -14,10 +14,6 @@ const ENTRY: u64 = 8;
 const COUNT: u64 = 2;
 
 /// Writes an image of this size in version 3, without a backing file.
-///
-/// # Errors
-///
-/// Fails if the file cannot be written, or if the size is 0 or too large.
 pub fn create(file: &File, size: u64) -> io::Result<()> {
     let wrong = || io::Error::new(ErrorKind::InvalidInput, "a qcow2 image cannot have this size");
     // The size that one L2 table maps.
@@ -65,20 +61,12 @@ fn read(file: &File) -> io::Result<Header> {
 
 /// The size of the disk in an image, and whether [`Image::grow`](super::super::Image::grow) can
 /// make it larger: it has no backing file, and its clusters are not smaller than QEMU's default.
-///
-/// # Errors
-///
-/// Fails if the file is not a supported qcow2 image.
 pub fn size(file: &File) -> io::Result<(u64, bool)> {
     let header = read(file)?;
     Ok((header.size, header.backing.is_none() && header.cluster_bits >= BITS))
 }
 
 /// Whether an image contains data: a cluster of its own, or a backing file.
-///
-/// # Errors
-///
-/// Fails if the file is not a supported qcow2 image.
 pub fn is_written(file: &File) -> io::Result<bool> {
     let header = read(file)?;
     let mut l1 = vec![0; header.l1_entries * size_of::<u64>()];

@@ -40,14 +40,12 @@ const FEATURE_NAMES: u32 = 0x6803_f857;
 /// QEMU's limits of the two tables, in bytes.
 const MAX_L1_BYTES: u64 = 32 << 20;
 const MAX_REFTABLE_BYTES: u64 = 8 << 20;
-/// Maximum length of the backing file's name, in bytes.
+/// In bytes.
 const MAX_NAME_LENGTH: usize = 1023;
 
-/// Advice for a damaged image.
 pub(super) const REPAIR_ADVICE: &str =
     "repair it with `qemu-img check -r all`, or set `readonly` to read it";
 
-/// The parsed header of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) version: u32,
@@ -83,7 +81,6 @@ fn number64(head: &[u8], at: usize) -> u64 {
 }
 
 impl Header {
-    /// Reads and checks the header of a file.
     pub(super) fn read(file: &File) -> anyhow::Result<Self> {
         let mut head = vec![0; HEAD];
         let mut length = 0;

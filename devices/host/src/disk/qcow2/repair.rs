@@ -36,7 +36,7 @@ impl References {
         let end = at.saturating_add(length).div_ceil(1 << self.bits);
         for number in at >> self.bits..end {
             let count = usize::try_from(number).ok().and_then(|it| self.counts.get_mut(it));
-            let count = count.ok_or_else(|| damaged("a cluster behind the end of the file"))?;
+            let count = count.ok_or_else(|| damaged("a cluster beyond the end of the file"))?;
             if *count & !PLAIN == !PLAIN {
                 return Err(damaged("a cluster with too many references"));
             }
@@ -60,7 +60,7 @@ impl References {
 }
 
 impl Tables {
-    /// Frees leaked clusters. Returns how many.
+    /// Returns the number of freed clusters.
     pub(super) fn free_leaked_clusters(&mut self, raw: &Raw, header: &Header) -> io::Result<usize> {
         let references = self.references(raw, header)?;
         self.check(raw, &references)?;

@@ -4,7 +4,7 @@
 //! point: refcounts before references to their clusters, data and L2 tables before references to
 //! them. Clusters are freed only after the last reference to them is gone from the file. A kill or
 //! a loss of power leaves an image with clusters that nothing refers to (leaks), never the reverse.
-//! The next writer that opens the image frees them (see `mend`).
+//! The next writer that opens the image frees them (see `repair`).
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -19,7 +19,6 @@ const CACHE: usize = 16 << 20;
 /// The unit in which parts of tables are written. Every host accepts this size.
 const PART: usize = 4096;
 
-/// An error of the image itself.
 pub(super) fn damaged(what: &str) -> io::Error {
     io::Error::other(format!("the image is damaged ({what}): `qemu-img check` shows details"))
 }
@@ -179,7 +178,6 @@ fn has_twins(entries: &[u64]) -> bool {
     tables.windows(2).any(|pair| pair[0] == pair[1])
 }
 
-/// All metadata of an image.
 pub(super) struct Tables {
     bits: u32,
     l1: Root,
@@ -328,7 +326,6 @@ impl Tables {
         }
     }
 
-    /// Changes the L2 entry of a guest offset.
     pub(super) fn set_entry(&mut self, raw: &Raw, offset: u64, entry: u64) -> io::Result<()> {
         let (first, second) = self.indices(offset)?;
         let table = self.l1.entries[first];
@@ -352,7 +349,7 @@ impl Tables {
         if full { self.checkpoint(raw) } else { Ok(()) }
     }
 
-    /// Allocates a free cluster. It counts as used from now on.
+    /// The cluster counts as used from now on.
     pub(super) fn allocate(&mut self, raw: &Raw) -> io::Result<u64> {
         let per_block = self.cluster() / 2;
         let mut number = self.hint;
@@ -418,7 +415,7 @@ impl Tables {
         }
     }
 
-    /// Decrements a refcount. Returns whether it became 0.
+    /// Returns whether the refcount became 0.
     fn count_down(&mut self, raw: &Raw, at: u64) -> io::Result<bool> {
         let (number, per_block) = (at >> self.bits, self.cluster() / 2);
         let index = usize::try_from(number / per_block).unwrap_or(usize::MAX);
@@ -436,7 +433,6 @@ impl Tables {
         Ok(count == 1)
     }
 
-    /// Writes all changes to the disk.
     pub(super) fn checkpoint(&mut self, raw: &Raw) -> io::Result<()> {
         // Refcounts come first. They are too high for clusters without references yet: a leak at
         // worst.

@@ -12,7 +12,6 @@ const PORTION: usize = 64 << 10;
 /// Deflate with a window of 32 KiB. Decoders ignore the level.
 const HEADER: [u8; 2] = [0x78, 0x01];
 
-/// Effort of compression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {
     /// Search for repetitions, with this level of zlib.
@@ -106,7 +105,6 @@ impl Stream {
     }
 }
 
-/// Compresses all of `plain`, followed by a flush if requested.
 fn compress(deflate: &mut Deflate, mut plain: &[u8], flush: DeflateFlush, out: &mut Vec<u8>) {
     loop {
         let start = out.len();

@@ -22,10 +22,6 @@ const LEVELS: [(u8, SamplingFactor); 10] = [
 ];
 
 /// Replaces `image` with the area as a JPEG image. `plain` is a scratch buffer.
-///
-/// # Errors
-///
-/// If the area has no pixels.
 pub(super) fn write(
     view: &View<'_>,
     level: u8,

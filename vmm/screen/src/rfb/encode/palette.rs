@@ -3,7 +3,6 @@
 /// Slots of the hash table: twice the maximum number of colors.
 const SLOTS: usize = 512;
 
-/// Maximum number of colors.
 pub(super) const MAX_COLOURS: usize = 256;
 
 /// Pixels that are compared at once, because mostly all are equal.
@@ -37,7 +36,6 @@ impl Default for Palette {
 }
 
 impl Palette {
-    /// Removes all colors.
     pub(super) fn clear(&mut self) {
         self.words.clear();
         self.age = self.age.wrapping_add(1);
@@ -95,7 +93,6 @@ impl Palette {
             })
     }
 
-    /// Removes all but the first `length` colors.
     pub(super) fn truncate(&mut self, length: usize) {
         // Remove the last color first: then no search has to pass a slot that became empty.
         while self.words.len() > length {

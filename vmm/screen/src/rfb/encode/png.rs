@@ -9,10 +9,6 @@ use crate::rfb::picture::View;
 
 /// Appends the area as a PNG image to `image`, with a palette if it has few enough colors. `plain`
 /// is a scratch buffer.
-///
-/// # Errors
-///
-/// If the area has no pixels.
 pub(super) fn write(
     view: &View<'_>,
     palette: &mut Palette,

@@ -51,7 +51,6 @@ const MIN_PHOTOGRAPH: usize = 6;
 /// many cells.
 const MIN_MONO: usize = 16;
 
-/// Format and streams of one client.
 pub(super) struct Tight {
     format: PixelFormat,
     wire: Wire,
@@ -120,7 +119,6 @@ struct Block<'a, 'b> {
 }
 
 impl Block<'_, '_> {
-    /// Divides the block into rectangles.
     fn plan(&mut self, grid: &mut Grid, quality: Option<u8>) {
         for start in 0..grid.len() {
             if let Some(span) = grid.plain(start).filter(|span| span.cells() >= MIN_PLAIN) {
@@ -172,14 +170,12 @@ impl Block<'_, '_> {
         grid.grow(start, |strip| grid.colours(strip, &view, palette))
     }
 
-    /// Appends a header.
     fn begin(&mut self, span: Span, kind: u8) {
         header(span.area(self.area), self.job.parameters.encoding, self.out);
         self.out.push(kind);
         self.count += 1;
     }
 
-    /// Appends a rectangle of one color.
     fn fill(&mut self, span: Span, word: u32) {
         self.begin(span, FILL);
         put([self.wire.word(word)].into_iter(), self.wire.size(), self.out);

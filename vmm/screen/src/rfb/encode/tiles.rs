@@ -10,14 +10,12 @@ const COLOURS: usize = 127;
 /// Maximum colors of a palette with packed indices.
 const PACKED: usize = 16;
 
-/// The pixels of a tile.
 pub(super) struct Tile<'a> {
     words: &'a [u32],
     width: usize,
     size: usize,
 }
 
-/// The way in which a tile is encoded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     Solid,

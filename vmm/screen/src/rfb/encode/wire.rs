@@ -96,7 +96,6 @@ impl Wire {
         }
     }
 
-    /// Appends the words of pixels.
     pub(super) fn append(&self, pixels: &[u32], words: &mut Vec<u32>) {
         match &self.map {
             Map::Same => words.extend(pixels.iter().map(|pixel| pixel & 0x00ff_ffff)),

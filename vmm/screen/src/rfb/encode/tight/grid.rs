@@ -6,12 +6,9 @@ use crate::rfb::picture::{Area, View};
 
 const SIDE: u16 = 16;
 
-/// Class of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// One color.
     Solid,
-    /// Two colors.
     Two,
     /// More colors, possibly with sharp edges.
     Other,
@@ -59,7 +56,6 @@ impl Span {
         self.columns as usize * self.rows as usize
     }
 
-    /// The cells one by one.
     fn each(self) -> impl Iterator<Item = Self> {
         let columns = self.column..self.column + self.columns;
         (self.row..self.row + self.rows).flat_map(move |row| {
@@ -79,7 +75,6 @@ impl Span {
     }
 }
 
-/// All cells of an area.
 #[derive(Default)]
 pub(in crate::rfb::encode) struct Grid {
     cells: Vec<Cell>,
@@ -187,7 +182,6 @@ impl Grid {
         self.grow(cell, |strip| self.all(strip, same))
     }
 
-    /// Finds a photograph that starts at a cell.
     pub(super) fn photograph(&self, cell: usize) -> Option<Span> {
         self.grow(cell, |strip| self.all(strip, |it| it.kind == Kind::Photo))
     }
@@ -237,7 +231,6 @@ impl Grid {
     }
 }
 
-/// Classifies one cell.
 fn classify(view: &View<'_>, palette: &mut Palette) -> Cell {
     let first = view.row(0)[0];
     let mut cell = Cell { kind: Kind::Solid, taken: false, sharp: false, words: [first; 2] };
@@ -290,7 +283,6 @@ fn another(row: &[u32], first: u32) -> Option<u32> {
     row.iter().copied().find(|word| *word != first)
 }
 
-/// Whether there is an edge between two neighboring rows.
 fn is_edge_between(view: &View<'_>) -> bool {
     let edges = |(upper, lower): (&[u32], &[u32])| {
         let pairs = upper.iter().zip(lower);
