@@ -164,9 +164,9 @@ pub(crate) struct Extent {
 
 /// A region that the guest may move at any time. Its doorbells and its memory move with it.
 pub struct Window {
-    kind: Kind,
-    size: u64,
-    region: Region,
+    pub kind: Kind,
+    pub size: u64,
+    pub region: Region,
     seat: Arc<Seat>,
     spaces: Arc<Spaces>,
     hypervisor: Arc<dyn Hypervisor>,
@@ -198,20 +198,6 @@ impl Window {
         host: Arc<dyn Hypervisor>,
     ) -> Self {
         Self { kind, size, region, seat, spaces, hypervisor: host, state: Mutex::default() }
-    }
-
-    /// The region that the device receives with each access.
-    pub fn region(&self) -> Region {
-        self.region
-    }
-
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// In bytes.
-    pub fn size(&self) -> u64 {
-        self.size
     }
 
     /// The present address, if the window is on the bus.

@@ -52,7 +52,7 @@ const DISPLAY_SLOT: Address = Address::new(1, 0);
 const USB_SLOT: Address = Address::new(0x1d, 0);
 
 pub struct Machine {
-    config: Config,
+    pub config: Config,
     // Processors first: fields are dropped in this order, and processors use all the others.
     processors: Processors,
     board: Board,
@@ -60,7 +60,7 @@ pub struct Machine {
     ram: Arc<GuestMemoryMmap>,
     /// Boots a kernel without firmware.
     direct: Option<Direct>,
-    generation: Arc<Generation>,
+    pub generation: Arc<Generation>,
     /// No processor has run yet: interrupt controllers and processors are as KVM created them.
     fresh: bool,
 }
@@ -327,20 +327,11 @@ impl Machine {
         self.board.shared.usb.names()
     }
 
-    /// Defaults are filled in.
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
     /// Changes the VM Generation ID and notifies the guest. Fails if the guest has placed the ID
     /// outside of RAM.
     pub fn renew(&self, id: Uuid) -> anyhow::Result<()> {
         let memory = Memory::new(self.ram.clone());
         self.generation.change(id, &memory, &self.board.shared.buttons)
-    }
-
-    pub fn generation(&self) -> &Generation {
-        &self.generation
     }
 
     /// The devices' connections to the operator and the screen.

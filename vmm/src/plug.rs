@@ -56,6 +56,6 @@ pub fn drives(machine: &Machine) -> Vec<Value> {
 }
 
 fn show(drive: &dyn Tray) -> Value {
-    let medium = drive.medium().map(|medium| medium.path().display().to_string());
+    let medium = drive.medium().map(|medium| medium.path.display().to_string());
     json!({ "name": drive.name(), "medium": medium, "locked": drive.is_locked() })
 }

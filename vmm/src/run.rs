@@ -110,9 +110,9 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     refuse_what_cannot_run(&machine)?;
     // Log the disks only now: a machine that is refused prints one line, the reason.
     for disk in machine.shared().disks.all() {
-        let (path, geometry) = (disk.path().display(), disk.geometry());
+        let (path, geometry) = (disk.path.display(), disk.geometry());
         let (size, readonly) = (geometry.size, geometry.read_only);
-        tracing::info!(disk = %path, size, readonly, "{}", disk.name());
+        tracing::info!(disk = %path, size, readonly, "{}", disk.name);
     }
     let screen = screen.map(|screen| screen.open(&machine, submit)).transpose()?;
     machine.resume();
@@ -142,7 +142,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
 /// Refuses firmware and kernels on a host that only emulates kernel-mode code, where they cannot
 /// make progress. `--accept-emulation` overrides this.
 fn refuse_what_cannot_run(machine: &Machine) -> anyhow::Result<()> {
-    let config = machine.config();
+    let config = &machine.config;
     let foreign = config.firmware.is_some() || config.kernel.is_some();
     if foreign && !config.accept_emulation && KvmSupport::of_this_host() == KvmSupport::Paravirtual
     {
@@ -313,7 +313,7 @@ impl MainLoop {
 
     fn signal(&mut self, signal: i32) -> Option<u8> {
         let status = u8::try_from(128 + signal).unwrap_or(u8::MAX);
-        let grace = self.machine.config().grace.0;
+        let grace = self.machine.config.grace.0;
         // A second signal ends the machine at once. So does one while paused: the guest would not
         // see the button.
         if grace == 0 || self.must_stay_paused() || self.end.is_some() {
@@ -393,11 +393,11 @@ impl MainLoop {
         json!({
             "state": self.state(),
             "resets": self.resets.count,
-            "processors": self.machine.config().cpus.count,
-            "memory": self.machine.config().memory.size.0,
+            "processors": self.machine.config.cpus.count,
+            "memory": self.machine.config.memory.size.0,
             "pid": std::process::id(),
-            "uuid": self.machine.config().smbios.uuid,
-            "vmgenid": self.machine.generation().show(),
+            "uuid": self.machine.config.smbios.uuid,
+            "vmgenid": self.machine.generation.show(),
             "jail": self.jail.status(),
             "display": self.machine.shared().screens.first().map(|display| show_display(&*display)),
             "viewers": self.screen.as_ref().map(Screen::status).unwrap_or_default(),
@@ -419,7 +419,7 @@ impl MainLoop {
 
     /// Sets the balloon's target if a size is given, and reports the balloon's state.
     fn balloon(&self, size: Option<Size>) -> anyhow::Result<Value> {
-        let (balloon, memory) = (&self.machine.shared().balloon, self.machine.config().memory.size);
+        let (balloon, memory) = (&self.machine.shared().balloon, self.machine.config.memory.size);
         if let Some(size) = size {
             balloon.resize(size, memory)?;
         }
@@ -450,7 +450,7 @@ impl MainLoop {
     /// Changes the VM Generation ID, and reports the new one.
     fn renew(&self, id: Option<&str>) -> anyhow::Result<Value> {
         self.machine.renew(id.map_or_else(Uuid::random, Uuid::from_str)?)?;
-        Ok(json!({ "vmgenid": self.machine.generation().show() }))
+        Ok(json!({ "vmgenid": self.machine.generation.show() }))
     }
 
     /// Sets the link state and the MTU of a network device, and reports both.
@@ -491,7 +491,7 @@ impl MainLoop {
 
     /// The keystrokes that produce a text on the machine's keyboard.
     fn strokes(&self, text: &str) -> anyhow::Result<Vec<Stroke>> {
-        text::plan(&*self.machine.config().keyboard.layout()?, text)
+        text::plan(&*self.machine.config.keyboard.layout()?, text)
     }
 
     /// Types in a separate thread, because the guest may read keys slowly.
@@ -543,10 +543,10 @@ fn show_display(display: &dyn Scanout) -> Value {
 fn show_disk(disk: &Drive) -> Value {
     let geometry = disk.geometry();
     json!({
-        "name": disk.name(),
+        "name": disk.name,
         "kind": disk.kind(),
-        "serial": disk.serial(),
-        "path": disk.path().display().to_string(),
+        "serial": disk.serial,
+        "path": disk.path.display().to_string(),
         "size": geometry.size,
         "readonly": geometry.read_only,
     })

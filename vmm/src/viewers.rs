@@ -92,7 +92,7 @@ impl Listeners {
             Request::ask(command, |request| asks(request))
         });
         let hub = machine.shared().input.clone();
-        let layout = machine.config().keyboard.layout()?;
+        let layout = machine.config.keyboard.layout()?;
         let canvas = Canvas::new(display, hub.clone());
         let power = Box::new(move |power| {
             let command = match power {

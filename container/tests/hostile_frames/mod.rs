@@ -226,7 +226,7 @@ pub(crate) fn segments(bytes: &[u8]) {
     tcp.connected();
     let (mut taken, mut put) = (0_u32, 0_u32);
     let mut numbers = Numbers { initial: guest, next: guest.plus(1), received: first };
-    while !bytes.0.is_empty() && tcp.state() != State::Closed {
+    while !bytes.0.is_empty() && tcp.state != State::Closed {
         match bytes.byte() % 8 {
             0 => {
                 now += Duration::from_millis(u64::from(bytes.word()));

@@ -75,7 +75,7 @@ impl Channel {
             Side::Nowhere => Vec::new(),
             Side::Stdio { escape, output, .. } => {
                 let stdin = rustix::stdio::stdin();
-                let input = (input && !escape.has_ended()).then(|| on(&stdin, EventSet::IN));
+                let input = (input && !escape.ended).then(|| on(&stdin, EventSet::IN));
                 input.into_iter().chain(room.then(|| on(output, EventSet::OUT))).collect()
             }
             Side::File(file) => room.then(|| on(file, EventSet::OUT)).into_iter().collect(),
@@ -121,9 +121,7 @@ impl Channel {
         match &mut self.0 {
             Side::Nowhere | Side::File(_) | Side::Socket(_, None) => nothing,
             Side::Stdio { escape, typed, .. } => {
-                if typed.is_empty()
-                    && !escape.has_ended()
-                    && has(&rustix::stdio::stdin(), PollFlags::IN)
+                if typed.is_empty() && !escape.ended && has(&rustix::stdio::stdin(), PollFlags::IN)
                 {
                     escape.read(&mut [0; CHUNK], typed);
                 }

@@ -266,7 +266,7 @@ pub fn restore_terminal() {
 pub struct Escape {
     seen: bool,
     /// Standard input is at its end. It would always poll as readable.
-    ended: bool,
+    pub(super) ended: bool,
 }
 
 const CTRL_A: u8 = 1;
@@ -285,10 +285,6 @@ impl Escape {
             let us = rustix::process::getpid();
             rustix::process::kill_process(us, rustix::process::Signal::TERM).ok();
         }
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended
     }
 
     /// Removes the escape sequences from `typed`; true when the user wants to quit.

@@ -182,7 +182,7 @@ fn serve(swtpm: &mut Swtpm, exchange: &Mutex<Exchange>, cancel: &OwnedFd) {
     let response =
         command.map(|it| swtpm.execute(&it, cancel).unwrap_or_else(|| error(TPM_RC_FAILURE)));
     let mut exchange = lock(exchange);
-    exchange.broken = swtpm.is_broken();
+    exchange.broken = swtpm.broken;
     (exchange.at_work, exchange.busy) = (false, false);
     if std::mem::take(&mut exchange.stale) {
         // The command may have ended before it was cancelled. Do not cancel the next one.

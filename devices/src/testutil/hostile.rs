@@ -69,7 +69,7 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
             Claim::Pci(address, _) => (Kind::Config, address.config(), HEADER),
             Claim::Window(window) => {
                 let Some(at) = window.at() else { return Some(()) };
-                (window.kind(), at, window.size())
+                (window.kind, at, window.size)
             }
             Claim::Line(_) | Claim::Acpi(_) => return Some(()),
         };

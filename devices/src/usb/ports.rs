@@ -12,21 +12,12 @@ use crate::bus::Inert;
 use crate::device::Device;
 
 pub struct Attached {
-    name: String,
-    descriptors: Descriptors,
+    pub name: String,
+    pub descriptors: Descriptors,
     function: Mutex<Box<dyn Function>>,
 }
 
 impl Attached {
-    /// The name for operators: `usb-keyboard`, and `usb-keyboard.2` for the second.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub fn descriptors(&self) -> &Descriptors {
-        &self.descriptors
-    }
-
     /// Used only by the controller that the device is plugged into.
     pub(super) fn function(&self) -> MutexGuard<'_, Box<dyn Function>> {
         self.function.lock().expect("no device panicked")

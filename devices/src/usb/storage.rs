@@ -316,7 +316,7 @@ impl Shared {
         let (Some(medium), Some(memory)) = (&transport.medium, &transport.memory) else {
             return Ok(());
         };
-        let channel = medium.image().channel(memory)?;
+        let channel = medium.image.channel(memory)?;
         watch(&self.events, channel.event())?;
         transport.channel = Some(channel);
         let (grown, kick) = (self.grown.clone(), self.kick.clone());

@@ -329,9 +329,9 @@ impl Net {
     ) -> anyhow::Result<()> {
         let at = usize::from(number);
         for queue in queues.iter().flatten() {
-            queue.memory().watch(&self.nic.orders[at].bell);
+            queue.memory.watch(&self.nic.orders[at].bell);
         }
-        let bells = queues.iter().flatten().map(|queue| queue.bell().clone()).collect();
+        let bells = queues.iter().flatten().map(|queue| queue.bell.clone()).collect();
         let sleep = Sleep::new(&self.nic.orders[at], bells)?;
         let (give, take) = mpsc::channel::<Pair>();
         let nic = self.nic.clone();
@@ -369,7 +369,7 @@ impl Net {
         let Some(vhost) = self.kernel.get_mut(at).and_then(Option::take) else { return Ok(None) };
         let (link, features) = (self.nic.backend.link(), self.nic.negotiated());
         let orders = &self.nic.orders[at];
-        KernelRings::new(vhost, link, features, orders, control.map(Queue::bell)).map(Some)
+        KernelRings::new(vhost, link, features, orders, control.map(|queue| &queue.bell)).map(Some)
     }
 
     /// Reports link changes to the guest, starting with those since the last stop.
@@ -419,11 +419,11 @@ impl Virtio for Net {
             self.nic.set_offloads(&control);
             self.nic.activate(&control);
         }
-        let signal = queues.first().map(|queue| queue.signal().clone());
+        let signal = queues.first().map(|queue| queue.signal.clone());
         let mut pairs: Vec<[Option<Queue>; 3]> =
             (0..self.nic.pairs).map(|_| [const { None }; 3]).collect();
         for queue in queues {
-            match self.role(queue.number(), negotiated) {
+            match self.role(queue.number, negotiated) {
                 Some((pair, role)) => pairs[pair][usize::from(role)] = Some(queue),
                 None => self.idle.push(queue),
             }

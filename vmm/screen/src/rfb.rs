@@ -140,8 +140,8 @@ pub struct Interfaces {
 }
 
 pub struct Server {
-    canvas: Arc<Canvas>,
-    interfaces: Interfaces,
+    pub canvas: Arc<Canvas>,
+    pub interfaces: Interfaces,
     lobby: Lobby,
     clients: Mutex<BTreeMap<u64, Arc<Client>>>,
     next: AtomicU64,
@@ -187,14 +187,6 @@ impl Server {
             encoders: Arc::new(Semaphore::new(encoders())),
             repeats: Arc::new(Semaphore::new(1)),
         })
-    }
-
-    pub fn interfaces(&self) -> &Interfaces {
-        &self.interfaces
-    }
-
-    pub fn canvas(&self) -> &Arc<Canvas> {
-        &self.canvas
     }
 
     /// Failed logins, counted for VNC viewers and browsers together.

@@ -215,7 +215,7 @@ impl Connection {
                 shut = true;
                 stream.shutdown();
             }
-            if self.tcp.borrow().state() == State::Closed {
+            if self.tcp.borrow().state == State::Closed {
                 return false;
             }
             if shut && self.tcp.borrow().is_done() {

@@ -60,7 +60,7 @@ pub struct Parameters {
 pub struct Tcp {
     ports: (u16, u16),
     mss: u16,
-    state: State,
+    pub state: State,
     sender: Sender,
     receiver: Receiver,
     /// A SYN must be sent.
@@ -138,11 +138,6 @@ impl Tcp {
             self.state = State::SynReceived;
             self.syn = true;
         }
-    }
-
-    #[must_use]
-    pub fn state(&self) -> State {
-        self.state
     }
 
     pub fn handle(&mut self, segment: &Segment<'_>, now: Instant) {
@@ -409,7 +404,7 @@ impl Tcp {
     /// Whether both sides have ended and all is acknowledged.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.has_ended() && self.sender.is_done() && !self.receiver.ack_pending
+        self.has_ended() && self.sender.done && !self.receiver.ack_pending
     }
 
     /// Whether the connection has ended, or will end before it was open.

@@ -97,7 +97,7 @@ impl State {
 }
 
 pub(super) struct Registers {
-    state: State,
+    pub(super) state: State,
     time_source: TimeSource,
     line: Arc<Line>,
     /// The start of the time grid for periodic interrupts.
@@ -116,10 +116,6 @@ impl Registers {
     pub(super) fn new(state: State, time_source: TimeSource, line: Arc<Line>) -> Self {
         let epoch = Instant::now();
         Self { state, time_source, line, epoch, ticked: 0, held: None, timed: false, changed: true }
-    }
-
-    pub(super) fn state(&self) -> &State {
-        &self.state
     }
 
     pub(super) fn restore(&mut self, state: State) -> anyhow::Result<()> {

@@ -410,7 +410,7 @@ fn a_medium_is_taken_out_and_another_is_put_in() {
     assert_eq!(host.get(&events, 8)[4..6], [3, 0]);
     assert!(tray.insert(&folder.path().join("none"), None).is_err());
     tray.insert(&two, None).unwrap();
-    assert_eq!(tray.medium().unwrap().path(), two);
+    assert_eq!(tray.medium().unwrap().path, two);
     assert_eq!(host.get(&events, 8)[4..6], [2, 2]);
     assert_eq!(host.refused(&[0; 6], &Data::None), (6, 0x28, 0));
     assert_eq!(host.get(&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], 8)[2..4], [3, 0xff]);
@@ -427,7 +427,7 @@ fn a_medium_is_taken_out_and_another_is_put_in() {
     tray.insert(&one, Some(FileId::of(&fs::metadata(&one).unwrap()))).unwrap();
     let saved = bench.board.park();
     bench.board.run(saved).unwrap();
-    assert_eq!(tray.medium().unwrap().path(), one);
+    assert_eq!(tray.medium().unwrap().path, one);
 }
 
 #[test]

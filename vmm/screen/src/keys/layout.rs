@@ -58,7 +58,7 @@ pub struct Layout {
     second: BTreeMap<char, Key>,
     /// Keys on which Windows differs from X.
     foreign: Vec<Key>,
-    third: bool,
+    pub third: bool,
 }
 
 impl Layout {
@@ -93,11 +93,6 @@ impl Layout {
     /// The main name.
     pub fn name(&self) -> &'static str {
         self.names.first().copied().unwrap_or_default()
-    }
-
-    /// Whether the right Alt key is AltGr.
-    pub fn has_third(&self) -> bool {
-        self.third
     }
 
     /// The sequences that type a symbol, the simplest first.

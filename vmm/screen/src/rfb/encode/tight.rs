@@ -198,7 +198,7 @@ impl Block<'_, '_> {
     /// its colors.
     fn exact(&mut self, span: Span) {
         let many = span.area(self.area).pixels() / 4;
-        match *self.scratch.palette.words() {
+        match *self.scratch.palette.words {
             [word] => self.fill(span, word),
             _ if self.job.parameters.encoding == Encoding::TightPng => self.png(span),
             [_, _] => self.colours(span, MONO, 1),
@@ -223,7 +223,7 @@ impl Block<'_, '_> {
         let view = self.view.of(span.area(self.view.area));
         self.begin(span, stream << 4 | EXPLICIT_FILTER);
         let Scratch { palette, plain, .. } = &mut *self.scratch;
-        let words = palette.words();
+        let words = &palette.words;
         let last = u8::try_from(words.len() - 1).expect("there are at most 256 colors");
         self.out.extend([PALETTE_FILTER, last]);
         put(words.iter().map(|word| self.wire.word(*word)), self.wire.size(), self.out);
