@@ -107,7 +107,6 @@ impl Plan {
     }
 
     /// Makes the plan one for `inspect`.
-    #[must_use]
     pub fn dry(self) -> Self {
         Self { dry: true, ..self }
     }

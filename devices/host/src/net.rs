@@ -119,7 +119,6 @@ impl Offloads {
     pub const ALL: Self = Self { checksum: true, tso4: true, tso6: true, ecn: true, uso: true };
 
     /// The offloads that are in both. Segmentation requires checksums, so without them it is off.
-    #[must_use]
     pub fn and(self, other: Self) -> Self {
         let checksum = self.checksum && other.checksum;
         Self {
@@ -197,7 +196,6 @@ struct GuestBytes<'a> {
     skip: usize,
 }
 
-#[must_use]
 pub fn length(pieces: &[Piece]) -> usize {
     pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.length as usize))
 }

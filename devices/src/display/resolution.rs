@@ -25,7 +25,6 @@ impl Resolution {
     }
 
     /// Limits width and height to the valid range.
-    #[must_use]
     pub fn nearest(width: u32, height: u32) -> Self {
         let within = |it: u32, [least, most]: [u16; 2]| {
             u16::try_from(it).unwrap_or(u16::MAX).clamp(least, most)

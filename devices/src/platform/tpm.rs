@@ -41,7 +41,6 @@ pub struct Config {
 }
 
 impl Config {
-    #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), absent: false }
     }

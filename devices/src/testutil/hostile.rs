@@ -30,7 +30,6 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
 
     /// Sets up all functions as firmware does, with addresses for BARs and decoding enabled. The
     /// guest does not write their configuration later.
-    #[must_use]
     pub fn open(mut self) -> Self {
         let (mut memory, mut ports) = (0x4000_0000_u32, 0xc000_u32);
         for target in &self.targets {

@@ -50,7 +50,6 @@ pub struct Network {
 }
 
 impl Network {
-    #[must_use]
     pub fn new(lan: Lan, relay: Relay) -> Self {
         Self {
             lan,
@@ -72,7 +71,6 @@ impl Network {
     }
 
     /// The address to connect to for an outside host.
-    #[must_use]
     pub fn outside(&self, peer: SocketAddr) -> SocketAddr {
         let loopback: IpAddr =
             if peer.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
@@ -100,19 +98,16 @@ impl Network {
     }
 
     /// The MAC address of the guest. Broadcast until its first frame.
-    #[must_use]
     pub fn card(&self) -> Mac {
         self.card.get()
     }
 
     /// Source and destination of a packet to the guest.
-    #[must_use]
     pub fn ends(&self, addresses: (IpAddr, IpAddr)) -> Ends {
         Ends { cards: (self.lan.mac, self.card.get()), addresses }
     }
 
     /// The gateway's address, of the same family as another address.
-    #[must_use]
     pub fn gateway(&self, like: IpAddr) -> IpAddr {
         match (like, self.lan.v6) {
             (IpAddr::V6(_), Some(lan)) => lan.gateway.into(),
@@ -165,7 +160,6 @@ impl Network {
     }
 
     /// The destination of a packet. Nothing if its source or its hop limit is invalid.
-    #[must_use]
     pub fn admit(&self, packet: &Packet<'_>) -> Option<Destination> {
         if !self.is_guest(packet.from) {
             return None;
@@ -200,7 +194,6 @@ impl Network {
         }
     }
 
-    #[must_use]
     pub fn destination(&self, to: IpAddr) -> Destination {
         match to {
             IpAddr::V4(to) if to == self.lan.gateway => Destination::Gateway,
@@ -233,7 +226,6 @@ impl Network {
     }
 
     /// Whether the gateway's address is also that of an outside host.
-    #[must_use]
     pub fn is_outside(&self, gateway: IpAddr) -> bool {
         self.outside_unless_own(gateway) == Destination::Outside
     }
@@ -266,7 +258,6 @@ impl Network {
 
     /// The guest's address for an outside client, and the client's address as the guest sees it:
     /// its own, if answers to that reach the client, else the gateway's.
-    #[must_use]
     pub fn map_client(&self, from: SocketAddr) -> (IpAddr, SocketAddr) {
         let reachable = self.destination(from.ip()) == Destination::Outside;
         match (from.ip(), self.guest_v6.get()) {
