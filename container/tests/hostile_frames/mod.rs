@@ -66,7 +66,7 @@ pub(crate) fn frames(bytes: &[u8]) {
     let network = &router.network;
     let world = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let address = world.local_addr().expect("it has one");
-    network.divert(address.port());
+    network.diverted.set(Some(address.port()));
     LocalSet::new().block_on(&runtime, async {
         network.plug();
         let mut bytes = Bytes(bytes);

@@ -79,7 +79,7 @@ impl Channel {
                 input.into_iter().chain(room.then(|| on(output, EventSet::OUT))).collect()
             }
             Side::File(file) => room.then(|| on(file, EventSet::OUT)).into_iter().collect(),
-            Side::Socket(bound, None) => vec![on(bound.listener(), EventSet::IN)],
+            Side::Socket(bound, None) => vec![on(&bound.listener, EventSet::IN)],
             Side::Socket(_, Some(client)) => {
                 let flags = flags(input && !client.ended);
                 // Polling a client that is gone would report EPOLLHUP again and again.
@@ -94,7 +94,7 @@ impl Channel {
     pub fn accept_or_drop(&mut self, listens: bool) {
         let Side::Socket(bound, place) = &mut self.0 else { return };
         let Some(client) = place else {
-            match bound.listener().accept() {
+            match bound.listener.accept() {
                 Ok((stream, _)) => {
                     let client = Client { stream, ended: false, gone: false };
                     *place = client.stream.set_nonblocking(true).is_ok().then_some(client);

@@ -81,7 +81,7 @@ const BACKLOG: i32 = 128;
 
 /// A listening socket. Dropping it deletes its file, if this process created it.
 pub struct ListeningSocket {
-    listener: UnixListener,
+    pub listener: UnixListener,
     path: Option<PathBuf>,
 }
 
@@ -123,11 +123,6 @@ impl ListeningSocket {
             _ => anyhow::anyhow!("socket {}: {error}", path.display()),
         })?;
         Ok(Self { listener, path: Some(path.to_owned()) })
-    }
-
-    /// Non-blocking.
-    pub fn listener(&self) -> &UnixListener {
-        &self.listener
     }
 }
 

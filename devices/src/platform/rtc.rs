@@ -80,7 +80,7 @@ impl Rtc {
 impl Device for Rtc {
     fn read(&mut self, _: Region, offset: u64, data: &mut [u8]) -> Access {
         let [byte] = data else { return Access::Ignored };
-        *byte = self.with(|it| if offset == 0 { it.index() } else { it.read() });
+        *byte = self.with(|it| if offset == 0 { it.state.index } else { it.read() });
         Access::Done
     }
 

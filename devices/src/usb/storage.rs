@@ -345,7 +345,7 @@ fn watch(events: &OwnedFd, event: impl AsFd) -> anyhow::Result<()> {
 
 impl Tray for Shared {
     fn name(&self) -> &str {
-        self.opener.name()
+        &self.opener.name
     }
 
     fn is_removable(&self) -> bool {

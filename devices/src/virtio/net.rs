@@ -451,7 +451,7 @@ impl Virtio for Net {
             let at = usize::from(pair.number);
             self.ports[at] = Some(pair.port);
             if let Some(rings) = pair.kernel_rings {
-                self.kernel[at] = Some(rings.into_vhost());
+                self.kernel[at] = Some(rings.vhost);
             }
         }
         self.watch(None);

@@ -191,7 +191,7 @@ impl Server {
 
     /// Failed logins, counted for VNC viewers and browsers together.
     pub fn login_limiter(&self) -> &LoginLimiter {
-        self.lobby.login_limiter()
+        &self.lobby.limiter
     }
 
     /// Serves one client until it disconnects, with the rules of its listener.

@@ -46,7 +46,7 @@ pub struct Network {
     /// The id of the next fragmented packet.
     fragment_id: Cell<u16>,
     /// For tests: a port of the loopback in place of all outside hosts.
-    diverted: Cell<Option<u16>>,
+    pub diverted: Cell<Option<u16>>,
 }
 
 impl Network {
@@ -62,12 +62,6 @@ impl Network {
             fragment_id: Cell::new(0),
             diverted: Cell::new(None),
         }
-    }
-
-    /// Redirects all traffic to outside hosts to this port of the loopback, so that no packet of a
-    /// fuzzer leaves the host.
-    pub fn divert(&self, port: u16) {
-        self.diverted.set(Some(port));
     }
 
     /// The address to connect to for an outside host.

@@ -24,7 +24,7 @@ use host::net::vhost::Vhost;
 const ERROR: usize = 2;
 
 pub(super) struct KernelRings {
-    vhost: Vhost,
+    pub(super) vhost: Vhost,
     link: Arc<Link>,
     features: u64,
     sleep: Sleep,
@@ -106,10 +106,5 @@ impl KernelRings {
         if rung & 1 << ERROR != 0 {
             self.refuse(&anyhow!("the kernel cannot read a ring"));
         }
-    }
-
-    /// Only called after the rings were taken back.
-    pub(super) fn into_vhost(self) -> Vhost {
-        self.vhost
     }
 }

@@ -147,7 +147,7 @@ impl Listener {
                 }
             }
             Socket::Unix(bound) => {
-                let socket = net::UnixListener::from_std(bound.listener().try_clone()?)?;
+                let socket = net::UnixListener::from_std(bound.listener.try_clone()?)?;
                 let serve = Arc::new(serve);
                 loop {
                     match socket.accept().await {

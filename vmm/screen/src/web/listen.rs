@@ -140,7 +140,7 @@ impl Listener {
                 }
             }
             Socket::Unix(bound) => {
-                let socket = net::UnixListener::from_std(bound.listener().try_clone()?)?;
+                let socket = net::UnixListener::from_std(bound.listener.try_clone()?)?;
                 loop {
                     match socket.accept().await {
                         Ok((stream, _)) => {

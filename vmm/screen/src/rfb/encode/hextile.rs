@@ -30,7 +30,7 @@ pub(super) fn encode(
     palette: &mut Palette,
     out: &mut Vec<u8>,
 ) -> usize {
-    let mut hextile = Hextile { size: wire.size(), palette, known: KnownColours::default() };
+    let mut hextile = Hextile { size: wire.size, palette, known: KnownColours::default() };
     let mut tile = Vec::with_capacity(usize::from(SIDE * SIDE));
     for area in view.area.pieces(SIDE, SIDE) {
         let piece = view.of(area);

@@ -10,7 +10,7 @@ use crate::rfb::picture::View;
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
     map: Map,
-    size: usize,
+    pub(super) size: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -76,11 +76,6 @@ impl Wire {
             })
         };
         Self { map: Map::Tables(Box::new(format.channels.map(table))), size }
-    }
-
-    /// Bytes per word.
-    pub(super) const fn size(&self) -> usize {
-        self.size
     }
 
     pub(super) fn word(&self, pixel: u32) -> u32 {
@@ -157,7 +152,7 @@ mod test {
         let mut words = Vec::new();
         wire.append(&[0x0011_2233], &mut words);
         assert_eq!(words, [wire.word(0x0011_2233)]);
-        assert_eq!(words[0].to_le_bytes()[..wire.size()], out);
+        assert_eq!(words[0].to_le_bytes()[..wire.size], out);
         out
     }
 
