@@ -1,6 +1,8 @@
 //! The services that the board needs from a hypervisor. Devices use these traits, and do not know
 //! which hypervisor implements them.
 
+pub mod fake;
+
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -96,7 +96,7 @@ impl fmt::Debug for Line {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::testutil::{Levels, Pins};
+    use crate::hypervisor::fake::{Levels, Pins};
 
     #[test]
     fn a_shared_wire_is_the_or_of_its_lines() {

@@ -1,5 +1,5 @@
 //! Forbidden and required words: attributes, markers, output, names, doc comments.
-use syn::visit::{self, Visit};
+use syn::visit::Visit;
 
 use crate::tree::{File, Finding, Source, Tree};
 

@@ -194,7 +194,7 @@ impl fmt::Debug for Msix {
 mod test {
     use super::*;
     use crate::hypervisor::Hypervisor;
-    use crate::testutil::FakeHypervisor;
+    use crate::hypervisor::fake::FakeHypervisor;
 
     fn table(host: &FakeHypervisor, count: usize) -> Msix {
         Msix::new((0..count).map(|_| host.route().unwrap()).collect())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use boot::acpi;
 use devices::board::Board;
 use devices::grants::Claim;
-use devices::testutil::FakeHypervisor;
+use devices::hypervisor::fake::FakeHypervisor;
 use host::memory::Memory;
 use serde_json::{Value, json};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
