@@ -23,7 +23,6 @@ pub enum Kind {
 
 impl Kind {
     /// The type's number in every form of the map.
-    #[must_use]
     pub fn number(self) -> u32 {
         match self {
             Self::Ram => 1,
@@ -46,7 +45,6 @@ impl Entry {
 }
 
 /// The map for firmware: all RAM, without the hole at 640 KiB, which the firmware adds itself.
-#[must_use]
 pub fn for_firmware(ram: Ram) -> Vec<Entry> {
     let mut map: Vec<_> = ram.ranges().iter().map(|r| Entry::new(r, Kind::Ram)).collect();
     map.push(Entry::new(&IDENTITY_MAP, Kind::Reserved));
@@ -58,7 +56,6 @@ pub fn for_firmware(ram: Ram) -> Vec<Entry> {
 /// PCIEXBAR is reserved: Linux uses an announced PCIEXBAR that is not reserved only after a
 /// warning. The area between conventional memory and the tables is left out of the map: the VGA
 /// window belongs to PCI, and Linux withholds reserved ranges from PCI.
-#[must_use]
 pub fn for_direct_boot(ram: Ram, pciexbar: &Range<u64>) -> Vec<Entry> {
     let low = LEGACY_END..ram.low.max(LEGACY_END);
     let mut map = vec![
@@ -75,7 +72,6 @@ pub fn for_direct_boot(ram: Ram, pciexbar: &Range<u64>) -> Vec<Entry> {
 }
 
 /// Encodes the map for the file `etc/e820` and for the zero page: 20 bytes for each entry.
-#[must_use]
 pub fn bytes(map: &[Entry]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(map.len() * 20);
     for entry in map {

@@ -51,25 +51,17 @@ pub struct Ram {
 }
 
 impl Ram {
-    #[must_use]
     pub fn new(total: u64) -> Self {
         let low = total.min(LOW_RAM_END_MAX);
         Self { low, high: total - low }
     }
 
-    #[must_use]
-    pub fn total(self) -> u64 {
-        self.low.saturating_add(self.high)
-    }
-
     /// The address after the last byte of RAM.
-    #[must_use]
     pub fn end(self) -> u64 {
         if self.high == 0 { self.low } else { HIGH_RAM.saturating_add(self.high) }
     }
 
     /// The one or two ranges, sorted by address.
-    #[must_use]
     pub fn ranges(self) -> Vec<Range<u64>> {
         let high = HIGH_RAM..HIGH_RAM.saturating_add(self.high);
         [0..self.low, high].into_iter().filter(|range| !range.is_empty()).collect()
@@ -81,7 +73,6 @@ impl Ram {
 ///
 /// The result covers both sides of PCIEXBAR, because firmware of 2022 uses the upper and firmware
 /// of 2025 the lower side.
-#[must_use]
 pub fn pci_windows(ram: Ram, pciexbar: &Range<u64>) -> Vec<Range<u64>> {
     let below = ram.low..pciexbar.start.clamp(ram.low, PCI_MEMORY_END);
     let above = pciexbar.end.clamp(ram.low, PCI_MEMORY_END)..PCI_MEMORY_END;
@@ -92,7 +83,6 @@ pub fn pci_windows(ram: Ram, pciexbar: &Range<u64>) -> Vec<Range<u64>> {
 ///
 /// Firmware uses the top eighth of that space, but supports at most 47 address bits, so a larger
 /// window would never be used. `None` if RAM leaves no room.
-#[must_use]
 pub fn pci_window64(ram: Ram, physical_bits: u8) -> Option<Range<u64>> {
     let end = 1u64 << physical_bits.min(47);
     let start = ram.end().max(HIGH_RAM).checked_next_multiple_of(GIB)?;
@@ -110,7 +100,7 @@ mod test {
         let odd = Ram::new(2 * GIB + MIB);
         assert_eq!(odd, Ram { low: 2 * GIB, high: MIB });
         assert_eq!(odd.ranges(), [0..2 * GIB, 4 * GIB..4 * GIB + MIB]);
-        assert_eq!((odd.total(), odd.end()), (2 * GIB + MIB, 4 * GIB + MIB));
+        assert_eq!(odd.end(), 4 * GIB + MIB);
         assert_eq!(Ram::new(256 * MIB).end(), 256 * MIB);
     }
 

@@ -52,9 +52,12 @@ const COMMAND_LINE_MAX: u64 = 0x1_0000;
 /// The lowest address of a kernel. Our own structures are below.
 const KERNEL_MIN: u64 = LEGACY_END;
 
+/// A file, or a cursor over bytes.
+pub trait Source: Read + ReadVolatile + Seek {}
+
+impl<T: Read + ReadVolatile + Seek> Source for T {}
+
 /// The files to boot, and the machine's data that the boot protocol passes to the kernel.
-///
-/// `F` is a file, or a cursor over bytes.
 #[derive(Debug)]
 pub struct Boot<'a, F> {
     pub kernel: &'a mut F,
@@ -95,10 +98,7 @@ struct Extent {
 ///
 /// Returns the register values of the first processor. Call this again after a reset, because a
 /// running kernel overwrites this memory.
-pub fn load<F>(memory: &GuestMemoryMmap, boot: &mut Boot<'_, F>) -> Result<Start>
-where
-    F: Read + ReadVolatile + Seek,
-{
+pub fn load<F: Source>(memory: &GuestMemoryMmap, boot: &mut Boot<'_, F>) -> Result<Start> {
     let kernel = load_kernel(memory, boot)?;
     let command_line = load_command_line(memory, boot.command_line, kernel.command_line_max)?;
     let initrd = match &mut boot.initrd {
@@ -137,10 +137,7 @@ fn write(memory: &GuestMemoryMmap, address: u64, bytes: &[u8]) -> Result<()> {
         .with_context(|| format!("{} bytes at {address:#x}, outside of RAM", bytes.len()))
 }
 
-fn load_kernel<F>(memory: &GuestMemoryMmap, boot: &mut Boot<'_, F>) -> Result<Kernel>
-where
-    F: Read + ReadVolatile + Seek,
-{
+fn load_kernel<F: Source>(memory: &GuestMemoryMmap, boot: &mut Boot<'_, F>) -> Result<Kernel> {
     let length = boot.kernel.seek(SeekFrom::End(0)).context("length of the kernel")?;
     let mut head = [0; 0x206];
     let got = read_up_to(boot.kernel, &mut head).context("start of the kernel")?;
@@ -187,15 +184,12 @@ fn load_command_line(memory: &GuestMemoryMmap, text: &str, max_length: u64) -> R
 }
 
 /// Loads the initrd to the highest possible address, out of the kernel's way.
-fn load_initrd<F>(
+fn load_initrd<F: Source>(
     memory: &GuestMemoryMmap,
     file: &mut F,
     kernel: &Kernel,
     ram: Ram,
-) -> Result<Extent>
-where
-    F: ReadVolatile + Seek,
-{
+) -> Result<Extent> {
     let length = file.seek(SeekFrom::End(0)).context("length of the initrd")?;
     ensure!(length > 0, "the initrd is empty");
     file.rewind().context("start of the initrd")?;

@@ -18,7 +18,6 @@ pub fn raise() {
     }
 }
 
-#[must_use]
 pub fn limit() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit).unwrap_or(usize::MAX)

@@ -58,7 +58,7 @@ const MAX_PER_ADDRESS: usize = 16;
 const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub struct WebState {
-    story: Arc<Story>,
+    pub story: Arc<Story>,
     runtime_folder: RuntimeFolder,
     /// The machine's status, fetched when needed.
     machine: machine_client::Status,
@@ -67,7 +67,7 @@ pub struct WebState {
     /// Counts wrong passwords, of browsers and of VNC viewers together.
     login_limiter: Arc<LoginLimiter>,
     ready: Ready,
-    agent: Arc<Agent>,
+    pub agent: Arc<Agent>,
     /// Limits the clients that receive events.
     listeners: ConnectionLimit,
     /// The name of the guest for people.
@@ -118,14 +118,6 @@ impl WebState {
             images: Images::new(settings),
             keyboard: settings.layout(),
         }
-    }
-
-    pub fn story(&self) -> &Arc<Story> {
-        &self.story
-    }
-
-    pub fn agent(&self) -> &Arc<Agent> {
-        &self.agent
     }
 
     pub fn control(&self) -> PathBuf {

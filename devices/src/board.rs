@@ -8,22 +8,15 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
-use crate::balloon;
-use crate::bus::{Extent, Seat, Spaces, Window, vacant};
+use crate::bus::{Extent, Seat, Window, vacant};
 use crate::device::{Device, Kind, Region, Saved};
 use crate::grants::{Claim, Events, Grants, Shared};
 use crate::hypervisor::Hypervisor;
 use crate::line::{Line, Wire};
 use crate::pci;
-use crate::power::Buttons;
 use crate::registry;
 use crate::resources::Resources;
-use crate::usb;
-use host::disk::Disks;
-use host::display::Screens;
-use host::input::Hub;
 use host::memory::Memory;
-use host::net::link::Links;
 
 struct Occupied {
     seat: Arc<Seat>,
@@ -31,7 +24,7 @@ struct Occupied {
 }
 
 pub struct Board {
-    shared: Shared,
+    pub shared: Shared,
     seats: Vec<Occupied>,
     wires: BTreeMap<u32, Arc<Wire>>,
     functions: BTreeMap<pci::Address, String>,
@@ -94,38 +87,6 @@ impl Board {
             }
             count += 1;
         }
-    }
-
-    pub fn spaces(&self) -> &Arc<Spaces> {
-        &self.shared.spaces
-    }
-
-    pub fn buttons(&self) -> &Arc<Buttons> {
-        &self.shared.buttons
-    }
-
-    pub fn input(&self) -> &Arc<Hub> {
-        &self.shared.input
-    }
-
-    pub fn screens(&self) -> &Arc<Screens> {
-        &self.shared.screens
-    }
-
-    pub fn balloon(&self) -> &Arc<balloon::Hub> {
-        &self.shared.balloon
-    }
-
-    pub fn disks(&self) -> &Arc<Disks> {
-        &self.shared.disks
-    }
-
-    pub fn links(&self) -> &Arc<Links> {
-        &self.shared.links
-    }
-
-    pub fn usb(&self) -> &Arc<usb::Ports> {
-        &self.shared.usb
     }
 
     pub fn claims(&self) -> impl Iterator<Item = (&str, &[Claim])> {

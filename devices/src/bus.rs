@@ -41,12 +41,13 @@ impl Seat {
 
 /// Returns the placeholder in a seat before its device is built and after it is removed.
 pub(crate) fn vacant() -> Box<dyn Device> {
-    Box::new(Vacant)
+    Box::new(Inert(()))
 }
 
-struct Vacant;
+/// A device without registers and state. It holds a value until it is removed.
+pub(crate) struct Inert<T>(pub(crate) T);
 
-impl Device for Vacant {
+impl<T: Send> Device for Inert<T> {
     fn read(&mut self, _: Region, _: u64, _: &mut [u8]) -> Access {
         Access::Ignored
     }
@@ -163,9 +164,9 @@ pub(crate) struct Extent {
 
 /// A region that the guest may move at any time. Its doorbells and its memory move with it.
 pub struct Window {
-    kind: Kind,
-    size: u64,
-    region: Region,
+    pub kind: Kind,
+    pub size: u64,
+    pub region: Region,
     seat: Arc<Seat>,
     spaces: Arc<Spaces>,
     hypervisor: Arc<dyn Hypervisor>,
@@ -197,20 +198,6 @@ impl Window {
         host: Arc<dyn Hypervisor>,
     ) -> Self {
         Self { kind, size, region, seat, spaces, hypervisor: host, state: Mutex::default() }
-    }
-
-    /// The region that the device receives with each access.
-    pub fn region(&self) -> Region {
-        self.region
-    }
-
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// In bytes.
-    pub fn size(&self) -> u64 {
-        self.size
     }
 
     /// The present address, if the window is on the bus.

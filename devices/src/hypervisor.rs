@@ -58,7 +58,6 @@ pub struct Doorbell {
 
 impl Doorbell {
     /// Converts the offset in a window that begins at `start` to an address.
-    #[must_use]
     pub fn moved(self, start: u64) -> Self {
         Self { address: self.address + start, ..self }
     }

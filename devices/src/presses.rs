@@ -24,7 +24,7 @@ pub(crate) struct Presses<U> {
     /// Keys that are down after the last queued event.
     held: BTreeSet<U>,
     /// Keys that are down after the events read so far, in the order of their presses.
-    down: Vec<U>,
+    pub(crate) down: Vec<U>,
 }
 
 impl<U> Default for Presses<U> {
@@ -72,10 +72,6 @@ impl<U: Copy + Ord> Presses<U> {
         self.held.contains(&usage)
     }
 
-    pub(crate) fn down(&self) -> &[U] {
-        &self.down
-    }
-
     /// Whether the guest has read all events.
     pub(crate) fn is_idle(&self) -> bool {
         self.events.is_empty()
@@ -109,7 +105,7 @@ mod test {
         while let Some((_, down)) = presses.next() {
             *(if down { &mut downs } else { &mut ups }) += 1;
         }
-        assert_eq!((downs, presses.down()), (ups, &[][..]), "every key is released");
+        assert_eq!((downs, &presses.down[..]), (ups, &[][..]), "every key is released");
         assert!(presses.is_idle() && presses.has_room());
     }
 
@@ -125,6 +121,6 @@ mod test {
         presses.repeat(1);
         assert_eq!([presses.next(), presses.next()], [Some((1, true)), None]);
         presses.press(1, false);
-        assert_eq!((presses.next(), presses.down()), (Some((1, false)), &[][..]));
+        assert_eq!((presses.next(), &presses.down[..]), (Some((1, false)), &[][..]));
     }
 }

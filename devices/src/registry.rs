@@ -52,7 +52,6 @@ macro_rules! registry {
                 match self { $(Self::$kind(config) => config.fill_defaults(processors)),* }
             }
 
-            #[must_use]
             pub fn is_usb(&self) -> bool {
                 match self { $(Self::$kind(config) => config.is_usb()),* }
             }
@@ -102,24 +101,20 @@ registry! {
 }
 
 /// The name of the `count`th device of this kind, counted from 1: `serial`, then `serial.2`.
-#[must_use]
 pub fn name(kind: &str, count: usize) -> String {
     if count < 2 { kind.to_owned() } else { format!("{kind}.{count}") }
 }
 
 impl Config {
     /// The image, if the device is a disk that cannot be removed from the machine.
-    #[must_use]
     pub fn image(&self) -> Option<&Path> {
         if let HostSide::Image(path) = self.host_side() { Some(path) } else { None }
     }
 
-    #[must_use]
     pub fn network(&self) -> Option<&Network> {
         if let HostSide::Network(network) = self.host_side() { Some(network) } else { None }
     }
 
-    #[must_use]
     pub fn stream(&self) -> Option<&Stream> {
         if let HostSide::Stream(stream) = self.host_side() { Some(stream) } else { None }
     }

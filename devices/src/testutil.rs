@@ -37,12 +37,12 @@ impl Bench {
 
     pub fn read<const N: usize>(&self, kind: crate::device::Kind, address: u64) -> [u8; N] {
         let mut data = [0; N];
-        self.board.spaces().of(kind).read(address, &mut data);
+        self.board.shared.spaces.of(kind).read(address, &mut data);
         data
     }
 
     pub fn write(&self, kind: crate::device::Kind, address: u64, data: &[u8]) {
-        self.board.spaces().of(kind).write(address, data);
+        self.board.shared.spaces.of(kind).write(address, data);
     }
 }
 

@@ -48,7 +48,6 @@ pub struct Setup {
 }
 
 impl Setup {
-    #[must_use]
     pub fn new(bytes: [u8; 8]) -> Self {
         let [kind, request, value_low, value_high, index_low, index_high, low, high] = bytes;
         Self {
@@ -61,13 +60,11 @@ impl Setup {
     }
 
     /// Whether the data stage goes from the device to the host.
-    #[must_use]
     pub fn is_in(self) -> bool {
         self.kind & 0x80 != 0
     }
 
     /// The two bytes that identify a request: bmRequestType without the direction, and bRequest.
-    #[must_use]
     pub fn kind_and_request(self) -> (u8, u8) {
         (self.kind & 0x7f, self.request)
     }

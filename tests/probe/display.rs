@@ -96,7 +96,7 @@ fn the_kernel_tells_which_pages_were_drawn_in() {
     let mut machine = built.expect("a machine");
     machine.start().expect("threads");
     machine.prepare().expect("power-on");
-    let screen = machine.screens().first().expect("a display");
+    let screen = machine.shared().screens.first().expect("a display");
     let changed = || {
         let mut pages = Vec::new();
         screen.changed(&mut pages);

@@ -99,7 +99,7 @@ fn the_page_is_there_at_once_and_tells_what_was_found() {
 
 /// The picture of a machine in this process.
 fn picture(machine: &Machine) -> Option<Picture> {
-    let screen = machine.screens().first()?;
+    let screen = machine.shared().screens.first()?;
     let mode = screen.mode()?;
     let mut pixels = vec![0; (mode.stride * mode.height) as usize];
     screen.read(mode.start, &mut pixels);
@@ -124,7 +124,7 @@ fn the_page_shows_where_the_pointer_is_and_what_is_held() {
     let look = || picture(&machine);
     let untouched = wait(look, says(body, "Mouse", "move it over this page"));
     let motion = |dx, dy, wheel, buttons| {
-        let taken = machine.input().motion(Motion { dx, dy, wheel, buttons });
+        let taken = machine.shared().input.motion(Motion { dx, dy, wheel, buttons });
         assert!(taken, "the guest listens to its mouse");
     };
     // From the upper left corner, in more than one packet.
@@ -148,10 +148,10 @@ fn the_page_shows_where_the_pointer_is_and_what_is_held() {
     }
     // A held key stands out until it is released.
     let key = Key::new(0x1e).expect("the key A");
-    assert!(machine.input().key(key, true));
+    assert!(machine.shared().input.key(key, true));
     let held = wait(look, says(body, "Keys", " A"));
     let (x, y) = place(&held, body, "Keys", "A");
-    assert!(machine.input().key(key, false));
+    assert!(machine.shared().input.key(key, false));
     wait(look, |it| it.pixel(x, y) != held.pixel(x, y));
     machine.pause();
     machine.park();

@@ -335,7 +335,7 @@ impl Server {
                 let full = Arc::strong_count(&clients) > MAX_CLIENTS;
                 let mut fds = vec![PollFd::new(&ended, PollFlags::IN)];
                 if !full {
-                    fds.push(PollFd::new(bound.listener(), PollFlags::IN));
+                    fds.push(PollFd::new(&bound.listener, PollFlags::IN));
                 }
                 if poll(&mut fds, full.then_some(&FULL_PAUSE)).is_err() {
                     continue;
@@ -346,7 +346,7 @@ impl Server {
                 if full {
                     continue;
                 }
-                let Ok((client, _)) = bound.listener().accept() else {
+                let Ok((client, _)) = bound.listener.accept() else {
                     // Out of file descriptors: wait instead of spinning.
                     std::thread::sleep(Duration::from_millis(100));
                     continue;

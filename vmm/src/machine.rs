@@ -17,22 +17,16 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 use boot::layout::Ram;
-use devices::balloon;
 use devices::board::Board;
 use devices::display::bochs;
-use devices::grants::Events;
+use devices::grants::{Events, Shared};
 use devices::hypervisor::Hypervisor;
 use devices::nvme;
 use devices::pci::Address;
 use devices::platform::{flash, fw_cfg, serial};
-use devices::power::Buttons;
 use devices::registry;
 use devices::usb::xhci;
-use host::disk::Disks;
-use host::display::Screens;
-use host::input::Hub;
 use host::memory::Memory;
-use host::net::link::Links;
 use host::stream::Stream;
 use host::uuid::Uuid;
 use kvm_ioctls::Kvm;
@@ -58,7 +52,7 @@ const DISPLAY_SLOT: Address = Address::new(1, 0);
 const USB_SLOT: Address = Address::new(0x1d, 0);
 
 pub struct Machine {
-    config: Config,
+    pub config: Config,
     // Processors first: fields are dropped in this order, and processors use all the others.
     processors: Processors,
     board: Board,
@@ -66,7 +60,7 @@ pub struct Machine {
     ram: Arc<GuestMemoryMmap>,
     /// Boots a kernel without firmware.
     direct: Option<Direct>,
-    generation: Arc<Generation>,
+    pub generation: Arc<Generation>,
     /// No processor has run yet: interrupt controllers and processors are as KVM created them.
     fresh: bool,
 }
@@ -113,7 +107,6 @@ impl Plan {
     }
 
     /// Makes the plan one for `inspect`.
-    #[must_use]
     pub fn dry(self) -> Self {
         Self { dry: true, ..self }
     }
@@ -175,7 +168,7 @@ impl Plan {
         for device in self.devices() {
             board.add(device.kind(), |grants| device.build(grants))?;
         }
-        board.usb().check()?;
+        board.shared.usb.check()?;
         let source = Box::new(Source::new(self, board, description.clone())?);
         board.add("fw-cfg", |grants| fw_cfg::build(source, grants))?;
         let described = Description::new(self, board)?;
@@ -207,7 +200,7 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     });
     let vcpus = vcpus.collect::<anyhow::Result<_>>()?;
     let (policy, generation) = (Policy::new(plan.config.msr, plan.hyperv), plan.generation);
-    let processors = Processors::new(vcpus, board.spaces().clone(), policy, on_stop);
+    let processors = Processors::new(vcpus, board.shared.spaces.clone(), policy, on_stop);
     let config = plan.config;
     Ok(Machine { config, processors, board, vm, ram, direct, generation, fresh: true })
 }
@@ -278,7 +271,7 @@ impl Machine {
         }
         if let Some(direct) = &mut self.direct {
             let first = self.processors.each().next().context("a machine without processors")?;
-            direct.start(&self.ram, self.board.spaces(), &first)?;
+            direct.start(&self.ram, &self.board.shared.spaces, &first)?;
             self.generation.started_directly();
         }
         Ok(())
@@ -310,17 +303,17 @@ impl Machine {
             "`{kind}` cannot be plugged into a running machine; only USB devices can"
         );
         device.fill_defaults(u16::try_from(self.config.cpus.count).unwrap_or(u16::MAX));
-        let before = self.board.usb().names();
+        let before = self.board.shared.usb.names();
         self.board.add(kind, |grants| device.build(grants))?;
-        if let Err(error) = self.board.usb().check() {
-            for name in self.board.usb().names() {
+        if let Err(error) = self.board.shared.usb.check() {
+            for name in self.board.shared.usb.names() {
                 if !before.contains(&name) {
                     self.board.unplug(&name)?;
                 }
             }
             return Err(error);
         }
-        let new = self.board.usb().names().into_iter().find(|name| !before.contains(name));
+        let new = self.board.shared.usb.names().into_iter().find(|name| !before.contains(name));
         new.with_context(|| format!("`{kind}` was unplugged meanwhile"))
     }
 
@@ -330,47 +323,19 @@ impl Machine {
 
     /// The names of the USB devices.
     pub fn usb(&self) -> Vec<String> {
-        self.board.usb().names()
-    }
-
-    /// Defaults are filled in.
-    pub fn config(&self) -> &Config {
-        &self.config
+        self.board.shared.usb.names()
     }
 
     /// Changes the VM Generation ID and notifies the guest. Fails if the guest has placed the ID
     /// outside of RAM.
     pub fn renew(&self, id: Uuid) -> anyhow::Result<()> {
         let memory = Memory::new(self.ram.clone());
-        self.generation.change(id, &memory, self.board.buttons())
+        self.generation.change(id, &memory, &self.board.shared.buttons)
     }
 
-    pub fn generation(&self) -> &Generation {
-        &self.generation
-    }
-
-    pub fn buttons(&self) -> &Buttons {
-        self.board.buttons()
-    }
-
-    pub fn balloon(&self) -> &balloon::Hub {
-        self.board.balloon()
-    }
-
-    pub fn screens(&self) -> &Arc<Screens> {
-        self.board.screens()
-    }
-
-    pub fn input(&self) -> &Arc<Hub> {
-        self.board.input()
-    }
-
-    pub fn disks(&self) -> &Disks {
-        self.board.disks()
-    }
-
-    pub fn links(&self) -> &Links {
-        self.board.links()
+    /// The devices' connections to the operator and the screen.
+    pub fn shared(&self) -> &Shared {
+        &self.board.shared
     }
 
     /// Pauses all processors, and sends a non-maskable interrupt to the first.

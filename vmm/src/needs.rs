@@ -17,14 +17,14 @@ use crate::machine::Machine;
 pub fn confine(machine: &Machine) -> anyhow::Result<Restrictions> {
     // The jail hides the files that this reads: fill its cache now.
     KvmSupport::of_this_host();
-    let config = machine.config();
-    jail::enter(&config.jail, needs(config, machine), &paths(config, machine))
+    let config = &machine.config;
+    jail::enter(&config.jail, needs(&config, machine), &paths(&config, machine))
 }
 
 /// The system calls that this machine makes besides those that all machines make.
 fn needs(config: &Config, machine: &Machine) -> Needs {
     let networks = config.device.iter().filter_map(|device| device.network());
-    let mut needs = Needs { rings: !machine.disks().all().is_empty(), ..Needs::default() };
+    let mut needs = Needs { rings: !machine.shared().disks.all().is_empty(), ..Needs::default() };
     for network in networks {
         needs.network = true;
         // A connection to passt may have to be made again.
@@ -36,13 +36,13 @@ fn needs(config: &Config, machine: &Machine) -> Needs {
 /// The files that the machine opens later, or removes at its end.
 fn paths(config: &Config, machine: &Machine) -> Paths {
     let mut paths = Paths::default();
-    for disk in machine.disks().all() {
+    for disk in machine.shared().disks.all() {
         let what = if disk.geometry().read_only { PathAccess::Read } else { PathAccess::Write };
-        paths.add_folder_of(disk.path(), what);
+        paths.add_folder_of(&disk.path, what);
     }
-    for tray in machine.disks().trays() {
+    for tray in machine.shared().disks.trays() {
         if let Some(medium) = tray.medium() {
-            paths.add_folder_of(medium.path(), PathAccess::Read);
+            paths.add_folder_of(&medium.path, PathAccess::Read);
         }
     }
     for folder in config.jail.folders.iter().flat_map(|folders| &folders.0) {

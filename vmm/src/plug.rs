@@ -33,7 +33,7 @@ pub fn detach(machine: &mut Machine, name: &str) -> anyhow::Result<Value> {
 
 /// `force` ejects the medium even if the guest has locked the drive.
 pub fn eject(machine: &Machine, name: &str, force: bool) -> anyhow::Result<Value> {
-    let drive = machine.disks().tray(name)?;
+    let drive = machine.shared().disks.tray(name)?;
     drive.eject(force)?;
     Ok(show(&*drive))
 }
@@ -45,17 +45,17 @@ pub fn insert(
     only: Option<FileId>,
 ) -> anyhow::Result<Value> {
     ensure!(!path.as_os_str().is_empty(), "insert needs a path");
-    let drive = machine.disks().tray(name)?;
+    let drive = machine.shared().disks.tray(name)?;
     drive.insert(path, only)?;
     Ok(show(&*drive))
 }
 
 /// All drives with removable media.
 pub fn drives(machine: &Machine) -> Vec<Value> {
-    machine.disks().trays().iter().map(|drive| show(&**drive)).collect()
+    machine.shared().disks.trays().iter().map(|drive| show(&**drive)).collect()
 }
 
 fn show(drive: &dyn Tray) -> Value {
-    let medium = drive.medium().map(|medium| medium.path().display().to_string());
+    let medium = drive.medium().map(|medium| medium.path.display().to_string());
     json!({ "name": drive.name(), "medium": medium, "locked": drive.is_locked() })
 }

@@ -109,10 +109,10 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     machine.prepare()?;
     refuse_what_cannot_run(&machine)?;
     // Log the disks only now: a machine that is refused prints one line, the reason.
-    for disk in machine.disks().all() {
-        let (path, geometry) = (disk.path().display(), disk.geometry());
+    for disk in machine.shared().disks.all() {
+        let (path, geometry) = (disk.path.display(), disk.geometry());
         let (size, readonly) = (geometry.size, geometry.read_only);
-        tracing::info!(disk = %path, size, readonly, "{}", disk.name());
+        tracing::info!(disk = %path, size, readonly, "{}", disk.name);
     }
     let screen = screen.map(|screen| screen.open(&machine, submit)).transpose()?;
     machine.resume();
@@ -142,7 +142,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
 /// Refuses firmware and kernels on a host that only emulates kernel-mode code, where they cannot
 /// make progress. `--accept-emulation` overrides this.
 fn refuse_what_cannot_run(machine: &Machine) -> anyhow::Result<()> {
-    let config = machine.config();
+    let config = &machine.config;
     let foreign = config.firmware.is_some() || config.kernel.is_some();
     if foreign && !config.accept_emulation && KvmSupport::of_this_host() == KvmSupport::Paravirtual
     {
@@ -313,15 +313,15 @@ impl MainLoop {
 
     fn signal(&mut self, signal: i32) -> Option<u8> {
         let status = u8::try_from(128 + signal).unwrap_or(u8::MAX);
-        let grace = self.machine.config().grace.0;
+        let grace = self.machine.config.grace.0;
         // A second signal ends the machine at once. So does one while paused: the guest would not
         // see the button.
         if grace == 0 || self.must_stay_paused() || self.end.is_some() {
             return Some(status);
         }
         // Windows' balloon driver returns all pages before the guest shuts down: begin early.
-        self.machine.balloon().set(u64::MAX);
-        if !self.machine.buttons().press() {
+        self.machine.shared().balloon.set(u64::MAX);
+        if !self.machine.shared().buttons.press() {
             return Some(status);
         }
         tracing::info!("power button pressed, the guest has {grace} s");
@@ -345,7 +345,7 @@ impl MainLoop {
                 Ok(json!({}))
             }
             Command::Reset => self.reset().map(|()| json!({})),
-            Command::PowerButton => press(self.machine.buttons()),
+            Command::PowerButton => press(&self.machine.shared().buttons),
             Command::Nmi => {
                 let sent = self.machine.nmi();
                 self.resume_if_allowed();
@@ -388,23 +388,23 @@ impl MainLoop {
     }
 
     fn status(&self) -> Value {
-        let disks = self.machine.disks().all();
-        let links = self.machine.links().all();
+        let disks = self.machine.shared().disks.all();
+        let links = self.machine.shared().links.all();
         json!({
             "state": self.state(),
             "resets": self.resets.count,
-            "processors": self.machine.config().cpus.count,
-            "memory": self.machine.config().memory.size.0,
+            "processors": self.machine.config.cpus.count,
+            "memory": self.machine.config.memory.size.0,
             "pid": std::process::id(),
-            "uuid": self.machine.config().smbios.uuid,
-            "vmgenid": self.machine.generation().show(),
+            "uuid": self.machine.config.smbios.uuid,
+            "vmgenid": self.machine.generation.show(),
             "jail": self.jail.status(),
-            "display": self.machine.screens().first().map(|display| show_display(&*display)),
+            "display": self.machine.shared().screens.first().map(|display| show_display(&*display)),
             "viewers": self.screen.as_ref().map(Screen::status).unwrap_or_default(),
             "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
             "drives": plug::drives(&self.machine),
             "usb": self.machine.usb(),
-            "lights": self.machine.input().lights(),
+            "lights": self.machine.shared().input.lights(),
             "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
         })
     }
@@ -419,7 +419,7 @@ impl MainLoop {
 
     /// Sets the balloon's target if a size is given, and reports the balloon's state.
     fn balloon(&self, size: Option<Size>) -> anyhow::Result<Value> {
-        let (balloon, memory) = (self.machine.balloon(), self.machine.config().memory.size);
+        let (balloon, memory) = (&self.machine.shared().balloon, self.machine.config.memory.size);
         if let Some(size) = size {
             balloon.resize(size, memory)?;
         }
@@ -436,13 +436,13 @@ impl MainLoop {
     }
 
     fn screenshot(&self) -> anyhow::Result<(Picture, Vec<u8>)> {
-        let display = self.machine.screens().first();
+        let display = self.machine.shared().screens.first();
         screenshot::take(&*display.context("this machine has no display")?)
     }
 
     /// Extends a disk, and reports its new size.
     fn grow(&self, name: &str, size: Option<Size>) -> anyhow::Result<Value> {
-        let disk = self.machine.disks().find(name)?;
+        let disk = self.machine.shared().disks.find(name)?;
         disk.grow(size.map(|size| size.0))?;
         Ok(show_disk(&disk))
     }
@@ -450,7 +450,7 @@ impl MainLoop {
     /// Changes the VM Generation ID, and reports the new one.
     fn renew(&self, id: Option<&str>) -> anyhow::Result<Value> {
         self.machine.renew(id.map_or_else(Uuid::random, Uuid::from_str)?)?;
-        Ok(json!({ "vmgenid": self.machine.generation().show() }))
+        Ok(json!({ "vmgenid": self.machine.generation.show() }))
     }
 
     /// Sets the link state and the MTU of a network device, and reports both.
@@ -460,7 +460,7 @@ impl MainLoop {
         state: Option<LinkState>,
         mtu: Option<u16>,
     ) -> anyhow::Result<Value> {
-        let link = self.machine.links().find(name)?;
+        let link = self.machine.shared().links.find(name)?;
         if let Some(mtu) = mtu {
             link.set_mtu(mtu)?;
         }
@@ -472,7 +472,7 @@ impl MainLoop {
 
     /// Presses keys in this order, and releases them in reverse order.
     fn key(&self, keys: &Combination) -> anyhow::Result<Value> {
-        let input = self.machine.input();
+        let input = &self.machine.shared().input;
         ensure!(
             input.has_room(),
             "{keys}: not pressed: the guest has thousands of unread keys: try again when it reads \
@@ -491,12 +491,12 @@ impl MainLoop {
 
     /// The keystrokes that produce a text on the machine's keyboard.
     fn strokes(&self, text: &str) -> anyhow::Result<Vec<Stroke>> {
-        text::plan(&*self.machine.config().keyboard.layout()?, text)
+        text::plan(&*self.machine.config.keyboard.layout()?, text)
     }
 
     /// Types in a separate thread, because the guest may read keys slowly.
     fn type_strokes(&self, strokes: Vec<Stroke>, request: Request) {
-        let (hub, turn) = (self.machine.input().clone(), self.typing.clone());
+        let (hub, turn) = (self.machine.shared().input.clone(), self.typing.clone());
         let body = move || {
             // Wait until the previous text is typed.
             let _turn = turn.lock().expect("a panic ends the process");
@@ -509,7 +509,7 @@ impl MainLoop {
     fn point(&self, position: Position) -> anyhow::Result<Value> {
         let limit = Position::MAX;
         ensure!(position.x.max(position.y) <= limit, "coordinates are from 0 to {limit}");
-        let taken = self.machine.input().position(position);
+        let taken = self.machine.shared().input.position(position);
         ensure!(
             taken,
             "the guest uses no pointing device with absolute positions: it needs --device xhci, \
@@ -543,10 +543,10 @@ fn show_display(display: &dyn Scanout) -> Value {
 fn show_disk(disk: &Drive) -> Value {
     let geometry = disk.geometry();
     json!({
-        "name": disk.name(),
+        "name": disk.name,
         "kind": disk.kind(),
-        "serial": disk.serial(),
-        "path": disk.path().display().to_string(),
+        "serial": disk.serial,
+        "path": disk.path.display().to_string(),
         "size": geometry.size,
         "readonly": geometry.read_only,
     })

@@ -82,7 +82,7 @@ impl Listeners {
             .enable_all()
             .build()
             .context("threads for the screen")?;
-        let display = machine.screens().first();
+        let display = machine.shared().screens.first();
         if display.is_none() {
             tracing::warn!("this machine has no display: viewers see an empty picture");
         }
@@ -91,8 +91,8 @@ impl Listeners {
             let command = button.map_or(Command::Status, Command::from);
             Request::ask(command, |request| asks(request))
         });
-        let hub = machine.input().clone();
-        let layout = machine.config().keyboard.layout()?;
+        let hub = machine.shared().input.clone();
+        let layout = machine.config.keyboard.layout()?;
         let canvas = Canvas::new(display, hub.clone());
         let power = Box::new(move |power| {
             let command = match power {

@@ -37,7 +37,6 @@ const OSC_MASKED: u8 = 0x10;
 ///
 /// The wiring is that of QEMU's Q35: slots 25 to 29 and 31 use PIRQ A to D in order, slot 30 uses E
 /// to H in order, and all others use E to H, rotated by the slot.
-#[must_use]
 pub fn intx_line(slot: u8, pin: u8) -> u32 {
     let pin = u32::from(pin % 4);
     match slot {

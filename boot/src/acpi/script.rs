@@ -68,7 +68,6 @@ pub(super) struct Pointer {
 }
 
 /// The TPM event log, still empty: an extra file beside [`Tables::files`] for a machine with a TPM.
-#[must_use]
 pub fn event_log() -> File {
     File::new(LOG_FILE, vec![0; LOG_LENGTH as usize])
 }
@@ -220,7 +219,6 @@ impl Tables {
     ///
     /// The length of the script depends only on which tables exist, not on any address. A directory
     /// that the guest read before the addresses were known therefore stays correct.
-    #[must_use]
     pub fn files(&self) -> [File; 4] {
         let mut script = Vec::new();
         script.extend(allocate(Blob::Rsdp, RSDP_ALIGN, Zone::Fseg));

@@ -1,12 +1,10 @@
 //! A compressed Linux kernel (Linux, `Documentation/arch/x86/boot.rst`).
 
-use std::io::{Read, Seek};
-
 use anyhow::{Context, Result, ensure};
 use linux_loader::loader::{BzImage, KernelLoader};
-use vm_memory::{GuestAddress, GuestMemoryMmap, ReadVolatile};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use super::{Entrance, KERNEL_MIN, Kernel, check_range, read_up_to};
+use super::{Entrance, KERNEL_MIN, Kernel, Source, check_range, read_up_to};
 use crate::layout::Ram;
 
 /// Offset of the 64-bit entry in the protected-mode part.
@@ -51,15 +49,12 @@ impl Header {
 }
 
 /// Loads the kernel of `length` bytes at 1 MiB. The kernel then moves itself to its final address.
-pub(super) fn load<F>(
+pub(super) fn load<F: Source>(
     memory: &GuestMemoryMmap,
     file: &mut F,
     length: u64,
     ram: Ram,
-) -> Result<Kernel>
-where
-    F: Read + ReadVolatile + Seek,
-{
+) -> Result<Kernel> {
     let mut header = Header([0; 0x26C]);
     read_up_to(file, &mut header.0).context("header of the bzImage")?;
     let version = u16::try_from(header.number::<2>(0x206))?;

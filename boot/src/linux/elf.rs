@@ -6,9 +6,9 @@ use std::ops::Range;
 use anyhow::{Context, Result, bail, ensure};
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::{Elf, KernelLoader};
-use vm_memory::{GuestMemoryMmap, ReadVolatile};
+use vm_memory::GuestMemoryMmap;
 
-use super::{Entrance, Kernel, check_range, read_up_to, write};
+use super::{Entrance, Kernel, Source, check_range, read_up_to, write};
 use crate::layout::Ram;
 
 const HEADER: usize = 64;
@@ -46,15 +46,12 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(number)
 }
 
-pub(super) fn load<F>(
+pub(super) fn load<F: Source>(
     memory: &GuestMemoryMmap,
     file: &mut F,
     length: u64,
     ram: Ram,
-) -> Result<Kernel>
-where
-    F: Read + ReadVolatile + Seek,
-{
+) -> Result<Kernel> {
     let mut header = [0; HEADER];
     let got = read_up_to(file, &mut header)?;
     ensure!(

@@ -73,7 +73,6 @@ impl Start {
     }
 
     /// The tables that the registers point to: the GDT, and in long mode the page tables.
-    #[must_use]
     pub fn image(&self) -> Image {
         let mut image = vec![(self.gdt, bytes(self.descriptors))];
         if self.cr3 != 0 {

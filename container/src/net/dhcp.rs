@@ -89,7 +89,6 @@ pub struct Answer {
     pub payload: Vec<u8>,
 }
 
-#[must_use]
 pub fn answer(config: &Config, message: &[u8]) -> Option<Answer> {
     let request = Request::read(message).filter(|it| it.mac == config.mac)?;
     let (kind, to) = match request.kind {

@@ -123,7 +123,6 @@ impl<'a> Query<'a> {
 
     /// The name in lower case, with dots. Nothing if it has characters that are invalid in host
     /// names.
-    #[must_use]
     pub fn text(&self) -> Option<String> {
         self.spelled().map(|name| name.to_ascii_lowercase())
     }
@@ -156,7 +155,6 @@ impl<'a> Query<'a> {
     }
 
     /// The same question with another id, and for another name if there is one.
-    #[must_use]
     pub fn forward(&self, id: [u8; 2], name: Option<&str>) -> Option<Vec<u8>> {
         let name = match name {
             Some(name) => labels(name)?,
@@ -166,7 +164,6 @@ impl<'a> Query<'a> {
     }
 
     /// A response of our own without records.
-    #[must_use]
     pub fn refuse(&self, code: ResponseCode) -> Vec<u8> {
         self.respond(RESPONSE | HAS_RECURSION | code as u16, 0)
     }
@@ -196,7 +193,6 @@ impl<'a> Query<'a> {
     }
 
     /// The answer, truncated if it does not fit into a datagram.
-    #[must_use]
     pub fn fit(&self, answer: Vec<u8>, transport: Transport) -> Vec<u8> {
         let fits = transport == Transport::Tcp || answer.len() <= self.max_datagram();
         if fits { answer } else { self.truncate() }
@@ -234,7 +230,6 @@ pub struct LocalNames {
 
 impl LocalNames {
     /// The answer, if the question is about one of these names or one of `hosts`.
-    #[must_use]
     pub fn answer(&self, query: &Query<'_>, hosts: &Hosts) -> Option<Vec<u8>> {
         if query.class != IN {
             return None;
@@ -299,7 +294,6 @@ fn record(address: IpAddr, kind: u16) -> Option<Vec<u8>> {
 
 /// The names to ask for, one after the other, until one has an address. They follow the pod's
 /// search list, as for programs in the pod. `None` is the original name.
-#[must_use]
 pub fn candidates(query: &Query<'_>, resolv: &Resolv) -> Vec<Option<String>> {
     let Some(name) = query.text().filter(|_| query.asks_for_address()) else {
         return vec![None];
@@ -323,7 +317,6 @@ pub fn candidates(query: &Query<'_>, resolv: &Resolv) -> Vec<Option<String>> {
 }
 
 /// Whether a message is the response to a question: it must repeat its id and its question.
-#[must_use]
 pub fn is_answer(sent: &[u8], received: &[u8]) -> bool {
     let (Some(asked), Some(answered)) = (question_name(sent), question_name(received)) else {
         // A server that cannot parse a question sends an error without it.
@@ -347,7 +340,6 @@ fn same_id(sent: &[u8], received: &[u8]) -> bool {
     flags & RESPONSE != 0 && received.len() >= HEADER && word(sent, 0) == word(received, 0)
 }
 
-#[must_use]
 pub fn response_code(answer: &[u8]) -> ResponseCode {
     match word(answer, 2).unwrap_or(0) & CODE {
         0 => ResponseCode::NoError,
@@ -360,20 +352,17 @@ pub fn response_code(answer: &[u8]) -> ResponseCode {
 }
 
 /// Whether a response has records, or may have them by TCP.
-#[must_use]
 pub fn is_positive(answer: &[u8]) -> bool {
     let some = word(answer, 6).is_some_and(|records| records > 0);
     response_code(answer) == ResponseCode::NoError && (some || is_truncated(answer))
 }
 
-#[must_use]
 pub fn is_truncated(answer: &[u8]) -> bool {
     word(answer, 2).is_some_and(|flags| flags & TRUNCATED != 0)
 }
 
 /// The answer with the guest's id. An answer for a name with a search domain becomes one for the
 /// guest's name, with an alias (CNAME) between them.
-#[must_use]
 pub fn rename(query: &Query<'_>, mut answer: Vec<u8>, name: Option<&str>) -> Option<Vec<u8>> {
     let Some(name) = name else {
         answer.get_mut(..2)?.copy_from_slice(&query.id);

@@ -12,7 +12,6 @@ pub struct Hosts(Vec<(String, IpAddr)>);
 impl Hosts {
     /// Parses the file. Invalid lines are ignored, and so are loopback addresses: the guest would
     /// reach itself with them.
-    #[must_use]
     pub fn read(text: &str) -> Self {
         let mut all = Vec::new();
         for line in text.lines().take(MAX_LINES) {

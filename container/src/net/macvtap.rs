@@ -84,35 +84,29 @@ impl Macvtap {
     }
 
     /// Takes the queues, for `fd:N:N…` of `vmm`. Child processes inherit them.
-    #[must_use]
     pub fn take_queues(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.queues)
     }
 
-    #[must_use]
     pub fn mac(&self) -> Mac {
         self.plan.mac
     }
 
-    #[must_use]
     pub fn mtu(&self) -> u16 {
         self.plan.mtu
     }
 
     /// The pod's interface that the macvtap is on.
-    #[must_use]
     pub fn uplink(&self) -> &str {
         &self.plan.uplink.name
     }
 
     /// Nothing if the pod cannot receive the guest's ARP.
-    #[must_use]
     pub fn learned_address(&self) -> Option<LearnedAddress> {
         self.arp.as_ref().map(Listener::learned_address)
     }
 
     /// Notes for the user, one sentence each.
-    #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let (name, mac) = (self.uplink(), self.mac().show());
         let mut notes = vec![format!(

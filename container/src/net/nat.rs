@@ -152,34 +152,28 @@ impl Nat {
 
     /// Takes the tap's queues, for `fd:N:N…` of `vmm`. Child processes inherit them. The tap exists
     /// as long as a process has one of them open.
-    #[must_use]
     pub fn take_queues(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.tap.queues)
     }
 
-    #[must_use]
     pub fn mac(&self) -> Mac {
         self.plan.mac
     }
 
-    #[must_use]
     pub fn mtu(&self) -> u16 {
         self.plan.mtu
     }
 
-    #[must_use]
     pub fn guest(&self) -> Ipv4Addr {
         self.plan.subnet.guest
     }
 
     /// The pod's address, as the guest sees it.
-    #[must_use]
     pub fn gateway(&self) -> Ipv4Addr {
         self.plan.subnet.gateway
     }
 
     /// Notes for the user, one sentence each.
-    #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.plan.notes
     }

@@ -37,7 +37,6 @@ pub struct Relay {
 impl Relay {
     /// A relay to the resolvers in `resolv.conf` of a folder, which is `/etc`. It also answers with
     /// names of `hosts` in it.
-    #[must_use]
     pub fn new(local: LocalNames, folder: &Path) -> Self {
         let resolv = File::new(folder.join("resolv.conf"), Resolv::read);
         let hosts = File::new(folder.join("hosts"), Hosts::read);

@@ -38,7 +38,6 @@ impl Default for Resolv {
 
 impl Resolv {
     /// Parses the file. Invalid entries are ignored, as in glibc.
-    #[must_use]
     pub fn read(text: &str) -> Self {
         let mut resolv = Self::default();
         for line in text.lines() {
@@ -98,7 +97,6 @@ struct FileVersion {
 }
 
 impl<T: Default> File<T> {
-    #[must_use]
     pub fn new(path: impl Into<PathBuf>, read: fn(&str) -> T) -> Self {
         Self { path: path.into(), read, last: Mutex::default() }
     }

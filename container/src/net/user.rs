@@ -62,9 +62,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Dropping it ends the network.
 #[derive(Debug)]
 pub struct UserNetwork {
-    socket: PathBuf,
-    mtu: u16,
-    summary: String,
+    pub socket: PathBuf,
+    pub mtu: u16,
+    pub summary: String,
     /// Dropped to end the thread.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -123,24 +123,6 @@ impl UserNetwork {
             runtime.block_on(tasks.run_until(serve));
         })?;
         Ok(Self { socket, mtu, summary, stop: Some(stop), thread: Some(thread) })
-    }
-
-    /// The socket, for `vmm run --device virtio-net,to=passt:SOCKET,mtu=MTU`.
-    #[must_use]
-    pub fn socket(&self) -> &Path {
-        &self.socket
-    }
-
-    /// The MTU in bytes, which `vmm` reports to the guest.
-    #[must_use]
-    pub fn mtu(&self) -> u16 {
-        self.mtu
-    }
-
-    /// A summary for the log, in one line.
-    #[must_use]
-    pub fn summary(&self) -> &str {
-        &self.summary
     }
 
     /// Ends the network: connections break, and ports and socket are freed.

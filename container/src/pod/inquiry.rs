@@ -166,13 +166,13 @@ async fn wait_for_lines(
     after: u64,
     off: &mut watch::Receiver<bool>,
 ) -> anyhow::Result<Vec<u8>> {
-    let mut scene = web.story().scene();
+    let mut scene = web.story.scene();
     let last = tokio::select! {
         biased;
         _ = off.wait_for(|off| *off) => true,
         _ = timeout(MAX_WAIT, scene.wait_for(|it| it.lines > after)) => false,
     };
-    let (lines, count) = web.story().lines(after);
+    let (lines, count) = web.story.lines(after);
     Ok(serde_json::to_vec(&LogLines { lines, count, last })?)
 }
 
@@ -197,22 +197,22 @@ async fn answer(web: &WebState, question: Question) -> anyhow::Result<Vec<u8>> {
             (false, words) => return Err(Failure::new(Status::Failed, words.trim_end())),
         },
         Question::Log { after, .. } => {
-            let (lines, count) = web.story().lines(after);
+            let (lines, count) = web.story.lines(after);
             serde_json::to_value(LogLines { lines, count, last: false })?
         }
         // Only a client that asks this itself gets another answer, in `serve`.
         Question::Off => false.into(),
-        Question::Shutdown { .. } => stop::ask(&web.control(), web.agent()).await?,
+        Question::Shutdown { .. } => stop::ask(&web.control(), &web.agent).await?,
         Question::Start { program, words, input } => {
             let mut call = json!({ "path": program, "arg": words, "capture-output": true });
             if let Some(input) = input {
                 call["input-data"] = input.into();
             }
-            let started = web.agent().ask("guest-exec", call).await;
+            let started = web.agent.ask("guest-exec", call).await;
             started.map_err(|error| failure(&error))?
         }
         Question::Outcome { pid } => {
-            return web.agent().outcome(pid).await.map_err(|error| failure(&error));
+            return web.agent.outcome(pid).await.map_err(|error| failure(&error));
         }
     };
     Ok(serde_json::to_vec(&value)?)

@@ -99,7 +99,7 @@ impl Network {
         }
         Ok(match UserNetwork::start(settings, Path::new("/"), runtime_folder.path()) {
             Ok(user) => {
-                story.info(user.summary());
+                story.info(&user.summary);
                 Self::User(user)
             }
             Err(error) => {
@@ -113,9 +113,9 @@ impl Network {
         Ok(match self {
             Self::None => None,
             Self::User(user) => Some(NetworkCard {
-                backend: host::net::Network::Passt(user.socket().to_owned()),
+                backend: host::net::Network::Passt(user.socket.clone()),
                 mac: guest_mac(settings, &host_name())?,
-                mtu: Some(user.mtu()),
+                mtu: Some(user.mtu),
                 pairs: 1,
             }),
             Self::Nat(nat, _, queues) => {

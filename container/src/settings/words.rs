@@ -114,40 +114,48 @@ impl Value for Ports {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Interface(pub String);
+/// Texts, each with its check and with its form in messages.
+macro_rules! texts {
+    ($($name:ident $accepts:literal: $check:ident, $show:path;)+) => {$(
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub struct $name(pub String);
 
-impl Value for Interface {
-    const ACCEPTS: &'static str = "interface name";
+        impl Value for $name {
+            const ACCEPTS: &'static str = $accepts;
 
-    fn read(text: &str) -> anyhow::Result<Self> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
-        let named = !["", ".", ".."].contains(&text);
-        let fits = named && text.len() <= 15 && text.bytes().all(plain);
-        ensure!(fits, "give the name of an interface: at most 15 letters, digits and - _ . @");
-        Ok(Self(text.to_owned()))
-    }
-    fn show(&self) -> String {
-        self.0.clone()
-    }
+            fn read(text: &str) -> anyhow::Result<Self> {
+                $check(text)?;
+                Ok(Self(text.to_owned()))
+            }
+            fn show(&self) -> String {
+                $show(&self.0)
+            }
+        }
+    )+};
 }
 
-/// The name of a file, without a folder.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FileName(pub String);
+texts! {
+    Interface "interface name": check_interface, str::to_owned;
+    FileName "file name": check_file_name, quote;
+    HostName "computer name": check_host_name, str::to_owned;
+    Workgroup "workgroup": check_workgroup, quote;
+    Domain "domain": check_domain, str::to_owned;
+    Zone "time zone": check_zone, str::to_owned;
+}
 
-impl Value for FileName {
-    const ACCEPTS: &'static str = "file name";
+fn check_interface(text: &str) -> anyhow::Result<()> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
+    let named = !["", ".", ".."].contains(&text);
+    let fits = named && text.len() <= 15 && text.bytes().all(plain);
+    ensure!(fits, "give the name of an interface: at most 15 letters, digits and - _ . @");
+    Ok(())
+}
 
-    fn read(text: &str) -> anyhow::Result<Self> {
-        let plain = !text.contains(['/', '\\']) && !text.contains(char::is_control);
-        ensure!(plain && !text.starts_with('.'), "give the name alone, without a folder");
-        ensure!(text.len() <= 200, "the name is too long: give at most 200 bytes");
-        Ok(Self(text.to_owned()))
-    }
-    fn show(&self) -> String {
-        quote(&self.0)
-    }
+fn check_file_name(text: &str) -> anyhow::Result<()> {
+    let plain = !text.contains(['/', '\\']) && !text.contains(char::is_control);
+    ensure!(plain && !text.starts_with('.'), "give the name alone, without a folder");
+    ensure!(text.len() <= 200, "the name is too long: give at most 200 bytes");
+    Ok(())
 }
 
 /// Accounts that Windows creates itself.
@@ -205,63 +213,31 @@ impl Value for UserName {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HostName(pub String);
-
-impl Value for HostName {
-    const ACCEPTS: &'static str = "computer name";
-
-    fn read(text: &str) -> anyhow::Result<Self> {
-        let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-        ensure!(plain && text.len() <= 15, "give at most 15 letters, digits and hyphens");
-        let inner = !text.starts_with('-') && !text.ends_with('-');
-        ensure!(inner, "a hyphen must be between letters or digits");
-        let number = text.bytes().all(|byte| byte.is_ascii_digit());
-        ensure!(!number, "Windows does not allow a name of digits alone");
-        Ok(Self(text.to_owned()))
-    }
-    fn show(&self) -> String {
-        self.0.clone()
-    }
+fn check_host_name(text: &str) -> anyhow::Result<()> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    ensure!(plain && text.len() <= 15, "give at most 15 letters, digits and hyphens");
+    let inner = !text.starts_with('-') && !text.ends_with('-');
+    ensure!(inner, "a hyphen must be between letters or digits");
+    let number = text.bytes().all(|byte| byte.is_ascii_digit());
+    ensure!(!number, "Windows does not allow a name of digits alone");
+    Ok(())
 }
 
-/// The NetBIOS name of a workgroup.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Workgroup(pub String);
-
-impl Value for Workgroup {
-    const ACCEPTS: &'static str = "workgroup";
-
-    fn read(text: &str) -> anyhow::Result<Self> {
-        let bad = |letter: char| "\"/\\[]:|<>+=;,?*".contains(letter) || letter.is_control();
-        let fits = text.chars().count() <= 15 && !text.contains(bad);
-        ensure!(fits, "give at most 15 characters, without \" / \\ [ ] : | < > + = ; , ? *");
-        Ok(Self(text.to_owned()))
-    }
-    fn show(&self) -> String {
-        quote(&self.0)
-    }
+fn check_workgroup(text: &str) -> anyhow::Result<()> {
+    let bad = |letter: char| "\"/\\[]:|<>+=;,?*".contains(letter) || letter.is_control();
+    let fits = text.chars().count() <= 15 && !text.contains(bad);
+    ensure!(fits, "give at most 15 characters, without \" / \\ [ ] : | < > + = ; , ? *");
+    Ok(())
 }
 
-/// The name of an Active Directory domain.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Domain(pub String);
-
-impl Value for Domain {
-    const ACCEPTS: &'static str = "domain";
-
-    fn read(text: &str) -> anyhow::Result<Self> {
-        let label = |label: &str| {
-            let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-            (1..=63).contains(&label.len()) && label.bytes().all(plain)
-        };
-        let fits = text.len() <= 253 && text.split('.').all(label);
-        ensure!(fits, "give the name of a domain, like corp.example.com");
-        Ok(Self(text.to_owned()))
-    }
-    fn show(&self) -> String {
-        self.0.clone()
-    }
+fn check_domain(text: &str) -> anyhow::Result<()> {
+    let label = |label: &str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        (1..=63).contains(&label.len()) && label.bytes().all(plain)
+    };
+    let fits = text.len() <= 253 && text.split('.').all(label);
+    ensure!(fits, "give the name of a domain, like corp.example.com");
+    Ok(())
 }
 
 /// A product key of Windows: five groups of five characters. It is secret.
@@ -327,22 +303,11 @@ impl Value for Uuid {
     }
 }
 
-/// The name of a time zone, or a POSIX rule.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Zone(pub String);
-
-impl Value for Zone {
-    const ACCEPTS: &'static str = "time zone";
-
-    fn read(text: &str) -> anyhow::Result<Self> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_+-:,.<>".contains(&byte);
-        let fits = text.bytes().all(plain) && text.len() <= 100 && !text.contains("..");
-        ensure!(fits, "give the name of a time zone, like Europe/Berlin");
-        Ok(Self(text.to_owned()))
-    }
-    fn show(&self) -> String {
-        self.0.clone()
-    }
+fn check_zone(text: &str) -> anyhow::Result<()> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_+-:,.<>".contains(&byte);
+    let fits = text.bytes().all(plain) && text.len() <= 100 && !text.contains("..");
+    ensure!(fits, "give the name of a time zone, like Europe/Berlin");
+    Ok(())
 }
 
 #[cfg(test)]

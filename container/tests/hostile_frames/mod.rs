@@ -66,7 +66,7 @@ pub(crate) fn frames(bytes: &[u8]) {
     let network = &router.network;
     let world = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let address = world.local_addr().expect("it has one");
-    network.divert(address.port());
+    network.diverted.set(Some(address.port()));
     LocalSet::new().block_on(&runtime, async {
         network.plug();
         let mut bytes = Bytes(bytes);
@@ -226,7 +226,7 @@ pub(crate) fn segments(bytes: &[u8]) {
     tcp.connected();
     let (mut taken, mut put) = (0_u32, 0_u32);
     let mut numbers = Numbers { initial: guest, next: guest.plus(1), received: first };
-    while !bytes.0.is_empty() && tcp.state() != State::Closed {
+    while !bytes.0.is_empty() && tcp.state != State::Closed {
         match bytes.byte() % 8 {
             0 => {
                 now += Duration::from_millis(u64::from(bytes.word()));

@@ -196,7 +196,7 @@ struct Received {
 
 impl Guest {
     fn plug(user: &UserNetwork) -> anyhow::Result<Self> {
-        let socket = UnixStream::connect(user.socket())?;
+        let socket = UnixStream::connect(&user.socket)?;
         let (tell, segments) = mpsc::channel();
         let mut input = BufReader::new(socket.try_clone()?);
         std::thread::spawn(move || {

@@ -47,7 +47,7 @@ impl Net {
         fs::write(folder.path().join("etc/resolv.conf"), resolv)?;
         world.pod.enter()?;
         let user = UserNetwork::start(&settings, folder.path(), folder.path())?;
-        let wire = world.plug(user.socket())?;
+        let wire = world.plug(&user.socket)?;
         let net = Self { _wire: wire, user, world, folder };
         net.address()?;
         Ok(net)
@@ -289,10 +289,10 @@ fn a_machine_that_comes_again_is_served_and_an_end_leaves_nothing() {
         let Net { _wire: wire, user, world, folder } = net;
         drop(wire);
         ensure!(went.recv_timeout(TIMEOUT)?, "it ended in order");
-        let wire = world.plug(user.socket())?;
+        let wire = world.plug(&user.socket)?;
         let said = world.guest.run("ping -c 3 -i 0.2 -W 5 10.77.0.1")?;
         ensure!(said.contains(" 0% packet loss"), "{said}");
-        let socket = user.socket().to_owned();
+        let socket = user.socket.clone();
         ensure!(TcpListener::bind("0.0.0.0:3389").is_err(), "nobody listens");
         user.end();
         ensure!(!socket.exists(), "the socket stays");
@@ -378,9 +378,9 @@ fn forwarded_ports_reach_the_guest_and_kept_ones_do_not() {
             settings.network.host_ports = Ports::read("7001").unwrap();
         })?;
         ensure!(
-            net.user.summary().contains("forwarded: 3389,3389/udp,7000,7002/udp"),
+            net.user.summary.contains("forwarded: 3389,3389/udp,7000,7002/udp"),
             "{}",
-            net.user.summary()
+            net.user.summary
         );
         let log = net.folder.path().join("log");
         let serve = format!(

@@ -75,11 +75,11 @@ impl Channel {
             Side::Nowhere => Vec::new(),
             Side::Stdio { escape, output, .. } => {
                 let stdin = rustix::stdio::stdin();
-                let input = (input && !escape.has_ended()).then(|| on(&stdin, EventSet::IN));
+                let input = (input && !escape.ended).then(|| on(&stdin, EventSet::IN));
                 input.into_iter().chain(room.then(|| on(output, EventSet::OUT))).collect()
             }
             Side::File(file) => room.then(|| on(file, EventSet::OUT)).into_iter().collect(),
-            Side::Socket(bound, None) => vec![on(bound.listener(), EventSet::IN)],
+            Side::Socket(bound, None) => vec![on(&bound.listener, EventSet::IN)],
             Side::Socket(_, Some(client)) => {
                 let flags = flags(input && !client.ended);
                 // Polling a client that is gone would report EPOLLHUP again and again.
@@ -94,7 +94,7 @@ impl Channel {
     pub fn accept_or_drop(&mut self, listens: bool) {
         let Side::Socket(bound, place) = &mut self.0 else { return };
         let Some(client) = place else {
-            match bound.listener().accept() {
+            match bound.listener.accept() {
                 Ok((stream, _)) => {
                     let client = Client { stream, ended: false, gone: false };
                     *place = client.stream.set_nonblocking(true).is_ok().then_some(client);
@@ -121,9 +121,7 @@ impl Channel {
         match &mut self.0 {
             Side::Nowhere | Side::File(_) | Side::Socket(_, None) => nothing,
             Side::Stdio { escape, typed, .. } => {
-                if typed.is_empty()
-                    && !escape.has_ended()
-                    && has(&rustix::stdio::stdin(), PollFlags::IN)
+                if typed.is_empty() && !escape.ended && has(&rustix::stdio::stdin(), PollFlags::IN)
                 {
                     escape.read(&mut [0; CHUNK], typed);
                 }

@@ -99,7 +99,6 @@ pub struct Request {
 
 impl Operation {
     /// Whether the operation modifies the disk.
-    #[must_use]
     pub fn is_write(self) -> bool {
         matches!(self, Self::Write { .. } | Self::Discard | Self::WriteZeroes { .. })
     }

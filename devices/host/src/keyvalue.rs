@@ -40,7 +40,6 @@ pub fn parse<T: DeserializeOwned>(text: &str, first: Option<&'static str>) -> an
 }
 
 /// Escapes a value for use after `KEY=`: doubles each comma.
-#[must_use]
 pub fn escaped(value: &str) -> String {
     value.replace(',', ",,")
 }
@@ -282,7 +281,6 @@ impl Refusal {
 ///
 /// The wording of serde ("unknown field `x`, expected one of `a`, `b`") is the only interface of
 /// `serde_json` errors. An unknown wording stays as it is.
-#[must_use]
 pub fn explain(error: impl std::error::Error) -> anyhow::Error {
     let sentence = error.to_string();
     let better = if let Some(rest) = sentence.strip_prefix("unknown field `") {
@@ -344,7 +342,6 @@ fn unlike(what: &str, rest: &str) -> Option<String> {
 ///
 /// Near means at most one edit per three letters. An edit adds, removes or replaces a letter, or
 /// swaps two neighbors.
-#[must_use]
 pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let wanted = letters(word);
     let near = |known: &&'a str| {
@@ -364,7 +361,6 @@ fn letters(word: &str) -> Vec<char> {
 
 /// The number of edits between two words. A swap of neighbors is one edit ("optimal string
 /// alignment").
-#[must_use]
 pub fn edit_distance(from: &[char], to: &[char]) -> usize {
     let (mut before, mut last) = (Vec::new(), (0..=to.len()).collect::<Vec<_>>());
     for row in 1..=from.len() {

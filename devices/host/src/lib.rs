@@ -2,6 +2,26 @@
 //! a screen. Nothing here knows a register, KVM or the command line; both programs use it.
 #![deny(unsafe_code)]
 
+/// Lets serde read and write a type as text, by its `FromStr` and its `Display`.
+#[macro_export]
+macro_rules! as_text {
+    ($type:ty) => {
+        impl TryFrom<String> for $type {
+            type Error = <Self as std::str::FromStr>::Err;
+
+            fn try_from(text: String) -> Result<Self, Self::Error> {
+                text.parse()
+            }
+        }
+
+        impl From<$type> for String {
+            fn from(value: $type) -> Self {
+                value.to_string()
+            }
+        }
+    };
+}
+
 pub mod channel;
 pub mod disk;
 pub mod display;

@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use crate::net::inherited::{self, Listening};
 use crate::stream::ListeningSocket;
@@ -22,10 +23,10 @@ pub enum Address {
     Inherited(i32),
 }
 
-impl TryFrom<String> for Address {
-    type Error = String;
+impl FromStr for Address {
+    type Err = String;
 
-    fn try_from(text: String) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             return if path.is_empty() {
                 Err(format!("`{text}` names no path: write unix:PATH"))
@@ -40,7 +41,7 @@ impl TryFrom<String> for Address {
         let good =
             parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
         if good {
-            return Ok(Self::Tcp(text));
+            return Ok(Self::Tcp(text.to_owned()));
         }
         Err(format!(
             "`{text}` is not an address: write HOST:PORT, such as 127.0.0.1:5900, unix:PATH, or \
@@ -56,11 +57,7 @@ impl Address {
     }
 }
 
-impl From<Address> for String {
-    fn from(address: Address) -> Self {
-        address.to_string()
-    }
-}
+crate::as_text!(Address);
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

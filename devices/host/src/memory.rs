@@ -43,7 +43,6 @@ impl Memory {
     }
 
     /// A handle to the same RAM with a gate of its own, which is closed.
-    #[must_use]
     pub fn gated(&self) -> Self {
         Self { ram: self.ram.clone(), gate: Arc::default() }
     }

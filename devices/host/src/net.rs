@@ -19,6 +19,7 @@ use std::fmt;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -52,10 +53,10 @@ pub enum Network {
     Passt(PathBuf),
 }
 
-impl TryFrom<String> for Network {
-    type Error = String;
+impl FromStr for Network {
+    type Err = String;
 
-    fn try_from(text: String) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let number = |text: &str| text.parse().ok().filter(|fd| *fd > 2);
         match text.split_once(':') {
             None if text == "none" => Ok(Self::None),
@@ -85,11 +86,7 @@ fn is_tap_name(name: &str) -> bool {
     (1..16).contains(&name.len()) && !name.bytes().any(odd) && name != "." && name != ".."
 }
 
-impl From<Network> for String {
-    fn from(network: Network) -> Self {
-        network.to_string()
-    }
-}
+crate::as_text!(Network);
 
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -122,7 +119,6 @@ impl Offloads {
     pub const ALL: Self = Self { checksum: true, tso4: true, tso6: true, ecn: true, uso: true };
 
     /// The offloads that are in both. Segmentation requires checksums, so without them it is off.
-    #[must_use]
     pub fn and(self, other: Self) -> Self {
         let checksum = self.checksum && other.checksum;
         Self {
@@ -132,11 +128,6 @@ impl Offloads {
             ecn: checksum && self.ecn && other.ecn,
             uso: checksum && self.uso && other.uso,
         }
-    }
-
-    /// Whether frames may be longer than the link's MTU.
-    pub fn is_large(self) -> bool {
-        self.tso4 || self.tso6 || self.uso
     }
 }
 
@@ -205,7 +196,6 @@ struct GuestBytes<'a> {
     skip: usize,
 }
 
-#[must_use]
 pub fn length(pieces: &[Piece]) -> usize {
     pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.length as usize))
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
@@ -51,17 +52,13 @@ impl fmt::Display for Address {
     }
 }
 
-impl From<Address> for String {
-    fn from(address: Address) -> Self {
-        address.to_string()
-    }
-}
+crate::as_text!(Address);
 
-impl TryFrom<String> for Address {
-    type Error = anyhow::Error;
+impl FromStr for Address {
+    type Err = anyhow::Error;
 
-    fn try_from(text: String) -> anyhow::Result<Self> {
-        let (device, function) = text.split_once('.').unwrap_or((&text, "0"));
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        let (device, function) = text.split_once('.').unwrap_or((text, "0"));
         let device = u8::from_str_radix(device, 16).unwrap_or(u8::MAX);
         let function = function.parse().unwrap_or(u8::MAX);
         ensure!(

@@ -17,13 +17,6 @@ const UNITS: [(char, u32); 6] = [('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Size(pub u64);
 
-impl Size {
-    #[must_use]
-    pub const fn bytes(self) -> u64 {
-        self.0
-    }
-}
-
 impl FromStr for Size {
     type Err = anyhow::Error;
 
@@ -109,7 +102,7 @@ mod test {
     use super::*;
 
     fn size(text: &str) -> u64 {
-        text.parse::<Size>().unwrap_or_else(|error| panic!("{text}: {error:#}")).bytes()
+        text.parse::<Size>().unwrap_or_else(|error| panic!("{text}: {error:#}")).0
     }
 
     fn refusal(text: &str) -> String {

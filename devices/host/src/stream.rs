@@ -81,7 +81,7 @@ const BACKLOG: i32 = 128;
 
 /// A listening socket. Dropping it deletes its file, if this process created it.
 pub struct ListeningSocket {
-    listener: UnixListener,
+    pub listener: UnixListener,
     path: Option<PathBuf>,
 }
 
@@ -123,11 +123,6 @@ impl ListeningSocket {
             _ => anyhow::anyhow!("socket {}: {error}", path.display()),
         })?;
         Ok(Self { listener, path: Some(path.to_owned()) })
-    }
-
-    /// Non-blocking.
-    pub fn listener(&self) -> &UnixListener {
-        &self.listener
     }
 }
 
@@ -266,7 +261,7 @@ pub fn restore_terminal() {
 pub struct Escape {
     seen: bool,
     /// Standard input is at its end. It would always poll as readable.
-    ended: bool,
+    pub(super) ended: bool,
 }
 
 const CTRL_A: u8 = 1;
@@ -285,10 +280,6 @@ impl Escape {
             let us = rustix::process::getpid();
             rustix::process::kill_process(us, rustix::process::Signal::TERM).ok();
         }
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended
     }
 
     /// Removes the escape sequences from `typed`; true when the user wants to quit.

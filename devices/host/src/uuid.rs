@@ -18,7 +18,6 @@ impl Uuid {
     }
 
     /// Sets the version and the variant.
-    #[must_use]
     pub fn with_version(mut bytes: [u8; 16], version: u8) -> Self {
         bytes[6] = bytes[6] & 0xf | version << 4;
         bytes[8] = bytes[8] & 0x3f | 0x80;
@@ -26,7 +25,6 @@ impl Uuid {
     }
 
     /// The bytes of a Microsoft GUID in memory: the first three fields are little-endian.
-    #[must_use]
     pub fn in_memory(self) -> [u8; 16] {
         let [a, b, c, d, e, f, g, h, rest @ ..] = self.0;
         let [i, j, k, l, m, n, o, p] = rest;

@@ -266,7 +266,7 @@ fn copy(from: &[u8], offset: u64, data: &mut [u8]) -> Access {
 
 impl Device for Bochs {
     fn read(&mut self, region: Region, offset: u64, data: &mut [u8]) -> Access {
-        if region == self.window.region() {
+        if region == self.window.region {
             self.window.map_backing();
             self.screen.picture.read(offset, data);
             return Access::Done;
@@ -296,7 +296,7 @@ impl Device for Bochs {
     }
 
     fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Access {
-        if region == self.window.region() {
+        if region == self.window.region {
             self.window.map_backing();
             self.screen.picture.write(offset, data);
             return Access::Done;

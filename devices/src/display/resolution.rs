@@ -1,6 +1,7 @@
 //! Resolutions in the form `1920x1080`.
 
 use std::fmt;
+use std::str::FromStr;
 
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,6 @@ impl Resolution {
     }
 
     /// Limits width and height to the valid range.
-    #[must_use]
     pub fn nearest(width: u32, height: u32) -> Self {
         let within = |it: u32, [least, most]: [u16; 2]| {
             u16::try_from(it).unwrap_or(u16::MAX).clamp(least, most)
@@ -53,16 +53,12 @@ impl fmt::Display for Resolution {
     }
 }
 
-impl From<Resolution> for String {
-    fn from(resolution: Resolution) -> Self {
-        resolution.to_string()
-    }
-}
+host::as_text!(Resolution);
 
-impl TryFrom<String> for Resolution {
-    type Error = anyhow::Error;
+impl FromStr for Resolution {
+    type Err = anyhow::Error;
 
-    fn try_from(text: String) -> anyhow::Result<Self> {
+    fn from_str(text: &str) -> anyhow::Result<Self> {
         let number = |digits: &str| {
             // `parse` would accept `+5`.
             let plain = digits.bytes().all(|byte| byte.is_ascii_digit());

@@ -105,7 +105,6 @@ impl Status {
     }
 
     /// This status with the bit for an error log entry.
-    #[must_use]
     pub(super) fn logged(self) -> Self {
         Self(self.0 | MORE)
     }

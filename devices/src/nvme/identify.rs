@@ -30,7 +30,7 @@ const DOORBELL_BUFFER: u16 = 1 << 8;
 const NAMESPACE_NOTICES: u32 = 1 << 8;
 
 /// Bytes of a structure that is filled field by field, at the offsets of the specification.
-pub(super) struct Page(Vec<u8>);
+pub(super) struct Page(pub(super) Vec<u8>);
 
 impl Page {
     pub(super) fn new(size: usize) -> Self {
@@ -45,10 +45,6 @@ impl Page {
     fn text(&mut self, at: usize, size: usize, text: &str) {
         self.0[at..at + size].fill(b' ');
         self.put(at, &text.as_bytes()[..text.len().min(size)]);
-    }
-
-    pub(super) fn take(self) -> Vec<u8> {
-        self.0
     }
 }
 
@@ -89,7 +85,7 @@ pub(super) fn page(
         INDEPENDENT => independent(shared),
         _ => return Err(Status::INVALID_FIELD),
     };
-    Ok(page.take())
+    Ok(page.0)
 }
 
 fn controller(shared: &Shared) -> Page {

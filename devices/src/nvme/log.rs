@@ -21,14 +21,14 @@ pub(super) fn page(shared: &Shared, features: &Features, number: u8) -> Option<V
             let mut page = Page::new(512);
             page.put(0, &[1]);
             page.put(8, FIRMWARE);
-            page.take()
+            page.0
         }
         CHANGED => {
             let mut page = Page::new(4096);
             if shared.health().changed {
                 page.put(0, &io::NAMESPACE.to_le_bytes());
             }
-            page.take()
+            page.0
         }
         COMMANDS => commands(shared),
         _ => return None,
@@ -40,7 +40,7 @@ fn supported() -> Vec<u8> {
     for number in [SUPPORTED, ERROR, HEALTH, FIRMWARE_SLOT, CHANGED, COMMANDS] {
         page.put(4 * usize::from(number), &1_u32.to_le_bytes());
     }
-    page.take()
+    page.0
 }
 
 fn errors(shared: &Shared) -> Vec<u8> {
@@ -59,7 +59,7 @@ fn errors(shared: &Shared) -> Vec<u8> {
             page.put(entry + 24, &io::NAMESPACE.to_le_bytes());
         }
     }
-    page.take()
+    page.0
 }
 
 fn health(shared: &Shared, features: &Features) -> Vec<u8> {
@@ -76,7 +76,7 @@ fn health(shared: &Shared, features: &Features) -> Vec<u8> {
     page.put(112, &1_u64.to_le_bytes());
     page.put(160, &health.media.to_le_bytes());
     page.put(176, &health.count.to_le_bytes());
-    page.take()
+    page.0
 }
 
 /// Commands Supported and Effects.
@@ -97,7 +97,7 @@ fn commands(shared: &Shared) -> Vec<u8> {
     for (opcode, effects) in io {
         page.put(1024 + 4 * usize::from(opcode), &effects.to_le_bytes());
     }
-    page.take()
+    page.0
 }
 
 pub(super) fn clears_changes(page: u8) -> bool {

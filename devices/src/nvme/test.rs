@@ -1266,7 +1266,7 @@ fn a_cache_that_is_emptied_without_room_is_parked_and_answered_afterwards() {
 fn a_disk_that_grows_is_told_of_at_once() {
     let mut driver = Driver::enabled();
     let request = driver.submit(0, command(0x0c, 0));
-    let drive = driver.bench.board.disks().find("nvme").unwrap();
+    let drive = driver.bench.board.shared.disks.find("nvme").unwrap();
     drive.grow(Some(DISK * 2)).unwrap();
     let cqe = driver.next(0);
     assert_eq!((cqe.id, cqe.result), (request, 0x0004_0002));

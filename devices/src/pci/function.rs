@@ -62,7 +62,7 @@ impl Slot {
     }
 
     pub fn wrap(self, device: Box<dyn Device>) -> Box<dyn Device> {
-        let table = self.identity.msix.map(|(_, bar)| self.bar(bar).region());
+        let table = self.identity.msix.map(|(_, bar)| self.bar(bar).region);
         Box::new(Function { header: Header::new(&self.identity), slot: self, device, table })
     }
 }

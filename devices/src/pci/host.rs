@@ -48,7 +48,7 @@ impl Build for Config {
         // for its own lock. Therefore it contains its function instead of being wrapped in it.
         let registers = Registers { config, ecam: ecam.clone(), state: State::default() };
         let function = slot.wrap(Box::new(registers));
-        Ok(Box::new(Bridge { ports, config, ecam: ecam.region(), function, spaces, latch: 0 }))
+        Ok(Box::new(Bridge { ports, config, ecam: ecam.region, function, spaces, latch: 0 }))
     }
 }
 

@@ -197,7 +197,7 @@ impl Lpc {
 
 impl Device for Lpc {
     fn read(&mut self, region: Region, offset: u64, data: &mut [u8]) -> Access {
-        if region == self.window.region() {
+        if region == self.window.region {
             return self.pm.read(offset, data);
         }
         let registers = &self.registers;
@@ -220,7 +220,7 @@ impl Device for Lpc {
     }
 
     fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Access {
-        if region == self.window.region() {
+        if region == self.window.region {
             return self.pm.write(offset, data);
         }
         if region == self.config {

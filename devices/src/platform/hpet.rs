@@ -419,7 +419,7 @@ mod test {
         assert_eq!(read(&bench, TIMER0 + 8), u64::MAX);
         for length in [1, 2, 3] {
             let mut data = [0; 3];
-            bench.board.spaces().memory.read(BASE, &mut data[..length]);
+            bench.board.shared.spaces.memory.read(BASE, &mut data[..length]);
             assert!(data[..length].iter().all(|byte| *byte == 0xff), "{length}");
         }
         assert_eq!(bench.read(Kind::Memory, BASE + 2), [0xff; 4]);

@@ -52,7 +52,7 @@ impl Build for Config {
         let ram = grants.shared().memory.ram().ok().context("the guest has no memory yet")?;
         let time_source = TimeSource::new(self.base, self.start.as_deref())?;
         let registers = Registers::new(State::power_on(ram), time_source, line);
-        let power_on = registers.state().clone();
+        let power_on = registers.state.clone();
         Ok(Box::new(Rtc { registers: Arc::new(Mutex::new(registers)), power_on, timer: None }))
     }
 }
@@ -80,7 +80,7 @@ impl Rtc {
 impl Device for Rtc {
     fn read(&mut self, _: Region, offset: u64, data: &mut [u8]) -> Access {
         let [byte] = data else { return Access::Ignored };
-        *byte = self.with(|it| if offset == 0 { it.index() } else { it.read() });
+        *byte = self.with(|it| if offset == 0 { it.state.index } else { it.read() });
         Access::Done
     }
 
@@ -93,7 +93,7 @@ impl Device for Rtc {
     fn park(&mut self) -> Saved {
         // The thread may need the lock on the registers to end.
         drop(self.timer.take());
-        Saved::of(self.registers.lock().expect("no device panicked").state())
+        Saved::of(&self.registers.lock().expect("no device panicked").state)
     }
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {

@@ -41,7 +41,6 @@ pub struct Config {
 }
 
 impl Config {
-    #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), absent: false }
     }
@@ -182,7 +181,7 @@ fn serve(swtpm: &mut Swtpm, exchange: &Mutex<Exchange>, cancel: &OwnedFd) {
     let response =
         command.map(|it| swtpm.execute(&it, cancel).unwrap_or_else(|| error(TPM_RC_FAILURE)));
     let mut exchange = lock(exchange);
-    exchange.broken = swtpm.is_broken();
+    exchange.broken = swtpm.broken;
     (exchange.at_work, exchange.busy) = (false, false);
     if std::mem::take(&mut exchange.stale) {
         // The command may have ended before it was cancelled. Do not cancel the next one.

@@ -30,12 +30,11 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
 
     /// Sets up all functions as firmware does, with addresses for BARs and decoding enabled. The
     /// guest does not write their configuration later.
-    #[must_use]
     pub fn open(mut self) -> Self {
         let (mut memory, mut ports) = (0x4000_0000_u32, 0xc000_u32);
         for target in &self.targets {
             let Claim::Pci(at, _) = target else { continue };
-            let config = &self.bench.board.spaces().config;
+            let config = &self.bench.board.shared.spaces.config;
             for bar in 0..6 {
                 config.write(at.config() + 0x10 + 4 * bar, &(memory | ports).to_le_bytes());
                 (memory, ports) = (memory + (8 << 20), ports + 0x40);
@@ -69,11 +68,11 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
             Claim::Pci(address, _) => (Kind::Config, address.config(), HEADER),
             Claim::Window(window) => {
                 let Some(at) = window.at() else { return Some(()) };
-                (window.kind(), at, window.size())
+                (window.kind, at, window.size)
             }
             Claim::Line(_) | Claim::Acpi(_) => return Some(()),
         };
-        let space = self.bench.board.spaces().of(kind);
+        let space = self.bench.board.shared.spaces.of(kind);
         // Accesses near the end of configuration space use its full size.
         let size = if kind == Kind::Config && how >> 4 & 2 != 0 { 0x1000 } else { size };
         let address = start.wrapping_add(aim % size);

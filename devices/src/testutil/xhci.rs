@@ -81,7 +81,6 @@ pub struct Driver<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Progress(Producer, u64, u32);
 
-#[must_use]
 pub fn block(parameter: u64, status: u32, control: u32) -> Block {
     let [low, high] = [parameter & u64::from(u32::MAX), parameter >> 32];
     [u32::try_from(low).unwrap_or(0), u32::try_from(high).unwrap_or(0), status, control]
@@ -144,7 +143,6 @@ impl<'a> Driver<'a> {
     }
 
     /// The offset of PORTSC of a port. Ports are counted from 1.
-    #[must_use]
     pub fn port(number: u8) -> u64 {
         PORTS + 16 * (u64::from(number) - 1)
     }
@@ -176,7 +174,6 @@ impl<'a> Driver<'a> {
     }
 
     /// The positions in the command ring and the event ring, for a driver that continues here.
-    #[must_use]
     pub fn progress(&self) -> Progress {
         Progress(self.commands, self.event, self.event_cycle)
     }
@@ -202,7 +199,6 @@ impl<'a> Driver<'a> {
         self.bench.memory.write(at, data).expect("the test's memory");
     }
 
-    #[must_use]
     pub fn read<const N: usize>(&self, at: u64) -> [u8; N] {
         let mut data = [0; N];
         self.bench.memory.read(at, &mut data).expect("the test's memory");
@@ -245,7 +241,6 @@ impl<'a> Driver<'a> {
     }
 
     /// Whether there is an event of this type in the ring. The event stays there.
-    #[must_use]
     pub fn holds(&self, kind: u32) -> bool {
         let control = |at| u32::from_le_bytes(self.read(EVENTS + 16 * at + 12));
         (0..BLOCKS).any(|at| control(at) >> 10 & 0x3f == kind)
@@ -317,7 +312,6 @@ impl<'a> Driver<'a> {
     }
 
     /// Reads a word of a device's output context.
-    #[must_use]
     pub fn output(&self, slot: u8, context: u8, word: u64) -> u32 {
         let at = OUTPUTS + 0x400 * u64::from(slot) + 0x20 * u64::from(context) + 4 * word;
         u32::from_le_bytes(self.read(at))

@@ -73,7 +73,6 @@ pub struct Descriptors {
 
 impl Descriptors {
     /// Builds the descriptors of a device with one configuration, number 1.
-    #[must_use]
     pub fn new(speed: Speed, identity: Identity, interfaces: Vec<Interface>) -> Self {
         let (version, packet): (u16, u8) = match speed {
             Speed::Low => (0x0110, 8),

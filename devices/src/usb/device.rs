@@ -56,7 +56,7 @@ pub(super) struct SavedState {
 
 impl SavedState {
     pub(super) fn is_of(&self, attached: &Attached) -> bool {
-        self.name == attached.name()
+        self.name == attached.name
     }
 }
 
@@ -75,7 +75,7 @@ impl Device {
         saved: Option<SavedState>,
         memory: &Memory,
     ) -> anyhow::Result<Self> {
-        let name = attached.name().to_owned();
+        let name = attached.name.clone();
         let (state, function) = match saved {
             None => Default::default(),
             Some(saved) => (saved.state, saved.function),
@@ -88,7 +88,7 @@ impl Device {
     pub(super) fn park(mut self, done: &mut Vec<TransferEnd>) -> SavedState {
         let function = self.attached.function().park();
         self.reap(done);
-        SavedState { name: self.attached.name().to_owned(), state: self.state, function }
+        SavedState { name: self.attached.name.clone(), state: self.state, function }
     }
 
     pub(super) fn is_same_device(&self, attached: &Arc<Attached>) -> bool {
@@ -96,7 +96,7 @@ impl Device {
     }
 
     pub(super) fn speed(&self) -> Speed {
-        self.attached.descriptors().speed
+        self.attached.descriptors.speed
     }
 
     pub(super) fn watch(&self, watch: impl FnOnce(Option<BorrowedFd<'_>>)) {
@@ -125,7 +125,7 @@ impl Device {
     /// Fails if the endpoint does not exist, is busy or is halted. The transfer has then ended.
     pub(super) fn begin(&mut self, transfer: Transfer) -> Result<(), Fault> {
         let endpoint = transfer.endpoint;
-        let known = self.attached.descriptors().has(endpoint);
+        let known = self.attached.descriptors.has(endpoint);
         if self.state.configuration == 0 || !known || self.busy.contains(&endpoint) {
             return Err(Fault::Gone);
         }
@@ -191,7 +191,7 @@ impl Device {
             }
             (false, (TO_ENDPOINT, SET_FEATURE)) if value == ENDPOINT_HALT => {
                 let endpoint = endpoint_of(index);
-                if !self.attached.descriptors().has(endpoint) {
+                if !self.attached.descriptors.has(endpoint) {
                     return Err(Stall);
                 }
                 self.state.halted.insert(endpoint);
@@ -214,7 +214,7 @@ impl Device {
     }
 
     fn descriptor(&self, kind: u8, number: u8) -> Result<Vec<u8>, Stall> {
-        let all = self.attached.descriptors();
+        let all = &self.attached.descriptors;
         match (kind, number) {
             (DEVICE, _) => Some(all.device.clone()),
             (CONFIGURATION, 0) => Some(all.configuration.clone()),
@@ -237,7 +237,7 @@ impl Device {
     }
 
     fn alternate(&mut self, number: u8, setting: u8) -> Result<(), Stall> {
-        let interfaces = &self.attached.descriptors().interfaces;
+        let interfaces = &self.attached.descriptors.interfaces;
         let all = interfaces.iter().filter(|it| it.number == number);
         let exists = all.clone().any(|it| it.alternate == setting);
         if !exists || self.state.configuration == 0 {

@@ -8,24 +8,16 @@ use anyhow::{bail, ensure};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Descriptors, Function, Speed};
-use crate::device::{Access, Device, Region, Saved};
+use crate::bus::Inert;
+use crate::device::Device;
 
 pub struct Attached {
-    name: String,
-    descriptors: Descriptors,
+    pub name: String,
+    pub descriptors: Descriptors,
     function: Mutex<Box<dyn Function>>,
 }
 
 impl Attached {
-    /// The name for operators: `usb-keyboard`, and `usb-keyboard.2` for the second.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub fn descriptors(&self) -> &Descriptors {
-        &self.descriptors
-    }
-
     /// Used only by the controller that the device is plugged into.
     pub(super) fn function(&self) -> MutexGuard<'_, Box<dyn Function>> {
         self.function.lock().expect("no device panicked")
@@ -176,7 +168,7 @@ pub fn plug_device(
         release();
         return Err(error);
     }
-    Ok(Box::new(PluggedDevice { ports, name: name.to_owned(), release: Some(release) }))
+    Ok(Box::new(Inert(PluggedDevice { ports, name: name.to_owned(), release: Some(release) })))
 }
 
 /// The board's handle of a USB device. Registers and state belong to the controller.
@@ -184,21 +176,6 @@ struct PluggedDevice {
     ports: Arc<Ports>,
     name: String,
     release: Option<Box<dyn FnOnce() + Send>>,
-}
-
-impl Device for PluggedDevice {
-    fn read(&mut self, _: Region, _: u64, _: &mut [u8]) -> Access {
-        Access::Ignored
-    }
-    fn write(&mut self, _: Region, _: u64, _: &[u8]) -> Access {
-        Access::Ignored
-    }
-    fn park(&mut self) -> Saved {
-        Saved::default()
-    }
-    fn run(&mut self, _: Saved) -> anyhow::Result<()> {
-        Ok(())
-    }
 }
 
 impl Drop for PluggedDevice {

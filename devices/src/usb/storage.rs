@@ -316,7 +316,7 @@ impl Shared {
         let (Some(medium), Some(memory)) = (&transport.medium, &transport.memory) else {
             return Ok(());
         };
-        let channel = medium.image().channel(memory)?;
+        let channel = medium.image.channel(memory)?;
         watch(&self.events, channel.event())?;
         transport.channel = Some(channel);
         let (grown, kick) = (self.grown.clone(), self.kick.clone());
@@ -345,7 +345,7 @@ fn watch(events: &OwnedFd, event: impl AsFd) -> anyhow::Result<()> {
 
 impl Tray for Shared {
     fn name(&self) -> &str {
-        self.opener.name()
+        &self.opener.name
     }
 
     fn is_removable(&self) -> bool {

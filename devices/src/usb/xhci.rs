@@ -97,7 +97,7 @@ impl Build for Config {
         hub.connect(root);
         let device = Xhci {
             shared: Arc::new(shared),
-            bar: slot.bar(0).region(),
+            bar: slot.bar(0).region,
             config: slot.config,
             sockets,
             hub,

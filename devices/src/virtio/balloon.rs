@@ -319,17 +319,17 @@ impl Virtio for Balloon {
     }
 
     fn start(&mut self, queues: Vec<Queue>, negotiated: u64) -> anyhow::Result<()> {
-        let last = queues.iter().map(Queue::number).max().unwrap_or(0);
+        let last = queues.iter().map(|queue| queue.number).max().unwrap_or(0);
         let purpose = |number| match number {
             INFLATE => Purpose::Inflate,
             STATISTICS if negotiated & STATS_VQ != 0 => Purpose::Statistics,
             STATISTICS.. if negotiated & REPORTING != 0 && number == last => Purpose::Reports,
             _ => Purpose::Nothing,
         };
-        let purposes: Vec<_> = queues.iter().map(|queue| purpose(queue.number())).collect();
+        let purposes: Vec<_> = queues.iter().map(|queue| purpose(queue.number)).collect();
         let has_statistics = purposes.contains(&Purpose::Statistics);
-        let signal = queues.first().map(|queue| queue.signal().clone());
-        let mut bells: Vec<_> = queues.iter().map(|queue| queue.bell().clone()).collect();
+        let signal = queues.first().map(|queue| queue.signal.clone());
+        let mut bells: Vec<_> = queues.iter().map(|queue| queue.bell.clone()).collect();
         bells.push(self.gauge.ask.clone());
         let work = Work {
             queues,
@@ -409,13 +409,13 @@ impl Work {
         }
         self.queues[at].notify();
         // There may be more requests. They are served after a pending stop.
-        self.queues[at].bell().write(1).ok();
+        self.queues[at].bell.write(1).ok();
     }
 
     fn take(&mut self, at: usize, chain: Chain) {
         let queue = &mut self.queues[at];
         match self.purposes[at] {
-            Purpose::Inflate => release(&*self.host, frames(queue.memory(), &chain.readable)),
+            Purpose::Inflate => release(&*self.host, frames(&queue.memory, &chain.readable)),
             // Pages that must keep their pattern cannot be replaced by zeros.
             Purpose::Reports if self.poisoned && self.gauge.poison.load(Ordering::Acquire) != 0 => {
             }
@@ -425,7 +425,7 @@ impl Work {
             Purpose::Statistics => {
                 let length = super::length(&chain.readable).min(MAX_STATISTICS_BYTES);
                 let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
-                if queue.memory().gather(&chain.readable, &mut bytes).is_ok() {
+                if queue.memory.gather(&chain.readable, &mut bytes).is_ok() {
                     self.gauge.update_statistics(&bytes);
                 }
                 // A driver should have one such buffer at a time. An older one is returned.

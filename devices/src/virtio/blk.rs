@@ -112,7 +112,7 @@ impl Blk {
             "queues={queues}: a disk has 1 to {MAX_QUEUES} queues"
         );
         let mut id = [0; ID_SIZE];
-        for (to, from) in id.iter_mut().zip(drive.serial().bytes()) {
+        for (to, from) in id.iter_mut().zip(drive.serial.bytes()) {
             *to = from;
         }
         let writeback = Arc::new(AtomicBool::new(true));
@@ -193,11 +193,11 @@ impl Virtio for Blk {
             self.writeback.store(false, Ordering::Release);
         }
         if let Some(queue) = queues.first() {
-            self.watch(queue.signal());
+            self.watch(&queue.signal);
         }
         for queue in queues {
-            let name = format!("disk-{}", queue.number());
-            let channel = self.drive.image().channel(queue.memory())?;
+            let name = format!("disk-{}", queue.number);
+            let channel = self.drive.image.channel(&queue.memory)?;
             let server = Server {
                 channel,
                 writeback: self.writeback.clone(),
@@ -271,7 +271,7 @@ impl Server {
         let mut any = false;
         while let Some(mut chain) = self.queue.pop() {
             any = true;
-            let header = chain.take::<16>(self.queue.memory());
+            let header = chain.take::<16>(&self.queue.memory);
             let (Ok(header), Some(status)) = (header, chain.take_last()) else {
                 self.queue.return_chain(chain);
                 self.queue.fail("a request without a header, or without room for its status");
@@ -285,7 +285,7 @@ impl Server {
     fn begin(&mut self, mut chain: Chain, header: [u8; 16], status: u64) {
         let [a, b, c, d, _, _, _, _, sector @ ..] = header;
         let (kind, sector) = (u32::from_le_bytes([a, b, c, d]), u64::from_le_bytes(sector));
-        let head = usize::from(chain.head());
+        let head = usize::from(chain.head);
         let plan = self.plan(kind, sector, &mut chain);
         let mut job = Job { chain, status, parts: 0, flush: false, written: 0, answer: OK };
         self.in_flight += 1;
@@ -307,7 +307,7 @@ impl Server {
 
     /// Decides how to serve a request, without side effects on the image.
     fn plan(&self, kind: u32, sector: u64, chain: &mut Chain) -> Plan {
-        let tag = u64::from(chain.head());
+        let tag = u64::from(chain.head);
         let offset = sector.saturating_mul(SECTOR);
         let ask = |operation, pieces: &mut Vec<Piece>| {
             let pieces = std::mem::take(pieces);
@@ -322,9 +322,9 @@ impl Server {
             }
             TYPE_FLUSH => Plan::Ask(vec![request(tag, Operation::Flush, (0, 0))]),
             TYPE_GET_ID => self.identify(chain),
-            TYPE_DISCARD => ranges(self.queue.memory(), chain, Operation::Discard),
+            TYPE_DISCARD => ranges(&self.queue.memory, chain, Operation::Discard),
             TYPE_WRITE_ZEROES => {
-                ranges(self.queue.memory(), chain, Operation::WriteZeroes { unmap: false })
+                ranges(&self.queue.memory, chain, Operation::WriteZeroes { unmap: false })
             }
             _ => Plan::Answer(UNSUPPORTED, 0),
         }
@@ -332,7 +332,7 @@ impl Server {
 
     fn identify(&self, chain: &Chain) -> Plan {
         let room = usize::try_from(super::length(&chain.writable)).unwrap_or(ID_SIZE).min(ID_SIZE);
-        match self.queue.memory().scatter(&chain.writable, &self.serial[..room]) {
+        match self.queue.memory.scatter(&chain.writable, &self.serial[..room]) {
             Ok(()) => Plan::Answer(OK, u32::try_from(room).unwrap_or(0)),
             Err(_) => Plan::Answer(IO_ERROR, 0),
         }
@@ -374,7 +374,7 @@ impl Server {
         self.in_flight -= 1;
         let written = if job.answer == OK { job.written } else { 0 };
         // A status address outside of memory is ignored: only the guest misses the status.
-        self.queue.memory().write(job.status, &[job.answer]).ok();
+        self.queue.memory.write(job.status, &[job.answer]).ok();
         self.queue.push(job.chain, written + 1);
     }
 
@@ -434,7 +434,7 @@ fn ranges(memory: &Memory, chain: &mut Chain, operation: Operation) -> Plan {
         if sectors > MAX_RANGE_SECTORS {
             return Plan::Answer(IO_ERROR, 0);
         }
-        let tag = u64::from(chain.head()) | part << 16;
+        let tag = u64::from(chain.head) | part << 16;
         let offset = sector.saturating_mul(SECTOR);
         requests.push(request(tag, operation, (offset, u64::from(sectors) * SECTOR)));
     }
@@ -469,11 +469,11 @@ impl Serve for Server {
     }
 
     fn events(&self) -> Vec<RawFd> {
-        vec![self.queue.bell().as_raw_fd(), self.channel.event().as_raw_fd()]
+        vec![self.queue.bell.as_raw_fd(), self.channel.event().as_raw_fd()]
     }
 
     fn clear_events(&mut self) {
-        self.queue.bell().read().ok();
+        self.queue.bell.read().ok();
     }
 }
 

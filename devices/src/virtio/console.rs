@@ -159,7 +159,7 @@ impl Virtio for Console {
         let channel = self.channel.take().context("the port's host side is lost")?;
         let (multiport, name) = (negotiated & MULTIPORT != 0, self.name.clone());
         let port = if name.is_some() { PORT_1 } else { 0 };
-        let find = |number: u16| queues.iter().position(|queue| queue.number() == number);
+        let find = |number: u16| queues.iter().position(|queue| queue.number == number);
         // Without control queues only port 0 exists.
         let exists = multiport || name.is_none();
         let control = |number| find(number).filter(|_| multiport);
@@ -212,7 +212,7 @@ impl Thread {
     fn spawn(mut server: Server) -> anyhow::Result<Self> {
         let stop = Arc::new(EventFd::new(EFD_NONBLOCK).context("an event for a port")?);
         let epoll = Epoll::new().context("an epoll for a port")?;
-        let bells = server.queues.iter().map(|queue| queue.bell().as_raw_fd());
+        let bells = server.queues.iter().map(|queue| queue.bell.as_raw_fd());
         for fd in bells.chain([stop.as_raw_fd()]) {
             let rings = EpollEvent::new(EventSet::IN, 0);
             epoll.ctl(ControlOperation::Add, fd, rings).context("an event for a port")?;
@@ -283,7 +283,7 @@ impl Server {
                 return;
             }
             for queue in &self.queues {
-                queue.bell().read().ok();
+                queue.bell.read().ok();
             }
             self.channel.accept_or_drop(self.guest_reads());
         }
@@ -319,7 +319,7 @@ impl Server {
                 queue.notify();
                 return false;
             };
-            let message = chain.take::<MESSAGE_SIZE>(queue.memory());
+            let message = chain.take::<MESSAGE_SIZE>(&queue.memory);
             queue.push(chain, 0);
             // Messages that are too short or outside of memory are ignored.
             if let Ok([a, b, c, d, event_low, event_high, value @ ..]) = message {
@@ -371,7 +371,7 @@ impl Server {
             let queue = &mut self.queues[at];
             let Some(chain) = next(queue) else { break };
             let fits = length(&chain.writable) >= bytes.len() as u64
-                && queue.memory().scatter(&chain.writable, &bytes).is_ok();
+                && queue.memory.scatter(&chain.writable, &bytes).is_ok();
             queue.push(chain, if fits { u32::try_from(bytes.len()).unwrap_or(0) } else { 0 });
             if fits {
                 match event {
@@ -397,7 +397,7 @@ impl Server {
             };
             let count =
                 usize::try_from(length(&chain.readable)).unwrap_or(MAX_TRANSFER).min(MAX_TRANSFER);
-            let read = queue.memory().gather(&chain.readable, &mut buffer[..count]);
+            let read = queue.memory.gather(&chain.readable, &mut buffer[..count]);
             let written = match read {
                 // Without a client, or with a buffer outside of memory, the data is dropped.
                 _ if !self.channel.is_open() => None,
@@ -441,7 +441,7 @@ impl Server {
             return;
         }
         let before = self.state.taken.map_or(0, |(_, taken)| taken);
-        self.state.taken = Some((chain.head(), before.saturating_add(written)));
+        self.state.taken = Some((chain.head, before.saturating_add(written)));
         // If nothing was taken, wait until the client reads.
         self.full = written == 0;
         self.held = Some(chain);
@@ -473,7 +473,7 @@ impl Server {
                 return false;
             };
             // If the guest's buffer is outside of memory, the data is lost.
-            let fits = queue.memory().scatter(&chain.writable, &buffer[..count]).is_ok();
+            let fits = queue.memory.scatter(&chain.writable, &buffer[..count]).is_ok();
             queue.push(chain, if fits { u32::try_from(count).unwrap_or(0) } else { 0 });
         }
         self.queues[at].notify();

@@ -81,14 +81,6 @@ impl Default for Config {
     }
 }
 
-impl Config {
-    /// The same configuration with a simulation in place of vhost-net, for tests.
-    #[must_use]
-    pub fn simulate_vhost(self, seed: u64) -> Self {
-        Self { simulated_vhost: Some(seed), ..self }
-    }
-}
-
 /// Feature bits (5.1.3)
 const CSUM: u64 = 1 << 0;
 const GUEST_CSUM: u64 = 1 << 1;
@@ -337,9 +329,9 @@ impl Net {
     ) -> anyhow::Result<()> {
         let at = usize::from(number);
         for queue in queues.iter().flatten() {
-            queue.memory().watch(&self.nic.orders[at].bell);
+            queue.memory.watch(&self.nic.orders[at].bell);
         }
-        let bells = queues.iter().flatten().map(|queue| queue.bell().clone()).collect();
+        let bells = queues.iter().flatten().map(|queue| queue.bell.clone()).collect();
         let sleep = Sleep::new(&self.nic.orders[at], bells)?;
         let (give, take) = mpsc::channel::<Pair>();
         let nic = self.nic.clone();
@@ -377,7 +369,7 @@ impl Net {
         let Some(vhost) = self.kernel.get_mut(at).and_then(Option::take) else { return Ok(None) };
         let (link, features) = (self.nic.backend.link(), self.nic.negotiated());
         let orders = &self.nic.orders[at];
-        KernelRings::new(vhost, link, features, orders, control.map(Queue::bell)).map(Some)
+        KernelRings::new(vhost, link, features, orders, control.map(|queue| &queue.bell)).map(Some)
     }
 
     /// Reports link changes to the guest, starting with those since the last stop.
@@ -427,11 +419,11 @@ impl Virtio for Net {
             self.nic.set_offloads(&control);
             self.nic.activate(&control);
         }
-        let signal = queues.first().map(|queue| queue.signal().clone());
+        let signal = queues.first().map(|queue| queue.signal.clone());
         let mut pairs: Vec<[Option<Queue>; 3]> =
             (0..self.nic.pairs).map(|_| [const { None }; 3]).collect();
         for queue in queues {
-            match self.role(queue.number(), negotiated) {
+            match self.role(queue.number, negotiated) {
                 Some((pair, role)) => pairs[pair][usize::from(role)] = Some(queue),
                 None => self.idle.push(queue),
             }
@@ -459,7 +451,7 @@ impl Virtio for Net {
             let at = usize::from(pair.number);
             self.ports[at] = Some(pair.port);
             if let Some(rings) = pair.kernel_rings {
-                self.kernel[at] = Some(rings.into_vhost());
+                self.kernel[at] = Some(rings.vhost);
             }
         }
         self.watch(None);

@@ -119,7 +119,7 @@ pub fn on_pci(
     let signal = Signal::new(slot.interrupt.clone(), identity.name, queues.into());
     let transport = Transport {
         registers: Registers::new(&identity),
-        bar: bar.region(),
+        bar: bar.region,
         config: slot.config,
         memory: slot.memory.clone(),
         signal: Arc::new(signal),
@@ -398,7 +398,7 @@ impl Transport {
                 // The driver may have rung before a thread listened, or before the machine was
                 // paused.
                 for queue in &queues {
-                    queue.bell().write(1).ok();
+                    queue.bell.write(1).ok();
                 }
                 let negotiated = self.registers.driver_features;
                 if let Err(error) = self.device.start(queues, negotiated) {
@@ -430,7 +430,7 @@ impl Transport {
     fn stop(&mut self) {
         if std::mem::take(&mut self.running) {
             for queue in self.device.stop() {
-                self.registers.queues[usize::from(queue.number())] = queue.ring();
+                self.registers.queues[usize::from(queue.number)] = queue.ring();
             }
         }
     }

@@ -51,11 +51,11 @@ pub(super) struct Ring {
 
 /// A queue of a running device. The thread that serves it owns it, and returns it when it stops.
 pub struct Queue {
-    number: u16,
+    pub number: u16,
     indices: Indices,
-    memory: Memory,
-    bell: Arc<EventFd>,
-    signal: Arc<Signal>,
+    pub memory: Memory,
+    pub bell: Arc<EventFd>,
+    pub signal: Arc<Signal>,
     /// Indexed by head: whether the device holds this chain.
     held: Vec<bool>,
     /// Heads of the chains that are taken again before new ones.
@@ -71,7 +71,7 @@ pub struct Queue {
 /// A descriptor chain: one request of the driver, with space for the device's answer.
 #[derive(Debug, Default)]
 pub struct Chain {
-    head: u16,
+    pub head: u16,
     /// Device-readable pieces.
     pub readable: Vec<Piece>,
     /// Device-writable pieces.
@@ -95,11 +95,6 @@ fn cut(pieces: &mut Vec<Piece>, length: u32) {
 }
 
 impl Chain {
-    /// The index of the first descriptor. It is unique among the chains that the device holds.
-    pub fn head(&self) -> u16 {
-        self.head
-    }
-
     /// Removes and returns the first `N` readable bytes, however the driver split them. Fails also
     /// if fewer are left.
     pub fn take<const N: usize>(&mut self, memory: &Memory) -> Result<[u8; N], NoMemory> {
@@ -204,25 +199,6 @@ impl Queue {
             next_used: self.indices.next_used(),
             held: held.collect(),
         }
-    }
-
-    /// The index of this queue within its device.
-    pub fn number(&self) -> u16 {
-        self.number
-    }
-
-    /// The driver writes to this event after it adds buffers.
-    pub fn bell(&self) -> &Arc<EventFd> {
-        &self.bell
-    }
-
-    pub fn memory(&self) -> &Memory {
-        &self.memory
-    }
-
-    /// Interrupts the driver, also for configuration changes.
-    pub fn signal(&self) -> &Arc<Signal> {
-        &self.signal
     }
 
     /// Takes the next available chain. Returns None on a broken queue.
@@ -494,7 +470,7 @@ mod test {
         let ring = queue.hand_to_kernel().unwrap();
         assert_eq!((ring.next, ring.size, ring.device), (1, 4, AT[2]));
         queue.take_back(vhost::Position { available: 2, used: 2 });
-        assert_eq!(queue.pop().unwrap().head(), 1);
+        assert_eq!(queue.pop().unwrap().head, 1);
         assert!(queue.pop().is_none());
         let ring = queue.ring();
         assert_eq!((ring.next_available, ring.next_used, ring.held), (3, 2, vec![1]));

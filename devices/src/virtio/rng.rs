@@ -41,7 +41,7 @@ fn answer(queue: &mut Queue) {
         let filled = getrandom(&mut bytes[..], GetRandomFlags::empty()).unwrap_or(0);
         let bytes = &bytes[..filled];
         // A chain outside of guest memory is the guest's error. It is returned empty.
-        let written = queue.memory().scatter(&chain.writable, bytes).map_or(0, |()| bytes.len());
+        let written = queue.memory.scatter(&chain.writable, bytes).map_or(0, |()| bytes.len());
         queue.push(chain, u32::try_from(written).unwrap_or(0));
     }
     queue.notify();
@@ -53,7 +53,7 @@ impl Virtio for Rng {
     }
 
     fn start(&mut self, queues: Vec<Queue>, _: u64) -> anyhow::Result<()> {
-        let bells = queues.iter().map(|queue| queue.bell().clone()).collect();
+        let bells = queues.iter().map(|queue| queue.bell.clone()).collect();
         let step = |queues: &mut Vec<Queue>, at: usize| answer(&mut queues[at]);
         self.worker = Some(Worker::spawn("virtio-rng", queues, bells, step)?);
         Ok(())

@@ -184,11 +184,11 @@ impl Virtio for Scsi {
         self.watch();
         let (mut others, mut servers) = ([None, None], Vec::new());
         for queue in queues {
-            if let Some(slot) = others.get_mut(usize::from(queue.number())) {
+            if let Some(slot) = others.get_mut(usize::from(queue.number)) {
                 *slot = Some(queue);
                 continue;
             }
-            let name = format!("scsi-{}", queue.number() - REQUESTS);
+            let name = format!("scsi-{}", queue.number - REQUESTS);
             let server = Server::new(queue, self.target.clone(), self.sizes)?;
             let server = Arc::new(Mutex::new(server));
             servers.push(server.clone());

@@ -49,9 +49,8 @@ fn run_with(bytes: impl Iterator<Item = u8>, simulated_vhost: Option<u64>) -> [u
     let mut bench = Bench::new(usize::try_from(RAM).expect("a megabyte"));
     let fields = json!({ "to": format!("fd:{}", ours.as_raw_fd()), "slot": "03.0" });
     let config = Config::of_kind("virtio-net", fields).expect("it is in the registry");
-    let Ok(Config::VirtioNet(config)) = config else { panic!("its fields are right") };
-    let config =
-        simulated_vhost.into_iter().fold(config, |config, seed| config.simulate_vhost(seed));
+    let Ok(Config::VirtioNet(mut config)) = config else { panic!("its fields are right") };
+    config.simulated_vhost = simulated_vhost;
     bench.board.add("net", |grants| config.build(grants)).expect("the board is empty");
     drop(ours);
     bench.board.run(Vec::new()).expect("power-on");
@@ -61,7 +60,7 @@ fn run_with(bytes: impl Iterator<Item = u8>, simulated_vhost: Option<u64>) -> [u
     drop(driver);
     // Unplugged, the kernel does not serve the rings. Its errors would not be the driver's.
     if simulated_vhost.is_some() {
-        bench.board.links().find("net").expect("it has a link").set_plugged(false);
+        bench.board.shared.links.find("net").expect("it has a link").set_plugged(false);
     }
     bench.board.reset().expect("power-on again");
     let mut driver = start(&bench, CONTROL);
@@ -126,7 +125,7 @@ fn step<'a, B: Iterator<Item = u8>>(
             seen[0] += u32::from(peer.read(&mut [0; 5000]).is_ok());
             seen[1] += u32::from(driver.take(0).is_some_and(|it| it.length > HEADER));
         }
-        215..222 => bench.board.links().find("net").ok()?.set_plugged(queue == 0),
+        215..222 => bench.board.shared.links.find("net").ok()?.set_plugged(queue == 0),
         222..244 => {
             // A well-formed command with random contents.
             let command =

@@ -225,7 +225,7 @@ fn step<B: Iterator<Item = u8>>(
         225..228 => bench.write(Kind::Config, AT.config() + 4, &[actions.byte()?, 0]),
         228..231 => {
             let size = DISK + u64::from(actions.byte()?) * 4096;
-            bench.board.disks().all().iter().for_each(|disk| drop(disk.grow(Some(size))));
+            bench.board.shared.disks.all().iter().for_each(|disk| drop(disk.grow(Some(size))));
         }
         231..238 => {
             bench.read::<4>(Kind::Memory, REGISTERS + u64::from(actions.byte()? & 0x3c));

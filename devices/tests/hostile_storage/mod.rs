@@ -95,7 +95,7 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     let mut actions = Actions(bytes);
     while step(&mut actions, &mut driver, slots, [&disk, &cd]).is_some() {}
     for (name, path) in [("usb-storage", &disk), ("usb-storage.2", &cd)] {
-        let tray = bench.board.disks().tray(name).expect("it was built");
+        let tray = bench.board.shared.disks.tray(name).expect("it was built");
         if tray.medium().is_none() {
             tray.insert(path, None).expect("the file is free");
         }
@@ -189,7 +189,7 @@ fn step<B: Iterator<Item = u8>>(
         215..230 => drop(driver.event()),
         230..240 => {
             let name = ["usb-storage", "usb-storage.2"][which];
-            let tray = bench.board.disks().tray(name).expect("it was built");
+            let tray = bench.board.shared.disks.tray(name).expect("it was built");
             if tray.medium().is_some() {
                 tray.eject(actions.byte()? & 1 == 0).ok();
             } else {

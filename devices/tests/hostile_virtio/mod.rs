@@ -249,10 +249,10 @@ fn step<'a>(
             driver.kick(queue);
         }
         205..215 => driver.set_device(u64::from(actions.byte()? % 40), &[actions.byte()?]),
-        215..225 => drop(bench.board.balloon().set(u64::from(actions.short()?) << 4)),
+        215..225 => drop(bench.board.shared.balloon.set(u64::from(actions.short()?) << 4)),
         225..230 => {
             let size = DISK + u64::from(actions.byte()?) * 512;
-            bench.board.disks().all().iter().for_each(|disk| drop(disk.grow(Some(size))));
+            bench.board.shared.disks.all().iter().for_each(|disk| drop(disk.grow(Some(size))));
         }
         230..243 => talk(actions, peer, folder)?,
         // A new driver, with fewer or more features.

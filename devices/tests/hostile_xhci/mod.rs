@@ -66,7 +66,7 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     bench.board.reset().expect("power-on again");
     let mut driver = Driver::find(&bench, AT);
     let [slot, _] = begin(&mut driver);
-    assert!(bench.board.input().key(Key::PAUSE, true), "the keyboard is configured");
+    assert!(bench.board.shared.input.key(Key::PAUSE, true), "the keyboard is configured");
     driver.push(slot, IN, block(DATA, 8, 1 << 10 | 1 << 5));
     driver.ring(slot, IN);
     driver.wait_event(32);
@@ -131,10 +131,10 @@ fn step<B: Iterator<Item = u8>>(
         210..220 => driver.set(Driver::port(actions.byte()? & 0xf | 1), actions.word()?),
         220..230 => {
             if let Some(key) = Key::new(u16::from(actions.byte()?)) {
-                bench.board.input().key(key, what & 1 == 0);
+                bench.board.shared.input.key(key, what & 1 == 0);
             }
             let x = u16::from(actions.byte()?) << 7;
-            bench.board.input().position(Position { x, ..Position::default() });
+            bench.board.shared.input.position(Position { x, ..Position::default() });
         }
         230..240 => {
             let saved = bench.board.park();

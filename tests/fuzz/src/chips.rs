@@ -124,15 +124,15 @@ fn host(bench: &Bench, what: u8, value: u8) {
     match what {
         0..100 => {
             if let Some(key) = Key::new(u16::from(value)) {
-                bench.board.input().key(key, what & 1 == 0);
+                bench.board.shared.input.key(key, what & 1 == 0);
             }
         }
         100..160 => {
             let motion = Motion { dx: number << (what % 24), dy: -number, ..Motion::default() };
-            bench.board.input().motion(motion);
+            bench.board.shared.input.motion(motion);
         }
         160..200 => {
-            bench.board.buttons().press();
+            bench.board.shared.buttons.press();
         }
         200..230 => {
             let saved = bench.board.park();

@@ -244,20 +244,25 @@ pub(crate) fn flag(bits: i32) -> u64 {
     u64::from(bits.unsigned_abs())
 }
 
-fn allowed(needs: Needs) -> anyhow::Result<Calls> {
-    let mut calls: Calls = PLAIN.iter().map(|call| (*call, Vec::new())).collect();
-    // Memory never becomes executable.
+/// Allows these calls with any arguments, memory that never becomes executable, threads, and
+/// signals to them.
+pub(crate) fn in_this_process<'a>(calls: impl Iterator<Item = &'a i64>) -> anyhow::Result<Calls> {
+    let mut calls: Calls = calls.map(|call| (*call, Vec::new())).collect();
     calls.insert(libc::SYS_mmap, bits(2, flag(libc::PROT_EXEC), 0)?);
     calls.insert(libc::SYS_mprotect, bits(2, flag(libc::PROT_EXEC), 0)?);
-    // Threads, but no processes. seccomp cannot see the flags of clone3, so `absent` makes it fail,
-    // and the C library uses clone.
+    // Threads, but no processes. seccomp cannot see the flags of clone3, so another filter makes it
+    // fail, and the C library uses clone.
     let thread = flag(libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND);
     calls.insert(libc::SYS_clone, bits(0, thread, thread)?);
     calls.insert(libc::SYS_clone3, Vec::new());
+    calls.insert(libc::SYS_tgkill, one_of(0, &[std::process::id().into()])?);
+    Ok(calls)
+}
+
+fn allowed(needs: Needs) -> anyhow::Result<Calls> {
+    let mut calls = in_this_process(PLAIN.iter())?;
     // Signals, only to this process.
-    let us = u64::from(std::process::id());
-    calls.insert(libc::SYS_kill, one_of(0, &[us])?);
-    calls.insert(libc::SYS_tgkill, one_of(0, &[us])?);
+    calls.insert(libc::SYS_kill, one_of(0, &[std::process::id().into()])?);
     let names = [libc::PR_SET_NAME, libc::PR_GET_NAME].map(flag);
     calls.insert(libc::SYS_prctl, one_of(0, &names)?);
     let commands: Vec<_> = FCNTL.iter().map(|command| flag(*command)).collect();
@@ -322,12 +327,22 @@ pub(crate) fn programs(needs: Needs, mode: Seccomp) -> anyhow::Result<Vec<BpfPro
         Seccomp::Log => SeccompAction::Log,
         Seccomp::On => SeccompAction::Trap,
     };
+    Ok(compile(absent(needs), allowed(needs)?, otherwise)?.into())
+}
+
+/// The programs that make the calls of `absent` fail with ENOSYS, and that allow only those of
+/// `list`.
+pub(crate) fn compile(
+    absent: Calls,
+    list: Calls,
+    otherwise: SeccompAction,
+) -> anyhow::Result<[BpfProgram; 2]> {
     let arch = TargetArch::x86_64;
     let enosys = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
-    let absent = SeccompFilter::new(absent(needs), SeccompAction::Allow, enosys, arch)?;
-    let list = SeccompFilter::new(allowed(needs)?, otherwise, SeccompAction::Allow, arch)?;
+    let absent = SeccompFilter::new(absent, SeccompAction::Allow, enosys, arch)?;
+    let list = SeccompFilter::new(list, otherwise, SeccompAction::Allow, arch)?;
     // The list forbids the call that applies further programs, so it comes last.
-    Ok(vec![absent.try_into()?, list.try_into()?])
+    Ok([absent.try_into()?, list.try_into()?])
 }
 
 /// Applies the programs to this thread and the threads that it starts. Fails if this kernel has no

@@ -100,7 +100,7 @@ pub(crate) fn drop_capabilities(keep: CapabilitySet) -> anyhow::Result<()> {
 
 /// Keeps only these capabilities, as far as the process has them, for this thread and for programs
 /// that it starts, whatever user they run as.
-pub(crate) fn keep_for_programs(keep: CapabilitySet) -> anyhow::Result<()> {
+pub fn keep_for_programs(keep: CapabilitySet) -> anyhow::Result<()> {
     close_bounding_set(keep)?;
     let mut sets = capabilities(None).context("capabilities")?;
     let kept = sets.permitted & keep;
@@ -115,7 +115,7 @@ pub(crate) fn keep_for_programs(keep: CapabilitySet) -> anyhow::Result<()> {
 
 /// Prevents other processes of this user from reading this process' memory, and disables core
 /// dumps.
-pub(crate) fn protect_memory() -> anyhow::Result<()> {
+pub fn protect_memory() -> anyhow::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not dumpable")
 }
 

@@ -8,11 +8,12 @@ use std::path::PathBuf;
 
 use rustix::process::getpid;
 pub use rustix::thread::CapabilitySet as Capabilities;
-use seccompiler::{BpfProgram, SeccompAction, SeccompCmpOp, SeccompFilter, TargetArch};
+use seccompiler::{SeccompAction, SeccompCmpOp};
 
-use super::filter::{self, Calls, FCNTL, FILES, IOCTL, PLAIN, bits, flag, one_of, only};
+use super::filter::{self, Calls, FCNTL, FILES, IOCTL, PLAIN, flag, in_this_process, one_of, only};
 use super::paths::{self, PathAccess, Paths};
 use super::user;
+pub use super::user::{keep_for_programs, protect_memory};
 
 #[derive(Clone, Debug, Default)]
 pub struct FileAccess {
@@ -96,17 +97,10 @@ const PRCTL: &[i32] = &[
 const FIONREAD: u64 = 0x541b;
 
 fn allowed(children: &[u32]) -> anyhow::Result<Calls> {
-    let plain = PLAIN.iter().chain(CALLS);
-    let mut calls: Calls = plain.map(|call| (*call, Vec::new())).collect();
-    calls.insert(libc::SYS_mmap, bits(2, flag(libc::PROT_EXEC), 0)?);
-    calls.insert(libc::SYS_mprotect, bits(2, flag(libc::PROT_EXEC), 0)?);
-    // Threads, but no processes or programs.
-    let thread = flag(libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND);
-    calls.insert(libc::SYS_clone, bits(0, thread, thread)?);
+    let mut calls = in_this_process(PLAIN.iter().chain(CALLS))?;
     let us = u64::from(getpid().as_raw_nonzero().get().unsigned_abs());
     let ours: Vec<_> = [us].into_iter().chain(children.iter().copied().map(u64::from)).collect();
     calls.insert(libc::SYS_kill, one_of(0, &ours)?);
-    calls.insert(libc::SYS_tgkill, one_of(0, &[us])?);
     let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6].map(flag);
     calls.insert(libc::SYS_socket, one_of(0, &families)?);
     calls.insert(libc::SYS_prctl, one_of(0, &PRCTL.iter().copied().map(flag).collect::<Vec<_>>())?);
@@ -118,24 +112,14 @@ fn allowed(children: &[u32]) -> anyhow::Result<Calls> {
     Ok(calls)
 }
 
-fn programs(children: &[u32]) -> anyhow::Result<[BpfProgram; 2]> {
-    let error = |number: i32| SeccompAction::Errno(number.unsigned_abs());
-    let arch = TargetArch::x86_64;
-    // seccomp cannot see the flags of clone3. The C library uses clone if clone3 does not exist.
-    let absent: Calls = [(libc::SYS_clone3, Vec::new())].into();
-    let mut list = allowed(children)?;
-    list.insert(libc::SYS_clone3, Vec::new());
-    let absent = SeccompFilter::new(absent, SeccompAction::Allow, error(libc::ENOSYS), arch)?;
-    let list = SeccompFilter::new(list, error(libc::EPERM), SeccompAction::Allow, arch)?;
-    Ok([absent.try_into()?, list.try_into()?])
-}
-
 impl FileAccess {
     /// Enters the jail, for this thread and the threads that it starts. The capabilities `keep`
     /// stay, and signals may be sent to `children`. Returns the restrictions that could not be
     /// applied, each with the reason.
     pub fn enter(&self, keep: Capabilities, children: &[u32]) -> anyhow::Result<Vec<String>> {
-        let programs = programs(children)?;
+        let absent = [(libc::SYS_clone3, Vec::new())].into();
+        let otherwise = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+        let programs = filter::compile(absent, allowed(children)?, otherwise)?;
         let mut paths = Paths::default();
         for (all, what) in [
             (&self.read, PathAccess::Read),
@@ -155,20 +139,9 @@ impl FileAccess {
     }
 }
 
-/// Keeps only these capabilities, for programs that this thread starts, whatever user they run as.
-pub fn keep_for_programs(capabilities: Capabilities) -> anyhow::Result<()> {
-    user::keep_for_programs(capabilities)
-}
-
 /// Drops these capabilities, for this thread and the threads that it starts.
 pub fn drop_capabilities(capabilities: Capabilities) -> anyhow::Result<()> {
     user::drop_capabilities(capabilities.complement())
-}
-
-/// Prevents other processes of this user from reading this process' memory, which holds passwords,
-/// and disables core dumps. Applies to all threads.
-pub fn protect_memory() -> anyhow::Result<()> {
-    user::protect_memory()
 }
 
 #[cfg(test)]

@@ -134,19 +134,7 @@ impl fmt::Display for Combination {
     }
 }
 
-impl TryFrom<String> for Combination {
-    type Error = anyhow::Error;
-
-    fn try_from(text: String) -> anyhow::Result<Self> {
-        text.parse()
-    }
-}
-
-impl From<Combination> for String {
-    fn from(keys: Combination) -> Self {
-        keys.to_string()
-    }
-}
+host::as_text!(Combination);
 
 #[cfg(test)]
 mod test {

@@ -140,8 +140,8 @@ pub struct Interfaces {
 }
 
 pub struct Server {
-    canvas: Arc<Canvas>,
-    interfaces: Interfaces,
+    pub canvas: Arc<Canvas>,
+    pub interfaces: Interfaces,
     lobby: Lobby,
     clients: Mutex<BTreeMap<u64, Arc<Client>>>,
     next: AtomicU64,
@@ -189,17 +189,9 @@ impl Server {
         })
     }
 
-    pub fn interfaces(&self) -> &Interfaces {
-        &self.interfaces
-    }
-
-    pub fn canvas(&self) -> &Arc<Canvas> {
-        &self.canvas
-    }
-
     /// Failed logins, counted for VNC viewers and browsers together.
     pub fn login_limiter(&self) -> &LoginLimiter {
-        self.lobby.login_limiter()
+        &self.lobby.limiter
     }
 
     /// Serves one client until it disconnects, with the rules of its listener.

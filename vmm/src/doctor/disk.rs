@@ -89,7 +89,7 @@ fn trial_of(path: &Path, action: &str, outcome: trial::Outcome) -> Trial {
     Trial {
         name: path.display().to_string(),
         says: format!("{action}; {cache}"),
-        works: outcome.parts.iter().all(trial::Part::works),
+        works: outcome.parts.iter().all(|part| part.works),
         parts: outcome.parts,
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn measure(name: &str) -> anyhow::Result<Trial> {
     };
     // Not answering ARP is no failure: the host may be configured so.
     parts.retain(|part| !silent || part.is_answered());
-    let works = parts.iter().all(trial::Part::works);
+    let works = parts.iter().all(|part| part.works);
     Ok(Trial { name: name.to_owned(), says, works, parts })
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Trial {
 pub(super) struct Part {
     /// `read`, `write`, `verify`, `send` or `arp`.
     does: String,
-    works: bool,
+    pub(super) works: bool,
     /// Bytes of a block or a frame.
     size: u64,
     /// Requests in flight.
@@ -60,10 +60,6 @@ impl Trial {
 }
 
 impl Part {
-    pub(super) fn works(&self) -> bool {
-        self.works
-    }
-
     pub(super) fn is_answered(&self) -> bool {
         self.count > 0
     }

@@ -90,9 +90,9 @@ impl Vcpu {
         cpuid: &CpuId,
         hyperv: bool,
     ) -> anyhow::Result<Self> {
-        let fd = vm.fd().create_vcpu(u64::from(id.apic_id)).context("a processor")?;
+        let fd = vm.fd.create_vcpu(u64::from(id.apic_id)).context("a processor")?;
         fd.set_cpuid2(cpuid).context("the features of a processor")?;
-        if hyperv && vm.fd().check_extension(Cap::HypervSynic2) {
+        if hyperv && vm.fd.check_extension(Cap::HypervSynic2) {
             let synic = kvm_enable_cap { cap: Cap::HypervSynic2 as u32, ..Default::default() };
             fd.enable_cap(&synic).context("Hyper-V's interrupt controller")?;
             set_msr(&fd, SCONTROL.0, SCONTROL.1);

@@ -31,7 +31,7 @@ const NORMAL: u32 = 0;
 
 /// A virtual machine without processors.
 pub struct Vm {
-    fd: Arc<VmFd>,
+    pub(super) fd: Arc<VmFd>,
     /// Kept alive as long as KVM maps it.
     ram: Arc<GuestMemoryMmap>,
     next_slot: Mutex<u32>,
@@ -115,10 +115,6 @@ impl Vm {
             self.fd.set_irqchip(chip).context("interrupt controllers")?;
         }
         self.fd.set_pit2(&chips.pit).context("the timer")
-    }
-
-    pub(super) fn fd(&self) -> &Arc<VmFd> {
-        &self.fd
     }
 }
 

@@ -49,7 +49,7 @@ impl Description {
 
     /// Fails if the guest has moved a window to an address that no table can describe.
     pub(super) fn platform(&self) -> anyhow::Result<Platform> {
-        let pcie = self.ecam.at().map_or(layout::PCIEXBAR, |at| at..at + self.ecam.size());
+        let pcie = self.ecam.at().map_or(layout::PCIEXBAR, |at| at..at + self.ecam.size);
         Ok(Platform {
             cpus: self.apic_ids.iter().map(|apic_id| Cpu { apic_id: *apic_id }).collect(),
             windows: layout::pci_windows(self.ram, &pcie),
@@ -72,7 +72,7 @@ impl Description {
 fn window(board: &Board, device: &str, kind: Kind) -> anyhow::Result<Arc<Window>> {
     let claims = board.claims().find(|it| it.0 == device).map_or(&[][..], |it| it.1);
     let window = claims.iter().find_map(|claim| match claim {
-        Claim::Window(window) if window.kind() == kind => Some(window.clone()),
+        Claim::Window(window) if window.kind == kind => Some(window.clone()),
         _ => None,
     });
     window.with_context(|| format!("a machine without `{device}`"))

@@ -28,7 +28,7 @@ pub(super) fn paths(names: &[String], board: &Board) -> anyhow::Result<Vec<Strin
 fn path(name: &str, board: &Board) -> Option<String> {
     let kind = kind_of(name);
     if kind == "usb-storage" {
-        let (controller, port) = board.usb().port(name)?;
+        let (controller, port) = board.shared.usb.port(name)?;
         let at = board.claims().filter(|it| kind_of(it.0) == "xhci").nth(controller)?;
         // Ports count from 1.
         return Some(format!(

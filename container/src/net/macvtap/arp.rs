@@ -80,7 +80,6 @@ impl Listener {
 
 /// The sender's address in an ARP packet, if the sender has this MAC address and the address is one
 /// of a host.
-#[must_use]
 pub fn sender_address(packet: &[u8], mac: Mac) -> Option<Ipv4Addr> {
     let (kind, rest) = packet.split_first_chunk::<6>()?;
     let (_, rest) = rest.split_first_chunk::<2>()?;

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 /// Adds 16-bit words in native byte order. An odd byte at the end is padded with a zero.
-#[must_use]
 pub fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
     // Adding words of 32 bits is equivalent, and faster. The sum cannot overflow 64 bits with less
@@ -22,7 +21,6 @@ pub fn sum(bytes: &[u8]) -> u64 {
 }
 
 /// The checksum for a sum, as written into a header.
-#[must_use]
 pub fn finish(mut sum: u64) -> [u8; 2] {
     while sum > 0xffff {
         sum = (sum >> 16) + (sum & 0xffff);
@@ -32,7 +30,6 @@ pub fn finish(mut sum: u64) -> [u8; 2] {
 }
 
 /// The sum of the pseudo header of TCP, UDP and ICMPv6 (RFC 9293, 3.1; RFC 8200, 8.1).
-#[must_use]
 pub fn pseudo(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> u64 {
     let mut total = u64::from(u16::from_ne_bytes([0, protocol]));
     let length = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();

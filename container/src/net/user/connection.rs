@@ -109,7 +109,6 @@ struct Interests {
 }
 
 impl Connection {
-    #[must_use]
     pub fn new(pair: Pair, origin: Origin, tcp: Tcp) -> Self {
         let used = Cell::new(Instant::now());
         Self { pair, origin, tcp: RefCell::new(tcp), wake: Notify::new(), used }
@@ -215,7 +214,7 @@ impl Connection {
                 shut = true;
                 stream.shutdown();
             }
-            if self.tcp.borrow().state() == State::Closed {
+            if self.tcp.borrow().state == State::Closed {
                 return false;
             }
             if shut && self.tcp.borrow().is_done() {

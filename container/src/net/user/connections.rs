@@ -65,7 +65,6 @@ pub struct Syn<'a> {
 }
 
 impl Connections {
-    #[must_use]
     pub fn new(limits: &Limits) -> Self {
         let (shared, incoming) = (Budget::default(), Budget::new(INCOMING));
         let side = |limit, budget: &Budget| {
@@ -87,7 +86,6 @@ impl Connections {
         self.all.borrow().values().for_each(|connection| connection.abort());
     }
 
-    #[must_use]
     pub fn find(&self, pair: &Pair) -> Option<Rc<Connection>> {
         self.all.borrow().get(pair).cloned()
     }

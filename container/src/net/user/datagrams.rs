@@ -73,7 +73,6 @@ struct ForwardedPort {
 }
 
 impl Datagrams {
-    #[must_use]
     pub fn new(slots: usize) -> Self {
         Self {
             flows: RefCell::default(),

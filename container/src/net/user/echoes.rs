@@ -49,7 +49,6 @@ struct Flow {
 }
 
 impl Echoes {
-    #[must_use]
     pub fn new(slots: usize) -> Self {
         Self { flows: RefCell::default(), slots: Slots::new(slots) }
     }

@@ -20,7 +20,6 @@ pub struct Listeners {
 }
 
 /// The forwarded ports: Remote Desktop and USER_PORTS, without those that stay with the pod.
-#[must_use]
 pub fn ports(settings: &Settings) -> Vec<(u16, Protocol)> {
     let rdp = [(RDP, Protocol::Tcp), (RDP, Protocol::Udp)];
     let mut ports = Vec::new();
@@ -54,7 +53,6 @@ fn reason_to_keep(settings: &Settings, port: (u16, Protocol)) -> Option<&'static
 
 impl Listeners {
     /// Listens on these ports. Ports that cannot be opened are logged and left out.
-    #[must_use]
     pub fn open(ports: &[(u16, Protocol)]) -> Self {
         let mut listeners = Self::default();
         for (number, protocol) in ports {

@@ -26,7 +26,6 @@ pub enum IcmpError {
 
 impl IcmpError {
     /// The reason for a socket error. Nothing if the error has no equivalent in ICMP.
-    #[must_use]
     pub fn of(error: &io::Error) -> Option<Self> {
         match Errno::from_io_error(error)? {
             Errno::NETUNREACH | Errno::NETDOWN => Some(Self::NetworkUnreachable),
@@ -54,7 +53,6 @@ impl IcmpError {
     }
 
     /// The error message, with the beginning of the packet. `header` stores its header.
-    #[must_use]
     pub fn payload<'a>(
         self,
         v4: bool,
@@ -67,7 +65,6 @@ impl IcmpError {
     }
 }
 
-#[must_use]
 pub fn payload<'a>(v4: bool, header: &'a [u8; HEADER], data: &'a [u8]) -> Payload<'a> {
     Payload { protocol: if v4 { ICMP } else { ICMPV6 }, header, checksum: CHECKSUM, data }
 }
@@ -82,14 +79,12 @@ pub struct Echo<'a> {
 }
 
 /// Types of echo requests and echo replies.
-#[must_use]
 pub fn echo_types(v4: bool) -> (u8, u8) {
     if v4 { (8, 0) } else { (128, 129) }
 }
 
 impl<'a> Echo<'a> {
     /// Parses a packet. Nothing if it is not an echo request.
-    #[must_use]
     pub fn read(packet: &Packet<'a>) -> Option<Self> {
         let (v4, message) = (packet.from.is_ipv4(), packet.payload);
         let header = message.first_chunk::<HEADER>()?;
@@ -99,7 +94,6 @@ impl<'a> Echo<'a> {
     }
 
     /// The header of the reply, with a checksum of zero.
-    #[must_use]
     pub fn answer(&self, v4: bool) -> [u8; HEADER] {
         let mut header = [0; HEADER];
         header.copy_from_slice(&self.message[..HEADER]);
@@ -109,14 +103,12 @@ impl<'a> Echo<'a> {
     }
 
     /// The data after the header, which the reply repeats.
-    #[must_use]
     pub fn data(&self) -> &'a [u8] {
         &self.message[HEADER..]
     }
 }
 
 /// Whether the checksum of a message is correct.
-#[must_use]
 pub fn is_sound(packet: &Packet<'_>) -> bool {
     match packet.from {
         IpAddr::V4(_) => {

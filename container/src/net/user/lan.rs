@@ -56,7 +56,6 @@ pub struct PodAddresses {
 
 impl PodAddresses {
     /// Reads the addresses from which packets to the Internet would be sent.
-    #[must_use]
     pub fn read() -> Self {
         // Addresses for documentation, which only the default route matches. Nothing is sent.
         let v4 = source("192.0.2.1:9")
@@ -117,7 +116,6 @@ impl Lan {
     }
 
     /// Whether an address is a broadcast address, or the first address of the guest's network.
-    #[must_use]
     pub fn is_broadcast(&self, address: Ipv4Addr) -> bool {
         let mask = u32::MAX << (32 - u32::from(self.prefix));
         let inside = (u32::from(address) ^ u32::from(self.guest)) & mask == 0;

@@ -33,7 +33,6 @@ pub enum Solicitation {
 
 impl Solicitation {
     /// Parses a packet. Nothing if it has no neighbor discovery message.
-    #[must_use]
     pub fn read(packet: &Packet<'_>) -> Option<Self> {
         let kind = *packet.payload.first()?;
         if !(ROUTER_SOLICITATION..=REDIRECT).contains(&kind) {
@@ -58,14 +57,12 @@ impl Solicitation {
 pub struct Message(Vec<u8>);
 
 impl Message {
-    #[must_use]
     pub fn payload(&self) -> Payload<'_> {
         Payload { protocol: ICMPV6, header: &self.0, checksum: icmp::CHECKSUM, data: &[] }
     }
 }
 
 /// A neighbor advertisement: this address has our MAC address (4.4).
-#[must_use]
 pub fn advertise_neighbor(wanted: Ipv6Addr, mac: Mac) -> Message {
     // The flags router, solicited and override.
     let mut bytes = vec![NEIGHBOR_ADVERTISEMENT, 0, 0, 0, 0xe0, 0, 0, 0];
@@ -76,7 +73,6 @@ pub fn advertise_neighbor(wanted: Ipv6Addr, mac: Mac) -> Message {
 }
 
 /// A router advertisement for this network (4.2).
-#[must_use]
 pub fn advertise_router(lan: &LanV6, mac: Mac, mtu: u16) -> Message {
     let mut bytes = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0];
     bytes.extend(ROUTER_LIFETIME.to_be_bytes());

@@ -46,11 +46,10 @@ pub struct Network {
     /// The id of the next fragmented packet.
     fragment_id: Cell<u16>,
     /// For tests: a port of the loopback in place of all outside hosts.
-    diverted: Cell<Option<u16>>,
+    pub diverted: Cell<Option<u16>>,
 }
 
 impl Network {
-    #[must_use]
     pub fn new(lan: Lan, relay: Relay) -> Self {
         Self {
             lan,
@@ -65,14 +64,7 @@ impl Network {
         }
     }
 
-    /// Redirects all traffic to outside hosts to this port of the loopback, so that no packet of a
-    /// fuzzer leaves the host.
-    pub fn divert(&self, port: u16) {
-        self.diverted.set(Some(port));
-    }
-
     /// The address to connect to for an outside host.
-    #[must_use]
     pub fn outside(&self, peer: SocketAddr) -> SocketAddr {
         let loopback: IpAddr =
             if peer.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
@@ -100,19 +92,16 @@ impl Network {
     }
 
     /// The MAC address of the guest. Broadcast until its first frame.
-    #[must_use]
     pub fn card(&self) -> Mac {
         self.card.get()
     }
 
     /// Source and destination of a packet to the guest.
-    #[must_use]
     pub fn ends(&self, addresses: (IpAddr, IpAddr)) -> Ends {
         Ends { cards: (self.lan.mac, self.card.get()), addresses }
     }
 
     /// The gateway's address, of the same family as another address.
-    #[must_use]
     pub fn gateway(&self, like: IpAddr) -> IpAddr {
         match (like, self.lan.v6) {
             (IpAddr::V6(_), Some(lan)) => lan.gateway.into(),
@@ -165,7 +154,6 @@ impl Network {
     }
 
     /// The destination of a packet. Nothing if its source or its hop limit is invalid.
-    #[must_use]
     pub fn admit(&self, packet: &Packet<'_>) -> Option<Destination> {
         if !self.is_guest(packet.from) {
             return None;
@@ -200,7 +188,6 @@ impl Network {
         }
     }
 
-    #[must_use]
     pub fn destination(&self, to: IpAddr) -> Destination {
         match to {
             IpAddr::V4(to) if to == self.lan.gateway => Destination::Gateway,
@@ -233,7 +220,6 @@ impl Network {
     }
 
     /// Whether the gateway's address is also that of an outside host.
-    #[must_use]
     pub fn is_outside(&self, gateway: IpAddr) -> bool {
         self.outside_unless_own(gateway) == Destination::Outside
     }
@@ -266,7 +252,6 @@ impl Network {
 
     /// The guest's address for an outside client, and the client's address as the guest sees it:
     /// its own, if answers to that reach the client, else the gateway's.
-    #[must_use]
     pub fn map_client(&self, from: SocketAddr) -> (IpAddr, SocketAddr) {
         let reachable = self.destination(from.ip()) == Destination::Outside;
         match (from.ip(), self.guest_v6.get()) {

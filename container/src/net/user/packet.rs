@@ -43,7 +43,6 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    #[must_use]
     pub fn read(bytes: &'a [u8]) -> Option<Self> {
         let (header, payload) = bytes.split_first_chunk::<ETHERNET>()?;
         let [to @ .., _, _, _, _, _, _, _, _] = header;
@@ -67,7 +66,6 @@ const ARP_KINDS: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
 impl ArpRequest {
     /// Parses a request. Nothing for replies and other protocols.
-    #[must_use]
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.first_chunk::<28>()?;
         if bytes[..6] != ARP_KINDS || bytes[6..8] != [0, 1] {
@@ -79,7 +77,6 @@ impl ArpRequest {
         Some(Self { mac, from: Ipv4Addr::from(from), wanted: Ipv4Addr::from(wanted) })
     }
 
-    #[must_use]
     pub fn answer(&self, mac: Mac) -> Vec<u8> {
         let mut answer = ARP_KINDS.to_vec();
         answer.extend([0, 2]);
@@ -115,7 +112,6 @@ pub struct Packet<'a> {
 
 impl<'a> Packet<'a> {
     /// Parses the payload of a frame with this EtherType. Nothing if it is not a valid IP packet.
-    #[must_use]
     pub fn read(kind: u16, bytes: &'a [u8]) -> Option<Self> {
         match kind {
             IPV4 => Self::read_v4(bytes),
@@ -206,7 +202,6 @@ impl<'a> Packet<'a> {
     }
 
     /// Whether the checksum of TCP, UDP or ICMPv6 over the payload is correct.
-    #[must_use]
     pub fn is_sound(&self) -> bool {
         let Self { from, to, protocol, payload, .. } = *self;
         let head = checksum::pseudo(from, to, protocol, payload.len());
@@ -214,7 +209,6 @@ impl<'a> Packet<'a> {
     }
 
     /// The beginning of the packet that ICMP errors quote (RFC 1812, 4.3.2.3; RFC 4443, 2.4 (c)).
-    #[must_use]
     pub fn quoted(&self) -> &'a [u8] {
         let most = if self.from.is_ipv4() { 548 } else { 1232 };
         &self.whole[..self.whole.len().min(most)]
@@ -234,7 +228,6 @@ pub struct Datagram<'a> {
 
 impl<'a> Datagram<'a> {
     /// RFC 768
-    #[must_use]
     pub fn read(packet: &Packet<'a>) -> Option<Self> {
         let header = packet.payload.first_chunk::<HEADER_UDP>()?;
         let length = usize::from(word(header, 4));
@@ -249,7 +242,6 @@ impl<'a> Datagram<'a> {
     }
 
     /// The header for `length` bytes of data, without checksum.
-    #[must_use]
     pub fn header(from: u16, to: u16, length: usize) -> [u8; HEADER_UDP] {
         let mut header = [0; HEADER_UDP];
         let length = u16::try_from(HEADER_UDP + length).unwrap_or(u16::MAX);
@@ -269,14 +261,12 @@ pub struct Pair {
 
 impl Pair {
     /// The ends of a packet from the guest, with its source and destination ports.
-    #[must_use]
     pub fn of(packet: &Packet<'_>, (from, to): (u16, u16)) -> Self {
         let guest = SocketAddr::new(packet.from, from);
         Self { guest, peer: SocketAddr::new(packet.to, to) }
     }
 
     /// Source and destination of packets to the guest.
-    #[must_use]
     pub fn back(&self) -> (IpAddr, IpAddr) {
         (self.peer.ip(), self.guest.ip())
     }

@@ -29,7 +29,6 @@ pub struct Limits {
 impl Limits {
     /// The limits for a process that may open `files` descriptors. All kinds together use at most
     /// half of them. The other half is for the web port, probes and the machine.
-    #[must_use]
     pub fn of(files: usize) -> Self {
         let share = |parts: usize, max: usize| (files / 32 * parts).clamp(2, max);
         Self {
@@ -42,7 +41,6 @@ impl Limits {
         }
     }
 
-    #[must_use]
     pub fn sum(&self) -> usize {
         let Self { connections, incoming, datagrams, echoes, questions, names } = self;
         connections + incoming + datagrams + echoes + questions + names
@@ -59,12 +57,10 @@ pub struct Slots {
 }
 
 impl Slots {
-    #[must_use]
     pub fn new(limit: usize) -> Self {
         Self { free: Arc::new(Semaphore::new(limit)), spare: (limit / 8).max(1) }
     }
 
-    #[must_use]
     pub fn take(&self) -> Option<Slot> {
         self.free.clone().try_acquire_owned().ok()
     }
@@ -75,7 +71,6 @@ impl Slots {
 
     /// Whether fewer than an eighth of the slots are free. Then an old task must end for each new
     /// one, so that some slots stay free while old tasks end.
-    #[must_use]
     pub fn are_scarce(&self) -> bool {
         self.free.available_permits() < self.spare
     }

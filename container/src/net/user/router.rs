@@ -35,7 +35,6 @@ pub struct Router {
 
 impl Router {
     /// `files`: the maximum number of open descriptors of the process.
-    #[must_use]
     pub fn new(lan: Lan, relay: Relay, files: usize) -> Self {
         let limits = Limits::of(files);
         Self {

@@ -21,25 +21,21 @@ pub const MAX_SCALE: u8 = 14;
 pub struct Seq(pub u32);
 
 impl Seq {
-    #[must_use]
     pub fn plus(self, bytes: usize) -> Self {
         let bytes = u32::try_from(bytes).expect("no window is larger than 2^32");
         Self(self.0.wrapping_add(bytes))
     }
 
     /// The number of bytes since another number, which must not be later.
-    #[must_use]
     pub fn since(self, other: Self) -> usize {
         self.0.wrapping_sub(other.0) as usize
     }
 
     /// Whether it is after another number: less than 2^31 ahead of it.
-    #[must_use]
     pub fn is_after(self, other: Self) -> bool {
         (1..1 << 31).contains(&self.0.wrapping_sub(other.0))
     }
 
-    #[must_use]
     pub fn later(self, other: Self) -> Self {
         if self.is_after(other) { self } else { other }
     }
@@ -64,7 +60,6 @@ pub struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
-    #[must_use]
     pub fn read(packet: &Packet<'a>) -> Option<Self> {
         let bytes = packet.payload;
         let fixed = bytes.first_chunk::<HEADER>()?;
@@ -113,19 +108,16 @@ impl<'a> Segment<'a> {
         }
     }
 
-    #[must_use]
     pub fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
     /// The number of sequence numbers that the segment occupies, with SYN and FIN.
-    #[must_use]
     pub fn length(&self) -> usize {
         self.data.len() + usize::from(self.has(SYN)) + usize::from(self.has(FIN))
     }
 
     /// The header with options, and a checksum of zero.
-    #[must_use]
     pub fn header(&self) -> Header {
         let mut header = Header { bytes: [0; HEADER + 8], length: HEADER };
         if let Some(mss) = self.mss {
@@ -148,7 +140,6 @@ impl<'a> Segment<'a> {
     }
 
     /// The reset for a segment without a connection (RFC 9293, 3.10.7.1), if it gets one.
-    #[must_use]
     pub fn refusal(&self) -> Option<Segment<'static>> {
         let ports = (self.ports.1, self.ports.0);
         if self.has(RST) {
@@ -174,7 +165,6 @@ impl Header {
         self.length += 4;
     }
 
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }

@@ -19,7 +19,6 @@ pub struct Server {
 }
 
 impl Server {
-    #[must_use]
     pub fn new(questions: usize) -> Self {
         Self { questions: Slots::new(questions) }
     }

@@ -60,7 +60,7 @@ pub struct Parameters {
 pub struct Tcp {
     ports: (u16, u16),
     mss: u16,
-    state: State,
+    pub state: State,
     sender: Sender,
     receiver: Receiver,
     /// A SYN must be sent.
@@ -101,14 +101,12 @@ impl Tcp {
     }
 
     /// A connection that the guest opens with this SYN.
-    #[must_use]
     pub fn from_guest(start: &Parameters, segment: &Segment<'_>) -> Self {
         let mut tcp = Self::new(start, State::Connecting);
         tcp.learn(segment, true);
         tcp
     }
 
-    #[must_use]
     pub fn to_guest(start: &Parameters) -> Self {
         let mut tcp = Self::new(start, State::SynSent);
         tcp.receiver.scale = Receiver::best_scale(MAX_CAPACITY);
@@ -138,11 +136,6 @@ impl Tcp {
             self.state = State::SynReceived;
             self.syn = true;
         }
-    }
-
-    #[must_use]
-    pub fn state(&self) -> State {
-        self.state
     }
 
     pub fn handle(&mut self, segment: &Segment<'_>, now: Instant) {
@@ -330,7 +323,6 @@ impl Tcp {
     }
 
     /// The time at which [`Tcp::tick`] must be called if no segment comes before.
-    #[must_use]
     pub fn due(&self) -> Option<Instant> {
         match self.state {
             State::Established => Some(self.due.unwrap_or(self.last_segment + KEEPALIVE)),
@@ -390,7 +382,6 @@ impl Tcp {
     }
 
     /// Received bytes that must be written to the outside.
-    #[must_use]
     pub fn data(&self) -> &[u8] {
         self.receiver.data.bytes()
     }
@@ -401,25 +392,21 @@ impl Tcp {
     }
 
     /// Whether the guest has ended its side, and all its data was written to the outside.
-    #[must_use]
     pub fn has_ended(&self) -> bool {
         self.receiver.ended && self.receiver.data.is_empty()
     }
 
     /// Whether both sides have ended and all is acknowledged.
-    #[must_use]
     pub fn is_done(&self) -> bool {
-        self.has_ended() && self.sender.is_done() && !self.receiver.ack_pending
+        self.has_ended() && self.sender.done && !self.receiver.ack_pending
     }
 
     /// Whether the connection has ended, or will end before it was open.
-    #[must_use]
     pub fn is_closed(&self) -> bool {
         self.state == State::Closed || (self.state == State::Connecting && self.reset.is_some())
     }
 
     /// Whether the connection has empty buffers, or capacity that it does not need.
-    #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.sender.is_loaded() || self.receiver.data.is_loaded()
     }

@@ -87,7 +87,6 @@ pub struct FileId {
 }
 
 impl FileId {
-    #[must_use]
     pub fn of(found: &Metadata) -> Self {
         Self { device: found.dev(), inode: found.ino() }
     }
@@ -155,7 +154,6 @@ pub enum Sector {
 }
 
 impl Sector {
-    #[must_use]
     pub fn bytes(self) -> u32 {
         match self {
             Self::Bytes512 => 512,
@@ -183,7 +181,6 @@ impl TryFrom<u32> for Sector {
 }
 
 impl Config {
-    #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -221,7 +218,6 @@ impl Config {
         Ok(Arc::new(Drive::new(name, self.serial()?, &self.path, image)))
     }
 
-    #[must_use]
     pub fn queues(&self) -> u16 {
         self.queues.unwrap_or(DEFAULT_QUEUES)
     }

@@ -14,10 +14,10 @@ pub type Watch = Box<dyn Fn() + Send>;
 
 /// A disk and its controller.
 pub struct Drive {
-    name: String,
-    serial: String,
-    path: PathBuf,
-    image: Arc<dyn Image>,
+    pub name: String,
+    pub serial: String,
+    pub path: PathBuf,
+    pub image: Arc<dyn Image>,
     watch: Mutex<Option<Watch>>,
 }
 
@@ -28,27 +28,9 @@ impl Drive {
         Self { name, serial, path, image, watch: Mutex::default() }
     }
 
-    /// The controller's name: `nvme`, or `nvme.2` for the second.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// The controller's kind, as in the configuration: `nvme`.
     pub fn kind(&self) -> &str {
         self.name.split('.').next().unwrap_or_default()
-    }
-
-    /// The serial number that the guest sees.
-    pub fn serial(&self) -> &str {
-        &self.serial
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub fn image(&self) -> &Arc<dyn Image> {
-        &self.image
     }
 
     pub fn geometry(&self) -> Geometry {
@@ -200,7 +182,7 @@ mod test {
         disks.add(&two);
         for (name, found) in [("nvme", "nvme"), ("first", "nvme"), ("virtio-blk.2", "virtio-blk.2")]
         {
-            assert_eq!(disks.find(name).unwrap().name(), found);
+            assert_eq!(disks.find(name).unwrap().name, found);
         }
         assert_eq!(two.kind(), "virtio-blk");
         let there = said("sda");
@@ -211,7 +193,7 @@ mod test {
         disks.add(&three);
         assert!(said("first").contains("nvme and nvme.2"));
         drop(one);
-        assert_eq!(disks.find("first").unwrap().name(), "nvme.2");
+        assert_eq!(disks.find("first").unwrap().name, "nvme.2");
         drop((two, three));
         assert!(disks.all().is_empty());
     }

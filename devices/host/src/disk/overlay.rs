@@ -16,7 +16,6 @@ const PAGE: u64 = PAGE_BYTES as u64;
 
 /// A disk of zeros, in memory only, with sectors of 512 bytes. Requests are complete when `submit`
 /// returns.
-#[must_use]
 pub fn memory(size: u64) -> Arc<dyn Image> {
     Arc::new(Threaded::inline("memory", Arc::new(Overlay::empty(size))))
 }

@@ -141,7 +141,7 @@ fn backing_path(name: &str, config: &Config) -> anyhow::Result<PathBuf> {
 /// Changes the header within its first sector.
 fn change_header(raw: &Raw, change: impl FnOnce(&mut [u8])) -> io::Result<()> {
     let mut buffer = Buffer::default();
-    let length = raw.direct().map_or(512, |it| usize::try_from(it.length).unwrap_or(4096)).max(512);
+    let length = raw.direct.map_or(512, |it| usize::try_from(it.length).unwrap_or(4096)).max(512);
     let sector = buffer.take(length);
     raw.read(sector, 0)?;
     change(sector);

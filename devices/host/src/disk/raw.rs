@@ -28,9 +28,9 @@ pub(super) struct Raw {
     logical_block: u32,
     discard: u32,
     read_only: bool,
-    device: bool,
+    pub(super) device: bool,
     /// The required alignment of direct I/O; `None` if the page cache is used.
-    direct: Option<Alignment>,
+    pub(super) direct: Option<Alignment>,
     /// Whether discards are supported. Cleared when the host refuses one.
     discards: AtomicBool,
     /// Set when a flush fails. The kernel then drops the pages that it could not write, and its
@@ -161,14 +161,6 @@ impl Raw {
             #[cfg(test)]
             journal: None,
         })
-    }
-
-    pub(super) fn direct(&self) -> Option<Alignment> {
-        self.direct
-    }
-
-    pub(super) fn is_device(&self) -> bool {
-        self.device
     }
 
     pub(super) fn discards(&self) -> bool {
@@ -572,7 +564,7 @@ mod test {
             for direct in [Direct::Auto, Direct::Off] {
                 let config = Config { direct, ..Config::new(sparse(&folder, "disk", 4096)) };
                 let raw = Raw::new(open_locked(&config.path, false).unwrap(), &config).unwrap();
-                let around = raw.direct().is_some();
+                let around = raw.direct.is_some();
                 let error = raw.flush_failed(errno.into());
                 assert_eq!(Errno::from_io_error(&error), around.then_some(errno));
                 assert_eq!(raw.flush().is_ok(), around);

@@ -22,7 +22,7 @@ pub trait Tray: Send + Sync {
 /// Opens the media of a drive, one after the other, with the configuration of the first.
 pub struct MediumOpener {
     config: Config,
-    name: String,
+    pub name: String,
     full: OnFull,
     disks: Arc<Disks>,
 }
@@ -31,10 +31,6 @@ impl MediumOpener {
     /// `name` is the controller's. Opened media are added to `disks`.
     pub fn new(config: Config, name: &str, full: OnFull, disks: Arc<Disks>) -> Self {
         Self { config, name: name.to_owned(), full, disks }
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
     }
 
     /// Adds the medium to the list of disks.

@@ -171,7 +171,7 @@ impl Ring {
             (Stage::Answer(_), _) => opcode::Nop::new().build(),
             (Stage::Flush, _) | (_, Operation::Flush) => sync(),
             (_, Operation::Read | Operation::Write { .. }) => return self.transfer(slot),
-            (_, Operation::Discard) if self.raw.is_device() => return Err(NoEntry::Fallback),
+            (_, Operation::Discard) if self.raw.device => return Err(NoEntry::Fallback),
             (_, Operation::Discard) => hole(true),
             (_, Operation::WriteZeroes { unmap }) => hole(unmap && self.raw.discards()),
         })
@@ -189,7 +189,7 @@ impl Ring {
         let base = first.iov_base.cast::<u8>();
         Ok(match (slot.request.operation, alone) {
             (Operation::Write { durable }, alone) => {
-                let at_once = durable && self.raw.direct().is_some();
+                let at_once = durable && self.raw.direct.is_some();
                 let flags = if at_once { libc::RWF_DSYNC } else { 0 };
                 match alone {
                     Some(length) => {
@@ -236,7 +236,7 @@ impl Ring {
             (it.iov_base.addr() as u64).is_multiple_of(need.memory)
                 && (it.iov_len as u64).is_multiple_of(need.length)
         };
-        match self.raw.direct() {
+        match self.raw.direct {
             Some(need) if !slot.vectors.iter().all(|it| fits(it, need)) => Err(NoEntry::Fallback),
             _ => Ok(()),
         }
@@ -302,7 +302,7 @@ impl Ring {
                 _ if flushes => {
                     Ok(Err(self.report.fault(&slot.request, &self.raw.flush_failed(error))))
                 }
-                Errno::INVAL if moves && self.raw.direct().is_some() => Err(Next::Fallback),
+                Errno::INVAL if moves && self.raw.direct.is_some() => Err(Next::Fallback),
                 Errno::OPNOTSUPP | Errno::INVAL if !moves => Err(Next::Fallback),
                 // As in `Raw::discard`.
                 _ if operation == Operation::Discard && is_full(&error) => Ok(Ok(())),
@@ -315,7 +315,7 @@ impl Ring {
         slot.done += length;
         let block = u64::from(self.raw.geometry().logical_block);
         if slot.done >= slot.request.length {
-            if operation == (Operation::Write { durable: true }) && self.raw.direct().is_none() {
+            if operation == (Operation::Write { durable: true }) && self.raw.direct.is_none() {
                 slot.stage = Stage::Flush;
                 return Err(Next::Retry);
             }

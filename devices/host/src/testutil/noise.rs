@@ -9,7 +9,6 @@ pub struct Noise {
 }
 
 impl Noise {
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { state: seed, left: 0, count: 0 }
     }

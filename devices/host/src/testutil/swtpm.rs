@@ -55,7 +55,6 @@ impl CommandLog {
         self.0.1.notify_all();
     }
 
-    #[must_use]
     pub fn commands(&self) -> Vec<u32> {
         self.0.0.lock().unwrap().clone()
     }
@@ -194,7 +193,6 @@ impl Peer {
 }
 
 /// A response or a command: both have the same format.
-#[must_use]
 pub fn response(tag: u16, code: u32, rest: &[u8]) -> Vec<u8> {
     let size = u32::try_from(10 + rest.len()).unwrap_or(u32::MAX);
     [&tag.to_be_bytes()[..], &size.to_be_bytes(), &code.to_be_bytes(), rest].concat()

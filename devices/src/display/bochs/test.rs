@@ -46,7 +46,7 @@ fn set_mode(bench: &Bench, width: u16, height: u16) {
 }
 
 fn screen(bench: &Bench) -> Arc<dyn Scanout> {
-    bench.board.screens().first().unwrap()
+    bench.board.shared.screens.first().unwrap()
 }
 
 /// The addresses where memory is mapped for the guest.

@@ -168,11 +168,11 @@ fn random_writes_change_nothing_but_what_was_programmed_or_erased() {
     }
     bench.board.park();
     let mut seen = vec![0; VARS_SIZE];
-    bench.board.spaces().memory.read(VARS, &mut seen);
+    bench.board.shared.spaces.memory.read(VARS, &mut seen);
     assert_eq!(seen, fs::read(images.vars()).unwrap());
     assert_ne!(seen, blank_vars());
     let mut code = vec![0; 0x4000];
-    bench.board.spaces().memory.read(CODE, &mut code);
+    bench.board.shared.spaces.memory.read(CODE, &mut code);
     assert_eq!(code, fs::read(images.code()).unwrap());
 }
 

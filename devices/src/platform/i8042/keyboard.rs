@@ -143,7 +143,7 @@ impl Keyboard {
     }
 
     fn modifiers(&self) -> Modifiers {
-        let down = self.keys.down();
+        let down = &self.keys.down;
         let held = |codes: [u16; 2]| down.iter().any(|key| codes.contains(&key.code()));
         Modifiers {
             ctrl: held([0x1d, 0xe01d]),
@@ -298,7 +298,7 @@ mod test {
         let sent = drain(&mut keyboard);
         let count = |byte| sent.iter().filter(|it| **it == byte).count();
         assert_eq!(count(0xe0), 2 * count(BREAK));
-        assert!(keyboard.keys.down().is_empty() && keyboard.has_room());
+        assert!(keyboard.keys.down.is_empty() && keyboard.has_room());
     }
 
     #[test]

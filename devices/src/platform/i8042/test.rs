@@ -53,8 +53,8 @@ fn send_mouse(bench: &Bench, bytes: &[u8]) -> Vec<(u8, u8)> {
 
 fn press(bench: &Bench, code: u16) {
     let key = Key::new(code).unwrap();
-    bench.board.input().key(key, true);
-    bench.board.input().key(key, false);
+    bench.board.shared.input.key(key, true);
+    bench.board.shared.input.key(key, false);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn each_byte_is_an_edge_when_its_interrupt_is_on() {
     assert!(!pins.is_high(1));
     send_mouse(&bench, &[0xf4]);
     let before = pins.edges(12);
-    bench.board.input().motion(Motion { dx: 3, dy: -4, wheel: 0, buttons: 1 });
+    bench.board.shared.input.motion(Motion { dx: 3, dy: -4, wheel: 0, buttons: 1 });
     assert_eq!(drain(&bench), mouse(&[0x09, 3, 4]));
     assert_eq!(pins.edges(12) - before, 3);
     command(&bench, &[WRITE_CONTROL, 0]);
@@ -156,11 +156,11 @@ fn park_keeps_all_and_reset_is_power_on() {
     bench.board.run(fresh.clone()).unwrap();
     command(&bench, &[WRITE_CONTROL, 0x47]);
     send_mouse(&bench, &[0xf4, 0xe8]);
-    bench.board.input().key(Key::new(0x2a).unwrap(), true);
-    bench.board.input().motion(Motion { dx: 300, ..Motion::default() });
+    bench.board.shared.input.key(Key::new(0x2a).unwrap(), true);
+    bench.board.shared.input.motion(Motion { dx: 300, ..Motion::default() });
     bench.write(Kind::Port, 0x64, &[WRITE_MOUSE]);
     let saved = bench.board.park();
-    assert!(!bench.board.input().key(Key::PRINT, true), "a parked keyboard takes nothing");
+    assert!(!bench.board.shared.input.key(Key::PRINT, true), "a parked keyboard takes nothing");
     bench.board.run(saved.clone()).unwrap();
     assert_eq!(bench.board.park(), saved);
     bench.board.run(saved).unwrap();
@@ -194,10 +194,10 @@ fn random_writes_leave_it_bounded() {
         let [byte, port, host, low, high, ..] = seed.rotate_left(24).to_le_bytes();
         bench.write(Kind::Port, if port & 3 == 0 { 0x64 } else { 0x60 }, &[byte]);
         if let (0, Some(key)) = (host & 3, Key::new(u16::from_le_bytes([low, high]))) {
-            bench.board.input().key(key, port & 4 == 0);
+            bench.board.shared.input.key(key, port & 4 == 0);
         }
         let motion = Motion { dx: byte.into(), dy: -300, wheel: 1, buttons: low };
-        bench.board.input().motion(motion);
+        bench.board.shared.input.motion(motion);
     }
     let state = serde_json::to_string(&bench.board.park()).unwrap();
     assert!(state.len() < 20 * LIMIT, "{} bytes", state.len());

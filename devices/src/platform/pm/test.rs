@@ -40,12 +40,12 @@ fn a_general_purpose_event_interrupts_until_its_bit_is_cleared() {
     let bench = bench();
     bench.write(Kind::Port, BASE + GPE0_EN, &[1 << 5]);
     set_word(&bench, PM1_CNT, SCI_EN);
-    assert!(bench.board.buttons().raise(5));
+    assert!(bench.board.shared.buttons.raise(5));
     assert_eq!(bench.read(Kind::Port, BASE + GPE0_STS), [1 << 5, 0, 0, 0]);
     assert!(bench.hypervisor.pins.is_high(9));
     bench.write(Kind::Port, BASE + GPE0_STS, &[1 << 5]);
     assert!(!bench.hypervisor.pins.is_high(9));
-    assert!(bench.board.buttons().raise(255), "beyond the register: nothing happens");
+    assert!(bench.board.shared.buttons.raise(255), "beyond the register: nothing happens");
     assert_eq!(bench.read(Kind::Port, BASE + GPE0_STS), [0; 4]);
 }
 
@@ -139,7 +139,7 @@ fn an_enabled_overflow_raises_the_wire_by_itself() {
 #[test]
 fn the_power_button_is_an_event_and_waits_for_a_parked_machine() {
     let bench = bench();
-    let buttons = bench.board.buttons().clone();
+    let buttons = bench.board.shared.buttons.clone();
     assert!(buttons.press());
     assert_eq!((word(&bench, PM1_STS), bench.hypervisor.pins.is_high(9)), (PWRBTN, false));
     set_word(&bench, PM1_CNT, SCI_EN);

@@ -53,7 +53,7 @@ const TICKS_PER_SECOND: u128 = 32_768;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct State {
-    index: u8,
+    pub(super) index: u8,
     bytes: Vec<u8>,
     /// The offset of the guest's clock from the host's, in microseconds.
     offset: i64,
@@ -97,7 +97,7 @@ impl State {
 }
 
 pub(super) struct Registers {
-    state: State,
+    pub(super) state: State,
     time_source: TimeSource,
     line: Arc<Line>,
     /// The start of the time grid for periodic interrupts.
@@ -118,10 +118,6 @@ impl Registers {
         Self { state, time_source, line, epoch, ticked: 0, held: None, timed: false, changed: true }
     }
 
-    pub(super) fn state(&self) -> &State {
-        &self.state
-    }
-
     pub(super) fn restore(&mut self, state: State) -> anyhow::Result<()> {
         let length = state.bytes.len();
         anyhow::ensure!(
@@ -138,11 +134,6 @@ impl Registers {
         (self.epoch, self.ticked, self.held) = (Instant::now(), 0, None);
         self.interrupt();
         Ok(())
-    }
-
-    /// Reads port 0x70.
-    pub(super) fn index(&self) -> u8 {
-        self.state.index
     }
 
     /// Writes port 0x70. Bit 7 masks the NMI, and is not part of the index.

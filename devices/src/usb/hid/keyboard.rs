@@ -58,7 +58,7 @@ impl Keyboard {
     fn report(&self) -> Vec<u8> {
         let mut report = vec![0; 2];
         let (modifiers, keys): (Vec<u8>, Vec<u8>) =
-            self.keys.down().iter().partition(|usage| **usage >= MODIFIERS);
+            self.keys.down.iter().partition(|usage| **usage >= MODIFIERS);
         report[0] = modifiers.iter().fold(0, |bits, usage| bits | 1 << (usage & 7));
         let keys = if keys.len() > KEYS { vec![TOO_MANY; KEYS] } else { keys };
         report.extend(keys);

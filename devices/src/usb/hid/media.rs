@@ -75,7 +75,7 @@ impl Media {
     }
 
     pub(super) fn current_report(&self, number: u8) -> Option<Vec<u8>> {
-        let down = self.0.down();
+        let down = &self.0.down;
         let mut report = vec![number];
         match number {
             CONSUMER => {

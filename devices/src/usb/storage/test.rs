@@ -36,7 +36,7 @@ fn machine(fields: Value) -> Bench {
     let mut bench = Bench::new(8 << 20);
     add(&mut bench, "xhci", json!({ "slot": "04.0" })).unwrap();
     add(&mut bench, "usb-storage", fields).unwrap();
-    bench.board.usb().check().unwrap();
+    bench.board.shared.usb.check().unwrap();
     bench.board.run(Vec::new()).unwrap();
     bench
 }
@@ -391,8 +391,10 @@ fn a_medium_is_taken_out_and_another_is_put_in() {
     let (one, two) = (image(&folder, "1.iso", 1 << 20), image(&folder, "2.iso", 2 << 20));
     let bench = machine(json!({ "path": one }));
     let mut host = Host::attended(&bench);
-    let tray = bench.board.disks().tray("usb-storage").unwrap();
-    assert!(bench.board.disks().tray("sda").err().unwrap().to_string().contains("usb-storage"));
+    let tray = bench.board.shared.disks.tray("usb-storage").unwrap();
+    assert!(
+        bench.board.shared.disks.tray("sda").err().unwrap().to_string().contains("usb-storage")
+    );
     assert_eq!(host.ask(&[0x1e, 0, 0, 0, 1, 0]).0, 0, "the guest locks it");
     assert_eq!(host.refused(&[0x1b, 0, 0, 0, 2, 0], &Data::None), (5, 0x53, 2));
     assert!(tray.is_locked() && tray.eject(false).unwrap_err().to_string().contains("force"));
@@ -401,14 +403,14 @@ fn a_medium_is_taken_out_and_another_is_put_in() {
     assert!(tray.insert(&two, None).unwrap_err().to_string().contains("eject"));
     assert_eq!(host.ask(&[0x1e, 0, 0, 0, 0, 0]).0, 0);
     tray.eject(false).unwrap();
-    assert!(tray.eject(false).is_err() && bench.board.disks().all().is_empty());
+    assert!(tray.eject(false).is_err() && bench.board.shared.disks.all().is_empty());
     fs::OpenOptions::new().write(true).open(&one).unwrap().try_lock().unwrap();
     assert_eq!(host.refused(&[0; 6], &Data::None), (2, 0x3a, 0));
     assert_eq!(host.refused(&read10(0, 1), &Data::In(2048)), (2, 0x3a, 0));
     assert_eq!(host.get(&events, 8)[4..6], [3, 0]);
     assert!(tray.insert(&folder.path().join("none"), None).is_err());
     tray.insert(&two, None).unwrap();
-    assert_eq!(tray.medium().unwrap().path(), two);
+    assert_eq!(tray.medium().unwrap().path, two);
     assert_eq!(host.get(&events, 8)[4..6], [2, 2]);
     assert_eq!(host.refused(&[0; 6], &Data::None), (6, 0x28, 0));
     assert_eq!(host.get(&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], 8)[2..4], [3, 0xff]);
@@ -425,7 +427,7 @@ fn a_medium_is_taken_out_and_another_is_put_in() {
     tray.insert(&one, Some(FileId::of(&fs::metadata(&one).unwrap()))).unwrap();
     let saved = bench.board.park();
     bench.board.run(saved).unwrap();
-    assert_eq!(tray.medium().unwrap().path(), one);
+    assert_eq!(tray.medium().unwrap().path, one);
 }
 
 #[test]
@@ -439,8 +441,8 @@ fn a_device_is_plugged_and_pulled_while_the_machine_runs() {
     for removable in [false, true, false, true] {
         let fields = json!({ "path": path, "removable": removable, "speed": "high" });
         add(&mut bench, "usb-storage", fields).unwrap();
-        assert_eq!(bench.board.usb().names(), ["usb-storage"]);
-        assert_eq!(bench.board.disks().tray("usb-storage").is_ok(), removable);
+        assert_eq!(bench.board.shared.usb.names(), ["usb-storage"]);
+        assert_eq!(bench.board.shared.disks.tray("usb-storage").is_ok(), removable);
         {
             let mut driver = Driver::find(&bench, AT);
             driver.start();
@@ -454,7 +456,7 @@ fn a_device_is_plugged_and_pulled_while_the_machine_runs() {
             assert_eq!(host.send(&wrapper), SUCCESS);
         }
         bench.board.unplug("usb-storage").unwrap();
-        assert!(bench.board.disks().all().is_empty(), "its file is free");
+        assert!(bench.board.shared.disks.all().is_empty(), "its file is free");
         let driver = Driver::find(&bench, AT);
         driver.wait(Driver::port(1), 1, 0);
     }
@@ -518,7 +520,7 @@ fn a_disk_that_grows_says_so() {
     let bench = machine(json!({ "path": path, "sector": 4096 }));
     let mut host = Host::attended(&bench);
     assert_eq!(host.get(&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], 8), [0, 0, 0, 0xff, 0, 0, 16, 0]);
-    bench.board.disks().find("usb-storage").unwrap().grow(Some(2 << 20)).unwrap();
+    bench.board.shared.disks.find("usb-storage").unwrap().grow(Some(2 << 20)).unwrap();
     assert_eq!(host.refused(&[0; 6], &Data::None), (6, 0x2a, 9));
     assert_eq!(host.get(&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], 8)[2..4], [1, 0xff]);
 }

@@ -83,7 +83,7 @@ impl Controller {
             match saved.filter(|saved| saved.is_of(&attached)) {
                 Some(saved) => controller.attach(port, attached, Some(saved))?,
                 None => {
-                    let speed = attached.descriptors().speed;
+                    let speed = attached.descriptors.speed;
                     controller.release(port);
                     controller.attach(port, attached, None)?;
                     controller.connect(port, Some(speed));
@@ -178,7 +178,7 @@ impl Controller {
                 self.connect(port, None);
             }
             let Some(attached) = attached else { continue };
-            let (speed, name) = (attached.descriptors().speed, attached.name().to_owned());
+            let (speed, name) = (attached.descriptors.speed, attached.name.clone());
             match self.attach(port, attached.clone(), None) {
                 Ok(()) => self.connect(port, Some(speed)),
                 Err(error) => {

@@ -39,7 +39,7 @@ fn machine_of(devices: Vec<(&str, Value)>) -> Bench {
     for (kind, fields) in devices {
         add(&mut bench, kind, fields).unwrap();
     }
-    bench.board.usb().check().unwrap();
+    bench.board.shared.usb.check().unwrap();
     bench.board.run(Vec::new()).unwrap();
     bench
 }
@@ -173,14 +173,14 @@ fn keys_arrive_when_they_are_asked_for_and_as_they_were_pressed() {
     let at = ask(&mut driver, slot);
     std::thread::sleep(Duration::from_millis(20));
     assert!(driver.event().is_none(), "nothing was pressed");
-    assert!(bench.board.input().key(key(0x1e), true));
+    assert!(bench.board.shared.input.key(key(0x1e), true));
     let event = driver.wait_event(32);
     assert_eq!(u64::from(event[0]), at);
     assert_eq!(event[2], 1 << 24, "all of eight bytes");
     assert_eq!(driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
     // Keys that are pressed meanwhile are queued, and none is lost.
-    bench.board.input().key(key(0x2a), true);
-    bench.board.input().key(key(0x1e), false);
+    bench.board.shared.input.key(key(0x2a), true);
+    bench.board.shared.input.key(key(0x1e), false);
     ask(&mut driver, slot);
     driver.wait_event(32);
     assert_eq!(driver.read(DATA), [2, 0, 4, 0, 0, 0, 0, 0]);
@@ -195,7 +195,7 @@ fn positions_arrive_exactly_and_are_short_packets() {
     let (mut driver, slot) = configured(&bench, 2);
     let at = |x, y, buttons| Position { x, y, buttons, wheel: -1, pan: 1 };
     for (x, y, buttons) in [(0, 0, 0), (1, 32767, 1), (12345, 6789, 0x1f)] {
-        assert!(bench.board.input().position(at(x, y, buttons)));
+        assert!(bench.board.shared.input.position(at(x, y, buttons)));
         ask(&mut driver, slot);
         assert_eq!(driver.wait_event(32)[2], 13 << 24 | 1, "seven of eight bytes");
         let [x0, x1] = x.to_le_bytes();
@@ -207,16 +207,19 @@ fn positions_arrive_exactly_and_are_short_packets() {
 #[test]
 fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
     let bench = machine(&["i8042", "xhci", "usb-keyboard"]);
-    assert!(bench.board.input().key(key(0x1e), true), "the PS/2 keyboard handles it");
+    assert!(bench.board.shared.input.key(key(0x1e), true), "the PS/2 keyboard handles it");
     assert!(bench.hypervisor.pins.is_high(1));
     bench.read::<1>(Kind::Port, 0x60);
-    assert_eq!(bench.board.input().lights(), Some(Lights::default()), "the PS/2 keyboard's");
+    assert_eq!(bench.board.shared.input.lights(), Some(Lights::default()), "the PS/2 keyboard's");
     let (mut driver, slot) = configured(&bench, 1);
     let mut lights = [0b010];
     assert_eq!(driver.control(slot, [0x21, 9, 0, 2, 0, 0, 1, 0], &mut lights).0, 1);
     let caps = Lights { caps: true, ..Lights::default() };
-    assert_eq!(bench.board.input().lights(), Some(caps));
-    assert!(bench.board.input().key(key(0x1e), false) && bench.board.input().key(key(0x30), true));
+    assert_eq!(bench.board.shared.input.lights(), Some(caps));
+    assert!(
+        bench.board.shared.input.key(key(0x1e), false)
+            && bench.board.shared.input.key(key(0x30), true)
+    );
     let left = [(); 2].map(|()| bench.read::<1>(Kind::Port, 0x60)[0]);
     assert_eq!(left, [0xf0, 0x1c], "a key is released where it was pressed");
     assert!(!bench.hypervisor.pins.is_high(1), "nothing else for the PS/2 keyboard");
@@ -224,7 +227,7 @@ fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
     driver.wait_event(32);
     assert_eq!(driver.read::<3>(DATA), [0, 0, 5]);
     driver.start();
-    assert_eq!(bench.board.input().lights(), Some(Lights::default()), "reset: PS/2 again");
+    assert_eq!(bench.board.shared.input.lights(), Some(Lights::default()), "reset: PS/2 again");
 }
 
 #[test]
@@ -240,10 +243,10 @@ fn media_keys_have_an_interface_of_their_own() {
     ask(&mut driver, slot);
     driver.push(slot, media, block(DATA + 0x100, 8, NORMAL | COMPLETION | 1 << 2));
     driver.ring(slot, media);
-    assert!(bench.board.input().key(key(0xe020), true));
+    assert!(bench.board.shared.input.key(key(0xe020), true));
     assert_eq!(driver.wait_event(32)[2], 13 << 24 | 1, "seven of eight bytes");
     assert_eq!(driver.read(DATA + 0x100), [1, 0xe2, 0, 0, 0, 0, 0]);
-    assert!(bench.board.input().key(key(0x1e), true));
+    assert!(bench.board.shared.input.key(key(0x1e), true));
     assert_eq!(driver.wait_event(32)[2], 1 << 24);
     assert_eq!(driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0], "letters are on the first interface");
     let report = driver.control(slot, [0xa1, 1, 1, 1, 1, 0, 7, 0], &mut data);
@@ -334,7 +337,7 @@ fn a_stopped_endpoint_gives_its_transfer_back_and_takes_it_again() {
     assert_eq!((u64::from(event[0]), event[2]), (at, 26 << 24 | 8), "stopped, with all bytes left");
     assert_eq!(driver.wait_event(33)[2] >> 24, 1);
     assert_eq!(u64::from(driver.output(slot, IN, 2)), at | 1, "the position to continue at");
-    bench.board.input().key(key(0x1e), true);
+    bench.board.shared.input.key(key(0x1e), true);
     std::thread::sleep(Duration::from_millis(20));
     assert!(driver.event().is_none(), "it is stopped");
     driver.ring(slot, IN);
@@ -345,7 +348,7 @@ fn a_stopped_endpoint_gives_its_transfer_back_and_takes_it_again() {
 fn chains_event_data_and_immediate_data_are_what_the_driver_meant() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 2);
-    bench.board.input().position(Position { x: 0x1234, y: 0x5678, ..Position::default() });
+    bench.board.shared.input.position(Position { x: 0x1234, y: 0x5678, ..Position::default() });
     driver.push(slot, IN, block(DATA, 3, NORMAL | CHAIN));
     driver.push(slot, IN, block(DATA + 0x100, 13, NORMAL | CHAIN));
     driver.push(slot, IN, block(0xabcd_ef01, 0, 7 << 10 | COMPLETION));
@@ -435,7 +438,7 @@ fn it_stands_still_when_it_is_told_to_and_goes_on_after_it() {
     ask(&mut driver, slot);
     driver.set(USBCMD, 4);
     driver.wait(USBSTS, 1, 1);
-    bench.board.input().key(key(0x1e), true);
+    bench.board.shared.input.key(key(0x1e), true);
     std::thread::sleep(Duration::from_millis(20));
     assert!(driver.event().is_none());
     assert_eq!(driver.read(DATA), [0; 8], "no guest memory changes");
@@ -448,21 +451,21 @@ fn it_stands_still_when_it_is_told_to_and_goes_on_after_it() {
 fn a_transfer_goes_on_after_a_park_and_a_reset_of_the_machine_ends_it() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
-    bench.board.input().key(key(0x2a), true);
+    bench.board.shared.input.key(key(0x2a), true);
     ask(&mut driver, slot);
     driver.wait_event(32);
     ask(&mut driver, slot);
     wait_until_begun(&driver);
     let saved = bench.board.park();
-    assert!(!bench.board.input().key(key(0x1e), true), "a parked keyboard takes no input");
+    assert!(!bench.board.shared.input.key(key(0x1e), true), "a parked keyboard takes no input");
     bench.board.run(saved).unwrap();
-    assert!(bench.board.input().key(key(0x1e), true));
+    assert!(bench.board.shared.input.key(key(0x1e), true));
     driver.wait_event(32);
     assert_eq!(driver.read(DATA), [2, 0, 4, 0, 0, 0, 0, 0], "Shift is still down");
     bench.board.reset().unwrap();
-    assert!(!bench.board.input().key(key(0x1e), false), "not configured");
+    assert!(!bench.board.shared.input.key(key(0x1e), false), "not configured");
     let (mut driver, slot) = configured(&bench, 1);
-    bench.board.input().key(key(0x30), true);
+    bench.board.shared.input.key(key(0x30), true);
     ask(&mut driver, slot);
     driver.wait_event(32);
     assert_eq!(driver.read(DATA), [0, 0, 5, 0, 0, 0, 0, 0]);
@@ -474,13 +477,15 @@ fn a_device_that_is_pulled_fails_its_transfer_and_leaves_its_port() {
     let (mut driver, slot) = configured(&bench, 1);
     ask(&mut driver, slot);
     wait_until_begun(&driver);
-    bench.board.usb().unplug("usb-keyboard").unwrap();
-    assert!(bench.board.usb().unplug("usb-keyboard").unwrap_err().to_string().contains("tablet"));
+    bench.board.shared.usb.unplug("usb-keyboard").unwrap();
+    assert!(
+        bench.board.shared.usb.unplug("usb-keyboard").unwrap_err().to_string().contains("tablet")
+    );
     assert_eq!(driver.wait_event(32)[2] >> 24, 4, "a transaction error");
     driver.wait(Driver::port(1), 1, 0);
     let mut data = [0; 8];
     assert_eq!(driver.control(slot, [0x80, 6, 0, 1, 0, 0, 8, 0], &mut data).0, 4);
-    assert!(!bench.board.input().key(key(0x1e), true));
+    assert!(!bench.board.shared.input.key(key(0x1e), true));
 }
 
 #[test]
@@ -488,7 +493,7 @@ fn a_device_that_is_plugged_in_again_is_addressed_while_the_old_slot_is_still_th
     for park in [false, true] {
         let mut bench = both();
         let (driver, old) = configured(&bench, 1);
-        bench.board.usb().unplug("usb-keyboard").unwrap();
+        bench.board.shared.usb.unplug("usb-keyboard").unwrap();
         driver.wait(Driver::port(1), 1, 0);
         let progress = driver.progress();
         if park {
@@ -503,14 +508,14 @@ fn a_device_that_is_plugged_in_again_is_addressed_while_the_old_slot_is_still_th
         let slot = driver.address(1);
         assert_ne!(slot, old);
         assert_eq!(driver.configure(slot, IN), 1);
-        bench.board.input().key(key(0x1e), true);
+        bench.board.shared.input.key(key(0x1e), true);
         ask(&mut driver, slot);
         driver.wait_event(32);
         assert_eq!(driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
         let disable = block(0, 0, 10 << 10 | u32::from(old) << 24);
         assert_eq!(driver.command(disable).0, 1);
         assert_eq!(driver.output(old, 0, 3) >> 27, 0, "the old slot is disabled");
-        bench.board.input().key(key(0x1e), false);
+        bench.board.shared.input.key(key(0x1e), false);
         ask(&mut driver, slot);
         driver.wait_event(32);
         assert_eq!(driver.read(DATA), [0; 8], "the new one is not");
@@ -594,7 +599,7 @@ fn rings_without_end_let_a_stop_and_other_endpoints_through() {
     let last = slots[14];
     soon("another endpoint", &mut || {
         ask(&mut driver, last);
-        bench.board.input().key(key(0x1e), true);
+        bench.board.shared.input.key(key(0x1e), true);
         driver.wait_event(32);
     });
     assert_eq!(driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
@@ -611,10 +616,10 @@ fn a_device_without_a_port_is_told_of() {
     let mut bench = Bench::new(1 << 20);
     let add = |bench: &mut Bench, kind: &str| add(bench, kind, json!({}));
     add(&mut bench, "usb-tablet").unwrap();
-    let error = bench.board.usb().check().unwrap_err().to_string();
+    let error = bench.board.shared.usb.check().unwrap_err().to_string();
     assert_eq!(error, "`usb-tablet` has no USB port: add --device xhci");
     add(&mut bench, "xhci").unwrap();
-    bench.board.usb().check().unwrap();
+    bench.board.shared.usb.check().unwrap();
     for _ in 1..8 {
         add(&mut bench, "usb-tablet").unwrap();
     }

@@ -69,7 +69,7 @@ fn pages(first: u64, last: u64) -> (u64, u64) {
 }
 
 fn report(bench: &Bench) -> Report {
-    bench.board.balloon().report(Duration::ZERO).unwrap()
+    bench.board.shared.balloon.report(Duration::ZERO).unwrap()
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn the_operator_sets_the_target_and_the_guest_says_how_far_it_is() {
     assert_eq!((current.target, current.actual), (768 << 10, RAM - 10 * PAGE));
     let generation = driver.common::<1>(21);
     assert!(!bench.hypervisor.pins.is_high(GSI));
-    let (memory, balloon) = (Size(RAM), bench.board.balloon());
+    let (memory, balloon) = (Size(RAM), &bench.board.shared.balloon);
     balloon.resize(Size(256 << 10), memory).unwrap();
     // The Windows driver uses only the interrupt line and reads the ISR byte.
     assert!(bench.hypervisor.pins.is_high(GSI));
@@ -169,7 +169,7 @@ fn the_operator_sets_the_target_and_the_guest_says_how_far_it_is() {
 fn a_reset_ends_what_the_guest_said_and_not_what_the_operator_wants() {
     let bench = bench("{}");
     let driver = driver(&bench, ALL, &[0, 1, 2]);
-    bench.board.balloon().set(512 << 10);
+    bench.board.shared.balloon.set(512 << 10);
     driver.set_device(4, &10_u32.to_le_bytes());
     driver.set_device(12, &10_u32.to_le_bytes());
     driver.set_status(0);
@@ -185,10 +185,10 @@ fn what_changes_while_the_device_is_parked_is_told_when_it_runs() {
     let old = bench("{}");
     let driver_of_old = driver(&old, ALL, &[0, 1, 2]);
     driver_of_old.set_device(4, &10_u32.to_le_bytes());
-    old.board.balloon().set(512 << 10);
+    old.board.shared.balloon.set(512 << 10);
     assert_eq!(driver_of_old.isr(), 2);
     let saved = old.board.park();
-    old.board.balloon().set(256 << 10);
+    old.board.shared.balloon.set(256 << 10);
     old.board.run(saved.clone()).unwrap();
     // The target set in this process overrides the saved one.
     assert_eq!([0, 4].map(|at| word(&driver_of_old, at)), [192, 10]);
@@ -238,7 +238,7 @@ fn the_guest_tells_of_itself_each_time_it_is_asked() {
     assert_eq!(current, [("free-memory", 1000), ("total-memory", 6000), ("direct-reclaims", 7)]);
     assert_eq!(driver.take(2), None, "the device keeps the buffer until the next request");
     std::thread::scope(|scope| {
-        let hub = bench.board.balloon().clone();
+        let hub = bench.board.shared.balloon.clone();
         let answer = scope.spawn(move || hub.report(Duration::from_secs(60)).unwrap());
         assert_eq!(driver.wait(2).length, 0);
         bench.memory.write(at, &statistics(&[(4, 2000)])).unwrap();
@@ -250,7 +250,7 @@ fn the_guest_tells_of_itself_each_time_it_is_asked() {
     });
     // The statistics arrive again after a park, because the buffer is still queued.
     let saved = bench.board.park();
-    let silent = bench.board.balloon().report(Duration::from_secs(60)).unwrap();
+    let silent = bench.board.shared.balloon.report(Duration::from_secs(60)).unwrap();
     assert_eq!(silent.statistics[0].1, 2000, "a parked guest is not waited for");
     bench.board.run(saved).unwrap();
     assert_eq!(wait_for_statistics(&bench).statistics[0], ("free-memory", 2000));
@@ -331,8 +331,8 @@ fn a_hostile_driver_hurts_nobody() {
                 driver.kick(queue);
                 driver.set_device(u64::from(byte() & 15), &[byte()]);
                 if byte() == 0 {
-                    bench.board.balloon().set(u64::from(byte()) << 12);
-                    bench.board.balloon().report(Duration::from_millis(1)).unwrap();
+                    bench.board.shared.balloon.set(u64::from(byte()) << 12);
+                    bench.board.shared.balloon.report(Duration::from_millis(1)).unwrap();
                 }
                 if byte() & 31 == 0 {
                     let saved = bench.board.park();

@@ -355,7 +355,7 @@ fn a_disk_that_grows_is_told_of_by_a_configuration_interrupt() {
     bench.board.run(Vec::new()).unwrap();
     let mut driver = driver(&bench, ALL);
     let sectors = |driver: &Driver<'_>| u64::from_le_bytes(driver.device(0));
-    let drive = bench.board.disks().find("virtio-blk").unwrap();
+    let drive = bench.board.shared.disks.find("virtio-blk").unwrap();
     assert_eq!((driver.isr(), sectors(&driver)), (0, SIZE / SECTOR));
     let before = driver.common::<1>(0x15);
     drive.grow(Some(2 * SIZE)).unwrap();

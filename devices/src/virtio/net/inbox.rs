@@ -48,7 +48,7 @@ pub(super) struct Inbox {
     /// Number of frames until small ones are expected again.
     large: u32,
     /// The driver has no buffers left in the queue, and rings when it adds some.
-    starved: bool,
+    pub(super) starved: bool,
     /// Copies of the driver's settings, and the number of commands they reflect.
     filter: Filter,
     mac: Address,
@@ -74,11 +74,6 @@ impl Inbox {
             mac: Address::default(),
             settings_version: None,
         }
-    }
-
-    /// Whether nothing can be received until the driver adds buffers. It rings the doorbell then.
-    pub(super) fn is_starved(&self) -> bool {
-        self.starved
     }
 
     pub(super) fn discard_buffer(&mut self) -> &mut [u8] {
@@ -195,7 +190,7 @@ impl Inbox {
     /// Applies the filter to a frame, and clears the header's flags if GUEST_CSUM was not
     /// negotiated.
     fn is_wanted(&self, queue: &Queue, features: ReceiveFeatures) -> Result<bool, NoMemory> {
-        let (memory, mut head) = (queue.memory(), [0; 16]);
+        let (memory, mut head) = (&queue.memory, [0; 16]);
         let there = read_pieces(memory, &self.pieces, HEADER_LENGTH, &mut head)?;
         for (to, from) in head[there..].iter_mut().zip(&self.rest) {
             *to = *from;
@@ -215,7 +210,7 @@ impl Inbox {
             }
             let Some(chain) = self.next(queue) else { return false };
             let rest = &self.rest[self.late.clone()];
-            match write_pieces(queue.memory(), &chain.writable, 0, rest) {
+            match write_pieces(&queue.memory, &chain.writable, 0, rest) {
                 Ok(0) => queue.push(chain, 0),
                 Ok(count) => {
                     self.late.start += count;
@@ -233,7 +228,7 @@ impl Inbox {
             let count = u16::try_from(self.filled.len()).unwrap_or(u16::MAX).to_le_bytes();
             // The guest may have taken this memory away. Then the driver finds its own header
             // there.
-            write_pieces(queue.memory(), &first.writable, NUM_BUFFERS, &count).ok();
+            write_pieces(&queue.memory, &first.writable, NUM_BUFFERS, &count).ok();
             queue.push_all(self.filled.drain(..));
         }
         self.late.is_empty()

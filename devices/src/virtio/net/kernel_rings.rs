@@ -24,11 +24,11 @@ use host::net::vhost::Vhost;
 const ERROR: usize = 2;
 
 pub(super) struct KernelRings {
-    vhost: Vhost,
+    pub(super) vhost: Vhost,
     link: Arc<Link>,
     features: u64,
     sleep: Sleep,
-    active: bool,
+    pub(super) active: bool,
     /// The kernel cannot serve these rings.
     refused: bool,
 }
@@ -47,10 +47,6 @@ impl KernelRings {
         bells.extend(control.cloned());
         let sleep = Sleep::new(orders, bells)?;
         Ok(Self { vhost, link: link.clone(), features, sleep, active: false, refused: false })
-    }
-
-    pub(super) fn is_active(&self) -> bool {
-        self.active
     }
 
     /// Whether the kernel can serve these rings at all.
@@ -77,7 +73,7 @@ impl KernelRings {
         }
         for queue in [receive, transmit] {
             // If the doorbell's counter is full, it has rung already.
-            queue.bell().write(1).ok();
+            queue.bell.write(1).ok();
         }
     }
 
@@ -104,16 +100,11 @@ impl KernelRings {
         let rung = self.sleep.until(&Wait::default(), Interest { receive: false, send: false });
         for (number, queue) in queues.into_iter().enumerate() {
             if rung & 1 << number != 0 {
-                queue.signal().used(queue.number());
+                queue.signal.used(queue.number);
             }
         }
         if rung & 1 << ERROR != 0 {
             self.refuse(&anyhow!("the kernel cannot read a ring"));
         }
-    }
-
-    /// Only called after the rings were taken back.
-    pub(super) fn into_vhost(self) -> Vhost {
-        self.vhost
     }
 }

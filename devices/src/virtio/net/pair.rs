@@ -69,7 +69,7 @@ impl Pair {
 
     /// If so, this thread must not touch the rings.
     fn is_kernel_active(&self) -> bool {
-        self.kernel_rings.as_ref().is_some_and(KernelRings::is_active)
+        self.kernel_rings.as_ref().is_some_and(|rings| rings.active)
     }
 
     /// Whether the kernel should serve the rings now.
@@ -77,7 +77,7 @@ impl Pair {
         let possible = self.kernel_rings.as_ref().is_some_and(KernelRings::is_possible);
         possible
             && self.transmit.is_some()
-            && self.receive.as_ref().is_some_and(|queue| queue.memory().ram().is_ok())
+            && self.receive.as_ref().is_some_and(|queue| queue.memory.ram().is_ok())
             && self.number < self.nic.active.load(Ordering::Acquire)
             && self.nic.backend.link().is_plugged()
     }
@@ -147,7 +147,7 @@ impl Pair {
     /// came in the meantime.
     fn enable_doorbells(&mut self) -> bool {
         let own = !self.is_kernel_active();
-        let receive = self.receive.as_mut().filter(|_| own && self.inbox.is_starved());
+        let receive = self.receive.as_mut().filter(|_| own && self.inbox.starved);
         let transmit = self.transmit.as_mut().filter(|_| own && !self.full);
         let queues = [receive, transmit, self.control.as_mut()];
         queues.into_iter().flatten().any(Queue::enable_doorbell)
@@ -158,8 +158,8 @@ impl Pair {
         let Some(queue) = &mut self.control else { return false };
         for round in 0..MAX_FRAMES_PER_ROUND {
             let Some(chain) = queue.pop() else { return round > 0 };
-            self.nic.execute(queue.memory(), &chain.readable);
-            let written = write_pieces(queue.memory(), &chain.writable, 0, &[OK]);
+            self.nic.execute(&queue.memory, &chain.readable);
+            let written = write_pieces(&queue.memory, &chain.writable, 0, &[OK]);
             queue.push(chain, u32::from(written == Ok(1)));
             queue.notify();
         }
@@ -175,7 +175,7 @@ impl Pair {
             let Some(chain) = queue.pop() else { break };
             // Without a cable, frames are discarded.
             let result =
-                if plugged { self.port.send(queue.memory(), &chain.readable) } else { Ok(()) };
+                if plugged { self.port.send(&queue.memory, &chain.readable) } else { Ok(()) };
             self.full = result == Err(TransferError::WouldBlock);
             if self.full {
                 queue.return_chain(chain);
@@ -198,7 +198,7 @@ impl Pair {
         if plugged && self.unplugged {
             // Discard what came while the cable was unplugged.
             for _ in 0..MAX_STALE_FRAMES {
-                if self.port.receive(queue.memory(), &[], self.inbox.discard_buffer())
+                if self.port.receive(&queue.memory, &[], self.inbox.discard_buffer())
                     == Err(TransferError::WouldBlock)
                 {
                     break;
@@ -219,7 +219,7 @@ impl Pair {
         let mut received = 0;
         while received < MAX_FRAMES_PER_ROUND && self.inbox.gather(queue, self.features.merge) {
             let (pieces, rest) = self.inbox.destination();
-            match self.port.receive(queue.memory(), pieces, rest) {
+            match self.port.receive(&queue.memory, pieces, rest) {
                 Ok(length) => self.inbox.deliver(queue, length, self.features),
                 Err(TransferError::Refused) => self.inbox.refuse(queue),
                 Err(TransferError::WouldBlock) => break,
@@ -234,13 +234,13 @@ impl Pair {
     fn sleep(&mut self) -> Duration {
         if let (Some(rings), Some(receive), Some(transmit)) =
             (&mut self.kernel_rings, &mut self.receive, &mut self.transmit)
-            && rings.is_active()
+            && rings.active
         {
             rings.sleep([receive, transmit]);
             // The kernel sees frames first, so polling afterwards is useless.
             return Duration::MAX;
         }
-        let receive = self.is_open() && !self.inbox.is_starved();
+        let receive = self.is_open() && !self.inbox.starved;
         let wait = self.port.wait();
         let interest = Interest { receive, send: self.full || wait.full };
         let start = Instant::now();

@@ -581,7 +581,7 @@ fn the_kernel_has_the_rings_while_it_may_and_gives_them_back_as_they_are() {
         ip("tuntap add vm0 mode tap multi_queue");
         set_addresses();
         let bench = tap_bench(true, Mode::On);
-        let link = bench.board.links().find("net").unwrap();
+        let link = bench.board.shared.links.find("net").unwrap();
         let (mut driver, buffers) = on_tap(&bench, MRG_RXBUF | CSUM | GUEST_CSUM);
         let socket = host();
         let wait_for_kernel = |count| wait("the rings", || link.kernel_pairs() == count);

@@ -35,12 +35,12 @@ impl Server {
             while let Some(chain) = queue.pop() {
                 let length = usize::try_from(crate::virtio::length(&chain.readable)).unwrap();
                 let mut bytes = vec![0; length];
-                let read = queue.memory().gather(&chain.readable, &mut bytes);
+                let read = queue.memory.gather(&chain.readable, &mut bytes);
                 if bytes == b"keep" {
                     self.held.push(chain);
                     continue;
                 }
-                let echoed = read.and_then(|()| queue.memory().scatter(&chain.writable, &bytes));
+                let echoed = read.and_then(|()| queue.memory.scatter(&chain.writable, &bytes));
                 let written = if echoed.is_ok() { length } else { 0 };
                 queue.push(chain, u32::try_from(written).unwrap());
             }
@@ -66,7 +66,7 @@ impl Virtio for Echo {
         self.config[offset..offset + data.len()].copy_from_slice(data);
     }
     fn start(&mut self, queues: Vec<Queue>, _: u64) -> anyhow::Result<()> {
-        let bells = queues.iter().map(|queue| queue.bell().clone()).collect();
+        let bells = queues.iter().map(|queue| queue.bell.clone()).collect();
         let server = Server { queues, held: Vec::new() };
         self.worker = Some(Worker::spawn("echo", server, bells, |server, _| server.serve())?);
         Ok(())

@@ -70,7 +70,7 @@ impl Control {
         let Some(mut chain) = self.queue(CONTROL).and_then(Queue::pop) else { return false };
         let answer = self.request(&mut chain);
         let Some(queue) = self.queue(CONTROL) else { return false };
-        let written = answer.filter(|it| queue.memory().scatter(&chain.writable, it).is_ok());
+        let written = answer.filter(|it| queue.memory.scatter(&chain.writable, it).is_ok());
         if let Some(answer) = written {
             queue.push(chain, u32::try_from(answer.len()).unwrap_or(0));
             queue.notify();
@@ -83,7 +83,7 @@ impl Control {
 
     /// None if the request is invalid.
     fn request(&mut self, chain: &mut Chain) -> Option<Vec<u8>> {
-        let memory = self.queues[usize::from(CONTROL)].as_ref()?.memory();
+        let memory = &self.queues[usize::from(CONTROL)].as_ref()?.memory;
         let word = |bytes: [u8; 4]| u32::from_le_bytes(bytes);
         match word(chain.take(memory).ok()?) {
             TASKS => {
@@ -158,7 +158,7 @@ impl Control {
         let [event, reason] = [PARAM_CHANGE, CAPACITY_CHANGED].map(u32::to_le_bytes);
         let bytes = [&event[..], &[1, 0, 0, 0, 0, 0, 0, 0], &reason].concat();
         // If the buffer is outside of memory, the event is lost.
-        let written = queue.memory().scatter(&chain.writable, &bytes).map_or(0, |()| bytes.len());
+        let written = queue.memory.scatter(&chain.writable, &bytes).map_or(0, |()| bytes.len());
         queue.push(chain, u32::try_from(written).unwrap_or(0));
         queue.notify();
         true
@@ -181,12 +181,12 @@ impl Serve for Control {
     }
 
     fn events(&self) -> Vec<RawFd> {
-        let bells = self.queues.iter().flatten().map(|queue| queue.bell().as_raw_fd());
-        bells.chain([self.target.kick().as_raw_fd()]).collect()
+        let bells = self.queues.iter().flatten().map(|queue| queue.bell.as_raw_fd());
+        bells.chain([self.target.kick.as_raw_fd()]).collect()
     }
 
     fn clear_events(&mut self) {
-        self.queues.iter().flatten().for_each(|queue| drop(queue.bell().read()));
-        self.target.kick().read().ok();
+        self.queues.iter().flatten().for_each(|queue| drop(queue.bell.read()));
+        self.target.kick.read().ok();
     }
 }

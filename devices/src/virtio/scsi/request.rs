@@ -73,7 +73,7 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn new(queue: Queue, target: Arc<Target>, sizes: Sizes) -> anyhow::Result<Self> {
-        let channel = target.drive.image().channel(queue.memory())?;
+        let channel = target.drive.image.channel(&queue.memory)?;
         let jobs = std::iter::repeat_with(|| None).take(QUEUE_SIZE.into()).collect();
         let (offered, done) = Default::default();
         let (in_flight, asked) = (0, 0);
@@ -111,7 +111,7 @@ impl Server {
     }
 
     fn header(&self, chain: &mut Chain) -> Option<Header> {
-        let memory = self.queue.memory();
+        let memory = &self.queue.memory;
         let [l0, l1, l2, l3, l4, l5, l6, l7, i0, i1, i2, i3, i4, i5, i6, i7, ..] =
             chain.take::<HEADER_SIZE>(memory).ok()?;
         let mut cdb = Cdb::default();
@@ -140,7 +140,7 @@ impl Server {
         match planned {
             Ok(requests) if !requests.is_empty() => {
                 job.parts = requests.len();
-                let head = usize::from(job.chain.head());
+                let head = usize::from(job.chain.head);
                 self.jobs[head] = Some(job);
                 self.asked += requests.len();
                 requests.into_iter().for_each(|request| self.channel.push(request));
@@ -152,7 +152,7 @@ impl Server {
 
     /// Empty if the plan is complete without the channel.
     fn requests(&self, plan: Plan, cdb: &Cdb, job: &mut Job) -> Result<Vec<Request>, Refusal> {
-        let (tag, memory) = (u64::from(job.chain.head()), self.queue.memory());
+        let (tag, memory) = (u64::from(job.chain.head), &self.queue.memory);
         let failed = |_| Refusal::Response(FAILURE);
         match plan {
             Plan::Done | Plan::Eject => Ok(Vec::new()),
@@ -237,7 +237,7 @@ impl Server {
         let mut bytes = [&sense_length[..], &left, &[0, 0, status, response], &sense].concat();
         bytes.resize((RESPONSE_SIZE + self.sizes.sense) as usize, 0);
         // A response buffer outside of memory is ignored: only the guest misses the response.
-        self.queue.memory().scatter(&job.response, &bytes).ok();
+        self.queue.memory.scatter(&job.response, &bytes).ok();
         let written = bytes.len() as u64 + if job.inward { moved } else { 0 };
         self.queue.push(job.chain, u32::try_from(written).unwrap_or(u32::MAX));
     }
@@ -405,10 +405,10 @@ impl Serve for SharedServer {
 
     fn events(&self) -> Vec<RawFd> {
         let server = self.server();
-        vec![server.queue.bell().as_raw_fd(), server.channel.event().as_raw_fd()]
+        vec![server.queue.bell.as_raw_fd(), server.channel.event().as_raw_fd()]
     }
 
     fn clear_events(&mut self) {
-        self.server().queue.bell().read().ok();
+        self.server().queue.bell.read().ok();
     }
 }

@@ -61,12 +61,12 @@ pub(super) struct Target {
     /// The disk grew, and the event for this is not sent yet.
     grown: AtomicBool,
     /// Wakes the control thread when the disk grows.
-    kick: EventFd,
+    pub(super) kick: EventFd,
 }
 
 impl Target {
     pub(super) fn new(drive: Arc<Drive>) -> anyhow::Result<Self> {
-        let serial = drive.serial().to_owned();
+        let serial = drive.serial.clone();
         let profile = Profile { bus: Bus::Scsi, cdrom: false, removable: false, serial };
         let kick = EventFd::new(EFD_NONBLOCK).context("an event for a SCSI controller")?;
         let (conditions, grown) = (Mutex::default(), AtomicBool::new(false));
@@ -97,10 +97,6 @@ impl Target {
     /// Called after the event was sent, or if the driver does not want it.
     pub(super) fn clear_grown(&self) {
         self.grown.store(false, Ordering::Release);
-    }
-
-    pub(super) fn kick(&self) -> &EventFd {
-        &self.kick
     }
 
     fn unit<T>(&self, ask: impl FnOnce(&mut Unit<'_>) -> T) -> T {

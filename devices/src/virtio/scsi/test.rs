@@ -447,7 +447,7 @@ fn the_sizes_of_requests_are_what_the_driver_says() {
 fn a_disk_that_grows_is_told_of_by_an_event_and_with_the_next_command() {
     let bench = bench(1);
     let mut driver = attended(&bench);
-    let drive = bench.board.disks().find("virtio-scsi").unwrap();
+    let drive = bench.board.shared.disks.find("virtio-scsi").unwrap();
     let event = driver.allocate(16);
     let grown_size = |driver: &mut Driver<'_>| {
         assert_eq!(driver.wait(EVENTS).length, 16);
@@ -555,7 +555,7 @@ fn a_driver_may_have_one_request_queue_alone() {
     driver.enable(FIRST, 4);
     driver.start();
     assert_eq!(ask(&mut driver, &[0; 6], &Data::None).sense(), POWER_ON);
-    bench.board.disks().find("virtio-scsi").unwrap().grow(Some(2 * SIZE)).unwrap();
+    bench.board.shared.disks.find("virtio-scsi").unwrap().grow(Some(2 * SIZE)).unwrap();
     assert_eq!(ask(&mut driver, &[0; 6], &Data::None).sense(), GREW);
     let saved = bench.board.park();
     bench.board.run(saved).unwrap();

@@ -58,7 +58,7 @@ pub struct Layout {
     second: BTreeMap<char, Key>,
     /// Keys on which Windows differs from X.
     foreign: Vec<Key>,
-    third: bool,
+    pub third: bool,
 }
 
 impl Layout {
@@ -93,11 +93,6 @@ impl Layout {
     /// The main name.
     pub fn name(&self) -> &'static str {
         self.names.first().copied().unwrap_or_default()
-    }
-
-    /// Whether the right Alt key is AltGr.
-    pub fn has_third(&self) -> bool {
-        self.third
     }
 
     /// The sequences that type a symbol, the simplest first.
@@ -239,19 +234,7 @@ impl fmt::Display for Name {
     }
 }
 
-impl TryFrom<String> for Name {
-    type Error = anyhow::Error;
-
-    fn try_from(text: String) -> anyhow::Result<Self> {
-        text.parse()
-    }
-}
-
-impl From<Name> for String {
-    fn from(name: Name) -> Self {
-        name.0
-    }
-}
+host::as_text!(Name);
 
 #[cfg(test)]
 mod test {

@@ -184,7 +184,7 @@ impl KeyTranslator {
                 _ => Some((None, pad.key)),
             };
         }
-        if !self.layout.has_third() && LEVELS.contains(&keysym) {
+        if !self.layout.third && LEVELS.contains(&keysym) {
             // It only selected the client's symbol. The guest's keyboard has no such key.
             return None;
         }
@@ -225,7 +225,7 @@ impl KeyTranslator {
         let has = |code: u16| keys.iter().any(|key| key.code() == code);
         let any = |codes: [u16; 2]| codes.into_iter().any(has);
         let (control, right) = (any(CONTROL), has(RIGHT_ALT));
-        let third = self.layout.has_third();
+        let third = self.layout.third;
         Mods {
             shift: any(SHIFT),
             // Windows, and clients that run there, treat Ctrl-Alt as AltGr.

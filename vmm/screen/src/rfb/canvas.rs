@@ -290,7 +290,7 @@ impl Canvas {
             scanout.changed(&mut scan.pages);
         }
         let mode = checked(self.scanout.as_ref().and_then(|it| it.mode()));
-        scan.moves(self.viewers().iter().any(|it| it.pending(|pending| pending.copies())));
+        scan.moves(self.viewers().iter().any(|it| it.pending(|pending| pending.copies)));
         let mut picture = self.picture.write().expect("no canvas panicked");
         let before = picture.size();
         let mut changed = Tiles::none(before.0, before.1);

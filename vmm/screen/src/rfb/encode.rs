@@ -204,7 +204,7 @@ impl Encoder {
 
     fn raw(&self, job: Job<'_, '_>, out: &mut Vec<u8>) -> usize {
         header(job.view.area, Encoding::Raw, out);
-        out.reserve(job.view.area.pixels() * self.pixel.size());
+        out.reserve(job.view.area.pixels() * self.pixel.size);
         job.view.rows().for_each(|row| self.pixel.write(row, out));
         1
     }
@@ -227,7 +227,7 @@ impl Encoder {
         let mut before = effort;
         for area in job.view.area.pieces(64, 64) {
             self.compact.gather(&job.view.of(area), &mut scratch.tile);
-            let tile = tiles::Tile::new(&scratch.tile, area, self.compact.size());
+            let tile = tiles::Tile::new(&scratch.tile, area, self.compact.size);
             let shape = tile.shape(&mut scratch.palette);
             let its = if shape.is_raw() { effort.photograph() } else { effort };
             if its != before {
@@ -246,7 +246,7 @@ impl Encoder {
         header(job.view.area, Encoding::Trle, out);
         for area in job.view.area.pieces(16, 16) {
             self.compact.gather(&job.view.of(area), &mut scratch.tile);
-            let tile = tiles::Tile::new(&scratch.tile, area, self.compact.size());
+            let tile = tiles::Tile::new(&scratch.tile, area, self.compact.size);
             tile.write(tile.shape(&mut scratch.palette), &scratch.palette, out);
         }
         1

@@ -29,11 +29,11 @@ impl Channel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PixelFormat {
     bits: u8,
-    depth: u8,
-    big_endian: bool,
-    mapped: bool,
+    pub depth: u8,
+    pub big_endian: bool,
+    pub mapped: bool,
     /// Red, green, blue.
-    channels: [Channel; 3],
+    pub channels: [Channel; 3],
 }
 
 impl PixelFormat {
@@ -94,11 +94,6 @@ impl PixelFormat {
         bytes
     }
 
-    /// Whether the client uses a color map, which [`Self::colour_map`] must then send.
-    pub const fn is_mapped(&self) -> bool {
-        self.mapped
-    }
-
     /// `SetColourMapEntries` (RFC 6143, 7.6.2) for all 256 colors: three bits of red, three of
     /// green, two of blue.
     pub fn colour_map() -> Vec<u8> {
@@ -115,19 +110,6 @@ impl PixelFormat {
     /// Bytes per pixel: 1, 2 or 4.
     pub fn bytes(&self) -> usize {
         usize::from(self.bits / 8)
-    }
-
-    /// Number of bits that carry color.
-    pub const fn depth(&self) -> u8 {
-        self.depth
-    }
-
-    pub const fn big_endian(&self) -> bool {
-        self.big_endian
-    }
-
-    pub const fn channels(&self) -> [Channel; 3] {
-        self.channels
     }
 
     /// Whether a pixel has eight bits per color in four bytes, as ours. Only then does Tight omit
@@ -189,7 +171,7 @@ mod test {
                 choice[(state >> 16) as usize % choice.len()] >> u8::from(at > 9 && state & 1 == 0)
             });
             if let Ok(format) = PixelFormat::read(&bytes) {
-                format.channels().iter().for_each(|it| {
+                format.channels.iter().for_each(|it| {
                     it.position(255);
                 });
             }
@@ -201,14 +183,14 @@ mod test {
         let mut bytes = [0; 16];
         bytes[..2].copy_from_slice(&[8, 8]);
         let format = PixelFormat::read(&bytes).unwrap();
-        assert!(format.is_mapped());
+        assert!(format.mapped);
         let map = PixelFormat::colour_map();
         assert_eq!(map[..6], [1, 0, 0, 0, 1, 0]);
         assert_eq!(map.len(), 6 + 256 * 6);
-        let white: u32 = format.channels().iter().map(|it| it.position(255)).sum();
+        let white: u32 = format.channels.iter().map(|it| it.position(255)).sum();
         assert_eq!(white, 255);
         assert_eq!(map[6 + 255 * 6..], [255; 6]);
-        let red = format.channels()[0].position(255) as usize;
+        let red = format.channels[0].position(255) as usize;
         assert_eq!(map[6 + red * 6..][..6], [255, 255, 0, 0, 0, 0]);
     }
 }

@@ -77,7 +77,8 @@ impl Listener {
 
     fn open(config: &Config) -> anyhow::Result<Self> {
         let address = config.address.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
-        let passwords = passwords(config)?;
+        let files = [&config.password, &config.view_password];
+        let passwords = passwords(files, config.user.as_ref(), config.auth)?;
         let tls = tls::Files::new(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
         let needed = passwords.are_needed();
         ensure!(
@@ -146,7 +147,7 @@ impl Listener {
                 }
             }
             Socket::Unix(bound) => {
-                let socket = net::UnixListener::from_std(bound.listener().try_clone()?)?;
+                let socket = net::UnixListener::from_std(bound.listener.try_clone()?)?;
                 let serve = Arc::new(serve);
                 loop {
                     match socket.accept().await {
@@ -208,22 +209,26 @@ pub(crate) async fn pause_after_accept_error(error: &std::io::Error) {
 }
 
 /// Reads the password files, and checks that the settings do not contradict one another.
-pub(crate) fn passwords(config: &Config) -> anyhow::Result<Passwords> {
+pub(crate) fn passwords(
+    [full, view]: [&Option<PathBuf>; 2],
+    user: Option<&String>,
+    auth: Auth,
+) -> anyhow::Result<Passwords> {
     let read =
         |key, path: &Option<PathBuf>| path.as_ref().map(|path| password(key, path)).transpose();
     let passwords = Passwords {
-        full: read("password", &config.password)?,
-        view: read("view-password", &config.view_password)?,
-        user: config.user.clone(),
+        full: read("password", full)?,
+        view: read("view-password", view)?,
+        user: user.cloned(),
     };
     let needed = passwords.are_needed();
     ensure!(
-        needed || config.user.is_none(),
+        needed || user.is_none(),
         "user={} needs password=FILE",
-        config.user.as_deref().unwrap_or("")
+        user.map_or("", String::as_str)
     );
     ensure!(
-        !needed || config.auth == Auth::Auto,
+        !needed || auth == Auth::Auto,
         "auth=none and a password exclude one another: leave one of them out"
     );
     ensure!(

@@ -35,7 +35,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const MAX_LINE: usize = 100;
 
 pub struct Lobby {
-    limiter: Arc<LoginLimiter>,
+    pub(super) limiter: Arc<LoginLimiter>,
     pub(super) slots: Arc<Semaphore>,
     unauthenticated: ConnectionLimit,
     failure_log: FailureLog,
@@ -63,10 +63,6 @@ impl Lobby {
             failure_log: FailureLog::default(),
             refusals: Semaphore::new(MAX_REFUSALS),
         }
-    }
-
-    pub(super) fn login_limiter(&self) -> &LoginLimiter {
-        &self.limiter
     }
 
     /// Performs the handshake. A client that is not admitted gets the reason.

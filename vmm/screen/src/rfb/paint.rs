@@ -313,7 +313,7 @@ impl Painter {
             (None, Some(area)) => area,
             (None, None) => return,
         };
-        let slow = state.rate.slow();
+        let slow = state.rate.slow;
         let (moves, tiles) = pending.take(requested);
         let mut job = Job {
             tiles,

@@ -21,7 +21,7 @@ pub struct PendingUpdate {
     dirty: Tiles,
     in_flight: Tiles,
     moves: Vec<Move>,
-    copies: bool,
+    pub copies: bool,
 }
 
 impl PendingUpdate {
@@ -34,11 +34,6 @@ impl PendingUpdate {
     /// The tiles whose pixels the client lacks.
     pub fn dirty(&mut self) -> &mut Tiles {
         &mut self.dirty
-    }
-
-    /// Whether moves are recorded for this client.
-    pub fn copies(&self) -> bool {
-        self.copies
     }
 
     /// Enables or disables moves. When disabled, pending moves are replaced with dirty tiles.

@@ -27,7 +27,7 @@ pub(super) struct Rate {
     next: u64,
     window: usize,
     fastest: Option<Duration>,
-    slow: u8,
+    pub(super) slow: u8,
 }
 
 struct Sent {
@@ -46,11 +46,6 @@ impl Rate {
     pub(super) fn is_open(&self) -> bool {
         let bytes: usize = self.sent.iter().map(|it| it.bytes).sum();
         self.sent.len() < MAX_IN_FLIGHT && bytes < self.window
-    }
-
-    /// Number of steps by which the quality should be lowered.
-    pub(super) fn slow(&self) -> u8 {
-        self.slow
     }
 
     /// Records the start of an update. Returns its number, which its fence carries.

@@ -329,7 +329,7 @@ impl Session {
         match message {
             Message::PixelFormat(format) => client.state(|state| {
                 state.format = format;
-                if format.is_mapped() {
+                if format.mapped {
                     state.replies.extend(PixelFormat::colour_map());
                 }
             }),

@@ -928,7 +928,7 @@ async fn bad_clients_do_not_disturb_good_ones() {
     bad.shutdown().await;
     bench.everybody_left().await;
     let forgotten = async {
-        while bench.server.canvas().with_picture(|picture| picture.pixels.capacity()) > 0 {
+        while bench.server.canvas.with_picture(|picture| picture.pixels.capacity()) > 0 {
             sleep(Duration::from_millis(5)).await;
         }
     };

@@ -66,14 +66,8 @@ impl Listener {
 
     fn open(config: &Config) -> anyhow::Result<Self> {
         let address = config.address.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
-        let secrets = listen::Config {
-            password: config.password.clone(),
-            view_password: config.view_password.clone(),
-            user: config.user.clone(),
-            auth: config.auth,
-            ..listen::Config::default()
-        };
-        let passwords = listen::passwords(&secrets)?;
+        let files = [&config.password, &config.view_password];
+        let passwords = listen::passwords(files, config.user.as_ref(), config.auth)?;
         let tls = tls::Files::new(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
         let origin = config.origin.as_deref().unwrap_or_default();
         let origins = Origins::read(origin).with_context(|| format!("origin={origin}"))?;
@@ -146,7 +140,7 @@ impl Listener {
                 }
             }
             Socket::Unix(bound) => {
-                let socket = net::UnixListener::from_std(bound.listener().try_clone()?)?;
+                let socket = net::UnixListener::from_std(bound.listener.try_clone()?)?;
                 loop {
                     match socket.accept().await {
                         Ok((stream, _)) => {

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::{Extension, Path, Request, State};
+use axum::extract::rejection::ExtensionRejection;
+use axum::extract::{Extension, FromRequestParts, Path, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION, ORIGIN, RETRY_AFTER, SET_COOKIE,
     UPGRADE,
 };
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse as _, Response};
@@ -19,7 +21,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::files;
-use super::gate::{Client, Connection, Gate, Refusal, Rules};
+use super::gate::{Admitted, Client, Gate, Refusal, Rules};
 use super::line_socket;
 use super::slots::Spare;
 use super::socket::{ByteStream, Farewell};
@@ -65,7 +67,24 @@ struct Web {
 
 type Shared = State<Arc<Web>>;
 
-/// Each request must carry a [`Connection`] as its extension.
+impl Web {
+    fn admit(&self, client: &Client, headers: &HeaderMap) -> Result<Admitted, Refusal> {
+        self.gate.admit(client, headers, self.stage.login_limiter())
+    }
+}
+
+impl FromRequestParts<Arc<Web>> for Client {
+    type Rejection = ExtensionRejection;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        web: &Arc<Web>,
+    ) -> Result<Self, ExtensionRejection> {
+        let Extension(connection) = Extension::from_request_parts(parts, web).await?;
+        Ok(web.gate.client(connection, &parts.headers))
+    }
+}
+
 pub fn router(
     stage: Arc<dyn Stage>,
     rules: Rules,
@@ -111,16 +130,11 @@ pub fn health() -> ExtraRoutes {
 
 /// Refuses host names that a stranger could own, and everything on spare slots, which are for
 /// health checks.
-async fn check_host(
-    State(web): Shared,
-    Extension(connection): Extension<Connection>,
-    request: Request,
-    next: Next,
-) -> Response {
+async fn check_host(State(web): Shared, client: Client, request: Request, next: Next) -> Response {
     if request.extensions().get::<Spare>().is_some() {
         return too_many("Too many connections.\n");
     }
-    match web.gate.check_host(&web.gate.client(connection, request.headers())) {
+    match web.gate.check_host(&client) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refuse(&refusal),
     }
@@ -131,12 +145,11 @@ async fn check_host(
 /// pages send no origin.
 async fn pass_network(
     State(web): Shared,
-    Extension(connection): Extension<Connection>,
+    client: Client,
     mut request: Request,
     next: Next,
 ) -> Response {
     let headers = request.headers();
-    let client = web.gate.client(connection, headers);
     if headers.contains_key(UPGRADE)
         && headers.contains_key(ORIGIN)
         && let Err(refusal) = web.gate.same_origin(&client, headers)
@@ -158,19 +171,12 @@ async fn read_body(body: Body, max: usize) -> Result<Bytes, StatusCode> {
 
 /// Admits authenticated clients, after their whole body is read. Changes are accepted from our own
 /// pages only.
-async fn guard(
-    State(web): Shared,
-    Extension(connection): Extension<Connection>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let client = web.gate.client(connection, request.headers());
+async fn guard(State(web): Shared, client: Client, request: Request, next: Next) -> Response {
     let origin = match request.method().is_safe() {
         true => Ok(()),
         false => web.gate.may_act(&client, request.headers()),
     };
-    let admitted =
-        origin.and_then(|()| web.gate.admit(&client, request.headers(), web.stage.login_limiter()));
+    let admitted = origin.and_then(|()| web.admit(&client, request.headers()));
     match admitted {
         Ok(admitted) if admitted.access == Access::Full || request.method().is_safe() => {
             let (parts, body) = request.into_parts();
@@ -220,29 +226,19 @@ fn redirect(target: &'static str) -> Response {
     (StatusCode::SEE_OTHER, [(LOCATION, target)]).into_response()
 }
 
-async fn page(
-    State(web): Shared,
-    Extension(connection): Extension<Connection>,
-    headers: HeaderMap,
-) -> Response {
+async fn page(State(web): Shared, client: Client, headers: HeaderMap) -> Response {
     if let Some(page) = web.stage.replacement_page() {
         return page;
     }
-    let client = web.gate.client(connection, &headers);
-    match web.gate.admit(&client, &headers, web.stage.login_limiter()) {
+    match web.admit(&client, &headers) {
         Ok(_) => files::page(StatusCode::OK, "index.html", &[]),
         Err(Refusal::Unknown) => redirect("login"),
         Err(refusal) => refuse(&refusal),
     }
 }
 
-async fn login_page(
-    State(web): Shared,
-    Extension(connection): Extension<Connection>,
-    headers: HeaderMap,
-) -> Response {
-    let client = web.gate.client(connection, &headers);
-    match web.gate.admit(&client, &headers, web.stage.login_limiter()) {
+async fn login_page(State(web): Shared, client: Client, headers: HeaderMap) -> Response {
+    match web.admit(&client, &headers) {
         Ok(_) => redirect("./"),
         Err(Refusal::Unknown) => form(&web, StatusCode::OK, "", b""),
         Err(refusal) => refuse(&refusal),
@@ -266,14 +262,9 @@ fn form(web: &Web, status: StatusCode, message: &str, user: &[u8]) -> Response {
     files::page(status, "login.html", fill)
 }
 
-async fn log_in(
-    State(web): Shared,
-    Extension(connection): Extension<Connection>,
-    request: Request,
-) -> Response {
+async fn log_in(State(web): Shared, client: Client, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
-    let client = web.gate.client(connection, headers);
     if let Err(refusal) = web.gate.same_origin(&client, headers) {
         return refuse(&refusal);
     }
@@ -318,12 +309,7 @@ fn with_cookie(mut response: Response, cookie: &str) -> Response {
     }
 }
 
-async fn log_out(
-    State(web): Shared,
-    Extension(connection): Extension<Connection>,
-    headers: HeaderMap,
-) -> Response {
-    let client = web.gate.client(connection, &headers);
+async fn log_out(State(web): Shared, client: Client, headers: HeaderMap) -> Response {
     if let Err(refusal) = web.gate.same_origin(&client, &headers) {
         return refuse(&refusal);
     }
@@ -332,13 +318,8 @@ async fn log_out(
 }
 
 /// The settings that the page reads before it connects.
-async fn session(
-    State(web): Shared,
-    Extension(connection): Extension<Connection>,
-    headers: HeaderMap,
-) -> Response {
-    let client = web.gate.client(connection, &headers);
-    match web.gate.admit(&client, &headers, web.stage.login_limiter()) {
+async fn session(State(web): Shared, client: Client, headers: HeaderMap) -> Response {
+    match web.admit(&client, &headers) {
         Ok(admitted) => {
             let access = if admitted.access == Access::Full { "full" } else { "view" };
             let about = web.stage.about();
@@ -387,16 +368,10 @@ async fn file(Path(path): Path<String>, headers: HeaderMap) -> Response {
     found.unwrap_or_else(|| (StatusCode::NOT_FOUND, "There is no such file.\n").into_response())
 }
 
-async fn websocket(
-    State(web): Shared,
-    Extension(connection): Extension<Connection>,
-    mut request: Request,
-) -> Response {
+async fn websocket(State(web): Shared, client: Client, mut request: Request) -> Response {
     let headers = request.headers();
-    let client = web.gate.client(connection, headers);
     let admitted = web.gate.same_origin(&client, headers);
-    let admitted =
-        admitted.and_then(|()| web.gate.admit(&client, headers, web.stage.login_limiter()));
+    let admitted = admitted.and_then(|()| web.admit(&client, headers));
     let admitted = match admitted {
         Ok(admitted) => admitted,
         Err(refusal) => {

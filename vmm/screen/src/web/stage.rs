@@ -112,7 +112,7 @@ impl Stage for LocalStage {
         Box::pin(self.server.clone().serve(self.rules.clone(), stream, admission))
     }
     fn about(&self) -> About {
-        let interfaces = self.server.interfaces();
+        let interfaces = &self.server.interfaces;
         About {
             keyboard: interfaces.layout.clone(),
             clipboard: interfaces.clipboard.is_some(),

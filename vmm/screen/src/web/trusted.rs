@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
@@ -85,19 +86,15 @@ impl Proxies {
     }
 }
 
-impl TryFrom<String> for Proxies {
-    type Error = String;
+impl FromStr for Proxies {
+    type Err = String;
 
-    fn try_from(text: String) -> Result<Self, String> {
-        Self::read(&text).map_err(|error| error.to_string())
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::read(text).map_err(|error| error.to_string())
     }
 }
 
-impl From<Proxies> for String {
-    fn from(proxies: Proxies) -> Self {
-        proxies.to_string()
-    }
-}
+host::as_text!(Proxies);
 
 impl fmt::Display for Proxies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -179,7 +179,7 @@ impl Bench {
             };
             let all = async { tokio::join!(serve, write) };
             tokio::select! {
-                () = server.canvas().clone().run() => {}
+                () = server.canvas.clone().run() => {}
                 // The end of the input ends the session. A session that continues hangs.
                 ended = timeout(TIMEOUT, all) => drop(ended.expect("the session ends")),
             }

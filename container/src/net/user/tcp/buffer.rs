@@ -22,7 +22,6 @@ impl Default for Budget {
 }
 
 impl Budget {
-    #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self(Rc::new(Cell::new(bytes)))
     }
@@ -38,14 +37,12 @@ pub struct Capacity {
 impl Capacity {
     /// A capacity of `size` bytes if the budget has them, else of [`MIN_CAPACITY`]. It may grow to
     /// `max`.
-    #[must_use]
     pub fn new(size: usize, max: usize, budget: &Budget) -> Self {
         let mut capacity = Self { size: MIN_CAPACITY, max, budget: budget.clone() };
         capacity.add(size.saturating_sub(MIN_CAPACITY));
         capacity
     }
 
-    #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
@@ -83,17 +80,14 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
 
-    #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -127,7 +121,6 @@ impl Buffer {
     }
 
     /// Whether the queue is empty but has memory.
-    #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.is_empty() && self.bytes.capacity() > 0
     }

@@ -30,7 +30,7 @@ pub struct Sender {
     /// No more data follows `data`.
     pub ended: bool,
     /// The guest has acknowledged the end.
-    done: bool,
+    pub done: bool,
     duplicates: u8,
     /// The end of the data sent when the last loss was detected.
     recover: Seq,
@@ -112,11 +112,6 @@ impl Sender {
     /// Whether the FIN was sent.
     fn has_finished(&self) -> bool {
         self.next.since(self.una) > self.data.len()
-    }
-
-    /// Whether all data and the end are acknowledged.
-    pub fn is_done(&self) -> bool {
-        self.done
     }
 
     pub fn handle(&mut self, segment: &Segment<'_>) -> AckKind {

@@ -55,7 +55,7 @@ impl Pair {
         for sent in emit(&mut near, now) {
             handle(&mut far, &sent, now);
         }
-        assert_eq!((near.state(), far.state()), (State::Established, State::Established));
+        assert_eq!((near.state, far.state), (State::Established, State::Established));
         Self { near, far, now }
     }
 
@@ -114,7 +114,7 @@ fn data_arrives_whole_whatever_is_lost() {
             put += pair.put(&data[put..]);
             // The losses differ each time, so that every segment arrives in the end.
             pair.settle(&mut lost);
-            assert_eq!(pair.near.state(), State::Established, "with {percent} in 100 lost");
+            assert_eq!(pair.near.state, State::Established, "with {percent} in 100 lost");
             got.extend(pair.got());
         }
         assert!(got == data, "with {percent} in 100 lost");
@@ -159,7 +159,7 @@ fn a_guest_that_is_gone_is_found_out() {
         pair.near.tick(due);
         asked += emit(&mut pair.near, due).len();
     }
-    assert_eq!(pair.near.state(), State::Closed);
+    assert_eq!(pair.near.state, State::Closed);
     assert!(asked > 5);
     // A guest that answers keeps its connection.
     for _ in 0..100 {
@@ -171,7 +171,7 @@ fn a_guest_that_is_gone_is_found_out() {
         let answer = Segment { seq: ack.ack, ack: ack.seq.plus(1), flags: ACK, window: 9, ..ack };
         far.handle(&answer, now);
     }
-    assert_eq!(pair.far.state(), State::Established);
+    assert_eq!(pair.far.state, State::Established);
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn a_reset_counts_only_where_the_next_byte_would_be() {
     pair.far.handle(&reset(Seq(next.0.wrapping_sub(1))), pair.now);
     assert!(emit(&mut pair.far, pair.now).is_empty());
     pair.far.handle(&reset(next), pair.now);
-    assert_eq!(pair.far.state(), State::Closed);
+    assert_eq!(pair.far.state, State::Closed);
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_guest_that_forgot_us_is_asked_and_not_believed_at_once() {
     let syn = Segment { seq: Seq(99), flags: SYN, ..Segment::default() };
     pair.far.handle(&syn, pair.now);
     assert_eq!(emit(&mut pair.far, pair.now).remove(0).0.flags, ACK);
-    assert_eq!(pair.far.state(), State::Established);
+    assert_eq!(pair.far.state, State::Established);
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn what_is_aborted_is_told_once() {
     let sent = emit(&mut pair.far, pair.now);
     assert_eq!((sent.len(), sent[0].0.flags), (1, RST | ACK));
     handle(&mut pair.near, &sent[0], pair.now);
-    assert_eq!((pair.near.state(), pair.far.state()), (State::Closed, State::Closed));
+    assert_eq!((pair.near.state, pair.far.state), (State::Closed, State::Closed));
 }
 
 #[test]

@@ -151,8 +151,7 @@ impl Root {
     /// Writes dirty sectors of 512 bytes, each of which a disk writes entirely or not at all. Where
     /// direct I/O needs larger blocks, neighboring sectors are written unchanged.
     fn write(&mut self, raw: &Raw) -> io::Result<()> {
-        let part =
-            raw.direct().map_or(512, |it| usize::try_from(it.length).unwrap_or(PART)).max(512);
+        let part = raw.direct.map_or(512, |it| usize::try_from(it.length).unwrap_or(PART)).max(512);
         let mut buffer = Buffer::default();
         while let Some(sector) = self.dirty.first().copied() {
             let bytes = buffer.take(part);

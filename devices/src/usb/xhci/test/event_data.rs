@@ -165,7 +165,7 @@ fn control_transfers_are_told_by_their_cookies() {
         let (_, _, expected) = guest.control(LIGHTS, &[1]);
         guest.expect_events("to the device", &expected);
         let caps = Lights { caps: true, ..Lights::default() };
-        assert_eq!(bench.board.input().lights(), Some(caps));
+        assert_eq!(bench.board.shared.input.lights(), Some(caps));
     }
 }
 
@@ -213,10 +213,10 @@ fn reports_are_told_by_their_cookies() {
     let mut guest = Guest::new(driver, slot);
     let (_, first) = guest.transfer(IN, &[8]);
     let (_, second) = guest.transfer(IN, &[3, 5]);
-    bench.board.input().key(key(0x1e), true);
+    bench.board.shared.input.key(key(0x1e), true);
     guest.expect_events("a key", &[first]);
     assert_eq!(guest.driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
-    bench.board.input().key(key(0x1e), false);
+    bench.board.shared.input.key(key(0x1e), false);
     guest.expect_events("in two parts", &[second]);
     assert_eq!(guest.driver.read(DATA), [0; 8]);
     // Two Event Data TRBs in one chain: each counts the bytes since the one before.
@@ -230,7 +230,7 @@ fn reports_are_told_by_their_cookies() {
         guest.driver.push(slot, IN, it);
     }
     guest.driver.ring(slot, IN);
-    bench.board.input().key(key(0x1e), true);
+    bench.board.shared.input.key(key(0x1e), true);
     let expected = |parameter, length| TransferEvent {
         event_data: true,
         parameter,
@@ -251,12 +251,12 @@ fn a_short_report_is_told_with_its_length() {
         let (blocks, expected) = guest.transfer(IN, parts);
         let expected = TransferEvent { code: SHORT, length: 7, ..expected };
         let also = short_too.then(|| of_block(blocks[0], SHORT, 1, IN));
-        bench.board.input().position(Position { x: 0x1234, ..Position::default() });
+        bench.board.shared.input.position(Position { x: 0x1234, ..Position::default() });
         let all: Vec<_> = also.into_iter().chain([expected]).collect();
         guest.expect_events(&format!("{parts:?}"), &all);
         guest.short_too = false;
         let (_, expected) = guest.transfer(IN, &[7]);
-        bench.board.input().position(Position { x: 0x4321, ..Position::default() });
+        bench.board.shared.input.position(Position { x: 0x4321, ..Position::default() });
         guest.expect_events("whole", &[expected]);
     }
 }
@@ -275,7 +275,7 @@ fn an_event_data_block_alone_is_told_and_nothing_else_happens() {
     // A descriptor that requests no event has none, and the next one begins.
     guest.driver.push(slot, IN, block(0x3333, 0, EVENT_DATA));
     let (_, expected) = guest.transfer(IN, &[8]);
-    bench.board.input().key(key(0x1e), true);
+    bench.board.shared.input.key(key(0x1e), true);
     guest.expect_events("after a silent one", &[expected]);
     assert_eq!(guest.driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
 }

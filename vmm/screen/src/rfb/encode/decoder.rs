@@ -90,7 +90,7 @@ impl Client {
             let nearest = (2 * colour * u32::from(channel.max) + 255) / (2 * 255);
             nearest << channel.shift
         };
-        self.format.channels().into_iter().zip(colours).map(shifted).sum()
+        self.format.channels.into_iter().zip(colours).map(shifted).sum()
     }
 
     fn set(&mut self, x: usize, y: usize, pixel: u32) {
@@ -116,19 +116,19 @@ impl Client {
 
     /// `PIXEL`.
     fn pixel(&self, bytes: &mut Bytes<'_>) -> u32 {
-        bytes.number(self.format.bytes(), self.format.big_endian())
+        bytes.number(self.format.bytes(), self.format.big_endian)
     }
 
     /// `CPIXEL`.
     fn compact(&self, bytes: &mut Bytes<'_>) -> u32 {
-        let channels = self.format.channels();
+        let channels = self.format.channels;
         let bits: u64 = channels.iter().map(|it| u64::from(it.max) << it.shift).sum();
-        if self.format.bytes() != 4 || self.format.depth() > 24 {
+        if self.format.bytes() != 4 || self.format.depth > 24 {
             self.pixel(bytes)
         } else if bits < 1 << 24 {
-            bytes.number(3, self.format.big_endian())
+            bytes.number(3, self.format.big_endian)
         } else if bits & 0xff == 0 {
-            bytes.number(3, self.format.big_endian()) << 8
+            bytes.number(3, self.format.big_endian) << 8
         } else {
             self.pixel(bytes)
         }
@@ -136,8 +136,8 @@ impl Client {
 
     /// Whether a `TPIXEL` consists of red, green and blue.
     fn is_full(&self) -> bool {
-        let all = self.format.channels().iter().all(|it| it.max == 255);
-        self.format.bytes() == 4 && self.format.depth() == 24 && all
+        let all = self.format.channels.iter().all(|it| it.max == 255);
+        self.format.bytes() == 4 && self.format.depth == 24 && all
     }
 
     /// `TPIXEL`.

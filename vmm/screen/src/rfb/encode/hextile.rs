@@ -30,7 +30,7 @@ pub(super) fn encode(
     palette: &mut Palette,
     out: &mut Vec<u8>,
 ) -> usize {
-    let mut hextile = Hextile { size: wire.size(), palette, known: KnownColours::default() };
+    let mut hextile = Hextile { size: wire.size, palette, known: KnownColours::default() };
     let mut tile = Vec::with_capacity(usize::from(SIDE * SIDE));
     for area in view.area.pieces(SIDE, SIDE) {
         let piece = view.of(area);
@@ -63,7 +63,7 @@ impl Hextile<'_> {
         }
         let limit = out.len() + 1 + words.len() * self.size;
         let background = self.background(words);
-        let foreground = match *self.palette.words() {
+        let foreground = match *self.palette.words {
             [_] => return self.head(0, background, None, out),
             [one, other] => Some(if one == background { other } else { one }),
             _ => None,
@@ -91,7 +91,7 @@ impl Hextile<'_> {
             counts[usize::from(self.palette.index(run[0]))] += run.len();
         }
         let most = counts.iter().enumerate().max_by_key(|(_, count)| **count);
-        self.palette.words()[most.map_or(0, |(index, _)| index)]
+        self.palette.words[most.map_or(0, |(index, _)| index)]
     }
 
     /// Appends the data in front of the rectangles, without colors that the client already has.

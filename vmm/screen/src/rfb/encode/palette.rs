@@ -25,7 +25,7 @@ struct Slot {
 pub(super) struct Palette {
     slots: Box<[Slot; SLOTS]>,
     age: u32,
-    words: Vec<u32>,
+    pub(super) words: Vec<u32>,
 }
 
 impl Default for Palette {
@@ -42,10 +42,6 @@ impl Palette {
         if self.age == 0 {
             *self = Self::default();
         }
-    }
-
-    pub(super) fn words(&self) -> &[u32] {
-        &self.words
     }
 
     /// The slot of a color, or the empty slot where it belongs.
@@ -141,7 +137,7 @@ mod test {
             palette.clear();
             let words: Vec<u32> = (0..256).map(|it| (it * 0x0001_0307) ^ round).collect();
             assert!(palette.add_all(&words, MAX_COLOURS));
-            assert_eq!(palette.words(), words);
+            assert_eq!(palette.words, words);
             assert!(!palette.add(0xffff_ffff, MAX_COLOURS));
             palette.truncate(100);
             for (index, word) in words.iter().enumerate() {
@@ -159,7 +155,7 @@ mod test {
     fn no_more_colours_than_the_limit() {
         let mut palette = Palette::default();
         assert!(!palette.add_all(&[1, 1, 2, 2, 3], 2));
-        assert_eq!(palette.words(), [1, 2]);
+        assert_eq!(palette.words, [1, 2]);
         assert!(palette.add(2, 2));
     }
 }

@@ -17,7 +17,7 @@ pub(super) fn write(
 ) -> Result<()> {
     palette.clear();
     let indexed = view.rows().all(|row| palette.add_all(row, MAX_COLOURS));
-    let depth = match palette.words().len() {
+    let depth = match palette.words.len() {
         0..=2 => BitDepth::One,
         3..=4 => BitDepth::Two,
         5..=16 => BitDepth::Four,
@@ -33,7 +33,7 @@ pub(super) fn write(
         encoder.set_color(ColorType::Indexed);
         encoder.set_depth(depth);
         let mut entries = Vec::with_capacity(3 * MAX_COLOURS);
-        colours(palette.words(), &mut entries);
+        colours(&palette.words, &mut entries);
         encoder.set_palette(entries);
         view.rows().for_each(|row| palette.indices(row, depth as usize, plain));
     } else {

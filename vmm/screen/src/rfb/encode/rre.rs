@@ -92,15 +92,15 @@ fn one(view: &View<'_>, wire: &Wire, tile: &mut Vec<u32>, out: &mut Vec<u8>, enc
     let Area { width, .. } = view.area;
     let start = out.len();
     wire.gather(view, tile);
-    let limit = start + 12 + tile.len() * wire.size();
+    let limit = start + 12 + tile.len() * wire.size;
     header(view.area, encoding, out);
     out.extend([0; 4]);
     let background = tile[0];
-    put([background].into_iter(), wire.size(), out);
+    put([background].into_iter(), wire.size, out);
     let mut count = 0_u32;
     let fits = take_apart(tile, usize::from(width), background, |it| {
         count += 1;
-        put([it.word].into_iter(), wire.size(), out);
+        put([it.word].into_iter(), wire.size, out);
         for number in [it.x, it.y, it.width, it.height] {
             if encoding == Encoding::Rre {
                 out.push(0);

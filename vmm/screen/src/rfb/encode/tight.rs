@@ -81,7 +81,7 @@ impl Tight {
         let Self { wire, streams, .. } = self;
         // Moved out of the buffers, because the block borrows all others.
         let (mut grid, mut words) = (take(&mut scratch.grid), take(&mut scratch.words));
-        let (done, full) = (Wire::done(wire.size()), format.is_full());
+        let (done, full) = (Wire::done(wire.size), format.is_full());
         let mut count = 0;
         for area in job.view.area.pieces(MAX_WIDTH, MAX_HEIGHT) {
             let view = if full {
@@ -178,7 +178,7 @@ impl Block<'_, '_> {
 
     fn fill(&mut self, span: Span, word: u32) {
         self.begin(span, FILL);
-        put([self.wire.word(word)].into_iter(), self.wire.size(), self.out);
+        put([self.wire.word(word)].into_iter(), self.wire.size, self.out);
     }
 
     /// Appends a photograph: as JPEG if a quality is set, else without loss.
@@ -198,7 +198,7 @@ impl Block<'_, '_> {
     /// its colors.
     fn exact(&mut self, span: Span) {
         let many = span.area(self.area).pixels() / 4;
-        match *self.scratch.palette.words() {
+        match *self.scratch.palette.words {
             [word] => self.fill(span, word),
             _ if self.job.parameters.encoding == Encoding::TightPng => self.png(span),
             [_, _] => self.colours(span, MONO, 1),
@@ -223,10 +223,10 @@ impl Block<'_, '_> {
         let view = self.view.of(span.area(self.view.area));
         self.begin(span, stream << 4 | EXPLICIT_FILTER);
         let Scratch { palette, plain, .. } = &mut *self.scratch;
-        let words = palette.words();
+        let words = &palette.words;
         let last = u8::try_from(words.len() - 1).expect("there are at most 256 colors");
         self.out.extend([PALETTE_FILTER, last]);
-        put(words.iter().map(|word| self.wire.word(*word)), self.wire.size(), self.out);
+        put(words.iter().map(|word| self.wire.word(*word)), self.wire.size, self.out);
         view.rows().for_each(|row| palette.indices(row, bits, plain));
         self.data(stream, self.job.effort());
     }

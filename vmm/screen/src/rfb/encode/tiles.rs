@@ -59,7 +59,7 @@ impl<'a> Tile<'a> {
             }
             Shape::PaletteRuns => {
                 out.push(128 | colours(palette));
-                self.put(palette.words(), out);
+                self.put(&palette.words, out);
                 for (word, length) in runs(words) {
                     let index = palette.index(word);
                     if length == 1 {
@@ -91,7 +91,7 @@ impl<'a> Tile<'a> {
         offer(runs * (size + 1) + long, Shape::Runs);
         palette.clear();
         if palette.add_all(words, COLOURS) {
-            let colours = palette.words().len();
+            let colours = palette.words.len();
             let triples = words.iter().zip(&words[1..]).zip(&words[2..]);
             let inner = count(triples, |((before, it), after)| before != it && it != after);
             let first = usize::from(words[0] != words[1]);
@@ -109,8 +109,8 @@ impl<'a> Tile<'a> {
 
     fn packed(&self, palette: &Palette, out: &mut Vec<u8>) {
         out.push(colours(palette));
-        self.put(palette.words(), out);
-        let bits = bits(palette.words().len());
+        self.put(&palette.words, out);
+        let bits = bits(palette.words.len());
         self.words.chunks(self.width).for_each(|row| palette.indices(row, bits, out));
     }
 
@@ -134,7 +134,7 @@ const fn bits(colours: usize) -> usize {
 }
 
 fn colours(palette: &Palette) -> u8 {
-    u8::try_from(palette.words().len()).expect("a tile has at most 127 colors")
+    u8::try_from(palette.words.len()).expect("a tile has at most 127 colors")
 }
 
 /// Words with the lengths of their runs.

@@ -10,7 +10,7 @@ use crate::rfb::picture::View;
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
     map: Map,
-    size: usize,
+    pub(super) size: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -39,13 +39,13 @@ impl Wire {
         if *format == PixelFormat::OURS {
             return Self { map: Map::Same, size: 3 };
         }
-        let bits: u64 = format.channels().iter().map(|it| it.mask()).sum();
+        let bits: u64 = format.channels.iter().map(|it| it.mask()).sum();
         let (low, high) = (bits >> 24 == 0, bits & 0xff == 0);
-        if format.bytes() < 4 || format.depth() > 24 || format.is_mapped() || !(low || high) {
+        if format.bytes() < 4 || format.depth > 24 || format.mapped || !(low || high) {
             return Self::pixel(format);
         }
         // The unused byte is the first one, or the last.
-        Self::cut(format, usize::from(low == format.big_endian()), 3)
+        Self::cut(format, usize::from(low == format.big_endian), 3)
     }
 
     /// `TPIXEL` of Tight: red, green and blue, if each has eight bits.
@@ -67,7 +67,7 @@ impl Wire {
             let mut intensities = 0..=255_u8;
             [(); 256].map(|()| {
                 let word = channel.position(intensities.next().unwrap_or_default());
-                let word = if format.big_endian() {
+                let word = if format.big_endian {
                     word.swap_bytes() >> (32 - 8 * format.bytes())
                 } else {
                     word
@@ -75,12 +75,7 @@ impl Wire {
                 word >> (8 * skip)
             })
         };
-        Self { map: Map::Tables(Box::new(format.channels().map(table))), size }
-    }
-
-    /// Bytes per word.
-    pub(super) const fn size(&self) -> usize {
-        self.size
+        Self { map: Map::Tables(Box::new(format.channels.map(table))), size }
     }
 
     pub(super) fn word(&self, pixel: u32) -> u32 {
@@ -157,7 +152,7 @@ mod test {
         let mut words = Vec::new();
         wire.append(&[0x0011_2233], &mut words);
         assert_eq!(words, [wire.word(0x0011_2233)]);
-        assert_eq!(words[0].to_le_bytes()[..wire.size()], out);
+        assert_eq!(words[0].to_le_bytes()[..wire.size], out);
         out
     }
 

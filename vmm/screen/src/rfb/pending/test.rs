@@ -44,7 +44,7 @@ impl Reader {
             self.pixels = vec![0; usize::from(size.0) * usize::from(size.1)];
         }
         if !settle && random.below(20) == 0 {
-            let copies = self.pending.copies();
+            let copies = self.pending.copies;
             self.pending.set_copies(false);
             self.pending.set_copies(copies);
         }

@@ -126,7 +126,7 @@ impl Grid {
     /// Adds the colors of a span to a palette. Returns false and adds nothing if there are too
     /// many, or if a cell is a photograph or part of a rectangle.
     pub(super) fn colours(&self, span: Span, view: &View<'_>, palette: &mut Palette) -> bool {
-        let before = palette.words().len();
+        let before = palette.words.len();
         let fits = self.all(span, |cell| !cell.is(Kind::Photo))
             && span.each().all(|one| {
                 match self.cells[self.at(one.column, one.row)].few_colours() {
