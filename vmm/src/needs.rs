@@ -18,7 +18,7 @@ pub fn confine(machine: &Machine) -> anyhow::Result<Restrictions> {
     // The jail hides the files that this reads: fill its cache now.
     KvmSupport::of_this_host();
     let config = &machine.config;
-    jail::enter(&config.jail, needs(&config, machine), &paths(&config, machine))
+    jail::enter(&config.jail, needs(config, machine), &paths(config, machine))
 }
 
 /// The system calls that this machine makes besides those that all machines make.
