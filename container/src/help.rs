@@ -152,7 +152,7 @@ mod test {
     fn the_paper_is_what_the_program_prints() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/variables.md");
         let kept = std::fs::read_to_string(path).unwrap_or_default();
-        let hint = "please run: cargo run -p container -- help env --markdown > docs/variables.md";
+        let hint = "please run: target/test-fast/transom help env --markdown > docs/variables.md";
         assert!(kept == markdown(), "{hint}");
     }
 

@@ -27,8 +27,6 @@ pub enum Status {
     Language = 62,
     /// The ISO image that the user provides.
     Iso = 64,
-    /// This version needs more memory or disk space.
-    Minimum = 67,
     Download = 68,
     /// The size or kind of a disk.
     Disk = 73,

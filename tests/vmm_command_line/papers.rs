@@ -52,7 +52,7 @@ fn the_reference_is_what_the_program_prints() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference.md");
     let printed = help(&["help", "reference"]);
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(kept == printed, "please run: target/release/vmm help reference > docs/reference.md");
+    assert!(kept == printed, "please run: target/test-fast/vmm help reference > docs/reference.md");
     for option in OPTIONS {
         assert!(printed.contains(&format!("`--{}`", option.key)), "{}", option.key);
     }

@@ -33,7 +33,8 @@ pub(super) const ACCOUNT: &[Variable] = variables! {
     /// The name of the Windows account to create, which is also the user name for the screen. With
     /// DOMAIN, the name of an existing account there, which Windows logs on.
     full "USERNAME" = "Docker" (account.user);
-    /// The password of the account, of the built-in Administrator, and of the screen.
+    /// The password of the account, of the built-in Administrator, and of the screen. By default
+    /// the account gets `admin`, and the screen a password that `transom password` prints.
     full "PASSWORD" = "admin" (account.password);
     /// Logs the account on automatically.
     full "AUTOLOGIN" = "Y" (account.autologin);
