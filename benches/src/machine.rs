@@ -236,7 +236,7 @@ mod test {
     }
 
     #[test]
-    fn a_machine_that_ends_early_says_why() {
+    fn an_early_exit_is_reported_with_its_reason() {
         let mut rival = machine("echo Running; echo no such kernel >&2; exit 3");
         let error = rival.wait_for_guest().unwrap_err().to_string();
         assert_eq!(error, "ended early (exit status: 3): no such kernel");

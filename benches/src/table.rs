@@ -164,7 +164,7 @@ mod test {
     }
 
     #[test]
-    fn a_rival_that_fails_is_a_row_and_the_others_go_on() {
+    fn a_failing_rival_gets_a_row_and_does_not_stop_the_others() {
         let folder = tempfile::tempdir().unwrap();
         let names = ["vmm", "firecracker", "qemu microvm"];
         let rivals = names.map(|name| Rival::known(name, "true", folder.path()));

@@ -207,7 +207,7 @@ mod test {
     }
 
     #[test]
-    fn tells_the_keyboard_controller_and_the_clock_in_the_fadt() {
+    fn the_fadt_announces_the_keyboard_controller_and_the_clock() {
         let boot_arch = |platform: &Platform| find(&blob(platform), b"FACP")[109];
         let mut platform = platform(1);
         assert_eq!(boot_arch(&platform), 1 << 5 | 1 << 2, "VGA is absent always");
@@ -239,7 +239,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_no_table_can_say() {
+    fn refuses_platforms_that_acpi_cannot_describe() {
         assert!(refusal(|p| p.cpus.clear()).contains("without a processor"));
         assert!(refusal(|p| p.cpus.resize(4097, Cpu { apic_id: 1 })).contains("4097"));
         assert!(refusal(|p| p.cpus[1].apic_id = 0).contains("APIC ID 0"));

@@ -130,7 +130,7 @@ mod test {
     }
 
     #[test]
-    fn never_names_ram_that_is_not_there() {
+    fn never_lists_missing_ram() {
         for total in [0, 0x1000, 0x9_FC00, 0xA_0000, 0x10_0000] {
             let map = for_direct_boot(Ram::new(total), &PCIEXBAR);
             assert_eq!(ram_of(&map), total.min(CONVENTIONAL_END), "{total:#x}");

@@ -459,7 +459,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_has_no_encoding() {
+    fn refuses_values_without_an_smbios_encoding() {
         let refusal = |change: fn(&mut Smbios)| {
             let mut machine = machine();
             change(&mut machine);

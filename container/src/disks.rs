@@ -228,7 +228,7 @@ mod test {
     }
 
     #[test]
-    fn the_files_of_disks_are_called_as_said() {
+    fn disk_files_have_the_configured_names() {
         let own: &[(&str, &[u8])] = &[("storage/data.img", b"x"), ("storage2/system2.img", b"x")];
         let (root, mut settings) = root(own);
         settings.storage.name = Value::read("system").unwrap();
@@ -242,7 +242,7 @@ mod test {
     }
 
     #[test]
-    fn what_cannot_be_looked_at_is_not_taken_for_missing() {
+    fn an_unreadable_disk_is_not_taken_for_missing() {
         let (root, settings) = root(&[]);
         let path = root.path().join("storage/data.img");
         std::os::unix::fs::symlink(root.path().join("share/data.img"), &path).unwrap();

@@ -121,7 +121,7 @@ mod test {
     }
 
     #[test]
-    fn whoever_has_secure_boot_by_any_word_lacks_nothing() {
+    fn every_secure_boot_mode_has_secure_boot() {
         let mut input = ParsedEnvironment::default();
         for boot in [Boot::Secure, Boot::SecureBase, Boot::Uefi, Boot::UefiPlain] {
             input.settings.machine.boot = boot;

@@ -149,7 +149,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_paper_is_what_the_program_prints() {
+    fn variables_md_matches_the_program() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/variables.md");
         let kept = std::fs::read_to_string(path).unwrap_or_default();
         let hint = "please run: cargo run -p container -- help env --markdown > docs/variables.md";

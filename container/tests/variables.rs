@@ -258,7 +258,7 @@ fn a_bad_value_is_refused_with_the_status_of_its_variable() {
 }
 
 #[test]
-fn what_has_no_effect_says_what_to_do_instead() {
+fn ignored_variables_name_an_alternative() {
     for variable in list::all() {
         let case = case(variable);
         let read = read(&environment(case.name, case.text));

@@ -369,7 +369,7 @@ mod test {
     }
 
     #[test]
-    fn nobody_home_reads_all_ones_and_so_does_an_ignored_access() {
+    fn unmapped_and_ignored_reads_return_all_ones() {
         let space = Space::default();
         space.insert(0x10..0x20, Region(0), seat(0));
         assert_eq!(read(&space, 0xf), 0xff);

@@ -204,7 +204,7 @@ fn enters_a_vmlinux_without_a_pvh_entry_in_long_mode() {
 }
 
 #[test]
-fn boots_again_over_what_a_kernel_left() {
+fn boots_again_over_the_remains_of_a_kernel() {
     let kernel = elf(0x20_0000, &[pvh(0x20_0000)]);
     let ram = Ram::new(32 * MIB);
     let map = e820::for_direct_boot(ram, &PCIEXBAR);
@@ -292,7 +292,7 @@ fn refuses_an_initrd_that_does_not_fit() {
 }
 
 #[test]
-fn keeps_the_initrd_below_what_the_kernel_can_reach() {
+fn keeps_the_initrd_below_the_kernels_address_limit() {
     let mut kernel = bzimage(0x400);
     put(&mut kernel, 0x22C, &0x1AF_FFFFu32.to_le_bytes());
     let (memory, start) = boot(32, &kernel, Some(&[1; 4096]), "");

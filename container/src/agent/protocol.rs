@@ -143,7 +143,7 @@ mod test {
     }
 
     #[test]
-    fn an_answer_for_somebody_else_is_passed_over() {
+    fn a_stale_answer_is_skipped() {
         let mut reader = AnswerReader::sync(7);
         let stale = [
             &b"{\"return\": 7}\n"[..],
@@ -179,7 +179,7 @@ mod test {
     }
 
     #[test]
-    fn a_refusal_is_told_in_words_that_do_no_harm() {
+    fn a_refusal_is_shown_without_control_characters() {
         let no =
             b"{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"not\\n\\u001b[2Jhere\"}}";
         assert_eq!(refused(no).as_deref(), Some("not [2Jhere"));

@@ -131,7 +131,7 @@ mod test {
     }
 
     #[test]
-    fn a_burst_passes_whole_and_what_was_left_out_is_told_once() {
+    fn a_burst_passes_and_dropped_lines_are_reported_once() {
         let (mut bucket, start) = (Bucket::new(GUEST), Instant::now());
         assert!((0..1500).all(|_| bucket.take(60, start) == Some(0)));
         assert_eq!(bucket.due(), None);

@@ -350,7 +350,7 @@ mod test {
     }
 
     #[test]
-    fn offers_the_one_address_with_all_that_belongs_to_it() {
+    fn offers_the_address_with_all_options() {
         let asked = message([0; 4], &[(option::KIND, &[DISCOVER]), (option::CLIENT, b"me")]);
         let answer = answer(&config(), &asked).unwrap();
         assert_eq!(answer.to, Ipv4Addr::BROADCAST);
@@ -399,7 +399,7 @@ mod test {
     }
 
     #[test]
-    fn tells_a_guest_that_has_its_address_the_rest() {
+    fn an_inform_is_answered_without_a_lease() {
         let asked = |current| answer(&config(), &message(current, &[(option::KIND, &[INFORM])]));
         let told = asked([172, 30, 4, 2]).unwrap();
         assert_eq!(find(&told.payload, option::LEASE), None);
@@ -409,7 +409,7 @@ mod test {
     }
 
     #[test]
-    fn nobody_else_gets_an_answer() {
+    fn ignores_messages_from_other_cards_and_servers() {
         let good = message([0; 4], &[(option::KIND, &[DISCOVER])]);
         let with = |at: usize, byte: u8| {
             let mut bad = good.clone();

@@ -529,7 +529,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_no_question_is_refused_or_not_answered() {
+    fn invalid_queries_are_refused_or_ignored() {
         let code_of = |message: &[u8]| match Query::read(message) {
             Ok(_) => None,
             Err(answer) => Some(answer.map(|answer| response_code(&answer))),
@@ -550,7 +550,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_too_long_for_a_datagram_is_asked_for_again_by_tcp() {
+    fn an_oversized_datagram_is_truncated_and_retried_by_tcp() {
         let message = ask("example.org", TYPE::TXT);
         let query = Query::read(&message).unwrap();
         let mut long = message.clone();

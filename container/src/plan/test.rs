@@ -33,7 +33,7 @@ fn end(path: &Source) -> &str {
 }
 
 #[test]
-fn what_is_there_is_run_and_what_is_not_is_missing() {
+fn an_existing_source_is_run_and_a_missing_one_is_an_error() {
     let missing = plan(&[], &[]).unwrap();
     let error = missing.download_error().unwrap();
     assert_eq!(Status::of(&error), Status::Download);
@@ -97,7 +97,7 @@ fn a_disk_with_windows_is_never_installed_over() {
 }
 
 #[test]
-fn what_is_no_medium_is_told_before_anything_is_made() {
+fn an_invalid_medium_is_refused_before_any_file_is_created() {
     let files = ["storage/", "custom.iso"];
     for (words, file) in [(&[][..], "custom.iso"), (&[("VERSION", "a.iso")], "storage/a.iso")] {
         let root = tempfile::tempdir().unwrap();
@@ -124,7 +124,7 @@ fn what_is_no_medium_is_told_before_anything_is_made() {
 }
 
 #[test]
-fn a_version_beside_an_installed_disk_is_told() {
+fn a_version_beside_an_installed_disk_is_reported() {
     let installed = ["storage/data.img", "storage/windows.boot"];
     let plan = plan(&[("VERSION", "10")], &installed);
     assert!(text(&plan).contains("data.img, whatever VERSION says\n"), "{}", text(&plan));
@@ -142,7 +142,7 @@ fn a_mark_without_its_disk_marks_nothing() {
 }
 
 #[test]
-fn windows_11_that_a_person_installs_gets_what_its_setup_insists_on() {
+fn a_manual_windows_11_installation_gets_secure_boot() {
     let mode = |words: &[(&str, &str)], files: &[&str]| {
         plan(words, files).unwrap().input.settings.machine.boot
     };
@@ -155,7 +155,7 @@ fn windows_11_that_a_person_installs_gets_what_its_setup_insists_on() {
 }
 
 #[test]
-fn what_the_machine_cannot_be_is_known_before_anything_is_made() {
+fn impossible_machines_are_refused_before_files_are_created() {
     for (words, status) in [
         (("DISK_TYPE", "sata"), Status::Disk),
         (("WIDTH", "320"), Status::Usage),
@@ -168,7 +168,7 @@ fn what_the_machine_cannot_be_is_known_before_anything_is_made() {
 }
 
 #[test]
-fn shows_what_differs_and_no_secret() {
+fn shows_changed_settings_and_no_secret() {
     let words = [
         ("PASSWORD", "hush"),
         ("KEY", "HUSHH-11111-11111-11111-11111"),

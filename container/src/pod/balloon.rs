@@ -181,7 +181,7 @@ mod test {
     }
 
     #[test]
-    fn a_host_with_room_is_left_alone() {
+    fn takes_no_memory_while_the_host_has_room() {
         let mut controller = usual();
         for used in [0, 50, 79, 80] {
             assert_eq!(controller.step(&host(used)), None, "{used}");
@@ -209,7 +209,7 @@ mod test {
     }
 
     #[test]
-    fn above_the_hard_limits_all_is_taken_at_once_and_the_guest_keeps_its_share() {
+    fn takes_all_above_the_hard_limits_down_to_the_minimum() {
         let mut controller = usual();
         assert_eq!(go(&mut controller, &host(90)), controller.minimum);
         assert_eq!(controller.minimum, part(4 * GIB, 33.0));
@@ -219,7 +219,7 @@ mod test {
     }
 
     #[test]
-    fn who_waits_for_memory_counts_like_memory_in_use() {
+    fn memory_pressure_counts_like_memory_use() {
         let mut controller = usual();
         let load = MemoryLoad { pressure: Some(20.0), ..host(60) };
         let taken = go(&mut controller, &load);

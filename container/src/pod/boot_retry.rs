@@ -257,7 +257,7 @@ mod test {
     }
 
     #[test]
-    fn a_medium_that_gave_up_is_tried_again_with_growing_pauses_and_then_for_who_looks() {
+    fn a_failed_medium_is_retried_with_backoff_or_for_a_new_viewer() {
         let now = Instant::now();
         let mut state = state(KeyPrompt::Never);
         assert_eq!(state.on_nothing_to_boot(now), None);
@@ -285,7 +285,7 @@ mod test {
     }
 
     #[test]
-    fn only_who_comes_later_is_waited_for() {
+    fn only_a_new_viewer_triggers_a_retry() {
         let viewers = |seconds: &[u64]| -> Value {
             let viewers = seconds.iter().map(|it| serde_json::json!({ "seconds": it }));
             serde_json::json!({ "viewers": viewers.collect::<Vec<_>>() })

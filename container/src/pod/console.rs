@@ -130,7 +130,7 @@ mod test {
     }
 
     #[test]
-    fn firmware_tells_what_it_starts() {
+    fn firmware_lines_become_boot_events() {
         let starts = |name: &str, on| Some(BootEvent::Starts { name: name.into(), on });
         for (line, said) in [
             (

@@ -253,7 +253,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_is_no_language() {
+    fn refuses_unknown_languages() {
         for text in ["klingon", "-", "e", "xx-XX", "en-", "english "] {
             assert!(Language::read(text).is_err(), "{text}");
         }

@@ -385,7 +385,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_shown_fits_a_line() {
+    fn quoted_values_are_escaped_and_fit_a_line() {
         assert_eq!(quote("a\u{1b}[2J\n\u{202e}"), "a\\u{1b}[2J\\n\\u{202e}");
         assert_eq!(quote("it's \"é\" \\"), "it's \"é\" \\");
         assert_eq!(quote(&"x".repeat(500)).chars().count(), 121);

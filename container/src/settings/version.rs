@@ -269,7 +269,7 @@ mod test {
     }
 
     #[test]
-    fn an_address_is_shown_without_what_opens_it() {
+    fn an_address_is_shown_without_credentials() {
         let url = "https://me:secret@example.com/a.iso?sig=secret#secret";
         assert_eq!(Version::read(url).unwrap().show(), "https://***@example.com/a.iso?***");
     }

@@ -404,7 +404,7 @@ mod test {
     }
 
     #[test]
-    fn names_are_what_windows_and_linux_take() {
+    fn names_are_valid_for_windows_and_linux() {
         refuses::<Interface>(&["", "an interface", "abcdefghijklmnop", "a/b", "..", "é"]);
         refuses::<FileName>(&["../x", "a/b", ".x", "a\\b", "a\nb"]);
         refuses::<HostName>(&["-a", "a-", "123", "a_b", "abcdefghijklmnop", "é"]);

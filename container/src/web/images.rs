@@ -265,7 +265,7 @@ mod test {
     }
 
     #[test]
-    fn files_that_are_not_what_their_names_say_are_refused() {
+    fn images_with_a_wrong_extension_are_refused() {
         let mut backed = qcow2();
         backed[15] = 0x70;
         let (_folder, images) = volume(&[

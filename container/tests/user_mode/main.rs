@@ -154,7 +154,7 @@ fn noise(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn pings_and_connections_reach_the_world_or_fail_as_they_should() {
+fn pings_and_connections_succeed_or_fail_as_expected() {
     isolated(|| {
         let net = Net::start(1500, |_| ())?;
         let said = net.guest("ping -c 3 -i 0.2 -W 5 10.77.0.1")?;
@@ -197,7 +197,7 @@ fn large_files_arrive_whole_both_ways() {
 }
 
 #[test]
-fn iperf_says_how_fast_it_is() {
+fn iperf_measures_the_throughput() {
     isolated(|| {
         for mtu in [1500, 65520] {
             let net = Net::start(mtu, |_| ())?;
@@ -244,7 +244,7 @@ fn datagrams_go_out_and_answers_come_back() {
 }
 
 #[test]
-fn a_side_that_has_ended_still_hears_the_other() {
+fn a_half_closed_connection_still_receives() {
     isolated(|| {
         let net = Net::start(1500, |_| ())?;
         serve(&net.world.outside, HOST, 7, |mut stream| {
@@ -272,7 +272,7 @@ fn a_side_that_has_ended_still_hears_the_other() {
 }
 
 #[test]
-fn a_machine_that_comes_again_is_served_and_an_end_leaves_nothing() {
+fn a_reconnecting_machine_is_served_and_an_end_closes_all() {
     isolated(|| {
         let net = Net::start(1500, |_| ())?;
         let (gone, went) = mpsc::channel();
@@ -371,7 +371,7 @@ fn a_reader_that_does_not_read_costs_no_memory() {
 }
 
 #[test]
-fn forwarded_ports_reach_the_guest_and_kept_ones_do_not() {
+fn forwarded_ports_reach_the_guest_and_reserved_ports_do_not() {
     isolated(|| {
         let net = Net::start(1500, |settings| {
             settings.network.user_ports = Ports::read("7000,7001,7002/udp,8006").unwrap();

@@ -215,7 +215,7 @@ mod test {
     }
 
     #[test]
-    fn the_keyboard_that_keys_go_to_says_whether_they_were_fetched() {
+    fn idle_depends_on_unread_keys_of_the_active_keyboard() {
         let hub = Hub::default();
         assert!(hub.is_idle(), "nothing waits");
         hub.register(Arc::new(Waiting));
@@ -232,7 +232,7 @@ mod test {
     }
 
     #[test]
-    fn the_last_device_that_listens_takes_the_event_alone() {
+    fn only_the_newest_listening_device_gets_the_event() {
         let hub = Hub::default();
         let (old, new) = (Arc::<Counter>::default(), Arc::<Counter>::default());
         assert!(!hub.key(Key::PAUSE, true), "there is no device");

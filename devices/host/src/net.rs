@@ -349,7 +349,7 @@ mod test {
     }
 
     #[test]
-    fn nothing_is_cut_by_one_who_computes_no_checksums() {
+    fn segmentation_offloads_need_checksum_offload() {
         let blind = Offloads { checksum: false, ..Offloads::ALL };
         assert_eq!(blind.and(Offloads::ALL), Offloads::default());
         let some = Offloads { tso4: false, ..Offloads::ALL };

@@ -62,7 +62,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn reads_prints_and_turns_what_windows_turns() {
+    fn reads_prints_and_swaps_fields_like_windows() {
         let text = "12345678-9abc-def0-1122-334455667788";
         let id: Uuid = text.parse().unwrap();
         assert_eq!(id.to_string(), text);

@@ -304,7 +304,7 @@ mod test {
     }
 
     #[test]
-    fn blocks_add_up_to_zero_and_are_as_many_as_they_say() {
+    fn blocks_have_valid_checksums_and_the_announced_count() {
         let small = edid(Resolution::new(640, 480), 4 << 20, 7);
         let sum = |bytes: &[u8]| bytes.iter().fold(0, |sum: u8, byte| sum.wrapping_add(*byte));
         for edid in sizes().map(|(width, height)| of(width, height)).chain([small]) {
@@ -343,7 +343,7 @@ mod test {
     }
 
     #[test]
-    fn what_does_not_fit_memory_is_not_offered() {
+    fn modes_larger_than_the_memory_are_not_offered() {
         let small = edid(Resolution::new(800, 600), 4 << 20, 7);
         // 1280x720 and 1280x800 fit.
         assert_eq!(small[38..44], [129, 0xc0, 129, 0, 1, 1]);

@@ -210,7 +210,7 @@ mod test {
     }
 
     #[test]
-    fn offsets_and_memory_that_is_not_there_are_refused() {
+    fn wrong_offsets_and_memory_outside_of_ram_are_refused() {
         let memory = memory();
         write(&memory, 0x3000, &[0x1004, 0x5000]);
         for prp in [(2, 0), (0, 0x1004), (0, 0x800)] {

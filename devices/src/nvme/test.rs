@@ -441,7 +441,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn says_what_it_is() {
+fn reports_its_identity() {
     let mut driver = Driver::enabled();
     assert_eq!(driver.bench.read(Kind::Config, AT.config() + 8), [2, 2, 8, 1]);
     assert_eq!((driver.get(CAP), driver.get(4)), (0x3c01_03ff, 0x0040_0020));
@@ -465,7 +465,7 @@ fn says_what_it_is() {
 }
 
 #[test]
-fn accesses_of_other_widths_find_nobody() {
+fn accesses_of_other_widths_have_no_effect() {
     let driver = Driver::enabled();
     assert_eq!(driver.bench.read(Kind::Memory, BAR0 + VS), [0xff; 2]);
     assert_eq!(driver.bench.read(Kind::Memory, BAR0 + 2), [0xff; 4]);
@@ -683,7 +683,7 @@ fn abort_ends_a_request_for_an_event_and_nothing_else() {
 }
 
 #[test]
-fn events_are_told_once_until_their_page_is_read() {
+fn events_are_reported_once_until_their_page_is_read() {
     let mut driver = Driver::ready(16);
     let requests: Vec<u16> = (0..4).map(|_| driver.submit(0, command(0x0c, 0))).collect();
     assert_eq!(driver.admin(command(0x0c, 0)).code(), 0x105);
@@ -712,7 +712,7 @@ fn events_are_told_once_until_their_page_is_read() {
 }
 
 #[test]
-fn features_are_kept_until_a_reset() {
+fn features_persist_until_a_reset() {
     let mut driver = Driver::enabled();
     let set = [(1, 0x0203_0405), (4, 0x190), (5, 7), (8, 0x0102), (9, 0x1_0003), (10, 1), (11, 0)];
     let defaults = [(1, 0), (2, 0), (4, 343), (6, 1), (7, 0x0007_0007), (8, 0), (10, 0), (11, 256)];
@@ -742,7 +742,7 @@ fn features_are_kept_until_a_reset() {
 }
 
 #[test]
-fn logs_count_what_was_done() {
+fn logs_count_transfers() {
     let mut driver = Driver::ready(16);
     for _ in 0..3 {
         driver.run(1, transfer(1, 0, 256, (DATA, LISTS)));
@@ -784,7 +784,7 @@ fn without_a_cache_every_write_is_durable() {
 }
 
 #[test]
-fn zeroes_and_discards_hit_their_blocks_alone() {
+fn zeroes_and_discards_change_only_their_blocks() {
     let mut driver = Driver::ready(16);
     let data = pattern(1, 64 << 10);
     driver.fill(DATA, &data);
@@ -868,7 +868,7 @@ fn ranges_beyond_a_limit_wait_in_their_queues_and_are_all_done_or_forgotten() {
 }
 
 #[test]
-fn a_disk_that_fails_says_so() {
+fn a_failing_disk_gives_error_statuses() {
     let mut driver = Driver::ready(16);
     driver.disk.fails.store(true, Ordering::SeqCst);
     assert_eq!(driver.run(1, transfer(2, 0, 1, (DATA, 0))).code(), 0x281);

@@ -109,7 +109,7 @@ mod test {
     }
 
     #[test]
-    fn a_device_is_known_by_its_number() {
+    fn a_device_is_identified_by_its_number() {
         let null = makedev(1, 3);
         assert!(is_device(Path::new("/dev/null"), null));
         assert!(!is_device(Path::new("/dev/zero"), null));

@@ -241,7 +241,7 @@ mod test {
     }
 
     #[test]
-    fn the_card_is_kept_on_the_volume() {
+    fn the_mac_address_is_stored_on_the_volume() {
         let folder = tempfile::tempdir().unwrap();
         let mut settings = Settings::defaults();
         settings.storage.folder = folder.path().to_owned();
@@ -260,7 +260,7 @@ mod test {
     }
 
     #[test]
-    fn what_the_pod_serves_stays_with_it() {
+    fn ports_that_the_pod_serves_are_not_forwarded() {
         let mut settings = Settings::defaults();
         let kept = KeptPorts::of(&settings);
         assert_eq!(kept.tcp, [8006].into(), "without VNC its port is the guest's");
@@ -278,7 +278,7 @@ mod test {
     }
 
     #[test]
-    fn ports_that_are_not_led_to_the_guest_are_told() {
+    fn ports_that_are_not_forwarded_are_reported() {
         let mut settings = Settings::defaults();
         settings.screen.display.value = Display::Vnc;
         let mut notes = |ports| {

@@ -156,7 +156,7 @@ mod test {
     }
 
     #[test]
-    fn a_gateway_that_is_nowhere_near_is_another_address() {
+    fn an_unreachable_gateway_is_replaced() {
         // Calico's pods have no network of their own.
         let far = lan(pod([10, 244, 1, 5], [169, 254, 1, 1]), |_| ()).unwrap();
         assert_eq!(far.gateway, Ipv4Addr::new(10, 244, 1, 1));
@@ -187,7 +187,7 @@ mod test {
     }
 
     #[test]
-    fn what_the_user_says_counts() {
+    fn configured_addresses_win() {
         let chosen = lan(pod([172, 17, 0, 2], [172, 17, 0, 1]), |network| {
             network.address = Some(Ipv4Addr::new(192, 168, 77, 9));
             network.mask.0 = 16;
@@ -204,7 +204,7 @@ mod test {
     }
 
     #[test]
-    fn a_pod_without_a_way_outside_has_a_guest_all_the_same() {
+    fn a_pod_without_a_network_has_an_isolated_lan() {
         let lan = lan(PodAddresses::default(), |_| ()).unwrap();
         assert_eq!((lan.guest, lan.gateway), ISOLATED);
     }
@@ -223,7 +223,7 @@ mod test {
     }
 
     #[test]
-    fn ipv6_is_there_where_the_pod_has_it_and_packets_are_long_enough() {
+    fn ipv6_needs_a_pod_address_and_a_sufficient_mtu() {
         let there = PodAddresses {
             v6: Some("2001:db8:1:2:3:4:5:6".parse().unwrap()),
             ..PodAddresses::default()

@@ -157,7 +157,7 @@ mod test {
     }
 
     #[test]
-    fn a_burst_leaves_turns_to_others() {
+    fn a_burst_is_limited() {
         let input = [&[0, 0, 0, 14][..], &[1; 14]].concat().repeat(MAX_BURST + 1);
         let mut count = 0;
         assert_eq!(split(&input, &mut |_| count += 1).unwrap(), 18 * MAX_BURST);
@@ -172,7 +172,7 @@ mod test {
     }
 
     #[test]
-    fn a_peer_that_does_not_read_has_frames_lost_and_no_memory_grown() {
+    fn a_stalled_peer_loses_frames_and_memory_is_bounded() {
         let link = Link::default();
         assert!(link.send(|_| panic!("there is no guest")));
         link.connect(true);

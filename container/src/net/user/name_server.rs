@@ -200,7 +200,7 @@ mod test {
     }
 
     #[test]
-    fn a_question_that_is_too_long_is_not_kept() {
+    fn an_oversized_query_is_not_buffered() {
         let names = NameServer::default();
         assert_eq!(names.try_write(&[0xff; 70_000]).unwrap(), 2);
         assert!(names.try_write(&[0xff; 70_000]).is_err());

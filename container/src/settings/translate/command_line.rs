@@ -105,7 +105,7 @@ mod test {
     }
 
     #[test]
-    fn what_has_a_meaning_is_taken() {
+    fn supported_arguments_are_translated() {
         let arguments = read(
             "-drive file=/a,,b.qcow2,format=qcow2,id=x,if=none -device virtio-blk-pci,drive=x \
              -cdrom /c.iso --rtc base=utc -smbios type=1,serial='A B' -device virtio-rng-pci \
@@ -130,7 +130,7 @@ mod test {
     }
 
     #[test]
-    fn doors_into_the_machine_are_refused() {
+    fn remote_control_interfaces_are_refused() {
         for text in [
             "-qmp tcp:0.0.0.0:7149,server,wait=off",
             "--qmp unix:/x,server",
@@ -158,7 +158,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_makes_no_sense() {
+    fn refuses_invalid_arguments() {
         for bad in [
             "-drive id=x",
             "-drive file=relative",

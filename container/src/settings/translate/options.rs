@@ -123,7 +123,7 @@ mod test {
     }
 
     #[test]
-    fn says_no_value_of_what_it_does_not_take() {
+    fn notes_an_unsupported_option_without_its_value() {
         let notes = Options::read("secret,id=a,data=hush").without_meaning();
         assert_eq!(notes, ["its option data has no effect"]);
     }

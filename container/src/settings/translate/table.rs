@@ -295,7 +295,7 @@ mod test {
     }
 
     #[test]
-    fn every_row_is_one_that_its_place_takes() {
+    fn every_row_names_options_that_its_scope_accepts() {
         for row in TABLE {
             assert!(!row.words.is_empty());
             match row.translation {

@@ -229,7 +229,7 @@ mod test {
     }
 
     #[test]
-    fn sleeps_while_it_waits_and_gives_back_what_waits() {
+    fn sleeps_while_throttled_and_returns_pending_requests() {
         // The first request leaves a debt of 16 s.
         let mut driver = Driver::new(&image(None, Some(64 << 10)));
         for _ in 0..3 {
@@ -246,7 +246,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_given_back_is_not_done_when_it_would_be_due() {
+    fn withdrawn_requests_are_not_completed_later() {
         let mut driver = Driver::new(&image(Some(10), None));
         for _ in 0..3 {
             driver.push(Operation::Flush, 0, 0, &[]);

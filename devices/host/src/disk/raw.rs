@@ -481,7 +481,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_writes_to_what_is_only_read() {
+    fn refuses_writes_to_a_read_only_disk() {
         let folder = tempfile::tempdir().unwrap();
         let config = Config { readonly: true, ..Config::new(sparse(&folder, "disk", 4096)) };
         for image in both(&config) {
@@ -497,7 +497,7 @@ mod test {
     }
 
     #[test]
-    fn gives_room_back_for_discards_and_zeroes_but_not_when_told_to_keep_it() {
+    fn discards_and_zeroes_free_space_unless_disabled() {
         let folder = tempfile::tempdir().unwrap();
         let path = sparse(&folder, "disk", 4 << 20);
         for discard in [true, false] {
@@ -538,7 +538,7 @@ mod test {
     }
 
     #[test]
-    fn says_what_to_do_where_it_may_not_write() {
+    fn write_errors_have_advice() {
         let said = |errno: Errno, read_only| {
             explain(errno.into(), Path::new("a.img"), read_only).to_string()
         };
@@ -566,7 +566,7 @@ mod test {
     }
 
     #[test]
-    fn a_flush_waits_for_room_only_where_the_host_keeps_what_has_none() {
+    fn a_flush_without_space_waits_only_if_the_host_keeps_the_data() {
         let folder = tempfile::tempdir().unwrap();
         for errno in [Errno::NOSPC, Errno::DQUOT] {
             for direct in [Direct::Auto, Direct::Off] {

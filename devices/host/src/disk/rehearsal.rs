@@ -216,7 +216,7 @@ fn raw_by_threads_is_as_the_model() {
 }
 
 #[test]
-fn an_overlay_is_as_the_model_and_leaves_the_file_alone() {
+fn an_overlay_matches_the_model_and_does_not_change_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     let before: Vec<u8> = (0..SIZE).map(|at| u8::try_from(at % 251).unwrap()).collect();
@@ -438,7 +438,7 @@ fn verify(config: &Config, durable: &[Option<u64>], last: u64) {
 }
 
 #[test]
-fn raw_keeps_what_is_durable_through_kills() {
+fn raw_keeps_durable_data_through_kills() {
     let path = match std::env::var_os(VICTIM) {
         Some(path) => PathBuf::from(path),
         None => sparse(&tempfile::tempdir().unwrap(), "disk", 0),
@@ -448,13 +448,13 @@ fn raw_keeps_what_is_durable_through_kills() {
         std::fs::create_dir_all(&folder).unwrap();
         File::create(&path).unwrap().set_len(SLOTS * SLOT).unwrap();
     }
-    kill_often("raw_keeps_what_is_durable_through_kills", &buffered(path), 10);
+    kill_often("raw_keeps_durable_data_through_kills", &buffered(path), 10);
     std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
-fn qcow2_keeps_what_is_durable_through_kills_and_stays_sound() {
-    let test = "qcow2_keeps_what_is_durable_through_kills_and_stays_sound";
+fn qcow2_keeps_durable_data_through_kills_and_stays_consistent() {
+    let test = "qcow2_keeps_durable_data_through_kills_and_stays_consistent";
     if !qemu_img(test) {
         return;
     }

@@ -165,7 +165,7 @@ fn reads_plain_structs_with_and_without_a_first_key() {
 }
 
 #[test]
-fn judges_a_whole_only_when_all_words_are_there() {
+fn validates_a_struct_after_reading_all_keys() {
     let read = |text| parse::<Cpus>(text, Some("count"));
     assert_eq!(read("4,sockets=1,cores=2,threads=2").unwrap(), Cpus { count: 4 });
     assert_eq!(read("4,label=5,sockets=4").unwrap(), Cpus { count: 4 });
@@ -187,7 +187,7 @@ fn takes_a_doubled_comma_as_a_comma_of_the_word() {
 }
 
 #[test]
-fn refuses_words_that_say_nothing() {
+fn refuses_empty_and_repeated_words() {
     for text in ["", "rng,", ",rng", "rng,limit=1,"] {
         assert!(refusal(text).contains("has an empty word"), "{text}");
     }
@@ -232,7 +232,7 @@ fn refuses_values_of_another_type_and_names_the_word() {
 }
 
 #[test]
-fn what_is_escaped_reads_back() {
+fn escaped_text_reads_back() {
     for value in ["a", ",", "a,b,,c", ",,,", "a=b,limit=5"] {
         assert_eq!(split(&escaped(value)), [value]);
     }
@@ -257,7 +257,7 @@ fn explains_errors_of_json_in_the_same_words() {
 }
 
 #[test]
-fn ends_in_a_sentence_whatever_the_text() {
+fn any_text_gives_a_value_or_an_error() {
     let parts = ["rng", "limit", "kind", "path", "=", ",", ",,", "0x", "-", "9", "1e999", "`é"];
     let (mut state, mut accepted) = (1_u64, 0);
     for _ in 0..20_000 {

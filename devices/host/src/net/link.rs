@@ -132,7 +132,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn is_up_while_both_ends_are_in_and_tells_only_of_changes() {
+    fn is_up_while_both_ends_are_connected_and_reports_changes() {
         let (link, notified) = (Link::new(Some(1500)), Arc::new(AtomicU32::new(0)));
         let count = notified.clone();
         link.watch(Some(Box::new(move || {

@@ -176,7 +176,7 @@ fn write10(first: u32, count: u8) -> [u8; 10] {
 }
 
 #[test]
-fn says_what_it_is() {
+fn reports_its_identity() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 1 << 20);
     let bench = machine(json!({ "path": path, "removable": true, "serial": "a stick" }));

@@ -78,7 +78,7 @@ fn key(code: u16) -> Key {
 }
 
 #[test]
-fn says_what_it_is() {
+fn reports_its_identity() {
     let bench = machine(&["xhci"]);
     let driver = Driver::find(&bench, AT);
     let config = |at| bench.read::<4>(Kind::Config, AT.config() + at);

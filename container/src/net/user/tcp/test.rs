@@ -99,7 +99,7 @@ impl Pair {
 }
 
 #[test]
-fn data_arrives_whole_whatever_is_lost() {
+fn data_arrives_whole_despite_packet_loss() {
     for percent in [0, 1, 5, 20, 40] {
         let mut pair = Pair::new(1460);
         let data: Vec<u8> =
@@ -150,7 +150,7 @@ fn a_window_that_closed_is_asked_for_and_opens_again() {
 }
 
 #[test]
-fn a_guest_that_is_gone_is_found_out() {
+fn a_vanished_guest_is_detected() {
     let mut pair = Pair::new(1460);
     let mut asked = 0;
     for _ in 0..100 {
@@ -197,7 +197,7 @@ fn a_guest_that_forgot_us_is_asked_and_not_believed_at_once() {
 }
 
 #[test]
-fn what_is_aborted_is_told_once() {
+fn an_abort_sends_one_reset() {
     let mut pair = Pair::new(1460);
     pair.far.abort();
     let sent = emit(&mut pair.far, pair.now);
@@ -219,7 +219,7 @@ fn an_end_goes_with_the_last_data() {
 }
 
 #[test]
-fn what_comes_in_another_order_is_put_in_order() {
+fn reorders_segments() {
     let mut pair = Pair::new(1460);
     let data: Vec<u8> = (0..14_600_u32).map(|it| it.to_be_bytes()[3]).collect();
     pair.put(&data);

@@ -68,7 +68,7 @@ fn refusing(errno: rustix::io::Errno) -> (Arc<dyn Image>, Arc<Mutex<bool>>, Repo
 const WRITE: Operation = Operation::Write { durable: false };
 
 #[test]
-fn keeps_writes_until_there_is_room_and_says_so_once() {
+fn holds_writes_until_there_is_room_and_reports_it_once() {
     let (image, full, reported) = tight();
     let (mut one, mut two) = (Driver::new(&image), Driver::new(&image));
     one.memory.write(0, &[7; 1024]).unwrap();
@@ -115,7 +115,7 @@ fn waits_for_a_quota_as_for_room_but_not_for_a_file_that_may_not_grow() {
 }
 
 #[test]
-fn gives_back_what_it_keeps_for_a_machine_that_parks() {
+fn returns_held_writes_when_the_machine_parks() {
     let (image, full, reported) = tight();
     let mut driver = Driver::new(&image);
     driver.memory.write(0, &[9; 512]).unwrap();

@@ -15,9 +15,9 @@ fn refusal(path: &Path) -> String {
 }
 
 #[test]
-fn follows_backing_files_in_its_own_folder_only_unless_told_to() {
+fn follows_backing_files_only_in_its_own_folder_by_default() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("follows_backing_files_in_its_own_folder_only_unless_told_to") {
+    if !qemu_img("follows_backing_files_only_in_its_own_folder_by_default") {
         return;
     }
     let (inner, secret) = (folder.path().join("images"), folder.path().join("secret.raw"));
@@ -81,9 +81,9 @@ fn a_ring_of_backing_files_ends() {
 }
 
 #[test]
-fn refuses_what_it_does_not_know_and_says_what_to_do() {
+fn refuses_unknown_features_with_advice() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("refuses_what_it_does_not_know_and_says_what_to_do") {
+    if !qemu_img("refuses_unknown_features_with_advice") {
         return;
     }
     let image = folder.path().join("disk.qcow2");
@@ -122,9 +122,9 @@ fn refuses_what_it_does_not_know_and_says_what_to_do() {
 }
 
 #[test]
-fn what_a_kill_left_to_nobody_is_free_again() {
+fn clusters_leaked_by_a_kill_are_freed() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("what_a_kill_left_to_nobody_is_free_again") {
+    if !qemu_img("clusters_leaked_by_a_kill_are_freed") {
         return;
     }
     let (path, killed) = (folder.path().join("disk.qcow2"), folder.path().join("killed.qcow2"));
@@ -419,8 +419,8 @@ fn peak() -> u64 {
 }
 
 #[test]
-fn counts_of_what_is_not_there_cost_no_memory() {
-    let test = "counts_of_what_is_not_there_cost_no_memory";
+fn missing_refcount_blocks_cost_no_memory() {
+    let test = "missing_refcount_blocks_cost_no_memory";
     if let Some(path) = std::env::var_os(CHILD) {
         let before = peak();
         drop(open_disk(&Config::new(PathBuf::from(path)), None).unwrap());

@@ -29,7 +29,7 @@ fn framed(frame: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn frames_arrive_behind_an_empty_header_however_they_were_cut() {
+fn frames_arrive_behind_an_empty_header_for_any_chunking() {
     let (mut port, _, mut peer) = pair();
     let memory = memory();
     memory.write(0x1000, &[0xff; 64]).unwrap();
@@ -199,10 +199,10 @@ fn passt(path: &Path) -> io::Result<Program> {
 }
 
 #[test]
-fn passt_itself_offers_an_address_and_again_after_it_was_started_anew() {
+fn passt_offers_an_address_again_after_a_restart() {
     use std::os::unix::fs::PermissionsExt;
 
-    const TEST: &str = "passt_itself_offers_an_address_and_again_after_it_was_started_anew";
+    const TEST: &str = "passt_offers_an_address_again_after_a_restart";
 
     let folder = tempfile::tempdir().unwrap();
     // passt changes its user before it creates its socket.
