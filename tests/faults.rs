@@ -165,7 +165,7 @@ const MISTAKES: &[Mistake] = &[
 ];
 
 #[test]
-fn what_is_missing_is_one_sentence_with_a_way_out() -> Result<()> {
+fn each_startup_error_is_one_sentence_with_advice() -> Result<()> {
     if !runs_here("what is missing") {
         return Ok(());
     }
@@ -206,7 +206,7 @@ fn programs_that_read_the_log_read_its_last_line_too() -> Result<()> {
 }
 
 #[test]
-fn kvm_that_is_not_permitted_is_told_with_its_group() -> Result<()> {
+fn a_kvm_permission_error_names_the_group() -> Result<()> {
     if !runs_here("no permission") {
         return Ok(());
     }
@@ -221,7 +221,7 @@ fn kvm_that_is_not_permitted_is_told_with_its_group() -> Result<()> {
 }
 
 #[test]
-fn how_a_machine_is_called_and_speaks_is_as_its_variables_say() -> Result<()> {
+fn names_log_levels_and_time_zone_follow_the_variables() -> Result<()> {
     if !runs_here("names and levels") {
         return Ok(());
     }
@@ -315,7 +315,7 @@ fn a_pod_that_fails_takes_its_network_along() -> Result<()> {
 }
 
 #[test]
-fn a_signal_ends_the_pod_whenever_it_comes() -> Result<()> {
+fn a_signal_ends_the_pod_at_any_time() -> Result<()> {
     if !runs_here("signals") {
         return Ok(());
     }
@@ -409,7 +409,7 @@ fn a_machine_that_is_stuck_takes_no_threads_of_its_pod() -> Result<()> {
 }
 
 #[test]
-fn what_a_pod_warns_of_is_said_in_its_variables() -> Result<()> {
+fn pod_warnings_name_their_variables() -> Result<()> {
     if !runs_here("warnings") {
         return Ok(());
     }
@@ -425,7 +425,7 @@ fn what_a_pod_warns_of_is_said_in_its_variables() -> Result<()> {
 }
 
 #[test]
-fn who_listens_leaves_places_for_others() -> Result<()> {
+fn event_listeners_leave_slots_for_others() -> Result<()> {
     if !runs_here("many who listen") {
         return Ok(());
     }
@@ -481,7 +481,7 @@ fn a_host_that_is_short_of_memory_asks_the_guest_for_some() -> Result<()> {
 /// Starts with a CD and a disk that must be created, and is stopped in the middle of that. The last
 /// start runs to the end.
 #[test]
-fn what_is_on_the_volume_is_whole_whenever_the_signal_came() -> Result<()> {
+fn files_on_the_volume_are_complete_after_a_signal_at_any_time() -> Result<()> {
     if !runs_here("the volume") {
         return Ok(());
     }

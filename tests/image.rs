@@ -226,7 +226,7 @@ fn the_same_sources_make_the_same_image() -> Result<()> {
 
 /// Pod Security level "restricted", with a read-only root file system.
 #[test]
-fn nobody_without_rights_runs_it() -> Result<()> {
+fn runs_as_a_user_without_rights() -> Result<()> {
     if !runs_here("the pod") {
         return Ok(());
     }
@@ -293,7 +293,7 @@ fn with_dhcp_the_guest_has_a_card_of_its_own() -> Result<()> {
 }
 
 #[test]
-fn what_is_wrong_is_one_sentence_and_a_status() -> Result<()> {
+fn each_startup_error_is_one_sentence_and_a_status() -> Result<()> {
     if !runs_here("the pod") {
         return Ok(());
     }

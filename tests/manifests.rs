@@ -145,7 +145,7 @@ fn one(part: &str, kind: &str) -> Result<Value> {
 }
 
 #[test]
-fn who_asks_for_figures_knows_the_password_of_the_screen() -> Result<()> {
+fn the_pod_monitor_uses_the_screen_password() -> Result<()> {
     if !runs_here("the monitor's password") {
         return Ok(());
     }
@@ -166,7 +166,7 @@ fn who_asks_for_figures_knows_the_password_of_the_screen() -> Result<()> {
 }
 
 #[test]
-fn no_stranger_at_the_web_port_keeps_a_probe_out() -> Result<()> {
+fn probes_work_without_the_web_port() -> Result<()> {
     if !runs_here("probes") {
         return Ok(());
     }
@@ -270,7 +270,7 @@ fn the_guest_reaches_both_internets_and_no_private_network() -> Result<()> {
 }
 
 #[test]
-fn profiles_are_what_they_say() -> Result<()> {
+fn profiles_render_to_the_expected_pods() -> Result<()> {
     const TEST: &str = "profiles put together by kustomize";
     if !runs_here(TEST) {
         return Ok(());

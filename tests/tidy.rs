@@ -434,7 +434,7 @@ fn code_is_formatted() {
 }
 
 #[test]
-fn the_formatter_refuses_what_is_not_formatted() {
+fn the_formatter_refuses_unformatted_code() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("unformatted.rs");
     std::fs::write(&path, "fn  f( ) { }\n").expect("the target folder takes a file");
     let mut rustfmt = Command::new("rustfmt");

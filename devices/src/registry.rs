@@ -150,7 +150,7 @@ mod test {
     }
 
     #[test]
-    fn each_kind_says_what_it_uses_of_the_host() {
+    fn each_device_kind_lists_its_host_resources() {
         let disks = ["nvme", "virtio-blk", "virtio-scsi"];
         assert_eq!(of(|it| it.image() == Some(Path::new("/a"))), disks);
         assert_eq!(of(|it| it.image().is_some()), disks);
@@ -164,7 +164,7 @@ mod test {
     }
 
     #[test]
-    fn a_machine_that_is_only_looked_at_leaves_the_host_alone() {
+    fn detaching_changes_every_kind_with_host_resources() {
         let changed = of(|it| {
             let before = format!("{it:?}");
             it.detach_host_side();

@@ -131,7 +131,7 @@ mod test {
     }
 
     #[test]
-    fn a_step_that_takes_too_long_is_left_alone() {
+    fn a_worker_stuck_in_a_step_is_abandoned() {
         let bell = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
         let (go, [begun, gone]) = (Arc::new(EventFd::new(0).unwrap()), events());
         let (hold, said, value) = (go.clone(), begun.clone(), DropSignal(gone.clone()));

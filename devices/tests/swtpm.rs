@@ -139,9 +139,8 @@ fn start(state: &Path, path: &Path) -> Child {
 }
 
 #[test]
-fn it_gives_random_numbers_and_measures_and_a_reset_begins_anew() {
-    let Some(mut machine) =
-        Machine::new("it_gives_random_numbers_and_measures_and_a_reset_begins_anew")
+fn provides_random_numbers_and_measurements_until_a_reset() {
+    let Some(mut machine) = Machine::new("provides_random_numbers_and_measurements_until_a_reset")
     else {
         return;
     };
@@ -194,8 +193,8 @@ fn a_reset_in_the_middle_of_a_long_command_leaves_a_tpm_that_works() {
 }
 
 #[test]
-fn a_tpm_that_is_killed_fails_and_all_else_goes_on() {
-    let Some(mut machine) = Machine::new("a_tpm_that_is_killed_fails_and_all_else_goes_on") else {
+fn a_killed_tpm_fails_and_the_machine_keeps_running() {
+    let Some(mut machine) = Machine::new("a_killed_tpm_fails_and_the_machine_keeps_running") else {
         return;
     };
     assert_eq!(machine.startup(), 0);

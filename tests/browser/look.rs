@@ -186,8 +186,8 @@ fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result
 }
 
 #[test]
-fn the_page_comes_back_by_itself() -> Result<()> {
-    if !runs_here("the_page_comes_back_by_itself") {
+fn the_page_reconnects_automatically() -> Result<()> {
+    if !runs_here("the_page_reconnects_automatically") {
         return Ok(());
     }
     let (mut browser, _folder) = browser()?;

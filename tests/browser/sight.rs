@@ -411,8 +411,8 @@ fn requested_size_at_once(browser: &mut Browser, machine: &Running) -> Result<[u
 }
 
 #[test]
-fn who_may_only_look_at_one_door_may_touch_at_the_other() -> Result<()> {
-    if !runs_here("who_may_only_look_at_one_door_may_touch_at_the_other") {
+fn a_view_only_listener_does_not_restrict_another_one() -> Result<()> {
+    if !runs_here("a_view_only_listener_does_not_restrict_another_one") {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;

@@ -188,8 +188,8 @@ fn no_durable_record_in_a_qcow2_image_is_lost_by_a_kill() {
 }
 
 #[test]
-fn a_record_that_is_gone_is_found_out() {
-    if !runs_here("a_record_that_is_gone_is_found_out") {
+fn a_lost_record_is_detected() {
+    if !runs_here("a_lost_record_is_detected") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

@@ -87,7 +87,7 @@ fn clients_come_in_by_sockets_that_were_inherited() {
 }
 
 #[test]
-fn what_was_inherited_and_is_no_door_is_one_sentence() {
+fn an_invalid_inherited_descriptor_is_refused_in_one_sentence() {
     let folder = tempfile::tempdir().expect("a folder");
     let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port");
     let file = fs::File::create(folder.path().join("file")).expect("a file");

@@ -147,8 +147,8 @@ fn greeting(path: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn nothing_is_left_to_any_thread() {
-    let Some(mut it) = Jailed::new("nothing_is_left_to_any_thread", &all(), &[]) else { return };
+fn no_thread_keeps_any_right() {
+    let Some(mut it) = Jailed::new("no_thread_keeps_any_right", &all(), &[]) else { return };
     let held = it.ask(&control::Command::Status)["jail"].clone();
     greeting(&it.path("vnc"));
     for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
@@ -223,8 +223,8 @@ fn everything_can_still_be_asked_of_it() {
 }
 
 #[test]
-fn what_lies_outside_cannot_be_opened() {
-    let test = "what_lies_outside_cannot_be_opened";
+fn files_outside_the_jail_cannot_be_opened() {
+    let test = "files_outside_the_jail_cannot_be_opened";
     let Some(mut it) = Jailed::new(test, &all(), &[]) else { return };
     if it.ask(&control::Command::Status)["jail"]["landlock"].is_null() {
         return not_run(test, "this kernel has no Landlock");
@@ -296,8 +296,8 @@ fn kept_in_its_network(test: &str) -> Option<Command> {
 }
 
 #[test]
-fn where_the_network_stays_nobody_opens_a_socket_and_it_is_said() {
-    let test = "where_the_network_stays_nobody_opens_a_socket_and_it_is_said";
+fn without_a_network_namespace_new_sockets_are_forbidden() {
+    let test = "without_a_network_namespace_new_sockets_are_forbidden";
     let Some(command) = kept_in_its_network(test) else { return };
     let Some(mut it) = Jailed::started(command, test, &all(), &[]) else { return };
     let held = it.ask(&control::Command::Status)["jail"].clone();
@@ -327,8 +327,8 @@ fn nothing_changes_where_the_jail_is_off() {
 }
 
 #[test]
-fn who_insists_is_told_what_cannot_be_had() {
-    if !runs_here("who_insists_is_told_what_cannot_be_had") {
+fn jail_must_refuses_an_incomplete_jail() {
+    if !runs_here("jail_must_refuses_an_incomplete_jail") {
         return;
     }
     let (jail, words) = if is_root() {

@@ -236,8 +236,8 @@ fn a_guest_that_ignores_the_power_button_has_its_grace() {
 
 /// No guest runs yet, so there is nothing to wait for.
 #[test]
-fn a_signal_ends_a_machine_whose_memory_is_still_set_aside() {
-    if !runs_here("a_signal_ends_a_machine_whose_memory_is_still_set_aside") {
+fn a_signal_ends_a_machine_during_memory_preallocation() {
+    if !runs_here("a_signal_ends_a_machine_during_memory_preallocation") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -261,8 +261,8 @@ fn a_signal_ends_a_machine_whose_memory_is_still_set_aside() {
 }
 
 #[test]
-fn what_a_killed_machine_leaves_does_not_block_the_next() {
-    if !runs_here("what_a_killed_machine_leaves_does_not_block_the_next") {
+fn leftovers_of_a_killed_machine_do_not_block_the_next() {
+    if !runs_here("leftovers_of_a_killed_machine_do_not_block_the_next") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

@@ -36,8 +36,8 @@ fn the_probe_is_the_default_and_finds_nothing_wrong() {
 }
 
 #[test]
-fn both_doors_to_configuration_space_lead_to_the_same_machine() {
-    if !runs_here("both_doors_to_configuration_space_lead_to_the_same_machine") {
+fn both_config_mechanisms_reach_the_same_machine() {
+    if !runs_here("both_config_mechanisms_reach_the_same_machine") {
         return;
     }
     let machine = ["--device", "virtio-net,to=none", "--device", "edu"];
@@ -87,8 +87,8 @@ fn the_guest_has_the_memory_that_was_asked_for() {
 }
 
 #[test]
-fn a_kernel_of_ones_own_is_started_like_the_probe() {
-    if !runs_here("a_kernel_of_ones_own_is_started_like_the_probe") {
+fn a_custom_kernel_boots_like_the_probe() {
+    if !runs_here("a_custom_kernel_boots_like_the_probe") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

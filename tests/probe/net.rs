@@ -68,8 +68,8 @@ fn every_byte_of_every_frame_comes_back() {
 }
 
 #[test]
-fn frames_come_back_to_one_who_halts_until_they_do() {
-    if !runs_here("frames_come_back_to_one_who_halts_until_they_do") {
+fn network_completions_wake_a_halted_processor() {
+    if !runs_here("network_completions_wake_a_halted_processor") {
         return;
     }
     let ways = ["depth=1,count=300", "depth=16,size=1514,count=1000"];
@@ -104,8 +104,8 @@ fn a_frame_that_changed_on_its_way_is_found() {
 }
 
 #[test]
-fn a_frame_that_is_lost_or_that_nobody_sent_is_found() {
-    if !runs_here("a_frame_that_is_lost_or_that_nobody_sent_is_found") {
+fn a_lost_or_unexpected_frame_is_detected() {
+    if !runs_here("a_lost_or_unexpected_frame_is_detected") {
         return;
     }
     let words = "net=echo,count=500,patience=10";

@@ -144,7 +144,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_looked_at_is_not_found_again() {
+    fn consumed_output_is_not_found_again() {
         let mut console = Console::new(&b"one two one"[..], Vec::new());
         assert_eq!(console.expect_any(&["one", "two"], SOON).unwrap(), (0, String::new()));
         assert_eq!(console.expect_any(&["one", "two"], SOON).unwrap(), (1, " ".into()));

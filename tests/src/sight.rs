@@ -230,7 +230,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_not_drawn_is_not_learned() {
+    fn text_that_was_not_drawn_is_not_learned() {
         let mut font = Font::of_linux();
         let rows = font.rows(&drawn(&["abc", "aba"], 0, 255));
         font.learn(&rows[0], "abc").unwrap();

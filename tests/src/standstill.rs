@@ -83,7 +83,7 @@ mod test {
     }
 
     #[test]
-    fn who_runs_is_seen() {
+    fn busy_threads_are_counted() {
         let before: u64 = ticks().values().sum();
         let start = std::time::Instant::now();
         while start.elapsed() < Duration::from_millis(200) {

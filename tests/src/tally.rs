@@ -164,7 +164,7 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn what_is_not_on_the_list_of_this_host_is_refused() {
+    fn skips_missing_from_this_hosts_list_are_refused() {
         let skips = Tally::read(OUTPUT).skips;
         let list = "# why\n\npart | *: TRANSOM_TESTS is not all | long\n\
                     no-vhost | b through*: * | as c\n";

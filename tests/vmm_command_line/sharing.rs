@@ -78,8 +78,8 @@ fn runs_here(test: &str) -> bool {
 }
 
 #[test]
-fn a_second_machine_is_told_who_has_a_disk() {
-    if !runs_here("a_second_machine_is_told_who_has_a_disk") {
+fn a_second_machine_is_refused_with_the_process_using_the_disk() {
+    if !runs_here("a_second_machine_is_refused_with_the_process_using_the_disk") {
         return;
     }
     let folder = disks();
@@ -117,8 +117,8 @@ fn machines_that_only_read_share_a_disk() {
 }
 
 #[test]
-fn a_backing_file_is_read_by_many_and_written_by_nobody() {
-    if !runs_here("a_backing_file_is_read_by_many_and_written_by_nobody") {
+fn a_backing_file_is_shared_for_reading_and_never_written() {
+    if !runs_here("a_backing_file_is_shared_for_reading_and_never_written") {
         return;
     }
     let folder = disks();

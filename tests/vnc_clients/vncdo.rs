@@ -97,8 +97,8 @@ fn vncdotool_shows_the_same_picture_in_all_encodings() -> Result<()> {
 }
 
 #[test]
-fn vncdotool_types_and_points_and_follows_what_is_drawn() -> Result<()> {
-    let Some(module) = found("vncdotool_types_and_points_and_follows_what_is_drawn") else {
+fn vncdotool_types_points_and_follows_drawing() -> Result<()> {
+    let Some(module) = found("vncdotool_types_points_and_follows_drawing") else {
         return Ok(());
     };
     // It cannot read CoRRE rectangles with subrectangles, which this picture has.

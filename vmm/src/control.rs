@@ -594,7 +594,7 @@ mod test {
     }
 
     #[test]
-    fn who_has_no_time_waits_for_nobody() {
+    fn a_client_with_a_timeout_does_not_block() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

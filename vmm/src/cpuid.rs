@@ -331,7 +331,7 @@ mod test {
     }
 
     #[test]
-    fn all_topology_leaves_say_the_same() {
+    fn all_topology_leaves_agree() {
         let mut amd = leaf(0, 0, 0x1f);
         amd.ebx = 0x6874_7541;
         let leaves = vec![
@@ -397,14 +397,14 @@ mod test {
     }
 
     #[test]
-    fn without_nested_virtualization_nothing_is_told_of_it() {
+    fn without_nested_virtualization_no_leaf_announces_it() {
         let svm = vec![leaf(0x8000_0001, 0, 0), leaf(0x8000_000a, 0, 1)];
         let model = Model::new(svm, topology(1, 1, 1), &[], false);
         assert_eq!(find(&model.of(0).unwrap(), 0x8000_000a, 0).eax, 0);
     }
 
     #[test]
-    fn hyperv_comes_first_keeps_what_windows_needs_and_kvm_moves_up() {
+    fn hyperv_leaves_come_first_and_kvm_leaves_move_up() {
         let hyperv = [
             leaf(0x4000_0000, 0, 0x4000_0082),
             leaf(0x4000_0003, 0, u32::MAX),

@@ -92,7 +92,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn listed_registers_are_zero_and_others_as_the_policy_says() {
+    fn listed_registers_are_zero_and_others_follow_the_policy() {
         let strict = Policy::new(UnknownMsr::Fault, true);
         assert_eq!((strict.read(0x611), strict.write(0x1b0, 6)), (Some(0), true));
         assert_eq!((strict.read(0xdead), strict.write(0xdead, 1)), (None, false));

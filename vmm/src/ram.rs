@@ -225,7 +225,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_given_back_is_gone_from_the_host_and_reads_as_zeros() {
+    fn released_memory_is_freed_on_the_host_and_reads_as_zeros() {
         let memory = Memory { size: Size(4 << 20), ..Memory::default() };
         let ram = map(&memory, &[(0, 1 << 20), (1 << 32, 3 << 20)]).unwrap();
         let high = GuestAddress(1 << 32);

@@ -982,7 +982,7 @@ fn shadow_doorbells_ring_only_when_they_are_asked_to() {
 }
 
 #[test]
-fn a_shutdown_flushes_and_says_when_it_is_done() {
+fn a_shutdown_flushes_and_reports_completion() {
     let mut driver = Driver::ready(16);
     driver.disk.seen();
     for request in [1 << 14, 2 << 14] {
@@ -995,7 +995,7 @@ fn a_shutdown_flushes_and_says_when_it_is_done() {
 }
 
 #[test]
-fn what_cannot_be_enabled_is_a_fatal_status_until_the_next_reset() {
+fn an_invalid_enable_is_a_fatal_status_until_the_next_reset() {
     let mut driver = Driver::new();
     let good = (31 * 0x1_0001, low(ADMIN_SQ), 0x0046_0001);
     for (aqa, asq, cc) in [
@@ -1061,7 +1061,7 @@ fn pages_may_be_larger() {
 }
 
 #[test]
-fn a_reset_in_flight_ends_everything_before_it_says_so() {
+fn a_reset_completes_only_after_all_requests_in_flight() {
     let mut driver = Driver::enabled();
     for round in 0..30_u64 {
         driver.create(1, 64);
@@ -1095,7 +1095,7 @@ fn a_reset_in_flight_ends_everything_before_it_says_so() {
 }
 
 #[test]
-fn a_reset_waits_for_what_is_under_way_and_forgets_what_waits() {
+fn a_reset_waits_for_running_requests_and_drops_queued_ones() {
     let mut driver = Driver::ready(16);
     driver.disk.set(WAIT);
     driver.submit(1, transfer(2, 0, 1, (DATA, 0)));
@@ -1168,7 +1168,7 @@ fn park_and_run_in_the_middle_lose_nothing_and_do_nothing_twice() {
 }
 
 #[test]
-fn what_waits_for_room_is_parked_and_pushed_again() {
+fn a_write_held_for_space_is_parked_and_resubmitted() {
     let mut driver = Driver::ready(16);
     driver.disk.set(WAIT);
     driver.fill(DATA, &pattern(9, 512));
@@ -1263,7 +1263,7 @@ fn a_cache_that_is_emptied_without_room_is_parked_and_answered_afterwards() {
 }
 
 #[test]
-fn a_disk_that_grows_is_told_of_at_once() {
+fn a_growing_disk_is_reported_at_once() {
     let mut driver = Driver::enabled();
     let request = driver.submit(0, command(0x0c, 0));
     let drive = driver.bench.board.disks().find("nvme").unwrap();
@@ -1274,7 +1274,7 @@ fn a_disk_that_grows_is_told_of_at_once() {
 }
 
 #[test]
-fn a_disk_that_grew_while_parked_is_told_of() {
+fn growth_while_parked_is_reported() {
     let mut driver = Driver::enabled();
     let request = driver.submit(0, command(0x0c, 0));
     let saved = driver.bench.board.park();
@@ -1285,7 +1285,7 @@ fn a_disk_that_grew_while_parked_is_told_of() {
 }
 
 #[test]
-fn a_request_under_way_is_waited_for_when_parking() {
+fn parking_waits_for_requests_in_flight() {
     let mut driver = Driver::ready(16);
     driver.disk.set(HOLD);
     let id = driver.submit(1, transfer(2, 0, 1, (DATA, 0)));
@@ -1305,7 +1305,7 @@ fn a_request_under_way_is_waited_for_when_parking() {
 }
 
 #[test]
-fn a_hostile_driver_gets_nowhere() {
+fn a_hostile_driver_does_no_harm() {
     for seed in 0..4 {
         hostile(seed, 25_000);
     }

@@ -279,7 +279,7 @@ mod test {
     }
 
     #[test]
-    fn is_the_bridge_that_firmware_looks_for() {
+    fn has_the_ids_that_firmware_expects() {
         let bench = lpc_bench();
         assert_eq!(config(&bench, 0), [0x86, 0x80, 0x18, 0x29]);
         assert_eq!(config(&bench, 8), [2, 0, 1, 6]);
@@ -346,7 +346,7 @@ mod test {
     }
 
     #[test]
-    fn the_small_ports_keep_what_they_are_given() {
+    fn small_ports_keep_their_values() {
         let bench = lpc_bench();
         assert_eq!(bench.read(Kind::Port, 0x92), [2]);
         bench.write(Kind::Port, 0x92, &[0x40]);

@@ -236,7 +236,7 @@ mod test {
     }
 
     #[test]
-    fn no_access_leaves_the_table() {
+    fn accesses_stay_inside_the_table() {
         let host = FakeHypervisor::default();
         let msix = table(&host, 1);
         msix.set_control(ENABLE);

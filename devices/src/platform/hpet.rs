@@ -411,7 +411,7 @@ mod test {
     }
 
     #[test]
-    fn it_says_what_it_is_and_takes_whole_registers_and_halves() {
+    fn reports_its_identity_and_accepts_whole_and_half_registers() {
         let bench = bench();
         assert_eq!(read(&bench, BASE), 0x0098_9680_8086_2201);
         assert_eq!(bench.read(Kind::Memory, BASE + 4), 0x0098_9680_u32.to_le_bytes());
@@ -450,7 +450,7 @@ mod test {
     }
 
     #[test]
-    fn a_single_shot_is_one_edge_at_its_time() {
+    fn a_one_shot_timer_fires_once_on_time() {
         let bench = bench();
         write(&bench, TIMER0, ROUTE_20 | TN_INT_ENB);
         write(&bench, TIMER0 + 8, 2_000_000);

@@ -78,7 +78,7 @@ fn a_command_is_asked_for_with_its_action_or_without() {
 }
 
 #[test]
-fn an_ssd_says_so_and_how_it_forgets() {
+fn an_ssd_reports_its_discard_support() {
     assert_eq!(answer(&[0x12, 1, 0xb1, 0, 255, 0])[4..6], [0, 1], "non-rotating");
     assert_eq!(answer(&[0x12, 1, 0xb2, 0, 255, 0]), [0, 0xb2, 0, 4, 0, 0xe0, 2, 0]);
     let limits = answer(&[0x12, 1, 0xb0, 0, 255, 0]);

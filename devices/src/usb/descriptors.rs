@@ -189,7 +189,7 @@ mod test {
     }
 
     #[test]
-    fn lengths_are_as_they_say() {
+    fn descriptor_lengths_match_their_length_fields() {
         for speed in [Speed::Low, Speed::Full, Speed::High, Speed::Super] {
             let it = example(speed);
             assert_eq!((it.device.len(), it.device[0]), (18, 18));

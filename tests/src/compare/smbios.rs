@@ -189,7 +189,7 @@ mod test {
     }
 
     #[test]
-    fn the_anchor_tells_its_version() {
+    fn the_anchor_holds_the_smbios_version() {
         let mut facts = Facts::default();
         anchor_facts(&[b'_', b'S', b'M', b'3', b'_', 0, 24, 3, 0, 0], &mut facts).unwrap();
         assert_eq!(facts.0["smbios anchor"], Value::Text("_SM3_ 3.0".into()));

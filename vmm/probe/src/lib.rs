@@ -47,7 +47,7 @@ mod test {
     }
 
     #[test]
-    fn image_tells_its_pvh_entry_within_what_is_loaded() {
+    fn image_has_its_pvh_entry_in_a_loaded_segment() {
         let note = segments().into_iter().find(|segment| segment[0] == 4).expect("a note");
         let at = usize::try_from(note[1]).expect("a file offset");
         assert_eq!([field(at, 4), field(at + 4, 4), field(at + 8, 4)], [4, 4, 18]);
@@ -78,7 +78,7 @@ mod test {
     }
 
     #[test]
-    fn report_is_lines_for_people_and_json_for_programs() {
+    fn report_has_text_lines_and_json() {
         let (mut report, mut lines, mut json) = (Report::new(), String::new(), String::new());
         let strange = "a \"b\" \\ \u{1}";
         report.add(Finding::info("cpu").text("brand", strange).number("n", 7), &mut lines);
@@ -93,7 +93,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_found_can_be_looked_up() {
+    fn findings_can_be_looked_up() {
         let (mut report, mut lines) = (Report::new(), String::new());
         let finding = Finding::check("disk", true).text("kind", "nvme").number("requests", 7);
         report.add(finding.flag("quick", true).hex("base", 0x1f), &mut lines);

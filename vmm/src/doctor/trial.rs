@@ -240,7 +240,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_part_is_told_in_what_people_count_in() {
+    fn results_are_shown_in_readable_units() {
         let finding = json!({
             "name": "disk", "verdict": "pass", "mode": "verify", "block": 4096, "depth": 32,
             "requests": 2048, "microseconds": 500_000, "median_ns": 80_123, "p99_ns": 95_000,

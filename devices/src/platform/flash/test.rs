@@ -151,7 +151,7 @@ fn other_widths_offsets_and_commands_stay_within_the_chip() {
 }
 
 #[test]
-fn random_writes_change_nothing_but_what_was_programmed_or_erased() {
+fn random_writes_change_only_programmed_or_erased_bytes() {
     let images = Images::new();
     let bench = bench(images.config());
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
@@ -255,7 +255,7 @@ fn a_file_that_cannot_be_written_stays_as_it_was_and_follows_when_it_can() {
 }
 
 #[test]
-fn refuses_what_is_not_firmware_or_not_a_variable_store() {
+fn refuses_files_that_are_not_firmware_or_a_variable_store() {
     let images = Images::new();
     let path = |name: &str| images.folder.path().join(name);
     let file = |name: &str, bytes: &[u8]| {
@@ -287,7 +287,7 @@ fn refuses_what_is_not_firmware_or_not_a_variable_store() {
 }
 
 #[test]
-fn takes_a_store_whose_first_block_was_torn_while_the_spare_has_a_copy() {
+fn accepts_a_store_with_a_torn_first_block_and_a_good_spare() {
     let images = Images::new();
     let mut vars = blank_vars();
     vars.copy_within(..BLOCK_BYTES, 0x8000);
@@ -341,13 +341,13 @@ fn kill(mut child: Child) {
 }
 
 #[test]
-fn a_killed_machine_leaves_the_file_as_it_was_at_one_moment() {
+fn a_kill_leaves_the_file_in_a_consistent_state() {
     if let Some(folder) = std::env::var_os(CHILD) {
         return work_on(Path::new(&folder));
     }
     for round in 0..8 {
         let images = Images::new();
-        let child = child("a_killed_machine_leaves_the_file_as_it_was_at_one_moment", &images);
+        let child = child("a_kill_leaves_the_file_in_a_consistent_state", &images);
         thread::sleep(Duration::from_millis(round * 9));
         kill(child);
         let left = fs::read(images.vars()).unwrap();
@@ -375,12 +375,12 @@ fn a_killed_machine_leaves_the_file_as_it_was_at_one_moment() {
 }
 
 #[test]
-fn a_second_machine_is_told_which_process_has_the_store() {
+fn a_second_machine_is_refused_with_the_process_of_the_first() {
     if let Some(folder) = std::env::var_os(CHILD) {
         return work_on(Path::new(&folder));
     }
     let images = Images::new();
-    let child = child("a_second_machine_is_told_which_process_has_the_store", &images);
+    let child = child("a_second_machine_is_refused_with_the_process_of_the_first", &images);
     let error = format!("{:#}", try_bench(images.config()).err().unwrap());
     let expected = format!("VARS.fd is in use by process {} (", child.id());
     kill(child);

@@ -347,7 +347,7 @@ mod test {
     }
 
     #[test]
-    fn tells_its_lights_while_it_listens() {
+    fn reports_its_lights_while_enabled() {
         let mut keyboard = Keyboard::default();
         assert_eq!(keyboard.lights(), Some(Lights::default()));
         keyboard.write(SET_LEDS);

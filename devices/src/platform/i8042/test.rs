@@ -123,7 +123,7 @@ fn each_byte_is_an_edge_when_its_interrupt_is_on() {
 }
 
 #[test]
-fn a_device_that_is_off_keeps_what_it_has() {
+fn a_disabled_device_keeps_its_queue() {
     let bench = bench();
     command(&bench, &[DISABLE_KEYBOARD]);
     press(&bench, 0x1e);

@@ -151,7 +151,7 @@ mod test {
     }
 
     #[test]
-    fn registers_say_the_date_as_the_calendar_of_jiff_does() {
+    fn dates_match_those_of_jiff() {
         // Thirteen years in steps of a prime number of seconds, across a leap day and a century.
         for step in 0..4000_i64 {
             let seconds = 946_684_800 - 6 * 365 * A_DAY + step * 102_559;
@@ -195,7 +195,7 @@ mod test {
     }
 
     #[test]
-    fn alarms_care_for_what_they_name() {
+    fn alarms_compare_only_the_fields_that_are_set() {
         let at = |hour: u8, minute: u8, second: u8| {
             let mut bytes = vec![0; 128];
             (bytes[HOURS_ALARM], bytes[MINUTES_ALARM], bytes[SECONDS_ALARM]) =

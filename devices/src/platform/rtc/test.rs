@@ -58,7 +58,7 @@ fn firmware_reads_the_time_with_the_nmi_bit_in_the_index() {
 }
 
 #[test]
-fn the_guest_sets_the_clock_as_linux_does_and_it_goes_on_from_there() {
+fn the_guest_sets_the_clock_like_linux_and_it_runs_on() {
     let bench = bench("2026-03-29T23:58:07Z");
     write(&bench, 0x0b, 0x82);
     write(&bench, 0x0a, 0x76);
@@ -171,7 +171,7 @@ fn the_periodic_interrupt_keeps_its_rate_and_stops_when_it_is_not_read() {
 }
 
 #[test]
-fn memory_is_told_and_bytes_are_kept_until_reset() {
+fn reports_the_memory_size_and_keeps_bytes_until_reset() {
     let bench = bench("2026-01-01T00:00:00Z");
     // 64 MiB: 768 units of 64 KiB above 16 MiB; 63 MiB above 1 MiB.
     let registers = [0x34, 0x35, 0x5b, 0x5c, 0x5d, 0x15, 0x16, 0x17, 0x18, 0x30, 0x31];
@@ -195,7 +195,7 @@ fn memory_is_told_and_bytes_are_kept_until_reset() {
 }
 
 #[test]
-fn refuses_a_start_that_is_no_time() {
+fn refuses_an_invalid_start_time() {
     let mut bench = Bench::new(4096);
     let config = Config { base: Base::Utc, start: Some("yesterday".into()) };
     let error = bench.board.add("rtc", |grants| config.build(grants)).unwrap_err();

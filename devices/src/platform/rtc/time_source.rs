@@ -125,7 +125,7 @@ mod test {
     }
 
     #[test]
-    fn a_fixed_start_goes_on_from_there() {
+    fn a_fixed_start_time_advances() {
         let time_source = TimeSource::new(Base::Utc, Some("1999-12-31T23:59:59Z")).unwrap();
         let first = time_source.micros();
         assert!((946_684_799_000_000..946_684_809_000_000).contains(&first), "{first}");

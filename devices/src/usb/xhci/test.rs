@@ -114,7 +114,7 @@ fn firmware_gives_the_controller_away() {
 }
 
 #[test]
-fn a_port_tells_of_its_device_and_a_reset_enables_it() {
+fn a_port_reports_its_device_and_a_reset_enables_it() {
     let bench = both();
     let mut driver = Driver::find(&bench, AT);
     let ports: Vec<_> = (1..=16).map(|port| driver.get(Driver::port(port)) & 0x3c01).collect();
@@ -150,7 +150,7 @@ fn descriptors_are_read_whole_and_short() {
 }
 
 #[test]
-fn an_unknown_request_stalls_and_the_endpoint_goes_on_after_it() {
+fn an_endpoint_works_again_after_a_stall() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     let mut data = [0; 8];
@@ -167,7 +167,7 @@ fn an_unknown_request_stalls_and_the_endpoint_goes_on_after_it() {
 }
 
 #[test]
-fn keys_arrive_when_they_are_asked_for_and_as_they_were_pressed() {
+fn keys_arrive_on_request_and_in_order() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     let at = ask(&mut driver, slot);
@@ -253,7 +253,7 @@ fn media_keys_have_an_interface_of_their_own() {
 }
 
 #[test]
-fn an_idle_rate_repeats_what_was_said() {
+fn an_idle_rate_repeats_the_last_report() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     // 2 steps of 4 ms.
@@ -342,7 +342,7 @@ fn a_stopped_endpoint_gives_its_transfer_back_and_takes_it_again() {
 }
 
 #[test]
-fn chains_event_data_and_immediate_data_are_what_the_driver_meant() {
+fn chained_event_and_immediate_data_are_processed() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 2);
     bench.board.input().position(Position { x: 0x1234, y: 0x5678, ..Position::default() });
@@ -399,7 +399,7 @@ fn a_full_event_ring_loses_nothing() {
 }
 
 #[test]
-fn rings_that_lead_nowhere_end() {
+fn rings_with_loops_or_bad_addresses_are_refused() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     let ring = driver.new_ring(slot, IN);
@@ -429,7 +429,7 @@ fn rings_that_lead_nowhere_end() {
 }
 
 #[test]
-fn it_stands_still_when_it_is_told_to_and_goes_on_after_it() {
+fn the_controller_halts_on_request_and_continues_when_started() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     ask(&mut driver, slot);
@@ -445,7 +445,7 @@ fn it_stands_still_when_it_is_told_to_and_goes_on_after_it() {
 }
 
 #[test]
-fn a_transfer_goes_on_after_a_park_and_a_reset_of_the_machine_ends_it() {
+fn a_transfer_continues_after_a_park_and_a_reset_ends_it() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     bench.board.input().key(key(0x2a), true);
@@ -607,7 +607,7 @@ fn rings_without_end_let_a_stop_and_other_endpoints_through() {
 }
 
 #[test]
-fn a_device_without_a_port_is_told_of() {
+fn a_device_without_a_port_is_reported() {
     let mut bench = Bench::new(1 << 20);
     let add = |bench: &mut Bench, kind: &str| add(bench, kind, json!({}));
     add(&mut bench, "usb-tablet").unwrap();

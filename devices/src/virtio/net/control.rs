@@ -228,7 +228,7 @@ mod test {
     }
 
     #[test]
-    fn lets_through_what_the_driver_asked_for() {
+    fn the_receive_filter_follows_the_driver() {
         let mut control = Control::default();
         let (other, group, all) = ([2, 0, 0, 0, 0, 9], [1, 0, 0x5e, 0, 0, 1], [0xff; 6]);
         let seen = |control: &Control| {

@@ -181,7 +181,7 @@ fn wait(what: &str, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn offers_what_the_other_end_can_do_and_says_what_it_is() {
+fn offers_the_features_of_its_backend() {
     let (bench, lab, _ends) = bench(2, Offloads::ALL);
     let mut driver = Driver::find(&bench, AT);
     assert_eq!(driver.config(0), [0xf4, 0x1a, 0x41, 0x10]);
@@ -294,7 +294,7 @@ fn every_command_of_netkvm_and_any_other_is_answered_with_one_byte() {
 }
 
 #[test]
-fn frames_come_by_as_many_pairs_as_the_driver_uses() {
+fn frames_arrive_on_the_configured_queue_pairs() {
     let (bench, lab, ends) = bench(2, Offloads::default());
     let mut driver = driver(&bench, CTRL_VQ | MQ, 5);
     let buffer = driver.allocate(2000);
@@ -318,7 +318,7 @@ fn frames_come_by_as_many_pairs_as_the_driver_uses() {
 }
 
 #[test]
-fn tells_the_guest_of_a_cable_that_is_pulled_and_plugged_in() {
+fn cable_changes_are_reported_to_the_guest() {
     let (bench, lab, ends) = bench(1, Offloads::default());
     let mut driver = driver(&bench, CTRL_VQ | STATUS | GUEST_ANNOUNCE | MRG_RXBUF, 3);
     let buffers = offer(&mut driver, 4, 2000);
@@ -433,7 +433,7 @@ fn a_reset_at_any_moment_leaves_a_device_that_works() {
 }
 
 #[test]
-fn buffers_and_frames_that_are_none_go_back_empty() {
+fn invalid_buffers_and_frames_are_returned_empty() {
     let (bench, _lab, ends) = bench(1, Offloads::default());
     let mut driver = driver(&bench, MRG_RXBUF, 2);
     let at = driver.allocate(4000);
@@ -573,7 +573,7 @@ fn a_tap_carries_datagrams_both_ways_with_and_without_offloads() {
 }
 
 #[test]
-fn the_kernel_has_the_rings_while_it_may_and_gives_them_back_as_they_are() {
+fn vhost_takes_the_rings_and_returns_them_in_order() {
     in_namespace(skip::not_run, || {
         if choices().len() == 1 {
             return;
@@ -626,7 +626,7 @@ fn the_kernel_has_the_rings_while_it_may_and_gives_them_back_as_they_are() {
 }
 
 #[test]
-fn vhost_is_for_taps_alone() {
+fn vhost_is_for_taps_only() {
     let refused = |choice, to: &str| {
         let to = Network::try_from(to.to_owned()).unwrap();
         let config = Config { to, pairs: 1, vhost: choice, ..Config::default() };

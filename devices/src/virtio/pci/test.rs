@@ -139,7 +139,7 @@ fn sent(bench: &Bench) -> Vec<u32> {
 }
 
 #[test]
-fn is_what_the_drivers_for_windows_match() {
+fn has_the_ids_that_windows_drivers_match() {
     let bench = bench();
     let driver = Driver::find(&bench, AT);
     assert_eq!(driver.config(0), [0xf4, 0x1a, 0x5e, 0x10]);
@@ -164,7 +164,7 @@ fn echoes_on_every_queue_with_and_without_indices() {
 }
 
 #[test]
-fn refuses_features_that_it_does_not_offer_and_drivers_of_old() {
+fn refuses_unoffered_features_and_legacy_drivers() {
     let bench = bench();
     let mut driver = Driver::find(&bench, AT);
     assert!(!driver.negotiate(1 << 5));
@@ -448,7 +448,7 @@ fn a_chain_that_is_out_survives_a_park() {
 }
 
 #[test]
-fn a_single_queue_is_reset_while_the_others_go_on() {
+fn resetting_one_queue_does_not_disturb_the_others() {
     let bench = bench();
     let mut driver = driver(&bench, 0);
     echo(&mut driver, 0, b"before");
@@ -497,7 +497,7 @@ fn the_generation_changes_with_the_configuration() {
 }
 
 #[test]
-fn configuration_space_is_a_door_to_the_structures() {
+fn configuration_space_gives_access_to_the_structures() {
     let bench = bench();
     let driver = Driver::find(&bench, AT);
     let set = |register: u64, value: u32| {

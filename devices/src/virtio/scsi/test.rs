@@ -260,7 +260,7 @@ fn control(driver: &mut Driver<'_>, bytes: &[u8], room: u32) -> Vec<u8> {
 }
 
 #[test]
-fn tells_what_the_driver_for_windows_asks() {
+fn has_the_configuration_that_the_windows_driver_expects() {
     let bench = bench(4);
     let driver = driver(&bench);
     assert_eq!(driver.config(0), [0xf4, 0x1a, 0x48, 0x10]);
@@ -272,7 +272,7 @@ fn tells_what_the_driver_for_windows_asks() {
 }
 
 #[test]
-fn what_was_written_is_read_on_every_queue() {
+fn written_data_is_read_on_every_queue() {
     let bench = bench(3);
     let mut driver = attended(&bench);
     let bytes: Vec<u8> = (0..=250).cycle().take(4096).collect();
@@ -289,7 +289,7 @@ fn what_was_written_is_read_on_every_queue() {
 }
 
 #[test]
-fn who_has_more_room_than_comes_is_told_and_who_has_less_gets_nothing() {
+fn a_short_read_has_a_residual_and_a_small_buffer_gets_no_data() {
     let bench = bench(1);
     let mut driver = attended(&bench);
     let ended = ask(&mut driver, &transfer(0x88, 0, 1), &Data::In(1000));
@@ -323,7 +323,7 @@ fn who_has_more_room_than_comes_is_told_and_who_has_less_gets_nothing() {
 }
 
 #[test]
-fn other_units_and_targets_are_not_there() {
+fn other_units_and_targets_do_not_exist() {
     let bench = bench(1);
     let mut driver = attended(&bench);
     let lun = |target, unit: u16| {
@@ -355,7 +355,7 @@ fn other_units_and_targets_are_not_there() {
 }
 
 #[test]
-fn rooms_and_lists_that_are_wrong_are_refused_and_right_ones_clear_what_they_name() {
+fn bad_lengths_and_lists_are_refused_and_good_lists_unmap() {
     let bench = bench(1);
     let mut driver = attended(&bench);
     write(&mut driver, 0, &[7; 16384]);
@@ -421,7 +421,7 @@ fn a_request_that_cannot_be_answered_breaks_the_device() {
 }
 
 #[test]
-fn the_sizes_of_requests_are_what_the_driver_says() {
+fn the_driver_sets_the_request_sizes() {
     let bench = bench(1);
     let driver = driver(&bench);
     for (at, size) in [(20, 20_u32), (24, 16), (20, 253), (24, 261), (0, 9), (21, 1)] {
@@ -444,7 +444,7 @@ fn the_sizes_of_requests_are_what_the_driver_says() {
 }
 
 #[test]
-fn a_disk_that_grows_is_told_of_by_an_event_and_with_the_next_command() {
+fn a_growing_disk_is_reported_by_event_and_unit_attention() {
     let bench = bench(1);
     let mut driver = attended(&bench);
     let drive = bench.board.disks().find("virtio-scsi").unwrap();
@@ -548,7 +548,7 @@ fn control_requests_for_others_are_refused() {
 }
 
 #[test]
-fn a_driver_may_have_one_request_queue_alone() {
+fn a_driver_may_use_a_single_request_queue() {
     let bench = bench(2);
     let mut driver = Driver::find(&bench, AT);
     assert!(driver.negotiate(0));
@@ -564,7 +564,7 @@ fn a_driver_may_have_one_request_queue_alone() {
 }
 
 #[test]
-fn a_random_driver_finds_what_it_wrote_across_parks_and_resets() {
+fn a_random_driver_reads_its_writes_across_parks_and_resets() {
     let bench = bench(2);
     let mut model = vec![0_u8; usize::try_from(SIZE).unwrap()];
     let mut noise = Noise::new(3);

@@ -447,7 +447,7 @@ mod test {
     }
 
     #[test]
-    fn every_old_number_of_a_symbol_means_what_x_says() {
+    fn every_legacy_keysym_matches_x() {
         let Some(output) = xkb("symbols", "") else { return };
         assert_eq!(String::from_utf8(output.stdout).unwrap(), include_str!("symbols.txt"));
     }

@@ -455,7 +455,7 @@ mod test {
     }
 
     #[test]
-    fn a_picture_that_stays_is_looked_at_less_and_less_until_it_changes() {
+    fn a_still_picture_is_polled_less_often_until_it_changes() {
         let mut pace = Pace::new();
         let mut intervals = Vec::new();
         let mut time = Duration::ZERO;
@@ -471,7 +471,7 @@ mod test {
     }
 
     #[test]
-    fn only_what_is_different_is_marked() {
+    fn only_changed_tiles_are_marked() {
         let fake = FakeDisplay::new(200, 100);
         let canvas = Canvas::new(Some(fake.clone()), Arc::default());
         let viewer = canvas.admit();

@@ -181,7 +181,7 @@ mod test {
     }
 
     #[test]
-    fn who_waits_gives_way_and_who_is_busy_does_not() {
+    fn a_waiting_connection_is_evicted_and_a_busy_one_is_not() {
         let limit = ConnectionLimit::new(8, 3);
         let evictable = |text: &str| limit.acquire_evictable(network(text)).unwrap();
         let mine: Vec<_> = (0..3).map(|_| evictable("10.0.0.1")).collect();

@@ -238,7 +238,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_held_is_let_go_when_the_client_leaves() {
+    fn held_keys_and_buttons_are_released_when_the_client_leaves() {
         let (mut input, seen) = input();
         seen.tablet.store(true, Ordering::Relaxed);
         let (shift, a) = (Source::Symbol(0xffe1), Source::Key(Key::new(0x1e).unwrap()));
@@ -255,7 +255,7 @@ mod test {
     }
 
     #[test]
-    fn a_key_that_was_pressed_by_its_symbol_is_let_go_by_its_place() {
+    fn a_key_pressed_by_keysym_is_released_by_scancode() {
         let (mut input, seen) = input();
         // The guest's keyboard has `z` at another position than the client's.
         for (keysym, code, guest) in [(0xff0d, 0x1c, 0x1c), (0x7a, 0x15, 0x2c)] {

@@ -307,7 +307,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_is_no_message_and_skips_what_is_too_long() {
+    fn refuses_invalid_messages_and_skips_oversized_ones() {
         let mut format = [&[0, 0, 0, 0][..], &PixelFormat::OURS.write()].concat();
         format[4] = 24;
         for bad in [

@@ -139,7 +139,7 @@ mod test {
     }
 
     #[test]
-    fn answers_that_nobody_waits_for_are_nothing() {
+    fn unexpected_confirmations_are_ignored() {
         let mut rate = Rate::default();
         rate.arrived(u64::MAX, Instant::now());
         rate.all_arrived(Instant::now());

@@ -424,7 +424,7 @@ mod test {
     }
 
     #[test]
-    fn a_password_that_comes_too_early_is_not_looked_at() {
+    fn a_password_sent_too_early_is_not_checked() {
         let limiter = LoginLimiter::default();
         let network = PeerNetwork::of("10.0.0.1".parse().unwrap());
         assert_eq!(limiter.check(network, || None), Err(Denied::Wrong(1)));
@@ -435,7 +435,7 @@ mod test {
     }
 
     #[test]
-    fn a_door_is_an_address_or_a_network_and_is_shown_so() {
+    fn peers_are_grouped_and_printed_by_network() {
         let network = |text: &str| PeerNetwork::of(text.parse().unwrap());
         assert_eq!(network("2001:db8::1"), network("2001:db8::2:1"));
         assert_eq!(network("::ffff:10.0.0.1"), network("10.0.0.1"));

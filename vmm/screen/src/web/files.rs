@@ -92,7 +92,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_pages_name_files_that_are_there() {
+    fn the_pages_link_to_existing_files() {
         for name in ["index.html", "login.html"] {
             let text = unpacked(find(name).unwrap());
             let names: Vec<_> = text

@@ -44,7 +44,7 @@ fn plain(keyboard: &str, events: &[(char, u32)]) -> String {
 }
 
 #[test]
-fn a_key_alone_is_sent_when_the_client_holds_what_the_symbol_needs() {
+fn only_the_key_is_sent_if_the_client_holds_its_modifiers() {
     let at = u32::from(b'@');
     assert_eq!(plain("us", &[('+', SHIFT_L), ('+', at), ('-', at)]), "+2a +3 -3");
     assert_eq!(plain("de", &[('+', LEVEL3), ('+', at), ('-', at)]), "+e038 +10 -10");
@@ -80,7 +80,7 @@ fn other_modifiers_are_set_around_the_key_and_back() {
 }
 
 #[test]
-fn what_went_down_goes_up_whatever_is_held_by_then() {
+fn a_pressed_key_is_released_under_other_modifiers() {
     let (small, large) = (u32::from(b'a'), u32::from(b'A'));
     let shifted = [('+', SHIFT_L), ('+', large), ('-', SHIFT_L), ('-', small)];
     assert_eq!(plain("us", &shifted), "+2a +1e -2a -1e");
@@ -91,7 +91,7 @@ fn what_went_down_goes_up_whatever_is_held_by_then() {
 }
 
 #[test]
-fn what_was_pressed_by_its_symbol_goes_up_with_its_place_and_the_other_way_round() {
+fn a_key_pressed_by_keysym_is_released_by_scancode_and_reverse() {
     let (symbol, key) = (Source::Symbol(0xff0d), Source::Key(Key::new(0x1c).unwrap()));
     for [down, up] in [[symbol, key], [key, symbol]] {
         let mut translator = KeyTranslator::new(Layout::named("us").unwrap());
@@ -102,7 +102,7 @@ fn what_was_pressed_by_its_symbol_goes_up_with_its_place_and_the_other_way_round
 }
 
 #[test]
-fn letters_are_as_the_client_has_them_whatever_caps_lock_is() {
+fn letters_keep_their_case_under_caps_lock() {
     let caps = Lights { caps: true, ..Lights::default() };
     let typed = |keyboard: &str, symbol: char| {
         typed(keyboard, &[('+', u32::from(symbol)), ('-', u32::from(symbol))], caps).join(" ")
@@ -115,7 +115,7 @@ fn letters_are_as_the_client_has_them_whatever_caps_lock_is() {
 }
 
 #[test]
-fn dead_keys_and_composed_letters_are_typed_with_what_there_is() {
+fn dead_keys_and_composed_letters_use_the_available_keys() {
     let tap = |symbol| [('+', symbol), ('-', symbol)];
     assert_eq!(plain("de", &tap(0xfe52)), "+29 -29", "dead_circumflex");
     assert_eq!(plain("de", &tap(0xea)), "+29 -29 +12 -12", "ê");
@@ -176,7 +176,7 @@ impl Guest {
 }
 
 #[test]
-fn nothing_sticks_whatever_clients_do() {
+fn no_key_sticks_for_any_client_input() {
     let characters = "aAzZqQ@/\\{}1!^~ê€ßя7한ㅂ";
     let mut symbols: Vec<u32> = characters.chars().map(|it| 0x0100_0000 + u32::from(it)).collect();
     symbols.extend([SHIFT_L, 0xffe2, CONTROL_L, 0xffe4, ALT_L, ALT_R, LEVEL3, 0xffeb, 0xff0d]);

@@ -246,7 +246,7 @@ fn psnr(client: &Client, pixels: &[u32]) -> f64 {
 }
 
 #[test]
-fn photographs_are_as_good_as_the_client_asks() {
+fn photographs_have_the_requested_quality() {
     let (width, height) = (480, 320);
     let pixels = photograph(width.into(), height.into());
     let area = Area { x: 0, y: 0, width, height };
@@ -327,7 +327,7 @@ fn a_plain_screen_is_a_few_bytes() {
 }
 
 #[test]
-fn what_is_not_a_colour_is_not_sent() {
+fn bits_outside_of_the_colour_are_not_sent() {
     let pixels: Vec<u32> = (0..64 * 64).map(|at| 0xff00_0000 | (at * 77)).collect();
     let area = Area { x: 0, y: 0, width: 64, height: 64 };
     let view = View { pixels: &pixels, stride: 64, area };
@@ -341,7 +341,7 @@ fn what_is_not_a_colour_is_not_sent() {
 }
 
 #[test]
-fn a_copy_moves_what_is_there() {
+fn a_copy_moves_existing_pixels() {
     let mut client = Client::new(PixelFormat::OURS, 10, 10);
     client.screen = (0..100).collect();
     let mut out = Vec::new();
@@ -363,7 +363,7 @@ fn numbers_are_those_of_their_encodings() {
 }
 
 #[test]
-fn nothing_is_no_rectangle() {
+fn an_empty_area_gives_no_rectangle() {
     let (mut encoder, mut out) = (Encoder::new(), Vec::new());
     for (width, height) in [(0, 0), (0, 5), (5, 0)] {
         let view = View { pixels: &[], stride: 0, area: Area { x: 0, y: 0, width, height } };

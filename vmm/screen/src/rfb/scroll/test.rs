@@ -103,7 +103,7 @@ fn moved(old: &Picture, new: &Picture) -> Vec<Move> {
 }
 
 #[test]
-fn a_page_that_scrolls_is_one_move() {
+fn a_scrolled_page_is_one_move() {
     for (lines, from, rows) in [(20, 20, 768 - 32), (60, 60, 768 - 64), (500, 500, 768 - 512)] {
         let moves = moved(&text(1024, 768, 0), &text(1024, 768, lines));
         let [only] = moves[..] else { panic!("{lines} lines: {moves:?}") };
@@ -138,7 +138,7 @@ fn a_part_that_scrolls_in_the_middle_of_a_screen_is_found() {
 
 /// The guest's picture may be read while it is half drawn.
 #[test]
-fn what_has_scrolled_so_far_is_found_up_to_the_pixel() {
+fn a_partial_scroll_is_found_to_the_pixel() {
     let (before, after) = (text(1024, 768, 0), text(1024, 768, 20));
     let (mut one, end) = (text(1024, 768, 0), 401 * 1024 + 300);
     one.pixels[..end].copy_from_slice(&after.pixels[..end]);
@@ -224,7 +224,7 @@ fn worked() -> Duration {
 
 /// Measures the most expensive pictures that a guest can draw.
 #[test]
-fn whatever_is_drawn_the_work_is_bounded() {
+fn the_work_is_bounded_for_any_picture() {
     let size = (1920, 1080);
     let mut noise = Random::new(1);
     let page = || text(size.0, size.1, 0);
@@ -263,7 +263,7 @@ fn whatever_is_drawn_the_work_is_bounded() {
 }
 
 #[test]
-fn a_film_is_looked_at_ever_less_often_and_a_move_ends_that() {
+fn a_video_is_searched_less_often_until_a_move_is_found() {
     let mut scroll = Scroll::default();
     let mut noise = Random::new(77);
     let mut frame = || picture(320, 200, |_| noise.colour());
