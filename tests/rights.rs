@@ -318,7 +318,7 @@ fn port() -> Result<u16> {
 }
 
 #[test]
-fn a_pod_of_another_user_is_seen_and_stops() -> Result<()> {
+fn an_unprivileged_pod_is_reachable_and_stops() -> Result<()> {
     let Some(home) = Home::new("a pod of another user")? else { return Ok(()) };
     let (web, vnc) = (port()?, port()?);
     let mut pod = home.command("transom", &["pod"]);
@@ -393,7 +393,7 @@ fn a_pod_creates_private_files_on_its_volume() -> Result<()> {
 }
 
 #[test]
-fn the_unit_of_systemd_starts_a_machine_without_rights() -> Result<()> {
+fn the_systemd_unit_starts_an_unprivileged_machine() -> Result<()> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/vmm@.service");
     let unit = fs::read_to_string(path)?;
     let has = |line: &str| unit.lines().any(|it| it == line);

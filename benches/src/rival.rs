@@ -319,7 +319,7 @@ mod test {
     }
 
     #[test]
-    fn devices_are_asked_for_only_where_they_are_wanted() {
+    fn devices_are_configured_only_if_requested() {
         for (name, words) in [
             ("vmm", &["--device"][..]),
             ("cloud-hypervisor", &["--disk", "--net"]),

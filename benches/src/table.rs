@@ -158,7 +158,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_spread_is_of_sorted_samples() {
+    fn a_spread_is_computed_from_sorted_samples() {
         let it = Spread::of(&[5.0, 1.0, 3.0, 2.0, 4.0]);
         assert_eq!([it.median, it.min, it.p90, it.max], [3.0, 1.0, 4.0, 5.0]);
     }
@@ -184,7 +184,7 @@ mod test {
     }
 
     #[test]
-    fn our_own_failure_is_an_error() {
+    fn a_failure_of_transom_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let rivals = [Rival::known("vmm", "true", folder.path())];
         let error = interleave(&rivals, 3, |_| bail!("no kernel")).unwrap_err();

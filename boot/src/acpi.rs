@@ -186,7 +186,7 @@ mod test {
     }
 
     #[test]
-    fn wires_pins_as_the_chip_set_does() {
+    fn wires_interrupt_pins_like_q35() {
         let lines = |slot| [0, 1, 2, 3].map(|pin| intx_line(slot, pin));
         assert_eq!(lines(0), [20, 21, 22, 23]);
         assert_eq!(lines(1), [21, 22, 23, 20]);
@@ -254,7 +254,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_nodes_that_would_make_a_guest_refuse_the_tables() {
+    fn refuses_invalid_device_nodes() {
         for hid in ["", "PNP", "pnp0501", "PNP05G1", "ABC00001x", "é00000"] {
             assert!(refusal(|p| p.nodes = vec![node(hid)]).contains("neither an EISA"), "{hid}");
         }

@@ -116,7 +116,7 @@ mod test {
     }
 
     #[test]
-    fn leaves_only_the_legacy_area_out_in_direct_boot() {
+    fn leaves_out_only_the_legacy_area_in_direct_boot() {
         for total in [16, 256, 2048, 3 * 1024, 5 * 1024] {
             let map = for_direct_boot(Ram::new(total * MIB), &PCIEXBAR);
             assert_eq!(ram_of(&map), total * MIB - (LEGACY_END - CONVENTIONAL_END));

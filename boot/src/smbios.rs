@@ -418,7 +418,7 @@ mod test {
     }
 
     #[test]
-    fn splits_memory_into_modules_that_add_up() {
+    fn splits_memory_into_modules() {
         for (total, sizes) in [
             (256 * MIB, vec![256]),
             (16 << 30, vec![16384]),

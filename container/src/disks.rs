@@ -209,7 +209,7 @@ mod test {
     }
 
     #[test]
-    fn an_image_that_is_mounted_goes_before_the_file_on_the_volume() {
+    fn a_mounted_image_wins_over_a_file_on_the_volume() {
         let own: &[(&str, &[u8])] = &[("storage/data.img", b"x"), ("storage2/data2.qcow2", b"x")];
         let (root, settings) = root(own);
         assert_eq!(found(0, &settings, &root), Some(("storage/data.img".into(), true)));
@@ -258,7 +258,7 @@ mod test {
     }
 
     #[test]
-    fn of_two_formats_the_written_one_is_the_disk() {
+    fn the_written_disk_wins_if_two_formats_exist() {
         let (root, mut settings) = root(&[("storage/data.img", &[0; 4096])]);
         let image = File::create_new(root.path().join("storage/data.qcow2")).unwrap();
         qcow2::create(&image, 1 << 30).unwrap();

@@ -172,7 +172,7 @@ mod test {
     }
 
     #[test]
-    fn every_variable_is_explained_in_a_sentence() {
+    fn every_variable_has_a_description() {
         for variable in crate::settings::list::all() {
             let meaning = meaning(variable);
             let end = meaning.ends_with('.') && !meaning.ends_with("..");

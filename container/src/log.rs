@@ -351,7 +351,7 @@ mod test {
     }
 
     #[test]
-    fn a_minute_has_its_lines_and_the_next_one_others() {
+    fn log_lines_are_limited_per_minute() {
         let (mut limit, now) = (LineLimit::new(3), Instant::now());
         for minute in 0..3 {
             let lines = (0..50)

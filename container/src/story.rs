@@ -223,7 +223,7 @@ mod test {
     }
 
     #[test]
-    fn the_number_of_lines_never_goes_back() {
+    fn the_line_count_never_decreases() {
         let story = Story::new();
         for (count, shown) in [(1, 1), (3, 3), (2, 3), (4, 4)] {
             story.publish(count);

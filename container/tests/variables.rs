@@ -199,7 +199,7 @@ fn case(variable: &Variable) -> &'static Case {
 }
 
 #[test]
-fn every_variable_has_one_case_and_every_case_its_variable() {
+fn every_variable_has_exactly_one_case() {
     for variable in list::all() {
         case(variable);
     }
@@ -215,7 +215,7 @@ fn every_variable_has_one_case_and_every_case_its_variable() {
 }
 
 #[test]
-fn a_value_reaches_its_own_place_and_no_other() {
+fn a_value_sets_only_its_own_setting() {
     for variable in list::all() {
         let (case, Some(slot)) = (case(variable), &variable.slot) else { continue };
         for name in variable.names() {

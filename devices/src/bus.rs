@@ -379,7 +379,7 @@ mod test {
     }
 
     #[test]
-    fn the_innermost_range_that_holds_the_whole_access_answers() {
+    fn the_innermost_range_that_covers_the_access_handles_it() {
         let space = Space::default();
         space.insert(0xcf9..0xcfa, Region(0), seat(2));
         space.insert(0xcf8..0xd00, Region(0), seat(1));

@@ -189,7 +189,7 @@ mod test {
     }
 
     #[test]
-    fn disks_have_a_queue_for_each_processor_unless_the_user_chose() {
+    fn disks_default_to_one_queue_per_processor() {
         let queues = |mut device: Config, processors| {
             device.fill_defaults(processors);
             serde_json::to_value(device).unwrap()["queues"].clone()
@@ -206,7 +206,7 @@ mod test {
     }
 
     #[test]
-    fn the_second_of_a_kind_has_a_number() {
+    fn further_devices_of_a_kind_are_numbered() {
         let names: Vec<_> = (1..4).map(|count| name("nvme", count)).collect();
         assert_eq!(names, ["nvme", "nvme.2", "nvme.3"]);
     }

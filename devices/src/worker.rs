@@ -114,7 +114,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn gives_the_value_back_after_the_bells_that_rang() {
+    fn returns_its_value_after_pending_wakeups() {
         let bell = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
         let done = Arc::new(EventFd::new(0).unwrap());
         let said = done.clone();

@@ -141,7 +141,7 @@ fn a_parked_device_continues_unchanged_in_another_machine() {
 }
 
 #[test]
-fn a_reset_is_power_on() {
+fn a_reset_restores_the_power_on_state() {
     for kind in KINDS {
         let folder = tempfile::tempdir().unwrap();
         let new = bench(kind, &folder).board.park();
@@ -204,7 +204,7 @@ fn damaged(state: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn a_damaged_state_is_refused_or_borne() {
+fn a_damaged_state_is_refused_or_tolerated() {
     for kind in KINDS {
         let folder = tempfile::tempdir().unwrap();
         let bench = tormented(kind, &folder, 30);

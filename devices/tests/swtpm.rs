@@ -167,8 +167,8 @@ fn provides_random_numbers_and_measurements_until_a_reset() {
 
 /// Creating an RSA key takes a while.
 #[test]
-fn a_reset_in_the_middle_of_a_long_command_leaves_a_tpm_that_works() {
-    let test = "a_reset_in_the_middle_of_a_long_command_leaves_a_tpm_that_works";
+fn the_tpm_works_after_a_reset_during_a_long_command() {
+    let test = "the_tpm_works_after_a_reset_during_a_long_command";
     let Some(machine) = Machine::new(test) else { return };
     let template = [
         &[0, 1, 0, 0xb, 0, 3, 0, 0x72, 0, 0][..],

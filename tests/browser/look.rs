@@ -121,8 +121,8 @@ fn background(browser: &mut Browser, dark: bool) -> Result<Value> {
 }
 
 #[test]
-fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result<()> {
-    if !runs_here("every_state_can_be_read_and_reached_in_both_colours_and_on_phones") {
+fn every_state_is_readable_in_both_themes_and_on_phones() -> Result<()> {
+    if !runs_here("every_state_is_readable_in_both_themes_and_on_phones") {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;

@@ -95,8 +95,8 @@ fn runs_with_nginx(test: &str) -> bool {
 }
 
 #[test]
-fn it_works_below_a_path_behind_a_proxy_and_behind_its_tls() -> Result<()> {
-    let test = "it_works_below_a_path_behind_a_proxy_and_behind_its_tls";
+fn works_below_a_path_behind_a_proxy_with_and_without_tls() -> Result<()> {
+    let test = "works_below_a_path_behind_a_proxy_with_and_without_tls";
     if !runs_with_nginx(test) {
         return Ok(());
     }

@@ -209,7 +209,7 @@ fn guess(place: &Place) -> Result<u8> {
 }
 
 #[test]
-fn wrong_passwords_of_viewers_and_browsers_are_counted_together() -> Result<()> {
+fn wrong_passwords_for_vnc_and_web_are_counted_together() -> Result<()> {
     if !runs_here("guesses") {
         return Ok(());
     }

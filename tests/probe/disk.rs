@@ -178,8 +178,8 @@ fn an_overlay_keeps_every_byte_until_the_machine_ends() {
 }
 
 #[test]
-fn a_byte_that_changed_on_the_host_is_found() {
-    if !runs_here("a_byte_that_changed_on_the_host_is_found") {
+fn a_byte_changed_on_the_host_is_detected() {
+    if !runs_here("a_byte_changed_on_the_host_is_detected") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -202,8 +202,8 @@ fn a_byte_that_changed_on_the_host_is_found() {
 }
 
 #[test]
-fn words_that_make_no_sense_for_the_disk_are_a_failure() {
-    if !runs_here("words_that_make_no_sense_for_the_disk_are_a_failure") {
+fn invalid_disk_arguments_fail() {
+    if !runs_here("invalid_disk_arguments_fail") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

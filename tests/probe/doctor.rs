@@ -39,8 +39,8 @@ fn parts<'a>(trial: &'a Value, does: &str) -> Vec<&'a Value> {
 }
 
 #[test]
-fn a_disk_that_exists_is_only_read() {
-    if !runs_here("a_disk_that_exists_is_only_read") {
+fn an_existing_disk_is_only_read() {
+    if !runs_here("an_existing_disk_is_only_read") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

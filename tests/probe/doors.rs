@@ -38,8 +38,8 @@ fn security(mut line: impl Read + Write) -> Vec<u8> {
 }
 
 #[test]
-fn clients_come_in_by_sockets_that_were_inherited() {
-    if !runs_here("clients_come_in_by_sockets_that_were_inherited") {
+fn clients_connect_through_inherited_sockets() {
+    if !runs_here("clients_connect_through_inherited_sockets") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

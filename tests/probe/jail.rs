@@ -186,8 +186,8 @@ fn no_thread_keeps_any_right() {
 }
 
 #[test]
-fn everything_can_still_be_asked_of_it() {
-    let test = "everything_can_still_be_asked_of_it";
+fn the_jail_allows_all_control_commands() {
+    let test = "the_jail_allows_all_control_commands";
     let Some(mut it) = Jailed::new(test, &all(), &[]) else { return };
     let (picture, pixels) = it.client.screenshot().expect("a picture");
     assert_eq!(pixels.len(), 4 * picture.width as usize * picture.height as usize);
@@ -241,8 +241,8 @@ fn files_outside_the_jail_cannot_be_opened() {
 }
 
 #[test]
-fn folders_that_are_named_are_open() {
-    let test = "folders_that_are_named_are_open";
+fn listed_folders_are_accessible() {
+    let test = "listed_folders_are_accessible";
     let folder = tempfile::tempdir().expect("a folder");
     fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("a mode");
     let file = folder.path().join("a.iso");
@@ -254,8 +254,8 @@ fn folders_that_are_named_are_open() {
 }
 
 #[test]
-fn without_a_word_files_from_anywhere_can_be_inserted() {
-    let test = "without_a_word_files_from_anywhere_can_be_inserted";
+fn by_default_any_file_can_be_inserted() {
+    let test = "by_default_any_file_can_be_inserted";
     let Some(mut it) = Jailed::new(test, "auto", &[]) else { return };
     let held = it.ask(&control::Command::Status)["jail"].clone();
     assert_eq!((&held["mode"], &held["seccomp"]), (&json!("auto"), &json!("on")));
@@ -320,8 +320,8 @@ fn without_a_network_namespace_new_sockets_are_forbidden() {
 }
 
 #[test]
-fn nothing_changes_where_the_jail_is_off() {
-    let Some(it) = Jailed::new("nothing_changes_where_the_jail_is_off", "off", &[]) else { return };
+fn jail_off_changes_nothing() {
+    let Some(it) = Jailed::new("jail_off_changes_nothing", "off", &[]) else { return };
     it.all_have("NoNewPrivs", "0");
     it.all_have("Seccomp", "0");
 }

@@ -18,8 +18,8 @@ fn run(words: &[&str]) -> Value {
 }
 
 #[test]
-fn the_probe_is_the_default_and_finds_nothing_wrong() {
-    if !runs_here("the_probe_is_the_default_and_finds_nothing_wrong") {
+fn the_probe_is_the_default_and_passes() {
+    if !runs_here("the_probe_is_the_default_and_passes") {
         return;
     }
     let report = run(&[]);
@@ -57,8 +57,8 @@ fn both_config_mechanisms_reach_the_same_machine() {
 }
 
 #[test]
-fn the_guest_has_the_processors_that_were_asked_for() {
-    if !runs_here("the_guest_has_the_processors_that_were_asked_for") {
+fn the_guest_has_the_configured_processors() {
+    if !runs_here("the_guest_has_the_configured_processors") {
         return;
     }
     for (words, count) in [("4", 4), ("3,sockets=3", 3), ("6,sockets=2,cores=3", 6)] {
@@ -69,8 +69,8 @@ fn the_guest_has_the_processors_that_were_asked_for() {
 }
 
 #[test]
-fn the_guest_has_the_memory_that_was_asked_for() {
-    if !runs_here("the_guest_has_the_memory_that_was_asked_for") {
+fn the_guest_has_the_configured_memory() {
+    if !runs_here("the_guest_has_the_configured_memory") {
         return;
     }
     for (words, mib) in [("16M", 16), ("3G", 3072), ("5G", 5120)] {

@@ -175,7 +175,7 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn the_list_can_be_read_and_allows_no_missing_package_on_debian() {
+    fn the_skip_list_parses_and_allows_no_missing_package_on_debian() {
         let list = include_str!("../skips");
         let skips = ["iasl: iasl of the package acpica-tools does not start: x".to_owned()];
         let host: Vec<_> = HOSTS.into_iter().filter(|it| *it != "foreign").collect();

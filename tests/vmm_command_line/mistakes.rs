@@ -135,12 +135,12 @@ fn refuses_unknown_words() {
 }
 
 #[test]
-fn refuses_values_that_make_no_sense() {
+fn refuses_invalid_values() {
     refuse(VALUES);
 }
 
 #[test]
-fn refuses_devices_that_collide() {
+fn refuses_conflicting_devices() {
     refuse(DEVICES);
 }
 
@@ -301,7 +301,7 @@ fn refuses_invalid_disks() {
 }
 
 #[test]
-fn refuses_words_that_fit_no_disk() {
+fn refuses_invalid_disk_options() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("a.img"), [0; 4096]).expect("a file");
     fs::write(folder.path().join("half.img"), [0; 512]).expect("a file");
@@ -327,7 +327,7 @@ fn refuses_words_that_fit_no_disk() {
 }
 
 #[test]
-fn refuses_a_control_path_that_cannot_be_its_own() {
+fn refuses_an_unusable_control_path() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let _listener = UnixListener::bind(path("taken")).expect("a socket");

@@ -119,8 +119,8 @@ fn tigervnc_shows_jpeg_in_the_requested_quality() -> Result<()> {
 }
 
 #[test]
-fn tigervnc_comes_in_by_all_kinds_of_security() -> Result<()> {
-    if !found("tigervnc_comes_in_by_all_kinds_of_security") {
+fn tigervnc_logs_in_with_every_security_type() -> Result<()> {
+    if !found("tigervnc_logs_in_with_every_security_type") {
         return Ok(());
     }
     let xvfb = Xvfb::new()?;

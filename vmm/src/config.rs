@@ -637,7 +637,7 @@ mod test {
     }
 
     #[test]
-    fn processors_fit_together() {
+    fn processor_counts_are_completed_consistently() {
         let settle = |text: &str| keyvalue::parse::<Cpus>(text, Some("count")).unwrap().settle(255);
         assert_eq!(settle("5").unwrap().cores, 5);
         assert_eq!(settle("8,sockets=2,threads=2").unwrap().cores, 2);

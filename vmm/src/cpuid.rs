@@ -367,7 +367,7 @@ mod test {
     }
 
     #[test]
-    fn threads_are_announced_to_amd_guests_on_any_host() {
+    fn threads_are_announced_to_amd_guests() {
         let mut amd = leaf(0, 0, 0xd);
         amd.ebx = 0x6874_7541;
         let old = vec![amd, leaf(0x8000_0000, 0, 0x8000_000a), leaf(0x8000_0001, 0, 0)];
@@ -382,7 +382,7 @@ mod test {
     }
 
     #[test]
-    fn names_and_caches_that_kvm_leaves_empty_are_the_hosts() {
+    fn names_and_caches_missing_in_kvm_come_from_the_host() {
         let host = |function| leaf(function, 0, 0x6e75_7453);
         let mut leaves = vec![leaf(0x8000_0000, 0, 0x8000_0005), leaf(0x8000_0002, 0, 0)];
         leaves.push(leaf(0x8000_0005, 0, 5));

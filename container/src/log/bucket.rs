@@ -113,7 +113,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_flood_costs_a_burst_and_then_a_rate() {
+    fn a_flood_is_limited_to_a_burst_and_a_rate() {
         let (mut bucket, start) = (Bucket::new(GUEST), Instant::now());
         let (mut passed, mut bytes, mut lost) = (0, 0, 0);
         // One day, with 100 lines per second.

@@ -375,7 +375,7 @@ mod test {
     }
 
     #[test]
-    fn gives_the_address_and_refuses_every_other() {
+    fn acknowledges_its_address_and_refuses_others() {
         let request = |current: [u8; 4], more: &[(u8, &[u8])]| {
             let options = [&[(option::KIND, &[REQUEST][..])], more].concat();
             answer(&config(), &message(current, &options))
@@ -430,14 +430,14 @@ mod test {
     }
 
     #[test]
-    fn options_may_be_in_other_fields_too() {
+    fn options_are_read_from_overloaded_fields() {
         let mut asked = message([0; 4], &[(option::OVERLOAD, &[1])]);
         asked[108..112].copy_from_slice(&[option::KIND, 1, DISCOVER, option::END]);
         assert_eq!(kind(&answer(&config(), &asked)), Some(OFFER));
     }
 
     #[test]
-    fn an_answer_is_never_longer_than_the_guest_takes() {
+    fn an_answer_fits_the_guests_maximum_message_size() {
         let search = (0..40).map(|number| format!("{number}.a.rather.long.domain.example"));
         let config = Config { search: search.collect(), ..config() };
         let length = |size: u16| {

@@ -444,7 +444,7 @@ mod test {
     }
 
     #[test]
-    fn knows_the_pod_and_the_guest() {
+    fn resolves_the_pod_and_the_guest() {
         let hosts = Hosts::read("192.0.2.7 files db.example\n192.0.2.8 files\n2001:db8::7 six\n");
         let answer = |name, kind| local().answer(&Query::read(&ask(name, kind)).unwrap(), &hosts);
         let addresses = |name| told(&answer(name, TYPE::A).unwrap()).1;
@@ -472,7 +472,7 @@ mod test {
     }
 
     #[test]
-    fn searches_as_programs_in_the_pod_do() {
+    fn applies_search_domains_like_the_pod() {
         let pod = Resolv::read("search ns.svc.cluster.local svc.cluster.local\noptions ndots:5\n");
         let asked = |name, kind, resolv: &Resolv| {
             let message = ask(name, kind);
@@ -492,7 +492,7 @@ mod test {
     }
 
     #[test]
-    fn an_answer_to_a_longer_name_becomes_one_to_the_question() {
+    fn an_answer_for_a_search_name_is_rewritten_to_the_question() {
         let message = ask("Web.Other", TYPE::A);
         let query = Query::read(&message).unwrap();
         let sent = query.forward([9, 9], Some("web.other.svc.cluster.local")).unwrap();
@@ -510,7 +510,7 @@ mod test {
     }
 
     #[test]
-    fn takes_no_answer_that_is_for_another_question() {
+    fn ignores_answers_to_other_questions() {
         let sent = ask("example.org", TYPE::A);
         let received = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut answer = sent.clone();

@@ -151,7 +151,7 @@ mod test {
     }
 
     #[test]
-    fn the_file_is_read_again_when_it_has_changed() {
+    fn a_changed_file_is_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("resolv.conf");
         let file = File::new(&path, Resolv::read);

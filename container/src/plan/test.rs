@@ -55,7 +55,7 @@ fn an_existing_source_is_run_and_a_missing_one_is_an_error() {
 }
 
 #[test]
-fn a_medium_on_the_volume_is_taken_if_it_is_clear_which() {
+fn a_single_medium_on_the_volume_is_used() {
     let source = |words: &[(&str, &str)], files: &[&str]| {
         let files: Vec<_> = files.iter().map(|file| format!("storage/{file}")).collect();
         plan(words, &files.iter().map(String::as_str).collect::<Vec<_>>()).map(|it| it.source)
@@ -85,7 +85,7 @@ fn a_medium_on_the_volume_is_taken_if_it_is_clear_which() {
 }
 
 #[test]
-fn a_disk_with_windows_is_never_installed_over() {
+fn a_disk_with_windows_is_never_overwritten() {
     let installed = ["storage/data.img", "storage/windows.boot", "custom.iso"];
     assert_eq!(end(&plan(&[], &installed).unwrap().source), "data.img");
     // Without the mark an installed disk cannot be recognized. The medium asks before it
@@ -131,7 +131,7 @@ fn a_version_beside_an_installed_disk_is_reported() {
 }
 
 #[test]
-fn a_mark_without_its_disk_marks_nothing() {
+fn a_boot_mark_without_its_disk_is_ignored() {
     let gone = ["storage/windows.boot", "custom.iso"];
     assert_eq!(end(&plan(&[], &gone).unwrap().source), "custom.iso");
     let live = ["storage/data.img", "storage/windows.boot", "custom.iso"];
@@ -193,7 +193,7 @@ fn shows_changed_settings_and_no_secret() {
 }
 
 #[test]
-fn an_error_has_its_status_in_json_too() {
+fn json_output_includes_the_error_status() {
     let wrong = plan(&[("CPU_CORES", "x")], &[]);
     let json: Value = serde_json::from_str(&json(&wrong, Path::new("/none"))).unwrap();
     assert_eq!(json["status"], 15);

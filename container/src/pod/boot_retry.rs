@@ -219,7 +219,7 @@ mod test {
     }
 
     #[test]
-    fn only_a_cd_of_microsofts_that_goes_first_is_answered() {
+    fn only_a_microsoft_cd_at_first_boot_gets_a_key() {
         let folder = tempfile::tempdir().unwrap();
         let [theirs, other] = ["theirs.iso", "other.iso"].map(|name| folder.path().join(name));
         fs::write(&theirs, medium::of_microsoft()).unwrap();
@@ -233,7 +233,7 @@ mod test {
     }
 
     #[test]
-    fn the_question_is_answered_once_a_start_until_the_disk_starts() {
+    fn the_key_prompt_is_answered_once_per_start() {
         let now = Instant::now();
         let mut always = state(KeyPrompt::Always);
         let mut starts = |name: &str, on| always.on_boot(name, on, now);
@@ -300,7 +300,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn keys_and_resets_are_asked_of_the_machine() {
+    async fn sends_keys_and_resets_to_the_machine() {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("vmm.sock");
         let listener = tokio::net::UnixListener::bind(&control).unwrap();

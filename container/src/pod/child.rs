@@ -259,7 +259,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_guest_that_floods_its_serial_port_hides_no_mark_of_the_firmware() {
+    async fn a_serial_flood_does_not_hide_firmware_messages() {
         let story = Story::new();
         let line = "x".repeat(99);
         let flood = format!("{line}\n").repeat(500_000);

@@ -255,7 +255,7 @@ mod test {
     }
 
     #[test]
-    fn a_password_that_is_made_is_another_each_time() {
+    fn generated_passwords_differ() {
         let [one, two] =
             [random_password(PASSWORD_LENGTH).unwrap(), random_password(PASSWORD_LENGTH).unwrap()];
         assert_ne!(one, two);

@@ -467,7 +467,7 @@ mod test {
     }
 
     #[test]
-    fn the_usual_machine_is_that_of_the_reference_image() {
+    fn the_default_machine_matches_the_reference_image() {
         let machine = made(&[]).unwrap();
         let input = ["xhci", "usb-tablet", "usb-keyboard"];
         assert_eq!(kinds(&machine)[..3], input);

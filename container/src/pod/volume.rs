@@ -470,7 +470,7 @@ mod test {
     }
 
     #[test]
-    fn a_volume_has_one_uuid_and_another_volume_another() {
+    fn each_volume_has_its_own_stable_uuid() {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let volume = |at: usize| Volume::at(folders[at].path(), "windows");
         let first = volume(0).uuid().unwrap().unwrap();
@@ -482,7 +482,7 @@ mod test {
     }
 
     #[test]
-    fn a_new_tpm_beside_another_is_noticed() {
+    fn an_additional_tpm_state_file_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let volume = Volume::at(folder.path(), "windows");
         let [plain, secure] =

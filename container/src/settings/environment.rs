@@ -250,7 +250,7 @@ mod test {
     }
 
     #[test]
-    fn quotes_and_blanks_around_a_value_go() {
+    fn quotes_and_blanks_around_a_value_are_removed() {
         let quoted = parse(&[("CPU_CORES", " \"3\" "), ("RAM_SIZE", "'6G'")]);
         assert_eq!(quoted.settings, parse(&[("CPU_CORES", "3"), ("RAM_SIZE", "6G")]).settings);
         let password = parse(&[("PASSWORD", " \"x\" ")]).settings.account.password;
@@ -258,7 +258,7 @@ mod test {
     }
 
     #[test]
-    fn an_alias_is_the_variable_and_the_name_goes_first() {
+    fn an_alias_sets_its_variable_and_the_name_takes_precedence() {
         let alias = parse(&[("VM_NET_IP", "10.0.0.9")]);
         assert_eq!(alias.settings, parse(&[("IP", "10.0.0.9")]).settings);
         assert!(alias.names.contains("IP"));
@@ -267,7 +267,7 @@ mod test {
     }
 
     #[test]
-    fn secrets_come_from_files_too() {
+    fn secrets_are_read_from_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         let file = path.to_str().unwrap();
@@ -321,7 +321,7 @@ mod test {
     }
 
     #[test]
-    fn errors_show_no_secret_that_stands_beside_the_mistake() {
+    fn errors_do_not_show_secrets() {
         let (_, link) = refusal(&[("VERSION", "https://me:hush@example.com/a b?sig=hush")]);
         assert!(link.starts_with("VERSION=https://***@example.com/a b?***: "), "{link}");
         let words = "-fw_cfg name=opt/x,string=hush -object secret,data=hush -qmp stdio";
@@ -389,7 +389,7 @@ mod test {
     }
 
     #[test]
-    fn an_error_names_variable_value_reason_and_way_out() {
+    fn an_error_names_variable_value_reason_and_remedy() {
         for (name, text, status, out) in [
             ("CPU_CORES", "many", Status::Processors, "give a whole number"),
             ("RAM_SIZE", "8X", Status::Memory, "give a size"),

@@ -317,7 +317,7 @@ mod test {
     }
 
     #[test]
-    fn the_narrowest_of_nested_groups_counts() {
+    fn the_lowest_limit_of_nested_groups_applies() {
         let nested = host(&[
             ("proc/self/cgroup", "0::/pods/one/container\n"),
             ("sys/fs/cgroup/cgroup.controllers", ""),
@@ -383,7 +383,7 @@ mod test {
     }
 
     #[test]
-    fn unlimited_numbers_and_nonsense_are_no_limits() {
+    fn huge_and_invalid_limits_are_ignored() {
         let free = host(&[
             ("proc/self/cgroup", "4:memory:/\nnonsense\n0::\n"),
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
@@ -396,7 +396,7 @@ mod test {
     }
 
     #[test]
-    fn how_short_memory_is_comes_from_host_group_and_pressure() {
+    fn memory_load_is_read_from_host_cgroup_and_pressure() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(MemoryLoad::read(root.path()), None);
         for (path, text) in [
@@ -421,7 +421,7 @@ mod test {
     }
 
     #[test]
-    fn the_volume_has_room() {
+    fn free_space_of_the_volume_is_read() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("storage3")).unwrap();
         let host = Host::read(folder.path(), folder.path());

@@ -357,7 +357,7 @@ mod test {
     }
 
     #[test]
-    fn switches_have_the_words_of_the_reference_image() {
+    fn switches_accept_the_words_of_the_reference_image() {
         for text in ["y", "YES", "True", "1", "on", "enable", "Enabled"] {
             assert_eq!(switch(text), Some(true), "{text}");
         }
@@ -370,7 +370,7 @@ mod test {
     }
 
     #[test]
-    fn quotes_go_in_pairs() {
+    fn quotes_are_removed_in_pairs() {
         for (text, bare) in [
             (" a ", "a"),
             ("\" a\"", "a"),
@@ -436,7 +436,7 @@ mod test {
     }
 
     #[test]
-    fn addresses_are_those_of_machines() {
+    fn only_unicast_addresses_are_accepted() {
         assert!(shown::<Ipv4Addr>("10.0.0.2").is_some());
         for text in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.0", "::1"] {
             assert_eq!(shown::<Ipv4Addr>(text), None, "{text}");

@@ -139,7 +139,7 @@ async fn late(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_late_is_not_taken_for_another() {
+async fn a_late_answer_is_not_taken_for_the_next_one() {
     let (_folder, socket) = temporary_socket();
     let _served = serve(&socket, late);
     let agent = Agent::new(socket);

@@ -175,7 +175,7 @@ fn pings_and_connections_succeed_or_fail_as_expected() {
 }
 
 #[test]
-fn large_files_arrive_whole_both_ways() {
+fn large_files_arrive_whole_in_both_directions() {
     isolated(|| {
         for mtu in [1500, 65520] {
             let net = Net::start(mtu, |_| ())?;
@@ -220,7 +220,7 @@ fn iperf_measures_the_throughput() {
 }
 
 #[test]
-fn datagrams_go_out_and_answers_come_back() {
+fn datagrams_and_their_answers_arrive() {
     isolated(|| {
         let net = Net::start(1500, |_| ())?;
         let _echo = Service::start(
@@ -341,7 +341,7 @@ fn memory() -> anyhow::Result<usize> {
 }
 
 #[test]
-fn a_reader_that_does_not_read_costs_no_memory() {
+fn a_stalled_reader_costs_no_memory() {
     isolated(|| {
         let net = Net::start(65520, |_| ())?;
         // One reader outside that pauses, and one in the guest.
@@ -445,7 +445,7 @@ fn the_guest_reaches_no_service_of_the_pod() {
 }
 
 #[test]
-fn addresses_and_names_are_the_pods() {
+fn the_guest_gets_the_pods_addresses_and_names() {
     isolated(|| {
         let net = Net::start(1400, |_| ())?;
         net.guest("ip addr flush dev g0")?;
@@ -476,7 +476,7 @@ fn addresses_and_names_are_the_pods() {
 }
 
 #[test]
-fn ipv6_goes_the_same_ways() {
+fn ipv6_works_like_ipv4() {
     isolated(|| {
         let net = Net::start(1500, |_| ())?;
         let address = "ip -6 -o addr show dev g0 scope global | grep -v tentative";

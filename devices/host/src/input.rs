@@ -248,7 +248,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_codes_that_no_keyboard_has() {
+    fn refuses_invalid_key_codes() {
         for good in [0x01, 0x7f, 0xe01c, 0xe11d, 0xf1, 0xf2] {
             assert_eq!(Key::new(good).map(Key::code), Some(good), "{good:#x}");
         }

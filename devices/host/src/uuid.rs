@@ -77,7 +77,7 @@ mod test {
     }
 
     #[test]
-    fn random_ones_differ_and_have_their_version() {
+    fn random_uuids_differ_and_have_version_4() {
         let [one, other] = [(), ()].map(|()| Uuid::random().unwrap());
         assert_ne!(one, other);
         assert_eq!((one.0[6] >> 4, one.0[8] >> 6), (4, 2));

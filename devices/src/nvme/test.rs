@@ -478,7 +478,7 @@ fn accesses_of_other_widths_have_no_effect() {
 }
 
 #[test]
-fn data_moves_through_lists_of_every_shape() {
+fn data_moves_through_prp_lists_of_every_shape() {
     let mut driver = Driver::ready(64);
     // Number of blocks, offset in the first page, and offset of the list in its page.
     let shapes = [
@@ -651,7 +651,7 @@ fn admin_mistakes() -> Vec<(&'static str, Dwords, u16)> {
 }
 
 #[test]
-fn every_mistake_has_its_status() {
+fn every_error_has_its_status() {
     let mut driver = Driver::ready(64);
     let (io, admin) = (io_mistakes(), admin_mistakes());
     let count = io.len() + admin.len();
@@ -671,7 +671,7 @@ fn every_mistake_has_its_status() {
 }
 
 #[test]
-fn abort_ends_a_request_for_an_event_and_nothing_else() {
+fn abort_cancels_only_event_requests() {
     let mut driver = Driver::enabled();
     let request = driver.submit(0, command(0x0c, 0));
     let abort = |id: u16| with(command(8, 0), &[(10, u32::from(id) << 16)]);
@@ -813,7 +813,7 @@ fn zeroes_and_discards_change_only_their_blocks() {
 }
 
 #[test]
-fn ranges_beyond_a_limit_wait_in_their_queues_and_are_all_done_or_forgotten() {
+fn excess_ranges_wait_and_are_completed_or_dropped() {
     const QUEUES: u16 = 16;
     let mut driver = Driver::with_queues(QUEUES);
     let ranges = (0..256_u64)
@@ -880,7 +880,7 @@ fn a_failing_disk_gives_error_statuses() {
 }
 
 #[test]
-fn a_full_completion_queue_is_never_written_over() {
+fn a_full_completion_queue_is_not_overwritten() {
     let mut driver = Driver::enabled();
     driver.create(1, 64);
     // A small completion queue for 64 commands.
@@ -907,7 +907,7 @@ fn a_full_completion_queue_is_never_written_over() {
 }
 
 #[test]
-fn the_wire_is_high_while_something_is_not_seen() {
+fn the_interrupt_line_is_high_while_completions_are_pending() {
     let mut driver = Driver::ready(16);
     let pins = driver.bench.hypervisor.pins.clone();
     driver.wait("the fall", || !pins.is_high(GSI));
@@ -927,7 +927,7 @@ fn the_wire_is_high_while_something_is_not_seen() {
 }
 
 #[test]
-fn shadow_doorbells_ring_only_when_they_are_asked_to() {
+fn shadow_doorbells_notify_only_on_request() {
     let mut driver = Driver::enabled();
     assert_eq!(driver.identify(1, 0)[257], 0, "not with an interrupt line");
     driver.messages();
@@ -1108,7 +1108,7 @@ fn a_reset_waits_for_running_requests_and_drops_queued_ones() {
 }
 
 #[test]
-fn a_queue_that_is_deleted_ends_its_commands_and_no_others() {
+fn deleting_a_queue_ends_only_its_commands() {
     let mut driver = Driver::ready(16);
     let at = QUEUES_AT + 0x4_0000;
     let sq = with(command(1, 0), &[(10, 2 | 15 << 16), (11, 1 << 16 | 1)]);
@@ -1128,7 +1128,7 @@ fn a_queue_that_is_deleted_ends_its_commands_and_no_others() {
 }
 
 #[test]
-fn park_and_run_in_the_middle_lose_nothing_and_do_nothing_twice() {
+fn park_and_run_lose_and_repeat_no_command() {
     let mut driver = Driver::enabled();
     driver.messages();
     driver.create(1, 64);
@@ -1207,7 +1207,7 @@ fn park_in_flush(driver: &Driver) -> Vec<(String, Saved)> {
 }
 
 #[test]
-fn a_shutdown_that_waits_for_room_is_parked_and_flushes_afterwards() {
+fn a_shutdown_held_for_space_is_parked_and_flushes_later() {
     let mut driver = Driver::ready(16);
     driver.disk.set(WAIT);
     driver.disk.seen();
@@ -1238,7 +1238,7 @@ fn a_shutdown_that_waits_for_room_is_parked_and_flushes_afterwards() {
 }
 
 #[test]
-fn a_cache_that_is_emptied_without_room_is_parked_and_answered_afterwards() {
+fn a_flush_held_for_space_is_parked_and_answered_later() {
     let mut driver = Driver::ready(16);
     driver.disk.set(WAIT);
     driver.disk.seen();
@@ -1376,7 +1376,7 @@ fn hostile(seed: u64, steps: u32) {
 }
 
 #[test]
-fn a_serial_number_and_queues_that_cannot_be_are_refused() {
+fn invalid_serial_numbers_and_queue_counts_are_refused() {
     let long = "123456789012345678901";
     let configs = [
         disk::Config { queues: Some(0), ..disk::Config::new("disk") },

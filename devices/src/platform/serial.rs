@@ -254,7 +254,7 @@ mod test {
     }
 
     #[test]
-    fn more_than_the_fifo_waits_for_the_guest() {
+    fn input_beyond_the_fifo_waits_for_the_guest() {
         use std::io::Write;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");

@@ -152,7 +152,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_half_a_file() {
+    fn refuses_a_truncated_file() {
         assert!(leaves(&file(1, &[])[16..]).is_err());
     }
 }

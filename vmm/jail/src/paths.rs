@@ -168,7 +168,7 @@ mod test {
     }
 
     #[test]
-    fn a_file_brings_its_folder_and_a_device_only_itself() {
+    fn a_file_grants_its_folder_and_a_device_only_itself() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("disk");
         fs::write(&file, "").unwrap();

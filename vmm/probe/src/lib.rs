@@ -57,7 +57,7 @@ mod test {
     }
 
     #[test]
-    fn equal_seeds_give_equal_numbers_and_others_do_not() {
+    fn equal_seeds_give_equal_numbers() {
         let numbers = |seed| {
             let mut random = Random::new(seed);
             [(); 64].map(|()| random.next())
@@ -68,7 +68,7 @@ mod test {
     }
 
     #[test]
-    fn numbers_below_a_limit_reach_each_and_no_more() {
+    fn numbers_below_a_limit_cover_the_range() {
         let mut random = Random::new(1);
         let mut seen = [0u32; 10];
         for _ in 0..1000 {
@@ -111,7 +111,7 @@ mod test {
     }
 
     #[test]
-    fn a_finding_passes_only_if_all_of_it_is_right() {
+    fn a_finding_passes_only_if_all_its_checks_pass() {
         let line = |finding: Finding| {
             let mut line = String::new();
             finding.line(&mut line).expect("a string takes all");

@@ -209,7 +209,7 @@ mod test {
     }
 
     #[test]
-    fn the_network_is_the_one_of_the_reference() {
+    fn the_subnet_matches_the_reference_image() {
         let choose = |wanted: Option<&str>, pod: &str, used: &[(&str, u8)]| {
             let used: Vec<_> =
                 used.iter().map(|(at, mask)| Block::new(address(at), *mask)).collect();
@@ -233,7 +233,7 @@ mod test {
     }
 
     #[test]
-    fn cards_have_the_addresses_that_the_reference_gave_them() {
+    fn mac_addresses_match_the_reference_image() {
         // `echo windows | md5sum`, and the same of the upper-case address.
         let guest = derived_mac("windows");
         assert_eq!(guest.show(), "02:B4:75:56:AA:E8");

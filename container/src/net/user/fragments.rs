@@ -112,7 +112,7 @@ mod test {
     }
 
     #[test]
-    fn parts_in_any_order_become_a_packet() {
+    fn fragments_are_reassembled_in_any_order() {
         let (mut fragments, now) = (Fragments::default(), Instant::now());
         let all: Vec<u8> = (0..40).collect();
         assert_eq!(fragments.take(&packet(&all[32..]), part(1, 32, false), now), None);

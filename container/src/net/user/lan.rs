@@ -165,7 +165,7 @@ mod test {
     }
 
     #[test]
-    fn a_pod_at_the_edge_of_a_small_network_is_in_a_larger_one() {
+    fn an_edge_address_gets_a_larger_network() {
         for (own, prefix, gateway) in [
             ([10, 0, 3, 0], 23, [10, 0, 2, 1]),
             ([10, 0, 3, 255], 21, [10, 0, 0, 1]),
@@ -210,7 +210,7 @@ mod test {
     }
 
     #[test]
-    fn the_default_route_is_found_among_others() {
+    fn finds_the_default_route() {
         let head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\n";
         let route = |to: [u8; 4], by: [u8; 4], mask: [u8; 4]| {
             let [to, by, mask] = [to, by, mask].map(u32::from_ne_bytes);

@@ -148,7 +148,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn whole_frames_are_taken_and_the_rest_waits() {
+    fn complete_frames_are_taken_and_the_rest_is_kept() {
         let mut frames = Vec::new();
         let input = [&[0, 0, 0, 14][..], &[1; 14], &[0, 0, 0, 20], &[2; 20], &[0, 0]].concat();
         let used = split(&input, &mut |frame| frames.push(frame.to_vec())).unwrap();
@@ -165,7 +165,7 @@ mod test {
     }
 
     #[test]
-    fn a_length_that_no_frame_has_ends_the_connection() {
+    fn an_invalid_frame_length_ends_the_connection() {
         for bad in [0, 13, 65554, u32::MAX] {
             assert!(split(&u32::to_be_bytes(bad), &mut |_| ()).is_err(), "{bad}");
         }

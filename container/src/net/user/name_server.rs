@@ -184,7 +184,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn questions_one_after_the_other_are_answered_and_an_end_is_an_end() {
+    async fn consecutive_queries_are_answered_until_the_connection_ends() {
         let (names, relay) = (NameServer::default(), relay());
         let asked = async {
             for _ in 0..3 {

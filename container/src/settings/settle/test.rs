@@ -84,7 +84,7 @@ fn bare_numbers_have_the_usual_unit() {
 }
 
 #[test]
-fn memory_that_is_not_free_is_not_taken() {
+fn memory_is_reduced_to_what_is_free() {
     let (less, notes) = settled(&[("RAM_SIZE", "32G")], &host()).unwrap();
     assert_eq!(less.memory, 16 * GIB - 1536 * MIB);
     assert!(notes[0].contains("RAM_SIZE=32G: only 16G are free"), "{notes:?}");
@@ -99,7 +99,7 @@ fn memory_that_is_not_free_is_not_taken() {
 }
 
 #[test]
-fn a_limit_of_the_pod_spares_nothing_for_the_host() {
+fn a_pod_with_a_limit_reserves_nothing_for_the_host() {
     let of = |words: &[(&str, &str)], memory: u64| settled(words, &Host { memory, ..host() });
     let (sizes, notes) = of(&[("RAM_SIZE", "4G")], 5 * GIB - 200 * MIB).unwrap();
     assert_eq!((sizes.memory, notes), (4 * GIB, Vec::new()));
@@ -135,7 +135,7 @@ fn too_little_memory_is_an_error_with_the_minimum() {
 }
 
 #[test]
-fn processors_are_at_most_those_of_the_pod() {
+fn processors_are_limited_to_those_of_the_pod() {
     let (all, notes) = settled(&[("CPU_CORES", "64")], &host()).unwrap();
     assert_eq!((all.processors, notes.len()), (8, 1));
     let limited = Host { quota: Some(3), ..host() };
@@ -195,7 +195,7 @@ fn all_sizes_that_are_too_small_are_reported_together() {
 }
 
 #[test]
-fn the_probe_needs_little() {
+fn the_probe_has_low_minimum_sizes() {
     let small = Host { memory: GIB, free_space: None, ..host() };
     let probe = [("VERSION", "probe"), ("RAM_SIZE", "64M"), ("DISK_SIZE", "max")];
     let sizes = sizes(&probe, &small);

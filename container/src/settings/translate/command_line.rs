@@ -122,7 +122,7 @@ mod test {
     }
 
     #[test]
-    fn a_drive_that_no_device_has_is_named() {
+    fn a_drive_without_a_device_is_reported() {
         let arguments = read("-drive file=/a.img,id=x,if=none");
         assert_eq!(arguments.drives, []);
         assert!(arguments.notes()[0].contains("/a.img"));
@@ -148,7 +148,7 @@ mod test {
     }
 
     #[test]
-    fn every_other_option_is_named_but_not_its_value() {
+    fn unknown_options_are_reported_without_their_values() {
         let arguments = read("-zzz secret -device qxl,x=secret -object secret,data=hush word");
         let notes = arguments.notes().join("\n");
         for said in ["-zzz", "-device qxl", "-object secret", "word"] {

@@ -396,7 +396,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_foreign_images_with_the_way_out() {
+    fn refuses_foreign_image_formats_with_advice() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         for (head, kind) in [
@@ -432,7 +432,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_is_written_by_one_or_read_by_many() {
+    fn a_disk_has_one_writer_or_many_readers() {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::new(sparse(&folder, "disk", 1 << 20));
         let reader = Config { readonly: true, ..config.clone() };

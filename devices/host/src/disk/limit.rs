@@ -199,7 +199,7 @@ mod test {
     }
 
     #[test]
-    fn keeps_to_requests_per_second_after_a_burst() {
+    fn limits_requests_per_second_after_a_burst() {
         call_in_time(Duration::from_secs(1), "80 requests", || {
             // The burst is 20 requests; the others take 5 ms each.
             let took = took(&mut Driver::new(&image(Some(200), None)), 80, 512);
@@ -208,7 +208,7 @@ mod test {
     }
 
     #[test]
-    fn keeps_to_bytes_per_second_even_for_a_request_larger_than_the_bucket() {
+    fn limits_bandwidth_even_for_requests_larger_than_the_bucket() {
         call_in_time(Duration::from_millis(800), "2 MiB", || {
             // The bucket holds 0.4 MiB. The first request leaves a debt, the second waits for it.
             let took = took(&mut Driver::new(&image(None, Some(4 << 20))), 2, 1 << 20);

@@ -462,7 +462,7 @@ mod test {
     }
 
     #[test]
-    fn a_file_that_is_cut_off_reads_as_zeros_behind_its_end() {
+    fn a_truncated_file_reads_as_zeros_beyond_its_end() {
         let folder = tempfile::tempdir().unwrap();
         for direct in [Direct::Auto, Direct::Off] {
             let path = sparse(&folder, "disk", 64 << 10);
@@ -519,7 +519,7 @@ mod test {
     }
 
     #[test]
-    fn grows_with_the_file_or_makes_it_grow() {
+    fn grows_with_the_file_or_extends_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = sparse(&folder, "disk", 1 << 20);
         let image = open(&Config::new(&path), None).unwrap();
@@ -554,7 +554,7 @@ mod test {
     }
 
     #[test]
-    fn no_flush_succeeds_after_one_that_failed() {
+    fn no_flush_succeeds_after_a_failed_one() {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::new(sparse(&folder, "disk", 4096));
         let raw = Raw::new(open_locked(&config.path, false).unwrap(), &config).unwrap();

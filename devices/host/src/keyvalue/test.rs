@@ -113,7 +113,7 @@ fn blk(path: &str) -> Blk {
 }
 
 #[test]
-fn fills_the_struct_that_json_fills() {
+fn parses_the_same_structs_as_json() {
     for (text, json) in [
         ("rng", r#"{"kind":"rng"}"#),
         ("rng,limit=4096", r#"{"kind":"rng","limit":4096}"#),
@@ -129,7 +129,7 @@ fn fills_the_struct_that_json_fills() {
 }
 
 #[test]
-fn reads_a_number_as_text_where_text_is_wanted() {
+fn reads_a_number_as_text_for_text_fields() {
     let read = device("virtio-blk,path=007,serial=12,queues=12");
     let wanted = Blk { serial: Some("12".into()), queues: Some(12), ..blk("007") };
     assert_eq!(read, Device::VirtioBlk(wanted));
@@ -174,7 +174,7 @@ fn validates_a_struct_after_reading_all_keys() {
 }
 
 #[test]
-fn takes_a_doubled_comma_as_a_comma_of_the_word() {
+fn reads_a_doubled_comma_as_a_literal_comma() {
     let path = |text: &str| match device(&format!("virtio-blk,path={text}")) {
         Device::VirtioBlk(blk) => blk.path.to_str().unwrap().to_owned(),
         Device::Rng(rng) => panic!("{rng:?}"),
@@ -217,7 +217,7 @@ fn refuses_unknown_keys_and_names_the_nearest() {
 }
 
 #[test]
-fn refuses_values_of_another_type_and_names_the_word() {
+fn refuses_values_of_another_type_and_names_the_key() {
     for (text, sentence) in [
         ("rng,limit=lots", "`limit=lots`: `lots` is not a whole number, 0 or more"),
         ("rng,limit", "`limit`: `true` is not a whole number, 0 or more"),
@@ -239,7 +239,7 @@ fn escaped_text_reads_back() {
 }
 
 #[test]
-fn explains_errors_of_json_in_the_same_words() {
+fn explains_json_errors_in_the_same_words() {
     let explained = |json| explain(serde_json::from_str::<Device>(json).unwrap_err());
     assert_eq!(
         explained(r#"{"kind":"rng","limti":4096}"#).to_string(),

@@ -154,7 +154,7 @@ mod test {
     }
 
     #[test]
-    fn a_cable_is_found_by_the_name_of_its_controller() {
+    fn a_link_is_found_by_the_name_of_its_controller() {
         let links = Links::default();
         let said = |name| links.find(name).err().unwrap().to_string();
         assert!(said("virtio-net").contains("--device virtio-net"));

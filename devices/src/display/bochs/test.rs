@@ -96,7 +96,7 @@ fn registers_keep_values_and_read_only_ones_stay() {
 }
 
 #[test]
-fn a_mode_is_shown_when_it_is_whole_and_switched_on() {
+fn a_mode_is_shown_once_complete_and_enabled() {
     let bench = bench();
     let mode = || screen(&bench).mode();
     assert_eq!(mode(), None, "power-on");
@@ -158,7 +158,7 @@ fn random_guest_writes_stay_inside_the_video_memory() {
 }
 
 #[test]
-fn the_screen_goes_dark_as_drivers_make_it() {
+fn drivers_can_blank_the_screen() {
     let bench = bench();
     set_mode(&bench, 1280, 800);
     let port = |port: u64| BAR2 + VGA + port - 0x3c0;

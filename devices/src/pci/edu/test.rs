@@ -128,7 +128,7 @@ fn msix_replaces_the_wire() {
 }
 
 #[test]
-fn moves_memory_into_its_buffer_and_out_again() {
+fn copies_memory_into_its_buffer_and_back() {
     let bench = bench();
     bench.memory.write(0x1000, b"abcd").unwrap();
     dma(&bench, 0, 0x1000, BUFFER + 4092, 4);
@@ -137,7 +137,7 @@ fn moves_memory_into_its_buffer_and_out_again() {
 }
 
 #[test]
-fn a_transfer_out_of_bounds_moves_nothing_and_is_finished() {
+fn an_out_of_bounds_transfer_copies_nothing_and_completes() {
     let bench = bench();
     bench.memory.write(0, &[7; 8192]).unwrap();
     dma(&bench, 0, 0, BUFFER, 4096);

@@ -97,7 +97,7 @@ fn firmware_finds_vars_writable_and_code_write_protected() {
 }
 
 #[test]
-fn programs_and_erases_are_in_the_file_at_once_and_there_after_a_new_start() {
+fn programs_and_erases_reach_the_file_at_once_and_persist() {
     let images = Images::new();
     let bench = bench(images.config());
     write(&bench, VARS + 0x5123, &[PROGRAM, 0x5a]);
@@ -177,7 +177,7 @@ fn random_writes_change_only_programmed_or_erased_bytes() {
 }
 
 #[test]
-fn park_keeps_the_mode_and_reset_goes_back_to_the_array_but_keeps_the_contents() {
+fn park_keeps_the_mode_and_reset_returns_to_array_mode() {
     let images = Images::new();
     let bench = bench(images.config());
     let at = VARS + 0x8000;
@@ -201,7 +201,7 @@ fn park_keeps_the_mode_and_reset_goes_back_to_the_array_but_keeps_the_contents()
 }
 
 #[test]
-fn readonly_forgets_and_needs_no_lock() {
+fn readonly_writes_are_discarded_and_need_no_lock() {
     let images = Images::new();
     let readonly = || bench(Config { readonly: true, ..images.config() });
     let (one, two) = (readonly(), readonly());
@@ -215,7 +215,7 @@ fn readonly_forgets_and_needs_no_lock() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_stays_as_it_was_and_follows_when_it_can() {
+fn an_unwritable_file_keeps_its_content_and_is_updated_later() {
     let images = Images::new();
     let mut bench = Bench::new(4096);
     let build = |grants: &mut dyn Grants| {

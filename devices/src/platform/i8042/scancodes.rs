@@ -181,7 +181,7 @@ mod test {
     }
 
     #[test]
-    fn set_3_gives_each_key_a_code_of_its_own() {
+    fn set_3_has_a_unique_code_for_each_key() {
         let codes: Vec<u8> = (0..=0xffff)
             .filter_map(Key::new)
             .filter(|it| *it != Key::HANJA)

@@ -77,7 +77,7 @@ fn holes_and_odd_widths_have_no_effect() {
 }
 
 #[test]
-fn the_timer_counts_at_its_rate_and_stands_while_parked() {
+fn the_timer_runs_at_its_rate_and_stops_while_parked() {
     let bench = bench();
     let (before, start) = (ticks(&bench), Instant::now());
     std::thread::sleep(Duration::from_millis(50));
@@ -137,7 +137,7 @@ fn an_enabled_overflow_raises_the_interrupt_without_an_access() {
 }
 
 #[test]
-fn the_power_button_is_an_event_and_waits_for_a_parked_machine() {
+fn the_power_button_is_an_event_and_is_held_while_parked() {
     let bench = bench();
     let buttons = bench.board.buttons().clone();
     assert!(buttons.press());
@@ -157,7 +157,7 @@ fn the_power_button_is_an_event_and_waits_for_a_parked_machine() {
 }
 
 #[test]
-fn type_0_switches_off_and_no_other_does() {
+fn only_sleep_type_0_switches_off() {
     let bench = bench();
     set_word(&bench, PM1_CNT, 5 << 10 | 1 << 13);
     set_word(&bench, PM1_CNT, 0);
@@ -171,7 +171,7 @@ fn type_0_switches_off_and_no_other_does() {
 }
 
 #[test]
-fn gbl_smi_en_is_locked_by_the_bridge_and_free_after_a_reset() {
+fn gbl_smi_en_is_locked_until_a_reset() {
     let bench = bench();
     let smi_en = BASE + SMI_EN;
     bench.write(Kind::Port, smi_en, &0x21_u32.to_le_bytes());

@@ -174,7 +174,7 @@ mod test {
     }
 
     #[test]
-    fn twelve_hours_have_a_noon_and_a_midnight() {
+    fn twelve_hour_mode_handles_noon_and_midnight() {
         let hours = [0, 1, 11, 12, 13, 23];
         let bcd12 = Format { binary: false, hours24: false };
         let written: Vec<u8> = hours.iter().map(|hour| bcd12.write_hour(*hour)).collect();
@@ -184,7 +184,7 @@ mod test {
     }
 
     #[test]
-    fn any_bytes_are_some_time() {
+    fn any_register_content_is_a_valid_time() {
         for byte in 0..=255 {
             for format in [BCD24, BINARY12] {
                 let seconds = format.seconds(&[byte; 128]);

@@ -90,7 +90,7 @@ fn registers_read_the_same_in_any_width() {
 }
 
 #[test]
-fn a_locality_is_granted_and_given_back_and_the_tpm_made_ready_and_idle() {
+fn localities_are_requested_and_released_and_the_tpm_idles() {
     let (bench, ..) = bench();
     // Writes to bytes other than the lowest have no effect.
     write(&bench, LOC_CTRL + 1, &[1]);
@@ -114,7 +114,7 @@ fn a_locality_is_granted_and_given_back_and_the_tpm_made_ready_and_idle() {
 }
 
 #[test]
-fn a_command_of_any_length_that_fits_comes_back_as_its_response() {
+fn a_command_of_any_valid_length_gets_its_response() {
     let (bench, asked, _folder) = bench();
     for length in [0, 1, 500, MAX_MESSAGE - swtpm::HEADER_LENGTH] {
         let rest: Vec<_> = (0..=255).cycle().take(length).collect();
@@ -138,14 +138,14 @@ fn a_command_of_wrong_length_does_not_reach_the_tpm() {
 }
 
 #[test]
-fn nothing_starts_without_a_locality() {
+fn no_command_starts_without_a_locality() {
     let (bench, ..) = bench();
     write(&bench, CTRL_START, &[1]);
     assert_eq!(read(&bench, CTRL_START), 0);
 }
 
 #[test]
-fn start_reads_1_and_the_buffer_is_closed_until_a_slow_command_is_cancelled() {
+fn a_slow_command_locks_the_buffer_until_cancelled() {
     let (bench, asked, _folder) = bench();
     start(&bench, &response(NO_SESSIONS, SLOW, b"before"));
     assert_eq!(read(&bench, CTRL_START), 1);
@@ -162,7 +162,7 @@ fn start_reads_1_and_the_buffer_is_closed_until_a_slow_command_is_cancelled() {
 }
 
 #[test]
-fn a_swtpm_that_goes_or_makes_no_sense_is_a_tpm_that_fails_for_good() {
+fn after_a_swtpm_failure_the_tpm_fails_permanently() {
     for bad in [GONE, LONG, SHORT, HALF] {
         let (bench, ..) = bench();
         assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
@@ -225,7 +225,7 @@ fn a_command_running_at_park_is_not_repeated() {
 }
 
 #[test]
-fn the_end_of_the_machine_waits_for_no_tpm_that_does_not_listen() {
+fn shutdown_does_not_wait_for_a_hung_tpm() {
     let (bench, asked, _folder) = bench();
     start(&bench, &response(NO_SESSIONS, DEAF, &[]));
     asked.wait(DEAF);
@@ -261,7 +261,7 @@ fn a_parked_tpm_continues_without_power_on() {
 }
 
 #[test]
-fn the_end_of_the_machine_is_the_end_of_the_tpm() {
+fn shutdown_stops_the_tpm() {
     let (bench, asked, _folder) = bench();
     assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
     drop(bench);

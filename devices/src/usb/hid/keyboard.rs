@@ -149,7 +149,7 @@ mod test {
     }
 
     #[test]
-    fn a_full_buffer_loses_whole_keys_and_no_key_hangs() {
+    fn a_full_buffer_drops_whole_keys_and_leaves_none_pressed() {
         let mut keyboard = Keyboard::default();
         let codes = || (0x02..0x54).filter(|code| usages::of(Key::new(*code).unwrap()).is_some());
         for _ in 0..LIMIT {
@@ -185,7 +185,7 @@ mod test {
     }
 
     #[test]
-    fn lights_are_those_of_the_boot_protocol() {
+    fn lights_follow_the_boot_protocol() {
         let mut keyboard = Keyboard::default();
         keyboard.output(&[]);
         assert_eq!(keyboard.lights(), Some(Lights::default()));

@@ -72,7 +72,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn every_usage_of_a_keyboard_has_its_key() {
+    fn every_keyboard_usage_has_one_key() {
         let keys = (1..=u16::MAX).filter_map(Key::new);
         let mut found: BTreeMap<u8, Vec<u16>> = BTreeMap::new();
         for key in keys {

@@ -211,7 +211,7 @@ fn reports_its_identity() {
 }
 
 #[test]
-fn blocks_go_to_the_file_and_come_from_it() {
+fn blocks_are_written_to_and_read_from_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 4 << 20);
     let before = fs::read(&path).unwrap();
@@ -237,7 +237,7 @@ fn blocks_go_to_the_file_and_come_from_it() {
 }
 
 #[test]
-fn one_command_is_carried_by_several_transfers() {
+fn one_command_spans_several_transfers() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 4 << 20);
     let before = fs::read(&path).unwrap();
@@ -386,7 +386,7 @@ fn a_cd_has_one_track_and_blocks_of_2048() {
 }
 
 #[test]
-fn a_medium_is_taken_out_and_another_is_put_in() {
+fn a_medium_is_ejected_and_another_inserted() {
     let folder = tempfile::tempdir().unwrap();
     let (one, two) = (image(&folder, "1.iso", 1 << 20), image(&folder, "2.iso", 2 << 20));
     let bench = machine(json!({ "path": one }));
@@ -645,7 +645,7 @@ fn host_errors_become_sense_data() {
 }
 
 #[test]
-fn a_state_that_was_damaged_is_refused() {
+fn refuses_a_damaged_state() {
     let folder = tempfile::tempdir().unwrap();
     let bench = machine(json!({ "path": image(&folder, "disk", 1 << 20) }));
     let mut host = Host::attended(&bench);

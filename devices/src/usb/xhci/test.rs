@@ -104,7 +104,7 @@ fn reports_its_identity() {
 }
 
 #[test]
-fn firmware_gives_the_controller_away() {
+fn firmware_hands_over_the_controller() {
     let bench = machine(&["xhci"]);
     let driver = Driver::find(&bench, AT);
     driver.set(0x20, 1 << 16);
@@ -130,7 +130,7 @@ fn a_port_reports_its_device_and_a_reset_enables_it() {
 }
 
 #[test]
-fn descriptors_are_read_whole_and_short() {
+fn descriptors_are_read_in_full_and_in_part() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     let mut data = [0; 18];
@@ -205,7 +205,7 @@ fn positions_arrive_exactly_and_are_short_packets() {
 }
 
 #[test]
-fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
+fn an_unconfigured_keyboard_passes_keys_to_the_next() {
     let bench = machine(&["i8042", "xhci", "usb-keyboard"]);
     assert!(bench.board.input().key(key(0x1e), true), "the PS/2 keyboard handles it");
     assert!(bench.hypervisor.pins.is_high(1));
@@ -228,7 +228,7 @@ fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
 }
 
 #[test]
-fn media_keys_have_an_interface_of_their_own() {
+fn media_keys_have_their_own_interface() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     // The number of endpoint 0x82.
@@ -270,7 +270,7 @@ fn an_idle_rate_repeats_the_last_report() {
 }
 
 #[test]
-fn messages_and_the_wire_ask_for_service() {
+fn msi_and_the_interrupt_line_signal_events() {
     let bench = both();
     let mut driver = Driver::find(&bench, AT);
     driver.start();
@@ -289,7 +289,7 @@ fn messages_and_the_wire_ask_for_service() {
 }
 
 #[test]
-fn commands_in_the_wrong_state_are_refused() {
+fn commands_in_the_wrong_state_fail() {
     let bench = both();
     let mut driver = Driver::find(&bench, AT);
     driver.start();
@@ -323,7 +323,7 @@ fn commands_in_the_wrong_state_are_refused() {
 }
 
 #[test]
-fn a_stopped_endpoint_gives_its_transfer_back_and_takes_it_again() {
+fn a_stopped_endpoint_returns_its_transfer_and_resumes_it() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     let at = ask(&mut driver, slot);
@@ -366,7 +366,7 @@ fn chained_event_and_immediate_data_are_processed() {
 }
 
 #[test]
-fn a_full_event_ring_loses_nothing() {
+fn a_full_event_ring_loses_no_event() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     // More events than the ring has entries, while the guest handles none.
@@ -469,7 +469,7 @@ fn a_transfer_continues_after_a_park_and_a_reset_ends_it() {
 }
 
 #[test]
-fn a_device_that_is_pulled_fails_its_transfer_and_leaves_its_port() {
+fn unplugging_fails_the_transfer_and_empties_the_port() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     ask(&mut driver, slot);
@@ -484,7 +484,7 @@ fn a_device_that_is_pulled_fails_its_transfer_and_leaves_its_port() {
 }
 
 #[test]
-fn a_device_that_is_plugged_in_again_is_addressed_while_the_old_slot_is_still_there() {
+fn a_replugged_device_is_addressed_while_the_old_slot_exists() {
     for park in [false, true] {
         let mut bench = both();
         let (driver, old) = configured(&bench, 1);
@@ -518,7 +518,7 @@ fn a_device_that_is_plugged_in_again_is_addressed_while_the_old_slot_is_still_th
 }
 
 #[test]
-fn the_command_ring_stops_with_the_controller_and_may_be_another_afterwards() {
+fn the_command_ring_stops_and_can_be_replaced() {
     let bench = both();
     let mut driver = Driver::find(&bench, AT);
     driver.start();
@@ -544,7 +544,7 @@ fn the_command_ring_stops_with_the_controller_and_may_be_another_afterwards() {
 }
 
 #[test]
-fn rings_without_end_let_a_stop_and_other_endpoints_through() {
+fn endless_rings_do_not_block_stops_and_other_endpoints() {
     let mut devices = vec![("xhci", json!({ "slot": "04.0", "ports": 15 }))];
     devices.extend((0..15).map(|_| ("usb-keyboard", json!({}))));
     let bench = machine_of(devices);

@@ -73,7 +73,7 @@ fn report(bench: &Bench) -> Report {
 }
 
 #[test]
-fn pages_of_linux_and_of_windows_are_released_in_as_few_ranges_as_can_be() {
+fn pages_are_released_in_merged_ranges() {
     let bench = bench("{}");
     let mut driver = driver(&bench, ALL, &[0, 1]);
     let numbers = [0x20_u32, 0x22, 0x21, 0x40, 0x21];
@@ -111,7 +111,7 @@ fn page_0_and_requests_outside_of_memory_release_nothing() {
 }
 
 #[test]
-fn reported_pages_are_released_unless_they_keep_a_pattern() {
+fn reported_pages_are_released_without_page_poison() {
     // The specification gives the reporting queue number 4. Linux counts without gaps.
     for (features, queues, reports) in [
         (REPORTING, [0, 1, 4].as_slice(), 4),
@@ -263,7 +263,7 @@ fn the_guest_reports_statistics_on_each_request() {
 }
 
 #[test]
-fn a_driver_that_goes_by_indices_is_asked_to_ring_again() {
+fn a_driver_with_event_idx_is_asked_for_notifications() {
     let bench = bench("{}");
     let mut driver = driver(&bench, EVENT_IDX, &[0]);
     let page = put(&mut driver, &0x20_u32.to_le_bytes());

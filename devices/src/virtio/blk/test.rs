@@ -244,7 +244,7 @@ fn invalid_requests_are_answered_with_an_error() {
 }
 
 #[test]
-fn a_request_that_cannot_be_answered_breaks_the_device() {
+fn an_unanswerable_request_breaks_the_device() {
     let bench = bench(1);
     for pieces in [&[(0x1000_u64, 16_u32, false)][..], &[(0x1000, 15, false), (0x1000, 1, true)]] {
         let mut driver = driver(&bench, ALL);
@@ -312,7 +312,7 @@ fn a_random_driver_reads_its_writes_across_parks_and_resets() {
 }
 
 #[test]
-fn a_full_queue_is_served_and_parked_in_the_middle() {
+fn a_full_queue_is_served_and_parked_midway() {
     let bench = bench(1);
     let mut driver = driver(&bench, ALL);
     let at = driver.allocate(512 * 80);

@@ -127,7 +127,7 @@ fn a_console_needs_no_control_queue() {
 }
 
 #[test]
-fn a_console_is_announced_as_one_that_is_always_open() {
+fn a_console_is_announced_as_always_open() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let bench = bench(None, Stream::File(file.path().to_owned()));
     let mut driver = driver(&bench, MULTIPORT);
@@ -303,7 +303,7 @@ fn an_unread_console_does_not_block_the_guest() {
 }
 
 #[test]
-fn a_client_that_leaves_frees_the_guest() {
+fn a_client_that_disconnects_unblocks_the_guest() {
     let (_folder, path, bench) = agent();
     let mut driver = open(&bench, 0);
     let client = connect(&path);

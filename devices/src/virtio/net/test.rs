@@ -202,7 +202,7 @@ fn offers_the_features_of_its_backend() {
 }
 
 #[test]
-fn frames_go_both_ways_whole_and_with_interrupts() {
+fn frames_arrive_whole_in_both_directions_with_interrupts() {
     for features in [MRG_RXBUF | EVENT_IDX, MRG_RXBUF, EVENT_IDX, 0] {
         let (bench, _lab, ends) = bench(1, Offloads::default());
         let mut driver = driver(&bench, features, 2);
@@ -232,7 +232,7 @@ fn frames_go_both_ways_whole_and_with_interrupts() {
 }
 
 #[test]
-fn a_frame_without_buffers_waits_and_one_that_is_too_long_for_them_is_dropped() {
+fn a_frame_waits_for_buffers_and_is_dropped_if_too_long() {
     let (bench, _lab, ends) = bench(1, Offloads::default());
     let mut driver = driver(&bench, MRG_RXBUF | EVENT_IDX, 2);
     let sent = [frame(1, 4000), frame(2, 60), frame(3, 70)];
@@ -260,7 +260,7 @@ fn a_frame_without_buffers_waits_and_one_that_is_too_long_for_them_is_dropped() 
 }
 
 #[test]
-fn every_command_of_netkvm_and_any_other_is_answered_with_one_byte() {
+fn every_control_command_gets_a_one_byte_answer() {
     let features = CTRL_VQ | CTRL_RX | CTRL_VLAN | CTRL_MAC_ADDR | CTRL_GUEST_OFFLOADS;
     let checks = GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ANNOUNCE;
     for (more, queue) in [(MQ, 8), (0, 2)] {
@@ -357,7 +357,7 @@ fn cable_changes_are_reported_to_the_guest() {
 }
 
 #[test]
-fn nothing_is_lost_or_doubled_when_the_machine_is_parked_in_between() {
+fn parking_loses_and_duplicates_no_frame() {
     let (bench, _lab, ends) = bench(1, Offloads::default());
     let features = MRG_RXBUF | EVENT_IDX | CTRL_VQ | CTRL_RX;
     let mut driver = driver(&bench, features, 3);
@@ -393,7 +393,7 @@ fn nothing_is_lost_or_doubled_when_the_machine_is_parked_in_between() {
 }
 
 #[test]
-fn a_reset_at_any_moment_leaves_a_device_that_works() {
+fn the_device_works_after_a_reset_at_any_moment() {
     let (bench, _lab, ends) = bench(2, Offloads::ALL);
     ends[0].set_nonblocking(true).unwrap();
     for round in 0..25_u8 {
@@ -465,7 +465,7 @@ fn invalid_buffers_and_frames_are_returned_empty() {
 }
 
 #[test]
-fn an_address_is_always_the_same_for_the_same_words() {
+fn a_derived_mac_address_is_stable() {
     let address = |to: &str| {
         let config = Config { to: Network::try_from(to.to_owned()).unwrap(), ..Config::default() };
         let backend = net::open(&Network::None, Options { pairs: 1, mtu: None }).unwrap();

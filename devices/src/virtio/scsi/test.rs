@@ -400,7 +400,7 @@ fn bad_lengths_and_lists_are_refused_and_good_lists_unmap() {
 }
 
 #[test]
-fn a_request_that_cannot_be_answered_breaks_the_device() {
+fn an_unanswerable_request_breaks_the_device() {
     let bench = bench(1);
     let at = 0x20_0000;
     for (queue, pieces) in [
@@ -485,7 +485,7 @@ fn a_growing_disk_is_reported_by_event_and_unit_attention() {
 }
 
 #[test]
-fn tasks_that_wait_are_ended_and_others_are_not() {
+fn pending_tasks_are_aborted_and_others_continue() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     File::create(&path).and_then(|it| it.set_len(SIZE)).unwrap();
@@ -599,7 +599,7 @@ fn a_random_driver_reads_its_writes_across_parks_and_resets() {
 }
 
 #[test]
-fn a_full_queue_is_served_and_parked_in_the_middle() {
+fn a_full_queue_is_served_and_parked_midway() {
     let bench = bench(1);
     let mut driver = attended(&bench);
     for round in 0..10 {
@@ -620,7 +620,7 @@ fn a_full_queue_is_served_and_parked_in_the_middle() {
 }
 
 #[test]
-fn ranges_beyond_a_limit_wait_and_are_all_done_or_ended() {
+fn excess_ranges_wait_and_are_completed_or_aborted() {
     let state = Arc::<State>::default();
     let bench = bench_with(1, Arc::new(Counted { below: memory(SIZE), state: state.clone() }));
     let mut driver = attended(&bench);
@@ -667,7 +667,7 @@ fn ranges_beyond_a_limit_wait_and_are_all_done_or_ended() {
 }
 
 #[test]
-fn no_queues_and_too_many_are_refused() {
+fn zero_queues_and_too_many_are_refused() {
     for queues in [0, 65] {
         let drive = Drive::new("disk", "a disk".into(), Path::new("memory"), memory(SIZE));
         let error = Scsi::new(Arc::new(drive), queues).err().unwrap().to_string();

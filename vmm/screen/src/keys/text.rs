@@ -155,7 +155,7 @@ mod test {
     }
 
     #[test]
-    fn a_text_is_typed_key_by_key_and_no_faster_than_the_guest_takes_it() {
+    fn a_text_is_typed_at_the_guests_speed() {
         let tap = |code| [(code, true), (code, false)];
         assert_eq!(typed("us", "a\r\n\tb", false), [0x1e, 0x1c, 0x0f, 0x30].map(tap).concat());
         assert_eq!(

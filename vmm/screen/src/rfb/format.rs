@@ -180,7 +180,7 @@ mod test {
     }
 
     #[test]
-    fn no_bytes_make_it_panic() {
+    fn no_input_makes_it_panic() {
         let mut state = 1_u32;
         for _ in 0..200_000 {
             let bytes: [u8; 16] = std::array::from_fn(|at| {

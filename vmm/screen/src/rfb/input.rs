@@ -212,7 +212,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_guest_that_does_not_read_is_waited_for_once() {
+    async fn a_stalled_guest_is_waited_for_once() {
         const LONG: Duration = Duration::from_secs(60);
         let (hub, full) = (Arc::<Hub>::default(), Arc::<Full>::default());
         hub.register(full.clone());
@@ -271,7 +271,7 @@ mod test {
     }
 
     #[test]
-    fn a_tablet_gets_places_and_a_mouse_gets_ways() {
+    fn a_tablet_gets_positions_and_a_mouse_gets_movements() {
         let (mut input, seen) = input();
         input.move_to(PointerEvent { x: 10, y: 20, buttons: 0 }, (640, 480));
         assert!(input.is_relative());
@@ -299,7 +299,7 @@ mod test {
     }
 
     #[test]
-    fn pictures_of_one_pixel_and_places_outside_of_them_are_harmless() {
+    fn tiny_pictures_and_positions_outside_are_harmless() {
         let (mut input, _) = input();
         for size in [(0, 0), (1, 1), (65535, 1)] {
             input.move_to(PointerEvent { x: 65535, y: 65535, buttons: 0xffff }, size);

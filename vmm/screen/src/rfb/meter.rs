@@ -98,7 +98,7 @@ mod test {
     use super::*;
 
     #[tokio::test]
-    async fn a_flood_is_read_slowly_and_nothing_of_it_is_lost() {
+    async fn a_flood_is_read_slowly_and_completely() {
         const LENGTH: usize = 160 << 10;
         let (mut client, line) = duplex(4 << 10);
         let mut line = Meter::new(line);

@@ -310,7 +310,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn answers_are_those_of_the_protocol() {
+    fn responses_match_the_protocol() {
         // The usual test vector of DES, with the bits of its key reversed.
         let key = "\x40\x02\x22\x62\x4a\x2a\x3e\x7f";
         assert_eq!(encrypt("", &[0; 16])[..8], [0x8c, 0xa6, 0x4d, 0xe9, 0xc1, 0xb1, 0x23, 0xa7]);
@@ -319,7 +319,7 @@ mod test {
     }
 
     #[test]
-    fn the_second_password_is_for_looking() {
+    fn the_second_password_is_view_only() {
         let passwords = Passwords {
             full: Some("full".into()),
             view: Some("view".into()),
@@ -338,7 +338,7 @@ mod test {
     }
 
     #[test]
-    fn guessing_becomes_slow_and_memory_is_bounded() {
+    fn wrong_passwords_cause_delays_and_memory_is_bounded() {
         let mut records = Records::default();
         let now = Instant::now();
         let network = PeerNetwork::of("10.0.0.1".parse().unwrap());
@@ -378,7 +378,7 @@ mod test {
     }
 
     #[test]
-    fn guesses_of_many_addresses_share_one_budget() {
+    fn wrong_passwords_of_many_addresses_share_one_limit() {
         let (mut records, start) = (Records::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         let network = |text: &str| PeerNetwork::of(text.parse().unwrap());

@@ -186,7 +186,7 @@ async fn a_full_request_gets_the_current_picture() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sizes_reach_clients_and_their_wishes_the_display() {
+async fn sizes_reach_clients_and_resize_requests_reach_the_display() {
     let bench = bench(rules(Passwords::default()));
     let (mut extended, mut plain, mut old) =
         (bench.viewer().await, bench.viewer().await, bench.viewer().await);
@@ -288,7 +288,7 @@ async fn extensions_are_confirmed_and_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
+async fn a_client_gets_an_invisible_pointer_once() {
     let bench = bench(rules(Passwords::default()));
     let bytes = |count: usize| Some(vec![0; count]);
     for (numbers, wanted) in [
@@ -331,7 +331,7 @@ async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn continuous_updates_come_unasked_until_they_end() {
+async fn continuous_updates_arrive_until_disabled() {
     let bench = bench(rules(Passwords::default()));
     let mut viewer = bench.viewer().await;
     viewer.encodings(&[0, -224, -312, -313]).await;
@@ -418,7 +418,7 @@ async fn typing_faster_than_the_guest_delays_only_the_typist() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn texts_go_both_ways() {
+async fn clipboard_texts_go_both_ways() {
     let bench = bench(rules(Passwords::default()));
     let (mut new, mut old) = (bench.viewer().await, bench.viewer().await);
     new.encodings(&[0, -1_063_131_698]).await;
@@ -503,7 +503,7 @@ async fn vnc(line: &mut DuplexStream, version: &[u8; 12], password: &str) -> any
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn passwords_are_asked_for_in_every_version() {
+async fn passwords_are_required_in_every_version() {
     let bench = bench(rules(both()));
     for version in [b"RFB 003.003\n", b"RFB 003.007\n", b"RFB 003.008\n"] {
         let mut line = bench.connect(network(1));
@@ -708,7 +708,7 @@ async fn http_is_answered_and_noise_is_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_with_a_map_of_colours_are_sent_one() {
+async fn clients_with_a_colour_map_receive_one() {
     let bench = bench(rules(Passwords::default()));
     let mut viewer = bench.viewer().await;
     let mut format = PixelFormat::OURS.write();
@@ -811,7 +811,7 @@ async fn random_bytes_disconnect_only_their_own_client() {
 /// announced one, even if the mode changes meanwhile. Areas that the new picture does not cover
 /// become black.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
+async fn an_update_is_completed_even_if_the_mode_changes() {
     let mode = |width, height| Some(Mode { width, height, stride: 4 * width, start: 0 });
     for encoding in [0, 2] {
         let bench = bench(rules(Passwords::default()));
@@ -847,7 +847,7 @@ async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
 
 /// Clients that do not read occupy the budget, and must not block others that need it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
+async fn slow_clients_with_large_updates_leave_memory_for_others() {
     let bench = bench(rules(Passwords::default()));
     let size = (2200, 1900);
     bench.fake.set(Some(Mode { width: 2200, height: 1900, stride: 8800, start: 0 }));

@@ -255,7 +255,7 @@ mod test {
     }
 
     #[test]
-    fn a_part_is_split_off() {
+    fn a_part_can_be_split_off() {
         let mut tiles = Tiles::all(64, 64);
         let mut part = tiles.split_off(area(0, 0, 64, 1));
         let mut areas = Vec::new();

@@ -423,7 +423,7 @@ async fn an_open_screen_refuses_pages_under_foreign_host_names() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_for_more_than_one_place_is_answered_by_none() {
+async fn a_request_with_several_hosts_is_refused() {
     for bench in [bench(",auth=none"), bench(",proxy=127.0.0.1"), bench("")] {
         for hosts in [
             &["Host: evil.example,localhost"][..],
@@ -452,7 +452,7 @@ async fn a_request_for_more_than_one_place_is_answered_by_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_opens_the_page_and_logging_out_closes_it() {
+async fn a_password_opens_the_page_and_logout_closes_it() {
     let folder = tempfile::tempdir().unwrap();
     let full = secret(folder.path(), "full", "f u+ll");
     let view = secret(folder.path(), "view", "look");
@@ -545,7 +545,7 @@ async fn additional_routes_are_behind_the_gate() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_may_act_without_an_origin_where_no_password_is_asked_for() {
+async fn without_a_password_programs_may_act_without_an_origin() {
     let bench = bench(",auth=none");
     let json = "Content-Type: application/json";
     for (headers, status) in [
@@ -564,7 +564,7 @@ async fn programs_may_act_without_an_origin_where_no_password_is_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guesses_of_many_addresses_are_limited_together() {
+async fn wrong_passwords_of_many_addresses_are_limited_together() {
     let folder = tempfile::tempdir().unwrap();
     let full = secret(folder.path(), "full", "full");
     let bench = bench(&format!(",password={full},proxy=127.0.0.1"));
@@ -620,7 +620,7 @@ async fn buttons_work_for_same_origin_pages_with_full_access() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_can_be_a_part_of_something_else_below_a_path() {
+async fn the_routes_can_be_nested_below_a_path() {
     let (server, board) = server();
     let rules = Rules { name: "a test".into(), ..Rules::default() };
     let router = routes::router(own(&server), rules, Farewell::default(), more());
@@ -831,7 +831,7 @@ async fn over_tls(bench: &Bench, path: &str) -> (CertificateDer<'static>, Answer
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_can_be_replaced_while_it_runs() {
+async fn certificates_can_be_replaced_at_run_time() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| secret(folder.path(), name, text);
     let (cert, key) = (file("cert", CERTIFICATE), file("key", KEY));

@@ -29,7 +29,7 @@ fn disk(direct: Direct) -> Option<(tempfile::TempDir, Arc<dyn Image>)> {
 }
 
 #[test]
-fn carries_more_requests_and_more_pieces_than_the_kernel_takes_at_once() {
+fn handles_more_requests_and_pieces_than_the_ring_holds() {
     for direct in [Direct::Auto, Direct::Off] {
         let Some((_folder, image)) = disk(direct) else { return };
         let mut driver = Driver::new(&image);
@@ -92,7 +92,7 @@ fn refuses_memory_outside_of_ram_and_touches_none() {
 }
 
 #[test]
-fn answers_nothing_to_do_at_once() {
+fn empty_requests_complete_at_once() {
     let Some((_folder, image)) = disk(Direct::Off) else { return };
     let mut driver = Driver::new(&image);
     driver.execute(Operation::Read, 0, 0, &[]).unwrap();

@@ -47,7 +47,7 @@ fn next(port: &mut dyn Port, memory: &Memory) -> Vec<u8> {
 }
 
 #[test]
-fn frames_go_both_ways_with_exactly_the_offloads_that_were_agreed_on() {
+fn frames_go_both_ways_with_the_negotiated_offloads() {
     in_namespace(skip::not_run, || {
         let tap = Tap::open(NAME, Options { pairs: 1, mtu: Some(1450) }).unwrap();
         set_addresses();
@@ -144,7 +144,7 @@ fn invalid_frames_are_refused_and_frames_the_kernel_rejects_lost() {
 }
 
 #[test]
-fn queues_that_are_detached_get_nothing_and_an_interface_that_goes_takes_the_link_down() {
+fn detached_queues_are_silent_and_a_removed_interface_is_down() {
     in_namespace(skip::not_run, || {
         let tap = Tap::open(NAME, Options { pairs: 2, mtu: None }).unwrap();
         set_addresses();
@@ -170,7 +170,7 @@ fn queues_that_are_detached_get_nothing_and_an_interface_that_goes_takes_the_lin
 }
 
 #[test]
-fn an_interface_that_was_made_before_is_used_as_it_is_and_stays() {
+fn an_existing_interface_is_used_unchanged_and_kept() {
     in_namespace(skip::not_run, || {
         let refused = |options: Options| format!("{:#}", Tap::open(NAME, options).err().unwrap());
         ip("tuntap add vm0 mode tap");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn characters_are_those_that_become_a_key() {
+fn typable_characters_depend_on_the_layout() {
     let of = |name: &str| characters(&Layout::named(name).unwrap());
     let all = [("us", "aZ~ \"", "ä€한"), ("de", "äß€@ê^", "한ж"), ("ru", "жЯw", "ä한")];
     for (name, typed, lacks) in all {
@@ -60,7 +60,7 @@ fn only_the_key_is_sent_if_the_client_holds_its_modifiers() {
 }
 
 #[test]
-fn other_modifiers_are_set_around_the_key_and_back() {
+fn other_modifiers_are_set_around_the_key_and_restored() {
     let at = u32::from(b'@');
     let option = [('+', ALT_L), ('+', at), ('-', at)];
     assert_eq!(plain("de", &option), "+38 +e038 -38 +10 -10 -e038", "a Mac sends Option");
@@ -126,7 +126,7 @@ fn dead_keys_and_composed_letters_use_the_available_keys() {
 }
 
 #[test]
-fn korean_and_japanese_keys_are_where_they_are() {
+fn korean_and_japanese_keys_have_their_scancodes() {
     let tap = |symbol| [('+', symbol), ('-', symbol)];
     for (keyboard, symbol, steps) in [
         ("ko", HANGUL, "+e038 -e038"),
@@ -153,7 +153,7 @@ fn korean_and_japanese_keys_are_where_they_are() {
 }
 
 #[test]
-fn the_keypad_means_the_same_with_and_without_num_lock() {
+fn the_keypad_works_with_and_without_num_lock() {
     let (seven, home) = (0xffb7, 0xff95);
     let off = |symbol| typed("fr", &[('+', symbol), ('-', symbol)], Lights::default()).join(" ");
     let on = |symbol| plain("fr", &[('+', symbol), ('-', symbol)]);

@@ -117,7 +117,7 @@ fn a_scrolled_page_is_one_move() {
 }
 
 #[test]
-fn a_part_that_scrolls_in_the_middle_of_a_screen_is_found() {
+fn a_scrolled_area_inside_the_screen_is_found() {
     let mut noise = Random::new(99);
     let mut before = picture(1280, 800, |_| noise.colour());
     let mut after = before.duplicate();
@@ -152,7 +152,7 @@ fn a_partial_scroll_is_found_to_the_pixel() {
 }
 
 #[test]
-fn a_window_that_is_dragged_moves_in_both_directions() {
+fn a_dragged_window_moves_in_both_directions() {
     let ground = picture(1280, 800, |at| small(at / 12_800));
     let content = text(1280, 800, 7);
     let with = |x: u16, y: u16| {
@@ -173,7 +173,7 @@ fn a_window_that_is_dragged_moves_in_both_directions() {
 }
 
 #[test]
-fn two_windows_that_scroll_differently_are_two_moves() {
+fn two_windows_that_scroll_differently_give_two_moves() {
     let mut before = text(1280, 800, 0);
     let mut after = before.duplicate();
     put(&mut before, &text(1280, 800, 1000), area(0, 0, 1280, 400));
@@ -187,7 +187,7 @@ fn two_windows_that_scroll_differently_are_two_moves() {
 }
 
 #[test]
-fn nothing_is_found_where_nothing_moved() {
+fn no_move_is_found_without_one() {
     let mut noise = Random::new(5);
     let random = picture(640, 480, |_| noise.colour());
     let white = picture(640, 480, |_| 0x00ff_ffff);
@@ -202,7 +202,7 @@ fn nothing_is_found_where_nothing_moved() {
 }
 
 #[test]
-fn patterns_are_moves_only_where_they_are_equal() {
+fn repeating_patterns_are_moves_only_if_they_match() {
     // Equal rows, repeating rows, repeating columns, both.
     let kinds: [fn(usize, usize) -> usize; 4] =
         [|x, _| x * x, |_, y| y % 40, |x, _| x % 40, |x, y| (x / 4 + y / 4) % 2];

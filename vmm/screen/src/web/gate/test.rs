@@ -52,7 +52,7 @@ fn only_same_origin_pages_are_admitted() {
 }
 
 #[test]
-fn proxies_are_believed_when_they_were_named() {
+fn only_listed_proxies_are_trusted() {
     let forwarded = [
         ("host", "127.0.0.1:6080"),
         ("origin", "https://a.org"),
@@ -214,7 +214,7 @@ fn a_program_may_act_without_an_origin() {
 }
 
 #[test]
-fn a_password_leads_to_a_cookie_and_guessing_to_waiting() {
+fn a_password_gives_a_cookie_and_wrong_ones_cause_delays() {
     let limiter = LoginLimiter::default();
     let passwords = Passwords { full: Some("full".into()), view: Some("look".into()), user: None };
     let gate = Gate::new(Rules { passwords, ..Rules::default() });
