@@ -287,7 +287,7 @@ mod test {
     }
 
     #[test]
-    fn a_slow_reader_blocks_nobody_and_sees_a_gap_notice() {
+    fn a_slow_reader_does_not_block_and_sees_a_gap_notice() {
         let (log, mut reader) = log(false);
         let pad = "x".repeat(1000);
         let all = 4 * MAX_QUEUED / pad.len();

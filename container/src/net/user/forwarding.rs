@@ -119,7 +119,7 @@ mod test {
     use crate::settings::words::Ports;
 
     #[test]
-    fn forwards_remote_desktop_and_user_ports_but_no_kept_ports() {
+    fn forwards_remote_desktop_and_user_ports_except_reserved() {
         let mut settings = Settings::defaults();
         settings.screen.vnc_port = Some(Within(5900));
         let rdp = vec![(3389, Protocol::Tcp), (3389, Protocol::Udp)];
