@@ -36,10 +36,10 @@ const EXPECTED: &str = include_str!("compare/expected.txt");
 fn main() -> ExitCode {
     let assets = &["BZIMAGE_12", "MODULES_12", "OVMF_CODE_12", "OVMF_VARS_12", "BUSYBOX", "QEMU"];
     let tests = vec![
-        Test::new("a_guest_looks_at_qemu", || look(Machine::Qemu)),
-        Test::new("a_guest_looks_at_transom", || look(Machine::Transom)),
-        Test::new("every_difference_is_meant", differences),
-        Test::new("tables_of_the_guest_compile_again", tables_compile),
+        Test::new("a_guest_reads_the_tables_of_qemu", || look(Machine::Qemu)),
+        Test::new("a_guest_reads_the_tables_of_transom", || look(Machine::Transom)),
+        Test::new("every_difference_is_expected", differences),
+        Test::new("tables_of_the_guest_recompile", tables_compile),
     ];
     Suite { lab: Lab { mib: 6144, seconds: 1200, assets }, tests }.main()
 }

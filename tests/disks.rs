@@ -30,15 +30,15 @@ const ASSETS: &[&str] =
 fn main() -> ExitCode {
     let mut tests = Vec::new();
     for release in RELEASES {
-        let name = format!("linux_{release}_sees_a_disk_grow");
-        tests.push(Test::new(name, move || sees_a_disk_grow(release)));
+        let name = format!("linux_{release}_detects_disk_growth");
+        tests.push(Test::new(name, move || detects_disk_growth(release)));
     }
     // The test is about the host's side, so one kernel is enough.
-    let name = "linux_13_waits_while_a_volume_is_full";
+    let name = "linux_13_waits_for_space_on_a_full_volume";
     tests.push(Test::new(name, || waits_while_a_volume_is_full("13")));
     for release in RELEASES {
-        let name = format!("linux_{release}_keeps_what_it_wrote_on_every_disk");
-        let test = Test::new(name, move || keeps_what_it_wrote(release));
+        let name = format!("linux_{release}_keeps_written_data_on_every_disk");
+        let test = Test::new(name, move || keeps_written_data(release));
         tests.push(if release == "13" { test } else { test.thorough() });
     }
     Suite { lab: Lab { mib: 4096, seconds: 1200, assets: ASSETS }, tests }.main()
@@ -195,7 +195,7 @@ echo 3 > /proc/sys/vm/drop_caches
 [ "$(dd if=/dev/$1 bs=65536 skip=$2 count=1 2> /dev/null | sha256sum)" = "$(sha256sum < /new)" ]
 "#;
 
-fn sees_a_disk_grow(release: &str) -> anyhow::Result<()> {
+fn detects_disk_growth(release: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let mut guest = Guest::transom().cpus("2").word("--jail").word("on");
     let kinds = ["virtio-blk", "nvme", "virtio-scsi"];
@@ -331,7 +331,7 @@ fn becomes(booted: &Booted, wanted: &str) -> anyhow::Result<()> {
     }
 }
 
-fn keeps_what_it_wrote(release: &str) -> anyhow::Result<()> {
+fn keeps_written_data(release: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let mut loops = Vec::new();
     let disks = disks(folder.path(), &mut loops)?;

@@ -64,7 +64,7 @@ fn stops(pod: &mut Running) -> Result<()> {
 }
 
 #[test]
-fn a_machine_that_is_killed_ends_its_pod_with_a_sentence() -> Result<()> {
+fn a_killed_machine_ends_its_pod_with_a_message() -> Result<()> {
     if !runs_here("a killed machine") {
         return Ok(());
     }
@@ -85,7 +85,7 @@ fn a_machine_that_is_killed_ends_its_pod_with_a_sentence() -> Result<()> {
 }
 
 #[test]
-fn a_pod_that_is_killed_takes_its_machine_and_its_rules_along() -> Result<()> {
+fn a_killed_pod_ends_its_machine_and_removes_its_rules() -> Result<()> {
     if !runs_here("a killed pod") {
         return Ok(());
     }
@@ -113,7 +113,7 @@ fn a_pod_that_is_killed_takes_its_machine_and_its_rules_along() -> Result<()> {
 }
 
 #[test]
-fn two_pods_do_not_have_one_folder() -> Result<()> {
+fn two_pods_cannot_share_a_folder() -> Result<()> {
     if !runs_here("two pods") {
         return Ok(());
     }
@@ -165,7 +165,7 @@ const MISTAKES: &[Mistake] = &[
 ];
 
 #[test]
-fn what_is_missing_is_one_sentence_with_a_way_out() -> Result<()> {
+fn each_startup_error_is_one_sentence_with_advice() -> Result<()> {
     if !runs_here("what is missing") {
         return Ok(());
     }
@@ -186,7 +186,7 @@ fn what_is_missing_is_one_sentence_with_a_way_out() -> Result<()> {
 
 /// Values in lists of compose files keep their quotes.
 #[test]
-fn programs_that_read_the_log_read_its_last_line_too() -> Result<()> {
+fn the_log_is_complete_to_its_last_line() -> Result<()> {
     if !runs_here("a log of objects") {
         return Ok(());
     }
@@ -206,7 +206,7 @@ fn programs_that_read_the_log_read_its_last_line_too() -> Result<()> {
 }
 
 #[test]
-fn kvm_that_is_not_permitted_is_told_with_its_group() -> Result<()> {
+fn a_kvm_permission_error_names_the_group() -> Result<()> {
     if !runs_here("no permission") {
         return Ok(());
     }
@@ -221,7 +221,7 @@ fn kvm_that_is_not_permitted_is_told_with_its_group() -> Result<()> {
 }
 
 #[test]
-fn how_a_machine_is_called_and_speaks_is_as_its_variables_say() -> Result<()> {
+fn names_log_levels_and_time_zone_follow_the_variables() -> Result<()> {
     if !runs_here("names and levels") {
         return Ok(());
     }
@@ -253,7 +253,7 @@ fn how_a_machine_is_called_and_speaks_is_as_its_variables_say() -> Result<()> {
 }
 
 #[test]
-fn a_port_in_use_is_named_with_its_variable() -> Result<()> {
+fn a_port_in_use_is_reported_with_its_variable() -> Result<()> {
     if !runs_here("ports in use") {
         return Ok(());
     }
@@ -272,7 +272,7 @@ fn a_port_in_use_is_named_with_its_variable() -> Result<()> {
 }
 
 #[test]
-fn without_names_and_without_a_way_out_the_machine_runs() -> Result<()> {
+fn the_machine_runs_without_name_servers_and_routes() -> Result<()> {
     if !runs_here("no network") {
         return Ok(());
     }
@@ -299,7 +299,7 @@ fn without_names_and_without_a_way_out_the_machine_runs() -> Result<()> {
 const CLOSED: &str = "echo 0 > /proc/sys/net/ipv4/ip_forward";
 
 #[test]
-fn a_pod_that_fails_takes_its_network_along() -> Result<()> {
+fn a_failing_pod_removes_its_network() -> Result<()> {
     if !runs_here("a pod without its machine's program") {
         return Ok(());
     }
@@ -315,7 +315,7 @@ fn a_pod_that_fails_takes_its_network_along() -> Result<()> {
 }
 
 #[test]
-fn a_signal_ends_the_pod_whenever_it_comes() -> Result<()> {
+fn a_signal_ends_the_pod_at_any_time() -> Result<()> {
     if !runs_here("signals") {
         return Ok(());
     }
@@ -362,7 +362,7 @@ fn a_signal_ends_the_pod_whenever_it_comes() -> Result<()> {
 const STALLS: &str = "mkfifo /run/full; exec 3<> /run/full; head -c 65536 /dev/zero >&3; exec >&3";
 
 #[test]
-fn a_reader_of_the_log_that_stalls_stops_nothing() -> Result<()> {
+fn a_stalled_log_reader_does_not_block_the_pod() -> Result<()> {
     if !runs_here("a log that nobody reads") {
         return Ok(());
     }
@@ -384,7 +384,7 @@ fn a_reader_of_the_log_that_stalls_stops_nothing() -> Result<()> {
 }
 
 #[test]
-fn a_machine_that_is_stuck_takes_no_threads_of_its_pod() -> Result<()> {
+fn a_stuck_machine_does_not_use_up_the_pods_threads() -> Result<()> {
     if !runs_here("a machine that is stuck") {
         return Ok(());
     }
@@ -409,7 +409,7 @@ fn a_machine_that_is_stuck_takes_no_threads_of_its_pod() -> Result<()> {
 }
 
 #[test]
-fn what_a_pod_warns_of_is_said_in_its_variables() -> Result<()> {
+fn pod_warnings_name_their_variables() -> Result<()> {
     if !runs_here("warnings") {
         return Ok(());
     }
@@ -425,7 +425,7 @@ fn what_a_pod_warns_of_is_said_in_its_variables() -> Result<()> {
 }
 
 #[test]
-fn who_listens_leaves_places_for_others() -> Result<()> {
+fn event_listeners_leave_slots_for_others() -> Result<()> {
     if !runs_here("many who listen") {
         return Ok(());
     }
@@ -456,7 +456,7 @@ fn who_listens_leaves_places_for_others() -> Result<()> {
 
 /// The probe has a balloon device and no driver for it, which does no harm.
 #[test]
-fn a_host_that_is_short_of_memory_asks_the_guest_for_some() -> Result<()> {
+fn low_host_memory_inflates_the_balloon() -> Result<()> {
     if !runs_here("the balloon") {
         return Ok(());
     }
@@ -481,7 +481,7 @@ fn a_host_that_is_short_of_memory_asks_the_guest_for_some() -> Result<()> {
 /// Starts with a CD and a disk that must be created, and is stopped in the middle of that. The last
 /// start runs to the end.
 #[test]
-fn what_is_on_the_volume_is_whole_whenever_the_signal_came() -> Result<()> {
+fn files_on_the_volume_are_complete_after_a_signal_at_any_time() -> Result<()> {
     if !runs_here("the volume") {
         return Ok(());
     }
@@ -523,7 +523,7 @@ fn what_is_on_the_volume_is_whole_whenever_the_signal_came() -> Result<()> {
 
 /// Only the guest itself can free the space.
 #[test]
-fn a_disk_on_a_full_volume_is_started() -> Result<()> {
+fn a_disk_on_a_full_volume_boots() -> Result<()> {
     const FULL: &str = "mount -t tmpfs -o size=4m tmpfs /mnt; \
         cp /usr/share/OVMF/OVMF_VARS_4M.fd /mnt/windows.vars; touch /mnt/windows.boot; \
         echo hushhushhushhush > /mnt/windows.password; echo 02:00:00:00:00:01 > /mnt/windows.mac; \

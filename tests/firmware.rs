@@ -43,24 +43,24 @@ fn main() -> ExitCode {
     let both = |says, body| RELEASES.map(|release| test(release, says, body));
     let mut tests = Vec::new();
     tests.extend(both("remembers_a_variable", remembers_a_variable));
-    let says = "comes_back_after_each_reset";
-    tests.push(test("13", says, comes_back_after_each_reset));
-    tests.push(test("12", says, comes_back_after_each_reset).thorough());
+    let says = "restarts_after_each_reset";
+    tests.push(test("13", says, restarts_after_each_reset));
+    tests.push(test("12", says, restarts_after_each_reset).thorough());
     let nvme = |stock: &Stock| boots_from("nvme", stock);
     let virtio = |stock: &Stock| boots_from("virtio-blk", stock);
     let scsi = |stock: &Stock| boots_from("virtio-scsi", stock);
-    // `asks_in_order` covers all kinds of disks with both releases.
-    tests.push(test("12", "boots_from_nvme_and_keeps_the_order", nvme));
-    tests.push(test("13", "boots_from_virtio_and_keeps_the_order", virtio));
-    tests.push(test("13", "boots_from_virtio_scsi_and_keeps_the_order", scsi));
-    tests.push(test("13", "boots_from_nvme_and_keeps_the_order", nvme).thorough());
-    tests.push(test("12", "boots_from_virtio_and_keeps_the_order", virtio).thorough());
-    tests.extend(both("asks_disks_in_the_order_that_was_said", asks_in_order));
+    // `tries_disks_in_order` covers all kinds of disks with both releases.
+    tests.push(test("12", "boots_from_nvme_and_keeps_the_boot_order", nvme));
+    tests.push(test("13", "boots_from_virtio_and_keeps_the_boot_order", virtio));
+    tests.push(test("13", "boots_from_virtio_scsi_and_keeps_the_boot_order", scsi));
+    tests.push(test("13", "boots_from_nvme_and_keeps_the_boot_order", nvme).thorough());
+    tests.push(test("12", "boots_from_virtio_and_keeps_the_boot_order", virtio).thorough());
+    tests.extend(both("tries_disks_in_the_configured_boot_order", tries_disks_in_order));
     // The suite `cluster` boots a signed system.
-    tests.push(test("12", "starts_nothing_that_is_not_signed", starts_nothing_unsigned));
-    let says = "has_a_usable_store_whenever_it_was_killed";
-    tests.push(test("12", says, has_a_usable_store_whenever_it_was_killed).thorough());
-    tests.push(test("13", says, has_a_usable_store_whenever_it_was_killed));
+    tests.push(test("12", "refuses_unsigned_programs", refuses_unsigned_programs));
+    let says = "keeps_a_usable_store_through_kills";
+    tests.push(test("12", says, keeps_a_usable_store_through_kills).thorough());
+    tests.push(test("13", says, keeps_a_usable_store_through_kills));
     Suite { lab: Lab { mib: 2048, seconds: 1500, assets: ASSETS }, tests }.main()
 }
 
@@ -84,7 +84,7 @@ impl Stock {
     }
 }
 
-fn comes_back_after_each_reset(stock: &Stock) -> anyhow::Result<()> {
+fn restarts_after_each_reset(stock: &Stock) -> anyhow::Result<()> {
     let mut shell = stock.shell()?;
     for resets in 0..3 {
         ensure!(shell.running.resets()? == resets, "not {resets} resets");
@@ -117,7 +117,7 @@ fn boots_from(kind: &str, stock: &Stock) -> anyhow::Result<()> {
 }
 
 /// The store has Microsoft's keys; neither the disk's loader nor a shell is signed with them.
-fn starts_nothing_unsigned(stock: &Stock) -> anyhow::Result<()> {
+fn refuses_unsigned_programs(stock: &Stock) -> anyhow::Result<()> {
     let keys = uefi::store(&lab::asset("OVMF_VARS_MS_12")?, stock.folder.path())?;
     let disk = format!("virtio-blk,path={},overlay", lab::asset("BOOT_DISK")?.display());
     let guest = stock.guest.clone().firmware(lab::asset("OVMF_CODE_12")?, keys);
@@ -133,7 +133,7 @@ fn starts_nothing_unsigned(stock: &Stock) -> anyhow::Result<()> {
 
 /// Empty disks of all kinds, which firmware tries in vain, a CD, which it boots, and a disk after
 /// it.
-fn asks_in_order(stock: &Stock) -> anyhow::Result<()> {
+fn tries_disks_in_order(stock: &Stock) -> anyhow::Result<()> {
     let empty = |kind: &str, slot: &str| -> anyhow::Result<String> {
         let path = stock.folder.path().join(kind);
         fs::File::create(&path)?.set_len(8 << 20)?;
@@ -216,7 +216,7 @@ fn remembers_a_variable(stock: &Stock) -> anyhow::Result<()> {
 
 /// Writes the variable, then kills the machine at a random moment of a second write, between Enter
 /// and the prompt. Afterwards the store has the old or the new value.
-fn has_a_usable_store_whenever_it_was_killed(stock: &Stock) -> anyhow::Result<()> {
+fn keeps_a_usable_store_through_kills(stock: &Stock) -> anyhow::Result<()> {
     let mut shell = stock.shell()?;
     let (mut value_before, mut newer) = (0, 0);
     let kills = if lab::everything() { 10 } else { 1 };

@@ -86,7 +86,7 @@ fn check_rights(pod: &Pod, wanted: [(u32, u64); 3]) -> Result<()> {
 }
 
 #[test]
-fn the_probe_is_seen_and_a_stop_is_in_time() -> Result<()> {
+fn the_probe_page_is_served_and_the_pod_stops_in_time() -> Result<()> {
     if !runs_here("the pod") {
         return Ok(());
     }
@@ -129,7 +129,7 @@ fn the_probe_is_seen_and_a_stop_is_in_time() -> Result<()> {
 }
 
 #[test]
-fn a_guest_that_switches_itself_off_ends_the_pod_with_0() -> Result<()> {
+fn a_guest_shutdown_ends_the_pod_with_status_0() -> Result<()> {
     if !runs_here("the pod") {
         return Ok(());
     }
@@ -160,7 +160,7 @@ fn a_guest_that_switches_itself_off_ends_the_pod_with_0() -> Result<()> {
 
 /// Like `docker compose up` with deploy/compose.yaml: the engine restarts a failed pod at once.
 #[test]
-fn a_failure_is_seen_and_is_not_started_again_at_once() -> Result<()> {
+fn a_failure_is_shown_and_restarts_are_delayed() -> Result<()> {
     if !runs_here("a failing pod that is started again") {
         return Ok(());
     }
@@ -226,7 +226,7 @@ fn the_same_sources_make_the_same_image() -> Result<()> {
 
 /// Pod Security level "restricted", with a read-only root file system.
 #[test]
-fn nobody_without_rights_runs_it() -> Result<()> {
+fn runs_as_a_user_without_rights() -> Result<()> {
     if !runs_here("the pod") {
         return Ok(());
     }
@@ -256,7 +256,7 @@ fn nobody_without_rights_runs_it() -> Result<()> {
 /// The guest's own interface on the pod's network. No engine passes its device through, because its
 /// number is not known in advance.
 #[test]
-fn with_dhcp_the_guest_has_a_card_of_its_own() -> Result<()> {
+fn with_dhcp_the_guest_has_its_own_card() -> Result<()> {
     if !runs_here("the pod") {
         return Ok(());
     }
@@ -293,7 +293,7 @@ fn with_dhcp_the_guest_has_a_card_of_its_own() -> Result<()> {
 }
 
 #[test]
-fn what_is_wrong_is_one_sentence_and_a_status() -> Result<()> {
+fn each_startup_error_is_one_sentence_and_a_status() -> Result<()> {
     if !runs_here("the pod") {
         return Ok(());
     }
@@ -316,7 +316,7 @@ fn what_is_wrong_is_one_sentence_and_a_status() -> Result<()> {
 }
 
 #[test]
-fn the_screen_asks_for_the_password() -> Result<()> {
+fn the_screen_requires_the_password() -> Result<()> {
     if !runs_here("the pod") {
         return Ok(());
     }

@@ -47,28 +47,28 @@ fn main() -> ExitCode {
     let both = |says, body| RELEASES.map(|release| test(release, says, body));
     let mut tests = Vec::new();
     tests.extend(both("pauses_and_ends_on_sigterm", pauses_and_ends_on_sigterm));
-    tests.extend(both("hears_the_power_button", hears_the_power_button));
+    tests.extend(both("reacts_to_the_power_button", reacts_to_the_power_button));
     tests.extend(both("reboots_in_the_same_process", reboots_in_the_same_process));
     // The suite `disks` covers NVMe with message interrupts, on both kernels.
-    let wire = "keeps_files_on_nvme_with_a_wire";
-    tests.push(test("13", wire, keeps_files_on_nvme_with_a_wire));
-    tests.push(test("12", wire, keeps_files_on_nvme_with_a_wire).thorough());
+    let wire = "keeps_files_on_nvme_with_an_interrupt_line";
+    tests.push(test("13", wire, keeps_files_on_nvme_with_an_interrupt_line));
+    tests.push(test("12", wire, keeps_files_on_nvme_with_an_interrupt_line).thorough());
     tests.extend(both("keeps_files_on_nvme", keeps_files_on_nvme).map(Test::thorough));
     let covering = covering(&all_cells());
     tests.extend(all_cells().into_iter().map(|cell| match covering.contains(&cell) {
         true => cell.test(),
         false => cell.test().thorough(),
     }));
-    tests.push(test("13", "learns_that_it_was_cloned", cloned_directly));
-    tests.push(test("13", "learns_that_it_was_cloned_after_firmware", cloned_after_firmware));
+    tests.push(test("13", "detects_a_new_generation_id", cloned_directly));
+    tests.push(test("13", "detects_a_new_generation_id_after_firmware", cloned_after_firmware));
     // The newer kernel reports more errors.
-    let (says, after) = ("complains_of_nothing_new", "complains_of_nothing_new_after_firmware");
-    tests.push(test("13", says, complains_of_nothing_new));
-    tests.push(test("13", after, of_nothing_new_after_firmware));
-    tests.push(test("12", says, complains_of_nothing_new).thorough());
-    tests.push(test("12", after, of_nothing_new_after_firmware).thorough());
+    let (says, after) = ("logs_no_new_errors", "logs_no_new_errors_after_firmware");
+    tests.push(test("13", says, logs_no_new_errors));
+    tests.push(test("13", after, logs_no_new_errors_after_firmware));
+    tests.push(test("12", says, logs_no_new_errors).thorough());
+    tests.push(test("12", after, logs_no_new_errors_after_firmware).thorough());
     // The suite `cluster` also has a kernel with a TPM.
-    let says = "talks_to_the_tpm_that_firmware_measured_into";
+    let says = "uses_the_tpm_with_firmware_measurements";
     tests.extend(both(says, talks_to_the_tpm).map(Test::thorough));
     Suite { lab: Lab { mib: 6144, seconds: 1320, assets: ASSETS }, tests }.main()
 }
@@ -123,10 +123,10 @@ impl Cell {
             "linux_{}_as_{format}_on_{count}_cpus_with_{}",
             RELEASES[release], MEMORY[memory]
         );
-        Test::new(name, move || self.sees_what_was_asked_for())
+        Test::new(name, move || self.has_the_configured_processors_and_memory())
     }
 
-    fn sees_what_was_asked_for(self) -> anyhow::Result<()> {
+    fn has_the_configured_processors_and_memory(self) -> anyhow::Result<()> {
         let Self([release, format, cpus, memory]) = self;
         let [sockets, cores, threads] = CPUS[cpus];
         let count: usize = CPUS[cpus].iter().product();
@@ -274,7 +274,7 @@ done
 exit 1
 "#;
 
-fn hears_the_power_button(release: &str) -> anyhow::Result<()> {
+fn reacts_to_the_power_button(release: &str) -> anyhow::Result<()> {
     let modules = lab::asset(&format!("MODULES_{release}"))?;
     let linux = Linux::new(Guest::transom(), &bzimage(release)?);
     let linux = linux.modules(&modules, &["button", "evdev"]).file("button.sh", BUTTON);
@@ -288,7 +288,7 @@ fn hears_the_power_button(release: &str) -> anyhow::Result<()> {
 }
 
 /// Debian 12's kernel has no driver for VMGENID.
-fn learns_that_it_was_cloned(guest: Guest, release: &str) -> anyhow::Result<()> {
+fn detects_a_new_generation_id(guest: Guest, release: &str) -> anyhow::Result<()> {
     const RESEEDED: &str = "dmesg | grep -c 'crng reseeded due to virtual machine fork'; true";
     let mut booted = Linux::new(guest, &bzimage(release)?).boot(BOOT)?;
     let count = |booted: &mut Booted| booted.run(RESEEDED, SOON).map(|it| it.trim().to_owned());
@@ -316,14 +316,14 @@ fn learns_that_it_was_cloned(guest: Guest, release: &str) -> anyhow::Result<()> 
 }
 
 fn cloned_directly(release: &str) -> anyhow::Result<()> {
-    learns_that_it_was_cloned(Guest::transom(), release)
+    detects_a_new_generation_id(Guest::transom(), release)
 }
 
 fn cloned_after_firmware(release: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let vars = uefi::store(&lab::asset(&format!("OVMF_VARS_{release}"))?, folder.path())?;
     let code = lab::asset(&format!("OVMF_CODE_{release}"))?;
-    learns_that_it_was_cloned(Guest::transom().firmware(code, vars), release)
+    detects_a_new_generation_id(Guest::transom().firmware(code, vars), release)
 }
 
 /// Fills the disk's end with lines that the host checks, and keeps files at its beginning.
@@ -361,7 +361,7 @@ fn keeps_files_on_nvme(release: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn keeps_files_on_nvme_with_a_wire(release: &str) -> anyhow::Result<()> {
+fn keeps_files_on_nvme_with_an_interrupt_line(release: &str) -> anyhow::Result<()> {
     keeps_files(release, "pci=nomsi").map(drop)
 }
 
@@ -425,11 +425,11 @@ fn compare(release: &str, guest: impl Fn(Machine) -> anyhow::Result<Guest>) -> a
     Ok(())
 }
 
-fn complains_of_nothing_new(release: &str) -> anyhow::Result<()> {
+fn logs_no_new_errors(release: &str) -> anyhow::Result<()> {
     compare(release, |machine| Ok(Guest::on(machine).cpus("2")))
 }
 
-fn of_nothing_new_after_firmware(release: &str) -> anyhow::Result<()> {
+fn logs_no_new_errors_after_firmware(release: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     compare(release, |machine| {
         let vars = uefi::store(&lab::asset(&format!("OVMF_VARS_{release}"))?, folder.path())?;

@@ -114,7 +114,7 @@ fn is_restricted(pod: &Value) -> Result<()> {
 }
 
 #[test]
-fn each_manifest_fits_its_schema() -> Result<()> {
+fn each_manifest_matches_its_schema() -> Result<()> {
     if !runs_here("manifests against the schema") {
         return Ok(());
     }
@@ -145,7 +145,7 @@ fn one(part: &str, kind: &str) -> Result<Value> {
 }
 
 #[test]
-fn who_asks_for_figures_knows_the_password_of_the_screen() -> Result<()> {
+fn the_pod_monitor_uses_the_screen_password() -> Result<()> {
     if !runs_here("the monitor's password") {
         return Ok(());
     }
@@ -166,7 +166,7 @@ fn who_asks_for_figures_knows_the_password_of_the_screen() -> Result<()> {
 }
 
 #[test]
-fn no_stranger_at_the_web_port_keeps_a_probe_out() -> Result<()> {
+fn probes_work_without_the_web_port() -> Result<()> {
     if !runs_here("probes") {
         return Ok(());
     }
@@ -198,7 +198,7 @@ fn storage_of(claim: &Value) -> &Value {
 }
 
 #[test]
-fn the_machine_fits_its_pod_and_its_volume() -> Result<()> {
+fn the_default_machine_fits_the_pod_and_volume_limits() -> Result<()> {
     if !runs_here("limits") {
         return Ok(());
     }
@@ -229,7 +229,7 @@ fn the_machine_fits_its_pod_and_its_volume() -> Result<()> {
 }
 
 #[test]
-fn an_installation_is_seen() -> Result<()> {
+fn the_service_is_reachable_during_an_installation() -> Result<()> {
     if !runs_here("the service's addresses") {
         return Ok(());
     }
@@ -243,7 +243,7 @@ fn an_installation_is_seen() -> Result<()> {
 }
 
 #[test]
-fn the_guest_reaches_both_internets_and_no_private_network() -> Result<()> {
+fn the_egress_policy_allows_only_public_networks() -> Result<()> {
     if !runs_here("the guest's ways out") {
         return Ok(());
     }
@@ -270,7 +270,7 @@ fn the_guest_reaches_both_internets_and_no_private_network() -> Result<()> {
 }
 
 #[test]
-fn profiles_are_what_they_say() -> Result<()> {
+fn profiles_render_to_the_expected_pods() -> Result<()> {
     const TEST: &str = "profiles put together by kustomize";
     if !runs_here(TEST) {
         return Ok(());
@@ -323,7 +323,7 @@ fn profiles_are_what_they_say() -> Result<()> {
 }
 
 #[test]
-fn the_monitor_goes_with_a_profile() -> Result<()> {
+fn the_monitor_can_be_combined_with_a_profile() -> Result<()> {
     const TEST: &str = "the monitor beside a profile";
     if !runs_here(TEST) {
         return Ok(());

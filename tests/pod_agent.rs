@@ -196,7 +196,7 @@ fn says(output: &Output) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn a_program_runs_in_the_guest_and_the_guest_is_known() -> Result<()> {
+fn a_program_runs_in_the_guest_and_the_guest_is_reported() -> Result<()> {
     if !runs_here("the pod with an agent") {
         return Ok(());
     }
@@ -293,7 +293,7 @@ fn the_agent_is_asked_to_shut_down() -> Result<()> {
 }
 
 #[test]
-fn without_an_agent_that_is_said_and_nothing_waits() -> Result<()> {
+fn without_an_agent_commands_fail_at_once_with_the_reason() -> Result<()> {
     if !runs_here("the pod without an agent") {
         return Ok(());
     }
@@ -341,7 +341,7 @@ fn without_an_agent_that_is_said_and_nothing_waits() -> Result<()> {
 }
 
 #[test]
-fn tools_for_the_reference_image_hear_what_they_know() -> Result<()> {
+fn the_reference_images_web_port_works_for_its_tools() -> Result<()> {
     if !runs_here("the web port of the reference image") {
         return Ok(());
     }
@@ -359,7 +359,7 @@ fn tools_for_the_reference_image_hear_what_they_know() -> Result<()> {
 }
 
 #[test]
-fn the_status_is_for_those_who_may_see_nothing_else() -> Result<()> {
+fn status_events_are_served_without_a_screen() -> Result<()> {
     if !runs_here("the status of a guarded pod") {
         return Ok(());
     }

@@ -30,16 +30,19 @@ type Test = (&'static str, fn() -> anyhow::Result<()>);
 type Settings<'a> = &'a [(&'a str, &'a str)];
 
 const TESTS: [Test; 10] = [
-    ("the_guest_gets_its_address_and_reaches_what_is_outside", reaches_outside),
-    ("what_arrives_at_the_pod_is_the_guests_but_for_what_is_kept", is_reached),
+    ("the_guest_gets_its_address_and_reaches_the_outside", reaches_outside),
+    ("incoming_traffic_reaches_the_guest_except_reserved_ports", is_reached),
     ("packets_fit_the_pods_network", packets_fit),
-    ("one_pod_does_not_disturb_another_and_nothing_is_left", leaves_nothing),
-    ("what_is_missing_is_one_sentence", says_what_is_missing),
-    ("with_dhcp_the_guest_is_a_host_of_the_pods_network", beside::is_a_host),
-    ("a_killed_pods_card_is_replaced_and_none_is_left", beside::leaves_nothing),
+    ("two_pods_do_not_interfere_and_clean_up", leaves_nothing),
+    ("missing_requirements_are_reported_in_one_sentence", reports_missing_requirements),
+    ("with_dhcp_the_guest_joins_the_pods_network", beside::is_a_host),
+    ("a_killed_pods_card_is_replaced_and_removed", beside::leaves_nothing),
     ("the_guest_has_ipv6_where_the_pod_has_it", six::goes_outside),
-    ("ipv6_that_cannot_be_passed_on_stays_with_the_pod", six::stays),
-    ("what_is_missing_for_dhcp_is_one_sentence", beside::says_what_is_missing),
+    ("without_ipv6_forwarding_the_guest_has_ipv4_only", six::stays),
+    (
+        "missing_dhcp_requirements_are_reported_in_one_sentence",
+        beside::reports_missing_requirements,
+    ),
 ];
 
 fn main() -> ExitCode {
@@ -255,7 +258,7 @@ fn leaves_nothing() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn says_what_is_missing() -> anyhow::Result<()> {
+fn reports_missing_requirements() -> anyhow::Result<()> {
     let town = Town::new()?;
     let refused = |around: &str, settings: &[(&str, &str)]| {
         let pod = town.pod_in(9, around, settings);

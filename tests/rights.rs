@@ -255,7 +255,7 @@ const NO_RIGHTS: [&str; 5] = [
 ];
 
 #[test]
-fn a_machine_of_another_user_says_what_its_jail_lacks() -> Result<()> {
+fn an_unprivileged_machine_reports_what_its_jail_lacks() -> Result<()> {
     let Some(home) = Home::new("a machine of another user")? else { return Ok(()) };
     let (mut machine, mut client) = home.machine("on")?;
     let user = home.user();
@@ -301,7 +301,7 @@ fn a_machine_of_another_user_says_what_its_jail_lacks() -> Result<()> {
 }
 
 #[test]
-fn who_insists_has_no_machine_in_a_network_that_stays() -> Result<()> {
+fn jail_must_refuses_to_run_without_a_network_namespace() -> Result<()> {
     let Some(home) = Home::new("--jail must of another user")? else { return Ok(()) };
     let disk = home.disk("disk")?.display().to_string();
     let mut vmm = home.command("vmm", &["run", "--jail", "must", "--disk", &disk]);
@@ -318,7 +318,7 @@ fn port() -> Result<u16> {
 }
 
 #[test]
-fn a_pod_of_another_user_is_seen_and_stops() -> Result<()> {
+fn an_unprivileged_pod_is_reachable_and_stops() -> Result<()> {
     let Some(home) = Home::new("a pod of another user")? else { return Ok(()) };
     let (web, vnc) = (port()?, port()?);
     let mut pod = home.command("transom", &["pod"]);
@@ -359,7 +359,7 @@ fn a_pod_of_another_user_is_seen_and_stops() -> Result<()> {
 }
 
 #[test]
-fn what_a_pod_of_another_user_makes_on_its_volume_is_for_nobody_else() -> Result<()> {
+fn a_pod_creates_private_files_on_its_volume() -> Result<()> {
     let Some(home) = Home::new("a volume of another user")? else { return Ok(()) };
     let storage = home.own("storage");
     fs::create_dir(&storage)?;
@@ -393,7 +393,7 @@ fn what_a_pod_of_another_user_makes_on_its_volume_is_for_nobody_else() -> Result
 }
 
 #[test]
-fn the_unit_of_systemd_starts_a_machine_without_rights() -> Result<()> {
+fn the_systemd_unit_starts_an_unprivileged_machine() -> Result<()> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/vmm@.service");
     let unit = fs::read_to_string(path)?;
     let has = |line: &str| unit.lines().any(|it| it == line);

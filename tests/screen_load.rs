@@ -237,8 +237,8 @@ fn runs_here(test: &str) -> bool {
 }
 
 #[test]
-fn good_viewers_do_not_notice_bad_ones() -> Result<()> {
-    if !runs_here("good_viewers_do_not_notice_bad_ones") {
+fn good_viewers_are_unaffected_by_bad_ones() -> Result<()> {
+    if !runs_here("good_viewers_are_unaffected_by_bad_ones") {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;

@@ -114,17 +114,17 @@ rules! {
             file("tests/x.h", format!("{}struct s {{\n    int x;\n}};\n", "int x;\n".repeat(61))),
             file("tests/x.c", c_function(60).replace("{\n", "{\n    /* a\n     * b */\n\n")),
         ];
-    c_files_say_what_they_are: c::heads,
+    c_files_have_a_description: c::heads,
         refuses [file("tests/x.c", "int x;\n"), file("tests/x.h", "# 1\n")],
         accepts [file("tests/x.h", "/* x */\n"), file("tests/x.S", "# x\nnop\n")];
     dependencies_are_few: limits::crates,
         refuses [file("Cargo.lock", "source = \"x\"\n".repeat(162))],
         accepts [file("Cargo.lock", "source = \"x\"\n".repeat(161))];
-    papers_are_short: limits::papers,
+    docs_are_short: limits::papers,
         refuses [file("STYLE.md", "x\n".repeat(151)), file("ARCHITECTURE.md", "x\n".repeat(201))],
         accepts [file("STYLE.md", "x\n".repeat(150)), file("ARCHITECTURE.md", "x\n".repeat(200))];
 
-    nothing_is_allowed: words::allow,
+    no_lint_is_allowed: words::allow,
         refuses [
             rust("#[allow(dead_code)] fn f() {}"),
             rust("#![allow(dead_code)]"),
@@ -132,7 +132,7 @@ rules! {
             rust("macro_rules! m { () => { #[allow(dead_code)] fn f() {} } }"),
         ],
         accepts [rust("#[expect(dead_code, reason = \"x\")] fn f() { rules.allow(1); }")];
-    nothing_is_left_to_do: words::todo,
+    no_todo_is_left: words::todo,
         refuses [
             rust("fn f() { todo!() }"),
             rust("fn f() { unimplemented!() }"),
@@ -141,7 +141,7 @@ rules! {
             file("README.md", "XXX later"),
         ],
         accepts [rust("// mktemp XXXXXX, TODOS"), file("STYLE.md", "`TODO`")];
-    output_is_for_answers: words::println,
+    only_answers_are_printed: words::println,
         refuses [
             rust("fn f() { println!(); }"),
             file("devices/src/bus.rs", "fn f() { std::print!(\"x\"); }"),
@@ -178,7 +178,7 @@ rules! {
             rust("fn f() { fail(\"no x: Windows cannot run here: add x\"); }"),
             file("tests/skip/src/lib.rs", "fn f() { log(\"not run here: f: no x\"); }"),
         ];
-    names_say_what_it_is: words::names,
+    names_are_descriptive: words::names,
         refuses [
             file("vmm/src/device_manager.rs", ""),
             file("devices/src/util/mod.rs", ""),
@@ -189,7 +189,7 @@ rules! {
         refuses [rust("fn f() {}"), rust("/// x\npub fn f() {}")],
         accepts [rust("//! x\npub fn f() {}")];
 
-    unsafe_is_where_it_is_listed: safety::listed,
+    unsafe_is_only_in_listed_files: safety::listed,
         refuses [
             rust("fn f() { unsafe { g() } }"),
             rust("macro_rules! m { () => { unsafe { g() } } }"),
@@ -211,7 +211,7 @@ rules! {
             file("boot/src/lib.rs", "#![forbid(unsafe_code)]"),
             file("tests/guest/linux.rs", ""),
         ];
-    unsafe_has_its_reason: safety::reasons,
+    unsafe_has_a_reason: safety::reasons,
         refuses [
             rust("fn f() {\n    // SAFETY: above another\n    g();\n    unsafe { h() }\n}"),
             rust("// SAFETY: too far\n\nunsafe impl Send for S {}"),
@@ -223,7 +223,7 @@ rules! {
             rust("// SAFETY: x\nunsafe impl Send for S {}"),
         ];
 
-    crates_know_only_what_is_below: direction::crates,
+    crates_depend_only_on_lower_crates: direction::crates,
         refuses [
             file("devices/src/bus.rs", "use kvm_ioctls::VmFd;"),
             file("devices/src/bus.rs", "use {std::io, boot as b};"),
@@ -237,7 +237,7 @@ rules! {
             file("vmm/src/machine.rs", "use boot::acpi; use devices::bus;"),
             file("devices/Cargo.toml", "[dependencies]\nvm-memory.workspace = true\n"),
         ];
-    boot_takes_bytes_and_gives_bytes: direction::boot_is_pure,
+    boot_has_no_side_effects: direction::boot_is_pure,
         refuses [
             file("boot/src/linux.rs", "use std::{fs::File, io};"),
             file("boot/src/linux.rs", "fn f() { std::fs::read(\"x\"); }"),
@@ -246,16 +246,16 @@ rules! {
             file("boot/src/linux.rs", "use std::io::Cursor;"),
             file("boot/src/linux.rs", "#[cfg(test)]\nmod test { use std::fs; }"),
         ];
-    devices_and_boot_meet_in_the_recipe: direction::both,
+    devices_and_boot_meet_only_in_the_recipe: direction::both,
         refuses [file("vmm/src/vcpu.rs", "use boot::acpi; use devices::bus;")],
         accepts [
             file("vmm/src/vcpu.rs", "use devices::bus;"),
             file("vmm/src/machine.rs", "use boot::acpi; use devices::bus;"),
         ];
-    a_vcpu_knows_the_bus_alone: direction::vcpu_knows_the_bus,
+    a_vcpu_depends_only_on_the_bus: direction::vcpu_knows_the_bus,
         refuses [file("vmm/src/vcpu.rs", "use devices::{bus::Bus, platform::serial};")],
         accepts [file("vmm/src/vcpu.rs", "use devices::bus::{self, Bus};")];
-    the_container_uses_few_doors: direction::doors,
+    the_container_uses_few_interfaces: direction::doors,
         refuses [
             file("container/src/web.rs", "use vmm::{config, kvm::Vm};"),
             file("container/src/web.rs", "use devices::{board::Board, registry};"),
@@ -265,10 +265,10 @@ rules! {
             file("container/src/web.rs", "use vmm::{config::Config, control::Client};"),
             file("container/src/pod.rs", "use devices::{nvme, registry, virtio::net};"),
         ];
-    crates_make_no_ring: rings::crates,
+    crates_have_no_cycle: rings::crates,
         refuses [manifests(&["a: b", "b: a"]), manifests(&["a: b", "b: c", "c: d", "d: e", "e:"])],
         accepts [manifests(&["a: b c d", "b: c", "c: d", "d:"])];
-    modules_make_no_ring: rings::modules,
+    modules_have_no_cycle: rings::modules,
         refuses [
             modules(&["x: use crate::y::Y;", "y: fn f() { super::x::g() }"]),
             modules(&["x/mod: use crate::y;", "x/z: use crate::x::v;", "x/v: use super::z::Z;"]),
@@ -281,7 +281,7 @@ rules! {
         refuses [file("vmm/Cargo.toml", "[package]\n")],
         accepts [file("vmm/Cargo.toml", "[package]\n[lints]\nworkspace = true\n")];
 
-    papers_name_what_exists: papers::named_paths,
+    docs_name_existing_paths: papers::named_paths,
         refuses [
             file("README.md", "see `vmm/src/gone.rs`"),
             file("README.md", "see `GONE.md` and `./gone`"),
@@ -293,7 +293,7 @@ rules! {
             file("README.md", "```text\n`vmm/src/gone.rs`\n```\n"),
             file("vmm/README.md", "`vmm/README.md:3` in `vmm/`"),
         ];
-    links_lead_somewhere: papers::links,
+    links_resolve: papers::links,
         refuses [
             file("README.md", "[x](docs/gone.md)"),
             file("README.md", "# Here\n[x](#there)"),
@@ -303,7 +303,7 @@ rules! {
             file("README.md", "# How it `works`, now\n[x](#how-it-works-now) [y](https://x.y/z)"),
             file("deploy/README.md", "[x](../deploy/README.md) [y](README.md)"),
         ];
-    no_path_is_of_one_machine: papers::machine_paths,
+    no_path_is_machine_specific: papers::machine_paths,
         refuses [
             file("README.md", concat!("cd /wo", "rk/main")),
             rust(concat!("const X: &str = \"/ho", "me/me\";")),
@@ -337,7 +337,7 @@ rules! {
             &["# comment", "", "a | of a | root, kvm | 0.1", "b | of b | - | 2"],
             &["tests/a.rs", "boot/tests/b/main.rs", "boot/tests/b/other.rs"],
         )];
-    scripts_can_be_run: papers::scripts,
+    scripts_are_executable: papers::scripts,
         refuses [
             file("tests/lab/lab", "#!/bin/bash\n"),
             file("tests/lab/x.sh", "echo"),
@@ -434,7 +434,7 @@ fn code_is_formatted() {
 }
 
 #[test]
-fn the_formatter_refuses_what_is_not_formatted() {
+fn the_formatter_refuses_unformatted_code() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("unformatted.rs");
     std::fs::write(&path, "fn  f( ) { }\n").expect("the target folder takes a file");
     let mut rustfmt = Command::new("rustfmt");

@@ -65,13 +65,13 @@ fn main() -> ExitCode {
         [("13", "super", false), ("12", "high", true), ("12", "super", false), ("13", "high", true)]
     {
         let interrupts = if wire { "a_wire" } else { "messages" };
-        let name = format!("linux_{release}_has_hands_at_{speed}_speed_with_{interrupts}");
+        let name = format!("linux_{release}_uses_usb_devices_at_{speed}_speed_with_{interrupts}");
         let guest = LinuxGuest { release, speed, wire };
-        let test = Test::new(name, move || guest.has_hands());
+        let test = Test::new(name, move || guest.uses_usb_devices());
         tests.push(if tests.len() < 2 { test } else { test.thorough() });
     }
     for release in ["12", "13"] {
-        let name = format!("ovmf_{release}_boots_from_a_cd_and_takes_keys");
+        let name = format!("ovmf_{release}_boots_from_a_usb_cd_and_receives_keys");
         tests.push(Test::new(name, move || boots_from_a_cd(release)));
     }
     Suite { lab: Lab { mib: 3072, seconds: 1200, assets: ASSETS }, tests }.main()
@@ -106,7 +106,7 @@ impl LinuxGuest {
         Linux::new(guest, &kernel).cmdline(words).modules(&modules, MODULES).boot(BOOT)
     }
 
-    fn has_hands(self) -> anyhow::Result<()> {
+    fn uses_usb_devices(self) -> anyhow::Result<()> {
         let folder = tempfile::tempdir().context("a folder for the disk images")?;
         let mut booted = self.boot(&folder)?;
         let mut watch = StopWatch::new();
@@ -119,7 +119,7 @@ impl LinuxGuest {
         if self.is_thorough() {
             self.runs_thorough_checks(&mut booted, &folder, &mut watch)?;
         }
-        self.complains_of_nothing(&mut booted)?;
+        self.logs_no_errors(&mut booted)?;
         rests_when_nothing_happens(&booted)?;
         pastes_at_both(&mut booted, &viewers(&folder))?;
         watch.report("long texts");
@@ -155,7 +155,7 @@ impl LinuxGuest {
         self.reads_a_disk_and_a_cd(booted)?;
         types_and_points(booted)?;
         watch.report("the driver again");
-        self.complains_of_nothing(booted)?;
+        self.logs_no_errors(booted)?;
         booted.running.ask(&Command::Reset)?;
         booted.ready(BOOT)?;
         watch.report("a reset");
@@ -207,7 +207,7 @@ impl LinuxGuest {
         Ok(())
     }
 
-    fn complains_of_nothing(self, booted: &mut Booted) -> anyhow::Result<()> {
+    fn logs_no_errors(self, booted: &mut Booted) -> anyhow::Result<()> {
         let words = "errors?|warning|fail(ed|ure)?|time(d out|out)|died|bug|not responding";
         // The cache of a stick cannot be flushed after the stick is pulled out.
         let complaints = format!(

@@ -43,8 +43,8 @@ fn main() -> ExitCode {
     for release in RELEASES {
         let of_it = [
             test(release, "talks_through_a_named_port", talks_through_a_named_port),
-            test(release, "reports_what_it_does_not_use", reports_what_it_does_not_use),
-            test(release, "gives_memory_back_and_takes_it_again", gives_memory_back),
+            test(release, "reports_free_memory", reports_free_memory),
+            test(release, "returns_memory_and_reclaims_it", gives_memory_back),
         ];
         tests.extend(of_it.map(|it| if release == RELEASES[0] { it.thorough() } else { it }));
     }
@@ -100,7 +100,7 @@ fn is_small(bytes: u64) -> bool {
     bytes < 1400 * MIB - MIN_CHANGE
 }
 
-fn reports_what_it_does_not_use(release: &str) -> anyhow::Result<()> {
+fn reports_free_memory(release: &str) -> anyhow::Result<()> {
     let guest = Guest::transom().memory("2G").word("--device").word("virtio-balloon");
     let mut booted = linux(guest, release, "virtio_balloon")?.boot(BOOT)?;
     booted.run(PREPARE, SOON)?;

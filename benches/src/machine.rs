@@ -222,7 +222,7 @@ mod test {
     }
 
     #[test]
-    fn lines_of_the_program_before_the_guests_do_not_count() {
+    fn vmm_output_before_the_guests_does_not_count() {
         let mut rival = machine("echo 2026 Running Rival v1; sleep 0.2; printf 't'; sleep 9");
         let at = rival.wait_for_guest().unwrap();
         assert!(at >= Duration::from_millis(200), "{at:?}");
@@ -230,13 +230,13 @@ mod test {
     }
 
     #[test]
-    fn a_report_is_found_behind_lines_of_the_program() {
+    fn a_report_is_found_after_vmm_output() {
         let line = r#"echo Running; echo transom probe; echo '{"probe":1,"findings":[]}'"#;
         assert_eq!(machine(line).report().unwrap()["probe"], 1);
     }
 
     #[test]
-    fn a_machine_that_ends_early_says_why() {
+    fn an_early_exit_is_reported_with_its_reason() {
         let mut rival = machine("echo Running; echo no such kernel >&2; exit 3");
         let error = rival.wait_for_guest().unwrap_err().to_string();
         assert_eq!(error, "ended early (exit status: 3): no such kernel");

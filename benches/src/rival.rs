@@ -303,7 +303,7 @@ mod test {
     }
 
     #[test]
-    fn every_program_with_devices_is_told_of_its_disks_and_its_network() {
+    fn every_configuration_has_the_disks_and_the_network() {
         let [one, other] = ["/one.img", "/other.img"].map(|path| Disk {
             controller: Controller::Virtio,
             path: Path::new(path),
@@ -319,7 +319,7 @@ mod test {
     }
 
     #[test]
-    fn devices_are_asked_for_only_where_they_are_wanted() {
+    fn devices_are_configured_only_if_requested() {
         for (name, words) in [
             ("vmm", &["--device"][..]),
             ("cloud-hypervisor", &["--disk", "--net"]),
@@ -334,7 +334,7 @@ mod test {
     }
 
     #[test]
-    fn the_page_cache_is_left_out_by_all_who_can() {
+    fn direct_mode_bypasses_the_page_cache_where_supported() {
         let disk = |controller| Disk { controller, path: Path::new("/one.img"), direct: true };
         for (name, controller, words) in [
             ("vmm", Controller::Nvme, "nvme,path=/one.img,direct=on"),

@@ -158,13 +158,13 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_spread_is_of_sorted_samples() {
+    fn a_spread_is_computed_from_sorted_samples() {
         let it = Spread::of(&[5.0, 1.0, 3.0, 2.0, 4.0]);
         assert_eq!([it.median, it.min, it.p90, it.max], [3.0, 1.0, 4.0, 5.0]);
     }
 
     #[test]
-    fn a_rival_that_fails_is_a_row_and_the_others_go_on() {
+    fn a_failing_rival_gets_a_row_and_does_not_stop_the_others() {
         let folder = tempfile::tempdir().unwrap();
         let names = ["vmm", "firecracker", "qemu microvm"];
         let rivals = names.map(|name| Rival::known(name, "true", folder.path()));
@@ -184,7 +184,7 @@ mod test {
     }
 
     #[test]
-    fn our_own_failure_is_an_error() {
+    fn a_failure_of_transom_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let rivals = [Rival::known("vmm", "true", folder.path())];
         let error = interleave(&rivals, 3, |_| bail!("no kernel")).unwrap_err();

@@ -186,7 +186,7 @@ mod test {
     }
 
     #[test]
-    fn wires_pins_as_the_chip_set_does() {
+    fn wires_interrupt_pins_like_q35() {
         let lines = |slot| [0, 1, 2, 3].map(|pin| intx_line(slot, pin));
         assert_eq!(lines(0), [20, 21, 22, 23]);
         assert_eq!(lines(1), [21, 22, 23, 20]);
@@ -207,7 +207,7 @@ mod test {
     }
 
     #[test]
-    fn tells_the_keyboard_controller_and_the_clock_in_the_fadt() {
+    fn the_fadt_announces_the_keyboard_controller_and_the_clock() {
         let boot_arch = |platform: &Platform| find(&blob(platform), b"FACP")[109];
         let mut platform = platform(1);
         assert_eq!(boot_arch(&platform), 1 << 5 | 1 << 2, "VGA is absent always");
@@ -239,7 +239,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_no_table_can_say() {
+    fn refuses_platforms_that_acpi_cannot_describe() {
         assert!(refusal(|p| p.cpus.clear()).contains("without a processor"));
         assert!(refusal(|p| p.cpus.resize(4097, Cpu { apic_id: 1 })).contains("4097"));
         assert!(refusal(|p| p.cpus[1].apic_id = 0).contains("APIC ID 0"));
@@ -254,7 +254,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_nodes_that_would_make_a_guest_refuse_the_tables() {
+    fn refuses_invalid_device_nodes() {
         for hid in ["", "PNP", "pnp0501", "PNP05G1", "ABC00001x", "é00000"] {
             assert!(refusal(|p| p.nodes = vec![node(hid)]).contains("neither an EISA"), "{hid}");
         }

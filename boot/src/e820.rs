@@ -112,7 +112,7 @@ mod test {
     }
 
     #[test]
-    fn leaves_only_the_legacy_area_out_in_direct_boot() {
+    fn leaves_out_only_the_legacy_area_in_direct_boot() {
         for total in [16, 256, 2048, 3 * 1024, 5 * 1024] {
             let map = for_direct_boot(Ram::new(total * MIB), &PCIEXBAR);
             assert_eq!(ram_of(&map), total * MIB - (LEGACY_END - CONVENTIONAL_END));
@@ -126,7 +126,7 @@ mod test {
     }
 
     #[test]
-    fn never_names_ram_that_is_not_there() {
+    fn never_lists_missing_ram() {
         for total in [0, 0x1000, 0x9_FC00, 0xA_0000, 0x10_0000] {
             let map = for_direct_boot(Ram::new(total), &PCIEXBAR);
             assert_eq!(ram_of(&map), total.min(CONVENTIONAL_END), "{total:#x}");

@@ -91,7 +91,7 @@ mod test {
     }
 
     #[test]
-    fn ends_the_boot_order_as_firmware_demands() {
+    fn terminates_the_boot_order_for_firmware() {
         let files = all(&["/pci@i0cf8/scsi@2/disk@0,0", "/pci@i0cf8/ethernet@3"], None).unwrap();
         assert_eq!(
             get(&files, "bootorder").unwrap(),
@@ -101,7 +101,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_a_boot_order_that_would_be_another() {
+    fn refuses_invalid_boot_order_paths() {
         for path in ["", "disk", "/a\nb", "/a b", "/a\0"] {
             assert!(all(&[path], None).unwrap_err().to_string().contains("path"), "{path:?}");
         }

@@ -105,7 +105,7 @@ mod test {
     }
 
     #[test]
-    fn puts_pci_windows_around_pciexbar_wherever_firmware_put_it() {
+    fn puts_pci_windows_around_any_pciexbar() {
         let ram = Ram::new(5 * GIB);
         assert_eq!(
             pci_windows(ram, &(0xB000_0000..0xC000_0000)),
@@ -122,7 +122,7 @@ mod test {
     }
 
     #[test]
-    fn gives_64_bit_bars_what_is_above_ram() {
+    fn puts_64_bit_bars_above_ram() {
         assert_eq!(pci_window64(Ram::new(MIB), 39), Some(4 * GIB..1 << 39));
         assert_eq!(pci_window64(Ram::new(5 * GIB + MIB), 52), Some(8 * GIB..1 << 47));
         assert_eq!(pci_window64(Ram::new(64 * GIB), 36), None);

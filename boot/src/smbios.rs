@@ -418,7 +418,7 @@ mod test {
     }
 
     #[test]
-    fn splits_memory_into_modules_that_add_up() {
+    fn splits_memory_into_modules() {
         for (total, sizes) in [
             (256 * MIB, vec![256]),
             (16 << 30, vec![16384]),
@@ -459,7 +459,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_has_no_encoding() {
+    fn refuses_values_without_an_smbios_encoding() {
         let refusal = |change: fn(&mut Smbios)| {
             let mut machine = machine();
             change(&mut machine);

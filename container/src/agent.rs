@@ -298,7 +298,7 @@ pub(crate) mod test {
     }
 
     #[tokio::test]
-    async fn what_others_found_out_first_is_told_too() {
+    async fn an_agent_found_by_a_request_is_logged_too() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("agent.sock");
         let served = tokio::spawn(serve(UnixListener::bind(&socket).unwrap()));

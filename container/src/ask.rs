@@ -211,7 +211,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn who_asks_for_a_password_is_told_why_there_is_none() {
+    fn asking_for_a_missing_password_gives_the_reason() {
         let folder = tempfile::tempdir().unwrap();
         let runtime_folder = RuntimeFolder::within(folder.path());
         let no = |runtime_folder| password_of(runtime_folder).unwrap_err().to_string();

@@ -209,7 +209,7 @@ mod test {
     }
 
     #[test]
-    fn an_image_that_is_mounted_goes_before_the_file_on_the_volume() {
+    fn a_mounted_image_wins_over_a_file_on_the_volume() {
         let own: &[(&str, &[u8])] = &[("storage/data.img", b"x"), ("storage2/data2.qcow2", b"x")];
         let (root, settings) = root(own);
         assert_eq!(found(0, &settings, &root), Some(("storage/data.img".into(), true)));
@@ -228,7 +228,7 @@ mod test {
     }
 
     #[test]
-    fn the_files_of_disks_are_called_as_said() {
+    fn disk_files_have_the_configured_names() {
         let own: &[(&str, &[u8])] = &[("storage/data.img", b"x"), ("storage2/system2.img", b"x")];
         let (root, mut settings) = root(own);
         settings.storage.name = Value::read("system").unwrap();
@@ -242,7 +242,7 @@ mod test {
     }
 
     #[test]
-    fn what_cannot_be_looked_at_is_not_taken_for_missing() {
+    fn an_unreadable_disk_is_not_taken_for_missing() {
         let (root, settings) = root(&[]);
         let path = root.path().join("storage/data.img");
         std::os::unix::fs::symlink(root.path().join("share/data.img"), &path).unwrap();
@@ -258,7 +258,7 @@ mod test {
     }
 
     #[test]
-    fn of_two_formats_the_written_one_is_the_disk() {
+    fn the_written_disk_wins_if_two_formats_exist() {
         let (root, mut settings) = root(&[("storage/data.img", &[0; 4096])]);
         let image = File::create_new(root.path().join("storage/data.qcow2")).unwrap();
         qcow2::create(&image, 1 << 30).unwrap();

@@ -111,7 +111,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_others_left_is_neither_written_to_nor_waited_for() {
+    fn foreign_files_are_neither_written_to_nor_block() {
         let folder = tempfile::tempdir().unwrap();
         let place = |name: &str| folder.path().join(name);
         let text = |file: &mut File| file.write_all(b"new");
@@ -147,7 +147,7 @@ mod test {
     }
 
     #[test]
-    fn what_a_stop_left_half_is_removed_and_what_others_make_now_is_not() {
+    fn removes_stale_temporary_files_and_keeps_those_in_use() {
         let folder = tempfile::tempdir().unwrap();
         let place = |name: &str| folder.path().join(name);
         let text = |file: &mut File| file.write_all(b"new");

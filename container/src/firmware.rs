@@ -102,7 +102,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn secure_boot_has_keys_of_its_own_and_is_never_replaced_by_none() {
+    fn secure_boot_needs_its_own_variable_store_with_keys() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join(FOLDERS[1]);
         fs::create_dir_all(&folder).unwrap();
@@ -121,7 +121,7 @@ mod test {
     }
 
     #[test]
-    fn whoever_has_secure_boot_by_any_word_lacks_nothing() {
+    fn every_secure_boot_mode_has_secure_boot() {
         let mut input = ParsedEnvironment::default();
         for boot in [Boot::Secure, Boot::SecureBase, Boot::Uefi, Boot::UefiPlain] {
             input.settings.machine.boot = boot;
@@ -130,7 +130,7 @@ mod test {
     }
 
     #[test]
-    fn the_volume_remembers_how_it_was_installed() {
+    fn the_volume_keeps_the_boot_mode_of_the_installation() {
         let volume = tempfile::tempdir().unwrap();
         let mode = |text: &str, names: &[&'static str]| {
             fs::write(volume.path().join("windows.mode"), text).unwrap();

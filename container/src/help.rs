@@ -149,7 +149,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_paper_is_what_the_program_prints() {
+    fn variables_md_matches_the_program() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/variables.md");
         let kept = std::fs::read_to_string(path).unwrap_or_default();
         let hint = "please run: target/test-fast/transom help env --markdown > docs/variables.md";
@@ -172,7 +172,7 @@ mod test {
     }
 
     #[test]
-    fn every_variable_is_explained_in_a_sentence() {
+    fn every_variable_has_a_description() {
         for variable in crate::settings::list::all() {
             let meaning = meaning(variable);
             let end = meaning.ends_with('.') && !meaning.ends_with("..");

@@ -95,8 +95,8 @@ mod test {
     const FUNCTION: &str = "TRANSOM_TEST_DEED";
 
     #[test]
-    fn a_thread_that_cannot_enter_its_jail_serves_nobody() {
-        let test = "jail::test::a_thread_that_cannot_enter_its_jail_serves_nobody";
+    fn a_thread_that_cannot_enter_its_jail_does_not_serve() {
+        let test = "jail::test::a_thread_that_cannot_enter_its_jail_does_not_serve";
         let Ok(deed) = std::env::var(FUNCTION) else {
             for deed in ["serve", "seclude"] {
                 let mut child = Command::new(std::env::current_exe().unwrap());

@@ -287,7 +287,7 @@ mod test {
     }
 
     #[test]
-    fn nobody_waits_for_a_reader_who_is_told_what_is_missing() {
+    fn a_slow_reader_does_not_block_and_sees_a_gap_notice() {
         let (log, mut reader) = log(false);
         let pad = "x".repeat(1000);
         let all = 4 * MAX_QUEUED / pad.len();
@@ -315,7 +315,7 @@ mod test {
     }
 
     #[test]
-    fn a_flood_of_one_level_leaves_the_others_their_room() {
+    fn a_flood_of_one_level_does_not_displace_other_levels() {
         let (log, reader) = log(false);
         let read = std::thread::spawn(move || {
             let lines = reader.lines().map(Result::unwrap);
@@ -336,7 +336,7 @@ mod test {
     }
 
     #[test]
-    fn the_end_of_a_flood_is_told_of() {
+    fn the_end_of_a_flood_is_logged() {
         let (log, reader) = log(false);
         let read = std::thread::spawn(move || {
             let told = reader.lines().map(Result::unwrap).find(|it| it.contains("left out"));
@@ -351,7 +351,7 @@ mod test {
     }
 
     #[test]
-    fn a_minute_has_its_lines_and_the_next_one_others() {
+    fn log_lines_are_limited_per_minute() {
         let (mut limit, now) = (LineLimit::new(3), Instant::now());
         for minute in 0..3 {
             let lines = (0..50)
@@ -361,7 +361,7 @@ mod test {
     }
 
     #[test]
-    fn all_is_written_at_the_end() {
+    fn the_whole_log_is_written_at_exit() {
         let (log, reader) = log(true);
         let count = 5000;
         let read = std::thread::spawn(move || reader.lines().take(count).count());

@@ -192,7 +192,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_is_no_iso_is_told_with_the_reason() {
+    fn a_file_that_is_not_an_iso_is_refused_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.iso");
         let of = |bytes: &[u8]| {
@@ -223,7 +223,7 @@ mod test {
     }
 
     #[test]
-    fn a_download_that_broke_off_is_no_medium() {
+    fn a_truncated_download_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.iso");
         let of = |bytes: &[u8]| {
@@ -263,7 +263,7 @@ mod test {
     }
 
     #[test]
-    fn whatever_a_medium_says_it_is_read_in_bounds() {
+    fn reads_a_hostile_iso_within_bounds() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.iso");
         let mut cd = of_nobody();
@@ -279,7 +279,7 @@ mod test {
     }
 
     #[test]
-    fn a_cd_says_who_made_it() {
+    fn recognizes_a_microsoft_cd_by_its_maker_fields() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.iso");
         let is = |bytes: &[u8]| {

@@ -495,7 +495,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_machine_without_memory_is_told_from_one_that_somebody_ended() {
+    fn an_out_of_memory_kill_is_told_apart_from_other_kills() {
         let of = |starved| format!("{:#}", killed_error("Windows", 9, starved));
         assert!(of(None).starts_with("Windows was ended by signal 9: start it again: "));
         assert!(of(Some(true)).contains("memory limit was reached: raise it, or lower RAM_SIZE"));
@@ -503,7 +503,7 @@ mod test {
     }
 
     #[test]
-    fn who_starts_nothing_is_told_why() {
+    fn a_boot_without_a_bootable_device_explains_itself() {
         let medium = Source::Medium("/custom.iso".into());
         let of = |boot, last| format!("{:#}", nothing_boots_error(&medium, boot, None, last));
         let denied = "BdsDxe: failed to load Boot0001 \"UEFI Misc Device\" from \

@@ -210,7 +210,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn who_comes_late_hears_the_last_lines() {
+    fn a_late_reader_gets_the_last_lines() {
         let story = Story::new();
         for number in 0..3000 {
             story.record(Level::INFO, &format!("{number}\u{1b}"));
@@ -223,7 +223,7 @@ mod test {
     }
 
     #[test]
-    fn the_number_of_lines_never_goes_back() {
+    fn the_line_count_never_decreases() {
         let story = Story::new();
         for (count, shown) in [(1, 1), (3, 3), (2, 3), (4, 4)] {
             story.publish(count);
@@ -232,7 +232,7 @@ mod test {
     }
 
     #[test]
-    fn a_step_tells_how_far_it_is_and_the_next_one_begins_anew() {
+    fn a_step_reports_its_progress_and_the_next_one_starts_at_zero() {
         let story = Story::new();
         let scene = story.scene();
         story.step("copying");

@@ -329,7 +329,7 @@ mod test {
     use crate::settings::environment::read;
 
     #[test]
-    fn what_is_said_of_the_web_port_reaches_its_gate() {
+    fn web_settings_reach_the_gate() {
         let of = |words: &[(&str, &str)], guard: &Guard| {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
             config(&read(&words).unwrap().settings, guard)

@@ -16,14 +16,14 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn whatever_frames_come_the_network_lives() {
+fn the_network_survives_any_frames() {
     for seed in 0..6_000 {
         hostile_frames::frames(&noise(seed, 4000));
     }
 }
 
 #[test]
-fn whatever_segments_come_what_arrives_is_what_was_sent() {
+fn any_segments_deliver_the_data_that_was_sent() {
     for seed in 0..20_000 {
         hostile_frames::segments(&noise(seed, 2000));
     }

@@ -33,7 +33,7 @@ fn the_plan_of_the_probe_is_shown() {
 }
 
 #[test]
-fn the_status_is_that_of_what_is_wrong() {
+fn the_exit_status_matches_the_invalid_variable() {
     for (name, text, status) in [
         ("CPU_CORES", "x", 15),
         ("RAM_SIZE", "x", 16),
@@ -68,7 +68,7 @@ fn the_status_is_that_of_what_is_wrong() {
 }
 
 #[test]
-fn help_names_every_variable_and_wrong_words_are_told() {
+fn help_names_every_variable_and_wrong_arguments_are_reported() {
     let table = said(&transom(&["help", "env"], &[]));
     assert!(table.contains("RAM_SIZE: size, half, max [4G]"), "{table}");
     assert!(table.lines().all(|line| line.chars().count() <= 100));

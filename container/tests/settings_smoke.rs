@@ -11,7 +11,7 @@ const PARTS: &[&str] = &[
 ];
 
 #[test]
-fn a_very_long_text_is_no_danger() {
+fn survives_a_very_long_text() {
     for part in PARTS.iter().chain(&["-drive file=/x,id=a,if=none ", "-device usb-host ", "1,"]) {
         let text = part.repeat(20_000);
         for (number, _) in list::all().enumerate() {

@@ -199,7 +199,7 @@ fn case(variable: &Variable) -> &'static Case {
 }
 
 #[test]
-fn every_variable_has_one_case_and_every_case_its_variable() {
+fn every_variable_has_exactly_one_case() {
     for variable in list::all() {
         case(variable);
     }
@@ -215,7 +215,7 @@ fn every_variable_has_one_case_and_every_case_its_variable() {
 }
 
 #[test]
-fn a_value_reaches_its_own_place_and_no_other() {
+fn a_value_sets_only_its_own_setting() {
     for variable in list::all() {
         let (case, Some(slot)) = (case(variable), &variable.slot) else { continue };
         for name in variable.names() {
@@ -258,7 +258,7 @@ fn a_bad_value_is_refused_with_the_status_of_its_variable() {
 }
 
 #[test]
-fn what_has_no_effect_says_what_to_do_instead() {
+fn ignored_variables_name_an_alternative() {
     for variable in list::all() {
         let case = case(variable);
         let read = read(&environment(case.name, case.text));

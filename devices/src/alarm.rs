@@ -88,7 +88,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn rings_once_when_it_is_due_and_not_when_it_was_unset() {
+    fn fires_once_when_due_and_not_after_it_was_cancelled() {
         let (rang, ring) = mpsc::channel();
         let alarm = Alarm::spawn("test", move || {
             rang.send(()).unwrap();

@@ -101,7 +101,7 @@ mod test {
     }
 
     #[test]
-    fn one_balloon_is_heard_until_it_is_gone() {
+    fn a_balloon_is_registered_until_it_is_dropped() {
         let (hub, rubber) = (Hub::default(), Arc::<Rubber>::default());
         let memory = Size(4 << 20);
         assert!(!hub.set(1));

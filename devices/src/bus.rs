@@ -356,7 +356,7 @@ mod test {
     }
 
     #[test]
-    fn nobody_home_reads_all_ones_and_so_does_an_ignored_access() {
+    fn unmapped_and_ignored_reads_return_all_ones() {
         let space = Space::default();
         space.insert(0x10..0x20, Region(0), seat(0));
         assert_eq!(read(&space, 0xf), 0xff);
@@ -366,7 +366,7 @@ mod test {
     }
 
     #[test]
-    fn the_innermost_range_that_holds_the_whole_access_answers() {
+    fn the_innermost_range_that_covers_the_access_handles_it() {
         let space = Space::default();
         space.insert(0xcf9..0xcfa, Region(0), seat(2));
         space.insert(0xcf8..0xd00, Region(0), seat(1));

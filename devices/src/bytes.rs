@@ -60,7 +60,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn is_one_word_and_comes_back_only_whole() {
+    fn serializes_as_hex_and_refuses_other_lengths() {
         let mut bytes = Bytes::<3>::default();
         bytes.copy_from_slice(&[0x00, 0x1f, 0xa0]);
         let text = serde_json::to_string(&bytes).unwrap();

@@ -114,7 +114,7 @@ mod test {
     }
 
     #[test]
-    fn a_gated_line_is_low_and_comes_back() {
+    fn a_gated_line_is_low_until_ungated() {
         let pins = Pins::default();
         let line = Line::new(Arc::new(Wire::new(Box::new(Levels::new(&pins, 3)))));
         line.set(true);

@@ -40,7 +40,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn pages_are_marked_once_and_moved_once() {
+    fn pages_are_marked_and_taken_once() {
         let mut pages = Pages::empty(66 * PAGE_BYTES);
         pages.mark(PAGE_BYTES - 1, 2);
         pages.mark(65 * PAGE_BYTES, 1);

@@ -116,7 +116,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_slot_is_read_as_it_is_printed() {
+    fn a_slot_reads_back_as_printed() {
         let at = Address::try_from("1f.2".to_owned()).unwrap();
         assert_eq!((at, at.to_string()), (Address::new(31, 2), "1f.2".to_owned()));
         assert_eq!(Address::try_from("4".to_owned()).unwrap(), Address::new(4, 0));
@@ -126,7 +126,7 @@ mod test {
     }
 
     #[test]
-    fn pins_are_routed_as_q35_does() {
+    fn pins_are_routed_like_q35() {
         assert_eq!(Address::new(2, 0).gsi(0), 22);
         assert_eq!(Address::new(3, 0).gsi(3), 22);
         assert_eq!(Address::new(31, 2).gsi(0), 16);

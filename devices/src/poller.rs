@@ -199,7 +199,7 @@ mod test {
     }
 
     #[test]
-    fn serves_each_ring_and_gives_the_value_back() {
+    fn serves_each_ring_and_returns_the_value() {
         let (poller, [bell, done], _) = counter();
         let mut seen = 0;
         for ring in 1..=1000 {
@@ -212,7 +212,7 @@ mod test {
     }
 
     #[test]
-    fn looking_pays_after_several_short_waits_in_a_row() {
+    fn polling_starts_after_several_short_waits() {
         let mut habit = Habit::default();
         for wait in 1..MIN_SHORT_WAITS {
             habit.learn(SHORT_WAIT / 2);
@@ -226,7 +226,7 @@ mod test {
     }
 
     #[test]
-    fn an_idle_poller_does_not_look() {
+    fn an_idle_poller_does_not_poll() {
         let (_poller, [bell, done], polls) = counter();
         let looks = [(); 10].map(|()| {
             let before = polls.load(Ordering::Relaxed);

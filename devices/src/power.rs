@@ -52,7 +52,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_button_without_a_wire_does_nothing_and_says_so() {
+    fn a_press_without_a_handler_returns_false() {
         let buttons = Buttons::default();
         assert!(!buttons.press());
         assert!(!buttons.raise(5));

@@ -88,7 +88,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_full_queue_drops_whole_keys_and_releases_every_other() {
+    fn a_full_queue_drops_whole_keys_and_releases_all_others() {
         let mut presses = Presses::default();
         for usage in (0..1_000_000).map(|it: u32| it % 251) {
             presses.press(usage, true);
@@ -110,7 +110,7 @@ mod test {
     }
 
     #[test]
-    fn a_key_repeats_only_for_a_guest_that_keeps_up() {
+    fn a_key_repeats_only_if_the_guest_keeps_up() {
         let mut presses = Presses::default();
         presses.repeat(1);
         assert_eq!(presses.next(), None, "it is not down");

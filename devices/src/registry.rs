@@ -145,7 +145,7 @@ mod test {
     }
 
     #[test]
-    fn each_kind_says_what_it_uses_of_the_host() {
+    fn each_device_kind_lists_its_host_resources() {
         let disks = ["nvme", "virtio-blk", "virtio-scsi"];
         assert_eq!(of(|it| it.image() == Some(Path::new("/a"))), disks);
         assert_eq!(of(|it| it.image().is_some()), disks);
@@ -159,7 +159,7 @@ mod test {
     }
 
     #[test]
-    fn a_machine_that_is_only_looked_at_leaves_the_host_alone() {
+    fn detaching_changes_every_kind_with_host_resources() {
         let changed = of(|it| {
             let before = format!("{it:?}");
             it.detach_host_side();
@@ -184,7 +184,7 @@ mod test {
     }
 
     #[test]
-    fn disks_have_a_queue_for_each_processor_unless_the_user_chose() {
+    fn disks_default_to_one_queue_per_processor() {
         let queues = |mut device: Config, processors| {
             device.fill_defaults(processors);
             serde_json::to_value(device).unwrap()["queues"].clone()
@@ -201,7 +201,7 @@ mod test {
     }
 
     #[test]
-    fn the_second_of_a_kind_has_a_number() {
+    fn further_devices_of_a_kind_are_numbered() {
         let names: Vec<_> = (1..4).map(|count| name("nvme", count)).collect();
         assert_eq!(names, ["nvme", "nvme.2", "nvme.3"]);
     }

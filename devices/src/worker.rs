@@ -114,7 +114,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn gives_the_value_back_after_the_bells_that_rang() {
+    fn returns_its_value_after_pending_wakeups() {
         let bell = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
         let done = Arc::new(EventFd::new(0).unwrap());
         let said = done.clone();
@@ -131,7 +131,7 @@ mod test {
     }
 
     #[test]
-    fn a_step_that_takes_too_long_is_left_alone() {
+    fn a_worker_stuck_in_a_step_is_abandoned() {
         let bell = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
         let (go, [begun, gone]) = (Arc::new(EventFd::new(0).unwrap()), events());
         let (hold, said, value) = (go.clone(), begun.clone(), DropSignal(gone.clone()));

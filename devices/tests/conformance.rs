@@ -125,7 +125,7 @@ fn moved(kind: &str, seed: u64, wait: Duration) -> Option<String> {
 }
 
 #[test]
-fn what_was_parked_runs_on_in_another_machine_as_it_was() {
+fn a_parked_device_continues_unchanged_in_another_machine() {
     for kind in KINDS {
         for seed in 0..8 {
             // A worker may be busy when the device is parked and continue afterwards, so the test
@@ -141,7 +141,7 @@ fn what_was_parked_runs_on_in_another_machine_as_it_was() {
 }
 
 #[test]
-fn a_reset_is_power_on() {
+fn a_reset_restores_the_power_on_state() {
     for kind in KINDS {
         let folder = tempfile::tempdir().unwrap();
         let new = bench(kind, &folder).board.park();
@@ -155,7 +155,7 @@ fn a_reset_is_power_on() {
 }
 
 #[test]
-fn nothing_is_left_of_a_device_that_is_gone() {
+fn a_removed_device_leaves_nothing_behind() {
     for kind in KINDS {
         let folder = tempfile::tempdir().unwrap();
         let bench = tormented(kind, &folder, 20);
@@ -204,7 +204,7 @@ fn damaged(state: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn a_damaged_state_is_refused_or_borne() {
+fn a_damaged_state_is_refused_or_tolerated() {
     for kind in KINDS {
         let folder = tempfile::tempdir().unwrap();
         let bench = tormented(kind, &folder, 30);

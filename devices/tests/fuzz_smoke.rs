@@ -37,7 +37,7 @@ fn resident() -> u64 {
 
 /// The only test of this process, because it counts threads.
 #[test]
-fn a_million_accesses_reach_all_and_leave_no_thread_and_no_memory_behind() {
+fn a_million_accesses_leak_no_thread_and_no_memory() {
     in_time(Duration::from_secs(10), format_args!("{ROUND} accesses"), || (a_million(), ()));
 }
 

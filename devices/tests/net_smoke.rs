@@ -11,7 +11,7 @@ const ROUNDS: u64 = 200;
 const BYTES: usize = 3000;
 
 #[test]
-fn rings_that_a_kernel_had_are_served_again() {
+fn rings_taken_back_from_the_kernel_are_served() {
     for seed in 0..ROUNDS / 4 {
         call_in_time(Duration::from_secs(5), format_args!("seed {seed}"), || {
             hostile_net::run_with_vhost(Noise::new(seed).take(BYTES));
@@ -20,7 +20,7 @@ fn rings_that_a_kernel_had_are_served_again() {
 }
 
 #[test]
-fn neither_a_hostile_driver_nor_a_hostile_peer_breaks_or_stops_the_controller() {
+fn hostile_drivers_and_peers_do_not_break_the_controller() {
     let mut seen = [0; 2];
     for seed in 0..ROUNDS {
         let frames = call_in_time(Duration::from_secs(5), format_args!("seed {seed}"), || {

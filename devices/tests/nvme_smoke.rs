@@ -11,7 +11,7 @@ const ROUNDS: u64 = 200;
 const BYTES: usize = 3000;
 
 #[test]
-fn no_driver_breaks_or_stops_the_controller() {
+fn hostile_drivers_do_not_break_the_controller() {
     let folder = tempfile::tempdir().unwrap();
     let mut served = 0;
     for seed in 0..ROUNDS {

@@ -139,9 +139,8 @@ fn start(state: &Path, path: &Path) -> Child {
 }
 
 #[test]
-fn it_gives_random_numbers_and_measures_and_a_reset_begins_anew() {
-    let Some(mut machine) =
-        Machine::new("it_gives_random_numbers_and_measures_and_a_reset_begins_anew")
+fn provides_random_numbers_and_measurements_until_a_reset() {
+    let Some(mut machine) = Machine::new("provides_random_numbers_and_measurements_until_a_reset")
     else {
         return;
     };
@@ -168,8 +167,8 @@ fn it_gives_random_numbers_and_measures_and_a_reset_begins_anew() {
 
 /// Creating an RSA key takes a while.
 #[test]
-fn a_reset_in_the_middle_of_a_long_command_leaves_a_tpm_that_works() {
-    let test = "a_reset_in_the_middle_of_a_long_command_leaves_a_tpm_that_works";
+fn the_tpm_works_after_a_reset_during_a_long_command() {
+    let test = "the_tpm_works_after_a_reset_during_a_long_command";
     let Some(machine) = Machine::new(test) else { return };
     let template = [
         &[0, 1, 0, 0xb, 0, 3, 0, 0x72, 0, 0][..],
@@ -194,8 +193,8 @@ fn a_reset_in_the_middle_of_a_long_command_leaves_a_tpm_that_works() {
 }
 
 #[test]
-fn a_tpm_that_is_killed_fails_and_all_else_goes_on() {
-    let Some(mut machine) = Machine::new("a_tpm_that_is_killed_fails_and_all_else_goes_on") else {
+fn a_killed_tpm_fails_and_the_machine_keeps_running() {
+    let Some(mut machine) = Machine::new("a_killed_tpm_fails_and_the_machine_keeps_running") else {
         return;
     };
     assert_eq!(machine.startup(), 0);

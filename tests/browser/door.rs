@@ -48,8 +48,8 @@ fn log_in_patiently(browser: &mut Browser, password: &str) -> Result<u64> {
 }
 
 #[test]
-fn a_password_opens_the_screen_and_wrong_ones_cost_more_each_time() -> Result<()> {
-    if !runs_here("a_password_opens_the_screen_and_wrong_ones_cost_more_each_time") {
+fn a_password_opens_the_screen_and_wrong_ones_cause_delays() -> Result<()> {
+    if !runs_here("a_password_opens_the_screen_and_wrong_ones_cause_delays") {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;
@@ -179,8 +179,8 @@ fn certificate(pair: &str) -> Result<Vec<u8>> {
 }
 
 #[test]
-fn a_renewed_certificate_is_shown_and_viewers_stay() -> Result<()> {
-    if !runs_here("a_renewed_certificate_is_shown_and_viewers_stay") {
+fn a_renewed_certificate_is_used_and_viewers_stay_connected() -> Result<()> {
+    if !runs_here("a_renewed_certificate_is_used_and_viewers_stay_connected") {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;

@@ -121,8 +121,8 @@ fn background(browser: &mut Browser, dark: bool) -> Result<Value> {
 }
 
 #[test]
-fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result<()> {
-    if !runs_here("every_state_can_be_read_and_reached_in_both_colours_and_on_phones") {
+fn every_state_is_readable_in_both_themes_and_on_phones() -> Result<()> {
+    if !runs_here("every_state_is_readable_in_both_themes_and_on_phones") {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;
@@ -186,8 +186,8 @@ fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result
 }
 
 #[test]
-fn the_page_comes_back_by_itself() -> Result<()> {
-    if !runs_here("the_page_comes_back_by_itself") {
+fn the_page_reconnects_automatically() -> Result<()> {
+    if !runs_here("the_page_reconnects_automatically") {
         return Ok(());
     }
     let (mut browser, _folder) = browser()?;

@@ -95,8 +95,8 @@ fn runs_with_nginx(test: &str) -> bool {
 }
 
 #[test]
-fn it_works_below_a_path_behind_a_proxy_and_behind_its_tls() -> Result<()> {
-    let test = "it_works_below_a_path_behind_a_proxy_and_behind_its_tls";
+fn works_below_a_path_behind_a_proxy_with_and_without_tls() -> Result<()> {
+    let test = "works_below_a_path_behind_a_proxy_with_and_without_tls";
     if !runs_with_nginx(test) {
         return Ok(());
     }
@@ -135,8 +135,8 @@ fn it_works_below_a_path_behind_a_proxy_and_behind_its_tls() -> Result<()> {
 }
 
 #[test]
-fn an_open_screen_is_seen_by_tls_that_ends_at_a_proxy_which_nobody_named() -> Result<()> {
-    let test = "an_open_screen_is_seen_by_tls_that_ends_at_a_proxy_which_nobody_named";
+fn an_open_screen_works_behind_an_unlisted_tls_proxy() -> Result<()> {
+    let test = "an_open_screen_works_behind_an_unlisted_tls_proxy";
     if !runs_with_nginx(test) {
         return Ok(());
     }

@@ -20,8 +20,8 @@ const SOON: Duration = Duration::from_secs(2);
 const TRIES: u32 = 8;
 
 #[test]
-fn the_probes_page_is_in_the_browser_within_two_seconds() -> Result<()> {
-    if !runs_here("the_probes_page_is_in_the_browser_within_two_seconds") {
+fn the_probe_page_reaches_the_browser_within_two_seconds() -> Result<()> {
+    if !runs_here("the_probe_page_reaches_the_browser_within_two_seconds") {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;
@@ -372,8 +372,8 @@ fn machine_takes(browser: &mut Browser, control: &Path, [width, height]: [u16; 2
 }
 
 #[test]
-fn the_machine_follows_a_window_that_changes_slowly_and_at_once() -> Result<()> {
-    if !runs_here("the_machine_follows_a_window_that_changes_slowly_and_at_once") {
+fn the_machine_follows_gradual_and_sudden_window_resizes() -> Result<()> {
+    if !runs_here("the_machine_follows_gradual_and_sudden_window_resizes") {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;
@@ -411,8 +411,8 @@ fn requested_size_at_once(browser: &mut Browser, machine: &Running) -> Result<[u
 }
 
 #[test]
-fn who_may_only_look_at_one_door_may_touch_at_the_other() -> Result<()> {
-    if !runs_here("who_may_only_look_at_one_door_may_touch_at_the_other") {
+fn a_view_only_listener_does_not_restrict_another_one() -> Result<()> {
+    if !runs_here("a_view_only_listener_does_not_restrict_another_one") {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;

@@ -14,7 +14,7 @@ use super::{ISO, MARK, PROBE, probe, runs_here, stops, until};
 
 /// Mistakes are reported before the pod creates a file, an interface or a rule.
 #[test]
-fn what_cannot_run_leaves_the_volume_alone() -> Result<()> {
+fn a_failed_start_does_not_change_the_volume() -> Result<()> {
     if !runs_here("what cannot run") {
         return Ok(());
     }
@@ -41,7 +41,7 @@ fn what_cannot_run_leaves_the_volume_alone() -> Result<()> {
 }
 
 #[test]
-fn a_pod_that_fails_shows_why_until_somebody_ends_it() -> Result<()> {
+fn a_failed_pod_shows_its_error_until_it_is_stopped() -> Result<()> {
     if !runs_here("the page of a failure") {
         return Ok(());
     }
@@ -108,7 +108,7 @@ fn a_pod_that_fails_shows_why_until_somebody_ends_it() -> Result<()> {
 
 /// As an engine does with `restart: always` and no delay.
 #[test]
-fn who_starts_a_failing_pod_again_does_so_slowly() -> Result<()> {
+fn restarts_of_a_failing_pod_are_slowed_down() -> Result<()> {
     if !runs_here("restarts") {
         return Ok(());
     }
@@ -127,7 +127,7 @@ fn who_starts_a_failing_pod_again_does_so_slowly() -> Result<()> {
 }
 
 #[test]
-fn a_probe_that_nobody_sees_hears_the_power_button() -> Result<()> {
+fn a_probe_without_a_display_reacts_to_the_power_button() -> Result<()> {
     if !runs_here("a probe without a display") {
         return Ok(());
     }
@@ -151,7 +151,7 @@ fn a_probe_that_nobody_sees_hears_the_power_button() -> Result<()> {
 }
 
 #[test]
-fn the_log_says_where_the_screen_is_and_how_to_log_in() -> Result<()> {
+fn the_log_gives_the_screen_address_and_the_login() -> Result<()> {
     if !runs_here("the address") {
         return Ok(());
     }

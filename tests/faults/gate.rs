@@ -35,7 +35,7 @@ fn answers(status: u16, answer: &str) -> Result<()> {
 }
 
 #[test]
-fn an_open_pod_shows_nothing_under_a_name_that_is_anybodys() -> Result<()> {
+fn an_open_pod_refuses_foreign_host_names() -> Result<()> {
     if !runs_here("names of an open pod") {
         return Ok(());
     }
@@ -69,7 +69,7 @@ fn an_open_pod_shows_nothing_under_a_name_that_is_anybodys() -> Result<()> {
 }
 
 #[test]
-fn a_password_protects_whatever_runs() -> Result<()> {
+fn a_password_protects_the_probe_too() -> Result<()> {
     if !runs_here("passwords of the probe") {
         return Ok(());
     }
@@ -134,7 +134,7 @@ fn connect_by_vnc(place: &Place) -> Result<TcpStream> {
 }
 
 #[test]
-fn viewers_come_where_they_are_asked_to_and_are_called_by_their_address() -> Result<()> {
+fn vnc_listens_only_if_configured_and_logs_addresses() -> Result<()> {
     if !runs_here("viewers") {
         return Ok(());
     }
@@ -156,7 +156,7 @@ fn viewers_come_where_they_are_asked_to_and_are_called_by_their_address() -> Res
 }
 
 #[test]
-fn who_opens_many_screens_leaves_the_pod_its_descriptors() -> Result<()> {
+fn many_screens_do_not_exhaust_the_pods_descriptors() -> Result<()> {
     if !runs_here("many screens") {
         return Ok(());
     }
@@ -209,7 +209,7 @@ fn guess(place: &Place) -> Result<u8> {
 }
 
 #[test]
-fn wrong_passwords_of_viewers_and_browsers_are_counted_together() -> Result<()> {
+fn wrong_passwords_for_vnc_and_web_are_counted_together() -> Result<()> {
     if !runs_here("guesses") {
         return Ok(());
     }
@@ -229,7 +229,7 @@ fn wrong_passwords_of_viewers_and_browsers_are_counted_together() -> Result<()> 
 }
 
 #[test]
-fn who_connects_and_says_nothing_keeps_no_probe_out() -> Result<()> {
+fn idle_connections_do_not_block_probes() -> Result<()> {
     if !runs_here("idle connections") {
         return Ok(());
     }
@@ -259,7 +259,7 @@ fn password(pod: &Running) -> Result<String> {
 }
 
 #[test]
-fn who_asks_for_the_password_of_an_open_pod_is_told_why_there_is_none() -> Result<()> {
+fn asking_an_open_pod_for_its_password_gives_the_reason() -> Result<()> {
     if !runs_here("passwords of open pods") {
         return Ok(());
     }
@@ -283,7 +283,7 @@ fn who_asks_for_the_password_of_an_open_pod_is_told_why_there_is_none() -> Resul
 }
 
 #[test]
-fn the_api_lends_images_and_nothing_of_the_pods_own() -> Result<()> {
+fn the_api_attaches_images_but_no_private_files() -> Result<()> {
     if !runs_here("files that the API attaches") {
         return Ok(());
     }

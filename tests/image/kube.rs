@@ -89,7 +89,7 @@ fn until(mut ask: impl FnMut() -> Command, word: &str) -> Result<String> {
 }
 
 #[test]
-fn manifests_of_the_reference_image_are_taken_as_they_are() -> Result<()> {
+fn manifests_of_the_reference_image_work_unchanged() -> Result<()> {
     if !runs_here("manifests") {
         return Ok(());
     }

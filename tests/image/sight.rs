@@ -20,7 +20,7 @@ fn album() -> PathBuf {
 }
 
 #[test]
-fn a_person_logs_in_and_types() -> Result<()> {
+fn a_user_logs_in_and_types() -> Result<()> {
     const TEST: &str = "the pod in a browser";
     if !runs_here(TEST) {
         return Ok(());

@@ -103,7 +103,7 @@ pub(crate) fn leaves_nothing() -> anyhow::Result<()> {
     is_gone(&town)
 }
 
-pub(crate) fn says_what_is_missing() -> anyhow::Result<()> {
+pub(crate) fn reports_missing_requirements() -> anyhow::Result<()> {
     let town = Town::new()?;
     town.place(9, true)?;
     let own = run(&town.pod_ns(9), "cat /sys/class/net/eth0/address")?;

@@ -174,22 +174,22 @@ fn kill_often(name: &str, seed: u64) {
 }
 
 #[test]
-fn no_durable_record_on_a_raw_file_is_lost_by_a_kill() {
-    if runs_here("no_durable_record_on_a_raw_file_is_lost_by_a_kill") {
+fn raw_loses_no_durable_record_by_a_kill() {
+    if runs_here("raw_loses_no_durable_record_by_a_kill") {
         kill_often("disk.img", 1);
     }
 }
 
 #[test]
-fn no_durable_record_in_a_qcow2_image_is_lost_by_a_kill() {
-    if runs_here("no_durable_record_in_a_qcow2_image_is_lost_by_a_kill") {
+fn qcow2_loses_no_durable_record_by_a_kill() {
+    if runs_here("qcow2_loses_no_durable_record_by_a_kill") {
         kill_often("disk.qcow2", 2);
     }
 }
 
 #[test]
-fn a_record_that_is_gone_is_found_out() {
-    if !runs_here("a_record_that_is_gone_is_found_out") {
+fn a_lost_record_is_detected() {
+    if !runs_here("a_lost_record_is_detected") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

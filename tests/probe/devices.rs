@@ -8,8 +8,8 @@ use transom_tests::program::{PATIENCE, Running, findings, report};
 use crate::runs_here;
 
 #[test]
-fn a_worker_answers_by_message_and_a_doorbell_reaches_it() {
-    if !runs_here("a_worker_answers_by_message_and_a_doorbell_reaches_it") {
+fn a_device_thread_interrupts_and_receives_doorbells() {
+    if !runs_here("a_device_thread_interrupts_and_receives_doorbells") {
         return;
     }
     // Alone; and in another slot, with memory above 4 GiB.
@@ -84,8 +84,8 @@ fn torture(seed: u64, count: u64, patience: Duration) {
 }
 
 #[test]
-fn random_accesses_break_nothing_and_cost_no_memory() {
-    if !runs_here("random_accesses_break_nothing_and_cost_no_memory") {
+fn random_accesses_do_no_harm_and_cost_no_memory() {
+    if !runs_here("random_accesses_do_no_harm_and_cost_no_memory") {
         return;
     }
     let seeds = [11, 12]

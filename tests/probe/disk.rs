@@ -76,8 +76,8 @@ fn verify_again(disk: &str) -> Value {
 
 /// On a raw file, in a qcow2 image, and in an image with a backing file.
 #[test]
-fn every_byte_that_was_written_is_there_after_a_restart() {
-    if !runs_here("every_byte_that_was_written_is_there_after_a_restart") {
+fn every_written_byte_survives_a_restart() {
+    if !runs_here("every_written_byte_survives_a_restart") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -101,8 +101,8 @@ fn every_byte_that_was_written_is_there_after_a_restart() {
 }
 
 #[test]
-fn answers_reach_one_who_halts_until_they_do() {
-    if !runs_here("answers_reach_one_who_halts_until_they_do") {
+fn disk_completions_wake_a_halted_processor() {
+    if !runs_here("disk_completions_wake_a_halted_processor") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -132,8 +132,8 @@ fn answers_reach_one_who_halts_until_they_do() {
 /// Registers may be anywhere in physical memory, as firmware may place them; doorbells and
 /// interrupts still work. Where no processor can reach them, there is no disk.
 #[test]
-fn disks_work_wherever_their_registers_are() {
-    if !runs_here("disks_work_wherever_their_registers_are") {
+fn disks_work_with_registers_at_any_address() {
+    if !runs_here("disks_work_with_registers_at_any_address") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -178,8 +178,8 @@ fn an_overlay_keeps_every_byte_until_the_machine_ends() {
 }
 
 #[test]
-fn a_byte_that_changed_on_the_host_is_found() {
-    if !runs_here("a_byte_that_changed_on_the_host_is_found") {
+fn a_byte_changed_on_the_host_is_detected() {
+    if !runs_here("a_byte_changed_on_the_host_is_detected") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -202,8 +202,8 @@ fn a_byte_that_changed_on_the_host_is_found() {
 }
 
 #[test]
-fn words_that_make_no_sense_for_the_disk_are_a_failure() {
-    if !runs_here("words_that_make_no_sense_for_the_disk_are_a_failure") {
+fn invalid_disk_arguments_fail() {
+    if !runs_here("invalid_disk_arguments_fail") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

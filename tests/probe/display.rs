@@ -28,8 +28,8 @@ fn is_drawn(width: usize, pixels: &[u8]) -> bool {
 }
 
 #[test]
-fn a_screenshot_is_what_the_guest_drew() {
-    if !runs_here("a_screenshot_is_what_the_guest_drew") {
+fn a_screenshot_matches_the_guests_drawing() {
+    if !runs_here("a_screenshot_matches_the_guests_drawing") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -79,8 +79,8 @@ fn a_screenshot_is_what_the_guest_drew() {
 }
 
 #[test]
-fn the_kernel_tells_which_pages_were_drawn_in() {
-    if !runs_here("the_kernel_tells_which_pages_were_drawn_in") {
+fn the_kernel_reports_dirty_video_pages() {
+    if !runs_here("the_kernel_reports_dirty_video_pages") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

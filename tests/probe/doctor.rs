@@ -39,8 +39,8 @@ fn parts<'a>(trial: &'a Value, does: &str) -> Vec<&'a Value> {
 }
 
 #[test]
-fn a_disk_that_exists_is_only_read() {
-    if !runs_here("a_disk_that_exists_is_only_read") {
+fn an_existing_disk_is_only_read() {
+    if !runs_here("an_existing_disk_is_only_read") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -65,8 +65,8 @@ fn a_disk_that_exists_is_only_read() {
 }
 
 #[test]
-fn a_volume_is_measured_by_a_file_that_is_gone_afterwards() {
-    if !runs_here("a_volume_is_measured_by_a_file_that_is_gone_afterwards") {
+fn a_volume_is_measured_with_a_temporary_file() {
+    if !runs_here("a_volume_is_measured_with_a_temporary_file") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -89,8 +89,8 @@ fn a_volume_is_measured_by_a_file_that_is_gone_afterwards() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_said_in_a_sentence() {
-    if !runs_here("what_cannot_be_measured_is_said_in_a_sentence") {
+fn impossible_measurements_are_refused_in_one_sentence() {
+    if !runs_here("impossible_measurements_are_refused_in_one_sentence") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

@@ -38,8 +38,8 @@ fn security(mut line: impl Read + Write) -> Vec<u8> {
 }
 
 #[test]
-fn clients_come_in_by_sockets_that_were_inherited() {
-    if !runs_here("clients_come_in_by_sockets_that_were_inherited") {
+fn clients_connect_through_inherited_sockets() {
+    if !runs_here("clients_connect_through_inherited_sockets") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -87,7 +87,7 @@ fn clients_come_in_by_sockets_that_were_inherited() {
 }
 
 #[test]
-fn what_was_inherited_and_is_no_door_is_one_sentence() {
+fn an_invalid_inherited_descriptor_is_refused_in_one_sentence() {
     let folder = tempfile::tempdir().expect("a folder");
     let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port");
     let file = fs::File::create(folder.path().join("file")).expect("a file");

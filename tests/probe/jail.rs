@@ -147,8 +147,8 @@ fn greeting(path: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn nothing_is_left_to_any_thread() {
-    let Some(mut it) = Jailed::new("nothing_is_left_to_any_thread", &all(), &[]) else { return };
+fn no_thread_keeps_any_right() {
+    let Some(mut it) = Jailed::new("no_thread_keeps_any_right", &all(), &[]) else { return };
     let held = it.ask(&control::Command::Status)["jail"].clone();
     greeting(&it.path("vnc"));
     for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
@@ -186,8 +186,8 @@ fn nothing_is_left_to_any_thread() {
 }
 
 #[test]
-fn everything_can_still_be_asked_of_it() {
-    let test = "everything_can_still_be_asked_of_it";
+fn the_jail_allows_all_control_commands() {
+    let test = "the_jail_allows_all_control_commands";
     let Some(mut it) = Jailed::new(test, &all(), &[]) else { return };
     let (picture, pixels) = it.client.screenshot().expect("a picture");
     assert_eq!(pixels.len(), 4 * picture.width as usize * picture.height as usize);
@@ -223,8 +223,8 @@ fn everything_can_still_be_asked_of_it() {
 }
 
 #[test]
-fn what_lies_outside_cannot_be_opened() {
-    let test = "what_lies_outside_cannot_be_opened";
+fn files_outside_the_jail_cannot_be_opened() {
+    let test = "files_outside_the_jail_cannot_be_opened";
     let Some(mut it) = Jailed::new(test, &all(), &[]) else { return };
     if it.ask(&control::Command::Status)["jail"]["landlock"].is_null() {
         return not_run(test, "this kernel has no Landlock");
@@ -241,8 +241,8 @@ fn what_lies_outside_cannot_be_opened() {
 }
 
 #[test]
-fn folders_that_are_named_are_open() {
-    let test = "folders_that_are_named_are_open";
+fn listed_folders_are_accessible() {
+    let test = "listed_folders_are_accessible";
     let folder = tempfile::tempdir().expect("a folder");
     fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("a mode");
     let file = folder.path().join("a.iso");
@@ -254,8 +254,8 @@ fn folders_that_are_named_are_open() {
 }
 
 #[test]
-fn without_a_word_files_from_anywhere_can_be_inserted() {
-    let test = "without_a_word_files_from_anywhere_can_be_inserted";
+fn by_default_any_file_can_be_inserted() {
+    let test = "by_default_any_file_can_be_inserted";
     let Some(mut it) = Jailed::new(test, "auto", &[]) else { return };
     let held = it.ask(&control::Command::Status)["jail"].clone();
     assert_eq!((&held["mode"], &held["seccomp"]), (&json!("auto"), &json!("on")));
@@ -296,8 +296,8 @@ fn kept_in_its_network(test: &str) -> Option<Command> {
 }
 
 #[test]
-fn where_the_network_stays_nobody_opens_a_socket_and_it_is_said() {
-    let test = "where_the_network_stays_nobody_opens_a_socket_and_it_is_said";
+fn without_a_network_namespace_new_sockets_are_forbidden() {
+    let test = "without_a_network_namespace_new_sockets_are_forbidden";
     let Some(command) = kept_in_its_network(test) else { return };
     let Some(mut it) = Jailed::started(command, test, &all(), &[]) else { return };
     let held = it.ask(&control::Command::Status)["jail"].clone();
@@ -320,15 +320,15 @@ fn where_the_network_stays_nobody_opens_a_socket_and_it_is_said() {
 }
 
 #[test]
-fn nothing_changes_where_the_jail_is_off() {
-    let Some(it) = Jailed::new("nothing_changes_where_the_jail_is_off", "off", &[]) else { return };
+fn jail_off_changes_nothing() {
+    let Some(it) = Jailed::new("jail_off_changes_nothing", "off", &[]) else { return };
     it.all_have("NoNewPrivs", "0");
     it.all_have("Seccomp", "0");
 }
 
 #[test]
-fn who_insists_is_told_what_cannot_be_had() {
-    if !runs_here("who_insists_is_told_what_cannot_be_had") {
+fn jail_must_refuses_an_incomplete_jail() {
+    if !runs_here("jail_must_refuses_an_incomplete_jail") {
         return;
     }
     let (jail, words) = if is_root() {

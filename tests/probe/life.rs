@@ -42,8 +42,8 @@ impl Controlled {
 }
 
 #[test]
-fn every_way_to_reset_restarts_in_the_same_process() {
-    if !runs_here("every_way_to_reset_restarts_in_the_same_process") {
+fn every_kind_of_reset_restarts_in_the_same_process() {
+    if !runs_here("every_kind_of_reset_restarts_in_the_same_process") {
         return;
     }
     for way in ["then=reset", "then=triple"] {
@@ -102,8 +102,8 @@ fn the_control_socket_pauses_resumes_and_resets() {
 }
 
 #[test]
-fn registers_and_interrupts_come_through_the_control_socket() {
-    if !runs_here("registers_and_interrupts_come_through_the_control_socket") {
+fn registers_and_interrupts_are_read_over_the_control_socket() {
+    if !runs_here("registers_and_interrupts_are_read_over_the_control_socket") {
         return;
     }
     let mut it = Controlled::new(&["--cpus", "2", "--cmdline", "then=halt"]);
@@ -121,8 +121,8 @@ fn registers_and_interrupts_come_through_the_control_socket() {
 }
 
 #[test]
-fn disks_and_cables_are_listed_and_changed_while_the_machine_runs() {
-    if !runs_here("disks_and_cables_are_listed_and_changed_while_the_machine_runs") {
+fn disks_and_links_are_listed_and_changed_at_run_time() {
+    if !runs_here("disks_and_links_are_listed_and_changed_at_run_time") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -175,8 +175,8 @@ fn disks_and_cables_are_listed_and_changed_while_the_machine_runs() {
 }
 
 #[test]
-fn signals_end_the_machine_at_once_and_take_its_socket_away() {
-    if !runs_here("signals_end_the_machine_at_once_and_take_its_socket_away") {
+fn signals_end_the_machine_at_once_and_remove_its_socket() {
+    if !runs_here("signals_end_the_machine_at_once_and_remove_its_socket") {
         return;
     }
     for (signal, status) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
@@ -198,8 +198,8 @@ fn signals_end_the_machine_at_once_and_take_its_socket_away() {
 }
 
 #[test]
-fn a_signal_before_the_guest_runs_ends_it_too() {
-    if !runs_here("a_signal_before_the_guest_runs_ends_it_too") {
+fn a_signal_during_startup_ends_the_machine() {
+    if !runs_here("a_signal_during_startup_ends_the_machine") {
         return;
     }
     for delay in [0, 1, 2, 4, 8, 16] {
@@ -211,8 +211,8 @@ fn a_signal_before_the_guest_runs_ends_it_too() {
 }
 
 #[test]
-fn a_guest_that_ignores_the_power_button_has_its_grace() {
-    if !runs_here("a_guest_that_ignores_the_power_button_has_its_grace") {
+fn a_guest_that_ignores_the_power_button_is_stopped_later() {
+    if !runs_here("a_guest_that_ignores_the_power_button_is_stopped_later") {
         return;
     }
     let deaf = ["--display", "none", "--cmdline", "then=deaf"];
@@ -236,8 +236,8 @@ fn a_guest_that_ignores_the_power_button_has_its_grace() {
 
 /// No guest runs yet, so there is nothing to wait for.
 #[test]
-fn a_signal_ends_a_machine_whose_memory_is_still_set_aside() {
-    if !runs_here("a_signal_ends_a_machine_whose_memory_is_still_set_aside") {
+fn a_signal_ends_a_machine_during_memory_preallocation() {
+    if !runs_here("a_signal_ends_a_machine_during_memory_preallocation") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -261,8 +261,8 @@ fn a_signal_ends_a_machine_whose_memory_is_still_set_aside() {
 }
 
 #[test]
-fn what_a_killed_machine_leaves_does_not_block_the_next() {
-    if !runs_here("what_a_killed_machine_leaves_does_not_block_the_next") {
+fn leftovers_of_a_killed_machine_do_not_block_the_next() {
+    if !runs_here("leftovers_of_a_killed_machine_do_not_block_the_next") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -285,8 +285,8 @@ fn what_a_killed_machine_leaves_does_not_block_the_next() {
 }
 
 #[test]
-fn an_idle_guest_costs_nothing() {
-    if !runs_here("an_idle_guest_costs_nothing") {
+fn an_idle_guest_uses_no_cpu_time() {
+    if !runs_here("an_idle_guest_uses_no_cpu_time") {
         return;
     }
     let mut machine = Running::vmm(&["run", "--cpus", "2", "--cmdline", "then=halt"]).expect("vmm");
@@ -297,8 +297,8 @@ fn an_idle_guest_costs_nothing() {
 
 /// All devices of a machine that was busy stop polling by themselves.
 #[test]
-fn an_idle_machine_with_all_devices_costs_nothing() {
-    if !runs_here("an_idle_machine_with_all_devices_costs_nothing") {
+fn an_idle_machine_with_all_devices_uses_no_cpu_time() {
+    if !runs_here("an_idle_machine_with_all_devices_uses_no_cpu_time") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

@@ -18,8 +18,8 @@ fn run(words: &[&str]) -> Value {
 }
 
 #[test]
-fn the_probe_is_the_default_and_finds_nothing_wrong() {
-    if !runs_here("the_probe_is_the_default_and_finds_nothing_wrong") {
+fn the_probe_is_the_default_and_passes() {
+    if !runs_here("the_probe_is_the_default_and_passes") {
         return;
     }
     let report = run(&[]);
@@ -36,8 +36,8 @@ fn the_probe_is_the_default_and_finds_nothing_wrong() {
 }
 
 #[test]
-fn both_doors_to_configuration_space_lead_to_the_same_machine() {
-    if !runs_here("both_doors_to_configuration_space_lead_to_the_same_machine") {
+fn both_config_mechanisms_reach_the_same_machine() {
+    if !runs_here("both_config_mechanisms_reach_the_same_machine") {
         return;
     }
     let machine = ["--device", "virtio-net,to=none", "--device", "edu"];
@@ -57,8 +57,8 @@ fn both_doors_to_configuration_space_lead_to_the_same_machine() {
 }
 
 #[test]
-fn the_guest_has_the_processors_that_were_asked_for() {
-    if !runs_here("the_guest_has_the_processors_that_were_asked_for") {
+fn the_guest_has_the_configured_processors() {
+    if !runs_here("the_guest_has_the_configured_processors") {
         return;
     }
     for (words, count) in [("4", 4), ("3,sockets=3", 3), ("6,sockets=2,cores=3", 6)] {
@@ -69,8 +69,8 @@ fn the_guest_has_the_processors_that_were_asked_for() {
 }
 
 #[test]
-fn the_guest_has_the_memory_that_was_asked_for() {
-    if !runs_here("the_guest_has_the_memory_that_was_asked_for") {
+fn the_guest_has_the_configured_memory() {
+    if !runs_here("the_guest_has_the_configured_memory") {
         return;
     }
     for (words, mib) in [("16M", 16), ("3G", 3072), ("5G", 5120)] {
@@ -87,8 +87,8 @@ fn the_guest_has_the_memory_that_was_asked_for() {
 }
 
 #[test]
-fn a_kernel_of_ones_own_is_started_like_the_probe() {
-    if !runs_here("a_kernel_of_ones_own_is_started_like_the_probe") {
+fn a_custom_kernel_boots_like_the_probe() {
+    if !runs_here("a_custom_kernel_boots_like_the_probe") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

@@ -68,8 +68,8 @@ fn every_byte_of_every_frame_comes_back() {
 }
 
 #[test]
-fn frames_come_back_to_one_who_halts_until_they_do() {
-    if !runs_here("frames_come_back_to_one_who_halts_until_they_do") {
+fn network_completions_wake_a_halted_processor() {
+    if !runs_here("network_completions_wake_a_halted_processor") {
         return;
     }
     let ways = ["depth=1,count=300", "depth=16,size=1514,count=1000"];
@@ -85,8 +85,8 @@ fn frames_come_back_to_one_who_halts_until_they_do() {
 }
 
 #[test]
-fn a_frame_that_changed_on_its_way_is_found() {
-    if !runs_here("a_frame_that_changed_on_its_way_is_found") {
+fn a_frame_changed_in_transit_is_detected() {
+    if !runs_here("a_frame_changed_in_transit_is_detected") {
         return;
     }
     let change = |number, frame: &mut [u8]| {
@@ -104,8 +104,8 @@ fn a_frame_that_changed_on_its_way_is_found() {
 }
 
 #[test]
-fn a_frame_that_is_lost_or_that_nobody_sent_is_found() {
-    if !runs_here("a_frame_that_is_lost_or_that_nobody_sent_is_found") {
+fn a_lost_or_unexpected_frame_is_detected() {
+    if !runs_here("a_lost_or_unexpected_frame_is_detected") {
         return;
     }
     let words = "net=echo,count=500,patience=10";
@@ -128,8 +128,8 @@ fn a_frame_that_is_lost_or_that_nobody_sent_is_found() {
 }
 
 #[test]
-fn all_frames_that_are_sent_leave() {
-    if !runs_here("all_frames_that_are_sent_leave") {
+fn all_sent_frames_leave() {
+    if !runs_here("all_sent_frames_leave") {
         return;
     }
     let words = "net=send,size=1514,depth=64,count=5000 net=send,size=64,depth=256,count=20000";
@@ -140,8 +140,8 @@ fn all_frames_that_are_sent_leave() {
 }
 
 #[test]
-fn words_that_make_no_sense_for_the_network_are_a_failure() {
-    if !runs_here("words_that_make_no_sense_for_the_network_are_a_failure") {
+fn invalid_network_arguments_fail() {
+    if !runs_here("invalid_network_arguments_fail") {
         return;
     }
     let bad = ["echo,dept=3", "wipe", "echo,depth=257", "echo,size=21", "echo,size=1000000"];

@@ -38,8 +38,8 @@ fn wait(mut look: impl FnMut() -> Option<Picture>, enough: impl Fn(&Picture) -> 
 }
 
 #[test]
-fn the_page_is_there_at_once_and_tells_what_was_found() {
-    if !runs_here("the_page_is_there_at_once_and_tells_what_was_found") {
+fn the_page_appears_at_once_and_shows_the_findings() {
+    if !runs_here("the_page_appears_at_once_and_shows_the_findings") {
         return;
     }
     // The time to build the program does not count.
@@ -107,8 +107,8 @@ fn picture(machine: &Machine) -> Option<Picture> {
 }
 
 #[test]
-fn the_page_shows_where_the_pointer_is_and_what_is_held() {
-    if !runs_here("the_page_shows_where_the_pointer_is_and_what_is_held") {
+fn the_page_shows_the_pointer_and_the_pressed_keys() {
+    if !runs_here("the_page_shows_the_pointer_and_the_pressed_keys") {
         return;
     }
     let mut config = Config::default();

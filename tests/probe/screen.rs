@@ -157,8 +157,8 @@ fn two_thousand_keys_in_one_write_arrive_at_a_ps2_keyboard() {
 }
 
 #[test]
-fn a_viewer_sees_a_whole_picture_and_leaves_nothing_behind() {
-    let test = "a_viewer_sees_a_whole_picture_and_leaves_nothing_behind";
+fn a_viewer_gets_a_whole_picture_and_leaves_nothing_behind() {
+    let test = "a_viewer_gets_a_whole_picture_and_leaves_nothing_behind";
     if !runs_here(test) {
         return;
     }
@@ -202,8 +202,8 @@ fn a_machine_without_a_screen_has_no_threads_for_it() {
 }
 
 #[test]
-fn a_still_screen_costs_no_traffic_and_next_to_no_time() {
-    if !runs_here("a_still_screen_costs_no_traffic_and_next_to_no_time") {
+fn a_still_screen_costs_no_traffic_and_little_time() {
+    if !runs_here("a_still_screen_costs_no_traffic_and_little_time") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

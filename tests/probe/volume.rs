@@ -262,16 +262,16 @@ fn kill_often(name: &str, seed: u64) {
 }
 
 #[test]
-fn no_durable_record_on_a_raw_file_is_lost_by_a_kill_while_its_volume_is_full() {
-    let test = "no_durable_record_on_a_raw_file_is_lost_by_a_kill_while_its_volume_is_full";
+fn raw_on_a_full_volume_loses_no_durable_record_by_a_kill() {
+    let test = "raw_on_a_full_volume_loses_no_durable_record_by_a_kill";
     if runs_here(test) && mounts_here(test) {
         kill_often("disk.img", 4);
     }
 }
 
 #[test]
-fn no_durable_record_in_a_qcow2_image_is_lost_by_a_kill_while_its_volume_is_full() {
-    let test = "no_durable_record_in_a_qcow2_image_is_lost_by_a_kill_while_its_volume_is_full";
+fn qcow2_on_a_full_volume_loses_no_durable_record_by_a_kill() {
+    let test = "qcow2_on_a_full_volume_loses_no_durable_record_by_a_kill";
     if runs_here(test) && mounts_here(test) {
         kill_often("disk.qcow2", 5);
     }
@@ -279,8 +279,8 @@ fn no_durable_record_in_a_qcow2_image_is_lost_by_a_kill_while_its_volume_is_full
 
 /// A write beyond the limit of a file's size fails at once: waiting would not help.
 #[test]
-fn a_file_that_may_not_grow_is_an_error_to_the_guest() {
-    if !runs_here("a_file_that_may_not_grow_is_an_error_to_the_guest") {
+fn a_file_size_limit_is_an_error_for_the_guest() {
+    if !runs_here("a_file_size_limit_is_an_error_for_the_guest") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

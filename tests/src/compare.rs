@@ -152,7 +152,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_the_same_is_no_line() {
+    fn equal_facts_give_no_difference() {
         let one = facts(&[("a", text("1")), ("b", Value::Bits(vec![1, 2]))]);
         assert_eq!(differences(&one, &one), [""; 0]);
     }
@@ -166,7 +166,7 @@ mod test {
     }
 
     #[test]
-    fn a_thing_that_is_not_there_is_one_line() {
+    fn a_missing_item_is_one_line() {
         let qemu = facts(&[("a 1", Value::Thing("x".into())), ("a 1 b", text("1"))]);
         let transom = facts(&[("a 12", text("2"))]);
         assert_eq!(differences(&qemu, &transom), ["a 12: only transom: 2", "a 1: only qemu: x"]);
@@ -175,14 +175,14 @@ mod test {
     }
 
     #[test]
-    fn bits_are_told_apart() {
+    fn differing_bits_are_listed() {
         let qemu = facts(&[("r", Value::Bits(vec![0b0110, 0b0110]))]);
         let transom = facts(&[("r", Value::Bits(vec![0b0011, 0b0011]))]);
         assert_eq!(differences(&qemu, &transom), ["r: only qemu: bit 2; only transom: bit 0"]);
     }
 
     #[test]
-    fn processors_are_told_apart_when_they_differ() {
+    fn processors_are_listed_separately_when_they_differ() {
         let qemu = facts(&[("r", Value::Numbers(vec![0, 1]))]);
         let transom = facts(&[("r", Value::Numbers(vec![0, 2]))]);
         let line = "r: cpu 0: qemu 0x00000000, transom 0x00000000; \

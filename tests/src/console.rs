@@ -136,7 +136,7 @@ mod test {
     const SOON: Duration = Duration::from_millis(50);
 
     #[test]
-    fn escape_sequences_are_not_words() {
+    fn escape_sequences_are_skipped() {
         let bytes: &[u8] = b"\x1b[2J\x1b[01;01HSh\x1b[1mell\x1b=> \r\nFS0:";
         let mut console = Console::new(bytes, Vec::new());
         assert_eq!(console.expect("Shell> ", SOON).unwrap(), "");
@@ -144,7 +144,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_looked_at_is_not_found_again() {
+    fn consumed_output_is_not_found_again() {
         let mut console = Console::new(&b"one two one"[..], Vec::new());
         assert_eq!(console.expect_any(&["one", "two"], SOON).unwrap(), (0, String::new()));
         assert_eq!(console.expect_any(&["one", "two"], SOON).unwrap(), (1, " ".into()));

@@ -114,7 +114,7 @@ SKIPPED: Test 2, nothing.
 ";
 
     #[test]
-    fn only_failures_of_another_kind_are_our_own() {
+    fn only_failures_that_qemu_lacks_count() {
         let qemu = Report::read(QEMU).unwrap();
         let text = format!("{QEMU}crs: CRS.\n----------\nFAILED [CRITICAL] C: Test 1, four.\n");
         let ours = Report::read(&text.replace("three", "five")).unwrap();

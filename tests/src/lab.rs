@@ -192,7 +192,7 @@ unpack_tree suite "$cache/tree" dirs links
 "#;
 
     #[test]
-    fn packages_with_bin_as_a_directory_and_as_a_link_make_one_tree() {
+    fn packages_with_bin_as_directory_and_link_merge() {
         for [first, second] in [["dirs", "links"], ["links", "dirs"]] {
             let folder = tempfile::tempdir().unwrap();
             let mut bash = Command::new("bash");

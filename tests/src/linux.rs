@@ -198,7 +198,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_archive_is_what_cpio_reads() {
+    fn cpio_reads_the_archive() {
         use std::io::Write;
         let folder = tempfile::tempdir().unwrap();
         let mut cpio = Command::new("cpio")

@@ -215,7 +215,7 @@ mod test {
     }
 
     #[test]
-    fn letters_that_were_seen_are_read_again_in_any_colour() {
+    fn learned_letters_are_recognized_in_any_colour() {
         let mut font = Font::of_linux();
         let rows = font.rows(&drawn(&["abcde fgh"], 0, 255));
         assert_eq!(last(&rows).unwrap().0, 0);
@@ -230,7 +230,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_not_drawn_is_not_learned() {
+    fn text_that_was_not_drawn_is_not_learned() {
         let mut font = Font::of_linux();
         let rows = font.rows(&drawn(&["abc", "aba"], 0, 255));
         font.learn(&rows[0], "abc").unwrap();

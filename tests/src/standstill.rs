@@ -75,7 +75,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_list_of_timers_is_cut_to_the_guests() {
+    fn the_timer_list_is_cut_to_the_guests_timers() {
         let list = "now at 7 nsecs\n #0: <0>, tick, S:01\n # expires at 9-9 nsecs\n #1: <1>, \
                     apic_timer_fn, S:01\n # expires at 8-8 nsecs [in 1 to 1 nsecs]\n";
         let due = "#1: <1>, apic_timer_fn, S:01 # expires at 8-8 nsecs [in 1 to 1 nsecs]";
@@ -83,7 +83,7 @@ mod test {
     }
 
     #[test]
-    fn who_runs_is_seen() {
+    fn busy_threads_are_counted() {
         let before: u64 = ticks().values().sum();
         let start = std::time::Instant::now();
         while start.elapsed() < Duration::from_millis(200) {

@@ -189,7 +189,7 @@ mod test {
     }
 
     #[test]
-    fn names_choose_tests_as_cargo_does() {
+    fn filters_select_tests_like_cargo() {
         assert!(options(&[]).wants("a"));
         assert!(options(&["b", "a"]).wants("cab"));
         assert!(!options(&["--exact", "a"]).wants("cab"));
@@ -199,7 +199,7 @@ mod test {
     }
 
     #[test]
-    fn the_closing_line_is_cargos() {
+    fn the_summary_line_matches_cargos() {
         let line = closing_line(3, 1, 4, Instant::now());
         assert!(line.starts_with("test result: FAILED. 2 passed; 1 failed; 0 ignored;"), "{line}");
         assert!(closing_line(3, 0, 0, Instant::now()).starts_with("test result: ok. 3 passed"));

@@ -164,7 +164,7 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn what_is_not_on_the_list_of_this_host_is_refused() {
+    fn skips_missing_from_this_hosts_list_are_refused() {
         let skips = Tally::read(OUTPUT).skips;
         let list = "# why\n\npart | *: TRANSOM_TESTS is not all | long\n\
                     no-vhost | b through*: * | as c\n";
@@ -175,7 +175,7 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn the_list_can_be_read_and_allows_no_missing_package_on_debian() {
+    fn the_skip_list_parses_and_allows_no_missing_package_on_debian() {
         let list = include_str!("../skips");
         let skips = ["iasl: iasl of the package acpica-tools does not start: x".to_owned()];
         let host: Vec<_> = HOSTS.into_iter().filter(|it| *it != "foreign").collect();

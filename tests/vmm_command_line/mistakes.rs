@@ -130,17 +130,17 @@ fn refuse_in(folder: &Path, mistakes: &[Mistake]) {
 }
 
 #[test]
-fn refuses_words_that_nobody_knows() {
+fn refuses_unknown_words() {
     refuse(WORDS);
 }
 
 #[test]
-fn refuses_values_that_make_no_sense() {
+fn refuses_invalid_values() {
     refuse(VALUES);
 }
 
 #[test]
-fn refuses_devices_that_collide() {
+fn refuses_conflicting_devices() {
     refuse(DEVICES);
 }
 
@@ -189,7 +189,7 @@ fn refuses_configuration_files_with_mistakes() {
 }
 
 #[test]
-fn refuses_firmware_and_variable_stores_that_are_none() {
+fn refuses_invalid_firmware_and_variable_stores() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     flash::write(folder.path());
@@ -220,7 +220,7 @@ fn refuses_firmware_and_variable_stores_that_are_none() {
 }
 
 #[test]
-fn refuses_kernels_and_initrds_that_are_none() {
+fn refuses_invalid_kernels_and_initrds() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     // A bzImage whose header announces 1 MiB, which is missing.
@@ -275,7 +275,7 @@ const NO_DISKS: &[Wrong] = &[
 ];
 
 #[test]
-fn refuses_disks_that_are_none() {
+fn refuses_invalid_disks() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     fs::create_dir(path("folder")).expect("a folder");
@@ -301,7 +301,7 @@ fn refuses_disks_that_are_none() {
 }
 
 #[test]
-fn refuses_words_that_fit_no_disk() {
+fn refuses_invalid_disk_options() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("a.img"), [0; 4096]).expect("a file");
     fs::write(folder.path().join("half.img"), [0; 512]).expect("a file");
@@ -327,7 +327,7 @@ fn refuses_words_that_fit_no_disk() {
 }
 
 #[test]
-fn refuses_a_control_path_that_cannot_be_its_own() {
+fn refuses_an_unusable_control_path() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let _listener = UnixListener::bind(path("taken")).expect("a socket");
@@ -355,11 +355,11 @@ fn refuses_a_control_path_that_cannot_be_its_own() {
 }
 
 #[test]
-fn says_when_this_host_only_emulates_kernels() {
+fn reports_a_host_that_only_emulates_kernels() {
     let folder = tempfile::tempdir().expect("a folder");
     if vmm::kvm::KvmSupport::of_this_host() != vmm::kvm::KvmSupport::Paravirtual {
         let reason = "this host's KVM is not paravirtual only";
-        not_run("says_when_this_host_only_emulates_kernels", reason);
+        not_run("reports_a_host_that_only_emulates_kernels", reason);
         return;
     }
     flash::write(folder.path());

@@ -48,7 +48,7 @@ fn every_command_and_option_has_its_help() {
 }
 
 #[test]
-fn the_reference_is_what_the_program_prints() {
+fn reference_md_matches_the_program() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference.md");
     let printed = help(&["help", "reference"]);
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
@@ -80,9 +80,9 @@ fn the_reference_has_every_field_of_every_device() {
 }
 
 #[test]
-fn the_log_is_as_talkative_as_it_is_told() {
+fn the_log_level_follows_the_configuration() {
     if KvmSupport::of_this_host() == KvmSupport::None {
-        not_run("the_log_is_as_talkative_as_it_is_told", "there is no usable /dev/kvm");
+        not_run("the_log_level_follows_the_configuration", "there is no usable /dev/kvm");
         return;
     }
     // The guest and the control client reset the machine; resets are logged at level info.

@@ -43,8 +43,8 @@ fn in_a_world_of_its_own(script: &str, folder: &Path, status: i32) -> String {
 }
 
 #[test]
-fn says_how_to_get_kvm_where_there_is_none() {
-    if !may_change_the_world("says_how_to_get_kvm_where_there_is_none") {
+fn explains_how_to_get_kvm_when_it_is_missing() {
+    if !may_change_the_world("explains_how_to_get_kvm_when_it_is_missing") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -71,8 +71,8 @@ fn says_how_to_get_kvm_where_there_is_none() {
 }
 
 #[test]
-fn says_how_to_get_the_right_to_use_kvm() {
-    if !may_change_the_world("says_how_to_get_the_right_to_use_kvm") {
+fn explains_how_to_get_permission_for_kvm() {
+    if !may_change_the_world("explains_how_to_get_permission_for_kvm") {
         return;
     }
     let (folder, program) = open_folder();
@@ -88,8 +88,8 @@ fn says_how_to_get_the_right_to_use_kvm() {
 }
 
 #[test]
-fn says_that_a_variable_store_cannot_be_written() {
-    if !may_change_the_world("says_that_a_variable_store_cannot_be_written") {
+fn reports_a_read_only_variable_store() {
+    if !may_change_the_world("reports_a_read_only_variable_store") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -103,9 +103,9 @@ fn says_that_a_variable_store_cannot_be_written() {
 }
 
 #[test]
-fn says_who_holds_a_variable_store() {
+fn reports_the_process_that_holds_a_variable_store() {
     if !Path::new("/dev/kvm").exists() {
-        not_run("says_who_holds_a_variable_store", "there is no /dev/kvm");
+        not_run("reports_the_process_that_holds_a_variable_store", "there is no /dev/kvm");
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

@@ -78,8 +78,8 @@ fn runs_here(test: &str) -> bool {
 }
 
 #[test]
-fn a_second_machine_is_told_who_has_a_disk() {
-    if !runs_here("a_second_machine_is_told_who_has_a_disk") {
+fn a_second_machine_is_refused_with_the_process_using_the_disk() {
+    if !runs_here("a_second_machine_is_refused_with_the_process_using_the_disk") {
         return;
     }
     let folder = disks();
@@ -98,8 +98,8 @@ fn a_second_machine_is_told_who_has_a_disk() {
 }
 
 #[test]
-fn machines_that_only_read_share_a_disk() {
-    if !runs_here("machines_that_only_read_share_a_disk") {
+fn read_only_machines_share_a_disk() {
+    if !runs_here("read_only_machines_share_a_disk") {
         return;
     }
     let folder = disks();
@@ -117,8 +117,8 @@ fn machines_that_only_read_share_a_disk() {
 }
 
 #[test]
-fn a_backing_file_is_read_by_many_and_written_by_nobody() {
-    if !runs_here("a_backing_file_is_read_by_many_and_written_by_nobody") {
+fn a_backing_file_is_shared_for_reading_and_never_written() {
+    if !runs_here("a_backing_file_is_shared_for_reading_and_never_written") {
         return;
     }
     let folder = disks();
@@ -145,7 +145,7 @@ fn a_backing_file_is_read_by_many_and_written_by_nobody() {
 }
 
 #[test]
-fn a_machine_has_each_disk_once() {
+fn a_disk_can_be_attached_only_once() {
     let folder = disks();
     std::os::unix::fs::symlink("disk.img", folder.path().join("link.img")).expect("a link");
     fs::hard_link(folder.path().join("disk.img"), folder.path().join("same.img")).expect("a name");
@@ -161,14 +161,14 @@ fn a_machine_has_each_disk_once() {
         let whole = said.starts_with(second) && said.contains(&format!("{name} is in use by "));
         assert!(whole && said.ends_with("(vmm)"), "{disks:?}: {said}");
     }
-    if runs_here("a_machine_has_each_disk_once") {
+    if runs_here("a_disk_can_be_attached_only_once") {
         machine(folder.path(), &["nvme,path=disk.img,readonly", "nvme,path=same.img,overlay"]);
         machine(folder.path(), &["nvme,path=one.qcow2", "virtio-blk,path=two.qcow2"]);
     }
 }
 
 #[test]
-fn refuses_images_of_which_a_part_is_missing() {
+fn refuses_images_with_missing_parts() {
     let folder = disks();
     let path = |name: &str| folder.path().join(name);
     let whole = fs::read(path("disk.qcow2")).expect("an image");
@@ -206,8 +206,8 @@ fn refuses_images_of_which_a_part_is_missing() {
 }
 
 #[test]
-fn block_devices_are_refused_as_files_are() {
-    let test = "block_devices_are_refused_as_files_are";
+fn block_devices_in_use_are_refused_like_files() {
+    let test = "block_devices_in_use_are_refused_like_files";
     let folder = disks();
     let path = |name: &str| folder.path().join(name);
     let (Some(device), true) = (Loop::on(&path("disk.img")), runs_here(test)) else {

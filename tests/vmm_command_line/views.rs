@@ -35,7 +35,7 @@ fn leaves(value: &Value, found: &mut Vec<String>) {
 }
 
 #[test]
-fn table_and_json_of_inspect_are_one_machine() {
+fn table_and_json_of_inspect_agree() {
     let words = ["--cpus", "4,threads=2", "--memory", "5G", "--device", "edu,slot=05.0"];
     let words = [&words[..], &["--device", "hpet", "--device", "serial,port=2"]].concat();
     let Some((table, facts)) = inspect(&words) else { return };
@@ -54,7 +54,7 @@ fn table_and_json_of_inspect_are_one_machine() {
 }
 
 #[test]
-fn inspect_shows_what_was_asked_for() {
+fn inspect_shows_the_requested_machine() {
     let words = ["--cpus", "6,sockets=2", "--memory", "5G", "--device", "edu,slot=05.0"];
     let Some((_, facts)) = inspect(&[&words[..], &["--device", "hpet"]].concat()) else { return };
     let number = |value: &Value| {
@@ -86,7 +86,7 @@ fn inspect_shows_what_was_asked_for() {
 }
 
 #[test]
-fn what_inspect_prints_as_configuration_reads_back() {
+fn the_configuration_printed_by_inspect_reads_back() {
     let Some((_, facts)) = inspect(&["--memory", "1G", "--device", "edu,slot=05.0"]) else {
         return;
     };
@@ -98,7 +98,7 @@ fn what_inspect_prints_as_configuration_reads_back() {
 }
 
 #[test]
-fn doctor_tells_this_hosts_situation_both_ways() {
+fn table_and_json_of_doctor_report_this_host() {
     let situation = KvmSupport::of_this_host();
     let (name, status) = match situation {
         KvmSupport::Full => ("full", 0),

@@ -93,8 +93,8 @@ fn libvnc_shows_the_same_picture_in_all_encodings_and_formats() -> Result<()> {
 }
 
 #[test]
-fn libvnc_shows_jpeg_as_good_as_it_asked_for() -> Result<()> {
-    let Some(viewer) = found("libvnc_shows_jpeg_as_good_as_it_asked_for") else { return Ok(()) };
+fn libvnc_shows_jpeg_in_the_requested_quality() -> Result<()> {
+    let Some(viewer) = found("libvnc_shows_jpeg_in_the_requested_quality") else { return Ok(()) };
     for (draw, bounds) in JPEG {
         let mut machine = Machine::at_a_path(draw, "1280x800")?;
         for (quality, least) in (0..).zip(bounds) {
@@ -113,8 +113,8 @@ fn libvnc_shows_jpeg_as_good_as_it_asked_for() -> Result<()> {
 }
 
 #[test]
-fn libvnc_comes_in_by_all_kinds_of_security() -> Result<()> {
-    let Some(viewer) = found("libvnc_comes_in_by_all_kinds_of_security") else { return Ok(()) };
+fn libvnc_logs_in_with_every_security_type() -> Result<()> {
+    let Some(viewer) = found("libvnc_logs_in_with_every_security_type") else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     let file = |name: &str, text: &str| text_file(folder.path(), name, text);
     let (short, long) = (file("short", "secret")?, file("long", "a longer secret")?);
@@ -147,8 +147,8 @@ fn libvnc_comes_in_by_all_kinds_of_security() -> Result<()> {
 }
 
 #[test]
-fn libvnc_follows_what_is_drawn_and_the_size() -> Result<()> {
-    let Some(viewer) = found("libvnc_follows_what_is_drawn_and_the_size") else { return Ok(()) };
+fn libvnc_follows_drawing_and_resizing() -> Result<()> {
+    let Some(viewer) = found("libvnc_follows_drawing_and_resizing") else { return Ok(()) };
     for (name, bits) in [("raw", 32), ("hextile", 16), ("zlib", 32), ("zrle", 8), ("tight", 32)] {
         let mut machine = Machine::at_a_path(PAGE, "1280x800")?;
         let mut eye = Eye::open(&mut look(viewer, &machine.address, name, bits))?;
@@ -195,8 +195,8 @@ fn page_that_scrolls() -> Vec<u8> {
 }
 
 #[test]
-fn libvnc_moves_what_scrolls() -> Result<()> {
-    let Some(viewer) = found("libvnc_moves_what_scrolls") else { return Ok(()) };
+fn libvnc_moves_scrolled_areas() -> Result<()> {
+    let Some(viewer) = found("libvnc_moves_scrolled_areas") else { return Ok(()) };
     let mut machine = Machine::on_stage(&page_that_scrolls(), "800x600")?;
     for (encodings, bits) in
         [("copyrect raw", 32), ("zrle copyrect", 32), ("copyrect tight", 16), ("zrle", 32)]

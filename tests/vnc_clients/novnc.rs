@@ -115,8 +115,8 @@ fn novnc_shows_the_same_picture_in_all_encodings() -> Result<()> {
 }
 
 #[test]
-fn novnc_follows_what_is_drawn_and_the_size() -> Result<()> {
-    if !found("novnc_follows_what_is_drawn_and_the_size") {
+fn novnc_follows_drawing_and_resizing() -> Result<()> {
+    if !found("novnc_follows_drawing_and_resizing") {
         return Ok(());
     }
     for number in [7, 16] {

@@ -115,7 +115,7 @@ pub(crate) fn ppm(bytes: &[u8]) -> Result<Picture> {
 }
 
 #[test]
-fn one_pixel_that_is_wrong_is_found() {
+fn one_wrong_pixel_is_detected() {
     let picture = |value: u8| Picture { width: 3, pixels: vec![value; 24] };
     let wanted = picture(100);
     let mut seen = wanted.clone();

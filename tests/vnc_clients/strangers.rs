@@ -120,8 +120,8 @@ const STRANGERS: [(&[u8], &str, &str); 6] = [
 ];
 
 #[test]
-fn strangers_are_told_so_and_the_rest_goes_on() -> Result<()> {
-    if !can("strangers_are_told_so_and_the_rest_goes_on", "", || true) {
+fn other_protocols_get_an_error_and_viewers_are_unaffected() -> Result<()> {
+    if !can("other_protocols_get_an_error_and_viewers_are_unaffected", "", || true) {
         return Ok(());
     }
     let mut machine = Machine::at_a_port(PATTERN, "800x600", "")?;
@@ -140,8 +140,8 @@ fn strangers_are_told_so_and_the_rest_goes_on() -> Result<()> {
 }
 
 #[test]
-fn encodings_that_nobody_knows_are_no_reason_to_see_nothing() -> Result<()> {
-    if !can("encodings_that_nobody_knows_are_no_reason_to_see_nothing", "", || true) {
+fn unknown_encodings_do_not_prevent_a_picture() -> Result<()> {
+    if !can("unknown_encodings_do_not_prevent_a_picture", "", || true) {
         return Ok(());
     }
     let mut machine = Machine::at_a_port(PATTERN, "800x600", "")?;
@@ -161,8 +161,8 @@ fn encodings_that_nobody_knows_are_no_reason_to_see_nothing() -> Result<()> {
 }
 
 #[test]
-fn the_page_s_port_tells_those_who_speak_something_else() -> Result<()> {
-    if !can("the_page_s_port_tells_those_who_speak_something_else", "", || true) {
+fn the_web_port_answers_other_protocols_with_an_error() -> Result<()> {
+    if !can("the_web_port_answers_other_protocols_with_an_error", "", || true) {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;

@@ -98,8 +98,8 @@ fn tigervnc_shows_the_same_picture_in_all_encodings_and_colours() -> Result<()> 
 }
 
 #[test]
-fn tigervnc_shows_jpeg_as_good_as_it_asked_for() -> Result<()> {
-    if !found("tigervnc_shows_jpeg_as_good_as_it_asked_for") {
+fn tigervnc_shows_jpeg_in_the_requested_quality() -> Result<()> {
+    if !found("tigervnc_shows_jpeg_in_the_requested_quality") {
         return Ok(());
     }
     let xvfb = Xvfb::new()?;
@@ -119,8 +119,8 @@ fn tigervnc_shows_jpeg_as_good_as_it_asked_for() -> Result<()> {
 }
 
 #[test]
-fn tigervnc_comes_in_by_all_kinds_of_security() -> Result<()> {
-    if !found("tigervnc_comes_in_by_all_kinds_of_security") {
+fn tigervnc_logs_in_with_every_security_type() -> Result<()> {
+    if !found("tigervnc_logs_in_with_every_security_type") {
         return Ok(());
     }
     let xvfb = Xvfb::new()?;
@@ -157,8 +157,8 @@ fn tigervnc_comes_in_by_all_kinds_of_security() -> Result<()> {
 }
 
 #[test]
-fn tigervnc_follows_what_is_drawn_and_the_size() -> Result<()> {
-    if !found("tigervnc_follows_what_is_drawn_and_the_size") {
+fn tigervnc_follows_drawing_and_resizing() -> Result<()> {
+    if !found("tigervnc_follows_drawing_and_resizing") {
         return Ok(());
     }
     let xvfb = Xvfb::new()?;

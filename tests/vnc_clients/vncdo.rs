@@ -97,8 +97,8 @@ fn vncdotool_shows_the_same_picture_in_all_encodings() -> Result<()> {
 }
 
 #[test]
-fn vncdotool_types_and_points_and_follows_what_is_drawn() -> Result<()> {
-    let Some(module) = found("vncdotool_types_and_points_and_follows_what_is_drawn") else {
+fn vncdotool_types_points_and_follows_drawing() -> Result<()> {
+    let Some(module) = found("vncdotool_types_points_and_follows_drawing") else {
         return Ok(());
     };
     // It cannot read CoRRE rectangles with subrectangles, which this picture has.
@@ -112,8 +112,8 @@ fn vncdotool_types_and_points_and_follows_what_is_drawn() -> Result<()> {
 }
 
 #[test]
-fn vncdotool_comes_in_with_a_password() -> Result<()> {
-    let Some(module) = found("vncdotool_comes_in_with_a_password") else { return Ok(()) };
+fn vncdotool_logs_in_with_a_password() -> Result<()> {
+    let Some(module) = found("vncdotool_logs_in_with_a_password") else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     let words = format!(",password={}", text_file(folder.path(), "password", "secret")?);
     let mut machine = Machine::at_a_port(PATTERN, SIZE, &words)?;

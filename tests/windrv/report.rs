@@ -36,13 +36,13 @@ impl Report {
 }
 
 #[test]
-fn a_report_with_all_checks_is_good() {
+fn a_report_with_all_checks_passes() {
     let report = Report::read("pass a.b.c x=1\n# fail\npass a.b.d\nwindrv: 2 passed, 0 failed\n");
     report.unwrap().judge(2).unwrap();
 }
 
 #[test]
-fn a_run_that_checks_nothing_or_too_little_fails() {
+fn a_run_without_enough_checks_fails() {
     assert!(Report::read("").is_err());
     let nothing = Report::read("windrv: 0 passed, 0 failed\n").unwrap();
     assert!(nothing.judge(1).is_err());

@@ -537,7 +537,7 @@ mod test {
     }
 
     #[test]
-    fn flags_and_json_say_the_same() {
+    fn flags_and_json_are_equivalent() {
         let flags = flags(&[
             ("cpus", "8,sockets=2,cores=2,threads=2"),
             ("memory", "3G,prealloc"),
@@ -584,7 +584,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_printed_reads_back() {
+    fn a_printed_configuration_reads_back() {
         for display in ["none", "1920x1080", "640x480,memory=4M,slot=05.0"] {
             let config = flags(&[
                 ("memory", "2G"),
@@ -599,7 +599,7 @@ mod test {
     }
 
     #[test]
-    fn mistakes_are_one_sentence_that_names_the_value() {
+    fn mistakes_are_reported_in_one_sentence_with_the_value() {
         let mut config = Config::default();
         let mut error_of = |key, text| format!("{:#}", config.set(key, text).unwrap_err());
         for (key, text, words) in [
@@ -637,7 +637,7 @@ mod test {
     }
 
     #[test]
-    fn processors_fit_together() {
+    fn processor_counts_are_completed_consistently() {
         let settle = |text: &str| keyvalue::parse::<Cpus>(text, Some("count")).unwrap().settle(255);
         assert_eq!(settle("5").unwrap().cores, 5);
         assert_eq!(settle("8,sockets=2,threads=2").unwrap().cores, 2);

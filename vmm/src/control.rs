@@ -529,7 +529,7 @@ mod test {
     }
 
     #[test]
-    fn a_client_is_answered_and_a_mistake_does_not_end_the_talk() {
+    fn a_client_gets_answers_and_an_error_keeps_the_connection() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let (submit, requests) = queue();
@@ -568,7 +568,7 @@ mod test {
     }
 
     #[test]
-    fn the_end_waits_for_answers_that_are_being_written() {
+    fn shutdown_waits_for_answers_being_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let (submit, requests) = queue();
@@ -594,7 +594,7 @@ mod test {
     }
 
     #[test]
-    fn who_has_no_time_waits_for_nobody() {
+    fn a_client_with_a_timeout_does_not_block() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -639,7 +639,7 @@ mod test {
     }
 
     #[test]
-    fn a_command_is_typed_as_it_is_sent() {
+    fn a_command_line_becomes_its_command() {
         let read = |line: &str| {
             let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
             Command::read(&words).map_err(|error| format!("{error:#}"))

@@ -331,7 +331,7 @@ mod test {
     }
 
     #[test]
-    fn all_topology_leaves_say_the_same() {
+    fn all_topology_leaves_agree() {
         let mut amd = leaf(0, 0, 0x1f);
         amd.ebx = 0x6874_7541;
         let leaves = vec![
@@ -367,7 +367,7 @@ mod test {
     }
 
     #[test]
-    fn threads_are_announced_to_amd_guests_on_any_host() {
+    fn threads_are_announced_to_amd_guests() {
         let mut amd = leaf(0, 0, 0xd);
         amd.ebx = 0x6874_7541;
         let old = vec![amd, leaf(0x8000_0000, 0, 0x8000_000a), leaf(0x8000_0001, 0, 0)];
@@ -382,7 +382,7 @@ mod test {
     }
 
     #[test]
-    fn names_and_caches_that_kvm_leaves_empty_are_the_hosts() {
+    fn names_and_caches_missing_in_kvm_come_from_the_host() {
         let host = |function| leaf(function, 0, 0x6e75_7453);
         let mut leaves = vec![leaf(0x8000_0000, 0, 0x8000_0005), leaf(0x8000_0002, 0, 0)];
         leaves.push(leaf(0x8000_0005, 0, 5));
@@ -397,14 +397,14 @@ mod test {
     }
 
     #[test]
-    fn without_nested_virtualization_nothing_is_told_of_it() {
+    fn without_nested_virtualization_no_leaf_announces_it() {
         let svm = vec![leaf(0x8000_0001, 0, 0), leaf(0x8000_000a, 0, 1)];
         let model = Model::new(svm, topology(1, 1, 1), &[], false);
         assert_eq!(find(&model.of(0).unwrap(), 0x8000_000a, 0).eax, 0);
     }
 
     #[test]
-    fn hyperv_comes_first_keeps_what_windows_needs_and_kvm_moves_up() {
+    fn hyperv_leaves_come_first_and_kvm_leaves_move_up() {
         let hyperv = [
             leaf(0x4000_0000, 0, 0x4000_0082),
             leaf(0x4000_0003, 0, u32::MAX),

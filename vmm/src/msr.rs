@@ -92,7 +92,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn listed_registers_are_zero_and_others_as_the_policy_says() {
+    fn listed_registers_are_zero_and_others_follow_the_policy() {
         let strict = Policy::new(UnknownMsr::Fault, true);
         assert_eq!((strict.read(0x611), strict.write(0x1b0, 6)), (Some(0), true));
         assert_eq!((strict.read(0xdead), strict.write(0xdead, 1)), (None, false));
@@ -102,13 +102,13 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_is_offered_hyperv_meets_no_fault() {
+    fn unknown_registers_read_as_zero_with_hyperv() {
         assert_eq!(Policy::new(UnknownMsr::Auto, true).read(0xdead), Some(0));
         assert_eq!(Policy::new(UnknownMsr::Auto, false).read(0xdead), None);
     }
 
     #[test]
-    fn a_guest_that_tries_them_all_costs_bounded_memory() {
+    fn probing_all_registers_costs_bounded_memory() {
         let policy = Policy::new(UnknownMsr::Fault, false);
         (0..100_000).for_each(|index| {
             policy.read(index);

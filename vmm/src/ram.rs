@@ -216,7 +216,7 @@ mod test {
     }
 
     #[test]
-    fn two_pieces_are_where_the_guest_looks() {
+    fn two_ranges_are_mapped_at_their_addresses() {
         let memory = Memory { size: Size(4 << 20), ..Memory::default() };
         let ram = map(&memory, &[(0, 1 << 20), (1 << 32, 3 << 20)]).unwrap();
         ram.write_obj(7_u64, GuestAddress((1 << 32) + 8)).unwrap();
@@ -225,7 +225,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_given_back_is_gone_from_the_host_and_reads_as_zeros() {
+    fn released_memory_is_freed_on_the_host_and_reads_as_zeros() {
         let memory = Memory { size: Size(4 << 20), ..Memory::default() };
         let ram = map(&memory, &[(0, 1 << 20), (1 << 32, 3 << 20)]).unwrap();
         let high = GuestAddress(1 << 32);
@@ -256,7 +256,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_more_than_the_host_has_and_pages_that_do_not_exist() {
+    fn refuses_more_memory_than_the_host_has_and_missing_huge_pages() {
         let memory = Memory { size: Size(1 << 50), ..Memory::default() };
         let error = map(&memory, &[(0, 1 << 50)]).unwrap_err().to_string();
         assert!(error.contains("more than this host has"), "{error}");

@@ -78,7 +78,7 @@ mod test {
     }
 
     #[test]
-    fn a_picture_is_the_lines_without_what_lies_between() {
+    fn a_picture_leaves_out_the_padding_between_lines() {
         let error = take(&Test(None)).unwrap_err().to_string();
         assert!(error.contains("off"), "{error}");
         let mode = Mode { width: 2, height: 3, stride: 20, start: 100 };

@@ -158,7 +158,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn all_signals_of_one_moment_are_told() {
+    fn all_pending_signals_are_reported() {
         let (sender, received) = mpsc::channel();
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         for (signal, times) in [(libc::SIGTERM, 1), (libc::SIGHUP, 2), (libc::SIGINT, 1)] {

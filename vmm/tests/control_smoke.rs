@@ -3,7 +3,7 @@
 mod hostile_client;
 
 #[test]
-fn a_very_long_line_ends_no_talk_but_its_own() {
+fn a_very_long_line_ends_only_its_own_connection() {
     let machine = hostile_client::Machine::new();
     hostile_client::typed("status");
     machine.serve(&[b'['; 300 << 10]);

@@ -145,7 +145,7 @@ fn enters_a_bzimage_in_long_mode_with_a_zero_page() {
 }
 
 #[test]
-fn maps_the_first_four_gib_to_themselves() {
+fn identity_maps_the_first_four_gib() {
     let (memory, start) = boot(32, &bzimage(0x1000), None, "");
     let start = start.unwrap();
     for address in [0, 0x10_0200, 0x3FFF_FFFF, 0x4000_0000, 0xFEE0_0123, 0xFFFF_FFF0u64] {
@@ -204,7 +204,7 @@ fn enters_a_vmlinux_without_a_pvh_entry_in_long_mode() {
 }
 
 #[test]
-fn boots_again_over_what_a_kernel_left() {
+fn boots_again_over_the_remains_of_a_kernel() {
     let kernel = elf(0x20_0000, &[pvh(0x20_0000)]);
     let ram = Ram::new(32 * MIB);
     let map = e820::for_direct_boot(ram, &PCIEXBAR);
@@ -241,7 +241,7 @@ fn refuses_a_program() {
 }
 
 #[test]
-fn refuses_a_bzimage_that_was_cut_off() {
+fn refuses_a_truncated_bzimage() {
     let mut kernel = bzimage(0x1000);
     put(&mut kernel, 0x1F4, &0x100u32.to_le_bytes());
     assert!(boot(32, &kernel, None, "").1.is_ok());
@@ -292,7 +292,7 @@ fn refuses_an_initrd_that_does_not_fit() {
 }
 
 #[test]
-fn keeps_the_initrd_below_what_the_kernel_can_reach() {
+fn keeps_the_initrd_below_the_kernels_address_limit() {
     let mut kernel = bzimage(0x400);
     put(&mut kernel, 0x22C, &0x1AF_FFFFu32.to_le_bytes());
     let (memory, start) = boot(32, &kernel, Some(&[1; 4096]), "");
@@ -300,7 +300,7 @@ fn keeps_the_initrd_below_what_the_kernel_can_reach() {
 }
 
 #[test]
-fn refuses_a_command_line_that_the_kernel_would_cut() {
+fn refuses_a_command_line_longer_than_the_kernels_limit() {
     let longest = "x".repeat(2047);
     for kernel in [bzimage(0x400), elf(0x20_0000, &[pvh(0x20_0000)])] {
         assert!(boot(32, &kernel, None, &longest).1.is_ok());
@@ -340,7 +340,7 @@ fn refuses_damaged_elf_files() {
 
 /// A damaged file either loads or fails with an error. It never causes a panic.
 #[test]
-fn survives_every_truncation_and_many_damages() {
+fn survives_truncated_and_damaged_kernels() {
     let kernels = [bzimage(0x300), elf(0x20_0000, &[pvh(0x20_0000), note(b"Xen\0", 7, b"x")])];
     let memory = memory(32);
     let ram = Ram::new(32 * MIB);

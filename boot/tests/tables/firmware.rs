@@ -192,7 +192,7 @@ fn the_fadt_points_to_dsdt_and_facs() {
 }
 
 #[test]
-fn the_tpm2_table_points_to_the_control_area_and_to_a_log_of_zeros() {
+fn the_tpm2_table_points_to_the_control_area_and_an_empty_log() {
     let sample = samples().into_iter().find(Sample::has_tpm).unwrap();
     let loaded = load(&sample.files());
     let mut tables = loaded.roots().into_iter().map(|root| loaded.table(root));
@@ -208,7 +208,7 @@ fn the_tpm2_table_points_to_the_control_area_and_to_a_log_of_zeros() {
 }
 
 #[test]
-fn the_generation_id_is_where_the_table_and_the_address_file_say() {
+fn the_table_and_the_address_file_point_to_the_generation_id() {
     for sample in samples() {
         let id = sample.platform.generation_id;
         let loaded = load(&sample.files());
@@ -226,7 +226,7 @@ fn the_generation_id_is_where_the_table_and_the_address_file_say() {
 }
 
 #[test]
-fn both_forms_of_the_tables_are_the_same_but_for_addresses() {
+fn direct_boot_tables_match_firmware_tables_except_addresses() {
     for sample in samples() {
         let tables = sample.tables();
         let (image, rsdp) = tables.image().unwrap();
@@ -274,7 +274,7 @@ fn both_forms_of_the_tables_are_the_same_but_for_addresses() {
 }
 
 #[test]
-fn the_script_is_as_long_whatever_the_firmware_programs() {
+fn the_loader_script_has_the_same_length_for_any_pci_layout() {
     let [mut sample, ..] = samples();
     let before = sample.tables().files();
     sample.platform.pcie = 0xE000_0000..0xF000_0000;

@@ -40,7 +40,7 @@ fn dump(image: &Image) -> Vec<u8> {
 }
 
 #[test]
-fn firmware_files_are_as_checked_in() {
+fn firmware_files_match_the_golden_files() {
     for sample in samples() {
         let map = e820::for_firmware(sample.ram);
         let order = ["/pci@i0cf8/scsi@2/disk@0,0".to_owned()];
@@ -60,7 +60,7 @@ fn firmware_files_are_as_checked_in() {
 }
 
 #[test]
-fn direct_boot_images_are_as_checked_in() {
+fn direct_boot_images_match_the_golden_files() {
     for sample in samples() {
         let (mut image, rsdp) = sample.tables().image().unwrap();
         assert_eq!(rsdp, 0xE_0000);

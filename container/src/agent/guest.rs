@@ -121,7 +121,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_guest_is_what_its_agent_says_within_bounds() {
+    fn guest_facts_from_the_agent_are_bounded() {
         let system = json!({ "name": "Debian", "pretty-name": "Debian\u{9b} 12\u{1b}[2J" });
         let address = |text: &str| json!({ "ip-address": text, "prefix": 24 });
         let cards = json!([
@@ -143,7 +143,7 @@ mod test {
     }
 
     #[test]
-    fn an_outcome_is_a_status_and_what_was_written() {
+    fn an_outcome_has_a_status_and_the_output() {
         let read = |value: Value| Outcome::read(json!({ "return": value }).to_string().as_bytes());
         assert_eq!(read(json!({ "exited": false })).unwrap(), Outcome::Runs);
         let value = json!({ "exited": true, "exitcode": 3, "out-data": "aGkK", "err-data": "",

@@ -136,14 +136,14 @@ mod test {
     }
 
     #[test]
-    fn a_question_is_a_line() {
+    fn a_command_is_one_line_of_json() {
         let text = b"\xff{\"arguments\":{\"id\":7},\"execute\":\"guest-sync-delimited\"}\n";
         assert_eq!(sync(7), text);
         assert_eq!(command("guest-ping", Value::Null), b"{\"execute\":\"guest-ping\"}\n");
     }
 
     #[test]
-    fn an_answer_for_somebody_else_is_passed_over() {
+    fn a_stale_answer_is_skipped() {
         let mut reader = AnswerReader::sync(7);
         let stale = [
             &b"{\"return\": 7}\n"[..],
@@ -163,7 +163,7 @@ mod test {
     }
 
     #[test]
-    fn an_answer_is_whole_and_no_longer_than_it_may_be() {
+    fn an_answer_is_complete_and_limited_in_size() {
         let mut reader = AnswerReader::answer(20);
         assert_eq!(heard(&mut reader, b"{\"return\""), None);
         assert_eq!(heard(&mut reader, b": {}}\n{").as_deref(), Some("{\"return\": {}}"));
@@ -179,7 +179,7 @@ mod test {
     }
 
     #[test]
-    fn a_refusal_is_told_in_words_that_do_no_harm() {
+    fn a_refusal_is_shown_without_control_characters() {
         let no =
             b"{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"not\\n\\u001b[2Jhere\"}}";
         assert_eq!(refused(no).as_deref(), Some("not [2Jhere"));

@@ -96,7 +96,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn input_has_an_end() {
+    fn input_is_limited() {
         assert_eq!(input(&b"hi\n"[..]).unwrap(), "aGkK");
         assert_eq!(input(&b""[..]).unwrap(), "");
         let most = input(std::io::repeat(0).take(1 << 20)).unwrap();

@@ -113,7 +113,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_flood_costs_a_burst_and_then_a_rate() {
+    fn a_flood_is_limited_to_a_burst_and_a_rate() {
         let (mut bucket, start) = (Bucket::new(GUEST), Instant::now());
         let (mut passed, mut bytes, mut lost) = (0, 0, 0);
         // One day, with 100 lines per second.
@@ -131,7 +131,7 @@ mod test {
     }
 
     #[test]
-    fn a_burst_passes_whole_and_what_was_left_out_is_told_once() {
+    fn a_burst_passes_and_dropped_lines_are_reported_once() {
         let (mut bucket, start) = (Bucket::new(GUEST), Instant::now());
         assert!((0..1500).all(|_| bucket.take(60, start) == Some(0)));
         assert_eq!(bucket.due(), None);

@@ -349,7 +349,7 @@ mod test {
     }
 
     #[test]
-    fn offers_the_one_address_with_all_that_belongs_to_it() {
+    fn offers_the_address_with_all_options() {
         let asked = message([0; 4], &[(option::KIND, &[DISCOVER]), (option::CLIENT, b"me")]);
         let answer = answer(&config(), &asked).unwrap();
         assert_eq!(answer.to, Ipv4Addr::BROADCAST);
@@ -374,7 +374,7 @@ mod test {
     }
 
     #[test]
-    fn gives_the_address_and_refuses_every_other() {
+    fn acknowledges_its_address_and_refuses_others() {
         let request = |current: [u8; 4], more: &[(u8, &[u8])]| {
             let options = [&[(option::KIND, &[REQUEST][..])], more].concat();
             answer(&config(), &message(current, &options))
@@ -398,7 +398,7 @@ mod test {
     }
 
     #[test]
-    fn tells_a_guest_that_has_its_address_the_rest() {
+    fn an_inform_is_answered_without_a_lease() {
         let asked = |current| answer(&config(), &message(current, &[(option::KIND, &[INFORM])]));
         let told = asked([172, 30, 4, 2]).unwrap();
         assert_eq!(find(&told.payload, option::LEASE), None);
@@ -408,7 +408,7 @@ mod test {
     }
 
     #[test]
-    fn nobody_else_gets_an_answer() {
+    fn ignores_messages_from_other_cards_and_servers() {
         let good = message([0; 4], &[(option::KIND, &[DISCOVER])]);
         let with = |at: usize, byte: u8| {
             let mut bad = good.clone();
@@ -429,14 +429,14 @@ mod test {
     }
 
     #[test]
-    fn options_may_be_in_other_fields_too() {
+    fn options_are_read_from_overloaded_fields() {
         let mut asked = message([0; 4], &[(option::OVERLOAD, &[1])]);
         asked[108..112].copy_from_slice(&[option::KIND, 1, DISCOVER, option::END]);
         assert_eq!(kind(&answer(&config(), &asked)), Some(OFFER));
     }
 
     #[test]
-    fn an_answer_is_never_longer_than_the_guest_takes() {
+    fn an_answer_fits_the_guests_maximum_message_size() {
         let search = (0..40).map(|number| format!("{number}.a.rather.long.domain.example"));
         let config = Config { search: search.collect(), ..config() };
         let length = |size: u16| {

@@ -433,7 +433,7 @@ mod test {
     }
 
     #[test]
-    fn knows_the_pod_and_the_guest() {
+    fn resolves_the_pod_and_the_guest() {
         let hosts = Hosts::read("192.0.2.7 files db.example\n192.0.2.8 files\n2001:db8::7 six\n");
         let answer = |name, kind| local().answer(&Query::read(&ask(name, kind)).unwrap(), &hosts);
         let addresses = |name| told(&answer(name, TYPE::A).unwrap()).1;
@@ -461,7 +461,7 @@ mod test {
     }
 
     #[test]
-    fn searches_as_programs_in_the_pod_do() {
+    fn applies_search_domains_like_the_pod() {
         let pod = Resolv::read("search ns.svc.cluster.local svc.cluster.local\noptions ndots:5\n");
         let asked = |name, kind, resolv: &Resolv| {
             let message = ask(name, kind);
@@ -481,7 +481,7 @@ mod test {
     }
 
     #[test]
-    fn an_answer_to_a_longer_name_becomes_one_to_the_question() {
+    fn an_answer_for_a_search_name_is_rewritten_to_the_question() {
         let message = ask("Web.Other", TYPE::A);
         let query = Query::read(&message).unwrap();
         let sent = query.forward([9, 9], Some("web.other.svc.cluster.local")).unwrap();
@@ -499,7 +499,7 @@ mod test {
     }
 
     #[test]
-    fn takes_no_answer_that_is_for_another_question() {
+    fn ignores_answers_to_other_questions() {
         let sent = ask("example.org", TYPE::A);
         let received = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut answer = sent.clone();
@@ -518,7 +518,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_no_question_is_refused_or_not_answered() {
+    fn invalid_queries_are_refused_or_ignored() {
         let code_of = |message: &[u8]| match Query::read(message) {
             Ok(_) => None,
             Err(answer) => Some(answer.map(|answer| response_code(&answer))),
@@ -539,7 +539,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_too_long_for_a_datagram_is_asked_for_again_by_tcp() {
+    fn an_oversized_datagram_is_truncated_and_retried_by_tcp() {
         let message = ask("example.org", TYPE::TXT);
         let query = Query::read(&message).unwrap();
         let mut long = message.clone();

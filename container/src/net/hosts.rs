@@ -40,7 +40,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn reads_what_docker_and_kubernetes_write() {
+    fn reads_hosts_files_of_docker_and_kubernetes() {
         let hosts = Hosts::read(
             "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1 localhost\n\
              fe00::0\tip6-mcastprefix\nff02::1 ip6-allnodes\n10.244.0.7\twindows-0\n\n\

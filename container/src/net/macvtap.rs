@@ -242,7 +242,7 @@ mod test {
     }
 
     #[test]
-    fn only_an_interface_that_takes_further_cards_will_do() {
+    fn only_an_interface_that_supports_macvtap_is_accepted() {
         let mac = ("MAC", "02:00:00:00:00:09");
         for kind in [None, Some(InfoKind::MacVlan), Some(InfoKind::Veth)] {
             let plan = chosen(kind, &[mac]).unwrap();

@@ -124,7 +124,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn reads_what_kubernetes_and_docker_write() {
+    fn reads_resolv_conf_of_kubernetes_and_docker() {
         let pod = Resolv::read(
             "search win.svc.cluster.local svc.cluster.local Cluster.Local.\n\
              nameserver 10.96.0.10\noptions ndots:5\n",
@@ -137,7 +137,7 @@ mod test {
     }
 
     #[test]
-    fn passes_over_what_makes_no_sense() {
+    fn ignores_invalid_lines() {
         let resolv = Resolv::read(
             "nameserver\nnameserver x\nnameserver fd00::1\nnameserver 1.1.1.1\nnameserver 2.2.2.2\n\
              nameserver 3.3.3.3\ndomain a\nsearch b..c ok \u{e9} -\noptions ndots:99 timeout:0 \
@@ -149,7 +149,7 @@ mod test {
     }
 
     #[test]
-    fn the_file_is_read_again_when_it_has_changed() {
+    fn a_changed_file_is_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("resolv.conf");
         let file = File::new(&path, Resolv::read);

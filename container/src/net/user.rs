@@ -229,7 +229,7 @@ mod test {
     use super::*;
 
     #[tokio::test]
-    async fn who_cannot_be_accepted_now_is_accepted_later() {
+    async fn a_failed_accept_is_retried() {
         let (attempts, errors) = (Cell::new(0), RefCell::new(Vec::new()));
         let accept = async || match attempts.replace(attempts.get() + 1) {
             0 | 1 => Err(io::Error::other("no files")),

@@ -166,7 +166,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_a_medium_makes_void_is_said_in_one_sentence() {
+    fn settings_ignored_for_a_medium_are_reported_in_one_note() {
         let root = tempfile::tempdir().unwrap();
         let of = |words: &[(&str, &str)], source: &Source| {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
@@ -191,7 +191,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_mounted_and_not_used_is_said_where_it_is() {
+    fn unused_mounts_are_reported_with_their_path() {
         let root = tempfile::tempdir().unwrap();
         let of = |source: &Source| notes(&read(&[].into()).unwrap(), source, root.path());
         let [medium, disk] = ["/custom.iso", "/storage/data.img"];
@@ -221,7 +221,7 @@ mod test {
     }
 
     #[test]
-    fn what_windows_setup_lacks_is_said_before_a_person_looks_for_it() {
+    fn missing_windows_setup_requirements_are_reported() {
         let root = tempfile::tempdir().unwrap();
         let path = |name: &str| root.path().join(name);
         std::fs::create_dir(path("storage")).unwrap();

@@ -33,7 +33,7 @@ fn end(path: &Source) -> &str {
 }
 
 #[test]
-fn what_is_there_is_run_and_what_is_not_is_missing() {
+fn an_existing_source_is_run_and_a_missing_one_is_an_error() {
     let missing = plan(&[], &[]).unwrap();
     let error = missing.download_error().unwrap();
     assert_eq!(Status::of(&error), Status::Download);
@@ -55,7 +55,7 @@ fn what_is_there_is_run_and_what_is_not_is_missing() {
 }
 
 #[test]
-fn a_medium_on_the_volume_is_taken_if_it_is_clear_which() {
+fn a_single_medium_on_the_volume_is_used() {
     let source = |words: &[(&str, &str)], files: &[&str]| {
         let files: Vec<_> = files.iter().map(|file| format!("storage/{file}")).collect();
         plan(words, &files.iter().map(String::as_str).collect::<Vec<_>>()).map(|it| it.source)
@@ -85,7 +85,7 @@ fn a_medium_on_the_volume_is_taken_if_it_is_clear_which() {
 }
 
 #[test]
-fn a_disk_with_windows_is_never_installed_over() {
+fn a_disk_with_windows_is_never_overwritten() {
     let installed = ["storage/data.img", "storage/windows.boot", "custom.iso"];
     assert_eq!(end(&plan(&[], &installed).unwrap().source), "data.img");
     // Without the mark an installed disk cannot be recognized. The medium asks before it
@@ -97,7 +97,7 @@ fn a_disk_with_windows_is_never_installed_over() {
 }
 
 #[test]
-fn what_is_no_medium_is_told_before_anything_is_made() {
+fn an_invalid_medium_is_refused_before_any_file_is_created() {
     let files = ["storage/", "custom.iso"];
     for (words, file) in [(&[][..], "custom.iso"), (&[("VERSION", "a.iso")], "storage/a.iso")] {
         let root = tempfile::tempdir().unwrap();
@@ -124,14 +124,14 @@ fn what_is_no_medium_is_told_before_anything_is_made() {
 }
 
 #[test]
-fn a_version_beside_an_installed_disk_is_told() {
+fn a_version_beside_an_installed_disk_is_reported() {
     let installed = ["storage/data.img", "storage/windows.boot"];
     let plan = plan(&[("VERSION", "10")], &installed);
     assert!(text(&plan).contains("data.img, whatever VERSION says\n"), "{}", text(&plan));
 }
 
 #[test]
-fn a_mark_without_its_disk_marks_nothing() {
+fn a_boot_mark_without_its_disk_is_ignored() {
     let gone = ["storage/windows.boot", "custom.iso"];
     assert_eq!(end(&plan(&[], &gone).unwrap().source), "custom.iso");
     let live = ["storage/data.img", "storage/windows.boot", "custom.iso"];
@@ -142,7 +142,7 @@ fn a_mark_without_its_disk_marks_nothing() {
 }
 
 #[test]
-fn windows_11_that_a_person_installs_gets_what_its_setup_insists_on() {
+fn a_manual_windows_11_installation_gets_secure_boot() {
     let mode = |words: &[(&str, &str)], files: &[&str]| {
         plan(words, files).unwrap().input.settings.machine.boot
     };
@@ -155,7 +155,7 @@ fn windows_11_that_a_person_installs_gets_what_its_setup_insists_on() {
 }
 
 #[test]
-fn what_the_machine_cannot_be_is_known_before_anything_is_made() {
+fn impossible_machines_are_refused_before_files_are_created() {
     for (words, status) in [
         (("DISK_TYPE", "sata"), Status::Disk),
         (("WIDTH", "320"), Status::Usage),
@@ -168,7 +168,7 @@ fn what_the_machine_cannot_be_is_known_before_anything_is_made() {
 }
 
 #[test]
-fn shows_what_differs_and_no_secret() {
+fn shows_changed_settings_and_no_secret() {
     let words = [
         ("PASSWORD", "hush"),
         ("KEY", "HUSHH-11111-11111-11111-11111"),
@@ -193,7 +193,7 @@ fn shows_what_differs_and_no_secret() {
 }
 
 #[test]
-fn an_error_has_its_status_in_json_too() {
+fn json_output_includes_the_error_status() {
     let wrong = plan(&[("CPU_CORES", "x")], &[]);
     let json: Value = serde_json::from_str(&json(&wrong, Path::new("/none"))).unwrap();
     assert_eq!(json["status"], 15);

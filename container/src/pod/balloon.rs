@@ -181,7 +181,7 @@ mod test {
     }
 
     #[test]
-    fn a_host_with_room_is_left_alone() {
+    fn takes_no_memory_while_the_host_has_room() {
         let mut controller = usual();
         for used in [0, 50, 79, 80] {
             assert_eq!(controller.step(&host(used)), None, "{used}");
@@ -190,7 +190,7 @@ mod test {
     }
 
     #[test]
-    fn the_guest_gives_more_the_longer_memory_is_short_and_gets_it_back() {
+    fn takes_more_memory_under_lasting_pressure_and_returns_it() {
         let mut controller = usual();
         let first = go(&mut controller, &host(85));
         assert!(first < 4 * GIB && first > 3 * GIB, "{first}");
@@ -209,7 +209,7 @@ mod test {
     }
 
     #[test]
-    fn above_the_hard_limits_all_is_taken_at_once_and_the_guest_keeps_its_share() {
+    fn takes_all_above_the_hard_limits_down_to_the_minimum() {
         let mut controller = usual();
         assert_eq!(go(&mut controller, &host(90)), controller.minimum);
         assert_eq!(controller.minimum, part(4 * GIB, 33.0));
@@ -219,7 +219,7 @@ mod test {
     }
 
     #[test]
-    fn who_waits_for_memory_counts_like_memory_in_use() {
+    fn memory_pressure_counts_like_memory_use() {
         let mut controller = usual();
         let load = MemoryLoad { pressure: Some(20.0), ..host(60) };
         let taken = go(&mut controller, &load);
@@ -231,7 +231,7 @@ mod test {
     }
 
     #[test]
-    fn small_changes_are_not_made_but_to_an_end() {
+    fn small_changes_are_skipped_except_at_the_limits() {
         let mut controller = usual();
         controller.settings.integral.0 = 0.0;
         // Half of 1 % of nearly 16 GiB is less than 128 MiB.
@@ -241,7 +241,7 @@ mod test {
     }
 
     #[test]
-    fn a_control_group_is_as_narrow_as_its_limit_with_a_margin() {
+    fn a_control_group_limit_is_kept_with_a_margin() {
         let mut controller = usual();
         let group = |free| MemoryLoad { group: Some((5 * GIB, free)), ..host(10) };
         assert_eq!(controller.step(&group(2 * GIB)), None);
@@ -251,7 +251,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_keeps_all_gives_nothing() {
+    fn a_minimum_of_all_memory_disables_the_balloon() {
         let mut settings = usual().settings;
         settings.minimum = MinimumMemory::Bytes(Size(8 * GIB));
         let mut controller = Controller::new(&settings, 4 * GIB);

@@ -219,7 +219,7 @@ mod test {
     }
 
     #[test]
-    fn only_a_cd_of_microsofts_that_goes_first_is_answered() {
+    fn only_a_microsoft_cd_at_first_boot_gets_a_key() {
         let folder = tempfile::tempdir().unwrap();
         let [theirs, other] = ["theirs.iso", "other.iso"].map(|name| folder.path().join(name));
         fs::write(&theirs, medium::of_microsoft()).unwrap();
@@ -233,7 +233,7 @@ mod test {
     }
 
     #[test]
-    fn the_question_is_answered_once_a_start_until_the_disk_starts() {
+    fn the_key_prompt_is_answered_once_per_start() {
         let now = Instant::now();
         let mut always = state(KeyPrompt::Always);
         let mut starts = |name: &str, on| always.on_boot(name, on, now);
@@ -257,7 +257,7 @@ mod test {
     }
 
     #[test]
-    fn a_medium_that_gave_up_is_tried_again_with_growing_pauses_and_then_for_who_looks() {
+    fn a_failed_medium_is_retried_with_backoff_or_for_a_new_viewer() {
         let now = Instant::now();
         let mut state = state(KeyPrompt::Never);
         assert_eq!(state.on_nothing_to_boot(now), None);
@@ -285,7 +285,7 @@ mod test {
     }
 
     #[test]
-    fn only_who_comes_later_is_waited_for() {
+    fn only_a_new_viewer_triggers_a_retry() {
         let viewers = |seconds: &[u64]| -> Value {
             let viewers = seconds.iter().map(|it| serde_json::json!({ "seconds": it }));
             serde_json::json!({ "viewers": viewers.collect::<Vec<_>>() })
@@ -300,7 +300,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn keys_and_resets_are_asked_of_the_machine() {
+    async fn sends_keys_and_resets_to_the_machine() {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("vmm.sock");
         let listener = tokio::net::UnixListener::bind(&control).unwrap();

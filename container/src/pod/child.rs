@@ -239,7 +239,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_the_process_says_keeps_its_weight() {
+    fn a_log_line_keeps_its_level_and_fields() {
         let line = r#"{"level":"WARN","fields":{"message":"nvme","size":5,"disk":"/a b"}}"#;
         assert_eq!(event(line), Some((Level::WARN, "nvme disk=/a b size=5".into())));
         assert_eq!(event("vmm: --disk x: no such file"), None);
@@ -247,7 +247,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn news_that_nobody_reads_does_not_pile_up() {
+    async fn unread_events_do_not_accumulate() {
         let said = "BdsDxe: starting Boot0001 \"x\" from PciRoot(0x0)\r\n".repeat(10 * MAX_EVENTS);
         let (sender, mut events) = mpsc::channel(MAX_EVENTS);
         listen(said.as_bytes(), GuestLog::new(Story::new(), LoggedLines::Nothing), sender).await;
@@ -259,7 +259,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_guest_that_floods_its_serial_port_hides_no_mark_of_the_firmware() {
+    async fn a_serial_flood_does_not_hide_firmware_messages() {
         let story = Story::new();
         let line = "x".repeat(99);
         let flood = format!("{line}\n").repeat(500_000);

@@ -117,7 +117,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn lines_are_whole_and_plain() {
+    fn console_lines_are_complete_and_without_control_characters() {
         let mut console = Console::default();
         assert!(console.take(b"\x1b[2J\x1b[01;01Hone").is_empty());
         assert_eq!(console.take(b" two\r\nthree\x07\n\n"), ["one two", "three"]);
@@ -130,7 +130,7 @@ mod test {
     }
 
     #[test]
-    fn firmware_tells_what_it_starts() {
+    fn firmware_lines_become_boot_events() {
         let starts = |name: &str, on| Some(BootEvent::Starts { name: name.into(), on });
         for (line, said) in [
             (

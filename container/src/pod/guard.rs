@@ -177,7 +177,7 @@ mod test {
     }
 
     #[test]
-    fn the_screen_asks_unless_somebody_says_otherwise() {
+    fn the_screen_needs_a_password_unless_configured() {
         let [dockur, pass, password] =
             [("COMPAT", "dockur"), ("PASS", "hush"), ("PASSWORD", "hushhush")];
         let [yes, no] = ["Y", "N"].map(|word| ("PROTECT", word));
@@ -202,7 +202,7 @@ mod test {
     }
 
     #[test]
-    fn a_password_that_nobody_set_is_made_and_kept() {
+    fn a_missing_password_is_generated_and_stored() {
         for words in [&[("PROTECT", "Y")][..], &[("PROTECT", "Y"), ("COMPAT", "dockur")]] {
             for probe in [false, true] {
                 let folder = tempfile::tempdir().unwrap();
@@ -216,7 +216,7 @@ mod test {
     }
 
     #[test]
-    fn what_vnc_viewers_say_is_no_part_of_the_password() {
+    fn the_vnc_password_is_not_part_of_the_full_password() {
         let words = [("PASSWORD", "hushhush and more"), ("VNC_PORT", "5900")];
         let folder = tempfile::tempdir().unwrap();
         let (full, vnc) = guarded_in(folder.path(), &words, false).unwrap();
@@ -246,7 +246,7 @@ mod test {
     }
 
     #[test]
-    fn the_machine_shows_its_screen_to_the_pod_alone() {
+    fn the_screen_socket_is_private_to_the_pod() {
         let words = [("APP".into(), "A, B=C".into())].into_iter().collect();
         let settings = read(&words).unwrap().settings;
         let door = Guard::screen_socket(&settings, &RuntimeFolder::within("/a,b".as_ref()));
@@ -255,7 +255,7 @@ mod test {
     }
 
     #[test]
-    fn a_password_that_is_made_is_another_each_time() {
+    fn generated_passwords_differ() {
         let [one, two] =
             [random_password(PASSWORD_LENGTH).unwrap(), random_password(PASSWORD_LENGTH).unwrap()];
         assert_ne!(one, two);

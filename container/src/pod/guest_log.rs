@@ -101,7 +101,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_probe_is_a_line_and_its_mistakes() {
+    fn the_probe_is_logged_as_a_summary_and_its_failures() {
         let story = Story::new();
         let mut log = GuestLog::new(story.clone(), LoggedLines::Probe);
         for line in [
@@ -121,7 +121,7 @@ mod test {
     }
 
     #[test]
-    fn a_quiet_guest_is_not_repeated() {
+    fn guest_output_is_logged_only_if_configured() {
         let story = Story::new();
         GuestLog::new(story.clone(), LoggedLines::Nothing).handle("hello");
         assert_eq!(story.lines(0).1, 0);

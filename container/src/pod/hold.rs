@@ -108,7 +108,7 @@ mod test {
     use crate::settings::environment::read;
 
     #[test]
-    fn what_never_ran_is_shown_for_the_whole_time_and_what_ran_lives_as_long() {
+    fn an_error_is_held_for_the_time_not_spent_running() {
         let settings =
             |seconds: &str| read(&[("ERROR_HOLD".into(), seconds.into())].into()).unwrap().settings;
         let story = Story::new();

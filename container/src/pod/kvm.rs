@@ -72,7 +72,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn without_kvm_the_way_out_is_said() {
+    fn missing_kvm_is_reported_with_advice() {
         let folder = tempfile::tempdir().unwrap();
         let error = check(&folder.path().join("kvm"), &Source::Probe).unwrap_err();
         assert_eq!(Status::of(&error), Status::NoKvm);
@@ -81,7 +81,7 @@ mod test {
     }
 
     #[test]
-    fn kvm_that_only_emulates_is_for_the_probe_alone() {
+    fn an_emulating_kvm_is_accepted_for_the_probe_only() {
         let (kvm, medium) = (Path::new("/dev/kvm"), Source::Medium("/custom.iso".into()));
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
@@ -101,7 +101,7 @@ mod test {
     }
 
     #[test]
-    fn a_group_that_the_container_does_not_have_is_kept() {
+    fn advice_names_a_group_missing_in_the_container() {
         let root = tempfile::tempdir().unwrap();
         assert!(group_advice(65534, root.path()).contains("--group-add 65534"));
         std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();

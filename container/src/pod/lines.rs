@@ -33,7 +33,7 @@ mod test {
     use super::*;
 
     #[tokio::test]
-    async fn a_line_without_an_end_is_kept_in_part() {
+    async fn a_long_line_is_truncated() {
         let long = "x".repeat(MAX_LENGTH * 3);
         let said = [b"one\n\n\xff\n", long.as_bytes(), b"\ntwo"].concat();
         let mut said = BufReader::new(&said[..]);

@@ -413,7 +413,7 @@ mod test {
 
     /// Compares several machines with `machines.txt`, except this process' ID and its user.
     #[test]
-    fn a_whole_machine_is_what_is_written_down() {
+    fn a_full_machine_has_the_expected_command_line() {
         let card = || NetworkCard {
             backend: Network::Fd(vec![7, 8]),
             mac: Mac([2, 17, 34, 51, 68, 0xab]),
@@ -467,7 +467,7 @@ mod test {
     }
 
     #[test]
-    fn the_usual_machine_is_that_of_the_reference_image() {
+    fn the_default_machine_matches_the_reference_image() {
         let machine = made(&[]).unwrap();
         let input = ["xhci", "usb-tablet", "usb-keyboard"];
         assert_eq!(kinds(&machine)[..3], input);
@@ -494,7 +494,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_said_is_what_the_machine_has() {
+    fn the_machine_has_the_configured_devices() {
         for (words, kind) in [
             ("nvme", "nvme"),
             ("blk", "virtio-blk"),

@@ -130,7 +130,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_machine_that_says_nothing_or_never_ends_is_not_waited_for() {
+    async fn a_silent_or_endless_answer_times_out() {
         let (_folder, control, _) = machine(Vec::new(), 0);
         let error = ask_within(&control, &Command::Status, SHORT).await.unwrap_err();
         assert!(error.to_string().contains("did not answer within"), "{error:#}");
@@ -144,7 +144,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn however_many_ask_how_it_is_one_question_is_under_way() {
+    async fn concurrent_status_requests_share_one_query() {
         let (_folder, control, asked) = machine(Vec::new(), 0);
         let status = Status::new(control);
         let left = timeout(SHORT / 10, status.get_within(SHORT)).await;

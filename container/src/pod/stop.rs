@@ -193,7 +193,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_parts_are_never_more_than_the_whole() {
+    fn the_time_limits_fit_into_the_total() {
         for seconds in 1..200 {
             let budget = Budget::of(seconds);
             let all = budget.ask + 2 * budget.off;

@@ -140,7 +140,7 @@ mod test {
     }
 
     #[test]
-    fn who_cannot_be_another_user_has_no_rights() {
+    fn without_the_right_to_switch_users_it_drops_all_rights() {
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -165,7 +165,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn what_it_says_is_logged_and_how_much_is_ours_to_say() {
+    async fn swtpm_output_is_logged_with_a_limit() {
         let said = tempfile::NamedTempFile::new().unwrap();
         let writer = std::sync::Arc::new(said.reopen().unwrap());
         let log = tracing_subscriber::fmt().json().with_writer(writer).finish();
@@ -181,7 +181,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn it_keeps_what_it_knows_in_the_file() {
+    async fn the_tpm_keeps_its_state_in_the_file() {
         const GET_CAPABILITY: u32 = 1;
         const INIT: u32 = 2;
         let folder = tempfile::tempdir().unwrap();

@@ -396,7 +396,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_keeps_from_writing_is_said_with_a_way_out() {
+    fn write_errors_have_advice() {
         let of = |kind: ErrorKind| format!("{:#}", write_error("STORAGE=/storage", &kind.into()));
         let denied = of(ErrorKind::PermissionDenied);
         assert!(denied.contains("set fsGroup"), "{denied}");
@@ -407,7 +407,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_no_memory_of_a_tpm_is_not_given_to_one() {
+    fn a_file_that_is_not_tpm_state_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let volume = Volume::at(folder.path(), "windows");
         let path = folder.path().join("windows_secure.tpm");
@@ -423,7 +423,7 @@ mod test {
     }
 
     #[test]
-    fn the_firmware_forgets_its_settings_if_that_is_said() {
+    fn a_configured_clear_resets_the_firmware_variables() {
         let folder = tempfile::tempdir().unwrap();
         let volume = Volume::at(folder.path(), "windows");
         let template = folder.path().join("template");
@@ -439,7 +439,7 @@ mod test {
     }
 
     #[test]
-    fn each_boot_mode_finds_its_own_files_whatever_the_machine_is_called() {
+    fn each_boot_mode_finds_its_own_files_for_any_machine_name() {
         let folder = tempfile::tempdir().unwrap();
         let volume = Volume::at(folder.path(), "my-pc");
         let of = |boot, end| {
@@ -460,7 +460,7 @@ mod test {
     }
 
     #[test]
-    fn the_mark_of_a_disk_that_starts_is_alone() {
+    fn the_boot_mark_is_the_only_file_written() {
         let folder = tempfile::tempdir().unwrap();
         let volume = Volume::at(folder.path(), "windows");
         volume.mark_booted().unwrap();
@@ -470,7 +470,7 @@ mod test {
     }
 
     #[test]
-    fn a_volume_has_one_uuid_and_another_volume_another() {
+    fn each_volume_has_its_own_stable_uuid() {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let volume = |at: usize| Volume::at(folders[at].path(), "windows");
         let first = volume(0).uuid().unwrap().unwrap();
@@ -482,7 +482,7 @@ mod test {
     }
 
     #[test]
-    fn a_new_tpm_beside_another_is_noticed() {
+    fn an_additional_tpm_state_file_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let volume = Volume::at(folder.path(), "windows");
         let [plain, secure] =
@@ -497,7 +497,7 @@ mod test {
     }
 
     #[test]
-    fn a_volume_that_may_become_full_is_said_to_stop_the_guest() {
+    fn warns_that_a_full_volume_pauses_the_guest() {
         let folder = tempfile::tempdir().unwrap();
         let volume = Volume::at(folder.path(), "windows");
         let disk = Disk::new(folder.path().join("data.img"), Format::Raw);

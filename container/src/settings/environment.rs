@@ -233,7 +233,7 @@ mod test {
     }
 
     #[test]
-    fn nothing_said_is_what_the_list_says() {
+    fn an_empty_environment_gives_the_defaults() {
         let nothing = parse(&[]);
         assert_eq!(nothing.settings, Settings::defaults());
         assert_eq!(nothing.warnings, [""; 0]);
@@ -241,7 +241,7 @@ mod test {
     }
 
     #[test]
-    fn what_the_default_says_is_no_reason_to_warn() {
+    fn a_default_value_gives_no_warning() {
         for variable in list::all().filter(|variable| !variable.default.is_empty()) {
             let input = parse(&[(variable.name, variable.default)]);
             assert_eq!(input.warnings, [""; 0], "{}", variable.name);
@@ -250,7 +250,7 @@ mod test {
     }
 
     #[test]
-    fn quotes_and_blanks_around_a_value_go() {
+    fn quotes_and_blanks_around_a_value_are_removed() {
         let quoted = parse(&[("CPU_CORES", " \"3\" "), ("RAM_SIZE", "'6G'")]);
         assert_eq!(quoted.settings, parse(&[("CPU_CORES", "3"), ("RAM_SIZE", "6G")]).settings);
         let password = parse(&[("PASSWORD", " \"x\" ")]).settings.account.password;
@@ -258,7 +258,7 @@ mod test {
     }
 
     #[test]
-    fn an_alias_is_the_variable_and_the_name_goes_first() {
+    fn an_alias_sets_its_variable_and_the_name_takes_precedence() {
         let alias = parse(&[("VM_NET_IP", "10.0.0.9")]);
         assert_eq!(alias.settings, parse(&[("IP", "10.0.0.9")]).settings);
         assert!(alias.names.contains("IP"));
@@ -267,7 +267,7 @@ mod test {
     }
 
     #[test]
-    fn secrets_come_from_files_too() {
+    fn secrets_are_read_from_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         let file = path.to_str().unwrap();
@@ -321,7 +321,7 @@ mod test {
     }
 
     #[test]
-    fn errors_show_no_secret_that_stands_beside_the_mistake() {
+    fn errors_do_not_show_secrets() {
         let (_, link) = refusal(&[("VERSION", "https://me:hush@example.com/a b?sig=hush")]);
         assert!(link.starts_with("VERSION=https://***@example.com/a b?***: "), "{link}");
         let words = "-fw_cfg name=opt/x,string=hush -object secret,data=hush -qmp stdio";
@@ -331,7 +331,7 @@ mod test {
     }
 
     #[test]
-    fn slips_are_asked_about_and_strangers_are_not() {
+    fn typos_get_a_hint_and_unrelated_names_do_not() {
         let slips = [("RAM_SIEZ", "RAM_SIZE"), ("DISKSIZE", "DISK_SIZE"), ("PASWORD_FILE", "")];
         for (name, near) in slips {
             let warnings = parse(&[(name, "1")]).warnings;
@@ -357,7 +357,7 @@ mod test {
     }
 
     #[test]
-    fn a_service_that_is_called_web_does_no_harm() {
+    fn kubernetes_service_links_are_ignored_with_a_warning() {
         let linked = parse(&[("WEB_PORT", "tcp://10.0.0.1:80"), ("VNC_PORT", "udp://10.0.0.2:1")]);
         assert_eq!(linked.settings, Settings::defaults());
         assert_eq!(linked.warnings.len(), 2);
@@ -365,7 +365,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_no_text_is_refused_where_it_matters() {
+    fn values_that_are_not_utf8_are_refused_where_used() {
         use std::os::unix::ffi::OsStringExt as _;
         let bytes = OsString::from_vec(vec![0xff]);
         let mut words: Environment = [("VERSION".into(), bytes.clone())].into();
@@ -376,7 +376,7 @@ mod test {
     }
 
     #[test]
-    fn every_mistake_is_told_at_once() {
+    fn all_errors_are_reported_at_once() {
         let words = [("RAM_SIZE", "abc"), ("CPU_CORES", "x"), ("LANGUAGE", "Klingon")];
         let error = read(&environment(&words)).unwrap_err();
         assert_eq!(Status::of(&error), Status::Language);
@@ -389,7 +389,7 @@ mod test {
     }
 
     #[test]
-    fn an_error_names_variable_value_reason_and_way_out() {
+    fn an_error_names_variable_value_reason_and_remedy() {
         for (name, text, status, out) in [
             ("CPU_CORES", "many", Status::Processors, "give a whole number"),
             ("RAM_SIZE", "8X", Status::Memory, "give a size"),

@@ -282,7 +282,7 @@ mod test {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn without_groups_all_is_ours() {
+    fn without_cgroups_the_whole_host_is_available() {
         let free = host(&[]);
         assert_eq!((free.processors, free.quota, free.memory), (8, None, 16 * GIB));
         assert!(!free.zfs && free.free_space.is_none());
@@ -305,7 +305,7 @@ mod test {
     }
 
     #[test]
-    fn version_2_without_limits_says_max() {
+    fn version_2_reads_max_as_unlimited() {
         let free = host(&[
             ("proc/self/cgroup", "0::/\n"),
             ("sys/fs/cgroup/cgroup.controllers", ""),
@@ -317,7 +317,7 @@ mod test {
     }
 
     #[test]
-    fn the_narrowest_of_nested_groups_counts() {
+    fn the_lowest_limit_of_nested_groups_applies() {
         let nested = host(&[
             ("proc/self/cgroup", "0::/pods/one/container\n"),
             ("sys/fs/cgroup/cgroup.controllers", ""),
@@ -332,7 +332,7 @@ mod test {
     }
 
     #[test]
-    fn a_path_that_is_not_there_is_the_mount_itself() {
+    fn a_missing_cgroup_path_means_the_mount_itself() {
         for own in ["0::/kubepods/x\n", "0::/../x\n"] {
             let own = host(&[
                 ("proc/self/cgroup", own),
@@ -363,7 +363,7 @@ mod test {
     }
 
     #[test]
-    fn who_was_ended_for_want_of_memory_is_counted_in_our_own_group() {
+    fn out_of_memory_kills_are_counted_in_the_own_cgroup() {
         let own = root(&[
             ("proc/self/cgroup", "0::/pods/one\n"),
             ("sys/fs/cgroup/cgroup.controllers", ""),
@@ -383,7 +383,7 @@ mod test {
     }
 
     #[test]
-    fn unlimited_numbers_and_nonsense_are_no_limits() {
+    fn huge_and_invalid_limits_are_ignored() {
         let free = host(&[
             ("proc/self/cgroup", "4:memory:/\nnonsense\n0::\n"),
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
@@ -396,7 +396,7 @@ mod test {
     }
 
     #[test]
-    fn how_short_memory_is_comes_from_host_group_and_pressure() {
+    fn memory_load_is_read_from_host_cgroup_and_pressure() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(MemoryLoad::read(root.path()), None);
         for (path, text) in [
@@ -421,7 +421,7 @@ mod test {
     }
 
     #[test]
-    fn the_volume_has_room() {
+    fn free_space_of_the_volume_is_read() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("storage3")).unwrap();
         let host = Host::read(folder.path(), folder.path());

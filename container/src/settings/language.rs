@@ -215,7 +215,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn knows_the_languages_by_all_their_names() {
+    fn accepts_all_names_of_a_language() {
         for (text, culture) in [
             ("Korean", "ko-KR"),
             ("ko_KR", "ko-KR"),
@@ -241,7 +241,7 @@ mod test {
     }
 
     #[test]
-    fn every_word_leads_to_its_own_row() {
+    fn every_name_finds_its_own_row() {
         for row in ROWS {
             for word in row.words {
                 let text = word.replace('*', "xx");
@@ -253,7 +253,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_is_no_language() {
+    fn refuses_unknown_languages() {
         for text in ["klingon", "-", "e", "xx-XX", "en-", "english "] {
             assert!(Language::read(text).is_err(), "{text}");
         }

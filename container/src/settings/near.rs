@@ -23,7 +23,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn finds_slips_and_no_strangers() {
+    fn finds_typos_and_no_unrelated_names() {
         let known = ["RAM_SIZE", "DISK_SIZE", "CPU_CORES", "IP", "VERSION"];
         assert_eq!(nearest("RAM_SIEZ", &known), Some("RAM_SIZE"));
         assert_eq!(nearest("DISKSIZE", &known), Some("DISK_SIZE"));

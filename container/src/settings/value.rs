@@ -357,7 +357,7 @@ mod test {
     }
 
     #[test]
-    fn switches_have_the_words_of_the_reference_image() {
+    fn switches_accept_the_words_of_the_reference_image() {
         for text in ["y", "YES", "True", "1", "on", "enable", "Enabled"] {
             assert_eq!(switch(text), Some(true), "{text}");
         }
@@ -370,7 +370,7 @@ mod test {
     }
 
     #[test]
-    fn quotes_go_in_pairs() {
+    fn quotes_are_removed_in_pairs() {
         for (text, bare) in [
             (" a ", "a"),
             ("\" a\"", "a"),
@@ -385,7 +385,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_shown_fits_a_line() {
+    fn quoted_values_are_escaped_and_fit_a_line() {
         assert_eq!(quote("a\u{1b}[2J\n\u{202e}"), "a\\u{1b}[2J\\n\\u{202e}");
         assert_eq!(quote("it's \"é\" \\"), "it's \"é\" \\");
         assert_eq!(quote(&"x".repeat(500)).chars().count(), 121);
@@ -436,7 +436,7 @@ mod test {
     }
 
     #[test]
-    fn addresses_are_those_of_machines() {
+    fn only_unicast_addresses_are_accepted() {
         assert!(shown::<Ipv4Addr>("10.0.0.2").is_some());
         for text in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.0", "::1"] {
             assert_eq!(shown::<Ipv4Addr>(text), None, "{text}");

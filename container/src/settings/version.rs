@@ -239,7 +239,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn every_word_leads_to_one_product() {
+    fn every_name_identifies_one_product() {
         let mut all = Vec::new();
         for product in PRODUCTS {
             for word in product.words.iter().chain([&product.id]) {
@@ -258,7 +258,7 @@ mod test {
     }
 
     #[test]
-    fn media_are_named_by_address_or_by_file() {
+    fn media_are_given_by_url_or_by_file() {
         let url = "https://example.com/a.iso";
         assert_eq!(Version::read(url).unwrap(), Version::Url(url.into()));
         assert_eq!(Version::read("My Win.ISO").unwrap(), Version::File("My Win.ISO".into()));
@@ -269,13 +269,13 @@ mod test {
     }
 
     #[test]
-    fn an_address_is_shown_without_what_opens_it() {
+    fn an_address_is_shown_without_credentials() {
         let url = "https://me:secret@example.com/a.iso?sig=secret#secret";
         assert_eq!(Version::read(url).unwrap().show(), "https://***@example.com/a.iso?***");
     }
 
     #[test]
-    fn a_slip_gets_a_hint() {
+    fn a_typo_gets_a_hint() {
         let hint = |text: &str| Version::read(text).unwrap_err().to_string();
         assert!(hint("win111").contains("did you mean win11"), "{}", hint("win111"));
         assert!(hint("ubuntu").contains("give a version like 11"));

@@ -326,7 +326,7 @@ mod test {
     }
 
     #[test]
-    fn mac_addresses_come_in_three_spellings() {
+    fn mac_addresses_have_three_notations() {
         for text in ["02aabbccddee", "02:AA:bb:CC:dd:EE", "02-aa-bb-cc-dd-ee"] {
             assert_eq!(shown::<Mac>(text).as_deref(), Some("02:AA:BB:CC:DD:EE"));
         }
@@ -352,7 +352,7 @@ mod test {
     }
 
     #[test]
-    fn ports_are_a_list() {
+    fn ports_are_parsed_as_a_list() {
         let ports = "3389/tcp,3389/udp, 22 80,,80/TCP,";
         assert_eq!(shown::<Ports>(ports).as_deref(), Some("3389,3389/udp,22,80"));
         refuses::<Ports>(&[
@@ -369,7 +369,7 @@ mod test {
     }
 
     #[test]
-    fn names_are_what_windows_and_linux_take() {
+    fn names_are_valid_for_windows_and_linux() {
         refuses::<Interface>(&["", "an interface", "abcdefghijklmnop", "a/b", "..", "é"]);
         refuses::<FileName>(&["../x", "a/b", ".x", "a\\b", "a\nb"]);
         refuses::<HostName>(&["-a", "a-", "123", "a_b", "abcdefghijklmnop", "é"]);
@@ -384,7 +384,7 @@ mod test {
     }
 
     #[test]
-    fn identities_have_their_forms() {
+    fn keys_and_names_are_validated() {
         refuses::<ProductKey>(&["", "ABCDE", "ABCDE-ABCDE-ABCDE-ABCDE-ABCD", "ABCD!-A-A-A-A"]);
         let key = ProductKey::read("abcde-abcde-abcde-abcde-abcde").unwrap();
         assert_eq!((key.0.as_str(), key.show().as_str()), ("ABCDE-ABCDE-ABCDE-ABCDE-ABCDE", "***"));

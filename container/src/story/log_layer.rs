@@ -61,7 +61,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_is_logged_is_kept_once() {
+    fn a_log_event_is_recorded_once() {
         let story = Story::new();
         connect(&story);
         let log = tracing_subscriber::registry().with(StoryLayer);

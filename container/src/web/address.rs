@@ -72,7 +72,7 @@ mod test {
     }
 
     #[test]
-    fn the_address_is_what_browsers_call_it() {
+    fn the_address_is_the_url_for_browsers() {
         let of = |words: &[(&str, &str)], own: Option<&str>| {
             address_at(&parse(words).settings.screen, own.map(|it| it.parse().unwrap()))
         };
@@ -84,7 +84,7 @@ mod test {
     }
 
     #[test]
-    fn who_looks_for_the_screen_is_told_how_to_log_in() {
+    fn the_screen_line_explains_how_to_log_in() {
         let (user, password) = ("Docker".into(), "/run/password".into());
         let asks = Guard::Password { user, password, vnc: None };
         let of = |words: &[(&str, &str)], guard: &Guard| line_at(&parse(words), guard, "http://x/");

@@ -217,7 +217,7 @@ mod test {
     }
 
     #[test]
-    fn characters_without_a_key_are_listed_and_left_out_only_on_demand() {
+    fn untypable_characters_are_listed_and_skipped_only_on_request() {
         let (status, answer) = of("us", "Gr\u{fc}\u{df}e, \u{20ac}\n", false).unwrap_err();
         assert_eq!((status, &answer["characters"]), (422, &json!(["ü", "ß", "€"])));
         let error = answer["error"].as_str().unwrap();
@@ -231,7 +231,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn what_is_no_call_is_refused_in_json() {
+    async fn invalid_calls_are_refused_in_json() {
         for (kind, body, status) in [
             ("application/json", r#"{"action":"explode"}"#, 422),
             ("application/json", r#"{"action":"#, 400),

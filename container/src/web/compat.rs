@@ -97,7 +97,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_scene_is_a_line_of_the_reference_image() {
+    fn a_scene_becomes_a_status_line_of_the_reference_image() {
         let scene = |phase, thousandths, failed: Option<&str>| Scene {
             phase,
             doing: "Copying <a>…".into(),

@@ -225,7 +225,7 @@ mod test {
     }
 
     #[test]
-    fn files_of_the_pod_and_outside_of_the_volume_are_refused() {
+    fn private_files_and_files_outside_the_volume_are_refused() {
         let far = tempfile::tempdir().unwrap();
         fs::write(far.path().join("far.iso"), iso()).unwrap();
         let (folder, images) = volume(&[
@@ -265,7 +265,7 @@ mod test {
     }
 
     #[test]
-    fn files_that_are_not_what_their_names_say_are_refused() {
+    fn images_with_a_wrong_extension_are_refused() {
         let mut backed = qcow2();
         backed[15] = 0x70;
         let (_folder, images) = volume(&[

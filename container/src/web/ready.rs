@@ -149,7 +149,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn only_a_remote_desktop_is_one() {
+    async fn only_a_remote_desktop_answer_counts() {
         // The answer of Windows' own service: a confirm that selects TLS.
         let rdp = [3, 0, 0, 19, 14, 0xd0, 0, 0, 0x12, 0x34, 0, 2, 0, 8, 0, 2, 0, 0, 0];
         for (says, is) in [(&rdp[..], true), (b"SSH-2.0-OpenSSH_9.2\r\n", false)] {

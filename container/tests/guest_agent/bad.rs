@@ -104,7 +104,7 @@ async fn drips(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_one_that_means_no_good() {
+async fn a_misbehaving_agent_times_out() {
     macro_rules! each {
         ($($how:ident)+) => { tokio::join!($(async {
             let (_folder, socket) = temporary_socket();
@@ -139,7 +139,7 @@ async fn late(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_late_is_not_taken_for_another() {
+async fn a_late_answer_is_not_taken_for_the_next_one() {
     let (_folder, socket) = temporary_socket();
     let _served = serve(&socket, late);
     let agent = Agent::new(socket);
@@ -158,7 +158,7 @@ async fn obeys(mut reader: Reader, mut writer: OwnedWriteHalf) -> Option<()> {
 }
 
 #[tokio::test]
-async fn one_that_shuts_down_need_not_say_so() {
+async fn a_shutdown_needs_no_answer() {
     let (_folder, socket) = temporary_socket();
     let _served = serve(&socket, obeys);
     Agent::new(socket).shut_down().await.unwrap();

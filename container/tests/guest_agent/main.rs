@@ -87,7 +87,7 @@ async fn run(agent: &Agent, words: &[&str]) -> Ended {
 }
 
 #[tokio::test]
-async fn programs_run_and_what_they_write_comes_whole() {
+async fn programs_run_and_their_output_arrives_whole() {
     let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let agent = Agent::new(socket);
@@ -111,7 +111,7 @@ async fn programs_run_and_what_they_write_comes_whole() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_refused_in_the_agents_words() {
+async fn failed_commands_return_the_agents_error() {
     let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let agent = Agent::new(socket);
@@ -135,7 +135,7 @@ async fn what_cannot_be_is_refused_in_the_agents_words() {
 }
 
 #[tokio::test]
-async fn the_guest_is_known_by_its_name_and_addresses() {
+async fn reports_the_name_and_addresses_of_the_guest() {
     let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let guest = Agent::new(socket).guest().await;
@@ -146,7 +146,7 @@ async fn the_guest_is_known_by_its_name_and_addresses() {
 }
 
 #[tokio::test]
-async fn answers_are_for_those_who_asked() {
+async fn concurrent_callers_get_their_own_answers() {
     let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let agent = Arc::new(Agent::new(socket));
@@ -171,7 +171,7 @@ async fn answers_are_for_those_who_asked() {
 }
 
 #[tokio::test]
-async fn one_that_starts_anew_is_found_again() {
+async fn a_restarted_agent_is_found_again() {
     let (_folder, socket) = temporary_socket();
     let agent = Arc::new(Agent::new(socket.clone()));
     assert!(matches!(agent.ask("guest-ping", Value::Null).await, Err(AgentError::Absent(_))));

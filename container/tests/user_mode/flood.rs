@@ -95,7 +95,7 @@ fn local(lan: &Lan) -> LocalNames {
 }
 
 #[test]
-fn a_flood_without_a_pause_costs_tasks_descriptors_and_memory_within_limits() {
+fn a_flood_is_limited_in_tasks_descriptors_and_memory() {
     const FRAMES: u32 = 200_000;
     const FILES: usize = 1024;
     isolated(|| {
@@ -266,7 +266,7 @@ impl Guest {
 }
 
 #[test]
-fn incoming_connections_end_neither_the_guests_own_nor_those_of_other_hosts() {
+fn incoming_connections_do_not_evict_those_of_others() {
     isolated(|| {
         let (world, folder) = (World::new(1500)?, tempfile::tempdir()?);
         world.pod.enter()?;
@@ -314,11 +314,11 @@ fn incoming_connections_end_neither_the_guests_own_nor_those_of_other_hosts() {
 }
 
 #[test]
-fn without_descriptors_no_address_is_taken_for_another_hosts() {
+fn without_descriptors_no_foreign_address_is_claimed() {
     const CHILD: &str = "TRANSOM_TEST_WITHOUT_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
         // The limit applies to the whole process, so this needs a child process.
-        let name = "flood::without_descriptors_no_address_is_taken_for_another_hosts";
+        let name = "flood::without_descriptors_no_foreign_address_is_claimed";
         let mut child = Command::new(std::env::current_exe().expect("it runs"));
         let status = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
         return assert!(status.expect("it starts").success());

@@ -154,7 +154,7 @@ fn noise(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn pings_and_connections_reach_the_world_or_fail_as_they_should() {
+fn pings_and_connections_succeed_or_fail_as_expected() {
     isolated(|| {
         let net = Net::start(1500, |_| ())?;
         let said = net.guest("ping -c 3 -i 0.2 -W 5 10.77.0.1")?;
@@ -175,7 +175,7 @@ fn pings_and_connections_reach_the_world_or_fail_as_they_should() {
 }
 
 #[test]
-fn large_files_arrive_whole_both_ways() {
+fn large_files_arrive_whole_in_both_directions() {
     isolated(|| {
         for mtu in [1500, 65520] {
             let net = Net::start(mtu, |_| ())?;
@@ -197,7 +197,7 @@ fn large_files_arrive_whole_both_ways() {
 }
 
 #[test]
-fn iperf_says_how_fast_it_is() {
+fn iperf_measures_the_throughput() {
     isolated(|| {
         for mtu in [1500, 65520] {
             let net = Net::start(mtu, |_| ())?;
@@ -220,7 +220,7 @@ fn iperf_says_how_fast_it_is() {
 }
 
 #[test]
-fn datagrams_go_out_and_answers_come_back() {
+fn datagrams_and_their_answers_arrive() {
     isolated(|| {
         let net = Net::start(1500, |_| ())?;
         let _echo = Service::start(
@@ -244,7 +244,7 @@ fn datagrams_go_out_and_answers_come_back() {
 }
 
 #[test]
-fn a_side_that_has_ended_still_hears_the_other() {
+fn a_half_closed_connection_still_receives() {
     isolated(|| {
         let net = Net::start(1500, |_| ())?;
         serve(&net.world.outside, HOST, 7, |mut stream| {
@@ -272,7 +272,7 @@ fn a_side_that_has_ended_still_hears_the_other() {
 }
 
 #[test]
-fn a_machine_that_comes_again_is_served_and_an_end_leaves_nothing() {
+fn a_reconnecting_machine_is_served_and_an_end_closes_all() {
     isolated(|| {
         let net = Net::start(1500, |_| ())?;
         let (gone, went) = mpsc::channel();
@@ -341,7 +341,7 @@ fn memory() -> anyhow::Result<usize> {
 }
 
 #[test]
-fn a_reader_that_does_not_read_costs_no_memory() {
+fn a_stalled_reader_costs_no_memory() {
     isolated(|| {
         let net = Net::start(65520, |_| ())?;
         // One reader outside that pauses, and one in the guest.
@@ -371,7 +371,7 @@ fn a_reader_that_does_not_read_costs_no_memory() {
 }
 
 #[test]
-fn forwarded_ports_reach_the_guest_and_kept_ones_do_not() {
+fn forwarded_ports_reach_the_guest_and_reserved_ports_do_not() {
     isolated(|| {
         let net = Net::start(1500, |settings| {
             settings.network.user_ports = Ports::read("7000,7001,7002/udp,8006").unwrap();
@@ -445,7 +445,7 @@ fn the_guest_reaches_no_service_of_the_pod() {
 }
 
 #[test]
-fn addresses_and_names_are_the_pods() {
+fn the_guest_gets_the_pods_addresses_and_names() {
     isolated(|| {
         let net = Net::start(1400, |_| ())?;
         net.guest("ip addr flush dev g0")?;
@@ -476,7 +476,7 @@ fn addresses_and_names_are_the_pods() {
 }
 
 #[test]
-fn ipv6_goes_the_same_ways() {
+fn ipv6_works_like_ipv4() {
     isolated(|| {
         let net = Net::start(1500, |_| ())?;
         let address = "ip -6 -o addr show dev g0 scope global | grep -v tentative";

@@ -12,7 +12,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn is_what_others_compute() {
+    fn matches_the_reference_values() {
         assert_eq!(hash(b"", 0), 0xcbf2_9ce4_8422_2325);
         assert_eq!(hash(b"a", 0), 0xaf63_dc4c_8601_ec8c);
         assert_eq!(hash(b"foobar", 0), 0x8594_4171_f739_67e8);

@@ -215,7 +215,7 @@ mod test {
     }
 
     #[test]
-    fn the_keyboard_that_keys_go_to_says_whether_they_were_fetched() {
+    fn idle_depends_on_unread_keys_of_the_active_keyboard() {
         let hub = Hub::default();
         assert!(hub.is_idle(), "nothing waits");
         hub.register(Arc::new(Waiting));
@@ -232,7 +232,7 @@ mod test {
     }
 
     #[test]
-    fn the_last_device_that_listens_takes_the_event_alone() {
+    fn only_the_newest_listening_device_gets_the_event() {
         let hub = Hub::default();
         let (old, new) = (Arc::<Counter>::default(), Arc::<Counter>::default());
         assert!(!hub.key(Key::PAUSE, true), "there is no device");
@@ -248,7 +248,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_codes_that_no_keyboard_has() {
+    fn refuses_invalid_key_codes() {
         for good in [0x01, 0x7f, 0xe01c, 0xe11d, 0xf1, 0xf2] {
             assert_eq!(Key::new(good).map(Key::code), Some(good), "{good:#x}");
         }

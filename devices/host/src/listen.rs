@@ -178,7 +178,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_place_is_read_as_it_is_printed() {
+    fn an_address_reads_back_as_printed() {
         for text in ["127.0.0.1:5900", "[::]:0", "unix:/run/s", "fd:3"] {
             assert_eq!(Address::try_from(text.to_owned()).unwrap().to_string(), text);
         }
@@ -194,7 +194,7 @@ mod test {
     }
 
     #[test]
-    fn the_same_holds_for_a_port_that_was_inherited() {
+    fn an_inherited_port_open_to_others_needs_configuration() {
         let said = |listener: &TcpListener, open| {
             let opened = Socket::new(&Address::Inherited(listener.as_raw_fd()), open);
             opened.err().map(|error| error.to_string()).unwrap_or_default()
@@ -218,7 +218,7 @@ mod test {
     }
 
     #[test]
-    fn the_file_of_a_socket_that_was_inherited_stays() {
+    fn the_file_of_an_inherited_socket_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();

@@ -146,7 +146,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn finds_a_lock_in_what_the_kernel_tells_of_a_file() {
+    fn finds_a_lock_in_kernel_fdinfo() {
         assert!(locks("lock:\t1: OFDLCK  ADVISORY  WRITE -1 00:1f:42 0 EOF", 42));
         assert!(!locks("lock:\t1: OFDLCK  ADVISORY  WRITE -1 00:1f:43 0 EOF", 42));
         assert!(!locks("lock:\t1: FLOCK  ADVISORY  WRITE 7 00:1f:42 0 EOF", 42));
@@ -155,7 +155,7 @@ mod test {
     }
 
     #[test]
-    fn readers_share_and_a_writer_is_told_their_process() {
+    fn readers_share_a_lock_and_a_writer_gets_their_process() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let open = || OpenOptions::new().read(true).write(true).open(file.path()).unwrap();
         let (one, two) = (open(), open());

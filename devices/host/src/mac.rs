@@ -72,7 +72,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn reads_the_address_of_one_host() {
+    fn accepts_only_unicast_addresses() {
         for bad in ["", "01:00:5e:00:00:01", "00:00:00:00:00:00", "2:0:0:0:0:1", "02:00:00:00:00"] {
             assert!(bad.parse::<Mac>().is_err(), "{bad}");
         }
@@ -86,7 +86,7 @@ mod test {
     }
 
     #[test]
-    fn is_always_the_same_for_the_same_words() {
+    fn a_derived_address_is_stable() {
         assert_eq!(Mac::derived_from("x"), Mac::derived_from("x"));
         assert_ne!(Mac::derived_from("x"), Mac::derived_from("y"));
         assert!(!Mac::derived_from("x").is_multicast() && Mac::BROADCAST.is_multicast());

@@ -136,7 +136,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn who_watches_the_gate_hears_of_each_change_as_long_as_he_is_there() {
+    fn a_gate_watcher_is_notified_of_each_change_until_dropped() {
         let memory = Memory::new(Arc::default()).gated();
         let bell = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
         memory.watch(&bell);

@@ -325,7 +325,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_network_is_read_as_it_is_printed() {
+    fn a_network_reads_back_as_printed() {
         for text in ["none", "tap:vm0", "macvtap:/dev/tap7", "passt:/run/p:1", "fd:3", "fd:4:5"] {
             let network = Network::try_from(text.to_owned()).unwrap();
             assert_eq!(String::from(network), text);
@@ -339,7 +339,7 @@ mod test {
     }
 
     #[test]
-    fn nothing_is_cut_by_one_who_computes_no_checksums() {
+    fn segmentation_offloads_need_checksum_offload() {
         let blind = Offloads { checksum: false, ..Offloads::ALL };
         assert_eq!(blind.and(Offloads::ALL), Offloads::default());
         let some = Offloads { tso4: false, ..Offloads::ALL };
@@ -347,7 +347,7 @@ mod test {
     }
 
     #[test]
-    fn a_cable_without_another_end_is_down_and_takes_everything() {
+    fn a_card_without_a_network_has_no_link_and_drops_frames() {
         let backend = open(&Network::None, Options { pairs: 2, mtu: None }).unwrap();
         assert!(!backend.link().is_up());
         let mut ports = backend.ports();

@@ -123,7 +123,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_is_not_a_size() {
+    fn refuses_invalid_sizes() {
         for text in ["", "G", "-1", "-4G", "+4G", "x4G", " 4G"] {
             let refusal = refusal(text);
             assert!(refusal.starts_with(&format!("`{text}` is not a size: write")), "{refusal}");

@@ -426,7 +426,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_stream_is_read_as_it_is_printed() {
+    fn a_stream_reads_back_as_printed() {
         for text in ["stdio", "none", "file:/tmp/a:b", "socket:/tmp/s"] {
             let stream = Stream::try_from(text.to_owned()).unwrap();
             assert_eq!(String::from(stream), text);
@@ -437,7 +437,7 @@ mod test {
     }
 
     #[test]
-    fn ctrl_a_x_quits_and_ctrl_a_a_is_typed() {
+    fn ctrl_a_x_quits_and_ctrl_a_a_types_ctrl_a() {
         let mut escape = Escape::default();
         let mut typed = b"a\x01ab".to_vec();
         assert!(!escape.filter(&mut typed));
@@ -449,7 +449,7 @@ mod test {
     }
 
     #[test]
-    fn a_socket_serves_one_client_after_the_other_and_leaves_no_file() {
+    fn a_socket_serves_one_client_at_a_time_and_removes_its_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("serial");
         let (mut output, input) = open(&Stream::Socket(path.clone())).unwrap();

@@ -327,7 +327,7 @@ mod test {
     use crate::testutil::swtpm::{DEAF, listen, response};
 
     #[test]
-    fn nobody_waits_for_ever_for_one_that_is_silent() {
+    fn a_silent_swtpm_times_out() {
         let brief = Duration::from_millis(20);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("swtpm");
@@ -351,7 +351,7 @@ mod test {
     }
 
     #[test]
-    fn nobody_waits_for_one_that_hung_up() {
+    fn a_closed_swtpm_connection_fails_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("swtpm");
         let listener = UnixListener::bind(&path).unwrap();
@@ -368,7 +368,7 @@ mod test {
     }
 
     #[test]
-    fn lengths_are_looked_at_before_so_much_is_read() {
+    fn lengths_are_checked_before_reading() {
         assert!(missing(&[]).unwrap() == Some(10) && missing(&[0; 9]).unwrap() == Some(1));
         let of = |size: u32| missing(&[&[0x80, 1], &size.to_be_bytes()[..], &[0; 4]].concat());
         assert!(of(10).unwrap().is_none() && of(11).unwrap() == Some(1));

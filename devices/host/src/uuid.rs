@@ -60,7 +60,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn reads_prints_and_turns_what_windows_turns() {
+    fn reads_prints_and_swaps_fields_like_windows() {
         let text = "12345678-9abc-def0-1122-334455667788";
         let id: Uuid = text.parse().unwrap();
         assert_eq!(id.to_string(), text);
@@ -75,7 +75,7 @@ mod test {
     }
 
     #[test]
-    fn random_ones_differ_and_have_their_version() {
+    fn random_uuids_differ_and_have_version_4() {
         let [one, other] = [(), ()].map(|()| Uuid::random().unwrap());
         assert_ne!(one, other);
         assert_eq!((one.0[6] >> 4, one.0[8] >> 6), (4, 2));

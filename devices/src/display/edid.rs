@@ -304,7 +304,7 @@ mod test {
     }
 
     #[test]
-    fn blocks_add_up_to_zero_and_are_as_many_as_they_say() {
+    fn blocks_have_valid_checksums_and_the_announced_count() {
         let small = edid(Resolution::new(640, 480), 4 << 20, 7);
         let sum = |bytes: &[u8]| bytes.iter().fold(0, |sum: u8, byte| sum.wrapping_add(*byte));
         for edid in sizes().map(|(width, height)| of(width, height)).chain([small]) {
@@ -316,7 +316,7 @@ mod test {
     }
 
     #[test]
-    fn the_preferred_size_is_where_firmware_looks_or_as_near_as_that_can_hold() {
+    fn the_preferred_size_is_the_first_timing() {
         for (width, height) in sizes().filter(|it| it.0 <= 4095 && it.1 <= 4095) {
             assert_eq!(first(&of(width, height)), (width.into(), height.into()));
         }
@@ -330,7 +330,7 @@ mod test {
     }
 
     #[test]
-    fn timings_are_those_of_the_standard() {
+    fn timings_match_the_cvt_standard() {
         // VESA CVT 1.2: 1920x1080 at 60 Hz with reduced blanking has 138.5 MHz, 2080 by 1111.
         let timing = Timing::new(Resolution::new(1920, 1080));
         assert_eq!((timing.clock, timing.vertical.blank, timing.vertical.sync), (138_500, 31, 5));
@@ -343,7 +343,7 @@ mod test {
     }
 
     #[test]
-    fn what_does_not_fit_memory_is_not_offered() {
+    fn modes_larger_than_the_memory_are_not_offered() {
         let small = edid(Resolution::new(800, 600), 4 << 20, 7);
         // 1280x720 and 1280x800 fit.
         assert_eq!(small[38..44], [129, 0xc0, 129, 0, 1, 1]);
@@ -351,12 +351,12 @@ mod test {
     }
 
     #[test]
-    fn a_decoder_that_others_wrote_finds_nothing_wrong() {
+    fn edid_decode_finds_no_errors() {
         for (width, height) in sizes() {
             let mut decoder = Command::new("edid-decode");
             decoder.args(["--check", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped());
             let Ok(mut child) = decoder.spawn() else {
-                let test = "a_decoder_that_others_wrote_finds_nothing_wrong";
+                let test = "edid_decode_finds_no_errors";
                 return skip::not_run(test, "there is no edid-decode");
             };
             child.stdin.take().unwrap().write_all(&of(width, height)).unwrap();

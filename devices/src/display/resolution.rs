@@ -83,7 +83,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_size_is_read_as_it_is_printed() {
+    fn a_size_reads_back_as_printed() {
         let read = |text: &str| Resolution::try_from(text.to_owned());
         for text in ["640x480", "1728x1117", "8192x8192"] {
             assert_eq!(read(text).unwrap().to_string(), text);

@@ -156,7 +156,7 @@ mod test {
     }
 
     #[test]
-    fn one_page_two_pages_and_neighbours() {
+    fn direct_pointers_cover_two_pages() {
         let memory = memory();
         assert_eq!(walk(&memory, (0x1000, 7), 512), Ok(vec![(0x1000, 512)]));
         assert_eq!(walk(&memory, (0x1ffc, 0x8000), 12), Ok(vec![(0x1ffc, 4), (0x8000, 8)]));
@@ -168,7 +168,7 @@ mod test {
     }
 
     #[test]
-    fn a_list_begins_anywhere_and_its_last_slot_leads_on() {
+    fn a_list_starts_at_any_offset_and_its_last_entry_chains() {
         let memory = memory();
         write(&memory, 0x2ff0, &[0x10_0000, 0x4000]);
         write(&memory, 0x4000, &[0x20_0000, 0x30_0000]);
@@ -190,7 +190,7 @@ mod test {
     }
 
     #[test]
-    fn the_largest_transfer_is_a_list_of_256_entries_and_no_more() {
+    fn the_largest_transfer_has_256_list_entries() {
         let memory = memory();
         let entries: Vec<u64> = (0..256).map(|n| 0x100_0000 + n * 0x2000).collect();
         write(&memory, 0x1000, &entries);
@@ -199,7 +199,7 @@ mod test {
     }
 
     #[test]
-    fn a_chain_that_leads_to_itself_ends_with_the_transfer() {
+    fn a_looping_chain_ends_with_the_transfer() {
         let memory = memory();
         write(&memory, 0x1ff8, &[0x2000]);
         write(&memory, 0x2000, &[0x2000; 512]);
@@ -210,7 +210,7 @@ mod test {
     }
 
     #[test]
-    fn offsets_and_memory_that_is_not_there_are_refused() {
+    fn wrong_offsets_and_memory_outside_of_ram_are_refused() {
         let memory = memory();
         write(&memory, 0x3000, &[0x1004, 0x5000]);
         for prp in [(2, 0), (0, 0x1004), (0, 0x800)] {

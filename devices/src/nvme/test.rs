@@ -441,7 +441,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn says_what_it_is() {
+fn reports_its_identity() {
     let mut driver = Driver::enabled();
     assert_eq!(driver.bench.read(Kind::Config, AT.config() + 8), [2, 2, 8, 1]);
     assert_eq!((driver.get(CAP), driver.get(4)), (0x3c01_03ff, 0x0040_0020));
@@ -465,7 +465,7 @@ fn says_what_it_is() {
 }
 
 #[test]
-fn accesses_of_other_widths_find_nobody() {
+fn accesses_of_other_widths_have_no_effect() {
     let driver = Driver::enabled();
     assert_eq!(driver.bench.read(Kind::Memory, BAR0 + VS), [0xff; 2]);
     assert_eq!(driver.bench.read(Kind::Memory, BAR0 + 2), [0xff; 4]);
@@ -478,7 +478,7 @@ fn accesses_of_other_widths_find_nobody() {
 }
 
 #[test]
-fn data_moves_through_lists_of_every_shape() {
+fn data_moves_through_prp_lists_of_every_shape() {
     let mut driver = Driver::ready(64);
     // Number of blocks, offset in the first page, and offset of the list in its page.
     let shapes = [
@@ -651,7 +651,7 @@ fn admin_mistakes() -> Vec<(&'static str, Dwords, u16)> {
 }
 
 #[test]
-fn every_mistake_has_its_status() {
+fn every_error_has_its_status() {
     let mut driver = Driver::ready(64);
     let (io, admin) = (io_mistakes(), admin_mistakes());
     let count = io.len() + admin.len();
@@ -671,7 +671,7 @@ fn every_mistake_has_its_status() {
 }
 
 #[test]
-fn abort_ends_a_request_for_an_event_and_nothing_else() {
+fn abort_cancels_only_event_requests() {
     let mut driver = Driver::enabled();
     let request = driver.submit(0, command(0x0c, 0));
     let abort = |id: u16| with(command(8, 0), &[(10, u32::from(id) << 16)]);
@@ -683,7 +683,7 @@ fn abort_ends_a_request_for_an_event_and_nothing_else() {
 }
 
 #[test]
-fn events_are_told_once_until_their_page_is_read() {
+fn events_are_reported_once_until_their_page_is_read() {
     let mut driver = Driver::ready(16);
     let requests: Vec<u16> = (0..4).map(|_| driver.submit(0, command(0x0c, 0))).collect();
     assert_eq!(driver.admin(command(0x0c, 0)).code(), 0x105);
@@ -712,7 +712,7 @@ fn events_are_told_once_until_their_page_is_read() {
 }
 
 #[test]
-fn features_are_kept_until_a_reset() {
+fn features_persist_until_a_reset() {
     let mut driver = Driver::enabled();
     let set = [(1, 0x0203_0405), (4, 0x190), (5, 7), (8, 0x0102), (9, 0x1_0003), (10, 1), (11, 0)];
     let defaults = [(1, 0), (2, 0), (4, 343), (6, 1), (7, 0x0007_0007), (8, 0), (10, 0), (11, 256)];
@@ -742,7 +742,7 @@ fn features_are_kept_until_a_reset() {
 }
 
 #[test]
-fn logs_count_what_was_done() {
+fn logs_count_transfers() {
     let mut driver = Driver::ready(16);
     for _ in 0..3 {
         driver.run(1, transfer(1, 0, 256, (DATA, LISTS)));
@@ -784,7 +784,7 @@ fn without_a_cache_every_write_is_durable() {
 }
 
 #[test]
-fn zeroes_and_discards_hit_their_blocks_alone() {
+fn zeroes_and_discards_change_only_their_blocks() {
     let mut driver = Driver::ready(16);
     let data = pattern(1, 64 << 10);
     driver.fill(DATA, &data);
@@ -813,7 +813,7 @@ fn zeroes_and_discards_hit_their_blocks_alone() {
 }
 
 #[test]
-fn ranges_beyond_a_limit_wait_in_their_queues_and_are_all_done_or_forgotten() {
+fn excess_ranges_wait_and_are_completed_or_dropped() {
     const QUEUES: u16 = 16;
     let mut driver = Driver::with_queues(QUEUES);
     let ranges = (0..256_u64)
@@ -868,7 +868,7 @@ fn ranges_beyond_a_limit_wait_in_their_queues_and_are_all_done_or_forgotten() {
 }
 
 #[test]
-fn a_disk_that_fails_says_so() {
+fn a_failing_disk_gives_error_statuses() {
     let mut driver = Driver::ready(16);
     driver.disk.fails.store(true, Ordering::SeqCst);
     assert_eq!(driver.run(1, transfer(2, 0, 1, (DATA, 0))).code(), 0x281);
@@ -880,7 +880,7 @@ fn a_disk_that_fails_says_so() {
 }
 
 #[test]
-fn a_full_completion_queue_is_never_written_over() {
+fn a_full_completion_queue_is_not_overwritten() {
     let mut driver = Driver::enabled();
     driver.create(1, 64);
     // A small completion queue for 64 commands.
@@ -907,7 +907,7 @@ fn a_full_completion_queue_is_never_written_over() {
 }
 
 #[test]
-fn the_wire_is_high_while_something_is_not_seen() {
+fn the_interrupt_line_is_high_while_completions_are_pending() {
     let mut driver = Driver::ready(16);
     let pins = driver.bench.hypervisor.pins.clone();
     driver.wait("the fall", || !pins.is_high(GSI));
@@ -927,7 +927,7 @@ fn the_wire_is_high_while_something_is_not_seen() {
 }
 
 #[test]
-fn shadow_doorbells_ring_only_when_they_are_asked_to() {
+fn shadow_doorbells_notify_only_on_request() {
     let mut driver = Driver::enabled();
     assert_eq!(driver.identify(1, 0)[257], 0, "not with an interrupt line");
     driver.messages();
@@ -982,7 +982,7 @@ fn shadow_doorbells_ring_only_when_they_are_asked_to() {
 }
 
 #[test]
-fn a_shutdown_flushes_and_says_when_it_is_done() {
+fn a_shutdown_flushes_and_reports_completion() {
     let mut driver = Driver::ready(16);
     driver.disk.seen();
     for request in [1 << 14, 2 << 14] {
@@ -995,7 +995,7 @@ fn a_shutdown_flushes_and_says_when_it_is_done() {
 }
 
 #[test]
-fn what_cannot_be_enabled_is_a_fatal_status_until_the_next_reset() {
+fn an_invalid_enable_is_a_fatal_status_until_the_next_reset() {
     let mut driver = Driver::new();
     let good = (31 * 0x1_0001, low(ADMIN_SQ), 0x0046_0001);
     for (aqa, asq, cc) in [
@@ -1061,7 +1061,7 @@ fn pages_may_be_larger() {
 }
 
 #[test]
-fn a_reset_in_flight_ends_everything_before_it_says_so() {
+fn a_reset_completes_only_after_all_requests_in_flight() {
     let mut driver = Driver::enabled();
     for round in 0..30_u64 {
         driver.create(1, 64);
@@ -1095,7 +1095,7 @@ fn a_reset_in_flight_ends_everything_before_it_says_so() {
 }
 
 #[test]
-fn a_reset_waits_for_what_is_under_way_and_forgets_what_waits() {
+fn a_reset_waits_for_running_requests_and_drops_queued_ones() {
     let mut driver = Driver::ready(16);
     driver.disk.set(WAIT);
     driver.submit(1, transfer(2, 0, 1, (DATA, 0)));
@@ -1108,7 +1108,7 @@ fn a_reset_waits_for_what_is_under_way_and_forgets_what_waits() {
 }
 
 #[test]
-fn a_queue_that_is_deleted_ends_its_commands_and_no_others() {
+fn deleting_a_queue_ends_only_its_commands() {
     let mut driver = Driver::ready(16);
     let at = QUEUES_AT + 0x4_0000;
     let sq = with(command(1, 0), &[(10, 2 | 15 << 16), (11, 1 << 16 | 1)]);
@@ -1128,7 +1128,7 @@ fn a_queue_that_is_deleted_ends_its_commands_and_no_others() {
 }
 
 #[test]
-fn park_and_run_in_the_middle_lose_nothing_and_do_nothing_twice() {
+fn park_and_run_lose_and_repeat_no_command() {
     let mut driver = Driver::enabled();
     driver.messages();
     driver.create(1, 64);
@@ -1168,7 +1168,7 @@ fn park_and_run_in_the_middle_lose_nothing_and_do_nothing_twice() {
 }
 
 #[test]
-fn what_waits_for_room_is_parked_and_pushed_again() {
+fn a_write_held_for_space_is_parked_and_resubmitted() {
     let mut driver = Driver::ready(16);
     driver.disk.set(WAIT);
     driver.fill(DATA, &pattern(9, 512));
@@ -1207,7 +1207,7 @@ fn park_in_flush(driver: &Driver) -> Vec<(String, Saved)> {
 }
 
 #[test]
-fn a_shutdown_that_waits_for_room_is_parked_and_flushes_afterwards() {
+fn a_shutdown_held_for_space_is_parked_and_flushes_later() {
     let mut driver = Driver::ready(16);
     driver.disk.set(WAIT);
     driver.disk.seen();
@@ -1238,7 +1238,7 @@ fn a_shutdown_that_waits_for_room_is_parked_and_flushes_afterwards() {
 }
 
 #[test]
-fn a_cache_that_is_emptied_without_room_is_parked_and_answered_afterwards() {
+fn a_flush_held_for_space_is_parked_and_answered_later() {
     let mut driver = Driver::ready(16);
     driver.disk.set(WAIT);
     driver.disk.seen();
@@ -1263,7 +1263,7 @@ fn a_cache_that_is_emptied_without_room_is_parked_and_answered_afterwards() {
 }
 
 #[test]
-fn a_disk_that_grows_is_told_of_at_once() {
+fn a_growing_disk_is_reported_at_once() {
     let mut driver = Driver::enabled();
     let request = driver.submit(0, command(0x0c, 0));
     let drive = driver.bench.board.shared.disks.find("nvme").unwrap();
@@ -1274,7 +1274,7 @@ fn a_disk_that_grows_is_told_of_at_once() {
 }
 
 #[test]
-fn a_disk_that_grew_while_parked_is_told_of() {
+fn growth_while_parked_is_reported() {
     let mut driver = Driver::enabled();
     let request = driver.submit(0, command(0x0c, 0));
     let saved = driver.bench.board.park();
@@ -1285,7 +1285,7 @@ fn a_disk_that_grew_while_parked_is_told_of() {
 }
 
 #[test]
-fn a_request_under_way_is_waited_for_when_parking() {
+fn parking_waits_for_requests_in_flight() {
     let mut driver = Driver::ready(16);
     driver.disk.set(HOLD);
     let id = driver.submit(1, transfer(2, 0, 1, (DATA, 0)));
@@ -1305,7 +1305,7 @@ fn a_request_under_way_is_waited_for_when_parking() {
 }
 
 #[test]
-fn a_hostile_driver_gets_nowhere() {
+fn a_hostile_driver_does_no_harm() {
     for seed in 0..4 {
         hostile(seed, 25_000);
     }
@@ -1376,7 +1376,7 @@ fn hostile(seed: u64, steps: u32) {
 }
 
 #[test]
-fn a_serial_number_and_queues_that_cannot_be_are_refused() {
+fn invalid_serial_numbers_and_queue_counts_are_refused() {
     let long = "123456789012345678901";
     let configs = [
         disk::Config { queues: Some(0), ..disk::Config::new("disk") },

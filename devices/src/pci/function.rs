@@ -222,7 +222,7 @@ mod test {
     }
 
     #[test]
-    fn bars_are_sized_placed_moved_and_taken_away() {
+    fn bars_are_sized_placed_moved_and_disabled() {
         let (bench, ..) = bench();
         for (register, size) in [(0x10, !0xfff), (0x18, !0xf_ffff | 0xc), (0x20, 0xffc1)] {
             set(&bench, register, u32::MAX);
@@ -245,7 +245,7 @@ mod test {
     }
 
     #[test]
-    fn memory_is_open_while_the_function_is_a_bus_master() {
+    fn memory_is_accessible_only_as_bus_master() {
         let (bench, _, memory) = bench();
         assert!(memory.write(0, &[1]).is_err());
         set(&bench, 0x04, 4);
@@ -255,7 +255,7 @@ mod test {
     }
 
     #[test]
-    fn a_wire_shows_in_status_and_obeys_interrupt_disable() {
+    fn the_interrupt_line_shows_in_status_and_can_be_disabled() {
         let (bench, interrupt, _) = bench();
         let line = interrupt.line.unwrap();
         line.set(true);
@@ -266,7 +266,7 @@ mod test {
     }
 
     #[test]
-    fn parking_and_running_again_changes_nothing_and_reset_changes_all() {
+    fn park_and_run_keep_the_state_and_reset_clears_it() {
         let (bench, interrupt, _) = bench();
         set(&bench, 0x10, 0xc000_0000);
         set(&bench, 0x14, 0xd000_0000);

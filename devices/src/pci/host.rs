@@ -226,7 +226,7 @@ mod test {
     }
 
     #[test]
-    fn both_doors_show_the_bridge_and_nobody_elsewhere() {
+    fn both_config_mechanisms_show_the_bridge_and_no_other_device() {
         let bench = bench();
         assert_eq!(config_word(&bench, 0x8000_0000, 0xcfc), 0x8086);
         assert_eq!(config_word(&bench, 0x8000_0000, 0xcfe), 0x29c0);

@@ -279,7 +279,7 @@ mod test {
     }
 
     #[test]
-    fn is_the_bridge_that_firmware_looks_for() {
+    fn has_the_ids_that_firmware_expects() {
         let bench = lpc_bench();
         assert_eq!(config(&bench, 0), [0x86, 0x80, 0x18, 0x29]);
         assert_eq!(config(&bench, 8), [2, 0, 1, 6]);
@@ -292,7 +292,7 @@ mod test {
     }
 
     #[test]
-    fn the_block_lies_where_firmware_puts_it_and_only_while_it_is_enabled() {
+    fn the_acpi_block_is_where_firmware_puts_it_while_enabled() {
         let bench = lpc_bench();
         set(&bench, PMBASE, &0xffff_ffff_u32.to_le_bytes());
         assert_eq!(config(&bench, PMBASE), [0x81, 0xff, 0, 0]);
@@ -328,7 +328,7 @@ mod test {
     }
 
     #[test]
-    fn a_reset_is_a_rising_bit_in_either_port() {
+    fn a_rising_reset_bit_in_either_port_resets() {
         for (port, values, resets) in [
             (0xcf9, &[0x00, 0x02, 0x0a, 0xf1][..], 0),
             (0xcf9, &[0x02, 0x06], 1),
@@ -346,7 +346,7 @@ mod test {
     }
 
     #[test]
-    fn the_small_ports_keep_what_they_are_given() {
+    fn small_ports_keep_their_values() {
         let bench = lpc_bench();
         assert_eq!(bench.read(Kind::Port, 0x92), [2]);
         bench.write(Kind::Port, 0x92, &[0x40]);
@@ -365,7 +365,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_a_saved_state_that_is_damaged() {
+    fn refuses_a_damaged_saved_state() {
         let bench = lpc_bench();
         let mut json = serde_json::to_value(bench.board.park()).unwrap();
         json[0][1]["device"]["registers"]["config"] = "00".into();

@@ -207,7 +207,7 @@ mod test {
     }
 
     #[test]
-    fn a_masked_vector_waits_and_shows_as_pending() {
+    fn a_masked_vector_stays_pending() {
         let host = FakeHypervisor::default();
         let msix = table(&host, 10);
         assert!(!msix.send(9), "off: the device must use its wire");
@@ -224,7 +224,7 @@ mod test {
     }
 
     #[test]
-    fn the_function_mask_holds_all_vectors() {
+    fn the_function_mask_masks_all_vectors() {
         let host = FakeHypervisor::default();
         let msix = table(&host, 2);
         aim(&msix, 0, 0x30, 0);
@@ -236,7 +236,7 @@ mod test {
     }
 
     #[test]
-    fn no_access_leaves_the_table() {
+    fn accesses_stay_inside_the_table() {
         let host = FakeHypervisor::default();
         let msix = table(&host, 1);
         msix.set_control(ENABLE);

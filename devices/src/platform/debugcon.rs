@@ -83,7 +83,7 @@ mod test {
     use crate::testutil::Bench;
 
     #[test]
-    fn firmware_finds_it_and_its_text_is_in_the_file_across_park_and_reset() {
+    fn firmware_output_reaches_the_file_across_park_and_reset() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut bench = Bench::new(4096);
         let config = Config { port: 0x402, to: Stream::File(file.path().to_owned()) };
@@ -102,7 +102,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_a_socket_and_takes_the_last_port() {
+    fn refuses_a_socket_and_accepts_the_last_port() {
         let mut bench = Bench::new(4096);
         let config = Config { port: 0x402, to: Stream::Socket("/nowhere/s".into()) };
         let error = bench.board.add("debugcon", |grants| config.build(grants)).unwrap_err();

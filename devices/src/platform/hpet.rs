@@ -411,7 +411,7 @@ mod test {
     }
 
     #[test]
-    fn it_says_what_it_is_and_takes_whole_registers_and_halves() {
+    fn reports_its_identity_and_accepts_whole_and_half_registers() {
         let bench = bench();
         assert_eq!(read(&bench, BASE), 0x0098_9680_8086_2201);
         assert_eq!(bench.read(Kind::Memory, BASE + 4), 0x0098_9680_u32.to_le_bytes());
@@ -433,7 +433,7 @@ mod test {
     }
 
     #[test]
-    fn the_counter_counts_hundred_million_a_second_while_it_is_on() {
+    fn the_counter_runs_at_100_mhz_while_enabled() {
         let bench = bench();
         let began = Instant::now();
         write(&bench, BASE + GEN_CONF, ENABLE_CNF);
@@ -450,7 +450,7 @@ mod test {
     }
 
     #[test]
-    fn a_single_shot_is_one_edge_at_its_time() {
+    fn a_one_shot_timer_fires_once_on_time() {
         let bench = bench();
         write(&bench, TIMER0, ROUTE_20 | TN_INT_ENB);
         write(&bench, TIMER0 + 8, 2_000_000);
@@ -464,7 +464,7 @@ mod test {
     }
 
     #[test]
-    fn linux_makes_it_periodic_and_gets_a_rate() {
+    fn linux_programs_a_periodic_timer() {
         let bench = bench();
         let config = ROUTE_20 | TN_INT_ENB | TN_PERIODIC | TN_VAL_SET | TN_32MODE;
         write(&bench, BASE + GEN_CONF, ENABLE_CNF);
@@ -484,7 +484,7 @@ mod test {
     }
 
     #[test]
-    fn a_level_stays_until_it_is_acknowledged_and_goes_with_its_enable() {
+    fn a_level_interrupt_lasts_until_acknowledged_or_disabled() {
         let bench = bench();
         let timer2 = BASE + TIMERS + 0x40;
         write(&bench, timer2, ROUTE_20 | TN_INT_ENB | TN_INT_TYPE_LEVEL);
@@ -520,7 +520,7 @@ mod test {
     }
 
     #[test]
-    fn comparators_match_once_around_their_width() {
+    fn comparators_match_once_per_wrap() {
         let mut timer = Timer { comparator: 5, ..Timer::default() };
         assert_eq!(timer.distance(4), 0);
         assert_eq!(timer.distance(5), u64::MAX, "not the same count again");
@@ -535,7 +535,7 @@ mod test {
     }
 
     #[test]
-    fn park_keeps_all_and_stops_the_counter_and_reset_is_power_on() {
+    fn park_stops_the_counter_and_reset_restores_power_on_state() {
         let bench = bench();
         let fresh = bench.board.park();
         bench.board.run(fresh.clone()).unwrap();
@@ -557,7 +557,7 @@ mod test {
     }
 
     #[test]
-    fn random_accesses_are_survived() {
+    fn survives_random_accesses() {
         let bench = bench();
         let mut seed = 1_u64;
         for _ in 0..50_000 {

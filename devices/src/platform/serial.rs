@@ -237,7 +237,7 @@ mod test {
     }
 
     #[test]
-    fn what_the_guest_writes_is_in_the_file_and_park_keeps_the_registers() {
+    fn guest_output_reaches_the_file_and_park_keeps_the_registers() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let bench = bench(Stream::File(file.path().to_owned()));
         for byte in b"hello" {
@@ -254,7 +254,7 @@ mod test {
     }
 
     #[test]
-    fn more_than_the_fifo_waits_for_the_guest() {
+    fn input_beyond_the_fifo_waits_for_the_guest() {
         use std::io::Write;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
@@ -275,7 +275,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_left_in_the_fifo_is_still_announced() {
+    fn pending_fifo_bytes_interrupt_once_enabled() {
         use std::io::Write;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");

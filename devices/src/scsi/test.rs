@@ -36,7 +36,7 @@ fn report(options: u8, code: u8, action: u8) -> [u8; 12] {
 }
 
 #[test]
-fn the_commands_that_are_reported_are_those_that_are_known() {
+fn the_reported_commands_are_the_supported_ones() {
     let all = answer(&report(0, 0, 0));
     assert_eq!(be32(&all, 0) as usize, all.len() - 4);
     let (listed, rest) = all[4..].as_chunks::<8>();
@@ -63,7 +63,7 @@ fn the_commands_that_are_reported_are_those_that_are_known() {
 }
 
 #[test]
-fn a_command_is_asked_for_with_its_action_or_without() {
+fn commands_are_reported_with_and_without_service_action() {
     assert_eq!(answer(&report(1, 0x28, 0))[1], 3);
     assert_eq!(answer(&report(2, 0x9e, 0x10))[1], 3);
     assert_eq!(answer(&report(2, 0x9e, 0x12))[1], 1);
@@ -78,7 +78,7 @@ fn a_command_is_asked_for_with_its_action_or_without() {
 }
 
 #[test]
-fn an_ssd_says_so_and_how_it_forgets() {
+fn an_ssd_reports_its_discard_support() {
     assert_eq!(answer(&[0x12, 1, 0xb1, 0, 255, 0])[4..6], [0, 1], "non-rotating");
     assert_eq!(answer(&[0x12, 1, 0xb2, 0, 255, 0]), [0, 0xb2, 0, 4, 0, 0xe0, 2, 0]);
     let limits = answer(&[0x12, 1, 0xb0, 0, 255, 0]);
@@ -91,7 +91,7 @@ fn an_ssd_says_so_and_how_it_forgets() {
 }
 
 #[test]
-fn write_same_is_of_zeros() {
+fn write_same_supports_only_zeros() {
     let short = [0x41, 0, 0, 0, 0, 9, 0, 0, 4, 0];
     assert_eq!(plan(&disk(), &short, false), Ok(Plan::Parameters(512)));
     let mut long = [0; 16];
@@ -130,7 +130,7 @@ fn caching(cache: u8) -> Vec<u8> {
 }
 
 #[test]
-fn the_write_cache_is_switched_off_and_on() {
+fn mode_select_switches_the_write_cache() {
     let profile = Profile { bus: Bus::Scsi, cdrom: false, removable: false, serial: "x".into() };
     let (mut conditions, disk) = (Conditions::default(), disk());
     let mut unit = Unit { profile: &profile, conditions: &mut conditions, medium: Some(&disk) };
@@ -177,7 +177,7 @@ fn the_write_cache_is_switched_off_and_on() {
 }
 
 #[test]
-fn a_mode_that_cannot_be_changed_changes_none() {
+fn an_invalid_mode_page_changes_nothing() {
     let profile = Profile { bus: Bus::Scsi, cdrom: false, removable: false, serial: "x".into() };
     let (mut conditions, disk) = (Conditions::default(), disk());
     let mut unit = Unit { profile: &profile, conditions: &mut conditions, medium: Some(&disk) };

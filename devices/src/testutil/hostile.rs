@@ -228,7 +228,7 @@ mod test {
     }
 
     #[test]
-    fn hits_every_byte_of_a_claim_in_every_width_and_the_same_ones_each_time() {
+    fn accesses_cover_every_byte_and_width_reproducibly() {
         let rounds = [(); 2].map(|()| {
             let (mut bench, hits) = (Bench::new(4096), Arc::<Mutex<Vec<_>>>::default());
             let target = Target(hits.clone());
@@ -248,7 +248,7 @@ mod test {
     }
 
     #[test]
-    fn stops_where_the_bytes_end() {
+    fn stops_at_the_end_of_the_input() {
         let bench = Bench::new(4096);
         assert!(!Guest::new(&bench, [1, 2].into_iter()).step());
     }

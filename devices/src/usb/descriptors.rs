@@ -188,7 +188,7 @@ mod test {
     }
 
     #[test]
-    fn lengths_are_as_they_say() {
+    fn descriptor_lengths_match_their_length_fields() {
         for speed in [Speed::Low, Speed::Full, Speed::High, Speed::Super] {
             let it = example(speed);
             assert_eq!((it.device.len(), it.device[0]), (18, 18));
@@ -207,7 +207,7 @@ mod test {
     }
 
     #[test]
-    fn strings_are_cut_where_their_length_ends() {
+    fn strings_are_truncated_to_the_maximum_length() {
         let it = example(Speed::High);
         assert_eq!(it.string(0).unwrap(), [4, STRING, 9, 4]);
         assert_eq!(it.string(2).unwrap(), b"\x0a\x03N\0a\0m\0e\0");

@@ -458,7 +458,7 @@ mod test {
     }
 
     #[test]
-    fn rings_are_lent_from_the_first_chain_on_that_was_not_used() {
+    fn rings_are_handed_to_the_kernel_at_the_first_unused_chain() {
         let mut queue = queue(&[3, 0, 1], Ring::default());
         let chains = [(); 3].map(|()| queue.pop().unwrap());
         assert!(queue.hand_to_kernel().is_none(), "chains are out");
@@ -477,7 +477,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_saved_is_lent_only_if_the_ring_still_holds_it() {
+    fn a_saved_ring_goes_to_the_kernel_only_if_it_is_unchanged() {
         let saved =
             |held: &[u16]| Ring { next_available: 3, held: held.to_vec(), ..Ring::default() };
         let mut same = queue(&[3, 0, 1], saved(&[0, 1]));

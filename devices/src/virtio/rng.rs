@@ -73,7 +73,7 @@ mod test {
     const AT: Address = Address::new(3, 0);
 
     #[test]
-    fn fills_what_was_offered_up_to_the_limit() {
+    fn fills_buffers_up_to_the_limit() {
         let mut bench = Bench::new(1 << 20);
         bench.board.add("rng", |grants| Config { slot: Some(AT) }.build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();

@@ -116,7 +116,7 @@ mod test {
     use host::testutil::count_log_lines;
 
     #[test]
-    fn a_guest_that_breaks_and_resets_a_device_for_ever_does_not_fill_the_log() {
+    fn a_guest_that_keeps_breaking_a_device_does_not_fill_the_log() {
         let signal = Signal::new(Interrupt { msix: None, line: None }, "test", 1);
         let logged = count_log_lines(|| {
             for _ in 0..1000 {

@@ -128,7 +128,7 @@ mod test {
     use crate::TARGETS;
 
     #[test]
-    fn a_seed_repeats_its_inputs_and_another_makes_others() {
+    fn inputs_depend_only_on_the_seed() {
         for target in TARGETS {
             let of = |seed| {
                 let mut inputs = Inputs::new(target, seed, vec![vec![7; 20]]);

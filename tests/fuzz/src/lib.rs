@@ -71,7 +71,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn all_that_was_found_belongs_to_a_target() {
+    fn every_found_input_has_a_target() {
         for folder in found_folder().read_dir().into_iter().flatten() {
             let name = folder.unwrap().file_name().into_string().unwrap();
             assert!(name == "README.md" || Target::find(&name).is_some(), "{name}");

@@ -80,7 +80,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn two_runs_have_two_seeds() {
+    fn two_runs_have_different_seeds() {
         assert_ne!(seed().unwrap(), seed().unwrap());
     }
 }

@@ -24,7 +24,7 @@ fn kept(folder: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn a_target_that_breaks_is_a_failure_and_its_input_a_file() {
+fn a_failing_target_fails_the_run_and_saves_its_input() {
     for target in ["panics", "hangs", "grows", "dies-elsewhere"] {
         let folder = tempfile::tempdir().expect("a folder");
         let (fine, said) = run(target, folder.path(), None);
@@ -39,7 +39,7 @@ fn a_target_that_breaks_is_a_failure_and_its_input_a_file() {
 }
 
 #[test]
-fn a_seed_finds_the_same_again_and_each_run_has_its_own() {
+fn a_seed_reproduces_a_failure_and_each_run_has_a_new_one() {
     let seed = |said: &str| {
         let rest = said.split("seed=").nth(1).expect("a seed");
         rest.split(' ').next().expect("a seed").to_owned()

@@ -191,7 +191,7 @@ mod test {
     }
 
     #[test]
-    fn a_pointer_is_there_or_not() {
+    fn a_pointer_is_reported_as_present_or_absent() {
         let mut all = vec![0; 244];
         all[132] = 1;
         let mut facts = Facts::default();
@@ -202,7 +202,7 @@ mod test {
     }
 
     #[test]
-    fn a_table_that_ends_early_is_no_panic() {
+    fn a_truncated_table_does_not_panic() {
         for length in 0..60 {
             for name in ["FACP", "APIC", "MCFG", "HPET", "WAET", "FACS", "DSDT"] {
                 table(name, &vec![3; length], &mut Facts::default());

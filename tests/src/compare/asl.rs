@@ -148,7 +148,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_brackets_that_do_not_match() {
+    fn refuses_unbalanced_brackets() {
         assert!(parse("A (B {").is_err());
         assert!(parse("A (B })").is_err());
         assert!(parse("A )").is_err());

@@ -138,7 +138,7 @@ mod test {
     }
 
     #[test]
-    fn leaves_beyond_the_last_are_left_out() {
+    fn leaves_beyond_the_last_are_omitted() {
         let bytes = file(7, &[((1, 0), [1, 2, 3, 4]), ((8, 0), [9; 4]), ((7, 1), [5, 0, 0, 0])]);
         let found = leaves(&bytes).unwrap();
         let keys: Vec<_> = found.keys().copied().collect();
@@ -146,13 +146,13 @@ mod test {
     }
 
     #[test]
-    fn an_echoed_level_is_no_level() {
+    fn an_echoed_topology_level_is_ignored() {
         let bytes = file(0xb, &[((0xb, 1), [1, 2, 0x201, 7]), ((0xb, 2), [0, 0, 2, 7])]);
         assert_eq!(leaves(&bytes).unwrap().len(), 2);
     }
 
     #[test]
-    fn refuses_half_a_file() {
+    fn refuses_a_truncated_file() {
         assert!(leaves(&file(1, &[])[16..]).is_err());
     }
 }

@@ -224,7 +224,7 @@ mod test {
     }
 
     #[test]
-    fn devices_are_known_by_what_they_are() {
+    fn devices_are_identified_by_hid_or_address() {
         let found = facts(
             r#"DefinitionBlock ("", "DSDT") {
                 Scope (\_SB) { Device (PCI0) { Name (_HID, EisaId ("PNP0A08")) } }
@@ -244,7 +244,7 @@ mod test {
     }
 
     #[test]
-    fn both_ways_to_route_a_line_are_one() {
+    fn both_routing_notations_are_equal() {
         let link = facts(
             r#"Device (GSIE) { Name (_HID, "L") Name (_CRS, ResourceTemplate () {
                 Interrupt (ResourceConsumer, Level, ActiveHigh, Shared, ,, ) { 0x00000014, }

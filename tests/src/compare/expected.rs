@@ -77,7 +77,7 @@ mod test {
     }
 
     #[test]
-    fn a_new_difference_and_one_that_is_gone_fail() {
+    fn a_new_and_a_stale_difference_fail() {
         let list = read("# since\n# it is\na: *\n\n# so\nb: 1\n").unwrap();
         assert_eq!(list[0].reason, "since it is");
         check(&lines(&["a: 1", "a: 2", "b: 1"]), &list).unwrap();

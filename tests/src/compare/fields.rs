@@ -49,7 +49,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_field_that_is_not_there_is_no_fact() {
+    fn a_missing_field_is_no_fact() {
         let mut facts = Facts::default();
         read("x", &[1, 2, 3], &[("a", 0, 2), ("b", 2, 2)], &mut facts);
         assert_eq!(facts.count("x"), 1);
@@ -58,7 +58,7 @@ mod test {
     }
 
     #[test]
-    fn padding_is_no_part_of_a_word() {
+    fn padding_is_not_part_of_a_word() {
         assert_eq!(word(b"BXPC    "), "BXPC");
         assert_eq!(word(b"a\0\0\0"), "a");
     }

@@ -83,7 +83,7 @@ mod test {
 ";
 
     #[test]
-    fn what_is_usable_is_one_range() {
+    fn usable_memory_is_merged_into_one_range() {
         let mut facts = Facts::default();
         read(MESSAGES, &mut facts).unwrap();
         let names: Vec<_> = facts.0.keys().map(String::as_str).collect();

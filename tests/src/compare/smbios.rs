@@ -166,7 +166,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn strings_stand_for_their_numbers() {
+    fn string_numbers_are_resolved() {
         let mut tables = vec![1, 27, 0, 1, 1, 2, 0, 0];
         tables.resize(27, 0);
         tables.extend(b"Maker\0Box\0\0");
@@ -182,14 +182,14 @@ mod test {
     }
 
     #[test]
-    fn refuses_structures_that_make_no_sense() {
+    fn refuses_invalid_structures() {
         assert!(structures(&[1, 2, 0, 0, 0, 0], &mut Facts::default()).is_err());
         assert!(structures(&[1, 200, 0, 0, 0, 0], &mut Facts::default()).is_err());
         assert!(structures(&[1, 4, 0, 0, 7], &mut Facts::default()).is_err());
     }
 
     #[test]
-    fn the_anchor_tells_its_version() {
+    fn the_anchor_holds_the_smbios_version() {
         let mut facts = Facts::default();
         anchor_facts(&[b'_', b'S', b'M', b'3', b'_', 0, 24, 3, 0, 0], &mut facts).unwrap();
         assert_eq!(facts.0["smbios anchor"], Value::Text("_SM3_ 3.0".into()));

@@ -121,7 +121,7 @@ mod test {
     use host::keyvalue;
 
     #[test]
-    fn words_are_read_and_mistakes_are_named() {
+    fn options_are_parsed_and_errors_name_them() {
         let read = |text: &str| keyvalue::parse::<Config>(text, Some("mode"));
         let all = read("must,user=7:8,folders=/a:/b,seccomp=log,landlock=off,debug").unwrap();
         assert_eq!(all.user, Some(User { user: 7, group: 8 }));

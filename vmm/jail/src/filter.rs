@@ -451,8 +451,8 @@ mod test {
     ];
 
     #[test]
-    fn what_is_not_on_the_list_ends_the_process_with_a_sentence() {
-        let test = "what_is_not_on_the_list_ends_the_process_with_a_sentence";
+    fn a_forbidden_system_call_ends_the_process_with_a_message() {
+        let test = "a_forbidden_system_call_ends_the_process_with_a_message";
         if let Ok(action) = std::env::var(ACTION) {
             let action = FORBIDDEN.iter().find(|it| it.0 == action).unwrap().2;
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -474,8 +474,8 @@ mod test {
     }
 
     #[test]
-    fn no_ring_is_made_or_changed_and_a_socket_reaches_its_peer_alone() {
-        let test = "no_ring_is_made_or_changed_and_a_socket_reaches_its_peer_alone";
+    fn rings_cannot_be_created_and_sockets_reach_only_their_peer() {
+        let test = "rings_cannot_be_created_and_sockets_reach_only_their_peer";
         if std::env::var_os(ACTION).is_none() {
             let ended = child(test, "rings");
             assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
@@ -515,8 +515,8 @@ mod test {
     }
 
     #[test]
-    fn threads_and_memory_are_there_with_the_smallest_list() {
-        let test = "threads_and_memory_are_there_with_the_smallest_list";
+    fn threads_and_memory_work_with_the_smallest_list() {
+        let test = "threads_and_memory_work_with_the_smallest_list";
         if std::env::var_os(ACTION).is_none() {
             let ended = child(test, "threads");
             assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));

@@ -97,7 +97,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_line_holds_numbers_and_ends_where_it_is_full() {
+    fn a_line_holds_numbers_and_is_truncated_when_full() {
         for number in [0, 7, 435, u32::MAX] {
             let mut line = LineBuffer::default();
             line.add_number(number);

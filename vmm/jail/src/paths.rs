@@ -149,7 +149,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn whatever_files_may_be_opened_nobody_connects_by_tcp() {
+    fn tcp_connections_are_refused_for_any_allowed_paths() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
         TcpStream::connect(to).unwrap();
@@ -161,14 +161,14 @@ mod test {
         match thread::spawn(body).join().unwrap() {
             Some(kind) => assert_eq!(kind, std::io::ErrorKind::PermissionDenied),
             None => skip::not_run(
-                "whatever_files_may_be_opened_nobody_connects_by_tcp",
+                "tcp_connections_are_refused_for_any_allowed_paths",
                 "this kernel has no Landlock, or one that knows no network (before 6.7)",
             ),
         }
     }
 
     #[test]
-    fn a_file_brings_its_folder_and_a_device_only_itself() {
+    fn a_file_grants_its_folder_and_a_device_only_itself() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("disk");
         fs::write(&file, "").unwrap();

@@ -124,7 +124,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn root_that_lost_its_capabilities_is_told_which() {
+    fn advice_names_the_capabilities_that_root_lacks() {
         let user = User { user: 10001, group: 10001 };
         let (root, other) = (cannot_change(user, 0), cannot_change(user, 1000));
         assert!(root.contains("--cap-add SETUID,SETGID") && !root.contains("as root"), "{root}");

@@ -161,7 +161,7 @@ mod test {
     }
 
     #[test]
-    fn who_watches_serves_and_writes_its_own_and_nothing_else() {
+    fn a_watcher_may_serve_and_write_only_its_own_files() {
         let [own, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         fs::write(other.path().join("read"), "x").unwrap();
         let [mine, theirs] = [&own, &other].map(|folder| folder.path().to_owned());

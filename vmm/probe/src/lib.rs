@@ -47,7 +47,7 @@ mod test {
     }
 
     #[test]
-    fn image_tells_its_pvh_entry_within_what_is_loaded() {
+    fn image_has_its_pvh_entry_in_a_loaded_segment() {
         let note = segments().into_iter().find(|segment| segment[0] == 4).expect("a note");
         let at = usize::try_from(note[1]).expect("a file offset");
         assert_eq!([field(at, 4), field(at + 4, 4), field(at + 8, 4)], [4, 4, 18]);
@@ -57,7 +57,7 @@ mod test {
     }
 
     #[test]
-    fn equal_seeds_give_equal_numbers_and_others_do_not() {
+    fn equal_seeds_give_equal_numbers() {
         let numbers = |seed| {
             let mut random = Random::new(seed);
             [(); 64].map(|()| random.next())
@@ -68,7 +68,7 @@ mod test {
     }
 
     #[test]
-    fn numbers_below_a_limit_reach_each_and_no_more() {
+    fn numbers_below_a_limit_cover_the_range() {
         let mut random = Random::new(1);
         let mut seen = [0u32; 10];
         for _ in 0..1000 {
@@ -78,7 +78,7 @@ mod test {
     }
 
     #[test]
-    fn report_is_lines_for_people_and_json_for_programs() {
+    fn report_has_text_lines_and_json() {
         let (mut report, mut lines, mut json) = (Report::new(), String::new(), String::new());
         let strange = "a \"b\" \\ \u{1}";
         report.add(Finding::info("cpu").text("brand", strange).number("n", 7), &mut lines);
@@ -93,7 +93,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_found_can_be_looked_up() {
+    fn findings_can_be_looked_up() {
         let (mut report, mut lines) = (Report::new(), String::new());
         let finding = Finding::check("disk", true).text("kind", "nvme").number("requests", 7);
         report.add(finding.flag("quick", true).hex("base", 0x1f), &mut lines);
@@ -111,7 +111,7 @@ mod test {
     }
 
     #[test]
-    fn a_finding_passes_only_if_all_of_it_is_right() {
+    fn a_finding_passes_only_if_all_its_checks_pass() {
         let line = |finding: Finding| {
             let mut line = String::new();
             finding.line(&mut line).expect("a string takes all");

@@ -141,7 +141,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn keys_are_read_by_name_letter_and_code_and_written_as_they_are_read() {
+    fn keys_are_read_by_name_letter_and_code_and_print_back() {
         let read = |text: &str| text.parse::<Combination>().map(|it| (it.to_string(), it.0));
         let codes = |text: &str| {
             let (written, keys) = read(text).unwrap();

@@ -10,7 +10,7 @@ const ROUNDS: u64 = 60_000;
 const KINDS: [u8; 13] = [0, 2, 3, 4, 5, 6, 150, 248, 250, 251, 255, 77, 6];
 
 #[test]
-fn whatever_comes_is_a_message_when_it_is_whole_and_not_before() {
+fn a_message_is_parsed_only_when_complete() {
     let mut messages = 0;
     for seed in 0..ROUNDS {
         let mut noise = Noise::new(seed);

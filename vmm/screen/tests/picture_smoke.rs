@@ -9,7 +9,7 @@ use screen::rfb;
 const ROUNDS: u64 = 400;
 
 #[test]
-fn whatever_a_guest_draws_arrives_in_each_encoding_and_format() {
+fn any_picture_arrives_in_each_encoding_and_format() {
     let mut pictures = 0;
     for seed in 0..ROUNDS {
         pictures += hostile_picture::run(Noise::new(seed).take(600));

@@ -26,7 +26,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_disk_has_one_uuid_and_another_disk_another() {
+    fn each_disk_has_its_own_stable_uuid() {
         let folder = tempfile::tempdir().unwrap();
         let disk = folder.path().join("disk");
         std::fs::write(&disk, "").unwrap();

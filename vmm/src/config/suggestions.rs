@@ -36,7 +36,7 @@ mod test {
     use crate::config::Config;
 
     #[test]
-    fn an_option_that_there_is_not_leads_to_the_nearest() {
+    fn an_unknown_option_suggests_the_nearest() {
         for (said, meant) in [
             ("mem", "memory"),
             ("ram", "memory"),

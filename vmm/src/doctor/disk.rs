@@ -101,7 +101,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_file_to_measure_with_has_no_name_and_can_be_opened() {
+    fn a_measurement_file_has_no_name_and_can_be_opened() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, path) = nameless(folder.path()).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -113,7 +113,7 @@ mod test {
     }
 
     #[test]
-    fn a_name_that_the_command_line_would_cut_is_refused() {
+    fn a_path_with_a_comma_is_refused() {
         let error = device(Path::new("/a,b"), "").unwrap_err().to_string();
         assert!(error.contains("comma"), "{error}");
         assert_eq!(device(Path::new("/a"), ",x=1").unwrap(), "virtio-blk,path=/a,x=1");

@@ -105,7 +105,7 @@ tap0\t0008090A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
     }
 
     #[test]
-    fn what_is_no_tap_is_refused_by_its_name() {
+    fn an_interface_that_is_not_a_tap_is_refused_with_its_name() {
         let error = |name| measure(name).unwrap_err().to_string();
         assert!(error("a/b").contains("not an interface name"));
         assert!(error("tap:transom-gone").contains("ip tuntap add transom-gone"));

@@ -236,7 +236,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_part_is_told_in_what_people_count_in() {
+    fn results_are_shown_in_readable_units() {
         let finding = json!({
             "name": "disk", "verdict": "pass", "mode": "verify", "block": 4096, "depth": 32,
             "requests": 2048, "microseconds": 500_000, "median_ns": 80_123, "p99_ns": 95_000,
@@ -251,7 +251,7 @@ mod test {
     }
 
     #[test]
-    fn frames_that_were_only_sent_have_no_latency() {
+    fn frames_that_were_only_sent_show_no_latency() {
         let finding = json!({
             "name": "net", "verdict": "pass", "mode": "send", "size": 1514, "depth": 256,
             "sent": 1000, "received": 0, "microseconds": 1000, "median_ns": 0, "p99_ns": 0,
@@ -262,7 +262,7 @@ mod test {
     }
 
     #[test]
-    fn a_machine_that_ends_early_has_its_own_words() {
+    fn an_early_exit_is_reported_with_its_last_error() {
         assert_eq!(last_error(" INFO disk\nvmm: nobody: no disk\n"), "nobody: no disk");
         assert!(last_error("").contains("ended early"));
     }

@@ -129,7 +129,7 @@ mod test {
     use devices::pci::Address;
 
     #[test]
-    fn interrupt_pins_are_wired_as_acpi_tells() {
+    fn interrupt_pins_match_the_acpi_routing() {
         for device in 0..32 {
             for pin in 0..4 {
                 let wired = Address::new(device, 0).gsi(pin);

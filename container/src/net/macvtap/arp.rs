@@ -98,7 +98,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn only_an_address_of_the_guests_own_is_taken() {
+    fn only_the_guests_own_address_is_learned() {
         let mac = Mac([2, 0, 0, 0, 0, 9]);
         let packet = |address: [u8; 4]| {
             let from = [&KIND[..], &[0, 1], &mac.0, &address].concat();

@@ -101,7 +101,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_number_has_two_halves() {
+    fn a_device_number_has_major_and_minor() {
         assert_eq!(read("246:1\n"), Some(makedev(246, 1)));
         for text in ["", "246", "246:", ":1", "246:-1", "4294967296:1"] {
             assert_eq!(read(text), None, "{text}");
@@ -109,7 +109,7 @@ mod test {
     }
 
     #[test]
-    fn a_device_is_known_by_its_number() {
+    fn a_device_is_identified_by_its_number() {
         let null = makedev(1, 3);
         assert!(is_device(Path::new("/dev/null"), null));
         assert!(!is_device(Path::new("/dev/zero"), null));

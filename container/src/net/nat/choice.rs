@@ -209,7 +209,7 @@ mod test {
     }
 
     #[test]
-    fn the_network_is_the_one_of_the_reference() {
+    fn the_subnet_matches_the_reference_image() {
         let choose = |wanted: Option<&str>, pod: &str, used: &[(&str, u8)]| {
             let used: Vec<_> =
                 used.iter().map(|(at, mask)| Block::new(address(at), *mask)).collect();
@@ -233,7 +233,7 @@ mod test {
     }
 
     #[test]
-    fn cards_have_the_addresses_that_the_reference_gave_them() {
+    fn mac_addresses_match_the_reference_image() {
         // `echo windows | md5sum`, and the same of the upper-case address.
         let guest = derived_mac("windows");
         assert_eq!(guest.show(), "02:B4:75:56:AA:E8");
@@ -241,7 +241,7 @@ mod test {
     }
 
     #[test]
-    fn the_card_is_kept_on_the_volume() {
+    fn the_mac_address_is_stored_on_the_volume() {
         let folder = tempfile::tempdir().unwrap();
         let mut settings = Settings::defaults();
         settings.storage.folder = folder.path().to_owned();
@@ -260,7 +260,7 @@ mod test {
     }
 
     #[test]
-    fn what_the_pod_serves_stays_with_it() {
+    fn ports_that_the_pod_serves_are_not_forwarded() {
         let mut settings = Settings::defaults();
         let kept = KeptPorts::of(&settings);
         assert_eq!(kept.tcp, [8006].into(), "without VNC its port is the guest's");
@@ -278,7 +278,7 @@ mod test {
     }
 
     #[test]
-    fn ports_that_are_not_led_to_the_guest_are_told() {
+    fn ports_that_are_not_forwarded_are_reported() {
         let mut settings = Settings::defaults();
         settings.screen.display.value = Display::Vnc;
         let mut notes = |ports| {

@@ -176,7 +176,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_card_has_a_network_of_its_own_and_the_same_each_time() {
+    fn each_card_has_its_own_stable_ipv6_prefix() {
         let [one, other] = [1, 2].map(|last| Prefix::of(Mac([2, 0, 0, 0, 0, last])));
         assert_ne!(one, other);
         assert_eq!(one, Prefix::of(Mac([2, 0, 0, 0, 0, 1])));

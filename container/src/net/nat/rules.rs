@@ -257,7 +257,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn who_takes_the_table_away_is_waited_for_however_that_comes() {
+    fn waits_for_the_removal_of_the_table() {
         for end in [|table: Table| drop(table), |table: Table| table.remove().unwrap()] {
             // Like `nft`, it ends with its input.
             let mut program = Command::new("cat");

@@ -48,7 +48,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn is_what_the_rfc_works_out() {
+    fn matches_the_example_of_the_rfc() {
         let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
         assert_eq!(finish(sum(&bytes)), (!0xddf2_u16).to_be_bytes());
         assert_eq!(finish(sum(&[])), [0xff, 0xff]);
@@ -56,7 +56,7 @@ mod test {
     }
 
     #[test]
-    fn a_message_with_its_checksum_in_it_sums_up_to_nothing() {
+    fn a_message_with_its_checksum_sums_to_zero() {
         for length in 2..100 {
             let mut bytes: Vec<u8> = (0..length).map(|it: u8| it.wrapping_mul(37)).collect();
             bytes[..2].fill(0);

@@ -241,7 +241,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn all_together_never_need_more_than_the_documents_say() {
+    fn memory_limits_match_the_documentation() {
         let limits = Limits::of(usize::MAX);
         assert_eq!(limits.sum(), 4512);
         let Limits { connections, incoming, names, questions, .. } = limits;
@@ -255,7 +255,7 @@ mod test {
     }
 
     #[test]
-    fn a_host_of_ipv6_is_known_by_its_network() {
+    fn an_ipv6_host_is_identified_by_its_network() {
         let v6 = |text: &str| host(text.parse().unwrap());
         assert_eq!(v6("2001:db8:0:7::1"), v6("2001:db8:0:7:ffff::2"));
         assert_ne!(v6("2001:db8:0:7::1"), v6("2001:db8:0:8::1"));

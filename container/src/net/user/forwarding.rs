@@ -117,7 +117,7 @@ mod test {
     use crate::settings::words::Ports;
 
     #[test]
-    fn the_desktop_and_what_the_user_names_are_the_guests_but_not_what_the_pod_keeps() {
+    fn forwards_remote_desktop_and_user_ports_except_reserved() {
         let mut settings = Settings::defaults();
         settings.screen.vnc_port = Some(Within(5900));
         let rdp = vec![(3389, Protocol::Tcp), (3389, Protocol::Udp)];
@@ -132,7 +132,7 @@ mod test {
     }
 
     #[test]
-    fn a_port_that_is_in_use_is_left_out() {
+    fn a_port_in_use_is_skipped() {
         let taken = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let port = taken.local_addr().unwrap().port();
         let listeners = Listeners::open(&[(port, Protocol::Tcp), (port, Protocol::Udp)]);

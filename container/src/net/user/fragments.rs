@@ -112,7 +112,7 @@ mod test {
     }
 
     #[test]
-    fn parts_in_any_order_become_a_packet() {
+    fn fragments_are_reassembled_in_any_order() {
         let (mut fragments, now) = (Fragments::default(), Instant::now());
         let all: Vec<u8> = (0..40).collect();
         assert_eq!(fragments.take(&packet(&all[32..]), part(1, 32, false), now), None);
@@ -125,7 +125,7 @@ mod test {
     }
 
     #[test]
-    fn parts_that_make_no_sense_are_lost_and_no_memory_grows() {
+    fn invalid_fragments_are_dropped_and_memory_is_bounded() {
         let (mut fragments, now) = (Fragments::default(), Instant::now());
         let bytes = [7; 64];
         for bad in [part(1, 65528, true), part(1, 65480, false)] {

@@ -154,7 +154,7 @@ mod test {
     }
 
     #[test]
-    fn a_gateway_that_is_nowhere_near_is_another_address() {
+    fn an_unreachable_gateway_is_replaced() {
         // Calico's pods have no network of their own.
         let far = lan(pod([10, 244, 1, 5], [169, 254, 1, 1]), |_| ()).unwrap();
         assert_eq!(far.gateway, Ipv4Addr::new(10, 244, 1, 1));
@@ -163,7 +163,7 @@ mod test {
     }
 
     #[test]
-    fn a_pod_at_the_edge_of_a_small_network_is_in_a_larger_one() {
+    fn an_edge_address_gets_a_larger_network() {
         for (own, prefix, gateway) in [
             ([10, 0, 3, 0], 23, [10, 0, 2, 1]),
             ([10, 0, 3, 255], 21, [10, 0, 0, 1]),
@@ -185,7 +185,7 @@ mod test {
     }
 
     #[test]
-    fn what_the_user_says_counts() {
+    fn configured_addresses_win() {
         let chosen = lan(pod([172, 17, 0, 2], [172, 17, 0, 1]), |network| {
             network.address = Some(Ipv4Addr::new(192, 168, 77, 9));
             network.mask.0 = 16;
@@ -202,13 +202,13 @@ mod test {
     }
 
     #[test]
-    fn a_pod_without_a_way_outside_has_a_guest_all_the_same() {
+    fn a_pod_without_a_network_has_an_isolated_lan() {
         let lan = lan(PodAddresses::default(), |_| ()).unwrap();
         assert_eq!((lan.guest, lan.gateway), ISOLATED);
     }
 
     #[test]
-    fn the_default_route_is_found_among_others() {
+    fn finds_the_default_route() {
         let head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\n";
         let route = |to: [u8; 4], by: [u8; 4], mask: [u8; 4]| {
             let [to, by, mask] = [to, by, mask].map(u32::from_ne_bytes);
@@ -221,7 +221,7 @@ mod test {
     }
 
     #[test]
-    fn ipv6_is_there_where_the_pod_has_it_and_packets_are_long_enough() {
+    fn ipv6_needs_a_pod_address_and_a_sufficient_mtu() {
         let there = PodAddresses {
             v6: Some("2001:db8:1:2:3:4:5:6".parse().unwrap()),
             ..PodAddresses::default()

@@ -148,7 +148,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn whole_frames_are_taken_and_the_rest_waits() {
+    fn complete_frames_are_taken_and_the_rest_is_kept() {
         let mut frames = Vec::new();
         let input = [&[0, 0, 0, 14][..], &[1; 14], &[0, 0, 0, 20], &[2; 20], &[0, 0]].concat();
         let used = split(&input, &mut |frame| frames.push(frame.to_vec())).unwrap();
@@ -157,7 +157,7 @@ mod test {
     }
 
     #[test]
-    fn a_burst_leaves_turns_to_others() {
+    fn a_burst_is_limited() {
         let input = [&[0, 0, 0, 14][..], &[1; 14]].concat().repeat(MAX_BURST + 1);
         let mut count = 0;
         assert_eq!(split(&input, &mut |_| count += 1).unwrap(), 18 * MAX_BURST);
@@ -165,14 +165,14 @@ mod test {
     }
 
     #[test]
-    fn a_length_that_no_frame_has_ends_the_connection() {
+    fn an_invalid_frame_length_ends_the_connection() {
         for bad in [0, 13, 65554, u32::MAX] {
             assert!(split(&u32::to_be_bytes(bad), &mut |_| ()).is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn a_peer_that_does_not_read_has_frames_lost_and_no_memory_grown() {
+    fn a_stalled_peer_loses_frames_and_memory_is_bounded() {
         let link = Link::default();
         assert!(link.send(|_| panic!("there is no guest")));
         link.connect(true);

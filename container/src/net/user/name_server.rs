@@ -184,7 +184,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn questions_one_after_the_other_are_answered_and_an_end_is_an_end() {
+    async fn consecutive_queries_are_answered_until_the_connection_ends() {
         let (names, relay) = (NameServer::default(), relay());
         let asked = async {
             for _ in 0..3 {
@@ -200,7 +200,7 @@ mod test {
     }
 
     #[test]
-    fn a_question_that_is_too_long_is_not_kept() {
+    fn an_oversized_query_is_not_buffered() {
         let names = NameServer::default();
         assert_eq!(names.try_write(&[0xff; 70_000]).unwrap(), 2);
         assert!(names.try_write(&[0xff; 70_000]).is_err());

@@ -81,7 +81,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn at_least_half_of_the_descriptors_are_left_for_the_pod() {
+    fn half_of_the_descriptors_are_reserved_for_the_pod() {
         for files in [64, 256, 1000, 1024, 4096, 1 << 20, usize::MAX] {
             let limits = Limits::of(files);
             assert!(limits.sum() <= files / 2, "{files}: {limits:?}");
@@ -91,7 +91,7 @@ mod test {
     }
 
     #[test]
-    fn places_are_scarce_before_there_are_none() {
+    fn slots_become_scarce_before_they_run_out() {
         let slots = Slots::new(2);
         let first = slots.take();
         assert!(first.is_some() && !slots.are_scarce());

@@ -27,7 +27,7 @@ fn refusal(words: &[(&str, &str)], host: &Host) -> (Status, String) {
 }
 
 #[test]
-fn nothing_said_is_the_reference_machine() {
+fn empty_settings_give_the_reference_machine() {
     let (sizes, notes) = settled(&[], &host()).unwrap();
     let more = [Some(64 * GIB), Some(64 * GIB), Some(64 * GIB), None, None];
     assert_eq!(sizes, Sizes { processors: 2, memory: 4 * GIB, disk: 64 * GIB, more });
@@ -35,7 +35,7 @@ fn nothing_said_is_the_reference_machine() {
 }
 
 #[test]
-fn shares_are_of_what_the_host_has() {
+fn shares_are_relative_to_the_host() {
     let half = [("CPU_CORES", "half"), ("RAM_SIZE", "Half"), ("DISK_SIZE", "HALF")];
     let more = [Some(50 * GIB), Some(50 * GIB), Some(50 * GIB), None, None];
     let wanted = Sizes { processors: 4, memory: 8 * GIB, disk: 50 * GIB, more };
@@ -59,7 +59,7 @@ fn shares_are_of_what_the_host_has() {
 }
 
 #[test]
-fn the_largest_memory_leaves_less_where_there_is_little() {
+fn max_memory_reserves_less_on_small_hosts() {
     let all = |memory| all_of(&Host { free: memory, memory, ..host() });
     assert_eq!(all(16 * GIB), 16 * GIB - 1536 * MIB);
     assert_eq!(all(4 * GIB), 4 * GIB - 512 * MIB);
@@ -68,7 +68,7 @@ fn the_largest_memory_leaves_less_where_there_is_little() {
 }
 
 #[test]
-fn bare_numbers_have_the_unit_that_people_mean() {
+fn bare_numbers_have_the_usual_unit() {
     for (text, bytes) in [
         ("8", 8 * GIB),
         ("129", 14848 * MIB),
@@ -84,7 +84,7 @@ fn bare_numbers_have_the_unit_that_people_mean() {
 }
 
 #[test]
-fn memory_that_is_not_free_is_not_taken() {
+fn memory_is_reduced_to_what_is_free() {
     let (less, notes) = settled(&[("RAM_SIZE", "32G")], &host()).unwrap();
     assert_eq!(less.memory, 16 * GIB - 1536 * MIB);
     assert!(notes[0].contains("RAM_SIZE=32G: only 16G are free"), "{notes:?}");
@@ -99,7 +99,7 @@ fn memory_that_is_not_free_is_not_taken() {
 }
 
 #[test]
-fn a_limit_of_the_pod_spares_nothing_for_the_host() {
+fn a_pod_with_a_limit_reserves_nothing_for_the_host() {
     let of = |words: &[(&str, &str)], memory: u64| settled(words, &Host { memory, ..host() });
     let (sizes, notes) = of(&[("RAM_SIZE", "4G")], 5 * GIB - 200 * MIB).unwrap();
     assert_eq!((sizes.memory, notes), (4 * GIB, Vec::new()));
@@ -114,7 +114,7 @@ fn a_limit_of_the_pod_spares_nothing_for_the_host() {
 }
 
 #[test]
-fn too_little_is_an_error_that_says_how_much() {
+fn too_little_memory_is_an_error_with_the_minimum() {
     let (status, sentence) = refusal(&[("RAM_SIZE", "1G")], &host());
     assert_eq!(status, Status::Memory);
     assert!(sentence.contains("Windows 11 Pro needs at least 2G"), "{sentence}");
@@ -135,7 +135,7 @@ fn too_little_is_an_error_that_says_how_much() {
 }
 
 #[test]
-fn processors_are_at_most_those_of_the_pod() {
+fn processors_are_limited_to_those_of_the_pod() {
     let (all, notes) = settled(&[("CPU_CORES", "64")], &host()).unwrap();
     assert_eq!((all.processors, notes.len()), (8, 1));
     let limited = Host { quota: Some(3), ..host() };
@@ -185,7 +185,7 @@ fn ports_and_networks_do_not_collide() {
 }
 
 #[test]
-fn what_is_too_small_is_told_together() {
+fn all_sizes_that_are_too_small_are_reported_together() {
     let words = [("RAM_SIZE", "1G"), ("DISK_SIZE", "1G"), ("DOMAIN_OU", "OU=x")];
     let error = settled(&words, &host()).unwrap_err();
     let sentences = status::sentences(&error);
@@ -195,7 +195,7 @@ fn what_is_too_small_is_told_together() {
 }
 
 #[test]
-fn the_probe_needs_little() {
+fn the_probe_has_low_minimum_sizes() {
     let small = Host { memory: GIB, free_space: None, ..host() };
     let probe = [("VERSION", "probe"), ("RAM_SIZE", "64M"), ("DISK_SIZE", "max")];
     let sizes = sizes(&probe, &small);

@@ -105,7 +105,7 @@ mod test {
     }
 
     #[test]
-    fn what_has_a_meaning_is_taken() {
+    fn supported_arguments_are_translated() {
         let arguments = read(
             "-drive file=/a,,b.qcow2,format=qcow2,id=x,if=none -device virtio-blk-pci,drive=x \
              -cdrom /c.iso --rtc base=utc -smbios type=1,serial='A B' -device virtio-rng-pci \
@@ -122,7 +122,7 @@ mod test {
     }
 
     #[test]
-    fn a_drive_that_no_device_has_is_named() {
+    fn a_drive_without_a_device_is_reported() {
         let arguments = read("-drive file=/a.img,id=x,if=none");
         assert_eq!(arguments.drives, []);
         assert!(arguments.notes()[0].contains("/a.img"));
@@ -130,7 +130,7 @@ mod test {
     }
 
     #[test]
-    fn doors_into_the_machine_are_refused() {
+    fn remote_control_interfaces_are_refused() {
         for text in [
             "-qmp tcp:0.0.0.0:7149,server,wait=off",
             "--qmp unix:/x,server",
@@ -148,7 +148,7 @@ mod test {
     }
 
     #[test]
-    fn every_other_option_is_named_but_not_its_value() {
+    fn unknown_options_are_reported_without_their_values() {
         let arguments = read("-zzz secret -device qxl,x=secret -object secret,data=hush word");
         let notes = arguments.notes().join("\n");
         for said in ["-zzz", "-device qxl", "-object secret", "word"] {
@@ -158,7 +158,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_makes_no_sense() {
+    fn refuses_invalid_arguments() {
         for bad in [
             "-drive id=x",
             "-drive file=relative",

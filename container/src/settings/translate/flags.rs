@@ -57,7 +57,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn every_flag_is_known_or_named_in_a_sentence() {
+    fn every_flag_is_supported_or_noted() {
         let flags = Flags::read("-hypervisor,kvm=off,+invtsc,hv_relaxed,-hv-evmcs,+zzz").unwrap();
         assert_eq!(flags.show(), "-hypervisor,-kvm,+invtsc,+hv-relaxed,-hv-evmcs,+zzz");
         let notes = flags.notes.join("\n");

@@ -101,7 +101,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn takes_options_apart() {
+    fn parses_a_list_of_options() {
         let options = Options::read("usb-host,vendorid=0x1,,2,switch,a=b=c,a=d,,,x=off");
         assert_eq!(options.first, "usb-host");
         assert_eq!(options.get("vendorid"), Some("0x1,2"));
@@ -113,7 +113,7 @@ mod test {
     }
 
     #[test]
-    fn splits_as_a_shell_does() {
+    fn splits_a_command_line_like_a_shell() {
         let line = r#"-device  usb-host -name "a b"'c d' x\ y "q\"\n" '' tail"#;
         let words = ["-device", "usb-host", "-name", "a bc d", "x y", "q\"\\n", "", "tail"];
         assert_eq!(split(line).unwrap(), words);
@@ -123,7 +123,7 @@ mod test {
     }
 
     #[test]
-    fn says_no_value_of_what_it_does_not_take() {
+    fn notes_an_unsupported_option_without_its_value() {
         let notes = Options::read("secret,id=a,data=hush").without_meaning();
         assert_eq!(notes, ["its option data has no effect"]);
     }

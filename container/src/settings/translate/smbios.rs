@@ -98,7 +98,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn takes_a_number_or_qemus_words() {
+    fn accepts_a_serial_number_or_qemu_options() {
         assert_eq!(Smbios::read("ABC 123").unwrap().serial.unwrap(), "ABC 123");
         let words = "-smbios type=1,manufacturer=Me,,Inc,serial=7,family=x";
         let smbios = Smbios::read(words).unwrap();

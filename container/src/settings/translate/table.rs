@@ -295,7 +295,7 @@ mod test {
     }
 
     #[test]
-    fn every_row_is_one_that_its_place_takes() {
+    fn every_row_names_options_that_its_scope_accepts() {
         for row in TABLE {
             assert!(!row.words.is_empty());
             match row.translation {
@@ -311,7 +311,7 @@ mod test {
     }
 
     #[test]
-    fn no_word_stands_below_another_that_takes_it() {
+    fn no_row_is_shadowed_by_an_earlier_one() {
         for row in TABLE {
             for word in row.words.iter().filter(|word| !word.ends_with('*')) {
                 let first = TABLE.iter().find(|other| {
@@ -327,7 +327,7 @@ mod test {
     }
 
     #[test]
-    fn small_and_large_options_differ() {
+    fn option_names_are_case_sensitive() {
         assert!(matches!(find(Scope::Option, "-m"), Some(Ignored("set RAM_SIZE"))));
         assert!(matches!(find(Scope::Option, "-M"), Some(Ignored(why)) if why.contains("Q35")));
     }

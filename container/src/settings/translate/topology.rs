@@ -93,7 +93,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_is_not_said_are_cores() {
+    fn missing_numbers_default_to_cores() {
         for (text, shown) in [
             ("4", "4,sockets=1,cores=4,threads=1"),
             ("8,sockets=1,dies=1,cores=4,threads=2", "8,sockets=1,cores=4,threads=2"),
@@ -107,7 +107,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_does_not_add_up() {
+    fn refuses_inconsistent_topologies() {
         for bad in [
             "0",
             "4,cores=3",

@@ -371,7 +371,7 @@ mod test {
     }
 
     #[test]
-    fn says_what_is_wrong_with_a_file_and_what_to_do() {
+    fn explains_file_errors_and_their_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let said = refusal(&Config::new(folder.path().join("none")));
         assert!(said.contains("does not exist: `truncate -s 64G "), "{said}");
@@ -392,7 +392,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_foreign_images_with_the_way_out() {
+    fn refuses_foreign_image_formats_with_advice() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         for (head, kind) in [
@@ -413,7 +413,7 @@ mod test {
     }
 
     #[test]
-    fn a_raw_disk_does_not_become_qcow2_by_what_its_guest_writes() {
+    fn guest_writes_do_not_turn_a_raw_disk_into_qcow2() {
         let folder = tempfile::tempdir().unwrap();
         let config = written(folder.path(), "disk.img", b"QFI\xfb\0\0\0\x03");
         let said = refusal(&config);
@@ -428,7 +428,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_is_written_by_one_or_read_by_many() {
+    fn a_disk_has_one_writer_or_many_readers() {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::new(sparse(&folder, "disk", 1 << 20));
         let reader = Config { readonly: true, ..config.clone() };
@@ -450,7 +450,7 @@ mod test {
     }
 
     #[test]
-    fn says_which_rights_are_missing() {
+    fn reports_missing_permissions() {
         let folder = tempfile::tempdir().unwrap();
         let path = sparse(&folder, "disk", 4096);
         fs::set_permissions(&path, Permissions::from_mode(0o400)).unwrap();
@@ -469,7 +469,7 @@ mod test {
     }
 
     #[test]
-    fn geometry_is_what_was_asked_for() {
+    fn geometry_matches_the_configuration() {
         let folder = tempfile::tempdir().unwrap();
         let path = sparse(&folder, "disk", 1 << 20);
         let geometry = open(&Config::new(&path), None).unwrap().geometry();
@@ -484,7 +484,7 @@ mod test {
     }
 
     #[test]
-    fn is_read_alone_and_among_the_keys_of_a_controller() {
+    fn parses_standalone_and_flattened_into_a_controller() {
         #[derive(Debug, Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Controller {

@@ -155,7 +155,7 @@ mod test {
     }
 
     #[test]
-    fn a_growth_is_told_and_nothing_else_is() {
+    fn only_growth_is_reported() {
         let (drive, notified) = (drive("nvme", "x"), Arc::new(AtomicU32::new(0)));
         let count = notified.clone();
         drive.grow(Some(8192)).unwrap();
@@ -173,7 +173,7 @@ mod test {
     }
 
     #[test]
-    fn a_disk_is_found_by_name_or_by_serial_number_while_it_is_there() {
+    fn a_disk_is_found_by_name_or_serial_number_until_removed() {
         let disks = Disks::default();
         let said = |name| disks.find(name).err().unwrap().to_string();
         assert!(said("nvme").contains("--disk PATH"));

@@ -199,7 +199,7 @@ mod test {
     }
 
     #[test]
-    fn keeps_to_requests_per_second_after_a_burst() {
+    fn limits_requests_per_second_after_a_burst() {
         call_in_time(Duration::from_secs(1), "80 requests", || {
             // The burst is 20 requests; the others take 5 ms each.
             let took = took(&mut Driver::new(&image(Some(200), None)), 80, 512);
@@ -208,7 +208,7 @@ mod test {
     }
 
     #[test]
-    fn keeps_to_bytes_per_second_even_for_a_request_larger_than_the_bucket() {
+    fn limits_bandwidth_even_for_requests_larger_than_the_bucket() {
         call_in_time(Duration::from_millis(800), "2 MiB", || {
             // The bucket holds 0.4 MiB. The first request leaves a debt, the second waits for it.
             let took = took(&mut Driver::new(&image(None, Some(4 << 20))), 2, 1 << 20);
@@ -229,7 +229,7 @@ mod test {
     }
 
     #[test]
-    fn sleeps_while_it_waits_and_gives_back_what_waits() {
+    fn sleeps_while_throttled_and_returns_pending_requests() {
         // The first request leaves a debt of 16 s.
         let mut driver = Driver::new(&image(None, Some(64 << 10)));
         for _ in 0..3 {
@@ -246,7 +246,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_given_back_is_not_done_when_it_would_be_due() {
+    fn withdrawn_requests_are_not_completed_later() {
         let mut driver = Driver::new(&image(Some(10), None));
         for _ in 0..3 {
             driver.push(Operation::Flush, 0, 0, &[]);

@@ -209,7 +209,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn keeps_what_was_written_and_is_zero_elsewhere() {
+    fn returns_written_data_and_zeros_elsewhere() {
         let image = memory(1 << 20);
         let mut driver = Driver::new(&image);
         driver.write(512, &[7; 1024]).unwrap();
@@ -228,7 +228,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_is_not_its_own() {
+    fn refuses_accesses_outside_the_disk_and_invalid_requests() {
         let image = memory(1 << 20);
         let mut driver = Driver::new(&image);
         for (operation, (offset, length), pieces) in [

@@ -454,7 +454,7 @@ mod test {
     }
 
     #[test]
-    fn a_file_that_is_cut_off_reads_as_zeros_behind_its_end() {
+    fn a_truncated_file_reads_as_zeros_beyond_its_end() {
         let folder = tempfile::tempdir().unwrap();
         for direct in [Direct::Auto, Direct::Off] {
             let path = sparse(&folder, "disk", 64 << 10);
@@ -473,7 +473,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_writes_to_what_is_only_read() {
+    fn refuses_writes_to_a_read_only_disk() {
         let folder = tempfile::tempdir().unwrap();
         let config = Config { readonly: true, ..Config::new(sparse(&folder, "disk", 4096)) };
         for image in both(&config) {
@@ -489,7 +489,7 @@ mod test {
     }
 
     #[test]
-    fn gives_room_back_for_discards_and_zeroes_but_not_when_told_to_keep_it() {
+    fn discards_and_zeroes_free_space_unless_disabled() {
         let folder = tempfile::tempdir().unwrap();
         let path = sparse(&folder, "disk", 4 << 20);
         for discard in [true, false] {
@@ -511,7 +511,7 @@ mod test {
     }
 
     #[test]
-    fn grows_with_the_file_or_makes_it_grow() {
+    fn grows_with_the_file_or_extends_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = sparse(&folder, "disk", 1 << 20);
         let image = open(&Config::new(&path), None).unwrap();
@@ -530,7 +530,7 @@ mod test {
     }
 
     #[test]
-    fn says_what_to_do_where_it_may_not_write() {
+    fn write_errors_have_advice() {
         let said = |errno: Errno, read_only| {
             explain(errno.into(), Path::new("a.img"), read_only).to_string()
         };
@@ -546,7 +546,7 @@ mod test {
     }
 
     #[test]
-    fn no_flush_succeeds_after_one_that_failed() {
+    fn no_flush_succeeds_after_a_failed_one() {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::new(sparse(&folder, "disk", 4096));
         let raw = Raw::new(open_locked(&config.path, false).unwrap(), &config).unwrap();
@@ -558,7 +558,7 @@ mod test {
     }
 
     #[test]
-    fn a_flush_waits_for_room_only_where_the_host_keeps_what_has_none() {
+    fn a_flush_without_space_waits_only_if_the_host_keeps_the_data() {
         let folder = tempfile::tempdir().unwrap();
         for errno in [Errno::NOSPC, Errno::DQUOT] {
             for direct in [Direct::Auto, Direct::Off] {

@@ -195,7 +195,7 @@ fn against_model(open: impl Fn() -> Arc<dyn Image>, start: &[u8], rounds: u64) {
 }
 
 #[test]
-fn raw_is_as_the_model() {
+fn raw_matches_the_model() {
     let folder = tempfile::tempdir().unwrap();
     for direct in [Direct::Auto, Direct::Off] {
         let path = sparse(&folder, "disk", SIZE as u64);
@@ -205,7 +205,7 @@ fn raw_is_as_the_model() {
 }
 
 #[test]
-fn raw_by_threads_is_as_the_model() {
+fn raw_by_threads_matches_the_model() {
     let folder = tempfile::tempdir().unwrap();
     for direct in [Direct::Auto, Direct::Off] {
         let path = sparse(&folder, "disk", SIZE as u64);
@@ -216,7 +216,7 @@ fn raw_by_threads_is_as_the_model() {
 }
 
 #[test]
-fn an_overlay_is_as_the_model_and_leaves_the_file_alone() {
+fn an_overlay_matches_the_model_and_does_not_change_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     let before: Vec<u8> = (0..SIZE).map(|at| u8::try_from(at % 251).unwrap()).collect();
@@ -229,7 +229,7 @@ fn an_overlay_is_as_the_model_and_leaves_the_file_alone() {
 }
 
 #[test]
-fn limits_and_patience_change_nothing_but_time() {
+fn limits_and_waits_change_only_the_timing() {
     let folder = tempfile::tempdir().unwrap();
     let path = sparse(&folder, "disk", SIZE as u64);
     let bandwidth = Some(Size(1 << 30));
@@ -238,8 +238,8 @@ fn limits_and_patience_change_nothing_but_time() {
 }
 
 #[test]
-fn qcow2_is_as_the_model_and_as_qemu_reads_it() {
-    if !qemu_img("qcow2_is_as_the_model_and_as_qemu_reads_it") {
+fn qcow2_matches_the_model_and_qemu() {
+    if !qemu_img("qcow2_matches_the_model_and_qemu") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -267,8 +267,8 @@ fn same_for_qemu(path: &Path, folder: &TempDir) {
 }
 
 #[test]
-fn qcow2_with_backing_files_is_as_the_model() {
-    if !qemu_img("qcow2_with_backing_files_is_as_the_model") {
+fn qcow2_with_backing_files_matches_the_model() {
+    if !qemu_img("qcow2_with_backing_files_matches_the_model") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -303,8 +303,8 @@ fn qcow2_with_backing_files_is_as_the_model() {
 }
 
 #[test]
-fn block_devices_are_as_the_model() {
-    let test = "block_devices_are_as_the_model";
+fn block_devices_match_the_model() {
+    let test = "block_devices_match_the_model";
     let folder = tempfile::tempdir().unwrap();
     let path = sparse(&folder, "disk", SIZE as u64);
     let found = Command::new("losetup").args(["--find", "--show"]).arg(&path).output();
@@ -438,7 +438,7 @@ fn verify(config: &Config, durable: &[Option<u64>], last: u64) {
 }
 
 #[test]
-fn raw_keeps_what_is_durable_through_kills() {
+fn raw_keeps_durable_data_through_kills() {
     let path = match std::env::var_os(VICTIM) {
         Some(path) => PathBuf::from(path),
         None => sparse(&tempfile::tempdir().unwrap(), "disk", 0),
@@ -448,13 +448,13 @@ fn raw_keeps_what_is_durable_through_kills() {
         std::fs::create_dir_all(&folder).unwrap();
         File::create(&path).unwrap().set_len(SLOTS * SLOT).unwrap();
     }
-    kill_often("raw_keeps_what_is_durable_through_kills", &buffered(path), 10);
+    kill_often("raw_keeps_durable_data_through_kills", &buffered(path), 10);
     std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
-fn qcow2_keeps_what_is_durable_through_kills_and_stays_sound() {
-    let test = "qcow2_keeps_what_is_durable_through_kills_and_stays_sound";
+fn qcow2_keeps_durable_data_through_kills_and_stays_consistent() {
+    let test = "qcow2_keeps_durable_data_through_kills_and_stays_consistent";
     if !qemu_img(test) {
         return;
     }
@@ -469,10 +469,10 @@ fn qcow2_keeps_what_is_durable_through_kills_and_stays_sound() {
 }
 
 #[test]
-fn qcow2_survives_a_loss_of_power_at_any_point() {
+fn qcow2_survives_a_power_loss_at_any_point() {
     use raw::Event;
 
-    let test = "qcow2_survives_a_loss_of_power_at_any_point";
+    let test = "qcow2_survives_a_power_loss_at_any_point";
     if !qemu_img(test) {
         return;
     }

@@ -113,7 +113,7 @@ fn blk(path: &str) -> Blk {
 }
 
 #[test]
-fn fills_the_struct_that_json_fills() {
+fn parses_the_same_structs_as_json() {
     for (text, json) in [
         ("rng", r#"{"kind":"rng"}"#),
         ("rng,limit=4096", r#"{"kind":"rng","limit":4096}"#),
@@ -129,7 +129,7 @@ fn fills_the_struct_that_json_fills() {
 }
 
 #[test]
-fn reads_a_number_as_text_where_text_is_wanted() {
+fn reads_a_number_as_text_for_text_fields() {
     let read = device("virtio-blk,path=007,serial=12,queues=12");
     let wanted = Blk { serial: Some("12".into()), queues: Some(12), ..blk("007") };
     assert_eq!(read, Device::VirtioBlk(wanted));
@@ -165,7 +165,7 @@ fn reads_plain_structs_with_and_without_a_first_key() {
 }
 
 #[test]
-fn judges_a_whole_only_when_all_words_are_there() {
+fn validates_a_struct_after_reading_all_keys() {
     let read = |text| parse::<Cpus>(text, Some("count"));
     assert_eq!(read("4,sockets=1,cores=2,threads=2").unwrap(), Cpus { count: 4 });
     assert_eq!(read("4,label=5,sockets=4").unwrap(), Cpus { count: 4 });
@@ -174,7 +174,7 @@ fn judges_a_whole_only_when_all_words_are_there() {
 }
 
 #[test]
-fn takes_a_doubled_comma_as_a_comma_of_the_word() {
+fn reads_a_doubled_comma_as_a_literal_comma() {
     let path = |text: &str| match device(&format!("virtio-blk,path={text}")) {
         Device::VirtioBlk(blk) => blk.path.to_str().unwrap().to_owned(),
         Device::Rng(rng) => panic!("{rng:?}"),
@@ -187,7 +187,7 @@ fn takes_a_doubled_comma_as_a_comma_of_the_word() {
 }
 
 #[test]
-fn refuses_words_that_say_nothing() {
+fn refuses_empty_and_repeated_words() {
     for text in ["", "rng,", ",rng", "rng,limit=1,"] {
         assert!(refusal(text).contains("has an empty word"), "{text}");
     }
@@ -217,7 +217,7 @@ fn refuses_unknown_keys_and_names_the_nearest() {
 }
 
 #[test]
-fn refuses_values_of_another_type_and_names_the_word() {
+fn refuses_values_of_another_type_and_names_the_key() {
     for (text, sentence) in [
         ("rng,limit=lots", "`limit=lots`: `lots` is not a whole number, 0 or more"),
         ("rng,limit", "`limit`: `true` is not a whole number, 0 or more"),
@@ -232,14 +232,14 @@ fn refuses_values_of_another_type_and_names_the_word() {
 }
 
 #[test]
-fn what_is_escaped_reads_back() {
+fn escaped_text_reads_back() {
     for value in ["a", ",", "a,b,,c", ",,,", "a=b,limit=5"] {
         assert_eq!(split(&escaped(value)), [value]);
     }
 }
 
 #[test]
-fn explains_errors_of_json_in_the_same_words() {
+fn explains_json_errors_in_the_same_words() {
     let explained = |json| explain(serde_json::from_str::<Device>(json).unwrap_err());
     assert_eq!(
         explained(r#"{"kind":"rng","limti":4096}"#).to_string(),
@@ -257,7 +257,7 @@ fn explains_errors_of_json_in_the_same_words() {
 }
 
 #[test]
-fn ends_in_a_sentence_whatever_the_text() {
+fn any_text_gives_a_value_or_an_error() {
     let parts = ["rng", "limit", "kind", "path", "=", ",", ",,", "0x", "-", "9", "1e999", "`é"];
     let (mut state, mut accepted) = (1_u64, 0);
     for _ in 0..20_000 {

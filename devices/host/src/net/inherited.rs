@@ -75,7 +75,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn only_what_listens_is_a_door() {
+    fn only_a_listening_socket_is_accepted() {
         let take = |fd: &dyn AsFd| listening(fd.as_fd().as_raw_fd());
         let folder = tempfile::tempdir().unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -132,7 +132,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn is_up_while_both_ends_are_in_and_tells_only_of_changes() {
+    fn is_up_while_both_ends_are_connected_and_reports_changes() {
         let (link, notified) = (Link::new(Some(1500)), Arc::new(AtomicU32::new(0)));
         let count = notified.clone();
         link.watch(Some(Box::new(move || {
@@ -154,7 +154,7 @@ mod test {
     }
 
     #[test]
-    fn a_cable_is_found_by_the_name_of_its_controller() {
+    fn a_link_is_found_by_the_name_of_its_controller() {
         let links = Links::default();
         let said = |name| links.find(name).err().unwrap().to_string();
         assert!(said("virtio-net").contains("--device virtio-net"));

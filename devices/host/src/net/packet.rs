@@ -36,7 +36,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn it_is_at_the_interface_that_was_named() {
+    fn needs_an_existing_interface() {
         const ARP: u16 = 0x806;
         match packet_socket(ARP, 0x7fff_ffff) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {}

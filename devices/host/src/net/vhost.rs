@@ -277,7 +277,7 @@ mod test {
     }
 
     #[test]
-    fn an_error_of_rings_that_it_had_before_is_forgotten() {
+    fn errors_of_earlier_rings_are_discarded() {
         let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
         let tap = File::open("/dev/null").unwrap();
         let vhost = Vhost::with_kernel(Box::new(Agreeing), tap, Arc::new(ram)).unwrap();

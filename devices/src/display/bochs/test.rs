@@ -59,7 +59,7 @@ fn edid_of(bench: &Bench) -> Vec<u8> {
 }
 
 #[test]
-fn is_what_drivers_look_for() {
+fn matches_the_ids_and_bars_that_drivers_expect() {
     let bench = bench();
     let config = |at| u32::from_le_bytes(bench.read(Kind::Config, AT.config() + at));
     assert_eq!((config(0), config(8), config(0x2c)), (0x1111_1234, 0x0380_0002, 0x1100_1af4));
@@ -73,7 +73,7 @@ fn is_what_drivers_look_for() {
 }
 
 #[test]
-fn registers_keep_what_is_written_and_say_what_they_must() {
+fn registers_keep_values_and_read_only_ones_stay() {
     let bench = bench();
     for index in 0..11_u16 {
         set(&bench, index.into(), 0x1100 + index);
@@ -96,7 +96,7 @@ fn registers_keep_what_is_written_and_say_what_they_must() {
 }
 
 #[test]
-fn a_mode_is_shown_when_it_is_whole_and_switched_on() {
+fn a_mode_is_shown_once_complete_and_enabled() {
     let bench = bench();
     let mode = || screen(&bench).mode();
     assert_eq!(mode(), None, "power-on");
@@ -128,7 +128,7 @@ fn a_mode_is_shown_when_it_is_whole_and_switched_on() {
 }
 
 #[test]
-fn nothing_that_a_guest_writes_leaves_the_memory() {
+fn random_guest_writes_stay_inside_the_video_memory() {
     let bench = bench();
     let mut noise = Noise::new(5);
     let mut shown = 0;
@@ -158,7 +158,7 @@ fn nothing_that_a_guest_writes_leaves_the_memory() {
 }
 
 #[test]
-fn the_screen_goes_dark_as_drivers_make_it() {
+fn drivers_can_blank_the_screen() {
     let bench = bench();
     set_mode(&bench, 1280, 800);
     let port = |port: u64| BAR2 + VGA + port - 0x3c0;
@@ -187,7 +187,7 @@ fn the_screen_goes_dark_as_drivers_make_it() {
 }
 
 #[test]
-fn what_is_drawn_is_seen_once_and_stays_when_it_moves() {
+fn drawn_pages_are_reported_once_and_survive_a_bar_move() {
     let bench = bench();
     let screen = screen(&bench);
     let changed = || {
@@ -220,7 +220,7 @@ fn what_is_drawn_is_seen_once_and_stays_when_it_moves() {
 }
 
 #[test]
-fn memory_where_there_is_other_is_reached_through_the_device() {
+fn a_bar_over_other_memory_is_served_by_the_device() {
     let bench = bench();
     let taken = bench.hypervisor.clone();
     let other =
@@ -237,7 +237,7 @@ fn memory_where_there_is_other_is_reached_through_the_device() {
 }
 
 #[test]
-fn a_viewer_changes_what_the_monitor_prefers() {
+fn a_viewer_changes_the_preferred_mode() {
     let mode = Resolution::try_from("1728x1117".to_owned()).unwrap();
     let bench = built(&Config { mode, ..Config::default() }).unwrap();
     let first = || {
@@ -264,7 +264,7 @@ fn a_viewer_changes_what_the_monitor_prefers() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_way_out() {
+fn invalid_configurations_are_refused_with_advice() {
     let refused = |config: &Config| format!("{:#}", built(config).err().unwrap());
     for memory in [0, 2 << 20, 48 << 20, 512 << 20] {
         let error = refused(&Config { memory: Size(memory), ..Config::default() });

@@ -68,7 +68,7 @@ fn memory(bench: &Bench, at: u64) -> [u8; 4] {
 }
 
 #[test]
-fn says_what_it_is_and_that_it_lives() {
+fn reports_its_identity_and_liveness() {
     let bench = bench();
     assert_eq!(get(&bench, IDENTIFICATION), 0x0100_00ed);
     set(&bench, LIVENESS, 0x1234_5678);
@@ -78,7 +78,7 @@ fn says_what_it_is_and_that_it_lives() {
 }
 
 #[test]
-fn wrong_widths_and_offsets_find_nobody() {
+fn wrong_widths_and_offsets_have_no_effect() {
     let bench = bench();
     set_wide(&bench, LIVENESS, 0);
     bench.write(Kind::Memory, BAR0 + LIVENESS, &[0; 2]);
@@ -94,7 +94,7 @@ fn wrong_widths_and_offsets_find_nobody() {
 }
 
 #[test]
-fn computes_factorials_and_tells_by_wire_until_it_is_acknowledged() {
+fn computes_factorials_and_interrupts_until_acknowledged() {
     let bench = bench();
     for (n, result) in [(0, 1), (5, 120), (13, 1_932_053_504), (33, 1 << 31), (u32::MAX, 0)] {
         set(&bench, FACTORIAL, n);
@@ -128,7 +128,7 @@ fn msix_replaces_the_wire() {
 }
 
 #[test]
-fn moves_memory_into_its_buffer_and_out_again() {
+fn copies_memory_into_its_buffer_and_back() {
     let bench = bench();
     bench.memory.write(0x1000, b"abcd").unwrap();
     dma(&bench, 0, 0x1000, BUFFER + 4092, 4);
@@ -137,7 +137,7 @@ fn moves_memory_into_its_buffer_and_out_again() {
 }
 
 #[test]
-fn a_transfer_out_of_bounds_moves_nothing_and_is_finished() {
+fn an_out_of_bounds_transfer_copies_nothing_and_completes() {
     let bench = bench();
     bench.memory.write(0, &[7; 8192]).unwrap();
     dma(&bench, 0, 0, BUFFER, 4096);
@@ -164,7 +164,7 @@ fn a_transfer_out_of_bounds_moves_nothing_and_is_finished() {
 }
 
 #[test]
-fn the_doorbell_moves_along_and_runs_what_is_programmed() {
+fn the_doorbell_follows_the_bar_and_starts_the_programmed_dma() {
     let bench = bench();
     let bell = |address| Doorbell { kind: Kind::Memory, address, length: 4, value: Some(1) };
     assert_eq!(*bench.hypervisor.bells.lock().unwrap(), [bell(BAR0 + DMA_DOORBELL)]);
@@ -182,7 +182,7 @@ fn the_doorbell_moves_along_and_runs_what_is_programmed() {
 }
 
 #[test]
-fn what_was_pending_goes_on_after_a_park_and_is_gone_after_a_reset() {
+fn pending_work_continues_after_a_park_and_ends_with_a_reset() {
     let bench = bench();
     bench.memory.write(0x1000, b"data").unwrap();
     dma(&bench, 0, 0x1000, BUFFER, 4);

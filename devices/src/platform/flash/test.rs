@@ -97,7 +97,7 @@ fn firmware_finds_vars_writable_and_code_write_protected() {
 }
 
 #[test]
-fn programs_and_erases_are_in_the_file_at_once_and_there_after_a_new_start() {
+fn programs_and_erases_reach_the_file_at_once_and_persist() {
     let images = Images::new();
     let bench = bench(images.config());
     write(&bench, VARS + 0x5123, &[PROGRAM, 0x5a]);
@@ -151,7 +151,7 @@ fn other_widths_offsets_and_commands_stay_within_the_chip() {
 }
 
 #[test]
-fn random_writes_change_nothing_but_what_was_programmed_or_erased() {
+fn random_writes_change_only_programmed_or_erased_bytes() {
     let images = Images::new();
     let bench = bench(images.config());
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
@@ -177,7 +177,7 @@ fn random_writes_change_nothing_but_what_was_programmed_or_erased() {
 }
 
 #[test]
-fn park_keeps_the_mode_and_reset_goes_back_to_the_array_but_keeps_the_contents() {
+fn park_keeps_the_mode_and_reset_returns_to_array_mode() {
     let images = Images::new();
     let bench = bench(images.config());
     let at = VARS + 0x8000;
@@ -201,7 +201,7 @@ fn park_keeps_the_mode_and_reset_goes_back_to_the_array_but_keeps_the_contents()
 }
 
 #[test]
-fn readonly_forgets_and_needs_no_lock() {
+fn readonly_writes_are_discarded_and_need_no_lock() {
     let images = Images::new();
     let readonly = || bench(Config { readonly: true, ..images.config() });
     let (one, two) = (readonly(), readonly());
@@ -215,7 +215,7 @@ fn readonly_forgets_and_needs_no_lock() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_stays_as_it_was_and_follows_when_it_can() {
+fn an_unwritable_file_keeps_its_content_and_is_updated_later() {
     let images = Images::new();
     let mut bench = Bench::new(4096);
     let build = |grants: &mut dyn Grants| {
@@ -255,7 +255,7 @@ fn a_file_that_cannot_be_written_stays_as_it_was_and_follows_when_it_can() {
 }
 
 #[test]
-fn refuses_what_is_not_firmware_or_not_a_variable_store() {
+fn refuses_files_that_are_not_firmware_or_a_variable_store() {
     let images = Images::new();
     let path = |name: &str| images.folder.path().join(name);
     let file = |name: &str, bytes: &[u8]| {
@@ -287,7 +287,7 @@ fn refuses_what_is_not_firmware_or_not_a_variable_store() {
 }
 
 #[test]
-fn takes_a_store_whose_first_block_was_torn_while_the_spare_has_a_copy() {
+fn accepts_a_store_with_a_torn_first_block_and_a_good_spare() {
     let images = Images::new();
     let mut vars = blank_vars();
     vars.copy_within(..BLOCK_BYTES, 0x8000);
@@ -341,13 +341,13 @@ fn kill(mut child: Child) {
 }
 
 #[test]
-fn a_killed_machine_leaves_the_file_as_it_was_at_one_moment() {
+fn a_kill_leaves_the_file_in_a_consistent_state() {
     if let Some(folder) = std::env::var_os(CHILD) {
         return work_on(Path::new(&folder));
     }
     for round in 0..8 {
         let images = Images::new();
-        let child = child("a_killed_machine_leaves_the_file_as_it_was_at_one_moment", &images);
+        let child = child("a_kill_leaves_the_file_in_a_consistent_state", &images);
         thread::sleep(Duration::from_millis(round * 9));
         kill(child);
         let left = fs::read(images.vars()).unwrap();
@@ -375,12 +375,12 @@ fn a_killed_machine_leaves_the_file_as_it_was_at_one_moment() {
 }
 
 #[test]
-fn a_second_machine_is_told_which_process_has_the_store() {
+fn a_second_machine_is_refused_with_the_process_of_the_first() {
     if let Some(folder) = std::env::var_os(CHILD) {
         return work_on(Path::new(&folder));
     }
     let images = Images::new();
-    let child = child("a_second_machine_is_told_which_process_has_the_store", &images);
+    let child = child("a_second_machine_is_refused_with_the_process_of_the_first", &images);
     let error = format!("{:#}", try_bench(images.config()).err().unwrap());
     let expected = format!("VARS.fd is in use by process {} (", child.id());
     kill(child);

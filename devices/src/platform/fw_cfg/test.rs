@@ -90,7 +90,7 @@ fn files(bench: &Bench) -> Vec<(String, u16, u32)> {
 }
 
 #[test]
-fn powers_on_with_the_signature_and_reads_zeros_behind_the_end() {
+fn powers_on_with_the_signature_and_reads_zeros_past_the_end() {
     let bench = bench(&Fake::default());
     assert_eq!(bytes(&bench, 6), b"QEMU\0\0");
     select(&bench, ID);
@@ -104,7 +104,7 @@ fn powers_on_with_the_signature_and_reads_zeros_behind_the_end() {
 }
 
 #[test]
-fn other_widths_and_offsets_are_nobodys() {
+fn other_widths_and_offsets_have_no_effect() {
     let bench = bench(&Fake::default());
     bench.write(Kind::Port, 0x510, &[5]);
     bench.write(Kind::Port, 0x510, &[5, 0, 0, 0]);
@@ -118,7 +118,7 @@ fn other_widths_and_offsets_are_nobodys() {
 }
 
 #[test]
-fn the_directory_is_sorted_and_tells_the_size_before_the_tables_are_made() {
+fn the_directory_is_sorted_and_sized_before_tables_are_built() {
     let fake = Fake::default();
     let bench = bench(&fake);
     let expected = [
@@ -135,7 +135,7 @@ fn the_directory_is_sorted_and_tells_the_size_before_the_tables_are_made() {
 }
 
 #[test]
-fn tables_are_made_at_the_first_select_after_a_reset() {
+fn tables_are_built_at_the_first_select_after_a_reset() {
     let fake = Fake::default();
     fake.tables.store(3, Ordering::Relaxed);
     let bench = bench(&fake);
@@ -169,7 +169,7 @@ fn tables_that_do_not_fit_leave_all_files_empty() {
 }
 
 #[test]
-fn dma_reads_skips_and_selects_and_always_ends_with_zero() {
+fn dma_reads_skips_selects_and_clears_its_control_word() {
     let bench = bench(&Fake::default());
     bench.memory.write(0x1000, &[0xee; 16]).unwrap();
     assert_eq!(dma(&bench, 0x0023 << 16 | CTL_SELECT | CTL_SKIP, 1, 0), 0);
@@ -187,7 +187,7 @@ fn dma_reads_skips_and_selects_and_always_ends_with_zero() {
 }
 
 #[test]
-fn a_read_of_4_gib_ends_where_ram_does() {
+fn a_4_gib_read_stops_at_the_end_of_ram() {
     let bench = bench(&Fake::default());
     bench.memory.write(0x8000, &vec![0xee; RAM - 0x8000]).unwrap();
     select(&bench, SIGNATURE);
@@ -198,7 +198,7 @@ fn a_read_of_4_gib_ends_where_ram_does() {
 }
 
 #[test]
-fn only_writable_files_are_written_and_their_owner_is_told() {
+fn only_writable_files_are_written_and_their_owner_is_notified() {
     let fake = Fake::default();
     let bench = bench(&fake);
     assert_eq!(*fake.written.lock().unwrap(), [1; 8], "reported at power-on");
@@ -276,7 +276,7 @@ fn refuses_items_that_do_not_fit_the_interface() {
 }
 
 #[test]
-fn a_million_random_accesses_do_no_harm() {
+fn survives_a_million_random_accesses() {
     let fake = Fake::default();
     fake.tables.store(100, Ordering::Relaxed);
     let bench = bench(&fake);

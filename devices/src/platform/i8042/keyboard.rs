@@ -247,7 +247,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_reads_late_gets_every_key_in_order() {
+    fn a_slow_guest_gets_every_key_in_order() {
         let mut keyboard = Keyboard::default();
         let mut wanted = Vec::new();
         for round in 0..4000_usize {
@@ -264,7 +264,7 @@ mod test {
     }
 
     #[test]
-    fn modifiers_before_a_key_count_and_those_after_it_do_not() {
+    fn only_modifiers_pressed_before_a_key_affect_it() {
         let mut keyboard = Keyboard::default();
         let ctrl = key(0x1d);
         for _ in 0..20 {
@@ -284,7 +284,7 @@ mod test {
     }
 
     #[test]
-    fn a_full_queue_loses_whole_keys_and_no_key_hangs() {
+    fn a_full_queue_drops_whole_keys_and_leaves_none_pressed() {
         let mut keyboard = Keyboard::default();
         for round in 0..100_000_u32 {
             let it = key(0xe010 + u16::try_from(round % 0x20).unwrap());
@@ -302,7 +302,7 @@ mod test {
     }
 
     #[test]
-    fn a_keyboard_that_is_reset_or_enabled_has_an_empty_queue() {
+    fn reset_and_enable_empty_the_queue() {
         for command in [RESET, ENABLE, DEFAULTS] {
             let mut keyboard = Keyboard::default();
             for _ in 0..100 {
@@ -316,7 +316,7 @@ mod test {
     }
 
     #[test]
-    fn a_flood_of_commands_ends_in_a_bounded_number_of_answers() {
+    fn a_flood_of_commands_gets_a_bounded_number_of_answers() {
         let mut keyboard = Keyboard::default();
         for _ in 0..10_000 {
             keyboard.write(RESET);
@@ -328,7 +328,7 @@ mod test {
     }
 
     #[test]
-    fn set_3_breaks_only_where_it_was_asked_for() {
+    fn set_3_sends_break_codes_only_if_requested() {
         let mut keyboard = Keyboard::default();
         let mut press = |commands: &[u8], code| {
             commands.iter().for_each(|byte| keyboard.write(*byte));
@@ -347,7 +347,7 @@ mod test {
     }
 
     #[test]
-    fn tells_its_lights_while_it_listens() {
+    fn reports_its_lights_while_enabled() {
         let mut keyboard = Keyboard::default();
         assert_eq!(keyboard.lights(), Some(Lights::default()));
         keyboard.write(SET_LEDS);
@@ -359,7 +359,7 @@ mod test {
     }
 
     #[test]
-    fn a_command_ends_one_that_waits_for_its_parameter() {
+    fn a_command_replaces_one_waiting_for_its_parameter() {
         let mut keyboard = Keyboard::default();
         for byte in [SET_LEDS, SCAN_CODE_SET, 0, SET_RATE, 0x80, RESEND_LAST] {
             keyboard.write(byte);

@@ -259,7 +259,7 @@ mod test {
     }
 
     #[test]
-    fn drivers_find_the_wheel_and_the_five_buttons_by_knocking() {
+    fn drivers_enable_the_wheel_and_five_buttons_by_rate_sequence() {
         let mut mouse = Mouse::default();
         assert_eq!(send(&mut mouse, &[RESET]), [ACK, BAT_PASSED, 0]);
         send(&mut mouse, &[0xf3, 200, 0xf3, 100, 0xf3, 80]);
@@ -275,7 +275,7 @@ mod test {
     }
 
     #[test]
-    fn movement_adds_up_and_short_clicks_stay() {
+    fn movement_accumulates_and_short_clicks_are_reported() {
         let mut mouse = Mouse::default();
         assert!(!mouse.motion(Motion { dx: 1, ..Motion::default() }), "it does not report yet");
         send(&mut mouse, &[ENABLE]);
@@ -299,7 +299,7 @@ mod test {
     }
 
     #[test]
-    fn remote_mode_reports_when_it_is_asked() {
+    fn remote_mode_reports_on_request() {
         let mut mouse = Mouse::default();
         send(&mut mouse, &[REMOTE, SCALING_2_1, SET_RESOLUTION, 3]);
         assert!(mouse.motion(Motion { dx: 7, buttons: 2, ..Motion::default() }));

@@ -153,7 +153,7 @@ mod test {
     }
 
     #[test]
-    fn every_key_is_itself_again_after_the_controller() {
+    fn every_key_survives_translation_by_the_controller() {
         let codes: BTreeSet<u8> = SET2.into_iter().collect();
         assert_eq!(codes.len(), 128, "no two keys share a code");
         for code in (1..0x80).chain(0xe001..0xe080).filter(|it| *it != Key::PRINT.code()) {
@@ -166,7 +166,7 @@ mod test {
     }
 
     #[test]
-    fn pause_and_print_screen_send_what_their_modifiers_make_of_them() {
+    fn pause_and_print_screen_codes_depend_on_modifiers() {
         let none = Modifiers::default();
         let ctrl = Modifiers { ctrl: true, ..none };
         let alt = Modifiers { alt: true, ..none };
@@ -181,7 +181,7 @@ mod test {
     }
 
     #[test]
-    fn set_3_gives_each_key_a_code_of_its_own() {
+    fn set_3_has_a_unique_code_for_each_key() {
         let codes: Vec<u8> = (0..=0xffff)
             .filter_map(Key::new)
             .filter(|it| *it != Key::HANJA)

@@ -103,7 +103,7 @@ fn linux_finds_both_devices() {
 }
 
 #[test]
-fn each_byte_is_an_edge_when_its_interrupt_is_on() {
+fn each_byte_raises_an_edge_if_its_interrupt_is_enabled() {
     let bench = bench();
     let pins = &bench.hypervisor.pins;
     press(&bench, 0xe01d);
@@ -123,7 +123,7 @@ fn each_byte_is_an_edge_when_its_interrupt_is_on() {
 }
 
 #[test]
-fn a_device_that_is_off_keeps_what_it_has() {
+fn a_disabled_device_keeps_its_queue() {
     let bench = bench();
     command(&bench, &[DISABLE_KEYBOARD]);
     press(&bench, 0x1e);
@@ -135,7 +135,7 @@ fn a_device_that_is_off_keeps_what_it_has() {
 }
 
 #[test]
-fn three_ways_reset_the_machine_and_others_do_not() {
+fn three_commands_reset_the_machine_and_no_others() {
     let bench = bench();
     for harmless in [&[0xff][..], &[0xf1], &[WRITE_OUTPUT_PORT, 0xdf], &[0x00], &[0xd5]] {
         command(&bench, harmless);
@@ -150,7 +150,7 @@ fn three_ways_reset_the_machine_and_others_do_not() {
 }
 
 #[test]
-fn park_keeps_all_and_reset_is_power_on() {
+fn park_keeps_the_state_and_reset_restores_power_on_state() {
     let bench = bench();
     let fresh = bench.board.park();
     bench.board.run(fresh.clone()).unwrap();
@@ -172,7 +172,7 @@ fn park_keeps_all_and_reset_is_power_on() {
 }
 
 #[test]
-fn only_bytes_are_taken_and_acpi_names_both_devices() {
+fn only_byte_accesses_work_and_acpi_lists_both_devices() {
     let bench = bench();
     bench.write(Kind::Port, 0x64, &[0xfe, 0xfe]);
     assert!(bench.events.lock().unwrap().is_empty());
@@ -186,7 +186,7 @@ fn only_bytes_are_taken_and_acpi_names_both_devices() {
 }
 
 #[test]
-fn random_writes_leave_it_bounded() {
+fn random_writes_keep_queues_bounded() {
     let bench = bench();
     let mut seed = 1_u64;
     for _ in 0..200_000 {

@@ -60,7 +60,7 @@ fn powers_on_quiet_and_without_smm() {
 }
 
 #[test]
-fn holes_and_odd_widths_find_nobody() {
+fn holes_and_odd_widths_have_no_effect() {
     let bench = bench();
     for at in [0x0c, 0x1e, 0x38, 0x5c] {
         bench.write(Kind::Port, BASE + at, &[0; 4]);
@@ -77,7 +77,7 @@ fn holes_and_odd_widths_find_nobody() {
 }
 
 #[test]
-fn the_timer_counts_at_its_rate_and_stands_while_parked() {
+fn the_timer_runs_at_its_rate_and_stops_while_parked() {
     let bench = bench();
     let (before, start) = (ticks(&bench), Instant::now());
     std::thread::sleep(Duration::from_millis(50));
@@ -98,7 +98,7 @@ fn the_timer_counts_at_its_rate_and_stands_while_parked() {
 }
 
 #[test]
-fn an_overflow_is_there_when_it_is_looked_at_and_goes_when_it_is_cleared() {
+fn an_overflow_is_set_when_read_and_cleared_by_a_write() {
     let bench = bench();
     tamper(&bench, |pm| pm["timer"] = 0x7f_ffff.into());
     std::thread::sleep(Duration::from_millis(1));
@@ -115,7 +115,7 @@ fn an_overflow_is_there_when_it_is_looked_at_and_goes_when_it_is_cleared() {
 }
 
 #[test]
-fn an_enabled_overflow_raises_the_wire_by_itself() {
+fn an_enabled_overflow_raises_the_interrupt_without_an_access() {
     let bench = bench();
     // 10 ms before the highest bit changes.
     tamper(&bench, |pm| pm["timer"] = (0x80_0000 - HERTZ / 100).into());
@@ -137,7 +137,7 @@ fn an_enabled_overflow_raises_the_wire_by_itself() {
 }
 
 #[test]
-fn the_power_button_is_an_event_and_waits_for_a_parked_machine() {
+fn the_power_button_is_an_event_and_is_held_while_parked() {
     let bench = bench();
     let buttons = bench.board.shared.buttons.clone();
     assert!(buttons.press());
@@ -157,7 +157,7 @@ fn the_power_button_is_an_event_and_waits_for_a_parked_machine() {
 }
 
 #[test]
-fn type_0_switches_off_and_no_other_does() {
+fn only_sleep_type_0_switches_off() {
     let bench = bench();
     set_word(&bench, PM1_CNT, 5 << 10 | 1 << 13);
     set_word(&bench, PM1_CNT, 0);
@@ -171,7 +171,7 @@ fn type_0_switches_off_and_no_other_does() {
 }
 
 #[test]
-fn gbl_smi_en_is_locked_by_the_bridge_and_free_after_a_reset() {
+fn gbl_smi_en_is_locked_until_a_reset() {
     let bench = bench();
     let smi_en = BASE + SMI_EN;
     bench.write(Kind::Port, smi_en, &0x21_u32.to_le_bytes());
@@ -188,7 +188,7 @@ fn gbl_smi_en_is_locked_by_the_bridge_and_free_after_a_reset() {
 }
 
 #[test]
-fn registers_are_kept_through_park_and_run() {
+fn registers_survive_park_and_run() {
     let bench = bench();
     set_word(&bench, PM1_EN, 0xffff);
     set_word(&bench, PM1_CNT, 0x1c03);

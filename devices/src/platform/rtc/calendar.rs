@@ -151,7 +151,7 @@ mod test {
     }
 
     #[test]
-    fn registers_say_the_date_as_the_calendar_of_jiff_does() {
+    fn dates_match_those_of_jiff() {
         // Thirteen years in steps of a prime number of seconds, across a leap day and a century.
         for step in 0..4000_i64 {
             let seconds = 946_684_800 - 6 * 365 * A_DAY + step * 102_559;
@@ -174,7 +174,7 @@ mod test {
     }
 
     #[test]
-    fn twelve_hours_have_a_noon_and_a_midnight() {
+    fn twelve_hour_mode_handles_noon_and_midnight() {
         let hours = [0, 1, 11, 12, 13, 23];
         let bcd12 = Format { binary: false, hours24: false };
         let written: Vec<u8> = hours.iter().map(|hour| bcd12.write_hour(*hour)).collect();
@@ -184,7 +184,7 @@ mod test {
     }
 
     #[test]
-    fn any_bytes_are_some_time() {
+    fn any_register_content_is_a_valid_time() {
         for byte in 0..=255 {
             for format in [BCD24, BINARY12] {
                 let seconds = format.seconds(&[byte; 128]);
@@ -195,7 +195,7 @@ mod test {
     }
 
     #[test]
-    fn alarms_care_for_what_they_name() {
+    fn alarms_compare_only_the_fields_that_are_set() {
         let at = |hour: u8, minute: u8, second: u8| {
             let mut bytes = vec![0; 128];
             (bytes[HOURS_ALARM], bytes[MINUTES_ALARM], bytes[SECONDS_ALARM]) =

@@ -58,7 +58,7 @@ fn firmware_reads_the_time_with_the_nmi_bit_in_the_index() {
 }
 
 #[test]
-fn the_guest_sets_the_clock_as_linux_does_and_it_goes_on_from_there() {
+fn the_guest_sets_the_clock_like_linux_and_it_runs_on() {
     let bench = bench("2026-03-29T23:58:07Z");
     write(&bench, 0x0b, 0x82);
     write(&bench, 0x0a, 0x76);
@@ -87,7 +87,7 @@ fn the_guest_sets_the_clock_as_linux_does_and_it_goes_on_from_there() {
 }
 
 #[test]
-fn a_time_that_was_promised_to_hold_is_read_as_a_whole() {
+fn a_read_before_an_announced_update_is_consistent() {
     let ms = Duration::from_millis;
     let on_time = |_| {
         let began = Instant::now();
@@ -108,7 +108,7 @@ fn a_time_that_was_promised_to_hold_is_read_as_a_whole() {
 }
 
 #[test]
-fn an_update_is_announced_and_ends_with_its_flag() {
+fn an_update_sets_its_flags() {
     let bench = bench("2026-01-01T00:00:00.9Z");
     let update = |_| {
         let updating = || read(&bench, 0x0a) & 0x80 != 0;
@@ -128,7 +128,7 @@ fn an_update_is_announced_and_ends_with_its_flag() {
 }
 
 #[test]
-fn the_alarm_and_the_update_interrupt_ring() {
+fn alarm_and_update_interrupts_fire() {
     let began = Instant::now();
     let bench = bench("2026-01-01T11:59:59.900Z");
     for (index, byte) in [(1, 0x00), (3, 0x00), (5, 0x12), (0x0b, 0x22)] {
@@ -146,7 +146,7 @@ fn the_alarm_and_the_update_interrupt_ring() {
 }
 
 #[test]
-fn the_periodic_interrupt_keeps_its_rate_and_stops_when_it_is_not_read() {
+fn the_periodic_interrupt_has_its_rate_and_stops_if_unread() {
     let bench = bench("2026-01-01T00:00:00Z");
     // 256 a second.
     write(&bench, 0x0a, 0x28);
@@ -171,7 +171,7 @@ fn the_periodic_interrupt_keeps_its_rate_and_stops_when_it_is_not_read() {
 }
 
 #[test]
-fn memory_is_told_and_bytes_are_kept_until_reset() {
+fn reports_the_memory_size_and_keeps_bytes_until_reset() {
     let bench = bench("2026-01-01T00:00:00Z");
     // 64 MiB: 768 units of 64 KiB above 16 MiB; 63 MiB above 1 MiB.
     let registers = [0x34, 0x35, 0x5b, 0x5c, 0x5d, 0x15, 0x16, 0x17, 0x18, 0x30, 0x31];
@@ -195,7 +195,7 @@ fn memory_is_told_and_bytes_are_kept_until_reset() {
 }
 
 #[test]
-fn refuses_a_start_that_is_no_time() {
+fn refuses_an_invalid_start_time() {
     let mut bench = Bench::new(4096);
     let config = Config { base: Base::Utc, start: Some("yesterday".into()) };
     let error = bench.board.add("rtc", |grants| config.build(grants)).unwrap_err();
@@ -203,7 +203,7 @@ fn refuses_a_start_that_is_no_time() {
 }
 
 #[test]
-fn random_accesses_are_survived() {
+fn survives_random_accesses() {
     let bench = bench("2026-01-01T00:00:00Z");
     let mut seed = 1_u64;
     for _ in 0..100_000 {

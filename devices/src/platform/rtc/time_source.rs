@@ -92,7 +92,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn local_time_jumps_with_its_zone() {
+    fn local_time_follows_daylight_saving() {
         // Amsterdam's rule in full, so that the test needs no zone files.
         let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").unwrap();
         let time_source = TimeSource { zone, start: None };
@@ -107,7 +107,7 @@ mod test {
     }
 
     #[test]
-    fn a_zone_is_a_rule_a_file_or_a_mistake() {
+    fn a_time_zone_is_a_rule_or_a_file() {
         let now: Timestamp = "2026-07-01T00:00:00Z".parse().unwrap();
         let hours = |name| zone(Some(name)).map(|zone| zone.to_offset(now).seconds() / 3600);
         assert_eq!(hours("CET-1CEST,M3.5.0,M10.5.0/3").unwrap(), 2);
@@ -125,7 +125,7 @@ mod test {
     }
 
     #[test]
-    fn a_fixed_start_goes_on_from_there() {
+    fn a_fixed_start_time_advances() {
         let time_source = TimeSource::new(Base::Utc, Some("1999-12-31T23:59:59Z")).unwrap();
         let first = time_source.micros();
         assert!((946_684_799_000_000..946_684_809_000_000).contains(&first), "{first}");

@@ -90,7 +90,7 @@ fn registers_read_the_same_in_any_width() {
 }
 
 #[test]
-fn a_locality_is_granted_and_given_back_and_the_tpm_made_ready_and_idle() {
+fn localities_are_requested_and_released_and_the_tpm_idles() {
     let (bench, ..) = bench();
     // Writes to bytes other than the lowest have no effect.
     write(&bench, LOC_CTRL + 1, &[1]);
@@ -114,7 +114,7 @@ fn a_locality_is_granted_and_given_back_and_the_tpm_made_ready_and_idle() {
 }
 
 #[test]
-fn a_command_of_any_length_that_fits_comes_back_as_its_response() {
+fn a_command_of_any_valid_length_gets_its_response() {
     let (bench, asked, _folder) = bench();
     for length in [0, 1, 500, MAX_MESSAGE - swtpm::HEADER_LENGTH] {
         let rest: Vec<_> = (0..=255).cycle().take(length).collect();
@@ -126,7 +126,7 @@ fn a_command_of_any_length_that_fits_comes_back_as_its_response() {
 }
 
 #[test]
-fn a_command_whose_length_is_wrong_goes_nowhere() {
+fn a_command_of_wrong_length_does_not_reach_the_tpm() {
     let (bench, ..) = bench();
     for size in [0, 9, 0xf81, u32::MAX] {
         let mut command = response(NO_SESSIONS, 0x17b, b"abc");
@@ -138,14 +138,14 @@ fn a_command_whose_length_is_wrong_goes_nowhere() {
 }
 
 #[test]
-fn nothing_starts_without_a_locality() {
+fn no_command_starts_without_a_locality() {
     let (bench, ..) = bench();
     write(&bench, CTRL_START, &[1]);
     assert_eq!(read(&bench, CTRL_START), 0);
 }
 
 #[test]
-fn start_reads_1_and_the_buffer_is_closed_until_a_slow_command_is_cancelled() {
+fn a_slow_command_locks_the_buffer_until_cancelled() {
     let (bench, asked, _folder) = bench();
     start(&bench, &response(NO_SESSIONS, SLOW, b"before"));
     assert_eq!(read(&bench, CTRL_START), 1);
@@ -162,7 +162,7 @@ fn start_reads_1_and_the_buffer_is_closed_until_a_slow_command_is_cancelled() {
 }
 
 #[test]
-fn a_swtpm_that_goes_or_makes_no_sense_is_a_tpm_that_fails_for_good() {
+fn after_a_swtpm_failure_the_tpm_fails_permanently() {
     for bad in [GONE, LONG, SHORT, HALF] {
         let (bench, ..) = bench();
         assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
@@ -175,7 +175,7 @@ fn a_swtpm_that_goes_or_makes_no_sense_is_a_tpm_that_fails_for_good() {
 }
 
 #[test]
-fn a_reset_cancels_what_goes_on_and_switches_the_tpm_off_and_on() {
+fn a_reset_cancels_the_running_command_and_restarts_the_tpm() {
     let (bench, asked, _folder) = bench();
     start(&bench, &response(NO_SESSIONS, SLOW, &[]));
     asked.wait(SLOW);
@@ -188,7 +188,7 @@ fn a_reset_cancels_what_goes_on_and_switches_the_tpm_off_and_on() {
 }
 
 #[test]
-fn nobody_waits_at_a_reset_and_the_tpm_is_there_after_it() {
+fn a_reset_does_not_block_and_the_tpm_works_after_it() {
     for times in 1..3 {
         let (bench, asked, _folder) = in_time(LATE_DELAY, format_args!("{times} resets"), || {
             let (bench, asked, folder) = bench();
@@ -214,7 +214,7 @@ fn nobody_waits_at_a_reset_and_the_tpm_is_there_after_it() {
 }
 
 #[test]
-fn what_is_carried_out_when_it_is_parked_is_not_done_twice() {
+fn a_command_running_at_park_is_not_repeated() {
     let (bench, asked, _folder) = bench();
     start(&bench, &response(NO_SESSIONS, LATE, &[]));
     asked.wait(LATE);
@@ -225,7 +225,7 @@ fn what_is_carried_out_when_it_is_parked_is_not_done_twice() {
 }
 
 #[test]
-fn the_end_of_the_machine_waits_for_no_tpm_that_does_not_listen() {
+fn shutdown_does_not_wait_for_a_hung_tpm() {
     let (bench, asked, _folder) = bench();
     start(&bench, &response(NO_SESSIONS, DEAF, &[]));
     asked.wait(DEAF);
@@ -237,7 +237,7 @@ fn the_end_of_the_machine_waits_for_no_tpm_that_does_not_listen() {
 }
 
 #[test]
-fn what_was_not_begun_when_it_was_parked_is_done_later() {
+fn a_command_not_started_before_park_runs_later() {
     for _ in 0..20 {
         let (bench, asked, _folder) = bench();
         start(&bench, &response(NO_SESSIONS, 1, b"x"));
@@ -249,7 +249,7 @@ fn what_was_not_begun_when_it_was_parked_is_done_later() {
 }
 
 #[test]
-fn what_is_parked_goes_on_without_power_on() {
+fn a_parked_tpm_continues_without_power_on() {
     let (bench, asked, _folder) = bench();
     assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
     let saved = bench.board.park();
@@ -261,7 +261,7 @@ fn what_is_parked_goes_on_without_power_on() {
 }
 
 #[test]
-fn the_end_of_the_machine_is_the_end_of_the_tpm() {
+fn shutdown_stops_the_tpm() {
     let (bench, asked, _folder) = bench();
     assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
     drop(bench);
@@ -269,7 +269,7 @@ fn the_end_of_the_machine_is_the_end_of_the_tpm() {
 }
 
 #[test]
-fn refuses_what_is_no_swtpm_of_a_tpm_2() {
+fn refuses_a_socket_that_is_not_a_tpm_2_swtpm() {
     let folder = tempfile::tempdir().unwrap();
     let build = |path: PathBuf| {
         let config = Config { path, absent: false };
@@ -288,7 +288,7 @@ fn refuses_what_is_no_swtpm_of_a_tpm_2() {
 }
 
 #[test]
-fn a_machine_that_is_only_looked_at_needs_nobody() {
+fn an_inspected_machine_needs_no_swtpm() {
     let mut bench = Bench::new(4096);
     let config = Config { path: "/nowhere".into(), absent: true };
     bench.board.add("tpm", |grants| config.build(grants)).unwrap();

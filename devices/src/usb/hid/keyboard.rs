@@ -133,7 +133,7 @@ mod test {
     }
 
     #[test]
-    fn each_event_is_a_report_and_a_repetition_is_none() {
+    fn each_key_event_is_a_report_and_repeats_are_ignored() {
         let mut keyboard = Keyboard::default();
         for (code, down) in
             [(0x2a, true), (0x1e, true), (0x1e, true), (0x1e, false), (0x2a, false), (0x30, false)]
@@ -149,7 +149,7 @@ mod test {
     }
 
     #[test]
-    fn a_full_buffer_loses_whole_keys_and_no_key_hangs() {
+    fn a_full_buffer_drops_whole_keys_and_leaves_none_pressed() {
         let mut keyboard = Keyboard::default();
         let codes = || (0x02..0x54).filter(|code| usages::of(Key::new(*code).unwrap()).is_some());
         for _ in 0..LIMIT {
@@ -164,7 +164,7 @@ mod test {
     }
 
     #[test]
-    fn hangul_is_let_go_by_itself() {
+    fn hangul_is_released_automatically() {
         let mut keyboard = Keyboard::default();
         assert!(keyboard.take(Event::Key(Key::HANGUL, true)));
         assert!(keyboard.take(Event::Key(Key::HANGUL, false)));
@@ -173,7 +173,7 @@ mod test {
     }
 
     #[test]
-    fn media_keys_go_another_way_and_nobody_waits_for_them() {
+    fn media_keys_use_their_own_interface_and_do_not_block_others() {
         let mut keyboard = Keyboard::default();
         press(&mut keyboard, 0xe020, true);
         press(&mut keyboard, 0x1e, true);
@@ -185,7 +185,7 @@ mod test {
     }
 
     #[test]
-    fn lights_are_those_of_the_boot_protocol() {
+    fn lights_follow_the_boot_protocol() {
         let mut keyboard = Keyboard::default();
         keyboard.output(&[]);
         assert_eq!(keyboard.lights(), Some(Lights::default()));

@@ -121,7 +121,7 @@ mod test {
     }
 
     #[test]
-    fn more_keys_than_fit_are_the_last_ones() {
+    fn excess_keys_replace_the_oldest() {
         let mut media = Media::default();
         for (code, _) in USAGES {
             media.take(Key::new(0xe000 | u16::from(*code)).unwrap(), true);

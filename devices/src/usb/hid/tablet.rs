@@ -125,7 +125,7 @@ mod test {
     }
 
     #[test]
-    fn movements_become_one_and_clicks_do_not() {
+    fn movements_are_merged_and_clicks_are_not() {
         let mut tablet = Tablet::default();
         for event in [at(1, 0, 0), at(2, 0, 1), at(3, 1, 0), at(3, 0, 0), at(4, 0, 2)] {
             assert!(tablet.take(event));
@@ -135,7 +135,7 @@ mod test {
     }
 
     #[test]
-    fn the_wheel_turns_as_far_as_it_was_turned() {
+    fn large_wheel_movements_are_split() {
         let mut tablet = Tablet::default();
         tablet.take(at(1, 0, 300));
         let turned: i32 = drain(&mut tablet).iter().map(|it| i32::from(it.2)).sum();
@@ -145,7 +145,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_that_does_not_listen_finds_the_last_state() {
+    fn a_slow_guest_gets_the_last_state() {
         let mut tablet = Tablet::default();
         for round in 0..10_000_u16 {
             tablet.take(at(round, u8::from(round % 2 == 0) | 0xe0, 0));

@@ -72,7 +72,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn every_usage_of_a_keyboard_has_its_key() {
+    fn every_keyboard_usage_has_one_key() {
         let keys = (1..=u16::MAX).filter_map(Key::new);
         let mut found: BTreeMap<u8, Vec<u16>> = BTreeMap::new();
         for key in keys {
@@ -90,7 +90,7 @@ mod test {
     }
 
     #[test]
-    fn letters_and_languages_are_where_they_belong() {
+    fn letters_and_language_keys_have_their_usages() {
         let places = [(0x1e, 0x04), (0x2c, 0x1d), (0x0b, 0x27), (0x57, 0x44), (0xe05b, 0xe3)];
         let asian = [(0xf1, 0x91), (0xf2, 0x90), (0x73, 0x87), (0x7d, 0x89), (0x79, 0x8a)];
         for (code, usage) in places.into_iter().chain(asian) {

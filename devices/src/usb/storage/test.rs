@@ -176,7 +176,7 @@ fn write10(first: u32, count: u8) -> [u8; 10] {
 }
 
 #[test]
-fn says_what_it_is() {
+fn reports_its_identity() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 1 << 20);
     let bench = machine(json!({ "path": path, "removable": true, "serial": "a stick" }));
@@ -211,7 +211,7 @@ fn says_what_it_is() {
 }
 
 #[test]
-fn blocks_go_to_the_file_and_come_from_it() {
+fn blocks_are_written_to_and_read_from_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 4 << 20);
     let before = fs::read(&path).unwrap();
@@ -237,7 +237,7 @@ fn blocks_go_to_the_file_and_come_from_it() {
 }
 
 #[test]
-fn one_command_is_carried_by_several_transfers() {
+fn one_command_spans_several_transfers() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 4 << 20);
     let before = fs::read(&path).unwrap();
@@ -273,7 +273,7 @@ fn one_command_is_carried_by_several_transfers() {
 type Case<'a> = (u8, &'a [u8], &'a Data<'a>, u8, u32, usize);
 
 #[test]
-fn the_thirteen_cases_end_as_they_should() {
+fn the_thirteen_error_cases_end_as_specified() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 1 << 20);
     let bench = machine(json!({ "path": path }));
@@ -305,7 +305,7 @@ fn the_thirteen_cases_end_as_they_should() {
 }
 
 #[test]
-fn what_is_no_command_breaks_the_transport_until_it_is_reset() {
+fn an_invalid_command_block_halts_the_transport_until_a_reset() {
     let folder = tempfile::tempdir().unwrap();
     let bench = machine(json!({ "path": image(&folder, "disk", 1 << 20) }));
     let mut host = Host::attended(&bench);
@@ -386,7 +386,7 @@ fn a_cd_has_one_track_and_blocks_of_2048() {
 }
 
 #[test]
-fn a_medium_is_taken_out_and_another_is_put_in() {
+fn a_medium_is_ejected_and_another_inserted() {
     let folder = tempfile::tempdir().unwrap();
     let (one, two) = (image(&folder, "1.iso", 1 << 20), image(&folder, "2.iso", 2 << 20));
     let bench = machine(json!({ "path": one }));
@@ -469,7 +469,7 @@ fn a_device_is_plugged_and_pulled_while_the_machine_runs() {
 }
 
 #[test]
-fn a_disk_that_is_read_only_says_so() {
+fn a_read_only_disk_reports_write_protection() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 1 << 20);
     let bench = machine(json!({ "path": path, "readonly": true }));
@@ -483,7 +483,7 @@ fn a_disk_that_is_read_only_says_so() {
 }
 
 #[test]
-fn what_is_unmapped_is_given_back() {
+fn unmapped_blocks_are_freed_on_the_host() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 1 << 20);
     let bench = machine(json!({ "path": path }));
@@ -514,7 +514,7 @@ fn what_is_unmapped_is_given_back() {
 }
 
 #[test]
-fn a_disk_that_grows_says_so() {
+fn a_growing_disk_reports_its_new_capacity() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 1 << 20);
     let bench = machine(json!({ "path": path, "sector": 4096 }));
@@ -526,7 +526,7 @@ fn a_disk_that_grows_says_so() {
 }
 
 #[test]
-fn a_transfer_that_waits_is_taken_back_and_done_when_it_comes_again() {
+fn a_waiting_transfer_is_withdrawn_and_completed_on_retry() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(&folder, "disk", 1 << 20);
     let before = fs::read(&path).unwrap();
@@ -615,7 +615,7 @@ fn moved(transport: &mut Transport, endpoint: u8, length: u32) -> Vec<TransferEn
 }
 
 #[test]
-fn what_the_host_cannot_do_is_told_with_its_reason() {
+fn host_errors_become_sense_data() {
     let stall = |endpoint| TransferEnd { endpoint, result: Err(crate::usb::Fault::Stall) };
     for (fault, opcode, key) in [
         (Fault::Broken, 0x28, [3, 0x11, 0]),
@@ -647,7 +647,7 @@ fn what_the_host_cannot_do_is_told_with_its_reason() {
 }
 
 #[test]
-fn a_state_that_was_damaged_is_refused() {
+fn refuses_a_damaged_state() {
     let folder = tempfile::tempdir().unwrap();
     let bench = machine(json!({ "path": image(&folder, "disk", 1 << 20) }));
     let mut host = Host::attended(&bench);

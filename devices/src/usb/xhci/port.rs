@@ -198,7 +198,7 @@ mod test {
     }
 
     #[test]
-    fn a_link_goes_to_sleep_and_wakes_with_a_change() {
+    fn a_link_suspends_and_resumes_with_a_change() {
         let mut port = connected(Speed::High, false);
         port.write(0, RESET, false);
         port.end_reset(false);
@@ -217,7 +217,7 @@ mod test {
     }
 
     #[test]
-    fn a_usb_3_port_is_switched_off_and_finds_its_device_again() {
+    fn a_usb_3_port_is_disabled_and_detects_its_device_again() {
         let mut port = connected(Speed::Super, true);
         port.write(0, LINK_STROBE | DISABLED << 5, true);
         assert!(!port.is_enabled());

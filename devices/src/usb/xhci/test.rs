@@ -78,7 +78,7 @@ fn key(code: u16) -> Key {
 }
 
 #[test]
-fn says_what_it_is() {
+fn reports_its_identity() {
     let bench = machine(&["xhci"]);
     let driver = Driver::find(&bench, AT);
     let config = |at| bench.read::<4>(Kind::Config, AT.config() + at);
@@ -104,7 +104,7 @@ fn says_what_it_is() {
 }
 
 #[test]
-fn firmware_gives_the_controller_away() {
+fn firmware_hands_over_the_controller() {
     let bench = machine(&["xhci"]);
     let driver = Driver::find(&bench, AT);
     driver.set(0x20, 1 << 16);
@@ -114,7 +114,7 @@ fn firmware_gives_the_controller_away() {
 }
 
 #[test]
-fn a_port_tells_of_its_device_and_a_reset_enables_it() {
+fn a_port_reports_its_device_and_a_reset_enables_it() {
     let bench = both();
     let mut driver = Driver::find(&bench, AT);
     let ports: Vec<_> = (1..=16).map(|port| driver.get(Driver::port(port)) & 0x3c01).collect();
@@ -130,7 +130,7 @@ fn a_port_tells_of_its_device_and_a_reset_enables_it() {
 }
 
 #[test]
-fn descriptors_are_read_whole_and_short() {
+fn descriptors_are_read_in_full_and_in_part() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     let mut data = [0; 18];
@@ -150,7 +150,7 @@ fn descriptors_are_read_whole_and_short() {
 }
 
 #[test]
-fn an_unknown_request_stalls_and_the_endpoint_goes_on_after_it() {
+fn an_endpoint_works_again_after_a_stall() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     let mut data = [0; 8];
@@ -167,7 +167,7 @@ fn an_unknown_request_stalls_and_the_endpoint_goes_on_after_it() {
 }
 
 #[test]
-fn keys_arrive_when_they_are_asked_for_and_as_they_were_pressed() {
+fn keys_arrive_on_request_and_in_order() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     let at = ask(&mut driver, slot);
@@ -205,7 +205,7 @@ fn positions_arrive_exactly_and_are_short_packets() {
 }
 
 #[test]
-fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
+fn an_unconfigured_keyboard_passes_keys_to_the_next() {
     let bench = machine(&["i8042", "xhci", "usb-keyboard"]);
     assert!(bench.board.shared.input.key(key(0x1e), true), "the PS/2 keyboard handles it");
     assert!(bench.hypervisor.pins.is_high(1));
@@ -231,7 +231,7 @@ fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
 }
 
 #[test]
-fn media_keys_have_an_interface_of_their_own() {
+fn media_keys_have_their_own_interface() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     // The number of endpoint 0x82.
@@ -256,7 +256,7 @@ fn media_keys_have_an_interface_of_their_own() {
 }
 
 #[test]
-fn an_idle_rate_repeats_what_was_said() {
+fn an_idle_rate_repeats_the_last_report() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     // 2 steps of 4 ms.
@@ -273,7 +273,7 @@ fn an_idle_rate_repeats_what_was_said() {
 }
 
 #[test]
-fn messages_and_the_wire_ask_for_service() {
+fn msi_and_the_interrupt_line_signal_events() {
     let bench = both();
     let mut driver = Driver::find(&bench, AT);
     driver.start();
@@ -292,7 +292,7 @@ fn messages_and_the_wire_ask_for_service() {
 }
 
 #[test]
-fn commands_in_the_wrong_state_are_refused() {
+fn commands_in_the_wrong_state_fail() {
     let bench = both();
     let mut driver = Driver::find(&bench, AT);
     driver.start();
@@ -326,7 +326,7 @@ fn commands_in_the_wrong_state_are_refused() {
 }
 
 #[test]
-fn a_stopped_endpoint_gives_its_transfer_back_and_takes_it_again() {
+fn a_stopped_endpoint_returns_its_transfer_and_resumes_it() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     let at = ask(&mut driver, slot);
@@ -345,7 +345,7 @@ fn a_stopped_endpoint_gives_its_transfer_back_and_takes_it_again() {
 }
 
 #[test]
-fn chains_event_data_and_immediate_data_are_what_the_driver_meant() {
+fn chained_event_and_immediate_data_are_processed() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 2);
     bench.board.shared.input.position(Position { x: 0x1234, y: 0x5678, ..Position::default() });
@@ -369,7 +369,7 @@ fn chains_event_data_and_immediate_data_are_what_the_driver_meant() {
 }
 
 #[test]
-fn a_full_event_ring_loses_nothing() {
+fn a_full_event_ring_loses_no_event() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     // More events than the ring has entries, while the guest handles none.
@@ -402,7 +402,7 @@ fn a_full_event_ring_loses_nothing() {
 }
 
 #[test]
-fn rings_that_lead_nowhere_end() {
+fn rings_with_loops_or_bad_addresses_are_refused() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     let ring = driver.new_ring(slot, IN);
@@ -432,7 +432,7 @@ fn rings_that_lead_nowhere_end() {
 }
 
 #[test]
-fn it_stands_still_when_it_is_told_to_and_goes_on_after_it() {
+fn the_controller_halts_on_request_and_continues_when_started() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     ask(&mut driver, slot);
@@ -448,7 +448,7 @@ fn it_stands_still_when_it_is_told_to_and_goes_on_after_it() {
 }
 
 #[test]
-fn a_transfer_goes_on_after_a_park_and_a_reset_of_the_machine_ends_it() {
+fn a_transfer_continues_after_a_park_and_a_reset_ends_it() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     bench.board.shared.input.key(key(0x2a), true);
@@ -472,7 +472,7 @@ fn a_transfer_goes_on_after_a_park_and_a_reset_of_the_machine_ends_it() {
 }
 
 #[test]
-fn a_device_that_is_pulled_fails_its_transfer_and_leaves_its_port() {
+fn unplugging_fails_the_transfer_and_empties_the_port() {
     let bench = both();
     let (mut driver, slot) = configured(&bench, 1);
     ask(&mut driver, slot);
@@ -489,7 +489,7 @@ fn a_device_that_is_pulled_fails_its_transfer_and_leaves_its_port() {
 }
 
 #[test]
-fn a_device_that_is_plugged_in_again_is_addressed_while_the_old_slot_is_still_there() {
+fn a_replugged_device_is_addressed_while_the_old_slot_exists() {
     for park in [false, true] {
         let mut bench = both();
         let (driver, old) = configured(&bench, 1);
@@ -523,7 +523,7 @@ fn a_device_that_is_plugged_in_again_is_addressed_while_the_old_slot_is_still_th
 }
 
 #[test]
-fn the_command_ring_stops_with_the_controller_and_may_be_another_afterwards() {
+fn the_command_ring_stops_and_can_be_replaced() {
     let bench = both();
     let mut driver = Driver::find(&bench, AT);
     driver.start();
@@ -549,7 +549,7 @@ fn the_command_ring_stops_with_the_controller_and_may_be_another_afterwards() {
 }
 
 #[test]
-fn rings_without_end_let_a_stop_and_other_endpoints_through() {
+fn endless_rings_do_not_block_stops_and_other_endpoints() {
     let mut devices = vec![("xhci", json!({ "slot": "04.0", "ports": 15 }))];
     devices.extend((0..15).map(|_| ("usb-keyboard", json!({}))));
     let bench = machine_of(devices);
@@ -612,7 +612,7 @@ fn rings_without_end_let_a_stop_and_other_endpoints_through() {
 }
 
 #[test]
-fn a_device_without_a_port_is_told_of() {
+fn a_device_without_a_port_is_reported() {
     let mut bench = Bench::new(1 << 20);
     let add = |bench: &mut Bench, kind: &str| add(bench, kind, json!({}));
     add(&mut bench, "usb-tablet").unwrap();

@@ -73,7 +73,7 @@ fn report(bench: &Bench) -> Report {
 }
 
 #[test]
-fn pages_of_linux_and_of_windows_are_released_in_as_few_ranges_as_can_be() {
+fn pages_are_released_in_merged_ranges() {
     let bench = bench("{}");
     let mut driver = driver(&bench, ALL, &[0, 1]);
     let numbers = [0x20_u32, 0x22, 0x21, 0x40, 0x21];
@@ -111,7 +111,7 @@ fn page_0_and_requests_outside_of_memory_release_nothing() {
 }
 
 #[test]
-fn reported_pages_are_released_unless_they_keep_a_pattern() {
+fn reported_pages_are_released_without_page_poison() {
     // The specification gives the reporting queue number 4. Linux counts without gaps.
     for (features, queues, reports) in [
         (REPORTING, [0, 1, 4].as_slice(), 4),
@@ -133,7 +133,7 @@ fn reported_pages_are_released_unless_they_keep_a_pattern() {
 }
 
 #[test]
-fn the_operator_sets_the_target_and_the_guest_says_how_far_it_is() {
+fn the_operator_sets_the_target_and_the_guest_its_progress() {
     let bench = bench(r#"{"size": "768K"}"#);
     let mut driver = driver(&bench, ALL, &[0, 1, 2]);
     assert_eq!([0, 4, 8, 12].map(|at| word(&driver, at)), [64, 0, 0, 0]);
@@ -166,7 +166,7 @@ fn the_operator_sets_the_target_and_the_guest_says_how_far_it_is() {
 }
 
 #[test]
-fn a_reset_ends_what_the_guest_said_and_not_what_the_operator_wants() {
+fn a_reset_clears_the_guests_state_and_keeps_the_target() {
     let bench = bench("{}");
     let driver = driver(&bench, ALL, &[0, 1, 2]);
     bench.board.shared.balloon.set(512 << 10);
@@ -181,7 +181,7 @@ fn a_reset_ends_what_the_guest_said_and_not_what_the_operator_wants() {
 }
 
 #[test]
-fn what_changes_while_the_device_is_parked_is_told_when_it_runs() {
+fn a_target_changed_while_parked_is_announced_on_run() {
     let old = bench("{}");
     let driver_of_old = driver(&old, ALL, &[0, 1, 2]);
     driver_of_old.set_device(4, &10_u32.to_le_bytes());
@@ -223,7 +223,7 @@ fn wait_for_statistics(bench: &Bench) -> Report {
 }
 
 #[test]
-fn the_guest_tells_of_itself_each_time_it_is_asked() {
+fn the_guest_reports_statistics_on_each_request() {
     let bench = bench("{}");
     let mut driver = driver(&bench, STATS_VQ, &[0, 1, 2]);
     let waited = Instant::now();
@@ -263,7 +263,7 @@ fn the_guest_tells_of_itself_each_time_it_is_asked() {
 }
 
 #[test]
-fn a_driver_that_goes_by_indices_is_asked_to_ring_again() {
+fn a_driver_with_event_idx_is_asked_for_notifications() {
     let bench = bench("{}");
     let mut driver = driver(&bench, EVENT_IDX, &[0]);
     let page = put(&mut driver, &0x20_u32.to_le_bytes());
@@ -280,7 +280,7 @@ fn a_driver_that_goes_by_indices_is_asked_to_ring_again() {
 }
 
 #[test]
-fn there_is_one_balloon_of_a_size_that_there_can_be() {
+fn a_second_balloon_and_invalid_sizes_are_refused() {
     let mut bench = bench("{}");
     let add = |bench: &mut Bench, fields: &str| {
         let config = config(fields);
@@ -302,7 +302,7 @@ fn there_is_one_balloon_of_a_size_that_there_can_be() {
 
 /// Requests of random bytes, in any direction, on any queue, with resets and parks in between.
 #[test]
-fn a_hostile_driver_hurts_nobody() {
+fn survives_a_hostile_driver() {
     for seed in 0..8 {
         let bench = bench("{}");
         let mut noise = Noise::new(seed);

@@ -105,7 +105,7 @@ fn number<const N: usize>(driver: &Driver<'_>, at: u64) -> u64 {
 }
 
 #[test]
-fn tells_what_the_driver_for_windows_asks() {
+fn has_the_configuration_that_the_windows_driver_expects() {
     let bench = bench(4);
     let driver = driver(&bench, ALL);
     assert_eq!(driver.config(0), [0xf4, 0x1a, 0x42, 0x10]);
@@ -121,7 +121,7 @@ fn tells_what_the_driver_for_windows_asks() {
 }
 
 #[test]
-fn what_was_written_is_read_on_every_queue_and_the_used_length_is_right() {
+fn written_data_is_read_on_every_queue_with_the_right_length() {
     let bench = bench(3);
     let mut driver = driver(&bench, ALL);
     let bytes: Vec<u8> = (0..=250).cycle().take(4096).collect();
@@ -187,7 +187,7 @@ fn zeroes_and_discards_ranges() {
 }
 
 #[test]
-fn what_makes_no_sense_is_answered_with_an_error() {
+fn invalid_requests_are_answered_with_an_error() {
     let bench = bench(1);
     let mut driver = driver(&bench, ALL);
     let at = driver.allocate(4096);
@@ -244,7 +244,7 @@ fn what_makes_no_sense_is_answered_with_an_error() {
 }
 
 #[test]
-fn a_request_that_cannot_be_answered_breaks_the_device() {
+fn an_unanswerable_request_breaks_the_device() {
     let bench = bench(1);
     for pieces in [&[(0x1000_u64, 16_u32, false)][..], &[(0x1000, 15, false), (0x1000, 1, true)]] {
         let mut driver = driver(&bench, ALL);
@@ -258,7 +258,7 @@ fn a_request_that_cannot_be_answered_breaks_the_device() {
 }
 
 #[test]
-fn the_cache_is_what_the_driver_says() {
+fn the_driver_selects_the_cache_mode() {
     let bench = bench(1);
     let driver = driver(&bench, ALL);
     assert_eq!(driver.device::<1>(32), [1]);
@@ -275,7 +275,7 @@ fn the_cache_is_what_the_driver_says() {
 }
 
 #[test]
-fn a_random_driver_finds_what_it_wrote_across_parks_and_resets() {
+fn a_random_driver_reads_its_writes_across_parks_and_resets() {
     let bench = bench(2);
     let mut model = vec![0_u8; usize::try_from(SIZE).unwrap()];
     let mut noise = Noise::new(3);
@@ -312,7 +312,7 @@ fn a_random_driver_finds_what_it_wrote_across_parks_and_resets() {
 }
 
 #[test]
-fn a_full_queue_is_served_and_parked_in_the_middle() {
+fn a_full_queue_is_served_and_parked_midway() {
     let bench = bench(1);
     let mut driver = driver(&bench, ALL);
     let at = driver.allocate(512 * 80);
@@ -343,7 +343,7 @@ fn a_full_queue_is_served_and_parked_in_the_middle() {
 }
 
 #[test]
-fn a_disk_that_grows_is_told_of_by_a_configuration_interrupt() {
+fn a_growing_disk_raises_a_configuration_interrupt() {
     let mut bench = Bench::new(4 << 20);
     let config = disk::Config::new("memory");
     let add = |grants: &mut dyn Grants| {

@@ -127,7 +127,7 @@ fn a_console_needs_no_control_queue() {
 }
 
 #[test]
-fn a_console_is_announced_as_one_that_is_always_open() {
+fn a_console_is_announced_as_always_open() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let bench = bench(None, Stream::File(file.path().to_owned()));
     let mut driver = driver(&bench, MULTIPORT);
@@ -143,7 +143,7 @@ fn a_console_is_announced_as_one_that_is_always_open() {
 }
 
 #[test]
-fn the_guest_hears_of_each_client_that_comes_and_goes() {
+fn the_guest_is_notified_of_each_client() {
     let (_folder, path, bench) = agent();
     let mut driver = open(&bench, 0);
     assert_eq!(driver.device(4), 2_u32.to_le_bytes(), "port 0, which is not there, and port 1");
@@ -171,7 +171,7 @@ fn the_guest_hears_of_each_client_that_comes_and_goes() {
 }
 
 #[test]
-fn who_only_stops_sending_still_hears_the_answer() {
+fn a_half_closed_client_still_receives_the_answer() {
     let (_folder, path, bench) = agent();
     let mut driver = open(&bench, EVENT_IDX);
     let mut client = connect(&path);
@@ -202,7 +202,7 @@ fn fill(client: &mut UnixStream, byte: impl Fn(usize) -> u8) -> usize {
 }
 
 #[test]
-fn what_the_guest_does_not_read_stays_with_who_sends() {
+fn unread_input_stays_with_the_client() {
     let (_folder, path, bench) = agent();
     let mut client = connect(&path);
     let mut driver = open(&bench, 0);
@@ -228,7 +228,7 @@ fn what_the_guest_does_not_read_stays_with_who_sends() {
 }
 
 #[test]
-fn what_the_client_does_not_read_stays_with_the_guest_through_a_park() {
+fn unsent_output_stays_in_the_guest_through_a_park() {
     let (_folder, path, bench) = agent();
     let mut driver = open(&bench, EVENT_IDX);
     let mut client = connect(&path);
@@ -269,7 +269,7 @@ fn what_the_client_does_not_read_stays_with_the_guest_through_a_park() {
 }
 
 #[test]
-fn a_console_that_nobody_reads_stops_no_guest() {
+fn an_unread_console_does_not_block_the_guest() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("console");
     let bench = bench(None, Stream::Socket(path.clone()));
@@ -303,7 +303,7 @@ fn a_console_that_nobody_reads_stops_no_guest() {
 }
 
 #[test]
-fn a_client_that_leaves_frees_the_guest() {
+fn a_client_that_disconnects_unblocks_the_guest() {
     let (_folder, path, bench) = agent();
     let mut driver = open(&bench, 0);
     let client = connect(&path);
@@ -329,7 +329,7 @@ fn a_client_that_leaves_frees_the_guest() {
 }
 
 #[test]
-fn a_driver_that_starts_again_is_told_again() {
+fn a_restarted_driver_is_notified_again() {
     let (_folder, path, bench) = agent();
     let _client = connect(&path);
     for _ in 0..2 {
@@ -355,7 +355,7 @@ fn a_driver_that_starts_again_is_told_again() {
 }
 
 #[test]
-fn a_name_is_one_that_guests_can_use() {
+fn refuses_port_names_that_guests_cannot_use() {
     for bad in ["", "a b", "a/b", "ä", &"x".repeat(129)] {
         let mut bench = Bench::new(4096);
         let config = Config { name: Some(bad.into()), ..Config::default() };
@@ -366,7 +366,7 @@ fn a_name_is_one_that_guests_can_use() {
 
 /// Chains of any shape on any queue, while a client connects, sends and disconnects.
 #[test]
-fn a_hostile_driver_hurts_nobody() {
+fn survives_a_hostile_driver() {
     let (_folder, path, bench) = agent();
     let mut noise = Noise::new(1);
     let mut byte = || noise.next().unwrap();

@@ -228,7 +228,7 @@ mod test {
     }
 
     #[test]
-    fn lets_through_what_the_driver_asked_for() {
+    fn the_receive_filter_follows_the_driver() {
         let mut control = Control::default();
         let (other, group, all) = ([2, 0, 0, 0, 0, 9], [1, 0, 0x5e, 0, 0, 1], [0xff; 6]);
         let seen = |control: &Control| {
@@ -253,7 +253,7 @@ mod test {
     }
 
     #[test]
-    fn knows_vlans_only_of_drivers_that_speak_of_them() {
+    fn filters_vlans_only_if_the_driver_negotiated_them() {
         let mut control = Control::default();
         run(&mut control, &[0, 0, 0]).unwrap();
         let tagged = frame(OWN, Some(0x2005));
@@ -268,7 +268,7 @@ mod test {
     }
 
     #[test]
-    fn a_table_that_is_too_long_lets_all_through_and_one_that_is_cut_short_changes_nothing() {
+    fn a_long_table_admits_all_and_a_truncated_one_is_refused() {
         let mut control = Control::default();
         run(&mut control, &[0, 0, 0]).unwrap();
         let long = [&[1, 0, 65, 0, 0, 0][..], &[2; 65 * 6], &[0; 4]].concat();

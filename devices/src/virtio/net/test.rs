@@ -181,7 +181,7 @@ fn wait(what: &str, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn offers_what_the_other_end_can_do_and_says_what_it_is() {
+fn offers_the_features_of_its_backend() {
     let (bench, lab, _ends) = bench(2, Offloads::ALL);
     let mut driver = Driver::find(&bench, AT);
     assert_eq!(driver.config(0), [0xf4, 0x1a, 0x41, 0x10]);
@@ -202,7 +202,7 @@ fn offers_what_the_other_end_can_do_and_says_what_it_is() {
 }
 
 #[test]
-fn frames_go_both_ways_whole_and_with_interrupts() {
+fn frames_arrive_whole_in_both_directions_with_interrupts() {
     for features in [MRG_RXBUF | EVENT_IDX, MRG_RXBUF, EVENT_IDX, 0] {
         let (bench, _lab, ends) = bench(1, Offloads::default());
         let mut driver = driver(&bench, features, 2);
@@ -232,7 +232,7 @@ fn frames_go_both_ways_whole_and_with_interrupts() {
 }
 
 #[test]
-fn a_frame_without_buffers_waits_and_one_that_is_too_long_for_them_is_dropped() {
+fn a_frame_waits_for_buffers_and_is_dropped_if_too_long() {
     let (bench, _lab, ends) = bench(1, Offloads::default());
     let mut driver = driver(&bench, MRG_RXBUF | EVENT_IDX, 2);
     let sent = [frame(1, 4000), frame(2, 60), frame(3, 70)];
@@ -260,7 +260,7 @@ fn a_frame_without_buffers_waits_and_one_that_is_too_long_for_them_is_dropped() 
 }
 
 #[test]
-fn every_command_of_netkvm_and_any_other_is_answered_with_one_byte() {
+fn every_control_command_gets_a_one_byte_answer() {
     let features = CTRL_VQ | CTRL_RX | CTRL_VLAN | CTRL_MAC_ADDR | CTRL_GUEST_OFFLOADS;
     let checks = GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ANNOUNCE;
     for (more, queue) in [(MQ, 8), (0, 2)] {
@@ -294,7 +294,7 @@ fn every_command_of_netkvm_and_any_other_is_answered_with_one_byte() {
 }
 
 #[test]
-fn frames_come_by_as_many_pairs_as_the_driver_uses() {
+fn frames_arrive_on_the_configured_queue_pairs() {
     let (bench, lab, ends) = bench(2, Offloads::default());
     let mut driver = driver(&bench, CTRL_VQ | MQ, 5);
     let buffer = driver.allocate(2000);
@@ -318,7 +318,7 @@ fn frames_come_by_as_many_pairs_as_the_driver_uses() {
 }
 
 #[test]
-fn tells_the_guest_of_a_cable_that_is_pulled_and_plugged_in() {
+fn cable_changes_are_reported_to_the_guest() {
     let (bench, lab, ends) = bench(1, Offloads::default());
     let mut driver = driver(&bench, CTRL_VQ | STATUS | GUEST_ANNOUNCE | MRG_RXBUF, 3);
     let buffers = offer(&mut driver, 4, 2000);
@@ -357,7 +357,7 @@ fn tells_the_guest_of_a_cable_that_is_pulled_and_plugged_in() {
 }
 
 #[test]
-fn nothing_is_lost_or_doubled_when_the_machine_is_parked_in_between() {
+fn parking_loses_and_duplicates_no_frame() {
     let (bench, _lab, ends) = bench(1, Offloads::default());
     let features = MRG_RXBUF | EVENT_IDX | CTRL_VQ | CTRL_RX;
     let mut driver = driver(&bench, features, 3);
@@ -393,7 +393,7 @@ fn nothing_is_lost_or_doubled_when_the_machine_is_parked_in_between() {
 }
 
 #[test]
-fn a_reset_at_any_moment_leaves_a_device_that_works() {
+fn the_device_works_after_a_reset_at_any_moment() {
     let (bench, _lab, ends) = bench(2, Offloads::ALL);
     ends[0].set_nonblocking(true).unwrap();
     for round in 0..25_u8 {
@@ -433,7 +433,7 @@ fn a_reset_at_any_moment_leaves_a_device_that_works() {
 }
 
 #[test]
-fn buffers_and_frames_that_are_none_go_back_empty() {
+fn invalid_buffers_and_frames_are_returned_empty() {
     let (bench, _lab, ends) = bench(1, Offloads::default());
     let mut driver = driver(&bench, MRG_RXBUF, 2);
     let at = driver.allocate(4000);
@@ -465,7 +465,7 @@ fn buffers_and_frames_that_are_none_go_back_empty() {
 }
 
 #[test]
-fn an_address_is_always_the_same_for_the_same_words() {
+fn a_derived_mac_address_is_stable() {
     let address = |to: &str| {
         let config = Config { to: Network::try_from(to.to_owned()).unwrap(), ..Config::default() };
         let backend = net::open(&Network::None, Options { pairs: 1, mtu: None }).unwrap();
@@ -573,7 +573,7 @@ fn a_tap_carries_datagrams_both_ways_with_and_without_offloads() {
 }
 
 #[test]
-fn the_kernel_has_the_rings_while_it_may_and_gives_them_back_as_they_are() {
+fn vhost_takes_the_rings_and_returns_them_in_order() {
     in_namespace(skip::not_run, || {
         if choices().len() == 1 {
             return;
@@ -626,7 +626,7 @@ fn the_kernel_has_the_rings_while_it_may_and_gives_them_back_as_they_are() {
 }
 
 #[test]
-fn vhost_is_for_taps_alone() {
+fn vhost_is_for_taps_only() {
     let refused = |choice, to: &str| {
         let to = Network::try_from(to.to_owned()).unwrap();
         let config = Config { to, pairs: 1, vhost: choice, ..Config::default() };

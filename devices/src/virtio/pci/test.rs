@@ -139,7 +139,7 @@ fn sent(bench: &Bench) -> Vec<u32> {
 }
 
 #[test]
-fn is_what_the_drivers_for_windows_match() {
+fn has_the_ids_that_windows_drivers_match() {
     let bench = bench();
     let driver = Driver::find(&bench, AT);
     assert_eq!(driver.config(0), [0xf4, 0x1a, 0x5e, 0x10]);
@@ -152,7 +152,7 @@ fn is_what_the_drivers_for_windows_match() {
 }
 
 #[test]
-fn echoes_on_every_queue_with_and_without_indices() {
+fn echoes_on_every_queue_with_and_without_event_idx() {
     for features in [0, EVENT_IDX, EVENT_IDX | INDIRECT_DESC | LOUD] {
         let bench = bench();
         let mut driver = driver(&bench, features);
@@ -164,7 +164,7 @@ fn echoes_on_every_queue_with_and_without_indices() {
 }
 
 #[test]
-fn refuses_features_that_it_does_not_offer_and_drivers_of_old() {
+fn refuses_unoffered_features_and_legacy_drivers() {
     let bench = bench();
     let mut driver = Driver::find(&bench, AT);
     assert!(!driver.negotiate(1 << 5));
@@ -185,7 +185,7 @@ fn refuses_features_that_it_does_not_offer_and_drivers_of_old() {
 }
 
 #[test]
-fn sizes_and_vectors_that_cannot_be_are_not_taken() {
+fn invalid_queue_sizes_and_vectors_are_refused() {
     let bench = bench();
     let mut driver = Driver::find(&bench, AT);
     assert!(driver.negotiate(0));
@@ -207,7 +207,7 @@ fn sizes_and_vectors_that_cannot_be_are_not_taken() {
 }
 
 #[test]
-fn the_wire_is_high_until_the_isr_byte_is_read() {
+fn the_interrupt_line_is_high_until_isr_is_read() {
     let bench = bench();
     let mut driver = driver(&bench, 0);
     echo(&mut driver, 1, b"something");
@@ -240,7 +240,7 @@ fn messages_go_to_the_vector_of_the_queue() {
 }
 
 #[test]
-fn does_not_interrupt_a_driver_that_does_not_want_it() {
+fn does_not_interrupt_a_driver_that_disabled_interrupts() {
     let bench = bench();
     let mut plain = driver(&bench, 0);
     messages(&bench);
@@ -393,7 +393,7 @@ fn a_bad_ring_breaks_the_device_until_it_is_reset() {
 }
 
 #[test]
-fn pieces_outside_of_memory_and_of_no_length_are_the_devices_to_answer() {
+fn buffers_outside_of_memory_are_left_to_the_device() {
     let bench = bench();
     let mut driver = driver(&bench, 0);
     for address in [1 << 20, (1 << 20) - 2, u64::MAX - 1, 1 << 63] {
@@ -430,7 +430,7 @@ fn rings_that_are_not_memory_break_the_device() {
 }
 
 #[test]
-fn a_chain_that_is_out_survives_a_park() {
+fn a_chain_in_flight_survives_a_park() {
     let bench = bench();
     let mut driver = driver(&bench, 0);
     let at = put(&mut driver, b"keep");
@@ -448,7 +448,7 @@ fn a_chain_that_is_out_survives_a_park() {
 }
 
 #[test]
-fn a_single_queue_is_reset_while_the_others_go_on() {
+fn resetting_one_queue_does_not_disturb_the_others() {
     let bench = bench();
     let mut driver = driver(&bench, 0);
     echo(&mut driver, 0, b"before");
@@ -463,7 +463,7 @@ fn a_single_queue_is_reset_while_the_others_go_on() {
 }
 
 #[test]
-fn a_reset_reads_back_and_forgets_everything() {
+fn a_reset_completes_and_clears_all_state() {
     let bench = bench();
     let mut driver = driver(&bench, EVENT_IDX);
     echo(&mut driver, 0, b"before");
@@ -497,7 +497,7 @@ fn the_generation_changes_with_the_configuration() {
 }
 
 #[test]
-fn configuration_space_is_a_door_to_the_structures() {
+fn configuration_space_gives_access_to_the_structures() {
     let bench = bench();
     let driver = Driver::find(&bench, AT);
     let set = |register: u64, value: u32| {
@@ -523,7 +523,7 @@ fn configuration_space_is_a_door_to_the_structures() {
 }
 
 #[test]
-fn without_bus_mastering_nothing_moves() {
+fn without_bus_mastering_no_queue_runs() {
     let bench = bench();
     let mut driver = driver(&bench, 0);
     bench.write(Kind::Config, AT.config() + 4, &2_u16.to_le_bytes());

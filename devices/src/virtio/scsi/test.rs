@@ -260,7 +260,7 @@ fn control(driver: &mut Driver<'_>, bytes: &[u8], room: u32) -> Vec<u8> {
 }
 
 #[test]
-fn tells_what_the_driver_for_windows_asks() {
+fn has_the_configuration_that_the_windows_driver_expects() {
     let bench = bench(4);
     let driver = driver(&bench);
     assert_eq!(driver.config(0), [0xf4, 0x1a, 0x48, 0x10]);
@@ -272,7 +272,7 @@ fn tells_what_the_driver_for_windows_asks() {
 }
 
 #[test]
-fn what_was_written_is_read_on_every_queue() {
+fn written_data_is_read_on_every_queue() {
     let bench = bench(3);
     let mut driver = attended(&bench);
     let bytes: Vec<u8> = (0..=250).cycle().take(4096).collect();
@@ -289,7 +289,7 @@ fn what_was_written_is_read_on_every_queue() {
 }
 
 #[test]
-fn who_has_more_room_than_comes_is_told_and_who_has_less_gets_nothing() {
+fn a_short_read_has_a_residual_and_a_small_buffer_gets_no_data() {
     let bench = bench(1);
     let mut driver = attended(&bench);
     let ended = ask(&mut driver, &transfer(0x88, 0, 1), &Data::In(1000));
@@ -323,7 +323,7 @@ fn who_has_more_room_than_comes_is_told_and_who_has_less_gets_nothing() {
 }
 
 #[test]
-fn other_units_and_targets_are_not_there() {
+fn other_units_and_targets_do_not_exist() {
     let bench = bench(1);
     let mut driver = attended(&bench);
     let lun = |target, unit: u16| {
@@ -355,7 +355,7 @@ fn other_units_and_targets_are_not_there() {
 }
 
 #[test]
-fn rooms_and_lists_that_are_wrong_are_refused_and_right_ones_clear_what_they_name() {
+fn bad_lengths_and_lists_are_refused_and_good_lists_unmap() {
     let bench = bench(1);
     let mut driver = attended(&bench);
     write(&mut driver, 0, &[7; 16384]);
@@ -400,7 +400,7 @@ fn rooms_and_lists_that_are_wrong_are_refused_and_right_ones_clear_what_they_nam
 }
 
 #[test]
-fn a_request_that_cannot_be_answered_breaks_the_device() {
+fn an_unanswerable_request_breaks_the_device() {
     let bench = bench(1);
     let at = 0x20_0000;
     for (queue, pieces) in [
@@ -421,7 +421,7 @@ fn a_request_that_cannot_be_answered_breaks_the_device() {
 }
 
 #[test]
-fn the_sizes_of_requests_are_what_the_driver_says() {
+fn the_driver_sets_the_request_sizes() {
     let bench = bench(1);
     let driver = driver(&bench);
     for (at, size) in [(20, 20_u32), (24, 16), (20, 253), (24, 261), (0, 9), (21, 1)] {
@@ -444,7 +444,7 @@ fn the_sizes_of_requests_are_what_the_driver_says() {
 }
 
 #[test]
-fn a_disk_that_grows_is_told_of_by_an_event_and_with_the_next_command() {
+fn a_growing_disk_is_reported_by_event_and_unit_attention() {
     let bench = bench(1);
     let mut driver = attended(&bench);
     let drive = bench.board.shared.disks.find("virtio-scsi").unwrap();
@@ -485,7 +485,7 @@ fn a_disk_that_grows_is_told_of_by_an_event_and_with_the_next_command() {
 }
 
 #[test]
-fn tasks_that_wait_are_ended_and_others_are_not() {
+fn pending_tasks_are_aborted_and_others_continue() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     File::create(&path).and_then(|it| it.set_len(SIZE)).unwrap();
@@ -548,7 +548,7 @@ fn control_requests_for_others_are_refused() {
 }
 
 #[test]
-fn a_driver_may_have_one_request_queue_alone() {
+fn a_driver_may_use_a_single_request_queue() {
     let bench = bench(2);
     let mut driver = Driver::find(&bench, AT);
     assert!(driver.negotiate(0));
@@ -564,7 +564,7 @@ fn a_driver_may_have_one_request_queue_alone() {
 }
 
 #[test]
-fn a_random_driver_finds_what_it_wrote_across_parks_and_resets() {
+fn a_random_driver_reads_its_writes_across_parks_and_resets() {
     let bench = bench(2);
     let mut model = vec![0_u8; usize::try_from(SIZE).unwrap()];
     let mut noise = Noise::new(3);
@@ -599,7 +599,7 @@ fn a_random_driver_finds_what_it_wrote_across_parks_and_resets() {
 }
 
 #[test]
-fn a_full_queue_is_served_and_parked_in_the_middle() {
+fn a_full_queue_is_served_and_parked_midway() {
     let bench = bench(1);
     let mut driver = attended(&bench);
     for round in 0..10 {
@@ -620,7 +620,7 @@ fn a_full_queue_is_served_and_parked_in_the_middle() {
 }
 
 #[test]
-fn ranges_beyond_a_limit_wait_and_are_all_done_or_ended() {
+fn excess_ranges_wait_and_are_completed_or_aborted() {
     let state = Arc::<State>::default();
     let bench = bench_with(1, Arc::new(Counted { below: memory(SIZE), state: state.clone() }));
     let mut driver = attended(&bench);
@@ -667,7 +667,7 @@ fn ranges_beyond_a_limit_wait_and_are_all_done_or_ended() {
 }
 
 #[test]
-fn no_queues_and_too_many_are_refused() {
+fn zero_queues_and_too_many_are_refused() {
     for queues in [0, 65] {
         let drive = Drive::new("disk", "a disk".into(), Path::new("memory"), memory(SIZE));
         let error = Scsi::new(Arc::new(drive), queues).err().unwrap().to_string();

@@ -301,7 +301,7 @@ mod test {
     }
 
     #[test]
-    fn every_language_has_its_keyboard_by_all_names() {
+    fn every_language_finds_its_keyboard_by_every_name() {
         for (short, culture) in LANGUAGES {
             let layout = Layout::named(culture).unwrap();
             assert_eq!(Layout::named(short).unwrap().name(), layout.name(), "{short}");
@@ -322,7 +322,7 @@ mod test {
     }
 
     #[test]
-    fn the_keyboards_of_latin_letters_type_all_of_ascii() {
+    fn latin_keyboards_type_all_of_ascii() {
         let others = ["ar", "bg", "el", "he", "ru", "th", "uk"];
         for layout in all().into_iter().filter(|it| !others.contains(&it.name())) {
             let lacks = |it: &char| layout.sequences(Symbol::Char(*it)).is_empty();
@@ -334,7 +334,7 @@ mod test {
     }
 
     #[test]
-    fn modifiers_and_dead_keys_are_as_printed_on_the_keys() {
+    fn modifiers_and_dead_keys_match_real_keyboards() {
         for (keyboard, character, code, shift, third) in [
             ("de", 'z', 0x15, false, false),
             ("de", '@', 0x10, false, true),
@@ -391,7 +391,7 @@ mod test {
     }
 
     #[test]
-    fn x_makes_the_same_symbols_of_the_keys_that_are_sent() {
+    fn sent_keys_produce_the_same_symbols_in_x() {
         let (mut lines, mut foreign) = (String::new(), 0);
         for layout in all() {
             let (x, variant) = layout.x;
@@ -430,7 +430,7 @@ mod test {
     }
 
     #[test]
-    fn every_old_number_of_a_symbol_means_what_x_says() {
+    fn every_legacy_keysym_matches_x() {
         let Some(output) = xkb("symbols", "") else { return };
         assert_eq!(String::from_utf8(output.stdout).unwrap(), include_str!("symbols.txt"));
     }

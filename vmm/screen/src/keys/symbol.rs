@@ -242,7 +242,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn symbols_have_their_characters_by_all_numbers() {
+    fn symbols_have_their_characters_for_all_keysyms() {
         for (keysym, character) in [
             (0x61, 'a'),
             (0xe4, 'ä'),
@@ -268,7 +268,7 @@ mod test {
     }
 
     #[test]
-    fn every_place_is_a_key_and_none_is_a_character() {
+    fn every_fixed_key_is_a_key_and_not_a_character() {
         for (symbol, code) in FIXED_KEYS {
             assert!(Key::new(*code).is_some() && Symbol::of(*symbol).is_none(), "{symbol:#x}");
             assert_eq!(FIXED_KEYS.iter().filter(|it| it.0 == *symbol).count(), 1, "{symbol:#x}");

@@ -155,7 +155,7 @@ mod test {
     }
 
     #[test]
-    fn a_text_is_typed_key_by_key_and_no_faster_than_the_guest_takes_it() {
+    fn a_text_is_typed_at_the_guests_speed() {
         let tap = |code| [(code, true), (code, false)];
         assert_eq!(typed("us", "a\r\n\tb", false), [0x1e, 0x1c, 0x0f, 0x30].map(tap).concat());
         assert_eq!(
@@ -176,7 +176,7 @@ mod test {
     }
 
     #[test]
-    fn what_a_keyboard_cannot_type_is_named_before_anything_is_typed() {
+    fn untypable_characters_are_listed_before_typing() {
         let layout = Layout::named("ru").unwrap();
         let error = plan(&layout, "привет, world").unwrap_err().to_string();
         for word in ["the keyboard ru", "`w`, `o`, `r`, `l`, `d`;", "nothing was typed"] {
@@ -186,7 +186,7 @@ mod test {
     }
 
     #[test]
-    fn a_guest_without_a_keyboard_is_told() {
+    fn a_guest_without_a_keyboard_is_an_error() {
         let strokes = plan(&Layout::named("us").unwrap(), "a").unwrap();
         let error = send(&Hub::default(), &strokes).unwrap_err().to_string();
         assert!(error.contains("no keyboard: 0 of 1"), "{error}");

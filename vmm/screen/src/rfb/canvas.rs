@@ -455,7 +455,7 @@ mod test {
     }
 
     #[test]
-    fn a_picture_that_stays_is_looked_at_less_and_less_until_it_changes() {
+    fn a_still_picture_is_polled_less_often_until_it_changes() {
         let mut pace = Pace::new();
         let mut intervals = Vec::new();
         let mut time = Duration::ZERO;
@@ -471,7 +471,7 @@ mod test {
     }
 
     #[test]
-    fn only_what_is_different_is_marked() {
+    fn only_changed_tiles_are_marked() {
         let fake = FakeDisplay::new(200, 100);
         let canvas = Canvas::new(Some(fake.clone()), Arc::default());
         let viewer = canvas.admit();
@@ -492,7 +492,7 @@ mod test {
     }
 
     #[test]
-    fn padded_lines_and_odd_starts_are_read_where_they_are() {
+    fn padded_lines_and_unaligned_starts_are_read() {
         let fake = FakeDisplay::new(33, 40);
         fake.set(Some(Mode { width: 33, height: 40, stride: 150, start: 4094 }));
         fake.draw(32, 39, 0x00ab_cdef);
@@ -508,7 +508,7 @@ mod test {
     }
 
     #[test]
-    fn another_mode_is_all_new_and_no_mode_is_black() {
+    fn a_new_mode_redraws_all_and_no_mode_is_black() {
         let fake = FakeDisplay::new(64, 64);
         let canvas = Canvas::new(Some(fake.clone()), Arc::default());
         let viewer = canvas.admit();

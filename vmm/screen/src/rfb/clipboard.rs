@@ -190,7 +190,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn written_messages_read_back() {
         let say = |write: fn(&mut Vec<u8>)| read(&body(write)).unwrap();
         assert_eq!(say(caps), ClipboardMessage::Caps { request: true, notify: true });
         assert_eq!(say(request), ClipboardMessage::Request);

@@ -159,7 +159,7 @@ mod test {
     }
 
     #[test]
-    fn one_address_leaves_places_for_others_and_nothing_is_remembered() {
+    fn connections_per_address_are_limited_and_released() {
         let limit = ConnectionLimit::new(8, 3);
         let acquire = |text: &str| limit.acquire(network(text));
         let mut taken: Vec<_> = (0..5).filter_map(|_| acquire("10.0.0.1")).collect();
@@ -181,7 +181,7 @@ mod test {
     }
 
     #[test]
-    fn who_waits_gives_way_and_who_is_busy_does_not() {
+    fn a_waiting_connection_is_evicted_and_a_busy_one_is_not() {
         let limit = ConnectionLimit::new(8, 3);
         let evictable = |text: &str| limit.acquire_evictable(network(text)).unwrap();
         let mine: Vec<_> = (0..3).map(|_| evictable("10.0.0.1")).collect();
@@ -202,7 +202,7 @@ mod test {
     }
 
     #[test]
-    fn many_addresses_leave_places_for_others_and_for_this_host() {
+    fn many_addresses_leave_slots_for_others_and_for_this_host() {
         let limit = ConnectionLimit::new(8, 3);
         let evictable = |text: &str| limit.acquire_evictable(network(text));
         let many: Vec<_> =

@@ -67,7 +67,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_door_has_a_line_a_minute_that_counts_the_others() {
+    fn failures_are_logged_once_a_minute_with_a_count() {
         let log = FailureLog::default();
         let network = |text: &str| PeerNetwork::of(text.parse().unwrap());
         let (one, other) = (network("192.0.2.1"), network("192.0.2.2"));

@@ -131,7 +131,7 @@ mod test {
     const HIGH: [u8; 16] = [16, 16, 0, 1, 0, 31, 0, 63, 0, 31, 11, 5, 0, 0, 0, 0];
 
     #[test]
-    fn what_is_read_is_written() {
+    fn a_format_reads_back() {
         for format in [PixelFormat::OURS, PixelFormat::read(&HIGH).unwrap()] {
             assert_eq!(PixelFormat::read(&format.write()).unwrap(), format);
         }
@@ -139,7 +139,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_no_pixel_can_be() {
+    fn refuses_invalid_pixel_formats() {
         let refused = |change: &[(usize, u8)]| {
             let mut bytes = HIGH;
             change.iter().for_each(|(at, value)| bytes[*at] = *value);
@@ -162,7 +162,7 @@ mod test {
     }
 
     #[test]
-    fn no_bytes_make_it_panic() {
+    fn no_input_makes_it_panic() {
         let mut state = 1_u32;
         for _ in 0..200_000 {
             let bytes: [u8; 16] = std::array::from_fn(|at| {

@@ -321,7 +321,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn versions_that_never_were_are_the_nearest_that_was() {
+    fn unknown_versions_map_to_the_nearest_known_one() {
         let version = |text: &[u8; 12]| parse_version(text).ok();
         assert_eq!(version(b"RFB 003.003\n"), Some(Version::V3));
         assert_eq!(version(b"RFB 003.005\n"), Some(Version::V3));

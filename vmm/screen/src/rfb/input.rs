@@ -212,7 +212,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn a_guest_that_does_not_read_is_waited_for_once() {
+    async fn a_stalled_guest_is_waited_for_once() {
         const LONG: Duration = Duration::from_secs(60);
         let (hub, full) = (Arc::<Hub>::default(), Arc::<Full>::default());
         hub.register(full.clone());
@@ -238,7 +238,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_held_is_let_go_when_the_client_leaves() {
+    fn held_keys_and_buttons_are_released_when_the_client_leaves() {
         let (mut input, seen) = input();
         seen.tablet.store(true, Ordering::Relaxed);
         let (shift, a) = (Source::Symbol(0xffe1), Source::Key(Key::new(0x1e).unwrap()));
@@ -255,7 +255,7 @@ mod test {
     }
 
     #[test]
-    fn a_key_that_was_pressed_by_its_symbol_is_let_go_by_its_place() {
+    fn a_key_pressed_by_keysym_is_released_by_scancode() {
         let (mut input, seen) = input();
         // The guest's keyboard has `z` at another position than the client's.
         for (keysym, code, guest) in [(0xff0d, 0x1c, 0x1c), (0x7a, 0x15, 0x2c)] {
@@ -271,7 +271,7 @@ mod test {
     }
 
     #[test]
-    fn a_tablet_gets_places_and_a_mouse_gets_ways() {
+    fn a_tablet_gets_positions_and_a_mouse_gets_movements() {
         let (mut input, seen) = input();
         input.move_to(PointerEvent { x: 10, y: 20, buttons: 0 }, (640, 480));
         assert!(input.is_relative());
@@ -299,7 +299,7 @@ mod test {
     }
 
     #[test]
-    fn pictures_of_one_pixel_and_places_outside_of_them_are_harmless() {
+    fn tiny_pictures_and_positions_outside_are_harmless() {
         let (mut input, _) = input();
         for size in [(0, 0), (1, 1), (65535, 1)] {
             input.move_to(PointerEvent { x: 65535, y: 65535, buttons: 0xffff }, size);

@@ -23,7 +23,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn scan_codes_are_places() {
+    fn scan_codes_become_key_codes() {
         let code_of = |code| from_scan_code(code).map(Key::code);
         assert_eq!(code_of(0x1e), Some(0x1e));
         assert_eq!(code_of(0x9d), Some(0xe01d), "the right Control key");

@@ -308,7 +308,7 @@ mod test {
     }
 
     #[test]
-    fn a_port_in_use_is_one_sentence() {
+    fn a_port_in_use_is_reported_in_one_sentence() {
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let outcome = outcome(&other.local_addr().unwrap().to_string());
         assert!(outcome.ends_with("the port is in use by another process"), "{outcome}");

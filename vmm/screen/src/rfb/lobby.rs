@@ -225,7 +225,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn who_comes_is_one_short_line() {
+    async fn an_announcement_is_one_short_printable_line() {
         assert_eq!(announced(b"10.88.0.1 (web)\nRFB").await.as_deref(), Some("10.88.0.1 (web)"));
         for bad in [&b"RFB 003.008"[..], b"a\x1b[2J\n", &[b'x'; 200], b"\xc3\xa4\n", b""] {
             assert_eq!(announced(bad).await, None, "{}", bad.escape_ascii());
@@ -233,7 +233,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn when_the_machine_leaves_its_client_is_let_go() {
+    async fn the_client_is_disconnected_when_the_machine_leaves() {
         let (client, mut screen) = tokio::io::duplex(1024);
         let (relayed, mut machine) = tokio::io::duplex(1024);
         let welcome =

@@ -255,7 +255,7 @@ mod test {
     }
 
     #[test]
-    fn every_message_is_read_when_it_is_complete_and_not_before() {
+    fn a_message_is_read_only_when_complete() {
         let format = [&[0, 0, 0, 0][..], &PixelFormat::OURS.write()].concat();
         assert_eq!(read(&format), Message::PixelFormat(PixelFormat::OURS));
         assert_eq!(
@@ -297,7 +297,7 @@ mod test {
     }
 
     #[test]
-    fn a_pointer_has_more_buttons_where_the_client_knows_them() {
+    fn extended_buttons_are_read_if_the_client_supports_them() {
         let more = [5, 0x82, 0, 5, 0, 6, 1];
         assert_eq!(parse(&more[..6], true).unwrap(), None);
         let pointer = Message::Pointer { buttons: 0x82, x: 5, y: 6 };
@@ -307,7 +307,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_is_no_message_and_skips_what_is_too_long() {
+    fn refuses_invalid_messages_and_skips_oversized_ones() {
         let mut format = [&[0, 0, 0, 0][..], &PixelFormat::OURS.write()].concat();
         format[4] = 24;
         for bad in [

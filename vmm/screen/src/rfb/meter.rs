@@ -98,7 +98,7 @@ mod test {
     use super::*;
 
     #[tokio::test]
-    async fn a_flood_is_read_slowly_and_nothing_of_it_is_lost() {
+    async fn a_flood_is_read_slowly_and_completely() {
         const LENGTH: usize = 160 << 10;
         let (mut client, line) = duplex(4 << 10);
         let mut line = Meter::new(line);
@@ -118,7 +118,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn what_comes_as_people_type_is_not_waited_for() {
+    async fn input_at_typing_speed_is_not_delayed() {
         let (mut client, line) = duplex(64);
         let mut line = Meter::new(line);
         for at in 0..100 {
@@ -129,7 +129,7 @@ mod test {
     }
 
     #[test]
-    fn who_was_quiet_may_paste_a_long_text_at_once() {
+    fn a_quiet_client_may_paste_a_long_text_at_once() {
         let mut meter = Meter::new(());
         let start = meter.since;
         for micros in 1..=2_000_000 {

@@ -141,7 +141,7 @@ mod test {
     }
 
     #[test]
-    fn rows_are_those_of_the_area() {
+    fn rows_cover_the_area() {
         let pixels: Vec<u32> = (0..50).collect();
         let view =
             View { pixels: &pixels, stride: 10, area: Area { x: 8, y: 3, width: 2, height: 2 } };

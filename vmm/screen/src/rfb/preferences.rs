@@ -128,7 +128,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn thousands_of_unknown_numbers_are_fine() {
+    fn thousands_of_unknown_encodings_are_accepted() {
         let mut numbers: Vec<i32> = (1000..60_000).collect();
         numbers.extend([-26, -254, 1, 0, -223, -308, i32::MIN, i32::MAX, -312, 0x574d_5668]);
         let preferences = Preferences::read(&numbers);
@@ -147,7 +147,7 @@ mod test {
     }
 
     #[test]
-    fn a_slow_line_lowers_the_quality_that_was_asked_for_and_never_below_the_least() {
+    fn a_slow_line_lowers_the_quality_to_a_minimum() {
         let preferences = Preferences::read(&[-24]);
         assert_eq!(preferences.parameters(0).quality, Some(8));
         assert_eq!(preferences.parameters(3).quality, Some(5));

@@ -112,7 +112,7 @@ mod test {
     }
 
     #[test]
-    fn a_line_that_keeps_up_may_have_more_on_its_way() {
+    fn a_fast_line_gets_a_larger_window() {
         let mut rate = Rate::default();
         (0..100).for_each(|_| round(&mut rate, 100 << 10, 80));
         assert_eq!((rate.window, rate.slow), (*WINDOW.end(), 0), "long delay, high bandwidth");
@@ -124,7 +124,7 @@ mod test {
     }
 
     #[test]
-    fn a_line_that_falls_behind_gets_less_and_worse_and_recovers() {
+    fn a_slow_line_gets_less_data_in_lower_quality_and_recovers() {
         let mut rate = Rate::default();
         round(&mut rate, 1 << 10, 10);
         (0..20).for_each(|_| round(&mut rate, 100 << 10, 900));
@@ -134,7 +134,7 @@ mod test {
     }
 
     #[test]
-    fn answers_that_nobody_waits_for_are_nothing() {
+    fn unexpected_confirmations_are_ignored() {
         let mut rate = Rate::default();
         rate.arrived(u64::MAX, Instant::now());
         rate.all_arrived(Instant::now());

@@ -310,7 +310,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn answers_are_those_of_the_protocol() {
+    fn responses_match_the_protocol() {
         // The usual test vector of DES, with the bits of its key reversed.
         let key = "\x40\x02\x22\x62\x4a\x2a\x3e\x7f";
         assert_eq!(encrypt("", &[0; 16])[..8], [0x8c, 0xa6, 0x4d, 0xe9, 0xc1, 0xb1, 0x23, 0xa7]);
@@ -319,7 +319,7 @@ mod test {
     }
 
     #[test]
-    fn the_second_password_is_for_looking() {
+    fn the_second_password_is_view_only() {
         let passwords = Passwords {
             full: Some("full".into()),
             view: Some("view".into()),
@@ -338,7 +338,7 @@ mod test {
     }
 
     #[test]
-    fn guessing_becomes_slow_and_memory_is_bounded() {
+    fn wrong_passwords_cause_delays_and_memory_is_bounded() {
         let mut records = Records::default();
         let now = Instant::now();
         let network = PeerNetwork::of("10.0.0.1".parse().unwrap());
@@ -378,7 +378,7 @@ mod test {
     }
 
     #[test]
-    fn guesses_of_many_addresses_share_one_budget() {
+    fn wrong_passwords_of_many_addresses_share_one_limit() {
         let (mut records, start) = (Records::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         let network = |text: &str| PeerNetwork::of(text.parse().unwrap());
@@ -424,7 +424,7 @@ mod test {
     }
 
     #[test]
-    fn a_password_that_comes_too_early_is_not_looked_at() {
+    fn a_password_sent_too_early_is_not_checked() {
         let limiter = LoginLimiter::default();
         let network = PeerNetwork::of("10.0.0.1".parse().unwrap());
         assert_eq!(limiter.check(network, || None), Err(Denied::Wrong(1)));
@@ -435,7 +435,7 @@ mod test {
     }
 
     #[test]
-    fn a_door_is_an_address_or_a_network_and_is_shown_so() {
+    fn peers_are_grouped_and_printed_by_network() {
         let network = |text: &str| PeerNetwork::of(text.parse().unwrap());
         assert_eq!(network("2001:db8::1"), network("2001:db8::2:1"));
         assert_eq!(network("::ffff:10.0.0.1"), network("10.0.0.1"));

@@ -152,7 +152,7 @@ fn network(last: u8) -> Entry {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_picture_and_its_changes_arrive_as_they_are() {
+async fn a_picture_and_its_changes_arrive_unchanged() {
     let bench = bench(rules(Passwords::default()));
     let mut viewer = bench.viewer().await;
     assert_eq!((viewer.size, viewer.name.as_str()), ((320, 200), "Prüfung"));
@@ -173,7 +173,7 @@ async fn a_picture_and_its_changes_arrive_as_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_for_all_of_the_picture_is_shown_what_it_is_now() {
+async fn a_full_request_gets_the_current_picture() {
     let bench = bench(rules(Passwords::default()));
     let mut viewer = bench.viewer().await;
     viewer.encodings(&[0, -224]).await;
@@ -186,7 +186,7 @@ async fn who_asks_for_all_of_the_picture_is_shown_what_it_is_now() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sizes_reach_clients_and_their_wishes_the_display() {
+async fn sizes_reach_clients_and_resize_requests_reach_the_display() {
     let bench = bench(rules(Passwords::default()));
     let (mut extended, mut plain, mut old) =
         (bench.viewer().await, bench.viewer().await, bench.viewer().await);
@@ -288,7 +288,7 @@ async fn extensions_are_confirmed_and_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
+async fn a_client_gets_an_invisible_pointer_once() {
     let bench = bench(rules(Passwords::default()));
     let bytes = |count: usize| Some(vec![0; count]);
     for (numbers, wanted) in [
@@ -331,7 +331,7 @@ async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn continuous_updates_come_unasked_until_they_end() {
+async fn continuous_updates_arrive_until_disabled() {
     let bench = bench(rules(Passwords::default()));
     let mut viewer = bench.viewer().await;
     viewer.encodings(&[0, -224, -312, -313]).await;
@@ -359,7 +359,7 @@ async fn continuous_updates_come_unasked_until_they_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_reach_the_guest_and_are_let_go_when_the_client_drops() {
+async fn keys_reach_the_guest_and_are_released_on_disconnect() {
     let bench = bench(rules(Passwords::default()));
     let mut viewer = bench.viewer().await;
     viewer.send(&[4, 1, 0, 0, 0, 0, 0xff, 0xe1]).await;
@@ -387,7 +387,7 @@ async fn keys_reach_the_guest_and_are_let_go_when_the_client_drops() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_types_faster_than_the_guest_reads_waits_and_others_do_not() {
+async fn typing_faster_than_the_guest_delays_only_the_typist() {
     let bench = bench(rules(Passwords::default()));
     *bench.board.lights.lock().unwrap() = Some(Lights::default());
     let full = |full| bench.board.full.store(full, Ordering::Relaxed);
@@ -418,7 +418,7 @@ async fn who_types_faster_than_the_guest_reads_waits_and_others_do_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn texts_go_both_ways() {
+async fn clipboard_texts_go_both_ways() {
     let bench = bench(rules(Passwords::default()));
     let (mut new, mut old) = (bench.viewer().await, bench.viewer().await);
     new.encodings(&[0, -1_063_131_698]).await;
@@ -451,7 +451,7 @@ async fn texts_go_both_ways() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_wants_to_be_alone_sends_others_away_and_lookers_do_not() {
+async fn an_exclusive_client_disconnects_others_but_not_for_view_only() {
     let bench = bench(rules(Passwords::default()));
     let mut first = bench.viewer().await;
     let looker = bench.connect(Entry::Authenticated { view_only: true });
@@ -503,7 +503,7 @@ async fn vnc(line: &mut DuplexStream, version: &[u8; 12], password: &str) -> any
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn passwords_are_asked_for_in_every_version() {
+async fn passwords_are_required_in_every_version() {
     let bench = bench(rules(both()));
     for version in [b"RFB 003.003\n", b"RFB 003.007\n", b"RFB 003.008\n"] {
         let mut line = bench.connect(network(1));
@@ -541,7 +541,7 @@ async fn passwords_are_asked_for_in_every_version() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn viewers_that_another_process_let_in_are_called_as_it_says() {
+async fn relayed_viewers_have_their_announced_names() {
     let bench = bench(rules(Passwords::default()));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("screen");
@@ -632,7 +632,7 @@ async fn over_tls(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_and_passwords_go_through_tls_whose_certificate_can_be_replaced() {
+async fn logins_go_through_tls_with_a_replaceable_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -662,7 +662,7 @@ async fn names_and_passwords_go_through_tls_whose_certificate_can_be_replaced() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_door_has_its_own_rules() {
+async fn each_listener_has_its_own_rules() {
     let bench = bench(Rules { view_only: true, ..rules(Passwords::default()) });
     let looker = bench.viewer().await;
     let (near, far) = duplex(64 << 10);
@@ -708,7 +708,7 @@ async fn http_is_answered_and_noise_is_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_with_a_map_of_colours_are_sent_one() {
+async fn clients_with_a_colour_map_receive_one() {
     let bench = bench(rules(Passwords::default()));
     let mut viewer = bench.viewer().await;
     let mut format = PixelFormat::OURS.write();
@@ -718,7 +718,7 @@ async fn clients_with_a_map_of_colours_are_sent_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_clients_than_there_is_room_for_are_told() {
+async fn too_many_clients_are_refused_with_a_reason() {
     let bench = bench(rules(Passwords::default()));
     let mut viewers = Vec::new();
     for _ in 0..MAX_CLIENTS {
@@ -741,7 +741,7 @@ async fn more_clients_than_there_is_room_for_are_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_says_no_password_gives_way_to_who_does() {
+async fn silent_clients_do_not_block_clients_with_a_password() {
     let bench = bench(rules(both()));
     // Nor do silent clients take slots of admitted ones.
     let mut viewers = Vec::new();
@@ -765,7 +765,7 @@ async fn who_says_no_password_gives_way_to_who_does() {
 /// Random bytes of clients, before and after authentication. They may disconnect only the client
 /// that sent them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_bytes_end_their_own_client_alone() {
+async fn random_bytes_disconnect_only_their_own_client() {
     let bench = bench(rules(both()));
     let mut noise = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = move || {
@@ -811,7 +811,7 @@ async fn any_bytes_end_their_own_client_alone() {
 /// announced one, even if the mode changes meanwhile. Areas that the new picture does not cover
 /// become black.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
+async fn an_update_is_completed_even_if_the_mode_changes() {
     let mode = |width, height| Some(Mode { width, height, stride: 4 * width, start: 0 });
     for encoding in [0, 2] {
         let bench = bench(rules(Passwords::default()));
@@ -847,7 +847,7 @@ async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
 
 /// Clients that do not read occupy the budget, and must not block others that need it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
+async fn slow_clients_with_large_updates_leave_memory_for_others() {
     let bench = bench(rules(Passwords::default()));
     let size = (2200, 1900);
     bench.fake.set(Some(Mode { width: 2200, height: 1900, stride: 8800, start: 0 }));
@@ -877,7 +877,7 @@ async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
 
 /// A client sends requests with long replies and reads none: memory is bounded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_and_does_not_read_is_not_heard_any_further() {
+async fn a_client_that_does_not_read_is_not_read_from_either() {
     let bench = bench(rules(Passwords::default()));
     bench.server.copied(&"a text ".repeat(100_000));
     let mut viewer = bench.viewer().await;
@@ -1015,7 +1015,7 @@ async fn scrolls(bench: &Bench, encodings: &[i32]) -> (usize, usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_scrolls_is_moved_by_those_who_can() {
+async fn scrolled_areas_are_moved_for_clients_with_copyrect() {
     let bench = bench(rules(Passwords::default()));
     let all = 320 * 200;
     let (moved, drawn) = scrolls(&bench, &[0]).await;
@@ -1056,7 +1056,7 @@ async fn request_randomly(mut viewer: TestClient, seed: u32) -> TestClient {
 /// All kinds of clients at once. In the end, clients with and without CopyRect see the picture of
 /// the display.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_moves_all_clients_see_the_same_in_the_end() {
+async fn all_clients_converge_to_the_same_picture() {
     let bench = bench(rules(Passwords::default()));
     let mut clients = tokio::task::JoinSet::new();
     for seed in 0..6 {

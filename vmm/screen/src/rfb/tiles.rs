@@ -193,7 +193,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_put_in_comes_out_once_as_rectangles() {
+    fn inserted_tiles_come_out_once_as_rectangles() {
         let mut tiles = Tiles::none(100, 70);
         tiles.insert_area(area(31, 0, 2, 33));
         tiles.insert(99, 69);
@@ -205,7 +205,7 @@ mod test {
     }
 
     #[test]
-    fn everything_is_one_rectangle_or_bands_of_about_the_size_asked_for() {
+    fn a_full_picture_is_one_rectangle_or_bands_of_limited_size() {
         let mut areas = Vec::new();
         Tiles::all(1920, 1080).take(usize::MAX, &mut areas);
         assert_eq!(areas, [area(0, 0, 1920, 1080)]);
@@ -222,7 +222,7 @@ mod test {
     }
 
     #[test]
-    fn areas_beyond_the_picture_are_nothing() {
+    fn areas_outside_of_the_picture_are_empty() {
         for area in [
             area(100, 0, 9, 9),
             area(0, 70, 1, 1),
@@ -241,7 +241,7 @@ mod test {
     }
 
     #[test]
-    fn bounds_are_as_small_as_they_can_be() {
+    fn bounds_are_minimal() {
         let mut tiles = Tiles::none(100, 70);
         assert!(tiles.bounds().is_empty() && Tiles::none(0, 0).bounds().is_empty());
         tiles.insert(40, 69);
@@ -255,7 +255,7 @@ mod test {
     }
 
     #[test]
-    fn a_part_is_split_off() {
+    fn a_part_can_be_split_off() {
         let mut tiles = Tiles::all(64, 64);
         let mut part = tiles.split_off(area(0, 0, 64, 1));
         let mut areas = Vec::new();

@@ -82,7 +82,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_pages_name_files_that_are_there() {
+    fn the_pages_link_to_existing_files() {
         for name in ["index.html", "login.html"] {
             let text = unpacked(find(name).unwrap());
             let names: Vec<_> = text
@@ -99,7 +99,7 @@ mod test {
     }
 
     #[test]
-    fn novnc_is_whole_and_has_its_licence() {
+    fn novnc_is_complete_and_has_its_licence() {
         for (name, words) in [
             ("novnc/core/rfb.js", "export default class RFB"),
             ("novnc/vendor/pako/lib/zlib/inflate.js", "inflateInit"),
@@ -133,7 +133,7 @@ mod test {
     }
 
     #[test]
-    fn a_text_cannot_leave_its_place_in_a_page() {
+    fn text_in_a_page_is_escaped() {
         assert_eq!(escaped("<a href='x'>\"&"), "&lt;a href=&#39;x&#39;&gt;&quot;&amp;");
     }
 }

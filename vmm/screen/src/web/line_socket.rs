@@ -142,7 +142,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn answers_that_nobody_takes_do_not_pile_up() {
+    async fn unread_answers_do_not_accumulate() {
         let (mut socket, mut them) = connected().await;
         // RFC 6455 5.2, with a mask of zeros.
         let ping = [&[0x89, 0x80 | PING, 0, 0, 0, 0][..], &[1; PING as usize]].concat();
@@ -172,7 +172,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn who_is_told_much_is_asked_all_the_same() {
+    async fn a_busy_client_is_pinged_too() {
         let (mut socket, mut them) = connected().await;
         socket.ping_timer = interval(3 * MOMENT);
         socket.ping_timer.tick().await;

@@ -78,7 +78,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn memory_is_bounded_and_the_newest_stay() {
+    fn sessions_are_limited_and_the_newest_are_kept() {
         let sessions = Sessions::default();
         let first = sessions.start(Access::Full).unwrap();
         assert_eq!(first.len(), 64);

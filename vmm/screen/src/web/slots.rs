@@ -168,7 +168,7 @@ mod test {
     }
 
     #[test]
-    fn who_is_answered_stays_and_who_has_not_asked_yet_gives_way() {
+    fn an_active_connection_stays_and_an_idle_one_is_evicted() {
         let slots = Slots::new(8, 3);
         let enter = |text: &str| slots.acquire(network(text)).unwrap();
         let mine: Vec<_> = (0..3).map(|_| enter("10.0.0.1")).collect();

@@ -240,7 +240,7 @@ mod test {
     }
 
     #[test]
-    fn the_answer_is_that_of_the_specification() {
+    fn the_handshake_matches_the_specification() {
         let mut list = vec![
             ("connection", "keep-alive, Upgrade"),
             ("upgrade", "WebSocket"),

@@ -302,7 +302,7 @@ impl Viewer {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_page_and_its_files_are_there_and_safe() {
+async fn the_page_and_its_files_are_served_with_security_headers() {
     let bench = bench("");
     let page = bench.ask("GET /", &[]).await;
     assert_eq!(page.status, 200);
@@ -345,7 +345,7 @@ async fn the_page_and_its_files_are_there_and_safe() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_password_only_pages_of_ours_reach_the_screen() {
+async fn without_a_password_only_same_origin_pages_get_the_screen() {
     let bench = bench("");
     let origin = bench.origin();
     let mut viewer = bench.look(&[&origin]).await;
@@ -374,7 +374,7 @@ async fn without_a_password_only_pages_of_ours_reach_the_screen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_everybody_is_told_is_told_to_no_page_of_others() {
+async fn status_lines_are_refused_to_foreign_pages() {
     let bench = bench(",auth=none");
     let ours = bench.origin();
     let rebound = ["Host: evil.example:6080", "Origin: http://evil.example:6080"];
@@ -392,7 +392,7 @@ async fn what_everybody_is_told_is_told_to_no_page_of_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_everybody_may_come_pages_of_anybodys_name_do_not_reach_the_screen() {
+async fn an_open_screen_refuses_pages_under_foreign_host_names() {
     let bench = bench(",auth=none,origin=http://vm.example");
     let rebound = ["Host: evil.example:6080", "Origin: http://evil.example:6080"];
     assert_eq!(bench.status(&rebound).await, 403);
@@ -423,7 +423,7 @@ async fn where_everybody_may_come_pages_of_anybodys_name_do_not_reach_the_screen
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_for_more_than_one_place_is_answered_by_none() {
+async fn a_request_with_several_hosts_is_refused() {
     for bench in [bench(",auth=none"), bench(",proxy=127.0.0.1"), bench("")] {
         for hosts in [
             &["Host: evil.example,localhost"][..],
@@ -452,7 +452,7 @@ async fn a_request_for_more_than_one_place_is_answered_by_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_opens_the_page_and_logging_out_closes_it() {
+async fn a_password_opens_the_page_and_logout_closes_it() {
     let folder = tempfile::tempdir().unwrap();
     let full = secret(folder.path(), "full", "f u+ll");
     let view = secret(folder.path(), "view", "look");
@@ -497,7 +497,7 @@ async fn a_password_opens_the_page_and_logging_out_closes_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wrong_passwords_cost_time_at_every_door() {
+async fn wrong_passwords_cause_delays_at_every_endpoint() {
     let folder = tempfile::tempdir().unwrap();
     let full = secret(folder.path(), "full", "full");
     let bench = bench(&format!(",password={full}"));
@@ -519,7 +519,7 @@ async fn wrong_passwords_cost_time_at_every_door() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_served_besides_is_behind_the_gate() {
+async fn additional_routes_are_behind_the_gate() {
     let folder = tempfile::tempdir().unwrap();
     let full = secret(folder.path(), "full", "full");
     let view = secret(folder.path(), "view", "view");
@@ -545,7 +545,7 @@ async fn what_is_served_besides_is_behind_the_gate() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_may_act_without_an_origin_where_no_password_is_asked_for() {
+async fn without_a_password_programs_may_act_without_an_origin() {
     let bench = bench(",auth=none");
     let json = "Content-Type: application/json";
     for (headers, status) in [
@@ -564,7 +564,7 @@ async fn programs_may_act_without_an_origin_where_no_password_is_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guesses_of_many_addresses_are_limited_together() {
+async fn wrong_passwords_of_many_addresses_are_limited_together() {
     let folder = tempfile::tempdir().unwrap();
     let full = secret(folder.path(), "full", "full");
     let bench = bench(&format!(",password={full},proxy=127.0.0.1"));
@@ -596,7 +596,7 @@ async fn guesses_of_many_addresses_are_limited_together() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn buttons_are_pressed_by_pages_of_ours_that_may_touch() {
+async fn buttons_work_for_same_origin_pages_with_full_access() {
     let bench = bench(",auth=none");
     let origin = bench.origin();
     let ours = [&*origin];
@@ -620,7 +620,7 @@ async fn buttons_are_pressed_by_pages_of_ours_that_may_touch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_can_be_a_part_of_something_else_below_a_path() {
+async fn the_routes_can_be_nested_below_a_path() {
     let (server, board) = server();
     let rules = Rules { name: "a test".into(), ..Rules::default() };
     let router = routes::router(own(&server), rules, Farewell::default(), more());
@@ -648,7 +648,7 @@ async fn it_can_be_a_part_of_something_else_below_a_path() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_too_long_or_too_many_is_turned_away() {
+async fn requests_that_are_too_long_or_too_many_are_refused() {
     let bench = bench("");
     let mut talker = bench.connect().await;
     talker.write_all(b"GET / HTTP/1.1\r\nCookie: ").await.unwrap();
@@ -686,7 +686,7 @@ async fn what_is_too_long_or_too_many_is_turned_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_never_ends_a_request_keeps_nobody_out() {
+async fn unfinished_requests_block_no_other_client() {
     let folder = tempfile::tempdir().unwrap();
     let full = secret(folder.path(), "full", "full");
     let bench = bench(&format!(",password={full}"));
@@ -708,7 +708,7 @@ async fn who_never_ends_a_request_keeps_nobody_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_said_too_slowly_is_not_heard() {
+async fn slow_request_bodies_are_refused() {
     let bench = bench(",auth=none");
     let text = format!(
         "POST /echo HTTP/1.1\nHost: {}\nContent-Type: application/json\nConnection: close\n\
@@ -723,7 +723,7 @@ async fn what_is_said_too_slowly_is_not_heard() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_address_has_a_part_of_the_viewers_and_is_told() {
+async fn viewers_per_address_are_limited_and_refused_with_a_reason() {
     let bench = bench(",proxy=127.0.0.1");
     let origin = bench.origin();
     let (one, other) = ("X-Forwarded-For: 10.0.0.1", "X-Forwarded-For: 10.0.0.2");
@@ -741,7 +741,7 @@ async fn one_address_has_a_part_of_the_viewers_and_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_addresses_of_the_loopback_guess_at_one_door() {
+async fn all_loopback_addresses_share_one_login_limit() {
     let folder = tempfile::tempdir().unwrap();
     let full = secret(folder.path(), "full", "full");
     let bench = bench(&format!(",password={full}"));
@@ -770,7 +770,7 @@ async fn all_addresses_of_the_loopback_guess_at_one_door() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_at_a_unix_socket_says_for_whom_it_asks() {
+async fn a_proxy_on_a_unix_socket_is_trusted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("web");
     let full = secret(folder.path(), "full", "full");
@@ -831,7 +831,7 @@ async fn over_tls(bench: &Bench, path: &str) -> (CertificateDer<'static>, Answer
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_can_be_replaced_while_it_runs() {
+async fn certificates_can_be_replaced_at_run_time() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| secret(folder.path(), name, text);
     let (cert, key) = (file("cert", CERTIFICATE), file("key", KEY));

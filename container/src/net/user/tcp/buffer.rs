@@ -138,7 +138,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_comes_out_is_what_went_in_and_memory_does_not_grow() {
+    fn a_buffer_returns_its_input_and_does_not_grow() {
         let mut buffer = Buffer::default();
         let (mut put, mut got) = (0_u8, 0_u8);
         for round in 0..1000_u16 {
@@ -160,7 +160,7 @@ mod test {
     }
 
     #[test]
-    fn all_together_get_no_more_than_there_is() {
+    fn all_buffers_together_stay_within_the_budget() {
         let budget = Budget::default();
         let mut capacities: Vec<Capacity> =
             (0..4000).map(|_| Capacity::new(1 << 16, 1 << 20, &budget)).collect();

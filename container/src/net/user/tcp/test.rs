@@ -26,7 +26,7 @@ fn handle(tcp: &mut Tcp, (segment, data): &Sent, now: Instant) {
 }
 
 #[test]
-fn a_connection_that_carries_nothing_keeps_no_room() {
+fn an_idle_connection_releases_its_buffers() {
     let Pair { mut near, .. } = Pair::new(1460);
     assert!(near.is_loaded(), "it had memory from the start");
     near.release();
@@ -99,7 +99,7 @@ impl Pair {
 }
 
 #[test]
-fn data_arrives_whole_whatever_is_lost() {
+fn data_arrives_whole_despite_packet_loss() {
     for percent in [0, 1, 5, 20, 40] {
         let mut pair = Pair::new(1460);
         let data: Vec<u8> =
@@ -127,7 +127,7 @@ fn data_arrives_whole_whatever_is_lost() {
 }
 
 #[test]
-fn a_window_that_closed_is_asked_for_and_opens_again() {
+fn a_closed_window_is_probed_and_reopens() {
     let mut pair = Pair::new(1460);
     let data = vec![5; 4 << 20];
     let mut put = 0;
@@ -150,7 +150,7 @@ fn a_window_that_closed_is_asked_for_and_opens_again() {
 }
 
 #[test]
-fn a_guest_that_is_gone_is_found_out() {
+fn a_vanished_guest_is_detected() {
     let mut pair = Pair::new(1460);
     let mut asked = 0;
     for _ in 0..100 {
@@ -175,7 +175,7 @@ fn a_guest_that_is_gone_is_found_out() {
 }
 
 #[test]
-fn a_reset_counts_only_where_the_next_byte_would_be() {
+fn a_reset_is_accepted_only_at_the_next_sequence_number() {
     let mut pair = Pair::new(1460);
     let (next, ack) = (pair.far.receiver.next, pair.far.sender.next);
     let reset = |seq| Segment { seq, ack, flags: RST, ..Segment::default() };
@@ -188,7 +188,7 @@ fn a_reset_counts_only_where_the_next_byte_would_be() {
 }
 
 #[test]
-fn a_guest_that_forgot_us_is_asked_and_not_believed_at_once() {
+fn a_syn_on_an_open_connection_gets_a_challenge_ack() {
     let mut pair = Pair::new(1460);
     let syn = Segment { seq: Seq(99), flags: SYN, ..Segment::default() };
     pair.far.handle(&syn, pair.now);
@@ -197,7 +197,7 @@ fn a_guest_that_forgot_us_is_asked_and_not_believed_at_once() {
 }
 
 #[test]
-fn what_is_aborted_is_told_once() {
+fn an_abort_sends_one_reset() {
     let mut pair = Pair::new(1460);
     pair.far.abort();
     let sent = emit(&mut pair.far, pair.now);
@@ -207,7 +207,7 @@ fn what_is_aborted_is_told_once() {
 }
 
 #[test]
-fn an_end_goes_with_the_last_data() {
+fn fin_is_sent_with_the_last_data() {
     let mut pair = Pair::new(1460);
     pair.put(b"all");
     pair.near.finish();
@@ -219,7 +219,7 @@ fn an_end_goes_with_the_last_data() {
 }
 
 #[test]
-fn what_comes_in_another_order_is_put_in_order() {
+fn reorders_segments() {
     let mut pair = Pair::new(1460);
     let data: Vec<u8> = (0..14_600_u32).map(|it| it.to_be_bytes()[3]).collect();
     pair.put(&data);
@@ -238,7 +238,7 @@ fn what_comes_in_another_order_is_put_in_order() {
 }
 
 #[test]
-fn many_connections_together_hold_little_more_than_their_budget() {
+fn buffers_of_many_connections_stay_near_the_budget() {
     const MANY: usize = 600;
     for mss in [1460, 65480] {
         let (now, budget) = (Instant::now(), Budget::new(8 << 20));

@@ -68,7 +68,7 @@ fn refusing(errno: rustix::io::Errno) -> (Arc<dyn Image>, Arc<Mutex<bool>>, Repo
 const WRITE: Operation = Operation::Write { durable: false };
 
 #[test]
-fn keeps_writes_until_there_is_room_and_says_so_once() {
+fn holds_writes_until_there_is_room_and_reports_it_once() {
     let (image, full, reported) = tight();
     let (mut one, mut two) = (Driver::new(&image), Driver::new(&image));
     one.memory.write(0, &[7; 1024]).unwrap();
@@ -99,7 +99,7 @@ fn keeps_writes_until_there_is_room_and_says_so_once() {
 }
 
 #[test]
-fn waits_for_a_quota_as_for_room_but_not_for_a_file_that_may_not_grow() {
+fn waits_for_a_quota_but_not_for_a_file_size_limit() {
     let (image, full, reported) = refusing(rustix::io::Errno::DQUOT);
     let mut driver = Driver::new(&image);
     driver.push(WRITE, 0, 512, &[piece(0, 512)]);
@@ -115,7 +115,7 @@ fn waits_for_a_quota_as_for_room_but_not_for_a_file_that_may_not_grow() {
 }
 
 #[test]
-fn gives_back_what_it_keeps_for_a_machine_that_parks() {
+fn returns_held_writes_when_the_machine_parks() {
     let (image, full, reported) = tight();
     let mut driver = Driver::new(&image);
     driver.memory.write(0, &[9; 512]).unwrap();
@@ -141,7 +141,7 @@ fn gives_back_what_it_keeps_for_a_machine_that_parks() {
 }
 
 #[test]
-fn ends_at_once_when_the_machine_is_switched_off_meanwhile() {
+fn a_wait_for_space_ends_when_the_machine_is_switched_off() {
     let (image, full, reported) = tight();
     let mut driver = Driver::new(&image);
     driver.push(WRITE, 0, 512, &[piece(0, 512)]);
@@ -158,7 +158,7 @@ fn ends_at_once_when_the_machine_is_switched_off_meanwhile() {
 }
 
 #[test]
-fn waits_for_room_on_a_real_volume() {
+fn waits_for_space_on_a_real_volume() {
     let folder = tempfile::tempdir().unwrap();
     let mount = |kind: &str| {
         let mut mount = Command::new("mount");
@@ -166,7 +166,7 @@ fn waits_for_room_on_a_real_volume() {
         mount.output().is_ok_and(|it| it.status.success())
     };
     if !mount("tmpfs") {
-        skip::not_run("waits_for_room_on_a_real_volume", "mounting needs root");
+        skip::not_run("waits_for_space_on_a_real_volume", "mounting needs root");
         return;
     }
     let outcome = std::panic::catch_unwind(|| fill(folder.path()));

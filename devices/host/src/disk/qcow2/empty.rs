@@ -81,7 +81,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn qemu_finds_no_fault_in_an_image() {
+    fn qemu_img_check_accepts_a_new_image() {
         for size in [512_u64, 64 << 30, 4 << 40] {
             let file = tempfile::NamedTempFile::new().unwrap();
             create(file.as_file(), size).unwrap();

@@ -15,9 +15,9 @@ fn refusal(path: &Path) -> String {
 }
 
 #[test]
-fn follows_backing_files_in_its_own_folder_only_unless_told_to() {
+fn follows_backing_files_only_in_its_own_folder_by_default() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("follows_backing_files_in_its_own_folder_only_unless_told_to") {
+    if !qemu_img("follows_backing_files_only_in_its_own_folder_by_default") {
         return;
     }
     let (inner, secret) = (folder.path().join("images"), folder.path().join("secret.raw"));
@@ -66,9 +66,9 @@ fn follows_backing_files_in_its_own_folder_only_unless_told_to() {
 }
 
 #[test]
-fn a_ring_of_backing_files_ends() {
+fn a_loop_of_backing_files_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("a_ring_of_backing_files_ends") {
+    if !qemu_img("a_loop_of_backing_files_is_refused") {
         return;
     }
     let (one, two) = (folder.path().join("one.qcow2"), folder.path().join("two.qcow2"));
@@ -81,9 +81,9 @@ fn a_ring_of_backing_files_ends() {
 }
 
 #[test]
-fn refuses_what_it_does_not_know_and_says_what_to_do() {
+fn refuses_unknown_features_with_advice() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("refuses_what_it_does_not_know_and_says_what_to_do") {
+    if !qemu_img("refuses_unknown_features_with_advice") {
         return;
     }
     let image = folder.path().join("disk.qcow2");
@@ -122,9 +122,9 @@ fn refuses_what_it_does_not_know_and_says_what_to_do() {
 }
 
 #[test]
-fn what_a_kill_left_to_nobody_is_free_again() {
+fn clusters_leaked_by_a_kill_are_freed() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("what_a_kill_left_to_nobody_is_free_again") {
+    if !qemu_img("clusters_leaked_by_a_kill_are_freed") {
         return;
     }
     let (path, killed) = (folder.path().join("disk.qcow2"), folder.path().join("killed.qcow2"));
@@ -156,9 +156,9 @@ fn what_a_kill_left_to_nobody_is_free_again() {
 }
 
 #[test]
-fn grows_within_its_table_while_it_is_used() {
+fn grows_while_in_use_as_far_as_its_table_allows() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("grows_within_its_table_while_it_is_used") {
+    if !qemu_img("grows_while_in_use_as_far_as_its_table_allows") {
         return;
     }
     let path = folder.path().join("disk.qcow2");
@@ -270,9 +270,9 @@ fn torn_and_hostile_images_never_panic() {
 }
 
 #[test]
-fn tables_that_lie_about_places_are_errors() {
+fn invalid_table_offsets_are_errors() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("tables_that_lie_about_places_are_errors") {
+    if !qemu_img("invalid_table_offsets_are_errors") {
         return;
     }
     let path = folder.path().join("disk.qcow2");
@@ -323,9 +323,9 @@ fn written(path: &Path) -> (Vec<u8>, impl Fn(usize) -> u64 + use<>) {
 }
 
 #[test]
-fn no_entry_makes_a_guest_erase_or_write_the_header() {
+fn no_table_entry_exposes_the_header_to_the_guest() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("no_entry_makes_a_guest_erase_or_write_the_header") {
+    if !qemu_img("no_table_entry_exposes_the_header_to_the_guest") {
         return;
     }
     let path = folder.path().join("disk.qcow2");
@@ -350,9 +350,9 @@ fn no_entry_makes_a_guest_erase_or_write_the_header() {
 }
 
 #[test]
-fn refuses_to_count_one_table_again_and_again() {
+fn refuses_a_table_referenced_repeatedly() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("refuses_to_count_one_table_again_and_again") {
+    if !qemu_img("refuses_a_table_referenced_repeatedly") {
         return;
     }
     let path = folder.path().join("disk.qcow2");
@@ -373,9 +373,9 @@ fn refuses_to_count_one_table_again_and_again() {
 }
 
 #[test]
-fn takes_tables_that_are_longer_than_the_disk_needs() {
+fn accepts_tables_longer_than_necessary() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("takes_tables_that_are_longer_than_the_disk_needs") {
+    if !qemu_img("accepts_tables_longer_than_necessary") {
         return;
     }
     let path = folder.path().join("disk.qcow2");
@@ -419,8 +419,8 @@ fn peak() -> u64 {
 }
 
 #[test]
-fn counts_of_what_is_not_there_cost_no_memory() {
-    let test = "counts_of_what_is_not_there_cost_no_memory";
+fn missing_refcount_blocks_cost_no_memory() {
+    let test = "missing_refcount_blocks_cost_no_memory";
     if let Some(path) = std::env::var_os(CHILD) {
         let before = peak();
         drop(open_disk(&Config::new(PathBuf::from(path)), None).unwrap());
@@ -465,9 +465,9 @@ fn counts_of_what_is_not_there_cost_no_memory() {
 }
 
 #[test]
-fn refuses_to_search_one_refcount_block_again_and_again() {
+fn refuses_a_repeated_refcount_block() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("refuses_to_search_one_refcount_block_again_and_again") {
+    if !qemu_img("refuses_a_repeated_refcount_block") {
         return;
     }
     let path = folder.path().join("disk.qcow2");

@@ -29,7 +29,7 @@ fn disk(direct: Direct) -> Option<(tempfile::TempDir, Arc<dyn Image>)> {
 }
 
 #[test]
-fn carries_more_requests_and_more_pieces_than_the_kernel_takes_at_once() {
+fn handles_more_requests_and_pieces_than_the_ring_holds() {
     for direct in [Direct::Auto, Direct::Off] {
         let Some((_folder, image)) = disk(direct) else { return };
         let mut driver = Driver::new(&image);
@@ -51,7 +51,7 @@ fn carries_more_requests_and_more_pieces_than_the_kernel_takes_at_once() {
 }
 
 #[test]
-fn goes_on_with_what_waits_when_all_before_it_goes_aside() {
+fn serves_pending_requests_when_all_earlier_ones_fall_back() {
     let Some((folder, image)) = disk(Direct::Off) else { return };
     let mut driver = Driver::new(&image);
     let count = usize::from(DEPTH) * 3;
@@ -68,7 +68,7 @@ fn goes_on_with_what_waits_when_all_before_it_goes_aside() {
 }
 
 #[test]
-fn refuses_memory_that_is_not_there_and_touches_none() {
+fn refuses_memory_outside_of_ram_and_touches_none() {
     for direct in [Direct::Auto, Direct::Off] {
         let Some((_folder, image)) = disk(direct) else { return };
         let mut driver = Driver::new(&image);
@@ -92,7 +92,7 @@ fn refuses_memory_that_is_not_there_and_touches_none() {
 }
 
 #[test]
-fn answers_nothing_to_do_at_once() {
+fn empty_requests_complete_at_once() {
     let Some((_folder, image)) = disk(Direct::Off) else { return };
     let mut driver = Driver::new(&image);
     driver.execute(Operation::Read, 0, 0, &[]).unwrap();
@@ -101,7 +101,7 @@ fn answers_nothing_to_do_at_once() {
 }
 
 #[test]
-fn waits_for_the_kernel_when_it_is_dropped_with_requests_under_way() {
+fn a_drop_waits_for_requests_in_flight() {
     for direct in [Direct::Auto, Direct::Off] {
         let Some((_folder, image)) = disk(direct) else { return };
         for round in 0..20 {
@@ -131,7 +131,7 @@ fn sums(memory: &Memory) -> Vec<u64> {
 }
 
 #[test]
-fn its_event_is_quiet_while_there_is_nothing() {
+fn its_event_is_quiet_while_nothing_is_pending() {
     let Some((_folder, image)) = disk(Direct::Auto) else { return };
     let mut driver = Driver::new(&image);
     driver.write(0, &[1; 4096]).unwrap();
@@ -145,7 +145,7 @@ fn its_event_is_quiet_while_there_is_nothing() {
 }
 
 #[test]
-fn a_ring_does_what_a_disk_does_and_opens_no_socket() {
+fn a_ring_does_file_i_o_and_opens_no_socket() {
     let Some((folder, _image)) = disk(Direct::Off) else { return };
     let path = folder.path().join("disk");
     let other = File::open(&path).unwrap();
@@ -178,7 +178,7 @@ fn a_ring_does_what_a_disk_does_and_opens_no_socket() {
 }
 
 #[test]
-fn the_next_channel_finds_its_ring_empty_whatever_the_last_one_left() {
+fn a_leased_ring_is_always_empty() {
     let Some((_folder, image)) = disk(Direct::Auto) else { return };
     for round in 0..50 {
         let mut driver = Driver::new(&image);
@@ -197,7 +197,7 @@ fn the_next_channel_finds_its_ring_empty_whatever_the_last_one_left() {
 }
 
 #[test]
-fn more_channels_than_there_are_rings_are_as_good() {
+fn channels_without_a_ring_work_too() {
     let Some((_folder, image)) = disk(Direct::Off) else { return };
     let mut drivers: Vec<_> = (0..10).map(|_| Driver::new(&image)).collect();
     for (number, driver) in (0..).zip(&mut drivers) {

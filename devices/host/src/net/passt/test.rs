@@ -29,7 +29,7 @@ fn framed(frame: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn frames_arrive_behind_an_empty_header_however_they_were_cut() {
+fn frames_arrive_behind_an_empty_header_for_any_chunking() {
     let (mut port, _, mut peer) = pair();
     let memory = memory();
     memory.write(0x1000, &[0xff; 64]).unwrap();
@@ -61,7 +61,7 @@ fn frames_arrive_behind_an_empty_header_however_they_were_cut() {
 }
 
 #[test]
-fn a_frame_leaves_without_its_header_and_only_as_a_plain_one() {
+fn a_frame_is_sent_without_its_header_and_offloads_are_refused() {
     let (mut port, _, mut peer) = pair();
     let memory = memory();
     let from = [piece(0x1000, 5), piece(0x2000, 17), piece(0x3000, 20)];
@@ -88,7 +88,7 @@ fn a_frame_leaves_without_its_header_and_only_as_a_plain_one() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_gets_whole_frames_later_and_loses_some_after_a_second() {
+fn a_stalled_peer_loses_only_whole_frames_after_a_second() {
     let (mut port, link, mut peer) = pair();
     let memory = memory();
     let from = [piece(0x1000, 12), piece(0x2000, 60_000)];
@@ -115,7 +115,7 @@ fn a_peer_that_does_not_read_gets_whole_frames_later_and_loses_some_after_a_seco
 }
 
 #[test]
-fn a_length_that_no_frame_has_ends_the_connection() {
+fn an_invalid_frame_length_ends_the_connection() {
     for bad in [0_u32, 13, 65554, u32::MAX] {
         let (mut port, link, mut peer) = pair();
         peer.write_all(&bad.to_be_bytes()).unwrap();
@@ -130,7 +130,7 @@ fn a_length_that_no_frame_has_ends_the_connection() {
 }
 
 #[test]
-fn a_peer_that_restarts_is_found_again_with_a_new_beginning() {
+fn a_restarted_peer_is_reconnected_with_a_clean_stream() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("passt");
     let memory = memory();
@@ -199,10 +199,10 @@ fn passt(path: &Path) -> io::Result<Program> {
 }
 
 #[test]
-fn passt_itself_offers_an_address_and_again_after_it_was_started_anew() {
+fn passt_offers_an_address_again_after_a_restart() {
     use std::os::unix::fs::PermissionsExt;
 
-    const TEST: &str = "passt_itself_offers_an_address_and_again_after_it_was_started_anew";
+    const TEST: &str = "passt_offers_an_address_again_after_a_restart";
 
     let folder = tempfile::tempdir().unwrap();
     // passt changes its user before it creates its socket.

@@ -47,7 +47,7 @@ fn next(port: &mut dyn Port, memory: &Memory) -> Vec<u8> {
 }
 
 #[test]
-fn frames_go_both_ways_with_exactly_the_offloads_that_were_agreed_on() {
+fn frames_go_both_ways_with_the_negotiated_offloads() {
     in_namespace(skip::not_run, || {
         let tap = Tap::open(NAME, Options { pairs: 1, mtu: Some(1450) }).unwrap();
         set_addresses();
@@ -101,7 +101,7 @@ fn cut(length: usize) -> Vec<Piece> {
 }
 
 #[test]
-fn what_does_not_fit_into_the_guests_buffers_is_kept_for_it() {
+fn a_frame_larger_than_the_guests_buffers_is_held() {
     in_namespace(skip::not_run, || {
         let tap = Tap::open(NAME, ONE).unwrap();
         set_addresses();
@@ -127,7 +127,7 @@ fn what_does_not_fit_into_the_guests_buffers_is_kept_for_it() {
 }
 
 #[test]
-fn a_frame_that_is_none_is_refused_and_one_that_the_kernel_refuses_is_lost() {
+fn invalid_frames_are_refused_and_frames_the_kernel_rejects_lost() {
     in_namespace(skip::not_run, || {
         let tap = Tap::open(NAME, ONE).unwrap();
         let (memory, mut port) = (memory(), tap.ports().remove(0));
@@ -144,7 +144,7 @@ fn a_frame_that_is_none_is_refused_and_one_that_the_kernel_refuses_is_lost() {
 }
 
 #[test]
-fn queues_that_are_detached_get_nothing_and_an_interface_that_goes_takes_the_link_down() {
+fn detached_queues_are_silent_and_a_removed_interface_is_down() {
     in_namespace(skip::not_run, || {
         let tap = Tap::open(NAME, Options { pairs: 2, mtu: None }).unwrap();
         set_addresses();
@@ -170,7 +170,7 @@ fn queues_that_are_detached_get_nothing_and_an_interface_that_goes_takes_the_lin
 }
 
 #[test]
-fn an_interface_that_was_made_before_is_used_as_it_is_and_stays() {
+fn an_existing_interface_is_used_unchanged_and_kept() {
     in_namespace(skip::not_run, || {
         let refused = |options: Options| format!("{:#}", Tap::open(NAME, options).err().unwrap());
         ip("tuntap add vm0 mode tap");
@@ -193,8 +193,8 @@ fn an_interface_that_was_made_before_is_used_as_it_is_and_stays() {
 }
 
 #[test]
-fn a_macvtap_is_opened_by_its_path_and_says_which_address_the_guest_must_have() {
-    const TEST: &str = "a_macvtap_is_opened_by_its_path_and_says_which_address_the_guest_must_have";
+fn a_macvtap_is_opened_by_path_and_requires_its_mac_address() {
+    const TEST: &str = "a_macvtap_is_opened_by_path_and_requires_its_mac_address";
     in_namespace(skip::not_run, || {
         ip("link add up0 type veth peer name up1");
         ip("link set up0 up");
@@ -217,7 +217,7 @@ fn a_macvtap_is_opened_by_its_path_and_says_which_address_the_guest_must_have() 
 }
 
 #[test]
-fn what_was_inherited_is_told_apart_and_the_rest_refused() {
+fn inherited_descriptors_are_identified_and_others_refused() {
     let refused = |fd: &dyn AsFd| match inherit(&[fd.as_fd().as_raw_fd()]) {
         Err(error) => format!("{error:#}"),
         Ok(_) => panic!("it is taken"),

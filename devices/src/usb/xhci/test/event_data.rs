@@ -146,7 +146,7 @@ const UNKNOWN_SETTING: [u8; 8] = [0x00, 9, 77, 0, 0, 0, 0, 0];
 const WHOLE: u32 = 9 + 2 * (9 + 9 + 7);
 
 #[test]
-fn control_transfers_are_told_by_their_cookies() {
+fn control_transfers_are_reported_with_event_data() {
     let bench = both();
     let (driver, slot) = configured(&bench, 1);
     let mut guest = Guest::new(driver, slot);
@@ -170,7 +170,7 @@ fn control_transfers_are_told_by_their_cookies() {
 }
 
 #[test]
-fn a_short_control_transfer_is_told_with_its_length() {
+fn a_short_control_transfer_is_reported_with_its_length() {
     let bench = both();
     let (driver, slot) = configured(&bench, 1);
     let mut guest = Guest::new(driver, slot);
@@ -189,7 +189,7 @@ fn a_short_control_transfer_is_told_with_its_length() {
 }
 
 #[test]
-fn a_control_transfer_that_stalls_is_told_by_its_block() {
+fn a_stalled_control_transfer_is_reported_with_its_block() {
     let bench = both();
     let (driver, slot) = configured(&bench, 1);
     let mut guest = Guest::new(driver, slot);
@@ -207,7 +207,7 @@ fn a_control_transfer_that_stalls_is_told_by_its_block() {
 }
 
 #[test]
-fn reports_are_told_by_their_cookies() {
+fn interrupt_reports_are_reported_with_event_data() {
     let bench = both();
     let (driver, slot) = configured(&bench, 1);
     let mut guest = Guest::new(driver, slot);
@@ -242,7 +242,7 @@ fn reports_are_told_by_their_cookies() {
 }
 
 #[test]
-fn a_short_report_is_told_with_its_length() {
+fn a_short_report_is_reported_with_its_length() {
     let bench = both();
     let (driver, slot) = configured(&bench, 2);
     let mut guest = Guest::new(driver, slot);
@@ -262,7 +262,7 @@ fn a_short_report_is_told_with_its_length() {
 }
 
 #[test]
-fn an_event_data_block_alone_is_told_and_nothing_else_happens() {
+fn a_lone_event_data_block_only_causes_its_event() {
     let bench = both();
     let (driver, slot) = configured(&bench, 1);
     let mut guest = Guest::new(driver, slot);
@@ -312,7 +312,7 @@ impl Disk<'_> {
 }
 
 #[test]
-fn mass_storage_is_told_by_its_cookies() {
+fn mass_storage_transfers_are_reported_with_event_data() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     let content: Vec<u8> = (0..0x1_0000_u32).flat_map(|it| it.to_le_bytes()).collect();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn characters_are_those_that_become_a_key() {
+fn typable_characters_depend_on_the_layout() {
     let of = |name: &str| characters(&Layout::named(name).unwrap());
     let all = [("us", "aZ~ \"", "ä€한"), ("de", "äß€@ê^", "한ж"), ("ru", "жЯw", "ä한")];
     for (name, typed, lacks) in all {
@@ -44,7 +44,7 @@ fn plain(keyboard: &str, events: &[(char, u32)]) -> String {
 }
 
 #[test]
-fn a_key_alone_is_sent_when_the_client_holds_what_the_symbol_needs() {
+fn only_the_key_is_sent_if_the_client_holds_its_modifiers() {
     let at = u32::from(b'@');
     assert_eq!(plain("us", &[('+', SHIFT_L), ('+', at), ('-', at)]), "+2a +3 -3");
     assert_eq!(plain("de", &[('+', LEVEL3), ('+', at), ('-', at)]), "+e038 +10 -10");
@@ -60,7 +60,7 @@ fn a_key_alone_is_sent_when_the_client_holds_what_the_symbol_needs() {
 }
 
 #[test]
-fn other_modifiers_are_set_around_the_key_and_back() {
+fn other_modifiers_are_set_around_the_key_and_restored() {
     let at = u32::from(b'@');
     let option = [('+', ALT_L), ('+', at), ('-', at)];
     assert_eq!(plain("de", &option), "+38 +e038 -38 +10 -10 -e038", "a Mac sends Option");
@@ -80,7 +80,7 @@ fn other_modifiers_are_set_around_the_key_and_back() {
 }
 
 #[test]
-fn what_went_down_goes_up_whatever_is_held_by_then() {
+fn a_pressed_key_is_released_under_other_modifiers() {
     let (small, large) = (u32::from(b'a'), u32::from(b'A'));
     let shifted = [('+', SHIFT_L), ('+', large), ('-', SHIFT_L), ('-', small)];
     assert_eq!(plain("us", &shifted), "+2a +1e -2a -1e");
@@ -91,7 +91,7 @@ fn what_went_down_goes_up_whatever_is_held_by_then() {
 }
 
 #[test]
-fn what_was_pressed_by_its_symbol_goes_up_with_its_place_and_the_other_way_round() {
+fn a_key_pressed_by_keysym_is_released_by_scancode_and_reverse() {
     let (symbol, key) = (Source::Symbol(0xff0d), Source::Key(Key::new(0x1c).unwrap()));
     for [down, up] in [[symbol, key], [key, symbol]] {
         let mut translator = KeyTranslator::new(Layout::named("us").unwrap());
@@ -102,7 +102,7 @@ fn what_was_pressed_by_its_symbol_goes_up_with_its_place_and_the_other_way_round
 }
 
 #[test]
-fn letters_are_as_the_client_has_them_whatever_caps_lock_is() {
+fn letters_keep_their_case_under_caps_lock() {
     let caps = Lights { caps: true, ..Lights::default() };
     let typed = |keyboard: &str, symbol: char| {
         typed(keyboard, &[('+', u32::from(symbol)), ('-', u32::from(symbol))], caps).join(" ")
@@ -115,7 +115,7 @@ fn letters_are_as_the_client_has_them_whatever_caps_lock_is() {
 }
 
 #[test]
-fn dead_keys_and_composed_letters_are_typed_with_what_there_is() {
+fn dead_keys_and_composed_letters_use_the_available_keys() {
     let tap = |symbol| [('+', symbol), ('-', symbol)];
     assert_eq!(plain("de", &tap(0xfe52)), "+29 -29", "dead_circumflex");
     assert_eq!(plain("de", &tap(0xea)), "+29 -29 +12 -12", "ê");
@@ -126,7 +126,7 @@ fn dead_keys_and_composed_letters_are_typed_with_what_there_is() {
 }
 
 #[test]
-fn korean_and_japanese_keys_are_where_they_are() {
+fn korean_and_japanese_keys_have_their_scancodes() {
     let tap = |symbol| [('+', symbol), ('-', symbol)];
     for (keyboard, symbol, steps) in [
         ("ko", HANGUL, "+e038 -e038"),
@@ -153,7 +153,7 @@ fn korean_and_japanese_keys_are_where_they_are() {
 }
 
 #[test]
-fn the_keypad_means_the_same_with_and_without_num_lock() {
+fn the_keypad_works_with_and_without_num_lock() {
     let (seven, home) = (0xffb7, 0xff95);
     let off = |symbol| typed("fr", &[('+', symbol), ('-', symbol)], Lights::default()).join(" ");
     let on = |symbol| plain("fr", &[('+', symbol), ('-', symbol)]);
@@ -176,7 +176,7 @@ impl Guest {
 }
 
 #[test]
-fn nothing_sticks_whatever_clients_do() {
+fn no_key_sticks_for_any_client_input() {
     let characters = "aAzZqQ@/\\{}1!^~ê€ßя7한ㅂ";
     let mut symbols: Vec<u32> = characters.chars().map(|it| 0x0100_0000 + u32::from(it)).collect();
     symbols.extend([SHIFT_L, 0xffe2, CONTROL_L, 0xffe4, ALT_L, ALT_R, LEVEL3, 0xffeb, 0xff0d]);

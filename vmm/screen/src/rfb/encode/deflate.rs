@@ -132,7 +132,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_stream_goes_on_when_its_effort_changes() {
+    fn a_stream_continues_when_its_effort_changes() {
         let mut noise = 1_u32;
         let mut text: Vec<u8> = b"the quick brown fox ".repeat(20_000);
         text.extend((0..100_000).map(|_| {

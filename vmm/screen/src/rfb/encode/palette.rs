@@ -131,7 +131,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn colours_keep_their_index_until_they_are_forgotten() {
+    fn colours_keep_their_index_until_cleared() {
         let mut palette = Palette::default();
         for round in 0..3_u32 {
             palette.clear();
@@ -152,7 +152,7 @@ mod test {
     }
 
     #[test]
-    fn no_more_colours_than_the_limit() {
+    fn a_palette_keeps_its_colour_limit() {
         let mut palette = Palette::default();
         assert!(!palette.add_all(&[1, 1, 2, 2, 3], 2));
         assert_eq!(palette.words, [1, 2]);

@@ -178,7 +178,7 @@ fn life(seed: u32, encodings: &[Encoding], rounds: usize) {
 }
 
 #[test]
-fn each_encoding_arrives_as_it_was_sent() {
+fn each_encoding_decodes_to_the_original() {
     for (seed, encoding) in (1..).zip(Encoding::ALL) {
         life(seed, &[encoding], 50);
     }
@@ -192,7 +192,7 @@ fn encodings_and_formats_may_change_at_any_time() {
 }
 
 #[test]
-fn each_format_arrives_in_each_encoding() {
+fn each_format_works_in_each_encoding() {
     let mut random = Random(7);
     let (width, height) = (150, 90);
     let pixels = picture(width.into(), height.into(), &mut random);
@@ -246,7 +246,7 @@ fn psnr(client: &Client, pixels: &[u32]) -> f64 {
 }
 
 #[test]
-fn photographs_are_as_good_as_the_client_asks() {
+fn photographs_have_the_requested_quality() {
     let (width, height) = (480, 320);
     let pixels = photograph(width.into(), height.into());
     let area = Area { x: 0, y: 0, width, height };
@@ -289,7 +289,7 @@ fn text(width: usize, height: usize, random: &mut Random) -> Vec<u32> {
 }
 
 #[test]
-fn text_stays_as_it_is_beside_a_photograph() {
+fn text_beside_a_photograph_stays_sharp() {
     let (width, height) = (640, 400);
     let mut pixels = text(width, height, &mut Random(9));
     let photo = photograph(320, 200);
@@ -312,7 +312,7 @@ fn text_stays_as_it_is_beside_a_photograph() {
 }
 
 #[test]
-fn a_plain_screen_is_a_few_bytes() {
+fn a_plain_screen_takes_a_few_bytes() {
     let pixels = vec![0x0012_3456; 1920 * 1080];
     let area = Area { x: 0, y: 0, width: 1920, height: 1080 };
     let view = View { pixels: &pixels, stride: 1920, area };
@@ -327,7 +327,7 @@ fn a_plain_screen_is_a_few_bytes() {
 }
 
 #[test]
-fn what_is_not_a_colour_is_not_sent() {
+fn bits_outside_of_the_colour_are_not_sent() {
     let pixels: Vec<u32> = (0..64 * 64).map(|at| 0xff00_0000 | (at * 77)).collect();
     let area = Area { x: 0, y: 0, width: 64, height: 64 };
     let view = View { pixels: &pixels, stride: 64, area };
@@ -341,7 +341,7 @@ fn what_is_not_a_colour_is_not_sent() {
 }
 
 #[test]
-fn a_copy_moves_what_is_there() {
+fn a_copy_moves_existing_pixels() {
     let mut client = Client::new(PixelFormat::OURS, 10, 10);
     client.screen = (0..100).collect();
     let mut out = Vec::new();
@@ -353,7 +353,7 @@ fn a_copy_moves_what_is_there() {
 }
 
 #[test]
-fn numbers_are_those_of_their_encodings() {
+fn encoding_numbers_read_back() {
     for encoding in Encoding::ALL {
         assert_eq!(Encoding::from_number(encoding.number()), Some(encoding));
     }
@@ -363,7 +363,7 @@ fn numbers_are_those_of_their_encodings() {
 }
 
 #[test]
-fn nothing_is_no_rectangle() {
+fn an_empty_area_gives_no_rectangle() {
     let (mut encoder, mut out) = (Encoder::new(), Vec::new());
     for (width, height) in [(0, 0), (0, 5), (5, 0)] {
         let view = View { pixels: &[], stride: 0, area: Area { x: 0, y: 0, width, height } };

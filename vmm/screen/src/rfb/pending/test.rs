@@ -105,7 +105,7 @@ fn different(old: &Picture, new: &Picture) -> Tiles {
 /// Drawing, requests, plans and encodings come in any order. In the end all clients have the
 /// same picture.
 #[test]
-fn a_client_that_moves_pixels_sees_what_the_others_see() {
+fn clients_with_and_without_copies_see_the_same_picture() {
     let mut moved = [0; 6];
     for seed in 1..60 {
         let mut random = Random::new(seed);
@@ -151,7 +151,7 @@ fn a_client_that_moves_pixels_sees_what_the_others_see() {
 }
 
 #[test]
-fn what_would_come_out_of_something_that_flies_is_sent_as_pixels() {
+fn moves_from_tiles_in_flight_are_sent_as_pixels() {
     let mut pending = PendingUpdate::all((128, 128));
     pending.set_copies(true);
     let all = Area { x: 0, y: 0, width: 128, height: 128 };
@@ -176,7 +176,7 @@ fn what_would_come_out_of_something_that_flies_is_sent_as_pixels() {
 }
 
 #[test]
-fn what_a_move_overwrites_is_no_source_of_the_next() {
+fn an_overwritten_area_is_not_the_source_of_a_later_move() {
     let mut pending = PendingUpdate::all((64, 64));
     pending.set_copies(true);
     pending.dirty().put(Area { x: 0, y: 0, width: 64, height: 64 }, false);
@@ -188,7 +188,7 @@ fn what_a_move_overwrites_is_no_source_of_the_next() {
 }
 
 #[test]
-fn a_tile_that_is_partly_moved_keeps_what_else_is_in_it() {
+fn a_partly_moved_tile_keeps_its_other_pixels() {
     let part = Move { from: (64, 40), to: Area { x: 64, y: 0, width: 19, height: 64 } };
     for lacks in [false, true] {
         let mut pending = PendingUpdate::all((128, 128));
@@ -206,7 +206,7 @@ fn a_tile_that_is_partly_moved_keeps_what_else_is_in_it() {
 }
 
 #[test]
-fn no_more_moves_wait_than_there_is_room_for() {
+fn pending_moves_are_limited() {
     let mut pending = PendingUpdate::all((64, 640));
     pending.set_copies(true);
     pending.dirty().put(Area { x: 0, y: 0, width: 64, height: 640 }, false);

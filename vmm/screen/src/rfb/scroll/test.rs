@@ -103,7 +103,7 @@ fn moved(old: &Picture, new: &Picture) -> Vec<Move> {
 }
 
 #[test]
-fn a_page_that_scrolls_is_one_move() {
+fn a_scrolled_page_is_one_move() {
     for (lines, from, rows) in [(20, 20, 768 - 32), (60, 60, 768 - 64), (500, 500, 768 - 512)] {
         let moves = moved(&text(1024, 768, 0), &text(1024, 768, lines));
         let [only] = moves[..] else { panic!("{lines} lines: {moves:?}") };
@@ -117,7 +117,7 @@ fn a_page_that_scrolls_is_one_move() {
 }
 
 #[test]
-fn a_part_that_scrolls_in_the_middle_of_a_screen_is_found() {
+fn a_scrolled_area_inside_the_screen_is_found() {
     let mut noise = Random::new(99);
     let mut before = picture(1280, 800, |_| noise.colour());
     let mut after = before.duplicate();
@@ -138,7 +138,7 @@ fn a_part_that_scrolls_in_the_middle_of_a_screen_is_found() {
 
 /// The guest's picture may be read while it is half drawn.
 #[test]
-fn what_has_scrolled_so_far_is_found_up_to_the_pixel() {
+fn a_partial_scroll_is_found_to_the_pixel() {
     let (before, after) = (text(1024, 768, 0), text(1024, 768, 20));
     let (mut one, end) = (text(1024, 768, 0), 401 * 1024 + 300);
     one.pixels[..end].copy_from_slice(&after.pixels[..end]);
@@ -152,7 +152,7 @@ fn what_has_scrolled_so_far_is_found_up_to_the_pixel() {
 }
 
 #[test]
-fn a_window_that_is_dragged_moves_in_both_directions() {
+fn a_dragged_window_moves_in_both_directions() {
     let ground = picture(1280, 800, |at| small(at / 12_800));
     let content = text(1280, 800, 7);
     let with = |x: u16, y: u16| {
@@ -173,7 +173,7 @@ fn a_window_that_is_dragged_moves_in_both_directions() {
 }
 
 #[test]
-fn two_windows_that_scroll_differently_are_two_moves() {
+fn two_windows_that_scroll_differently_give_two_moves() {
     let mut before = text(1280, 800, 0);
     let mut after = before.duplicate();
     put(&mut before, &text(1280, 800, 1000), area(0, 0, 1280, 400));
@@ -187,7 +187,7 @@ fn two_windows_that_scroll_differently_are_two_moves() {
 }
 
 #[test]
-fn nothing_is_found_where_nothing_moved() {
+fn no_move_is_found_without_one() {
     let mut noise = Random::new(5);
     let random = picture(640, 480, |_| noise.colour());
     let white = picture(640, 480, |_| 0x00ff_ffff);
@@ -202,7 +202,7 @@ fn nothing_is_found_where_nothing_moved() {
 }
 
 #[test]
-fn patterns_are_moves_only_where_they_are_equal() {
+fn repeating_patterns_are_moves_only_if_they_match() {
     // Equal rows, repeating rows, repeating columns, both.
     let kinds: [fn(usize, usize) -> usize; 4] =
         [|x, _| x * x, |_, y| y % 40, |x, _| x % 40, |x, y| (x / 4 + y / 4) % 2];
@@ -224,7 +224,7 @@ fn worked() -> Duration {
 
 /// Measures the most expensive pictures that a guest can draw.
 #[test]
-fn whatever_is_drawn_the_work_is_bounded() {
+fn the_work_is_bounded_for_any_picture() {
     let size = (1920, 1080);
     let mut noise = Random::new(1);
     let page = || text(size.0, size.1, 0);
@@ -263,7 +263,7 @@ fn whatever_is_drawn_the_work_is_bounded() {
 }
 
 #[test]
-fn a_film_is_looked_at_ever_less_often_and_a_move_ends_that() {
+fn a_video_is_searched_less_often_until_a_move_is_found() {
     let mut scroll = Scroll::default();
     let mut noise = Random::new(77);
     let mut frame = || picture(320, 200, |_| noise.colour());

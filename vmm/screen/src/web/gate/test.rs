@@ -21,7 +21,7 @@ fn same(gate: &Gate, connection: Connection, list: &[(&'static str, &str)]) -> b
 }
 
 #[test]
-fn only_pages_of_ours_may_ask() {
+fn only_same_origin_pages_are_admitted() {
     let gate = Gate::new(Rules::default());
     let asks = |host, origin, tls| same(&gate, near(tls), &[("host", host), ("origin", origin)]);
     assert!(asks("a.org:6080", "http://a.org:6080", false));
@@ -52,7 +52,7 @@ fn only_pages_of_ours_may_ask() {
 }
 
 #[test]
-fn proxies_are_believed_when_they_were_named() {
+fn only_listed_proxies_are_trusted() {
     let forwarded = [
         ("host", "127.0.0.1:6080"),
         ("origin", "https://a.org"),
@@ -79,7 +79,7 @@ fn proxies_are_believed_when_they_were_named() {
 }
 
 #[test]
-fn without_a_password_a_name_of_somebody_elses_is_refused() {
+fn without_a_password_foreign_host_names_are_refused() {
     let limiter = LoginLimiter::default();
     let gate = Gate::new(Rules::default());
     let comes = |gate: &Gate, host| {
@@ -106,7 +106,7 @@ fn without_a_password_a_name_of_somebody_elses_is_refused() {
 }
 
 #[test]
-fn where_everybody_may_come_a_page_of_anybodys_name_sees_nothing() {
+fn an_open_screen_refuses_reads_under_foreign_host_names() {
     let option_names =
         OptionNames { origin: "WEB_ORIGIN", password: "PROTECT=Y", ..OptionNames::default() };
     let origins = Origins::read("http://vm.example:8080").unwrap();
@@ -165,7 +165,7 @@ fn where_everybody_may_come_a_page_of_anybodys_name_sees_nothing() {
 }
 
 #[test]
-fn browsers_that_do_not_say_how_a_websocket_came_have_a_proof() {
+fn browsers_without_fetch_metadata_need_a_token() {
     let gate = Gate::new(Rules { open: true, ..Rules::default() });
     let reads = |list: &[(&'static str, &str)]| {
         let headers = headers(list);
@@ -187,7 +187,7 @@ fn browsers_that_do_not_say_how_a_websocket_came_have_a_proof() {
 }
 
 #[test]
-fn a_program_that_is_no_browser_may_act_without_an_origin() {
+fn a_program_may_act_without_an_origin() {
     let gate = Gate::new(Rules { open: true, ..Rules::default() });
     let acts = |list: &[(&'static str, &str)]| {
         let headers = headers(list);
@@ -214,7 +214,7 @@ fn a_program_that_is_no_browser_may_act_without_an_origin() {
 }
 
 #[test]
-fn a_password_leads_to_a_cookie_and_guessing_to_waiting() {
+fn a_password_gives_a_cookie_and_wrong_ones_cause_delays() {
     let limiter = LoginLimiter::default();
     let passwords = Passwords { full: Some("full".into()), view: Some("look".into()), user: None };
     let gate = Gate::new(Rules { passwords, ..Rules::default() });
