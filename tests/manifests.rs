@@ -166,7 +166,7 @@ fn the_pod_monitor_uses_the_screen_password() -> Result<()> {
 }
 
 #[test]
-fn probes_work_without_the_web_port() -> Result<()> {
+fn kubernetes_probes_run_commands() -> Result<()> {
     if !runs_here("probes") {
         return Ok(());
     }

@@ -408,7 +408,7 @@ mod test {
     }
 
     #[test]
-    fn ignores_messages_from_other_cards_and_servers() {
+    fn ignores_messages_that_are_not_for_it() {
         let good = message([0; 4], &[(option::KIND, &[DISCOVER])]);
         let with = |at: usize, byte: u8| {
             let mut bad = good.clone();

@@ -285,7 +285,7 @@ mod test {
     }
 
     #[test]
-    fn only_a_new_viewer_triggers_a_retry() {
+    fn only_recent_viewers_count_as_new() {
         let viewers = |seconds: &[u64]| -> Value {
             let viewers = seconds.iter().map(|it| serde_json::json!({ "seconds": it }));
             serde_json::json!({ "viewers": viewers.collect::<Vec<_>>() })

@@ -108,7 +108,7 @@ mod test {
     use crate::settings::environment::read;
 
     #[test]
-    fn an_error_is_held_for_the_time_not_spent_running() {
+    fn run_time_counts_toward_the_error_hold() {
         let settings =
             |seconds: &str| read(&[("ERROR_HOLD".into(), seconds.into())].into()).unwrap().settings;
         let story = Story::new();

@@ -374,7 +374,7 @@ async fn without_a_password_only_same_origin_pages_get_the_screen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn status_lines_are_refused_to_foreign_pages() {
+async fn the_line_socket_is_refused_to_foreign_pages() {
     let bench = bench(",auth=none");
     let ours = bench.origin();
     let rebound = ["Host: evil.example:6080", "Origin: http://evil.example:6080"];

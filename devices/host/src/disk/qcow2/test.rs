@@ -323,9 +323,9 @@ fn written(path: &Path) -> (Vec<u8>, impl Fn(usize) -> u64 + use<>) {
 }
 
 #[test]
-fn no_table_entry_exposes_the_header_to_the_guest() {
+fn damaged_tables_never_overwrite_the_header() {
     let folder = tempfile::tempdir().unwrap();
-    if !qemu_img("no_table_entry_exposes_the_header_to_the_guest") {
+    if !qemu_img("damaged_tables_never_overwrite_the_header") {
         return;
     }
     let path = folder.path().join("disk.qcow2");

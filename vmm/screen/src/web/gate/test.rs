@@ -165,7 +165,7 @@ fn an_open_screen_refuses_reads_under_foreign_host_names() {
 }
 
 #[test]
-fn browsers_without_fetch_metadata_need_a_token() {
+fn browsers_without_fetch_metadata_need_a_cookie() {
     let gate = Gate::new(Rules { open: true, ..Rules::default() });
     let reads = |list: &[(&'static str, &str)]| {
         let headers = headers(list);
