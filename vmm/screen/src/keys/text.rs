@@ -189,6 +189,6 @@ mod test {
     fn a_guest_without_a_keyboard_is_an_error() {
         let strokes = plan(&Layout::named("us").unwrap(), "a").unwrap();
         let error = send(&Hub::default(), &strokes).unwrap_err().to_string();
-        assert!(error.contains("no keyboard: 0 of 1"), "{error}");
+        assert!(error.contains("not use a keyboard: 0 of 1"), "{error}");
     }
 }
