@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 
 use anyhow::{Context as _, Result, ensure};
-use transom_tests::program::{Running, said, transom};
+use transom_tests::program::{PATIENCE, Running, said, transom};
 
 use super::place::{HERE, Place, SEEN};
 use super::{PROBE, probe, runs_here, stops, until};
@@ -62,7 +62,13 @@ fn an_open_pod_refuses_foreign_host_names() -> Result<()> {
     for mark in ["Origin: http://evil.example\n", "Sec-Fetch-Site: cross-site\n"] {
         answers(403, &post(&place, "/api/v1/power", mark, r#"{"action":"pause"}"#)?)?;
     }
-    stops(&mut pod)?;
+    // A paused guest is resumed, because it would not see the power button.
+    for action in ["pause", "shutdown"] {
+        let body = format!(r#"{{"action":"{action}"}}"#);
+        answers(200, &post(&place, "/api/v1/power", "", &body)?)?;
+    }
+    ensure!(pod.wait(PATIENCE)? == 0, "{}", pod.stdout.text());
+    ensure!(pod.stdout.text().contains("it is resumed to shut down"), "{}", pod.stdout.text());
     let mut pod = probe(&place, &[ALONE, ("COMPAT", "dockur")])?;
     answers(200, &get(&place, "/api/v1/state", "Host: evil.example:8006")?)?;
     stops(&mut pod)

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -126,6 +126,10 @@ impl Child {
     /// The process IDs of the machine and of its TPM.
     pub fn ids(&self) -> Vec<u32> {
         self.id().into_iter().chain(self.tpm.as_ref().and_then(Tpm::id)).collect()
+    }
+
+    pub fn control(&self) -> &Path {
+        &self.control
     }
 
     pub async fn ask(&self, command: control::Command) -> anyhow::Result<Value> {

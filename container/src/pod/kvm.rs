@@ -45,9 +45,9 @@ fn open_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
                                 --device /dev/kvm"
             .to_owned(),
         ErrorKind::PermissionDenied => {
-            let group = std::fs::metadata(path).map_or(0, |it| it.gid());
-            let in_it = group_advice(group, Path::new("/"));
-            format!("pass it to the container with --device /dev/kvm, and let the process {in_it}")
+            let (group, mode) = std::fs::metadata(path).map_or((0, 0), |it| (it.gid(), it.mode()));
+            let advice = permission_advice(group, mode, Path::new("/"));
+            format!("pass it to the container with --device /dev/kvm, and {advice}")
         }
         _ => "check that the host's processor supports virtualization, and that nested \
               virtualization is enabled if this host is a virtual machine itself"
@@ -56,15 +56,22 @@ fn open_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
     Failure::new(Status::NoKvm, format!("{}: {error}: {out}", path.display()))
 }
 
-/// How to give a process the group of the device file.
-fn group_advice(group: u32, root: &Path) -> String {
+/// How to let a process open a device file of this group and mode.
+fn permission_advice(group: u32, mode: u32, root: &Path) -> String {
+    const GROUP_READS_AND_WRITES: u32 = 0o060;
+    if mode & GROUP_READS_AND_WRITES != GROUP_READS_AND_WRITES {
+        return "let its group read and write it: on the host, chgrp kvm /dev/kvm and chmod 660 \
+                /dev/kvm"
+            .to_owned();
+    }
     let nobodys = std::fs::read_to_string(root.join("proc/sys/kernel/overflowgid"));
     // The overflow group stands for all groups that the container does not map, such as those of a
     // rootless user.
     if nobodys.is_ok_and(|it| it.trim().parse() == Ok(group)) {
-        return "keep its user's groups (--group-add keep-groups, with crun)".to_owned();
+        return "let the process keep its user's groups (--group-add keep-groups, with crun)"
+            .to_owned();
     }
-    format!("join group {group} (--group-add {group}, or supplementalGroups)")
+    format!("let the process join group {group} (--group-add {group}, or supplementalGroups)")
 }
 
 #[cfg(test)]
@@ -103,10 +110,11 @@ mod test {
     #[test]
     fn advice_names_a_group_missing_in_the_container() {
         let root = tempfile::tempdir().unwrap();
-        assert!(group_advice(65534, root.path()).contains("--group-add 65534"));
+        assert!(permission_advice(65534, 0o660, root.path()).contains("--group-add 65534"));
         std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
         std::fs::write(root.path().join("proc/sys/kernel/overflowgid"), "65534\n").unwrap();
-        assert!(group_advice(65534, root.path()).contains("--group-add keep-groups"));
-        assert!(group_advice(993, root.path()).contains("--group-add 993"));
+        assert!(permission_advice(65534, 0o660, root.path()).contains("--group-add keep-groups"));
+        assert!(permission_advice(993, 0o660, root.path()).contains("--group-add 993"));
+        assert!(permission_advice(0, 0o600, root.path()).contains("chmod 660"));
     }
 }

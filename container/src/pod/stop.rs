@@ -98,6 +98,7 @@ const INTERRUPTED: u8 = 128 + 2;
 
 /// Asks the guest to shut down, once, by its power button and by its agent.
 pub async fn ask(control: &Path, agent: &Arc<Agent>) -> anyhow::Result<Value> {
+    resume_if_paused(control).await;
     let answer = machine_client::ask(control, Command::PowerButton).await?;
     let agent = agent.clone();
     // In the background: an agent that does not exist would only answer late.
@@ -150,7 +151,7 @@ async fn wait_for_sigint(signals: &mut Signals) {
 /// Returns false if the machine is not off at `end`.
 async fn press_until_off(child: &mut Child, agent: &Agent, end: Instant) -> bool {
     let (mut next, mut said) = (Instant::now(), String::new());
-    timeout_at(end, resume_if_paused(child)).await.ok();
+    timeout_at(end, resume_if_paused(child.control())).await.ok();
     loop {
         let (pause, says) = match timeout_at(end, child.ask(Command::PowerButton)).await {
             Ok(Ok(_)) => (PRESS_INTERVAL, "the guest is asked to shut down".into()),
@@ -180,10 +181,10 @@ async fn press_until_off(child: &mut Child, agent: &Agent, end: Instant) -> bool
 }
 
 /// Resumes a paused guest, which could not react otherwise.
-async fn resume_if_paused(child: &Child) {
-    let status = child.ask(Command::Status).await;
+async fn resume_if_paused(control: &Path) {
+    let status = machine_client::ask(control, Command::Status).await;
     let paused = status.is_ok_and(|status| status["state"] == "paused");
-    if paused && child.ask(Command::Resume).await.is_ok() {
+    if paused && machine_client::ask(control, Command::Resume).await.is_ok() {
         tracing::info!("the guest was paused: it is resumed to shut down");
     }
 }

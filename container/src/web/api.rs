@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -58,10 +59,27 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
         match Json::from_request(request, state).await {
             Ok(Json(said)) => Ok(Self(said)),
             Err(wrong) => {
-                let answer = json!({ "error": wrong.body_text() });
+                let answer = json!({ "error": body_error(&wrong) });
                 Err((wrong.status(), Json(answer)).into_response())
             }
         }
+    }
+}
+
+/// The reason without the words of the parser's authors.
+fn body_error(wrong: &JsonRejection) -> String {
+    const DOCUMENT: &str = "/api/openapi.json describes this call";
+    match wrong {
+        JsonRejection::MissingJsonContentType(_) => {
+            "the body must be JSON: send the header Content-Type: application/json".to_owned()
+        }
+        JsonRejection::JsonSyntaxError(_) => format!("the body is not JSON: {DOCUMENT}"),
+        JsonRejection::JsonDataError(_) => {
+            let text = wrong.body_text();
+            let reason = text.split_once(": ").map_or("", |(_, reason)| reason);
+            format!("the body has a wrong or missing field: {reason}: {DOCUMENT}")
+        }
+        _ => wrong.body_text(),
     }
 }
 
@@ -232,10 +250,10 @@ mod test {
 
     #[tokio::test]
     async fn invalid_calls_are_refused_in_json() {
-        for (kind, body, status) in [
-            ("application/json", r#"{"action":"explode"}"#, 422),
-            ("application/json", r#"{"action":"#, 400),
-            ("text/plain", r#"{"action":"off"}"#, 415),
+        for (kind, body, status, reason) in [
+            ("application/json", r#"{"action":"explode"}"#, 422, "unknown variant `explode`"),
+            ("application/json", r#"{"action":"#, 400, "the body is not JSON: /api/openapi.json"),
+            ("text/plain", r#"{"action":"off"}"#, 415, "Content-Type: application/json"),
         ] {
             let request = Request::post("/").header(CONTENT_TYPE, kind).body(body.into()).unwrap();
             let refused = JsonBody::<Power>::from_request(request, &()).await.err().unwrap();
@@ -243,7 +261,8 @@ mod test {
             assert_eq!(refused.headers()[CONTENT_TYPE], "application/json");
             let said = axum::body::to_bytes(refused.into_body(), 4096).await.unwrap();
             let said: Value = serde_json::from_slice(&said).unwrap();
-            assert!(!said["error"].as_str().unwrap().is_empty(), "{said}");
+            let error = said["error"].as_str().unwrap();
+            assert!(error.contains(reason) && !error.contains("Failed"), "{said}");
         }
     }
 
