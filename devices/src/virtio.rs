@@ -10,10 +10,23 @@ pub mod rng;
 pub mod scsi;
 mod signal;
 
+use std::sync::Arc;
+
+use host::disk::{self, Drive};
+
 pub use self::pci::on_pci;
 pub use self::queue::{Chain, Queue, length};
 pub use self::signal::Signal;
 use crate::device::Saved;
+use crate::grants::Grants;
+
+/// Opens a controller's disk, and registers it with the machine.
+fn open_disk(disk: &disk::Config, grants: &mut dyn Grants) -> anyhow::Result<Arc<Drive>> {
+    let image = disk.open(grants.shared().on_full())?;
+    let drive = disk.drive(image, grants.name())?;
+    grants.shared().disks.add(&drive);
+    Ok(drive)
+}
 
 /// Properties of a device that no driver changes.
 #[derive(Clone, Debug)]

@@ -1,5 +1,6 @@
 //! The API for programs: a few calls with JSON, behind the gate.
 
+use std::error::Error as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -75,8 +76,7 @@ fn body_error(wrong: &JsonRejection) -> String {
         }
         JsonRejection::JsonSyntaxError(_) => format!("the body is not JSON: {DOCUMENT}"),
         JsonRejection::JsonDataError(_) => {
-            let text = wrong.body_text();
-            let reason = text.split_once(": ").map_or("", |(_, reason)| reason);
+            let reason = wrong.source().map_or_else(|| wrong.body_text(), ToString::to_string);
             format!("the body has a wrong or missing field: {reason}: {DOCUMENT}")
         }
         _ => wrong.body_text(),

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
-use super::{Chain, Identity, Queue, Signal, Virtio, on_pci};
+use super::{Chain, Identity, Queue, Signal, Virtio, on_pci, open_disk};
 use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants, HostSide};
 use crate::poller::{Poller, Serve};
@@ -30,8 +30,7 @@ pub struct Config(pub host::disk::Config);
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let disk = self.0;
-        let drive = disk.drive(disk.open(grants.shared().on_full())?, grants.name())?;
-        grants.shared().disks.add(&drive);
+        let drive = open_disk(&disk, grants)?;
         on_pci(Blk::new(drive, disk.queues())?, disk.slot, grants)
     }
 

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use self::control::Control;
 use self::request::{Server, SharedServer};
 use self::target::Target;
-use super::{Identity, Queue, Virtio, on_pci};
+use super::{Identity, Queue, Virtio, on_pci, open_disk};
 use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants, HostSide};
 use crate::poller::Poller;
@@ -39,8 +39,7 @@ pub struct Config(pub host::disk::Config);
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let disk = self.0;
-        let drive = disk.drive(disk.open(grants.shared().on_full())?, grants.name())?;
-        grants.shared().disks.add(&drive);
+        let drive = open_disk(&disk, grants)?;
         on_pci(Scsi::new(drive, disk.queues())?, disk.slot, grants)
     }
 

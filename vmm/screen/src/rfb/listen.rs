@@ -102,8 +102,7 @@ impl Listener {
             !announced || matches!(socket, Socket::Unix(_)) && !needed,
             "announced needs a Unix socket without a password: its clients are authenticated before"
         );
-        let name = config.name.clone().unwrap_or_else(|| "Transom".into());
-        ensure!(name.len() <= 256, "a name of {} bytes: at most 256", name.len());
+        let name = title(config.name.as_deref())?;
         let (view_only, always_shared) = (config.view_only, config.shared);
         let rules = Rules { passwords, tls, view_only, always_shared, name };
         Ok(Self { socket, rules, announced })
@@ -206,6 +205,13 @@ pub(crate) fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
 pub(crate) async fn pause_after_accept_error(error: &std::io::Error) {
     tracing::debug!("vnc: cannot accept clients: {error}");
     tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+/// The title of the viewers' windows.
+pub(crate) fn title(name: Option<&str>) -> anyhow::Result<String> {
+    let name = name.unwrap_or("Transom");
+    ensure!(name.len() <= 256, "a name of {} bytes: at most 256 are allowed", name.len());
+    Ok(name.to_owned())
 }
 
 /// Reads the password files, and checks that the settings do not contradict one another.

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use axum::Router;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -90,10 +90,8 @@ impl Listener {
             origins,
             proxies: config.proxy.clone().unwrap_or_default(),
             option_names: config.option_names.clone(),
-            name: config.name.clone().unwrap_or_else(|| "Transom".into()),
+            name: listen::title(config.name.as_deref())?,
         };
-        let length = rules.name.len();
-        ensure!(length <= 256, "a name of {length} bytes: at most 256 are allowed");
         Ok(Self { socket, tls, rules, farewell: Farewell::default() })
     }
 
