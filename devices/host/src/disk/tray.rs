@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Config, Disks, Drive, Expected, FileId, OnFull};
+use super::{Changes, Config, Disks, Drive, Expected, FileId, OnFull};
 
 /// A drive from which the operator can eject a medium.
 pub trait Tray: Send + Sync {
@@ -36,7 +36,11 @@ impl MediumOpener {
     /// Adds the medium to the list of disks.
     pub fn open(&self, path: &Path, only: Option<FileId>) -> anyhow::Result<Arc<Drive>> {
         let file = only.map_or(Expected::Any, Expected::Only);
-        let config = Config { path: path.to_owned(), file, ..self.config.clone() };
+        let mut config = Config { path: path.to_owned(), file, ..self.config.clone() };
+        // Patches are for the first medium alone.
+        if matches!(config.overlay, Changes::Patches(_)) && *path != self.config.path {
+            config.overlay = Changes::None;
+        }
         let image = config.open(self.full.clone())?;
         let drive = Arc::new(Drive::new(&self.name, config.serial()?, path, image));
         self.disks.add(&drive);
