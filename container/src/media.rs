@@ -8,6 +8,9 @@
 pub mod el_torito;
 pub mod iso9660;
 pub mod noprompt;
+#[cfg(test)]
+mod test;
+pub mod testutil;
 pub mod udf;
 pub mod wim;
 pub mod windows;

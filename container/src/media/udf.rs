@@ -263,7 +263,7 @@ impl Sequence {
         let number = u32_at(bytes, 16)?;
         match kind {
             tag::PRIMARY_VOLUME => self.name = dstring(&bytes[24..56]),
-            tag::LOGICAL_VOLUME if self.logical.is_none_or(|(other, _)| other <= number) => {
+            tag::LOGICAL_VOLUME if self.logical.as_ref().is_none_or(|it| it.0 <= number) => {
                 self.logical = Some((number, *bytes));
             }
             tag::PARTITION => {
@@ -357,7 +357,7 @@ fn check_tag(bytes: &[u8]) -> Option<u16> {
 }
 
 /// CRC-ITU-T of a descriptor's body (3/7.2.6).
-fn crc(bytes: &[u8]) -> u16 {
+pub(super) fn crc(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| {
         (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| {
             if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 }

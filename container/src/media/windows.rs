@@ -3,6 +3,7 @@
 use std::fmt;
 
 use anyhow::{Context as _, bail, ensure};
+use host::disk::Patch;
 
 use super::noprompt::{self, Question};
 use super::wim::{self, Architecture, Entry};
@@ -38,7 +39,7 @@ const SERVERS: [(u32, &str); 8] = [
     (0, "Windows Server"),
 ];
 /// Edition IDs, in lower case, and the words of `EDITION` for them. Others are their own word.
-const WORDS: [(&str, &[&str]); 12] = [
+const WORDS: [(&str, &[&str]); 13] = [
     ("core", &["home"]),
     ("coren", &["homen"]),
     ("coresinglelanguage", &["homesinglelanguage", "homesl"]),
@@ -48,7 +49,8 @@ const WORDS: [(&str, &[&str]); 12] = [
     ("professionalworkstation", &["proworkstation", "proworkstations", "proforworkstations"]),
     ("enterprises", &["ltsc", "enterpriseltsc"]),
     ("iotenterprise", &["iot"]),
-    ("iotenterprises", &["iot", "iotltsc", "iotenterpriseltsc"]),
+    ("iotenterprises", &["iot", "iotltsc", "iotenterpriseltsc", "enterpriseiot"]),
+    ("serverhypercore", &["hv", "hyperv"]),
     ("serverdatacenter", &["datacenter"]),
     ("serverstandard", &["standard"]),
 ];
@@ -114,6 +116,14 @@ fn editions(all: Vec<Entry>) -> anyhow::Result<Vec<Entry>> {
 impl Media {
     fn first(&self) -> &Entry {
         &self.editions[0]
+    }
+
+    /// The patch with which the CD starts without its question.
+    pub fn patch(&self) -> Option<&Patch> {
+        match &self.question {
+            Question::Avoided(patch) => Some(patch),
+            Question::Never | Question::Asked => None,
+        }
     }
 
     pub fn is_server(&self) -> bool {

@@ -36,7 +36,7 @@ pub(super) fn read(
         rest = after;
         if let Some(name) = tag.strip_prefix('/') {
             let open = path.pop().context("an end tag without a start tag")?;
-            ensure!(name.trim_end() == open, "<{open}> ends as </{}>", shown(name));
+            ensure!(name.trim_end() == open, "<{}> ends as </{}>", shown(open), shown(name));
             continue;
         }
         let (tag, empty) = tag.strip_suffix('/').map_or((tag, false), |tag| (tag, true));
@@ -49,7 +49,11 @@ pub(super) fn read(
             path.pop();
         }
     }
-    ensure!(path.is_empty(), "<{}> has no end", path.last().map_or("", |name| name));
+    ensure!(
+        path.is_empty(),
+        "<{}> has no end",
+        path.last().map_or_else(String::new, |it| shown(it))
+    );
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use container::media::testutil::wim_parts;
 use container::media::{Image, Opened};
 
 /// Bytes of each EFI boot image.
@@ -35,36 +36,12 @@ pub(crate) fn run(program: &str, arguments: &[&str], folder: &Path) -> String {
     text
 }
 
-/// The XML of an image of the WIM.
-pub(crate) fn image(index: u32, name: &str, edition: &str, kind: &str, arch: u32) -> String {
-    format!(
-        "<IMAGE INDEX=\"{index}\"><DIRCOUNT>1</DIRCOUNT><WINDOWS><ARCH>{arch}</ARCH>\
-         <PRODUCTNAME>Microsoft® Windows® Operating System</PRODUCTNAME>\
-         <EDITIONID>{edition}</EDITIONID><INSTALLATIONTYPE>{kind}</INSTALLATIONTYPE>\
-         <LANGUAGES><LANGUAGE>ko-KR</LANGUAGE><DEFAULT>ko-KR</DEFAULT></LANGUAGES>\
-         <VERSION><MAJOR>10</MAJOR><MINOR>0</MINOR><BUILD>26100</BUILD><SPBUILD>1742</SPBUILD>\
-         </VERSION></WINDOWS><NAME>{name}</NAME><DISPLAYNAME>{name}</DISPLAYNAME></IMAGE>"
-    )
-}
-
-/// A WIM of `length` bytes with these images. Its XML data is at its end, as Microsoft's.
+/// A WIM of `length` bytes with these images. Its XML data is at its end, as in Microsoft's.
 pub(crate) fn wim(path: &Path, length: u64, images: &[String]) {
-    let text = format!("\u{feff}<WIM>{}</WIM>", images.concat());
-    let xml: Vec<u8> = text.encode_utf16().flat_map(u16::to_le_bytes).collect();
-    let mut header = vec![0; 208];
-    let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
-    put(0, b"MSWIM\0\0\0");
-    put(8, &208_u32.to_le_bytes());
-    put(12, &0x10d00_u32.to_le_bytes());
-    put(40, &[1, 0, 1, 0]);
-    put(44, &u32::try_from(images.len()).unwrap().to_le_bytes());
-    let offset = length - xml.len() as u64;
-    put(72, &(xml.len() as u64).to_le_bytes());
-    put(80, &offset.to_le_bytes());
-    put(88, &(xml.len() as u64).to_le_bytes());
+    let (header, xml) = wim_parts(length, images);
     let mut file = File::create(path).unwrap();
     file.write_all(&header).unwrap();
-    file.write_all_at(&xml, offset).unwrap();
+    file.write_all_at(&xml, length - xml.len() as u64).unwrap();
 }
 
 /// A folder with the files of a CD. `fill` makes the WIM at the path.
@@ -73,7 +50,7 @@ pub(crate) fn tree(folder: &Path, fill: impl FnOnce(&Path)) -> PathBuf {
     for folder in ["boot", "efi/microsoft/boot", "sources"] {
         fs::create_dir_all(tree.join(folder)).unwrap();
     }
-    let noise = |seed: usize, length| (0..length).map(|at| (at * seed >> 3).to_le_bytes()[0]);
+    let noise = |seed: usize, length| (0..length).map(move |at| (at * seed / 8).to_le_bytes()[0]);
     let put = |name: &str, bytes: Vec<u8>| fs::write(tree.join(name), bytes).unwrap();
     put("boot/etfsboot.com", noise(3, 4096).collect());
     put("efi/microsoft/boot/efisys.bin", noise(5, BOOT_IMAGE).collect());
@@ -117,10 +94,12 @@ pub(crate) fn bridge(folder: &Path) -> PathBuf {
 
 /// A CD of xorriso: ISO 9660 with Joliet.
 pub(crate) fn joliet(folder: &Path) -> PathBuf {
+    let path = folder.join("cd.iso");
+    fs::remove_file(&path).ok();
     let start =
         ["-as", "mkisofs", "-quiet", "-J", "-joliet-long", "-iso-level", "3", "-o", "cd.iso"];
-    run("xorriso", &[&start, BOOT, &["tree"]].concat(), folder);
-    folder.join("cd.iso")
+    run("xorriso", &[&start[..], BOOT, &["tree"]].concat(), folder);
+    path
 }
 
 /// Sectors of the boot images, first BIOS, then UEFI, as xorriso reads the catalog.
