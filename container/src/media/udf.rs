@@ -8,8 +8,8 @@
 use anyhow::{Context as _, bail, ensure};
 
 use super::{
-    Content, Extent, Image, MAX_DIRECTORY, MAX_EXTENTS, SECTOR, SECTOR_BYTES, field, same_name,
-    sector, u16_at, u32_at, u64_at,
+    Content, Extent, Image, MAX_DIRECTORY, SECTOR, SECTOR_BYTES, field, same_name, sector, u16_at,
+    u32_at, u64_at,
 };
 
 /// Tag identifiers (ECMA-167 3/7.2.1 and 4/7.2.1).
@@ -184,24 +184,25 @@ impl Volume {
             EMBEDDED => {
                 content.push(Extent { start: place.start + start as u64, length: count as u64 })?;
             }
-            kind => self.gather(image, descriptors, (kind, address.partition), &mut content)?,
+            kind => {
+                let (bytes, partition) = (descriptors.to_vec(), address.partition);
+                self.gather(image, Allocations { bytes, kind, partition }, &mut content)?;
+            }
         }
         content.truncate(size)?;
         Ok(Node { content, is_directory })
     }
 
-    /// Appends the extents of allocation descriptors, of which further blocks may have more.
+    /// Appends the extents of allocation descriptors, and of those in further blocks.
     fn gather(
         &self,
         image: &(impl Image + ?Sized),
-        descriptors: &[u8],
-        (kind, partition): (u16, u16),
+        mut descriptors: Allocations,
         content: &mut Content,
     ) -> anyhow::Result<()> {
-        let mut descriptors = descriptors.to_vec();
         for _ in 0..MAX_CONTINUATIONS {
             let mut next = None;
-            for (length, address) in allocations(&descriptors, kind, partition)? {
+            for (length, address) in descriptors.read()? {
                 match length >> 30 {
                     _ if length & LENGTH == 0 => break,
                     RECORDED => content.push(self.place(address, (length & LENGTH).into())?)?,
@@ -217,27 +218,33 @@ impl Volume {
             ensure!(check_tag(&bytes) == Some(tag::ALLOCATION_EXTENT), "no allocation extent");
             let count = usize::try_from(u32_at(&bytes, 20)?)?;
             let end = count.checked_add(24).filter(|end| *end <= SECTOR_BYTES);
-            descriptors = bytes[24..end.context("a long allocation extent")?].to_vec();
+            descriptors.bytes = bytes[24..end.context("a long allocation extent")?].to_vec();
         }
         bail!("a file of more than {MAX_CONTINUATIONS} allocation extents")
     }
 }
 
-/// Lengths with types, and addresses, of short or long allocation descriptors (4/14.14).
-fn allocations(
-    descriptors: &[u8],
+/// Short or long allocation descriptors (4/14.14).
+struct Allocations {
+    bytes: Vec<u8>,
     kind: u16,
+    /// The partition of short ones: that of their file entry.
     partition: u16,
-) -> anyhow::Result<Vec<(u32, Address)>> {
-    let each = |bytes: &[u8]| {
-        let (length, block) = (u32_at(bytes, 0)?, u32_at(bytes, 4)?);
-        let partition = if kind == LONG { u16_at(bytes, 8)? } else { partition };
-        Ok((length, Address { block, partition }))
-    };
-    match kind {
-        SHORT => descriptors.chunks_exact(8).map(each).collect(),
-        LONG => descriptors.chunks_exact(16).map(each).collect(),
-        other => bail!("allocation descriptors of kind {other}"),
+}
+
+impl Allocations {
+    /// Lengths with types, and addresses.
+    fn read(&self) -> anyhow::Result<Vec<(u32, Address)>> {
+        let each = |bytes: &[u8]| {
+            let (length, block) = (u32_at(bytes, 0)?, u32_at(bytes, 4)?);
+            let partition = if self.kind == LONG { u16_at(bytes, 8)? } else { self.partition };
+            Ok((length, Address { block, partition }))
+        };
+        match self.kind {
+            SHORT => self.bytes.chunks_exact(8).map(each).collect(),
+            LONG => self.bytes.chunks_exact(16).map(each).collect(),
+            other => bail!("allocation descriptors of kind {other}"),
+        }
     }
 }
 
@@ -401,6 +408,3 @@ fn dstring(bytes: &[u8]) -> String {
     let length = bytes.last().map_or(0, |it| usize::from(*it).min(bytes.len() - 1));
     compressed_unicode(&bytes[..length])
 }
-
-/// More descriptors than this never fit into the extents of a file.
-const _: () = assert!(MAX_CONTINUATIONS * (SECTOR_BYTES / 8) >= MAX_EXTENTS);

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::media::Opened;
 use crate::media::windows::{Media, analyze};
 use crate::settings::environment::ParsedEnvironment;
-use crate::settings::value::Value as _;
+use crate::settings::value::{Value as _, quote};
 use crate::settings::version::{Product, Version};
 use crate::source::Source;
 use crate::status::{Failure, Status};
@@ -58,7 +58,8 @@ pub(super) fn contradictions(
         let what = format!("it has {language} and not {culture}, so that Windows is in {language}");
         all.push(("LANGUAGE", windows.language.show(), what));
     }
-    let sentence = |(name, value, what)| (name, format!("{name}={value}: {}: {what}", path.show()));
+    let path = quote(&path.display().to_string());
+    let sentence = |(name, value, what)| (name, format!("{name}={value}: {path}: {what}"));
     all.into_iter().map(sentence).collect()
 }
 

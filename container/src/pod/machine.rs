@@ -478,6 +478,19 @@ mod test {
         assert_eq!(told, include_str!("machines.txt"));
     }
 
+    #[test]
+    fn the_drive_of_a_cd_gets_its_patch() {
+        let patch = Patch { offset: 45160, old: vec![1, 2], new: vec![3, 4] };
+        let mut config = Config::default();
+        for patch in [Some(patch), None] {
+            insert(&mut config, Bus::Usb, &Cd { path: "/a.iso".into(), patch }).unwrap();
+        }
+        let text = serde_json::to_string(&config).unwrap();
+        let read = serde_json::to_value(Config::from_json(&text).unwrap()).unwrap();
+        assert_eq!(read["device"][0]["overlay"], "45160:0102:0304");
+        assert_eq!(read["device"][1]["overlay"], false);
+    }
+
     fn kinds(machine: &serde_json::Value) -> Vec<&str> {
         let devices = machine["device"].as_array().unwrap();
         devices.iter().map(|device| device["kind"].as_str().unwrap()).collect()
