@@ -7,10 +7,13 @@
 use host::disk::Patch;
 
 use super::el_torito::{self, Entry};
-use super::{Content, FileSystem, Image, SECTOR};
+use super::{Content, FileSystem, Image, SECTOR, sector};
 
 const ASKS: &str = "efi/microsoft/boot/efisys.bin";
 const DOES_NOT_ASK: &str = "efi/microsoft/boot/efisys_noprompt.bin";
+
+/// Maximum bytes of a boot image. Microsoft's are of 1.44 MB.
+const MAX_LENGTH: u64 = 16 << 20;
 
 /// Whether the CD waits for a key before it boots.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,11 +39,31 @@ pub fn question(image: &(impl Image + ?Sized), files: &FileSystem) -> anyhow::Re
         return Ok(Question::Never);
     }
     let asking = files.find(image, ASKS)?.and_then(|file| boot_image(image, &file));
-    // The catalog may lead to a copy of the file, which then does not tell its length.
-    let fits = asking.is_none_or(|it| it.sector != entry.sector || it.length == quiet.length)
+    let Some(asking) = asking.filter(|it| it.length == quiet.length) else {
+        return Ok(Question::Asked);
+    };
+    let fits = entry.emulation == 0
         && u64::from(entry.count) * 512 <= quiet.length
-        && entry.emulation == 0;
+        && leads_to(image, entry, &asking)?;
     Ok(if fits { Question::Avoided(patch(entry, quiet.sector)) } else { Question::Asked })
+}
+
+/// Whether the entry leads to this file, or to a copy of it.
+fn leads_to(
+    image: &(impl Image + ?Sized),
+    entry: &Entry,
+    file: &BootImage,
+) -> anyhow::Result<bool> {
+    if entry.sector == file.sector {
+        return Ok(true);
+    }
+    for number in 0..file.length.div_ceil(SECTOR) {
+        let copy = sector(image, u64::from(entry.sector) + number)?;
+        if copy.is_none() || copy != sector(image, u64::from(file.sector) + number)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// A file that firmware can start: in one piece, at the start of a sector.
@@ -51,6 +74,9 @@ struct BootImage {
 
 fn boot_image(image: &(impl Image + ?Sized), file: &Content) -> Option<BootImage> {
     let extent = file.whole().filter(|it| it.start.is_multiple_of(SECTOR))?;
+    if extent.length > MAX_LENGTH {
+        return None;
+    }
     file.check(image).ok()?;
     let sector = u32::try_from(extent.start / SECTOR).ok()?;
     Some(BootImage { sector, length: extent.length })

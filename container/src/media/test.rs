@@ -66,6 +66,19 @@ fn without_a_fitting_image_the_question_stays() {
     assert!(matches!(with(Some(8192)), Question::Avoided(_)));
     // Another length, no file, or an empty one.
     assert_eq!([Some(6144), None, Some(0)].map(with), [const { Question::Asked }; 3]);
+    // The catalog leads to a copy of the file, or to something else.
+    for (content, fits) in [(2, true), (4, false)] {
+        let mut files = vec![(EFI_IMAGE, vec![2; 8192]), (QUIET_IMAGE, vec![3; 8192])];
+        files.extend([("copy", vec![content; 8192]), (WIM, wim(&windows_11(9)))]);
+        let mut bytes = cd(Layout::Bridge, &files);
+        let entry = el_torito::entries(&bytes[..]).unwrap()[1];
+        let volume = FileSystem::open(&bytes[..]).unwrap().unwrap();
+        let copy = volume.find(&bytes[..], "copy").unwrap().unwrap().whole().unwrap();
+        let copy = u32::try_from(copy.start / SECTOR).unwrap();
+        let at = usize::try_from(entry.sector_at).unwrap();
+        bytes[at..at + 4].copy_from_slice(&copy.to_le_bytes());
+        assert_eq!(matches!(media(&bytes).question, Question::Avoided(_)), fits);
+    }
     // A catalog without its checksum.
     let mut bytes = install_cd(Layout::Bridge, &windows_11(9));
     bytes[22 * SECTOR_BYTES + 4] ^= 1;

@@ -232,7 +232,7 @@ mod test {
         fs::write(&theirs, medium::of_microsoft()).unwrap();
         fs::write(&other, [0; 1 << 16]).unwrap();
         let source = |path: &Path| Source::Medium(path.to_owned());
-        let of = |source: &Source, rescue| KeyPrompt::of(source, None, rescue);
+        let of = |source: &Source, rescue: Option<&Path>| KeyPrompt::of(source, None, rescue);
         assert_eq!(of(&source(&theirs), None), KeyPrompt::Always);
         assert_eq!(of(&source(&other), None), KeyPrompt::Never);
         assert_eq!(of(&source(&theirs), Some(&other)), KeyPrompt::Never);

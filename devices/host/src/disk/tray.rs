@@ -47,3 +47,30 @@ impl MediumOpener {
         Ok(drive)
     }
 }
+
+#[cfg(test)]
+mod test {
+    use std::fs;
+
+    use super::super::Patch;
+    use super::super::driver::Driver;
+    use super::*;
+
+    #[test]
+    fn patches_are_for_the_first_medium_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second] = ["first.iso", "second.iso"].map(|name| folder.path().join(name));
+        for path in [&first, &second] {
+            fs::write(path, [7; 4096]).unwrap();
+        }
+        let patch = Patch { offset: 5, old: vec![7], new: vec![8] };
+        let overlay = Changes::Patches(vec![patch]);
+        let config = Config { readonly: true, overlay, ..Config::new(&first) };
+        let opener = MediumOpener::new(config, "cd", Arc::new(|_| {}), Arc::default());
+        let byte = |path: &Path| {
+            let drive = opener.open(path, None).unwrap();
+            Driver::new(drive.image()).read(0, 512).unwrap()[5]
+        };
+        assert_eq!([&first, &second, &first].map(|path| byte(path)), [8, 7, 8]);
+    }
+}
