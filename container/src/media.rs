@@ -119,6 +119,13 @@ pub struct Content {
 }
 
 impl Content {
+    /// All of an image that is a file itself, such as an ESD.
+    pub fn of(image: &(impl Image + ?Sized)) -> anyhow::Result<Self> {
+        let mut content = Self::default();
+        content.push(Extent { start: 0, length: image.length() })?;
+        Ok(content)
+    }
+
     pub fn length(&self) -> u64 {
         self.length
     }

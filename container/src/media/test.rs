@@ -135,7 +135,7 @@ fn a_cd_that_ends_early_is_cut_off() {
 }
 
 #[test]
-fn whatever_descriptors_say_they_are_read_in_bounds() {
+fn hostile_descriptors_are_read_in_bounds() {
     let mut noise = Noise::new(16);
     for layout in LAYOUTS {
         let bytes = install_cd(layout, &windows_11(9));
@@ -171,6 +171,13 @@ fn wims_with_mistakes_are_errors() {
     assert!(with(&|it| it[87] = 1).contains("cut off"));
     assert!(with(&|it| it.truncate(100)).contains("100 bytes are no WIM"));
     assert!(with(&|it| it[210] = b'>').contains("XML data"));
+}
+
+#[test]
+fn reads_a_wim_that_is_not_on_a_cd() {
+    let file = wim(&windows_11(9));
+    let images = super::wim::images(&file[..], &Content::of(&file[..]).unwrap()).unwrap();
+    assert_eq!(images.iter().map(|it| it.index).collect::<Vec<_>>(), [1, 2]);
 }
 
 #[test]

@@ -88,7 +88,7 @@ mod test {
     }
 
     #[test]
-    fn settings_that_the_medium_contradicts_get_one_line_each() {
+    fn contradictions_are_one_line_each() {
         let cd = install_cd(Layout::Bridge, &windows_11(9));
         let media = analyze(&cd[..]).unwrap().unwrap();
         let of = |words: &[(&str, &str)]| -> Vec<String> {

@@ -55,8 +55,8 @@ fn compare(path: &Path, tree: &Path) {
 }
 
 #[test]
-fn a_udf_bridge_is_read_and_starts_without_its_question() {
-    let test = "a_udf_bridge_is_read_and_starts_without_its_question";
+fn reads_a_udf_bridge_and_avoids_its_question() {
+    let test = "reads_a_udf_bridge_and_avoids_its_question";
     if !cd::has(test, &["genisoimage", "xorriso", "udfinfo"]) {
         return;
     }
@@ -96,8 +96,8 @@ fn a_udf_bridge_is_read_and_starts_without_its_question() {
 }
 
 #[test]
-fn a_cd_without_udf_is_read_by_its_joliet_names() {
-    let test = "a_cd_without_udf_is_read_by_its_joliet_names";
+fn reads_joliet_names_without_udf() {
+    let test = "reads_joliet_names_without_udf";
     if !cd::has(test, &["xorriso"]) {
         return;
     }
@@ -114,8 +114,8 @@ fn a_cd_without_udf_is_read_by_its_joliet_names() {
 }
 
 #[test]
-fn the_wim_of_another_program_is_read() {
-    if !cd::has("the_wim_of_another_program_is_read", &["xorriso", "wimlib-imagex"]) {
+fn reads_a_wim_of_wimlib() {
+    if !cd::has("reads_a_wim_of_wimlib", &["xorriso", "wimlib-imagex"]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -147,8 +147,8 @@ fn the_wim_of_another_program_is_read() {
 }
 
 #[test]
-fn every_revision_of_mkudffs_is_opened() {
-    if !cd::has("every_revision_of_mkudffs_is_opened", &["mkudffs", "udfinfo"]) {
+fn opens_every_revision_of_mkudffs() {
+    if !cd::has("opens_every_revision_of_mkudffs", &["mkudffs", "udfinfo"]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -167,8 +167,8 @@ fn every_revision_of_mkudffs_is_opened() {
 }
 
 #[test]
-fn a_cd_of_6_gib_is_analyzed_at_once() {
-    if !cd::has("a_cd_of_6_gib_is_analyzed_at_once", &["genisoimage"]) {
+fn analyzes_6_gib_within_100_ms() {
+    if !cd::has("analyzes_6_gib_within_100_ms", &["genisoimage"]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -187,8 +187,8 @@ fn a_cd_of_6_gib_is_analyzed_at_once() {
 }
 
 #[test]
-fn what_cannot_be_installed_is_refused_in_one_sentence() {
-    let test = "what_cannot_be_installed_is_refused_in_one_sentence";
+fn refuses_other_architectures_and_missing_editions() {
+    let test = "refuses_other_architectures_and_missing_editions";
     if !cd::has(test, &["xorriso"]) {
         return;
     }
@@ -216,7 +216,7 @@ fn what_cannot_be_installed_is_refused_in_one_sentence() {
 
 /// Runs the fuzz targets for a limited time, with fixed seeds.
 #[test]
-fn whatever_a_cd_has_it_is_read_in_bounds() {
+fn hostile_cds_are_read_in_bounds() {
     for seed in 0..2_000 {
         let bytes: Vec<u8> = Noise::new(seed).take(40).collect();
         hostile_media::descriptors(&bytes);

@@ -225,7 +225,7 @@ mod test {
     }
 
     #[test]
-    fn the_guest_reads_the_patches_and_the_file_keeps_its_bytes() {
+    fn patches_change_reads_and_not_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cd.iso");
         let mut bytes: Vec<u8> = (0..6 * 2048_usize).map(|it| it.to_le_bytes()[0]).collect();
@@ -267,7 +267,7 @@ mod test {
     }
 
     #[test]
-    fn is_written_as_it_is_read() {
+    fn round_trips_through_json() {
         for value in ["false", "true", r#""10:08:09""#, r#""10:08:09+4096:0102:0304""#] {
             let config = config(&format!(r#"{{"path":"a","overlay":{value}}}"#)).unwrap();
             assert_eq!(serde_json::to_string(&config.overlay).unwrap(), value);
