@@ -197,10 +197,10 @@ fn shows_changed_settings_and_no_secret() {
 
 #[test]
 fn the_windows_of_a_medium_is_shown() {
-    let plan = plan(&[("EDITION", "home")], &["custom.iso"]).unwrap();
+    let edition = plan(&[("EDITION", "home")], &["custom.iso"]).unwrap();
     let line = "medium: Windows 11 26100.1742, x64, ko-KR: Windows 11 Home, Windows 11 Pro\n";
-    assert!(text(&Ok(plan)).contains(line));
-    let plan = self::plan(&[], &["custom.iso"]);
+    assert!(text(&Ok(edition)).contains(line));
+    let plan = plan(&[], &["custom.iso"]);
     let json: Value = serde_json::from_str(&json(&plan, Path::new("/none"))).unwrap();
     let medium = &json["medium"];
     assert_eq!(medium["product"], "Windows 11");

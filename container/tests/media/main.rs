@@ -68,16 +68,16 @@ fn reads_a_udf_bridge_and_avoids_its_question() {
     let volume = udf::Volume::open(&opened).unwrap().unwrap();
     let info = run("udfinfo", &["cd.iso"], folder.path());
     assert!(info.contains(&format!("lvid={}", volume.name())), "{}: {info}", volume.name());
-    let media = media(&path);
+    let windows = media(&path);
     assert_eq!(
-        media.to_string(),
+        windows.to_string(),
         "Windows 11 26100.1742, x64, ko-KR: Windows 11 Home, Windows 11 Pro"
     );
-    assert_eq!(media.edition("pro").unwrap().index, 2);
-    assert!(media.edition("datacenter").is_none() && media.has_language("ko-kr"));
+    assert_eq!(windows.edition("pro").unwrap().index, 2);
+    assert!(windows.edition("datacenter").is_none() && windows.has_language("ko-kr"));
 
     // xorriso agrees on the entry before, and on the patched one.
-    let patch = media.patch().expect("both images are there");
+    let patch = windows.patch().expect("both images are there");
     let files = FileSystem::open(&opened).unwrap().unwrap();
     let sector = |name: &str| {
         let found = files.find(&opened, &format!("efi/microsoft/boot/{name}")).unwrap().unwrap();
@@ -92,7 +92,7 @@ fn reads_a_udf_bridge_and_avoids_its_question() {
     file.write_all_at(&patch.new, patch.offset).unwrap();
     let after = cd::boot_sectors(&path, folder.path());
     assert_eq!(after, [before[0], sector("efisys_noprompt.bin")]);
-    assert_eq!(self::media(&path).question, Question::Never);
+    assert_eq!(media(&path).question, Question::Never);
 }
 
 #[test]
