@@ -176,7 +176,7 @@ fn wims_with_mistakes_are_errors() {
 #[test]
 fn reads_a_wim_that_is_not_on_a_cd() {
     let file = wim(&windows_11(9));
-    let images = super::wim::images(&file[..], &Content::of(&file[..]).unwrap()).unwrap();
+    let images = wim::images(&file[..], &Content::of(&file[..]).unwrap()).unwrap();
     assert_eq!(images.iter().map(|it| it.index).collect::<Vec<_>>(), [1, 2]);
 }
 
