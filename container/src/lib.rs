@@ -12,6 +12,7 @@ pub mod firmware;
 pub mod help;
 pub mod jail;
 pub mod log;
+pub mod media;
 pub mod medium;
 pub mod net;
 pub mod plan;

@@ -39,7 +39,7 @@ use self::console::{BootDevice, BootEvent};
 use self::guard::Guard;
 use self::guest_log::LoggedLines;
 use self::inquiry::EndNotice;
-use self::machine::Parts;
+use self::machine::{Cd, Parts};
 use self::network::{GuestAddress, Network};
 use self::runtime_folder::RuntimeFolder;
 use self::stop::{Budget, Signals};
@@ -49,6 +49,7 @@ use crate::agent::Agent;
 use crate::descriptors;
 use crate::firmware;
 use crate::jail::{self, Capabilities};
+use crate::media::windows::Media;
 use crate::plan::Plan;
 use crate::settings::Boot;
 use crate::settings::environment::Environment;
@@ -121,6 +122,9 @@ async fn run_to_end(
         tracing::warn!("{warning}");
     }
     tracing::info!("{}", plan.summary());
+    if let Some(media) = &plan.media {
+        tracing::info!("the medium has {media}");
+    }
     if let Some(error) = plan.download_error() {
         return Err(error);
     }
@@ -136,7 +140,7 @@ async fn run_to_end(
     jail::build(&[Some(runtime_folder.path()), storage].into_iter().flatten().collect::<Vec<_>>());
     let guard = Guard::of(&plan, volume.as_ref(), &runtime_folder)?;
     let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
-    let key_prompt = KeyPrompt::of(&plan.source, rescue.as_deref());
+    let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
     let guest = Arc::<OnceLock<GuestAddress>>::default();
     let agent = Arc::new(Agent::new(runtime_folder.agent()));
     let web =
@@ -306,9 +310,10 @@ impl Pod {
         let (root, folder) = (Path::new("/"), &settings.storage.folder);
         parts.rescue = machine::rescue(root, folder);
         if let Source::Medium(medium) = &self.plan.source {
-            parts.media.push(medium.clone());
+            let patch = self.plan.media.as_ref().and_then(Media::patch).cloned();
+            parts.media.push(Cd { path: medium.clone(), patch });
         }
-        parts.media.extend(machine::further_media(root, folder));
+        parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));
         if settings.disk.disable {
             return Ok(());
         }

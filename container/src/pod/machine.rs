@@ -9,7 +9,7 @@ use devices::registry::{self, Config as Device};
 use devices::usb::storage;
 use devices::{nvme, virtio};
 use host::disk;
-use host::disk::Direct;
+use host::disk::{Changes, Direct, Patch};
 use host::listen::UnixAddress;
 use host::mac::Mac;
 use host::size::Size;
@@ -47,13 +47,27 @@ pub struct Parts {
     /// A CD that boots before the disks.
     pub rescue: Option<PathBuf>,
     /// CDs that boot if no disk does, in this order.
-    pub media: Vec<PathBuf>,
+    pub media: Vec<Cd>,
     pub card: Option<NetworkCard>,
     pub control: PathBuf,
     /// The socket behind the serial port of the guest's agent.
     pub agent: PathBuf,
     /// Addresses at which the screen is shown.
     pub listeners: Vec<listen::Config>,
+}
+
+/// A CD in a drive of its own.
+#[derive(Debug)]
+pub struct Cd {
+    pub path: PathBuf,
+    /// The guest reads these bytes instead of the file's.
+    pub patch: Option<Patch>,
+}
+
+impl From<PathBuf> for Cd {
+    fn from(path: PathBuf) -> Self {
+        Self { path, patch: None }
+    }
 }
 
 #[derive(Debug)]
@@ -87,13 +101,14 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
     input_devices(&mut config, settings);
     let mut order = Vec::new();
     if let Some(medium) = &parts.rescue {
-        order.extend(insert(&mut config, settings.disk.media.value, medium)?);
+        let cd = Cd::from(medium.clone());
+        order.extend(insert(&mut config, settings.disk.media.value, &cd)?);
     }
     for disk in &parts.disks {
         order.extend(attach(&mut config, settings, disk)?);
     }
-    for medium in &parts.media {
-        order.extend(insert(&mut config, settings.disk.media.value, medium)?);
+    for cd in &parts.media {
+        order.extend(insert(&mut config, settings.disk.media.value, cd)?);
     }
     if let Some(card) = &parts.card {
         config.device.push(Device::VirtioNet(card_config(card)?));
@@ -120,7 +135,7 @@ pub fn check(settings: &Settings, sizes: &Sizes, source: &Source) -> anyhow::Res
     if *source != Source::Probe {
         parts.firmware = Some(("/code".into(), "/vars".into()));
         parts.disks.push(Disk::new("/disk".into(), Format::Raw));
-        parts.media.push("/medium".into());
+        parts.media.push(PathBuf::from("/medium").into());
     }
     config(settings, sizes, &parts).map(drop)
 }
@@ -246,13 +261,15 @@ fn usb_disk(image: disk::Config) -> anyhow::Result<storage::Config> {
 }
 
 /// Attaches a CD drive. Returns the drive's name.
-fn insert(config: &mut Config, bus: Bus, medium: &Path) -> anyhow::Result<Option<String>> {
+fn insert(config: &mut Config, bus: Bus, cd: &Cd) -> anyhow::Result<Option<String>> {
     if bus == Bus::None {
         return Ok(None);
     }
+    let patch = cd.patch.clone();
     config.device.push(Device::UsbStorage(storage::Config {
-        path: Some(text(medium)?),
+        path: Some(text(&cd.path)?),
         cdrom: Some(true),
+        overlay: patch.map_or(Changes::None, |patch| Changes::Patches(vec![patch])),
         ..storage::Config::default()
     }));
     Ok(name_of_last(config))
@@ -307,7 +324,7 @@ fn add_optional_devices(config: &mut Config, settings: &Settings) -> anyhow::Res
 /// Attaches a drive of `ARGUMENTS`. Returns its name.
 fn attach_argument(config: &mut Config, drive: &Drive) -> anyhow::Result<Option<String>> {
     if drive.cdrom {
-        return insert(config, drive.bus, &drive.path);
+        return insert(config, drive.bus, &drive.path.clone().into());
     }
     if drive.bus == Bus::Ahci {
         let sentence = "the machine has no IDE or SATA controller: say if=virtio, or a device \
@@ -382,7 +399,7 @@ mod test {
             uuid: "00112233-4455-8677-8899-aabbccddeeff".parse().ok(),
             disks: [Disk::new("/a,b.img".into(), Format::Raw)].into_iter().chain(more).collect(),
             rescue: Some("/start.iso".into()),
-            media: vec!["/a,b.iso".into()],
+            media: vec![PathBuf::from("/a,b.iso").into()],
             control: "/run/vmm.sock".into(),
             agent: "/run/agent.sock".into(),
             listeners: vec![
@@ -459,6 +476,19 @@ mod test {
             told.push('\n');
         }
         assert_eq!(told, include_str!("machines.txt"));
+    }
+
+    #[test]
+    fn the_drive_of_a_cd_gets_its_patch() {
+        let patch = Patch { offset: 45160, old: vec![1, 2], new: vec![3, 4] };
+        let mut config = Config::default();
+        for patch in [Some(patch), None] {
+            insert(&mut config, Bus::Usb, &Cd { path: "/a.iso".into(), patch }).unwrap();
+        }
+        let text = serde_json::to_string(&config).unwrap();
+        let read = serde_json::to_value(Config::from_json(&text).unwrap()).unwrap();
+        assert_eq!(read["device"][0]["overlay"], "45160:0102:0304");
+        assert_eq!(read["device"][1]["overlay"], false);
     }
 
     fn kinds(machine: &serde_json::Value) -> Vec<&str> {

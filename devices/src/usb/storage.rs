@@ -31,7 +31,9 @@ use super::{
 use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants};
 use crate::scsi::{Bus, CD_BLOCK, MediaEvent, Profile, Sense};
-use host::disk::{self, Direct, Drive, Expected, FileId, Format, MediumOpener, Sector, Tray};
+use host::disk::{
+    self, Changes, Direct, Drive, Expected, FileId, Format, MediumOpener, Sector, Tray,
+};
 use host::memory::Memory;
 use host::size::Size;
 
@@ -68,8 +70,10 @@ pub struct Config {
     pub bandwidth: Option<Size>,
     /// Space that the guest discards is freed on the host.
     pub discard: bool,
-    /// Writes stay in memory and are lost when the machine ends. The file is not changed.
-    pub overlay: bool,
+    /// `on`: writes stay in memory and are lost when the machine ends. The file is not changed. Or
+    /// patches of a read-only disk, as `OFFSET:OLD:NEW+...` with bytes in hexadecimal: the guest
+    /// reads NEW where the file has OLD.
+    pub overlay: Changes,
     /// Allows the backing file of a qcow2 image in any folder. By default, only in that of the
     /// image.
     pub backing: bool,
@@ -95,7 +99,7 @@ impl Default for Config {
             iops: None,
             bandwidth: None,
             discard: true,
-            overlay: false,
+            overlay: Changes::None,
             backing: false,
             serial: None,
             file: Expected::Any,
@@ -139,7 +143,7 @@ impl Config {
             iops: self.iops,
             bandwidth: self.bandwidth,
             discard: self.discard,
-            overlay: self.overlay,
+            overlay: self.overlay.clone(),
             backing: self.backing,
             serial: self.serial.clone(),
             queues: Some(1),

@@ -29,6 +29,7 @@ hostile! {
     hostile_frames: "../../../container/tests/hostile_frames/mod.rs",
     hostile_guest: "../../../container/tests/hostile_guest/mod.rs",
     hostile_image: "../../../devices/tests/hostile_image/mod.rs",
+    hostile_media: "../../../container/tests/hostile_media/mod.rs",
     hostile_message: "../../../vmm/screen/tests/hostile_message/mod.rs",
     hostile_net: "../../../devices/tests/hostile_net/mod.rs",
     hostile_nvme: "../../../devices/tests/hostile_nvme/mod.rs",
@@ -71,6 +72,9 @@ pub const TARGETS: &[Target] = &[
     target("image", 1024, Bytes, |it| hostile_image::run(folder(), it.iter().copied())),
     target("kernel", 0x2000, Own(kernel::make), kernel::load),
     target("medium", 4096, Own(medium::make), |it| medium::look(folder(), it)),
+    target("media", 512, Bytes, hostile_media::descriptors),
+    target("catalog", 2048, Bytes, hostile_media::catalog),
+    target("wim", 4096, Words(words::wim), wim),
     target("config", 4096, Choice(words::user), config),
     target("control", 4096, Words(words::control), control),
     target("settings", 4096, Choice(words::environment), settings),
@@ -154,6 +158,13 @@ fn config(bytes: &[u8]) {
     let Some((option, text)) = bytes.split_first() else { return };
     let Ok(text) = from_utf8(text) else { return };
     hostile_user::read(usize::from(*option), text);
+}
+
+fn wim(bytes: &[u8]) {
+    match from_utf8(bytes) {
+        Ok(text) => hostile_media::xml(text),
+        Err(_) => hostile_media::wim(bytes),
+    }
 }
 
 fn settings(bytes: &[u8]) {

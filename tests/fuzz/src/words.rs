@@ -59,6 +59,47 @@ pub(crate) fn inquiry() -> Vec<Vec<u8>> {
     and(INQUIRY, [])
 }
 
+/// The XML data of a WIM.
+pub(crate) fn wim() -> Vec<Vec<u8>> {
+    and(WIM, [])
+}
+
+const WIM: &[&str] = &[
+    "<WIM>",
+    "</WIM>",
+    "<IMAGE INDEX=\"1\">",
+    "<IMAGE INDEX='4294967295'>",
+    "</IMAGE>",
+    "<WINDOWS>",
+    "</WINDOWS>",
+    "<ARCH>9</ARCH>",
+    "<ARCH>12</ARCH>",
+    "<EDITIONID>ServerStandardEval</EDITIONID>",
+    "<EDITIONID>Professional</EDITIONID>",
+    "<INSTALLATIONTYPE>Server Core</INSTALLATIONTYPE>",
+    "<LANGUAGES><LANGUAGE>ko-KR</LANGUAGE><DEFAULT>ko-KR</DEFAULT></LANGUAGES>",
+    "<VERSION><BUILD>26100</BUILD><SPBUILD>99999999999</SPBUILD></VERSION>",
+    "<NAME>",
+    "</NAME>",
+    "<DISPLAYNAME/>",
+    "Windows 11 Pro",
+    "&amp;",
+    "&#x1b;",
+    "&#x110000;",
+    "&lt",
+    "<!--",
+    "-->",
+    "<?xml",
+    "?>",
+    "<![CDATA[",
+    "\u{feff}",
+    "\u{202e}",
+    "=",
+    "'",
+    "<",
+    ">",
+];
+
 const API: &[&str] = &[
     "GET ",
     "POST ",
