@@ -157,7 +157,6 @@ fn a_manual_windows_11_installation_gets_secure_boot() {
 #[test]
 fn impossible_machines_are_refused_before_files_are_created() {
     for (words, status) in [
-        (("DISK_TYPE", "sata"), Status::Disk),
         (("WIDTH", "320"), Status::Usage),
         (("DEVICE3", "/dev/null"), Status::Missing),
     ] {
