@@ -1,9 +1,9 @@
-//! An AHCI controller (AHCI 1.3.1) with one port, as the ICH9 has it (8086:2922): a disk or a CD-ROM
-//! drive for which every system has a driver. PCI class 010601.
+//! An AHCI controller (AHCI 1.3.1) with one port, as the ICH9 has it (8086:2922): a disk or a
+//! CD-ROM drive for which every system has a driver. PCI class 010601.
 //!
 //! Each drive has a controller of its own, like every other disk here: its thread, its channel and
-//! its interrupt (MSI, or the line). BAR 5 has the registers, BAR 4 the index-data pair. A vCPU that
-//! writes a register only stores the value. Not supported: port multipliers, power states of the
+//! its interrupt (MSI, or the line). BAR 5 has the registers, BAR 4 the index-data pair. A vCPU
+//! that writes a register only stores the value. Not supported: port multipliers, power states of the
 //! link, command coalescing, security and host protected areas.
 //!
 //! Threats: the guest writes the command list, its tables and all registers at any time. Commands

@@ -196,7 +196,7 @@ mod test {
         };
         for (processors, count) in [(0, 1), (1, 1), (6, 6), (16, 16), (400, 16)] {
             for kind in KINDS {
-                // A SATA disk has one queue, whoever uses it.
+                // A SATA disk always has one queue.
                 let disk = device(kind).image().is_some() && *kind != "ahci-disk";
                 let wanted = if disk { Value::from(count) } else { Value::Null };
                 assert_eq!(queues(device(kind), processors), wanted, "{kind}");

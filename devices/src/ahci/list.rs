@@ -1,7 +1,7 @@
 //! The command list in the guest's memory: headers, tables and physical regions (AHCI 1.3.1, 4.2).
 //!
-//! Threats: all of it is the guest's, and changes at any time. Each part is copied once. Regions are
-//! read only as far as the command needs data, and are at least 2 bytes long.
+//! Threats: all of it is the guest's, and changes at any time. Each part is copied once. Regions
+//! are read only as far as the command needs data, and are at least 2 bytes long.
 
 use host::memory::{Memory, NoMemory, Piece};
 
