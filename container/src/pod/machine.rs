@@ -7,11 +7,12 @@ use devices::display::{Resolution, bochs};
 use devices::platform::tpm;
 use devices::registry::{self, Config as Device};
 use devices::usb::storage;
-use devices::{nvme, virtio};
+use devices::{ahci, nvme, virtio};
 use host::disk;
 use host::disk::{Changes, Direct, Patch};
 use host::listen::UnixAddress;
 use host::mac::Mac;
+use host::pci::Address;
 use host::size::Size;
 use host::stream::Stream;
 use host::uuid::Uuid;
@@ -28,10 +29,19 @@ use crate::settings::translate::{Bus, Cache, Display, Screen};
 use crate::settings::value::Value as _;
 use crate::settings::{Discard, Format, Settings};
 use crate::source::Source;
-use crate::status::{Failure, Status};
 
 /// User ID of the machine's process if the pod is root. The image uses it for nothing else.
 const USER: u32 = 10001;
+
+/// The places of CD drives. Further ones take the first free slot.
+const CDROM_SLOTS: [Address; 6] = [
+    Address::new(0x1f, 2),
+    Address::new(0x1f, 3),
+    Address::new(0x1f, 4),
+    Address::new(0x1f, 5),
+    Address::new(0x1f, 6),
+    Address::new(0x1f, 7),
+];
 
 /// Files and sockets prepared for the machine.
 #[derive(Debug, Default)]
@@ -238,11 +248,7 @@ fn attach_image(
         Bus::Auto | Bus::Nvme => Device::Nvme(nvme::Config(image)),
         Bus::Scsi => Device::VirtioScsi(virtio::scsi::Config(image)),
         Bus::Blk => Device::VirtioBlk(virtio::blk::Config(image)),
-        Bus::Ahci => {
-            let sentence = "DISK_TYPE=ide: the machine has no IDE or SATA controller: use nvme, \
-                            or scsi for a Windows that has the virtio drivers";
-            return Err(Failure::new(Status::Disk, sentence));
-        }
+        Bus::Ahci => Device::AhciDisk(ahci::disk::Config(image)),
         Bus::Usb => Device::UsbStorage(usb_disk(image)?),
         Bus::None => return Ok(None),
     });
@@ -265,14 +271,26 @@ fn insert(config: &mut Config, bus: Bus, cd: &Cd) -> anyhow::Result<Option<Strin
     if bus == Bus::None {
         return Ok(None);
     }
-    let patch = cd.patch.clone();
-    config.device.push(Device::UsbStorage(storage::Config {
-        path: Some(text(&cd.path)?),
-        cdrom: Some(true),
-        overlay: patch.map_or(Changes::None, |patch| Changes::Patches(vec![patch])),
-        ..storage::Config::default()
-    }));
+    let path = Some(text(&cd.path)?);
+    let patches = cd.patch.iter().cloned().collect::<Vec<_>>();
+    let overlay = if patches.is_empty() { Changes::None } else { Changes::Patches(patches) };
+    let drive = if bus == Bus::Usb {
+        let cdrom = Some(true);
+        Device::UsbStorage(storage::Config { path, cdrom, overlay, ..storage::Config::default() })
+    } else {
+        let slot = cdrom_slot(config);
+        let rest = ahci::cdrom::Config::default();
+        Device::AhciCdrom(ahci::cdrom::Config { path, slot, overlay, ..rest })
+    };
+    config.device.push(drive);
     Ok(name_of_last(config))
+}
+
+/// The place of the next CD drive: beside the LPC bridge, where QEMU's machine has its SATA
+/// controller. The slots of other devices do not depend on the number of drives.
+fn cdrom_slot(config: &Config) -> Option<Address> {
+    let drives = config.device.iter().filter(|it| matches!(it, Device::AhciCdrom(_))).count();
+    CDROM_SLOTS.get(drives).copied()
 }
 
 /// The name that `vmm` gives the device added last: its kind and number.
@@ -325,12 +343,6 @@ fn add_optional_devices(config: &mut Config, settings: &Settings) -> anyhow::Res
 fn attach_argument(config: &mut Config, drive: &Drive) -> anyhow::Result<Option<String>> {
     if drive.cdrom {
         return insert(config, drive.bus, &drive.path.clone().into());
-    }
-    if drive.bus == Bus::Ahci {
-        let sentence = "the machine has no IDE or SATA controller: say if=virtio, or a device \
-                        nvme with drive=";
-        let sentence = format!("ARGUMENTS: {}: {sentence}", drive.path.display());
-        return Err(Failure::new(Status::Disk, sentence));
     }
     let image = disk::Config {
         format: drive.format.map(image_format),
@@ -501,12 +513,12 @@ mod test {
         let machine = made(&[]).unwrap();
         let input = ["xhci", "usb-tablet", "usb-keyboard"];
         assert_eq!(kinds(&machine)[..3], input);
-        let all = ["usb-storage", "virtio-scsi", "usb-storage", "virtio-rng", "virtio-serial"];
+        let all = ["ahci-cdrom", "virtio-scsi", "ahci-cdrom", "virtio-rng", "virtio-serial"];
         assert_eq!(kinds(&machine)[3..], all);
         assert_eq!(machine["device"][7]["to"], "socket:/run/agent.sock");
         assert_eq!(
             machine["boot"],
-            serde_json::json!(["usb-storage", "virtio-scsi", "usb-storage.2"])
+            serde_json::json!(["ahci-cdrom", "virtio-scsi", "ahci-cdrom.2"])
         );
         assert_eq!(
             (&machine["cpus"]["count"], &machine["memory"]["size"]),
@@ -515,7 +527,8 @@ mod test {
         assert_eq!(machine["device"][3]["path"], "/start.iso");
         assert_eq!(machine["device"][4]["path"], "/a,b.img");
         assert_eq!(machine["device"][5]["path"], "/a,b.iso");
-        assert_eq!(machine["device"][5]["cdrom"], true);
+        assert_eq!(machine["device"][3]["slot"], "1f.2");
+        assert_eq!(machine["device"][5]["slot"], "1f.3");
         assert_eq!(machine["display"]["mode"], "1280x720");
         assert_eq!(machine["vnc"].as_array().unwrap().len(), 2);
         assert_eq!(machine["msr"], "ignore");
@@ -531,6 +544,8 @@ mod test {
             ("usb", "usb-storage"),
             ("auto", "nvme"),
             ("scsi", "virtio-scsi"),
+            ("ide", "ahci-disk"),
+            ("sata", "ahci-disk"),
         ] {
             assert_eq!(kinds(&made(&[("DISK_TYPE", words)]).unwrap())[4], kind, "{words}");
         }
@@ -566,11 +581,24 @@ mod test {
         assert_eq!(machine["fw-cfg"][0], "opt/a=b");
         assert_eq!(machine["keyboard"], "de");
         assert_eq!(made(&[("VGA", "none")]).unwrap()["display"], "none");
-        let error = made(&[("DISK_TYPE", "sata")]).unwrap_err();
-        assert_eq!(Status::of(&error), Status::Disk);
-        let error = made(&[("ARGUMENTS", "-drive file=/x.img,if=ide")]).unwrap_err();
-        assert!(error.to_string().starts_with("ARGUMENTS: /x.img: "), "{error:#}");
+        let machine = made(&[("ARGUMENTS", "-drive file=/x.img,if=ide")]).unwrap();
+        assert!(kinds(&machine).contains(&"ahci-disk"));
         let machine = made(&[("ARGUMENTS", "-drive file=/x.img,format=raw -hda /y.img")]).unwrap();
         assert_eq!(kinds(&machine).iter().filter(|kind| **kind == "nvme").count(), 2);
+    }
+
+    #[test]
+    fn cd_drives_are_at_sata_beside_the_bridge_or_at_usb() {
+        for (bus, kind) in [("usb", "usb-storage"), ("sata", "ahci-cdrom"), ("scsi", "ahci-cdrom")]
+        {
+            let machine = made(&[("MEDIA_TYPE", bus)]).unwrap();
+            assert_eq!((kinds(&machine)[3], kinds(&machine)[5]), (kind, kind), "{bus}");
+        }
+        let many = "-cdrom /1 -cdrom /2 -cdrom /3 -cdrom /4 -cdrom /5";
+        let machine = made(&[("ARGUMENTS", many)]).unwrap();
+        let drives = machine["device"].as_array().unwrap().iter();
+        let drives = drives.filter(|device| device["kind"] == "ahci-cdrom");
+        let slots: Vec<_> = drives.map(|device| device["slot"].as_str().unwrap_or("")).collect();
+        assert_eq!(slots, ["1f.2", "1f.3", "1f.4", "1f.5", "1f.6", "1f.7", ""]);
     }
 }

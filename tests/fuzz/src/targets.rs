@@ -23,6 +23,7 @@ macro_rules! hostile {
 
 hostile! {
     hostile_agent: "../../../container/tests/hostile_agent/mod.rs",
+    hostile_ahci: "../../../devices/tests/hostile_ahci/mod.rs",
     hostile_browser: "../../../vmm/screen/tests/hostile_browser/mod.rs",
     hostile_client: "../../../vmm/tests/hostile_client/mod.rs",
     hostile_environment: "../../../container/tests/hostile_environment/mod.rs",
@@ -43,6 +44,9 @@ hostile! {
 
 pub const TARGETS: &[Target] = &[
     // Devices with rings, each under a hostile driver.
+    target("ahci", 4096, Bytes, |it| {
+        hostile_ahci::run(folder(), it.iter().copied());
+    }),
     target("balloon", 4096, Bytes, |it| virtio("virtio-balloon", it)),
     target("blk", 4096, Bytes, |it| virtio("virtio-blk", it)),
     target("rng", 4096, Bytes, |it| virtio("virtio-rng", it)),
