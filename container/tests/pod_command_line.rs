@@ -85,6 +85,8 @@ fn help_names_every_variable_and_wrong_arguments_are_reported() {
         &["shutdown", "--wait", "x"],
         &["screenshot"],
         &["plan", "x"],
+        &["answers", "--all"],
+        &["answers", "a", "b"],
         &["exec"],
         &["exec", "--timeout", "x", "true"],
         &["exec", "--timeout"],

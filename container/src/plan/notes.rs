@@ -17,8 +17,9 @@ use crate::settings::version::Version;
 use crate::source::Source;
 
 /// Variables of an unattended installation.
-const INSTALLATION: [&str; 16] = [
+const INSTALLATION: [&str; 17] = [
     "EDITION",
+    "INSTALLER",
     "REGION",
     "KEY",
     "COMMAND",
