@@ -41,9 +41,9 @@ fn a_very_long_file_is_no_danger() {
 
 #[test]
 fn a_file_as_users_write_it_is_changed_once() {
-    let text = "<?xml version=\"1.0\" encoding=\"utf-8\"?><unattend><component \
-                name=\"Microsoft-Windows-Setup\"><Disk><DiskID>0</DiskID></Disk></component>\
-                <Password/></unattend>";
+    let text = "<?xml version=\"1.0\" encoding=\"utf-8\"?><unattend>\
+                <settings pass=\"windowsPE\"><component name=\"Microsoft-Windows-Setup\">\
+                <Disk><DiskID>0</DiskID></Disk></component></settings><Password/></unattend>";
     for kind in 0..2 {
         hostile_answer::change(&[&[kind], text.as_bytes()].concat());
     }

@@ -8,12 +8,13 @@ use std::io::Read as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 
 use super::parse::{self, MAX_LENGTH, Node};
 use super::xml::{self, Content, Element, Secrets};
 use super::{Answers, Membership, oobe};
 use crate::files;
+use crate::settings::value::quote;
 
 /// How much of a user's answer file is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +105,9 @@ fn decode(bytes: &[u8]) -> anyhow::Result<String> {
     Ok(format!("{}encoding=\"utf-8\"{}?>{rest}", &declaration[..start], &declaration[end..]))
 }
 
+/// Makes Setup use the drivers and files of the set-up disk.
+const SET: &str = "UseConfigurationSet";
+
 /// One change of a text: the bytes to replace, and their replacement.
 type Change = (Range<usize>, String);
 
@@ -112,7 +116,7 @@ fn change(text: &str, kind: Kind, answers: &Answers, secrets: Secrets) -> anyhow
     let root = nodes.first().context("it has no element")?;
     ensure!(root.local() == "unattend", "it is <{}>, not an answer file", root.name);
     let document = Document { nodes: &nodes };
-    let mut changes = document.machine(answers);
+    let mut changes = document.machine(answers)?;
     if kind == Kind::Template {
         changes.extend(document.settings(answers, secrets));
     }
@@ -168,35 +172,60 @@ impl Document<'_> {
     }
 
     /// What depends on the machine: the number of the disk, and the set-up disk.
-    fn machine(&self, answers: &Answers) -> Vec<Change> {
-        let disk = answers.machine.disk.to_string();
-        let places = self.all("DiskID", &["Disk"]).chain(self.all("DiskID", &["InstallTo"]));
-        let mut changes: Vec<_> = places.map(|node| Self::set(node, &disk)).collect();
-        let is_setup = |node: &Node| {
-            node.local() == "component" && node.attribute("name") == Some("Microsoft-Windows-Setup")
+    fn machine(&self, answers: &Answers) -> anyhow::Result<Vec<Change>> {
+        let is_setup = |(_, node): &(usize, &Node)| {
+            let is_named = node.attribute("name") == Some("Microsoft-Windows-Setup");
+            let parent = node.parent.and_then(|parent| self.nodes.get(parent));
+            let pass = parent.and_then(|parent| parent.attribute("pass"));
+            node.local() == "component" && is_named && pass == Some("windowsPE")
         };
-        for (index, setup) in self.nodes.iter().enumerate().filter(|(_, node)| is_setup(node)) {
-            let own = |name: &'static str| {
-                let mut nodes = self.nodes.iter();
-                nodes.find(move |it| it.parent == Some(index) && it.local() == name)
-            };
-            const NAME: &str = "UseConfigurationSet";
-            if let Some(there) = own(NAME) {
-                changes.push(Self::set(there, "true"));
-            } else if !setup.is_closed() {
-                let at = own("UserData").map_or(setup.inner.end, |it| it.whole.start);
-                changes.push((at..at, format!("<{NAME}>true</{NAME}>")));
+        let mut setups = self.nodes.iter().enumerate().filter(is_setup);
+        let (Some((index, setup)), None) = (setups.next(), setups.next()) else {
+            bail!("its pass windowsPE must have one component Microsoft-Windows-Setup");
+        };
+        let mut changes = self.disk(setup, answers.machine.disk)?;
+        let own = |name: &'static str| {
+            let is_own = move |it: &&Node| it.parent == Some(index) && it.local() == name;
+            self.nodes.iter().filter(is_own)
+        };
+        match own(SET).collect::<Vec<_>>()[..] {
+            [] if setup.is_closed() => bail!("Microsoft-Windows-Setup has no settings"),
+            [] => {
+                let at = own("UserData").next().map_or(setup.inner.end, |it| it.whole.start);
+                let prefix = setup.name.strip_suffix("component").unwrap_or_default();
+                changes.push((at..at, format!("<{prefix}{SET}>true</{prefix}{SET}>")));
             }
+            [there] => changes.push(Self::set(there, "true")),
+            _ => bail!("{SET} is there several times: leave one"),
         }
-        changes
+        Ok(changes)
+    }
+
+    /// The number of the disk, unless the file uses several.
+    fn disk(&self, setup: &Node, disk: u32) -> anyhow::Result<Vec<Change>> {
+        let is_inside =
+            |node: &&Node| setup.inner.contains(&node.whole.start) && node.local() == "DiskID";
+        let places: Vec<&Node> = self.nodes.iter().filter(is_inside).collect();
+        let mut numbers: Vec<&str> = places.iter().map(|node| node.text.trim()).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        match numbers[..] {
+            ["0" | "1"] => {
+                let number = disk.to_string();
+                Ok(places.into_iter().map(|node| Self::set(node, &number)).collect())
+            }
+            [one] => bail!("its DiskID is {}: give 0 or 1", quote(one)),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// The settings that the reference image puts into its templates.
     fn settings(&self, answers: &Answers, secrets: Secrets) -> Vec<Change> {
         let (locale, account) = (&answers.locale, &answers.account);
         let (width, height) = answers.screen;
+        let (width, height) = (width.to_string(), height.to_string());
         let (user, full_name) = match &answers.membership {
-            Membership::Domain { name, .. } => (account.in_domain(name).0, None),
+            Membership::Domain { .. } => (account.short_name(), None),
             _ => (account.user.as_str(), Some(account.user.as_str())),
         };
         let texts: [(&str, &[&str], Option<&str>); 10] = [
@@ -208,8 +237,8 @@ impl Document<'_> {
             ("FullName", &["UserData"], full_name),
             ("Name", &["LocalAccount"], full_name),
             ("Username", &["AutoLogon"], Some(user)),
-            ("HorizontalResolution", &["Display"], Some(&width.to_string())),
-            ("VerticalResolution", &["Display"], Some(&height.to_string())),
+            ("HorizontalResolution", &["Display"], Some(&width)),
+            ("VerticalResolution", &["Display"], Some(&height)),
         ];
         let mut changes = Vec::new();
         for (name, parents, value) in texts {
@@ -269,8 +298,8 @@ mod test {
 
     const FILE: &str = "<?xml version=\"1.0\"?>\n<unattend><settings pass=\"windowsPE\">\n\
         <component name=\"Microsoft-Windows-Setup\"><!-- mine -->\n\
-        <DiskConfiguration><Disk><DiskID>7</DiskID></Disk></DiskConfiguration>\n\
-        <ImageInstall><OSImage><InstallTo><DiskID/></InstallTo></OSImage></ImageInstall>\n\
+        <DiskConfiguration><Disk><DiskID> 0 </DiskID></Disk></DiskConfiguration>\n\
+        <ImageInstall><OSImage><InstallTo><DiskID>0</DiskID></InstallTo></OSImage></ImageInstall>\n\
         <UserData><FullName>Docker</FullName><ProductKey><Key>x</Key></ProductKey></UserData>\n\
         </component></settings></unattend>\n";
 
@@ -278,14 +307,32 @@ mod test {
     fn a_finished_file_gets_only_what_the_machine_needs() {
         let made = changed(FILE, Kind::Finished, &[("USERNAME", "bill")]);
         let wanted = FILE
-            .replace("<DiskID>7<", "<DiskID>1<")
-            .replace("<DiskID/>", "<DiskID>1</DiskID>")
+            .replace("<DiskID> 0 <", "<DiskID>1<")
+            .replace("<DiskID>0<", "<DiskID>1<")
             .replace("<UserData>", "<UseConfigurationSet>true</UseConfigurationSet><UserData>");
         assert_eq!(made, wanted);
         // A second change changes nothing.
         assert_eq!(changed(&made, Kind::Finished, &[]), made);
         let nvme = changed(&made, Kind::Finished, &[("DISK_TYPE", "nvme")]);
         assert_eq!(nvme, made.replace("<DiskID>1<", "<DiskID>0<"));
+    }
+
+    #[test]
+    fn several_disks_stay_and_a_strange_one_is_refused() {
+        let several = FILE.replace("<DiskID> 0 <", "<DiskID>1<");
+        assert!(changed(&several, Kind::Finished, &[]).contains("<InstallTo><DiskID>0<"));
+        let strange =
+            FILE.replace("<DiskID> 0 <", "<DiskID>7<").replace("<DiskID>0<", "<DiskID>7<");
+        let twice =
+            FILE.replace("<UserData>", "<UseConfigurationSet/><UseConfigurationSet/><UserData>");
+        let other = FILE.replace("windowsPE", "specialize");
+        for (text, reason) in
+            [(strange, "give 0 or 1"), (twice, "several times"), (other, "must have one component")]
+        {
+            let made = change(&text, Kind::Finished, &answers(&[]), Secrets::Shown);
+            let error = format!("{:#}", made.unwrap_err());
+            assert!(error.contains(reason), "{error}");
+        }
     }
 
     #[test]

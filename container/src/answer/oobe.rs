@@ -15,15 +15,15 @@ const COLOR_DEPTH: u32 = 32;
 const ADMINISTRATORS: &str = "Administrators";
 
 pub(super) fn components(answers: &Answers) -> Vec<Element> {
-    let mut all = Vec::new();
-    if answers.release.is_client() {
-        // A disk that Windows encrypts by itself is lost with the TPM's state.
-        let off = text("PreventDeviceEncryption", true);
-        all.push(component("Microsoft-Windows-SecureStartup-FilterDriver", vec![off]));
-    }
-    all.push(component("Microsoft-Windows-International-Core", locale::settings(&answers.locale)));
-    all.push(component("Microsoft-Windows-Shell-Setup", shell(answers)));
-    all
+    // A disk that Windows encrypts by itself is lost with the TPM's state.
+    let encryption = text("PreventDeviceEncryption", true);
+    let activation = text("TCGSecurityActivationDisabled", 1);
+    vec![
+        component("Microsoft-Windows-SecureStartup-FilterDriver", vec![encryption]),
+        component("Microsoft-Windows-EnhancedStorage-Adm", vec![activation]),
+        component("Microsoft-Windows-International-Core", locale::settings(&answers.locale)),
+        component("Microsoft-Windows-Shell-Setup", shell(answers)),
+    ]
 }
 
 fn shell(answers: &Answers) -> Vec<Element> {
@@ -53,9 +53,8 @@ fn accounts(answers: &Answers) -> Element {
     let account = &answers.account;
     let own = match &answers.membership {
         Membership::Domain { name, .. } => {
-            let (user, domain) = account.in_domain(name);
-            let settings = vec![text("Name", user), text("Group", ADMINISTRATORS)];
-            let list = vec![item("DomainAccount", settings), text("Domain", domain)];
+            let settings = vec![text("Name", account.short_name()), text("Group", ADMINISTRATORS)];
+            let list = vec![item("DomainAccount", settings), text("Domain", name)];
             group("DomainAccounts", vec![item("DomainAccountList", list)])
         }
         _ => {
@@ -73,10 +72,7 @@ fn accounts(answers: &Answers) -> Element {
 fn logon(answers: &Answers) -> Element {
     let account = &answers.account;
     let (user, domain) = match &answers.membership {
-        Membership::Domain { name, .. } => {
-            let (user, domain) = account.in_domain(name);
-            (user, Some(domain))
-        }
+        Membership::Domain { name, .. } => (account.short_name(), Some(name)),
         _ => (account.user.as_str(), None),
     };
     let mut settings = vec![text("Username", user)];
@@ -117,9 +113,9 @@ fn pages(answers: &Answers) -> Element {
 }
 
 impl Account {
-    /// The name of a domain account, and its domain: `user@domain`, or the domain that is joined.
-    pub(super) fn in_domain<'a>(&'a self, joined: &'a str) -> (&'a str, &'a str) {
-        self.user.rsplit_once('@').unwrap_or((&self.user, joined))
+    /// The name of a domain account without the domain, which `user@domain` has.
+    pub(super) fn short_name(&self) -> &str {
+        self.user.split('@').next().unwrap_or_default()
     }
 }
 
@@ -141,12 +137,10 @@ mod test {
 
     #[test]
     fn domain_accounts_may_name_their_domain() {
-        let named = |user: &str| Account {
-            user: user.into(),
-            password: Secret(String::new()),
-            autologin: true,
+        let short = |user: &str| {
+            let password = Secret(String::new());
+            Account { user: user.into(), password, autologin: true }.short_name().to_owned()
         };
-        assert_eq!(named("me").in_domain("corp.example"), ("me", "corp.example"));
-        assert_eq!(named("me@lab").in_domain("corp.example"), ("me", "lab"));
+        assert_eq!((short("me").as_str(), short("me@lab").as_str()), ("me", "me"));
     }
 }

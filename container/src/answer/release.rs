@@ -73,11 +73,6 @@ impl Release {
     pub fn is_client(self) -> bool {
         matches!(self, Windows81 | Windows10 | Windows11)
     }
-
-    /// Whether the browser is Internet Explorer.
-    pub fn has_explorer(self) -> bool {
-        self != Windows11 && self != HyperV2019
-    }
 }
 
 /// How Setup recognizes the image to install.
@@ -123,35 +118,44 @@ const CLIENTS: &[Edition] = &[
         (Windows11, "VK7JG-NPHTM-C97JM-9MPGT-3V66T"), (Windows10, "VK7JG-NPHTM-C97JM-9MPGT-3V66T"),
         (Windows81, "GCRJD-8NW9H-F2CDX-CCM8D-9D6T9")] },
     Edition { words: &["pro-n", "professional-n"], suffix: " Pro N", keys: &[
-        (Windows11, "2B87N-8KFHP-DKV6R-Y2C8J-PKCKT"), (Windows10, "2B87N-8KFHP-DKV6R-Y2C8J-PKCKT")] },
+        (Windows11, "2B87N-8KFHP-DKV6R-Y2C8J-PKCKT"),
+        (Windows10, "2B87N-8KFHP-DKV6R-Y2C8J-PKCKT")] },
     Edition { words: &["workstation", "workstations", "pro-workstation", "pro-workstations",
         "pro-for-workstations"], suffix: " Pro for Workstations", keys: &[
-        (Windows11, "DXG7C-N36C4-C4HTG-X4T3X-2YV77"), (Windows10, "DXG7C-N36C4-C4HTG-X4T3X-2YV77")] },
+        (Windows11, "DXG7C-N36C4-C4HTG-X4T3X-2YV77"),
+        (Windows10, "DXG7C-N36C4-C4HTG-X4T3X-2YV77")] },
     Edition { words: &["home", "core"], suffix: " Home", keys: &[
-        (Windows11, "YTMG3-N6DKC-DKB77-7M9GH-8HVX7"), (Windows10, "YTMG3-N6DKC-DKB77-7M9GH-8HVX7")] },
+        (Windows11, "YTMG3-N6DKC-DKB77-7M9GH-8HVX7"),
+        (Windows10, "YTMG3-N6DKC-DKB77-7M9GH-8HVX7")] },
     Edition { words: &["home-n", "n"], suffix: " Home N", keys: &[] },
     Edition { words: &["home-single-language", "single-language", "home-sl"],
         suffix: " Home Single Language", keys: &[
-        (Windows11, "BT79Q-G7N6G-PGBYW-4YWX6-6F4BT"), (Windows10, "BT79Q-G7N6G-PGBYW-4YWX6-6F4BT")] },
+        (Windows11, "BT79Q-G7N6G-PGBYW-4YWX6-6F4BT"),
+        (Windows10, "BT79Q-G7N6G-PGBYW-4YWX6-6F4BT")] },
     Edition { words: &["education", "edu"], suffix: " Education", keys: &[
-        (Windows11, "YNMGQ-8RYV3-4PGQ3-C8XTP-7CFBY"), (Windows10, "YNMGQ-8RYV3-4PGQ3-C8XTP-7CFBY")] },
+        (Windows11, "YNMGQ-8RYV3-4PGQ3-C8XTP-7CFBY"),
+        (Windows10, "YNMGQ-8RYV3-4PGQ3-C8XTP-7CFBY")] },
     Edition { words: &["education-n"], suffix: " Education N", keys: &[] },
     Edition { words: &["pro-education"], suffix: " Pro Education", keys: &[] },
     Edition { words: &["enterprise"], suffix: " Enterprise", keys: &[
-        (Windows11, "NPPR9-FWDCX-D2C8J-H872K-2YT43"), (Windows10, "NPPR9-FWDCX-D2C8J-H872K-2YT43")] },
+        (Windows11, "NPPR9-FWDCX-D2C8J-H872K-2YT43"),
+        (Windows10, "NPPR9-FWDCX-D2C8J-H872K-2YT43")] },
     Edition { words: &["enterprise-n"], suffix: " Enterprise N", keys: &[] },
     Edition { words: &["ltsc", "enterprise-ltsc"], suffix: " Enterprise LTSC", keys: &[
-        (Windows11, "M7XTQ-FN8P6-TTKYV-9D4CC-J462D"), (Windows10, "M7XTQ-FN8P6-TTKYV-9D4CC-J462D")] },
+        (Windows11, "M7XTQ-FN8P6-TTKYV-9D4CC-J462D"),
+        (Windows10, "M7XTQ-FN8P6-TTKYV-9D4CC-J462D")] },
     Edition { words: &["iot", "iot-enterprise", "enterprise-iot"],
         suffix: " IoT Enterprise", keys: &[
-        (Windows11, "CGK42-GYN6Y-VD22B-BX98W-J8JXD"), (Windows10, "CGK42-GYN6Y-VD22B-BX98W-J8JXD")] },
+        (Windows11, "CGK42-GYN6Y-VD22B-BX98W-J8JXD"),
+        (Windows10, "CGK42-GYN6Y-VD22B-BX98W-J8JXD")] },
 ];
 
 #[rustfmt::skip]
 const SERVERS: &[Edition] = &[
-    Edition { words: &["standard"], suffix: " SERVERSTANDARD", keys: STANDARD },
-    Edition { words: &["core", "standard-core", "standardcore"],
-        suffix: " SERVERSTANDARDCORE", keys: STANDARD },
+    Edition { words: &["standard", "desktop-experience", "server-with-a-gui"],
+        suffix: " SERVERSTANDARD", keys: STANDARD },
+    Edition { words: &["core", "standard-core", "standardcore", "server-core", "servercore",
+        "core-installation"], suffix: " SERVERSTANDARDCORE", keys: STANDARD },
     Edition { words: &["datacenter"], suffix: " SERVERDATACENTER", keys: DATACENTER },
     Edition { words: &["datacenter-core", "datacentercore"],
         suffix: " SERVERDATACENTERCORE", keys: DATACENTER },
@@ -186,21 +190,37 @@ pub fn image(id: &str, release: Release, edition: Option<&str>) -> (Image, bool)
     let chosen = edition.map(|word| word.trim_end_matches("-eval")).and_then(find);
     let usual = find(usual(id)).unwrap_or(&table[0]);
     let known = edition.is_none() || chosen.is_some();
-    // Evaluation media of clients and of Hyper-V Server have one image.
+    // Evaluation media of clients and of Hyper-V Server have no editions to choose from.
     if is_evaluation && (release.is_client() || release == HyperV2019) {
-        let name = format!("{}{} Evaluation", release.name(), usual.suffix);
-        return (Image { selection: Selection::Index(1), name, key: None }, edition.is_none());
+        // Media of Enterprise LTSC have IoT Enterprise LTSC as their second image.
+        let index = if id.contains("iot") { 2 } else { 1 };
+        let name = match release {
+            HyperV2019 => format!("{} SERVERHYPERCORE", release.name()),
+            _ => format!("{}{} Evaluation", release.name(), usual.suffix),
+        };
+        return (Image { selection: Selection::Index(index), name, key: None }, edition.is_none());
     }
     let found = chosen.unwrap_or(usual);
     let key = found.keys.iter().find(|(own, _)| *own == release).map(|(_, key)| *key);
     let key = key.filter(|_| !is_evaluation);
     // Media of Windows 11 and 10 in other languages may have other names. The key selects there.
     let by_key = key.is_some() && matches!(release, Windows10 | Windows11);
-    let selection = if by_key { Selection::Key } else { Selection::Name };
+    let selection = match by_key {
+        true => Selection::Key,
+        false => old_index(release, found).map_or(Selection::Name, Selection::Index),
+    };
     let home = release == Windows81 && found.suffix == " Home";
     let suffix = if home { "" } else { found.suffix };
     let name = format!("{}{suffix}", release.name());
     (Image { selection, name, key }, known)
+}
+
+/// The number of an edition on all media of Server 2012 R2, whose names vary.
+fn old_index(release: Release, edition: &Edition) -> Option<u32> {
+    const ORDER: [&str; 4] = ["standard-core", "standard", "datacenter-core", "datacenter"];
+    let is_it = |word: &&str| edition.words.contains(word);
+    let numbered = (1..).zip(ORDER).filter(|_| release == Server2012R2);
+    numbered.into_iter().find(|(_, word)| is_it(word)).map(|(number, _)| number)
 }
 
 /// The usual edition of a product.
@@ -236,6 +256,9 @@ mod test {
     #[test]
     fn evaluation_media_get_no_key() {
         assert_eq!(chosen("win11x64-enterprise-eval", None).1, Selection::Index(1));
+        assert_eq!(chosen("win10x64-enterprise-iot-eval", None).1, Selection::Index(2));
+        assert_eq!(chosen("win2012r2-eval", None).1, Selection::Index(2));
+        assert_eq!(chosen("win2012r2-eval", Some("datacenter")).1, Selection::Index(4));
         let core = chosen("win2025-eval", Some("core"));
         let name = "Windows Server 2025 SERVERSTANDARDCORE".to_owned();
         assert_eq!(core, (name, Selection::Name, None, true));

@@ -246,7 +246,7 @@ const JOIN: &[Setting] = &[set(
     Group(&[
         set(
             "Credentials",
-            Group(&[set("Domain", ANY), set("Password", ANY), set("Username", ANY)]),
+            Group(&[set("Domain", ANY), set("Username", ANY), set("Password", ANY)]),
         ),
         set("JoinDomain", ANY),
         set("JoinWorkgroup", Text(15)),
@@ -330,6 +330,11 @@ const COMPONENTS: &[Component] = &[
     ),
     component("Networking-MPSSVC-Svc", SPECIALIZE, FIREWALL),
     component("Microsoft-Windows-UnattendedJoin", SPECIALIZE, JOIN),
+    component(
+        "Microsoft-Windows-EnhancedStorage-Adm",
+        OOBE_SYSTEM,
+        &[set("TCGSecurityActivationDisabled", Number(0, 1))],
+    ),
     component(
         "Microsoft-Windows-SecureStartup-FilterDriver",
         OOBE_SYSTEM,

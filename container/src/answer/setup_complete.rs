@@ -40,6 +40,7 @@ pub(super) fn text(answers: &Answers, secrets: Secrets) -> String {
 fn power(script: &mut Script) {
     const BUTTON: &str =
         "4f971e89-eebd-4455-a8de-9e59040e7347 7648efa3-dd9c-4e3e-b566-50f929386280 3";
+    const SYSTEM: &str = r"HKLM\SOFTWARE\Microsoft\Windows\CurrentVersion\Policies\System";
     script.lines([
         "powercfg.exe /hibernate off",
         "powercfg.exe /change standby-timeout-ac 0",
@@ -47,7 +48,6 @@ fn power(script: &mut Script) {
     ]);
     script.line(format!("powercfg.exe /setacvalueindex SCHEME_CURRENT {BUTTON}"));
     script.line("powercfg.exe /setactive SCHEME_CURRENT");
-    const SYSTEM: &str = r"HKLM\SOFTWARE\Microsoft\Windows\CurrentVersion\Policies\System";
     script.number(SYSTEM, "shutdownwithoutlogon", 1);
     script.lines([
         "bcdedit.exe /set {default} recoveryenabled no",
@@ -60,6 +60,8 @@ fn policies(answers: &Answers, script: &mut Script) {
         r"HKLM\SOFTWARE\Microsoft\Windows NT\CurrentVersion\PasswordLess\Device";
     const EDGE: &str = r"HKLM\SOFTWARE\Policies\Microsoft\Edge";
     const REMOTE: &str = r"HKLM\SOFTWARE\Policies\Microsoft\Windows NT\Terminal Services";
+    const PROGRAMS: &str =
+        r"HKLM\SOFTWARE\Microsoft\Windows NT\CurrentVersion\Terminal Server\TSAppAllowList";
     const UPDATES: &str = r"HKLM\SOFTWARE\Policies\Microsoft\Windows\WindowsUpdate\AU";
     const SHARES: &str = r"HKLM\SYSTEM\CurrentControlSet\Services\LanmanWorkstation\Parameters";
     script.line("net.exe accounts /maxpwage:unlimited");
@@ -69,6 +71,7 @@ fn policies(answers: &Answers, script: &mut Script) {
     script.number(EDGE, "HideFirstRunExperience", 1);
     // Programs of the guest as windows of the client.
     script.number(REMOTE, "fAllowUnlistedRemotePrograms", 1);
+    script.number(PROGRAMS, "fDisabledAllowList", 1);
     if answers.as_reference {
         script.number(UPDATES, "NoAutoUpdate", 1);
         script.number(SHARES, "AllowInsecureGuestAuth", 1);
@@ -76,8 +79,8 @@ fn policies(answers: &Answers, script: &mut Script) {
         // The rules of Network Discovery, and of File and Printer Sharing, in any language.
         for rules in ["-32752", "-28502"] {
             script.line(format!(
-                "powershell.exe -NoProfile -Command \"Enable-NetFirewallRule -Group \
-                 '@FirewallAPI.dll,{rules}'\""
+                "netsh.exe advfirewall firewall set rule group=\"@FirewallAPI.dll,{rules}\" new \
+                 enable=yes"
             ));
         }
     }
@@ -89,7 +92,7 @@ fn policies(answers: &Answers, script: &mut Script) {
 fn drivers(script: &mut Script) {
     let steps = [
         ("guest-agent\\qemu-ga-x86_64.msi", "msiexec.exe /i \"%FILE%\" /qn /norestart"),
-        ("Balloon\\blnsvr.exe", "\"%FILE%\" -i"),
+        ("Balloon\\blnsvr.exe", "sc.exe query BalloonService >nul 2>&1 || \"%FILE%\" -i"),
         ("viogpudo\\viogpudo.inf", "pnputil.exe -i -a \"%FILE%\""),
     ];
     for (file, command) in steps {
@@ -110,10 +113,57 @@ fn logon(answers: &Answers, script: &mut Script) {
         script.number(SEARCH, "SearchboxTaskbarMode", 0);
     }
     if answers.release == Release::Windows11 {
-        script.number(ADVANCED, "TaskbarMn", 0);
+        for button in ["ShowCopilotButton", "TaskbarDa", "TaskbarMn"] {
+            script.number(ADVANCED, button, 0);
+        }
         script.number(BANNER, "SV1", 0);
         script.number(BANNER, "SV2", 0);
     }
     script.line(format!("start \"Install\" cmd.exe /d /c call \"{SCRIPTS}\\RunInstall.cmd\""));
     script.line("exit /b 0");
+}
+
+#[cfg(test)]
+mod test {
+    use super::super::from_settings;
+    use super::*;
+    use crate::settings::environment;
+    use crate::settings::settle::Sizes;
+
+    fn made(words: &[(&str, &str)]) -> String {
+        let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+        let settings = environment::read(&words).unwrap().settings;
+        let product = from_settings::product(&settings.windows.version).unwrap();
+        let machine = from_settings::machine(&settings, &Sizes::default());
+        text(&from_settings::answers(&settings, product, machine).0, Secrets::Shown)
+    }
+
+    #[test]
+    fn the_first_part_runs_once_and_the_display_comes_last() {
+        let script = made(&[("KEY", "ABCDE-12345-ABCDE-12345-ABCDE")]);
+        let parts = [
+            "if not exist \"%DONE%\" call :setup",
+            "call :logon",
+            "\r\n:setup\r\n",
+            "powercfg.exe /hibernate off",
+            "guest-agent",
+            "viogpudo.inf",
+            "/ipk ABCDE-12345-ABCDE-12345-ABCDE",
+            "echo done>\"%DONE%\"",
+            ">COM1 echo transom-report: setup-complete",
+            "\r\n:logon\r\n",
+            "HideFileExt",
+            "RunInstall.cmd",
+        ];
+        let places: Vec<_> = parts.iter().map(|part| script.find(part).expect(part)).collect();
+        assert!(places.is_sorted(), "{places:?}");
+    }
+
+    #[test]
+    fn old_versions_get_only_settings_that_they_have() {
+        let script = made(&[("VERSION", "2012")]);
+        for part in ["TaskbarDa", "PasswordLess", "/ipk"] {
+            assert!(!script.contains(part), "{part}");
+        }
+    }
 }

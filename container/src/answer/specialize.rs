@@ -1,10 +1,11 @@
 //! The pass specialize: the identity of the computer, and what Windows does for all users.
 
+use super::release::Release;
+use super::report::{Report, command};
 use super::script::reg_number;
 use super::windows_pe::organization;
 use super::xml::{Element, group, secret, text};
 use super::{Answers, Membership, commands, component, component_of, item, locale};
-use crate::answer::release::Release;
 
 /// The firewall's rules for remote desktops, in any language.
 const REMOTE_DESKTOP: &str = "@FirewallAPI.dll,-28752";
@@ -17,11 +18,8 @@ pub(super) fn components(answers: &Answers) -> Vec<Element> {
         component("Microsoft-Windows-Shell-Setup", shell(answers)),
         component("Microsoft-Windows-ErrorReportingCore", vec![text("DisableWER", 1)]),
     ];
-    if release.has_explorer() {
-        let architectures = ["amd64", "wow64"];
-        let name = "Microsoft-Windows-IE-InternetExplorer";
-        all.extend(architectures.map(|it| component_of(it, name, browser())));
-    }
+    let name = "Microsoft-Windows-IE-InternetExplorer";
+    all.extend(["amd64", "wow64"].map(|it| component_of(it, name, browser())));
     all.push(component("Microsoft-Windows-SQMApi", vec![text("CEIPEnabled", 0)]));
     if release.is_client() || answers.as_reference {
         all.push(component("Microsoft-Windows-SystemRestore-Main", vec![text("DisableSR", 1)]));
@@ -83,12 +81,12 @@ fn join(answers: &Answers) -> Option<Element> {
         Membership::Default => return None,
         Membership::Workgroup(name) => vec![text("JoinWorkgroup", name)],
         Membership::Domain { name, unit } => {
-            let (user, domain) = answers.account.in_domain(name);
-            let credentials = vec![
-                text("Domain", domain),
-                secret("Password", answers.account.password.0.clone()),
-                text("Username", user),
-            ];
+            let user = &answers.account.user;
+            // `user@domain` names its domain already.
+            let domain = (!user.contains('@')).then(|| text("Domain", name));
+            let password = secret("Password", answers.account.password.0.clone());
+            let named = [text("Username", user), password];
+            let credentials = domain.into_iter().chain(named).collect();
             let mut settings = vec![group("Credentials", credentials), text("JoinDomain", name)];
             settings.extend(unit.as_ref().map(|unit| text("MachineObjectOU", unit)));
             settings
@@ -117,14 +115,24 @@ const DELIVERIES: [&str; 16] = [
     "SystemPaneSuggestionsEnabled",
 ];
 
+/// Policies against content that Microsoft suggests.
+const CONTENTS: [&str; 3] = [
+    "DisableCloudOptimizedContent",
+    "DisableWindowsConsumerFeatures",
+    "DisableConsumerAccountStateContent",
+];
+
 /// Commands that run as the system, before the first start.
 fn steps(answers: &Answers) -> Vec<String> {
-    const NETWORK: &str = r"HKLM\SOFTWARE\Policies\Microsoft\Windows NT\CurrentVersion\NetworkList\Signatures\FirstNetwork";
+    const NETWORK: &str = concat!(
+        r"HKLM\SOFTWARE\Policies\Microsoft\Windows NT\CurrentVersion",
+        r"\NetworkList\Signatures\FirstNetwork"
+    );
     const OOBE: &str = r"HKLM\SOFTWARE\Microsoft\Windows\CurrentVersion\OOBE";
     const DELIVERY: &str =
         r"HKU\mount\Software\Microsoft\Windows\CurrentVersion\ContentDeliveryManager";
-    const CLOUD: &str = r"HKLM\SOFTWARE\Policies\Microsoft\Windows\CloudContent";
-    let mut steps = vec![super::report::command(super::report::Report::Specialize)];
+    const CLOUD: &str = r"Software\Policies\Microsoft\Windows\CloudContent";
+    let mut steps = vec![command(Report::Specialize)];
     if answers.release == Release::Windows11 {
         steps.push(reg_number(OOBE, "BypassNRO", 1));
     }
@@ -133,8 +141,11 @@ fn steps(answers: &Answers) -> Vec<String> {
     if matches!(answers.release, Release::Windows10 | Release::Windows11) {
         steps.push(r#"reg.exe load "HKU\mount" "C:\Users\Default\NTUSER.DAT""#.to_owned());
         steps.extend(DELIVERIES.map(|name| reg_number(DELIVERY, name, 0)));
+        for hive in ["HKU\\mount", "HKLM"] {
+            let key = format!("{hive}\\{CLOUD}");
+            steps.extend(CONTENTS.map(|name| reg_number(&key, name, 1)));
+        }
         steps.push(r#"reg.exe unload "HKU\mount""#.to_owned());
-        steps.push(reg_number(CLOUD, "DisableWindowsConsumerFeatures", 1));
     }
     steps
 }

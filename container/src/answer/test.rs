@@ -140,7 +140,7 @@ fn hostile_values_arrive_exactly_or_are_refused() {
     let domain = [("DOMAIN", "corp.example.com"), ("USERNAME", "me"), ("PASSWORD", "secret")];
     let cases: [(&str, &[&str], &[(&str, &str)]); 12] = [
         ("USERNAME", &["LocalAccount", "Name"], &[]),
-        ("USERNAME", &["AutoLogon", "Username"], &domain),
+        ("USERNAME", &["Credentials", "Username"], &domain),
         ("PASSWORD", &["Credentials", "Password"], &domain),
         ("DOMAIN_OU", &["MachineObjectOU"], &domain),
         ("DOMAIN", &["JoinDomain"], &domain),

@@ -164,7 +164,6 @@ fn bypassed(answers: &Answers) -> Lacks {
 /// Starts the script of the set-up disk, whose letter is not known.
 fn start_script() -> String {
     let letters = "C D E F G H I J K L M N O P";
-    format!(
-        "cmd.exe /c for %d in ({letters}) do if exist %d:\\{INSTALL_SCRIPT} call %d:\\{INSTALL_SCRIPT}"
-    )
+    let found = format!("%d:\\{INSTALL_SCRIPT}");
+    format!("cmd.exe /c for %d in ({letters}) do if exist {found} call {found}")
 }

@@ -80,8 +80,8 @@ fn apply(answers: &Answers, script: &mut Script) {
         Selection::Name | Selection::Key => format!("/Name:{}", quoted(&answers.image.name)),
     };
     script.line(format!(
-        "dism.exe /Apply-Image /ImageFile:\"%IMAGE%\" %PARTS% {image} /ApplyDir:{WINDOWS}\\ || goto \
-         failed"
+        "dism.exe /Apply-Image /ImageFile:\"%IMAGE%\" %PARTS% {image} /ApplyDir:{WINDOWS}\\ || \
+         goto failed"
     ));
 }
 
@@ -97,7 +97,8 @@ fn copy(script: &mut Script) {
     step(Step::Copy, script);
     script.line(format!("md {WINDOWS}\\Windows\\Panther 2>nul"));
     script.line(format!(
-        "copy /y \"%SETUP%\\{AUTOUNATTEND}\" {WINDOWS}\\Windows\\Panther\\unattend.xml || goto failed"
+        "copy /y \"%SETUP%\\{AUTOUNATTEND}\" {WINDOWS}\\Windows\\Panther\\unattend.xml || \
+         goto failed"
     ));
     script.line(format!(
         "if exist \"%DRIVERS%\" dism.exe /Image:{WINDOWS}\\ /Add-Driver /Driver:\"%DRIVERS%\" \
@@ -106,8 +107,66 @@ fn copy(script: &mut Script) {
     for (from, to) in [("$$", "\\Windows"), ("$1", "\\")] {
         script.line(format!("set \"FROM=%SETUP%\\$OEM$\\{from}\""));
         script.line(format!(
-            "if exist \"%FROM%\" robocopy.exe \"%FROM%\" {WINDOWS}{to} /e /r:1 /w:1 & if errorlevel 8 \
-             goto failed"
+            "if exist \"%FROM%\" robocopy.exe \"%FROM%\" {WINDOWS}{to} /e /r:1 /w:1 & \
+             if errorlevel 8 goto failed"
         ));
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::super::from_settings;
+    use super::*;
+    use crate::settings::environment;
+    use crate::settings::settle::Sizes;
+
+    fn made(words: &[(&str, &str)]) -> String {
+        let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+        let settings = environment::read(&words).unwrap().settings;
+        let product = from_settings::product(&settings.windows.version).unwrap();
+        let machine = from_settings::machine(&settings, &Sizes::default());
+        text(&from_settings::answers(&settings, product, machine).0)
+    }
+
+    #[test]
+    fn the_steps_are_in_their_order() {
+        let script = made(&[]);
+        let parts = [
+            ">COM1 echo transom-report: windows-pe",
+            "drvload.exe",
+            "set \"STEP=find-image\"",
+            "echo select disk 1",
+            "echo convert gpt",
+            "diskpart.exe /s",
+            "dism.exe /Apply-Image",
+            "/Name:\"Windows 11 Pro\" /ApplyDir:W:\\",
+            "bcdboot.exe W:\\Windows /s S: /f UEFI",
+            "unattend.xml",
+            "/Add-Driver",
+            "robocopy.exe",
+            ">COM1 echo transom-report: applied",
+            "wpeutil.exe reboot",
+            ":failed",
+            ">COM1 echo transom-report: failed %STEP%",
+        ];
+        let places: Vec<_> = parts.iter().map(|part| script.find(part).expect(part)).collect();
+        assert!(places.is_sorted(), "{places:?}");
+    }
+
+    #[test]
+    fn disk_and_image_are_those_of_the_settings() {
+        let script = made(&[("DISK_TYPE", "nvme"), ("VERSION", "11e")]);
+        assert!(script.contains("select disk 0") && script.contains("/Index:1 "));
+        let core = made(&[("VERSION", "2025"), ("EDITION", "core")]);
+        assert!(core.contains("/Name:\"Windows Server 2025 SERVERSTANDARDCORE\""), "{core}");
+    }
+
+    #[test]
+    fn every_jump_has_its_label() {
+        let script = made(&[]);
+        let jumps = script.split("goto ").skip(1).filter_map(|rest| rest.split_whitespace().next());
+        for label in jumps {
+            assert!(script.contains(&format!("\r\n:{label}\r\n")), "{label}");
+        }
     }
 }
