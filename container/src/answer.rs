@@ -60,6 +60,8 @@ pub struct Locale {
     pub keyboard: String,
     /// Windows' name of the time zone. Without one, Windows chooses.
     pub zone: Option<&'static str>,
+    /// The machine's clock is in UTC, not in that time zone.
+    pub universal_clock: bool,
 }
 
 /// The account that Windows logs on.

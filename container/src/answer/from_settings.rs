@@ -121,6 +121,8 @@ fn locale(settings: &Settings, warnings: &mut Vec<String>) -> Locale {
         region: region.to_owned(),
         keyboard: keyboard.unwrap_or_else(|| language.to_owned()),
         zone: found,
+        // The machine's clock follows TZ, and is in UTC without it.
+        universal_clock: zone.is_none() && found.is_some(),
     }
 }
 

@@ -128,6 +128,7 @@ fn steps(answers: &Answers) -> Vec<String> {
         r"HKLM\SOFTWARE\Policies\Microsoft\Windows NT\CurrentVersion",
         r"\NetworkList\Signatures\FirstNetwork"
     );
+    const CLOCK: &str = r"HKLM\SYSTEM\CurrentControlSet\Control\TimeZoneInformation";
     const OOBE: &str = r"HKLM\SOFTWARE\Microsoft\Windows\CurrentVersion\OOBE";
     const DELIVERY: &str =
         r"HKU\mount\Software\Microsoft\Windows\CurrentVersion\ContentDeliveryManager";
@@ -135,6 +136,9 @@ fn steps(answers: &Answers) -> Vec<String> {
     let mut steps = vec![command(Report::Specialize)];
     if answers.release == Release::Windows11 {
         steps.push(reg_number(OOBE, "BypassNRO", 1));
+    }
+    if answers.locale.universal_clock {
+        steps.push(reg_number(CLOCK, "RealTimeIsUniversal", 1));
     }
     // The network is private, so that Windows asks nobody for its kind.
     steps.push(reg_number(NETWORK, "Category", 1));

@@ -235,6 +235,10 @@ fn the_time_zone_is_that_of_tz_or_of_the_region() {
     assert_eq!(zone(&[("TZ", "Asia/Seoul")]).as_deref(), Some("Korea Standard Time"));
     assert_eq!(zone(&[("REGION", "de-DE")]).as_deref(), Some("W. Europe Standard Time"));
     assert_eq!(zone(&[("COMPAT", "dockur")]), None);
+    // The clock of a machine without TZ is in UTC.
+    let universal = |words: &[_]| made(words).contains("RealTimeIsUniversal");
+    assert!(universal(&[]) && !universal(&[("TZ", "Asia/Seoul")]));
+    assert!(!universal(&[("COMPAT", "dockur")]));
     let (_, warnings) = answers_of(&[("TZ", "CET-1CEST")], &BIG);
     assert!(warnings[0].starts_with("TZ=CET-1CEST: "), "{warnings:?}");
 }
