@@ -179,8 +179,8 @@ fn tree(answers: &Answers) -> Element {
     let settings =
         |(pass, components): (Pass, _)| group("settings", components).with("pass", pass.name());
     group("unattend", passes.map(settings).collect())
-        .with("xmlns", schema::UNATTEND)
-        .with("xmlns:wcm", schema::WCM)
+        .with("xmlns", xml::UNATTEND)
+        .with("xmlns:wcm", xml::WCM)
 }
 
 /// Settings of a component of Windows, for programs of 64 bits.

@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail, ensure};
 
 use super::parse::{self, MAX_LENGTH, Node};
 use super::xml::{self, Content, Element, Secrets};
-use super::{Answers, Membership, oobe};
+use super::{Answers, Membership, oobe, specialize};
 use crate::files;
 use crate::settings::value::quote;
 
@@ -119,6 +119,7 @@ fn change(text: &str, kind: Kind, answers: &Answers, secrets: Secrets) -> anyhow
     let mut changes = document.machine(answers)?;
     if kind == Kind::Template {
         changes.extend(document.settings(answers, secrets));
+        changes.extend(document.membership(answers, secrets)?);
     }
     let changed = apply(text, changes);
     parse::read(&changed).context("the changed file")?;
@@ -259,6 +260,36 @@ impl Document<'_> {
     }
 }
 
+impl Document<'_> {
+    /// The join of a domain or a workgroup, and the domain's account in place of a local one.
+    fn membership(&self, answers: &Answers, secrets: Secrets) -> anyhow::Result<Vec<Change>> {
+        let Some(join) = specialize::join(answers) else { return Ok(Vec::new()) };
+        let join = xml::fragment(join, secrets);
+        let is_join = |node: &&Node| node.attribute("name") == Some(specialize::JOIN);
+        let is_pass = |node: &&Node| node.attribute("pass") == Some("specialize");
+        let place = match self.nodes.iter().find(is_join) {
+            Some(there) => there.whole.clone(),
+            None => {
+                let pass = self.nodes.iter().find(is_pass).filter(|node| !node.is_closed());
+                let pass = pass.context("it has no pass specialize, which joins networks")?;
+                pass.inner.end..pass.inner.end
+            }
+        };
+        let mut changes = vec![(place, join)];
+        if matches!(answers.membership, Membership::Domain { .. }) {
+            let own = xml::fragment(oobe::own_accounts(answers), secrets);
+            let locals = self.all("LocalAccounts", &["UserAccounts"]);
+            changes.extend(locals.map(|node| (node.whole.clone(), own.clone())));
+            if answers.account.autologin {
+                let logon = xml::fragment(oobe::logon(answers), secrets);
+                let logons = self.all("AutoLogon", &["component"]);
+                changes.extend(logons.map(|node| (node.whole.clone(), logon.clone())));
+            }
+        }
+        Ok(changes)
+    }
+}
+
 /// The change of a password, as ours are written.
 fn password(place: &Node, answers: &Answers, secrets: Secrets) -> Change {
     let made = oobe::password(place.local(), &answers.account);
@@ -370,6 +401,26 @@ mod test {
         assert!(!off.contains("AutoLogon") && off.contains("<Key>x</Key>"));
         let masked = change(&template, Kind::Template, &answers(&words), Secrets::Masked).unwrap();
         assert!(masked.contains("<Value>***</Value>") && !masked.contains("YQBkAG0AaQBu"));
+    }
+
+    #[test]
+    fn a_template_joins_what_the_settings_say() {
+        let template = FILE.replace(
+            "</settings>",
+            "</settings><settings pass=\"specialize\"></settings><settings><component>\
+             <UserAccounts><LocalAccounts/><AdministratorPassword/></UserAccounts>\
+             <AutoLogon/></component></settings>",
+        );
+        let office = changed(&template, Kind::Template, &[("WORKGROUP", "OFFICE")]);
+        assert!(office.contains("<JoinWorkgroup>OFFICE</JoinWorkgroup>"), "{office}");
+        let words = [("DOMAIN", "corp.example.com"), ("USERNAME", "me"), ("PASSWORD", "secret")];
+        let domain = changed(&template, Kind::Template, &words);
+        for part in ["<JoinDomain>corp.example.com<", "<DomainAccounts ", "<Username>me<"] {
+            assert!(domain.contains(part), "{part}: {domain}");
+        }
+        assert!(!domain.contains("<LocalAccounts"));
+        let error = change(FILE, Kind::Template, &answers(&words), Secrets::Shown).unwrap_err();
+        assert!(error.to_string().contains("no pass specialize"), "{error}");
     }
 
     #[test]

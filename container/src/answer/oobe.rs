@@ -50,8 +50,14 @@ fn shell(answers: &Answers) -> Vec<Element> {
 }
 
 fn accounts(answers: &Answers) -> Element {
+    let administrator = password("AdministratorPassword", &answers.account);
+    group("UserAccounts", vec![own_accounts(answers), administrator])
+}
+
+/// The list with the user's account: of this computer, or of the domain.
+pub(super) fn own_accounts(answers: &Answers) -> Element {
     let account = &answers.account;
-    let own = match &answers.membership {
+    match &answers.membership {
         Membership::Domain { name, .. } => {
             let settings = vec![text("Name", account.short_name()), text("Group", ADMINISTRATORS)];
             let list = vec![item("DomainAccount", settings), text("Domain", name)];
@@ -65,11 +71,10 @@ fn accounts(answers: &Answers) -> Element {
             ];
             group("LocalAccounts", vec![item("LocalAccount", settings)])
         }
-    };
-    group("UserAccounts", vec![own, password("AdministratorPassword", account)])
+    }
 }
 
-fn logon(answers: &Answers) -> Element {
+pub(super) fn logon(answers: &Answers) -> Element {
     let account = &answers.account;
     let (user, domain) = match &answers.membership {
         Membership::Domain { name, .. } => (account.short_name(), Some(name)),

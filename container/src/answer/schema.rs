@@ -5,9 +5,6 @@ use anyhow::{Context as _, bail, ensure};
 
 use super::xml::{self, Element};
 
-/// The namespaces of answer files.
-pub const UNATTEND: &str = "urn:schemas-microsoft-com:unattend";
-pub const WCM: &str = "http://schemas.microsoft.com/WMIConfig/2002/State";
 /// Identity of all components of Windows.
 pub const TOKEN: &str = "31bf3856ad364e35";
 
@@ -455,6 +452,7 @@ fn check_orders(list: &Element) -> anyhow::Result<()> {
 #[cfg(test)]
 mod test {
     use super::super::parse::tree;
+    use super::super::xml::{UNATTEND, WCM};
     use super::*;
 
     /// An answer file with one component in one pass.

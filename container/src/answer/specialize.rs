@@ -7,6 +7,8 @@ use super::windows_pe::organization;
 use super::xml::{Element, group, secret, text};
 use super::{Answers, Membership, commands, component, component_of, item, locale};
 
+/// The component that joins a domain or a workgroup.
+pub(super) const JOIN: &str = "Microsoft-Windows-UnattendedJoin";
 /// The firewall's rules for remote desktops, in any language.
 const REMOTE_DESKTOP: &str = "@FirewallAPI.dll,-28752";
 
@@ -42,7 +44,7 @@ pub(super) fn components(answers: &Answers) -> Vec<Element> {
         ),
         component("Networking-MPSSVC-Svc", vec![firewall()]),
     ]);
-    all.extend(join(answers).map(|it| component("Microsoft-Windows-UnattendedJoin", vec![it])));
+    all.extend(join(answers));
     all
 }
 
@@ -76,7 +78,7 @@ fn firewall() -> Element {
 }
 
 /// Joins a domain with the account that Windows logs on, or a workgroup.
-fn join(answers: &Answers) -> Option<Element> {
+pub(super) fn join(answers: &Answers) -> Option<Element> {
     let settings = match &answers.membership {
         Membership::Default => return None,
         Membership::Workgroup(name) => vec![text("JoinWorkgroup", name)],
@@ -92,7 +94,7 @@ fn join(answers: &Answers) -> Option<Element> {
             settings
         }
     };
-    Some(group("Identification", settings))
+    Some(component(JOIN, vec![group("Identification", settings)]))
 }
 
 /// Values of the default user's content delivery that show advertisements or install programs.

@@ -6,6 +6,10 @@ use anyhow::ensure;
 
 use super::script::CRLF;
 
+/// The namespaces of answer files.
+pub const UNATTEND: &str = "urn:schemas-microsoft-com:unattend";
+pub const WCM: &str = "http://schemas.microsoft.com/WMIConfig/2002/State";
+
 /// Replaces secrets in a text that is shown.
 const MASK: &str = "***";
 
@@ -85,6 +89,14 @@ impl Element {
 pub fn document(root: &Element, secrets: Secrets) -> String {
     let mut text = format!("<?xml version=\"1.0\" encoding=\"utf-8\"?>{CRLF}");
     write(root, 0, secrets, &mut text);
+    text
+}
+
+/// The text of an element within a document of others, which says its namespaces itself.
+pub fn fragment(element: Element, secrets: Secrets) -> String {
+    let element = element.with("xmlns", UNATTEND).with("xmlns:wcm", WCM);
+    let mut text = String::new();
+    write(&element, 0, secrets, &mut text);
     text
 }
 
