@@ -33,9 +33,9 @@ pub fn file(
     let input = environment::read(environment)?;
     check(&input, secrets)?;
     let settings = &input.settings;
+    let (product, release) = from_settings::product(&settings.windows.version)?;
     let volume = below(root, &settings.storage.folder);
     let (sizes, _) = settle(&input, &Host::read(root, &volume))?;
-    let (product, release) = from_settings::product(&settings.windows.version)?;
     let machine = from_settings::machine(settings, &sizes);
     let (answers, warnings) = from_settings::answers(settings, (product, release), machine);
     if name.eq_ignore_ascii_case(AUTOUNATTEND)
@@ -78,4 +78,53 @@ fn install_bat(root: &Path, volume: &Path) -> anyhow::Result<Option<Vec<u8>>> {
         return Ok(None);
     };
     custom::bytes(&path, MAX_SCRIPT).map(Some).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn shown(root: &Path, words: &[(&str, &str)], name: &str) -> anyhow::Result<String> {
+        let small = [("RAM_MINIMUM", "1M"), ("RAM_CHECK", "N")];
+        let words = small.iter().chain(words).map(|(name, text)| (name.into(), text.into()));
+        let (bytes, _) = file(&words.collect(), root, name, Secrets::Masked)?;
+        Ok(String::from_utf8(bytes)?)
+    }
+
+    #[test]
+    fn the_users_files_take_part() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        std::fs::create_dir_all(root.join("storage/oem")).unwrap();
+        let own = shown(root, &[], DEFAULT).unwrap();
+        assert!(own.contains("<UserAccounts>") && own.contains("<Value>***</Value>"), "{own}");
+        let error = shown(root, &[], "install.bat").unwrap_err().to_string();
+        assert!(
+            error.contains("install.bat: these settings make only Autounattend.xml"),
+            "{error}"
+        );
+        std::fs::write(root.join("storage/oem/install.bat"), "echo 1\n").unwrap();
+        let script = shown(root, &[("COMMAND", "echo 2")], "INSTALL.BAT").unwrap();
+        assert_eq!(script, "echo 1\r\necho 2\r\n");
+        let custom = "<unattend><settings pass=\"windowsPE\"><component \
+                      name=\"Microsoft-Windows-Setup\"><A/></component></settings></unattend>";
+        std::fs::write(root.join("custom.xml"), custom).unwrap();
+        let theirs = shown(root, &[], DEFAULT).unwrap();
+        assert!(theirs.contains("<A/><UseConfigurationSet>true</UseConfigurationSet>"), "{theirs}");
+    }
+
+    #[test]
+    fn what_has_no_answers_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        for (words, status) in [
+            (("VERSION", "probe"), Status::Version),
+            (("MANUAL", "Y"), Status::Usage),
+            (("WORKGROUP", "a/b"), Status::Usage),
+        ] {
+            let error = shown(folder.path(), &[words], DEFAULT).unwrap_err();
+            assert_eq!(Status::of(&error), status, "{error:#}");
+        }
+        let input = environment::read(&Environment::new()).unwrap();
+        assert!(check(&input, Secrets::Masked).is_ok() && check(&input, Secrets::Shown).is_err());
+    }
 }
