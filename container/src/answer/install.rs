@@ -20,7 +20,7 @@ pub(super) fn runner(log: bool) -> String {
 
 /// The text of `install.bat`: the user's, with line ends of Windows and in UTF-8, and the command
 /// after it. `None` without both.
-pub fn install_bat(user: Option<&[u8]>, command: Option<&str>) -> Option<Vec<u8>> {
+pub(super) fn install_bat(user: Option<&[u8]>, command: Option<&str>) -> Option<Vec<u8>> {
     let mut made = user.map(lines).unwrap_or_default();
     if user.is_none() && command.is_none() {
         return None;

@@ -6,11 +6,11 @@ use anyhow::{Context as _, bail, ensure};
 use super::xml::{self, Element};
 
 /// Identity of all components of Windows.
-pub const TOKEN: &str = "31bf3856ad364e35";
+pub(super) const TOKEN: &str = "31bf3856ad364e35";
 
 /// The configuration passes, in the order in which Setup runs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Pass {
+pub(super) enum Pass {
     WindowsPe,
     OfflineServicing,
     Generalize,
@@ -19,7 +19,7 @@ pub enum Pass {
 }
 
 impl Pass {
-    pub const ALL: [Self; 5] = [
+    pub(super) const ALL: [Self; 5] = [
         Self::WindowsPe,
         Self::OfflineServicing,
         Self::Generalize,
@@ -27,7 +27,7 @@ impl Pass {
         Self::OobeSystem,
     ];
 
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::WindowsPe => "windowsPE",
             Self::OfflineServicing => "offlineServicing",
@@ -71,8 +71,8 @@ const fn set(name: &'static str, kind: Kind) -> Setting {
 }
 
 /// Maximum lengths of command lines, in characters.
-pub const MAX_PATH: usize = 259;
-pub const MAX_COMMAND: usize = 1024;
+pub(super) const MAX_PATH: usize = 259;
+pub(super) const MAX_COMMAND: usize = 1024;
 
 const ANY: Kind = Text(256);
 const ORDER: Setting = set("Order", Number(1, 500));
@@ -345,7 +345,7 @@ const COMPONENTS: &[Component] = &[
 /// # Errors
 ///
 /// The path of the setting and the reason, without its value, which may be secret.
-pub fn validate(root: &Element) -> anyhow::Result<()> {
+pub(super) fn validate(root: &Element) -> anyhow::Result<()> {
     ensure!(root.name == "unattend", "the answer file is not an <unattend>");
     let mut last = None;
     for settings in root.children() {
