@@ -1,8 +1,7 @@
-//! Answer files for Windows Setup, and the scripts that go with them: what a person would answer,
-//! made from the settings.
+//! Answer files and scripts for Windows Setup, generated from the settings.
 //!
-//! Everything here is a pure function of [`Answers`], apart from [`custom::find`], which looks for
-//! files of the user. [`files`] returns all files of the set-up disk that depend on the settings.
+//! [`files`] returns all files of the set-up disk that depend on the settings. Only
+//! [`custom`] reads files: answer files of the user.
 
 pub mod custom;
 pub mod from_settings;
@@ -30,8 +29,7 @@ use crate::settings::Installer;
 use crate::settings::value::Secret;
 use crate::settings::words::ProductKey;
 
-/// Everything that Windows Setup would ask, and what differs between our defaults and those of the
-/// reference image.
+/// The answers to the questions of Windows Setup, and further settings of the installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answers {
     pub release: Release,
@@ -46,7 +44,7 @@ pub struct Answers {
     pub finish: Finish,
     pub machine: Machine,
     pub installer: Installer,
-    /// The reference image's settings, also where they are less safe.
+    /// Follows the reference image where its settings are less safe than ours.
     pub as_reference: bool,
 }
 
@@ -93,7 +91,7 @@ pub struct Finish {
     pub log: bool,
 }
 
-/// The machine, as far as Windows Setup depends on it.
+/// The properties of the machine on which the answers depend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// Number of the system disk in Windows PE. The set-up disk is number 0 if Windows needs a

@@ -1,7 +1,7 @@
-//! Answer files of the user: `custom.xml`, which is used as it is apart from what depends on the
-//! machine, and files in place of the reference image's templates, which get the settings too.
+//! Answer files of the user. In `custom.xml`, only settings that depend on the machine are changed.
+//! A file that replaces a template of the reference image also gets the user's settings.
 //!
-//! The text between the changes stays, comments included.
+//! All other text stays as it is, comments included.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -37,7 +37,7 @@ pub fn find(root: &Path, volume: &Path, id: &str) -> Option<(PathBuf, Kind)> {
     finished.chain(templates).find(|(path, _)| path.is_file())
 }
 
-/// Reads the user's answer file, and changes what depends on the machine.
+/// Reads the user's answer file, and changes the settings that depend on the machine.
 ///
 /// # Errors
 ///
@@ -53,7 +53,7 @@ pub fn load(
     changed.with_context(|| path.display().to_string())
 }
 
-/// Changes what depends on the machine in the bytes of an answer file.
+/// Changes the settings that depend on the machine in the bytes of an answer file.
 ///
 /// # Errors
 ///
@@ -89,7 +89,7 @@ fn decode(bytes: &[u8]) -> anyhow::Result<String> {
     };
     let text = text.context("it is neither UTF-8 nor UTF-16: save it in UTF-8")?;
     let text = text.trim_start_matches('\u{feff}');
-    // The text leaves us in UTF-8, whatever its declaration says.
+    // The result is UTF-8, so its declaration must be correct.
     let Some((declaration, rest)) = text.split_once("?>").filter(|_| text.starts_with("<?xml"))
     else {
         return Ok(text.to_owned());
@@ -172,7 +172,7 @@ impl Document<'_> {
         }
     }
 
-    /// What depends on the machine: the number of the disk, and the set-up disk.
+    /// The changes that the machine needs: the number of the disk, and the use of the set-up disk.
     fn machine(&self, answers: &Answers) -> anyhow::Result<Vec<Change>> {
         let is_setup = |(_, node): &(usize, &Node)| {
             let is_named = node.attribute("name") == Some("Microsoft-Windows-Setup");
@@ -439,7 +439,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_no_answer_file_is_refused_with_its_path() {
+    fn other_files_are_refused_with_their_path() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("custom.xml");
         for (text, reason) in [("<a/>", "not an answer file"), ("<unattend>", "not closed")] {

@@ -307,7 +307,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_not_well_formed_is_refused_with_its_line() {
+    fn malformed_files_are_refused_with_their_line() {
         for text in [
             "",
             "x",

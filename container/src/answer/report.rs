@@ -75,7 +75,7 @@ pub fn line(report: Report) -> String {
     format!("{START}{text}")
 }
 
-/// The report of a line from the serial port. Whatever else the guest writes there is none.
+/// Parses a line from the serial port. Lines that are not reports return nothing.
 pub fn read(line: &str) -> Option<Report> {
     let text = line.trim().strip_prefix(START)?;
     if let Some((_, report)) = WORDS.iter().find(|(word, _)| *word == text) {
@@ -111,7 +111,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_a_script_writes_is_read() {
+    fn reports_of_scripts_are_read() {
         let simple = WORDS.iter().map(|(_, report)| *report);
         let failed = STEPS.iter().map(|(_, step)| Report::Failed(*step));
         let ended = [0, 1, i32::MIN].map(Report::InstallEnded);

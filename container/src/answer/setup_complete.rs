@@ -87,8 +87,8 @@ fn policies(answers: &Answers, script: &mut Script) {
     script.line("if exist C:\\Windows.old rmdir /s /q C:\\Windows.old");
 }
 
-/// What Windows' own setup does not install. The display's driver is last, because the screen
-/// flickers.
+/// Installs the agent, the balloon's service and the display's driver, which Windows Setup does not
+/// install. The display's driver is last, because the screen flickers.
 fn drivers(script: &mut Script) {
     let steps = [
         ("guest-agent\\qemu-ga-x86_64.msi", "msiexec.exe /i \"%FILE%\" /qn /norestart"),

@@ -114,7 +114,7 @@ mod test {
     }
 
     #[test]
-    fn what_has_no_answers_is_refused() {
+    fn versions_without_answer_files_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         for (words, status) in [
             (("VERSION", "probe"), Status::Version),
