@@ -107,6 +107,10 @@ fn logon(answers: &Answers, script: &mut Script) {
     const SEARCH: &str = r"HKCU\Software\Microsoft\Windows\CurrentVersion\Search";
     const BANNER: &str = r"HKCU\Control Panel\UnsupportedHardwareNotificationCache";
     script.line(batch_line(Report::LoggedOn));
+    // The copies of the answer file have the password. No pass needs them any more.
+    for name in ["unattend.xml", "unattend-original.xml"] {
+        script.line(format!("del /f /q \"%SystemRoot%\\Panther\\{name}\" 2>nul"));
+    }
     script.number(ADVANCED, "HideFileExt", 0);
     if matches!(answers.release, Release::Windows10 | Release::Windows11) {
         script.number(ADVANCED, "ShowTaskViewButton", 0);
@@ -152,6 +156,7 @@ mod test {
             "echo done>\"%DONE%\"",
             ">COM1 echo transom-report: setup-complete",
             "\r\n:logon\r\n",
+            "Panther\\unattend.xml",
             "HideFileExt",
             "RunInstall.cmd",
         ];
