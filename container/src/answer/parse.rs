@@ -117,7 +117,7 @@ impl Reader<'_> {
             ensure!(!inner.contains("--") && !inner.ends_with('-'), "a comment contains --");
         } else if rest.starts_with("<![CDATA[") {
             self.at += "<![CDATA[".len();
-            let text = self.until("]]>")?.to_owned();
+            let text = self.until("]]>")?.trim_end_matches("]]>").to_owned();
             self.characters(text)?;
         } else if rest.starts_with("<!") {
             bail!("a document type is not supported: leave it out");
