@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod answer;
 pub mod ask;
 pub mod command;
 pub mod descriptors;

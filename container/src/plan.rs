@@ -1,5 +1,6 @@
 //! The plan: settings, sizes and source of the machine, from the environment and the host.
 
+pub mod answers;
 mod media;
 mod notes;
 mod windows;

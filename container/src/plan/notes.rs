@@ -20,8 +20,9 @@ use crate::source::Source;
 use super::windows::contradictions;
 
 /// Variables of an unattended installation.
-const INSTALLATION: [&str; 16] = [
+const INSTALLATION: [&str; 17] = [
     "EDITION",
+    "INSTALLER",
     "REGION",
     "KEY",
     "COMMAND",

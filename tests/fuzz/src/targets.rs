@@ -24,6 +24,7 @@ macro_rules! hostile {
 hostile! {
     hostile_agent: "../../../container/tests/hostile_agent/mod.rs",
     hostile_ahci: "../../../devices/tests/hostile_ahci/mod.rs",
+    hostile_answer: "../../../container/tests/hostile_answer/mod.rs",
     hostile_browser: "../../../vmm/screen/tests/hostile_browser/mod.rs",
     hostile_client: "../../../vmm/tests/hostile_client/mod.rs",
     hostile_environment: "../../../container/tests/hostile_environment/mod.rs",
@@ -81,6 +82,7 @@ pub const TARGETS: &[Target] = &[
     target("wim", 4096, Words(words::wim), wim),
     target("config", 4096, Choice(words::user), config),
     target("control", 4096, Words(words::control), control),
+    target("answer", 4096, Choice(words::answer), hostile_answer::change),
     target("settings", 4096, Choice(words::environment), settings),
     // The guest's requests and answers to the pod.
     target("agent", 4096, Words(words::agent), hostile_agent::answer_with),

@@ -34,6 +34,11 @@ pub(crate) fn environment() -> Vec<Vec<u8>> {
     and(ENVIRONMENT, TABLE.iter().flat_map(|row| row.words).copied())
 }
 
+/// Parts of answer files, and a guest's reports.
+pub(crate) fn answer() -> Vec<Vec<u8>> {
+    and(ANSWER, [])
+}
+
 /// Options and configuration files.
 pub(crate) fn user() -> Vec<Vec<u8>> {
     and(USER, KINDS.iter().copied().chain(OPTIONS.iter().map(|option| option.key)))
@@ -98,6 +103,46 @@ const WIM: &[&str] = &[
     "'",
     "<",
     ">",
+];
+
+const ANSWER: &[&str] = &[
+    "<?xml version=\"1.0\" encoding=\"utf-16\"?>",
+    "<unattend>",
+    "</unattend>",
+    "<component name=\"Microsoft-Windows-Setup\">",
+    "<component name='Microsoft-Windows-Shell-Setup'>",
+    "</component>",
+    "<DiskID>",
+    "</DiskID>",
+    "<DiskID/>",
+    "<Disk>",
+    "</Disk>",
+    "<InstallTo>",
+    "<UserData>",
+    "</UserData>",
+    "<ProductKey>",
+    "</ProductKey>",
+    "<UseConfigurationSet>",
+    "<AutoLogon>",
+    "</AutoLogon>",
+    "<Password/>",
+    "<u:Password>",
+    "<Value>",
+    "<UILanguage>",
+    "<!--",
+    "-->",
+    "<![CDATA[",
+    "]]>",
+    "&amp;",
+    "&#65;",
+    "&#x1F600;",
+    " wcm:action=\"add\"",
+    "\u{feff}",
+    "\u{fffe}",
+    "transom-report: ",
+    "install-ended ",
+    "failed partition",
+    "-1073741510",
 ];
 
 const API: &[&str] = &[
