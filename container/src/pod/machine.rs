@@ -27,11 +27,15 @@ use crate::settings::translate::arguments::{Content, Drive};
 use crate::settings::translate::{Bus, Cache, Display, Screen};
 use crate::settings::value::Value as _;
 use crate::settings::{Discard, Format, Settings};
+use crate::setup_disk::SetupDisk;
 use crate::source::Source;
 use crate::status::{Failure, Status};
 
 /// User ID of the machine's process if the pod is root. The image uses it for nothing else.
 const USER: u32 = 10001;
+
+/// The set-up disk's serial number, in the characters that USB allows.
+const SETUP_SERIAL: &str = "5E7000000001";
 
 /// Files and sockets prepared for the machine.
 #[derive(Debug, Default)]
@@ -48,6 +52,8 @@ pub struct Parts {
     pub rescue: Option<PathBuf>,
     /// CDs that boot if no disk does, in this order.
     pub media: Vec<PathBuf>,
+    /// A removable disk with what Windows' setup reads.
+    pub setup_disk: Option<SetupDisk>,
     pub card: Option<NetworkCard>,
     pub control: PathBuf,
     /// The socket behind the serial port of the guest's agent.
@@ -94,6 +100,9 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
     }
     for medium in &parts.media {
         order.extend(insert(&mut config, settings.disk.media.value, medium)?);
+    }
+    if let Some(disk) = &parts.setup_disk {
+        config.device.push(Device::UsbStorage(setup_disk(disk)));
     }
     if let Some(card) = &parts.card {
         config.device.push(Device::VirtioNet(card_config(card)?));
@@ -258,6 +267,29 @@ fn insert(config: &mut Config, bus: Bus, medium: &Path) -> anyhow::Result<Option
     Ok(name_of_last(config))
 }
 
+/// The set-up disk. Its file is in memory already.
+fn setup_disk(disk: &SetupDisk) -> storage::Config {
+    storage::Config {
+        path: Some(disk.path()),
+        format: Some(disk::Format::Raw),
+        removable: true,
+        readonly: true,
+        direct: Direct::Off,
+        serial: Some(SETUP_SERIAL.to_owned()),
+        ..storage::Config::default()
+    }
+}
+
+/// The name that `vmm` gives the USB disk of this file.
+pub fn name_of(config: &Config, path: &Path) -> Option<String> {
+    let disks = config.device.iter().filter_map(|device| match device {
+        Device::UsbStorage(disk) => Some(disk),
+        _ => None,
+    });
+    let number = (1..).zip(disks).find(|(_, disk)| disk.path.as_deref() == Some(path))?.0;
+    Some(registry::name("usb-storage", number))
+}
+
 /// The name that `vmm` gives the device added last: its kind and number.
 fn name_of_last(config: &Config) -> Option<String> {
     let kind = config.device.last()?.kind();
@@ -383,6 +415,7 @@ mod test {
             disks: [Disk::new("/a,b.img".into(), Format::Raw)].into_iter().chain(more).collect(),
             rescue: Some("/start.iso".into()),
             media: vec!["/a,b.iso".into()],
+            setup_disk: None,
             control: "/run/vmm.sock".into(),
             agent: "/run/agent.sock".into(),
             listeners: vec![
@@ -542,5 +575,27 @@ mod test {
         assert!(error.to_string().starts_with("ARGUMENTS: /x.img: "), "{error:#}");
         let machine = made(&[("ARGUMENTS", "-drive file=/x.img,format=raw -hda /y.img")]).unwrap();
         assert_eq!(kinds(&machine).iter().filter(|kind| **kind == "nvme").count(), 2);
+    }
+
+    #[test]
+    fn the_set_up_disk_comes_after_the_media_and_does_not_boot() {
+        let plan = Plan::make(&[("VERSION".into(), "probe".into())].into(), Path::new("/"));
+        let plan = plan.unwrap();
+        let parts = Parts {
+            firmware: Some(("/code".into(), "/vars".into())),
+            media: vec!["/a.iso".into()],
+            setup_disk: Some(SetupDisk::make(Vec::new()).unwrap()),
+            ..Parts::default()
+        };
+        let config = config(&plan.input.settings, &plan.sizes, &parts).unwrap();
+        let path = parts.setup_disk.unwrap().path();
+        assert_eq!(name_of(&config, &path).as_deref(), Some("usb-storage.2"));
+        assert_eq!(name_of(&config, Path::new("/none")), None);
+        let machine = serde_json::to_value(&config).unwrap();
+        assert_eq!(machine["boot"], serde_json::json!(["usb-storage"]));
+        let disks = machine["device"].as_array().unwrap().iter();
+        let disk = disks.filter(|it| it["kind"] == "usb-storage").nth(1).unwrap();
+        let wanted = [("removable", true), ("readonly", true)];
+        assert!(wanted.iter().all(|(key, value)| disk[key] == *value), "{disk}");
     }
 }
