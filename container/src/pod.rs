@@ -52,10 +52,10 @@ use crate::descriptors;
 use crate::firmware;
 use crate::jail::{self, Capabilities};
 use crate::plan::Plan;
-use crate::settings::Boot;
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, MemoryLoad};
 use crate::settings::translate::Serial;
+use crate::settings::{Boot, Settings};
 use crate::setup_disk::{self, SetupDisk};
 use crate::source::Source;
 use crate::status::{Failure, Status};
@@ -325,10 +325,7 @@ impl Pod {
         parts.rescue = machine::rescue(root, folder);
         if let Source::Medium(medium) = &self.plan.source {
             parts.media.push(medium.clone());
-            let items = setup_disk::users_items(root, folder)?;
-            if !items.is_empty() {
-                parts.setup_disk = Some(SetupDisk::make(items)?);
-            }
+            parts.setup_disk = setup_disk(settings, root)?;
         }
         parts.media.extend(machine::further_media(root, folder));
         if settings.disk.disable {
@@ -453,6 +450,15 @@ impl Pod {
         }
         Ok(code)
     }
+}
+
+/// The disk for Windows' setup, unless a person installs, or there is nothing for it.
+fn setup_disk(settings: &Settings, root: &Path) -> anyhow::Result<Option<SetupDisk>> {
+    if settings.windows.manual {
+        return Ok(None);
+    }
+    let items = setup_disk::users_items(root, &settings.storage.folder)?;
+    if items.is_empty() { Ok(None) } else { SetupDisk::make(items).map(Some) }
 }
 
 /// `starved` is set if the kernel killed the machine for lack of memory; its value says whether the

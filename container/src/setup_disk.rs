@@ -5,6 +5,7 @@
 //! folder, and what FAT or Windows cannot have is refused before anything is written.
 
 mod content;
+pub mod drivers;
 mod fat;
 mod folder;
 mod names;

@@ -576,26 +576,4 @@ mod test {
         let machine = made(&[("ARGUMENTS", "-drive file=/x.img,format=raw -hda /y.img")]).unwrap();
         assert_eq!(kinds(&machine).iter().filter(|kind| **kind == "nvme").count(), 2);
     }
-
-    #[test]
-    fn the_set_up_disk_comes_after_the_media_and_does_not_boot() {
-        let plan = Plan::make(&[("VERSION".into(), "probe".into())].into(), Path::new("/"));
-        let plan = plan.unwrap();
-        let parts = Parts {
-            firmware: Some(("/code".into(), "/vars".into())),
-            media: vec!["/a.iso".into()],
-            setup_disk: Some(SetupDisk::make(Vec::new()).unwrap()),
-            ..Parts::default()
-        };
-        let config = config(&plan.input.settings, &plan.sizes, &parts).unwrap();
-        let path = parts.setup_disk.unwrap().path();
-        assert_eq!(name_of(&config, &path).as_deref(), Some("usb-storage.2"));
-        assert_eq!(name_of(&config, Path::new("/none")), None);
-        let machine = serde_json::to_value(&config).unwrap();
-        assert_eq!(machine["boot"], serde_json::json!(["usb-storage"]));
-        let disks = machine["device"].as_array().unwrap().iter();
-        let disk = disks.filter(|it| it["kind"] == "usb-storage").nth(1).unwrap();
-        let wanted = [("removable", true), ("readonly", true)];
-        assert!(wanted.iter().all(|(key, value)| disk[key] == *value), "{disk}");
-    }
 }

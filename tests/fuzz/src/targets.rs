@@ -12,7 +12,8 @@ use tempfile::TempDir;
 
 use crate::input::Make::{self, Bytes, Choice, Own, Words};
 use crate::{
-    Target, chips, every_kind, fw_cfg, guest, kernel, lan, medium, msix, pod, swtpm, words,
+    Target, chips, every_kind, fw_cfg, guest, kernel, lan, medium, msix, pod, setup_disk, swtpm,
+    words,
 };
 
 macro_rules! hostile {
@@ -33,6 +34,7 @@ hostile! {
     hostile_net: "../../../devices/tests/hostile_net/mod.rs",
     hostile_nvme: "../../../devices/tests/hostile_nvme/mod.rs",
     hostile_picture: "../../../vmm/screen/tests/hostile_picture/mod.rs",
+    hostile_setup_disk: "../../../container/tests/hostile_setup_disk/mod.rs",
     hostile_storage: "../../../devices/tests/hostile_storage/mod.rs",
     hostile_user: "../../../vmm/tests/hostile_user/mod.rs",
     hostile_viewer: "../../../vmm/screen/tests/hostile_viewer/mod.rs",
@@ -71,6 +73,7 @@ pub const TARGETS: &[Target] = &[
     target("image", 1024, Bytes, |it| hostile_image::run(folder(), it.iter().copied())),
     target("kernel", 0x2000, Own(kernel::make), kernel::load),
     target("medium", 4096, Own(medium::make), |it| medium::look(folder(), it)),
+    target("setup-disk", 4096, Own(setup_disk::make), hostile_setup_disk::make),
     target("config", 4096, Choice(words::user), config),
     target("control", 4096, Words(words::control), control),
     target("settings", 4096, Choice(words::environment), settings),
