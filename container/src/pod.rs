@@ -227,7 +227,9 @@ impl Pod {
             self.guest.get_or_init(|| guest);
         }
         // The network's programs must not inherit the set-up disk.
-        parts.setup_disk.as_ref().map_or(Ok(()), SetupDisk::bequeath)?;
+        if let Some(disk) = &parts.setup_disk {
+            disk.bequeath()?;
+        }
         let config = machine::config(settings, &self.plan.sizes, &parts)?;
         self.story.enter(Phase::Booting, &format!("Starting {}…", self.plan.name()));
         let level = match (settings.pod.trace, settings.pod.debug) {
@@ -325,7 +327,7 @@ impl Pod {
         parts.rescue = machine::rescue(root, folder);
         if let Source::Medium(medium) = &self.plan.source {
             parts.media.push(medium.clone());
-            parts.setup_disk = setup_disk(settings, root)?;
+            parts.setup_disk = setup_disk(settings, root, &self.story)?;
         }
         parts.media.extend(machine::further_media(root, folder));
         if settings.disk.disable {
@@ -453,12 +455,20 @@ impl Pod {
 }
 
 /// The disk for Windows' setup, unless a person installs, or there is nothing for it.
-fn setup_disk(settings: &Settings, root: &Path) -> anyhow::Result<Option<SetupDisk>> {
+fn setup_disk(
+    settings: &Settings,
+    root: &Path,
+    story: &Story,
+) -> anyhow::Result<Option<SetupDisk>> {
     if settings.windows.manual {
         return Ok(None);
     }
     let items = setup_disk::users_items(root, &settings.storage.folder)?;
-    if items.is_empty() { Ok(None) } else { SetupDisk::make(items).map(Some) }
+    if items.is_empty() {
+        return Ok(None);
+    }
+    story.info(&format!("{} files and folders of yours are on the set-up disk", items.len()));
+    SetupDisk::make(items).map(Some)
 }
 
 /// `starved` is set if the kernel killed the machine for lack of memory; its value says whether the

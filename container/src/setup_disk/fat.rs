@@ -255,7 +255,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (year_of_era + era * 400 + u64::from(month <= 2), month, day)
 }
 
-/// What the boot sector and the sector of the free space say.
+/// The numbers in the boot sector and in the sector of the free space.
 struct Head {
     sectors: u64,
     fat_sectors: u64,

@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -77,7 +77,7 @@ struct Walk<'a> {
     folder: Arc<Folder>,
     prefix: &'a str,
     items: Vec<Item>,
-    /// The folders that lead to the present one.
+    /// The present folder and those that lead to it.
     above: Vec<FileId>,
     /// Bytes of texts that may still be converted.
     texts: u64,
@@ -86,20 +86,27 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// Recursion ends with the length of the path, and where a link leads to a folder above it.
     fn folder(&mut self, path: &Path) -> anyhow::Result<()> {
-        let shown = self.folder.shown(path);
-        for name in self.names(path).with_context(|| shown)? {
-            let path = if path == Path::new(".") { name.into() } else { path.join(name) };
-            self.entry(&path).with_context(|| self.folder.shown(&path))?;
+        let names = self.enter(path).with_context(|| self.folder.shown(path))?;
+        for name in names {
+            let path = if path == Path::new(".") { name } else { path.join(name) };
+            if self.add(&path).with_context(|| self.folder.shown(&path))? {
+                self.folder(&path)?;
+            }
         }
+        self.above.pop();
         Ok(())
     }
 
     /// The names in a folder, sorted. A ConfigMap's versions, which its links lead to, are no names
     /// of their own.
-    fn names(&self, path: &Path) -> anyhow::Result<Vec<PathBuf>> {
-        let fd = self.folder.beneath(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    fn enter(&mut self, path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+        let file = File::from(self.folder.beneath(path, OFlags::RDONLY | OFlags::DIRECTORY)?);
+        let found = file.metadata()?;
+        let id = (found.dev(), found.ino());
+        ensure!(!self.above.contains(&id), "it is a link to a folder that it is in: remove it");
+        self.above.push(id);
         let mut names = Vec::new();
-        for entry in Dir::new(fd)? {
+        for entry in Dir::new(OwnedFd::from(file))? {
             let entry = entry?;
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
             if !name.as_bytes().starts_with(b"..") && name != "." {
@@ -111,7 +118,8 @@ impl Walk<'_> {
         Ok(names)
     }
 
-    fn entry(&mut self, path: &Path) -> anyhow::Result<()> {
+    /// Returns whether it is a folder.
+    fn add(&mut self, path: &Path) -> anyhow::Result<bool> {
         let found = File::from(self.folder.beneath(path, OFlags::PATH)?).metadata()?;
         let text = path.to_str().context("its name is not UTF-8: rename it")?;
         ensure!(
@@ -123,21 +131,15 @@ impl Walk<'_> {
             self.items.len() < MAX_NODES,
             "there are more than {MAX_NODES} files and folders: put them into an archive"
         );
-        let modified = found.modified()?;
-        let item = Item { path: format!("{}{text}", self.prefix), content: None, modified };
-        if found.is_dir() {
-            let id = (found.dev(), found.ino());
-            ensure!(!self.above.contains(&id), "it is a link to a folder that it is in: remove it");
-            self.items.push(item);
-            self.above.push(id);
-            self.folder(path)?;
-            self.above.pop();
-            return Ok(());
-        }
-        ensure!(found.is_file(), "it is neither a file nor a folder: remove it");
-        let content = Some(self.content(path, found.len())?);
-        self.items.push(Item { content, ..item });
-        Ok(())
+        let content = if found.is_dir() {
+            None
+        } else {
+            ensure!(found.is_file(), "it is neither a file nor a folder: remove it");
+            Some(self.content(path, found.len())?)
+        };
+        let path = format!("{}{text}", self.prefix);
+        self.items.push(Item { path, content, modified: found.modified()? });
+        Ok(found.is_dir())
     }
 
     fn content(&mut self, path: &Path, length: u64) -> anyhow::Result<Content> {
@@ -160,7 +162,8 @@ pub(super) fn find(places: &[PathBuf]) -> anyhow::Result<Option<PathBuf>> {
         match fs::metadata(place) {
             Ok(found) if found.is_dir() => return Ok(Some(place.clone())),
             Ok(_) => bail!("{} is not a folder: mount a folder there", place.display()),
-            Err(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => bail!("{}: {error}", place.display()),
         }
     }
     Ok(None)

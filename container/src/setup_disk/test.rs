@@ -7,6 +7,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use host::disk;
+
 use super::*;
 
 fn item(path: &str, bytes: &[u8]) -> Item {
@@ -39,7 +41,7 @@ fn image(items: Vec<Item>) -> (tempfile::TempDir, String) {
     (folder, path)
 }
 
-/// What `mcopy` finds on the disk.
+/// The files that `mcopy` finds on the disk, by their paths.
 fn copied(image: &str) -> BTreeMap<String, Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     tool("mcopy", &["-s", "-n", "-m", "-i", image, "::", &folder.path().display().to_string()]);
@@ -61,7 +63,7 @@ fn copied(image: &str) -> BTreeMap<String, Vec<u8>> {
 
 #[test]
 fn other_tools_read_every_file_under_its_name() {
-    let large: Vec<u8> = (0..3_000_001_u32).map(|at| (at % 251) as u8).collect();
+    let large: Vec<u8> = (0..=250).cycle().take(3_000_001).collect();
     let empty = Item { content: None, ..item("$OEM$/empty folder", b"") };
     let items = vec![
         item(ANSWERS, b"<unattend/>"),
@@ -127,18 +129,22 @@ fn a_range_of_a_file_is_not_copied_before() {
 
 #[test]
 fn the_machine_reads_the_disk_and_cannot_write_it() {
-    let disk = SetupDisk::make(vec![item(ANSWERS, b"x")]).unwrap();
-    disk.bequeath().unwrap();
-    let path = disk.path();
+    let made = SetupDisk::make(vec![item(ANSWERS, b"x")]).unwrap();
+    made.bequeath().unwrap();
+    let path = made.path();
     let number = path.file_name().unwrap().to_str().unwrap();
     // The number is that of an open file in programs that start now.
     let count = tool("sh", &["-c", &format!("wc -c < /proc/self/fd/{number}")]);
-    assert_eq!(count.trim().parse::<u64>().unwrap(), disk.memory.0.metadata().unwrap().len());
+    assert_eq!(count.trim().parse::<u64>().unwrap(), made.memory.0.metadata().unwrap().len());
+    let config =
+        disk::Config { readonly: true, direct: disk::Direct::Off, ..disk::Config::new(&path) };
+    let geometry = disk::open(&config, None).unwrap().geometry();
+    assert!(geometry.read_only && geometry.size == made.memory.0.metadata().unwrap().len());
     let writer = File::options().write(true).open(&path);
     assert!(writer.is_err() || writer.unwrap().write_at(b"y", 0).is_err());
-    disk.memory.0.set_len(1 << 40).unwrap_err();
+    made.memory.0.set_len(1 << 40).unwrap_err();
     let inherited = File::open(&path).unwrap();
-    disk.close().free().unwrap();
+    made.close().free().unwrap();
     assert_eq!(inherited.metadata().unwrap().len(), 0);
 }
 
@@ -179,7 +185,7 @@ fn a_config_map_is_copied_and_its_links_stay_inside() {
         (ANSWERS, b"<unattend/>\n"),
     ];
     assert_eq!(found, BTreeMap::from(wanted));
-    // What is mounted goes before what is on the volume.
+    // Mounts go before the volume.
     fs::create_dir(place("oem")).unwrap();
     fs::write(place("custom.xml"), "mine").unwrap();
     let items = users_items(root.path(), &place("storage")).unwrap();

@@ -18,7 +18,7 @@ fn has(path: &Path, extensions: &[&str]) -> bool {
     path.extension().is_some_and(|it| extensions.iter().any(|other| it.eq_ignore_ascii_case(other)))
 }
 
-/// The text with Windows' ends of lines. What is no text stays as it is.
+/// The text with Windows' ends of lines. Other bytes stay as they are.
 pub(super) fn converted(path: &Path, bytes: Vec<u8>) -> Vec<u8> {
     let script = has(path, &SCRIPTS);
     if let Some(units) = bytes.strip_prefix(UTF16_MARK) {
