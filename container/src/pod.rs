@@ -52,11 +52,11 @@ use crate::descriptors;
 use crate::firmware;
 use crate::jail::{self, Capabilities};
 use crate::plan::Plan;
+use crate::settings::Boot;
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, MemoryLoad};
 use crate::settings::translate::Serial;
-use crate::settings::{Boot, Settings};
-use crate::setup_disk::{self, SetupDisk};
+use crate::setup_disk::SetupDisk;
 use crate::source::Source;
 use crate::status::{Failure, Status};
 use crate::story::{Phase, Story, log_layer};
@@ -327,7 +327,8 @@ impl Pod {
         parts.rescue = machine::rescue(root, folder);
         if let Source::Medium(medium) = &self.plan.source {
             parts.media.push(medium.clone());
-            parts.setup_disk = setup_disk(settings, root, &self.story)?;
+            let memory = self.plan.sizes.memory;
+            parts.setup_disk = setup::prepare(settings, memory, root, &self.story)?;
         }
         parts.media.extend(machine::further_media(root, folder));
         if settings.disk.disable {
@@ -452,23 +453,6 @@ impl Pod {
         }
         Ok(code)
     }
-}
-
-/// The disk for Windows' setup, unless a person installs, or there is nothing for it.
-fn setup_disk(
-    settings: &Settings,
-    root: &Path,
-    story: &Story,
-) -> anyhow::Result<Option<SetupDisk>> {
-    if settings.windows.manual {
-        return Ok(None);
-    }
-    let items = setup_disk::users_items(root, &settings.storage.folder)?;
-    if items.is_empty() {
-        return Ok(None);
-    }
-    story.info(&format!("{} files and folders of yours are on the set-up disk", items.len()));
-    SetupDisk::make(items).map(Some)
 }
 
 /// `starved` is set if the kernel killed the machine for lack of memory; its value says whether the

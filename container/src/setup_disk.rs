@@ -27,6 +27,7 @@ use self::tree::Tree;
 use crate::files;
 
 pub use self::content::Content;
+pub use self::fat::Layout;
 pub use self::tree::Item;
 
 /// Windows' setup looks for its answers under this name.
@@ -50,8 +51,9 @@ pub struct SetupDisk {
 pub struct DiskMemory(File);
 
 impl SetupDisk {
-    pub fn make(items: Vec<Item>) -> anyhow::Result<Self> {
-        make(items).context("the set-up disk")
+    /// Reads all contents into memory.
+    pub fn write(layout: &Layout) -> anyhow::Result<Self> {
+        write(layout).context("the set-up disk")
     }
 
     /// The path of the disk in programs that inherit it.
@@ -77,8 +79,12 @@ impl DiskMemory {
     }
 }
 
-fn make(items: Vec<Item>) -> anyhow::Result<SetupDisk> {
-    let layout = fat::lay_out(Tree::of(items)?)?;
+/// The place of each file on the disk. Nothing is read.
+pub fn lay_out(items: Vec<Item>) -> anyhow::Result<Layout> {
+    Tree::of(items).and_then(fat::lay_out).context("the set-up disk")
+}
+
+fn write(layout: &Layout) -> anyhow::Result<SetupDisk> {
     let fd = memfd_create("setup-disk", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let file = File::from(fd);
     file.set_len(layout.size)?;

@@ -1,12 +1,60 @@
-//! The set-up disk of a running machine. It is pulled out when Windows first boots from its own
-//! disk: by then its setup has copied everything.
+//! The set-up disk of a machine. It is pulled out when Windows first boots from its own disk: by
+//! then its setup has copied everything.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::ensure;
+use host::size::Size;
 use vmm::control::Command;
 
 use super::machine_client;
-use crate::setup_disk::DiskMemory;
+use crate::settings::Settings;
+use crate::settings::host::MemoryLoad;
+use crate::settings::value::Value as _;
+use crate::setup_disk::{self, DiskMemory, SetupDisk};
+use crate::story::Story;
+
+/// The disk with the user's files, unless a person installs Windows, or there are none. `memory` is
+/// that of the machine.
+pub fn prepare(
+    settings: &Settings,
+    memory: u64,
+    root: &Path,
+    story: &Story,
+) -> anyhow::Result<Option<SetupDisk>> {
+    if settings.windows.manual {
+        return Ok(None);
+    }
+    let items = setup_disk::users_items(root, &settings.storage.folder)?;
+    if items.is_empty() {
+        return Ok(None);
+    }
+    let count = items.len();
+    let layout = setup_disk::lay_out(items)?;
+    if let Some(load) = MemoryLoad::read(root) {
+        check_memory(layout.bytes(), memory, &load, story)?;
+    }
+    story.info(&format!("{count} files and folders of yours are on the set-up disk"));
+    SetupDisk::write(&layout).map(Some)
+}
+
+/// Fails if the disk alone does not fit into memory, and warns if it does not beside the machine.
+fn check_memory(disk: u64, machine: u64, load: &MemoryLoad, story: &Story) -> anyhow::Result<()> {
+    let free = load.group.map_or(load.free, |(_, free)| free.min(load.free));
+    let [shown, has, left] = [disk, machine, free].map(|bytes| Size(bytes >> 20 << 20).show());
+    ensure!(
+        disk < free,
+        "the files of /oem take {shown} of memory until Windows is installed, and {left} are free: \
+         raise the container's memory limit, or copy large files through the network later"
+    );
+    if machine <= free && disk > free - machine {
+        story.warn(&format!(
+            "the files of /oem take {shown} of memory until Windows is installed, the machine \
+             {has}, and {left} are free: raise the container's memory limit, or lower RAM_SIZE"
+        ));
+    }
+    Ok(())
+}
 
 /// The disk in the machine. Its memory is the pod's.
 pub struct PluggedDisk {
@@ -38,9 +86,12 @@ mod test {
 
     use super::super::machine::{self, Parts};
     use crate::plan::Plan;
-    use crate::setup_disk::SetupDisk;
 
     use super::*;
+
+    fn empty() -> SetupDisk {
+        setup_disk::lay_out(Vec::new()).and_then(|layout| SetupDisk::write(&layout)).unwrap()
+    }
 
     #[test]
     fn the_disk_comes_after_the_media_and_does_not_boot() {
@@ -49,7 +100,7 @@ mod test {
         let parts = Parts {
             firmware: Some(("/code".into(), "/vars".into())),
             media: vec!["/a.iso".into()],
-            setup_disk: Some(SetupDisk::make(Vec::new()).unwrap()),
+            setup_disk: Some(empty()),
             ..Parts::default()
         };
         let config = machine::config(&plan.input.settings, &plan.sizes, &parts).unwrap();
@@ -76,11 +127,27 @@ mod test {
             stream.write_all(answer.as_bytes()).unwrap();
             question
         });
-        let disk = SetupDisk::make(Vec::new()).unwrap();
+        let disk = empty();
         let inherited = File::open(disk.path()).unwrap();
         let memory = disk.close();
         PluggedDisk { memory, name: "usb-storage.2".into(), control }.unplug().await;
         (machine.join().unwrap(), inherited.metadata().unwrap().len())
+    }
+
+    #[test]
+    fn a_disk_that_does_not_fit_into_memory_is_reported_before_it_is_made() {
+        let of = |disk: u64, machine: u64, group| {
+            let load = MemoryLoad { free: 8 << 30, group, ..MemoryLoad::default() };
+            let story = Story::new();
+            let checked = check_memory(disk << 30, machine << 30, &load, &story);
+            let lines = story.lines(0).0;
+            (checked.map_err(|it| it.to_string()), lines.first().map(|it| it.text.clone()))
+        };
+        assert_eq!(of(1, 4, None), (Ok(()), None));
+        let (checked, warning) = of(2, 4, Some((6 << 30, 5 << 30)));
+        assert!(checked.is_ok() && warning.unwrap().contains("take 2G of memory until"));
+        let error = of(2, 4, Some((6 << 30, 1 << 30))).0.unwrap_err();
+        assert!(error.contains("and 1G are free: raise the container's memory limit"), "{error}");
     }
 
     #[tokio::test]

@@ -45,9 +45,16 @@ pub(super) const LABEL: &ShortName = b"SETUP      ";
 
 /// A disk of this size, with contents at these offsets.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub struct Layout {
     pub(super) size: u64,
     pub(super) extents: Vec<(u64, Content)>,
+}
+
+impl Layout {
+    /// Bytes of the contents, which the disk has in memory.
+    pub fn bytes(&self) -> u64 {
+        self.extents.iter().map(|(_, content)| content.length()).sum()
+    }
 }
 
 /// The clusters of a file or folder; the first is 0 if there are none.

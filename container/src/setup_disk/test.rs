@@ -16,6 +16,10 @@ fn item(path: &str, bytes: &[u8]) -> Item {
     Item { path: path.into(), content: Some(Content::Bytes(bytes.to_vec())), modified }
 }
 
+fn make(items: Vec<Item>) -> anyhow::Result<SetupDisk> {
+    lay_out(items).and_then(|layout| SetupDisk::write(&layout))
+}
+
 fn tool(name: &str, words: &[&str]) -> String {
     let output = Command::new(name).args(words).env("MTOOLS_SKIP_CHECK", "0").output();
     let output = output.unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -28,7 +32,7 @@ fn tool(name: &str, words: &[&str]) -> String {
 fn image(items: Vec<Item>) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("setup.img");
-    let disk = SetupDisk::make(items).unwrap();
+    let disk = make(items).unwrap();
     // A copy, as another process would read it.
     let mut from = File::open(disk.path()).unwrap();
     std::io::copy(&mut from, &mut File::create(&path).unwrap()).unwrap();
@@ -117,19 +121,19 @@ fn a_range_of_a_file_is_not_copied_before() {
     };
     let start = Instant::now();
     let items = vec![range("a.sys", 12_345, 6), range("b.sys", 0, 400 << 20)];
-    let disk = SetupDisk::make(items).unwrap();
+    let disk = make(items).unwrap();
     // A debug build on a busy host takes longer than the second that a release needs.
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     disk.close().free().unwrap();
     let (_folder, image) = image(vec![range("a.sys", 12_345, 6)]);
     assert_eq!(copied(&image)["a.sys"], b"driver");
-    let beyond = SetupDisk::make(vec![range("a.sys", 800 << 20, 1)]).unwrap_err();
+    let beyond = make(vec![range("a.sys", 800 << 20, 1)]).unwrap_err();
     assert!(format!("{beyond:#}").contains("became shorter"), "{beyond:#}");
 }
 
 #[test]
 fn the_machine_reads_the_disk_and_cannot_write_it() {
-    let made = SetupDisk::make(vec![item(ANSWERS, b"x")]).unwrap();
+    let made = make(vec![item(ANSWERS, b"x")]).unwrap();
     made.bequeath().unwrap();
     let path = made.path();
     let number = path.file_name().unwrap().to_str().unwrap();
@@ -155,7 +159,7 @@ fn refusal(fill: impl FnOnce(&Path)) -> String {
     fs::create_dir(&oem).unwrap();
     fill(&oem);
     let made = users_items(root.path(), &root.path().join("storage"));
-    let error = made.and_then(SetupDisk::make).unwrap_err();
+    let error = made.and_then(make).unwrap_err();
     let said = format!("{error:#}");
     assert!(!said.contains('\n') && said.len() < 800, "{said}");
     said

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::str::from_utf8;
 use std::time::UNIX_EPOCH;
 
-use container::setup_disk::{Content, Item, SetupDisk};
+use container::setup_disk::{Content, Item, SetupDisk, lay_out};
 
 /// Maximum length of a file.
 const LENGTH: usize = 10_000;
@@ -29,7 +29,7 @@ pub(crate) fn make(bytes: &[u8]) {
         let content = bytes.map(Content::Bytes);
         items.push(Item { path: path.to_owned(), content, modified: UNIX_EPOCH });
     }
-    match SetupDisk::make(items) {
+    match lay_out(items).and_then(|layout| SetupDisk::write(&layout)) {
         Ok(disk) => {
             let file = File::open(disk.path()).expect("the disk");
             assert!(Volume::new(&file).files() == wanted, "the disk has other files");
