@@ -115,7 +115,7 @@ fn place(nodes: &[Node]) -> anyhow::Result<(Vec<Place>, u32)> {
             "{}: it has {}, and the file system of the set-up disk has no files of 4 GiB and \
              more: copy it through the network after the installation",
             path(),
-            Size(length).show()
+            Size(length >> 20 << 20).show()
         );
         let count = length.div_ceil(CLUSTER);
         ensure!(

@@ -7,14 +7,76 @@ use std::str::from_utf8;
 use std::time::UNIX_EPOCH;
 
 use container::setup_disk::{Content, Item, SetupDisk, lay_out};
+use host::testutil::noise::Noise;
 
 /// Maximum length of a file.
 const LENGTH: usize = 10_000;
 const LAST: u32 = 0x0fff_fff8;
+const MAX_PATHS: u64 = 60;
+/// Parts of names, most of which every file system takes.
+const PARTS: [&str; 24] = [
+    "a",
+    "A",
+    "b",
+    "file",
+    "FILE",
+    "~1",
+    "~",
+    ".txt",
+    ".TXT",
+    ".",
+    "..",
+    " ",
+    "+",
+    "[",
+    "$OEM$",
+    "\u{e9}",
+    "\u{df}",
+    "\u{d55c}",
+    "\u{1f600}",
+    "averylongnamethatgoeson",
+    "con",
+    "com1",
+    "0",
+    "-",
+];
+const FORBIDDEN: [&str; 6] = [":", "\\", "\"", "\u{7f}", "\u{0}", "//"];
+
+/// Paths of files and folders. Most are below a folder that came before.
+pub(crate) fn paths(noise: &mut Noise) -> Vec<u8> {
+    let mut folders = vec![String::new()];
+    let mut lines = String::new();
+    for _ in 0..noise.below(MAX_PATHS) {
+        let above = usize::try_from(noise.below(folders.len() as u64)).expect("below a length");
+        let mut path = folders[above].clone() + &name(noise);
+        if noise.below(4) == 0 {
+            path.push('/');
+            folders.push(path.clone());
+        }
+        lines.push_str(&path);
+        lines.push('\n');
+    }
+    lines.into_bytes()
+}
+
+fn name(noise: &mut Noise) -> String {
+    let mut name = String::new();
+    for _ in 0..=noise.below(4) {
+        name.push_str(noise.choose(&PARTS));
+    }
+    if noise.below(200) == 0 {
+        name.push_str(noise.choose(&FORBIDDEN));
+    }
+    // Few names end with a dot or a space, or are there twice.
+    if noise.below(20) > 0 {
+        name.push_str(&noise.below(1000).to_string());
+    }
+    name
+}
 
 /// Each line is the path of a file, or of a folder if it ends with a slash. Either all are on the
-/// disk, or one sentence says why not.
-pub(crate) fn make(bytes: &[u8]) {
+/// disk, or one sentence says why not. Returns whether they are.
+pub(crate) fn make(bytes: &[u8]) -> bool {
     let mut wanted = BTreeMap::new();
     let mut items = Vec::new();
     for line in bytes.split(|byte| *byte == b'\n') {
@@ -34,11 +96,13 @@ pub(crate) fn make(bytes: &[u8]) {
             let file = File::open(disk.path()).expect("the disk");
             assert!(Volume::new(&file).files() == wanted, "the disk has other files");
             disk.close().free().expect("memory");
+            true
         }
         Err(error) => {
             let sentence = format!("{error:#}");
             assert!(!sentence.contains(char::is_control), "{sentence:?}");
             assert!(sentence.len() < 2000, "{sentence}");
+            false
         }
     }
 }
@@ -87,8 +151,7 @@ impl<'a> Volume<'a> {
                     continue;
                 }
                 let length = usize::try_from(long(entry, 28)).expect("a short file");
-                let mut bytes =
-                    if first == 0 { Vec::new() } else { self.chain(first, &mut used) };
+                let mut bytes = if first == 0 { Vec::new() } else { self.chain(first, &mut used) };
                 assert!(bytes.len() - length < 4096, "a chain that is too long");
                 bytes.truncate(length);
                 assert_eq!(found.insert(path, bytes), None, "a name is there twice");

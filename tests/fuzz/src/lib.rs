@@ -21,7 +21,6 @@ mod medium;
 mod msix;
 mod pod;
 pub mod runner;
-mod setup_disk;
 mod swtpm;
 mod targets;
 mod words;

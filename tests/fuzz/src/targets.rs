@@ -12,8 +12,7 @@ use tempfile::TempDir;
 
 use crate::input::Make::{self, Bytes, Choice, Own, Words};
 use crate::{
-    Target, chips, every_kind, fw_cfg, guest, kernel, lan, medium, msix, pod, setup_disk, swtpm,
-    words,
+    Target, chips, every_kind, fw_cfg, guest, kernel, lan, medium, msix, pod, swtpm, words,
 };
 
 macro_rules! hostile {
@@ -73,7 +72,9 @@ pub const TARGETS: &[Target] = &[
     target("image", 1024, Bytes, |it| hostile_image::run(folder(), it.iter().copied())),
     target("kernel", 0x2000, Own(kernel::make), kernel::load),
     target("medium", 4096, Own(medium::make), |it| medium::look(folder(), it)),
-    target("setup-disk", 4096, Own(setup_disk::make), hostile_setup_disk::make),
+    target("setup-disk", 4096, Own(hostile_setup_disk::paths), |it| {
+        hostile_setup_disk::make(it);
+    }),
     target("config", 4096, Choice(words::user), config),
     target("control", 4096, Words(words::control), control),
     target("settings", 4096, Choice(words::environment), settings),
