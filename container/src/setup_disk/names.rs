@@ -74,12 +74,12 @@ pub(super) struct ShortNames {
 }
 
 impl ShortNames {
-    /// Takes all names of the folder that are short as they are.
+    /// Takes the short forms of all names that have one: no other file may be found by them.
     pub(super) fn of<'a>(names: impl Iterator<Item = &'a str>) -> Self {
         Self { taken: names.filter_map(short).collect(), last: HashMap::new() }
     }
 
-    /// The name itself if it is short, and otherwise a new one that is like it.
+    /// The name in capitals if that is short, and otherwise a new one that is like it.
     pub(super) fn next(&mut self, name: &str) -> ShortName {
         if let Some(short) = short(name) {
             return short;
@@ -103,9 +103,15 @@ impl ShortNames {
     }
 }
 
-/// The name as a short name, if it is one.
+/// Whether a name needs no long one besides.
+fn is_short(name: &str) -> bool {
+    short(name).is_some() && !name.bytes().any(|byte| byte.is_ascii_lowercase())
+}
+
+/// The name in capitals as a short name, if it can be one.
 fn short(name: &str) -> Option<ShortName> {
-    let (stem, extension) = name.split_once('.').unwrap_or((name, ""));
+    let name = name.to_ascii_uppercase();
+    let (stem, extension) = name.split_once('.').unwrap_or((&name, ""));
     let fits = |part: &str, most: usize| part.len() <= most && part.bytes().all(is_short_character);
     if stem.is_empty() || !fits(stem, 8) || !fits(extension, 3) || name.ends_with('.') {
         return None;
@@ -145,7 +151,7 @@ fn basis(name: &str) -> (Vec<u8>, Vec<u8>) {
 /// The entries of a long name, which stand before the entry of the file. There are none for a name
 /// that is short as it is.
 pub(super) fn long_entries(name: &str, short_name: &ShortName) -> Vec<[u8; ENTRY_BYTES]> {
-    if short(name).as_ref() == Some(short_name) {
+    if is_short(name) {
         return Vec::new();
     }
     let units: Vec<u16> = name.encode_utf16().collect();
@@ -172,10 +178,7 @@ fn entry(number: u8, part: &[u16], sum: u8) -> [u8; ENTRY_BYTES] {
 
 /// The number of entries of a file with this name, those of a long name included.
 pub(super) fn entry_count(name: &str) -> usize {
-    match short(name) {
-        Some(_) => 1,
-        None => 1 + name.encode_utf16().count().div_ceil(UNITS),
-    }
+    if is_short(name) { 1 } else { 1 + name.encode_utf16().count().div_ceil(UNITS) }
 }
 
 #[cfg(test)]
