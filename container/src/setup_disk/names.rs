@@ -205,23 +205,22 @@ mod test {
 
     #[test]
     fn short_names_are_like_the_long_ones_and_each_is_there_once() {
-        let all =
-            ["AB~1.TXT", "ab.txt", "a b.txt", "AB.txt2", "日本.txt", ".git", "$OEM$", "x.y.z"];
-        let mut names = ShortNames::of(all.into_iter());
-        let made = all.map(|name| String::from_utf8(names.next(name).to_vec()).unwrap());
-        assert_eq!(
-            made,
-            [
-                "AB~1    TXT",
-                "AB~2    TXT",
-                "AB~3    TXT",
-                "AB~4    TXT",
-                "__~1    TXT",
-                "GIT~1      ",
-                "$OEM$      ",
-                "XY~1    Z  ",
-            ]
-        );
+        let all = [
+            ("AB~1.TXT", "AB~1    TXT"),
+            ("ab.txt", "AB      TXT"),
+            // The number 1 is taken, and 3 by the last name.
+            ("a b.txt", "AB~2    TXT"),
+            ("AB.txt2", "AB~4    TXT"),
+            ("日本.txt", "__~1    TXT"),
+            (".git", "GIT~1      "),
+            ("$OEM$", "$OEM$      "),
+            ("x.y.z", "XY~1    Z  "),
+            ("ab~3.txt", "AB~3    TXT"),
+        ];
+        let mut names = ShortNames::of(all.iter().map(|(name, _)| *name));
+        for (name, short) in all {
+            assert_eq!(str::from_utf8(&names.next(name)), Ok(short), "{name}");
+        }
     }
 
     #[test]
@@ -240,6 +239,7 @@ mod test {
         assert_eq!(entries[1][1..11], *b"A\0u\0t\0o\0u\0");
         assert!(entries.iter().all(|it| it[11] == LONG_NAME && it[13] == entries[0][13]));
         assert!(long_entries("$OEM$", b"$OEM$      ").is_empty());
+        assert_eq!(long_entries("oem", b"OEM        ").len(), 1);
         // 26 characters fill two entries without an end.
         assert_eq!(long_entries(&"x".repeat(26), b"X~1        ")[0][28..], [b'x', 0, b'x', 0]);
     }

@@ -197,6 +197,11 @@ fn names<'a>(bytes: &'a [u8], short_names: &mut BTreeSet<&'a [u8]>) -> Vec<(Stri
         }
         (units, sum) = (Vec::new(), None);
     }
+    let owners: BTreeMap<_, _> = found.iter().map(|(name, it)| (plain(&it[..11]), name)).collect();
+    for (name, _) in &found {
+        let owner = owners.get(&name.to_ascii_uppercase());
+        assert!(owner.is_none_or(|it| *it == name), "{name:?} is the short name of {owner:?}");
+    }
     found
 }
 
