@@ -1,5 +1,5 @@
-//! The set-up disk: a removable disk in memory, from which Windows' setup takes its answers, drivers
-//! and files of the user. It is never on the volume, because the answers have the password.
+//! The set-up disk: a removable disk in memory, from which Windows' setup takes its answers,
+//! drivers and files of the user. It is never on the volume: the answers have the password.
 //!
 //! Threats: names and links in the user's folder may be anything. A link never leads out of the
 //! folder, and what FAT or Windows cannot have is refused before anything is written.
@@ -11,6 +11,7 @@ mod folder;
 mod names;
 mod text;
 mod tree;
+mod walk;
 
 use std::fs::File;
 use std::io::Read as _;
@@ -113,7 +114,7 @@ pub fn users_items(root: &Path, volume: &Path) -> anyhow::Result<Vec<Item>> {
     }
     let folders = [root, volume].into_iter().flat_map(|at| OEM_FOLDERS.map(|name| at.join(name)));
     if let Some(path) = folder::find(&folders.collect::<Vec<_>>())? {
-        items.extend(Folder::open(&path)?.items(OEM)?);
+        items.extend(walk::items(Folder::open(&path)?, OEM)?);
     }
     Ok(items)
 }

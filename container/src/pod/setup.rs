@@ -16,7 +16,7 @@ use crate::story::Story;
 
 /// The disk with the user's files, unless a person installs Windows, or there are none. `memory` is
 /// that of the machine.
-pub fn prepare(
+pub(super) fn prepare(
     settings: &Settings,
     memory: u64,
     root: &Path,

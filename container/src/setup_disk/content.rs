@@ -1,4 +1,4 @@
-//! Contents of files: bytes, or ranges of other files, which are read only when the disk is written.
+//! Contents of files: bytes, or ranges of other files, which are read when the disk is written.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};

@@ -1,3 +1,5 @@
+//! The set-up disk, as mtools and `fsck.vfat` read it.
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
