@@ -19,6 +19,7 @@ pub mod net;
 pub mod plan;
 pub mod pod;
 pub mod settings;
+pub mod setup_disk;
 pub mod source;
 pub mod status;
 pub mod story;

@@ -15,6 +15,7 @@ pub mod machine;
 pub mod machine_client;
 pub mod network;
 pub mod runtime_folder;
+mod setup;
 pub mod stop;
 mod tpm;
 pub mod volume;
@@ -42,6 +43,7 @@ use self::inquiry::EndNotice;
 use self::machine::{Cd, Parts};
 use self::network::{GuestAddress, Network};
 use self::runtime_folder::RuntimeFolder;
+use self::setup::PluggedDisk;
 use self::stop::{Budget, Signals};
 use self::tpm::Tpm;
 use self::volume::Volume;
@@ -55,6 +57,7 @@ use crate::settings::Boot;
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, MemoryLoad};
 use crate::settings::translate::Serial;
+use crate::setup_disk::SetupDisk;
 use crate::source::Source;
 use crate::status::{Failure, Status};
 use crate::story::{Phase, Story, log_layer};
@@ -227,6 +230,10 @@ impl Pod {
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
         }
+        // The network's programs must not inherit the set-up disk.
+        if let Some(disk) = &parts.setup_disk {
+            disk.bequeath()?;
+        }
         let config = machine::config(settings, &self.plan.sizes, &parts)?;
         self.story.enter(Phase::Booting, &format!("Starting {}…", self.plan.name()));
         let level = match (settings.pod.trace, settings.pod.debug) {
@@ -249,6 +256,7 @@ impl Pod {
             Child::start(self.runtime_folder.control(), &self.story, options)?;
         network.close_queues();
         child.attach_tpm(tpm);
+        child.attach_setup_disk(self.plugged(parts.setup_disk, &config));
         jail::close(self.rights(), &child.ids())?;
         child.configure(&config).await?;
         // Keep the lock until the process exists: from then on `watch` handles signals.
@@ -262,6 +270,18 @@ impl Pod {
         let Some(volume) = self.volume.as_ref().filter(|_| wanted) else { return Ok(None) };
         let memory = volume.tpm(machine.boot, machine.clear)?;
         Tpm::start(memory, &self.runtime_folder.tpm()).map(Some)
+    }
+
+    /// The set-up disk, after the machine's process has inherited it.
+    fn plugged(
+        &self,
+        disk: Option<SetupDisk>,
+        config: &vmm::config::Config,
+    ) -> Option<PluggedDisk> {
+        let disk = disk?;
+        let name = machine::name_of(config, &disk.path())?;
+        let control = self.runtime_folder.control();
+        Some(PluggedDisk { memory: disk.close(), name, control })
     }
 
     /// The rights that the rest of the pod's life needs: those for its end, and, until the guest
@@ -312,6 +332,8 @@ impl Pod {
         if let Source::Medium(medium) = &self.plan.source {
             let patch = self.plan.media.as_ref().and_then(Media::patch).cloned();
             parts.media.push(Cd { path: medium.clone(), patch });
+            let memory = self.plan.sizes.memory;
+            parts.setup_disk = setup::prepare(settings, memory, root, &self.story)?;
         }
         parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));
         if settings.disk.disable {
@@ -356,6 +378,9 @@ impl Pod {
                             os_boots =
                                 on == BootDevice::Disk || os_boots && on == BootDevice::Other;
                             self.on_boot(&name, on == BootDevice::Disk);
+                            if on == BootDevice::Disk {
+                                child.unplug_setup_disk();
+                            }
                             started = true;
                         }
                         BootEvent::Nothing if from_disk || waits => os_boots = false,

@@ -41,19 +41,9 @@ const INSTALLATION: [&str; 17] = [
 ];
 
 /// Folders and files below `/` that the reference image shares, copies, reads or runs.
-const MOUNTS: [&str; 10] = [
-    "shared",
-    "data",
-    "shared2",
-    "data2",
-    "shared3",
-    "data3",
-    "oem",
-    "OEM",
-    "custom.xml",
-    "run/start.sh",
-];
-const ON_VOLUME: [&str; 5] = ["shared", "data", "oem", "OEM", "custom.xml"];
+const MOUNTS: [&str; 7] =
+    ["shared", "data", "shared2", "data2", "shared3", "data3", "run/start.sh"];
+const ON_VOLUME: [&str; 2] = ["shared", "data"];
 
 /// The warnings for a plan, one sentence each.
 pub(super) fn notes(
@@ -88,8 +78,8 @@ pub(super) fn notes(
             notes.extend(missing_drivers(input, media, root));
         }
     }
-    notes.extend(unused(Path::new("/"), &MOUNTS, source, root));
-    notes.extend(unused(&input.settings.storage.folder, &ON_VOLUME, source, root));
+    notes.extend(unused(Path::new("/"), &MOUNTS, root));
+    notes.extend(unused(&input.settings.storage.folder, &ON_VOLUME, root));
     let layout = input.settings.windows.keyboard.as_ref().map(|it| it.show());
     if let Some(layout) = layout.filter(|it| it.parse::<layout::Name>().is_err()) {
         notes.push(format!(
@@ -143,21 +133,12 @@ fn selects(version: &Version, medium: &Path) -> bool {
 }
 
 /// Warnings about folders and files that the reference image uses, and this one does not.
-fn unused(folder: &Path, names: &[&str], source: &Source, root: &Path) -> Vec<String> {
-    let installs = matches!(source, Source::Medium(_));
+fn unused(folder: &Path, names: &[&str], root: &Path) -> Vec<String> {
     let sentence = |name: &&str| {
         let path = folder.join(name);
         let there = below(root, &path);
         let what = match *name {
             "run/start.sh" => "is not run: use an init container, or a hook of the engine",
-            "custom.xml" => {
-                "is not used: name it Autounattend.xml on an ISO at /mount.iso, where \
-                 Windows' setup looks for it"
-            }
-            "oem" | "OEM" => {
-                "is not copied into the guest: mount an ISO of it as /mount.iso, or copy it \
-                 through a remote desktop"
-            }
             _ => {
                 "is not shared: mount an ISO of it as /mount.iso, or copy files through \
                  a remote desktop"
@@ -165,7 +146,6 @@ fn unused(folder: &Path, names: &[&str], source: &Source, root: &Path) -> Vec<St
         };
         let applies = match *name {
             "run/start.sh" => there.exists(),
-            "custom.xml" | "oem" | "OEM" => installs && there.exists(),
             _ => there.is_dir(),
         };
         applies.then(|| format!("{} {what}", path.display()))
@@ -228,12 +208,9 @@ mod test {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
         }
-        let (installed, all) = (of(&disk), of(&medium));
-        assert_eq!((installed.len(), all.len()), (7, 10), "{all:?}");
-        assert!(installed[4].starts_with("/run/start.sh is not run: "), "{installed:?}");
-        for start in ["/oem is not copied", "/storage/OEM is not", "/custom.xml is not used"] {
-            assert!(all.iter().any(|it| it.starts_with(start)), "{start}: {all:?}");
-        }
+        let all = of(&disk);
+        assert_eq!((all.len(), &all), (7, &of(&medium)));
+        assert!(all[4].starts_with("/run/start.sh is not run: "), "{all:?}");
         assert!(all.iter().all(|it| it.len() < 150), "{all:?}");
     }
 

@@ -28,6 +28,7 @@ use crate::settings::translate::arguments::{Content, Drive};
 use crate::settings::translate::{Bus, Cache, Display, Screen};
 use crate::settings::value::Value as _;
 use crate::settings::{Discard, Format, Settings};
+use crate::setup_disk::SetupDisk;
 use crate::source::Source;
 
 /// User ID of the machine's process if the pod is root. The image uses it for nothing else.
@@ -42,6 +43,8 @@ const CDROM_SLOTS: [Address; 6] = [
     Address::new(0x1f, 6),
     Address::new(0x1f, 7),
 ];
+/// The set-up disk's serial number, in the characters that USB allows.
+const SETUP_SERIAL: &str = "5E7000000001";
 
 /// Files and sockets prepared for the machine.
 #[derive(Debug, Default)]
@@ -58,6 +61,8 @@ pub struct Parts {
     pub rescue: Option<PathBuf>,
     /// CDs that boot if no disk does, in this order.
     pub media: Vec<Cd>,
+    /// A removable disk with what Windows' setup reads.
+    pub setup_disk: Option<SetupDisk>,
     pub card: Option<NetworkCard>,
     pub control: PathBuf,
     /// The socket behind the serial port of the guest's agent.
@@ -119,6 +124,9 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
     }
     for cd in &parts.media {
         order.extend(insert(&mut config, settings.disk.media.value, cd)?);
+    }
+    if let Some(disk) = &parts.setup_disk {
+        config.device.push(Device::UsbStorage(setup_disk(disk)));
     }
     if let Some(card) = &parts.card {
         config.device.push(Device::VirtioNet(card_config(card)?));
@@ -293,6 +301,29 @@ fn cdrom_slot(config: &Config) -> Option<Address> {
     CDROM_SLOTS.get(drives).copied()
 }
 
+/// The set-up disk. Its file is in memory already.
+fn setup_disk(disk: &SetupDisk) -> storage::Config {
+    storage::Config {
+        path: Some(disk.path()),
+        format: Some(disk::Format::Raw),
+        removable: true,
+        readonly: true,
+        direct: Direct::Off,
+        serial: Some(SETUP_SERIAL.to_owned()),
+        ..storage::Config::default()
+    }
+}
+
+/// The name that `vmm` gives the USB disk of this file.
+pub fn name_of(config: &Config, path: &Path) -> Option<String> {
+    let disks = config.device.iter().filter_map(|device| match device {
+        Device::UsbStorage(disk) => Some(disk),
+        _ => None,
+    });
+    let number = (1..).zip(disks).find(|(_, disk)| disk.path.as_deref() == Some(path))?.0;
+    Some(registry::name("usb-storage", number))
+}
+
 /// The name that `vmm` gives the device added last: its kind and number.
 fn name_of_last(config: &Config) -> Option<String> {
     let kind = config.device.last()?.kind();
@@ -412,6 +443,7 @@ mod test {
             disks: [Disk::new("/a,b.img".into(), Format::Raw)].into_iter().chain(more).collect(),
             rescue: Some("/start.iso".into()),
             media: vec![PathBuf::from("/a,b.iso").into()],
+            setup_disk: None,
             control: "/run/vmm.sock".into(),
             agent: "/run/agent.sock".into(),
             listeners: vec![

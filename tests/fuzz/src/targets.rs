@@ -36,6 +36,7 @@ hostile! {
     hostile_net: "../../../devices/tests/hostile_net/mod.rs",
     hostile_nvme: "../../../devices/tests/hostile_nvme/mod.rs",
     hostile_picture: "../../../vmm/screen/tests/hostile_picture/mod.rs",
+    hostile_setup_disk: "../../../container/tests/hostile_setup_disk/mod.rs",
     hostile_storage: "../../../devices/tests/hostile_storage/mod.rs",
     hostile_user: "../../../vmm/tests/hostile_user/mod.rs",
     hostile_viewer: "../../../vmm/screen/tests/hostile_viewer/mod.rs",
@@ -80,6 +81,9 @@ pub const TARGETS: &[Target] = &[
     target("media", 512, Bytes, hostile_media::descriptors),
     target("catalog", 2048, Bytes, hostile_media::catalog),
     target("wim", 4096, Words(words::wim), wim),
+    target("setup-disk", 4096, Own(hostile_setup_disk::paths), |it| {
+        hostile_setup_disk::make(it);
+    }),
     target("config", 4096, Choice(words::user), config),
     target("control", 4096, Words(words::control), control),
     target("answer", 4096, Choice(words::answer), hostile_answer::change),
