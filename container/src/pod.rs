@@ -377,10 +377,7 @@ impl Pod {
                             from_disk |= on == BootDevice::Disk;
                             os_boots =
                                 on == BootDevice::Disk || os_boots && on == BootDevice::Other;
-                            self.on_boot(&name, on == BootDevice::Disk);
-                            if on == BootDevice::Disk {
-                                child.unplug_setup_disk();
-                            }
+                            self.on_boot(&name, on, &mut child);
                             started = true;
                         }
                         BootEvent::Nothing if from_disk || waits => os_boots = false,
@@ -416,7 +413,11 @@ impl Pod {
         }
     }
 
-    fn on_boot(&self, name: &str, disk: bool) {
+    fn on_boot(&self, name: &str, on: BootDevice, child: &mut Child) {
+        let disk = on == BootDevice::Disk;
+        if disk {
+            child.unplug_setup_disk();
+        }
         let app = &self.plan.input.settings.pod.app.0;
         if disk && let Some(volume) = self.volume.as_ref().filter(|it| !it.has_booted()) {
             match volume.mark_booted() {

@@ -21,6 +21,7 @@ mod port;
 mod registers;
 mod target;
 
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -60,7 +61,8 @@ const SATA: (u8, [u8; 6]) = (0x12, [0x10, 0, 0x48, 0, 0, 0]);
 /// Registers of the ICH9 (datasheet 316972, 14.1): MAP, which selects AHCI mode, and PCS, with port
 /// 0 enabled and present.
 const MAP: u64 = 0x90;
-const PCS_END: u64 = 0x94;
+/// Configuration registers that are our own: MAP and PCS.
+const OWN: Range<u64> = MAP..0x94;
 const MAP_AND_PCS: [u8; 4] = [0x40, 0, 0x01, 0x01];
 
 /// State shared by the vCPUs and the port's thread.
@@ -165,7 +167,7 @@ fn attach(
         msi: true,
         pin: Some(0),
         capabilities: vec![(SATA.0, SATA.1.to_vec())],
-        own_registers: [MAP..PCS_END].into(),
+        own_registers: vec![OWN],
         ..Identity::new(ID)
     };
     let slot = grants.pci(identity)?;

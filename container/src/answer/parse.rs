@@ -118,7 +118,7 @@ impl Reader<'_> {
         } else if rest.starts_with("<![CDATA[") {
             self.at += "<![CDATA[".len();
             let text = self.until("]]>")?.trim_end_matches("]]>").to_owned();
-            self.characters(text)?;
+            self.characters(&text)?;
         } else if rest.starts_with("<!") {
             bail!("a document type is not supported: leave it out");
         } else if rest.starts_with("<?") {
@@ -134,15 +134,15 @@ impl Reader<'_> {
             ensure!(!raw.contains("]]>"), "]]> is not allowed in a text");
             let text = unescape(raw)?;
             self.at += length;
-            self.characters(text)?;
+            self.characters(&text)?;
         }
         Ok(())
     }
 
-    fn characters(&mut self, text: String) -> anyhow::Result<()> {
+    fn characters(&mut self, text: &str) -> anyhow::Result<()> {
         ensure!(text.chars().all(is_character), "it contains a character that XML lacks");
         match self.open.last() {
-            Some(index) => self.nodes[*index].text.push_str(&text),
+            Some(index) => self.nodes[*index].text.push_str(text),
             None => ensure!(text.trim().is_empty(), "there is text outside of the element"),
         }
         Ok(())

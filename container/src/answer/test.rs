@@ -138,7 +138,8 @@ fn hostile_values_arrive_exactly_or_are_refused() {
     let long = "x".repeat(200);
     let values = HOSTILE.into_iter().chain([long.as_str()]);
     let domain = [("DOMAIN", "corp.example.com"), ("USERNAME", "me"), ("PASSWORD", "secret")];
-    let cases: [(&str, &[&str], &[(&str, &str)]); 12] = [
+    type Case<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, &'a str)]);
+    let cases: [Case<'_>; 12] = [
         ("USERNAME", &["LocalAccount", "Name"], &[]),
         ("USERNAME", &["Credentials", "Username"], &domain),
         ("PASSWORD", &["Credentials", "Password"], &domain),

@@ -90,7 +90,7 @@ fn image_install(answers: &Answers) -> Element {
     };
     let mut settings = Vec::new();
     if let Some((key, value)) = by {
-        let data = item("MetaData", vec![text("Key", key), text("Value", value)]);
+        let data = item("MetaData", vec![text("Key", key), text("Value", &value)]);
         settings.push(group("InstallFrom", vec![data]));
     }
     let disk = text("DiskID", answers.machine.disk);

@@ -45,7 +45,7 @@ impl Secrets {
 }
 
 /// An element with a text.
-pub fn text(name: &str, value: impl ToString) -> Element {
+pub fn text(name: &str, value: impl ToString + Copy) -> Element {
     new(name, Content::Text(value.to_string()))
 }
 
@@ -73,7 +73,7 @@ impl Element {
         found.map(|(_, value)| value.as_str())
     }
 
-    pub fn children(&self) -> &[Element] {
+    pub fn children(&self) -> &[Self] {
         if let Content::Children(children) = &self.content { children } else { &[] }
     }
 

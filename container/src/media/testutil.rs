@@ -135,7 +135,7 @@ struct File {
 
 #[derive(Default)]
 struct Folder {
-    folders: BTreeMap<String, Folder>,
+    folders: BTreeMap<String, Self>,
     files: BTreeMap<String, File>,
 }
 

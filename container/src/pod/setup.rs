@@ -99,7 +99,7 @@ mod test {
         let plan = Plan::make(&environment, Path::new("/")).unwrap();
         let parts = Parts {
             firmware: Some(("/code".into(), "/vars".into())),
-            media: vec!["/a.iso".into()],
+            media: vec![PathBuf::from("/a.iso").into()],
             setup_disk: Some(empty()),
             ..Parts::default()
         };

@@ -243,8 +243,8 @@ fn date_and_time(time: SystemTime) -> [u16; 2] {
         1980..=2107 => (year, month, day),
         _ => (2107, 12, 31),
     };
-    let date = (year - 1980) << 9 | month << 5 | day;
-    let time = seconds / 3600 << 11 | seconds / 60 % 60 << 5 | seconds % 60 / 2;
+    let date = ((year - 1980) << 9) | (month << 5) | day;
+    let time = ((seconds / 3600) << 11) | ((seconds / 60 % 60) << 5) | (seconds % 60 / 2);
     [date, time].map(|number| u16::try_from(number).unwrap_or_default())
 }
 

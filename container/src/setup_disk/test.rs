@@ -210,7 +210,7 @@ fn what_cannot_be_copied_is_one_sentence() {
         (refusal(|oem| fs::write(oem.join("a:b"), "").unwrap()), "OEM/a:b: a:b has one of"),
         (
             refusal(|oem| {
-                ["A", "a"].iter().for_each(|name| fs::write(oem.join(name), "").unwrap())
+                ["A", "a"].iter().for_each(|name| fs::write(oem.join(name), "").unwrap());
             }),
             "OEM/a: A is in the same place",
         ),

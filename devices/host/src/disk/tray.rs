@@ -69,7 +69,7 @@ mod test {
         let opener = MediumOpener::new(config, "cd", Arc::new(|_| {}), Arc::default());
         let byte = |path: &Path| {
             let drive = opener.open(path, None).unwrap();
-            Driver::new(drive.image()).read(0, 512).unwrap()[5]
+            Driver::new(&drive.image).read(0, 512).unwrap()[5]
         };
         assert_eq!([&first, &second, &first].map(|path| byte(path)), [8, 7, 8]);
     }
