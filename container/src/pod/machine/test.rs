@@ -112,13 +112,18 @@ fn a_full_machine_has_the_expected_command_line() {
 fn the_drive_of_a_cd_gets_its_patch() {
     let patch = Patch { offset: 45160, old: vec![1, 2], new: vec![3, 4] };
     let mut config = Config::default();
-    for patch in [Some(patch), None] {
-        insert(&mut config, Bus::Usb, &Cd { path: "/a.iso".into(), patch }).unwrap();
+    for bus in [Bus::Usb, Bus::Ahci] {
+        for patch in [Some(patch.clone()), None] {
+            insert(&mut config, bus, &Cd { path: "/a.iso".into(), patch }).unwrap();
+        }
     }
     let text = serde_json::to_string(&config).unwrap();
     let read = serde_json::to_value(Config::from_json(&text).unwrap()).unwrap();
-    assert_eq!(read["device"][0]["overlay"], "45160:0102:0304");
-    assert_eq!(read["device"][1]["overlay"], false);
+    for (first, kind) in [(0, "usb-storage"), (2, "ahci-cdrom")] {
+        assert_eq!(read["device"][first]["kind"], kind);
+        assert_eq!(read["device"][first]["overlay"], "45160:0102:0304");
+        assert_eq!(read["device"][first + 1]["overlay"], false);
+    }
 }
 
 fn kinds(machine: &serde_json::Value) -> Vec<&str> {
