@@ -67,8 +67,14 @@ const TAP: Profile = Profile {
     words: &["VNC_PORT=5900", "HOST=BOB", "DISK_TYPE=blk", "BOOT_MODE=windows_secure"],
 };
 /// Like RESTRICTED, with an installation CD.
-const MEDIUM: Profile =
-    Profile { name: "medium", last: 12, medium: true, words: &["NETWORK=user"], ..RESTRICTED };
+const MEDIUM: Profile = Profile {
+    name: "medium",
+    last: 12,
+    medium: true,
+    // The CD is not Windows, and has no signature.
+    words: &["NETWORK=user", "MANUAL=Y", "BOOT_MODE=windows"],
+    ..RESTRICTED
+};
 /// A privileged container.
 const COMPATIBLE: Profile = Profile {
     name: "compat",

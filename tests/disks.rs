@@ -24,8 +24,20 @@ const WORK: Duration = Duration::from_secs(240);
 const SOON: Duration = Duration::from_secs(60);
 
 const RELEASES: [&str; 2] = ["12", "13"];
-const ASSETS: &[&str] =
-    &["BZIMAGE_12", "MODULES_12", "BZIMAGE_13", "MODULES_13", "BUSYBOX", "DISK_TOOLS", "QEMU_IMG"];
+const ASSETS: &[&str] = &[
+    "BZIMAGE_12",
+    "MODULES_12",
+    "BZIMAGE_13",
+    "MODULES_13",
+    "BZIMAGE_GENERIC",
+    "MODULES_GENERIC",
+    "BZIMAGE_GENERIC_13",
+    "MODULES_GENERIC_13",
+    "BOOT_CD",
+    "BUSYBOX",
+    "DISK_TOOLS",
+    "QEMU_IMG",
+];
 
 fn main() -> ExitCode {
     let mut tests = Vec::new();
@@ -39,6 +51,11 @@ fn main() -> ExitCode {
     for release in RELEASES {
         let name = format!("linux_{release}_keeps_written_data_on_every_disk");
         let test = Test::new(name, move || keeps_written_data(release));
+        tests.push(if release == "13" { test } else { test.thorough() });
+    }
+    for (release, kernel) in [("12", "GENERIC"), ("13", "GENERIC_13")] {
+        let name = format!("linux_{release}_has_disks_and_a_cd_at_sata");
+        let test = Test::new(name, move || has_sata(kernel));
         tests.push(if release == "13" { test } else { test.thorough() });
     }
     Suite { lab: Lab { mib: 4096, seconds: 1200, assets: ASSETS }, tests }.main()
@@ -95,9 +112,9 @@ const SETUPS: [Setup; 7] = [
     ("virtio-scsi", "raw", 4),
 ];
 
-fn disks(folder: &Path, loops: &mut Vec<Loop>) -> anyhow::Result<Vec<Disk>> {
+fn disks(folder: &Path, setups: &[Setup], loops: &mut Vec<Loop>) -> anyhow::Result<Vec<Disk>> {
     let mut disks = Vec::new();
-    for (kind, format, queues) in SETUPS {
+    for &(kind, format, queues) in setups {
         let file = folder.join(format!("{kind}-{queues}.{format}"));
         let mut path = file.clone();
         if format == "qcow2" {
@@ -159,13 +176,17 @@ for folder in dev proc sys; do mount --bind /$folder /tools/$folder; done
 
 /// The guest with the disk of tools, and the script that finds disks.
 fn with_tools(guest: Guest, release: &str) -> anyhow::Result<Linux> {
+    let names = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "ext4"];
+    with_modules(guest, release, &names)
+}
+
+fn with_modules(guest: Guest, release: &str, names: &[&str]) -> anyhow::Result<Linux> {
     let tools = lab::asset("DISK_TOOLS")?;
     let guest = guest.word("--device");
     let guest = guest.word(format!("virtio-blk,path={},readonly,serial=tools", tools.display()));
     let linux = Linux::new(guest, &lab::asset(&format!("BZIMAGE_{release}"))?);
     let modules = lab::asset(&format!("MODULES_{release}"))?;
-    let names = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "ext4"];
-    let linux = linux.modules(&modules, &names);
+    let linux = linux.modules(&modules, names);
     Ok(linux.file("tools.sh", TOOLS).file("find.sh", FIND))
 }
 
@@ -334,7 +355,7 @@ fn becomes(booted: &Booted, wanted: &str) -> anyhow::Result<()> {
 fn keeps_written_data(release: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let mut loops = Vec::new();
-    let disks = disks(folder.path(), &mut loops)?;
+    let disks = disks(folder.path(), &SETUPS, &mut loops)?;
     let mut guest = Guest::transom().cpus("4").memory("1G").word("--jail").word("on");
     for disk in &disks {
         guest = guest.word("--device").word(&disk.words);
@@ -352,6 +373,54 @@ fn keeps_written_data(release: &str) -> anyhow::Result<()> {
         qemu_img(&["check", "-q"], &disk.path, &[]).with_context(|| disk.name.clone())?;
     }
     Ok(())
+}
+
+/// Linux's view of a SATA disk: queued commands, a write-back cache with FUA, not rotational; and
+/// libata reports nothing unusual.
+const SATA: &str = r"
+set -e
+cd /sys/block/$1
+cat device/queue_depth queue/rotational queue/write_cache queue/fua
+! dmesg | grep -E 'ata[0-9]' | grep -iE 'error|fail|exception|timeout|softreset|limiting'
+";
+
+/// Linux has a maximum of 32 queued commands, one of which it keeps for itself.
+const SATA_SAYS: [&[&str]; 4] = [&["31", "32"], &["0"], &["write back"], &["0", "1"]];
+
+/// The CD's content, and the same after the operator has changed it.
+const READ_CD: &str = "dd if=/dev/sr0 bs=2048 2> /dev/null | sha256sum";
+
+fn has_sata(kernel: &str) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let setups = [("ahci-disk", "raw", 1), ("ahci-disk", "qcow2", 1)];
+    let disks = disks(folder.path(), &setups, &mut Vec::new())?;
+    let cd = lab::asset("BOOT_CD")?;
+    let mut guest = Guest::transom().cpus("4").memory("1G").word("--jail").word("on");
+    for disk in &disks {
+        guest = guest.word("--device").word(&disk.words);
+    }
+    let guest = guest.word("--device").word(format!("ahci-cdrom,path={}", cd.display()));
+    let names = ["virtio_pci", "virtio_blk", "ahci", "sd_mod", "sr_mod", "crc32c_generic", "ext4"];
+    let linux = with_modules(guest, kernel, &names)?;
+    let mut booted = linux.file("work.sh", WORK_ON).file("sata.sh", SATA).boot(BOOT)?;
+    booted.run("sh /tools.sh", SOON)?;
+    for disk in &disks {
+        let device = find(&mut booted, &disk.serial)?;
+        let said = booted.run(&format!("sh /sata.sh {device}"), SOON)?;
+        let lines: Vec<_> = said.lines().map(str::trim).collect();
+        let fits = lines.len() == SATA_SAYS.len()
+            && lines.iter().zip(SATA_SAYS).all(|(line, allowed)| allowed.contains(line));
+        ensure!(fits, "{said}");
+        work(&mut booted, disk, &device).with_context(|| disk.name.clone())?;
+    }
+    let before = booted.run(READ_CD, SOON)?;
+    let name = || "ahci-cdrom".to_owned();
+    booted.running.ask(&control::Command::Eject { name: name(), force: None })?;
+    booted.running.ask(&control::Command::Insert { name: name(), path: cd, only: None })?;
+    let after = booted.run(&format!("sleep 5; {READ_CD}"), SOON)?;
+    ensure!(before == after, "the CD was {before}, then {after}");
+    booted.running.send("poweroff -f")?;
+    booted.running.ends_with(0, SOON)
 }
 
 /// Linux's view of a SCSI disk: it is not rotational, has a write-back cache with FUA, discards by

@@ -145,19 +145,19 @@ const MISTAKES: &[Mistake] = &[
     ("mount -t tmpfs tmpfs /dev", &[PROBE], 88, &["/dev/kvm", "--device /dev/kvm"]),
     (
         "mount -t tmpfs -o size=64k tmpfs /mnt; head -c 36k /dev/zero > /mnt/boot.iso; MARK",
-        &[("DISK_DISABLE", "Y")],
+        &[("DISK_DISABLE", "Y"), ("MANUAL", "Y")],
         13,
         &["/mnt", "No space left", "delete something there, or make it larger"],
     ),
     (
         "mount -t tmpfs tmpfs /mnt; ISO mount -o remount,ro /mnt",
-        &[("DISK_DISABLE", "Y")],
+        &[("DISK_DISABLE", "Y"), ("MANUAL", "Y")],
         13,
         &["STORAGE=/mnt", "mounted read-only", "mount it for writing"],
     ),
     (
         "mount -t tmpfs -o size=4m tmpfs /mnt; ISO true",
-        &[("ALLOCATE", "Y"), ("DISK_SIZE", "64M"), ("DISK_MINIMUM", "1M")],
+        &[("ALLOCATE", "Y"), ("DISK_SIZE", "64M"), ("DISK_MINIMUM", "1M"), ("MANUAL", "Y")],
         73,
         &["DISK_SIZE: ALLOCATE=Y needs 64M more", "are free", "enlarge the volume"],
     ),
@@ -486,7 +486,7 @@ fn files_on_the_volume_are_complete_after_a_signal_at_any_time() -> Result<()> {
         return Ok(());
     }
     let place = Place::new("volume")?;
-    let words = [("DISK_SIZE", "1G"), ("DISK_MINIMUM", "1M"), ("NETWORK", "none")];
+    let words = [("DISK_SIZE", "1G"), ("DISK_MINIMUM", "1M"), ("NETWORK", "none"), ("MANUAL", "Y")];
     let storage = place.storage();
     let mut medium = vec![0; 1 << 20];
     medium[32768..][..7].copy_from_slice(b"\x01CD001\x01");

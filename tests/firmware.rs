@@ -49,11 +49,15 @@ fn main() -> ExitCode {
     let nvme = |stock: &Stock| boots_from("nvme", stock);
     let virtio = |stock: &Stock| boots_from("virtio-blk", stock);
     let scsi = |stock: &Stock| boots_from("virtio-scsi", stock);
+    let sata = |stock: &Stock| boots_from("ahci-disk", stock);
     // `tries_disks_in_order` covers all kinds of disks with both releases.
     tests.push(test("12", "boots_from_nvme_and_keeps_the_boot_order", nvme));
     tests.push(test("13", "boots_from_virtio_and_keeps_the_boot_order", virtio));
     tests.push(test("13", "boots_from_virtio_scsi_and_keeps_the_boot_order", scsi));
+    tests.push(test("12", "boots_from_sata_and_keeps_the_boot_order", sata));
     tests.push(test("13", "boots_from_nvme_and_keeps_the_boot_order", nvme).thorough());
+    tests.push(test("13", "boots_from_sata_and_keeps_the_boot_order", sata).thorough());
+    tests.extend(both("boots_from_a_cd_at_sata", boots_from_a_cd));
     tests.push(test("12", "boots_from_virtio_and_keeps_the_boot_order", virtio).thorough());
     tests.extend(both("tries_disks_in_the_configured_boot_order", tries_disks_in_order));
     // The suite `cluster` boots a signed system.
@@ -145,6 +149,7 @@ fn tries_disks_in_order(stock: &Stock) -> anyhow::Result<()> {
         "xhci,slot=9.0".to_owned(),
         empty("nvme", ",slot=5.0")?,
         empty("usb-storage", "")?,
+        empty("ahci-disk", ",slot=7.0")?,
         empty("virtio-blk", ",slot=6.0")?,
         empty("virtio-scsi", ",slot=1a.0")?,
         format!("usb-storage,path={},cdrom", cd.display()),
@@ -152,9 +157,11 @@ fn tries_disks_in_order(stock: &Stock) -> anyhow::Result<()> {
     ] {
         guest = guest.word("--device").word(device);
     }
-    let order = "virtio-scsi,usb-storage,nvme,virtio-blk,usb-storage.2,nvme.2";
+    let order = "virtio-scsi,usb-storage,ahci-disk,nvme,virtio-blk,usb-storage.2,nvme.2";
     let mut running = guest.word("--boot").word(order).start()?;
-    for place in ["Pci(0x1A,0x0)", "Pci(0x9,0x0)/USB", "Pci(0x5,0x0)", "Pci(0x6,0x0)"] {
+    let places =
+        ["Pci(0x1A,0x0)", "Pci(0x9,0x0)/USB", "Pci(0x7,0x0)/Sata", "Pci(0x5,0x0)", "Pci(0x6,0x0)"];
+    for place in places {
         running.expect("BdsDxe: failed to load", BOOT)?;
         let line = running.expect("\n", SOON)?;
         ensure!(line.contains(place), "{place} should be tried next, not:{line}");
@@ -162,6 +169,18 @@ fn tries_disks_in_order(stock: &Stock) -> anyhow::Result<()> {
     running.expect("BdsDxe: starting", BOOT)?;
     let line = running.expect("\n", SOON)?;
     ensure!(line.contains("USB CD-ROM"), "the CD should be started, not:{line}");
+    running.kill()
+}
+
+/// An empty drive, and a CD where QEMU's machine has its SATA controller. The order names both.
+fn boots_from_a_cd(stock: &Stock) -> anyhow::Result<()> {
+    let cd = format!("ahci-cdrom,path={},slot=1f.2", lab::asset("BOOT_CD")?.display());
+    let guest = stock.guest.clone().word("--device").word("ahci-cdrom").word("--device").word(cd);
+    let mut running = guest.word("--boot").word("ahci-cdrom,ahci-cdrom.2").start()?;
+    running.expect("BdsDxe: starting", BOOT)?;
+    let line = running.expect("\n", SOON)?;
+    ensure!(line.contains("SATA CD-ROM"), "the CD should be started, not:{line}");
+    running.expect("started from the CD", BOOT)?;
     running.kill()
 }
 

@@ -372,7 +372,7 @@ fn a_pod_creates_private_files_on_its_volume() -> Result<()> {
     let mut pod = home.command("transom", &["pod"]);
     pod.envs([("NETWORK", "user"), ("RAM_SIZE", "1G"), ("RAM_MINIMUM", "64M")]);
     pod.envs([("DISK_SIZE", "64M"), ("DISK_MINIMUM", "1M"), ("BOOT_MODE", "windows_secure")]);
-    pod.env("STORAGE", &storage).env("TPM", "Y");
+    pod.env("STORAGE", &storage).env("TPM", "Y").env("MANUAL", "Y");
     pod.env("WEB_PORT", port()?.to_string()).env("VNC_PORT", port()?.to_string());
     let mut pod = Running::spawn(&mut pod)?;
     // The result of the start depends on the host, but the files are made before it.

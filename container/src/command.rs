@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::answer::xml::Secrets;
 use crate::ask::exec;
-use crate::plan::Plan;
+use crate::plan::{Plan, answers};
 use crate::settings::environment::{self, Environment};
 use crate::settings::{Settings, near};
 use crate::status::{Failure, Status};
@@ -37,6 +38,16 @@ const COMMANDS: &[Command] = &[
                of the machine, its source, and variables without effect. If the plan cannot \
                run, the exit status is that of the error.",
         run: show_plan,
+    },
+    Command {
+        name: "answers",
+        usage: "[--secrets] [FILE]",
+        help: "Prints a file that Windows Setup gets, as the environment makes it: \
+               Autounattend.xml (the default), SetupComplete.cmd, RunInstall.cmd, install.bat \
+               (with COMMAND) or transom.cmd (with INSTALLER=script). Passwords and keys are \
+               masked without --secrets. A mounted /custom.xml takes the place of \
+               Autounattend.xml.",
+        run: show_answers,
     },
     Command {
         name: "status",
@@ -279,6 +290,27 @@ fn show_plan(words: &[String]) -> anyhow::Result<u8> {
         Ok(plan) => plan.download_error().or_else(|| plan.kvm_error(kvm)).map_or(Ok(0), Err),
         Err(error) => Err(error),
     }
+}
+
+fn show_answers(words: &[String]) -> anyhow::Result<u8> {
+    let is_option = |word: &&String| word.starts_with('-');
+    let (options, names): (Vec<_>, Vec<_>) = words.iter().partition(is_option);
+    if let Some(word) = options.iter().find(|word| **word != "--secrets") {
+        return Err(usage(format!("answers takes only --secrets, not {word}")));
+    }
+    let name = match names[..] {
+        [] => answers::DEFAULT,
+        [name] => name.as_str(),
+        _ => return Err(usage("answers takes one FILE")),
+    };
+    let secrets = if options.is_empty() { Secrets::Masked } else { Secrets::Shown };
+    let environment: Environment = std::env::vars_os().collect();
+    let (bytes, warnings) = answers::file(&environment, Path::new("/"), name, secrets)?;
+    std::io::stdout().write_all(&bytes).ok();
+    for warning in warnings {
+        writeln!(std::io::stderr(), "warning: {warning}").ok();
+    }
+    Ok(0)
 }
 
 fn version(_: &[String]) -> anyhow::Result<u8> {

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::files;
+use crate::media::windows::Media;
+use crate::medium::is_microsofts;
 use crate::settings::Boot;
 use crate::settings::environment::ParsedEnvironment;
 use crate::settings::value::Value as _;
@@ -78,19 +80,21 @@ pub fn recall(input: &mut ParsedEnvironment, volume: &Path) -> anyhow::Result<()
 }
 
 /// Enables Secure Boot (and with it the TPM) for a manual installation of Windows 11, whose setup
-/// requires both.
-pub fn adjust_boot_mode(input: &mut ParsedEnvironment, source: &Source) {
-    let by_hand = input.settings.windows.manual && matches!(source, Source::Medium(_));
-    if by_hand && lacks_secure_boot(input) {
+/// requires both. Other systems may not start with it.
+pub fn adjust_boot_mode(input: &mut ParsedEnvironment, source: &Source, media: Option<&Media>) {
+    let is_windows = |path: &Path| media.is_some() || is_microsofts(path);
+    let installs = matches!(source, Source::Medium(path) if is_windows(path));
+    if installs && input.settings.windows.manual && lacks_secure_boot(input, media) {
         input.settings.machine.boot = Boot::Secure;
     }
 }
 
 /// Whether this is Windows 11 without Secure Boot, which its setup requires, and BOOT_MODE is not
-/// set.
-pub fn lacks_secure_boot(input: &ParsedEnvironment) -> bool {
+/// set. VERSION counts if the medium is unknown.
+pub fn lacks_secure_boot(input: &ParsedEnvironment, media: Option<&Media>) -> bool {
     let version = &input.settings.windows.version;
-    let eleven = matches!(version, Version::Windows(it) if it.id.starts_with("win11"));
+    let asked = || matches!(version, Version::Windows(it) if it.id.starts_with("win11"));
+    let eleven = media.map_or_else(asked, |media| media.product() == "Windows 11");
     eleven && !input.settings.machine.boot.is_secure() && !input.names.contains("BOOT_MODE")
 }
 
@@ -125,7 +129,7 @@ mod test {
         let mut input = ParsedEnvironment::default();
         for boot in [Boot::Secure, Boot::SecureBase, Boot::Uefi, Boot::UefiPlain] {
             input.settings.machine.boot = boot;
-            assert_eq!(lacks_secure_boot(&input), !boot.is_secure(), "{boot:?}");
+            assert_eq!(lacks_secure_boot(&input, None), !boot.is_secure(), "{boot:?}");
         }
     }
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod answer;
 pub mod ask;
 pub mod command;
 pub mod descriptors;
@@ -12,11 +13,13 @@ pub mod firmware;
 pub mod help;
 pub mod jail;
 pub mod log;
+pub mod media;
 pub mod medium;
 pub mod net;
 pub mod plan;
 pub mod pod;
 pub mod settings;
+pub mod setup_disk;
 pub mod source;
 pub mod status;
 pub mod story;

@@ -1,7 +1,9 @@
 //! The plan: settings, sizes and source of the machine, from the environment and the host.
 
+pub mod answers;
 mod media;
 mod notes;
+mod windows;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,6 +13,8 @@ use serde_json::{Map, Value, json};
 
 use crate::disks::{self, Disk, FoundDisk, below};
 use crate::firmware;
+use crate::media::wim::{Architecture, Entry};
+use crate::media::windows::Media;
 use crate::medium;
 use crate::pod::{kvm, machine};
 use crate::settings::Settings;
@@ -29,6 +33,8 @@ pub struct Plan {
     pub input: ParsedEnvironment,
     pub sizes: Sizes,
     pub source: Source,
+    /// The Windows on the medium of the source.
+    pub media: Option<Media>,
     /// One sentence each.
     pub warnings: Vec<String>,
 }
@@ -60,11 +66,12 @@ impl Plan {
             }
         };
         check_media(&source, root, &volume)?;
-        firmware::adjust_boot_mode(&mut input, &source);
+        let media = windows::read(&source, &mut input)?;
+        firmware::adjust_boot_mode(&mut input, &source, media.as_ref());
         let mut warnings = input.warnings.clone();
         warnings.extend(notes);
-        warnings.extend(notes::notes(&input, &source, root));
-        let plan = Self { input, sizes, source, warnings };
+        warnings.extend(notes::notes(&input, &source, media.as_ref(), root));
+        let plan = Self { input, sizes, source, media, warnings };
         machine::check(&plan.input.settings, &plan.sizes, &plan.source)?;
         Ok(plan)
     }
@@ -223,10 +230,27 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     writeln!(text, "machine: {processors}, {memory} of memory, {disk} disk")
         .expect("a string takes all");
     writeln!(text, "runs: {}", plan.description()).expect("a string takes all");
+    if let Some(media) = &plan.media {
+        writeln!(text, "medium: {media}").expect("a string takes all");
+    }
     for warning in &plan.warnings {
         writeln!(text, "warning: {warning}").expect("a string takes all");
     }
     text
+}
+
+fn medium_json(media: &Media) -> Value {
+    let edition =
+        |it: &Entry| json!({ "index": it.index, "name": it.shown(), "id": it.edition_id });
+    json!({
+        "product": media.product(),
+        "build": media.build(),
+        "architecture": Architecture::Amd64.name(),
+        "language": media.language(),
+        "server": media.is_server(),
+        "evaluation": media.is_evaluation(),
+        "editions": media.editions.iter().map(edition).collect::<Vec<_>>(),
+    })
 }
 
 /// The plan as JSON, with what is missing to run it; or the error.
@@ -253,6 +277,7 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
                 "disk": plan.sizes.disk,
                 "more_disks": plan.sizes.more,
                 "source": { "kind": kind, "is": plan.description() },
+                "medium": plan.media.as_ref().map(medium_json),
                 "warnings": plan.warnings,
                 "missing": missing,
             })

@@ -15,6 +15,7 @@ pub mod machine;
 pub mod machine_client;
 pub mod network;
 pub mod runtime_folder;
+mod setup;
 pub mod stop;
 mod tpm;
 pub mod volume;
@@ -39,9 +40,10 @@ use self::console::{BootDevice, BootEvent};
 use self::guard::Guard;
 use self::guest_log::LoggedLines;
 use self::inquiry::EndNotice;
-use self::machine::Parts;
+use self::machine::{Cd, Parts};
 use self::network::{GuestAddress, Network};
 use self::runtime_folder::RuntimeFolder;
+use self::setup::PluggedDisk;
 use self::stop::{Budget, Signals};
 use self::tpm::Tpm;
 use self::volume::Volume;
@@ -49,11 +51,13 @@ use crate::agent::Agent;
 use crate::descriptors;
 use crate::firmware;
 use crate::jail::{self, Capabilities};
+use crate::media::windows::Media;
 use crate::plan::Plan;
 use crate::settings::Boot;
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, MemoryLoad};
 use crate::settings::translate::Serial;
+use crate::setup_disk::SetupDisk;
 use crate::source::Source;
 use crate::status::{Failure, Status};
 use crate::story::{Phase, Story, log_layer};
@@ -121,6 +125,9 @@ async fn run_to_end(
         tracing::warn!("{warning}");
     }
     tracing::info!("{}", plan.summary());
+    if let Some(media) = &plan.media {
+        tracing::info!("the medium has {media}");
+    }
     if let Some(error) = plan.download_error() {
         return Err(error);
     }
@@ -136,7 +143,7 @@ async fn run_to_end(
     jail::build(&[Some(runtime_folder.path()), storage].into_iter().flatten().collect::<Vec<_>>());
     let guard = Guard::of(&plan, volume.as_ref(), &runtime_folder)?;
     let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
-    let key_prompt = KeyPrompt::of(&plan.source, rescue.as_deref());
+    let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
     let guest = Arc::<OnceLock<GuestAddress>>::default();
     let agent = Arc::new(Agent::new(runtime_folder.agent()));
     let web =
@@ -223,6 +230,10 @@ impl Pod {
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
         }
+        // The network's programs must not inherit the set-up disk.
+        if let Some(disk) = &parts.setup_disk {
+            disk.bequeath()?;
+        }
         let config = machine::config(settings, &self.plan.sizes, &parts)?;
         self.story.enter(Phase::Booting, &format!("Starting {}…", self.plan.name()));
         let level = match (settings.pod.trace, settings.pod.debug) {
@@ -245,6 +256,7 @@ impl Pod {
             Child::start(self.runtime_folder.control(), &self.story, options)?;
         network.close_queues();
         child.attach_tpm(tpm);
+        child.attach_setup_disk(self.plugged(parts.setup_disk, &config));
         jail::close(self.rights(), &child.ids())?;
         child.configure(&config).await?;
         // Keep the lock until the process exists: from then on `watch` handles signals.
@@ -258,6 +270,18 @@ impl Pod {
         let Some(volume) = self.volume.as_ref().filter(|_| wanted) else { return Ok(None) };
         let memory = volume.tpm(machine.boot, machine.clear)?;
         Tpm::start(memory, &self.runtime_folder.tpm()).map(Some)
+    }
+
+    /// The set-up disk, after the machine's process has inherited it.
+    fn plugged(
+        &self,
+        disk: Option<SetupDisk>,
+        config: &vmm::config::Config,
+    ) -> Option<PluggedDisk> {
+        let disk = disk?;
+        let name = machine::name_of(config, &disk.path())?;
+        let control = self.runtime_folder.control();
+        Some(PluggedDisk { memory: disk.close(), name, control })
     }
 
     /// The rights that the rest of the pod's life needs: those for its end, and, until the guest
@@ -306,9 +330,12 @@ impl Pod {
         let (root, folder) = (Path::new("/"), &settings.storage.folder);
         parts.rescue = machine::rescue(root, folder);
         if let Source::Medium(medium) = &self.plan.source {
-            parts.media.push(medium.clone());
+            let patch = self.plan.media.as_ref().and_then(Media::patch).cloned();
+            parts.media.push(Cd { path: medium.clone(), patch });
+            let memory = self.plan.sizes.memory;
+            parts.setup_disk = setup::prepare(settings, memory, root, &self.story)?;
         }
-        parts.media.extend(machine::further_media(root, folder));
+        parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));
         if settings.disk.disable {
             return Ok(());
         }
@@ -350,7 +377,7 @@ impl Pod {
                             from_disk |= on == BootDevice::Disk;
                             os_boots =
                                 on == BootDevice::Disk || os_boots && on == BootDevice::Other;
-                            self.on_boot(&name, on == BootDevice::Disk);
+                            self.on_boot(&name, on, &mut child);
                             started = true;
                         }
                         BootEvent::Nothing if from_disk || waits => os_boots = false,
@@ -386,7 +413,11 @@ impl Pod {
         }
     }
 
-    fn on_boot(&self, name: &str, disk: bool) {
+    fn on_boot(&self, name: &str, on: BootDevice, child: &mut Child) {
+        let disk = on == BootDevice::Disk;
+        if disk {
+            child.unplug_setup_disk();
+        }
         let app = &self.plan.input.settings.pod.app.0;
         if disk && let Some(volume) = self.volume.as_ref().filter(|it| !it.has_booted()) {
             match volume.mark_booted() {

@@ -110,6 +110,7 @@ pub struct Windows {
     pub version: Version,
     /// The image that is installed from a medium with several.
     pub edition: Option<Edition>,
+    pub installer: Installer,
     pub language: Language,
     /// The culture of dates and numbers. Defaults to that of the language.
     pub region: Option<Culture>,
@@ -124,6 +125,16 @@ pub struct Windows {
     pub command: Option<String>,
     /// Keeps a log of the commands that ran.
     pub log: bool,
+}
+
+choices! {
+    /// The program that installs Windows.
+    Installer:
+    /// Windows Setup.
+    #[default]
+    Setup "setup";
+    /// A script in Windows PE, with Microsoft's tools.
+    Script "script";
 }
 
 /// The user account, and the identity of the computer.

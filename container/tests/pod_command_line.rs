@@ -68,6 +68,31 @@ fn the_exit_status_matches_the_invalid_variable() {
 }
 
 #[test]
+fn answers_are_shown_without_secrets_unless_asked() {
+    let words = [
+        ("RAM_MINIMUM", "1M"),
+        ("RAM_SIZE", "64M"),
+        ("PASSWORD", "hush"),
+        ("KEY", "ABCDE-12345-ABCDE-12345-ABCDE"),
+        ("EDITION", "bakery"),
+    ];
+    let masked = transom(&["answers"], &words);
+    assert_eq!(masked.status.code(), Some(0), "{}", complaint(&masked));
+    let text = said(&masked);
+    assert!(text.starts_with("<?xml") && text.contains("<Value>***</Value>"), "{text}");
+    assert!(complaint(&masked).starts_with("warning: EDITION=bakery: "), "{}", complaint(&masked));
+    // The password as the file has it.
+    let encoded = "aAB1AHMAaABQAGEAcwBzAHcAbwByAGQA";
+    assert!(!text.contains(encoded));
+    assert!(said(&transom(&["answers", "--secrets"], &words)).contains(encoded));
+    let script = said(&transom(&["answers", "SetupComplete.cmd"], &words));
+    assert!(script.contains("/ipk ***\r\n"), "{script}");
+    let unset = transom(&["answers", "--secrets"], &words[..2]);
+    assert_eq!(unset.status.code(), Some(2), "{}", complaint(&unset));
+    assert!(complaint(&unset).contains("PASSWORD is not set"));
+}
+
+#[test]
 fn help_names_every_variable_and_wrong_arguments_are_reported() {
     let table = said(&transom(&["help", "env"], &[]));
     assert!(table.contains("RAM_SIZE: size, half, max [4G]"), "{table}");
@@ -85,6 +110,8 @@ fn help_names_every_variable_and_wrong_arguments_are_reported() {
         &["shutdown", "--wait", "x"],
         &["screenshot"],
         &["plan", "x"],
+        &["answers", "--all"],
+        &["answers", "a", "b"],
         &["exec"],
         &["exec", "--timeout", "x", "true"],
         &["exec", "--timeout"],

@@ -29,6 +29,7 @@ macro_rules! cases {
 const CASES: &[Case] = cases! {
     "VERSION" "2022" => "win2022-eval" not "xp";
     "EDITION" "Datacenter Azure" => "datacenter-azure" not "a;b";
+    "INSTALLER" "script" => "script" not "both";
     "LANGUAGE" "Korean" => "Korean" not "klingon";
     "REGION" "ko_kr" => "ko-KR" not "korea";
     "KEYBOARD" "0412:00000412" => "0412:00000412" not "qwerty uiop";

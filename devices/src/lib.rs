@@ -4,6 +4,7 @@
 //! first. No device knows the hypervisor: its services are traits in `hypervisor.rs`.
 #![deny(unsafe_code)]
 
+pub mod ahci;
 pub mod alarm;
 pub mod balloon;
 pub mod board;

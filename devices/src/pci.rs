@@ -9,6 +9,7 @@ mod function;
 mod header;
 pub mod host;
 pub mod lpc;
+mod msi;
 mod msix;
 
 use std::fmt;
@@ -19,6 +20,7 @@ use serde::Serialize;
 pub use ::host::pci::Address;
 
 pub use self::function::Slot;
+pub use self::msi::Msi;
 pub use self::msix::Msix;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -70,9 +72,11 @@ pub struct Identity {
     pub bars: Vec<(u8, Bar)>,
     /// MSI-X: the number of vectors, and the register number of the BAR with the table.
     pub msix: Option<(u16, u8)>,
+    /// MSI, with one message.
+    pub msi: bool,
     /// INTx: the pin, where 0 is INTA.
     pub pin: Option<u8>,
-    /// Capabilities after MSI-X: the ID, and the bytes after the ID and the next pointer.
+    /// Capabilities after MSI-X and MSI: the ID, and the bytes after the ID and the next pointer.
     pub capabilities: Vec<(u8, Vec<u8>)>,
     /// Ranges of configuration registers that the device implements itself.
     pub own_registers: Vec<std::ops::Range<u64>>,
@@ -88,6 +92,7 @@ impl Identity {
             at: None,
             bars: Vec::new(),
             msix: None,
+            msi: false,
             pin: None,
             capabilities: Vec::new(),
             own_registers: Vec::new(),
@@ -96,18 +101,20 @@ impl Identity {
     }
 }
 
-/// The interrupt of a function: MSI-X if the driver has enabled it, otherwise the line.
+/// The interrupt of a function: MSI-X or MSI if the driver has enabled it, otherwise the line.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
     pub msix: Option<Arc<Msix>>,
+    pub msi: Option<Arc<Msi>>,
     pub line: Option<Arc<crate::line::Line>>,
 }
 
 impl Interrupt {
-    /// Sends a vector. Returns false if the driver uses the line, which is level-triggered: the
-    /// device must set it according to its status register.
+    /// Sends a vector, which is 0 for MSI. Returns false if the driver uses the line, which is
+    /// level-triggered: the device must set it according to its status register.
     pub fn message(&self, vector: u16) -> bool {
         self.msix.as_ref().is_some_and(|msix| msix.send(vector))
+            || self.msi.as_ref().is_some_and(|msi| msi.send())
     }
 }
 

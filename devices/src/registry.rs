@@ -76,6 +76,8 @@ macro_rules! registry {
 }
 
 registry! {
+    "ahci-cdrom" AhciCdrom: crate::ahci::cdrom::Config,
+    "ahci-disk" AhciDisk: crate::ahci::disk::Config,
     "debugcon" Debugcon: crate::platform::debugcon::Config,
     "display" Display: crate::display::bochs::Config,
     "edu" Edu: crate::pci::edu::Config,
@@ -129,7 +131,8 @@ mod test {
     /// A device of this kind with its mandatory fields.
     fn device(kind: &str) -> Config {
         let needed = match kind {
-            "nvme" | "virtio-blk" | "virtio-scsi" | "usb-storage" | "tpm" => {
+            "ahci-disk" | "ahci-cdrom" | "nvme" | "virtio-blk" | "virtio-scsi" | "usb-storage"
+            | "tpm" => {
                 json!({ "path": "/a" })
             }
             "flash" => json!({ "code": "/a" }),
@@ -146,7 +149,7 @@ mod test {
 
     #[test]
     fn each_device_kind_lists_its_host_resources() {
-        let disks = ["nvme", "virtio-blk", "virtio-scsi"];
+        let disks = ["ahci-disk", "nvme", "virtio-blk", "virtio-scsi"];
         assert_eq!(of(|it| it.image() == Some(Path::new("/a"))), disks);
         assert_eq!(of(|it| it.image().is_some()), disks);
         assert_eq!(of(|it| it.network().is_some()), ["virtio-net"]);
@@ -166,6 +169,8 @@ mod test {
             before != format!("{it:?}")
         });
         let all = [
+            "ahci-cdrom",
+            "ahci-disk",
             "debugcon",
             "flash",
             "nvme",
@@ -191,7 +196,8 @@ mod test {
         };
         for (processors, count) in [(0, 1), (1, 1), (6, 6), (16, 16), (400, 16)] {
             for kind in KINDS {
-                let disk = device(kind).image().is_some();
+                // A SATA disk always has one queue.
+                let disk = device(kind).image().is_some() && *kind != "ahci-disk";
                 let wanted = if disk { Value::from(count) } else { Value::Null };
                 assert_eq!(queues(device(kind), processors), wanted, "{kind}");
             }

@@ -9,14 +9,16 @@
 mod cd;
 mod commands;
 mod inquiry;
+mod medium;
 mod mode;
 mod operations;
 mod sense;
 mod unit;
 
+pub(crate) use self::medium::open as open_medium;
 pub(crate) use self::sense::Sense;
 pub(crate) use self::unit::{
-    BlockTransfer, Bus, CD_BLOCK, Cdb, Conditions, MediaEvent, Plan, Profile, Unit, sense_for,
+    BlockTransfer, Bus, Cdb, Conditions, MediaEvent, Plan, Profile, Unit, sense_for,
 };
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
 //! Boards, drivers and hostile guests for tests and fuzzers.
 
+pub mod ahci;
 pub mod driver;
 pub mod hostile;
+#[cfg(test)]
+pub(crate) mod image;
 pub(crate) mod vhost;
 pub mod xhci;
 

@@ -41,6 +41,8 @@ impl Pod {
             ("DISK_SIZE", "1G"),
             ("DISK_MINIMUM", "1G"),
             ("NETWORK", "none"),
+            // It is not Windows.
+            ("MANUAL", "Y"),
             ("WIDTH", "800"),
             ("HEIGHT", "600"),
         ];

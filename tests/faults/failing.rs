@@ -35,7 +35,12 @@ fn a_failed_start_does_not_change_the_volume() -> Result<()> {
     is("touch /mnt/boot.iso", &[], 64, &["not an ISO image: it is empty: download it again"])?;
     if KvmSupport::of_this_host() == KvmSupport::Paravirtual {
         let iso = ISO.replace("MARK", MARK);
-        is(&iso, &[], 88, &["/dev/kvm: ", "Windows cannot run here", "VERSION=probe"])?;
+        is(
+            &iso,
+            &[("MANUAL", "Y")],
+            88,
+            &["/dev/kvm: ", "Windows cannot run here", "VERSION=probe"],
+        )?;
     }
     Ok(())
 }

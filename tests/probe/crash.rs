@@ -51,7 +51,7 @@ impl Recorded {
         let layout = format!("seed={},block={block},span={}", random.below(1000), block * 2048);
         let folder = tempfile::tempdir().expect("a folder");
         let (durable, leaks, options) = (0, 0, "");
-        let controller = random.choose(&["virtio-blk", "nvme"]);
+        let controller = random.choose(&["virtio-blk", "nvme", "ahci-disk"]);
         if disk.extension().is_some_and(|it| it == "qcow2") {
             let clusters = format!("cluster_size={}", random.choose(&["4k", "64k"]));
             let words = ["create", "-q", "-f", "qcow2", "-o", &clusters];
@@ -152,7 +152,7 @@ fn kill_often(name: &str, seed: u64) {
         let folder = tempfile::tempdir().expect("a folder");
         let mut disk = Recorded::new(folder.path().join(name), &mut random);
         for _ in 0..KILLS_PER_IMAGE {
-            disk.controller = random.choose(&["virtio-blk", "nvme"]);
+            disk.controller = random.choose(&["virtio-blk", "nvme", "ahci-disk"]);
             let machine = disk.write(&mut random);
             // Mostly during writes, sometimes before any record is durable.
             if random.below(4) != 0 {

@@ -88,7 +88,9 @@ fn every_written_byte_survives_a_restart() {
     qcow2(&path("top.qcow2"), &["-b", "base.img", "-F", "raw"]);
     for name in ["disk.img", "disk.qcow2", "top.qcow2"] {
         // Each controller reads the data that the other one wrote.
-        for [one, other] in [["virtio-blk", "nvme"], ["nvme", "virtio-blk"]] {
+        for [one, other] in
+            [["virtio-blk", "nvme"], ["nvme", "ahci-disk"], ["ahci-disk", "virtio-blk"]]
+        {
             let disk = |kind| format!("{kind},path={}", path(name).display());
             write_and_verify(&disk(one));
             let report = verify_again(&disk(other));
@@ -108,7 +110,7 @@ fn disk_completions_wake_a_halted_processor() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("disk.img");
     raw(&path);
-    for kind in ["virtio-blk", "nvme"] {
+    for kind in ["virtio-blk", "nvme", "ahci-disk"] {
         let disk = format!("{kind},path={}", path.display());
         let mut words = String::new();
         for way in ["depth=1,span=1M", "depth=16,span=4M"] {

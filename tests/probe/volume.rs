@@ -223,7 +223,7 @@ fn live(name: &str, mount: &str, random: &mut Noise, figures: &mut Figures) {
     // With the host's cache, a file system may notice late that it is full.
     disk.options = random.choose(&["", "", ",direct=off"]);
     for _ in 1..KILLS_PER_IMAGE {
-        disk.controller = random.choose(&["virtio-blk", "nvme"]);
+        disk.controller = random.choose(&["virtio-blk", "nvme", "ahci-disk"]);
         let machine = disk.write(random);
         let moment = random.choose(&MOMENTS);
         reach(moment, &disk, &volume, random);

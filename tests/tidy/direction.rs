@@ -36,6 +36,7 @@ const DOORS: &[(&str, &[&str])] = &[
     (
         "devices",
         &[
+            "devices::ahci",
             "devices::registry",
             "devices::virtio",
             "devices::usb",

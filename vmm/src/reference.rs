@@ -131,6 +131,7 @@ fn word(of: &str) -> String {
         "Stream" => "stdio|file:PATH|socket:PATH|none".into(),
         "Address" => "SLOT".into(),
         "Format" => "raw|qcow2".into(),
+        "Changes" => "on|off|PATCHES".into(),
         "Direct" | "Mode" => "auto|on|off".into(),
         "Rate" => "high|super".into(),
         "Resolution" => "WIDTHxHEIGHT".into(),

@@ -7,6 +7,7 @@ use screen::keys::layout;
 
 use crate::disks::{self, below};
 use crate::firmware;
+use crate::media::windows::Media;
 use crate::medium::is_microsofts;
 use crate::pod::machine;
 use crate::settings::NetworkKind;
@@ -16,9 +17,12 @@ use crate::settings::value::Value as _;
 use crate::settings::version::Version;
 use crate::source::Source;
 
+use super::windows::contradictions;
+
 /// Variables of an unattended installation.
-const INSTALLATION: [&str; 16] = [
+const INSTALLATION: [&str; 17] = [
     "EDITION",
+    "INSTALLER",
     "REGION",
     "KEY",
     "COMMAND",
@@ -37,28 +41,28 @@ const INSTALLATION: [&str; 16] = [
 ];
 
 /// Folders and files below `/` that the reference image shares, copies, reads or runs.
-const MOUNTS: [&str; 10] = [
-    "shared",
-    "data",
-    "shared2",
-    "data2",
-    "shared3",
-    "data3",
-    "oem",
-    "OEM",
-    "custom.xml",
-    "run/start.sh",
-];
-const ON_VOLUME: [&str; 5] = ["shared", "data", "oem", "OEM", "custom.xml"];
+const MOUNTS: [&str; 7] =
+    ["shared", "data", "shared2", "data2", "shared3", "data3", "run/start.sh"];
+const ON_VOLUME: [&str; 2] = ["shared", "data"];
 
 /// The warnings for a plan, one sentence each.
-pub(super) fn notes(input: &ParsedEnvironment, source: &Source, root: &Path) -> Vec<String> {
+pub(super) fn notes(
+    input: &ParsedEnvironment,
+    source: &Source,
+    media: Option<&Media>,
+    root: &Path,
+) -> Vec<String> {
     let mut notes = Vec::new();
     if let Source::Medium(medium) = source {
+        let contradictions = media.map(|media| contradictions(input, medium, media));
+        let contradictions = contradictions.unwrap_or_default();
         let version = &input.settings.windows.version;
-        let is_its_name = |name: &str| name == "VERSION" && selects(version, medium);
+        let is_known = |name: &str| {
+            let contradicts = contradictions.iter().any(|(other, _)| *other == name);
+            contradicts || name == "VERSION" && (media.is_some() || selects(version, medium))
+        };
         let names = INSTALLATION.into_iter().filter(|name| input.names.contains(name));
-        let names: Vec<_> = names.filter(|name| !is_its_name(name)).collect();
+        let names: Vec<_> = names.filter(|name| !is_known(name)).collect();
         let has = if names.len() == 1 { "has" } else { "have" };
         if !names.is_empty() {
             notes.push(format!(
@@ -67,13 +71,15 @@ pub(super) fn notes(input: &ParsedEnvironment, source: &Source, root: &Path) -> 
                 medium.display()
             ));
         }
+        notes.extend(contradictions.into_iter().map(|(_, sentence)| sentence));
         let written = disks::find(0, &input.settings, root).ok().flatten();
-        if !written.is_some_and(|it| it.disk.is_written()) && is_microsofts(medium) {
-            notes.extend(missing_drivers(input, root));
+        let installs = media.is_some() || is_microsofts(medium);
+        if !written.is_some_and(|it| it.disk.is_written()) && installs {
+            notes.extend(missing_drivers(input, media, root));
         }
     }
-    notes.extend(unused(Path::new("/"), &MOUNTS, source, root));
-    notes.extend(unused(&input.settings.storage.folder, &ON_VOLUME, source, root));
+    notes.extend(unused(Path::new("/"), &MOUNTS, root));
+    notes.extend(unused(&input.settings.storage.folder, &ON_VOLUME, root));
     let layout = input.settings.windows.keyboard.as_ref().map(|it| it.show());
     if let Some(layout) = layout.filter(|it| it.parse::<layout::Name>().is_err()) {
         notes.push(format!(
@@ -85,7 +91,7 @@ pub(super) fn notes(input: &ParsedEnvironment, source: &Source, root: &Path) -> 
 }
 
 /// Drivers and settings that Windows' setup lacks when a person installs.
-fn missing_drivers(input: &ParsedEnvironment, root: &Path) -> Vec<String> {
+fn missing_drivers(input: &ParsedEnvironment, media: Option<&Media>, root: &Path) -> Vec<String> {
     let settings = &input.settings;
     let mut notes = Vec::new();
     let drivers = machine::further_media(root, &below(root, &settings.storage.folder));
@@ -109,11 +115,9 @@ fn missing_drivers(input: &ParsedEnvironment, root: &Path) -> Vec<String> {
             "Windows has no driver for the network card: {mount} and install NetKVM from there"
         )),
     }
-    if firmware::lacks_secure_boot(input) {
-        notes.push(
-            "if this is Windows 11, its setup requires Secure Boot and a TPM: set MANUAL=Y"
-                .to_owned(),
-        );
+    if firmware::lacks_secure_boot(input, media) {
+        let what = if media.is_some() { "Windows 11's" } else { "if this is Windows 11, its" };
+        notes.push(format!("{what} setup requires Secure Boot and a TPM: set MANUAL=Y"));
     }
     notes
 }
@@ -129,21 +133,12 @@ fn selects(version: &Version, medium: &Path) -> bool {
 }
 
 /// Warnings about folders and files that the reference image uses, and this one does not.
-fn unused(folder: &Path, names: &[&str], source: &Source, root: &Path) -> Vec<String> {
-    let installs = matches!(source, Source::Medium(_));
+fn unused(folder: &Path, names: &[&str], root: &Path) -> Vec<String> {
     let sentence = |name: &&str| {
         let path = folder.join(name);
         let there = below(root, &path);
         let what = match *name {
             "run/start.sh" => "is not run: use an init container, or a hook of the engine",
-            "custom.xml" => {
-                "is not used: name it Autounattend.xml on an ISO at /mount.iso, where \
-                 Windows' setup looks for it"
-            }
-            "oem" | "OEM" => {
-                "is not copied into the guest: mount an ISO of it as /mount.iso, or copy it \
-                 through a remote desktop"
-            }
             _ => {
                 "is not shared: mount an ISO of it as /mount.iso, or copy files through \
                  a remote desktop"
@@ -151,7 +146,6 @@ fn unused(folder: &Path, names: &[&str], source: &Source, root: &Path) -> Vec<St
         };
         let applies = match *name {
             "run/start.sh" => there.exists(),
-            "custom.xml" | "oem" | "OEM" => installs && there.exists(),
             _ => there.is_dir(),
         };
         applies.then(|| format!("{} {what}", path.display()))
@@ -161,6 +155,9 @@ fn unused(folder: &Path, names: &[&str], source: &Source, root: &Path) -> Vec<St
 
 #[cfg(test)]
 mod test {
+    use crate::media::Opened;
+    use crate::media::testutil::{Layout, install_cd, windows_11};
+    use crate::media::windows::analyze;
     use crate::settings::environment::read;
 
     use super::*;
@@ -170,7 +167,7 @@ mod test {
         let root = tempfile::tempdir().unwrap();
         let of = |words: &[(&str, &str)], source: &Source| {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
-            notes(&read(&words).unwrap(), source, root.path())
+            notes(&read(&words).unwrap(), source, None, root.path())
         };
         let medium = Source::Medium("/custom.iso".into());
         assert_eq!(of(&[("RAM_SIZE", "8G")], &medium), [""; 0]);
@@ -193,7 +190,7 @@ mod test {
     #[test]
     fn unused_mounts_are_reported_with_their_path() {
         let root = tempfile::tempdir().unwrap();
-        let of = |source: &Source| notes(&read(&[].into()).unwrap(), source, root.path());
+        let of = |source: &Source| notes(&read(&[].into()).unwrap(), source, None, root.path());
         let [medium, disk] = ["/custom.iso", "/storage/data.img"];
         let [medium, disk] = [Source::Medium(medium.into()), Source::Disk(disk.into())];
         // Files with the names of folders are disks.
@@ -211,12 +208,9 @@ mod test {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
         }
-        let (installed, all) = (of(&disk), of(&medium));
-        assert_eq!((installed.len(), all.len()), (7, 10), "{all:?}");
-        assert!(installed[4].starts_with("/run/start.sh is not run: "), "{installed:?}");
-        for start in ["/oem is not copied", "/storage/OEM is not", "/custom.xml is not used"] {
-            assert!(all.iter().any(|it| it.starts_with(start)), "{start}: {all:?}");
-        }
+        let all = of(&disk);
+        assert_eq!((all.len(), &all), (7, &of(&medium)));
+        assert!(all[4].starts_with("/run/start.sh is not run: "), "{all:?}");
         assert!(all.iter().all(|it| it.len() < 150), "{all:?}");
     }
 
@@ -229,12 +223,15 @@ mod test {
         let of = |words: &[(&str, &str)]| {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
             let mut input = read(&words).unwrap();
-            firmware::adjust_boot_mode(&mut input, &medium);
-            notes(&input, &medium, root.path())
+            let media = Opened::open(&path("custom.iso")).and_then(|image| analyze(&image));
+            let media = media.unwrap();
+            firmware::adjust_boot_mode(&mut input, &medium, media.as_ref());
+            notes(&input, &medium, media.as_ref(), root.path())
         };
         std::fs::write(path("custom.iso"), [0; 1 << 16]).unwrap();
         assert_eq!(of(&[]), [""; 0]);
-        std::fs::write(path("custom.iso"), crate::medium::of_microsoft()).unwrap();
+        let windows = install_cd(Layout::Bridge, &windows_11(9));
+        std::fs::write(path("custom.iso"), windows).unwrap();
         let both = of(&[]);
         assert!(both[0].starts_with("DISK_TYPE=scsi: ") && both[0].contains("load vioscsi"));
         assert!(both[0].contains("/drivers.iso") && both[0].contains("DISK_TYPE=nvme"), "{both:?}");

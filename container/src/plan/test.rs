@@ -3,6 +3,7 @@
 use std::fs;
 
 use super::*;
+use crate::media::testutil::{Layout, install_cd, windows_11};
 use crate::settings::Boot;
 
 /// Makes the plan of a host with 16 GiB of memory and these files.
@@ -18,7 +19,8 @@ fn plan(words: &[(&str, &str)], files: &[&str]) -> anyhow::Result<Plan> {
         match file.strip_suffix('/') {
             Some(folder) => fs::create_dir_all(root.path().join(folder)).unwrap(),
             None if file.to_lowercase().ends_with(".iso") => {
-                fs::write(root.path().join(file), medium::of_nobody()).unwrap();
+                fs::write(root.path().join(file), install_cd(Layout::Bridge, &windows_11(9)))
+                    .unwrap();
             }
             None => fs::write(root.path().join(file), "x").unwrap(),
         }
@@ -150,17 +152,16 @@ fn a_manual_windows_11_installation_gets_secure_boot() {
     assert_eq!(mode(&[manual], &["custom.iso"]), Boot::Secure);
     let words = [manual, ("BOOT_MODE", "windows")];
     assert_eq!(mode(&words, &["custom.iso"]), Boot::Uefi);
-    assert_eq!(mode(&[manual, ("VERSION", "10")], &["custom.iso"]), Boot::Uefi);
+    // The medium decides, not VERSION.
+    assert_eq!(mode(&[manual, ("VERSION", "10")], &["custom.iso"]), Boot::Secure);
     assert_eq!(mode(&[manual], &["storage/data.img", "storage/windows.boot"]), Boot::Uefi);
 }
 
 #[test]
 fn impossible_machines_are_refused_before_files_are_created() {
-    for (words, status) in [
-        (("DISK_TYPE", "sata"), Status::Disk),
-        (("WIDTH", "320"), Status::Usage),
-        (("DEVICE3", "/dev/null"), Status::Missing),
-    ] {
+    for (words, status) in
+        [(("WIDTH", "320"), Status::Usage), (("DEVICE3", "/dev/null"), Status::Missing)]
+    {
         let error = plan(&[words], &["custom.iso"]).unwrap_err();
         assert_eq!(Status::of(&error), status, "{words:?}: {error:#}");
         assert!(error.to_string().starts_with(words.0), "{error:#}");
@@ -190,6 +191,20 @@ fn shows_changed_settings_and_no_secret() {
     assert_eq!(json["settings"]["PASSWORD"], "***");
     assert_eq!(json["memory"], 8_u64 << 30);
     assert!(!format!("{json} {plan:?}").to_lowercase().contains("hush"));
+}
+
+#[test]
+fn the_windows_of_a_medium_is_shown() {
+    let edition = plan(&[("EDITION", "home")], &["custom.iso"]).unwrap();
+    let line = "medium: Windows 11 26100.1742, x64, ko-KR: Windows 11 Home, Windows 11 Pro\n";
+    assert!(text(&Ok(edition)).contains(line));
+    let plan = plan(&[], &["custom.iso"]);
+    let json: Value = serde_json::from_str(&json(&plan, Path::new("/none"))).unwrap();
+    let medium = &json["medium"];
+    assert_eq!(medium["product"], "Windows 11");
+    assert_eq!((&medium["build"], &medium["language"]), (&"26100.1742".into(), &"ko-KR".into()));
+    assert_eq!(medium["editions"][1]["id"], "Professional");
+    assert_eq!((&medium["server"], &medium["evaluation"]), (&false.into(), &false.into()));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Boots a medium again if it booted nothing: install CDs may ask for a key, and no user may be
 //! there to press one.
 //!
-//! Microsoft's media wait for any key for a few seconds. Enter is pressed for them, once per start
-//! of the machine, until it has booted from its disk. After a medium gave up, the machine is reset:
+//! Microsoft's media wait for any key for a few seconds, unless their question is avoided
+//! (`crate::media::noprompt`). Enter is pressed for them, once per start of the machine, until it
+//! has booted from its disk. After a medium gave up, the machine is reset:
 //! a few times with growing pauses, and then whenever a viewer opens the screen. Until then it
 //! waits and does nothing.
 
@@ -16,6 +17,8 @@ use vmm::control::Command;
 
 use super::console::{BootDevice, BootEvent};
 use super::machine_client;
+use crate::media::noprompt::Question;
+use crate::media::windows::Media;
 use crate::medium::is_microsofts;
 use crate::source::Source;
 
@@ -43,9 +46,11 @@ pub enum KeyPrompt {
 }
 
 impl KeyPrompt {
-    pub fn of(source: &Source, rescue: Option<&Path>) -> Self {
+    pub fn of(source: &Source, media: Option<&Media>, rescue: Option<&Path>) -> Self {
+        let asks = media.is_none_or(|media| media.question == Question::Asked);
         match (rescue, source) {
             (Some(rescue), _) if is_microsofts(rescue) => Self::Once,
+            (None, Source::Medium(_)) if !asks => Self::Never,
             (None, Source::Medium(medium)) if is_microsofts(medium) => Self::Always,
             _ => Self::Never,
         }
@@ -212,6 +217,8 @@ mod test {
     use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 
     use super::*;
+    use crate::media::testutil::{Layout, install_cd, windows_11};
+    use crate::media::windows::analyze;
     use crate::medium;
 
     fn state(key_prompt: KeyPrompt) -> BootState {
@@ -225,11 +232,22 @@ mod test {
         fs::write(&theirs, medium::of_microsoft()).unwrap();
         fs::write(&other, [0; 1 << 16]).unwrap();
         let source = |path: &Path| Source::Medium(path.to_owned());
-        assert_eq!(KeyPrompt::of(&source(&theirs), None), KeyPrompt::Always);
-        assert_eq!(KeyPrompt::of(&source(&other), None), KeyPrompt::Never);
-        assert_eq!(KeyPrompt::of(&source(&theirs), Some(&other)), KeyPrompt::Never);
-        assert_eq!(KeyPrompt::of(&Source::Disk(other.clone()), Some(&theirs)), KeyPrompt::Once);
-        assert_eq!(KeyPrompt::of(&Source::Disk(theirs), None), KeyPrompt::Never);
+        let of = |source: &Source, rescue: Option<&Path>| KeyPrompt::of(source, None, rescue);
+        assert_eq!(of(&source(&theirs), None), KeyPrompt::Always);
+        assert_eq!(of(&source(&other), None), KeyPrompt::Never);
+        assert_eq!(of(&source(&theirs), Some(&other)), KeyPrompt::Never);
+        assert_eq!(of(&Source::Disk(other.clone()), Some(&theirs)), KeyPrompt::Once);
+        assert_eq!(of(&Source::Disk(theirs.clone()), None), KeyPrompt::Never);
+        // A question that is avoided needs no answer.
+        let cd = install_cd(Layout::Bridge, &windows_11(9));
+        let mut media = analyze(&cd[..]).unwrap().unwrap();
+        assert!(matches!(media.question, Question::Avoided(_)));
+        let of = |media: &Media| KeyPrompt::of(&source(&theirs), Some(media), None);
+        assert_eq!(of(&media), KeyPrompt::Never);
+        media.question = Question::Never;
+        assert_eq!(of(&media), KeyPrompt::Never);
+        media.question = Question::Asked;
+        assert_eq!(of(&media), KeyPrompt::Always);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use super::console::{self, BootEvent, Console};
 use super::guest_log::{GuestLog, LoggedLines};
 use super::lines::line;
 use super::machine_client;
+use super::setup::PluggedDisk;
 use super::tpm::Tpm;
 use crate::log::bucket::{BOOT_MESSAGES, Bucket, PROGRAM};
 use crate::story::Story;
@@ -40,6 +41,7 @@ pub struct Child {
     input: Option<ChildStdin>,
     /// Ends with the machine.
     tpm: Option<Tpm>,
+    setup_disk: Option<PluggedDisk>,
     /// Copies the process' standard error to the log.
     reader: Option<JoinHandle<()>>,
     last: LastError,
@@ -89,7 +91,9 @@ impl Child {
         let errors = process.stderr.take().context("no standard error")?;
         let last = LastError::default();
         let reader = tokio::spawn(repeat(errors, story.clone(), last.clone()));
-        Ok((Self { process, control, input, tpm: None, reader: Some(reader), last }, events))
+        let reader = Some(reader);
+        let child = Self { process, control, input, tpm: None, setup_disk: None, reader, last };
+        Ok((child, events))
     }
 
     /// Works only once.
@@ -104,6 +108,17 @@ impl Child {
     /// Makes the TPM live as long as the machine.
     pub fn attach_tpm(&mut self, tpm: Option<Tpm>) {
         self.tpm = tpm;
+    }
+
+    pub fn attach_setup_disk(&mut self, disk: Option<PluggedDisk>) {
+        self.setup_disk = disk;
+    }
+
+    /// Pulls the set-up disk out, if there is one. The guest runs on meanwhile.
+    pub fn unplug_setup_disk(&mut self) {
+        if let Some(disk) = self.setup_disk.take() {
+            tokio::spawn(disk.unplug());
+        }
     }
 
     pub async fn end(&mut self) -> io::Result<ExitStatus> {

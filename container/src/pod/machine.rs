@@ -7,11 +7,12 @@ use devices::display::{Resolution, bochs};
 use devices::platform::tpm;
 use devices::registry::{self, Config as Device};
 use devices::usb::storage;
-use devices::{nvme, virtio};
+use devices::{ahci, nvme, virtio};
 use host::disk;
-use host::disk::Direct;
+use host::disk::{Changes, Direct, Patch};
 use host::listen::UnixAddress;
 use host::mac::Mac;
+use host::pci::Address;
 use host::size::Size;
 use host::stream::Stream;
 use host::uuid::Uuid;
@@ -27,11 +28,23 @@ use crate::settings::translate::arguments::{Content, Drive};
 use crate::settings::translate::{Bus, Cache, Display, Screen};
 use crate::settings::value::Value as _;
 use crate::settings::{Discard, Format, Settings};
+use crate::setup_disk::SetupDisk;
 use crate::source::Source;
-use crate::status::{Failure, Status};
 
 /// User ID of the machine's process if the pod is root. The image uses it for nothing else.
 const USER: u32 = 10001;
+
+/// The places of CD drives. Further ones take the first free slot.
+const CDROM_SLOTS: [Address; 6] = [
+    Address::new(0x1f, 2),
+    Address::new(0x1f, 3),
+    Address::new(0x1f, 4),
+    Address::new(0x1f, 5),
+    Address::new(0x1f, 6),
+    Address::new(0x1f, 7),
+];
+/// The set-up disk's serial number, in the characters that USB allows.
+const SETUP_SERIAL: &str = "5E7000000001";
 
 /// Files and sockets prepared for the machine.
 #[derive(Debug, Default)]
@@ -47,13 +60,29 @@ pub struct Parts {
     /// A CD that boots before the disks.
     pub rescue: Option<PathBuf>,
     /// CDs that boot if no disk does, in this order.
-    pub media: Vec<PathBuf>,
+    pub media: Vec<Cd>,
+    /// A removable disk with what Windows' setup reads.
+    pub setup_disk: Option<SetupDisk>,
     pub card: Option<NetworkCard>,
     pub control: PathBuf,
     /// The socket behind the serial port of the guest's agent.
     pub agent: PathBuf,
     /// Addresses at which the screen is shown.
     pub listeners: Vec<listen::Config>,
+}
+
+/// A CD in a drive of its own.
+#[derive(Debug)]
+pub struct Cd {
+    pub path: PathBuf,
+    /// The guest reads these bytes instead of the file's.
+    pub patch: Option<Patch>,
+}
+
+impl From<PathBuf> for Cd {
+    fn from(path: PathBuf) -> Self {
+        Self { path, patch: None }
+    }
 }
 
 #[derive(Debug)]
@@ -87,13 +116,17 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
     input_devices(&mut config, settings);
     let mut order = Vec::new();
     if let Some(medium) = &parts.rescue {
-        order.extend(insert(&mut config, settings.disk.media.value, medium)?);
+        let cd = Cd::from(medium.clone());
+        order.extend(insert(&mut config, settings.disk.media.value, &cd)?);
     }
     for disk in &parts.disks {
         order.extend(attach(&mut config, settings, disk)?);
     }
-    for medium in &parts.media {
-        order.extend(insert(&mut config, settings.disk.media.value, medium)?);
+    for cd in &parts.media {
+        order.extend(insert(&mut config, settings.disk.media.value, cd)?);
+    }
+    if let Some(disk) = &parts.setup_disk {
+        config.device.push(Device::UsbStorage(setup_disk(disk)));
     }
     if let Some(card) = &parts.card {
         config.device.push(Device::VirtioNet(card_config(card)?));
@@ -120,7 +153,7 @@ pub fn check(settings: &Settings, sizes: &Sizes, source: &Source) -> anyhow::Res
     if *source != Source::Probe {
         parts.firmware = Some(("/code".into(), "/vars".into()));
         parts.disks.push(Disk::new("/disk".into(), Format::Raw));
-        parts.media.push("/medium".into());
+        parts.media.push(PathBuf::from("/medium").into());
     }
     config(settings, sizes, &parts).map(drop)
 }
@@ -223,11 +256,7 @@ fn attach_image(
         Bus::Auto | Bus::Nvme => Device::Nvme(nvme::Config(image)),
         Bus::Scsi => Device::VirtioScsi(virtio::scsi::Config(image)),
         Bus::Blk => Device::VirtioBlk(virtio::blk::Config(image)),
-        Bus::Ahci => {
-            let sentence = "DISK_TYPE=ide: the machine has no IDE or SATA controller: use nvme, \
-                            or scsi for a Windows that has the virtio drivers";
-            return Err(Failure::new(Status::Disk, sentence));
-        }
+        Bus::Ahci => Device::AhciDisk(ahci::disk::Config(image)),
         Bus::Usb => Device::UsbStorage(usb_disk(image)?),
         Bus::None => return Ok(None),
     });
@@ -246,16 +275,53 @@ fn usb_disk(image: disk::Config) -> anyhow::Result<storage::Config> {
 }
 
 /// Attaches a CD drive. Returns the drive's name.
-fn insert(config: &mut Config, bus: Bus, medium: &Path) -> anyhow::Result<Option<String>> {
+fn insert(config: &mut Config, bus: Bus, cd: &Cd) -> anyhow::Result<Option<String>> {
     if bus == Bus::None {
         return Ok(None);
     }
-    config.device.push(Device::UsbStorage(storage::Config {
-        path: Some(text(medium)?),
-        cdrom: Some(true),
-        ..storage::Config::default()
-    }));
+    let path = Some(text(&cd.path)?);
+    let patches = cd.patch.iter().cloned().collect::<Vec<_>>();
+    let overlay = if patches.is_empty() { Changes::None } else { Changes::Patches(patches) };
+    let drive = if bus == Bus::Usb {
+        let cdrom = Some(true);
+        Device::UsbStorage(storage::Config { path, cdrom, overlay, ..storage::Config::default() })
+    } else {
+        let slot = cdrom_slot(config);
+        let rest = ahci::cdrom::Config::default();
+        Device::AhciCdrom(ahci::cdrom::Config { path, slot, overlay, ..rest })
+    };
+    config.device.push(drive);
     Ok(name_of_last(config))
+}
+
+/// The place of the next CD drive: beside the LPC bridge, where QEMU's machine has its SATA
+/// controller. The slots of other devices do not depend on the number of drives.
+fn cdrom_slot(config: &Config) -> Option<Address> {
+    let drives = config.device.iter().filter(|it| matches!(it, Device::AhciCdrom(_))).count();
+    CDROM_SLOTS.get(drives).copied()
+}
+
+/// The set-up disk. Its file is in memory already.
+fn setup_disk(disk: &SetupDisk) -> storage::Config {
+    storage::Config {
+        path: Some(disk.path()),
+        format: Some(disk::Format::Raw),
+        removable: true,
+        readonly: true,
+        direct: Direct::Off,
+        serial: Some(SETUP_SERIAL.to_owned()),
+        ..storage::Config::default()
+    }
+}
+
+/// The name that `vmm` gives the USB disk of this file.
+pub fn name_of(config: &Config, path: &Path) -> Option<String> {
+    let disks = config.device.iter().filter_map(|device| match device {
+        Device::UsbStorage(disk) => Some(disk),
+        _ => None,
+    });
+    let number = (1..).zip(disks).find(|(_, disk)| disk.path.as_deref() == Some(path))?.0;
+    Some(registry::name("usb-storage", number))
 }
 
 /// The name that `vmm` gives the device added last: its kind and number.
@@ -307,13 +373,7 @@ fn add_optional_devices(config: &mut Config, settings: &Settings) -> anyhow::Res
 /// Attaches a drive of `ARGUMENTS`. Returns its name.
 fn attach_argument(config: &mut Config, drive: &Drive) -> anyhow::Result<Option<String>> {
     if drive.cdrom {
-        return insert(config, drive.bus, &drive.path);
-    }
-    if drive.bus == Bus::Ahci {
-        let sentence = "the machine has no IDE or SATA controller: say if=virtio, or a device \
-                        nvme with drive=";
-        let sentence = format!("ARGUMENTS: {}: {sentence}", drive.path.display());
-        return Err(Failure::new(Status::Disk, sentence));
+        return insert(config, drive.bus, &drive.path.clone().into());
     }
     let image = disk::Config {
         format: drive.format.map(image_format),
@@ -353,194 +413,4 @@ pub fn rescue(root: &Path, volume: &Path) -> Option<PathBuf> {
 }
 
 #[cfg(test)]
-mod test {
-    use host::listen::Address;
-    use host::net::Network;
-
-    use super::*;
-    use crate::plan::Plan;
-    use crate::settings::environment::Environment;
-
-    /// Configuration of the machine of an environment.
-    fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<Config> {
-        let root = tempfile::tempdir()?;
-        for folder in ["proc", "storage"] {
-            std::fs::create_dir_all(root.path().join(folder))?;
-        }
-        let cpus = "processor: 0\n".repeat(8);
-        std::fs::write(root.path().join("proc/cpuinfo"), cpus)?;
-        std::fs::write(root.path().join("proc/meminfo"), "MemAvailable: 67108864 kB\n")?;
-        std::fs::write(root.path().join("storage/data.img"), "x")?;
-        let environment: Environment =
-            words.iter().map(|(name, text)| (name.into(), text.into())).collect();
-        let plan = Plan::make(&environment, root.path())?;
-        let longer = Disk { longer: Some(3 << 30), ..Disk::new("/b.img".into(), Format::Qcow2) };
-        let more = card.is_some().then_some(longer);
-        let parts = Parts {
-            firmware: Some(("/code".into(), "/vars".into())),
-            tpm: Some("/run/tpm.sock".into()),
-            uuid: "00112233-4455-8677-8899-aabbccddeeff".parse().ok(),
-            disks: [Disk::new("/a,b.img".into(), Format::Raw)].into_iter().chain(more).collect(),
-            rescue: Some("/start.iso".into()),
-            media: vec!["/a,b.iso".into()],
-            control: "/run/vmm.sock".into(),
-            agent: "/run/agent.sock".into(),
-            listeners: vec![
-                listen::Config {
-                    address: Some(Address::Unix("/run/screen.sock".into())),
-                    ..listen::Config::default()
-                },
-                listen::Config {
-                    address: Some(Address::Tcp("[::]:5900".into())),
-                    auth: listen::Auth::None,
-                    ..listen::Config::default()
-                },
-            ],
-            card,
-        };
-        config(&plan.input.settings, &plan.sizes, &parts)
-    }
-
-    /// The same as JSON, after `vmm` has read it.
-    fn made(words: &[(&str, &str)]) -> anyhow::Result<serde_json::Value> {
-        let config = filled(words, None)?;
-        let text = serde_json::to_string(&config)?;
-        // Everything that is written can be read by `vmm`.
-        let read = Config::from_json(&text)?;
-        assert_eq!(serde_json::to_value(&read)?, serde_json::to_value(&config)?);
-        Ok(serde_json::to_value(&config)?)
-    }
-
-    /// Compares several machines with `machines.txt`, except this process' ID and its user.
-    #[test]
-    fn a_full_machine_has_the_expected_command_line() {
-        let card = || NetworkCard {
-            backend: Network::Fd(vec![7, 8]),
-            mac: Mac([2, 17, 34, 51, 68, 0xab]),
-            mtu: Some(1400),
-            pairs: 2,
-        };
-        let passt = || NetworkCard {
-            backend: Network::Passt("/run/a,b.sock".into()),
-            mac: Mac([2, 17, 34, 51, 68, 0xab]),
-            mtu: None,
-            pairs: 1,
-        };
-        let much = [
-            ("SMP", "8,sockets=2,cores=2,threads=2"),
-            ("RAM_SIZE", "6G"),
-            ("WIDTH", "1920"),
-            ("HEIGHT", "1080"),
-            ("HV", "N"),
-            ("RNG", "N"),
-            ("HPET", "Y"),
-            ("BALLOONING", "Y"),
-            ("DISK_TYPE", "blk"),
-            ("DISK_CACHE", "writeback"),
-            ("DISK_DISCARD", "ignore"),
-            ("SM_BIOS", "type=1,serial=7,product=A,,B,manufacturer=on"),
-            ("ARGUMENTS", "-fw_cfg name=opt/a,string=b -mem-prealloc"),
-            ("KEYBOARD", "de-DE"),
-        ];
-        let drives = "-drive file=/x.img,format=raw,if=virtio -hda /y.img -cdrom /z,,1.iso \
-                      -drive file=/w.qcow2,format=qcow2,if=virtio,readonly=on";
-        let mut told = String::new();
-        for (words, card) in [
-            (&[][..], None),
-            (&[("DISK_TYPE", "nvme")], Some(card())),
-            (&much, Some(passt())),
-            (&[("DISK_TYPE", "usb"), ("DISPLAY", "none"), ("LANGUAGE", "fr")], None),
-            (&[("ARGUMENTS", drives), ("VGA", "none")], None),
-        ] {
-            let mut config = filled(words, card).unwrap();
-            config.die_with = Default::default();
-            config.jail.user = None;
-            told.push_str(&serde_json::to_string_pretty(&config).unwrap());
-            told.push('\n');
-        }
-        assert_eq!(told, include_str!("machines.txt"));
-    }
-
-    fn kinds(machine: &serde_json::Value) -> Vec<&str> {
-        let devices = machine["device"].as_array().unwrap();
-        devices.iter().map(|device| device["kind"].as_str().unwrap()).collect()
-    }
-
-    #[test]
-    fn the_default_machine_matches_the_reference_image() {
-        let machine = made(&[]).unwrap();
-        let input = ["xhci", "usb-tablet", "usb-keyboard"];
-        assert_eq!(kinds(&machine)[..3], input);
-        let all = ["usb-storage", "virtio-scsi", "usb-storage", "virtio-rng", "virtio-serial"];
-        assert_eq!(kinds(&machine)[3..], all);
-        assert_eq!(machine["device"][7]["to"], "socket:/run/agent.sock");
-        assert_eq!(
-            machine["boot"],
-            serde_json::json!(["usb-storage", "virtio-scsi", "usb-storage.2"])
-        );
-        assert_eq!(
-            (&machine["cpus"]["count"], &machine["memory"]["size"]),
-            (&2.into(), &"4G".into())
-        );
-        assert_eq!(machine["device"][3]["path"], "/start.iso");
-        assert_eq!(machine["device"][4]["path"], "/a,b.img");
-        assert_eq!(machine["device"][5]["path"], "/a,b.iso");
-        assert_eq!(machine["device"][5]["cdrom"], true);
-        assert_eq!(machine["display"]["mode"], "1280x720");
-        assert_eq!(machine["vnc"].as_array().unwrap().len(), 2);
-        assert_eq!(machine["msr"], "ignore");
-        assert_eq!(machine["smbios"]["uuid"], "00112233-4455-8677-8899-aabbccddeeff");
-        assert_eq!(machine["tpm"]["path"], "/run/tpm.sock");
-    }
-
-    #[test]
-    fn the_machine_has_the_configured_devices() {
-        for (words, kind) in [
-            ("nvme", "nvme"),
-            ("blk", "virtio-blk"),
-            ("usb", "usb-storage"),
-            ("auto", "nvme"),
-            ("scsi", "virtio-scsi"),
-        ] {
-            assert_eq!(kinds(&made(&[("DISK_TYPE", words)]).unwrap())[4], kind, "{words}");
-        }
-        let machine = made(&[
-            ("SMP", "8,sockets=2,cores=2,threads=2"),
-            ("RAM_SIZE", "6G"),
-            ("WIDTH", "1920"),
-            ("HEIGHT", "1080"),
-            ("HV", "N"),
-            ("RNG", "N"),
-            ("HPET", "Y"),
-            ("BALLOONING", "Y"),
-            ("DISK_CACHE", "writeback"),
-            ("DISK_DISCARD", "ignore"),
-            ("UUID", "12345678-9abc-def0-1234-56789abcdef0"),
-            ("SM_BIOS", "type=1,serial=7"),
-            ("ARGUMENTS", "-fw_cfg name=opt/a,string=b"),
-            ("KEYBOARD", "de-DE"),
-        ])
-        .unwrap();
-        assert_eq!(machine["cpus"]["threads"], 2);
-        assert_eq!(machine["memory"]["size"], "6G");
-        assert_eq!(machine["display"]["mode"], "1920x1080");
-        assert_eq!(machine["hyperv"], "off");
-        assert!(["hpet", "virtio-balloon"].iter().all(|kind| kinds(&machine).contains(kind)));
-        assert!(!kinds(&machine).contains(&"virtio-rng"));
-        assert_eq!(
-            (&machine["device"][4]["direct"], &machine["device"][4]["discard"]),
-            (&"off".into(), &false.into())
-        );
-        assert_eq!(machine["smbios"]["uuid"], "12345678-9abc-def0-1234-56789abcdef0");
-        assert_eq!(machine["smbios"]["serial"], "7");
-        assert_eq!(machine["fw-cfg"][0], "opt/a=b");
-        assert_eq!(machine["keyboard"], "de");
-        assert_eq!(made(&[("VGA", "none")]).unwrap()["display"], "none");
-        let error = made(&[("DISK_TYPE", "sata")]).unwrap_err();
-        assert_eq!(Status::of(&error), Status::Disk);
-        let error = made(&[("ARGUMENTS", "-drive file=/x.img,if=ide")]).unwrap_err();
-        assert!(error.to_string().starts_with("ARGUMENTS: /x.img: "), "{error:#}");
-        let machine = made(&[("ARGUMENTS", "-drive file=/x.img,format=raw -hda /y.img")]).unwrap();
-        assert_eq!(kinds(&machine).iter().filter(|kind| **kind == "nvme").count(), 2);
-    }
-}
+mod test;

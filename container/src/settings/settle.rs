@@ -35,9 +35,10 @@ pub fn settle(input: &ParsedEnvironment, host: &Host) -> anyhow::Result<(Sizes, 
     mistakes.extend(check_network(settings).err());
     let mut notes = Vec::new();
     let bus = settings.disk.media.value;
-    if input.names.contains("MEDIA_TYPE") && !matches!(bus, Bus::Usb | Bus::Auto | Bus::None) {
+    if matches!(bus, Bus::Scsi | Bus::Blk | Bus::Nvme) {
         notes.push(
-            "MEDIA_TYPE: the drive is always at USB, for which every supported Windows has a driver"
+            "MEDIA_TYPE: a CD drive is at SATA or USB: this one is at SATA, for which every \
+             supported Windows has a driver"
                 .to_owned(),
         );
     }

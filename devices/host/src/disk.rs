@@ -14,6 +14,7 @@ mod full;
 mod limit;
 mod medium;
 mod overlay;
+mod patch;
 pub mod qcow2;
 mod raw;
 #[cfg(test)]
@@ -37,6 +38,7 @@ pub use drive::{Disks, Drive, Watch};
 pub use format::Format;
 pub use full::{OnFull, VolumeChange};
 pub use overlay::memory;
+pub use patch::{Changes, Patch};
 pub use tray::{MediumOpener, Tray};
 
 /// The properties of an image that a controller reports to its guest. All numbers are in bytes.

@@ -1,17 +1,14 @@
 //! Tests with a driver that creates queues and checks completions.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::AtomicU8;
 use std::time::{Duration, Instant};
-
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
 use crate::device::Kind;
 use crate::pci::Address;
 use crate::testutil::Bench;
-use host::disk::{self, Channel, Completion, Fault, Geometry, Operation, Request, memory};
+use crate::testutil::image::{Double, DoubleState, GO, HOLD, WAIT};
+use host::disk::{self, Operation, Request, memory};
 use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(4, 0);
@@ -30,92 +27,6 @@ const PAGE: u64 = 0x3_0000;
 const QUEUES_AT: u64 = 0x10_0000;
 const LISTS: u64 = 0x40_0000;
 const DATA: u64 = 0x80_0000;
-
-/// A disk that records its requests and can delay them.
-struct Double {
-    below: Arc<dyn Image>,
-    state: Arc<DoubleState>,
-}
-
-struct DoubleState {
-    /// `GO`, `HOLD` (in flight for a long time) or `WAIT` (not started, for lack of space).
-    mode: AtomicU8,
-    seen: Mutex<Vec<Operation>>,
-    event: OwnedFd,
-    fails: AtomicBool,
-}
-
-const GO: u8 = 0;
-const HOLD: u8 = 1;
-const WAIT: u8 = 2;
-
-impl DoubleState {
-    fn set(&self, mode: u8) {
-        self.mode.store(mode, Ordering::SeqCst);
-        rustix::io::write(&self.event, &1_u64.to_ne_bytes()).unwrap();
-    }
-
-    fn seen(&self) -> Vec<Operation> {
-        std::mem::take(&mut *self.seen.lock().unwrap())
-    }
-}
-
-struct DoubleChannel {
-    below: Box<dyn Channel>,
-    state: Arc<DoubleState>,
-    pending: Vec<Request>,
-    failed: Vec<Request>,
-}
-
-impl Image for Double {
-    fn geometry(&self) -> Geometry {
-        self.below.geometry()
-    }
-    fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
-        let (below, state) = (self.below.channel(memory)?, self.state.clone());
-        Ok(Box::new(DoubleChannel { below, state, pending: Vec::new(), failed: Vec::new() }))
-    }
-    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
-        self.below.grow(size)
-    }
-}
-
-impl Channel for DoubleChannel {
-    fn push(&mut self, request: Request) {
-        self.state.seen.lock().unwrap().push(request.operation);
-        self.pending.push(request);
-    }
-    fn submit(&mut self) {
-        if self.state.mode.load(Ordering::SeqCst) == GO {
-            if self.state.fails.load(Ordering::SeqCst) {
-                self.failed.append(&mut self.pending);
-                return;
-            }
-            for request in self.pending.drain(..) {
-                self.below.push(request);
-            }
-            self.below.submit();
-        }
-    }
-    fn reap(&mut self, done: &mut Vec<Completion>) {
-        self.submit();
-        self.below.reap(done);
-        done.extend(self.failed.drain(..).map(|it| Completion {
-            tag: it.tag,
-            result: Err(Fault::Broken),
-            pieces: it.pieces,
-        }));
-    }
-    fn event(&self) -> BorrowedFd<'_> {
-        self.state.event.as_fd()
-    }
-    fn withdraw(&mut self) -> Vec<Request> {
-        if self.state.mode.load(Ordering::SeqCst) == WAIT {
-            return std::mem::take(&mut self.pending);
-        }
-        Vec::new()
-    }
-}
 
 /// The driver's view of a queue.
 #[derive(Clone, Copy, Debug)]
@@ -194,13 +105,7 @@ impl Driver {
 
     fn with_queues(queues: u16) -> Self {
         let mut bench = Bench::new(RAM);
-        let state = Arc::new(DoubleState {
-            mode: AtomicU8::new(GO),
-            seen: Mutex::default(),
-            event: eventfd(0, EventfdFlags::NONBLOCK).unwrap(),
-            fails: AtomicBool::new(false),
-        });
-        let image: Arc<dyn Image> = Arc::new(Double { below: memory(DISK), state: state.clone() });
+        let (image, state) = Double::over(memory(DISK));
         let config =
             disk::Config { slot: Some(AT), queues: Some(queues), ..disk::Config::new("disk") };
         let config = Config(config);

@@ -6,6 +6,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use super::header::{self, Header};
+use super::msi::Msi;
 use super::msix::{self, Msix};
 use super::{Address, Bar, Identity, Interrupt};
 use crate::bus::Window;
@@ -51,7 +52,8 @@ impl Slot {
             let routes = (0..vectors).map(|_| host.route());
             anyhow::Ok(Arc::new(Msix::new(routes.collect::<Result<_, _>>()?)))
         });
-        let interrupt = Interrupt { msix: msix.transpose()?, line };
+        let msi = identity.msi.then(|| host.route().map(|route| Arc::new(Msi::new(route))));
+        let interrupt = Interrupt { msix: msix.transpose()?, msi: msi.transpose()?, line };
         let memory = memory.gated();
         Ok(Self { at, config, memory, interrupt, identity, bars })
     }
@@ -98,9 +100,14 @@ impl Function {
         if let Some(msix) = msix {
             msix.set_control(self.header.msix_control());
         }
+        let msi = self.slot.interrupt.msi.as_ref();
+        if let Some(msi) = msi {
+            msi.aim(self.header.message());
+        }
         if let Some(line) = self.line() {
-            // MSI-X replaces the line, which other devices share.
-            let replaced = msix.is_some_and(|msix| msix.is_enabled());
+            // Messages replace the line, which other devices share.
+            let replaced = msix.is_some_and(|msix| msix.is_enabled())
+                || msi.is_some_and(|msi| msi.is_enabled());
             line.gate(self.header.intx_disabled() || replaced);
         }
         for (number, bar, window) in &self.slot.bars {

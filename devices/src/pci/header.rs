@@ -2,8 +2,9 @@
 //! bits that the guest can write. BAR sizing needs no extra code, because the low bits of a BAR are
 //! not writable.
 
-use super::{Bar, Identity};
+use super::{Bar, Identity, msi};
 use crate::bytes::Bytes;
+use crate::hypervisor::Message;
 
 const COMMAND: usize = 0x04;
 // Command register: decode ports, decode memory, bus master, disable INTx.
@@ -91,7 +92,7 @@ impl Header {
         }
     }
 
-    /// Links the capabilities: MSI-X first, at 0x40.
+    /// Links the capabilities: MSI-X first, at 0x40, then MSI.
     fn chain(&mut self, identity: &Identity) {
         let msix = identity.msix.map(|(vectors, bar)| {
             let pending = super::msix::pending_at(vectors);
@@ -100,8 +101,9 @@ impl Header {
             body.extend((pending | u32::from(bar)).to_le_bytes());
             (MSIX, body)
         });
+        let msi = identity.msi.then(|| (msi::ID, msi::BODY.to_vec()));
         let (mut link, mut at) = (FIRST_CAPABILITY, BODY);
-        for (id, body) in msix.iter().chain(&identity.capabilities) {
+        for (id, body) in msix.iter().chain(&msi).chain(&identity.capabilities) {
             self.bytes[STATUS] |= CAPABILITIES;
             self.bytes[link] = u8::try_from(at).expect("capabilities fit a header");
             self.put(at, &[*id, 0]);
@@ -109,6 +111,9 @@ impl Header {
             if *id == MSIX {
                 // The bits "enable" and "function mask".
                 self.allow(at + 2, &[0, 0xc0]);
+            }
+            if *id == msi::ID {
+                self.allow(at + 2, &msi::WRITABLE);
             }
             link = at + 1;
             at += (body.len() + 2).next_multiple_of(4);
@@ -174,5 +179,17 @@ impl Header {
     /// The control word of MSI-X. 0 if the function has no MSI-X.
     pub(super) fn msix_control(&self) -> u16 {
         u16::from_le_bytes([self.bytes[BODY + 2], self.bytes[BODY + 3]])
+    }
+
+    /// The message of MSI, while the guest enables it.
+    pub(super) fn message(&self) -> Option<Message> {
+        let body = &self.bytes[self.capability(msi::ID)? + 2..];
+        msi::message(body.first_chunk()?)
+    }
+
+    fn capability(&self, wanted: u8) -> Option<usize> {
+        let next = |at: &usize| Some(usize::from(self.bytes[at + 1])).filter(|it| *it >= BODY);
+        let first = Some(usize::from(self.bytes[FIRST_CAPABILITY])).filter(|it| *it >= BODY);
+        std::iter::successors(first, next).find(|at| self.bytes[*at] == wanted)
     }
 }

@@ -1,7 +1,7 @@
 //! The commands of a CD-ROM drive besides block access (MMC-5, 6): one data track, and a tray.
 
 use super::sense::Sense;
-use super::unit::{BlockTransfer, CD_BLOCK, Cdb, MediaEvent, Plan, Unit, answer, be16, be32};
+use super::unit::{BlockTransfer, Bus, CD_BLOCK, Cdb, MediaEvent, Plan, Unit, answer, be16, be32};
 
 /// Blocks of the largest CD, 80 minutes. A larger medium is a DVD.
 const CD_BLOCKS: u64 = 80 * 60 * 75;
@@ -81,12 +81,18 @@ fn configuration(unit: &Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
     let (which, start, room) = (cdb[1] & 3, be16(cdb, 2), be16(cdb, 7));
     let now = profile(unit);
     let (cd, dvd) = (now == CD_ROM, now == DVD_ROM);
+    let interface = match unit.profile.bus {
+        Bus::Scsi => 1,
+        Bus::Sata => 2,
+        Bus::Usb => 8,
+    };
+    let core = [0, 0, 0, interface, 1, 0, 0, 0];
     // Fields: number, version, whether it is current now, and its data.
     let profiles = [0, 0x10, u8::from(dvd), 0, 0, 0x08, u8::from(cd), 0];
     let features: [(u16, u8, bool, &[u8]); 7] = [
         (0x00, 0, true, &profiles),
-        // Core, with the USB interface.
-        (0x01, 2, true, &[0, 0, 0, 8, 1, 0, 0, 0]),
+        // Core, with the interface.
+        (0x01, 2, true, &core),
         // Morphing: operator events must be polled.
         (0x02, 1, true, &[2, 0, 0, 0]),
         // Removable medium: a tray with a lock.

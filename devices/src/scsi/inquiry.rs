@@ -45,6 +45,7 @@ fn standard(unit: &Unit<'_>) -> Vec<u8> {
     let removable = u8::from(unit.profile.removable) << 7;
     let (bus, queues) = match unit.profile.bus {
         Bus::Usb => ("USB", 0),
+        Bus::Sata => ("SATA", 0),
         Bus::Scsi => ("SCSI", CMDQUE),
     };
     // SPC-4, response data format 2, 31 more bytes.

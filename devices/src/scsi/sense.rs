@@ -41,6 +41,10 @@ impl Sense {
         Self { key, code, qualifier }
     }
 
+    pub(crate) fn key(self) -> u8 {
+        self.key
+    }
+
     /// Sense data for REQUEST SENSE, in descriptor or fixed format.
     pub(crate) fn data(self, descriptors: bool) -> Vec<u8> {
         let Self { key, code, qualifier } = self;

@@ -18,6 +18,8 @@ pub(crate) const MAX_RANGE_BLOCKS: u32 = 1 << 22;
 pub(crate) enum Bus {
     /// One command at a time.
     Usb,
+    /// ATAPI: one command at a time.
+    Sata,
     /// A SCSI transport, with many commands at once.
     Scsi,
 }

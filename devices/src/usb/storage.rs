@@ -1,5 +1,5 @@
 //! Mass storage (USB Mass Storage Class, Bulk-Only Transport 1.0): a disk or a CD-ROM drive with
-//! SCSI commands. Firmware boots from it. Windows setup can read its CD from no other device here.
+//! SCSI commands. Firmware and Windows' setup have a driver for it.
 //!
 //! Data moves between guest memory and the image's channel without a copy. This happens on the
 //! controller's thread. Commands of the operator run on the operator's thread, which waits until
@@ -30,8 +30,10 @@ use super::{
 };
 use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants};
-use crate::scsi::{Bus, CD_BLOCK, MediaEvent, Profile, Sense};
-use host::disk::{self, Direct, Drive, Expected, FileId, Format, MediumOpener, Sector, Tray};
+use crate::scsi::{Bus, MediaEvent, Profile, Sense, open_medium};
+use host::disk::{
+    self, Changes, Direct, Drive, Expected, FileId, Format, MediumOpener, Sector, Tray,
+};
 use host::memory::Memory;
 use host::size::Size;
 
@@ -68,8 +70,10 @@ pub struct Config {
     pub bandwidth: Option<Size>,
     /// Space that the guest discards is freed on the host.
     pub discard: bool,
-    /// Writes stay in memory and are lost when the machine ends. The file is not changed.
-    pub overlay: bool,
+    /// `on`: writes stay in memory and are lost when the machine ends. The file is not changed. Or
+    /// patches of a read-only disk, as `OFFSET:OLD:NEW+...` with bytes in hexadecimal: the guest
+    /// reads NEW where the file has OLD.
+    pub overlay: Changes,
     /// Allows the backing file of a qcow2 image in any folder. By default, only in that of the
     /// image.
     pub backing: bool,
@@ -95,7 +99,7 @@ impl Default for Config {
             iops: None,
             bandwidth: None,
             discard: true,
-            overlay: false,
+            overlay: Changes::None,
             backing: false,
             serial: None,
             file: Expected::Any,
@@ -139,7 +143,7 @@ impl Config {
             iops: self.iops,
             bandwidth: self.bandwidth,
             discard: self.discard,
-            overlay: self.overlay,
+            overlay: self.overlay.clone(),
             backing: self.backing,
             serial: self.serial.clone(),
             queues: Some(1),
@@ -215,7 +219,7 @@ impl Build for Config {
         let medium = match &self.path {
             Some(path) if self.file != Expected::Nothing => {
                 let only = if let Expected::Only(file) = self.file { Some(file) } else { None };
-                Some(open(&opener, path, only, cdrom)?)
+                Some(open_medium(&opener, path, only, cdrom)?)
             }
             _ => None,
         };
@@ -246,29 +250,6 @@ impl Build for Config {
     fn detach_host_side(&mut self) {
         self.file = Expected::Nothing;
     }
-}
-
-/// Opens the file of a medium, which must be `only`.
-fn open(
-    opener: &MediumOpener,
-    path: &Path,
-    only: Option<FileId>,
-    cdrom: bool,
-) -> anyhow::Result<Arc<Drive>> {
-    let drive = opener.open(path, only)?;
-    let size = drive.geometry().size;
-    let rest = size % u64::from(CD_BLOCK);
-    if cdrom {
-        ensure!(size > rest, "{}: {size} bytes are less than one block of a CD", path.display());
-        if rest > 0 {
-            let path = path.display();
-            tracing::warn!(
-                "{path}: a CD has blocks of {CD_BLOCK} bytes; the last {rest} of {size} bytes \
-                 cannot be read"
-            );
-        }
-    }
-    Ok(drive)
 }
 
 /// State shared between the controller's thread and the operator.
@@ -390,7 +371,7 @@ impl Tray for Shared {
         );
         ensure!(self.medium().is_none(), "there is already a medium in {name}: `eject` it first");
         let cdrom = self.transport().profile.cdrom;
-        let drive = open(&self.opener, path, only, cdrom)?;
+        let drive = open_medium(&self.opener, path, only, cdrom)?;
         self.with(|transport| {
             transport.medium = Some(drive);
             if let Err(error) = self.connect(transport) {

@@ -450,7 +450,7 @@ mod test {
         memory.write(AT[1] + 2, &index.to_le_bytes()).unwrap();
         let [descriptors, driver, device] = AT;
         let ring = Ring { size: 4, enabled: true, descriptors, driver, device, ..ring };
-        let interrupt = Interrupt { msix: None, line: None };
+        let interrupt = Interrupt::default();
         let signal = Arc::new(Signal::new(interrupt, "test", 1));
         let bell = Arc::new(EventFd::new(0).unwrap());
         let endpoint = Endpoint { number: 0, max_size: 4, bell, signal };

@@ -117,7 +117,7 @@ mod test {
 
     #[test]
     fn a_guest_that_keeps_breaking_a_device_does_not_fill_the_log() {
-        let signal = Signal::new(Interrupt { msix: None, line: None }, "test", 1);
+        let signal = Signal::new(Interrupt::default(), "test", 1);
         let logged = count_log_lines(|| {
             for _ in 0..1000 {
                 signal.fail(0, "a bad ring");

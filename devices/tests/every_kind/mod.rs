@@ -13,6 +13,8 @@ type Fields = fn(&Path) -> Value;
 
 /// Kinds that cannot be built from their defaults.
 const MINIMAL: &[(&str, Fields)] = &[
+    ("ahci-cdrom", disk),
+    ("ahci-disk", disk),
     ("flash", flash),
     ("nvme", disk),
     ("tpm", tpm),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use devices::testutil::Bench;
 use devices::testutil::hostile::Actions;
-use host::disk::{self, Channel, Config, Fault, Image, Operation, Request, wait};
+use host::disk::{self, Changes, Channel, Config, Fault, Image, Operation, Request, wait};
 use host::memory::{Memory, Piece};
 use host::testutil::noise::Noise;
 
@@ -310,7 +310,8 @@ pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) {
     let path = files(folder);
     let writes = flags & 0x38 != 0;
     let mut config = Config::new(&path);
-    (config.readonly, config.overlay) = (!writes, flags & 0xc0 == 0xc0);
+    config.readonly = !writes;
+    config.overlay = if flags & 0xc0 == 0xc0 { Changes::Writes } else { Changes::None };
     config.discard = flags & 1 == 0;
     // Rarely, the bytes themselves are the image.
     if shape > 250 {
@@ -385,10 +386,10 @@ fn use_image<B: Iterator<Item = u8>>(
             return;
         }
     };
-    let written = !config.readonly && !config.overlay;
+    let written = !config.readonly && config.overlay == Changes::None;
     assert!(!written || !has_duplicate_tables(bytes), "two entries point to the same table");
     while guest.step(actions).is_some() {}
-    let known = if config.overlay { None } else { guest.known.take() };
+    let known = if config.overlay == Changes::None { guest.known.take() } else { None };
     drop(guest);
     assert!(peak() - before < MAX_MEMORY_GROWTH, "{} bytes for an image", peak() - before);
     let found = fs::metadata(path).expect("it is there");
@@ -400,7 +401,7 @@ fn use_image<B: Iterator<Item = u8>>(
         assert_eq!(bytes[at] | ours, after[at] | ours, "the guest reached byte {at} of the header");
     }
     let mut config = config.clone();
-    (config.readonly, config.overlay) = (true, false);
+    (config.readonly, config.overlay) = (true, Changes::None);
     let Ok(mut guest) = Guest::open(&config, known) else {
         assert!(!sound, "a sound image is not opened again");
         return;

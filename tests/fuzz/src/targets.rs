@@ -23,16 +23,20 @@ macro_rules! hostile {
 
 hostile! {
     hostile_agent: "../../../container/tests/hostile_agent/mod.rs",
+    hostile_ahci: "../../../devices/tests/hostile_ahci/mod.rs",
+    hostile_answer: "../../../container/tests/hostile_answer/mod.rs",
     hostile_browser: "../../../vmm/screen/tests/hostile_browser/mod.rs",
     hostile_client: "../../../vmm/tests/hostile_client/mod.rs",
     hostile_environment: "../../../container/tests/hostile_environment/mod.rs",
     hostile_frames: "../../../container/tests/hostile_frames/mod.rs",
     hostile_guest: "../../../container/tests/hostile_guest/mod.rs",
     hostile_image: "../../../devices/tests/hostile_image/mod.rs",
+    hostile_media: "../../../container/tests/hostile_media/mod.rs",
     hostile_message: "../../../vmm/screen/tests/hostile_message/mod.rs",
     hostile_net: "../../../devices/tests/hostile_net/mod.rs",
     hostile_nvme: "../../../devices/tests/hostile_nvme/mod.rs",
     hostile_picture: "../../../vmm/screen/tests/hostile_picture/mod.rs",
+    hostile_setup_disk: "../../../container/tests/hostile_setup_disk/mod.rs",
     hostile_storage: "../../../devices/tests/hostile_storage/mod.rs",
     hostile_user: "../../../vmm/tests/hostile_user/mod.rs",
     hostile_viewer: "../../../vmm/screen/tests/hostile_viewer/mod.rs",
@@ -42,6 +46,9 @@ hostile! {
 
 pub const TARGETS: &[Target] = &[
     // Devices with rings, each under a hostile driver.
+    target("ahci", 4096, Bytes, |it| {
+        hostile_ahci::run(folder(), it.iter().copied());
+    }),
     target("balloon", 4096, Bytes, |it| virtio("virtio-balloon", it)),
     target("blk", 4096, Bytes, |it| virtio("virtio-blk", it)),
     target("rng", 4096, Bytes, |it| virtio("virtio-rng", it)),
@@ -71,8 +78,15 @@ pub const TARGETS: &[Target] = &[
     target("image", 1024, Bytes, |it| hostile_image::run(folder(), it.iter().copied())),
     target("kernel", 0x2000, Own(kernel::make), kernel::load),
     target("medium", 4096, Own(medium::make), |it| medium::look(folder(), it)),
+    target("media", 512, Bytes, hostile_media::descriptors),
+    target("catalog", 2048, Bytes, hostile_media::catalog),
+    target("wim", 4096, Words(words::wim), wim),
+    target("setup-disk", 4096, Own(hostile_setup_disk::paths), |it| {
+        hostile_setup_disk::make(it);
+    }),
     target("config", 4096, Choice(words::user), config),
     target("control", 4096, Words(words::control), control),
+    target("answer", 4096, Choice(words::answer), hostile_answer::change),
     target("settings", 4096, Choice(words::environment), settings),
     // The guest's requests and answers to the pod.
     target("agent", 4096, Words(words::agent), hostile_agent::answer_with),
@@ -154,6 +168,13 @@ fn config(bytes: &[u8]) {
     let Some((option, text)) = bytes.split_first() else { return };
     let Ok(text) = from_utf8(text) else { return };
     hostile_user::read(usize::from(*option), text);
+}
+
+fn wim(bytes: &[u8]) {
+    match from_utf8(bytes) {
+        Ok(text) => hostile_media::xml(text),
+        Err(_) => hostile_media::wim(bytes),
+    }
 }
 
 fn settings(bytes: &[u8]) {

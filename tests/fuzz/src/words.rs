@@ -34,6 +34,11 @@ pub(crate) fn environment() -> Vec<Vec<u8>> {
     and(ENVIRONMENT, TABLE.iter().flat_map(|row| row.words).copied())
 }
 
+/// Parts of answer files, and a guest's reports.
+pub(crate) fn answer() -> Vec<Vec<u8>> {
+    and(ANSWER, [])
+}
+
 /// Options and configuration files.
 pub(crate) fn user() -> Vec<Vec<u8>> {
     and(USER, KINDS.iter().copied().chain(OPTIONS.iter().map(|option| option.key)))
@@ -58,6 +63,87 @@ pub(crate) fn api() -> Vec<Vec<u8>> {
 pub(crate) fn inquiry() -> Vec<Vec<u8>> {
     and(INQUIRY, [])
 }
+
+/// The XML data of a WIM.
+pub(crate) fn wim() -> Vec<Vec<u8>> {
+    and(WIM, [])
+}
+
+const WIM: &[&str] = &[
+    "<WIM>",
+    "</WIM>",
+    "<IMAGE INDEX=\"1\">",
+    "<IMAGE INDEX='4294967295'>",
+    "</IMAGE>",
+    "<WINDOWS>",
+    "</WINDOWS>",
+    "<ARCH>9</ARCH>",
+    "<ARCH>12</ARCH>",
+    "<EDITIONID>ServerStandardEval</EDITIONID>",
+    "<EDITIONID>Professional</EDITIONID>",
+    "<INSTALLATIONTYPE>Server Core</INSTALLATIONTYPE>",
+    "<LANGUAGES><LANGUAGE>ko-KR</LANGUAGE><DEFAULT>ko-KR</DEFAULT></LANGUAGES>",
+    "<VERSION><BUILD>26100</BUILD><SPBUILD>99999999999</SPBUILD></VERSION>",
+    "<NAME>",
+    "</NAME>",
+    "<DISPLAYNAME/>",
+    "Windows 11 Pro",
+    "&amp;",
+    "&#x1b;",
+    "&#x110000;",
+    "&lt",
+    "<!--",
+    "-->",
+    "<?xml",
+    "?>",
+    "<![CDATA[",
+    "\u{feff}",
+    "\u{202e}",
+    "=",
+    "'",
+    "<",
+    ">",
+];
+
+const ANSWER: &[&str] = &[
+    "<?xml version=\"1.0\" encoding=\"utf-16\"?>",
+    "<unattend>",
+    "</unattend>",
+    "<component name=\"Microsoft-Windows-Setup\">",
+    "<component name='Microsoft-Windows-Shell-Setup'>",
+    "</component>",
+    "<DiskID>",
+    "</DiskID>",
+    "<DiskID/>",
+    "<Disk>",
+    "</Disk>",
+    "<InstallTo>",
+    "<UserData>",
+    "</UserData>",
+    "<ProductKey>",
+    "</ProductKey>",
+    "<UseConfigurationSet>",
+    "<AutoLogon>",
+    "</AutoLogon>",
+    "<Password/>",
+    "<u:Password>",
+    "<Value>",
+    "<UILanguage>",
+    "<!--",
+    "-->",
+    "<![CDATA[",
+    "]]>",
+    "&amp;",
+    "&#65;",
+    "&#x1F600;",
+    " wcm:action=\"add\"",
+    "\u{feff}",
+    "\u{fffe}",
+    "transom-report: ",
+    "install-ended ",
+    "failed partition",
+    "-1073741510",
+];
 
 const API: &[&str] = &[
     "GET ",

@@ -1,5 +1,6 @@
 //! `disk=MODE,KEY=NUMBER,…`: drives the first disk of the machine, and verifies its data.
 use crate::Session;
+use crate::ahci::Ahci;
 use crate::cpu::Cpu;
 use crate::io::tsc;
 use crate::memory::{Room, fill, numbers};
@@ -142,6 +143,11 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
     }
     if let Some(at) = Nvme::find()
         && let Some(mut disk) = Nvme::open(at, &mut room, interrupts, cpu)
+    {
+        return all(session, &mut disk, words, cpu, &room);
+    }
+    if let Some(at) = Ahci::find()
+        && let Some(mut disk) = Ahci::open(at, &mut room, interrupts, cpu)
     {
         return all(session, &mut disk, words, cpu, &room);
     }

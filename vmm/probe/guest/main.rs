@@ -5,6 +5,7 @@
 #![no_main]
 
 mod acpi;
+mod ahci;
 mod canvas;
 mod clock;
 mod config;

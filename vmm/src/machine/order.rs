@@ -41,6 +41,8 @@ fn path(name: &str, board: &Board) -> Option<String> {
     Some(match kind {
         // The second number is the EUI-64. It is 0, because real ones are assigned by the IEEE.
         "nvme" => format!("/pci@i0cf8/pci8086,5845@{at}/namespace@1,0"),
+        // Port 0, without a port multiplier.
+        "ahci-cdrom" | "ahci-disk" => format!("/pci@i0cf8/pci8086,2922@{at}/drive@0/disk@0"),
         "virtio-blk" => format!("/pci@i0cf8/scsi@{at}/disk@0,0"),
         "virtio-scsi" => format!("/pci@i0cf8/scsi@{at}/channel@0/disk@0,0"),
         "virtio-net" => format!("/pci@i0cf8/ethernet@{at}/ethernet-phy@0"),

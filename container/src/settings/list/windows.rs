@@ -8,6 +8,9 @@ pub(super) const WINDOWS: &[Variable] = variables! {
     full "VERSION" = "11" (windows.version): Version;
     /// The edition to install from a medium with several.
     full "EDITION" = "" (windows.edition);
+    /// How Windows is installed: `setup` (Windows Setup) or `script` (a script in Windows PE that
+    /// applies the image with Microsoft's tools, which skips the checks of Windows Setup).
+    full "INSTALLER" = "setup" (windows.installer);
     /// The language of Windows, and the default of REGION and KEYBOARD.
     full "LANGUAGE" = "en" (windows.language): Language;
     /// The culture of dates and numbers. Defaults to that of LANGUAGE.

@@ -14,6 +14,7 @@ use super::full::{OnFull, RetryWhenFull};
 use super::limit::Limited;
 use super::medium::{Medium, Report};
 use super::overlay::Overlay;
+use super::patch::{Changes, Patched};
 use super::raw::{Raw, check_size, open_locked};
 use super::rings::Rings;
 use super::threads::Threaded;
@@ -56,9 +57,11 @@ pub struct Config {
     /// Space that the guest discards is returned to the host.
     #[serde(default = "yes")]
     pub discard: bool,
-    /// Writes go to memory and are lost when the machine ends. The file is only read.
+    /// `on`: writes go to memory and are lost when the machine ends. The file is only read. Or
+    /// patches of a read-only disk, as `OFFSET:OLD:NEW+...` with bytes in hexadecimal: the guest
+    /// reads NEW where the file has OLD.
     #[serde(default)]
-    pub overlay: bool,
+    pub overlay: Changes,
     /// Allows the backing file of a qcow2 image to be in any folder. Otherwise it must be in the
     /// image's own folder, because its name comes from the image, which may not be trusted.
     #[serde(default)]
@@ -192,7 +195,7 @@ impl Config {
             iops: None,
             bandwidth: None,
             discard: true,
-            overlay: false,
+            overlay: Changes::None,
             backing: false,
             slot: None,
             queues: None,
@@ -237,7 +240,7 @@ impl Config {
     }
 
     pub(super) fn is_read_only(&self) -> bool {
-        self.readonly || self.overlay
+        self.readonly || self.overlay != Changes::None
     }
 }
 
@@ -256,19 +259,17 @@ pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Ima
         Format::Raw => {
             let raw = Arc::new(Raw::new(opened, config)?);
             check_size(&config.path, raw.geometry().size, config.sector.bytes())?;
-            if config.overlay {
-                overlay(&name, raw, config)
-            } else {
-                Arc::new(File::new(raw, &name, config.queues()))
+            match changed(&name, raw.clone(), config)? {
+                Some(image) => image,
+                None => Arc::new(File::new(raw, &name, config.queues())),
             }
         }
         Format::Qcow2 => {
             let image = qcow2::open(opened, config).with_context(|| name.clone())?;
             let medium: Arc<dyn Medium> = Arc::new(image);
-            if config.overlay {
-                overlay(&name, medium, config)
-            } else {
-                Arc::new(Threaded::new(&name, medium, 2))
+            match changed(&name, medium.clone(), config)? {
+                Some(image) => image,
+                None => Arc::new(Threaded::new(&name, medium, 2)),
             }
         }
     };
@@ -286,9 +287,20 @@ pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Ima
     })
 }
 
-fn overlay(name: &str, base: Arc<dyn Medium>, config: &Config) -> Arc<dyn Image> {
-    let overlay = Arc::new(Overlay::over(base, config.readonly));
-    Arc::new(Threaded::new(name, overlay, 2))
+/// The layer of the changes that the configuration has. `None` if it has none.
+fn changed(
+    name: &str,
+    base: Arc<dyn Medium>,
+    config: &Config,
+) -> anyhow::Result<Option<Arc<dyn Image>>> {
+    let medium: Arc<dyn Medium> = match &config.overlay {
+        Changes::None => return Ok(None),
+        Changes::Writes => Arc::new(Overlay::over(base, config.readonly)),
+        Changes::Patches(patches) => {
+            Arc::new(Patched::new(base, patches).with_context(|| name.to_owned())?)
+        }
+    };
+    Ok(Some(Arc::new(Threaded::new(name, medium, 2))))
 }
 
 /// A raw disk. It uses io_uring if the host allows that, and threads otherwise.
@@ -432,7 +444,7 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::new(sparse(&folder, "disk", 1 << 20));
         let reader = Config { readonly: true, ..config.clone() };
-        let overlay = Config { overlay: true, ..config.clone() };
+        let overlay = Config { overlay: Changes::Writes, ..config.clone() };
         let holder = format!("is in use by process {} (", std::process::id());
         let one = open(&config, None).unwrap();
         for other in [&config, &reader, &overlay] {

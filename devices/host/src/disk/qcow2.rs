@@ -31,7 +31,7 @@ use anyhow::{Context, bail, ensure};
 use super::format::{Format, choose};
 use super::medium::{Buffer, Medium, is_full};
 use super::raw::{LockedFile, Raw, check_size, open_locked};
-use super::{Config, Direct, Geometry};
+use super::{Changes, Config, Direct, Geometry};
 use entry::{COMPRESSED, COPIED, ZERO, packed_at};
 use header::Header;
 use tables::{Tables, damaged};
@@ -111,7 +111,7 @@ fn backing(
             bail!("its backing file {name} has the format {other}, which is not supported")
         }
     };
-    let below = Config { path, format, readonly: true, overlay: false, ..config.clone() };
+    let below = Config { path, format, readonly: true, overlay: Changes::None, ..config.clone() };
     let context = || format!("its backing file {}", below.path.display());
     let opened = open_locked(&below.path, true).with_context(context)?;
     Ok(match choose(format, &below.path, &opened.file).with_context(context)? {

@@ -221,7 +221,7 @@ fn an_overlay_matches_the_model_and_does_not_change_the_file() {
     let path = folder.path().join("disk");
     let before: Vec<u8> = (0..SIZE).map(|at| u8::try_from(at % 251).unwrap()).collect();
     std::fs::write(&path, &before).unwrap();
-    let config = Config { overlay: true, ..Config::new(path.clone()) };
+    let config = Config { overlay: Changes::Writes, ..Config::new(path.clone()) };
     rehearse(&open(&config, None).unwrap(), &mut before.clone(), 1, 60);
     assert!(std::fs::read(&path).unwrap() == before);
     compare(&open(&config, None).unwrap(), &before);

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Config, Disks, Drive, Expected, FileId, OnFull};
+use super::{Changes, Config, Disks, Drive, Expected, FileId, OnFull};
 
 /// A drive from which the operator can eject a medium.
 pub trait Tray: Send + Sync {
@@ -36,10 +36,41 @@ impl MediumOpener {
     /// Adds the medium to the list of disks.
     pub fn open(&self, path: &Path, only: Option<FileId>) -> anyhow::Result<Arc<Drive>> {
         let file = only.map_or(Expected::Any, Expected::Only);
-        let config = Config { path: path.to_owned(), file, ..self.config.clone() };
+        let mut config = Config { path: path.to_owned(), file, ..self.config.clone() };
+        // Patches are for the first medium alone.
+        if matches!(config.overlay, Changes::Patches(_)) && *path != self.config.path {
+            config.overlay = Changes::None;
+        }
         let image = config.open(self.full.clone())?;
         let drive = Arc::new(Drive::new(&self.name, config.serial()?, path, image));
         self.disks.add(&drive);
         Ok(drive)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::fs;
+
+    use super::super::Patch;
+    use super::super::driver::Driver;
+    use super::*;
+
+    #[test]
+    fn patches_are_for_the_first_medium_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second] = ["first.iso", "second.iso"].map(|name| folder.path().join(name));
+        for path in [&first, &second] {
+            fs::write(path, [7; 4096]).unwrap();
+        }
+        let patch = Patch { offset: 5, old: vec![7], new: vec![8] };
+        let overlay = Changes::Patches(vec![patch]);
+        let config = Config { readonly: true, overlay, ..Config::new(&first) };
+        let opener = MediumOpener::new(config, "cd", Arc::new(|_| {}), Arc::default());
+        let byte = |path: &Path| {
+            let drive = opener.open(path, None).unwrap();
+            Driver::new(&drive.image).read(0, 512).unwrap()[5]
+        };
+        assert_eq!([&first, &second, &first].map(|path| byte(path)), [8, 7, 8]);
     }
 }

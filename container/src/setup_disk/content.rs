@@ -1,0 +1,84 @@
+//! Contents of files: bytes, or ranges of other files, which are read when the disk is written.
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+
+use super::folder::Folder;
+
+/// Bytes that are copied at once.
+const CHUNK_BYTES: usize = 1 << 20;
+
+#[derive(Debug)]
+pub enum Content {
+    Bytes(Vec<u8>),
+    /// A range of an open file, such as a driver on an ISO image.
+    Range {
+        file: Arc<File>,
+        offset: u64,
+        length: u64,
+    },
+    /// A file of a folder. It is opened only while it is copied: a process may not have as many
+    /// open files as the folder has.
+    Within {
+        folder: Arc<Folder>,
+        path: PathBuf,
+        length: u64,
+    },
+}
+
+impl Content {
+    pub(super) fn length(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::Range { length, .. } | Self::Within { length, .. } => *length,
+        }
+    }
+}
+
+/// Copies contents to places of a file.
+pub(super) struct Copier<'a> {
+    to: &'a File,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Copier<'a> {
+    pub(super) fn new(to: &'a File) -> Self {
+        Self { to, buffer: vec![0; CHUNK_BYTES] }
+    }
+
+    pub(super) fn copy(&mut self, content: &Content, at: u64) -> anyhow::Result<()> {
+        match content {
+            Content::Bytes(bytes) => self.to.write_all_at(bytes, at)?,
+            Content::Range { file, offset, length } => self.range(file, *offset, at, *length)?,
+            Content::Within { folder, path, length } => {
+                let copied =
+                    folder.file(path).and_then(|file| Ok(self.range(&file, 0, at, *length)?));
+                copied.with_context(|| folder.shown(path))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn range(&mut self, from: &File, offset: u64, at: u64, length: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < length {
+            let rest = usize::try_from(length - done).unwrap_or(CHUNK_BYTES);
+            let chunk = &mut self.buffer[..rest.min(CHUNK_BYTES)];
+            from.read_exact_at(chunk, offset + done).map_err(|error| match error.kind() {
+                ErrorKind::UnexpectedEof => io::Error::new(
+                    error.kind(),
+                    "it became shorter while it was copied: start again when it is complete",
+                ),
+                _ => error,
+            })?;
+            self.to.write_all_at(chunk, at + done)?;
+            done += chunk.len() as u64;
+        }
+        Ok(())
+    }
+}

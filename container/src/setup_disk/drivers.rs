@@ -1,0 +1,174 @@
+//! Drivers of virtio-win for the set-up disk: the folder of each for a release of Windows, and the
+//! place where Windows' setup looks for it.
+
+use std::time::SystemTime;
+
+use super::content::Content;
+use super::tree::Item;
+
+/// Windows' setup loads drivers from here, and adds them to the installed Windows.
+const LOADED: &str = "$WinPEDriver$";
+/// Windows' setup copies this folder to C:\Windows\Drivers, for the script at its end.
+const COPIED: &str = "$OEM$/$$/Drivers";
+
+/// Drivers of devices that this machine has, or the reference image's. The display's is not among
+/// them, because it disturbs Windows' setup.
+const DRIVERS: [&str; 10] = [
+    "viostor",
+    "vioscsi",
+    "NetKVM",
+    "Balloon",
+    "vioserial",
+    "viorng",
+    "vioinput",
+    "viofs",
+    "viomem",
+    "pvpanic",
+];
+/// Installed by the script: driver, and the files that it needs; none for all.
+const INSTALLED_LAST: [(&str, &[&str]); 2] = [("viogpudo", &[]), ("Balloon", &["blnsvr.exe"])];
+/// The guest agent's folder, which is the same for all releases, and its installer.
+const AGENT: (&str, &str) = ("guest-agent", "qemu-ga-x86_64.msi");
+const ARCHITECTURE: &str = "amd64";
+/// Symbols for debuggers, which are most of a bundle.
+const SYMBOLS: &str = ".pdb";
+
+/// Older releases whose drivers fit too, the best first. Bundles are older than some releases, and
+/// not every driver has a folder for each.
+const OLDER: [(&str, &[&str]); 8] = [
+    ("w8.1", &["w8"]),
+    ("w10", &[]),
+    ("w11", &["w10"]),
+    ("2k12R2", &["2k12"]),
+    ("2k16", &["w10"]),
+    ("2k19", &["2k16", "w10"]),
+    ("2k22", &["2k19", "2k16", "w10"]),
+    ("2k25", &["2k22", "2k19", "2k16", "w11", "w10"]),
+];
+
+/// An ISO image or archive with the folders of virtio-win.
+pub trait Bundle {
+    /// The files of a folder, which are none if there is no such folder. The path has slashes;
+    /// names differ in more than case.
+    fn files(&self, folder: &str) -> anyhow::Result<Vec<BundleFile>>;
+}
+
+pub struct BundleFile {
+    pub name: String,
+    pub content: Content,
+    pub modified: SystemTime,
+}
+
+/// The drivers for a release.
+pub struct Drivers {
+    pub items: Vec<Item>,
+    /// Drivers that the bundle does not have for this release.
+    pub missing: Vec<&'static str>,
+}
+
+impl Drivers {
+    /// `release` is the name of its folders, such as `w11` or `2k25`.
+    pub fn of(bundle: &dyn Bundle, release: &str) -> anyhow::Result<Self> {
+        let mut drivers = Self { items: Vec::new(), missing: Vec::new() };
+        for driver in DRIVERS {
+            let files = find(bundle, driver, release)?;
+            if files.is_empty() {
+                drivers.missing.push(driver);
+            }
+            drivers.add(LOADED, driver, files, &[]);
+        }
+        for (driver, wanted) in INSTALLED_LAST {
+            drivers.add(COPIED, driver, find(bundle, driver, release)?, wanted);
+        }
+        let (agent, installer) = AGENT;
+        drivers.add(COPIED, agent, bundle.files(agent)?, &[installer]);
+        Ok(drivers)
+    }
+
+    /// Adds these files, or only those that are wanted if there are any.
+    fn add(&mut self, place: &str, driver: &str, files: Vec<BundleFile>, wanted: &[&str]) {
+        let is_wanted =
+            |name: &str| wanted.is_empty() || wanted.iter().any(|it| it.eq_ignore_ascii_case(name));
+        for BundleFile { name, content, modified } in files {
+            if is_wanted(&name) && !name.to_ascii_lowercase().ends_with(SYMBOLS) {
+                let path = format!("{place}/{driver}/{name}");
+                self.items.push(Item { path, content: Some(content), modified });
+            }
+        }
+    }
+}
+
+/// The files of a driver for a release, or for the next older one that there is.
+fn find(bundle: &dyn Bundle, driver: &str, release: &str) -> anyhow::Result<Vec<BundleFile>> {
+    let older = OLDER.iter().find(|(name, _)| *name == release).map_or(&[][..], |(_, older)| older);
+    for release in [release].iter().chain(older) {
+        let files = bundle.files(&format!("{driver}/{release}/{ARCHITECTURE}"))?;
+        if !files.is_empty() {
+            return Ok(files);
+        }
+    }
+    Ok(Vec::new())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// The files of a bundle, by their paths.
+    struct Listed(&'static [&'static str]);
+
+    impl Bundle for Listed {
+        fn files(&self, folder: &str) -> anyhow::Result<Vec<BundleFile>> {
+            let names = self.0.iter().filter_map(|path| {
+                let (above, name) = path.rsplit_once('/')?;
+                (above == folder).then(|| name.to_owned())
+            });
+            let file = |name| BundleFile {
+                name,
+                content: Content::Bytes(Vec::new()),
+                modified: SystemTime::UNIX_EPOCH,
+            };
+            Ok(names.map(file).collect())
+        }
+    }
+
+    fn paths(release: &str) -> (Vec<String>, Vec<&'static str>) {
+        let bundle = Listed(&[
+            "viostor/w10/amd64/viostor.sys",
+            "viostor/w10/amd64/viostor.pdb",
+            "viostor/w11/amd64/viostor.inf",
+            "viostor/w11/x86/viostor.sys",
+            "vioscsi/2k16/amd64/vioscsi.inf",
+            "Balloon/w10/amd64/balloon.inf",
+            "Balloon/w10/amd64/blnsvr.exe",
+            "viogpudo/w10/amd64/viogpudo.inf",
+            "guest-agent/qemu-ga-i386.msi",
+            "guest-agent/qemu-ga-x86_64.msi",
+        ]);
+        let drivers = Drivers::of(&bundle, release).unwrap();
+        (drivers.items.into_iter().map(|item| item.path).collect(), drivers.missing)
+    }
+
+    #[test]
+    fn each_release_gets_its_drivers_or_older_ones() {
+        let same = [
+            "$WinPEDriver$/Balloon/balloon.inf",
+            "$WinPEDriver$/Balloon/blnsvr.exe",
+            "$OEM$/$$/Drivers/viogpudo/viogpudo.inf",
+            "$OEM$/$$/Drivers/Balloon/blnsvr.exe",
+            "$OEM$/$$/Drivers/guest-agent/qemu-ga-x86_64.msi",
+        ];
+        let (found, missing) = paths("w11");
+        assert_eq!(found, [&["$WinPEDriver$/viostor/viostor.inf"][..], &same].concat());
+        assert_eq!(missing[0], "vioscsi");
+        let (found, missing) = paths("2k25");
+        let own = ["$WinPEDriver$/viostor/viostor.inf", "$WinPEDriver$/vioscsi/vioscsi.inf"];
+        assert_eq!(found, [&own[..], &same].concat());
+        assert_eq!(
+            missing,
+            ["NetKVM", "vioserial", "viorng", "vioinput", "viofs", "viomem", "pvpanic"]
+        );
+        let (found, missing) = paths("2k12R2");
+        assert_eq!((found, missing.len()), (vec![same[4].to_owned()], DRIVERS.len()));
+    }
+}
