@@ -64,9 +64,9 @@ function install(installation) {
   const ready = stage === "ready";
   list.replaceChildren(...steps.map(([text, stages], index) => {
     const item = document.createElement("li");
-    const ended = stages.includes("install-bat") && status !== undefined ? ` (status ${status})` : "";
-    item.textContent = `${text}${ended}`;
-    if (index < now || ready) item.className = "done";
+    const ended = stages.includes("install-bat") && status !== undefined;
+    item.textContent = ended ? `Run install.bat: it ended with status ${status}` : text;
+    if (index < now || ready) item.className = ended && status !== 0 ? "bad" : "done";
     else if (index === now) item.setAttribute("aria-current", "step");
     return item;
   }));

@@ -47,12 +47,13 @@ pub(super) fn text() -> String {
     script.finish()
 }
 
-/// Writes the last lines of the file in the first argument; their number is the second one.
+/// Writes the last lines of the file in the first argument; their number is the second one. Only
+/// commands of the interpreter itself, because Windows PE lacks many programs.
 fn tail(script: &mut Script) {
     script.lines([
         "if not exist \"%~1\" exit /b 0",
         "set \"COUNT=0\"",
-        "for /f %%n in ('find.exe /c /v \"\" ^< \"%~1\"') do set \"COUNT=%%n\"",
+        "for /f \"usebackq delims=\" %%l in (\"%~1\") do set /a COUNT+=1 >nul",
         "if %COUNT%==0 exit /b 0",
         "set /a FIRST=COUNT-%2",
         "set \"SKIP=\"",

@@ -333,14 +333,30 @@ fn the_host_reads_every_report_of_every_script() {
     let own = ["Began(Partition)", "Failed(ApplyImage)", "Began(Copy)", "Applied"];
     for (name, words) in GOLDEN {
         let reports = reports(words);
-        let has = |word: &&str| reports.iter().any(|report| report == word);
-        assert!(common.iter().chain(&more).all(|word| has(&word)), "{name}: {reports:?}");
+        let has = |word: &str| reports.iter().any(|report| report == word);
+        assert!(common.iter().chain(&more).all(|word| has(word)), "{name}: {reports:?}");
         let script = words.contains(&("INSTALLER", "script"));
-        assert!(own.iter().all(|word| has(&word) == script), "{name}: {reports:?}");
+        assert!(own.iter().all(|word| has(word) == script), "{name}: {reports:?}");
         // The golden file has the reports of its passes.
         let file = std::fs::read_to_string(golden(name)).unwrap();
         assert_eq!(file.contains("transom-report: windows-pe"), !script, "{name}");
         assert!(file.contains("transom-report: specialize"), "{name}");
+    }
+}
+
+#[test]
+fn the_serial_ports_of_the_pods_tests_are_those_of_the_scripts() {
+    let setup = include_str!("../pod/reports/setup.txt");
+    let script = include_str!("../pod/reports/script.txt");
+    for (recorded, words) in [(setup, &[][..]), (script, &[("INSTALLER", "script")])] {
+        let written = reports(words);
+        let lines = recorded.lines().filter(|line| report::log_text(line).is_none());
+        let read: Vec<_> = lines.filter_map(report::read).collect();
+        assert!(read.len() > 4, "{read:?}");
+        for report in read {
+            let report = format!("{report:?}").replace("(3)", "(-1)");
+            assert!(written.contains(&report), "{report}: {written:?}");
+        }
     }
 }
 

@@ -148,7 +148,7 @@ impl Installation {
     pub fn is_ready(&self, logon: bool) -> Option<bool> {
         match self.stage {
             _ if self.failed.is_some() => Some(false),
-            // Scripts of the user may restart Windows. What they skip by that comes no more.
+            // Scripts of the user may restart Windows, and then no further report comes.
             Stage::LoggedOn | Stage::InstallBat | Stage::Ready if self.restarted => None,
             Stage::SetupComplete if !logon => None,
             stage => Some(stage == Stage::Ready),

@@ -16,6 +16,9 @@ use crate::story::Phase;
 use crate::web::{Health, WebState};
 
 const SETUP: &str = include_str!("setup.txt");
+/// The end of the firmware's line about the first start from the disk.
+const DISK: &str = "starting Boot0004 \"Windows Boot Manager\" from \
+                    HD(1,GPT,7B1C)/\\EFI\\Microsoft\\Boot\\bootmgfw.efi";
 const SCRIPT: &str = include_str!("script.txt");
 
 /// The state of the pod, whether the guest is ready with the reason, and the log, after these lines
@@ -45,12 +48,8 @@ fn until(lines: &str, last: &str) -> String {
 async fn an_installation_by_setup_is_followed_until_windows_is_ready() {
     for (last, stage, doing) in [
         ("windows-pe", "windows-pe", "Windows Setup runs"),
-        ("bootmgfw.efi\nBdsDxe: starting", "windows-pe", "Windows Setup runs"),
-        (
-            "HD(1,GPT,7B1C)/\\EFI\\Microsoft\\Boot\\bootmgfw.efi\ntransom-report: specialize",
-            "specialize",
-            "Windows adapts itself to the machine",
-        ),
+        (DISK, "applied", "Windows is on its disk and starts from there"),
+        ("specialize", "specialize", "Windows adapts itself to the machine"),
         ("setup-complete", "setup-complete", "Windows is set up and waits for the first logon"),
         ("logged-on", "logged-on", "The first user is logged on"),
         ("install-started", "install-bat", "install.bat runs"),
