@@ -44,9 +44,9 @@ const COMMANDS: &[Command] = &[
         usage: "[--secrets] [FILE]",
         help: "Prints a file that Windows Setup gets, as the environment makes it: \
                Autounattend.xml (the default), SetupComplete.cmd, RunInstall.cmd, \
-               ErrorHandler.cmd, install.bat (with COMMAND) or transom.cmd (with INSTALLER=script). Passwords and keys are \
-               masked without --secrets. A mounted /custom.xml takes the place of \
-               Autounattend.xml.",
+               ErrorHandler.cmd, install.bat (with COMMAND) or transom.cmd (with \
+               INSTALLER=script). Passwords and keys are masked without --secrets. A mounted \
+               /custom.xml takes the place of Autounattend.xml.",
         run: show_answers,
     },
     Command {

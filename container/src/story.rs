@@ -103,6 +103,11 @@ impl Story {
 
     /// Enters a phase, and logs its first step.
     pub fn enter(&self, phase: Phase, doing: &str) {
+        self.begin(phase, doing);
+        self.info(doing);
+    }
+
+    fn begin(&self, phase: Phase, doing: &str) {
         self.scene.send_modify(|scene| {
             let (lines, installation) = (scene.lines, scene.installation.take());
             let doing = doing.into();
@@ -110,7 +115,6 @@ impl Story {
         });
         let now = Instant::now();
         self.history().step = Some((now, now));
-        self.info(doing);
     }
 
     pub fn step(&self, doing: &str) {
@@ -118,12 +122,16 @@ impl Story {
         self.enter(phase, doing);
     }
 
-    /// A step of the guest. Once the pod stops, it is only logged.
-    pub fn step_while_running(&self, doing: &str) {
+    /// Publishes the state of the installation, and logs its step. Once the pod stops, that is not
+    /// the pod's step.
+    pub fn follow(&self, installation: Installation) {
+        let (sentence, failed) = (installation.sentence(), installation.failed.is_some());
+        self.note(installation);
         match self.phase() {
-            Phase::Stopping => self.info(doing),
-            phase => self.enter(phase, doing),
+            Phase::Stopping => {}
+            phase => self.begin(phase, &sentence),
         }
+        if failed { self.warn(&sentence) } else { self.info(&sentence) }
     }
 
     pub fn installation(&self) -> Option<Installation> {

@@ -1,5 +1,5 @@
-//! The container's page while Windows is installed: the page itself in a browser, with the events of
-//! a pod.
+//! The container's page while Windows is installed: the page itself in a browser, with the events
+//! of a pod.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};

@@ -1,8 +1,8 @@
-//! `ErrorHandler.cmd`: Windows Setup runs it when it fails. It writes the last lines of Setup's logs
-//! to the serial port, because the disk of a failed installation starts nothing that could.
+//! `ErrorHandler.cmd`: Windows Setup runs it when it fails. It writes the last lines of Setup's
+//! logs to the serial port, because the disk of a failed installation starts nothing that could.
 //!
-//! In Windows PE the script is called with an argument: `begin` before Setup's first step, `logs` by
-//! the script that installs without Setup.
+//! In Windows PE the script is called with an argument: `begin` before Setup's first step, `logs`
+//! by the script that installs without Setup.
 
 use super::report::{Report, Step, batch, batch_line, batch_log};
 use super::script::Script;

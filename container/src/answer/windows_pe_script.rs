@@ -85,8 +85,8 @@ fn apply(answers: &Answers, script: &mut Script) {
         Selection::Name | Selection::Key => format!("/Name:{}", quoted(&answers.image.name)),
     };
     script.line(format!(
-        ">%OUT% dism.exe /Apply-Image /ImageFile:\"%IMAGE%\" %PARTS% {image} /ApplyDir:{WINDOWS}\\ || \
-         goto failed"
+        ">%OUT% dism.exe /Apply-Image /ImageFile:\"%IMAGE%\" %PARTS% {image} \
+         /ApplyDir:{WINDOWS}\\ || goto failed"
     ));
 }
 

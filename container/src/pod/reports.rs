@@ -102,16 +102,12 @@ impl Reports {
     fn enter(&mut self, next: Installation) {
         let waits = next.stage < Stage::LoggedOn;
         self.due = waits.then(|| Instant::now() + PATIENCE);
-        let sentence = next.sentence();
-        self.story.note(next);
-        self.story.step_while_running(&sentence);
+        self.story.follow(next);
     }
 
     fn fail(&mut self, next: Installation) {
         self.due = None;
-        let sentence = next.sentence();
-        self.story.note(next);
-        self.story.step_while_running(&sentence);
+        self.story.follow(next);
         self.show_log("Windows Setup");
     }
 

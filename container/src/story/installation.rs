@@ -1,8 +1,8 @@
 //! The progress of an installation of Windows, as the guest reports it.
 //!
-//! Threats: the guest reports in any order and as often as it likes. A stage is entered at most once
-//! per attempt, Windows PE and the installed Windows report only their own stages, and nothing here
-//! is text of the guest.
+//! Threats: the guest reports in any order and as often as it likes. A stage is entered at most
+//! once per attempt, Windows PE and the installed Windows report only their own stages, and nothing
+//! here is text of the guest.
 
 use serde::Serialize;
 
@@ -143,8 +143,8 @@ impl Installation {
         more.then(|| Self { percent: Some(percent), ..self.clone() })
     }
 
-    /// Whether the guest is ready for use. `None`: only the guest's services can show that. `logon`:
-    /// the first user is logged on automatically, and the last steps follow that.
+    /// Whether the guest is ready for use. `None`: only the guest's services can show that.
+    /// `logon`: the first user is logged on automatically, and the last steps follow that.
     pub fn is_ready(&self, logon: bool) -> Option<bool> {
         match self.stage {
             _ if self.failed.is_some() => Some(false),
