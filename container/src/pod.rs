@@ -14,6 +14,7 @@ mod lines;
 pub mod machine;
 pub mod machine_client;
 pub mod network;
+pub mod reports;
 pub mod runtime_folder;
 mod setup;
 pub mod stop;

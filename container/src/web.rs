@@ -37,6 +37,7 @@ use tokio::time::timeout;
 
 pub use self::address::{address, line};
 use self::images::Images;
+use self::page::Screen;
 pub use self::ready::Health;
 use self::ready::Ready;
 use crate::agent::Agent;
@@ -86,15 +87,17 @@ impl WebState {
         guest: Arc<OnceLock<GuestAddress>>,
         agent: Arc<Agent>,
     ) -> Self {
-        let ready = Ready { runs: plan.source == Source::Probe, guest, agent };
-        Self::with(story, runtime_folder, &plan.input.settings, ready)
+        let settings = &plan.input.settings;
+        let logon = settings.account.autologin;
+        let ready = Ready { runs: plan.source == Source::Probe, logon, guest, agent };
+        Self::with(story, runtime_folder, settings, ready)
     }
 
     /// The state of a pod that failed before it had a machine.
     fn failed(story: Arc<Story>, settings: &Settings) -> Self {
         let runtime_folder = RuntimeFolder::nonexistent();
         let agent = Arc::new(Agent::new(runtime_folder.agent()));
-        let ready = Ready { runs: false, guest: Arc::default(), agent };
+        let ready = Ready { runs: false, logon: false, guest: Arc::default(), agent };
         Self::with(story, runtime_folder, settings, ready)
     }
 
@@ -164,7 +167,8 @@ impl Stage for WebState {
     fn replacement_page(&self) -> Option<Response> {
         let phase = matches!(self.story.phase(), Phase::Booting | Phase::Running);
         let shown = self.seen && phase && !self.story.has_failed();
-        (!shown).then(|| page::page(&self.name, self.seen))
+        let screen = if self.seen { Screen::Next } else { Screen::None };
+        (!shown).then(|| page::page(&self.name, screen))
     }
 
     fn about(&self) -> About {
@@ -301,6 +305,7 @@ fn open_to_all(web: &Arc<WebState>) -> Router {
     Router::new()
         .route("/msg.html", get(compat::message))
         .route("/status", get(compat::status))
+        .route("/progress", get(page::progress))
         .route("/events", get(page::events))
         .route("/pod/{name}", get(page::file))
         .with_state(web.clone())

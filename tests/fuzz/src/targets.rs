@@ -36,6 +36,7 @@ hostile! {
     hostile_net: "../../../devices/tests/hostile_net/mod.rs",
     hostile_nvme: "../../../devices/tests/hostile_nvme/mod.rs",
     hostile_picture: "../../../vmm/screen/tests/hostile_picture/mod.rs",
+    hostile_reports: "../../../container/tests/hostile_reports/mod.rs",
     hostile_setup_disk: "../../../container/tests/hostile_setup_disk/mod.rs",
     hostile_storage: "../../../devices/tests/hostile_storage/mod.rs",
     hostile_user: "../../../vmm/tests/hostile_user/mod.rs",
@@ -87,6 +88,9 @@ pub const TARGETS: &[Target] = &[
     target("config", 4096, Choice(words::user), config),
     target("control", 4096, Words(words::control), control),
     target("answer", 4096, Choice(words::answer), hostile_answer::change),
+    target("reports", 4096, Words(words::reports), |it| {
+        hostile_reports::read(it);
+    }),
     target("settings", 4096, Choice(words::environment), settings),
     // The guest's requests and answers to the pod.
     target("agent", 4096, Words(words::agent), hostile_agent::answer_with),
