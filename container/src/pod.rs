@@ -322,6 +322,9 @@ impl Pod {
     fn store(&self, volume: &Volume, parts: &mut Parts) -> anyhow::Result<()> {
         let settings = &self.plan.input.settings;
         let boot = settings.machine.boot;
+        if let Some(next) = self.plan.next.as_ref().filter(|_| !settings.disk.disable) {
+            volume.begin(next, settings, Path::new("/"), &self.story)?;
+        }
         parts.uuid = volume.uuid()?;
         let (code, template) = firmware::find(boot, Path::new("/"))?;
         let vars = volume.vars(boot, &template, settings.machine.clear)?;
@@ -338,9 +341,6 @@ impl Pod {
         parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));
         if settings.disk.disable {
             return Ok(());
-        }
-        if volume.has_booted() && !matches!(self.plan.source, Source::Disk(_)) {
-            volume.forget_booted()?;
         }
         parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);
         parts.disks.extend(volume::further_disks(settings, &self.plan.sizes.more, &self.story)?);
