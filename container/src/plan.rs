@@ -18,13 +18,13 @@ use crate::media::wim::{Architecture, Entry};
 use crate::media::windows::Media;
 use crate::medium;
 use crate::pod::{kvm, machine};
-use crate::settings::{Compat, Settings};
 use crate::settings::environment::{self, Environment, ParsedEnvironment};
 use crate::settings::host::Host;
 use crate::settings::list;
 use crate::settings::settle::{Sizes, settle};
 use crate::settings::value::{self, MIB, Value as _};
 use crate::settings::version::Version;
+use crate::settings::{Compat, Settings};
 use crate::source::Source;
 use crate::state::{self, Found, Next, Step, Wanted, name};
 use crate::status::{self, Failure, Status};
@@ -48,7 +48,6 @@ impl Plan {
     pub fn make(environment: &Environment, root: &Path) -> anyhow::Result<Self> {
         let mut input = environment::read(environment)?;
         let volume = below(root, &input.settings.storage.folder);
-        firmware::recall(&mut input, &volume)?;
         let disk = disks::find(0, &input.settings, root)?;
         let mut host = Host::read(root, &volume);
         if let Some(found) = &disk {
@@ -76,6 +75,11 @@ impl Plan {
             Some((next, source)) => (Some(next), source),
             None => (None, Source::Probe),
         };
+        // A new installation keeps nothing of a former one.
+        if next.as_ref().is_some_and(|next| next.step.keeps()) {
+            firmware::recall(&mut input, &volume)?;
+            disks::recall(&mut input, &volume);
+        }
         check_media(&source, root, &volume)?;
         let media = windows::read(&source, &mut input)?;
         // A medium without Windows may be a live system.
@@ -295,10 +299,6 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     text
 }
 
-fn step_json(step: &Step) -> Value {
-    json!({ "name": step.name(), "reason": step.reason() })
-}
-
 fn medium_json(media: &Media) -> Value {
     let edition = |edition: &Entry| json!({ "index": edition.index, "name": edition.shown(), "id": edition.edition_id });
     json!({
@@ -336,7 +336,7 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
                 "disk": plan.sizes.disk,
                 "more_disks": plan.sizes.more,
                 "source": { "kind": kind, "is": plan.description() },
-                "step": plan.next.as_ref().map(|next| step_json(&next.step)),
+                "step": plan.next.as_ref().map(|next| next.step.json()),
                 "medium": plan.media.as_ref().map(medium_json),
                 "warnings": plan.warnings,
                 "missing": missing,

@@ -125,6 +125,9 @@ async fn run_to_end(
         tracing::warn!("{warning}");
     }
     tracing::info!("{}", plan.summary());
+    if let Some(next) = &plan.next {
+        tracing::info!("the next step is {}: {}", next.step.name(), next.step.reason());
+    }
     if let Some(media) = &plan.media {
         tracing::info!("the medium has {media}");
     }
@@ -507,11 +510,14 @@ fn nothing_boots_error(
             let disk = "the disk has no system for UEFI: mount an ISO as";
             match mark {
                 Some(mark) => format!(
-                    "{disk} /start.iso, which boots before the disk, or delete {} and mount \
-                     it as /custom.iso to install anew",
+                    "{disk} /start.iso, which boots before the disk, or, to install anew, delete \
+                     the disk and {}",
                     mark.display()
                 ),
-                None => format!("{disk} /custom.iso"),
+                None => format!(
+                    "{disk} /start.iso, which boots before the disk, or delete the disk to install \
+                     anew"
+                ),
             }
         }
     };
@@ -547,8 +553,8 @@ mod test {
         let of = |mark| format!("{:#}", nothing_boots_error(&disk, Boot::Uefi, mark, ""));
         // With the mark, the disk boots before any /custom.iso.
         let marked = of(Some(Path::new("/storage/windows.boot")));
-        let ways = ["as /start.iso", "delete /storage/windows.boot and mount it as /custom.iso"];
+        let ways = ["as /start.iso", "delete the disk and /storage/windows.boot"];
         assert!(ways.iter().all(|way| marked.contains(way)), "{marked}");
-        assert!(of(None).contains("mount an ISO as /custom.iso."), "{}", of(None));
+        assert!(of(None).contains("or delete the disk to install anew."), "{}", of(None));
     }
 }

@@ -15,6 +15,8 @@ pub mod testutil;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use serde_json::{Value, json};
+
 use crate::disks::FoundDisk;
 use crate::files;
 use crate::settings::value::{Value as _, quote};
@@ -64,7 +66,9 @@ impl Found {
             content: disk.map_or(Content::Blank, |found| content::look(&found.disk)),
             own: disk.is_some_and(|found| found.own),
             movable: disk.is_some_and(|found| {
-                found.own && found.disk.path.parent() == Some(volume) && !found.disk.path.is_symlink()
+                found.own
+                    && found.disk.path.parent() == Some(volume)
+                    && !found.disk.path.is_symlink()
             }),
             booted: volume.join(format!("{app}.{BOOTED}")).is_file(),
             base: read_base(&volume.join(format!("{app}.{BASE}"))),
@@ -83,10 +87,8 @@ fn read_base(path: &Path) -> Base {
         Err(error) => invalid(&error.to_string()),
         Ok(text) => match text.trim() {
             "" => Base::None,
-            text => name::of_base(text).map_or_else(
-                || invalid("it is not the name of a medium"),
-                |name| Base::Name(name),
-            ),
+            text => name::of_base(text)
+                .map_or_else(|| invalid("it is not the name of a medium"), Base::Name),
         },
     }
 }
@@ -150,7 +152,11 @@ pub fn decide(found: &Found, wanted: &Wanted) -> anyhow::Result<Step> {
     match found.content {
         Content::Blank => Ok(Step::Install),
         _ if changed && wanted.dockur && (found.booted || found.content != Content::Unfinished) => {
-            if found.movable { Ok(Step::Replace) } else { Err(refusal(found, CANNOT_MOVE)) }
+            if found.movable {
+                Ok(Step::Replace)
+            } else {
+                Err(refusal(found, CANNOT_MOVE))
+            }
         }
         _ if found.booted && changed => Ok(Step::Boot(Why::Changed(found.base.name()))),
         _ if found.booted => Ok(Step::Boot(Why::Booted)),
@@ -196,7 +202,7 @@ impl Base {
 }
 
 impl Step {
-    /// The step's name in JSON.
+    /// The name for programs.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Install => "install",
@@ -207,8 +213,17 @@ impl Step {
         }
     }
 
+    pub fn json(&self) -> Value {
+        json!({ "name": self.name(), "reason": self.reason() })
+    }
+
     pub fn boots(&self) -> bool {
         matches!(self, Self::Boot(_))
+    }
+
+    /// Whether what is on the disk stays.
+    pub fn keeps(&self) -> bool {
+        matches!(self, Self::Boot(_) | Self::ByHand)
     }
 
     /// Why this is the next step.

@@ -72,6 +72,8 @@ pub struct WebState {
     listeners: ConnectionLimit,
     /// The name of the guest for people.
     name: String,
+    /// What the pod does with its volume, and why. `null` without a volume, or after an error.
+    step: Value,
     /// The machine has a screen that browsers show.
     seen: bool,
     images: Images,
@@ -87,7 +89,8 @@ impl WebState {
         agent: Arc<Agent>,
     ) -> Self {
         let ready = Ready { runs: plan.source == Source::Probe, guest, agent };
-        Self::with(story, runtime_folder, &plan.input.settings, ready)
+        let step = plan.next.as_ref().map(|next| next.step.json()).unwrap_or_default();
+        Self { step, ..Self::with(story, runtime_folder, &plan.input.settings, ready) }
     }
 
     /// The state of a pod that failed before it had a machine.
@@ -114,6 +117,7 @@ impl WebState {
             ready,
             listeners: ConnectionLimit::new(MAX_LISTENERS, MAX_PER_ADDRESS),
             name: settings.title().to_owned(),
+            step: Value::Null,
             seen: settings.screen.display.value == Display::Web,
             images: Images::new(settings),
             keyboard: settings.layout(),
@@ -133,7 +137,7 @@ impl WebState {
         let scene = self.story.scene().borrow().clone();
         let since = self.story.since.elapsed().as_secs();
         json!({ "name": self.name, "uptime": since, "pod": scene, "machine": machine,
-            "agent": guest })
+            "agent": guest, "step": self.step })
     }
 
     /// The answer to a health question: whether it is good, and the text.

@@ -197,7 +197,8 @@ fn free(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
-    let mut names: Vec<_> = files.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let mut names: Vec<_> =
+        files.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     names
 }

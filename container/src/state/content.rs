@@ -69,10 +69,7 @@ const WINDOWS_OWN: &[u8] = b"SYSTEM~1   ";
 const fn guid(first: u32, second: u16, third: u16, rest: u64) -> [u8; 16] {
     let (a, b, c, d) =
         (first.to_le_bytes(), second.to_le_bytes(), third.to_le_bytes(), rest.to_be_bytes());
-    [
-        a[0], a[1], a[2], a[3], b[0], b[1], c[0], c[1], d[0], d[1], d[2], d[3], d[4], d[5], d[6],
-        d[7],
-    ]
+    [a[0], a[1], a[2], a[3], b[0], b[1], c[0], c[1], d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]]
 }
 
 /// Judges a disk. Returns quickly, whatever is on it.
@@ -80,8 +77,21 @@ pub fn look(disk: &Disk) -> Content {
     if !disk.is_written() {
         return Content::Blank;
     }
-    let Ok(file) = disk.open() else { return Content::Unknown };
-    judge(&Reader { file, format: disk.format }).unwrap_or(Content::Unknown)
+    disk.open().map_or(Content::Unknown, |file| judge(&Reader { file, format: disk.format }))
+}
+
+/// Bytes of a disk.
+pub trait Sectors {
+    /// Fails beyond the end.
+    fn read(&self, length: usize, offset: u64) -> io::Result<Vec<u8>>;
+}
+
+impl Sectors for [u8] {
+    fn read(&self, length: usize, offset: u64) -> io::Result<Vec<u8>> {
+        let start = usize::try_from(offset).ok();
+        let bytes = start.and_then(|start| self.get(start..)?.get(..length));
+        bytes.map(<[u8]>::to_vec).ok_or(io::ErrorKind::UnexpectedEof.into())
+    }
 }
 
 struct Reader {
@@ -89,7 +99,7 @@ struct Reader {
     format: Format,
 }
 
-impl Reader {
+impl Sectors for Reader {
     fn read(&self, length: usize, offset: u64) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; length];
         match self.format {
@@ -100,7 +110,12 @@ impl Reader {
     }
 }
 
-fn judge(disk: &Reader) -> anyhow::Result<Content> {
+/// Judges a disk that has been written to.
+pub fn judge(disk: &(impl Sectors + ?Sized)) -> Content {
+    read(disk).unwrap_or(Content::Unknown)
+}
+
+fn read(disk: &(impl Sectors + ?Sized)) -> anyhow::Result<Content> {
     let start = disk.read(START, 0)?;
     let (mbr, behind) = start.split_at(SECTOR_BYTES);
     let is_gpts = |at: usize| matches!(mbr[at + MBR_TYPE], 0 | PROTECTIVE);
@@ -127,7 +142,10 @@ fn judge(disk: &Reader) -> anyhow::Result<Content> {
 
 /// Type and first byte of each partition. A table that an interrupted write has damaged is an
 /// error.
-fn partitions(disk: &Reader, header: &[u8]) -> anyhow::Result<Vec<([u8; 16], u64)>> {
+fn partitions(
+    disk: &(impl Sectors + ?Sized),
+    header: &[u8],
+) -> anyhow::Result<Vec<([u8; 16], u64)>> {
     let mut unsigned = header[..GPT_HEADER].to_vec();
     unsigned[HEADER_CRC..HEADER_CRC + 4].fill(0);
     ensure!(crc32fast::hash(&unsigned) == number(header, HEADER_CRC), "a damaged GPT");
@@ -149,7 +167,7 @@ fn partitions(disk: &Reader, header: &[u8]) -> anyhow::Result<Vec<([u8; 16], u64
 }
 
 /// Whether a partition is blank, or a FAT without files. Fails if it is neither.
-fn is_empty(disk: &Reader, at: u64) -> anyhow::Result<bool> {
+fn is_empty(disk: &(impl Sectors + ?Sized), at: u64) -> anyhow::Result<bool> {
     let boot = disk.read(SECTOR_BYTES, at)?;
     if boot.iter().all(|byte| *byte == 0) {
         return Ok(true);
@@ -171,7 +189,7 @@ fn is_empty(disk: &Reader, at: u64) -> anyhow::Result<bool> {
         (data + (root - 2) * cluster, usize::try_from(cluster * SECTOR)?)
     };
     ensure!(length > 0, "it has no root directory");
-    let start = at.checked_add(byte_of(first)?).unwrap_or(u64::MAX);
+    let start = at.saturating_add(byte_of(first)?);
     let directory = disk.read(length.min(MAX_DIRECTORY), start)?;
     Ok(has_no_files(&directory))
 }

@@ -1,8 +1,8 @@
 //! Names of media in `windows.base`, as the reference image makes them: it compares them with what
 //! its settings ask for, and so do we.
 
-use crate::settings::version::Version;
 use crate::settings::language::Row;
+use crate::settings::version::Version;
 
 /// Start of the names of media that the user gives. The number of bytes follows, so that another
 /// medium has another name.
@@ -10,8 +10,7 @@ const CUSTOM: &str = "windows.";
 /// Maximum length of a file name.
 const MAX_LENGTH: usize = 200;
 /// Extensions of downloads that contain a medium, and are not kept in its name.
-const PACKED: [&str; 10] =
-    ["7z", "zip", "rar", "tar", "cab", "cpio", "lzh", "lha", "xar", "esd"];
+const PACKED: [&str; 10] = ["7z", "zip", "rar", "tar", "cab", "cpio", "lzh", "lha", "xar", "esd"];
 
 /// The name of a medium of the user's.
 pub fn of_custom(bytes: u64) -> String {
@@ -19,7 +18,9 @@ pub fn of_custom(bytes: u64) -> String {
 }
 
 pub fn is_custom(name: &str) -> bool {
-    name.to_ascii_lowercase().starts_with(CUSTOM)
+    let name = name.to_ascii_lowercase();
+    let bytes = name.strip_prefix(CUSTOM).and_then(|rest| rest.strip_suffix(".iso"));
+    bytes.is_some_and(|it| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// The name of a medium that is downloaded. `None` if the version is none.
@@ -76,7 +77,7 @@ fn with_end(name: &str) -> String {
 
 /// The name that a `windows.base` has, or `None` if it cannot be one. Old versions wrote the name
 /// of the download.
-pub(super) fn of_base(text: &str) -> Option<String> {
+pub fn of_base(text: &str) -> Option<String> {
     let plain = !text.starts_with('.') && !text.contains('/') && !text.contains(char::is_control);
     (plain && text.len() <= MAX_LENGTH).then(|| with_end(text))
 }
@@ -111,7 +112,7 @@ mod test {
         }
         assert_eq!((name("my.iso", "en"), name("probe", "en")), (None, None));
         assert!(is_custom(&of_custom(7)) && is_custom("Windows.1.iso"));
-        assert!(!is_custom("win11x64.iso"));
+        assert!(!is_custom("win11x64.iso") && !is_custom("windows.x.iso"));
     }
 
     #[test]

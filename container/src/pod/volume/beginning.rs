@@ -13,7 +13,7 @@ use crate::disks;
 use crate::files;
 use crate::settings::Settings;
 use crate::state::changes::{self, Change, Place};
-use crate::state::{Found, Next, Step};
+use crate::state::{Found, Next, Step, name};
 use crate::story::Story;
 
 impl Volume {
@@ -26,7 +26,7 @@ impl Volume {
         root: &Path,
         story: &Story,
     ) -> anyhow::Result<()> {
-        if matches!(next.step, Step::Boot(_) | Step::ByHand) {
+        if next.step.keeps() {
             return Ok(());
         }
         // The machine of a killed pod may have been writing when the plan was made.
@@ -37,10 +37,15 @@ impl Volume {
             "the volume has changed since this start began: start again"
         );
         match next.step {
-            Step::Replace => story.info(
-                "Detected that the installation medium was changed, a backup of your previous \
-                 installation will be saved...",
-            ),
+            Step::Replace => {
+                // The reference's words.
+                let custom = next.base.as_deref().is_some_and(name::is_custom);
+                let what = if custom { "your custom .iso file" } else { "the VERSION variable" };
+                story.info(&format!(
+                    "Detected that {what} was changed, a backup of your previous installation \
+                     will be saved..."
+                ));
+            }
             Step::InstallAgain => story.info(&next.step.reason()),
             _ => {}
         }
