@@ -29,6 +29,9 @@ use crate::source::Source;
 use crate::state::{self, Found, Next, Step, Wanted, name};
 use crate::status::{self, Failure, Status};
 
+/// Names of the user's medium, in the container's root or on the volume.
+const CUSTOM: [&str; 2] = ["custom.iso", "boot.iso"];
+
 /// Everything that is decided before the machine is prepared.
 #[derive(Debug)]
 pub struct Plan {
@@ -191,21 +194,23 @@ fn decide(
     Ok((Next { found, step, base }, source))
 }
 
-/// The name of a source in `windows.base`.
+/// The name of a source in `windows.base`. An image on the volume is in place of the download, except
+/// one that the user names.
 fn base(source: &Source, settings: &Settings) -> Option<String> {
     let windows = &settings.windows;
     let downloaded = name::of(&windows.version, windows.language.0);
     match source {
         Source::Probe | Source::Disk(_) => None,
         Source::Download(_) => downloaded,
-        Source::Medium(path) => {
-            let name = path.file_name().and_then(OsStr::to_str);
-            match downloaded.filter(|downloaded| name == Some(downloaded)) {
-                Some(downloaded) => Some(downloaded),
-                None => std::fs::metadata(path).ok().map(|told| name::of_custom(told.len())),
-            }
-        }
+        Source::Medium(path) => downloaded
+            .filter(|_| !is_custom(path))
+            .or_else(|| std::fs::metadata(path).ok().map(|told| name::of_custom(told.len()))),
     }
+}
+
+fn is_custom(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    CUSTOM.iter().any(|custom| name.eq_ignore_ascii_case(custom))
 }
 
 /// The medium to install from: an ISO image of the user, one on the volume, or a download.
@@ -213,7 +218,7 @@ fn candidate(settings: &Settings, root: &Path) -> anyhow::Result<Source> {
     let volume = below(root, &settings.storage.folder);
     let mut media: Vec<PathBuf> = Vec::new();
     for folder in [root, volume.as_path()] {
-        for name in ["custom.iso", "boot.iso"] {
+        for name in CUSTOM {
             media.extend(named(folder, name));
         }
     }

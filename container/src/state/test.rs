@@ -89,6 +89,8 @@ const ROWS: &[Row] = &[
     // The default of VERSION asks for nothing here.
     row(&[FILES, MARK, "windows.base=win10x64.iso"], &[], ("boot", "booted before"), BacksUp),
     row(&[FILES, MARK, "windows.base=win10x64.iso"], DOCKUR, ("replace", "backups"), BacksUp),
+    // Other images on the volume ask for nothing.
+    row(&[FILES, MARK, ELEVEN, "tools.iso"], DOCKUR, ("boot", "booted before"), Boots),
     // A mistake in what would be installed does not stop an installed disk.
     row(&[FILES, MARK, ELEVEN, "/custom.iso/"], &[], ("boot", "booted before"), Boots),
     row(&[FILES, MARK, ELEVEN], &[("VERSION", "gone.iso")], ("boot", "booted before"), BacksUp),
