@@ -5,7 +5,6 @@ mod media;
 mod notes;
 mod windows;
 
-use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -194,8 +193,8 @@ fn decide(
     Ok((Next { found, step, base }, source))
 }
 
-/// The name of a source in `windows.base`. An image on the volume is in place of the download, except
-/// one that the user names.
+/// The name of a source in `windows.base`. An image on the volume is in place of the download,
+/// except one that the user names.
 fn base(source: &Source, settings: &Settings) -> Option<String> {
     let windows = &settings.windows;
     let downloaded = name::of(&windows.version, windows.language.0);

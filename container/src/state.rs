@@ -41,7 +41,7 @@ pub enum Base {
     Invalid(String),
 }
 
-/// What is on the volume.
+/// Content of the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The first disk, if there is one.
@@ -93,7 +93,7 @@ fn read_base(path: &Path) -> Base {
     }
 }
 
-/// What the settings and mounts ask for.
+/// Request of the settings and mounts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// The name of the medium, as [`name::of`] makes it. `None` if there is a mistake in what would

@@ -2,7 +2,7 @@
 //! that was interrupted may begin again on it, or something may be lost.
 //!
 //! Threats: a guest has written the disk. Every number is checked before its use, and little is
-//! read. What is not understood counts as someone's data.
+//! read. Anything unknown counts as someone's data.
 
 use std::fs::File;
 use std::io;

@@ -10,7 +10,7 @@ use crate::media::testutil::{Layout, install_cd, windows_11};
 use crate::plan::Plan;
 use crate::source::Source;
 
-/// What the reference image does.
+/// Step of the reference image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Theirs {
     Boots,
@@ -68,9 +68,12 @@ const ROWS: &[Row] = &[
     // Finished, and the settings ask for the same.
     row(&[FILES, MARK, ELEVEN], &[], ("boot", "booted before"), Boots),
     row(&[FILES, MARK, ELEVEN, ISO], &[], ("boot", "booted before"), Boots),
-    row(&[FILES, MARK, "windows.base=WIN11X64.ISO"], &[("VERSION", "11")], ("boot", "booted before"), Boots),
-    row(&[FILES, MARK, "windows.base=win11x64_fr.iso"], &[("LANGUAGE", "fr-CA")], ("boot", "booted before"), Boots),
-    row(&[FILES, MARK, "windows.base=w.zip"], &[("VERSION", "https://example.com/w.zip")], ("boot", "booted before"), Boots),
+    row(&[FILES, MARK, "windows.base=WIN11X64.ISO"],
+        &[("VERSION", "11")], ("boot", "booted before"), Boots),
+    row(&[FILES, MARK, "windows.base=win11x64_fr.iso"],
+        &[("LANGUAGE", "fr-CA")], ("boot", "booted before"), Boots),
+    row(&[FILES, MARK, "windows.base=w.zip"],
+        &[("VERSION", "https://example.com/w.zip")], ("boot", "booted before"), Boots),
     row(&[FILES, MARK], &[], ("boot", "booted before"), Boots),
     row(&[FILES, MARK], TEN_DOCKUR, ("boot", "booted before"), Boots),
     row(&[OTHER, MARK, ELEVEN], DOCKUR, ("boot", "booted before"), Boots),
@@ -83,9 +86,12 @@ const ROWS: &[Row] = &[
     row(&[FILES, MARK, ELEVEN], TEN_DOCKUR, ("replace", "backups"), BacksUp),
     row(&[FILES, MARK, ELEVEN, "/custom.iso"], &[], ("boot", "ask for another Windows"), BacksUp),
     row(&[FILES, MARK, ELEVEN, "/custom.iso"], DOCKUR, ("replace", "backups"), BacksUp),
-    row(&[FILES, MARK, "windows.base=windows.7.iso", "/custom.iso"], &[], ("boot", "ask for another"), BacksUp),
-    row(&[FILES, MARK, "windows.base=windows.7.iso", "/custom.iso"], DOCKUR, ("replace", "backups"), BacksUp),
-    row(&[FILES, MARK, ELEVEN], &[("LANGUAGE", "de")], ("boot", "ask for another Windows"), BacksUp),
+    row(&[FILES, MARK, "windows.base=windows.7.iso", "/custom.iso"],
+        &[], ("boot", "ask for another"), BacksUp),
+    row(&[FILES, MARK, "windows.base=windows.7.iso", "/custom.iso"],
+        DOCKUR, ("replace", "backups"), BacksUp),
+    row(&[FILES, MARK, ELEVEN],
+        &[("LANGUAGE", "de")], ("boot", "ask for another Windows"), BacksUp),
     // The default of VERSION asks for nothing here.
     row(&[FILES, MARK, "windows.base=win10x64.iso"], &[], ("boot", "booted before"), BacksUp),
     row(&[FILES, MARK, "windows.base=win10x64.iso"], DOCKUR, ("replace", "backups"), BacksUp),
@@ -101,7 +107,8 @@ const ROWS: &[Row] = &[
     row(&["data.img=none", ELEVEN, ISO], &[], ("install-again", "interrupted"), Erases),
     row(&[EMPTY, ELEVEN, ISO], TEN, ("install-again", "interrupted"), Erases),
     row(&[EMPTY, ELEVEN, ISO], TEN_DOCKUR, ("install-again", "interrupted"), Erases),
-    row(&[EMPTY, "windows.base=windows.7.iso", "/custom.iso"], &[], ("install-again", "interrupted"), Erases),
+    row(&[EMPTY, "windows.base=windows.7.iso", "/custom.iso"],
+        &[], ("install-again", "interrupted"), Erases),
     row(&[EMPTY, ELEVEN, "/custom.iso"], MANUAL, ("by-hand", "MANUAL=Y"), Erases),
     // Without a mark, but a system may be there: it is never erased. The reference erases it.
     row(&[FILES, ELEVEN], &[], ("boot", GOES_ON), Erases),
@@ -117,10 +124,12 @@ const ROWS: &[Row] = &[
     row(&[OTHER], &[], ("boot", "unknown data"), Erases),
     row(&[OTHER, ELEVEN, ISO], &[], ("boot", "unknown data"), Erases),
     row(&["data.qcow2=other", "/custom.iso"], &[], ("boot", "unknown data"), Erases),
-    row(&[EMPTY, "/custom.iso"], &[], ("refuse", "does not say that an installation began"), Erases),
+    row(&[EMPTY, "/custom.iso"],
+        &[], ("refuse", "does not say that an installation began"), Erases),
     row(&[EMPTY, "/custom.iso"], MANUAL, ("by-hand", "MANUAL=Y"), Erases),
     // Disks that are not on the volume cannot be moved.
-    row(&["/data.img=files", MARK, ELEVEN], TEN_DOCKUR, ("refuse", "only a disk that is a file"), BacksUp),
+    row(&["/data.img=files", MARK, ELEVEN],
+        TEN_DOCKUR, ("refuse", "only a disk that is a file"), BacksUp),
     row(&["/data.img=empty", ELEVEN], &[], ("refuse", "does not say"), Erases),
     row(&["/data.img=files", ELEVEN, "/custom.iso"], &[], ("boot", GOES_ON), Erases),
     // State files with other content.
