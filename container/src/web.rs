@@ -72,7 +72,8 @@ pub struct WebState {
     listeners: ConnectionLimit,
     /// The name of the guest for people.
     name: String,
-    /// The step that the pod takes with its volume, and the reason. `null` without a volume, or after an error.
+    /// The step that the pod takes with its volume, and the reason. `null` without a volume, or
+    /// after an error.
     step: Value,
     /// The machine has a screen that browsers show.
     seen: bool,
