@@ -84,7 +84,9 @@ pub fn status() -> anyhow::Result<String> {
     let doing = state["pod"]["doing"].as_str().unwrap_or_default();
     let object = machine.as_object_mut();
     let object = object.with_context(|| format!("the machine does not run yet: {doing}"))?;
-    object.insert("agent".into(), state["agent"].take());
+    for name in ["agent", "step"] {
+        object.insert(name.into(), state[name].take());
+    }
     if let Some(installation) = state["pod"].get_mut("installation") {
         object.insert("installation".into(), installation.take());
     }

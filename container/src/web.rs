@@ -73,6 +73,9 @@ pub struct WebState {
     listeners: ConnectionLimit,
     /// The name of the guest for people.
     name: String,
+    /// The step that the pod takes with its volume, and the reason. `null` without a volume, or
+    /// after an error.
+    step: Value,
     /// The machine has a screen that browsers show.
     seen: bool,
     images: Images,
@@ -90,7 +93,8 @@ impl WebState {
         let settings = &plan.input.settings;
         let logon = settings.account.autologin;
         let ready = Ready { runs: plan.source == Source::Probe, logon, guest, agent };
-        Self::with(story, runtime_folder, settings, ready)
+        let step = plan.next.as_ref().map(|next| next.step.json()).unwrap_or_default();
+        Self { step, ..Self::with(story, runtime_folder, settings, ready) }
     }
 
     /// The state of a pod that failed before it had a machine.
@@ -117,6 +121,7 @@ impl WebState {
             ready,
             listeners: ConnectionLimit::new(MAX_LISTENERS, MAX_PER_ADDRESS),
             name: settings.title().to_owned(),
+            step: Value::Null,
             seen: settings.screen.display.value == Display::Web,
             images: Images::new(settings),
             keyboard: settings.layout(),
@@ -136,7 +141,7 @@ impl WebState {
         let scene = self.story.scene().borrow().clone();
         let since = self.story.since.elapsed().as_secs();
         json!({ "name": self.name, "uptime": since, "pod": scene, "machine": machine,
-            "agent": guest })
+            "agent": guest, "step": self.step })
     }
 
     /// The answer to a health question: whether it is good, and the text.

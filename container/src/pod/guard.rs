@@ -160,7 +160,7 @@ mod test {
         input.settings.storage.folder = folder.to_owned();
         let source = if probe { Source::Probe } else { Source::Medium("/custom.iso".into()) };
         let (sizes, warnings) = (Sizes::default(), Vec::new());
-        let plan = Plan { input, sizes, source, media: None, warnings };
+        let plan = Plan { input, sizes, source, next: None, media: None, warnings };
         let volume = (!probe).then(|| Volume::open(&plan.input.settings, &plan.source).unwrap());
         let runtime_folder = RuntimeFolder::within(folder);
         match Guard::of(&plan, volume.as_ref(), &runtime_folder).unwrap() {

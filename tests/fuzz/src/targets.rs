@@ -42,6 +42,7 @@ hostile! {
     hostile_user: "../../../vmm/tests/hostile_user/mod.rs",
     hostile_viewer: "../../../vmm/screen/tests/hostile_viewer/mod.rs",
     hostile_virtio: "../../../devices/tests/hostile_virtio/mod.rs",
+    hostile_volume: "../../../container/tests/hostile_volume/mod.rs",
     hostile_xhci: "../../../devices/tests/hostile_xhci/mod.rs",
 }
 
@@ -85,6 +86,7 @@ pub const TARGETS: &[Target] = &[
     target("setup-disk", 4096, Own(hostile_setup_disk::paths), |it| {
         hostile_setup_disk::make(it);
     }),
+    target("volume", 512, Bytes, volume),
     target("config", 4096, Choice(words::user), config),
     target("control", 4096, Words(words::control), control),
     target("answer", 4096, Choice(words::answer), hostile_answer::change),
@@ -178,6 +180,13 @@ fn wim(bytes: &[u8]) {
     match from_utf8(bytes) {
         Ok(text) => hostile_media::xml(text),
         Err(_) => hostile_media::wim(bytes),
+    }
+}
+
+fn volume(bytes: &[u8]) {
+    hostile_volume::judge_disk(bytes);
+    if let Ok(text) = from_utf8(bytes) {
+        hostile_volume::name_medium(text);
     }
 }
 
