@@ -114,12 +114,63 @@ const COMMANDS: &[Command] = &[
     Command { name: "version", usage: "", help: "Prints the version.", run: version },
 ];
 
-/// Returns the exit status.
-pub fn run(words: Vec<OsString>) -> anyhow::Result<u8> {
-    let words = words.into_iter().map(|word| {
+/// What a command line starts.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Start {
+    /// The pod. The entry point of the reference image ignores its arguments, so they have no
+    /// effect here.
+    Pod { ignored: Vec<String> },
+    Command(Vec<String>),
+}
+
+/// Decides what to start. `is_entry` is set for the first program of a container, whose words may
+/// be the `command:` of Compose or the `args:` of Kubernetes.
+pub fn start(program: &str, mut words: Vec<String>, is_entry: bool) -> Start {
+    const ENTRY: &str = "entry.sh";
+    let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
+    match &*name(program) {
+        ENTRY => return Start::Pod { ignored: words },
+        // Its options precede the program.
+        "tini" => {
+            let first = words.iter().position(|word| !word.starts_with('-'));
+            words.drain(..first.unwrap_or(words.len()));
+            let entry = words.first().is_some_and(|word| name(word) == ENTRY);
+            return Start::Pod { ignored: words.split_off(usize::from(entry)) };
+        }
+        _ => {}
+    }
+    let known = |word: &String| {
+        let known = names();
+        let option = ["-h", "--help", "-V", "--version"].contains(&&**word);
+        option || known.contains(&&**word) || near::nearest(word, &known).is_some()
+    };
+    match words.first() {
+        Some(first) if is_entry && !known(first) => Start::Pod { ignored: words },
+        _ => Start::Command(words),
+    }
+}
+
+fn names() -> Vec<&'static str> {
+    COMMANDS.iter().map(|verb| verb.name).collect()
+}
+
+/// Runs the command line. Returns the exit status.
+pub fn run(words: impl Iterator<Item = OsString>) -> anyhow::Result<u8> {
+    let words = words.map(|word| {
         word.into_string().map_err(|word| usage(format!("{} is not text", word.display())))
     });
-    let mut words: Vec<_> = words.collect::<anyhow::Result<_>>()?;
+    let mut words = words.collect::<anyhow::Result<Vec<_>>>()?.into_iter();
+    let program = words.next().unwrap_or_default();
+    // With an init program, the entry point is its child. Commands that an engine starts in a
+    // running container have a parent outside.
+    let is_entry = std::process::id() == 1 || std::os::unix::process::parent_id() == 1;
+    match start(&program, words.collect(), is_entry) {
+        Start::Pod { ignored } => pod::run(&std::env::vars_os().collect(), &ignored),
+        Start::Command(words) => run_command(words),
+    }
+}
+
+fn run_command(mut words: Vec<String>) -> anyhow::Result<u8> {
     if words.is_empty() {
         return explain(&[]);
     }
@@ -129,8 +180,7 @@ pub fn run(words: Vec<OsString>) -> anyhow::Result<u8> {
         name => name.to_owned(),
     };
     let Some(verb) = COMMANDS.iter().find(|verb| verb.name == name) else {
-        let known: Vec<_> = COMMANDS.iter().map(|verb| verb.name).collect();
-        let out = match near::nearest(&name, &known) {
+        let out = match near::nearest(&name, &names()) {
             Some(near) => format!("did you mean {near}?"),
             None => "`transom help` lists all commands".to_owned(),
         };
@@ -160,7 +210,7 @@ fn run_pod(words: &[String]) -> anyhow::Result<u8> {
             "pod takes no arguments: set variables of the environment (transom help env)",
         ));
     }
-    pod::run(&std::env::vars_os().collect())
+    pod::run(&std::env::vars_os().collect(), &[])
 }
 
 fn show_status(words: &[String]) -> anyhow::Result<u8> {
