@@ -14,7 +14,7 @@ use crate::plan::{Plan, answers};
 use crate::settings::environment::{self, Environment};
 use crate::settings::{Settings, near};
 use crate::status::{Failure, Status};
-use crate::{ask, help, plan, pod};
+use crate::{ask, copy, help, plan, pod};
 
 struct Command {
     name: &'static str,
@@ -73,6 +73,13 @@ const COMMANDS: &[Command] = &[
         run: execute,
     },
     Command {
+        name: "cp",
+        usage: "FILE - | - FILE",
+        help: "Copies a file of the volume (STORAGE) to standard output, or standard input to a new \
+               file there, and prints the number of bytes. Existing files are not replaced.",
+        run: copy_file,
+    },
+    Command {
         name: "logs",
         usage: "[--follow] [--json]",
         help: "Prints the last lines of the pod's log, up to 2000. With --follow, continues with \
@@ -119,7 +126,9 @@ const COMMANDS: &[Command] = &[
 pub enum Start {
     /// The pod. The entry point of the reference image ignores its arguments, so they have no
     /// effect here.
-    Pod { ignored: Vec<String> },
+    Pod {
+        ignored: Vec<String>,
+    },
     Command(Vec<String>),
 }
 
@@ -271,6 +280,17 @@ fn execute(words: &[String]) -> anyhow::Result<u8> {
         writeln!(errors, "transom: the program ended with {status}").ok();
     }
     Ok(ended.status)
+}
+
+fn copy_file(words: &[String]) -> anyhow::Result<u8> {
+    let wrong = || usage("cp takes FILE - (to standard output) or - FILE (from standard input)");
+    let [from, to] = words else { return Err(wrong()) };
+    let direction = copy::direction(from, to).ok_or_else(wrong)?;
+    let volume = settings()?.storage.folder;
+    let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
+    let bytes = copy::run(&direction, &volume, &mut input, &mut output)?;
+    writeln!(std::io::stderr(), "{bytes} bytes copied").ok();
+    Ok(0)
 }
 
 fn show_logs(words: &[String]) -> anyhow::Result<u8> {

@@ -178,7 +178,10 @@ fn frame(config: &mut Config, settings: &Settings, sizes: &Sizes) {
         vmm::config::Display::Absent(Absent::None)
     } else {
         let mode = Resolution::nearest(settings.windows.width.0, settings.windows.height.0);
-        vmm::config::Display::Present(bochs::Config { mode, ..bochs::Config::default() })
+        let usual = bochs::Config::default();
+        let bytes = u64::from(mode.width()) * u64::from(mode.height()) * 4;
+        let memory = Size(usual.memory.0.max(bytes.next_power_of_two()));
+        vmm::config::Display::Present(bochs::Config { mode, memory, ..usual })
     };
     let windows = &settings.windows;
     let keyboard = windows.keyboard.as_ref().map(|it| it.show());
@@ -613,6 +616,18 @@ mod test {
         assert_eq!(machine["fw-cfg"][0], "opt/a=b");
         assert_eq!(machine["keyboard"], "de");
         assert_eq!(made(&[("VGA", "none")]).unwrap()["display"], "none");
+        // The reference image accepts sizes that the display has not.
+        for (width, height, mode, memory) in [
+            ("320", "200", "640x480", "64M"),
+            ("16384", "16384", "8192x8192", "256M"),
+            ("7680", "4320", "7680x4320", "128M"),
+        ] {
+            let display = &made(&[("WIDTH", width), ("HEIGHT", height)]).unwrap()["display"];
+            assert_eq!(
+                (display["mode"].as_str(), display["memory"].as_str()),
+                (Some(mode), Some(memory))
+            );
+        }
         let machine = made(&[("ARGUMENTS", "-drive file=/x.img,if=ide")]).unwrap();
         assert!(kinds(&machine).contains(&"ahci-disk"));
         let machine = made(&[("ARGUMENTS", "-drive file=/x.img,format=raw -hda /y.img")]).unwrap();
