@@ -138,6 +138,8 @@ pub fn start(program: &str, mut words: Vec<String>, is_entry: bool) -> Start {
     const ENTRY: &str = "entry.sh";
     let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
     match &*name(program) {
+        // The image's own default, which some engines append.
+        ENTRY if words == ["pod"] => return Start::Pod { ignored: Vec::new() },
         ENTRY => return Start::Pod { ignored: words },
         // Its options precede the program.
         "tini" => {

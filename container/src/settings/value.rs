@@ -89,7 +89,7 @@ pub fn switch(text: &str) -> Option<bool> {
 
 impl Value for bool {
     const ACCEPTS: &'static str = "Y or N";
-    const LENIENT: bool = true;
+    const LENIENT: Self = true;
 
     fn read(text: &str) -> anyhow::Result<Self> {
         switch(text).context("this is a switch: give Y or N")

@@ -181,6 +181,7 @@ fn arguments_of_the_container_are_ignored_as_by_its_entry_point() {
     }
     // `command:` of Kubernetes.
     assert_eq!(of("/run/entry.sh", &[]), pod(&[]));
+    assert_eq!(of("/run/entry.sh", &["pod"]), pod(&[]));
     assert_eq!(of("/run/entry.sh", &["status"]), pod(&["status"]));
     assert_eq!(of("/usr/bin/tini", &["-s", "/run/entry.sh"]), pod(&[]));
     assert_eq!(of("tini", &["-s", "--", "/run/entry.sh", "x"]), pod(&["x"]));
