@@ -75,8 +75,8 @@ const COMMANDS: &[Command] = &[
     Command {
         name: "cp",
         usage: "FILE - | - FILE",
-        help: "Copies a file of the volume (STORAGE) to standard output, or standard input to a new \
-               file there, and prints the number of bytes. Existing files are not replaced.",
+        help: "Copies a file of the volume (STORAGE) to standard output, or standard input to a \
+               new file there, and prints the number of bytes. Existing files are not replaced.",
         run: copy_file,
     },
     Command {
@@ -121,7 +121,7 @@ const COMMANDS: &[Command] = &[
     Command { name: "version", usage: "", help: "Prints the version.", run: version },
 ];
 
-/// What a command line starts.
+/// The effect of a command line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Start {
     /// The pod. The entry point of the reference image ignores its arguments, so they have no

@@ -74,8 +74,8 @@ pub const SHUT_DOWN: &str = "Shutdown completed!";
 /// How long the pod's end waits for viewers and other tasks.
 const TASKS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs the pod until its machine is off, or a signal ends it. Returns the exit status. `ignored` are
-/// words of the command line without effect.
+/// Runs the pod until its machine is off, or a signal ends it. Returns the exit status. `ignored`
+/// are words of the command line without effect.
 pub fn run(environment: &Environment, ignored: &[String]) -> anyhow::Result<u8> {
     descriptors::raise();
     // Only the main thread has rights, and it drops them step by step. Helper threads start without
@@ -191,8 +191,8 @@ async fn run_to_end(
 /// word is shown, because others may be secret.
 fn words_without_effect(first: &str) -> String {
     format!(
-        "the command {} has no effect, because the container always runs its machine: leave it out, \
-         or use `transom exec` in the running container to run a program in the guest",
+        "the command {} has no effect, because the container always runs its machine: leave it \
+         out, or use `transom exec` in the running container to run a program in the guest",
         value::quote(first)
     )
 }

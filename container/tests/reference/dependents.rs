@@ -41,7 +41,7 @@ fn words(value: &Value) -> Vec<String> {
 fn environment(service: &Value) -> Environment {
     let all = service["environment"].as_object().unwrap().iter();
     let own = all.map(|(name, value)| {
-        let value = value.as_str().unwrap().replace("${HOME}", "/home/me");
+        let value = value.as_str().unwrap().replace("${HOME}", "/root");
         (name.into(), value.into())
     });
     own.chain([("HOSTNAME".into(), "box".into()), ("PATH".into(), "/usr/bin".into())]).collect()
@@ -87,7 +87,7 @@ fn check_command(service: &Value, file: &str) {
     assert!(starts, "{file}: {given:?}");
 }
 
-/// What our log says while Windows is downloaded, installed, started and stopped.
+/// The lines of our log while Windows is downloaded, installed, started and stopped.
 fn log(plan: &Plan) -> Vec<String> {
     let story = Story::new();
     let Source::Download(version) = &plan.source else { panic!("{:?}", plan.source) };

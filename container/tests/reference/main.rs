@@ -99,7 +99,7 @@ const SURVIVED: &[(&str, Warning)] = &[
     ("CONNECTIONS=17", "CONNECTIONS=17 has no effect"),
     ("BALLOONING_KP=fast", "BALLOONING_KP=fast has no effect"),
     ("SHARES=/a,/b", "SHARES has no effect"),
-    ("HOME=/home/me|HOSTNAME=box|TERM=xterm", ""),
+    ("HOME=/root|HOSTNAME=box|TERM=xterm", ""),
 ];
 
 #[test]
