@@ -19,6 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use container::pod::SHUT_DOWN;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use transom_tests::browser::Browser;
 use transom_tests::print::Picture;
@@ -129,6 +130,8 @@ fn the_probe_page_is_served_and_the_pod_stops_in_time() -> Result<()> {
     let status = pod.stop(30)?;
     ensure!(status == 143, "{status}\n{}", pod.logs()?);
     ensure!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    // Tools wait for this line.
+    ensure!(pod.logs()?.contains(SHUT_DOWN), "{}", pod.logs()?);
     Ok(())
 }
 
@@ -305,7 +308,7 @@ fn each_startup_error_is_one_sentence_and_a_status() -> Result<()> {
     for (words, status, sentence) in [
         (&["--env", "VERSION=11"][..], 68, "mount its ISO as /custom.iso"),
         (&["--env", "CPU_CORES=many"], 15, "CPU_CORES=many"),
-        (&["--env", "VERSION=probe", "--env", "QMP=tcp:0.0.0.0:1"], 2, "QMP"),
+        (&["--env", "VERSION=probe", "--env", "UUID=1"], 2, "UUID=1: give a UUID"),
     ] {
         let pod = Pod::start(engine, "wrong", words)?;
         let (ended, said) = (pod.wait()?, pod.logs()?);

@@ -69,6 +69,8 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the pod's end waits for commands that wait for the end of the machine, on a busy host,
 /// too.
 const END_NOTICE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Added to the number of a signal, it is the status of a pod that the signal ended.
+const SIGNALS: u8 = 128;
 /// The last line of a pod that did not fail. Tools wait for it.
 pub const SHUT_DOWN: &str = "Shutdown completed!";
 /// How long the pod's end waits for viewers and other tasks.
@@ -180,7 +182,8 @@ async fn run_to_end(
     let end_notice = EndNotice::default();
     inquiry::open(&pod.runtime_folder.pod(), web, end_notice.clone()).map(tokio::spawn)?;
     let status = run_machine(&pod, signals).await;
-    if status.is_ok() {
+    // Other statuses are failures of the machine.
+    if status.as_ref().is_ok_and(|status| *status == 0 || *status > SIGNALS) {
         tracing::info!("{SHUT_DOWN}");
     }
     end_notice.send(END_NOTICE_TIMEOUT).await;

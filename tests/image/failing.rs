@@ -33,7 +33,7 @@ impl Failing {
         let name = format!("transom-{}-failing-{number}", std::process::id());
         let run = ["run", "--detach", "--name", &name, "--network", "none"];
         let environment = ["--env", "VERSION=probe", "--env", "ERROR_HOLD=600"];
-        said(&mut engine.podman(&[&run, &environment, options, &[image], command].concat()))?;
+        said(&mut engine.podman(&[&run[..], &environment, options, &[image], command].concat()))?;
         let pod = Self { engine, name };
         let deadline = Instant::now() + PATIENCE;
         while !pod.logs()?.contains("(ERROR_HOLD)") {
