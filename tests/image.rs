@@ -365,8 +365,8 @@ fn the_image_for_debugging_has_a_shell_and_is_built_upon() -> Result<()> {
     said(&mut engine.podman(&cut))?;
     let pod = Failing::start(engine, upon, &[], &[])?;
     let (status, text) =
-        pod.exec(&["sh", "-c", "cat /prepared; id -u built; command -v nc"], &[])?;
-    ensure!(status == 0 && text == b"prepared\n1000\n/usr/bin/nc\n", "{status}: {text:?}");
+        pod.exec(&["sh", "-c", "cat /prepared; id -un built; command -v nc"], &[])?;
+    ensure!(status == 0 && text == b"prepared\nbuilt\n/usr/bin/nc\n", "{status}: {text:?}");
     // `kubectl cp` sends and takes an archive.
     let mut archive = Command::new("tar");
     archive.args(["-c", "-C", &path, "start.sh"]);
