@@ -4,6 +4,8 @@
 
 #[path = "image/engine.rs"]
 mod engine;
+#[path = "image/failing.rs"]
+mod failing;
 #[path = "image/kube.rs"]
 mod kube;
 #[path = "image/sight.rs"]
@@ -12,17 +14,20 @@ mod sight;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use container::pod::SHUT_DOWN;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use transom_tests::browser::Browser;
 use transom_tests::print::Picture;
-use transom_tests::program::{PATIENCE, not_run};
+use transom_tests::program::{PATIENCE, not_run, said};
 use vmm::kvm::KvmSupport;
 
-use self::engine::{Engine, Pod};
+use self::engine::{DEBUG_IMAGE, Engine, IMAGE, Pod};
+use self::failing::Failing;
 
 /// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {
@@ -125,6 +130,8 @@ fn the_probe_page_is_served_and_the_pod_stops_in_time() -> Result<()> {
     let status = pod.stop(30)?;
     ensure!(status == 143, "{status}\n{}", pod.logs()?);
     ensure!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    // Tools wait for this line.
+    ensure!(pod.logs()?.contains(SHUT_DOWN), "{}", pod.logs()?);
     Ok(())
 }
 
@@ -301,7 +308,7 @@ fn each_startup_error_is_one_sentence_and_a_status() -> Result<()> {
     for (words, status, sentence) in [
         (&["--env", "VERSION=11"][..], 68, "mount its ISO as /custom.iso"),
         (&["--env", "CPU_CORES=many"], 15, "CPU_CORES=many"),
-        (&["--env", "VERSION=probe", "--env", "QMP=tcp:0.0.0.0:1"], 2, "QMP"),
+        (&["--env", "VERSION=probe", "--env", "UUID=1"], 2, "UUID=1: give a UUID"),
     ] {
         let pod = Pod::start(engine, "wrong", words)?;
         let (ended, said) = (pod.wait()?, pod.logs()?);
@@ -313,6 +320,63 @@ fn each_startup_error_is_one_sentence_and_a_status() -> Result<()> {
     let (ended, said) = (pod.wait()?, pod.logs()?);
     ensure!(ended == 88 && said.contains("--device /dev/kvm"), "{ended}: {said}");
     Ok(())
+}
+
+/// The reference image ignores the command of a container, too.
+#[test]
+fn files_are_copied_and_a_command_is_ignored() -> Result<()> {
+    if let Err(why) = engine::is_here() {
+        not_run("copies to the volume", why);
+        return Ok(());
+    }
+    let engine = Engine::get()?;
+    let pod = Failing::start(engine, IMAGE, &[], &["powershell", "-c", "exit"])?;
+    let bytes: Vec<u8> = (0..3 << 20).map(|it: u32| it.to_le_bytes()[1]).collect();
+    let copy = |words: &[&str], input: &[u8]| {
+        pod.exec(&[&["/usr/bin/transom", "cp"], words].concat(), input)
+    };
+    ensure!(copy(&["-", "/storage/custom.iso"], &bytes)?.0 == 0, "not stored");
+    ensure!(copy(&["custom.iso", "-"], &[])? == (0, bytes), "another file came back");
+    ensure!(copy(&["-", "custom.iso"], b"new")?.0 == 1, "a file is replaced");
+    ensure!(copy(&["/etc/passwd", "-"], &[])? == (1, Vec::new()), "a file of the image came back");
+    ensure!(pod.exec(&["/usr/bin/transom", "powershell"], &[])?.0 == 2, "an unknown command ran");
+    pod.stop()
+}
+
+#[test]
+fn the_image_for_debugging_has_a_shell_and_is_built_upon() -> Result<()> {
+    if let Err(why) = engine::is_here() {
+        not_run("the image for debugging", why);
+        return Ok(());
+    }
+    let engine = Engine::get()?;
+    engine.build_with(&["--debug"])?;
+    let folder = tempfile::tempdir()?;
+    let script = "#!/bin/sh\necho prepared > /prepared\nexec /usr/bin/tini -s /run/entry.sh\n";
+    fs::write(folder.path().join("start.sh"), script)?;
+    let recipe = format!(
+        "FROM {DEBUG_IMAGE}\nCOPY --chmod=755 start.sh /\nRUN apt-get --version && useradd built\n\
+         ENTRYPOINT [\"/start.sh\"]\n"
+    );
+    fs::write(folder.path().join("Containerfile"), recipe)?;
+    let upon = "localhost/transom-test:upon";
+    let path = folder.path().display().to_string();
+    let cut = ["build", "--quiet", "--ulimit", "nofile=4096:4096", "--tag", upon, &path];
+    said(&mut engine.podman(&cut))?;
+    let pod = Failing::start(engine, upon, &[], &[])?;
+    let (status, text) =
+        pod.exec(&["sh", "-c", "cat /prepared; id -un built; command -v nc"], &[])?;
+    ensure!(status == 0 && text == b"prepared\nbuilt\n/usr/bin/nc\n", "{status}: {text:?}");
+    // `kubectl cp` sends and takes an archive.
+    let mut archive = Command::new("tar");
+    archive.args(["-c", "-C", &path, "start.sh"]);
+    let (status, _) =
+        pod.exec(&["tar", "-xmf", "-", "-C", "/storage"], &archive.output()?.stdout)?;
+    ensure!(status == 0, "{status}");
+    let (status, archive) = pod.exec(&["tar", "cf", "-", "/storage/start.sh"], &[])?;
+    let copied = String::from_utf8_lossy(&archive).contains(script);
+    ensure!(status == 0 && copied, "{status}: no script in {} bytes", archive.len());
+    pod.stop()
 }
 
 #[test]

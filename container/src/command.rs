@@ -14,7 +14,7 @@ use crate::plan::{Plan, answers};
 use crate::settings::environment::{self, Environment};
 use crate::settings::{Settings, near};
 use crate::status::{Failure, Status};
-use crate::{ask, help, plan, pod};
+use crate::{ask, copy, help, plan, pod};
 
 struct Command {
     name: &'static str,
@@ -75,6 +75,13 @@ const COMMANDS: &[Command] = &[
         run: execute,
     },
     Command {
+        name: "cp",
+        usage: "FILE - | - FILE",
+        help: "Copies a file of the volume (STORAGE) to standard output, or standard input to a \
+               new file there, and prints the number of bytes. Existing files are not replaced.",
+        run: copy_file,
+    },
+    Command {
         name: "logs",
         usage: "[--follow] [--json]",
         help: "Prints the last lines of the pod's log, up to 2000. With --follow, continues with \
@@ -116,12 +123,67 @@ const COMMANDS: &[Command] = &[
     Command { name: "version", usage: "", help: "Prints the version.", run: version },
 ];
 
-/// Returns the exit status.
-pub fn run(words: Vec<OsString>) -> anyhow::Result<u8> {
-    let words = words.into_iter().map(|word| {
+/// The effect of a command line.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Start {
+    /// The pod. The entry point of the reference image ignores its arguments, so they have no
+    /// effect here.
+    Pod {
+        ignored: Vec<String>,
+    },
+    Command(Vec<String>),
+}
+
+/// Decides what to start. `is_entry` is set for the first program of a container, whose words may
+/// be the `command:` of Compose or the `args:` of Kubernetes.
+pub fn start(program: &str, mut words: Vec<String>, is_entry: bool) -> Start {
+    const ENTRY: &str = "entry.sh";
+    let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
+    match &*name(program) {
+        // The image's own default, which some engines append.
+        ENTRY if words == ["pod"] => return Start::Pod { ignored: Vec::new() },
+        ENTRY => return Start::Pod { ignored: words },
+        // Its options precede the program.
+        "tini" => {
+            let first = words.iter().position(|word| !word.starts_with('-'));
+            words.drain(..first.unwrap_or(words.len()));
+            let entry = words.first().is_some_and(|word| name(word) == ENTRY);
+            return Start::Pod { ignored: words.split_off(usize::from(entry)) };
+        }
+        _ => {}
+    }
+    let known = |word: &String| {
+        let known = names();
+        let option = ["-h", "--help", "-V", "--version"].contains(&&**word);
+        option || known.contains(&&**word) || near::nearest(word, &known).is_some()
+    };
+    match words.first() {
+        Some(first) if is_entry && !known(first) => Start::Pod { ignored: words },
+        _ => Start::Command(words),
+    }
+}
+
+fn names() -> Vec<&'static str> {
+    COMMANDS.iter().map(|verb| verb.name).collect()
+}
+
+/// Runs the command line. Returns the exit status.
+pub fn run(words: impl Iterator<Item = OsString>) -> anyhow::Result<u8> {
+    let words = words.map(|word| {
         word.into_string().map_err(|word| usage(format!("{} is not text", word.display())))
     });
-    let mut words: Vec<_> = words.collect::<anyhow::Result<_>>()?;
+    let mut words = words.collect::<anyhow::Result<Vec<_>>>()?.into_iter();
+    let program = words.next().unwrap_or_default();
+    // With an init program, the entry point is its child. Commands that an engine starts in a
+    // running container have a parent outside.
+    let is_entry = std::process::id() == 1 || std::os::unix::process::parent_id() == 1;
+    match start(&program, words.collect(), is_entry) {
+        Start::Pod { ignored } => pod::run(&std::env::vars_os().collect(), &ignored),
+        Start::Command(words) => run_command(words),
+    }
+}
+
+fn run_command(mut words: Vec<String>) -> anyhow::Result<u8> {
     if words.is_empty() {
         return explain(&[]);
     }
@@ -131,8 +193,7 @@ pub fn run(words: Vec<OsString>) -> anyhow::Result<u8> {
         name => name.to_owned(),
     };
     let Some(verb) = COMMANDS.iter().find(|verb| verb.name == name) else {
-        let known: Vec<_> = COMMANDS.iter().map(|verb| verb.name).collect();
-        let out = match near::nearest(&name, &known) {
+        let out = match near::nearest(&name, &names()) {
             Some(near) => format!("did you mean {near}?"),
             None => "`transom help` lists all commands".to_owned(),
         };
@@ -162,7 +223,7 @@ fn run_pod(words: &[String]) -> anyhow::Result<u8> {
             "pod takes no arguments: set variables of the environment (transom help env)",
         ));
     }
-    pod::run(&std::env::vars_os().collect())
+    pod::run(&std::env::vars_os().collect(), &[])
 }
 
 fn show_status(words: &[String]) -> anyhow::Result<u8> {
@@ -226,6 +287,17 @@ fn execute(words: &[String]) -> anyhow::Result<u8> {
         writeln!(errors, "transom: the program ended with {status}").ok();
     }
     Ok(ended.status)
+}
+
+fn copy_file(words: &[String]) -> anyhow::Result<u8> {
+    let wrong = || usage("cp takes FILE - (to standard output) or - FILE (from standard input)");
+    let [from, to] = words else { return Err(wrong()) };
+    let direction = copy::direction(from, to).ok_or_else(wrong)?;
+    let volume = settings()?.storage.folder;
+    let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
+    let bytes = copy::run(&direction, &volume, &mut input, &mut output)?;
+    writeln!(std::io::stderr(), "{bytes} bytes copied").ok();
+    Ok(0)
 }
 
 fn show_logs(words: &[String]) -> anyhow::Result<u8> {

@@ -6,9 +6,11 @@ use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Component, Path};
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use anyhow::bail;
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use rustix::io::Errno;
 use tempfile::NamedTempFile;
 
 const MAX_TEXT: u64 = 4096;
@@ -28,6 +30,28 @@ fn open_as(path: &Path, options: &mut OpenOptions, flags: OFlags) -> io::Result<
     let file = options.custom_flags(flags.bits().cast_signed()).open(path)?;
     check(&file.metadata()?)?;
     Ok(file)
+}
+
+/// Opens what has this path below a folder. Follows no link, and never blocks.
+pub fn open_within(folder: &Path, path: &Path) -> anyhow::Result<File> {
+    let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut folder = openat(CWD, folder, way, Mode::empty())?;
+    let mut parts = path.components().peekable();
+    while let Some(part) = parts.next() {
+        let Component::Normal(name) = part else { bail!("`..` is not allowed in the path") };
+        let last = parts.peek().is_none();
+        let file = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let flags = if last { file } else { way } | OFlags::NOFOLLOW;
+        folder = match openat(&folder, name, flags, Mode::empty()) {
+            // `O_DIRECTORY | O_NOFOLLOW` on a link in the middle fails with `ENOTDIR` instead.
+            Err(Errno::LOOP) => bail!("it is a symbolic link, which is not followed"),
+            opened => opened?,
+        };
+        if last {
+            return Ok(folder.into());
+        }
+    }
+    bail!("it is not a regular file")
 }
 
 /// Checks that this is a file or a block device.

@@ -16,14 +16,13 @@ pub fn width() -> usize {
     }
 }
 
-/// The meaning of a variable, and whether it is translated, ignored or refused.
+/// The meaning of a variable, and whether it is translated or ignored.
 fn meaning(variable: &Variable) -> String {
     let meaning = variable.meaning.split_whitespace().collect::<Vec<_>>().join(" ");
     match variable.support {
         Support::Full => meaning,
         Support::Translated => format!("{meaning} QEMU's words are translated."),
         Support::Ignored(instead) => format!("{meaning} No effect: {instead}."),
-        Support::Refused(instead) => format!("{meaning} Refused: {instead}."),
     }
 }
 

@@ -6,6 +6,7 @@ pub mod agent;
 pub mod answer;
 pub mod ask;
 pub mod command;
+pub mod copy;
 pub mod descriptors;
 pub mod disks;
 pub mod files;

@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     let json = variable("LOG_FORMAT").eq_ignore_ascii_case("json");
     let log = log_to_stdout(json);
     log.make_global();
-    let result = command::run(std::env::args_os().skip(1).collect());
+    let result = command::run(std::env::args_os());
     log.end();
     match result {
         Ok(status) => ExitCode::from(status),

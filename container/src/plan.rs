@@ -132,7 +132,18 @@ impl Plan {
 
     /// Why this host's KVM cannot run the machine. Without the device the check is skipped.
     pub fn kvm_error(&self, device: &Path) -> Option<anyhow::Error> {
-        device.exists().then(|| kvm::check(device, &self.source).err()).flatten()
+        device.exists().then(|| self.check_kvm(device).err()).flatten()
+    }
+
+    /// Checks that this host's KVM can run the machine.
+    pub fn check_kvm(&self, device: &Path) -> anyhow::Result<()> {
+        kvm::check(device, &self.source).map_err(|error| match self.input.settings.processor.kvm {
+            true => error,
+            false => Failure::new(
+                Status::NoKvm,
+                format!("KVM=N: emulation is not supported: the machine needs KVM: {error:#}"),
+            ),
+        })
     }
 
     /// The error for a source that would have to be downloaded.

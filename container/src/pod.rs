@@ -58,6 +58,7 @@ use crate::settings::Boot;
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, MemoryLoad};
 use crate::settings::translate::Serial;
+use crate::settings::value;
 use crate::setup_disk::SetupDisk;
 use crate::source::Source;
 use crate::status::{Failure, Status};
@@ -69,11 +70,16 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the pod's end waits for commands that wait for the end of the machine, on a busy host,
 /// too.
 const END_NOTICE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Added to the number of a signal, it is the status of a pod that the signal ended.
+const SIGNALS: u8 = 128;
+/// The last line of a pod that did not fail. Tools wait for it.
+pub const SHUT_DOWN: &str = "Shutdown completed!";
 /// How long the pod's end waits for viewers and other tasks.
 const TASKS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs the pod until its machine is off, or a signal ends it. Returns the exit status.
-pub fn run(environment: &Environment) -> anyhow::Result<u8> {
+/// Runs the pod until its machine is off, or a signal ends it. Returns the exit status. `ignored`
+/// are words of the command line without effect.
+pub fn run(environment: &Environment, ignored: &[String]) -> anyhow::Result<u8> {
     descriptors::raise();
     // Only the main thread has rights, and it drops them step by step. Helper threads start without
     // rights.
@@ -89,7 +95,12 @@ pub fn run(environment: &Environment) -> anyhow::Result<u8> {
     let status = runtime.block_on(async {
         let mut signals = Signals::catch()?;
         let mut shown = false;
-        let outcome = run_to_end(environment, &story, &mut signals, &mut shown).await;
+        let outcome = async {
+            let mut plan = Plan::make(environment, Path::new("/"))?;
+            plan.warnings.extend(ignored.first().map(|word| words_without_effect(word)));
+            run_to_end(plan, &story, &mut signals, &mut shown).await
+        };
+        let outcome = outcome.await;
         hold::hold(outcome, environment, &story, shown, &mut signals).await
     });
     runtime.shutdown_timeout(TASKS_TIMEOUT);
@@ -116,12 +127,16 @@ struct Pod {
 /// Runs the pod until it ends or fails. Sets `shown` when the web port is open; it is served until
 /// the runtime ends.
 async fn run_to_end(
-    environment: &Environment,
+    plan: Plan,
     story: &Arc<Story>,
     signals: &mut Signals,
     shown: &mut bool,
 ) -> anyhow::Result<u8> {
-    let plan = Plan::make(environment, Path::new("/"))?;
+    // Warnings would hide the error of a pod that cannot start.
+    if let Some(error) = plan.download_error() {
+        return Err(error);
+    }
+    plan.check_kvm(Path::new("/dev/kvm"))?;
     for warning in &plan.warnings {
         tracing::warn!("{warning}");
     }
@@ -132,10 +147,6 @@ async fn run_to_end(
     if let Some(media) = &plan.media {
         tracing::info!("the medium has {media}");
     }
-    if let Some(error) = plan.download_error() {
-        return Err(error);
-    }
-    kvm::check(Path::new("/dev/kvm"), &plan.source)?;
     let plan = Arc::new(plan);
     let planned = plan.clone();
     let (runtime_folder, volume) = tokio::select! {
@@ -175,8 +186,22 @@ async fn run_to_end(
     let end_notice = EndNotice::default();
     inquiry::open(&pod.runtime_folder.pod(), web, end_notice.clone()).map(tokio::spawn)?;
     let status = run_machine(&pod, signals).await;
+    // Other statuses are failures of the machine.
+    if status.as_ref().is_ok_and(|status| *status == 0 || *status > SIGNALS) {
+        tracing::info!("{SHUT_DOWN}");
+    }
     end_notice.send(END_NOTICE_TIMEOUT).await;
     status
+}
+
+/// The warning about a command line that the reference image's entry point ignores. Only its first
+/// word is shown, because others may be secret.
+fn words_without_effect(first: &str) -> String {
+    format!(
+        "the command {} has no effect, because the container always runs its machine: leave it \
+         out, or use `transom exec` in the running container to run a program in the guest",
+        value::quote(first)
+    )
 }
 
 /// Returns the exit status of the machine, or of the signal that ended its start.
@@ -436,14 +461,8 @@ impl Pod {
             }
         }
         self.story.enter(Phase::Running, &format!("{} starts", name.trim()));
-        let settings = &self.plan.input.settings;
-        if settings.screen.web {
-            // Tools wait for this line, which is the reference image's.
-            tracing::info!(
-                "{app} started successfully, visit http://127.0.0.1:{}/ to view the screen...",
-                settings.screen.web_port.0
-            );
-        }
+        let screen = &self.plan.input.settings.screen;
+        tracing::info!("{}", started(app, screen.web.then_some(screen.web_port.0)));
     }
 
     fn exit_status(&self, ended: ExitStatus, mistake: Option<String>) -> anyhow::Result<u8> {
@@ -462,6 +481,16 @@ impl Pod {
             None => self.story.fail(&[format!("the machine ended with status {code}")]),
         }
         Ok(code)
+    }
+}
+
+/// The line that tools wait for, in the reference image's words.
+pub fn started(app: &str, web_port: Option<u32>) -> String {
+    match web_port {
+        Some(port) => format!(
+            "{app} started successfully, visit http://127.0.0.1:{port}/ to view the screen..."
+        ),
+        None => format!("{app} started successfully"),
     }
 }
 

@@ -117,8 +117,8 @@ pub struct Windows {
     /// The keyboard layout. Defaults to that of the language.
     pub keyboard: Option<Keyboard>,
     pub key: Option<ProductKey>,
-    pub width: Within<640, 8192>,
-    pub height: Within<480, 8192>,
+    pub width: Within<320, 16384>,
+    pub height: Within<200, 16384>,
     /// Windows Setup asks its questions, and a person answers them.
     pub manual: bool,
     /// A command that runs at the end of the installation.
@@ -177,6 +177,8 @@ pub struct Processor {
     pub model: Option<Translated<Model>>,
     /// Feature flags in QEMU's words. They only produce notes.
     pub flags: Option<Flags>,
+    /// Always on. Off only changes messages.
+    pub kvm: bool,
     /// Enables Hyper-V's enlightenments.
     pub hyperv: bool,
 }

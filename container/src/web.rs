@@ -309,6 +309,8 @@ fn health(web: &Arc<WebState>) -> Router {
 fn open_to_all(web: &Arc<WebState>) -> Router {
     Router::new()
         .route("/msg.html", get(compat::message))
+        .route("/vnc.html", get(compat::viewer))
+        .route("/vnc_lite.html", get(compat::viewer))
         .route("/status", get(compat::status))
         .route("/progress", get(page::progress))
         .route("/events", get(page::events))
@@ -337,6 +339,50 @@ pub fn routes(web: &Arc<WebState>) -> ExtraRoutes {
 mod test {
     use super::*;
     use crate::settings::environment::read;
+
+    /// The head and the body of an answer.
+    async fn fetch(port: u16, path: &str) -> (String, String) {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n");
+        let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.to_lowercase(), body.to_owned())
+    }
+
+    #[tokio::test]
+    async fn tools_of_the_reference_image_find_its_pages() {
+        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let words = [("WEB_PORT".into(), port.to_string().into())].into();
+        let settings = read(&words).unwrap().settings;
+        let secret = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(secret.path(), "a long word").unwrap();
+        let password = secret.path().to_owned();
+        let guard = Guard::Password { user: "Docker".into(), password, vnc: None };
+        let story = Story::new();
+        let web = Arc::new(WebState::failed(story.clone(), &settings));
+        let served = tokio::spawn(open(&settings, &guard, &web).unwrap().unwrap());
+        story.step("Downloading Windows 11…");
+        story.progress(123, 1000);
+        let (head, body) = fetch(port, "/msg.html").await;
+        assert!(head.starts_with("http/1.1 200") && head.contains("no-store"), "{head}");
+        assert_eq!(body, "Downloading Windows 11 (12.3%)…\n");
+        for path in ["/vnc.html", "/vnc.html?autoconnect=true&resize=remote", "/vnc_lite.html?a"] {
+            let (head, _) = fetch(port, path).await;
+            assert!(head.starts_with("http/1.1 307") && head.contains("location: ./\r"), "{head}");
+        }
+        // A missing page is the sign that there is a screen.
+        story.enter(Phase::Running, "Windows starts");
+        let (head, _) = fetch(port, "/msg.html").await;
+        assert!(head.starts_with("http/1.1 404"), "{head}");
+        // The viewer, where the redirect leads, needs a login.
+        let (head, _) = fetch(port, "/").await;
+        assert!(head.starts_with("http/1.1 303") && head.contains("location: "), "{head}");
+        served.abort();
+    }
 
     #[test]
     fn web_settings_reach_the_gate() {

@@ -39,14 +39,12 @@ fn the_exit_status_matches_the_invalid_variable() {
         ("RAM_SIZE", "x", 16),
         ("NETWORK", "x", 24),
         ("MAC", "x", 28),
-        ("DHCP", "x", 29),
         ("BOOT_MODE", "x", 33),
         ("DEVICE", "x", 55),
         ("VERSION", "x", 58),
         ("LANGUAGE", "x", 62),
         ("DISK_SIZE", "x", 73),
-        ("KVM", "N", 88),
-        ("WEB", "x", 2),
+        ("UUID", "x", 2),
     ] {
         let plan = transom(&["plan"], &[(name, text)]);
         assert_eq!(plan.status.code(), Some(status), "{name}");
@@ -112,6 +110,10 @@ fn help_names_every_variable_and_wrong_arguments_are_reported() {
         &["plan", "x"],
         &["answers", "--all"],
         &["answers", "a", "b"],
+        &["cp"],
+        &["cp", "a"],
+        &["cp", "a", "b"],
+        &["cp", "-", "-"],
         &["exec"],
         &["exec", "--timeout", "x", "true"],
         &["exec", "--timeout"],

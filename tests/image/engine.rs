@@ -21,6 +21,8 @@ default_ulimits = [\"nofile=4096:4096\", \"nproc=4096:4096\"]
 log_driver = \"k8s-file\"
 ";
 pub(crate) const IMAGE: &str = "localhost/transom-test";
+/// The image for debugging.
+pub(crate) const DEBUG_IMAGE: &str = "localhost/transom-test:debug";
 /// Polling interval.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -84,8 +86,14 @@ impl Engine {
 
     /// Builds the image.
     pub(crate) fn build(&self) -> Result<()> {
+        self.build_with(&[])
+    }
+
+    /// Builds the image with further options of the script.
+    pub(crate) fn build_with(&self, words: &[&str]) -> Result<()> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/image");
         let mut build = Command::new(script);
+        build.args(words);
         build.args(["--profile", profile()?, "--podman", &self.words.join(" "), IMAGE]);
         build.env("CONTAINERS_CONF", &self.settings);
         forget_the_test(&mut build);

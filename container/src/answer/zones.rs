@@ -58,6 +58,13 @@ fn rows() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     })
 }
 
+/// All names of the tz database that the table has, aliases included.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    let aliases = TABLE.lines().filter_map(|line| line.strip_prefix('='));
+    let listed = rows().map(|(.., names)| names).chain(aliases);
+    listed.flat_map(|names| names.split(' ')).chain(OTHER_NAMES.map(|(name, _)| name))
+}
+
 /// Windows' name of a time zone. Rules such as `CET-1CEST` have none.
 pub fn windows(name: &str) -> Option<&'static str> {
     let name = name.strip_prefix(':').unwrap_or(name);

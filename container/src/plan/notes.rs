@@ -5,6 +5,7 @@ use std::path::Path;
 
 use screen::keys::layout;
 
+use crate::answer::zones;
 use crate::disks::{self, below};
 use crate::firmware;
 use crate::media::windows::Media;
@@ -12,6 +13,7 @@ use crate::medium::is_microsofts;
 use crate::pod::machine;
 use crate::settings::NetworkKind;
 use crate::settings::environment::ParsedEnvironment;
+use crate::settings::near;
 use crate::settings::translate::Bus;
 use crate::settings::value::Value as _;
 use crate::settings::version::Version;
@@ -80,6 +82,7 @@ pub(super) fn notes(
     }
     notes.extend(unused(Path::new("/"), &MOUNTS, root));
     notes.extend(unused(&input.settings.storage.folder, &ON_VOLUME, root));
+    notes.extend(unknown_zone(input, root));
     let layout = input.settings.windows.keyboard.as_ref().map(|it| it.show());
     if let Some(layout) = layout.filter(|it| it.parse::<layout::Name>().is_err()) {
         notes.push(format!(
@@ -120,6 +123,24 @@ fn missing_drivers(input: &ParsedEnvironment, media: Option<&Media>, root: &Path
         notes.push(format!("{what} setup requires Secure Boot and a TPM: set MANUAL=Y"));
     }
     notes
+}
+
+/// The warning about a TZ that names no time zone.
+fn unknown_zone(input: &ParsedEnvironment, root: &Path) -> Option<String> {
+    let zone = input.settings.machine.zone.as_ref()?.show();
+    let name = zone.strip_prefix(':').unwrap_or(&zone);
+    // A rule such as CET-1CEST has a digit.
+    let is_rule = || name.contains(|letter: char| letter.is_ascii_digit());
+    let is_file = || root.join("usr/share/zoneinfo").join(name.trim_start_matches('/')).is_file();
+    let known: Vec<_> = zones::names().collect();
+    if known.contains(&name) || is_file() || is_rule() {
+        return None;
+    }
+    let out = match near::nearest(name, &known) {
+        Some(near) => format!("did you mean {near}?"),
+        None => "set a name like Europe/Berlin".to_owned(),
+    };
+    Some(format!("TZ={zone} is unknown: {out}"))
 }
 
 fn selects(version: &Version, medium: &Path) -> bool {

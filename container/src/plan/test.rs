@@ -160,7 +160,7 @@ fn a_manual_windows_11_installation_gets_secure_boot() {
 #[test]
 fn impossible_machines_are_refused_before_files_are_created() {
     for (words, status) in
-        [(("WIDTH", "320"), Status::Usage), (("DEVICE3", "/dev/null"), Status::Missing)]
+        [(("UUID", "1"), Status::Usage), (("DEVICE3", "/dev/null"), Status::Missing)]
     {
         let error = plan(&[words], &["custom.iso"]).unwrap_err();
         assert_eq!(Status::of(&error), status, "{words:?}: {error:#}");

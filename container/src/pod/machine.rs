@@ -178,7 +178,10 @@ fn frame(config: &mut Config, settings: &Settings, sizes: &Sizes) {
         vmm::config::Display::Absent(Absent::None)
     } else {
         let mode = Resolution::nearest(settings.windows.width.0, settings.windows.height.0);
-        vmm::config::Display::Present(bochs::Config { mode, ..bochs::Config::default() })
+        let usual = bochs::Config::default();
+        let bytes = u64::from(mode.width()) * u64::from(mode.height()) * 4;
+        let memory = Size(usual.memory.0.max(bytes.next_power_of_two()));
+        vmm::config::Display::Present(bochs::Config { mode, memory, ..usual })
     };
     let windows = &settings.windows;
     let keyboard = windows.keyboard.as_ref().map(|it| it.show());

@@ -83,6 +83,9 @@ fn processors(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> u32 
         Share::Half => usable / 2,
         Share::Exactly(count) => count.0,
     };
+    if wanted == 0 && settings.processor.cores.0 != Share::Half {
+        notes.push("CPU_CORES=0: a machine has a processor at least, and gets 1".to_owned());
+    }
     let wanted = wanted.max(1);
     if wanted > there {
         notes.push(format!(
@@ -242,20 +245,22 @@ fn check_account(input: &ParsedEnvironment) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Notes on settings for the pod's own network that have no effect while the guest is on another.
+/// Notes on KVM=N, and on settings for the pod's own network that have no effect while the guest is
+/// on another.
 fn without_effect(input: &ParsedEnvironment) -> Vec<String> {
+    let emulation = (!input.settings.processor.kvm).then(|| {
+        "KVM=N has no effect: emulation is not supported, and the machine runs on KVM: leave it out"
+            .to_owned()
+    });
     let names = ["IP", "MASK", "HOST_PORTS", "USER_PORTS"];
     let is_set = |name: &&str| input.settings.network.dhcp && input.names.contains(*name);
-    names
-        .into_iter()
-        .filter(is_set)
-        .map(|name| {
-            format!(
-                "{name} has no effect with DHCP=Y, because the guest is a host of the network \
-                 itself, with all of its ports: leave it out"
-            )
-        })
-        .collect()
+    let unused = names.into_iter().filter(is_set).map(|name| {
+        format!(
+            "{name} has no effect with DHCP=Y, because the guest is a host of the network itself, \
+             with all of its ports: leave it out"
+        )
+    });
+    emulation.into_iter().chain(unused).collect()
 }
 
 fn check_network(settings: &Settings) -> anyhow::Result<()> {

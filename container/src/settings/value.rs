@@ -16,6 +16,8 @@ pub trait Value: Sized {
     /// Whether an error may show the text. False if the error itself names the wrong part, and
     /// other parts may be secret.
     const SHOWN: bool = true;
+    /// Whether an invalid text is ignored with a warning, because the default is safe.
+    const LENIENT: bool = false;
 
     /// Parses a text, which is not empty.
     ///
@@ -61,6 +63,7 @@ impl<T: Value> Value for Option<T> {
     const FILE: bool = T::FILE;
     const SECRET: bool = T::SECRET;
     const SHOWN: bool = T::SHOWN;
+    const LENIENT: bool = T::LENIENT;
 
     fn read(text: &str) -> anyhow::Result<Self> {
         T::read(text).map(Some)
@@ -86,6 +89,7 @@ pub fn switch(text: &str) -> Option<bool> {
 
 impl Value for bool {
     const ACCEPTS: &'static str = "Y or N";
+    const LENIENT: Self = true;
 
     fn read(text: &str) -> anyhow::Result<Self> {
         switch(text).context("this is a switch: give Y or N")
@@ -101,6 +105,7 @@ pub struct Within<const MIN: u32, const MAX: u32>(pub u32);
 
 impl<const MIN: u32, const MAX: u32> Value for Within<MIN, MAX> {
     const ACCEPTS: &'static str = "number";
+    const LENIENT: bool = true;
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let number = digits(text).and_then(|digits| digits.parse().ok());
@@ -125,6 +130,7 @@ pub struct Decimal(pub f64);
 
 impl Value for Decimal {
     const ACCEPTS: &'static str = "decimal number";
+    const LENIENT: bool = true;
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let number = plain_decimal(text).filter(|number| *number <= 10_000.0);

@@ -16,7 +16,7 @@ pub struct Variable {
     pub support: Support,
     /// The exit status for an invalid value.
     pub status: Status,
-    /// The field that stores the value. Ignored and refused variables have none.
+    /// The field that stores the value. Ignored variables have none.
     pub slot: Option<Slot>,
 }
 
@@ -27,9 +27,6 @@ pub enum Support {
     Translated,
     /// Has no effect, and a warning is logged when it is set. The text says what to do instead.
     Ignored(&'static str),
-    /// Refused, because to continue without it would be wrong or unsafe. The text says what to do
-    /// instead.
-    Refused(&'static str),
 }
 
 /// Access to a field of the settings. The field's type is the parser.
@@ -50,17 +47,21 @@ pub struct Kind {
     pub secret: bool,
     /// Whether an error may show the value.
     pub shown: bool,
+    /// Whether an invalid value is ignored with a warning.
+    pub lenient: bool,
 }
 
 pub(super) fn kind_of<T: Value>(_: fn(&Settings) -> &T) -> Kind {
     let shown = T::SHOWN && !T::SECRET;
-    Kind { accepts: T::ACCEPTS, file: T::FILE, secret: T::SECRET, shown }
+    let (file, secret, lenient) = (T::FILE, T::SECRET, T::LENIENT);
+    Kind { accepts: T::ACCEPTS, file, secret, shown, lenient }
 }
 
 impl Variable {
     /// A variable without a slot is neither secret nor read from a file.
     pub fn kind(&self) -> Kind {
-        let nothing = Kind { accepts: "", file: false, secret: false, shown: true };
+        let [file, secret, lenient] = [false; 3];
+        let nothing = Kind { accepts: "", file, secret, shown: true, lenient };
         self.slot.as_ref().map_or(nothing, |slot| (slot.kind)())
     }
 
@@ -71,7 +72,7 @@ impl Variable {
 
 /// The variables of a section, one row each. The doc comment above a row is its description.
 ///
-/// A row has the support (`full`, `translated`, `ignored` or `refused`), the name and its aliases,
+/// A row has the support (`full`, `translated` or `ignored`), the name and its aliases,
 /// the default, the field in the settings, the exit status (unless it is that of wrong usage), and
 /// the text on what to do instead.
 macro_rules! variables {
@@ -99,9 +100,6 @@ macro_rules! support {
     };
     (ignored $($instead:literal)+) => {
         $crate::settings::variable::Support::Ignored(concat!($($instead),+))
-    };
-    (refused $($instead:literal)+) => {
-        $crate::settings::variable::Support::Refused(concat!($($instead),+))
     };
 }
 

@@ -169,8 +169,23 @@ async fn with_image(
     // number.
     let image = web.images.open(path).and_then(|image| Ok((image.id()?, image)));
     match image {
-        Ok((only, image)) => ask(web, command(&image, only)).await,
+        Ok((only, image)) => {
+            let command = command(&image, only);
+            let answer = machine_client::ask(&web.runtime_folder.control(), command).await;
+            answer.map_or_else(|error| refusal(&may_open(error)), |it| Json(it).into_response())
+        }
         Err(error) => refusal(&error),
+    }
+}
+
+/// Replaces the advice of `vmm` about its options: a pod has none, and its machine may open every
+/// file of the volume that its user may open.
+fn may_open(error: anyhow::Error) -> anyhow::Error {
+    const OUT: &str = "the machine runs as another user, 10001 if the container runs as root: let \
+                       that user read the file, and write it unless readonly is true";
+    match format!("{error:#}").strip_suffix(jail::ONLY_FOLDERS) {
+        Some(start) => anyhow::anyhow!("{start}{OUT}"),
+        None => error,
     }
 }
 
@@ -246,6 +261,16 @@ mod test {
         assert_eq!((&*text, &lacks[..]), ("Gre, \n", &['ü', 'ß', '€'][..]));
         assert_eq!(of("de", "Grüße, €\n", false), Ok(("Grüße, €\n".into(), Vec::new())));
         assert_eq!(of("us", &"a".repeat(MAX_TEXT + 1), true).unwrap_err().0, 413);
+    }
+
+    #[test]
+    fn a_file_that_the_machine_may_not_open_has_a_way_out_in_the_pod() {
+        let said = format!("usb: /storage/a.img: permission denied: {}", jail::ONLY_FOLDERS);
+        let said = format!("{:#}", may_open(anyhow::anyhow!(said)));
+        assert!(said.starts_with("usb: /storage/a.img: permission denied: the machine runs as"));
+        assert!(said.contains("readonly") && !said.contains("--jail"), "{said}");
+        let other = may_open(anyhow::anyhow!("no such drive"));
+        assert_eq!(format!("{other:#}"), "no such drive");
     }
 
     #[tokio::test]

@@ -4,6 +4,8 @@
 //! `c: vnc` means that the screen can be connected, and `e: HTML` is the error, which ends it. Like
 //! `/msg.html` it needs no login.
 //!
+//! `/vnc.html` is the viewer there, with its options in the address. Here it leads to the viewer.
+//!
 //! `/audio` would be a WebSocket with sound. The machine has no sound card, so it is refused, as by
 //! the reference image without `AUDIO=Y`. A viewer that asks for it stays silent.
 
@@ -12,7 +14,7 @@ use std::sync::Arc;
 use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::{IntoResponse as _, Redirect, Response};
 use screen::web::line_socket::{self, LineSocket};
 use screen::web::stage::PeerNetwork;
 
@@ -38,13 +40,23 @@ fn shows(scene: &Scene) -> bool {
     matches!(scene.phase, Phase::Booting | Phase::Running) && scene.failed.is_none()
 }
 
-/// The current step as HTML, with its progress.
+/// The current step as HTML, with its progress: `Downloading Windows 11 (12.3%)…`. Tools read the
+/// number in parentheses.
 fn text(scene: &Scene) -> String {
     let doing = escaped(scene.failed.as_ref().unwrap_or(&scene.doing));
-    match scene.thousandths {
-        Some(part) => format!("{doing} ({}.{}%)", part / 10, part % 10),
-        None => doing,
-    }
+    let Some(part) = scene.thousandths else { return doing };
+    let (what, end) = match doing.strip_suffix('…') {
+        Some(what) => (what, "…"),
+        None => (&*doing, ""),
+    };
+    format!("{what} ({}.{}%){end}", part / 10, part % 10)
+}
+
+/// Bookmarks and programs have the address of the reference image's viewer. Its options are not
+/// passed on, because a password may be among them. The address is relative: a proxy may serve the
+/// pod below a path.
+pub(super) async fn viewer() -> Redirect {
+    Redirect::temporary("./")
 }
 
 /// Streams messages, the current one first.
@@ -107,7 +119,7 @@ mod test {
         };
         for (scene, seen, is) in [
             (scene(Phase::Preparing, None, None), true, "s: Copying &lt;a&gt;…"),
-            (scene(Phase::Preparing, Some(123), None), true, "s: Copying &lt;a&gt;… (12.3%)"),
+            (scene(Phase::Preparing, Some(123), None), true, "s: Copying &lt;a&gt; (12.3%)…"),
             (scene(Phase::Booting, None, None), true, "c: vnc"),
             (scene(Phase::Running, None, None), true, "c: vnc"),
             (scene(Phase::Running, None, None), false, "s: Copying &lt;a&gt;…"),

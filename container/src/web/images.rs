@@ -10,14 +10,13 @@ use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
-use rustix::fs::{CWD, Mode, OFlags, openat};
-use rustix::io::Errno;
 use vmm::control::FileId;
 
 use crate::disks;
+use crate::files::open_within;
 use crate::settings::Settings;
 
 /// Offset of volume descriptors: ECMA-119 6.2.1, ECMA-167 part 2 8.3.1.
@@ -113,28 +112,6 @@ fn kind_of(path: &Path) -> Option<(Kind, bool)> {
         "qcow2" => Some((Kind::Disk, true)),
         _ => None,
     }
-}
-
-/// Follows no link, and never blocks.
-fn open_within(folder: &Path, path: &Path) -> anyhow::Result<File> {
-    let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let mut folder = openat(CWD, folder, way, Mode::empty())?;
-    let mut parts = path.components().peekable();
-    while let Some(part) = parts.next() {
-        let Component::Normal(name) = part else { bail!("`..` is not allowed in the path") };
-        let last = parts.peek().is_none();
-        let file = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let flags = if last { file } else { way } | OFlags::NOFOLLOW;
-        folder = match openat(&folder, name, flags, Mode::empty()) {
-            // `O_DIRECTORY | O_NOFOLLOW` on a link in the middle fails with `ENOTDIR` instead.
-            Err(Errno::LOOP) => bail!("it is a symbolic link, which is not followed"),
-            opened => opened?,
-        };
-        if last {
-            return Ok(folder.into());
-        }
-    }
-    bail!("it is not a regular file")
 }
 
 /// Checks that a file begins as its name promises.

@@ -100,10 +100,7 @@ impl Restrictions {
             return error;
         }
         match (self.files, self.mode) {
-            (true, _) => anyhow!(
-                "{error:#}: in its jail the machine can open only files in the folders of its \
-                 disks and media, and in those of --jail folders=PATH"
-            ),
+            (true, _) => anyhow!("{error:#}: {ONLY_FOLDERS}"),
             (false, Mode::Auto) if self.user == 0 => anyhow!(
                 "{error:#}: in its jail root has no capabilities, and can open only files that \
                  root or everybody may open: give the file to root, or start the machine as its \
@@ -113,6 +110,10 @@ impl Restrictions {
         }
     }
 }
+
+/// The end of an error about a file that the jail may hide. A pod says its own way out instead.
+pub const ONLY_FOLDERS: &str = "in its jail the machine can open only files in the folders of its \
+                                disks and media, and in those of --jail folders=PATH";
 
 /// The exit status after a system call that the jail forbids.
 pub const STATUS: u8 = 77;

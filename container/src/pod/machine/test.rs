@@ -198,6 +198,18 @@ fn the_machine_has_the_configured_devices() {
     assert_eq!(machine["fw-cfg"][0], "opt/a=b");
     assert_eq!(machine["keyboard"], "de");
     assert_eq!(made(&[("VGA", "none")]).unwrap()["display"], "none");
+    // The reference image accepts sizes that the display has not.
+    for (width, height, mode, memory) in [
+        ("320", "200", "640x480", "64M"),
+        ("16384", "16384", "8192x8192", "256M"),
+        ("7680", "4320", "7680x4320", "128M"),
+    ] {
+        let display = &made(&[("WIDTH", width), ("HEIGHT", height)]).unwrap()["display"];
+        assert_eq!(
+            (display["mode"].as_str(), display["memory"].as_str()),
+            (Some(mode), Some(memory))
+        );
+    }
     let machine = made(&[("ARGUMENTS", "-drive file=/x.img,if=ide")]).unwrap();
     assert!(kinds(&machine).contains(&"ahci-disk"));
     let machine = made(&[("ARGUMENTS", "-drive file=/x.img,format=raw -hda /y.img")]).unwrap();

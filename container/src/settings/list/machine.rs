@@ -10,7 +10,7 @@ pub(super) const MACHINE: &[Variable] = variables! {
     /// The volume remembers Secure Boot until BOOT_MODE is set to another mode.
     full "BOOT_MODE" = "windows" (machine.boot): Boot;
     /// A custom firmware file.
-    refused "BIOS" = "": Boot
+    ignored "BIOS" = ""
         => "the firmware is built in and is always UEFI: leave it out, or set \
         BOOT_MODE=windows_secure for Secure Boot";
     /// System management mode.
@@ -29,9 +29,9 @@ pub(super) const MACHINE: &[Variable] = variables! {
     /// The bus of PCI devices.
     ignored "PCI_BUS" = "pcie.0" => "devices have fixed places on the bus: leave it out";
     /// The USB controller.
-    translated "USB" = "qemu-xhci,id=xhci,p2=7,p3=7" (machine.usb);
+    translated "USB" = "xhci" (machine.usb);
     /// The pointing device.
-    translated "MOUSE" = "usb-tablet" (machine.mouse);
+    translated "MOUSE" = "tablet" (machine.mouse);
     /// Provides random numbers of the host to the guest (virtio-rng).
     full "RNG" = "Y" (machine.rng);
     /// The UUID of the machine, by which activation and management tools identify it. Defaults to a
@@ -44,7 +44,7 @@ pub(super) const MACHINE: &[Variable] = variables! {
     /// The I/O port of VMware.
     ignored "VMPORT" = "N" => "the machine has no such port: leave it out";
     /// The destination of the first serial port: `stdio` (the log) or `none`.
-    translated "SERIAL" = "mon:stdio" (machine.serial);
+    translated "SERIAL" = "stdio" (machine.serial);
     /// The time zone of the clock, like Europe/Berlin.
     full "TZ" = "" (machine.zone);
     /// Options of QEMU's command line. Supported ones are translated. For every other one, a log
@@ -74,13 +74,13 @@ pub(super) const POD: &[Variable] = variables! {
     /// port 5900, and any host name. A changed VERSION or ISO installs anew, after a backup.
     full "COMPAT" = "none" (pod.compat);
     /// QEMU's monitor.
-    refused "MONITOR" = ""
-        => "a client of the monitor controls the whole machine: use `transom` in the container, \
-        or the API at the web port";
+    ignored "MONITOR" = ""
+        => "the machine has no monitor of QEMU: use `transom` in the container, or the API at the \
+        web port";
     /// QEMU's control socket.
-    refused "QMP" = ""
-        => "a client of the control socket controls the whole machine: use `transom` in the \
-        container, or the API at the web port";
+    ignored "QMP" = ""
+        => "the machine has no control socket of QEMU: use `transom` in the container, or the \
+        API at the web port";
     /// The format of log messages: `text`, one line each, or `json`, for log collectors.
     full "LOG_FORMAT" = "text" (pod.format);
     /// Logs debug messages.

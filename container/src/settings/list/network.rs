@@ -6,7 +6,7 @@ pub(super) const NETWORK: &[Variable] = variables! {
     /// The guest's network: `nat` (a tap interface with address translation, which needs NET_ADMIN
     /// and /dev/net/tun), `user` (user mode: the pod opens the connections itself, without
     /// privileges) or `none`. `Y` means `nat`, and `N` means `none`.
-    full "NETWORK" = "Y" (network.kind): Network;
+    full "NETWORK" = "nat" (network.kind): Network;
     /// Attaches the guest directly to the network of the pod's interface, where it gets an address
     /// by DHCP. Needs a macvlan network or an Ethernet card, NET_ADMIN, MKNOD and the device rule
     /// `c *:* rwm`.
@@ -29,7 +29,7 @@ pub(super) const NETWORK: &[Variable] = variables! {
     /// The MTU in bytes. Defaults to that of the pod's interface.
     full "MTU" or "VM_NET_MTU" = "" (network.mtu): Network;
     /// The model of the guest's network card.
-    translated "ADAPTER" = "virtio-net-pci" (network.adapter): Network;
+    translated "ADAPTER" = "virtio" (network.adapter): Network;
     /// Ports that stay with the pod and are not forwarded to the guest.
     full "HOST_PORTS" = "" (network.host_ports): Network;
     /// Ports that are forwarded to the guest in user mode, in addition to 3389. With `nat`, all

@@ -13,9 +13,8 @@ pub(super) const PROCESSOR: &[Variable] = variables! {
     translated "CPU_FLAGS" = "" (processor.flags);
     /// Shows the guest that it runs in a virtual machine.
     ignored "VM" = "Y" => "a guest always sees that it is in a virtual machine";
-    /// Runs the machine on KVM.
-    refused "KVM" = "Y": NoKvm
-        => "the machine cannot run without KVM: leave it out, and give the pod /dev/kvm";
+    /// Runs the machine on KVM. With N it does so, too, and logs that: emulation is not supported.
+    full "KVM" = "Y" (processor.kvm);
     /// Nested virtualization, for WSL 2 and Hyper-V in the guest.
     ignored "VMX" = "N"
         => "nested virtualization is off: WSL 2 and Hyper-V do not run in the guest";

@@ -7,7 +7,7 @@ pub(super) const SCREEN: &[Variable] = variables! {
     /// `disabled` (the guest has a display that is not shown) or `none` (no display).
     translated "DISPLAY" = "web" (screen.display);
     /// The display adapter of the guest.
-    translated "VGA" = "virtio" (screen.adapter);
+    translated "VGA" = "std" (screen.adapter);
     /// The port for VNC viewers, which connect without TLS. By default the pod does not listen for
     /// them, unless DISPLAY is `vnc` or COMPAT is `dockur` (then at 5900). Their password is
     /// generated, and `transom password` prints it.

@@ -79,8 +79,15 @@ impl Arguments {
             Some("virtio") => Bus::Blk,
             Some("scsi") => Bus::Scsi,
             Some("none") => Bus::None,
-            Some("pflash") => bail!("the firmware is built in: leave it out, or set BOOT_MODE"),
-            Some(other) => bail!("if={} is not supported: use if=virtio", quote(other)),
+            Some("pflash") => {
+                self.note("-drive if=pflash has no effect: the firmware is built in".to_owned());
+                return Ok(());
+            }
+            Some(other) => {
+                let sentence = "has no effect: there is no such drive: use if=virtio";
+                self.note(format!("-drive if={} {sentence}", quote(other)));
+                return Ok(());
+            }
         };
         let format = options.get("format").map(Format::read).transpose()?;
         ensure!(self.drives.len() < MAX_ENTRIES, "at most {MAX_ENTRIES} drives are supported");
@@ -150,8 +157,12 @@ impl Arguments {
     pub(super) fn file(&mut self, options: &Options) -> anyhow::Result<()> {
         let name = options.get("name").unwrap_or(&options.first);
         let plain = name.bytes().all(|byte| byte.is_ascii_graphic());
-        let fits = name.starts_with("opt/") && name.len() <= 55 && plain;
-        ensure!(fits, "give a fw_cfg name that starts with opt/ and has at most 55 characters");
+        if !name.starts_with("opt/") || name.len() > 55 || !plain {
+            let sentence = "has no effect: give a name that starts with opt/ and has at most 55 \
+                            characters";
+            self.note(format!("-fw_cfg {} {sentence}", quote(name)));
+            return Ok(());
+        }
         let content = match (options.get("string"), options.get("file")) {
             (Some(text), None) => Content::Text(text.to_owned()),
             (None, Some(path)) => Content::File(PathBuf::read(path)?),
@@ -163,11 +174,16 @@ impl Arguments {
     }
 
     /// `-rtc`.
+    #[expect(clippy::unnecessary_wraps, reason = "rows of the table have one type")]
     pub(super) fn clock(&mut self, options: &Options) -> anyhow::Result<()> {
         match options.get("base") {
             Some("utc") => self.utc = true,
             None | Some("localtime") => self.utc = false,
-            Some(_) => bail!("the clock shows the host's time: use base=utc or base=localtime"),
+            Some(_) => self.note(
+                "-rtc base has no effect: the clock shows the host's time: use base=utc or \
+                 base=localtime"
+                    .to_owned(),
+            ),
         }
         Ok(())
     }

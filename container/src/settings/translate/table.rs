@@ -70,8 +70,8 @@ macro_rules! rows {
 
 use Translation::{Apply, BuiltIn, Exact, Ignored, Nearest, Refused, Scoped};
 
-const CONTROL: &str = "its clients control the whole machine: use `transom` in the container, or \
-                       the API at the web port";
+const CONTROL: &str = "the machine has no control socket of QEMU: use `transom` in the container, \
+                       or the API at the web port";
 const VIEWER: &str = "the screen is at WEB_PORT and VNC_PORT: set DISPLAY";
 const VIRTIO_ONLY: &str = "the only card is virtio, whose driver the installation adds to Windows";
 const NO_PASS_THROUGH: &str = "devices of the host cannot be passed through to the guest";
@@ -120,7 +120,7 @@ pub const TABLE: &[Row] = rows! {
 
     Kind "q35" "pc-q35-*" => Exact("q35");
     Kind "pc" "pc-i440fx-*" "isapc" "microvm" "virt"
-        => Refused("the machine is always a Q35: leave MACHINE out, or set it to q35");
+        => Nearest("q35", "every supported Windows runs on it");
 
     Usb "qemu-xhci" "xhci" "nec-usb-xhci" "y" "yes" "true" "1" "on" => Exact("xhci");
     Usb "n" "no" "none" "off" "false" "0" "disable" "disabled"
@@ -138,8 +138,7 @@ pub const TABLE: &[Row] = rows! {
     Serial "mon:stdio" "stdio" "y" => Exact("stdio");
     Serial "none" "null" "n" => Exact("none");
     Serial "tcp:*" "telnet:*" "udp:*" "websocket:*" "unix:*" "chardev:*" "mon:*"
-        => Refused("its clients get the machine's console: set SERIAL=stdio and read the log, or \
-            set SERIAL=none");
+        => Nearest("stdio", "its output is in the log of the container, and nowhere else");
     Serial "file:*" "pipe:*" "pty" "vc" "vc:*" "/dev/*" => Nearest("stdio",
         "its output is in the log of the container");
 
@@ -161,11 +160,9 @@ pub const TABLE: &[Row] = rows! {
     Option "-mem-prealloc" => Apply(Arguments::prealloc);
     Option "-device" => Scoped(Scope::Device);
     Option "-object" => Scoped(Scope::Object);
-    Option "-qmp" "-qmp-pretty" "-monitor" "-mon" => Refused(CONTROL);
-    Option "-gdb" "-s" => Refused("its clients control the whole machine: leave it out, and use \
-        `transom` in the container");
-    Option "-vnc" "-spice" => Refused("it would show the screen without a password: set VNC_PORT, \
-        WEB_PORT and PASSWORD");
+    Option "-qmp" "-qmp-pretty" "-monitor" "-mon" => Ignored(CONTROL);
+    Option "-gdb" "-s" => Ignored("the machine has no port for debuggers");
+    Option "-vnc" "-spice" => Ignored("the screen is at WEB_PORT: set VNC_PORT for VNC viewers");
     Option "-incoming" => Refused("migration is not supported: leave it out, and use the disk on \
         the volume");
     Option "-serial" "-parallel" "-chardev" "-debugcon" =>
