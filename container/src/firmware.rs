@@ -79,8 +79,8 @@ pub fn recall(input: &mut ParsedEnvironment, volume: &Path) -> anyhow::Result<()
     Ok(())
 }
 
-/// Enables Secure Boot (and with it the TPM) for an installation of Windows 11, whose setup requires
-/// both. Other systems may not start with it. `is_new` is that the disk has no system yet. The
+/// Enables Secure Boot (and with it the TPM) for an installation of Windows 11, whose setup
+/// requires both. Other systems may not start with it. The disk is new if it has no system yet. The
 /// reference image installs without both, unless a person installs.
 pub fn adjust_boot_mode(
     input: &mut ParsedEnvironment,

@@ -271,7 +271,8 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
 }
 
 fn medium_json(media: &Media) -> Value {
-    let edition = |edition: &Entry| json!({ "index": edition.index, "name": edition.shown(), "id": edition.edition_id });
+    let edition =
+        |it: &Entry| json!({ "index": it.index, "name": it.shown(), "id": it.edition_id });
     json!({
         "product": media.product(),
         "build": media.build(),
