@@ -16,6 +16,7 @@ mod script;
 mod setup_complete;
 mod setup_log;
 mod specialize;
+pub mod target;
 mod windows_pe;
 mod windows_pe_script;
 pub mod xml;
@@ -133,7 +134,7 @@ pub const INSTALL_SCRIPT: &str = "transom.cmd";
 const SETUP_COMPLETE: &str = "$OEM$/$$/Setup/Scripts/SetupComplete.cmd";
 const ERROR_HANDLER: &str = "$OEM$/$$/Setup/Scripts/ErrorHandler.cmd";
 const RUN_INSTALL: &str = "$OEM$/$$/Setup/Scripts/RunInstall.cmd";
-const INSTALL_BAT: &str = "$OEM$/$1/OEM/install.bat";
+pub const INSTALL_BAT: &str = "$OEM$/$1/OEM/install.bat";
 
 /// All files of the set-up disk that depend on the settings. `install_bat` is the user's file of
 /// this name; COMMAND follows its text.

@@ -17,7 +17,7 @@ use crate::status::{Failure, Status};
 
 pub const MAX_DISKS: usize = 6;
 /// Extension of the file on the volume that stores the controller.
-const TYPE: &str = "type";
+pub const TYPE: &str = "type";
 /// Bytes that are examined: a partition table and the first file system behind it start within.
 const EXAMINED: u64 = 100 << 10;
 
@@ -78,8 +78,8 @@ pub struct FoundDisk {
     pub own: bool,
 }
 
-/// Applies the controller that older versions of the reference image stored on the volume, unless
-/// DISK_TYPE is set: Windows may have no driver for another one.
+/// Applies the controller that is stored on the volume, by this image or by older versions of the
+/// reference image, unless DISK_TYPE is set: Windows may have no driver for another one.
 pub fn recall(input: &mut ParsedEnvironment, volume: &Path) {
     let path = volume.join(format!("{}.{TYPE}", input.settings.pod.process()));
     if input.names.contains("DISK_TYPE") {

@@ -1,8 +1,10 @@
 //! The plan: settings, sizes and source of the machine, from the environment and the host.
 
 pub mod answers;
+pub mod drivers;
 mod media;
 mod notes;
+pub mod unattended;
 mod windows;
 
 use std::fmt::Write as _;
@@ -11,6 +13,7 @@ use std::path::{Path, PathBuf};
 use host::size::Size;
 use serde_json::{Map, Value, json};
 
+use crate::answer::xml::Secrets;
 use crate::disks::{self, Disk, FoundDisk, below};
 use crate::firmware;
 use crate::media::wim::{Architecture, Entry};
@@ -28,6 +31,8 @@ use crate::source::Source;
 use crate::state::{self, Found, Next, Step, Wanted, name};
 use crate::status::{self, Failure, Status};
 
+use self::unattended::Unattended;
+
 /// Names of the user's medium, in the container's root or on the volume.
 const CUSTOM: [&str; 2] = ["custom.iso", "boot.iso"];
 
@@ -41,6 +46,7 @@ pub struct Plan {
     pub next: Option<Next>,
     /// The Windows on the medium of the source.
     pub media: Option<Media>,
+    pub unattended: Option<Unattended>,
     /// One sentence each.
     pub warnings: Vec<String>,
 }
@@ -88,14 +94,36 @@ impl Plan {
         if let (Some(next), Source::Medium(_), None) = (&mut next, &source, &media) {
             next.base = None;
         }
-        firmware::adjust_boot_mode(&mut input, &source, media.as_ref());
+        let is_new = next.as_ref().is_some_and(|next| !next.step.keeps());
+        firmware::adjust_boot_mode(&mut input, &source, media.as_ref(), is_new);
         let mut warnings = input.warnings.clone();
         warnings.extend(next.as_ref().and_then(Next::warning));
         warnings.extend(notes);
-        warnings.extend(notes::notes(&input, &source, media.as_ref(), root));
-        let plan = Self { input, sizes, source, next, media, warnings };
+        let unattended = Unattended::of(&input, &source, media.as_ref(), root)?
+            .map(|unattended| Unattended { is_new, ..unattended });
+        warnings.extend(notes::notes(&input, &source, media.as_ref(), unattended.as_ref(), root));
+        let mut plan = Self { input, sizes, source, next, media, unattended, warnings };
+        plan.check_answers()?;
         machine::check(&plan.input.settings, &plan.sizes, &plan.source)?;
         Ok(plan)
+    }
+
+    /// Makes all answers once, so that mistakes in them are found before anything is created.
+    fn check_answers(&mut self) -> anyhow::Result<()> {
+        let Some(unattended) = &self.unattended else { return Ok(()) };
+        let settings = &self.input.settings;
+        let bus = settings.disk.controller.value;
+        let (answers, warnings) = unattended.answers(settings, &self.sizes, bus);
+        unattended.files(&answers, None, Secrets::Masked)?;
+        if !unattended.is_finished() {
+            self.warnings.extend(warnings);
+        }
+        Ok(())
+    }
+
+    /// The error if Windows' drivers for the disk are missing.
+    pub fn drivers_error(&self) -> Option<anyhow::Error> {
+        self.unattended.as_ref()?.controller(&self.input).err()
     }
 
     /// Name of the guest for people: APP, or "the probe" if that runs and APP is not set.
@@ -308,6 +336,9 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     if let Some(media) = &plan.media {
         writeln!(text, "medium: {media}").expect("a string takes all");
     }
+    if let Some(unattended) = &plan.unattended {
+        writeln!(text, "installs: {unattended}").expect("a string takes all");
+    }
     for warning in &plan.warnings {
         writeln!(text, "warning: {warning}").expect("a string takes all");
     }
@@ -343,6 +374,7 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
             };
             let missing = plan
                 .download_error()
+                .or_else(|| plan.drivers_error())
                 .or_else(|| plan.kvm_error(kvm))
                 .map(|error| format!("{error:#}"));
             json!({
@@ -354,6 +386,7 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
                 "source": { "kind": kind, "is": plan.description() },
                 "step": plan.next.as_ref().map(|next| next.step.json()),
                 "medium": plan.media.as_ref().map(medium_json),
+                "installs": plan.unattended.as_ref().map(|it| it.to_string()),
                 "warnings": plan.warnings,
                 "missing": missing,
             })

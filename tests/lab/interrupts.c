@@ -162,8 +162,11 @@ static size_t offset_of_flags(void)
     abort();
 }
 
-/* Replaces the function that a processor calls for its interrupts. The class has pointers to several
- * tables, which may lie one behind the other: the right one has the function nearest to its start. */
+/*
+ * Replaces the function that a processor calls for its interrupts. The class has pointers to
+ * several tables, which may lie one behind the other: the right one has the function nearest to its
+ * start.
+ */
 static void hold_back(void *cpu)
 {
     void **class = object_get_class(cpu), **found = NULL;

@@ -18,7 +18,7 @@ const PART: &str = ".part";
 /// Name of a backup of an unknown installation.
 const UNKNOWN: &str = "unknown";
 /// Extensions of the pod's own passwords, which stay when an installation moves.
-const KEPT: [&str; 2] = ["password", "vnc"];
+const KEPT: [&str; 3] = ["password", "vnc", "account"];
 
 /// An atomic change to the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -27,6 +27,7 @@ fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<C
         tpm: Some("/run/tpm.sock".into()),
         uuid: "00112233-4455-8677-8899-aabbccddeeff".parse().ok(),
         disks: [Disk::new("/a,b.img".into(), Format::Raw)].into_iter().chain(more).collect(),
+        controller: None,
         rescue: Some("/start.iso".into()),
         media: vec![PathBuf::from("/a,b.iso").into()],
         setup_disk: None,
