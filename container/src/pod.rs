@@ -134,21 +134,7 @@ async fn run_to_end(
     signals: &mut Signals,
     shown: &mut bool,
 ) -> anyhow::Result<u8> {
-    // Warnings would hide the error of a pod that cannot start.
-    if let Some(error) = plan.download_error().or_else(|| plan.drivers_error()) {
-        return Err(error);
-    }
-    plan.check_kvm(Path::new("/dev/kvm"))?;
-    for warning in &plan.warnings {
-        tracing::warn!("{warning}");
-    }
-    tracing::info!("{}", plan.summary());
-    if let Some(next) = &plan.next {
-        tracing::info!("the next step is {}: {}", next.step.name(), next.step.reason());
-    }
-    if let Some(media) = &plan.media {
-        tracing::info!("the medium has {media}");
-    }
+    announce(&plan)?;
     let plan = Arc::new(plan);
     let planned = plan.clone();
     let (runtime_folder, volume) = tokio::select! {
@@ -196,6 +182,26 @@ async fn run_to_end(
     }
     end_notice.send(END_NOTICE_TIMEOUT).await;
     status
+}
+
+/// Logs what the pod is going to do, unless it cannot start.
+fn announce(plan: &Plan) -> anyhow::Result<()> {
+    // Warnings would hide the error of a pod that cannot start.
+    if let Some(error) = plan.download_error().or_else(|| plan.drivers_error()) {
+        return Err(error);
+    }
+    plan.check_kvm(Path::new("/dev/kvm"))?;
+    for warning in &plan.warnings {
+        tracing::warn!("{warning}");
+    }
+    tracing::info!("{}", plan.summary());
+    if let Some(next) = &plan.next {
+        tracing::info!("the next step is {}: {}", next.step.name(), next.step.reason());
+    }
+    if let Some(media) = &plan.media {
+        tracing::info!("the medium has {media}");
+    }
+    Ok(())
 }
 
 /// The warning about a command line that the reference image's entry point ignores. Only its first
