@@ -3,12 +3,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
+/// Messages of the host's kernel that are shown.
+const MESSAGES: usize = 5;
 const WATCHED: Duration = Duration::from_secs(2);
 /// Fields of `/proc/PID/stat` after the name in parentheses: user and system time in ticks.
 const TIMES: [usize; 2] = [11, 12];
+
+/// The clock that the host's kernel uses.
+const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
 /// Watches the host, and lists threads that ran, timer interrupts, and timers of guests.
 #[must_use]
@@ -25,6 +31,8 @@ pub fn watch() -> String {
             lines.push(format!("ran for {ran} ticks: {thread}"));
         }
     }
+    lines.push(format!("its clock: {}", fs::read_to_string(CLOCK).unwrap_or_default().trim()));
+    lines.extend(clock_messages());
     let timers = fs::read_to_string("/proc/timer_list").unwrap_or_default();
     lines.extend(guest_timers(&timers));
     lines.join("\n")
@@ -46,6 +54,15 @@ fn ticks() -> BTreeMap<String, u64> {
         }
     }
     found
+}
+
+/// The last messages of the host's kernel, which may be about its clock.
+fn clock_messages() -> Vec<String> {
+    let output = Command::new("dmesg").output();
+    let text = output.map(|it| String::from_utf8_lossy(&it.stdout).into_owned());
+    let text = text.unwrap_or_default();
+    let lines: Vec<_> = text.lines().map(str::to_owned).collect();
+    lines[lines.len().saturating_sub(MESSAGES)..].to_vec()
 }
 
 fn timer_interrupts() -> String {
