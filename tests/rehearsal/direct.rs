@@ -1,0 +1,167 @@
+//! Setup on a machine alone, without a pod: with the set-up disk and the patch of the medium that a
+//! pod would make.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, ensure};
+use container::answer::{self, from_settings};
+use container::answer::xml::Secrets;
+use container::media::Opened;
+use container::media::windows::analyze;
+use container::settings::environment;
+use container::settings::settle::Sizes;
+use container::setup_disk::{self, Content, Item, SetupDisk};
+use host::disk::Changes;
+use tempfile::TempDir;
+use transom_tests::guest::{Guest, Running};
+use transom_tests::{lab, say, uefi};
+
+use super::medium;
+
+/// Long enough for firmware and Linux in a lab on a busy machine.
+const BOOT: Duration = Duration::from_secs(400);
+const INSTALL_BAT: &[u8] = b"@echo off\necho the user's script > %~dp0ran.txt\nexit /b 3\n";
+
+/// The settings of a user in Korea.
+const SETTINGS: [(&str, &str); 6] = [
+    ("VERSION", "11"),
+    ("LANGUAGE", "Korean"),
+    ("REGION", "ko-KR"),
+    ("KEYBOARD", "ko-KR"),
+    ("USERNAME", "ada"),
+    ("PASSWORD", "a & \"b\" <한>"),
+];
+
+/// Windows on a disk of this kind, from its medium to its second start.
+pub(crate) fn installs(kind: &str) -> anyhow::Result<()> {
+    let machine = Machine::new(kind)?;
+    let start = Instant::now();
+    let mut running = machine.guest(true)?.start()?;
+    let mut steps = Steps { running: &mut running, start };
+    for words in [
+        "windows: Windows PE runs",
+        "answers are in",
+        "image 2 is installed: Windows 11 Pro",
+        "image applied",
+        "files copied from $OEM$",
+        "firmware has the entry Windows Boot Manager",
+        "Windows PE restarts the machine",
+        "\"Windows Boot Manager\" from HD(",
+        "Windows 11 Pro starts from",
+        "transom-report: specialize",
+        "time zone Korea Standard Time",
+        "specialize restarts the machine",
+        "\"Windows Boot Manager\" from HD(",
+        "account \"ada\" in Administrators has the password \"a & \\\"b\\\" <한>\"",
+        "transom-report: setup-complete",
+        "ada is logged on",
+        "transom-report: logged-on",
+        "transom-report: install-started",
+        "transom-report: install-ended 3",
+        "transom-report: ready",
+        "lines of scripts ran, 0 unknown",
+    ] {
+        steps.reach(words)?;
+    }
+    shut_down(running)?;
+    let mut running = machine.guest(false)?.start()?;
+    running.expect("Windows 11 Pro starts from", BOOT)?;
+    running.expect("ada is logged on", BOOT)?;
+    shut_down(running)
+}
+
+struct Steps<'a> {
+    running: &'a mut Running,
+    start: Instant,
+}
+
+impl Steps<'_> {
+    fn reach(&mut self, words: &str) -> anyhow::Result<()> {
+        let found = self.running.expect_any(&[words, "windows: stopped: "], BOOT)?;
+        if found.0 == 1 {
+            let reason = self.running.expect("\n", BOOT)?;
+            anyhow::bail!("before {words:?}, Setup stopped: {reason}");
+        }
+        say!("{:6.1} s: {words}", self.start.elapsed().as_secs_f64());
+        Ok(())
+    }
+}
+
+fn shut_down(mut running: Running) -> anyhow::Result<()> {
+    running.ask(&vmm::control::Command::PowerButton)?;
+    running.expect("the power button was pressed", BOOT)?;
+    running.ends_with(0, BOOT)
+}
+
+/// A machine with an empty disk, and its files.
+struct Machine {
+    kind: String,
+    folder: TempDir,
+    vars: PathBuf,
+    setup_disk: PathBuf,
+}
+
+impl Machine {
+    fn new(kind: &str) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir_in(lab::shared()?)?;
+        let vars = uefi::store(&lab::asset("OVMF_VARS_12")?, folder.path())?;
+        File::create(folder.path().join("disk.img"))?.set_len(1 << 30)?;
+        let setup_disk = make_setup_disk(folder.path())?;
+        Ok(Self { kind: kind.to_owned(), folder, vars, setup_disk })
+    }
+
+    /// The machine, with the medium and the set-up disk while Windows is installed.
+    fn guest(&self, installing: bool) -> anyhow::Result<Guest> {
+        let disk = self.folder.path().join("disk.img");
+        let code = lab::asset("OVMF_CODE_12")?;
+        let mut guest = Guest::transom().memory("1G").firmware(code, &self.vars);
+        let device = |guest: Guest, text: String| guest.word("--device").word(text);
+        guest = device(guest, format!("{},path={}", self.kind, disk.display()));
+        if installing {
+            let cd = medium::path("client")?;
+            let analyzed = analyze(&Opened::open(&cd)?)?.context("no Windows on the medium")?;
+            let patch = analyzed.patch().context("no patch for the medium's question")?;
+            let patch = serde_json::to_value(Changes::Patches(vec![patch.clone()]))?;
+            let patch = patch.as_str().context("a patch is a text")?;
+            guest = device(guest, format!("ahci-cdrom,path={},overlay={patch}", cd.display()));
+            guest = device(guest, "xhci".into());
+            let stick = self.setup_disk.display();
+            guest = device(guest, format!("usb-storage,path={stick},removable,readonly"));
+        }
+        Ok(guest)
+    }
+}
+
+/// The set-up disk that the settings make.
+fn make_setup_disk(folder: &Path) -> anyhow::Result<PathBuf> {
+    let words = SETTINGS.map(|(name, value)| (name.into(), value.into())).into();
+    let settings = environment::read(&words)?.settings;
+    let product = from_settings::product(&settings.windows.version)?;
+    let mut machine = from_settings::machine(&settings, &Sizes::default());
+    machine.disk = 0;
+    let lacks = &mut machine.lacks;
+    for lack in [
+        &mut lacks.tpm,
+        &mut lacks.secure_boot,
+        &mut lacks.memory,
+        &mut lacks.disk,
+        &mut lacks.processors,
+    ] {
+        *lack = true;
+    }
+    let (answers, warnings) = from_settings::answers(&settings, product, machine);
+    ensure!(warnings.is_empty(), "{warnings:?}");
+    let files = answer::files(&answers, Some(INSTALL_BAT), Secrets::Shown)?;
+    let modified = SystemTime::now();
+    let item = |file: answer::SetupFile| Item {
+        path: file.path.to_owned(),
+        content: Some(Content::Bytes(file.bytes)),
+        modified,
+    };
+    let layout = setup_disk::lay_out(files.into_iter().map(item).collect())?;
+    let path = folder.join("setup.img");
+    fs::copy(SetupDisk::write(&layout)?.path(), &path).context("the set-up disk")?;
+    Ok(path)
+}
