@@ -15,6 +15,7 @@ mod schema;
 mod script;
 mod setup_complete;
 mod specialize;
+pub mod target;
 mod windows_pe;
 mod windows_pe_script;
 pub mod xml;
@@ -131,7 +132,7 @@ pub const AUTOUNATTEND: &str = "Autounattend.xml";
 pub const INSTALL_SCRIPT: &str = "transom.cmd";
 const SETUP_COMPLETE: &str = "$OEM$/$$/Setup/Scripts/SetupComplete.cmd";
 const RUN_INSTALL: &str = "$OEM$/$$/Setup/Scripts/RunInstall.cmd";
-const INSTALL_BAT: &str = "$OEM$/$1/OEM/install.bat";
+pub const INSTALL_BAT: &str = "$OEM$/$1/OEM/install.bat";
 
 /// All files of the set-up disk that depend on the settings. `install_bat` is the user's file of
 /// this name; COMMAND follows its text.

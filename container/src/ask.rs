@@ -184,8 +184,8 @@ pub fn doctor(settings: &Settings, words: &[String]) -> anyhow::Result<u8> {
     Err(doctor.exec()).with_context(|| program.display().to_string())
 }
 
-/// The password of the screen, and on a second line the one for VNC viewers, if VNC is enabled.
-/// Without a password, the error is the reason.
+/// The password of the screen, and in further lines those for VNC viewers, if VNC is enabled, and
+/// of Windows' account, if it is a made one and another. Without any, the error is the reason.
 pub fn password() -> anyhow::Result<String> {
     password_of(RuntimeFolder::find().as_ref())
 }
@@ -196,14 +196,19 @@ fn password_of(runtime_folder: Option<&RuntimeFolder>) -> anyhow::Result<String>
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         text => text.map(Some).with_context(|| path.display().to_string()),
     };
-    let Some(text) = read(runtime_folder.password())? else {
+    let screen = read(runtime_folder.password())?;
+    let account =
+        read(runtime_folder.account_password())?.filter(|text| screen.as_ref() != Some(text));
+    let vnc = read(runtime_folder.vnc_password())?.map(|vnc| format!("VNC: {vnc}\n"));
+    let account = account.map(|text| format!("Windows: {text}\n"));
+    if screen.is_none() && account.is_none() {
         match read(runtime_folder.open())? {
             Some(why) => bail!("the screen asks for no password: {why}"),
             None => bail!("the pod is still starting: try again in a second"),
         }
-    };
-    let vnc = read(runtime_folder.vnc_password())?.map(|vnc| format!("VNC: {vnc}\n"));
-    Ok(format!("{text}\n{}", vnc.unwrap_or_default()))
+    }
+    let screen = screen.map(|text| format!("{text}\n"));
+    Ok([screen, vnc, account].into_iter().flatten().collect())
 }
 
 #[cfg(test)]
@@ -223,5 +228,12 @@ mod test {
         assert_eq!(password_of(Some(&runtime_folder)).unwrap(), "hush\n");
         runtime_folder.write(runtime_folder.vnc_password(), "other").unwrap();
         assert_eq!(password_of(Some(&runtime_folder)).unwrap(), "hush\nVNC: other\n");
+        runtime_folder.write(runtime_folder.account_password(), "hush").unwrap();
+        assert_eq!(password_of(Some(&runtime_folder)).unwrap(), "hush\nVNC: other\n");
+        runtime_folder.write(runtime_folder.account_password(), "made").unwrap();
+        let all = "hush\nVNC: other\nWindows: made\n";
+        assert_eq!(password_of(Some(&runtime_folder)).unwrap(), all);
+        std::fs::remove_file(runtime_folder.password()).unwrap();
+        assert_eq!(password_of(Some(&runtime_folder)).unwrap(), "VNC: other\nWindows: made\n");
     }
 }

@@ -101,8 +101,9 @@ const COMMANDS: &[Command] = &[
     Command {
         name: "password",
         usage: "",
-        help: "Prints the password of the screen, and in a second line the one for VNC viewers, \
-               if VNC is enabled. If there is no password, reports why.",
+        help: "Prints the password of the screen, and in further lines the one for VNC viewers, \
+               if VNC is enabled, and a made one of Windows' account, if it is another. If there \
+               is no password, reports why.",
         run: show_password,
     },
     Command {
@@ -287,7 +288,10 @@ fn show_plan(words: &[String]) -> anyhow::Result<u8> {
     let kvm = Path::new("/dev/kvm");
     print(&if json { plan::json(&plan, kvm) } else { plan::text(&plan) })?;
     match plan {
-        Ok(plan) => plan.download_error().or_else(|| plan.kvm_error(kvm)).map_or(Ok(0), Err),
+        Ok(plan) => {
+            let missing = plan.download_error().or_else(|| plan.drivers_error());
+            missing.or_else(|| plan.kvm_error(kvm)).map_or(Ok(0), Err)
+        }
         Err(error) => Err(error),
     }
 }

@@ -20,6 +20,7 @@ use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context as _, bail, ensure};
 
@@ -32,6 +33,8 @@ const SECTOR_BYTES: usize = 2048;
 const MAX_DIRECTORY: u64 = 2 << 20;
 /// Maximum number of extents of a file.
 const MAX_EXTENTS: usize = 4096;
+/// Maximum number of files in a listed directory.
+const MAX_LISTED: usize = 4096;
 
 /// Something that is read at offsets: an image, or its bytes.
 pub trait Image {
@@ -42,7 +45,7 @@ pub trait Image {
 
 /// An image in a file or on a block device.
 pub struct Opened {
-    file: File,
+    file: Arc<File>,
     length: u64,
 }
 
@@ -51,7 +54,11 @@ impl Opened {
         let of = || path.display().to_string();
         let mut file = files::open(path, File::options().read(true)).with_context(of)?;
         let length = file.seek(SeekFrom::End(0)).with_context(of)?;
-        Ok(Self { file, length })
+        Ok(Self { file: Arc::new(file), length })
+    }
+
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
     }
 }
 
@@ -241,6 +248,20 @@ impl FileSystem {
         let found = match self {
             Self::Udf(volume) => volume.find(image, path),
             Self::Iso(volume) => volume.find(image, path),
+        };
+        found.with_context(|| path.to_owned())
+    }
+
+    /// The files of a directory, without its directories; none if it does not exist. Names are as
+    /// the image has them: they may be anything.
+    pub fn list(
+        &self,
+        image: &(impl Image + ?Sized),
+        path: &str,
+    ) -> anyhow::Result<Vec<(String, Content)>> {
+        let found = match self {
+            Self::Udf(volume) => volume.list(image, path),
+            Self::Iso(volume) => volume.list(image, path),
         };
         found.with_context(|| path.to_owned())
     }

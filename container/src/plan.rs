@@ -1,8 +1,10 @@
 //! The plan: settings, sizes and source of the machine, from the environment and the host.
 
 pub mod answers;
+pub mod drivers;
 mod media;
 mod notes;
+pub mod unattended;
 mod windows;
 
 use std::fmt::Write as _;
@@ -11,6 +13,7 @@ use std::path::{Path, PathBuf};
 use host::size::Size;
 use serde_json::{Map, Value, json};
 
+use crate::answer::xml::Secrets;
 use crate::disks::{self, Disk, FoundDisk, below};
 use crate::firmware;
 use crate::media::wim::{Architecture, Entry};
@@ -27,6 +30,8 @@ use crate::settings::version::Version;
 use crate::source::Source;
 use crate::status::{self, Failure, Status};
 
+use self::unattended::Unattended;
+
 /// Everything that is decided before the machine is prepared.
 #[derive(Debug)]
 pub struct Plan {
@@ -35,6 +40,7 @@ pub struct Plan {
     pub source: Source,
     /// The Windows on the medium of the source.
     pub media: Option<Media>,
+    pub unattended: Option<Unattended>,
     /// One sentence each.
     pub warnings: Vec<String>,
 }
@@ -45,6 +51,7 @@ impl Plan {
         let mut input = environment::read(environment)?;
         let volume = below(root, &input.settings.storage.folder);
         firmware::recall(&mut input, &volume)?;
+        drivers::recall(&mut input, root)?;
         let disk = disks::find(0, &input.settings, root)?;
         let mut host = Host::read(root, &volume);
         if let Some(found) = &disk {
@@ -70,10 +77,30 @@ impl Plan {
         firmware::adjust_boot_mode(&mut input, &source, media.as_ref());
         let mut warnings = input.warnings.clone();
         warnings.extend(notes);
-        warnings.extend(notes::notes(&input, &source, media.as_ref(), root));
-        let plan = Self { input, sizes, source, media, warnings };
+        let unattended = Unattended::of(&input, &source, media.as_ref(), root)?;
+        warnings.extend(notes::notes(&input, &source, media.as_ref(), unattended.as_ref(), root));
+        let mut plan = Self { input, sizes, source, media, unattended, warnings };
+        plan.check_answers()?;
         machine::check(&plan.input.settings, &plan.sizes, &plan.source)?;
         Ok(plan)
+    }
+
+    /// Makes all answers once, so that mistakes in them are found before anything is created.
+    fn check_answers(&mut self) -> anyhow::Result<()> {
+        let Some(unattended) = &self.unattended else { return Ok(()) };
+        let settings = &self.input.settings;
+        let bus = settings.disk.controller.value;
+        let (answers, warnings) = unattended.answers(settings, &self.sizes, bus);
+        unattended.files(&answers, None, Secrets::Masked)?;
+        if !unattended.is_finished() {
+            self.warnings.extend(warnings);
+        }
+        Ok(())
+    }
+
+    /// The error if Windows' drivers for the disk are missing.
+    pub fn drivers_error(&self) -> Option<anyhow::Error> {
+        self.unattended.as_ref()?.controller(&self.input).err()
     }
 
     /// Name of the guest for people: APP, or "the probe" if that runs and APP is not set.
@@ -233,6 +260,9 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     if let Some(media) = &plan.media {
         writeln!(text, "medium: {media}").expect("a string takes all");
     }
+    if let Some(unattended) = &plan.unattended {
+        writeln!(text, "installs: {unattended}").expect("a string takes all");
+    }
     for warning in &plan.warnings {
         writeln!(text, "warning: {warning}").expect("a string takes all");
     }
@@ -267,6 +297,7 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
             };
             let missing = plan
                 .download_error()
+                .or_else(|| plan.drivers_error())
                 .or_else(|| plan.kvm_error(kvm))
                 .map(|error| format!("{error:#}"));
             json!({
@@ -277,6 +308,7 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
                 "more_disks": plan.sizes.more,
                 "source": { "kind": kind, "is": plan.description() },
                 "medium": plan.media.as_ref().map(medium_json),
+                "installs": plan.unattended.as_ref().map(|it| it.to_string()),
                 "warnings": plan.warnings,
                 "missing": missing,
             })

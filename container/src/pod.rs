@@ -43,7 +43,7 @@ use self::inquiry::EndNotice;
 use self::machine::{Cd, Parts};
 use self::network::{GuestAddress, Network};
 use self::runtime_folder::RuntimeFolder;
-use self::setup::PluggedDisk;
+use self::setup::{Installation, PluggedDisk};
 use self::stop::{Budget, Signals};
 use self::tpm::Tpm;
 use self::volume::Volume;
@@ -57,6 +57,7 @@ use crate::settings::Boot;
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, MemoryLoad};
 use crate::settings::translate::Serial;
+use crate::settings::value::Secret;
 use crate::setup_disk::SetupDisk;
 use crate::source::Source;
 use crate::status::{Failure, Status};
@@ -102,6 +103,8 @@ struct Pod {
     volume: Option<Volume>,
     runtime_folder: RuntimeFolder,
     guard: Guard,
+    /// The password of Windows' account.
+    password: Secret,
     /// Whether the CD asks for a key. Determined early: later the pod may have no right to read it.
     key_prompt: KeyPrompt,
     story: Arc<Story>,
@@ -128,7 +131,7 @@ async fn run_to_end(
     if let Some(media) = &plan.media {
         tracing::info!("the medium has {media}");
     }
-    if let Some(error) = plan.download_error() {
+    if let Some(error) = plan.download_error().or_else(|| plan.drivers_error()) {
         return Err(error);
     }
     kvm::check(Path::new("/dev/kvm"), &plan.source)?;
@@ -142,6 +145,7 @@ async fn run_to_end(
     let storage = Some(plan.input.settings.storage.folder.as_path()).filter(|it| it.is_dir());
     jail::build(&[Some(runtime_folder.path()), storage].into_iter().flatten().collect::<Vec<_>>());
     let guard = Guard::of(&plan, volume.as_ref(), &runtime_folder)?;
+    let password = guard.account_password(&plan, volume.as_ref(), &runtime_folder)?;
     let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
     let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
     let guest = Arc::<OnceLock<GuestAddress>>::default();
@@ -155,6 +159,7 @@ async fn run_to_end(
         volume,
         runtime_folder,
         guard,
+        password,
         key_prompt,
         story,
         guest,
@@ -332,8 +337,13 @@ impl Pod {
         if let Source::Medium(medium) = &self.plan.source {
             let patch = self.plan.media.as_ref().and_then(Media::patch).cloned();
             parts.media.push(Cd { path: medium.clone(), patch });
-            let memory = self.plan.sizes.memory;
-            parts.setup_disk = setup::prepare(settings, memory, root, &self.story)?;
+        }
+        let unattended = self.plan.unattended.as_ref();
+        let bundle = unattended.and_then(|it| it.bundle.as_deref());
+        if let Some(installation) = Installation::of(&self.plan, bundle)? {
+            installation.keep_controller(volume)?;
+            parts.controller = Some(installation.bus);
+            parts.setup_disk = Some(installation.disk(&self.password, root, &self.story)?);
         }
         parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));
         if settings.disk.disable {

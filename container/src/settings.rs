@@ -164,6 +164,8 @@ pub struct Media {
     pub esd: bool,
     /// Number of parallel connections of a download.
     pub connections: Within<1, 16>,
+    /// The ISO image with Windows' drivers.
+    pub drivers: Option<PathBuf>,
     /// The download is an archive with the medium inside.
     pub unpack: bool,
 }

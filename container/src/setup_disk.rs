@@ -8,36 +8,32 @@ mod content;
 pub mod drivers;
 mod fat;
 mod folder;
+pub mod iso;
 mod names;
-mod text;
+pub(crate) mod text;
 mod tree;
 mod walk;
 
 use std::fs::File;
-use std::io::Read as _;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use self::content::Copier;
 use self::folder::Folder;
 use self::tree::Tree;
-use crate::files;
 
 pub use self::content::Content;
 pub use self::fat::Layout;
 pub use self::tree::Item;
 
-/// Windows' setup looks for its answers under this name.
-pub const ANSWERS: &str = "Autounattend.xml";
 /// Windows' setup copies this folder to C:\OEM.
 const OEM: &str = "$OEM$/$1/OEM/";
 const OEM_FOLDERS: [&str; 2] = ["oem", "OEM"];
-const CUSTOM_ANSWERS: &str = "custom.xml";
-const MAX_ANSWERS: u64 = 1 << 20;
+const INSTALL: &str = "install.bat";
 
 /// The disk, which programs can inherit.
 #[derive(Debug)]
@@ -104,37 +100,38 @@ fn path(file: &impl AsRawFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// The user's files for the set-up disk: an answer file, and a folder for C:\OEM. They are mounted
-/// below `root`, or on the volume.
-pub fn users_items(root: &Path, volume: &Path) -> anyhow::Result<Vec<Item>> {
-    let mut items = Vec::new();
-    let answers = [root.join(CUSTOM_ANSWERS), volume.join(CUSTOM_ANSWERS)];
-    if let Some(path) = answers.iter().find(|path| path.exists()) {
-        items.push(answers_of(path).with_context(|| path.display().to_string())?);
-    }
-    let folders = [root, volume].into_iter().flat_map(|at| OEM_FOLDERS.map(|name| at.join(name)));
-    if let Some(path) = folder::find(&folders.collect::<Vec<_>>())? {
-        items.extend(walk::items(Folder::open(&path)?, OEM)?);
-    }
-    Ok(items)
+/// The user's files for C:\OEM, whose folder is mounted below `root`, or is on the volume.
+#[derive(Debug, Default)]
+pub struct UsersFiles {
+    /// Without the script.
+    pub items: Vec<Item>,
+    /// The text of `install.bat`.
+    pub install_bat: Option<Vec<u8>>,
 }
 
-fn answers_of(path: &Path) -> anyhow::Result<Item> {
-    ensure!(
-        !path.is_dir(),
-        "it is a folder: container engines create one if the file to mount does not exist: check \
-         the path of the mount"
-    );
-    let file = files::open(path, File::options().read(true))?;
-    let modified = file.metadata()?.modified()?;
-    let mut bytes = Vec::new();
-    file.take(MAX_ANSWERS + 1).read_to_end(&mut bytes)?;
-    ensure!(
-        bytes.len() as u64 <= MAX_ANSWERS,
-        "it has more than 1 MiB, which no answer file has: check the path of the mount"
-    );
-    Ok(Item { path: ANSWERS.to_owned(), content: Some(Content::Bytes(bytes)), modified })
+impl UsersFiles {
+    pub fn read(root: &Path, volume: &Path) -> anyhow::Result<Self> {
+        let folders = [root, volume].into_iter();
+        let folders = folders.flat_map(|at| OEM_FOLDERS.map(|name| at.join(name)));
+        let Some(path) = folder::find(&folders.collect::<Vec<_>>())? else {
+            return Ok(Self::default());
+        };
+        let items = walk::items(Folder::open(&path)?, OEM)?;
+        let is_script = |item: &Item| {
+            item.path.strip_prefix(OEM).is_some_and(|it| it.eq_ignore_ascii_case(INSTALL))
+        };
+        let (scripts, items): (Vec<_>, _) = items.into_iter().partition(is_script);
+        ensure!(scripts.len() < 2, "{}: it has {INSTALL} in several spellings", path.display());
+        let install_bat = match scripts.into_iter().next().map(|script| script.content) {
+            None => None,
+            Some(Some(Content::Bytes(bytes))) => Some(bytes),
+            Some(_) => bail!("{}/{INSTALL}: it is no text of at most 1 MiB", path.display()),
+        };
+        Ok(Self { items, install_bat })
+    }
 }
 
 #[cfg(test)]
 mod test;
+#[cfg(test)]
+pub(crate) mod testutil;

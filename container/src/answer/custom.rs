@@ -27,14 +27,26 @@ pub enum Kind {
 
 /// Finds the user's answer file below `root`. `volume` is the folder of the machine's files, `id`
 /// that of the product.
-pub fn find(root: &Path, volume: &Path, id: &str) -> Option<(PathBuf, Kind)> {
+///
+/// # Errors
+///
+/// If a folder has its name.
+pub fn find(root: &Path, volume: &Path, id: &str) -> anyhow::Result<Option<(PathBuf, Kind)>> {
     let assets = root.join("run/assets");
     let finished = [root, volume, &assets].map(|folder| folder.join("custom.xml"));
     let retail = id.trim_end_matches("-eval");
     let templates = [id, retail].map(|id| assets.join(format!("{id}.xml")));
     let finished = finished.into_iter().map(|path| (path, Kind::Finished));
     let templates = templates.into_iter().map(|path| (path, Kind::Template));
-    finished.chain(templates).find(|(path, _)| path.is_file())
+    let found = finished.chain(templates).find(|(path, _)| path.exists());
+    if let Some((path, _)) = found.as_ref().filter(|(path, _)| path.is_dir()) {
+        bail!(
+            "{} is a folder: container engines create one if the file to mount does not exist: \
+             check the path of the mount",
+            path.display()
+        );
+    }
+    Ok(found)
 }
 
 /// Reads the user's answer file, and changes the settings that depend on the machine.
@@ -311,6 +323,7 @@ fn password(place: &Node, answers: &Answers, secrets: Secrets) -> Change {
 #[cfg(test)]
 mod test {
     use super::super::from_settings;
+    use super::super::target::Target;
     use super::*;
     use crate::settings::environment;
     use crate::settings::settle::Sizes;
@@ -318,9 +331,10 @@ mod test {
     fn answers(words: &[(&str, &str)]) -> Answers {
         let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
         let settings = environment::read(&words).unwrap().settings;
-        let product = from_settings::product(&settings.windows.version).unwrap();
-        let machine = from_settings::machine(&settings, &Sizes::default());
-        from_settings::answers(&settings, product, machine).0
+        let target = Target::of_version(&settings.windows).unwrap();
+        let bus = settings.disk.controller.value;
+        let machine = from_settings::machine(&settings, &Sizes::default(), bus);
+        from_settings::answers(&settings, &target, machine).0
     }
 
     fn changed(text: &str, kind: Kind, words: &[(&str, &str)]) -> String {
@@ -459,7 +473,7 @@ mod test {
         let volume = root.join("storage");
         std::fs::create_dir_all(root.join("run/assets")).unwrap();
         std::fs::create_dir(&volume).unwrap();
-        let found = || find(root, &volume, "win11x64-enterprise-eval");
+        let found = || find(root, &volume, "win11x64-enterprise-eval").unwrap();
         assert_eq!(found(), None);
         for (name, kind) in [
             ("run/assets/win11x64-enterprise.xml", Kind::Template),

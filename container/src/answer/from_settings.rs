@@ -1,65 +1,32 @@
 //! The answers that the settings make.
 
-use super::release::{Release, image};
+use super::target::Target;
 use super::{Account, Answers, Finish, Lacks, Locale, Machine, Membership, locale, zones};
 use crate::settings::settle::Sizes;
 use crate::settings::translate::Bus;
 use crate::settings::value::{GIB, Secret, Value as _};
-use crate::settings::version::{Product, Version};
 use crate::settings::{Compat, Settings};
-use crate::status::{Failure, Status};
 
 /// Requirements of Windows 11.
 const MEMORY: u64 = 4 * GIB;
 const DISK: u64 = 64 * GIB;
 const PROCESSORS: u32 = 2;
 
-/// The product that an answer file is for.
-///
-/// # Errors
-///
-/// If VERSION names a medium or the probe.
-pub fn product(version: &Version) -> anyhow::Result<(&'static Product, Release)> {
-    let refuse = |sentence: &str| {
-        Err(Failure::new(Status::Version, format!("VERSION={}: {sentence}", version.show())))
-    };
-    match version {
-        Version::Probe => refuse("the probe needs no answer file: set it to a version of Windows"),
-        Version::Url(_) | Version::File(_) => refuse(
-            "the Windows of this medium is known only when it is read: set it to a version of \
-             Windows, such as 11",
-        ),
-        Version::Windows(product) => match Release::of(product.id) {
-            Some(release) => Ok((product, release)),
-            None => refuse("it cannot be installed unattended: set MANUAL=Y"),
-        },
-    }
-}
-
 /// The answers for a version of Windows, and warnings, one sentence each.
-pub fn answers(
-    settings: &Settings,
-    (product, release): (&Product, Release),
-    machine: Machine,
-) -> (Answers, Vec<String>) {
-    let mut warnings = Vec::new();
+pub fn answers(settings: &Settings, target: &Target, machine: Machine) -> (Answers, Vec<String>) {
+    let mut warnings: Vec<_> = target.warning.iter().cloned().collect();
     let windows = &settings.windows;
-    let edition = windows.edition.as_ref().map(|edition| edition.0.as_str());
-    let (image, known) = image(product.id, release, edition);
-    if let Some(edition) = edition.filter(|_| !known) {
-        warnings.push(format!(
-            "EDITION={edition}: {} has no such edition: {} is installed",
-            product.name, image.name
-        ));
-    }
-    if image.name.contains(" Home") || image.name == "Windows 8.1" {
-        let name = &image.name;
+    if !target.remote {
+        let name = &target.image.name;
         warnings.push(format!("{name} accepts no remote desktops: set EDITION=pro for those"));
     }
-    let locale = locale(settings, &mut warnings);
+    let mut locale = locale(settings, &mut warnings);
+    if let Some(language) = &target.language {
+        locale.language.clone_from(language);
+    }
     let answers = Answers {
-        release,
-        image,
+        release: target.release,
+        image: target.image.clone(),
         locale,
         account: account(settings),
         membership: membership(settings),
@@ -126,12 +93,11 @@ fn locale(settings: &Settings, warnings: &mut Vec<String>) -> Locale {
     }
 }
 
-/// The machine that the settings describe, as Windows Setup sees it.
-pub fn machine(settings: &Settings, sizes: &Sizes) -> Machine {
+/// The machine that the settings describe, as Windows Setup sees it. `bus` is that of its disks.
+pub fn machine(settings: &Settings, sizes: &Sizes, bus: Bus) -> Machine {
     let secure_boot = settings.machine.boot.is_secure();
-    let has_driver = !matches!(settings.disk.controller.value, Bus::Scsi | Bus::Blk);
     Machine {
-        disk: u32::from(!has_driver),
+        disk: u32::from(matches!(bus, Bus::Scsi | Bus::Blk)),
         lacks: Lacks {
             tpm: !settings.machine.tpm.unwrap_or(secure_boot),
             secure_boot: !secure_boot,

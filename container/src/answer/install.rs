@@ -2,6 +2,7 @@
 
 use super::report::{Report, batch, batch_line};
 use super::script::{CRLF, OEM, Script};
+use crate::setup_disk::text;
 
 /// The script that runs `install.bat` in a window of its own and reports its end.
 pub(super) fn runner(log: bool) -> String {
@@ -21,7 +22,7 @@ pub(super) fn runner(log: bool) -> String {
 /// The text of `install.bat`: the user's, with line ends of Windows and in UTF-8, and the command
 /// after it. `None` without both.
 pub(super) fn install_bat(user: Option<&[u8]>, command: Option<&str>) -> Option<Vec<u8>> {
-    let mut made = user.map(lines).unwrap_or_default();
+    let mut made = user.map(text::script).unwrap_or_default();
     if user.is_none() && command.is_none() {
         return None;
     }
@@ -38,29 +39,6 @@ pub(super) fn install_bat(user: Option<&[u8]>, command: Option<&str>) -> Option<
         made.extend_from_slice(format!("{command}{CRLF}").as_bytes());
     }
     Some(made)
-}
-
-/// A text file with line ends of Windows. UTF-16, which the command interpreter cannot read,
-/// becomes UTF-8; other bytes stay.
-fn lines(bytes: &[u8]) -> Vec<u8> {
-    let wide = |bytes: &[u8], unit: fn([u8; 2]) -> u16| {
-        let units = bytes.chunks_exact(2).map(|pair| unit([pair[0], pair[1]]));
-        char::decode_utf16(units).map(|it| it.unwrap_or('\u{fffd}')).collect::<String>()
-    };
-    let bytes = match bytes {
-        [0xff, 0xfe, rest @ ..] => wide(rest, u16::from_le_bytes).into_bytes(),
-        [0xfe, 0xff, rest @ ..] => wide(rest, u16::from_be_bytes).into_bytes(),
-        [0xef, 0xbb, 0xbf, rest @ ..] => rest.to_vec(),
-        other => other.to_vec(),
-    };
-    let mut made = Vec::with_capacity(bytes.len());
-    for byte in bytes {
-        if byte == b'\n' && made.last() != Some(&b'\r') {
-            made.push(b'\r');
-        }
-        made.push(byte);
-    }
-    made
 }
 
 #[cfg(test)]

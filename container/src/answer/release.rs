@@ -41,6 +41,26 @@ impl Release {
         STARTS.into_iter().find(|(start, _)| id.starts_with(start)).map(|(_, release)| release)
     }
 
+    /// The release of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        STARTS.into_iter().map(|(_, release)| release).find(|release| release.name() == name)
+    }
+
+    /// The reference image's identifier.
+    pub fn id(self) -> &'static str {
+        match self {
+            Windows81 => "win81x64",
+            Windows10 => "win10x64",
+            Windows11 => "win11x64",
+            Server2012R2 => "win2012r2",
+            Server2016 => "win2016",
+            Server2019 => "win2019",
+            Server2022 => "win2022",
+            Server2025 => "win2025",
+            HyperV2019 => "win2019-hv",
+        }
+    }
+
     /// The start of its images' names.
     pub fn name(self) -> &'static str {
         match self {
@@ -95,11 +115,19 @@ pub struct Image {
 }
 
 impl Image {
-    /// The image with this number, as the medium's list has it.
-    #[must_use]
-    pub fn with_index(mut self, index: u32) -> Self {
-        self.selection = Selection::Index(index);
-        self
+    /// An image with this number and name in a medium's list. One of the words is its edition,
+    /// without hyphens.
+    pub fn listed(
+        release: Release,
+        (index, name): (u32, &str),
+        words: &[String],
+        evaluation: bool,
+    ) -> Self {
+        let table = if release.is_client() { CLIENTS } else { SERVERS };
+        let is_word = |word: &&str| words.contains(&word.replace('-', ""));
+        let edition = table.iter().find(|edition| edition.words.iter().any(is_word));
+        let key = edition.and_then(|edition| edition.key(release)).filter(|_| !evaluation);
+        Self { selection: Selection::Index(index), name: name.to_owned(), key }
     }
 }
 
@@ -109,6 +137,12 @@ struct Edition {
     /// The end of its images' names.
     suffix: &'static str,
     keys: &'static [(Release, &'static str)],
+}
+
+impl Edition {
+    fn key(&self, release: Release) -> Option<&'static str> {
+        self.keys.iter().find(|(own, _)| *own == release).map(|(_, key)| *key)
+    }
 }
 
 /// Editions for clients. Windows 11 and 10 have the same keys.
@@ -201,8 +235,7 @@ pub fn image(id: &str, release: Release, edition: Option<&str>) -> (Image, bool)
         return (Image { selection: Selection::Index(index), name, key: None }, edition.is_none());
     }
     let found = chosen.unwrap_or(usual);
-    let key = found.keys.iter().find(|(own, _)| *own == release).map(|(_, key)| *key);
-    let key = key.filter(|_| !is_evaluation);
+    let key = found.key(release).filter(|_| !is_evaluation);
     // Media of Windows 11 and 10 in other languages may have other names. The key selects there.
     let by_key = key.is_some() && matches!(release, Windows10 | Windows11);
     let selection = match by_key {
@@ -224,7 +257,7 @@ fn old_index(release: Release, edition: &Edition) -> Option<u32> {
 }
 
 /// The usual edition of a product.
-fn usual(id: &str) -> &'static str {
+pub fn usual(id: &str) -> &'static str {
     let words = [("ltsc", "ltsc"), ("iot", "iot"), ("enterprise", "enterprise")];
     let found = words.into_iter().find(|(part, _)| id.contains(part));
     found.map_or(if id.starts_with("win20") { "standard" } else { "pro" }, |(_, word)| word)
@@ -265,7 +298,6 @@ mod test {
         assert_eq!(chosen("win2019-hv", None).2, None);
         let retail = image("win2022", Server2022, Some("datacenter")).0;
         assert_eq!(retail.key, Some("WX4NM-KYWYW-QJJR4-XV3QB-6VM33"));
-        assert_eq!(retail.with_index(4).selection, Selection::Index(4));
     }
 
     #[test]

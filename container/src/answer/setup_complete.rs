@@ -130,6 +130,7 @@ fn logon(answers: &Answers, script: &mut Script) {
 #[cfg(test)]
 mod test {
     use super::super::from_settings;
+    use super::super::target::Target;
     use super::*;
     use crate::settings::environment;
     use crate::settings::settle::Sizes;
@@ -137,9 +138,10 @@ mod test {
     fn made(words: &[(&str, &str)]) -> String {
         let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
         let settings = environment::read(&words).unwrap().settings;
-        let product = from_settings::product(&settings.windows.version).unwrap();
-        let machine = from_settings::machine(&settings, &Sizes::default());
-        text(&from_settings::answers(&settings, product, machine).0, Secrets::Shown)
+        let target = Target::of_version(&settings.windows).unwrap();
+        let bus = settings.disk.controller.value;
+        let machine = from_settings::machine(&settings, &Sizes::default(), bus);
+        text(&from_settings::answers(&settings, &target, machine).0, Secrets::Shown)
     }
 
     #[test]

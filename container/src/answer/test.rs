@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::parse::tree;
+use super::target::Target;
 use super::xml::Secrets;
 use super::*;
 use crate::settings::environment::{self, ParsedEnvironment};
@@ -21,8 +22,9 @@ fn parsed(words: &[(&str, &str)]) -> anyhow::Result<ParsedEnvironment> {
 fn answers_of(words: &[(&str, &str)], sizes: &Sizes) -> (Answers, Vec<String>) {
     let input = parsed(words).unwrap();
     let settings = &input.settings;
-    let product = from_settings::product(&settings.windows.version).unwrap();
-    from_settings::answers(settings, product, from_settings::machine(settings, sizes))
+    let target = Target::of_version(&settings.windows).unwrap();
+    let bus = settings.disk.controller.value;
+    from_settings::answers(settings, &target, from_settings::machine(settings, sizes, bus))
 }
 
 fn made(words: &[(&str, &str)]) -> String {
@@ -285,7 +287,7 @@ fn every_version_of_windows_has_answers() {
     }
     for version in ["probe", "https://example.com/x.iso", "x.iso"] {
         let input = parsed(&[("VERSION", version)]).unwrap();
-        let error = from_settings::product(&input.settings.windows.version).unwrap_err();
+        let error = Target::of_version(&input.settings.windows).unwrap_err();
         assert!(error.to_string().starts_with("VERSION="), "{error}");
     }
 }

@@ -3,9 +3,9 @@
 //! Threats: as for UDF. Directories have a maximum length, and a search descends once for each part
 //! of its path.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
-use super::{Content, Extent, Image, MAX_DIRECTORY, SECTOR, same_name, sector, u32_at};
+use super::{Content, Extent, Image, MAX_DIRECTORY, MAX_LISTED, SECTOR, same_name, sector, u32_at};
 
 /// The first volume descriptor, and the maximum number of them.
 const FIRST: u64 = 16;
@@ -30,6 +30,12 @@ pub struct Volume {
     root: Content,
     /// Names are UCS-2.
     joliet: bool,
+}
+
+/// A file or a directory.
+struct Entry {
+    content: Content,
+    is_directory: bool,
 }
 
 struct Record<'a> {
@@ -71,35 +77,78 @@ impl Volume {
         image: &(impl Image + ?Sized),
         path: &str,
     ) -> anyhow::Result<Option<Content>> {
-        let (mut content, mut is_directory) = (self.root.clone(), true);
-        for part in path.split('/').filter(|part| !part.is_empty()) {
-            if !is_directory {
-                return Ok(None);
-            }
-            let entries = content.all(image, MAX_DIRECTORY).context("a directory")?;
-            let Some((next, directory)) = self.entry(&entries, part)? else { return Ok(None) };
-            (content, is_directory) = (next, directory);
-        }
-        Ok((!is_directory).then_some(content))
+        let found = self.entry(image, path)?;
+        Ok(found.filter(|entry| !entry.is_directory).map(|entry| entry.content))
     }
 
-    /// Content of an entry, and whether it is a directory. A large file has several records.
-    fn entry(&self, directory: &[u8], wanted: &str) -> anyhow::Result<Option<(Content, bool)>> {
+    /// The files of a directory; none if it does not exist.
+    pub fn list(
+        &self,
+        image: &(impl Image + ?Sized),
+        path: &str,
+    ) -> anyhow::Result<Vec<(String, Content)>> {
+        let mut files = Vec::new();
+        let Some(directory) = self.entry(image, path)?.filter(|entry| entry.is_directory) else {
+            return Ok(files);
+        };
+        let bytes = directory.content.all(image, MAX_DIRECTORY).context("a directory")?;
+        self.each(&bytes, |name, entry| {
+            if !entry.is_directory {
+                ensure!(files.len() < MAX_LISTED, "it has more than {MAX_LISTED} files");
+                files.push((name, entry.content));
+            }
+            Ok(true)
+        })?;
+        Ok(files)
+    }
+
+    /// The file or directory at a path.
+    fn entry(&self, image: &(impl Image + ?Sized), path: &str) -> anyhow::Result<Option<Entry>> {
+        let mut entry = Entry { content: self.root.clone(), is_directory: true };
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            if !entry.is_directory {
+                return Ok(None);
+            }
+            let bytes = entry.content.all(image, MAX_DIRECTORY).context("a directory")?;
+            let mut found = None;
+            self.each(&bytes, |name, entry| {
+                let fits = same_name(&name, part);
+                found = found.take().or(fits.then_some(entry));
+                Ok(!fits)
+            })?;
+            let Some(next) = found else { return Ok(None) };
+            entry = next;
+        }
+        Ok(Some(entry))
+    }
+
+    /// Passes the entries of a directory to `take` until that returns false. A large file has
+    /// several records, one after the other.
+    fn each(
+        &self,
+        directory: &[u8],
+        mut take: impl FnMut(String, Entry) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
         let mut content = Content::default();
         // Records do not cross sectors. The rest of a sector is zeros.
         for sector in directory.chunks(usize::try_from(SECTOR)?) {
             let mut rest = sector;
             while let Some(record) = record(rest)? {
-                if same_name(&self.name(record.name), wanted) {
-                    content.push(record.extent)?;
-                    if record.flags & MULTI_EXTENT == 0 {
-                        return Ok(Some((content, record.flags & DIRECTORY != 0)));
+                content.push(record.extent)?;
+                // The first two are the directory itself and the one above.
+                let is_link = matches!(record.name, [0 | 1]);
+                if record.flags & MULTI_EXTENT == 0 {
+                    let content = std::mem::take(&mut content);
+                    let is_directory = record.flags & DIRECTORY != 0;
+                    let entry = Entry { content, is_directory };
+                    if !is_link && !take(self.name(record.name), entry)? {
+                        return Ok(());
                     }
                 }
                 rest = &rest[usize::from(rest[0])..];
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     /// The name without its version and without the dot of an empty extension.

@@ -199,3 +199,30 @@ fn contents_are_read_across_their_extents() {
     assert!(error.downcast_ref::<Truncated>().is_some_and(|it| it.needed == 101), "{error}");
     assert!(content.push(Extent { start: u64::MAX, length: 1 }).is_err());
 }
+
+#[test]
+fn directories_are_listed_without_their_directories() {
+    let content = |path: &'static str| (path, path.as_bytes().to_vec());
+    let files = ["a/Top.txt", "a/b/one.inf", "a/b/two.sys", "a/b/c/three.cat"].map(content);
+    for layout in [Layout::Bridge, Layout::Metadata, Layout::Iso] {
+        let cd = cd(layout, &files);
+        let volume = FileSystem::open(&cd[..]).unwrap().unwrap();
+        let list = |path: &str| {
+            let listed = volume.list(&cd[..], path).unwrap().into_iter();
+            let read = |(name, content): (String, Content)| {
+                let bytes = content.all(&cd[..], 100).unwrap();
+                (name.to_lowercase(), String::from_utf8(bytes).unwrap())
+            };
+            let mut listed: Vec<_> = listed.map(read).collect();
+            listed.sort();
+            listed
+        };
+        let file = |name: &str, text: &str| (name.to_owned(), text.to_owned());
+        let two = [file("one.inf", "a/b/one.inf"), file("two.sys", "a/b/two.sys")];
+        assert_eq!(list("A/b/"), two, "{layout:?}");
+        assert_eq!(list("a"), [file("top.txt", "a/Top.txt")]);
+        for path in ["", "none", "a/b/one.inf", "a/b/c/d", "a/b/three.cat"] {
+            assert_eq!(list(path), [], "{layout:?} {path}");
+        }
+    }
+}

@@ -8,8 +8,8 @@
 use anyhow::{Context as _, bail, ensure};
 
 use super::{
-    Content, Extent, Image, MAX_DIRECTORY, SECTOR, SECTOR_BYTES, field, same_name, sector, u16_at,
-    u32_at, u64_at,
+    Content, Extent, Image, MAX_DIRECTORY, MAX_LISTED, SECTOR, SECTOR_BYTES, field, same_name,
+    sector, u16_at, u32_at, u64_at,
 };
 
 /// Tag identifiers (ECMA-167 3/7.2.1 and 4/7.2.1).
@@ -115,16 +115,48 @@ impl Volume {
         image: &(impl Image + ?Sized),
         path: &str,
     ) -> anyhow::Result<Option<Content>> {
+        let found = self.at(image, path)?;
+        Ok(found.filter(|node| !node.is_directory).map(|node| node.content))
+    }
+
+    /// The files of a directory; none if it does not exist.
+    pub fn list(
+        &self,
+        image: &(impl Image + ?Sized),
+        path: &str,
+    ) -> anyhow::Result<Vec<(String, Content)>> {
+        let mut files = Vec::new();
+        let Some(directory) = self.at(image, path)?.filter(|node| node.is_directory) else {
+            return Ok(files);
+        };
+        let bytes = directory.content.all(image, MAX_DIRECTORY).context("a directory")?;
+        each_name(&bytes, |name, address| {
+            ensure!(files.len() < MAX_LISTED, "it has more than {MAX_LISTED} files");
+            let node = self.node(image, address)?;
+            files.extend((!node.is_directory).then_some((name, node.content)));
+            Ok(true)
+        })?;
+        Ok(files)
+    }
+
+    /// The file or directory at a path.
+    fn at(&self, image: &(impl Image + ?Sized), path: &str) -> anyhow::Result<Option<Node>> {
         let mut node = self.node(image, self.root)?;
         for part in path.split('/').filter(|part| !part.is_empty()) {
             if !node.is_directory {
                 return Ok(None);
             }
-            let entries = node.content.all(image, MAX_DIRECTORY).context("a directory")?;
-            let Some(address) = entry(&entries, part)? else { return Ok(None) };
+            let bytes = node.content.all(image, MAX_DIRECTORY).context("a directory")?;
+            let mut found = None;
+            each_name(&bytes, |name, address| {
+                let fits = same_name(&name, part);
+                found = found.or(fits.then_some(address));
+                Ok(!fits)
+            })?;
+            let Some(address) = found else { return Ok(None) };
             node = self.node(image, address)?;
         }
-        Ok((!node.is_directory).then_some(node.content))
+        Ok(Some(node))
     }
 
     /// The range of blocks in the image. The part of a metadata partition that contains them must
@@ -372,8 +404,11 @@ pub(super) fn crc(bytes: &[u8]) -> u16 {
     })
 }
 
-/// The address of a directory's entry (4/14.4).
-fn entry(directory: &[u8], wanted: &str) -> anyhow::Result<Option<Address>> {
+/// Passes names and addresses of a directory's entries (4/14.4) to `take` until that returns false.
+fn each_name(
+    directory: &[u8],
+    mut take: impl FnMut(String, Address) -> anyhow::Result<bool>,
+) -> anyhow::Result<()> {
     let mut rest = directory;
     while rest.len() >= 38 {
         let kind = u16_at(rest, 0)?;
@@ -382,13 +417,13 @@ fn entry(directory: &[u8], wanted: &str) -> anyhow::Result<Option<Address>> {
         let start = 38 + usize::from(u16_at(rest, 36)?);
         let name = rest.get(start..start + length).context("a name beyond its directory")?;
         let deleted = characteristics & DELETED_OR_PARENT != 0;
-        if !deleted && same_name(&compressed_unicode(name), wanted) {
-            return long_ad(rest, 20).map(|(_, address)| Some(address));
+        if !deleted && !take(compressed_unicode(name), long_ad(rest, 20)?.1)? {
+            return Ok(());
         }
         let next = (start + length).next_multiple_of(4);
         rest = rest.get(next..).unwrap_or_default();
     }
-    Ok(None)
+    Ok(())
 }
 
 /// OSTA compressed Unicode (UDF 2.1.1): 8 or 16 bits for each character.

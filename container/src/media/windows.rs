@@ -39,7 +39,7 @@ const SERVERS: [(u32, &str); 8] = [
     (0, "Windows Server"),
 ];
 /// Edition IDs, in lower case, and the words of `EDITION` for them. Others are their own word.
-const WORDS: [(&str, &[&str]); 13] = [
+const WORDS: [(&str, &[&str]); 14] = [
     ("core", &["home"]),
     ("coren", &["homen"]),
     ("coresinglelanguage", &["homesinglelanguage", "homesl"]),
@@ -52,6 +52,7 @@ const WORDS: [(&str, &[&str]); 13] = [
     ("iotenterprises", &["iot", "iotltsc", "iotenterpriseltsc", "enterpriseiot"]),
     ("serverhypercore", &["hv", "hyperv"]),
     ("serverdatacenter", &["datacenter"]),
+    ("serverturbine", &["azure", "datacenterazure", "datacenterazureedition"]),
     ("serverstandard", &["standard"]),
 ];
 
@@ -216,7 +217,7 @@ impl Entry {
     }
 
     /// The bare words of `EDITION` for this edition.
-    fn words(&self) -> Vec<String> {
+    pub fn words(&self) -> Vec<String> {
         let id = self.edition_id.to_ascii_lowercase();
         let id = id.strip_suffix("eval").unwrap_or(&id);
         let known = WORDS.iter().find(|(known, _)| *known == id).map(|(_, words)| *words);

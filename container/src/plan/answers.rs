@@ -2,22 +2,19 @@
 
 use std::path::Path;
 
-use anyhow::Context as _;
-
+use crate::answer::AUTOUNATTEND;
+use crate::answer::target::Target;
 use crate::answer::xml::Secrets;
-use crate::answer::{self, AUTOUNATTEND, custom, from_settings};
 use crate::disks::below;
-use crate::settings::Compat;
-use crate::settings::environment::{self, Environment, ParsedEnvironment};
-use crate::settings::host::Host;
-use crate::settings::settle::settle;
+use crate::settings::environment::Environment;
+use crate::setup_disk::UsersFiles;
 use crate::status::{Failure, Status};
+
+use super::Plan;
+use super::unattended::Unattended;
 
 /// The file that is shown unless the user names one.
 pub const DEFAULT: &str = AUTOUNATTEND;
-/// Folders of the user's files for Windows, below the root and on the volume.
-const OEM_FOLDERS: [&str; 2] = ["oem", "OEM"];
-const MAX_SCRIPT: u64 = 1 << 20;
 
 /// A file of the set-up disk by its name, and warnings, one sentence each.
 ///
@@ -30,22 +27,17 @@ pub fn file(
     name: &str,
     secrets: Secrets,
 ) -> anyhow::Result<(Vec<u8>, Vec<String>)> {
-    let input = environment::read(environment)?;
-    check(&input, secrets)?;
-    let settings = &input.settings;
-    let (product, release) = from_settings::product(&settings.windows.version)?;
-    let volume = below(root, &settings.storage.folder);
-    let (sizes, _) = settle(&input, &Host::read(root, &volume))?;
-    let machine = from_settings::machine(settings, &sizes);
-    let (answers, warnings) = from_settings::answers(settings, (product, release), machine);
-    if name.eq_ignore_ascii_case(AUTOUNATTEND)
-        && let Some((path, kind)) = custom::find(root, &volume, product.id)
-    {
-        let text = custom::load(&path, kind, &answers, secrets)?;
-        return Ok((text.into_bytes(), warnings));
+    let plan = Plan::make(environment, root)?;
+    let unattended = unattended(&plan, root)?;
+    if unattended.makes_password(&plan.input) && secrets == Secrets::Shown {
+        let sentence = "PASSWORD is not set: set it, or leave --secrets out";
+        return Err(Failure::new(Status::Usage, sentence));
     }
-    let install = install_bat(root, &volume)?;
-    let files = answer::files(&answers, install.as_deref(), secrets)?;
+    let settings = &plan.input.settings;
+    let bus = unattended.controller(&plan.input).unwrap_or(settings.disk.controller.value);
+    let (answers, warnings) = unattended.answers(settings, &plan.sizes, bus);
+    let users = UsersFiles::read(root, &below(root, &settings.storage.folder))?;
+    let files = unattended.files(&answers, users.install_bat.as_deref(), secrets)?;
     let names: Vec<_> = files.iter().map(|file| file.name()).collect();
     let found = files.iter().find(|file| file.name().eq_ignore_ascii_case(name));
     let found = found.ok_or_else(|| {
@@ -56,28 +48,17 @@ pub fn file(
     Ok((found.bytes.clone(), warnings))
 }
 
-/// Settings with which there is nothing to show.
-fn check(input: &ParsedEnvironment, secrets: Secrets) -> anyhow::Result<()> {
-    let settings = &input.settings;
-    if settings.windows.manual {
+/// The installation of the plan, or of VERSION if the plan installs nothing.
+fn unattended(plan: &Plan, root: &Path) -> anyhow::Result<Unattended> {
+    let windows = &plan.input.settings.windows;
+    if windows.manual {
         let sentence = "MANUAL=Y: a person answers Windows Setup: leave it out";
         return Err(Failure::new(Status::Usage, sentence));
     }
-    let is_made = !input.names.contains("PASSWORD") && settings.pod.compat != Compat::Dockur;
-    if is_made && secrets == Secrets::Shown {
-        let sentence = "PASSWORD is not set: set it, or leave --secrets out";
-        return Err(Failure::new(Status::Usage, sentence));
+    match &plan.unattended {
+        Some(unattended) => Ok(unattended.clone()),
+        None => Unattended::with(Target::of_version(windows)?, &plan.input.settings, root),
     }
-    Ok(())
-}
-
-/// The user's `install.bat`.
-fn install_bat(root: &Path, volume: &Path) -> anyhow::Result<Option<Vec<u8>>> {
-    let folders = OEM_FOLDERS.iter().flat_map(|name| [root.join(name), volume.join(name)]);
-    let Some(path) = folders.map(|it| it.join("install.bat")).find(|it| it.is_file()) else {
-        return Ok(None);
-    };
-    custom::bytes(&path, MAX_SCRIPT).map(Some).with_context(|| path.display().to_string())
 }
 
 #[cfg(test)]
@@ -124,7 +105,12 @@ mod test {
             let error = shown(folder.path(), &[words], DEFAULT).unwrap_err();
             assert_eq!(Status::of(&error), status, "{error:#}");
         }
-        let input = environment::read(&Environment::new()).unwrap();
-        assert!(check(&input, Secrets::Masked).is_ok() && check(&input, Secrets::Shown).is_err());
+        let secret = |words: &[(&str, &str)]| {
+            let small = [("RAM_MINIMUM", "1M"), ("RAM_CHECK", "N")];
+            let words = small.iter().chain(words).map(|(name, text)| (name.into(), text.into()));
+            file(&words.collect(), folder.path(), DEFAULT, Secrets::Shown).map(drop)
+        };
+        assert!(secret(&[]).unwrap_err().to_string().starts_with("PASSWORD is not set"));
+        assert!(secret(&[("PASSWORD", "hush")]).is_ok() && secret(&[("COMPAT", "dockur")]).is_ok());
     }
 }

@@ -1,11 +1,11 @@
-//! Warnings about variables and mounts without effect, and about drivers that Windows' setup lacks.
+//! Warnings about variables and mounts without effect, and about drivers that Windows lacks.
 
-use std::ffi::OsStr;
 use std::path::Path;
 
 use screen::keys::layout;
 
-use crate::disks::{self, below};
+use crate::answer::custom::Kind;
+use crate::disks::below;
 use crate::firmware;
 use crate::media::windows::Media;
 use crate::medium::is_microsofts;
@@ -14,13 +14,15 @@ use crate::settings::NetworkKind;
 use crate::settings::environment::ParsedEnvironment;
 use crate::settings::translate::Bus;
 use crate::settings::value::Value as _;
-use crate::settings::version::Version;
 use crate::source::Source;
 
-use super::windows::contradictions;
+use super::drivers;
+use super::unattended::Unattended;
+use super::windows::{contradictions, selects};
 
 /// Variables of an unattended installation.
-const INSTALLATION: [&str; 17] = [
+const INSTALLATION: [&str; 11] = [
+    "VERSION",
     "EDITION",
     "INSTALLER",
     "REGION",
@@ -31,14 +33,21 @@ const INSTALLATION: [&str; 17] = [
     "DOMAIN",
     "DOMAIN_OU",
     "WORKGROUP",
-    "VERIFY",
-    "REMOVE",
-    "MIDO",
-    "ESD",
-    "CONNECTIONS",
-    "UNPACK",
-    "VERSION",
 ];
+/// Those that a finished answer file of the user leaves without effect.
+const ANSWERED: [&str; 9] = [
+    "EDITION",
+    "INSTALLER",
+    "REGION",
+    "KEY",
+    "LOG",
+    "AUTOLOGIN",
+    "DOMAIN",
+    "DOMAIN_OU",
+    "WORKGROUP",
+];
+/// Variables of downloads.
+const DOWNLOAD: [&str; 6] = ["VERIFY", "REMOVE", "MIDO", "ESD", "CONNECTIONS", "UNPACK"];
 
 /// Folders and files below `/` that the reference image shares, copies, reads or runs.
 const MOUNTS: [&str; 7] =
@@ -50,33 +59,20 @@ pub(super) fn notes(
     input: &ParsedEnvironment,
     source: &Source,
     media: Option<&Media>,
+    unattended: Option<&Unattended>,
     root: &Path,
 ) -> Vec<String> {
     let mut notes = Vec::new();
     if let Source::Medium(medium) = source {
-        let contradictions = media.map(|media| contradictions(input, medium, media));
-        let contradictions = contradictions.unwrap_or_default();
-        let version = &input.settings.windows.version;
-        let is_known = |name: &str| {
-            let contradicts = contradictions.iter().any(|(other, _)| *other == name);
-            contradicts || name == "VERSION" && (media.is_some() || selects(version, medium))
-        };
-        let names = INSTALLATION.into_iter().filter(|name| input.names.contains(name));
-        let names: Vec<_> = names.filter(|name| !is_known(name)).collect();
-        let has = if names.len() == 1 { "has" } else { "have" };
-        if !names.is_empty() {
-            notes.push(format!(
-                "{} {has} no effect: {} is installed by hand",
-                names.join(", "),
-                medium.display()
-            ));
-        }
-        notes.extend(contradictions.into_iter().map(|(_, sentence)| sentence));
-        let written = disks::find(0, &input.settings, root).ok().flatten();
+        notes.extend(of_medium(input, medium, media, unattended));
         let installs = media.is_some() || is_microsofts(medium);
-        if !written.is_some_and(|it| it.disk.is_written()) && installs {
-            notes.extend(missing_drivers(input, media, root));
+        if drivers::is_new_disk(&input.settings, root) && installs && unattended.is_none() {
+            notes.extend(by_hand(input, media, root));
         }
+    }
+    if let Some(unattended) = unattended.filter(|it| it.is_new) {
+        let bus = unattended.controller(input).ok();
+        notes.extend(bus.and_then(|bus| drivers::lack(input, &unattended.missing, bus)));
     }
     notes.extend(unused(Path::new("/"), &MOUNTS, root));
     notes.extend(unused(&input.settings.storage.folder, &ON_VOLUME, root));
@@ -90,8 +86,39 @@ pub(super) fn notes(
     notes
 }
 
+/// Variables that the medium contradicts, or that have no effect with it.
+fn of_medium(
+    input: &ParsedEnvironment,
+    medium: &Path,
+    media: Option<&Media>,
+    unattended: Option<&Unattended>,
+) -> Vec<String> {
+    let contradictions = media.map(|media| contradictions(input, medium, media));
+    let contradictions = contradictions.unwrap_or_default();
+    let version = &input.settings.windows.version;
+    let is_known = |name: &str| {
+        let contradicts = contradictions.iter().any(|(other, _)| *other == name);
+        contradicts || name == "VERSION" && (media.is_some() || selects(version, medium))
+    };
+    let shown = medium.display();
+    let (names, why) = match unattended {
+        None => ([&INSTALLATION[..], &DOWNLOAD].concat(), format!("{shown} is installed by hand")),
+        Some(Unattended { custom: Some((path, Kind::Finished)), .. }) => (
+            [&ANSWERED[..], &DOWNLOAD].concat(),
+            format!("{shown} is installed with the answers of {}", path.display()),
+        ),
+        Some(_) => (DOWNLOAD.to_vec(), format!("{shown} is not downloaded")),
+    };
+    let names = names.into_iter().filter(|name| input.names.contains(name));
+    let names: Vec<_> = names.filter(|name| !is_known(name)).collect();
+    let has = if names.len() == 1 { "has" } else { "have" };
+    let unused =
+        (!names.is_empty()).then(|| format!("{} {has} no effect: {why}", names.join(", ")));
+    unused.into_iter().chain(contradictions.into_iter().map(|(_, sentence)| sentence)).collect()
+}
+
 /// Drivers and settings that Windows' setup lacks when a person installs.
-fn missing_drivers(input: &ParsedEnvironment, media: Option<&Media>, root: &Path) -> Vec<String> {
+fn by_hand(input: &ParsedEnvironment, media: Option<&Media>, root: &Path) -> Vec<String> {
     let settings = &input.settings;
     let mut notes = Vec::new();
     let drivers = machine::further_media(root, &below(root, &settings.storage.folder));
@@ -120,16 +147,6 @@ fn missing_drivers(input: &ParsedEnvironment, media: Option<&Media>, root: &Path
         notes.push(format!("{what} setup requires Secure Boot and a TPM: set MANUAL=Y"));
     }
     notes
-}
-
-fn selects(version: &Version, medium: &Path) -> bool {
-    let name = medium.file_name().and_then(OsStr::to_str).unwrap_or_default();
-    match version {
-        Version::File(_) => true,
-        Version::Url(url) => url.contains(name),
-        Version::Windows(product) => name.starts_with(product.id),
-        Version::Probe => false,
-    }
 }
 
 /// Warnings about folders and files that the reference image uses, and this one does not.
@@ -167,7 +184,7 @@ mod test {
         let root = tempfile::tempdir().unwrap();
         let of = |words: &[(&str, &str)], source: &Source| {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
-            notes(&read(&words).unwrap(), source, None, root.path())
+            notes(&read(&words).unwrap(), source, None, None, root.path())
         };
         let medium = Source::Medium("/custom.iso".into());
         assert_eq!(of(&[("RAM_SIZE", "8G")], &medium), [""; 0]);
@@ -175,7 +192,7 @@ mod test {
         let words = [("EDITION", "core"), ("VERSION", "10"), ("RAM_SIZE", "8G")];
         assert_eq!(
             of(&words, &medium),
-            ["EDITION, VERSION have no effect: /custom.iso is installed by hand"]
+            ["VERSION, EDITION have no effect: /custom.iso is installed by hand"]
         );
         let [ten, url] = [("VERSION", "10"), ("VERSION", "https://example.com/x.iso")];
         assert_eq!(of(&[ten], &Source::Medium("/storage/win10x64_de.iso".into())), [""; 0]);
@@ -190,7 +207,8 @@ mod test {
     #[test]
     fn unused_mounts_are_reported_with_their_path() {
         let root = tempfile::tempdir().unwrap();
-        let of = |source: &Source| notes(&read(&[].into()).unwrap(), source, None, root.path());
+        let of =
+            |source: &Source| notes(&read(&[].into()).unwrap(), source, None, None, root.path());
         let [medium, disk] = ["/custom.iso", "/storage/data.img"];
         let [medium, disk] = [Source::Medium(medium.into()), Source::Disk(disk.into())];
         // Files with the names of folders are disks.
@@ -226,22 +244,27 @@ mod test {
             let media = Opened::open(&path("custom.iso")).and_then(|image| analyze(&image));
             let media = media.unwrap();
             firmware::adjust_boot_mode(&mut input, &medium, media.as_ref());
-            notes(&input, &medium, media.as_ref(), root.path())
+            let unattended = Unattended::of(&input, &medium, media.as_ref(), root.path()).unwrap();
+            notes(&input, &medium, media.as_ref(), unattended.as_ref(), root.path())
         };
         std::fs::write(path("custom.iso"), [0; 1 << 16]).unwrap();
         assert_eq!(of(&[]), [""; 0]);
         let windows = install_cd(Layout::Bridge, &windows_11(9));
         std::fs::write(path("custom.iso"), windows).unwrap();
-        let both = of(&[]);
-        assert!(both[0].starts_with("DISK_TYPE=scsi: ") && both[0].contains("load vioscsi"));
-        assert!(both[0].contains("/drivers.iso") && both[0].contains("DISK_TYPE=nvme"), "{both:?}");
-        assert!(both[1].contains("MANUAL=Y") && both.len() == 2, "{both:?}");
+        let moved = "Windows' drivers are missing: the new disk is DISK_TYPE=nvme, and Windows has \
+                     no network until you install NetKVM: mount virtio-win's ISO as /drivers.iso \
+                     before the installation";
+        assert_eq!(of(&[]), [moved]);
+        assert_eq!(of(&[("NETWORK", "none"), ("DISK_TYPE", "sata")]), [""; 0]);
+        let unused = of(&[("VERIFY", "Y"), ("EDITION", "home"), ("NETWORK", "none")]);
+        assert!(unused[0].starts_with("VERIFY has no effect: ") && unused.len() == 2, "{unused:?}");
         let manual = ("MANUAL", "Y");
         assert!(of(&[manual, ("DISK_TYPE", "blk")])[0].contains("load viostor"));
         let nvme = [manual, ("DISK_TYPE", "nvme")];
         assert!(of(&nvme)[0].starts_with("Windows has no driver for the network card: "));
         assert_eq!(of(&[&nvme[..], &[("NETWORK", "none")]].concat()), [""; 0]);
-        assert_eq!(of(&[("BOOT_MODE", "windows"), ("DISK_TYPE", "nvme")]).len(), 1);
+        let both = of(&[manual, ("BOOT_MODE", "windows"), ("DISK_TYPE", "nvme")]);
+        assert_eq!(both.len(), 1);
         std::fs::write(path("drivers.iso"), "x").unwrap();
         assert_eq!(of(&[manual]), [""; 0]);
         // The setup is past that point.

@@ -1,5 +1,6 @@
 //! Reads the medium to install from, and compares settings with it.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use crate::media::Opened;
@@ -64,7 +65,7 @@ pub(super) fn contradictions(
 }
 
 /// Whether a medium has the product and the edition of a `VERSION`.
-fn is_product(product: &Product, media: &Media) -> bool {
+pub(super) fn is_product(product: &Product, media: &Media) -> bool {
     let name = media.product();
     // The last word is a year or a number: `Hyper-V Server 2019`, `Tiny 11`.
     let last = |name: &'static str| name.split(' ').next_back();
@@ -72,6 +73,17 @@ fn is_product(product: &Product, media: &Media) -> bool {
     // As in `win11x64-enterprise-ltsc-eval`.
     let edition: Vec<_> = product.id.split('-').skip(1).filter(|word| *word != "eval").collect();
     same && (edition.is_empty() || media.edition(&edition.join("-")).is_some())
+}
+
+/// Whether VERSION selected this medium.
+pub(super) fn selects(version: &Version, medium: &Path) -> bool {
+    let name = medium.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    match version {
+        Version::File(_) => true,
+        Version::Url(url) => url.contains(name),
+        Version::Windows(product) => name.starts_with(product.id),
+        Version::Probe => false,
+    }
 }
 
 #[cfg(test)]

@@ -10,8 +10,10 @@ use screen::web::viewers::Passwords;
 use super::runtime_folder::RuntimeFolder;
 use super::volume::Volume;
 use crate::plan::Plan;
+use crate::settings::value::Secret;
 use crate::settings::{Compat, Settings};
 use crate::source::Source;
+use crate::story::log_layer;
 
 /// Letters of generated passwords. None of them looks like another.
 const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
@@ -23,6 +25,8 @@ const PASSWORD_FILE: &str = "password";
 /// is not a part of the other one.
 const VNC_LENGTH: usize = Passwords::VNC_BYTES;
 const VNC_FILE: &str = "vnc";
+/// Ending of the file with the made password of Windows' account.
+const ACCOUNT_FILE: &str = "account";
 
 /// Access to the screen.
 #[derive(Debug)]
@@ -91,6 +95,47 @@ impl Guard {
         })
     }
 
+    /// The password of Windows' account: PASSWORD, or one that is made for the installation. It is
+    /// kept, because an interrupted installation goes on with it. A page for everybody does not
+    /// show it.
+    pub fn account_password(
+        &self,
+        plan: &Plan,
+        volume: Option<&Volume>,
+        runtime_folder: &RuntimeFolder,
+    ) -> anyhow::Result<Secret> {
+        let account = &plan.input.settings.account;
+        let Some(volume) = volume else { return Ok(account.password.clone()) };
+        let kept = volume.read(ACCOUNT_FILE).filter(|text| !text.is_empty());
+        if matches!(plan.source, Source::Disk(_)) {
+            kept.map(|text| runtime_folder.write(runtime_folder.account_password(), &text))
+                .transpose()?;
+            return Ok(account.password.clone());
+        }
+        let makes = plan.unattended.as_ref().is_some_and(|it| it.makes_password(&plan.input));
+        if !makes {
+            // That of an earlier installation, which this one replaces.
+            std::fs::remove_file(volume.file(ACCOUNT_FILE)).ok();
+            return Ok(account.password.clone());
+        }
+        let text = match kept {
+            Some(text) => text,
+            None => {
+                let text = keep(Some(volume), PASSWORD_FILE, PASSWORD_LENGTH)?;
+                volume.write(ACCOUNT_FILE, &text)?;
+                text
+            }
+        };
+        runtime_folder.write(runtime_folder.account_password(), &text)?;
+        let user = account.user.0.escape_debug();
+        let line = format!("PASSWORD is not set: in Windows, {user} has the password {text}");
+        match self {
+            Self::Open => tracing::info!(target: log_layer::RECORDED, "{line}"),
+            Self::Password { .. } => tracing::info!("{line}"),
+        }
+        Ok(Secret(text))
+    }
+
     /// The socket on which the machine shows its screen. Only the pod connects to it, for browsers
     /// and VNC viewers.
     pub fn screen_socket(settings: &Settings, runtime_folder: &RuntimeFolder) -> listen::Config {
@@ -103,20 +148,13 @@ impl Guard {
     }
 }
 
-/// The password that is kept on the volume, or a new one. Without a volume it is new each time.
+/// A kept password of the screen, with a line in the log.
 fn kept_password(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::Result<String> {
     let place = match volume {
         None => "not kept, since there is no volume".to_owned(),
         Some(volume) => format!("in {}", volume.file(end).display()),
     };
-    let text = match volume.and_then(|it| it.read(end)).filter(|text| !text.is_empty()) {
-        Some(text) => text,
-        None => {
-            let text = random_password(length)?;
-            volume.map_or(Ok(()), |volume| volume.write(end, &text))?;
-            text
-        }
-    };
+    let text = keep(volume, end, length)?;
     let whose = match end {
         PASSWORD_FILE => "PASSWORD is not set: the generated password of the screen",
         _ => "the generated password for VNC viewers",
@@ -125,14 +163,36 @@ fn kept_password(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::R
     Ok(text)
 }
 
-fn random_password(length: usize) -> anyhow::Result<String> {
-    let mut bytes = vec![0; length];
-    let mut filled = 0;
-    while filled < length {
-        let flags = rustix::rand::GetRandomFlags::empty();
-        filled += rustix::rand::getrandom(&mut bytes[filled..], flags).context("random numbers")?;
+/// The password that is kept on the volume, or a new one. Without a volume it is new each time.
+fn keep(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::Result<String> {
+    if let Some(text) = volume.and_then(|it| it.read(end)).filter(|text| !text.is_empty()) {
+        return Ok(text);
     }
-    Ok(bytes.iter().map(|byte| char::from(LETTERS[usize::from(byte % 32)])).collect())
+    let text = random_password(length)?;
+    volume.map_or(Ok(()), |volume| volume.write(end, &text))?;
+    Ok(text)
+}
+
+/// With a capital letter, small ones and a digit, which Windows Server requires.
+fn random_password(length: usize) -> anyhow::Result<String> {
+    loop {
+        let mut bytes = vec![0; length];
+        let mut filled = 0;
+        while filled < length {
+            let flags = rustix::rand::GetRandomFlags::empty();
+            filled +=
+                rustix::rand::getrandom(&mut bytes[filled..], flags).context("random numbers")?;
+        }
+        let letter = |byte: &u8| char::from(LETTERS[usize::from(byte % 32)]);
+        let text: String = bytes.iter().map(letter).collect();
+        let (first, rest) = text.split_at(1);
+        let has = |fits: fn(char) -> bool| rest.contains(fits);
+        // A capital I looks like other letters.
+        let has_capital = first.contains(|it: char| it.is_ascii_lowercase() && it != 'i');
+        if has_capital && has(|it| it.is_ascii_digit()) && has(|it| it.is_ascii_lowercase()) {
+            return Ok(first.to_ascii_uppercase() + rest);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -141,6 +201,8 @@ mod test {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::answer::target::Target;
+    use crate::plan::unattended::Unattended;
     use crate::settings::environment::read;
     use crate::settings::settle::Sizes;
 
@@ -160,7 +222,7 @@ mod test {
         input.settings.storage.folder = folder.to_owned();
         let source = if probe { Source::Probe } else { Source::Medium("/custom.iso".into()) };
         let (sizes, warnings) = (Sizes::default(), Vec::new());
-        let plan = Plan { input, sizes, source, media: None, warnings };
+        let plan = Plan { input, sizes, source, media: None, unattended: None, warnings };
         let volume = (!probe).then(|| Volume::open(&plan.input.settings, &plan.source).unwrap());
         let runtime_folder = RuntimeFolder::within(folder);
         match Guard::of(&plan, volume.as_ref(), &runtime_folder).unwrap() {
@@ -216,6 +278,42 @@ mod test {
     }
 
     #[test]
+    fn a_password_for_windows_is_made_once_and_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime_folder = RuntimeFolder::within(folder.path());
+        let of = |words: &[(&str, &str)], source: Source| {
+            let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+            let mut input = read(&words).unwrap();
+            input.settings.storage.folder = folder.path().to_owned();
+            let target = Target::of_version(&input.settings.windows).unwrap();
+            let missing = Vec::new();
+            let unattended =
+                Unattended { target, custom: None, bundle: None, missing, is_new: true };
+            let installs = matches!(source, Source::Medium(_)).then_some(unattended);
+            let sizes = Sizes::default();
+            let warnings = Vec::new();
+            let plan = Plan { input, sizes, source, media: None, unattended: installs, warnings };
+            let volume = Volume::open(&plan.input.settings, &plan.source).unwrap();
+            fs::remove_file(runtime_folder.account_password()).ok();
+            let made = Guard::Open.account_password(&plan, Some(&volume), &runtime_folder);
+            (made.unwrap().0, fs::read_to_string(runtime_folder.account_password()).ok())
+        };
+        let medium = || Source::Medium("/custom.iso".into());
+        let (made, shown) = of(&[], medium());
+        assert_eq!((made.len(), shown.as_ref()), (PASSWORD_LENGTH, Some(&made)));
+        assert_eq!(of(&[], medium()).0, made);
+        let file = fs::metadata(folder.path().join("windows.account")).unwrap();
+        assert_eq!(file.permissions().mode() & 0o777, 0o600);
+        // That of the screen, if it is a made one, too.
+        let screen = fs::read_to_string(folder.path().join("windows.password")).unwrap();
+        assert_eq!(screen, made);
+        assert_eq!(of(&[], Source::Disk("/storage/data.img".into())).1, Some(made));
+        assert_eq!(of(&[("PASSWORD", "hush")], medium()), ("hush".to_owned(), None));
+        assert!(!folder.path().join("windows.account").exists());
+        assert_eq!(of(&[("COMPAT", "dockur")], medium()), ("admin".to_owned(), None));
+    }
+
+    #[test]
     fn the_vnc_password_is_not_part_of_the_full_password() {
         let words = [("PASSWORD", "hushhush and more"), ("VNC_PORT", "5900")];
         let folder = tempfile::tempdir().unwrap();
@@ -260,6 +358,8 @@ mod test {
             [random_password(PASSWORD_LENGTH).unwrap(), random_password(PASSWORD_LENGTH).unwrap()];
         assert_ne!(one, two);
         assert_eq!(one.len(), PASSWORD_LENGTH);
-        assert!(one.bytes().all(|it| LETTERS.contains(&it)));
+        assert!(one.bytes().all(|it| LETTERS.contains(&it.to_ascii_lowercase())));
+        assert!(one.starts_with(|it: char| it.is_ascii_uppercase()), "{one}");
+        assert!(one.contains(|it: char| it.is_ascii_digit()), "{one}");
     }
 }

@@ -57,6 +57,8 @@ pub struct Parts {
     pub uuid: Option<Uuid>,
     /// The disks, the system disk first.
     pub disks: Vec<Disk>,
+    /// Their controller, if it is not that of DISK_TYPE.
+    pub controller: Option<Bus>,
     /// A CD that boots before the disks.
     pub rescue: Option<PathBuf>,
     /// CDs that boot if no disk does, in this order.
@@ -120,7 +122,8 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         order.extend(insert(&mut config, settings.disk.media.value, &cd)?);
     }
     for disk in &parts.disks {
-        order.extend(attach(&mut config, settings, disk)?);
+        let bus = parts.controller.unwrap_or(settings.disk.controller.value);
+        order.extend(attach(&mut config, settings, bus, disk)?);
     }
     for cd in &parts.media {
         order.extend(insert(&mut config, settings.disk.media.value, cd)?);
@@ -232,8 +235,13 @@ fn card_config(card: &NetworkCard) -> anyhow::Result<virtio::net::Config> {
     })
 }
 
-/// Uses the configured controller. Returns the disk's name.
-fn attach(config: &mut Config, settings: &Settings, disk: &Disk) -> anyhow::Result<Option<String>> {
+/// Returns the disk's name.
+fn attach(
+    config: &mut Config,
+    settings: &Settings,
+    bus: Bus,
+    disk: &Disk,
+) -> anyhow::Result<Option<String>> {
     let drives = &settings.disk;
     let direct = drives.cache.value == Cache::Direct;
     let image = disk::Config {
@@ -243,7 +251,7 @@ fn attach(config: &mut Config, settings: &Settings, disk: &Disk) -> anyhow::Resu
         discard: drives.discard == Discard::Unmap,
         ..disk::Config::new(text(&disk.path)?)
     };
-    attach_image(config, drives.controller.value, image)
+    attach_image(config, bus, image)
 }
 
 /// Returns the disk's name.
@@ -441,6 +449,7 @@ mod test {
             tpm: Some("/run/tpm.sock".into()),
             uuid: "00112233-4455-8677-8899-aabbccddeeff".parse().ok(),
             disks: [Disk::new("/a,b.img".into(), Format::Raw)].into_iter().chain(more).collect(),
+            controller: None,
             rescue: Some("/start.iso".into()),
             media: vec![PathBuf::from("/a,b.iso").into()],
             setup_disk: None,

@@ -107,6 +107,11 @@ impl RuntimeFolder {
         self.folder.join("password.vnc")
     }
 
+    /// The made password of Windows' account.
+    pub fn account_password(&self) -> PathBuf {
+        self.folder.join("password.account")
+    }
+
     /// The file with the reason why the screen asks for no password.
     pub fn open(&self) -> PathBuf {
         self.folder.join("open")

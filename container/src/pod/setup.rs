@@ -1,41 +1,109 @@
 //! The set-up disk of a machine. It is pulled out when Windows first boots from its own disk: by
 //! then its setup has copied everything.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use host::size::Size;
 use vmm::control::Command;
 
 use super::machine_client;
+use super::volume::Volume;
+use crate::answer::xml::Secrets;
+use crate::disks::below;
+use crate::plan::Plan;
+use crate::plan::drivers::{self, TYPE};
+use crate::plan::unattended::Unattended;
 use crate::settings::Settings;
 use crate::settings::host::MemoryLoad;
-use crate::settings::value::Value as _;
-use crate::setup_disk::{self, DiskMemory, SetupDisk};
+use crate::settings::translate::Bus;
+use crate::settings::value::{Secret, Value as _};
+use crate::setup_disk::drivers::Drivers;
+use crate::setup_disk::{self, Content, DiskMemory, Item, SetupDisk, UsersFiles};
+use crate::source::Source;
 use crate::story::Story;
 
-/// The disk with the user's files, unless a person installs Windows, or there are none. `memory` is
-/// that of the machine.
-pub(super) fn prepare(
-    settings: &Settings,
-    memory: u64,
-    root: &Path,
-    story: &Story,
-) -> anyhow::Result<Option<SetupDisk>> {
-    if settings.windows.manual {
-        return Ok(None);
+/// An unattended installation from a medium.
+pub(super) struct Installation<'a> {
+    plan: &'a Plan,
+    unattended: &'a Unattended,
+    drivers: Drivers,
+    /// The controller of the disks.
+    pub bus: Bus,
+}
+
+impl<'a> Installation<'a> {
+    /// `bundle` is the ISO image with Windows' drivers. `None` if nothing is installed, or by hand.
+    ///
+    /// # Errors
+    ///
+    /// If the bundle does not have the driver for the disks, and DISK_TYPE asks for them.
+    pub(super) fn of(plan: &'a Plan, bundle: Option<&Path>) -> anyhow::Result<Option<Self>> {
+        let Some(unattended) = &plan.unattended else { return Ok(None) };
+        if !matches!(plan.source, Source::Medium(_)) {
+            return Ok(None);
+        }
+        let drivers = drivers::read(bundle, unattended.target.release)?;
+        let bus = drivers::controller(&plan.input, &drivers.missing, unattended.is_new)?;
+        if let Some(path) = bundle.filter(|_| !drivers.missing.is_empty()) {
+            let (path, missing) = (path.display(), drivers.missing.join(", "));
+            tracing::info!("{path} does not have these drivers for this Windows: {missing}");
+        }
+        Ok(Some(Self { plan, unattended, drivers, bus }))
     }
-    let items = setup_disk::users_items(root, &settings.storage.folder)?;
-    if items.is_empty() {
-        return Ok(None);
+
+    /// Keeps the controller of a new disk for later starts, unless it is the usual one.
+    pub(super) fn keep_controller(&self, volume: &Volume) -> anyhow::Result<()> {
+        let usual = Settings::defaults().disk.controller.value;
+        if !self.unattended.is_new {
+            return Ok(());
+        }
+        if self.bus != usual {
+            return volume.write(TYPE, &format!("{}\n", self.bus.show()));
+        }
+        let path = volume.file(TYPE);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| path.display().to_string())
+            }
+            _ => Ok(()),
+        }
     }
-    let count = items.len();
-    let layout = setup_disk::lay_out(items)?;
-    if let Some(load) = MemoryLoad::read(root) {
-        check_memory(layout.bytes(), memory, &load, story)?;
+
+    /// The disk with the answers, the drivers and the user's files below `root`. `password` is that
+    /// of Windows' account.
+    pub(super) fn disk(
+        self,
+        password: &Secret,
+        root: &Path,
+        story: &Story,
+    ) -> anyhow::Result<SetupDisk> {
+        let memory = self.plan.sizes.memory;
+        let layout = setup_disk::lay_out(self.items(password, root)?)?;
+        if let Some(load) = MemoryLoad::read(root) {
+            check_memory(layout.bytes(), memory, &load, story)?;
+        }
+        SetupDisk::write(&layout)
     }
-    story.info(&format!("{count} files and folders of yours are on the set-up disk"));
-    SetupDisk::write(&layout).map(Some)
+
+    fn items(self, password: &Secret, root: &Path) -> anyhow::Result<Vec<Item>> {
+        let Self { plan, unattended, drivers, bus } = self;
+        let settings = &plan.input.settings;
+        let users = UsersFiles::read(root, &below(root, &settings.storage.folder))?;
+        let (mut answers, _) = unattended.answers(settings, &plan.sizes, bus);
+        answers.account.password = password.clone();
+        let files = unattended.files(&answers, users.install_bat.as_deref(), Secrets::Shown)?;
+        let modified = SystemTime::now();
+        let items = files.into_iter().map(|file| Item {
+            path: file.path.to_owned(),
+            content: Some(Content::Bytes(file.bytes)),
+            modified,
+        });
+        Ok(items.chain(drivers.items).chain(users.items).collect())
+    }
 }
 
 /// Fails if the disk alone does not fit into memory, and warns if it does not beside the machine.
@@ -44,12 +112,12 @@ fn check_memory(disk: u64, machine: u64, load: &MemoryLoad, story: &Story) -> an
     let [shown, has, left] = [disk, machine, free].map(|bytes| Size(bytes >> 20 << 20).show());
     ensure!(
         disk < free,
-        "the files of /oem take {shown} of memory until Windows is installed, and {left} are free: \
-         raise the container's memory limit, or copy large files through the network later"
+        "the set-up disk takes {shown} of memory until Windows is installed, and {left} are free: \
+         raise the container's memory limit, or take large files out of /oem"
     );
     if machine <= free && disk > free - machine {
         story.warn(&format!(
-            "the files of /oem take {shown} of memory until Windows is installed, the machine \
+            "the set-up disk takes {shown} of memory until Windows is installed, the machine \
              {has}, and {left} are free: raise the container's memory limit, or lower RAM_SIZE"
         ));
     }
@@ -77,85 +145,4 @@ impl PluggedDisk {
 }
 
 #[cfg(test)]
-mod test {
-    use std::fs::File;
-    use std::io::{BufRead as _, BufReader, Write as _};
-    use std::os::unix::net::UnixListener;
-    use std::path::Path;
-    use std::thread;
-
-    use super::super::machine::{self, Parts};
-    use crate::plan::Plan;
-
-    use super::*;
-
-    fn empty() -> SetupDisk {
-        setup_disk::lay_out(Vec::new()).and_then(|layout| SetupDisk::write(&layout)).unwrap()
-    }
-
-    #[test]
-    fn the_disk_comes_after_the_media_and_does_not_boot() {
-        let environment = [("VERSION".into(), "probe".into())].into();
-        let plan = Plan::make(&environment, Path::new("/")).unwrap();
-        let parts = Parts {
-            firmware: Some(("/code".into(), "/vars".into())),
-            media: vec![PathBuf::from("/a.iso").into()],
-            setup_disk: Some(empty()),
-            ..Parts::default()
-        };
-        let config = machine::config(&plan.input.settings, &plan.sizes, &parts).unwrap();
-        let path = parts.setup_disk.unwrap().path();
-        assert_eq!(machine::name_of(&config, &path).as_deref(), Some("usb-storage.2"));
-        assert_eq!(machine::name_of(&config, Path::new("/none")), None);
-        let machine = serde_json::to_value(&config).unwrap();
-        assert_eq!(machine["boot"], serde_json::json!(["usb-storage"]));
-        let mut disks = machine["device"].as_array().unwrap().iter();
-        let disk = disks.rfind(|it| it["kind"] == "usb-storage").unwrap();
-        assert!(disk["removable"] == true && disk["readonly"] == true, "{disk}");
-    }
-
-    /// Unplugs a disk from a machine that gives this answer. Returns the question and the bytes
-    /// that the disk then has.
-    async fn unplugged(answer: &'static str) -> (String, u64) {
-        let folder = tempfile::tempdir().unwrap();
-        let control = folder.path().join("vmm.sock");
-        let listener = UnixListener::bind(&control).unwrap();
-        let machine = thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut question = String::new();
-            BufReader::new(&stream).read_line(&mut question).unwrap();
-            stream.write_all(answer.as_bytes()).unwrap();
-            question
-        });
-        let disk = empty();
-        let inherited = File::open(disk.path()).unwrap();
-        let memory = disk.close();
-        PluggedDisk { memory, name: "usb-storage.2".into(), control }.unplug().await;
-        (machine.join().unwrap(), inherited.metadata().unwrap().len())
-    }
-
-    #[test]
-    fn a_disk_that_does_not_fit_into_memory_is_reported_before_it_is_made() {
-        let of = |disk: u64, machine: u64, group| {
-            let load = MemoryLoad { free: 8 << 30, group, ..MemoryLoad::default() };
-            let story = Story::new();
-            let checked = check_memory(disk << 30, machine << 30, &load, &story);
-            let lines = story.lines(0).0;
-            (checked.map_err(|it| it.to_string()), lines.first().map(|it| it.text.clone()))
-        };
-        assert_eq!(of(1, 4, None), (Ok(()), None));
-        let (checked, warning) = of(2, 4, Some((6 << 30, 5 << 30)));
-        assert!(checked.is_ok() && warning.unwrap().contains("take 2G of memory until"));
-        let error = of(2, 4, Some((6 << 30, 1 << 30))).0.unwrap_err();
-        assert!(error.contains("and 1G are free: raise the container's memory limit"), "{error}");
-    }
-
-    #[tokio::test]
-    async fn its_memory_is_free_when_the_machine_has_released_it() {
-        let (question, length) = unplugged("{\"ok\":{}}\n").await;
-        assert!(question.contains("detach") && question.contains("usb-storage.2"), "{question}");
-        assert_eq!(length, 0);
-        let (_, length) = unplugged("{\"error\":\"no\"}\n").await;
-        assert!(length > 0);
-    }
-}
+mod test;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 
 use super::folder::Folder;
+use crate::media::Extent;
 
 /// Bytes that are copied at once.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -16,11 +17,10 @@ const CHUNK_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub enum Content {
     Bytes(Vec<u8>),
-    /// A range of an open file, such as a driver on an ISO image.
-    Range {
+    /// Ranges of an open file, such as those of a driver on an ISO image.
+    Ranges {
         file: Arc<File>,
-        offset: u64,
-        length: u64,
+        extents: Vec<Extent>,
     },
     /// A file of a folder. It is opened only while it is copied: a process may not have as many
     /// open files as the folder has.
@@ -35,7 +35,8 @@ impl Content {
     pub(super) fn length(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
-            Self::Range { length, .. } | Self::Within { length, .. } => *length,
+            Self::Ranges { extents, .. } => extents.iter().map(|extent| extent.length).sum(),
+            Self::Within { length, .. } => *length,
         }
     }
 }
@@ -54,7 +55,13 @@ impl<'a> Copier<'a> {
     pub(super) fn copy(&mut self, content: &Content, at: u64) -> anyhow::Result<()> {
         match content {
             Content::Bytes(bytes) => self.to.write_all_at(bytes, at)?,
-            Content::Range { file, offset, length } => self.range(file, *offset, at, *length)?,
+            Content::Ranges { file, extents } => {
+                let mut at = at;
+                for extent in extents {
+                    self.range(file, extent.start, at, extent.length)?;
+                    at += extent.length;
+                }
+            }
             Content::Within { folder, path, length } => {
                 let copied =
                     folder.file(path).and_then(|file| Ok(self.range(&file, 0, at, *length)?));

@@ -67,6 +67,11 @@ pub struct Drivers {
 }
 
 impl Drivers {
+    /// Without a bundle.
+    pub fn none() -> Self {
+        Self { items: Vec::new(), missing: DRIVERS.to_vec() }
+    }
+
     /// `release` is the name of its folders, such as `w11` or `2k25`.
     pub fn of(bundle: &dyn Bundle, release: &str) -> anyhow::Result<Self> {
         let mut drivers = Self { items: Vec::new(), missing: Vec::new() };

@@ -5,13 +5,16 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, symlink};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use host::disk;
 
+use super::testutil::{checked, copied, tool};
 use super::*;
+use crate::media::Extent;
+
+const ANSWERS: &str = "Autounattend.xml";
 
 fn item(path: &str, bytes: &[u8]) -> Item {
     let modified = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
@@ -22,49 +25,8 @@ fn make(items: Vec<Item>) -> anyhow::Result<SetupDisk> {
     lay_out(items).and_then(|layout| SetupDisk::write(&layout))
 }
 
-fn tool(name: &str, words: &[&str]) -> String {
-    let output = Command::new(name).args(words).env("MTOOLS_SKIP_CHECK", "0").output();
-    let output = output.unwrap_or_else(|error| panic!("{name}: {error}"));
-    let said = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap()).concat();
-    assert!(output.status.success(), "{name} {words:?}: {said}");
-    said
-}
-
-/// The disk as a file, after `fsck.vfat` has accepted it.
 fn image(items: Vec<Item>) -> (tempfile::TempDir, String) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("setup.img");
-    let disk = make(items).unwrap();
-    // A copy, as another process would read it.
-    let mut from = File::open(disk.path()).unwrap();
-    std::io::copy(&mut from, &mut File::create(&path).unwrap()).unwrap();
-    disk.close().free().unwrap();
-    let path = path.display().to_string();
-    let said = tool("fsck.vfat", &["-n", "-v", &path]);
-    for wrong in ["differ", "rong", "nvalid", "uplicate", "ad ", "dirty", "rphan"] {
-        assert!(!said.contains(wrong), "{said}");
-    }
-    (folder, path)
-}
-
-/// The files that `mcopy` finds on the disk, by their paths.
-fn copied(image: &str) -> BTreeMap<String, Vec<u8>> {
-    let folder = tempfile::tempdir().unwrap();
-    tool("mcopy", &["-s", "-n", "-m", "-i", image, "::", &folder.path().display().to_string()]);
-    let mut found = BTreeMap::new();
-    let mut folders = vec![folder.path().to_owned()];
-    while let Some(at) = folders.pop() {
-        for entry in fs::read_dir(at).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let name = path.strip_prefix(folder.path()).unwrap().to_str().unwrap().to_owned();
-            found.insert(name, fs::read(path).unwrap());
-        }
-    }
-    found
+    checked(make(items).unwrap())
 }
 
 #[test]
@@ -118,7 +80,10 @@ fn a_range_of_a_file_is_not_copied_before() {
     bundle.write_all_at(b"driver", 12_345).unwrap();
     let file = Arc::new(bundle);
     let range = |name: &str, offset, length| Item {
-        content: Some(Content::Range { file: file.clone(), offset, length }),
+        content: Some(Content::Ranges {
+            file: file.clone(),
+            extents: vec![Extent { start: offset, length }],
+        }),
         ..item(name, b"")
     };
     let start = Instant::now();
@@ -160,8 +125,8 @@ fn refusal(fill: impl FnOnce(&Path)) -> String {
     let oem = root.path().join("oem");
     fs::create_dir(&oem).unwrap();
     fill(&oem);
-    let made = users_items(root.path(), &root.path().join("storage"));
-    let error = made.and_then(make).unwrap_err();
+    let made = UsersFiles::read(root.path(), &root.path().join("storage"));
+    let error = made.and_then(|users| make(users.items)).unwrap_err();
     let said = format!("{error:#}");
     assert!(!said.contains('\n') && said.len() < 800, "{said}");
     said
@@ -178,25 +143,22 @@ fn a_config_map_is_copied_and_its_links_stay_inside() {
     symlink("..2026_11_23", place("storage/OEM/..data")).unwrap();
     symlink("..data/install.bat", place("storage/OEM/install.bat")).unwrap();
     symlink("tools/x64", place("storage/OEM/more")).unwrap();
-    fs::write(place("storage/custom.xml"), "<unattend/>\n").unwrap();
-    let items = users_items(root.path(), &place("storage")).unwrap();
-    let (_folder, image) = image(items);
+    let users = UsersFiles::read(root.path(), &place("storage")).unwrap();
+    assert_eq!(users.install_bat.unwrap(), b"echo 1\r\nexit\r\n");
+    let (_folder, image) = image(users.items);
     let found = copied(&image);
     let found: BTreeMap<_, _> =
         found.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
-    let wanted: [(&str, &[u8]); 4] = [
-        ("$OEM$/$1/OEM/install.bat", b"echo 1\r\nexit\r\n"),
-        ("$OEM$/$1/OEM/more/a.inf", b"[x]\n"),
-        ("$OEM$/$1/OEM/tools/x64/a.inf", b"[x]\n"),
-        (ANSWERS, b"<unattend/>\n"),
-    ];
+    let wanted: [(&str, &[u8]); 2] =
+        [("$OEM$/$1/OEM/more/a.inf", b"[x]\n"), ("$OEM$/$1/OEM/tools/x64/a.inf", b"[x]\n")];
     assert_eq!(found, BTreeMap::from(wanted));
     // Mounts go before the volume.
     fs::create_dir(place("oem")).unwrap();
-    fs::write(place("custom.xml"), "mine").unwrap();
-    let items = users_items(root.path(), &place("storage")).unwrap();
-    assert_eq!(items.len(), 1);
-    assert_eq!(users_items(&place("oem"), &place("none")).unwrap().len(), 0);
+    fs::write(place("oem/Install.BAT"), "mine\n").unwrap();
+    let users = UsersFiles::read(root.path(), &place("storage")).unwrap();
+    assert_eq!((users.items.len(), users.install_bat.as_deref()), (0, Some(&b"mine\r\n"[..])));
+    let none = UsersFiles::read(&place("oem"), &place("none")).unwrap();
+    assert!(none.items.is_empty() && none.install_bat.is_none());
 }
 
 #[test]
@@ -243,8 +205,16 @@ fn what_cannot_be_copied_is_one_sentence() {
             "oem is not a folder",
         ),
         (
-            refusal(|oem| fs::create_dir(oem.with_file_name("custom.xml")).unwrap()),
-            "custom.xml: it is a folder",
+            refusal(|oem| fs::write(oem.join("install.bat"), vec![b'x'; 2 << 20]).unwrap()),
+            "oem/install.bat: it is no text of at most 1 MiB",
+        ),
+        (
+            refusal(|oem| {
+                for name in ["install.bat", "INSTALL.BAT"] {
+                    fs::write(oem.join(name), "").unwrap();
+                }
+            }),
+            "it has install.bat in several spellings",
         ),
     ] {
         assert!(said.contains(what), "{what}: {said}");

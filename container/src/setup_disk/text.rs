@@ -2,6 +2,7 @@
 //! mark.
 
 use std::path::Path;
+use std::string::FromUtf16Error;
 
 /// Extensions of texts that are converted. Signatures of drivers cover their `.inf` files as they
 /// are.
@@ -9,6 +10,7 @@ const TEXTS: [&str; 10] = ["bat", "cmd", "ini", "ps1", "psd1", "psm1", "reg", "t
 const SCRIPTS: [&str; 2] = ["bat", "cmd"];
 const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
 const UTF16_MARK: &[u8] = b"\xff\xfe";
+const BIG_ENDIAN_MARK: &[u8] = b"\xfe\xff";
 
 pub(super) fn is_text(path: &Path) -> bool {
     has(path, &TEXTS)
@@ -20,27 +22,38 @@ fn has(path: &Path, extensions: &[&str]) -> bool {
 
 /// The text with Windows' ends of lines. Other bytes stay as they are.
 pub(super) fn converted(path: &Path, bytes: Vec<u8>) -> Vec<u8> {
-    let script = has(path, &SCRIPTS);
-    if let Some(units) = bytes.strip_prefix(UTF16_MARK) {
-        let units: Vec<u16> = units.as_chunks().0.iter().copied().map(u16::from_le_bytes).collect();
-        return match String::from_utf16(&units) {
-            Ok(text) if script => lines(text.as_bytes()),
-            Ok(text) => {
-                let lines = lines(text.as_bytes());
-                let units = String::from_utf8_lossy(&lines);
-                let units = units.encode_utf16().flat_map(u16::to_le_bytes);
-                UTF16_MARK.iter().copied().chain(units).collect()
-            }
-            Err(_) => bytes,
-        };
+    if has(path, &SCRIPTS) {
+        return script(&bytes);
     }
-    if bytes.contains(&0) {
-        return bytes;
+    match wide(&bytes) {
+        Some(Ok(text)) => {
+            let lines = lines(text.as_bytes());
+            let units = String::from_utf8_lossy(&lines);
+            let units = units.encode_utf16().flat_map(u16::to_le_bytes);
+            UTF16_MARK.iter().copied().chain(units).collect()
+        }
+        None if !bytes.contains(&0) => lines(&bytes),
+        _ => bytes,
     }
-    match bytes.strip_prefix(UTF8_MARK) {
-        Some(text) if script => lines(text),
-        _ => lines(&bytes),
+}
+
+/// The text of a script for `cmd`, in UTF-8 if it was in UTF-16, and with Windows' ends of lines.
+pub(crate) fn script(bytes: &[u8]) -> Vec<u8> {
+    match wide(bytes) {
+        Some(Ok(text)) => lines(text.as_bytes()),
+        None if !bytes.contains(&0) => lines(bytes.strip_prefix(UTF8_MARK).unwrap_or(bytes)),
+        _ => bytes.to_vec(),
     }
+}
+
+/// The text of UTF-16 with a mark of its order.
+fn wide(bytes: &[u8]) -> Option<Result<String, FromUtf16Error>> {
+    let text = |bytes: &[u8], unit: fn([u8; 2]) -> u16| {
+        let units: Vec<u16> = bytes.as_chunks().0.iter().copied().map(unit).collect();
+        String::from_utf16(&units)
+    };
+    let little = bytes.strip_prefix(UTF16_MARK).map(|it| text(it, u16::from_le_bytes));
+    little.or_else(|| Some(text(bytes.strip_prefix(BIG_ENDIAN_MARK)?, u16::from_be_bytes)))
 }
 
 fn lines(text: &[u8]) -> Vec<u8> {
@@ -71,6 +84,7 @@ mod test {
         assert_eq!(of("a.txt", b"\0\n"), b"\0\n");
         assert_eq!(of("a.reg", b"\xff\xfea\0\n\0"), b"\xff\xfea\0\r\0\n\0");
         assert_eq!(of("a.bat", b"\xff\xfea\0\n\0"), b"a\r\n");
+        assert_eq!(of("a.bat", b"\xfe\xff\0a\0\n"), b"a\r\n");
         // Half a pair of surrogates.
         assert_eq!(of("a.reg", b"\xff\xfe\0\xd8\n\0"), b"\xff\xfe\0\xd8\n\0");
         assert!(is_text(Path::new("x/A.BAT")) && !is_text(Path::new("a.inf")));

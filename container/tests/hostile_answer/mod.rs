@@ -3,14 +3,15 @@
 use std::sync::LazyLock;
 
 use container::answer::custom::{self, Kind};
+use container::answer::target::Target;
 use container::answer::xml::Secrets;
 use container::answer::{Answers, Machine, from_settings, parse, report};
 use container::settings::Settings;
 
 static ANSWERS: LazyLock<Answers> = LazyLock::new(|| {
     let settings = Settings::defaults();
-    let product = from_settings::product(&settings.windows.version).expect("Windows 11");
-    from_settings::answers(&settings, product, Machine::default()).0
+    let target = Target::of_version(&settings.windows).expect("Windows 11");
+    from_settings::answers(&settings, &target, Machine::default()).0
 });
 
 /// Changes the bytes as an answer file. A changed file can be changed again, and stays the same.

@@ -92,6 +92,14 @@ fn read(cd: &[u8]) {
         }
     }
     let Ok(Some(files)) = FileSystem::open(cd) else { return };
+    for folder in ["", "sources", "efi/microsoft/boot"] {
+        let Ok(listed) = files.list(cd, folder) else { continue };
+        for (_, file) in listed {
+            let end = file.extents().iter().map(|extent| extent.start + extent.length).max();
+            let is_inside = end.unwrap_or(0) <= cd.len() as u64;
+            assert_eq!(file.check(cd).is_ok(), is_inside, "{folder}");
+        }
+    }
     for path in [testutil::EFI_IMAGE, testutil::WIM] {
         let Ok(Some(file)) = files.find(cd, path) else { continue };
         let length = file.length().min(1 << 20);

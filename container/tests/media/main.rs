@@ -49,6 +49,17 @@ fn compare(path: &Path, tree: &Path) {
         assert!(bytes == wanted, "{name}");
         assert!(content.read(&opened, &mut bytes, 1).is_err(), "beyond the end of {name}");
     }
+    let mut listed: Vec<_> = files.list(&opened, "sources").unwrap();
+    listed.sort_by(|one, other| one.0.cmp(&other.0));
+    let names: Vec<_> = listed.iter().map(|(name, _)| name.clone()).collect();
+    let on_disk = fs::read_dir(tree.join("sources")).unwrap().map(|entry| entry.unwrap());
+    let on_disk = on_disk.filter(|entry| entry.path().is_file());
+    let mut wanted: Vec<_> =
+        on_disk.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    wanted.sort();
+    assert_eq!(names, wanted);
+    let (name, content) = &listed[0];
+    assert_eq!(files.find(&opened, &format!("sources/{name}")).unwrap().as_ref(), Some(content));
     for name in ["", "/", "sources", "sources/none", "boot/etfsboot.com/x", "none/x"] {
         assert_eq!(files.find(&opened, name).unwrap(), None, "{name}");
     }

@@ -37,7 +37,7 @@ pub(super) const ACCOUNT: &[Variable] = variables! {
     /// DOMAIN, the name of an existing account there, which Windows logs on.
     full "USERNAME" = "Docker" (account.user);
     /// The password of the account, of the built-in Administrator, and of the screen. By default
-    /// the account gets `admin`, and the screen a password that `transom password` prints.
+    /// one is made, which `transom password` prints. With COMPAT=dockur the account gets `admin`.
     full "PASSWORD" = "admin" (account.password);
     /// Logs the account on automatically.
     full "AUTOLOGIN" = "Y" (account.autologin);
@@ -63,6 +63,9 @@ pub(super) const MEDIA: &[Variable] = variables! {
     full "ESD" = "Y" (media.esd);
     /// The number of parallel connections of a download.
     full "CONNECTIONS" = "4" (media.connections);
+    /// The ISO of virtio-win with Windows' drivers for the disk and the network card. Defaults to
+    /// /drivers.iso, or to drivers.iso or virtio-win*.iso on the volume.
+    full "DRIVERS" = "" (media.drivers): Missing;
     /// The download is an archive that contains the medium.
     full "UNPACK" = "N" (media.unpack);
     /// Rebuilds the medium, in old versions.

@@ -1,0 +1,129 @@
+//! Windows' drivers for an unattended installation: the ISO image that has them, and the controller
+//! of the disks without it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+use crate::answer::release::Release;
+use crate::disks::{self, below};
+use crate::files;
+use crate::settings::environment::ParsedEnvironment;
+use crate::settings::translate::{Bus, Translated};
+use crate::settings::value::Value as _;
+use crate::settings::{NetworkKind, Settings};
+use crate::setup_disk::drivers::Drivers;
+use crate::setup_disk::iso;
+use crate::status::{Failure, Status};
+
+/// Extension of the file on the volume with the controller that a system was installed with. It is
+/// the reference image's.
+pub const TYPE: &str = "type";
+/// Start of the names of virtio-win's images, as they are downloaded.
+const VIRTIO_WIN: &str = "virtio-win";
+
+/// The ISO image with the drivers: that of DRIVERS, or a mounted one, or one on the volume.
+pub fn local(settings: &Settings, root: &Path) -> anyhow::Result<Option<PathBuf>> {
+    if let Some(named) = &settings.media.drivers {
+        let path = below(root, named);
+        if !path.is_file() {
+            let shown = named.display();
+            let sentence =
+                format!("DRIVERS={shown}: there is no such file: mount virtio-win's ISO");
+            return Err(Failure::new(Status::Missing, sentence));
+        }
+        return Ok(Some(path));
+    }
+    let volume = below(root, &settings.storage.folder);
+    let fixed = [root, &volume].map(|folder| folder.join("drivers.iso"));
+    let mut found: Vec<_> = fixed.into_iter().filter(|path| path.is_file()).collect();
+    let entries = std::fs::read_dir(&volume).into_iter().flatten().flatten();
+    let mut downloaded: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(|path| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let name = name.to_ascii_lowercase();
+            name.starts_with(VIRTIO_WIN) && name.ends_with(".iso") && path.is_file()
+        })
+        .collect();
+    downloaded.sort();
+    found.extend(downloaded.pop());
+    Ok(found.into_iter().next())
+}
+
+/// Applies the controller that the system on the volume was installed with, unless DISK_TYPE is
+/// set.
+pub(super) fn recall(input: &mut ParsedEnvironment, root: &Path) -> anyhow::Result<()> {
+    let settings = &input.settings;
+    if input.names.contains("DISK_TYPE") || disks::find(0, settings, root)?.is_none() {
+        return Ok(());
+    }
+    let volume = below(root, &settings.storage.folder);
+    let path = volume.join(format!("{}.{TYPE}", settings.pod.process()));
+    let Ok(text) = files::read(&path) else { return Ok(()) };
+    if let Ok(controller) = Translated::<Bus>::read(text.trim()) {
+        input.settings.disk.controller = controller;
+    }
+    Ok(())
+}
+
+/// Whether the system disk has nothing that could need its controller.
+pub fn is_new_disk(settings: &Settings, root: &Path) -> bool {
+    let found = disks::find(0, settings, root).ok().flatten();
+    found.is_none_or(|found| !found.disk.is_written())
+}
+
+/// The drivers of a bundle for a release; none without a bundle.
+pub fn read(bundle: Option<&Path>, release: Release) -> anyhow::Result<Drivers> {
+    match bundle {
+        Some(path) => Drivers::of(&iso::bundle(path)?, release.drivers())
+            .with_context(|| path.display().to_string()),
+        None => Ok(Drivers::none()),
+    }
+}
+
+/// The controller of the disks when Windows' drivers lack `missing`. A new disk gets one that
+/// Windows knows.
+///
+/// # Errors
+///
+/// If DISK_TYPE asks for another.
+pub fn controller(
+    input: &ParsedEnvironment,
+    missing: &[&str],
+    is_new: bool,
+) -> anyhow::Result<Bus> {
+    let settings = &input.settings;
+    let bus = settings.disk.controller.value;
+    let needed = match bus {
+        Bus::Scsi => "vioscsi",
+        Bus::Blk => "viostor",
+        Bus::Auto | Bus::Nvme | Bus::Ahci | Bus::Usb | Bus::None => return Ok(bus),
+    };
+    if !missing.contains(&needed) || !is_new || settings.disk.disable {
+        return Ok(bus);
+    }
+    if input.names.contains("DISK_TYPE") {
+        let sentence = format!(
+            "DISK_TYPE={}: Windows Setup needs the driver {needed} for this disk: mount \
+             virtio-win's ISO as /drivers.iso, or leave DISK_TYPE out",
+            bus.show()
+        );
+        return Err(Failure::new(Status::Disk, sentence));
+    }
+    Ok(Bus::Nvme)
+}
+
+/// The sentence about drivers that a new system lacks. `bus` is the controller without them.
+pub(super) fn lack(input: &ParsedEnvironment, missing: &[&str], bus: Bus) -> Option<String> {
+    let settings = &input.settings;
+    let is_moved = bus != settings.disk.controller.value;
+    let disk = is_moved.then(|| format!("the new disk is DISK_TYPE={}", bus.show()));
+    let has_card = settings.network.kind != NetworkKind::None;
+    let network = (has_card && missing.contains(&"NetKVM"))
+        .then(|| "Windows has no network until you install NetKVM".to_owned());
+    let what: Vec<_> = disk.into_iter().chain(network).collect();
+    let what = what.join(", and ");
+    let out = "mount virtio-win's ISO as /drivers.iso before the installation";
+    (!what.is_empty()).then(|| format!("Windows' drivers are missing: {what}: {out}"))
+}
