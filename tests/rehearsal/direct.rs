@@ -3,15 +3,17 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, ensure};
-use container::answer::{self, from_settings};
+use container::answer::target::Target;
 use container::answer::xml::Secrets;
+use container::answer::{self, from_settings};
 use container::media::Opened;
 use container::media::windows::analyze;
 use container::settings::environment;
 use container::settings::settle::Sizes;
+use container::settings::translate::Bus;
 use container::setup_disk::{self, Content, Item, SetupDisk};
 use host::disk::Changes;
 use tempfile::TempDir;
@@ -19,20 +21,7 @@ use transom_tests::guest::{Guest, Running};
 use transom_tests::{lab, say, uefi};
 
 use super::medium;
-
-/// Long enough for firmware and Linux in a lab on a busy machine.
-const BOOT: Duration = Duration::from_secs(400);
-const INSTALL_BAT: &[u8] = b"@echo off\necho the user's script > %~dp0ran.txt\nexit /b 3\n";
-
-/// The settings of a user in Korea.
-const SETTINGS: [(&str, &str); 6] = [
-    ("VERSION", "11"),
-    ("LANGUAGE", "Korean"),
-    ("REGION", "ko-KR"),
-    ("KEYBOARD", "ko-KR"),
-    ("USERNAME", "ada"),
-    ("PASSWORD", "a & \"b\" <한>"),
-];
+use super::steps::{AGAIN, BOOT, INSTALL_BAT, SETTINGS, STEPS, STOPPED};
 
 /// Windows on a disk of this kind, from its medium to its second start.
 pub(crate) fn installs(kind: &str) -> anyhow::Result<()> {
@@ -40,35 +29,14 @@ pub(crate) fn installs(kind: &str) -> anyhow::Result<()> {
     let start = Instant::now();
     let mut running = machine.guest(true)?.start()?;
     let mut steps = Steps { running: &mut running, start };
-    for words in [
-        "windows: Windows PE runs",
-        "answers are in",
-        "image 2 is installed: Windows 11 Pro",
-        "image applied",
-        "files copied from $OEM$",
-        "firmware has the entry Windows Boot Manager",
-        "Windows PE restarts the machine",
-        "\"Windows Boot Manager\" from HD(",
-        "Windows 11 Pro starts from",
-        "transom-report: specialize",
-        "time zone Korea Standard Time",
-        "specialize restarts the machine",
-        "\"Windows Boot Manager\" from HD(",
-        "account \"ada\" in Administrators has the password \"a & \\\"b\\\" <한>\"",
-        "transom-report: setup-complete",
-        "ada is logged on",
-        "transom-report: logged-on",
-        "transom-report: install-started",
-        "transom-report: install-ended 3",
-        "transom-report: ready",
-        "lines of scripts ran, 0 unknown",
-    ] {
+    for words in STEPS {
         steps.reach(words)?;
     }
     shut_down(running)?;
     let mut running = machine.guest(false)?.start()?;
-    running.expect("Windows 11 Pro starts from", BOOT)?;
-    running.expect("ada is logged on", BOOT)?;
+    for words in AGAIN {
+        running.expect(words, BOOT)?;
+    }
     shut_down(running)
 }
 
@@ -79,7 +47,7 @@ struct Steps<'a> {
 
 impl Steps<'_> {
     fn reach(&mut self, words: &str) -> anyhow::Result<()> {
-        let found = self.running.expect_any(&[words, "windows: stopped: "], BOOT)?;
+        let found = self.running.expect_any(&[words, STOPPED], BOOT)?;
         if found.0 == 1 {
             let reason = self.running.expect("\n", BOOT)?;
             anyhow::bail!("before {words:?}, Setup stopped: {reason}");
@@ -138,9 +106,8 @@ impl Machine {
 fn make_setup_disk(folder: &Path) -> anyhow::Result<PathBuf> {
     let words = SETTINGS.map(|(name, value)| (name.into(), value.into())).into();
     let settings = environment::read(&words)?.settings;
-    let product = from_settings::product(&settings.windows.version)?;
-    let mut machine = from_settings::machine(&settings, &Sizes::default());
-    machine.disk = 0;
+    let target = Target::of_version(&settings.windows)?;
+    let mut machine = from_settings::machine(&settings, &Sizes::default(), Bus::Nvme);
     let lacks = &mut machine.lacks;
     for lack in [
         &mut lacks.tpm,
@@ -151,7 +118,7 @@ fn make_setup_disk(folder: &Path) -> anyhow::Result<PathBuf> {
     ] {
         *lack = true;
     }
-    let (answers, warnings) = from_settings::answers(&settings, product, machine);
+    let (answers, warnings) = from_settings::answers(&settings, &target, machine);
     ensure!(warnings.is_empty(), "{warnings:?}");
     let files = answer::files(&answers, Some(INSTALL_BAT), Secrets::Shown)?;
     let modified = SystemTime::now();

@@ -19,10 +19,18 @@ pub(crate) fn make() -> anyhow::Result<()> {
         let status = command.args([language, kind]).status().context("tests/rehearsal/medium")?;
         ensure!(status.success(), "tests/rehearsal/medium: {status}");
     }
+    let mut command = Command::new(lab::repository().join("tests/rehearsal/bundle"));
+    let status = command.arg(bundle()?).status().context("tests/rehearsal/bundle")?;
+    ensure!(status.success(), "tests/rehearsal/bundle: {status}");
     Ok(())
 }
 
 /// The path of a medium.
 pub(crate) fn path(kind: &str) -> anyhow::Result<PathBuf> {
     Ok(lab::shared()?.join(format!("{kind}.iso")))
+}
+
+/// The path of the ISO with drivers.
+pub(crate) fn bundle() -> anyhow::Result<PathBuf> {
+    Ok(lab::shared()?.join("virtio-win.iso"))
 }

@@ -84,7 +84,8 @@ fn accounts(shell_setup: &Element) -> anyhow::Result<Vec<(String, String)>> {
         let group = account.value("Group").unwrap_or("Users");
         let password = password(account.at("Password"), "Password")?;
         // The rehearsal's only secrets are those of its tests.
-        say!("account {name:?} in {group} has the password {password:?}");
+        let shown = password.escape_default();
+        say!("account {name:?} in {group} has the password {shown}");
         fs::create_dir_all(files::below(Path::new(C), &format!("Users\\{name}")))?;
         users.push((name.to_owned(), password));
     }
