@@ -1,6 +1,6 @@
-/* The loader of a boot image that asks, as Microsoft's cdboot.efi does: it waits five seconds for a key, and without
- * one lets firmware go on to the next entry. With a key, it resets the machine's place of boot to nothing: this medium
- * is there to be started without the question, so a key only says that somebody pressed one. */
+/* The loader of a boot image that asks, as cdboot.efi of Microsoft's does: it
+ * waits five seconds for a key. Without one, firmware goes on to the next entry.
+ * No test presses one: a medium must start without its question. */
 
 typedef unsigned long long word;
 typedef unsigned short letter;
@@ -41,7 +41,7 @@ enum { SECONDS = 5, TICKS = 10, NOT_FOUND = 14 };
 word __attribute__((ms_abi)) efi_main(void *image, struct table *table)
 {
   static const letter question[] = L"Press any key to boot from CD or DVD...";
-  static const letter pressed[] = L"\r\na key was pressed\r\n";
+  static const letter pressed[] = L"\r\na key was pressed, and nothing is here\r\n";
   static const letter none[] = L"\r\nno key was pressed\r\n";
   struct { letter code, character; } key;
   (void)image;

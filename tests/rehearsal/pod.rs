@@ -22,7 +22,7 @@ use super::steps::{AGAIN, BOOT, INSTALL_BAT, SETTINGS, STEPS, STOPPED};
 
 /// The address of the pod in its network.
 const ADDRESS: &str = "10.99.0.2";
-/// What every pod has besides the user's settings: a small machine.
+/// Variables of every pod besides the user's: a small machine.
 const SMALL: [(&str, &str); 8] = [
     ("STORAGE", "/mnt"),
     ("NETWORK", "user"),
@@ -50,7 +50,7 @@ exec $TRANSOM pod";
 const REQUEST: [u8; 19] = [3, 0, 0, 19, 14, 0xe0, 0, 0, 0, 0, 0, 1, 0, 8, 0, 3, 0, 0, 0];
 const CONFIRM: [u8; 8] = [2, 0x1f, 8, 0, 2, 0, 0, 0];
 
-/// What differs between the cases.
+/// The differences between the cases.
 pub(crate) struct Case {
     /// DISK_TYPE.
     pub(crate) disk: &'static str,
@@ -144,7 +144,7 @@ impl Place {
         fs::create_dir_all(storage.join("oem"))?;
         fs::create_dir(folder.path().join("run"))?;
         fs::write(storage.join("oem/install.bat"), INSTALL_BAT)?;
-        // What the medium is mounted on.
+        // The medium is mounted on the first, as long as the second is there.
         File::create(storage.join("custom.iso"))?;
         File::create(folder.path().join("medium"))?;
         if case.drivers {

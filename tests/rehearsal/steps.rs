@@ -20,7 +20,7 @@ pub(crate) const SETTINGS: [(&str, &str); 6] = [
 pub(crate) const INSTALL_BAT: &[u8] = b"@echo off\necho written by the user > %~dp0ran.txt\n\
     type %~dp0ran.txt\nexit /b 3\n";
 
-/// What the machine says, in this order: Windows PE, specialize, and the first logon.
+/// The machine's words, in this order: Windows PE, specialize, and the first logon.
 pub(crate) const STEPS: [&str; 22] = [
     "windows: Windows PE runs",
     "answers are in",
@@ -45,6 +45,6 @@ pub(crate) const STEPS: [&str; 22] = [
     "transom-report: ready",
     "lines of scripts ran, 0 unknown",
 ];
-/// What it says when the installed Windows starts again.
+/// Its words when the installed Windows starts again.
 pub(crate) const AGAIN: [&str; 3] =
     ["\"Windows Boot Manager\" from HD(", "Windows 11 Pro starts from", "ada is logged on"];

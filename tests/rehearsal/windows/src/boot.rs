@@ -1,4 +1,4 @@
-//! What `bcdboot` does: the boot manager on the system partition, and firmware's entry for it.
+//! The boot manager on the system partition, and firmware's entry for it, as `bcdboot` makes them.
 
 use std::fs;
 use std::path::Path;

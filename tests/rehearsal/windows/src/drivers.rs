@@ -21,7 +21,7 @@ const KNOWN: [(&str, Option<&str>); 5] = [
     ("VEN_1AF4&DEV_1045", Some("virtio_balloon")),
     ("VEN_1AF4&DEV_1048", Some("virtio_scsi")),
 ];
-/// Of these, those that the boot loader loads.
+/// The modules that the boot loader loads.
 const BOOT: [&str; 2] = ["virtio_blk", "virtio_scsi"];
 
 /// A driver package.

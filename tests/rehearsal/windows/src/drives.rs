@@ -13,7 +13,7 @@ pub(crate) const C: &str = "/drive/c";
 /// The place of the system partition, which has no letter.
 pub(crate) const SYSTEM: &str = "/drive/system";
 
-/// What kind of drive it is: Windows looks for answer files on them in this order.
+/// The kinds of removable drives, in the order in which Windows looks for answer files on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     RemovableWritable,

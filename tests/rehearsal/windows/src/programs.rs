@@ -27,7 +27,7 @@ const ACCEPTED: [(&str, &[&str]); 6] = [
     ("cscript.exe", &["//nologo"]),
     ("w32tm.exe", &["/resync"]),
 ];
-/// What the agent runs for a shutdown.
+/// The program that the agent runs for a shutdown.
 const SHUTDOWN: &str = "#!/bin/sh
 echo 'windows: the agent was asked to shut down' > /dev/console
 sync

@@ -52,7 +52,7 @@ impl Registry {
         self.get(key, name).is_some_and(|value| value != "0")
     }
 
-    /// What `reg.exe` does with these arguments.
+    /// Does as `reg.exe` with these arguments.
     pub(crate) fn command(&mut self, words: &[String]) -> anyhow::Result<()> {
         let words: Vec<_> = words.iter().map(String::as_str).collect();
         match words.as_slice() {

@@ -1,5 +1,5 @@
 //! The components of Windows with their settings (Microsoft: Unattended Windows Setup Reference),
-//! as far as they are rehearsed. What is not in `schema.txt` is an error, as Setup's.
+//! as far as they are rehearsed. Everything else than `schema.txt` lists is an error, as Setup's.
 
 use anyhow::{Context as _, bail, ensure};
 

@@ -30,7 +30,7 @@ pub(crate) struct Shell {
     counts: (u32, u32),
 }
 
-/// What follows a command in a batch file.
+/// The step that follows a command in a batch file.
 enum Next {
     Line,
     Label(String),

@@ -90,7 +90,8 @@ pub(crate) fn parse(text: &str) -> anyhow::Result<Element> {
             open.push(start(tag)?);
         }
     }
-    let mut document = open.pop().filter(|_| open.is_empty()).context("an element without end")?;
+    let mut document =
+        open.pop().filter(|_| open.is_empty()).context("an element that does not end")?;
     document.children.pop().context("no element")
 }
 
@@ -124,7 +125,7 @@ fn plain(text: &str) -> anyhow::Result<String> {
     let mut made = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('&') {
-        let (entity, after) = after.split_once(';').context("an entity without end")?;
+        let (entity, after) = after.split_once(';').context("an entity that does not end")?;
         made.push_str(before);
         made.push(match entity {
             "amp" => '&',
@@ -147,8 +148,9 @@ mod test {
 
     #[test]
     fn what_expat_writes_is_read() {
-        let text = "<n1:a xmlns:n1=\"urn:a\"><?pi x?>&#10;  <n1:b xmlns:n1=\"urn:a\" c=\"x&amp;&quot;y\" \
-                    n2:d=\"e\" xmlns:n2=\"urn:w\">&lt;&amp;한 </n1:b><f></f>&#10;</n1:a>";
+        let text = "<n1:a xmlns:n1=\"urn:a\"><?pi x?>&#10;  <n1:b xmlns:n1=\"urn:a\" \
+                    c=\"x&amp;&quot;y\" n2:d=\"e\" xmlns:n2=\"urn:w\">&lt;&amp;한 </n1:b><f></f>\
+                    &#10;</n1:a>";
         let root = parse(text).unwrap();
         assert_eq!((root.namespace.as_str(), root.text.as_str()), ("urn:a", ""));
         let child = root.at("b").unwrap();

@@ -1,3 +1,5 @@
+//! Settings in the places where Setup accepts them, and elsewhere.
+
 use super::*;
 
 /// A document with these settings in a component.
