@@ -18,22 +18,25 @@ use transom_tests::lab::Lab;
 use transom_tests::suite::{Suite, Test};
 
 use self::pod::Case;
+use self::steps::{CLIENT, SERVER};
 
 const ASSETS: &[&str] = &["OVMF_CODE_12", "OVMF_VARS_12"];
 
+/// Variables of a machine with Secure Boot and a TPM.
+const SECURE: &[(&str, &str)] = &[("BOOT_MODE", "windows_secure")];
+
 fn main() -> ExitCode {
-    let pod = |disk, drivers| {
-        let case = Case { disk, drivers, words: &[] };
-        let with = if drivers { "with" } else { "without" };
-        let name = format!("a_pod_installs_to_{disk}_{with}_drivers");
+    let of = |name: &str, setup, disk, drivers, words| {
+        let case = Case { setup, disk, drivers, words };
         Test::new(name, move || pod::installs(&case))
     };
     let tests = vec![
-        pod("scsi", true),
-        pod("blk", true).thorough(),
-        pod("nvme", true).thorough(),
-        pod("nvme", false).thorough(),
-        pod("sata", false).thorough(),
+        of("a_pod_installs_to_scsi", CLIENT, "scsi", true, &[]),
+        of("a_pod_installs_to_virtio", CLIENT, "blk", true, &[]).thorough(),
+        of("a_pod_installs_to_nvme_securely", CLIENT, "nvme", true, SECURE).thorough(),
+        of("a_pod_installs_to_sata_without_drivers", CLIENT, "sata", false, &[]).thorough(),
+        of("a_pod_installs_a_server", SERVER, "nvme", true, &[]).thorough(),
+        Test::new("the_medium_asks_for_a_key", direct::asks).thorough(),
         Test::new("setup_installs_to_nvme", || direct::installs("nvme")).thorough(),
     ];
     let lab = Lab { mib: 4096, seconds: 1800, assets: ASSETS };

@@ -21,7 +21,7 @@ use transom_tests::guest::{Guest, Running};
 use transom_tests::{lab, say, uefi};
 
 use super::medium;
-use super::steps::{AGAIN, BOOT, INSTALL_BAT, SETTINGS, STEPS, STOPPED};
+use super::steps::{BOOT, CLIENT, INSTALL_BAT, STOPPED};
 
 /// Windows on a disk of this kind, from its medium to its second start.
 pub(crate) fn installs(kind: &str) -> anyhow::Result<()> {
@@ -29,15 +29,33 @@ pub(crate) fn installs(kind: &str) -> anyhow::Result<()> {
     let start = Instant::now();
     let mut running = machine.guest(true)?.start()?;
     let mut steps = Steps { running: &mut running, start };
-    for words in STEPS {
-        steps.reach(words)?;
+    for words in CLIENT.steps() {
+        steps.reach(&words)?;
     }
     shut_down(running)?;
     let mut running = machine.guest(false)?.start()?;
-    for words in AGAIN {
-        running.expect(words, BOOT)?;
+    for words in CLIENT.again() {
+        running.expect(&words, BOOT)?;
     }
     shut_down(running)
+}
+
+/// The medium as it is waits for a key. Without one, firmware goes on.
+pub(crate) fn asks() -> anyhow::Result<()> {
+    let machine = Machine::new("nvme")?;
+    let guest = machine.empty()?;
+    let guest = with(guest, format!("ahci-cdrom,path={}", medium::path(CLIENT.medium)?.display()));
+    let mut running = guest.start()?;
+    running.expect("Press any key to boot from CD or DVD...", BOOT)?;
+    running.expect("no key was pressed", BOOT)?;
+    running.expect("BdsDxe: failed to start", BOOT)?;
+    running.kill()?;
+    let mut running = guest.start()?;
+    running.expect("Press any key to boot from CD or DVD...", BOOT)?;
+    running.send("")?;
+    let words = ["windows: Windows PE runs", "no key was pressed"];
+    ensure!(running.expect_any(&words, BOOT)?.0 == 0, "the key was not seen");
+    running.kill()
 }
 
 struct Steps<'a> {
@@ -80,31 +98,39 @@ impl Machine {
         Ok(Self { kind: kind.to_owned(), folder, vars, setup_disk })
     }
 
-    /// The machine, with the medium and the set-up disk while Windows is installed.
-    fn guest(&self, installing: bool) -> anyhow::Result<Guest> {
+    /// The machine, with its disk alone.
+    fn empty(&self) -> anyhow::Result<Guest> {
         let disk = self.folder.path().join("disk.img");
         let code = lab::asset("OVMF_CODE_12")?;
-        let mut guest = Guest::transom().memory("1G").firmware(code, &self.vars);
-        let device = |guest: Guest, text: String| guest.word("--device").word(text);
-        guest = device(guest, format!("{},path={}", self.kind, disk.display()));
+        let guest = Guest::transom().memory("1G").firmware(code, &self.vars);
+        Ok(with(guest, format!("{},path={}", self.kind, disk.display())))
+    }
+
+    /// The machine, with the medium and the set-up disk while Windows is installed.
+    fn guest(&self, installing: bool) -> anyhow::Result<Guest> {
+        let mut guest = self.empty()?;
         if installing {
-            let cd = medium::path("client")?;
+            let cd = medium::path(CLIENT.medium)?;
             let analyzed = analyze(&Opened::open(&cd)?)?.context("no Windows on the medium")?;
             let patch = analyzed.patch().context("no patch for the medium's question")?;
             let patch = serde_json::to_value(Changes::Patches(vec![patch.clone()]))?;
             let patch = patch.as_str().context("a patch is a text")?;
-            guest = device(guest, format!("ahci-cdrom,path={},overlay={patch}", cd.display()));
-            guest = device(guest, "xhci".into());
+            guest = with(guest, format!("ahci-cdrom,path={},overlay={patch}", cd.display()));
+            guest = with(guest, "xhci".into());
             let stick = self.setup_disk.display();
-            guest = device(guest, format!("usb-storage,path={stick},removable,readonly"));
+            guest = with(guest, format!("usb-storage,path={stick},removable,readonly"));
         }
         Ok(guest)
     }
 }
 
+fn with(guest: Guest, device: String) -> Guest {
+    guest.word("--device").word(device)
+}
+
 /// The set-up disk that the settings make.
 fn make_setup_disk(folder: &Path) -> anyhow::Result<PathBuf> {
-    let words = SETTINGS.map(|(name, value)| (name.into(), value.into())).into();
+    let words = CLIENT.settings.iter().map(|(name, value)| (name.into(), value.into())).collect();
     let settings = environment::read(&words)?.settings;
     let target = Target::of_version(&settings.windows)?;
     let mut machine = from_settings::machine(&settings, &Sizes::default(), Bus::Nvme);

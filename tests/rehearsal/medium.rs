@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use transom_tests::lab;
 
 /// Kinds of media, with the language of each.
-const ALL: [(&str, &str); 1] = [("client", "ko-KR")];
+const ALL: [(&str, &str); 2] = [("client", "ko-KR"), ("server", "en-US")];
 
 /// Makes all media, unless they are there.
 pub(crate) fn make() -> anyhow::Result<()> {

@@ -18,7 +18,7 @@ use transom_tests::program::{Running, said};
 use transom_tests::{lab, say};
 
 use super::medium;
-use super::steps::{AGAIN, BOOT, INSTALL_BAT, SETTINGS, STEPS, STOPPED};
+use super::steps::{BOOT, INSTALL_BAT, STOPPED, Setup};
 
 /// The address of the pod in its network.
 const ADDRESS: &str = "10.99.0.2";
@@ -52,6 +52,7 @@ const CONFIRM: [u8; 8] = [2, 0x1f, 8, 0, 2, 0, 0, 0];
 
 /// The differences between the cases.
 pub(crate) struct Case {
+    pub(crate) setup: Setup,
     /// DISK_TYPE.
     pub(crate) disk: &'static str,
     /// Whether there is an ISO with drivers.
@@ -65,8 +66,8 @@ pub(crate) fn installs(case: &Case) -> anyhow::Result<()> {
     let place = Place::new(case)?;
     let mut pod = place.start(case)?;
     let mut log = Log::default();
-    for words in STEPS {
-        log.reach(&mut pod, words)?;
+    for words in case.setup.steps() {
+        log.reach(&mut pod, &words)?;
     }
     let all = pod.stdout.text();
     ensure!(!all.contains("Press any key"), "the medium asked for a key: {all}");
@@ -78,8 +79,8 @@ pub(crate) fn installs(case: &Case) -> anyhow::Result<()> {
     fs::remove_file(place.folder.path().join("storage/custom.iso"))?;
     let mut pod = place.start(case)?;
     let mut log = Log::default();
-    for words in AGAIN {
-        log.reach(&mut pod, words)?;
+    for words in case.setup.again() {
+        log.reach(&mut pod, &words)?;
     }
     stops(&mut pod)
 }
@@ -174,11 +175,11 @@ impl Place {
         let paths: [(&str, PathBuf); 4] = [
             ("FOLDER", self.folder.path().into()),
             ("FIRMWARE", firmware.into()),
-            ("MEDIUM", medium::path("client")?),
+            ("MEDIUM", medium::path(case.setup.medium)?),
             ("TRANSOM", lab::vmm()?.with_file_name("transom")),
         ];
         command.envs(paths).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("ERROR_HOLD", "0");
-        command.envs(SMALL).envs(SETTINGS).env("DISK_TYPE", case.disk);
+        command.envs(SMALL).envs(case.setup.settings.iter().copied()).env("DISK_TYPE", case.disk);
         Running::spawn(command.envs(case.words.iter().copied()))
     }
 
