@@ -1,5 +1,5 @@
-//! Takes the way of Windows in a Linux guest: from the install medium, it is Windows PE with Windows
-//! Setup; from the disk, it is the installed Windows.
+//! Takes the way of Windows in a Linux guest: from the install medium, it is Windows PE with
+//! Windows Setup; from the disk, it is the installed Windows.
 //!
 //! It does what Windows does, in its order and with its limits, and nothing that Windows would not
 //! do: it is the judge of answer files, set-up disk and machine where no Windows can run.
