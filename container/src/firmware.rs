@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use crate::files;
 use crate::media::windows::Media;
 use crate::medium::is_microsofts;
-use crate::settings::Boot;
 use crate::settings::environment::ParsedEnvironment;
 use crate::settings::value::Value as _;
 use crate::settings::version::Version;
+use crate::settings::{Boot, Compat};
 use crate::source::Source;
 use crate::status::{Failure, Status};
 
@@ -79,12 +79,21 @@ pub fn recall(input: &mut ParsedEnvironment, volume: &Path) -> anyhow::Result<()
     Ok(())
 }
 
-/// Enables Secure Boot (and with it the TPM) for a manual installation of Windows 11, whose setup
-/// requires both. Other systems may not start with it.
-pub fn adjust_boot_mode(input: &mut ParsedEnvironment, source: &Source, media: Option<&Media>) {
+/// Enables Secure Boot (and with it the TPM) for an installation of Windows 11, whose setup requires
+/// both. Other systems may not start with it. `is_new` is that the disk has no system yet. The
+/// reference image installs without both, unless a person installs.
+pub fn adjust_boot_mode(
+    input: &mut ParsedEnvironment,
+    source: &Source,
+    media: Option<&Media>,
+    is_new: bool,
+) {
     let is_windows = |path: &Path| media.is_some() || is_microsofts(path);
     let installs = matches!(source, Source::Medium(path) if is_windows(path));
-    if installs && input.settings.windows.manual && lacks_secure_boot(input, media) {
+    let settings = &input.settings;
+    let unattended = is_new && settings.pod.compat != Compat::Dockur;
+    let wanted = settings.windows.manual || unattended;
+    if installs && wanted && lacks_secure_boot(input, media) {
         input.settings.machine.boot = Boot::Secure;
     }
 }

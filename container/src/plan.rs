@@ -74,7 +74,8 @@ impl Plan {
         };
         check_media(&source, root, &volume)?;
         let media = windows::read(&source, &mut input)?;
-        firmware::adjust_boot_mode(&mut input, &source, media.as_ref());
+        let is_new = drivers::is_new_disk(&input.settings, root);
+        firmware::adjust_boot_mode(&mut input, &source, media.as_ref(), is_new);
         let mut warnings = input.warnings.clone();
         warnings.extend(notes);
         let unattended = Unattended::of(&input, &source, media.as_ref(), root)?;

@@ -51,6 +51,7 @@ const CASES: &[Case] = cases! {
     "MIDO" "0" => "N" not "3";
     "ESD" "none" => "N" not "-";
     "CONNECTIONS" "16" => "16" not "17";
+    "DRIVERS" "/srv/virtio-win.iso" => "/srv/virtio-win.iso" not "virtio-win.iso";
     "UNPACK" "enable" => "Y" not "zip";
     "REBUILD" "Y" => "media are never changed";
     "SAMBA" "Y" => "/mount.iso";

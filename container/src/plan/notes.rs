@@ -243,7 +243,7 @@ mod test {
             let mut input = read(&words).unwrap();
             let media = Opened::open(&path("custom.iso")).and_then(|image| analyze(&image));
             let media = media.unwrap();
-            firmware::adjust_boot_mode(&mut input, &medium, media.as_ref());
+            firmware::adjust_boot_mode(&mut input, &medium, media.as_ref(), false);
             let unattended = Unattended::of(&input, &medium, media.as_ref(), root.path()).unwrap();
             notes(&input, &medium, media.as_ref(), unattended.as_ref(), root.path())
         };

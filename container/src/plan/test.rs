@@ -144,7 +144,7 @@ fn a_boot_mark_without_its_disk_is_ignored() {
 }
 
 #[test]
-fn a_manual_windows_11_installation_gets_secure_boot() {
+fn an_installation_of_windows_11_gets_secure_boot() {
     let mode = |words: &[(&str, &str)], files: &[&str]| {
         plan(words, files).unwrap().input.settings.machine.boot
     };
@@ -155,6 +155,37 @@ fn a_manual_windows_11_installation_gets_secure_boot() {
     // The medium decides, not VERSION.
     assert_eq!(mode(&[manual, ("VERSION", "10")], &["custom.iso"]), Boot::Secure);
     assert_eq!(mode(&[manual], &["storage/data.img", "storage/windows.boot"]), Boot::Uefi);
+    assert_eq!(mode(&[], &["custom.iso"]), Boot::Secure);
+    assert_eq!(mode(&[("COMPAT", "dockur")], &["custom.iso"]), Boot::Uefi);
+    // A system that may be there is started as it was.
+    assert_eq!(mode(&[], &["custom.iso", "storage/data.img"]), Boot::Uefi);
+}
+
+#[test]
+fn the_plan_shows_what_is_installed() {
+    let installs = |words: &[(&str, &str)], files: &[&str]| {
+        let plan = plan(words, files);
+        let json: Value = serde_json::from_str(&json(&plan, Path::new("/none"))).unwrap();
+        let line = json["installs"].as_str().map(|it| format!("\ninstalls: {it}\n"));
+        let text = text(&plan);
+        assert_eq!(text.contains("installs: "), line.is_some(), "{text}");
+        assert!(line.is_none_or(|line| text.contains(&line)), "{text}");
+        (json["installs"].clone(), json["missing"].as_str().unwrap_or_default().to_owned())
+    };
+    let iso = &["custom.iso"][..];
+    assert_eq!(installs(&[], iso).0, "Windows 11 Pro, unattended");
+    assert_eq!(installs(&[("EDITION", "home")], iso).0, "Windows 11 Home, unattended");
+    assert_eq!(
+        installs(&[("VERSION", "11e")], &[]).0,
+        "Windows 11 Enterprise Evaluation, unattended"
+    );
+    assert_eq!(installs(&[("MANUAL", "Y")], iso).0, Value::Null);
+    assert_eq!(installs(&[], &["storage/data.img", "storage/windows.boot"]).0, Value::Null);
+    let (_, missing) = installs(&[("DISK_TYPE", "scsi")], iso);
+    assert!(missing.starts_with("DISK_TYPE=scsi: Windows Setup needs the driver vioscsi"));
+    // Mistakes in the user's answer file are found before anything is created.
+    let error = plan(&[], &["custom.iso", "custom.xml"]).unwrap_err();
+    assert!(format!("{error:#}").contains("custom.xml: "), "{error:#}");
 }
 
 #[test]
