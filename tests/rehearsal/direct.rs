@@ -91,7 +91,7 @@ struct Machine {
 
 impl Machine {
     fn new(kind: &str) -> anyhow::Result<Self> {
-        let folder = tempfile::tempdir_in(lab::shared()?)?;
+        let folder = tempfile::tempdir()?;
         let vars = uefi::store(&lab::asset("OVMF_VARS_12")?, folder.path())?;
         File::create(folder.path().join("disk.img"))?.set_len(1 << 30)?;
         let setup_disk = make_setup_disk(folder.path())?;

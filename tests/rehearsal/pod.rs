@@ -37,7 +37,7 @@ const SMALL: [(&str, &str); 8] = [
 /// copied.
 const START: &str = "set -e
 mount --bind $FOLDER/storage /mnt
-mount --bind $FOLDER/run /run
+mount -t tmpfs run /run
 mount -t tmpfs share /usr/share
 mkdir /usr/share/OVMF
 mount --bind $FIRMWARE /usr/share/OVMF
@@ -140,10 +140,9 @@ struct Place {
 
 impl Place {
     fn new(case: &Case) -> anyhow::Result<Self> {
-        let folder = tempfile::tempdir_in(lab::shared()?)?;
+        let folder = tempfile::tempdir()?;
         let storage = folder.path().join("storage");
         fs::create_dir_all(storage.join("oem"))?;
-        fs::create_dir(folder.path().join("run"))?;
         fs::write(storage.join("oem/install.bat"), INSTALL_BAT)?;
         // The medium is mounted on the first, as long as the second is there.
         File::create(storage.join("custom.iso"))?;
