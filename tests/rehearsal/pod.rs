@@ -50,6 +50,9 @@ exec $TRANSOM pod";
 const REQUEST: [u8; 19] = [3, 0, 0, 19, 14, 0xe0, 0, 0, 0, 0, 0, 1, 0, 8, 0, 3, 0, 0, 0];
 const CONFIRM: [u8; 8] = [2, 0x1f, 8, 0, 2, 0, 0, 0];
 
+/// The variable of a machine without Secure Boot.
+pub(crate) const PLAIN: (&str, &str) = ("BOOT_MODE", "windows");
+
 /// The differences between the cases.
 pub(crate) struct Case {
     pub(crate) setup: Setup,
@@ -70,6 +73,9 @@ pub(crate) fn installs(case: &Case) -> anyhow::Result<()> {
         log.reach(&mut pod, &words)?;
     }
     let all = pod.stdout.text();
+    let secure = case.setup.secure && !case.words.contains(&PLAIN);
+    let words = format!("windows: Secure Boot: {secure}, TPM: {secure}");
+    ensure!(all.contains(&words), "no {words:?}: {all}");
     ensure!(!all.contains("Press any key"), "the medium asked for a key: {all}");
     if case.drivers {
         is_reached(&place, &mut pod)?;

@@ -13,6 +13,8 @@ pub(crate) struct Setup {
     pub(crate) settings: &'static [(&'static str, &'static str)],
     pub(crate) image: (u32, &'static str),
     pub(crate) zone: &'static str,
+    /// Whether a pod has Secure Boot and a TPM.
+    pub(crate) secure: bool,
 }
 
 /// Windows for a user in Korea.
@@ -28,6 +30,7 @@ pub(crate) const CLIENT: Setup = Setup {
     ],
     image: (2, "Windows 11 Pro"),
     zone: "Korea Standard Time",
+    secure: true,
 };
 /// A server without a desktop, for evaluation.
 pub(crate) const SERVER: Setup = Setup {
@@ -41,6 +44,7 @@ pub(crate) const SERVER: Setup = Setup {
     ],
     image: (1, "Windows Server 2025 Standard Evaluation"),
     zone: "W. Europe Standard Time",
+    secure: false,
 };
 const PASSWORD: &str = "a & \"b\" <한>";
 

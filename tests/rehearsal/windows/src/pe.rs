@@ -22,6 +22,8 @@ const LAB: &str = "HKLM\\SYSTEM\\Setup\\LabConfig";
 
 pub(crate) fn start() -> anyhow::Result<()> {
     say!("Windows PE runs");
+    let (secure, tpm) = (boot::is_secure()?, has_tpm());
+    say!("Secure Boot: {secure}, TPM: {tpm}");
     let mut numbered = Numbered::default();
     let present = disks::settled()?;
     numbered.update(&present);
@@ -68,6 +70,11 @@ fn language(answers: &Answers) -> anyhow::Result<&str> {
     locale.value("UILanguage").context("no UILanguage: Setup asks for the language")
 }
 
+fn has_tpm() -> bool {
+    let version = fs::read_to_string("/sys/class/tpm/tpm0/tpm_version_major");
+    version.is_ok_and(|version| version.trim() == "2")
+}
+
 /// The requirements of Windows 11, with the keys of the registry that waive each.
 fn meets(edition: &Edition, target: &Target, registry: &Registry) -> anyhow::Result<()> {
     if !edition.is_windows_11() {
@@ -78,7 +85,7 @@ fn meets(edition: &Edition, target: &Target, registry: &Registry) -> anyhow::Res
     let processors = fs::read_to_string("/proc/cpuinfo")?.matches("processor\t").count();
     // The kernel's own memory and the firmware's are not in the total.
     let requirements = [
-        ("TPM 2.0", Path::new("/sys/class/tpm/tpm0").exists(), "BypassTPMCheck"),
+        ("TPM 2.0", has_tpm(), "BypassTPMCheck"),
         ("Secure Boot", boot::is_secure()?, "BypassSecureBootCheck"),
         ("4 GB of memory", memory >= 3700 << 10, "BypassRAMCheck"),
         ("a disk of 64 GB", target.disk.bytes() >= 64_000_000_000, "BypassStorageCheck"),
