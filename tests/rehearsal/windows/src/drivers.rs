@@ -141,3 +141,31 @@ pub(crate) fn store(packages: &[Package], windows: &Path) -> anyhow::Result<()> 
 pub(crate) fn stored(windows: &Path) -> anyhow::Result<Vec<Package>> {
     packages(&windows.join(STORE))
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const INF: &str = "[Version]\r\nSignature=\"$Windows NT$\"\r\nCatalogFile = viostor.cat ; signed\r\n\
+        [SourceDisksFiles]\r\nviostor.sys = 1,,\r\n[Models.NTamd64]\r\n\
+        %Name% = Install, PCI\\VEN_1AF4&DEV_1042&SUBSYS_11001AF4&REV_01\r\n";
+
+    #[test]
+    fn packages_are_whole_and_name_their_devices() {
+        let folder = tempfile::tempdir().unwrap();
+        let put = |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).unwrap();
+        let wide: Vec<u8> = ['\u{feff}']
+            .into_iter()
+            .chain(INF.chars())
+            .flat_map(|it| (it as u16).to_le_bytes())
+            .collect();
+        put("viostor.inf", &wide);
+        put("VIOSTOR.CAT", b"");
+        assert!(packages(folder.path()).unwrap().is_empty(), "it has no driver");
+        put("viostor.sys", b"");
+        let found = packages(folder.path()).unwrap();
+        assert!(found[0].fits("VEN_1AF4&DEV_1042") && !found[0].fits("VEN_1AF4&DEV_104"));
+        put("viostor.inf", INF.replace("NT$", "95$").as_bytes());
+        assert!(packages(folder.path()).unwrap().is_empty(), "it is for another Windows");
+    }
+}

@@ -60,14 +60,23 @@ pub(crate) fn prepare(setup: &Element, disks: &Numbered) -> anyhow::Result<Targe
     Ok(Target { disk: disk.clone(), windows, system })
 }
 
-/// Creates the partitions in their order, and returns their kinds.
+/// Creates the partitions, and returns their kinds.
 fn create(disk: &Disk, list: &Element) -> anyhow::Result<Vec<String>> {
+    let (script, kinds) = layout(list, disk.bytes() >> 20)?;
+    let arguments = ["--quiet", "--wipe", "always", "--wipe-partitions", "always"];
+    tool::run_with("/bin/sfdisk", &[&arguments[..], &[&disk.path()]].concat(), &script)?;
+    Ok(kinds)
+}
+
+/// The partitions of a disk with this many MiB, as `sfdisk` reads them, and their kinds.
+fn layout(list: &Element, mib: u64) -> anyhow::Result<(String, Vec<String>)> {
     let mut ordered = Vec::new();
     for item in &list.children {
         ordered.push((item.number("Order")?, item));
     }
     ordered.sort_by_key(|(order, _)| *order);
-    let (mut kinds, mut left) = (Vec::new(), (disk.bytes() >> 20).saturating_sub(2));
+    // The tables have a MiB at each end.
+    let (mut kinds, mut left) = (Vec::new(), mib.saturating_sub(2));
     let mut script = "label: gpt\n".to_owned();
     for (order, item) in &ordered {
         let kind = item.value("Type").context("no Type")?;
@@ -88,9 +97,7 @@ fn create(disk: &Disk, list: &Element) -> anyhow::Result<Vec<String>> {
         script.push_str(&format!("{size}type={word}\n"));
         kinds.push(kind.to_owned());
     }
-    let arguments = ["--quiet", "--wipe", "always", "--wipe-partitions", "always"];
-    tool::run_with("/bin/sfdisk", &[&arguments[..], &[&disk.path()]].concat(), &script)?;
-    Ok(kinds)
+    Ok((script, kinds))
 }
 
 /// Formats a partition, and returns its number and file system.
@@ -134,4 +141,37 @@ pub(crate) fn find(disks: &[Disk], name: &str) -> Option<(Disk, u32)> {
     let mut there = all.filter(|(disk, number)| Path::new(&disk.partition(*number)).exists());
     let found = there.find(|(disk, number)| name_of(disk, *number).is_ok_and(|it| it == name));
     found.map(|(disk, number)| (disk.clone(), number))
+}
+
+#[cfg(test)]
+mod test {
+    use super::super::xml::parse;
+    use super::*;
+
+    fn made(partitions: &[(&str, &str)], mib: u64) -> anyhow::Result<String> {
+        let one = |(order, (kind, size)): (usize, &(&str, &str))| {
+            format!("<P><Order>{order}</Order><Type>{kind}</Type>{size}</P>")
+        };
+        let all: String = partitions.iter().enumerate().map(one).collect();
+        layout(&parse(&format!("<L>{all}</L>"))?, mib).map(|(script, _)| script)
+    }
+
+    #[test]
+    fn partitions_fit_the_disk() {
+        let rest = "<Extend>true</Extend>";
+        let parts = [("EFI", "<Size>128</Size>"), ("MSR", "<Size>16</Size>"), ("Primary", rest)];
+        let script = format!(
+            "label: gpt\nsize=128MiB, type=uefi\nsize=16MiB, type={RESERVED}\n\
+                              type={BASIC}\n"
+        );
+        assert_eq!(made(&parts, 1024).unwrap(), script);
+        let fails = |parts: &[(&str, &str)], mib, why: &str| {
+            let error = made(parts, mib).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        };
+        fails(&parts, 200, "has 54 MiB");
+        fails(&parts, 100, "and 98 are left");
+        fails(&[parts[2], parts[0]], 1024, "only the last");
+        fails(&[("EFI", "")], 1024, "one of Size and Extend");
+    }
 }

@@ -383,3 +383,39 @@ fn unquoted(text: &str) -> &str {
     let inner = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
     inner.filter(|inner| !inner.contains('"')).map_or(text, |inner| inner)
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const SCRIPT: &str = "@echo off\r\n\
+        setlocal EnableExtensions\r\n\
+        set \"DONE=%SystemRoot%\\done\"\r\n\
+        if not exist \"%DONE%\" call :once a\r\n\
+        if /i \"%~1\"==\"LOGON\" >>C:\\log echo hello %2\r\n\
+        sc.exe query None >nul 2>&1 || echo no service>>\"C:\\log\"\r\n\
+        goto end\r\n\
+        >>C:\\log echo never\r\n\
+        :once\r\n\
+        echo done>\"%DONE%\"\r\n\
+        >>C:\\log echo once %1\r\n\
+        exit /b 0\r\n\
+        :end\r\n\
+        exit /b 7\r\n";
+
+    #[test]
+    fn scripts_run_as_in_windows() {
+        let drive = tempfile::tempdir().unwrap();
+        let script = drive.path().join("Windows/System32/a.cmd");
+        fs::create_dir_all(script.parent().unwrap()).unwrap();
+        fs::write(&script, SCRIPT).unwrap();
+        let mut shell = Shell::new(drive.path(), Registry::default());
+        let line = "cmd.exe /d /c call \"%SystemRoot%\\SYSTEM32\\A.cmd\" logon ada";
+        assert_eq!([shell.run(line), shell.run("cmd.exe /c A.CMD")], [7, 7]);
+        let log = fs::read_to_string(drive.path().join("log")).unwrap();
+        assert_eq!(log, "once a\r\nhello ada\r\nno service\r\nno service\r\n");
+        assert_eq!(shell.unknown(), 0);
+        assert_eq!(shell.run("lunch.exe /now"), NOT_FOUND);
+        assert_eq!((shell.unknown(), shell.run("cmd.exe /c C:\\none.bat")), (1, NOT_FOUND));
+    }
+}
