@@ -29,11 +29,11 @@ fn main() -> ExitCode {
     };
     let tests = vec![
         of("a_pod_installs_to_scsi", CLIENT, "scsi", true, &[]),
-        of("a_pod_installs_to_virtio", CLIENT, "blk", true, &[]).thorough(),
-        of("a_pod_installs_to_nvme_without_secure_boot", CLIENT, "nvme", true, &[PLAIN]).thorough(),
         of("a_pod_installs_to_sata_without_drivers", CLIENT, "sata", false, &[]).thorough(),
         of("a_pod_installs_a_server", SERVER, "nvme", true, &[]).thorough(),
         Test::new("the_medium_asks_for_a_key", direct::asks).thorough(),
+        of("a_pod_installs_to_virtio", CLIENT, "blk", true, &[]).thorough(),
+        of("a_pod_installs_without_secure_boot", CLIENT, "nvme", true, &[PLAIN]).thorough(),
         Test::new("setup_installs_to_nvme", || direct::installs("nvme")).thorough(),
     ];
     let lab = Lab { mib: 4096, seconds: 1800, assets: ASSETS };

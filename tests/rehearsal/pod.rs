@@ -72,11 +72,7 @@ pub(crate) fn installs(case: &Case) -> anyhow::Result<()> {
     for words in case.setup.steps() {
         log.reach(&mut pod, &words)?;
     }
-    let all = pod.stdout.text();
-    let secure = case.setup.secure && !case.words.contains(&PLAIN);
-    let words = format!("windows: Secure Boot: {secure}, TPM: {secure}");
-    ensure!(all.contains(&words), "no {words:?}: {all}");
-    ensure!(!all.contains("Press any key"), "the medium asked for a key: {all}");
+    said_all(case, &pod.stdout.text())?;
     if case.drivers {
         is_reached(&place, &mut pod)?;
     }
@@ -89,6 +85,23 @@ pub(crate) fn installs(case: &Case) -> anyhow::Result<()> {
         log.reach(&mut pod, &words)?;
     }
     stops(&mut pod)
+}
+
+/// The log after an installation, where the order does not matter.
+fn said_all(case: &Case, log: &str) -> anyhow::Result<()> {
+    let secure = case.setup.secure && !case.words.contains(&PLAIN);
+    let mut wanted = vec![
+        format!("windows: Secure Boot: {secure}, TPM: {secure}"),
+        "the set-up disk is pulled out".into(),
+    ];
+    if case.drivers {
+        wanted.push("windows: the guest agent runs".into());
+    }
+    for words in wanted {
+        ensure!(log.contains(&words), "no {words:?}: {log}");
+    }
+    ensure!(!log.contains("Press any key"), "the medium asked for a key: {log}");
+    Ok(())
 }
 
 /// The remote desktop answers from outside as one with network level authentication.
