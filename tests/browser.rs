@@ -8,6 +8,8 @@ mod door;
 mod failed;
 #[path = "browser/look.rs"]
 mod look;
+#[path = "browser/progress.rs"]
+mod progress;
 #[path = "browser/proxy.rs"]
 mod proxy;
 #[path = "browser/sight.rs"]

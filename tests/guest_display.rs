@@ -12,6 +12,7 @@ use anyhow::{Context, bail, ensure};
 use transom_tests::guest::{Guest, Running};
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
+use transom_tests::patience::Patience;
 use transom_tests::say;
 use transom_tests::sight::{Font, Sight, last};
 use transom_tests::suite::{Suite, Test};
@@ -226,13 +227,14 @@ fn sight(running: &Running, name: &str) -> anyhow::Result<Sight> {
 
 /// Waits until the display has this mode.
 fn shows(booted: &Booted, mode: &str) -> anyhow::Result<()> {
-    let start = Instant::now();
+    let mut patience = Patience::new(SOON);
     loop {
         let status = booted.running.ask(&Command::Status)?;
         if status["display"]["mode"] == mode {
             return Ok(());
         }
-        ensure!(start.elapsed() < SOON, "not {mode}: {status}");
-        sleep(Duration::from_millis(100));
+        let next = patience.until_next_look();
+        ensure!(!next.is_zero(), "not {mode}: {status}");
+        sleep(next);
     }
 }

@@ -143,7 +143,11 @@ fn reaches_its_networks(release: &str) -> anyhow::Result<()> {
 
 fn passt(folder: &Path) -> anyhow::Result<Service> {
     let socket = folder.join("passt");
-    let mut command = process::Command::new(lab::asset("PASST")?);
+    let tree = lab::asset("PASST")?;
+    // It runs from its unpacked package, with its own libc.
+    let mut command = process::Command::new(tree.join("lib64/ld-linux-x86-64.so.2"));
+    command.arg("--library-path").arg(tree.join("usr/lib/x86_64-linux-gnu"));
+    command.arg(tree.join("usr/bin/passt"));
     let words = ["--foreground", "--quiet", "--ipv4-only", "--interface", "up0", "--socket"];
     let mut service = Service::start(command.args(words).arg(&socket))?;
     service.wait_for_file(&socket, SOON)?;

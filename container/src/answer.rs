@@ -14,6 +14,7 @@ pub mod report;
 mod schema;
 mod script;
 mod setup_complete;
+mod setup_log;
 mod specialize;
 pub mod target;
 mod windows_pe;
@@ -131,6 +132,7 @@ pub const AUTOUNATTEND: &str = "Autounattend.xml";
 /// Path of the script that installs without Windows Setup.
 pub const INSTALL_SCRIPT: &str = "transom.cmd";
 const SETUP_COMPLETE: &str = "$OEM$/$$/Setup/Scripts/SetupComplete.cmd";
+const ERROR_HANDLER: &str = "$OEM$/$$/Setup/Scripts/ErrorHandler.cmd";
 const RUN_INSTALL: &str = "$OEM$/$$/Setup/Scripts/RunInstall.cmd";
 pub const INSTALL_BAT: &str = "$OEM$/$1/OEM/install.bat";
 
@@ -150,6 +152,7 @@ pub fn files(
         file(AUTOUNATTEND, autounattend(answers, secrets)?),
         file(SETUP_COMPLETE, setup_complete::text(answers, secrets)),
         file(RUN_INSTALL, install::runner(answers.finish.log)),
+        file(ERROR_HANDLER, setup_log::text()),
     ];
     let script = install::install_bat(install_bat, answers.finish.command.as_deref());
     files.extend(script.map(|bytes| SetupFile { path: INSTALL_BAT, bytes }));

@@ -84,8 +84,42 @@ pub fn status() -> anyhow::Result<String> {
     let doing = state["pod"]["doing"].as_str().unwrap_or_default();
     let object = machine.as_object_mut();
     let object = object.with_context(|| format!("the machine does not run yet: {doing}"))?;
-    object.insert("agent".into(), state["agent"].take());
+    for name in ["agent", "step"] {
+        object.insert(name.into(), state[name].take());
+    }
+    if let Some(installation) = state["pod"].get_mut("installation") {
+        object.insert("installation".into(), installation.take());
+    }
     Ok(format!("{machine:#}\n"))
+}
+
+/// State of the pod and its guest in a few lines, for people.
+pub fn status_text() -> anyhow::Result<String> {
+    Ok(text(&serde_json::from_slice(&Pod::find()?.ask(&Question::State)?)?))
+}
+
+fn text(state: &Value) -> String {
+    let (pod, guest) = (&state["pod"], &state["agent"]);
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let percent = pod["thousandths"].as_u64().map(|it| format!(" ({}.{} %)", it / 10, it % 10));
+    let doing = format!("{}{}", word(&pod["doing"]), percent.unwrap_or_default());
+    let mut rows = vec![
+        ("name", word(&state["name"])),
+        ("phase", word(&pod["phase"])),
+        ("step", doing),
+        ("uptime", format!("{} min", state["uptime"].as_u64().unwrap_or_default() / 60)),
+        ("machine", word(&state["machine"]["state"])),
+        ("installation", word(&pod["installation"]["stage"])),
+        ("failed", word(&pod["installation"]["failed"])),
+    ];
+    if let Some(status) = pod["installation"]["install_status"].as_i64() {
+        rows.push(("install.bat", format!("ended with status {status}")));
+    }
+    rows.push(("guest", word(&guest["system"])));
+    let addresses = guest["addresses"].as_array().into_iter().flatten().map(word);
+    rows.push(("addresses", addresses.collect::<Vec<_>>().join(", ")));
+    let known = rows.iter().filter(|(_, value)| !value.is_empty());
+    known.map(|(name, value)| format!("{name:<13} {value}\n")).collect()
 }
 
 /// Asks the guest to shut down. With `wait`, waits at most this long until the machine is off.
@@ -214,6 +248,23 @@ fn password_of(runtime_folder: Option<&RuntimeFolder>) -> anyhow::Result<String>
 #[cfg(test)]
 mod test {
     use super::*;
+
+    #[test]
+    fn the_state_is_shown_in_lines() {
+        let state = serde_json::json!({
+            "name": "Windows", "uptime": 700, "machine": { "state": "running" }, "agent": null,
+            "pod": { "phase": "running", "doing": "Copying Windows to the disk", "lines": 9,
+                "thousandths": 430, "installation": { "stage": "apply-image", "percent": 43 } },
+        });
+        let lines = text(&state);
+        let wanted = "name          Windows\nphase         running\n\
+                      step          Copying Windows to the disk (43.0 %)\n\
+                      uptime        11 min\nmachine       running\n\
+                      installation  apply-image\n";
+        assert_eq!(lines, wanted);
+        let ended = serde_json::json!({ "pod": { "installation": { "install_status": 3 } } });
+        assert!(text(&ended).contains("install.bat   ended with status 3\n"));
+    }
 
     #[test]
     fn asking_for_a_missing_password_gives_the_reason() {

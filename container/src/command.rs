@@ -43,16 +43,18 @@ const COMMANDS: &[Command] = &[
         name: "answers",
         usage: "[--secrets] [FILE]",
         help: "Prints a file that Windows Setup gets, as the environment makes it: \
-               Autounattend.xml (the default), SetupComplete.cmd, RunInstall.cmd, install.bat \
-               (with COMMAND) or transom.cmd (with INSTALLER=script). Passwords and keys are \
-               masked without --secrets. A mounted /custom.xml takes the place of \
-               Autounattend.xml.",
+               Autounattend.xml (the default), SetupComplete.cmd, RunInstall.cmd, \
+               ErrorHandler.cmd, install.bat (with COMMAND) or transom.cmd (with \
+               INSTALLER=script). Passwords and keys are masked without --secrets. A mounted \
+               /custom.xml takes the place of Autounattend.xml.",
         run: show_answers,
     },
     Command {
         name: "status",
-        usage: "",
-        help: "Prints the state of the machine as JSON, with the guest's if its agent answers.",
+        usage: "[--text]",
+        help: "Prints the state of the machine as JSON, with the guest's if its agent answers, \
+               and with the installation of Windows if one is reported. With --text, prints a \
+               few lines for people.",
         run: show_status,
     },
     Command {
@@ -165,8 +167,11 @@ fn run_pod(words: &[String]) -> anyhow::Result<u8> {
 }
 
 fn show_status(words: &[String]) -> anyhow::Result<u8> {
-    alone("status", words)?;
-    print(&ask::status()?)
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => print(&ask::status()?),
+        ["--text"] => print(&ask::status_text()?),
+        _ => Err(usage("status takes only --text")),
+    }
 }
 
 fn shut_down(words: &[String]) -> anyhow::Result<u8> {

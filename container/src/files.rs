@@ -53,6 +53,7 @@ pub fn read(path: &Path) -> io::Result<String> {
 /// itself, not its target.
 pub fn write(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     beside(path, fill)?.persist(path)?;
+    sync_folder(path);
     Ok(())
 }
 
@@ -65,7 +66,14 @@ pub fn make(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::
         }
         made => drop(made?),
     }
+    sync_folder(path);
     Ok(())
+}
+
+/// Makes a new, changed or removed name durable. Some file systems cannot, and have no need.
+pub fn sync_folder(path: &Path) {
+    let folder = path.parent().and_then(|folder| File::open(folder).ok());
+    folder.map(|folder| folder.sync_all());
 }
 
 /// Writes and syncs a temporary file beside `path`, to be renamed.

@@ -1,12 +1,13 @@
 //! Selects the machine's firmware, and reads the boot mode that is stored on the volume.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::files;
 use crate::media::windows::Media;
 use crate::medium::is_microsofts;
 use crate::settings::environment::ParsedEnvironment;
-use crate::settings::value::Value as _;
+use crate::settings::value::{Value as _, quote};
 use crate::settings::version::Version;
 use crate::settings::{Boot, Compat};
 use crate::source::Source;
@@ -47,11 +48,17 @@ pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
 /// Applies the boot mode that is stored on the volume, unless BOOT_MODE is set: a system that was
 /// installed with Secure Boot keeps it.
 pub fn recall(input: &mut ParsedEnvironment, volume: &Path) -> anyhow::Result<()> {
-    if input.settings.windows.version == Version::Probe {
-        return Ok(());
-    }
     let path = volume.join(format!("{}.{MODE}", input.settings.pod.process()));
-    let Ok(text) = files::read(&path) else { return Ok(()) };
+    let text = match files::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        // Without Secure Boot and its TPM, BitLocker would ask for its recovery key.
+        Err(error) => {
+            let out = "restore it, or delete it and set BOOT_MODE";
+            let sentence = format!("{}: {error}: {out}", path.display());
+            return Err(Failure::new(Status::State, sentence));
+        }
+    };
     match text.trim() {
         mode @ ("windows_legacy" | "legacy") => {
             let sentence = format!(
@@ -62,8 +69,11 @@ pub fn recall(input: &mut ParsedEnvironment, volume: &Path) -> anyhow::Result<()
             return Err(Failure::new(Status::Boot, sentence));
         }
         mode if !input.names.contains("BOOT_MODE") => {
-            // An invalid mode counts as the default one.
-            input.settings.machine.boot = Boot::read(mode).unwrap_or_default();
+            input.settings.machine.boot = Boot::read(mode).unwrap_or_else(|_| {
+                let (path, mode) = (path.display(), quote(mode));
+                input.warnings.push(format!("{path}: {mode} is no boot mode: set BOOT_MODE"));
+                Boot::default()
+            });
         }
         mode => {
             let boot = input.settings.machine.boot;
@@ -79,8 +89,8 @@ pub fn recall(input: &mut ParsedEnvironment, volume: &Path) -> anyhow::Result<()
     Ok(())
 }
 
-/// Enables Secure Boot (and with it the TPM) for an installation of Windows 11, whose setup requires
-/// both. Other systems may not start with it. `is_new` is that the disk has no system yet. The
+/// Enables Secure Boot (and with it the TPM) for an installation of Windows 11, whose setup
+/// requires both. Other systems may not start with it. The disk is new if it has no system yet. The
 /// reference image installs without both, unless a person installs.
 pub fn adjust_boot_mode(
     input: &mut ParsedEnvironment,
@@ -163,5 +173,8 @@ mod test {
         let error = mode("windows_legacy", &["BOOT_MODE"]).unwrap_err();
         assert_eq!(Status::of(&error), Status::Boot);
         assert!(error.to_string().contains("mbr2gpt"), "{error}");
+        let error = mode(&"x".repeat(5000), &[]).unwrap_err();
+        assert_eq!(Status::of(&error), Status::State);
+        assert!(error.to_string().contains("windows.mode: it is too long: "), "{error}");
     }
 }

@@ -132,6 +132,7 @@ Where `dockurr/windows` has a status for an error, this is the same one.
 | 58 | `VERSION` |
 | 62 | `LANGUAGE` |
 | 64 | the ISO image |
+| 66 | the state of the volume: no step is safe |
 | 68 | the download is not possible |
 | 70 | KVM cannot run an instruction of the guest: the log has registers and bytes |
 | 73 | the size or kind of a disk |

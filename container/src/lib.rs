@@ -21,6 +21,7 @@ pub mod pod;
 pub mod settings;
 pub mod setup_disk;
 pub mod source;
+pub mod state;
 pub mod status;
 pub mod story;
 pub mod web;

@@ -20,17 +20,21 @@ use crate::media::wim::{Architecture, Entry};
 use crate::media::windows::Media;
 use crate::medium;
 use crate::pod::{kvm, machine};
-use crate::settings::Settings;
 use crate::settings::environment::{self, Environment, ParsedEnvironment};
 use crate::settings::host::Host;
 use crate::settings::list;
 use crate::settings::settle::{Sizes, settle};
 use crate::settings::value::{self, MIB, Value as _};
 use crate::settings::version::Version;
+use crate::settings::{Compat, Settings};
 use crate::source::Source;
+use crate::state::{self, Found, Next, Step, Wanted, name};
 use crate::status::{self, Failure, Status};
 
 use self::unattended::Unattended;
+
+/// Names of the user's medium, in the container's root or on the volume.
+const CUSTOM: [&str; 2] = ["custom.iso", "boot.iso"];
 
 /// Everything that is decided before the machine is prepared.
 #[derive(Debug)]
@@ -38,6 +42,8 @@ pub struct Plan {
     pub input: ParsedEnvironment,
     pub sizes: Sizes,
     pub source: Source,
+    /// The state of the volume, and the next step. `None` for the probe, which needs no volume.
+    pub next: Option<Next>,
     /// The Windows on the medium of the source.
     pub media: Option<Media>,
     pub unattended: Option<Unattended>,
@@ -50,8 +56,6 @@ impl Plan {
     pub fn make(environment: &Environment, root: &Path) -> anyhow::Result<Self> {
         let mut input = environment::read(environment)?;
         let volume = below(root, &input.settings.storage.folder);
-        firmware::recall(&mut input, &volume)?;
-        drivers::recall(&mut input, root)?;
         let disk = disks::find(0, &input.settings, root)?;
         let mut host = Host::read(root, &volume);
         if let Some(found) = &disk {
@@ -64,23 +68,41 @@ impl Plan {
             *space = space.map(|space| space + found.map_or(0, |found| found.disk.taken()));
         }
         let settled = settle(&input, &host);
-        let source = source(&input.settings, root, disk);
-        let ((sizes, notes), source) = match (settled, source) {
-            (Ok(settled), Ok(source)) => (settled, source),
-            (settled, source) => {
-                let mistakes = settled.err().into_iter().chain(source.err());
+        let decided = match input.settings.windows.version {
+            Version::Probe => Ok(None),
+            _ => decide(&input, root, disk.as_ref()).map(Some),
+        };
+        let ((sizes, notes), decided) = match (settled, decided) {
+            (Ok(settled), Ok(decided)) => (settled, decided),
+            (settled, decided) => {
+                let mistakes = settled.err().into_iter().chain(decided.err());
                 return Err(status::all(mistakes.collect()).expect_err("at least one failed"));
             }
         };
+        let (mut next, source) = match decided {
+            Some((next, source)) => (Some(next), source),
+            None => (None, Source::Probe),
+        };
+        // A new installation keeps nothing of a former one.
+        if next.as_ref().is_some_and(|next| next.step.keeps()) {
+            firmware::recall(&mut input, &volume)?;
+            disks::recall(&mut input, &volume);
+        }
         check_media(&source, root, &volume)?;
         let media = windows::read(&source, &mut input)?;
-        let is_new = drivers::is_new_disk(&input.settings, root);
+        // A medium without Windows may be a live system.
+        if let (Some(next), Source::Medium(_), None) = (&mut next, &source, &media) {
+            next.base = None;
+        }
+        let is_new = next.as_ref().is_some_and(|next| !next.step.keeps());
         firmware::adjust_boot_mode(&mut input, &source, media.as_ref(), is_new);
         let mut warnings = input.warnings.clone();
+        warnings.extend(next.as_ref().and_then(Next::warning));
         warnings.extend(notes);
-        let unattended = Unattended::of(&input, &source, media.as_ref(), root)?;
+        let unattended = Unattended::of(&input, &source, media.as_ref(), root)?
+            .map(|unattended| Unattended { is_new, ..unattended });
         warnings.extend(notes::notes(&input, &source, media.as_ref(), unattended.as_ref(), root));
-        let mut plan = Self { input, sizes, source, media, unattended, warnings };
+        let mut plan = Self { input, sizes, source, next, media, unattended, warnings };
         plan.check_answers()?;
         machine::check(&plan.input.settings, &plan.sizes, &plan.source)?;
         Ok(plan)
@@ -166,21 +188,64 @@ fn check_media(source: &Source, root: &Path, volume: &Path) -> anyhow::Result<()
     status::all(all.filter_map(|medium| medium::check(&medium).err()).collect())
 }
 
-/// Selects the source: the probe, a disk with Windows, an ISO image, or a download.
-fn source(settings: &Settings, root: &Path, disk: Option<FoundDisk>) -> anyhow::Result<Source> {
-    if settings.windows.version == Version::Probe {
-        return Ok(Source::Probe);
-    }
+/// Decides what to do with the volume, and what then runs.
+fn decide(
+    input: &ParsedEnvironment,
+    root: &Path,
+    disk: Option<&FoundDisk>,
+) -> anyhow::Result<(Next, Source)> {
+    let settings = &input.settings;
     let volume = below(root, &settings.storage.folder);
-    // An ISO image of the user goes first, but not before a disk that already has Windows.
-    let app = settings.pod.process();
-    let disk = disk.map(|found| found.disk).filter(Disk::is_written).map(|disk| disk.path);
-    if let Some(disk) = disk.clone().filter(|_| volume.join(format!("{app}.boot")).exists()) {
-        return Ok(Source::Disk(disk));
+    let candidate = candidate(settings, root);
+    let base = candidate.as_ref().ok().and_then(|source| base(source, settings));
+    let found = Found::look(&volume, &settings.pod.process(), disk);
+    let dockur = settings.pod.compat == Compat::Dockur;
+    // Defaults ask for nothing, except as in the reference image.
+    let asks = ["VERSION", "LANGUAGE"].iter().any(|name| input.names.contains(*name));
+    let asks = dockur || asks || base.as_deref().is_some_and(name::is_custom);
+    let wanted = Wanted {
+        name: base.clone().filter(|_| asks),
+        here: matches!(candidate, Ok(Source::Medium(_))),
+        manual: settings.windows.manual,
+        dockur,
+    };
+    let step = match (&candidate, &disk) {
+        // A live system, which keeps nothing.
+        (_, None) if settings.disk.disable => Step::Install,
+        _ => state::decide(&found, &wanted)?,
+    };
+    let source = match (step.boots(), disk) {
+        (true, Some(found)) => Source::Disk(found.disk.path.clone()),
+        _ => candidate?,
+    };
+    Ok((Next { found, step, base }, source))
+}
+
+/// The name of a source in `windows.base`. An image on the volume is in place of the download,
+/// except one that the user names.
+fn base(source: &Source, settings: &Settings) -> Option<String> {
+    let windows = &settings.windows;
+    let downloaded = name::of(&windows.version, windows.language.0);
+    match source {
+        Source::Probe | Source::Disk(_) => None,
+        Source::Download(_) => downloaded,
+        Source::Medium(path) => downloaded
+            .filter(|_| !is_custom(path))
+            .or_else(|| std::fs::metadata(path).ok().map(|told| name::of_custom(told.len()))),
     }
+}
+
+fn is_custom(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    CUSTOM.iter().any(|custom| name.eq_ignore_ascii_case(custom))
+}
+
+/// The medium to install from: an ISO image of the user, one on the volume, or a download.
+fn candidate(settings: &Settings, root: &Path) -> anyhow::Result<Source> {
+    let volume = below(root, &settings.storage.folder);
     let mut media: Vec<PathBuf> = Vec::new();
     for folder in [root, volume.as_path()] {
-        for name in ["custom.iso", "boot.iso"] {
+        for name in CUSTOM {
             media.extend(named(folder, name));
         }
     }
@@ -191,10 +256,6 @@ fn source(settings: &Settings, root: &Path, disk: Option<FoundDisk>) -> anyhow::
     }
     if let Some(medium) = media.into_iter().next() {
         return Ok(Source::Medium(medium));
-    }
-    // A written disk belongs to the user. It is never installed over.
-    if let Some(disk) = disk {
-        return Ok(Source::Disk(disk));
     }
     match &settings.windows.version {
         Version::File(name) => {
@@ -258,6 +319,9 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     writeln!(text, "machine: {processors}, {memory} of memory, {disk} disk")
         .expect("a string takes all");
     writeln!(text, "runs: {}", plan.description()).expect("a string takes all");
+    if let Some(next) = &plan.next {
+        writeln!(text, "because: {}", next.step.reason()).expect("a string takes all");
+    }
     if let Some(media) = &plan.media {
         writeln!(text, "medium: {media}").expect("a string takes all");
     }
@@ -271,7 +335,8 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
 }
 
 fn medium_json(media: &Media) -> Value {
-    let edition = |edition: &Entry| json!({ "index": edition.index, "name": edition.shown(), "id": edition.edition_id });
+    let edition =
+        |it: &Entry| json!({ "index": it.index, "name": it.shown(), "id": it.edition_id });
     json!({
         "product": media.product(),
         "build": media.build(),
@@ -308,6 +373,7 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
                 "disk": plan.sizes.disk,
                 "more_disks": plan.sizes.more,
                 "source": { "kind": kind, "is": plan.description() },
+                "step": plan.next.as_ref().map(|next| next.step.json()),
                 "medium": plan.media.as_ref().map(medium_json),
                 "installs": plan.unattended.as_ref().map(|it| it.to_string()),
                 "warnings": plan.warnings,

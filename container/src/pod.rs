@@ -14,6 +14,7 @@ mod lines;
 pub mod machine;
 pub mod machine_client;
 pub mod network;
+pub mod reports;
 pub mod runtime_folder;
 mod setup;
 pub mod stop;
@@ -128,6 +129,9 @@ async fn run_to_end(
         tracing::warn!("{warning}");
     }
     tracing::info!("{}", plan.summary());
+    if let Some(next) = &plan.next {
+        tracing::info!("the next step is {}: {}", next.step.name(), next.step.reason());
+    }
     if let Some(media) = &plan.media {
         tracing::info!("the medium has {media}");
     }
@@ -327,6 +331,9 @@ impl Pod {
     fn store(&self, volume: &Volume, parts: &mut Parts) -> anyhow::Result<()> {
         let settings = &self.plan.input.settings;
         let boot = settings.machine.boot;
+        if let Some(next) = self.plan.next.as_ref().filter(|_| !settings.disk.disable) {
+            volume.begin(next, settings, Path::new("/"), &self.story)?;
+        }
         parts.uuid = volume.uuid()?;
         let (code, template) = firmware::find(boot, Path::new("/"))?;
         let vars = volume.vars(boot, &template, settings.machine.clear)?;
@@ -348,9 +355,6 @@ impl Pod {
         parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));
         if settings.disk.disable {
             return Ok(());
-        }
-        if volume.has_booted() && !matches!(self.plan.source, Source::Disk(_)) {
-            volume.forget_booted()?;
         }
         parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);
         parts.disks.extend(volume::further_disks(settings, &self.plan.sizes.more, &self.story)?);
@@ -517,11 +521,14 @@ fn nothing_boots_error(
             let disk = "the disk has no system for UEFI: mount an ISO as";
             match mark {
                 Some(mark) => format!(
-                    "{disk} /start.iso, which boots before the disk, or delete {} and mount \
-                     it as /custom.iso to install anew",
+                    "{disk} /start.iso, which boots before the disk, or, to install anew, delete \
+                     the disk and {}",
                     mark.display()
                 ),
-                None => format!("{disk} /custom.iso"),
+                None => format!(
+                    "{disk} /start.iso, which boots before the disk, or delete the disk to install \
+                     anew"
+                ),
             }
         }
     };
@@ -557,8 +564,8 @@ mod test {
         let of = |mark| format!("{:#}", nothing_boots_error(&disk, Boot::Uefi, mark, ""));
         // With the mark, the disk boots before any /custom.iso.
         let marked = of(Some(Path::new("/storage/windows.boot")));
-        let ways = ["as /start.iso", "delete /storage/windows.boot and mount it as /custom.iso"];
+        let ways = ["as /start.iso", "delete the disk and /storage/windows.boot"];
         assert!(ways.iter().all(|way| marked.contains(way)), "{marked}");
-        assert!(of(None).contains("mount an ISO as /custom.iso."), "{}", of(None));
+        assert!(of(None).contains("or delete the disk to install anew."), "{}", of(None));
     }
 }

@@ -27,6 +27,8 @@ pub enum Status {
     Language = 62,
     /// The ISO image that the user provides.
     Iso = 64,
+    /// The state of the volume: nothing can be done without the risk of losing data.
+    State = 66,
     Download = 68,
     /// The size or kind of a disk.
     Disk = 73,

@@ -3,6 +3,7 @@
 //! Everything that takes long reports to the [`Story`]. The log, the status page and the health
 //! probes of an orchestrator read it.
 
+pub mod installation;
 pub mod log_layer;
 
 use std::collections::VecDeque;
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tracing::Level;
+
+use self::installation::Installation;
 
 /// Number of log lines kept for late readers.
 const MAX_LINES: usize = 2000;
@@ -46,6 +49,9 @@ pub struct Scene {
     /// The error that ends the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
+    /// The installation of Windows, if the guest reports one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub installation: Option<Installation>,
     /// Total number of log lines so far. Readers use it to request later ones.
     pub lines: u64,
 }
@@ -97,17 +103,44 @@ impl Story {
 
     /// Enters a phase, and logs its first step.
     pub fn enter(&self, phase: Phase, doing: &str) {
+        self.begin(phase, doing);
+        self.info(doing);
+    }
+
+    fn begin(&self, phase: Phase, doing: &str) {
         self.scene.send_modify(|scene| {
-            *scene = Scene { phase, doing: doing.into(), lines: scene.lines, ..Scene::default() };
+            let (lines, installation) = (scene.lines, scene.installation.take());
+            let doing = doing.into();
+            *scene = Scene { phase, doing, installation, lines, ..Scene::default() };
         });
         let now = Instant::now();
         self.history().step = Some((now, now));
-        self.info(doing);
     }
 
     pub fn step(&self, doing: &str) {
         let phase = self.phase();
         self.enter(phase, doing);
+    }
+
+    /// Publishes the state of the installation, and logs its step. Once the pod stops, that is not
+    /// the pod's step.
+    pub fn follow(&self, installation: Installation) {
+        let (sentence, failed) = (installation.sentence(), installation.failed.is_some());
+        self.note(installation);
+        match self.phase() {
+            Phase::Stopping => {}
+            phase => self.begin(phase, &sentence),
+        }
+        if failed { self.warn(&sentence) } else { self.info(&sentence) }
+    }
+
+    pub fn installation(&self) -> Option<Installation> {
+        self.scene.borrow().installation.clone()
+    }
+
+    /// Publishes the state of the installation.
+    pub fn note(&self, installation: Installation) {
+        self.scene.send_modify(|scene| scene.installation = Some(installation));
     }
 
     /// Reports `done` of `of` units of the step. The remaining time is extrapolated from the time

@@ -37,6 +37,7 @@ use tokio::time::timeout;
 
 pub use self::address::{address, line};
 use self::images::Images;
+use self::page::Screen;
 pub use self::ready::Health;
 use self::ready::Ready;
 use crate::agent::Agent;
@@ -72,6 +73,9 @@ pub struct WebState {
     listeners: ConnectionLimit,
     /// The name of the guest for people.
     name: String,
+    /// The step that the pod takes with its volume, and the reason. `null` without a volume, or
+    /// after an error.
+    step: Value,
     /// The machine has a screen that browsers show.
     seen: bool,
     images: Images,
@@ -86,15 +90,18 @@ impl WebState {
         guest: Arc<OnceLock<GuestAddress>>,
         agent: Arc<Agent>,
     ) -> Self {
-        let ready = Ready { runs: plan.source == Source::Probe, guest, agent };
-        Self::with(story, runtime_folder, &plan.input.settings, ready)
+        let settings = &plan.input.settings;
+        let logon = settings.account.autologin;
+        let ready = Ready { runs: plan.source == Source::Probe, logon, guest, agent };
+        let step = plan.next.as_ref().map(|next| next.step.json()).unwrap_or_default();
+        Self { step, ..Self::with(story, runtime_folder, settings, ready) }
     }
 
     /// The state of a pod that failed before it had a machine.
     fn failed(story: Arc<Story>, settings: &Settings) -> Self {
         let runtime_folder = RuntimeFolder::nonexistent();
         let agent = Arc::new(Agent::new(runtime_folder.agent()));
-        let ready = Ready { runs: false, guest: Arc::default(), agent };
+        let ready = Ready { runs: false, logon: false, guest: Arc::default(), agent };
         Self::with(story, runtime_folder, settings, ready)
     }
 
@@ -114,6 +121,7 @@ impl WebState {
             ready,
             listeners: ConnectionLimit::new(MAX_LISTENERS, MAX_PER_ADDRESS),
             name: settings.title().to_owned(),
+            step: Value::Null,
             seen: settings.screen.display.value == Display::Web,
             images: Images::new(settings),
             keyboard: settings.layout(),
@@ -133,7 +141,7 @@ impl WebState {
         let scene = self.story.scene().borrow().clone();
         let since = self.story.since.elapsed().as_secs();
         json!({ "name": self.name, "uptime": since, "pod": scene, "machine": machine,
-            "agent": guest })
+            "agent": guest, "step": self.step })
     }
 
     /// The answer to a health question: whether it is good, and the text.
@@ -164,7 +172,8 @@ impl Stage for WebState {
     fn replacement_page(&self) -> Option<Response> {
         let phase = matches!(self.story.phase(), Phase::Booting | Phase::Running);
         let shown = self.seen && phase && !self.story.has_failed();
-        (!shown).then(|| page::page(&self.name, self.seen))
+        let screen = if self.seen { Screen::Next } else { Screen::None };
+        (!shown).then(|| page::page(&self.name, screen))
     }
 
     fn about(&self) -> About {
@@ -301,6 +310,7 @@ fn open_to_all(web: &Arc<WebState>) -> Router {
     Router::new()
         .route("/msg.html", get(compat::message))
         .route("/status", get(compat::status))
+        .route("/progress", get(page::progress))
         .route("/events", get(page::events))
         .route("/pod/{name}", get(page::file))
         .with_state(web.clone())

@@ -1,6 +1,14 @@
 // Shows the progress of the pod, and reloads for the viewer when there is a screen.
 const part = (id) => document.getElementById(id);
 const seen = ["booting", "running"];
+// Steps of an installation, each with the stages that belong to it.
+const steps = [
+  ["Copy Windows to the disk", ["windows-pe", "find-image", "partition", "apply-image", "boot", "copy"]],
+  ["Adapt Windows to the machine", ["applied", "specialize"]],
+  ["Install drivers and log on", ["setup-complete", "logged-on"]],
+  ["Run install.bat, if there is one", ["install-bat"]],
+  ["Ready", ["ready"]],
+];
 let shown = 0;
 let busy = false;
 
@@ -45,10 +53,33 @@ function sentence(text) {
   });
 }
 
+// Shows the steps of an installation. Returns whether it goes on.
+function install(installation) {
+  const list = part("steps");
+  list.hidden = installation === undefined;
+  delete document.body.dataset.install;
+  if (installation === undefined) return false;
+  const { stage, failed, install_status: status } = installation;
+  const now = steps.findIndex(([, stages]) => stages.includes(stage));
+  const ready = stage === "ready";
+  list.replaceChildren(...steps.map(([text, stages], index) => {
+    const item = document.createElement("li");
+    const ended = stages.includes("install-bat") && status !== undefined;
+    item.textContent = ended ? `Run install.bat: it ended with status ${status}` : text;
+    if (index < now || ready) item.className = ended && status !== 0 ? "bad" : "done";
+    else if (index === now) item.setAttribute("aria-current", "step");
+    return item;
+  }));
+  if (failed !== undefined) document.body.dataset.install = "failed";
+  return failed === undefined && !ready;
+}
+
 function fail(scene) {
   const name = document.title;
   document.body.dataset.phase = "failed";
   part("bar").hidden = true;
+  part("steps").hidden = true;
+  part("open").hidden = true;
   part("mark").removeAttribute("hidden");
   part("title").textContent = scene.phase === "running" ? `${name} has stopped` : `${name} did not start`;
   part("doing").replaceChildren(...sentence(scene.failed));
@@ -69,7 +100,11 @@ function show(scene) {
   document.body.dataset.phase = scene.phase;
   part("mark").setAttribute("hidden", "");
   part("title").textContent = document.title;
-  part("bar").hidden = scene.phase === "running";
+  const busy = install(scene.installation);
+  const still = scene.phase === "running" && !busy;
+  part("bar").hidden = still;
+  part("left").hidden = still;
+  part("open").hidden = document.body.dataset.link !== "yes" || !seen.includes(scene.phase);
   part("doing").textContent = scene.doing || "Starting…";
   const bar = part("bar");
   if (scene.thousandths === undefined) bar.removeAttribute("value");

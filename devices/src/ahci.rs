@@ -3,8 +3,8 @@
 //!
 //! Each drive has a controller of its own, like every other disk here: its thread, its channel and
 //! its interrupt (MSI, or the line). BAR 5 has the registers, BAR 4 the index-data pair. A vCPU
-//! that writes a register only stores the value. Not supported: port multipliers, power states of the
-//! link, command coalescing, security and host protected areas.
+//! that writes a register only stores the value. Not supported: port multipliers, power states of
+//! the link, command coalescing, security and host protected areas.
 //!
 //! Threats: the guest writes the command list, its tables and all registers at any time. Commands
 //! are copied once and then checked. Addresses are checked on every access; lists outside of memory
@@ -13,6 +13,7 @@
 mod ata;
 pub mod cdrom;
 pub mod disk;
+mod drive;
 mod fis;
 mod identify;
 mod list;

@@ -110,8 +110,8 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Sends a vector, which is 0 for MSI. Returns false if the driver uses the line, which is level-triggered: the
-    /// device must set it according to its status register.
+    /// Sends a vector, which is 0 for MSI. Returns false if the driver uses the line, which is
+    /// level-triggered: the device must set it according to its status register.
     pub fn message(&self, vector: u16) -> bool {
         self.msix.as_ref().is_some_and(|msix| msix.send(vector))
             || self.msi.as_ref().is_some_and(|msi| msi.send())

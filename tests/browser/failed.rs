@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use transom_tests::browser::{Window, is_here};
 use transom_tests::program::not_run;
 
@@ -17,8 +17,21 @@ use crate::{album, browser};
 const FAILURE: &str = "VERSION=11: Windows cannot be downloaded yet: mount its ISO at /custom.iso, \
                        or set VERSION=probe; `transom plan` shows what would run";
 
+/// Serves the page with this scene at an address.
+pub(crate) fn serve(scene: Value) -> Result<String> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = format!("http://{}/", listener.local_addr()?);
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let scene = scene.clone();
+            thread::spawn(move || answer(stream, &scene).ok());
+        }
+    });
+    Ok(address)
+}
+
 /// Answers one request as the pod does.
-fn answer(mut stream: TcpStream) -> Result<()> {
+fn answer(mut stream: TcpStream, scene: &Value) -> Result<()> {
     let mut request = [0; 4096];
     let length = stream.read(&mut request)?;
     let request = String::from_utf8_lossy(&request[..length]).into_owned();
@@ -27,22 +40,27 @@ fn answer(mut stream: TcpStream) -> Result<()> {
     let (kind, text) = match path.split('?').next().unwrap_or_default() {
         "/" => {
             let page = fs::read_to_string(web.join("status.html"))?;
-            let page = page.replace("{NAME}", "Windows").replace("{SCREEN}", "yes");
+            let installs = scene.get("installation").is_some();
+            let words = if installs { ["no", "yes"] } else { ["yes", "no"] };
+            let page = page.replace("{SCREEN}", words[0]).replace("{LINK}", words[1]);
+            let page = page.replace("{NAME}", "Windows");
             ("text/html", page.replace("{VARIABLES}", "VERSION RAM_SIZE"))
         }
-        "/events" => {
-            let scene = json!({ "phase": "preparing", "doing": "", "lines": 1, "failed": FAILURE });
-            ("text/event-stream", format!("data: {scene}\n\n"))
-        }
+        "/events" => ("text/event-stream", format!("data: {scene}\n\n")),
         "/log" => ("application/json", json!({ "lines": [FAILURE], "count": 1 }).to_string()),
         file => {
             let kind = if file.ends_with(".css") { "text/css" } else { "text/javascript" };
             (kind, fs::read_to_string(web.join(file.trim_start_matches("/pod/")))?)
         }
     };
-    let length = text.len();
+    // The stream of events goes on while the machine does.
+    let goes_on = path == "/events" && scene.get("failed").is_none();
+    let length = text.len() + if goes_on { 1 << 20 } else { 0 };
     let head = format!("Content-Type: {kind}; charset=utf-8\r\nContent-Length: {length}");
     write!(stream, "HTTP/1.1 200 OK\r\nConnection: close\r\n{head}\r\n\r\n{text}")?;
+    if goes_on {
+        stream.read_to_end(&mut Vec::new())?;
+    }
     Ok(())
 }
 
@@ -52,13 +70,8 @@ fn a_failure_does_not_look_like_progress() -> Result<()> {
         not_run("a_failure_does_not_look_like_progress", "there is no chromium");
         return Ok(());
     }
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let address = format!("http://{}/", listener.local_addr()?);
-    thread::spawn(move || {
-        for stream in listener.incoming().map_while(Result::ok) {
-            thread::spawn(move || answer(stream).ok());
-        }
-    });
+    let scene = json!({ "phase": "preparing", "doing": "", "lines": 1, "failed": FAILURE });
+    let address = serve(scene)?;
     let (mut browser, _folder) = browser()?;
     for (name, window, dark) in
         [("desk", Window::desk(1280, 800), false), ("phone", Window::phone(375, 667), true)]

@@ -1,8 +1,7 @@
 /*
- * QEMU's TCG, up to version 11 at least, does not take its big lock around a processor's pending
- * interrupts in two places, both in its emulation of AMD-V. This library replaces
- * tcg_handle_interrupt() (LD_PRELOAD) and fixes both. It works with QEMU 7.2 of Debian 12, whose
- * TCG is a module that calls the function by its name.
+ * QEMU's TCG has three bugs in its emulation of AMD-V; version 11 has the third one still. This
+ * library replaces tcg_handle_interrupt() (LD_PRELOAD) and fixes them. It works with QEMU 7.2 of
+ * Debian 12, whose TCG is a module that calls the function by its name.
  *
  * First: when a nested guest writes CR8 while KVM waits for an interrupt window, the emulated
  * processor raises the virtual interrupt at once, and tcg_handle_interrupt() ends the whole
@@ -14,12 +13,20 @@
  * main loop sets in the same word at the same moment is lost, and with it the tick of the emulated
  * host: while its processor runs a busy guest, no other interrupt comes, and it hangs forever.
  * Therefore this library makes each processor poll its APIC, twenty times a second.
+ *
+ * Third: helper_vmrun() does not load the interrupt shadow that do_vmexit() has stored. If the
+ * host's tick ends a nested guest between its STI and HLT, the guest's next interrupt is then
+ * delivered before the HLT: the guest's processor sleeps although it has been woken, and a process
+ * waits until another interrupt comes, if any. Therefore this library holds interrupts back while a
+ * nested guest is in the shadow, which is one instruction.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -28,6 +35,29 @@
 #define POLL 0x10
 #define PAUSE_US 50000
 #define PROCESSORS 64
+
+/* HF_INHIBIT_IRQ_MASK and HF_GUEST_MASK of target/i386/cpu.h: in a shadow; in a nested guest. */
+#define SHADOW (1u << 3 | 1u << 21)
+
+/* The beginnings of VMStateField and VMStateDescription of include/migration/vmstate.h. */
+struct field {
+    const char *name, *hint;
+    size_t offset;
+};
+
+struct description {
+    const char *name;
+    const void *more[3];
+};
+
+/* Words of CPUClass, TCGCPUOps and the fields of a processor's state that are searched. */
+#define CLASS_WORDS 64
+#define TABLE_WORDS 24
+#define STATE_WORDS 2048
+
+extern const struct description vmstate_x86_cpu;
+void *object_get_class(void *object);
+bool x86_cpu_exec_interrupt(void *cpu, int request);
 
 bool qemu_mutex_iothread_locked(void);
 void qemu_mutex_lock_iothread_impl(const char *file, int line);
@@ -72,11 +102,98 @@ static void *poll_apics(void *unused)
     return unused;
 }
 
-static void start(void)
+/* The offset of env.hflags in a processor, and the processors' functions with ours among them. */
+static size_t flags_at;
+static void *functions[TABLE_WORDS];
+
+static bool exec_interrupt(void *cpu, int request)
+{
+    uint32_t flags = *(uint32_t *)((char *)cpu + flags_at);
+
+    return (flags & SHADOW) != SHADOW && x86_cpu_exec_interrupt(cpu, request);
+}
+
+/* The memory of the emulator's own program, which can be read. */
+static uintptr_t program_start, program_end;
+
+static int find_program(struct dl_phdr_info *object, size_t size, void *unused)
+{
+    (void)size;
+    (void)unused;
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &object->dlpi_phdr[i];
+        uintptr_t start = object->dlpi_addr + part->p_vaddr;
+
+        if (part->p_type != PT_LOAD)
+            continue;
+        if (!program_start)
+            program_start = start;
+        program_end = start + part->p_memsz;
+    }
+    /* The program is the first object, and the only one of interest. */
+    return 1;
+}
+
+static bool is_in_program(const void *memory)
+{
+    uintptr_t address = (uintptr_t)memory;
+
+    return address >= program_start && address < program_end;
+}
+
+/* The state that QEMU saves of a processor names its parts and their offsets. */
+static size_t offset_of_flags(void)
+{
+    for (int i = 0; i < CLASS_WORDS; i++) {
+        const void *const *word = (const void *const *)&vmstate_x86_cpu + i;
+        const struct field *fields = *word;
+
+        if (!is_in_program(fields))
+            continue;
+        for (int j = 0; j < STATE_WORDS; j++) {
+            const struct field *field = (const struct field *)((const void *const *)fields + j);
+
+            if (!is_in_program(field + 1))
+                break;
+            if (is_in_program(field->name) && !strcmp(field->name, "env.hflags"))
+                return field->offset;
+        }
+    }
+    abort();
+}
+
+/* Replaces the function that a processor calls for its interrupts. The class has pointers to several
+ * tables, which may lie one behind the other: the right one has the function nearest to its start. */
+static void hold_back(void *cpu)
+{
+    void **class = object_get_class(cpu), **found = NULL;
+    int at = TABLE_WORDS;
+
+    dl_iterate_phdr(find_program, NULL);
+    flags_at = offset_of_flags();
+    for (int i = 0; i < CLASS_WORDS; i++) {
+        void **table = class[i];
+
+        for (int j = 0; j < at && is_in_program(table + j); j++) {
+            if (table[j] == (void *)x86_cpu_exec_interrupt) {
+                at = j;
+                found = &class[i];
+            }
+        }
+    }
+    if (!found)
+        abort();
+    memcpy(functions, *found, sizeof functions);
+    functions[at] = (void *)exec_interrupt;
+    *found = functions;
+}
+
+static void start(void *cpu)
 {
     pthread_t thread;
 
     next = original();
+    hold_back(cpu);
     if (pthread_create(&thread, NULL, poll_apics, NULL))
         abort();
 }
@@ -98,7 +215,7 @@ void tcg_handle_interrupt(void *cpu, int mask)
     if (!locked)
         qemu_mutex_lock_iothread_impl(__FILE__, __LINE__);
     if (!next)
-        start();
+        start(cpu);
     remember(cpu);
     next(cpu, mask);
     if (!locked)

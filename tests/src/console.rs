@@ -3,9 +3,11 @@
 use std::io::{Read, Write};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
+
+use crate::patience::Patience;
 
 /// Characters of the console's end that an error shows.
 const TAIL: usize = 3000;
@@ -59,7 +61,7 @@ impl Console {
         words: &[&str],
         within: Duration,
     ) -> anyhow::Result<(usize, String)> {
-        let end = Instant::now() + within;
+        let mut patience = Patience::new(within);
         let mut output = self.output.0.lock().expect("no reader panics");
         loop {
             let new = &output.text[self.at..];
@@ -69,12 +71,12 @@ impl Console {
                 self.at += place + words[which].len();
                 return Ok((which, before));
             }
-            let left = end.saturating_duration_since(Instant::now());
-            if output.ended || left.is_zero() {
+            let next = patience.until_next_look();
+            if output.ended || next.is_zero() {
                 let why = if output.ended { "the program ended" } else { "timeout" };
                 bail!("no {words:?} within {within:?}: {why}\n{}", tail(&output.text));
             }
-            output = self.output.1.wait_timeout(output, left).expect("no reader panics").0;
+            output = self.output.1.wait_timeout(output, next).expect("no reader panics").0;
         }
     }
 

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{sleep, spawn};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,7 +15,12 @@ use vmm::control::{self, Client};
 use vmm::screenshot::Picture;
 
 use crate::console::Console;
+use crate::patience::Patience;
 use crate::{lab, standstill};
+
+/// Time for a guest to go on after its processors were stopped for a moment.
+const AFTER_A_KICK: Duration = Duration::from_secs(5);
+const LOST_WAKEUP: &str = "it went on after its processors were stopped once: a wakeup was lost";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
@@ -228,18 +233,24 @@ impl Running {
         within: Duration,
     ) -> anyhow::Result<(usize, String)> {
         let found = self.console.expect_any(words, within);
-        found.with_context(|| format!("{}\n{}", self.stderr(), self.position()))
+        found.map_err(|error| {
+            let position = self.position();
+            let late = self.console.expect_any(words, AFTER_A_KICK);
+            let verdict = if late.is_ok() { LOST_WAKEUP } else { "it stands still" };
+            error.context(format!("{}\n{verdict}\n{position}", self.stderr()))
+        })
     }
 
-    /// The guest's registers, if it still answers: read twice, so that a loop is visible, with the
-    /// host's activity in between.
+    /// The host's activity, and the guest's registers if it still answers. These are read twice, so
+    /// that a loop is visible. Reading them stops the processors for a moment.
     fn position(&self) -> String {
+        let activity = standstill::watch();
         let ask = || {
             let registers = self.ask(&control::Command::Registers).ok()?;
             let all = registers["registers"].as_array()?;
             Some(all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join("\n"))
         };
-        let seen = [ask(), Some(standstill::watch()), ask()];
+        let seen = [Some(activity), ask(), ask()];
         seen.into_iter().flatten().collect::<Vec<_>>().join("\n---\n")
     }
 
@@ -299,13 +310,18 @@ impl Running {
     }
 
     pub fn wait(&mut self, within: Duration) -> anyhow::Result<ExitStatus> {
-        let end = Instant::now() + within;
+        let mut patience = Patience::new(within);
         loop {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
-            if Instant::now() > end {
-                bail!("still running after {within:?}\n{}\n{}", self.stderr(), self.console.tail());
+            if patience.until_next_look().is_zero() {
+                let position = self.position();
+                sleep(AFTER_A_KICK);
+                let late = self.child.try_wait()?.is_some();
+                let verdict = if late { LOST_WAKEUP } else { "it stands still" };
+                let seen = [self.stderr(), position, self.console.tail()].join("\n");
+                bail!("still running after {within:?}; {verdict}\n{seen}");
             }
             sleep(Duration::from_millis(10));
         }

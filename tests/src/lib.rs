@@ -15,6 +15,7 @@ pub mod lab;
 pub mod linux;
 pub mod network;
 pub mod novnc;
+pub mod patience;
 pub mod print;
 pub mod program;
 pub mod python;

@@ -138,7 +138,7 @@ fn change(text: &str, kind: Kind, answers: &Answers, secrets: Secrets) -> anyhow
     Ok(changed)
 }
 
-/// Applies changes. Of two that overlap, the one that starts first wins.
+/// Applies changes. If two overlap, the one that starts first wins.
 fn apply(text: &str, mut changes: Vec<Change>) -> String {
     changes.sort_by_key(|(range, _)| (range.start, range.end));
     let mut changed = String::with_capacity(text.len());

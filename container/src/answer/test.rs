@@ -268,8 +268,14 @@ fn files_have_the_line_ends_of_windows() {
     let (answers, _) = answers_of(&words, &BIG);
     let files = files(&answers, None, Secrets::Shown).unwrap();
     let names: Vec<_> = files.iter().map(SetupFile::name).collect();
-    let wanted =
-        ["Autounattend.xml", "SetupComplete.cmd", "RunInstall.cmd", "install.bat", "transom.cmd"];
+    let wanted = [
+        "Autounattend.xml",
+        "SetupComplete.cmd",
+        "RunInstall.cmd",
+        "ErrorHandler.cmd",
+        "install.bat",
+        "transom.cmd",
+    ];
     assert_eq!(names, wanted);
     for file in files {
         let text = String::from_utf8(file.bytes).unwrap();
@@ -289,5 +295,79 @@ fn every_version_of_windows_has_answers() {
         let input = parsed(&[("VERSION", version)]).unwrap();
         let error = Target::of_version(&input.settings.windows).unwrap_err();
         assert!(error.to_string().starts_with("VERSION="), "{error}");
+    }
+}
+
+/// Whether the file writes a line that only `for` or the file's own variables complete.
+fn completed(line: &str) -> Vec<String> {
+    let steps = ["find-image", "partition", "apply-image", "boot", "copy"];
+    match line {
+        _ if line.contains("%STEP%") => steps.map(|it| line.replace("%STEP%", it)).to_vec(),
+        _ => vec![line.replace("%ERRORLEVEL%", "-1")],
+    }
+}
+
+/// All reports that the files of these settings can write.
+fn reports(words: &[(&str, &str)]) -> Vec<String> {
+    let (answers, _) = answers_of(words, &BIG);
+    let files = files(&answers, Some(b"echo 1"), Secrets::Shown).unwrap();
+    let texts = files.into_iter().map(|file| String::from_utf8(file.bytes).unwrap());
+    let text = texts.collect::<String>().replace("&gt;", ">").replace("&amp;", "&");
+    let mut all = Vec::new();
+    for line in text.split(">COM1 echo ").skip(1) {
+        let line = line.split("\r\n").next().unwrap();
+        let end = line.find(['&', '|']).unwrap_or(line.len());
+        for line in completed(&line[..end]) {
+            if report::log_text(&line).is_some() {
+                continue;
+            }
+            let read = report::read(&line).unwrap_or_else(|| panic!("{line}: no report"));
+            all.push(format!("{read:?}"));
+        }
+    }
+    all
+}
+
+#[test]
+fn the_host_reads_every_report_of_every_script() {
+    let common = ["Specialize", "SetupComplete", "LoggedOn", "InstallStarted", "InstallEnded(-1)"];
+    let more = ["WindowsPe", "Ready", "LogBegins", "Failed(Setup)"];
+    let own = ["Began(Partition)", "Failed(ApplyImage)", "Began(Copy)", "Applied"];
+    for (name, words) in GOLDEN {
+        let reports = reports(words);
+        let has = |word: &str| reports.iter().any(|report| report == word);
+        assert!(common.iter().chain(&more).all(|word| has(word)), "{name}: {reports:?}");
+        let script = words.contains(&("INSTALLER", "script"));
+        assert!(own.iter().all(|word| has(word) == script), "{name}: {reports:?}");
+        // The golden file has the reports of its passes.
+        let file = std::fs::read_to_string(golden(name)).unwrap();
+        assert_eq!(file.contains("transom-report: windows-pe"), !script, "{name}");
+        assert!(file.contains("transom-report: specialize"), "{name}");
+    }
+}
+
+#[test]
+fn the_serial_ports_of_the_pods_tests_are_those_of_the_scripts() {
+    let setup = include_str!("../pod/reports/setup.txt");
+    let script = include_str!("../pod/reports/script.txt");
+    for (recorded, words) in [(setup, &[][..]), (script, &[("INSTALLER", "script")])] {
+        let written = reports(words);
+        let lines = recorded.lines().filter(|line| report::log_text(line).is_none());
+        let read: Vec<_> = lines.filter_map(report::read).collect();
+        assert!(read.len() > 4, "{read:?}");
+        for report in read {
+            let report = format!("{report:?}").replace("(3)", "(-1)");
+            assert!(written.contains(&report), "{report}: {written:?}");
+        }
+    }
+}
+
+#[test]
+fn commands_of_the_answer_file_are_short_enough() {
+    for (name, _) in GOLDEN {
+        let file = std::fs::read_to_string(golden(name)).unwrap();
+        let paths = file.split("<Path>").skip(1).filter_map(|rest| rest.split("</Path>").next());
+        // Windows Setup's limit.
+        assert!(paths.into_iter().all(|path| path.len() <= 259), "{name}");
     }
 }

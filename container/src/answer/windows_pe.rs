@@ -1,9 +1,12 @@
 //! The pass windowsPE: languages of Setup, disk, image, and requirements that Setup checks.
 
 use super::release::{Release, Selection};
+use super::report::{Report, command};
 use super::script::reg_number;
 use super::xml::{Element, group, text};
-use super::{Answers, INSTALL_SCRIPT, Lacks, Membership, commands, component, item, locale};
+use super::{
+    Answers, ERROR_HANDLER, INSTALL_SCRIPT, Lacks, Membership, commands, component, item, locale,
+};
 use crate::settings::Installer;
 
 /// Sizes of the partitions for the firmware and for Windows' own use, in MiB.
@@ -131,6 +134,10 @@ fn before_setup(answers: &Answers) -> Vec<String> {
     const LAB: &str = r"HKLM\SYSTEM\Setup\LabConfig";
     const UPGRADES: &str = r"HKLM\SYSTEM\Setup\MoSetup";
     let mut commands = Vec::new();
+    if answers.installer == Installer::Setup {
+        commands.push(call(&ERROR_HANDLER.replace('/', "\\"), " begin"));
+        commands.push(command(Report::WindowsPe));
+    }
     if answers.release == Release::Windows11 {
         let lacks = bypassed(answers);
         let checks = [
@@ -148,7 +155,7 @@ fn before_setup(answers: &Answers) -> Vec<String> {
         }
     }
     if answers.installer == Installer::Script {
-        commands.push(start_script());
+        commands.push(call(INSTALL_SCRIPT, ""));
     }
     commands
 }
@@ -161,9 +168,9 @@ fn bypassed(answers: &Answers) -> Lacks {
     }
 }
 
-/// Starts the script of the set-up disk, whose letter is not known.
-fn start_script() -> String {
+/// Calls a script of the set-up disk, whose letter is not known.
+fn call(script: &str, argument: &str) -> String {
     let letters = "C D E F G H I J K L M N O P";
-    let found = format!("%d:\\{INSTALL_SCRIPT}");
-    format!("cmd.exe /c for %d in ({letters}) do if exist {found} call {found}")
+    let found = format!("%d:\\{script}");
+    format!("cmd.exe /c for %d in ({letters}) do if exist {found} call {found}{argument}")
 }

@@ -6,7 +6,7 @@ use super::release::Selection;
 use super::report::{Report, Step, batch, batch_line};
 use super::script::{Script, quoted};
 use super::windows_pe::{EFI_SIZE, RESERVED_SIZE};
-use super::{AUTOUNATTEND, Answers};
+use super::{AUTOUNATTEND, Answers, ERROR_HANDLER};
 
 /// Letters of drives that Windows PE may have given.
 const LETTERS: &str = "C D E F G H I J K L M N O P";
@@ -16,7 +16,9 @@ const WINDOWS: &str = "W:";
 
 pub(super) fn text(answers: &Answers) -> String {
     let mut script = Script::new();
-    script.line(batch_line(Report::WindowsPe));
+    // Without a serial port, the output of DISM stays on the screen.
+    script.line("set \"OUT=COM1\"");
+    script.line(format!("{} || set \"OUT=CON\"", batch_line(Report::WindowsPe)));
     script.lines([
         "set \"SETUP=%~d0\"",
         "set \"DRIVERS=%SETUP%\\$WinPEDriver$\"",
@@ -29,6 +31,7 @@ pub(super) fn text(answers: &Answers) -> String {
     copy(&mut script);
     script.line(batch_line(Report::Applied));
     script.lines(["wpeutil.exe reboot", "exit /b 0", "", ":failed"]);
+    script.line(format!("call \"%SETUP%\\{}\" logs", ERROR_HANDLER.replace('/', "\\")));
     script.line(batch("failed %STEP%"));
     script.lines(["echo The installation failed in the step %STEP%.", "cmd.exe /k", "exit /b 1"]);
     script.finish()
@@ -37,6 +40,8 @@ pub(super) fn text(answers: &Answers) -> String {
 fn step(step: Step, script: &mut Script) {
     script.line("");
     script.line(format!("set \"STEP={}\"", step.word()));
+    script.line("echo Step %STEP%");
+    script.line(batch_line(Report::Began(step)));
 }
 
 fn find_image(script: &mut Script) {
@@ -80,8 +85,8 @@ fn apply(answers: &Answers, script: &mut Script) {
         Selection::Name | Selection::Key => format!("/Name:{}", quoted(&answers.image.name)),
     };
     script.line(format!(
-        "dism.exe /Apply-Image /ImageFile:\"%IMAGE%\" %PARTS% {image} /ApplyDir:{WINDOWS}\\ || \
-         goto failed"
+        ">%OUT% dism.exe /Apply-Image /ImageFile:\"%IMAGE%\" %PARTS% {image} \
+         /ApplyDir:{WINDOWS}\\ || goto failed"
     ));
 }
 
@@ -134,13 +139,14 @@ mod test {
     fn the_steps_are_in_their_order() {
         let script = made(&[]);
         let parts = [
-            ">COM1 echo transom-report: windows-pe",
+            ">COM1 echo transom-report: windows-pe || set \"OUT=CON\"",
             "drvload.exe",
             "set \"STEP=find-image\"",
+            ">COM1 echo transom-report: began find-image",
             "echo select disk 1",
             "echo convert gpt",
             "diskpart.exe /s",
-            "dism.exe /Apply-Image",
+            ">%OUT% dism.exe /Apply-Image",
             "/Name:\"Windows 11 Pro\" /ApplyDir:W:\\",
             "bcdboot.exe W:\\Windows /s S: /f UEFI",
             "unattend.xml",
@@ -149,6 +155,7 @@ mod test {
             ">COM1 echo transom-report: applied",
             "wpeutil.exe reboot",
             ":failed",
+            "ErrorHandler.cmd\" logs",
             ">COM1 echo transom-report: failed %STEP%",
         ];
         let places: Vec<_> = parts.iter().map(|part| script.find(part).expect(part)).collect();

@@ -37,6 +37,12 @@ pub const BOOT_MESSAGES: Rate = Rate {
     burst: Amount { lines: 64, bytes: 16 << 10 },
     per_second: Amount { lines: 1, bytes: 64 },
 };
+/// Reports of the guest about its installation. A whole one makes about 20. Each can cause 60 lines
+/// of Setup's log.
+pub const REPORTS: Rate = Rate {
+    burst: Amount { lines: 64, bytes: 16 << 10 },
+    per_second: Amount { lines: 1, bytes: 64 },
+};
 /// One of our own programs, or of one level of our log: at most 180 MiB a day
 /// after the burst.
 pub const PROGRAM: Rate = Rate {

@@ -76,7 +76,8 @@ pub(super) fn attribute(attributes: &str, wanted: &str) -> anyhow::Result<Option
         let after = after.trim_start();
         let quote = after.chars().next().filter(|it| matches!(it, '"' | '\''));
         let quote = quote.context("an attribute without quotes")?;
-        let (value, after) = after[1..].split_once(quote).context("an attribute without end")?;
+        let (value, after) =
+            after[1..].split_once(quote).context("an attribute without its closing quote")?;
         if name.trim_end() == wanted {
             return unescape(value).map(Some);
         }

@@ -7,18 +7,14 @@ use anyhow::Context as _;
 
 use crate::answer::release::Release;
 use crate::disks::{self, below};
-use crate::files;
 use crate::settings::environment::ParsedEnvironment;
-use crate::settings::translate::{Bus, Translated};
+use crate::settings::translate::Bus;
 use crate::settings::value::Value as _;
 use crate::settings::{NetworkKind, Settings};
 use crate::setup_disk::drivers::Drivers;
 use crate::setup_disk::iso;
 use crate::status::{Failure, Status};
 
-/// Extension of the file on the volume with the controller that a system was installed with. It is
-/// the reference image's.
-pub const TYPE: &str = "type";
 /// Start of the names of virtio-win's images, as they are downloaded.
 const VIRTIO_WIN: &str = "virtio-win";
 
@@ -49,22 +45,6 @@ pub fn local(settings: &Settings, root: &Path) -> anyhow::Result<Option<PathBuf>
     downloaded.sort();
     found.extend(downloaded.pop());
     Ok(found.into_iter().next())
-}
-
-/// Applies the controller that the system on the volume was installed with, unless DISK_TYPE is
-/// set.
-pub(super) fn recall(input: &mut ParsedEnvironment, root: &Path) -> anyhow::Result<()> {
-    let settings = &input.settings;
-    if input.names.contains("DISK_TYPE") || disks::find(0, settings, root)?.is_none() {
-        return Ok(());
-    }
-    let volume = below(root, &settings.storage.folder);
-    let path = volume.join(format!("{}.{TYPE}", settings.pod.process()));
-    let Ok(text) = files::read(&path) else { return Ok(()) };
-    if let Ok(controller) = Translated::<Bus>::read(text.trim()) {
-        input.settings.disk.controller = controller;
-    }
-    Ok(())
 }
 
 /// Whether the system disk has nothing that could need its controller.

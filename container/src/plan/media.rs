@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::settings::Settings;
 use crate::settings::value::quote;
 use crate::settings::version::Version;
+use crate::state::name;
 use crate::status::{Failure, Status};
 
 /// Names with other meanings: the rescue CD, and drivers.
@@ -21,19 +22,19 @@ const MAX_SHOWN: usize = 3;
 pub(super) fn on_volume(volume: &Path, settings: &Settings) -> anyhow::Result<Option<PathBuf>> {
     let mut names = names(volume);
     let windows = &settings.windows;
-    let wanted = match &windows.version {
+    let wanted = name::of(&windows.version, windows.language.0);
+    match &windows.version {
         // Only the image with the name at the end of the address fits.
         Version::Url(url) => {
             let path = url.split(['?', '#']).next().unwrap_or_default();
-            names.retain(|name| path.ends_with(&format!("/{name}")));
-            None
+            let fits = |name: &String| {
+                path.ends_with(&format!("/{name}")) || wanted.as_ref() == Some(name)
+            };
+            names.retain(fits);
         }
-        Version::Windows(product) => Some(match windows.language.0.code {
-            "en" => format!("{}.iso", product.id),
-            code => format!("{}_{code}.iso", product.id),
-        }),
+        Version::Windows(_) => {}
         Version::Probe | Version::File(_) => return Ok(None),
-    };
+    }
     if let Some(name) = names.iter().find(|name| wanted.as_ref() == Some(name)) {
         return Ok(Some(volume.join(name)));
     }

@@ -90,10 +90,10 @@ fn a_single_medium_on_the_volume_is_used() {
 fn a_disk_with_windows_is_never_overwritten() {
     let installed = ["storage/data.img", "storage/windows.boot", "custom.iso"];
     assert_eq!(end(&plan(&[], &installed).unwrap().source), "data.img");
-    // Without the mark an installed disk cannot be recognized. The medium asks before it
-    // writes.
-    let unmarked = plan(&[], &["storage/data.qcow2", "custom.iso"]).unwrap();
-    assert_eq!(end(&unmarked.source), "custom.iso");
+    // Without the mark a system may be there all the same. A person may install beside it.
+    let unmarked = ["storage/data.qcow2", "custom.iso"];
+    assert_eq!(end(&plan(&[], &unmarked).unwrap().source), "data.qcow2");
+    assert_eq!(end(&plan(&[("MANUAL", "Y")], &unmarked).unwrap().source), "custom.iso");
     let alone = plan(&[], &["storage/data.qcow2"]).unwrap();
     assert_eq!(end(&alone.source), "data.qcow2");
 }

@@ -23,6 +23,7 @@ use super::console::{self, BootEvent, Console};
 use super::guest_log::{GuestLog, LoggedLines};
 use super::lines::line;
 use super::machine_client;
+use super::reports::Reports;
 use super::setup::PluggedDisk;
 use super::tpm::Tpm;
 use crate::log::bucket::{BOOT_MESSAGES, Bucket, PROGRAM};
@@ -87,7 +88,8 @@ impl Child {
         let (sender, events) = mpsc::channel(MAX_EVENTS);
         let output = process.stdout.take().context("no standard output")?;
         let guest_log = GuestLog::new(story.clone(), options.logged);
-        tokio::spawn(listen(output, guest_log, sender));
+        let reports = Reports::new(story.clone());
+        tokio::spawn(listen(output, guest_log, reports, sender));
         let errors = process.stderr.take().context("no standard error")?;
         let last = LastError::default();
         let reader = tokio::spawn(repeat(errors, story.clone(), last.clone()));
@@ -177,9 +179,10 @@ pub fn program() -> PathBuf {
 
 /// Reads the serial port. Boot events are recognized in every line, logged or not. Their number is
 /// limited, since the guest can imitate them.
-async fn listen(
+pub(super) async fn listen(
     mut output: impl AsyncRead + Unpin,
     mut guest_log: GuestLog,
+    mut reports: Reports,
     sender: mpsc::Sender<(BootEvent, String)>,
 ) {
     let (mut console, mut marks) = (Console::default(), Bucket::new(BOOT_MESSAGES));
@@ -188,15 +191,19 @@ async fn listen(
         let count = tokio::select! {
             read = output.read(&mut bytes) => read.unwrap_or(0),
             () = guest_log.report_when_due() => continue,
+            () = reports.warn_when_due() => continue,
         };
         if count == 0 {
             break;
         }
         for line in console.take(&bytes[..count]) {
-            guest_log.handle(&line);
+            if !reports.take(&line) {
+                guest_log.handle(&line);
+            }
             if let Some(event) = console::boot_event(&line)
                 && marks.take(line.len(), Instant::now()).is_some()
             {
+                reports.on_boot(&event);
                 // At the machine's end there is no receiver; events that do not fit are dropped.
                 sender.try_send((event, console.last())).ok();
             }
@@ -269,7 +276,9 @@ mod test {
     async fn unread_events_do_not_accumulate() {
         let said = "BdsDxe: starting Boot0001 \"x\" from PciRoot(0x0)\r\n".repeat(10 * MAX_EVENTS);
         let (sender, mut events) = mpsc::channel(MAX_EVENTS);
-        listen(said.as_bytes(), GuestLog::new(Story::new(), LoggedLines::Nothing), sender).await;
+        let story = Story::new();
+        let guest_log = GuestLog::new(story.clone(), LoggedLines::Nothing);
+        listen(said.as_bytes(), guest_log, Reports::new(story), sender).await;
         let mut count = 0;
         while let Some((BootEvent::Starts { .. }, _)) = events.recv().await {
             count += 1;
@@ -285,7 +294,7 @@ mod test {
         let said = format!("{flood}BdsDxe: No bootable option or device was found.\n{flood}");
         let (sender, mut events) = mpsc::channel(MAX_EVENTS);
         let guest_log = GuestLog::new(story.clone(), LoggedLines::Lines);
-        listen(said.as_bytes(), guest_log, sender).await;
+        listen(said.as_bytes(), guest_log, Reports::new(story.clone()), sender).await;
         assert!(matches!(events.recv().await, Some((BootEvent::Nothing, _))));
         let (lines, count) = story.lines(0);
         assert!(count < 2600, "{count} of a million lines");

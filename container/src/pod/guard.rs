@@ -222,7 +222,8 @@ mod test {
         input.settings.storage.folder = folder.to_owned();
         let source = if probe { Source::Probe } else { Source::Medium("/custom.iso".into()) };
         let (sizes, warnings) = (Sizes::default(), Vec::new());
-        let plan = Plan { input, sizes, source, media: None, unattended: None, warnings };
+        let plan =
+            Plan { input, sizes, source, next: None, media: None, unattended: None, warnings };
         let volume = (!probe).then(|| Volume::open(&plan.input.settings, &plan.source).unwrap());
         let runtime_folder = RuntimeFolder::within(folder);
         match Guard::of(&plan, volume.as_ref(), &runtime_folder).unwrap() {
@@ -292,7 +293,15 @@ mod test {
             let installs = matches!(source, Source::Medium(_)).then_some(unattended);
             let sizes = Sizes::default();
             let warnings = Vec::new();
-            let plan = Plan { input, sizes, source, media: None, unattended: installs, warnings };
+            let plan = Plan {
+                input,
+                sizes,
+                source,
+                next: None,
+                media: None,
+                unattended: installs,
+                warnings,
+            };
             let volume = Volume::open(&plan.input.settings, &plan.source).unwrap();
             fs::remove_file(runtime_folder.account_password()).ok();
             let made = Guard::Open.account_password(&plan, Some(&volume), &runtime_folder);

@@ -13,9 +13,9 @@ use vmm::control::Command;
 use super::machine_client;
 use super::volume::Volume;
 use crate::answer::xml::Secrets;
-use crate::disks::below;
+use crate::disks::{TYPE, below};
 use crate::plan::Plan;
-use crate::plan::drivers::{self, TYPE};
+use crate::plan::drivers;
 use crate::plan::unattended::Unattended;
 use crate::settings::Settings;
 use crate::settings::host::MemoryLoad;
@@ -48,9 +48,13 @@ impl<'a> Installation<'a> {
         }
         let drivers = drivers::read(bundle, unattended.target.release)?;
         let bus = drivers::controller(&plan.input, &drivers.missing, unattended.is_new)?;
-        if let Some(path) = bundle.filter(|_| !drivers.missing.is_empty()) {
-            let (path, missing) = (path.display(), drivers.missing.join(", "));
-            tracing::info!("{path} does not have these drivers for this Windows: {missing}");
+        tracing::info!("installing {unattended}");
+        if let Some(path) = bundle {
+            let path = path.display();
+            match drivers.missing.join(", ") {
+                none if none.is_empty() => tracing::info!("Windows' drivers are those of {path}"),
+                missing => tracing::info!("{path} has no {missing} for this Windows"),
+            }
         }
         Ok(Some(Self { plan, unattended, drivers, bus }))
     }

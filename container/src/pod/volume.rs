@@ -1,6 +1,8 @@
 //! Files on the volume. Their names are those of the reference image, so that both can use each
 //! other's volumes.
 
+mod beginning;
+
 use std::cmp::Ordering;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -22,6 +24,7 @@ use crate::settings::translate::Bus;
 use crate::settings::value::Value as _;
 use crate::settings::{Boot, Format, Settings};
 use crate::source::Source;
+use crate::state::BOOTED;
 use crate::status::{Failure, Status};
 use crate::story::Story;
 
@@ -111,8 +114,8 @@ impl Volume {
 
     /// The file that marks a disk which has booted before, if it exists.
     pub fn mark(&self) -> Option<PathBuf> {
-        let path = self.file("boot");
-        if path.exists() {
+        let path = self.file(BOOTED);
+        if path.is_file() {
             self.booted.store(true, atomic::Ordering::Relaxed);
         }
         self.booted.load(atomic::Ordering::Relaxed).then_some(path)
@@ -123,19 +126,12 @@ impl Volume {
     }
 
     /// Marks that the guest has booted from its disk. The reference image starts such a disk as it
-    /// is, unless a `windows.base` names another medium. So that file is not written.
+    /// is, unless a `windows.base` names another medium than its settings.
     pub fn mark_booted(&self) -> anyhow::Result<()> {
-        let path = self.file("boot");
+        let path = self.file(BOOTED);
         self.set_owner(&path, files::write(&path, |_| Ok(())))?;
         self.booted.store(true, atomic::Ordering::Relaxed);
         Ok(())
-    }
-
-    /// Removes the mark, for a disk that is new or will be installed again.
-    pub fn forget_booted(&self) -> anyhow::Result<()> {
-        let path = self.file("boot");
-        self.booted.store(false, atomic::Ordering::Relaxed);
-        fs::remove_file(&path).map_err(|error| write_error(&path.display().to_string(), &error))
     }
 
     /// The contents of a small file without the line feed; `None` if it cannot be read.

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::WebState;
 use crate::story::Phase;
+use crate::story::installation::{Installation, STAGES};
 
 const PHASES: [(Phase, &str); 4] = [
     (Phase::Preparing, "preparing"),
@@ -40,6 +41,7 @@ fn text(web: &WebState, machine: Option<&Value>) -> String {
     text.family("transom_machine_up", "Whether the machine answers.", &[(&[], up)]);
     let agent = f64::from(u8::from(web.agent.answers()));
     text.family("transom_agent_up", "Whether the guest's agent answers.", &[(&[], agent)]);
+    install(&mut text, web.story.installation());
     let Some(machine) = machine else { return text.0 };
     let number = |value: &Value| value.as_f64().unwrap_or(0.0);
     for (name, help, key) in [
@@ -63,6 +65,23 @@ fn text(web: &WebState, machine: Option<&Value>) -> String {
         text.sample("transom_link_up", "Whether frames go through.", &[("link", name)], up);
     }
     text.0
+}
+
+/// The installation of Windows, if one is reported.
+fn install(text: &mut Text, installation: Option<Installation>) {
+    let Some(now) = installation else { return };
+    for (stage, name, _) in STAGES {
+        let value = f64::from(u8::from(stage == now.stage));
+        let help = "The stage of the installation of Windows.";
+        text.sample("transom_installation_stage", help, &[("stage", name)], value);
+    }
+    let failed = f64::from(u8::from(now.failed.is_some()));
+    let help = "Whether the installation of Windows failed.";
+    text.family("transom_installation_failed", help, &[(&[], failed)]);
+    if let Some(status) = now.install_status {
+        let help = "The exit status of install.bat.";
+        text.family("transom_install_bat_status", help, &[(&[], f64::from(status))]);
+    }
 }
 
 #[derive(Default)]

@@ -32,15 +32,31 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 type Shared = State<Arc<WebState>>;
 
-/// The page reloads for the viewer if there will be a screen.
-pub(super) fn page(name: &str, screen: bool) -> Response {
-    let text = PAGE.replace("{SCREEN}", if screen { "yes" } else { "no" });
+/// Whether the page leads to the screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Screen {
+    None,
+    /// The page reloads for the viewer when there is a screen.
+    Next,
+    /// The page stays, and has a link.
+    Linked,
+}
+
+pub(super) fn page(name: &str, screen: Screen) -> Response {
+    let word = |is: bool| if is { "yes" } else { "no" };
+    let text = PAGE.replace("{SCREEN}", word(screen == Screen::Next));
+    let text = text.replace("{LINK}", word(screen == Screen::Linked));
     let variables: Vec<_> = list::all().flat_map(Variable::names).collect();
     let text = text.replace("{VARIABLES}", &variables.join(" "));
     // The name is replaced last: its text may contain the other marks.
     let text = text.replace("{NAME}", &escaped(name));
     let head = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, "no-store")];
     (head, text).into_response()
+}
+
+/// The progress of the pod and of an installation, beside the screen.
+pub(super) async fn progress(State(web): Shared) -> Response {
+    page(&web.name, if web.seen { Screen::Linked } else { Screen::None })
 }
 
 /// Escapes a text for HTML.

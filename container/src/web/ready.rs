@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::WebState;
 use crate::agent::Agent;
 use crate::pod::network::GuestAddress;
-use crate::story::Phase;
+use crate::story::{Phase, Scene};
 
 /// Timeout of a connection to the guest's remote desktop.
 const RDP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -32,11 +32,23 @@ pub(super) struct Ready {
     /// The guest is ready as soon as it runs.
     pub(super) runs: bool,
     pub(super) guest: Arc<OnceLock<GuestAddress>>,
+    /// The first user is logged on automatically.
+    pub(super) logon: bool,
     /// An answer of the agent means ready.
     pub(super) agent: Arc<Agent>,
 }
 
 impl Ready {
+    /// While Windows is installed, its own report counts. Otherwise its services do.
+    async fn check(&self, scene: &Scene) -> Result<(), String> {
+        let installation = scene.installation.as_ref();
+        match installation.map(|it| (it.is_ready(self.logon), it)) {
+            Some((Some(true), _)) => Ok(()),
+            Some((Some(false), installation)) => Err(installation.sentence()),
+            Some((None, _)) | None => self.serves().await,
+        }
+    }
+
     async fn serves(&self) -> Result<(), String> {
         if self.runs || self.agent.answers() {
             return Ok(());
@@ -96,7 +108,7 @@ pub(super) async fn answer(web: &WebState, health: Health) -> (bool, String) {
         Health::Live => Ok(()),
         _ if scene.failed.is_some() => Err(scene.failed.unwrap_or_default()),
         Health::Started if matches!(scene.phase, Phase::Running | Phase::Stopping) => Ok(()),
-        Health::Ready if scene.phase == Phase::Running => web.ready.serves().await,
+        Health::Ready if scene.phase == Phase::Running => web.ready.check(&scene).await,
         Health::Started | Health::Ready => Err(scene.doing),
     };
     match fine {
@@ -137,7 +149,7 @@ mod test {
         let socket = folder.path().join("agent.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let agent = Arc::new(Agent::new(socket));
-        let ready = Ready { runs: false, guest: Arc::default(), agent: agent.clone() };
+        let ready = Ready { runs: false, logon: true, guest: Arc::default(), agent: agent.clone() };
         assert!(ready.serves().await.unwrap_err().contains("no agent"));
         let served = tokio::spawn(serve(listener));
         agent.ask("guest-ping", Value::Null).await.unwrap_err();

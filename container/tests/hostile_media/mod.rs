@@ -14,8 +14,8 @@ static CDS: LazyLock<[Vec<u8>; 3]> = LazyLock::new(|| {
     [Layout::Bridge, Layout::Metadata, Layout::Iso].map(|layout| install_cd(layout, &windows_11(9)))
 });
 
-/// Changes bytes of descriptors, makes their checksums valid again, and reads the CD. The first byte
-/// selects the layout, and each five that follow a change.
+/// Changes bytes of descriptors, makes their checksums valid again, and reads the CD. The first
+/// byte selects the layout, and each five that follow a change.
 pub(crate) fn descriptors(bytes: &[u8]) {
     let Some((layout, changes)) = bytes.split_first() else { return };
     let mut cd = CDS[usize::from(*layout) % CDS.len()].clone();

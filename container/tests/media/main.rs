@@ -1,5 +1,5 @@
-//! Windows media read in place: CDs and WIMs that genisoimage, xorriso, mkudffs and wimlib made, and
-//! their opinion of what we read.
+//! Windows media read in place: CDs and WIMs that genisoimage, xorriso, mkudffs and wimlib made,
+//! and their opinion of what we read.
 
 mod cd;
 #[path = "../hostile_media/mod.rs"]

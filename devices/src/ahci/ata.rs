@@ -1,19 +1,14 @@
-//! A disk: its commands (ACS-2, 7), without security and host protected areas.
+//! The commands of a disk (ACS-2, 7), without security and host protected areas.
 //!
 //! Threats: blocks, counts and lists come from the guest. They are checked against the disk before
 //! anything is planned. A list of ranges has at most 512.
 
-use serde::{Deserialize, Serialize};
-
-use super::fis::{ABRT, Command, DF, DRDY, DSC, ERR, IDNF, Reply, UNC};
+use super::drive::{Disk, Failure, MAX_LIST, MAX_MULTIPLE};
+use super::fis::{Command, DRDY, DSC, Reply};
 use super::{identify, log};
 use crate::scsi::{BlockTransfer, Plan};
-use host::disk::{Fault, Geometry, Operation};
+use host::disk::Operation;
 
-/// Maximum number of blocks of 512 bytes in a list of DATA SET MANAGEMENT.
-pub(super) const MAX_LIST: u16 = 8;
-/// Maximum number of sectors in a READ MULTIPLE.
-pub(super) const MAX_MULTIPLE: u8 = 16;
 const LIST_BLOCK: usize = 512;
 
 /// Device register: addresses are LBAs, or a queued command is durable (FUA).
@@ -26,82 +21,6 @@ pub(super) const WRITE_QUEUED: u8 = 0x61;
 const DATA_SET_MANAGEMENT: u8 = 0x06;
 const WRITE_DMA_FUA_EXT: u8 = 0x3d;
 const WRITE_MULTIPLE_FUA_EXT: u8 = 0xce;
-
-/// How a command failed: status, error, and the block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Failure {
-    pub(super) status: u8,
-    pub(super) error: u8,
-}
-
-impl Failure {
-    pub(super) const ABORTED: Self = Self::new(ABRT);
-    const NOT_FOUND: Self = Self::new(IDNF);
-    const UNCORRECTABLE: Self = Self::new(UNC);
-    /// The disk could not write.
-    const WRITE_FAULT: Self = Self { status: DRDY | DSC | DF | ERR, error: ABRT };
-
-    pub(super) const fn new(error: u8) -> Self {
-        Self { status: DRDY | DSC | ERR, error }
-    }
-
-    /// Faults in guest memory are not covered here.
-    pub(super) fn of(fault: Fault, write: bool) -> Self {
-        match fault {
-            Fault::Unsupported => Self::ABORTED,
-            Fault::Refused => Self::NOT_FOUND,
-            Fault::Broken if !write => Self::UNCORRECTABLE,
-            Fault::Broken | Fault::Full => Self::WRITE_FAULT,
-        }
-    }
-}
-
-/// The settings that a driver changes, and counters.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct State {
-    pub(super) write_cache: bool,
-    pub(super) look_ahead: bool,
-    pub(super) smart: bool,
-    /// Sectors of a READ MULTIPLE.
-    pub(super) multiple: u8,
-    /// The transfer mode, as SET FEATURES has it.
-    pub(super) mode: u8,
-    standby: bool,
-    /// The last failure of a queued command.
-    pub(super) queued_error: Option<log::QueuedError>,
-    /// Reads and writes that failed.
-    pub(super) failures: u32,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self {
-            write_cache: true,
-            look_ahead: true,
-            smart: true,
-            multiple: MAX_MULTIPLE,
-            mode: 0x46,
-            standby: false,
-            queued_error: None,
-            failures: 0,
-        }
-    }
-}
-
-impl State {
-    /// A reset by hardware or software. The settings stay (IDENTIFY DEVICE, word 79, bit 6).
-    pub(super) fn reset(&mut self) {
-        self.standby = false;
-        self.queued_error = None;
-    }
-}
-
-/// A disk while it plans a command.
-pub(super) struct Disk<'a> {
-    pub(super) state: &'a mut State,
-    pub(super) serial: &'a str,
-    pub(super) geometry: &'a Geometry,
-}
 
 /// Whether a command is queued (NCQ).
 pub(super) fn is_queued(code: u8) -> bool {
@@ -182,10 +101,6 @@ impl Disk<'_> {
         self.state.standby = false;
         let durable = write && (durable || !self.state.write_cache);
         Ok(Plan::Transfer(BlockTransfer { write, durable, offset, length }))
-    }
-
-    pub(super) fn discards(&self) -> bool {
-        self.geometry.discard > 0 && !self.geometry.read_only
     }
 
     /// DATA SET MANAGEMENT: only TRIM.

@@ -29,7 +29,7 @@ pub struct Config {
     /// can.
     pub direct: Direct,
     /// Patches of the ISO, as `OFFSET:OLD:NEW+...` with bytes in hexadecimal: the guest reads NEW
-    /// where the file has OLD. A CD that is inserted later is not patched.
+    /// where the file has OLD. Another ISO that is inserted later is not patched.
     pub overlay: Changes,
     /// PCI slot of the controller. Defaults to the first free slot.
     #[serde(skip_serializing_if = "Option::is_none")]

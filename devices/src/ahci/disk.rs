@@ -12,7 +12,8 @@ use crate::grants::{Build, Grants, HostSide};
 use crate::scsi::{Bus, Profile};
 use host::disk::{Expected, Image};
 
-/// `--device ahci-disk,path=disk.img`: a SATA disk. All systems have a driver for it, also old ones.
+/// `--device ahci-disk,path=disk.img`: a SATA disk. Every system has a driver for it, also old
+/// ones.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Config(pub host::disk::Config);

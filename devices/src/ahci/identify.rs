@@ -1,6 +1,6 @@
 //! IDENTIFY DEVICE and IDENTIFY PACKET DEVICE (ACS-2, 7.12 and 7.13).
 
-use super::ata::{Disk, MAX_LIST, MAX_MULTIPLE, State};
+use super::drive::{Disk, MAX_LIST, MAX_MULTIPLE, State};
 use host::fnv;
 
 const WORDS: usize = 256;

@@ -1,9 +1,7 @@
 //! Logs (ACS-2, Annex A) and SMART (7.52).
 
-use serde::{Deserialize, Serialize};
-
-use super::ata::{Failure, State};
-use super::fis::{Command, Reply};
+use super::drive::{Failure, QueuedError, State};
+use super::fis::Command;
 use crate::scsi::Plan;
 
 const PAGE: usize = 512;
@@ -19,35 +17,17 @@ const UNCORRECTABLE: u8 = 187;
 const CAPABILITY: usize = 368;
 const SAVES: u8 = 1;
 
-/// A failed queued command, for the log.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct QueuedError {
-    /// The tag of the failed command. `None` if the command was not queued.
-    tag: Option<u8>,
-    status: u8,
-    error: u8,
-    lba: u64,
-    device: u8,
-    count: u16,
-}
-
-impl QueuedError {
-    pub(super) fn new(tag: Option<u8>, reply: &Reply) -> Self {
-        let Reply { status, error, lba, device, count } = *reply;
-        Self { tag, status, error, lba, device, count }
-    }
-
-    fn page(&self) -> Vec<u8> {
-        let mut page = vec![0; PAGE];
-        let [l0, l1, l2, l3, l4, l5, ..] = self.lba.to_le_bytes();
-        let [c0, c1] = self.count.to_le_bytes();
-        // NQ: the failed command was not queued.
-        let tag = self.tag.map_or(0x80, |tag| tag & 0x1f);
-        let head =
-            [tag, 0, self.status, self.error, l0, l1, l2, self.device, l3, l4, l5, 0, c0, c1];
-        page[..head.len()].copy_from_slice(&head);
-        with_checksum(page)
-    }
+/// The page of a failed queued command.
+fn queued_error(failed: &QueuedError) -> Vec<u8> {
+    let mut page = vec![0; PAGE];
+    let [l0, l1, l2, l3, l4, l5, ..] = failed.lba.to_le_bytes();
+    let [c0, c1] = failed.count.to_le_bytes();
+    // NQ: the failed command was not queued.
+    let tag = failed.tag.map_or(0x80, |tag| tag & 0x1f);
+    let head =
+        [tag, 0, failed.status, failed.error, l0, l1, l2, failed.device, l3, l4, l5, 0, c0, c1];
+    page[..head.len()].copy_from_slice(&head);
+    with_checksum(page)
 }
 
 /// The sum of all bytes becomes 0.
@@ -74,7 +54,7 @@ pub(super) fn read(state: &mut State, command: &Command) -> Result<Vec<u8>, Fail
         }
         // Reading the log ends the error.
         QUEUED_ERROR => {
-            let page = state.queued_error.take().map(|it| it.page());
+            let page = state.queued_error.take().map(|it| queued_error(&it));
             Ok(page.unwrap_or_else(|| with_checksum(vec![0; PAGE])))
         }
         _ => Err(Failure::ABORTED),

@@ -16,10 +16,10 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use super::Shared;
-use super::ata::{self, Failure};
+use super::ata;
+use super::drive::{Failure, QueuedError};
 use super::fis::{Command, Fis, READY, Reply, SRST};
 use super::list::{Header, Regions};
-use super::log::QueuedError;
 use super::registers::{DHRS, DPS, HBFS, IFS, OFS, PSS, Registers, SDBS, SLOTS, TFES};
 use super::target::{self, Target};
 use crate::poller::Serve;

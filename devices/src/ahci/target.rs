@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::ata::{self, Disk, Failure};
+use super::ata;
+use super::drive::{self, Disk, Failure, QueuedError};
 use super::fis::{Command, DRDY, DSC, ERR, Reply};
 use super::identify;
-use super::log::QueuedError;
 use crate::scsi::{self, Cdb, Conditions, MediaEvent, Plan, Profile, Sense, Unit};
 use host::disk::{Drive, Fault};
 
@@ -24,7 +24,7 @@ const CDROM_SIGNATURE: Reply = Reply { status: 0, error: 1, lba: 0xeb_1401, devi
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum State {
-    Disk(ata::State),
+    Disk(drive::State),
     Cdrom {
         conditions: Conditions,
         /// The transfer mode, as SET FEATURES has it.
@@ -37,7 +37,7 @@ pub(super) enum State {
 
 impl State {
     pub(super) fn disk() -> Self {
-        Self::Disk(ata::State::default())
+        Self::Disk(drive::State::default())
     }
 
     pub(super) fn cdrom() -> Self {

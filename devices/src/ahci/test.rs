@@ -544,13 +544,41 @@ fn a_cd_is_changed_while_the_machine_runs() {
 }
 
 #[test]
-fn several_queues_and_an_iso_without_a_block_are_refused() {
+fn patches_are_for_the_first_cd_alone() {
+    // Across two blocks.
+    let overlay = "6142:00000006:aabbccdd";
+    let machine = Machine::new("ahci-cdrom", "cd.iso", json!({ "overlay": overlay }));
+    let driver = machine.started();
+    let read = || {
+        // Unit attention.
+        packet(&driver, &READY, 0);
+        good(packet(&driver, &[0x28, 0, 0, 0, 0, 2, 0, 0, 2, 0, 0, 0], 4096));
+        driver.data::<4096>(DATA)
+    };
+    let first = machine.folder.path().join("cd.iso");
+    let file = std::fs::read(&first).unwrap();
+    let mut patched = file[4096..8192].to_vec();
+    patched[2046..2050].copy_from_slice(&[0xaa, 0xbb, 0xcc, 0xdd]);
+    assert_eq!(read()[..], patched);
+    let tray = machine.tray();
+    let other = machine.image("other.iso", DISK);
+    for (path, content) in [(&other, &file[4096..8192]), (&first, &patched)] {
+        tray.eject(false).unwrap();
+        tray.insert(path, None).unwrap();
+        assert_eq!(read()[..], *content, "{}", path.display());
+    }
+    assert!(std::fs::read(&first).unwrap() == file, "the file is changed");
+}
+
+#[test]
+fn several_queues_and_unusable_isos_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.iso");
     std::fs::write(&path, [0; 512]).unwrap();
     for (kind, fields, reason) in [
         ("ahci-disk", json!({ "path": path, "queues": 2 }), "queues=2"),
         ("ahci-cdrom", json!({ "path": path }), "less than one block"),
+        ("ahci-cdrom", json!({ "path": path, "overlay": "0:01:02" }), "not those that the patch"),
     ] {
         let config = registry::Config::of_kind(kind, fields).unwrap().unwrap();
         let mut bench = Bench::new(4096);

@@ -36,11 +36,13 @@ hostile! {
     hostile_net: "../../../devices/tests/hostile_net/mod.rs",
     hostile_nvme: "../../../devices/tests/hostile_nvme/mod.rs",
     hostile_picture: "../../../vmm/screen/tests/hostile_picture/mod.rs",
+    hostile_reports: "../../../container/tests/hostile_reports/mod.rs",
     hostile_setup_disk: "../../../container/tests/hostile_setup_disk/mod.rs",
     hostile_storage: "../../../devices/tests/hostile_storage/mod.rs",
     hostile_user: "../../../vmm/tests/hostile_user/mod.rs",
     hostile_viewer: "../../../vmm/screen/tests/hostile_viewer/mod.rs",
     hostile_virtio: "../../../devices/tests/hostile_virtio/mod.rs",
+    hostile_volume: "../../../container/tests/hostile_volume/mod.rs",
     hostile_xhci: "../../../devices/tests/hostile_xhci/mod.rs",
 }
 
@@ -84,9 +86,13 @@ pub const TARGETS: &[Target] = &[
     target("setup-disk", 4096, Own(hostile_setup_disk::paths), |it| {
         hostile_setup_disk::make(it);
     }),
+    target("volume", 512, Bytes, volume),
     target("config", 4096, Choice(words::user), config),
     target("control", 4096, Words(words::control), control),
     target("answer", 4096, Choice(words::answer), hostile_answer::change),
+    target("reports", 4096, Words(words::reports), |it| {
+        hostile_reports::read(it);
+    }),
     target("settings", 4096, Choice(words::environment), settings),
     // The guest's requests and answers to the pod.
     target("agent", 4096, Words(words::agent), hostile_agent::answer_with),
@@ -174,6 +180,13 @@ fn wim(bytes: &[u8]) {
     match from_utf8(bytes) {
         Ok(text) => hostile_media::xml(text),
         Err(_) => hostile_media::wim(bytes),
+    }
+}
+
+fn volume(bytes: &[u8]) {
+    hostile_volume::judge_disk(bytes);
+    if let Ok(text) = from_utf8(bytes) {
+        hostile_volume::name_medium(text);
     }
 }
 

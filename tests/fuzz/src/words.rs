@@ -39,6 +39,11 @@ pub(crate) fn answer() -> Vec<Vec<u8>> {
     and(ANSWER, [])
 }
 
+/// Lines of the serial port while Windows is installed.
+pub(crate) fn reports() -> Vec<Vec<u8>> {
+    and(REPORTS, [])
+}
+
 /// Options and configuration files.
 pub(crate) fn user() -> Vec<Vec<u8>> {
     and(USER, KINDS.iter().copied().chain(OPTIONS.iter().map(|option| option.key)))
@@ -68,6 +73,38 @@ pub(crate) fn inquiry() -> Vec<Vec<u8>> {
 pub(crate) fn wim() -> Vec<Vec<u8>> {
     and(WIM, [])
 }
+
+const REPORTS: &[&str] = &[
+    "\r\n",
+    "transom-report: ",
+    "windows-pe",
+    "began ",
+    "failed ",
+    "find-image",
+    "partition",
+    "apply-image",
+    "boot",
+    "copy",
+    "setup",
+    "applied",
+    "specialize",
+    "setup-complete",
+    "logged-on",
+    "install-started",
+    "install-ended ",
+    "-2147483649",
+    "ready",
+    "log-begins",
+    "log ",
+    "\u{202e}",
+    "\u{1b}[",
+    "[====",
+    "43.0%",
+    " ]",
+    "BdsDxe: starting Boot0001 \"DVD-ROM\" from ",
+    "Pci(0x1)",
+    "HD(1)",
+];
 
 const WIM: &[&str] = &[
     "<WIM>",

@@ -79,6 +79,14 @@ pub(crate) struct Ahci {
     flushes: u32,
 }
 
+/// A command as the controller reads it: its FIS, the flags of its header, and its data.
+struct Command {
+    fis: [u32; 4],
+    flags: u32,
+    address: u64,
+    length: u32,
+}
+
 impl Ahci {
     /// The first one on bus 0.
     pub(crate) fn find() -> Option<Function> {
@@ -135,7 +143,8 @@ impl Ahci {
 
     fn identify(&mut self, room: &mut Room, cpu: &Cpu) -> Option<()> {
         let page = room.take(4096)?;
-        self.describe(0, [COMMAND | IDENTIFY << 16, LBA, 0, 0], 0, (page, 512));
+        let fis = [COMMAND | IDENTIFY << 16, LBA, 0, 0];
+        self.describe(0, &Command { fis, flags: 0, address: page, length: 512 });
         let bar = self.bar;
         write32(bar + CI, 1);
         wait(cpu, || read32(bar + CI) & 1 == 0 || read32(bar + PORT_IS) & ERRORS != 0)?;
@@ -151,8 +160,8 @@ impl Ahci {
         (fits && read32(bar + CI) & 1 == 0).then_some(())
     }
 
-    /// Writes a command: its FIS, flags of its header, and its data.
-    fn describe(&self, slot: usize, fis: [u32; 4], flags: u32, (address, length): (u64, u32)) {
+    fn describe(&self, slot: usize, command: &Command) {
+        let Command { fis, flags, address, length } = *command;
         let header = self.list + HEADER_SIZE * slot as u64;
         let table = self.tables + TABLE_SIZE * slot as u64;
         let regions = if length > 0 { REGION } else { 0 };
@@ -226,7 +235,8 @@ impl Disk for Ahci {
             Operation::Write => (queued(WRITE_QUEUED, self.durable), WRITE),
             Operation::Flush => ([COMMAND | FLUSH_EXT << 16, LBA, 0, 0], 0),
         };
-        self.describe(tag, fis, flags, (request.address, request.length));
+        let Request { address, length, .. } = *request;
+        self.describe(tag, &Command { fis, flags, address, length });
         let slot = 1 << tag;
         self.held |= slot;
         self.flushes &= !slot;

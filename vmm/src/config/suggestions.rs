@@ -4,9 +4,9 @@ use host::keyvalue;
 
 /// Option names of other programs, and our equivalents.
 const OTHER_WORDS: [(&str, &str); 12] = [
-    ("iso", "device usb-storage,path=FILE.iso"),
-    ("cdrom", "device usb-storage,path=FILE.iso"),
-    ("cd", "device usb-storage,path=FILE.iso"),
+    ("iso", "device ahci-cdrom,path=FILE.iso"),
+    ("cdrom", "device ahci-cdrom,path=FILE.iso"),
+    ("cd", "device ahci-cdrom,path=FILE.iso"),
     ("bios", "firmware"),
     ("smp", "cpus"),
     ("ram", "memory"),
@@ -48,7 +48,7 @@ mod test {
             ("append", "cmdline"),
             ("firm", "firmware"),
             ("bios", "firmware"),
-            ("cdrom", "device usb-storage,path=FILE.iso"),
+            ("cdrom", "device ahci-cdrom,path=FILE.iso"),
         ] {
             let error = Config::default().set(said, "x").unwrap_err().to_string();
             let is = format!("there is no option --{said}: did you mean --{meant}?");

@@ -71,7 +71,7 @@ pub(super) const POD: &[Variable] = variables! {
     /// This slows down an engine that restarts it. With 0 it exits immediately.
     full "ERROR_HOLD" = "30" (pod.hold);
     /// `dockur` restores unsafe defaults of `dockurr/windows`: a screen without a password, VNC at
-    /// port 5900, and any host name.
+    /// port 5900, and any host name. A changed VERSION or ISO installs anew, after a backup.
     full "COMPAT" = "none" (pod.compat);
     /// QEMU's monitor.
     refused "MONITOR" = ""

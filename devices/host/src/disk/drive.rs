@@ -98,8 +98,8 @@ impl Disks {
         let names: Vec<_> = all.iter().map(|it| it.name()).collect();
         if names.is_empty() {
             bail!(
-                "this machine has no drive with removable media: attach \
-                 `usb-storage,path=FILE,removable` or `usb-storage,cdrom`"
+                "this machine has no drive with removable media: start it with `--device \
+                 ahci-cdrom`, or attach `usb-storage,cdrom` or `usb-storage,path=FILE,removable`"
             );
         }
         bail!(
@@ -177,6 +177,8 @@ mod test {
         let disks = Disks::default();
         let said = |name| disks.find(name).err().unwrap().to_string();
         assert!(said("nvme").contains("--disk PATH"));
+        let without_trays = disks.tray("nvme").err().unwrap().to_string();
+        assert!(["ahci-cdrom", "usb-storage"].iter().all(|it| without_trays.contains(it)));
         let (one, two) = (drive("nvme", "first"), drive("virtio-blk.2", "nvme"));
         disks.add(&one);
         disks.add(&two);

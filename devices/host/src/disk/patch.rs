@@ -35,7 +35,7 @@ pub struct Patch {
     pub offset: u64,
     /// The bytes of the file. It is not opened if it has others.
     pub old: Vec<u8>,
-    /// As many bytes as `old`.
+    /// The same number of bytes as `old`.
     pub new: Vec<u8>,
 }
 

@@ -18,6 +18,7 @@
 mod empty;
 mod entry;
 mod header;
+mod peek;
 mod repair;
 mod tables;
 
@@ -37,6 +38,7 @@ use header::Header;
 use tables::{Tables, damaged};
 
 pub use empty::{create, is_written, size};
+pub use peek::peek;
 
 /// Maximum length of a backing chain, which may be circular.
 const MAX_BACKING_FILES: usize = 32;

@@ -49,8 +49,12 @@ pub fn create(file: &File, size: u64) -> io::Result<()> {
     file.write_all_at(&counts, 2 * CLUSTER)
 }
 
-fn read(file: &File) -> io::Result<Header> {
-    let wrong = |error: String| io::Error::new(ErrorKind::InvalidData, error);
+/// Bytes that are no image, or cannot be read.
+pub(super) fn wrong(why: String) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, why)
+}
+
+pub(super) fn read(file: &File) -> io::Result<Header> {
     let mut magic = [0; QCOW2.len()];
     file.read_exact_at(&mut magic, 0)?;
     if magic != QCOW2 {

@@ -1,0 +1,220 @@
+//! The machine of an environment, as `vmm` reads it.
+
+use host::listen::Address;
+use host::net::Network;
+
+use super::*;
+use crate::plan::Plan;
+use crate::settings::environment::Environment;
+
+/// Configuration of the machine of an environment.
+fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<Config> {
+    let root = tempfile::tempdir()?;
+    for folder in ["proc", "storage"] {
+        std::fs::create_dir_all(root.path().join(folder))?;
+    }
+    let cpus = "processor: 0\n".repeat(8);
+    std::fs::write(root.path().join("proc/cpuinfo"), cpus)?;
+    std::fs::write(root.path().join("proc/meminfo"), "MemAvailable: 67108864 kB\n")?;
+    std::fs::write(root.path().join("storage/data.img"), "x")?;
+    let environment: Environment =
+        words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+    let plan = Plan::make(&environment, root.path())?;
+    let longer = Disk { longer: Some(3 << 30), ..Disk::new("/b.img".into(), Format::Qcow2) };
+    let more = card.is_some().then_some(longer);
+    let parts = Parts {
+        firmware: Some(("/code".into(), "/vars".into())),
+        tpm: Some("/run/tpm.sock".into()),
+        uuid: "00112233-4455-8677-8899-aabbccddeeff".parse().ok(),
+        disks: [Disk::new("/a,b.img".into(), Format::Raw)].into_iter().chain(more).collect(),
+        controller: None,
+        rescue: Some("/start.iso".into()),
+        media: vec![PathBuf::from("/a,b.iso").into()],
+        setup_disk: None,
+        control: "/run/vmm.sock".into(),
+        agent: "/run/agent.sock".into(),
+        listeners: vec![
+            listen::Config {
+                address: Some(Address::Unix("/run/screen.sock".into())),
+                ..listen::Config::default()
+            },
+            listen::Config {
+                address: Some(Address::Tcp("[::]:5900".into())),
+                auth: listen::Auth::None,
+                ..listen::Config::default()
+            },
+        ],
+        card,
+    };
+    config(&plan.input.settings, &plan.sizes, &parts)
+}
+
+/// The same as JSON, after `vmm` has read it.
+fn made(words: &[(&str, &str)]) -> anyhow::Result<serde_json::Value> {
+    let config = filled(words, None)?;
+    let text = serde_json::to_string(&config)?;
+    // Everything that is written can be read by `vmm`.
+    let read = Config::from_json(&text)?;
+    assert_eq!(serde_json::to_value(&read)?, serde_json::to_value(&config)?);
+    Ok(serde_json::to_value(&config)?)
+}
+
+/// Compares several machines with `machines.txt`, except this process' ID and its user.
+#[test]
+fn a_full_machine_has_the_expected_command_line() {
+    let card = || NetworkCard {
+        backend: Network::Fd(vec![7, 8]),
+        mac: Mac([2, 17, 34, 51, 68, 0xab]),
+        mtu: Some(1400),
+        pairs: 2,
+    };
+    let passt = || NetworkCard {
+        backend: Network::Passt("/run/a,b.sock".into()),
+        mac: Mac([2, 17, 34, 51, 68, 0xab]),
+        mtu: None,
+        pairs: 1,
+    };
+    let much = [
+        ("SMP", "8,sockets=2,cores=2,threads=2"),
+        ("RAM_SIZE", "6G"),
+        ("WIDTH", "1920"),
+        ("HEIGHT", "1080"),
+        ("HV", "N"),
+        ("RNG", "N"),
+        ("HPET", "Y"),
+        ("BALLOONING", "Y"),
+        ("DISK_TYPE", "blk"),
+        ("DISK_CACHE", "writeback"),
+        ("DISK_DISCARD", "ignore"),
+        ("SM_BIOS", "type=1,serial=7,product=A,,B,manufacturer=on"),
+        ("ARGUMENTS", "-fw_cfg name=opt/a,string=b -mem-prealloc"),
+        ("KEYBOARD", "de-DE"),
+    ];
+    let drives = "-drive file=/x.img,format=raw,if=virtio -hda /y.img -cdrom /z,,1.iso \
+                  -drive file=/w.qcow2,format=qcow2,if=virtio,readonly=on";
+    let mut told = String::new();
+    for (words, card) in [
+        (&[][..], None),
+        (&[("DISK_TYPE", "nvme")], Some(card())),
+        (&much, Some(passt())),
+        (&[("DISK_TYPE", "usb"), ("DISPLAY", "none"), ("LANGUAGE", "fr")], None),
+        (&[("ARGUMENTS", drives), ("VGA", "none")], None),
+    ] {
+        let mut config = filled(words, card).unwrap();
+        config.die_with = Default::default();
+        config.jail.user = None;
+        told.push_str(&serde_json::to_string_pretty(&config).unwrap());
+        told.push('\n');
+    }
+    assert_eq!(told, include_str!("../machines.txt"));
+}
+
+#[test]
+fn the_drive_of_a_cd_gets_its_patch() {
+    let patch = Patch { offset: 45160, old: vec![1, 2], new: vec![3, 4] };
+    let mut config = Config::default();
+    for bus in [Bus::Usb, Bus::Ahci] {
+        for patch in [Some(patch.clone()), None] {
+            insert(&mut config, bus, &Cd { path: "/a.iso".into(), patch }).unwrap();
+        }
+    }
+    let text = serde_json::to_string(&config).unwrap();
+    let read = serde_json::to_value(Config::from_json(&text).unwrap()).unwrap();
+    for (first, kind) in [(0, "usb-storage"), (2, "ahci-cdrom")] {
+        assert_eq!(read["device"][first]["kind"], kind);
+        assert_eq!(read["device"][first]["overlay"], "45160:0102:0304");
+        assert_eq!(read["device"][first + 1]["overlay"], false);
+    }
+}
+
+fn kinds(machine: &serde_json::Value) -> Vec<&str> {
+    let devices = machine["device"].as_array().unwrap();
+    devices.iter().map(|device| device["kind"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn the_default_machine_matches_the_reference_image() {
+    let machine = made(&[]).unwrap();
+    let input = ["xhci", "usb-tablet", "usb-keyboard"];
+    assert_eq!(kinds(&machine)[..3], input);
+    let all = ["ahci-cdrom", "virtio-scsi", "ahci-cdrom", "virtio-rng", "virtio-serial"];
+    assert_eq!(kinds(&machine)[3..], all);
+    assert_eq!(machine["device"][7]["to"], "socket:/run/agent.sock");
+    assert_eq!(machine["boot"], serde_json::json!(["ahci-cdrom", "virtio-scsi", "ahci-cdrom.2"]));
+    assert_eq!((&machine["cpus"]["count"], &machine["memory"]["size"]), (&2.into(), &"4G".into()));
+    assert_eq!(machine["device"][3]["path"], "/start.iso");
+    assert_eq!(machine["device"][4]["path"], "/a,b.img");
+    assert_eq!(machine["device"][5]["path"], "/a,b.iso");
+    assert_eq!(machine["device"][3]["slot"], "1f.2");
+    assert_eq!(machine["device"][5]["slot"], "1f.3");
+    assert_eq!(machine["display"]["mode"], "1280x720");
+    assert_eq!(machine["vnc"].as_array().unwrap().len(), 2);
+    assert_eq!(machine["msr"], "ignore");
+    assert_eq!(machine["smbios"]["uuid"], "00112233-4455-8677-8899-aabbccddeeff");
+    assert_eq!(machine["tpm"]["path"], "/run/tpm.sock");
+}
+
+#[test]
+fn the_machine_has_the_configured_devices() {
+    for (words, kind) in [
+        ("nvme", "nvme"),
+        ("blk", "virtio-blk"),
+        ("usb", "usb-storage"),
+        ("auto", "nvme"),
+        ("scsi", "virtio-scsi"),
+        ("ide", "ahci-disk"),
+        ("sata", "ahci-disk"),
+    ] {
+        assert_eq!(kinds(&made(&[("DISK_TYPE", words)]).unwrap())[4], kind, "{words}");
+    }
+    let machine = made(&[
+        ("SMP", "8,sockets=2,cores=2,threads=2"),
+        ("RAM_SIZE", "6G"),
+        ("WIDTH", "1920"),
+        ("HEIGHT", "1080"),
+        ("HV", "N"),
+        ("RNG", "N"),
+        ("HPET", "Y"),
+        ("BALLOONING", "Y"),
+        ("DISK_CACHE", "writeback"),
+        ("DISK_DISCARD", "ignore"),
+        ("UUID", "12345678-9abc-def0-1234-56789abcdef0"),
+        ("SM_BIOS", "type=1,serial=7"),
+        ("ARGUMENTS", "-fw_cfg name=opt/a,string=b"),
+        ("KEYBOARD", "de-DE"),
+    ])
+    .unwrap();
+    assert_eq!(machine["cpus"]["threads"], 2);
+    assert_eq!(machine["memory"]["size"], "6G");
+    assert_eq!(machine["display"]["mode"], "1920x1080");
+    assert_eq!(machine["hyperv"], "off");
+    assert!(["hpet", "virtio-balloon"].iter().all(|kind| kinds(&machine).contains(kind)));
+    assert!(!kinds(&machine).contains(&"virtio-rng"));
+    assert_eq!(
+        (&machine["device"][4]["direct"], &machine["device"][4]["discard"]),
+        (&"off".into(), &false.into())
+    );
+    assert_eq!(machine["smbios"]["uuid"], "12345678-9abc-def0-1234-56789abcdef0");
+    assert_eq!(machine["smbios"]["serial"], "7");
+    assert_eq!(machine["fw-cfg"][0], "opt/a=b");
+    assert_eq!(machine["keyboard"], "de");
+    assert_eq!(made(&[("VGA", "none")]).unwrap()["display"], "none");
+    let machine = made(&[("ARGUMENTS", "-drive file=/x.img,if=ide")]).unwrap();
+    assert!(kinds(&machine).contains(&"ahci-disk"));
+    let machine = made(&[("ARGUMENTS", "-drive file=/x.img,format=raw -hda /y.img")]).unwrap();
+    assert_eq!(kinds(&machine).iter().filter(|kind| **kind == "nvme").count(), 2);
+}
+
+#[test]
+fn cd_drives_are_at_sata_beside_the_bridge_or_at_usb() {
+    for (bus, kind) in [("usb", "usb-storage"), ("sata", "ahci-cdrom"), ("scsi", "ahci-cdrom")] {
+        let machine = made(&[("MEDIA_TYPE", bus)]).unwrap();
+        assert_eq!((kinds(&machine)[3], kinds(&machine)[5]), (kind, kind), "{bus}");
+    }
+    let many = "-cdrom /1 -cdrom /2 -cdrom /3 -cdrom /4 -cdrom /5";
+    let machine = made(&[("ARGUMENTS", many)]).unwrap();
+    let drives = machine["device"].as_array().unwrap().iter();
+    let drives = drives.filter(|device| device["kind"] == "ahci-cdrom");
+    let slots: Vec<_> = drives.map(|device| device["slot"].as_str().unwrap_or("")).collect();
+    assert_eq!(slots, ["1f.2", "1f.3", "1f.4", "1f.5", "1f.6", "1f.7", ""]);
+}

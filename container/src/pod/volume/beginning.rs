@@ -1,0 +1,84 @@
+//! Prepares the volume for an installation: moves a former one to a backup, and writes the state
+//! files with which the next start continues.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt as _, lchown};
+use std::path::Path;
+
+use ::host::lock;
+use anyhow::{Context as _, ensure};
+
+use super::{Volume, write_error};
+use crate::disks;
+use crate::files;
+use crate::settings::Settings;
+use crate::state::changes::{self, Change, Place};
+use crate::state::{Found, Next, Step, name};
+use crate::story::Story;
+
+impl Volume {
+    /// Changes the volume before the first start of a step. A disk that boots, or on which a person
+    /// installs, needs no change.
+    pub fn begin(
+        &self,
+        next: &Next,
+        settings: &Settings,
+        root: &Path,
+        story: &Story,
+    ) -> anyhow::Result<()> {
+        if next.step.keeps() {
+            return Ok(());
+        }
+        // The machine of a killed pod may have been writing when the plan was made.
+        let _lock = lock_disk(&next.found)?;
+        let disk = disks::find(0, settings, root)?;
+        ensure!(
+            Found::look(&self.folder, &self.app, disk.as_ref()) == next.found,
+            "the volume has changed since this start began: start again"
+        );
+        match next.step {
+            Step::Replace => {
+                // The reference's words.
+                let custom = next.base.as_deref().is_some_and(name::is_custom);
+                let what = if custom { "your custom .iso file" } else { "the VERSION variable" };
+                story.info(&format!(
+                    "Detected that {what} was changed, a backup of your previous installation \
+                     will be saved..."
+                ));
+            }
+            Step::InstallAgain => story.info(&next.step.reason()),
+            _ => {}
+        }
+        for change in self.changes(next, settings) {
+            self.make(&change)?;
+        }
+        Ok(())
+    }
+
+    fn changes(&self, next: &Next, settings: &Settings) -> Vec<Change> {
+        let (volume, app, disk) = (&*self.folder, &*self.app, &*settings.storage.name.0);
+        changes::before(next, &Place { volume, app, disk })
+    }
+
+    fn make(&self, change: &Change) -> anyhow::Result<()> {
+        let path = change.path();
+        change.make().map_err(|error| write_error(&path.display().to_string(), &error))?;
+        if matches!(change, Change::MakeFolder(_) | Change::Write { .. }) {
+            let told = fs::metadata(&self.folder)?;
+            lchown(path, Some(told.uid()), Some(told.gid())).ok();
+        }
+        Ok(())
+    }
+}
+
+/// Fails if another machine uses the disk. The lock lasts as long as the file.
+fn lock_disk(found: &Found) -> anyhow::Result<Option<File>> {
+    let Some(path) = found.disk.as_ref().filter(|_| found.own) else { return Ok(None) };
+    let file = files::open(path, File::options().read(true).write(true));
+    let file = file.with_context(|| path.display().to_string())?;
+    lock::exclusive(&file, path)?;
+    Ok(Some(file))
+}
+
+#[cfg(test)]
+mod test;
