@@ -70,7 +70,7 @@ impl Steps<'_> {
             let reason = self.running.expect("\n", BOOT)?;
             anyhow::bail!("before {words:?}, Setup stopped: {reason}");
         }
-        say!("{:6.1} s: {words}", self.start.elapsed().as_secs_f64());
+        say!("{:6.1} s: {}", self.start.elapsed().as_secs_f64(), words.trim_end());
         Ok(())
     }
 }

@@ -139,7 +139,7 @@ impl Log {
             let new = &text[self.at..];
             if let Some(found) = new.find(words) {
                 self.at += found + words.len();
-                say!("{:6.1} s: {words}", start.elapsed().as_secs_f64());
+                say!("{:6.1} s: {}", start.elapsed().as_secs_f64(), words.trim_end());
                 return Ok(());
             }
             let ended = pod.wait(Duration::ZERO).is_ok();
