@@ -146,7 +146,8 @@ pub(crate) fn stored(windows: &Path) -> anyhow::Result<Vec<Package>> {
 mod test {
     use super::*;
 
-    const INF: &str = "[Version]\r\nSignature=\"$Windows NT$\"\r\nCatalogFile = viostor.cat ; signed\r\n\
+    const INF: &str = "[Version]\r\nSignature=\"$Windows NT$\"\r\n\
+        CatalogFile = viostor.cat ; signed\r\n\
         [SourceDisksFiles]\r\nviostor.sys = 1,,\r\n[Models.NTamd64]\r\n\
         %Name% = Install, PCI\\VEN_1AF4&DEV_1042&SUBSYS_11001AF4&REV_01\r\n";
 
