@@ -72,6 +72,18 @@ impl Suite {
         self.start(Lab::enter)
     }
 
+    /// Like `main`, but `prepare` runs first, on the host that the lab is on, when the programs are
+    /// built.
+    pub fn main_after(self, prepare: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
+        self.start(|lab| {
+            if !lab::inside() {
+                lab::lacks()?;
+                prepare()?;
+            }
+            lab.enter()
+        })
+    }
+
     /// Like `main`, but the tests always run on this host; their guests have labs of their own.
     pub fn main_outside(self) -> ExitCode {
         self.start(|_| Ok(None))

@@ -1,0 +1,94 @@
+//! The settings of a user, and the steps of an installation with them.
+
+use std::time::Duration;
+
+/// Long enough for firmware and Linux in a lab on a busy machine.
+pub(crate) const BOOT: Duration = Duration::from_secs(400);
+/// Setup's words when it goes no further.
+pub(crate) const STOPPED: &str = "windows: stopped: ";
+
+/// An installation: its medium, its settings, and the image and the time zone that they choose.
+pub(crate) struct Setup {
+    pub(crate) medium: &'static str,
+    pub(crate) settings: &'static [(&'static str, &'static str)],
+    pub(crate) image: (u32, &'static str),
+    pub(crate) zone: &'static str,
+    /// Whether a pod has Secure Boot and a TPM.
+    pub(crate) secure: bool,
+}
+
+/// Windows for a user in Korea.
+pub(crate) const CLIENT: Setup = Setup {
+    medium: "client",
+    settings: &[
+        ("VERSION", "11"),
+        ("LANGUAGE", "Korean"),
+        ("REGION", "ko-KR"),
+        ("KEYBOARD", "ko-KR"),
+        ("USERNAME", "ada"),
+        ("PASSWORD", PASSWORD),
+    ],
+    image: (2, "Windows 11 Pro"),
+    zone: "Korea Standard Time",
+    secure: true,
+};
+/// A server without a desktop, for evaluation.
+pub(crate) const SERVER: Setup = Setup {
+    medium: "server",
+    settings: &[
+        ("VERSION", "2025"),
+        ("EDITION", "core"),
+        ("TZ", "Europe/Berlin"),
+        ("USERNAME", "ada"),
+        ("PASSWORD", PASSWORD),
+    ],
+    image: (1, "Windows Server 2025 Standard Evaluation"),
+    zone: "W. Europe Standard Time",
+    secure: false,
+};
+const PASSWORD: &str = "a & \"b\" <한>";
+
+/// The user's script.
+pub(crate) const INSTALL_BAT: &[u8] = b"@echo off\necho written by the user > %~dp0ran.txt\n\
+    type %~dp0ran.txt\nexit /b 3\n";
+
+impl Setup {
+    /// The machine's words, in this order: Windows PE, specialize, and the first logon.
+    pub(crate) fn steps(&self) -> Vec<String> {
+        let (index, name) = self.image;
+        let steps = [
+            "windows: Windows PE runs",
+            "answers are in",
+            &format!("image {index} is installed: {name}\n"),
+            "image applied",
+            "files copied from $OEM$",
+            "firmware has the entry Windows Boot Manager",
+            "Windows PE restarts the machine",
+            "\"Windows Boot Manager\" from HD(",
+            &format!("{name} starts from"),
+            "transom-report: specialize",
+            &format!("time zone {}\n", self.zone),
+            "specialize restarts the machine",
+            "\"Windows Boot Manager\" from HD(",
+            "account \"ada\" in Administrators has the password a & \\\"b\\\" <\\u{d55c}>",
+            "transom-report: setup-complete",
+            "ada is logged on",
+            "transom-report: logged-on",
+            "transom-report: install-started",
+            "> written by the user",
+            "transom-report: install-ended 3",
+            "transom-report: ready",
+            "lines of scripts ran, 0 unknown",
+        ];
+        steps.map(str::to_owned).into()
+    }
+
+    /// Its words when the installed Windows starts again.
+    pub(crate) fn again(&self) -> Vec<String> {
+        let name = self.image.1;
+        let steps = ["\"Windows Boot Manager\" from HD(", &format!("{name} starts from")];
+        let mut steps: Vec<_> = steps.map(str::to_owned).into();
+        steps.push("ada is logged on".into());
+        steps
+    }
+}
