@@ -450,7 +450,9 @@ fn work(booted: &mut Booted, disk: &Disk, device: &str) -> anyhow::Result<()> {
     let full = blocks(&disk.file)?;
     booted.run(TRIM, SOON)?;
     let trimmed = blocks(&disk.file)?;
-    booted.run(&format!("chroot /tools blkdiscard /dev/{device}"), SOON)?;
+    // A qcow2 image frees its clusters at the next flush.
+    let flush = format!("dd of=/dev/{device} count=0 conv=fsync,notrunc 2>&1 < /dev/null");
+    booted.run(&format!("chroot /tools blkdiscard /dev/{device} && {flush}"), SOON)?;
     let empty = blocks(&disk.file)?;
     let name = &disk.name;
     say!("{name}: {full} KiB on the host, {trimmed} after fstrim, {empty} after blkdiscard");
