@@ -8,6 +8,7 @@ pub mod ask;
 pub mod command;
 pub mod descriptors;
 pub mod disks;
+pub mod download;
 pub mod files;
 pub mod firmware;
 pub mod help;

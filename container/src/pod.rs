@@ -5,6 +5,7 @@ pub mod balloon;
 pub mod boot_retry;
 pub mod child;
 pub mod console;
+pub mod fetch;
 pub mod guard;
 pub mod guest_log;
 pub mod hold;
@@ -95,13 +96,20 @@ pub fn run(environment: &Environment) -> anyhow::Result<u8> {
     status
 }
 
+/// What is there before the machine is planned to the end.
+struct Outside {
+    runtime_folder: RuntimeFolder,
+    story: Arc<Story>,
+    guest: Arc<OnceLock<GuestAddress>>,
+    agent: Arc<Agent>,
+}
+
 /// A pod after the first preparations.
 struct Pod {
     plan: Arc<Plan>,
     /// `None` for the probe, which keeps nothing.
     volume: Option<Volume>,
     runtime_folder: RuntimeFolder,
-    guard: Guard,
     /// Whether the CD asks for a key. Determined early: later the pod may have no right to read it.
     key_prompt: KeyPrompt,
     story: Arc<Story>,
@@ -142,35 +150,29 @@ async fn run_to_end(
     let storage = Some(plan.input.settings.storage.folder.as_path()).filter(|it| it.is_dir());
     jail::build(&[Some(runtime_folder.path()), storage].into_iter().flatten().collect::<Vec<_>>());
     let guard = Guard::of(&plan, volume.as_ref(), &runtime_folder)?;
-    let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
-    let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
     let guest = Arc::<OnceLock<GuestAddress>>::default();
     let agent = Arc::new(Agent::new(runtime_folder.agent()));
     let web =
         WebState::new(story.clone(), runtime_folder.clone(), &plan, guest.clone(), agent.clone());
     let web = Arc::new(web);
-    let (story, oom_kills) = (story.clone(), host::oom_kills(Path::new("/")));
-    let pod = Arc::new(Pod {
-        plan,
-        volume,
-        runtime_folder,
-        guard,
-        key_prompt,
-        story,
-        guest,
-        agent,
-        oom_kills,
-    });
-    if let Some(served) = web::open(&pod.plan.input.settings, &pod.guard, &web)? {
+    if let Some(served) = web::open(&plan.input.settings, &guard, &web)? {
         tokio::spawn(served);
     }
     *shown = true;
-    if let Some(line) = web::line(&pod.plan.input, &pod.guard) {
-        pod.story.info(&line);
+    if let Some(line) = web::line(&plan.input, &guard) {
+        story.info(&line);
     }
     let end_notice = EndNotice::default();
-    inquiry::open(&pod.runtime_folder.pod(), web, end_notice.clone()).map(tokio::spawn)?;
-    let status = run_machine(&pod, signals).await;
+    inquiry::open(&runtime_folder.pod(), web, end_notice.clone()).map(tokio::spawn)?;
+    let status = match fetch::fetch(plan, environment, story, signals).await {
+        Ok(Ok(plan)) => {
+            let story = story.clone();
+            let outside = Outside { runtime_folder, story, guest, agent };
+            run_machine(&Arc::new(Pod::new(plan, volume, outside)), signals).await
+        }
+        Ok(Err(status)) => Ok(status),
+        Err(error) => Err(error),
+    };
     end_notice.send(END_NOTICE_TIMEOUT).await;
     status
 }
@@ -213,6 +215,14 @@ fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>
 }
 
 impl Pod {
+    fn new(plan: Arc<Plan>, volume: Option<Volume>, outside: Outside) -> Self {
+        let Outside { runtime_folder, story, guest, agent } = outside;
+        let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
+        let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
+        let oom_kills = host::oom_kills(Path::new("/"));
+        Self { plan, volume, runtime_folder, key_prompt, story, guest, agent, oom_kills }
+    }
+
     /// The caller ends the network, also after an error.
     async fn start(self: &Arc<Self>, slot: &Mutex<Network>) -> anyhow::Result<(Child, BootEvents)> {
         let settings = &self.plan.input.settings;

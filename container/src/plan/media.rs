@@ -4,6 +4,8 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::download::address::file_name;
+use crate::download::medium_name;
 use crate::settings::Settings;
 use crate::settings::value::quote;
 use crate::settings::version::Version;
@@ -24,14 +26,11 @@ pub(super) fn on_volume(volume: &Path, settings: &Settings) -> anyhow::Result<Op
     let wanted = match &windows.version {
         // Only the image with the name at the end of the address fits.
         Version::Url(url) => {
-            let path = url.split(['?', '#']).next().unwrap_or_default();
-            names.retain(|name| path.ends_with(&format!("/{name}")));
+            let wanted = file_name(url);
+            names.retain(|name| *name == wanted);
             None
         }
-        Version::Windows(product) => Some(match windows.language.0.code {
-            "en" => format!("{}.iso", product.id),
-            code => format!("{}_{code}.iso", product.id),
-        }),
+        Version::Windows(product) => Some(medium_name(product, windows.language.0)),
         Version::Probe | Version::File(_) => return Ok(None),
     };
     if let Some(name) = names.iter().find(|name| wanted.as_ref() == Some(name)) {
