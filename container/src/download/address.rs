@@ -53,7 +53,8 @@ impl Address {
 
     /// The Host header: without user and password, and without the usual port.
     pub fn host_header(&self) -> String {
-        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        let host =
+            if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         match (self.secure, self.port) {
             (true, 443) | (false, 80) => host,
             (_, port) => format!("{host}:{port}"),
@@ -69,7 +70,8 @@ impl Address {
     /// The target of a redirection. One from https to http is refused: everybody on the way could
     /// replace the file.
     pub fn redirected(&self, location: &str) -> Result<Self, Fault> {
-        let base = format!("{}://{}", if self.secure { "https" } else { "http" }, self.host_header());
+        let base =
+            format!("{}://{}", if self.secure { "https" } else { "http" }, self.host_header());
         let text = match location {
             whole if whole.contains("://") => whole.to_owned(),
             network if network.starts_with("//") => {

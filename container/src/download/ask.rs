@@ -44,7 +44,9 @@ impl Reply {
     pub fn good(&self, whom: &str) -> Result<&[u8], Fault> {
         match self.status {
             200..=299 => Ok(&self.body),
-            403 | 429 => Err(Fault::last(format!("{whom} refused the request (status {})", self.status))),
+            403 | 429 => {
+                Err(Fault::last(format!("{whom} refused the request (status {})", self.status)))
+            }
             404 | 410 => Err(Fault::last(format!("{whom} has moved (status {})", self.status))),
             status @ 500.. => Err(Fault::passing(format!("{whom}: status {status}"))),
             status => Err(Fault::last(format!("{whom}: unexpected status {status}"))),
@@ -94,9 +96,8 @@ pub async fn go(client: &Client, way: &mut dyn Way) -> Result<Link, Fault> {
 
 /// Whether a link leads to a server of Microsoft's, with TLS.
 pub(super) fn is_microsofts(url: &str) -> bool {
-    super::address::Address::read(url).is_ok_and(|it| {
-        it.secure && it.login().is_none() && it.host.ends_with(".microsoft.com")
-    })
+    super::address::Address::read(url)
+        .is_ok_and(|it| it.secure && it.login().is_none() && it.host.ends_with(".microsoft.com"))
 }
 
 /// Whether a body is a web page where something else was expected.

@@ -137,8 +137,7 @@ const PAGES: &[(&str, Page)] = &[
 ];
 
 /// Versions that Microsoft has never published, with the project that did.
-const OTHERS: [(&str, &str); 3] =
-    [("tiny11", "NTDEV"), ("tiny10", "NTDEV"), ("core11", "NTDEV")];
+const OTHERS: [(&str, &str); 3] = [("tiny11", "NTDEV"), ("tiny10", "NTDEV"), ("core11", "NTDEV")];
 
 pub fn page(id: &str) -> Option<Page> {
     PAGES.iter().find(|(own, _)| *own == id).map(|(_, page)| *page)
@@ -220,15 +219,20 @@ mod test {
 
     #[test]
     fn a_version_that_microsoft_does_not_offer_is_refused_with_the_way_out() {
-        let offered = ["11", "11e", "11l", "11i", "10", "10e", "10l", "8e", "2025", "2022", "2019",
-            "2016", "hv", "2012"];
+        let offered = [
+            "11", "11e", "11l", "11i", "10", "10e", "10l", "8e", "2025", "2022", "2019", "2016",
+            "hv", "2012",
+        ];
         for word in offered {
             assert_eq!(refusal(product(word)), None, "{word}");
         }
-        for (word, reason) in
-            [("tiny11", "NTDEV"), ("tiny10", "NTDEV"), ("core11", "NTDEV"), ("8", "no longer"),
-            ("10i", "no longer")]
-        {
+        for (word, reason) in [
+            ("tiny11", "NTDEV"),
+            ("tiny10", "NTDEV"),
+            ("core11", "NTDEV"),
+            ("8", "no longer"),
+            ("10i", "no longer"),
+        ] {
             let sentence = refusal(product(word)).unwrap();
             assert!(sentence.contains(reason) && sentence.contains("/custom.iso"), "{sentence}");
             assert!(sentence.contains(product(word).name), "{sentence}");

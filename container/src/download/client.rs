@@ -75,11 +75,7 @@ impl Client {
     }
 
     /// Requests an address. Errors of the server are answers, too.
-    pub async fn get(
-        &self,
-        url: &str,
-        headers: &[(HeaderName, String)],
-    ) -> Result<Answer, Fault> {
+    pub async fn get(&self, url: &str, headers: &[(HeaderName, String)]) -> Result<Answer, Fault> {
         let mut address = Address::read(url)?;
         let login = address.login();
         let first = address.host.clone();
@@ -137,7 +133,8 @@ impl Client {
             request = request.header(name, value);
         }
         let request = request.body(Empty::<Bytes>::new());
-        let request = request.map_err(|error| Fault::last(format!("{}: {error}", address.shown())))?;
+        let request =
+            request.map_err(|error| Fault::last(format!("{}: {error}", address.shown())))?;
         timeout(wait, sender.send_request(request)).await.map_err(late)?.map_err(broken)
     }
 }

@@ -47,7 +47,8 @@ impl Connector {
         let proxy = |name: &str, text: Option<&str>| {
             let Some(text) = text else { return Ok(None) };
             // As other programs, this one takes `proxy:3128`, too.
-            let text = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+            let text =
+                if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
             let proxy = Address::read(&text).map_err(Fault::into_error).context(name.to_owned())?;
             let plain = "give the address of a proxy like http://proxy.example:3128";
             ensure!(!proxy.secure, "{name}: TLS to the proxy itself is not supported: {plain}");

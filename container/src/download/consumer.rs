@@ -306,7 +306,6 @@ mod test {
         Consumer::new(PAGE, 3321, "German", session, 1234)
     }
 
-
     /// Feeds replies, and returns the last step and the addresses asked.
     fn walk(replies: &[Reply]) -> (Result<Step, Fault>, Vec<String>) {
         let mut way = way();
@@ -339,7 +338,10 @@ mod test {
             vec![PAGE],
             vec!["https://vlscppe.microsoft.com/tags?org_id=y6jn8c31&session_id=", session],
             vec!["https://ov-df.microsoft.com/mdt.js?instanceId=560dc9f3-", session],
-            vec!["https://ov-df.microsoft.com/?", "w=8DF26E07265FC0D&mdt=1234&rticks=1791644954371"],
+            vec![
+                "https://ov-df.microsoft.com/?",
+                "w=8DF26E07265FC0D&mdt=1234&rticks=1791644954371",
+            ],
             vec!["getskuinformationbyproductedition", "ProductEditionId=3813", session],
             vec!["GetProductDownloadLinksBySku", "SKU=19002", session],
         ];

@@ -77,7 +77,8 @@ pub async fn bundle_from(
     let given = url.split_once("#sha256=").map(|(_, digits)| digits);
     let sha256 = given.or(BUNDLE.sha256.filter(|_| pinned));
     let sha256 = sha256.map(str::parse::<Sha256>).transpose()?;
-    let path = folder.join(format!("virtio-win-{}.iso", if pinned { BUNDLE.version } else { "own" }));
+    let path =
+        folder.join(format!("virtio-win-{}.iso", if pinned { BUNDLE.version } else { "own" }));
     let wanted = Wanted {
         name: "the drivers for virtio devices".into(),
         url: url.to_owned(),

@@ -40,7 +40,8 @@ impl Way for Evaluation {
         for link in text.split(FORWARD).skip(1) {
             let link = link.split(['"', '\'', '<', '>', ' ']).next().unwrap_or_default();
             let link = link.replace("&amp;", "&");
-            if is_of(&link, self.culture) && !links.iter().any(|it| it.eq_ignore_ascii_case(&link)) {
+            if is_of(&link, self.culture) && !links.iter().any(|it| it.eq_ignore_ascii_case(&link))
+            {
                 links.push(link);
             }
         }
@@ -61,7 +62,8 @@ fn is_of(link: &str, culture: &str) -> bool {
         let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
         pairs.find(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| value)
     };
-    let is = |name: &str, wanted: &str| value(name).is_some_and(|it| it.eq_ignore_ascii_case(wanted));
+    let is =
+        |name: &str, wanted: &str| value(name).is_some_and(|it| it.eq_ignore_ascii_case(wanted));
     let country = culture.rsplit('-').next().unwrap_or_default();
     let number = value("LinkID").is_some_and(|it| it.bytes().all(|digit| digit.is_ascii_digit()));
     link.len() <= MAX_LINK

@@ -70,9 +70,7 @@ mod test {
 
     #[test]
     fn a_line_has_percent_rate_and_time_left() {
-        let of = |bytes, rate| {
-            Transfer { bytes, of: 8_000_000_000, bytes_per_second: rate }.line()
-        };
+        let of = |bytes, rate| Transfer { bytes, of: 8_000_000_000, bytes_per_second: rate }.line();
         assert_eq!(of(1_000_000_000, 45_600_000), "12% at 45.6MB/s, 3 min left");
         assert_eq!(of(7_999_000_000, 100_000), "99% at 0.1MB/s, 10 s left");
         assert_eq!(of(0, 0), "0% at 0.0MB/s");
@@ -86,7 +84,11 @@ mod test {
         let mut meter = Meter::new(&story, "Downloading Windows 11…".into());
         let start = Instant::now();
         for tenth in 0_u64..=600 {
-            meter.update_at(start + Duration::from_millis(100 * tenth), tenth * 1_000_000, 600_000_000);
+            meter.update_at(
+                start + Duration::from_millis(100 * tenth),
+                tenth * 1_000_000,
+                600_000_000,
+            );
         }
         let (lines, _) = story.lines(0);
         let lines: Vec<_> = lines.into_iter().map(|line| line.text).collect();

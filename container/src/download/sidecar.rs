@@ -72,7 +72,8 @@ impl Sidecar {
         let length = read.identity.length;
         let mut last = 0;
         for (start, end) in &read.done {
-            let whole = start.is_multiple_of(PIECE) && (end.is_multiple_of(PIECE) || *end == length);
+            let whole =
+                start.is_multiple_of(PIECE) && (end.is_multiple_of(PIECE) || *end == length);
             if !whole || *start < last || end <= start || *end > length {
                 return None;
             }

@@ -27,7 +27,7 @@ use super::fault::Fault;
 use super::meter::Meter;
 use super::pieces::Pieces;
 use super::sidecar::{Identity, Sidecar};
-use super::size;
+use super::size::size;
 use crate::settings::host;
 use crate::settings::value::MIB;
 use crate::story::Story;
@@ -181,7 +181,9 @@ async fn offer(client: &Client, wanted: &Wanted) -> Result<Offer, Fault> {
     if last.to_lowercase().contains("a64fre") || last.to_lowercase().contains("arm64") {
         return refuse("it is for ARM processors");
     }
-    if let Some(other) = wanted.length.or(known.map(|it| it.length)).filter(|known| *known != length) {
+    if let Some(other) =
+        wanted.length.or(known.map(|it| it.length)).filter(|known| *known != length)
+    {
         let sentence = format!("{shown}: it has {length} bytes, but {} has {other}", wanted.name);
         return Err(Fault::last(format!("{sentence}: the server has another file")));
     }
@@ -227,7 +229,6 @@ struct State<'a> {
     pieces: Pieces,
     /// Bytes that have arrived, including those of unfinished pieces.
     bytes: u64,
-    failures: u32,
     saved: Instant,
     meter: Meter<'a>,
 }
@@ -245,10 +246,8 @@ impl<'a> Download<'a> {
         let kept = Sidecar::read(&note(&wanted.path));
         let kept = kept.filter(|kept| offer.has_ranges && kept.identity.fits(identity));
         let mut options = File::options();
-        let file = files::open_itself(
-            &path,
-            options.read(true).write(true).create(true).truncate(false),
-        )?;
+        let file =
+            files::open_itself(&path, options.read(true).write(true).create(true).truncate(false))?;
         if let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive)
             && error == rustix::io::Errno::WOULDBLOCK
         {
@@ -275,7 +274,7 @@ impl<'a> Download<'a> {
         }
         let mut meter = Meter::new(story, doing);
         meter.update(bytes, length);
-        let state = State { pieces, bytes, failures: 0, saved: Instant::now(), meter };
+        let state = State { pieces, bytes, saved: Instant::now(), meter };
         let state = RefCell::new(state);
         let sha256 = offer.sha256.as_ref();
         Ok(Self { client, wanted, identity, sha256, file, state, ended: Cell::new(false) })
@@ -294,15 +293,25 @@ impl<'a> Download<'a> {
         loop {
             let taken = self.state.borrow_mut().pieces.take(connections);
             let Some(run) = taken else { return Ok(()) };
-            let fetched = self.run(&run).await;
-            let mut state = self.state.borrow_mut();
-            state.pieces.give_back(&run);
-            let Err(fault) = fetched else { continue };
-            state.failures += 1;
-            state.bytes = state.pieces.done().iter().map(|run| run.end - run.start).sum();
-            let failures = state.failures;
-            drop(state);
-            if failures >= self.client.patience.failures || !matches!(fault, Fault::Passing(_)) {
+            if let Err(fault) = self.run(&run).await {
+                self.state.borrow_mut().pieces.give_back(&run);
+                return Err(fault);
+            }
+        }
+    }
+
+    /// Fetches these bytes, over several connections if one after the other breaks.
+    async fn run(&self, run: &Range<u64>) -> Result<(), Fault> {
+        let (mut at, mut failures) = (run.start, 0);
+        loop {
+            let before = at;
+            let fault = match self.part(run, &mut at).await {
+                Err(fault @ Fault::Passing(_)) => fault,
+                done => return done,
+            };
+            // A server that breaks off now and then is still a way to the end.
+            failures = if at - before >= START { 1 } else { failures + 1 };
+            if failures >= self.client.patience.failures {
                 return Err(fault);
             }
             tracing::warn!("{fault}: trying again");
@@ -310,9 +319,9 @@ impl<'a> Download<'a> {
         }
     }
 
-    /// Fetches these bytes. Whole pieces count even if the rest does not arrive.
-    async fn run(&self, run: &Range<u64>) -> Result<(), Fault> {
-        let mut answer = request(self.client, self.wanted, Some(run)).await?;
+    /// Fetches the bytes of a run from `at` on, which follows what has arrived.
+    async fn part(&self, run: &Range<u64>, at: &mut u64) -> Result<(), Fault> {
+        let mut answer = request(self.client, self.wanted, Some(&(*at..run.end))).await?;
         let host = answer.address.host_header();
         if answer.head.status != StatusCode::PARTIAL_CONTENT {
             return Err(Fault::passing(format!("{host} sent the whole file instead of a part")));
@@ -322,22 +331,18 @@ impl<'a> Download<'a> {
         let now = Identity::new(told.map_or(0, |(_, whole)| whole), tag, modified);
         let now = Identity { sha256: self.identity.sha256.clone(), ..now };
         let known = self.identity.tag.is_some() || self.identity.modified.is_some();
-        if told != Some((run.start, self.identity.length)) || known && !now.fits(self.identity) {
+        if told != Some((*at, self.identity.length)) || known && !now.fits(self.identity) {
             return Err(Fault::passing(format!("{host} sent a part of another file")));
         }
-        let mut at = run.start;
-        while at < run.end {
+        while *at < run.end {
+            let rest = run.end - *at;
             let Some(bytes) = answer.next().await? else {
-                let sentence = format!("{host} ended a part {} early", size(run.end - at));
-                return Err(Fault::passing(sentence));
+                return Err(Fault::passing(format!("{host} ended a part {} early", size(rest))));
             };
-            let fits = bytes.len().min(usize::try_from(run.end - at).unwrap_or(usize::MAX));
-            self.write(&bytes[..fits], at)?;
-            at += fits as u64;
-            let mut state = self.state.borrow_mut();
-            if state.pieces.finish(run.start..at) {
-                state.failures = 0;
-            }
+            let fits = bytes.len().min(usize::try_from(rest).unwrap_or(usize::MAX));
+            self.write(&bytes[..fits], *at)?;
+            *at += fits as u64;
+            self.state.borrow_mut().pieces.finish(run.start..*at);
         }
         Ok(())
     }
@@ -356,7 +361,10 @@ impl<'a> Download<'a> {
             at += bytes.len() as u64;
         }
         if at < length {
-            return Err(Fault::passing(format!("{host} ended the file {} early", size(length - at))));
+            return Err(Fault::passing(format!(
+                "{host} ended the file {} early",
+                size(length - at)
+            )));
         }
         self.state.borrow_mut().pieces.finish(0..length);
         Ok(())
@@ -392,7 +400,8 @@ impl<'a> Download<'a> {
         debug_assert!(self.state.borrow().pieces.is_whole(), "all connections have ended");
         if let Some(known) = self.sha256 {
             story.step(&format!("Verifying {}…", self.wanted.name));
-            let found = digest::of(&self.file, |bytes| story.progress(bytes, self.identity.length))?;
+            let found =
+                digest::of(&self.file, |bytes| story.progress(bytes, self.identity.length))?;
             if found != *known {
                 forget(path);
                 let sentence = format!(

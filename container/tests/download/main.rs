@@ -49,7 +49,7 @@ fn a_checksum_at_the_end_of_the_address_is_verified() {
 
 #[test]
 fn a_connection_that_breaks_goes_on_where_it_was() {
-    let world = World::new(vec![Fault::Reset(60); 6]);
+    let world = World::new(vec![Fault::Reset(60); 30]);
     world.run(&[("VERSION", ADDRESS)]).unwrap();
     assert!(world.is_whole("my.iso"));
     // Without ranges it starts again.
@@ -63,8 +63,9 @@ fn a_connection_that_breaks_goes_on_where_it_was() {
 
 #[test]
 fn a_server_that_always_breaks_ends_the_download_and_keeps_what_came() {
-    let world = World::new(vec![Fault::Reset(60); 1000]);
-    // Each range breaks, so that pieces arrive as long as ranges are longer than pieces.
+    // Six parts arrive, and then none.
+    let faults = [vec![Fault::Reset(100); 6], vec![Fault::Reset(0); 1000]].concat();
+    let world = World::new(faults);
     let (status, sentence) = world.refusal(&[("VERSION", ADDRESS)]);
     assert_eq!(status, Status::Download);
     assert!(sentence.contains("the connection broke"), "{sentence}");
@@ -121,7 +122,8 @@ fn a_sidecar_of_another_file_is_not_used() {
     let world = World::new(vec![]);
     let length = world.iso.len();
     fs::write(world.place("my.iso.part"), vec![7; length]).unwrap();
-    let other = format!("{{\"length\":{length},\"tag\":\"\\\"other\\\"\",\"done\":[[0,{length}]]}}");
+    let other =
+        format!("{{\"length\":{length},\"tag\":\"\\\"other\\\"\",\"done\":[[0,{length}]]}}");
     for sidecar in [&*other, "{\"length\":1,\"done\":[]}", "nonsense"] {
         fs::write(world.place("my.iso.part.json"), sidecar).unwrap();
         world.run(&[("VERSION", ADDRESS)]).unwrap();
@@ -136,7 +138,8 @@ fn windows_11_comes_from_microsofts_page_with_its_checksum() {
     world.run(&[("VERSION", "11")]).unwrap();
     assert!(world.is_whole("win11x64.iso"));
     let log = world.log();
-    for line in ["Requesting Windows 11 from the Microsoft servers…", "Downloading Windows 11…"] {
+    for line in ["Requesting Windows 11 from the Microsoft servers…", "Downloading Windows 11…"]
+    {
         assert!(log.iter().any(|it| it == line), "{log:?}");
     }
     assert!(log.iter().any(|line| line.contains("checksum is right")), "{log:?}");

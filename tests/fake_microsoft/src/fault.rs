@@ -53,8 +53,10 @@ impl FromStr for Fault {
             "no-ranges" => Self::NoRanges,
             "changing" => Self::Changing,
             "no-checksum" => Self::NoChecksum,
-            _ => bail!("{text}: the faults are reset, stall, checksum, status, page-status, html, \
-                        captcha, sentinel, slow, size, no-ranges, changing and no-checksum"),
+            _ => bail!(
+                "{text}: the faults are reset, stall, checksum, status, page-status, html, \
+                        captcha, sentinel, slow, size, no-ranges, changing and no-checksum"
+            ),
         })
     }
 }

@@ -63,9 +63,12 @@ fn www(site: &Site, path: &str) -> Option<Page> {
             return Some(page("text/plain", SENTINEL.into()));
         }
         let file = "https://software.download.prss.microsoft.com/dbazure/Win11_fake_x64.iso";
-        return Some(page("text/plain", format!(
-            "{{\"ProductDownloadOptions\":[{{\"Uri\":\"{file}?t=1&P1=2\",\"DownloadType\":1}}]}}"
-        )));
+        return Some(page(
+            "text/plain",
+            format!(
+                "{{\"ProductDownloadOptions\":[{{\"Uri\":\"{file}?t=1&P1=2\",\"DownloadType\":1}}]}}"
+            ),
+        ));
     }
     if path.contains("/software-download/") {
         let rows = LANGUAGES.iter().map(|language| {
@@ -76,11 +79,14 @@ fn www(site: &Site, path: &str) -> Option<Page> {
             Some(_) => String::new(),
             None => rows.collect(),
         };
-        return Some(page("text/html", format!(
-            "<!DOCTYPE html><html><select><option value=\"\">Select</option>\
+        return Some(page(
+            "text/html",
+            format!(
+                "<!DOCTYPE html><html><select><option value=\"\">Select</option>\
              <option value=\"3321\">Windows 11 (multi-edition ISO)</option></select>\
              <table>{rows}</table></html>"
-        )));
+            ),
+        ));
     }
     Some(Page { status: 404, ..page("text/html", "<html>no such page</html>".into()) })
 }
