@@ -1,8 +1,8 @@
 //! Gets the installation medium for a `VERSION`: from Microsoft, or from the address of the user.
 //!
-//! A version has one or two sources: a page that gives links, and a file at an address that does not
-//! change. If the medium is not to be had in the language, it is tried in English. Each failure is
-//! logged, and the last error has all of them.
+//! A version has one or two sources: a page that gives links, and a file at a fixed address. If the
+//! medium is not to be had in the language, it is tried in English. Each failure is logged, and the
+//! last error has all of them.
 
 pub mod address;
 pub mod ask;
@@ -108,8 +108,8 @@ impl Job {
     /// Downloads the medium. Returns its path.
     pub async fn run(&self, story: &Story) -> anyhow::Result<PathBuf> {
         let got = match &self.version {
-            Version::Url(url) => self.from_address(url, story).await.map_err(|fault| vec![fault]),
-            Version::Windows(product) => self.from_microsoft(product, story).await,
+            Version::Url(url) => self.fetch_address(url, story).await.map_err(|fault| vec![fault]),
+            Version::Windows(product) => self.fetch_windows(product, story).await,
             Version::Probe | Version::File(_) => unreachable!("nothing to download"),
         };
         got.map_err(|faults| self.error(&faults))
@@ -133,7 +133,7 @@ impl Job {
         Failure::new(Status::Download, sentence)
     }
 
-    async fn from_address(&self, url: &str, story: &Story) -> Result<PathBuf, Fault> {
+    async fn fetch_address(&self, url: &str, story: &Story) -> Result<PathBuf, Fault> {
         let sha256 = match url.split_once("#sha256=") {
             Some((_, digits)) => Some(digits.parse()?),
             None => None,
@@ -142,7 +142,7 @@ impl Job {
         self.fetch(link, file_name(url), story).await
     }
 
-    async fn from_microsoft(
+    async fn fetch_windows(
         &self,
         product: &'static Product,
         story: &Story,
@@ -154,8 +154,7 @@ impl Job {
         let mut faults = Vec::new();
         for language in [self.language, english] {
             for place in places(product, language.code == english.code) {
-                let name = medium_name(product, language);
-                match self.from_place(&place, product, language, &name, story).await {
+                match self.fetch_from(&place, product, language, story).await {
                     Ok(path) => return Ok(path),
                     Err(fault) => {
                         story.warn(&format!("{}: {fault}", place.name()));
@@ -176,12 +175,11 @@ impl Job {
         Err(faults)
     }
 
-    async fn from_place(
+    async fn fetch_from(
         &self,
         place: &Place,
         product: &Product,
         language: &'static Row,
-        name: &str,
         story: &Story,
     ) -> Result<PathBuf, Fault> {
         let link = match place {
@@ -197,7 +195,7 @@ impl Job {
                 transfer::again(&self.client, || self.ask(*page, language)).await?
             }
         };
-        self.fetch(link, name.to_owned(), story).await
+        self.fetch(link, medium_name(product, language), story).await
     }
 
     async fn ask(&self, page: Page, language: &'static Row) -> Result<Link, Fault> {

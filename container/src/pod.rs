@@ -96,7 +96,7 @@ pub fn run(environment: &Environment) -> anyhow::Result<u8> {
     status
 }
 
-/// What is there before the machine is planned to the end.
+/// The parts of a pod that exist before its medium does.
 struct Outside {
     runtime_folder: RuntimeFolder,
     story: Arc<Story>,

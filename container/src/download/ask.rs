@@ -84,14 +84,14 @@ pub async fn go(client: &Client, way: &mut dyn Way) -> Result<Link, Fault> {
         let status = answer.head.status.as_u16();
         let (body, more) = answer.start(question.limit).await?;
         if more {
-            return Err(Fault::last(format!("{host} answers without end")));
+            return Err(Fault::last(format!("{host} sends too much")));
         }
         match way.next(&Reply { status, body })? {
             Step::Ask(next) => question = next,
             Step::Found(link) => return Ok(link),
         }
     }
-    Err(Fault::last("the download page asks without end"))
+    Err(Fault::last("the download page leads in circles"))
 }
 
 /// Whether a link leads to a server of Microsoft's, with TLS.

@@ -1,7 +1,7 @@
 //! Reads cabinets: archives of Microsoft's, here with a list of upgrade images (MS-CAB).
 //!
-//! Files are stored or compressed with MSZIP (MS-MCI): blocks of deflate, each with the block before
-//! as its dictionary. Quantum and LZX are refused.
+//! Files are stored or compressed with MSZIP (MS-MCI): blocks of deflate, each with the previous
+//! block as its dictionary. Quantum and LZX are refused.
 //!
 //! Threats: all numbers come from the network. Counts and sizes are limited before memory is taken.
 
@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
     /// A text up to its zero byte.
     fn name(&mut self) -> anyhow::Result<&'a [u8]> {
         let end = self.0.iter().take(MAX_NAME).position(|byte| *byte == 0);
-        let name = self.take(end.context("a name without end")?)?;
+        let name = self.take(end.context("a name is too long")?)?;
         self.take(1)?;
         Ok(name)
     }

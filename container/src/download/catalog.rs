@@ -1,7 +1,7 @@
 //! Where Microsoft offers which version of Windows.
 //!
-//! Links, lengths and checksums of files are those that the reference image lists. Its mirrors, which
-//! are not Microsoft's, are not among them.
+//! Links, lengths and checksums of files are those that the reference image lists. Its mirrors are
+//! not Microsoft's, and not among them.
 
 use std::fmt::Write as _;
 

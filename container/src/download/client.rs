@@ -92,7 +92,7 @@ impl Client {
                 }
             }
         }
-        Err(Fault::last(format!("{first} redirects without end")))
+        Err(Fault::last(format!("{first} redirects in circles")))
     }
 
     async fn once(
@@ -107,7 +107,10 @@ impl Client {
             Fault::passing(format!("{} does not answer within {seconds} s", address.host_header()))
         };
         let connection = timeout(wait, self.connector.connect(address)).await.map_err(late)??;
-        let broken = |error| Fault::passing(format!("{}: {error}", address.host_header()));
+        let broken = |error| {
+            let host = address.host_header();
+            Fault::passing(format!("{host}: the connection broke: {error}"))
+        };
         let (mut sender, driver) =
             http1::handshake(TokioIo::new(connection.stream)).await.map_err(broken)?;
         // It ends when the answer is dropped.

@@ -135,7 +135,7 @@ async fn tunnel(
     // Byte by byte: what follows the answer belongs to TLS.
     while !answer.ends_with(b"\r\n\r\n") {
         if answer.len() == MAX_ANSWER {
-            return Err(Fault::last(format!("{whom} answers without end")));
+            return Err(Fault::last(format!("{whom} sends too much")));
         }
         answer.push(stream.read_u8().await.map_err(broken)?);
     }

@@ -1,5 +1,5 @@
-//! Microsoft's page for Windows 11 and 10, in the steps of the page itself: the page, the permission
-//! of a session, the script that looks for robots and its reply, the list of languages, the links.
+//! Microsoft's page for Windows 11 and 10, in the steps of the page itself: page, session, the
+//! script that looks for robots and its reply, the list of languages, the links.
 //!
 //! Threats: all of it comes from the network. Only numbers and short names are taken over, links
 //! lead to Microsoft alone, and refusals end with what the user can do.
@@ -362,7 +362,7 @@ mod test {
 
     #[test]
     fn each_refusal_is_a_sentence() {
-        let sentinel = "{\"Errors\":[{\"Key\":\"ErrorSettings.SentinelReject\",\"Value\":\"Sentinel \
+        let sentinel = "{\"Errors\":[{\"Key\":\"SentinelReject\",\"Value\":\"Sentinel \
                         marked this request as rejected.\",\"Type\":9}]}";
         for (at, reply, words) in [
             (1, Reply { status: 403, body: Vec::new() }, "refused the request"),

@@ -1,7 +1,7 @@
 //! Microsoft's catalog of upgrade images (ESD): a cabinet with `products.xml`.
 //!
-//! It gives the link, the length and the checksum of the image of an edition and a language. Such an
-//! image is no CD: Windows Setup cannot start from it, so that no `VERSION` uses it.
+//! It gives the link, the length and the checksum of the image of an edition and a language. Such
+//! an image is no CD: Windows Setup cannot start from it, so that no `VERSION` uses it.
 
 use super::ask::{Link, MAX_CATALOG, Question, Reply, Step, Way, is_microsofts};
 use super::cab;

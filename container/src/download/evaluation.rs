@@ -54,7 +54,8 @@ impl Way for Evaluation {
     }
 }
 
-/// Whether a link, from its path on, is for this culture: `/p/?LinkID=1&clcid=…&culture=…&country=…`.
+/// Whether a link, from its path on, is for this culture, as in
+/// `/p/?LinkID=1&clcid=…&culture=…&country=…`.
 fn is_of(link: &str, culture: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/?&=-_".contains(&byte);
     let (path, query) = link.split_once('?').unwrap_or((link, ""));

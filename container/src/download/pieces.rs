@@ -104,7 +104,7 @@ mod test {
         }
         assert_eq!((end, longest), (LENGTH, 5));
         assert!(pieces.is_whole());
-        assert_eq!(pieces.done(), [0..LENGTH]);
+        assert_eq!(pieces.done(), vec![0..LENGTH]);
         assert!(Pieces::new(0).is_whole());
     }
 
@@ -114,7 +114,7 @@ mod test {
         let run = pieces.take(1).unwrap();
         assert_eq!(run, 0..50 * PIECE);
         pieces.finish(0..3 * PIECE + 7);
-        assert_eq!(pieces.done(), [0..3 * PIECE]);
+        assert_eq!(pieces.done(), vec![0..3 * PIECE]);
         pieces.give_back(&run);
         assert_eq!(pieces.take(1).unwrap().start, 3 * PIECE);
         pieces.finish(LENGTH - 6..LENGTH);

@@ -1,7 +1,7 @@
 //! The file beside an unfinished download: which file it is, and which parts of it are there.
 //!
-//! Threats: others write to the volume, and a crash leaves anything. What does not fit makes the
-//! download start again.
+//! Threats: others write to the volume, and a crash leaves anything. If the file does not fit, the
+//! download starts again.
 
 use std::io::Write as _;
 use std::ops::Range;

@@ -39,7 +39,7 @@ const START: u64 = 64 << 10;
 const LENGTHS: Range<u64> = 64 << 10..1 << 40;
 /// Interval at which what has arrived is written to the disk.
 const SAVED: Duration = Duration::from_secs(5);
-/// What is left on the volume for files of the machine.
+/// Space that stays free for files of the machine.
 const MARGIN: u64 = 16 * MIB;
 
 /// A file to download.

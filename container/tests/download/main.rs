@@ -212,3 +212,18 @@ fn two_downloads_of_one_file_do_not_mix() {
     assert!(sentence.contains("another pod downloads this file"), "{sentence}");
     assert!(world.is_whole("my.iso"));
 }
+
+#[test]
+fn the_bundle_of_drivers_comes_from_a_mirror_with_its_checksum() {
+    let world = World::new(vec![]);
+    let mirror = format!("http://mirror.example.test/v.iso#sha256={}", world.server.site.sha256());
+    let path = world.bundle(&mirror).unwrap();
+    assert!(world.is_whole("virtio-win-own.iso"), "{}", path.display());
+    let proxied = world.server.site.take_requests();
+    assert!(proxied.iter().all(|it| !it.starts_with("CONNECT")), "{proxied:?}");
+    let wrong = format!("https://mirror.example.test/w.iso#sha256={}", "0".repeat(64));
+    fs::remove_file(path).unwrap();
+    let error = world.bundle(&wrong).unwrap_err().to_string();
+    assert!(error.contains("the SHA-256 checksum is") && error.contains("set DRIVERS"), "{error}");
+    assert_eq!(world.names(), [""; 0]);
+}

@@ -63,7 +63,7 @@ fn a_killed_download_goes_on_where_it_was() {
     assert!(said.contains("100% at "), "{said}");
     assert!(world.is_whole("my.iso"));
     assert_eq!(world.names(), ["my.iso"]);
-    let fetched: u64 = world.server.site.take_requests().iter().filter_map(length).sum();
+    let fetched: u64 = world.server.site.take_requests().iter().filter_map(|it| length(it)).sum();
     let rest = world.iso.len() as u64 - saved;
     assert!(fetched <= rest + (64 << 10), "{fetched} of {rest} bytes");
     // Now there is nothing to download.
@@ -73,7 +73,7 @@ fn a_killed_download_goes_on_where_it_was() {
 }
 
 /// The number of bytes that a request asks for.
-fn length(request: &String) -> Option<u64> {
+fn length(request: &str) -> Option<u64> {
     let (start, end) = request.split_once("bytes=")?.1.split_once('-')?;
     Some(end.parse::<u64>().ok()? + 1 - start.parse::<u64>().ok()?)
 }

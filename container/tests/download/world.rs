@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use container::download::Job;
 use container::download::client::Patience;
+use container::download::{Job, drivers};
 use container::media::testutil::{Layout, install_cd, windows_11};
-use container::settings::environment;
+use container::settings::{Settings, environment};
 use container::status::Status;
 use container::story::Story;
 use fake_microsoft::fault::Fault;
@@ -48,21 +48,32 @@ impl World {
         Self { iso, volume, server, story, _server_files: files, _runtime: runtime }
     }
 
-    /// Runs a download with these variables.
-    pub(crate) fn run(&self, words: &[(&str, &str)]) -> anyhow::Result<PathBuf> {
+    fn settings(&self, words: &[(&str, &str)]) -> Settings {
         let (proxy, authority) = (self.server.proxy(), self.server.authority.display().to_string());
-        let usual = [("HTTPS_PROXY", &*proxy), ("SSL_CERT_FILE", &*authority)];
+        let usual =
+            [("HTTPS_PROXY", &*proxy), ("HTTP_PROXY", &*proxy), ("SSL_CERT_FILE", &*authority)];
         let words = usual.iter().chain(words);
         let words = words.map(|(name, text)| (name.into(), text.into())).collect();
-        let settings = environment::read(&words).unwrap().settings;
+        environment::read(&words).unwrap().settings
+    }
+
+    /// Runs a download with these variables.
+    pub(crate) fn run(&self, words: &[(&str, &str)]) -> anyhow::Result<PathBuf> {
         let patience = Patience {
             answer: Duration::from_secs(20),
             stall: Duration::from_secs(2),
             pause: Duration::from_millis(10),
             failures: 4,
         };
-        let job = Job::with(&settings, self.volume.path(), patience)?;
+        let job = Job::with(&self.settings(words), self.volume.path(), patience)?;
         Builder::new_current_thread().enable_all().build()?.block_on(job.run(&self.story))
+    }
+
+    /// Gets the drivers from this place.
+    pub(crate) fn bundle(&self, place: &str) -> anyhow::Result<PathBuf> {
+        let settings = self.settings(&[("DRIVERS", place)]);
+        let got = drivers::bundle(&settings, self.volume.path(), &self.story);
+        Builder::new_current_thread().enable_all().build()?.block_on(got)
     }
 
     pub(crate) fn refusal(&self, words: &[(&str, &str)]) -> (Status, String) {

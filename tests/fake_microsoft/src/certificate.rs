@@ -1,4 +1,4 @@
-//! A certificate authority, made by the program `openssl`: a library for that would bring 25 crates.
+//! A certificate authority, made by the program `openssl`: a library would bring 25 crates.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

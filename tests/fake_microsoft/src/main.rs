@@ -1,5 +1,5 @@
-//! `fake-microsoft ADDRESS FOLDER ISO [FAULT…]`: serves ISO as every image of Microsoft's, until it is
-//! killed. The certificate to trust is FOLDER/authority.pem.
+//! `fake-microsoft ADDRESS FOLDER ISO [FAULT…]`: serves ISO as every image of Microsoft, until it
+//! is killed. The certificate to trust is FOLDER/authority.pem.
 #![forbid(unsafe_code)]
 
 use std::io::Write as _;

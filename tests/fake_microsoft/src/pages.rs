@@ -15,7 +15,7 @@ fn page(kind: &'static str, text: String) -> Page {
 }
 
 const CAPTCHA: &str = "<!DOCTYPE html><html><body>Are you a robot? Type the letters.</body></html>";
-const SENTINEL: &str = "{\"Errors\":[{\"Key\":\"ErrorSettings.SentinelReject\",\"Value\":\"Sentinel \
+const SENTINEL: &str = "{\"Errors\":[{\"Key\":\"SentinelReject\",\"Value\":\"Sentinel \
     marked this request as rejected.\",\"Type\":9}]}";
 const LANGUAGES: [&str; 4] = ["English", "German", "Korean", "French"];
 
@@ -66,7 +66,7 @@ fn www(site: &Site, path: &str) -> Option<Page> {
         return Some(page(
             "text/plain",
             format!(
-                "{{\"ProductDownloadOptions\":[{{\"Uri\":\"{file}?t=1&P1=2\",\"DownloadType\":1}}]}}"
+                "{{\"ProductDownloadOptions\":[{{\"Uri\":\"{file}?t=1\",\"DownloadType\":1}}]}}"
             ),
         ));
     }

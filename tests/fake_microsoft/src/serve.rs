@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::stream;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
@@ -25,6 +25,7 @@ use crate::Site;
 use crate::fault::Fault;
 use crate::pages;
 
+const FLUSH: Duration = Duration::from_millis(50);
 const BLOCK: u64 = 64 << 10;
 /// The first byte of a TLS connection (RFC 8446 5.1).
 const HANDSHAKE: u8 = 22;
@@ -168,6 +169,8 @@ fn body(site: &Arc<Site>, start: u64, end: u64) -> UnsyncBoxBody<Bytes, io::Erro
                 if stalls {
                     sleep(Duration::from_secs(3600)).await;
                 }
+                // Otherwise, bytes before the break would be lost, too.
+                sleep(FLUSH).await;
                 return Some((Err(io::ErrorKind::ConnectionReset.into()), end));
             }
             if let Some(pause) = slow {
@@ -188,5 +191,5 @@ fn body(site: &Arc<Site>, start: u64, end: u64) -> UnsyncBoxBody<Bytes, io::Erro
             Some((Ok(Frame::data(Bytes::from(bytes))), at + length as u64))
         }
     });
-    StreamBody::new(blocks.boxed()).boxed_unsync()
+    StreamBody::new(Box::pin(blocks)).boxed_unsync()
 }

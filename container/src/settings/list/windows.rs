@@ -56,7 +56,7 @@ pub(super) const ACCOUNT: &[Variable] = variables! {
 pub(super) const MEDIA: &[Variable] = variables! {
     /// Compares downloads with their known checksums.
     ignored "VERIFY" = "N"
-        => "downloads are always compared with their checksums, where these are known: leave it out";
+        => "downloads are always compared with their known checksums: leave it out";
     /// Deletes the installation medium once Windows starts from its disk.
     full "REMOVE" = "Y" (media.remove);
     /// Downloads the medium from Microsoft if it is not there.
@@ -76,8 +76,8 @@ pub(super) const MEDIA: &[Variable] = variables! {
     full "HTTP_PROXY" or "http_proxy" = "" (web.http_proxy);
     /// Hosts, domains and addresses that are reached without a proxy, comma-separated.
     full "NO_PROXY" or "no_proxy" = "" (web.no_proxy);
-    /// A file with root certificates in PEM format, in addition to Mozilla's: for a proxy that reads
-    /// TLS.
+    /// A file with root certificates in PEM format, in addition to Mozilla's: for a proxy that
+    /// reads TLS.
     full "SSL_CERT_FILE" = "" (web.certificates);
     /// Rebuilds the medium, in old versions.
     ignored "REBUILD" = "N" => "media are never changed here: leave it out";
