@@ -37,9 +37,11 @@ fn end(path: &Source) -> &str {
 #[test]
 fn an_existing_source_is_run_and_a_missing_one_is_an_error() {
     let missing = plan(&[], &[]).unwrap();
+    assert!(matches!(missing.source, Source::Download(_)) && missing.download_error().is_none());
+    let missing = plan(&[("VERSION", "tiny11")], &[]).unwrap();
     let error = missing.download_error().unwrap();
     assert_eq!(Status::of(&error), Status::Download);
-    assert!(error.to_string().contains("Windows 11 Pro"), "{error}");
+    assert!(error.to_string().contains("Tiny 11"), "{error}");
     assert!(error.to_string().contains("/custom.iso"), "{error}");
 
     let probe = plan(&[("VERSION", "probe")], &["custom.iso"]).unwrap();

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use container::command::{Start, start};
+use container::download::{meter::Meter, title};
 use container::plan::Plan;
 use container::pod::{SHUT_DOWN, console::Console, started};
 use container::settings::environment::Environment;
@@ -91,7 +92,9 @@ fn check_command(service: &Value, file: &str) {
 fn log(plan: &Plan) -> Vec<String> {
     let story = Story::new();
     let Source::Download(version) = &plan.source else { panic!("{:?}", plan.source) };
-    story.step(&format!("Downloading {}…", version.name()));
+    let mut meter = Meter::begin(&story, &title(version));
+    meter.update(0, 1 << 30);
+    meter.update(1 << 30, 1 << 30);
     let firmware = "BdsDxe: starting Boot0004 \"Windows Boot Manager\" from HD(1,GPT,7B1C)\r\n";
     for line in Console::default().take(firmware.as_bytes()) {
         story.info(&format!("guest: {line}"));
