@@ -108,7 +108,6 @@ pub(super) fn lack(input: &ParsedEnvironment, missing: &[&str], bus: Bus) -> Opt
     let what: Vec<_> = disk.into_iter().chain(network).collect();
     let what = what.join(", and ");
     let out = "mount virtio-win's ISO as /drivers.iso before the installation, or set \
-               DRIVERS=URL#sha256=… to download it, which is not done by itself as long as its \
-               checksum is unknown";
+               DRIVERS=URL#sha256=…: it is not downloaded without a known checksum";
     (!what.is_empty()).then(|| format!("Windows' drivers are missing: {what}: {out}"))
 }

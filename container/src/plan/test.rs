@@ -59,6 +59,28 @@ fn an_existing_source_is_run_and_a_missing_one_is_an_error() {
 }
 
 #[test]
+fn a_download_is_found_under_its_name() {
+    for (version, file) in [
+        ("11", "win11x64_ko.iso"),
+        ("2025", "win2025-eval_ko.iso"),
+        ("https://example.com/x/My%20Win?sig=1#sha256=0", "My_Win.iso"),
+        ("https://example.com/virtio-win.iso", "windows-virtio-win.iso"),
+        ("https://example.com/boot.iso", "windows-boot.iso"),
+    ] {
+        let words = [("VERSION", version), ("LANGUAGE", "Korean"), ("CONNECTIONS", "8")];
+        let before = plan(&words, &[]).unwrap();
+        assert!(matches!(before.source, Source::Download(_)), "{:?}", before.source);
+        let after = plan(&words, &[&format!("storage/{file}")]).unwrap();
+        assert_eq!(end(&after.source), file);
+        for plan in [before, after] {
+            assert_eq!(plan.next.unwrap().base.as_deref(), Some(file));
+            let idle = |warning: &String| warning.starts_with("CONNECTIONS");
+            assert!(!plan.warnings.iter().any(idle), "{:?}", plan.warnings);
+        }
+    }
+}
+
+#[test]
 fn a_single_medium_on_the_volume_is_used() {
     let source = |words: &[(&str, &str)], files: &[&str]| {
         let files: Vec<_> = files.iter().map(|file| format!("storage/{file}")).collect();

@@ -12,6 +12,10 @@ use crate::ADDRESS;
 use crate::world::World;
 
 fn start(world: &World) -> Child {
+    start_with(world, &[])
+}
+
+fn start_with(world: &World, more: &[(&str, &str)]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_transom"))
         .arg("download")
         .env_clear()
@@ -21,6 +25,7 @@ fn start(world: &World) -> Child {
         .env("SSL_CERT_FILE", &world.server.authority)
         .env("DISK_SIZE", "32G")
         .env("RAM_CHECK", "N")
+        .envs(more.iter().copied())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -70,6 +75,23 @@ fn a_killed_download_goes_on_where_it_was() {
     let (code, said) = output(start(&world));
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("nothing to download"), "{said}");
+}
+
+#[test]
+fn the_drivers_come_after_the_medium() {
+    let world = World::new(vec![]);
+    let drivers = [("DRIVERS", "https://mirror.example.test/v.iso")];
+    for both in [true, false] {
+        let (code, said) = output(start_with(&world, &drivers));
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("Downloading Windows' drivers…"), "{said}");
+        assert_eq!(said.contains("/my.iso…"), both, "{said}");
+        assert_eq!(world.names(), ["my.iso", "virtio-win-v.iso"]);
+        std::fs::remove_file(world.place("virtio-win-v.iso")).unwrap();
+    }
+    // By hand, no drivers are needed.
+    let (code, said) = output(start_with(&world, &[drivers[0], ("MANUAL", "Y")]));
+    assert_eq!((code, world.names()), (Some(0), vec!["my.iso".to_owned()]), "{said}");
 }
 
 /// The number of bytes that a request asks for.
