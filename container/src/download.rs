@@ -242,7 +242,7 @@ fn shown(product: &Product) -> &'static str {
     product.name.strip_suffix(" Pro").unwrap_or(product.name)
 }
 
-/// What is downloaded, in the log.
+/// The name of a download in the log.
 pub fn title(version: &Version) -> String {
     match version {
         Version::Windows(product) => shown(product).to_owned(),

@@ -19,6 +19,7 @@ pub mod reports;
 pub mod runtime_folder;
 mod setup;
 pub mod stop;
+mod thread;
 mod tpm;
 pub mod volume;
 
@@ -32,7 +33,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rustix::process::Signal;
 use tokio::runtime::Builder;
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use self::balloon::Balloon;
@@ -47,6 +48,7 @@ use self::network::{GuestAddress, Network};
 use self::runtime_folder::RuntimeFolder;
 use self::setup::{Installation, PluggedDisk};
 use self::stop::{Budget, Signals};
+use self::thread::run_in_thread;
 use self::tpm::Tpm;
 use self::volume::Volume;
 use crate::agent::Agent;
@@ -548,20 +550,6 @@ fn killed_error(app: &str, signal: i32, starved: Option<bool>) -> anyhow::Error 
     };
     let kept = "acknowledged writes to its disk are not lost";
     Failure::new(Status::Failed, format!("{app} was ended by signal {signal}: {out}: {kept}"))
-}
-
-/// Browsers are served and signals handled while `work` runs.
-async fn run_in_thread<T: Send + 'static>(
-    name: &str,
-    work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
-) -> anyhow::Result<T> {
-    let (sender, result) = oneshot::channel();
-    let body = move || {
-        // The receiver may be gone.
-        sender.send(work()).ok();
-    };
-    std::thread::Builder::new().name(name.into()).spawn(body).context("threads")?;
-    result.await.context("a thread that broke")?
 }
 
 /// `mark` is the file that makes the disk boot before media.

@@ -1,4 +1,4 @@
-//! The ISO image with Windows' drivers for virtio devices (virtio-win), from an address of the user.
+//! The ISO image with Windows' drivers (virtio-win), from an address of the user.
 
 use std::path::{Path, PathBuf};
 

@@ -13,8 +13,8 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::run_in_thread;
 use super::stop::Signals;
+use super::thread::run_in_thread;
 use crate::download::{Job, drivers};
 use crate::jail;
 use crate::plan::Plan;

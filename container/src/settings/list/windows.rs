@@ -65,8 +65,8 @@ pub(super) const MEDIA: &[Variable] = variables! {
     ignored "ESD" = "Y" => "upgrade images are no CDs, and are not used: leave it out";
     /// The number of parallel connections of a download.
     full "CONNECTIONS" = "4" (media.connections);
-    /// The ISO of virtio-win with Windows' drivers for the disk and the network card: its path, or a
-    /// URL, which may end with `#sha256=` and the checksum. Defaults to /drivers.iso, or to
+    /// The ISO of virtio-win with Windows' drivers for the disk and the network card: its path, or
+    /// a URL, which may end with `#sha256=` and the checksum. Defaults to /drivers.iso, or to
     /// drivers.iso or virtio-win*.iso on the volume.
     full "DRIVERS" = "" (media.drivers): Missing;
     /// The download is an archive that contains the medium.
