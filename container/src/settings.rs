@@ -155,8 +155,6 @@ pub struct Account {
 /// Where the installation media of Windows come from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Media {
-    /// Deletes the medium once Windows starts from its disk.
-    pub remove: bool,
     /// Requests the medium from Microsoft's download page.
     pub mido: bool,
     /// Number of parallel connections of a download.

@@ -50,7 +50,7 @@ const ANSWERED: [&str; 9] = [
     "WORKGROUP",
 ];
 /// Variables of downloads.
-const DOWNLOAD: [&str; 3] = ["REMOVE", "MIDO", "CONNECTIONS"];
+const DOWNLOAD: [&str; 2] = ["MIDO", "CONNECTIONS"];
 
 /// Folders and files below `/` that the reference image shares, copies, reads or runs.
 const MOUNTS: [&str; 7] =

@@ -58,7 +58,7 @@ pub(super) const MEDIA: &[Variable] = variables! {
     ignored "VERIFY" = "N"
         => "downloads are always compared with their known checksums: leave it out";
     /// Deletes the installation medium once Windows starts from its disk.
-    full "REMOVE" = "Y" (media.remove);
+    ignored "REMOVE" = "Y" => "media stay on the volume: delete them there";
     /// Downloads the medium from Microsoft if it is not there.
     full "MIDO" = "Y" (media.mido);
     /// Requests the medium from Microsoft's catalog of upgrade images, too.
