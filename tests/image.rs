@@ -172,11 +172,11 @@ fn a_failure_is_shown_and_restarts_are_delayed() -> Result<()> {
         return Ok(());
     }
     let engine = Engine::get()?;
-    let words = ["--env", "VERSION=11", "--env", "ERROR_HOLD=", "--restart", "always"];
+    let words = ["--env", "VERSION=tiny11", "--env", "ERROR_HOLD=", "--restart", "always"];
     let start = Instant::now();
     let pod = Pod::start(engine, "fails", &words)?;
     let page = pod.until("/msg.html", 200)?;
-    ensure!(page.body.contains("mount its ISO as /custom.iso"), "{page:?}");
+    ensure!(page.body.contains("mount it as /custom.iso"), "{page:?}");
     ensure!(pod.get("/")?.body.contains("status.js"), "no page");
     thread::sleep(Duration::from_secs(10));
     let lived = start.elapsed().as_secs();
@@ -306,7 +306,7 @@ fn each_startup_error_is_one_sentence_and_a_status() -> Result<()> {
     }
     let engine = Engine::get()?;
     for (words, status, sentence) in [
-        (&["--env", "VERSION=11"][..], 68, "mount its ISO as /custom.iso"),
+        (&["--env", "VERSION=tiny11"][..], 68, "mount it as /custom.iso"),
         (&["--env", "CPU_CORES=many"], 15, "CPU_CORES=many"),
         (&["--env", "VERSION=probe", "--env", "UUID=1"], 2, "UUID=1: give a UUID"),
     ] {

@@ -40,6 +40,13 @@ const COMMANDS: &[Command] = &[
         run: show_plan,
     },
     Command {
+        name: "download",
+        usage: "",
+        help: "Downloads the medium that the environment describes onto the volume, and ends. An \
+               unfinished download goes on where it was. `pod` does the same when it needs one.",
+        run: download,
+    },
+    Command {
         name: "answers",
         usage: "[--secrets] [FILE]",
         help: "Prints a file that Windows Setup gets, as the environment makes it: \
@@ -216,6 +223,11 @@ fn usage(sentence: impl Into<String>) -> anyhow::Error {
 fn print(text: &str) -> anyhow::Result<u8> {
     std::io::stdout().write_all(text.as_bytes()).ok();
     Ok(0)
+}
+
+fn download(words: &[String]) -> anyhow::Result<u8> {
+    alone("download", words)?;
+    pod::fetch::download(&std::env::vars_os().collect())
 }
 
 fn run_pod(words: &[String]) -> anyhow::Result<u8> {

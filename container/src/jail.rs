@@ -41,6 +41,13 @@ pub fn serve() {
     }
 }
 
+/// Jails a thread that writes to the volume, which may belong to another user.
+pub fn serve_volume() {
+    if let Some(files) = FILES.get() {
+        enter_or_exit(|| files.enter(Capabilities::DAC_OVERRIDE, &[]));
+    }
+}
+
 /// Jails a thread that needs no files. It works without [`build`].
 pub fn seclude() {
     enter_or_exit(|| FileAccess::default().enter(Capabilities::empty(), &[]));

@@ -9,6 +9,7 @@ pub mod command;
 pub mod copy;
 pub mod descriptors;
 pub mod disks;
+pub mod download;
 pub mod files;
 pub mod firmware;
 pub mod help;

@@ -132,6 +132,20 @@ const OTHERS: [(&[u8], &str); 8] = [
     (b"qfi\xfb", "it is a disk in the format qcow2: put it onto the volume as data.qcow2"),
 ];
 
+/// The advice on a file that begins like this, if people mistake such files for ISO images.
+pub fn mistaken(start: &[u8]) -> Option<&'static str> {
+    // A web page may begin with a byte order mark and empty lines.
+    let start = start[..start.len().min(64)].to_ascii_lowercase();
+    let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&start).trim_ascii_start();
+    OTHERS.iter().find(|(begins, _)| start.starts_with(begins)).map(|(_, what)| *what)
+}
+
+/// Whether a file that begins with these bytes, at least 34 KiB, may be an ISO image.
+pub fn begins_as_cd(start: &[u8]) -> bool {
+    let at = usize::try_from(PRIMARY).unwrap_or(usize::MAX).saturating_add(1);
+    start.get(at..).is_some_and(|it| NAMES.iter().any(|name| it.starts_with(name)))
+}
+
 fn describe_other(file: &File, length: u64) -> io::Result<String> {
     let again = "download it again";
     let mut start = [0; 64];
@@ -139,11 +153,8 @@ fn describe_other(file: &File, length: u64) -> io::Result<String> {
     if count == 0 {
         return Ok(format!("it is empty: {again}"));
     }
-    // A web page may begin with a byte order mark and empty lines.
-    let start = start[..count].to_ascii_lowercase();
-    let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&start).trim_ascii_start();
-    if let Some((_, what)) = OTHERS.iter().find(|(begins, _)| start.starts_with(begins)) {
-        return Ok((*what).to_owned());
+    if let Some(what) = mistaken(&start[..count]) {
+        return Ok(what.to_owned());
     }
     if length <= PRIMARY + SECTOR {
         return Ok(format!("it has only {length} bytes: {again}"));

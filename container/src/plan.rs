@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::answer::xml::Secrets;
 use crate::disks::{self, Disk, FoundDisk, below};
+use crate::download;
 use crate::firmware;
 use crate::media::wim::{Architecture, Entry};
 use crate::media::windows::Media;
@@ -174,17 +175,10 @@ impl Plan {
         })
     }
 
-    /// The error for a source that would have to be downloaded.
+    /// The error for a source that cannot be downloaded.
     pub fn download_error(&self) -> Option<anyhow::Error> {
         let Source::Download(version) = &self.source else { return None };
-        Some(Failure::new(
-            Status::Download,
-            format!(
-                "VERSION: downloading {} is not implemented yet: mount its ISO as /custom.iso or \
-                 copy it onto the volume, or set VERSION=probe to try the machine without it",
-                version.name()
-            ),
-        ))
+        download::refusal(version)
     }
 }
 

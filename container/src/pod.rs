@@ -5,6 +5,7 @@ pub mod balloon;
 pub mod boot_retry;
 pub mod child;
 pub mod console;
+pub mod fetch;
 pub mod guard;
 pub mod guest_log;
 pub mod hold;
@@ -18,6 +19,7 @@ pub mod reports;
 pub mod runtime_folder;
 mod setup;
 pub mod stop;
+mod thread;
 mod tpm;
 pub mod volume;
 
@@ -31,7 +33,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rustix::process::Signal;
 use tokio::runtime::Builder;
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use self::balloon::Balloon;
@@ -46,6 +48,7 @@ use self::network::{GuestAddress, Network};
 use self::runtime_folder::RuntimeFolder;
 use self::setup::{Installation, PluggedDisk};
 use self::stop::{Budget, Signals};
+use self::thread::run_in_thread;
 use self::tpm::Tpm;
 use self::volume::Volume;
 use crate::agent::Agent;
@@ -98,7 +101,7 @@ pub fn run(environment: &Environment, ignored: &[String]) -> anyhow::Result<u8> 
         let outcome = async {
             let mut plan = Plan::make(environment, Path::new("/"))?;
             plan.warnings.extend(ignored.first().map(|word| words_without_effect(word)));
-            run_to_end(plan, &story, &mut signals, &mut shown).await
+            run_to_end(plan, environment, &story, &mut signals, &mut shown).await
         };
         let outcome = outcome.await;
         hold::hold(outcome, environment, &story, shown, &mut signals).await
@@ -107,13 +110,21 @@ pub fn run(environment: &Environment, ignored: &[String]) -> anyhow::Result<u8> 
     status
 }
 
+/// The parts of a pod that exist before its medium does.
+struct Outside {
+    runtime_folder: RuntimeFolder,
+    guard: Guard,
+    story: Arc<Story>,
+    guest: Arc<OnceLock<GuestAddress>>,
+    agent: Arc<Agent>,
+}
+
 /// A pod after the first preparations.
 struct Pod {
     plan: Arc<Plan>,
     /// `None` for the probe, which keeps nothing.
     volume: Option<Volume>,
     runtime_folder: RuntimeFolder,
-    guard: Guard,
     /// The password of Windows' account.
     password: Secret,
     /// Whether the CD asks for a key. Determined early: later the pod may have no right to read it.
@@ -130,6 +141,7 @@ struct Pod {
 /// the runtime ends.
 async fn run_to_end(
     plan: Plan,
+    environment: &Environment,
     story: &Arc<Story>,
     signals: &mut Signals,
     shown: &mut bool,
@@ -145,37 +157,22 @@ async fn run_to_end(
     let storage = Some(plan.input.settings.storage.folder.as_path()).filter(|it| it.is_dir());
     jail::build(&[Some(runtime_folder.path()), storage].into_iter().flatten().collect::<Vec<_>>());
     let guard = Guard::of(&plan, volume.as_ref(), &runtime_folder)?;
-    let password = guard.account_password(&plan, volume.as_ref(), &runtime_folder)?;
-    let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
-    let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
     let guest = Arc::<OnceLock<GuestAddress>>::default();
     let agent = Arc::new(Agent::new(runtime_folder.agent()));
     let web =
         WebState::new(story.clone(), runtime_folder.clone(), &plan, guest.clone(), agent.clone());
     let web = Arc::new(web);
-    let (story, oom_kills) = (story.clone(), host::oom_kills(Path::new("/")));
-    let pod = Arc::new(Pod {
-        plan,
-        volume,
-        runtime_folder,
-        guard,
-        password,
-        key_prompt,
-        story,
-        guest,
-        agent,
-        oom_kills,
-    });
-    if let Some(served) = web::open(&pod.plan.input.settings, &pod.guard, &web)? {
+    if let Some(served) = web::open(&plan.input.settings, &guard, &web)? {
         tokio::spawn(served);
     }
     *shown = true;
-    if let Some(line) = web::line(&pod.plan.input, &pod.guard) {
-        pod.story.info(&line);
+    if let Some(line) = web::line(&plan.input, &guard) {
+        story.info(&line);
     }
     let end_notice = EndNotice::default();
-    inquiry::open(&pod.runtime_folder.pod(), web, end_notice.clone()).map(tokio::spawn)?;
-    let status = run_machine(&pod, signals).await;
+    inquiry::open(&runtime_folder.pod(), web, end_notice.clone()).map(tokio::spawn)?;
+    let outside = Outside { runtime_folder, guard, story: story.clone(), guest, agent };
+    let status = fetch_and_run(plan, environment, volume, outside, signals).await;
     // Other statuses are failures of the machine.
     if status.as_ref().is_ok_and(|status| *status == 0 || *status > SIGNALS) {
         tracing::info!("{SHUT_DOWN}");
@@ -212,6 +209,21 @@ fn words_without_effect(first: &str) -> String {
          out, or use `transom exec` in the running container to run a program in the guest",
         value::quote(first)
     )
+}
+
+/// Gets what the plan lacks, and runs the machine. Returns the exit status of the machine, or of
+/// the signal that ended the pod before.
+async fn fetch_and_run(
+    plan: Arc<Plan>,
+    environment: &Environment,
+    volume: Option<Volume>,
+    outside: Outside,
+    signals: &mut Signals,
+) -> anyhow::Result<u8> {
+    match fetch::fetch(plan, environment, &outside.story, signals).await? {
+        Ok(plan) => run_machine(&Arc::new(Pod::new(plan, volume, outside)?), signals).await,
+        Err(status) => Ok(status),
+    }
 }
 
 /// Returns the exit status of the machine, or of the signal that ended its start.
@@ -252,6 +264,25 @@ fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>
 }
 
 impl Pod {
+    fn new(plan: Arc<Plan>, volume: Option<Volume>, outside: Outside) -> anyhow::Result<Self> {
+        let Outside { runtime_folder, guard, story, guest, agent } = outside;
+        let password = guard.account_password(&plan, volume.as_ref(), &runtime_folder)?;
+        let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
+        let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
+        let oom_kills = host::oom_kills(Path::new("/"));
+        Ok(Self {
+            plan,
+            volume,
+            runtime_folder,
+            password,
+            key_prompt,
+            story,
+            guest,
+            agent,
+            oom_kills,
+        })
+    }
+
     /// The caller ends the network, also after an error.
     async fn start(self: &Arc<Self>, slot: &Mutex<Network>) -> anyhow::Result<(Child, BootEvents)> {
         let settings = &self.plan.input.settings;
@@ -519,20 +550,6 @@ fn killed_error(app: &str, signal: i32, starved: Option<bool>) -> anyhow::Error 
     };
     let kept = "acknowledged writes to its disk are not lost";
     Failure::new(Status::Failed, format!("{app} was ended by signal {signal}: {out}: {kept}"))
-}
-
-/// Browsers are served and signals handled while `work` runs.
-async fn run_in_thread<T: Send + 'static>(
-    name: &str,
-    work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
-) -> anyhow::Result<T> {
-    let (sender, result) = oneshot::channel();
-    let body = move || {
-        // The receiver may be gone.
-        sender.send(work()).ok();
-    };
-    std::thread::Builder::new().name(name.into()).spawn(body).context("threads")?;
-    result.await.context("a thread that broke")?
 }
 
 /// `mark` is the file that makes the disk boot before media.

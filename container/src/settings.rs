@@ -39,8 +39,8 @@ use self::trust::{Origins, Proxies};
 use self::value::{Cores, Disk, Port, Ram, Secret, Value, Within, choices, switch};
 use self::version::Version;
 use self::words::{
-    Domain, Edition, FileName, HostName, Interface, Mask, Ports, ProductKey, UserName, Workgroup,
-    Zone,
+    Domain, Edition, FileName, HostList, HostName, Interface, Mask, PathOrUrl, Ports, ProductKey,
+    ProxyUrl, UserName, Workgroup, Zone,
 };
 
 /// The default port of VNC servers (RFC 6143 9).
@@ -51,6 +51,7 @@ pub struct Settings {
     pub windows: Windows,
     pub account: Account,
     pub media: Media,
+    pub web: Web,
     pub processor: Processor,
     pub memory: Memory,
     pub balloon: balloon::Balloon,
@@ -154,20 +155,23 @@ pub struct Account {
 /// Where the installation media of Windows come from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Media {
-    /// Compares downloads with their known checksums.
-    pub verify: bool,
-    /// Deletes the medium once Windows starts from its disk.
-    pub remove: bool,
     /// Requests the medium from Microsoft's download page.
     pub mido: bool,
-    /// Requests the medium from Microsoft's catalogue of upgrade images.
-    pub esd: bool,
     /// Number of parallel connections of a download.
     pub connections: Within<1, 16>,
     /// The ISO image with Windows' drivers.
-    pub drivers: Option<PathBuf>,
-    /// The download is an archive with the medium inside.
-    pub unpack: bool,
+    pub drivers: Option<PathOrUrl>,
+}
+
+/// How the pod reaches web servers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Web {
+    pub http_proxy: Option<ProxyUrl>,
+    pub https_proxy: Option<ProxyUrl>,
+    /// Hosts that are reached without a proxy.
+    pub no_proxy: Option<HostList>,
+    /// A file with further root certificates.
+    pub certificates: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

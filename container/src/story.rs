@@ -46,6 +46,9 @@ pub struct Scene {
     /// Estimated remaining seconds of the step, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds_left: Option<u64>,
+    /// The download of the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transfer: Option<Transfer>,
     /// The error that ends the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
@@ -54,6 +57,37 @@ pub struct Scene {
     pub installation: Option<Installation>,
     /// Total number of log lines so far. Readers use it to request later ones.
     pub lines: u64,
+}
+
+/// How far a download is, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Transfer {
+    pub bytes: u64,
+    pub of: u64,
+    pub bytes_per_second: u64,
+}
+
+impl Transfer {
+    pub fn seconds_left(&self) -> Option<u64> {
+        self.of.saturating_sub(self.bytes).checked_div(self.bytes_per_second)
+    }
+
+    pub fn percent(&self) -> u64 {
+        let percent = u128::from(self.bytes) * 100 / u128::from(self.of.max(1));
+        u64::try_from(percent).unwrap_or(100).min(100)
+    }
+
+    /// As in ` 45% at 12.3MB/s, 2 min left`. Programs look for the percent and for the rate in the
+    /// reference image's log.
+    pub fn line(&self) -> String {
+        let mega = self.bytes_per_second / 100_000;
+        let rate = format!("{}% at {}.{}MB/s", self.percent(), mega / 10, mega % 10);
+        match self.seconds_left() {
+            Some(left) if left >= 90 => format!("{rate}, {} min left", left.div_ceil(60)),
+            Some(left) if left > 0 => format!("{rate}, {left} s left"),
+            _ => rate,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -169,6 +203,16 @@ impl Story {
             // The page shows every change, so this goes to the log only now and then.
             tracing::info!(target: log_layer::RECORDED, "{doing} ({whole}.{tenth} %)");
         }
+    }
+
+    /// Reports how far the download of the step is. The caller logs it.
+    pub fn transfer(&self, transfer: Transfer) {
+        let part = u128::from(transfer.bytes) * 1000 / u128::from(transfer.of.max(1));
+        self.scene.send_modify(|scene| {
+            scene.thousandths = Some(u16::try_from(part.min(1000)).unwrap_or(1000));
+            scene.seconds_left = transfer.seconds_left().filter(|left| *left > 0);
+            scene.transfer = Some(transfer);
+        });
     }
 
     /// The pod fails with these sentences. They are not in the log yet.

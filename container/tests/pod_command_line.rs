@@ -59,7 +59,8 @@ fn the_exit_status_matches_the_invalid_variable() {
         assert!(all.lines().any(|it| it.starts_with(&format!("transom: {name}="))), "{all}");
     }
     assert_eq!((plan.status.code(), all.lines().count()), (Some(62), 3), "{all}");
-    let words = [("RAM_MINIMUM", "1M"), ("RAM_SIZE", "64M"), ("STORAGE", "/not/there")];
+    let words = [("VERSION", "tiny11"), ("RAM_MINIMUM", "1M"), ("RAM_SIZE", "64M")];
+    let words = [&words[..], &[("STORAGE", "/not/there")]].concat();
     let download = transom(&["plan"], &words);
     assert_eq!(download.status.code(), Some(68), "{}", complaint(&download));
     assert!(complaint(&download).contains("/custom.iso"));

@@ -111,8 +111,16 @@ function show(scene) {
   else bar.value = scene.thousandths / 1000;
   const percent = scene.thousandths === undefined ? "" : `${(scene.thousandths / 10).toFixed(1)} %`;
   const left = scene.seconds_left === undefined ? "" : `about ${span(scene.seconds_left)} left`;
-  part("left").textContent = [percent, left].filter(Boolean).join(", ");
+  part("left").textContent = [percent, rate(scene.transfer), left].filter(Boolean).join(", ");
   lines(scene.lines);
+}
+
+// As in "1.2 of 7.7 GB, 45.6 MB/s".
+function rate(transfer) {
+  if (transfer === undefined) return "";
+  const giga = (bytes) => (bytes / 1e9).toFixed(1);
+  const speed = (transfer.bytes_per_second / 1e6).toFixed(1);
+  return `${giga(transfer.bytes)} of ${giga(transfer.of)} GB, ${speed} MB/s`;
 }
 
 function listen() {

@@ -14,7 +14,7 @@ use transom_tests::program::not_run;
 
 use crate::{album, browser};
 
-const FAILURE: &str = "VERSION=11: Windows cannot be downloaded yet: mount its ISO at /custom.iso, \
+const FAILURE: &str = "VERSION=11: Windows cannot be downloaded: mount its ISO at /custom.iso, \
                        or set VERSION=probe; `transom plan` shows what would run";
 
 /// Serves the page with this scene at an address.

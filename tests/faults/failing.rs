@@ -52,7 +52,7 @@ fn a_failed_pod_shows_its_error_until_it_is_stopped() -> Result<()> {
     }
     let vmm = format!("mount --bind /dev/null {}", vmm().display());
     for (first, words, status, says) in [
-        ("", &[("VERSION", "11")][..], 68, &["downloading Windows 11 Pro is not implemented"][..]),
+        ("", &[("VERSION", "tiny11")][..], 68, &["Tiny 11 cannot be downloaded: "][..]),
         ("", &[("CPU_CORES", "x"), ("RAM_SIZE", "abc")], 15, &["CPU_CORES=x: ", "RAM_SIZE=abc: "]),
         (vmm.as_str(), &[PROBE], 1, &["vmm: "]),
     ] {
@@ -97,7 +97,7 @@ fn a_failed_pod_shows_its_error_until_it_is_stopped() -> Result<()> {
     }
     // Visitors of the failure page get neither the API nor files.
     let place = Place::new("closed")?;
-    let mut pod = place.start("", &[("VERSION", "11"), ("ERROR_HOLD", "3600")])?;
+    let mut pod = place.start("", &[("VERSION", "tiny11"), ("ERROR_HOLD", "3600")])?;
     pod.says("shows this for 3600 s", 1)?;
     for (path, status) in [("/", "200"), ("/api/v1/state", "404"), ("/log", "404")] {
         let answer = place.get(path)?;
@@ -119,10 +119,9 @@ fn restarts_of_a_failing_pod_are_slowed_down() -> Result<()> {
     }
     let place = Place::new("again")?;
     let start = Instant::now();
-    for (lives, words) in
-        [("VERSION", "11"), ("WEB", "N"), ("CPU_CORES", "x")].into_iter().enumerate()
+    for (lives, words) in [("LOG_FORMAT", ""), ("WEB", "N"), ("CPU_CORES", "x")].iter().enumerate()
     {
-        let mut pod = place.start("", &[words, ("ERROR_HOLD", "2")])?;
+        let mut pod = place.start("", &[*words, ("VERSION", "tiny11"), ("ERROR_HOLD", "2")])?;
         let status = pod.wait(PATIENCE)?;
         ensure!(status == 68 || status == 15, "{words:?}: {status}");
         let least = Duration::from_secs(2) * u32::try_from(lives + 1)?;

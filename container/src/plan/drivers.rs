@@ -13,33 +13,36 @@ use crate::settings::value::Value as _;
 use crate::settings::{NetworkKind, Settings};
 use crate::setup_disk::drivers::Drivers;
 use crate::setup_disk::iso;
+use crate::state::name;
 use crate::status::{Failure, Status};
 
-/// Start of the names of virtio-win's images, as they are downloaded.
-const VIRTIO_WIN: &str = "virtio-win";
-
-/// The ISO image with the drivers: that of DRIVERS, or a mounted one, or one on the volume.
+/// The ISO image with the drivers: that of DRIVERS, or a mounted one, or one on the volume. `None`
+/// if there is none, or if that of DRIVERS has to be downloaded first.
 pub fn local(settings: &Settings, root: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let volume = below(root, &settings.storage.folder);
     if let Some(named) = &settings.media.drivers {
-        let path = below(root, named);
+        if let Some(url) = named.url() {
+            let path = volume.join(name::of_drivers(url));
+            return Ok(path.is_file().then_some(path));
+        }
+        let path = below(root, Path::new(&named.0));
         if !path.is_file() {
-            let shown = named.display();
+            let shown = named.show();
             let sentence =
                 format!("DRIVERS={shown}: there is no such file: mount virtio-win's ISO");
             return Err(Failure::new(Status::Missing, sentence));
         }
         return Ok(Some(path));
     }
-    let volume = below(root, &settings.storage.folder);
     let fixed = [root, &volume].map(|folder| folder.join("drivers.iso"));
     let mut found: Vec<_> = fixed.into_iter().filter(|path| path.is_file()).collect();
     let entries = std::fs::read_dir(&volume).into_iter().flatten().flatten();
     let mut downloaded: Vec<_> = entries
         .map(|entry| entry.path())
         .filter(|path| {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            let name = name.to_ascii_lowercase();
-            name.starts_with(VIRTIO_WIN) && name.ends_with(".iso") && path.is_file()
+            let small = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let small = small.to_ascii_lowercase();
+            small.starts_with(name::DRIVERS) && small.ends_with(".iso") && path.is_file()
         })
         .collect();
     downloaded.sort();
@@ -104,6 +107,7 @@ pub(super) fn lack(input: &ParsedEnvironment, missing: &[&str], bus: Bus) -> Opt
         .then(|| "Windows has no network until you install NetKVM".to_owned());
     let what: Vec<_> = disk.into_iter().chain(network).collect();
     let what = what.join(", and ");
-    let out = "mount virtio-win's ISO as /drivers.iso before the installation";
+    let out = "mount virtio-win's ISO as /drivers.iso before the installation, or set \
+               DRIVERS=URL#sha256=…: it is not downloaded without a known checksum";
     (!what.is_empty()).then(|| format!("Windows' drivers are missing: {what}: {out}"))
 }

@@ -12,8 +12,6 @@ use crate::status::{Failure, Status};
 
 /// Names with other meanings: the rescue CD, and drivers.
 const OTHERS: [&str; 3] = ["start.iso", "mount.iso", "drivers.iso"];
-/// Start of the names of driver CDs, as they are downloaded.
-const DRIVERS: &str = "virtio-win";
 /// Maximum number of names in the error about several images.
 const MAX_SHOWN: usize = 3;
 
@@ -63,7 +61,9 @@ fn names(volume: &Path) -> Vec<String> {
     let is_medium = |name: &String| {
         let small = name.to_lowercase();
         let iso = Path::new(&small).extension() == Some(OsStr::new("iso"));
-        iso && !small.starts_with('.') && !small.starts_with(DRIVERS) && !OTHERS.contains(&&*small)
+        iso && !small.starts_with('.')
+            && !small.starts_with(name::DRIVERS)
+            && !OTHERS.contains(&&*small)
     };
     let names = files.filter_map(|name| name.into_string().ok());
     let mut names: Vec<String> = names.filter(is_medium).collect();

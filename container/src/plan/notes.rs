@@ -23,8 +23,9 @@ use super::unattended::Unattended;
 use super::windows::{contradictions, selects};
 
 /// Variables of an unattended installation.
-const INSTALLATION: [&str; 11] = [
+const INSTALLATION: [&str; 12] = [
     "VERSION",
+    "DRIVERS",
     "EDITION",
     "INSTALLER",
     "REGION",
@@ -49,7 +50,7 @@ const ANSWERED: [&str; 9] = [
     "WORKGROUP",
 ];
 /// Variables of downloads.
-const DOWNLOAD: [&str; 6] = ["VERIFY", "REMOVE", "MIDO", "ESD", "CONNECTIONS", "UNPACK"];
+const DOWNLOAD: [&str; 2] = ["MIDO", "CONNECTIONS"];
 
 /// Folders and files below `/` that the reference image shares, copies, reads or runs.
 const MOUNTS: [&str; 7] =
@@ -104,13 +105,15 @@ fn of_medium(
         contradicts || name == "VERSION" && (media.is_some() || selects(version, medium))
     };
     let shown = medium.display();
+    // The medium that VERSION selects was downloaded, or is in place of the download.
+    let download: &[&str] = if selects(version, medium) { &[] } else { &DOWNLOAD };
     let (names, why) = match unattended {
-        None => ([&INSTALLATION[..], &DOWNLOAD].concat(), format!("{shown} is installed by hand")),
+        None => ([&INSTALLATION, download].concat(), format!("{shown} is installed by hand")),
         Some(Unattended { custom: Some((path, Kind::Finished)), .. }) => (
-            [&ANSWERED[..], &DOWNLOAD].concat(),
+            [&ANSWERED, download].concat(),
             format!("{shown} is installed with the answers of {}", path.display()),
         ),
-        Some(_) => (DOWNLOAD.to_vec(), format!("{shown} is not downloaded")),
+        Some(_) => (download.to_vec(), format!("{shown} is not downloaded")),
     };
     let names = names.into_iter().filter(|name| input.names.contains(name));
     let names: Vec<_> = names.filter(|name| !is_known(name)).collect();
@@ -274,11 +277,13 @@ mod test {
         std::fs::write(path("custom.iso"), windows).unwrap();
         let moved = "Windows' drivers are missing: the new disk is DISK_TYPE=nvme, and Windows has \
                      no network until you install NetKVM: mount virtio-win's ISO as /drivers.iso \
-                     before the installation";
+                     before the installation, or set DRIVERS=URL#sha256=…: it is not downloaded \
+                     without a known checksum";
         assert_eq!(of(&[]), [moved]);
+        assert_eq!(of(&[("DRIVERS", "https://example.com/v.iso")]), [""; 0], "not known yet");
         assert_eq!(of(&[("NETWORK", "none"), ("DISK_TYPE", "sata")]), [""; 0]);
-        let unused = of(&[("VERIFY", "Y"), ("EDITION", "home"), ("NETWORK", "none")]);
-        assert!(unused[0].starts_with("VERIFY has no effect: ") && unused.len() == 2, "{unused:?}");
+        let unused = of(&[("MIDO", "Y"), ("EDITION", "home"), ("NETWORK", "none")]);
+        assert!(unused[0].starts_with("MIDO has no effect: ") && unused.len() == 2, "{unused:?}");
         let manual = ("MANUAL", "Y");
         assert!(of(&[manual, ("DISK_TYPE", "blk")])[0].contains("load viostor"));
         let nvme = [manual, ("DISK_TYPE", "nvme")];

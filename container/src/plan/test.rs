@@ -37,9 +37,11 @@ fn end(path: &Source) -> &str {
 #[test]
 fn an_existing_source_is_run_and_a_missing_one_is_an_error() {
     let missing = plan(&[], &[]).unwrap();
+    assert!(matches!(missing.source, Source::Download(_)) && missing.download_error().is_none());
+    let missing = plan(&[("VERSION", "tiny11")], &[]).unwrap();
     let error = missing.download_error().unwrap();
     assert_eq!(Status::of(&error), Status::Download);
-    assert!(error.to_string().contains("Windows 11 Pro"), "{error}");
+    assert!(error.to_string().contains("Tiny 11"), "{error}");
     assert!(error.to_string().contains("/custom.iso"), "{error}");
 
     let probe = plan(&[("VERSION", "probe")], &["custom.iso"]).unwrap();
@@ -54,6 +56,28 @@ fn an_existing_source_is_run_and_a_missing_one_is_an_error() {
     assert_eq!(end(&plan(&named, &["storage/my.iso"]).unwrap().source), "my.iso");
     assert_eq!(Status::of(&plan(&named, &[]).unwrap_err()), Status::Version);
     assert_eq!(Status::of(&plan(&[], &["custom.iso/"]).unwrap_err()), Status::Iso);
+}
+
+#[test]
+fn a_download_is_found_under_its_name() {
+    for (version, file) in [
+        ("11", "win11x64_ko.iso"),
+        ("2025", "win2025-eval_ko.iso"),
+        ("https://example.com/x/My%20Win?sig=1#sha256=0", "My_Win.iso"),
+        ("https://example.com/virtio-win.iso", "windows-virtio-win.iso"),
+        ("https://example.com/boot.iso", "windows-boot.iso"),
+    ] {
+        let words = [("VERSION", version), ("LANGUAGE", "Korean"), ("CONNECTIONS", "8")];
+        let before = plan(&words, &[]).unwrap();
+        assert!(matches!(before.source, Source::Download(_)), "{:?}", before.source);
+        let after = plan(&words, &[&format!("storage/{file}")]).unwrap();
+        assert_eq!(end(&after.source), file);
+        for plan in [before, after] {
+            assert_eq!(plan.next.unwrap().base.as_deref(), Some(file));
+            let idle = |warning: &String| warning.starts_with("CONNECTIONS");
+            assert!(!plan.warnings.iter().any(idle), "{:?}", plan.warnings);
+        }
+    }
 }
 
 #[test]

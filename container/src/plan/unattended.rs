@@ -28,7 +28,9 @@ pub struct Unattended {
     pub custom: Option<(PathBuf, Kind)>,
     /// The ISO image with Windows' drivers.
     pub bundle: Option<PathBuf>,
-    /// Drivers that it does not have.
+    /// The address from which that image is downloaded first.
+    pub bundle_url: Option<String>,
+    /// Drivers that it does not have, as far as is known.
     pub missing: Vec<&'static str>,
     /// The system disk is new.
     pub is_new: bool,
@@ -61,9 +63,14 @@ impl Unattended {
         let volume = below(root, &settings.storage.folder);
         let custom = custom::find(root, &volume, &target.id)?;
         let bundle = drivers::local(settings, root)?;
-        let missing = drivers::read(bundle.as_deref(), target.release)?.missing;
+        let named = settings.media.drivers.as_ref().filter(|_| bundle.is_none());
+        let bundle_url = named.and_then(|named| named.url()).map(str::to_owned);
+        let missing = match bundle_url {
+            Some(_) => Vec::new(),
+            None => drivers::read(bundle.as_deref(), target.release)?.missing,
+        };
         let is_new = drivers::is_new_disk(settings, root);
-        Ok(Self { target, custom, bundle, missing, is_new })
+        Ok(Self { target, custom, bundle, bundle_url, missing, is_new })
     }
 
     /// Whether the account's password is a made one: PASSWORD is not set, and no answer file of the

@@ -6,9 +6,11 @@ use std::path::Path;
 use crate::media::Opened;
 use crate::media::windows::{Media, analyze};
 use crate::settings::environment::ParsedEnvironment;
+use crate::settings::language::Language;
 use crate::settings::value::{Value as _, quote};
 use crate::settings::version::{Product, Version};
 use crate::source::Source;
+use crate::state::name;
 use crate::status::{Failure, Status};
 
 /// Reads the medium. One without Windows for this machine is an error, except with MANUAL=Y: then
@@ -80,7 +82,10 @@ pub(super) fn selects(version: &Version, medium: &Path) -> bool {
     let name = medium.file_name().and_then(OsStr::to_str).unwrap_or_default();
     match version {
         Version::File(_) => true,
-        Version::Url(url) => url.contains(name),
+        Version::Url(url) => {
+            let downloaded = name::of(version, Language::default().0);
+            url.contains(name) || downloaded.as_deref() == Some(name)
+        }
         Version::Windows(product) => name.starts_with(product.id),
         Version::Probe => false,
     }

@@ -288,8 +288,14 @@ mod test {
             input.settings.storage.folder = folder.path().to_owned();
             let target = Target::of_version(&input.settings.windows).unwrap();
             let missing = Vec::new();
-            let unattended =
-                Unattended { target, custom: None, bundle: None, missing, is_new: true };
+            let unattended = Unattended {
+                target,
+                custom: None,
+                bundle: None,
+                bundle_url: None,
+                missing,
+                is_new: true,
+            };
             let installs = matches!(source, Source::Medium(_)).then_some(unattended);
             let sizes = Sizes::default();
             let warnings = Vec::new();

@@ -193,6 +193,9 @@ fn suggestion(name: &str) -> Option<String> {
         ("CORES", "CPU_CORES"),
         ("DISK", "DISK_SIZE"),
     ];
+    if list::find(name).is_some() {
+        return None;
+    }
     let capitals = name.to_ascii_uppercase();
     if capitals != name && list::find(&capitals).is_some() {
         return Some(format!("{name} has no effect: write it in capitals, {capitals}"));

@@ -213,7 +213,7 @@ fn url(text: &str) -> anyhow::Result<Version> {
 
 /// The text with the credentials of a URL replaced: name and password before the host, and the
 /// query, which holds the signature of signed links.
-pub(super) fn without_secrets(url: &str) -> String {
+pub(crate) fn without_secrets(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let (path, query) = path.split_at(path.find(['?', '#']).unwrap_or(path.len()));

@@ -7,6 +7,7 @@ use host::mac::Mac;
 use host::uuid::Uuid;
 
 use super::value::{Value, quote};
+use super::version::without_secrets;
 
 /// Accepts colons, hyphens, or the digits alone.
 impl Value for Mac {
@@ -141,6 +142,55 @@ texts! {
     Workgroup "workgroup": check_workgroup, quote;
     Domain "domain": check_domain, str::to_owned;
     Zone "time zone": check_zone, str::to_owned;
+    HostList "host names, comma-separated": check_line, quote;
+    PathOrUrl "path or URL": check_path_or_url, shown_url;
+}
+
+impl PathOrUrl {
+    pub fn url(&self) -> Option<&str> {
+        (!self.0.starts_with('/')).then_some(&*self.0)
+    }
+}
+
+/// The address of a proxy. It is checked when it is used: many environments set one.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct ProxyUrl(pub String);
+
+/// Hides user and password.
+impl std::fmt::Debug for ProxyUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.show())
+    }
+}
+
+impl Value for ProxyUrl {
+    const ACCEPTS: &'static str = "URL";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        check_line(text)?;
+        Ok(Self(text.to_owned()))
+    }
+    fn show(&self) -> String {
+        let text = if self.0.contains("://") { &self.0 } else { &format!("http://{}", self.0) };
+        shown_url(text)
+    }
+}
+
+fn shown_url(text: &str) -> String {
+    quote(&without_secrets(text))
+}
+
+fn check_line(text: &str) -> anyhow::Result<()> {
+    ensure!(!text.contains(char::is_control), "it contains a control character: remove that");
+    ensure!(text.len() <= 4096, "it is too long: give at most 4096 bytes");
+    Ok(())
+}
+
+fn check_path_or_url(text: &str) -> anyhow::Result<()> {
+    check_line(text)?;
+    let fits = ["/", "https://", "http://"].iter().any(|start| text.starts_with(start));
+    ensure!(fits, "give the path or the URL of an ISO image: it starts with / or https://");
+    Ok(())
 }
 
 fn check_interface(text: &str) -> anyhow::Result<()> {

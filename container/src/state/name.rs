@@ -9,6 +9,13 @@ use crate::settings::version::Version;
 const CUSTOM: &str = "windows.";
 /// Maximum length of a file name.
 const MAX_LENGTH: usize = 200;
+/// Maximum length of a name before its extension and its beginning are added.
+const MAX_STEM: usize = 180;
+/// Beginnings of names that mean something else on a volume.
+const TAKEN: [&str; 7] =
+    ["start.iso", "mount.iso", "drivers.iso", "custom.iso", "boot.iso", DRIVERS, "."];
+/// Start of the names of ISO images with Windows' drivers, as their makers name them.
+pub const DRIVERS: &str = "virtio-win";
 /// Extensions of downloads that contain a medium, and are not kept in its name.
 const PACKED: [&str; 10] = ["7z", "zip", "rar", "tar", "cab", "cpio", "lzh", "lha", "xar", "esd"];
 
@@ -40,13 +47,26 @@ fn of_product(id: &str, language: &Row) -> String {
     }
 }
 
-/// The last part of the address, without what a file name should not have.
+/// The name of the ISO image with Windows' drivers from this address.
+pub fn of_drivers(url: &str) -> String {
+    let name = end_of(url);
+    if name.to_ascii_lowercase().starts_with(DRIVERS) { name } else { format!("{DRIVERS}-{name}") }
+}
+
 fn of_url(url: &str) -> String {
+    let name = end_of(url);
+    let small = name.to_ascii_lowercase();
+    let is_taken = is_custom(&name) || TAKEN.iter().any(|taken| small.starts_with(taken));
+    if is_taken { format!("windows-{name}") } else { name }
+}
+
+/// The last part of the address, without what a file name should not have, and with `.iso`.
+fn end_of(url: &str) -> String {
     let path = url.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
     let last = decoded(path.rsplit('/').next().unwrap_or_default());
     let kept = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let plain = last.into_iter().map(|byte| if kept(byte) { char::from(byte) } else { '_' });
-    with_end(&plain.take(MAX_LENGTH).collect::<String>())
+    with_end(&plain.take(MAX_STEM).collect::<String>())
 }
 
 /// Bytes of a text in which `%` begins two hexadecimal digits.
@@ -105,14 +125,33 @@ mod test {
             ("https://example.com/b.ESD#x", "en", "b.iso"),
             ("https://example.com/b.zip", "ko", "b.iso"),
             ("https://example.com/get", "en", "get.iso"),
-            ("https://example.com/%2e%2e%2f", "en", ".._.iso"),
+            ("https://example.com/%2e%2e%2f", "en", "windows-.._.iso"),
+            ("https://example.com/x/..%2f..%2fetc.iso", "en", "windows-.._.._etc.iso"),
+            ("https://example.com/Custom.iso", "en", "windows-Custom.iso"),
+            ("https://example.com/windows.7.iso", "en", "windows-windows.7.iso"),
+            ("https://example.com/virtio-win-1.iso", "en", "windows-virtio-win-1.iso"),
+            ("https://example.com/drivers.iso", "en", "windows-drivers.iso"),
             ("https://example.com/a%zz%", "en", "a_zz_.iso"),
         ] {
             assert_eq!(name(version, language).as_deref(), Some(made), "{version} {language}");
         }
         assert_eq!((name("my.iso", "en"), name("probe", "en")), (None, None));
+        let long = of_url(&format!("https://example.com/virtio-win{}", "x".repeat(999)));
+        assert_eq!(of_base(&long), Some(long));
         assert!(is_custom(&of_custom(7)) && is_custom("Windows.1.iso"));
         assert!(!is_custom("win11x64.iso") && !is_custom("windows.x.iso"));
+    }
+
+    #[test]
+    fn drivers_have_a_name_by_which_they_are_found() {
+        for (url, made) in [
+            ("https://example.com/virtio-win-0.1.271.iso#sha256=1", "virtio-win-0.1.271.iso"),
+            ("https://example.com/Virtio-Win.iso", "Virtio-Win.iso"),
+            ("https://example.com/v.iso?x=virtio-win", "virtio-win-v.iso"),
+            ("https://example.com/..%2fv", "virtio-win-.._v.iso"),
+        ] {
+            assert_eq!(of_drivers(url), made, "{url}");
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ hostile! {
     hostile_answer: "../../../container/tests/hostile_answer/mod.rs",
     hostile_browser: "../../../vmm/screen/tests/hostile_browser/mod.rs",
     hostile_client: "../../../vmm/tests/hostile_client/mod.rs",
+    hostile_download: "../../../container/tests/hostile_download/mod.rs",
     hostile_environment: "../../../container/tests/hostile_environment/mod.rs",
     hostile_frames: "../../../container/tests/hostile_frames/mod.rs",
     hostile_guest: "../../../container/tests/hostile_guest/mod.rs",
@@ -87,6 +88,7 @@ pub const TARGETS: &[Target] = &[
         hostile_setup_disk::make(it);
     }),
     target("volume", 512, Bytes, volume),
+    target("download", 4096, Words(words::download), hostile_download::read),
     target("config", 4096, Choice(words::user), config),
     target("control", 4096, Words(words::control), control),
     target("answer", 4096, Choice(words::answer), hostile_answer::change),

@@ -19,6 +19,31 @@ pub(crate) fn agent() -> Vec<Vec<u8>> {
     of(AGENT)
 }
 
+/// Replies of download pages, and notes on unfinished downloads.
+pub(crate) fn download() -> Vec<Vec<u8>> {
+    and(
+        &[
+            "{\"Skus\":[{\"Id\":\"19001\",\"Language\":\"German\"}]}",
+            "{\"ProductDownloadOptions\":[{\"Uri\":\"https://a.microsoft.com/x\",\"DownloadType\":1}]}",
+            "{\"Errors\":[{\"Value\":\"Sentinel\",\"Type\":9}]}",
+            "&w=8DF26E07265FC0D",
+            "rticks=\"+1791644954371",
+            "<option value=\"3813\">Windows",
+            ">German 64-bit</td><td>",
+            "https://go.microsoft.com/fwlink/p/?LinkID=1&culture=en-us&country=us\"",
+            "{\"length\":41945088,\"done\":[[0,4194304]]}",
+            "bytes 0-9/100",
+            "<File ",
+            "</File>",
+            "<Architecture>x64</Architecture>",
+            "<Edition>Professional</Edition>",
+            "<LanguageCode>de-de</LanguageCode>",
+            "<FilePath>http://a.microsoft.com/x</FilePath>",
+        ],
+        ["MSCF\0\0\0\0", "CK", "//", "://", "@", "%2f", "\r\n", "[::1]", "#sha256="],
+    )
+}
+
 /// Requests, forms, cookies and frames.
 pub(crate) fn browser() -> Vec<Vec<u8>> {
     of(BROWSER)

@@ -278,6 +278,14 @@ fn drivers_are_found_where_they_are_kept() {
     }
     world.add("srv/v.iso", &drivers);
     assert_eq!(bundle(&[("DRIVERS", "/srv/v.iso")]).as_deref(), Some("srv/v.iso"));
+    // Before its download, nothing is known to be missing.
+    let words = [("DRIVERS", "https://example.com/v.iso#sha256=0"), ("DISK_TYPE", "scsi")];
+    let plan = world.plan(&words).unwrap();
+    let unattended = plan.unattended.as_ref().unwrap();
+    assert_eq!((&unattended.bundle, unattended.bundle_url.as_deref()), (&None, Some(words[0].1)));
+    assert!(plan.drivers_error().is_none());
+    world.add("storage/virtio-win-v.iso", &drivers);
+    assert_eq!(bundle(&words).as_deref(), Some("storage/virtio-win-v.iso"));
     let error = world.plan(&[("DRIVERS", "/none.iso")]).unwrap_err();
     assert_eq!(Status::of(&error), Status::Missing);
     world.add("srv/v.iso", b"<html>");

@@ -4,7 +4,8 @@ use crate::settings::variable::{Variable, variables};
 
 pub(super) const WINDOWS: &[Variable] = variables! {
     /// The version of Windows, the URL of an installation medium, the name of one on the volume, or
-    /// `probe`, a small built-in guest that displays the hardware it finds.
+    /// `probe`, a small built-in guest that displays the hardware it finds. A URL may end with
+    /// `#sha256=` and the checksum of the file.
     full "VERSION" = "11" (windows.version): Version;
     /// The edition to install from a medium with several.
     full "EDITION" = "" (windows.edition);
@@ -54,20 +55,31 @@ pub(super) const ACCOUNT: &[Variable] = variables! {
 
 pub(super) const MEDIA: &[Variable] = variables! {
     /// Compares downloads with their known checksums.
-    full "VERIFY" = "N" (media.verify);
+    ignored "VERIFY" = "N"
+        => "downloads are always compared with their known checksums: leave it out";
     /// Deletes the installation medium once Windows starts from its disk.
-    full "REMOVE" = "Y" (media.remove);
-    /// Requests the medium from Microsoft's download page.
+    ignored "REMOVE" = "Y" => "media stay on the volume: delete them there";
+    /// Downloads the medium from Microsoft if it is not there.
     full "MIDO" = "Y" (media.mido);
     /// Requests the medium from Microsoft's catalog of upgrade images, too.
-    full "ESD" = "Y" (media.esd);
+    ignored "ESD" = "Y" => "upgrade images are no CDs, and are not used: leave it out";
     /// The number of parallel connections of a download.
     full "CONNECTIONS" = "4" (media.connections);
-    /// The ISO of virtio-win with Windows' drivers for the disk and the network card. Defaults to
-    /// /drivers.iso, or to drivers.iso or virtio-win*.iso on the volume.
+    /// The ISO of virtio-win with Windows' drivers for the disk and the network card: its path, or
+    /// a URL, which may end with `#sha256=` and the checksum. Defaults to /drivers.iso, or to
+    /// drivers.iso or virtio-win*.iso on the volume.
     full "DRIVERS" = "" (media.drivers): Missing;
     /// The download is an archive that contains the medium.
-    full "UNPACK" = "N" (media.unpack);
+    ignored "UNPACK" = "N" => "archives are not unpacked: give the URL of the ISO image itself";
+    /// The proxy for addresses that begin with https://, as in http://proxy.example:3128.
+    full "HTTPS_PROXY" or "https_proxy" = "" (web.https_proxy);
+    /// The proxy for addresses that begin with http://.
+    full "HTTP_PROXY" or "http_proxy" = "" (web.http_proxy);
+    /// Hosts, domains and addresses that are reached without a proxy, comma-separated.
+    full "NO_PROXY" or "no_proxy" = "" (web.no_proxy);
+    /// A file with root certificates in PEM format, in addition to Mozilla's: for a proxy that
+    /// reads TLS.
+    full "SSL_CERT_FILE" = "" (web.certificates);
     /// Rebuilds the medium, in old versions.
     ignored "REBUILD" = "N" => "media are never changed here: leave it out";
 };

@@ -1,0 +1,147 @@
+//! Gets the medium and Windows' drivers before the machine starts, and plans the machine with them.
+//!
+//! The download has a thread of its own, without the rights that the machine needs: it talks to the
+//! Internet, and parses what comes from there. Signals end it, and what has arrived is kept for the
+//! next start.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::runtime::Builder;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::stop::Signals;
+use super::thread::run_in_thread;
+use crate::download::{Job, drivers};
+use crate::jail;
+use crate::plan::Plan;
+use crate::settings::environment::Environment;
+use crate::source::Source;
+use crate::status::{Failure, Status};
+use crate::story::Story;
+
+/// How long a stopped download may write what has arrived to the disk.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A download that a plan needs.
+enum Task {
+    Medium(Job),
+    Drivers(drivers::Job),
+}
+
+impl Task {
+    fn medium(plan: &Plan) -> anyhow::Result<Option<Self>> {
+        let settings = &plan.input.settings;
+        match plan.source {
+            Source::Download(_) => {
+                Ok(Some(Self::Medium(Job::new(settings, &settings.storage.folder)?)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn drivers(plan: &Plan) -> anyhow::Result<Option<Self>> {
+        let settings = &plan.input.settings;
+        let Some(url) = plan.unattended.as_ref().and_then(|it| it.bundle_url.as_ref()) else {
+            return Ok(None);
+        };
+        let job = drivers::Job::new(settings, url, &settings.storage.folder)?;
+        Ok(Some(Self::Drivers(job)))
+    }
+
+    async fn run(self, story: &Story) -> anyhow::Result<PathBuf> {
+        match self {
+            Self::Medium(job) => job.run(story).await,
+            Self::Drivers(job) => job.run(story).await,
+        }
+    }
+}
+
+/// The plan with its medium and Windows' drivers, or the exit status of the signal that ended the
+/// download. Which Windows it is, and which drivers it needs, is known when the medium is there.
+pub(super) async fn fetch(
+    mut plan: Arc<Plan>,
+    environment: &Environment,
+    story: &Arc<Story>,
+    signals: &mut Signals,
+) -> anyhow::Result<Result<Arc<Plan>, u8>> {
+    for of in [Task::medium, Task::drivers] {
+        let Some(task) = of(&plan)? else { continue };
+        if let Err(status) = run(task, story, signals).await? {
+            return Ok(Err(status));
+        }
+        let new = Plan::make(environment, Path::new("/"))?;
+        if of(&new)?.is_some() {
+            let sentence = "the file that was downloaded is gone: start again";
+            return Err(Failure::new(Status::Download, sentence));
+        }
+        announce(&plan, &new);
+        plan = Arc::new(new);
+    }
+    Ok(Ok(plan))
+}
+
+/// Logs what a plan knows that the one before the download did not.
+fn announce(old: &Plan, new: &Plan) {
+    for warning in new.warnings.iter().filter(|it| !old.warnings.contains(it)) {
+        tracing::warn!("{warning}");
+    }
+    if let Some(media) = new.media.as_ref().filter(|_| new.media != old.media) {
+        tracing::info!("the medium has {media}");
+    }
+}
+
+/// Downloads what the environment describes, without a machine. Returns the exit status.
+pub fn download(environment: &Environment) -> anyhow::Result<u8> {
+    let plan = Arc::new(Plan::make(environment, Path::new("/"))?);
+    if let Some(error) = plan.download_error() {
+        return Err(error);
+    }
+    if Task::medium(&plan)?.is_none() && Task::drivers(&plan)?.is_none() {
+        tracing::info!("nothing to download: it is {}", plan.description());
+        return Ok(0);
+    }
+    let runtime = Builder::new_current_thread().enable_all().build().context("threads")?;
+    runtime.block_on(async {
+        let mut signals = Signals::catch()?;
+        let ended = fetch(plan, environment, &Story::new(), &mut signals).await?;
+        Ok(ended.err().unwrap_or(0))
+    })
+}
+
+/// Runs a task until it ends, or a signal arrives, whose exit status is the error.
+async fn run(
+    task: Task,
+    story: &Arc<Story>,
+    signals: &mut Signals,
+) -> anyhow::Result<Result<(), u8>> {
+    let (stop, stopped) = oneshot::channel::<()>();
+    let story = story.clone();
+    let thread = run_in_thread("download", move || {
+        jail::serve_volume();
+        let runtime = Builder::new_current_thread().enable_all().build().context("threads")?;
+        let done = runtime.block_on(async {
+            tokio::select! {
+                got = task.run(&story) => got.map(drop),
+                _ = stopped => Ok(()),
+            }
+        });
+        // A name may still be looked up, which nothing can interrupt.
+        runtime.shutdown_background();
+        done
+    });
+    let mut thread = std::pin::pin!(thread);
+    tokio::select! {
+        done = &mut thread => done.map(Ok),
+        status = signals.peek() => {
+            drop(stop);
+            if timeout(END_TIMEOUT, thread).await.is_err() {
+                tracing::warn!("the download does not end: what came last is downloaded again");
+            }
+            Ok(Err(status))
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Downloads of media from a fake Microsoft, with every fault that it can have.
+
+mod process;
+mod world;
+
+use std::fs;
+use std::time::Duration;
+
+use container::status::Status;
+use fake_microsoft::fault::Fault;
+
+use self::world::World;
+
+const ADDRESS: &str = "https://files.example.test/dir/my.iso";
+
+#[test]
+fn a_file_arrives_in_parallel_ranges_under_its_name() {
+    let world = World::new(vec![]);
+    let path = world.run(&[("VERSION", ADDRESS)]).unwrap();
+    assert_eq!(path.file_name().unwrap(), "my.iso");
+    assert!(world.is_whole("my.iso"));
+    assert_eq!(world.names(), ["my.iso"]);
+    let requests = world.server.site.take_requests();
+    let ranges = requests.iter().filter(|it| it.contains("my.iso bytes=")).count();
+    assert!(ranges >= 5, "{requests:?}");
+    let log = world.log();
+    assert!(log[0].starts_with("Downloading ") && log[0].ends_with('…'), "{log:?}");
+    assert!(log.iter().any(|line| line.contains(" 100% at ")), "{log:?}");
+    let scene = world.story.scene().borrow().clone();
+    assert_eq!(scene.thousandths, Some(1000));
+}
+
+#[test]
+fn a_checksum_at_the_end_of_the_address_is_verified() {
+    let world = World::new(vec![]);
+    let right = format!("{ADDRESS}#sha256={}", world.server.site.sha256());
+    world.run(&[("VERSION", &right)]).unwrap();
+    assert!(world.log().iter().any(|line| line.contains("checksum is right")), "{:?}", world.log());
+    for faults in [vec![Fault::Checksum], vec![Fault::Checksum, Fault::NoRanges]] {
+        let world = World::new(faults);
+        let (status, sentence) = world.refusal(&[("VERSION", &right)]);
+        assert_eq!(status, Status::Download);
+        assert!(sentence.contains("the SHA-256 checksum is"), "{sentence}");
+        assert_eq!(world.names(), [""; 0]);
+    }
+    let (_, sentence) = world.refusal(&[("VERSION", &format!("{ADDRESS}x#sha256=12"))]);
+    assert!(sentence.contains("64 hexadecimal digits"), "{sentence}");
+}
+
+#[test]
+fn a_connection_that_breaks_goes_on_where_it_was() {
+    let world = World::new(vec![Fault::Reset(60); 30]);
+    world.run(&[("VERSION", ADDRESS)]).unwrap();
+    assert!(world.is_whole("my.iso"));
+    // Without ranges it starts again.
+    let world = World::new(vec![Fault::Reset(60), Fault::NoRanges]);
+    world.run(&[("VERSION", ADDRESS)]).unwrap();
+    assert!(world.is_whole("my.iso"));
+    let world = World::new(vec![Fault::Stall(60), Fault::Stall(10)]);
+    world.run(&[("VERSION", ADDRESS)]).unwrap();
+    assert!(world.is_whole("my.iso"));
+}
+
+#[test]
+fn a_server_that_always_breaks_ends_the_download_and_keeps_what_came() {
+    // Six parts arrive, and then none.
+    let faults = [vec![Fault::Reset(100); 6], vec![Fault::Reset(0); 1000]].concat();
+    let world = World::new(faults);
+    let (status, sentence) = world.refusal(&[("VERSION", ADDRESS)]);
+    assert_eq!(status, Status::Download);
+    assert!(sentence.contains("the connection broke"), "{sentence}");
+    assert_eq!(world.names(), ["my.iso.part", "my.iso.part.json"]);
+    world.server.site.set_faults(vec![]);
+    world.server.site.take_requests();
+    world.run(&[("VERSION", ADDRESS)]).unwrap();
+    assert!(world.is_whole("my.iso"));
+    assert_eq!(world.names(), ["my.iso"]);
+    let starts = world.server.site.take_requests();
+    let again = starts.iter().filter(|it| it.contains("bytes=0-")).count();
+    assert_eq!(again, 1, "only the first look: {starts:?}");
+}
+
+#[test]
+fn answers_that_are_no_iso_are_refused_in_one_sentence() {
+    for (fault, words) in [
+        (Fault::Status(403), "403 Forbidden: the link may be over"),
+        (Fault::Status(404), "there is no such file"),
+        (Fault::Status(401), "give user and password"),
+        (Fault::Status(503), "status 503"),
+        (Fault::Html, "it is a web page"),
+        (Fault::Changing, "a part of another file"),
+        (Fault::Size(1 << 42), "bytes"),
+        (Fault::Size(1 << 39), "enlarge the volume"),
+    ] {
+        let world = World::new(vec![fault.clone()]);
+        let (status, sentence) = world.refusal(&[("VERSION", ADDRESS)]);
+        assert_eq!(status, Status::Download);
+        assert!(sentence.contains(words), "{fault:?}: {sentence}");
+        assert_eq!(sentence.lines().count(), 1, "{sentence}");
+        assert!(!world.names().iter().any(|name| name.ends_with(".iso")), "{:?}", world.names());
+    }
+}
+
+#[test]
+fn a_file_that_ends_early_or_is_no_cd_never_gets_its_name() {
+    let cut = World::with(vec![], |bytes| bytes.truncate(bytes.len() / 2));
+    let (_, sentence) = cut.refusal(&[("VERSION", ADDRESS)]);
+    assert!(sentence.contains("cut off"), "{sentence}");
+    let zip = World::with(vec![], |bytes| bytes[..4].copy_from_slice(b"PK\x03\x04"));
+    let (_, sentence) = zip.refusal(&[("VERSION", ADDRESS)]);
+    assert!(sentence.contains("ZIP archive"), "{sentence}");
+    let zeros = World::with(vec![], |bytes| bytes.fill(0));
+    let (_, sentence) = zeros.refusal(&[("VERSION", ADDRESS)]);
+    assert!(sentence.contains("no file system of a CD"), "{sentence}");
+    for world in [cut, zip, zeros] {
+        assert_eq!(world.names(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_sidecar_of_another_file_is_not_used() {
+    let world = World::new(vec![]);
+    let length = world.iso.len();
+    fs::write(world.place("my.iso.part"), vec![7; length]).unwrap();
+    let other =
+        format!("{{\"length\":{length},\"tag\":\"\\\"other\\\"\",\"done\":[[0,{length}]]}}");
+    for sidecar in [&*other, "{\"length\":1,\"done\":[]}", "nonsense"] {
+        fs::write(world.place("my.iso.part.json"), sidecar).unwrap();
+        world.run(&[("VERSION", ADDRESS)]).unwrap();
+        assert!(world.is_whole("my.iso"), "{sidecar}");
+        fs::rename(world.place("my.iso"), world.place("my.iso.part")).unwrap();
+    }
+}
+
+#[test]
+fn windows_11_comes_from_microsofts_page_with_its_checksum() {
+    let world = World::new(vec![]);
+    world.run(&[("VERSION", "11")]).unwrap();
+    assert!(world.is_whole("win11x64.iso"));
+    let log = world.log();
+    for line in ["Requesting Windows 11 from the Microsoft servers…", "Downloading Windows 11…"]
+    {
+        assert!(log.iter().any(|it| it == line), "{log:?}");
+    }
+    assert!(log.iter().any(|line| line.contains("checksum is right")), "{log:?}");
+    let world = World::new(vec![]);
+    world.run(&[("VERSION", "11"), ("LANGUAGE", "Korean")]).unwrap();
+    assert!(world.is_whole("win11x64_ko.iso"));
+    let world = World::new(vec![]);
+    world.run(&[("VERSION", "2025"), ("LANGUAGE", "German")]).unwrap();
+    assert!(world.is_whole("win2025-eval_de.iso"));
+    let requests = world.server.site.take_requests();
+    assert!(requests.iter().any(|it| it.contains("fake_x64_de-de.iso")), "{requests:?}");
+}
+
+#[test]
+fn a_language_that_is_not_to_be_had_is_english() {
+    let world = World::new(vec![]);
+    world.run(&[("VERSION", "11"), ("LANGUAGE", "Hebrew")]).unwrap();
+    // Its name is that of the settings, by which later starts find it.
+    assert!(world.is_whole("win11x64_he.iso"));
+    let log = world.log();
+    assert!(log.iter().any(|line| line.contains("not to be had in Hebrew")), "{log:?}");
+}
+
+#[test]
+fn refusals_of_microsoft_are_told_with_the_way_out() {
+    for (fault, words) in [
+        (Fault::Sentinel, "refuses downloads to this address"),
+        (Fault::Captcha, "has changed"),
+        (Fault::PageStatus(403), "refused the request (status 403)"),
+        (Fault::PageStatus(500), "status 500"),
+        (Fault::Checksum, "the SHA-256 checksum is"),
+        (Fault::Html, "it is a web page"),
+    ] {
+        let world = World::new(vec![fault.clone()]);
+        let (status, sentence) = world.refusal(&[("VERSION", "11")]);
+        assert_eq!(status, Status::Download);
+        assert!(sentence.contains(words), "{fault:?}: {sentence}");
+        assert!(sentence.contains("/custom.iso"), "{sentence}");
+        assert_eq!(world.names(), [""; 0], "{fault:?}");
+    }
+    // The file at the fixed address is another one.
+    let world = World::new(vec![Fault::Sentinel]);
+    let (_, sentence) = world.refusal(&[("VERSION", "11")]);
+    assert!(sentence.contains("the server has another file"), "{sentence}");
+    let (_, sentence) = world.refusal(&[("VERSION", "11"), ("MIDO", "N")]);
+    assert!(sentence.contains("MIDO=N"), "{sentence}");
+}
+
+#[test]
+fn a_certificate_that_is_not_trusted_names_the_variable() {
+    let world = World::new(vec![]);
+    let proxy = world.server.proxy();
+    let words = [("VERSION", ADDRESS), ("HTTPS_PROXY", &*proxy), ("SSL_CERT_FILE", "")];
+    let (_, sentence) = world.refusal(&words);
+    assert!(sentence.contains("not trusted") && sentence.contains("SSL_CERT_FILE"), "{sentence}");
+    let (_, sentence) = world.refusal(&[("VERSION", ADDRESS), ("HTTPS_PROXY", "127.0.0.1:1")]);
+    assert!(sentence.contains("the proxy 127.0.0.1:1 cannot be reached"), "{sentence}");
+}
+
+#[test]
+fn two_downloads_of_one_file_do_not_mix() {
+    let world = World::new(vec![Fault::Slow(8_000_000)]);
+    let both = std::thread::scope(|scope| {
+        let one = scope.spawn(|| world.run(&[("VERSION", ADDRESS)]));
+        std::thread::sleep(Duration::from_millis(600));
+        let two = world.run(&[("VERSION", ADDRESS)]);
+        (one.join().unwrap(), two)
+    });
+    both.0.unwrap();
+    let sentence = both.1.unwrap_err().to_string();
+    assert!(sentence.contains("another pod downloads this file"), "{sentence}");
+    assert!(world.is_whole("my.iso"));
+}
+
+#[test]
+fn windows_drivers_come_from_their_address_with_its_checksum() {
+    let world = World::new(vec![]);
+    let mirror = format!("http://mirror.example.test/v.iso#sha256={}", world.server.site.sha256());
+    let path = world.bundle(&mirror).unwrap();
+    assert!(world.is_whole("virtio-win-v.iso"), "{}", path.display());
+    let proxied = world.server.site.take_requests();
+    assert!(proxied.iter().all(|it| !it.starts_with("CONNECT")), "{proxied:?}");
+    let wrong = format!("https://mirror.example.test/w.iso#sha256={}", "0".repeat(64));
+    fs::remove_file(path).unwrap();
+    let error = world.bundle(&wrong).unwrap_err().to_string();
+    assert!(
+        error.contains("the SHA-256 checksum is") && error.contains("correct DRIVERS"),
+        "{error}"
+    );
+    assert_eq!(world.names(), [""; 0]);
+}
