@@ -20,7 +20,8 @@ pub(crate) struct Simple {
     pub(crate) output: Option<(String, bool)>,
 }
 
-/// Replaces `%NAME%`, `%1`, `%~1`, `%*`, `%~dp0` and `%%`. `arguments` begins with the script.
+/// Replaces `%NAME%`, `%1`, `%~1`, `%*`, `%~dp0`, `%~f0` and `%%`. `arguments` begins with the
+/// script.
 pub(crate) fn expand(
     line: &str,
     variable: &dyn Fn(&str) -> Option<String>,
@@ -46,6 +47,9 @@ pub(crate) fn expand(
                     let end = script.rfind('\\').map_or(0, |at| at + 1);
                     made.push_str(&script[..end]);
                     rest = after;
+                } else if let Some(after) = after.strip_prefix("~f0") {
+                    made.push_str(&argument('0'));
+                    rest = after;
                 } else {
                     made.push_str(argument(next.next().unwrap_or('0')).trim_matches('"'));
                     rest = next.as_str();
@@ -60,6 +64,28 @@ pub(crate) fn expand(
             }
         }
         rest = next.as_str();
+    }
+    made + rest
+}
+
+/// Replaces `%NAME%` as outside of batch files, where names without a value stay as they are.
+pub(crate) fn expand_known(line: &str, variable: &dyn Fn(&str) -> Option<String>) -> String {
+    let mut made = String::new();
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once('%') {
+        made.push_str(before);
+        let known = after.split_once('%');
+        let known = known.and_then(|(name, after)| Some((variable(name)?, after)));
+        rest = match known {
+            Some((value, after)) => {
+                made.push_str(&value);
+                after
+            }
+            None => {
+                made.push('%');
+                after
+            }
+        };
     }
     made + rest
 }
@@ -146,6 +172,14 @@ fn redirections(scanned: &[(char, bool)]) -> Simple {
         }
     }
     simple
+}
+
+/// The commands of `%d in (A B) do COMMAND`, one for each word in the parentheses.
+pub(crate) fn for_each(text: &str) -> Option<Vec<String>> {
+    let (variable, rest) = first(text);
+    let is_variable = variable.starts_with('%') && variable.chars().count() == 2;
+    let (list, body) = rest.trim_start().strip_prefix("in (")?.split_once(") do ")?;
+    is_variable.then(|| list.split_whitespace().map(|it| body.replace(&variable, it)).collect())
 }
 
 /// The words of a command, without their quotation marks.

@@ -42,7 +42,7 @@ pub(crate) fn start() -> anyhow::Result<()> {
     let answers = answers.context("no answer file: Setup asks for the language")?;
     let setup = answers.component(PASS, "Microsoft-Windows-Setup");
     let setup = setup.context("no answers for Microsoft-Windows-Setup: Setup asks")?;
-    let mut shell = Shell::new(Path::new("/drive/x"), Registry::default());
+    let mut shell = Shell::in_windows_pe(Path::new("/drive/x"), &drives);
     shell.run_all(&answers.commands(PASS, "Microsoft-Windows-Setup")?)?;
     let edition = edition::choose(&drives, setup, language(&answers)?)?;
     let target = partition::prepare(setup, &numbered)?;

@@ -7,17 +7,23 @@ use std::path::{Path, PathBuf};
 
 use super::batch::{self, Join, Simple};
 use super::console::say;
+use super::drives::Drive;
 use super::registry::Registry;
 use super::{files, programs};
 
 /// The status of a command that does not exist.
 const NOT_FOUND: i32 = 9009;
+/// In place of a drive that does not exist.
+const NO_DRIVE: &str = "/drive/none";
 const SERIAL: &str = "/dev/ttyS0";
 /// Files that call one another, at most.
 const MAX_DEPTH: u32 = 16;
 
 pub(crate) struct Shell {
+    /// The drive of Windows.
     drive: PathBuf,
+    /// The places of drives by their letters.
+    letters: BTreeMap<char, PathBuf>,
     pub(crate) registry: Registry,
     variables: BTreeMap<String, String>,
     /// The current folder.
@@ -48,9 +54,28 @@ impl Shell {
             ("TEMP", "C:\\Windows\\Temp"),
         ];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        let folder = "C:\\Windows\\System32".to_owned();
-        let drive = drive.to_owned();
-        Self { drive, registry, variables, folder, sink: None, status: 0, depth: 0, counts: (0, 0) }
+        Self {
+            drive: drive.to_owned(),
+            letters: [('C', drive.to_owned())].into(),
+            registry,
+            variables,
+            folder: "C:\\Windows\\System32".to_owned(),
+            sink: None,
+            status: 0,
+            depth: 0,
+            counts: (0, 0),
+        }
+    }
+
+    /// In Windows PE, whose own drive is X:. The others have the letters from C: on.
+    pub(crate) fn in_windows_pe(own: &Path, others: &[Drive]) -> Self {
+        let mut shell = Self::new(own, Registry::default());
+        shell.letters = ('C'..).zip(others.iter().map(|it| it.root.clone())).collect();
+        shell.letters.insert('X', own.to_owned());
+        for value in shell.variables.values_mut().chain([&mut shell.folder]) {
+            *value = value.replacen("C:", "X:", 1);
+        }
+        shell
     }
 
     pub(crate) fn lines(&self) -> u32 {
@@ -74,7 +99,7 @@ impl Shell {
     pub(crate) fn run(&mut self, line: &str) -> i32 {
         let variables = &self.variables;
         let variable = |name: &str| variables.get(&name.to_ascii_uppercase()).cloned();
-        let text = batch::expand(line, &variable, &[]);
+        let text = batch::expand_known(line, &variable);
         self.simple(&Simple { text, output: None }, &[]);
         self.status
     }
@@ -82,9 +107,13 @@ impl Shell {
     /// The file of a path of Windows.
     fn file(&self, path: &str) -> PathBuf {
         let path = path.trim_matches('"');
-        match path.get(1..2) == Some(":") {
-            true => files::below(&self.drive, &path[2..]),
-            false if path.starts_with('\\') => files::below(&self.drive, path),
+        if let Some((letter, rest)) = path.split_once(':') {
+            let letter = letter.to_ascii_uppercase();
+            let drive = letter.parse().ok().and_then(|letter: char| self.letters.get(&letter));
+            return drive.map_or_else(|| NO_DRIVE.into(), |drive| files::below(drive, rest));
+        }
+        match path.starts_with('\\') {
+            true => files::below(&self.drive, path),
             false => files::below(&self.drive, &format!("{}\\{path}", &self.folder[2..])),
         }
     }
@@ -160,6 +189,19 @@ impl Shell {
                     Next::Line
                 }
             };
+        }
+        if word.eq_ignore_ascii_case("for") {
+            let Some(bodies) = batch::for_each(rest) else {
+                self.missing(line);
+                return Next::Line;
+            };
+            for body in bodies {
+                match self.expanded(&body, arguments) {
+                    Next::Line => {}
+                    other => return other,
+                }
+            }
+            return Next::Line;
         }
         for (join, simple) in batch::commands(line) {
             let due = match join {
@@ -402,6 +444,27 @@ mod test {
         exit /b 0\r\n\
         :end\r\n\
         exit /b 7\r\n";
+
+    #[test]
+    fn windows_pe_finds_the_script_of_another_drive() {
+        let places = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [own, stick] = places.each_ref().map(tempfile::TempDir::path);
+        fs::create_dir_all(stick.join("a")).unwrap();
+        let script = "md \"%SystemRoot%\\Setup\" 2>nul\r\n\
+            copy /y \"%~f0\" \"%SystemRoot%\\Setup\\b.cmd\" >nul\r\n\
+            for %%d in (D E) do if not exist %%d:\\a echo %1 %%d>>X:\\log\r\n";
+        fs::write(stick.join("a/b.cmd"), script).unwrap();
+        let drive = Drive {
+            kind: super::super::drives::Kind::RemovableReadOnly,
+            is_cd: false,
+            root: stick.to_owned(),
+        };
+        let mut shell = Shell::in_windows_pe(own, &[drive]);
+        let line = "cmd.exe /c for %d in (C D) do if exist %d:\\a\\b.cmd call %d:\\a\\b.cmd begin";
+        assert_eq!((shell.run(line), shell.unknown()), (0, 0));
+        assert_eq!(fs::read_to_string(own.join("log")).unwrap(), "begin D\r\nbegin E\r\n");
+        assert_eq!(fs::read_to_string(own.join("Windows/Setup/b.cmd")).unwrap(), script);
+    }
 
     #[test]
     fn scripts_run_as_in_windows() {
