@@ -28,10 +28,10 @@ fn main() -> ExitCode {
         Test::new(name, move || pod::installs(&case))
     };
     let tests = vec![
-        of("a_pod_installs_to_scsi", CLIENT, "scsi", true, &[]),
+        of("a_pod_installs_to_scsi", CLIENT, "scsi", true, &[]).thorough(),
         of("a_pod_installs_to_sata_without_drivers", CLIENT, "sata", false, &[]).thorough(),
         of("a_pod_installs_a_server", SERVER, "nvme", true, &[]).thorough(),
-        Test::new("the_medium_asks_for_a_key", direct::asks).thorough(),
+        Test::new("the_medium_asks_for_a_key", direct::asks),
         of("a_pod_installs_to_virtio", CLIENT, "blk", true, &[]).thorough(),
         of("a_pod_installs_without_secure_boot", CLIENT, "nvme", true, &[PLAIN]).thorough(),
         Test::new("setup_installs_to_nvme", || direct::installs("nvme")).thorough(),
