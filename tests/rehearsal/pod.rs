@@ -18,7 +18,7 @@ use transom_tests::program::{Running, said};
 use transom_tests::{lab, say};
 
 use super::medium;
-use super::steps::{BOOT, INSTALL_BAT, STOPPED, Setup};
+use super::steps::{BOOT, INSTALL_BAT, STOPPED, Setup, in_the_log};
 
 /// The address of the pod in its network.
 const ADDRESS: &str = "10.99.0.2";
@@ -70,7 +70,7 @@ pub(crate) fn installs(case: &Case) -> anyhow::Result<()> {
     let mut pod = place.start(case)?;
     let mut log = Log::default();
     for words in case.setup.steps() {
-        log.reach(&mut pod, &words)?;
+        log.reach(&mut pod, in_the_log(&words))?;
     }
     said_all(case, &pod.stdout.text())?;
     if case.drivers {

@@ -52,6 +52,21 @@ const PASSWORD: &str = "a & \"b\" <한>";
 pub(crate) const INSTALL_BAT: &[u8] = b"@echo off\necho written by the user > %~dp0ran.txt\n\
     type %~dp0ran.txt\nexit /b 3\n";
 
+/// Reports of the guest, and their sentences in the pod's log.
+const REPORTS: [(&str, &str); 6] = [
+    ("transom-report: specialize", "Windows adapts itself to the machine"),
+    ("transom-report: setup-complete", "Windows is set up and waits for the first logon"),
+    ("transom-report: logged-on", "The first user is logged on"),
+    ("transom-report: install-started", "install.bat runs"),
+    ("transom-report: install-ended 3", "install.bat ended with status 3"),
+    ("transom-report: ready", "Windows is ready"),
+];
+
+/// The words in the pod's log in place of these at the serial port.
+pub(crate) fn in_the_log(words: &str) -> &str {
+    REPORTS.iter().find(|(report, _)| *report == words).map_or(words, |(_, sentence)| sentence)
+}
+
 impl Setup {
     /// The machine's words, in this order: Windows PE, specialize, and the first logon.
     pub(crate) fn steps(&self) -> Vec<String> {
