@@ -161,7 +161,7 @@ const MISTAKES: &[Mistake] = &[
         73,
         &["DISK_SIZE: ALLOCATE=Y needs 64M more", "are free", "enlarge the volume"],
     ),
-    ("ISO true", &[("STORAGE", "/gone")], 68, &["/custom.iso"]),
+    ("ISO true", &[("STORAGE", "/gone")], 13, &["STORAGE=/gone", "mount a volume there"]),
 ];
 
 #[test]

@@ -94,9 +94,10 @@ fn manifests_of_the_reference_image_work_unchanged() -> Result<()> {
         return Ok(());
     }
     let engine = Engine::get()?;
-    // Unchanged, the pod reports the missing ISO, and the engine restarts it again and again.
-    let host = Host::new(engine, "11")?;
-    let sentence = "mount its ISO as /custom.iso";
+    // The pod reports that this Windows is not downloaded, and the engine restarts it again and
+    // again.
+    let host = Host::new(engine, "tiny11")?;
+    let sentence = "mount it as /custom.iso";
     until(|| host.podman(&["logs", CONTAINER]), sentence)?;
     drop(host);
     let host = Host::new(engine, "probe")?;
