@@ -14,7 +14,7 @@ pub mod testutil;
 pub mod udf;
 pub mod wim;
 pub mod windows;
-mod xml;
+pub mod xml;
 
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};

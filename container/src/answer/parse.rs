@@ -9,6 +9,7 @@ use std::ops::Range;
 use anyhow::{Context as _, bail, ensure};
 
 use super::xml::{Content, Element, is_character};
+use crate::media::xml::character;
 
 /// Maximum length of a document, in bytes.
 pub const MAX_LENGTH: usize = 1 << 20;
@@ -257,22 +258,8 @@ fn unescape(raw: &str) -> anyhow::Result<String> {
         text.push_str(&parts[..start]);
         let rest = &parts[start + 1..];
         let end = rest.find(';').filter(|end| *end <= 10).context("& must be written as &amp;")?;
-        let number = |digits: &str, radix| {
-            let number = u32::from_str_radix(digits, radix).ok();
-            number.and_then(char::from_u32).filter(|letter| is_character(*letter))
-        };
         let name = &rest[..end];
-        let letter = match name {
-            "amp" => Some('&'),
-            "lt" => Some('<'),
-            "gt" => Some('>'),
-            "quot" => Some('"'),
-            "apos" => Some('\''),
-            _ => match name.strip_prefix("#x") {
-                Some(digits) => number(digits, 16),
-                None => name.strip_prefix('#').and_then(|digits| number(digits, 10)),
-            },
-        };
+        let letter = character(name).filter(|letter| is_character(*letter));
         text.push(letter.with_context(|| format!("&{name}; is not defined"))?);
         parts = &rest[end + 1..];
     }

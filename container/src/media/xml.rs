@@ -1,7 +1,7 @@
 //! The XML of WIM files: elements, attributes and text. Document types do not occur there, and are
 //! errors, so no entity is longer than its reference.
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 
 /// Maximum depth of elements.
 const MAX_DEPTH: usize = 32;
@@ -93,30 +93,29 @@ fn unescape(text: &str) -> anyhow::Result<String> {
     while let Some((before, after)) = rest.split_once('&') {
         plain.push_str(before);
         let (name, after) = after.split_once(';').context("a reference without an end")?;
-        plain.push(character(name)?);
+        let character = character(name);
+        plain.push(character.with_context(|| format!("&{}; is unknown", shown(name)))?);
         rest = after;
     }
     plain.push_str(rest);
     Ok(plain)
 }
 
-fn character(name: &str) -> anyhow::Result<char> {
+/// The character of a reference: a number, or one of the five entities.
+pub fn character(name: &str) -> Option<char> {
     let number = match (name.strip_prefix("#x"), name.strip_prefix('#')) {
         (Some(hex), _) => u32::from_str_radix(hex, 16).ok(),
         (_, Some(decimal)) => decimal.parse().ok(),
         _ => None,
     };
-    Ok(match name {
-        "amp" => '&',
-        "lt" => '<',
-        "gt" => '>',
-        "quot" => '"',
-        "apos" => '\'',
-        _ => match number.and_then(char::from_u32) {
-            Some(character) => character,
-            None => bail!("&{}; is unknown", shown(name)),
-        },
-    })
+    match name {
+        "amp" => Some('&'),
+        "lt" => Some('<'),
+        "gt" => Some('>'),
+        "quot" => Some('"'),
+        "apos" => Some('\''),
+        _ => number.and_then(char::from_u32),
+    }
 }
 
 /// The start of a name, for an error.

@@ -88,26 +88,10 @@ mod test {
     use std::sync::Arc;
 
     use super::*;
-    use crate::device::{Access, Device, Kind, Region, Saved};
+    use crate::bus::Inert;
+    use crate::device::Kind;
     use crate::pci::{Address, Id, Identity, Interrupt};
     use crate::testutil::Bench;
-
-    struct Plain;
-
-    impl Device for Plain {
-        fn read(&mut self, _: Region, _: u64, _: &mut [u8]) -> Access {
-            Access::Ignored
-        }
-        fn write(&mut self, _: Region, _: u64, _: &[u8]) -> Access {
-            Access::Ignored
-        }
-        fn park(&mut self) -> Saved {
-            Saved::default()
-        }
-        fn run(&mut self, _: Saved) -> anyhow::Result<()> {
-            Ok(())
-        }
-    }
 
     const AT: Address = Address::new(2, 0);
 
@@ -128,7 +112,7 @@ mod test {
             .add("plain", |grants| {
                 let slot = grants.pci(identity)?;
                 *keep.lock().unwrap() = Some(slot.interrupt.clone());
-                Ok(slot.wrap(Box::new(Plain)))
+                Ok(slot.wrap(Box::new(Inert(()))))
             })
             .unwrap();
         bench.board.run(Vec::new()).unwrap();

@@ -4,7 +4,7 @@ use core::sync::atomic::{Ordering, fence};
 use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::disk::{Disk, Operation, Request, Shape};
-use crate::io::{read16, read32, read64, tsc, write32, write64};
+use crate::io::{read16, read32, read64, write32, write64};
 use crate::memory::Room;
 use crate::msix;
 use crate::paging::map_device;
@@ -129,13 +129,13 @@ impl Ahci {
     fn start(&mut self, room: &mut Room, cpu: &Cpu) -> Option<()> {
         let bar = self.bar;
         write32(bar + GHC, RESET);
-        wait(cpu, || read32(bar + GHC) & RESET == 0)?;
+        cpu.wait(TIMEOUT_MS, || read32(bar + GHC) & RESET == 0)?;
         for (register, address) in [(CLB, self.list), (FB, room.take(256)?)] {
             write32(bar + register, address as u32);
             write32(bar + register + 4, (address >> 32) as u32);
         }
         write32(bar + CMD, RECEIVE);
-        wait(cpu, || read32(bar + TFD) & BUSY == 0)?;
+        cpu.wait(TIMEOUT_MS, || read32(bar + TFD) & BUSY == 0)?;
         write32(bar + SERR, u32::MAX);
         write32(bar + CMD, RECEIVE | START);
         (read32(bar + SIG) == DISK).then_some(())
@@ -147,7 +147,7 @@ impl Ahci {
         self.describe(0, &Command { fis, flags: 0, address: page, length: 512 });
         let bar = self.bar;
         write32(bar + CI, 1);
-        wait(cpu, || read32(bar + CI) & 1 == 0 || read32(bar + PORT_IS) & ERRORS != 0)?;
+        cpu.wait(TIMEOUT_MS, || read32(bar + CI) & 1 == 0 || read32(bar + PORT_IS) & ERRORS != 0)?;
         let word = |number: u64| read16(page + 2 * number);
         // Words 117 and 118: larger sectors, in units of two bytes.
         if word(106) & 0xd000 == 0x5000 {
@@ -191,16 +191,6 @@ impl Ahci {
         self.issued |= slots;
         write32(self.bar + CI, slots);
     }
-}
-
-fn wait(cpu: &Cpu, mut until: impl FnMut() -> bool) -> Option<()> {
-    let start = tsc();
-    while !until() {
-        if cpu.nanoseconds(tsc() - start) > TIMEOUT_MS * 1_000_000 {
-            return None;
-        }
-    }
-    Some(())
 }
 
 impl Disk for Ahci {

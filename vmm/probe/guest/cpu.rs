@@ -25,6 +25,17 @@ impl Cpu {
     pub(crate) fn nanoseconds(&self, counts: u64) -> u64 {
         (u128::from(counts) * 1_000_000_000 / u128::from(self.tsc_hz.max(1))) as u64
     }
+
+    /// Polls until a condition holds. Returns `None` if that takes too long.
+    pub(crate) fn wait(&self, timeout_ms: u64, mut until: impl FnMut() -> bool) -> Option<()> {
+        let start = tsc();
+        while !until() {
+            if self.nanoseconds(tsc() - start) > timeout_ms * 1_000_000 {
+                return None;
+            }
+        }
+        Some(())
+    }
 }
 
 pub(crate) fn check(session: &mut Session, clock: Option<&Clock>) -> Cpu {

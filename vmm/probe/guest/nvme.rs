@@ -5,7 +5,7 @@ use core::sync::atomic::{Ordering, fence};
 use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::disk::{DEPTH, Disk, Operation, Request, Shape};
-use crate::io::{read8, read16, read32, read64, tsc, write32, write64};
+use crate::io::{read8, read16, read32, read64, write32, write64};
 use crate::memory::Room;
 use crate::msix;
 use crate::paging::map_device;
@@ -163,14 +163,14 @@ impl Nvme {
     fn enable(&mut self, cpu: &Cpu) -> Option<()> {
         let bar = self.bar;
         write32(bar + CC, 0);
-        wait(cpu, || read32(bar + CSTS) & READY == 0)?;
+        cpu.wait(TIMEOUT_MS, || read32(bar + CSTS) & READY == 0)?;
         write32(bar + AQA, (ADMIN_ENTRIES - 1) << 16 | (ADMIN_ENTRIES - 1));
         for (register, address) in [(ASQ, self.admin.submission), (ACQ, self.admin.completion)] {
             write32(bar + register, address as u32);
             write32(bar + register + 4, (address >> 32) as u32);
         }
         write32(bar + CC, RUN);
-        wait(cpu, || read32(bar + CSTS) & READY != 0)
+        cpu.wait(TIMEOUT_MS, || read32(bar + CSTS) & READY != 0)
     }
 
     fn identify(&mut self, room: &mut Room, cpu: &Cpu) -> Option<()> {
@@ -200,7 +200,7 @@ impl Nvme {
         // The controller always reads the doorbell registers of the admin queue.
         write32(self.bar + DOORBELLS, self.admin.tail);
         let mut status = None;
-        wait(cpu, || {
+        cpu.wait(TIMEOUT_MS, || {
             status = self.admin.done();
             status.is_some()
         })?;
@@ -265,16 +265,6 @@ fn command(opcode: u32, namespace: u32, data: [u64; 2], own: [u32; 3]) -> [u32; 
     command[8..10].copy_from_slice(&second);
     command[10..13].copy_from_slice(&own);
     command
-}
-
-fn wait(cpu: &Cpu, mut until: impl FnMut() -> bool) -> Option<()> {
-    let start = tsc();
-    while !until() {
-        if cpu.nanoseconds(tsc() - start) > TIMEOUT_MS * 1_000_000 {
-            return None;
-        }
-    }
-    Some(())
 }
 
 impl Disk for Nvme {
