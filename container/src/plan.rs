@@ -28,6 +28,7 @@ use crate::settings::settle::{Sizes, settle};
 use crate::settings::value::{self, MIB, Value as _};
 use crate::settings::version::Version;
 use crate::settings::{Compat, Settings};
+use crate::setup_disk::drivers::Drivers;
 use crate::source::Source;
 use crate::state::{self, Found, Next, Step, Wanted, name};
 use crate::status::{self, Failure, Status};
@@ -125,6 +126,18 @@ impl Plan {
     /// The error if Windows' drivers for the disk are missing.
     pub fn drivers_error(&self) -> Option<anyhow::Error> {
         self.unattended.as_ref()?.controller(&self.input).err()
+    }
+
+    /// Goes on without Windows' drivers, which could not be downloaded.
+    pub fn do_without_drivers(&mut self) -> anyhow::Result<()> {
+        let Some(unattended) = &mut self.unattended else { return Ok(()) };
+        unattended.remote = None;
+        unattended.missing = Drivers::none().missing;
+        if unattended.is_new {
+            let bus = unattended.controller(&self.input)?;
+            self.warnings.extend(drivers::lack(&self.input, &unattended.missing, bus));
+        }
+        Ok(())
     }
 
     /// Name of the guest for people: APP, or "the probe" if that runs and APP is not set.

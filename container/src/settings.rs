@@ -39,7 +39,7 @@ use self::trust::{Origins, Proxies};
 use self::value::{Cores, Disk, Port, Ram, Secret, Value, Within, choices, switch};
 use self::version::Version;
 use self::words::{
-    Domain, Edition, FileName, HostList, HostName, Interface, Mask, PathOrUrl, Ports, ProductKey,
+    Domain, DriversFrom, Edition, FileName, HostList, HostName, Interface, Mask, Ports, ProductKey,
     ProxyUrl, UserName, Workgroup, Zone,
 };
 
@@ -159,8 +159,8 @@ pub struct Media {
     pub mido: bool,
     /// Number of parallel connections of a download.
     pub connections: Within<1, 16>,
-    /// The ISO image with Windows' drivers.
-    pub drivers: Option<PathOrUrl>,
+    /// The ISO image with Windows' drivers, if it is not the usual one.
+    pub drivers: Option<DriversFrom>,
 }
 
 /// How the pod reaches web servers.

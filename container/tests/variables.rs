@@ -53,6 +53,7 @@ const CASES: &[Case] = cases! {
     "CONNECTIONS" "16" => "16" not "17";
     "UNPACK" "enable" => "not unpacked";
     "DRIVERS" "/srv/virtio-win.iso" => "/srv/virtio-win.iso" not "virtio-win.iso";
+    "DRIVERS" "no" => "N" not "Y";
     "HTTPS_PROXY" "http://me:pw@proxy:3128" => "http://***@proxy:3128" not "a\tb";
     "HTTP_PROXY" "proxy:3128" => "http://proxy:3128" not "a\tb";
     "NO_PROXY" ".svc,10.0.0.1" => ".svc,10.0.0.1" not "a\tb";

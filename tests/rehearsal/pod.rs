@@ -198,6 +198,9 @@ impl Place {
         ];
         command.envs(paths).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("ERROR_HOLD", "0");
         command.envs(SMALL).envs(case.setup.settings.iter().copied()).env("DISK_TYPE", case.disk);
+        if !case.drivers {
+            command.env("DRIVERS", "N");
+        }
         Running::spawn(command.envs(case.words.iter().copied()))
     }
 

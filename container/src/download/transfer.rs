@@ -78,6 +78,14 @@ pub async fn fetch(client: &Client, wanted: &Wanted, story: &Story) -> Result<()
     download.finish()
 }
 
+/// Asks the server whether it has the file, unless it is there.
+pub(super) async fn check(client: &Client, wanted: &Wanted) -> Result<(), Fault> {
+    if wanted.path.exists() {
+        return Ok(());
+    }
+    again(client, || offer(client, wanted)).await.map(drop)
+}
+
 /// Removes what an unfinished download has left.
 pub fn forget(path: &Path) {
     for path in [part(path), note(path)] {

@@ -10,6 +10,7 @@ use crate::disks::{self, below};
 use crate::settings::environment::ParsedEnvironment;
 use crate::settings::translate::Bus;
 use crate::settings::value::Value as _;
+use crate::settings::words::DriversFrom;
 use crate::settings::{NetworkKind, Settings};
 use crate::setup_disk::drivers::Drivers;
 use crate::setup_disk::iso;
@@ -20,34 +21,43 @@ use crate::status::{Failure, Status};
 /// if there is none, or if that of DRIVERS has to be downloaded first.
 pub fn local(settings: &Settings, root: &Path) -> anyhow::Result<Option<PathBuf>> {
     let volume = below(root, &settings.storage.folder);
-    if let Some(named) = &settings.media.drivers {
-        if let Some(url) = named.url() {
+    match &settings.media.drivers {
+        Some(DriversFrom::Url(url)) => {
             let path = volume.join(name::of_drivers(url));
-            return Ok(path.is_file().then_some(path));
+            Ok(path.is_file().then_some(path))
         }
-        let path = below(root, Path::new(&named.0));
-        if !path.is_file() {
-            let shown = named.show();
-            let sentence =
-                format!("DRIVERS={shown}: there is no such file: mount virtio-win's ISO");
-            return Err(Failure::new(Status::Missing, sentence));
+        Some(named @ DriversFrom::Path(path)) => {
+            let path = below(root, path);
+            if !path.is_file() {
+                let shown = named.show();
+                let sentence =
+                    format!("DRIVERS={shown}: there is no such file: mount virtio-win's ISO");
+                return Err(Failure::new(Status::Missing, sentence));
+            }
+            Ok(Some(path))
         }
-        return Ok(Some(path));
+        Some(DriversFrom::Nowhere) | None => {
+            let fixed = [root, &volume].map(|folder| folder.join("drivers.iso"));
+            Ok(fixed.into_iter().find(|path| path.is_file()).or_else(|| newest(&volume)))
+        }
     }
-    let fixed = [root, &volume].map(|folder| folder.join("drivers.iso"));
-    let mut found: Vec<_> = fixed.into_iter().filter(|path| path.is_file()).collect();
-    let entries = std::fs::read_dir(&volume).into_iter().flatten().flatten();
-    let mut downloaded: Vec<_> = entries
-        .map(|entry| entry.path())
-        .filter(|path| {
-            let small = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            let small = small.to_ascii_lowercase();
-            small.starts_with(name::DRIVERS) && small.ends_with(".iso") && path.is_file()
-        })
-        .collect();
-    downloaded.sort();
-    found.extend(downloaded.pop());
-    Ok(found.into_iter().next())
+}
+
+/// The newest `virtio-win*.iso` in a folder.
+fn newest(folder: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(folder).ok()?.flatten();
+    let versions = entries.filter_map(|entry| {
+        let name = entry.file_name().to_str()?.to_ascii_lowercase();
+        let fits = name.starts_with(name::DRIVERS) && name.ends_with(".iso");
+        (fits && entry.path().is_file()).then(|| (numbers(&name), name, entry.path()))
+    });
+    versions.max().map(|(_, _, path)| path)
+}
+
+/// The numbers in a name, so that 0.1.271 is after 0.1.9.
+fn numbers(name: &str) -> Vec<u64> {
+    let parts = name.split(|letter: char| !letter.is_ascii_digit());
+    parts.filter(|part| !part.is_empty()).map(|it| it.parse().unwrap_or(u64::MAX)).collect()
 }
 
 /// Whether the system disk has nothing that could need its controller.
@@ -107,7 +117,7 @@ pub(super) fn lack(input: &ParsedEnvironment, missing: &[&str], bus: Bus) -> Opt
         .then(|| "Windows has no network until you install NetKVM".to_owned());
     let what: Vec<_> = disk.into_iter().chain(network).collect();
     let what = what.join(", and ");
-    let out = "mount virtio-win's ISO as /drivers.iso before the installation, or set \
-               DRIVERS=URL#sha256=…: it is not downloaded without a known checksum";
+    let out = "mount virtio-win's ISO as /drivers.iso before the installation, or set DRIVERS to \
+               its URL";
     (!what.is_empty()).then(|| format!("Windows' drivers are missing: {what}: {out}"))
 }

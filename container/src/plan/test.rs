@@ -205,7 +205,7 @@ fn the_plan_shows_what_is_installed() {
     );
     assert_eq!(installs(&[("MANUAL", "Y")], iso).0, Value::Null);
     assert_eq!(installs(&[], &["storage/data.img", "storage/windows.boot"]).0, Value::Null);
-    let (_, missing) = installs(&[("DISK_TYPE", "scsi")], iso);
+    let (_, missing) = installs(&[("DISK_TYPE", "scsi"), ("DRIVERS", "N")], iso);
     assert!(missing.starts_with("DISK_TYPE=scsi: Windows Setup needs the driver vioscsi"));
     // Mistakes in the user's answer file are found before anything is created.
     let error = plan(&[], &["custom.iso", "custom.xml"]).unwrap_err();

@@ -10,12 +10,14 @@ use crate::answer::target::Target;
 use crate::answer::xml::Secrets;
 use crate::answer::{self, AUTOUNATTEND, Answers, INSTALL_BAT, SetupFile, from_settings};
 use crate::disks::below;
+use crate::download::drivers::Remote;
 use crate::media::windows::Media;
 use crate::settings::environment::ParsedEnvironment;
 use crate::settings::settle::Sizes;
 use crate::settings::translate::Bus;
 use crate::settings::version::Version;
 use crate::settings::{Compat, Settings};
+use crate::setup_disk::drivers::Drivers;
 use crate::source::Source;
 
 use super::drivers;
@@ -28,8 +30,8 @@ pub struct Unattended {
     pub custom: Option<(PathBuf, Kind)>,
     /// The ISO image with Windows' drivers.
     pub bundle: Option<PathBuf>,
-    /// The address from which that image is downloaded first.
-    pub bundle_url: Option<String>,
+    /// That image, if it has to be downloaded first.
+    pub remote: Option<Remote>,
     /// Drivers that it does not have, as far as is known.
     pub missing: Vec<&'static str>,
     /// The system disk is new.
@@ -63,14 +65,20 @@ impl Unattended {
         let volume = below(root, &settings.storage.folder);
         let custom = custom::find(root, &volume, &target.id)?;
         let bundle = drivers::local(settings, root)?;
-        let named = settings.media.drivers.as_ref().filter(|_| bundle.is_none());
-        let bundle_url = named.and_then(|named| named.url()).map(str::to_owned);
-        let missing = match bundle_url {
+        let remote = Remote::of(settings)?.filter(|_| bundle.is_none());
+        let missing = match remote {
             Some(_) => Vec::new(),
             None => drivers::read(bundle.as_deref(), target.release)?.missing,
         };
         let is_new = drivers::is_new_disk(settings, root);
-        Ok(Self { target, custom, bundle, bundle_url, missing, is_new })
+        Ok(Self { target, custom, bundle, remote, missing, is_new })
+    }
+
+    /// Whether the installation can go on if its drivers cannot be downloaded.
+    pub fn needs_drivers(&self, input: &ParsedEnvironment) -> bool {
+        let is_asked = self.remote.as_ref().is_some_and(|remote| !remote.is_usual);
+        let all = Drivers::none().missing;
+        is_asked || drivers::controller(input, &all, self.is_new).is_err()
     }
 
     /// Whether the account's password is a made one: PASSWORD is not set, and no answer file of the

@@ -4,7 +4,7 @@
 //! Internet, and parses what comes from there. Signals end it, and what has arrived is kept for the
 //! next start.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ use tokio::time::timeout;
 
 use super::stop::Signals;
 use super::thread::run_in_thread;
-use crate::download::{Job, drivers};
+use crate::download::Job;
+use crate::download::drivers::{self, Remote};
 use crate::jail;
 use crate::plan::Plan;
 use crate::settings::environment::Environment;
@@ -26,13 +27,34 @@ use crate::story::Story;
 /// How long a stopped download may write what has arrived to the disk.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A download that a plan needs.
+/// Something to ask web servers for.
 enum Task {
+    /// Whether the drivers are to be had.
+    Check(drivers::Job),
     Medium(Job),
     Drivers(drivers::Job),
 }
 
 impl Task {
+    /// Drivers that the installation cannot do without are looked for before the medium is
+    /// downloaded, which is large.
+    fn check(plan: &Plan) -> anyhow::Result<Option<Self>> {
+        let settings = &plan.input.settings;
+        if !matches!(plan.source, Source::Download(_)) || settings.windows.manual {
+            return Ok(None);
+        }
+        let remote = match &plan.unattended {
+            Some(unattended) => {
+                unattended.remote.clone().filter(|_| unattended.needs_drivers(&plan.input))
+            }
+            // Which Windows it is, is not known yet.
+            None => Remote::of(settings)?.filter(|remote| !remote.is_usual),
+        };
+        let folder = &settings.storage.folder;
+        let job = remote.map(|remote| drivers::Job::new(settings, &remote, folder));
+        Ok(job.transpose()?.map(Self::Check))
+    }
+
     fn medium(plan: &Plan) -> anyhow::Result<Option<Self>> {
         let settings = &plan.input.settings;
         match plan.source {
@@ -45,17 +67,17 @@ impl Task {
 
     fn drivers(plan: &Plan) -> anyhow::Result<Option<Self>> {
         let settings = &plan.input.settings;
-        let Some(url) = plan.unattended.as_ref().and_then(|it| it.bundle_url.as_ref()) else {
-            return Ok(None);
-        };
-        let job = drivers::Job::new(settings, url, &settings.storage.folder)?;
-        Ok(Some(Self::Drivers(job)))
+        let remote = plan.unattended.as_ref().and_then(|it| it.remote.as_ref());
+        let folder = &settings.storage.folder;
+        let job = remote.map(|remote| drivers::Job::new(settings, remote, folder));
+        Ok(job.transpose()?.map(Self::Drivers))
     }
 
-    async fn run(self, story: &Story) -> anyhow::Result<PathBuf> {
+    async fn run(self, story: &Story) -> anyhow::Result<()> {
         match self {
-            Self::Medium(job) => job.run(story).await,
-            Self::Drivers(job) => job.run(story).await,
+            Self::Check(job) => job.check().await,
+            Self::Medium(job) => job.run(story).await.map(drop),
+            Self::Drivers(job) => job.run(story).await.map(drop),
         }
     }
 }
@@ -68,12 +90,25 @@ pub(super) async fn fetch(
     story: &Arc<Story>,
     signals: &mut Signals,
 ) -> anyhow::Result<Result<Arc<Plan>, u8>> {
+    if let Some(check) = Task::check(&plan)?
+        && let Err(status) = run(check, story, signals).await?
+    {
+        return Ok(Err(status));
+    }
     for of in [Task::medium, Task::drivers] {
         let Some(task) = of(&plan)? else { continue };
-        if let Err(status) = run(task, story, signals).await? {
-            return Ok(Err(status));
+        let is_optional = matches!(task, Task::Drivers(_)) && !needs_drivers(&plan);
+        let missing = match run(task, story, signals).await {
+            Ok(Ok(())) => None,
+            Ok(Err(status)) => return Ok(Err(status)),
+            Err(error) if is_optional => Some(error),
+            Err(error) => return Err(error),
+        };
+        let mut new = Plan::make(environment, Path::new("/"))?;
+        if let Some(error) = missing {
+            tracing::warn!("{error:#}");
+            new.do_without_drivers()?;
         }
-        let new = Plan::make(environment, Path::new("/"))?;
         if of(&new)?.is_some() {
             let sentence = "the file that was downloaded is gone: start again";
             return Err(Failure::new(Status::Download, sentence));
@@ -82,6 +117,10 @@ pub(super) async fn fetch(
         plan = Arc::new(new);
     }
     Ok(Ok(plan))
+}
+
+fn needs_drivers(plan: &Plan) -> bool {
+    plan.unattended.as_ref().is_some_and(|it| it.needs_drivers(&plan.input))
 }
 
 /// Logs what a plan knows that the one before the download did not.
@@ -125,7 +164,7 @@ async fn run(
         let runtime = Builder::new_current_thread().enable_all().build().context("threads")?;
         let done = runtime.block_on(async {
             tokio::select! {
-                got = task.run(&story) => got.map(drop),
+                got = task.run(&story) => got,
                 _ = stopped => Ok(()),
             }
         });

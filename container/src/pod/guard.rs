@@ -292,7 +292,7 @@ mod test {
                 target,
                 custom: None,
                 bundle: None,
-                bundle_url: None,
+                remote: None,
                 missing,
                 is_new: true,
             };

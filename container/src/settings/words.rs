@@ -1,6 +1,7 @@
 //! Values with a grammar of their own: addresses, ports, names, keys, time zones.
 
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 use host::mac::Mac;
@@ -143,12 +144,39 @@ texts! {
     Domain "domain": check_domain, str::to_owned;
     Zone "time zone": check_zone, str::to_owned;
     HostList "host names, comma-separated": check_line, quote;
-    PathOrUrl "path or URL": check_path_or_url, shown_url;
 }
 
-impl PathOrUrl {
-    pub fn url(&self) -> Option<&str> {
-        (!self.0.starts_with('/')).then_some(&*self.0)
+/// Where the ISO image with Windows' drivers is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DriversFrom {
+    /// It is not downloaded.
+    Nowhere,
+    Path(PathBuf),
+    Url(String),
+}
+
+impl Value for DriversFrom {
+    const ACCEPTS: &'static str = "path, URL or N";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        check_line(text)?;
+        if matches!(bool::read(text), Ok(false)) {
+            return Ok(Self::Nowhere);
+        }
+        if text.starts_with('/') {
+            return Ok(Self::Path(text.into()));
+        }
+        let is_url = ["https://", "http://"].iter().any(|start| text.starts_with(start));
+        let out = "give the path or the URL of an ISO image, which starts with / or https://, or N";
+        ensure!(is_url, out);
+        Ok(Self::Url(text.to_owned()))
+    }
+    fn show(&self) -> String {
+        match self {
+            Self::Nowhere => "N".into(),
+            Self::Path(path) => quote(&path.to_string_lossy()),
+            Self::Url(url) => shown_url(url),
+        }
     }
 }
 
@@ -183,13 +211,6 @@ fn shown_url(text: &str) -> String {
 fn check_line(text: &str) -> anyhow::Result<()> {
     ensure!(!text.contains(char::is_control), "it contains a control character: remove that");
     ensure!(text.len() <= 4096, "it is too long: give at most 4096 bytes");
-    Ok(())
-}
-
-fn check_path_or_url(text: &str) -> anyhow::Result<()> {
-    check_line(text)?;
-    let fits = ["/", "https://", "http://"].iter().any(|start| text.starts_with(start));
-    ensure!(fits, "give the path or the URL of an ISO image: it starts with / or https://");
     Ok(())
 }
 

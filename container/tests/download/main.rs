@@ -218,16 +218,38 @@ fn two_downloads_of_one_file_do_not_mix() {
 fn windows_drivers_come_from_their_address_with_its_checksum() {
     let world = World::new(vec![]);
     let mirror = format!("http://mirror.example.test/v.iso#sha256={}", world.server.site.sha256());
-    let path = world.bundle(&mirror).unwrap();
+    let path = world.drivers(&mirror, None).unwrap();
     assert!(world.is_whole("virtio-win-v.iso"), "{}", path.display());
     let proxied = world.server.site.take_requests();
     assert!(proxied.iter().all(|it| !it.starts_with("CONNECT")), "{proxied:?}");
     let wrong = format!("https://mirror.example.test/w.iso#sha256={}", "0".repeat(64));
     fs::remove_file(path).unwrap();
-    let error = world.bundle(&wrong).unwrap_err().to_string();
-    assert!(
-        error.contains("the SHA-256 checksum is") && error.contains("correct DRIVERS"),
-        "{error}"
-    );
+    let error = world.drivers(&wrong, None).unwrap_err().to_string();
+    assert!(error.contains("the SHA-256 checksum is") && error.contains("set DRIVERS"), "{error}");
     assert_eq!(world.names(), [""; 0]);
+}
+
+#[test]
+fn the_usual_drivers_have_their_length_and_checksum() {
+    let name = "virtio-win-0.1.271.iso";
+    let world = World::new(vec![]);
+    world.drivers("N", Some(world.usual())).unwrap();
+    assert!(world.is_whole(name));
+    let requests = world.server.site.take_requests();
+    let place = format!(
+        "fedorapeople.org/groups/virt/virtio-win/direct-downloads/archive-virtio/virtio-win-0.1.271-1/{name}"
+    );
+    assert!(requests.iter().any(|it| it.starts_with(&place)), "{requests:?}");
+    let of = |world: &World, place, usual| {
+        let sentence = world.drivers(place, usual).unwrap_err().to_string();
+        assert_eq!(world.names(), [""; 0]);
+        sentence
+    };
+    let world = World::new(vec![Fault::Checksum]);
+    let sentence = of(&world, "N", Some(world.usual()));
+    assert!(sentence.contains("the SHA-256 checksum is"), "{sentence}");
+    // A mirror of it is known by the file's name.
+    let mirror = format!("https://mirror.example.test/{name}");
+    let sentence = of(&World::new(vec![]), &mirror, None);
+    assert!(sentence.contains("has 726501376: the server has another file"), "{sentence}");
 }

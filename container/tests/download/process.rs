@@ -94,6 +94,46 @@ fn the_drivers_come_after_the_medium() {
     assert_eq!((code, world.names()), (Some(0), vec!["my.iso".to_owned()]), "{said}");
 }
 
+#[test]
+fn wrong_drivers_are_found_before_the_medium_is_downloaded() {
+    for (drivers, fault, words) in [
+        ("https://mirror.example.test/v.iso#sha256=12", None, "64 hexadecimal digits"),
+        ("https://mirror.example.test/v.iso", Some(Fault::Status(404)), "there is no such file"),
+        ("http://127.0.0.1:1/v.iso", None, "127.0.0.1"),
+    ] {
+        let world = World::new(fault.into_iter().collect());
+        for version in [ADDRESS, "11"] {
+            let words_set = [("DRIVERS", drivers), ("VERSION", version)];
+            let (code, said) = output(start_with(&world, &words_set));
+            assert_eq!(code, Some(68), "{said}");
+            assert!(said.contains(words) && said.contains("Windows' drivers cannot"), "{said}");
+            assert!(!said.contains("Downloading"), "{said}");
+            assert_eq!(world.names(), [""; 0]);
+        }
+    }
+}
+
+#[test]
+fn a_download_goes_on_without_the_usual_drivers_unless_the_disk_needs_them() {
+    let world = World::new(vec![]);
+    // The server has another file under that name.
+    let (code, said) = output(start_with(&world, &[("VERSION", "11")]));
+    assert_eq!((code, world.names()), (Some(0), vec!["win11x64.iso".to_owned()]), "{said}");
+    assert!(said.contains("Windows' drivers cannot be downloaded: "), "{said}");
+    assert!(said.contains("the new disk is DISK_TYPE=nvme"), "{said}");
+    std::fs::remove_file(world.place("win11x64.iso")).unwrap();
+    let (code, said) = output(start_with(&world, &[("VERSION", "11"), ("DISK_TYPE", "scsi")]));
+    assert_eq!((code, world.names()), (Some(68), Vec::new()), "{said}");
+    assert!(!said.contains("Downloading"), "{said}");
+    // Nobody asks for them.
+    world.server.site.take_requests();
+    let (code, said) = output(start_with(&world, &[("VERSION", "11"), ("DRIVERS", "N")]));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("the new disk is DISK_TYPE=nvme"), "{said}");
+    let requests = world.server.site.take_requests();
+    assert!(!requests.iter().any(|it| it.contains("fedorapeople")), "{requests:?}");
+}
+
 /// The number of bytes that a request asks for.
 fn length(request: &str) -> Option<u64> {
     let (start, end) = request.split_once("bytes=")?.1.split_once('-')?;

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use container::download::Job;
 use container::download::client::Patience;
-use container::download::{Job, drivers};
+use container::download::drivers::{self, Remote};
 use container::media::testutil::{Layout, install_cd, windows_11};
 use container::settings::{Settings, environment};
 use container::status::Status;
@@ -69,10 +70,25 @@ impl World {
         Builder::new_current_thread().enable_all().build()?.block_on(job.run(&self.story))
     }
 
-    /// Gets the drivers from this place.
-    pub(crate) fn bundle(&self, place: &str) -> anyhow::Result<PathBuf> {
-        let job = drivers::Job::new(&self.settings(&[]), place, self.volume.path())?;
-        Builder::new_current_thread().enable_all().build()?.block_on(job.run(&self.story))
+    /// Gets the drivers of DRIVERS, or of this image in place of the usual one.
+    pub(crate) fn drivers(&self, place: &str, usual: Option<Remote>) -> anyhow::Result<PathBuf> {
+        let settings = self.settings(&[("DRIVERS", place)]);
+        let remote = usual.map_or_else(|| Remote::of(&settings), |usual| Ok(Some(usual)))?;
+        let job = drivers::Job::new(&settings, &remote.unwrap(), self.volume.path())?;
+        let run = async {
+            job.check().await?;
+            job.run(&self.story).await
+        };
+        Builder::new_current_thread().enable_all().build()?.block_on(run)
+    }
+
+    /// What this server has, as if it were the usual image.
+    pub(crate) fn usual(&self) -> Remote {
+        Remote {
+            length: Some(self.iso.len() as u64),
+            sha256: Some(self.server.site.sha256().parse().unwrap()),
+            ..Remote::of(&self.settings(&[])).unwrap().unwrap()
+        }
     }
 
     pub(crate) fn refusal(&self, words: &[(&str, &str)]) -> (Status, String) {

@@ -66,8 +66,9 @@ pub(super) const MEDIA: &[Variable] = variables! {
     /// The number of parallel connections of a download.
     full "CONNECTIONS" = "4" (media.connections);
     /// The ISO of virtio-win with Windows' drivers for the disk and the network card: its path, or
-    /// a URL, which may end with `#sha256=` and the checksum. Defaults to /drivers.iso, or to
-    /// drivers.iso or virtio-win*.iso on the volume.
+    /// a URL, which may end with `#sha256=` and the checksum; `N` downloads none. Defaults to
+    /// /drivers.iso, or to drivers.iso or the newest virtio-win*.iso on the volume; without one,
+    /// virtio-win 0.1.271 is downloaded.
     full "DRIVERS" = "" (media.drivers): Missing;
     /// The download is an archive that contains the medium.
     ignored "UNPACK" = "N" => "archives are not unpacked: give the URL of the ISO image itself";
