@@ -335,9 +335,12 @@ fn files_are_copied_and_a_command_is_ignored() -> Result<()> {
     let copy = |words: &[&str], input: &[u8]| {
         pod.exec(&[&["/usr/bin/transom", "cp"], words].concat(), input)
     };
-    ensure!(copy(&["-", "/storage/custom.iso"], &bytes)?.0 == 0, "not stored");
-    ensure!(copy(&["custom.iso", "-"], &[])? == (0, bytes), "another file came back");
-    ensure!(copy(&["-", "custom.iso"], b"new")?.0 == 1, "a file is replaced");
+    let whole = bytes.len().to_string();
+    let into = |size: &str, file: &str| copy(&["--size", size, "-", file], &bytes);
+    ensure!(into("9999999", "/storage/custom.iso")?.0 == 1, "a part is stored");
+    ensure!(into(&whole, "/storage/custom.iso")?.0 == 0, "not stored");
+    ensure!(copy(&["custom.iso", "-"], &[])? == (0, bytes.clone()), "another file came back");
+    ensure!(into(&whole, "custom.iso")?.0 == 1, "a file is replaced");
     ensure!(copy(&["/etc/passwd", "-"], &[])? == (1, Vec::new()), "a file of the image came back");
     ensure!(pod.exec(&["/usr/bin/transom", "powershell"], &[])?.0 == 2, "an unknown command ran");
     pod.stop()

@@ -83,9 +83,10 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "cp",
-        usage: "FILE - | - FILE",
+        usage: "FILE - | --size BYTES - FILE",
         help: "Copies a file of the volume (STORAGE) to standard output, or standard input to a \
-               new file there, and prints the number of bytes. Existing files are not replaced.",
+               new file there, and prints the number of bytes. Existing files are not replaced, \
+               and the new one appears only if all BYTES came.",
         run: copy_file,
     },
     Command {
@@ -303,9 +304,8 @@ fn execute(words: &[String]) -> anyhow::Result<u8> {
 }
 
 fn copy_file(words: &[String]) -> anyhow::Result<u8> {
-    let wrong = || usage("cp takes FILE - (to standard output) or - FILE (from standard input)");
-    let [from, to] = words else { return Err(wrong()) };
-    let direction = copy::direction(from, to).ok_or_else(wrong)?;
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let direction = copy::direction(&words).map_err(usage)?;
     let volume = settings()?.storage.folder;
     let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
     let bytes = copy::run(&direction, &volume, &mut input, &mut output)?;

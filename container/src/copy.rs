@@ -25,17 +25,33 @@ const MODE: u32 = 0o644;
 pub enum Copy<'a> {
     /// From the volume to standard output.
     Out(&'a str),
-    /// From standard input to the volume.
-    In(&'a str),
+    /// This number of bytes from standard input to the volume. A connection that breaks looks like
+    /// the end of standard input, so the number says whether all of them came.
+    In(&'a str, u64),
 }
 
-/// Reads the arguments `FILE -` or `- FILE`.
-pub fn direction<'a>(from: &'a str, to: &'a str) -> Option<Copy<'a>> {
-    match (from, to) {
-        ("-", "-") => None,
-        (file, "-") => Some(Copy::Out(file)),
-        ("-", file) => Some(Copy::In(file)),
-        _ => None,
+/// Reads the arguments `FILE -`, or `--size BYTES - FILE`. The error is a sentence.
+pub fn direction<'a>(words: &[&'a str]) -> Result<Copy<'a>, String> {
+    let (size, words) = match words {
+        ["--size", size, words @ ..] => (Some(*size), words),
+        words => (None, words),
+    };
+    match (words, size) {
+        ([file, "-"], None) if *file != "-" => Ok(Copy::Out(file)),
+        (["-", file], Some(size)) if *file != "-" => {
+            let bytes = size.parse();
+            let bytes = bytes.map_err(|_| format!("--size {size}: give the number of bytes"));
+            Ok(Copy::In(file, bytes?))
+        }
+        (["-", file], None) if *file != "-" => {
+            let why = "a broken connection looks like the end of standard input";
+            Err(format!(
+                "{why}: give the number of bytes, as in --size $(stat -c %s FILE) - {file}"
+            ))
+        }
+        _ => Err("cp takes FILE - (to standard output) or --size BYTES - FILE (from standard \
+                  input)"
+            .into()),
     }
 }
 
@@ -56,7 +72,7 @@ pub fn run(
             );
             transfer(&mut file, output).with_context(name)
         }
-        Copy::In(path) => store(volume, path, input),
+        Copy::In(path, bytes) => store(volume, path, *bytes, input),
     }
 }
 
@@ -69,7 +85,7 @@ fn inner<'a>(volume: &Path, path: &'a str) -> anyhow::Result<&'a Path> {
     })
 }
 
-fn store(volume: &Path, path: &str, input: &mut impl Read) -> anyhow::Result<u64> {
+fn store(volume: &Path, path: &str, size: u64, input: &mut impl Read) -> anyhow::Result<u64> {
     let inner = inner(volume, path)?;
     let name = inner.file_name().context("a path without a name")?;
     let parent = inner.parent().unwrap_or(Path::new(""));
@@ -84,15 +100,24 @@ fn store(volume: &Path, path: &str, input: &mut impl Read) -> anyhow::Result<u64
     if fs::symlink_metadata(&place).is_ok() {
         bail!("{path}: it exists already, and is not replaced: choose another name");
     }
-    let mut bytes = 0;
     let made = files::make(&place, |file| {
-        bytes = transfer(input, file)?;
+        let bytes = transfer(&mut input.by_ref().take(size.saturating_add(1)), file)?;
+        if bytes != size {
+            return Err(io::Error::other(other_size(bytes, size)));
+        }
         // Only root may give files away.
         fchown(&*file, Some(owner.uid()), Some(owner.gid())).ok();
         file.set_permissions(Permissions::from_mode(MODE))
     });
     made.with_context(|| path.to_owned())?;
-    Ok(bytes)
+    Ok(size)
+}
+
+fn other_size(bytes: u64, size: u64) -> String {
+    match bytes < size {
+        true => format!("only {bytes} of {size} bytes came: copy it again"),
+        false => format!("more than {size} bytes came: give the size of the file"),
+    }
 }
 
 fn transfer(from: &mut impl Read, to: &mut impl Write) -> io::Result<u64> {
@@ -120,7 +145,12 @@ mod test {
 
     /// Copies into or out of a folder. Returns what came out.
     fn copy(volume: &Path, words: [&str; 2], input: &[u8]) -> Result<Vec<u8>, String> {
-        let direction = direction(words[0], words[1]).unwrap();
+        let size = input.len().to_string();
+        let direction = match words {
+            ["-", file] => direction(&["--size", &size, "-", file]),
+            words => direction(&words),
+        };
+        let direction = direction.unwrap();
         let mut output = Vec::new();
         run(&direction, volume, &mut &*input, &mut output).map_err(|error| format!("{error:#}"))?;
         Ok(output)
@@ -162,7 +192,27 @@ mod test {
         assert!(copy(folder.path(), ["volume", "-"], &[]).unwrap_err().contains("not a file"));
         assert_eq!(fs::read(volume.join("data.img")).unwrap(), b"disk");
         assert_eq!(fs::read(folder.path().join("theirs")).unwrap(), b"theirs");
-        assert_eq!((direction("a", "b"), direction("-", "-")), (None, None));
+    }
+
+    #[test]
+    fn a_file_is_stored_only_if_all_of_it_came() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |size: u64, input: &[u8]| {
+            let copied = run(&Copy::In("x", size), folder.path(), &mut &*input, &mut io::sink());
+            copied.map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(of(3, b"ab").unwrap_err(), "x: only 2 of 3 bytes came: copy it again");
+        assert!(of(3, b"abcd").unwrap_err().contains("more than 3 bytes"));
+        assert!(of(u64::MAX, b"abcd").unwrap_err().contains("only 4 of"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!((of(0, b""), fs::read(folder.path().join("x")).unwrap().len()), (Ok(0), 0));
+        assert_eq!(direction(&["--size", "7", "-", "x"]), Ok(Copy::In("x", 7)));
+        assert_eq!(direction(&["x", "-"]), Ok(Copy::Out("x")));
+        assert!(direction(&["-", "x"]).unwrap_err().contains("--size $(stat -c %s FILE) - x"));
+        assert!(direction(&["--size", "-1", "-", "x"]).unwrap_err().contains("--size -1: "));
+        for wrong in [&["-", "-"][..], &["a", "b"], &["--size", "7", "a", "-"], &["a"], &[]] {
+            assert!(direction(wrong).unwrap_err().starts_with("cp takes "), "{wrong:?}");
+        }
     }
 
     #[test]
@@ -175,7 +225,7 @@ mod test {
             }
         }
         let folder = tempfile::tempdir().unwrap();
-        let copied = run(&Copy::In("x.iso"), folder.path(), &mut Broken(0), &mut io::sink());
+        let copied = run(&Copy::In("x.iso", 9), folder.path(), &mut Broken(0), &mut io::sink());
         assert!(format!("{:#}", copied.unwrap_err()).starts_with("x.iso: "));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }

@@ -11,6 +11,7 @@ pub mod noprompt;
 #[cfg(test)]
 mod test;
 pub mod testutil;
+pub mod tree;
 pub mod udf;
 pub mod wim;
 pub mod windows;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail, ensure};
 
+use self::tree::Tree as _;
 use crate::files;
 
 /// Bytes of a sector of a CD or DVD.

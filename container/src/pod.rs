@@ -61,7 +61,7 @@ use crate::settings::Boot;
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, MemoryLoad};
 use crate::settings::translate::Serial;
-use crate::settings::value::{self, Secret};
+use crate::settings::value;
 use crate::setup_disk::SetupDisk;
 use crate::source::Source;
 use crate::status::{Failure, Status};
@@ -73,6 +73,8 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the pod's end waits for commands that wait for the end of the machine, on a busy host,
 /// too.
 const END_NOTICE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Start of the name of Windows' boot entry. Other systems may need their medium for longer.
+const WINDOWS: &str = "Windows Boot Manager";
 /// Added to the number of a signal, it is the status of a pod that the signal ended.
 const SIGNALS: u8 = 128;
 /// The last line of a pod that did not fail. Tools wait for it.
@@ -125,8 +127,7 @@ struct Pod {
     /// `None` for the probe, which keeps nothing.
     volume: Option<Volume>,
     runtime_folder: RuntimeFolder,
-    /// The password of Windows' account.
-    password: Secret,
+    guard: Guard,
     /// Whether the CD asks for a key. Determined early: later the pod may have no right to read it.
     key_prompt: KeyPrompt,
     story: Arc<Story>,
@@ -266,21 +267,10 @@ fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>
 impl Pod {
     fn new(plan: Arc<Plan>, volume: Option<Volume>, outside: Outside) -> anyhow::Result<Self> {
         let Outside { runtime_folder, guard, story, guest, agent } = outside;
-        let password = guard.account_password(&plan, volume.as_ref(), &runtime_folder)?;
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
         let oom_kills = host::oom_kills(Path::new("/"));
-        Ok(Self {
-            plan,
-            volume,
-            runtime_folder,
-            password,
-            key_prompt,
-            story,
-            guest,
-            agent,
-            oom_kills,
-        })
+        Ok(Self { plan, volume, runtime_folder, guard, key_prompt, story, guest, agent, oom_kills })
     }
 
     /// The caller ends the network, also after an error.
@@ -395,6 +385,7 @@ impl Pod {
         if let Some(next) = self.plan.next.as_ref().filter(|_| !settings.disk.disable) {
             volume.begin(next, settings, Path::new("/"), &self.story)?;
         }
+        let password = self.guard.account_password(&self.plan, volume, &self.runtime_folder)?;
         parts.uuid = volume.uuid()?;
         let (code, template) = firmware::find(boot, Path::new("/"))?;
         let vars = volume.vars(boot, &template, settings.machine.clear)?;
@@ -411,7 +402,7 @@ impl Pod {
         if let Some(installation) = Installation::of(&self.plan, bundle)? {
             installation.keep_controller(volume)?;
             parts.controller = Some(installation.bus);
-            parts.setup_disk = Some(installation.disk(&self.password, root, &self.story)?);
+            parts.setup_disk = Some(installation.disk(&password, root, &self.story)?);
         }
         parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));
         if settings.disk.disable {
@@ -496,7 +487,12 @@ impl Pod {
         let app = &self.plan.input.settings.pod.app.0;
         if disk && let Some(volume) = self.volume.as_ref().filter(|it| !it.has_booted()) {
             match volume.mark_booted() {
-                Ok(()) => tracing::info!("{app} starts from its disk for the first time"),
+                Ok(()) => {
+                    tracing::info!("{app} starts from its disk for the first time");
+                    if self.plan.input.settings.media.remove && name.contains(WINDOWS) {
+                        volume.remove_media(&self.plan, &self.story);
+                    }
+                }
                 Err(error) => {
                     tracing::warn!("the first boot of {app} cannot be marked: {error:#}");
                 }

@@ -157,6 +157,8 @@ pub struct Account {
 pub struct Media {
     /// Requests the medium from Microsoft's download page.
     pub mido: bool,
+    /// Removes downloaded media when Windows starts from its disk.
+    pub remove: bool,
     /// Number of parallel connections of a download.
     pub connections: Within<1, 16>,
     /// The ISO image with Windows' drivers, if it is not the usual one.

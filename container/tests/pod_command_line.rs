@@ -115,6 +115,8 @@ fn help_names_every_variable_and_wrong_arguments_are_reported() {
         &["cp", "a"],
         &["cp", "a", "b"],
         &["cp", "-", "-"],
+        &["cp", "-", "a"],
+        &["cp", "--size", "x", "-", "a"],
         &["exec"],
         &["exec", "--timeout", "x", "true"],
         &["exec", "--timeout"],

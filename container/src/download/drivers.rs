@@ -22,6 +22,8 @@ const URL: &str = "https://fedorapeople.org/groups/virt/virtio-win/direct-downlo
                    archive-virtio/virtio-win-0.1.271-1/virtio-win-0.1.271.iso";
 const LENGTH: u64 = 726_501_376;
 const SHA256: &str = "bbe6166ad86a490caefad438fef8aa494926cb0a1b37fa1212925cfd81656429";
+/// Failures in a row before a check ends. The download itself has more patience.
+const CHECKS: u32 = 4;
 /// Mark of a checksum at the end of an address.
 const CHECKSUM: &str = "#sha256=";
 
@@ -110,7 +112,9 @@ impl Job {
 
     /// Asks the server for the start of the image, so that a mistake is found before the medium is
     /// downloaded.
-    pub async fn check(&self) -> anyhow::Result<()> {
+    pub async fn check(&mut self) -> anyhow::Result<()> {
+        let failures = &mut self.client.patience.failures;
+        *failures = CHECKS.min(*failures);
         transfer::check(&self.client, &self.wanted).await.map_err(|fault| fail(&fault))
     }
 

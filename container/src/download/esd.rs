@@ -6,6 +6,7 @@
 use super::ask::{Link, MAX_CATALOG, Question, Reply, Step, Way, is_microsofts};
 use super::cab;
 use super::fault::Fault;
+use crate::media::xml;
 
 const WHOM: &str = "Microsoft's catalog of upgrade images";
 const LIST: &str = "products.xml";
@@ -50,7 +51,7 @@ pub fn find(list: &str, edition: &str, culture: &str) -> Option<Link> {
         };
         let fits =
             is("Architecture", "x64") && is("Edition", edition) && is("LanguageCode", culture);
-        let url = value(file, "FilePath").filter(|_| fits)?.replace("&amp;", "&");
+        let url = xml::unescape(value(file, "FilePath").filter(|_| fits)?).ok()?;
         // The catalog says http, and the servers have TLS, too.
         let url = match url.strip_prefix("http://") {
             Some(rest) => format!("https://{rest}"),

@@ -2,6 +2,7 @@
 
 use super::ask::{Link, Question, Reply, Step, Way, is_page};
 use super::fault::Fault;
+use crate::media::xml;
 
 const WHOM: &str = "Microsoft's evaluation centre";
 const FORWARD: &str = "https://go.microsoft.com/fwlink";
@@ -39,7 +40,8 @@ impl Way for Evaluation {
         let mut links: Vec<String> = Vec::new();
         for link in text.split(FORWARD).skip(1) {
             let link = link.split(['"', '\'', '<', '>', ' ']).next().unwrap_or_default();
-            let link = link.replace("&amp;", "&");
+            // HTML allows a bare & in a link.
+            let link = xml::unescape(link).unwrap_or_else(|_| link.to_owned());
             if is_of(&link, self.culture) && !links.iter().any(|it| it.eq_ignore_ascii_case(&link))
             {
                 links.push(link);

@@ -39,6 +39,9 @@ const START: u64 = 64 << 10;
 const LENGTHS: Range<u64> = 64 << 10..1 << 40;
 /// Interval at which what has arrived is written to the disk.
 const SAVED: Duration = Duration::from_secs(5);
+/// Ends of the names of an unfinished file, and of the note about it.
+const PART: &str = ".part";
+const NOTE: &str = ".part.json";
 /// Space that stays free for files of the machine.
 const MARGIN: u64 = 16 * MIB;
 
@@ -86,6 +89,25 @@ pub(super) async fn check(client: &Client, wanted: &Wanted) -> Result<(), Fault>
     again(client, || offer(client, wanted)).await.map(drop)
 }
 
+/// Removes unfinished downloads from a folder, except of these files. Files of others stay: a
+/// download of ours has a note, and no other pod has it open.
+pub fn forget_others(folder: &Path, wanted: &[PathBuf]) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let whole = names.filter_map(|name| Some(folder.join(name.strip_suffix(NOTE)?)));
+    let stale = whole.filter(|path| !wanted.contains(path) && is_ours(path));
+    stale.inspect(|path| forget(path)).map(|path| part(&path)).collect()
+}
+
+/// Whether a download was begun by a pod, and none goes on with it.
+fn is_ours(path: &Path) -> bool {
+    if Sidecar::read(&note(path)).is_none() {
+        return false;
+    }
+    let opened = files::open_itself(&part(path), File::options().read(true));
+    opened.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
+}
+
 /// Removes what an unfinished download has left.
 pub fn forget(path: &Path) {
     for path in [part(path), note(path)] {
@@ -94,11 +116,11 @@ pub fn forget(path: &Path) {
 }
 
 fn part(path: &Path) -> PathBuf {
-    with(path, ".part")
+    with(path, PART)
 }
 
 fn note(path: &Path) -> PathBuf {
-    with(path, ".part.json")
+    with(path, NOTE)
 }
 
 fn with(path: &Path, end: &str) -> PathBuf {
@@ -269,6 +291,10 @@ impl<'a> Download<'a> {
         }
         check_room(&wanted.path, &file, length)?;
         file.set_len(length)?;
+        if kept.is_none() {
+            // From here on it is known as a download.
+            Sidecar::new(identity, &[]).write(&note(&wanted.path))?;
+        }
         let mut pieces = Pieces::new(length);
         let mut bytes = 0;
         for (start, end) in kept.iter().flat_map(|kept| &kept.done) {

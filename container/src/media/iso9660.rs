@@ -3,9 +3,10 @@
 //! Threats: as for UDF. Directories have a maximum length, and a search descends once for each part
 //! of its path.
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 
-use super::{Content, Extent, Image, MAX_DIRECTORY, MAX_LISTED, SECTOR, same_name, sector, u32_at};
+use super::tree::{Node, Tree};
+use super::{Content, Extent, Image, SECTOR, sector, u32_at};
 
 /// The first volume descriptor, and the maximum number of them.
 const FIRST: u64 = 16;
@@ -30,12 +31,6 @@ pub struct Volume {
     root: Content,
     /// Names are UCS-2.
     joliet: bool,
-}
-
-/// A file or a directory.
-struct Entry {
-    content: Content,
-    is_directory: bool,
 }
 
 struct Record<'a> {
@@ -70,64 +65,35 @@ impl Volume {
         Ok(found)
     }
 
-    /// The file at a path whose parts are separated by slashes. `None` if it does not exist, or is
-    /// a directory.
-    pub fn find(
-        &self,
-        image: &(impl Image + ?Sized),
-        path: &str,
-    ) -> anyhow::Result<Option<Content>> {
-        let found = self.entry(image, path)?;
-        Ok(found.filter(|entry| !entry.is_directory).map(|entry| entry.content))
-    }
-
-    /// The files of a directory; none if it does not exist.
-    pub fn list(
-        &self,
-        image: &(impl Image + ?Sized),
-        path: &str,
-    ) -> anyhow::Result<Vec<(String, Content)>> {
-        let mut files = Vec::new();
-        let Some(directory) = self.entry(image, path)?.filter(|entry| entry.is_directory) else {
-            return Ok(files);
+    /// The name without its version and without the dot of an empty extension.
+    fn name(&self, bytes: &[u8]) -> String {
+        let name: String = if self.joliet {
+            let units = bytes.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]));
+            char::decode_utf16(units).map(|it| it.unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
+        } else {
+            bytes.iter().map(|byte| char::from(*byte)).collect()
         };
-        let bytes = directory.content.all(image, MAX_DIRECTORY).context("a directory")?;
-        self.each(&bytes, |name, entry| {
-            if !entry.is_directory {
-                ensure!(files.len() < MAX_LISTED, "it has more than {MAX_LISTED} files");
-                files.push((name, entry.content));
-            }
-            Ok(true)
-        })?;
-        Ok(files)
+        let plain = name.split_once(';').map_or(&*name, |(plain, _)| plain);
+        plain.strip_suffix('.').unwrap_or(plain).to_owned()
+    }
+}
+
+impl Tree for Volume {
+    type Entry = Node;
+
+    fn root(&self) -> Node {
+        Node { content: self.root.clone(), is_directory: true }
     }
 
-    /// The file or directory at a path.
-    fn entry(&self, image: &(impl Image + ?Sized), path: &str) -> anyhow::Result<Option<Entry>> {
-        let mut entry = Entry { content: self.root.clone(), is_directory: true };
-        for part in path.split('/').filter(|part| !part.is_empty()) {
-            if !entry.is_directory {
-                return Ok(None);
-            }
-            let bytes = entry.content.all(image, MAX_DIRECTORY).context("a directory")?;
-            let mut found = None;
-            self.each(&bytes, |name, entry| {
-                let fits = same_name(&name, part);
-                found = found.take().or(fits.then_some(entry));
-                Ok(!fits)
-            })?;
-            let Some(next) = found else { return Ok(None) };
-            entry = next;
-        }
-        Ok(Some(entry))
+    fn node(&self, _image: &(impl Image + ?Sized), entry: Node) -> anyhow::Result<Node> {
+        Ok(entry)
     }
 
-    /// Passes the entries of a directory to `take` until that returns false. A large file has
-    /// several records, one after the other.
+    /// A large file has several records, one after the other.
     fn each(
         &self,
         directory: &[u8],
-        mut take: impl FnMut(String, Entry) -> anyhow::Result<bool>,
+        mut take: impl FnMut(String, Node) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
         let mut content = Content::default();
         // Records do not cross sectors. The rest of a sector is zeros.
@@ -140,7 +106,7 @@ impl Volume {
                 if record.flags & MULTI_EXTENT == 0 {
                     let content = std::mem::take(&mut content);
                     let is_directory = record.flags & DIRECTORY != 0;
-                    let entry = Entry { content, is_directory };
+                    let entry = Node { content, is_directory };
                     if !is_link && !take(self.name(record.name), entry)? {
                         return Ok(());
                     }
@@ -149,18 +115,6 @@ impl Volume {
             }
         }
         Ok(())
-    }
-
-    /// The name without its version and without the dot of an empty extension.
-    fn name(&self, bytes: &[u8]) -> String {
-        let name: String = if self.joliet {
-            let units = bytes.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]));
-            char::decode_utf16(units).map(|it| it.unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
-        } else {
-            bytes.iter().map(|byte| char::from(*byte)).collect()
-        };
-        let plain = name.split_once(';').map_or(&*name, |(plain, _)| plain);
-        plain.strip_suffix('.').unwrap_or(plain).to_owned()
     }
 }
 

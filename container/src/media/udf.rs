@@ -7,10 +7,8 @@
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::{
-    Content, Extent, Image, MAX_DIRECTORY, MAX_LISTED, SECTOR, SECTOR_BYTES, field, same_name,
-    sector, u16_at, u32_at, u64_at,
-};
+use super::tree::{Node, Tree};
+use super::{Content, Extent, Image, SECTOR, SECTOR_BYTES, field, sector, u16_at, u32_at, u64_at};
 
 /// Tag identifiers (ECMA-167 3/7.2.1 and 4/7.2.1).
 mod tag {
@@ -64,15 +62,9 @@ enum Partition {
 
 /// The start of an extent in a partition (`lb_addr`, 4/7.1).
 #[derive(Clone, Copy)]
-struct Address {
+pub struct Address {
     block: u32,
     partition: u16,
-}
-
-/// A file or a directory.
-struct Node {
-    content: Content,
-    is_directory: bool,
 }
 
 /// The descriptors of a volume descriptor sequence that count: those with the highest number.
@@ -108,57 +100,6 @@ impl Volume {
         &self.name
     }
 
-    /// The file at a path whose parts are separated by slashes. `None` if it does not exist, or is
-    /// a directory.
-    pub fn find(
-        &self,
-        image: &(impl Image + ?Sized),
-        path: &str,
-    ) -> anyhow::Result<Option<Content>> {
-        let found = self.at(image, path)?;
-        Ok(found.filter(|node| !node.is_directory).map(|node| node.content))
-    }
-
-    /// The files of a directory; none if it does not exist.
-    pub fn list(
-        &self,
-        image: &(impl Image + ?Sized),
-        path: &str,
-    ) -> anyhow::Result<Vec<(String, Content)>> {
-        let mut files = Vec::new();
-        let Some(directory) = self.at(image, path)?.filter(|node| node.is_directory) else {
-            return Ok(files);
-        };
-        let bytes = directory.content.all(image, MAX_DIRECTORY).context("a directory")?;
-        each_name(&bytes, |name, address| {
-            ensure!(files.len() < MAX_LISTED, "it has more than {MAX_LISTED} files");
-            let node = self.node(image, address)?;
-            files.extend((!node.is_directory).then_some((name, node.content)));
-            Ok(true)
-        })?;
-        Ok(files)
-    }
-
-    /// The file or directory at a path.
-    fn at(&self, image: &(impl Image + ?Sized), path: &str) -> anyhow::Result<Option<Node>> {
-        let mut node = self.node(image, self.root)?;
-        for part in path.split('/').filter(|part| !part.is_empty()) {
-            if !node.is_directory {
-                return Ok(None);
-            }
-            let bytes = node.content.all(image, MAX_DIRECTORY).context("a directory")?;
-            let mut found = None;
-            each_name(&bytes, |name, address| {
-                let fits = same_name(&name, part);
-                found = found.or(fits.then_some(address));
-                Ok(!fits)
-            })?;
-            let Some(address) = found else { return Ok(None) };
-            node = self.node(image, address)?;
-        }
-        Ok(Some(node))
-    }
-
     /// The range of blocks in the image. The part of a metadata partition that contains them must
     /// be in one piece.
     fn place(&self, address: Address, length: u64) -> anyhow::Result<Extent> {
@@ -192,37 +133,6 @@ impl Volume {
         let mut bytes = [0; SECTOR_BYTES];
         image.read(&mut bytes, place.start)?;
         Ok((place, bytes))
-    }
-
-    /// Reads a file entry or an extended one (4/14.9, 4/14.17).
-    fn node(&self, image: &(impl Image + ?Sized), address: Address) -> anyhow::Result<Node> {
-        let (place, bytes) = self.block(image, address)?;
-        let lengths = match check_tag(&bytes) {
-            Some(tag::FILE_ENTRY) => 168,
-            Some(tag::EXTENDED_FILE_ENTRY) => 208,
-            other => bail!("block {} has no file entry (tag {other:?})", address.block),
-        };
-        let strategy = u16_at(&bytes, 20)?;
-        ensure!(strategy == 4, "strategy {strategy} is for media that are written once");
-        let (is_directory, flags) = (bytes[27] == DIRECTORY, u16_at(&bytes, 34)?);
-        let size = u64_at(&bytes, 56)?;
-        let attributes = usize::try_from(u32_at(&bytes, lengths)?)?;
-        let count = usize::try_from(u32_at(&bytes, lengths + 4)?)?;
-        let start = attributes.checked_add(lengths + 8).context("attributes")?;
-        let end = start.checked_add(count).filter(|end| *end <= SECTOR_BYTES);
-        let descriptors = &bytes[start..end.context("a file entry longer than its block")?];
-        let mut content = Content::default();
-        match flags & 7 {
-            EMBEDDED => {
-                content.push(Extent { start: place.start + start as u64, length: count as u64 })?;
-            }
-            kind => {
-                let (bytes, partition) = (descriptors.to_vec(), address.partition);
-                self.gather(image, Allocations { bytes, kind, partition }, &mut content)?;
-            }
-        }
-        content.truncate(size)?;
-        Ok(Node { content, is_directory })
     }
 
     /// Appends the extents of allocation descriptors, and of those in further blocks.
@@ -404,26 +314,66 @@ pub(super) fn crc(bytes: &[u8]) -> u16 {
     })
 }
 
-/// Passes names and addresses of a directory's entries (4/14.4) to `take` until that returns false.
-fn each_name(
-    directory: &[u8],
-    mut take: impl FnMut(String, Address) -> anyhow::Result<bool>,
-) -> anyhow::Result<()> {
-    let mut rest = directory;
-    while rest.len() >= 38 {
-        let kind = u16_at(rest, 0)?;
-        ensure!(kind == tag::FILE_IDENTIFIER, "a directory has a descriptor of tag {kind}");
-        let (characteristics, length) = (rest[18], usize::from(rest[19]));
-        let start = 38 + usize::from(u16_at(rest, 36)?);
-        let name = rest.get(start..start + length).context("a name beyond its directory")?;
-        let deleted = characteristics & DELETED_OR_PARENT != 0;
-        if !deleted && !take(compressed_unicode(name), long_ad(rest, 20)?.1)? {
-            return Ok(());
-        }
-        let next = (start + length).next_multiple_of(4);
-        rest = rest.get(next..).unwrap_or_default();
+impl Tree for Volume {
+    type Entry = Address;
+
+    fn root(&self) -> Address {
+        self.root
     }
-    Ok(())
+
+    /// Reads a file entry or an extended one (4/14.9, 4/14.17).
+    fn node(&self, image: &(impl Image + ?Sized), address: Address) -> anyhow::Result<Node> {
+        let (place, bytes) = self.block(image, address)?;
+        let lengths = match check_tag(&bytes) {
+            Some(tag::FILE_ENTRY) => 168,
+            Some(tag::EXTENDED_FILE_ENTRY) => 208,
+            other => bail!("block {} has no file entry (tag {other:?})", address.block),
+        };
+        let strategy = u16_at(&bytes, 20)?;
+        ensure!(strategy == 4, "strategy {strategy} is for media that are written once");
+        let (is_directory, flags) = (bytes[27] == DIRECTORY, u16_at(&bytes, 34)?);
+        let size = u64_at(&bytes, 56)?;
+        let attributes = usize::try_from(u32_at(&bytes, lengths)?)?;
+        let count = usize::try_from(u32_at(&bytes, lengths + 4)?)?;
+        let start = attributes.checked_add(lengths + 8).context("attributes")?;
+        let end = start.checked_add(count).filter(|end| *end <= SECTOR_BYTES);
+        let descriptors = &bytes[start..end.context("a file entry longer than its block")?];
+        let mut content = Content::default();
+        match flags & 7 {
+            EMBEDDED => {
+                content.push(Extent { start: place.start + start as u64, length: count as u64 })?;
+            }
+            kind => {
+                let (bytes, partition) = (descriptors.to_vec(), address.partition);
+                self.gather(image, Allocations { bytes, kind, partition }, &mut content)?;
+            }
+        }
+        content.truncate(size)?;
+        Ok(Node { content, is_directory })
+    }
+
+    /// File identifier descriptors (4/14.4).
+    fn each(
+        &self,
+        directory: &[u8],
+        mut take: impl FnMut(String, Address) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let mut rest = directory;
+        while rest.len() >= 38 {
+            let kind = u16_at(rest, 0)?;
+            ensure!(kind == tag::FILE_IDENTIFIER, "a directory has a descriptor of tag {kind}");
+            let (characteristics, length) = (rest[18], usize::from(rest[19]));
+            let start = 38 + usize::from(u16_at(rest, 36)?);
+            let name = rest.get(start..start + length).context("a name beyond its directory")?;
+            let deleted = characteristics & DELETED_OR_PARENT != 0;
+            if !deleted && !take(compressed_unicode(name), long_ad(rest, 20)?.1)? {
+                return Ok(());
+            }
+            let next = (start + length).next_multiple_of(4);
+            rest = rest.get(next..).unwrap_or_default();
+        }
+        Ok(())
+    }
 }
 
 /// OSTA compressed Unicode (UDF 2.1.1): 8 or 16 bits for each character.

@@ -87,7 +87,7 @@ pub(super) fn attribute(attributes: &str, wanted: &str) -> anyhow::Result<Option
 }
 
 /// Replaces references to characters and to the five entities.
-fn unescape(text: &str) -> anyhow::Result<String> {
+pub fn unescape(text: &str) -> anyhow::Result<String> {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('&') {

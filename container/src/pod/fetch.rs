@@ -15,12 +15,13 @@ use tokio::time::timeout;
 
 use super::stop::Signals;
 use super::thread::run_in_thread;
-use crate::download::Job;
 use crate::download::drivers::{self, Remote};
+use crate::download::{Job, transfer};
 use crate::jail;
 use crate::plan::Plan;
 use crate::settings::environment::Environment;
 use crate::source::Source;
+use crate::state::name;
 use crate::status::{Failure, Status};
 use crate::story::Story;
 
@@ -75,7 +76,7 @@ impl Task {
 
     async fn run(self, story: &Story) -> anyhow::Result<()> {
         match self {
-            Self::Check(job) => job.check().await,
+            Self::Check(mut job) => job.check().await,
             Self::Medium(job) => job.run(story).await.map(drop),
             Self::Drivers(job) => job.run(story).await.map(drop),
         }
@@ -90,6 +91,7 @@ pub(super) async fn fetch(
     story: &Arc<Story>,
     signals: &mut Signals,
 ) -> anyhow::Result<Result<Arc<Plan>, u8>> {
+    forget_others(&plan, story)?;
     if let Some(check) = Task::check(&plan)?
         && let Err(status) = run(check, story, signals).await?
     {
@@ -117,6 +119,29 @@ pub(super) async fn fetch(
         plan = Arc::new(new);
     }
     Ok(Ok(plan))
+}
+
+/// Removes unfinished downloads of a former VERSION, and those of a system that is installed.
+fn forget_others(plan: &Plan, story: &Story) -> anyhow::Result<()> {
+    let settings = &plan.input.settings;
+    let folder = &settings.storage.folder;
+    let windows = &settings.windows;
+    let wanted = match plan.source {
+        Source::Disk(_) => Vec::new(),
+        Source::Download(_) => {
+            let medium = name::of(&windows.version, windows.language.0);
+            let medium = medium.map(|name| folder.join(name));
+            let drivers = Remote::of(settings)?.map(|remote| remote.path(folder));
+            medium.into_iter().chain(drivers).collect()
+        }
+        // The user may come back to a download.
+        Source::Medium(_) | Source::Probe => return Ok(()),
+    };
+    for path in transfer::forget_others(folder, &wanted) {
+        let shown = path.display();
+        story.info(&format!("{shown} is removed: nothing needs this unfinished download"));
+    }
+    Ok(())
 }
 
 fn needs_drivers(plan: &Plan) -> bool {

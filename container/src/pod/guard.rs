@@ -95,26 +95,25 @@ impl Guard {
         })
     }
 
-    /// The password of Windows' account: PASSWORD, or one that is made for the installation. It is
-    /// kept, because an interrupted installation goes on with it. A page for everybody does not
-    /// show it.
+    /// The password of Windows' account: PASSWORD, or one that is made for the installation. A made
+    /// one is kept for as long as what was installed with it, whatever PASSWORD says later. The
+    /// volume is ready for the installation. A page for everybody does not show the password.
     pub fn account_password(
         &self,
         plan: &Plan,
-        volume: Option<&Volume>,
+        volume: &Volume,
         runtime_folder: &RuntimeFolder,
     ) -> anyhow::Result<Secret> {
         let account = &plan.input.settings.account;
-        let Some(volume) = volume else { return Ok(account.password.clone()) };
         let kept = volume.read(ACCOUNT_FILE).filter(|text| !text.is_empty());
-        if matches!(plan.source, Source::Disk(_)) {
+        if plan.next.as_ref().is_some_and(|next| next.step.keeps()) {
             kept.map(|text| runtime_folder.write(runtime_folder.account_password(), &text))
                 .transpose()?;
             return Ok(account.password.clone());
         }
         let makes = plan.unattended.as_ref().is_some_and(|it| it.makes_password(&plan.input));
         if !makes {
-            // That of an earlier installation, which this one replaces.
+            // That of an earlier installation, which this one overwrites.
             std::fs::remove_file(volume.file(ACCOUNT_FILE)).ok();
             return Ok(account.password.clone());
         }
@@ -205,6 +204,7 @@ mod test {
     use crate::plan::unattended::Unattended;
     use crate::settings::environment::read;
     use crate::settings::settle::Sizes;
+    use crate::state::{Found, Next, Step, Why};
 
     /// The passwords of the screen and of VNC viewers, or the reason for having none.
     fn guarded(words: &[(&str, &str)], probe: bool) -> Result<(String, Option<String>), String> {
@@ -282,50 +282,54 @@ mod test {
     fn a_password_for_windows_is_made_once_and_kept() {
         let folder = tempfile::tempdir().unwrap();
         let runtime_folder = RuntimeFolder::within(folder.path());
-        let of = |words: &[(&str, &str)], source: Source| {
+        let of = |words: &[(&str, &str)], step: Step| {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
             let mut input = read(&words).unwrap();
             input.settings.storage.folder = folder.path().to_owned();
             let target = Target::of_version(&input.settings.windows).unwrap();
-            let missing = Vec::new();
             let unattended = Unattended {
                 target,
                 custom: None,
                 bundle: None,
                 remote: None,
-                missing,
+                missing: Vec::new(),
                 is_new: true,
             };
-            let installs = matches!(source, Source::Medium(_)).then_some(unattended);
-            let sizes = Sizes::default();
-            let warnings = Vec::new();
+            let installs = (!step.keeps()).then_some(unattended);
+            let found = Found::look(folder.path(), "windows", None);
             let plan = Plan {
                 input,
-                sizes,
-                source,
-                next: None,
+                sizes: Sizes::default(),
+                source: Source::Medium("/custom.iso".into()),
+                next: Some(Next { found, step, base: None }),
                 media: None,
                 unattended: installs,
-                warnings,
+                warnings: Vec::new(),
             };
             let volume = Volume::open(&plan.input.settings, &plan.source).unwrap();
             fs::remove_file(runtime_folder.account_password()).ok();
-            let made = Guard::Open.account_password(&plan, Some(&volume), &runtime_folder);
+            let made = Guard::Open.account_password(&plan, &volume, &runtime_folder);
             (made.unwrap().0, fs::read_to_string(runtime_folder.account_password()).ok())
         };
-        let medium = || Source::Medium("/custom.iso".into());
-        let (made, shown) = of(&[], medium());
+        let (made, shown) = of(&[], Step::Install);
         assert_eq!((made.len(), shown.as_ref()), (PASSWORD_LENGTH, Some(&made)));
-        assert_eq!(of(&[], medium()).0, made);
+        assert_eq!(of(&[], Step::InstallAgain).0, made);
         let file = fs::metadata(folder.path().join("windows.account")).unwrap();
         assert_eq!(file.permissions().mode() & 0o777, 0o600);
         // That of the screen, if it is a made one, too.
         let screen = fs::read_to_string(folder.path().join("windows.password")).unwrap();
         assert_eq!(screen, made);
-        assert_eq!(of(&[], Source::Disk("/storage/data.img".into())).1, Some(made));
-        assert_eq!(of(&[("PASSWORD", "hush")], medium()), ("hush".to_owned(), None));
+        // What was installed with it keeps it.
+        let hush = [("PASSWORD", "hush")];
+        for step in [Step::Boot(Why::Booted), Step::Boot(Why::Bootable), Step::ByHand] {
+            for words in [&[][..], &hush, &[("COMPAT", "dockur")]] {
+                assert_eq!(of(words, step.clone()).1.as_ref(), Some(&made), "{step:?}");
+            }
+        }
+        // A new installation has the new one.
+        assert_eq!(of(&hush, Step::InstallAgain), ("hush".to_owned(), None));
         assert!(!folder.path().join("windows.account").exists());
-        assert_eq!(of(&[("COMPAT", "dockur")], medium()), ("admin".to_owned(), None));
+        assert_eq!(of(&[("COMPAT", "dockur")], Step::Install), ("admin".to_owned(), None));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! other's volumes.
 
 mod beginning;
+mod removal;
 
 use std::cmp::Ordering;
 use std::fs::{self, File, OpenOptions};

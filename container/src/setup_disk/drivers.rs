@@ -118,6 +118,7 @@ fn find(bundle: &dyn Bundle, driver: &str, release: &str) -> anyhow::Result<Vec<
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::answer::release::Release;
 
     /// The files of a bundle, by their paths.
     struct Listed(&'static [&'static str]);
@@ -175,5 +176,81 @@ mod test {
         );
         let (found, missing) = paths("2k12R2");
         assert_eq!((found, missing.len()), (vec![same[4].to_owned()], DRIVERS.len()));
+    }
+
+    /// Releases that a bundle has folders for, as the table of its makers has them (`filemap.py` of
+    /// virtio-win-pkg-scripts), for drivers of 64-bit Windows from 8.1 on.
+    const FOLDERS: [(&str, &[&str]); 11] = [
+        ("viostor", ALL),
+        ("vioscsi", ALL),
+        ("NetKVM", ALL),
+        ("Balloon", ALL),
+        ("vioserial", ALL),
+        ("viorng", ALL),
+        ("vioinput", ALL),
+        ("viofs", ALL),
+        ("viomem", NEW),
+        ("pvpanic", ALL),
+        ("viogpudo", ALL),
+    ];
+    const ALL: &[&str] = &["w8.1", "2k12R2", "w10", "2k16", "2k19", "2k22", "w11", "2k25"];
+    const NEW: &[&str] = &["w10", "2k16", "2k19", "2k22", "w11", "2k25"];
+
+    /// A bundle with all folders of the table, whose files name their folder.
+    struct Real;
+
+    impl Bundle for Real {
+        fn files(&self, folder: &str) -> anyhow::Result<Vec<BundleFile>> {
+            let names: &[&str] = match folder.split('/').collect::<Vec<_>>()[..] {
+                ["guest-agent"] => &["qemu-ga-i386.msi", "qemu-ga-x86_64.msi"],
+                [driver, release, "amd64"] => {
+                    let there = FOLDERS.iter().any(|it| it.0 == driver && it.1.contains(&release));
+                    if there { &["blnsvr.exe", "x.sys"] } else { &[] }
+                }
+                _ => &[],
+            };
+            let file = |name: &&str| BundleFile {
+                name: (*name).to_owned(),
+                content: Content::Bytes(folder.into()),
+                modified: SystemTime::UNIX_EPOCH,
+            };
+            Ok(names.iter().map(file).collect())
+        }
+    }
+
+    #[test]
+    fn each_windows_gets_the_folders_of_its_release() {
+        for (release, folder) in [
+            (Release::Windows81, "w8.1"),
+            (Release::Windows10, "w10"),
+            (Release::Windows11, "w11"),
+            (Release::Server2012R2, "2k12R2"),
+            (Release::Server2016, "2k16"),
+            (Release::Server2019, "2k19"),
+            (Release::HyperV2019, "2k19"),
+            (Release::Server2022, "2k22"),
+            (Release::Server2025, "2k25"),
+        ] {
+            let Drivers { items, missing } = Drivers::of(&Real, release.drivers()).unwrap();
+            let is_old = matches!(release, Release::Windows81 | Release::Server2012R2);
+            assert_eq!(missing, if is_old { &["viomem"][..] } else { &[] }, "{release:?}");
+            let mut found: Vec<_> = items.iter().map(|item| item.path.clone()).collect();
+            let loaded = DRIVERS.iter().filter(|driver| !missing.contains(driver));
+            let loaded = loaded.flat_map(|driver| {
+                ["blnsvr.exe", "x.sys"].map(|name| format!("$WinPEDriver$/{driver}/{name}"))
+            });
+            let mut wanted: Vec<_> = loaded.collect();
+            let last = ["viogpudo/blnsvr.exe", "viogpudo/x.sys", "Balloon/blnsvr.exe"];
+            wanted.extend(last.map(|path| format!("$OEM$/$$/Drivers/{path}")));
+            wanted.push("$OEM$/$$/Drivers/guest-agent/qemu-ga-x86_64.msi".into());
+            found.sort();
+            wanted.sort();
+            assert_eq!(found, wanted, "{release:?}");
+            for item in items.iter().filter(|item| !item.path.contains("guest-agent")) {
+                let Some(Content::Bytes(from)) = &item.content else { panic!("{}", item.path) };
+                let from = String::from_utf8_lossy(from);
+                assert!(from.ends_with(&format!("/{folder}/amd64")), "{}: {from}", item.path);
+            }
+        }
     }
 }

@@ -17,8 +17,9 @@ const BACKUPS: &str = "backups";
 const PART: &str = ".part";
 /// Name of a backup of an unknown installation.
 const UNKNOWN: &str = "unknown";
-/// Extensions of the pod's own passwords, which stay when an installation moves.
-const KEPT: [&str; 3] = ["password", "vnc", "account"];
+/// Extensions of the screen's passwords, which stay when an installation moves. That of its account
+/// moves.
+const KEPT: [&str; 2] = ["password", "vnc"];
 
 /// An atomic change to the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]

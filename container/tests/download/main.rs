@@ -3,11 +3,13 @@
 mod process;
 mod world;
 
-use std::fs;
+use std::fs::{self, File};
 use std::time::Duration;
 
+use container::download::transfer::forget_others;
 use container::status::Status;
 use fake_microsoft::fault::Fault;
+use rustix::fs::{FlockOperation, flock};
 
 use self::world::World;
 
@@ -130,6 +132,29 @@ fn a_sidecar_of_another_file_is_not_used() {
         assert!(world.is_whole("my.iso"), "{sidecar}");
         fs::rename(world.place("my.iso"), world.place("my.iso.part")).unwrap();
     }
+}
+
+#[test]
+fn unfinished_downloads_that_nobody_wants_are_removed() {
+    let world = World::new(vec![Fault::Reset(0); 1000]);
+    for name in ["my.iso", "other.iso"] {
+        world.refusal(&[("VERSION", &format!("https://files.example.test/{name}"))]);
+    }
+    fs::write(world.place("theirs.iso.part"), "a browser's").unwrap();
+    fs::write(world.place("odd.iso.part.json"), "{}").unwrap();
+    let forget = |wanted: &[&str]| {
+        let wanted: Vec<_> = wanted.iter().map(|name| world.place(name)).collect();
+        let gone = forget_others(world.volume.path(), &wanted);
+        gone.iter().map(|path| path.file_name().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(forget(&["my.iso", "other.iso"]), [""; 0]);
+    let part = File::open(world.place("other.iso.part")).unwrap();
+    flock(&part, FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert_eq!(forget(&["my.iso"]), [""; 0], "another pod downloads it");
+    drop(part);
+    assert_eq!(forget(&["my.iso"]), ["other.iso.part"]);
+    assert_eq!(forget(&[]), ["my.iso.part"]);
+    assert_eq!(world.names(), ["odd.iso.part.json", "theirs.iso.part"]);
 }
 
 #[test]

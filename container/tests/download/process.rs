@@ -25,6 +25,7 @@ fn start_with(world: &World, more: &[(&str, &str)]) -> Child {
         .env("SSL_CERT_FILE", &world.server.authority)
         .env("DISK_SIZE", "32G")
         .env("RAM_CHECK", "N")
+        .env("DRIVERS", "N")
         .envs(more.iter().copied())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -95,6 +96,18 @@ fn the_drivers_come_after_the_medium() {
 }
 
 #[test]
+fn the_download_of_a_former_version_does_not_stay() {
+    let world = World::new(vec![Fault::Reset(0); 1000]);
+    world.refusal(&[("VERSION", ADDRESS)]);
+    assert_eq!(world.names(), ["my.iso.part", "my.iso.part.json"]);
+    world.server.site.set_faults(vec![]);
+    let words = [("VERSION", "https://files.example.test/other.iso")];
+    let (code, said) = output(start_with(&world, &words));
+    assert_eq!((code, world.names()), (Some(0), vec!["other.iso".to_owned()]), "{said}");
+    assert!(said.contains("my.iso.part is removed"), "{said}");
+}
+
+#[test]
 fn wrong_drivers_are_found_before_the_medium_is_downloaded() {
     for (drivers, fault, words) in [
         ("https://mirror.example.test/v.iso#sha256=12", None, "64 hexadecimal digits"),
@@ -117,19 +130,20 @@ fn wrong_drivers_are_found_before_the_medium_is_downloaded() {
 fn a_download_goes_on_without_the_usual_drivers_unless_the_disk_needs_them() {
     let world = World::new(vec![]);
     // The server has another file under that name.
-    let (code, said) = output(start_with(&world, &[("VERSION", "11")]));
+    let usual = ("DRIVERS", "");
+    let (code, said) = output(start_with(&world, &[usual, ("VERSION", "11")]));
     assert_eq!((code, world.names()), (Some(0), vec!["win11x64.iso".to_owned()]), "{said}");
     assert!(said.contains("Windows' drivers cannot be downloaded: "), "{said}");
     assert!(said.contains("the new disk is DISK_TYPE=nvme"), "{said}");
     std::fs::remove_file(world.place("win11x64.iso")).unwrap();
-    let (code, said) = output(start_with(&world, &[("VERSION", "11"), ("DISK_TYPE", "scsi")]));
+    let words = [usual, ("VERSION", "11"), ("DISK_TYPE", "scsi")];
+    let (code, said) = output(start_with(&world, &words));
     assert_eq!((code, world.names()), (Some(68), Vec::new()), "{said}");
     assert!(!said.contains("Downloading"), "{said}");
     // Nobody asks for them.
     world.server.site.take_requests();
-    let (code, said) = output(start_with(&world, &[("VERSION", "11"), ("DRIVERS", "N")]));
+    let (code, said) = output(start_with(&world, &[("VERSION", "11")]));
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("the new disk is DISK_TYPE=nvme"), "{said}");
     let requests = world.server.site.take_requests();
     assert!(!requests.iter().any(|it| it.contains("fedorapeople")), "{requests:?}");
 }

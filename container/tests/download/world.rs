@@ -73,10 +73,11 @@ impl World {
     /// Gets the drivers of DRIVERS, or of this image in place of the usual one.
     pub(crate) fn drivers(&self, place: &str, usual: Option<Remote>) -> anyhow::Result<PathBuf> {
         let settings = self.settings(&[("DRIVERS", place)]);
-        let remote = usual.map_or_else(|| Remote::of(&settings), |usual| Ok(Some(usual)))?;
-        let job = drivers::Job::new(&settings, &remote.unwrap(), self.volume.path())?;
+        let remote = usual.map_or_else(|| Remote::of(&settings), |usual| Ok(Some(usual)))?.unwrap();
+        let job = || drivers::Job::new(&settings, &remote, self.volume.path());
+        let (mut check, job) = (job()?, job()?);
         let run = async {
-            job.check().await?;
+            check.check().await?;
             job.run(&self.story).await
         };
         Builder::new_current_thread().enable_all().build()?.block_on(run)

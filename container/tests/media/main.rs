@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use container::media::noprompt::Question;
 use container::media::testutil::{image, windows_11};
+use container::media::tree::Tree as _;
 use container::media::wim::Architecture;
 use container::media::windows::{Media, analyze};
 use container::media::{FileSystem, Opened, SECTOR, udf};

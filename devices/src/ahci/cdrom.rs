@@ -58,6 +58,7 @@ impl Config {
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
+        self.overlay.check_cdrom()?;
         let disk = self.disk();
         let serial = if self.path.is_some() || self.serial.is_some() {
             disk.serial()?

@@ -157,6 +157,9 @@ impl Config {
             !cdrom || self.sector == Sector::default(),
             "a CD has sectors of 2048 bytes: remove `sector`, or set `cdrom=off`"
         );
+        if cdrom {
+            self.overlay.check_cdrom()?;
+        }
         ensure!(
             cdrom || self.removable || self.path.is_some(),
             "`usb-storage` needs `path=FILE`; only with `removable` or `cdrom` it may be empty"

@@ -57,8 +57,9 @@ pub(super) const MEDIA: &[Variable] = variables! {
     /// Compares downloads with their known checksums.
     ignored "VERIFY" = "N"
         => "downloads are always compared with their known checksums: leave it out";
-    /// Deletes the installation medium once Windows starts from its disk.
-    ignored "REMOVE" = "Y" => "media stay on the volume: delete them there";
+    /// Deletes the downloaded medium, and downloaded drivers, once Windows starts from its disk.
+    /// Files that are mounted, or that have other names, stay.
+    full "REMOVE" = "Y" (media.remove);
     /// Downloads the medium from Microsoft if it is not there.
     full "MIDO" = "Y" (media.mido);
     /// Requests the medium from Microsoft's catalog of upgrade images, too.

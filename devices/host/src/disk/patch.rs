@@ -29,6 +29,15 @@ pub enum Changes {
     Patches(Vec<Patch>),
 }
 
+impl Changes {
+    /// Fails if a CD cannot have these changes: nobody writes to it.
+    pub fn check_cdrom(&self) -> anyhow::Result<()> {
+        let why = "`overlay=on` has no effect on a CD, which the guest cannot write: remove it";
+        ensure!(*self != Self::Writes, why);
+        Ok(())
+    }
+}
+
 /// Bytes that replace those of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patch {
