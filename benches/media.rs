@@ -101,7 +101,7 @@ fn run(command: &mut Command, folder: &Path) -> Result<(f64, f64)> {
     Ok((seconds, kib / 1024.0))
 }
 
-/// What the medium installs, and a medium that starts without a key.
+/// Finds out what the medium installs, and makes one that starts without a key.
 fn describe(folder: &Path, programs: &Path) -> Result<()> {
     let rows = [
         ("transom plan", "what it installs, and the patch that asks for no key"),

@@ -87,9 +87,8 @@ impl Connector {
         let by = proxy.unwrap_or(to);
         let (addresses, reach) = match proxy {
             Some(proxy) => {
-                limit.check(to)?;
-                // What the proxy reaches is its own decision.
-                (Reach::Host.find(proxy).await?.0, Reach::Internet)
+                let reach = limit.check(to)?;
+                (Reach::Host.find(proxy).await?.0, reach)
             }
             None => limit.find(to).await?,
         };

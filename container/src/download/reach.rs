@@ -66,20 +66,20 @@ impl Reach {
         let allowed = found.iter().copied().filter(|it| Self::of(it.ip()) <= self);
         let allowed: Vec<_> = allowed.collect();
         match found.first().filter(|_| allowed.is_empty()) {
-            Some(refused) => Err(self.refusal(&host, refused.ip())),
+            Some(refused) => Err(Self::refusal(&host, refused.ip())),
             None => Ok((allowed, first)),
         }
     }
 
-    /// Checks a host that a proxy connects to: here, its name has no meaning.
-    pub(super) fn check(self, to: &Address) -> Result<(), Fault> {
-        match to.host.parse().ok().filter(|ip| Self::of(*ip) > self) {
-            Some(ip) => Err(self.refusal(&to.host_header(), ip)),
-            None => Ok(()),
-        }
+    /// Checks a host that a proxy connects to, and returns how far inside it is: only addresses
+    /// show that, because the proxy finds names by itself.
+    pub(super) fn check(self, to: &Address) -> Result<Self, Fault> {
+        let Ok(ip) = to.host.parse() else { return Ok(Self::Internet) };
+        let reach = Self::of(ip);
+        if reach > self { Err(Self::refusal(&to.host_header(), ip)) } else { Ok(reach) }
     }
 
-    fn refusal(self, host: &str, ip: IpAddr) -> Fault {
+    fn refusal(host: &str, ip: IpAddr) -> Fault {
         let inside = match Self::of(ip) {
             Self::Host => "of this machine alone",
             _ => "of an inner network",
@@ -133,6 +133,9 @@ mod test {
         }
         assert!(find(Reach::Inner, "http://10.0.0.1/").await.is_ok());
         let by_proxy = |url: &str| Reach::Internet.check(&Address::read(url).unwrap());
-        assert!(by_proxy("http://192.168.0.1/").is_err() && by_proxy("http://a.example/").is_ok());
+        assert!(by_proxy("http://192.168.0.1/").is_err());
+        assert_eq!(by_proxy("http://a.example/").unwrap(), Reach::Internet);
+        let near = Address::read("http://192.168.0.1/").unwrap();
+        assert_eq!(Reach::Host.check(&near).unwrap(), Reach::Inner);
     }
 }

@@ -34,8 +34,8 @@ pub enum Content {
 }
 
 impl Content {
-    /// Lets the host read the ranges ahead, all at once: a disk is slow if it is asked for one piece
-    /// after the other.
+    /// Makes the host read all ranges at once: a disk is slow if it is asked for one after the
+    /// other.
     pub(super) fn read_ahead(&self) {
         let Self::Ranges { file, extents } = self else { return };
         for extent in extents {

@@ -120,7 +120,7 @@ fn attack(site: &Site) -> Option<Answer> {
     Some(answer.body(body).expect("plain headers"))
 }
 
-/// The same bytes without end.
+/// The same bytes again and again.
 fn repeat(bytes: Bytes, pause: Duration) -> UnsyncBoxBody<Bytes, io::Error> {
     let blocks = stream::unfold(bytes, move |bytes| async move {
         sleep(pause).await;
