@@ -394,7 +394,7 @@ const SMART: &str = "chroot /tools smartctl -a /dev/$1";
 const SMART_SAYS: [&str; 5] = [
     "Device Model:     Transom SATA disk",
     "ATA Version is:   ACS-2",
-    "SATA Version is:  SATA 3.0",
+    "SATA Version is:  SATA 3.1, 3.0 Gb/s (current: 3.0 Gb/s)",
     "SMART support is: Enabled",
     "SMART overall-health self-assessment test result: PASSED",
 ];
