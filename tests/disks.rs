@@ -387,6 +387,18 @@ cat device/queue_depth queue/rotational queue/write_cache queue/fua
 /// Linux has a maximum of 32 queued commands, one of which it keeps for itself.
 const SATA_SAYS: [&[&str]; 4] = [&["31", "32"], &["0"], &["write back"], &["0", "1"]];
 
+/// The disk's own opinion of its health. The status of `smartctl` has a bit for each kind of error:
+/// a command that failed, a wrong checksum, a failing disk.
+const SMART: &str = "chroot /tools smartctl -a /dev/$1";
+
+const SMART_SAYS: [&str; 5] = [
+    "Device Model:     Transom SATA disk",
+    "ATA Version is:   ACS-2",
+    "SATA Version is:  SATA 3.1, 3.0 Gb/s (current: 3.0 Gb/s)",
+    "SMART support is: Enabled",
+    "SMART overall-health self-assessment test result: PASSED",
+];
+
 /// The CD's content, and the same after the operator has changed it.
 const READ_CD: &str = "dd if=/dev/sr0 bs=2048 2> /dev/null | sha256sum";
 
@@ -402,7 +414,8 @@ fn has_sata(kernel: &str) -> anyhow::Result<()> {
     let guest = guest.word("--device").word(format!("ahci-cdrom,path={}", cd.display()));
     let names = ["virtio_pci", "virtio_blk", "ahci", "sd_mod", "sr_mod", "crc32c_generic", "ext4"];
     let linux = with_modules(guest, kernel, &names)?;
-    let mut booted = linux.file("work.sh", WORK_ON).file("sata.sh", SATA).boot(BOOT)?;
+    let linux = linux.file("work.sh", WORK_ON).file("sata.sh", SATA).file("smart.sh", SMART);
+    let mut booted = linux.boot(BOOT)?;
     booted.run("sh /tools.sh", SOON)?;
     for disk in &disks {
         let device = find(&mut booted, &disk.serial)?;
@@ -411,6 +424,7 @@ fn has_sata(kernel: &str) -> anyhow::Result<()> {
         let fits = lines.len() == SATA_SAYS.len()
             && lines.iter().zip(SATA_SAYS).all(|(line, allowed)| allowed.contains(line));
         ensure!(fits, "{said}");
+        is_healthy(&mut booted, &device)?;
         work(&mut booted, disk, &device).with_context(|| disk.name.clone())?;
     }
     let before = booted.run(READ_CD, SOON)?;
@@ -421,6 +435,17 @@ fn has_sata(kernel: &str) -> anyhow::Result<()> {
     ensure!(before == after, "the CD was {before}, then {after}");
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)
+}
+
+fn is_healthy(booted: &mut Booted, device: &str) -> anyhow::Result<()> {
+    let said = booted.run(&format!("sh /smart.sh {device}"), SOON)?;
+    for words in SMART_SAYS {
+        ensure!(said.contains(words), "no {words:?}: {said}");
+    }
+    let size = format!("User Capacity:    {SIZE}");
+    let plain: String = said.chars().filter(|it| *it != ',').collect();
+    ensure!(plain.contains(&size), "no {size:?}: {said}");
+    Ok(())
 }
 
 /// Linux's view of a SCSI disk: it is not rotational, has a write-back cache with FUA, discards by

@@ -18,6 +18,7 @@ pub mod evaluation;
 pub mod fault;
 pub mod meter;
 pub mod pieces;
+mod reach;
 pub mod sidecar;
 mod size;
 pub mod transfer;

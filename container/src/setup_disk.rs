@@ -85,6 +85,7 @@ fn write(layout: &Layout) -> anyhow::Result<SetupDisk> {
     let fd = memfd_create("setup-disk", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let file = File::from(fd);
     file.set_len(layout.size)?;
+    layout.extents.iter().for_each(|(_, content)| content.read_ahead());
     let mut copier = Copier::new(&file);
     for (at, content) in &layout.extents {
         copier.copy(content, *at)?;
@@ -116,6 +117,7 @@ impl UsersFiles {
         let Some(path) = folder::find(&folders.collect::<Vec<_>>())? else {
             return Ok(Self::default());
         };
+        folder::check_inside(volume, &path)?;
         let items = walk::items(Folder::open(&path)?, OEM)?;
         let is_script = |item: &Item| {
             item.path.strip_prefix(OEM).is_some_and(|it| it.eq_ignore_ascii_case(INSTALL))

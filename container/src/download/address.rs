@@ -58,6 +58,12 @@ impl Address {
         }
     }
 
+    /// Whether this is the server of another address: the same host and port, or its secure twin.
+    pub fn belongs_to(&self, other: &Self) -> bool {
+        let is_twin = self.secure && (self.port, other.port) == (443, 80);
+        self.host == other.host && (self.port == other.port || is_twin)
+    }
+
     /// User and password of the address, decoded.
     pub fn login(&self) -> Option<String> {
         let (login, _) = self.uri.authority()?.as_str().rsplit_once('@')?;
@@ -114,6 +120,18 @@ mod test {
         for bad in ["", "a.iso", "ftp://a/b", "https://", "https://a b/", "file:///x", &long] {
             assert!(matches!(Address::read(bad), Err(Fault::Final(_))), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_login_is_for_its_server_alone() {
+        let belongs = |one: &str, other: &str| {
+            Address::read(one).unwrap().belongs_to(&Address::read(other).unwrap())
+        };
+        assert!(belongs("https://a/x", "https://A:443/y"));
+        assert!(belongs("https://a/x", "http://a/y"));
+        assert!(!belongs("https://a:8443/x", "https://a/y"));
+        assert!(!belongs("https://b/x", "https://a/y"));
+        assert!(!belongs("https://a/x", "http://a:8080/y"));
     }
 
     #[test]

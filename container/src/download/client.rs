@@ -21,11 +21,14 @@ use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
 
 use super::address::Address;
-use super::connect::Connector;
+use super::connect::{Connection, Connector};
 use super::fault::Fault;
+use super::reach::Reach;
 use crate::settings::Web;
 
 const MAX_REDIRECTIONS: usize = 10;
+/// The time for a short answer, in times of [`Patience::stall`].
+const SHORT_ANSWER: u32 = 5;
 /// The download pages answer browsers only.
 const BROWSER: &str = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0";
 
@@ -78,11 +81,15 @@ impl Client {
     pub async fn get(&self, url: &str, headers: &[(HeaderName, String)]) -> Result<Answer, Fault> {
         let mut address = Address::read(url)?;
         let login = address.login();
-        let first = address.host.clone();
+        let first = address.clone();
+        let mut limit = Reach::Host;
         for _ in 0..=MAX_REDIRECTIONS {
-            // Other hosts do not get the login.
-            let login = login.as_ref().filter(|_| address.host == first);
-            let answer = self.once(&address, headers, login.map(String::as_str)).await?;
+            // Other servers do not get the login.
+            let login = login.as_deref().filter(|_| address.belongs_to(&first));
+            let connection = self.connect(&address, limit).await?;
+            // The user gives the first address, and servers the others.
+            limit = limit.min(connection.reach);
+            let answer = self.once(connection, &address, headers, login).await?;
             let location = answer.headers().get(LOCATION).and_then(|it| it.to_str().ok());
             match location.filter(|_| answer.status().is_redirection()) {
                 Some(location) => address = address.redirected(location)?,
@@ -92,21 +99,26 @@ impl Client {
                 }
             }
         }
-        Err(Fault::last(format!("{first} redirects in circles")))
+        Err(Fault::last(format!("{} redirects in circles", first.host)))
+    }
+
+    async fn connect(&self, address: &Address, limit: Reach) -> Result<Connection, Fault> {
+        let connecting = self.connector.connect(address, limit);
+        timeout(self.patience.answer, connecting).await.map_err(|_| self.late(address))?
+    }
+
+    fn late(&self, address: &Address) -> Fault {
+        let (host, seconds) = (address.host_header(), self.patience.answer.as_secs());
+        Fault::passing(format!("{host} does not answer within {seconds} s"))
     }
 
     async fn once(
         &self,
+        connection: Connection,
         address: &Address,
         headers: &[(HeaderName, String)],
         login: Option<&str>,
     ) -> Result<Response<Incoming>, Fault> {
-        let wait = self.patience.answer;
-        let late = |_| {
-            let seconds = wait.as_secs();
-            Fault::passing(format!("{} does not answer within {seconds} s", address.host_header()))
-        };
-        let connection = timeout(wait, self.connector.connect(address)).await.map_err(late)??;
         let broken = |error| {
             let host = address.host_header();
             Fault::passing(format!("{host}: the connection broke: {error}"))
@@ -138,7 +150,8 @@ impl Client {
         let request = request.body(Empty::<Bytes>::new());
         let request =
             request.map_err(|error| Fault::last(format!("{}: {error}", address.shown())))?;
-        timeout(wait, sender.send_request(request)).await.map_err(late)?.map_err(broken)
+        let answer = timeout(self.patience.answer, sender.send_request(request)).await;
+        answer.map_err(|_| self.late(address))?.map_err(broken)
     }
 }
 
@@ -169,8 +182,18 @@ impl Answer {
         }
     }
 
-    /// At most `limit` bytes of the body, and whether there are more.
-    pub async fn start(mut self, limit: usize) -> Result<(Vec<u8>, bool), Fault> {
+    /// At most `limit` bytes of the body, and whether there are more. A server that sends them one
+    /// by one is given up, too.
+    pub async fn start(self, limit: usize) -> Result<(Vec<u8>, bool), Fault> {
+        let (host, wait) = (self.address.host_header(), self.stall * SHORT_ANSWER);
+        let late = |_| {
+            let seconds = wait.as_secs();
+            Fault::passing(format!("{host} does not end its answer within {seconds} s"))
+        };
+        timeout(wait, self.gather(limit)).await.map_err(late)?
+    }
+
+    async fn gather(mut self, limit: usize) -> Result<(Vec<u8>, bool), Fault> {
         let mut whole = Vec::new();
         while let Some(bytes) = self.next().await? {
             let room = limit - whole.len();

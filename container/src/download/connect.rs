@@ -18,6 +18,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::address::Address;
 use super::fault::Fault;
+use super::reach::Reach;
 use crate::settings::Web;
 
 /// Maximum length of a file with certificates, and of the answer of a proxy.
@@ -33,6 +34,7 @@ pub(super) struct Connection {
     pub(super) stream: Box<dyn Stream>,
     /// The proxy wants the whole address in the request, and this authorization.
     pub(super) by_proxy: Option<Option<String>>,
+    pub(super) reach: Reach,
 }
 
 pub(super) struct Connector {
@@ -79,11 +81,18 @@ impl Connector {
         if to.secure { self.https_proxy.as_ref() } else { self.http_proxy.as_ref() }
     }
 
-    /// The caller limits the time.
-    pub(super) async fn connect(&self, to: &Address) -> Result<Connection, Fault> {
+    /// The caller limits the time. `limit` is how far inside the server may be.
+    pub(super) async fn connect(&self, to: &Address, limit: Reach) -> Result<Connection, Fault> {
         let proxy = self.proxy(to);
         let by = proxy.unwrap_or(to);
-        let stream = TcpStream::connect((&*by.host, by.port)).await;
+        let (addresses, reach) = match proxy {
+            Some(proxy) => {
+                let reach = limit.check(to)?;
+                (Reach::Host.find(proxy).await?.0, reach)
+            }
+            None => limit.find(to).await?,
+        };
+        let stream = TcpStream::connect(&*addresses).await;
         let mut stream = stream.map_err(|error| {
             let whom = if proxy.is_some() { "the proxy " } else { "" };
             Fault::passing(format!("{whom}{} cannot be reached: {error}", by.host_header()))
@@ -93,7 +102,7 @@ impl Connector {
         let login = login.map(|login| format!("Basic {}", BASE64_STANDARD.encode(login)));
         if !to.secure {
             let by_proxy = proxy.is_some().then_some(login);
-            return Ok(Connection { stream: Box::new(stream), by_proxy });
+            return Ok(Connection { stream: Box::new(stream), by_proxy, reach });
         }
         if let Some(proxy) = proxy {
             tunnel(&mut stream, proxy, to, login.as_deref()).await?;
@@ -101,7 +110,7 @@ impl Connector {
         let name = ServerName::try_from(to.host.clone());
         let name = name.map_err(|_| Fault::last(format!("{} is not a host", to.shown())))?;
         let stream = self.tls.connect(name, stream).await.map_err(|error| tls_fault(to, &error))?;
-        Ok(Connection { stream: Box::new(stream), by_proxy: None })
+        Ok(Connection { stream: Box::new(stream), by_proxy: None, reach })
     }
 }
 

@@ -226,3 +226,15 @@ fn directories_are_listed_without_their_directories() {
         }
     }
 }
+
+#[test]
+fn what_is_read_of_a_volume_ends() {
+    let bytes = install_cd(Layout::Bridge, &windows_11(9));
+    let volume = udf::Volume::open(&bytes[..]).unwrap().unwrap();
+    let mut lists = (0..1 << 16).map(|_| volume.list(&bytes[..], "efi/microsoft/boot"));
+    let error = lists.find_map(Result::err).expect("the work is limited");
+    let sentence = format!("{error:#}");
+    assert!(sentence.contains("more than 65536 descriptors are read"), "{sentence}");
+    // A bundle of drivers has some hundred files.
+    assert!(lists.next().is_some());
+}

@@ -2,8 +2,10 @@
 //! and metadata partitions, file entries of strategy 4, and file identifiers.
 //!
 //! Threats: partitions, extents and directories point anywhere, and to one another. Every
-//! descriptor needs its checksums. Chains have a maximum length, and a search descends once for
-//! each part of its path.
+//! descriptor needs its checksums. Chains have a maximum length, a search descends once for each
+//! part of its path, and all that is read of a volume is counted.
+
+use std::cell::Cell;
 
 use anyhow::{Context as _, bail, ensure};
 
@@ -33,6 +35,9 @@ const MAX_SEQUENCE: u32 = 256;
 const MAX_PARTITIONS: usize = 8;
 /// Maximum number of allocation extent descriptors of a file.
 const MAX_CONTINUATIONS: usize = 64;
+/// Maximum number of blocks and extents that a volume is asked for in all: entries of a directory
+/// can have their extents in common, so that little on the image is much to read.
+const MAX_WORK: u32 = 1 << 16;
 /// Kinds of allocation descriptors in a file entry's flags (4/14.6.8).
 const SHORT: u16 = 0;
 const LONG: u16 = 1;
@@ -52,6 +57,8 @@ pub struct Volume {
     partitions: Vec<Partition>,
     root: Address,
     name: String,
+    /// Blocks and extents so far.
+    work: Cell<u32>,
 }
 
 enum Partition {
@@ -100,6 +107,13 @@ impl Volume {
         &self.name
     }
 
+    /// Counts a block or an extent.
+    fn count(&self) -> anyhow::Result<()> {
+        self.work.set(self.work.get() + 1);
+        ensure!(self.work.get() <= MAX_WORK, "more than {MAX_WORK} descriptors are read");
+        Ok(())
+    }
+
     /// The range of blocks in the image. The part of a metadata partition that contains them must
     /// be in one piece.
     fn place(&self, address: Address, length: u64) -> anyhow::Result<Extent> {
@@ -129,6 +143,7 @@ impl Volume {
         image: &(impl Image + ?Sized),
         address: Address,
     ) -> anyhow::Result<(Extent, [u8; SECTOR_BYTES])> {
+        self.count()?;
         let place = self.place(address, SECTOR)?;
         let mut bytes = [0; SECTOR_BYTES];
         image.read(&mut bytes, place.start)?;
@@ -145,6 +160,7 @@ impl Volume {
         for _ in 0..MAX_CONTINUATIONS {
             let mut next = None;
             for (length, address) in descriptors.read()? {
+                self.count()?;
                 match length >> 30 {
                     _ if length & LENGTH == 0 => break,
                     RECORDED => content.push(self.place(address, (length & LENGTH).into())?)?,
@@ -237,7 +253,8 @@ impl Sequence {
         let block = u32_at(logical, 212)?;
         ensure!(u64::from(block) == SECTOR, "blocks of {block} bytes: only 2048 are supported");
         let root = Address { block: 0, partition: 0 };
-        let mut volume = Volume { partitions: Vec::new(), root, name: self.name.clone() };
+        let name = self.name.clone();
+        let mut volume = Volume { partitions: Vec::new(), root, name, work: Cell::default() };
         let length = usize::try_from(u32_at(logical, 264)?)?;
         let end = length.checked_add(440).filter(|end| *end <= SECTOR_BYTES);
         let mut maps = &logical[440..end.context("long partition maps")?];
@@ -275,7 +292,8 @@ impl Sequence {
         );
         let physical = Partition::Physical(range(u16_at(map, 38)?)?);
         let none = Address { block: 0, partition: 0 };
-        let below = Volume { partitions: vec![physical], root: none, name: String::new() };
+        let (partitions, name) = (vec![physical], String::new());
+        let below = Volume { partitions, root: none, name, work: Cell::default() };
         // The mirror serves if the metadata file is damaged.
         let file = |at: usize| below.node(image, Address { block: u32_at(map, at)?, partition: 0 });
         let node = file(40).or_else(|error| file(44).map_err(|_| error)).context("metadata")?;

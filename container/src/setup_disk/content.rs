@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use rustix::fs::{Advice, fadvise};
 
 use super::folder::Folder;
 use crate::media::Extent;
@@ -32,6 +34,16 @@ pub enum Content {
 }
 
 impl Content {
+    /// Makes the host read all ranges at once: a disk is slow if it is asked for one after the
+    /// other.
+    pub(super) fn read_ahead(&self) {
+        let Self::Ranges { file, extents } = self else { return };
+        for extent in extents {
+            // A file system without a page cache refuses, and has no need.
+            fadvise(file, extent.start, NonZeroU64::new(extent.length), Advice::WillNeed).ok();
+        }
+    }
+
     pub(super) fn length(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,

@@ -62,3 +62,12 @@ pub(super) fn find(places: &[PathBuf]) -> anyhow::Result<Option<PathBuf>> {
     }
     Ok(None)
 }
+
+/// Checks that a folder on the volume is no link out of it: others write to the volume, and the
+/// pod's own files, such as tokens of a cluster, are none of the guest's.
+pub(super) fn check_inside(volume: &Path, folder: &Path) -> anyhow::Result<()> {
+    let Ok(path) = folder.strip_prefix(volume) else { return Ok(()) };
+    let opened = Folder::open(volume)?.beneath(path, OFlags::PATH | OFlags::DIRECTORY);
+    let out = "mount the folder as /oem instead";
+    opened.map(drop).with_context(|| format!("{}: {out}", folder.display()))
+}

@@ -5,10 +5,12 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, symlink};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use host::disk;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::testutil::{checked, copied, tool};
 use super::*;
@@ -159,6 +161,32 @@ fn a_config_map_is_copied_and_its_links_stay_inside() {
     assert_eq!((users.items.len(), users.install_bat.as_deref()), (0, Some(&b"mine\r\n"[..])));
     let none = UsersFiles::read(&place("oem"), &place("none")).unwrap();
     assert!(none.items.is_empty() && none.install_bat.is_none());
+}
+
+#[test]
+fn a_folder_on_the_volume_is_no_link_out_of_it() {
+    let root = tempfile::tempdir().unwrap();
+    let volume = root.path().join("storage");
+    fs::create_dir_all(volume.join("mine")).unwrap();
+    fs::create_dir(root.path().join("secrets")).unwrap();
+    fs::write(root.path().join("secrets/token"), "hush").unwrap();
+    let read = || UsersFiles::read(root.path(), &volume);
+    symlink(root.path().join("secrets"), volume.join("oem")).unwrap();
+    let said = format!("{:#}", read().unwrap_err());
+    assert!(said.contains("mount the folder as /oem") && said.contains("a link out of"), "{said}");
+    fs::remove_file(volume.join("oem")).unwrap();
+    symlink("mine", volume.join("oem")).unwrap();
+    fs::write(volume.join("mine/a"), "x").unwrap();
+    assert_eq!(read().unwrap().items.len(), 1);
+}
+
+#[test]
+fn pipes_and_sockets_are_refused() {
+    let pipe = refusal(|oem| mknodat(CWD, oem.join("a"), FileType::Fifo, Mode::RWXU, 0).unwrap());
+    let socket = refusal(|oem| drop(UnixListener::bind(oem.join("a")).unwrap()));
+    for said in [pipe, socket] {
+        assert!(said.contains("a: it is neither a file nor a folder"), "{said}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod process;
 mod world;
 
 use std::fs::{self, File};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use container::download::transfer::forget_others;
 use container::status::Status;
@@ -117,6 +117,55 @@ fn a_file_that_ends_early_or_is_no_cd_never_gets_its_name() {
     for world in [cut, zip, zeros] {
         assert_eq!(world.names(), [""; 0]);
     }
+}
+
+/// Each answer of a hostile mirror is one sentence, soon, and nothing is left.
+#[test]
+fn hostile_mirrors_gain_nothing() {
+    let to = |url: &str| Fault::Redirect(url.into());
+    for (fault, words) in [
+        (to("file:///etc/passwd"), "is not the address of a file"),
+        (to("ftp://files.example.test/my.iso"), "begins with neither https:// nor http://"),
+        (to("http://files.example.test/my.iso"), "anyone on the way can replace the file"),
+        (to("https://169.254.169.254/latest/meta-data"), "of this machine alone"),
+        (to("https://[::ffff:127.0.0.1]/x"), "of this machine alone"),
+        (to("https://192.168.0.1/admin?reboot"), "of an inner network"),
+        (to("/dir/my.iso"), "redirects in circles"),
+        (to("https:///"), "is not the address of a file"),
+        (Fault::Endless, "it has no file system of a CD"),
+        (Fault::Head, "the connection broke"),
+        (Fault::Drip, "does not end its answer within"),
+        (Fault::Bomb, "it has no file system of a CD"),
+    ] {
+        let world = World::new(vec![fault.clone()]);
+        let start = Instant::now();
+        let (status, sentence) = world.refusal(&[("VERSION", ADDRESS)]);
+        assert_eq!(status, Status::Download);
+        assert!(sentence.contains(words), "{fault:?}: {sentence}");
+        assert!(!sentence.contains(char::is_control), "{sentence}");
+        assert_eq!(world.names(), [""; 0], "{fault:?}");
+        assert!(start.elapsed() < Duration::from_secs(60), "{fault:?}: {:?}", start.elapsed());
+    }
+}
+
+/// A mirror that is reached directly, by its address: it may lead to itself, and not further.
+#[test]
+fn only_the_users_address_may_be_an_inner_one() {
+    let world = World::new(vec![]);
+    let here = world.server.proxy();
+    let direct = [("NO_PROXY", "*"), ("VERSION", &*format!("{here}/dir/my.iso"))];
+    world.run(&direct).unwrap();
+    assert!(world.is_whole("my.iso"));
+    let login = here.replace("http://", "http://me:hush@");
+    let words = [("NO_PROXY", "*"), ("VERSION", &*format!("{login}/dir/other.iso"))];
+    let elsewhere = World::new(vec![]);
+    let far = elsewhere.server.proxy();
+    world.server.site.set_faults(vec![Fault::Redirect(format!("{far}/dir/other.iso"))]);
+    world.run(&words).unwrap();
+    // Another port is another server.
+    let (own, others) = (world.server.site.take_logins(), elsewhere.server.site.take_logins());
+    assert!(own.iter().any(|it| it == "Basic bWU6aHVzaA=="), "{own:?}");
+    assert_eq!(others, [""; 0]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod hostile_media;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use container::media::noprompt::Question;
@@ -159,6 +160,40 @@ fn reads_a_wim_of_wimlib() {
 }
 
 #[test]
+fn reads_the_first_part_of_a_split_wim() {
+    let test = "reads_the_first_part_of_a_split_wim";
+    if !cd::has(test, &["xorriso", "wimlib-imagex"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("Windows")).unwrap();
+    for (name, seed) in [("a", 1), ("b", 2), ("c", 3)] {
+        let noise: Vec<u8> = Noise::new(seed).take(600 << 10).collect();
+        fs::write(folder.path().join("Windows").join(name), noise).unwrap();
+    }
+    let tree = tree(folder.path(), |path| {
+        let path = path.to_str().unwrap();
+        run("wimlib-imagex", &["capture", "Windows", path, "Windows 11 Pro"], folder.path());
+        let properties = ["ARCH=9", "EDITIONID=Professional", "INSTALLATIONTYPE=Client"];
+        let words = properties.map(|it| format!("--image-property=WINDOWS/{it}"));
+        let words = words.iter().map(String::as_str);
+        let words: Vec<_> = ["info", path, "1"].into_iter().chain(words).collect();
+        run("wimlib-imagex", &words, folder.path());
+        let first = Path::new(path).with_extension("swm");
+        run("wimlib-imagex", &["split", path, first.to_str().unwrap(), "1"], folder.path());
+        fs::remove_file(path).unwrap();
+    });
+    let sources = tree.join("sources");
+    assert!(sources.join("install2.swm").exists(), "the WIM is split");
+    let found = media(&joliet(folder.path()));
+    assert_eq!((found.source, found.editions.len()), ("sources/install.swm", 1));
+    assert_eq!(found.editions[0].name, "Windows 11 Pro");
+    fs::rename(sources.join("install2.swm"), sources.join("install.swm")).unwrap();
+    let sentence = refusal(&joliet(folder.path()));
+    assert!(sentence.contains("only the first part has all names"), "{sentence}");
+}
+
+#[test]
 fn opens_every_revision_of_mkudffs() {
     if !cd::has("opens_every_revision_of_mkudffs", &["mkudffs", "udfinfo"]) {
         return;
@@ -178,9 +213,26 @@ fn opens_every_revision_of_mkudffs() {
     }
 }
 
+/// All of `transom plan`, the analysis included, has at most this much memory.
+fn has_20_mib(folder: &Path, cd: &Path) {
+    let volume = folder.join("volume");
+    fs::create_dir(&volume).unwrap();
+    fs::rename(cd, volume.join("custom.iso")).unwrap();
+    let plan = Command::new("time")
+        .args(["-f", "peak %M", env!("CARGO_BIN_EXE_transom"), "plan"])
+        .env("STORAGE", &volume)
+        .output()
+        .unwrap();
+    let said = [plan.stdout, plan.stderr].map(|it| String::from_utf8(it).unwrap()).concat();
+    fs::rename(volume.join("custom.iso"), cd).unwrap();
+    assert!(said.contains("Windows 11 26100.1742, x64"), "{said}");
+    let peak = said.lines().find_map(|line| line.strip_prefix("peak ")).expect("a last line");
+    assert!(peak.parse::<u64>().unwrap() < 20 << 10, "{peak} KiB");
+}
+
 #[test]
 fn analyzes_6_gib_within_100_ms() {
-    if !cd::has("analyzes_6_gib_within_100_ms", &["genisoimage"]) {
+    if !cd::has("analyzes_6_gib_within_100_ms", &["genisoimage", "time"]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -193,6 +245,7 @@ fn analyzes_6_gib_within_100_ms() {
     assert_eq!(media.editions.len(), 2);
     assert!(elapsed < Duration::from_millis(100), "{elapsed:?}");
     assert!(counted.bytes.get() < 1 << 20, "{} bytes", counted.bytes.get());
+    has_20_mib(folder.path(), &path);
     // The end of the image, with the XML data in it, is missing.
     File::options().write(true).open(&path).unwrap().set_len(5 << 30).unwrap();
     assert!(refusal(&path).starts_with("it is cut off: download it again"), "{}", refusal(&path));

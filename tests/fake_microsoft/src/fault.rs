@@ -31,6 +31,16 @@ pub enum Fault {
     Changing,
     /// The pages have no product and no checksum.
     NoChecksum,
+    /// Files are said to be at this address.
+    Redirect(String),
+    /// Files come in unknown length, and never end.
+    Endless,
+    /// The answer of a file has a header that never ends.
+    Head,
+    /// Files come byte by byte.
+    Drip,
+    /// Files are packed by gzip, although nobody asked for that. A few bytes become many zeros.
+    Bomb,
 }
 
 impl FromStr for Fault {
@@ -53,9 +63,15 @@ impl FromStr for Fault {
             "no-ranges" => Self::NoRanges,
             "changing" => Self::Changing,
             "no-checksum" => Self::NoChecksum,
+            "redirect" => Self::Redirect(text.split_once('=').context("redirect=URL")?.1.into()),
+            "endless" => Self::Endless,
+            "head" => Self::Head,
+            "drip" => Self::Drip,
+            "bomb" => Self::Bomb,
             _ => bail!(
                 "{text}: the faults are reset, stall, checksum, status, page-status, html, \
-                        captcha, sentinel, slow, size, no-ranges, changing and no-checksum"
+                 captcha, sentinel, slow, size, no-ranges, changing, no-checksum, redirect, \
+                 endless, head, drip and bomb"
             ),
         })
     }

@@ -31,6 +31,8 @@ pub struct Site {
     faults: Mutex<Faults>,
     /// Host, path and range of each request.
     requests: Mutex<Vec<String>>,
+    /// Authorizations of requests.
+    logins: Mutex<Vec<String>>,
 }
 
 impl Site {
@@ -40,7 +42,14 @@ impl Site {
         let length = file.metadata()?.len();
         let sha256 = certificate::sha256(iso)?;
         let faults = Mutex::new(Faults::new(faults));
-        Ok(Self { file, length, sha256, faults, requests: Mutex::default() })
+        Ok(Self {
+            file,
+            length,
+            sha256,
+            faults,
+            requests: Mutex::default(),
+            logins: Mutex::default(),
+        })
     }
 
     pub fn sha256(&self) -> &str {
@@ -55,6 +64,16 @@ impl Site {
     /// The requests so far, and forgets them.
     pub fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut *self.requests.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The authorizations so far, and forgets them.
+    pub fn take_logins(&self) -> Vec<String> {
+        std::mem::take(&mut *self.logins.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn note_login(&self, login: &str) {
+        let mut logins = self.logins.lock().unwrap_or_else(PoisonError::into_inner);
+        logins.extend((!login.is_empty()).then(|| login.to_owned()));
     }
 
     fn note(&self, request: String) {

@@ -10,7 +10,8 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{
-    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HOST, LOCATION, RANGE,
+    ACCEPT_RANGES, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE,
+    ETAG, HOST, LOCATION, RANGE,
 };
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -89,6 +90,7 @@ fn answer(site: &Arc<Site>, request: &Request<Incoming>) -> Answer {
     let host = header(request, HOST).split(':').next().unwrap_or_default().to_owned();
     let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
     site.note(format!("{host}{path} {}", header(request, RANGE)));
+    site.note_login(header(request, AUTHORIZATION));
     if let Some(page) = pages::find(site, &host, path, query) {
         let mut answer = Response::builder().status(page.status).header(CONTENT_TYPE, page.kind);
         if let Some(location) = page.location {
@@ -99,7 +101,38 @@ fn answer(site: &Arc<Site>, request: &Request<Incoming>) -> Answer {
     file(site, request)
 }
 
+/// The answers of servers that attack their clients.
+fn attack(site: &Site) -> Option<Answer> {
+    let is_attack = |fault: &Fault| {
+        matches!(
+            fault,
+            Fault::Redirect(_) | Fault::Endless | Fault::Head | Fault::Drip | Fault::Bomb
+        )
+    };
+    let answer = Response::builder();
+    let (answer, body) = match site.has(is_attack)? {
+        Fault::Redirect(to) => (answer.status(302).header(LOCATION, to), text(String::new())),
+        Fault::Endless => (answer, repeat(Bytes::from(vec![0; 64 << 10]), Duration::ZERO)),
+        Fault::Head => (answer.header(ETAG, "x".repeat(8 << 20)), text(String::new())),
+        Fault::Drip => (answer, repeat(Bytes::from_static(b"x"), Duration::from_millis(100))),
+        _ => (answer.header(CONTENT_ENCODING, "gzip"), text("\u{1f}\u{8b}\u{8}\0".into())),
+    };
+    Some(answer.body(body).expect("plain headers"))
+}
+
+/// The same bytes again and again.
+fn repeat(bytes: Bytes, pause: Duration) -> UnsyncBoxBody<Bytes, io::Error> {
+    let blocks = stream::unfold(bytes, move |bytes| async move {
+        sleep(pause).await;
+        Some((Ok(Frame::data(bytes.clone())), bytes))
+    });
+    StreamBody::new(Box::pin(blocks)).boxed_unsync()
+}
+
 fn file(site: &Arc<Site>, request: &Request<Incoming>) -> Answer {
+    if let Some(answer) = attack(site) {
+        return answer;
+    }
     if let Some(Fault::Status(status)) = site.has(|fault| matches!(fault, Fault::Status(_))) {
         return Response::builder().status(status).body(text("no\n".into())).expect("a status");
     }
