@@ -24,6 +24,7 @@ use anyhow::{Context as _, ensure};
 
 use self::archive::{Archive, Blob, HEADER_BYTES, Sha1};
 use self::disc::{Boot, Directory, SECTOR, sectors};
+use self::images::Images;
 use self::tree::{Content, Node};
 use self::writer::Writer;
 
@@ -31,13 +32,14 @@ use self::writer::Writer;
 const PARTS: usize = 3;
 /// Places of boot images.
 const BIOS: &str = "boot/etfsboot.com";
-const EFI: [&str; 2] =
-    ["efi/microsoft/boot/efisys_noprompt.bin", "efi/microsoft/boot/efisys.bin"];
+const EFI: [&str; 2] = ["efi/microsoft/boot/efisys_noprompt.bin", "efi/microsoft/boot/efisys.bin"];
 const SOURCES: &str = "sources";
 const BOOT_WIM: &str = "boot.wim";
 const INSTALL: &str = "install.esd";
 /// Bytes that are copied at once.
 const BLOCK: usize = 4 << 20;
+/// Maximum sectors of descriptors. Microsoft's media have about 1,500.
+const MAX_DESCRIPTORS: u64 = 32 << 10;
 /// Bytes that tables of `boot.wim` need at most.
 const MARGIN: u64 = 64 << 20;
 
@@ -93,6 +95,8 @@ impl Plan {
         let files = &mut self.sources()?.files;
         files.retain(|it| ![BOOT_WIM, INSTALL].contains(&&*it.name.to_ascii_lowercase()));
         files.extend([install, boot]);
+        let sectors = disc::first_sector(&self.root)?;
+        ensure!(sectors <= MAX_DESCRIPTORS, "the files of the CD are too many");
         Ok(())
     }
 
@@ -187,7 +191,7 @@ impl Plan {
         for metadata in &self.metadata {
             boot.add_metadata(metadata)?;
         }
-        let length = boot.finish(&images::xml(&self.archive.xml, 1..PARTS)?)?;
+        let length = boot.finish(&Images::of(&self.archive.xml, 1..PARTS)?)?;
         self.describe(file, length)
     }
 

@@ -157,6 +157,8 @@ pub struct Account {
 pub struct Media {
     /// Requests the medium from Microsoft's download page.
     pub mido: bool,
+    /// Microsoft's catalog of upgrade images (ESD) is asked, too.
+    pub esd: bool,
     /// Number of parallel connections of a download.
     pub connections: Within<1, 16>,
     /// The ISO image with Windows' drivers.

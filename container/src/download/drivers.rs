@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use super::client::{Client, Patience};
-use super::digest::Sha256;
+use super::digest::Checksum;
 use super::fault::Fault;
-use super::transfer::{self, Wanted};
+use super::transfer::{self, Form, Wanted};
 use crate::settings::Settings;
 use crate::state::name;
 use crate::status::{Failure, Status};
@@ -38,15 +38,16 @@ impl Job {
     /// Downloads the image. Returns its path.
     pub async fn run(self, story: &Story) -> anyhow::Result<PathBuf> {
         let Self { client, url, path } = self;
-        let sha256 = url.split_once("#sha256=").map(|(_, digits)| digits.parse::<Sha256>());
+        let checksum = url.split_once("#sha256=").map(|(_, digits)| Checksum::sha256(digits));
         let wanted = Wanted {
             name: "Windows' drivers".into(),
-            sha256: sha256.transpose().map_err(|error| fail(&Fault::from(error)))?,
+            checksum: checksum.transpose().map_err(|error| fail(&Fault::from(error)))?,
             url,
             referer: None,
             path: path.clone(),
             length: None,
             connections: 1,
+            form: Form::Cd,
         };
         transfer::fetch(&client, &wanted, story).await.map_err(|fault| fail(&fault))?;
         Ok(path)

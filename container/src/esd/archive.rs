@@ -343,7 +343,11 @@ impl Archive {
         if !resource.has(flag::COMPRESSED) {
             ensure!(packed == length, "{packed} bytes for {length} without compression");
             let starts = (0..length.div_ceil(PLAIN_CHUNK)).map(|it| offset + it * PLAIN_CHUNK);
-            return Ok(Chunks { length, chunk: PLAIN_CHUNK, starts: starts.chain([end]).collect() });
+            return Ok(Chunks {
+                length,
+                chunk: PLAIN_CHUNK,
+                starts: starts.chain([end]).collect(),
+            });
         }
         check_chunk(length, self.chunk)?;
         let count = length.div_ceil(self.chunk).saturating_sub(1);
@@ -362,7 +366,10 @@ impl Archive {
 
     fn bytes(&self, offset: u64, length: u64, limit: u64) -> anyhow::Result<Vec<u8>> {
         ensure!(length <= limit, "{length} bytes are more than {limit}");
-        ensure!(offset.checked_add(length).is_some_and(|end| end <= self.length()), "it is cut off");
+        ensure!(
+            offset.checked_add(length).is_some_and(|end| end <= self.length()),
+            "it is cut off"
+        );
         let mut bytes = vec![0; usize::try_from(length)?];
         self.file.read(&mut bytes, offset)?;
         Ok(bytes)

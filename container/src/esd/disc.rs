@@ -24,7 +24,8 @@ const PARTITION: u32 = 257;
 const FILE_SET: u32 = 0;
 const FIRST_NODE: u32 = 2;
 const LABEL: &str = "ESD_ISO";
-const TEXT: &str = "This disc has a UDF file system and needs an operating system that reads it.\r\n";
+const TEXT: &str =
+    "This disc has a UDF file system and needs an operating system that reads it.\r\n";
 
 /// A file. Its place counts sectors behind the descriptors.
 #[derive(Clone, Debug)]
@@ -169,7 +170,7 @@ impl Disc {
             (152, &[0; 4]),
             (156, &records[0]),
             (574, b"TRANSOM"),
-            (813, b"2025010100000000\02025010100000000\0"),
+            (813, b"2025010100000000\x002025010100000000\0"),
             (847, b"0000000000000000\x000000000000000000\0\x01\0"),
         ];
         fields.iter().for_each(|(at, value)| primary[*at..at + value.len()].copy_from_slice(value));

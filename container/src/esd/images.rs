@@ -1,5 +1,8 @@
 //! Selects images of an archive: their part of the XML data, and the archive without the others.
 
+use std::fmt::Write as _;
+use std::ops::Range;
+
 use anyhow::{Context as _, ensure};
 
 use super::archive::{Archive, BLOBS, ENTRY_BYTES, HEADER_BYTES, Resource, XML, flag};
@@ -12,22 +15,28 @@ const INTEGRITY: usize = 124;
 /// Offset of the flags in an entry of the blob table.
 const ENTRY_FLAGS: usize = 7;
 
-/// XML data of these images, counted from 0. They are numbered anew.
-pub(super) fn xml(text: &str, images: std::ops::Range<usize>) -> anyhow::Result<String> {
-    let all: Vec<&str> = text.split("<IMAGE ").skip(1).collect();
-    let wanted = all.get(images).context("images without XML data")?;
-    let mut new = String::from("<WIM>");
-    for (number, image) in (1..).zip(wanted) {
-        let (image, _) = image.split_once("</IMAGE>").context("an image without its end")?;
-        let (_, rest) = image.split_once('>').context("an image without its number")?;
-        new += &format!("<IMAGE INDEX=\"{number}\">{rest}</IMAGE>");
-    }
-    Ok(new + "</WIM>")
-}
+/// XML data of some images, numbered anew.
+pub(super) struct Images(String);
 
-/// UTF-16 with its byte order mark.
-pub(super) fn utf16(text: &str) -> Vec<u8> {
-    std::iter::once(0xfeff).chain(text.encode_utf16()).flat_map(u16::to_le_bytes).collect()
+impl Images {
+    /// Selects images of XML data, counted from 0.
+    pub(super) fn of(xml: &str, images: Range<usize>) -> anyhow::Result<Self> {
+        let all: Vec<&str> = xml.split("<IMAGE ").skip(1).collect();
+        let wanted = all.get(images).context("images without XML data")?;
+        let mut new = String::new();
+        for (number, image) in (1..).zip(wanted) {
+            let (image, _) = image.split_once("</IMAGE>").context("an image without its end")?;
+            let (_, rest) = image.split_once('>').context("an image without its number")?;
+            write!(new, "<IMAGE INDEX=\"{number}\">{rest}</IMAGE>")?;
+        }
+        Ok(Self(new))
+    }
+
+    /// XML data of an archive that has this length without it. UTF-16, with a byte order mark.
+    pub(super) fn xml(&self, length: u64) -> Vec<u8> {
+        let text = format!("\u{feff}<WIM><TOTALBYTES>{length}</TOTALBYTES>{}</WIM>", self.0);
+        text.encode_utf16().flat_map(u16::to_le_bytes).collect()
+    }
 }
 
 /// The header and the end of an archive without its first images. Between them is the archive's
@@ -50,7 +59,7 @@ pub(super) fn without_first(archive: &Archive, count: usize) -> anyhow::Result<R
     };
     let entries = archive.table.chunks_exact(ENTRY_BYTES).filter(is_kept);
     let table = entries.collect::<Vec<_>>().concat();
-    let xml = utf16(&xml(&archive.xml, count..images)?);
+    let xml = Images::of(&archive.xml, count..images)?.xml(archive.length() + table.len() as u64);
     let at = |offset: u64, bytes: &[u8]| {
         let length = bytes.len() as u64;
         Resource { packed: length, flags: flag::METADATA, offset, length }.write()

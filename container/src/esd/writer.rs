@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use super::archive::{BLOBS, HEADER_BYTES, Resource, Sha1, XML, flag};
+use super::images::Images;
 use super::xpress::{CHUNK, Compressor};
 
 /// Version, flags (compressed, XPRESS) and length of chunks, at their place in the header.
@@ -48,13 +49,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Adds a blob, or the metadata of an image.
-    pub(super) fn add(&mut self, sha1: Sha1, count: u32, content: &[u8]) -> anyhow::Result<()> {
-        self.begin(content.len() as u64);
-        self.write(content)?;
-        self.end(sha1, count, 0)
-    }
-
+    /// Adds an image.
     pub(super) fn add_metadata(&mut self, content: &[u8]) -> anyhow::Result<()> {
         self.begin(content.len() as u64);
         self.write(content)?;
@@ -131,10 +126,10 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes the header. The last image is the one that boots. Returns the length.
-    pub(super) fn finish(mut self, xml: &str) -> anyhow::Result<u64> {
+    pub(super) fn finish(mut self, images: &Images) -> anyhow::Result<u64> {
         let table = std::mem::take(&mut self.table);
         let blobs = self.append(&table)?;
-        let xml = self.append(&super::images::utf16(xml))?;
+        let xml = self.append(&images.xml(self.length))?;
         let mut header = [0; HEADER_BYTES];
         let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, b"MSWIM\0\0\0");

@@ -2,7 +2,9 @@
 
 use anyhow::{Context as _, ensure};
 
-use super::{FILE_SET, FIRST_NODE, INTEGRITY, LABEL, MAIN, PARTITION, RESERVE, SECTOR, SECTOR_BYTES};
+use super::{
+    FILE_SET, FIRST_NODE, INTEGRITY, LABEL, MAIN, PARTITION, RESERVE, SECTOR, SECTOR_BYTES,
+};
 use crate::media::udf::crc;
 
 /// Longest extent (4/14.14.1.1), in whole sectors.
@@ -101,15 +103,8 @@ pub(super) fn sequence(length: u32) -> Vec<(u16, Vec<u8>)> {
         (388, own),
     ];
     let used: [(usize, &[u8]); 5] = [(16, one), (20, &used), (52, set), (116, long), (352, own)];
-    let partition: [(usize, &[u8]); 7] = [
-        (16, &two),
-        (20, &[1]),
-        (24, &nsr),
-        (184, one),
-        (188, start),
-        (192, length),
-        (196, own),
-    ];
+    let partition: [(usize, &[u8]); 7] =
+        [(16, &two), (20, &[1]), (24, &nsr), (184, one), (188, start), (192, length), (196, own)];
     let volume: [(usize, &[u8]); 12] = [
         (16, &three),
         (20, set),
