@@ -160,7 +160,7 @@ impl Plan {
         let at = |place: u64| (first + place) * SECTOR;
         let blobs = self.blobs()?;
         let whole = blobs.iter().map(|it| it.length).sum::<u64>() + self.archive.length();
-        let mut done = 0;
+        let mut done = HEADER_BYTES as u64;
         self.copy(file, at(self.install_at), &mut |count| {
             done += count;
             report(done, whole);
