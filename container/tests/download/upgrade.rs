@@ -2,10 +2,12 @@
 
 use std::fs;
 
+use container::download::{cab, esd};
 use container::media::Opened;
 use container::media::windows::analyze;
 use container::status::Status;
 use fake_microsoft::fault::Fault;
+use host::testutil::noise::Noise;
 
 use crate::made;
 use crate::world::World;
@@ -13,6 +15,8 @@ use crate::world::World;
 /// Microsoft's page refuses, and German is at no fixed address.
 const GERMAN: [(&str, &str); 2] = [("VERSION", "11"), ("LANGUAGE", "German")];
 const CD: &str = "win11x64_de.iso";
+/// A cabinet with LZX, which wimlib compressed, and which cabextract reads.
+const LZX: &[u8] = include_bytes!("lzx.cab");
 const ESD: &str = "win11x64_de.esd";
 
 fn world(test: &str, faults: Vec<Fault>) -> Option<World> {
@@ -116,4 +120,26 @@ fn the_address_of_an_upgrade_image_is_a_version() {
     let Some(world) = world(test, vec![Fault::Reset(60)]) else { return };
     world.run(&[("VERSION", "https://files.example.test/dir/my.esd?x=1")]).unwrap();
     check(&world, "my.iso");
+}
+
+#[test]
+fn a_catalog_with_lzx_is_read_and_a_damaged_one_refused() {
+    let list = String::from_utf8(cab::file(LZX, "products.xml").unwrap()).unwrap();
+    for (culture, number) in [("de-DE", 1), ("en-US", 4), ("fr-FR", 7), ("ko-KR", 10)] {
+        let link = esd::find(&list, "Professional", culture).unwrap();
+        assert_eq!(link.url, format!("https://dl.delivery.mp.microsoft.com/files/{number}.esd"));
+        assert_eq!(link.length, Some(4_000_000_000 + 4097 * number));
+    }
+    let mut noise = Noise::new(5);
+    let mut refused = 0;
+    for _ in 0..20_000 {
+        let mut bytes = LZX.to_vec();
+        for _ in 0..=noise.below(4) {
+            let at = usize::try_from(noise.below(bytes.len() as u64)).unwrap();
+            bytes[at] = noise.below(256).to_le_bytes()[0];
+        }
+        let read = cab::file(&bytes, "products.xml");
+        refused += usize::from(read.ok().is_none_or(|it| it != list.as_bytes()));
+    }
+    assert!(refused > 10_000, "{refused}");
 }

@@ -179,7 +179,7 @@ fn a_damaged_archive_is_refused() {
 
 #[test]
 fn archives_with_any_bytes_are_read_or_refused() {
-    hostile_upgrade::check_template();
+    assert!(hostile_upgrade::read(&[2]), "an archive without changes");
     let mut noise = Noise::new(11);
     for _ in 0..3000 {
         let length = noise.below(60);
