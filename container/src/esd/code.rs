@@ -66,7 +66,7 @@ impl Tree {
         lengths
     }
 
-    /// Joins the two rarest nodes until one is left. Of equal ones, leaves come first.
+    /// Joins the two rarest nodes until one is left. Leaves come before equal nodes.
     fn join(&mut self) {
         self.nodes.clear();
         self.parents.clear();

@@ -104,7 +104,7 @@ fn the_cd_installs_the_editions_of_the_archive() {
         content.read(&opened, &mut bytes, 0).unwrap();
         assert!(bytes == fs::read(folder.path().join("media").join(name)).unwrap(), "{name}");
     }
-    // What wimlib makes of the two archives.
+    // The two archives as wimlib applies them.
     for (name, images) in [("boot.wim", &IMAGES[1..3]), ("install.esd", &IMAGES[3..])] {
         let content = files.find(&opened, &format!("sources/{name}")).unwrap().unwrap();
         let mut bytes = vec![0; usize::try_from(content.length()).unwrap()];

@@ -12,7 +12,8 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// The names in the server's certificate.
 const NAMES: &str = "subjectAltName=DNS:*.microsoft.com,DNS:*.prss.microsoft.com,\
-    DNS:*.download.prss.microsoft.com,DNS:dl.delivery.mp.microsoft.com,DNS:fedorapeople.org,DNS:*.example.test,DNS:localhost,\
+    DNS:*.download.prss.microsoft.com,DNS:dl.delivery.mp.microsoft.com,\
+    DNS:fedorapeople.org,DNS:*.example.test,DNS:localhost,\
     IP:127.0.0.1";
 
 pub struct Authority {
