@@ -1,8 +1,8 @@
 //! Gets the installation medium for a `VERSION`: from Microsoft, or from the address of the user.
 //!
-//! A version has one or two sources: a page that gives links, and a file at a fixed address. If the
-//! medium is not to be had in the language, it is tried in English. Each failure is logged, and the
-//! last error has all of them.
+//! A version has up to three sources: a page that gives links, a file at a fixed address, and the
+//! catalog of upgrade images, which become CDs. If the medium is not to be had in the language, it
+//! is tried in English. Each failure is logged, and the last error has all of them.
 
 pub mod address;
 pub mod ask;
@@ -11,7 +11,7 @@ pub mod catalog;
 pub mod client;
 mod connect;
 pub mod consumer;
-mod digest;
+pub mod digest;
 pub mod drivers;
 pub mod esd;
 pub mod evaluation;
@@ -22,6 +22,7 @@ mod reach;
 pub mod sidecar;
 mod size;
 pub mod transfer;
+mod upgrade;
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -32,9 +33,11 @@ use self::ask::{Link, go};
 use self::catalog::Page;
 use self::client::{Client, Patience};
 use self::consumer::Consumer;
+use self::digest::Checksum;
+use self::esd::Esd;
 use self::evaluation::Evaluation;
 use self::fault::Fault;
-use self::transfer::Wanted;
+use self::transfer::{Form, Wanted};
 use crate::settings::Settings;
 use crate::settings::language::{Language, Row};
 use crate::settings::value::quote;
@@ -44,15 +47,17 @@ use crate::status::{Failure, Status};
 use crate::story::Story;
 
 /// Ends of addresses that are no CDs, and what to do with each.
-const ARCHIVES: [&str; 11] =
-    [".zip", ".7z", ".rar", ".tar", ".gz", ".xz", ".bz2", ".cab", ".lzma", ".esd", ".wim"];
+const ARCHIVES: [&str; 10] =
+    [".zip", ".7z", ".rar", ".tar", ".gz", ".xz", ".bz2", ".cab", ".lzma", ".wim"];
+/// End of addresses of upgrade images.
+const UPGRADE: &str = ".esd";
 
 /// Why a version cannot be downloaded. Nothing has been requested yet.
 pub fn refusal(version: &Version) -> Option<anyhow::Error> {
     let sentence = match version {
         Version::Windows(product) => catalog::refusal(product)?,
         Version::Url(url) => {
-            let path = url.split(['?', '#']).next().unwrap_or_default().to_lowercase();
+            let path = path_of(url);
             ARCHIVES.iter().find(|end| path.ends_with(**end))?;
             let shown = quote(&without_secrets(url));
             format!("VERSION={shown}: it is not an ISO image: give the address of one")
@@ -62,6 +67,10 @@ pub fn refusal(version: &Version) -> Option<anyhow::Error> {
     Some(Failure::new(Status::Download, sentence))
 }
 
+fn path_of(url: &str) -> String {
+    url.split(['?', '#']).next().unwrap_or_default().to_lowercase()
+}
+
 /// A medium to get.
 pub struct Job {
     client: Client,
@@ -69,8 +78,9 @@ pub struct Job {
     language: &'static Row,
     folder: PathBuf,
     connections: usize,
-    /// Microsoft is asked.
+    /// Microsoft is asked, and its catalog of upgrade images, too.
     asks: bool,
+    upgrades: bool,
 }
 
 /// A source of a version.
@@ -95,11 +105,17 @@ impl Job {
             folder: folder.to_owned(),
             connections: usize::try_from(media.connections.0).unwrap_or(1),
             asks: media.mido,
+            upgrades: media.esd,
         })
     }
 
     /// Downloads the medium. Returns its path.
     pub async fn run(&self, story: &Story) -> anyhow::Result<PathBuf> {
+        let upgrade = self.folder.join(self.upgrade_file());
+        if upgrade.exists() {
+            let path = self.make_cd(&upgrade, story).map_err(|fault| self.error(&[fault]))?;
+            return Ok(path);
+        }
         let got = match &self.version {
             Version::Url(url) => self.fetch_address(url, story).await.map_err(|fault| vec![fault]),
             Version::Windows(product) => self.fetch_windows(product, story).await,
@@ -127,12 +143,15 @@ impl Job {
     }
 
     async fn fetch_address(&self, url: &str, story: &Story) -> Result<PathBuf, Fault> {
-        let sha256 = match url.split_once("#sha256=") {
-            Some((_, digits)) => Some(digits.parse()?),
+        let checksum = match url.split_once("#sha256=") {
+            Some((_, digits)) => Some(Checksum::sha256(digits)?),
             None => None,
         };
-        let link = Link { url: url.to_owned(), referer: None, length: None, sha256 };
-        self.fetch(link, story).await
+        let link = Link { url: url.to_owned(), referer: None, length: None, checksum };
+        match path_of(url).ends_with(UPGRADE) {
+            true => self.fetch_upgrade(link, story).await,
+            false => self.fetch(link, story).await,
+        }
     }
 
     async fn fetch_windows(
@@ -146,7 +165,7 @@ impl Job {
         let english = Language::default().0;
         let mut faults = Vec::new();
         for language in [self.language, english] {
-            for place in places(product, language.code == english.code) {
+            for place in self.places(product, language.code == english.code) {
                 match self.fetch_from(&place, product, language, story).await {
                     Ok(path) => return Ok(path),
                     Err(fault) => {
@@ -180,7 +199,7 @@ impl Job {
                 url: file.url.to_owned(),
                 referer: None,
                 length: Some(file.length),
-                sha256: file.sha256(),
+                checksum: file.checksum(),
             },
             Place::Page(page) => {
                 let shown = shown(product);
@@ -188,7 +207,10 @@ impl Job {
                 transfer::again(&self.client, || self.ask(*page, language)).await?
             }
         };
-        self.fetch(link, story).await
+        match place {
+            Place::Page(Page::Upgrade(..)) => self.fetch_upgrade(link, story).await,
+            _ => self.fetch(link, story).await,
+        }
     }
 
     async fn ask(&self, page: Page, language: &'static Row) -> Result<Link, Fault> {
@@ -203,7 +225,18 @@ impl Job {
             Page::Evaluation(name, number) => {
                 go(&self.client, &mut Evaluation::new(name, language.culture, number)).await
             }
+            Page::Upgrade(catalog, edition) => {
+                let culture = language.culture;
+                go(&self.client, &mut Esd { catalog, edition, culture }).await
+            }
         }
+    }
+
+    fn places(&self, product: &Product, english: bool) -> Vec<Place> {
+        let page = catalog::page(product.id).map(Place::Page);
+        let file = catalog::file(product.id).filter(|_| english).map(Place::File);
+        let upgrade = catalog::upgrade(product.id).filter(|_| self.upgrades).map(Place::Page);
+        page.into_iter().chain(file).chain(upgrade).collect()
     }
 
     /// The name of the medium on the volume, in whatever language it is to be had.
@@ -212,12 +245,35 @@ impl Job {
     }
 
     async fn fetch(&self, link: Link, story: &Story) -> Result<PathBuf, Fault> {
-        let Link { url, referer, length, sha256 } = link;
-        let path = self.folder.join(self.file());
+        let wanted = self.wanted(link, self.file(), Form::Cd);
+        transfer::fetch(&self.client, &wanted, story).await?;
+        Ok(wanted.path)
+    }
+
+    fn wanted(&self, link: Link, file: String, form: Form) -> Wanted {
+        let Link { url, referer, length, checksum } = link;
+        let path = self.folder.join(file);
         let name = title(&self.version);
         let connections = self.connections;
-        let wanted = Wanted { name, url, referer, path: path.clone(), length, sha256, connections };
+        Wanted { name, url, referer, path, length, checksum, connections, form }
+    }
+
+    /// The name of the upgrade image on the volume, until it is a CD.
+    fn upgrade_file(&self) -> String {
+        let file = self.file();
+        format!("{}{UPGRADE}", file.strip_suffix(".iso").unwrap_or(&file))
+    }
+
+    /// Downloads an upgrade image, and makes a CD of it.
+    async fn fetch_upgrade(&self, link: Link, story: &Story) -> Result<PathBuf, Fault> {
+        let wanted = self.wanted(link, self.upgrade_file(), Form::Upgrade);
         transfer::fetch(&self.client, &wanted, story).await?;
+        self.make_cd(&wanted.path, story)
+    }
+
+    fn make_cd(&self, upgrade: &Path, story: &Story) -> Result<PathBuf, Fault> {
+        let path = self.folder.join(self.file());
+        upgrade::make(upgrade, &path, &title(&self.version), story)?;
         Ok(path)
     }
 }
@@ -227,15 +283,10 @@ impl Place {
         match self {
             Self::Page(Page::Consumer(..)) => "Microsoft's download page",
             Self::Page(Page::Evaluation(..)) => "Microsoft's evaluation centre",
+            Self::Page(Page::Upgrade(..)) => "Microsoft's catalog of upgrade images",
             Self::File(_) => "Microsoft's file server",
         }
     }
-}
-
-fn places(product: &Product, english: bool) -> Vec<Place> {
-    let page = catalog::page(product.id).map(Place::Page);
-    let file = catalog::file(product.id).filter(|_| english).map(Place::File);
-    page.into_iter().chain(file).collect()
 }
 
 /// The name of a version in the log: programs look for the reference image's `Windows 11`.
@@ -260,7 +311,8 @@ mod test {
         let of = |url: &str| refusal(&Version::Url(url.into())).map(|error| error.to_string());
         assert_eq!(of("https://a/b.iso?x=.zip"), None);
         assert_eq!(of("https://a/b"), None);
-        let sentence = of("https://me:hush@a/b.ESD?sig=hush").unwrap();
+        assert_eq!(of("https://a/b.esd"), None);
+        let sentence = of("https://me:hush@a/b.WIM?sig=hush").unwrap();
         assert!(sentence.contains("not an ISO image") && !sentence.contains("hush"), "{sentence}");
     }
 }

@@ -10,6 +10,7 @@ pub mod copy;
 pub mod descriptors;
 pub mod disks;
 pub mod download;
+pub mod esd;
 pub mod files;
 pub mod firmware;
 pub mod help;

@@ -284,22 +284,22 @@ fn sector(
 }
 
 /// The bytes of a field. Fields beyond the end of their structure are an error.
-fn field<const N: usize>(bytes: &[u8], at: usize) -> anyhow::Result<[u8; N]> {
+pub fn field<const N: usize>(bytes: &[u8], at: usize) -> anyhow::Result<[u8; N]> {
     let part = at.checked_add(N).and_then(|end| bytes.get(at..end));
     Ok(part
         .with_context(|| format!("a structure of {} bytes is too short", bytes.len()))?
         .try_into()?)
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> anyhow::Result<u16> {
+pub fn u16_at(bytes: &[u8], at: usize) -> anyhow::Result<u16> {
     field(bytes, at).map(u16::from_le_bytes)
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> anyhow::Result<u32> {
+pub fn u32_at(bytes: &[u8], at: usize) -> anyhow::Result<u32> {
     field(bytes, at).map(u32::from_le_bytes)
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> anyhow::Result<u64> {
+pub fn u64_at(bytes: &[u8], at: usize) -> anyhow::Result<u64> {
     field(bytes, at).map(u64::from_le_bytes)
 }
 

@@ -159,6 +159,8 @@ pub struct Media {
     pub mido: bool,
     /// Removes downloaded media when Windows starts from its disk.
     pub remove: bool,
+    /// Microsoft's catalog of upgrade images (ESD) is asked, too.
+    pub esd: bool,
     /// Number of parallel connections of a download.
     pub connections: Within<1, 16>,
     /// The ISO image with Windows' drivers, if it is not the usual one.

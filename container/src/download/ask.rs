@@ -6,7 +6,7 @@
 use hyper::header::REFERER;
 
 use super::client::Client;
-use super::digest::Sha256;
+use super::digest::Checksum;
 use super::fault::Fault;
 
 /// Replies are pages, scripts and lists. Longer ones are refused.
@@ -60,7 +60,7 @@ pub struct Link {
     pub url: String,
     pub referer: Option<String>,
     pub length: Option<u64>,
-    pub sha256: Option<Sha256>,
+    pub checksum: Option<Checksum>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

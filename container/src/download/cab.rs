@@ -1,11 +1,12 @@
 //! Reads cabinets: archives of Microsoft's, here with a list of upgrade images (MS-CAB).
 //!
-//! Files are stored or compressed with MSZIP (MS-MCI): blocks of deflate, each with the previous
-//! block as its dictionary. Quantum and LZX are refused.
+//! Files are stored, or compressed with MSZIP (MS-MCI), blocks of deflate, each with the previous
+//! block as its dictionary, or with LZX (MS-PATCH 2). Quantum is refused.
 //!
 //! Threats: all numbers come from the network. Counts and sizes are limited before memory is taken.
 
 use anyhow::{Context as _, bail, ensure};
+use lzxd::{Lzxd, WindowSize};
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
@@ -83,21 +84,70 @@ pub fn file(cabinet: &[u8], name: &str) -> anyhow::Result<Vec<u8>> {
         let end = end.with_context(|| format!("{name} is too long"))?;
         folder.take(usize::from(number) * (8 + folder_rest))?;
         let (data, blocks, kind) = (folder.u32()?, folder.u16()?, folder.u16()?);
-        let whole = unpack(from(data)?, blocks, kind & 15, block_rest, end)?;
+        let whole = unpack(from(data)?, blocks, Packing::of(kind)?, block_rest, end)?;
         return whole.get(at..end).map(<[u8]>::to_vec).context("it ends early");
     }
     bail!("it has no {name}")
+}
+
+/// How a folder is compressed.
+enum Packing {
+    Stored,
+    Zip,
+    Lzx(Box<Lzxd>),
+}
+
+impl Packing {
+    fn of(kind: u16) -> anyhow::Result<Self> {
+        Ok(match kind & 15 {
+            0 => Self::Stored,
+            1 => Self::Zip,
+            3 => Self::Lzx(Box::new(Lzxd::new(window(kind >> 8)?))),
+            other => bail!("its compression (type {other}) is unknown"),
+        })
+    }
+
+    /// Appends a block.
+    fn unpack(&mut self, packed: &[u8], length: usize, whole: &mut Vec<u8>) -> anyhow::Result<()> {
+        match self {
+            Self::Stored => {
+                ensure!(packed.len() == length, "a block has another length");
+                whole.extend_from_slice(packed);
+            }
+            Self::Zip => inflate(packed, length, whole)?,
+            Self::Lzx(decoder) => {
+                let block =
+                    decoder.decompress_next(packed, length).context("a block is damaged")?;
+                ensure!(block.len() == length, "a block is damaged");
+                whole.extend_from_slice(block);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The window of LZX, whose length is a power of 2.
+fn window(bits: u16) -> anyhow::Result<WindowSize> {
+    Ok(match bits & 31 {
+        15 => WindowSize::KB32,
+        16 => WindowSize::KB64,
+        17 => WindowSize::KB128,
+        18 => WindowSize::KB256,
+        19 => WindowSize::KB512,
+        20 => WindowSize::MB1,
+        21 => WindowSize::MB2,
+        bits => bail!("its window has {bits} bits"),
+    })
 }
 
 /// The first `end` bytes of a folder.
 fn unpack(
     mut data: Reader,
     blocks: u16,
-    kind: u16,
+    mut packing: Packing,
     rest: usize,
     end: usize,
 ) -> anyhow::Result<Vec<u8>> {
-    ensure!(kind < 2, "its compression (type {kind}) is neither none nor MSZIP");
     let mut whole = Vec::new();
     for _ in 0..blocks {
         if whole.len() >= end {
@@ -108,13 +158,7 @@ fn unpack(
         data.take(rest)?;
         let packed = data.take(usize::from(packed))?;
         ensure!(length <= BLOCK, "a block is too long");
-        match kind {
-            0 => {
-                ensure!(packed.len() == length, "a block has another length");
-                whole.extend_from_slice(packed);
-            }
-            _ => inflate(packed, length, &mut whole)?,
-        }
+        packing.unpack(packed, length, &mut whole)?;
     }
     Ok(whole)
 }
@@ -195,7 +239,9 @@ mod test {
         let of = |bytes: &[u8]| file(bytes, "a").unwrap_err().to_string();
         assert!(of(b"PK\x03\x04").contains("not a cabinet"));
         let block = [(b"CKxxxx".to_vec(), 4)];
-        assert!(of(&cabinet(0x1503, "a", 4, &block)).contains("type 3"));
+        assert!(of(&cabinet(0x1502, "a", 4, &block)).contains("type 2"));
+        assert!(of(&cabinet(0x1503, "a", 4, &block)).contains("damaged"));
+        assert!(of(&cabinet(0x0e03, "a", 4, &block)).contains("14 bits"));
         assert!(of(&cabinet(1, "a", 4, &block)).contains("damaged"));
         assert!(of(&cabinet(1, "a", 4, &[(b"xx".to_vec(), 4)])).contains("signature"));
         assert!(of(&cabinet(0, "a", 4, &[(vec![0; 3], 4)])).contains("another length"));

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use super::digest::Sha256;
+use super::digest::Checksum;
 use crate::settings::version::Product;
 
 /// A file of Microsoft's in English, at an address that does not change.
@@ -19,8 +19,8 @@ pub struct File {
 }
 
 impl File {
-    pub fn sha256(&self) -> Option<Sha256> {
-        self.sha256.parse().ok()
+    pub fn checksum(&self) -> Option<Checksum> {
+        Checksum::sha256(self.sha256).ok()
     }
 
     fn name(&self) -> &'static str {
@@ -117,6 +117,8 @@ pub enum Page {
     Consumer(&'static str, u32),
     /// A page of the evaluation centre, and which of its links for a language it is, from 0.
     Evaluation(&'static str, usize),
+    /// The catalog of upgrade images: the number of the link to it, and the edition in it.
+    Upgrade(u32, &'static str),
 }
 
 const WINDOWS_11: &str = "https://www.microsoft.com/en-us/software-download/windows11";
@@ -136,11 +138,27 @@ const PAGES: &[(&str, Page)] = &[
     ("win2012r2-eval", Page::Evaluation("windows-server-2012-r2", 0)),
 ];
 
+const CATALOG_11: u32 = 2_156_292;
+const CATALOG_10: u32 = 841_361;
+
+/// Versions that are in a catalog of upgrade images. Enterprise is there without its time limit.
+const UPGRADES: [(&str, Page); 4] = [
+    ("win11x64", Page::Upgrade(CATALOG_11, "Professional")),
+    ("win10x64", Page::Upgrade(CATALOG_10, "Professional")),
+    ("win11x64-enterprise-eval", Page::Upgrade(CATALOG_11, "Enterprise")),
+    ("win10x64-enterprise-eval", Page::Upgrade(CATALOG_10, "Enterprise")),
+];
+
 /// Versions that Microsoft has never published, with the project that did.
 const OTHERS: [(&str, &str); 3] = [("tiny11", "NTDEV"), ("tiny10", "NTDEV"), ("core11", "NTDEV")];
 
 pub fn page(id: &str) -> Option<Page> {
     PAGES.iter().find(|(own, _)| *own == id).map(|(_, page)| *page)
+}
+
+/// The catalog of upgrade images with a version.
+pub fn upgrade(id: &str) -> Option<Page> {
+    UPGRADES.iter().find(|(own, _)| *own == id).map(|(_, page)| *page)
 }
 
 pub fn file(id: &str) -> Option<&'static File> {
@@ -191,7 +209,7 @@ mod test {
         for file in FILES {
             assert_eq!(product(file.id).id, file.id);
             assert!(is_microsofts(file.url), "{}", file.url);
-            assert!(file.sha256().is_some() && file.length > 2 << 30, "{}", file.id);
+            assert!(file.checksum().is_some() && file.length > 2 << 30, "{}", file.id);
             // A CD has whole sectors.
             assert!(file.length.is_multiple_of(2048), "{}", file.id);
             assert!(file.name().to_lowercase().ends_with(".iso"), "{}", file.url);
@@ -202,7 +220,7 @@ mod test {
 
     #[test]
     fn each_page_is_of_a_version() {
-        for (id, page) in PAGES {
+        for (id, page) in PAGES.iter().chain(&UPGRADES) {
             assert_eq!(product(id).id, *id);
             assert!(refusal(product(id)).is_none());
             match page {
@@ -212,6 +230,11 @@ mod test {
                 Page::Evaluation(name, _) => {
                     let url = format!("https://www.microsoft.com/evalcenter/download-{name}");
                     assert!(Address::read(&url).is_ok(), "{url}");
+                }
+                Page::Upgrade(catalog, edition) => {
+                    assert!(
+                        *catalog > 0 && id.contains("enterprise") == (*edition != "Professional")
+                    );
                 }
             }
         }

@@ -8,7 +8,7 @@ use host::uuid::Uuid;
 use serde::Deserialize;
 
 use super::ask::{Link, Question, Reply, Step, Way, is_microsofts, is_page};
-use super::digest::Sha256;
+use super::digest::Checksum;
 use super::fault::Fault;
 
 const ORGANIZATION: &str = "y6jn8c31";
@@ -43,7 +43,7 @@ pub struct Consumer {
     session: Uuid,
     /// Milliseconds since 1970.
     now: u64,
-    sha256: Option<Sha256>,
+    checksum: Option<Checksum>,
     last: Last,
 }
 
@@ -55,7 +55,7 @@ impl Consumer {
         session: Uuid,
         now: u64,
     ) -> Self {
-        Self { page, edition, language, session, now, sha256: None, last: Last::Page }
+        Self { page, edition, language, session, now, checksum: None, last: Last::Page }
     }
 
     fn ask(&mut self, last: Last, url: String) -> Step {
@@ -71,7 +71,7 @@ impl Consumer {
             rest.starts_with(">Windows").then(|| number.parse().ok()).flatten()
         });
         self.edition = number.unwrap_or(self.edition);
-        self.sha256 = checksum(text, self.language);
+        self.checksum = checksum(text, self.language);
     }
 
     fn languages(&self, body: &[u8]) -> Result<String, Fault> {
@@ -94,7 +94,7 @@ impl Consumer {
             return Err(Fault::last(format!("{WHOM} gave a link to another server")));
         }
         let referer = Some(self.page.to_owned());
-        Ok(Link { url: link.url, referer, length: None, sha256: self.sha256.clone() })
+        Ok(Link { url: link.url, referer, length: None, checksum: self.checksum.clone() })
     }
 }
 
@@ -150,11 +150,11 @@ impl Way for Consumer {
 }
 
 /// The checksum in the row of a language: `<td>German 64-bit</td><td>193B…</td>`.
-fn checksum(page: &str, language: &str) -> Option<Sha256> {
+fn checksum(page: &str, language: &str) -> Option<Checksum> {
     let (_, rest) = page.split_once(&format!(">{language} 64-bit</td>"))?;
     let (_, rest) = rest.split_once("<td")?;
     let (_, rest) = rest.split_once('>')?;
-    rest.split('<').next()?.trim().parse().ok()
+    Checksum::sha256(rest.split('<').next()?.trim()).ok()
 }
 
 /// The values `w` and `rticks` in the script.
@@ -331,7 +331,7 @@ mod test {
         let (step, asked) = walk(&whole());
         let Ok(Step::Found(link)) = step else { panic!("{step:?}") };
         assert!(link.url.ends_with("Win11_de.iso?t=1&P1=2"), "{}", link.url);
-        assert_eq!(link.sha256.unwrap().to_string(), HASH);
+        assert_eq!(link.checksum.unwrap().to_string(), HASH);
         assert_eq!(link.referer.as_deref(), Some(PAGE));
         let session = "c9cca959-77aa-436a-b9a1-594e71c8040a";
         let parts = [
@@ -356,7 +356,7 @@ mod test {
         let mut replies = whole();
         replies[0] = Reply { status: 403, body: "no".into() };
         let (step, asked) = walk(&replies);
-        assert!(matches!(step, Ok(Step::Found(Link { sha256: None, .. }))), "{step:?}");
+        assert!(matches!(step, Ok(Step::Found(Link { checksum: None, .. }))), "{step:?}");
         assert!(asked[4].contains("ProductEditionId=3321"), "{}", asked[4]);
     }
 

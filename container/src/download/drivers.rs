@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::client::{Client, Patience};
-use super::digest::Sha256;
+use super::digest::Checksum;
 use super::fault::Fault;
-use super::transfer::{self, Wanted};
+use super::transfer::{self, Form, Wanted};
 use crate::settings::Settings;
 use crate::settings::words::DriversFrom;
 use crate::state::name;
@@ -32,7 +32,7 @@ const CHECKSUM: &str = "#sha256=";
 pub struct Remote {
     pub url: String,
     pub length: Option<u64>,
-    pub sha256: Option<Sha256>,
+    pub checksum: Option<Checksum>,
     /// The user has not asked for it, so that an installation goes on without it.
     pub is_usual: bool,
 }
@@ -51,12 +51,12 @@ impl Remote {
 
     /// The image at this address. The usual one, by its name, is known wherever it is.
     fn at(url: &str) -> anyhow::Result<Self> {
-        let given = url.split_once(CHECKSUM).map(|(_, digits)| digits.parse::<Sha256>());
-        let mut remote =
-            Self { url: url.to_owned(), length: None, sha256: given.transpose()?, is_usual: false };
-        if remote.sha256.is_none() && name::of_drivers(url) == name::of_drivers(URL) {
+        let given = url.split_once(CHECKSUM).map(|(_, digits)| Checksum::sha256(digits));
+        let (url, checksum) = (url.to_owned(), given.transpose()?);
+        let mut remote = Self { url, length: None, checksum, is_usual: false };
+        if remote.checksum.is_none() && name::of_drivers(&remote.url) == name::of_drivers(URL) {
             remote.length = Some(LENGTH);
-            remote.sha256 = Some(SHA256.parse()?);
+            remote.checksum = Some(Checksum::sha256(SHA256)?);
         }
         Ok(remote)
     }
@@ -104,8 +104,9 @@ impl Job {
             referer: None,
             path: remote.path(folder),
             length: remote.length,
-            sha256: remote.sha256.clone(),
+            checksum: remote.checksum.clone(),
             connections: usize::try_from(settings.media.connections.0).unwrap_or(1),
+            form: Form::Cd,
         };
         Ok(Self { client, wanted })
     }
@@ -148,17 +149,17 @@ mod test {
         let place = Path::new("/storage/virtio-win-0.1.271.iso");
         assert_eq!((usual.is_usual, &*usual.path("/storage".as_ref())), (true, place));
         // A CD has whole sectors.
-        assert!(usual.length.unwrap().is_multiple_of(2048) && usual.sha256.is_some());
+        assert!(usual.length.unwrap().is_multiple_of(2048) && usual.checksum.is_some());
         let mirror = remote(Some("http://mirror.example/a/virtio-win-0.1.271.iso?x=1")).unwrap();
         let mirror = mirror.unwrap();
-        assert_eq!((mirror.length, &mirror.sha256), (usual.length, &usual.sha256));
+        assert_eq!((mirror.length, &mirror.checksum), (usual.length, &usual.checksum));
         assert!(!mirror.is_usual);
         let digits = "0".repeat(64);
         let own = format!("https://mirror.example/virtio-win-0.1.271.iso#sha256={digits}");
         let own = remote(Some(&own)).unwrap().unwrap();
-        assert_eq!((own.length, own.sha256.unwrap().to_string()), (None, digits));
+        assert_eq!((own.length, own.checksum.unwrap().to_string()), (None, digits));
         let other = remote(Some("https://mirror.example/virtio-win-0.1.266.iso")).unwrap().unwrap();
-        assert_eq!((other.length, other.sha256), (None, None));
+        assert_eq!((other.length, other.checksum), (None, None));
         assert_eq!(remote(Some("N")).unwrap(), None);
         assert_eq!(remote(Some("/srv/v.iso")).unwrap(), None);
         let error = remote(Some("https://mirror.example/v.iso#sha256=12")).unwrap_err();

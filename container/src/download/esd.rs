@@ -1,10 +1,12 @@
 //! Microsoft's catalog of upgrade images (ESD): a cabinet with `products.xml`.
 //!
-//! It gives the link, the length and the checksum of the image of an edition and a language. Such
-//! an image is no CD: Windows Setup cannot start from it, so that no `VERSION` uses it.
+//! It gives the link, the length and the checksum of the image of an edition and a language. The
+//! address has no TLS in the catalog: the checksum, which comes from Microsoft with TLS, protects
+//! the file.
 
 use super::ask::{Link, MAX_CATALOG, Question, Reply, Step, Way, is_microsofts};
 use super::cab;
+use super::digest::Checksum;
 use super::fault::Fault;
 use crate::media::xml;
 
@@ -52,15 +54,17 @@ pub fn find(list: &str, edition: &str, culture: &str) -> Option<Link> {
         let fits =
             is("Architecture", "x64") && is("Edition", edition) && is("LanguageCode", culture);
         let url = xml::unescape(value(file, "FilePath").filter(|_| fits)?).ok()?;
-        // The catalog says http, and the servers have TLS, too.
-        let url = match url.strip_prefix("http://") {
-            Some(rest) => format!("https://{rest}"),
-            None => url,
-        };
+        let url = with_tls(&url);
         let length = value(file, "Size").and_then(|text| text.parse().ok());
-        let sha256 = value(file, "Sha256").and_then(|text| text.parse().ok());
-        is_microsofts(&url).then_some(Link { url, referer: None, length, sha256 })
+        let long = value(file, "Sha256").and_then(|text| Checksum::sha256(text).ok());
+        let short = || value(file, "Sha1").and_then(|text| Checksum::sha1(text).ok());
+        let checksum = Some(long.or_else(short)?);
+        is_microsofts(&url).then_some(Link { url, referer: None, length, checksum })
     })
+}
+
+fn with_tls(url: &str) -> String {
+    url.strip_prefix("http://").map_or_else(|| url.to_owned(), |rest| format!("https://{rest}"))
 }
 
 /// The text of an element without further elements.
@@ -93,7 +97,7 @@ mod test {
         let link = find(LIST, "Professional", "de-DE").unwrap();
         assert_eq!(link.url, "https://dl.delivery.mp.microsoft.com/x64.esd?a=1&b=2");
         assert_eq!(link.length, Some(4_000_000_000));
-        assert!(link.sha256.is_some());
+        assert!(link.checksum.is_some());
         assert_eq!(find(LIST, "Enterprise", "de-DE"), None);
         assert_eq!(find(LIST, "Professional", "fr-FR"), None, "not a server of Microsoft's");
         assert!(way().first().url.ends_with("linkid=2156292"));

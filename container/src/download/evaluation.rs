@@ -52,7 +52,7 @@ impl Way for Evaluation {
             return Err(Fault::last(format!("{WHOM} has {what}")));
         };
         let url = format!("{FORWARD}{link}");
-        Ok(Step::Found(Link { url, referer: None, length: None, sha256: None }))
+        Ok(Step::Found(Link { url, referer: None, length: None, checksum: None }))
     }
 }
 

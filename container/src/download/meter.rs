@@ -21,7 +21,11 @@ pub struct Meter<'a> {
 impl<'a> Meter<'a> {
     /// Begins the step of downloading `name`.
     pub fn begin(story: &'a Story, name: &str) -> Self {
-        let doing = format!("Downloading {name}…");
+        Self::of(story, format!("Downloading {name}…"))
+    }
+
+    /// Begins a step.
+    pub(super) fn of(story: &'a Story, doing: String) -> Self {
         story.step(&doing);
         Self { story, doing, moments: Vec::new(), logged: None }
     }

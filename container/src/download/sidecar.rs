@@ -28,7 +28,7 @@ pub struct Identity {
     pub modified: Option<String>,
     /// The known checksum, in hexadecimal digits.
     #[serde(default)]
-    pub sha256: Option<String>,
+    pub checksum: Option<String>,
 }
 
 impl Identity {
@@ -36,7 +36,7 @@ impl Identity {
         let short = |text: &&str| text.len() <= MAX_TAG && text.is_ascii();
         let tag = tag.filter(short).filter(|tag| tag.starts_with('"')).map(str::to_owned);
         let modified = modified.filter(short).map(str::to_owned);
-        Self { length, tag, modified, sha256: None }
+        Self { length, tag, modified, checksum: None }
     }
 
     /// Whether parts of the two belong together. A checksum is the best witness, since different
@@ -44,7 +44,7 @@ impl Identity {
     pub fn fits(&self, other: &Self) -> bool {
         let same = |one: &Option<String>, two: &Option<String>| one.is_some() && one == two;
         self.length == other.length
-            && match (&self.sha256, &other.sha256) {
+            && match (&self.checksum, &other.checksum) {
                 (Some(one), Some(two)) => one == two,
                 _ if self.tag.is_some() && other.tag.is_some() => self.tag == other.tag,
                 _ => same(&self.modified, &other.modified),
@@ -101,7 +101,7 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let mut identity = Identity::new(900 * PIECE + 1, Some("\"x\\y\""), Some("Mon, 01 Jan"));
-        identity.sha256 = Some("a".repeat(64));
+        identity.checksum = Some("a".repeat(64));
         let runs: Vec<_> = (0..100).map(|at| 8 * at * PIECE..(8 * at + 1) * PIECE).collect();
         let sidecar = Sidecar::new(&identity, &runs);
         sidecar.write(&path).unwrap();
@@ -141,8 +141,8 @@ mod test {
         assert!(of(Some("W/\"a\""), Some("Monday")).fits(&of(None, Some("Monday"))));
         assert!(!of(None, None).fits(&of(None, None)));
         assert!(!tagged.fits(&Identity { length: 8, ..tagged.clone() }));
-        let known = Identity { sha256: Some("1".into()), ..of(None, None) };
-        assert!(known.fits(&Identity { sha256: Some("1".into()), ..tagged.clone() }));
-        assert!(!known.fits(&Identity { sha256: Some("2".into()), ..of(None, None) }));
+        let known = Identity { checksum: Some("1".into()), ..of(None, None) };
+        assert!(known.fits(&Identity { checksum: Some("1".into()), ..tagged.clone() }));
+        assert!(!known.fits(&Identity { checksum: Some("2".into()), ..of(None, None) }));
     }
 }

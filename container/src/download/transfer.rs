@@ -22,12 +22,13 @@ use tokio::time::sleep;
 
 use super::catalog;
 use super::client::{Answer, Client};
-use super::digest::{self, Sha256};
+use super::digest::{self, Checksum};
 use super::fault::Fault;
 use super::meter::Meter;
 use super::pieces::Pieces;
 use super::sidecar::{Identity, Sidecar};
 use super::size::size;
+use crate::esd::archive::Archive;
 use crate::settings::host;
 use crate::settings::value::MIB;
 use crate::story::Story;
@@ -35,6 +36,8 @@ use crate::{files, medium};
 
 /// The start of a file, with the first descriptor of a CD.
 const START: u64 = 64 << 10;
+/// The start of an upgrade image.
+const ESD: &[u8] = b"MSWIM\0\0\0";
 /// Media and driver CDs are larger, and no larger than this.
 const LENGTHS: Range<u64> = 64 << 10..1 << 40;
 /// Interval at which what has arrived is written to the disk.
@@ -55,15 +58,58 @@ pub struct Wanted {
     pub path: PathBuf,
     /// Known from a catalog, or given with the address.
     pub length: Option<u64>,
-    pub sha256: Option<Sha256>,
+    pub checksum: Option<Checksum>,
     pub connections: usize,
+    pub form: Form,
+}
+
+/// The form of a file, which its start and its end must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Cd,
+    /// An upgrade image (ESD).
+    Upgrade,
+}
+
+impl Form {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cd => "an ISO image",
+            Self::Upgrade => "an upgrade image",
+        }
+    }
+
+    /// Why a file that begins like this has another form.
+    fn mistake(self, start: &[u8], page: bool) -> Option<&'static str> {
+        let begins = match self {
+            Self::Cd => medium::begins_as_cd(start),
+            Self::Upgrade => start.starts_with(ESD),
+        };
+        let other = medium::mistaken(start).filter(|_| !(begins && self == Self::Upgrade));
+        other.or(match (page || !begins, page_like(start), self) {
+            (false, ..) => None,
+            (_, true, _) => {
+                Some("the server sent a web page: open the address in a browser to see why")
+            }
+            (_, _, Self::Cd) => Some("it has no file system of a CD"),
+            (_, _, Self::Upgrade) => Some("it does not begin as one"),
+        })
+    }
+
+    /// Checks a whole file.
+    fn check(self, path: &Path) -> anyhow::Result<()> {
+        match self {
+            Self::Cd => medium::check(path),
+            Self::Upgrade => Archive::open(path).map(drop),
+        }
+    }
 }
 
 /// The answer to the first request.
 struct Offer {
     identity: Identity,
     has_ranges: bool,
-    sha256: Option<Sha256>,
+    checksum: Option<Checksum>,
 }
 
 /// Downloads a file, unless it is there. A file of that name is always whole.
@@ -115,7 +161,7 @@ pub fn forget(path: &Path) {
     }
 }
 
-fn part(path: &Path) -> PathBuf {
+pub(super) fn part(path: &Path) -> PathBuf {
     with(path, PART)
 }
 
@@ -192,17 +238,15 @@ async fn offer(client: &Client, wanted: &Wanted) -> Result<Offer, Fault> {
     let mut identity = Identity::new(length.unwrap_or(0), tag, modified);
     let last = answer.address.uri.path().rsplit('/').next().unwrap_or_default().to_owned();
     let known = catalog::named(&last);
-    let sha256 = wanted.sha256.clone().or_else(|| known.and_then(catalog::File::sha256));
-    identity.sha256 = sha256.as_ref().map(Sha256::to_string);
+    let checksum = wanted.checksum.clone();
+    let checksum = checksum.or_else(|| known.and_then(catalog::File::checksum));
+    identity.checksum = checksum.as_ref().map(Checksum::to_string);
     let page = answer.header(&CONTENT_TYPE).is_some_and(|kind| kind.starts_with("text/html"));
     let start = answer.start(usize::try_from(START).unwrap_or(usize::MAX)).await?.0;
-    let refuse = |why: &str| Err(Fault::last(format!("{shown} is not an ISO image: {why}")));
-    if let Some(why) = medium::mistaken(&start) {
+    let form = wanted.form;
+    let refuse = |why: &str| Err(Fault::last(format!("{shown} is not {}: {why}", form.name())));
+    if let Some(why) = form.mistake(&start, page) {
         return refuse(why);
-    }
-    if page || !medium::begins_as_cd(&start) {
-        let page = "the server sent a web page: open the address in a browser to see why";
-        return refuse(if page_like(&start) { page } else { "it has no file system of a CD" });
     }
     let Some(length) = length else { return refuse("the server does not tell its size") };
     if !LENGTHS.contains(&length) {
@@ -217,7 +261,7 @@ async fn offer(client: &Client, wanted: &Wanted) -> Result<Offer, Fault> {
         let sentence = format!("{shown}: it has {length} bytes, but {} has {other}", wanted.name);
         return Err(Fault::last(format!("{sentence}: the server has another file")));
     }
-    Ok(Offer { identity, has_ranges, sha256 })
+    Ok(Offer { identity, has_ranges, checksum })
 }
 
 fn page_like(start: &[u8]) -> bool {
@@ -237,7 +281,7 @@ struct Download<'a> {
     client: &'a Client,
     wanted: &'a Wanted,
     identity: &'a Identity,
-    sha256: Option<&'a Sha256>,
+    checksum: Option<&'a Checksum>,
     file: File,
     state: RefCell<State<'a>>,
     /// All bytes are there, and nothing is left to save.
@@ -308,8 +352,8 @@ impl<'a> Download<'a> {
         meter.update(bytes, length);
         let state = State { pieces, bytes, saved: Instant::now(), meter };
         let state = RefCell::new(state);
-        let sha256 = offer.sha256.as_ref();
-        Ok(Self { client, wanted, identity, sha256, file, state, ended: Cell::new(false) })
+        let checksum = offer.checksum.as_ref();
+        Ok(Self { client, wanted, identity, checksum, file, state, ended: Cell::new(false) })
     }
 
     /// Fetches the missing pieces over several connections.
@@ -361,7 +405,7 @@ impl<'a> Download<'a> {
         let told = answer.header(&CONTENT_RANGE).and_then(content_range);
         let (tag, modified) = (answer.header(&ETAG), answer.header(&LAST_MODIFIED));
         let now = Identity::new(told.map_or(0, |(_, whole)| whole), tag, modified);
-        let now = Identity { sha256: self.identity.sha256.clone(), ..now };
+        let now = Identity { checksum: self.identity.checksum.clone(), ..now };
         let known = self.identity.tag.is_some() || self.identity.modified.is_some();
         if told != Some((*at, self.identity.length)) || known && !now.fits(self.identity) {
             return Err(Fault::passing(format!("{host} sent a part of another file")));
@@ -430,22 +474,23 @@ impl<'a> Download<'a> {
         let (path, story) = (&self.wanted.path, self.state.borrow().meter.story());
         self.ended.set(true);
         debug_assert!(self.state.borrow().pieces.is_whole(), "all connections have ended");
-        if let Some(known) = self.sha256 {
+        if let Some(known) = self.checksum {
             story.step(&format!("Verifying {}…", self.wanted.name));
             let found =
-                digest::of(&self.file, |bytes| story.progress(bytes, self.identity.length))?;
+                digest::of(&self.file, known, |at| story.progress(at, self.identity.length))?;
             if found != *known {
                 forget(path);
                 let sentence = format!(
-                    "{}: the SHA-256 checksum is {found}, but must be {known}: the file was \
-                     damaged or exchanged on the way, and is removed",
-                    self.wanted.name
+                    "{}: the {} checksum is {found}, but must be {known}: the file was damaged \
+                     or exchanged on the way, and is removed",
+                    self.wanted.name,
+                    known.name()
                 );
                 return Err(Fault::last(sentence));
             }
-            story.info(&format!("{}: the SHA-256 checksum is right", self.wanted.name));
+            story.info(&format!("{}: the {} checksum is right", self.wanted.name, known.name()));
         }
-        if let Err(error) = medium::check(&part(path)) {
+        if let Err(error) = self.wanted.form.check(&part(path)) {
             forget(path);
             return Err(Fault::Final(error));
         }
@@ -459,7 +504,8 @@ impl<'a> Download<'a> {
     }
 }
 
-fn check_room(path: &Path, file: &File, length: u64) -> Result<(), Fault> {
+/// Checks that the volume has room for the rest of a file.
+pub(super) fn check_room(path: &Path, file: &File, length: u64) -> Result<(), Fault> {
     let there = file.metadata()?.blocks() * 512;
     let needs = length.saturating_sub(there).saturating_add(MARGIN);
     let folder = path.parent().unwrap_or(path);
@@ -473,7 +519,7 @@ fn check_room(path: &Path, file: &File, length: u64) -> Result<(), Fault> {
     }
 }
 
-fn no_room(path: &Path, error: &io::Error) -> Fault {
+pub(super) fn no_room(path: &Path, error: &io::Error) -> Fault {
     let out = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": enlarge the volume",
         _ => "",

@@ -324,7 +324,7 @@ fn check_tag(bytes: &[u8]) -> Option<u16> {
 }
 
 /// CRC-ITU-T of a descriptor's body (3/7.2.6).
-pub(super) fn crc(bytes: &[u8]) -> u16 {
+pub fn crc(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| {
         (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| {
             if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 }

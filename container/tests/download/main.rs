@@ -1,6 +1,9 @@
 //! Downloads of media from a fake Microsoft, with every fault that it can have.
 
+#[path = "../esd/made.rs"]
+mod made;
 mod process;
+mod upgrade;
 mod world;
 
 use std::fs::{self, File};

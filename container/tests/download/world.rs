@@ -1,12 +1,13 @@
 //! A volume, a medium, and a fake Microsoft that has it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use container::download::Job;
 use container::download::client::Patience;
+use container::download::digest::Checksum;
 use container::download::drivers::{self, Remote};
 use container::media::testutil::{Layout, install_cd, windows_11};
 use container::settings::{Settings, environment};
@@ -17,6 +18,8 @@ use fake_microsoft::{FakeMicrosoft, Site};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::made;
+
 /// Length of the medium: several pieces, and a rest.
 pub(crate) const LENGTH: usize = 40 * 1024 * 1024 + 2048;
 
@@ -25,7 +28,7 @@ pub(crate) struct World {
     pub(crate) volume: TempDir,
     pub(crate) server: FakeMicrosoft,
     pub(crate) story: Arc<Story>,
-    _server_files: TempDir,
+    pub(crate) server_files: TempDir,
     _runtime: Runtime,
 }
 
@@ -35,18 +38,32 @@ impl World {
     }
 
     pub(crate) fn with(faults: Vec<Fault>, change: impl FnOnce(&mut Vec<u8>)) -> Self {
+        Self::serve(faults, change, |site, _| site)
+    }
+
+    /// With an upgrade image in Microsoft's catalog.
+    pub(crate) fn with_upgrade(faults: Vec<Fault>) -> Self {
+        let add = |site: Site, folder: &Path| site.with_upgrade(&made::esd(folder, &[])).unwrap();
+        Self::serve(faults, |_| (), add)
+    }
+
+    fn serve(
+        faults: Vec<Fault>,
+        change: impl FnOnce(&mut Vec<u8>),
+        add: impl FnOnce(Site, &Path) -> Site,
+    ) -> Self {
         let mut iso = medium();
         change(&mut iso);
         let files = tempfile::tempdir().unwrap();
         let path = files.path().join("image");
         fs::write(&path, &iso).unwrap();
-        let site = Site::new(&path, faults).unwrap();
+        let site = add(Site::new(&path, faults).unwrap(), files.path());
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let bind = ([127, 0, 0, 1], 0).into();
         let server = runtime.block_on(FakeMicrosoft::start(bind, files.path(), site)).unwrap();
         let volume = tempfile::tempdir().unwrap();
         let story = Story::new();
-        Self { iso, volume, server, story, _server_files: files, _runtime: runtime }
+        Self { iso, volume, server, story, server_files: files, _runtime: runtime }
     }
 
     fn settings(&self, words: &[(&str, &str)]) -> Settings {
@@ -87,7 +104,7 @@ impl World {
     pub(crate) fn usual(&self) -> Remote {
         Remote {
             length: Some(self.iso.len() as u64),
-            sha256: Some(self.server.site.sha256().parse().unwrap()),
+            checksum: Some(Checksum::sha256(self.server.site.sha256()).unwrap()),
             ..Remote::of(&self.settings(&[])).unwrap().unwrap()
         }
     }

@@ -12,7 +12,8 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// The names in the server's certificate.
 const NAMES: &str = "subjectAltName=DNS:*.microsoft.com,DNS:*.prss.microsoft.com,\
-    DNS:*.download.prss.microsoft.com,DNS:fedorapeople.org,DNS:*.example.test,DNS:localhost,\
+    DNS:*.download.prss.microsoft.com,DNS:dl.delivery.mp.microsoft.com,\
+    DNS:fedorapeople.org,DNS:*.example.test,DNS:localhost,\
     IP:127.0.0.1";
 
 pub struct Authority {
@@ -53,10 +54,10 @@ impl Authority {
     }
 }
 
-/// The SHA-256 checksum of a file, in hexadecimal digits.
-pub(crate) fn sha256(path: &Path) -> anyhow::Result<String> {
+/// The checksum of a file, in hexadecimal digits.
+pub(crate) fn digest(kind: &str, path: &Path) -> anyhow::Result<String> {
     let path = path.to_str().context("a path in UTF-8")?;
-    let said = openssl(Path::new("."), &["dgst", "-sha256", "-r", path])?;
+    let said = openssl(Path::new("."), &["dgst", kind, "-r", path])?;
     Ok(said.split(' ').next().unwrap_or_default().to_owned())
 }
 

@@ -23,11 +23,35 @@ use tokio_rustls::TlsAcceptor;
 use self::certificate::Authority;
 use self::fault::{Fault, Faults};
 
-/// The site that all connections see.
-pub struct Site {
+/// A file that is served.
+struct Served {
     file: File,
     length: u64,
     sha256: String,
+    sha1: String,
+}
+
+impl Served {
+    fn open(path: &Path) -> anyhow::Result<Arc<Self>> {
+        let file = File::open(path).with_context(|| path.display().to_string())?;
+        let length = file.metadata()?.len();
+        let [sha256, sha1] = ["-sha256", "-sha1"].map(|kind| certificate::digest(kind, path));
+        Ok(Arc::new(Self { file, length, sha256: sha256?, sha1: sha1? }))
+    }
+
+    fn read(&self, at: u64, length: usize) -> std::io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        let count = self.file.read_at(&mut bytes, at)?;
+        bytes.truncate(count);
+        Ok(bytes)
+    }
+}
+
+/// The site that all connections see.
+pub struct Site {
+    iso: Arc<Served>,
+    /// The upgrade image of the catalog. Without it, the catalog is empty.
+    upgrade: Option<Arc<Served>>,
     faults: Mutex<Faults>,
     /// Host, path and range of each request.
     requests: Mutex<Vec<String>>,
@@ -38,22 +62,24 @@ pub struct Site {
 impl Site {
     /// Serves this file as every ISO image.
     pub fn new(iso: &Path, faults: Vec<Fault>) -> anyhow::Result<Self> {
-        let file = File::open(iso).with_context(|| iso.display().to_string())?;
-        let length = file.metadata()?.len();
-        let sha256 = certificate::sha256(iso)?;
+        let iso = Served::open(iso)?;
         let faults = Mutex::new(Faults::new(faults));
         Ok(Self {
-            file,
-            length,
-            sha256,
+            iso,
+            upgrade: None,
             faults,
             requests: Mutex::default(),
             logins: Mutex::default(),
         })
     }
 
+    /// Serves this file as every upgrade image (ESD), too.
+    pub fn with_upgrade(self, esd: &Path) -> anyhow::Result<Self> {
+        Ok(Self { upgrade: Some(Served::open(esd)?), ..self })
+    }
+
     pub fn sha256(&self) -> &str {
-        &self.sha256
+        &self.iso.sha256
     }
 
     /// Other faults from now on.
@@ -83,13 +109,6 @@ impl Site {
     /// Whether a fault shall happen now.
     fn has(&self, fits: impl Fn(&Fault) -> bool) -> Option<Fault> {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).take(fits)
-    }
-
-    fn read(&self, at: u64, length: usize) -> std::io::Result<Vec<u8>> {
-        let mut bytes = vec![0; length];
-        let count = self.file.read_at(&mut bytes, at)?;
-        bytes.truncate(count);
-        Ok(bytes)
     }
 }
 

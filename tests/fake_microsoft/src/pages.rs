@@ -6,17 +6,21 @@ use crate::fault::Fault;
 pub(crate) struct Page {
     pub(crate) status: u16,
     pub(crate) kind: &'static str,
-    pub(crate) text: String,
+    pub(crate) body: Vec<u8>,
     pub(crate) location: Option<String>,
 }
 
 fn page(kind: &'static str, text: String) -> Page {
-    Page { status: 200, kind, text, location: None }
+    Page { status: 200, kind, body: text.into_bytes(), location: None }
 }
 
 const CAPTCHA: &str = "<!DOCTYPE html><html><body>Are you a robot? Type the letters.</body></html>";
 const SENTINEL: &str = "{\"Errors\":[{\"Key\":\"SentinelReject\",\"Value\":\"Sentinel \
     marked this request as rejected.\",\"Type\":9}]}";
+const STATIC: &str = "https://software-static.download.prss.microsoft.com";
+/// The server of upgrade images, and the links to the catalogs of them.
+pub(crate) const UPGRADES: &str = "dl.delivery.mp.microsoft.com";
+const CATALOGS: [&str; 2] = ["linkid=2156292", "linkid=841361"];
 const LANGUAGES: [&str; 4] = ["English", "German", "Korean", "French"];
 
 /// The page at an address, or `None` for a file.
@@ -28,12 +32,16 @@ pub(crate) fn find(site: &Site, host: &str, path: &str, query: &str) -> Option<P
         ("www.microsoft.com", path) => www(site, path)?,
         ("go.microsoft.com", _) => Page {
             status: 302,
-            location: Some(format!(
-                "https://software-static.download.prss.microsoft.com/dbazure/fake_x64{}.iso",
-                culture(query)
-            )),
+            location: Some(match CATALOGS.iter().any(|id| query.ends_with(id)) {
+                true => "https://download.microsoft.com/download/products.cab".into(),
+                false => format!("{STATIC}/dbazure/fake_x64{}.iso", culture(query)),
+            }),
             ..page("text/html", String::new())
         },
+        ("download.microsoft.com", "/download/products.cab") => {
+            let body = cabinet(catalog(site).as_bytes());
+            Page { body, ..page("application/octet-stream", String::new()) }
+        }
         _ => return None,
     };
     if site.has(|fault| *fault == Fault::Captcha).is_some() {
@@ -115,4 +123,32 @@ fn evaluation() -> String {
         })
     });
     format!("<!DOCTYPE html><html>{}</html>", links.collect::<String>())
+}
+
+/// The catalog of upgrade images. There is one for each language but Korean.
+fn catalog(site: &Site) -> String {
+    let Some(upgrade) = &site.upgrade else { return "<MCT></MCT>".into() };
+    let (length, sha1) = (upgrade.length, &upgrade.sha1);
+    let files = ["en-us", "de-de", "fr-fr"].map(|culture| {
+        format!(
+            "<File id=\"1\"><FileName>x.esd</FileName><LanguageCode>{culture}</LanguageCode>\
+             <Edition>Professional</Edition><Architecture>x64</Architecture><Size>{length}</Size>\
+             <Sha1>{sha1}</Sha1><FilePath>http://{UPGRADES}/files/x_{culture}.esd</FilePath></File>"
+        )
+    });
+    format!("<MCT><Catalogs><Files>{}</Files></Catalogs></MCT>", files.concat())
+}
+
+/// A cabinet with the catalog as its only file (MS-CAB), not compressed.
+fn cabinet(catalog: &[u8]) -> Vec<u8> {
+    let u32 = |number: usize| u32::try_from(number).expect("a short catalog").to_le_bytes();
+    let length = u16::try_from(catalog.len()).expect("a short catalog").to_le_bytes();
+    let name = b"products.xml\0";
+    let data = 36 + 8 + 16 + name.len();
+    let whole = data + 8 + catalog.len();
+    let header = [b"MSCF\0\0\0\0", &u32(whole)[..], &[0; 4], &u32(36 + 8), &[0; 4], &[3, 1]];
+    let counts = [&[1, 0, 1, 0, 0, 0, 0, 0, 0, 0][..], &u32(data), &[1, 0, 0, 0]];
+    let file = [&u32(catalog.len())[..], &[0; 12], name];
+    let block = [&[0; 4][..], &length, &length, catalog];
+    [header.concat(), counts.concat(), file.concat(), block.concat()].concat()
 }

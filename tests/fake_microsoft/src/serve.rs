@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,9 +23,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 
-use crate::Site;
 use crate::fault::Fault;
 use crate::pages;
+use crate::{Served, Site};
 
 const FLUSH: Duration = Duration::from_millis(50);
 const BLOCK: u64 = 64 << 10;
@@ -78,8 +79,8 @@ async fn serve(
 
 type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
-fn text(text: String) -> UnsyncBoxBody<Bytes, io::Error> {
-    Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync()
+fn text(text: impl Into<Bytes>) -> UnsyncBoxBody<Bytes, io::Error> {
+    Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
 fn header(request: &Request<Incoming>, name: hyper::header::HeaderName) -> &str {
@@ -96,7 +97,7 @@ fn answer(site: &Arc<Site>, request: &Request<Incoming>) -> Answer {
         if let Some(location) = page.location {
             answer = answer.header(LOCATION, location);
         }
-        return answer.body(text(page.text)).expect("plain headers");
+        return answer.body(text(page.body)).expect("plain headers");
     }
     file(site, request)
 }
@@ -115,7 +116,7 @@ fn attack(site: &Site) -> Option<Answer> {
         Fault::Endless => (answer, repeat(Bytes::from(vec![0; 64 << 10]), Duration::ZERO)),
         Fault::Head => (answer.header(ETAG, "x".repeat(8 << 20)), text(String::new())),
         Fault::Drip => (answer, repeat(Bytes::from_static(b"x"), Duration::from_millis(100))),
-        _ => (answer.header(CONTENT_ENCODING, "gzip"), text("\u{1f}\u{8b}\u{8}\0".into())),
+        _ => (answer.header(CONTENT_ENCODING, "gzip"), text("\u{1f}\u{8b}\u{8}\0")),
     };
     Some(answer.body(body).expect("plain headers"))
 }
@@ -134,16 +135,23 @@ fn file(site: &Arc<Site>, request: &Request<Incoming>) -> Answer {
         return answer;
     }
     if let Some(Fault::Status(status)) = site.has(|fault| matches!(fault, Fault::Status(_))) {
-        return Response::builder().status(status).body(text("no\n".into())).expect("a status");
+        return Response::builder().status(status).body(text("no\n")).expect("a status");
     }
     if site.has(|fault| *fault == Fault::Html).is_some() {
         let page = "<!DOCTYPE html><html>Log in to the network first.</html>";
         let answer = Response::builder().header(CONTENT_TYPE, "text/html; charset=utf-8");
-        return answer.body(text(page.into())).expect("plain headers");
+        return answer.body(text(page)).expect("plain headers");
     }
+    let host = header(request, HOST).split(':').next().unwrap_or_default();
+    let served = match &site.upgrade {
+        Some(upgrade) if host == pages::UPGRADES || request.uri().path().ends_with(".esd") => {
+            upgrade
+        }
+        _ => &site.iso,
+    };
     let seems = match site.has(|fault| matches!(fault, Fault::Size(_))) {
-        Some(Fault::Size(more)) => site.length + more,
-        _ => site.length,
+        Some(Fault::Size(more)) => served.length + more,
+        _ => served.length,
     };
     let asked = header(request, RANGE).strip_prefix("bytes=").and_then(|it| it.split_once('-'));
     let asked = asked.and_then(|(start, end)| {
@@ -155,7 +163,7 @@ fn file(site: &Arc<Site>, request: &Request<Incoming>) -> Answer {
     let (start, end) = asked.unwrap_or((0, seems));
     let tag = match site.has(|fault| *fault == Fault::Changing) {
         Some(_) => format!("\"{start}\""),
-        None => format!("\"{}\"", &site.sha256()[..16]),
+        None => format!("\"{}\"", &served.sha1[..16]),
     };
     let answer = Response::builder()
         .status(if asked.is_some() { 206 } else { 200 })
@@ -169,12 +177,15 @@ fn file(site: &Arc<Site>, request: &Request<Incoming>) -> Answer {
         }
         None => answer,
     };
-    answer.body(body(site, start, end)).expect("plain headers")
+    answer.body(body(site, served, start..end)).expect("plain headers")
 }
 
-/// The bytes of a file from `start` to `end`, with their faults.
-fn body(site: &Arc<Site>, start: u64, end: u64) -> UnsyncBoxBody<Bytes, io::Error> {
-    let site = site.clone();
+/// Bytes of a file, with their faults.
+fn body(
+    site: &Arc<Site>,
+    served: &Arc<Served>,
+    Range { start, end }: Range<u64>,
+) -> UnsyncBoxBody<Bytes, io::Error> {
     // The first bytes of a file are asked for only to look at them.
     let broken = if end - start > BLOCK {
         site.has(|fault| matches!(fault, Fault::Reset(_) | Fault::Stall(_)))
@@ -191,9 +202,10 @@ fn body(site: &Arc<Site>, start: u64, end: u64) -> UnsyncBoxBody<Bytes, io::Erro
         Some(Fault::Slow(rate)) => Some(Duration::from_secs_f64(64_000.0 / rate.max(1) as f64)),
         _ => None,
     };
-    let wrong = site.has(|fault| *fault == Fault::Checksum).map(|_| site.length - WRONG);
+    let wrong = site.has(|fault| *fault == Fault::Checksum).map(|_| served.length - WRONG);
+    let served = served.clone();
     let blocks = stream::unfold(start, move |at| {
-        let site = site.clone();
+        let served = served.clone();
         async move {
             if at == end {
                 return None;
@@ -210,7 +222,7 @@ fn body(site: &Arc<Site>, start: u64, end: u64) -> UnsyncBoxBody<Bytes, io::Erro
                 sleep(pause).await;
             }
             let length = usize::try_from(BLOCK.min(stop - at)).unwrap_or(0);
-            let mut bytes = match site.read(at, length) {
+            let mut bytes = match served.read(at, length) {
                 Ok(bytes) => bytes,
                 Err(error) => return Some((Err(error), end)),
             };

@@ -40,6 +40,7 @@ hostile! {
     hostile_reports: "../../../container/tests/hostile_reports/mod.rs",
     hostile_setup_disk: "../../../container/tests/hostile_setup_disk/mod.rs",
     hostile_storage: "../../../devices/tests/hostile_storage/mod.rs",
+    hostile_upgrade: "../../../container/tests/hostile_upgrade/mod.rs",
     hostile_user: "../../../vmm/tests/hostile_user/mod.rs",
     hostile_viewer: "../../../vmm/screen/tests/hostile_viewer/mod.rs",
     hostile_virtio: "../../../devices/tests/hostile_virtio/mod.rs",
@@ -89,6 +90,9 @@ pub const TARGETS: &[Target] = &[
     }),
     target("volume", 512, Bytes, volume),
     target("download", 4096, Words(words::download), hostile_download::read),
+    target("upgrade", 4096, Bytes, |it| {
+        hostile_upgrade::read(it);
+    }),
     target("config", 4096, Choice(words::user), config),
     target("control", 4096, Words(words::control), control),
     target("answer", 4096, Choice(words::answer), hostile_answer::change),

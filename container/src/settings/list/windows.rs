@@ -62,8 +62,8 @@ pub(super) const MEDIA: &[Variable] = variables! {
     full "REMOVE" = "Y" (media.remove);
     /// Downloads the medium from Microsoft if it is not there.
     full "MIDO" = "Y" (media.mido);
-    /// Requests the medium from Microsoft's catalog of upgrade images, too.
-    ignored "ESD" = "Y" => "upgrade images are no CDs, and are not used: leave it out";
+    /// Requests the medium from Microsoft's catalog of upgrade images, too, if its page refuses.
+    full "ESD" = "Y" (media.esd);
     /// The number of parallel connections of a download.
     full "CONNECTIONS" = "4" (media.connections);
     /// The ISO of virtio-win with Windows' drivers for the disk and the network card: its path, or
