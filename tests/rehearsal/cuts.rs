@@ -77,14 +77,14 @@ const FIRST: &[Cut] = &[
 /// Points from then on.
 const LATER: &[Cut] = &[
     cut(STARTS, KILL, Next::Boot),
-    cut(At::Words("Windows 11 Pro starts from"), TERM, Next::Boot),
+    cut(At::Words("Windows 11 Pro starts from"), KILL, Next::Boot),
     cut(At::Words("Windows adapts itself to the machine"), KILL, Next::Boot),
-    cut(At::Words("specialize restarts the machine"), KILL, Next::Boot),
     cut(STARTS, KILL, Next::Boot),
-    cut(At::Words("install.bat runs"), KILL, Next::Boot),
-    cut(At::Words("ada is logged on"), TERM, Next::Boot),
+    cut(At::Words("install.bat runs"), TERM, Next::Boot),
+    cut(At::Words("ada is logged on"), KILL, Next::Boot),
     cut(At::Ready, KILL, Next::Boot),
-    cut(At::Words("Starting Windows"), KILL, Next::Boot),
+    cut(At::Words("Starting Windows"), TERM, Next::Boot),
+    cut(STARTS, KILL, Next::Boot),
     cut(At::Ready, TERM, Next::Boot),
 ];
 
@@ -177,7 +177,8 @@ impl Next {
             Self::Resume => &[INSTALL, " are there already"],
             Self::Install => &[INSTALL, "the medium has "],
             Self::InstallAgain => &["the next step is install-again: ", "the medium has "],
-            Self::Boot => &["the next step is boot: it has booted before"],
+            // It is marked as booted, or it was about to be.
+            Self::Boot => &["the next step is boot: it has "],
         }
     }
 
@@ -185,18 +186,19 @@ impl Next {
     fn check(self, log: &str, before: Option<Disk>, after: Option<Disk>) -> anyhow::Result<()> {
         let downloads = matches!(self, Self::Download | Self::Resume);
         ensure!(downloads == log.contains("Requesting Windows 11"), "{self:?}: {log}");
-        let booted = |disk: Option<Disk>| disk.is_some_and(|disk| disk.booted);
+        let marks = |disk: Option<Disk>| disk.map(|it| (it.file, it.name));
         match self {
             Self::Download | Self::Resume | Self::Install => {
                 ensure!(before.is_none(), "there was a disk already: {before:?}");
             }
             Self::InstallAgain => {
-                ensure!(!booted(before), "a disk that has booted is erased: {before:?}");
-                let name = |disk: Option<Disk>| disk.map(|it| it.name);
-                ensure!(name(before) != name(after), "the disk is not divided anew");
+                let booted = before.is_some_and(|disk| disk.booted);
+                ensure!(!booted, "a disk that has booted is erased: {before:?}");
+                ensure!(marks(before) != marks(after), "the disk is not divided anew");
             }
             Self::Boot => {
-                ensure!(booted(before) && before == after, "{before:?} became {after:?}");
+                let (before, after) = (marks(before), marks(after));
+                ensure!(before.is_some() && before == after, "{before:?} became {after:?}");
             }
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! Reports of the pod during an installation: its events, its health pages, the page for people, and
-//! `transom status`.
+//! Reports of the pod during an installation: its events, its health pages, the page for people,
+//! and `transom status`.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
