@@ -3,8 +3,14 @@
 //! its order and with its limits.
 #![forbid(unsafe_code)]
 
+#[path = "rehearsal/cuts.rs"]
+mod cuts;
 #[path = "rehearsal/direct.rs"]
 mod direct;
+#[path = "rehearsal/download.rs"]
+mod download;
+#[path = "rehearsal/health.rs"]
+mod health;
 #[path = "rehearsal/medium.rs"]
 mod medium;
 #[path = "rehearsal/pod.rs"]
@@ -14,6 +20,7 @@ mod steps;
 
 use std::process::ExitCode;
 
+use fake_microsoft::fault::Fault;
 use transom_tests::lab::Lab;
 use transom_tests::suite::{Suite, Test};
 
@@ -23,19 +30,24 @@ use self::steps::{CLIENT, SERVER};
 const ASSETS: &[&str] = &["OVMF_CODE_12", "OVMF_VARS_12"];
 
 fn main() -> ExitCode {
-    let of = |name: &str, setup, disk, drivers, words| {
-        let case = Case { setup, disk, drivers, words };
-        Test::new(name, move || pod::installs(&case))
+    let of = |name: &str, case| Test::new(name, move || pod::installs(&case));
+    let mounted = |setup, disk, drivers| Case { setup, disk, drivers, download: None, words: &[] };
+    let downloaded = |setup, disk, faults| {
+        let download: Option<&[Fault]> = Some(faults);
+        Case { download, ..mounted(setup, disk, true) }
     };
+    let plain = Case { words: &[PLAIN], ..mounted(CLIENT, "nvme", true) };
     let tests = vec![
-        of("a_pod_installs_to_scsi", CLIENT, "scsi", true, &[]).thorough(),
-        of("a_pod_installs_to_sata_without_drivers", CLIENT, "sata", false, &[]).thorough(),
-        of("a_pod_installs_a_server", SERVER, "nvme", true, &[]).thorough(),
+        of("a_pod_installs_to_scsi", downloaded(CLIENT, "scsi", &[Fault::Reset(60)])),
         Test::new("the_medium_asks_for_a_key", direct::asks),
-        of("a_pod_installs_to_virtio", CLIENT, "blk", true, &[]).thorough(),
-        of("a_pod_installs_without_secure_boot", CLIENT, "nvme", true, &[PLAIN]).thorough(),
+        of("a_pod_installs_a_server", downloaded(SERVER, "nvme", &[])).thorough(),
+        of("a_pod_installs_to_sata_without_drivers", mounted(CLIENT, "sata", false)).thorough(),
+        of("a_pod_installs_to_virtio", mounted(CLIENT, "blk", true)).thorough(),
+        of("a_pod_installs_without_secure_boot", plain).thorough(),
         Test::new("setup_installs_to_nvme", || direct::installs("nvme")).thorough(),
+        Test::new("a_pod_that_is_ended_goes_on", cuts::of_the_first_boot).thorough(),
+        Test::new("an_installed_disk_is_never_erased", cuts::of_an_installed_disk).thorough(),
     ];
-    let lab = Lab { mib: 4096, seconds: 1800, assets: ASSETS };
+    let lab = Lab { mib: 4096, seconds: 3600, assets: ASSETS };
     Suite { lab, tests }.main_after(medium::make)
 }

@@ -5,23 +5,27 @@ use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::fd::AsFd as _;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::process::Command;
-use std::thread::{self, sleep};
+use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use fake_microsoft::fault::Fault;
 use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
 use transom_tests::program::{Running, said};
 use transom_tests::{lab, say};
 
+use super::download::Microsoft;
+use super::health::Health;
 use super::medium;
-use super::steps::{BOOT, INSTALL_BAT, STOPPED, Setup, in_the_log};
+use super::steps::{BOOT, INSTALL_BAT, STOPPED, Setup, in_the_log, is_told};
 
 /// The address of the pod in its network.
-const ADDRESS: &str = "10.99.0.2";
+pub(crate) const ADDRESS: &str = "10.99.0.2";
 /// Variables of every pod besides the user's: a small machine.
 const SMALL: [(&str, &str); 8] = [
     ("STORAGE", "/mnt"),
@@ -33,10 +37,12 @@ const SMALL: [(&str, &str); 8] = [
     ("DISK_SIZE", "1G"),
     ("DISK_MINIMUM", "64M"),
 ];
-/// The volume, the run folder and the firmware at their places, and the medium, which is never
-/// copied.
+/// The volume, the user's folder, the run folder and the firmware at their places, and a mounted
+/// medium, which is never copied.
 const START: &str = "set -e
 mount --bind $FOLDER/storage /mnt
+mkdir -p /oem
+mount --bind $FOLDER/oem /oem
 mount -t tmpfs run /run
 mount -t tmpfs share /usr/share
 mkdir /usr/share/OVMF
@@ -60,6 +66,8 @@ pub(crate) struct Case {
     pub(crate) disk: &'static str,
     /// Whether there is an ISO with drivers.
     pub(crate) drivers: bool,
+    /// The faults of the server that has the medium. `None`: the medium is mounted.
+    pub(crate) download: Option<&'static [Fault]>,
     /// Further variables.
     pub(crate) words: &'static [(&'static str, &'static str)],
 }
@@ -68,17 +76,30 @@ pub(crate) struct Case {
 pub(crate) fn installs(case: &Case) -> anyhow::Result<()> {
     let place = Place::new(case)?;
     let mut pod = place.start(case)?;
+    let health = Health::watch(&place)?;
     let mut log = Log::default();
+    if let Some(microsoft) = &place.microsoft {
+        microsoft.steps(case).iter().try_for_each(|words| log.reach(&mut pod, words))?;
+    }
     for words in case.setup.steps() {
         log.reach(&mut pod, in_the_log(&words))?;
+        if is_told(&words) {
+            health.ask(&pod)?;
+        }
     }
     said_all(case, &pod.stdout.text())?;
+    health.reported_all(&pod, case.download.is_some())?;
+    if let Some(microsoft) = &place.microsoft {
+        microsoft.was_asked()?;
+    }
     if case.drivers {
         is_reached(&place, &mut pod)?;
     }
     stops(&mut pod)?;
-    fs::remove_file(place.folder.path().join("medium"))?;
-    fs::remove_file(place.folder.path().join("storage/custom.iso"))?;
+    if case.download.is_none() {
+        fs::remove_file(place.folder.path().join("medium"))?;
+        fs::remove_file(place.storage().join("custom.iso"))?;
+    }
     let mut pod = place.start(case)?;
     let mut log = Log::default();
     for words in case.setup.again() {
@@ -109,7 +130,7 @@ fn said_all(case: &Case, log: &str) -> anyhow::Result<()> {
 }
 
 /// The remote desktop answers from outside as one with network level authentication.
-fn is_reached(place: &Place, pod: &mut Running) -> anyhow::Result<()> {
+pub(crate) fn is_reached(place: &Place, pod: &mut Running) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
         let answer = place.ask(3389, &REQUEST);
@@ -121,7 +142,7 @@ fn is_reached(place: &Place, pod: &mut Running) -> anyhow::Result<()> {
     }
 }
 
-fn stops(pod: &mut Running) -> anyhow::Result<()> {
+pub(crate) fn stops(pod: &mut Running) -> anyhow::Result<()> {
     pod.signal(Signal::TERM)?;
     let status = pod.wait(BOOT)?;
     let log = pod.stdout.text();
@@ -131,12 +152,12 @@ fn stops(pod: &mut Running) -> anyhow::Result<()> {
 
 /// The place in a pod's log after the last step.
 #[derive(Default)]
-struct Log {
+pub(crate) struct Log {
     at: usize,
 }
 
 impl Log {
-    fn reach(&mut self, pod: &mut Running, words: &str) -> anyhow::Result<()> {
+    pub(crate) fn reach(&mut self, pod: &mut Running, words: &str) -> anyhow::Result<()> {
         let start = Instant::now();
         loop {
             let text = pod.stdout.text();
@@ -156,24 +177,24 @@ impl Log {
 }
 
 /// A host for one pod: a volume, and a network with an address.
-struct Place {
+pub(crate) struct Place {
     space: String,
     folder: TempDir,
+    pub(crate) microsoft: Option<Microsoft>,
 }
 
 impl Place {
-    fn new(case: &Case) -> anyhow::Result<Self> {
+    pub(crate) fn new(case: &Case) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        let storage = folder.path().join("storage");
-        fs::create_dir_all(storage.join("oem"))?;
-        fs::write(storage.join("oem/install.bat"), INSTALL_BAT)?;
-        // The medium is mounted on the first, as long as the second is there.
-        File::create(storage.join("custom.iso"))?;
-        File::create(folder.path().join("medium"))?;
+        let space = format!("rehearsal-{}", std::process::id());
+        let mut place = Self { space, folder, microsoft: None };
+        let storage = place.storage();
+        fs::create_dir(&storage)?;
+        fs::create_dir(place.folder.path().join("oem"))?;
+        fs::write(place.folder.path().join("oem/install.bat"), INSTALL_BAT)?;
         if case.drivers {
             fs::copy(medium::bundle()?, storage.join("drivers.iso"))?;
         }
-        let place = Self { space: format!("rehearsal-{}", std::process::id()), folder };
         said(Command::new("ip").args(["netns", "add", &place.space]))?;
         for words in [
             "link set lo up",
@@ -185,10 +206,22 @@ impl Place {
         ] {
             said(Command::new("ip").args(["-n", &place.space]).args(words.split(' ')))?;
         }
+        match case.download {
+            Some(faults) => place.microsoft = Some(Microsoft::serve(&place, case, faults)?),
+            None => {
+                // The medium is mounted on the first, as long as the second is there.
+                File::create(storage.join("custom.iso"))?;
+                File::create(place.folder.path().join("medium"))?;
+            }
+        }
         Ok(place)
     }
 
-    fn start(&self, case: &Case) -> anyhow::Result<Running> {
+    pub(crate) fn storage(&self) -> PathBuf {
+        self.folder.path().join("storage")
+    }
+
+    pub(crate) fn start(&self, case: &Case) -> anyhow::Result<Running> {
         let firmware = lab::asset("OVMF_CODE_12")?;
         let firmware = firmware.parent().context("a file has a folder")?;
         let mut command = Command::new("ip");
@@ -205,31 +238,49 @@ impl Place {
         if !case.drivers {
             command.env("DRIVERS", "N");
         }
+        command.envs(self.microsoft.iter().flat_map(Microsoft::variables));
         Running::spawn(command.envs(case.words.iter().copied()))
     }
 
-    /// Sends bytes to a port of the pod, and returns the first bytes that it answers.
-    fn ask(&self, port: u16, bytes: &'static [u8]) -> anyhow::Result<Vec<u8>> {
+    /// Runs a function in the network of the pod: a socket belongs to the namespace of the thread
+    /// that makes it.
+    pub(crate) fn inside<T: Send + 'static>(
+        &self,
+        function: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+    ) -> anyhow::Result<JoinHandle<anyhow::Result<T>>> {
         let space = File::open(format!("/run/netns/{}", self.space))?;
-        let asked = thread::spawn(move || {
-            // A socket belongs to the namespace of the thread that makes it.
+        Ok(thread::spawn(move || {
             move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))?;
-            let mut stream = TcpStream::connect((ADDRESS, port))?;
-            stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-            stream.write_all(bytes)?;
-            let mut answer = vec![0; 64];
-            let length = stream.read(&mut answer)?;
-            answer.truncate(length);
-            anyhow::Ok(answer)
-        });
-        asked.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            function()
+        }))
+    }
+
+    /// A connection to a port of the pod.
+    pub(crate) fn connect(&self, port: u16) -> anyhow::Result<TcpStream> {
+        let connected = self.inside(move || Ok(TcpStream::connect((ADDRESS, port))?))?;
+        let stream = connected.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        Ok(stream)
+    }
+
+    /// Sends bytes to a port of the pod, and returns the first bytes that it answers.
+    fn ask(&self, port: u16, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
+        let mut stream = self.connect(port)?;
+        stream.write_all(bytes)?;
+        let mut answer = vec![0; 64];
+        let length = stream.read(&mut answer)?;
+        answer.truncate(length);
+        Ok(answer)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        self.microsoft = None;
         if let Err(error) = said(Command::new("ip").args(["netns", "delete", &self.space])) {
             say!("{error:#}");
         }
+        // A folder that has something is a user's.
+        fs::remove_dir("/oem").ok();
     }
 }

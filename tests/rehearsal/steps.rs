@@ -11,6 +11,9 @@ pub(crate) const STOPPED: &str = "windows: stopped: ";
 pub(crate) struct Setup {
     pub(crate) medium: &'static str,
     pub(crate) settings: &'static [(&'static str, &'static str)],
+    /// The name of what is downloaded, and whether its checksum is known.
+    pub(crate) title: &'static str,
+    pub(crate) has_checksum: bool,
     pub(crate) image: (u32, &'static str),
     pub(crate) zone: &'static str,
     /// Whether a pod has Secure Boot and a TPM.
@@ -28,6 +31,8 @@ pub(crate) const CLIENT: Setup = Setup {
         ("USERNAME", "ada"),
         ("PASSWORD", PASSWORD),
     ],
+    title: "Windows 11",
+    has_checksum: true,
     image: (2, "Windows 11 Pro"),
     zone: "Korea Standard Time",
     secure: true,
@@ -42,6 +47,8 @@ pub(crate) const SERVER: Setup = Setup {
         ("USERNAME", "ada"),
         ("PASSWORD", PASSWORD),
     ],
+    title: "Windows Server 2025",
+    has_checksum: false,
     image: (1, "Windows Server 2025 Standard Evaluation"),
     zone: "W. Europe Standard Time",
     secure: false,
@@ -65,6 +72,11 @@ const REPORTS: [(&str, &str); 6] = [
 /// The words in the pod's log in place of these at the serial port.
 pub(crate) fn in_the_log(words: &str) -> &str {
     REPORTS.iter().find(|(report, _)| *report == words).map_or(words, |(_, sentence)| sentence)
+}
+
+/// Whether the pod learns of this step.
+pub(crate) fn is_told(words: &str) -> bool {
+    REPORTS.iter().any(|(report, _)| *report == words)
 }
 
 impl Setup {

@@ -17,7 +17,8 @@ pub(crate) fn start(partition: &str, boot_drivers: &str) -> anyhow::Result<()> {
     let disks = disks::settled()?;
     let found = partition::find(&disks, partition);
     let (disk, number) = found.context("0x7B INACCESSIBLE_BOOT_DEVICE")?;
-    drives::mount(&disk.partition(number), Path::new(C), "ntfs3", "rw")?;
+    // As Windows does, after a start that ended without a shutdown, too.
+    drives::mount(&disk.partition(number), Path::new(C), "ntfs3", "rw,force")?;
     let registry = Registry::read(Path::new(C))?;
     let name = registry.get(VERSION, "ProductName").unwrap_or_default().to_owned();
     let phase = registry.get(SETUP, "Phase").unwrap_or_default().to_owned();

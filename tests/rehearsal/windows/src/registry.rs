@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, bail, ensure};
@@ -37,7 +38,10 @@ impl Registry {
 
     pub(crate) fn write(&self, windows: &Path) -> anyhow::Result<()> {
         let lines = self.values.iter().map(|(key, value)| format!("{key}\t{value}\n"));
-        fs::write(windows.join(FILE), lines.collect::<String>()).context("the registry")
+        let text = lines.collect::<String>();
+        let mut file = fs::File::create(windows.join(FILE)).context("the registry")?;
+        file.write_all(text.as_bytes()).context("the registry")?;
+        file.sync_all().context("the registry")
     }
 
     pub(crate) fn get(&self, key: &str, name: &str) -> Option<&str> {
