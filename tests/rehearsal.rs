@@ -5,16 +5,13 @@
 
 #[path = "rehearsal/direct.rs"]
 mod direct;
-#[path = "rehearsal/medium.rs"]
-mod medium;
 #[path = "rehearsal/pod.rs"]
 mod pod;
-#[path = "rehearsal/steps.rs"]
-mod steps;
 
 use std::process::ExitCode;
 
 use transom_tests::lab::Lab;
+use transom_tests::rehearsal::{medium, steps};
 use transom_tests::suite::{Suite, Test};
 
 use self::pod::{Case, PLAIN};

@@ -10,15 +10,16 @@ use std::process::Command;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
 use transom_tests::program::{Running, said};
+use transom_tests::rehearsal::Log;
 use transom_tests::{lab, say};
 
 use super::medium;
-use super::steps::{BOOT, INSTALL_BAT, STOPPED, Setup, in_the_log};
+use super::steps::{BOOT, INSTALL_BAT, Setup, in_the_log};
 
 /// The address of the pod in its network.
 const ADDRESS: &str = "10.99.0.2";
@@ -123,32 +124,6 @@ fn stops(pod: &mut Running) -> anyhow::Result<()> {
     let log = pod.stdout.text();
     ensure!(status == 143 && !log.contains("killing it"), "{status}: {log}{}", pod.stderr.text());
     Ok(())
-}
-
-/// The place in a pod's log after the last step.
-#[derive(Default)]
-struct Log {
-    at: usize,
-}
-
-impl Log {
-    fn reach(&mut self, pod: &mut Running, words: &str) -> anyhow::Result<()> {
-        let start = Instant::now();
-        loop {
-            let text = pod.stdout.text();
-            let new = &text[self.at..];
-            if let Some(found) = new.find(words) {
-                self.at += found + words.len();
-                say!("{:6.1} s: {}", start.elapsed().as_secs_f64(), words.trim_end());
-                return Ok(());
-            }
-            let ended = pod.wait(Duration::ZERO).is_ok();
-            if ended || new.contains(STOPPED) || start.elapsed() > BOOT {
-                bail!("no {words:?} (ended: {ended}) in:\n{text}\n{}", pod.stderr.text());
-            }
-            sleep(Duration::from_millis(200));
-        }
-    }
 }
 
 /// A host for one pod: a volume, and a network with an address.
