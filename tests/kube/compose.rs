@@ -27,8 +27,8 @@ pub(crate) const FILES: [&str; 9] = [
     "winpodx",
     "winpodx-max",
 ];
-/// Firmware's words about an installed Windows; `manifests.rs` looks for them.
-const LATER: &str = "BdsDxe: ";
+/// Firmware's words. Those about an installed Windows come later; `manifests.rs` looks for them.
+const FIRMWARE: &str = "BdsDxe: ";
 /// LinOffice takes these words in the log for a broken container.
 const BROKEN: [&str; 3] = ["error", "failed", "fatal"];
 const GRACE: &str = "120";
@@ -42,7 +42,7 @@ pub(crate) fn starts(host: &Host, file: &'static str) -> anyhow::Result<()> {
     pod.has("/msg.html", "HTTP/1.1 200", "Downloading Windows 1")?;
     let wanted = words(&compose["x-test"]["log"]);
     let (started, earlier): (Vec<_>, Vec<_>) =
-        wanted.iter().filter(|it| !it.starts_with(LATER)).partition(|it| it.contains("started"));
+        wanted.iter().filter(|it| !it.starts_with(FIRMWARE)).partition(|it| it.contains("started"));
     for words in started {
         reached.reach(&mut log, words)?;
     }
@@ -57,11 +57,9 @@ pub(crate) fn starts(host: &Host, file: &'static str) -> anyhow::Result<()> {
     log.wait(BOOT)?;
     let text = log.stdout.text();
     ensure!(text.contains(SHUT_DOWN), "no {SHUT_DOWN}: {text}");
-    let lower = text.to_lowercase();
-    for word in BROKEN {
-        let line = lower.lines().find(|line| line.contains(word));
-        ensure!(line.is_none(), "{line:?} looks like a failure");
-    }
+    let broken = |line: &&str| BROKEN.iter().any(|word| line.to_lowercase().contains(word));
+    let line = text.lines().find(broken);
+    ensure!(line.is_none(), "{line:?} looks like a failure");
     Ok(())
 }
 

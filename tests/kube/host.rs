@@ -17,10 +17,16 @@ pub(crate) const OURS: &str = "localhost/transom-test:site";
 const PROXY: &str = "192.0.2.1:3128";
 /// Bytes in a second on each connection, so that a download is seen while it goes on.
 const SLOW: &str = "slow=4000000";
-const CONTAINERFILE: &str = "FROM IMAGE
-COPY authority.pem /etc/authority.pem
-ENV HTTPS_PROXY=http://PROXY SSL_CERT_FILE=/etc/authority.pem
-";
+
+/// Control groups of version 1. Without systemd, Podman 4.3 makes a pod's group of version 2 so that
+/// no device can be opened in it.
+const GROUPS: &str = "set -e
+umount --lazy /sys/fs/cgroup
+mount -t tmpfs cgroup /sys/fs/cgroup
+for name in devices memory pids cpu cpuset freezer blkio; do
+  mkdir /sys/fs/cgroup/$name
+  mount -t cgroup -o $name $name /sys/fs/cgroup/$name
+done";
 
 pub(crate) struct Host {
     pub(crate) engine: Engine,
@@ -49,6 +55,9 @@ fn archive() -> anyhow::Result<PathBuf> {
 
 impl Host {
     pub(crate) fn new() -> anyhow::Result<Self> {
+        if lab::inside() {
+            said(Command::new("sh").args(["-c", GROUPS]))?;
+        }
         let folder = tempfile::tempdir()?;
         let space = Namespace::make(&format!("transom-{}-site", std::process::id()))?;
         let (address, _) = PROXY.split_once(':').context("an address with a port")?;
@@ -62,7 +71,10 @@ impl Host {
         let mut microsoft = Running::spawn(&mut microsoft)?;
         microsoft.says("SSL_CERT_FILE", 1)?;
         said(engine.podman(&["load", "--quiet", "--input"]).arg(archive()?))?;
-        let recipe = CONTAINERFILE.replace("IMAGE", IMAGE).replace("PROXY", PROXY);
+        let recipe = format!(
+            "FROM {IMAGE}\nCOPY authority.pem /etc/authority.pem\n\
+             ENV HTTPS_PROXY=http://{PROXY} SSL_CERT_FILE=/etc/authority.pem\n"
+        );
         fs::write(folder.path().join("Containerfile"), recipe)?;
         fs::write(folder.path().join(".containerignore"), "*\n!authority.pem\n")?;
         said(engine.podman(&["build", "--quiet", "--tag", OURS]).arg(folder.path()))?;

@@ -1,7 +1,8 @@
 //! Manifests of a user of the reference image, of which only `image:` is changed, from the download
 //! to the desktop, and from the installed disk.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use container::pod::SHUT_DOWN;
 use serde_json::json;
 use transom_tests::program::{Running, said};
 use transom_tests::rehearsal::Log;
-use transom_tests::rehearsal::steps::{BOOT, CLIENT, PASSWORD, in_the_log};
+use transom_tests::rehearsal::steps::{CLIENT, PASSWORD, in_the_log};
 use transom_tests::say;
 
 use super::host::{Host, OURS};
@@ -45,14 +46,14 @@ pub(crate) fn installs(host: &Host) -> anyhow::Result<()> {
     let (ready, status) = (host.page(&format!("{PAGE}/readyz"))?, manifests.status()?);
     ensure!(ready.starts_with("HTTP/1.1 200"), "{ready}");
     ensure!(status.contains("\"stage\": \"ready\""), "{status}");
-    manifests.stop(&mut log)?;
+    manifests.stop()?;
     let mut log = manifests.start()?;
     let mut reached = Log::default();
     for words in CLIENT.again() {
         reached.reach(&mut log, &words)?;
     }
     ensure!(!log.stdout.text().contains("Downloading"), "{}", log.stdout.text());
-    manifests.stop(&mut log)
+    manifests.stop()
 }
 
 /// The manifests of a user, in files.
@@ -95,14 +96,16 @@ impl<'a> Manifests<'a> {
     }
 
     /// Ends the pod as `kubectl delete` does.
-    fn stop(&self, log: &mut Running) -> anyhow::Result<()> {
+    fn stop(&self) -> anyhow::Result<()> {
+        // Open, the file outlives its container, and has more than those who follow it get.
+        let form = ["inspect", "--format", "{{.HostConfig.LogConfig.Path}}", CONTAINER];
+        let mut log = File::open(said(&mut self.podman(&form))?.trim())?;
         let start = Instant::now();
         said(&mut self.podman(&["kube", "down", &self.deployment]))?;
-        let took = start.elapsed();
-        log.wait(BOOT)?;
-        let text = log.stdout.text();
-        ensure!(text.contains(SHUT_DOWN) && !text.contains("killing it"), "{text}");
-        ensure!(took < GRACE, "{took:?}: {text}");
+        let (took, mut text) = (start.elapsed(), String::new());
+        log.read_to_string(&mut text)?;
+        ensure!(text.contains(SHUT_DOWN), "no {SHUT_DOWN} after {took:?}: {text}");
+        ensure!(!text.contains("killing it") && took < GRACE, "after {took:?}: {text}");
         say!("{:6.1} s: kube down", took.as_secs_f64());
         Ok(())
     }
