@@ -1,5 +1,5 @@
-//! The Compose files of projects that start the reference image, each started with Podman: the lines
-//! and pages that their scripts look for are there.
+//! The Compose files of projects that start the reference image, each started with Podman: the
+//! lines and pages that their scripts look for are there.
 
 use std::fs::{self, File};
 use std::process::Command;

@@ -18,8 +18,8 @@ const PROXY: &str = "192.0.2.1:3128";
 /// Bytes in a second on each connection, so that a download is seen while it goes on.
 const SLOW: &str = "slow=4000000";
 
-/// Control groups of version 1. Without systemd, Podman 4.3 makes a pod's group of version 2 so that
-/// no device can be opened in it.
+/// Control groups of version 1. Without systemd, Podman 4.3 makes a pod's group of version 2 so
+/// that no device can be opened in it.
 const GROUPS: &str = "set -e
 umount --lazy /sys/fs/cgroup
 mount -t tmpfs cgroup /sys/fs/cgroup
