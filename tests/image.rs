@@ -2,12 +2,12 @@
 //! stopped.
 #![forbid(unsafe_code)]
 
-#[path = "image/engine.rs"]
-mod engine;
 #[path = "image/failing.rs"]
 mod failing;
 #[path = "image/kube.rs"]
 mod kube;
+#[path = "image/pod.rs"]
+mod pod;
 #[path = "image/sight.rs"]
 mod sight;
 
@@ -22,12 +22,13 @@ use anyhow::{Context, Result, ensure};
 use container::pod::SHUT_DOWN;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use transom_tests::browser::Browser;
+use transom_tests::engine::{self, DEBUG_IMAGE, Engine, IMAGE};
 use transom_tests::print::Picture;
 use transom_tests::program::{PATIENCE, not_run, said};
 use vmm::kvm::KvmSupport;
 
-use self::engine::{DEBUG_IMAGE, Engine, IMAGE, Pod};
 use self::failing::Failing;
+use self::pod::Pod;
 
 /// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {

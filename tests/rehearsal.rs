@@ -11,17 +11,14 @@ mod direct;
 mod download;
 #[path = "rehearsal/health.rs"]
 mod health;
-#[path = "rehearsal/medium.rs"]
-mod medium;
 #[path = "rehearsal/pod.rs"]
 mod pod;
-#[path = "rehearsal/steps.rs"]
-mod steps;
 
 use std::process::ExitCode;
 
 use fake_microsoft::fault::Fault;
 use transom_tests::lab::Lab;
+use transom_tests::rehearsal::{medium, steps};
 use transom_tests::suite::{Suite, Test};
 
 use self::pod::{Case, PLAIN};

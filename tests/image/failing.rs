@@ -8,9 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use transom_tests::engine::Engine;
 use transom_tests::program::{PATIENCE, said};
-
-use crate::engine::Engine;
 
 /// Exit status of a pod without KVM.
 const NO_KVM: &str = "88";

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
+use transom_tests::engine::{Engine, IMAGE, Namespace};
 use transom_tests::program::{PATIENCE, said};
 
-use super::engine::{Engine, IMAGE, Namespace};
 use super::runs_here;
 
-const MANIFESTS: &str = include_str!("users.yaml");
+/// The Deployment of a user, and the ConfigMap that it mounts.
+const DEPLOYMENT: &str = include_str!("../kube/manifests/deployment.yml");
+const SCRIPTS: &str = include_str!("../kube/scripts.yml");
 const SECRET: &str = "windows-user-credential-secret";
 /// The secret's values in base64, the form that Podman expects for pods.
 const WORDS: &str = r#"{"username":"YWRh","password":"YSBsb25nIHdvcmQ="}"#;
@@ -21,25 +23,25 @@ const CONTAINER: &str = "windows-deployment-pod-0-windows";
 
 /// A network namespace in which Podman runs the manifests.
 struct Host {
-    engine: &'static Engine,
+    engine: Engine,
     space: Namespace,
     folder: TempDir,
 }
 
 impl Host {
-    fn new(engine: &'static Engine, runs: &str) -> Result<Self> {
+    fn new(engine: &Engine, version: &str) -> Result<Self> {
         let space = Namespace::make(&format!("transom-{}-kube", std::process::id()))?;
         said(&mut space.run(&["ip", "link", "set", "lo", "up"]))?;
         let folder = tempfile::tempdir()?;
-        let text = MANIFESTS.replace("IMAGE", IMAGE).replace("RUNS", runs);
-        fs::write(folder.path().join("all.yaml"), text)?;
+        let text = DEPLOYMENT.replace("dockurr/windows", IMAGE).replace("'11'", version);
+        fs::write(folder.path().join("all.yaml"), format!("{SCRIPTS}---\n{text}"))?;
         fs::write(folder.path().join("secret"), WORDS)?;
-        let host = Self { engine, space, folder };
+        let host = Self { engine: engine.within(&space), space, folder };
         // Remove the remains of a killed run.
         host.clear();
         let secret = host.path("secret");
-        said(&mut host.podman(&["secret", "create", SECRET, &secret]))?;
-        said(&mut host.podman(&["kube", "play", &host.path("all.yaml")]))?;
+        said(&mut host.engine.podman(&["secret", "create", SECRET, &secret]))?;
+        said(&mut host.engine.podman(&["kube", "play", &host.path("all.yaml")]))?;
         Ok(host)
     }
 
@@ -47,23 +49,16 @@ impl Host {
         self.folder.path().join(name).display().to_string()
     }
 
-    /// Podman in the network namespace, with the host's control groups.
-    fn podman(&self, words: &[&str]) -> Command {
-        let podman = self.engine.podman(words);
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/run/netns/{}", self.space.name)).arg(podman.get_program());
-        command.args(podman.get_args());
-        for (name, value) in podman.get_envs() {
-            command.env(name, value.unwrap_or_default());
-        }
-        command
-    }
-
     fn clear(&self) {
-        said(&mut self.podman(&["kube", "down", &self.path("all.yaml")])).ok();
-        said(&mut self.podman(&["secret", "rm", SECRET])).ok();
-        said(&mut self.podman(&["volume", "rm", "--force", "windows-persistent-volume-claim"]))
-            .ok();
+        said(&mut self.engine.podman(&["kube", "down", &self.path("all.yaml")])).ok();
+        said(&mut self.engine.podman(&["secret", "rm", SECRET])).ok();
+        said(&mut self.engine.podman(&[
+            "volume",
+            "rm",
+            "--force",
+            "windows-persistent-volume-claim",
+        ]))
+        .ok();
     }
 }
 
@@ -98,13 +93,13 @@ fn manifests_of_the_reference_image_work_unchanged() -> Result<()> {
     // again.
     let host = Host::new(engine, "tiny11")?;
     let sentence = "mount it as /custom.iso";
-    until(|| host.podman(&["logs", CONTAINER]), sentence)?;
+    until(|| host.engine.podman(&["logs", CONTAINER]), sentence)?;
     drop(host);
     let host = Host::new(engine, "probe")?;
     let form = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}";
-    let infra = said(&mut host.podman(&["inspect", "--format", "{{.Pod}}", CONTAINER]))?;
+    let infra = said(&mut host.engine.podman(&["inspect", "--format", "{{.Pod}}", CONTAINER]))?;
     let infra = format!("{}-infra", infra.trim().get(..12).context("a pod")?);
-    let address = said(&mut host.podman(&["inspect", "--format", form, &infra]))?;
+    let address = said(&mut host.engine.podman(&["inspect", "--format", form, &infra]))?;
     let address = address.split_whitespace().next().context("an address")?.to_owned();
     let page = |path: &str, more: &[&str]| {
         let place = format!("http://{address}:8006{path}");

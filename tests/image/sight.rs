@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::json;
 use transom_tests::browser::{self, Browser, Window};
+use transom_tests::engine::Engine;
 use transom_tests::print::{PAGES, says};
 use transom_tests::program::not_run;
 
-use super::engine::{Engine, Pod};
+use super::pod::Pod;
 use super::runs_here;
 
 const DESK: Window = Window::desk(1280, 800);

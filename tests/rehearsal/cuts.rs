@@ -11,11 +11,12 @@ use container::state::BOOTED;
 use fake_microsoft::fault::Fault;
 use rustix::process::Signal;
 use transom_tests::program::Running;
+use transom_tests::rehearsal::Log;
 use transom_tests::say;
 
 use super::download::range;
 use super::health::Health;
-use super::pod::{Case, Log, Place, is_reached, stops};
+use super::pod::{Case, Place, is_reached, stops};
 use super::steps::{BOOT, CLIENT};
 
 /// A moment at which a pod is ended, and the step that the next one takes.

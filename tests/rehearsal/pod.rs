@@ -11,18 +11,19 @@ use std::process::Command;
 use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use fake_microsoft::fault::Fault;
 use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
 use transom_tests::program::{Running, said};
+use transom_tests::rehearsal::Log;
 use transom_tests::{lab, say};
 
 use super::download::Microsoft;
 use super::health::Health;
 use super::medium;
-use super::steps::{BOOT, INSTALL_BAT, STOPPED, Setup, in_the_log, is_told};
+use super::steps::{BOOT, INSTALL_BAT, Setup, in_the_log, is_told};
 
 /// The address of the pod in its network.
 pub(crate) const ADDRESS: &str = "10.99.0.2";
@@ -148,32 +149,6 @@ pub(crate) fn stops(pod: &mut Running) -> anyhow::Result<()> {
     let log = pod.stdout.text();
     ensure!(status == 143 && !log.contains("killing it"), "{status}: {log}{}", pod.stderr.text());
     Ok(())
-}
-
-/// The place in a pod's log after the last step.
-#[derive(Default)]
-pub(crate) struct Log {
-    at: usize,
-}
-
-impl Log {
-    pub(crate) fn reach(&mut self, pod: &mut Running, words: &str) -> anyhow::Result<()> {
-        let start = Instant::now();
-        loop {
-            let text = pod.stdout.text();
-            let new = &text[self.at..];
-            if let Some(found) = new.find(words) {
-                self.at += found + words.len();
-                say!("{:6.1} s: {}", start.elapsed().as_secs_f64(), words.trim_end());
-                return Ok(());
-            }
-            let ended = pod.wait(Duration::ZERO).is_ok();
-            if ended || new.contains(STOPPED) || start.elapsed() > BOOT {
-                bail!("no {words:?} (ended: {ended}) in:\n{text}\n{}", pod.stderr.text());
-            }
-            sleep(Duration::from_millis(200));
-        }
-    }
 }
 
 /// A host for one pod: a volume, and a network with an address.

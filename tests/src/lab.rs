@@ -105,6 +105,11 @@ pub fn shared() -> anyhow::Result<PathBuf> {
     Ok(profile()?.join("guests"))
 }
 
+/// A folder for files of tests, like `CARGO_TARGET_TMPDIR`.
+pub fn temporary() -> anyhow::Result<PathBuf> {
+    Ok(profile()?.with_file_name("tmp"))
+}
+
 pub fn vmm() -> anyhow::Result<PathBuf> {
     let path = profile()?.join("vmm");
     ensure!(path.exists(), "{}: missing; build it with this profile", path.display());

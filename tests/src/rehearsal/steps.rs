@@ -3,25 +3,25 @@
 use std::time::Duration;
 
 /// Long enough for firmware and Linux in a lab on a busy machine.
-pub(crate) const BOOT: Duration = Duration::from_secs(400);
+pub const BOOT: Duration = Duration::from_secs(400);
 /// Setup's words when it goes no further.
-pub(crate) const STOPPED: &str = "windows: stopped: ";
+pub const STOPPED: &str = "windows: stopped: ";
 
 /// An installation: its medium, its settings, and the image and the time zone that they choose.
-pub(crate) struct Setup {
-    pub(crate) medium: &'static str,
-    pub(crate) settings: &'static [(&'static str, &'static str)],
+pub struct Setup {
+    pub medium: &'static str,
+    pub settings: &'static [(&'static str, &'static str)],
     /// The name of what is downloaded, and whether its checksum is known.
-    pub(crate) title: &'static str,
-    pub(crate) has_checksum: bool,
-    pub(crate) image: (u32, &'static str),
-    pub(crate) zone: &'static str,
+    pub title: &'static str,
+    pub has_checksum: bool,
+    pub image: (u32, &'static str),
+    pub zone: &'static str,
     /// Whether a pod has Secure Boot and a TPM.
-    pub(crate) secure: bool,
+    pub secure: bool,
 }
 
 /// Windows for a user in Korea.
-pub(crate) const CLIENT: Setup = Setup {
+pub const CLIENT: Setup = Setup {
     medium: "client",
     settings: &[
         ("VERSION", "11"),
@@ -38,7 +38,7 @@ pub(crate) const CLIENT: Setup = Setup {
     secure: true,
 };
 /// A server without a desktop, for evaluation.
-pub(crate) const SERVER: Setup = Setup {
+pub const SERVER: Setup = Setup {
     medium: "server",
     settings: &[
         ("VERSION", "2025"),
@@ -53,10 +53,10 @@ pub(crate) const SERVER: Setup = Setup {
     zone: "W. Europe Standard Time",
     secure: false,
 };
-const PASSWORD: &str = "a & \"b\" <한>";
+pub const PASSWORD: &str = "a & \"b\" <한>";
 
 /// The user's script.
-pub(crate) const INSTALL_BAT: &[u8] = b"@echo off\necho written by the user > %~dp0ran.txt\n\
+pub const INSTALL_BAT: &[u8] = b"@echo off\necho written by the user > %~dp0ran.txt\n\
     type %~dp0ran.txt\nexit /b 3\n";
 
 /// Reports of the guest, and their sentences in the pod's log.
@@ -70,18 +70,18 @@ const REPORTS: [(&str, &str); 6] = [
 ];
 
 /// The words in the pod's log in place of these at the serial port.
-pub(crate) fn in_the_log(words: &str) -> &str {
+pub fn in_the_log(words: &str) -> &str {
     REPORTS.iter().find(|(report, _)| *report == words).map_or(words, |(_, sentence)| sentence)
 }
 
 /// Whether the pod learns of this step.
-pub(crate) fn is_told(words: &str) -> bool {
+pub fn is_told(words: &str) -> bool {
     REPORTS.iter().any(|(report, _)| *report == words)
 }
 
 impl Setup {
     /// The machine's words, in this order: Windows PE, specialize, and the first logon.
-    pub(crate) fn steps(&self) -> Vec<String> {
+    pub fn steps(&self) -> Vec<String> {
         let (index, name) = self.image;
         let steps = [
             "windows: Windows PE runs",
@@ -111,7 +111,7 @@ impl Setup {
     }
 
     /// Its words when the installed Windows starts again.
-    pub(crate) fn again(&self) -> Vec<String> {
+    pub fn again(&self) -> Vec<String> {
         let name = self.image.1;
         let steps = ["\"Windows Boot Manager\" from HD(", &format!("{name} starts from")];
         let mut steps: Vec<_> = steps.map(str::to_owned).into();

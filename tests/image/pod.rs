@@ -1,148 +1,21 @@
-//! Podman with a private store, and pods in private network namespaces.
+//! Pods of the image in private network namespaces, and a second host on their network.
 
 use std::fs::{self, File};
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use transom_tests::program::{PATIENCE, forget_the_test, said};
+use transom_tests::engine::{Engine, IMAGE, Namespace};
+use transom_tests::program::{PATIENCE, said};
 
-/// Podman's settings: the default limits exceed those of some hosts, and the log is a file, because
-/// a host may have no journal.
-const SETTINGS: &str = "[containers]
-default_ulimits = [\"nofile=4096:4096\", \"nproc=4096:4096\"]
-log_driver = \"k8s-file\"
-";
-pub(crate) const IMAGE: &str = "localhost/transom-test";
-/// The image for debugging.
-pub(crate) const DEBUG_IMAGE: &str = "localhost/transom-test:debug";
 /// Polling interval.
 const LOOK: Duration = Duration::from_millis(50);
-
-/// An error with the reason if this host has no usable engine.
-pub(crate) fn is_here() -> Result<(), &'static str> {
-    let says = |program: &str| {
-        Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status()
-    };
-    for (program, why) in [
-        ("podman", "there is no podman"),
-        ("runc", "there is no runc"),
-        ("curl", "there is no curl"),
-    ] {
-        if says(program).is_err() {
-            return Err(why);
-        }
-    }
-    if !rustix::process::geteuid().is_root() {
-        return Err("containers with devices need root");
-    }
-    Ok(())
-}
-
-/// Podman, with the image.
-pub(crate) struct Engine {
-    words: Vec<String>,
-    settings: PathBuf,
-}
-
-impl Engine {
-    /// The engine that all tests share; the first call builds the image.
-    pub(crate) fn get() -> Result<&'static Self> {
-        static ENGINE: OnceLock<Result<Engine, String>> = OnceLock::new();
-        let made = ENGINE.get_or_init(|| Self::make().map_err(|error| format!("{error:#}")));
-        made.as_ref().map_err(|error| anyhow::anyhow!("{error}"))
-    }
-
-    fn make() -> Result<Self> {
-        let store = Path::new(env!("CARGO_TARGET_TMPDIR")).join("podman");
-        let at = |name: &str| store.join(name).display().to_string();
-        let words = [
-            "podman",
-            "--root",
-            &at("root"),
-            "--runroot",
-            &at("run"),
-            "--storage-driver",
-            "vfs",
-            "--runtime",
-            "runc",
-            "--cgroup-manager",
-            "cgroupfs",
-        ];
-        fs::create_dir_all(&store)?;
-        let settings = store.join("containers.conf");
-        fs::write(&settings, SETTINGS)?;
-        let engine = Self { words: words.map(str::to_owned).to_vec(), settings };
-        engine.build()?;
-        Ok(engine)
-    }
-
-    /// Builds the image.
-    pub(crate) fn build(&self) -> Result<()> {
-        self.build_with(&[])
-    }
-
-    /// Builds the image with further options of the script.
-    pub(crate) fn build_with(&self, words: &[&str]) -> Result<()> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/image");
-        let mut build = Command::new(script);
-        build.args(words);
-        build.args(["--profile", profile()?, "--podman", &self.words.join(" "), IMAGE]);
-        build.env("CONTAINERS_CONF", &self.settings);
-        forget_the_test(&mut build);
-        said(&mut build).context("the image").map(drop)
-    }
-
-    /// ID and digest of the image.
-    pub(crate) fn image(&self) -> Result<String> {
-        said(&mut self.podman(&["image", "inspect", "--format", "{{.Id}} {{.Digest}}", IMAGE]))
-    }
-
-    /// The image's metadata (`podman image inspect`).
-    pub(crate) fn about(&self) -> Result<serde_json::Value> {
-        let said = said(&mut self.podman(&["image", "inspect", IMAGE]))?;
-        let mut all: Vec<serde_json::Value> = serde_json::from_str(&said)?;
-        all.pop().context("no image")
-    }
-
-    /// A file of the image, read without starting a container.
-    pub(crate) fn file(&self, path: &str) -> Result<Vec<u8>> {
-        let name = said(&mut self.podman(&["create", IMAGE]))?.trim().to_owned();
-        let folder = tempfile::tempdir()?;
-        let to = folder.path().join("file");
-        let copied =
-            said(&mut self.podman(&["cp", &format!("{name}:{path}"), &to.display().to_string()]));
-        said(&mut self.podman(&["rm", &name]))?;
-        copied?;
-        Ok(fs::read(to)?)
-    }
-
-    /// The command `podman` with these arguments.
-    pub(crate) fn podman(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(&self.words[0]);
-        command.args(&self.words[1..]).args(words).env("CONTAINERS_CONF", &self.settings);
-        command
-    }
-}
-
-/// The cargo profile of this test.
-fn profile() -> Result<&'static str> {
-    let test = std::env::current_exe()?;
-    let folder = test.ancestors().nth(2).and_then(Path::file_name).and_then(|it| it.to_str());
-    match folder {
-        Some("debug") => Ok("dev"),
-        Some("release") => Ok("release"),
-        Some("test-fast") => Ok("test-fast"),
-        other => bail!("{other:?} is not the folder of a profile"),
-    }
-}
 
 /// An answer of the web port.
 #[derive(Debug)]
@@ -369,29 +242,4 @@ fn carry(near: &TcpStream, far: &TcpStream) -> io::Result<()> {
         });
     }
     Ok(())
-}
-
-/// A network namespace; dropping it deletes the namespace.
-pub(crate) struct Namespace {
-    pub(crate) name: String,
-}
-
-impl Namespace {
-    pub(crate) fn make(name: &str) -> Result<Self> {
-        said(Command::new("ip").args(["netns", "add", name]))?;
-        Ok(Self { name: name.into() })
-    }
-
-    /// A command in this namespace.
-    pub(crate) fn run(&self, words: &[&str]) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name]).args(words);
-        command
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        said(Command::new("ip").args(["netns", "delete", &self.name])).ok();
-    }
 }

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::lab;
 use anyhow::{Context, ensure};
-use transom_tests::lab;
 
 /// Kinds of media, with the language of each.
 const ALL: [(&str, &str); 2] = [("client", "ko-KR"), ("server", "en-US")];
 
 /// Makes all media, unless they are there.
-pub(crate) fn make() -> anyhow::Result<()> {
+pub fn make() -> anyhow::Result<()> {
     let folder = lab::shared()?;
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     for (kind, language) in ALL {
@@ -26,11 +26,11 @@ pub(crate) fn make() -> anyhow::Result<()> {
 }
 
 /// The path of a medium.
-pub(crate) fn path(kind: &str) -> anyhow::Result<PathBuf> {
+pub fn path(kind: &str) -> anyhow::Result<PathBuf> {
     Ok(lab::shared()?.join(format!("{kind}.iso")))
 }
 
 /// The path of the ISO with drivers.
-pub(crate) fn bundle() -> anyhow::Result<PathBuf> {
+pub fn bundle() -> anyhow::Result<PathBuf> {
     Ok(lab::shared()?.join("virtio-win.iso"))
 }
