@@ -9,6 +9,8 @@ mod direct;
 mod medium;
 #[path = "rehearsal/pod.rs"]
 mod pod;
+#[path = "rehearsal/script.rs"]
+mod script;
 #[path = "rehearsal/steps.rs"]
 mod steps;
 
@@ -18,6 +20,7 @@ use transom_tests::lab::Lab;
 use transom_tests::suite::{Suite, Test};
 
 use self::pod::{Case, PLAIN};
+use self::script::{JOINS, SCRIPT};
 use self::steps::{CLIENT, SERVER};
 
 const ASSETS: &[&str] = &["OVMF_CODE_12", "OVMF_VARS_12"];
@@ -34,6 +37,12 @@ fn main() -> ExitCode {
         Test::new("the_medium_asks_for_a_key", direct::asks),
         of("a_pod_installs_to_virtio", CLIENT, "blk", true, &[]).thorough(),
         of("a_pod_installs_without_secure_boot", CLIENT, "nvme", true, &[PLAIN]).thorough(),
+        Test::new("a_script_installs_at_the_second_start", || {
+            let case = Case { setup: CLIENT, disk: "scsi", drivers: true, words: SCRIPT };
+            script::installs_at_the_second_start(&case)
+        })
+        .thorough(),
+        of("a_script_installs_a_server_of_a_domain", SERVER, "nvme", true, JOINS).thorough(),
         Test::new("setup_installs_to_nvme", || direct::installs("nvme")).thorough(),
     ];
     let lab = Lab { mib: 4096, seconds: 1800, assets: ASSETS };

@@ -18,7 +18,7 @@ use transom_tests::program::{Running, said};
 use transom_tests::{lab, say};
 
 use super::medium;
-use super::steps::{BOOT, INSTALL_BAT, STOPPED, Setup, in_the_log};
+use super::steps::{BOOT, INSTALL_BAT, PROMPT, STOPPED, Setup, in_the_log};
 
 /// The address of the pod in its network.
 const ADDRESS: &str = "10.99.0.2";
@@ -68,15 +68,30 @@ pub(crate) struct Case {
 pub(crate) fn installs(case: &Case) -> anyhow::Result<()> {
     let place = Place::new(case)?;
     let mut pod = place.start(case)?;
+    install(case, &place, &mut pod)?;
+    start_again(case, &place)
+}
+
+/// Follows an installation to its end, and ends the pod.
+pub(crate) fn install(case: &Case, place: &Place, pod: &mut Running) -> anyhow::Result<()> {
+    let has = |name: &str| case.words.iter().any(|(it, _)| *it == name);
+    let steps = match has("INSTALLER") {
+        true => case.setup.script_steps(has("DOMAIN")),
+        false => case.setup.steps(),
+    };
     let mut log = Log::default();
-    for words in case.setup.steps() {
-        log.reach(&mut pod, in_the_log(&words))?;
+    for words in steps {
+        log.reach(pod, in_the_log(&words))?;
     }
     said_all(case, &pod.stdout.text())?;
     if case.drivers {
-        is_reached(&place, &mut pod)?;
+        is_reached(place, pod)?;
     }
-    stops(&mut pod)?;
+    stops(pod)
+}
+
+/// Starts the installed Windows without its medium.
+pub(crate) fn start_again(case: &Case, place: &Place) -> anyhow::Result<()> {
     fs::remove_file(place.folder.path().join("medium"))?;
     fs::remove_file(place.folder.path().join("storage/custom.iso"))?;
     let mut pod = place.start(case)?;
@@ -117,7 +132,7 @@ fn is_reached(place: &Place, pod: &mut Running) -> anyhow::Result<()> {
     }
 }
 
-fn stops(pod: &mut Running) -> anyhow::Result<()> {
+pub(crate) fn stops(pod: &mut Running) -> anyhow::Result<()> {
     pod.signal(Signal::TERM)?;
     let status = pod.wait(BOOT)?;
     let log = pod.stdout.text();
@@ -127,12 +142,12 @@ fn stops(pod: &mut Running) -> anyhow::Result<()> {
 
 /// The place in a pod's log after the last step.
 #[derive(Default)]
-struct Log {
+pub(crate) struct Log {
     at: usize,
 }
 
 impl Log {
-    fn reach(&mut self, pod: &mut Running, words: &str) -> anyhow::Result<()> {
+    pub(crate) fn reach(&mut self, pod: &mut Running, words: &str) -> anyhow::Result<()> {
         let start = Instant::now();
         loop {
             let text = pod.stdout.text();
@@ -143,7 +158,8 @@ impl Log {
                 return Ok(());
             }
             let ended = pod.wait(Duration::ZERO).is_ok();
-            if ended || new.contains(STOPPED) || start.elapsed() > BOOT {
+            let stopped = [STOPPED, PROMPT].iter().any(|words| new.contains(words));
+            if ended || stopped || start.elapsed() > BOOT {
                 bail!("no {words:?} (ended: {ended}) in:\n{text}\n{}", pod.stderr.text());
             }
             sleep(Duration::from_millis(200));
@@ -152,13 +168,15 @@ impl Log {
 }
 
 /// A host for one pod: a volume, and a network with an address.
-struct Place {
+pub(crate) struct Place {
     space: String,
-    folder: TempDir,
+    pub(crate) folder: TempDir,
+    /// The CD.
+    pub(crate) medium: PathBuf,
 }
 
 impl Place {
-    fn new(case: &Case) -> anyhow::Result<Self> {
+    pub(crate) fn new(case: &Case) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let storage = folder.path().join("storage");
         fs::create_dir_all(storage.join("oem"))?;
@@ -169,7 +187,8 @@ impl Place {
         if case.drivers {
             fs::copy(medium::bundle()?, storage.join("drivers.iso"))?;
         }
-        let place = Self { space: format!("rehearsal-{}", std::process::id()), folder };
+        let space = format!("rehearsal-{}", std::process::id());
+        let place = Self { space, folder, medium: medium::path(case.setup.medium)? };
         said(Command::new("ip").args(["netns", "add", &place.space]))?;
         for words in [
             "link set lo up",
@@ -184,7 +203,7 @@ impl Place {
         Ok(place)
     }
 
-    fn start(&self, case: &Case) -> anyhow::Result<Running> {
+    pub(crate) fn start(&self, case: &Case) -> anyhow::Result<Running> {
         let firmware = lab::asset("OVMF_CODE_12")?;
         let firmware = firmware.parent().context("a file has a folder")?;
         let mut command = Command::new("ip");
@@ -193,7 +212,7 @@ impl Place {
         let paths: [(&str, PathBuf); 4] = [
             ("FOLDER", self.folder.path().into()),
             ("FIRMWARE", firmware.into()),
-            ("MEDIUM", medium::path(case.setup.medium)?),
+            ("MEDIUM", self.medium.clone()),
             ("TRANSOM", lab::vmm()?.with_file_name("transom")),
         ];
         command.envs(paths).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("ERROR_HOLD", "0");
@@ -202,7 +221,7 @@ impl Place {
     }
 
     /// Sends bytes to a port of the pod, and returns the first bytes that it answers.
-    fn ask(&self, port: u16, bytes: &'static [u8]) -> anyhow::Result<Vec<u8>> {
+    pub(crate) fn ask(&self, port: u16, bytes: &'static [u8]) -> anyhow::Result<Vec<u8>> {
         let space = File::open(format!("/run/netns/{}", self.space))?;
         let asked = thread::spawn(move || {
             // A socket belongs to the namespace of the thread that makes it.
@@ -210,7 +229,7 @@ impl Place {
             let mut stream = TcpStream::connect((ADDRESS, port))?;
             stream.set_read_timeout(Some(Duration::from_secs(10)))?;
             stream.write_all(bytes)?;
-            let mut answer = vec![0; 64];
+            let mut answer = vec![0; 4096];
             let length = stream.read(&mut answer)?;
             answer.truncate(length);
             anyhow::Ok(answer)
