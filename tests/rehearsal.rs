@@ -13,6 +13,8 @@ mod download;
 mod health;
 #[path = "rehearsal/pod.rs"]
 mod pod;
+#[path = "rehearsal/script.rs"]
+mod script;
 
 use std::process::ExitCode;
 
@@ -22,6 +24,7 @@ use transom_tests::rehearsal::{medium, steps};
 use transom_tests::suite::{Suite, Test};
 
 use self::pod::{Case, PLAIN};
+use self::script::{JOINS, SCRIPT};
 use self::steps::{CLIENT, SERVER};
 
 const ASSETS: &[&str] = &["OVMF_CODE_12", "OVMF_VARS_12"];
@@ -33,6 +36,8 @@ fn main() -> ExitCode {
         let download: Option<&[Fault]> = Some(faults);
         Case { download, ..mounted(setup, disk, true) }
     };
+    let script = Case { words: SCRIPT, ..mounted(CLIENT, "scsi", true) };
+    let joins = Case { words: JOINS, ..mounted(SERVER, "nvme", true) };
     let plain = Case { words: &[PLAIN], ..mounted(CLIENT, "nvme", true) };
     let tests = vec![
         of("a_pod_installs_to_scsi", downloaded(CLIENT, "scsi", &[Fault::Reset(60)])),
@@ -41,6 +46,11 @@ fn main() -> ExitCode {
         of("a_pod_installs_to_sata_without_drivers", mounted(CLIENT, "sata", false)).thorough(),
         of("a_pod_installs_to_virtio", mounted(CLIENT, "blk", true)).thorough(),
         of("a_pod_installs_without_secure_boot", plain).thorough(),
+        Test::new("a_script_installs_at_the_second_start", move || {
+            script::installs_at_the_second_start(&script)
+        })
+        .thorough(),
+        of("a_script_installs_a_server_of_a_domain", joins).thorough(),
         Test::new("setup_installs_to_nvme", || direct::installs("nvme")).thorough(),
         Test::new("a_pod_that_is_ended_goes_on", cuts::of_the_first_boot).thorough(),
         Test::new("an_installed_disk_is_never_erased", cuts::of_an_installed_disk).thorough(),

@@ -44,7 +44,7 @@ fn log_to_stdout(json: bool) -> Log {
         _ => LevelFilter::INFO,
     };
     let log = Log::new(rustix::stdio::stdout(), json);
-    let all = tracing_subscriber::registry().with(level).with(StoryLayer);
+    let all = tracing_subscriber::registry().with(level).with(StoryLayer::default());
     let layer = layer()
         .with_writer(log.clone())
         .with_ansi(std::io::stdout().is_terminal())

@@ -77,26 +77,41 @@ pub(crate) struct Case {
 pub(crate) fn installs(case: &Case) -> anyhow::Result<()> {
     let place = Place::new(case)?;
     let mut pod = place.start(case)?;
-    let health = Health::watch(&place)?;
+    install(case, &place, &mut pod)?;
+    start_again(case, &place)
+}
+
+/// Follows an installation to its end, and ends the pod.
+pub(crate) fn install(case: &Case, place: &Place, pod: &mut Running) -> anyhow::Result<()> {
+    let has = |name: &str| case.words.iter().any(|(it, _)| *it == name);
+    let steps = match has("INSTALLER") {
+        true => case.setup.script_steps(has("DOMAIN")),
+        false => case.setup.steps(),
+    };
+    let health = Health::watch(place)?;
     let mut log = Log::default();
     if let Some(microsoft) = &place.microsoft {
-        microsoft.steps(case).iter().try_for_each(|words| log.reach(&mut pod, words))?;
+        microsoft.steps(case).iter().try_for_each(|words| log.reach(pod, words))?;
     }
-    for words in case.setup.steps() {
-        log.reach(&mut pod, in_the_log(&words))?;
+    for words in steps {
+        log.reach(pod, in_the_log(&words))?;
         if is_told(&words) {
-            health.ask(&pod)?;
+            health.ask(pod)?;
         }
     }
     said_all(case, &pod.stdout.text())?;
-    health.reported_all(&pod, case.download.is_some())?;
+    health.reported_all(pod, case.download.is_some())?;
     if let Some(microsoft) = &place.microsoft {
         microsoft.was_asked()?;
     }
     if case.drivers {
-        is_reached(&place, &mut pod)?;
+        is_reached(place, pod)?;
     }
-    stops(&mut pod)?;
+    stops(pod)
+}
+
+/// Starts the installed Windows without its medium.
+pub(crate) fn start_again(case: &Case, place: &Place) -> anyhow::Result<()> {
     if case.download.is_none() {
         fs::remove_file(place.folder.path().join("medium"))?;
         fs::remove_file(place.storage().join("custom.iso"))?;
@@ -154,7 +169,9 @@ pub(crate) fn stops(pod: &mut Running) -> anyhow::Result<()> {
 /// A host for one pod: a volume, and a network with an address.
 pub(crate) struct Place {
     space: String,
-    folder: TempDir,
+    pub(crate) folder: TempDir,
+    /// The CD, if it is mounted.
+    pub(crate) medium: PathBuf,
     pub(crate) microsoft: Option<Microsoft>,
 }
 
@@ -162,7 +179,8 @@ impl Place {
     pub(crate) fn new(case: &Case) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let space = format!("rehearsal-{}", std::process::id());
-        let mut place = Self { space, folder, microsoft: None };
+        let medium = medium::path(case.setup.medium)?;
+        let mut place = Self { space, folder, medium, microsoft: None };
         let storage = place.storage();
         fs::create_dir(&storage)?;
         fs::create_dir(place.folder.path().join("oem"))?;
@@ -205,7 +223,7 @@ impl Place {
         let paths: [(&str, PathBuf); 4] = [
             ("FOLDER", self.folder.path().into()),
             ("FIRMWARE", firmware.into()),
-            ("MEDIUM", medium::path(case.setup.medium)?),
+            ("MEDIUM", self.medium.clone()),
             ("TRANSOM", lab::vmm()?.with_file_name("transom")),
         ];
         command.envs(paths).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("ERROR_HOLD", "0");
@@ -239,10 +257,10 @@ impl Place {
     }
 
     /// Sends bytes to a port of the pod, and returns the first bytes that it answers.
-    fn ask(&self, port: u16, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
+    pub(crate) fn ask(&self, port: u16, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
         let mut stream = self.connect(port)?;
         stream.write_all(bytes)?;
-        let mut answer = vec![0; 64];
+        let mut answer = vec![0; 4096];
         let length = stream.read(&mut answer)?;
         answer.truncate(length);
         Ok(answer)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-use self::steps::{BOOT, STOPPED};
+use self::steps::{BOOT, PROMPT, STOPPED};
 use crate::program::Running;
 use crate::say;
 
@@ -31,7 +31,8 @@ impl Log {
                 return Ok(());
             }
             let ended = pod.wait(Duration::ZERO).is_ok();
-            if ended || new.contains(STOPPED) || start.elapsed() > BOOT {
+            let stopped = [STOPPED, PROMPT].iter().any(|words| new.contains(words));
+            if ended || stopped || start.elapsed() > BOOT {
                 bail!("no {words:?} (ended: {ended}) in:\n{text}\n{}", pod.stderr.text());
             }
             sleep(Duration::from_millis(200));

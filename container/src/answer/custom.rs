@@ -26,7 +26,7 @@ pub enum Kind {
 }
 
 /// Finds the user's answer file below `root`. `volume` is the folder of the machine's files, `id`
-/// that of the product.
+/// that of the product. Empty files do not count.
 ///
 /// # Errors
 ///
@@ -34,11 +34,14 @@ pub enum Kind {
 pub fn find(root: &Path, volume: &Path, id: &str) -> anyhow::Result<Option<(PathBuf, Kind)>> {
     let assets = root.join("run/assets");
     let finished = [root, volume, &assets].map(|folder| folder.join("custom.xml"));
+    // The reference image's names of templates are shorter than its names of products.
+    let id = id.replace("-enterprise-ltsc", "-ltsc").replace("-enterprise-iot", "-iot");
     let retail = id.trim_end_matches("-eval");
-    let templates = [id, retail].map(|id| assets.join(format!("{id}.xml")));
+    let templates = [id.as_str(), retail].map(|id| assets.join(format!("{id}.xml")));
     let finished = finished.into_iter().map(|path| (path, Kind::Finished));
     let templates = templates.into_iter().map(|path| (path, Kind::Template));
-    let found = finished.chain(templates).find(|(path, _)| path.exists());
+    let has_content = |path: &Path| path.metadata().is_ok_and(|it| it.is_dir() || it.len() > 0);
+    let found = finished.chain(templates).find(|(path, _)| has_content(path));
     if let Some((path, _)) = found.as_ref().filter(|(path, _)| path.is_dir()) {
         bail!(
             "{} is a folder: container engines create one if the file to mount does not exist: \
@@ -482,9 +485,33 @@ mod test {
             ("storage/custom.xml", Kind::Finished),
             ("custom.xml", Kind::Finished),
         ] {
-            let path = root.join(name);
+            let (path, before) = (root.join(name), found());
+            std::fs::write(&path, "").unwrap();
+            assert_eq!(found(), before, "{name} is empty");
             std::fs::write(&path, "x").unwrap();
             assert_eq!(found(), Some((path, kind)));
+        }
+        std::fs::remove_file(root.join("custom.xml")).unwrap();
+        std::fs::create_dir(root.join("custom.xml")).unwrap();
+        let error = find(root, &volume, "win11x64").unwrap_err().to_string();
+        assert!(error.contains("is a folder"), "{error}");
+    }
+
+    #[test]
+    fn templates_have_the_references_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let assets = folder.path().join("run/assets");
+        std::fs::create_dir_all(&assets).unwrap();
+        for (id, name) in [
+            ("win11x64-enterprise-ltsc-eval", "win11x64-ltsc.xml"),
+            ("win10x64-enterprise-iot-eval", "win10x64-iot.xml"),
+            ("win10x64-enterprise-eval", "win10x64-enterprise.xml"),
+            ("win2025-eval", "win2025.xml"),
+            ("win2019-hv", "win2019-hv.xml"),
+        ] {
+            std::fs::write(assets.join(name), "x").unwrap();
+            let found = find(folder.path(), Path::new("/none"), id).unwrap();
+            assert_eq!(found, Some((assets.join(name), Kind::Template)), "{id}");
         }
     }
 }

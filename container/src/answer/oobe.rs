@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::release::Release;
 use super::script::SCRIPTS;
-use super::windows_pe::{organization, owner};
+use super::windows_pe::{model, organization, owner};
 use super::xml::{Element, group, secret, text};
 use super::{Account, Answers, Membership, commands, component, item, locale};
 
@@ -42,7 +42,8 @@ fn shell(answers: &Answers) -> Vec<Element> {
     ));
     settings.push(pages(answers));
     settings.push(text("RegisteredOrganization", organization(answers)));
-    settings.push(text("RegisteredOwner", owner(answers)));
+    let owner = if answers.as_reference { model(answers) } else { owner(answers) };
+    settings.push(text("RegisteredOwner", owner));
     let logon = format!("cmd.exe /d /c call \"{SCRIPTS}\\SetupComplete.cmd\" logon");
     let (list, name) = ("FirstLogonCommands", "SynchronousCommand");
     settings.push(commands(list, name, "CommandLine", &[logon]));

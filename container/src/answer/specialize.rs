@@ -3,7 +3,7 @@
 use super::release::Release;
 use super::report::{Report, command};
 use super::script::reg_number;
-use super::windows_pe::organization;
+use super::windows_pe::{model, organization};
 use super::xml::{Element, group, secret, text};
 use super::{Answers, Membership, commands, component, component_of, item, locale};
 
@@ -21,7 +21,8 @@ pub(super) fn components(answers: &Answers) -> Vec<Element> {
         component("Microsoft-Windows-ErrorReportingCore", vec![text("DisableWER", 1)]),
     ];
     let name = "Microsoft-Windows-IE-InternetExplorer";
-    all.extend(["amd64", "wow64"].map(|it| component_of(it, name, browser())));
+    let home = if answers.as_reference { "https://google.com" } else { "about:blank" };
+    all.extend(["amd64", "wow64"].map(|it| component_of(it, name, browser(home))));
     all.push(component("Microsoft-Windows-SQMApi", vec![text("CEIPEnabled", 0)]));
     if release.is_client() || answers.as_reference {
         all.push(component("Microsoft-Windows-SystemRestore-Main", vec![text("DisableSR", 1)]));
@@ -50,22 +51,29 @@ pub(super) fn components(answers: &Answers) -> Vec<Element> {
 
 fn shell(answers: &Answers) -> Vec<Element> {
     let computer = answers.computer.as_deref().unwrap_or("*");
-    let organization = organization(answers);
-    let model = if answers.as_reference { "Windows for Docker" } else { "Transom" };
+    let model = model(answers);
+    let mut maker = vec![text("Manufacturer", organization(answers)), text("Model", model)];
+    if answers.as_reference {
+        maker.extend([
+            text("SupportHours", "24/7"),
+            text("SupportProvider", organization(answers)),
+            text("SupportURL", "https://github.com/dockur/windows/issues"),
+        ]);
+    }
     let mut settings = vec![
         text("ComputerName", computer),
-        group("OEMInformation", vec![text("Manufacturer", organization), text("Model", model)]),
+        group("OEMInformation", maker),
         text("OEMName", model),
     ];
     settings.extend(answers.locale.zone.map(|zone| text("TimeZone", zone)));
     settings
 }
 
-fn browser() -> Vec<Element> {
+fn browser(home: &str) -> Vec<Element> {
     vec![
         text("DisableAccelerators", true),
         text("DisableFirstRunWizard", true),
-        text("Home_Page", "about:blank"),
+        text("Home_Page", home),
         text("Help_Page", "about:blank"),
     ]
 }

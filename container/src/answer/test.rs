@@ -2,6 +2,8 @@
 //!
 //! `TRANSOM_GOLDEN=write` writes the golden files anew.
 
+mod variables;
+
 use std::path::PathBuf;
 use std::process::Command;
 

@@ -108,7 +108,7 @@ fn user_data(answers: &Answers) -> Element {
     let mut settings = vec![
         text("AcceptEula", true),
         text("FullName", owner(answers)),
-        text("Organization", organization(answers)),
+        text("Organization", model(answers)),
     ];
     if let Some(key) = answers.image.key {
         let key = vec![text("Key", key), text("WillShowUI", "OnError")];
@@ -120,6 +120,7 @@ fn user_data(answers: &Answers) -> Element {
 /// The registered owner. Names of domain accounts can be too long for it.
 pub(super) fn owner(answers: &Answers) -> &str {
     match answers.membership {
+        Membership::Domain { .. } if answers.as_reference => "Docker",
         Membership::Domain { .. } => organization(answers),
         _ => &answers.account.user,
     }
@@ -127,6 +128,11 @@ pub(super) fn owner(answers: &Answers) -> &str {
 
 pub(super) fn organization(answers: &Answers) -> &'static str {
     if answers.as_reference { "Dockur" } else { "Transom" }
+}
+
+/// The name of this kind of computer.
+pub(super) fn model(answers: &Answers) -> &'static str {
+    if answers.as_reference { "Windows for Docker" } else { "Transom" }
 }
 
 /// Commands that run before Setup looks at the machine.

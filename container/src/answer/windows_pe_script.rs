@@ -10,9 +10,9 @@ use super::{AUTOUNATTEND, Answers, ERROR_HANDLER};
 
 /// Letters of drives that Windows PE may have given.
 const LETTERS: &str = "C D E F G H I J K L M N O P";
-/// Letters for the new partitions.
-const EFI: &str = "S:";
-const WINDOWS: &str = "W:";
+/// Letters for the new partitions, as diskpart takes them: without a colon.
+const EFI: char = 'S';
+const WINDOWS: char = 'W';
 
 pub(super) fn text(answers: &Answers) -> String {
     let mut script = Script::new();
@@ -28,7 +28,7 @@ pub(super) fn text(answers: &Answers) -> String {
     partition(answers.machine.disk, &mut script);
     apply(answers, &mut script);
     boot(&mut script);
-    copy(&mut script);
+    copy(answers, &mut script);
     script.line(batch_line(Report::Applied));
     script.lines(["wpeutil.exe reboot", "exit /b 0", "", ":failed"]);
     script.line(format!("call \"%SETUP%\\{}\" logs", ERROR_HANDLER.replace('/', "\\")));
@@ -59,6 +59,8 @@ fn find_image(script: &mut Script) {
 fn partition(disk: u32, script: &mut Script) {
     step(Step::Partition, script);
     let lines = [
+        // A disk whose driver was loaded just now may not be listed yet.
+        "rescan".to_owned(),
         format!("select disk {disk}"),
         "clean".to_owned(),
         "convert gpt".to_owned(),
@@ -86,33 +88,40 @@ fn apply(answers: &Answers, script: &mut Script) {
     };
     script.line(format!(
         ">%OUT% dism.exe /Apply-Image /ImageFile:\"%IMAGE%\" %PARTS% {image} \
-         /ApplyDir:{WINDOWS}\\ || goto failed"
+         /ApplyDir:{WINDOWS}:\\ || goto failed"
     ));
 }
 
 fn boot(script: &mut Script) {
     step(Step::Boot, script);
-    script.line(format!("bcdboot.exe {WINDOWS}\\Windows /s {EFI} /f UEFI || goto failed"));
+    script.line(format!("bcdboot.exe {WINDOWS}:\\Windows /s {EFI}: /f UEFI || goto failed"));
     // The firmware starts Windows next, whatever its order was.
     script.line("bcdedit.exe /set {fwbootmgr} bootsequence {bootmgr}");
 }
 
-/// Robocopy's statuses below 8 are successes.
-fn copy(script: &mut Script) {
+/// The answer file with its passes that are left, drivers, and the user's files. Without Windows
+/// Setup, DISM obeys the pass offlineServicing. Robocopy's statuses below 8 are successes.
+fn copy(answers: &Answers, script: &mut Script) {
     step(Step::Copy, script);
-    script.line(format!("md {WINDOWS}\\Windows\\Panther 2>nul"));
+    script.line(format!("md {WINDOWS}:\\Windows\\Panther 2>nul"));
     script.line(format!(
-        "copy /y \"%SETUP%\\{AUTOUNATTEND}\" {WINDOWS}\\Windows\\Panther\\unattend.xml || \
+        "copy /y \"%SETUP%\\{AUTOUNATTEND}\" {WINDOWS}:\\Windows\\Panther\\unattend.xml || \
          goto failed"
     ));
+    if !super::offline(answers).is_empty() {
+        script.line(format!(
+            "dism.exe /Image:{WINDOWS}:\\ \
+             /Apply-Unattend:{WINDOWS}:\\Windows\\Panther\\unattend.xml || goto failed"
+        ));
+    }
     script.line(format!(
-        "if exist \"%DRIVERS%\" dism.exe /Image:{WINDOWS}\\ /Add-Driver /Driver:\"%DRIVERS%\" \
+        "if exist \"%DRIVERS%\" dism.exe /Image:{WINDOWS}:\\ /Add-Driver /Driver:\"%DRIVERS%\" \
          /Recurse"
     ));
     for (from, to) in [("$$", "\\Windows"), ("$1", "\\")] {
         script.line(format!("set \"FROM=%SETUP%\\$OEM$\\{from}\""));
         script.line(format!(
-            "if exist \"%FROM%\" robocopy.exe \"%FROM%\" {WINDOWS}{to} /e /r:1 /w:1 & \
+            "if exist \"%FROM%\" robocopy.exe \"%FROM%\" {WINDOWS}:{to} /e /r:1 /w:1 & \
              if errorlevel 8 goto failed"
         ));
     }
@@ -145,6 +154,7 @@ mod test {
             ">COM1 echo transom-report: began find-image",
             "echo select disk 1",
             "echo convert gpt",
+            "echo assign letter=S\r\n",
             "diskpart.exe /s",
             ">%OUT% dism.exe /Apply-Image",
             "/Name:\"Windows 11 Pro\" /ApplyDir:W:\\",
@@ -168,6 +178,14 @@ mod test {
         assert!(script.contains("select disk 0") && script.contains("/Index:1 "));
         let core = made(&[("VERSION", "2025"), ("EDITION", "core")]);
         assert!(core.contains("/Name:\"Windows Server 2025 SERVERSTANDARDCORE\""), "{core}");
+    }
+
+    #[test]
+    fn the_pass_for_the_image_is_obeyed_if_there_is_one() {
+        let line =
+            "dism.exe /Image:W:\\ /Apply-Unattend:W:\\Windows\\Panther\\unattend.xml || goto";
+        assert!(made(&[("COMPAT", "dockur")]).contains(line));
+        assert!(!made(&[]).contains("/Apply-Unattend"));
     }
 
     #[test]

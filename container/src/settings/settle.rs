@@ -232,17 +232,16 @@ fn check_account(input: &ParsedEnvironment) -> anyhow::Result<()> {
     if account.workgroup.is_some() {
         return refuse("DOMAIN and WORKGROUP are both set: leave one of them out");
     }
-    let usual = account.password == Secret("admin".into());
-    if !input.names.contains("USERNAME") || !input.names.contains("PASSWORD") || usual {
-        return Err(Failure::new(
-            Status::Usage,
-            format!(
-                "DOMAIN={}: joining a domain needs an account of it: set USERNAME and PASSWORD",
-                domain.show()
-            ),
-        ));
-    }
-    Ok(())
+    let usual = account.password == Secret("admin".into()) || account.user.is_usual();
+    let named = ["USERNAME", "PASSWORD"].iter().all(|name| input.names.contains(*name));
+    let sentence = match account.user.is_of(&domain.0) {
+        _ if usual || !named => {
+            "joining a domain needs an account of it: set USERNAME and PASSWORD"
+        }
+        false => "USERNAME names another domain: give the name alone, or user@domain",
+        true => return Ok(()),
+    };
+    Err(Failure::new(Status::Usage, format!("DOMAIN={}: {sentence}", domain.show())))
 }
 
 /// Notes on KVM=N, and on settings for the pod's own network that have no effect while the guest is

@@ -264,6 +264,19 @@ impl UserName {
         ensure!(!built_in, "Windows has an account of this name already: choose another");
         Ok(())
     }
+
+    /// Whether it is the name of the account that is made by default, which no domain has.
+    pub fn is_usual(&self) -> bool {
+        self.0.split('@').next().is_some_and(|name| name.eq_ignore_ascii_case("docker"))
+    }
+
+    /// Whether the name can be one of this domain: `user`, or `user@domain`.
+    pub fn is_of(&self, domain: &str) -> bool {
+        match self.0.split_once('@') {
+            Some((name, of)) => !name.is_empty() && of.eq_ignore_ascii_case(domain),
+            None => true,
+        }
+    }
 }
 
 impl Value for UserName {
@@ -298,13 +311,16 @@ fn check_workgroup(text: &str) -> anyhow::Result<()> {
     let bad = |letter: char| "\"/\\[]:|<>+=;,?*".contains(letter) || letter.is_control();
     let fits = text.chars().count() <= 15 && !text.contains(bad);
     ensure!(fits, "give at most 15 characters, without \" / \\ [ ] : | < > + = ; , ? *");
+    let is_name = text.contains(|letter: char| letter != '.' && !letter.is_whitespace());
+    ensure!(is_name, "give more than dots and spaces");
     Ok(())
 }
 
 fn check_domain(text: &str) -> anyhow::Result<()> {
     let label = |label: &str| {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-        (1..=63).contains(&label.len()) && label.bytes().all(plain)
+        let inner = !label.starts_with('-') && !label.ends_with('-');
+        (1..=63).contains(&label.len()) && label.bytes().all(plain) && inner
     };
     let fits = text.len() <= 253 && text.split('.').all(label);
     ensure!(fits, "give the name of a domain, like corp.example.com");
@@ -444,8 +460,8 @@ mod test {
         refuses::<Interface>(&["", "an interface", "abcdefghijklmnop", "a/b", "..", "é"]);
         refuses::<FileName>(&["../x", "a/b", ".x", "a\\b", "a\nb"]);
         refuses::<HostName>(&["-a", "a-", "123", "a_b", "abcdefghijklmnop", "é"]);
-        refuses::<Workgroup>(&["a/b", "abcdefghijklmnop", "a\u{7}"]);
-        refuses::<Domain>(&["", ".", "a..b", "a b", "é.com"]);
+        refuses::<Workgroup>(&["a/b", "abcdefghijklmnop", "a\u{7}", "..", ". ."]);
+        refuses::<Domain>(&["", ".", "a..b", "a b", "é.com", "-a.com", "a.b-"]);
         refuses::<UserName>(&["a/b", "a.", "a%b", "a\nb", "a;b"]);
         for name in ["me@x", "NONE", "Guest", "a name of more than twenty"] {
             assert!(UserName::read(name).unwrap().check_local().is_err(), "{name}");

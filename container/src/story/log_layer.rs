@@ -20,13 +20,14 @@ pub fn connect(story: &Arc<Story>) {
     STORY.get_or_init(|| story.clone());
 }
 
-/// A `tracing` layer that copies events to the story.
-pub struct StoryLayer;
+/// A `tracing` layer that copies events to this story, or to the connected one.
+#[derive(Default)]
+pub struct StoryLayer(pub Option<Arc<Story>>);
 
 impl<S: Subscriber> Layer<S> for StoryLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let about = event.metadata();
-        let Some(story) = STORY.get() else { return };
+        let Some(story) = self.0.as_ref().or_else(|| STORY.get()) else { return };
         // Debug and trace events are only in the log.
         if about.target() != RECORDED && *about.level() <= Level::INFO {
             let mut words = Words::default();
@@ -63,8 +64,7 @@ mod test {
     #[test]
     fn a_log_event_is_recorded_once() {
         let story = Story::new();
-        connect(&story);
-        let log = tracing_subscriber::registry().with(StoryLayer);
+        let log = tracing_subscriber::registry().with(StoryLayer(Some(story.clone())));
         tracing::subscriber::with_default(log, || {
             tracing::warn!(size = 5, name = "x", "a disk");
             tracing::debug!("nothing for people");

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 /// Long enough for firmware and Linux in a lab on a busy machine.
 pub const BOOT: Duration = Duration::from_secs(400);
-/// Setup's words when it goes no further.
+/// Setup's words when it goes no further, and those of a script's end.
 pub const STOPPED: &str = "windows: stopped: ";
+pub const PROMPT: &str = "windows: a command prompt waits";
 
 /// An installation: its medium, its settings, and the image and the time zone that they choose.
 pub struct Setup {
@@ -55,6 +56,14 @@ pub const SERVER: Setup = Setup {
 };
 pub const PASSWORD: &str = "a & \"b\" <한>";
 
+/// Windows' words for the user's account, and for that of a domain and its user.
+const ACCOUNT: &str =
+    "account \"ada\" in Administrators has the password a & \\\"b\\\" <\\u{d55c}>";
+const MEMBER: (&str, &str) =
+    ("account joiner of corp.example.com in Administrators", "corp.example.com\\joiner");
+const JOINED: &str = "joined the domain corp.example.com as joiner@corp.example.com in \
+                      OU=pods & \"nodes\",DC=corp";
+
 /// The user's script.
 pub const INSTALL_BAT: &[u8] = b"@echo off\necho written by the user > %~dp0ran.txt\n\
     type %~dp0ran.txt\nexit /b 3\n";
@@ -91,15 +100,54 @@ impl Setup {
             "files copied from $OEM$",
             "firmware has the entry Windows Boot Manager",
             "Windows PE restarts the machine",
+        ];
+        [steps.map(str::to_owned).to_vec(), self.disk_steps(ACCOUNT, "ada")].concat()
+    }
+
+    /// The same with the script that installs without Windows Setup. A member of a domain has no
+    /// account of its own.
+    pub fn script_steps(&self, joins: bool) -> Vec<String> {
+        let (index, name) = self.image;
+        let steps = [
+            "windows: Windows PE runs",
+            "answers are in",
+            "Windows Setup runs",
+            "Looking for Windows on the medium",
+            "Partitioning the disk",
+            "> DiskPart: assign letter=W",
+            "Copying Windows to the disk",
+            &format!("image {index} is installed: {name}\n"),
+            "image applied",
+            "Making the disk bootable",
+            "firmware has the entry Windows Boot Manager",
+            "Copying drivers and files to the disk",
+            "files copied from ",
+            "files copied from ",
+            "Windows is on its disk and starts from there",
+            "Windows PE restarts the machine",
+        ];
+        let (account, user) = if joins { MEMBER } else { (ACCOUNT, "ada") };
+        let mut steps = steps.map(str::to_owned).to_vec();
+        steps.extend(self.disk_steps(account, user));
+        let at = steps.iter().position(|words| words.contains("time zone"));
+        if let Some(at) = at.filter(|_| joins) {
+            steps.insert(at, JOINED.to_owned());
+        }
+        steps
+    }
+
+    /// The words of Windows from its disk.
+    fn disk_steps(&self, account: &str, user: &str) -> Vec<String> {
+        let steps = [
             "\"Windows Boot Manager\" from HD(",
-            &format!("{name} starts from"),
+            &format!("{} starts from", self.image.1),
             "transom-report: specialize",
             &format!("time zone {}\n", self.zone),
             "specialize restarts the machine",
             "\"Windows Boot Manager\" from HD(",
-            "account \"ada\" in Administrators has the password a & \\\"b\\\" <\\u{d55c}>",
+            account,
             "transom-report: setup-complete",
-            "ada is logged on",
+            &format!("{user} is logged on"),
             "transom-report: logged-on",
             "transom-report: install-started",
             "> written by the user",
@@ -115,7 +163,7 @@ impl Setup {
         let name = self.image.1;
         let steps = ["\"Windows Boot Manager\" from HD(", &format!("{name} starts from")];
         let mut steps: Vec<_> = steps.map(str::to_owned).into();
-        steps.push("ada is logged on".into());
+        steps.push(" is logged on".into());
         steps
     }
 }

@@ -1,7 +1,11 @@
-//! Tests of the screen's passwords, and of that of Windows' account.
+//! Passwords of the screen and of Windows' account, and the logs that show them.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::*;
 use crate::answer::target::Target;
@@ -9,6 +13,8 @@ use crate::plan::unattended::Unattended;
 use crate::settings::environment::read;
 use crate::settings::settle::Sizes;
 use crate::state::{Found, Next, Step, Why};
+use crate::story::Story;
+use crate::story::log_layer::StoryLayer;
 
 /// The passwords of the screen and of VNC viewers, or the reason for having none.
 fn guarded(words: &[(&str, &str)], probe: bool) -> Result<(String, Option<String>), String> {
@@ -17,7 +23,7 @@ fn guarded(words: &[(&str, &str)], probe: bool) -> Result<(String, Option<String
 }
 
 fn guarded_in(
-    folder: &std::path::Path,
+    folder: &Path,
     words: &[(&str, &str)],
     probe: bool,
 ) -> Result<(String, Option<String>), String> {
@@ -81,34 +87,55 @@ fn a_missing_password_is_generated_and_stored() {
     }
 }
 
+/// A plan with a volume in a folder.
+fn plan(folder: &Path, words: &[(&str, &str)], step: Step) -> Plan {
+    let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+    let mut input = read(&words).unwrap();
+    input.settings.storage.folder = folder.to_owned();
+    let unattended = Unattended {
+        target: Target::of_version(&input.settings.windows).unwrap(),
+        custom: None,
+        bundle: None,
+        remote: None,
+        missing: Vec::new(),
+        is_new: true,
+    };
+    let unattended = (!step.keeps()).then_some(unattended);
+    let source = Source::Medium("/custom.iso".into());
+    let next = Some(Next { found: Found::look(folder, "windows", None), step, base: None });
+    let (sizes, warnings) = (Sizes::default(), Vec::new());
+    Plan { input, sizes, source, next, media: None, unattended, warnings }
+}
+
+#[test]
+fn the_log_of_an_open_page_lacks_the_password() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime_folder = RuntimeFolder::within(folder.path());
+    let plan = plan(folder.path(), &[], Step::Install);
+    let volume = Volume::open(&plan.input.settings, &plan.source).unwrap();
+    let closed = Guard::Password { user: "me".into(), password: "/none".into(), vnc: None };
+    for (guard, on_page) in [(Guard::Open, false), (closed, true)] {
+        let (story, log) = (Story::new(), folder.path().join("log"));
+        let file = Arc::new(File::create(&log).unwrap());
+        let layers = tracing_subscriber::registry()
+            .with(StoryLayer(Some(story.clone())))
+            .with(tracing_subscriber::fmt::layer().with_writer(file));
+        let made = tracing::subscriber::with_default(layers, || {
+            guard.account_password(&plan, &volume, &runtime_folder).unwrap().0
+        });
+        let log = fs::read_to_string(log).unwrap();
+        assert!(log.contains(&made), "the container's log: {log}");
+        let page = story.lines(0).0.into_iter().map(|it| it.text).collect::<Vec<_>>();
+        assert_eq!(page.iter().any(|line| line.contains(&made)), on_page, "{page:?}");
+    }
+}
+
 #[test]
 fn a_password_for_windows_is_made_once_and_kept() {
     let folder = tempfile::tempdir().unwrap();
     let runtime_folder = RuntimeFolder::within(folder.path());
     let of = |words: &[(&str, &str)], step: Step| {
-        let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
-        let mut input = read(&words).unwrap();
-        input.settings.storage.folder = folder.path().to_owned();
-        let target = Target::of_version(&input.settings.windows).unwrap();
-        let unattended = Unattended {
-            target,
-            custom: None,
-            bundle: None,
-            remote: None,
-            missing: Vec::new(),
-            is_new: true,
-        };
-        let installs = (!step.keeps()).then_some(unattended);
-        let found = Found::look(folder.path(), "windows", None);
-        let plan = Plan {
-            input,
-            sizes: Sizes::default(),
-            source: Source::Medium("/custom.iso".into()),
-            next: Some(Next { found, step, base: None }),
-            media: None,
-            unattended: installs,
-            warnings: Vec::new(),
-        };
+        let plan = plan(folder.path(), words, step);
         let volume = Volume::open(&plan.input.settings, &plan.source).unwrap();
         fs::remove_file(runtime_folder.account_password()).ok();
         let made = Guard::Open.account_password(&plan, &volume, &runtime_folder);

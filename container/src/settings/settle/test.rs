@@ -152,10 +152,15 @@ fn processors_are_limited_to_those_of_the_pod() {
 
 #[test]
 fn a_domain_needs_an_account_and_excludes_a_workgroup() {
-    let account = [("USERNAME", "me@corp"), ("PASSWORD", "x"), ("DOMAIN", "corp.example.com")];
-    sizes(&account, &host());
+    for user in ["me", "me@CORP.example.com", "Administrator"] {
+        sizes(&[("USERNAME", user), ("PASSWORD", "x"), ("DOMAIN", "corp.example.com")], &host());
+    }
     for words in [
-        &[("DOMAIN", "corp")][..],
+        &[("DOMAIN", "corp"), ("USERNAME", "me@other"), ("PASSWORD", "x")][..],
+        &[("DOMAIN", "corp"), ("USERNAME", "@corp"), ("PASSWORD", "x")],
+        &[("DOMAIN", "corp"), ("USERNAME", "me@corp@corp"), ("PASSWORD", "x")],
+        &[("DOMAIN", "corp"), ("USERNAME", "docker"), ("PASSWORD", "x")],
+        &[("DOMAIN", "corp")],
         &[("DOMAIN", "corp"), ("USERNAME", "me"), ("PASSWORD", "admin")],
         &[("DOMAIN_OU", "OU=x")],
         &[("DOMAIN", "corp"), ("WORKGROUP", "x")],

@@ -39,7 +39,7 @@ pub(crate) fn kept(windows: &Path) -> anyhow::Result<Answers> {
     read(&windows.join(KEPT))
 }
 
-fn read(path: &Path) -> anyhow::Result<Answers> {
+pub(crate) fn read(path: &Path) -> anyhow::Result<Answers> {
     let read = || -> anyhow::Result<Element> {
         let root = xml::read(path)?;
         schema::check(&root)?;

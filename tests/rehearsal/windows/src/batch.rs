@@ -20,8 +20,8 @@ pub(crate) struct Simple {
     pub(crate) output: Option<(String, bool)>,
 }
 
-/// Replaces `%NAME%`, `%1`, `%~1`, `%*`, `%~dp0`, `%~f0` and `%%`. `arguments` begins with the
-/// script.
+/// Replaces `%NAME%`, `%NAME:~1,-2%`, `%1`, `%~1`, `%*`, `%~d0`, `%~dp0`, `%~f0` and `%%`.
+/// `arguments` begins with the script.
 pub(crate) fn expand(
     line: &str,
     variable: &dyn Fn(&str) -> Option<String>,
@@ -42,23 +42,21 @@ pub(crate) fn expand(
             Some('*') => made.push_str(&arguments.get(1..).unwrap_or_default().join(" ")),
             Some(digit) if digit.is_ascii_digit() => made.push_str(&argument(digit)),
             Some('~') => {
-                if let Some(after) = after.strip_prefix("~dp0") {
-                    let script = argument('0');
-                    let end = script.rfind('\\').map_or(0, |at| at + 1);
-                    made.push_str(&script[..end]);
-                    rest = after;
-                } else if let Some(after) = after.strip_prefix("~f0") {
-                    made.push_str(&argument('0'));
-                    rest = after;
-                } else {
-                    made.push_str(argument(next.next().unwrap_or('0')).trim_matches('"'));
-                    rest = next.as_str();
+                let (part, after) = script_part(after, &argument('0'));
+                rest = after;
+                match part {
+                    Some(part) => made.push_str(&part),
+                    None => {
+                        next = rest.chars();
+                        made.push_str(argument(next.next().unwrap_or('0')).trim_matches('"'));
+                        rest = next.as_str();
+                    }
                 }
                 continue;
             }
             _ => {
                 let Some((name, after)) = after.split_once('%') else { continue };
-                made.push_str(&variable(name).unwrap_or_default());
+                made.push_str(&value(name, variable));
                 rest = after;
                 continue;
             }
@@ -66,6 +64,38 @@ pub(crate) fn expand(
         rest = next.as_str();
     }
     made + rest
+}
+
+/// The part of the script's path that `~d0`, `~dp0` or `~f0` at the start of the text names, and
+/// the text after that. Without one of these, the text after the tilde.
+fn script_part<'a>(text: &'a str, script: &str) -> (Option<String>, &'a str) {
+    let folder = script.rfind('\\').map_or(0, |at| at + 1);
+    let drive = script.find(':').map_or(0, |at| at + 1);
+    for (word, end) in [("~dp0", folder), ("~d0", drive), ("~f0", script.len())] {
+        if let Some(rest) = text.strip_prefix(word) {
+            return (Some(script[..end].to_owned()), rest);
+        }
+    }
+    (None, &text[1..])
+}
+
+/// The value of a variable, or a part of it: `NAME:~FIRST` or `NAME:~FIRST,COUNT`. Negative numbers
+/// count from the end.
+fn value(name: &str, variable: &dyn Fn(&str) -> Option<String>) -> String {
+    let Some((name, part)) = name.split_once(":~") else {
+        return variable(name).unwrap_or_default();
+    };
+    let letters: Vec<char> = variable(name).unwrap_or_default().chars().collect();
+    let place = |text: &str, from: usize| {
+        let number: i64 = text.parse().unwrap_or(0);
+        let base = if number < 0 { letters.len() } else { from };
+        let at = i64::try_from(base).unwrap_or(0).saturating_add(number);
+        usize::try_from(at).unwrap_or(0).min(letters.len())
+    };
+    let (first, count) = part.split_once(',').unwrap_or((part, ""));
+    let first = place(first, 0);
+    let end = if count.is_empty() { letters.len() } else { place(count, first) };
+    letters.get(first..end).unwrap_or_default().iter().collect()
 }
 
 /// Replaces `%NAME%` as outside of batch files, where names without a value stay as they are.
@@ -174,12 +204,121 @@ fn redirections(scanned: &[(char, bool)]) -> Simple {
     simple
 }
 
-/// The commands of `%d in (A B) do COMMAND`, one for each word in the parentheses.
-pub(crate) fn for_each(text: &str) -> Option<Vec<String>> {
-    let (variable, rest) = first(text);
-    let is_variable = variable.starts_with('%') && variable.chars().count() == 2;
+/// A loop: its variable, the items before they are looked up, and the command for each.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Loop {
+    pub(crate) variable: char,
+    pub(crate) items: Items,
+    pub(crate) body: String,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Items {
+    /// `%d in (A B)`
+    Words(Vec<String>),
+    /// `/r FOLDER %d in (*.EXTENSION)`: the files below a folder.
+    Files { folder: String, extension: String },
+    /// `/f "usebackq skip=1 delims=" %d in ("FILE")`: the lines of a file.
+    Lines { file: String, skip: usize },
+}
+
+/// The loop after the word `for`. `None`: it is not rehearsed.
+pub(crate) fn read_loop(text: &str) -> Option<Loop> {
+    let (switch, rest) = first(text);
+    let (option, rest) = match switch.to_ascii_lowercase().as_str() {
+        "/r" | "/f" => first(rest),
+        _ => (String::new(), text),
+    };
+    let (variable, rest) = first(rest);
     let (list, body) = rest.trim_start().strip_prefix("in (")?.split_once(") do ")?;
-    is_variable.then(|| list.split_whitespace().map(|it| body.replace(&variable, it)).collect())
+    let list_words = words(list);
+    let items = match switch.to_ascii_lowercase().as_str() {
+        "/r" => Items::Files {
+            folder: option,
+            extension: list.strip_prefix("*.").filter(|it| !it.contains(' '))?.to_owned(),
+        },
+        "/f" => {
+            let [file] = list_words.as_slice() else { return None };
+            Items::Lines { file: file.clone(), skip: skipped(&option)? }
+        }
+        _ => Items::Words(list_words),
+    };
+    let mut name = variable.chars();
+    let (Some('%'), Some(variable), None) = (name.next(), name.next(), name.next()) else {
+        return None;
+    };
+    Some(Loop { variable, items, body: body.to_owned() })
+}
+
+/// The number of lines that the options of `for /f` leave out. Only whole lines of files with
+/// quoted names are rehearsed.
+fn skipped(options: &str) -> Option<usize> {
+    let words: Vec<_> = options.split_whitespace().collect();
+    match words.as_slice() {
+        ["usebackq", "delims="] => Some(0),
+        // Windows refuses 0.
+        ["usebackq", skip, "delims="] => {
+            skip.strip_prefix("skip=")?.parse().ok().filter(|it| *it > 0)
+        }
+        _ => None,
+    }
+}
+
+/// The lines of a batch file, with the lines of a block in parentheses as one.
+pub(crate) fn statements(text: &str) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut depth = 0_usize;
+    for line in text.lines().map(str::trim) {
+        let is_block = depth > 0 || line.starts_with('(');
+        match found.last_mut().filter(|_| depth > 0) {
+            Some(last) => {
+                last.push('\n');
+                last.push_str(line);
+            }
+            None => found.push(line.to_owned()),
+        }
+        if is_block {
+            let plain = scan(line).into_iter().filter(|(_, literal)| !literal);
+            for (it, _) in plain {
+                match it {
+                    '(' => depth += 1,
+                    ')' => depth = depth.saturating_sub(1),
+                    _ => {}
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The commands of a block in parentheses, and the redirection behind it.
+pub(crate) fn block(statement: &str) -> Option<(Vec<&str>, &str)> {
+    let (inner, after) = statement.strip_prefix('(')?.rsplit_once(')')?;
+    Some((inner.lines().map(str::trim).filter(|line| !line.is_empty()).collect(), after))
+}
+
+/// The result of `set /a`: a variable, and sums of numbers and variables.
+pub(crate) fn arithmetic(
+    text: &str,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Option<(String, i64)> {
+    let (name, sum) = text.split_once('=')?;
+    let adds = name.strip_suffix('+');
+    let name = adds.unwrap_or(name).trim();
+    let number = |word: &str| {
+        let word = word.trim();
+        let value = || variable(word).unwrap_or_else(|| "0".into());
+        word.parse::<i64>().ok().or_else(|| value().parse().ok())
+    };
+    let mut total = if adds.is_some() { number(name)? } else { 0 };
+    for plus in sum.split('+') {
+        let mut minus = plus.split('-');
+        total = total.checked_add(number(minus.next()?)?)?;
+        for part in minus {
+            total = total.checked_sub(number(part)?)?;
+        }
+    }
+    Some((name.to_owned(), total))
 }
 
 /// The words of a command, without their quotation marks.
@@ -227,6 +366,10 @@ mod test {
         assert_eq!(of("%One%%Two%3 100%% %1 %~1 %2 %3."), "13 100% \"x y\" x y z .");
         assert_eq!(of("cd %~dp0 %*"), "cd C:\\a\\ \"x y\" z");
         assert_eq!(of("50%"), "50");
+        assert_eq!(of("%~d0\\ %~f0"), "C:\\ C:\\a\\b.cmd");
+        let variable = |name: &str| (name == "F").then(|| "D:\\x.swm".to_owned());
+        let of = |line| expand(line, &variable, &arguments);
+        assert_eq!(of("%F:~-4% %F:~0,-4% %F:~1,1% %F:~9%."), ".swm D:\\x : .");
     }
 
     #[test]
@@ -245,5 +388,39 @@ mod test {
         assert_eq!(words("a \"b c\"d \"\""), ["a", "b cd", ""]);
         assert_eq!(first("\"a b\" c"), ("a b".into(), "c"));
         assert_eq!(first("echo  x"), ("echo".into(), " x"));
+    }
+
+    #[test]
+    fn loops_name_words_files_or_lines() {
+        let items = |text: &str| read_loop(text).map(|it| (it.variable, it.items, it.body));
+        let words = Items::Words(vec!["a".into(), "b".into()]);
+        assert_eq!(items("%d in (a b) do echo %d"), Some(('d', words, "echo %d".into())));
+        let files = Items::Files { folder: "X:\\a b".into(), extension: "inf".into() };
+        assert_eq!(items("/r \"X:\\a b\" %i in (*.inf) do x"), Some(('i', files, "x".into())));
+        let lines = |skip| Items::Lines { file: "C:\\a b".into(), skip };
+        let of = |options: &str| items(&format!("/f \"{options}\" %l in (\"C:\\a b\") do x"));
+        assert_eq!(of("usebackq delims="), Some(('l', lines(0), "x".into())));
+        assert_eq!(of("usebackq skip=3 delims="), Some(('l', lines(3), "x".into())));
+        assert_eq!([of("usebackq skip=0 delims="), of("tokens=3")], [None, None]);
+        assert_eq!(items("%dd in (a) do x"), None);
+    }
+
+    #[test]
+    fn blocks_are_one_statement() {
+        let text = "a\r\n(\r\n  echo 1\r\n  echo \")\"\r\n) > X:\\f\r\nb (c\r\nd\r\n";
+        let statements = statements(text);
+        assert_eq!(statements.len(), 4, "{statements:?}");
+        let (lines, after) = block(&statements[1]).unwrap();
+        assert_eq!((lines, after), (vec!["echo 1", "echo \")\""], " > X:\\f"));
+    }
+
+    #[test]
+    fn sums_are_those_of_variables_and_numbers() {
+        let variable = |name: &str| (name == "COUNT").then(|| "12".to_owned());
+        let of = |text| arithmetic(text, &variable);
+        assert_eq!(of("COUNT+=1"), Some(("COUNT".into(), 13)));
+        assert_eq!(of("FIRST=COUNT-20"), Some(("FIRST".into(), -8)));
+        assert_eq!(of("FIRST=NONE+2-1"), Some(("FIRST".into(), 1)));
+        assert_eq!(of("FIRST"), None);
     }
 }

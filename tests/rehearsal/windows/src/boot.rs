@@ -1,43 +1,63 @@
 //! The boot manager on the system partition, and firmware's entry for it, as `bcdboot` makes them.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 
 use super::console::say;
-use super::drives::{self, C, SYSTEM};
 use super::partition::Target;
-use super::{files, tool};
+use super::{drivers, drives, files, tool};
 
 const ENTRY: &str = "Windows Boot Manager";
 const LOADER: &str = "\\EFI\\Microsoft\\Boot\\bootmgfw.efi";
 const VARIABLES: &str = "/sys/firmware/efi/efivars";
 const GLOBAL: &str = "8be4df61-93ca-11d2-aa0d-00e098032b8c";
 
-/// Makes the disk start Windows. `drivers` are those that Windows needs to find its disk.
-pub(crate) fn install(target: &Target, drivers: &[&str]) -> anyhow::Result<()> {
-    let system = Path::new(SYSTEM);
-    drives::mount(&target.disk.partition(target.system), system, "vfat", "rw")?;
-    let manager = system.join("EFI/Microsoft/Boot");
-    files::copy(&Path::new(C).join("Windows/Boot/EFI"), &manager)?;
-    // The loader and the kernel, which Windows' own boot manager would read from NTFS.
-    for name in ["ntoskrnl.exe", "winload.efi"] {
-        fs::copy(Path::new(C).join("Windows/System32").join(name), manager.join(name))?;
+/// A Windows on its disk, and where its partitions are mounted.
+pub(crate) struct Boot {
+    pub(crate) target: Target,
+    pub(crate) windows: PathBuf,
+    pub(crate) system: PathBuf,
+}
+
+impl Boot {
+    /// Makes the disk start Windows.
+    pub(crate) fn install(&self) -> anyhow::Result<()> {
+        let manager = self.system.join("EFI/Microsoft/Boot");
+        files::copy(&self.windows.join("Windows/Boot/EFI"), &manager)?;
+        // The loader and the kernel, which Windows' own boot manager would read from NTFS.
+        for name in ["ntoskrnl.exe", "winload.efi"] {
+            fs::copy(self.windows.join("Windows/System32").join(name), manager.join(name))?;
+        }
+        let fallback = self.system.join("EFI/BOOT");
+        fs::create_dir_all(&fallback)?;
+        fs::copy(manager.join("bootmgfw.efi"), fallback.join("bootx64.efi"))?;
+        fs::copy(manager.join("grubx64.efi"), fallback.join("grubx64.efi"))?;
+        enter(&self.target)
     }
-    let fallback = system.join("EFI/BOOT");
-    fs::create_dir_all(&fallback)?;
-    fs::copy(manager.join("bootmgfw.efi"), fallback.join("bootx64.efi"))?;
-    fs::copy(manager.join("grubx64.efi"), fallback.join("grubx64.efi"))?;
-    let (partition, drivers) = (target.name()?, drivers.join(","));
-    let words = format!("console=ttyS0 loglevel=1 windows=disk windows.partition={partition}");
-    let configuration = format!(
-        "linux /EFI/Microsoft/Boot/ntoskrnl.exe {words} windows.drivers={drivers}\n\
-         initrd /EFI/Microsoft/Boot/winload.efi\nboot\n"
-    );
-    fs::create_dir_all(system.join("EFI/debian"))?;
-    fs::write(system.join("EFI/debian/grub.cfg"), configuration).context("the boot manager")?;
-    enter(target)
+
+    /// Tells the loader which drivers of the installed Windows it has to load.
+    pub(crate) fn finish(&self) -> anyhow::Result<()> {
+        let drivers = drivers::of_boot(&drivers::stored(&self.windows)?)?.join(",");
+        let partition = self.target.name()?;
+        let words = format!("console=ttyS0 loglevel=1 windows=disk windows.partition={partition}");
+        let configuration = format!(
+            "linux /EFI/Microsoft/Boot/ntoskrnl.exe {words} windows.drivers={drivers}\n\
+             initrd /EFI/Microsoft/Boot/winload.efi\nboot\n"
+        );
+        fs::create_dir_all(self.system.join("EFI/debian"))?;
+        let file = self.system.join("EFI/debian/grub.cfg");
+        fs::write(file, configuration).context("the boot manager")
+    }
+}
+
+/// Makes the firmware start Windows next, whatever its order is.
+pub(crate) fn next() -> anyhow::Result<()> {
+    let listed = tool::run("/bin/efibootmgr", &[])?;
+    let entry = listed.lines().find(|line| line.contains(ENTRY));
+    let number = entry.and_then(|line| line.get(4..8)).context("no entry of Windows")?;
+    tool::run("/bin/efibootmgr", &["-q", "-n", number]).map(drop)
 }
 
 /// Writes the entry, first in the boot order. Entries of this name that are there go.

@@ -32,6 +32,12 @@ pub(crate) struct Package {
     devices: Vec<String>,
 }
 
+/// Loads the driver of one INF file.
+pub(crate) fn load_one(inf: &Path) -> anyhow::Result<()> {
+    let package = read(inf).with_context(|| inf.display().to_string())?;
+    load(&[package])
+}
+
 /// Reads all packages below a folder. A package without its catalog or its driver is not loaded.
 pub(crate) fn packages(folder: &Path) -> anyhow::Result<Vec<Package>> {
     let is_inf = |path: &PathBuf| path.extension().is_some_and(|it| it.eq_ignore_ascii_case("inf"));
@@ -102,19 +108,23 @@ pub(crate) fn served(packages: &[Package]) -> anyhow::Result<Vec<&'static str>> 
     Ok(known.filter(serves).collect())
 }
 
-/// Loads drivers for the devices of this machine, and returns the kernel's names of those that the
-/// boot loader has to load.
-pub(crate) fn load(packages: &[Package]) -> anyhow::Result<Vec<&'static str>> {
-    let mut boot = Vec::new();
+/// Loads drivers for the devices of this machine.
+pub(crate) fn load(packages: &[Package]) -> anyhow::Result<()> {
     for device in served(packages)? {
         let module = KNOWN.iter().find(|(it, _)| *it == device).and_then(|(_, module)| *module);
         say!("driver for {device} loaded");
         if let Some(module) = module {
             insert(module)?;
-            boot.extend(BOOT.into_iter().filter(|it| *it == module));
         }
     }
-    Ok(boot)
+    Ok(())
+}
+
+/// The kernel's names of the drivers that the boot loader has to load on this machine.
+pub(crate) fn of_boot(packages: &[Package]) -> anyhow::Result<Vec<&'static str>> {
+    let served = served(packages)?;
+    let modules = KNOWN.iter().filter(|(device, _)| served.contains(device));
+    Ok(modules.filter_map(|(_, module)| *module).filter(|it| BOOT.contains(it)).collect())
 }
 
 /// Loads one of the kernel's modules, unless it is there.

@@ -65,8 +65,11 @@ pub(crate) fn power_off() -> anyhow::Result<()> {
 
 fn end(how: &str) -> anyhow::Result<()> {
     tool::busybox(&["sync"])?;
-    for drive in [SYSTEM, C] {
-        // Not each way has both.
+    let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+    let places = mounts.lines().filter_map(|line| line.split_whitespace().nth(1));
+    let drives: Vec<_> = places.filter(|place| place.starts_with("/drive/")).collect();
+    for drive in drives.into_iter().rev() {
+        // A file on it may be open.
         tool::busybox(&["umount", drive]).ok();
     }
     tool::busybox(&[how, "-f"])?;

@@ -6,6 +6,7 @@ use anyhow::{Context as _, bail, ensure};
 
 use super::console::say;
 use super::drives::Drive;
+use super::registry::{Registry, SETUP, SPECIALIZE, VERSION};
 use super::xml::Element;
 use super::{files, tool};
 
@@ -36,26 +37,50 @@ impl Edition {
         self.name.starts_with("Windows 11")
     }
 
-    /// Applies it to a folder.
-    pub(crate) fn apply(&self, to: &Path) -> anyhow::Result<()> {
-        let [wim, to] = [&self.wim, to].map(|path: &Path| path.display().to_string());
-        tool::run("/bin/wimlib-imagex", &["apply", &wim, &self.index, &to]).map(drop)
+    /// Applies it to a folder, and shows the percents. Returns the complaint, if that fails.
+    pub(crate) fn apply(
+        &self,
+        to: &Path,
+        show: &mut dyn FnMut(u32),
+    ) -> anyhow::Result<Option<String>> {
+        let [wim, folder] = [&self.wim, to].map(|path: &Path| path.display().to_string());
+        let mut show = |piece: &str| {
+            let percent = piece.rsplit_once('(').and_then(|(_, rest)| rest.split_once("%)"));
+            percent
+                .and_then(|(number, _)| number.trim().parse().ok())
+                .into_iter()
+                .for_each(&mut *show);
+        };
+        let arguments = ["apply", &wim, &self.index, &folder];
+        let complaint = tool::watch("/bin/wimlib-imagex", &arguments, &mut show)?;
+        if complaint.is_none() {
+            // The registry of the image, which is generalized.
+            let mut registry = Registry::default();
+            registry.set(VERSION, "ProductName", &self.name);
+            registry.set(SETUP, "Phase", SPECIALIZE);
+            registry.write(to)?;
+        }
+        Ok(complaint)
     }
 }
 
-/// The images of the medium, as its WIM lists them.
+/// The images of the medium.
 fn images(drives: &[Drive]) -> anyhow::Result<Vec<Edition>> {
     let names = ["sources/install.wim", "sources/install.esd"];
     let paths = drives.iter().filter(|it| it.is_cd);
     let mut paths = paths.flat_map(|it| names.map(|name| files::below(&it.root, name)));
-    let wim = paths.find(|path| path.is_file()).context("no medium with images of Windows")?;
+    listed(&paths.find(|path| path.is_file()).context("no medium with images of Windows")?)
+}
+
+/// The images of a WIM, as it lists them.
+pub(crate) fn listed(wim: &Path) -> anyhow::Result<Vec<Edition>> {
     let said = tool::run("/bin/wimlib-imagex", &["info", &wim.display().to_string()])?;
     let mut found: Vec<Edition> = Vec::new();
     for (key, value) in said.lines().filter_map(|line| line.split_once(':')) {
         let value = value.trim().to_owned();
         match (key.trim(), found.last_mut()) {
             ("Index", _) => found.push(Edition {
-                wim: wim.clone(),
+                wim: wim.to_owned(),
                 index: value,
                 name: String::new(),
                 edition: String::new(),

@@ -16,7 +16,7 @@ use super::drives::{self, C};
 use super::registry::{DONE, NAME, REMOTE, Registry, SETUP};
 use super::shell::Shell;
 use super::xml::Element;
-use super::{desktop, files, network, programs};
+use super::{desktop, domain, files, network, programs};
 
 const PASS: &str = "oobeSystem";
 const SETUP_COMPLETE: &str = "C:\\Windows\\Setup\\Scripts\\SetupComplete.cmd";
@@ -33,7 +33,7 @@ pub(crate) fn run(mut registry: Registry, packages: &[Package]) -> anyhow::Resul
         ensure!(shell_setup.is(&format!("OOBE/{page}")), "Windows shows a page: no {page}");
     }
     serve(&registry, packages)?;
-    let users = accounts(shell_setup)?;
+    let users = accounts(shell_setup, &registry)?;
     registry.set(SETUP, "Phase", DONE);
     let mut shell = Shell::new(Path::new(C), registry);
     if files::below(Path::new(C), &SETUP_COMPLETE[3..]).is_file() {
@@ -76,8 +76,8 @@ fn serve(registry: &Registry, packages: &[Package]) -> anyhow::Result<()> {
 }
 
 /// Makes the accounts, and returns their names and passwords.
-fn accounts(shell_setup: &Element) -> anyhow::Result<Vec<(String, String)>> {
-    let mut users = Vec::new();
+fn accounts(shell_setup: &Element, registry: &Registry) -> anyhow::Result<Vec<(String, String)>> {
+    let mut users = domain::accounts(shell_setup, registry)?;
     let list = shell_setup.at("UserAccounts/LocalAccounts");
     for account in list.into_iter().flat_map(|list| &list.children) {
         let name = account.value("Name").context("an account without a name")?;
@@ -124,13 +124,12 @@ fn logs_on(
         return Ok(false);
     };
     let name = logon.value("Username").unwrap_or_default();
+    let domain = logon.value("Domain").map(|domain| format!("{domain}\\")).unwrap_or_default();
+    let name = format!("{domain}{name}");
     let password = password(logon.at("Password"), "Password")?;
-    let known = users.iter().any(|(user, it)| user.eq_ignore_ascii_case(name) && *it == password);
-    ensure!(
-        known || logon.at("Domain").is_some(),
-        "{name}: the user name or password is incorrect"
-    );
-    registry.set(LOGON, "DefaultUserName", name);
+    let known = users.iter().any(|(user, it)| user.eq_ignore_ascii_case(&name) && *it == password);
+    ensure!(known, "{name}: the user name or password is incorrect");
+    registry.set(LOGON, "DefaultUserName", &name);
     say!("{name} is logged on");
     Ok(true)
 }

@@ -1,5 +1,6 @@
 //! `DiskConfiguration`: partitions and file systems of the system disk.
 
+use std::fs;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -12,10 +13,10 @@ use super::tool;
 use super::xml::Element;
 
 /// GPT partition types.
-const RESERVED: &str = "E3C9E316-0B5C-4DB8-817D-F92DF00215AE";
-const BASIC: &str = "EBD0A0A2-B9E5-4433-87C0-68B6B72699C7";
+pub(crate) const RESERVED: &str = "E3C9E316-0B5C-4DB8-817D-F92DF00215AE";
+pub(crate) const BASIC: &str = "EBD0A0A2-B9E5-4433-87C0-68B6B72699C7";
 /// Windows, with room for itself.
-const MIN_MIB: u64 = 100;
+pub(crate) const MIN_MIB: u64 = 100;
 
 /// The disk where Windows goes, and the numbers of its partitions.
 #[derive(Debug)]
@@ -106,16 +107,30 @@ fn format(disk: &Disk, change: &Element) -> anyhow::Result<Option<(u32, String)>
     let device = disk.partition(number);
     appears(&device)?;
     let label = change.value("Label").unwrap_or("New Volume");
-    match change.value("Format") {
-        Some("FAT32") => tool::run("/bin/mkfs.fat", &["-F", "32", "-n", label, &device])?,
-        Some("NTFS") => tool::run("/bin/mkntfs", &["-Q", "-F", "-q", "-L", label, &device])?,
-        Some(other) => bail!("{other}: no such file system"),
-        None => return Ok(None),
-    };
-    Ok(change.value("Format").map(|system| (number, system.to_owned())))
+    let Some(system) = change.value("Format") else { return Ok(None) };
+    make(system, label, &device)?;
+    Ok(Some((number, system.to_owned())))
 }
 
-fn appears(device: &str) -> anyhow::Result<()> {
+/// Makes a file system.
+pub(crate) fn make(system: &str, label: &str, device: &str) -> anyhow::Result<()> {
+    let made = match system {
+        "FAT32" => tool::run("/bin/mkfs.fat", &["-F", "32", "-n", label, device]),
+        "NTFS" => tool::run("/bin/mkntfs", &["-Q", "-F", "-q", "-L", label, device]),
+        other => bail!("{other}: no such file system"),
+    };
+    made.map(drop)
+}
+
+/// The size of a partition in MiB.
+pub(crate) fn mib(device: &str) -> anyhow::Result<u64> {
+    let name = device.trim_start_matches("/dev/");
+    let sectors = fs::read_to_string(format!("/sys/class/block/{name}/size"));
+    let sectors: u64 = sectors.with_context(|| device.to_owned())?.trim().parse()?;
+    Ok(sectors >> 11)
+}
+
+pub(crate) fn appears(device: &str) -> anyhow::Result<()> {
     let start = Instant::now();
     while !Path::new(device).exists() {
         ensure!(start.elapsed() < Duration::from_secs(30), "{device} does not appear");

@@ -3,17 +3,20 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 
 use super::answers::{self, Answers};
+use super::boot::{self, Boot};
 use super::console::say;
 use super::disks::{self, Numbered};
-use super::drives::{self, C, Drive};
+use super::drivers::Package;
+use super::drives::{self, C, Drive, SYSTEM};
 use super::edition::Edition;
 use super::partition::Target;
-use super::registry::{Registry, SETUP, SPECIALIZE, VERSION};
+use super::registry::Registry;
 use super::shell::Shell;
-use super::{boot, drivers, edition, files, partition};
+use super::tools::Tools;
+use super::{drivers, edition, files, partition};
 
 const PASS: &str = "windowsPE";
 const DRIVERS: &str = "$WinPEDriver$";
@@ -29,34 +32,57 @@ pub(crate) fn start() -> anyhow::Result<()> {
     numbered.update(&present);
     say!("disks with drivers of Windows: {}", numbered.shown());
     let drives = drives::removable(&present)?;
-    let mut packages = Vec::new();
-    for drive in &drives {
-        packages.extend(drivers::packages(&files::below(&drive.root, DRIVERS))?);
-    }
-    let boot_drivers = drivers::load(&packages)?;
-    if !boot_drivers.is_empty() {
-        numbered.update(&disks::settled()?);
-        say!("disks with drivers from {DRIVERS}: {}", numbered.shown());
-    }
     let answers = answers::find(&drives)?;
     let answers = answers.context("no answer file: Setup asks for the language")?;
     let setup = answers.component(PASS, "Microsoft-Windows-Setup");
     let setup = setup.context("no answers for Microsoft-Windows-Setup: Setup asks")?;
-    let mut shell = Shell::in_windows_pe(Path::new("/drive/x"), &drives);
+    let tools = Tools::new(numbered);
+    let mut shell = Shell::in_windows_pe(Path::new("/drive/x"), &drives, tools);
+    // Microsoft does not document whether drivers are loaded before: commands cannot rely on that.
     shell.run_all(&answers.commands(PASS, "Microsoft-Windows-Setup")?)?;
+    let (registry, tools) = shell.into_tools();
+    let mut numbered = tools.disks;
+    let mut packages = Vec::new();
+    for drive in &drives {
+        packages.extend(drivers::packages(&files::below(&drive.root, DRIVERS))?);
+    }
+    drivers::load(&packages)?;
+    if !drivers::of_boot(&packages)?.is_empty() {
+        numbered.update(&disks::settled()?);
+        say!("disks with drivers from {DRIVERS}: {}", numbered.shown());
+    }
     let edition = edition::choose(&drives, setup, language(&answers)?)?;
     let target = partition::prepare(setup, &numbered)?;
-    meets(&edition, &target, &shell.registry)?;
-    drives::mount(&target.disk.partition(target.windows), Path::new(C), "ntfs3", "rw")?;
-    edition.apply(Path::new(C))?;
-    say!("image applied");
-    drivers::store(&packages, Path::new(C))?;
-    if setup.is("UseConfigurationSet") {
-        copy_oem(&answers, &drives)?;
+    meets(&edition, &target, &registry)?;
+    install(&answers, &drives, &edition, target, &packages)
+}
+
+/// Puts Windows on its disk, and starts it.
+fn install(
+    answers: &Answers,
+    drives: &[Drive],
+    edition: &Edition,
+    target: Target,
+    packages: &[Package],
+) -> anyhow::Result<()> {
+    let boot = Boot { target, windows: C.into(), system: SYSTEM.into() };
+    let target = &boot.target;
+    drives::mount(&target.disk.partition(target.windows), &boot.windows, "ntfs3", "rw")?;
+    if let Some(complaint) = edition.apply(&boot.windows, &mut |_| {})? {
+        bail!("Windows cannot install required files: 0x8007000D: {complaint}");
     }
-    answers.keep(Path::new(C))?;
-    boot::install(&target, &boot_drivers)?;
-    finish(&edition)
+    say!("image applied");
+    drivers::store(packages, &boot.windows)?;
+    let setup = answers.component(PASS, "Microsoft-Windows-Setup");
+    if setup.is_some_and(|setup| setup.is("UseConfigurationSet")) {
+        copy_oem(answers, drives)?;
+    }
+    answers.keep(&boot.windows)?;
+    drives::mount(&target.disk.partition(target.system), &boot.system, "vfat", "rw")?;
+    boot.install()?;
+    boot.finish()?;
+    say!("Windows PE restarts the machine");
+    drives::restart()
 }
 
 /// The language of Setup, without which it asks.
@@ -122,14 +148,4 @@ fn copy_oem(answers: &Answers, drives: &[Drive]) -> anyhow::Result<()> {
     }
     say!("{count} files copied from {OEM}");
     Ok(())
-}
-
-/// Leaves the rest to the installed Windows.
-fn finish(edition: &Edition) -> anyhow::Result<()> {
-    let mut registry = Registry::default();
-    registry.set(VERSION, "ProductName", &edition.name);
-    registry.set(SETUP, "Phase", SPECIALIZE);
-    registry.write(Path::new(C))?;
-    say!("Windows PE restarts the machine");
-    drives::restart()
 }

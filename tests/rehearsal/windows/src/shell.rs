@@ -1,33 +1,31 @@
 //! Windows' command interpreter: runs commands and batch files on the drive of Windows.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Write as _;
+use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
 
-use super::batch::{self, Join, Simple};
+use super::batch::{self, Items, Join, Simple};
 use super::console::say;
 use super::drives::Drive;
+use super::places::Places;
 use super::registry::Registry;
+use super::tools::Tools;
 use super::{files, programs};
 
 /// The status of a command that does not exist.
 const NOT_FOUND: i32 = 9009;
-/// In place of a drive that does not exist.
-const NO_DRIVE: &str = "/drive/none";
-const SERIAL: &str = "/dev/ttyS0";
 /// Files that call one another, at most.
 const MAX_DEPTH: u32 = 16;
 
 pub(crate) struct Shell {
-    /// The drive of Windows.
-    drive: PathBuf,
-    /// The places of drives by their letters.
-    letters: BTreeMap<char, PathBuf>,
+    places: Places,
     pub(crate) registry: Registry,
+    /// The programs that only Windows PE has.
+    tools: Option<Tools>,
     variables: BTreeMap<String, String>,
-    /// The current folder.
-    folder: String,
+    /// The variables of loops.
+    bound: BTreeMap<char, String>,
     /// The file that gets the output of commands without a redirection of their own.
     sink: Option<String>,
     status: i32,
@@ -55,11 +53,11 @@ impl Shell {
         ];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         Self {
-            drive: drive.to_owned(),
-            letters: [('C', drive.to_owned())].into(),
+            places: Places::new(drive),
             registry,
+            tools: None,
             variables,
-            folder: "C:\\Windows\\System32".to_owned(),
+            bound: BTreeMap::new(),
             sink: None,
             status: 0,
             depth: 0,
@@ -68,14 +66,19 @@ impl Shell {
     }
 
     /// In Windows PE, whose own drive is X:. The others have the letters from C: on.
-    pub(crate) fn in_windows_pe(own: &Path, others: &[Drive]) -> Self {
+    pub(crate) fn in_windows_pe(own: &Path, others: &[Drive], tools: Tools) -> Self {
         let mut shell = Self::new(own, Registry::default());
-        shell.letters = ('C'..).zip(others.iter().map(|it| it.root.clone())).collect();
-        shell.letters.insert('X', own.to_owned());
-        for value in shell.variables.values_mut().chain([&mut shell.folder]) {
+        shell.places = Places::in_windows_pe(own, others);
+        shell.tools = Some(tools);
+        for value in shell.variables.values_mut() {
             *value = value.replacen("C:", "X:", 1);
         }
         shell
+    }
+
+    /// The programs of Windows PE, when its commands have run.
+    pub(crate) fn into_tools(self) -> (Registry, Tools) {
+        (self.registry, self.tools.unwrap_or_default())
     }
 
     pub(crate) fn lines(&self) -> u32 {
@@ -104,18 +107,8 @@ impl Shell {
         self.status
     }
 
-    /// The file of a path of Windows.
     fn file(&self, path: &str) -> PathBuf {
-        let path = path.trim_matches('"');
-        if let Some((letter, rest)) = path.split_once(':') {
-            let letter = letter.to_ascii_uppercase();
-            let drive = letter.parse().ok().and_then(|letter: char| self.letters.get(&letter));
-            return drive.map_or_else(|| NO_DRIVE.into(), |drive| files::below(drive, rest));
-        }
-        match path.starts_with('\\') {
-            true => files::below(&self.drive, path),
-            false => files::below(&self.drive, &format!("{}\\{path}", &self.folder[2..])),
-        }
+        self.places.file(path)
     }
 
     /// Runs a batch file, or from a label in it.
@@ -124,9 +117,9 @@ impl Shell {
             Ok(text) if self.depth < MAX_DEPTH => text,
             _ => return self.missing(path),
         };
-        let lines: Vec<_> = text.lines().map(str::trim).collect();
+        let lines = batch::statements(&text);
         let find = |label: &str| {
-            let is = |line: &&str| line.strip_prefix(':').is_some_and(|it| it.trim() == label);
+            let is = |line: &String| line.strip_prefix(':').is_some_and(|it| it.trim() == label);
             lines.iter().position(is)
         };
         let mut at = match label.map(find) {
@@ -135,6 +128,7 @@ impl Shell {
             Some(None) => return self.missing(path),
         };
         let before = self.variables.clone();
+        let bound = std::mem::take(&mut self.bound);
         self.depth += 1;
         while let Some(line) = lines.get(at) {
             at += 1;
@@ -151,6 +145,7 @@ impl Shell {
             }
         }
         self.depth -= 1;
+        self.bound = bound;
         let scoped = lines.iter().any(|line| line.to_ascii_lowercase().starts_with("setlocal"));
         if scoped && label.is_none() {
             self.variables = before;
@@ -191,17 +186,10 @@ impl Shell {
             };
         }
         if word.eq_ignore_ascii_case("for") {
-            let Some(bodies) = batch::for_each(rest) else {
-                self.missing(line);
-                return Next::Line;
-            };
-            for body in bodies {
-                match self.expanded(&body, arguments) {
-                    Next::Line => {}
-                    other => return other,
-                }
-            }
-            return Next::Line;
+            return self.each(rest, arguments);
+        }
+        if line.starts_with('(') {
+            return self.block(line, arguments);
         }
         for (join, simple) in batch::commands(line) {
             let due = match join {
@@ -219,28 +207,123 @@ impl Shell {
         Next::Line
     }
 
-    /// `[/i] [not] exist FILE`, `A==B` or `errorlevel N`, and what follows it.
+    /// Runs a command for each item of a loop.
+    fn each(&mut self, text: &str, arguments: &[String]) -> Next {
+        let read = batch::read_loop(text);
+        let items = read.as_ref().map(|it| self.items(&it.items));
+        let (Some(found), Some(Ok(items))) = (read, items) else {
+            self.missing(&format!("for {text}"));
+            return Next::Line;
+        };
+        for item in items {
+            self.bound.insert(found.variable, item);
+            match self.expanded(&found.body, arguments) {
+                Next::Line => {}
+                other => return other,
+            }
+        }
+        self.bound.remove(&found.variable);
+        Next::Line
+    }
+
+    fn items(&self, items: &Items) -> anyhow::Result<Vec<String>> {
+        let ends = |path: &PathBuf, extension: &str| {
+            path.extension().is_some_and(|it| it.eq_ignore_ascii_case(extension))
+        };
+        Ok(match items {
+            Items::Words(words) => words.iter().map(|it| self.filled(it)).collect(),
+            Items::Files { folder, extension } => {
+                let (folder, root) = (self.filled(folder), self.file(&self.filled(folder)));
+                let all = files::all(&root)?.into_iter().filter(|path| ends(path, extension));
+                let relative = |path: PathBuf| {
+                    let path = path.strip_prefix(&root).ok()?.to_str()?.replace('/', "\\");
+                    Some(format!("{folder}\\{path}"))
+                };
+                all.filter_map(relative).collect()
+            }
+            Items::Lines { file, skip } => {
+                let text = files::text(&self.file(&self.filled(file)))?;
+                let lines = text.lines().skip(*skip).filter(|line| !line.is_empty());
+                lines.map(str::to_owned).collect()
+            }
+        })
+    }
+
+    /// The text with the values of loops.
+    fn filled(&self, text: &str) -> String {
+        let mut made = String::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once('%') {
+            made.push_str(before);
+            let mut next = after.chars();
+            rest = match next.next().and_then(|name| self.bound.get(&name)) {
+                Some(value) => {
+                    made.push_str(value);
+                    next.as_str()
+                }
+                None => {
+                    made.push('%');
+                    after
+                }
+            };
+        }
+        made + rest
+    }
+
+    /// Runs the commands in parentheses, with one place for the output of all.
+    fn block(&mut self, text: &str, arguments: &[String]) -> Next {
+        let Some((lines, after)) = batch::block(text) else {
+            self.missing(text);
+            return Next::Line;
+        };
+        let redirected = batch::commands(after).into_iter().next().map(|(_, simple)| simple);
+        let outer = self.sink.clone();
+        if let Some((file, adds)) = redirected.and_then(|it| it.output) {
+            self.open(&file, adds);
+        }
+        let mut next = Next::Line;
+        for line in lines {
+            next = self.expanded(line, arguments);
+            if !matches!(next, Next::Line) {
+                break;
+            }
+        }
+        self.sink = outer;
+        next
+    }
+
+    /// `[/i] [not] exist FILE`, `defined NAME`, `A==B`, `A gtr B` or `errorlevel N`, and what
+    /// follows it.
     fn condition(&self, text: &str) -> Option<(bool, String)> {
         let (mut rest, mut same_case, mut wanted) = (text.trim_start(), true, true);
         loop {
             let (word, after) = batch::first(rest);
-            match word.to_ascii_lowercase().as_str() {
-                "/i" => same_case = false,
-                "not" => wanted = !wanted,
-                "exist" => {
-                    let (file, then) = batch::first(after);
-                    return Some((self.file(&file).exists() == wanted, then.to_owned()));
+            let (operand, then) = batch::first(after);
+            let is = match word.to_ascii_lowercase().as_str() {
+                "/i" => {
+                    same_case = false;
+                    None
                 }
-                "errorlevel" => {
-                    let (number, then) = batch::first(after);
-                    return Some((
-                        (self.status >= number.parse().ok()?) == wanted,
-                        then.to_owned(),
-                    ));
+                "not" => {
+                    wanted = !wanted;
+                    None
                 }
+                "exist" => Some(self.file(&self.filled(&operand)).exists()),
+                "defined" => Some(self.variables.contains_key(&operand.to_ascii_uppercase())),
+                "errorlevel" => Some(self.status >= operand.parse().ok()?),
                 _ => break,
+            };
+            match is {
+                Some(is) => return Some((is == wanted, then.to_owned())),
+                None => rest = after.trim_start(),
             }
-            rest = after.trim_start();
+        }
+        let (left, after) = batch::first(rest);
+        let (word, after) = batch::first(after);
+        if word.eq_ignore_ascii_case("gtr") {
+            let (right, then) = batch::first(after);
+            let greater = left.parse::<i64>().ok()? > right.parse().ok()?;
+            return Some((greater == wanted, then.to_owned()));
         }
         let (left, after) = rest.split_once("==")?;
         let after = after.trim_start();
@@ -257,17 +340,27 @@ impl Shell {
     fn simple(&mut self, simple: &Simple, arguments: &[String]) -> Next {
         let outer = self.sink.clone();
         if let Some((file, adds)) = &simple.output {
-            if !adds {
-                self.write(file, false, "");
-            }
-            self.sink = Some(file.clone());
+            self.open(&self.filled(file), *adds);
         }
         let next = self.command(simple.text.trim(), arguments);
         self.sink = outer;
         next
     }
 
+    /// Sends output to a file from now on.
+    fn open(&mut self, file: &str, adds: bool) {
+        if !adds {
+            self.write(file, false, "");
+        }
+        self.sink = Some(file.to_owned());
+    }
+
     fn command(&mut self, text: &str, arguments: &[String]) -> Next {
+        let (name, _) = batch::first(text);
+        if ["if", "for"].contains(&name.to_ascii_lowercase().as_str()) {
+            return self.expanded(text, arguments);
+        }
+        let text = &self.filled(text);
         let (name, rest) = batch::first(text);
         if name.is_empty() {
             return Next::Line;
@@ -299,6 +392,7 @@ impl Shell {
                 let at = rest.to_ascii_lowercase().find("/c ");
                 match at {
                     Some(at) => drop(self.expanded(unquoted(rest[at + 3..].trim()), arguments)),
+                    None if rest == "/k" => prompt(),
                     None => self.missing(text),
                 }
             }
@@ -314,7 +408,18 @@ impl Shell {
     }
 
     fn set(&mut self, text: &str) {
-        let text = text.trim().trim_matches('"');
+        let text = text.trim();
+        if let Some(sum) = text.strip_prefix("/a ") {
+            let variables = &self.variables;
+            let variable = |name: &str| variables.get(&name.to_ascii_uppercase()).cloned();
+            return match batch::arithmetic(sum, &variable) {
+                Some((name, value)) => {
+                    self.variables.insert(name.to_ascii_uppercase(), value.to_string());
+                }
+                None => self.missing(&format!("set {text}")),
+            };
+        }
+        let text = text.trim_matches('"');
         match text.split_once('=') {
             Some((name, "")) => drop(self.variables.remove(&name.to_ascii_uppercase())),
             Some((name, value)) => {
@@ -344,7 +449,7 @@ impl Shell {
         match (name, paths.as_slice()) {
             ("cd", [folder]) => {
                 anyhow::ensure!(folder.is_dir(), "the system cannot find the path");
-                self.folder.clone_from(words[0]);
+                self.places.folder.clone_from(words[0]);
             }
             ("md" | "mkdir", [folder]) => fs::create_dir_all(folder)?,
             ("del", [file]) => {
@@ -371,11 +476,14 @@ impl Shell {
         if is_file && !self.file(name).is_file() {
             return self.missing(text);
         }
-        let mut registry = std::mem::take(&mut self.registry);
-        let files = |path: &str| self.file(path);
-        let machine = programs::Machine { drive: &self.drive, files: &files };
-        let outcome = machine.run(&lower, &words, &mut registry);
-        self.registry = registry;
+        let outcome = self.tool(&lower, &words).or_else(|| {
+            let mut registry = std::mem::take(&mut self.registry);
+            let files = |path: &str| self.file(path);
+            let machine = programs::Machine { drive: &self.places.drive, files: &files };
+            let outcome = machine.run(&lower, &words, &mut registry);
+            self.registry = registry;
+            outcome
+        });
         match outcome {
             Some(Ok(status)) => self.status = status,
             Some(Err(error)) => {
@@ -386,32 +494,37 @@ impl Shell {
         }
     }
 
+    /// Runs a program of Windows PE.
+    fn tool(&mut self, name: &str, words: &[String]) -> Option<anyhow::Result<i32>> {
+        let mut tools = self.tools.take()?;
+        let mut places = self.places.clone();
+        let outcome = tools.run(name, words, &mut places, &mut |text| self.say(text));
+        (self.tools, self.places) = (Some(tools), places);
+        outcome
+    }
+
     /// Writes what a command says to the window, or to the file that gets its output.
     fn say(&mut self, text: &str) {
         match self.sink.clone() {
             None => say!("> {text}"),
+            Some(file) if file.eq_ignore_ascii_case("con") => say!("> {text}"),
             Some(file) => self.write(&file, true, &format!("{text}\r\n")),
         }
     }
 
     fn write(&mut self, name: &str, adds: bool, text: &str) {
-        let path = match name.to_ascii_lowercase().as_str() {
-            "nul" | "&1" => return,
-            "com1" if text.is_empty() => return,
-            // The terminal writes the carriage return itself.
-            "com1" => SERIAL.into(),
-            _ => self.file(name),
-        };
-        let text =
-            if path.as_os_str() == SERIAL { text.replace('\r', "") } else { text.to_owned() };
-        let is_port = path.as_os_str() == SERIAL;
-        let mut options = File::options();
-        options.write(true).create(!is_port).append(adds && !is_port).truncate(!adds);
-        let opened = options.open(&path);
-        if let Err(error) = opened.and_then(|mut file| file.write_all(text.as_bytes())) {
+        if let Err(error) = self.places.write(name, adds, text) {
             say!("{name}: {error}");
             self.status = 1;
         }
+    }
+}
+
+/// A prompt that waits for a person, and Windows with it.
+fn prompt() -> ! {
+    say!("a command prompt waits");
+    loop {
+        thread::park();
     }
 }
 
@@ -459,11 +572,46 @@ mod test {
             is_cd: false,
             root: stick.to_owned(),
         };
-        let mut shell = Shell::in_windows_pe(own, &[drive]);
+        let mut shell = Shell::in_windows_pe(own, &[drive], Tools::default());
         let line = "cmd.exe /c for %d in (C D) do if exist %d:\\a\\b.cmd call %d:\\a\\b.cmd begin";
         assert_eq!((shell.run(line), shell.unknown()), (0, 0));
         assert_eq!(fs::read_to_string(own.join("log")).unwrap(), "begin D\r\nbegin E\r\n");
         assert_eq!(fs::read_to_string(own.join("Windows/Setup/b.cmd")).unwrap(), script);
+    }
+
+    const LOOPS: &str = "set \"FOUND=\"\r\n\
+        for %%d in (D E) do for %%f in (x y) do if not defined FOUND if exist \"%%d:\\%%f\" \
+        set \"FOUND=%%d:\\%%f\"\r\n\
+        (\r\n  echo one\r\n  echo two ^& %FOUND%\r\n) > X:\\list\r\n\
+        set \"COUNT=0\"\r\n\
+        for /f \"usebackq delims=\" %%l in (\"X:\\list\") do set /a COUNT+=1 >nul\r\n\
+        set /a FIRST=COUNT-1\r\n\
+        if %FIRST% gtr 0 set \"SKIP=skip=%FIRST%\"\r\n\
+        for /f \"usebackq %SKIP% delims=\" %%l in (\"X:\\list\") do >>X:\\log echo last %%l\r\n\
+        for /r \"%~d0\\a\" %%i in (*.cmd) do >>X:\\log echo %%i\r\n\
+        if exist \"X:\\list\" lunch.exe & if errorlevel 9009 goto end\r\n\
+        echo never>>X:\\log\r\n\
+        :end\r\n";
+
+    #[test]
+    fn loops_and_blocks_run_as_in_windows() {
+        let places = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [own, stick] = places.each_ref().map(tempfile::TempDir::path);
+        fs::create_dir_all(stick.join("a")).unwrap();
+        fs::write(stick.join("a/b.cmd"), LOOPS).unwrap();
+        fs::write(stick.join("y"), "").unwrap();
+        let drives = [own, stick].map(|root| Drive {
+            kind: super::super::drives::Kind::RemovableReadOnly,
+            is_cd: false,
+            root: root.to_owned(),
+        });
+        let mut shell = Shell::in_windows_pe(own, &drives, Tools::default());
+        shell.run("cmd.exe /c D:\\a\\b.cmd");
+        let read = |name: &str| fs::read_to_string(own.join(name)).unwrap();
+        assert_eq!(read("list"), "one\r\ntwo & D:\\y\r\n");
+        // Characters of the interpreter in a line of a file are only characters.
+        assert_eq!(read("log"), "last two & D:\\y\r\nD:\\a\\b.cmd\r\n");
+        assert_eq!(shell.unknown(), 1);
     }
 
     #[test]

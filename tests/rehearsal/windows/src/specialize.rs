@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::answers;
 use super::console::say;
 use super::drives::{self, C};
 use super::registry::{NAME, OOBE, REMOTE, Registry, SETUP};
 use super::shell::Shell;
+use super::{answers, domain};
 
 const PASS: &str = "specialize";
 
@@ -29,6 +29,9 @@ pub(crate) fn run(registry: Registry) -> anyhow::Result<()> {
     registry.set(NAME, "ComputerName", name);
     let zone = answers.value(PASS, machine, "TimeZone").unwrap_or("Pacific Standard Time");
     registry.set("HKLM\\SYSTEM\\CurrentControlSet\\Control\\TimeZoneInformation", "Name", zone);
+    if let Some(join) = answers.component(PASS, "Microsoft-Windows-UnattendedJoin") {
+        domain::join(join, registry)?;
+    }
     say!("computer {name}, time zone {zone}");
     registry.set(SETUP, "Phase", OOBE);
     shell.registry.write(Path::new(C))?;

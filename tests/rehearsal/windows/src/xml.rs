@@ -1,14 +1,11 @@
-//! XML with namespaces. Expat's `xmlwf` reads a file and writes it in canonical form, which has no
-//! comments, declarations or own entities; only that form is read here.
+//! XML with namespaces, as a parser of others reads it: well-formed, and without a document type.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::Context as _;
+use roxmltree::{Document, Node};
 
-use super::tool;
-
-const FOLDER: &str = "/run/xml";
+use super::files;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Element {
@@ -16,7 +13,7 @@ pub(crate) struct Element {
     pub(crate) name: String,
     pub(crate) attributes: Vec<Attribute>,
     pub(crate) children: Vec<Self>,
-    /// The text without that of children.
+    /// The text, without that of children.
     pub(crate) text: String,
 }
 
@@ -58,88 +55,30 @@ impl Element {
     }
 }
 
-/// Reads a file, which must be well-formed.
+/// Reads a file.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Element> {
-    fs::create_dir_all(FOLDER)?;
-    let name = path.file_name().and_then(|name| name.to_str()).context("a name")?;
-    let said = tool::run("/bin/xmlwf", &["-n", "-d", FOLDER, &path.display().to_string()])?;
-    ensure!(said.is_empty(), "{said}");
-    parse(&fs::read_to_string(Path::new(FOLDER).join(name))?)
+    parse(&files::text(path)?)
 }
 
-/// Reads canonical text.
 pub(crate) fn parse(text: &str) -> anyhow::Result<Element> {
-    let mut open = vec![Element::default()];
-    let mut rest = text;
-    while !rest.is_empty() {
-        let (before, after) = rest.split_once('<').unwrap_or((rest, ""));
-        let top = open.last_mut().context("an end without a start")?;
-        top.text.push_str(&plain(before)?);
-        let Some((tag, after)) = after.split_once('>') else { break };
-        rest = after;
-        if tag.starts_with('?') {
-            continue;
-        }
-        if tag.starts_with('/') {
-            let mut ended = open.pop().context("an end without a start")?;
-            if !ended.children.is_empty() {
-                ended.text.clear();
-            }
-            open.last_mut().context("an end without a start")?.children.push(ended);
-        } else {
-            open.push(start(tag)?);
-        }
-    }
-    let mut document =
-        open.pop().filter(|_| open.is_empty()).context("an element that does not end")?;
-    document.children.pop().context("no element")
+    let text = text.trim_start_matches('\u{feff}');
+    Ok(element(Document::parse(text)?.root_element()))
 }
 
-/// A start tag: `n1:name xmlns:n1="…" other="…" n2:third="…" xmlns:n2="…"`.
-fn start(tag: &str) -> anyhow::Result<Element> {
-    let (name, mut rest) = tag.split_once(' ').unwrap_or((tag, ""));
-    let mut pairs = Vec::new();
-    while !rest.is_empty() {
-        let (key, after) = rest.split_once("=\"").context("an attribute")?;
-        let (value, after) = after.split_once('"').context("an attribute")?;
-        pairs.push((key.trim_start(), plain(value)?));
-        rest = after;
-    }
-    let of = |name: &str| -> anyhow::Result<(String, String)> {
-        let Some((prefix, local)) = name.split_once(':') else {
-            return Ok((String::new(), name.to_owned()));
-        };
-        let declared = pairs.iter().find(|(key, _)| key.strip_prefix("xmlns:") == Some(prefix));
-        Ok((declared.context("no such prefix")?.1.clone(), local.to_owned()))
+fn element(node: Node<'_, '_>) -> Element {
+    let attribute = |it: roxmltree::Attribute<'_, '_>| Attribute {
+        namespace: it.namespace().unwrap_or_default().to_owned(),
+        name: it.name().to_owned(),
+        value: it.value().to_owned(),
     };
-    let (namespace, name) = of(name)?;
-    let mut attributes = Vec::new();
-    for (key, value) in pairs.iter().filter(|(key, _)| !key.starts_with("xmlns:")) {
-        let (namespace, name) = of(key)?;
-        attributes.push(Attribute { namespace, name, value: value.clone() });
+    let name = node.tag_name();
+    Element {
+        namespace: name.namespace().unwrap_or_default().to_owned(),
+        name: name.name().to_owned(),
+        attributes: node.attributes().map(attribute).collect(),
+        children: node.children().filter(Node::is_element).map(element).collect(),
+        text: node.children().filter(Node::is_text).filter_map(|it| it.text()).collect(),
     }
-    Ok(Element { namespace, name, attributes, ..Element::default() })
-}
-
-fn plain(text: &str) -> anyhow::Result<String> {
-    let mut made = String::new();
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('&') {
-        let (entity, after) = after.split_once(';').context("an entity that does not end")?;
-        made.push_str(before);
-        made.push(match entity {
-            "amp" => '&',
-            "lt" => '<',
-            "gt" => '>',
-            "quot" => '"',
-            "#9" => '\t',
-            "#10" => '\n',
-            "#13" => '\r',
-            other => bail!("&{other}; is not canonical"),
-        });
-        rest = after;
-    }
-    Ok(made + rest)
 }
 
 #[cfg(test)]
@@ -147,18 +86,20 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_expat_writes_is_read() {
-        let text = "<n1:a xmlns:n1=\"urn:a\"><?pi x?>&#10;  <n1:b xmlns:n1=\"urn:a\" \
-                    c=\"x&amp;&quot;y\" n2:d=\"e\" xmlns:n2=\"urn:w\">&lt;&amp;한 </n1:b><f></f>\
-                    &#10;</n1:a>";
+    fn elements_have_namespaces_and_their_own_text() {
+        let text = "\u{feff}<?xml version=\"1.0\"?><a xmlns=\"urn:a\"><!-- <c/> -->\n  \
+                    <b c='x&amp;y' w:d=\"e\" xmlns:w=\"urn:w\"><![CDATA[<]]>&amp;&#xD55C; </b>\
+                    <f xmlns=\"\"/>\n</a>";
         let root = parse(text).unwrap();
-        assert_eq!((root.namespace.as_str(), root.text.as_str()), ("urn:a", ""));
+        assert_eq!((root.namespace.as_str(), root.text.trim()), ("urn:a", ""));
         let child = root.at("b").unwrap();
-        assert_eq!((child.attribute("c"), child.text.as_str()), (Some("x&\"y"), "<&한 "));
+        assert_eq!((child.attribute("c"), child.text.as_str()), (Some("x&y"), "<&한 "));
         assert_eq!((child.attributes[1].namespace.as_str(), child.attribute("d")), ("urn:w", None));
         assert_eq!(root.at("f").unwrap().namespace, "");
-        for bad in ["", "<a>", "</a>", "<a></a></a>", "<x:a></x:a>", "<a>&copy;</a>"] {
+        for bad in ["", "<a>", "</a>", "<a/><a/>", "<x:a/>", "<a>&copy;</a>", "<a b='1' b='2'/>"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+        let entity = "<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>";
+        assert!(parse(entity).is_err(), "a document type");
     }
 }

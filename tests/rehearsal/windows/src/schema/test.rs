@@ -25,6 +25,30 @@ fn checked(pass: &str, name: &str, settings: &str) -> Result<(), String> {
     check(&root).map_err(|error| format!("{error:#}"))
 }
 
+/// The answer files that the pod makes for twelve environments.
+#[test]
+fn golden_answer_files_are_accepted() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../container/src/answer/golden");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let root = super::super::xml::read(&path).unwrap();
+        check(&root).unwrap_or_else(|error| panic!("{}: {error:#}", path.display()));
+        // Each part of it matters: without its namespaces and its marks it is none.
+        let text = std::fs::read_to_string(&path).unwrap();
+        for (from, to) in [
+            (" wcm:action=\"add\"", ""),
+            (UNATTEND, "urn:other"),
+            ("<Order>1</Order>", "<Order>2</Order>"),
+        ] {
+            let root = super::super::xml::parse(&text.replace(from, to)).unwrap();
+            assert!(check(&root).is_err(), "{}: without {from}", path.display());
+        }
+        count += 1;
+    }
+    assert_eq!(count, 12);
+}
+
 const SETUP: &str = "Microsoft-Windows-Setup";
 const DEPLOYMENT: &str = "Microsoft-Windows-Deployment";
 
