@@ -117,6 +117,7 @@ struct Outside {
     story: Arc<Story>,
     guest: Arc<OnceLock<GuestAddress>>,
     agent: Arc<Agent>,
+    web: Arc<WebState>,
 }
 
 /// A pod after the first preparations.
@@ -170,8 +171,8 @@ async fn run_to_end(
         story.info(&line);
     }
     let end_notice = EndNotice::default();
-    inquiry::open(&runtime_folder.pod(), web, end_notice.clone()).map(tokio::spawn)?;
-    let outside = Outside { runtime_folder, guard, story: story.clone(), guest, agent };
+    inquiry::open(&runtime_folder.pod(), web.clone(), end_notice.clone()).map(tokio::spawn)?;
+    let outside = Outside { runtime_folder, guard, story: story.clone(), guest, agent, web };
     let status = fetch_and_run(plan, environment, volume, outside, signals).await;
     // Other statuses are failures of the machine.
     if status.as_ref().is_ok_and(|status| *status == 0 || *status > SIGNALS) {
@@ -265,9 +266,12 @@ fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>
 
 impl Pod {
     fn new(plan: Arc<Plan>, volume: Option<Volume>, outside: Outside) -> anyhow::Result<Self> {
-        let Outside { runtime_folder, guard, story, guest, agent } = outside;
+        let Outside { runtime_folder, guard, story, guest, agent, web } = outside;
         let password = guard.account_password(&plan, volume.as_ref(), &runtime_folder)?;
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
+        if let Some(made) = guard.shown_password(&runtime_folder) {
+            web.show_account(&plan.input.settings.account.user.0, &made);
+        }
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
         let oom_kills = host::oom_kills(Path::new("/"));
         Ok(Self {

@@ -136,6 +136,16 @@ impl Guard {
         Ok(Secret(text))
     }
 
+    /// The made password of Windows' account, which pages show if they ask for a password.
+    pub fn shown_password(&self, runtime_folder: &RuntimeFolder) -> Option<String> {
+        match self {
+            Self::Open => None,
+            Self::Password { .. } => {
+                std::fs::read_to_string(runtime_folder.account_password()).ok()
+            }
+        }
+    }
+
     /// The socket on which the machine shows its screen. Only the pod connects to it, for browsers
     /// and VNC viewers.
     pub fn screen_socket(settings: &Settings, runtime_folder: &RuntimeFolder) -> listen::Config {
@@ -310,8 +320,12 @@ mod test {
             };
             let volume = Volume::open(&plan.input.settings, &plan.source).unwrap();
             fs::remove_file(runtime_folder.account_password()).ok();
-            let made = Guard::Open.account_password(&plan, Some(&volume), &runtime_folder);
-            (made.unwrap().0, fs::read_to_string(runtime_folder.account_password()).ok())
+            let (user, password) = ("ada".into(), "/".into());
+            let guard = Guard::Password { user, password, vnc: None };
+            let made = guard.account_password(&plan, Some(&volume), &runtime_folder);
+            // A page for everybody does not show it.
+            assert_eq!(Guard::Open.shown_password(&runtime_folder), None);
+            (made.unwrap().0, guard.shown_password(&runtime_folder))
         };
         let medium = || Source::Medium("/custom.iso".into());
         let (made, shown) = of(&[], medium());
