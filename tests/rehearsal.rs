@@ -11,6 +11,8 @@ mod medium;
 mod pod;
 #[path = "rehearsal/steps.rs"]
 mod steps;
+#[path = "rehearsal/tour.rs"]
+mod tour;
 
 use std::process::ExitCode;
 
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         of("a_pod_installs_to_sata_without_drivers", CLIENT, "sata", false, &[]).thorough(),
         of("a_pod_installs_a_server", SERVER, "nvme", true, &[]).thorough(),
         Test::new("the_medium_asks_for_a_key", direct::asks),
+        Test::new("try_shows_an_installation", tour::installs),
         of("a_pod_installs_to_virtio", CLIENT, "blk", true, &[]).thorough(),
         of("a_pod_installs_without_secure_boot", CLIENT, "nvme", true, &[PLAIN]).thorough(),
         Test::new("setup_installs_to_nvme", || direct::installs("nvme")).thorough(),
