@@ -17,6 +17,15 @@ use crate::{album, browser};
 const FAILURE: &str = "VERSION=11: Windows cannot be downloaded: mount its ISO at /custom.iso, \
                        or set VERSION=probe; `transom plan` shows what would run";
 
+/// The end of the log after Windows Setup failed.
+const SETUP_LOG: [&str; 4] = [
+    "Windows Setup failed: open the screen",
+    "the last lines of the log of Windows Setup:",
+    r"  C:\Windows\Panther\setuperr.log:",
+    "  2026-01-02 03:04:05, Error [SETUP.EXE] Callback_Unattend_InitEngine: An error occurred while \
+     finding or loading the unattend file; hr = 0x1, hrResult = 0x8030000b",
+];
+
 /// The password that was made for Windows.
 pub(crate) const PASSWORD: &str = "Kq7m2xw9tbn4ruce";
 
@@ -57,7 +66,11 @@ fn answer(mut stream: TcpStream, scene: &Value) -> Result<()> {
             let account = json!({ "user": "Docker", "password": PASSWORD });
             ("application/json", account.to_string())
         }
-        "/log" => ("application/json", json!({ "lines": [FAILURE], "count": 1 }).to_string()),
+        "/log" => {
+            let setup_failed = scene["installation"]["failed"] == "setup";
+            let lines = if setup_failed { &SETUP_LOG[..] } else { &[FAILURE] };
+            ("application/json", json!({ "lines": lines, "count": lines.len() }).to_string())
+        }
         file => {
             let kind = if file.ends_with(".css") { "text/css" } else { "text/javascript" };
             (kind, fs::read_to_string(web.join(file.trim_start_matches("/pod/")))?)

@@ -75,6 +75,10 @@ fn an_installation_shows_its_steps() -> Result<()> {
             let doing = browser.value("document.querySelector('#doing').textContent")?;
             ensure!(json!([list, bar, doing]) == json!(wanted), "{name}: {list} {bar} {doing}");
             let link = browser.value("document.querySelector('#open').checkVisibility()")?;
+            if name == "fails" {
+                browser.until("document.querySelector('#log').open")?;
+                browser.until("document.querySelector('#lines').innerText.includes('setuperr')")?;
+            }
             let fits = "document.documentElement.scrollWidth <= innerWidth";
             ensure!(link == true && browser.value(fits)? == true, "{name}, {size}: {link}");
             browser.keep(&album(), &format!("install-{name}-{size}"))?;
