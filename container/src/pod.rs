@@ -119,6 +119,7 @@ struct Outside {
     story: Arc<Story>,
     guest: Arc<OnceLock<GuestAddress>>,
     agent: Arc<Agent>,
+    web: Arc<WebState>,
 }
 
 /// A pod after the first preparations.
@@ -128,6 +129,7 @@ struct Pod {
     volume: Option<Volume>,
     runtime_folder: RuntimeFolder,
     guard: Guard,
+    web: Arc<WebState>,
     /// Whether the CD asks for a key. Determined early: later the pod may have no right to read it.
     key_prompt: KeyPrompt,
     story: Arc<Story>,
@@ -171,8 +173,8 @@ async fn run_to_end(
         story.info(&line);
     }
     let end_notice = EndNotice::default();
-    inquiry::open(&runtime_folder.pod(), web, end_notice.clone()).map(tokio::spawn)?;
-    let outside = Outside { runtime_folder, guard, story: story.clone(), guest, agent };
+    inquiry::open(&runtime_folder.pod(), web.clone(), end_notice.clone()).map(tokio::spawn)?;
+    let outside = Outside { runtime_folder, guard, story: story.clone(), guest, agent, web };
     let status = fetch_and_run(plan, environment, volume, outside, signals).await;
     // Other statuses are failures of the machine.
     if status.as_ref().is_ok_and(|status| *status == 0 || *status > SIGNALS) {
@@ -266,11 +268,22 @@ fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>
 
 impl Pod {
     fn new(plan: Arc<Plan>, volume: Option<Volume>, outside: Outside) -> anyhow::Result<Self> {
-        let Outside { runtime_folder, guard, story, guest, agent } = outside;
+        let Outside { runtime_folder, guard, story, guest, agent, web } = outside;
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
         let oom_kills = host::oom_kills(Path::new("/"));
-        Ok(Self { plan, volume, runtime_folder, guard, key_prompt, story, guest, agent, oom_kills })
+        Ok(Self {
+            plan,
+            volume,
+            runtime_folder,
+            guard,
+            web,
+            key_prompt,
+            story,
+            guest,
+            agent,
+            oom_kills,
+        })
     }
 
     /// The caller ends the network, also after an error.
@@ -386,6 +399,9 @@ impl Pod {
             volume.begin(next, settings, Path::new("/"), &self.story)?;
         }
         let password = self.guard.account_password(&self.plan, volume, &self.runtime_folder)?;
+        if let Some(made) = self.guard.shown_password(&self.runtime_folder) {
+            self.web.show_account(&settings.account.user.0, &made);
+        }
         parts.uuid = volume.uuid()?;
         let (code, template) = firmware::find(boot, Path::new("/"))?;
         let vars = volume.vars(boot, &template, settings.machine.clear)?;

@@ -50,6 +50,7 @@ use crate::settings::translate::Display;
 use crate::settings::{Compat, Settings};
 use crate::source::Source;
 use crate::status::{Failure, Status};
+use crate::story::installation::Stage as Installed;
 use crate::story::{Phase, Story};
 
 /// Maximum clients of `/events` and `/status` together, and of one address.
@@ -76,6 +77,10 @@ pub struct WebState {
     /// The step that the pod takes with its volume, and the reason. `null` without a volume, or
     /// after an error.
     step: Value,
+    /// The pod installs Windows, whose scripts report the progress.
+    installs: bool,
+    /// The made account of Windows, once it is known. Only clients that logged in may see it.
+    account: OnceLock<Value>,
     /// The machine has a screen that browsers show.
     seen: bool,
     images: Images,
@@ -94,7 +99,9 @@ impl WebState {
         let logon = settings.account.autologin;
         let ready = Ready { runs: plan.source == Source::Probe, logon, guest, agent };
         let step = plan.next.as_ref().map(|next| next.step.json()).unwrap_or_default();
-        Self { step, ..Self::with(story, runtime_folder, settings, ready) }
+        let installs = plan.next.as_ref().is_some_and(|next| !next.step.keeps());
+        let installs = installs && !settings.windows.manual;
+        Self { step, installs, ..Self::with(story, runtime_folder, settings, ready) }
     }
 
     /// The state of a pod that failed before it had a machine.
@@ -122,6 +129,8 @@ impl WebState {
             listeners: ConnectionLimit::new(MAX_LISTENERS, MAX_PER_ADDRESS),
             name: settings.title().to_owned(),
             step: Value::Null,
+            installs: false,
+            account: OnceLock::new(),
             seen: settings.screen.display.value == Display::Web,
             images: Images::new(settings),
             keyboard: settings.layout(),
@@ -142,6 +151,11 @@ impl WebState {
         let since = self.story.since.elapsed().as_secs();
         json!({ "name": self.name, "uptime": since, "pod": scene, "machine": machine,
             "agent": guest, "step": self.step })
+    }
+
+    /// Shows the made password of Windows' account to clients that logged in.
+    pub fn show_account(&self, user: &str, password: &str) {
+        self.account.get_or_init(|| json!({ "user": user, "password": password }));
     }
 
     /// The answer to a health question: whether it is good, and the text.
@@ -173,7 +187,7 @@ impl Stage for WebState {
         let phase = matches!(self.story.phase(), Phase::Booting | Phase::Running);
         let shown = self.seen && phase && !self.story.has_failed();
         let screen = if self.seen { Screen::Next } else { Screen::None };
-        (!shown).then(|| page::page(&self.name, screen))
+        (!shown).then(|| page::page(self, screen))
     }
 
     fn about(&self) -> About {
@@ -184,6 +198,8 @@ impl Stage for WebState {
             login: "The name is USERNAME of the container, or Docker. The password is its \
                     PASSWORD; the command “transom password” in the container prints it.",
             restart_hint: "To start it again, start its container, as with “docker start”.",
+            progress: self.installs
+                && self.story.installation().is_none_or(|it| it.stage != Installed::Ready),
         }
     }
 
@@ -322,6 +338,7 @@ fn open_to_all(web: &Arc<WebState>) -> Router {
 pub fn routes(web: &Arc<WebState>) -> ExtraRoutes {
     let inside = Router::new()
         .route("/log", get(page::log))
+        .route("/account", get(page::account))
         .route("/audio", get(compat::audio))
         .route("/metrics", get(metrics::metrics))
         .route("/api/openapi.json", get(api::document))
@@ -378,9 +395,16 @@ mod test {
         story.enter(Phase::Running, "Windows starts");
         let (head, _) = fetch(port, "/msg.html").await;
         assert!(head.starts_with("http/1.1 404"), "{head}");
-        // The viewer, where the redirect leads, needs a login.
-        let (head, _) = fetch(port, "/").await;
-        assert!(head.starts_with("http/1.1 303") && head.contains("location: "), "{head}");
+        // The viewer, where the redirect leads, needs a login. So does a made password.
+        web.show_account("Docker", "hush");
+        for path in ["/", "/account", "/log"] {
+            let (head, body) = fetch(port, path).await;
+            let refused = head.starts_with("http/1.1 303") || head.starts_with("http/1.1 401");
+            assert!(refused && !body.contains("hush"), "{path}: {head}");
+        }
+        // The page has the current step, for browsers without scripts, too.
+        let (_, body) = fetch(port, "/progress").await;
+        assert!(body.contains(">Windows starts</p>") && !body.contains("hush"), "{body}");
         served.abort();
     }
 

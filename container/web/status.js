@@ -11,6 +11,7 @@ const steps = [
 ];
 let shown = 0;
 let busy = false;
+let account;
 
 // Formats a number of seconds.
 function span(seconds) {
@@ -40,6 +41,22 @@ async function lines(count) {
   }
 }
 
+function code(text) {
+  const element = document.createElement("code");
+  element.textContent = text;
+  return element;
+}
+
+// Shows the password that was made for Windows. It needs a login, too.
+async function logon(done) {
+  const get = () => fetch("account", { redirect: "error" }).then((it) => it.ok ? it.json() : null, () => null);
+  if (done) account ??= get();
+  const made = done ? await account : null;
+  part("account").hidden = !made;
+  if (!made) return;
+  part("account").replaceChildren("Log on to Windows as ", code(made.user), " with the password ", code(made.password));
+}
+
 // Marks as code: names of variables with their values, and text in backticks.
 const variables = new Set(document.body.dataset.variables.split(" "));
 function sentence(text) {
@@ -47,9 +64,7 @@ function sentence(text) {
   return words.map((word, index) => {
     const bare = word.replaceAll("`", "");
     if (index % 2 === 0 || (bare === word && !variables.has(word.split("=")[0]))) return word;
-    const code = document.createElement("code");
-    code.textContent = bare;
-    return code;
+    return code(bare);
   });
 }
 
@@ -57,7 +72,7 @@ function sentence(text) {
 function install(installation) {
   const list = part("steps");
   list.hidden = installation === undefined;
-  delete document.body.dataset.install;
+  if (installation?.failed === undefined) delete document.body.dataset.install;
   if (installation === undefined) return false;
   const { stage, failed, install_status: status } = installation;
   const now = steps.findIndex(([, stages]) => stages.includes(stage));
@@ -70,7 +85,10 @@ function install(installation) {
     else if (index === now) item.setAttribute("aria-current", "step");
     return item;
   }));
-  if (failed !== undefined) document.body.dataset.install = "failed";
+  if (failed !== undefined && document.body.dataset.install !== "failed") {
+    document.body.dataset.install = "failed";
+    part("log").open = true;
+  }
   return failed === undefined && !ready;
 }
 
@@ -102,6 +120,7 @@ function show(scene) {
   part("title").textContent = document.title;
   const busy = install(scene.installation);
   const still = scene.phase === "running" && !busy;
+  logon(still && scene.installation?.failed === undefined);
   part("bar").hidden = still;
   part("left").hidden = still;
   part("open").hidden = document.body.dataset.link !== "yes" || !seen.includes(scene.phase);
@@ -137,4 +156,6 @@ function listen() {
   };
 }
 
+// The scene when the page was made.
+show(JSON.parse(document.body.dataset.scene));
 listen();

@@ -17,6 +17,18 @@ use crate::{album, browser};
 const FAILURE: &str = "VERSION=11: Windows cannot be downloaded: mount its ISO at /custom.iso, \
                        or set VERSION=probe; `transom plan` shows what would run";
 
+/// The end of the log after Windows Setup failed.
+const SETUP_LOG: [&str; 4] = [
+    "Windows Setup failed: open the screen",
+    "the last lines of the log of Windows Setup:",
+    r"  C:\Windows\Panther\setuperr.log:",
+    "  2026-01-02 03:04:05, Error [SETUP.EXE] Callback_Unattend_InitEngine: An error occurred while \
+     finding or loading the unattend file; hr = 0x1, hrResult = 0x8030000b",
+];
+
+/// The password that was made for Windows.
+pub(crate) const PASSWORD: &str = "Kq7m2xw9tbn4ruce";
+
 /// Serves the page with this scene at an address.
 pub(crate) fn serve(scene: Value) -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -40,14 +52,25 @@ fn answer(mut stream: TcpStream, scene: &Value) -> Result<()> {
     let (kind, text) = match path.split('?').next().unwrap_or_default() {
         "/" => {
             let page = fs::read_to_string(web.join("status.html"))?;
-            let installs = scene.get("installation").is_some();
+            let installs = scene["phase"] == "running";
             let words = if installs { ["no", "yes"] } else { ["yes", "no"] };
             let page = page.replace("{SCREEN}", words[0]).replace("{LINK}", words[1]);
-            let page = page.replace("{NAME}", "Windows");
+            let page = page.replace("{NAME}", "Windows").replace("{DOING}", "Starting…");
+            // An earlier scene.
+            let first = r#"{"phase":"preparing","doing":"Starting…","lines":0}"#;
+            let page = page.replace("{SCENE}", &first.replace('"', "&quot;"));
             ("text/html", page.replace("{VARIABLES}", "VERSION RAM_SIZE"))
         }
         "/events" => ("text/event-stream", format!("data: {scene}\n\n")),
-        "/log" => ("application/json", json!({ "lines": [FAILURE], "count": 1 }).to_string()),
+        "/account" => {
+            let account = json!({ "user": "Docker", "password": PASSWORD });
+            ("application/json", account.to_string())
+        }
+        "/log" => {
+            let setup_failed = scene["installation"]["failed"] == "setup";
+            let lines = if setup_failed { &SETUP_LOG[..] } else { &[FAILURE] };
+            ("application/json", json!({ "lines": lines, "count": lines.len() }).to_string())
+        }
         file => {
             let kind = if file.ends_with(".css") { "text/css" } else { "text/javascript" };
             (kind, fs::read_to_string(web.join(file.trim_start_matches("/pod/")))?)

@@ -43,12 +43,14 @@ const PALE: &str = "(() => {
     return pale;
 })()";
 
-/// A script that returns the elements that are out of reach. The page must not scroll, and all
-/// controls must be inside the window and at least 36 by 36 pixels, large enough for a finger.
+/// A script that returns the elements that are out of reach. Only a list of steps may scroll, and
+/// all controls must be inside the window and at least 36 by 36 pixels, large enough for a finger.
 const REACHABLE: &str = "(() => {
     const page = document.documentElement;
-    const wrong = page.scrollWidth > innerWidth || page.scrollHeight > innerHeight ? ['page'] : [];
-    for (const it of document.querySelectorAll('#bar button, .card button, .card input')) {
+    const high = page.scrollHeight > innerHeight && !document.querySelector('#steps');
+    const wrong = page.scrollWidth > innerWidth || high ? ['page'] : [];
+    const controls = '#bar button, #progress, .card button, .card input';
+    for (const it of document.querySelectorAll(controls)) {
         if (!it.checkVisibility()) { continue; }
         const { left, right, top, bottom, width, height } = it.getBoundingClientRect();
         const inside = left >= 0 && top >= 0 && right <= innerWidth && bottom <= innerHeight;
@@ -67,7 +69,7 @@ const WINDOWS: [(&str, Window); 4] = [
 ];
 
 /// Checks a state of the page in both color schemes and all windows.
-fn look(browser: &mut Browser, state: &str) -> Result<()> {
+pub(crate) fn look(browser: &mut Browser, state: &str) -> Result<()> {
     let none = Value::Array(Vec::new());
     for (name, window) in WINDOWS {
         browser.resize(window)?;

@@ -135,6 +135,16 @@ impl Guard {
         Ok(Secret(text))
     }
 
+    /// The made password of Windows' account, which pages show if they ask for a password.
+    pub fn shown_password(&self, runtime_folder: &RuntimeFolder) -> Option<String> {
+        match self {
+            Self::Open => None,
+            Self::Password { .. } => {
+                std::fs::read_to_string(runtime_folder.account_password()).ok()
+            }
+        }
+    }
+
     /// The socket on which the machine shows its screen. Only the pod connects to it, for browsers
     /// and VNC viewers.
     pub fn screen_socket(settings: &Settings, runtime_folder: &RuntimeFolder) -> listen::Config {

@@ -42,21 +42,37 @@ pub(super) enum Screen {
     Linked,
 }
 
-pub(super) fn page(name: &str, screen: Screen) -> Response {
+pub(super) fn page(web: &WebState, screen: Screen) -> Response {
+    let scene = web.story.scene().borrow().clone();
     let word = |is: bool| if is { "yes" } else { "no" };
     let text = PAGE.replace("{SCREEN}", word(screen == Screen::Next));
     let text = text.replace("{LINK}", word(screen == Screen::Linked));
     let variables: Vec<_> = list::all().flat_map(Variable::names).collect();
     let text = text.replace("{VARIABLES}", &variables.join(" "));
-    // The name is replaced last: its text may contain the other marks.
-    let text = text.replace("{NAME}", &escaped(name));
+    // These texts may contain marks, which are not replaced in them.
+    let json = serde_json::to_string(&scene).unwrap_or_default();
+    let doing = scene.failed.as_deref().unwrap_or(&scene.doing);
+    let doing = if doing.is_empty() { "Starting…" } else { doing };
+    let texts = [("{NAME}", &*web.name), ("{DOING}", doing), ("{SCENE}", &json)];
+    let text = filled(&text, &texts);
     let head = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, "no-store")];
     (head, text).into_response()
 }
 
 /// The progress of the pod and of an installation, beside the screen.
 pub(super) async fn progress(State(web): Shared) -> Response {
-    page(&web.name, if web.seen { Screen::Linked } else { Screen::None })
+    page(&web, if web.seen { Screen::Linked } else { Screen::None })
+}
+
+/// Replaces each mark with its escaped text.
+fn filled(page: &str, texts: &[(&str, &str)]) -> String {
+    let parts = page.split_inclusive('}').map(|part| {
+        match texts.iter().find_map(|(mark, text)| Some((part.strip_suffix(mark)?, text))) {
+            Some((before, text)) => format!("{before}{}", escaped(text)),
+            None => part.to_owned(),
+        }
+    });
+    parts.collect()
 }
 
 /// Escapes a text for HTML.
@@ -121,4 +137,23 @@ pub(super) async fn log(
     let (lines, count) = web.story.lines(after);
     let lines: Vec<_> = lines.into_iter().map(|line| line.text).collect();
     Json(json!({ "lines": lines, "count": count })).into_response()
+}
+
+/// The made account of Windows, which needs a login too.
+pub(super) async fn account(State(web): Shared) -> Response {
+    match web.account.get() {
+        Some(account) => Json(account).into_response(),
+        None => (StatusCode::NOT_FOUND, "No password was made.\n").into_response(),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_mark_in_a_text_is_not_replaced() {
+        let texts = [("{A}", "<{B}>"), ("{B}", "{A}\"")];
+        assert_eq!(filled("{A} {B}, {C} }", &texts), "&lt;{B}&gt; {A}&quot;, {C} }");
+    }
 }

@@ -138,8 +138,12 @@ fn a_password_for_windows_is_made_once_and_kept() {
         let plan = plan(folder.path(), words, step);
         let volume = Volume::open(&plan.input.settings, &plan.source).unwrap();
         fs::remove_file(runtime_folder.account_password()).ok();
-        let made = Guard::Open.account_password(&plan, &volume, &runtime_folder);
-        (made.unwrap().0, fs::read_to_string(runtime_folder.account_password()).ok())
+        let (user, password) = ("ada".into(), "/".into());
+        let guard = Guard::Password { user, password, vnc: None };
+        let made = guard.account_password(&plan, &volume, &runtime_folder);
+        // A page for everybody does not show it.
+        assert_eq!(Guard::Open.shown_password(&runtime_folder), None);
+        (made.unwrap().0, guard.shown_password(&runtime_folder))
     };
     let (made, shown) = of(&[], Step::Install);
     assert_eq!((made.len(), shown.as_ref()), (PASSWORD_LENGTH, Some(&made)));

@@ -330,6 +330,7 @@ async fn session(State(web): Shared, client: Client, headers: HeaderMap) -> Resp
                 "characters": translate::characters(&about.keyboard),
                 "clipboard": about.clipboard,
                 "again": about.restart_hint,
+                "progress": about.progress,
             });
             let answer = as_json(&answer);
             match web.gate.proof(&client) {

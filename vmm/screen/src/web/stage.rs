@@ -45,6 +45,8 @@ pub struct About {
     /// The hint on where user name and password are set.
     pub login: &'static str,
     pub restart_hint: &'static str,
+    /// A page `progress` with its `events` exists, and something is in progress.
+    pub progress: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -118,6 +120,7 @@ impl Stage for LocalStage {
             clipboard: interfaces.clipboard.is_some(),
             login: "Name and password are set by --web of vmm: user=NAME,password=FILE.",
             restart_hint: "Run vmm again to start it.",
+            progress: false,
         }
     }
 

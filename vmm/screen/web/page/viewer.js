@@ -32,7 +32,7 @@ let viewOnly = false;
 let farewell = "";
 // The WebSocket, and facts about the machine from the host: keys, clipboard, how to start it again.
 let line = null;
-let machine = { characters: "", keyboard: "", clipboard: false, again: "" };
+let machine = { characters: "", keyboard: "", clipboard: false, again: "", progress: false };
 
 // --- settings that are remembered, unless the browser forbids it
 const remember = (key, value) => {
@@ -122,6 +122,7 @@ async function connect() {
   $("looks").hidden = !viewOnly;
   $("out").hidden = !logout;
   document.body.classList.toggle("looking", viewOnly);
+  follow();
   const url = new URL("websockify", location.href);
   url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
   open(url.href);
@@ -192,6 +193,42 @@ $("again").addEventListener("click", retryNow);
 addEventListener("online", retryNow);
 document.addEventListener("visibilitychange", () => document.hidden || retryNow());
 addEventListener("pageshow", (event) => event.persisted && location.reload());
+
+// --- progress of an installation, which the host reports
+let events = null;
+function follow() {
+  // Browsers allow few connections to a host, so hidden pages have none.
+  if (!machine.progress || document.hidden) {
+    events?.close();
+    events = null;
+    return;
+  }
+  events ??= new EventSource("events");
+  events.onmessage = (event) => showProgress(JSON.parse(event.data));
+}
+document.addEventListener("visibilitychange", follow);
+
+function showProgress({ doing, installation, thousandths, seconds_left: left }) {
+  const link = $("progress");
+  const [bar, text] = link.children;
+  const ready = installation?.stage === "ready";
+  link.hidden = installation === undefined || ready;
+  if (ready) {
+    machine.progress = false;
+    follow();
+    showToast(doing);
+    return;
+  }
+  const known = thousandths !== undefined;
+  bar.hidden = !known;
+  bar.value = (thousandths ?? 0) / 1000;
+  const percent = known ? `${Math.floor(thousandths / 10)} %` : "";
+  const minutes = left > 90 ? `${Math.ceil(left / 60)} min left` : "";
+  const failed = installation?.failed !== undefined;
+  text.textContent = [percent, failed ? "The installation failed" : doing, minutes].filter(Boolean).join(" · ");
+  link.classList.toggle("wrong", failed);
+  link.title = "Show the progress of the installation";
+}
 
 // --- size and quality of the picture
 function arrange() {
