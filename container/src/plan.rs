@@ -85,9 +85,12 @@ impl Plan {
             None => (None, Source::Probe),
         };
         // A new installation keeps nothing of a former one.
-        if next.as_ref().is_some_and(|next| next.step.keeps()) {
-            firmware::recall(&mut input, &volume)?;
-            disks::recall(&mut input, &volume);
+        if let Some(next) = next.as_ref().filter(|next| next.step.keeps()) {
+            // Some files may be in a backup that was interrupted.
+            for folder in next.found.backup.iter().chain([&volume]) {
+                firmware::recall(&mut input, folder)?;
+                disks::recall(&mut input, folder);
+            }
         }
         check_media(&source, root, &volume)?;
         let media = windows::read(&source, &mut input)?;

@@ -12,6 +12,9 @@ use super::variable::{Support, Variable};
 use super::{Settings, list, near, value, version};
 use crate::status::{self, Failure};
 
+/// What ends a line, here or on Windows.
+const LINE_END: [char; 2] = ['\r', '\n'];
+
 pub type Environment = BTreeMap<OsString, OsString>;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -69,7 +72,8 @@ fn take(
         true => format!("{name}={}", value::quote(&version::without_secrets(text))),
         false => name.clone(),
     };
-    let text = if kind.secret { text.as_str() } else { value::strip(&text) };
+    // A file of variables may have the line ends of Windows.
+    let text = if kind.secret { text.trim_end_matches(LINE_END) } else { value::strip(&text) };
     if text.is_empty() {
         return Ok(());
     }
@@ -146,7 +150,7 @@ fn text_of(
     Ok(None)
 }
 
-/// Reads a secret from a file, without the line feed at its end.
+/// Reads a secret from a file, without line ends behind it.
 fn secret_of(path: &Path) -> anyhow::Result<String> {
     // Secrets are short. A longer file is not one.
     const MAX_LENGTH: u64 = 4096;
@@ -157,7 +161,7 @@ fn secret_of(path: &Path) -> anyhow::Result<String> {
     ensure!(fits, "the file has more than {MAX_LENGTH} bytes: is it the secret?");
     // The error itself would show the bytes.
     let text = String::from_utf8(bytes).ok().context("the file is not text: write it in UTF-8")?;
-    let text = text.strip_suffix('\n').map_or(&*text, |it| it.strip_suffix('\r').unwrap_or(it));
+    let text = text.trim_end_matches(LINE_END);
     ensure!(!text.is_empty(), "the file is empty: write the secret into it");
     Ok(text.to_owned())
 }
@@ -263,6 +267,8 @@ mod test {
         assert_eq!(quoted.settings, parse(&[("CPU_CORES", "3"), ("RAM_SIZE", "6G")]).settings);
         let password = parse(&[("PASSWORD", " \"x\" ")]).settings.account.password;
         assert_eq!(password.0, " \"x\" ");
+        let password = parse(&[("PASSWORD", " x \r\n")]).settings.account.password;
+        assert_eq!(password.0, " x ", "of a file with the line ends of Windows");
     }
 
     #[test]
@@ -279,7 +285,7 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         let file = path.to_str().unwrap();
-        for (content, password) in [("a b\n", "a b"), ("a\r\n", "a"), ("a\n\n", "")] {
+        for (content, password) in [("a b\n", "a b"), ("a\r\n", "a"), ("a\n\n", "a"), ("a\nb", "")] {
             std::fs::write(&path, content).unwrap();
             let read = read(&environment(&[("PASSWORD_FILE", file)]));
             match password {
