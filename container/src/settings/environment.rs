@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 
 use super::variable::{Support, Variable};
 use super::{Settings, list, near, value, version};
@@ -154,9 +154,10 @@ fn text_of(
 fn secret_of(path: &Path) -> anyhow::Result<String> {
     // Secrets are short. A longer file is not one.
     const MAX_LENGTH: u64 = 4096;
-    let file = File::open(path).context("the file cannot be read: mount the secret there")?;
+    let unreadable = |error| anyhow!("{error}: mount the secret there");
+    let file = File::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();
-    file.take(MAX_LENGTH + 1).read_to_end(&mut bytes).context("the file cannot be read")?;
+    file.take(MAX_LENGTH + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let fits = bytes.len() as u64 <= MAX_LENGTH;
     ensure!(fits, "the file has more than {MAX_LENGTH} bytes: is it the secret?");
     // The error itself would show the bytes.
