@@ -20,7 +20,6 @@ use transom_tests::program::{PATIENCE, Running, connect, not_run, vmm};
 use vmm::control::Command;
 use vmm::kvm::KvmSupport;
 
-
 /// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {
     let reason = if KvmSupport::of_this_host() == KvmSupport::None {

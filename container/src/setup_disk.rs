@@ -127,7 +127,10 @@ impl UsersFiles {
         let install_bat = match scripts.into_iter().next().map(|script| script.content) {
             None => None,
             Some(Some(Content::Bytes(bytes))) => Some(bytes),
-            Some(_) => bail!("{}/{INSTALL}: it is no text of at most 1 MiB", path.display()),
+            Some(_) => bail!(
+                "{}/{INSTALL}: it is no text of at most 1 MiB: make it shorter",
+                path.display()
+            ),
         };
         Ok(Self { items, install_bat })
     }

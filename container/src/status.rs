@@ -32,7 +32,7 @@ pub enum Status {
     Download = 68,
     /// The size or kind of a disk.
     Disk = 73,
-    /// What Windows' setup gets: an answer file or a file of the user's.
+    /// An answer file, or a file of the user's for Windows' setup.
     Setup = 86,
     NoKvm = 88,
     /// A program in the guest exceeded `--timeout`.

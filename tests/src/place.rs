@@ -11,11 +11,11 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::program::{PATIENCE, Running, said, transom};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Pid;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
-use crate::program::{PATIENCE, Running, said, transom};
 
 /// An error with the reason if this host cannot make namespaces.
 pub fn is_here() -> Result<(), &'static str> {
@@ -93,12 +93,7 @@ impl Place {
     }
 
     /// Like `start`, with the program `by`, such as `setpriv`, around `transom`.
-    pub fn start_as(
-        &self,
-        by: &str,
-        first: &str,
-        environment: &[(&str, &str)],
-    ) -> Result<Running> {
+    pub fn start_as(&self, by: &str, first: &str, environment: &[(&str, &str)]) -> Result<Running> {
         let script = format!(
             "set -e; mount --bind $FOLDER/storage /mnt; mount --bind $FOLDER/run /run; \
              {first}\nunset FOLDER; exec {by} {} pod",

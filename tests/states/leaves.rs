@@ -91,7 +91,10 @@ fn a_backup_is_what_the_reference_image_makes() -> Result<()> {
     let log = world.boot(&[("VERSION", "10")])?;
     let lines = log.lines().filter(|line| line.contains("another Windows than")).count();
     ensure!(lines == 1 && log.contains("COMPAT=dockur"), "{log}");
-    ensure!(theirs("win10x64.iso") == Theirs::BacksUp && world.is("data.img", "installed"), "{log}");
+    ensure!(
+        theirs("win10x64.iso") == Theirs::BacksUp && world.is("data.img", "installed"),
+        "{log}"
+    );
     // With COMPAT=dockur, this one does.
     let before = fs::read(world.volume().join("windows_secure.vars"))?;
     let log = world.boot(TEN_DOCKUR)?;

@@ -1,5 +1,5 @@
-//! What the reference image does with a volume, by its rules as users know them. Nothing here is
-//! shared with the product.
+//! The next step of the reference image on a volume, by its rules as users know them. Nothing here
+//! is shared with the product.
 
 use std::fs;
 use std::path::{Path, PathBuf};

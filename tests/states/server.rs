@@ -14,19 +14,19 @@ const LONG: [(&str, u64); 2] = [("cut.iso", 64 << 20), ("large.iso", 1 << 39)];
 pub(crate) fn serve(listener: TcpListener) {
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            thread::spawn(move || answer(stream));
+            thread::spawn(move || answer(&stream));
         }
     });
 }
 
 /// A client that leaves is no mistake.
-fn answer(stream: TcpStream) -> Option<()> {
-    let mut lines = BufReader::new(&stream).lines();
+fn answer(stream: &TcpStream) -> Option<()> {
+    let mut lines = BufReader::new(stream).lines();
     let first = lines.next()?.ok()?;
     while !lines.next()?.ok()?.is_empty() {}
     let path = first.split(' ').nth(1)?;
     if let Some((_, length)) = LONG.iter().find(|(name, _)| path.ends_with(name)) {
-        return stop_amid(&stream, *length);
+        return stop_amid(stream, *length);
     }
     let (status, more, body) = match path.rsplit('/').next()? {
         "missing.iso" => ("404 Not Found", String::new(), PAGE),
@@ -37,7 +37,8 @@ fn answer(stream: TcpStream) -> Option<()> {
     };
     let length = body.len();
     let head = format!("HTTP/1.1 {status}\r\n{more}Content-Length: {length}\r\n");
-    write!(&stream, "{head}Connection: close\r\n\r\n{body}").ok()
+    let mut stream = stream;
+    write!(stream, "{head}Connection: close\r\n\r\n{body}").ok()
 }
 
 /// Sends the start of a CD, and then nothing until the client leaves.

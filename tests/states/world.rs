@@ -13,8 +13,8 @@ use std::thread;
 use anyhow::{Context as _, Result, ensure};
 use container::media::testutil::{self, Layout, install_cd, windows_11};
 use devices::registry;
-use serde_json::Value;
 use fake_microsoft::{FakeMicrosoft, Site};
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use transom_tests::place::Place;
@@ -60,7 +60,7 @@ cd /mnt
 const VIRTUALIZES: &str = "sed 's/^flags.*/& vmx/' /proc/cpuinfo > /run/cpuinfo; \
     mount --bind /run/cpuinfo /proc/cpuinfo; ";
 
-/// What a firmware says when it boots a disk, until the pod has seen it.
+/// The line of a firmware that boots a disk, and time for the pod to see it.
 pub(crate) const BOOTS: &str = r#"echo 'BdsDxe: starting Boot0004 "Windows Boot Manager" from HD(1)'
 for i in $(seq 600); do
   [ -e windows.boot ] && break
@@ -114,7 +114,7 @@ impl<'a> World<'a> {
         self.machine.path().join("vmm")
     }
 
-    /// What the guest does from now on, in the folder of the volume.
+    /// Sets what the guest does from now on, in the folder of the volume.
     pub(crate) fn guest(&self, script: &str) -> Result<()> {
         let script = script.replace("$D", &self.files.0.path().display().to_string());
         fs::write(self.machine.path().join("guest"), script)?;

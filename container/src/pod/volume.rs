@@ -477,7 +477,10 @@ mod test {
         assert_ne!(volume(1).uuid().unwrap().unwrap(), first);
         fs::write(volume(1).file("uuid"), "no UUID").unwrap();
         let error = format!("{:#}", volume(1).uuid().unwrap_err());
-        assert!(error.contains("windows.uuid: it has no UUID: set UUID, or remove the file"), "{error}");
+        assert!(
+            error.contains("windows.uuid: it has no UUID: set UUID, or remove the file"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::variable::{Support, Variable};
 use super::{Settings, list, near, value, version};
 use crate::status::{self, Failure};
 
-/// What ends a line, here or on Windows.
+/// Characters that end a line, here or on Windows.
 const LINE_END: [char; 2] = ['\r', '\n'];
 
 pub type Environment = BTreeMap<OsString, OsString>;
@@ -268,8 +268,7 @@ mod test {
         assert_eq!(quoted.settings, parse(&[("CPU_CORES", "3"), ("RAM_SIZE", "6G")]).settings);
         let password = parse(&[("PASSWORD", " \"x\" ")]).settings.account.password;
         assert_eq!(password.0, " \"x\" ");
-        let password = parse(&[("PASSWORD", " x \r\n")]).settings.account.password;
-        assert_eq!(password.0, " x ", "of a file with the line ends of Windows");
+        assert_eq!(parse(&[("PASSWORD", " x \r\n")]).settings.account.password.0, " x ");
     }
 
     #[test]
@@ -286,7 +285,8 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         let file = path.to_str().unwrap();
-        for (content, password) in [("a b\n", "a b"), ("a\r\n", "a"), ("a\n\n", "a"), ("a\nb", "")] {
+        for (content, password) in [("a b\n", "a b"), ("a\r\n", "a"), ("a\n\n", "a"), ("a\nb", "")]
+        {
             std::fs::write(&path, content).unwrap();
             let read = read(&environment(&[("PASSWORD_FILE", file)]));
             match password {
