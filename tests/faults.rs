@@ -6,8 +6,6 @@
 mod failing;
 #[path = "faults/gate.rs"]
 mod gate;
-#[path = "faults/place.rs"]
-mod place;
 
 use std::fs;
 use std::io::Read as _;
@@ -17,11 +15,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Signal, kill_process, test_kill_process};
+use transom_tests::place::{self, HERE, Place, SEEN, last_line, until};
 use transom_tests::program::{PATIENCE, Running, connect, not_run, vmm};
 use vmm::control::Command;
 use vmm::kvm::KvmSupport;
-
-use self::place::{HERE, Place, SEEN, last_line};
 
 /// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {
@@ -43,16 +40,6 @@ fn probe(place: &Place, more: &[(&str, &str)]) -> Result<Running> {
     let mut pod = place.start("", &[&[PROBE], more].concat())?;
     pod.says("The probe runs", 1)?;
     Ok(pod)
-}
-
-/// Waits until a condition is true; `failure` describes it being false.
-fn until(failure: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-    let end = Instant::now() + PATIENCE;
-    while !is_so()? {
-        ensure!(Instant::now() < end, "{failure}");
-        thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
 }
 
 fn stops(pod: &mut Running) -> Result<()> {

@@ -131,7 +131,10 @@ pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<O
 /// A broken link, or anything but a file or a block device, is an error.
 fn exists(path: &Path) -> anyhow::Result<bool> {
     let looked = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        // The volume itself is checked later.
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            return Ok(false);
+        }
         Err(error) => Err(error),
         Ok(_) => fs::metadata(path).and_then(|told| files::check(&told)),
     };
@@ -173,7 +176,7 @@ fn device(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<Opt
         let path = below(root, named);
         if !is_block(&path) {
             let at = if number == 0 { String::new() } else { (number + 1).to_string() };
-            let sentence = "is not a block device: pass it to the container with --device";
+            let sentence = "it is no block device: pass it to the container with --device";
             let sentence = format!("DEVICE{at}={}: {sentence}", named.display());
             return Err(Failure::new(Status::Missing, sentence));
         }

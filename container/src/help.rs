@@ -136,6 +136,7 @@ Where `dockurr/windows` has a status for an error, this is the same one.
 | 70 | KVM cannot run an instruction of the guest: the log has registers and bytes |
 | 73 | the size or kind of a disk |
 | 77 | the machine made a system call that its jail forbids: the log has its number |
+| 86 | an answer file, or the files in `/oem` |
 | 88 | no KVM |
 | 124 | `transom exec`: the program runs longer than `--timeout` |
 | 125 | `transom exec`: no agent answers in the guest |

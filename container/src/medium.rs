@@ -53,7 +53,11 @@ pub fn check(path: &Path) -> anyhow::Result<()> {
     };
     let file = files::open(path, File::options().read(true));
     let file = file.map_err(|error| {
-        Failure::new(Status::Iso, format!("{}: {error}: give an ISO image", path.display()))
+        let why = match path.is_symlink() && !path.exists() {
+            true => "it is a link to a file that is not there: mount the file itself".to_owned(),
+            false => format!("{error}: give an ISO image"),
+        };
+        Failure::new(Status::Iso, format!("{}: {why}", path.display()))
     })?;
     // A device has no length here.
     let found = file.metadata()?;

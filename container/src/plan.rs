@@ -29,6 +29,7 @@ use crate::settings::value::{self, MIB, Value as _};
 use crate::settings::version::Version;
 use crate::settings::{Compat, Settings};
 use crate::setup_disk::drivers::Drivers;
+use crate::setup_disk::{self, UsersFiles};
 use crate::source::Source;
 use crate::state::{self, Found, Next, Step, Wanted, name};
 use crate::status::{self, Failure, Status};
@@ -86,9 +87,12 @@ impl Plan {
             None => (None, Source::Probe),
         };
         // A new installation keeps nothing of a former one.
-        if next.as_ref().is_some_and(|next| next.step.keeps()) {
-            firmware::recall(&mut input, &volume)?;
-            disks::recall(&mut input, &volume);
+        if let Some(next) = next.as_ref().filter(|next| next.step.keeps()) {
+            // Some files may be in a backup that was interrupted.
+            for folder in next.found.backup.iter().chain([&volume]) {
+                firmware::recall(&mut input, folder)?;
+                disks::recall(&mut input, folder);
+            }
         }
         check_media(&source, root, &volume)?;
         let media = windows::read(&source, &mut input)?;
@@ -101,22 +105,26 @@ impl Plan {
         let mut warnings = input.warnings.clone();
         warnings.extend(next.as_ref().and_then(Next::warning));
         warnings.extend(notes);
-        let unattended = Unattended::of(&input, &source, media.as_ref(), root)?
+        let unattended = Unattended::of(&input, &source, media.as_ref(), root)
+            .map_err(|error| status::with(Status::Setup, error))?
             .map(|unattended| Unattended { is_new, ..unattended });
         warnings.extend(notes::notes(&input, &source, media.as_ref(), unattended.as_ref(), root));
         let mut plan = Self { input, sizes, source, next, media, unattended, warnings };
-        plan.check_answers()?;
+        plan.check_answers(root).map_err(|error| status::with(Status::Setup, error))?;
         machine::check(&plan.input.settings, &plan.sizes, &plan.source)?;
         Ok(plan)
     }
 
-    /// Makes all answers once, so that mistakes in them are found before anything is created.
-    fn check_answers(&mut self) -> anyhow::Result<()> {
+    /// Makes all answers once, and looks at the user's files, so that mistakes in them are found
+    /// before anything is created or downloaded.
+    fn check_answers(&mut self, root: &Path) -> anyhow::Result<()> {
         let Some(unattended) = &self.unattended else { return Ok(()) };
         let settings = &self.input.settings;
+        let users = UsersFiles::read(root, &below(root, &settings.storage.folder))?;
         let bus = settings.disk.controller.value;
         let (answers, warnings) = unattended.answers(settings, &self.sizes, bus);
-        unattended.files(&answers, None, Secrets::Masked)?;
+        unattended.files(&answers, users.install_bat.as_deref(), Secrets::Masked)?;
+        setup_disk::lay_out(users.items)?;
         if !unattended.is_finished() {
             self.warnings.extend(warnings);
         }

@@ -259,10 +259,8 @@ async fn run_machine(pod: &Arc<Pod>, signals: &mut Signals) -> anyhow::Result<u8
 fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>)> {
     let settings = &plan.input.settings;
     let runtime_folder = RuntimeFolder::create()?;
-    let volume = match plan.source {
-        Source::Probe => None,
-        _ => Some(Volume::open(settings, &plan.source)?),
-    };
+    let has_volume = !matches!(plan.source, Source::Probe);
+    let volume = has_volume.then(|| Volume::open(settings, &plan.source)).transpose()?;
     Ok((runtime_folder, volume))
 }
 
@@ -271,7 +269,6 @@ impl Pod {
         let Outside { runtime_folder, guard, story, guest, agent, web } = outside;
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
-        let oom_kills = host::oom_kills(Path::new("/"));
         Ok(Self {
             plan,
             volume,
@@ -282,7 +279,7 @@ impl Pod {
             story,
             guest,
             agent,
-            oom_kills,
+            oom_kills: host::oom_kills(Path::new("/")),
         })
     }
 

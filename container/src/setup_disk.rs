@@ -78,7 +78,9 @@ impl DiskMemory {
 
 /// The place of each file on the disk. Nothing is read.
 pub fn lay_out(items: Vec<Item>) -> anyhow::Result<Layout> {
-    Tree::of(items).and_then(fat::lay_out).context("the set-up disk")
+    // Users know their files by another path.
+    let shown = |error: anyhow::Error| anyhow::anyhow!(format!("{error:#}").replace(OEM, "/oem/"));
+    Tree::of(items).and_then(fat::lay_out).map_err(shown)
 }
 
 fn write(layout: &Layout) -> anyhow::Result<SetupDisk> {
@@ -127,7 +129,10 @@ impl UsersFiles {
         let install_bat = match scripts.into_iter().next().map(|script| script.content) {
             None => None,
             Some(Some(Content::Bytes(bytes))) => Some(bytes),
-            Some(_) => bail!("{}/{INSTALL}: it is no text of at most 1 MiB", path.display()),
+            Some(_) => bail!(
+                "{}/{INSTALL}: it is no text of at most 1 MiB: make it shorter",
+                path.display()
+            ),
         };
         Ok(Self { items, install_bat })
     }

@@ -145,11 +145,10 @@ pub struct Next {
 
 /// Decides the next step. Refuses to erase what may be someone's data.
 pub fn decide(found: &Found, wanted: &Wanted) -> anyhow::Result<Step> {
-    if found.backup.is_some() {
-        return Ok(Step::Replace);
-    }
     let changed = changed(&found.base, wanted.name.as_deref());
     match found.content {
+        // The disk is in the backup already.
+        Content::Blank if found.backup.is_some() => Ok(Step::Replace),
         Content::Blank => Ok(Step::Install),
         _ if changed && wanted.dockur && (found.booted || found.content != Content::Unfinished) => {
             if found.movable {
@@ -248,6 +247,16 @@ impl Next {
     pub fn warning(&self) -> Option<String> {
         let disk = self.found.disk.as_ref().map(|path| path.show()).unwrap_or_default();
         match (&self.step, &self.found.base) {
+            (Step::Install, _) if self.found.booted => {
+                let what = match &self.found.disk {
+                    Some(_) => format!("but {disk} is blank"),
+                    None => "but its disk is not there".to_owned(),
+                };
+                Some(format!(
+                    "a system was installed on this volume, {what}: a new one is installed: if \
+                     that is wrong, stop the container, and check DISK_NAME, DEVICE and the mounts"
+                ))
+            }
             (Step::Boot(Why::Changed(base)), _) => Some(format!(
                 "the settings ask for another Windows than the installed one ({}), which starts \
                  as it is: use another volume to install, or set COMPAT=dockur to move it to a \
@@ -256,7 +265,7 @@ impl Next {
             )),
             (Step::Boot(Why::Bootable), Base::Name(_)) => Some(format!(
                 "an installation on {disk} was interrupted when it could boot already: it goes on \
-                 there: if it does not start, delete {disk} to install again"
+                 there: if it does not start, move {disk} away to install again"
             )),
             (Step::Boot(_), Base::Invalid(why)) => Some(why.clone()),
             _ => None,

@@ -32,6 +32,8 @@ pub enum Status {
     Download = 68,
     /// The size or kind of a disk.
     Disk = 73,
+    /// An answer file, or a file of the user's for Windows' setup.
+    Setup = 86,
     NoKvm = 88,
     /// A program in the guest exceeded `--timeout`.
     TimedOut = 124,
@@ -60,6 +62,14 @@ impl Status {
     /// The status that the pod sent as this number.
     pub fn of_code(code: u8) -> Self {
         SENT.into_iter().find(|it| it.code() == code).unwrap_or(Self::Failed)
+    }
+}
+
+/// The error with this status, unless it has one of its own.
+pub fn with(status: Status, error: anyhow::Error) -> anyhow::Error {
+    match Status::of(&error) {
+        Status::Failed => Failure::new(status, format!("{error:#}")),
+        _ => error,
     }
 }
 

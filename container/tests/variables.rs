@@ -321,3 +321,60 @@ fn ignored_variables_name_an_alternative() {
         }
     }
 }
+
+/// Environment files keep quotes and blanks, and on Windows they have other line ends.
+#[test]
+fn quotes_blanks_and_line_ends_around_a_value_change_nothing() {
+    for variable in list::all() {
+        let (name, text) = (variable.name, case(variable).text);
+        let plain = read(&environment(name, text)).unwrap();
+        let ends = [format!("{text}\r"), format!("{text}\r\n"), format!("{text}\n")];
+        let spelled = [
+            format!("\"{text}\""),
+            format!("'{text}'"),
+            format!("  {text}\t"),
+            format!(" \"{text} \" "),
+            format!("\"{text}\"\r"),
+        ];
+        // A password may begin and end with anything else.
+        let spelled = if variable.kind().secret { &[][..] } else { &spelled };
+        for text in ends.iter().chain(spelled) {
+            assert_eq!(read(&environment(name, text)).unwrap(), plain, "{name}={text:?}");
+        }
+    }
+}
+
+#[test]
+fn an_empty_value_is_none() {
+    for variable in list::all() {
+        for text in ["", "\r", "\r\n", " ", "\"\"", "''", " \"\" \r"] {
+            let is_password = variable.kind().secret && text.contains([' ', '"', '\'']);
+            if !is_password {
+                let input = read(&environment(variable.name, text)).unwrap();
+                let nothing = read(&Environment::new()).unwrap();
+                assert_eq!(input, nothing, "{}={text:?}", variable.name);
+            }
+        }
+    }
+}
+
+/// Names, paths, addresses, commands and words of QEMU are used as they are written.
+#[rustfmt::skip]
+const KEEP_CASE: &[&str] = &[
+    "COMMAND", "USERNAME", "DOMAIN", "DOMAIN_OU", "WORKGROUP", "HOST", "APP", "TZ", "container",
+    "DRIVERS", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "STORAGE", "DISK_NAME",
+    "DEVICE", "DEVICE2", "DEVICE3", "DEVICE4", "DEVICE5", "DEVICE6", "DEV", "TAP",
+    "SMP", "MACHINE", "SM_BIOS", "ARGUMENTS",
+];
+
+#[test]
+fn words_are_accepted_in_any_case() {
+    for variable in list::all().filter(|it| !it.kind().secret && !KEEP_CASE.contains(&it.name)) {
+        let (name, text) = (variable.name, case(variable).text);
+        let plain = read(&environment(name, text)).unwrap();
+        for text in [text.to_uppercase(), text.to_lowercase()] {
+            let input = read(&environment(name, &text)).unwrap();
+            assert_eq!(input.settings, plain.settings, "{name}={text}");
+        }
+    }
+}

@@ -22,8 +22,8 @@ const SETUP_LOG: [&str; 4] = [
     "Windows Setup failed: open the screen",
     "the last lines of the log of Windows Setup:",
     r"  C:\Windows\Panther\setuperr.log:",
-    "  2026-01-02 03:04:05, Error [SETUP.EXE] Callback_Unattend_InitEngine: An error occurred while \
-     finding or loading the unattend file; hr = 0x1, hrResult = 0x8030000b",
+    "  2026-01-02 03:04:05, Error [SETUP.EXE] Callback_Unattend_InitEngine: An error occurred \
+     while finding or loading the unattend file; hr = 0x1, hrResult = 0x8030000b",
 ];
 
 /// The password that was made for Windows.

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
+use transom_tests::place::{self, Place, last_line, until};
 use transom_tests::program::{PATIENCE, transom, vmm};
 use vmm::kvm::KvmSupport;
 
-use super::place::{self, Place, last_line};
-use super::{ISO, MARK, PROBE, probe, runs_here, stops, until};
+use super::{ISO, MARK, PROBE, probe, runs_here, stops};
 
 /// Mistakes are reported before the pod creates a file, an interface or a rule.
 #[test]

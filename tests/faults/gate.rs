@@ -6,10 +6,10 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 
 use anyhow::{Context as _, Result, ensure};
+use transom_tests::place::{HERE, Place, SEEN, until};
 use transom_tests::program::{PATIENCE, Running, said, transom};
 
-use super::place::{HERE, Place, SEEN};
-use super::{PROBE, probe, runs_here, stops, until};
+use super::{PROBE, probe, runs_here, stops};
 
 const ALONE: (&str, &str) = ("NETWORK", "none");
 

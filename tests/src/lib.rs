@@ -17,6 +17,7 @@ pub mod linux;
 pub mod network;
 pub mod novnc;
 pub mod patience;
+pub mod place;
 pub mod print;
 pub mod program;
 pub mod python;

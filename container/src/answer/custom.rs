@@ -8,7 +8,7 @@ use std::io::Read as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 
 use super::parse::{self, MAX_LENGTH, Node};
 use super::xml::{self, Content, Element, Secrets};
@@ -63,7 +63,10 @@ pub fn load(
     answers: &Answers,
     secrets: Secrets,
 ) -> anyhow::Result<String> {
-    let bytes = bytes(path, MAX_LENGTH as u64);
+    let bytes = bytes(path, MAX_LENGTH as u64).and_then(|bytes| {
+        ensure!(!bytes.is_empty(), "it is empty: write the answers into it, or leave it out");
+        Ok(bytes)
+    });
     let changed = bytes.and_then(|bytes| adjust(&bytes, kind, answers, secrets));
     changed.with_context(|| path.display().to_string())
 }
@@ -127,9 +130,13 @@ const SET: &str = "UseConfigurationSet";
 type Change = (Range<usize>, String);
 
 fn change(text: &str, kind: Kind, answers: &Answers, secrets: Secrets) -> anyhow::Result<String> {
-    let nodes = parse::read(text)?;
+    let nodes = parse::read(text).map_err(|error| anyhow!("{error:#}: correct it"))?;
     let root = nodes.first().context("it has no element")?;
-    ensure!(root.local() == "unattend", "it is <{}>, not an answer file", root.name);
+    ensure!(
+        root.local() == "unattend",
+        "it is <{}>, not an answer file of Windows, which begins with <unattend>",
+        root.name
+    );
     let document = Document { nodes: &nodes };
     let mut changes = document.machine(answers)?;
     if kind == Kind::Template {

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{anyhow, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -20,6 +20,8 @@ use super::address::Address;
 use super::fault::Fault;
 use super::reach::Reach;
 use crate::settings::Web;
+use crate::settings::value::quote;
+use crate::settings::version::without_secrets;
 
 /// Maximum length of a file with certificates, and of the answer of a proxy.
 const MAX_CERTIFICATES: u64 = 4 << 20;
@@ -51,8 +53,10 @@ impl Connector {
             // As other programs, this one takes `proxy:3128`, too.
             let text =
                 if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
-            let proxy = Address::read(&text).map_err(Fault::into_error).context(name.to_owned())?;
             let plain = "give the address of a proxy like http://proxy.example:3128";
+            let shown = || quote(&without_secrets(&text));
+            let proxy = Address::read(&text);
+            let proxy = proxy.map_err(|_| anyhow!("{name}={}: {plain}", shown()))?;
             ensure!(!proxy.secure, "{name}: TLS to the proxy itself is not supported: {plain}");
             Ok(Some(proxy))
         };
@@ -117,6 +121,12 @@ impl Connector {
 fn tls_fault(to: &Address, error: &std::io::Error) -> Fault {
     let certificate = error.to_string().contains("certificate");
     let host = to.host_header();
+    if error.to_string().contains("InvalidContentType") {
+        return Fault::last(format!(
+            "{host} answers without TLS: the network may ask for a login, or HTTPS_PROXY names \
+             something else than a proxy"
+        ));
+    }
     if !certificate {
         return Fault::passing(format!("{host}: TLS: {error}"));
     }
@@ -167,8 +177,9 @@ async fn tunnel(
 fn tls(certificates: Option<&Path>) -> anyhow::Result<TlsConnector> {
     let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
     if let Some(path) = certificates {
-        add(&mut roots, path).with_context(|| {
-            format!("SSL_CERT_FILE={}: mount root certificates in PEM format there", path.display())
+        add(&mut roots, path).map_err(|error| {
+            let path = path.display();
+            anyhow!("SSL_CERT_FILE={path}: {error}: mount root certificates in PEM format there")
         })?;
     }
     let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));

@@ -12,7 +12,7 @@ pub struct Node {
 
 /// A file system with directories, whose entries lead to nodes.
 pub trait Tree {
-    /// What an entry of a directory has of its node.
+    /// The part of a node that is in its directory.
     type Entry;
 
     fn root(&self) -> Self::Entry;

@@ -70,7 +70,7 @@ pub struct Media {
 /// it cannot be installed.
 pub fn analyze(image: &(impl Image + ?Sized)) -> anyhow::Result<Option<Media>> {
     find(image).map_err(|error| match error.downcast_ref::<Truncated>() {
-        Some(_) => error.context("it is cut off: download it again"),
+        Some(truncated) => anyhow::anyhow!("it is cut off ({truncated}): download it again"),
         None => error,
     })
 }

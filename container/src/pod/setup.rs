@@ -24,6 +24,7 @@ use crate::settings::value::{Secret, Value as _};
 use crate::setup_disk::drivers::Drivers;
 use crate::setup_disk::{self, Content, DiskMemory, Item, SetupDisk, UsersFiles};
 use crate::source::Source;
+use crate::status::{self, Status};
 use crate::story::Story;
 
 /// An unattended installation from a medium.
@@ -86,7 +87,8 @@ impl<'a> Installation<'a> {
         story: &Story,
     ) -> anyhow::Result<SetupDisk> {
         let memory = self.plan.sizes.memory;
-        let layout = setup_disk::lay_out(self.items(password, root)?)?;
+        let layout = self.items(password, root).and_then(setup_disk::lay_out);
+        let layout = layout.map_err(|error| status::with(Status::Setup, error))?;
         if let Some(load) = MemoryLoad::read(root) {
             check_memory(layout.bytes(), memory, &load, story)?;
         }

@@ -87,8 +87,9 @@ impl Volume {
     pub fn uuid(&self) -> anyhow::Result<Option<Uuid>> {
         if let Some(kept) = self.read("uuid").filter(|kept| !kept.is_empty()) {
             let path = self.file("uuid");
-            let uuid = Uuid::read(&kept)
-                .with_context(|| format!("{}: set UUID, or remove the file", path.display()))?;
+            let uuid = Uuid::read(&kept).ok().with_context(|| {
+                format!("{}: it has no UUID: set UUID, or remove the file", path.display())
+            })?;
             return Ok(Some(uuid));
         }
         let new = Uuid::random()?;
@@ -271,7 +272,7 @@ impl Volume {
         let Some(free) = host::free_space(folder).filter(|free| *free < needs) else {
             return Ok(());
         };
-        let [needs, free] = [needs, free].map(|bytes| Size(bytes).show());
+        let [needs, free] = [needs, free].map(|bytes| Size(bytes >> 20 << 20).show());
         let out = "enlarge the volume, or lower DISK_SIZE";
         anyhow::ensure!(!allocate, "ALLOCATE=Y needs {needs} more, but {free} are free: {out}");
         story.warn(&format!(
@@ -326,6 +327,8 @@ fn is_full(error: &io::Error) -> bool {
 fn write_error(what: &str, error: &io::Error) -> anyhow::Error {
     let out = match error.kind() {
         ErrorKind::NotFound => "mount a volume there, as in -v windows:/storage",
+        ErrorKind::NotADirectory => "it is not a folder: mount a volume there",
+        ErrorKind::IsADirectory => "it is a folder, but must be a file: remove it",
         _ if is_full(error) => "it is full: delete something there, or make it larger",
         ErrorKind::ReadOnlyFilesystem => "it is mounted read-only: mount it for writing",
         // Root can write whatever the owner, so the reason is mostly an SELinux label.
@@ -475,7 +478,10 @@ mod test {
         assert_ne!(volume(1).uuid().unwrap().unwrap(), first);
         fs::write(volume(1).file("uuid"), "no UUID").unwrap();
         let error = format!("{:#}", volume(1).uuid().unwrap_err());
-        assert!(error.contains("windows.uuid: set UUID, or remove the file"), "{error}");
+        assert!(
+            error.contains("windows.uuid: it has no UUID: set UUID, or remove the file"),
+            "{error}"
+        );
     }
 
     #[test]

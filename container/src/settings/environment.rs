@@ -6,11 +6,14 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 
 use super::variable::{Support, Variable};
 use super::{Settings, list, near, value, version};
 use crate::status::{self, Failure};
+
+/// Characters that end a line, here or on Windows.
+const LINE_END: [char; 2] = ['\r', '\n'];
 
 pub type Environment = BTreeMap<OsString, OsString>;
 
@@ -69,7 +72,8 @@ fn take(
         true => format!("{name}={}", value::quote(&version::without_secrets(text))),
         false => name.clone(),
     };
-    let text = if kind.secret { text.as_str() } else { value::strip(&text) };
+    // A file of variables may have the line ends of Windows.
+    let text = if kind.secret { text.trim_end_matches(LINE_END) } else { value::strip(&text) };
     if text.is_empty() {
         return Ok(());
     }
@@ -146,18 +150,19 @@ fn text_of(
     Ok(None)
 }
 
-/// Reads a secret from a file, without the line feed at its end.
+/// Reads a secret from a file, without line ends behind it.
 fn secret_of(path: &Path) -> anyhow::Result<String> {
     // Secrets are short. A longer file is not one.
     const MAX_LENGTH: u64 = 4096;
-    let file = File::open(path).context("the file cannot be read: mount the secret there")?;
+    let unreadable = |error| anyhow!("{error}: mount the secret there");
+    let file = File::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();
-    file.take(MAX_LENGTH + 1).read_to_end(&mut bytes).context("the file cannot be read")?;
+    file.take(MAX_LENGTH + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let fits = bytes.len() as u64 <= MAX_LENGTH;
     ensure!(fits, "the file has more than {MAX_LENGTH} bytes: is it the secret?");
     // The error itself would show the bytes.
     let text = String::from_utf8(bytes).ok().context("the file is not text: write it in UTF-8")?;
-    let text = text.strip_suffix('\n').map_or(&*text, |it| it.strip_suffix('\r').unwrap_or(it));
+    let text = text.trim_end_matches(LINE_END);
     ensure!(!text.is_empty(), "the file is empty: write the secret into it");
     Ok(text.to_owned())
 }
@@ -261,8 +266,9 @@ mod test {
     fn quotes_and_blanks_around_a_value_are_removed() {
         let quoted = parse(&[("CPU_CORES", " \"3\" "), ("RAM_SIZE", "'6G'")]);
         assert_eq!(quoted.settings, parse(&[("CPU_CORES", "3"), ("RAM_SIZE", "6G")]).settings);
-        let password = parse(&[("PASSWORD", " \"x\" ")]).settings.account.password;
-        assert_eq!(password.0, " \"x\" ");
+        for (text, password) in [(" \"x\" ", " \"x\" "), (" x \r\n", " x ")] {
+            assert_eq!(parse(&[("PASSWORD", text)]).settings.account.password.0, password);
+        }
     }
 
     #[test]
@@ -279,7 +285,8 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         let file = path.to_str().unwrap();
-        for (content, password) in [("a b\n", "a b"), ("a\r\n", "a"), ("a\n\n", "")] {
+        let contents = [("a b\n", "a b"), ("a\r\n", "a"), ("a\n\n", "a"), ("a\nb", "")];
+        for (content, password) in contents {
             std::fs::write(&path, content).unwrap();
             let read = read(&environment(&[("PASSWORD_FILE", file)]));
             match password {
@@ -376,10 +383,9 @@ mod test {
     fn values_that_are_not_utf8_are_refused_where_used() {
         use std::os::unix::ffi::OsStringExt as _;
         let bytes = OsString::from_vec(vec![0xff]);
-        let mut words: Environment = [("VERSION".into(), bytes.clone())].into();
-        let error = read(&words).unwrap_err();
-        assert_eq!(Status::of(&error), Status::Version);
-        words = [("ELSEWHERE".into(), bytes.clone()), (bytes.clone(), bytes)].into();
+        let version = [("VERSION".into(), bytes.clone())].into();
+        assert_eq!(Status::of(&read(&version).unwrap_err()), Status::Version);
+        let words = [("ELSEWHERE".into(), bytes.clone()), (bytes.clone(), bytes)].into();
         assert_eq!(read(&words).unwrap().warnings, [""; 0]);
     }
 

@@ -1,6 +1,6 @@
 //! `VERSION`: a version of Windows, the probe, or an installation medium of the user.
 
-use anyhow::{anyhow, ensure};
+use anyhow::{anyhow, bail, ensure};
 
 use super::value::{GIB, MIB, Value, quote};
 
@@ -181,6 +181,9 @@ impl Value for Version {
                 product.name
             );
             return Ok(Self::Windows(product));
+        }
+        if let Some((scheme, _)) = small.split_once("://") {
+            bail!("{}:// is not supported: give an address with https://", quote(scheme));
         }
         if MEDIA.iter().any(|end| small.ends_with(end)) {
             let plain = !text.contains(['/', '\\']) && !text.contains(char::is_control);

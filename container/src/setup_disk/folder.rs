@@ -56,7 +56,9 @@ pub(super) fn find(places: &[PathBuf]) -> anyhow::Result<Option<PathBuf>> {
         match fs::metadata(place) {
             Ok(found) if found.is_dir() => return Ok(Some(place.clone())),
             Ok(_) => bail!("{} is not a folder: mount a folder there", place.display()),
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            // The volume itself is checked elsewhere.
+            Err(error)
+                if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {}
             Err(error) => bail!("{}: {error}", place.display()),
         }
     }

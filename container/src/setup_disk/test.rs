@@ -197,26 +197,26 @@ fn what_cannot_be_copied_is_one_sentence() {
         (refusal(|oem| symlink("gone", oem.join("a")).unwrap()), "a: it is a link to nothing"),
         (refusal(|oem| symlink("a", oem.join("a")).unwrap()), "a: it is a link to itself"),
         (refusal(|oem| symlink(".", oem.join("a")).unwrap()), "a: it is a link to a folder that"),
-        (refusal(|oem| fs::write(oem.join("a:b"), "").unwrap()), "OEM/a:b: a:b has one of"),
+        (refusal(|oem| fs::write(oem.join("a:b"), "").unwrap()), "/oem/a:b: a:b has one of"),
         (
             refusal(|oem| {
                 ["A", "a"].iter().for_each(|name| fs::write(oem.join(name), "").unwrap());
             }),
-            "OEM/a: A is in the same place",
+            "/oem/a: A is in the same place",
         ),
         (
             refusal(|oem| {
                 let large = File::create(oem.join("large.iso")).unwrap();
                 large.set_len(5 << 30).unwrap();
             }),
-            "OEM/large.iso: it has 5G, and the file system of the set-up disk has no files of 4",
+            "/oem/large.iso: it has 5G, and the file system of the set-up disk has no files of 4",
         ),
         (
             refusal(|oem| {
                 let large = File::create(oem.join("large.iso")).unwrap();
                 large.set_len(3 << 30).unwrap();
             }),
-            "OEM/large.iso: with it, the set-up disk would have more than 2G",
+            "/oem/large.iso: with it, the set-up disk would have more than 2G",
         ),
         (
             refusal(|oem| {

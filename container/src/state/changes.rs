@@ -96,15 +96,21 @@ pub fn before(next: &Next, place: &Place) -> Vec<Change> {
     let mut changes = Vec::new();
     let base = next.base.as_deref();
     match next.step {
-        Step::Boot(_) | Step::ByHand => return changes,
+        Step::Boot(_) | Step::ByHand => {
+            let part = next.found.backup.as_deref();
+            return part.map(|part| undo(part, place)).unwrap_or_default();
+        }
         Step::Install => {}
-        // Its boot entries belong to the interrupted installation.
-        Step::InstallAgain => changes.extend(
-            names(place.volume)
-                .into_iter()
-                .filter(|name| is_firmwares(&name.to_lowercase()))
-                .map(|name| Change::Remove(place.volume.join(name))),
-        ),
+        Step::InstallAgain => {
+            changes.extend(next.found.backup.as_deref().map(|part| finish(part, place)));
+            // Its boot entries belong to the interrupted installation.
+            changes.extend(
+                names(place.volume)
+                    .into_iter()
+                    .filter(|name| is_firmwares(&name.to_lowercase()))
+                    .map(|name| Change::Remove(place.volume.join(name))),
+            );
+        }
         Step::Replace => changes.extend(backup(&next.found, place, base)),
     }
     // First the mark: with it, the new base would be that of an installed disk.
@@ -128,10 +134,7 @@ fn backup(found: &Found, place: &Place, wanted: Option<&str>) -> Vec<Change> {
     let folder = place.volume.join(BACKUPS);
     let mut changes = Vec::new();
     let stem = match (&found.backup, &found.base) {
-        (Some(part), _) => {
-            let name = part.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            name.strip_suffix(PART).unwrap_or(&name).to_owned()
-        }
+        (Some(part), _) => stem_of(part),
         (None, Base::Name(base)) => base.strip_suffix(".iso").unwrap_or(base).to_owned(),
         (None, _) => UNKNOWN.to_owned(),
     };
@@ -150,6 +153,27 @@ fn backup(found: &Found, place: &Place, wanted: Option<&str>) -> Vec<Change> {
     }
     changes.push(Change::Move { from: part, to: folder.join(whole) });
     changes
+}
+
+/// Moves the files of an interrupted backup back, because the disk of the installation is still
+/// on the volume and starts there. A file that is on the volume again stays.
+fn undo(part: &Path, place: &Place) -> Vec<Change> {
+    let missing = names(part).into_iter().filter(|name| !place.volume.join(name).exists());
+    let back =
+        missing.map(|name| Change::Move { from: part.join(&name), to: place.volume.join(name) });
+    back.chain([finish(part, place)]).collect()
+}
+
+/// Gives an interrupted backup its final name.
+fn finish(part: &Path, place: &Place) -> Change {
+    let folder = place.volume.join(BACKUPS);
+    let whole = free(&stem_of(part), |name| folder.join(name).exists());
+    Change::Move { from: part.to_owned(), to: folder.join(whole) }
+}
+
+fn stem_of(part: &Path) -> String {
+    let name = part.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    name.strip_suffix(PART).unwrap_or(&name).to_owned()
 }
 
 /// Names of the installation's files, in the order in which they move: the disk, and then the files

@@ -19,8 +19,8 @@ use crate::settings::Format;
 pub enum Content {
     /// Nothing has been written to it.
     Blank,
-    /// Windows Setup began to divide it, and has not made it bootable: it has no partitions, or all
-    /// its EFI system partitions are empty.
+    /// Windows Setup began to divide it, and has not made it bootable: it has no partition of data,
+    /// or all its EFI system partitions are empty.
     Unfinished,
     /// An EFI system partition has files.
     Bootable,
@@ -52,9 +52,10 @@ const MAX_ENTRIES: usize = 64 << 10;
 /// Type of an EFI system partition (UEFI 5.3.3), and those of the partitions that Windows Setup
 /// makes beside it: reserved, basic data, recovery.
 const EFI: [u8; 16] = guid(0xc12a_7328, 0xf81f, 0x11d2, 0xba4b_00a0_c93e_c93b);
+const DATA: [u8; 16] = guid(0xebd0_a0a2, 0xb9e5, 0x4433, 0x87c0_68b6_b726_99c7);
 const SETUPS: [[u8; 16]; 3] = [
     guid(0xe3c9_e316, 0x0b5c, 0x4db8, 0x817d_f92d_f002_15ae),
-    guid(0xebd0_a0a2, 0xb9e5, 0x4433, 0x87c0_68b6_b726_99c7),
+    DATA,
     guid(0xde94_bba4, 0x06d1, 0x4d40, 0xa16a_bfd5_0179_d6ac),
 ];
 /// Offset of the first sector in a partition entry.
@@ -128,8 +129,12 @@ fn read(disk: &(impl Sectors + ?Sized)) -> anyhow::Result<Content> {
         let is_clear = behind.iter().all(|byte| *byte == 0);
         return Ok(if is_clear { Content::Unfinished } else { Content::Unknown });
     }
-    let mut content = Content::Unfinished;
-    for (kind, first) in partitions(disk, &behind[..SECTOR_BYTES])? {
+    let partitions = partitions(disk, &behind[..SECTOR_BYTES])?;
+    let has = |wanted| partitions.iter().any(|(kind, _)| *kind == wanted);
+    // Setup makes the EFI system partition before that of Windows.
+    let is_setups = has(EFI) || !has(DATA);
+    let mut content = if is_setups { Content::Unfinished } else { Content::Unknown };
+    for (kind, first) in partitions {
         match kind {
             EFI if !is_empty(disk, first)? => return Ok(Content::Bootable),
             EFI => {}
@@ -286,6 +291,11 @@ mod test {
         ] {
             assert_eq!(with(at, byte, sealed), Content::Unknown, "{at}");
         }
+        // Someone's data, without an EFI system partition.
+        let mut data = disk(Esp::Empty);
+        data[2 * SECTOR_BYTES..][..16].fill(0);
+        seal(&mut data);
+        assert_eq!(judged(&data), Content::Unknown);
         let mut short = disk(Esp::Empty);
         short.truncate((1 << 20) + 100);
         assert_eq!(judged(&short), Content::Unknown);

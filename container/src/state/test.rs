@@ -51,7 +51,7 @@ const EMPTY: &str = "data.img=empty";
 const FILES: &str = "data.img=files";
 const OTHER: &str = "data.img=other";
 const MARK: &str = "windows.boot";
-const GOES_ON: &str = "delete";
+const GOES_ON: &str = "goes on there";
 
 #[rustfmt::skip]
 const ROWS: &[Row] = &[
@@ -62,8 +62,8 @@ const ROWS: &[Row] = &[
     row(&["/custom.iso"], MANUAL, ("install", "nothing"), Installs),
     row(&[ISO, ELEVEN, "windows.ver=6.05"], &[], ("install", "nothing"), Installs),
     row(&[ISO, ELEVEN, BLANK], &[], ("install", "nothing"), Installs),
-    row(&[ISO, ELEVEN, BLANK, MARK], &[], ("install", "nothing"), Installs),
-    row(&[MARK], &[], ("install", "nothing"), Installs),
+    row(&[ISO, ELEVEN, BLANK, MARK], &[], ("install", "data.img is blank: a new"), Installs),
+    row(&[MARK], &[], ("install", "its disk is not there: a new"), Installs),
     row(&["windows.base=win10x64.iso", BLANK], &[], ("install", "nothing"), Installs),
     // Finished, and the settings ask for the same.
     row(&[FILES, MARK, ELEVEN], &[], ("boot", "booted before"), Boots),
@@ -139,7 +139,15 @@ const ROWS: &[Row] = &[
     row(&[EMPTY, "windows.base=", ISO], &[], ("refuse", "does not say"), Erases),
     row(&[EMPTY, "windows.boot/", ELEVEN, ISO], &[], ("install-again", "interrupted"), Erases),
     // A backup that was interrupted is finished.
-    row(&[FILES, MARK, ELEVEN, "backups/win11x64.part/"], &[], ("replace", "backups"), Boots),
+    row(&[FILES, MARK, ELEVEN, "backups/win11x64.part/"],
+        TEN_DOCKUR, ("replace", "backups"), BacksUp),
+    row(&[MARK, ELEVEN, "backups/win11x64.part/"], &[], ("replace", "backups"), Installs),
+    // Its disk is still there, or there again, and the settings do not ask for another one.
+    row(&[FILES, MARK, ELEVEN, "backups/win11x64.part/"], &[], ("boot", "booted before"), Boots),
+    row(&[FILES, MARK, ELEVEN, "backups/win11x64.part/"], TEN, ("boot", "ask for"), BacksUp),
+    row(&[FILES, ELEVEN, ISO, "backups/win11x64.part/"], &[], ("boot", GOES_ON), Erases),
+    row(&[EMPTY, ELEVEN, ISO, "backups/win11x64.part/"],
+        &[], ("install-again", "interrupted"), Erases),
     row(&[ELEVEN, "backups/win11x64.part/"], TEN, ("replace", "backups"), Installs),
     row(&["backups/win11x64.2.part/"], TEN, ("replace", "backups"), Installs),
     row(&[FILES, MARK, ELEVEN, "backups/win11x64/"], &[], ("boot", "booted before"), Boots),

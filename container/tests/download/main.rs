@@ -7,6 +7,9 @@ mod upgrade;
 mod world;
 
 use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use container::download::transfer::forget_others;
@@ -103,6 +106,57 @@ fn answers_that_are_no_iso_are_refused_in_one_sentence() {
         assert!(sentence.contains(words), "{fault:?}: {sentence}");
         assert_eq!(sentence.lines().count(), 1, "{sentence}");
         assert!(!world.names().iter().any(|name| name.ends_with(".iso")), "{:?}", world.names());
+    }
+}
+
+/// No server, no name, no network, and a proxy that is none. The last one answers as the login page
+/// of a hotel's network does.
+#[test]
+fn a_server_that_cannot_be_reached_is_named_with_the_reason() {
+    let page = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let hotel = format!("http://{}", page.local_addr().unwrap());
+    thread::spawn(move || {
+        for mut stream in page.incoming().flatten() {
+            let mut asked = [0; 4096];
+            if stream.read(&mut asked).is_ok() {
+                let answer =
+                    "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>Log in</html>";
+                stream.write_all(answer.as_bytes()).ok();
+            }
+        }
+    });
+    let nobody = "http://127.0.0.1:9";
+    let world = World::new(vec![]);
+    for (words, sentence) in [
+        (
+            &[("VERSION", "http://127.0.0.1:9/a.iso")][..],
+            "127.0.0.1:9 cannot be reached: Connection",
+        ),
+        (
+            &[("VERSION", "https://nowhere.invalid/a.iso"), ("HTTPS_PROXY", "")],
+            "nowhere.invalid cannot be reached: failed to lookup address",
+        ),
+        (
+            &[("VERSION", ADDRESS), ("HTTPS_PROXY", nobody)],
+            "the proxy 127.0.0.1:9 cannot be reached",
+        ),
+        (
+            &[("VERSION", ADDRESS), ("HTTPS_PROXY", &hotel)],
+            "answers without TLS: the network may ask",
+        ),
+        (&[("VERSION", "11"), ("HTTPS_PROXY", nobody)], "the proxy 127.0.0.1:9 cannot be reached"),
+        (&[("VERSION", "11"), ("HTTPS_PROXY", &hotel)], "answers without TLS: the network may ask"),
+        (
+            &[("VERSION", "2025"), ("HTTPS_PROXY", &hotel)],
+            "answers without TLS: the network may ask",
+        ),
+    ] {
+        let (status, said) = world.refusal(words);
+        assert_eq!(status, Status::Download, "{words:?}: {said}");
+        assert!(said.contains(sentence), "{words:?}: {said}");
+        assert!(said.contains("mount") && said.contains("/custom.iso"), "{words:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert_eq!(world.names(), [""; 0], "{words:?}");
     }
 }
 
@@ -279,9 +333,9 @@ fn a_certificate_that_is_not_trusted_names_the_variable() {
 #[test]
 fn two_downloads_of_one_file_do_not_mix() {
     let world = World::new(vec![Fault::Slow(8_000_000)]);
-    let both = std::thread::scope(|scope| {
+    let both = thread::scope(|scope| {
         let one = scope.spawn(|| world.run(&[("VERSION", ADDRESS)]));
-        std::thread::sleep(Duration::from_millis(600));
+        thread::sleep(Duration::from_millis(600));
         let two = world.run(&[("VERSION", ADDRESS)]);
         (one.join().unwrap(), two)
     });
@@ -314,7 +368,8 @@ fn the_usual_drivers_have_their_length_and_checksum() {
     assert!(world.is_whole(name));
     let requests = world.server.site.take_requests();
     let place = format!(
-        "fedorapeople.org/groups/virt/virtio-win/direct-downloads/archive-virtio/virtio-win-0.1.271-1/{name}"
+        "fedorapeople.org/groups/virt/virtio-win/direct-downloads/archive-virtio/\
+         virtio-win-0.1.271-1/{name}"
     );
     assert!(requests.iter().any(|it| it.starts_with(&place)), "{requests:?}");
     let of = |world: &World, place, usual| {

@@ -100,7 +100,7 @@ impl World {
         Builder::new_current_thread().enable_all().build()?.block_on(run)
     }
 
-    /// What this server has, as if it were the usual image.
+    /// This server's image, as if it were the usual one.
     pub(crate) fn usual(&self) -> Remote {
         Remote {
             length: Some(self.iso.len() as u64),

@@ -153,7 +153,7 @@ fn a_password_for_windows_is_made_once_and_kept() {
     // That of the screen, if it is a made one, too.
     let screen = fs::read_to_string(folder.path().join("windows.password")).unwrap();
     assert_eq!(screen, made);
-    // What was installed with it keeps it.
+    // An installed Windows keeps its password.
     let hush = [("PASSWORD", "hush")];
     for step in [Step::Boot(Why::Booted), Step::Boot(Why::Bootable), Step::ByHand] {
         for words in [&[][..], &hush, &[("COMPAT", "dockur")]] {

@@ -18,7 +18,7 @@ use crate::story::Story;
 
 impl Volume {
     /// Changes the volume before the first start of a step. A disk that boots, or on which a person
-    /// installs, needs no change.
+    /// installs, needs no change, except that an interrupted backup of it is undone.
     pub fn begin(
         &self,
         next: &Next,
@@ -26,7 +26,7 @@ impl Volume {
         root: &Path,
         story: &Story,
     ) -> anyhow::Result<()> {
-        if next.step.keeps() {
+        if next.step.keeps() && next.found.backup.is_none() {
             return Ok(());
         }
         // The machine of a killed pod may have been writing when the plan was made.
@@ -47,6 +47,9 @@ impl Volume {
                 ));
             }
             Step::InstallAgain => story.info(&next.step.reason()),
+            Step::Boot(_) | Step::ByHand => {
+                story.info("a backup of this installation was interrupted: it is undone");
+            }
             _ => {}
         }
         for change in self.changes(next, settings) {

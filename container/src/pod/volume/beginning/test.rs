@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::media::testutil::{Layout, install_cd, windows_11};
 use crate::plan::Plan;
+use crate::settings::Boot;
 use crate::state::testutil::{Esp, disk};
 
 fn plan(words: &[(&str, &str)], root: &Path) -> anyhow::Result<Plan> {
@@ -83,11 +84,10 @@ fn a_backup_that_is_killed_after_any_change_is_completed() {
             let state = ["windows.boot", "windows.base"].iter().any(|name| path.ends_with(name));
             assert!(bytes(&now, text) == 1 || state, "{path:?} after {cut}");
         }
-        // The former settings do not start a half-moved installation.
+        // The former settings start the installation as long as its disk is there.
         let former = plan(&[("VERSION", "11")], root).map(|it| it.next.unwrap().step);
         let boots = former.is_ok_and(|step| step.boots());
-        let whole = now.contains_key(&storage.join("windows.mac"));
-        assert!(!boots || whole && cut < 2, "{cut}");
+        assert_eq!(boots, now.contains_key(&storage.join("data.img")), "{cut}");
         begin(&plan(&words, root).unwrap(), root).unwrap();
         let after = files(&storage);
         let kept: Vec<_> = after.keys().filter(|path| path.parent() == Some(&*storage)).collect();
@@ -103,6 +103,43 @@ fn a_backup_that_is_killed_after_any_change_is_completed() {
         assert_eq!(plan(&words, root).unwrap().next.unwrap().step, Step::Install);
     }
     assert!(count >= 20, "{count}");
+}
+
+/// The user took COMPAT=dockur back, or put the disk back.
+#[test]
+fn an_interrupted_backup_is_undone_if_its_disk_starts() {
+    for put_back in [false, true] {
+        let mut count = usize::MAX;
+        for cut in (2..).take_while(|cut| *cut <= 40) {
+            let root = tempfile::tempdir().unwrap();
+            let root = root.path();
+            installed(root);
+            let storage = root.join("storage");
+            let before = files(&storage);
+            let first = plan(&[("COMPAT", "dockur")], root).unwrap();
+            let changes = volume(root).changes(first.next.as_ref().unwrap(), &first.input.settings);
+            count = count.min(changes.len());
+            // Without the last ones, by which the backup is complete.
+            for change in changes.iter().take(cut).take(count - 4) {
+                volume(root).make(change).unwrap();
+            }
+            let disk = storage.join("data.img");
+            if put_back && !disk.exists() {
+                fs::rename(storage.join("backups/win11x64.part/data.img"), &disk).unwrap();
+            }
+            if !disk.exists() {
+                continue;
+            }
+            let again = plan(&[("VERSION", "11")], root).unwrap();
+            assert!(again.next.as_ref().unwrap().step.boots(), "{cut}");
+            assert_eq!(again.input.settings.machine.boot, Boot::UefiPlain, "{cut}");
+            begin(&again, root).unwrap();
+            assert_eq!(files(&storage), before, "{cut}");
+            assert!(storage.join("backups/win11x64").is_dir());
+            assert_eq!(plan(&[], root).unwrap().next.unwrap().found.backup, None);
+        }
+        assert!(count >= 15, "{count}");
+    }
 }
 
 /// Moments of an installation, and the next step of a pod that is killed after each.

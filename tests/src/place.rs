@@ -9,17 +9,16 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
+use std::time::{Duration, Instant};
 
+use crate::program::{PATIENCE, Running, said, transom};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Pid;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
-use transom_tests::program::{PATIENCE, Running, said, transom};
-
-use crate::until;
 
 /// An error with the reason if this host cannot make namespaces.
-pub(crate) fn is_here() -> Result<(), &'static str> {
+pub fn is_here() -> Result<(), &'static str> {
     if !rustix::process::geteuid().is_root() {
         return Err("namespaces need root");
     }
@@ -32,17 +31,17 @@ pub(crate) fn is_here() -> Result<(), &'static str> {
 }
 
 /// Addresses of a pod: one that other hosts reach, and one that only the pod reaches.
-pub(crate) const SEEN: &str = "10.99.0.2";
-pub(crate) const HERE: &str = "127.0.0.1";
+pub const SEEN: &str = "10.99.0.2";
+pub const HERE: &str = "127.0.0.1";
 
 /// The host of one pod; dropping it deletes the namespace.
-pub(crate) struct Place {
+pub struct Place {
     space: String,
     folder: TempDir,
 }
 
 impl Place {
-    pub(crate) fn new(name: &str) -> Result<Self> {
+    pub fn new(name: &str) -> Result<Self> {
         let place = Self {
             space: format!("transom-{}-{name}", std::process::id()),
             folder: tempfile::tempdir()?,
@@ -78,28 +77,23 @@ impl Place {
     }
 
     /// Its volume.
-    pub(crate) fn storage(&self) -> PathBuf {
+    pub fn storage(&self) -> PathBuf {
         self.folder.path().join("storage")
     }
 
     /// The control socket of the machine of its pod.
-    pub(crate) fn control(&self) -> PathBuf {
+    pub fn control(&self) -> PathBuf {
         self.folder.path().join("run/transom/vmm.sock")
     }
 
     /// Starts a pod with these variables. A shell runs the script `first` before, in a mount
     /// namespace of its own.
-    pub(crate) fn start(&self, first: &str, environment: &[(&str, &str)]) -> Result<Running> {
+    pub fn start(&self, first: &str, environment: &[(&str, &str)]) -> Result<Running> {
         self.start_as("", first, environment)
     }
 
     /// Like `start`, with the program `by`, such as `setpriv`, around `transom`.
-    pub(crate) fn start_as(
-        &self,
-        by: &str,
-        first: &str,
-        environment: &[(&str, &str)],
-    ) -> Result<Running> {
+    pub fn start_as(&self, by: &str, first: &str, environment: &[(&str, &str)]) -> Result<Running> {
         let script = format!(
             "set -e; mount --bind $FOLDER/storage /mnt; mount --bind $FOLDER/run /run; \
              {first}\nunset FOLDER; exec {by} {} pod",
@@ -115,29 +109,29 @@ impl Place {
     }
 
     /// The tables of its packet filter.
-    pub(crate) fn rules(&self) -> Result<String> {
+    pub fn rules(&self) -> Result<String> {
         said(self.run("nft").args(["list", "tables"]))
     }
 
     /// Whether it forwards IPv4 packets.
-    pub(crate) fn forwards(&self) -> Result<bool> {
+    pub fn forwards(&self) -> Result<bool> {
         Ok(said(self.run("cat").arg("/proc/sys/net/ipv4/ip_forward"))?.trim() == "1")
     }
 
     /// Occupies a port, as another program of the pod would.
-    pub(crate) fn listen(&self, port: u16) -> Result<TcpListener> {
+    pub fn listen(&self, port: u16) -> Result<TcpListener> {
         self.within(move || TcpListener::bind(("::", port)))
     }
 
     /// The web port's answer to a GET request from the pod itself.
-    pub(crate) fn get(&self, path: &str) -> Result<String> {
+    pub fn get(&self, path: &str) -> Result<String> {
         let mut answer = String::new();
         self.ask(HERE, path)?.read_to_string(&mut answer)?;
         Ok(answer)
     }
 
     /// Sends a GET request to the web port at one of its addresses, which is also the client's.
-    pub(crate) fn ask(&self, address: &'static str, path: &str) -> Result<TcpStream> {
+    pub fn ask(&self, address: &'static str, path: &str) -> Result<TcpStream> {
         let mut stream = self.connect(address, 8006)?;
         let (host, end) = ("localhost", "Connection: close");
         stream.write_all(
@@ -147,7 +141,7 @@ impl Place {
     }
 
     /// The web port's answer to a request at one of its addresses.
-    pub(crate) fn say(&self, address: &'static str, request: &str) -> Result<String> {
+    pub fn say(&self, address: &'static str, request: &str) -> Result<String> {
         let mut stream = self.connect(address, 8006)?;
         stream.write_all(request.trim_start().replace('\n', "\r\n").as_bytes())?;
         let mut answer = Vec::new();
@@ -156,14 +150,14 @@ impl Place {
     }
 
     /// A connection to one of its ports.
-    pub(crate) fn connect(&self, address: &'static str, port: u16) -> Result<TcpStream> {
+    pub fn connect(&self, address: &'static str, port: u16) -> Result<TcpStream> {
         let stream = self.within(move || TcpStream::connect((address, port)))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         Ok(stream)
     }
 
     /// Makes a socket in its network namespace.
-    fn within<T: Send + 'static>(
+    pub fn within<T: Send + 'static>(
         &self,
         make: impl FnOnce() -> std::io::Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -177,7 +171,7 @@ impl Place {
     }
 
     /// Fails if interfaces or rules of a pod are left in its network.
-    pub(crate) fn has_nothing_left(&self) -> Result<()> {
+    pub fn has_nothing_left(&self) -> Result<()> {
         let links = said(self.run("ip").args(["-brief", "link"]))?;
         let rules = self.rules()?;
         ensure!(!links.contains("qemu") && rules.is_empty(), "a pod left behind: {links}{rules}");
@@ -194,7 +188,7 @@ impl Drop for Place {
 }
 
 /// Runs a program among the mounts of a pod; returns its status and output.
-pub(crate) fn beside(pod: &Running, words: &[&str]) -> Result<(Option<i32>, String)> {
+pub fn beside(pod: &Running, words: &[&str]) -> Result<(Option<i32>, String)> {
     let target = pod.pid().as_raw_nonzero().to_string();
     let mut command = Command::new("nsenter");
     command.args(["--mount", "--target", &target, "--"]).args(words).env("STORAGE", "/mnt");
@@ -203,13 +197,23 @@ pub(crate) fn beside(pod: &Running, words: &[&str]) -> Result<(Option<i32>, Stri
     Ok((output.status.code(), String::from_utf8_lossy(&text).into_owned()))
 }
 
+/// Waits until a condition is true; `failure` describes it being false.
+pub fn until(failure: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !is_so()? {
+        ensure!(Instant::now() < end, "{failure}");
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
 /// The last line on its standard error.
-pub(crate) fn last_line(pod: &Running) -> String {
+pub fn last_line(pod: &Running) -> String {
     pod.stderr.text().trim().lines().last().unwrap_or_default().to_owned()
 }
 
 /// The process of its machine. The kernel's list of children can be incomplete while a child ends.
-pub(crate) fn machine(pod: &Running) -> Result<Pid> {
+pub fn machine(pod: &Running) -> Result<Pid> {
     let mut machine = None;
     until(&format!("{:?} has no machine", pod.pid()), || {
         machine = child(pod)?;

@@ -1,0 +1,36 @@
+//! Volumes as the reference image leaves them, and as this one does: real pods start on each, up to
+//! their machine, which is a script that keeps its configuration. Also mistakes of users: one
+//! sentence each, and the reference's exit status.
+#![forbid(unsafe_code)]
+
+#[path = "states/kept.rs"]
+mod kept;
+#[path = "states/leaves.rs"]
+mod leaves;
+#[path = "states/left.rs"]
+mod left;
+#[path = "states/mistakes.rs"]
+mod mistakes;
+#[path = "states/reference.rs"]
+mod reference;
+#[path = "states/server.rs"]
+mod server;
+#[path = "states/world.rs"]
+mod world;
+
+use transom_tests::place;
+use transom_tests::program::not_run;
+use vmm::kvm::KvmSupport;
+
+/// Whether a test can run on this host. Reports it as skipped otherwise.
+fn runs_here(test: &str) -> bool {
+    let reason = if KvmSupport::of_this_host() == KvmSupport::None {
+        "there is no usable /dev/kvm"
+    } else if let Err(why) = place::is_here() {
+        why
+    } else {
+        return true;
+    };
+    not_run(test, reason);
+    false
+}
