@@ -63,10 +63,7 @@ pub fn load(
     answers: &Answers,
     secrets: Secrets,
 ) -> anyhow::Result<String> {
-    let bytes = bytes(path, MAX_LENGTH as u64).and_then(|bytes| {
-        ensure!(!bytes.is_empty(), "it is empty: write the answers into it, or leave it out");
-        Ok(bytes)
-    });
+    let bytes = bytes(path, MAX_LENGTH as u64);
     let changed = bytes.and_then(|bytes| adjust(&bytes, kind, answers, secrets));
     changed.with_context(|| path.display().to_string())
 }
