@@ -139,8 +139,14 @@ impl<'a> World<'a> {
         let folder = self.files.0.path().display();
         let first =
             format!("{VIRTUALIZES}mount --bind {script} {program}; export D={folder}; {first}");
-        let usual =
-            [("NETWORK", "none"), ("DISK_SIZE", "64M"), ("DISK_MINIMUM", "1M"), ("WEB", "N")];
+        // Without a network, nobody waits for the download of drivers.
+        let usual = [
+            ("NETWORK", "none"),
+            ("DRIVERS", "N"),
+            ("DISK_SIZE", "64M"),
+            ("DISK_MINIMUM", "1M"),
+            ("WEB", "N"),
+        ];
         fs::remove_file(self.machine.path().join("machine.json")).ok();
         self.place.start(&first, &[&usual[..], words].concat())
     }

@@ -76,6 +76,8 @@ pub(super) fn notes(
     if let Some(unattended) = unattended.filter(|it| it.is_new) {
         let bus = unattended.controller(input).ok();
         notes.extend(bus.and_then(|bus| drivers::lack(input, &unattended.missing, bus)));
+        let (bundle, remote) = (unattended.bundle.as_deref(), unattended.remote.as_ref());
+        notes.extend(bus.and_then(|bus| drivers::damage(bundle, remote, bus)));
     }
     notes.extend(unused(Path::new("/"), &MOUNTS, root));
     notes.extend(unused(&input.settings.storage.folder, &ON_VOLUME, root));

@@ -1,5 +1,6 @@
 //! Downloads of media from a fake Microsoft, with every fault that it can have.
 
+mod catalog;
 #[path = "../esd/made.rs"]
 mod made;
 mod process;

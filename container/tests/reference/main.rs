@@ -1,6 +1,7 @@
 //! Everything that the reference image accepts or survives starts here: a row per case, with the
 //! warning that says what has no effect.
 
+mod catalog;
 mod dependents;
 mod host;
 

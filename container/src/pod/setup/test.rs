@@ -303,6 +303,29 @@ fn empty() -> SetupDisk {
 }
 
 #[test]
+fn drivers_that_damage_data_are_avoided() {
+    let world = World::with(&windows_11(9));
+    let mut drivers = fs::read(World::complete().0.path().join("drivers.iso")).unwrap();
+    let blk = ("DISK_TYPE", "blk");
+    let warned = |words: &[(&str, &str)]| {
+        let plan = world.plan(words).unwrap();
+        plan.warnings.iter().any(|it| it.contains("damages the page file of Windows: take"))
+    };
+    let url = ("DRIVERS", "https://me:pw@example.com/virtio-win-0.1.285.iso?sig=1");
+    assert!(warned(&[blk, url]) && !warned(&[url]));
+    world.add("storage/virtio-win-0.1.285.iso", &drivers);
+    assert!(warned(&[blk]) && !warned(&[]), "it is the only one");
+    world.add("storage/virtio-win-0.1.271.iso", &drivers);
+    assert!(!warned(&[blk]), "the older one is better");
+    // Under another name it is known by its label.
+    world.add("drivers.iso", &drivers);
+    assert!(!warned(&[blk]));
+    drivers[16 * 2048 + 40..][..32].copy_from_slice(b"virtio-win-0.1.285              ");
+    world.add("drivers.iso", &drivers);
+    assert!(warned(&[blk]) && !warned(&[("DISK_TYPE", "nvme")]));
+}
+
+#[test]
 fn the_disk_comes_after_the_media_and_does_not_boot() {
     for (bus, medium, name) in
         [("ide", "ahci-cdrom", "usb-storage"), ("usb", "usb-storage", "usb-storage.2")]
