@@ -165,7 +165,7 @@ pub(super) fn part(path: &Path) -> PathBuf {
     with(path, PART)
 }
 
-fn note(path: &Path) -> PathBuf {
+pub(super) fn note(path: &Path) -> PathBuf {
     with(path, NOTE)
 }
 

@@ -2,11 +2,13 @@
 //! resources are sequences of blobs that are compressed together, in independent chunks.
 //!
 //! Threats: an archive may be anything. Tables must be within the file, chunks have a maximum
-//! length, and only one of them is in memory at a time.
+//! length and, all solid resources together, a maximum number, and only one of them is in memory at
+//! a time.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
+use std::rc::Rc;
 
 use anyhow::{Context as _, bail, ensure};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY};
@@ -32,12 +34,15 @@ const SOLID_LENGTH: u64 = 1 << 32;
 pub(super) const ENTRY_BYTES: usize = 50;
 /// Offset of the SHA-1 in an entry.
 const SHA1: usize = 30;
-const MAX_TABLE: u64 = 64 << 20;
+/// Microsoft's blob tables have some 10 MiB.
+const MAX_TABLE: u64 = 32 << 20;
 const MAX_XML: u64 = 4 << 20;
 const MAX_METADATA: u64 = 128 << 20;
 /// Microsoft's solid resources have chunks of 64 MiB.
 const MAX_CHUNK: u64 = 128 << 20;
 const MIN_CHUNK: u64 = 4 << 10;
+/// Chunks of one resource, and of all solid resources together.
+const MAX_CHUNKS: u64 = 4 << 20;
 /// Bytes of a resource without compression that are read at once.
 const PLAIN_CHUNK: u64 = 1 << 20;
 const MAX_LENGTH: u64 = 1 << 40;
@@ -191,7 +196,9 @@ pub struct Archive {
     blobs: HashMap<Sha1, Blob>,
     /// The metadata of the images, in their order.
     metadata: Vec<Resource>,
-    solid: Vec<Chunks>,
+    solid: Vec<Rc<Chunks>>,
+    /// Their chunks.
+    solid_count: u64,
     cached: Cached,
     packed: Vec<u8>,
     decoder: Decoder,
@@ -215,6 +222,7 @@ impl Archive {
             blobs: HashMap::new(),
             metadata: Vec::new(),
             solid: Vec::new(),
+            solid_count: 0,
             cached: Cached::default(),
             packed: Vec::new(),
             decoder: Decoder::default(),
@@ -262,6 +270,7 @@ impl Archive {
                 let resource = Resource::read(entry, 0)?;
                 ensure!(!resource.has(flag::SPANNED), "a blob is in several files");
                 let length = resource.length;
+                ensure!(length <= MAX_LENGTH, "{length} bytes are too many");
                 match resource.has(flag::METADATA) {
                     true => self.metadata.push(resource),
                     false => self.add(entry, length, Place::Own(resource))?,
@@ -272,12 +281,14 @@ impl Archive {
         Ok(())
     }
 
-    /// Reads successive solid entries. Their offsets count through all their resources.
+    /// Reads successive solid entries. The offsets of blobs count through all their resources.
     fn read_run<'a>(
         &mut self,
         entries: &mut std::iter::Peekable<impl Iterator<Item = &'a [u8]>>,
     ) -> anyhow::Result<()> {
         let (first, mut blobs) = (self.solid.len(), Vec::new());
+        // Where each resource ends.
+        let (mut ends, mut end) = (Vec::new(), 0);
         while let Some(entry) = entries.peek() {
             let resource = Resource::read(entry, 0)?;
             if !resource.has(flag::SOLID) {
@@ -286,25 +297,30 @@ impl Archive {
             match resource.length {
                 SOLID_LENGTH => {
                     let chunks = self.solid_chunks(&resource).context("solid resource")?;
-                    self.solid.push(chunks);
+                    self.count_chunks(&chunks)?;
+                    end += chunks.length;
+                    ends.push(end);
+                    self.solid.push(Rc::new(chunks));
                 }
                 _ => blobs.push((*entry, resource)),
             }
             entries.next();
         }
-        for (entry, Resource { packed: length, mut offset, .. }) in blobs {
-            let end = |offset: u64| offset.checked_add(length);
-            let run = (first..).zip(&self.solid[first..]);
-            let mut place = None;
-            for (number, chunks) in run {
-                if end(offset).is_some_and(|end| end <= chunks.length) {
-                    place = Some(Place::Solid(number, offset));
-                    break;
-                }
-                offset = offset.checked_sub(chunks.length).context("a blob in two resources")?;
-            }
-            self.add(entry, length, place.context("a blob beyond its resource")?)?;
+        for (entry, Resource { packed: length, offset, .. }) in blobs {
+            let number = ends.partition_point(|end| *end <= offset);
+            let end = *ends.get(number).context("a blob beyond its resource")?;
+            let fits = offset.checked_add(length).is_some_and(|it| it <= end);
+            ensure!(fits, "a blob in two resources");
+            let start = end - self.solid[first + number].length;
+            self.add(entry, length, Place::Solid(first + number, offset - start))?;
         }
+        Ok(())
+    }
+
+    /// Checks the number of chunks of all solid resources with a new one.
+    fn count_chunks(&mut self, new: &Chunks) -> anyhow::Result<()> {
+        self.solid_count += new.starts.len() as u64;
+        ensure!(self.solid_count <= MAX_CHUNKS, "its resources have too many chunks");
         Ok(())
     }
 
@@ -394,8 +410,8 @@ impl Archive {
         take: &mut dyn FnMut(&[u8]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let (chunks, offset) = match blob.place {
-            Place::Own(resource) => (self.chunks(&resource)?, 0),
-            Place::Solid(number, offset) => (self.solid[number].clone(), offset),
+            Place::Own(resource) => (Rc::new(self.chunks(&resource)?), 0),
+            Place::Solid(number, offset) => (Rc::clone(&self.solid[number]), offset),
         };
         let mut hasher = Hasher::default();
         self.each(&chunks, offset, blob.length, &mut |part| {
@@ -459,7 +475,8 @@ impl Archive {
 fn check_chunk(length: u64, chunk: u64) -> anyhow::Result<()> {
     let fits = chunk.is_power_of_two() && (MIN_CHUNK..=MAX_CHUNK).contains(&chunk);
     ensure!(fits, "chunks of {chunk} bytes");
-    ensure!(length <= MAX_LENGTH, "{length} bytes are too many");
+    let fits = length <= MAX_LENGTH && length.div_ceil(chunk) < MAX_CHUNKS;
+    ensure!(fits, "{length} bytes are too many");
     Ok(())
 }
 
@@ -468,3 +485,6 @@ fn utf16(bytes: &[u8]) -> anyhow::Result<String> {
     let text: Result<String, _> = char::decode_utf16(units).collect();
     text.ok().context("XML data is not UTF-16")
 }
+
+#[cfg(test)]
+mod test;

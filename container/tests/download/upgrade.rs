@@ -1,7 +1,9 @@
 //! Upgrade images, which become CDs.
 
 use std::fs;
+use std::path::PathBuf;
 
+use container::download::transfer::forget_others;
 use container::download::{cab, esd};
 use container::media::Opened;
 use container::media::windows::analyze;
@@ -100,18 +102,32 @@ fn an_upgrade_image_that_is_there_becomes_a_cd_without_a_request() {
     world.run(&GERMAN).unwrap();
     check(&world, CD);
     assert_eq!(world.server.site.take_requests(), [""; 0]);
-    // A damaged one is removed, and the next start downloads again.
+    // A damaged one stays, because it may be the user's.
     fs::remove_file(world.place(CD)).unwrap();
     let mut bytes = fs::read(&esd).unwrap();
     bytes.truncate(bytes.len() / 2);
     fs::write(world.place(ESD), bytes).unwrap();
     let (status, sentence) = world.refusal(&GERMAN);
     assert_eq!(status, Status::Download);
-    assert!(
-        sentence.contains("win11x64_de.esd: ") && sentence.contains("it is removed"),
-        "{sentence}"
-    );
-    assert_eq!(world.names(), [""; 0]);
+    assert!(sentence.contains("win11x64_de.esd: ") && sentence.contains("delete it"), "{sentence}");
+    assert_eq!(world.names(), [ESD]);
+}
+
+#[test]
+fn a_cd_that_is_not_finished_is_removed_with_another_version() {
+    let test = "a_cd_that_is_not_finished_is_removed_with_another_version";
+    let Some(world) = world(test, vec![]) else { return };
+    let esd = world.server_files.path().join("x.esd");
+    fs::copy(&esd, world.place(ESD)).unwrap();
+    // The CD cannot get its name, so it stays for the next attempt.
+    fs::create_dir(world.place(CD)).unwrap();
+    let part = format!("{CD}.part");
+    world.refusal(&GERMAN);
+    assert_eq!(world.names(), [ESD, CD, &*part, &*format!("{part}.json")].map(String::from));
+    assert_eq!(forget_others(world.volume.path(), &[world.place(CD)]), [""; 0].map(PathBuf::from));
+    assert_eq!(forget_others(world.volume.path(), &[]), [world.place(&part)]);
+    fs::remove_dir(world.place(CD)).unwrap();
+    assert_eq!(world.names(), [ESD]);
 }
 
 #[test]
