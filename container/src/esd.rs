@@ -22,11 +22,12 @@ use std::os::unix::fs::FileExt as _;
 
 use anyhow::{Context as _, ensure};
 
-use self::archive::{Archive, Blob, HEADER_BYTES, Sha1};
+use self::archive::{Archive, Blob, Sha1};
 use self::disc::{Boot, Directory, SECTOR, sectors};
 use self::images::Images;
 use self::tree::{Content, Node};
 use self::writer::Writer;
+use crate::media::wim::header;
 
 /// Images before the first edition.
 const PARTS: usize = 3;
@@ -160,7 +161,7 @@ impl Plan {
         let at = |place: u64| (first + place) * SECTOR;
         let blobs = self.blobs()?;
         let whole = blobs.iter().map(|it| it.length).sum::<u64>() + self.archive.length();
-        let mut done = HEADER_BYTES as u64;
+        let mut done = header::BYTES as u64;
         self.copy(file, at(self.install_at), &mut |count| {
             done += count;
             report(done, whole);
@@ -198,7 +199,7 @@ impl Plan {
     /// Copies the archive without its first images.
     fn copy(&self, file: &File, at: u64, report: &mut dyn FnMut(u64)) -> anyhow::Result<()> {
         file.write_all_at(&self.rest.header, at)?;
-        let (mut offset, end) = (HEADER_BYTES as u64, self.archive.length());
+        let (mut offset, end) = (header::BYTES as u64, self.archive.length());
         let mut block = vec![0; BLOCK];
         while offset < end {
             let count = usize::try_from(end - offset).unwrap_or(BLOCK).min(BLOCK);

@@ -3,6 +3,8 @@
 #[path = "../esd/made.rs"]
 mod made;
 mod process;
+#[path = "../programs/mod.rs"]
+mod programs;
 mod upgrade;
 mod world;
 
