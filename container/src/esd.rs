@@ -4,6 +4,9 @@
 //! CD has the files of the first one, a `boot.wim` with the other two, in a compression that the
 //! boot manager reads, and the archive itself without the three as `install.esd`.
 //!
+//! This is own code: no crate was found that decodes LZMS or encodes XPRESS, and those that write a
+//! UDF ask for each file before they begin, while `boot.wim` is compressed into its place.
+//!
 //! Threats: an archive may be anything. Each blob is compared with its checksum, nothing is written
 //! but the CD, and its length is known, and compared with the free space, before.
 
