@@ -14,17 +14,9 @@ use anyhow::{Context as _, bail, ensure};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY};
 
 use super::lzms::Decoder;
+use crate::media::wim::header::{self, Resource, flag};
 use crate::media::{Image as _, Opened, field, u16_at, u32_at, u64_at};
 
-pub(super) const HEADER_BYTES: usize = 208;
-const MAGIC: &[u8; 8] = b"MSWIM\0\0\0";
-/// Offsets in the header.
-const FLAGS: usize = 16;
-const CHUNK: usize = 20;
-const PARTS: usize = 40;
-const IMAGES: usize = 44;
-pub(super) const BLOBS: usize = 48;
-pub(super) const XML: usize = 72;
 /// Flags of the header: the compression is LZMS.
 const LZMS: u32 = 0x8_0000;
 /// The number of LZMS in the header of a solid resource. 0 is no compression.
@@ -46,14 +38,6 @@ const MAX_CHUNKS: u64 = 4 << 20;
 /// Bytes of a resource without compression that are read at once.
 const PLAIN_CHUNK: u64 = 1 << 20;
 const MAX_LENGTH: u64 = 1 << 40;
-
-/// Flags of a resource.
-pub(super) mod flag {
-    pub(in super::super) const METADATA: u8 = 2;
-    pub(in super::super) const COMPRESSED: u8 = 4;
-    pub(super) const SPANNED: u8 = 8;
-    pub(super) const SOLID: u8 = 16;
-}
 
 /// The SHA-1 of a blob, by which files name it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -95,41 +79,6 @@ impl Hasher {
         let mut bytes = [0; 20];
         bytes.copy_from_slice(self.0.finish().as_ref());
         Sha1(bytes)
-    }
-}
-
-/// The header of a resource (`RESHDR`).
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Resource {
-    /// Bytes in the file.
-    pub packed: u64,
-    pub flags: u8,
-    pub offset: u64,
-    /// Bytes of the content.
-    pub length: u64,
-}
-
-impl Resource {
-    pub(super) const BYTES: usize = 24;
-
-    fn read(bytes: &[u8], at: usize) -> anyhow::Result<Self> {
-        let word = u64_at(bytes, at)?;
-        let [flags] = field(bytes, at + 7)?;
-        let (offset, length) = (u64_at(bytes, at + 8)?, u64_at(bytes, at + 16)?);
-        Ok(Self { packed: word & !(0xff << 56), flags, offset, length })
-    }
-
-    pub(super) fn write(&self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        bytes[..8].copy_from_slice(&self.packed.to_le_bytes());
-        bytes[7] = self.flags;
-        bytes[8..16].copy_from_slice(&self.offset.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.length.to_le_bytes());
-        bytes
-    }
-
-    fn has(&self, flag: u8) -> bool {
-        self.flags & flag != 0
     }
 }
 
@@ -188,7 +137,7 @@ struct Cached {
 
 pub struct Archive {
     file: Opened,
-    pub(super) header: [u8; HEADER_BYTES],
+    pub(super) header: [u8; header::BYTES],
     chunk: u64,
     /// The blob table.
     pub(super) table: Vec<u8>,
@@ -207,16 +156,16 @@ pub struct Archive {
 impl Archive {
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let file = Opened::open(path)?;
-        let mut header = [0; HEADER_BYTES];
+        let mut header = [0; header::BYTES];
         file.read(&mut header, 0)?;
-        ensure!(header.starts_with(MAGIC), "it is no ESD (no MSWIM at its start)");
-        ensure!(u16_at(&header, PARTS + 2)? <= 1, "it is a part of an archive");
-        let flags = u32_at(&header, FLAGS)?;
+        ensure!(header.starts_with(header::MAGIC), "it is no ESD (no MSWIM at its start)");
+        ensure!(u16_at(&header, header::PARTS + 2)? <= 1, "it is a part of an archive");
+        let flags = u32_at(&header, header::FLAGS)?;
         ensure!(flags & LZMS != 0, "its compression is not that of an ESD (flags {flags:#x})");
         let mut new = Self {
             file,
             header,
-            chunk: u32_at(&header, CHUNK)?.into(),
+            chunk: u32_at(&header, header::CHUNK)?.into(),
             table: Vec::new(),
             xml: String::new(),
             blobs: HashMap::new(),
@@ -227,11 +176,12 @@ impl Archive {
             packed: Vec::new(),
             decoder: Decoder::default(),
         };
-        let xml = new.whole(&Resource::read(&header, XML)?, MAX_XML).context("XML data")?;
-        new.xml = utf16(&xml)?;
-        new.table = new.whole(&Resource::read(&header, BLOBS)?, MAX_TABLE).context("blob table")?;
+        let xml = new.whole(&Resource::read(&header, header::XML)?, MAX_XML).context("XML data")?;
+        new.xml = header::text(&xml)?;
+        new.table =
+            new.whole(&Resource::read(&header, header::BLOBS)?, MAX_TABLE).context("blob table")?;
         new.read_table().context("blob table")?;
-        let images = u32_at(&header, IMAGES)?;
+        let images = u32_at(&header, header::IMAGES)?;
         let found = new.metadata.len();
         ensure!(usize::try_from(images)? == found, "{images} images, and metadata of {found}");
         Ok(new)
@@ -478,12 +428,6 @@ fn check_chunk(length: u64, chunk: u64) -> anyhow::Result<()> {
     let fits = length <= MAX_LENGTH && length.div_ceil(chunk) < MAX_CHUNKS;
     ensure!(fits, "{length} bytes are too many");
     Ok(())
-}
-
-fn utf16(bytes: &[u8]) -> anyhow::Result<String> {
-    let units = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
-    let text: Result<String, _> = char::decode_utf16(units).collect();
-    text.ok().context("XML data is not UTF-16")
 }
 
 #[cfg(test)]

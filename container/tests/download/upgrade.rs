@@ -12,6 +12,7 @@ use fake_microsoft::fault::Fault;
 use host::testutil::noise::Noise;
 
 use crate::made;
+use crate::programs::has;
 use crate::world::World;
 
 /// Microsoft's page refuses, and German is at no fixed address.
@@ -22,7 +23,7 @@ const LZX: &[u8] = include_bytes!("lzx.cab");
 const ESD: &str = "win11x64_de.esd";
 
 fn world(test: &str, faults: Vec<Fault>) -> Option<World> {
-    made::is_possible(test).then(|| World::with_upgrade(faults))
+    has(test, &[made::WIMLIB]).then(|| World::with_upgrade(faults))
 }
 
 fn check(world: &World, name: &str) {

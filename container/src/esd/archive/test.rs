@@ -7,15 +7,15 @@ use super::*;
 
 /// An archive with this content, and this blob table behind it.
 fn open(content: &[u8], table: &[u8]) -> anyhow::Result<Archive> {
-    let mut header = vec![0; HEADER_BYTES];
-    let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
-    put(0, MAGIC);
-    put(FLAGS, &LZMS.to_le_bytes());
-    put(CHUNK, &0x2_0000_u32.to_le_bytes());
-    let (offset, length) = ((HEADER_BYTES + content.len()) as u64, table.len() as u64);
-    put(BLOBS, &Resource { packed: length, flags: 0, offset, length }.write());
+    let mut start = vec![0; header::BYTES];
+    let mut put = |at: usize, bytes: &[u8]| start[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, header::MAGIC);
+    put(header::FLAGS, &LZMS.to_le_bytes());
+    put(header::CHUNK, &0x2_0000_u32.to_le_bytes());
+    let (offset, length) = ((header::BYTES + content.len()) as u64, table.len() as u64);
+    put(header::BLOBS, &Resource { packed: length, flags: 0, offset, length }.write());
     let mut file = tempfile::NamedTempFile::new().unwrap();
-    file.write_all(&[&header, content, table].concat()).unwrap();
+    file.write_all(&[&start, content, table].concat()).unwrap();
     Archive::open(file.path())
 }
 
@@ -33,7 +33,7 @@ fn solid(length: u64) -> Vec<u8> {
 fn resources_that_share_a_table_have_a_limit() {
     const CHUNKS: u64 = 1 << 20;
     let content = [solid(CHUNKS * MIN_CHUNK), vec![0; 4 << 20]].concat();
-    let resource = entry(0, flag::SOLID, HEADER_BYTES as u64, SOLID_LENGTH);
+    let resource = entry(0, flag::SOLID, header::BYTES as u64, SOLID_LENGTH);
     assert_eq!(open(&content, &resource).unwrap().solid.len(), 1);
     let error = format!("{:#}", open(&content, &resource.repeat(8)).err().unwrap());
     assert!(error.contains("too many chunks"), "{error}");
@@ -43,8 +43,8 @@ fn resources_that_share_a_table_have_a_limit() {
 fn many_resources_and_blobs_take_no_long_time() {
     const COUNT: usize = 300_000;
     // All but the last are empty, and each blob is in the last one.
-    let empty = entry(0, flag::SOLID, HEADER_BYTES as u64, SOLID_LENGTH);
-    let last = entry(0, flag::SOLID, HEADER_BYTES as u64 + 16, SOLID_LENGTH);
+    let empty = entry(0, flag::SOLID, header::BYTES as u64, SOLID_LENGTH);
+    let last = entry(0, flag::SOLID, header::BYTES as u64 + 16, SOLID_LENGTH);
     let blob = entry(1, flag::SOLID, 1, 1);
     let table = [empty.repeat(COUNT), last, blob.repeat(COUNT)].concat();
     let started = Instant::now();
@@ -55,7 +55,8 @@ fn many_resources_and_blobs_take_no_long_time() {
 
 #[test]
 fn a_blob_is_within_its_resource() {
-    let resources = [0, 20].map(|at| entry(0, flag::SOLID, HEADER_BYTES as u64 + at, SOLID_LENGTH));
+    let resources =
+        [0, 20].map(|at| entry(0, flag::SOLID, header::BYTES as u64 + at, SOLID_LENGTH));
     let content = [solid(9), vec![0; 4], solid(5), vec![0; 4]].concat();
     let of = |length: u64, offset: u64| {
         let blob = entry(length, flag::SOLID, offset, 1);
