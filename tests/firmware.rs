@@ -29,11 +29,15 @@ const ASSETS: &[&str] = &[
     "OVMF_CODE_12",
     "OVMF_VARS_12",
     "OVMF_VARS_MS_12",
+    "OVMF_CODE_SECBOOT_12",
     "OVMF_CODE_13",
+    "OVMF_CODE_SECBOOT_13",
     "OVMF_VARS_13",
     "BOOT_DISK",
     "BOOT_CD",
 ];
+/// Such as `secboot_13_with_4_processors`.
+const SMM: [(&str, u32); 4] = [("13", 1), ("13", 4), ("12", 1), ("12", 4)];
 
 fn main() -> ExitCode {
     let test = |release: &str, says: &str, body: fn(&Stock) -> anyhow::Result<()>| {
@@ -62,6 +66,13 @@ fn main() -> ExitCode {
     tests.extend(both("tries_disks_in_the_configured_boot_order", tries_disks_in_order));
     // The suite `cluster` boots a signed system.
     tests.push(test("12", "refuses_unsigned_programs", refuses_unsigned_programs));
+    for (release, cpus) in SMM {
+        let name = format!("secboot_{release}_remembers_a_variable_with_{cpus}_processors");
+        let body = move || remembers_a_variable(&Stock::with_smm(release, cpus)?);
+        let test = Test::new(name, body);
+        // Four processors include what one does.
+        tests.push(if (release, cpus) == ("13", 4) { test } else { test.thorough() });
+    }
     let says = "keeps_a_usable_store_through_kills";
     tests.push(test("12", says, keeps_a_usable_store_through_kills).thorough());
     tests.push(test("13", says, keeps_a_usable_store_through_kills));
@@ -81,6 +92,16 @@ impl Stock {
         let vars = uefi::store(&vars, folder.path())?;
         let code = lab::asset(&format!("OVMF_CODE_{release}"))?;
         Ok(Self { guest: Guest::transom().memory("256M").firmware(code, vars), folder })
+    }
+
+    /// The firmware that needs system-management mode. Its shell is on a CD, because it has none.
+    fn with_smm(release: &str, cpus: u32) -> anyhow::Result<Self> {
+        let Self { guest, folder } = Self::new(release)?;
+        let code = lab::asset(&format!("OVMF_CODE_SECBOOT_{release}"))?;
+        let cd = format!("ahci-cdrom,path={}", lab::asset("BOOT_CD")?.display());
+        let guest = guest.firmware(code, folder.path().join("vars.fd")).cpus(&cpus.to_string());
+        let guest = guest.word("--smm").word("on").word("--device").word(cd);
+        Ok(Self { guest, folder })
     }
 
     fn shell(&self) -> anyhow::Result<Shell> {
@@ -229,6 +250,9 @@ fn remembers_a_variable(stock: &Stock) -> anyhow::Result<()> {
     shell.running.kill()?;
     let mut shell = stock.shell()?;
     ensure!(value(&mut shell)? == Some(0x1234_5678), "the variable is missing after kill -9");
+    shell.running.send("reset")?;
+    shell.prompt(BOOT)?;
+    ensure!(value(&mut shell)? == Some(0x1234_5678), "the variable is missing after a reset");
     shell.running.send("reset -s")?;
     shell.running.ends_with(0, SOON)
 }
