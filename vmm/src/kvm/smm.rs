@@ -6,6 +6,7 @@
 //! processors run.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, ensure};
@@ -104,6 +105,15 @@ impl Smm {
             }
         }
         Ok(())
+    }
+
+    /// The parts of `range` that are RAM outside of system-management mode.
+    pub(super) fn visible(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let slots = self.slots.lock().expect("no thread panicked");
+        let seen = slots.iter().filter(|it| it.mapped && it.slot.number >> 16 == NORMAL);
+        let regions = seen.filter_map(|it| self.ram.iter().nth(it.region)).map(smram::range);
+        let parts = regions.map(|it| it.start.max(range.start)..it.end.min(range.end));
+        parts.filter(|part| !part.is_empty()).collect()
     }
 }
 

@@ -176,7 +176,13 @@ impl Hypervisor for Vm {
     }
 
     fn release(&self, range: Range<u64>) {
-        ram::release(&self.ram, range);
+        match &self.smm {
+            // The guest's system must not clear the memory of SMM.
+            Some(smm) => {
+                smm.visible(&range).into_iter().for_each(|part| ram::release(&self.ram, part));
+            }
+            None => ram::release(&self.ram, range),
+        }
     }
 
     fn smm(&self) -> anyhow::Result<Arc<dyn hypervisor::Smm>> {
