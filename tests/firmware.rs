@@ -290,9 +290,9 @@ byte() { printf "\\$(printf %03o $(($1)))"; }
 config() { echo /sys/bus/pci/devices/0000:$1/config; }
 poke() { byte $3 | dd of=$(config $1) bs=1 seek=$(($2)) conv=notrunc 2> /dev/null; }
 peek() { dd if=$(config $1) bs=1 skip=$(($2)) count=1 2> /dev/null | hexdump -e '1/1 "%02x\n"'; }
-for device in /sys/bus/pci/devices/*; do
-  [ $(cat $device/device) != 0x11e8 ] || { edu=$(head -c 18 $device/resource); slot=${device##*0000:}; }
-done
+device=$(dirname $(grep -l 0x11e8 /sys/bus/pci/devices/*/device))
+edu=$(head -c 18 $device/resource)
+slot=${device##*0000:}
 poke $slot 4 6
 dma() {
   devmem $((edu + 0x80)) 32 $1
