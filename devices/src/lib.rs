@@ -25,6 +25,7 @@ mod presses;
 pub mod registry;
 pub mod resources;
 mod scsi;
+pub mod smi;
 pub mod testutil;
 pub mod usb;
 pub mod virtio;

@@ -51,11 +51,11 @@ impl Bench {
 
 /// A board with only an LPC bridge, running.
 #[cfg(test)]
-pub(crate) fn lpc_bench() -> Bench {
+pub(crate) fn lpc_bench(smm: bool) -> Bench {
     use crate::grants::Build;
 
     let mut bench = Bench::new(4096);
-    bench.board.add("lpc", |grants| crate::pci::lpc::Config {}.build(grants)).unwrap();
+    bench.board.add("lpc", |grants| crate::pci::lpc::Config { smm }.build(grants)).unwrap();
     bench.board.run(Vec::new()).unwrap();
     bench
 }
