@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use host::size::Size;
 use serde_json::Value;
-use transom_tests::program::{PATIENCE, Running, connect, vmm};
+use transom_tests::program::{Running, connect, vmm};
 use vmm::control::{self, Client};
 
+use crate::PATIENCE;
 use crate::image;
 use crate::report::Report;
 

@@ -1,7 +1,7 @@
 /* Checks of viorng: random bytes. */
 #include "kmdf.h"
 
-enum { COUNT = 200, LARGEST = 3 * 4096, LIMIT = 20000000, MARGIN = 64 };
+enum { COUNT = 200, LARGEST = 3 * 4096, LIMIT = 60000000, MARGIN = 64 };
 static Request *requests[COUNT];
 static u8 *buffers[COUNT];
 static u32 lengths[COUNT];
