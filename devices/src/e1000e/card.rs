@@ -244,13 +244,14 @@ impl Card {
         self.notified &= !(cleared | masked);
     }
 
+    /// With MSI-X, causes stay if none of them is an interrupt now (10.2.4.1).
     fn read_icr(&mut self) -> u32 {
         let icr = self.registers.get(ICR);
-        let automatic = icr & ASSERTED != 0 && self.registers.has(CTRL_EXT, CTRL_EXT_IAME);
-        if automatic || self.registers.get(IMS) == 0 || !self.signals.has_msix() {
+        let asserted = icr & ASSERTED != 0;
+        if asserted || self.registers.get(IMS) == 0 || !self.signals.has_msix() {
             self.registers.set(ICR, 0);
         }
-        if automatic {
+        if asserted && self.registers.has(CTRL_EXT, CTRL_EXT_IAME) {
             self.registers.set(IMS, self.registers.get(IMS) & !self.registers.get(IAM));
         }
         self.update();

@@ -48,6 +48,8 @@ pub(super) const TARC: u32 = 0x3840;
 /// The first and the last statistics register.
 pub(super) const STATISTICS: u32 = 0x4000;
 const STATISTICS_END: u32 = 0x4124;
+/// The number of packets that were cut into segments.
+pub(super) const TSCTC: u32 = 0x40f8;
 pub(super) const RXCSUM: u32 = 0x5000;
 pub(super) const RFCTL: u32 = 0x5008;
 pub(super) const MTA: u32 = 0x5200;

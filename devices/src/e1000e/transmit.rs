@@ -4,7 +4,9 @@
 //! longer than a network packet can be, is dropped; its descriptors are returned.
 
 use super::card::{Card, DESCRIPTOR, Ring, TXDW, TXQ0, TXQE};
-use super::registers::{CTRL, CTRL_VME, SECOND, TARC, TARC_ENABLE, TCTL, TCTL_EN, TDBAL, VET};
+use super::registers::{
+    CTRL, CTRL_VME, SECOND, TARC, TARC_ENABLE, TCTL, TCTL_EN, TDBAL, TSCTC, VET,
+};
 use host::memory::{Memory, NoMemory};
 use host::net::MAX_FRAME;
 
@@ -203,6 +205,9 @@ impl Unit {
             memory.write(address.wrapping_add(STATUS), &[DONE]).ok();
         }
         card.set_head(TDBAL, number, self.ring.after(self.count));
+        if self.packet.as_ref().is_some_and(|it| it.segments.is_some() && !it.dropped) {
+            card.registers.count(TSCTC, 1);
+        }
         let report = if self.reports.is_empty() { 0 } else { TXDW | TXQ0 << number };
         let empty = self.count == self.ring.ready;
         report | if empty { TXQE } else { 0 }
