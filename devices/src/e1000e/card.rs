@@ -92,11 +92,6 @@ impl Ring {
         let index = (self.head + number) % self.count;
         self.base.wrapping_add(u64::from(index) * u64::from(self.size))
     }
-
-    /// The head after `number` more descriptors.
-    pub(super) fn after(&self, number: u32) -> u32 {
-        (self.head + number) % self.count
-    }
 }
 
 impl Card {
@@ -161,12 +156,16 @@ impl Card {
     pub(super) fn ring(&self, first: u32, queue: u32, size: u32) -> Option<Ring> {
         let at = |offset| self.registers.get(first + SECOND * queue + offset);
         let base = u64::from(at(HIGH)) << 32 | u64::from(at(0));
-        let (count, head, tail) = (at(LENGTH) / size, at(HEAD), at(TAIL));
+        // Head and tail count 16 bytes, also if a descriptor has more.
+        let unit = size / DESCRIPTOR;
+        let (count, head, tail) = (at(LENGTH) / size, at(HEAD) / unit, at(TAIL) / unit);
         let ready = if tail >= head { tail - head } else { (tail + count).saturating_sub(head) };
         (head < count && tail < count).then_some(Ring { base, count, head, ready, size })
     }
 
-    pub(super) fn set_head(&mut self, first: u32, queue: u32, head: u32) {
+    /// Advances the head of a ring by `count` descriptors.
+    pub(super) fn advance(&mut self, first: u32, queue: u32, ring: &Ring, count: u32) {
+        let head = (ring.head + count) % ring.count * (ring.size / DESCRIPTOR);
         self.registers.set(first + SECOND * queue + HEAD, head);
     }
 

@@ -238,7 +238,7 @@ pub(super) fn deliver(card: &mut Card, memory: &Memory, frame: &mut Vec<u8>) -> 
     // The CRC is not computed: drivers ignore it.
     frame.resize(length, 0);
     let used = fill(card, memory, &ring, &found, frame);
-    card.set_head(RDBAL, found.queue, ring.after(used));
+    card.advance(RDBAL, found.queue, &ring, used);
     let threshold = ring.count >> ((card.registers.get(RCTL) >> 8 & 3) + 1);
     let low = if ring.ready - used <= threshold { RXDMT0 } else { 0 };
     Delivery::Done(RXT0 | RXQ0 << found.queue | low)

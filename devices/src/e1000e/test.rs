@@ -271,3 +271,35 @@ fn a_reset_forgets_rings_and_a_parked_card_continues() {
     assert_eq!([TDBAL, TDBAL + HEAD, RDBAL, RCTL].map(|it| driver.read(it)), [0; 4]);
     assert_eq!(driver.read(0x5404), 0x8000_5634);
 }
+
+#[test]
+fn a_packet_is_split_into_headers_and_data() {
+    let (bench, mut peer) = bench();
+    let mut driver = Driver::find(&bench, AT);
+    driver.start();
+    // Headers of up to 128 bytes, then pieces of 1 KiB, at 0x8000, 0x9000 and so on.
+    driver.write(0x2170, 1 | 1 << 8 | 1 << 16 | 1 << 24);
+    let buffers = [0x8000, 0x9000, 0xa000, 0xb000_u64].map(u64::to_le_bytes).concat();
+    bench.memory.write(0x1000, &buffers).unwrap();
+    driver.write(RCTL, 1 << 1 | 1 << 5 | 1 << 10 | 1 << 26);
+    // The tail counts 16 bytes, half of a descriptor.
+    driver.write(RDBAL + 0x18, 2);
+    let mut packet = frame(OWN, 12);
+    packet.truncate(12);
+    packet.extend([8, 0, 0x45, 0, 7, 0xf8, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 1]);
+    packet.extend((0..2020).map(|at| u8::try_from(at % 251).unwrap()));
+    arrive(&mut peer, &packet);
+    wait(|| (driver.read(RDBAL + HEAD) == 2).then_some(()));
+    let mut report = [0; 24];
+    bench.memory.read(0x1000, &mut report).unwrap();
+    assert_eq!(report[8] & 3, 3);
+    let shorts: Vec<_> =
+        report[12..].chunks(2).map(|it| u16::from_le_bytes([it[0], it[1]])).collect();
+    assert_eq!(shorts, [42, 0, 0x802a, 1024, 988, 0]);
+    let mut data = vec![0; 42 + 1024 + 988];
+    let (head, rest) = data.split_at_mut(42);
+    bench.memory.read(0x8000, head).unwrap();
+    bench.memory.read(0x9000, &mut rest[..1024]).unwrap();
+    bench.memory.read(0xa000, &mut rest[1024..]).unwrap();
+    assert_eq!(data, packet);
+}

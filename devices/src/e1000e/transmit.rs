@@ -204,7 +204,7 @@ impl Unit {
             // Without bus mastering, the report is lost as on any bus.
             memory.write(address.wrapping_add(STATUS), &[DONE]).ok();
         }
-        card.set_head(TDBAL, number, self.ring.after(self.count));
+        card.advance(TDBAL, number, &self.ring, self.count);
         if self.packet.as_ref().is_some_and(|it| it.segments.is_some() && !it.dropped) {
             card.registers.count(TSCTC, 1);
         }
