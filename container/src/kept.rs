@@ -1,5 +1,5 @@
-//! The hardware that an installed Windows needs, kept on the volume: the controller of its disks and
-//! the model of its network card. Windows may have no driver for others.
+//! The hardware that an installed Windows needs, kept on the volume: the controller of its disks
+//! and the model of its network card. Windows may have no driver for others.
 
 use std::io::ErrorKind;
 use std::path::Path;

@@ -60,7 +60,7 @@ use crate::plan::Plan;
 use crate::settings::Boot;
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, MemoryLoad};
-use crate::settings::translate::{Adapter, Serial};
+use crate::settings::translate::Serial;
 use crate::settings::value;
 use crate::setup_disk::SetupDisk;
 use crate::source::Source;
@@ -289,17 +289,13 @@ impl Pod {
         self.story.step("Preparing the machine…");
         let pod = self.clone();
         let mut parts = run_in_thread("volume", move || pod.parts()).await?;
-        // Intel's card has one pair of queues.
-        let processors = match parts.adapter(settings) {
-            Adapter::Virtio => self.plan.sizes.processors,
-            Adapter::E1000e => 1,
-        };
+        let pairs = parts.pairs(settings, self.plan.sizes.processors);
         // Start swtpm before the network's queues exist, since programs inherit them.
         let tpm = self.tpm()?;
         parts.tpm = tpm.is_some().then(|| self.runtime_folder.tpm());
         let mut network = slot.lock().await;
         *network =
-            Network::make(&self.plan.input, processors, &self.runtime_folder, &self.story).await?;
+            Network::make(&self.plan.input, pairs, &self.runtime_folder, &self.story).await?;
         parts.card = network.card(settings)?;
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
@@ -418,8 +414,7 @@ impl Pod {
         let bundle = unattended.and_then(|it| it.bundle.as_deref());
         if let Some(installation) = Installation::of(&self.plan, bundle)? {
             installation.keep_hardware(volume)?;
-            parts.controller = Some(installation.bus);
-            parts.adapter = Some(installation.adapter);
+            (parts.controller, parts.adapter) = installation.hardware();
             parts.setup_disk = Some(installation.disk(&password, root, &self.story)?);
         }
         parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));

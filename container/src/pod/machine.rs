@@ -79,6 +79,14 @@ impl Parts {
     pub fn adapter(&self, settings: &Settings) -> Adapter {
         self.adapter.unwrap_or(settings.network.adapter.value)
     }
+
+    /// The number of queue pairs that the network card may have. Intel's has one.
+    pub fn pairs(&self, settings: &Settings, processors: u32) -> u32 {
+        match self.adapter(settings) {
+            Adapter::Virtio => processors,
+            Adapter::E1000e => 1,
+        }
+    }
 }
 
 /// A CD in a drive of its own.

@@ -64,6 +64,11 @@ impl<'a> Installation<'a> {
         Ok(Some(Self { plan, unattended, drivers, bus, adapter }))
     }
 
+    /// The controller and the card of the machine.
+    pub(super) fn hardware(&self) -> (Option<Bus>, Option<Adapter>) {
+        (Some(self.bus), Some(self.adapter))
+    }
+
     /// Keeps the controller of a new disk and the network card for later starts, unless they are
     /// the usual ones.
     pub(super) fn keep_hardware(&self, volume: &Volume) -> anyhow::Result<()> {

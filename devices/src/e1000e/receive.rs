@@ -244,6 +244,10 @@ pub(super) fn deliver(card: &mut Card, memory: &Memory, frame: &mut Vec<u8>) -> 
     Delivery::Done(RXT0 | RXQ0 << found.queue | low)
 }
 
+/// The bytes in each buffer of a descriptor, and the header status.
+#[derive(Clone, Copy, Default)]
+struct Lengths([u16; 4], u16);
+
 /// Puts a frame into as many buffers as it needs. Returns the number of descriptors.
 fn fill(card: &Card, memory: &Memory, ring: &Ring, found: &Findings, frame: &[u8]) -> u32 {
     let (format, sizes) = (format(&card.registers), buffers(&card.registers));
@@ -258,31 +262,26 @@ fn fill(card: &Card, memory: &Memory, ring: &Ring, found: &Findings, frame: &[u8
         let first = used == 1 && format == Format::PacketSplit;
         let header = found.header.min(rest.len());
         let split = first && header > 0 && header <= sizes[0];
-        let mut lengths = [0_u16; 4];
+        let mut lengths = Lengths::default();
         for (number, to) in old.chunks_exact(8).take(count).enumerate() {
             let size = if number == 0 && split { header } else { sizes[number] };
             let (now, later) = rest.split_at(size.min(rest.len()));
             let to = to.try_into().map_or(0, u64::from_le_bytes);
             memory.write(to, now).ok();
-            lengths[number] = u16::try_from(now.len()).unwrap_or(u16::MAX);
+            lengths.0[number] = u16::try_from(now.len()).unwrap_or(u16::MAX);
             rest = later;
         }
         let end = if rest.is_empty() { END } else { 0 };
         let found = Findings { status: found.status | DONE | end, ..*found };
-        let header = if split { SPLIT | lengths[0] } else { 0 };
-        report(memory, address, format, &found, (lengths, header));
+        lengths.1 = if split { SPLIT | lengths.0[0] } else { 0 };
+        report((memory, address), format, &found, lengths);
     }
     used
 }
 
 /// Writes a descriptor. Its status comes last, because the driver polls it.
-fn report(
-    memory: &Memory,
-    address: u64,
-    format: Format,
-    found: &Findings,
-    (lengths, header): ([u16; 4], u16),
-) {
+fn report((memory, address): (&Memory, u64), format: Format, found: &Findings, filled: Lengths) {
+    let Lengths(lengths, header) = filled;
     let put = |at: u64, bytes: &[u8]| {
         // Without bus mastering, the report is lost.
         memory.write(address.wrapping_add(at), bytes).ok();

@@ -269,7 +269,10 @@ mod test {
                     assert_eq!(flags & CWR != 0, number == 0);
                     let sequence =
                         u32::from_be_bytes(frame[ip.next + 4..][..4].try_into().unwrap());
-                    assert_eq!(sequence, 0xffff_fff0_u32.wrapping_add((number * mss) as u32));
+                    assert_eq!(
+                        sequence,
+                        0xffff_fff0_u32.wrapping_add(u32::try_from(number * mss).unwrap())
+                    );
                     data.extend(&frame[header..ip.end]);
                 }
                 assert_eq!(data, packet.bytes[header..]);

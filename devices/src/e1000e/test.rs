@@ -1,3 +1,5 @@
+//! The card under a driver, with a peer at a socket.
+
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;

@@ -1,7 +1,8 @@
-//! Transmit descriptors (82574 datasheet, 7.2): legacy, context and data descriptors become packets.
+//! Transmit descriptors (82574 datasheet, 7.2): legacy, context and data descriptors become
+//! packets.
 //!
-//! Threats: lengths, offsets and counts in descriptors are the driver's. A packet without an end, or
-//! longer than a network packet can be, is dropped; its descriptors are returned.
+//! Threats: lengths, offsets and counts in descriptors are the driver's. A packet without an end,
+//! or longer than a network packet can be, is dropped; its descriptors are returned.
 
 use super::card::{Card, DESCRIPTOR, Ring, TXDW, TXQ0, TXQE};
 use super::registers::{

@@ -66,6 +66,19 @@ fn short(bytes: &mut impl Iterator<Item = u8>) -> Option<u16> {
     take(bytes).map(u16::from_le_bytes)
 }
 
+/// A frame of the peer: random bytes, or IPv4 or IPv6 with random headers.
+fn frame(bytes: &mut impl Iterator<Item = u8>, which: u64) -> Option<Vec<u8>> {
+    let length = short(bytes)?;
+    let length = usize::from(if length < 0xf000 { 14 + length % 3000 } else { length });
+    let mut frame = vec![bytes.next()?; length];
+    if which & 1 != 0 {
+        frame[12..14].copy_from_slice(if which & 2 != 0 { &[8, 0] } else { &[0x86, 0xdd] });
+        let header: [u8; 24] = take(bytes)?;
+        frame.iter_mut().skip(14).zip(header).for_each(|(to, from)| *to = from);
+    }
+    Some(frame)
+}
+
 /// Runs one action. Returns `None` at the end of the bytes.
 fn step(
     bytes: &mut impl Iterator<Item = u8>,
@@ -112,16 +125,8 @@ fn step(
         }
         135..165 => card.offer(which % ENTRIES),
         165..195 => {
-            let length = short(bytes)?;
-            let length = usize::from(if length < 0xf000 { 14 + length % 3000 } else { length });
-            let mut frame = vec![bytes.next()?; length];
-            if which & 1 != 0 {
-                // IPv4 or IPv6 with random headers.
-                frame[12..14].copy_from_slice(if which & 2 != 0 { &[8, 0] } else { &[0x86, 0xdd] });
-                let header: [u8; 24] = take(bytes)?;
-                frame.iter_mut().skip(14).zip(header).for_each(|(to, from)| *to = from);
-            }
-            let prefix = u32::try_from(length).ok()?.to_be_bytes();
+            let frame = frame(bytes, which)?;
+            let prefix = u32::try_from(frame.len()).ok()?.to_be_bytes();
             peer.write_all(&[&prefix[..], &frame].concat()).ok();
         }
         195..215 => {
