@@ -2,6 +2,7 @@
 
 pub mod ahci;
 pub mod driver;
+pub mod e1000e;
 pub mod hostile;
 #[cfg(test)]
 pub(crate) mod image;

@@ -240,7 +240,8 @@ fn describe(config: &Value, volume: &Path) -> String {
     for drive in of(&drives[booted..]) {
         write!(text, " + {drive}").expect("a string takes all");
     }
-    if let Some(card) = devices().find(|device| device["kind"] == "virtio-net") {
+    let card = |device: &&Value| ["virtio-net", "e1000e"].iter().any(|it| device["kind"] == *it);
+    if let Some(card) = devices().find(card) {
         write!(text, " + {}", card["mac"].as_str().unwrap_or_default()).expect("a string");
     }
     let vars = config["vars"].as_str().map_or("none", file_name);

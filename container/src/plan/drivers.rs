@@ -9,7 +9,7 @@ use crate::answer::release::Release;
 use crate::disks::{self, below};
 use crate::download::drivers::Remote;
 use crate::settings::environment::ParsedEnvironment;
-use crate::settings::translate::Bus;
+use crate::settings::translate::{Adapter, Bus};
 use crate::settings::value::{Value as _, quote};
 use crate::settings::version::without_secrets;
 use crate::settings::words::DriversFrom;
@@ -21,6 +21,8 @@ use crate::status::{Failure, Status};
 
 /// The version whose viostor damages page files (virtio-win/kvm-guest-drivers-windows, issue 1614).
 const DAMAGING: [u64; 3] = [0, 1, 285];
+/// The driver of virtio-net.
+const NETKVM: &str = "NetKVM";
 
 /// The ISO image with the drivers: that of DRIVERS, or a mounted one, or one on the volume. `None`
 /// if there is none, or if that of DRIVERS has to be downloaded first.
@@ -141,14 +143,25 @@ pub fn controller(
     Ok(Bus::Nvme)
 }
 
+/// The model of the network card when Windows' drivers lack `missing`. A new system gets one that
+/// Windows knows, unless ADAPTER is set.
+pub fn adapter(input: &ParsedEnvironment, missing: &[&str], is_new: bool) -> Adapter {
+    let lacks = is_new && missing.contains(&NETKVM) && !input.names.contains("ADAPTER");
+    if lacks { Adapter::E1000e } else { input.settings.network.adapter.value }
+}
+
 /// The sentence about drivers that a new system lacks. `bus` is the controller without them.
 pub(super) fn lack(input: &ParsedEnvironment, missing: &[&str], bus: Bus) -> Option<String> {
     let settings = &input.settings;
     let is_moved = bus != settings.disk.controller.value;
     let disk = is_moved.then(|| format!("the new disk is DISK_TYPE={}", bus.show()));
     let has_card = settings.network.kind != NetworkKind::None;
-    let network = (has_card && missing.contains(&"NetKVM"))
-        .then(|| "Windows has no network until you install NetKVM".to_owned());
+    let before = settings.network.adapter.value;
+    let network = match adapter(input, missing, true) {
+        _ if !has_card || !missing.contains(&NETKVM) => None,
+        Adapter::Virtio => Some("Windows has no network until you install NetKVM".to_owned()),
+        now => (now != before).then(|| format!("the network card is ADAPTER={}", now.show())),
+    };
     let what: Vec<_> = disk.into_iter().chain(network).collect();
     let what = what.join(", and ");
     let out = "mount virtio-win's ISO as /drivers.iso before the installation, or set DRIVERS to \
