@@ -24,7 +24,8 @@ const OTHERS: [&str; 2] =
     [include_str!("manifests/service.yml"), include_str!("manifests/ingress.yml")];
 const SCRIPTS: &str = include_str!("scripts.yml");
 const SECRET: &str = "windows-user-credential-secret";
-/// The name that Podman gives the Deployment's container.
+/// The names that Podman gives the Deployment's pod and container.
+const POD: &str = "windows-deployment-pod-0";
 const CONTAINER: &str = "windows-deployment-pod-0-windows";
 /// terminationGracePeriodSeconds of the Deployment.
 const GRACE: Duration = Duration::from_secs(120);
@@ -95,12 +96,14 @@ impl<'a> Manifests<'a> {
         said(&mut self.podman(&["exec", CONTAINER, "/usr/bin/transom", "status"]))
     }
 
-    /// Ends the pod as `kubectl delete` does.
+    /// Ends the pod as `kubectl delete` does. `kube down` of Podman 4 kills its containers at once.
     fn stop(&self) -> anyhow::Result<()> {
         // Open, the file outlives its container, and has more than those who follow it get.
         let form = ["inspect", "--format", "{{.HostConfig.LogConfig.Path}}", CONTAINER];
         let mut log = File::open(said(&mut self.podman(&form))?.trim())?;
         let start = Instant::now();
+        let grace = GRACE.as_secs().to_string();
+        said(&mut self.podman(&["pod", "stop", "--time", &grace, POD]))?;
         said(&mut self.podman(&["kube", "down", &self.deployment]))?;
         let (took, mut text) = (start.elapsed(), String::new());
         log.read_to_string(&mut text)?;
