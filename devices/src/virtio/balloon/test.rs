@@ -1,5 +1,7 @@
 //! The balloon with drivers like those of Linux and Windows, and with hostile ones.
 
+use std::time::Instant;
+
 use super::*;
 use crate::testutil::Bench;
 use crate::testutil::driver::{Descriptor, Driver, EVENT_IDX, WRITE};
@@ -162,6 +164,12 @@ fn the_operator_sets_the_target_and_the_guest_its_progress() {
     assert_eq!((driver.isr(), word(&driver, 0)), (2, 0));
     let page = put(&mut driver, &0x20_u32.to_le_bytes());
     give(&mut driver, 0, &[page]);
+    // The interrupt follows the used ring.
+    let start = Instant::now();
+    while !bench.hypervisor.pins.is_high(GSI) {
+        assert!(start.elapsed() < Duration::from_secs(10), "no interrupt");
+        std::thread::yield_now();
+    }
     assert_eq!(driver.isr(), 1, "acknowledged by the interrupt line");
 }
 
