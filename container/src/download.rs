@@ -109,8 +109,17 @@ impl Job {
         })
     }
 
+    /// Checks that MIDO allows the download.
+    pub fn check_allowed(&self) -> anyhow::Result<()> {
+        let microsofts = matches!(self.version, Version::Windows(_));
+        let allowed = self.asks || !microsofts || self.folder.join(self.upgrade_file()).exists();
+        let forbidden = || self.error(&[Fault::last("MIDO=N forbids to ask Microsoft")]);
+        if allowed { Ok(()) } else { Err(forbidden()) }
+    }
+
     /// Downloads the medium. Returns its path.
     pub async fn run(&self, story: &Story) -> anyhow::Result<PathBuf> {
+        self.check_allowed()?;
         let upgrade = self.folder.join(self.upgrade_file());
         if upgrade.exists() {
             let path = self.make_cd(&upgrade, story).map_err(|fault| self.error(&[fault]))?;
@@ -159,9 +168,6 @@ impl Job {
         product: &'static Product,
         story: &Story,
     ) -> Result<PathBuf, Vec<Fault>> {
-        if !self.asks {
-            return Err(vec![Fault::last("MIDO=N forbids to ask Microsoft")]);
-        }
         let english = Language::default().0;
         let mut faults = Vec::new();
         for language in [self.language, english] {
@@ -181,7 +187,7 @@ impl Job {
             if language.code == english.code {
                 break;
             }
-            let what = format!("{} is not to be had in {}", product.name, language.name);
+            let what = format!("{} is not to be had in {}", shown(product), language.name);
             story.warn(&format!("{what}: it is downloaded in English"));
         }
         Err(faults)

@@ -68,7 +68,8 @@ fn take(
     };
     let kind = variable.kind();
     // The content of a file is never shown. A password keeps its quotes and blanks.
-    let shown = |text: &str| match kind.shown && !name.ends_with("_FILE") {
+    let from_file = name != variable.name && name.ends_with("_FILE");
+    let shown = |text: &str| match kind.shown && !from_file {
         true => format!("{name}={}", value::quote(&version::without_secrets(text))),
         false => name.clone(),
     };
@@ -85,7 +86,7 @@ fn take(
         return Ok(());
     }
     input.names.insert(variable.name);
-    if name.ends_with("_FILE") {
+    if from_file {
         input.files.insert(variable.name);
     }
     let usual = is_usual(variable, text);
@@ -296,6 +297,9 @@ mod test {
         }
         std::fs::write(&path, "me\n").unwrap();
         assert_eq!(parse(&[("USERNAME_FILE", file)]).settings.account.user.0, "me");
+        // This name ends alike, but its value is shown.
+        let certificates = read(&[("SSL_CERT_FILE".into(), file.into())].into()).unwrap();
+        assert!(certificates.names.contains("SSL_CERT_FILE") && certificates.files.is_empty());
         let (_, both) = refusal(&[("PASSWORD_FILE", file), ("PASSWORD", "x")]);
         assert!(both.contains("both set"), "{both}");
         for content in ["", "\n", &"x".repeat(5000)] {
