@@ -15,23 +15,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Signal, kill_process, test_kill_process};
-use transom_tests::place::{self, HERE, Place, SEEN, last_line, until};
-use transom_tests::program::{PATIENCE, Running, connect, not_run, vmm};
+use transom_tests::place::{self, HERE, Place, SEEN, last_line, runs_here, until};
+use transom_tests::program::{PATIENCE, Running, connect, vmm};
 use vmm::control::Command;
 use vmm::kvm::KvmSupport;
-
-/// Whether a test can run on this host. Reports it as skipped otherwise.
-fn runs_here(test: &str) -> bool {
-    let reason = if KvmSupport::of_this_host() == KvmSupport::None {
-        "there is no usable /dev/kvm"
-    } else if let Err(why) = place::is_here() {
-        why
-    } else {
-        return true;
-    };
-    not_run(test, reason);
-    false
-}
 
 const PROBE: (&str, &str) = ("VERSION", "probe");
 

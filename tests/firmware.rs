@@ -12,6 +12,7 @@ use anyhow::{Context, ensure};
 use tempfile::TempDir;
 use transom_tests::guest::Guest;
 use transom_tests::lab::{self, Lab};
+use transom_tests::linux::Linux;
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 use transom_tests::uefi::{self, Shell};
@@ -29,11 +30,18 @@ const ASSETS: &[&str] = &[
     "OVMF_CODE_12",
     "OVMF_VARS_12",
     "OVMF_VARS_MS_12",
+    "OVMF_CODE_SECBOOT_12",
     "OVMF_CODE_13",
+    "OVMF_CODE_SECBOOT_13",
     "OVMF_VARS_13",
     "BOOT_DISK",
     "BOOT_CD",
+    "BZIMAGE_13",
+    "MODULES_13",
+    "BUSYBOX",
 ];
+/// Such as `secboot_13_with_4_processors`.
+const SMM: [(&str, u32); 4] = [("13", 1), ("13", 4), ("12", 1), ("12", 4)];
 
 fn main() -> ExitCode {
     let test = |release: &str, says: &str, body: fn(&Stock) -> anyhow::Result<()>| {
@@ -62,6 +70,17 @@ fn main() -> ExitCode {
     tests.extend(both("tries_disks_in_the_configured_boot_order", tries_disks_in_order));
     // The suite `cluster` boots a signed system.
     tests.push(test("12", "refuses_unsigned_programs", refuses_unsigned_programs));
+    for (release, cpus) in SMM {
+        let name = format!("secboot_{release}_remembers_a_variable_with_{cpus}_processors");
+        let body = move || remembers_a_variable(&Stock::with_smm(release, cpus)?);
+        let test = Test::new(name, body);
+        // Four processors include what one does.
+        tests.push(if (release, cpus) == ("13", 4) { test } else { test.thorough() });
+    }
+    let name = "secboot_13_keeps_its_variables_and_memory_from_root".to_owned();
+    tests.push(Test::new(name, || keeps_root_out(&Stock::with_smm("13", 1)?)));
+    let name = "secboot_13_survives_invalid_smis".to_owned();
+    tests.push(Test::new(name, || survives_invalid_smis(&Stock::with_smm("13", 1)?)).thorough());
     let says = "keeps_a_usable_store_through_kills";
     tests.push(test("12", says, keeps_a_usable_store_through_kills).thorough());
     tests.push(test("13", says, keeps_a_usable_store_through_kills));
@@ -81,6 +100,16 @@ impl Stock {
         let vars = uefi::store(&vars, folder.path())?;
         let code = lab::asset(&format!("OVMF_CODE_{release}"))?;
         Ok(Self { guest: Guest::transom().memory("256M").firmware(code, vars), folder })
+    }
+
+    /// The firmware that needs system-management mode. Its shell is on a CD, because it has none.
+    fn with_smm(release: &str, cpus: u32) -> anyhow::Result<Self> {
+        let Self { guest, folder } = Self::new(release)?;
+        let code = lab::asset(&format!("OVMF_CODE_SECBOOT_{release}"))?;
+        let cd = format!("ahci-cdrom,path={}", lab::asset("BOOT_CD")?.display());
+        let guest = guest.firmware(code, folder.path().join("vars.fd")).cpus(&cpus.to_string());
+        let guest = guest.word("--smm").word("on").word("--device").word(cd);
+        Ok(Self { guest, folder })
     }
 
     fn shell(&self) -> anyhow::Result<Shell> {
@@ -229,8 +258,98 @@ fn remembers_a_variable(stock: &Stock) -> anyhow::Result<()> {
     shell.running.kill()?;
     let mut shell = stock.shell()?;
     ensure!(value(&mut shell)? == Some(0x1234_5678), "the variable is missing after kill -9");
+    shell.running.send("reset")?;
+    shell.prompt(BOOT)?;
+    ensure!(value(&mut shell)? == Some(0x1234_5678), "the variable is missing after a reset");
     shell.running.send("reset -s")?;
     shell.running.ends_with(0, SOON)
+}
+
+/// Ports that cause SMIs, in the firmware's shell after it has locked the chip set: interrupts stay
+/// enabled, and commands that no driver of the firmware gives have no effect.
+fn survives_invalid_smis(stock: &Stock) -> anyhow::Result<()> {
+    let mut shell = stock.shell()?;
+    set(&mut shell, 0x600d_cafe)?;
+    shell.run("mm 630 20 -w 1 -IO", SOON)?;
+    let said = shell.run("mm 630 -w 1 -IO -n", SOON)?;
+    ensure!(said.contains("0x21"), "SMI_EN is {said}");
+    for code in [0x00, 0x01, 0x02, 0x03, 0x7f, 0x80, 0xa0, 0xff] {
+        shell.run(&format!("mm b3 {code:x} -w 1 -IO"), SOON)?;
+        shell.run(&format!("mm b2 {code:x} -w 1 -IO"), SOON)?;
+    }
+    ensure!(value(&mut shell)? == Some(0x600d_cafe), "the variable changed");
+    set(&mut shell, 0x1234_5678)?;
+    ensure!(value(&mut shell)? == Some(0x1234_5678), "the variable cannot be changed any more");
+    shell.running.kill()
+}
+
+/// Shell functions with which root reaches the hardware: bytes of configuration space,
+/// commands of the flash, and DMA of `edu`, whose BAR is at `$edu`, between its buffer and memory.
+const REACH: &str = r#"
+byte() { printf "\\$(printf %03o $(($1)))"; }
+config() { echo /sys/bus/pci/devices/0000:$1/config; }
+poke() { byte $3 | dd of=$(config $1) bs=1 seek=$(($2)) conv=notrunc 2> /dev/null; }
+peek() { dd if=$(config $1) bs=1 skip=$(($2)) count=1 2> /dev/null | hexdump -e '1/1 "%02x\n"'; }
+device=$(dirname $(grep -l 0x11e8 /sys/bus/pci/devices/*/device))
+edu=$(head -c 18 $device/resource)
+slot=${device##*0000:}
+poke $slot 4 6
+dma() {
+  devmem $((edu + 0x80)) 32 $1
+  devmem $((edu + 0x88)) 32 $2
+  devmem $((edu + 0x90)) 32 4
+  devmem $((edu + 0x98)) 32 $3
+  sleep 0.2
+}
+load() { dma $1 0x40000 1; }
+store() { dma 0x40000 $1 3; }
+program() {
+  old=$(devmem $1 8)
+  for command in 0x10 0 0x20 0xd0 0x70; do
+    devmem $1 8 $command
+    [ $old = $(devmem $1 8) ] || echo $1 changed by $command
+  done
+}
+"#;
+
+/// Attempts of root, in shell, and their output when they have no effect. TSEG is the last 16 MiB.
+const ATTEMPTS: &[(&str, &str)] = &[
+    // D_OPEN, T_EN, and SMI_LOCK.
+    ("poke 00:00.0 0x9d 0x48; peek 00:00.0 0x9d", "1a"),
+    ("poke 00:00.0 0x9e 0x38; peek 00:00.0 0x9e", "3f"),
+    ("poke 00:1f.0 0xa0 0; peek 00:1f.0 0xa0", "10"),
+    ("devmem 0x1f000000; devmem 0x1ffffff0; devmem 0xa0000", "0xFFFFFFFF 0xFFFFFFFF 0xFFFFFFFF"),
+    ("devmem 0x1f800000 32 0; devmem 0xa8000 32 0; devmem 0x1f800000", "0xFFFFFFFF"),
+    ("program 0xffc00100; program 0xfff00000; echo same", "same"),
+    // DMA works between the device's buffer and other memory. With SMRAM, it moves nothing.
+    ("devmem 0x10000000 32 0x11111111; load 0x10000000; store 0x10000004; devmem 0x10000004", MARK),
+    ("for at in 0x1f000000 0x1ffff000 0xa8000; do load $at; store $at; done", ""),
+    ("store 0x10000008; devmem 0x10000008", MARK),
+];
+const MARK: &str = "0x11111111";
+
+/// The firmware's own services still change a variable afterwards.
+fn keeps_root_out(stock: &Stock) -> anyhow::Result<()> {
+    let store = stock.folder.path().join("vars.fd");
+    let guest = stock.guest.clone().memory("512M").word("--device").word("edu");
+    let linux = Linux::new(guest, &lab::asset("BZIMAGE_13")?);
+    let linux = linux.modules(&lab::asset("MODULES_13")?, &["efivarfs"]);
+    let linux = linux.cmdline("iomem=relaxed memmap=1M$0x10000000");
+    let mut booted = linux.file("reach", REACH).boot(MOVE)?;
+    let before = fs::read(&store)?;
+    for (attempt, expected) in ATTEMPTS {
+        let said = booted.run(&format!(". /reach; {attempt}"), BOOT)?;
+        let words: Vec<_> = said.split_whitespace().collect();
+        ensure!(words.join(" ") == *expected, "{attempt}: {said}");
+        ensure!(fs::read(&store)? == before, "{attempt}: the variables changed");
+    }
+    let variable = "/sys/firmware/efi/efivars/Transom-5ac0ffee-0000-4000-8000-7472616e736f";
+    let set = format!("printf '\\007\\000\\000\\000new' > {variable} && tail -c 3 {variable}");
+    let mount = "mount -t efivarfs efivarfs /sys/firmware/efi/efivars";
+    let said = booted.run(&format!("{mount}; {set}"), BOOT)?;
+    ensure!(said.trim() == "new", "the variable is {said}");
+    ensure!(fs::read(&store)? != before, "the variable is not in the store");
+    booted.running.kill()
 }
 
 /// Writes the variable, then kills the machine at a random moment of a second write, between Enter

@@ -3,6 +3,9 @@
 //! off, several queue pairs, pulled cables, and data in both directions.
 #![forbid(unsafe_code)]
 
+#[path = "guest_network/intel.rs"]
+mod intel;
+
 use std::fs::{self, File, Permissions};
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
@@ -28,14 +31,30 @@ const BOOT: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(60);
 
 const RELEASES: [&str; 2] = ["12", "13"];
-const ASSETS: &[&str] =
-    &["BZIMAGE_12", "MODULES_12", "BZIMAGE_13", "MODULES_13", "BUSYBOX", "NET_TOOLS", "PASST"];
+const ASSETS: &[&str] = &[
+    "BZIMAGE_12",
+    "MODULES_12",
+    "BZIMAGE_13",
+    "MODULES_13",
+    "BZIMAGE_GENERIC",
+    "MODULES_GENERIC",
+    "BZIMAGE_GENERIC_13",
+    "MODULES_GENERIC_13",
+    "BUSYBOX",
+    "NET_TOOLS",
+    "PASST",
+];
 
 fn main() -> ExitCode {
     let mut tests = Vec::new();
     for release in RELEASES {
         let name = format!("linux_{release}_reaches_its_networks");
         let test = Test::new(name, move || in_namespace(|| reaches_its_networks(release)));
+        tests.push(if release == "13" { test } else { test.thorough() });
+        // The kernel for clouds has no e1000e.
+        let kernel = if release == "13" { "GENERIC_13" } else { "GENERIC" };
+        let name = format!("linux_{release}_uses_intels_card");
+        let test = Test::new(name, move || in_namespace(|| intel::uses_intels_card(kernel)));
         tests.push(if release == "13" { test } else { test.thorough() });
     }
     let seconds = if lab::everything() { 7200 } else { 900 };
@@ -168,22 +187,22 @@ fn dhcp(folder: &Path, tap: &str, mac: &str, route: &Route) -> anyhow::Result<Se
     Service::start(process::Command::new(lab::asset("BUSYBOX")?).args(["udhcpd", "-f"]).arg(&file))
 }
 
-/// The guest, with ethtool, and with a ping that can forbid fragments.
-fn linux(folder: &Path, release: &str) -> anyhow::Result<Linux> {
-    let memory = if lab::everything() { "3G" } else { "512M" };
-    // Not with `--jail on`: a restarted passt runs as another user, and root opens that user's
-    // socket with a capability that the jail drops.
-    let mut guest = Guest::transom().cpus("4").memory(memory);
-    for device in DEVICES {
-        let mut words = device.to_owned();
+/// The guest with its network cards, ethtool, and a ping that can forbid fragments.
+fn linux(
+    mut guest: Guest,
+    devices: &[&str],
+    modules: &[&str],
+    (folder, kernel): (&Path, &str),
+) -> anyhow::Result<Linux> {
+    for device in devices {
+        let mut words = (*device).to_owned();
         if device.ends_with(':') {
             words += &folder.join("passt").display().to_string();
         }
         guest = guest.word("--device").word(words);
     }
-    let linux = Linux::new(guest, &lab::asset(&format!("BZIMAGE_{release}"))?);
-    let modules = lab::asset(&format!("MODULES_{release}"))?;
-    let mut linux = linux.modules(&modules, &["virtio_pci", "virtio_net"]);
+    let linux = Linux::new(guest, &lab::asset(&format!("BZIMAGE_{kernel}"))?);
+    let mut linux = linux.modules(&lab::asset(&format!("MODULES_{kernel}"))?, modules);
     let tools = lab::asset("NET_TOOLS")?;
     let libraries = "usr/lib/x86_64-linux-gnu";
     let loader = format!("{libraries}/ld-linux-x86-64.so.2");
@@ -219,7 +238,13 @@ impl Lan {
             ip(words)?;
         }
         let passt = passt(folder.path())?;
-        let booted = linux(folder.path(), release)?.boot(BOOT)?;
+        let memory = if lab::everything() { "3G" } else { "512M" };
+        // Not with `--jail on`: a restarted passt runs as another user, and root opens that user's
+        // socket with a capability that the jail drops.
+        let guest = Guest::transom().cpus("4").memory(memory);
+        let modules = ["virtio_pci", "virtio_net"];
+        let linux = linux(guest, &DEVICES, &modules, (folder.path(), release))?;
+        let booted = linux.boot(BOOT)?;
         ip("addr add 10.9.1.1/24 dev plain")?;
         let fast = dhcp(folder.path(), "fast", "52:54:00:00:00:01", &FAST)?;
         let plain = dhcp(folder.path(), "plain", "52:54:00:00:00:02", &PLAIN)?;

@@ -22,26 +22,12 @@ use anyhow::{Context, Result, ensure};
 use container::pod::SHUT_DOWN;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use transom_tests::browser::Browser;
-use transom_tests::engine::{self, DEBUG_IMAGE, Engine, IMAGE};
+use transom_tests::engine::{self, DEBUG_IMAGE, Engine, IMAGE, runs_here};
 use transom_tests::print::Picture;
 use transom_tests::program::{PATIENCE, not_run, said};
-use vmm::kvm::KvmSupport;
 
 use self::failing::Failing;
 use self::pod::Pod;
-
-/// Whether a test can run on this host. Reports it as skipped otherwise.
-fn runs_here(test: &str) -> bool {
-    let reason = if KvmSupport::of_this_host() == KvmSupport::None {
-        "there is no usable /dev/kvm"
-    } else if let Err(why) = engine::is_here() {
-        why
-    } else {
-        return true;
-    };
-    not_run(test, reason);
-    false
-}
 
 /// Waits until the picture in the browser satisfies a condition.
 fn until(browser: &mut Browser, enough: impl Fn(&Picture) -> bool) -> Result<()> {

@@ -18,19 +18,4 @@ mod server;
 #[path = "states/world.rs"]
 mod world;
 
-use transom_tests::place;
-use transom_tests::program::not_run;
-use vmm::kvm::KvmSupport;
-
-/// Whether a test can run on this host. Reports it as skipped otherwise.
-fn runs_here(test: &str) -> bool {
-    let reason = if KvmSupport::of_this_host() == KvmSupport::None {
-        "there is no usable /dev/kvm"
-    } else if let Err(why) = place::is_here() {
-        why
-    } else {
-        return true;
-    };
-    not_run(test, reason);
-    false
-}
+use transom_tests::place::runs_here;

@@ -1,5 +1,6 @@
-//! Windows's own storage drivers on our disks: each driver in each of its modes, on disks with
-//! sectors of 512 and 4096 bytes, and on read-only disks. The guest is `tests/windrv`.
+//! Windows's own drivers on our devices. The storage drivers: each in each of its modes, on disks
+//! with sectors of 512 and 4096 bytes, and on read-only disks. The others are in
+//! `tests/windrv/kmdf.rs`. The guest is `tests/windrv`.
 //!
 //! A test fails for each check that the guest reports as failed, for missing checks, and if the
 //! disk does not have the data that the guest wrote.
@@ -7,6 +8,8 @@
 
 #[path = "windrv/image.rs"]
 mod image;
+#[path = "windrv/kmdf.rs"]
+mod kmdf;
 #[path = "windrv/report.rs"]
 mod report;
 

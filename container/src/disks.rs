@@ -10,14 +10,10 @@ use std::path::{Path, PathBuf};
 use host::disk::qcow2;
 
 use crate::files;
-use crate::settings::environment::ParsedEnvironment;
-use crate::settings::value::Value;
 use crate::settings::{Format, Settings};
 use crate::status::{Failure, Status};
 
 pub const MAX_DISKS: usize = 6;
-/// Extension of the file on the volume that stores the controller.
-pub const TYPE: &str = "type";
 /// Bytes that are examined: a partition table and the first file system behind it start within.
 const EXAMINED: u64 = 100 << 10;
 
@@ -76,29 +72,6 @@ pub struct FoundDisk {
     /// Whether the disk is the pod's own file on its volume. Such a disk follows the settings; all
     /// others stay unchanged.
     pub own: bool,
-}
-
-/// Applies the controller that is stored on the volume, by this image or by older versions of the
-/// reference image, unless DISK_TYPE is set: Windows may have no driver for another one.
-pub fn recall(input: &mut ParsedEnvironment, volume: &Path) {
-    let path = volume.join(format!("{}.{TYPE}", input.settings.pod.process()));
-    if input.names.contains("DISK_TYPE") {
-        return;
-    }
-    let known = match files::read(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return,
-        read => read.map_err(anyhow::Error::from).and_then(|text| match text.trim() {
-            "" => Ok(input.settings.disk.controller.clone()),
-            text => Value::read(text),
-        }),
-    };
-    match known {
-        Ok(controller) => input.settings.disk.controller = controller,
-        Err(error) => {
-            let path = path.display();
-            input.warnings.push(format!("{path}: {error}: set DISK_TYPE, or delete the file"));
-        }
-    }
 }
 
 /// Disk `number`, counted from 0, on the host whose file systems are below `root`. `None` if the
@@ -219,7 +192,7 @@ mod test {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::settings::translate::Bus;
+    use crate::settings::value::Value;
 
     fn root(files: &[(&str, &[u8])]) -> (TempDir, Settings) {
         let root = tempfile::tempdir().unwrap();
@@ -269,25 +242,6 @@ mod test {
             made,
             ["img", "qcow2"].map(|it| root.path().join(format!("storage/system.{it}")))
         );
-    }
-
-    #[test]
-    fn the_volume_keeps_the_controller_of_the_installation() {
-        let volume = tempfile::tempdir().unwrap();
-        let controller = |text: &str, names: &[&'static str]| {
-            fs::write(volume.path().join("windows.type"), text).unwrap();
-            let names = names.iter().copied().collect();
-            let settings = Settings::defaults();
-            let mut input = ParsedEnvironment { names, settings, ..ParsedEnvironment::default() };
-            recall(&mut input, volume.path());
-            (input.settings.disk.controller.value, input.warnings.len())
-        };
-        assert_eq!(controller("nvme\n", &[]), (Bus::Nvme, 0));
-        assert_eq!(controller("blk", &[]), (Bus::Blk, 0));
-        assert_eq!(controller("blk", &["DISK_TYPE"]), (Bus::Scsi, 0));
-        assert_eq!(controller("", &[]), (Bus::Scsi, 0));
-        assert_eq!(controller("x\u{1b}[2J", &[]), (Bus::Scsi, 1));
-        assert_eq!(controller(&"x".repeat(5000), &[]), (Bus::Scsi, 1));
     }
 
     #[test]

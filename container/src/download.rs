@@ -67,6 +67,11 @@ pub fn refusal(version: &Version) -> Option<anyhow::Error> {
     Some(Failure::new(Status::Download, sentence))
 }
 
+/// The name of the upgrade image on the volume, until it is the CD with this name.
+pub fn upgrade_file(cd: &str) -> String {
+    format!("{}{UPGRADE}", cd.strip_suffix(".iso").unwrap_or(cd))
+}
+
 fn path_of(url: &str) -> String {
     url.split(['?', '#']).next().unwrap_or_default().to_lowercase()
 }
@@ -112,7 +117,8 @@ impl Job {
     /// Checks that MIDO allows the download.
     pub fn check_allowed(&self) -> anyhow::Result<()> {
         let microsofts = matches!(self.version, Version::Windows(_));
-        let allowed = self.asks || !microsofts || self.folder.join(self.upgrade_file()).exists();
+        let allowed =
+            self.asks || !microsofts || self.folder.join(upgrade_file(&self.file())).exists();
         let forbidden = || self.error(&[Fault::last("MIDO=N forbids to ask Microsoft")]);
         if allowed { Ok(()) } else { Err(forbidden()) }
     }
@@ -120,10 +126,11 @@ impl Job {
     /// Downloads the medium. Returns its path.
     pub async fn run(&self, story: &Story) -> anyhow::Result<PathBuf> {
         self.check_allowed()?;
-        let upgrade = self.folder.join(self.upgrade_file());
+        let upgrade = self.folder.join(upgrade_file(&self.file()));
         if upgrade.exists() {
-            let path = self.make_cd(&upgrade, story).map_err(|fault| self.error(&[fault]))?;
-            return Ok(path);
+            // It may be the user's, who may have no other.
+            let made = self.make_cd(&upgrade, story);
+            return made.map_err(|fault| self.error(&[fault]));
         }
         let got = match &self.version {
             Version::Url(url) => self.fetch_address(url, story).await.map_err(|fault| vec![fault]),
@@ -264,17 +271,15 @@ impl Job {
         Wanted { name, url, referer, path, length, checksum, connections, form }
     }
 
-    /// The name of the upgrade image on the volume, until it is a CD.
-    fn upgrade_file(&self) -> String {
-        let file = self.file();
-        format!("{}{UPGRADE}", file.strip_suffix(".iso").unwrap_or(&file))
-    }
-
     /// Downloads an upgrade image, and makes a CD of it.
     async fn fetch_upgrade(&self, link: Link, story: &Story) -> Result<PathBuf, Fault> {
-        let wanted = self.wanted(link, self.upgrade_file(), Form::Upgrade);
+        let wanted = self.wanted(link, upgrade_file(&self.file()), Form::Upgrade);
         transfer::fetch(&self.client, &wanted, story).await?;
-        self.make_cd(&wanted.path, story)
+        let made = self.make_cd(&wanted.path, story);
+        if matches!(made, Err(Fault::Final(_))) {
+            std::fs::remove_file(&wanted.path).ok();
+        }
+        made
     }
 
     fn make_cd(&self, upgrade: &Path, story: &Story) -> Result<PathBuf, Fault> {

@@ -4,6 +4,9 @@
 //! CD has the files of the first one, a `boot.wim` with the other two, in a compression that the
 //! boot manager reads, and the archive itself without the three as `install.esd`.
 //!
+//! This is own code: no crate was found that decodes LZMS or encodes XPRESS, and those that write a
+//! UDF ask for each file before they begin, while `boot.wim` is compressed into its place.
+//!
 //! Threats: an archive may be anything. Each blob is compared with its checksum, nothing is written
 //! but the CD, and its length is known, and compared with the free space, before.
 
@@ -22,11 +25,12 @@ use std::os::unix::fs::FileExt as _;
 
 use anyhow::{Context as _, ensure};
 
-use self::archive::{Archive, Blob, HEADER_BYTES, Sha1};
+use self::archive::{Archive, Blob, Sha1};
 use self::disc::{Boot, Directory, SECTOR, sectors};
 use self::images::Images;
 use self::tree::{Content, Node};
 use self::writer::Writer;
+use crate::media::wim::header;
 
 /// Images before the first edition.
 const PARTS: usize = 3;
@@ -160,7 +164,7 @@ impl Plan {
         let at = |place: u64| (first + place) * SECTOR;
         let blobs = self.blobs()?;
         let whole = blobs.iter().map(|it| it.length).sum::<u64>() + self.archive.length();
-        let mut done = HEADER_BYTES as u64;
+        let mut done = header::BYTES as u64;
         self.copy(file, at(self.install_at), &mut |count| {
             done += count;
             report(done, whole);
@@ -198,7 +202,7 @@ impl Plan {
     /// Copies the archive without its first images.
     fn copy(&self, file: &File, at: u64, report: &mut dyn FnMut(u64)) -> anyhow::Result<()> {
         file.write_all_at(&self.rest.header, at)?;
-        let (mut offset, end) = (HEADER_BYTES as u64, self.archive.length());
+        let (mut offset, end) = (header::BYTES as u64, self.archive.length());
         let mut block = vec![0; BLOCK];
         while offset < end {
             let count = usize::try_from(end - offset).unwrap_or(BLOCK).min(BLOCK);

@@ -15,6 +15,7 @@ pub mod files;
 pub mod firmware;
 pub mod help;
 pub mod jail;
+pub mod kept;
 pub mod log;
 pub mod media;
 pub mod medium;

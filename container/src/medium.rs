@@ -137,7 +137,7 @@ const OTHERS: [(&[u8], &str, &str); 8] = [
     (b"qfi\xfb", "it is a disk in the format qcow2", "put it onto the volume as data.qcow2"),
 ];
 
-/// What a file is that begins like this, and the advice, if people mistake such files for ISO
+/// Describes a file that begins like this, with the advice, if people mistake such files for ISO
 /// images.
 pub fn mistaken(start: &[u8]) -> Option<(&'static str, &'static str)> {
     // A web page may begin with a byte order mark and empty lines.

@@ -17,6 +17,7 @@ use crate::answer::xml::Secrets;
 use crate::disks::{self, Disk, FoundDisk, below};
 use crate::download;
 use crate::firmware;
+use crate::kept;
 use crate::media::wim::{Architecture, Entry};
 use crate::media::windows::Media;
 use crate::medium;
@@ -91,7 +92,7 @@ impl Plan {
             // Some files may be in a backup that was interrupted.
             for folder in next.found.backup.iter().chain([&volume]) {
                 firmware::recall(&mut input, folder)?;
-                disks::recall(&mut input, folder);
+                kept::recall(&mut input, folder);
             }
         }
         check_media(&source, root, &volume)?;

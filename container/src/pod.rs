@@ -289,13 +289,13 @@ impl Pod {
         self.story.step("Preparing the machine…");
         let pod = self.clone();
         let mut parts = run_in_thread("volume", move || pod.parts()).await?;
-        let processors = self.plan.sizes.processors;
+        let pairs = parts.pairs(settings, self.plan.sizes.processors);
         // Start swtpm before the network's queues exist, since programs inherit them.
         let tpm = self.tpm()?;
         parts.tpm = tpm.is_some().then(|| self.runtime_folder.tpm());
         let mut network = slot.lock().await;
         *network =
-            Network::make(&self.plan.input, processors, &self.runtime_folder, &self.story).await?;
+            Network::make(&self.plan.input, pairs, &self.runtime_folder, &self.story).await?;
         parts.card = network.card(settings)?;
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
@@ -413,8 +413,8 @@ impl Pod {
         let unattended = self.plan.unattended.as_ref();
         let bundle = unattended.and_then(|it| it.bundle.as_deref());
         if let Some(installation) = Installation::of(&self.plan, bundle)? {
-            installation.keep_controller(volume)?;
-            parts.controller = Some(installation.bus);
+            installation.keep_hardware(volume)?;
+            (parts.controller, parts.adapter) = installation.hardware();
             parts.setup_disk = Some(installation.disk(&password, root, &self.story)?);
         }
         parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));

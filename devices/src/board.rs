@@ -43,6 +43,7 @@ impl Board {
             disks: Arc::default(),
             links: Arc::default(),
             balloon: Arc::default(),
+            smi: Arc::default(),
             usb: Arc::default(),
         };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }

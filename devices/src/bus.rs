@@ -1,4 +1,4 @@
-//! Maps an address to a device, its region and an offset, in three address spaces.
+//! Maps an address to a device, its region and an offset, in each address space.
 //!
 //! The map's lock is held only during the lookup. A device is called under its own lock only, so
 //! that a register write may move a window. Lock order: device, then map.
@@ -142,14 +142,22 @@ impl Space {
 pub struct Spaces {
     pub port: Space,
     pub memory: Space,
+    pub smm_memory: Space,
     pub config: Space,
 }
 
 impl Spaces {
+    /// The space of an access to memory by a processor, in or outside of system-management mode.
+    pub fn memory_of(&self, in_smm: bool, address: u64, length: usize) -> &Space {
+        let special = in_smm && self.smm_memory.find(address, length).is_some();
+        if special { &self.smm_memory } else { &self.memory }
+    }
+
     pub fn of(&self, kind: Kind) -> &Space {
         match kind {
             Kind::Port => &self.port,
             Kind::Memory => &self.memory,
+            Kind::SmmMemory => &self.smm_memory,
             Kind::Config => &self.config,
         }
     }
@@ -363,6 +371,16 @@ mod test {
         assert_eq!(read(&space, 0x10), 0xff);
         assert_eq!(read(&space, u64::MAX), 0xff);
         space.write(u64::MAX, &[0; 8]);
+    }
+
+    #[test]
+    fn a_device_for_system_management_mode_is_found_only_there() {
+        let spaces = Spaces::default();
+        spaces.memory.insert(0x10..0x30, Region(0), seat(1));
+        spaces.smm_memory.insert(0x20..0x30, Region(0), seat(2));
+        let byte = |in_smm, at| read(spaces.memory_of(in_smm, at, 1), at);
+        assert_eq!([byte(false, 0x20), byte(true, 0x20), byte(true, 0x10)], [1, 2, 1]);
+        assert_eq!(byte(true, 0x30), 0xff);
     }
 
     #[test]

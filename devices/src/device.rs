@@ -46,6 +46,9 @@ pub enum Kind {
     Port,
     /// Guest-physical addresses that are not RAM.
     Memory,
+    /// As `Memory`, for processors in system-management mode. They find the devices of `Memory`
+    /// where there are none of this kind.
+    SmmMemory,
     /// PCI configuration space: bus, device and function in bits 27:12, the register below.
     Config,
 }
@@ -55,6 +58,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Self::Port => "ports",
             Self::Memory => "memory",
+            Self::SmmMemory => "memory (SMM)",
             Self::Config => "config",
         })
     }

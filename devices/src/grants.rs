@@ -14,6 +14,7 @@ use crate::hypervisor::Hypervisor;
 use crate::pci;
 use crate::power::Buttons;
 use crate::resources::Resources;
+use crate::smi;
 use crate::usb;
 use host::disk::{Disks, FileId, OnFull, VolumeChange};
 use host::display::Screens;
@@ -142,6 +143,8 @@ pub struct Shared {
     pub links: Arc<Links>,
     /// The device registers here, and the operator sets its size here.
     pub balloon: Arc<balloon::Hub>,
+    /// Firmware and the chip set agree here on system-management interrupts.
+    pub smi: Arc<smi::Negotiation>,
     /// Controllers add ports, and devices are plugged into them.
     pub usb: Arc<usb::Ports>,
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::device::Kind;
+use host::smram::Smram;
 
 pub trait Hypervisor: Send + Sync {
     fn pin(&self, gsi: u32) -> anyhow::Result<Box<dyn Pin>>;
@@ -21,6 +22,20 @@ pub trait Hypervisor: Send + Sync {
     /// Returns guest RAM in `range` to the host, in whole pages of the host. The guest may use it
     /// again at any time, and then reads zeros. Parts of `range` that are not RAM are ignored.
     fn release(&self, range: Range<u64>);
+    /// System-management mode. Fails if the host does not support it, or the machine does not have
+    /// it.
+    fn smm(&self) -> anyhow::Result<Arc<dyn Smm>>;
+}
+
+/// System-management mode (SMM), in which processors run code of the firmware that the system
+/// neither sees nor changes.
+pub trait Smm: Send + Sync {
+    /// Changes which processors access which RAM. After an error, RAM may be visible that should be
+    /// hidden.
+    fn set_smram(&self, smram: Smram) -> anyhow::Result<()>;
+    /// Sends a system-management interrupt (SMI) to the processor whose access the calling thread
+    /// handles, before its next instruction, and to all others if `everybody` is set.
+    fn interrupt(&self, everybody: bool);
 }
 
 /// A level-triggered input of an interrupt controller.

@@ -80,6 +80,7 @@ registry! {
     "ahci-disk" AhciDisk: crate::ahci::disk::Config,
     "debugcon" Debugcon: crate::platform::debugcon::Config,
     "display" Display: crate::display::bochs::Config,
+    "e1000e" E1000e: crate::e1000e::Config,
     "edu" Edu: crate::pci::edu::Config,
     "flash" Flash: crate::platform::flash::Config,
     "host-bridge" HostBridge: crate::pci::host::Config,
@@ -137,7 +138,7 @@ mod test {
             }
             "flash" => json!({ "code": "/a" }),
             "serial" | "virtio-serial" | "debugcon" => json!({ "to": "socket:/a" }),
-            "virtio-net" => json!({ "to": "tap:a" }),
+            "e1000e" | "virtio-net" => json!({ "to": "tap:a" }),
             _ => json!({}),
         };
         Config::of_kind(kind, needed).unwrap().unwrap()
@@ -152,7 +153,7 @@ mod test {
         let disks = ["ahci-disk", "nvme", "virtio-blk", "virtio-scsi"];
         assert_eq!(of(|it| it.image() == Some(Path::new("/a"))), disks);
         assert_eq!(of(|it| it.image().is_some()), disks);
-        assert_eq!(of(|it| it.network().is_some()), ["virtio-net"]);
+        assert_eq!(of(|it| it.network().is_some()), ["e1000e", "virtio-net"]);
         assert_eq!(of(|it| it.stream().is_some()), ["debugcon", "serial", "virtio-serial"]);
         assert_eq!(of(|it| it.is_usb()), ["usb-keyboard", "usb-storage", "usb-tablet"]);
         let file = FileId { device: 7, inode: 12 };
@@ -172,6 +173,7 @@ mod test {
             "ahci-cdrom",
             "ahci-disk",
             "debugcon",
+            "e1000e",
             "flash",
             "nvme",
             "serial",

@@ -2,6 +2,7 @@
 
 pub mod ahci;
 pub mod driver;
+pub mod e1000e;
 pub mod hostile;
 #[cfg(test)]
 pub(crate) mod image;
@@ -51,11 +52,11 @@ impl Bench {
 
 /// A board with only an LPC bridge, running.
 #[cfg(test)]
-pub(crate) fn lpc_bench() -> Bench {
+pub(crate) fn lpc_bench(smm: bool) -> Bench {
     use crate::grants::Build;
 
     let mut bench = Bench::new(4096);
-    bench.board.add("lpc", |grants| crate::pci::lpc::Config {}.build(grants)).unwrap();
+    bench.board.add("lpc", |grants| crate::pci::lpc::Config { smm }.build(grants)).unwrap();
     bench.board.run(Vec::new()).unwrap();
     bench
 }

@@ -105,7 +105,8 @@ impl Microsoft {
 
 /// First byte and end of the range that a request asks for.
 pub(crate) fn range(request: &str) -> Option<(u64, u64)> {
-    let (start, last) = request.split_once(".iso bytes=")?.1.split_once('-')?;
+    let (path, range) = request.split_once(" bytes=")?;
+    let (start, last) = range.split_once('-').filter(|_| path.contains(".iso"))?;
     Some((start.parse().ok()?, last.parse::<u64>().ok()? + 1))
 }
 

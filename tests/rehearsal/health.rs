@@ -5,12 +5,11 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use container::story::installation::STAGES;
 use serde_json::Value;
+use transom_tests::patience::Patience;
 use transom_tests::program::{Running, said};
 use transom_tests::{lab, say};
 
@@ -32,13 +31,12 @@ impl<'a> Health<'a> {
     /// Watches the pod that has just been started.
     pub(crate) fn watch(place: &'a Place) -> anyhow::Result<Self> {
         let scenes = Arc::<Mutex<Vec<Value>>>::default();
-        let start = Instant::now();
+        let mut patience = Patience::new(BOOT);
         let mut stream = loop {
             match place.connect(WEB) {
                 Ok(stream) => break stream,
-                Err(error) => ensure!(start.elapsed() < BOOT, "port {WEB}: {error:#}"),
+                Err(error) => ensure!(patience.rest(), "port {WEB}: {error:#}"),
             }
-            sleep(Duration::from_millis(200));
         };
         let kept = scenes.clone();
         // The pod ends each connection some time, and browsers come again.
@@ -57,15 +55,14 @@ impl<'a> Health<'a> {
 
     /// Waits until this percentage of the medium is there.
     pub(crate) fn downloads(&self, percent: u64) -> anyhow::Result<()> {
-        let start = Instant::now();
+        let mut patience = Patience::new(BOOT);
         loop {
             let scenes = self.scenes();
             let done = |scene: &Value| scene["thousandths"].as_u64().unwrap_or(0) >= 10 * percent;
             if scenes.iter().any(|scene| scene["transfer"].is_object() && done(scene)) {
                 return Ok(());
             }
-            ensure!(start.elapsed() < BOOT, "no {percent} %: {:?}", scenes.last());
-            sleep(Duration::from_millis(100));
+            ensure!(patience.rest(), "no {percent} %: {:?}", scenes.last());
         }
     }
 
@@ -83,14 +80,11 @@ impl<'a> Health<'a> {
 
     /// Waits until the pod says that the guest is ready.
     pub(crate) fn is_ready(&self, pod: &Running) -> anyhow::Result<()> {
-        let start = Instant::now();
+        let mut patience = Patience::new(BOOT);
         loop {
             match page(self.place, "/readyz") {
                 Ok((200, _)) => return Ok(()),
-                other if start.elapsed() > BOOT => {
-                    bail!("/readyz: {other:?}: {}", pod.stdout.text())
-                }
-                _ => sleep(Duration::from_secs(1)),
+                other => ensure!(patience.rest(), "/readyz: {other:?}: {}", pod.stdout.text()),
             }
         }
     }

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result, bail};
 
 use crate::lab;
-use crate::program::{forget_the_test, said};
+use crate::program::{self, forget_the_test, said};
 
 /// Podman's settings: the default limits exceed those of some hosts; the log is a file, because a
 /// host may have no journal; and `podman kube` of Debian 12 ignores terminationGracePeriodSeconds.
@@ -25,6 +25,11 @@ network_backend = \"netavark\"
 pub const IMAGE: &str = "localhost/transom-test";
 /// The image for debugging.
 pub const DEBUG_IMAGE: &str = "localhost/transom-test:debug";
+
+/// Whether a test of containers can run on this host. Reports it as not run otherwise.
+pub fn runs_here(test: &str) -> bool {
+    program::runs_here(test, is_here())
+}
 
 /// An error with the reason if this host has no usable engine.
 pub fn is_here() -> Result<(), &'static str> {

@@ -1,6 +1,7 @@
 //! How long a test waits. Time in which the whole host stood still (a virtual machine that is
 //! saved, or gets no processor) does not count, because the guest stood still too.
 
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::say;
@@ -30,6 +31,13 @@ impl Patience {
         self.left.min(INTERVAL)
     }
 
+    /// Sleeps until the next look. False at the end.
+    pub fn rest(&mut self) -> bool {
+        let time = self.until_next_look();
+        sleep(time);
+        !time.is_zero()
+    }
+
     fn spend(&mut self, time: Duration) {
         if time > STANDSTILL {
             say!("the host stood still for {:.1} s", time.as_secs_f64());
@@ -54,8 +62,7 @@ mod test {
     #[test]
     fn patience_ends() {
         let mut patience = Patience::new(Duration::from_millis(50));
-        assert!(!patience.until_next_look().is_zero());
-        std::thread::sleep(Duration::from_millis(60));
-        assert!(patience.until_next_look().is_zero());
+        assert!(patience.rest());
+        assert!(!patience.rest());
     }
 }

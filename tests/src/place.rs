@@ -11,7 +11,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::program::{PATIENCE, Running, said, transom};
+use crate::program::{self, PATIENCE, Running, said, transom};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Pid;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -28,6 +28,11 @@ pub fn is_here() -> Result<(), &'static str> {
         }
     }
     Ok(())
+}
+
+/// Whether a test of pods can run on this host. Reports it as not run otherwise.
+pub fn runs_here(test: &str) -> bool {
+    program::runs_here(test, is_here())
 }
 
 /// Addresses of a pod: one that other hosts reach, and one that only the pod reaches.

@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 pub use skip::{not_run, not_run_in_part};
 use vmm::control::Client;
+use vmm::kvm::KvmSupport;
 
 use crate::idle;
 
@@ -23,6 +24,20 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The part of a processor that an idle machine may use.
 pub const IDLE: f64 = 0.002;
+
+/// Whether a test that starts machines can run on this host: it has KVM, and what `other` checked.
+/// Reports the test as not run otherwise.
+pub(crate) fn runs_here(test: &str, other: Result<(), &'static str>) -> bool {
+    let kvm = match KvmSupport::of_this_host() {
+        KvmSupport::None => Err("there is no usable /dev/kvm"),
+        _ => Ok(()),
+    };
+    let checked = kvm.and(other);
+    if let Err(why) = checked {
+        not_run(test, why);
+    }
+    checked.is_ok()
+}
 
 /// Built with the same profile as this test. Cargo builds it if it is missing or older than its
 /// sources.

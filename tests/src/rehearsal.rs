@@ -3,12 +3,12 @@
 pub mod medium;
 pub mod steps;
 
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
 use self::steps::{BOOT, PROMPT, STOPPED};
+use crate::patience::Patience;
 use crate::program::Running;
 use crate::say;
 
@@ -21,7 +21,7 @@ pub struct Log {
 impl Log {
     /// Waits for these words after those of the last step.
     pub fn reach(&mut self, pod: &mut Running, words: &str) -> anyhow::Result<()> {
-        let start = Instant::now();
+        let (start, mut patience) = (Instant::now(), Patience::new(BOOT));
         loop {
             let text = pod.stdout.text();
             let new = &text[self.at..];
@@ -32,10 +32,9 @@ impl Log {
             }
             let ended = pod.wait(Duration::ZERO).is_ok();
             let stopped = [STOPPED, PROMPT].iter().any(|words| new.contains(words));
-            if ended || stopped || start.elapsed() > BOOT {
+            if ended || stopped || !patience.rest() {
                 bail!("no {words:?} (ended: {ended}) in:\n{text}\n{}", pod.stderr.text());
             }
-            sleep(Duration::from_millis(200));
         }
     }
 }

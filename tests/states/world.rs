@@ -139,8 +139,14 @@ impl<'a> World<'a> {
         let folder = self.files.0.path().display();
         let first =
             format!("{VIRTUALIZES}mount --bind {script} {program}; export D={folder}; {first}");
-        let usual =
-            [("NETWORK", "none"), ("DISK_SIZE", "64M"), ("DISK_MINIMUM", "1M"), ("WEB", "N")];
+        // Without a network, nobody waits for the download of drivers.
+        let usual = [
+            ("NETWORK", "none"),
+            ("DRIVERS", "N"),
+            ("DISK_SIZE", "64M"),
+            ("DISK_MINIMUM", "1M"),
+            ("WEB", "N"),
+        ];
         fs::remove_file(self.machine.path().join("machine.json")).ok();
         self.place.start(&first, &[&usual[..], words].concat())
     }
@@ -234,7 +240,8 @@ fn describe(config: &Value, volume: &Path) -> String {
     for drive in of(&drives[booted..]) {
         write!(text, " + {drive}").expect("a string takes all");
     }
-    if let Some(card) = devices().find(|device| device["kind"] == "virtio-net") {
+    let card = |device: &&Value| ["virtio-net", "e1000e"].iter().any(|it| device["kind"] == *it);
+    if let Some(card) = devices().find(card) {
         write!(text, " + {}", card["mac"].as_str().unwrap_or_default()).expect("a string");
     }
     let vars = config["vars"].as_str().map_or("none", file_name);

@@ -43,6 +43,7 @@ const DOORS: &[(&str, &[&str])] = &[
             "devices::nvme",
             "devices::platform",
             "devices::display",
+            "devices::e1000e",
         ],
     ),
 ];

@@ -100,6 +100,11 @@ options! {
     /// UEFI variable store: your own writable copy of OVMF_VARS. The firmware saves its settings
     /// there.
     "vars" "FILE" vars: Option<PathBuf>,
+    /// System-management mode (SMM), which firmware with Secure Boot needs: with `on`, only that
+    /// firmware can change its variables and see its memory. Needs X86_SMM (see `vmm doctor`), and
+    /// firmware that was built for SMM, such as Debian's `OVMF_CODE_4M.secboot.fd`: others cannot
+    /// save their variables. Defaults to `off`.
+    "smm" "on|off" smm: bool,
     /// Boot order: device names as shown by `vmm inspect`, as in `usb-storage,nvme`. Disks that are
     /// not listed are not booted. By default, the firmware finds bootable devices by itself and
     /// remembers them.

@@ -90,7 +90,10 @@ fn examine_host() -> Findings {
             what: "the Hyper-V interface for Windows (Windows itself was not tried)",
             works: full && has("HYPERV_CPUID"),
         },
-        Runs { what: "firmware that needs SMM", works: false },
+        Runs {
+            what: "firmware that needs SMM (`--smm on`)",
+            works: full && kvm.as_ref().is_some_and(|kvm| kvm::smm::check(kvm).is_ok()),
+        },
     ];
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let free = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -4,6 +4,7 @@
 mod device_memory;
 mod fd;
 pub mod routes;
+pub mod smm;
 pub mod vcpu;
 pub mod vm;
 
@@ -121,7 +122,8 @@ capabilities! {
     HYPERV_CPUID KVM_CAP_HYPERV_CPUID, false, "Hyper-V enlightenments (they speed up Windows)";
     HYPERV_SYNIC2 KVM_CAP_HYPERV_SYNIC2, false, "Hyper-V timers (Windows uses slower ones without)";
     TSC_CONTROL KVM_CAP_TSC_CONTROL, false, "a chosen TSC frequency";
-    X86_SMM KVM_CAP_X86_SMM, false, "Secure Boot that the guest cannot switch off";
+    X86_SMM KVM_CAP_X86_SMM, false, "`--smm`: Secure Boot that the guest cannot switch off";
+    MULTI_ADDRESS_SPACE KVM_CAP_MULTI_ADDRESS_SPACE, false, "`--smm`: memory for it";
 }
 
 /// The error names the first required capability that KVM lacks.

@@ -11,6 +11,7 @@ pub mod inspect;
 mod order;
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::str::FromStr as _;
 use std::sync::{Arc, OnceLock};
@@ -22,11 +23,14 @@ use devices::display::bochs;
 use devices::grants::{Events, Shared};
 use devices::hypervisor::Hypervisor;
 use devices::nvme;
-use devices::pci::Address;
+use devices::pci::host as host_bridge;
+use devices::pci::{Address, lpc};
 use devices::platform::{flash, fw_cfg, serial};
 use devices::registry;
 use devices::usb::xhci;
 use host::memory::Memory;
+use host::size::Size;
+use host::smram::{self, MIN_LOW_RAM};
 use host::stream::Stream;
 use host::uuid::Uuid;
 use kvm_ioctls::Kvm;
@@ -75,6 +79,7 @@ pub struct Plan {
     pub apic_ids: Vec<u32>,
     pub generation: Arc<Generation>,
     hyperv: bool,
+    smm: bool,
     /// `inspect`: devices do not touch the host's files and terminals.
     dry: bool,
 }
@@ -102,8 +107,18 @@ impl Plan {
             config.cpus
         );
         let ram = Ram::new(config.memory.size.0);
+        if config.smm {
+            kvm::smm::check(kvm).context("--smm on")?;
+            anyhow::ensure!(
+                ram.low >= MIN_LOW_RAM,
+                "--smm on needs at least {} of memory, not {}",
+                Size(MIN_LOW_RAM),
+                config.memory.size
+            );
+        }
+        let smm = config.smm;
         let generation = Arc::new(identify(&mut config)?);
-        Ok(Self { config, ram, model, apic_ids, generation, hyperv, dry: false })
+        Ok(Self { config, ram, model, apic_ids, generation, hyperv, smm, dry: false })
     }
 
     /// Makes the plan one for `inspect`.
@@ -111,13 +126,22 @@ impl Plan {
         Self { dry: true, ..self }
     }
 
+    /// The ranges of RAM, each of which is one region. SMRAM is in regions of its own.
+    fn regions(&self) -> Vec<Range<u64>> {
+        if !self.smm {
+            return self.ram.ranges();
+        }
+        let high = self.ram.ranges().into_iter().skip(1);
+        smram::parts(self.ram.low).into_iter().chain(high).collect()
+    }
+
     /// Ordered as they are built.
     pub fn devices(&self) -> Vec<registry::Config> {
         let config = &self.config;
         let serial = config.serial.clone().unwrap_or(Stream::Stdio);
         let mut devices = vec![
-            registry::Config::HostBridge(Default::default()),
-            registry::Config::Lpc(Default::default()),
+            registry::Config::HostBridge(host_bridge::Config { smm: self.smm }),
+            registry::Config::Lpc(lpc::Config { smm: self.smm }),
             registry::Config::Rtc(Default::default()),
             registry::Config::I8042(Default::default()),
         ];
@@ -130,8 +154,8 @@ impl Plan {
         }
         if let Some(code) = &config.firmware {
             let (code, vars) = (code.clone(), config.vars.clone());
-            let readonly = false;
-            devices.push(registry::Config::Flash(flash::Config { code, vars, readonly }));
+            let flash = flash::Config { code, vars, readonly: false, smm: self.smm };
+            devices.push(registry::Config::Flash(flash));
         }
         // After the flash: its lock stops a second start of this machine before it truncates our
         // log.
@@ -184,11 +208,11 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     let kvm = kvm::open()?;
     kvm::check(&kvm)?;
     let plan = Plan::new(config, &kvm)?;
-    let ranges = plan.ram.ranges().into_iter().map(|range| (range.start, range.end - range.start));
-    let ram = ram::map(&plan.config.memory, &ranges.collect::<Vec<_>>())?;
-    let vm = Arc::new(Vm::new(&kvm, &ram)?);
+    let ram = ram::map(&plan.config.memory, &plan.regions())?;
+    let vm = Arc::new(Vm::new(&kvm, &ram, plan.smm.then_some(&plan.apic_ids))?);
 
-    let mut board = Board::new(Memory::new(ram.clone()), vm.clone() as Arc<dyn Hypervisor>, events);
+    let memory = if plan.smm { Memory::with_smram(&ram) } else { Memory::new(ram.clone()) };
+    let mut board = Board::new(memory, vm.clone() as Arc<dyn Hypervisor>, events);
     let description = plan.add_devices(&mut board)?;
     let direct = direct(&plan.config, description)?;
 
@@ -329,8 +353,8 @@ impl Machine {
     /// Changes the VM Generation ID and notifies the guest. Fails if the guest has placed the ID
     /// outside of RAM.
     pub fn renew(&self, id: Uuid) -> anyhow::Result<()> {
-        let memory = Memory::new(self.ram.clone());
-        self.generation.change(id, &memory, &self.board.shared.buttons)
+        let shared = &self.board.shared;
+        self.generation.change(id, &shared.memory, &shared.buttons)
     }
 
     /// The devices' connections to the operator and the screen.

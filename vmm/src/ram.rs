@@ -26,9 +26,10 @@ use host::size::Size;
 /// mapping is aligned to it.
 const HUGE: usize = 2 << 20;
 
-/// `ranges` are pairs of guest address and length in bytes.
-pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMemoryMmap>> {
-    let size = Size(ranges.iter().map(|range| range.1).sum());
+/// Maps a region for each of these ranges of guest addresses. Ranges that touch are one mapping of
+/// the host, so that huge pages can span them.
+pub fn map(memory: &Memory, ranges: &[Range<u64>]) -> anyhow::Result<Arc<GuestMemoryMmap>> {
+    let size = Size(ranges.iter().map(|range| range.end - range.start).sum());
     let host = sysinfo();
     let has = (host.totalram as u64 + host.totalswap as u64) * u64::from(host.mem_unit);
     if size.0 > has {
@@ -37,8 +38,10 @@ pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMe
     let file = memory.hugepages.map(|page| create(page, size).map(Arc::new)).transpose()?;
     let mut start = 0;
     let mut regions = Vec::new();
-    for (guest, length) in ranges {
-        let length_here = usize::try_from(*length)?;
+    for together in ranges.chunk_by(|one, next| one.end == next.start) {
+        let guest = together[0].start;
+        let length = together[together.len() - 1].end - guest;
+        let length_here = usize::try_from(length)?;
         let region = match &file {
             Some(file) => shared(FileOffset::from_arc(file.clone(), start), length_here),
             None => private(length_here),
@@ -54,11 +57,46 @@ pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMe
                     .with_context(|| format!("--memory {size} cannot be allocated"))
             })?;
         }
-        let region = GuestRegionMmap::new(region, GuestAddress(*guest));
-        regions.push(region.with_context(|| format!("--memory {size} at {guest:#x}"))?);
         start += length;
+        for (range, region) in divide(region, guest, together)? {
+            let region = GuestRegionMmap::new(region, GuestAddress(range.start));
+            regions.push(region.with_context(|| format!("--memory {size} at {:#x}", range.start))?);
+        }
     }
     Ok(Arc::new(GuestMemoryMmap::from_regions(regions).context("the layout of memory")?))
+}
+
+/// Divides a mapping, which begins at the guest address `first`, into a mapping for each range. The
+/// parts stay valid until the process ends.
+#[expect(unsafe_code, reason = "mappings are raw addresses")]
+fn divide(
+    region: MmapRegion,
+    first: u64,
+    ranges: &[Range<u64>],
+) -> anyhow::Result<Vec<(Range<u64>, MmapRegion)>> {
+    if let [range] = ranges {
+        return Ok(vec![(range.clone(), region)]);
+    }
+    let mut parts = Vec::new();
+    for range in ranges {
+        let (offset, length) = (range.start - first, usize::try_from(range.end - range.start)?);
+        let builder = MmapRegionBuilder::new(length)
+            .with_mmap_prot(region.prot())
+            .with_mmap_flags(region.flags());
+        let builder = match region.file_offset() {
+            Some(file) => {
+                let part = FileOffset::from_arc(file.arc().clone(), file.start() + offset);
+                builder.with_file_offset(part).with_hugetlbfs(true)
+            }
+            None => builder,
+        };
+        let start = region.as_ptr().wrapping_add(usize::try_from(offset)?);
+        // SAFETY: the range lies within `region`, which is forgotten below and so stays mapped.
+        let part = unsafe { builder.with_raw_mmap_pointer(start) }.build()?;
+        parts.push((range.clone(), part));
+    }
+    std::mem::forget(region);
+    Ok(parts)
 }
 
 fn shared(part: FileOffset, length: usize) -> anyhow::Result<MmapRegion> {
@@ -218,16 +256,31 @@ mod test {
     #[test]
     fn two_ranges_are_mapped_at_their_addresses() {
         let memory = Memory { size: Size(4 << 20), ..Memory::default() };
-        let ram = map(&memory, &[(0, 1 << 20), (1 << 32, 3 << 20)]).unwrap();
+        let ram = map(&memory, &[0..1 << 20, 1 << 32..(1 << 32) + (3 << 20)]).unwrap();
         ram.write_obj(7_u64, GuestAddress((1 << 32) + 8)).unwrap();
         assert_eq!(ram.read_obj::<u64>(GuestAddress(8)).unwrap(), 0);
         assert!(ram.write_obj(7_u64, GuestAddress(1 << 20)).is_err(), "a hole");
     }
 
     #[test]
+    fn ranges_that_touch_are_regions_of_one_mapping() {
+        let memory = Memory { size: Size(8 << 20), ..Memory::default() };
+        let ranges =
+            [0..0xa_0000, 0xa_0000..0xc_0000, 0xc_0000..4 << 20, 1 << 32..(1 << 32) + 4096];
+        let ram = map(&memory, &ranges).unwrap();
+        assert_eq!(ram.iter().map(host::smram::range).collect::<Vec<_>>(), ranges);
+        let starts: Vec<_> = ram.iter().take(3).map(|region| region.as_ptr().addr()).collect();
+        assert_eq!(starts, [0, 0xa_0000, 0xc_0000].map(|offset| starts[0] + offset));
+        ram.write_slice(&[7; 64], GuestAddress(0xc_0000 - 32)).unwrap();
+        assert_eq!(ram.read_obj::<u8>(GuestAddress(0xc_0000 + 31)).unwrap(), 7);
+        release(&ram, 0x9_f000..0xc_1000);
+        assert_eq!(ram.read_obj::<u64>(GuestAddress(0xc_0000)).unwrap(), 0);
+    }
+
+    #[test]
     fn released_memory_is_freed_on_the_host_and_reads_as_zeros() {
         let memory = Memory { size: Size(4 << 20), ..Memory::default() };
-        let ram = map(&memory, &[(0, 1 << 20), (1 << 32, 3 << 20)]).unwrap();
+        let ram = map(&memory, &[0..1 << 20, 1 << 32..(1 << 32) + (3 << 20)]).unwrap();
         let high = GuestAddress(1 << 32);
         ram.write_slice(&vec![7; 1 << 20], GuestAddress(0)).unwrap();
         ram.write_slice(&vec![7; 3 << 20], high).unwrap();
@@ -258,10 +311,10 @@ mod test {
     #[test]
     fn refuses_more_memory_than_the_host_has_and_missing_huge_pages() {
         let memory = Memory { size: Size(1 << 50), ..Memory::default() };
-        let error = map(&memory, &[(0, 1 << 50)]).unwrap_err().to_string();
+        let error = map(&memory, &[0..1 << 50; 1]).unwrap_err().to_string();
         assert!(error.contains("more than this host has"), "{error}");
         let memory = Memory { hugepages: Some(Size(3 << 20)), ..Memory::default() };
-        let error = map(&memory, &[(0, 6 << 20)]).unwrap_err().to_string();
+        let error = map(&memory, &[0..6 << 20; 1]).unwrap_err().to_string();
         assert!(error.contains("take 2M or 1G"), "{error}");
     }
 }

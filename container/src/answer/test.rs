@@ -2,6 +2,7 @@
 //!
 //! `TRANSOM_GOLDEN=write` writes the golden files anew.
 
+mod hostile;
 mod variables;
 
 use std::path::PathBuf;

@@ -76,7 +76,7 @@ impl Address {
         let base =
             format!("{}://{}", if self.secure { "https" } else { "http" }, self.host_header());
         let text = match location {
-            whole if whole.contains("://") => whole.to_owned(),
+            whole if begins_with_scheme(whole) => whole.to_owned(),
             network if network.starts_with("//") => {
                 format!("{}:{network}", if self.secure { "https" } else { "http" })
             }
@@ -99,6 +99,11 @@ impl Address {
     pub fn shown(&self) -> String {
         quote(&format!("{}{}", self.host_header(), self.uri.path()))
     }
+}
+
+/// Whether a reference is a whole URL. Others may have one in their query.
+fn begins_with_scheme(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, _)| !scheme.contains(['/', '?', '#']))
 }
 
 #[cfg(test)]
@@ -142,6 +147,8 @@ mod test {
             ("//b.example/c", "https://b.example/c"),
             ("/c?d", "https://a.example/c?d"),
             ("c", "https://a.example/x/c"),
+            ("/c?to=http://b.example", "https://a.example/c?to=http://b.example"),
+            ("c?to=http://b.example", "https://a.example/x/c?to=http://b.example"),
         ] {
             assert_eq!(from.redirected(location).unwrap().uri, target.parse::<Uri>().unwrap());
         }

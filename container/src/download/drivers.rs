@@ -93,16 +93,7 @@ pub struct Job {
 impl Job {
     /// A job for the volume at this path.
     pub fn new(settings: &Settings, remote: &Remote, folder: &Path) -> anyhow::Result<Self> {
-        Self::with(settings, remote, folder, remote.patience())
-    }
-
-    pub fn with(
-        settings: &Settings,
-        remote: &Remote,
-        folder: &Path,
-        patience: Patience,
-    ) -> anyhow::Result<Self> {
-        let client = Client::new(&settings.web, patience);
+        let client = Client::new(&settings.web, remote.patience());
         let client = client.map_err(|error| fail(&Fault::Final(error)))?;
         let wanted = Wanted {
             name: "Windows' drivers".into(),

@@ -29,6 +29,7 @@ use super::pieces::Pieces;
 use super::sidecar::{Identity, Sidecar};
 use super::size::size;
 use crate::esd::archive::Archive;
+use crate::media::wim::header::MAGIC;
 use crate::settings::host;
 use crate::settings::value::MIB;
 use crate::story::Story;
@@ -36,8 +37,6 @@ use crate::{files, medium};
 
 /// The start of a file, with the first descriptor of a CD.
 const START: u64 = 64 << 10;
-/// The start of an upgrade image.
-const ESD: &[u8] = b"MSWIM\0\0\0";
 /// Media and driver CDs are larger, and no larger than this.
 const LENGTHS: Range<u64> = 64 << 10..1 << 40;
 /// Interval at which what has arrived is written to the disk.
@@ -83,7 +82,7 @@ impl Form {
     fn mistake(self, start: &[u8], page: bool) -> Option<&'static str> {
         let begins = match self {
             Self::Cd => medium::begins_as_cd(start),
-            Self::Upgrade => start.starts_with(ESD),
+            Self::Upgrade => start.starts_with(MAGIC),
         };
         if page_like(start) {
             return Some(
@@ -168,7 +167,7 @@ pub(super) fn part(path: &Path) -> PathBuf {
     with(path, PART)
 }
 
-fn note(path: &Path) -> PathBuf {
+pub(super) fn note(path: &Path) -> PathBuf {
     with(path, NOTE)
 }
 

@@ -2,27 +2,21 @@
 //! resources are sequences of blobs that are compressed together, in independent chunks.
 //!
 //! Threats: an archive may be anything. Tables must be within the file, chunks have a maximum
-//! length, and only one of them is in memory at a time.
+//! length and, all solid resources together, a maximum number, and only one of them is in memory at
+//! a time.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
+use std::rc::Rc;
 
 use anyhow::{Context as _, bail, ensure};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY};
 
 use super::lzms::Decoder;
+use crate::media::wim::header::{self, Resource, flag};
 use crate::media::{Image as _, Opened, field, u16_at, u32_at, u64_at};
 
-pub(super) const HEADER_BYTES: usize = 208;
-const MAGIC: &[u8; 8] = b"MSWIM\0\0\0";
-/// Offsets in the header.
-const FLAGS: usize = 16;
-const CHUNK: usize = 20;
-const PARTS: usize = 40;
-const IMAGES: usize = 44;
-pub(super) const BLOBS: usize = 48;
-pub(super) const XML: usize = 72;
 /// Flags of the header: the compression is LZMS.
 const LZMS: u32 = 0x8_0000;
 /// The number of LZMS in the header of a solid resource. 0 is no compression.
@@ -32,23 +26,18 @@ const SOLID_LENGTH: u64 = 1 << 32;
 pub(super) const ENTRY_BYTES: usize = 50;
 /// Offset of the SHA-1 in an entry.
 const SHA1: usize = 30;
-const MAX_TABLE: u64 = 64 << 20;
+/// Microsoft's blob tables have some 10 MiB.
+const MAX_TABLE: u64 = 32 << 20;
 const MAX_XML: u64 = 4 << 20;
 const MAX_METADATA: u64 = 128 << 20;
 /// Microsoft's solid resources have chunks of 64 MiB.
 const MAX_CHUNK: u64 = 128 << 20;
 const MIN_CHUNK: u64 = 4 << 10;
+/// Chunks of one resource, and of all solid resources together.
+const MAX_CHUNKS: u64 = 4 << 20;
 /// Bytes of a resource without compression that are read at once.
 const PLAIN_CHUNK: u64 = 1 << 20;
 const MAX_LENGTH: u64 = 1 << 40;
-
-/// Flags of a resource.
-pub(super) mod flag {
-    pub(in super::super) const METADATA: u8 = 2;
-    pub(in super::super) const COMPRESSED: u8 = 4;
-    pub(super) const SPANNED: u8 = 8;
-    pub(super) const SOLID: u8 = 16;
-}
 
 /// The SHA-1 of a blob, by which files name it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,41 +79,6 @@ impl Hasher {
         let mut bytes = [0; 20];
         bytes.copy_from_slice(self.0.finish().as_ref());
         Sha1(bytes)
-    }
-}
-
-/// The header of a resource (`RESHDR`).
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Resource {
-    /// Bytes in the file.
-    pub packed: u64,
-    pub flags: u8,
-    pub offset: u64,
-    /// Bytes of the content.
-    pub length: u64,
-}
-
-impl Resource {
-    pub(super) const BYTES: usize = 24;
-
-    fn read(bytes: &[u8], at: usize) -> anyhow::Result<Self> {
-        let word = u64_at(bytes, at)?;
-        let [flags] = field(bytes, at + 7)?;
-        let (offset, length) = (u64_at(bytes, at + 8)?, u64_at(bytes, at + 16)?);
-        Ok(Self { packed: word & !(0xff << 56), flags, offset, length })
-    }
-
-    pub(super) fn write(&self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        bytes[..8].copy_from_slice(&self.packed.to_le_bytes());
-        bytes[7] = self.flags;
-        bytes[8..16].copy_from_slice(&self.offset.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.length.to_le_bytes());
-        bytes
-    }
-
-    fn has(&self, flag: u8) -> bool {
-        self.flags & flag != 0
     }
 }
 
@@ -183,7 +137,7 @@ struct Cached {
 
 pub struct Archive {
     file: Opened,
-    pub(super) header: [u8; HEADER_BYTES],
+    pub(super) header: [u8; header::BYTES],
     chunk: u64,
     /// The blob table.
     pub(super) table: Vec<u8>,
@@ -191,7 +145,9 @@ pub struct Archive {
     blobs: HashMap<Sha1, Blob>,
     /// The metadata of the images, in their order.
     metadata: Vec<Resource>,
-    solid: Vec<Chunks>,
+    solid: Vec<Rc<Chunks>>,
+    /// Their chunks.
+    solid_count: u64,
     cached: Cached,
     packed: Vec<u8>,
     decoder: Decoder,
@@ -200,30 +156,32 @@ pub struct Archive {
 impl Archive {
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let file = Opened::open(path)?;
-        let mut header = [0; HEADER_BYTES];
+        let mut header = [0; header::BYTES];
         file.read(&mut header, 0)?;
-        ensure!(header.starts_with(MAGIC), "it is no ESD (no MSWIM at its start)");
-        ensure!(u16_at(&header, PARTS + 2)? <= 1, "it is a part of an archive");
-        let flags = u32_at(&header, FLAGS)?;
+        ensure!(header.starts_with(header::MAGIC), "it is no ESD (no MSWIM at its start)");
+        ensure!(u16_at(&header, header::PARTS + 2)? <= 1, "it is a part of an archive");
+        let flags = u32_at(&header, header::FLAGS)?;
         ensure!(flags & LZMS != 0, "its compression is not that of an ESD (flags {flags:#x})");
         let mut new = Self {
             file,
             header,
-            chunk: u32_at(&header, CHUNK)?.into(),
+            chunk: u32_at(&header, header::CHUNK)?.into(),
             table: Vec::new(),
             xml: String::new(),
             blobs: HashMap::new(),
             metadata: Vec::new(),
             solid: Vec::new(),
+            solid_count: 0,
             cached: Cached::default(),
             packed: Vec::new(),
             decoder: Decoder::default(),
         };
-        let xml = new.whole(&Resource::read(&header, XML)?, MAX_XML).context("XML data")?;
-        new.xml = utf16(&xml)?;
-        new.table = new.whole(&Resource::read(&header, BLOBS)?, MAX_TABLE).context("blob table")?;
+        let xml = new.whole(&Resource::read(&header, header::XML)?, MAX_XML).context("XML data")?;
+        new.xml = header::text(&xml)?;
+        new.table =
+            new.whole(&Resource::read(&header, header::BLOBS)?, MAX_TABLE).context("blob table")?;
         new.read_table().context("blob table")?;
-        let images = u32_at(&header, IMAGES)?;
+        let images = u32_at(&header, header::IMAGES)?;
         let found = new.metadata.len();
         ensure!(usize::try_from(images)? == found, "{images} images, and metadata of {found}");
         Ok(new)
@@ -262,6 +220,7 @@ impl Archive {
                 let resource = Resource::read(entry, 0)?;
                 ensure!(!resource.has(flag::SPANNED), "a blob is in several files");
                 let length = resource.length;
+                ensure!(length <= MAX_LENGTH, "{length} bytes are too many");
                 match resource.has(flag::METADATA) {
                     true => self.metadata.push(resource),
                     false => self.add(entry, length, Place::Own(resource))?,
@@ -272,12 +231,14 @@ impl Archive {
         Ok(())
     }
 
-    /// Reads successive solid entries. Their offsets count through all their resources.
+    /// Reads successive solid entries. The offsets of blobs count through all their resources.
     fn read_run<'a>(
         &mut self,
         entries: &mut std::iter::Peekable<impl Iterator<Item = &'a [u8]>>,
     ) -> anyhow::Result<()> {
         let (first, mut blobs) = (self.solid.len(), Vec::new());
+        // Where each resource ends.
+        let (mut ends, mut end) = (Vec::new(), 0);
         while let Some(entry) = entries.peek() {
             let resource = Resource::read(entry, 0)?;
             if !resource.has(flag::SOLID) {
@@ -286,25 +247,30 @@ impl Archive {
             match resource.length {
                 SOLID_LENGTH => {
                     let chunks = self.solid_chunks(&resource).context("solid resource")?;
-                    self.solid.push(chunks);
+                    self.count_chunks(&chunks)?;
+                    end += chunks.length;
+                    ends.push(end);
+                    self.solid.push(Rc::new(chunks));
                 }
                 _ => blobs.push((*entry, resource)),
             }
             entries.next();
         }
-        for (entry, Resource { packed: length, mut offset, .. }) in blobs {
-            let end = |offset: u64| offset.checked_add(length);
-            let run = (first..).zip(&self.solid[first..]);
-            let mut place = None;
-            for (number, chunks) in run {
-                if end(offset).is_some_and(|end| end <= chunks.length) {
-                    place = Some(Place::Solid(number, offset));
-                    break;
-                }
-                offset = offset.checked_sub(chunks.length).context("a blob in two resources")?;
-            }
-            self.add(entry, length, place.context("a blob beyond its resource")?)?;
+        for (entry, Resource { packed: length, offset, .. }) in blobs {
+            let number = ends.partition_point(|end| *end <= offset);
+            let end = *ends.get(number).context("a blob beyond its resource")?;
+            let fits = offset.checked_add(length).is_some_and(|it| it <= end);
+            ensure!(fits, "a blob in two resources");
+            let start = end - self.solid[first + number].length;
+            self.add(entry, length, Place::Solid(first + number, offset - start))?;
         }
+        Ok(())
+    }
+
+    /// Checks the number of chunks of all solid resources with a new one.
+    fn count_chunks(&mut self, new: &Chunks) -> anyhow::Result<()> {
+        self.solid_count += new.starts.len() as u64;
+        ensure!(self.solid_count <= MAX_CHUNKS, "its resources have too many chunks");
         Ok(())
     }
 
@@ -394,8 +360,8 @@ impl Archive {
         take: &mut dyn FnMut(&[u8]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let (chunks, offset) = match blob.place {
-            Place::Own(resource) => (self.chunks(&resource)?, 0),
-            Place::Solid(number, offset) => (self.solid[number].clone(), offset),
+            Place::Own(resource) => (Rc::new(self.chunks(&resource)?), 0),
+            Place::Solid(number, offset) => (Rc::clone(&self.solid[number]), offset),
         };
         let mut hasher = Hasher::default();
         self.each(&chunks, offset, blob.length, &mut |part| {
@@ -459,12 +425,10 @@ impl Archive {
 fn check_chunk(length: u64, chunk: u64) -> anyhow::Result<()> {
     let fits = chunk.is_power_of_two() && (MIN_CHUNK..=MAX_CHUNK).contains(&chunk);
     ensure!(fits, "chunks of {chunk} bytes");
-    ensure!(length <= MAX_LENGTH, "{length} bytes are too many");
+    let fits = length <= MAX_LENGTH && length.div_ceil(chunk) < MAX_CHUNKS;
+    ensure!(fits, "{length} bytes are too many");
     Ok(())
 }
 
-fn utf16(bytes: &[u8]) -> anyhow::Result<String> {
-    let units = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
-    let text: Result<String, _> = char::decode_utf16(units).collect();
-    text.ok().context("XML data is not UTF-16")
-}
+#[cfg(test)]
+mod test;

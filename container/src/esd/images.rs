@@ -5,13 +5,9 @@ use std::ops::Range;
 
 use anyhow::{Context as _, ensure};
 
-use super::archive::{Archive, BLOBS, ENTRY_BYTES, HEADER_BYTES, Resource, XML, flag};
+use super::archive::{Archive, ENTRY_BYTES};
+use crate::media::wim::header::{self, Resource, flag};
 
-/// Offsets in the header: the number of images, the image that boots and its metadata, and the
-/// table of checksums of the file.
-const IMAGES: usize = 44;
-const BOOT: usize = 96;
-const INTEGRITY: usize = 124;
 /// Offset of the flags in an entry of the blob table.
 const ENTRY_FLAGS: usize = 7;
 
@@ -42,7 +38,7 @@ impl Images {
 /// The header and the end of an archive without its first images. Between them is the archive's
 /// own content.
 pub(super) struct Rest {
-    pub header: [u8; HEADER_BYTES],
+    pub header: [u8; header::BYTES],
     pub end: Vec<u8>,
 }
 
@@ -67,10 +63,10 @@ pub(super) fn without_first(archive: &Archive, count: usize) -> anyhow::Result<R
     let start = archive.length();
     let mut header = archive.header;
     let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
-    put(IMAGES, &u32::try_from(images - count)?.to_le_bytes());
-    put(BLOBS, &at(start, &table));
-    put(XML, &at(start + table.len() as u64, &xml));
-    put(BOOT, &[0; Resource::BYTES + 4]);
-    put(INTEGRITY, &[0; Resource::BYTES]);
+    put(header::IMAGES, &u32::try_from(images - count)?.to_le_bytes());
+    put(header::BLOBS, &at(start, &table));
+    put(header::XML, &at(start + table.len() as u64, &xml));
+    put(header::BOOT, &[0; Resource::BYTES + 4]);
+    put(header::INTEGRITY, &[0; Resource::BYTES]);
     Ok(Rest { header, end: [table, xml].concat() })
 }

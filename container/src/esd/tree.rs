@@ -1,8 +1,9 @@
 //! The files of an image in a WIM: its metadata is a tree of directory entries (`DIRENTRY`), each
 //! with the SHA-1 of its content.
 //!
-//! Threats: directories may be anywhere in the metadata. Their depth and the number of entries are
-//! limited, so that circles end.
+//! Threats: directories may be anywhere in the metadata, and share entries. Their depth and the
+//! number of entries are limited, so that circles end, and all entries together are no longer than
+//! the metadata, which limits their names and streams.
 
 use std::collections::BTreeMap;
 
@@ -48,13 +49,12 @@ impl Default for Content {
 
 /// Reads the root directory.
 pub fn read(metadata: &[u8]) -> anyhow::Result<Node> {
-    let mut reader = Reader { metadata, entries: 0, streams: BTreeMap::new() };
-    reader.root()
+    Reader::new(metadata).root()
 }
 
 /// How often each stream occurs, also those that are no content of a file.
 pub fn streams(metadata: &[u8]) -> anyhow::Result<BTreeMap<Sha1, u32>> {
-    let mut reader = Reader { metadata, entries: 0, streams: BTreeMap::new() };
+    let mut reader = Reader::new(metadata);
     reader.root()?;
     Ok(reader.streams)
 }
@@ -62,6 +62,8 @@ pub fn streams(metadata: &[u8]) -> anyhow::Result<BTreeMap<Sha1, u32>> {
 struct Reader<'a> {
     metadata: &'a [u8],
     entries: usize,
+    /// Bytes that further entries may have.
+    rest: usize,
     streams: BTreeMap<Sha1, u32>,
 }
 
@@ -72,7 +74,11 @@ struct Entry {
     next: usize,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    fn new(metadata: &'a [u8]) -> Self {
+        Self { metadata, entries: 0, rest: metadata.len(), streams: BTreeMap::new() }
+    }
+
     fn root(&mut self) -> anyhow::Result<Node> {
         // The security descriptors come first.
         let length = u32_at(self.metadata, 0)?.max(8);
@@ -112,7 +118,7 @@ impl Reader<'_> {
         ensure!(self.entries <= MAX_ENTRIES, "more than {MAX_ENTRIES} files");
         ensure!((ENTRY_BYTES..=bytes.len()).contains(&length), "an entry of {length} bytes");
         let attributes = u32_at(bytes, ATTRIBUTES)?;
-        let name = name(bytes, ENTRY_BYTES, u16_at(bytes, NAME)?)?;
+        let name = name(&bytes[..length], ENTRY_BYTES, u16_at(bytes, NAME)?)?;
         let mut sha1 = Sha1(field(bytes, SHA1)?);
         self.note(sha1);
         let mut next = length.next_multiple_of(8);
@@ -128,6 +134,8 @@ impl Reader<'_> {
             }
             next += length.next_multiple_of(8);
         }
+        let rest = self.rest.checked_sub(next.min(bytes.len()));
+        self.rest = rest.context("directories that share their entries")?;
         let is_link = attributes & IS_REPARSE_POINT != 0;
         let content = match attributes & IS_DIRECTORY != 0 && !is_link {
             true => Content::default(),
@@ -151,5 +159,53 @@ fn name(bytes: &[u8], at: usize, length: u16) -> anyhow::Result<String> {
     match name {
         Ok(name) if !name.contains(['/', '\\', '\0']) => Ok(name),
         _ => bail!("a name that is none"),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// An entry of this length, with a name that may be longer than itself.
+    fn entry(length: usize, name: u16, attributes: u32, children: u64) -> Vec<u8> {
+        let mut bytes = vec![b'a'; length];
+        bytes[..ENTRY_BYTES].fill(0);
+        bytes[..8].copy_from_slice(&(length as u64).to_le_bytes());
+        bytes[ATTRIBUTES..ATTRIBUTES + 4].copy_from_slice(&attributes.to_le_bytes());
+        bytes[CHILDREN..CHILDREN + 8].copy_from_slice(&children.to_le_bytes());
+        bytes[NAME..NAME + 2].copy_from_slice(&name.to_le_bytes());
+        bytes
+    }
+
+    /// Metadata with these entries in the root directory.
+    fn metadata(entries: &[u8]) -> Vec<u8> {
+        let root = entry(104, 0, IS_DIRECTORY, 120);
+        [&[8, 0, 0, 0, 0, 0, 0, 0][..], &root, &[0; 8], entries, &[0; 8]].concat()
+    }
+
+    #[test]
+    fn a_name_is_within_its_entry() {
+        let good = metadata(&entry(112, 8, 0, 0));
+        let Content::Directory(nodes) = read(&good).unwrap().content else { panic!("a file") };
+        assert_eq!(nodes.len(), 1);
+        // Each name would be all entries behind it.
+        let entries = entry(112, 60_000, 0, 0).repeat(1000);
+        let error = read(&metadata(&entries)).unwrap_err().to_string();
+        assert_eq!(error, "a name beyond its entry");
+    }
+
+    #[test]
+    fn directories_that_share_entries_are_refused() {
+        let shared = 120 + 3 * 112 + 8;
+        let folders = entry(112, 8, IS_DIRECTORY, shared).repeat(3);
+        let entries = [&folders[..], &[0; 8], &entry(112, 8, 0, 0).repeat(200)].concat();
+        for error in [
+            read(&metadata(&entries)).unwrap_err(),
+            // A circle.
+            read(&metadata(&entry(112, 8, IS_DIRECTORY, 120).repeat(200))).unwrap_err(),
+        ] {
+            let error = error.to_string();
+            assert!(error.contains("share") || error.contains("too deep"), "{error}");
+        }
     }
 }

@@ -3,18 +3,14 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
-use super::archive::{BLOBS, HEADER_BYTES, Resource, Sha1, XML, flag};
+use super::archive::Sha1;
 use super::images::Images;
 use super::xpress::{CHUNK, Compressor};
+use crate::media::wim::header::{self, Resource, flag};
 
-/// Version, flags (compressed, XPRESS) and length of chunks, at their place in the header.
-const FORM_AT: usize = 8;
+/// From [`header::LENGTH`] on: the header's length, the version, flags (compressed, XPRESS) and the
+/// length of chunks.
 const FORM: [u32; 4] = [208, 0x1_0d00, 0x2_0002, 32 << 10];
-const GUID: usize = 24;
-/// Number and count of parts, and number of images.
-const PARTS: usize = 40;
-/// The metadata and the number of the image that boots.
-const BOOT: usize = 96;
 
 pub(super) struct Writer<'a> {
     file: &'a File,
@@ -41,7 +37,7 @@ impl<'a> Writer<'a> {
         Self {
             file,
             base,
-            length: HEADER_BYTES as u64,
+            length: header::BYTES as u64,
             compressor: Compressor::new(),
             table: Vec::new(),
             metadata: Vec::new(),
@@ -130,22 +126,22 @@ impl<'a> Writer<'a> {
         let table = std::mem::take(&mut self.table);
         let blobs = self.append(&table)?;
         let xml = self.append(&images.xml(self.length))?;
-        let mut header = [0; HEADER_BYTES];
+        let mut header = [0; header::BYTES];
         let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, b"MSWIM\0\0\0");
+        put(0, header::MAGIC);
         for (number, value) in FORM.iter().enumerate() {
-            put(FORM_AT + 4 * number, &value.to_le_bytes());
+            put(header::LENGTH + 4 * number, &value.to_le_bytes());
         }
         // The archive's own number is that of its blobs.
-        put(GUID, &Sha1::of(&table).0[..16]);
+        put(header::GUID, &Sha1::of(&table).0[..16]);
         let images = u32::try_from(self.metadata.len())?;
-        put(PARTS, &[1, 0, 1, 0]);
-        put(PARTS + 4, &images.to_le_bytes());
-        put(BLOBS, &blobs.write());
-        put(XML, &xml.write());
+        put(header::PARTS, &[1, 0, 1, 0]);
+        put(header::IMAGES, &images.to_le_bytes());
+        put(header::BLOBS, &blobs.write());
+        put(header::XML, &xml.write());
         if let Some(boots) = self.metadata.last() {
-            put(BOOT, &boots.write());
-            put(BOOT + Resource::BYTES, &images.to_le_bytes());
+            put(header::BOOT, &boots.write());
+            put(header::BOOT + Resource::BYTES, &images.to_le_bytes());
         }
         self.file.write_all_at(&header, self.base)?;
         Ok(self.length)

@@ -4,21 +4,14 @@
 //! Threats: the XML may be anywhere and of any length. At most 4 MiB of it are read, and at most
 //! [`MAX_IMAGES`] images and [`MAX_LANGUAGES`] languages are kept, with short names.
 
+pub(crate) mod header;
+
 use anyhow::{Context as _, bail, ensure};
 
+use self::header::{Resource, flag};
 use super::xml::{self, Event};
-use super::{Content, Image, Truncated, field, u16_at, u32_at, u64_at};
+use super::{Content, Image, Truncated, u16_at, u32_at};
 
-const MAGIC: &[u8; 8] = b"MSWIM\0\0\0";
-const HEADER: u64 = 208;
-/// Offsets in the header: its own length, parts of a split file, number of images, and the resource
-/// header of the XML data.
-const HEADER_LENGTH: usize = 8;
-const PARTS: usize = 40;
-const IMAGES: usize = 44;
-const XML: usize = 72;
-/// Flag of a resource that is compressed.
-const COMPRESSED: u8 = 4;
 const MAX_XML: u64 = 4 << 20;
 const MAX_IMAGES: usize = 128;
 const MAX_LANGUAGES: usize = 64;
@@ -90,17 +83,17 @@ pub struct Version {
 
 /// Reads the images of a WIM that is a file of a CD.
 pub fn images(image: &(impl Image + ?Sized), file: &Content) -> anyhow::Result<Vec<Entry>> {
-    let mut header = [0; 208];
-    ensure!(file.length() >= HEADER, "{} bytes are no WIM", file.length());
+    let mut header = [0; header::BYTES];
+    ensure!(file.length() >= header.len() as u64, "{} bytes are no WIM", file.length());
     file.read(image, &mut header, 0)?;
-    ensure!(header.starts_with(MAGIC), "no MSWIM at its start");
-    let length = u32_at(&header, HEADER_LENGTH)?;
-    ensure!(u64::from(length) == HEADER, "a header of {length} bytes");
-    let (part, parts) = (u16_at(&header, PARTS)?, u16_at(&header, PARTS + 2)?);
+    ensure!(header.starts_with(header::MAGIC), "no MSWIM at its start");
+    let length = u32_at(&header, header::LENGTH)?;
+    ensure!(usize::try_from(length)? == header.len(), "a header of {length} bytes");
+    let (part, parts) = (u16_at(&header, header::PARTS)?, u16_at(&header, header::PARTS + 2)?);
     ensure!(part <= 1, "part {part} of {parts}: only the first part has all names");
     let bytes = xml_data(image, file, &header)?;
-    let images = parse(&text(&bytes)?).context("XML data")?;
-    let count = u32_at(&header, IMAGES)?;
+    let images = parse(&header::text(&bytes)?).context("XML data")?;
+    let count = u32_at(&header, header::IMAGES)?;
     ensure!(
         usize::try_from(count) == Ok(images.len()),
         "the header has {count} images, and the XML data {}",
@@ -113,13 +106,11 @@ pub fn images(image: &(impl Image + ?Sized), file: &Content) -> anyhow::Result<V
 fn xml_data(
     image: &(impl Image + ?Sized),
     file: &Content,
-    header: &[u8; 208],
+    header: &[u8; header::BYTES],
 ) -> anyhow::Result<Vec<u8>> {
-    // 56 bits of length, and 8 of flags.
-    let word = u64_at(header, XML)?;
-    let (length, [flags]) = (word & !(0xff << 56), field::<1>(header, XML + 7)?);
-    let offset = u64_at(header, XML + 8)?;
-    ensure!(flags & COMPRESSED == 0, "its XML data is compressed or encrypted");
+    let resource = Resource::read(header, header::XML)?;
+    let Resource { packed: length, offset, .. } = resource;
+    ensure!(!resource.has(flag::COMPRESSED), "its XML data is compressed or encrypted");
     ensure!(length <= MAX_XML, "XML data of {length} bytes");
     let end = offset.checked_add(length).context("XML data beyond all files")?;
     if end > file.length() {
@@ -128,14 +119,6 @@ fn xml_data(
     let mut bytes = vec![0; usize::try_from(length)?];
     file.read(image, &mut bytes, offset)?;
     Ok(bytes)
-}
-
-/// UTF-16LE, with or without its byte order mark.
-fn text(bytes: &[u8]) -> anyhow::Result<String> {
-    ensure!(bytes.len().is_multiple_of(2), "XML data of {} bytes is not UTF-16", bytes.len());
-    let units = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
-    let text: Result<String, _> = char::decode_utf16(units).collect();
-    text.ok().context("XML data is not UTF-16")
 }
 
 /// Reads the `IMAGE` elements.

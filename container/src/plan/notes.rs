@@ -14,7 +14,7 @@ use crate::pod::machine;
 use crate::settings::NetworkKind;
 use crate::settings::environment::ParsedEnvironment;
 use crate::settings::near;
-use crate::settings::translate::Bus;
+use crate::settings::translate::{Adapter, Bus};
 use crate::settings::value::Value as _;
 use crate::source::Source;
 
@@ -77,6 +77,8 @@ pub(super) fn notes(
     if let Some(unattended) = unattended.filter(|it| it.is_new) {
         let bus = unattended.controller(input).ok();
         notes.extend(bus.and_then(|bus| drivers::lack(input, &unattended.missing, bus)));
+        let (bundle, remote) = (unattended.bundle.as_deref(), unattended.remote.as_ref());
+        notes.extend(bus.and_then(|bus| drivers::damage(bundle, remote, bus)));
     }
     notes.extend(unused(Path::new("/"), &MOUNTS, root));
     notes.extend(unused(&input.settings.storage.folder, &ON_VOLUME, root));
@@ -142,16 +144,25 @@ fn by_hand(input: &ParsedEnvironment, media: Option<&Media>, root: &Path) -> Vec
         _ => None,
     };
     let mount = "mount the ISO of virtio-win as /drivers.iso";
+    let network = &settings.network;
+    let knows_card = network.kind == NetworkKind::None || network.adapter.value == Adapter::E1000e;
     match driver {
         _ if !drivers.is_empty() => {}
-        Some(driver) => notes.push(format!(
-            "DISK_TYPE={}: Windows has no driver for this disk, nor for the network card: \
-             {mount} and load {driver} and NetKVM from there, or set DISK_TYPE=nvme and keep it",
+        Some(driver) if knows_card => notes.push(format!(
+            "DISK_TYPE={}: Windows has no driver for this disk: {mount} and load {driver} from \
+             there, or set DISK_TYPE=nvme and keep it",
             bus.show()
         )),
-        None if settings.network.kind == NetworkKind::None => {}
+        Some(driver) => notes.push(format!(
+            "DISK_TYPE={}: Windows has no driver for this disk, nor for the network card: \
+             {mount} and load {driver} and NetKVM from there, or set DISK_TYPE=nvme and \
+             ADAPTER=e1000e and keep them",
+            bus.show()
+        )),
+        None if knows_card => {}
         None => notes.push(format!(
-            "Windows has no driver for the network card: {mount} and install NetKVM from there"
+            "Windows has no driver for the network card: {mount} and install NetKVM from there, \
+             or set ADAPTER=e1000e and keep it"
         )),
     }
     if firmware::lacks_secure_boot(input, media) {
@@ -281,14 +292,17 @@ mod test {
         assert_eq!(of(&[]), [""; 0]);
         let windows = install_cd(Layout::Bridge, &windows_11(9));
         std::fs::write(path("custom.iso"), windows).unwrap();
-        let moved = "Windows' drivers are missing: the new disk is DISK_TYPE=nvme, and Windows has \
-                     no network until you install NetKVM: mount virtio-win's ISO as /drivers.iso \
-                     before the installation, or leave DRIVERS=N out";
+        let moved = "Windows' drivers are missing: the new disk is DISK_TYPE=nvme, and the network \
+                     card is ADAPTER=e1000e: mount virtio-win's ISO as /drivers.iso before the \
+                     installation, or leave DRIVERS=N out";
         let none = ("DRIVERS", "N");
         assert_eq!(of(&[none]), [moved]);
         assert_eq!(of(&[]), [""; 0], "not known yet");
         assert_eq!(of(&[("DRIVERS", "https://example.com/v.iso")]), [""; 0]);
         assert_eq!(of(&[none, ("NETWORK", "none"), ("DISK_TYPE", "sata")]), [""; 0]);
+        assert_eq!(of(&[none, ("ADAPTER", "e1000e"), ("DISK_TYPE", "sata")]), [""; 0]);
+        let chosen = of(&[none, ("ADAPTER", "virtio"), ("DISK_TYPE", "sata")]);
+        assert!(chosen[0].contains("no network until you install NetKVM"), "{chosen:?}");
         let unused = of(&[none, ("MIDO", "Y"), ("EDITION", "home"), ("NETWORK", "none")]);
         assert!(unused[0].starts_with("MIDO has no effect: ") && unused.len() == 2, "{unused:?}");
         // The drivers are downloaded with it.
@@ -300,6 +314,7 @@ mod test {
         let nvme = [manual, ("DISK_TYPE", "nvme")];
         assert!(of(&nvme)[0].starts_with("Windows has no driver for the network card: "));
         assert_eq!(of(&[&nvme[..], &[("NETWORK", "none")]].concat()), [""; 0]);
+        assert_eq!(of(&[&nvme[..], &[("ADAPTER", "e1000e")]].concat()), [""; 0]);
         let both = of(&[manual, ("BOOT_MODE", "windows"), ("DISK_TYPE", "nvme")]);
         assert_eq!(both.len(), 1);
         std::fs::write(path("drivers.iso"), "x").unwrap();

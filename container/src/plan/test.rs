@@ -44,9 +44,12 @@ fn an_existing_source_is_run_and_a_missing_one_is_an_error() {
     assert!(error.to_string().contains("Tiny 11"), "{error}");
     assert!(error.to_string().contains("/custom.iso"), "{error}");
     for (name, value) in [("MIDO", "N"), ("HTTPS_PROXY", "x://y"), ("SSL_CERT_FILE", "/gone")] {
-        let error = plan(&[(name, value)], &[]).unwrap().download_error().unwrap();
+        let plan = plan(&[(name, value)], &[]);
+        let shown = format!("{name}={value}");
+        assert!(text(&plan).contains(&shown), "{}", text(&plan));
+        let error = plan.unwrap().download_error().unwrap();
         assert_eq!(Status::of(&error), Status::Download);
-        assert!(error.to_string().contains(&format!("{name}={value}")), "{error}");
+        assert!(error.to_string().contains(&shown), "{error}");
     }
 
     let probe = plan(&[("VERSION", "probe")], &["custom.iso"]).unwrap();

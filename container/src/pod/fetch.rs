@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::stop::Signals;
 use super::thread::run_in_thread;
 use crate::download::drivers::{self, Remote};
-use crate::download::{Job, transfer};
+use crate::download::{Job, transfer, upgrade_file};
 use crate::jail;
 use crate::plan::Plan;
 use crate::settings::environment::Environment;
@@ -130,9 +130,10 @@ fn forget_others(plan: &Plan, story: &Story) -> anyhow::Result<()> {
         Source::Disk(_) => Vec::new(),
         Source::Download(_) => {
             let medium = name::of(&windows.version, windows.language.0);
-            let medium = medium.map(|name| folder.join(name));
+            let media = medium.iter().flat_map(|name| [name.clone(), upgrade_file(name)]);
+            let media = media.map(|name| folder.join(name));
             let drivers = Remote::of(settings)?.map(|remote| remote.path(folder));
-            medium.into_iter().chain(drivers).collect()
+            media.chain(drivers).collect()
         }
         // The user may come back to a download.
         Source::Medium(_) | Source::Probe => return Ok(()),

@@ -7,7 +7,7 @@ use devices::display::{Resolution, bochs};
 use devices::platform::tpm;
 use devices::registry::{self, Config as Device};
 use devices::usb::storage;
-use devices::{ahci, nvme, virtio};
+use devices::{ahci, e1000e, nvme, virtio};
 use host::disk;
 use host::disk::{Changes, Direct, Patch};
 use host::listen::UnixAddress;
@@ -25,7 +25,7 @@ use crate::agent;
 use crate::disks::Disk;
 use crate::settings::settle::Sizes;
 use crate::settings::translate::arguments::{Content, Drive};
-use crate::settings::translate::{Bus, Cache, Display, Screen};
+use crate::settings::translate::{Adapter, Bus, Cache, Display, Screen};
 use crate::settings::value::Value as _;
 use crate::settings::{Discard, Format, Settings};
 use crate::setup_disk::SetupDisk;
@@ -66,11 +66,27 @@ pub struct Parts {
     /// A removable disk with what Windows' setup reads.
     pub setup_disk: Option<SetupDisk>,
     pub card: Option<NetworkCard>,
+    /// Its model, if it is not that of ADAPTER.
+    pub adapter: Option<Adapter>,
     pub control: PathBuf,
     /// The socket behind the serial port of the guest's agent.
     pub agent: PathBuf,
     /// Addresses at which the screen is shown.
     pub listeners: Vec<listen::Config>,
+}
+
+impl Parts {
+    pub fn adapter(&self, settings: &Settings) -> Adapter {
+        self.adapter.unwrap_or(settings.network.adapter.value)
+    }
+
+    /// The number of queue pairs that the network card may have. Intel's has one.
+    pub fn pairs(&self, settings: &Settings, processors: u32) -> u32 {
+        match self.adapter(settings) {
+            Adapter::Virtio => processors,
+            Adapter::E1000e => 1,
+        }
+    }
 }
 
 /// A CD in a drive of its own.
@@ -132,7 +148,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         config.device.push(Device::UsbStorage(setup_disk(disk)));
     }
     if let Some(card) = &parts.card {
-        config.device.push(Device::VirtioNet(card_config(card)?));
+        config.device.push(network_card(card, parts.adapter(settings)));
     }
     order.extend(add_optional_devices(&mut config, settings)?);
     // Last, so that its absence or presence does not change the slots of other devices.
@@ -228,14 +244,15 @@ fn input_devices(config: &mut Config, settings: &Settings) {
     }
 }
 
-fn card_config(card: &NetworkCard) -> anyhow::Result<virtio::net::Config> {
-    Ok(virtio::net::Config {
-        to: card.backend.clone(),
-        mac: Some(card.mac),
-        mtu: card.mtu,
-        pairs: card.pairs.max(1),
-        ..virtio::net::Config::default()
-    })
+fn network_card(card: &NetworkCard, adapter: Adapter) -> Device {
+    let (to, mac, mtu) = (card.backend.clone(), Some(card.mac), card.mtu);
+    match adapter {
+        Adapter::Virtio => {
+            let pairs = card.pairs.max(1);
+            Device::VirtioNet(virtio::net::Config { to, mac, mtu, pairs, ..Default::default() })
+        }
+        Adapter::E1000e => Device::E1000e(e1000e::Config { to, mac, mtu, ..Default::default() }),
+    }
 }
 
 /// Returns the disk's name.

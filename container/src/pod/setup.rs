@@ -13,13 +13,14 @@ use vmm::control::Command;
 use super::machine_client;
 use super::volume::Volume;
 use crate::answer::xml::Secrets;
-use crate::disks::{TYPE, below};
+use crate::disks::below;
+use crate::kept::{ADAPTER, TYPE};
 use crate::plan::Plan;
 use crate::plan::drivers;
 use crate::plan::unattended::Unattended;
 use crate::settings::Settings;
 use crate::settings::host::MemoryLoad;
-use crate::settings::translate::Bus;
+use crate::settings::translate::{Adapter, Bus};
 use crate::settings::value::{Secret, Value as _};
 use crate::setup_disk::drivers::Drivers;
 use crate::setup_disk::{self, Content, DiskMemory, Item, SetupDisk, UsersFiles};
@@ -34,6 +35,8 @@ pub(super) struct Installation<'a> {
     drivers: Drivers,
     /// The controller of the disks.
     pub bus: Bus,
+    /// The model of the network card.
+    pub adapter: Adapter,
 }
 
 impl<'a> Installation<'a> {
@@ -49,6 +52,7 @@ impl<'a> Installation<'a> {
         }
         let drivers = drivers::read(bundle, unattended.target.release)?;
         let bus = drivers::controller(&plan.input, &drivers.missing, unattended.is_new)?;
+        let adapter = drivers::adapter(&plan.input, &drivers.missing, unattended.is_new);
         tracing::info!("installing {unattended}");
         if let Some(path) = bundle {
             let path = path.display();
@@ -57,25 +61,26 @@ impl<'a> Installation<'a> {
                 missing => tracing::info!("{path} has no {missing} for this Windows"),
             }
         }
-        Ok(Some(Self { plan, unattended, drivers, bus }))
+        Ok(Some(Self { plan, unattended, drivers, bus, adapter }))
     }
 
-    /// Keeps the controller of a new disk for later starts, unless it is the usual one.
-    pub(super) fn keep_controller(&self, volume: &Volume) -> anyhow::Result<()> {
-        let usual = Settings::defaults().disk.controller.value;
+    /// The controller and the card of the machine.
+    pub(super) fn hardware(&self) -> (Option<Bus>, Option<Adapter>) {
+        (Some(self.bus), Some(self.adapter))
+    }
+
+    /// Keeps the controller of a new disk and the network card for later starts, unless they are
+    /// the usual ones.
+    pub(super) fn keep_hardware(&self, volume: &Volume) -> anyhow::Result<()> {
         if !self.unattended.is_new {
             return Ok(());
         }
-        if self.bus != usual {
-            return volume.write(TYPE, &format!("{}\n", self.bus.show()));
-        }
-        let path = volume.file(TYPE);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(error).with_context(|| path.display().to_string())
-            }
-            _ => Ok(()),
-        }
+        let usual = Settings::defaults();
+        let bus = (self.bus != usual.disk.controller.value).then(|| self.bus.show());
+        let adapter = self.adapter;
+        let adapter = (adapter != usual.network.adapter.value).then(|| adapter.show());
+        keep(volume, TYPE, bus.as_deref())?;
+        keep(volume, ADAPTER, adapter.as_deref())
     }
 
     /// The disk with the answers, the drivers and the user's files below `root`. `password` is that
@@ -96,7 +101,7 @@ impl<'a> Installation<'a> {
     }
 
     fn items(self, password: &Secret, root: &Path) -> anyhow::Result<Vec<Item>> {
-        let Self { plan, unattended, drivers, bus } = self;
+        let Self { plan, unattended, drivers, bus, .. } = self;
         let settings = &plan.input.settings;
         let users = UsersFiles::read(root, &below(root, &settings.storage.folder))?;
         let (mut answers, _) = unattended.answers(settings, &plan.sizes, bus);
@@ -109,6 +114,20 @@ impl<'a> Installation<'a> {
             modified,
         });
         Ok(items.chain(drivers.items).chain(users.items).collect())
+    }
+}
+
+/// Writes a file of the volume, or removes it.
+fn keep(volume: &Volume, extension: &str, choice: Option<&str>) -> anyhow::Result<()> {
+    if let Some(choice) = choice {
+        return volume.write(extension, &format!("{choice}\n"));
+    }
+    let path = volume.file(extension);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| path.display().to_string())
+        }
+        _ => Ok(()),
     }
 }
 

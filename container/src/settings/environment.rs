@@ -297,9 +297,6 @@ mod test {
         }
         std::fs::write(&path, "me\n").unwrap();
         assert_eq!(parse(&[("USERNAME_FILE", file)]).settings.account.user.0, "me");
-        // This name ends alike, but its value is shown.
-        let certificates = read(&[("SSL_CERT_FILE".into(), file.into())].into()).unwrap();
-        assert!(certificates.names.contains("SSL_CERT_FILE") && certificates.files.is_empty());
         let (_, both) = refusal(&[("PASSWORD_FILE", file), ("PASSWORD", "x")]);
         assert!(both.contains("both set"), "{both}");
         for content in ["", "\n", &"x".repeat(5000)] {

@@ -140,6 +140,8 @@ choices! {
     /// virtio-net.
     #[default]
     Virtio "virtio";
+    /// Intel's 82574L, for which Windows has a driver.
+    E1000e "e1000e";
 }
 
 choices! {

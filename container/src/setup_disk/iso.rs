@@ -1,5 +1,7 @@
 //! The ISO image of virtio-win as a bundle of drivers. It is read in place.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -8,6 +10,10 @@ use anyhow::Context as _;
 use super::content::Content;
 use super::drivers::{Bundle, BundleFile};
 use crate::media::{self, FileSystem, Opened};
+
+/// The volume identifier in the primary volume descriptor (ECMA-119 8.4.7).
+const LABEL_AT: u64 = 16 * media::SECTOR + 40;
+const LABEL_LENGTH: usize = 32;
 
 pub struct Iso {
     image: Opened,
@@ -23,6 +29,13 @@ pub struct Iso {
 /// If the file cannot be read, or is not an ISO image.
 pub fn bundle(path: &Path) -> anyhow::Result<Iso> {
     Iso::open(path).with_context(|| path.display().to_string())
+}
+
+/// The name of the volume in an ISO image, as its maker gave it.
+pub fn label(path: &Path) -> Option<String> {
+    let mut name = [0; LABEL_LENGTH];
+    File::open(path).ok()?.read_exact_at(&mut name, LABEL_AT).ok()?;
+    Some(String::from_utf8_lossy(&name).trim_end().to_owned())
 }
 
 impl Iso {

@@ -1,5 +1,6 @@
 //! `transom download` as a process: killed, stopped, and started again.
 
+use std::fs;
 use std::io::Read as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -54,6 +55,22 @@ fn wait_for_parts(world: &World) -> u64 {
 }
 
 #[test]
+fn an_upgrade_image_that_is_not_whole_stays_for_the_next_start() {
+    let world = World::new(vec![Fault::PageStatus(403)]);
+    let names = ["win11x64.esd.part", "win11x64.esd.part.json"];
+    fs::write(world.place(names[0]), "start").unwrap();
+    fs::write(world.place(names[1]), r#"{"length":9000000,"done":[]}"#).unwrap();
+    let (code, said) = output(start_with(&world, &[("VERSION", "11"), ("LANGUAGE", "German")]));
+    assert_ne!(code, Some(0), "{said}");
+    assert!(said.contains("win11x64.esd.part is removed: nothing needs"), "{said}");
+    fs::write(world.place(names[0]), "start").unwrap();
+    fs::write(world.place(names[1]), r#"{"length":9000000,"done":[]}"#).unwrap();
+    let (code, said) = output(start_with(&world, &[("VERSION", "11")]));
+    assert_ne!(code, Some(0), "{said}");
+    assert_eq!(world.names(), names, "{said}");
+}
+
+#[test]
 fn a_killed_download_goes_on_where_it_was() {
     let world = World::new(vec![Fault::Slow(1_500_000)]);
     let mut child = start(&world);
@@ -88,7 +105,7 @@ fn the_drivers_come_after_the_medium() {
         assert!(said.contains("Downloading Windows' drivers…"), "{said}");
         assert_eq!(said.contains("/my.iso…"), both, "{said}");
         assert_eq!(world.names(), ["my.iso", "virtio-win-v.iso"]);
-        std::fs::remove_file(world.place("virtio-win-v.iso")).unwrap();
+        fs::remove_file(world.place("virtio-win-v.iso")).unwrap();
     }
     // By hand, no drivers are needed.
     let (code, said) = output(start_with(&world, &[drivers[0], ("MANUAL", "Y")]));
@@ -109,20 +126,22 @@ fn the_download_of_a_former_version_does_not_stay() {
 
 #[test]
 fn wrong_drivers_are_found_before_the_medium_is_downloaded() {
-    for (drivers, fault, words) in [
+    let rows = [
         ("https://mirror.example.test/v.iso#sha256=12", None, "64 hexadecimal digits"),
         ("https://mirror.example.test/v.iso", Some(Fault::Status(404)), "there is no such file"),
+        // Twice at the same time, because each one tries for some seconds.
         ("http://127.0.0.1:1/v.iso", None, "127.0.0.1"),
-    ] {
+    ];
+    for (drivers, fault, words) in rows {
         let world = World::new(fault.into_iter().collect());
-        for version in [ADDRESS, "11"] {
-            let words_set = [("DRIVERS", drivers), ("VERSION", version)];
-            let (code, said) = output(start_with(&world, &words_set));
+        let started = [ADDRESS, "11"]
+            .map(|version| start_with(&world, &[("DRIVERS", drivers), ("VERSION", version)]));
+        for (code, said) in started.map(output) {
             assert_eq!(code, Some(68), "{said}");
             assert!(said.contains(words) && said.contains("Windows' drivers cannot"), "{said}");
             assert!(!said.contains("Downloading"), "{said}");
-            assert_eq!(world.names(), [""; 0]);
         }
+        assert_eq!(world.names(), [""; 0]);
     }
 }
 
@@ -135,7 +154,7 @@ fn a_download_goes_on_without_the_usual_drivers_unless_the_disk_needs_them() {
     assert_eq!((code, world.names()), (Some(0), vec!["win11x64.iso".to_owned()]), "{said}");
     assert!(said.contains("Windows' drivers cannot be downloaded: "), "{said}");
     assert!(said.contains("the new disk is DISK_TYPE=nvme"), "{said}");
-    std::fs::remove_file(world.place("win11x64.iso")).unwrap();
+    fs::remove_file(world.place("win11x64.iso")).unwrap();
     let words = [usual, ("VERSION", "11"), ("DISK_TYPE", "scsi")];
     let (code, said) = output(start_with(&world, &words));
     assert_eq!((code, world.names()), (Some(68), Vec::new()), "{said}");

@@ -1,7 +1,9 @@
 //! Upgrade images, which become CDs.
 
 use std::fs;
+use std::path::PathBuf;
 
+use container::download::transfer::forget_others;
 use container::download::{cab, esd};
 use container::media::Opened;
 use container::media::windows::analyze;
@@ -10,6 +12,7 @@ use fake_microsoft::fault::Fault;
 use host::testutil::noise::Noise;
 
 use crate::made;
+use crate::programs::has;
 use crate::world::World;
 
 /// Microsoft's page refuses, and German is at no fixed address.
@@ -20,7 +23,7 @@ const LZX: &[u8] = include_bytes!("lzx.cab");
 const ESD: &str = "win11x64_de.esd";
 
 fn world(test: &str, faults: Vec<Fault>) -> Option<World> {
-    made::is_possible(test).then(|| World::with_upgrade(faults))
+    has(test, &[made::WIMLIB]).then(|| World::with_upgrade(faults))
 }
 
 fn check(world: &World, name: &str) {
@@ -100,18 +103,32 @@ fn an_upgrade_image_that_is_there_becomes_a_cd_without_a_request() {
     world.run(&[&GERMAN[..], &[("MIDO", "N")]].concat()).unwrap();
     check(&world, CD);
     assert_eq!(world.server.site.take_requests(), [""; 0]);
-    // A damaged one is removed, and the next start downloads again.
+    // A damaged one stays, because it may be the user's.
     fs::remove_file(world.place(CD)).unwrap();
     let mut bytes = fs::read(&esd).unwrap();
     bytes.truncate(bytes.len() / 2);
     fs::write(world.place(ESD), bytes).unwrap();
     let (status, sentence) = world.refusal(&GERMAN);
     assert_eq!(status, Status::Download);
-    assert!(
-        sentence.contains("win11x64_de.esd: ") && sentence.contains("it is removed"),
-        "{sentence}"
-    );
-    assert_eq!(world.names(), [""; 0]);
+    assert!(sentence.contains("win11x64_de.esd: ") && sentence.contains("delete it"), "{sentence}");
+    assert_eq!(world.names(), [ESD]);
+}
+
+#[test]
+fn a_cd_that_is_not_finished_is_removed_with_another_version() {
+    let test = "a_cd_that_is_not_finished_is_removed_with_another_version";
+    let Some(world) = world(test, vec![]) else { return };
+    let esd = world.server_files.path().join("x.esd");
+    fs::copy(&esd, world.place(ESD)).unwrap();
+    // The CD cannot get its name, so it stays for the next attempt.
+    fs::create_dir(world.place(CD)).unwrap();
+    let part = format!("{CD}.part");
+    world.refusal(&GERMAN);
+    assert_eq!(world.names(), [ESD, CD, &*part, &*format!("{part}.json")].map(String::from));
+    assert_eq!(forget_others(world.volume.path(), &[world.place(CD)]), [""; 0].map(PathBuf::from));
+    assert_eq!(forget_others(world.volume.path(), &[]), [world.place(&part)]);
+    fs::remove_dir(world.place(CD)).unwrap();
+    assert_eq!(world.names(), [ESD]);
 }
 
 #[test]

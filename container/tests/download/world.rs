@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use container::download::Job;
@@ -29,6 +29,8 @@ pub(crate) struct World {
     pub(crate) server: FakeMicrosoft,
     pub(crate) story: Arc<Story>,
     pub(crate) server_files: TempDir,
+    /// How long a download waits.
+    pub(crate) patience: Patience,
     _runtime: Runtime,
 }
 
@@ -52,7 +54,7 @@ impl World {
         change: impl FnOnce(&mut Vec<u8>),
         add: impl FnOnce(Site, &Path) -> Site,
     ) -> Self {
-        let mut iso = medium();
+        let mut iso = MEDIUM.clone();
         change(&mut iso);
         let files = tempfile::tempdir().unwrap();
         let path = files.path().join("image");
@@ -63,7 +65,13 @@ impl World {
         let server = runtime.block_on(FakeMicrosoft::start(bind, files.path(), site)).unwrap();
         let volume = tempfile::tempdir().unwrap();
         let story = Story::new();
-        Self { iso, volume, server, story, server_files: files, _runtime: runtime }
+        let patience = Patience {
+            answer: Duration::from_secs(20),
+            stall: Duration::from_secs(2),
+            pause: Duration::from_millis(10),
+            failures: 4,
+        };
+        Self { iso, volume, server, story, server_files: files, patience, _runtime: runtime }
     }
 
     fn settings(&self, words: &[(&str, &str)]) -> Settings {
@@ -77,13 +85,7 @@ impl World {
 
     /// Runs a download with these variables.
     pub(crate) fn run(&self, words: &[(&str, &str)]) -> anyhow::Result<PathBuf> {
-        let patience = Patience {
-            answer: Duration::from_secs(20),
-            stall: Duration::from_secs(2),
-            pause: Duration::from_millis(10),
-            failures: 4,
-        };
-        let job = Job::with(&self.settings(words), self.volume.path(), patience)?;
+        let job = Job::with(&self.settings(words), self.volume.path(), self.patience)?;
         Builder::new_current_thread().enable_all().build()?.block_on(job.run(&self.story))
     }
 
@@ -135,6 +137,8 @@ impl World {
         self.story.lines(0).0.into_iter().map(|line| line.text).collect()
     }
 }
+
+static MEDIUM: LazyLock<Vec<u8>> = LazyLock::new(medium);
 
 /// A CD with Windows, filled up with bytes that differ from place to place.
 fn medium() -> Vec<u8> {

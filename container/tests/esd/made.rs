@@ -3,9 +3,10 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use host::testutil::noise::Noise;
+
+use crate::programs::run;
 
 /// The folder of each image, in order.
 pub(crate) const IMAGES: [&str; 5] = ["media", "pe", "setup", "home", "pro"];
@@ -18,25 +19,8 @@ const PROPERTIES: [(&str, &str, &str); 5] = [
     ("Windows 11 Pro", "Professional", "Client"),
 ];
 
-/// Whether wimlib is there. Reports the test as not run if it is not.
-pub(crate) fn is_possible(test: &str) -> bool {
-    let is_there = Path::new("/usr/bin/wimlib-imagex").is_file();
-    if !is_there {
-        skip::not_run(test, "there is no wimlib-imagex");
-    }
-    is_there
-}
-
-pub(crate) fn run(program: &str, words: &[&str], folder: &Path) -> String {
-    let path = format!("{}:/usr/sbin", std::env::var("PATH").unwrap_or_default());
-    let mut command = Command::new(program);
-    let command = command.args(words).current_dir(folder).env("PATH", path);
-    let output = command.stdin(Stdio::null()).output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text).into_owned();
-    assert!(output.status.success(), "{program} {words:?}: {text}");
-    text
-}
+/// The program that makes them.
+pub(crate) const WIMLIB: &str = "wimlib-imagex";
 
 /// Makes `x.esd` in a folder, and beside it a folder for each of its images.
 pub(crate) fn esd(folder: &Path, options: &[&str]) -> PathBuf {
@@ -60,7 +44,7 @@ pub(crate) fn esd(folder: &Path, options: &[&str]) -> PathBuf {
             ]);
         }
         words.extend(options);
-        run("wimlib-imagex", &words, folder);
+        run(WIMLIB, &words, folder);
     }
     folder.join("x.esd")
 }

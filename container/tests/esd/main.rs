@@ -4,6 +4,8 @@
 #[path = "../hostile_upgrade/mod.rs"]
 mod hostile_upgrade;
 mod made;
+#[path = "../programs/mod.rs"]
+mod programs;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -17,7 +19,8 @@ use container::media::windows::analyze;
 use container::media::{FileSystem, Opened};
 use container::medium;
 use host::testutil::noise::Noise;
-use made::{IMAGES, run};
+use made::{IMAGES, WIMLIB};
+use programs::{has, run};
 
 /// Compares the files of an image with a folder that wimlib applied it to.
 fn compare(archive: &mut Archive, node: &Node, path: &Path) -> usize {
@@ -48,7 +51,7 @@ fn compare(archive: &mut Archive, node: &Node, path: &Path) -> usize {
 
 #[test]
 fn every_byte_is_that_of_wimlib() {
-    if !made::is_possible("every_byte_is_that_of_wimlib") {
+    if !has("every_byte_is_that_of_wimlib", &[WIMLIB]) {
         return;
     }
     // Microsoft's chunks; and short ones, so that files are in several.
@@ -60,7 +63,7 @@ fn every_byte_is_that_of_wimlib() {
         for (number, name) in IMAGES.iter().enumerate() {
             let to = folder.path().join(format!("{name}.applied"));
             let (index, to) = ((number + 1).to_string(), to.display().to_string());
-            run("wimlib-imagex", &["apply", "x.esd", &index, &to, "--no-acls"], folder.path());
+            run(WIMLIB, &["apply", "x.esd", &index, &to, "--no-acls"], folder.path());
             let root = tree::read(&archive.metadata(number).unwrap()).unwrap();
             assert!(compare(&mut archive, &root, Path::new(&to)) > 100_000, "{name}");
         }
@@ -77,7 +80,7 @@ fn cd(esd: &Path) -> anyhow::Result<PathBuf> {
 
 #[test]
 fn the_cd_installs_the_editions_of_the_archive() {
-    if !made::is_possible("the_cd_installs_the_editions_of_the_archive") {
+    if !has("the_cd_installs_the_editions_of_the_archive", &[WIMLIB]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -110,15 +113,15 @@ fn the_cd_installs_the_editions_of_the_archive() {
         let mut bytes = vec![0; usize::try_from(content.length()).unwrap()];
         content.read(&opened, &mut bytes, 0).unwrap();
         fs::write(folder.path().join(name), bytes).unwrap();
-        let said = run("wimlib-imagex", &["verify", name], folder.path());
+        let said = run(WIMLIB, &["verify", name], folder.path());
         assert!(said.contains("was successfully verified"), "{said}");
         for (index, image) in (1..).zip(images) {
             let (index, to) = (format!("{index}"), format!("{image}.of-cd"));
-            run("wimlib-imagex", &["apply", name, &index, &to, "--no-acls"], folder.path());
+            run(WIMLIB, &["apply", name, &index, &to, "--no-acls"], folder.path());
             run("diff", &["-r", "--no-dereference", image, &to], folder.path());
         }
     }
-    let header = run("wimlib-imagex", &["info", "boot.wim", "--header"], folder.path());
+    let header = run(WIMLIB, &["info", "boot.wim", "--header"], folder.path());
     assert!(header.contains("COMPRESS_XPRESS"), "{header}");
     assert!(
         header.lines().any(|it| it.starts_with("Boot Index") && it.ends_with("= 2")),
@@ -129,13 +132,7 @@ fn the_cd_installs_the_editions_of_the_archive() {
 #[test]
 fn other_programs_read_the_cd() {
     let test = "other_programs_read_the_cd";
-    for program in ["/usr/bin/xorriso", "/usr/bin/udfinfo"] {
-        if !Path::new(program).is_file() {
-            skip::not_run(test, &format!("there is no {program}"));
-            return;
-        }
-    }
-    if !made::is_possible(test) {
+    if !has(test, &["xorriso", "udfinfo", WIMLIB]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -154,7 +151,7 @@ fn other_programs_read_the_cd() {
 
 #[test]
 fn a_damaged_archive_is_refused() {
-    if !made::is_possible("a_damaged_archive_is_refused") {
+    if !has("a_damaged_archive_is_refused", &[WIMLIB]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

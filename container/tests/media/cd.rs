@@ -9,32 +9,10 @@ use std::process::{Command, Stdio};
 use container::media::testutil::wim_parts;
 use container::media::{Image, Opened};
 
+use crate::programs::run;
+
 /// Bytes of each EFI boot image.
 pub(crate) const BOOT_IMAGE: usize = 64 << 10;
-
-/// Whether all programs are there. Reports the test as not run if one is missing.
-pub(crate) fn has(test: &str, programs: &[&str]) -> bool {
-    let folders = ["/usr/bin", "/usr/sbin"];
-    let missing = programs
-        .iter()
-        .find(|name| !folders.iter().any(|folder| Path::new(folder).join(name).is_file()));
-    if let Some(missing) = missing {
-        skip::not_run(test, &format!("there is no {missing}"));
-    }
-    missing.is_none()
-}
-
-/// Runs a program and returns its output, both streams.
-pub(crate) fn run(program: &str, arguments: &[&str], folder: &Path) -> String {
-    let path = format!("{}:/usr/sbin", std::env::var("PATH").unwrap_or_default());
-    let mut command = Command::new(program);
-    let command = command.args(arguments).current_dir(folder).env("PATH", path);
-    let output = command.stdin(Stdio::null()).output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text).into_owned();
-    assert!(output.status.success(), "{program} {arguments:?}: {text}");
-    text
-}
 
 /// A WIM of `length` bytes with these images. Its XML data is at its end, as in Microsoft's.
 pub(crate) fn wim(path: &Path, length: u64, images: &[String]) {

@@ -1,6 +1,7 @@
 //! Everything that the reference image accepts or survives starts here: a row per case, with the
 //! warning that says what has no effect.
 
+mod catalog;
 mod dependents;
 mod host;
 
@@ -46,7 +47,7 @@ const SURVIVED: &[(&str, Warning)] = &[
     // The network.
     ("MTU=0", "MTU=0 has no effect: give a whole number from 576"),
     ("MTU=68", "MTU=68 has no effect"),
-    ("ADAPTER=e1000", "ADAPTER: e1000 is not available; virtio is used"),
+    ("ADAPTER=e1000", "ADAPTER: e1000 is not available; e1000e is used"),
     ("DHCP=maybe", "DHCP=maybe has no effect: this is a switch"),
     ("DNSMASQ_OPTS=--log-queries", "DNSMASQ_OPTS has no effect"),
     ("PASST_OPTS=-4", "PASST_OPTS has no effect"),

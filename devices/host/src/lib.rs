@@ -36,6 +36,7 @@ pub mod memory;
 pub mod net;
 pub mod pci;
 pub mod size;
+pub mod smram;
 pub mod stream;
 pub mod swtpm;
 pub mod testutil;

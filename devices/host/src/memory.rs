@@ -1,18 +1,34 @@
 //! Guest RAM for devices: copies in and out, never a reference, and only while DMA is allowed.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::smram::{self, TSEG_MIB};
+
 /// A handle to guest RAM. A closed gate (bus mastering off, device parked) makes every access fail,
 /// as does an address that is not RAM. The guest causes both.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    ram: Arc<GuestMemoryMmap>,
+    views: Arc<Views>,
     gate: Arc<Gate>,
+}
+
+/// The RAM that devices access, for each size of TSEG, which is hidden from them.
+#[derive(Debug)]
+struct Views {
+    /// Without TSEG, then in the order of `TSEG_MIB`. A machine without SMM has only the first.
+    each: Vec<Arc<GuestMemoryMmap>>,
+    chosen: AtomicUsize,
+}
+
+impl Views {
+    fn now(&self) -> &Arc<GuestMemoryMmap> {
+        &self.each[self.chosen.load(Ordering::Acquire).min(self.each.len() - 1)]
+    }
 }
 
 #[derive(Debug, Default)]
@@ -38,13 +54,32 @@ pub struct NoMemory;
 impl Memory {
     /// The gate is open.
     pub fn new(ram: Arc<GuestMemoryMmap>) -> Self {
+        Self::of_views(vec![ram])
+    }
+
+    /// The gate is open. The RAM of segment A is hidden, and TSEG as [`Self::hide_tseg`] selects.
+    /// The regions of `ram` must be those of [`smram::parts`].
+    pub fn with_smram(ram: &GuestMemoryMmap) -> Self {
+        let sizes = [0].into_iter().chain(TSEG_MIB);
+        Self::of_views(sizes.map(|size| Arc::new(smram::for_devices(ram, size))).collect())
+    }
+
+    fn of_views(each: Vec<Arc<GuestMemoryMmap>>) -> Self {
         let gate = Gate { open: AtomicBool::new(true), ..Gate::default() };
-        Self { ram, gate: Arc::new(gate) }
+        let views = Views { each, chosen: AtomicUsize::new(0) };
+        Self { views: Arc::new(views), gate: Arc::new(gate) }
+    }
+
+    /// Hides a TSEG of this size, one of `TSEG_MIB` or 0, from all handles to this RAM. vhost-net
+    /// keeps the RAM that it was started with: firmware sets and locks TSEG before it uses devices.
+    pub fn hide_tseg(&self, mib: u16) {
+        let size = TSEG_MIB.iter().position(|size| *size == mib);
+        self.views.chosen.store(size.map_or(0, |at| at + 1), Ordering::Release);
     }
 
     /// A handle to the same RAM with a gate of its own, which is closed.
     pub fn gated(&self) -> Self {
-        Self { ram: self.ram.clone(), gate: Arc::default() }
+        Self { views: self.views.clone(), gate: Arc::default() }
     }
 
     /// Opens or closes the gate for this handle and its clones.
@@ -65,14 +100,14 @@ impl Memory {
         }
     }
 
-    /// All RAM, whether the gate is open or closed. The caller (vhost) must watch the gate itself.
+    /// The RAM, whether the gate is open or closed. The caller (vhost) must watch the gate itself.
     pub fn ungated_ram(&self) -> Arc<GuestMemoryMmap> {
-        self.ram.clone()
+        self.views.now().clone()
     }
 
     /// The RAM, while the gate is open.
     pub fn ram(&self) -> Result<&GuestMemoryMmap, NoMemory> {
-        if self.gate.open.load(Ordering::Acquire) { Ok(&self.ram) } else { Err(NoMemory) }
+        if self.gate.open.load(Ordering::Acquire) { Ok(self.views.now()) } else { Err(NoMemory) }
     }
 
     pub fn read(&self, address: u64, data: &mut [u8]) -> Result<(), NoMemory> {
@@ -131,9 +166,41 @@ pub fn subrange(pieces: &[Piece], skip: u64, length: u64) -> Vec<Piece> {
 
 #[cfg(test)]
 mod test {
+    use vm_memory::GuestMemoryBackend as _;
     use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
     use super::*;
+
+    #[test]
+    fn no_handle_reaches_segment_a_and_the_hidden_tseg() {
+        const LOW: u64 = 64 << 20;
+        let region = |part: std::ops::Range<u64>| {
+            (GuestAddress(part.start), usize::try_from(part.end - part.start).unwrap())
+        };
+        let mut regions: Vec<_> = smram::parts(LOW).into_iter().map(region).collect();
+        regions.push((GuestAddress(1 << 32), 4096));
+        let memory = Memory::with_smram(&GuestMemoryMmap::from_ranges(&regions).unwrap());
+        let (gated, older) = (memory.gated(), memory.clone());
+        gated.set_open(true);
+        for mib in [0, 16, 1, 8, 2, 0] {
+            memory.hide_tseg(mib);
+            let end = LOW - (u64::from(mib) << 20);
+            for handle in [&memory, &gated, &older] {
+                assert!(handle.write(end - 4, &[1; 4]).is_ok());
+                let mut data = [0; 4];
+                assert!(handle.read(end - 2, &mut data).is_err(), "across the start of TSEG");
+                assert_eq!(handle.read(LOW - 4, &mut data).is_ok(), mib == 0, "{mib} MiB");
+                assert!(
+                    handle.write(0xa_0000, &[0]).is_err() && handle.write(0xb_ffff, &[0]).is_err()
+                );
+                assert!(
+                    handle.write(0x9_ffff, &[0]).is_ok() && handle.write(0xc_0000, &[0]).is_ok()
+                );
+                assert!(handle.write(1 << 32, &[0]).is_ok());
+                assert_eq!(handle.ungated_ram().address_in_range(GuestAddress(LOW - 1)), mib == 0);
+            }
+        }
+    }
 
     #[test]
     fn a_gate_watcher_is_notified_of_each_change_until_dropped() {

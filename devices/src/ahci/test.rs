@@ -579,8 +579,8 @@ fn several_queues_and_unusable_isos_are_refused() {
         ("ahci-disk", json!({ "path": path, "queues": 2 }), "queues=2"),
         ("ahci-cdrom", json!({ "path": path }), "less than one block"),
         ("ahci-cdrom", json!({ "path": path, "overlay": "0:01:02" }), "not those that the patch"),
-        ("ahci-cdrom", json!({ "path": path, "overlay": "on" }), "has no effect on a CD"),
-        ("usb-storage", json!({ "path": path, "overlay": "on" }), "has no effect on a CD"),
+        ("ahci-cdrom", json!({ "path": path, "overlay": true }), "has no effect on a CD"),
+        ("usb-storage", json!({ "path": path, "overlay": true }), "has no effect on a CD"),
     ] {
         let config = registry::Config::of_kind(kind, fields).unwrap().unwrap();
         let mut bench = Bench::new(4096);

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Backing, Doorbell, GuestAccess, Hypervisor, Message, Pin, Route};
+use super::{Backing, Doorbell, GuestAccess, Hypervisor, Message, Pin, Route, Smm};
 use crate::pages::Pages;
+use host::smram::Smram;
 
 #[derive(Clone, Default)]
 pub struct Pins(Arc<Mutex<BTreeMap<u32, (bool, u32)>>>);
@@ -55,6 +56,27 @@ pub struct FakeHypervisor {
     pub released: Arc<Mutex<Vec<Range<u64>>>>,
     /// The memory that is mapped now. As on KVM, mappings do not overlap.
     pub mapped: Arc<Mutex<Vec<Range<u64>>>>,
+    pub smm: Arc<FakeSmm>,
+}
+
+/// System-management mode: a record of the latest request of each kind.
+#[derive(Default)]
+pub struct FakeSmm {
+    pub smram: Mutex<Smram>,
+    /// The number of interrupts for one processor, and for all.
+    pub interrupts: Mutex<(u32, u32)>,
+}
+
+impl Smm for FakeSmm {
+    fn set_smram(&self, smram: Smram) -> anyhow::Result<()> {
+        *self.smram.lock().unwrap() = smram;
+        Ok(())
+    }
+    fn interrupt(&self, everybody: bool) {
+        let mut interrupts = self.interrupts.lock().unwrap();
+        let count = if everybody { &mut interrupts.1 } else { &mut interrupts.0 };
+        *count = count.saturating_add(1);
+    }
 }
 
 const MAX_RELEASED: usize = 4096;
@@ -150,5 +172,8 @@ impl Hypervisor for FakeHypervisor {
         if released.len() < MAX_RELEASED {
             released.push(range);
         }
+    }
+    fn smm(&self) -> anyhow::Result<Arc<dyn Smm>> {
+        Ok(self.smm.clone())
     }
 }

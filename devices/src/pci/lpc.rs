@@ -2,9 +2,10 @@
 //! the small ports of the chip set: reset control, APM, fast reset, POST codes.
 //!
 //! Threats: the guest may move the block over other ports, which the bus allows. It may request
-//! resets in a loop: each is one message to the machine. PIRQ routes, RCBA and the APM ports are
-//! only storage, and have no effect on interrupts, memory or SMIs. Reserved bits of a saved state
-//! are ignored.
+//! resets in a loop: each is one message to the machine. PIRQ routes, RCBA and, without SMM, the
+//! APM ports are only storage, and have no effect on interrupts, memory or SMIs. With SMM, a guest
+//! may cause SMIs in a loop: each is one message to each processor, and pending ones are merged.
+//! Reserved bits of a saved state are ignored.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,12 +18,18 @@ use crate::bytes::Bytes;
 use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants};
 use crate::grants::{Event, Events};
+use crate::hypervisor::Smm;
 use crate::platform::pm;
+use crate::smi;
 
 /// `--device lpc`: every machine has one.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Config {}
+pub struct Config {
+    /// Writes to APM_CNT cause system-management interrupts.
+    #[serde(default)]
+    pub smm: bool,
+}
 
 /// The fixed address where firmware expects the bridge.
 pub(crate) const AT: Address = Address::new(0x1f, 0);
@@ -51,8 +58,9 @@ const RESET_CONTROL: u64 = 0xcf9;
 /// reset, which makes no difference here.
 const RST_CPU: u8 = 1 << 2;
 const RESET_KEPT: u8 = 0x0e;
-/// APM_CNT and APM_STS.
+/// APM_CNT, whose writes cause SMIs, and APM_STS.
 const APM: u64 = 0xb2;
+const APM_CNT: u64 = 0;
 /// INIT_NOW resets the machine. The A20 line is always on, so its bit reads as 1.
 const PORT_92: u64 = 0x92;
 const INIT_NOW: u8 = 1 << 0;
@@ -85,10 +93,12 @@ impl Build for Config {
         let window = grants.window(Kind::Port, pm::SIZE);
         let line = grants.line(SCI)?;
         let shared = grants.shared();
-        let pm = pm::Block::new(line, shared.events.clone(), &shared.buttons);
+        let pm = pm::Block::new(line, shared.events.clone(), &shared.buttons, self.smm);
         let events = shared.events.clone();
+        let smm = self.smm.then(|| shared.hypervisor.smm()).transpose()?;
+        let smi = Smi { smm, features: shared.smi.clone() };
         let (config, registers) = (slot.config, Registers::default());
-        Ok(slot.wrap(Box::new(Lpc { config, ports, window, pm, events, registers })))
+        Ok(slot.wrap(Box::new(Lpc { config, ports, window, pm, smi, events, registers })))
     }
 }
 
@@ -99,11 +109,19 @@ struct Ports {
     post: Region,
 }
 
+/// System-management interrupts.
+struct Smi {
+    /// `None` in a machine without SMM.
+    smm: Option<Arc<dyn Smm>>,
+    features: Arc<smi::Negotiation>,
+}
+
 struct Lpc {
     config: Region,
     ports: Ports,
     window: Arc<Window>,
     pm: pm::Block,
+    smi: Smi,
     events: Events,
     registers: Registers,
 }
@@ -134,6 +152,7 @@ impl Default for Registers {
 struct State {
     registers: Registers,
     pm: pm::State,
+    smi: smi::State,
 }
 
 /// The writable bits of a byte of configuration space.
@@ -186,6 +205,18 @@ impl Lpc {
         self.window.move_to(self.registers.pm_base());
     }
 
+    fn write_apm(&mut self, offset: u64, data: &[u8]) {
+        for (at, byte) in (offset..).zip(data) {
+            self.registers.apm[usize::from(at != APM_CNT)] = *byte;
+        }
+        if offset == APM_CNT
+            && let Some(smm) = &self.smi.smm
+            && self.pm.apm_written()
+        {
+            smm.interrupt(self.smi.features.is_broadcast());
+        }
+    }
+
     /// Returns the new value of a byte register. Resets the machine if `bit` changes from 0 to 1.
     fn reset_if_set(events: &Events, old: u8, new: u8, bit: u8) -> u8 {
         if new & !old & bit != 0 {
@@ -227,13 +258,11 @@ impl Device for Lpc {
             self.write_config(offset, data);
             return Access::Done;
         }
-        let (registers, events) = (&mut self.registers, &self.events);
         if region == self.ports.apm {
-            for (at, byte) in (offset..).zip(data) {
-                registers.apm[usize::from(at != 0)] = *byte;
-            }
+            self.write_apm(offset, data);
             return Access::Done;
         }
+        let (registers, events) = (&mut self.registers, &self.events);
         // The other ports are one byte each, and the bus does not split accesses.
         let &[byte] = data else { return Access::Ignored };
         if region == self.ports.reset {
@@ -249,11 +278,13 @@ impl Device for Lpc {
     }
 
     fn park(&mut self) -> Saved {
-        Saved::of(&State { registers: self.registers.clone(), pm: self.pm.park() })
+        let (registers, smi) = (self.registers.clone(), self.smi.features.save());
+        Saved::of(&State { registers, pm: self.pm.park(), smi })
     }
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
-        let State { registers, pm } = saved.take()?;
+        let State { registers, pm, smi } = saved.take()?;
+        self.smi.features.restore(smi);
         self.registers = Registers::default();
         for (at, byte) in registers.config.iter().enumerate() {
             self.registers.write_config(at, *byte);
@@ -280,7 +311,7 @@ mod test {
 
     #[test]
     fn has_the_ids_that_firmware_expects() {
-        let bench = lpc_bench();
+        let bench = lpc_bench(false);
         assert_eq!(config(&bench, 0), [0x86, 0x80, 0x18, 0x29]);
         assert_eq!(config(&bench, 8), [2, 0, 1, 6]);
         assert_eq!(config(&bench, 0x0e), [0x80], "more functions may follow");
@@ -293,7 +324,7 @@ mod test {
 
     #[test]
     fn the_acpi_block_is_where_firmware_puts_it_while_enabled() {
-        let bench = lpc_bench();
+        let bench = lpc_bench(false);
         set(&bench, PMBASE, &0xffff_ffff_u32.to_le_bytes());
         assert_eq!(config(&bench, PMBASE), [0x81, 0xff, 0, 0]);
         set(&bench, PMBASE, &0x601_u32.to_le_bytes());
@@ -313,7 +344,7 @@ mod test {
 
     #[test]
     fn routes_and_rcba_are_storage() {
-        let bench = lpc_bench();
+        let bench = lpc_bench(false);
         set(&bench, 0x60, &[0x0a, 0x0a, 0x0b, 0xff]);
         set(&bench, 0x68, &[0x0a, 0x0a, 0x0b, 0x7f]);
         set(&bench, RCBA, &0xfed1_ffff_u32.to_le_bytes());
@@ -339,7 +370,7 @@ mod test {
             (0x92, &[0x03, 0x03], 1),
             (0x92, &[0x01], 1),
         ] {
-            let bench = lpc_bench();
+            let bench = lpc_bench(false);
             values.iter().for_each(|value| bench.write(Kind::Port, port, &[*value]));
             assert_eq!(*bench.events.lock().unwrap(), vec![Event::Reset; resets], "{values:x?}");
         }
@@ -347,7 +378,7 @@ mod test {
 
     #[test]
     fn small_ports_keep_their_values() {
-        let bench = lpc_bench();
+        let bench = lpc_bench(false);
         assert_eq!(bench.read(Kind::Port, 0x92), [2]);
         bench.write(Kind::Port, 0x92, &[0x40]);
         bench.write(Kind::Port, 0xb3, &[0x77]);
@@ -364,9 +395,84 @@ mod test {
         assert_eq!([0x92, 0x80, 0xcf9].map(|at| bench.read(Kind::Port, at)), [[2], [0], [0]]);
     }
 
+    /// Sets PMBASE to 0x600, and SMI_EN.
+    fn smi_bench(smi_en: u8) -> Bench {
+        let bench = lpc_bench(true);
+        set(&bench, PMBASE, &0x601_u32.to_le_bytes());
+        set(&bench, ACPI_CNTL, &[0x80]);
+        for (at, name) in [(0x630, "SMI_EN"), (0x634, "SMI_STS")] {
+            assert_eq!(bench.read(Kind::Port, at), [0; 4], "{name} at power-on");
+        }
+        bench.write(Kind::Port, 0x630, &[smi_en]);
+        bench
+    }
+
+    fn interrupts(bench: &Bench) -> (u32, u32) {
+        *bench.hypervisor.smm.interrupts.lock().unwrap()
+    }
+
+    #[test]
+    fn writing_apm_cnt_causes_an_smi_while_both_enables_are_set() {
+        for (smi_en, count) in [(0x00, 0), (0x01, 0), (0x20, 0), (0x21, 1), (0xff, 1)] {
+            let bench = smi_bench(smi_en);
+            bench.write(Kind::Port, 0xb3, &[0x12]);
+            assert_eq!(interrupts(&bench), (0, 0), "APM_STS is storage");
+            bench.write(Kind::Port, 0xb2, &[0x34]);
+            assert_eq!(interrupts(&bench), (count, 0), "SMI_EN {smi_en:#x}");
+            assert_eq!(bench.read(Kind::Port, 0xb2), [0x34, 0x12]);
+            let status = if count == 1 { 0x20 } else { 0 };
+            assert_eq!(bench.read(Kind::Port, 0x634), [status, 0, 0, 0]);
+            bench.write(Kind::Port, 0x634, &[0xdf, 0xff, 0xff, 0xff]);
+            assert_eq!(bench.read(Kind::Port, 0x634), [status], "other bits");
+            bench.write(Kind::Port, 0x634, &[0x20]);
+            assert_eq!(bench.read(Kind::Port, 0x634), [0]);
+            bench.write(Kind::Port, 0xb2, &[1, 2]);
+            assert_eq!(interrupts(&bench), (2 * count, 0), "both ports at once");
+        }
+    }
+
+    #[test]
+    fn without_smm_no_write_causes_an_smi() {
+        let bench = lpc_bench(false);
+        set(&bench, PMBASE, &0x601_u32.to_le_bytes());
+        set(&bench, ACPI_CNTL, &[0x80]);
+        bench.write(Kind::Port, 0x630, &[0x21]);
+        bench.write(Kind::Port, 0xb2, &[0]);
+        assert_eq!(interrupts(&bench), (0, 0));
+    }
+
+    #[test]
+    fn smis_reach_all_processors_once_firmware_agreed_on_it() {
+        let bench = smi_bench(0x21);
+        bench.board.shared.smi.request(1);
+        bench.write(Kind::Port, 0xb2, &[0]);
+        assert_eq!(interrupts(&bench), (1, 0), "requested only");
+        assert!(bench.board.shared.smi.agree());
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        bench.write(Kind::Port, 0xb2, &[0]);
+        assert_eq!(interrupts(&bench), (1, 1));
+        bench.board.reset().unwrap();
+        assert!(!bench.board.shared.smi.is_broadcast());
+    }
+
+    #[test]
+    fn smi_lock_keeps_smis_enabled_until_a_reset() {
+        let bench = smi_bench(0x21);
+        set(&bench, GEN_PMCON_1, &[SMI_LOCK]);
+        set(&bench, GEN_PMCON_1, &[0]);
+        assert_eq!(config(&bench, GEN_PMCON_1), [SMI_LOCK]);
+        bench.write(Kind::Port, 0x630, &[0x20]);
+        assert_eq!(bench.read(Kind::Port, 0x630), [0x21]);
+        bench.write(Kind::Port, 0xb2, &[0]);
+        assert_eq!(interrupts(&bench), (1, 0));
+        bench.board.reset().unwrap();
+        assert_eq!(config(&bench, GEN_PMCON_1), [0]);
+    }
+
     #[test]
     fn refuses_a_damaged_saved_state() {
-        let bench = lpc_bench();
+        let bench = lpc_bench(false);
         let mut json = serde_json::to_value(bench.board.park()).unwrap();
         json[0][1]["device"]["registers"]["config"] = "00".into();
         let error = bench.board.run(serde_json::from_value(json).unwrap()).unwrap_err();

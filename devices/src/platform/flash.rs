@@ -5,6 +5,9 @@
 //! program, erase of 4 KiB blocks, and status. The guest reads and executes both images directly.
 //! Only its writes reach the device.
 //!
+//! With `smm`, the chips take commands from processors in system-management mode only. Others read
+//! the array, and their writes have no effect.
+//!
 //! Threats: the guest may write anything at any width at any time. Commands and data stay within
 //! the two images, and CODE is never written. Each byte is in the file (the page cache) before the
 //! guest continues, in the guest's order: killing the process at any moment has the effect of a
@@ -42,6 +45,10 @@ pub struct Config {
     /// Opens `vars` read-only: the guest's changes to it are lost when the machine ends.
     #[serde(default)]
     pub readonly: bool,
+    /// Only processors in system-management mode can change `vars`, as firmware with Secure Boot
+    /// requires. Set by `--smm on`.
+    #[serde(default)]
+    pub smm: bool,
 }
 
 /// Firmware ends at 4 GiB: the reset vector is in its last 16 bytes.
@@ -92,10 +99,11 @@ impl Build for Config {
             self.code.display()
         );
         let at = END - code.len() as u64;
-        let code = Bank::new(at, &code, Writes::Refused, grants)?;
+        let space = if self.smm { Kind::SmmMemory } else { Kind::Memory };
+        let code = Bank::new(at, &code, (Writes::Refused, space), grants)?;
         let vars = match vars {
             Some((bytes, writes)) => {
-                Some(Bank::new(at - bytes.len() as u64, &bytes, writes, grants)?)
+                Some(Bank::new(at - bytes.len() as u64, &bytes, (writes, space), grants)?)
             }
             None => None,
         };
@@ -205,6 +213,8 @@ enum Writes {
 
 struct Bank {
     region: Region,
+    /// The region in which the chip takes commands: with `smm`, not the one above.
+    commands: Region,
     memory: Arc<dyn Backing>,
     writes: Writes,
     chip: Chip,
@@ -233,13 +243,23 @@ enum Mode {
 }
 
 impl Bank {
-    fn new(at: u64, bytes: &[u8], writes: Writes, grants: &mut dyn Grants) -> anyhow::Result<Self> {
+    fn new(
+        at: u64,
+        bytes: &[u8],
+        (writes, space): (Writes, Kind),
+        grants: &mut dyn Grants,
+    ) -> anyhow::Result<Self> {
         let size = bytes.len() as u64;
         let region = grants.claim(Kind::Memory, at..at + size)?;
+        let commands = match space {
+            Kind::Memory => region,
+            other => grants.claim(other, at..at + size)?,
+        };
         let memory = grants.shared().hypervisor.backing(size, GuestAccess::ReadOnly)?;
         memory.write(0, bytes);
         memory.map(Some(at))?;
-        Ok(Self { region, memory, writes, chip: Chip::default(), masked: None })
+        let chip = Chip::default();
+        Ok(Self { region, commands, memory, writes, chip, masked: None })
     }
 
     fn command(&mut self, offset: u64, data: &[u8]) {
@@ -335,7 +355,8 @@ struct State {
 
 impl Flash {
     fn bank(&mut self, region: Region) -> Option<&mut Bank> {
-        if self.code.region == region { Some(&mut self.code) } else { self.vars.as_mut() }
+        let is_code = [self.code.region, self.code.commands].contains(&region);
+        if is_code { Some(&mut self.code) } else { self.vars.as_mut() }
     }
 }
 
@@ -347,7 +368,9 @@ impl Device for Flash {
     }
 
     fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Access {
-        let Some(bank) = self.bank(region) else { return Access::Ignored };
+        let Some(bank) = self.bank(region).filter(|bank| bank.commands == region) else {
+            return Access::Ignored;
+        };
         bank.command(offset, data);
         Access::Done
     }

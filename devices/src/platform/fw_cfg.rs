@@ -77,6 +77,10 @@ pub trait Source: Send {
 /// starts to run. It is called on a vCPU's thread, and must not block or call devices.
 pub type OnWrite = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
+/// Returns the content of a file when the guest selects it. It is called on a vCPU's thread, and
+/// must not block or call devices.
+pub type Compute = Arc<dyn Fn() -> Vec<u8> + Send + Sync>;
+
 pub struct File {
     /// The name in the directory, such as `etc/e820` or `opt/org.example/answer`.
     pub name: String,
@@ -89,6 +93,8 @@ pub enum Content {
     /// the size reads as zeros. Guests skip zeros at the end of a loader script (commands of type
     /// 0) and of tables.
     Acpi(u32),
+    /// Computed each time that the guest selects the file, with this size.
+    Computed(u32, Compute),
     /// Written by the guest. These are the content at power-on, which also fixes the size, and the
     /// function that receives the content.
     Writable(Vec<u8>, OnWrite),
@@ -104,7 +110,7 @@ impl Content {
     fn size(&self) -> usize {
         match self {
             Self::Fixed(bytes) | Self::Writable(bytes, _) => bytes.len(),
-            Self::Acpi(size) => *size as usize,
+            Self::Acpi(size) | Self::Computed(size, _) => *size as usize,
         }
     }
 }
@@ -184,6 +190,7 @@ struct Item {
 enum Nature {
     Fixed,
     Acpi,
+    Computed(Compute),
     Writable { initial: Vec<u8>, written: OnWrite },
 }
 
@@ -197,6 +204,7 @@ impl Item {
         let (bytes, nature) = match file.content {
             Content::Fixed(bytes) => (bytes, Nature::Fixed),
             Content::Acpi(_) => (Vec::new(), Nature::Acpi),
+            Content::Computed(_, compute) => (Vec::new(), Nature::Computed(compute)),
             Content::Writable(initial, written) => {
                 (initial.clone(), Nature::Writable { initial, written })
             }
@@ -222,8 +230,8 @@ impl Item {
         let Self { name, size, .. } = self;
         self.bytes = match (&self.nature, saved) {
             (Nature::Fixed, _) => return Ok(()),
-            (Nature::Acpi, None) => Vec::new(),
-            (Nature::Acpi, Some(bytes)) if bytes.len() <= *size => bytes,
+            (Nature::Acpi | Nature::Computed(_), None) => Vec::new(),
+            (Nature::Acpi | Nature::Computed(_), Some(bytes)) if bytes.len() <= *size => bytes,
             (Nature::Writable { initial, .. }, None) => initial.clone(),
             (Nature::Writable { .. }, Some(bytes)) if bytes.len() == *size => bytes,
             (_, Some(bytes)) => bail!("the saved {name} has {} bytes, not {size}", bytes.len()),
@@ -265,8 +273,12 @@ impl FwCfg {
     fn select(&mut self, key: u16) {
         self.registers.selected = key;
         self.registers.offset = 0;
-        let lazy = self.items.get(&key).is_some_and(|it| matches!(it.nature, Nature::Acpi));
-        if lazy && !self.registers.made {
+        let Some(item) = self.items.get_mut(&key) else { return };
+        if let Nature::Computed(compute) = &item.nature {
+            item.bytes = compute();
+            item.bytes.truncate(item.size);
+        }
+        if matches!(item.nature, Nature::Acpi) && !self.registers.made {
             self.registers.made = true;
             if let Err(error) = self.build_acpi() {
                 self.logged

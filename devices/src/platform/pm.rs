@@ -65,13 +65,15 @@ const SLP_EN: u8 = 1 << 5;
 // SMI_EN: SMIs are enabled globally, and writes to APM_CNT cause an SMI.
 const GBL_SMI_EN: u32 = 1 << 0;
 const APMC_EN: u32 = 1 << 5;
+/// SMI_STS: APM_CNT was written.
+const APM_STS: u32 = 1 << 5;
 
 /// The rate of ACPI's 24-bit timer. It overflows whenever its highest bit changes.
 const HERTZ: u32 = 3_579_545;
 const TIMER_MASK: u32 = 0xff_ffff;
 const OVERFLOW: u64 = 1 << 23;
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct State {
     /// PM1_STS without TMROF.
     status: u16,
@@ -82,24 +84,9 @@ pub(crate) struct State {
     overflow: bool,
     gpe_status: [u8; 8],
     gpe_enable: [u8; 8],
-    smi_enable: u32,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self {
-            status: 0,
-            enable: 0,
-            control: 0,
-            timer: 0,
-            overflow: false,
-            gpe_status: [0; 8],
-            gpe_enable: [0; 8],
-            // This bit tells firmware that SMM is in use already, so that it does not try to use
-            // SMM, which this machine does not have.
-            smi_enable: APMC_EN,
-        }
-    }
+    /// SMI_EN. At power-on, it depends on the machine.
+    smi_enable: Option<u32>,
+    smi_status: u32,
 }
 
 /// Counts ticks since power-on. It stops while the machine is parked.
@@ -138,11 +125,17 @@ struct Registers {
     pressed: bool,
     /// Whether a request for an unsupported sleep state was logged.
     logged_sleep: bool,
+    /// SMI_EN at power-on.
+    smi_enable: u32,
     line: Arc<Line>,
     events: Events,
 }
 
 impl Registers {
+    fn smi_enable(&self) -> u32 {
+        self.state.smi_enable.unwrap_or(self.smi_enable)
+    }
+
     fn status(&self, ticks: u64) -> u16 {
         self.state.status | if ticks >= self.overflow_at { TMROF } else { 0 }
     }
@@ -157,9 +150,10 @@ impl Registers {
             PM1_TMR..=PM1_TMR_END => (ticks & u64::from(TIMER_MASK)).to_le_bytes()[lane(at, 4)],
             GPE0_STS..=GPE0_STS_END => state.gpe_status[lane(at, 8)],
             GPE0_EN..=GPE0_EN_END => state.gpe_enable[lane(at, 8)],
-            SMI_EN..=SMI_EN_END => state.smi_enable.to_le_bytes()[lane(at, 4)],
+            SMI_EN..=SMI_EN_END => self.smi_enable().to_le_bytes()[lane(at, 4)],
+            SMI_STS..=SMI_STS_END => state.smi_status.to_le_bytes()[lane(at, 4)],
             TCO1_CNT_UPPER => TCO_TMR_HLT,
-            PM1_CNT_UPPER..=PM1_CNT_UPPER_END | SMI_STS..=SMI_STS_END | TCO..=TCO_END => 0,
+            PM1_CNT_UPPER..=PM1_CNT_UPPER_END | TCO..=TCO_END => 0,
             _ => return None,
         })
     }
@@ -167,6 +161,7 @@ impl Registers {
     fn set_byte(&mut self, at: u64, byte: u8) {
         let shift = if at & 1 == 1 { 8 } else { 0 };
         let (word, mask) = (u16::from(byte) << shift, 0xff_u16 << shift);
+        let smi_enable = self.smi_enable();
         let state = &mut self.state;
         match at {
             PM1_STS..=PM1_STS_END => {
@@ -190,12 +185,13 @@ impl Registers {
             GPE0_STS..=GPE0_STS_END => state.gpe_status[lane(at, 8)] &= !byte,
             GPE0_EN..=GPE0_EN_END => state.gpe_enable[lane(at, 8)] = byte,
             SMI_EN..=SMI_EN_END => {
-                let mut bytes = state.smi_enable.to_le_bytes();
+                let mut bytes = smi_enable.to_le_bytes();
                 bytes[lane(at, 4)] = byte;
                 let locked = if self.smi_locked { GBL_SMI_EN } else { 0 };
                 let new = u32::from_le_bytes(bytes);
-                state.smi_enable = state.smi_enable & locked | new & !locked;
+                state.smi_enable = Some(smi_enable & locked | new & !locked);
             }
+            SMI_STS => state.smi_status &= !u32::from(byte),
             _ => {}
         }
     }
@@ -258,7 +254,11 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub(crate) fn new(line: Arc<Line>, events: Events, buttons: &Buttons) -> Self {
+    /// `smm`: whether the machine has system-management mode.
+    pub(crate) fn new(line: Arc<Line>, events: Events, buttons: &Buttons, smm: bool) -> Self {
+        // The bit tells firmware that SMM is in use already, so that it does not try to use SMM
+        // where there is none.
+        let smi_enable = if smm { 0 } else { APMC_EN };
         let registers = Arc::new(Mutex::new(Registers {
             state: State::default(),
             clock: Clock::default(),
@@ -266,6 +266,7 @@ impl Block {
             smi_locked: false,
             pressed: false,
             logged_sleep: false,
+            smi_enable,
             line,
             events,
         }));
@@ -334,6 +335,17 @@ impl Block {
         self.registers.lock().expect("no device panicked").smi_locked = true;
     }
 
+    /// Records a write to APM_CNT. Returns whether it causes an SMI.
+    pub(crate) fn apm_written(&self) -> bool {
+        let mut registers = self.registers.lock().expect("no device panicked");
+        let both = GBL_SMI_EN | APMC_EN;
+        let enabled = registers.smi_enable() & both == both;
+        if enabled {
+            registers.state.smi_status |= APM_STS;
+        }
+        enabled
+    }
+
     pub(crate) fn park(&mut self) -> State {
         self.alarm = None;
         let mut registers = self.registers.lock().expect("no device panicked");
@@ -342,6 +354,7 @@ impl Block {
         State {
             timer: u32::try_from(ticks & u64::from(TIMER_MASK)).expect("24 bits"),
             overflow: ticks >= registers.overflow_at,
+            smi_enable: Some(registers.smi_enable()),
             ..registers.state.clone()
         }
     }
@@ -358,6 +371,7 @@ impl Block {
             control: state.control & PM1_CNT_KEPT,
             timer: 0,
             overflow: false,
+            smi_status: state.smi_status & APM_STS,
             ..state.clone()
         };
         if std::mem::take(&mut registers.pressed) {

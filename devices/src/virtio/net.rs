@@ -11,7 +11,6 @@ mod control;
 mod inbox;
 mod kernel_rings;
 mod pair;
-mod sleep;
 
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
@@ -24,11 +23,12 @@ use self::control::{Control, Filter};
 use self::inbox::{Inbox, ReceiveFeatures};
 use self::kernel_rings::KernelRings;
 use self::pair::Pair;
-use self::sleep::{Orders, Sleep};
+
 use super::{Identity, Queue, Virtio, on_pci};
 use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants, HostSide};
 use crate::pci::Address;
+use crate::sleep::{Orders, Sleep};
 use host::mac::Mac;
 use host::memory::{Memory, Piece};
 use host::net::link::MIN_MTU;

@@ -16,6 +16,8 @@ const MINIMAL: &[(&str, Fields)] = &[
     ("ahci-cdrom", disk),
     ("ahci-disk", disk),
     ("flash", flash),
+    ("host-bridge", smm),
+    ("lpc", smm),
     ("nvme", disk),
     ("tpm", tpm),
     ("usb-storage", disk),
@@ -39,6 +41,11 @@ fn flash(folder: &Path) -> Value {
     volume[0x28..0x2c].copy_from_slice(b"_FVH");
     std::fs::write(&vars, volume).unwrap();
     json!({ "code": code, "vars": vars })
+}
+
+/// A chip set with system-management mode.
+fn smm(_: &Path) -> Value {
+    json!({ "smm": true })
 }
 
 /// A small disk, shared by all machines of a test.

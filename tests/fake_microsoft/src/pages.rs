@@ -79,6 +79,10 @@ fn www(site: &Site, path: &str) -> Option<Page> {
         ));
     }
     if path.contains("/software-download/") {
+        let (product, name) = match path.contains("windows10") {
+            true => (2618, "Windows 10"),
+            false => (3321, "Windows 11"),
+        };
         let rows = LANGUAGES.iter().map(|language| {
             let digits = site.sha256().to_uppercase();
             format!("<tr><td>{language} 64-bit</td><td>{digits}</td></tr>")
@@ -91,7 +95,7 @@ fn www(site: &Site, path: &str) -> Option<Page> {
             "text/html",
             format!(
                 "<!DOCTYPE html><html><select><option value=\"\">Select</option>\
-             <option value=\"3321\">Windows 11 (multi-edition ISO)</option></select>\
+             <option value=\"{product}\">{name} (multi-edition ISO)</option></select>\
              <table>{rows}</table></html>"
             ),
         ));

@@ -90,7 +90,8 @@ fn header(request: &Request<Incoming>, name: hyper::header::HeaderName) -> &str 
 fn answer(site: &Arc<Site>, request: &Request<Incoming>) -> Answer {
     let host = header(request, HOST).split(':').next().unwrap_or_default().to_owned();
     let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
-    site.note(format!("{host}{path} {}", header(request, RANGE)));
+    let asked = if query.is_empty() { String::new() } else { format!("?{query}") };
+    site.note(format!("{host}{path}{asked} {}", header(request, RANGE)));
     site.note_login(header(request, AUTHORIZATION));
     if let Some(page) = pages::find(site, &host, path, query) {
         let mut answer = Response::builder().status(page.status).header(CONTENT_TYPE, page.kind);

@@ -28,6 +28,7 @@ hostile! {
     hostile_browser: "../../../vmm/screen/tests/hostile_browser/mod.rs",
     hostile_client: "../../../vmm/tests/hostile_client/mod.rs",
     hostile_download: "../../../container/tests/hostile_download/mod.rs",
+    hostile_e1000e: "../../../devices/tests/hostile_e1000e/mod.rs",
     hostile_environment: "../../../container/tests/hostile_environment/mod.rs",
     hostile_frames: "../../../container/tests/hostile_frames/mod.rs",
     hostile_guest: "../../../container/tests/hostile_guest/mod.rs",
@@ -60,6 +61,9 @@ pub const TARGETS: &[Target] = &[
     target("serial", 4096, Bytes, |it| virtio("virtio-serial", it)),
     target("net", 4096, Bytes, |it| {
         hostile_net::run(it.iter().copied());
+    }),
+    target("e1000e", 4096, Bytes, |it| {
+        hostile_e1000e::run(it.iter().copied());
     }),
     target("lease", 4096, Bytes, |it| hostile_net::run_with_vhost(it.iter().copied())),
     target("nvme", 4096, Bytes, |it| {

@@ -1,8 +1,6 @@
 /* Finds a device, starts its driver as StorPort does, and stops it. */
 #include "port.h"
 
-enum { VIRTIO_VENDOR = 0x1af4, QEMU_SUBSYSTEM = 0x1100, MODERN_REVISION = 1 };
-
 u32 active_processors = 1;
 /* The argument of StorPortInitialize in DriverEntry. */
 HW_INITIALIZATION_DATA announced;
@@ -32,19 +30,6 @@ void unlock(Adapter *adapter, int *which)
     *which = 0;
 }
 
-int adapter_find(u16 device, PciAddress *where)
-{
-    for (u8 number = 0; number < 32; number++) {
-        PciAddress at = {number, 0};
-        if (pci_read(at, PCI_ID) != (VIRTIO_VENDOR | (u32)device << 16))
-            continue;
-        *where = at;
-        int subsystem = pci_read(at, PCI_SUBSYSTEM) >> 16 == QEMU_SUBSYSTEM;
-        return subsystem && (pci_read(at, PCI_REVISION) & 0xff) == MODERN_REVISION ? 2 : 1;
-    }
-    return 0;
-}
-
 static int add(Adapter *adapter)
 {
     for (int i = 0; i < MAX_ADAPTERS; i++)
@@ -55,38 +40,18 @@ static int add(Adapter *adapter)
     return 0;
 }
 
-/* Lists the BARs, and finds the MSI-X table in them. */
 static void find_ranges(Adapter *adapter)
 {
-    PORT_CONFIGURATION_INFORMATION *config = &adapter->config;
-    Interrupts *interrupts = &adapter->interrupts;
-    u32 count = 0, table = 0;
-    u32 command = pci_read(adapter->pci, PCI_COMMAND) & 0xffff;
-    pci_write(adapter->pci, PCI_COMMAND, command & ~COMMAND_ON);
-    interrupts->capability = pci_capability(adapter->pci, 0x11);
-    if (interrupts->capability) {
-        u32 control = pci_read(adapter->pci, interrupts->capability);
-        interrupts->table_size = (control >> 16 & 0x7ff) + 1;
-        table = pci_read(adapter->pci, interrupts->capability + 4);
+    PciBar bars[6];
+    u32 count = pci_bars(adapter->pci, bars);
+    for (u32 i = 0; i < count; i++) {
+        adapter->ranges[i].RangeStart.QuadPart = bars[i].address;
+        adapter->ranges[i].RangeLength = bars[i].length;
+        adapter->ranges[i].RangeInMemory = !bars[i].io;
     }
-    for (int bar = 0; bar < 6; bar++) {
-        u64 length, address = pci_bar(adapter->pci, bar, &length);
-        u32 low = pci_read(adapter->pci, PCI_BAR0 + 4 * bar);
-        if (length) {
-            ACCESS_RANGE *range = &adapter->ranges[count++];
-            range->RangeStart.QuadPart = address;
-            range->RangeLength = length;
-            range->RangeInMemory = !(low & 1);
-            if (interrupts->capability && bar == (int)(table & 7))
-                interrupts->table =
-                    map_device(address + (table & ~7u), interrupts->table_size * 16);
-        }
-        if ((low & 7) == 4)
-            bar++;
-    }
-    pci_write(adapter->pci, PCI_COMMAND, COMMAND_ON);
-    config->NumberOfAccessRanges = count;
-    config->AccessRanges = (void *)adapter->ranges;
+    adapter->config.NumberOfAccessRanges = count;
+    adapter->config.AccessRanges = (void *)adapter->ranges;
+    messages_find(&adapter->interrupts, adapter->pci, bars, count);
 }
 
 static void fill_configuration(Adapter *adapter)
@@ -123,7 +88,7 @@ const char *adapter_start(Adapter *adapter, PciAddress where, DriverEntry *entry
         return "the list of adapters";
     fill_configuration(adapter);
     find_ranges(adapter);
-    messages_start(adapter);
+    messages_start(&adapter->interrupts, mode.messages, mode.polled);
     BOOLEAN again = FALSE;
     ULONG found =
         adapter->hw.HwFindAdapter(adapter->extension, NULL, NULL, NULL, &adapter->config, &again);
@@ -141,12 +106,7 @@ const char *adapter_start(Adapter *adapter, PciAddress where, DriverEntry *entry
 
 void adapter_stop(Adapter *adapter)
 {
-    u8 capability = adapter->interrupts.capability;
-    if (capability) {
-        u32 control = pci_read(adapter->pci, capability);
-        pci_write(adapter->pci, capability, control & 0x3fffffff);
-    }
-    pci_write(adapter->pci, PCI_COMMAND, COMMAND_NO_INTX);
+    messages_stop(&adapter->interrupts);
     for (int i = 0; i < MAX_ADAPTERS; i++)
         if (adapters[i] == adapter)
             adapters[i] = NULL;

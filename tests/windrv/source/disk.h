@@ -82,6 +82,10 @@ u32 sense_of(const Request *);
 /* used.c: lengths of used elements. */
 /* Forgets the chains that are in the rings. */
 void used_forget(void);
+/* Whether the lengths are judged: not with `used=any`. */
+int used_lengths_matter(void);
+/* The number of wrong lengths since the last call. */
+u32 used_wrong_lengths(void);
 /* The number of chains that the device has not returned. */
 u32 used_pending(void);
 
@@ -102,6 +106,9 @@ void big_endian(u8 *to, u64 value, int bytes);
 u64 from_big_endian(const u8 *from, int bytes);
 
 /* main.c */
+/* Whether the command line selects this value, or sets no `name` at all. */
+int wanted(const char *name, const char *value);
+void set_prefix(const char *driver, const char *mode);
 /* Prints and counts the result of a check. */
 void check(int good, const char *name, const char *format, ...);
 

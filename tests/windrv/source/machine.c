@@ -31,6 +31,11 @@ enum {
 };
 enum { TIMER_PERIODIC = 0x20000, TIMER_BY_16 = 3, LEVEL_TRIGGERED = 0x8000 };
 
+enum { MAX_RANGES = 8 };
+static struct {
+    u64 start, length;
+} memory[MAX_RANGES];
+static u32 memory_ranges;
 static u16 pmbase;
 static u64 cycles_per_millisecond, start_cycles;
 
@@ -142,8 +147,34 @@ u64 microseconds(void)
     return (cycles() - start_cycles) * 1000 / cycles_per_millisecond;
 }
 
+int machine_memory(u32 number, u64 *start, u64 *length)
+{
+    if (number >= memory_ranges)
+        return 0;
+    *start = memory[number].start;
+    *length = memory[number].length;
+    return 1;
+}
+
+/* Copies the map of RAM, because the balloon's driver gives page 0 away, where QEMU has it. */
+static void memory_start(u32 start_info)
+{
+    /* The offsets of the map's address and of its number of entries in PVH's structure. */
+    struct {
+        u64 start, length;
+        u32 type, reserved;
+    } *map = *(void **)(u64)(start_info + 40);
+    enum { RAM = 1 };
+    for (u32 i = 0; i < *(u32 *)(u64)(start_info + 48) && memory_ranges < MAX_RANGES; i++)
+        if (map[i].type == RAM) {
+            memory[memory_ranges].start = map[i].start;
+            memory[memory_ranges++].length = map[i].length;
+        }
+}
+
 void machine_start(u32 start_info)
 {
+    memory_start(start_info);
     /* 8N1, FIFO on, no interrupts. */
     out8(COM1_INTERRUPTS, 0);
     out8(COM1_LINE, 3);

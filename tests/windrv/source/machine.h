@@ -17,6 +17,8 @@ extern u32 interrupt_counts[128];
 
 /* Prepares interrupts, command line and clock; `start_info` is the address of PVH's structure. */
 void machine_start(u32 start_info);
+/* A range of RAM by its number; 0 if there are fewer. */
+int machine_memory(u32 number, u64 *start, u64 *length);
 /* Switches the machine off. */
 void machine_end(void);
 /* Microseconds since the clock was started. */
@@ -68,8 +70,36 @@ void pci_write(PciAddress, u32 at, u32 value);
 u64 pci_bar(PciAddress, int number, u64 *length);
 /* The offset of the first capability with this ID; 0 if there is none. */
 u8 pci_capability(PciAddress, u8 id);
+typedef struct {
+    u64 address, length;
+    int number, io;
+} PciBar;
+/* Lists the BARs and switches decoding on; returns their number. */
+u32 pci_bars(PciAddress, PciBar bars[6]);
+/* 0: no such virtio device; 1: subsystem or revision differ from the driver's INF; 2: they match.
+ */
+int virtio_find(u16 device, PciAddress *where);
 /* Maps device memory at its physical address. */
 void *map_device(u64 address, u64 length);
+/* Maps RAM at its physical address. */
+void *map_memory(u64 address, u64 length);
+
+/* messages.c: sets up MSI-X as Windows' PCI driver does. */
+enum { MAX_MESSAGES = 32 };
+typedef struct {
+    PciAddress pci;
+    u8 capability; /* the offset of the MSI-X capability */
+    volatile u32 *table;
+    u32 table_size, messages, first_vector;
+    u32 seen[MAX_MESSAGES], fired[MAX_MESSAGES], unclaimed_messages;
+    u32 intx_fired, intx_unclaimed;
+    u32 intx_ended_early; /* the interrupt controller ended it before the driver's handler */
+} Interrupts;
+/* Finds the MSI-X table of a function with these BARs. */
+void messages_find(Interrupts *, PciAddress, const PciBar bars[], u32 count);
+/* Enables up to `wanted` messages. With 0, INTx is on unless the device is polled. */
+void messages_start(Interrupts *, u32 wanted, int polled);
+void messages_stop(Interrupts *);
 
 /* Ports and the time stamp counter; ring 3 may use all of them. */
 static __inline void out8(u16 port, u8 value)

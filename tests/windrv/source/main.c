@@ -3,6 +3,8 @@
 
 ULONG viostor_entry(PVOID, PVOID);
 ULONG vioscsi_entry(PVOID, PVOID);
+/* kmdf/main.c: the drivers of other devices. */
+void kmdf_run(void);
 
 Disk disk;
 Request *requests[MAX_REQUESTS];
@@ -80,7 +82,7 @@ void check(int good, const char *name, const char *format, ...)
     va_end(list);
 }
 
-static void set_prefix(const char *driver, const char *mode)
+void set_prefix(const char *driver, const char *mode)
 {
     u32 length = 0;
     for (; *driver; driver++)
@@ -190,7 +192,7 @@ static void run(const struct Driver *driver, const struct NamedMode *mode)
 {
     u64 mark = allocated(), begin = microseconds();
     PciAddress where;
-    int found = adapter_find(driver->device, &where);
+    int found = virtio_find(driver->device, &where);
     set_prefix(driver->name, mode->name);
     if (!found) {
         print("skip %s: there is no such device\n", prefix);
@@ -207,8 +209,7 @@ static void run(const struct Driver *driver, const struct NamedMode *mode)
     release_to(mark);
 }
 
-/* Whether the command line selects this value, or sets no `name` at all. */
-static int wanted(const char *name, const char *value)
+int wanted(const char *name, const char *value)
 {
     const char *only = option(name);
     return !only || !memcmp(only, value, strlen(value));
@@ -225,6 +226,7 @@ void windrv(u32 start_info)
         for (u32 mode = 0; mode < sizeof MODES / sizeof *MODES; mode++)
             if (wanted("driver", DRIVERS[driver].name) && wanted("mode", MODES[mode].name))
                 run(&DRIVERS[driver], &MODES[mode]);
+    kmdf_run();
     print("windrv: %u passed, %u failed\n", passed, failed);
     machine_end();
 }

@@ -1,9 +1,9 @@
 /* MSI-X: fills the table as Windows' PCI driver does. */
-#include "port.h"
+#include "machine.h"
 
 enum { MSIX_ENABLE = 1u << 31, MSIX_MASK_ALL = 1u << 30 };
 enum { TABLE_ADDRESS, TABLE_ADDRESS_HIGH, TABLE_DATA, TABLE_CONTROL, TABLE_WORDS };
-enum { ENTRY_MASKED = 1 };
+enum { ENTRY_MASKED = 1, CAPABILITY_MSIX = 0x11 };
 
 /* Each start uses the next vectors, so that a late message is not counted for another driver. */
 static u32 next_vector;
@@ -30,28 +30,46 @@ static void fill_table(Interrupts *it)
     }
 }
 
-void messages_start(Adapter *adapter)
+void messages_find(Interrupts *it, PciAddress pci, const PciBar bars[], u32 count)
 {
-    Interrupts *it = &adapter->interrupts;
-    u32 wanted = adapter->mode.messages;
+    it->pci = pci;
+    it->capability = pci_capability(pci, CAPABILITY_MSIX);
+    if (!it->capability)
+        return;
+    it->table_size = (pci_read(pci, it->capability) >> 16 & 0x7ff) + 1;
+    u32 table = pci_read(pci, it->capability + 4);
+    for (u32 i = 0; i < count; i++)
+        if (bars[i].number == (int)(table & 7))
+            it->table = map_device(bars[i].address + (table & ~7u), it->table_size * 16);
+}
+
+void messages_start(Interrupts *it, u32 wanted, int polled)
+{
     if (wanted > MAX_MESSAGES)
         wanted = MAX_MESSAGES;
     it->messages = wanted < it->table_size ? wanted : it->table_size;
-    if (!it->capability)
-        return;
-    u32 control = pci_read(adapter->pci, it->capability) & ~(MSIX_ENABLE | MSIX_MASK_ALL);
-    pci_write(adapter->pci, it->capability, control);
     if (!it->messages) {
-        u32 command = adapter->mode.polled ? COMMAND_ON | COMMAND_NO_INTX : COMMAND_ON;
-        pci_write(adapter->pci, PCI_COMMAND, command);
+        messages_stop(it);
+        pci_write(it->pci, PCI_COMMAND, polled ? COMMAND_ON | COMMAND_NO_INTX : COMMAND_ON);
         return;
     }
+    u32 control = pci_read(it->pci, it->capability) & ~(MSIX_ENABLE | MSIX_MASK_ALL);
+    pci_write(it->pci, it->capability, control);
     it->first_vector = take_vectors(it->messages);
     /* The table is filled while MSI-X is on but masked, and INTx is off. */
-    pci_write(adapter->pci, PCI_COMMAND, COMMAND_ON | COMMAND_NO_INTX);
-    pci_write(adapter->pci, it->capability, control | MSIX_ENABLE | MSIX_MASK_ALL);
+    pci_write(it->pci, PCI_COMMAND, COMMAND_ON | COMMAND_NO_INTX);
+    pci_write(it->pci, it->capability, control | MSIX_ENABLE | MSIX_MASK_ALL);
     fill_table(it);
     for (u32 message = 0; message < it->messages; message++)
         it->seen[message] = interrupt_counts[it->first_vector + message];
-    pci_write(adapter->pci, it->capability, control | MSIX_ENABLE);
+    pci_write(it->pci, it->capability, control | MSIX_ENABLE);
+}
+
+void messages_stop(Interrupts *it)
+{
+    if (it->capability) {
+        u32 control = pci_read(it->pci, it->capability) & ~(MSIX_ENABLE | MSIX_MASK_ALL);
+        pci_write(it->pci, it->capability, control);
+    }
+    pci_write(it->pci, PCI_COMMAND, COMMAND_NO_INTX);
 }

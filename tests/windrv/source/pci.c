@@ -3,7 +3,9 @@
 
 enum { CONFIG_ADDRESS = 0xcf8, CONFIG_DATA = 0xcfc, CONFIG_ENABLE = 1u << 31 };
 enum { BAR_IO = 1, BAR_TYPE = 7, BAR_64_BIT = 4 };
-enum { LARGE_PAGE = 2 << 20, PRESENT = 1, PAGE_TABLE = 7, DEVICE_PAGE = 0x9f };
+enum { LARGE_PAGE = 2 << 20, PRESENT = 1, PAGE_TABLE = 7, RAM_PAGE = 0x87, DEVICE_PAGE = 0x9f };
+
+enum { VIRTIO_VENDOR = 0x1af4, QEMU_SUBSYSTEM = 0x1100, MODERN_REVISION = 1 };
 
 extern u64 page_map[512];
 
@@ -51,6 +53,23 @@ u64 pci_bar(PciAddress where, int number, u64 *length)
     return (low & ~flags) | (u64)high << 32;
 }
 
+u32 pci_bars(PciAddress where, PciBar bars[6])
+{
+    u32 count = 0, command = pci_read(where, PCI_COMMAND) & 0xffff;
+    pci_write(where, PCI_COMMAND, command & ~COMMAND_ON);
+    for (int number = 0; number < 6; number++) {
+        PciBar *bar = &bars[count];
+        u32 low = pci_read(where, PCI_BAR0 + 4 * number);
+        bar->address = pci_bar(where, number, &bar->length);
+        bar->number = number;
+        bar->io = low & BAR_IO;
+        count += bar->length != 0;
+        number += (low & BAR_TYPE) == BAR_64_BIT;
+    }
+    pci_write(where, PCI_COMMAND, COMMAND_ON);
+    return count;
+}
+
 u8 pci_capability(PciAddress where, u8 id)
 {
     u8 at = pci_read(where, PCI_CAPABILITIES);
@@ -64,10 +83,23 @@ u8 pci_capability(PciAddress where, u8 id)
     return 0;
 }
 
-/* entry.S maps the first 4 GiB. Above, this adds a page of 2 MiB where needed; none is removed. */
-void *map_device(u64 address, u64 length)
+int virtio_find(u16 device, PciAddress *where)
 {
-    static u64 tables[16][512] __attribute__((aligned(4096)));
+    for (u8 number = 0; number < 32; number++) {
+        PciAddress at = {number, 0};
+        if (pci_read(at, PCI_ID) != (VIRTIO_VENDOR | (u32)device << 16))
+            continue;
+        *where = at;
+        int subsystem = pci_read(at, PCI_SUBSYSTEM) >> 16 == QEMU_SUBSYSTEM;
+        return subsystem && (pci_read(at, PCI_REVISION) & 0xff) == MODERN_REVISION ? 2 : 1;
+    }
+    return 0;
+}
+
+/* entry.S maps the first 4 GiB. Above, this adds a page of 2 MiB where needed; none is removed. */
+static void *map(u64 address, u64 length, u64 flags)
+{
+    static u64 tables[32][512] __attribute__((aligned(4096)));
     static u32 used;
     for (u64 at = address & -(u64)LARGE_PAGE; at < address + length; at += LARGE_PAGE) {
         if (at < 1ull << 32)
@@ -84,7 +116,17 @@ void *map_device(u64 address, u64 length)
             }
             table = (u64 *)(*entry & ~0xfffull);
         }
-        table[at >> 21 & 511] = at | DEVICE_PAGE;
+        table[at >> 21 & 511] = at | flags;
     }
     return (void *)address;
+}
+
+void *map_device(u64 address, u64 length)
+{
+    return map(address, length, DEVICE_PAGE);
+}
+
+void *map_memory(u64 address, u64 length)
+{
+    return map(address, length, RAM_PAGE);
 }

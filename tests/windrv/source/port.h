@@ -7,7 +7,7 @@
 #include <scsiwmi.h>
 #include "missing.h"
 
-enum { MAX_MESSAGES = 32, MAX_ADAPTERS = 4, MAX_ELEMENTS = 600 };
+enum { MAX_ADAPTERS = 4, MAX_ELEMENTS = 600 };
 
 typedef struct Adapter Adapter;
 typedef enum { IDLE, QUEUED, STARTED, DONE } RequestState;
@@ -39,15 +39,6 @@ typedef struct {
     int polled;        /* no interrupts, as while Windows writes a crash dump */
     u32 withheld_perf; /* STOR_PERF_* flags that this port driver does not offer */
 } Mode;
-
-typedef struct {
-    u8 capability; /* the offset of the MSI-X capability */
-    volatile u32 *table;
-    u32 table_size, messages, first_vector;
-    u32 seen[MAX_MESSAGES], fired[MAX_MESSAGES], unclaimed_messages;
-    u32 intx_fired, intx_unclaimed;
-    u32 intx_ended_early; /* the interrupt controller ended it before the driver's handler */
-} Interrupts;
 
 /* Queued requests, and the reasons why they wait. */
 typedef struct {
@@ -92,17 +83,12 @@ typedef ULONG DriverEntry(PVOID, PVOID);
 /* adapter.c: finds, starts and stops adapters. */
 extern HW_INITIALIZATION_DATA announced;
 extern u32 active_processors;
-/* 0: no such device; 1: subsystem or revision differ from the driver's INF; 2: they match. */
-int adapter_find(u16 device, PciAddress *where);
 /* NULL, or the step that failed. */
 const char *adapter_start(Adapter *, PciAddress, DriverEntry *, Mode);
 void adapter_stop(Adapter *);
 Adapter *adapter_of(PVOID extension);
 void lock(Adapter *, int *which);
 void unlock(Adapter *, int *which);
-
-/* messages.c: sets up MSI-X as Windows' PCI driver does. */
-void messages_start(Adapter *);
 
 /* queue.c: requests from their start to their completion. */
 Request *request_new(Adapter *);

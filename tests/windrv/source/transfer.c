@@ -5,13 +5,6 @@ enum { KEY_UNIT_ATTENTION = 6, KEY_MASK = 15, CDB_FUA = 8 };
 
 struct Outcome io;
 
-/* QEMU reports a write's length as if it were a read: `used=any` accepts that. */
-static int used_lengths_matter(void)
-{
-    const char *word = option("used");
-    return !word || memcmp(word, "any", 3);
-}
-
 void io_clear(void)
 {
     memset(&io, 0, sizeof io);

@@ -162,6 +162,7 @@ const KVM: &[u64] = &[
     0xae98, // GET_MP_STATE
     0xae99, // SET_MP_STATE
     0xae9a, // NMI
+    0xaea5, // SIGNAL_MSI
     0xaea1, // GET_DEBUGREGS
     0xaea2, // SET_DEBUGREGS
     0xaea6, // GET_XCRS

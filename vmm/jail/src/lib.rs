@@ -138,6 +138,11 @@ pub fn enter(config: &Config, needs: Needs, paths: &Paths) -> anyhow::Result<Res
     let rules = paths.rules(jail.files)?;
     match kernel::leave_network() {
         Ok(()) => jail.network = true,
+        // Without the words "os error", which tools take for a broken container.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            let why = "the network namespace cannot be left: that needs the capability SYS_ADMIN";
+            jail.lacks.push(why.to_owned());
+        }
         Err(error) => jail.lacks.push(format!("the network namespace cannot be left: {error}")),
     }
     drop_privileges(config, needs, &mut jail)?;

@@ -12,6 +12,7 @@ use kvm_ioctls::VmFd;
 use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 
 use super::fd::{self, Slot};
+use super::smm;
 
 /// The I/O APIC and the local APICs. A slot would hide them; in a PC, they hide the memory behind
 /// them.
@@ -19,9 +20,30 @@ const CHIPS: Range<u64> = 0xfec0_0000..0xfef0_0000;
 
 /// A mapping, and the memory slot that shows it to the guest.
 pub(super) struct DeviceMemory {
-    vm: Arc<VmFd>,
+    guest: Place,
     region: MmapRegion,
     state: Mutex<State>,
+}
+
+/// The machine that shows the memory to its guest.
+pub(super) struct Place {
+    pub(super) vm: Arc<VmFd>,
+    /// The ranges of RAM, some of which may be hidden now. In a PC, they hide what is behind them.
+    pub(super) ram: Vec<Range<u64>>,
+    /// Whether processors have a second address space, for system-management mode.
+    pub(super) smm: bool,
+}
+
+impl Place {
+    /// Sets the slot in all address spaces in which it is. In system-management mode, accesses to
+    /// memory whose writes are tracked reach the device.
+    fn set(&self, slot: Slot, host: Option<&MmapRegion>) -> anyhow::Result<()> {
+        if self.smm && !tracks_writes(slot) {
+            let number = smm::slot_in(smm::IN_SMM, slot.number);
+            fd::set_slot(&self.vm, Slot { number, ..slot }, host)?;
+        }
+        fd::set_slot(&self.vm, slot, host)
+    }
 }
 
 struct State {
@@ -35,10 +57,10 @@ struct State {
 
 impl DeviceMemory {
     /// The mapping is not in the guest until `place` gives it an address.
-    pub(super) fn new(vm: Arc<VmFd>, region: MmapRegion, slot: Slot) -> Self {
+    pub(super) fn new(guest: Place, region: MmapRegion, slot: Slot) -> Self {
         let tracked = if tracks_writes(slot) { region.size() as u64 } else { 0 };
         let state = State { slot, mapped: false, changed: Pages::empty(tracked) };
-        Self { vm, region, state: Mutex::new(state) }
+        Self { guest, region, state: Mutex::new(state) }
     }
 
     /// Fetches and clears KVM's list of pages that the guest wrote.
@@ -46,7 +68,7 @@ impl DeviceMemory {
         if !state.mapped || !tracks_writes(state.slot) {
             return;
         }
-        match self.vm.get_dirty_log(state.slot.number, self.region.size()) {
+        match self.guest.vm.get_dirty_log(state.slot.number, self.region.size()) {
             Ok(pages) => state.changed.add(&pages),
             // Without the list, report all pages: none may be missed.
             Err(error) => {
@@ -66,7 +88,7 @@ impl Backing for DeviceMemory {
         let mut state = self.state.lock().expect("no thread panicked");
         // KVM cannot move a slot that the guest may not write: remove it, then add it.
         if std::mem::take(&mut state.mapped) {
-            fd::set_slot(&self.vm, state.slot, None).ok();
+            self.guest.set(state.slot, None).ok();
             // KVM dropped the slot's list of writes, and processors may have written until then.
             state.changed.mark(0, self.region.size());
         }
@@ -77,8 +99,10 @@ impl Backing for DeviceMemory {
                 "{at:#x}-{:#x}: reserved for interrupt controllers",
                 end - 1
             );
+            let covers = |ram: &Range<u64>| at < ram.end && ram.start < end;
+            ensure!(!self.guest.ram.iter().any(covers), "{at:#x}-{:#x}: there is RAM", end - 1);
             state.slot.guest = at;
-            fd::set_slot(&self.vm, state.slot, Some(&self.region))?;
+            self.guest.set(state.slot, Some(&self.region))?;
             state.mapped = true;
         }
         Ok(())

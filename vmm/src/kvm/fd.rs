@@ -104,6 +104,23 @@ pub(super) fn port_data(vcpu: &mut VcpuFd) -> (usize, &mut [u8]) {
     (width, unsafe { std::slice::from_raw_parts_mut(data, length) })
 }
 
+/// An access to memory that the devices handle.
+pub(super) struct MemoryAccess<'a> {
+    pub(super) address: u64,
+    pub(super) data: &'a mut [u8],
+    /// Whether the processor is in system-management mode.
+    pub(super) in_smm: bool,
+}
+
+pub(super) fn memory_access(vcpu: &mut VcpuFd) -> MemoryAccess<'_> {
+    let run = vcpu.get_kvm_run();
+    let in_smm = u32::from(run.flags) & kvm_bindings::KVM_RUN_X86_SMM != 0;
+    // SAFETY: called after KVM_EXIT_MMIO, for which KVM fills this member; any bytes are valid.
+    let mmio = unsafe { &mut run.__bindgen_anon_1.mmio };
+    let length = mmio.data.len().min(mmio.len as usize);
+    MemoryAccess { address: mmio.phys_addr, data: &mut mmio.data[..length], in_smm }
+}
+
 /// The suberror and the instruction bytes of KVM_EXIT_INTERNAL_ERROR.
 pub(super) fn internal_error(vcpu: &mut VcpuFd) -> (u32, Vec<u8>) {
     let run = vcpu.get_kvm_run();

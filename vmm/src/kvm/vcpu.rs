@@ -13,7 +13,8 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd};
 
-use super::fd;
+use super::fd::{self, MemoryAccess};
+use super::smm;
 use super::vm::Vm;
 use crate::msr::Policy;
 
@@ -46,7 +47,7 @@ const CRASH_PARAMETERS: RangeInclusive<u32> = 0x4000_0100..=0x4000_0104;
 
 pub struct Vcpu {
     fd: VcpuFd,
-    index: usize,
+    id: ProcessorId,
     power_on: PowerOn,
 }
 
@@ -101,7 +102,7 @@ impl Vcpu {
         set_msr(&fd, MISC_ENABLE.0, MISC_ENABLE.1);
         set_msr(&fd, FEATURE_CONTROL.0, FEATURE_CONTROL.1);
         let power_on = PowerOn::of(kvm, &fd)?;
-        let vcpu = Self { fd, index: id.index, power_on };
+        let vcpu = Self { fd, id, power_on };
         vcpu.set_mp_state()?;
         Ok(vcpu)
     }
@@ -109,12 +110,15 @@ impl Vcpu {
     /// Lets the first processor run. The others wait until it starts them.
     fn set_mp_state(&self) -> anyhow::Result<()> {
         let mp_state =
-            if self.index == 0 { KVM_MP_STATE_RUNNABLE } else { KVM_MP_STATE_UNINITIALIZED };
+            if self.id.index == 0 { KVM_MP_STATE_RUNNABLE } else { KVM_MP_STATE_UNINITIALIZED };
         self.fd.set_mp_state(kvm_mp_state { mp_state }).context("the state of a processor")
     }
 
     pub fn reset(&self) -> anyhow::Result<()> {
         let PowerOn { regs, sregs, fpu, xcrs, msrs, lapic, events, debug } = &self.power_on;
+        // KVM now takes note of an SMI that the processor has not taken. Otherwise it would take it
+        // after the reset, with a handler of the previous system.
+        self.fd.get_vcpu_events().context("pending events")?;
         self.fd.set_regs(regs).context("registers")?;
         self.fd.set_fpu(fpu).context("floating-point registers")?;
         if let Some(xcrs) = xcrs {
@@ -147,6 +151,7 @@ impl Vcpu {
 
     /// Lets the kick signal stop this processor while it runs on this thread.
     pub fn kickable(&mut self) -> impl Drop + use<> {
+        smm::set_processor(self.id.apic_id);
         fd::Kickable::new(&mut self.fd)
     }
 
@@ -171,8 +176,14 @@ impl Vcpu {
                 let (width, data) = fd::port_data(&mut self.fd);
                 data.chunks(width).for_each(|data| spaces.port.write(port.into(), data));
             }
-            Ok(VcpuExit::MmioRead(address, data)) => spaces.memory.read(address, data),
-            Ok(VcpuExit::MmioWrite(address, data)) => spaces.memory.write(address, data),
+            Ok(VcpuExit::MmioRead(..)) => {
+                let MemoryAccess { address, data, in_smm } = fd::memory_access(&mut self.fd);
+                spaces.memory_of(in_smm, address, data.len()).read(address, data);
+            }
+            Ok(VcpuExit::MmioWrite(..)) => {
+                let MemoryAccess { address, data, in_smm } = fd::memory_access(&mut self.fd);
+                spaces.memory_of(in_smm, address, data.len()).write(address, data);
+            }
             Ok(VcpuExit::X86Rdmsr(exit)) => match policy.read(exit.index) {
                 Some(value) => *exit.data = value,
                 None => *exit.error = 1,
@@ -247,7 +258,7 @@ impl Vcpu {
     }
 
     fn broken(&self, sentence: &str) -> Exit {
-        Exit::Broken(format!("processor {}: {sentence}\n{}", self.index, self.registers()))
+        Exit::Broken(format!("processor {}: {sentence}\n{}", self.id.index, self.registers()))
     }
 
     pub fn registers(&self) -> String {

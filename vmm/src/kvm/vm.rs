@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use devices::device::Kind;
-use devices::hypervisor::{Backing, Doorbell, GuestAccess, Hypervisor, Pin, Route};
+use devices::hypervisor::{self, Backing, Doorbell, GuestAccess, Hypervisor, Pin, Route};
 use kvm_bindings::{
     KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
     KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY,
@@ -16,19 +16,17 @@ use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VmFd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::device_memory::DeviceMemory;
+use super::device_memory::{DeviceMemory, Place};
 use super::fd::{self, Slot};
 use super::routes::{Irqfd, PINS, Table};
+use super::smm::Smm;
 use crate::ram;
+use host::smram;
 
 /// Three pages that KVM uses on Intel processors, and its identity map before them. `boot::layout`
 /// reserves the 16 KiB.
 const IDENTITY_MAP: u64 = 0xfeff_c000;
 const TSS: usize = 0xfeff_d000;
-/// Address space of a slot, bits 31:16 of its number. A vCPU in system-management mode sees another
-/// address space. Only 0 is used until the machine supports SMM.
-const NORMAL: u32 = 0;
-
 /// A virtual machine without processors.
 pub struct Vm {
     pub(super) fd: Arc<VmFd>,
@@ -37,6 +35,8 @@ pub struct Vm {
     next_slot: Mutex<u32>,
     table: Arc<Mutex<Table>>,
     chips: Mutex<Option<Chips>>,
+    /// `None` in a machine without system-management mode.
+    smm: Option<Arc<Smm>>,
 }
 
 /// The power-on state of the interrupt controllers and the timer.
@@ -46,23 +46,31 @@ struct Chips {
 }
 
 impl Vm {
-    /// Creates a machine with this RAM. `finish` adds the interrupt controllers later: each slot
-    /// that is added after them waits for a grace period of the kernel, which takes 5 ms.
-    pub fn new(kvm: &Kvm, ram: &Arc<GuestMemoryMmap>) -> anyhow::Result<Self> {
+    /// Creates a machine with this RAM. For system-management mode, `smm` are the APIC IDs of its
+    /// processors, and the RAM is divided as by [`host::smram::parts`]. `finish` adds the interrupt
+    /// controllers later: each slot that is added after them waits for a grace period of the
+    /// kernel, which takes 5 ms.
+    pub fn new(kvm: &Kvm, ram: &Arc<GuestMemoryMmap>, smm: Option<&[u32]>) -> anyhow::Result<Self> {
         let fd = Arc::new(kvm.create_vm().context("a virtual machine")?);
         let table = Arc::new(Mutex::new(Table::default()));
-        let vm = Self { fd, ram: ram.clone(), next_slot: 0.into(), table, chips: None.into() };
-        for region in ram.iter() {
-            let slot = vm.slot(0, region.start_addr().0);
-            fd::set_slot(&vm.fd, slot, Some(&region.get_mmap()))?;
-        }
-        Ok(vm)
+        let next_slot = Mutex::new(u32::try_from(ram.num_regions())?);
+        let smm = match smm {
+            Some(apic_ids) => Some(Arc::new(Smm::new(fd.clone(), ram.clone(), apic_ids.to_vec())?)),
+            None => {
+                for (number, region) in (0..).zip(ram.iter()) {
+                    let slot = Slot { number, flags: 0, guest: region.start_addr().0 };
+                    fd::set_slot(&fd, slot, Some(&region.get_mmap()))?;
+                }
+                None
+            }
+        };
+        Ok(Self { fd, ram: ram.clone(), next_slot, table, chips: None.into(), smm })
     }
 
-    fn slot(&self, flags: u32, guest: u64) -> Slot {
+    fn slot(&self, flags: u32) -> Slot {
         let mut next = self.next_slot.lock().expect("no thread panicked");
         *next += 1;
-        Slot { number: NORMAL << 16 | (*next - 1), flags, guest }
+        Slot { number: *next - 1, flags, guest: 0 }
     }
 
     /// Adds the interrupt controllers and the timer. Devices should have their memory slots by now.
@@ -162,11 +170,23 @@ impl Hypervisor for Vm {
             GuestAccess::ReadWrite => 0,
             GuestAccess::Tracked => KVM_MEM_LOG_DIRTY_PAGES,
         };
-        Ok(Arc::new(DeviceMemory::new(self.fd.clone(), region, self.slot(flags, 0))))
+        let ram = self.ram.iter().map(smram::range).collect();
+        let guest = Place { vm: self.fd.clone(), ram, smm: self.smm.is_some() };
+        Ok(Arc::new(DeviceMemory::new(guest, region, self.slot(flags))))
     }
 
     fn release(&self, range: Range<u64>) {
-        ram::release(&self.ram, range);
+        match &self.smm {
+            // The guest's system must not clear the memory of SMM.
+            Some(smm) => {
+                smm.visible(&range).into_iter().for_each(|part| ram::release(&self.ram, part));
+            }
+            None => ram::release(&self.ram, range),
+        }
+    }
+
+    fn smm(&self) -> anyhow::Result<Arc<dyn hypervisor::Smm>> {
+        Ok(self.smm.clone().context("this machine has no system-management mode")?)
     }
 }
 

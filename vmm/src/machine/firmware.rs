@@ -12,6 +12,7 @@ use boot::fw_cfg::{self as files, Files};
 use devices::board::Board;
 use devices::grants::Claim;
 use devices::platform::fw_cfg::{self, Content, File};
+use devices::smi::{self, Negotiation};
 use host::uuid::Uuid;
 
 use super::Generation;
@@ -34,6 +35,8 @@ pub(super) struct Source {
     files: Vec<(String, Vec<u8>)>,
     description: Arc<OnceLock<Description>>,
     generation: Arc<Generation>,
+    /// With system-management mode.
+    smi: Option<Arc<Negotiation>>,
 }
 
 impl Source {
@@ -57,8 +60,25 @@ impl Source {
         for item in &plan.config.fw_cfg {
             files.push((item.name.clone(), item.bytes()?));
         }
-        Ok(Self { keys, files, description, generation: plan.generation.clone() })
+        let (generation, smi) = (plan.generation.clone(), &board.shared.smi);
+        let smi = plan.smm.then(|| smi.clone());
+        Ok(Self { keys, files, description, generation, smi })
     }
+}
+
+/// The files in which firmware and the chip set agree on features of system-management interrupts.
+fn smi_files(smi: &Arc<Negotiation>) -> [File; 3] {
+    let (requests, agrees) = (smi.clone(), smi.clone());
+    let written =
+        move |bytes: &[u8]| requests.request(bytes.try_into().map_or(0, u64::from_le_bytes));
+    let agree = move || vec![u8::from(agrees.agree())];
+    let supported = smi::SUPPORTED.to_le_bytes().to_vec();
+    [
+        ("etc/smi/supported-features", Content::Fixed(supported)),
+        ("etc/smi/requested-features", Content::Writable(vec![0; 8], Arc::new(written))),
+        ("etc/smi/features-ok", Content::Computed(1, Arc::new(agree))),
+    ]
+    .map(|(name, content)| File { name: name.to_owned(), content })
 }
 
 /// With a TPM: the buffer in which firmware logs its measurements for the operating system.
@@ -121,7 +141,8 @@ impl fw_cfg::Source for Source {
             let content = Content::Acpi(size);
             File { name: name.to_owned(), content }
         });
-        fixed.chain(lazy).chain([self.generation.address_file()]).collect()
+        let smi = self.smi.iter().flat_map(smi_files);
+        fixed.chain(lazy).chain([self.generation.address_file()]).chain(smi).collect()
     }
 
     fn acpi(&mut self) -> anyhow::Result<Vec<(String, Vec<u8>)>> {

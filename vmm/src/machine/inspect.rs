@@ -20,7 +20,7 @@ use crate::kvm;
 pub fn show(config: Config, json: bool) -> anyhow::Result<String> {
     let plan = Plan::new(config, &kvm::open()?)?.dry();
     // The real layout: mapping memory that is never touched costs nothing.
-    let ranges: Vec<_> = plan.ram.ranges().into_iter().map(region).collect::<Result<_, _>>()?;
+    let ranges: Vec<_> = plan.regions().into_iter().map(region).collect::<Result<_, _>>()?;
     let memory = Memory::new(Arc::new(GuestMemoryMmap::from_ranges(&ranges)?));
     let mut board = Board::new(memory, Arc::new(FakeHypervisor::default()), Arc::new(|_| {}));
     let description = plan.add_devices(&mut board)?;

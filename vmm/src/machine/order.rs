@@ -45,7 +45,7 @@ fn path(name: &str, board: &Board) -> Option<String> {
         "ahci-cdrom" | "ahci-disk" => format!("/pci@i0cf8/pci8086,2922@{at}/drive@0/disk@0"),
         "virtio-blk" => format!("/pci@i0cf8/scsi@{at}/disk@0,0"),
         "virtio-scsi" => format!("/pci@i0cf8/scsi@{at}/channel@0/disk@0,0"),
-        "virtio-net" => format!("/pci@i0cf8/ethernet@{at}/ethernet-phy@0"),
+        "e1000e" | "virtio-net" => format!("/pci@i0cf8/ethernet@{at}/ethernet-phy@0"),
         _ => return None,
     })
 }

@@ -31,6 +31,7 @@ fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<C
         rescue: Some("/start.iso".into()),
         media: vec![PathBuf::from("/a,b.iso").into()],
         setup_disk: None,
+        adapter: None,
         control: "/run/vmm.sock".into(),
         agent: "/run/agent.sock".into(),
         listeners: vec![
@@ -152,6 +153,27 @@ fn the_default_machine_matches_the_reference_image() {
     assert_eq!(machine["msr"], "ignore");
     assert_eq!(machine["smbios"]["uuid"], "00112233-4455-8677-8899-aabbccddeeff");
     assert_eq!(machine["tpm"]["path"], "/run/tpm.sock");
+}
+
+#[test]
+fn the_network_card_is_that_of_adapter_or_of_the_installation() {
+    let card = || NetworkCard {
+        backend: Network::Passt("/run/passt.sock".into()),
+        mac: Mac([2, 17, 34, 51, 68, 0xab]),
+        mtu: Some(1400),
+        pairs: 1,
+    };
+    for (word, kind) in [("virtio", "virtio-net"), ("e1000e", "e1000e"), ("rtl8139", "e1000e")] {
+        let machine = filled(&[("ADAPTER", word)], Some(card())).unwrap();
+        let machine = serde_json::to_value(machine).unwrap();
+        let at = kinds(&machine).iter().position(|it| *it == kind).unwrap();
+        let found = &machine["device"][at];
+        assert_eq!((&found["mac"], &found["mtu"]), (&"02:11:22:33:44:ab".into(), &1400.into()));
+    }
+    let settings = Settings::defaults();
+    let parts = Parts { adapter: Some(Adapter::E1000e), ..Parts::default() };
+    assert_eq!(parts.adapter(&settings), Adapter::E1000e);
+    assert_eq!(Parts::default().adapter(&settings), Adapter::Virtio);
 }
 
 #[test]

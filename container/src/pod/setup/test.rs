@@ -219,12 +219,13 @@ fn each_controller_needs_its_driver() {
 }
 
 #[test]
-fn an_installed_disk_keeps_its_controller() {
+fn an_installed_windows_keeps_its_controller_and_card() {
     let world = World::with(&windows_11(9));
     let volume = world.0.path().join("storage");
     let of = |words: &[(&str, &str)]| {
         let plan = world.plan(words).unwrap();
-        plan.input.settings.disk.controller.value
+        let settings = &plan.input.settings;
+        (settings.disk.controller.value, settings.network.adapter.value)
     };
     let keep = |words: &[(&str, &str)]| {
         let mut plan = world.plan(words).unwrap();
@@ -232,19 +233,26 @@ fn an_installed_disk_keeps_its_controller() {
         let kept = Volume::open(&plan.input.settings, &plan.source).unwrap();
         let bundle = plan.unattended.as_ref().unwrap().bundle.clone();
         let installation = Installation::of(&plan, bundle.as_deref()).unwrap().unwrap();
-        installation.keep_controller(&kept).unwrap();
+        installation.keep_hardware(&kept).unwrap();
     };
     keep(&[]);
-    assert_eq!(fs::read_to_string(volume.join("windows.type")).unwrap(), "nvme\n");
+    let kept = |name: &str| fs::read_to_string(volume.join(name)).ok();
+    assert_eq!(kept("windows.type").unwrap(), "nvme\n");
+    assert_eq!(kept("windows.adapter").unwrap(), "e1000e\n");
     // Without a disk, it is decided again.
-    assert_eq!(of(&[]), Bus::Scsi);
+    assert_eq!(of(&[]), (Bus::Scsi, Adapter::Virtio));
     world.add("storage/data.img", b"written");
-    assert_eq!((of(&[]), of(&[("DISK_TYPE", "blk")])), (Bus::Nvme, Bus::Blk));
+    assert_eq!(of(&[]), (Bus::Nvme, Adapter::E1000e));
+    assert_eq!(of(&[("DISK_TYPE", "blk")]), (Bus::Blk, Adapter::E1000e));
+    assert_eq!(of(&[("ADAPTER", "virtio")]), (Bus::Nvme, Adapter::Virtio));
     // Without it, the next installation has all drivers.
     fs::remove_file(volume.join("data.img")).unwrap();
     world.add("drivers.iso", &fs::read(World::complete().0.path().join("drivers.iso")).unwrap());
     keep(&[]);
-    assert!(!volume.join("windows.type").exists());
+    assert_eq!((kept("windows.type"), kept("windows.adapter")), (None, None));
+    fs::remove_file(world.0.path().join("drivers.iso")).unwrap();
+    keep(&[("ADAPTER", "virtio")]);
+    assert_eq!(kept("windows.adapter"), None, "the user's choice");
 }
 
 #[test]
@@ -301,6 +309,29 @@ fn drivers_are_found_where_they_are_kept() {
 
 fn empty() -> SetupDisk {
     setup_disk::lay_out(Vec::new()).and_then(|layout| SetupDisk::write(&layout)).unwrap()
+}
+
+#[test]
+fn drivers_that_damage_data_are_avoided() {
+    let world = World::with(&windows_11(9));
+    let mut drivers = fs::read(World::complete().0.path().join("drivers.iso")).unwrap();
+    let blk = ("DISK_TYPE", "blk");
+    let warned = |words: &[(&str, &str)]| {
+        let plan = world.plan(words).unwrap();
+        plan.warnings.iter().any(|it| it.contains("damages the page file of Windows: take"))
+    };
+    let url = ("DRIVERS", "https://me:pw@example.com/virtio-win-0.1.285.iso?sig=1");
+    assert!(warned(&[blk, url]) && !warned(&[url]));
+    world.add("storage/virtio-win-0.1.285.iso", &drivers);
+    assert!(warned(&[blk]) && !warned(&[]), "it is the only one");
+    world.add("storage/virtio-win-0.1.271.iso", &drivers);
+    assert!(!warned(&[blk]), "the older one is better");
+    // Under another name it is known by its label.
+    world.add("drivers.iso", &drivers);
+    assert!(!warned(&[blk]));
+    drivers[16 * 2048 + 40..][..32].copy_from_slice(b"virtio-win-0.1.285              ");
+    world.add("drivers.iso", &drivers);
+    assert!(warned(&[blk]) && !warned(&[("DISK_TYPE", "nvme")]));
 }
 
 #[test]

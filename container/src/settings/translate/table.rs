@@ -73,7 +73,7 @@ use Translation::{Apply, BuiltIn, Exact, Ignored, Nearest, Refused, Scoped};
 const CONTROL: &str = "the machine has no control socket of QEMU: use `transom` in the container, \
                        or the API at the web port";
 const VIEWER: &str = "the screen is at WEB_PORT and VNC_PORT: set DISPLAY";
-const VIRTIO_ONLY: &str = "the only card is virtio, whose driver the installation adds to Windows";
+const WITHOUT_NETKVM: &str = "Windows has a driver for this card too";
 const NO_PASS_THROUGH: &str = "devices of the host cannot be passed through to the guest";
 const NO_SOUND: &str = "the machine has no sound card: listen through a remote desktop";
 const USB_HOST: &str = "USB devices of the host cannot be passed through: use the redirection of \
@@ -103,8 +103,9 @@ pub const TABLE: &[Row] = rows! {
 
     Adapter "virtio" "virtio-net" "virtio-net-pci" "virtio-net-pci-non-transitional"
         "virtio-net-pci-transitional" => Exact("virtio");
-    Adapter "e1000" "e1000e" "e1000-*" "rtl8139" "pcnet" "ne2k_*" "vmxnet3" "i82*" "igb"
-        "usb-net" "tulip" => Nearest("virtio", VIRTIO_ONLY);
+    Adapter "e1000e" => Exact("e1000e");
+    Adapter "e1000" "e1000-*" "rtl8139" "pcnet" "ne2k_*" "vmxnet3" "i82*" "igb" "usb-net" "tulip"
+        => Nearest("e1000e", WITHOUT_NETKVM);
 
     Screen "virtio" "std" "vga" "bochs-display" "virtio-vga" "virtio-gpu" => Exact("std");
     Screen "none" "n" "no" "off" => Exact("none");

@@ -36,7 +36,7 @@ impl Images {
     }
 
     fn config(&self) -> Config {
-        Config { code: self.code(), vars: Some(self.vars()), readonly: false }
+        Config { code: self.code(), vars: Some(self.vars()), readonly: false, smm: false }
     }
 }
 
@@ -223,8 +223,8 @@ fn an_unwritable_file_keeps_its_content_and_is_updated_later() {
         // Opened read-only: each write fails.
         let file = open(&images.vars(), false)?;
         let store = Store::new(&images.vars(), file, bytes.len() as u64);
-        let code = Bank::new(CODE, &[0; 0x4000], Writes::Refused, grants)?;
-        let vars = Some(Bank::new(VARS, &bytes, Writes::File(store), grants)?);
+        let code = Bank::new(CODE, &[0; 0x4000], (Writes::Refused, Kind::Memory), grants)?;
+        let vars = Some(Bank::new(VARS, &bytes, (Writes::File(store), Kind::Memory), grants)?);
         Ok(Box::new(Flash { code, vars }) as Box<dyn Device>)
     };
     bench.board.add("flash", build).unwrap();
@@ -310,7 +310,7 @@ fn work(number: u64) -> (u64, Option<u8>) {
 /// The child's work until it is killed. It ends by itself when the parent must have ended.
 fn work_on(folder: &Path) {
     let (code, vars) = (folder.join("CODE.fd"), Some(folder.join("VARS.fd")));
-    let bench = bench(Config { code, vars, readonly: false });
+    let bench = bench(Config { code, vars, readonly: false, smm: false });
     let end = Instant::now() + Duration::from_secs(60);
     for number in (0..).take_while(|_| Instant::now() < end) {
         let (offset, byte) = work(number);
@@ -386,4 +386,27 @@ fn a_second_machine_is_refused_with_the_process_of_the_first() {
     kill(child);
     assert!(error.contains(&expected), "{error}");
     bench(images.config());
+}
+
+#[test]
+fn with_smm_only_processors_in_it_program_the_flash() {
+    let images = Images::new();
+    let bench = bench(Config { smm: true, ..images.config() });
+    let at = VARS + 0x100;
+    let smm = |bytes: &[u8]| bytes.iter().for_each(|it| bench.write(Kind::SmmMemory, at, &[*it]));
+    for commands in [&[PROGRAM, 0x12][..], &[ERASE, ERASE_CONFIRM], &[READ_STATUS], &[0x12]] {
+        write(&bench, at, commands);
+        assert_eq!(read(&bench, at), 0xff, "{commands:x?} outside of SMM");
+        write(&bench, CODE, commands);
+        assert_eq!(read(&bench, CODE), 0x90, "{commands:x?} to CODE");
+    }
+    smm(&[PROGRAM]);
+    write(&bench, at, &[0x66]);
+    smm(&[0x55]);
+    assert_eq!(read(&bench, at), 0x55, "a write from outside is not part of the command");
+    smm(&[READ_STATUS]);
+    assert_eq!(read(&bench, at), STATUS_READY);
+    smm(&[0xff]);
+    drop(bench);
+    assert_eq!(fs::read(images.vars()).unwrap()[0x100], 0x55);
 }

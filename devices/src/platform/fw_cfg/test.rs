@@ -1,7 +1,7 @@
 //! Tests of `fw_cfg`.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use super::*;
 use crate::testutil::Bench;
@@ -14,6 +14,14 @@ struct Fake {
     tables: Arc<AtomicUsize>,
     made: Arc<AtomicUsize>,
     written: Arc<Mutex<Vec<u8>>>,
+    selected: Arc<AtomicU8>,
+}
+
+impl Fake {
+    /// More than the file's size. The first byte counts the calls.
+    fn computed(&self) -> Vec<u8> {
+        vec![self.selected.fetch_add(1, Ordering::Relaxed).wrapping_add(1); 3]
+    }
 }
 
 impl Source for Fake {
@@ -21,6 +29,7 @@ impl Source for Fake {
         vec![(5, vec![2, 0]), (0x11, vec![7; 40_000])]
     }
     fn files(&mut self) -> Vec<File> {
+        let count = self.clone();
         let cell = self.written.clone();
         let written: OnWrite = Arc::new(move |bytes| *cell.lock().unwrap() = bytes.to_vec());
         let file = |name: &str, content| File { name: name.to_owned(), content };
@@ -29,6 +38,7 @@ impl Source for Fake {
             file("etc/table-loader", Content::Acpi(256)),
             file("etc/acpi/tables", Content::Acpi(4096)),
             file("etc/vmgenid_addr", Content::Writable(vec![1; 8], written)),
+            file("opt/zz", Content::Computed(2, Arc::new(move || count.computed()))),
         ]
     }
     fn acpi(&mut self) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
@@ -126,12 +136,26 @@ fn the_directory_is_sorted_and_sized_before_tables_are_built() {
         ("etc/table-loader", 0x21, 256),
         ("etc/vmgenid_addr", 0x22, 8),
         ("opt/z", 0x23, 4),
+        ("opt/zz", 0x24, 2),
     ];
     let expected = expected.map(|(name, key, size)| (name.to_owned(), key, size));
     assert_eq!(files(&bench), expected);
     assert_eq!(fake.made.load(Ordering::Relaxed), 0);
     select(&bench, 0x23);
     assert_eq!(bytes(&bench, 5), b"last\0");
+}
+
+#[test]
+fn a_computed_file_is_computed_at_each_select() {
+    let bench = bench(&Fake::default());
+    for count in 1..3 {
+        select(&bench, 0x24);
+        assert_eq!(bytes(&bench, 3), [count, count, 0]);
+    }
+    select(&bench, 0x24);
+    let saved = bench.board.park();
+    bench.board.run(saved).unwrap();
+    assert_eq!(bytes(&bench, 1), [3], "a transfer goes on");
 }
 
 #[test]

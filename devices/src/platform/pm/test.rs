@@ -9,7 +9,7 @@ const BASE: u64 = 0x600;
 
 /// A machine whose firmware has set the address of the block.
 fn bench() -> Bench {
-    let bench = lpc_bench();
+    let bench = lpc_bench(false);
     bench.write(Kind::Config, lpc::AT.config() + 0x40, &0x601_u32.to_le_bytes());
     bench.write(Kind::Config, lpc::AT.config() + 0x44, &[0x80]);
     bench

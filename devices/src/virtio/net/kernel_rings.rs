@@ -14,7 +14,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::sleep::{Interest, Orders, Sleep};
+use crate::sleep::{Interest, Orders, Sleep};
 use crate::virtio::Queue;
 use host::net::Wait;
 use host::net::link::Link;

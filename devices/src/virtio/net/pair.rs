@@ -17,8 +17,8 @@ use super::Nic;
 use super::control::OK;
 use super::inbox::{Inbox, ReceiveFeatures};
 use super::kernel_rings::KernelRings;
-use super::sleep::{Interest, Orders, Sleep};
 use crate::poller::POLL_TIME;
+use crate::sleep::{Interest, Orders, Sleep};
 use crate::virtio::Queue;
 use host::net::{Port, TransferError, write_pieces};
 

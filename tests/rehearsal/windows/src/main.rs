@@ -53,6 +53,7 @@ fn main() {
 }
 
 fn start() -> anyhow::Result<()> {
+    fs::create_dir_all("/run")?;
     let words = fs::read_to_string("/proc/cmdline").context("the kernel's command line")?;
     let word = |name: &str| {
         let value = words.split_whitespace().find_map(|word| word.strip_prefix(name));

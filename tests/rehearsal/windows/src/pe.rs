@@ -37,7 +37,9 @@ pub(crate) fn start() -> anyhow::Result<()> {
     let setup = answers.component(PASS, "Microsoft-Windows-Setup");
     let setup = setup.context("no answers for Microsoft-Windows-Setup: Setup asks")?;
     let tools = Tools::new(numbered);
-    let mut shell = Shell::in_windows_pe(Path::new("/drive/x"), &drives, tools);
+    let memory = Path::new("/drive/x");
+    fs::create_dir_all(memory)?;
+    let mut shell = Shell::in_windows_pe(memory, &drives, tools);
     // Microsoft does not document whether drivers are loaded before: commands cannot rely on that.
     shell.run_all(&answers.commands(PASS, "Microsoft-Windows-Setup")?)?;
     let (registry, tools) = shell.into_tools();

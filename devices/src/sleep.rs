@@ -1,5 +1,5 @@
-//! How the thread of a queue pair waits: until a doorbell rings, its port is ready, or an order
-//! arrives.
+//! How the thread of a network controller waits: until a doorbell rings, its port is ready, or an
+//! order arrives.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -17,25 +17,25 @@ const PORT: u64 = 0;
 const MAX_EVENTS: usize = 8;
 
 /// Wakes and stops a pair's thread. Shared with other threads.
-pub(super) struct Orders {
-    pub(super) bell: Arc<EventFd>,
-    pub(super) stop: AtomicBool,
+pub(crate) struct Orders {
+    pub(crate) bell: Arc<EventFd>,
+    pub(crate) stop: AtomicBool,
 }
 
 impl Orders {
-    pub(super) fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         let bell = EventFd::new(EFD_NONBLOCK).context("an event for a queue pair")?;
         Ok(Self { bell: Arc::new(bell), stop: AtomicBool::new(false) })
     }
 
     /// Makes the thread check what has changed.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         // If the doorbell's counter is full, it has rung already.
         self.bell.write(1).ok();
     }
 
     /// Asks the thread to end, or allows it to start.
-    pub(super) fn set_stop(&self, stop: bool) {
+    pub(crate) fn set_stop(&self, stop: bool) {
         self.stop.store(stop, Ordering::Release);
         self.wake();
     }
@@ -43,20 +43,20 @@ impl Orders {
 
 /// The events of a port that wake the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Interest {
-    pub(super) receive: bool,
-    pub(super) send: bool,
+pub(crate) struct Interest {
+    pub(crate) receive: bool,
+    pub(crate) send: bool,
 }
 
 /// An epoll of the doorbells and the port, with the port's current registration.
-pub(super) struct Sleep {
+pub(crate) struct Sleep {
     epoll: Epoll,
     bells: Vec<Arc<EventFd>>,
     port: Option<(RawFd, u32, Interest)>,
 }
 
 impl Sleep {
-    pub(super) fn new(orders: &Orders, mut bells: Vec<Arc<EventFd>>) -> anyhow::Result<Self> {
+    pub(crate) fn new(orders: &Orders, mut bells: Vec<Arc<EventFd>>) -> anyhow::Result<Self> {
         let epoll = Epoll::new().context("an epoll for a queue pair")?;
         bells.push(orders.bell.clone());
         for (number, bell) in (PORT + 1..).zip(&bells) {
@@ -70,7 +70,7 @@ impl Sleep {
 
     /// Waits until a doorbell rings, the port is ready for `interest`, or its deadline is reached.
     /// Returns a bit mask of the doorbells that rang, in their order.
-    pub(super) fn until(&mut self, wait: &Wait<'_>, interest: Interest) -> u8 {
+    pub(crate) fn until(&mut self, wait: &Wait<'_>, interest: Interest) -> u8 {
         self.watch(wait, interest);
         let left = wait.due.map(|due| due.saturating_duration_since(Instant::now()));
         // Round up: waking a millisecond late is better than waking early many times.

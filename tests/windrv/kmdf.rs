@@ -1,0 +1,168 @@
+//! Windows's drivers of the other devices (those of KMDF), in each interrupt mode that their INF
+//! files allow.
+
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use host::size::Size;
+use serde_json::Value;
+use transom_tests::program::{Running, connect, vmm};
+use vmm::control::{self, Client};
+
+use crate::PATIENCE;
+use crate::image;
+use crate::report::Report;
+
+const PAGE: u64 = 4096;
+
+/// A machine with one device for one driver.
+struct Machine {
+    driver: &'static str,
+    mode: &'static str,
+    device: &'static str,
+    memory: &'static str,
+    /// The minimum number of checks.
+    checks: usize,
+}
+
+#[test]
+fn viorng_with_a_message() -> Result<()> {
+    Machine { driver: "viorng", mode: "msix", device: "virtio-rng", memory: "256M", checks: 16 }
+        .run()
+}
+
+#[test]
+fn viorng_with_intx() -> Result<()> {
+    Machine { driver: "viorng", mode: "wire", device: "virtio-rng", memory: "256M", checks: 16 }
+        .run()
+}
+
+/// The INF file of the balloon does not ask for messages.
+#[test]
+fn balloon() -> Result<()> {
+    Machine {
+        driver: "balloon",
+        mode: "wire",
+        device: "virtio-balloon",
+        memory: "512M",
+        checks: 30,
+    }
+    .run()
+}
+
+/// Every second page of the balloon is above 4 GiB.
+#[test]
+fn balloon_above_4_gib() -> Result<()> {
+    Machine { driver: "balloon", mode: "wire", device: "virtio-balloon", memory: "5G", checks: 30 }
+        .run()
+}
+
+impl Machine {
+    /// Starts the guest, does what it asks the host for, and judges its report.
+    fn run(&self) -> Result<()> {
+        let Some(image) = image::image()? else { return Ok(()) };
+        let folder = tempfile::tempdir()?;
+        let control = folder.path().join("control");
+        let mut guest = self.start(image, &control)?;
+        let status = obey(&mut guest, &control);
+        let (output, log) = (guest.stdout.text(), guest.stderr.text());
+        let everything = || format!("{}.{}:\n{output}\n{log}", self.driver, self.mode);
+        ensure!(status.with_context(everything)? == 0, "vmm failed: {}", everything());
+        Report::read(&output).and_then(|it| it.judge(self.checks)).with_context(everything)
+    }
+
+    fn start(&self, image: &Path, control: &Path) -> Result<Running> {
+        let Self { driver, mode, device, memory, .. } = self;
+        let mut machine = Command::new(vmm());
+        machine.args(["run", "--cpus", "1", "--display", "none", "--serial", "stdio"]);
+        machine.args(["--accept-emulation", "--memory", memory, "--device", device]);
+        machine.args(["--cmdline", &format!("driver={driver} mode={mode}"), "--kernel"]);
+        machine.arg(image).arg("--control").arg(control);
+        Running::spawn(&mut machine)
+    }
+}
+
+/// Obeys the guest's lines `host: …` (see `tests/windrv/kmdf/balloon.c`) until the machine ends.
+/// Returns its exit status.
+fn obey(guest: &mut Running, control: &Path) -> Result<i32> {
+    let deadline = Instant::now() + PATIENCE;
+    let (mut obeyed, mut host) = (0, None);
+    loop {
+        let output = guest.stdout.text();
+        let lines = output.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        for line in lines.filter_map(|line| line.strip_prefix("host: ")).skip(obeyed) {
+            let host = match &mut host {
+                Some(host) => host,
+                None => host.insert(Host::connect(control)?),
+            };
+            host.obey(line).with_context(|| line.to_owned())?;
+            obeyed += 1;
+        }
+        if let Ok(status) = guest.wait(Duration::ZERO) {
+            return Ok(status);
+        }
+        ensure!(Instant::now() < deadline, "the guest did not end within {PATIENCE:?}");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// The operator of the machine.
+struct Host {
+    client: Client,
+    memory: u64,
+}
+
+impl Host {
+    fn connect(control: &Path) -> Result<Self> {
+        let mut host = Self { client: connect(control)?, memory: 0 };
+        host.memory = host.actual()?;
+        Ok(host)
+    }
+
+    fn balloon(&mut self, size: Option<u64>) -> Result<Value> {
+        self.client.ask(&control::Command::Balloon { size: size.map(Size) })
+    }
+
+    fn actual(&mut self) -> Result<u64> {
+        let state = self.balloon(None)?;
+        state["actual"].as_u64().with_context(|| state.to_string())
+    }
+
+    fn obey(&mut self, line: &str) -> Result<()> {
+        match line.split_whitespace().collect::<Vec<_>>()[..] {
+            ["statistics", ref values @ ..] => self.compare(values),
+            ["set", pages] => self.set(pages.parse()?).map(|_| ()),
+            ["pages", pages] => {
+                let size = self.set(pages.parse()?)?;
+                let deadline = Instant::now() + PATIENCE;
+                while self.actual()? != size {
+                    ensure!(Instant::now() < deadline, "the guest never had {size} bytes");
+                    sleep(Duration::from_millis(5));
+                }
+                Ok(())
+            }
+            _ => bail!("unknown words"),
+        }
+    }
+
+    /// Asks for a balloon of this many pages, and returns the memory that it leaves.
+    fn set(&mut self, pages: u64) -> Result<u64> {
+        let size = self.memory - pages * PAGE;
+        self.balloon(Some(size))?;
+        Ok(size)
+    }
+
+    /// Compares the guest's statistics with words `NAME=VALUE`.
+    fn compare(&mut self, values: &[&str]) -> Result<()> {
+        let found = self.balloon(None)?;
+        for word in values {
+            let (name, value) = word.split_once('=').context("NAME=VALUE")?;
+            let wanted: u64 = value.parse()?;
+            ensure!(found["statistics"][name] == wanted, "{name} is not {wanted} in {found}");
+        }
+        Ok(())
+    }
+}

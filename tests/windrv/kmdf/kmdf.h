@@ -1,0 +1,180 @@
+/* The part of KMDF and of the kernel below it that the drivers and the checks use. */
+#ifndef WINDRV_KMDF_H
+#define WINDRV_KMDF_H
+#include "../source/machine.h"
+#include <wdf.h>
+
+/* object.c: objects, contexts, locks, collections. */
+
+typedef enum {
+    DEAD,
+    DRIVER,
+    DEVICE,
+    QUEUE,
+    REQUEST,
+    INTERRUPT,
+    LOCK,
+    COLLECTION,
+    DMA_ENABLER,
+    COMMON_BUFFER,
+    TRANSACTION,
+    WORK_ITEM,
+} Kind;
+typedef struct Context {
+    const WDF_CONTEXT_TYPE *type;
+    struct Context *next;
+    u64 memory[];
+} Context;
+/* The start of every object. */
+typedef struct Object {
+    Kind kind;
+    struct Object *parent, *first_child, *next_sibling;
+    Context *contexts;
+    EVT_WDF_OBJECT_CONTEXT_CLEANUP *cleanup, *destroy;
+    int locked;
+} Object;
+/* A new object with the context that its attributes ask for. The parent is theirs, or `parent`. */
+void *object_new(Kind, size_t size, void *parent, PWDF_OBJECT_ATTRIBUTES);
+/* The object of a handle; a handle of another kind, or of a deleted object, ends the machine. */
+void *object_of(PVOID handle, Kind);
+
+/* pool.c: the pool and the pages of MDLs. */
+
+/* Freed memory has a pattern, and is reused late, so that writes to it are found. */
+void *pool_allocate(u64 length, u64 alignment);
+void pool_free(void *);
+/* The number of blocks that are in use. */
+u32 pool_blocks(void);
+/* The number of freed blocks in which something was written. */
+u32 pool_damaged(void);
+
+/* memory.c: the machine's pages, MDLs. */
+
+/* Pages of the machine's memory outside of the heap, for MmAllocatePagesForMdlEx. */
+void pages_find(void);
+typedef struct {
+    u64 high; /* pages that the machine has above 4 GiB */
+    u64 free, given, given_high;
+    u64 not_zero; /* given away, but with content */
+    u64 changed;  /* never given away, or taken back, but with other content */
+} Pages;
+/* Looks at the content of all pages that have been used. */
+Pages pages_look(void);
+u64 pages_given(void);
+/* What the kernel says of memory, besides the number of free pages. */
+enum { FILE_CACHE = 78 << 20, DEMAND_ZERO = 1234, PAGE_READS = 56 };
+/* Whether Windows' event of low memory is set. */
+void pages_low(int);
+
+/* thread.c: interrupt request levels, waits, threads, work items. */
+
+extern KIRQL irql;
+/* Counts calls that Windows forbids at the current level, and prints the first ones. */
+void level_at_most(KIRQL, const char *what);
+/* Runs handlers, DPCs, work items and threads; whether there was anything to do. */
+int run_everything(void);
+/* Runs everything until `done` says so; 0 at the time limit. */
+int wait_until(int (*done)(void *), void *argument, u64 microseconds);
+typedef struct WorkItem WorkItem;
+void work_items_forget(void);
+
+/* device.c: starts and stops a device as Windows does. */
+
+enum { MAX_INTERRUPTS = 4, MAX_RESOURCES = 6 + MAX_MESSAGES };
+typedef struct Interrupt {
+    Object object;
+    WDF_INTERRUPT_CONFIG config;
+    u32 number; /* the message; 0 for INTx */
+    int connected, dpc_queued;
+} Interrupt;
+typedef struct Request Request;
+typedef struct Queue {
+    Object object;
+    struct Device *device;
+    WDF_IO_QUEUE_CONFIG config;
+    int powered;
+    u32 owned; /* requests that the driver has */
+    Request *first, *last;
+    struct Queue *next;
+} Queue;
+typedef struct Device {
+    Object object;
+    PciAddress pci;
+    PciBar bars[6];
+    u32 bar_count;
+    Interrupts interrupts;
+    Interrupt *handlers[MAX_INTERRUPTS];
+    u32 handler_count;
+    CM_PARTIAL_RESOURCE_DESCRIPTOR resources[MAX_RESOURCES];
+    u32 resource_count;
+    WDF_PNPPOWER_EVENT_CALLBACKS events;
+    Queue *queues, *readers, *writers;
+} Device;
+typedef NTSTATUS DriverStart(PDRIVER_OBJECT, PUNICODE_STRING);
+/* The device that runs; NULL without one. */
+extern Device *running;
+
+/* NULL, or the step that failed. `messages` is the maximum of MSI-X messages; 0 is INTx. */
+const char *device_start(PciAddress, DriverStart *, u32 messages);
+/* To D3 and back, as Windows does for sleep. */
+const char *device_sleep(void);
+const char *device_wake(void);
+/* Removal: orderly, or after the device has vanished. */
+const char *device_remove(int surprise);
+int poll_interrupts(void);
+int poll_dpcs(void);
+
+/* request.c: requests of the checks. */
+
+struct Request {
+    Object object;
+    Queue *queue;
+    Request *next;
+    enum { FREE, WAITING, OWNED, STOPPING, DONE } state;
+    int write;
+    u8 *buffer;
+    size_t length;
+    EVT_WDF_REQUEST_CANCEL *cancel;
+    int cancelled;
+    /* After completion: */
+    u32 completions;
+    NTSTATUS status;
+    u64 information;
+};
+Request *kmdf_request(void);
+void kmdf_requests_free(void);
+/* Sends a request to the running device. */
+void kmdf_read(Request *, u8 *buffer, size_t length);
+void kmdf_write(Request *, u8 *buffer, size_t length);
+void kmdf_cancel(Request *);
+/* Gives waiting requests to the driver. */
+int queues_present(void);
+/* Calls EvtIoStop of all requests that the driver has; 0 if it keeps one. */
+int queues_stop(u32 action);
+void queues_start(void);
+/* Ends all requests that the driver does not have. */
+void queues_purge(void);
+
+/* Mistakes of the driver, or of the shim. */
+extern struct Mistakes {
+    u32 levels, locks, requests, unsupported;
+} mistakes;
+
+/* The checks. */
+void kmdf_check_rng(void);
+void kmdf_check_balloon(void);
+void kmdf_removed_balloon(void);
+
+/* source/used.c */
+u32 used_pending(void);
+void used_forget(void);
+/* The number of used elements with a wrong length since the last call. */
+u32 used_wrong_lengths(void);
+
+/* source/main.c */
+void check(int good, const char *name, const char *format, ...);
+void set_prefix(const char *driver, const char *mode);
+int wanted(const char *name, const char *value);
+/* kmdf/main.c */
+void kmdf_run(void);
+#endif

@@ -1,0 +1,88 @@
+/* The list of KMDF drivers, their modes, and one run for each. */
+#include "kmdf.h"
+
+NTSTATUS viorng_entry(PDRIVER_OBJECT, PUNICODE_STRING);
+NTSTATUS balloon_entry(PDRIVER_OBJECT, PUNICODE_STRING);
+
+/* The drivers' INF files limit the messages; that of the balloon asks for none. */
+static const struct Driver {
+    const char *name;
+    DriverStart *start;
+    u16 device;
+    u32 messages;
+    void (*checks)(void), (*removed)(void);
+} DRIVERS[] = {
+    {"viorng", viorng_entry, 0x1044, 1, kmdf_check_rng, NULL},
+    {"balloon", balloon_entry, 0x1045, 0, kmdf_check_balloon, kmdf_removed_balloon},
+};
+
+static const struct Mode {
+    const char *name;
+    u32 messages;
+} MODES[] = {{"msix", MAX_MESSAGES}, {"wire", 0}};
+
+static void check_interrupts(void)
+{
+    Interrupts *it = &running->interrupts;
+    u32 fired = 0;
+    for (u32 i = 0; i < it->messages; i++)
+        fired += it->fired[i];
+    int good = it->messages ? fired && !it->unclaimed_messages : it->intx_fired != 0;
+    check(good && it->intx_unclaimed <= 10 + it->intx_ended_early, "interrupts",
+          "messages=%u unclaimed=%u intx=%u unclaimed=%u ended_early=%u", fired,
+          it->unclaimed_messages, it->intx_fired, it->intx_unclaimed, it->intx_ended_early);
+}
+
+static void check_mistakes(void)
+{
+    u32 lengths = used_wrong_lengths();
+    check(!mistakes.levels && !mistakes.locks && !mistakes.requests && !lengths, "framework",
+          "levels=%u locks=%u requests=%u used_lengths=%u", mistakes.levels, mistakes.locks,
+          mistakes.requests, lengths);
+}
+
+static void run(const struct Driver *driver, const struct Mode *mode)
+{
+    PciAddress where;
+    u64 begin = microseconds();
+    int found = virtio_find(driver->device, &where);
+    set_prefix(driver->name, mode->name);
+    if (!found)
+        return;
+    u32 messages = mode->messages < driver->messages ? mode->messages : driver->messages;
+    if (mode->messages && !messages)
+        return;
+    memset(&mistakes, 0, sizeof mistakes);
+    used_wrong_lengths();
+    u32 blocks = pool_blocks();
+    /* Orderly removal, then one of a device that vanishes; the checks run with both. */
+    for (int surprise = 0; surprise <= 1; surprise++) {
+        const char *failed = device_start(where, driver->start, messages);
+        check(!failed && found == 2, "start", "%s slot=%02x table=%u messages=%u",
+              failed ? failed : "started", where.device,
+              running ? running->interrupts.table_size : 0,
+              running ? running->interrupts.messages : 0);
+        if (failed)
+            return;
+        driver->checks();
+        check_interrupts();
+        failed = device_remove(surprise);
+        kmdf_requests_free();
+        check(!failed && pool_blocks() == blocks, surprise ? "remove.surprise" : "remove",
+              "%s blocks=%u left=%u", failed ? failed : "removed", blocks, pool_blocks());
+        if (driver->removed)
+            driver->removed();
+    }
+    check_mistakes();
+    u32 damaged = pool_damaged();
+    check(!damaged, "freed", "damaged=%u ms=%llu", damaged, (microseconds() - begin) / 1000);
+}
+
+void kmdf_run(void)
+{
+    pages_find();
+    for (u32 driver = 0; driver < sizeof DRIVERS / sizeof *DRIVERS; driver++)
+        for (u32 mode = 0; mode < sizeof MODES / sizeof *MODES; mode++)
+            if (wanted("driver", DRIVERS[driver].name) && wanted("mode", MODES[mode].name))
+                run(&DRIVERS[driver], &MODES[mode]);
+}

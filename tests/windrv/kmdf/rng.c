@@ -1,0 +1,124 @@
+/* Checks of viorng: random bytes. */
+#include "kmdf.h"
+
+enum { COUNT = 200, LARGEST = 3 * 4096, LIMIT = 60000000, MARGIN = 64 };
+static Request *requests[COUNT];
+static u8 *buffers[COUNT];
+static u32 lengths[COUNT];
+
+static int all_done(void *)
+{
+    for (u32 i = 0; i < COUNT; i++)
+        if (requests[i]->state != DONE)
+            return 0;
+    return 1;
+}
+
+/* Bytes around the buffer must stay. */
+static void prepare(u32 number, u32 length)
+{
+    lengths[number] = length;
+    memset(buffers[number], 0, LARGEST + 2 * MARGIN);
+}
+
+static u32 strayed(u32 number)
+{
+    u32 count = 0;
+    u64 end = MARGIN + requests[number]->information;
+    for (u64 i = 0; i < LARGEST + 2 * MARGIN; i++)
+        count += (i < MARGIN || i >= end) && buffers[number][i];
+    return count;
+}
+
+/* Reads of many lengths at once. The driver answers at most a page at a time. */
+static void many(const char *name)
+{
+    u32 failed = 0, strays = 0, twice = 0, same = 0, wrong_lengths = 0;
+    u64 bytes = 0, zeros = 0;
+    for (u32 i = 0; i < COUNT; i++) {
+        prepare(i, i < 40 ? i + 1 : 1 + random_number() % LARGEST);
+        kmdf_read(requests[i], buffers[i] + MARGIN, lengths[i]);
+    }
+    int good = wait_until(all_done, NULL, LIMIT);
+    for (u32 i = 0; i < COUNT && good; i++) {
+        Request *it = requests[i];
+        u64 wanted = lengths[i] < 4096 ? lengths[i] : 4096;
+        failed += !NT_SUCCESS(it->status);
+        wrong_lengths += it->information != wanted;
+        twice += it->completions != 1;
+        strays += strayed(i);
+        bytes += it->information;
+        for (u64 at = 0; at < it->information; at++)
+            zeros += !buffers[i][MARGIN + at];
+        same += i && wanted >= 16 && lengths[i - 1] >= 16 &&
+                !memcmp(buffers[i] + MARGIN, buffers[i - 1] + MARGIN, 16);
+    }
+    /* One byte in 256 is a zero: with half a million bytes, never twice as many. */
+    check(good && !failed && !strays && !twice && !same && !wrong_lengths && zeros < bytes / 128,
+          name, "done=%u failed=%u lengths=%u strays=%u twice=%u same=%u bytes=%llu zeros=%llu",
+          good, failed, wrong_lengths, strays, twice, same, bytes, zeros);
+}
+
+/* Cancels requests in the driver and in its queue; the driver must survive late answers. */
+static void cancel(void)
+{
+    u32 cancelled = 0, done = 0, other = 0;
+    for (u32 i = 0; i < COUNT; i++) {
+        prepare(i, 4096);
+        kmdf_read(requests[i], buffers[i] + MARGIN, lengths[i]);
+    }
+    for (u32 i = 0; i < COUNT; i += 1 + random_number() % 3) {
+        kmdf_cancel(requests[i]);
+        if (i % 4 == 0)
+            run_everything();
+    }
+    int good = wait_until(all_done, NULL, LIMIT);
+    for (u32 i = 0; i < COUNT; i++) {
+        int is_cancelled = requests[i]->status == STATUS_CANCELLED;
+        cancelled += is_cancelled;
+        done += requests[i]->status == STATUS_SUCCESS;
+        other += requests[i]->completions != 1 || (is_cancelled && strayed(i));
+    }
+    check(good && cancelled && done && !other && cancelled + done == COUNT, "cancel",
+          "done=%u cancelled=%u other=%u", done, cancelled, other);
+}
+
+/* Sleeps with requests under way, which go on after waking up. */
+static void power(void)
+{
+    const char *failed = NULL;
+    u32 bad = 0, cycles = 0;
+    for (; cycles < 20 && !failed; cycles++) {
+        for (u32 i = 0; i < COUNT; i++) {
+            prepare(i, 1 + random_number() % 4096);
+            kmdf_read(requests[i], buffers[i] + MARGIN, lengths[i]);
+        }
+        /* Some answers have come, some are on their way, some not asked for. */
+        for (u32 i = random_number() % 20; i; i--)
+            run_everything();
+        failed = device_sleep();
+        failed = failed ? failed : device_wake();
+        if (!failed && !wait_until(all_done, NULL, LIMIT))
+            failed = "the requests after it";
+        for (u32 i = 0; i < COUNT && !failed; i++)
+            bad += requests[i]->completions != 1 || requests[i]->status != STATUS_SUCCESS ||
+                   requests[i]->information != lengths[i] || strayed(i);
+    }
+    check(!failed && !bad, "power", "%s cycles=%u bad=%u", failed ? failed : "awake", cycles, bad);
+}
+
+void kmdf_check_rng(void)
+{
+    for (u32 i = 0; i < COUNT; i++) {
+        requests[i] = kmdf_request();
+        if (!buffers[i])
+            buffers[i] = allocate(LARGEST + 2 * MARGIN, 16);
+    }
+    many("read");
+    cancel();
+    power();
+    many("read.again");
+    /* The removal that follows finds requests under way. */
+    for (u32 i = 0; i < COUNT; i++)
+        kmdf_read(requests[i], buffers[i] + MARGIN, 4096);
+}
