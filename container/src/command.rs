@@ -35,15 +35,16 @@ const COMMANDS: &[Command] = &[
         name: "plan",
         usage: "[--json]",
         help: "Reads the environment and shows settings that differ from the defaults, the size \
-               of the machine, its source, and variables without effect. If the plan cannot \
-               run, the exit status is that of the error.",
+               of the machine, its source, the Windows and the drivers to install, and variables \
+               without effect. If the plan cannot run, the exit status is that of the error.",
         run: show_plan,
     },
     Command {
         name: "download",
         usage: "",
-        help: "Downloads the medium that the environment describes onto the volume, and ends. An \
-               unfinished download goes on where it was. `pod` does the same when it needs one.",
+        help: "Downloads the medium and Windows' drivers that the environment asks for onto the \
+               volume, and ends. An unfinished download goes on where it was. `pod` does the same \
+               when it needs them.",
         run: download,
     },
     Command {

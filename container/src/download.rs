@@ -114,8 +114,18 @@ impl Job {
         })
     }
 
+    /// Checks that MIDO allows the download.
+    pub fn check_allowed(&self) -> anyhow::Result<()> {
+        let microsofts = matches!(self.version, Version::Windows(_));
+        let allowed =
+            self.asks || !microsofts || self.folder.join(upgrade_file(&self.file())).exists();
+        let forbidden = || self.error(&[Fault::last("MIDO=N forbids to ask Microsoft")]);
+        if allowed { Ok(()) } else { Err(forbidden()) }
+    }
+
     /// Downloads the medium. Returns its path.
     pub async fn run(&self, story: &Story) -> anyhow::Result<PathBuf> {
+        self.check_allowed()?;
         let upgrade = self.folder.join(upgrade_file(&self.file()));
         if upgrade.exists() {
             // It may be the user's, who may have no other.
@@ -165,9 +175,6 @@ impl Job {
         product: &'static Product,
         story: &Story,
     ) -> Result<PathBuf, Vec<Fault>> {
-        if !self.asks {
-            return Err(vec![Fault::last("MIDO=N forbids to ask Microsoft")]);
-        }
         let english = Language::default().0;
         let mut faults = Vec::new();
         for language in [self.language, english] {
@@ -187,7 +194,7 @@ impl Job {
             if language.code == english.code {
                 break;
             }
-            let what = format!("{} is not to be had in {}", product.name, language.name);
+            let what = format!("{} is not to be had in {}", shown(product), language.name);
             story.warn(&format!("{what}: it is downloaded in English"));
         }
         Err(faults)

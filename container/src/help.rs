@@ -26,6 +26,11 @@ fn meaning(variable: &Variable) -> String {
     }
 }
 
+/// The default; none for a secret, which is made, or explained in the meaning.
+fn default(variable: &Variable) -> &'static str {
+    if variable.kind().secret { "" } else { variable.default }
+}
+
 /// All names of a variable: its own, its aliases, and NAME_FILE.
 fn names(variable: &Variable) -> Vec<String> {
     let mut names: Vec<String> = variable.names().map(str::to_owned).collect();
@@ -44,7 +49,7 @@ pub fn table(width: usize) -> String {
         write!(text, "\n{}\n", section.title.to_uppercase()).expect("a string takes all");
         for variable in section.variables {
             let mut head = format!("  {}", names(variable).join(", "));
-            let (accepts, default) = (variable.kind().accepts, variable.default);
+            let (accepts, default) = (variable.kind().accepts, default(variable));
             if !accepts.is_empty() {
                 write!(head, ": {accepts}").expect("a string takes all");
             }
@@ -96,7 +101,7 @@ pub fn markdown() -> String {
         for variable in section.variables {
             let names: Vec<_> = names(variable).iter().map(|name| format!("`{name}`")).collect();
             let accepts = variable.kind().accepts.replace('|', "\\|");
-            let default = match variable.default {
+            let default = match default(variable) {
                 "" => String::new(),
                 default => format!("`{default}`"),
             };
@@ -170,6 +175,12 @@ mod test {
                 assert!(table.contains(variable.name), "{}", variable.name);
             }
         }
+    }
+
+    #[test]
+    fn secrets_have_no_default() {
+        assert!(table(100).contains("PASSWORD, PASSWORD_FILE: secret text\n"));
+        assert!(markdown().contains("| `PASSWORD`, `PASSWORD_FILE` | secret text |  |"));
     }
 
     #[test]

@@ -124,24 +124,27 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(number)
 }
 
-/// First bytes of files that people mistake for ISO images, in lower case, and the advice for each.
-const OTHERS: [(&[u8], &str); 8] = [
-    (b"<", "it is a web page: download the image itself"),
-    (b"{", "it is a web server's response: download the image itself"),
-    (b"pk\x03\x04", "it is a ZIP archive: unpack it"),
-    (b"7z\xbc\xaf", "it is a 7z archive: unpack it"),
-    (b"rar!", "it is a RAR archive: unpack it"),
-    (b"\x1f\x8b", "it is compressed with gzip: unpack it"),
-    (b"mswim", "it is a WIM or ESD image: make an ISO image of it"),
-    (b"qfi\xfb", "it is a disk in the format qcow2: put it onto the volume as data.qcow2"),
+/// First bytes of files that people mistake for ISO images, in lower case, what each is, and the
+/// advice.
+const OTHERS: [(&[u8], &str, &str); 8] = [
+    (b"<", "it is a web page", "download the image itself"),
+    (b"{", "it is a web server's response", "download the image itself"),
+    (b"pk\x03\x04", "it is a ZIP archive", "unpack it"),
+    (b"7z\xbc\xaf", "it is a 7z archive", "unpack it"),
+    (b"rar!", "it is a RAR archive", "unpack it"),
+    (b"\x1f\x8b", "it is compressed with gzip", "unpack it"),
+    (b"mswim", "it is a WIM or ESD image", "make an ISO image of it"),
+    (b"qfi\xfb", "it is a disk in the format qcow2", "put it onto the volume as data.qcow2"),
 ];
 
-/// The advice on a file that begins like this, if people mistake such files for ISO images.
-pub fn mistaken(start: &[u8]) -> Option<&'static str> {
+/// Describes a file that begins like this, with the advice, if people mistake such files for ISO
+/// images.
+pub fn mistaken(start: &[u8]) -> Option<(&'static str, &'static str)> {
     // A web page may begin with a byte order mark and empty lines.
     let start = start[..start.len().min(64)].to_ascii_lowercase();
     let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&start).trim_ascii_start();
-    OTHERS.iter().find(|(begins, _)| start.starts_with(begins)).map(|(_, what)| *what)
+    let other = OTHERS.iter().find(|(begins, ..)| start.starts_with(begins));
+    other.map(|(_, what, advice)| (*what, *advice))
 }
 
 /// Whether a file that begins with these bytes, at least 34 KiB, may be an ISO image.
@@ -157,8 +160,8 @@ fn describe_other(file: &File, length: u64) -> io::Result<String> {
     if count == 0 {
         return Ok(format!("it is empty: {again}"));
     }
-    if let Some(what) = mistaken(&start[..count]) {
-        return Ok(what.to_owned());
+    if let Some((what, advice)) = mistaken(&start[..count]) {
+        return Ok(format!("{what}: {advice}"));
     }
     if length <= PRIMARY + SECTOR {
         return Ok(format!("it has only {length} bytes: {again}"));

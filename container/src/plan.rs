@@ -167,7 +167,7 @@ impl Plan {
                 format!("the disk {}{whatever}", path.show())
             }
             Source::Medium(path) => format!("the medium {}", path.show()),
-            Source::Download(version) => format!("{}, after a download", version.name()),
+            Source::Download(version) => format!("{}, after a download", download::title(version)),
         }
     }
 
@@ -197,10 +197,12 @@ impl Plan {
         })
     }
 
-    /// The error for a source that cannot be downloaded.
+    /// The error for a source that cannot be downloaded, or not with these settings.
     pub fn download_error(&self) -> Option<anyhow::Error> {
         let Source::Download(version) = &self.source else { return None };
-        download::refusal(version)
+        let settings = &self.input.settings;
+        let job = || download::Job::new(settings, &settings.storage.folder);
+        download::refusal(version).or_else(|| job().and_then(|it| it.check_allowed()).err())
     }
 }
 
@@ -354,6 +356,7 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     }
     if let Some(unattended) = &plan.unattended {
         writeln!(text, "installs: {unattended}").expect("a string takes all");
+        writeln!(text, "drivers: {}", unattended.drivers()).expect("a string takes all");
     }
     for warning in &plan.warnings {
         writeln!(text, "warning: {warning}").expect("a string takes all");
@@ -403,6 +406,7 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
                 "step": plan.next.as_ref().map(|next| next.step.json()),
                 "medium": plan.media.as_ref().map(medium_json),
                 "installs": plan.unattended.as_ref().map(|it| it.to_string()),
+                "drivers": plan.unattended.as_ref().map(Unattended::drivers),
                 "warnings": plan.warnings,
                 "missing": missing,
             })

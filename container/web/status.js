@@ -92,12 +92,19 @@ function install(installation) {
   return failed === undefined && !ready;
 }
 
+// Tells people that they need not stay.
+function hint({ transfer }, installs) {
+  part("hint").hidden = transfer === undefined && !installs;
+  part("hint").textContent = `You can close this page: the ${installs ? "installation" : "download"} goes on.`;
+}
+
 function fail(scene) {
   const name = document.title;
   document.body.dataset.phase = "failed";
   part("bar").hidden = true;
   part("steps").hidden = true;
   part("open").hidden = true;
+  part("hint").hidden = true;
   part("mark").removeAttribute("hidden");
   part("title").textContent = scene.phase === "running" ? `${name} has stopped` : `${name} did not start`;
   part("doing").replaceChildren(...sentence(scene.failed));
@@ -120,6 +127,7 @@ function show(scene) {
   part("title").textContent = document.title;
   const busy = install(scene.installation);
   const still = scene.phase === "running" && !busy;
+  hint(scene, busy);
   logon(still && scene.installation?.failed === undefined);
   part("bar").hidden = still;
   part("left").hidden = still;
@@ -130,16 +138,18 @@ function show(scene) {
   else bar.value = scene.thousandths / 1000;
   const percent = scene.thousandths === undefined ? "" : `${(scene.thousandths / 10).toFixed(1)} %`;
   const left = scene.seconds_left === undefined ? "" : `about ${span(scene.seconds_left)} left`;
-  part("left").textContent = [percent, rate(scene.transfer), left].filter(Boolean).join(", ");
+  // Lines end between the figures only.
+  const figures = [percent, ...rate(scene.transfer), left].filter(Boolean);
+  part("left").textContent = figures.map((it) => it.replaceAll(" ", "\u00a0")).join(", ");
   lines(scene.lines);
 }
 
-// As in "1.2 of 7.7 GB, 45.6 MB/s".
+// As in "1.2 of 7.7 GB" and "45.6 MB/s".
 function rate(transfer) {
-  if (transfer === undefined) return "";
+  if (transfer === undefined) return [];
   const giga = (bytes) => (bytes / 1e9).toFixed(1);
   const speed = (transfer.bytes_per_second / 1e6).toFixed(1);
-  return `${giga(transfer.bytes)} of ${giga(transfer.of)} GB, ${speed} MB/s`;
+  return [`${giga(transfer.bytes)} of ${giga(transfer.of)} GB`, `${speed} MB/s`];
 }
 
 function listen() {

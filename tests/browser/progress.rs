@@ -74,6 +74,8 @@ fn an_installation_shows_its_steps() -> Result<()> {
             let bar = browser.value("String(!document.querySelector('#bar').hidden)")?;
             let doing = browser.value("document.querySelector('#doing').textContent")?;
             ensure!(json!([list, bar, doing]) == json!(wanted), "{name}: {list} {bar} {doing}");
+            let hint = browser.value("document.querySelector('#hint').checkVisibility()")?;
+            ensure!(hint == (name == "copies"), "{name}: a hint: {hint}");
             let link = browser.value("document.querySelector('#open').checkVisibility()")?;
             if name == "fails" {
                 browser.until("document.querySelector('#log').open")?;
@@ -88,7 +90,8 @@ fn an_installation_shows_its_steps() -> Result<()> {
 }
 
 /// The step of a download, its figures, and the value of the bar.
-const DOWNLOAD: &str = "['#doing', '#left'].map((it) => document.querySelector(it).innerText)
+const DOWNLOAD: &str =
+    "['#doing', '#left', '#hint'].map((it) => document.querySelector(it).innerText)
     .concat(document.querySelector('#bar').value)";
 
 #[test]
@@ -101,8 +104,11 @@ fn a_download_shows_its_figures_and_a_finished_installation_the_made_password() 
     let download = json!({ "phase": "preparing", "doing": "Downloading Windows 11…", "lines": 1,
         "thousandths": 400, "seconds_left": 95, "transfer":
         { "bytes": 3_080_000_000_u64, "of": 7_700_000_000_u64, "bytes_per_second": 48_600_000 } });
-    let figures = "40.0 %, 3.1 of 7.7 GB, 48.6 MB/s, about 2 min left";
-    let wanted = json!(["Downloading Windows 11…", figures, 0.4]);
+    // Lines end between the figures only.
+    let figures = "40.0\u{a0}%, 3.1\u{a0}of\u{a0}7.7\u{a0}GB, 48.6\u{a0}MB/s, \
+                   about\u{a0}2\u{a0}min\u{a0}left";
+    let hint = "You can close this page: the download goes on.";
+    let wanted = json!(["Downloading Windows 11…", figures, hint, 0.4]);
     browser.go(&serve(download)?)?;
     browser.until("document.querySelector('#left').innerText.includes('GB')")?;
     let seen = browser.value(DOWNLOAD)?;
@@ -139,7 +145,7 @@ fn the_viewer_links_to_an_installation() -> Result<()> {
     let is_ready = scene("Windows is ready", &json!({ "stage": "ready" }));
     for (name, scene, wanted) in [
         ("copies", copies, json!([true, "43 % · Copying Windows to the disk · 2 min left", false])),
-        ("fails", fails, json!([true, "The installation failed", false])),
+        ("fails", fails, json!([true, "The installation failed: see why", false])),
         ("starts", starts, json!([false, "Windows starts", false])),
         ("is-ready", is_ready, json!([false, "Windows starts", true])),
     ] {

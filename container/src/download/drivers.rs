@@ -9,6 +9,7 @@ use super::digest::Checksum;
 use super::fault::Fault;
 use super::transfer::{self, Form, Wanted};
 use crate::settings::Settings;
+use crate::settings::version::without_secrets;
 use crate::settings::words::DriversFrom;
 use crate::state::name;
 use crate::status::{Failure, Status};
@@ -64,6 +65,11 @@ impl Remote {
     /// Its place on the volume.
     pub fn path(&self, volume: &Path) -> PathBuf {
         volume.join(name::of_drivers(&self.url))
+    }
+
+    /// Its address for people, or the name of the usual one.
+    pub fn shown(&self) -> String {
+        if self.is_usual { name::of_drivers(&self.url) } else { without_secrets(&self.url) }
     }
 
     /// How long to wait for the server. An installation does not wait long for what it can do

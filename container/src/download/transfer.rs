@@ -84,14 +84,17 @@ impl Form {
             Self::Cd => medium::begins_as_cd(start),
             Self::Upgrade => start.starts_with(MAGIC),
         };
+        if page_like(start) {
+            return Some(
+                "it is a web page, such as a login or an error of the server, a proxy or the \
+                 network",
+            );
+        }
         let other = medium::mistaken(start).filter(|_| !(begins && self == Self::Upgrade));
-        other.or(match (page || !begins, page_like(start), self) {
-            (false, ..) => None,
-            (_, true, _) => {
-                Some("the server sent a web page: open the address in a browser to see why")
-            }
-            (_, _, Self::Cd) => Some("it has no file system of a CD"),
-            (_, _, Self::Upgrade) => Some("it does not begin as one"),
+        other.map(|(what, _)| what).or(match (page || !begins, self) {
+            (false, _) => None,
+            (_, Self::Cd) => Some("it has no file system of a CD"),
+            (_, Self::Upgrade) => Some("it does not begin as one"),
         })
     }
 

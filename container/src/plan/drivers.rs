@@ -133,12 +133,15 @@ pub fn controller(
         return Ok(bus);
     }
     if input.names.contains("DISK_TYPE") {
-        let sentence = format!(
-            "DISK_TYPE={}: Windows Setup needs the driver {needed} for this disk: mount \
-             virtio-win's ISO as /drivers.iso, or leave DISK_TYPE out",
-            bus.show()
-        );
-        return Err(Failure::new(Status::Disk, sentence));
+        let out = match settings.media.drivers {
+            Some(DriversFrom::Nowhere) => "or leave DRIVERS=N or DISK_TYPE out",
+            _ => "or leave DISK_TYPE out",
+        };
+        let mount = "mount virtio-win's ISO as /drivers.iso";
+        let shown = bus.show();
+        let sentence =
+            format!("DISK_TYPE={shown}: Windows Setup needs the driver {needed} for this disk");
+        return Err(Failure::new(Status::Disk, format!("{sentence}: {mount}, {out}")));
     }
     Ok(Bus::Nvme)
 }
@@ -164,7 +167,10 @@ pub(super) fn lack(input: &ParsedEnvironment, missing: &[&str], bus: Bus) -> Opt
     };
     let what: Vec<_> = disk.into_iter().chain(network).collect();
     let what = what.join(", and ");
-    let out = "mount virtio-win's ISO as /drivers.iso before the installation, or set DRIVERS to \
-               its URL";
-    (!what.is_empty()).then(|| format!("Windows' drivers are missing: {what}: {out}"))
+    let mount = "mount virtio-win's ISO as /drivers.iso before the installation";
+    let out = match settings.media.drivers {
+        Some(DriversFrom::Nowhere) => "leave DRIVERS=N out",
+        _ => "set DRIVERS to its URL",
+    };
+    (!what.is_empty()).then(|| format!("Windows' drivers are missing: {what}: {mount}, or {out}"))
 }

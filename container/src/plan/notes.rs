@@ -49,8 +49,9 @@ const ANSWERED: [&str; 9] = [
     "DOMAIN_OU",
     "WORKGROUP",
 ];
-/// Variables of downloads.
-const DOWNLOAD: [&str; 2] = ["MIDO", "CONNECTIONS"];
+/// Variables of the medium's download, and that of all downloads.
+const DOWNLOAD: [&str; 2] = ["MIDO", "ESD"];
+const CONNECTIONS: &str = "CONNECTIONS";
 
 /// Folders and files below `/` that the reference image shares, copies, reads or runs.
 const MOUNTS: [&str; 7] =
@@ -108,14 +109,19 @@ fn of_medium(
     };
     let shown = medium.display();
     // The medium that VERSION selects was downloaded, or is in place of the download.
-    let download: &[&str] = if selects(version, medium) { &[] } else { &DOWNLOAD };
+    let drivers = unattended.is_some_and(|it| it.remote.is_some());
+    let download = match selects(version, medium) {
+        true => Vec::new(),
+        false if drivers => DOWNLOAD.to_vec(),
+        false => [&DOWNLOAD[..], &[CONNECTIONS]].concat(),
+    };
     let (names, why) = match unattended {
-        None => ([&INSTALLATION, download].concat(), format!("{shown} is installed by hand")),
+        None => ([&INSTALLATION, &*download].concat(), format!("{shown} is installed by hand")),
         Some(Unattended { custom: Some((path, Kind::Finished)), .. }) => (
-            [&ANSWERED, download].concat(),
+            [&ANSWERED, &*download].concat(),
             format!("{shown} is installed with the answers of {}", path.display()),
         ),
-        Some(_) => (download.to_vec(), format!("{shown} is not downloaded")),
+        Some(_) => (download, format!("{shown} is not downloaded")),
     };
     let names = names.into_iter().filter(|name| input.names.contains(name));
     let names: Vec<_> = names.filter(|name| !is_known(name)).collect();
@@ -288,7 +294,7 @@ mod test {
         std::fs::write(path("custom.iso"), windows).unwrap();
         let moved = "Windows' drivers are missing: the new disk is DISK_TYPE=nvme, and the network \
                      card is ADAPTER=e1000e: mount virtio-win's ISO as /drivers.iso before the \
-                     installation, or set DRIVERS to its URL";
+                     installation, or leave DRIVERS=N out";
         let none = ("DRIVERS", "N");
         assert_eq!(of(&[none]), [moved]);
         assert_eq!(of(&[]), [""; 0], "not known yet");
@@ -299,6 +305,10 @@ mod test {
         assert!(chosen[0].contains("no network until you install NetKVM"), "{chosen:?}");
         let unused = of(&[none, ("MIDO", "Y"), ("EDITION", "home"), ("NETWORK", "none")]);
         assert!(unused[0].starts_with("MIDO has no effect: ") && unused.len() == 2, "{unused:?}");
+        // The drivers are downloaded with it.
+        let connections = ("CONNECTIONS", "2");
+        assert_eq!(of(&[connections]), [""; 0]);
+        assert!(of(&[connections, none])[0].starts_with("CONNECTIONS has no effect: "));
         let manual = ("MANUAL", "Y");
         assert!(of(&[manual, ("DISK_TYPE", "blk")])[0].contains("load viostor"));
         let nvme = [manual, ("DISK_TYPE", "nvme")];

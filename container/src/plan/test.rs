@@ -43,6 +43,14 @@ fn an_existing_source_is_run_and_a_missing_one_is_an_error() {
     assert_eq!(Status::of(&error), Status::Download);
     assert!(error.to_string().contains("Tiny 11"), "{error}");
     assert!(error.to_string().contains("/custom.iso"), "{error}");
+    for (name, value) in [("MIDO", "N"), ("HTTPS_PROXY", "x://y"), ("SSL_CERT_FILE", "/gone")] {
+        let plan = plan(&[(name, value)], &[]);
+        let shown = format!("{name}={value}");
+        assert!(text(&plan).contains(&shown), "{}", text(&plan));
+        let error = plan.unwrap().download_error().unwrap();
+        assert_eq!(Status::of(&error), Status::Download);
+        assert!(error.to_string().contains(&shown), "{error}");
+    }
 
     let probe = plan(&[("VERSION", "probe")], &["custom.iso"]).unwrap();
     assert_eq!(probe.source, Source::Probe);
@@ -207,9 +215,30 @@ fn the_plan_shows_what_is_installed() {
     assert_eq!(installs(&[], &["storage/data.img", "storage/windows.boot"]).0, Value::Null);
     let (_, missing) = installs(&[("DISK_TYPE", "scsi"), ("DRIVERS", "N")], iso);
     assert!(missing.starts_with("DISK_TYPE=scsi: Windows Setup needs the driver vioscsi"));
+    assert!(missing.ends_with(", or leave DRIVERS=N or DISK_TYPE out"), "{missing}");
     // Mistakes in the user's answer file are found before anything is created.
     let error = plan(&[], &["custom.iso", "custom.xml"]).unwrap_err();
     assert!(format!("{error:#}").contains("custom.xml: "), "{error:#}");
+}
+
+#[test]
+fn the_plan_shows_where_windows_and_its_drivers_come_from() {
+    for (words, runs, drivers) in [
+        (&[][..], "Windows 11, after a download", "virtio-win-0.1.271.iso, after a download"),
+        (
+            &[("EDITION", "home"), ("DRIVERS", "https://me:hush@a.example/v.iso?hush")],
+            "Windows 11, after a download",
+            "https://***@a.example/v.iso?***, after a download",
+        ),
+        (&[("DRIVERS", "N")], "Windows 11, after a download", "none"),
+    ] {
+        let plan = plan(words, &[]);
+        let text = text(&plan);
+        let lines = [format!("\nruns: {runs}\n"), format!("\ndrivers: {drivers}\n")];
+        assert!(lines.iter().all(|line| text.contains(line)), "{text}");
+        let json: Value = serde_json::from_str(&json(&plan, Path::new("/none"))).unwrap();
+        assert_eq!((&json["source"]["is"], &json["drivers"]), (&runs.into(), &drivers.into()));
+    }
 }
 
 #[test]

@@ -93,6 +93,15 @@ impl Unattended {
         matches!(self.custom, Some((_, Kind::Finished)))
     }
 
+    /// Where Windows' drivers come from, in words.
+    pub fn drivers(&self) -> String {
+        match (&self.bundle, &self.remote) {
+            (Some(path), _) => path.display().to_string(),
+            (None, Some(remote)) => format!("{}, after a download", remote.shown()),
+            (None, None) => "none".into(),
+        }
+    }
+
     /// The controller of the disks.
     pub fn controller(&self, input: &ParsedEnvironment) -> anyhow::Result<Bus> {
         drivers::controller(input, &self.missing, self.is_new)

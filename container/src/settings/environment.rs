@@ -68,7 +68,8 @@ fn take(
     };
     let kind = variable.kind();
     // The content of a file is never shown. A password keeps its quotes and blanks.
-    let shown = |text: &str| match kind.shown && !name.ends_with("_FILE") {
+    let from_file = name != variable.name && name.ends_with("_FILE");
+    let shown = |text: &str| match kind.shown && !from_file {
         true => format!("{name}={}", value::quote(&version::without_secrets(text))),
         false => name.clone(),
     };
@@ -85,7 +86,7 @@ fn take(
         return Ok(());
     }
     input.names.insert(variable.name);
-    if name.ends_with("_FILE") {
+    if from_file {
         input.files.insert(variable.name);
     }
     let usual = is_usual(variable, text);

@@ -100,7 +100,7 @@ fn an_upgrade_image_that_is_there_becomes_a_cd_without_a_request() {
     fs::copy(&esd, world.place(ESD)).unwrap();
     // A pod was killed while it made the CD.
     fs::write(world.place(&format!("{CD}.part")), vec![1; 100_000_000]).unwrap();
-    world.run(&GERMAN).unwrap();
+    world.run(&[&GERMAN[..], &[("MIDO", "N")]].concat()).unwrap();
     check(&world, CD);
     assert_eq!(world.server.site.take_requests(), [""; 0]);
     // A damaged one stays, because it may be the user's.

@@ -225,9 +225,9 @@ function showProgress({ doing, installation, thousandths, seconds_left: left }) 
   const percent = known ? `${Math.floor(thousandths / 10)} %` : "";
   const minutes = left > 90 ? `${Math.ceil(left / 60)} min left` : "";
   const failed = installation?.failed !== undefined;
-  text.textContent = [percent, failed ? "The installation failed" : doing, minutes].filter(Boolean).join(" · ");
+  text.textContent = [percent, failed ? "The installation failed: see why" : doing, minutes].filter(Boolean).join(" · ");
   link.classList.toggle("wrong", failed);
-  link.title = "Show the progress of the installation";
+  link.title = failed ? "Show the failed step and the log" : "Show all steps of the installation";
 }
 
 // --- size and quality of the picture
