@@ -141,6 +141,11 @@ impl Value for Language {
     }
 }
 
+/// The advice where a culture is expected: that of a language, if it is one that LANGUAGE takes.
+fn advice(text: &str, plain: &str) -> String {
+    find(text).map_or(plain.into(), |row| format!("did you mean {}?", row.culture))
+}
+
 /// A culture, as in `ko-KR` or `sr-Latn-RS`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Culture(pub String);
@@ -156,7 +161,7 @@ impl Value for Culture {
         let plain = |part: &str| part.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let rest = parts.all(|part| (2..=8).contains(&part.len()) && plain(part));
         let fits = first && rest && text.len() <= 35;
-        ensure!(fits, "give a culture of language and country, like ko-KR");
+        ensure!(fits, "{}", advice(&text, "give a culture of language and country, like ko-KR"));
         Ok(Self(cased(&text)))
     }
     fn show(&self) -> String {
@@ -200,7 +205,8 @@ impl Value for Keyboard {
             return Ok(Self::Layout(text.to_ascii_lowercase()));
         }
         let culture = Culture::read(text).ok().map(Self::Of);
-        culture.context("give a culture, like ko-KR, or a layout, like 0409:00000409")
+        let plain = "give a culture, like ko-KR, or a layout, like 0409:00000409";
+        culture.with_context(|| advice(text, plain))
     }
     fn show(&self) -> String {
         match self {
