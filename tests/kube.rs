@@ -31,7 +31,8 @@ fn main() -> ExitCode {
         vec![test(&host, "the_manifests_of_a_user_install", Box::new(manifests::installs))];
     for file in compose::FILES {
         let name = format!("the_compose_file_of_{file}_starts").replace('-', "_");
-        tests.push(test(&host, &name, Box::new(move |host| compose::starts(host, file))));
+        let test = test(&host, &name, Box::new(move |host| compose::starts(host, file)));
+        tests.push(if compose::ALWAYS.contains(&file) { test } else { test.thorough() });
     }
     // The manifests ask for a machine with 4 GiB.
     Suite { lab: Lab { mib: 8192, seconds: 1800, assets: &[] }, tests }.main_after(host::prepare)
