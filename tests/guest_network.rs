@@ -160,6 +160,22 @@ fn reaches_its_networks(release: &str) -> anyhow::Result<()> {
     lan.booted.running.ends_with(0, SOON)
 }
 
+/// An interface to other hosts, and passt that uses it.
+fn uplink(folder: &Path) -> anyhow::Result<Service> {
+    // passt drops root's rights before it makes its socket.
+    fs::set_permissions(folder, Permissions::from_mode(0o777))?;
+    for words in [
+        "link add up0 type veth peer name up1",
+        "link set up1 up",
+        "link set up0 up",
+        "addr add 192.0.2.2/24 dev up0",
+        "route add default via 192.0.2.1",
+    ] {
+        ip(words)?;
+    }
+    passt(folder)
+}
+
 fn passt(folder: &Path) -> anyhow::Result<Service> {
     let socket = folder.join("passt");
     let tree = lab::asset("PASST")?;
@@ -220,8 +236,6 @@ fn linux(
 impl Lan {
     fn start(release: &str) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        // passt drops root's rights before it makes its socket.
-        fs::set_permissions(folder.path(), Permissions::from_mode(0o777))?;
         for words in [
             "tuntap add fast mode tap multi_queue",
             "link set fast mtu 1450 up",
@@ -229,15 +243,10 @@ impl Lan {
             "tuntap add kernel mode tap multi_queue",
             "link set kernel mtu 1450 up",
             "addr add 10.9.3.1/24 dev kernel",
-            "link add up0 type veth peer name up1",
-            "link set up1 up",
-            "link set up0 up",
-            "addr add 192.0.2.2/24 dev up0",
-            "route add default via 192.0.2.1",
         ] {
             ip(words)?;
         }
-        let passt = passt(folder.path())?;
+        let passt = uplink(folder.path())?;
         let memory = if lab::everything() { "3G" } else { "512M" };
         // Not with `--jail on`: a restarted passt runs as another user, and root opens that user's
         // socket with a capability that the jail drops.

@@ -26,10 +26,11 @@ use std::os::unix::fs::FileExt as _;
 use anyhow::{Context as _, ensure};
 
 use self::archive::{Archive, Blob, Sha1};
-use self::disc::{Boot, Directory, SECTOR, sectors};
+use self::disc::{Boot, Directory, sectors};
 use self::images::Images;
 use self::tree::{Content, Node};
 use self::writer::Writer;
+use crate::media::SECTOR;
 use crate::media::wim::header;
 
 /// Images before the first edition.

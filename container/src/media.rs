@@ -30,7 +30,7 @@ use crate::files;
 
 /// Bytes of a sector of a CD or DVD.
 pub const SECTOR: u64 = 2048;
-const SECTOR_BYTES: usize = 2048;
+pub(crate) const SECTOR_BYTES: usize = 2048;
 /// Maximum bytes of a directory. The largest of Microsoft's media has less than 100 KiB.
 const MAX_DIRECTORY: u64 = 2 << 20;
 /// Maximum number of extents of a file.

@@ -12,11 +12,10 @@ use std::path::Path;
 use host::size::Size;
 
 use crate::files;
+use crate::media::{SECTOR, SECTOR_BYTES};
 use crate::settings::value::{MIB, Value as _};
 use crate::status::{Failure, Status};
 
-const SECTOR_BYTES: usize = 2048;
-const SECTOR: u64 = SECTOR_BYTES as u64;
 /// The first volume descriptor, which is the primary one (ECMA-119 6.7.1, 8.4).
 const PRIMARY: u64 = 16 * SECTOR;
 /// Standard identifiers of volume descriptors, of ISO 9660 and of UDF (ECMA-167 2/9.1).

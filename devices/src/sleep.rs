@@ -10,6 +10,7 @@ use anyhow::Context;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use crate::poller::POLL_TIME;
 use host::net::Wait;
 
 /// The port's number among the events. Doorbells follow it.
@@ -32,6 +33,19 @@ impl Orders {
     pub(crate) fn wake(&self) {
         // If the doorbell's counter is full, it has rung already.
         self.bell.write(1).ok();
+    }
+
+    /// Serves for a short time, until there was something or the thread is to end. Returns false if
+    /// nothing came.
+    pub(crate) fn poll(&self, mut serve: impl FnMut() -> bool) -> bool {
+        let start = Instant::now();
+        while start.elapsed() < POLL_TIME && !self.stop.load(Ordering::Acquire) {
+            if serve() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
     }
 
     /// Asks the thread to end, or allows it to start.

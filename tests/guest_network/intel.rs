@@ -1,8 +1,6 @@
 //! Intel's 82574L under Linux' e1000e driver, with virtio-net in the same machine: every kind of
 //! interrupt, offloads by the backend and here, large packets, VLANs, a pulled cable and a restart.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -15,7 +13,7 @@ use transom_tests::network::{Route, Service, TransferTimes, ip, noise};
 use transom_tests::say;
 use vmm::control::{Command, LinkState};
 
-use super::{BOOT, MIB, PASST, SOON, features_are, large, linux, passt, route};
+use super::{BOOT, MIB, PASST, SOON, features_are, large, linux, route, uplink};
 
 /// A tap whose kernel completes checksums and cuts packets.
 const INTEL: Route = route([10, 9, 4, 1], [10, 9, 4, 2]);
@@ -71,8 +69,6 @@ type Step = fn(&mut Lan) -> anyhow::Result<()>;
 impl Lan {
     fn start(kernel: &str) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        // passt drops root's rights before it makes its socket.
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777))?;
         for words in [
             "tuntap add intel mode tap",
             "link set intel up",
@@ -83,15 +79,10 @@ impl Lan {
             "tuntap add beside mode tap",
             "link set beside up",
             "addr add 10.9.6.1/24 dev beside",
-            "link add up0 type veth peer name up1",
-            "link set up1 up",
-            "link set up0 up",
-            "addr add 192.0.2.2/24 dev up0",
-            "route add default via 192.0.2.1",
         ] {
             ip(words)?;
         }
-        let passt = passt(folder.path())?;
+        let passt = uplink(folder.path())?;
         let memory = if lab::everything() { "3G" } else { "512M" };
         let guest = Guest::transom().cpus("2").memory(memory);
         let booted = linux(guest, &DEVICES, &MODULES, (folder.path(), kernel))?.boot(BOOT)?;

@@ -16,6 +16,7 @@ use fake_microsoft::fault::Fault;
 use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
+use transom_tests::place::add_network;
 use transom_tests::program::{Running, said};
 use transom_tests::rehearsal::Log;
 use transom_tests::{lab, say};
@@ -188,17 +189,7 @@ impl Place {
         if case.drivers {
             fs::copy(medium::bundle()?, storage.join("drivers.iso"))?;
         }
-        said(Command::new("ip").args(["netns", "add", &place.space]))?;
-        for words in [
-            "link set lo up",
-            "link add eth0 type veth peer name far",
-            "address add 10.99.0.2/24 dev eth0",
-            "link set eth0 up",
-            "link set far up",
-            "route add default via 10.99.0.1",
-        ] {
-            said(Command::new("ip").args(["-n", &place.space]).args(words.split(' ')))?;
-        }
+        add_network(&place.space)?;
         match case.download {
             Some(faults) => place.microsoft = Some(Microsoft::serve(&place, case, faults)?),
             None => {

@@ -39,6 +39,22 @@ pub fn runs_here(test: &str) -> bool {
 pub const SEEN: &str = "10.99.0.2";
 pub const HERE: &str = "127.0.0.1";
 
+/// Adds a network namespace with an interface, and a default route to a router that does not exist.
+pub fn add_network(space: &str) -> Result<()> {
+    said(Command::new("ip").args(["netns", "add", space]))?;
+    for words in [
+        "link set lo up",
+        "link add eth0 type veth peer name far",
+        "address add 10.99.0.2/24 dev eth0",
+        "link set eth0 up",
+        "link set far up",
+        "route add default via 10.99.0.1",
+    ] {
+        said(Command::new("ip").args(["-n", space]).args(words.split(' ')))?;
+    }
+    Ok(())
+}
+
 /// The host of one pod; dropping it deletes the namespace.
 pub struct Place {
     space: String,
@@ -54,24 +70,8 @@ impl Place {
         for folder in ["run", "storage"] {
             fs::create_dir(place.folder.path().join(folder))?;
         }
-        said(Command::new("ip").args(["netns", "add", &place.space]))?;
-        place.plug()?;
+        add_network(&place.space)?;
         Ok(place)
-    }
-
-    /// Adds an interface, and a default route to a router that does not exist.
-    fn plug(&self) -> Result<()> {
-        for words in [
-            "link set lo up",
-            "link add eth0 type veth peer name far",
-            "address add 10.99.0.2/24 dev eth0",
-            "link set eth0 up",
-            "link set far up",
-            "route add default via 10.99.0.1",
-        ] {
-            said(self.run("ip").args(words.split(' ')))?;
-        }
-        Ok(())
     }
 
     /// A command for a program in its network.

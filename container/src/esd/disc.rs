@@ -6,8 +6,8 @@ mod udf;
 
 use anyhow::{Context as _, ensure};
 
-pub(super) const SECTOR: u64 = 2048;
-const SECTOR_BYTES: usize = 2048;
+use crate::media::{SECTOR, SECTOR_BYTES};
+
 /// Sectors of the volume descriptors of both file systems, and what ISO 9660 has.
 const DESCRIPTORS: u32 = 16;
 const BRIDGE: u32 = 19;

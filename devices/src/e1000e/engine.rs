@@ -102,7 +102,7 @@ impl Engine {
         let mut polls = false;
         while !orders.stop.load(Ordering::Acquire) {
             let kicks = lock(&self.card).kicks;
-            if self.serve() || polls && self.poll(orders) {
+            if self.serve() || polls && orders.poll(|| self.serve()) {
                 continue;
             }
             let mut card = lock(&self.card);
@@ -130,18 +130,6 @@ impl Engine {
         self.full = false;
         let sent = [0, 1].map(|queue| self.send(queue)).contains(&true);
         self.accept() || sent
-    }
-
-    /// Polls for a short time. Returns false if nothing came.
-    fn poll(&mut self, orders: &Orders) -> bool {
-        let start = Instant::now();
-        while start.elapsed() < POLL_TIME && !orders.stop.load(Ordering::Acquire) {
-            if self.serve() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        false
     }
 
     /// Sends from one queue. Returns true if there was a packet or a context.

@@ -2,10 +2,9 @@
 
 use anyhow::{Context as _, ensure};
 
-use super::{
-    FILE_SET, FIRST_NODE, INTEGRITY, LABEL, MAIN, PARTITION, RESERVE, SECTOR, SECTOR_BYTES,
-};
+use super::{FILE_SET, FIRST_NODE, INTEGRITY, LABEL, MAIN, PARTITION, RESERVE};
 use crate::media::udf::crc;
+use crate::media::{SECTOR, SECTOR_BYTES};
 
 /// Longest extent (4/14.14.1.1), in whole sectors.
 const MAX_EXTENT: u64 = (1 << 30) - SECTOR;

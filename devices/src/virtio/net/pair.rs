@@ -50,7 +50,7 @@ impl Pair {
         let mut polls = false;
         self.disable_doorbells();
         while !orders.stop.load(Ordering::Acquire) {
-            if self.serve() || polls && self.poll(orders) {
+            if self.serve() || polls && orders.poll(|| self.serve()) {
                 continue;
             }
             if !self.enable_doorbells() {
@@ -122,18 +122,6 @@ impl Pair {
         let sent = self.send();
         let received = self.accept();
         answered || sent || received
-    }
-
-    /// Polls for a short time. Returns false if nothing came.
-    fn poll(&mut self, orders: &Orders) -> bool {
-        let start = Instant::now();
-        while start.elapsed() < POLL_TIME && !orders.stop.load(Ordering::Acquire) {
-            if self.serve() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        false
     }
 
     fn disable_doorbells(&mut self) {
