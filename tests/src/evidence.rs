@@ -77,9 +77,9 @@ const HEAD: &str = "| what | shown by | where | not shown |\n|---|---|---|---|\n
 /// The page. Fails if a test of the list does not exist.
 pub fn page(list: &str, outcomes: &[Outcome], run: &str) -> anyhow::Result<String> {
     let mut page = format!(
-        "# Evidence\n\nThis page lists what Windows needs of the machine, the tests that show it, and \
-         what is not shown yet. Windows\nitself has not run on it. `./test` makes the page from its \
-         own output and from `tests/evidence`.\n\nThis one is from {run}.\n",
+        "# Evidence\n\nThis page lists what Windows needs of the machine, the tests that show it, \
+         and what is not shown yet. Windows\nitself has not run on it. `./test` makes the page \
+         from its own output and from `tests/evidence`.\n\nThis one is from {run}.\n",
     );
     for line in list.lines().filter(|line| !line.is_empty() && !line.starts_with("# ")) {
         if let Some(title) = line.strip_prefix("## ") {
