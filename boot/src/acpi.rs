@@ -14,6 +14,7 @@ mod hpet;
 mod madt;
 mod mcfg;
 mod node;
+mod presence;
 mod script;
 mod table;
 mod tpm2;
@@ -26,6 +27,7 @@ use anyhow::{Result, ensure};
 
 pub use self::dsdt::intx_line;
 pub use self::node::Node;
+pub use self::presence::presence_file;
 use self::script::Layout;
 pub use self::script::{
     DIRECT_GENERATION_ID, RSDP_FILE, SCRIPT_FILE, TABLES_FILE, Tables, event_log,
