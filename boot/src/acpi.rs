@@ -7,6 +7,7 @@
 //! The machine is a full-hardware ACPI machine (PM1 block, PM timer, SCI on line 9), because guests
 //! know that path best. There is no S3 and no S4. The power button is the fixed one.
 
+mod aml;
 mod dsdt;
 mod facs;
 mod fadt;

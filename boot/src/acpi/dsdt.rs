@@ -11,7 +11,8 @@ use acpi_tables::aml::{
 };
 use anyhow::{Context, Result};
 
-use super::node::{self, Bytes, bytes, id};
+use super::aml::{Bytes, bytes};
+use super::node::{self, id};
 use super::{PM_LENGTH, Platform, S5_SLEEP_TYPE, table};
 use crate::layout;
 

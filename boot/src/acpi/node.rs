@@ -6,6 +6,7 @@ use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Res
 use acpi_tables::{Aml, AmlSink};
 use anyhow::{Context, Result, ensure};
 
+use super::aml::Bytes;
 use super::presence::presence;
 use super::tpm2::TPM;
 
@@ -177,20 +178,5 @@ fn line_resource(line: u32, sink: &mut dyn AmlSink) {
         sink.word(1 << line);
     } else {
         Interrupt::new(true, false, false, true, line).to_aml_bytes(sink);
-    }
-}
-
-/// Encoded AML. An empty value adds nothing.
-pub(super) struct Bytes(pub(super) Vec<u8>);
-
-pub(super) fn bytes(aml: &dyn Aml) -> Bytes {
-    let mut bytes = Vec::new();
-    aml.to_aml_bytes(&mut bytes);
-    Bytes(bytes)
-}
-
-impl Aml for Bytes {
-    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        sink.vec(&self.0);
     }
 }

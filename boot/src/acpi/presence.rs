@@ -13,7 +13,7 @@ use acpi_tables::aml::{
 };
 use anyhow::{Context as _, Result};
 
-use super::node::{Bytes, bytes};
+use super::aml::{Bytes, bytes};
 use crate::file::File;
 
 /// The fw_cfg file that leads firmware to the memory.
