@@ -403,7 +403,8 @@ fn has_smm() -> Result<bool> {
         found.into_iter().any(|it| it["name"] == name && it["there"] == true)
     };
     let firmware = Path::new("/usr/share/OVMF/OVMF_CODE_4M.secboot.fd");
-    Ok(firmware.exists() && has("X86_SMM") && has("MULTI_ADDRESS_SPACE"))
+    Ok(firmware.exists()
+        && ["X86_SMM", "MULTI_ADDRESS_SPACE", "X86_MSR_FILTER"].map(has) == [true; 3])
 }
 
 #[test]
