@@ -389,7 +389,22 @@ fn a_pod_creates_private_files_on_its_volume() -> Result<()> {
         ensure!(found, "no file .{end}: {names:?}\n{said}");
     }
     ensure!(open_to_others(&storage)?.is_empty(), "{:?}", open_to_others(&storage)?);
+    let without = said.contains("Secure Boot without system management mode");
+    ensure!(without != has_smm()?, "the line about SMM: {said}");
     Ok(())
+}
+
+/// Whether this host has system management mode and Debian's firmware for it.
+fn has_smm() -> Result<bool> {
+    let report = Command::new(vmm()).args(["doctor", "--json"]).output()?;
+    let report: Value = serde_json::from_slice(&report.stdout)?;
+    let has = |name| {
+        let found = report["capabilities"].as_array().into_iter().flatten();
+        found.into_iter().any(|it| it["name"] == name && it["there"] == true)
+    };
+    let firmware = Path::new("/usr/share/OVMF/OVMF_CODE_4M.secboot.fd");
+    Ok(firmware.exists()
+        && ["X86_SMM", "MULTI_ADDRESS_SPACE", "X86_MSR_FILTER"].map(has) == [true; 3])
 }
 
 #[test]

@@ -18,17 +18,29 @@ pub const MODE: &str = "mode";
 /// Folders of Debian's package, and of other distributions.
 const FOLDERS: [&str; 2] = ["usr/share/OVMF", "usr/share/edk2/ovmf"];
 
-/// Finds the firmware's code and the template of its variables, below `root`.
-pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
+#[derive(Debug)]
+pub struct Firmware {
+    pub code: PathBuf,
+    /// The template of the variables.
+    pub template: PathBuf,
+    /// It runs in system-management mode (SMM), where the guest's kernel cannot change its keys.
+    pub smm: bool,
+}
+
+/// Finds the firmware below `root`. `has_smm` tells whether the host has SMM, and is called if that
+/// matters.
+pub fn find(boot: Boot, root: &Path, has_smm: impl FnOnce() -> bool) -> anyhow::Result<Firmware> {
     let template = match boot.is_secure() {
         false => "OVMF_VARS_4M.fd",
         // This template has the keys of Microsoft and of Debian, and enables Secure Boot.
         true => "OVMF_VARS_4M.ms.fd",
     };
     for folder in FOLDERS.map(|folder| root.join(folder)) {
-        let both = ["OVMF_CODE_4M.fd", template].map(|name| folder.join(name));
-        if both.iter().all(|path| path.is_file()) {
-            return Ok(both.into());
+        let [secure, plain, template] =
+            ["OVMF_CODE_4M.secboot.fd", "OVMF_CODE_4M.fd", template].map(|name| folder.join(name));
+        if plain.is_file() && template.is_file() {
+            let smm = boot.is_secure() && secure.is_file() && has_smm();
+            return Ok(Firmware { code: if smm { secure } else { plain }, template, smm });
         }
     }
     let place = FOLDERS[0];
@@ -129,6 +141,7 @@ mod test {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join(FOLDERS[1]);
         fs::create_dir_all(&folder).unwrap();
+        let find = |boot, root| find(boot, root, || true);
         let error = find(Boot::Uefi, root.path()).unwrap_err();
         assert!(error.to_string().contains("no firmware is at /usr/share/OVMF"), "{error}");
         for name in ["OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"] {
@@ -139,8 +152,32 @@ mod test {
         assert_eq!(Status::of(&error), Status::Boot);
         assert!(error.to_string().starts_with("BOOT_MODE=windows_secure: "), "{error}");
         fs::write(folder.join("OVMF_VARS_4M.ms.fd"), "x").unwrap();
-        let (code, template) = find(Boot::Secure, root.path()).unwrap();
-        assert!(code.ends_with("OVMF_CODE_4M.fd") && template.ends_with("OVMF_VARS_4M.ms.fd"));
+        let found = find(Boot::Secure, root.path()).unwrap();
+        assert!(found.code.ends_with("OVMF_CODE_4M.fd") && !found.smm);
+        assert!(found.template.ends_with("OVMF_VARS_4M.ms.fd"));
+    }
+
+    #[test]
+    fn secure_boot_uses_smm_where_host_and_firmware_have_it() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join(FOLDERS[0]);
+        fs::create_dir_all(&folder).unwrap();
+        let names = ["CODE_4M.fd", "CODE_4M.secboot.fd", "VARS_4M.fd", "VARS_4M.ms.fd"];
+        for name in names {
+            fs::write(folder.join(format!("OVMF_{name}")), "x").unwrap();
+        }
+        for (boot, has_smm, code) in [
+            (Boot::Secure, true, names[1]),
+            (Boot::SecureBase, true, names[1]),
+            (Boot::Secure, false, names[0]),
+            (Boot::Uefi, true, names[0]),
+        ] {
+            let found = find(boot, root.path(), || has_smm).unwrap();
+            assert_eq!(found.smm, code == names[1]);
+            assert!(found.code.ends_with(format!("OVMF_{code}")), "{boot:?}: {found:?}");
+        }
+        let found = find(Boot::Uefi, root.path(), || panic!("not needed")).unwrap();
+        assert!(found.template.ends_with("OVMF_VARS_4M.fd"));
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod network;
 pub mod reports;
 pub mod runtime_folder;
 mod setup;
+mod smm;
 pub mod stop;
 mod thread;
 mod tpm;
@@ -53,7 +54,6 @@ use self::tpm::Tpm;
 use self::volume::Volume;
 use crate::agent::Agent;
 use crate::descriptors;
-use crate::firmware;
 use crate::jail::{self, Capabilities};
 use crate::media::windows::Media;
 use crate::plan::Plan;
@@ -400,10 +400,10 @@ impl Pod {
             self.web.show_account(&settings.account.user.0, &made);
         }
         parts.uuid = volume.uuid()?;
-        let (code, template) = firmware::find(boot, Path::new("/"))?;
-        let vars = volume.vars(boot, &template, settings.machine.clear)?;
+        let found = smm::firmware(boot)?;
+        let vars = volume.vars(boot, &found.template, settings.machine.clear)?;
         volume.save_boot_mode(boot)?;
-        parts.firmware = Some((code, vars));
+        (parts.firmware, parts.smm) = (Some((found.code, vars)), found.smm);
         let (root, folder) = (Path::new("/"), &settings.storage.folder);
         parts.rescue = machine::rescue(root, folder);
         if let Source::Medium(medium) = &self.plan.source {

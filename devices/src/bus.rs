@@ -124,6 +124,11 @@ impl Space {
         })
     }
 
+    fn overlaps(&self, range: &Range<u64>) -> bool {
+        let map = self.map.read().expect("no device panicked");
+        map.iter().any(|it| it.range.start < range.end && range.start < it.range.end)
+    }
+
     pub(crate) fn insert(&self, range: Range<u64>, region: Region, seat: Arc<Seat>) {
         let mut map = self.map.write().expect("no device panicked");
         let at = map.partition_point(|entry| {
@@ -234,10 +239,20 @@ impl Window {
         if let Some(new) = at {
             self.spaces.of(self.kind).insert(new..new + self.size, self.region, self.seat.clone());
             for (bell, event) in &state.bells {
-                self.hypervisor.connect_doorbell(bell.moved(new), event);
+                self.connect_at(bell.moved(new), event);
             }
         }
         state.at = at;
+    }
+
+    /// A doorbell takes writes of processors in system-management mode too. It must not take those
+    /// that are for another device there, such as the flash: the guest chooses the address.
+    fn connect_at(&self, bell: Doorbell, event: &Arc<EventFd>) {
+        let length = if bell.length == 0 { 8 } else { u64::from(bell.length) };
+        let writes = bell.address..bell.address.saturating_add(length);
+        if self.kind != Kind::Memory || !self.spaces.smm_memory.overlaps(&writes) {
+            self.hypervisor.connect_doorbell(bell, event);
+        }
     }
 
     /// Sets the memory that fills the window for the guest once `map_backing` is called.
@@ -289,7 +304,7 @@ impl Window {
     fn connect(&self, bell: Doorbell, event: Arc<EventFd>) {
         let mut state = self.state.lock().expect("no device panicked");
         if let Some(at) = state.at {
-            self.hypervisor.connect_doorbell(bell.moved(at), &event);
+            self.connect_at(bell.moved(at), &event);
         }
         state.bells.push((bell, event));
     }
@@ -331,6 +346,7 @@ impl fmt::Display for Window {
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::hypervisor::fake::FakeHypervisor;
 
     /// Fills every read with its own number.
     struct Number(u8);
@@ -381,6 +397,28 @@ mod test {
         let byte = |in_smm, at| read(spaces.memory_of(in_smm, at, 1), at);
         assert_eq!([byte(false, 0x20), byte(true, 0x20), byte(true, 0x10)], [1, 2, 1]);
         assert_eq!(byte(true, 0x30), 0xff);
+    }
+
+    #[test]
+    fn no_doorbell_takes_writes_for_system_management_mode() {
+        let (spaces, host) = (Arc::new(Spaces::default()), Arc::new(FakeHypervisor::default()));
+        spaces.smm_memory.insert(0x1_0000..0x2_0000, Region(0), seat(1));
+        let extent = |kind| Extent { kind, size: 0x1000 };
+        let window =
+            |kind| Window::new(extent(kind), Region(1), seat(2), spaces.clone(), host.clone());
+        let connected = |kind, at: u64| {
+            let window = window(kind);
+            let _early = window.doorbell(0xff8, 0, None).unwrap();
+            window.move_to(Some(at));
+            let _late = window.doorbell(4, 4, Some(1)).unwrap();
+            host.bells.lock().unwrap().len()
+        };
+        assert_eq!(connected(Kind::Memory, 0xe000), 2);
+        assert_eq!(connected(Kind::Memory, 0xf004), 1, "the first is across the start");
+        assert_eq!(connected(Kind::Memory, 0x1_0000), 0);
+        assert_eq!(connected(Kind::Memory, 0x1_f800), 1, "the first is behind the end");
+        assert_eq!(connected(Kind::Memory, 0x2_0000), 2);
+        assert_eq!(connected(Kind::Port, 0x1_0000), 2, "another address space");
     }
 
     #[test]

@@ -143,6 +143,7 @@ fn said_all(case: &Case, log: &str) -> anyhow::Result<()> {
         ensure!(log.contains(&words), "no {words:?}: {log}");
     }
     ensure!(!log.contains("Press any key"), "the medium asked for a key: {log}");
+    ensure!(!log.contains("without system management mode"), "no SMM: {log}");
     Ok(())
 }
 

@@ -124,6 +124,7 @@ capabilities! {
     TSC_CONTROL KVM_CAP_TSC_CONTROL, false, "a chosen TSC frequency";
     X86_SMM KVM_CAP_X86_SMM, false, "`--smm`: Secure Boot that the guest cannot switch off";
     MULTI_ADDRESS_SPACE KVM_CAP_MULTI_ADDRESS_SPACE, false, "`--smm`: memory for it";
+    X86_MSR_FILTER KVM_CAP_X86_MSR_FILTER, false, "`--smm`: registers that reach its memory";
 }
 
 /// The error names the first required capability that KVM lacks.

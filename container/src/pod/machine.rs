@@ -51,6 +51,8 @@ const SETUP_SERIAL: &str = "5E7000000001";
 pub struct Parts {
     /// The firmware's code and variables; `None` for the probe.
     pub firmware: Option<(PathBuf, PathBuf)>,
+    /// The firmware runs in system-management mode.
+    pub smm: bool,
     /// The socket of the TPM.
     pub tpm: Option<PathBuf>,
     /// The UUID kept on the volume.
@@ -125,6 +127,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
     if let Some((code, vars)) = &parts.firmware {
         config.firmware = Some(text(code)?);
         config.vars = Some(text(vars)?);
+        config.smm = parts.smm;
         if let Some(path) = &parts.tpm {
             config.tpm = Some(tpm::Config::new(text(path)?));
         }

@@ -121,6 +121,11 @@ pub(super) fn memory_access(vcpu: &mut VcpuFd) -> MemoryAccess<'_> {
     MemoryAccess { address: mmio.phys_addr, data: &mut mmio.data[..length], in_smm }
 }
 
+/// Answers KVM_EXIT_X86_WRMSR: the write is done, or faults.
+pub(super) fn set_msr_error(vcpu: &mut VcpuFd, fault: bool) {
+    vcpu.get_kvm_run().__bindgen_anon_1.msr.error = u8::from(fault);
+}
+
 /// The suberror and the instruction bytes of KVM_EXIT_INTERNAL_ERROR.
 pub(super) fn internal_error(vcpu: &mut VcpuFd) -> (u32, Vec<u8>) {
     let run = vcpu.get_kvm_run();

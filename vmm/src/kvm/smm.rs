@@ -12,8 +12,11 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, ensure};
 use devices::hypervisor;
 use host::smram::{self, Smram};
-use kvm_bindings::kvm_msi;
-use kvm_ioctls::{Cap, Kvm, VmFd};
+use kvm_bindings::{
+    KVM_CAP_X86_MSR_FILTER, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER,
+    KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN, kvm_enable_cap, kvm_msi,
+};
+use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap};
 
 use super::fd::{self, Slot};
@@ -30,13 +33,43 @@ pub(super) fn slot_in(space: u32, number: u32) -> u32 {
 /// The error names what the host lacks.
 pub fn check(kvm: &Kvm) -> anyhow::Result<()> {
     let spaces = kvm.check_extension_raw(kvm_bindings::KVM_CAP_MULTI_ADDRESS_SPACE.into());
+    let filter = kvm.check_extension_raw(KVM_CAP_X86_MSR_FILTER.into());
     ensure!(
-        kvm.check_extension(Cap::X86Smm) && spaces > 1,
-        "this host's KVM has no system-management mode (X86_SMM, MULTI_ADDRESS_SPACE): use a host \
-         whose kernel has CONFIG_KVM_SMM and hardware virtualization, or firmware that does not \
-         need SMM"
+        kvm.check_extension(Cap::X86Smm) && spaces > 1 && filter > 0,
+        "this host's KVM has no system-management mode (X86_SMM, MULTI_ADDRESS_SPACE, \
+         X86_MSR_FILTER): use a host whose kernel has CONFIG_KVM_SMM and hardware virtualization, \
+         or firmware that does not need SMM"
     );
     Ok(())
+}
+
+/// IA32_APIC_BASE. Wherever its page is, it takes the accesses of processors in SMM, too: over the
+/// flash, writes of the firmware would be lost.
+const APIC_BASE: u32 = 0x1b;
+const DEFAULT_APIC_PAGE: u64 = 0xfee0_0000;
+/// Bits of IA32_APIC_BASE: x2APIC mode, and the controller is enabled.
+const X2APIC: u64 = 1 << 10;
+const ENABLED: u64 = 1 << 11;
+/// HV_X64_MSR_SIMP: KVM writes messages to its page, to hidden RAM while the processor is in SMM.
+const SIMP: u32 = 0x4000_0083;
+/// The registers whose writes KVM leaves to this process, in a machine with SMM.
+const FILTERED: [u32; 2] = [APIC_BASE, SIMP];
+const PAGE_MASK: u64 = 0xf_ffff_ffff_f000;
+
+/// Makes KVM leave the registers through which it would reach memory of SMM to this process.
+pub(super) fn filter_registers(vm: &VmFd) -> anyhow::Result<()> {
+    let reasons =
+        KVM_MSR_EXIT_REASON_FILTER | KVM_MSR_EXIT_REASON_UNKNOWN | KVM_MSR_EXIT_REASON_INVAL;
+    let args = [u64::from(reasons), 0, 0, 0];
+    let request = kvm_enable_cap { cap: KVM_CAP_X86_USER_SPACE_MSR, args, ..Default::default() };
+    vm.enable_cap(&request).context("MSRs that KVM leaves to this process")?;
+    let ranges = FILTERED.map(|base| MsrFilterRange {
+        flags: MsrFilterRangeFlags::WRITE,
+        base,
+        msr_count: 1,
+        bitmap: &[0],
+    });
+    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges).context("a filter for MSRs")
 }
 
 /// An SMI as a message to a local interrupt controller: physical destination, delivery mode 010b
@@ -107,6 +140,17 @@ impl Smm {
         Ok(())
     }
 
+    /// Whether a processor outside of SMM may write this value to one of the filtered registers,
+    /// which has the value `old` now.
+    pub(super) fn allows(&self, index: u32, old: u64, value: u64) -> bool {
+        let page = value & PAGE_MASK;
+        match index {
+            APIC_BASE => page == DEFAULT_APIC_PAGE && is_change_of_mode(old, value),
+            SIMP => value & 1 == 0 || self.visible(&(page..page + 4096)) == [page..page + 4096],
+            _ => false,
+        }
+    }
+
     /// The parts of `range` that are RAM outside of system-management mode.
     pub(super) fn visible(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let slots = self.slots.lock().expect("no thread panicked");
@@ -114,6 +158,17 @@ impl Smm {
         let regions = seen.filter_map(|it| self.ram.iter().nth(it.region)).map(smram::range);
         let parts = regions.map(|it| it.start.max(range.start)..it.end.min(range.end));
         parts.filter(|part| !part.is_empty()).collect()
+    }
+}
+
+/// Whether a processor accepts this change of IA32_APIC_BASE (Intel SDM 3A, 11.12.5). KVM checks it
+/// for guests only, and not for this process.
+fn is_change_of_mode(old: u64, new: u64) -> bool {
+    match (new & ENABLED != 0, new & X2APIC != 0) {
+        (false, false) => true,
+        (false, true) => false,
+        (true, false) => old & X2APIC == 0,
+        (true, true) => old & ENABLED != 0,
     }
 }
 
@@ -137,5 +192,19 @@ impl hypervisor::Smm for Smm {
                 tracing::debug!("an SMI for the processor with APIC ID {apic_id}: {error}");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_local_controller_changes_its_mode_like_a_processor() {
+        let modes = [0, ENABLED, ENABLED | X2APIC, X2APIC];
+        let allowed = modes.map(|old| modes.map(|new| is_change_of_mode(old, new)));
+        assert_eq!(allowed[0], [true, true, false, false], "from disabled");
+        assert_eq!(allowed[1], [true, true, true, false], "from xAPIC");
+        assert_eq!(allowed[2], [true, false, true, false], "from x2APIC");
     }
 }

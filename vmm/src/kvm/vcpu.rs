@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use anyhow::Context;
 use devices::bus::Spaces;
@@ -11,10 +12,10 @@ use kvm_bindings::{
     kvm_fpu, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
     kvm_xcrs,
 };
-use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd};
+use kvm_ioctls::{Cap, Kvm, MsrExitReason, VcpuExit, VcpuFd};
 
 use super::fd::{self, MemoryAccess};
-use super::smm;
+use super::smm::{self, Smm};
 use super::vm::Vm;
 use crate::msr::Policy;
 
@@ -49,6 +50,8 @@ pub struct Vcpu {
     fd: VcpuFd,
     id: ProcessorId,
     power_on: PowerOn,
+    /// `None` in a machine without system-management mode.
+    smm: Option<Arc<Smm>>,
 }
 
 /// The state that a reset restores.
@@ -102,7 +105,7 @@ impl Vcpu {
         set_msr(&fd, MISC_ENABLE.0, MISC_ENABLE.1);
         set_msr(&fd, FEATURE_CONTROL.0, FEATURE_CONTROL.1);
         let power_on = PowerOn::of(kvm, &fd)?;
-        let vcpu = Self { fd, id, power_on };
+        let vcpu = Self { fd, id, power_on, smm: vm.smm.clone() };
         vcpu.set_mp_state()?;
         Ok(vcpu)
     }
@@ -188,6 +191,11 @@ impl Vcpu {
                 Some(value) => *exit.data = value,
                 None => *exit.error = 1,
             },
+            Ok(VcpuExit::X86Wrmsr(exit)) if exit.reason == MsrExitReason::Filter => {
+                let (index, value) = (exit.index, exit.data);
+                let refused = !self.write_filtered(index, value);
+                fd::set_msr_error(&mut self.fd, refused);
+            }
             Ok(VcpuExit::X86Wrmsr(exit)) => {
                 *exit.error = u8::from(!policy.write(exit.index, exit.data));
             }
@@ -211,6 +219,13 @@ impl Vcpu {
             Err(error) => return self.broken(&format!("KVM cannot run the guest: {error}")),
         }
         Exit::Done
+    }
+
+    /// Writes a register whose writes KVM leaves to this process. Returns false for a fault.
+    fn write_filtered(&self, index: u32, value: u64) -> bool {
+        let Some(smm) = &self.smm else { return false };
+        let old = get_msr(&self.fd, index).unwrap_or(0);
+        smm.allows(index, old, value) && set_msr(&self.fd, index, value)
     }
 
     fn interrupted(&mut self) -> Exit {
@@ -355,10 +370,18 @@ fn set_msrs(fd: &VcpuFd, mut msrs: &[kvm_msr_entry]) -> anyhow::Result<()> {
 }
 
 /// Writes an MSR. If the processor does not have it or refuses the value, it stays unchanged.
-fn set_msr(fd: &VcpuFd, index: u32, data: u64) {
+/// Returns whether it was written.
+fn set_msr(fd: &VcpuFd, index: u32, data: u64) -> bool {
     let entry = kvm_msr_entry { index, data, ..Default::default() };
     let written = Msrs::from_entries(&[entry]).map(|msrs| fd.set_msrs(&msrs));
-    if !matches!(written, Ok(Ok(1))) {
+    let done = matches!(written, Ok(Ok(1)));
+    if !done {
         tracing::trace!("MSR {index:#x} does not take {data:#x}");
     }
+    done
+}
+
+fn get_msr(fd: &VcpuFd, index: u32) -> Option<u64> {
+    let mut msrs = Msrs::from_entries(&[kvm_msr_entry { index, ..Default::default() }]).ok()?;
+    (fd.get_msrs(&mut msrs) == Ok(1)).then(|| msrs.as_slice()[0].data)
 }

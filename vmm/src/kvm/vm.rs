@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::device_memory::{DeviceMemory, Place};
 use super::fd::{self, Slot};
 use super::routes::{Irqfd, PINS, Table};
-use super::smm::Smm;
+use super::smm::{self, Smm};
 use crate::ram;
 use host::smram;
 
@@ -36,7 +36,7 @@ pub struct Vm {
     table: Arc<Mutex<Table>>,
     chips: Mutex<Option<Chips>>,
     /// `None` in a machine without system-management mode.
-    smm: Option<Arc<Smm>>,
+    pub(super) smm: Option<Arc<Smm>>,
 }
 
 /// The power-on state of the interrupt controllers and the timer.
@@ -94,6 +94,9 @@ impl Vm {
         // Unknown and invalid MSRs exit to this process, so that the policy is per machine and not
         // per host.
         self.enable(KVM_CAP_X86_USER_SPACE_MSR, 0b11);
+        if self.smm.is_some() {
+            smm::filter_registers(&self.fd)?;
+        }
         let mut chips = Vec::new();
         for chip_id in [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC] {
             let mut chip = kvm_irqchip { chip_id, ..Default::default() };

@@ -24,6 +24,7 @@ fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<C
     let more = card.is_some().then_some(longer);
     let parts = Parts {
         firmware: Some(("/code".into(), "/vars".into())),
+        smm: false,
         tpm: Some("/run/tpm.sock".into()),
         uuid: "00112233-4455-8677-8899-aabbccddeeff".parse().ok(),
         disks: [Disk::new("/a,b.img".into(), Format::Raw)].into_iter().chain(more).collect(),

@@ -14,7 +14,8 @@ pub(super) const MACHINE: &[Variable] = variables! {
         => "the firmware is built in and is always UEFI: leave it out, or set \
         BOOT_MODE=windows_secure for Secure Boot";
     /// System management mode.
-    ignored "SMM" = "" => "Secure Boot needs no SMM here: set BOOT_MODE, and leave it out";
+    ignored "SMM" = ""
+        => "Secure Boot uses it where the host has it: leave it out, and set BOOT_MODE";
     /// Adds a TPM. Defaults to Y where BOOT_MODE needs one.
     full "TPM" = "" (machine.tpm);
     /// A logo that is shown while the firmware starts.
