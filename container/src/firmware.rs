@@ -1,6 +1,7 @@
 //! Selects the machine's firmware, and reads the boot mode that is stored on the volume.
 
-use std::io::ErrorKind;
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
 use crate::files;
@@ -17,6 +18,10 @@ use crate::status::{Failure, Status};
 pub const MODE: &str = "mode";
 /// Folders of Debian's package, and of other distributions.
 const FOLDERS: [&str; 2] = ["usr/share/OVMF", "usr/share/edk2/ovmf"];
+/// The name in Microsoft's certificate of 2023, with which updates of the keys are signed.
+const KEY_OF_2023: &[u8] = b"Microsoft Corporation KEK 2K CA 2023";
+/// Variable stores are smaller.
+const MAX_STORE: u64 = 1 << 20;
 
 #[derive(Debug)]
 pub struct Firmware {
@@ -55,6 +60,28 @@ pub fn find(boot: Boot, root: &Path, has_smm: impl FnOnce() -> bool) -> anyhow::
         ),
     };
     Err(Failure::new(Status::Boot, sentence))
+}
+
+/// A sentence if the variables of an existing machine lack keys that a new machine gets from the
+/// template. They stay as they are: the TPM measures them, and BitLocker would ask for its recovery
+/// key.
+pub fn old_keys(vars: &Path, template: &Path) -> Option<String> {
+    let has = |path: &Path| -> io::Result<bool> {
+        let mut bytes = Vec::new();
+        let file = files::open(path, OpenOptions::new().read(true))?;
+        file.take(MAX_STORE).read_to_end(&mut bytes)?;
+        Ok(bytes.windows(KEY_OF_2023.len()).any(|it| it == KEY_OF_2023))
+    };
+    // Firmware reports a store that cannot be read.
+    let is_old = has(template).ok()? && !has(vars).ok()?;
+    is_old.then(|| {
+        format!(
+            "{}: it has Microsoft's Secure Boot keys of 2011 alone, and programs that are signed \
+             with those of 2023 may not start: to get both, suspend BitLocker in Windows, stop \
+             this container, and delete the file",
+            vars.display()
+        )
+    })
 }
 
 /// Applies the boot mode that is stored on the volume, unless BOOT_MODE is set: a system that was
@@ -178,6 +205,20 @@ mod test {
         }
         let found = find(Boot::Uefi, root.path(), || panic!("not needed")).unwrap();
         assert!(found.template.ends_with("OVMF_VARS_4M.fd"));
+    }
+
+    #[test]
+    fn old_keys_are_reported_if_the_template_has_new_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let new = [b"\xff".as_slice(), KEY_OF_2023, b"\0"].concat();
+        fs::write(at("new"), new).unwrap();
+        fs::write(at("old"), "Microsoft Corporation KEK CA 2011").unwrap();
+        let said = old_keys(&at("old"), &at("new")).unwrap();
+        assert!(said.contains("keys of 2011 alone") && said.contains("old: "), "{said}");
+        for (vars, template) in [("new", "new"), ("new", "old"), ("old", "old"), ("no", "new")] {
+            assert_eq!(old_keys(&at(vars), &at(template)), None, "{vars} with {template}");
+        }
     }
 
     #[test]

@@ -13,15 +13,7 @@ use crate::guest::{Guest, Running};
 use crate::lab;
 
 /// The script of the guest's first process. Two marks enclose a command's output.
-const LOOP: &str = r#"exec < /dev/console
-stty -echo
-echo ">>>transom ready"
-while read -r line; do
-  echo ">>>transom output"
-  sh -c "$line" < /dev/null
-  echo ">>>transom done $?"
-done
-"#;
+const LOOP: &str = include_str!("../lab/guest-loop");
 
 /// Only emergencies are printed on the console, between the commands' output; `dmesg` has the rest.
 const CMDLINE: &str = "console=ttyS0 loglevel=1";

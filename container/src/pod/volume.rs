@@ -19,7 +19,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::disks::{self, Disk};
 use crate::files;
-use crate::firmware::MODE;
+use crate::firmware::{self, MODE};
 use crate::settings::host;
 use crate::settings::translate::Bus;
 use crate::settings::value::Value as _;
@@ -153,6 +153,9 @@ impl Volume {
         let length = fs::metadata(template).with_context(|| template.display().to_string())?.len();
         let there = fs::metadata(&path).ok().filter(|_| !clear);
         if there.as_ref().is_some_and(|it| it.len() == length) {
+            if let Some(sentence) = firmware::old_keys(&path, template) {
+                tracing::warn!("{sentence}");
+            }
             return Ok(path);
         }
         if there.is_some() {
