@@ -38,9 +38,10 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::config::{Config, Display, Hyperv, guid};
 use crate::cpuid::{Model, Topology};
+use crate::hyperv::{Own, Provider};
 use crate::kvm::vcpu::{ProcessorId, Vcpu};
 use crate::kvm::vm::Vm;
-use crate::msr::Policy;
+use crate::msr::{Policy, Registers};
 use crate::status::{Failure, Status};
 use crate::vcpu::{OnStop, Processors};
 use crate::{kvm, ram};
@@ -78,7 +79,7 @@ pub struct Plan {
     /// Indexed by processor number.
     pub apic_ids: Vec<u32>,
     pub generation: Arc<Generation>,
-    hyperv: bool,
+    hyperv: Option<Provider>,
     smm: bool,
     /// `inspect`: devices do not touch the host's files and terminals.
     dry: bool,
@@ -91,11 +92,7 @@ impl Plan {
         let settled = config.cpus.settle(kvm.get_max_vcpus());
         config.cpus = settled.map_err(|error| Failure::new(Status::Usage, error.to_string()))?;
         let topology = Topology::new(config.cpus);
-        let hyperv = match config.hyperv {
-            Hyperv::Auto => config.firmware.is_some(),
-            Hyperv::On => true,
-            Hyperv::Off => false,
-        };
+        let hyperv = hyperv_of(&config, kvm)?;
         let model = Model::of_host(kvm, topology, hyperv)?;
         let apic_ids: Vec<_> = (0..config.cpus.count).map(|it| topology.apic_id(it)).collect();
         let last = apic_ids.last().copied().unwrap_or(0) as usize;
@@ -222,11 +219,41 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
         let id = ProcessorId { index: index as usize, apic_id: *apic_id };
         Vcpu::new(&kvm, &vm, id, &cpuid, plan.hyperv)
     });
-    let vcpus = vcpus.collect::<anyhow::Result<_>>()?;
-    let (policy, generation) = (Policy::new(plan.config.msr, plan.hyperv), plan.generation);
-    let processors = Processors::new(vcpus, board.shared.spaces.clone(), policy, on_stop);
-    let config = plan.config;
+    let vcpus = vcpus.collect::<anyhow::Result<Vec<_>>>()?;
+    let policy = Policy::new(plan.config.msr, plan.hyperv.is_some());
+    let mut registers = Registers { policy, hyperv: None };
+    if let (Some(Provider::Own), Some(first)) = (plan.hyperv, vcpus.first()) {
+        vm.take_hyperv_msrs()?;
+        let tsc = first.tsc()?;
+        let clock = vm.clone();
+        let stable = Box::new(move || clock.has_stable_tsc());
+        registers.hyperv = Some(Own::new(board.shared.memory.clone(), tsc, stable));
+    }
+    let spaces = board.shared.spaces.clone();
+    let processors = Processors::new(vcpus, spaces, registers, on_stop);
+    let (config, generation) = (plan.config, plan.generation);
     Ok(Machine { config, processors, board, vm, ram, direct, generation, fresh: true })
+}
+
+/// Who provides Hyper-V's interface to the guest.
+fn hyperv_of(config: &Config, kvm: &Kvm) -> anyhow::Result<Option<Provider>> {
+    let (theirs, own) = (kvm::has_hyperv(kvm), kvm::allows_own_hyperv(kvm));
+    let lacks = |what, other| {
+        let reason = format!("this host's KVM {what}; use `--hyperv {other}` or `--hyperv off`");
+        Err(Failure::new(Status::NoKvm, reason))
+    };
+    Ok(match config.hyperv {
+        Hyperv::Auto if config.firmware.is_none() => None,
+        Hyperv::Auto | Hyperv::On if theirs => Some(Provider::Kvm),
+        Hyperv::Auto | Hyperv::On => own.then_some(Provider::Own),
+        Hyperv::Kvm if theirs => Some(Provider::Kvm),
+        Hyperv::Kvm => return lacks("has no Hyper-V (KVM_CAP_HYPERV_CPUID)", "own"),
+        Hyperv::Own if own => Some(Provider::Own),
+        Hyperv::Own => {
+            return lacks("does not pass registers on (KVM_CAP_X86_MSR_FILTER)", "kvm");
+        }
+        Hyperv::Off => None,
+    })
 }
 
 /// Fills in the machine's UUID, derived from the first disk unless it is configured, and returns
@@ -289,6 +316,7 @@ impl Machine {
         self.board.reset()?;
         if !std::mem::take(&mut self.fresh) {
             self.vm.reset()?;
+            self.processors.reset_registers();
             for vcpu in self.processors.each() {
                 vcpu.reset()?;
             }

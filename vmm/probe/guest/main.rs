@@ -19,6 +19,10 @@ mod end;
 mod entry;
 mod exits;
 mod font;
+mod hyperv;
+mod hyperv_calls;
+mod hyperv_clock;
+mod hyperv_timers;
 mod input;
 mod intrinsics;
 mod io;
@@ -32,6 +36,7 @@ mod page;
 mod paging;
 mod pattern;
 mod pci;
+mod peers;
 mod processors;
 mod random;
 mod records;
@@ -179,6 +184,7 @@ fn checks(
     if session.interruptible {
         timer::check(session, &cpu);
         processors::check(session, start, &cpu);
+        hyperv::check(session, start, &cpu, words);
     }
     pci::move_bars(session, words);
     pci::check(session, start, pm_base);

@@ -11,12 +11,13 @@ use kvm_bindings::{
     kvm_fpu, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
     kvm_xcrs,
 };
-use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd};
+use kvm_ioctls::{Cap, Kvm, ReadMsrExit, VcpuExit, VcpuFd, WriteMsrExit};
 
 use super::fd::{self, MemoryAccess};
 use super::smm;
 use super::vm::Vm;
-use crate::msr::Policy;
+use crate::hyperv::{Provider, Tsc, Written};
+use crate::msr::Registers;
 
 /// Registers that a reset keeps: the time stamp counter, and IA32_TSC_ADJUST, which shifts it.
 const TSC: [u32; 2] = [0x10, 0x3b];
@@ -27,6 +28,9 @@ const FEATURE_CONTROL: (u32, u64) = (0x3a, 1);
 /// HV_X64_MSR_SCONTROL: the synthetic interrupt controller is enabled at power-on. KVM does not do
 /// this itself.
 const SCONTROL: (u32, u64) = (0x4000_0080, 1);
+
+/// HV_X64_MSR_CRASH_CTL: the guest may report a crash. This, too, KVM leaves to its user.
+const CRASH_CTL: (u32, u64) = (0x4000_0105, 1 << 63);
 
 /// MSRs that KVM saves but does not list: MTRRs, and the pages, sources and timers of Hyper-V's
 /// synthetic interrupt controller. Without resetting them, a timer of the previous guest would
@@ -89,14 +93,17 @@ impl Vcpu {
         vm: &Vm,
         id: ProcessorId,
         cpuid: &CpuId,
-        hyperv: bool,
+        hyperv: Option<Provider>,
     ) -> anyhow::Result<Self> {
         let fd = vm.fd.create_vcpu(u64::from(id.apic_id)).context("a processor")?;
         fd.set_cpuid2(cpuid).context("the features of a processor")?;
-        if hyperv && vm.fd.check_extension(Cap::HypervSynic2) {
-            let synic = kvm_enable_cap { cap: Cap::HypervSynic2 as u32, ..Default::default() };
-            fd.enable_cap(&synic).context("Hyper-V's interrupt controller")?;
-            set_msr(&fd, SCONTROL.0, SCONTROL.1);
+        if hyperv == Some(Provider::Kvm) {
+            if vm.fd.check_extension(Cap::HypervSynic2) {
+                let synic = kvm_enable_cap { cap: Cap::HypervSynic2 as u32, ..Default::default() };
+                fd.enable_cap(&synic).context("Hyper-V's interrupt controller")?;
+                set_msr(&fd, SCONTROL.0, SCONTROL.1);
+            }
+            set_msr(&fd, CRASH_CTL.0, CRASH_CTL.1);
         }
         fd::set_up_machine_checks(kvm, &fd);
         set_msr(&fd, MISC_ENABLE.0, MISC_ENABLE.1);
@@ -166,7 +173,7 @@ impl Vcpu {
     }
 
     /// Runs the guest until the next exit. If the exit is an access, performs it.
-    pub fn step(&mut self, spaces: &Spaces, policy: &Policy) -> Exit {
+    pub fn step(&mut self, spaces: &Spaces, registers: &Registers) -> Exit {
         match self.fd.run() {
             Ok(VcpuExit::IoIn(port, _)) => {
                 let (width, data) = fd::port_data(&mut self.fd);
@@ -184,12 +191,12 @@ impl Vcpu {
                 let MemoryAccess { address, data, in_smm } = fd::memory_access(&mut self.fd);
                 spaces.memory_of(in_smm, address, data.len()).write(address, data);
             }
-            Ok(VcpuExit::X86Rdmsr(exit)) => match policy.read(exit.index) {
-                Some(value) => *exit.data = value,
-                None => *exit.error = 1,
-            },
-            Ok(VcpuExit::X86Wrmsr(exit)) => {
-                *exit.error = u8::from(!policy.write(exit.index, exit.data));
+            Ok(VcpuExit::X86Rdmsr(ReadMsrExit { index, .. })) => {
+                let value = self.read_register(index, registers);
+                fd::answer_register(&mut self.fd, value);
+            }
+            Ok(VcpuExit::X86Wrmsr(WriteMsrExit { index, data, .. })) => {
+                return self.write_register(index, data, registers);
             }
             Ok(VcpuExit::Hyperv) => fd::refuse_hypercall(&mut self.fd),
             // The processor halts in the kernel, so this is a spurious wake-up.
@@ -213,6 +220,41 @@ impl Vcpu {
         Exit::Done
     }
 
+    /// `None`: a fault.
+    fn read_register(&self, index: u32, registers: &Registers) -> Option<u64> {
+        match &registers.hyperv {
+            Some(hyperv) if hyperv.has(index) => {
+                let now = || self.tsc().map_or(0, |tsc| tsc.now);
+                hyperv.read(index, self.id.index as u64, now)
+            }
+            _ => registers.policy.read(index),
+        }
+    }
+
+    fn write_register(&mut self, index: u32, data: u64, registers: &Registers) -> Exit {
+        let written = match &registers.hyperv {
+            Some(hyperv) if hyperv.has(index) => hyperv.write(index, data),
+            _ if registers.policy.write(index, data) => Written::Done,
+            _ => Written::Fault,
+        };
+        let accepted = if matches!(written, Written::Fault) { None } else { Some(data) };
+        fd::answer_register(&mut self.fd, accepted);
+        match written {
+            Written::Crash(codes) => Exit::System(CRASH, codes.to_vec()),
+            Written::Done | Written::Fault => Exit::Done,
+        }
+    }
+
+    /// The time stamp counter as the guest reads it.
+    pub fn tsc(&self) -> anyhow::Result<Tsc> {
+        let khz = self.fd.get_tsc_khz().context("the rate of the time stamp counter")?;
+        let entry = kvm_msr_entry { index: TSC[0], ..Default::default() };
+        let mut msrs = Msrs::from_entries(&[entry]).context("a list of MSRs")?;
+        self.fd.get_msrs(&mut msrs).context("the time stamp counter")?;
+        let now = msrs.as_slice().first().map_or(0, |msr| msr.data);
+        Ok(Tsc { hertz: u64::from(khz) * 1000, now })
+    }
+
     fn interrupted(&mut self) -> Exit {
         self.fd.set_kvm_immediate_exit(0);
         Exit::Interrupted
@@ -231,9 +273,9 @@ impl Vcpu {
 
     /// Completes the access of the last exit without running further guest code. The registers are
     /// valid only after this. An access across two pages is two exits.
-    pub fn settle(&mut self, spaces: &Spaces, policy: &Policy) {
+    pub fn settle(&mut self, spaces: &Spaces, registers: &Registers) {
         self.fd.set_kvm_immediate_exit(1);
-        while matches!(self.step(spaces, policy), Exit::Done) {
+        while matches!(self.step(spaces, registers), Exit::Done) {
             self.fd.set_kvm_immediate_exit(1);
         }
         self.fd.set_kvm_immediate_exit(0);

@@ -8,11 +8,14 @@ use anyhow::Context;
 use devices::device::Kind;
 use devices::hypervisor::{self, Backing, Doorbell, GuestAccess, Hypervisor, Pin, Route};
 use kvm_bindings::{
-    KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
+    KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
     KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY,
     kvm_enable_cap, kvm_irqchip, kvm_pit_config, kvm_pit_state2,
 };
-use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VmFd};
+use kvm_ioctls::{
+    Cap, IoEventAddress, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags,
+    NoDatamatch, VmFd,
+};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -20,7 +23,7 @@ use super::device_memory::{DeviceMemory, Place};
 use super::fd::{self, Slot};
 use super::routes::{Irqfd, PINS, Table};
 use super::smm::Smm;
-use crate::ram;
+use crate::{hyperv, ram};
 use host::smram;
 
 /// Three pages that KVM uses on Intel processors, and its identity map before them. `boot::layout`
@@ -91,9 +94,9 @@ impl Vm {
         }
         self.table.lock().expect("no thread panicked").load(&self.fd)?;
         self.enable(KVM_CAP_X2APIC_API, 3);
-        // Unknown and invalid MSRs exit to this process, so that the policy is per machine and not
-        // per host.
-        self.enable(KVM_CAP_X86_USER_SPACE_MSR, 0b11);
+        // Unknown and invalid MSRs, and those of a filter, exit to this process, so that the policy
+        // is per machine and not per host.
+        self.enable(KVM_CAP_X86_USER_SPACE_MSR, 0b111);
         let mut chips = Vec::new();
         for chip_id in [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC] {
             let mut chip = kvm_irqchip { chip_id, ..Default::default() };
@@ -103,6 +106,24 @@ impl Vm {
         let pit = self.fd.get_pit2().context("the timer")?;
         *self.chips.lock().expect("no thread panicked") = Some(Chips { chips, pit });
         Ok(())
+    }
+
+    /// From now on, Hyper-V's MSRs exit to this process, whether KVM knows them or not.
+    pub fn take_hyperv_msrs(&self) -> anyhow::Result<()> {
+        let nothing = [0; hyperv::MSRS as usize / 8];
+        let range = MsrFilterRange {
+            flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
+            base: hyperv::FIRST_MSR,
+            msr_count: hyperv::MSRS,
+            bitmap: &nothing,
+        };
+        let all = MsrFilterDefaultAction::ALLOW;
+        self.fd.set_msr_filter(all, &[range]).context("the registers of Hyper-V")
+    }
+
+    /// Whether the time stamp counters of all processors agree and run at a constant rate.
+    pub fn has_stable_tsc(&self) -> bool {
+        self.fd.get_clock().is_ok_and(|clock| clock.flags & KVM_CLOCK_TSC_STABLE != 0)
     }
 
     /// Enables a capability if KVM has it.
