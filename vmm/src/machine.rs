@@ -38,7 +38,7 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::config::{Config, Display, Hyperv, guid};
 use crate::cpuid::{Model, Topology};
-use crate::hyperv::{Own, Provider};
+use crate::hyperv::{Own, Provider, Tsc};
 use crate::kvm::vcpu::{ProcessorId, Vcpu};
 use crate::kvm::vm::Vm;
 use crate::msr::{Policy, Registers};
@@ -224,7 +224,7 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     let mut registers = Registers { policy, hyperv: None };
     if let (Some(Provider::Own), Some(first)) = (plan.hyperv, vcpus.first()) {
         vm.take_hyperv_msrs()?;
-        let tsc = first.tsc()?;
+        let tsc = Tsc { hertz: first.tsc_hertz()?, now: first.tsc()? };
         let clock = vm.clone();
         let stable = Box::new(move || clock.has_stable_tsc());
         registers.hyperv = Some(Own::new(board.shared.memory.clone(), tsc, stable));

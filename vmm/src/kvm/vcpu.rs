@@ -16,7 +16,7 @@ use kvm_ioctls::{Cap, Kvm, ReadMsrExit, VcpuExit, VcpuFd, WriteMsrExit};
 use super::fd::{self, MemoryAccess};
 use super::smm;
 use super::vm::Vm;
-use crate::hyperv::{Provider, Tsc, Written};
+use crate::hyperv::{Provider, Written};
 use crate::msr::Registers;
 
 /// Registers that a reset keeps: the time stamp counter, and IA32_TSC_ADJUST, which shifts it.
@@ -224,8 +224,7 @@ impl Vcpu {
     fn read_register(&self, index: u32, registers: &Registers) -> Option<u64> {
         match &registers.hyperv {
             Some(hyperv) if hyperv.has(index) => {
-                let now = || self.tsc().map_or(0, |tsc| tsc.now);
-                hyperv.read(index, self.id.index as u64, now)
+                hyperv.read(index, self.id.index as u64, || self.tsc().unwrap_or(0))
             }
             _ => registers.policy.read(index),
         }
@@ -245,14 +244,19 @@ impl Vcpu {
         }
     }
 
-    /// The time stamp counter as the guest reads it.
-    pub fn tsc(&self) -> anyhow::Result<Tsc> {
+    /// The rate of the time stamp counter.
+    pub fn tsc_hertz(&self) -> anyhow::Result<u64> {
         let khz = self.fd.get_tsc_khz().context("the rate of the time stamp counter")?;
+        Ok(u64::from(khz) * 1000)
+    }
+
+    /// The time stamp counter as the guest reads it.
+    pub fn tsc(&self) -> anyhow::Result<u64> {
         let entry = kvm_msr_entry { index: TSC[0], ..Default::default() };
         let mut msrs = Msrs::from_entries(&[entry]).context("a list of MSRs")?;
-        self.fd.get_msrs(&mut msrs).context("the time stamp counter")?;
-        let now = msrs.as_slice().first().map_or(0, |msr| msr.data);
-        Ok(Tsc { hertz: u64::from(khz) * 1000, now })
+        let count = self.fd.get_msrs(&mut msrs).context("the time stamp counter")?;
+        anyhow::ensure!(count == 1, "KVM does not tell the time stamp counter");
+        Ok(msrs.as_slice()[0].data)
     }
 
     fn interrupted(&mut self) -> Exit {
