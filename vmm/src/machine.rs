@@ -205,6 +205,9 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     let kvm = kvm::open()?;
     kvm::check(&kvm)?;
     let plan = Plan::new(config, &kvm)?;
+    if let Some(warning) = hyperv_warning(&plan.config, plan.hyperv) {
+        tracing::warn!("{warning}");
+    }
     let ram = ram::map(&plan.config.memory, &plan.regions())?;
     let vm = Arc::new(Vm::new(&kvm, &ram, plan.smm.then_some(&plan.apic_ids))?);
 
@@ -254,6 +257,26 @@ fn hyperv_of(config: &Config, kvm: &Kvm) -> anyhow::Result<Option<Provider>> {
         }
         Hyperv::Off => None,
     })
+}
+
+/// What the guest lacks of the enlightenments that it was to have.
+fn hyperv_warning(config: &Config, provider: Option<Provider>) -> Option<&'static str> {
+    let wanted = match config.hyperv {
+        Hyperv::Auto => config.firmware.is_some(),
+        Hyperv::On => true,
+        Hyperv::Kvm | Hyperv::Own | Hyperv::Off => false,
+    };
+    match provider.filter(|_| wanted) {
+        Some(Provider::Own) => Some(
+            "this host's KVM has no Hyper-V enlightenments (CONFIG_KVM_HYPERV): the guest gets \
+             clocks and crash reports, but no timers and no faster interrupts",
+        ),
+        None if wanted => Some(
+            "this host's KVM has no Hyper-V enlightenments (CONFIG_KVM_HYPERV), and cannot pass \
+             their registers on (KVM_CAP_X86_MSR_FILTER): the guest gets none",
+        ),
+        _ => None,
+    }
 }
 
 /// Fills in the machine's UUID, derived from the first disk unless it is configured, and returns

@@ -111,6 +111,7 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     let words = Words(start.command_line(line));
     config::open(&start, words);
     let pm_base = pci::pm_base();
+    end::find_reset(&start);
     // SAFETY: there is one thread; a fault handler reads it only after this write.
     unsafe { END = (words, pm_base) };
     let (report, store) = (Report::new(), Store::new(text));

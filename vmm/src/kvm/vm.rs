@@ -8,9 +8,9 @@ use anyhow::Context;
 use devices::device::Kind;
 use devices::hypervisor::{self, Backing, Doorbell, GuestAccess, Hypervisor, Pin, Route};
 use kvm_bindings::{
-    KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
-    KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY,
-    kvm_enable_cap, kvm_irqchip, kvm_pit_config, kvm_pit_state2,
+    KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC,
+    KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY,
+    KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_irqchip, kvm_pit_config, kvm_pit_state2,
 };
 use kvm_ioctls::{
     Cap, IoEventAddress, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags,
