@@ -26,6 +26,7 @@ const WITH_KVM: &[&str] = &[
     "hv-assist",
     "hv-flush",
     "hv-ipi",
+    "hv-connections",
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -112,6 +112,7 @@ pub(crate) fn check(session: &mut Session, start: &Start, cpu: &Cpu, words: Word
     assisted(session, &interface, cpu);
     calls::flush(session, &interface, cpu, &mut room, page);
     calls::interrupt(session, &interface, cpu, &mut room, page);
+    calls::connections(session, &interface, &mut room, page);
     other_registers(session, &interface);
     crash(session, &interface);
     leave_traces(&interface, cpu);

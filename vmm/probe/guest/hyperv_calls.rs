@@ -5,7 +5,7 @@ use crate::Session;
 use crate::cpu::Cpu;
 use crate::entry::{PEER_VECTOR, hypercall};
 use crate::hyperv::{
-    CLUSTER_IPI, EXTENDED_MASKS, Interface, REMOTE_FLUSH, VP_INDEX, XMM_INPUT, skip,
+    CLUSTER_IPI, EXTENDED_MASKS, Interface, REMOTE_FLUSH, SYNIC, VP_INDEX, XMM_INPUT, skip,
 };
 use crate::io::write64;
 use crate::memory::Room;
@@ -19,6 +19,10 @@ const INVALID_INPUTS: [u64; 2] = [3, 5];
 const FLUSH_SPACE: u64 = 0x02;
 const FLUSH_LIST: u64 = 0x03;
 const SEND_IPI: u64 = 0x0b;
+const POST_MESSAGE: u64 = 0x5c;
+const SIGNAL_EVENT: u64 = 0x5d;
+/// There is no such call, access is denied, there is no such port or connection.
+const REFUSALS: [u64; 4] = [INVALID_CODE, 6, 0x11, 0x12];
 const FLUSH_SPACE_EX: u64 = 0x13;
 const FLUSH_LIST_EX: u64 = 0x14;
 const SEND_IPI_EX: u64 = 0x15;
@@ -202,6 +206,28 @@ pub(crate) fn interrupt(
             .number("refused", refused)
             .number("wrong", wrong)
             .hex("exception", exception),
+    );
+}
+
+/// Nobody is connected to this guest: messages and events to another one are refused.
+pub(crate) fn connections(
+    session: &mut Session,
+    interface: &Interface,
+    room: &mut Room,
+    page: u64,
+) {
+    if !interface.may(SYNIC) {
+        return skip(session, "hv-connections", "privilege 2");
+    }
+    let Some(caller) = Caller::open(interface, room, page) else { return };
+    // To connection 1: a message of type 1 with 8 bytes; event 0.
+    let post = Call { control: POST_MESSAGE, words: &[1, 8 << 32 | 1, 0] };
+    let signal = Call { control: SIGNAL_EVENT, words: &[1, 0] };
+    let (post, signal) = (caller.call(&post, false), caller.call(&signal, true));
+    session.add(
+        Finding::check("hv-connections", REFUSALS.contains(&post) && REFUSALS.contains(&signal))
+            .hex("post", post)
+            .hex("signal", signal),
     );
 }
 
