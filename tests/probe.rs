@@ -15,6 +15,8 @@ mod display;
 mod doctor;
 #[path = "probe/doors.rs"]
 mod doors;
+#[path = "probe/hyperv.rs"]
+mod hyperv;
 #[path = "probe/jail.rs"]
 mod jail;
 #[path = "probe/life.rs"]

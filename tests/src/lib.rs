@@ -6,6 +6,7 @@ pub mod compare;
 pub mod console;
 pub mod desk;
 pub mod engine;
+pub mod enlightened;
 pub mod evdev;
 pub mod evidence;
 pub mod flash;

@@ -169,9 +169,11 @@ options! {
     "jail" "auto|off|on|must[,user=UID[:GID]][,folders=PATH[:PATH...]][,seccomp=on|off|log]\
             [,landlock=on|off][,debug]"
     jail: jail::Config,
-    /// Hyper-V enlightenments: `on`, `off` or `auto` (default). `auto` enables them with firmware,
-    /// if KVM supports them, and disables them for a kernel that is started directly.
-    "hyperv" "auto|on|off" hyperv: Hyperv,
+    /// Hyper-V enlightenments: `kvm` are those of this host's KVM; `own` are fewer (identity,
+    /// clocks, crash reports) and need no support of KVM for Hyper-V; `on` are those of KVM if it
+    /// has them, and `own` otherwise; `auto` (default) is `on` with firmware, and `off` for a kernel
+    /// that is started directly.
+    "hyperv" "auto|on|kvm|own|off" hyperv: Hyperv,
     /// Access to unknown model-specific registers (MSRs): `fault`, `ignore` (reads return zero), or
     /// `auto` (default), which is `ignore` if the guest is offered Hyper-V enlightenments and
     /// `fault` otherwise.
@@ -443,14 +445,17 @@ impl Memory {
     }
 }
 
-/// Whether Hyper-V CPUID leaves are offered to the guest.
+/// Whether the guest is offered Hyper-V's interface, and by whom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hyperv {
-    /// Only with firmware, if KVM supports them.
+    /// `On` with firmware, `Off` without.
     #[default]
     Auto,
+    /// `Kvm` if KVM has it, else `Own` if KVM allows that, else `Off`.
     On,
+    Kvm,
+    Own,
     Off,
 }
 

@@ -8,6 +8,7 @@ use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES
 use kvm_ioctls::Kvm;
 
 use crate::config::Cpus;
+use crate::hyperv::{self, Provider};
 use crate::kvm;
 
 /// How APIC IDs are composed of thread, core and socket numbers. Each number has whole bits (Intel
@@ -82,9 +83,17 @@ const INVARIANT_TSC: u32 = 1 << 8;
 
 impl Model {
     /// The host's leaves, adapted to the machine.
-    pub fn of_host(kvm: &Kvm, topology: Topology, hyperv: bool) -> anyhow::Result<Self> {
+    pub fn of_host(
+        kvm: &Kvm,
+        topology: Topology,
+        hyperv: Option<Provider>,
+    ) -> anyhow::Result<Self> {
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).context("CPUID")?;
-        let hyperv = if hyperv { kvm::hyperv_cpuid(kvm) } else { Vec::new() };
+        let hyperv = match hyperv {
+            Some(Provider::Kvm) => kvm::hyperv_cpuid(kvm),
+            Some(Provider::Own) => hyperv::leaves(topology.cpus.count),
+            None => Vec::new(),
+        };
         let invariant = std::fs::read_to_string("/proc/cpuinfo")
             .is_ok_and(|text| text.split_ascii_whitespace().any(|flag| flag == "nonstop_tsc"));
         let mut leaves = cpuid.as_slice().to_vec();
@@ -294,8 +303,11 @@ fn with_hyperv(leaves: &mut Vec<Leaf>, hyperv: &[Leaf]) {
                 if leaf.eax & DEPRECATE_AUTO_EOI != 0 {
                     leaf.eax &= !APIC_BY_MSR;
                 }
-                // The number of spinlock retries before a guest notifies the hypervisor.
-                leaf.ebx = 0xfff;
+                // The number of spinlock retries before a guest notifies the hypervisor, if the
+                // hypervisor can be notified at all.
+                if leaf.ebx != hyperv::NEVER_NOTIFY {
+                    leaf.ebx = 0xfff;
+                }
             }
             _ => {}
         }

@@ -78,17 +78,17 @@ fn examine_host() -> Findings {
     };
     let kvm = kvm.ok();
     let full = checked.is_ok() && situation == KvmSupport::Full;
-    let has = |name| {
-        let capability = CAPABILITIES.iter().find(|it| it.name == name);
-        kvm.as_ref().zip(capability).is_some_and(|(kvm, capability)| capability.is_there(kvm))
-    };
     let runs = vec![
         Runs { what: "the probe", works: checked.is_ok() },
         // Each line names what was tested, so that a capability is not taken for a promise.
         Runs { what: "UEFI firmware and Linux (tried on AMD SVM, not on Intel VMX)", works: full },
         Runs {
-            what: "the Hyper-V interface for Windows (Windows itself was not tried)",
-            works: full && has("HYPERV_CPUID"),
+            what: "the Hyper-V interface for Windows, in KVM (Windows itself was not tried)",
+            works: full && kvm.as_ref().is_some_and(kvm::has_hyperv),
+        },
+        Runs {
+            what: "its clocks and crash reports without KVM's help (`--hyperv own`)",
+            works: full && kvm.as_ref().is_some_and(kvm::allows_own_hyperv),
         },
         Runs {
             what: "firmware that needs SMM (`--smm on`)",

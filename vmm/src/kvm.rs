@@ -94,7 +94,7 @@ pub struct Capability {
 
 impl Capability {
     pub fn is_there(&self, kvm: &Kvm) -> bool {
-        kvm.check_extension_raw(self.cap.into()) > 0
+        has(kvm, self.cap)
     }
 }
 
@@ -119,12 +119,27 @@ capabilities! {
     USER_NMI KVM_CAP_USER_NMI, false, "NMI from the control socket";
     X2APIC_API KVM_CAP_X2APIC_API, false, "more than 255 processors";
     X86_USER_SPACE_MSR KVM_CAP_X86_USER_SPACE_MSR, false, "`--msr` (unknown registers)";
+    X86_MSR_FILTER KVM_CAP_X86_MSR_FILTER, false, "`--hyperv own` (Hyper-V's clocks without KVM's)";
     HYPERV_CPUID KVM_CAP_HYPERV_CPUID, false, "Hyper-V enlightenments (they speed up Windows)";
     HYPERV_SYNIC2 KVM_CAP_HYPERV_SYNIC2, false, "Hyper-V timers (Windows uses slower ones without)";
     TSC_CONTROL KVM_CAP_TSC_CONTROL, false, "a chosen TSC frequency";
     X86_SMM KVM_CAP_X86_SMM, false, "`--smm`: Secure Boot that the guest cannot switch off";
     MULTI_ADDRESS_SPACE KVM_CAP_MULTI_ADDRESS_SPACE, false, "`--smm`: memory for it";
     X86_MSR_FILTER KVM_CAP_X86_MSR_FILTER, false, "`--smm`: registers that reach its memory";
+}
+
+fn has(kvm: &Kvm, cap: u32) -> bool {
+    kvm.check_extension_raw(cap.into()) > 0
+}
+
+/// Whether KVM has Hyper-V's interface.
+pub fn has_hyperv(kvm: &Kvm) -> bool {
+    has(kvm, kb::KVM_CAP_HYPERV_CPUID) && !hyperv_cpuid(kvm).is_empty()
+}
+
+/// Whether KVM lets this process provide a part of Hyper-V's interface.
+pub fn allows_own_hyperv(kvm: &Kvm) -> bool {
+    has(kvm, kb::KVM_CAP_X86_USER_SPACE_MSR) && has(kvm, kb::KVM_CAP_X86_MSR_FILTER)
 }
 
 /// The error names the first required capability that KVM lacks.

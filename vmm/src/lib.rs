@@ -9,6 +9,7 @@ pub mod control;
 pub mod cpuid;
 pub mod doctor;
 pub mod heap;
+pub mod hyperv;
 pub mod kvm;
 pub mod machine;
 pub mod msr;

@@ -38,9 +38,10 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::config::{Config, Display, Hyperv, guid};
 use crate::cpuid::{Model, Topology};
+use crate::hyperv::{Own, Provider, Tsc};
 use crate::kvm::vcpu::{ProcessorId, Vcpu};
 use crate::kvm::vm::Vm;
-use crate::msr::Policy;
+use crate::msr::{Policy, Registers};
 use crate::status::{Failure, Status};
 use crate::vcpu::{OnStop, Processors};
 use crate::{kvm, ram};
@@ -78,7 +79,7 @@ pub struct Plan {
     /// Indexed by processor number.
     pub apic_ids: Vec<u32>,
     pub generation: Arc<Generation>,
-    hyperv: bool,
+    hyperv: Option<Provider>,
     smm: bool,
     /// `inspect`: devices do not touch the host's files and terminals.
     dry: bool,
@@ -91,11 +92,7 @@ impl Plan {
         let settled = config.cpus.settle(kvm.get_max_vcpus());
         config.cpus = settled.map_err(|error| Failure::new(Status::Usage, error.to_string()))?;
         let topology = Topology::new(config.cpus);
-        let hyperv = match config.hyperv {
-            Hyperv::Auto => config.firmware.is_some(),
-            Hyperv::On => true,
-            Hyperv::Off => false,
-        };
+        let hyperv = hyperv_of(&config, kvm)?;
         let model = Model::of_host(kvm, topology, hyperv)?;
         let apic_ids: Vec<_> = (0..config.cpus.count).map(|it| topology.apic_id(it)).collect();
         let last = apic_ids.last().copied().unwrap_or(0) as usize;
@@ -208,6 +205,9 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     let kvm = kvm::open()?;
     kvm::check(&kvm)?;
     let plan = Plan::new(config, &kvm)?;
+    if let Some(warning) = hyperv_warning(&plan.config, plan.hyperv) {
+        tracing::warn!("{warning}");
+    }
     let ram = ram::map(&plan.config.memory, &plan.regions())?;
     let vm = Arc::new(Vm::new(&kvm, &ram, plan.smm.then_some(&plan.apic_ids))?);
 
@@ -217,16 +217,66 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     let direct = direct(&plan.config, description)?;
 
     vm.finish()?;
+    vm.filter_registers(plan.hyperv == Some(Provider::Own))?;
     let vcpus = (0..).zip(&plan.apic_ids).map(|(index, apic_id)| {
         let cpuid = plan.model.of(index)?;
         let id = ProcessorId { index: index as usize, apic_id: *apic_id };
         Vcpu::new(&kvm, &vm, id, &cpuid, plan.hyperv)
     });
-    let vcpus = vcpus.collect::<anyhow::Result<_>>()?;
-    let (policy, generation) = (Policy::new(plan.config.msr, plan.hyperv), plan.generation);
-    let processors = Processors::new(vcpus, board.shared.spaces.clone(), policy, on_stop);
-    let config = plan.config;
+    let vcpus = vcpus.collect::<anyhow::Result<Vec<_>>>()?;
+    let policy = Policy::new(plan.config.msr, plan.hyperv.is_some());
+    let mut registers = Registers { policy, hyperv: None };
+    if let (Some(Provider::Own), Some(first)) = (plan.hyperv, vcpus.first()) {
+        let tsc = Tsc { hertz: first.tsc_hertz()?, now: first.tsc()? };
+        let clock = vm.clone();
+        let stable = Box::new(move || clock.has_stable_tsc());
+        registers.hyperv = Some(Own::new(board.shared.memory.clone(), tsc, stable));
+    }
+    let spaces = board.shared.spaces.clone();
+    let processors = Processors::new(vcpus, spaces, registers, on_stop);
+    let (config, generation) = (plan.config, plan.generation);
     Ok(Machine { config, processors, board, vm, ram, direct, generation, fresh: true })
+}
+
+/// Who provides Hyper-V's interface to the guest.
+fn hyperv_of(config: &Config, kvm: &Kvm) -> anyhow::Result<Option<Provider>> {
+    let (theirs, own) = (kvm::has_hyperv(kvm), kvm::allows_own_hyperv(kvm));
+    let lacks = |what, other| {
+        let reason = format!("this host's KVM {what}; use `--hyperv {other}` or `--hyperv off`");
+        Err(Failure::new(Status::NoKvm, reason))
+    };
+    Ok(match config.hyperv {
+        Hyperv::Auto if config.firmware.is_none() => None,
+        Hyperv::Auto | Hyperv::On if theirs => Some(Provider::Kvm),
+        Hyperv::Auto | Hyperv::On => own.then_some(Provider::Own),
+        Hyperv::Kvm if theirs => Some(Provider::Kvm),
+        Hyperv::Kvm => return lacks("has no Hyper-V (KVM_CAP_HYPERV_CPUID)", "own"),
+        Hyperv::Own if own => Some(Provider::Own),
+        Hyperv::Own => {
+            return lacks("does not pass registers on (KVM_CAP_X86_MSR_FILTER)", "kvm");
+        }
+        Hyperv::Off => None,
+    })
+}
+
+/// What the guest lacks of the enlightenments that it was to have.
+fn hyperv_warning(config: &Config, provider: Option<Provider>) -> Option<&'static str> {
+    let wanted = match config.hyperv {
+        Hyperv::Auto => config.firmware.is_some(),
+        Hyperv::On => true,
+        Hyperv::Kvm | Hyperv::Own | Hyperv::Off => false,
+    };
+    match provider.filter(|_| wanted) {
+        Some(Provider::Own) => Some(
+            "this host's KVM has no Hyper-V enlightenments (CONFIG_KVM_HYPERV): the guest gets \
+             clocks and crash reports, but no timers and no faster interrupts",
+        ),
+        None if wanted => Some(
+            "this host's KVM has no Hyper-V enlightenments (CONFIG_KVM_HYPERV), and cannot pass \
+             their registers on (KVM_CAP_X86_MSR_FILTER): the guest gets none",
+        ),
+        _ => None,
+    }
 }
 
 /// Fills in the machine's UUID, derived from the first disk unless it is configured, and returns
@@ -289,6 +339,7 @@ impl Machine {
         self.board.reset()?;
         if !std::mem::take(&mut self.fresh) {
             self.vm.reset()?;
+            self.processors.reset_registers();
             for vcpu in self.processors.each() {
                 vcpu.reset()?;
             }

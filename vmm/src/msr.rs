@@ -8,6 +8,15 @@ use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hyperv::Own;
+
+/// The registers that KVM leaves to this process.
+pub struct Registers {
+    pub policy: Policy,
+    /// `None` if KVM provides Hyper-V's registers, or nobody does.
+    pub hyperv: Option<Own>,
+}
+
 /// How accesses to MSRs that are on no list are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

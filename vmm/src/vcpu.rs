@@ -10,7 +10,7 @@ use devices::bus::Spaces;
 
 use crate::kvm;
 use crate::kvm::vcpu::{Exit, Vcpu};
-use crate::msr::Policy;
+use crate::msr::Registers;
 
 /// The reason for which a processor stopped by itself.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     spaces: Arc<Spaces>,
-    policy: Policy,
+    registers: Registers,
     on_stop: OnStop,
 }
 
@@ -58,14 +58,19 @@ enum Order {
 }
 
 impl Processors {
-    pub fn new(vcpus: Vec<Vcpu>, spaces: Arc<Spaces>, policy: Policy, on_stop: OnStop) -> Self {
+    pub fn new(
+        vcpus: Vec<Vcpu>,
+        spaces: Arc<Spaces>,
+        registers: Registers,
+        on_stop: OnStop,
+    ) -> Self {
         let state = State { order: Order::Pause, round: 0, parked: 0 };
         let shared = Arc::new(Shared {
             stop_requested: AtomicBool::new(true),
             state: Mutex::new(state),
             changed: Condvar::new(),
             spaces,
-            policy,
+            registers,
             on_stop,
         });
         let cpus = vcpus.into_iter().map(|vcpu| Arc::new(Mutex::new(vcpu))).collect();
@@ -100,6 +105,13 @@ impl Processors {
     /// The processors must be paused.
     pub fn each(&self) -> impl Iterator<Item = MutexGuard<'_, Vcpu>> {
         self.cpus.iter().map(|cpu| cpu.lock().expect("a panic ends the process"))
+    }
+
+    /// Returns the registers that all processors share to their power-on state.
+    pub fn reset_registers(&self) {
+        if let Some(hyperv) = &self.shared.registers.hyperv {
+            hyperv.reset();
+        }
     }
 
     fn order(&self, order: Order) {
@@ -149,7 +161,7 @@ impl Shared {
             let mut vcpu = cpu.lock().expect("a panic ends the process");
             let kickable = vcpu.kickable();
             let stop = self.run(&mut vcpu);
-            vcpu.settle(&self.spaces, &self.policy);
+            vcpu.settle(&self.spaces, &self.registers);
             drop(kickable);
             drop(vcpu);
             if let Some(stop) = stop {
@@ -178,7 +190,7 @@ impl Shared {
 
     fn run(&self, vcpu: &mut Vcpu) -> Option<Stop> {
         while !self.stop_requested.load(Ordering::Acquire) {
-            match vcpu.step(&self.spaces, &self.policy) {
+            match vcpu.step(&self.spaces, &self.registers) {
                 Exit::Done | Exit::Interrupted => {}
                 Exit::Shutdown => return Some(Stop::TripleFault),
                 Exit::System(kind, data) => return Some(Stop::System(kind, data)),

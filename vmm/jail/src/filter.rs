@@ -154,6 +154,7 @@ const KVM: &[u64] = &[
     0xae83, // GET_SREGS
     0xae84, // SET_SREGS
     0xae88, // GET_MSRS
+    0xae7c, // GET_CLOCK
     0xae89, // SET_MSRS
     0xae8c, // GET_FPU
     0xae8d, // SET_FPU

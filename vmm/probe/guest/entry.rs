@@ -182,9 +182,30 @@ exception_stubs:
     .set vector, vector + 1
     .endr
 
-    # The first exception is shown by ring 3; a second one ends the machine.
+    # RDMSR and WRMSR of a register that faults are skipped, with the carry flag set. The first
+    # other exception is shown by ring 3; a second one ends the machine.
 exception:
-    cmpl $0, fault_count
+    cmpl $13, (%rsp)
+    jne 1f
+    pushq %rax
+    movq 24(%rsp), %rax                 # RIP
+    cmpq $gate_may_fault, %rax
+    je skip
+    cmpq $gate_may_fault_too, %rax
+    je skip
+    cmpq $peer_may_fault, %rax
+    je skip
+    cmpq $peer_may_fault_too, %rax
+    je skip
+    popq %rax
+    jmp 1f
+skip:
+    addq $2, 24(%rsp)
+    orl $1, 40(%rsp)                    # RFLAGS
+    popq %rax
+    addq $16, %rsp
+    iretq
+1:  cmpl $0, fault_count
     jne second_exception
     incl fault_count
     movq %rax, fault_record + 24
@@ -240,6 +261,38 @@ device_stub:
     popq %rax
     iretq
 
+    # An interrupt that needs no end of interrupt if the hypervisor says so in the assist page.
+    .balign 16
+    .globl assisted_stub
+assisted_stub:
+    pushq %rax
+    btrl $0, assist_page
+    jc 1f
+    incl unassisted_count
+    movl $0xfee000b0, %eax
+    movl $0, (%rax)
+1:  incl assisted_count
+    popq %rax
+    iretq
+
+    # An interrupt of another processor, counted in its slot.
+    .balign 16
+    .globl peer_stub
+peer_stub:
+    pushq %rax
+    movq %rsp, %rax
+    andq $-1024, %rax
+    incl 24(%rax)
+    jmp 1f
+    .balign 16
+    .globl wake_stub
+wake_stub:
+    pushq %rax
+1:  movl $0xfee000b0, %eax
+    movl $0, (%rax)
+    popq %rax
+    iretq
+
     .balign 16
     .globl spurious_stub
 spurious_stub:
@@ -247,8 +300,8 @@ spurious_stub:
     iretq
 
     # The gate is INT3: a paravirtual-only KVM makes INT n an invalid opcode, and runs what SYSCALL
-    # enters without privileges. RAX = function, RDI and RSI = arguments; RAX, R8 (for RBX), RCX,
-    # RDX = results.
+    # enters without privileges. RAX = function, RDI and RSI = arguments (R8 and R9 for a hypercall);
+    # RAX, R8 (for RBX; carry of a register's access), RCX, RDX = results.
     .globl gate_stub
 gate_stub:
     cmpl $1, %eax
@@ -260,6 +313,9 @@ gate_stub:
     cmpl $5, %eax
     jb gate_cpuid
     je gate_halt
+    cmpl $7, %eax
+    je gate_wrmsr
+    ja gate_hypercall
 gate_triple:
     lidt no_idt
     movl $tss + 4096, %eax              # zeros of the I/O bitmap: nothing is mapped any more
@@ -272,7 +328,25 @@ gate_halt_once:
     iretq
 gate_rdmsr:
     movl %edi, %ecx
+    clc
+gate_may_fault:
     rdmsr
+    setc %r8b
+    iretq
+gate_wrmsr:
+    movl %edi, %ecx
+    movl %esi, %eax
+    movq %rsi, %rdx
+    shrq $32, %rdx
+    clc
+gate_may_fault_too:
+    wrmsr
+    setc %r8b
+    iretq
+gate_hypercall:
+    movq %rdi, %rcx
+    movq %rsi, %rdx
+    call *%r9
     iretq
 gate_interrupts:                        # RDI = RFLAGS from now on
     movq %rdi, 16(%rsp)
@@ -297,7 +371,7 @@ gate_halt:
     .section .bss
     .balign 8
     .globl fault_record, fault_count, nmi_count, timer_count, device_count
-    .globl spurious_count
+    .globl spurious_count, assisted_count, unassisted_count
 fault_record:
     .skip 40
 fault_count:
@@ -309,6 +383,10 @@ timer_count:
 device_count:
     .skip 4
 spurious_count:
+    .skip 4
+assisted_count:
+    .skip 4
+unassisted_count:
     .skip 4
 "#,
     options(att_syntax)
@@ -347,16 +425,73 @@ trampoline_end:
     .section .text.entry, "ax"
     .code64
 processor_entry:
+    movl $0x10, %eax
+    movl %eax, %ss
+    movl $1, %eax
+    lock xaddl %eax, processors_numbered
+    cmpl $63, %eax
+    jae peer_without_slot
+    shll $10, %eax
+    addl $peers, %eax
+    movl %eax, %ebx
+    leaq 1024(%rbx), %rsp
+    lidt idt_pointer
+    movl $0xfee000f0, %eax              # the local APIC accepts interrupts
+    movl $0x14f, (%rax)
+    movl $0xfee00020, %eax
+    movl (%rax), %eax
+    shrl $24, %eax
+    movl %eax, 4(%rbx)
     lock incl processors_started
+    # Slot: command, APIC ID, argument (8), value (16), interrupts (24), carry (32); then the stack.
 1:  cli
+    cmpl $0, (%rbx)
+    jne 2f
+    sti
     hlt
     jmp 1b
+2:  movl 8(%rbx), %ecx
+    movl 16(%rbx), %eax
+    movl 20(%rbx), %edx
+    cmpl $2, (%rbx)
+    jb 3f
+    je 4f
+    movq 8(%rbx), %rax                  # 3: load
+    movq (%rax), %rax
+    movq %rax, 16(%rbx)
+    jmp 5f
+3:  clc                                 # 1: read a register
+peer_may_fault:
+    rdmsr
+    setc 32(%rbx)
+    movl %eax, 16(%rbx)
+    movl %edx, 20(%rbx)
+    jmp 5f
+4:  clc                                 # 2: write a register
+peer_may_fault_too:
+    wrmsr
+    setc 32(%rbx)
+5:  movl $0, (%rbx)
+    jmp 1b
+peer_without_slot:
+    lock incl processors_started
+6:  cli
+    hlt
+    jmp 6b
 
     .section .early, "aw", @nobits
     .balign 8
-    .globl processors_started
+    .globl processors_started, processors_numbered
 processors_started:
-    .skip 8
+    .skip 4
+processors_numbered:
+    .skip 4
+    .balign 4096
+    .globl assist_page, peers
+assist_page:
+    .skip 4096
+peers:
+    .skip 63 * 1024
 "#,
     options(att_syntax)
 );
@@ -367,6 +502,11 @@ pub(crate) const TRAMPOLINE: usize = 0x8000;
 pub(crate) const TIMER_VECTOR: u8 = 0x40;
 /// Interrupt vector of PCI devices (MSI-X) and of ISA devices.
 pub(crate) const DEVICE_VECTOR: u8 = 0x41;
+/// Interrupts that Hyper-V's assist page may acknowledge.
+pub(crate) const ASSISTED_VECTOR: u8 = 0x42;
+/// Interrupts of other processors: counted, or only to wake it.
+pub(crate) const PEER_VECTOR: u8 = 0x43;
+pub(crate) const WAKE_VECTOR: u8 = 0x44;
 pub(crate) const SPURIOUS_VECTOR: u8 = 0x4f;
 /// The vector of INT3.
 const GATE_VECTOR: u64 = 3;
@@ -377,6 +517,13 @@ unsafe extern "C" {
     static timer_stub: u8;
     static device_stub: u8;
     static spurious_stub: u8;
+    static assisted_stub: u8;
+    static peer_stub: u8;
+    static wake_stub: u8;
+    static assist_page: u8;
+    static peers: u8;
+    static assisted_count: u32;
+    static unassisted_count: u32;
     static gate_stub: u8;
     static mut idt: [[u64; 2]; 128];
     static mut page_map: [u64; 512];
@@ -404,6 +551,9 @@ pub(crate) fn fill_interrupt_table() {
             0..32 => &raw const exception_stubs as u64 + vector * 16,
             v if v == u64::from(TIMER_VECTOR) => &raw const timer_stub as u64,
             v if v == u64::from(DEVICE_VECTOR) => &raw const device_stub as u64,
+            v if v == u64::from(ASSISTED_VECTOR) => &raw const assisted_stub as u64,
+            v if v == u64::from(PEER_VECTOR) => &raw const peer_stub as u64,
+            v if v == u64::from(WAKE_VECTOR) => &raw const wake_stub as u64,
             _ => &raw const spurious_stub as u64,
         };
         let privilege = if vector == GATE_VECTOR { 3 } else { 0 };
@@ -434,9 +584,27 @@ pub(crate) fn nmis() -> u32 {
     unsafe { (&raw const nmi_count).read_volatile() }
 }
 
-/// The counter that each started processor increments.
+/// Interrupts at [`ASSISTED_VECTOR`]: all, and those that needed an end of interrupt.
+pub(crate) fn assisted_interrupts() -> (u32, u32) {
+    // SAFETY: aligned counters that only an interrupt stub writes.
+    unsafe {
+        ((&raw const assisted_count).read_volatile(), (&raw const unassisted_count).read_volatile())
+    }
+}
+
+/// The page by which the hypervisor acknowledges interrupts.
+pub(crate) fn assist() -> u64 {
+    &raw const assist_page as u64
+}
+
+/// The counter that each started processor increments, and one that numbers them.
 pub(crate) fn started_counter() -> *mut u32 {
     &raw mut processors_started
+}
+
+/// The slots of the other processors, of 1 KiB each, and their number.
+pub(crate) fn slots() -> (u64, u64) {
+    (&raw const peers as u64, 63)
 }
 
 /// The code to be copied to [`TRAMPOLINE`].
@@ -464,10 +632,41 @@ pub(crate) fn halt_once() {
     gate(0, 0, 0);
 }
 
-/// Reads a model-specific register. A register that does not exist raises an exception.
+/// Reads a model-specific register that exists.
 pub(crate) fn read_msr(index: u32) -> u64 {
-    let [low, _, _, high] = gate(1, index.into(), 0);
-    high << 32 | low & 0xffff_ffff
+    try_read_msr(index).expect("the register")
+}
+
+/// Reads a model-specific register. `None`: it faults.
+pub(crate) fn try_read_msr(index: u32) -> Option<u64> {
+    let [low, carry, _, high] = gate(1, index.into(), 0);
+    (carry & 0xff == 0).then_some(high << 32 | low & 0xffff_ffff)
+}
+
+/// Writes a model-specific register. Returns false if that faults.
+pub(crate) fn write_msr(index: u32, value: u64) -> bool {
+    gate(7, index.into(), value)[1] & 0xff == 0
+}
+
+/// Calls the hypercall page with RCX, RDX, R8 and the six XMM registers. Returns RAX.
+pub(crate) fn hypercall(page: u64, control: u64, pair: [u64; 2], xmm: &[[u64; 2]; 6]) -> u64 {
+    let result;
+    // SAFETY: the page is the hypervisor's code, which changes no other registers and no memory but
+    // that of the call.
+    unsafe {
+        asm!(
+            "movups xmm0, [{x}]", "movups xmm1, [{x} + 16]", "movups xmm2, [{x} + 32]",
+            "movups xmm3, [{x} + 48]", "movups xmm4, [{x} + 64]", "movups xmm5, [{x} + 80]",
+            "int3",
+            x = in(reg) xmm.as_ptr(), inlateout("rax") 8_u64 => result,
+            inlateout("rdi") control => _, inlateout("rsi") pair[0] => _,
+            inlateout("r8") pair[1] => _, inlateout("r9") page => _,
+            lateout("rcx") _, lateout("rdx") _, lateout("r10") _, lateout("r11") _,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _,
+            out("xmm5") _,
+        );
+    }
+    result
 }
 
 pub(crate) fn set_interrupts(on: bool) {

@@ -19,6 +19,10 @@ mod end;
 mod entry;
 mod exits;
 mod font;
+mod hyperv;
+mod hyperv_calls;
+mod hyperv_clock;
+mod hyperv_timers;
 mod input;
 mod intrinsics;
 mod io;
@@ -32,6 +36,7 @@ mod page;
 mod paging;
 mod pattern;
 mod pci;
+mod peers;
 mod processors;
 mod random;
 mod records;
@@ -106,6 +111,7 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     let words = Words(start.command_line(line));
     config::open(&start, words);
     let pm_base = pci::pm_base();
+    end::find_reset(&start);
     // SAFETY: there is one thread; a fault handler reads it only after this write.
     unsafe { END = (words, pm_base) };
     let (report, store) = (Report::new(), Store::new(text));
@@ -179,6 +185,7 @@ fn checks(
     if session.interruptible {
         timer::check(session, &cpu);
         processors::check(session, start, &cpu);
+        hyperv::check(session, start, &cpu, words);
     }
     pci::move_bars(session, words);
     pci::check(session, start, pm_base);

@@ -6,6 +6,7 @@
 use crate::cpu::Cpu;
 use crate::entry::page_tables;
 use crate::io::{read64, write64};
+use crate::memory::Room;
 
 const GIB: u64 = 1 << 30;
 /// The end of the memory that entry.rs maps.
@@ -74,6 +75,34 @@ fn windows(first: u64, count: u64) -> Option<u64> {
     }
     write64(pointer(WINDOWS), directory | TABLE);
     Some(found)
+}
+
+/// An address that shows one of two pages of RAM, each of which holds its own address.
+pub(crate) struct Remapped {
+    pub(crate) address: u64,
+    pages: [u64; 2],
+    shown: usize,
+}
+
+impl Remapped {
+    /// Uses the last window.
+    pub(crate) fn new(room: &mut Room) -> Option<Self> {
+        let first = room.take(3 * PAGE)?.next_multiple_of(PAGE);
+        let pages = [first, first + PAGE];
+        pages.iter().for_each(|&page| write64(page, page));
+        let mut it = Self { address: WINDOWS * GIB + (ENTRIES - 1) * PAGE, pages, shown: 0 };
+        it.swap();
+        write64(pointer(WINDOWS), &raw const DEVICES as u64 | TABLE);
+        Some(it)
+    }
+
+    /// Shows the other page, and returns its content. Processors may still know the old one.
+    pub(crate) fn swap(&mut self) -> u64 {
+        self.shown ^= 1;
+        let page = self.pages[self.shown];
+        write64(&raw const DEVICES as u64 + (ENTRIES - 1) * 8, page | LARGE_PAGE);
+        page
+    }
 }
 
 /// ACCESSED and DIRTY.

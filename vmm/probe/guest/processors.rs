@@ -6,6 +6,7 @@ use crate::acpi::Table;
 use crate::cpu::Cpu;
 use crate::entry::{TRAMPOLINE, started_counter, trampoline_code};
 use crate::io::{read_memory, read32, tsc, write_memory, write32};
+use crate::peers;
 use crate::report::Finding;
 use crate::start::Start;
 use crate::timer::LOCAL_APIC;
@@ -43,7 +44,9 @@ fn bring_up(cpu: &Cpu, expected: u64) -> (u64, u64) {
         *saved = read_memory(address(index), 1);
         write_memory(address(index), 1, u64::from(*byte));
     }
-    write_memory(started_counter() as u64, 4, 0);
+    // Both counters.
+    write_memory(started_counter() as u64, 8, 0);
+    peers::clear();
     let started = || read_memory(started_counter() as u64, 4);
     write32(COMMAND, INIT);
     wait(cpu, 10_000, || false);

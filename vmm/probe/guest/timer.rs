@@ -136,7 +136,7 @@ fn run(cpu: &Cpu, count: u32) -> Series {
     Series { ticks, elapsed_us, running_us, halts }
 }
 
-fn frequency(cpu: &Cpu) -> u64 {
+pub(crate) fn frequency(cpu: &Cpu) -> u64 {
     write32(LOCAL_APIC + LVT_TIMER, MASKED | u32::from(TIMER_VECTOR));
     write32(LOCAL_APIC + DIVIDE, DIVIDE_BY_1);
     write32(LOCAL_APIC + INITIAL_COUNT, u32::MAX);

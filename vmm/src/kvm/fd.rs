@@ -121,9 +121,14 @@ pub(super) fn memory_access(vcpu: &mut VcpuFd) -> MemoryAccess<'_> {
     MemoryAccess { address: mmio.phys_addr, data: &mut mmio.data[..length], in_smm }
 }
 
-/// Answers KVM_EXIT_X86_WRMSR: the write is done, or faults.
-pub(super) fn set_msr_error(vcpu: &mut VcpuFd, fault: bool) {
-    vcpu.get_kvm_run().__bindgen_anon_1.msr.error = u8::from(fault);
+/// Answers an access to an MSR: with the value that was read, or with a fault.
+pub(super) fn answer_register(vcpu: &mut VcpuFd, value: Option<u64>) {
+    let run = vcpu.get_kvm_run();
+    // SAFETY: called after KVM_EXIT_X86_RDMSR or _WRMSR, for which KVM fills this; any bytes are
+    // valid.
+    let msr = unsafe { &mut run.__bindgen_anon_1.msr };
+    msr.error = u8::from(value.is_none());
+    msr.data = value.unwrap_or(msr.data);
 }
 
 /// The suberror and the instruction bytes of KVM_EXIT_INTERNAL_ERROR.

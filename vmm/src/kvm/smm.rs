@@ -12,11 +12,8 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, ensure};
 use devices::hypervisor;
 use host::smram::{self, Smram};
-use kvm_bindings::{
-    KVM_CAP_X86_MSR_FILTER, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER,
-    KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN, kvm_enable_cap, kvm_msi,
-};
-use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
+use kvm_bindings::{KVM_CAP_X86_MSR_FILTER, kvm_msi};
+use kvm_ioctls::{Cap, Kvm, VmFd};
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap};
 
 use super::fd::{self, Slot};
@@ -53,24 +50,8 @@ const ENABLED: u64 = 1 << 11;
 /// HV_X64_MSR_SIMP: KVM writes messages to its page, to hidden RAM while the processor is in SMM.
 const SIMP: u32 = 0x4000_0083;
 /// The registers whose writes KVM leaves to this process, in a machine with SMM.
-const FILTERED: [u32; 2] = [APIC_BASE, SIMP];
+pub(super) const FILTERED: [u32; 2] = [APIC_BASE, SIMP];
 const PAGE_MASK: u64 = 0xf_ffff_ffff_f000;
-
-/// Makes KVM leave the registers through which it would reach memory of SMM to this process.
-pub(super) fn filter_registers(vm: &VmFd) -> anyhow::Result<()> {
-    let reasons =
-        KVM_MSR_EXIT_REASON_FILTER | KVM_MSR_EXIT_REASON_UNKNOWN | KVM_MSR_EXIT_REASON_INVAL;
-    let args = [u64::from(reasons), 0, 0, 0];
-    let request = kvm_enable_cap { cap: KVM_CAP_X86_USER_SPACE_MSR, args, ..Default::default() };
-    vm.enable_cap(&request).context("MSRs that KVM leaves to this process")?;
-    let ranges = FILTERED.map(|base| MsrFilterRange {
-        flags: MsrFilterRangeFlags::WRITE,
-        base,
-        msr_count: 1,
-        bitmap: &[0],
-    });
-    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges).context("a filter for MSRs")
-}
 
 /// An SMI as a message to a local interrupt controller: physical destination, delivery mode 010b
 /// (Intel SDM 3A, 11.11).

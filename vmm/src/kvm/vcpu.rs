@@ -12,12 +12,13 @@ use kvm_bindings::{
     kvm_fpu, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
     kvm_xcrs,
 };
-use kvm_ioctls::{Cap, Kvm, MsrExitReason, VcpuExit, VcpuFd};
+use kvm_ioctls::{Cap, Kvm, ReadMsrExit, VcpuExit, VcpuFd, WriteMsrExit};
 
 use super::fd::{self, MemoryAccess};
 use super::smm::{self, Smm};
 use super::vm::Vm;
-use crate::msr::Policy;
+use crate::hyperv::{Provider, Written, is_register};
+use crate::msr::Registers;
 
 /// Registers that a reset keeps: the time stamp counter, and IA32_TSC_ADJUST, which shifts it.
 const TSC: [u32; 2] = [0x10, 0x3b];
@@ -28,6 +29,9 @@ const FEATURE_CONTROL: (u32, u64) = (0x3a, 1);
 /// HV_X64_MSR_SCONTROL: the synthetic interrupt controller is enabled at power-on. KVM does not do
 /// this itself.
 const SCONTROL: (u32, u64) = (0x4000_0080, 1);
+
+/// HV_X64_MSR_CRASH_CTL: the guest may report a crash. This, too, KVM leaves to its user.
+const CRASH_CTL: (u32, u64) = (0x4000_0105, 1 << 63);
 
 /// MSRs that KVM saves but does not list: MTRRs, and the pages, sources and timers of Hyper-V's
 /// synthetic interrupt controller. Without resetting them, a timer of the previous guest would
@@ -92,14 +96,17 @@ impl Vcpu {
         vm: &Vm,
         id: ProcessorId,
         cpuid: &CpuId,
-        hyperv: bool,
+        hyperv: Option<Provider>,
     ) -> anyhow::Result<Self> {
         let fd = vm.fd.create_vcpu(u64::from(id.apic_id)).context("a processor")?;
         fd.set_cpuid2(cpuid).context("the features of a processor")?;
-        if hyperv && vm.fd.check_extension(Cap::HypervSynic2) {
-            let synic = kvm_enable_cap { cap: Cap::HypervSynic2 as u32, ..Default::default() };
-            fd.enable_cap(&synic).context("Hyper-V's interrupt controller")?;
-            set_msr(&fd, SCONTROL.0, SCONTROL.1);
+        if hyperv == Some(Provider::Kvm) {
+            if vm.fd.check_extension(Cap::HypervSynic2) {
+                let synic = kvm_enable_cap { cap: Cap::HypervSynic2 as u32, ..Default::default() };
+                fd.enable_cap(&synic).context("Hyper-V's interrupt controller")?;
+                set_msr(&fd, SCONTROL.0, SCONTROL.1);
+            }
+            set_msr(&fd, CRASH_CTL.0, CRASH_CTL.1);
         }
         fd::set_up_machine_checks(kvm, &fd);
         set_msr(&fd, MISC_ENABLE.0, MISC_ENABLE.1);
@@ -169,7 +176,7 @@ impl Vcpu {
     }
 
     /// Runs the guest until the next exit. If the exit is an access, performs it.
-    pub fn step(&mut self, spaces: &Spaces, policy: &Policy) -> Exit {
+    pub fn step(&mut self, spaces: &Spaces, registers: &Registers) -> Exit {
         match self.fd.run() {
             Ok(VcpuExit::IoIn(port, _)) => {
                 let (width, data) = fd::port_data(&mut self.fd);
@@ -187,17 +194,12 @@ impl Vcpu {
                 let MemoryAccess { address, data, in_smm } = fd::memory_access(&mut self.fd);
                 spaces.memory_of(in_smm, address, data.len()).write(address, data);
             }
-            Ok(VcpuExit::X86Rdmsr(exit)) => match policy.read(exit.index) {
-                Some(value) => *exit.data = value,
-                None => *exit.error = 1,
-            },
-            Ok(VcpuExit::X86Wrmsr(exit)) if exit.reason == MsrExitReason::Filter => {
-                let (index, value) = (exit.index, exit.data);
-                let refused = !self.write_filtered(index, value);
-                fd::set_msr_error(&mut self.fd, refused);
+            Ok(VcpuExit::X86Rdmsr(ReadMsrExit { index, .. })) => {
+                let value = self.read_register(index, registers);
+                fd::answer_register(&mut self.fd, value);
             }
-            Ok(VcpuExit::X86Wrmsr(exit)) => {
-                *exit.error = u8::from(!policy.write(exit.index, exit.data));
+            Ok(VcpuExit::X86Wrmsr(WriteMsrExit { index, data, .. })) => {
+                return self.write_register(index, data, registers);
             }
             Ok(VcpuExit::Hyperv) => fd::refuse_hypercall(&mut self.fd),
             // The processor halts in the kernel, so this is a spurious wake-up.
@@ -221,11 +223,53 @@ impl Vcpu {
         Exit::Done
     }
 
-    /// Writes a register whose writes KVM leaves to this process. Returns false for a fault.
+    /// `None`: a fault.
+    fn read_register(&self, index: u32, registers: &Registers) -> Option<u64> {
+        match &registers.hyperv {
+            Some(hyperv) if is_register(index) => {
+                hyperv.read(index, self.id.index as u64, || self.tsc().unwrap_or(0))
+            }
+            _ => registers.policy.read(index),
+        }
+    }
+
+    fn write_register(&mut self, index: u32, data: u64, registers: &Registers) -> Exit {
+        let written = match &registers.hyperv {
+            Some(hyperv) if is_register(index) => hyperv.write(index, data),
+            _ if self.smm.is_some() && smm::FILTERED.contains(&index) => {
+                if self.write_filtered(index, data) { Written::Done } else { Written::Fault }
+            }
+            _ if registers.policy.write(index, data) => Written::Done,
+            _ => Written::Fault,
+        };
+        let accepted = if matches!(written, Written::Fault) { None } else { Some(data) };
+        fd::answer_register(&mut self.fd, accepted);
+        match written {
+            Written::Crash(codes) => Exit::System(CRASH, codes.to_vec()),
+            Written::Done | Written::Fault => Exit::Done,
+        }
+    }
+
+    /// Writes a register through which KVM reaches memory. Returns false for a fault.
     fn write_filtered(&self, index: u32, value: u64) -> bool {
         let Some(smm) = &self.smm else { return false };
         let old = get_msr(&self.fd, index).unwrap_or(0);
         smm.allows(index, old, value) && set_msr(&self.fd, index, value)
+    }
+
+    /// The rate of the time stamp counter.
+    pub fn tsc_hertz(&self) -> anyhow::Result<u64> {
+        let khz = self.fd.get_tsc_khz().context("the rate of the time stamp counter")?;
+        Ok(u64::from(khz) * 1000)
+    }
+
+    /// The time stamp counter as the guest reads it.
+    pub fn tsc(&self) -> anyhow::Result<u64> {
+        let entry = kvm_msr_entry { index: TSC[0], ..Default::default() };
+        let mut msrs = Msrs::from_entries(&[entry]).context("a list of MSRs")?;
+        let count = self.fd.get_msrs(&mut msrs).context("the time stamp counter")?;
+        anyhow::ensure!(count == 1, "KVM does not tell the time stamp counter");
+        Ok(msrs.as_slice()[0].data)
     }
 
     fn interrupted(&mut self) -> Exit {
@@ -246,9 +290,9 @@ impl Vcpu {
 
     /// Completes the access of the last exit without running further guest code. The registers are
     /// valid only after this. An access across two pages is two exits.
-    pub fn settle(&mut self, spaces: &Spaces, policy: &Policy) {
+    pub fn settle(&mut self, spaces: &Spaces, registers: &Registers) {
         self.fd.set_kvm_immediate_exit(1);
-        while matches!(self.step(spaces, policy), Exit::Done) {
+        while matches!(self.step(spaces, registers), Exit::Done) {
             self.fd.set_kvm_immediate_exit(1);
         }
         self.fd.set_kvm_immediate_exit(0);

@@ -8,11 +8,14 @@ use anyhow::Context;
 use devices::device::Kind;
 use devices::hypervisor::{self, Backing, Doorbell, GuestAccess, Hypervisor, Pin, Route};
 use kvm_bindings::{
-    KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
-    KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY,
-    kvm_enable_cap, kvm_irqchip, kvm_pit_config, kvm_pit_state2,
+    KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC,
+    KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY,
+    KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_irqchip, kvm_pit_config, kvm_pit_state2,
 };
-use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VmFd};
+use kvm_ioctls::{
+    Cap, IoEventAddress, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags,
+    NoDatamatch, VmFd,
+};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -20,7 +23,7 @@ use super::device_memory::{DeviceMemory, Place};
 use super::fd::{self, Slot};
 use super::routes::{Irqfd, PINS, Table};
 use super::smm::{self, Smm};
-use crate::ram;
+use crate::{hyperv, ram};
 use host::smram;
 
 /// Three pages that KVM uses on Intel processors, and its identity map before them. `boot::layout`
@@ -91,12 +94,9 @@ impl Vm {
         }
         self.table.lock().expect("no thread panicked").load(&self.fd)?;
         self.enable(KVM_CAP_X2APIC_API, 3);
-        // Unknown and invalid MSRs exit to this process, so that the policy is per machine and not
-        // per host.
-        self.enable(KVM_CAP_X86_USER_SPACE_MSR, 0b11);
-        if self.smm.is_some() {
-            smm::filter_registers(&self.fd)?;
-        }
+        // Unknown and invalid MSRs, and those of a filter, exit to this process, so that the policy
+        // is per machine and not per host.
+        self.enable(KVM_CAP_X86_USER_SPACE_MSR, 0b111);
         let mut chips = Vec::new();
         for chip_id in [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC] {
             let mut chip = kvm_irqchip { chip_id, ..Default::default() };
@@ -106,6 +106,34 @@ impl Vm {
         let pit = self.fd.get_pit2().context("the timer")?;
         *self.chips.lock().expect("no thread panicked") = Some(Chips { chips, pit });
         Ok(())
+    }
+
+    /// Makes KVM leave registers to this process: with SMM those through which KVM would reach its
+    /// memory, and with `own_hyperv` all of Hyper-V's, whether KVM knows them or not.
+    pub fn filter_registers(&self, own_hyperv: bool) -> anyhow::Result<()> {
+        let nothing = [0; hyperv::MSRS as usize / 8];
+        let write = MsrFilterRangeFlags::WRITE;
+        let range = |flags, base, msr_count, bitmap| {
+            MsrFilterRange { flags, base, msr_count, bitmap }
+        };
+        let mut ranges = Vec::new();
+        if own_hyperv {
+            let both = MsrFilterRangeFlags::READ | write;
+            ranges.push(range(both, hyperv::FIRST_MSR, hyperv::MSRS, &nothing));
+        }
+        let of_smm = smm::FILTERED.iter().filter(|_| self.smm.is_some());
+        let covered = |index: &u32| own_hyperv && hyperv::is_register(*index);
+        ranges.extend(of_smm.filter(|it| !covered(it)).map(|it| range(write, *it, 1, &nothing[..1])));
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let all = MsrFilterDefaultAction::ALLOW;
+        self.fd.set_msr_filter(all, &ranges).context("registers that KVM leaves to this process")
+    }
+
+    /// Whether the time stamp counters of all processors agree and run at a constant rate.
+    pub fn has_stable_tsc(&self) -> bool {
+        self.fd.get_clock().is_ok_and(|clock| clock.flags & KVM_CLOCK_TSC_STABLE != 0)
     }
 
     /// Enables a capability if KVM has it.

@@ -18,7 +18,8 @@ pub(super) const PROCESSOR: &[Variable] = variables! {
     /// Nested virtualization, for WSL 2 and Hyper-V in the guest.
     ignored "VMX" = "N"
         => "nested virtualization is off: WSL 2 and Hyper-V do not run in the guest";
-    /// Enables the Hyper-V enlightenments, which make Windows faster.
+    /// Enables the Hyper-V enlightenments, which make Windows faster. If this host's KVM has none,
+    /// there are only clocks and crash reports, and the log says so.
     full "HV" = "Y" (processor.hyperv);
     /// The size of memory: a size, or `half` or `max` of the free memory of the pod and its host.
     full "RAM_SIZE" = "4G" (memory.size): Memory;
