@@ -96,7 +96,7 @@ impl Plan {
             Hyperv::On => true,
             Hyperv::Off => false,
         };
-        let model = Model::of_host(kvm, topology, hyperv)?;
+        let model = Model::of_host(kvm, topology, hyperv, &config.features)?;
         let apic_ids: Vec<_> = (0..config.cpus.count).map(|it| topology.apic_id(it)).collect();
         let last = apic_ids.last().copied().unwrap_or(0) as usize;
         let limit = kvm.get_max_vcpu_id();
