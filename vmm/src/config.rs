@@ -174,8 +174,8 @@ options! {
     /// Hyper-V enlightenments: `on`, `off` or `auto` (default). `auto` enables them with firmware,
     /// if KVM supports them, and disables them for a kernel that is started directly.
     "hyperv" "auto|on|off" hyperv: Hyperv,
-    /// What the guest sees of the processor. `nested`: virtualization (VMX or SVM), with which it
-    /// runs virtual machines of its own, if this host's KVM offers that. `without` hides features,
+    /// Features of the processor. `nested`: virtualization (VMX or SVM), with which the guest runs
+    /// virtual machines of its own, if this host's KVM offers that. `without` hides features,
     /// by QEMU's names: `kvm` (all that KVM says of itself), `hypervisor` (that there is one at
     /// all), or one of Hyper-V's: `hv-relaxed`, `hv-vapic`, `hv-time`, `hv-crash`, `hv-vpindex`,
     /// `hv-runtime`, `hv-synic`, `hv-stimer`, `hv-stimer-direct`, `hv-frequencies`, `hv-tlbflush`,

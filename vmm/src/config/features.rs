@@ -1,4 +1,4 @@
-//! `--features`: what the guest sees of the processor and of the hypervisor.
+//! `--features`: the features of processor and hypervisor that the guest sees.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct Features {
     /// Nested virtualization (Intel VMX, AMD SVM): the guest can run virtual machines.
     pub nested: bool,
-    /// What is hidden from the guest.
+    /// Features that are hidden from the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without: Option<Hidden>,
     /// The vendor that Hyper-V's leaves name, instead of `Microsoft Hv`.

@@ -69,7 +69,7 @@ struct PowerOn {
     lapic: kvm_lapic_state,
     events: kvm_vcpu_events,
     debug: kvm_debugregs,
-    /// Of a guest with nested virtualization.
+    /// Only with nested virtualization.
     nested: Option<Box<KvmNestedStateBuffer>>,
 }
 
