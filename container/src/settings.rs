@@ -185,8 +185,12 @@ pub struct Processor {
     pub topology: Option<Topology>,
     /// Always the host's.
     pub model: Option<Translated<Model>>,
-    /// Feature flags in QEMU's words. They only produce notes.
+    /// Feature flags in QEMU's words.
     pub flags: Option<Flags>,
+    /// The guest sees that there is a hypervisor.
+    pub virtual_machine: bool,
+    /// The guest can run virtual machines, unless the flags say otherwise.
+    pub nested: bool,
     /// Always on. Off only changes messages.
     pub kvm: bool,
     /// Enables Hyper-V's enlightenments.

@@ -4,6 +4,7 @@
 mod boot;
 mod device_options;
 mod display;
+mod features;
 pub(crate) mod guid;
 mod item;
 mod listeners;
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::boot::BootOrder;
 pub use self::display::{Absent, Display};
+pub use self::features::{Features, Hidden, Hide, Vendor};
 pub use self::item::Item;
 pub use self::smbios::Smbios;
 use self::suggestions::suggest;
@@ -174,6 +176,14 @@ options! {
     /// has them, and `own` otherwise; `auto` (default) is `on` with firmware, and `off` for a kernel
     /// that is started directly.
     "hyperv" "auto|on|kvm|own|off" hyperv: Hyperv,
+    /// Features of the processor. `nested`: virtualization (VMX or SVM), with which the guest runs
+    /// virtual machines of its own, if this host's KVM offers that. `without` hides features,
+    /// by QEMU's names: `kvm` (all that KVM says of itself), `hypervisor` (that there is one at
+    /// all), or one of Hyper-V's: `hv-relaxed`, `hv-vapic`, `hv-time`, `hv-crash`, `hv-vpindex`,
+    /// `hv-runtime`, `hv-synic`, `hv-stimer`, `hv-stimer-direct`, `hv-frequencies`, `hv-tlbflush`,
+    /// `hv-tlbflush-ext`, `hv-ipi`, `hv-xmm-input`, `hv-avic`, `hv-spinlocks`. `hv-vendor` is the
+    /// vendor that Hyper-V's part names, by default `Microsoft Hv`.
+    "features" "[nested][,without=NAME[:NAME...]][,hv-vendor=TEXT]" features: Features,
     /// Access to unknown model-specific registers (MSRs): `fault`, `ignore` (reads return zero), or
     /// `auto` (default), which is `ignore` if the guest is offered Hyper-V enlightenments and
     /// `fault` otherwise.
@@ -330,6 +340,7 @@ flat_words! {
     Cpus: Some("count"), "a number or an object";
     Memory: Some("size"), "a size or an object";
     Smbios: None, "an object";
+    Features: None, "an object";
     jail::Config: Some("mode"), "a word or an object";
 }
 

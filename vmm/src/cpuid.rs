@@ -1,5 +1,7 @@
 //! CPUID: the host's features, the machine's topology, and the leaves of KVM or Hyper-V.
 
+mod features;
+
 use std::arch::x86_64::{__cpuid, CpuidResult};
 
 use anyhow::Context;
@@ -7,7 +9,8 @@ use kvm_bindings::kvm_cpuid_entry2 as Leaf;
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::Kvm;
 
-use crate::config::Cpus;
+pub(crate) use self::features::is_nested;
+use crate::config::{Cpus, Features};
 use crate::hyperv::{self, Provider};
 use crate::kvm;
 
@@ -61,10 +64,6 @@ pub struct Model {
 /// Leaf 1: the local APIC has a TSC deadline timer, and there is a hypervisor.
 const TSC_DEADLINE: u32 = 1 << 24;
 const HYPERVISOR: u32 = 1 << 31;
-/// Leaf 1: nested virtualization, which is disabled. Windows starts its own hypervisor when it sees
-/// these bits, and is slower or does not boot.
-const VMX: u32 = 1 << 5;
-const SVM: u32 = 1 << 2;
 /// Leaf 1, EDX: MTRRs; more than one processor in a package.
 const MTRR: u32 = 1 << 12;
 const HTT: u32 = 1 << 28;
@@ -81,12 +80,17 @@ const DEPRECATE_AUTO_EOI: u32 = 1 << 9;
 /// Leaf 0x80000007, EDX: the TSC runs at a constant rate.
 const INVARIANT_TSC: u32 = 1 << 8;
 
+const NO_NESTED: &str = "nested virtualization is off, because this host's KVM does not offer it: \
+    load kvm_amd or kvm_intel with the option nested=1, and on a cloud VM, choose a type with \
+    nested virtualization";
+
 impl Model {
     /// The host's leaves, adapted to the machine.
     pub fn of_host(
         kvm: &Kvm,
         topology: Topology,
         hyperv: Option<Provider>,
+        features: &Features,
     ) -> anyhow::Result<Self> {
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).context("CPUID")?;
         let hyperv = match hyperv {
@@ -98,7 +102,14 @@ impl Model {
             .is_ok_and(|text| text.split_ascii_whitespace().any(|flag| flag == "nonstop_tsc"));
         let mut leaves = cpuid.as_slice().to_vec();
         with_host(&mut leaves, host_leaf);
-        Ok(Self::new(leaves, topology, &hyperv, invariant))
+        if !features.nested {
+            features::hide_nested(&mut leaves);
+        } else if !is_nested(&leaves) {
+            tracing::warn!("{}", NO_NESTED);
+        }
+        let mut model = Self::new(leaves, topology, &hyperv, invariant);
+        features::apply(&mut model.leaves, features);
+        Ok(model)
     }
 
     fn new(mut leaves: Vec<Leaf>, topology: Topology, hyperv: &[Leaf], invariant: bool) -> Self {
@@ -108,13 +119,10 @@ impl Model {
         for leaf in &mut leaves {
             match leaf.function {
                 1 => {
-                    leaf.ecx = leaf.ecx & !VMX | TSC_DEADLINE | HYPERVISOR;
+                    leaf.ecx |= TSC_DEADLINE | HYPERVISOR;
                     leaf.edx |= MTRR;
                 }
                 7 if amd && leaf.index == 0 => leaf.edx &= !ARCH_CAPABILITIES,
-                0x8000_0001 => leaf.ecx &= !SVM,
-                // The features of nested SVM.
-                0x8000_000a => (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0),
                 0x8000_0007 if invariant => leaf.edx |= INVARIANT_TSC,
                 _ => {}
             }
@@ -278,7 +286,7 @@ fn with_hyperv(leaves: &mut Vec<Leaf>, hyperv: &[Leaf]) {
         }
         leaf.function += KVM - BASE;
     }
-    // Nested virtualization is disabled, and KVM's synthetic debugger is not used.
+    // KVM's synthetic debugger is not used, and its nested features (enlightened VMCS) neither.
     let wanted = hyperv.iter().filter(|leaf| leaf.function <= BASE + 5);
     for mut leaf in wanted.copied() {
         match leaf.function {
@@ -406,13 +414,6 @@ mod test {
         let mut none = vec![leaf(0x8000_0000, 0, 0x8000_0001)];
         with_host(&mut none, host);
         assert_eq!(none.len(), 1);
-    }
-
-    #[test]
-    fn without_nested_virtualization_no_leaf_announces_it() {
-        let svm = vec![leaf(0x8000_0001, 0, 0), leaf(0x8000_000a, 0, 1)];
-        let model = Model::new(svm, topology(1, 1, 1), &[], false);
-        assert_eq!(find(&model.of(0).unwrap(), 0x8000_000a, 0).eax, 0);
     }
 
     #[test]

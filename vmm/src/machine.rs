@@ -93,7 +93,7 @@ impl Plan {
         config.cpus = settled.map_err(|error| Failure::new(Status::Usage, error.to_string()))?;
         let topology = Topology::new(config.cpus);
         let hyperv = hyperv_of(&config, kvm)?;
-        let model = Model::of_host(kvm, topology, hyperv)?;
+        let model = Model::of_host(kvm, topology, hyperv, &config.features)?;
         let apic_ids: Vec<_> = (0..config.cpus.count).map(|it| topology.apic_id(it)).collect();
         let last = apic_ids.last().copied().unwrap_or(0) as usize;
         let limit = kvm.get_max_vcpu_id();

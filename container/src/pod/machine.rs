@@ -19,7 +19,10 @@ use host::uuid::Uuid;
 use jail::{Folders, Mode, User};
 use screen::keys::layout;
 use screen::rfb::listen;
-use vmm::config::{Absent, BootOrder, Config, Cpus, Hyperv, Item, Memory, Parent, UnknownMsr};
+use vmm::config::{
+    Absent, BootOrder, Config, Cpus, Features, Hidden, Hide, Hyperv, Item, Memory, Parent,
+    UnknownMsr,
+};
 
 use crate::agent;
 use crate::disks::Disk;
@@ -27,7 +30,7 @@ use crate::settings::settle::Sizes;
 use crate::settings::translate::arguments::{Content, Drive};
 use crate::settings::translate::{Adapter, Bus, Cache, Display, Screen};
 use crate::settings::value::Value as _;
-use crate::settings::{Discard, Format, Settings};
+use crate::settings::{Discard, Format, Processor, Settings};
 use crate::setup_disk::SetupDisk;
 use crate::source::Source;
 
@@ -194,6 +197,7 @@ fn frame(config: &mut Config, settings: &Settings, sizes: &Sizes) {
     let prealloc = settings.machine.arguments.as_ref().is_some_and(|it| it.prealloc);
     config.memory = Memory { size: mebibytes(sizes.memory), prealloc, ..Memory::default() };
     config.hyperv = if settings.processor.hyperv { Hyperv::Auto } else { Hyperv::Off };
+    config.features = features(&settings.processor);
     let picture = &settings.screen;
     let dark = picture.adapter.value == Screen::None || picture.display.value == Display::None;
     config.display = if dark {
@@ -212,6 +216,20 @@ fn frame(config: &mut Config, settings: &Settings, sizes: &Sizes) {
     config.keyboard = keyboard.parse::<layout::Name>().unwrap_or_default();
     // Always connected: the firmware reports there what it boots.
     config.serial = Some(Stream::Stdio);
+}
+
+fn features(processor: &Processor) -> Features {
+    let flags = processor.flags.clone().unwrap_or_default();
+    let mut hidden = flags.hidden;
+    if !processor.virtual_machine {
+        hidden.insert(Hide::Hypervisor);
+    }
+    let hidden: Vec<_> = hidden.into_iter().collect();
+    Features {
+        nested: flags.nested.unwrap_or(processor.nested),
+        without: (!hidden.is_empty()).then_some(Hidden(hidden)),
+        hv_vendor: flags.vendor,
+    }
 }
 
 /// The SMBIOS strings and the UUID.

@@ -169,6 +169,7 @@ const KVM: &[u64] = &[
     0xaea6, // GET_XCRS
     0xaea7, // SET_XCRS
     0xaead, // KVMCLOCK_CTRL
+    0xaebf, // SET_NESTED_STATE
 ];
 
 /// Ioctls of terminals, and of all file descriptors.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use devices::bus::Spaces;
+use kvm_bindings::nested::KvmNestedStateBuffer;
 use kvm_bindings::{
     CpuId, KVM_MP_STATE_RUNNABLE, KVM_MP_STATE_UNINITIALIZED, Msrs, kvm_debugregs, kvm_enable_cap,
     kvm_fpu, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
@@ -17,6 +18,7 @@ use kvm_ioctls::{Cap, Kvm, ReadMsrExit, VcpuExit, VcpuFd, WriteMsrExit};
 use super::fd::{self, MemoryAccess};
 use super::smm::{self, Smm};
 use super::vm::Vm;
+use crate::cpuid;
 use crate::hyperv::{Provider, Written, is_register};
 use crate::msr::Registers;
 
@@ -24,13 +26,16 @@ use crate::msr::Registers;
 const TSC: [u32; 2] = [0x10, 0x3b];
 /// IA32_MISC_ENABLE: fast strings, as firmware sets it.
 const MISC_ENABLE: (u32, u64) = (0x1a0, 1);
-/// IA32_FEATURE_CONTROL: locked, as firmware sets it. A processor without it ignores the write.
-const FEATURE_CONTROL: (u32, u64) = (0x3a, 1);
+/// IA32_FEATURE_CONTROL: locked, as firmware sets it, with VMX if the guest has it. A processor
+/// without this register ignores the write.
+const FEATURE_CONTROL: u32 = 0x3a;
+const LOCKED: u64 = 1;
+const WITH_VMX: u64 = 1 << 2;
 /// HV_X64_MSR_SCONTROL: the synthetic interrupt controller is enabled at power-on. KVM does not do
 /// this itself.
 const SCONTROL: (u32, u64) = (0x4000_0080, 1);
 
-/// HV_X64_MSR_CRASH_CTL: the guest may report a crash. This, too, KVM leaves to its user.
+/// HV_X64_MSR_CRASH_CTL: the guest may report a crash (CrashNotify). KVM does not say so itself.
 const CRASH_CTL: (u32, u64) = (0x4000_0105, 1 << 63);
 
 /// MSRs that KVM saves but does not list: MTRRs, and the pages, sources and timers of Hyper-V's
@@ -68,6 +73,8 @@ struct PowerOn {
     lapic: kvm_lapic_state,
     events: kvm_vcpu_events,
     debug: kvm_debugregs,
+    /// Only with nested virtualization.
+    nested: Option<Box<KvmNestedStateBuffer>>,
 }
 
 #[derive(Debug)]
@@ -110,8 +117,14 @@ impl Vcpu {
         }
         fd::set_up_machine_checks(kvm, &fd);
         set_msr(&fd, MISC_ENABLE.0, MISC_ENABLE.1);
-        set_msr(&fd, FEATURE_CONTROL.0, FEATURE_CONTROL.1);
-        let power_on = PowerOn::of(kvm, &fd)?;
+        let nested = cpuid::is_nested(cpuid.as_slice());
+        set_msr(&fd, FEATURE_CONTROL, if nested { LOCKED | WITH_VMX } else { LOCKED });
+        let mut power_on = PowerOn::of(kvm, &fd)?;
+        if nested {
+            let mut state = Box::<KvmNestedStateBuffer>::default();
+            fd.nested_state(&mut state).context("nested virtualization")?;
+            power_on.nested = Some(state);
+        }
         let vcpu = Self { fd, id, power_on, smm: vm.smm.clone() };
         vcpu.set_mp_state()?;
         Ok(vcpu)
@@ -125,10 +138,15 @@ impl Vcpu {
     }
 
     pub fn reset(&self) -> anyhow::Result<()> {
-        let PowerOn { regs, sregs, fpu, xcrs, msrs, lapic, events, debug } = &self.power_on;
+        let PowerOn { regs, sregs, fpu, xcrs, msrs, lapic, events, debug, nested } = &self.power_on;
         // KVM now takes note of an SMI that the processor has not taken. Otherwise it would take it
         // after the reset, with a handler of the previous system.
         self.fd.get_vcpu_events().context("pending events")?;
+        // A processor that runs a guest of the guest leaves it. Otherwise the registers would
+        // become those of that guest.
+        if let Some(nested) = nested {
+            self.fd.set_nested_state(nested).context("nested virtualization")?;
+        }
         self.fd.set_regs(regs).context("registers")?;
         self.fd.set_fpu(fpu).context("floating-point registers")?;
         if let Some(xcrs) = xcrs {
@@ -378,6 +396,7 @@ impl PowerOn {
             lapic: fd.get_lapic().context("the local interrupt controller")?,
             events: fd.get_vcpu_events().context("pending events")?,
             debug: fd.get_debug_regs().context("debug registers")?,
+            nested: None,
         })
     }
 }

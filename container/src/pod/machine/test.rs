@@ -211,6 +211,7 @@ fn the_machine_has_the_configured_devices() {
     assert_eq!(machine["memory"]["size"], "6G");
     assert_eq!(machine["display"]["mode"], "1920x1080");
     assert_eq!(machine["hyperv"], "off");
+    assert_eq!(machine["features"], serde_json::Value::Null);
     assert!(["hpet", "virtio-balloon"].iter().all(|kind| kinds(&machine).contains(kind)));
     assert!(!kinds(&machine).contains(&"virtio-rng"));
     assert_eq!(
@@ -252,4 +253,18 @@ fn cd_drives_are_at_sata_beside_the_bridge_or_at_usb() {
     let drives = drives.filter(|device| device["kind"] == "ahci-cdrom");
     let slots: Vec<_> = drives.map(|device| device["slot"].as_str().unwrap_or("")).collect();
     assert_eq!(slots, ["1f.2", "1f.3", "1f.4", "1f.5", "1f.6", "1f.7", ""]);
+}
+
+#[test]
+fn processor_features_are_hidden_and_shown() {
+    let said = |words: &[(&str, &str)]| made(words).unwrap()["features"].clone();
+    let flags = "-hypervisor,kvm=off,+invtsc,hv_vendor_id=GenuineIntel";
+    let hidden = said(&[("CPU_FLAGS", flags), ("VMX", "Y")]);
+    let all = serde_json::json!({
+        "nested": true, "without": "kvm:hypervisor", "hv-vendor": "GenuineIntel"
+    });
+    assert_eq!(hidden, all);
+    assert_eq!(said(&[("VM", "N")])["without"], "hypervisor");
+    assert_eq!(said(&[("CPU_FLAGS", "+svm")])["nested"], true);
+    assert_eq!(said(&[("CPU_FLAGS", "-vmx"), ("VMX", "Y")]), serde_json::Value::Null);
 }

@@ -9,15 +9,16 @@ pub(super) const PROCESSOR: &[Variable] = variables! {
     translated "SMP" = "" (processor.topology): Processors;
     /// The processor model, which is always that of the host.
     translated "CPU_MODEL" = "" (processor.model);
-    /// Processor features to add or remove, as in QEMU.
+    /// Features to hide or show, as in QEMU: `kvm=off`, `-hypervisor`, `-hv-ipi` and others of
+    /// Hyper-V, `hv_vendor_id=TEXT`, `+vmx`. Others are those of the host.
     translated "CPU_FLAGS" = "" (processor.flags);
-    /// Shows the guest that it runs in a virtual machine.
-    ignored "VM" = "Y" => "a guest always sees that it is in a virtual machine";
+    /// Shows the guest that it runs in a virtual machine. With N, Windows is slower: it does not
+    /// look for the Hyper-V enlightenments.
+    full "VM" = "Y" (processor.virtual_machine);
     /// Runs the machine on KVM. With N it does so, too, and logs that: emulation is not supported.
     full "KVM" = "Y" (processor.kvm);
-    /// Nested virtualization, for WSL 2 and Hyper-V in the guest.
-    ignored "VMX" = "N"
-        => "nested virtualization is off: WSL 2 and Hyper-V do not run in the guest";
+    /// Nested virtualization, for WSL 2 and Hyper-V in the guest. Needs a host whose KVM offers it.
+    full "VMX" = "N" (processor.nested);
     /// Enables the Hyper-V enlightenments, which make Windows faster. If this host's KVM has none,
     /// there are only clocks and crash reports, and the log says so.
     full "HV" = "Y" (processor.hyperv);

@@ -143,13 +143,14 @@ pub const TABLE: &[Row] = rows! {
     Serial "file:*" "pipe:*" "pty" "vc" "vc:*" "/dev/*" => Nearest("stdio",
         "its output is in the log of the container");
 
-    Flag "+hypervisor" "-vmx" "-svm" "+hv-*" "+kvm" "+kvm-*" "-migratable" "+l3-cache"
-        "+invtsc" "+x2apic" "+tsc-deadline" "+topoext" => BuiltIn;
-    Flag "-hypervisor" "-kvm" "-kvm-*" => Ignored("the guest always sees that it is in a virtual \
-        machine");
-    Flag "-hv-*" => Ignored("Hyper-V's enlightenments can only be disabled together: set HV=N");
-    Flag "+vmx" "+svm" => Ignored("nested virtualization is off: WSL 2 and Hyper-V do not run in \
-        the guest");
+    Flag "-hv-evmcs" "-hv-emsr-bitmap" "-hv-reset" "-hv-reenlightenment" "-hv-tlbflush-direct"
+        "-hv-syndbg" "-hv-no-nonarch-coresharing" => BuiltIn;
+    Flag "+hv-evmcs" "+hv-emsr-bitmap" "+hv-reset" "+hv-reenlightenment" "+hv-tlbflush-direct"
+        "+hv-syndbg" => Ignored("it is never offered to the guest");
+    Flag "+hv-*" "+kvm-*" "-migratable" "+l3-cache" "+invtsc" "+x2apic" "+tsc-deadline" "+topoext"
+        => BuiltIn;
+    Flag "-kvm-*" => Ignored("KVM's own features can only be hidden together: add kvm=off");
+    Flag "-hv-*" => Ignored("to hide all of Hyper-V, set HV=N");
 
     Option "-drive" => Apply(Arguments::drive);
     Option "-cdrom" => Apply(Arguments::cdrom);
