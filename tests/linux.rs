@@ -1,6 +1,9 @@
 //! Debian's cloud kernels of two releases as guests.
 #![forbid(unsafe_code)]
 
+#[path = "linux/tpm.rs"]
+mod tpm;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -15,7 +18,6 @@ use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
-use transom_tests::tpm::Swtpm;
 use transom_tests::uefi;
 use vmm::control::Command;
 
@@ -67,9 +69,9 @@ fn main() -> ExitCode {
     tests.push(test("13", after, logs_no_new_errors_after_firmware));
     tests.push(test("12", says, logs_no_new_errors).thorough());
     tests.push(test("12", after, logs_no_new_errors_after_firmware).thorough());
-    // The suite `cluster` also has a kernel with a TPM.
-    let says = "uses_the_tpm_with_firmware_measurements";
-    tests.extend(both(says, talks_to_the_tpm).map(Test::thorough));
+    let says = "uses_the_tpm_with_firmware_measurements_and_requests";
+    tests.push(test("13", says, tpm::talks_to_the_tpm));
+    tests.push(test("12", says, tpm::talks_to_the_tpm).thorough());
     Suite { lab: Lab { mib: 6144, seconds: 1320, assets: ASSETS }, tests }.main()
 }
 
@@ -436,62 +438,4 @@ fn logs_no_new_errors_after_firmware(release: &str) -> anyhow::Result<()> {
         let code = lab::asset(&format!("OVMF_CODE_{release}"))?;
         Ok(Guest::on(machine).cpus("2").firmware(code, vars))
     })
-}
-
-/// Prints the PCRs, the size of the firmware's event log, and the response to `TPM2_GetRandom` of
-/// 16 bytes in hexadecimal.
-const TPM: &str = r#"
-cat /sys/class/tpm/tpm0/tpm_version_major
-for register in 0 1 2 3 4 5 6 7 16; do
-  echo "$register $(cat /sys/class/tpm/tpm0/pcr-sha256/$register)"
-done
-mount -t securityfs none /sys/kernel/security
-echo "log $(wc -c < /sys/kernel/security/tpm0/binary_bios_measurements)"
-exec 3<> /dev/tpm0
-printf '\200\001\000\000\000\014\000\000\001\173\000\020' >&3
-echo "random $(head -c 28 <&3 | od -v -A n -t x1 | tr -d ' \n')"
-"#;
-
-/// Checks the measurements of one start, and returns PCR 0 and the random numbers.
-fn measured(booted: &mut Booted) -> anyhow::Result<[String; 2]> {
-    let said = booted.run("sh /tpm.sh 2>&1", SOON)?;
-    say!("{said}");
-    let lines: Vec<_> = said.lines().collect();
-    ensure!(lines.first() == Some(&"2"), "no TPM 2.0: {said}");
-    let find = |name: &str| {
-        let found = lines.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        found.with_context(|| format!("no {name}: {said}"))
-    };
-    let zero = "0".repeat(64);
-    for register in 0..8 {
-        let value = find(&register.to_string())?;
-        ensure!(value.len() == 64 && value != zero, "register {register}: {said}");
-    }
-    ensure!(find("16")? == zero, "register 16, which must stay zero: {said}");
-    ensure!(find("log")?.parse::<usize>()? > 1000, "no event log: {said}");
-    let random = find("random")?;
-    let head = "80010000001c000000000010";
-    ensure!(random.starts_with(head) && random.len() == 56, "no random numbers: {said}");
-    Ok([find("0")?, random].map(str::to_owned))
-}
-
-fn talks_to_the_tpm(release: &str) -> anyhow::Result<()> {
-    let folder = tempfile::tempdir()?;
-    let vars = uefi::store(&lab::asset(&format!("OVMF_VARS_{release}"))?, folder.path())?;
-    let code = lab::asset(&format!("OVMF_CODE_{release}"))?;
-    let mut tpm = Swtpm::start()?;
-    let guest = Guest::transom().cpus("2").firmware(code, vars).tpm(&tpm.path());
-    let guest = guest.word("--jail").word("on");
-    let linux = Linux::new(guest, &bzimage(release)?).file("tpm.sh", TPM);
-    let mut booted = linux.boot(BOOT)?;
-    let first = measured(&mut booted)?;
-    booted.running.send("reboot -f")?;
-    booted.ready(BOOT)?;
-    ensure!(booted.running.resets()? == 1, "not one reset");
-    let second = measured(&mut booted)?;
-    ensure!(second[0] == first[0], "the PCR was not reset: {first:?}, {second:?}");
-    ensure!(second[1] != first[1], "the same random numbers: {first:?}, {second:?}");
-    booted.running.send("poweroff -f")?;
-    booted.running.ends_with(0, SOON)?;
-    tpm.ends(SOON)
 }

@@ -7,6 +7,7 @@
 //! The machine is a full-hardware ACPI machine (PM1 block, PM timer, SCI on line 9), because guests
 //! know that path best. There is no S3 and no S4. The power button is the fixed one.
 
+mod aml;
 mod dsdt;
 mod facs;
 mod fadt;
@@ -14,6 +15,7 @@ mod hpet;
 mod madt;
 mod mcfg;
 mod node;
+mod presence;
 mod script;
 mod table;
 mod tpm2;
@@ -26,6 +28,7 @@ use anyhow::{Result, ensure};
 
 pub use self::dsdt::intx_line;
 pub use self::node::Node;
+pub use self::presence::presence_file;
 use self::script::Layout;
 pub use self::script::{
     DIRECT_GENERATION_ID, RSDP_FILE, SCRIPT_FILE, TABLES_FILE, Tables, event_log,

@@ -7,6 +7,7 @@ pub mod console;
 pub mod desk;
 pub mod engine;
 pub mod evdev;
+pub mod evidence;
 pub mod flash;
 pub mod fwts;
 pub mod guest;

@@ -121,7 +121,7 @@ fn rule(line: &str) -> anyhow::Result<Option<Rule<'_>>> {
 }
 
 /// `*` stands for any text.
-fn fits(pattern: &str, text: &str) -> bool {
+pub(crate) fn fits(pattern: &str, text: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return pattern == text };
     let Some(rest) = text.strip_prefix(before) else { return false };
     (0..=rest.len()).any(|at| rest.get(at..).is_some_and(|rest| fits(after, rest)))

@@ -11,7 +11,8 @@ use acpi_tables::aml::{
 };
 use anyhow::{Context, Result};
 
-use super::node::{self, Bytes, id};
+use super::aml::{Bytes, bytes};
+use super::node::{self, id};
 use super::{PM_LENGTH, Platform, S5_SLEEP_TYPE, table};
 use crate::layout;
 
@@ -67,12 +68,6 @@ pub(super) fn dsdt(platform: &Platform) -> Result<Vec<u8>> {
     )
     .to_aml_bytes(&mut body);
     table::table(*b"DSDT", 2, &body)
-}
-
-fn bytes(aml: &dyn Aml) -> Bytes {
-    let mut bytes = Vec::new();
-    aml.to_aml_bytes(&mut bytes);
-    Bytes(bytes)
 }
 
 /// The PCI Express host bridge, with the LPC bridge below it.

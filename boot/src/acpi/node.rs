@@ -6,6 +6,10 @@ use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Res
 use acpi_tables::{Aml, AmlSink};
 use anyhow::{Context, Result, ensure};
 
+use super::aml::Bytes;
+use super::presence::presence;
+use super::tpm2::TPM;
+
 /// The resources of one device of the machine.
 ///
 /// A device with memory is put below `\_SB`, any other below the LPC bridge. Its name and _UID are
@@ -28,7 +32,7 @@ const NAMES: [(&str, &str); 8] = [
     ("PNP0501", "COM"),
     ("PNP0B00", "RTC"),
     ("PNP0F13", "MOU"),
-    ("MSFT0101", "TPM"),
+    (TPM, "TPM"),
     ("QEMU0001", "PVP"),
     ("QEMU0002", "FWC"),
 ];
@@ -73,6 +77,11 @@ impl Node {
         if self.hid.starts_with("QEMU") { STATUS_HIDDEN } else { STATUS }
     }
 
+    /// The memory of a TPM's physical presence interface: not a resource, but used by its methods.
+    pub(super) fn presence(&self) -> Option<&Range<u64>> {
+        (self.hid == TPM).then(|| self.memory.get(1)).flatten()
+    }
+
     fn prefix(&self) -> &'static str {
         NAMES.iter().find(|(hid, _)| *hid == self.hid).map_or(OTHER, |(_, name)| name)
     }
@@ -82,7 +91,8 @@ impl Node {
         for ports in &self.ports {
             port_resource(ports, &mut bytes);
         }
-        for memory in &self.memory {
+        let presence = self.presence();
+        for memory in self.memory.iter().filter(|memory| Some(*memory) != presence) {
             let base = u32::try_from(memory.start)?;
             let length = u32::try_from(memory.end - memory.start)?;
             Memory32Fixed::new(true, base, length).to_aml_bytes(&mut bytes);
@@ -110,6 +120,7 @@ pub(super) fn devices(nodes: &[Node], take: impl Fn(&Node) -> bool) -> Result<By
         let digit = digit.with_context(|| format!("{number} devices {}", node.hid))?;
         let name = format!("{prefix}{}", digit.to_ascii_uppercase());
         let resources = node.resources()?;
+        let methods = node.presence().map_or(Bytes(Vec::new()), presence);
         Device::new(
             name.as_str().into(),
             vec![
@@ -117,6 +128,7 @@ pub(super) fn devices(nodes: &[Node], take: impl Fn(&Node) -> bool) -> Result<By
                 &Name::new("_UID".into(), &uid),
                 &Name::new("_STA".into(), &node.status()),
                 &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&resources])),
+                &methods,
             ],
         )
         .to_aml_bytes(&mut bytes);
@@ -166,14 +178,5 @@ fn line_resource(line: u32, sink: &mut dyn AmlSink) {
         sink.word(1 << line);
     } else {
         Interrupt::new(true, false, false, true, line).to_aml_bytes(sink);
-    }
-}
-
-/// Encoded AML. An empty value adds nothing.
-pub(super) struct Bytes(pub(super) Vec<u8>);
-
-impl Aml for Bytes {
-    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        sink.vec(&self.0);
     }
 }

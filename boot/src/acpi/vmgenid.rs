@@ -10,7 +10,7 @@ use acpi_tables::aml::{
 };
 use anyhow::Result;
 
-use super::node::Bytes;
+use super::aml::Bytes;
 use super::table;
 
 /// The fw_cfg file with the ID, which firmware copies into guest memory.

@@ -54,7 +54,7 @@ pub(crate) fn samples() -> [Sample; 3] {
     let mut trusted = small("1cpu-256m-tpm");
     trusted.platform.nodes.push(Node {
         hid: acpi::TPM.into(),
-        memory: vec![0xFED4_0000..0xFED4_1000; 1],
+        memory: vec![0xFED4_0000..0xFED4_1000, 0xFED4_5000..0xFED4_5400],
         ..Node::default()
     });
     [small("1cpu-256m"), large, trusted]

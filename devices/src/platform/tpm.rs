@@ -7,9 +7,13 @@
 //! a reset of the machine. A reset cancels the running command. When it has ended, the TPM is
 //! switched off and on, and then executes the guest's next command.
 //!
+//! Behind the registers is the memory of the physical presence interface (`presence.rs`).
+//!
 //! Threats: the guest writes any bytes and any length, and writes START at any time, even while a
 //! command runs. One command at a time is copied out, after its length is checked. Writes to the
 //! buffer in the meantime are ignored. This file reads only the length of a command.
+
+mod presence;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -22,9 +26,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use self::presence::Presence;
 use crate::bytes::Bytes;
 use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants};
+use crate::hypervisor::Hypervisor;
 use crate::worker::Worker;
 use host::swtpm::{self, MAX_MESSAGE, NO_SESSIONS, Swtpm};
 
@@ -49,6 +55,8 @@ impl Config {
 /// The address of locality 0 in PCs (PTP 6.2).
 const BASE: u64 = 0xfed4_0000;
 const LENGTH: u64 = 0x1000;
+/// The address of the physical presence interface in PCs: after the registers of all localities.
+const PRESENCE: u64 = BASE + 0x5000;
 
 /// PTP 6.5.3.1: bit 0 means that no D-RTM was established, bit 1 that a locality is active, bit 7
 /// that the other bits are valid.
@@ -102,10 +110,13 @@ const TPM_RC_COMMAND_SIZE: u32 = 0x142;
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         grants.claim(Kind::Memory, BASE..BASE + LENGTH)?;
+        let presence = grants.claim(Kind::Memory, PRESENCE..PRESENCE + presence::LENGTH)?;
         grants.acpi("MSFT0101");
         let swtpm = if self.absent { None } else { Some(Swtpm::connect(&self.path)?) };
         let cancel = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         Ok(Box::new(Tpm {
+            presence,
+            host: grants.shared().hypervisor.clone(),
             registers: Registers::default(),
             exchange: Arc::default(),
             bell: Arc::new(EventFd::new(EFD_NONBLOCK).context("an event for the TPM")?),
@@ -128,6 +139,7 @@ struct Registers {
     ready: bool,
     started: bool,
     buffer: Bytes<MAX_MESSAGE>,
+    presence: Presence,
 }
 
 /// State shared between the vCPUs and the thread.
@@ -148,6 +160,9 @@ struct Exchange {
 }
 
 struct Tpm {
+    /// The region of the physical presence interface.
+    presence: Region,
+    host: Arc<dyn Hypervisor>,
     registers: Registers,
     exchange: Arc<Mutex<Exchange>>,
     bell: Arc<EventFd>,
@@ -305,7 +320,12 @@ fn in_buffer(offset: u64) -> Option<usize> {
 }
 
 impl Device for Tpm {
-    fn read(&mut self, _: Region, offset: u64, data: &mut [u8]) -> Access {
+    fn read(&mut self, region: Region, offset: u64, data: &mut [u8]) -> Access {
+        if region == self.presence {
+            let presence = &self.registers.presence;
+            (offset..).zip(data).for_each(|(at, byte)| *byte = presence.read(at));
+            return Access::Done;
+        }
         self.collect();
         // Windows reads one byte at a time, Linux four, and others eight.
         for (offset, byte) in (offset..).zip(data) {
@@ -317,7 +337,12 @@ impl Device for Tpm {
         Access::Done
     }
 
-    fn write(&mut self, _: Region, offset: u64, data: &[u8]) -> Access {
+    fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Access {
+        if region == self.presence {
+            let presence = &mut self.registers.presence;
+            (offset..).zip(data).for_each(|(at, byte)| presence.write(at, *byte));
+            return Access::Done;
+        }
         self.collect();
         for (offset, byte) in (offset..).zip(data) {
             match in_buffer(offset) {
@@ -357,7 +382,12 @@ impl Device for Tpm {
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
         let saved: Option<Registers> = saved.take()?;
         let power_on = saved.is_none();
-        self.registers = saved.unwrap_or_default();
+        // Requests for firmware outlive a reset.
+        let presence = std::mem::take(&mut self.registers.presence);
+        self.registers = saved.unwrap_or(Registers { presence, ..Registers::default() });
+        if power_on {
+            self.registers.presence.reset(&*self.host);
+        }
         if let Some(swtpm) = self.swtpm.take() {
             let (exchange, cancel) = (self.exchange.clone(), self.cancel.clone());
             let bells = vec![self.bell.clone()];

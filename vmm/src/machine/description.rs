@@ -79,7 +79,7 @@ fn window(board: &Board, device: &str, kind: Kind) -> anyhow::Result<Arc<Window>
 }
 
 /// The ACPI nodes: all devices that have one, with their granted resources.
-fn nodes(board: &Board) -> Vec<Node> {
+pub(super) fn nodes(board: &Board) -> Vec<Node> {
     let mut nodes = Vec::new();
     for (_, claims) in board.claims() {
         for (hid, granted) in Claim::nodes(claims) {

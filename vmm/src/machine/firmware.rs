@@ -10,7 +10,6 @@ use boot::acpi::{self, vmgenid};
 use boot::e820;
 use boot::fw_cfg::{self as files, Files};
 use devices::board::Board;
-use devices::grants::Claim;
 use devices::platform::fw_cfg::{self, Content, File};
 use devices::smi::{self, Negotiation};
 use host::uuid::Uuid;
@@ -56,7 +55,7 @@ impl Source {
         let tables = Files { e820: &map, smbios: &smbios, boot_order: &order, boot_menu_ms: None };
         let files = files::files(&tables)?.into_iter().map(|file| (file.name, file.bytes));
         let mut files: Vec<_> = files.collect();
-        files.extend(event_log(board));
+        files.extend(tpm_files(board)?);
         for item in &plan.config.fw_cfg {
             files.push((item.name.clone(), item.bytes()?));
         }
@@ -81,12 +80,14 @@ fn smi_files(smi: &Arc<Negotiation>) -> [File; 3] {
     .map(|(name, content)| File { name: name.to_owned(), content })
 }
 
-/// With a TPM: the buffer in which firmware logs its measurements for the operating system.
-fn event_log(board: &Board) -> Option<(String, Vec<u8>)> {
-    let is_tpm = |claim: &Claim| matches!(claim, Claim::Acpi(acpi::TPM));
-    let found = board.claims().any(|(_, claims)| claims.iter().any(is_tpm));
-    let log = found.then(acpi::event_log)?;
-    Some((log.name, log.bytes))
+/// With a TPM: the buffer in which firmware logs its measurements for the operating system, and the
+/// place of requests to firmware.
+fn tpm_files(board: &Board) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    let nodes = super::description::nodes(board);
+    let Some(tpm) = nodes.iter().find(|node| node.hid == acpi::TPM) else { return Ok(Vec::new()) };
+    let presence = tpm.memory.get(1).context("a TPM without a place for requests to firmware")?;
+    let files = [acpi::event_log(), acpi::presence_file(presence)?];
+    Ok(files.into_iter().map(|file| (file.name, file.bytes)).collect())
 }
 
 /// The keys for size and data of each part: the kernel's set-up part, the rest of the kernel, the

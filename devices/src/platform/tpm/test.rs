@@ -296,3 +296,23 @@ fn an_inspected_machine_needs_no_swtpm() {
     assert_eq!(execute(&bench, 1, b"x"), error(TPM_RC_FAILURE));
     assert_eq!(read(&bench, CTRL_STS), CTRL_STS_FATAL);
 }
+
+#[test]
+fn requests_for_firmware_outlive_a_reset_and_memory_is_cleared_on_request() {
+    let (bench, ..) = bench();
+    let at = |offset: u64| PRESENCE + offset;
+    bench.write(Kind::Memory, at(0x109), &5_u32.to_le_bytes());
+    bench.write(Kind::Memory, at(presence::LENGTH - 1), &[7]);
+    bench.write(Kind::Memory, at(0x15a), &[0x10]);
+    bench.board.reset().unwrap();
+    assert_eq!(bench.read(Kind::Memory, at(0x109)), 5_u32.to_le_bytes());
+    assert_eq!(bench.read(Kind::Memory, at(presence::LENGTH - 1)), [7]);
+    assert_eq!(*bench.hypervisor.released.lock().unwrap(), []);
+    bench.write(Kind::Memory, at(0x15a), &[0x11]);
+    bench.board.reset().unwrap();
+    bench.board.reset().unwrap();
+    // Once, and the other bits stay.
+    let released = bench.hypervisor.released.lock().unwrap().clone();
+    assert_eq!((released.len(), released[0].clone()), (1, 0..u64::MAX));
+    assert_eq!(bench.read(Kind::Memory, at(0x15a)), [0x10]);
+}
