@@ -1,4 +1,4 @@
-//! Where guests run (on this host if its KVM is complete, else in the lab), and the files that they
+//! Where guests run (on this host if its KVM is complete, else in a lab), and the files that they
 //! need.
 
 use std::env;
@@ -8,8 +8,16 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 
-/// The environment variable that is set in the lab.
+/// The environment variable that is set in a lab.
 const INSIDE: &str = "TRANSOM_LAB";
+/// The environment variable that takes a suite to another place: `intel`.
+const CHOICE: &str = "TRANSOM_ON";
+/// Bochs' names of the processors of the Intel lab: the one with most of VMX, and an older one.
+const INTEL: [&str; 2] = ["corei7_skylake_x", "corei7_haswell_4770"];
+/// Begins a line that says where the guests of a suite run, which `./test` lists at its end.
+pub(crate) const RUNS_ON: &str = "guests run on: ";
+const ON_AMD: &str = "AMD's extensions (lab)";
+const ON_INTEL: &str = "Intel's extensions (lab)";
 /// The exit status when the lab ended without one.
 const NO_STATUS: u8 = 125;
 const FORWARDED_VARIABLES: &[&str] = &["TRANSOM_TESTS", "VMM_LOG"];
@@ -25,33 +33,64 @@ pub struct Lab {
 
 impl Lab {
     /// Chooses where the tests run. `None`: here, and the caller runs them. Otherwise they ran in
-    /// the lab, and this is its status.
+    /// a lab, and this is its status.
     pub fn enter(&self) -> anyhow::Result<Option<ExitCode>> {
         if inside() {
             return Ok(None);
         }
+        if env::var_os(CHOICE).is_some_and(|place| place == "intel") {
+            return self.enter_intel(&INTEL[..1]);
+        }
         let Some(why) = lacks()? else {
-            crate::say!("guests run on this host, which has full KVM");
+            runs_on(&this_host());
             return Ok(None);
         };
         crate::say!("guests run in the lab, because this host's KVM {why}");
+        runs_on(ON_AMD);
         let mut lab = self.command()?;
         for (name, path) in assets(self.assets)? {
             lab.arg("-e").arg(format!("{name}={}", path.display()));
         }
-        for name in FORWARDED_VARIABLES.iter().filter(|name| env::var_os(name).is_some()) {
-            lab.args(["-e", name]);
+        Ok(Some(ExitCode::from(run_tests(lab)?)))
+    }
+
+    /// Runs the tests in the Intel lab, on each processor until one fails.
+    pub fn enter_each_intel(&self) -> anyhow::Result<Option<ExitCode>> {
+        self.enter_intel(&INTEL)
+    }
+
+    fn enter_intel(&self, models: &[&str]) -> anyhow::Result<Option<ExitCode>> {
+        if inside() {
+            return Ok(None);
         }
-        lab.arg("--").arg(env::current_exe()?).args(env::args_os().skip(1));
-        let status = lab.status().context("tests/lab/lab")?;
-        let code = status.code().and_then(|code| u8::try_from(code).ok());
-        Ok(Some(ExitCode::from(code.unwrap_or(NO_STATUS))))
+        build()?;
+        runs_on(ON_INTEL);
+        let mut code = 0;
+        for model in models {
+            crate::say!("guests run in the Intel lab, on Bochs' {model}");
+            let mut lab = Command::new(repository().join("tests/lab/lab-intel"));
+            lab.args(["-t", &self.seconds.to_string(), "-M", model]);
+            // The lab has no files of this machine but these.
+            for path in [env::current_exe()?, vmm()?, repository().join("tests/lab")] {
+                lab.arg("-a").arg(path);
+            }
+            for (name, path) in assets(self.assets)? {
+                lab.arg("-a").arg(&path).arg("-e").arg(format!("{name}={}", path.display()));
+            }
+            lab.current_dir(repository()).stdin(Stdio::null());
+            code = run_tests(lab)?;
+            if code != 0 {
+                break;
+            }
+        }
+        Ok(Some(ExitCode::from(code)))
     }
 
     /// The command that runs `program` in a lab. `ports` of the lab are forwarded from this host's
     /// loopback.
     pub fn around(&self, program: &Command, ports: &[u16]) -> anyhow::Result<Command> {
         let mut lab = self.command()?;
+        runs_on(ON_AMD);
         for port in ports {
             lab.args(["-p", &port.to_string()]);
         }
@@ -68,6 +107,27 @@ impl Lab {
         lab.arg(&folder).current_dir(repository()).stdin(Stdio::null());
         Ok(lab)
     }
+}
+
+/// Runs this suite again, in a lab, and returns its status.
+fn run_tests(mut lab: Command) -> anyhow::Result<u8> {
+    for name in FORWARDED_VARIABLES.iter().filter(|name| env::var_os(name).is_some()) {
+        lab.args(["-e", name]);
+    }
+    lab.arg("--").arg(env::current_exe()?).args(env::args_os().skip(1));
+    let status = lab.status().with_context(|| format!("{}", lab.get_program().display()))?;
+    Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(NO_STATUS))
+}
+
+fn runs_on(place: &str) {
+    crate::say!("{RUNS_ON}{place}");
+}
+
+/// This host's own KVM: by the name of its module, which says whose extensions it uses.
+pub(crate) fn this_host() -> String {
+    let is_loaded = |name: &&str| Path::new("/sys/module").join(name).exists();
+    let module = ["kvm_intel", "kvm_amd", "kvm_pvm"].into_iter().find(is_loaded);
+    format!("this host's KVM ({})", module.unwrap_or("unknown"))
 }
 
 /// The reason why guests cannot run on this host, if they cannot. Builds the programs first.

@@ -84,6 +84,11 @@ impl Suite {
         })
     }
 
+    /// Like `main`, but the tests always run in the Intel lab.
+    pub fn main_on_intel(self) -> ExitCode {
+        self.start(Lab::enter_each_intel)
+    }
+
     /// Like `main`, but the tests always run on this host; their guests have labs of their own.
     pub fn main_outside(self) -> ExitCode {
         self.start(|_| Ok(None))

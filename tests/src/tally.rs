@@ -1,7 +1,7 @@
-//! Counts tests that passed, failed and were skipped, from the output of all tests, and checks the
-//! skips against `tests/skips`.
+//! Counts tests that passed, failed and were skipped, from the output of all tests, checks the skips
+//! against `tests/skips`, and lists which suites ran on whose extensions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -15,16 +15,26 @@ pub struct Tally {
     pub failed: usize,
     /// `TEST: REASON`, for tests or parts of tests that did not run.
     pub skips: Vec<String>,
+    /// Names of suites, by where their guests ran.
+    places: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Tally {
     /// Reads the lines of libtest and of `skip`. They may begin anywhere in a line, because libtest
-    /// ends its own only once a test is over.
-    pub fn read(output: &str) -> Self {
+    /// ends its own only once a test is over. `suites` is the text of `tests/suites`, and `host` is
+    /// this host's own KVM, on which guests run whose suite does not say another place.
+    pub fn read(output: &str, suites: &str, host: Option<&str>) -> Self {
         let mut tally = Self::default();
-        let mut whole = 0;
+        let (mut whole, mut suite) = (0, "");
         for line in output.lines() {
-            if let Some((_, rest)) = line.split_once("test result: ") {
+            if let Some(name) = target(line) {
+                suite = name;
+                if let Some(host) = host.filter(|_| uses_kvm(suites, suite)) {
+                    tally.ran(suite, host);
+                }
+            } else if let Some((_, place)) = line.split_once(lab::RUNS_ON) {
+                tally.ran(suite, place.trim_end());
+            } else if let Some((_, rest)) = line.split_once("test result: ") {
                 tally.passed += number_before(rest, " passed;");
                 tally.failed += number_before(rest, " failed;");
             } else if let Some((_, what)) = line.split_once(skip::PART) {
@@ -39,7 +49,11 @@ impl Tally {
         tally
     }
 
-    /// The skips, grouped by reason, then the line with the counts.
+    fn ran(&mut self, suite: &str, place: &str) {
+        self.places.entry(place.to_owned()).or_default().insert(suite.to_owned());
+    }
+
+    /// The places with their suites, the skips, grouped by reason, then the line with the counts.
     pub fn summary(&self) -> String {
         let mut reasons = BTreeMap::<_, Vec<_>>::new();
         for skip in &self.skips {
@@ -50,7 +64,11 @@ impl Tally {
         for (reason, tests) in reasons {
             writeln!(text, "skipped, because {reason}: {}", tests.join(", ")).ok();
         }
-        let Self { passed, failed, skips } = self;
+        for (place, suites) in &self.places {
+            let suites: Vec<_> = suites.iter().map(String::as_str).collect();
+            writeln!(text, "ran on {place}: {}", suites.join(", ")).ok();
+        }
+        let Self { passed, failed, skips, .. } = self;
         writeln!(text, "{passed} passed, {failed} failed, {} skipped", skips.len()).ok();
         text
     }
@@ -58,6 +76,18 @@ impl Tally {
 
 /// The reason of a test that runs only with `TRANSOM_TESTS=all`.
 pub const THOROUGH: &str = "TRANSOM_TESTS is not all";
+
+/// The name in cargo's line about a target that it runs.
+fn target(line: &str) -> Option<&str> {
+    let (_, path) = line.trim_start().strip_prefix("Running ")?.rsplit_once("/deps/")?;
+    Some(path.rsplit_once('-')?.0)
+}
+
+/// Whether a suite starts guests on this host's own KVM, by its needs.
+fn uses_kvm(suites: &str, suite: &str) -> bool {
+    let mut rows = suites.lines().map(|line| line.split(" | ").collect::<Vec<_>>());
+    rows.any(|row| row[0] == suite && row.len() == 4 && row[2].split(", ").any(|it| it == "kvm"))
+}
 
 fn number_before(text: &str, word: &str) -> usize {
     let before = text.split_once(word).and_then(|(before, _)| before.rsplit(' ').next());
@@ -122,10 +152,15 @@ pub fn this_host() -> Vec<&'static str> {
 /// Prints the counts of the output in a file. Returns false if a skip is not allowed on this host.
 pub fn close(output: &Path) -> anyhow::Result<bool> {
     let text = std::fs::read(output).with_context(|| output.display().to_string())?;
-    let tally = Tally::read(&String::from_utf8_lossy(&text));
-    let list = std::fs::read_to_string(lab::repository().join("tests/skips"));
-    let list = list.context("tests/skips")?;
+    let table = |name: &str| {
+        let path = lab::repository().join(name);
+        std::fs::read_to_string(path).with_context(|| name.to_owned())
+    };
     let host = this_host();
+    let kvm = (!host.contains(&"no-kvm")).then(lab::this_host);
+    let suites = table("tests/suites")?;
+    let tally = Tally::read(&String::from_utf8_lossy(&text), &suites, kvm.as_deref());
+    let list = table("tests/skips")?;
     let refused = refused(&tally.skips, &list, &host)?;
     for skip in &refused {
         crate::say!("not allowed to be skipped on this host ({}): {skip}", host.join(", "));
@@ -151,7 +186,7 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
 
     #[test]
     fn a_test_that_did_not_run_has_not_passed() {
-        let tally = Tally::read(OUTPUT);
+        let tally = Tally::read(OUTPUT, "", None);
         assert_eq!((tally.passed, tally.failed), (4, 1));
         assert_eq!(
             tally.skips,
@@ -160,12 +195,31 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
         let summary = tally.summary();
         assert!(summary.ends_with("\n4 passed, 1 failed, 3 skipped\n"), "{summary}");
         assert!(summary.contains("skipped, because there is no y: b through y\n"), "{summary}");
-        assert_eq!(Tally::read("").summary(), "0 passed, 0 failed, 0 skipped\n");
+        assert_eq!(Tally::read("", "", None).summary(), "0 passed, 0 failed, 0 skipped\n");
+    }
+
+    #[test]
+    fn suites_are_listed_by_where_their_guests_ran() {
+        const OUTPUT: &str = "\
+     Running unittests src/lib.rs (/t/test-fast/deps/boot-0a)
+     Running tests/probe.rs (/t/test-fast/deps/probe-0b)
+     Running linux.rs (target/test-fast/deps/linux-1c)
+guests run on: the lab
+     Running pod_agent.rs (target/test-fast/deps/pod_agent-1c)
+guests run on: the lab\r
+";
+        const SUITES: &str = "probe | b | kvm | 2\npod_agent | b: c | root, kvm | 0.1\n\
+                              linux | d | lab | 6\nboot | e | - | 1";
+        let summary = |host| Tally::read(OUTPUT, SUITES, host).summary();
+        let lab = "ran on the lab: linux, pod_agent\n0 passed";
+        assert!(summary(None).starts_with(lab), "{}", summary(None));
+        let here = format!("ran on KVM: pod_agent, probe\n{lab}");
+        assert!(summary(Some("KVM")).starts_with(&here), "{}", summary(Some("KVM")));
     }
 
     #[test]
     fn skips_missing_from_this_hosts_list_are_refused() {
-        let skips = Tally::read(OUTPUT).skips;
+        let skips = Tally::read(OUTPUT, "", None).skips;
         let list = "# why\n\npart | *: TRANSOM_TESTS is not all | long\n\
                     no-vhost | b through*: * | as c\n";
         assert_eq!(refused(&skips, list, &["any"]).unwrap().len(), 3);
