@@ -40,9 +40,9 @@ void tpm(void);
 void memory(void);
 void file(void);
 int is_there(const letter *name);
-void *leave_boot_services(void *image, void (*then)(void));
+void __attribute__((noreturn)) leave_boot_services(void *image, void (*then)(void));
 
-/* variables.c: `when` is a word of the facts' names. */
+/* variables.c */
 void variables_of_boot_services(void);
 void variables_of_run_time(void);
 void variables_after_reset(void);
@@ -50,7 +50,7 @@ void fill_store(void);
 word step(void);
 void set_step(word number);
 
-/* clock.c */
+/* clock.c: `when` becomes a part of the facts' names. */
 void clock_reads(const char *when);
 void clock_sets(void);
 

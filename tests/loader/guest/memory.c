@@ -185,7 +185,12 @@ static word low_start;
 static void arrive(void)
 {
   page_tables[0][low_start >> 39 & (ENTRIES - 1)] = 0;
-  asm volatile("mov %%cr3, %%rax\n mov %%rax, %%cr3" ::: "rax", "memory");
+  /* Without global pages (CR4.PGE), this forgets all translations. */
+  asm volatile("mov %%cr4, %%rax\n"
+      "and $~0x80, %%rax\n"
+      "mov %%rax, %%cr4\n"
+      "mov %%cr3, %%rax\n"
+      "mov %%rax, %%cr3\n" ::: "rax", "memory");
   after();
   halt();
 }
@@ -219,7 +224,7 @@ static void exit_boot_services(void *image)
 
 /* Ends the boot services, moves the runtime and this image to high addresses, and goes on there
  * with `then`. The old addresses are not mapped any more. */
-void *leave_boot_services(void *image, void (*then)(void))
+void leave_boot_services(void *image, void (*then)(void))
 {
   struct loaded_image *loaded;
   word status = BOOT(HANDLE_PROTOCOL, image, &LOADED_IMAGE, &loaded), used, cr4, offset;
