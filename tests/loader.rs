@@ -167,7 +167,9 @@ fn differences() -> anyhow::Result<()> {
     let mut found = Vec::new();
     for release in RELEASES {
         let [qemu, transom] = MACHINES.map(|machine| -> anyhow::Result<Facts> {
-            let mut facts = Report::kept(machine, release)?.facts;
+            let report = Report::kept(machine, release)?;
+            let mut facts = report.contents()?;
+            facts.extend(report.facts);
             if release == RELEASES[1] {
                 facts.extend(evaluate(machine).with_context(|| format!("{machine:?}"))?);
             }

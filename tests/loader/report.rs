@@ -29,6 +29,10 @@ pub(crate) const KINDS: [&str; 13] = [
 /// The clock's reading and ours may differ so much: one of them is read in whole seconds.
 const SLACK: Duration = Duration::from_secs(5);
 
+/// Tables that are equal on all machines but for their headers, which have this length.
+const EQUAL_TABLES: [&str; 3] = ["APIC1", "MCFG1", "WAET1"];
+const HEADER: usize = 36;
+
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) facts: Vec<(String, String)>,
@@ -69,6 +73,16 @@ impl Report {
             }
         }
         Ok(report)
+    }
+
+    /// The content of tables that have neither addresses nor names of the machine.
+    pub(crate) fn contents(&self) -> anyhow::Result<Vec<(String, String)>> {
+        let content = |name: &&str| {
+            let bytes = self.tables.get(*name).and_then(|table| table.get(HEADER..));
+            let bytes = bytes.with_context(|| format!("no table {name}"))?;
+            Ok((format!("acpi content of {name}"), format!("{bytes:02x?}")))
+        };
+        EQUAL_TABLES.iter().map(content).collect()
     }
 
     /// Fails if the guest saw what no machine may have.
