@@ -20,7 +20,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
 pub use self::acpi::compile;
 
@@ -49,6 +49,17 @@ impl Facts {
         pci::read(&folder.join("pci"), &mut facts)?;
         smbios::read(&folder.join("smbios"), &mut facts)?;
         memory::read(&fs::read_to_string(folder.join("dmesg")).context("dmesg")?, &mut facts)?;
+        Ok(facts)
+    }
+
+    /// Facts that a guest printed. Fails if it printed two values of one.
+    pub fn of(all: impl IntoIterator<Item = (String, String)>) -> anyhow::Result<Self> {
+        let mut facts = Self::default();
+        for (name, value) in all {
+            let value = Value::Text(value);
+            let before = facts.0.insert(name.clone(), value.clone());
+            ensure!(before.is_none_or(|it| it == value), "{name} has two values");
+        }
         Ok(facts)
     }
 
