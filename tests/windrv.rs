@@ -1,6 +1,6 @@
 //! Windows's own drivers on our devices. The storage drivers: each in each of its modes, on disks
-//! with sectors of 512 and 4096 bytes, and on read-only disks. The others are in
-//! `tests/windrv/kmdf.rs`. The guest is `tests/windrv`.
+//! with sectors of 512 and 4096 bytes, and on read-only disks. The network driver is in
+//! `tests/windrv/netkvm.rs`, the others are in `kmdf.rs`. The guest is `tests/windrv`.
 //!
 //! A test fails for each check that the guest reports as failed, for missing checks, and if the
 //! disk does not have the data that the guest wrote.
@@ -10,6 +10,8 @@
 mod image;
 #[path = "windrv/kmdf.rs"]
 mod kmdf;
+#[path = "windrv/netkvm.rs"]
+mod netkvm;
 #[path = "windrv/report.rs"]
 mod report;
 

@@ -11,7 +11,7 @@ use vmm::kvm::KvmSupport;
 
 const SUITE: &str = "the suite of Windows' drivers";
 const VARIABLE: &str = "TRANSOM_VIRTIO_WIN";
-const COMPILER: &str = "x86_64-w64-mingw32-gcc";
+const COMPILER: &str = "x86_64-w64-mingw32-g++";
 
 /// The image, built once; `None` where it cannot be built or run, which is reported once.
 pub(crate) fn image() -> Result<Option<&'static Path>> {
@@ -37,7 +37,7 @@ fn build() -> Result<Option<PathBuf>> {
         return Ok(None);
     }
     if Command::new(COMPILER).arg("--version").output().is_err() {
-        not_run(SUITE, "no gcc-mingw-w64-x86-64");
+        not_run(SUITE, "no g++-mingw-w64-x86-64-win32");
         return Ok(None);
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("windrv");

@@ -10,13 +10,15 @@ use anyhow::{Context, Result, bail, ensure};
 use host::size::Size;
 use serde_json::Value;
 use transom_tests::program::{Running, connect, vmm};
-use vmm::control::{self, Client};
+use vmm::control::{self, Client, LinkState};
 
 use crate::PATIENCE;
 use crate::image;
 use crate::report::Report;
 
 const PAGE: u64 = 4096;
+/// The network device's name.
+const NETWORK: &str = "virtio-net";
 
 /// A machine with one device for one driver.
 struct Machine {
@@ -85,9 +87,9 @@ impl Machine {
     }
 }
 
-/// Obeys the guest's lines `host: …` (see `tests/windrv/kmdf/balloon.c`) until the machine ends.
-/// Returns its exit status.
-fn obey(guest: &mut Running, control: &Path) -> Result<i32> {
+/// Obeys the guest's lines `host: …` (see `tests/windrv/kmdf/balloon.c` and `ndis/control.c`) until
+/// the machine ends. Returns its exit status.
+pub(crate) fn obey(guest: &mut Running, control: &Path) -> Result<i32> {
     let deadline = Instant::now() + PATIENCE;
     let (mut obeyed, mut host) = (0, None);
     loop {
@@ -112,18 +114,22 @@ fn obey(guest: &mut Running, control: &Path) -> Result<i32> {
 /// The operator of the machine.
 struct Host {
     client: Client,
-    memory: u64,
+    /// The memory without a balloon, once it is known.
+    memory: Option<u64>,
 }
 
 impl Host {
     fn connect(control: &Path) -> Result<Self> {
-        let mut host = Self { client: connect(control)?, memory: 0 };
-        host.memory = host.actual()?;
-        Ok(host)
+        Ok(Self { client: connect(control)?, memory: None })
     }
 
     fn balloon(&mut self, size: Option<u64>) -> Result<Value> {
         self.client.ask(&control::Command::Balloon { size: size.map(Size) })
+    }
+
+    fn link(&mut self, state: LinkState) -> Result<()> {
+        let name = NETWORK.to_owned();
+        self.client.ask(&control::Command::Link { name, state: Some(state), mtu: None }).map(|_| ())
     }
 
     fn actual(&mut self) -> Result<u64> {
@@ -144,13 +150,20 @@ impl Host {
                 }
                 Ok(())
             }
+            ["link", "up"] => self.link(LinkState::Up),
+            ["link", "down"] => self.link(LinkState::Down),
             _ => bail!("unknown words"),
         }
     }
 
     /// Asks for a balloon of this many pages, and returns the memory that it leaves.
     fn set(&mut self, pages: u64) -> Result<u64> {
-        let size = self.memory - pages * PAGE;
+        let memory = match self.memory {
+            Some(memory) => memory,
+            None => self.actual()?,
+        };
+        self.memory = Some(memory);
+        let size = memory - pages * PAGE;
         self.balloon(Some(size))?;
         Ok(size)
     }

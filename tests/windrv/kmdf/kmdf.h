@@ -123,6 +123,8 @@ const char *device_wake(void);
 const char *device_remove(int surprise);
 int poll_interrupts(void);
 int poll_dpcs(void);
+/* ndis/interrupts.c */
+int ndis_poll(void);
 
 /* request.c: requests of the checks. */
 
@@ -170,6 +172,7 @@ u32 used_pending(void);
 void used_forget(void);
 /* The number of used elements with a wrong length since the last call. */
 u32 used_wrong_lengths(void);
+void used_may_be_shorter(int);
 
 /* source/main.c */
 void check(int good, const char *name, const char *format, ...);

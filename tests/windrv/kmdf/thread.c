@@ -260,6 +260,7 @@ int run_everything(void)
 {
     int any = poll_interrupts();
     any |= poll_dpcs();
+    any |= ndis_poll();
     any |= run_work_items();
     any |= queues_present();
     any |= run_threads();

@@ -5,6 +5,8 @@ ULONG viostor_entry(PVOID, PVOID);
 ULONG vioscsi_entry(PVOID, PVOID);
 /* kmdf/main.c: the drivers of other devices. */
 void kmdf_run(void);
+/* ndis/main.c: network adapters. */
+void ndis_run(void);
 
 Disk disk;
 Request *requests[MAX_REQUESTS];
@@ -227,6 +229,7 @@ void windrv(u32 start_info)
             if (wanted("driver", DRIVERS[driver].name) && wanted("mode", MODES[mode].name))
                 run(&DRIVERS[driver], &MODES[mode]);
     kmdf_run();
+    ndis_run();
     print("windrv: %u passed, %u failed\n", passed, failed);
     machine_end();
 }
