@@ -125,9 +125,10 @@ impl Smm {
     /// which has the value `old` now.
     pub(super) fn allows(&self, index: u32, old: u64, value: u64) -> bool {
         let page = value & PAGE_MASK;
+        let all = page..page + 4096;
         match index {
             APIC_BASE => page == DEFAULT_APIC_PAGE && is_change_of_mode(old, value),
-            SIMP => value & 1 == 0 || self.visible(&(page..page + 4096)) == [page..page + 4096],
+            SIMP => value & 1 == 0 || self.visible(&all).first() == Some(&all),
             _ => false,
         }
     }

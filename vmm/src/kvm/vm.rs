@@ -112,18 +112,18 @@ impl Vm {
     /// memory, and with `own_hyperv` all of Hyper-V's, whether KVM knows them or not.
     pub fn filter_registers(&self, own_hyperv: bool) -> anyhow::Result<()> {
         let nothing = [0; hyperv::MSRS as usize / 8];
-        let write = MsrFilterRangeFlags::WRITE;
-        let range = |flags, base, msr_count, bitmap| {
-            MsrFilterRange { flags, base, msr_count, bitmap }
-        };
+        let (read, write) = (MsrFilterRangeFlags::READ, MsrFilterRangeFlags::WRITE);
         let mut ranges = Vec::new();
         if own_hyperv {
-            let both = MsrFilterRangeFlags::READ | write;
-            ranges.push(range(both, hyperv::FIRST_MSR, hyperv::MSRS, &nothing));
+            let (base, msr_count) = (hyperv::FIRST_MSR, hyperv::MSRS);
+            ranges.push(MsrFilterRange { flags: read | write, base, msr_count, bitmap: &nothing });
         }
-        let of_smm = smm::FILTERED.iter().filter(|_| self.smm.is_some());
-        let covered = |index: &u32| own_hyperv && hyperv::is_register(*index);
-        ranges.extend(of_smm.filter(|it| !covered(it)).map(|it| range(write, *it, 1, &nothing[..1])));
+        for base in smm::FILTERED.into_iter().filter(|_| self.smm.is_some()) {
+            if !(own_hyperv && hyperv::is_register(base)) {
+                let bitmap = &nothing[..1];
+                ranges.push(MsrFilterRange { flags: write, base, msr_count: 1, bitmap });
+            }
+        }
         if ranges.is_empty() {
             return Ok(());
         }
